@@ -1,0 +1,29 @@
+# Finds libtorch inside the Python package, without torch's own CMake package: that one asks for a CUDA toolkit and
+# runs a CUDA test program, neither of which a build without a GPU has or needs.
+#
+# Defines the targets
+#   TorchLibs::cpu    headers, c10 and torch_cpu: enough for the host step library
+#   TorchLibs::torch  the same with libtorch: what the server links. libtorch_cuda is opened at run time where it exists.
+
+set(sluice_torch_lib "${SLUICE_TORCH_DIR}/lib")
+find_library(TORCH_C10 c10 HINTS "${sluice_torch_lib}" NO_DEFAULT_PATH)
+find_library(TORCH_CPU torch_cpu HINTS "${sluice_torch_lib}" NO_DEFAULT_PATH)
+find_library(TORCH_ALL torch HINTS "${sluice_torch_lib}" NO_DEFAULT_PATH)
+find_path(TORCH_INCLUDE_DIR torch/script.h HINTS "${SLUICE_TORCH_DIR}/include" NO_DEFAULT_PATH)
+
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(TorchLibs REQUIRED_VARS TORCH_C10 TORCH_CPU TORCH_ALL TORCH_INCLUDE_DIR)
+
+if(TorchLibs_FOUND AND NOT TARGET TorchLibs::cpu)
+  execute_process(
+    COMMAND "${SLUICE_PYTHON}" -c "import torch; print(int(torch._C._GLIBCXX_USE_CXX11_ABI))"
+    OUTPUT_VARIABLE sluice_torch_cxx11_abi OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  add_library(TorchLibs::cpu INTERFACE IMPORTED)
+  target_include_directories(TorchLibs::cpu SYSTEM INTERFACE
+    "${TORCH_INCLUDE_DIR}" "${TORCH_INCLUDE_DIR}/torch/csrc/api/include")
+  target_compile_definitions(TorchLibs::cpu INTERFACE _GLIBCXX_USE_CXX11_ABI=${sluice_torch_cxx11_abi})
+  target_link_libraries(TorchLibs::cpu INTERFACE "${TORCH_CPU}" "${TORCH_C10}")
+  target_link_options(TorchLibs::cpu INTERFACE "-Wl,-rpath,${sluice_torch_lib}")
+  add_library(TorchLibs::torch INTERFACE IMPORTED)
+  target_link_libraries(TorchLibs::torch INTERFACE TorchLibs::cpu "${TORCH_ALL}")
+endif()
