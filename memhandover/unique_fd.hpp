@@ -1,6 +1,7 @@
 /// Owns one file descriptor; closes it when it goes out of scope.
 #pragma once
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <utility>
@@ -35,5 +36,8 @@ class unique_fd {
  private:
   int fd_ = -1;
 };
+
+/// A second, close-on-exec descriptor of the same open file; empty if the process has no descriptors left.
+[[nodiscard]] inline unique_fd duplicate(int fd) noexcept { return unique_fd{::fcntl(fd, F_DUPFD_CLOEXEC, 0)}; }
 
 }  // namespace sluice::memhandover

@@ -1,0 +1,79 @@
+#include "memhandover/chunk_space.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace sluice::memhandover {
+
+chunk_space::chunk_space(device_memory& memory, std::uint32_t capacity, std::size_t alignment, backing behind)
+    : memory_(memory), capacity_(capacity), behind_(behind), base_(memory.reserve(capacity)), ranges_(alignment) {}
+
+chunk_space::~chunk_space() {
+  auto const mapped = std::max({static_cast<std::uint32_t>(chunks_.size()), left_mapped_, private_pages_});
+  memory_.unmap(base_, mapped);
+  memory_.release(base_, capacity_);
+}
+
+std::byte* chunk_space::allocate(std::size_t bytes) {
+  auto const offset = ranges_.allocate(bytes);
+  return offset ? base_ + *offset : nullptr;
+}
+
+std::size_t chunk_space::free(std::byte* address) { return ranges_.free(static_cast<std::size_t>(address - base_)); }
+
+bool chunk_space::contains(void const* address) const noexcept {
+  auto const* at = static_cast<std::byte const*>(address);
+  return at >= base_ && at < base_ + capacity_ * memory_.shape().chunk_bytes;
+}
+
+std::uint32_t chunk_space::chunks_needed(std::size_t bytes) const {
+  auto const chunk = memory_.shape().chunk_bytes;
+  return static_cast<std::uint32_t>((ranges_.shortage(bytes) + chunk - 1) / chunk);
+}
+
+void chunk_space::grow(std::span<std::uint32_t const> chunks) {
+  auto const chunk = memory_.shape().chunk_bytes;
+  auto* at = base_ + chunks_.size() * chunk;
+  chunks_.reserve(chunks_.size() + chunks.size());
+  if (behind_ == backing::process) {
+    memory_.revoke(at, static_cast<std::uint32_t>(chunks.size()));  // private pages, as after a revocation
+  } else {
+    memory_.map(at, chunks);
+  }
+  chunks_.insert(chunks_.end(), chunks.begin(), chunks.end());
+  ranges_.grow(chunks.size() * chunk);
+}
+
+std::uint32_t chunk_space::idle_chunks() const {
+  return static_cast<std::uint32_t>(ranges_.free_at_end() / memory_.shape().chunk_bytes);
+}
+
+std::vector<std::uint32_t> chunk_space::shrink(std::uint32_t count) {
+  auto const taken = std::min(count, idle_chunks());
+  auto const keep = chunks_.size() - taken;
+  auto const chunk = memory_.shape().chunk_bytes;
+  memory_.unmap(base_ + keep * chunk, taken);
+  std::vector<std::uint32_t> released(chunks_.begin() + static_cast<std::ptrdiff_t>(keep), chunks_.end());
+  chunks_.resize(keep);
+  ranges_.shrink(taken * chunk);
+  return released;
+}
+
+std::vector<std::uint32_t> chunk_space::revoke(bool unmap_now) {
+  auto const count = static_cast<std::uint32_t>(chunks_.size());
+  if (unmap_now) {
+    memory_.revoke(base_, count);
+    private_pages_ = memory_.shape().backend == backend_kind::host ? count : 0;
+  } else {
+    left_mapped_ = count;
+  }
+  revoked_ = true;
+  return std::exchange(chunks_, {});
+}
+
+void chunk_space::finish_revoke() {
+  memory_.unmap(base_, left_mapped_);
+  left_mapped_ = 0;
+}
+
+}  // namespace sluice::memhandover

@@ -1,0 +1,87 @@
+#include "memhandover/detail/processes.hpp"
+
+#include <dirent.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <csignal>
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+#include "memhandover/wire.hpp"
+
+namespace sluice::memhandover::detail {
+namespace {
+
+namespace fs = std::filesystem;
+
+unique_fd pidfd_of(int pid) {
+  unique_fd process{static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))};
+  if (process) {
+    pollfd exited{process.get(), POLLIN, 0};
+    if (::poll(&exited, 1, 0) != 0) {
+      process.reset();
+    }
+  }
+  return process;
+}
+
+bool holds(fs::path const& descriptors, std::string const& link) {
+  std::error_code unreadable;  // a process may end, or be another user's, while it is looked at
+  for (auto entry = fs::directory_iterator{descriptors, unreadable};
+       !unreadable && entry != fs::directory_iterator{}; entry.increment(unreadable)) {
+    std::error_code gone;
+    if (fs::read_symlink(entry->path(), gone) == link) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+unique_fd open_process(int pid, std::uint64_t start_ticks) {
+  if (pid <= 0) {
+    return {};
+  }
+  auto process = pidfd_of(pid);
+  // The pidfd is ours first: if the number had passed to another process by then, the start times differ.
+  if (process && process_start_ticks(pid) != start_ticks) {
+    process.reset();
+  }
+  return process;
+}
+
+std::uint64_t inode_of(int fd) {
+  struct stat status {};
+  return ::fstat(fd, &status) == 0 ? status.st_ino : 0;
+}
+
+int end_holders(std::uint64_t pipe_inode) {
+  if (pipe_inode == 0) {
+    return 0;
+  }
+  auto const link = "pipe:[" + std::to_string(pipe_inode) + "]";
+  int found = 0;
+  std::error_code failed;
+  for (auto const& entry : fs::directory_iterator{"/proc", failed}) {
+    auto const name = entry.path().filename().string();
+    int pid = 0;
+    auto const parsed = std::from_chars(name.data(), name.data() + name.size(), pid);
+    if (parsed.ec != std::errc{} || parsed.ptr != name.data() + name.size() || pid == ::getpid()) {
+      continue;
+    }
+    auto const process = pidfd_of(pid);
+    if (process && holds(entry.path() / "fd", link)) {
+      ::syscall(SYS_pidfd_send_signal, process.get(), SIGKILL, nullptr, 0);
+      ++found;
+    }
+  }
+  return found;
+}
+
+}  // namespace sluice::memhandover::detail

@@ -1,0 +1,148 @@
+/// The shared memory of a pool, byte for byte: the ledger, and the mailroom with one mailbox a client.
+///
+/// Two segments, so that a reader cannot write what is not his:
+///
+///   ledger    header | client entries | client controls | chunk words      written by broker and writer, read by all
+///   mailroom  mailbox 0 | mailbox 1 | …                                    each written by its client, read by the writer
+///
+/// The *writer* of the ledger is one process at a time, the server while it lives and otherwise the broker; the header's
+/// `writer` word names it. Every change is one atomic store that is valid by itself, and a mailbox message is taken by
+/// storing the chunk's new word before the message is counted as read; a message carries the epoch of the ownership that
+/// it gives up, so taking it twice has no effect. A writer may therefore die between any two instructions, and its
+/// successor goes on from the same shared memory without a log to replay.
+///
+/// States of a chunk (owner in its word; every change also adds one to the epoch):
+///
+///   free ──grant──► training ──released──► dirty ──grant──► training        dirty: old contents, to be scrubbed by
+///   free or dirty ──take──► serving ──give back──► dirty                    whoever gives or gets it to training
+///   training, serving ──owner dead──► dirty
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace sluice::memhandover {
+
+inline constexpr std::uint64_t ledger_magic = 0x31474c4543494c53;  // "SLICELG1"
+inline constexpr std::uint32_t layout_version = 1;
+inline constexpr std::uint32_t max_clients = 32;
+inline constexpr std::uint32_t broker_slot = 0xffff;
+inline constexpr std::uint32_t recent_handovers = 256;
+
+enum class owner : std::uint8_t { free = 0, dirty = 1, training = 2, serving = 3 };
+
+/// A chunk's word: who owns it since which epoch, and whether its contents are another owner's.
+struct chunk_state {
+  owner who = owner::free;
+  bool needs_scrub = false;  ///< granted while dirty: the receiver zeroes it before use
+  std::uint16_t client = 0;  ///< slot of the owner; meaningful for `training` and `serving`
+  std::uint32_t epoch = 0;
+
+  [[nodiscard]] constexpr std::uint64_t pack() const noexcept {
+    return static_cast<std::uint64_t>(epoch) << 32U | static_cast<std::uint64_t>(client) << 16U |
+           (needs_scrub ? 1ULL << 8U : 0ULL) | static_cast<std::uint64_t>(who);
+  }
+  [[nodiscard]] static constexpr chunk_state unpack(std::uint64_t word) noexcept {
+    return {static_cast<owner>(word & 0xffU), (word >> 8U & 1U) != 0,
+            static_cast<std::uint16_t>(word >> 16U & 0xffffU), static_cast<std::uint32_t>(word >> 32U)};
+  }
+};
+
+/// Two 32-bit numbers that change together: a sequence number and a count of chunks.
+struct numbered {
+  std::uint32_t seq = 0;
+  std::uint32_t chunks = 0;
+
+  [[nodiscard]] constexpr std::uint64_t pack() const noexcept {
+    return static_cast<std::uint64_t>(seq) << 32U | chunks;
+  }
+  [[nodiscard]] static constexpr numbered unpack(std::uint64_t word) noexcept {
+    return {static_cast<std::uint32_t>(word >> 32U), static_cast<std::uint32_t>(word)};
+  }
+};
+
+/// One finished handover, as `sluice status` shows it. Times in nanoseconds from the demand.
+struct handover_entry {
+  std::atomic<std::uint64_t> seq;  ///< 1 for the first; 0: the place is unused
+  std::atomic<std::uint64_t> bytes;
+  std::atomic<std::uint64_t> notify_ns, gate_ns, drain_ns, revoke_ns, ledger_ns, map_ns, total_ns;
+};
+
+struct ledger_header {
+  // Constant after creation; `checksum` covers what stands before it.
+  std::uint64_t magic;
+  std::uint32_t version;
+  std::uint32_t client_slots;
+  std::uint64_t pool_id;
+  std::uint32_t backend;
+  std::int32_t device;
+  std::uint64_t chunk_bytes;
+  std::uint32_t chunk_count;
+  std::uint32_t mailbox_bytes;
+  std::uint64_t checksum;
+
+  /// {generation: 48, slot: 16}. Written by the broker, which alone appoints.
+  alignas(64) std::atomic<std::uint64_t> writer;
+
+  // Written by the writer.
+  alignas(64) std::atomic<std::uint64_t> pause_until_ns;  ///< CLOCK_MONOTONIC; launches are held until then; 0: not
+  std::atomic<std::uint32_t> grantable;                   ///< chunks that training may ask for at present
+  std::atomic<std::uint32_t> serving_now;                 ///< 1 while a server is attached
+  std::atomic<std::uint64_t> handovers;
+  std::atomic<std::uint64_t> bytes_to_serving;
+  std::atomic<std::uint64_t> bytes_to_training;
+  handover_entry recent[recent_handovers];
+};
+
+enum class client_kind : std::uint32_t { training = 1, server = 2 };
+enum class client_status : std::uint32_t { empty = 0, live = 1, gone = 2 };
+
+/// Who a client is. Written by the broker; the texts are set before `status` becomes `live`.
+struct alignas(64) client_entry {
+  std::atomic<std::uint32_t> status;
+  std::atomic<std::uint32_t> kind;
+  std::atomic<std::uint32_t> pid;
+  std::atomic<std::uint64_t> start_ticks;  ///< start time of the process, tells a reused pid apart
+  std::atomic<std::uint64_t> life_inode;   ///< inode of the pipe that its descendants hold
+  char name[48];
+  char endpoint[64];
+};
+
+/// What the writer tells one client. Written by the writer.
+struct alignas(64) client_control {
+  std::atomic<std::uint64_t> demand;     ///< `numbered`: give up so many chunks; a newer number replaces an older one
+  std::atomic<std::uint64_t> grant;      ///< `numbered`: answer to the request of that number
+  std::atomic<std::uint64_t> mail_read;  ///< messages of the client's mailbox that have been taken
+};
+
+/// What one client tells the writer. Written by the client.
+struct alignas(64) mailbox_header {
+  std::atomic<std::uint64_t> request;      ///< `numbered`: wants so many more chunks
+  std::atomic<std::uint64_t> mail_written; ///< messages in the ring so far
+  std::atomic<std::uint32_t> demand_done;  ///< number of the last demand that has been answered
+  // Phases of that answer, CLOCK_MONOTONIC nanoseconds.
+  std::atomic<std::int64_t> awake_ns, closed_ns, idle_ns, released_ns;
+  // For `sluice status`.
+  std::atomic<std::uint32_t> micro_batch, global_batch;
+  std::atomic<std::uint64_t> samples, commits, discards;
+  std::atomic<std::uint32_t> arena_chunks, persistent_chunks;
+  std::atomic<std::uint32_t> waiting;  ///< 1 while training waits for memory
+};
+
+/// A message in a mailbox's ring: "I no longer use this chunk, which I have owned since that epoch."
+struct release_mail {
+  std::uint32_t chunk = 0;
+  std::uint32_t epoch = 0;
+
+  [[nodiscard]] constexpr std::uint64_t pack() const noexcept {
+    return static_cast<std::uint64_t>(epoch) << 32U | chunk;
+  }
+  [[nodiscard]] static constexpr release_mail unpack(std::uint64_t word) noexcept {
+    return {static_cast<std::uint32_t>(word), static_cast<std::uint32_t>(word >> 32U)};
+  }
+};
+
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+
+}  // namespace sluice::memhandover

@@ -1,0 +1,215 @@
+#include "memhandover/ledger_writer.hpp"
+
+#include <sys/eventfd.h>
+
+#include <algorithm>
+
+namespace sluice::memhandover {
+namespace {
+
+bool is_free(chunk_state const& state) { return state.who == owner::free || state.who == owner::dirty; }
+
+}  // namespace
+
+ledger_writer::ledger_writer(ledger_view const& view) : view_(view) {
+  for (std::uint32_t i = 0; i < view_.header().chunk_count; ++i) {
+    free_ += is_free(view_.chunk(i)) ? 1 : 0;
+  }
+  publish_grantable();
+}
+
+void ledger_writer::set_bell(std::uint32_t slot, unique_fd bell) {
+  bells_.at(slot) = std::move(bell);
+  ring(slot);
+}
+
+void ledger_writer::set_reserve(std::uint32_t chunks) {
+  reserve_ = chunks;
+  publish_grantable();
+}
+
+void ledger_writer::set_wanted(std::uint32_t chunks) {
+  wanted_ = chunks;
+  publish_grantable();
+}
+
+std::uint32_t ledger_writer::pump() {
+  std::uint32_t freed = 0;
+  auto const clients = view_.clients();
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    if (clients[slot].status.load(std::memory_order_acquire) != static_cast<std::uint32_t>(client_status::empty)) {
+      freed += take_mail(slot);
+    }
+  }
+  if (freed > 0) {
+    publish_grantable();
+  }
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    if (clients[slot].status.load(std::memory_order_acquire) == static_cast<std::uint32_t>(client_status::live)) {
+      answer_request(slot);
+    }
+  }
+  return freed;
+}
+
+std::uint32_t ledger_writer::take_mail(std::uint32_t slot) {
+  auto& control = view_.controls()[slot];
+  auto const ring = view_.mail_ring(slot);
+  auto read = control.mail_read.load(std::memory_order_relaxed);
+  auto const written = view_.mailbox(slot).mail_written.load(std::memory_order_acquire);
+  std::uint32_t freed = 0;
+  if (written - read > ring.size()) {
+    read = written - ring.size();  // only a damaged mailbox can say so; what it overwrote is lost to it, not to us
+  }
+  for (; read != written; ++read) {
+    auto const mail = release_mail::unpack(ring[read & (ring.size() - 1)].load(std::memory_order_relaxed));
+    if (mail.chunk >= view_.header().chunk_count) {
+      continue;
+    }
+    auto const state = view_.chunk(mail.chunk);
+    if (state.who == owner::training && state.client == slot && state.epoch == mail.epoch) {
+      make_dirty(mail.chunk);
+      ++freed;
+    }
+  }
+  control.mail_read.store(read, std::memory_order_release);
+  return freed;
+}
+
+void ledger_writer::answer_request(std::uint32_t slot) {
+  auto& control = view_.controls()[slot];
+  auto const asked = numbered::unpack(view_.mailbox(slot).request.load(std::memory_order_acquire));
+  auto const answered = numbered::unpack(control.grant.load(std::memory_order_relaxed));
+  if (asked.seq == answered.seq) {
+    return;
+  }
+  auto const count = std::min(asked.chunks, grantable());
+  std::uint32_t given = 0;
+  // Training takes from the end and serving from the beginning, which keeps runs for weights long.
+  for (std::uint32_t i = view_.header().chunk_count; i-- > 0 && given < count;) {
+    auto const state = view_.chunk(i);
+    if (is_free(state)) {
+      set(i, owner::training, static_cast<std::uint16_t>(slot), state.who == owner::dirty);
+      --free_;
+      ++given;
+    }
+  }
+  if (given > 0) {
+    view_.header().bytes_to_training.fetch_add(given * view_.header().chunk_bytes, std::memory_order_relaxed);
+    publish_grantable();
+  }
+  control.grant.store(numbered{asked.seq, given}.pack(), std::memory_order_release);
+  ring(slot);
+}
+
+std::vector<std::uint32_t> ledger_writer::take(std::uint32_t count, std::uint16_t slot) {
+  auto const total = view_.header().chunk_count;
+  // The shortest run that is long enough; else single chunks from the beginning.
+  std::uint32_t best_start = 0;
+  std::uint32_t best_length = 0;
+  for (std::uint32_t start = 0; start < total;) {
+    std::uint32_t end = start;
+    while (end < total && is_free(view_.chunk(end))) {
+      ++end;
+    }
+    auto const length = end - start;
+    if (length >= count && (best_length == 0 || length < best_length)) {
+      best_start = start;
+      best_length = length;
+    }
+    start = end + 1;
+  }
+  std::vector<std::uint32_t> taken;
+  taken.reserve(count);
+  for (std::uint32_t i = best_start; i < total && taken.size() < count; ++i) {
+    if (is_free(view_.chunk(i))) {
+      set(i, owner::serving, slot, false);
+      --free_;
+      taken.push_back(i);
+    }
+  }
+  publish_grantable();
+  return taken;
+}
+
+void ledger_writer::give_back(std::span<std::uint32_t const> chunks) {
+  for (auto const chunk : chunks) {
+    if (chunk < view_.header().chunk_count && view_.chunk(chunk).who == owner::serving) {
+      make_dirty(chunk);
+    }
+  }
+  publish_grantable();
+}
+
+std::uint32_t ledger_writer::demand(std::uint32_t slot, std::uint32_t count) {
+  auto& word = view_.controls()[slot].demand;
+  auto const last = numbered::unpack(word.load(std::memory_order_relaxed));
+  numbered const next{last.seq + 1, count};
+  word.store(next.pack(), std::memory_order_release);
+  ring(slot);
+  return next.seq;
+}
+
+std::uint32_t ledger_writer::reclaim(std::uint32_t slot) {
+  std::uint32_t freed = 0;
+  for (std::uint32_t i = 0; i < view_.header().chunk_count; ++i) {
+    auto const state = view_.chunk(i);
+    if (!is_free(state) && state.client == slot) {
+      make_dirty(i);
+      ++freed;
+    }
+  }
+  auto& mailbox = view_.mailbox(slot);
+  auto& control = view_.controls()[slot];
+  control.mail_read.store(mailbox.mail_written.load(std::memory_order_acquire), std::memory_order_release);
+  control.grant.store(numbered{numbered::unpack(mailbox.request.load()).seq, 0}.pack());
+  bells_.at(slot).reset();
+  publish_grantable();
+  return freed;
+}
+
+std::uint32_t ledger_writer::held_by(std::uint32_t slot) const {
+  std::uint32_t held = 0;
+  for (std::uint32_t i = 0; i < view_.header().chunk_count; ++i) {
+    auto const state = view_.chunk(i);
+    held += !is_free(state) && state.client == slot ? 1 : 0;
+  }
+  return held;
+}
+
+void ledger_writer::set(std::uint32_t chunk, owner who, std::uint16_t client, bool needs_scrub) {
+  auto& word = view_.chunks()[chunk];
+  auto const epoch = chunk_state::unpack(word.load(std::memory_order_relaxed)).epoch + 1;
+  word.store(chunk_state{who, needs_scrub, client, epoch}.pack(), std::memory_order_release);
+}
+
+void ledger_writer::make_dirty(std::uint32_t chunk) {
+  set(chunk, owner::dirty, 0, false);
+  ++free_;
+}
+
+std::uint32_t ledger_writer::grantable() const noexcept {
+  auto const kept = reserve_ + wanted_;
+  return free_ > kept ? free_ - kept : 0;
+}
+
+void ledger_writer::publish_grantable() {
+  auto const now = grantable();
+  auto const before = view_.header().grantable.exchange(now, std::memory_order_acq_rel);
+  if (now > before) {
+    for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+      if (bells_.at(slot) && view_.mailbox(slot).waiting.load(std::memory_order_acquire) != 0) {
+        ring(slot);
+      }
+    }
+  }
+}
+
+void ledger_writer::ring(std::uint32_t slot) {
+  if (bells_.at(slot)) {
+    // The only failure is a counter at its maximum, and then the client is being woken anyway.
+    (void)::eventfd_write(bells_.at(slot).get(), 1);
+  }
+}
+
+}  // namespace sluice::memhandover

@@ -1,0 +1,56 @@
+/// A process's place in a pool: its slot, the shared memory, the descriptors, and the conversation with the broker.
+///
+/// If the broker dies, `reconnect` finds or starts another and offers it the pool; nothing that this process holds
+/// changes meanwhile.
+///
+/// Thread-safety: `view`, `slot` and `files` are constant after `join`; the socket belongs to the one thread that calls
+/// `reconnect`, `receive` and `tell`.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "memhandover/broker_launch.hpp"
+#include "memhandover/ledger.hpp"
+#include "memhandover/wire.hpp"
+
+namespace sluice::memhandover {
+
+class membership {
+ public:
+  /// Finds the broker or starts it, and joins. Throws what the broker answers (`already_exists` for a second server),
+  /// or `unavailable`.
+  membership(broker_options broker, client_kind kind, std::string const& name, std::string const& endpoint);
+
+  [[nodiscard]] ledger_view const& view() const noexcept { return *view_; }
+  [[nodiscard]] pool_files const& files() const noexcept { return files_; }
+  [[nodiscard]] std::uint32_t slot() const noexcept { return slot_; }
+  [[nodiscard]] int bell() const noexcept { return bell_.get(); }
+  /// −1 while there is no broker.
+  [[nodiscard]] int socket() const noexcept { return socket_.get(); }
+
+  /// The next message; nothing if the broker has gone (then `socket()` is −1).
+  [[nodiscard]] std::optional<message> receive();
+  /// Sends a message; one that cannot be sent is dropped, since a new broker asks again.
+  void tell(nlohmann::json const& body);
+  /// One attempt to find or start a broker and to take this place in it. Returns whether it succeeded.
+  [[nodiscard]] bool reconnect();
+
+  /// Descriptors that a forked child must not keep beyond its own life are all inherited on purpose, except the socket.
+  void abandon_in_child() noexcept { socket_.reset(); }
+
+ private:
+  void offer_pool(int socket) const;
+
+  broker_options broker_;
+  client_kind kind_;
+  unique_fd socket_;
+  unique_fd bell_;
+  unique_fd life_read_;
+  unique_fd life_write_;  ///< held until the process and its forked descendants have ended
+  pool_files files_;
+  std::optional<ledger_view> view_;
+  std::uint32_t slot_ = 0;
+};
+
+}  // namespace sluice::memhandover

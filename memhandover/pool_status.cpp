@@ -1,0 +1,130 @@
+#include "memhandover/pool_status.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+namespace sluice::memhandover {
+namespace {
+
+using json = nlohmann::json;
+
+/// Nearest-rank percentile of sorted values.
+double percentile(std::vector<double> const& sorted, double share) {
+  auto const rank = static_cast<std::size_t>(share * static_cast<double>(sorted.size() - 1) + 0.5);
+  return sorted.at(rank);
+}
+
+std::string text_of(char const* begin, std::size_t size) {
+  return {begin, std::find(begin, begin + size, '\0')};
+}
+
+json describe_handovers(ledger_header const& header) {
+  std::vector<std::pair<std::uint64_t, json>> entries;
+  std::vector<double> totals;
+  for (auto const& entry : header.recent) {
+    auto const seq = entry.seq.load(std::memory_order_acquire);
+    if (seq == 0) {
+      continue;
+    }
+    auto us = [](std::atomic<std::uint64_t> const& ns) { return static_cast<double>(ns.load()) / 1000.0; };
+    entries.emplace_back(seq, json{{"seq", seq},
+                                   {"bytes", entry.bytes.load()},
+                                   {"notify_us", us(entry.notify_ns)},
+                                   {"gate_us", us(entry.gate_ns)},
+                                   {"drain_us", us(entry.drain_ns)},
+                                   {"revoke_us", us(entry.revoke_ns)},
+                                   {"ledger_us", us(entry.ledger_ns)},
+                                   {"map_us", us(entry.map_ns)},
+                                   {"total_us", us(entry.total_ns)}});
+    totals.push_back(us(entry.total_ns));
+  }
+  std::sort(entries.begin(), entries.end(), [](auto const& a, auto const& b) { return a.first < b.first; });
+  json recent = json::array();
+  constexpr std::size_t shown = 64;
+  for (std::size_t i = entries.size() > shown ? entries.size() - shown : 0; i < entries.size(); ++i) {
+    recent.push_back(std::move(entries[i].second));
+  }
+  json latency{{"n", totals.size()}};
+  if (!totals.empty()) {
+    std::sort(totals.begin(), totals.end());
+    latency["p50"] = percentile(totals, 0.5);
+    latency["p90"] = percentile(totals, 0.9);
+    latency["p99"] = percentile(totals, 0.99);
+    latency["max"] = totals.back();
+  }
+  return {{"count", header.handovers.load()},
+          {"bytes_to_serving", header.bytes_to_serving.load()},
+          {"bytes_to_training", header.bytes_to_training.load()},
+          {"latency_us", std::move(latency)},
+          {"recent", std::move(recent)}};
+}
+
+}  // namespace
+
+nlohmann::json describe_pool(ledger_view const& view) {
+  auto const& header = view.header();
+  std::array<std::uint64_t, 4> by_owner{};
+  std::array<std::uint64_t, max_clients> by_client{};
+  for (std::uint32_t i = 0; i < header.chunk_count; ++i) {
+    auto const state = view.chunk(i);
+    by_owner.at(static_cast<std::size_t>(state.who) % by_owner.size()) += header.chunk_bytes;
+    if ((state.who == owner::training || state.who == owner::serving) && state.client < max_clients) {
+      by_client.at(state.client) += header.chunk_bytes;
+    }
+  }
+  std::array<char, 17> id{};
+  std::snprintf(id.data(), id.size(), "%016llx", static_cast<unsigned long long>(header.pool_id));
+
+  json clients = json::array();
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    auto const& entry = view.clients()[slot];
+    auto const status = static_cast<client_status>(entry.status.load(std::memory_order_acquire));
+    if (status == client_status::empty) {
+      continue;
+    }
+    auto const& mailbox = view.mailbox(slot);
+    bool const training = entry.kind.load() == static_cast<std::uint32_t>(client_kind::training);
+    json client{{"slot", slot},
+                {"kind", training ? "training" : "server"},
+                {"pid", entry.pid.load()},
+                {"name", text_of(entry.name, sizeof entry.name)},
+                {"state", status == client_status::gone ? "gone" : mailbox.waiting.load() != 0 ? "waiting" : "running"},
+                {"bytes", by_client.at(slot)}};
+    if (training) {
+      client.update({{"arena_bytes", mailbox.arena_chunks.load() * header.chunk_bytes},
+                     {"persistent_bytes", mailbox.persistent_chunks.load() * header.chunk_bytes},
+                     {"micro_batch", mailbox.micro_batch.load()},
+                     {"global_batch", mailbox.global_batch.load()},
+                     {"samples", mailbox.samples.load()},
+                     {"commits", mailbox.commits.load()},
+                     {"discards", mailbox.discards.load()}});
+    } else {
+      client["endpoint"] = text_of(entry.endpoint, sizeof entry.endpoint);
+    }
+    clients.push_back(std::move(client));
+  }
+  auto owned = [&](owner who) { return by_owner.at(static_cast<std::size_t>(who)); };
+  return {{"pool",
+           {{"id", id.data()},
+            {"backend", header.backend == static_cast<std::uint32_t>(backend_kind::cuda) ? "cuda" : "host"},
+            {"device", header.device},
+            {"chunk_bytes", header.chunk_bytes},
+            {"chunks", header.chunk_count},
+            {"bytes", header.chunk_bytes * header.chunk_count},
+            {"free_bytes", owned(owner::free)},
+            {"dirty_bytes", owned(owner::dirty)},
+            {"training_bytes", owned(owner::training)},
+            {"serving_bytes", owned(owner::serving)},
+            {"grantable_bytes", header.grantable.load() * header.chunk_bytes},
+            {"writer", view.writer_slot() == broker_slot ? "broker" : "server"},
+            {"broker_pid", ::getpid()}}},
+          {"clients", std::move(clients)},
+          {"handovers", describe_handovers(header)}};
+}
+
+}  // namespace sluice::memhandover

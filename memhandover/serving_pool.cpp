@@ -1,0 +1,391 @@
+#include "memhandover/serving_pool.hpp"
+
+#include <poll.h>
+#include <pthread.h>
+#include <spdlog/spdlog.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "memhandover/bytes.hpp"
+#include "memhandover/error.hpp"
+#include "memhandover/ledger_writer.hpp"
+#include "memhandover/membership.hpp"
+
+namespace sluice::memhandover {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
+using std::chrono::steady_clock;
+
+constexpr milliseconds reconnect_every{200};
+
+/// Whose memory is where: chunks of one placement, and the second address if they are not neighbours.
+struct holding {
+  std::vector<std::uint32_t> chunks;
+  std::byte* data = nullptr;
+  bool stitched = false;
+};
+
+bool contiguous(std::vector<std::uint32_t> const& chunks) {
+  return std::adjacent_find(chunks.begin(), chunks.end(), [](auto a, auto b) { return b != a + 1; }) == chunks.end();
+}
+
+class pool_server final : public serving_pool, public std::enable_shared_from_this<pool_server> {
+ public:
+  explicit pool_server(options const& how)
+      : options_(how),
+        member_({how.runtime_dir, how.backend, how.device, how.pool_bytes, how.chunk_bytes, how.sluice_binary},
+                client_kind::server, how.name, how.endpoint),
+        memory_(open_device_memory(member_.view().shape(), member_.files().chunks)),
+        stop_(::eventfd(0, EFD_CLOEXEC)) {
+    auto const count = shape_().chunk_count;
+    whole_ = memory_->reserve(count);
+    std::vector<std::uint32_t> all(count);
+    for (std::uint32_t i = 0; i < count; ++i) {
+      all[i] = i;
+    }
+    memory_->map(whole_, all);
+    while (!writer_) {
+      auto const received = member_.receive();
+      if (!received) {
+        throw error{error_kind::unavailable, "the broker ended while the server joined its pool; start it again"};
+      }
+      handle(*received);
+    }
+    thread_ = std::thread{[this] { run(); }};
+  }
+
+  pool_server(pool_server const&) = delete;
+  pool_server& operator=(pool_server const&) = delete;
+
+  ~pool_server() override {
+    (void)::eventfd_write(stop_.get(), 1);
+    thread_.join();
+    member_.view().header().pause_until_ns.store(0);
+    memory_->unmap(whole_, shape_().chunk_count);
+    memory_->release(whole_, shape_().chunk_count);
+  }
+
+  [[nodiscard]] pool_shape shape() const override { return shape_(); }
+
+  [[nodiscard]] pool_usage usage() const override {
+    pool_usage result;
+    auto const& view = member_.view();
+    result.total_bytes = shape_().bytes();
+    for (std::uint32_t i = 0; i < shape_().chunk_count; ++i) {
+      switch (view.chunk(i).who) {
+        case owner::training: result.training_bytes += shape_().chunk_bytes; break;
+        case owner::serving: result.serving_bytes += shape_().chunk_bytes; break;
+        default: result.free_bytes += shape_().chunk_bytes; break;
+      }
+    }
+    return result;
+  }
+
+  [[nodiscard]] placement acquire(std::uint64_t bytes, steady_clock::time_point deadline,
+                                  handover_report* report) override;
+
+  void set_reserve(std::uint64_t bytes) override {
+    std::lock_guard const lock{mutex_};
+    reserve_ = static_cast<std::uint32_t>((bytes + shape_().chunk_bytes - 1) / shape_().chunk_bytes);
+    writer_->set_reserve(reserve_);
+  }
+
+  [[nodiscard]] compute_claim claim_compute() override {
+    {
+      std::lock_guard const lock{mutex_};
+      if (claims_++ == 0) {
+        renew_pause();
+        (void)::eventfd_write(member_.files().doorbell.get(), 1);  // the thread keeps the lease fresh from now on
+      }
+    }
+    auto self = shared_from_this();
+    return compute_claim{std::shared_ptr<void>{nullptr, [self](void*) { self->drop_claim(); }}};
+  }
+
+  void give_back(holding const& held) {
+    if (held.stitched) {
+      auto const count = static_cast<std::uint32_t>(held.chunks.size());
+      memory_->unmap(held.data, count);
+      memory_->release(held.data, count);
+    }
+    std::lock_guard const lock{mutex_};
+    writer_->give_back(held.chunks);
+  }
+
+ private:
+  [[nodiscard]] pool_shape shape_() const { return member_.view().shape(); }
+
+  void renew_pause() {
+    auto const until = monotonic_ns() + nanoseconds{options_.pause_lease}.count();
+    member_.view().header().pause_until_ns.store(static_cast<std::uint64_t>(until), std::memory_order_release);
+  }
+
+  void drop_claim() {
+    std::lock_guard const lock{mutex_};
+    if (--claims_ == 0) {
+      member_.view().header().pause_until_ns.store(0, std::memory_order_release);
+    }
+  }
+
+  void run();
+  void handle(message const& received);
+  [[nodiscard]] std::optional<std::uint32_t> richest(std::vector<std::uint32_t> const& asked) const;
+  void record(handover_report const& report);
+  [[nodiscard]] std::string holders() const;
+
+  options options_;
+  membership member_;
+  std::unique_ptr<device_memory> memory_;
+  unique_fd stop_;
+  std::byte* whole_ = nullptr;  ///< chunk i lies at offset i × chunk_bytes
+  std::mutex acquiring_;        ///< one acquisition at a time
+  mutable std::mutex mutex_;    ///< guards what follows
+  std::condition_variable mail_;
+  std::optional<ledger_writer> writer_;
+  std::uint32_t reserve_ = 0;
+  std::uint32_t claims_ = 0;
+  std::thread thread_;
+};
+
+/// The writer's thread: mailboxes, the broker's messages, the pause's lease.
+void pool_server::run() {
+  ::pthread_setname_np(::pthread_self(), "sluice-ledger");
+  auto const renew_every = std::max<milliseconds>(milliseconds{1}, options_.pause_lease / 3);
+  auto reconnect_at = steady_clock::now();
+  for (;;) {
+    bool const lost = member_.socket() < 0;
+    bool claimed = false;
+    {
+      std::lock_guard const lock{mutex_};
+      claimed = claims_ > 0;
+    }
+    auto const timeout = claimed ? renew_every : lost ? reconnect_every : milliseconds{-1};
+    std::array<pollfd, 3> polled{{{stop_.get(), POLLIN, 0},
+                                  {member_.files().doorbell.get(), POLLIN, 0},
+                                  {member_.socket(), POLLIN, 0}}};
+    ::poll(polled.data(), polled.size(), static_cast<int>(timeout.count()));
+    if (polled[0].revents != 0) {
+      return;
+    }
+    {
+      std::lock_guard const lock{mutex_};
+      if (polled[1].revents != 0) {
+        eventfd_t count = 0;
+        (void)::eventfd_read(member_.files().doorbell.get(), &count);
+        writer_->pump();
+        mail_.notify_all();
+      }
+      if (claims_ > 0) {
+        renew_pause();
+      }
+    }
+    if (polled[2].revents != 0) {
+      if (auto const received = member_.receive()) {
+        handle(*received);
+      } else {
+        spdlog::warn("the broker has gone; looking for another");
+        reconnect_at = steady_clock::now();
+      }
+    } else if (lost && steady_clock::now() >= reconnect_at) {
+      reconnect_at = steady_clock::now() + reconnect_every;
+      if (member_.reconnect()) {
+        spdlog::info("back with a broker");
+      }
+    }
+  }
+}
+
+void pool_server::handle(message const& received) {
+  std::lock_guard const lock{mutex_};
+  auto const& type = received.body["type"];
+  auto const slot = received.body.value("slot", max_clients);
+  if (type == "appointed") {
+    writer_.emplace(member_.view());
+    writer_->set_reserve(reserve_);
+  } else if (type == "client_joined" && slot < max_clients && received.descriptors.size() == 1 && writer_) {
+    writer_->set_bell(slot, duplicate(received.descriptors[0].get()));
+    writer_->pump();
+  } else if (type == "client_gone" && slot < max_clients && writer_) {
+    auto const freed = writer_->reclaim(slot);
+    spdlog::info("took back what a client held slot={} chunks={}", slot, freed);
+    member_.tell({{"type", "reclaimed"}, {"slot", slot}});
+    mail_.notify_all();
+  }
+}
+
+/// The live training client that holds most and has not been asked yet.
+std::optional<std::uint32_t> pool_server::richest(std::vector<std::uint32_t> const& asked) const {
+  std::optional<std::uint32_t> best;
+  std::uint32_t most = 0;
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    auto const& entry = member_.view().clients()[slot];
+    if (entry.status.load(std::memory_order_acquire) != static_cast<std::uint32_t>(client_status::live) ||
+        entry.kind.load() != static_cast<std::uint32_t>(client_kind::training) ||
+        std::find(asked.begin(), asked.end(), slot) != asked.end()) {
+      continue;
+    }
+    if (auto const held = writer_->held_by(slot); held > most) {
+      most = held;
+      best = slot;
+    }
+  }
+  return best;
+}
+
+placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point deadline, handover_report* report) {
+  auto const chunk_bytes = shape_().chunk_bytes;
+  auto const count = static_cast<std::uint32_t>((std::max<std::uint64_t>(bytes, 1) + chunk_bytes - 1) / chunk_bytes);
+  if (count > shape_().chunk_count) {
+    throw error{error_kind::out_of_memory, format_bytes(bytes) + " are wanted but the whole pool has " +
+                                               format_bytes(shape_().bytes()) + "; make pool.memory larger"};
+  }
+  std::lock_guard const alone{acquiring_};
+  auto const start = steady_clock::now();
+  auto const start_ns = monotonic_ns();
+  handover_report result;
+  result.bytes = count * chunk_bytes;
+
+  auto held = std::make_unique<holding>();
+  {
+    std::unique_lock lock{mutex_};
+    writer_->pump();
+    // While this is set, nothing that comes free is granted to training.
+    writer_->set_wanted(count);
+    struct unset {
+      ledger_writer& writer;
+      ~unset() { writer.set_wanted(0); }
+    } const at_end{*writer_};
+    std::vector<std::uint32_t> asked;
+    while (writer_->free_chunks() < count) {
+      auto const slot = richest(asked);
+      if (!slot) {
+        throw error{error_kind::out_of_memory, format_bytes(bytes) + " are wanted but only " +
+                                                   format_bytes(writer_->free_chunks() * chunk_bytes) +
+                                                   " can be had; " + holders()};
+      }
+      asked.push_back(*slot);
+      auto const missing = count - writer_->free_chunks();
+      auto const refill = std::min(reserve_, shape_().chunk_count - count);
+      auto const number = writer_->demand(*slot, missing + refill);
+      auto const& mailbox = member_.view().mailbox(*slot);
+      auto const& entry = member_.view().clients()[*slot];
+      auto answered = [&] {
+        writer_->pump();
+        return mailbox.demand_done.load(std::memory_order_acquire) == number ||
+               entry.status.load(std::memory_order_acquire) != static_cast<std::uint32_t>(client_status::live);
+      };
+      // A dying client's memory comes free through the broker; the deadline covers that as well.
+      bool const in_time = mail_.wait_until(lock, deadline, [&] { return answered() || writer_->free_chunks() >= count; });
+      if (!in_time) {
+        writer_->demand(*slot, 0);
+        throw error{error_kind::deadline_exceeded,
+                    "training (pid " + std::to_string(entry.pid.load()) + ") did not give " +
+                        format_bytes(missing * chunk_bytes) + " back in time; the demand has been withdrawn"};
+      }
+      if (mailbox.demand_done.load() == number) {
+        writer_->pump();  // the releases were posted before the answer
+        auto const awake = mailbox.awake_ns.load();
+        auto const closed = mailbox.closed_ns.load();
+        auto const idle = mailbox.idle_ns.load();
+        auto const released = mailbox.released_ns.load();
+        result.notify += nanoseconds{std::max<std::int64_t>(0, awake - start_ns)};
+        result.gate += nanoseconds{std::max<std::int64_t>(0, closed - awake)};
+        result.drain += nanoseconds{std::max<std::int64_t>(0, idle - closed)};
+        result.revoke += nanoseconds{std::max<std::int64_t>(0, released - idle)};
+        result.ledger = nanoseconds{std::max<std::int64_t>(0, monotonic_ns() - released)};
+      } else if (writer_->free_chunks() < count) {
+        mail_.wait_until(lock, deadline, [&] {
+          return entry.status.load() == static_cast<std::uint32_t>(client_status::empty) ||
+                 writer_->free_chunks() >= count;
+        });
+      }
+      result.bytes_reclaimed += missing * chunk_bytes;
+    }
+    held->chunks = writer_->take(count, static_cast<std::uint16_t>(member_.slot()));
+  }
+  auto const mapping = steady_clock::now();
+  if (contiguous(held->chunks)) {
+    held->data = whole_ + held->chunks.front() * chunk_bytes;
+  } else {
+    try {
+      held->data = memory_->reserve(count);
+      held->stitched = true;
+      memory_->map(held->data, held->chunks);
+    } catch (...) {
+      give_back({held->chunks, nullptr, false});
+      throw;
+    }
+  }
+  auto const end = steady_clock::now();
+  result.map = end - mapping;
+  result.total = end - start;
+  if (result.bytes_reclaimed > 0) {
+    record(result);
+  }
+  if (report != nullptr) {
+    *report = result;
+  }
+  auto* const data = held->data;
+  auto give_it_back = [self = shared_from_this(), held = std::shared_ptr<holding>{std::move(held)}](void*) {
+    self->give_back(*held);
+  };
+  return {std::shared_ptr<void>{nullptr, std::move(give_it_back)}, data, result.bytes};
+}
+
+void pool_server::record(handover_report const& report) {
+  auto& header = member_.view().header();
+  auto const seq = header.handovers.load() + 1;
+  auto& entry = header.recent[seq % recent_handovers];
+  auto ns = [](nanoseconds value) { return static_cast<std::uint64_t>(value.count()); };
+  entry.seq.store(0, std::memory_order_release);
+  entry.bytes.store(report.bytes_reclaimed);
+  entry.notify_ns.store(ns(report.notify));
+  entry.gate_ns.store(ns(report.gate));
+  entry.drain_ns.store(ns(report.drain));
+  entry.revoke_ns.store(ns(report.revoke));
+  entry.ledger_ns.store(ns(report.ledger));
+  entry.map_ns.store(ns(report.map));
+  entry.total_ns.store(ns(report.total));
+  entry.seq.store(seq, std::memory_order_release);
+  header.handovers.store(seq);
+  header.bytes_to_serving.fetch_add(report.bytes_reclaimed);
+}
+
+std::string pool_server::holders() const {
+  std::string text;
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    if (auto const held = writer_->held_by(slot); held > 0) {
+      auto const& entry = member_.view().clients()[slot];
+      text += (text.empty() ? "" : ", ") + std::string{"pid "} + std::to_string(entry.pid.load()) + " (" +
+              (slot == member_.slot() ? "this server" : entry.name) + ") holds " +
+              format_bytes(held * shape_().chunk_bytes);
+    }
+  }
+  return text.empty() ? "nobody holds the rest" : text;
+}
+
+}  // namespace
+
+placement::placement(placement&& other) noexcept
+    : hold_(std::move(other.hold_)), data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+placement& placement::operator=(placement&& other) noexcept {
+  hold_ = std::move(other.hold_);
+  data_ = std::exchange(other.data_, nullptr);
+  bytes_ = std::exchange(other.bytes_, 0);
+  return *this;
+}
+
+placement::~placement() = default;
+
+std::shared_ptr<serving_pool> serving_pool::join(options const& how) { return std::make_shared<pool_server>(how); }
+
+}  // namespace sluice::memhandover

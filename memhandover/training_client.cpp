@@ -1,0 +1,218 @@
+#include "memhandover/training_client.hpp"
+
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <spdlog/spdlog.h>
+#include <sys/eventfd.h>
+
+#include <array>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "memhandover/error.hpp"
+#include "memhandover/membership.hpp"
+
+namespace sluice::memhandover {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr milliseconds reconnect_every{200};
+
+class training_member final : public training_client {
+ public:
+  training_member(broker_options const& broker, std::string const& name, handler on_demand)
+      : member_(broker, client_kind::training, name, ""),
+        on_demand_(std::move(on_demand)),
+        stop_(::eventfd(0, EFD_CLOEXEC)),
+        known_epoch_(member_.view().header().chunk_count),
+        held_(member_.view().header().chunk_count) {
+    // The slot may have had an earlier owner; its old demands and requests are not ours.
+    answered_ = numbered::unpack(control().demand.load(std::memory_order_acquire)).seq;
+    mailbox().demand_done.store(answered_, std::memory_order_release);
+    // Signals are for the program's own threads.
+    sigset_t all;
+    sigset_t before;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_BLOCK, &all, &before);
+    thread_ = std::thread{[this] { run(); }};
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  training_member(training_member const&) = delete;
+  training_member& operator=(training_member const&) = delete;
+
+  ~training_member() override {
+    (void)::eventfd_write(stop_.get(), 1);
+    if (thread_.joinable()) {
+      thread_.join();
+    }
+  }
+
+  [[nodiscard]] ledger_view const& view() const noexcept override { return member_.view(); }
+  [[nodiscard]] pool_files const& files() const noexcept override { return member_.files(); }
+  [[nodiscard]] std::uint32_t slot() const noexcept override { return member_.slot(); }
+  [[nodiscard]] mailbox_header& mailbox() const noexcept override { return view().mailbox(slot()); }
+
+  [[nodiscard]] std::vector<std::uint32_t> acquire(std::uint32_t count, steady_clock::time_point deadline,
+                                                   std::vector<std::uint32_t>* needs_scrub) override;
+  void release(std::span<std::uint32_t const> chunks) override;
+  bool wait_grantable(std::uint32_t count, steady_clock::time_point deadline) override;
+
+  void abandon_in_child() noexcept override {
+    member_.abandon_in_child();
+    thread_.detach();  // it does not exist here
+  }
+
+ private:
+  [[nodiscard]] client_control& control() const noexcept { return view().controls()[slot()]; }
+  void ring_writer() const { (void)::eventfd_write(files().doorbell.get(), 1); }
+  void run();
+  void answer_demand();
+
+  membership member_;
+  handler on_demand_;
+  unique_fd stop_;
+  std::mutex asking_;  ///< one request at a time
+  std::mutex mutex_;   ///< guards what follows, and the mailbox's ring
+  std::condition_variable bell_rang_;
+  std::uint64_t rings_ = 0;
+  /// For each chunk that is ours the epoch of its grant; of others the epoch of the last. A chunk that has been given up
+  /// stands as ours in the ledger until the writer has read its mail, but with that same epoch.
+  std::vector<std::uint32_t> known_epoch_;
+  std::vector<bool> held_;
+  std::uint32_t answered_ = 0;     ///< control thread only
+  std::thread thread_;
+};
+
+void training_member::run() {
+  ::pthread_setname_np(::pthread_self(), "sluice-control");
+  for (;;) {
+    bool const lost = member_.socket() < 0;
+    std::array<pollfd, 3> polled{
+        {{stop_.get(), POLLIN, 0}, {member_.bell(), POLLIN, 0}, {member_.socket(), POLLIN, 0}}};
+    ::poll(polled.data(), polled.size(), lost ? static_cast<int>(reconnect_every.count()) : -1);
+    if (polled[0].revents != 0) {
+      return;
+    }
+    if (polled[1].revents != 0) {
+      eventfd_t count = 0;
+      (void)::eventfd_read(member_.bell(), &count);
+      answer_demand();
+      {
+        std::lock_guard const lock{mutex_};
+        ++rings_;
+      }
+      bell_rang_.notify_all();
+    }
+    if (polled[2].revents != 0) {
+      if (!member_.receive()) {
+        spdlog::warn("the broker has gone; looking for another");
+      }
+    } else if (lost && polled[1].revents == 0 && member_.reconnect()) {
+      spdlog::info("back with a broker");
+    }
+  }
+}
+
+void training_member::answer_demand() {
+  auto const asked = numbered::unpack(control().demand.load(std::memory_order_acquire));
+  if (asked.seq == answered_) {
+    return;
+  }
+  answered_ = asked.seq;
+  auto const awake = monotonic_ns();
+  demand_answer answer{{}, awake, awake, {}};
+  if (asked.chunks > 0) {
+    try {
+      answer = on_demand_({asked.chunks, awake});
+    } catch (std::exception const& why) {
+      spdlog::error("a demand could not be met reason=\"{}\"", why.what());
+    }
+    release(answer.chunks);
+  }
+  auto& box = mailbox();
+  box.awake_ns.store(awake);
+  box.closed_ns.store(answer.closed_ns);
+  box.idle_ns.store(answer.idle_ns);
+  box.released_ns.store(monotonic_ns());
+  box.demand_done.store(asked.seq, std::memory_order_release);
+  ring_writer();
+  if (answer.afterwards) {
+    answer.afterwards();
+  }
+}
+
+std::vector<std::uint32_t> training_member::acquire(std::uint32_t count, steady_clock::time_point deadline,
+                                                    std::vector<std::uint32_t>* needs_scrub) {
+  std::lock_guard const alone{asking_};
+  auto& box = mailbox();
+  auto const number = numbered::unpack(box.request.load(std::memory_order_relaxed)).seq + 1;
+  std::unique_lock lock{mutex_};
+  box.request.store(numbered{number, count}.pack(), std::memory_order_release);
+  ring_writer();
+  auto answered = [&] {
+    return numbered::unpack(control().grant.load(std::memory_order_acquire)).seq == number;
+  };
+  if (!bell_rang_.wait_until(lock, deadline, answered)) {
+    // Withdrawn, so that a writer who comes late grants nothing that nobody expects.
+    box.request.store(numbered{number + 1, 0}.pack(), std::memory_order_release);
+    ring_writer();
+  }
+  std::vector<std::uint32_t> granted;
+  for (std::uint32_t i = 0; i < view().header().chunk_count; ++i) {
+    auto const state = view().chunk(i);
+    if (state.who == owner::training && state.client == slot() && known_epoch_[i] != state.epoch) {
+      known_epoch_[i] = state.epoch;
+      held_[i] = true;
+      granted.push_back(i);
+      if (state.needs_scrub && needs_scrub != nullptr) {
+        needs_scrub->push_back(i);
+      }
+    }
+  }
+  return granted;
+}
+
+void training_member::release(std::span<std::uint32_t const> chunks) {
+  if (chunks.empty()) {
+    return;
+  }
+  std::lock_guard const lock{mutex_};
+  auto& box = mailbox();
+  auto const ring = view().mail_ring(slot());
+  auto written = box.mail_written.load(std::memory_order_relaxed);
+  for (auto const chunk : chunks) {
+    if (held_.at(chunk)) {
+      held_[chunk] = false;
+      // No message is ever overwritten: a chunk has at most one on its way, and the ring holds one for each.
+      ring[written & (ring.size() - 1)].store(release_mail{chunk, known_epoch_[chunk]}.pack(),
+                                             std::memory_order_relaxed);
+      ++written;
+    }
+  }
+  box.mail_written.store(written, std::memory_order_release);
+  ring_writer();
+}
+
+bool training_member::wait_grantable(std::uint32_t count, steady_clock::time_point deadline) {
+  auto& header = view().header();
+  auto enough = [&] { return header.grantable.load(std::memory_order_acquire) >= count; };
+  std::unique_lock lock{mutex_};
+  mailbox().waiting.store(1, std::memory_order_release);
+  bool const had = bell_rang_.wait_until(lock, deadline, enough);
+  mailbox().waiting.store(0, std::memory_order_release);
+  return had;
+}
+
+}  // namespace
+
+std::unique_ptr<training_client> training_client::join(broker_options const& broker, std::string const& name,
+                                                       handler on_demand) {
+  return std::make_unique<training_member>(broker, name, std::move(on_demand));
+}
+
+}  // namespace sluice::memhandover

@@ -1,0 +1,64 @@
+"""Entering the step arena, so that a micro-batch's allocations land in memory that can be taken away as a whole."""
+
+from __future__ import annotations
+
+import torch
+
+from sluice._runtime import Runtime
+
+
+class HostArena:
+    """On the host the runtime's own allocator answers, for the thread that has entered."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def enter(self) -> None:
+        self._runtime.enter(1)
+
+    def leave(self) -> None:
+        self._runtime.enter(0)
+
+    def dropped(self) -> None:
+        """A micro-batch has been discarded."""
+
+
+class CudaArena:
+    """On CUDA torch's own caching allocator, over segments from the runtime.
+
+    The pool is entered for all threads, since autograd's threads allocate too, and only while a micro-batch runs: an
+    entered pool keeps the out-of-memory path from emptying the cache, and blocks of side streams from being reused.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._device = torch.cuda.current_device()
+        self._allocator = torch.cuda.memory.CUDAPluggableAllocator(
+            runtime.path, "sluice_arena_alloc", "sluice_arena_free"
+        )
+        self._pool: torch.cuda.MemPool | None = None
+        self._generation = 0
+        self._entered = False
+
+    def enter(self) -> None:
+        if self._pool is None or self._generation != self._runtime.generation():
+            self.dropped()
+            self._pool = torch.cuda.MemPool(self._allocator.allocator())
+            self._generation = self._runtime.generation()
+        torch._C._cuda_beginAllocateToPool(self._device, self._pool.id)
+        self._entered = True
+
+    def leave(self) -> None:
+        if self._entered:
+            # Every end is paired with a release, else a dropped pool goes on counting in reserved_bytes.
+            torch._C._cuda_endAllocateToPool(self._device, self._pool.id)
+            torch._C._cuda_releasePool(self._device, self._pool.id)
+            self._entered = False
+
+    def dropped(self) -> None:
+        """Forgets the pool; its segments go back to the runtime, which may have given their memory away."""
+        self._pool = None
+
+
+def make_arena(runtime: Runtime, cuda: bool) -> HostArena | CudaArena:
+    return CudaArena(runtime) if cuda else HostArena(runtime)

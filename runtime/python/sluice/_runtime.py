@@ -1,0 +1,111 @@
+"""The training runtime (libsluice_runtime.so) through ctypes; see runtime/step/c_api.h for the contract."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import sys
+from pathlib import Path
+
+SOUND, REVOKED, STARVED = 0, 1, 2
+HOST, CUDA = 1, 2
+
+_SIGNATURES = {
+    "sluice_last_error": (ctypes.c_char_p, []),
+    "sluice_join_host": (ctypes.c_int, []),
+    "sluice_backend": (ctypes.c_int, []),
+    "sluice_begin": (ctypes.c_int, [ctypes.c_uint32, ctypes.c_uint32]),
+    "sluice_generation": (ctypes.c_uint64, []),
+    "sluice_arena_state": (ctypes.c_int, []),
+    "sluice_commit_begin": (ctypes.c_int, []),
+    "sluice_commit_end": (None, [ctypes.c_uint32]),
+    "sluice_discard": (None, []),
+    "sluice_survivors": (ctypes.c_uint64, []),
+    "sluice_enter": (None, [ctypes.c_int]),
+    "sluice_arena_capacity": (ctypes.c_uint64, []),
+    "sluice_arena_peak": (ctypes.c_uint64, []),
+    "sluice_others_bytes": (ctypes.c_uint64, []),
+    "sluice_pool_bytes": (ctypes.c_uint64, []),
+    "sluice_wait_memory": (ctypes.c_int, [ctypes.c_uint64, ctypes.c_uint32]),
+    "sluice_plan_start": (ctypes.c_int, [ctypes.c_uint32, ctypes.c_int]),
+    "sluice_plan_next": (ctypes.c_uint32, [ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint64)]),
+    "sluice_plan_committed": (None, [ctypes.c_uint32, ctypes.c_uint64, ctypes.c_double]),
+    "sluice_plan_discarded": (None, [ctypes.c_uint32, ctypes.c_int]),
+}
+
+SUPPORTED_TORCH = "2.11"
+
+
+class Runtime:
+    """The library, typed. One object a process."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(self._library, name)
+            function.restype = result
+            function.argtypes = arguments
+            setattr(self, name.removeprefix("sluice_"), function)
+
+    def error(self) -> str:
+        return self.last_error().decode()
+
+    def plan(self, remaining: int) -> tuple[int, int]:
+        """Samples of the next micro-batch, 0 to wait, and the bytes that it needs or waits for."""
+        needed = ctypes.c_uint64()
+        return self.plan_next(remaining, ctypes.byref(needed)), needed.value
+
+
+_attached: Runtime | None = None
+
+
+def _warn(reason: str) -> None:
+    print(f"sluice: this process trains without sharing: {reason}", file=sys.stderr)
+
+
+def _is_data_worker() -> bool:
+    """Whether this is a data loader's worker, which has no model to train."""
+    import torch.utils.data
+
+    return torch.utils.data.get_worker_info() is not None or (
+        multiprocessing.parent_process() is not None and multiprocessing.current_process().daemon
+    )
+
+
+def attach(uses_cuda: bool) -> Runtime | None:
+    """The runtime if this process shares the pool; None for plain PyTorch, after a word on standard error if sharing was
+    wanted but is not possible."""
+    global _attached
+    if _attached is not None:
+        return _attached
+    path = os.environ.get("SLUICE_RUNTIME_LIBRARY")
+    if os.environ.get("SLUICE_RUN") != "1" or not path or _is_data_worker():
+        return None
+
+    import torch
+
+    if not torch.__version__.startswith(SUPPORTED_TORCH + "."):
+        _warn(f"torch {torch.__version__} is not supported, only {SUPPORTED_TORCH}.x")
+        return None
+    try:
+        runtime = Runtime(path)
+    except OSError as why:
+        _warn(f"cannot open {path}: {why}")
+        return None
+    if uses_cuda:
+        torch.cuda.init()
+        torch.empty(1, device="cuda")  # the gate joins at the first allocation
+        if runtime.backend() != CUDA:
+            return None  # the gate has said why
+    else:
+        if runtime.join_host() != 0:
+            _warn(runtime.error())
+            return None
+        glue = ctypes.CDLL(str(Path(path).with_name("libsluice_torch_host.so")))
+        if glue.sluice_torch_host_install() != 0:
+            _warn("another CPU allocator is already in place")
+            return None
+    _attached = runtime
+    return runtime

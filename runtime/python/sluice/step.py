@@ -1,0 +1,296 @@
+"""The training step: one optimizer step over a global batch, in micro-batches that may be taken away and run again."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from sluice import _batches, _runtime
+from sluice._arena import make_arena
+from sluice.errors import OutOfMemory, Survivors
+
+#: Micro-batches that run outside the arena at the start, so that what libraries create once (workspaces, handles) is
+#: not born in memory that is taken away.
+WARM_UP = {_runtime.HOST: 1, _runtime.CUDA: 3}
+
+#: How long one wait for memory lasts before Python looks at its signals again.
+WAIT_SLICE_MS = 100
+
+
+class Step:
+    """Owns the body of a training loop.
+
+    Every call slices the global batch along dimension 0, runs forward and backward for each slice with the loss scaled
+    by its share, adds the gradients to accumulators outside the arena in one protected commit, and runs the optimizer
+    once. A slice whose memory was taken by the inference server counts for nothing and runs again: random state and
+    changed buffers are restored first, so with the same slicing and deterministic kernels training is bit-equal to a
+    run that was never disturbed. The loss function may therefore run more than once.
+
+    The loss must be a mean over samples. Not under ``sluice run``, the same arithmetic runs in plain PyTorch.
+
+    Args:
+        model: Module whose parameters are trained.
+        optimizer: Any optimizer over parameters of ``model`` that needs no closure.
+        micro_batch: Most samples in a slice. None: the whole batch.
+        adapt: Whether a slice may become smaller when memory is short. None: unless the model has batch statistics,
+            whose result depends on the slicing. If not, training waits until a whole slice fits.
+
+    Not thread-safe: one step at a time, from one thread.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        micro_batch: int | None = None,
+        *,
+        adapt: bool | None = None,
+    ) -> None:
+        if micro_batch is not None and micro_batch < 1:
+            raise ValueError(f"micro_batch must be at least 1, not {micro_batch}")
+        self.model = model
+        self.optimizer = optimizer
+        self._micro_batch = micro_batch
+        batch_norm = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+        self._adapt = adapt if adapt is not None else not batch_norm
+        self._params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        if not self._params:
+            raise ValueError("the optimizer has no parameter that requires a gradient")
+        self._cuda = self._params[0].is_cuda
+        self._runtime = _runtime.attach(self._cuda)
+        self._arena = make_arena(self._runtime, self._cuda) if self._runtime else None
+        self._warm_up = WARM_UP[_runtime.CUDA if self._cuda else _runtime.HOST]
+        self._planned_for: int | None = None
+        self._sums: dict[nn.Parameter, torch.Tensor] = {}
+        self._counts = {"steps": 0, "samples": 0, "commits": 0, "discards": 0, "micro_batch": 0, "wait_seconds": 0.0}
+
+    @property
+    def shared(self) -> bool:
+        """Whether this process shares the pool."""
+        return self._runtime is not None
+
+    def stats(self) -> dict[str, float]:
+        """Counts since the start: steps, samples, commits, discards, the last micro_batch, and wait_seconds for memory."""
+        return dict(self._counts)
+
+    def __call__(self, loss_fn: Callable[..., torch.Tensor], *batch: Any) -> torch.Tensor:
+        """Trains on one global batch.
+
+        Args:
+            loss_fn: Called with one slice of each element of ``batch``; returns the slice's mean loss, a scalar.
+            *batch: Tensors, or tuples, lists and dicts of them, with the samples in dimension 0.
+
+        Returns:
+            The mean loss over the global batch, detached.
+
+        Raises:
+            OutOfMemory: if the smallest permitted slice can never fit.
+            Survivors: if ``loss_fn`` keeps tensors beyond its run and they were taken away.
+            Exception: whatever ``loss_fn`` itself raises; the step has then not happened.
+        """
+        total = _batches.size_of(batch)
+        if total < 1:
+            raise ValueError("a step needs at least one tensor with at least one sample")
+        largest = min(self._micro_batch or total, total)
+        fresh: set[nn.Parameter] = set()
+        loss_sum: torch.Tensor | None = None
+        for param in self._params:
+            param.grad = None
+        done = 0
+        while done < total:
+            count = self._next_slice(total - done, largest)
+            slice_loss = self._run(loss_fn, _batches.cut(batch, done, done + count), count, total, fresh)
+            if slice_loss is None:
+                continue
+            loss_sum = slice_loss if loss_sum is None else loss_sum + slice_loss
+            done += count
+        for param in self._params:
+            param.grad = self._sums[param] if param in fresh else None
+        self.optimizer.step()
+        self._counts["steps"] += 1
+        self._counts["samples"] += total
+        return loss_sum
+
+    # --- one micro-batch ---------------------------------------------------------------------------------------------
+
+    def _run(
+        self, loss_fn: Callable[..., torch.Tensor], slices: tuple, count: int, total: int, fresh: set[nn.Parameter]
+    ) -> torch.Tensor | None:
+        """Forward, backward and commit of one slice; None if it was discarded and must run again."""
+        self._counts["micro_batch"] = count
+        runtime = self._runtime
+        if runtime is None or self._warm_up > 0:
+            # Plain PyTorch, with the same arithmetic.
+            try:
+                loss = self._forward_backward(loss_fn, slices, count / total)
+            except torch.OutOfMemoryError:
+                if runtime is None:
+                    raise
+                return self._too_large(count)
+            self._add_gradients(fresh)
+            self._warm_up -= 1
+            self._counts["commits"] += 1
+            if runtime is not None and self._warm_up == 0:
+                self._leave_warm_up()
+            return loss
+        saved = self._save()
+        runtime.begin(count, total)
+        started = time.perf_counter()
+        loss, failure = None, None
+        try:
+            self._arena.enter()
+            try:
+                loss = self._forward_backward(loss_fn, slices, count / total)
+            finally:
+                self._arena.leave()
+        except Exception as why:  # whose fault it is, the arena's state decides
+            if runtime.arena_state() == _runtime.SOUND:
+                self._give_up()
+                raise
+            failure = _without_frames(why)
+        if failure is None and runtime.commit_begin():
+            try:
+                loss = loss.clone()
+                self._add_gradients(fresh)
+            finally:
+                peak = runtime.arena_peak()
+                runtime.commit_end(count)
+            self._counts["commits"] += 1
+            runtime.plan_committed(count, peak, time.perf_counter() - started)
+            return loss
+        loss = None
+        self._discard(count, saved)
+        return None
+
+    def _forward_backward(self, loss_fn: Callable[..., torch.Tensor], slices: tuple, share: float) -> torch.Tensor:
+        loss = loss_fn(*slices)
+        if not isinstance(loss, torch.Tensor) or loss.dim() != 0:
+            raise TypeError("the loss function must return a scalar tensor, the mean loss of its slice")
+        if share != 1.0:
+            loss = loss * share
+        loss.backward()
+        return loss.detach()
+
+    @torch.no_grad()
+    def _add_gradients(self, fresh: set[nn.Parameter]) -> None:
+        """Adds the slice's gradients to the accumulators; the first of a step is copied."""
+        firsts, addends = ([], []), ([], [])
+        for param in self._params:
+            grad = param.grad
+            if grad is None:
+                continue
+            if param in fresh:
+                into = addends
+            else:
+                into = firsts
+                fresh.add(param)
+                if param not in self._sums:
+                    self._sums[param] = torch.empty_like(grad)
+            into[0].append(self._sums[param])
+            into[1].append(grad)
+            param.grad = None
+        if firsts[0]:
+            torch._foreach_copy_(*firsts)
+        if addends[0]:
+            torch._foreach_add_(*addends)
+
+    # --- discarding --------------------------------------------------------------------------------------------------
+
+    def _save(self) -> tuple:
+        """What a micro-batch changes besides gradients: random state, and buffers of modules in training."""
+        rng = torch.get_rng_state()
+        cuda_rng = torch.cuda.get_rng_state() if self._cuda else None
+        buffers = [b for b in self.model.buffers()] if self.model.training else []
+        return rng, cuda_rng, buffers, [b.detach().clone() for b in buffers], [b._version for b in buffers]
+
+    @torch.no_grad()
+    def _restore(self, saved: tuple) -> None:
+        rng, cuda_rng, buffers, values, versions = saved
+        torch.set_rng_state(rng)
+        if cuda_rng is not None:
+            torch.cuda.set_rng_state(cuda_rng)
+        for buffer, value, version in zip(buffers, values, versions):
+            if buffer._version != version:
+                buffer.copy_(value)
+
+    def _give_up(self) -> None:
+        """The loss function failed by itself: nothing of this slice counts, and the caller hears of it."""
+        for param in self._params:
+            param.grad = None
+        self._runtime.discard()
+        self._arena.dropped()
+
+    def _discard(self, count: int, saved: tuple) -> None:
+        runtime = self._runtime
+        state = runtime.arena_state()
+        for param in self._params:
+            param.grad = None
+        self._counts["discards"] += 1
+        runtime.plan_discarded(count, state)
+        runtime.discard()
+        self._arena.dropped()
+        if self._cuda:
+            torch.clear_autocast_cache()
+        if runtime.survivors() > 0:
+            gc.collect()
+            if (left := runtime.survivors()) > 0:
+                raise Survivors(
+                    f"{left} tensors of a discarded micro-batch are still referenced; the loss function must not keep "
+                    "tensors beyond its run (copy them out with .detach().clone(), or keep numbers from .item())"
+                )
+        self._restore(saved)
+
+    def _too_large(self, count: int) -> None:
+        """A slice outside the arena did not fit: the planner finds a smaller one, or waits."""
+        for param in self._params:
+            param.grad = None
+        self._leave_warm_up()
+        self._runtime.plan_discarded(count, _runtime.STARVED)
+
+    def _leave_warm_up(self) -> None:
+        if self._cuda:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+
+    # --- planning ----------------------------------------------------------------------------------------------------
+
+    def _next_slice(self, remaining: int, largest: int) -> int:
+        """Samples of the next slice; waits for memory if not even the smallest permitted one fits."""
+        if self._runtime is None:
+            slices = -(-remaining // largest)
+            return -(-remaining // slices)
+        if self._planned_for != largest:
+            self._runtime.plan_start(largest, 0 if self._adapt else 1)
+            self._planned_for = largest
+        while True:
+            count, needed = self._runtime.plan(remaining)
+            if count > 0:
+                return count
+            self._wait(needed, 1 if self._adapt else largest)
+
+    def _wait(self, needed: int, count: int) -> None:
+        """Waits until the arena could have ``needed`` bytes; an interrupt ends it."""
+        runtime = self._runtime
+        started = time.perf_counter()
+        while not runtime.wait_memory(needed, WAIT_SLICE_MS):
+            within_reach = runtime.arena_capacity() + runtime.others_bytes()
+            if needed > within_reach:
+                raise OutOfMemory(
+                    f"a micro-batch of {count} samples needs more than the {within_reach} bytes that this job could "
+                    f"have of the pool's {runtime.pool_bytes()}; lower micro_batch, or give the pool more memory"
+                )
+        self._counts["wait_seconds"] += time.perf_counter() - started
+
+
+def _without_frames(failure: BaseException) -> BaseException:
+    """The exception without its traceback, whose frames would keep the discarded tensors alive."""
+    seen = failure
+    while seen is not None:
+        seen.__traceback__ = None
+        seen = seen.__cause__ or seen.__context__
+    return failure

@@ -1,0 +1,91 @@
+/* The C boundary of the training runtime (libsluice_runtime.so), for the Python package, torch's pluggable allocator and
+ * the host allocator. Independent of the Python and torch versions. Functions that can fail return a status and leave a
+ * sentence in sluice_last_error() of the calling thread. Nothing throws.
+ *
+ * One micro-batch:
+ *
+ *   begin ─► forward, backward ─► commit_begin ──1──► add gradients ─► commit_end
+ *                  │                    └──0──► discard          (memory was taken away: run it again)
+ *                  └── exception ─► discard
+ */
+#ifndef SLUICE_RUNTIME_STEP_C_API_H
+#define SLUICE_RUNTIME_STEP_C_API_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define SLUICE_EXPORT __attribute__((visibility("default")))
+
+enum sluice_status {
+  SLUICE_OK = 0,
+  SLUICE_CANCELLED = 1,     /* the micro-batch's memory has been taken away */
+  SLUICE_OUT_OF_MEMORY = 2, /* the pool has no more to give at present */
+  SLUICE_FAILED = 3
+};
+
+/* What has become of the arena since the last sluice_begin. */
+enum sluice_arena_state {
+  SLUICE_ARENA_SOUND = 0,
+  SLUICE_ARENA_REVOKED = 1, /* taken away by a demand */
+  SLUICE_ARENA_STARVED = 2  /* an allocation did not fit */
+};
+
+SLUICE_EXPORT char const* sluice_last_error(void);
+
+/* Joins the pool with the host backend. 0 if the process shares from now on. On CUDA the gate joins by itself. */
+SLUICE_EXPORT int sluice_join_host(void);
+/* 0: this process does not share; 1: host; 2: CUDA. */
+SLUICE_EXPORT int sluice_backend(void);
+
+/* Starts a micro-batch of `micro_batch` samples of a global batch on the calling thread. */
+SLUICE_EXPORT int sluice_begin(uint32_t micro_batch, uint32_t global_batch);
+/* Number of the arena that allocations go to: it changes when a new one takes the place of a revoked one. */
+SLUICE_EXPORT uint64_t sluice_generation(void);
+SLUICE_EXPORT int sluice_arena_state(void);
+/* 1: the micro-batch is whole and protected until sluice_commit_end; 0: discard it. */
+SLUICE_EXPORT int sluice_commit_begin(void);
+SLUICE_EXPORT void sluice_commit_end(uint32_t samples);
+/* Ends the micro-batch without counting it; the gate lets launches through again. */
+SLUICE_EXPORT void sluice_discard(void);
+/* Allocations of discarded micro-batches that are still referenced. */
+SLUICE_EXPORT uint64_t sluice_survivors(void);
+/* The calling thread's allocations go to the arena (1) or not (0); host backend only. */
+SLUICE_EXPORT void sluice_enter(int enter);
+
+/* Bytes that the arena could have now: what it holds, and what the pool would grant. */
+SLUICE_EXPORT uint64_t sluice_arena_capacity(void);
+/* Most bytes that have been in use at once since sluice_begin. */
+SLUICE_EXPORT uint64_t sluice_arena_peak(void);
+SLUICE_EXPORT uint64_t sluice_pool_bytes(void);
+/* Bytes of the pool that other processes hold, and might give back. */
+SLUICE_EXPORT uint64_t sluice_others_bytes(void);
+/* Waits until the arena could have more than `bytes`, at most `timeout_ms`; 1 if so. */
+SLUICE_EXPORT int sluice_wait_memory(uint64_t bytes, uint32_t timeout_ms);
+
+/* The planner of micro-batch sizes (scheduler/batch_planner.hpp); one for the process. `fixed`: always `largest`. */
+SLUICE_EXPORT int sluice_plan_start(uint32_t largest, int fixed);
+/* Samples of the next micro-batch; 0: wait until the arena could have *needed_bytes. */
+SLUICE_EXPORT uint32_t sluice_plan_next(uint32_t remaining, uint64_t* needed_bytes);
+SLUICE_EXPORT void sluice_plan_committed(uint32_t samples, uint64_t peak_bytes, double seconds);
+SLUICE_EXPORT void sluice_plan_discarded(uint32_t samples, int arena_state);
+
+/* Segment provider for torch's MemPool on CUDA (signature of CUDAPluggableAllocator). */
+SLUICE_EXPORT void* sluice_arena_alloc(ssize_t bytes, int device, void* stream);
+SLUICE_EXPORT void sluice_arena_free(void* address, ssize_t bytes, int device, void* stream);
+
+/* Host allocator: an address in *address, or a status. SLUICE_FAILED: let torch's own allocator answer. */
+SLUICE_EXPORT int sluice_host_alloc(void** address, size_t bytes);
+/* 1 if the address was ours. */
+SLUICE_EXPORT int sluice_host_free(void* address);
+/* Called at every operator boundary on the host: returns when launches are not held. */
+SLUICE_EXPORT void sluice_host_boundary(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

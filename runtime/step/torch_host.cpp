@@ -1,0 +1,71 @@
+/// torch's CPU allocator and operator boundaries, handed to the training runtime. The only part of the training side
+/// that is built against torch, and so thin that it hardly depends on torch's version.
+
+#include <ATen/record_function.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
+
+#include <cstring>
+
+#include "runtime/step/c_api.h"
+
+namespace {
+
+c10::Allocator* torch_allocator = nullptr;
+c10::DeleterFnPtr torch_raw_deleter = nullptr;
+
+void free_ours(void* address) { (void)sluice_host_free(address); }
+
+/// For addresses whose origin is not known: ours, or torch's own.
+void free_any(void* address) {
+  if (sluice_host_free(address) == 0) {
+    torch_raw_deleter(address);
+  }
+}
+
+class pool_allocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(std::size_t bytes) override {
+    void* address = nullptr;
+    switch (sluice_host_alloc(&address, bytes)) {
+      case SLUICE_OK:
+        return {address, address, free_ours, c10::Device(c10::DeviceType::CPU)};
+      case SLUICE_CANCELLED:
+        TORCH_CHECK(false, "sluice: ", sluice_last_error());
+      case SLUICE_OUT_OF_MEMORY:
+        TORCH_CHECK_WITH(OutOfMemoryError, false, "sluice: ", sluice_last_error());
+      default:
+        return torch_allocator->allocate(bytes);
+    }
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return free_any; }
+  void copy_data(void* to, void const* from, std::size_t bytes) const override { std::memcpy(to, from, bytes); }
+};
+
+std::unique_ptr<at::ObserverContext> at_boundary(at::RecordFunction const& /*function*/) {
+  sluice_host_boundary();
+  return nullptr;
+}
+
+}  // namespace
+
+/// Puts the allocator and the boundary callback in place, once. 0 if that was done.
+extern "C" SLUICE_EXPORT int sluice_torch_host_install(void) {
+  if (torch_allocator != nullptr) {
+    return 0;
+  }
+  torch_allocator = c10::GetCPUAllocator();
+  torch_raw_deleter = torch_allocator->raw_deleter();
+  if (torch_raw_deleter == nullptr) {
+    torch_allocator = nullptr;
+    return 1;  // another allocator is in place that cannot be asked whose an address is
+  }
+  static pool_allocator ours;
+  constexpr std::uint8_t above_the_default = 200;
+  c10::SetCPUAllocator(&ours, above_the_default);
+  at::addGlobalCallback(at::RecordFunctionCallback(at_boundary)
+                            .needsInputs(false)
+                            .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+  return 0;
+}

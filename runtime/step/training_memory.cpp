@@ -1,0 +1,442 @@
+#include "runtime/step/training_memory.hpp"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "memhandover/bytes.hpp"
+#include "memhandover/error.hpp"
+
+namespace sluice::step {
+namespace {
+
+using memhandover::chunk_space;
+using memhandover::monotonic_ns;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+/// How long an allocation waits for the pool's writer. It answers within microseconds unless it has just died.
+constexpr milliseconds grant_patience{2000};
+/// How long the control thread waits for launches to end before it gives nothing: longer than any unit it may meet.
+constexpr std::int64_t drain_patience_ns = 2'000'000'000;
+
+thread_local bool commits_here = false;
+
+}  // namespace
+
+training_memory::training_memory(options how) : options_(std::move(how)) {
+  client_ = memhandover::training_client::join(options_.broker, options_.name, [this](memhandover::demand const& wanted) {
+    return give_up(wanted);
+  });
+  std::lock_guard const lock{mutex_};
+  memory_ = memhandover::open_device_memory(client_->view().shape(), client_->files().chunks, options_.driver);
+  auto const chunks = client_->view().shape().chunk_count;
+  needs_scrub_.resize(chunks);
+  arena_ = new_arena();
+  persistent_ = std::make_unique<space>(*memory_, chunks, options_.alignment, options_.persistent);
+}
+
+bool training_memory::committing() noexcept { return commits_here; }
+
+std::unique_ptr<chunk_space> training_memory::new_arena() const {
+  return std::make_unique<space>(*memory_, client_->view().shape().chunk_count, options_.alignment, space::backing::pool);
+}
+
+void training_memory::begin() {
+  std::lock_guard const lock{mutex_};
+  if (arena_->revoked()) {
+    replace_arena(retired_);
+    if (options_.gate != nullptr) {
+      options_.gate->abort_end();  // the last micro-batch was left without a word
+    }
+  }
+  drop_empty(promoted_);
+  if (options_.gate == nullptr) {
+    auto const idle = persistent_->shrink(persistent_->idle_chunks());
+    spare_.insert(spare_.end(), idle.begin(), idle.end());
+  }
+  state_.store(arena_state::sound, std::memory_order_release);
+  phase_ = phase::running;
+  peak_ = arena_->ranges().used();
+}
+
+bool training_memory::commit_begin() {
+  std::lock_guard const lock{mutex_};
+  if (state_.load(std::memory_order_relaxed) != arena_state::sound) {
+    return false;
+  }
+  phase_ = phase::committing;
+  commits_here = true;
+  return true;
+}
+
+void training_memory::commit_end() {
+  {
+    std::lock_guard const lock{mutex_};
+    phase_ = phase::idle;
+    commits_here = false;
+    // On the host every tensor is an allocation of its own, so one that is left outlives its micro-batch. On CUDA what
+    // is left are the segments that torch's allocator keeps for the next one.
+    if (options_.gate == nullptr && arena_->ranges().live() > 0) {
+      replace_arena(promoted_);
+    }
+    publish();
+  }
+  commit_ended_.notify_all();
+}
+
+void training_memory::discard() {
+  {
+    std::lock_guard const lock{mutex_};
+    phase_ = phase::idle;
+    commits_here = false;
+    if (arena_->revoked()) {
+      replace_arena(retired_);
+    } else if (options_.gate == nullptr && arena_->ranges().live() > 0) {
+      replace_arena(promoted_);
+    }
+    state_.store(arena_state::sound, std::memory_order_release);
+    publish();
+    if (options_.gate != nullptr) {
+      options_.gate->abort_end();
+    }
+  }
+  commit_ended_.notify_all();
+}
+
+/// Puts the arena away among `old` and begins another.
+void training_memory::replace_arena(std::vector<std::unique_ptr<space>>& old) {
+  auto fresh = new_arena();
+  if (!arena_->revoked()) {
+    auto const idle = arena_->shrink(arena_->idle_chunks());
+    spare_.insert(spare_.end(), idle.begin(), idle.end());
+  }
+  old.push_back(std::exchange(arena_, std::move(fresh)));
+  drop_empty(old);
+  generation_.fetch_add(1, std::memory_order_acq_rel);
+}
+
+void training_memory::drop_empty(std::vector<std::unique_ptr<space>>& spaces) {
+  std::erase_if(spaces, [this](std::unique_ptr<space> const& candidate) {
+    if (candidate->ranges().live() > 0 || candidate->awaits_unmapping()) {
+      return false;
+    }
+    auto const idle = candidate->revoked() ? std::vector<std::uint32_t>{} : candidate->shrink(candidate->idle_chunks());
+    spare_.insert(spare_.end(), idle.begin(), idle.end());
+    return true;
+  });
+}
+
+std::uint64_t training_memory::survivors() const {
+  std::lock_guard const lock{mutex_};
+  std::uint64_t count = 0;
+  for (auto const& old : retired_) {
+    count += old->ranges().live();
+  }
+  return count;
+}
+
+std::uint64_t training_memory::peak_bytes() const {
+  std::lock_guard const lock{mutex_};
+  return peak_;
+}
+
+std::uint64_t training_memory::capacity_bytes() const {
+  std::lock_guard const lock{mutex_};
+  auto const chunks = arena_->chunks().size() + spare_.size() + client_->view().header().grantable.load();
+  return chunks * client_->view().shape().chunk_bytes;
+}
+
+bool training_memory::wait_capacity(std::uint64_t bytes, milliseconds patience) {
+  auto const chunk = client_->view().shape().chunk_bytes;
+  std::uint64_t own = 0;
+  {
+    std::lock_guard const lock{mutex_};
+    own = (arena_->chunks().size() + spare_.size()) * chunk;
+  }
+  if (own > bytes) {
+    return true;
+  }
+  auto const missing = static_cast<std::uint32_t>((bytes - own) / chunk + 1);
+  return client_->wait_grantable(missing, steady_clock::now() + patience);
+}
+
+std::byte* training_memory::allocate_arena(std::size_t bytes) {
+  std::unique_lock lock{mutex_};
+  for (;;) {
+    if (arena_->revoked()) {
+      throw error{error_kind::cancelled, "this micro-batch's memory has gone to the inference server; it will be run again"};
+    }
+    if (auto* const address = arena_->allocate(bytes)) {
+      peak_ = std::max(peak_, arena_->ranges().used());
+      return address;
+    }
+    auto* const before = arena_.get();
+    if (!fill(*arena_, bytes, lock) && arena_.get() == before && !arena_->revoked()) {
+      state_.store(arena_state::starved, std::memory_order_release);
+      throw error{error_kind::out_of_memory,
+                  "the step arena holds " + format_bytes(arena_->ranges().used()) + " and cannot get " +
+                      format_bytes(bytes) + " more from the pool at present"};
+    }
+  }
+}
+
+std::byte* training_memory::allocate_persistent(std::size_t bytes) {
+  std::unique_lock lock{mutex_};
+  for (;;) {
+    if (auto* const address = persistent_->allocate(bytes)) {
+      return address;
+    }
+    if (!fill(*persistent_, bytes, lock)) {
+      auto const& header = client_->view().header();
+      throw error{error_kind::out_of_memory,
+                  "cannot get " + format_bytes(bytes) + " of persistent memory: the pool has " +
+                      format_bytes(header.chunk_bytes * header.chunk_count) + ", of which " +
+                      format_bytes(header.chunk_bytes * header.grantable.load()) +
+                      " can be had now; `sluice status` shows who holds the rest"};
+    }
+  }
+}
+
+/// Maps chunks into `where` until `bytes` fit; false if there are too few. The lock is let go while the pool is asked.
+bool training_memory::fill(space& where, std::size_t bytes, std::unique_lock<std::mutex>& lock) {
+  auto const needed = where.chunks_needed(bytes);
+  if (needed > where.room()) {
+    return false;
+  }
+  if (spare_.size() < needed) {
+    auto const missing = needed - static_cast<std::uint32_t>(spare_.size());
+    std::vector<std::uint32_t> dirty;
+    lock.unlock();
+    auto const granted = client_->acquire(std::max(missing, options_.grow_by), steady_clock::now() + grant_patience, &dirty);
+    lock.lock();
+    for (auto const chunk : dirty) {
+      needs_scrub_.at(chunk) = true;
+    }
+    spare_.insert(spare_.end(), granted.begin(), granted.end());
+    if (spare_.size() < needed) {
+      return false;
+    }
+    if (where.chunks_needed(bytes) != needed || where.revoked()) {
+      return true;  // others were here meanwhile: look again
+    }
+  }
+  // Neighbours together, so that one mapping covers a run of them.
+  std::sort(spare_.begin(), spare_.end());
+  std::vector<std::uint32_t> const taken(spare_.end() - static_cast<std::ptrdiff_t>(needed), spare_.end());
+  auto* const at = where.base() + where.chunks().size() * memory_->shape().chunk_bytes;
+  where.grow(taken);
+  spare_.resize(spare_.size() - needed);
+  for (std::size_t i = 0; i < taken.size();) {
+    std::size_t end = i;
+    while (end < taken.size() && (needs_scrub_.at(taken[end]) || where.holds_private_pages())) {
+      needs_scrub_.at(taken[end]) = false;
+      ++end;
+    }
+    if (end > i) {
+      memory_->scrub(at + i * memory_->shape().chunk_bytes, std::span{taken}.subspan(i, end - i));
+    }
+    i = end + 1;
+  }
+  publish();
+  return true;
+}
+
+bool training_memory::free(std::byte* address) {
+  std::lock_guard const lock{mutex_};
+  for (auto* candidate : {arena_.get(), persistent_.get()}) {
+    if (candidate->contains(address)) {
+      return candidate->free(address) > 0;
+    }
+  }
+  for (auto* list : {&retired_, &promoted_}) {
+    for (auto& candidate : *list) {
+      if (candidate->contains(address)) {
+        bool const freed = candidate->free(address) > 0;
+        drop_empty(*list);
+        return freed;
+      }
+    }
+  }
+  return false;
+}
+
+bool training_memory::owns(void const* address) const {
+  std::lock_guard const lock{mutex_};
+  auto holds = [address](std::unique_ptr<space> const& candidate) { return candidate->contains(address); };
+  return holds(arena_) || holds(persistent_) || std::any_of(retired_.begin(), retired_.end(), holds) ||
+         std::any_of(promoted_.begin(), promoted_.end(), holds);
+}
+
+std::pair<std::byte*, std::size_t> training_memory::persistent_range(std::byte* address) const {
+  std::lock_guard const lock{mutex_};
+  if (!persistent_->contains(address)) {
+    return {nullptr, 0};
+  }
+  auto const range = persistent_->ranges().containing(static_cast<std::size_t>(address - persistent_->base()));
+  return range ? std::pair{persistent_->base() + range->first, range->second} : std::pair{static_cast<std::byte*>(nullptr), std::size_t{0}};
+}
+
+std::uint64_t training_memory::persistent_free_bytes() const {
+  std::lock_guard const lock{mutex_};
+  auto const chunks = spare_.size() + client_->view().header().grantable.load();
+  return persistent_->ranges().capacity() - persistent_->ranges().used() + chunks * memory_->shape().chunk_bytes;
+}
+
+/// Chunks that nothing uses: those without a mapping, then the idle ends of arena and persistent memory.
+void training_memory::take_idle(std::uint32_t count, std::vector<std::uint32_t>& given) {
+  auto missing = [&] { return count - static_cast<std::uint32_t>(given.size()); };
+  hand_over(missing(), spare_, given);
+  for (auto* candidate : {arena_.get(), persistent_.get()}) {
+    if (missing() > 0 && !candidate->revoked()) {
+      auto const idle = candidate->shrink(missing());
+      given.insert(given.end(), idle.begin(), idle.end());
+    }
+  }
+}
+
+/// Moves `count` chunks, or all, from the end of `from` to `given`.
+void training_memory::hand_over(std::uint32_t count, std::vector<std::uint32_t>& from,
+                                std::vector<std::uint32_t>& given) {
+  auto const moved = std::min<std::size_t>(count, from.size());
+  given.insert(given.end(), from.end() - static_cast<std::ptrdiff_t>(moved), from.end());
+  from.resize(from.size() - moved);
+}
+
+/// On the control thread.
+memhandover::demand_answer training_memory::give_up(memhandover::demand const& wanted) {
+  memhandover::demand_answer answer;
+  std::unique_lock lock{mutex_};
+  if (arena_ == nullptr) {
+    answer.closed_ns = answer.idle_ns = monotonic_ns();
+    return answer;  // still being set up: there is nothing to give
+  }
+  if (phase_ == phase::committing) {
+    // A commit is short, and what it adds up must not be lost. A compute pause lets it through meanwhile.
+    urgent_.store(true, std::memory_order_release);
+    if (options_.gate != nullptr) {
+      options_.gate->set_urgent(true);
+    }
+    commit_ended_.wait(lock, [this] { return phase_ != phase::committing; });
+    urgent_.store(false, std::memory_order_release);
+    if (options_.gate != nullptr) {
+      options_.gate->set_urgent(false);
+    }
+  }
+  auto* const gate = options_.gate;
+  answer.closed_ns = answer.idle_ns = monotonic_ns();
+  if (gate == nullptr) {
+    take_idle(wanted.chunks, answer.chunks);
+  } else {
+    hand_over(wanted.chunks, spare_, answer.chunks);  // what is mapped may still be in use by the device
+  }
+  auto const missing = wanted.chunks - static_cast<std::uint32_t>(answer.chunks.size());
+  if (missing > 0 && !arena_->chunks().empty() && !arena_->revoked()) {
+    if (gate == nullptr) {
+      auto taken = arena_->revoke(true);
+      state_.store(arena_state::revoked, std::memory_order_release);
+      hand_over(missing, taken, answer.chunks);
+      spare_.insert(spare_.end(), taken.begin(), taken.end());
+    } else {
+      take_arena_behind_gate(missing, lock, answer);
+    }
+  }
+  publish();
+  return answer;
+}
+
+/// Closes the gate, waits until nothing runs, and takes the arena. Mappings are removed, and the gate opened, afterwards.
+void training_memory::take_arena_behind_gate(std::uint32_t count, std::unique_lock<std::mutex>& lock,
+                                             memhandover::demand_answer& answer) {
+  auto* const gate = options_.gate;
+  auto const deadline = monotonic_ns() + drain_patience_ns;
+  for (;;) {
+    lock.unlock();  // a thread inside a launch may need this lock to get out
+    bool const closed = gate->close(deadline);
+    answer.closed_ns = monotonic_ns();
+    bool const idle = closed && gate->wait_idle(deadline);
+    answer.idle_ns = monotonic_ns();
+    lock.lock();
+    if (closed && idle && phase_ != phase::committing) {
+      break;
+    }
+    if (closed) {
+      gate->open();
+    }
+    if (!closed || !idle) {
+      return;
+    }
+    commit_ended_.wait(lock, [this] { return phase_ != phase::committing; });  // it began in between
+  }
+  if (arena_->chunks().empty() || arena_->revoked()) {
+    gate->open();
+    return;
+  }
+  auto* const victim = arena_.get();
+  auto taken = victim->revoke(false);
+  state_.store(arena_state::revoked, std::memory_order_release);
+  hand_over(count, taken, answer.chunks);
+  answer.afterwards = [this, victim, gate, kept = std::move(taken)] {
+    std::lock_guard const again{mutex_};
+    victim->finish_revoke();
+    spare_.insert(spare_.end(), kept.begin(), kept.end());
+    if (arena_.get() == victim && phase_ == phase::running) {
+      gate->abort_begin();  // until `discard`; if that has been called already there is nothing left to abort
+    }
+    gate->open();
+    drop_empty(retired_);
+  };
+}
+
+void training_memory::publish() {
+  auto& box = client_->mailbox();
+  std::size_t kept = persistent_->chunks().size();
+  for (auto const& old : promoted_) {
+    kept += old->chunks().size();
+  }
+  box.arena_chunks.store(static_cast<std::uint32_t>(arena_->chunks().size() + spare_.size()), std::memory_order_relaxed);
+  box.persistent_chunks.store(static_cast<std::uint32_t>(kept), std::memory_order_relaxed);
+}
+
+void training_memory::before_fork() {
+  mutex_.lock();
+  auto const chunk = memory_->shape().chunk_bytes;
+  auto copy = [&](space& shared) {
+    if (shared.revoked() || shared.ranges().live() == 0) {
+      return;
+    }
+    auto const bytes = shared.chunks().size() * chunk;
+    void* const twin = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (twin != MAP_FAILED) {
+      shared.ranges().for_each([&](std::size_t offset, std::size_t size) {
+        std::memcpy(static_cast<std::byte*>(twin) + offset, shared.base() + offset, size);
+      });
+      fork_copies_.emplace_back(&shared, static_cast<std::byte*>(twin));
+    }
+  };
+  // Persistent memory lies in private pages already.
+  copy(*arena_);
+  for (auto& old : promoted_) {
+    copy(*old);
+  }
+}
+
+void training_memory::after_fork_in_parent() {
+  for (auto const& [shared, twin] : fork_copies_) {
+    ::munmap(twin, shared->chunks().size() * memory_->shape().chunk_bytes);
+  }
+  fork_copies_.clear();
+  mutex_.unlock();
+}
+
+void training_memory::after_fork_in_child() {
+  for (auto const& [shared, twin] : fork_copies_) {
+    auto const bytes = shared->chunks().size() * memory_->shape().chunk_bytes;
+    ::mremap(twin, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, shared->base());
+  }
+  client_->abandon_in_child();
+  mutex_.unlock();
+}
+
+}  // namespace sluice::step

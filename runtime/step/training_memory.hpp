@@ -1,0 +1,130 @@
+/// All pool memory of a training process: the step arena, persistent memory, and chunks in between.
+///
+/// The arena's life in one micro-batch, and what a demand does to it in each state:
+///
+///   idle ──begin──► running ──commit_begin──► committing ──commit_end──► idle        demand: idle: whole arena
+///                      └───────── discard ──► idle                                   running: whole arena, discarded
+///                                                                                    committing: after commit_end
+///
+/// An arena that has been revoked is *retired*: its addresses are not used again while an allocation in it lives. One
+/// whose allocations outlive a commit is *promoted*: it stays mapped and is never a victim.
+///
+/// Victims of a demand, in this order: chunks without a mapping, idle chunks at the end of arena and of persistent
+/// memory, then the arena as a whole.
+///
+/// Thread-safety: all functions from any thread. No lock is held while waiting for the pool.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "memhandover/chunk_space.hpp"
+#include "memhandover/training_client.hpp"
+
+namespace sluice::step {
+
+/// How launches are stopped and taken back; the host backend, which revokes under running kernels, has an empty one.
+class launch_gate {
+ public:
+  virtual ~launch_gate() = default;
+  /// No launch begins after it returns true; false if a thread stayed inside one until the deadline.
+  virtual bool close(std::int64_t deadline_ns) = 0;
+  virtual bool wait_idle(std::int64_t deadline_ns) = 0;
+  virtual void open() = 0;
+  virtual void abort_begin() = 0;
+  virtual void abort_end() = 0;
+  virtual void set_urgent(bool urgent) = 0;
+};
+
+enum class arena_state { sound, revoked, starved };
+
+class training_memory {
+ public:
+  struct options {
+    memhandover::broker_options broker;
+    std::string name;
+    std::size_t alignment = 64;                  ///< of every allocation
+    std::uint32_t grow_by = 1;                   ///< chunks asked for at least, so that asking is rare
+    memhandover::chunk_space::backing persistent = memhandover::chunk_space::backing::pool;
+    std::shared_ptr<memhandover::cuda_driver const> driver;  ///< null on the host
+    launch_gate* gate = nullptr;                 ///< null on the host
+  };
+
+  /// Joins the pool. Throws as `training_client::join` does.
+  explicit training_memory(options how);
+
+  [[nodiscard]] memhandover::training_client& client() noexcept { return *client_; }
+
+  // --- micro-batches, from the training thread -----------------------------------------------------------------
+  void begin();
+  [[nodiscard]] bool commit_begin();
+  void commit_end();
+  void discard();
+  [[nodiscard]] arena_state state() const noexcept { return state_.load(std::memory_order_acquire); }
+  [[nodiscard]] std::uint64_t generation() const noexcept { return generation_.load(std::memory_order_acquire); }
+  /// True in the thread that commits, between commit_begin and commit_end.
+  [[nodiscard]] static bool committing() noexcept;
+  /// A demand waits for a commit to end.
+  [[nodiscard]] bool urgent() const noexcept { return urgent_.load(std::memory_order_acquire); }
+  /// Allocations that live in revoked arenas.
+  [[nodiscard]] std::uint64_t survivors() const;
+  [[nodiscard]] std::uint64_t peak_bytes() const;
+  [[nodiscard]] std::uint64_t capacity_bytes() const;
+  bool wait_capacity(std::uint64_t bytes, std::chrono::milliseconds patience);
+
+  // --- allocation ------------------------------------------------------------------------------------------------
+  /// Throws `cancelled` if the micro-batch's memory has been taken away, `out_of_memory` if the pool grants too little.
+  [[nodiscard]] std::byte* allocate_arena(std::size_t bytes);
+  [[nodiscard]] std::byte* allocate_persistent(std::size_t bytes);
+  /// Whether `address` was an allocation of ours; it is free afterwards.
+  bool free(std::byte* address);
+  [[nodiscard]] bool owns(void const* address) const;
+  /// The allocation of persistent memory that `address` lies in, as base and size; {null, 0} if none.
+  [[nodiscard]] std::pair<std::byte*, std::size_t> persistent_range(std::byte* address) const;
+  [[nodiscard]] std::uint64_t persistent_free_bytes() const;
+
+  // --- fork (host backend) -----------------------------------------------------------------------------------------
+  // The child keeps what was allocated, unchanged, in private pages, and is no part of the pool.
+  void before_fork();
+  void after_fork_in_parent();
+  void after_fork_in_child();
+
+ private:
+  using space = memhandover::chunk_space;
+
+  [[nodiscard]] memhandover::demand_answer give_up(memhandover::demand const& wanted);
+  void take_idle(std::uint32_t count, std::vector<std::uint32_t>& given);
+  void take_arena_behind_gate(std::uint32_t count, std::unique_lock<std::mutex>& lock,
+                              memhandover::demand_answer& answer);
+  static void hand_over(std::uint32_t count, std::vector<std::uint32_t>& from, std::vector<std::uint32_t>& given);
+  [[nodiscard]] bool fill(space& where, std::size_t bytes, std::unique_lock<std::mutex>& lock);
+  void replace_arena(std::vector<std::unique_ptr<space>>& old);
+  void drop_empty(std::vector<std::unique_ptr<space>>& spaces);
+  [[nodiscard]] std::unique_ptr<space> new_arena() const;
+  void publish();
+
+  options options_;
+  std::unique_ptr<memhandover::device_memory> memory_;
+  std::unique_ptr<memhandover::training_client> client_;
+  mutable std::mutex mutex_;  ///< guards what follows
+  std::condition_variable commit_ended_;
+  enum class phase { idle, running, committing } phase_ = phase::idle;
+  std::unique_ptr<space> arena_;
+  std::unique_ptr<space> persistent_;
+  std::vector<std::unique_ptr<space>> retired_;
+  std::vector<std::unique_ptr<space>> promoted_;
+  std::vector<std::uint32_t> spare_;       ///< ours, not mapped
+  std::vector<bool> needs_scrub_;          ///< by chunk: contents are another's
+  std::size_t peak_ = 0;
+  std::vector<std::pair<space*, std::byte*>> fork_copies_;
+  std::atomic<arena_state> state_{arena_state::sound};
+  std::atomic<std::uint64_t> generation_{1};
+  std::atomic<bool> urgent_{false};
+};
+
+}  // namespace sluice::step

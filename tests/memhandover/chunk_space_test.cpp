@@ -1,0 +1,119 @@
+#include "memhandover/chunk_space.hpp"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+#include <numeric>
+#include <thread>
+
+#include "memhandover/bytes.hpp"
+#include "memhandover/detail/host_memory.hpp"
+
+namespace sluice::memhandover {
+namespace {
+
+using namespace sluice::literals;
+
+class chunk_space_test : public testing::Test {
+ protected:
+  pool_shape shape_{backend_kind::host, -1, 64_KiB, 16};
+  pool_descriptors chunks_ = detail::create_host_chunks(shape_);
+  std::unique_ptr<device_memory> memory_ = open_device_memory(shape_, chunks_);
+
+  static std::vector<std::uint32_t> numbers(std::uint32_t from, std::uint32_t count) {
+    std::vector<std::uint32_t> result(count);
+    std::iota(result.begin(), result.end(), from);
+    return result;
+  }
+};
+
+TEST_F(chunk_space_test, gives_addresses_in_the_chunks_that_were_mapped) {
+  chunk_space space{*memory_, 16, 64, chunk_space::backing::pool};
+  EXPECT_EQ(space.allocate(100), nullptr);
+  EXPECT_EQ(space.chunks_needed(100_KiB), 2U);
+  space.grow(numbers(4, 2));
+  auto* const address = space.allocate(100_KiB);
+  ASSERT_NE(address, nullptr);
+  std::memset(address, 7, 100_KiB);
+  auto* const other = memory_->reserve(1);
+  memory_->map(other, numbers(5, 1));
+  EXPECT_EQ(static_cast<int>(other[0]), 7) << "the second chunk of the space is chunk 5 of the pool";
+  memory_->unmap(other, 1);
+  memory_->release(other, 1);
+}
+
+TEST_F(chunk_space_test, gives_back_only_chunks_in_which_nothing_lives) {
+  chunk_space space{*memory_, 16, 64, chunk_space::backing::pool};
+  space.grow(numbers(0, 4));
+  auto* const low = space.allocate(64_KiB);
+  auto* const high = space.allocate(128_KiB);
+  ASSERT_NE(low, nullptr);
+  ASSERT_NE(high, nullptr);
+  EXPECT_EQ(space.idle_chunks(), 1U);
+  EXPECT_EQ(space.free(high), 128_KiB);
+  EXPECT_EQ(space.shrink(2), (std::vector<std::uint32_t>{2, 3}));
+  EXPECT_EQ(space.shrink(9), (std::vector<std::uint32_t>{1}));
+  EXPECT_EQ(space.shrink(9), (std::vector<std::uint32_t>{}));
+}
+
+TEST_F(chunk_space_test, a_writer_that_goes_on_after_a_revocation_reaches_nobody_else) {
+  chunk_space space{*memory_, 16, 64, chunk_space::backing::pool};
+  space.grow(numbers(0, 8));
+  auto* const address = space.allocate(8 * 64_KiB);
+  ASSERT_NE(address, nullptr);
+  std::atomic<bool> stop{false};
+  std::atomic<std::uint64_t> rounds{0};
+  std::thread writer{[&] {
+    while (!stop) {
+      std::memset(address, static_cast<int>(++rounds & 0xffU) | 1, 8 * 64_KiB);
+    }
+  }};
+  while (rounds < 3) {
+    std::this_thread::yield();
+  }
+  auto const taken = space.revoke(true);
+  EXPECT_EQ(taken.size(), 8U);
+  auto* const other = memory_->reserve(8);
+  memory_->map(other, taken);
+  std::memset(other, 0, 8 * 64_KiB);
+  auto const seen = rounds.load();
+  while (rounds < seen + 3) {
+    std::this_thread::yield();
+  }
+  for (std::size_t i = 0; i < 8 * 64_KiB; ++i) {
+    ASSERT_EQ(static_cast<int>(other[i]), 0) << "at byte " << i;
+  }
+  stop = true;
+  writer.join();
+  memory_->unmap(other, 8);
+  memory_->release(other, 8);
+}
+
+TEST_F(chunk_space_test, private_backing_leaves_the_pools_chunk_untouched) {
+  chunk_space space{*memory_, 16, 64, chunk_space::backing::process};
+  space.grow(numbers(3, 1));
+  auto* const address = space.allocate(64_KiB);
+  ASSERT_NE(address, nullptr);
+  std::memset(address, 9, 64_KiB);
+  auto* const other = memory_->reserve(1);
+  memory_->map(other, numbers(3, 1));
+  EXPECT_EQ(static_cast<int>(other[0]), 0);
+  memory_->unmap(other, 1);
+  memory_->release(other, 1);
+}
+
+TEST_F(chunk_space_test, a_scrubbed_chunk_reads_zero) {
+  auto* const at = memory_->reserve(2);
+  memory_->map(at, numbers(6, 2));
+  std::memset(at, 5, 2 * 64_KiB);
+  memory_->scrub(at, numbers(6, 2));
+  for (std::size_t i = 0; i < 2 * 64_KiB; ++i) {
+    ASSERT_EQ(static_cast<int>(at[i]), 0);
+  }
+  memory_->unmap(at, 2);
+  memory_->release(at, 2);
+}
+
+}  // namespace
+}  // namespace sluice::memhandover

@@ -1,0 +1,249 @@
+#include "memhandover/ledger_writer.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <set>
+
+#include "memhandover/bytes.hpp"
+
+namespace sluice::memhandover {
+namespace {
+
+using namespace sluice::literals;
+
+constexpr std::uint32_t chunks = 40;
+
+/// A ledger with live training clients in slots 0 and 1, a server in slot 2, and the mail that clients write.
+class ledger_writer_test : public testing::Test {
+ protected:
+  void SetUp() override {
+    for (std::uint32_t slot = 0; slot < 3; ++slot) {
+      auto& entry = view_.clients()[slot];
+      entry.kind.store(static_cast<std::uint32_t>(slot == 2 ? client_kind::server : client_kind::training));
+      entry.status.store(static_cast<std::uint32_t>(client_status::live));
+    }
+  }
+
+  void request(std::uint32_t slot, std::uint32_t count) {
+    auto& word = view_.mailbox(slot).request;
+    word.store(numbered{numbered::unpack(word.load()).seq + 1, count}.pack());
+  }
+  [[nodiscard]] numbered granted(std::uint32_t slot) const {
+    return numbered::unpack(view_.controls()[slot].grant.load());
+  }
+  void mail(std::uint32_t slot, std::uint32_t chunk, std::uint32_t epoch) {
+    auto const ring = view_.mail_ring(slot);
+    auto& written = view_.mailbox(slot).mail_written;
+    ring[written.load() & (ring.size() - 1)].store(release_mail{chunk, epoch}.pack());
+    written.fetch_add(1);
+  }
+  [[nodiscard]] std::vector<std::uint32_t> held(std::uint32_t slot) const {
+    std::vector<std::uint32_t> result;
+    for (std::uint32_t i = 0; i < chunks; ++i) {
+      auto const state = view_.chunk(i);
+      if (state.who != owner::free && state.who != owner::dirty && state.client == slot) {
+        result.push_back(i);
+      }
+    }
+    return result;
+  }
+
+  pool_files files_ = create_ledger({backend_kind::host, -1, 2_MiB, chunks});
+  ledger_view view_{files_.ledger.get(), files_.mailroom.get(), shared_segment::access::read_write};
+};
+
+TEST_F(ledger_writer_test, grants_what_is_free_and_no_more) {
+  ledger_writer writer{view_};
+  request(0, 30);
+  request(1, 30);
+  writer.pump();
+  EXPECT_EQ(granted(0).chunks, 30U);
+  EXPECT_EQ(granted(1).chunks, 10U);
+  EXPECT_EQ(held(0).size(), 30U);
+  EXPECT_EQ(writer.free_chunks(), 0U);
+  EXPECT_EQ(view_.header().grantable.load(), 0U);
+}
+
+TEST_F(ledger_writer_test, answers_a_request_once) {
+  ledger_writer writer{view_};
+  request(0, 3);
+  writer.pump();
+  writer.pump();
+  EXPECT_EQ(held(0).size(), 3U);
+}
+
+TEST_F(ledger_writer_test, keeps_the_reserve_from_training_and_not_from_serving) {
+  ledger_writer writer{view_};
+  writer.set_reserve(35);
+  request(0, 30);
+  writer.pump();
+  EXPECT_EQ(granted(0).chunks, 5U);
+  EXPECT_EQ(writer.take(30, 2).size(), 30U);
+}
+
+TEST_F(ledger_writer_test, grants_nothing_of_what_an_acquisition_waits_for) {
+  ledger_writer writer{view_};
+  writer.set_wanted(40);
+  request(0, 1);
+  writer.pump();
+  EXPECT_EQ(granted(0).chunks, 0U);
+}
+
+TEST_F(ledger_writer_test, takes_a_release_only_in_the_epoch_that_it_gives_up) {
+  ledger_writer writer{view_};
+  request(0, 1);
+  writer.pump();
+  auto const chunk = held(0).front();
+  auto const epoch = view_.chunk(chunk).epoch;
+  mail(0, chunk, epoch);
+  EXPECT_EQ(writer.pump(), 1U);
+  EXPECT_EQ(view_.chunk(chunk).who, owner::dirty);
+  auto const taken = writer.take(chunks, 2);
+  EXPECT_EQ(taken.size(), chunks);
+  mail(0, chunk, epoch);
+  EXPECT_EQ(writer.pump(), 0U) << "the chunk is the server's by now";
+  EXPECT_EQ(view_.chunk(chunk).who, owner::serving);
+}
+
+TEST_F(ledger_writer_test, ignores_mail_about_chunks_that_are_not_the_senders_or_do_not_exist) {
+  ledger_writer writer{view_};
+  request(0, 2);
+  writer.pump();
+  auto const chunk = held(0).front();
+  mail(1, chunk, view_.chunk(chunk).epoch);
+  mail(1, 0xffffffffU, 1);
+  EXPECT_EQ(writer.pump(), 0U);
+  EXPECT_EQ(held(0).size(), 2U);
+}
+
+TEST_F(ledger_writer_test, survives_a_mailbox_that_claims_more_mail_than_its_ring_holds) {
+  ledger_writer writer{view_};
+  view_.mailbox(0).mail_written.store(0xffffffffffULL);
+  EXPECT_EQ(writer.pump(), 0U);
+  EXPECT_EQ(writer.free_chunks(), chunks);
+}
+
+TEST_F(ledger_writer_test, prefers_the_shortest_run_that_is_long_enough) {
+  ledger_writer writer{view_};
+  auto const all = writer.take(chunks, 2);
+  std::vector<std::uint32_t> back{2, 3, 4, 5, 6, 7, 20, 21, 22, 30};
+  writer.give_back(back);
+  EXPECT_EQ(writer.take(3, 2), (std::vector<std::uint32_t>{20, 21, 22}));
+  EXPECT_EQ(writer.take(7, 2), (std::vector<std::uint32_t>{2, 3, 4, 5, 6, 7, 30})) << "no run is long enough";
+}
+
+TEST_F(ledger_writer_test, marks_used_chunks_for_scrubbing_when_training_gets_them) {
+  ledger_writer writer{view_};
+  writer.give_back(writer.take(chunks, 2));
+  request(0, 1);
+  writer.pump();
+  EXPECT_TRUE(view_.chunk(held(0).front()).needs_scrub);
+}
+
+TEST_F(ledger_writer_test, reclaim_frees_all_that_a_client_held_and_forgets_its_mail) {
+  ledger_writer writer{view_};
+  request(0, 10);
+  request(1, 10);
+  writer.pump();
+  auto const stale = held(0).front();
+  mail(0, stale, view_.chunk(stale).epoch);
+  EXPECT_EQ(writer.reclaim(0), 10U);
+  EXPECT_EQ(writer.free_chunks(), 30U);
+  EXPECT_EQ(held(1).size(), 10U);
+  request(0, 0);
+  EXPECT_EQ(writer.pump(), 0U);
+}
+
+/// The writer is thrown away and made anew between any two steps, as when it dies: nothing is lost and nothing doubled.
+TEST_F(ledger_writer_test, may_be_replaced_at_any_time_and_agrees_with_a_plain_model) {
+  for (std::uint32_t seed = 1; seed <= 5; ++seed) {
+    std::mt19937 random{seed};
+    auto writer = std::make_unique<ledger_writer>(view_);
+    std::map<std::uint32_t, std::uint32_t> model;  // chunk → slot
+    std::array<std::set<std::uint32_t>, 3> known;
+    for (int i = 0; i < 4000; ++i) {
+      auto const slot = static_cast<std::uint32_t>(random() % 2);
+      switch (random() % 6) {
+        case 0:
+          request(slot, static_cast<std::uint32_t>(random() % 8));
+          writer->pump();
+          for (auto const chunk : held(slot)) {
+            if (known.at(slot).insert(chunk).second) {
+              ASSERT_FALSE(model.contains(chunk));
+              model[chunk] = slot;
+            }
+          }
+          break;
+        case 1:
+          if (!known.at(slot).empty()) {
+            auto const chunk = *known.at(slot).begin();
+            mail(slot, chunk, view_.chunk(chunk).epoch);
+            known.at(slot).erase(chunk);
+            model.erase(chunk);
+            if (random() % 2 == 0) {
+              writer->pump();
+            } else {
+              // The writer dies when it has stored the chunk's word but not yet counted the message.
+              auto const read = view_.controls()[slot].mail_read.load();
+              writer->pump();
+              view_.controls()[slot].mail_read.store(read);
+            }
+            writer->pump();
+          }
+          break;
+        case 2:
+          for (auto const chunk : writer->take(static_cast<std::uint32_t>(random() % 6), 2)) {
+            ASSERT_FALSE(model.contains(chunk));
+            model[chunk] = 2;
+            known.at(2).insert(chunk);
+          }
+          break;
+        case 3: {
+          std::vector<std::uint32_t> back(known.at(2).begin(), known.at(2).end());
+          std::shuffle(back.begin(), back.end(), random);
+          back.resize(back.size() / 2);
+          writer->give_back(back);
+          for (auto const chunk : back) {
+            known.at(2).erase(chunk);
+            model.erase(chunk);
+          }
+          break;
+        }
+        case 4:
+          writer = std::make_unique<ledger_writer>(view_);
+          break;
+        default:
+          if (random() % 50 == 0) {
+            writer->reclaim(slot);
+            for (auto const chunk : known.at(slot)) {
+              model.erase(chunk);
+            }
+            known.at(slot).clear();
+          }
+      }
+      std::uint32_t free = 0;
+      for (std::uint32_t chunk = 0; chunk < chunks; ++chunk) {
+        auto const state = view_.chunk(chunk);
+        auto const expected = model.find(chunk);
+        if (expected == model.end()) {
+          ASSERT_TRUE(state.who == owner::free || state.who == owner::dirty) << "chunk " << chunk << " step " << i;
+          ++free;
+        } else {
+          ASSERT_EQ(state.client, expected->second) << "chunk " << chunk << " step " << i;
+          ASSERT_EQ(state.who, expected->second == 2 ? owner::serving : owner::training);
+        }
+      }
+      ASSERT_EQ(writer->free_chunks(), free);
+    }
+    writer->reclaim(0);
+    writer->reclaim(1);
+    writer->reclaim(2);
+    ASSERT_EQ(writer->free_chunks(), chunks);
+  }
+}
+
+}  // namespace
+}  // namespace sluice::memhandover

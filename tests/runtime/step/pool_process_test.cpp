@@ -1,0 +1,275 @@
+/// The pool with real processes that are killed at random instants. The seed of a run is printed; SLUICE_TEST_SEED
+/// repeats it, SLUICE_TEST_KILLS sets how many of each kind die.
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <spdlog/spdlog.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <random>
+
+#include "memhandover/broker_launch.hpp"
+#include "memhandover/bytes.hpp"
+#include "memhandover/error.hpp"
+#include "tests/runtime/step/process_roles.hpp"
+
+namespace sluice::test {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace sluice::literals;
+using namespace std::chrono_literals;
+using std::chrono::steady_clock;
+
+constexpr auto pool_bytes = 64_MiB;
+auto const trainer_bytes = std::to_string(40_MiB);
+auto const server_bytes = std::to_string(48_MiB);
+
+class pool_process_test : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto pattern = (fs::temp_directory_path() / "sluice-pool-XXXXXX").string();
+    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
+    folder_ = pattern;
+    ::setenv("SLUICE_BROKER", "/proc/self/exe", 1);
+    ::setenv("SLUICE_BROKER_IDLE_EXIT_MS", "3000", 1);
+    if (char const* seed = std::getenv("SLUICE_TEST_SEED")) {
+      seed_ = static_cast<std::uint32_t>(std::strtoul(seed, nullptr, 10));
+    }
+    if (char const* kills = std::getenv("SLUICE_TEST_KILLS")) {
+      kills_ = std::atoi(kills);
+    }
+    RecordProperty("seed", std::to_string(seed_));
+    std::printf("seed %u, %d kills\n", seed_, kills_);
+    random_.seed(seed_);
+  }
+
+  void TearDown() override {
+    if (auto const broker = memhandover::broker_pid(folder_); broker > 0) {
+      ::kill(broker, SIGTERM);
+      await([&] { return memhandover::broker_pid(folder_) == 0; }, "the broker's end");
+    }
+    fs::remove_all(folder_);
+  }
+
+  [[nodiscard]] nlohmann::json status() const { return memhandover::query_status(folder_); }
+
+  /// Asks until it is so; the pool says things through its broker, and there is nothing to be woken by.
+  template <typename Condition>
+  void await(Condition&& condition, std::string const& what) {
+    auto const deadline = steady_clock::now() + 30s;
+    while (!condition()) {
+      ASSERT_LT(steady_clock::now(), deadline) << "waited in vain for " << what;
+      ::poll(nullptr, 0, 2);
+    }
+  }
+
+  /// All chunks are accounted for, each once.
+  static std::uint64_t accounted(nlohmann::json const& status) {
+    auto const& pool = status["pool"];
+    return pool["free_bytes"].get<std::uint64_t>() + pool["dirty_bytes"].get<std::uint64_t>() +
+           pool["training_bytes"].get<std::uint64_t>() + pool["serving_bytes"].get<std::uint64_t>();
+  }
+
+  void expect_everything_free() {
+    await(
+        [&] {
+          auto const now = status();
+          return now["clients"].empty() && now["pool"]["free_bytes"].get<std::uint64_t>() +
+                                                   now["pool"]["dirty_bytes"].get<std::uint64_t>() ==
+                                               pool_bytes;
+        },
+        "all chunks to be free");
+    EXPECT_EQ(accounted(status()), pool_bytes);
+  }
+
+  /// Waits for a random time below `most`.
+  void some_time(std::chrono::microseconds most) {
+    auto const until = steady_clock::now() + std::chrono::microseconds{random_() % static_cast<std::uint64_t>(most.count())};
+    while (steady_clock::now() < until) {
+      ::poll(nullptr, 0, 0);
+    }
+  }
+
+  /// The server's next answer; an error of either side fails the test.
+  static void expect_served(child& server) {
+    for (;;) {
+      auto const said = server.line();
+      ASSERT_FALSE(said.empty()) << "the server has ended";
+      ASSERT_EQ(said.find("error"), std::string::npos) << said;
+      if (said.rfind("served", 0) == 0) {
+        return;
+      }
+    }
+  }
+
+  child trainer(int workers = 0) {
+    child started{"trainer", {folder_, trainer_bytes, std::to_string(workers)}};
+    EXPECT_EQ(started.line(), "joined");
+    return started;
+  }
+  child server() {
+    child started{"server", {folder_, server_bytes}};
+    EXPECT_EQ(started.line(), "joined");
+    return started;
+  }
+
+  std::string folder_;
+  std::uint32_t seed_ = std::random_device{}();
+  int kills_ = 100;
+  std::mt19937 random_;
+};
+
+TEST_F(pool_process_test, training_alone_lives_in_the_pool) {
+  auto job = trainer();
+  EXPECT_EQ(job.line(), "committed");
+  auto const now = status();
+  EXPECT_EQ(now["pool"]["writer"], "broker");
+  EXPECT_GE(now["pool"]["training_bytes"].get<std::uint64_t>(), 40_MiB);
+  EXPECT_EQ(job.stop(), 0);
+  expect_everything_free();
+}
+
+TEST_F(pool_process_test, a_server_takes_what_training_holds_and_training_takes_it_back) {
+  auto job = trainer();
+  EXPECT_EQ(job.line(), "committed");
+  auto serving = server();
+  std::uint64_t reclaimed = 0;
+  for (int i = 0; i < 50 || reclaimed == 0; ++i) {
+    auto const said = serving.line();
+    ASSERT_EQ(said.rfind("served", 0), 0U) << said;
+    reclaimed += std::stoull(said.substr(said.rfind(' ')));
+  }
+  auto const now = status();
+  EXPECT_EQ(now["pool"]["writer"], "server");
+  EXPECT_GT(now["handovers"]["count"].get<int>(), 0);
+  EXPECT_EQ(accounted(now), pool_bytes);
+  EXPECT_EQ(serving.stop(), 0);
+  EXPECT_EQ(job.stop(), 0);
+  expect_everything_free();
+}
+
+TEST_F(pool_process_test, a_second_server_is_refused_by_name) {
+  auto first = server();
+  child second{"server", {folder_, server_bytes}};
+  auto const said = second.line();
+  EXPECT_NE(said.find("already_exists"), std::string::npos) << said;
+  EXPECT_NE(said.find(std::to_string(first.pid())), std::string::npos) << said;
+  expect_served(first);
+}
+
+TEST_F(pool_process_test, the_broker_ends_when_nobody_needs_it) {
+  ::setenv("SLUICE_BROKER_IDLE_EXIT_MS", "50", 1);
+  auto job = trainer();
+  auto const broker = memhandover::broker_pid(folder_);
+  EXPECT_EQ(job.stop(), 0);
+  await([&] { return ::kill(broker, 0) != 0; }, "the broker's end");
+}
+
+TEST_F(pool_process_test, memory_waits_for_the_last_forked_descendant_and_that_one_is_ended) {
+  auto job = trainer(8);
+  EXPECT_EQ(job.line(), "committed");
+  job.kill();
+  expect_everything_free();
+}
+
+TEST_F(pool_process_test, training_killed_in_handovers_leaves_an_exact_ledger) {
+  auto serving = server();
+  for (int i = 0; i < kills_; ++i) {
+    auto job = trainer(i % 4 == 0 ? 2 : 0);
+    ASSERT_EQ(job.line(), "committed");
+    expect_served(serving);
+    some_time(20ms);
+    job.kill();
+    expect_served(serving);
+    ASSERT_EQ(accounted(status()), pool_bytes);
+  }
+  EXPECT_EQ(serving.stop(), 0);
+  expect_everything_free();
+}
+
+TEST_F(pool_process_test, a_server_killed_in_handovers_leaves_training_going_and_can_come_back) {
+  auto job = trainer();
+  ASSERT_EQ(job.line(), "committed");
+  for (int i = 0; i < kills_; ++i) {
+    auto serving = server();
+    expect_served(serving);
+    some_time(20ms);
+    serving.kill();
+    await(
+        [&] {
+          auto const now = status();
+          return now["pool"]["writer"] == "broker" && now["pool"]["serving_bytes"] == 0;
+        },
+        "the broker to take over");
+    auto const commits = status()["clients"][0]["commits"].get<std::uint64_t>();
+    ASSERT_EQ(accounted(status()), pool_bytes);
+    (void)commits;
+  }
+  EXPECT_EQ(job.stop(), 0);
+  expect_everything_free();
+}
+
+TEST_F(pool_process_test, a_broker_killed_in_handovers_is_replaced_and_the_pool_goes_on) {
+  auto job = trainer();
+  ASSERT_EQ(job.line(), "committed");
+  auto serving = server();
+  for (int i = 0; i < kills_; ++i) {
+    expect_served(serving);
+    some_time(20ms);
+    auto const broker = memhandover::broker_pid(folder_);
+    ASSERT_GT(broker, 0);
+    ASSERT_EQ(::kill(broker, SIGKILL), 0);
+    expect_served(serving);
+    await(
+        [&] {
+          auto const now = memhandover::broker_pid(folder_);
+          return now > 0 && now != broker;
+        },
+        "another broker");
+    auto const now = status();
+    ASSERT_EQ(now["clients"].size(), 2U);
+    ASSERT_EQ(accounted(now), pool_bytes);
+  }
+  EXPECT_EQ(serving.stop(), 0);
+  EXPECT_EQ(job.stop(), 0);
+  expect_everything_free();
+}
+
+TEST_F(pool_process_test, whoever_dies_while_there_is_no_broker_is_taken_back_by_the_next) {
+  auto serving = server();
+  for (int i = 0; i < std::max(2, kills_ / 4); ++i) {
+    auto job = trainer(1);
+    ASSERT_EQ(job.line(), "committed");
+    auto const broker = memhandover::broker_pid(folder_);
+    ASSERT_EQ(::kill(broker, SIGKILL), 0);
+    job.kill();
+    expect_served(serving);
+    await(
+        [&] {
+          auto const now = memhandover::broker_pid(folder_);
+          return now > 0 && now != broker && status()["clients"].size() == 1;
+        },
+        "the next broker to take the dead job's memory back");
+    ASSERT_EQ(accounted(status()), pool_bytes);
+  }
+  EXPECT_EQ(serving.stop(), 0);
+  expect_everything_free();
+}
+
+}  // namespace
+}  // namespace sluice::test
+
+int main(int argc, char** argv) {
+  spdlog::set_level(spdlog::level::warn);
+  if (int const code = sluice::test::run_role(argc, argv); code >= 0) {
+    return code;
+  }
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
