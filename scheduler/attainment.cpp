@@ -1,0 +1,186 @@
+#include "scheduler/attainment.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <stdexcept>
+#include <string>
+
+#include "scheduler/detail/gamma.hpp"
+
+namespace sluice::scheduler {
+
+namespace {
+
+constexpr std::size_t steps = 128;
+
+/// Masses on 0, h, …, steps·h of a law whose stop-loss function E[(X − x)+] is `stop_loss`; what
+/// lies beyond is lost. Each bit of mass goes to the two grid points around it in proportion to
+/// nearness, which keeps the mean.
+template <typename StopLoss>
+std::vector<double> on_grid(double h, StopLoss const& stop_loss) {
+  std::vector<double> result(steps + 1);
+  double before = 0.0;
+  double here = stop_loss(0.0);
+  for (std::size_t j = 0; j <= steps; ++j) {
+    double const after = stop_loss(static_cast<double>(j + 1) * h);
+    double const mass = j == 0 ? 1.0 - (here - after) / h : (before - 2.0 * here + after) / h;
+    result[j] = std::max(0.0, mass);
+    before = here;
+    here = after;
+  }
+  return result;
+}
+
+std::vector<double> residual_on_grid(law const& l, double h) {
+  double const mean = l.mean().count();
+  if (mean <= 0.0) {
+    std::vector<double> zero(steps + 1);
+    zero[0] = 1.0;
+    return zero;
+  }
+  return on_grid(h, [&](double x) { return l.square_excess_s2(seconds{x}) / (2.0 * mean); });
+}
+
+std::vector<double> sum_of(std::vector<double> const& a, std::vector<double> const& b) {
+  std::vector<double> result(steps + 1);
+  for (std::size_t i = 0; i <= steps; ++i) {
+    for (std::size_t j = 0; a[i] > 0.0 && i + j <= steps; ++j) {
+      result[i + j] += a[i] * b[j];
+    }
+  }
+  return result;
+}
+
+double dot(std::vector<double> const& a, std::vector<double> const& b) {
+  double sum = 0.0;
+  for (std::size_t i = 0; i <= steps; ++i) {
+    sum += a[i] * b[i];
+  }
+  return std::min(1.0, sum);
+}
+
+}  // namespace
+
+double attainment_at_rate::share_within(double exceed) const noexcept {
+  if (utilisation >= 1.0) {
+    return 0.0;
+  }
+  double const p = std::clamp(exceed, 0.0, 1.0);
+  double const loading = arrivals_per_s * p * load_mean_s;
+  return (warm + p * (1.0 - utilisation) * (cold - idle) + loading * delayed) / (1.0 + loading);
+}
+
+attainment_model::attainment_model(law const& service, law const& load, seconds latency)
+    : service_mean_s_(service.mean().count()), load_mean_s_(load.mean().count()) {
+  double const limit = latency.count();
+  if (!(limit > 0.0) || !std::isfinite(limit)) {
+    throw std::invalid_argument("the latency must be a finite number of seconds > 0; got " +
+                                std::to_string(limit));
+  }
+  double const h = limit / static_cast<double>(steps);
+  auto const mean_excess = [](law const& l) {
+    return [&l](double x) { return l.mean_excess(seconds{x}).count(); };
+  };
+  service_residual_ = residual_on_grid(service, h);
+  behind_load_ = sum_of(residual_on_grid(load, h), on_grid(h, mean_excess(service)));
+  within_.resize(steps + 1);
+  for (std::size_t j = 0; j <= steps; ++j) {
+    within_[j] = service.cdf(seconds{static_cast<double>(steps - j) * h});
+  }
+  cold_ = dot(on_grid(h, mean_excess(load)), within_);
+}
+
+// The always warm wait is a geometric number (ratio ρ) of residual services: w = (1 − ρ) Σ ρⁿ r*ⁿ,
+// by recursion.
+attainment_model::masses attainment_model::waits(double utilisation) const {
+  masses w(steps + 1);
+  double const scale = 1.0 / (1.0 - utilisation * service_residual_[0]);
+  w[0] = (1.0 - utilisation) * scale;
+  for (std::size_t n = 1; n <= steps; ++n) {
+    double sum = 0.0;
+    for (std::size_t j = 1; j <= n; ++j) {
+      sum += service_residual_[j] * w[n - j];
+    }
+    w[n] = utilisation * scale * sum;
+  }
+  return w;
+}
+
+attainment_at_rate attainment_model::at(double arrivals_per_s) const {
+  if (!(arrivals_per_s >= 0.0) || !std::isfinite(arrivals_per_s)) {
+    throw std::invalid_argument("arrivals_per_s must be a finite number >= 0; got " +
+                                std::to_string(arrivals_per_s));
+  }
+  attainment_at_rate result;
+  result.arrivals_per_s = arrivals_per_s;
+  result.utilisation = arrivals_per_s * service_mean_s_;
+  result.load_mean_s = load_mean_s_;
+  result.idle = within_[0];
+  result.cold = cold_;
+  if (result.utilisation < 1.0) {
+    auto const w = waits(result.utilisation);
+    result.warm = dot(w, within_);
+    result.delayed = dot(sum_of(behind_load_, w), within_);
+  }
+  return result;
+}
+
+double attainment_model::largest_warm_rate(double share, double limit_per_s) const {
+  auto const meets = [&](double rate) {
+    double const rho = rate * service_mean_s_;
+    return rho < 1.0 && dot(waits(rho), within_) >= share;
+  };
+  if (!meets(0.0)) {
+    return 0.0;
+  }
+  if (meets(limit_per_s)) {
+    return limit_per_s;
+  }
+  double low = 0.0;
+  double high = limit_per_s;
+  for (int i = 0; i < 30; ++i) {
+    double const middle = 0.5 * (low + high);
+    (meets(middle) ? low : high) = middle;
+  }
+  return low;
+}
+
+void objective::check() const {
+  auto const share = [](char const* name, double value) {
+    if (!(value > 0.0 && value <= 1.0)) {
+      throw std::invalid_argument(std::string(name) +
+                                  " is a share and must be in (0, 1], such as 0.99; got " +
+                                  std::to_string(value));
+    }
+  };
+  auto const time = [](char const* name, seconds value) {
+    if (!(value.count() > 0.0) || !std::isfinite(value.count())) {
+      throw std::invalid_argument(std::string(name) +
+                                  " must be a finite number of seconds > 0; got " +
+                                  std::to_string(value.count()));
+    }
+  };
+  share("percentile", percentile);
+  share("attainment", attainment);
+  time("latency", latency);
+  time("window", window);
+}
+
+double required_share(objective const& goal, double arrivals_per_s) {
+  goal.check();
+  double const requests = std::clamp(arrivals_per_s * goal.window.count(), 1.0, 1e5);
+  double const allowed = (1.0 - goal.percentile) * requests;
+  double const confidence = std::min(goal.attainment, 0.999);
+  double low = 0.0;
+  double high = requests;
+  for (int i = 0; i < 60; ++i) {
+    double const middle = 0.5 * (low + high);
+    (detail::gamma_survival(allowed + 1.0, middle) >= confidence ? low : high) = middle;
+  }
+  // A share `attainment` of windows, each with a share `percentile` of its requests, is at least
+  // their product.
+  return std::max(1.0 - low / requests, goal.percentile * confidence);
+}
+
+}  // namespace sluice::scheduler

@@ -1,0 +1,90 @@
+/// P(response time ≤ latency) of a model with idle timeout and load time, and the share that an
+/// objective asks for.
+///
+/// The response time's law is exact for Poisson arrivals; it is evaluated on a grid of 128 steps up
+/// to `latency`, with probability mass split between grid points so that every mean is kept.
+/// Building the object costs well under a millisecond; asking it for one more rate less; asking the
+/// answer for one more timeout is a division.
+///
+///   attainment_model model{service, load, 200ms};
+///   auto at = model.at(/*arrivals_per_s=*/0.5);
+///   at.share_within(poisson_exceed(0.5, 30s))      // share of requests answered within 200 ms
+///
+/// `share_within` never rises with `exceed`, hence never falls when the idle timeout grows.
+///
+/// Immutable after construction. Derivation in docs/scheduler.md; geometric compound by Panjer's
+/// recursion (ASTIN Bulletin 12, 1981); mean-preserving split: Gerber, Insurance: Mathematics and
+/// Economics 1 (1982).
+#pragma once
+
+#include <vector>
+
+#include "scheduler/law.hpp"
+#include "scheduler/units.hpp"
+
+namespace sluice::scheduler {
+
+/// The prediction at one arrival rate. Shares are probabilities of a response within the latency.
+struct attainment_at_rate {
+  double arrivals_per_s = 0.0;
+  double utilisation = 0.0;
+  double load_mean_s = 0.0;
+  double warm = 0.0;     ///< of a request to a model that is always warm
+  double idle = 0.0;     ///< that finds the model warm and idle: its service time alone
+  double cold = 0.0;     ///< that finds the model released: load, then service
+  double delayed = 0.0;  ///< that queues behind a cold start
+
+  /// Overall share when an idle gap outlasts the timeout with probability `exceed`; 0 at
+  /// utilisation ≥ 1.
+  [[nodiscard]] double share_within(double exceed) const noexcept;
+};
+
+class attainment_model {
+ public:
+  /// Throws `std::invalid_argument` unless latency is positive and finite.
+  attainment_model(law const& service, law const& load, seconds latency);
+
+  [[nodiscard]] attainment_at_rate at(double arrivals_per_s) const;
+
+  /// The largest arrival rate at which an always warm model answers a share of at least `share` in
+  /// time, searched up to `limit_per_s`. 0 if its service time alone misses.
+  [[nodiscard]] double largest_warm_rate(double share, double limit_per_s) const;
+
+ private:
+  using masses = std::vector<double>;
+  [[nodiscard]] masses waits(double utilisation) const;
+
+  double service_mean_s_;
+  double load_mean_s_;
+  masses service_residual_;  // of the service in progress, at a random instant of it
+  masses
+      behind_load_;  // rest of a load in progress, plus the service of the request that caused it
+  masses within_;    // P(service ≤ latency − grid point)
+  double cold_;
+};
+
+/// What the operator promises. In every window of that length, at least `percentile` of the
+/// requests are answered within `latency`; and at least `attainment` of all windows keep that.
+struct objective {
+  double percentile = 0.99;  ///< in (0, 1]
+  seconds latency{0.0};
+  double attainment = 0.99;  ///< in (0, 1]
+  seconds window{300.0};
+
+  /// Throws `std::invalid_argument` with a sentence that names the member and the range it must be
+  /// in.
+  void check() const;
+};
+
+/// The long-run share of requests within the latency that keeps `goal`, at this arrival rate.
+///
+/// A window holds n = max(1, rate · window) requests, of which (1 − percentile) · n may miss.
+/// Misses are taken as Poisson, so the promise holds in a share `attainment` of the windows when
+/// the long-run miss share is at most μ/n, with Q(1 + (1 − percentile) n, μ) = attainment (Q: the
+/// incomplete gamma function, which interpolates between whole numbers of misses). Tends to
+/// `percentile` for large windows and to `attainment` when a window holds one request; never below
+/// their product, which the promise implies. An attainment above 0.999 counts as 0.999: a promise
+/// without exception has no prediction that meets it.
+[[nodiscard]] double required_share(objective const& goal, double arrivals_per_s);
+
+}  // namespace sluice::scheduler

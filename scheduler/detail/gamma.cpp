@@ -1,0 +1,61 @@
+#include "scheduler/detail/gamma.hpp"
+
+#include <cmath>
+#include <limits>
+
+namespace sluice::scheduler::detail {
+
+namespace {
+
+constexpr int max_terms = 100000;
+constexpr double precision = 1e-15;
+
+// Lower tail: step · Σ x^n / ((shape+1)…(shape+n)). Converges quickly for x < shape + 1.
+double lower_by_series(double shape, double x) noexcept {
+  double term = 1.0;
+  double sum = 1.0;
+  for (int n = 1; n < max_terms && term > sum * precision; ++n) {
+    term *= x / (shape + n);
+    sum += term;
+  }
+  return gamma_step(shape, x) * sum;
+}
+
+// Upper tail: the even part of the continued fraction, evaluated front to back (Lentz), for x ≥
+// shape + 1.
+double upper_by_fraction(double shape, double x) noexcept {
+  constexpr double tiny = std::numeric_limits<double>::min() * 1e10;
+  double denominator = x + 1.0 - shape;
+  double numerators = 1.0 / tiny;
+  double inverse = 1.0 / denominator;
+  double value = inverse;
+  for (int n = 1; n < max_terms; ++n) {
+    double const a = -n * (n - shape);
+    denominator += 2.0;
+    inverse = a * inverse + denominator;
+    inverse = 1.0 / (std::abs(inverse) < tiny ? tiny : inverse);
+    numerators = denominator + a / numerators;
+    numerators = std::abs(numerators) < tiny ? tiny : numerators;
+    double const factor = inverse * numerators;
+    value *= factor;
+    if (std::abs(factor - 1.0) < precision) {
+      break;
+    }
+  }
+  return gamma_step(shape, x) * shape * value;
+}
+
+}  // namespace
+
+double gamma_step(double shape, double x) noexcept {
+  return x <= 0.0 ? 0.0 : std::exp(shape * std::log(x) - x - std::lgamma(shape + 1.0));
+}
+
+double gamma_survival(double shape, double x) noexcept {
+  if (x <= 0.0) {
+    return 1.0;
+  }
+  return x < shape + 1.0 ? 1.0 - lower_by_series(shape, x) : upper_by_fraction(shape, x);
+}
+
+}  // namespace sluice::scheduler::detail

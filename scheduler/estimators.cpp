@@ -1,0 +1,239 @@
+#include "scheduler/estimators.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+
+namespace sluice::scheduler {
+
+namespace {
+
+double checked(char const* what, seconds value, bool positive) {
+  double const x = value.count();
+  if (!std::isfinite(x) || x < 0.0 || (positive && x == 0.0)) {
+    throw std::invalid_argument(std::string(what) + " must be a finite number of seconds " +
+                                (positive ? "> 0" : ">= 0") + "; got " + std::to_string(x));
+  }
+  return x;
+}
+
+}  // namespace
+
+decayed_rate::decayed_rate(seconds time_constant, instant start)
+    : time_constant_(checked("the time constant", time_constant, true)),
+      start_(start),
+      last_(start) {}
+
+void decayed_rate::count(instant at) noexcept {
+  double const since = std::max(0.0, (at - last_).count());
+  sum_ = sum_ * std::exp(-since / time_constant_) + 1.0;
+  last_ = std::max(last_, at);
+}
+
+double decayed_rate::per_second(instant now) const noexcept {
+  double const since = std::max(0.0, (now - last_).count());
+  double const watched = std::max(0.0, (now - start_).count());
+  // A lone event right after the start must not read as thousands per second: at least a tenth of τ
+  // is assumed.
+  double const exposure = std::max(0.1, 1.0 - std::exp(-watched / time_constant_));
+  return sum_ * std::exp(-since / time_constant_) / (time_constant_ * exposure);
+}
+
+arrival_rates::arrival_rates(instant start, seconds fast, seconds slow)
+    : fast_(fast, start), slow_(slow, start) {}
+
+void arrival_rates::count(instant at) noexcept {
+  fast_.count(at);
+  slow_.count(at);
+}
+
+double arrival_rates::planned(instant now) const noexcept {
+  double const slow_rate = slow(now);
+  double const fast_rate = fast(now);
+  return fast_rate > 2.0 * slow_rate ? fast_rate : slow_rate;
+}
+
+namespace {
+
+constexpr double smallest_gap = 1e-3;
+constexpr double bins_per_octave = 4.0;
+constexpr double gap_growth = 1.001;  // weight of a gap over that of the one before: halves in 700
+
+std::size_t bin_of(double gap, std::size_t bins) noexcept {
+  if (gap < smallest_gap) {
+    return 0;
+  }
+  double const octaves = std::log2(gap / smallest_gap);
+  return std::min(bins - 1, static_cast<std::size_t>(octaves * bins_per_octave) + 1);
+}
+
+double upper_edge(std::size_t bin) noexcept {
+  return smallest_gap * std::exp2(static_cast<double>(bin) / bins_per_octave);
+}
+
+}  // namespace
+
+void gap_histogram::add(seconds gap) {
+  double const value = checked("a gap between arrivals", gap, false);
+  unit_ *= gap_growth;
+  auto& b = bins_[bin_of(value, bins)];
+  b.count += unit_;
+  b.total_s += unit_ * value;
+  if (unit_ > 1e100) {
+    for (auto& each : bins_) {
+      each.count /= unit_;
+      each.total_s /= unit_;
+    }
+    unit_ = 1.0;
+  }
+}
+
+double gap_histogram::weight() const noexcept {
+  double sum = 0.0;
+  for (auto const& b : bins_) {
+    sum += b.count;
+  }
+  return sum / unit_;
+}
+
+gap_histogram::release_odds gap_histogram::beyond(seconds timeout,
+                                                  double rate_per_s) const noexcept {
+  if (timeout == forever) {
+    return {};
+  }
+  double const t = std::max(0.0, timeout.count());
+  double all = 0.0;
+  double all_s = 0.0;
+  double exceeding = 0.0;
+  double remainder_s = 0.0;  // Σ (gap − t)+
+  std::size_t const here = bin_of(t, bins);
+  for (std::size_t i = 0; i < bins; ++i) {
+    all += bins_[i].count;
+    all_s += bins_[i].total_s;
+    if (i > here) {
+      exceeding += bins_[i].count;
+      remainder_s += bins_[i].total_s - t * bins_[i].count;
+    }
+  }
+  if (here + 1 < bins) {
+    // Inside a bin gaps are taken as evenly spread.
+    double const low = here == 0 ? 0.0 : upper_edge(here - 1);
+    double const high = upper_edge(here);
+    double const above = bins_[here].count * (high - t) / (high - low);
+    exceeding += above;
+    remainder_s += above * 0.5 * (high - t);
+  }
+  double const prior = prior_gaps * std::exp(-rate_per_s * t);
+  // Times are counted in mean gaps, 1/rate, so that a stream that has all but ceased needs no
+  // infinite prior.
+  double const share =
+      (remainder_s / unit_ * rate_per_s + prior) / (all_s / unit_ * rate_per_s + prior_gaps);
+  double const exceed = (exceeding / unit_ + prior) / (all / unit_ + prior_gaps);
+  return {.exceed = std::min(1.0, exceed), .time_share = std::clamp(share, 0.0, 1.0)};
+}
+
+dispersion_index::dispersion_index(seconds window, instant start)
+    : window_(checked("the window", window, true)), begin_(start) {}
+
+void dispersion_index::close_windows(instant now) noexcept {
+  constexpr double keep = 1.0 - 1.0 / 200.0;  // a window's weight after each newer one
+  double const passed = std::floor((now - begin_).count() / window_);
+  if (passed < 1.0) {
+    return;
+  }
+  closed_ += passed;
+  windows_ = windows_ * keep + 1.0;
+  sum_ = sum_ * keep + open_count_;
+  square_sum_ = square_sum_ * keep + open_count_ * open_count_;
+  open_count_ = 0.0;
+  // All further windows were empty; a day of them costs no more than one.
+  double const decay = std::pow(keep, passed - 1.0);
+  windows_ = windows_ * decay + (1.0 - decay) / (1.0 - keep);
+  sum_ *= decay;
+  square_sum_ *= decay;
+  begin_ += seconds{passed * window_};
+}
+
+void dispersion_index::count(instant at) noexcept {
+  close_windows(at);
+  open_count_ += 1.0;
+}
+
+std::optional<double> dispersion_index::value(instant now) noexcept {
+  close_windows(now);
+  if (closed_ < needed_windows || sum_ <= 1e-9) {
+    return std::nullopt;
+  }
+  double const mean = sum_ / windows_;
+  return std::max(0.0, square_sum_ / windows_ - mean * mean) / mean;
+}
+
+duration_window::duration_window(duration_prior prior) : prior_(prior) {
+  checked("a prior's mean duration", prior.mean, false);
+  if (!(prior.scv >= 0.0) || !std::isfinite(prior.scv)) {
+    throw std::invalid_argument("a prior's scv must be a finite number >= 0; got " +
+                                std::to_string(prior.scv));
+  }
+  samples_.reserve(capacity);
+}
+
+void duration_window::add(seconds duration) {
+  double const value = checked("a duration", duration, false);
+  if (samples_.size() < capacity) {
+    samples_.push_back(value);
+  } else {
+    samples_[next_] = value;
+    next_ = (next_ + 1) % capacity;
+  }
+  ++count_;
+}
+
+law duration_window::estimate() const {
+  constexpr double prior_samples = 3.0;
+  if (measured()) {
+    return law::of_samples(samples_);
+  }
+  double sum = prior_samples * prior_.mean.count();
+  for (double const x : samples_) {
+    sum += x;
+  }
+  return law::gamma(seconds{sum / (prior_samples + static_cast<double>(samples_.size()))},
+                    prior_.scv);
+}
+
+std::optional<double> attainment_window::observation::share() const noexcept {
+  return requests == 0
+             ? std::nullopt
+             : std::optional<double>(static_cast<double>(within) / static_cast<double>(requests));
+}
+
+attainment_window::attainment_window(seconds length, instant start)
+    : slice_s_(checked("the window", length, true) / static_cast<double>(slices)), start_(start) {}
+
+void attainment_window::advance(instant now) noexcept {
+  auto const slice = static_cast<std::int64_t>(std::max(0.0, (now - start_).count()) / slice_s_);
+  for (std::int64_t i = std::max(newest_ + 1, slice - slices + 1); i <= slice; ++i) {
+    ring_[static_cast<std::size_t>(i % slices)] = {};
+  }
+  newest_ = std::max(newest_, slice);
+}
+
+void attainment_window::add(instant at, bool within) noexcept {
+  advance(at);
+  auto& slice = ring_[static_cast<std::size_t>(newest_ % slices)];
+  ++slice.requests;
+  slice.within += within ? 1U : 0U;
+}
+
+attainment_window::observation attainment_window::read(instant now) noexcept {
+  advance(now);
+  observation all;
+  for (auto const& slice : ring_) {
+    all.requests += slice.requests;
+    all.within += slice.within;
+  }
+  return all;
+}
+
+}  // namespace sluice::scheduler

@@ -1,0 +1,169 @@
+/// What the scheduler learns while requests pass: arrival rates, idle gaps, burstiness, durations,
+/// kept promises.
+///
+/// Each estimator takes the instants of events from its caller, uses bounded memory, and is as
+/// cheap per event as a few floating-point operations. An event whose instant lies before an
+/// earlier one's counts as simultaneous with it, so that threads which report slightly out of order
+/// do no harm.
+///
+///   arrival_rates rates{start};
+///   rates.count(now);
+///   rates.slow(now)                  // per second, decayed up to `now`
+///
+/// None is thread-safe: one thread at a time. Durations that are negative or not finite throw
+/// `std::invalid_argument`.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "scheduler/law.hpp"
+#include "scheduler/units.hpp"
+
+namespace sluice::scheduler {
+
+/// Events per second, the past forgotten exponentially. Of a Poisson stream of rate λ the estimate
+/// varies by 1/√(2λτ) relative, τ the time constant.
+class decayed_rate {
+ public:
+  decayed_rate(seconds time_constant, instant start);
+  void count(instant at) noexcept;
+  /// Decayed up to `now`, and corrected for having watched only since `start`. 0 before the first
+  /// event.
+  [[nodiscard]] double per_second(instant now) const noexcept;
+
+ private:
+  double time_constant_;
+  instant start_;
+  instant last_;
+  double sum_ = 0.0;  // Σ e^{−(last − event)/τ}
+};
+
+/// A fast and a slow estimate of the same stream.
+class arrival_rates {
+ public:
+  explicit arrival_rates(instant start, seconds fast = seconds{10.0},
+                         seconds slow = seconds{120.0});
+  void count(instant at) noexcept;
+  [[nodiscard]] double fast(instant now) const noexcept { return fast_.per_second(now); }
+  [[nodiscard]] double slow(instant now) const noexcept { return slow_.per_second(now); }
+  /// The slow estimate, except when the fast one is more than twice as high: then traffic is really
+  /// rising.
+  [[nodiscard]] double planned(instant now) const noexcept;
+
+ private:
+  decayed_rate fast_;
+  decayed_rate slow_;
+};
+
+/// P(gap > T) as observed, in logarithmic bins (four per octave from 1 ms to 37 h); a gap's weight
+/// halves every 700 newer ones. Poisson arrivals are the prior, worth `prior_gaps` observations.
+class gap_histogram {
+ public:
+  static constexpr double prior_gaps = 30.0;
+
+  struct release_odds {
+    double exceed = 0.0;  ///< P(gap > timeout)
+    double time_share =
+        0.0;  ///< E[(gap − timeout)+] / E[gap]: share of the idle time; equals `exceed` for Poisson
+  };
+
+  void add(seconds gap);
+  /// Neither rises with the timeout. `rate_per_s` is the stream's present rate, which the prior
+  /// takes.
+  [[nodiscard]] release_odds beyond(seconds timeout, double rate_per_s) const noexcept;
+  /// Observations, the forgotten part taken off.
+  [[nodiscard]] double weight() const noexcept;
+
+ private:
+  static constexpr std::size_t bins = 110;
+  struct bin {
+    double count = 0.0;
+    double total_s = 0.0;
+  };
+  std::array<bin, bins> bins_{};
+  double unit_ =
+      1.0;  // weight of the newest gap; grows instead of decaying every bin at every event
+};
+
+/// Index of dispersion for counts: Var N(w) / E N(w) over consecutive windows of length w. 1 for
+/// Poisson arrivals, above 2 in bursts that matter at that time scale.
+class dispersion_index {
+ public:
+  static constexpr double needed_windows = 30.0;
+
+  dispersion_index(seconds window, instant start);
+  void count(instant at) noexcept;
+  /// Nothing until `needed_windows` windows have passed and one of them had an arrival.
+  [[nodiscard]] std::optional<double> value(instant now) noexcept;
+  [[nodiscard]] seconds window() const noexcept { return seconds{window_}; }
+
+ private:
+  void close_windows(instant now) noexcept;
+
+  double window_;
+  instant begin_;  // of the open window
+  double open_count_ = 0.0;
+  double closed_ = 0.0;   // windows, ever
+  double windows_ = 0.0;  // sums over closed windows, decayed
+  double sum_ = 0.0;
+  double square_sum_ = 0.0;
+};
+
+/// A duration known beforehand only roughly.
+struct duration_prior {
+  seconds mean{0.0};
+  double scv = 1.0;
+};
+
+/// The last `capacity` durations of one kind, and their law. A load is one kind, a service without
+/// its load another.
+class duration_window {
+ public:
+  static constexpr std::size_t capacity = 256;
+  static constexpr std::size_t enough = 30;
+
+  explicit duration_window(duration_prior prior);
+  void add(seconds duration);
+  /// From `enough` samples on, the samples. Before, a gamma law with the prior's scv, whose mean
+  /// counts the prior as three samples: a mean is learned from few, a shape is not.
+  [[nodiscard]] law estimate() const;
+  /// Samples ever added.
+  [[nodiscard]] std::uint64_t count() const noexcept { return count_; }
+  [[nodiscard]] bool measured() const noexcept { return samples_.size() >= enough; }
+
+ private:
+  duration_prior prior_;
+  std::vector<double> samples_;
+  std::size_t next_ = 0;
+  std::uint64_t count_ = 0;
+};
+
+/// The share of requests that kept the promised latency, over a sliding window (kept in 60 slices).
+class attainment_window {
+ public:
+  struct observation {
+    std::uint64_t requests = 0;
+    std::uint64_t within = 0;
+    /// Nothing when there was no request.
+    [[nodiscard]] std::optional<double> share() const noexcept;
+  };
+
+  attainment_window(seconds length, instant start);
+  void add(instant at, bool within) noexcept;
+  [[nodiscard]] observation read(instant now) noexcept;
+
+ private:
+  static constexpr std::int64_t slices = 60;
+  void advance(instant now) noexcept;
+
+  double slice_s_;
+  instant start_;
+  std::int64_t newest_ = 0;  // number of the slice that `now` falls into
+  std::array<observation, static_cast<std::size_t>(slices)> ring_{};
+};
+
+}  // namespace sluice::scheduler

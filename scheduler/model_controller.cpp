@@ -1,0 +1,131 @@
+#include "scheduler/model_controller.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace sluice::scheduler {
+
+namespace {
+
+constexpr double bursty_dispersion = 2.0;
+// A burst that alone would overload the server is planned for at this utilisation: it passes, a
+// real overload does not.
+constexpr double busiest_burst = 0.95;
+
+}  // namespace
+
+model_controller::model_controller(model_settings const& settings, instant start)
+    : settings_(settings),
+      rates_(start),
+      dispersions_{dispersion_index{seconds{1.0}, start}, dispersion_index{seconds{10.0}, start},
+                   dispersion_index{seconds{60.0}, start}},
+      services_(settings.service),
+      loads_(settings.load),
+      attained_(settings.goal.window, start),
+      idle_timeout_(settings.limits.max_idle) {
+  settings.goal.check();
+  settings.limits.check();
+}
+
+model_controller::admission model_controller::on_arrival(instant now) {
+  if (last_arrival_) {
+    gaps_.add(std::max(seconds{0.0}, now - *last_arrival_));
+  }
+  last_arrival_ = last_arrival_ ? std::max(*last_arrival_, now) : now;
+  rates_.count(now);
+  for (auto& d : dispersions_) {
+    d.count(now);
+  }
+  ++arrivals_;
+  admit_credit_ += admit_share_;
+  if (admit_credit_ >= 1.0) {
+    admit_credit_ -= 1.0;
+    return {};
+  }
+  ++refused_;
+  return {.admitted = false, .retry_after = retry_after_};
+}
+
+void model_controller::on_service(instant now, seconds service, seconds response) {
+  services_.add(service);
+  attained_.add(now, response <= settings_.goal.latency);
+}
+
+void model_controller::on_failure(instant now) {
+  attained_.add(now, false);
+}
+
+void model_controller::on_load(instant /*now*/, seconds load, seconds handover) {
+  loads_.add(load);
+  handover_total_ += handover;
+}
+
+// The rate that a request of the stream sees around itself, at the scale of what delays it: a
+// window of length w that holds one request holds, on average, (dispersion − 1) more than one
+// placed at random.
+model_controller::burst model_controller::burst_around(instant now, law const& service,
+                                                       law const& load) {
+  double const slow = rates_.slow(now);
+  double const idle_share = std::max(0.1, 1.0 - slow * service.mean().count());
+  double const scale =
+      std::max(load.mean().count(), service.mean().count() / (idle_share * idle_share));
+  auto const distance = [&](dispersion_index const& d) {
+    return std::abs(std::log(d.window().count() / std::max(scale, 1e-6)));
+  };
+  auto& nearest =
+      *std::min_element(dispersions_.begin(), dispersions_.end(),
+                        [&](auto const& a, auto const& b) { return distance(a) < distance(b); });
+  burst result;
+  result.dispersion = nearest.value(now);
+  if (result.dispersion && *result.dispersion > bursty_dispersion) {
+    result.rate_per_s = slow + (*result.dispersion - 1.0) / nearest.window().count();
+    if (service.mean().count() > 0.0) {
+      result.rate_per_s = std::min(result.rate_per_s, busiest_burst / service.mean().count());
+    }
+  }
+  return result;
+}
+
+model_report model_controller::tick(instant now) {
+  law const service = services_.estimate();
+  law const load = loads_.estimate();
+  burst const around = burst_around(now, service, load);
+  double const planned = rates_.planned(now);
+  constexpr seconds rate_memory{10.0};
+
+  model_report report;
+  report.warm = decide({.goal = settings_.goal,
+                        .limits = settings_.limits,
+                        .weight_bytes = settings_.weight_bytes,
+                        .arrivals_per_s = std::max(planned, around.rate_per_s),
+                        .long_run_rate_per_s = rates_.slow(now),
+                        .service = service,
+                        .load = load,
+                        .gaps = gaps_,
+                        .current = decided_,
+                        .reject_on_miss = settings_.reject_on_miss,
+                        .service_measured = services_.measured(),
+                        .rate_memory = rate_memory});
+  idle_timeout_ = report.warm.chosen.idle_timeout;
+  decided_ = idle_timeout_;
+  admit_share_ = report.warm.admit_share;
+  retry_after_ = report.warm.retry_after;
+
+  auto const observed = attained_.read(now);
+  report.observed_attainment = observed.share();
+  report.observed_requests = observed.requests;
+  report.fast_rate_per_s = rates_.fast(now);
+  report.slow_rate_per_s = rates_.slow(now);
+  report.dispersion = around.dispersion;
+  report.bursty = around.rate_per_s > planned;
+  report.arrivals = arrivals_;
+  report.refused = refused_;
+  report.services = services_.count();
+  report.loads = loads_.count();
+  if (report.loads > 0) {
+    report.handover_mean = handover_total_ / static_cast<double>(report.loads);
+  }
+  return report;
+}
+
+}  // namespace sluice::scheduler

@@ -1,0 +1,87 @@
+/// One server, first come first served, Poisson arrivals, general service times (M/G/1), whose
+/// model is released after an idle timeout and loaded again (the *setup*) by the next arrival.
+/// Closed forms for means, and the wait's tail.
+///
+/// "Wait" is the time before a request's own service begins; a load that it sits through counts as
+/// waiting. The response time is the wait plus the request's own service. The queue is stable
+/// exactly when the utilisation is below one, whatever the timeout; at or above one waits are
+/// `forever` and nothing is ever released.
+///
+///   queue_load demand{.arrivals_per_s = 0.5, .service = law::gamma(100ms, 1.0), .load =
+///   law::gamma(2s, 0.0)}; mean_wait(demand, poisson_exceed(0.5, 3s));                  // 0.5525 s
+///   cycle_of(demand, poisson_exceed(0.5, 3s)).released_fraction  // 0.1733
+///
+/// Pure functions: no state, no clock, any thread. They throw `std::invalid_argument` for a
+/// negative or NaN rate.
+///
+/// Sources. Pollaczek–Khinchine: Kleinrock, Queueing Systems I, 5.6. Exceptional first service:
+/// Welch, Operations Research 12 (1964). Idle timeout: by decomposition (Fuhrmann and Cooper,
+/// Operations Research 33 (1985)); derivation in docs/scheduler.md. Exponential tail: Lundberg's
+/// exponent, Asmussen, Applied Probability and Queues, XIII.5.
+#pragma once
+
+#include "scheduler/law.hpp"
+#include "scheduler/units.hpp"
+
+namespace sluice::scheduler {
+
+struct queue_load {
+  double arrivals_per_s = 0.0;
+  law service{};
+  law load{};
+
+  [[nodiscard]] double utilisation() const noexcept {
+    return arrivals_per_s * service.mean().count();
+  }
+};
+
+/// p = P(idle gap > timeout) for Poisson arrivals.
+[[nodiscard]] double poisson_exceed(double arrivals_per_s, seconds idle_timeout) noexcept;
+
+/// Mean wait of a model that is always warm (Pollaczek–Khinchine).
+[[nodiscard]] seconds mean_warm_wait(queue_load const& demand);
+
+/// Mean wait when each idle gap outlasts the timeout with probability `exceed` (p). `exceed` 0 is
+/// always warm, 1 releases at once.
+[[nodiscard]] seconds mean_wait(queue_load const& demand, double exceed);
+
+/// What one round of idle → (released → loading) → busy → idle looks like on average.
+struct cycle {
+  seconds length{0.0};             ///< from the start of one idle gap to the start of the next
+  double released_fraction = 0.0;  ///< share of time in which the memory is training's
+  double loads_per_s = 0.0;
+  double cold_or_loading = 0.0;  ///< share of requests that arrive to a released or loading model
+};
+[[nodiscard]] cycle cycle_of(queue_load const& demand, double exceed);
+
+/// The shortest idle timeout, under Poisson arrivals, that costs at most `extra_wait` of mean wait
+/// over always warm, and the largest p that belongs to it. `exceed` is 1 (timeout 0) when even
+/// releasing at once is cheap enough.
+struct allowed_release {
+  double exceed = 0.0;
+  seconds idle_timeout{0.0};
+};
+[[nodiscard]] allowed_release largest_release(queue_load const& demand, seconds extra_wait);
+
+/// P(wait > t) ≈ min(utilisation, prefactor · e^{−decay t}), of a model that is always warm: who
+/// finds it idle does not wait at all, which a prefactor that fits the far tail does not know.
+struct wait_tail {
+  double utilisation = 0.0;
+  double prefactor = 0.0;
+  double decay_per_s = 0.0;
+
+  [[nodiscard]] double probability_above(seconds t) const noexcept;
+  /// The t below which a share `q` in (0, 1) of the waits lies; never negative.
+  [[nodiscard]] seconds quantile(double q) const noexcept;
+};
+
+/// Lundberg's asymptotically exact tail. Needs the service law's moment generating function, so a
+/// law without exponential moments must come as a sample. At utilisation ≥ 1 the tail is one
+/// everywhere (decay 0).
+[[nodiscard]] wait_tail lundberg_tail(queue_load const& demand);
+
+/// The tail from mean wait alone: P(wait > t) ≈ ρ e^{−ρ t / W}. Exact for M/M/1; short by a fifth
+/// on mixed services.
+[[nodiscard]] wait_tail cheap_tail(queue_load const& demand);
+
+}  // namespace sluice::scheduler

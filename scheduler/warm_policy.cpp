@@ -1,0 +1,187 @@
+#include "scheduler/warm_policy.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <stdexcept>
+#include <string>
+
+#include "scheduler/queueing.hpp"
+
+namespace sluice::scheduler {
+
+namespace {
+
+// A change must release a tenth more than now, and at least a thousandth of the time.
+constexpr double relative_gain = 0.1;
+constexpr double absolute_gain = 0.001;
+// A shorter timeout is taken only if a tenth of the permitted misses stay unused.
+constexpr double spare_share = 0.1;
+// Below this share of admitted requests nothing new would be learned about them.
+constexpr double smallest_admit_share = 0.05;
+// Utilisation to which an overloaded model is brought back if its service time alone misses the
+// objective.
+constexpr double sustainable_utilisation = 0.9;
+
+/// What every candidate is judged by.
+struct traffic {
+  queue_load met;        // at the rate that waits are planned for
+  queue_load long_term;  // at the rate that memory is counted by
+  attainment_at_rate at;
+};
+
+prediction predict(warm_inputs const& in, traffic const& t, seconds timeout) {
+  auto const odds = in.gaps.beyond(timeout, t.long_term.arrivals_per_s);
+  cycle const round = cycle_of(t.long_term, odds.exceed);
+  // The cycle's released fraction, with the observed share of idle time in place of
+  // Poisson's.
+  double const released =
+      odds.exceed > 0.0 ? round.released_fraction * odds.time_share / odds.exceed : 0.0;
+  prediction p;
+  p.idle_timeout = timeout;
+  p.exceed = odds.exceed;
+  p.attainment = t.at.share_within(odds.exceed);
+  p.released_fraction = std::min(1.0, released);
+  p.released_bytes = p.released_fraction * static_cast<double>(in.weight_bytes);
+  p.loads_per_s = round.loads_per_s;
+  p.mean_wait = mean_wait(t.met, odds.exceed);
+  return p;
+}
+
+prediction const* most_released(std::vector<prediction> const& all, double least_attainment) {
+  prediction const* best = nullptr;
+  for (auto const& p : all) {
+    if (p.attainment >= least_attainment &&
+        (best == nullptr || p.released_fraction > best->released_fraction)) {
+      best = &p;
+    }
+  }
+  return best;
+}
+
+shortfall why_not(attainment_at_rate const& at, double target) {
+  if (at.utilisation >= 1.0) {
+    return shortfall::overloaded;
+  }
+  if (at.idle < target) {
+    return shortfall::service_too_slow;
+  }
+  return at.warm < target ? shortfall::queueing : shortfall::max_idle;
+}
+
+void shed(warm_inputs const& in, attainment_model const& model, attainment_at_rate const& at,
+          warm_decision& d) {
+  double const sustainable = at.idle < d.required_share
+                                 ? sustainable_utilisation / in.service.mean().count()
+                                 : model.largest_warm_rate(d.required_share, in.arrivals_per_s);
+  if (sustainable >= in.arrivals_per_s) {
+    return;  // refusing some would not help the others
+  }
+  d.admit_share = std::max(smallest_admit_share, sustainable / in.arrivals_per_s);
+  // If arrivals ceased now, the estimate would be back at what is sustainable after this time.
+  d.retry_after = seconds{std::clamp(-std::log(d.admit_share) * in.rate_memory.count(), 1.0, 60.0)};
+}
+
+}  // namespace
+
+void idle_limits::check() const {
+  if (!(min_idle.count() >= 0.0) || min_idle == forever) {
+    throw std::invalid_argument("min_idle must be a finite number of seconds >= 0; got " +
+                                std::to_string(min_idle.count()));
+  }
+  if (!(max_idle >= min_idle)) {
+    throw std::invalid_argument("max_idle must be at least min_idle (" +
+                                std::to_string(min_idle.count()) + " s); got " +
+                                std::to_string(max_idle.count()) + " s");
+  }
+}
+
+std::string_view to_string(shortfall reason) noexcept {
+  switch (reason) {
+    case shortfall::none:
+      return "none";
+    case shortfall::overloaded:
+      return "overloaded";
+    case shortfall::queueing:
+      return "queueing";
+    case shortfall::service_too_slow:
+      return "service_too_slow";
+    case shortfall::max_idle:
+      return "max_idle";
+  }
+  return "unknown";
+}
+
+std::vector<seconds> candidate_timeouts(idle_limits const& limits) {
+  limits.check();
+  constexpr double shortest = 0.01;
+  constexpr double longest = 86400.0;
+  std::vector<seconds> result{limits.min_idle};
+  for (double t = shortest; t <= longest; t *= std::numbers::sqrt2) {
+    if (seconds{t} > limits.min_idle && seconds{t} < limits.max_idle) {
+      result.emplace_back(t);
+    }
+  }
+  if (limits.max_idle > limits.min_idle) {
+    result.push_back(limits.max_idle);
+  }
+  return result;
+}
+
+warm_decision decide(warm_inputs const& in) {
+  in.goal.check();
+  double const long_run = in.long_run_rate_per_s.value_or(in.arrivals_per_s);
+  attainment_model const model{in.service, in.load, in.goal.latency};
+  traffic const t{
+      .met = {.arrivals_per_s = in.arrivals_per_s, .service = in.service, .load = in.load},
+      .long_term = {.arrivals_per_s = long_run, .service = in.service, .load = in.load},
+      .at = model.at(in.arrivals_per_s)};
+
+  warm_decision d;
+  d.required_share = required_share(in.goal, long_run);
+  d.warm_attainment = t.at.warm;
+  d.cold_attainment = t.at.cold;
+  d.warm_wait_quantile =
+      in.goal.percentile < 1.0 ? lundberg_tail(t.met).quantile(in.goal.percentile) : forever;
+  d.utilisation = t.at.utilisation;
+  d.arrivals_per_s = in.arrivals_per_s;
+  d.long_run_rate_per_s = long_run;
+  d.gaps_observed = in.gaps.weight();
+  d.service_mean = in.service.mean();
+  d.service_scv = in.service.scv();
+  d.load_mean = in.load.mean();
+  d.load_scv = in.load.scv();
+  for (seconds const timeout : candidate_timeouts(in.limits)) {
+    d.candidates.push_back(predict(in, t, timeout));
+  }
+
+  prediction const longest = d.candidates.back();
+  double const target = d.required_share;
+  prediction const* const spare =
+      most_released(d.candidates, target + spare_share * (1.0 - target));
+  prediction const* const any = most_released(d.candidates, target);
+  if (any == nullptr) {
+    d.chosen = longest;
+    d.reason = why_not(t.at, target);
+    if (in.reject_on_miss && in.service_measured && d.reason != shortfall::max_idle) {
+      shed(in, model, t.at, d);
+    }
+  } else {
+    d.chosen = spare != nullptr ? *spare : *any;
+  }
+  if (in.current) {
+    seconds const clamped = std::clamp(*in.current, in.limits.min_idle, in.limits.max_idle);
+    prediction const present = predict(in, t, clamped);
+    bool const gains = d.chosen.released_fraction >=
+                       present.released_fraction * (1.0 + relative_gain) + absolute_gain;
+    if (d.feasible() && present.attainment >= target && !gains) {
+      d.chosen = present;
+    }
+    d.changed = d.chosen.idle_timeout != *in.current;
+  } else {
+    d.changed = true;
+  }
+  return d;
+}
+
+}  // namespace sluice::scheduler

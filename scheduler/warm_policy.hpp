@@ -1,0 +1,108 @@
+/// Decides how long a model without requests stays on the device before its memory goes back to
+/// training.
+///
+/// For each candidate timeout the policy predicts the share of requests answered in time, the
+/// memory released to training and the loads per second, and takes the timeout that releases most
+/// while the share meets the objective. If none does, the model is held as long as the limits
+/// allow, and the decision says why. Hysteresis: a timeout that still meets the objective is left
+/// only for one that releases noticeably more and meets it with something to spare.
+///
+///   auto d = decide({.goal = slo, .weight_bytes = n, .arrivals_per_s = 2.0, .service = s, .load =
+///   l}); timer.expires_after(d.chosen.idle_timeout);
+///
+/// A pure function of its inputs; the decision carries all it was made from, for the log and for
+/// `sluice status`. Throws `std::invalid_argument` for an invalid objective, limits or rate.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "scheduler/attainment.hpp"
+#include "scheduler/estimators.hpp"
+#include "scheduler/law.hpp"
+#include "scheduler/units.hpp"
+
+namespace sluice::scheduler {
+
+/// The operator's bounds on an idle timeout. `min_idle` also limits thrashing: as long as a load
+/// takes is a sane floor.
+struct idle_limits {
+  seconds min_idle{0.0};
+  seconds max_idle = forever;
+
+  void check() const;
+};
+
+struct warm_inputs {
+  objective goal{};
+  idle_limits limits{};
+  std::uint64_t weight_bytes = 0;
+  double arrivals_per_s = 0.0;  ///< what waits are planned for: the rate that a request meets
+  std::optional<double> long_run_rate_per_s{};  ///< what released memory and loads are counted by;
+                                                ///< `arrivals_per_s` if none
+  law service{};                                ///< without load time
+  law load{};                                   ///< demand for memory until ready
+  gap_histogram gaps{};                         ///< as observed; empty means Poisson
+  std::optional<seconds> current{};             ///< the timeout in force
+  bool reject_on_miss = false;                  ///< refuse what would miss, instead of queueing it
+  bool service_measured = false;  ///< `service` is from measurements; nothing is refused on a prior
+  seconds rate_memory{10.0};      ///< time constant of the arrival estimate, for `retry_after`
+};
+
+struct prediction {
+  seconds idle_timeout{0.0};
+  double exceed = 0.0;             ///< P(idle gap > timeout)
+  double attainment = 0.0;         ///< share of requests within the latency
+  double released_fraction = 0.0;  ///< share of time in which training has the memory
+  double released_bytes = 0.0;     ///< the same in bytes: weights × fraction
+  double loads_per_s = 0.0;
+  seconds mean_wait{0.0};
+};
+
+/// Why no permitted timeout meets the objective.
+enum class shortfall {
+  none,              ///< one does
+  overloaded,        ///< more work arrives than one server can do
+  queueing,          ///< even an always warm model answers too few in time, because requests queue
+  service_too_slow,  ///< even a request that finds the model warm and idle misses too often
+  max_idle,          ///< an always warm model would meet it, but `max_idle` releases the model
+};
+[[nodiscard]] std::string_view to_string(shortfall reason) noexcept;
+
+struct warm_decision {
+  prediction chosen;
+  bool changed = false;  ///< differs from the timeout in force
+  shortfall reason = shortfall::none;
+  [[nodiscard]] bool feasible() const noexcept { return reason == shortfall::none; }
+
+  /// Share of requests to admit; below one only if refusing the others lets the admitted ones meet
+  /// the objective.
+  double admit_share = 1.0;
+  [[nodiscard]] bool rejects() const noexcept { return admit_share < 1.0; }
+  seconds retry_after{0.0};  ///< for the refused
+
+  double required_share = 0.0;  ///< what `attainment` had to meet
+  double warm_attainment = 0.0;
+  double cold_attainment = 0.0;     ///< of a request that finds the model released
+  seconds warm_wait_quantile{0.0};  ///< at the objective's percentile, by Lundberg's tail
+  double utilisation = 0.0;
+  double arrivals_per_s = 0.0;
+  double long_run_rate_per_s = 0.0;
+  double gaps_observed = 0.0;
+  seconds service_mean{0.0};
+  double service_scv = 0.0;
+  seconds load_mean{0.0};
+  double load_scv = 0.0;
+  std::vector<prediction> candidates;  ///< all that were compared, by timeout
+};
+
+/// Timeouts worth comparing: `min_idle`, `max_idle`, and a fixed geometric series (ratio √2)
+/// between them. The series does not depend on the data, so that decisions of successive ticks are
+/// comparable.
+[[nodiscard]] std::vector<seconds> candidate_timeouts(idle_limits const& limits);
+
+[[nodiscard]] warm_decision decide(warm_inputs const& in);
+
+}  // namespace sluice::scheduler

@@ -1,0 +1,290 @@
+#include "scheduler/model_controller.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <stdexcept>
+#include <vector>
+
+namespace sluice::scheduler {
+namespace {
+
+instant at(double s) {
+  return instant{seconds{s}};
+}
+
+/// Serves a stream of requests in simulated time, first come first served, under the controller's
+/// decisions.
+class simulated_server {
+ public:
+  struct options {
+    double calm_rate = 1.0;
+    double burst_rate = 1.0;  // the stream switches between both rates
+    double switches_per_s = 0.0;
+    double service_s = 0.1;  // mean, exponential
+    double load_s = 1.0;     // constant
+  };
+  struct totals {
+    int requests = 0;
+    int within = 0;
+    int refused = 0;
+    int loads = 0;
+    double released_s = 0.0;
+    double predicted_sum = 0.0;  // of the attainment in force, request by request
+    double share() const { return static_cast<double>(within) / requests; }
+    double predicted() const { return predicted_sum / requests; }
+  };
+
+  simulated_server(model_settings const& settings, options const& how)
+      : how_(how), latency_(settings.goal.latency.count()), model_(settings, at(0.0)) {
+    report_ = model_.tick(at(0.0));
+  }
+
+  totals run_until(double end) {
+    totals t;
+    for (;;) {
+      double const rate = bursting_ ? how_.burst_rate : how_.calm_rate;
+      double const arrival = now_ + exponential(1.0 / rate);
+      double const change =
+          how_.switches_per_s > 0.0 ? now_ + exponential(1.0 / how_.switches_per_s) : end + arrival;
+      double const next = std::min({arrival, change, end});
+      while (next_tick_ <= next) {
+        deliver_until(next_tick_);
+        report_ = model_.tick(at(next_tick_));
+        next_tick_ += tick_s;
+      }
+      now_ = next;
+      if (now_ >= end) {
+        return t;
+      }
+      if (change < arrival) {
+        bursting_ = !bursting_;
+        continue;
+      }
+      serve(t);
+    }
+  }
+  model_report const& report() const { return report_; }
+
+ private:
+  static constexpr double tick_s = 5.0;
+  struct completion {
+    double at;
+    double service;
+    double response;
+    double load;
+  };
+
+  double exponential(double mean) {
+    return -mean * std::log((static_cast<double>(random_()) + 0.5) / 4294967296.0);
+  }
+  void deliver_until(double t) {
+    while (first_ < done_.size() && done_[first_].at <= t) {
+      auto const& c = done_[first_++];
+      if (c.load > 0.0) {
+        model_.on_load(at(c.at), seconds{c.load}, seconds{0.1 * c.load});
+      }
+      model_.on_service(at(c.at), seconds{c.service}, seconds{c.response});
+    }
+  }
+  void serve(totals& t) {
+    deliver_until(now_);
+    ++t.requests;
+    t.predicted_sum += report_.warm.chosen.attainment;
+    if (!model_.on_arrival(at(now_)).admitted) {
+      ++t.refused;
+      return;
+    }
+    double const timeout = model_.idle_timeout().count();
+    double start = std::max(now_, free_at_);
+    double load = 0.0;
+    if (now_ - free_at_ > timeout) {
+      t.released_s += now_ - free_at_ - timeout;
+      ++t.loads;
+      load = how_.load_s;
+      start += load;
+    }
+    double const service = exponential(how_.service_s);
+    free_at_ = start + service;
+    t.within += free_at_ - now_ <= latency_ ? 1 : 0;
+    done_.push_back({free_at_, service, free_at_ - now_, load});
+  }
+
+  options how_;
+  double latency_;
+  model_controller model_;
+  model_report report_;
+  std::mt19937 random_{11};
+  bool bursting_ = false;
+  double now_ = 0.0;
+  double free_at_ = 0.0;
+  double next_tick_ = tick_s;
+  std::vector<completion> done_;
+  std::size_t first_ = 0;
+};
+
+model_settings settings(double percentile, double latency) {
+  return {.goal = {.percentile = percentile,
+                   .latency = seconds{latency},
+                   .attainment = 0.9,
+                   .window = seconds{300.0}},
+          .weight_bytes = 1 << 20,
+          .service = {.mean = seconds{0.05}},
+          .load = {.mean = seconds{0.5}}};
+}
+
+TEST(model_controller, keeps_the_promise_and_predicts_it_under_poisson_load) {
+  simulated_server server{settings(0.9, 0.8), {.calm_rate = 0.5, .burst_rate = 0.5}};
+  (void)server.run_until(600.0);  // learns
+  auto const t = server.run_until(20'000.0);
+  EXPECT_TRUE(server.report().warm.feasible());
+  EXPECT_GE(t.share(), 0.9);
+  EXPECT_NEAR(t.share(), t.predicted(), 0.02);
+  EXPECT_GT(t.released_s, 0.02 * 19'400.0);  // and gives memory away while doing so
+  EXPECT_GT(t.loads, 100);
+  EXPECT_EQ(t.refused, 0);
+  EXPECT_NEAR(server.report().warm.service_mean.count(), 0.1, 0.02);
+  EXPECT_NEAR(server.report().warm.load_mean.count(), 1.0, 1e-9);
+  EXPECT_NEAR(server.report().handover_mean->count(), 0.1, 1e-9);
+}
+
+TEST(model_controller, releases_at_once_where_a_cold_start_keeps_the_latency) {
+  simulated_server server{settings(0.9, 2.0), {.calm_rate = 0.5, .burst_rate = 0.5, .load_s = 0.2}};
+  (void)server.run_until(2000.0);
+  EXPECT_EQ(server.report().warm.chosen.idle_timeout.count(), 0.0);
+  auto const t = server.run_until(10'000.0);
+  EXPECT_GE(t.share(), 0.99);
+}
+
+TEST(model_controller, sees_bursts_and_plans_for_them) {
+  // 18 and 2 requests per second in turn, at 50 ms: twice the wait of a Poisson stream of the same
+  // mean, and more.
+  simulated_server::options const bursts{.calm_rate = 2.0,
+                                         .burst_rate = 18.0,
+                                         .switches_per_s = 0.1,
+                                         .service_s = 0.05,
+                                         .load_s = 0.2};
+  simulated_server server{settings(0.9, 1.0), bursts};
+  (void)server.run_until(2000.0);
+  auto const t = server.run_until(12'000.0);
+  EXPECT_TRUE(server.report().bursty);
+  EXPECT_GT(*server.report().dispersion, 4.0);
+  EXPECT_GT(server.report().warm.arrivals_per_s,
+            13.0);  // (18² + 2²)/20 = 16.4 is what an arrival sees
+  EXPECT_NEAR(server.report().slow_rate_per_s, 10.0, 3.0);
+  // Poisson at the mean rate would predict a warm share of 1 − e^{−10} ≈ 1.
+  EXPECT_LT(t.predicted(), 0.99);
+  EXPECT_NEAR(t.predicted(), t.share(), 0.06);
+}
+
+TEST(model_controller, refuses_the_excess_of_an_overload_so_that_the_rest_is_in_time) {
+  model_settings s = settings(0.9, 0.5);
+  s.reject_on_miss = true;
+  simulated_server server{
+      s, {.calm_rate = 30.0, .burst_rate = 30.0, .service_s = 0.05, .load_s = 0.2}};
+  (void)server.run_until(300.0);
+  auto const t = server.run_until(2000.0);
+  EXPECT_EQ(server.report().warm.reason, shortfall::overloaded);
+  double const admitted = t.requests - t.refused;
+  EXPECT_GT(t.refused, t.requests / 3);
+  EXPECT_GT(admitted / 1700.0, 8.0);  // it still does most of what one server can do in time
+  EXPECT_GE(t.within / admitted, 0.9);
+}
+
+TEST(model_controller, queues_an_overload_where_the_policy_says_so) {
+  simulated_server server{settings(0.9, 0.5),
+                          {.calm_rate = 30.0, .burst_rate = 30.0, .service_s = 0.05}};
+  auto const t = server.run_until(300.0);
+  EXPECT_EQ(server.report().warm.reason, shortfall::overloaded);
+  EXPECT_EQ(t.refused, 0);
+  EXPECT_EQ(server.report().warm.chosen.idle_timeout, forever);
+}
+
+TEST(model_controller, spreads_refusals_evenly) {
+  model_settings s = settings(0.9, 0.5);
+  s.reject_on_miss = true;
+  model_controller model{s, at(0.0)};
+  double now = 0.0;
+  for (; now < 60.0; now += 0.01) {
+    (void)model.on_arrival(at(now));
+    model.on_service(at(now), seconds{0.02}, seconds{0.3});
+  }
+  auto const report = model.tick(at(now));
+  ASSERT_TRUE(report.warm.rejects());
+  int longest_run = 0;
+  int run = 0;
+  int admitted = 0;
+  for (int i = 0; i < 1000; ++i) {
+    auto const answer = model.on_arrival(at(now));
+    run = answer.admitted ? 0 : run + 1;
+    longest_run = std::max(longest_run, run);
+    admitted += answer.admitted ? 1 : 0;
+    if (!answer.admitted) {
+      EXPECT_EQ(answer.retry_after, report.warm.retry_after);
+    }
+  }
+  EXPECT_NEAR(admitted, 1000.0 * report.warm.admit_share, 1.0);
+  EXPECT_LE(longest_run, static_cast<int>(1.0 / report.warm.admit_share) + 1);
+}
+
+TEST(model_controller, counts_what_it_was_told) {
+  model_controller model{settings(0.9, 0.5), at(0.0)};
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_TRUE(model.on_arrival(at(i)).admitted);
+  }
+  model.on_load(at(1.0), seconds{0.4}, seconds{0.01});
+  model.on_service(at(1.0), seconds{0.1}, seconds{0.5});
+  model.on_service(at(2.0), seconds{0.1}, seconds{0.51});
+  model.on_failure(at(3.0));
+  auto const report = model.tick(at(4.0));
+  EXPECT_EQ(report.arrivals, 4U);
+  EXPECT_EQ(report.services, 2U);
+  EXPECT_EQ(report.loads, 1U);
+  EXPECT_EQ(report.observed_requests, 3U);
+  EXPECT_DOUBLE_EQ(*report.observed_attainment, 1.0 / 3.0);
+  EXPECT_DOUBLE_EQ(report.handover_mean->count(), 0.01);
+  EXPECT_FALSE(report.dispersion.has_value());
+}
+
+TEST(model_controller, starts_without_any_knowledge) {
+  model_settings s = settings(0.9, 0.2);
+  s.limits = {.min_idle = seconds{2.0}, .max_idle = seconds{30.0}};
+  model_controller model{s, at(50.0)};
+  EXPECT_EQ(model.idle_timeout().count(), 30.0);
+  auto const report = model.tick(at(50.0));
+  EXPECT_FALSE(report.observed_attainment.has_value());
+  EXPECT_FALSE(report.handover_mean.has_value());
+  EXPECT_EQ(report.warm.chosen.idle_timeout.count(), 30.0);
+  EXPECT_EQ(report.warm.reason,
+            shortfall::max_idle);  // half a second of load, nobody known to come
+  EXPECT_EQ(model.idle_timeout().count(), 30.0);
+}
+
+TEST(model_controller, is_not_disturbed_by_reports_out_of_order) {
+  model_controller model{settings(0.9, 0.5), at(0.0)};
+  for (double const t : {1.0, 3.0, 2.0, 2.5, 4.0}) {
+    (void)model.on_arrival(at(t));
+    model.on_service(at(t), seconds{0.1}, seconds{0.2});
+  }
+  auto const report = model.tick(at(3.5));
+  EXPECT_EQ(report.observed_requests, 5U);
+  EXPECT_TRUE(std::isfinite(report.slow_rate_per_s));
+}
+
+TEST(model_controller, refuses_settings_that_contradict_themselves) {
+  model_settings s = settings(0.9, 0.5);
+  s.goal.percentile = 90.0;
+  EXPECT_THROW((model_controller{s, at(0.0)}), std::invalid_argument);
+  s = settings(0.9, 0.5);
+  s.limits = {.min_idle = seconds{3.0}, .max_idle = seconds{1.0}};
+  EXPECT_THROW((model_controller{s, at(0.0)}), std::invalid_argument);
+  s = settings(0.9, 0.5);
+  s.load.mean = seconds{-1.0};
+  EXPECT_THROW((model_controller{s, at(0.0)}), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace sluice::scheduler
