@@ -1,0 +1,156 @@
+#include "runtime/policy/detail/description.hpp"
+
+#include <array>
+
+namespace sluice::policy {
+namespace {
+
+using namespace std::chrono_literals;
+using detail::key;
+using detail::key_visitor;
+using detail::percent_sign;
+using detail::text_rule;
+
+constexpr std::array<std::string_view, 3> backend_names{"auto", "host", "cuda"};
+constexpr std::array<std::string_view, 3> pause_names{"on_request", "on_cold_start", "never"};
+constexpr std::array<std::string_view, 3> warm_names{"auto", "always", "fixed"};
+constexpr std::array<std::string_view, 2> miss_names{"queue", "reject"};
+
+// The name becomes a folder of the model repository and a part of URLs.
+constexpr text_rule name_rule{"[A-Za-z0-9_][A-Za-z0-9._-]*",
+                              "must be letters, digits, \"_\", \"-\" and \".\", not beginning with "
+                              "\"-\" or \".\", as the model's folder is called"};
+constexpr text_rule host_rule{R"([^\s/]+)", "must be an address or a host name"};
+constexpr text_rule path_rule{".+", "must be the path of a folder"};
+
+template <class Enum>
+void choose(key_visitor& visitor, key const& what, Enum& value,
+            std::span<std::string_view const> names) {
+  auto index = static_cast<std::size_t>(value);
+  visitor.choice(what, index, names);
+  value = static_cast<Enum>(index);
+}
+
+template <class Number>
+void number(key_visitor& visitor, key const& what, Number& value,
+            detail::limits<std::int64_t> allowed) {
+  std::int64_t wide = value;
+  visitor.whole_number(what, wide, allowed);
+  value = static_cast<Number>(wide);
+}
+
+void describe_server(key_visitor& v, server_policy& into) {
+  v.text({"host", "Address or name to listen on.", "127.0.0.1"}, into.host, host_rule);
+  number(v, {"port", "TCP port to listen on; 0 takes any free one.", "8000"}, into.port,
+         {0, 65535});
+  v.bytes({"max_body", "Largest request body; a larger one is answered with 413.", "64MiB"},
+          into.max_body, {1_KiB, 64_GiB});
+  std::string folder;
+  v.text({"model_repository",
+          "Folder of the models, in Triton's layout; relative to the policy file.", "models"},
+         folder, path_rule);
+  into.model_repository = folder;
+  v.duration({"request_timeout", "Longest time for a request, loading its model included.", "30s"},
+             into.request_timeout, {1ms, 1h});
+}
+
+void describe_pool(key_visitor& v, pool_policy& into) {
+  choose(v, {"backend", "Where the pool's memory is; auto takes a GPU if there is one.", "auto"},
+         into.backend, backend_names);
+  number(v, {"device", "CUDA ordinal of the GPU.", "0"}, into.device, {0, 63});
+  v.memory(
+      {"memory",
+       "Size of the pool: an amount, or a percentage of the memory that is free when the pool is "
+       "created; auto leaves the choice to the broker.",
+       "40GiB"},
+      into.memory, {4_KiB, 1024 * 1024_GiB});
+  v.bytes_or_auto(
+      {"chunk", "Size of one chunk; auto is 64MiB on CUDA and 2MiB on the host.", "64MiB"},
+      into.chunk, {4_KiB, 16_GiB});
+}
+
+void describe_training(key_visitor& v, training_policy& into) {
+  choose(v, {"pause", "When training's launches are held.", "on_request"}, into.pause, pause_names);
+  v.duration({"pause_hysteresis", "How long a pause outlasts the last request in flight.", "2ms"},
+             into.pause_hysteresis, {0us, 1s});
+  v.boolean(
+      {"allow_mps",
+       "Whether to share a GPU under MPS, where a fault in one process ends all of them.", "false"},
+      into.allow_mps);
+}
+
+void describe_model(key_visitor& v, model_policy& into) {
+  v.text({"name", "The model's folder in the model repository.", "resnet50", true}, into.name,
+         name_rule);
+  v.section(
+      {"slo", "The promise for this model's response times.", "{latency: 150ms}", true},
+      [&into](key_visitor& slo) {
+        slo.percentage(
+            {"percentile", "Share of a window's requests that are answered in time.", "99%"},
+            into.slo.percentile, percent_sign::optional);
+        slo.duration(
+            {"latency", "Response time within which a request counts as in time.", "150ms", true},
+            into.slo.latency, {1us, 1h});
+        slo.percentage({"attainment", "Share of all windows in which the percentile holds.", "99%"},
+                       into.slo.attainment, percent_sign::required);
+        slo.duration({"window", "Length of the windows.", "5m"}, into.slo.window, {1s, 24h});
+      });
+  v.section({"warm", "How long the model keeps its memory without requests.", "{mode: auto}"},
+            [&into](key_visitor& warm) {
+              choose(warm,
+                     {"mode",
+                      "auto chooses the idle timeout against the promise, always never gives the "
+                      "memory back, fixed uses max_idle.",
+                      "auto"},
+                     into.warm.mode, warm_names);
+              warm.duration({"min_idle", "Shortest idle timeout that auto may choose.", "1s"},
+                            into.warm.min_idle, {0us, 24h});
+              warm.duration({"max_idle", "Longest idle timeout that auto may choose.", "10m"},
+                            into.warm.max_idle, {0us, 24h});
+            });
+  choose(v,
+         {"on_miss_predicted", "What happens to a request that is predicted to be late.", "queue"},
+         into.on_miss_predicted, miss_names);
+}
+
+void describe_scheduler(key_visitor& v, scheduler_policy& into) {
+  v.duration({"tick", "Time between two decisions.", "250ms"}, into.tick, {10ms, 1min});
+  v.bytes_or_auto(
+      {"reserve", "Free memory kept for cold starts; auto follows the predicted cold starts.",
+       "512MiB"},
+      into.reserve, {0, 1024 * 1024_GiB});
+}
+
+}  // namespace
+
+std::string_view to_string(pool_backend value) noexcept {
+  return backend_names[static_cast<std::size_t>(value)];
+}
+std::string_view to_string(pause_rule value) noexcept {
+  return pause_names[static_cast<std::size_t>(value)];
+}
+std::string_view to_string(warm_mode value) noexcept {
+  return warm_names[static_cast<std::size_t>(value)];
+}
+std::string_view to_string(miss_action value) noexcept {
+  return miss_names[static_cast<std::size_t>(value)];
+}
+
+void detail::describe(key_visitor& visitor, policy& into) {
+  std::int64_t version = format_version;
+  visitor.whole_number({"version", "Version of this format.", "1", true}, version,
+                       {format_version, format_version});
+  visitor.section({"server", "The HTTP endpoint and the model repository.", "{port: 8000}"},
+                  [&into](key_visitor& v) { describe_server(v, into.server); });
+  visitor.section({"pool", "The memory that training and serving share.", "{memory: 40GiB}"},
+                  [&into](key_visitor& v) { describe_pool(v, into.pool); });
+  visitor.section({"training", "What serving may ask of training.", "{pause: on_request}"},
+                  [&into](key_visitor& v) { describe_training(v, into.training); });
+  visitor.list({"models", "The models to serve, each with its promise.",
+                "[{name: resnet50, slo: {latency: 150ms}}]", true},
+               [&into](key_visitor& v) { describe_model(v, into.models.emplace_back()); });
+  visitor.section({"scheduler", "How decisions are taken.", "{tick: 250ms}"},
+                  [&into](key_visitor& v) { describe_scheduler(v, into.scheduler); });
+}
+
+}  // namespace sluice::policy

@@ -1,0 +1,190 @@
+#include "runtime/policy/policy.hpp"
+
+#include <fmt/format.h>
+#include <yaml-cpp/depthguard.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <map>
+
+#include "runtime/policy/detail/description.hpp"
+#include "runtime/policy/detail/reader.hpp"
+#include "runtime/policy/units.hpp"
+
+namespace sluice::policy {
+namespace {
+
+constexpr std::uint64_t largest_file = 1_MiB;
+
+std::string join(std::vector<problem> const& problems) {
+  std::string all;
+  for (auto const& one : problems) {
+    all += (all.empty() ? "" : "\n") + one.text();
+  }
+  return all;
+}
+
+[[noreturn]] void refuse_file(error_kind kind, std::filesystem::path const& file,
+                              std::string const& message) {
+  throw policy_error{kind, {{file.string(), 1, 1, "", message}}};
+}
+
+void check_chunk(pool_policy const& pool, detail::findings& found) {
+  if (!pool.chunk) {
+    return;
+  }
+  auto const granularity = pool.backend == pool_backend::cuda ? 2_MiB : 4_KiB;
+  if (*pool.chunk % granularity != 0) {
+    found.add_at("pool.chunk",
+                 fmt::format("is {}, must be a multiple of {}; for example {}",
+                             write_bytes(*pool.chunk), write_bytes(granularity),
+                             write_bytes((*pool.chunk / granularity + 1) * granularity)));
+  }
+  if (pool.memory && pool.memory->bytes != 0 && pool.memory->bytes < *pool.chunk) {
+    found.add_at("pool.memory", fmt::format("is {}, less than one chunk of {}; give at least {}",
+                                            write_bytes(pool.memory->bytes),
+                                            write_bytes(*pool.chunk), write_bytes(*pool.chunk)));
+  }
+}
+
+void check_warm(warm_policy const& warm, std::string const& path, detail::findings& found) {
+  if (warm.mode == warm_mode::automatic && warm.min_idle > warm.max_idle) {
+    auto const blamed = found.given(path + ".min_idle") ? ".min_idle" : ".max_idle";
+    found.add_at(
+        path + blamed,
+        fmt::format("min_idle is {} and max_idle is {}; min_idle must not be the longer one",
+                    write_duration(warm.min_idle), write_duration(warm.max_idle)));
+  }
+  auto refuse = [&](char const* name, char const* advice) {
+    if (found.given(path + name)) {
+      found.add_at(path + name,
+                   fmt::format("has no meaning with mode {}; {}", to_string(warm.mode), advice));
+    }
+  };
+  if (warm.mode == warm_mode::fixed) {
+    refuse(".min_idle", "max_idle is the timeout");
+  } else if (warm.mode == warm_mode::always) {
+    refuse(".min_idle", "remove it");
+    refuse(".max_idle", "remove it");
+  }
+}
+
+/// Rules between keys, which no single key can check. Values that were refused keep their defaults
+/// here.
+void check_together(policy const& wanted, detail::findings& found) {
+  check_chunk(wanted.pool, found);
+  if (auto const& reserve = wanted.scheduler.reserve; reserve && wanted.pool.memory) {
+    if (auto const bytes = wanted.pool.memory->bytes; bytes != 0 && *reserve >= bytes) {
+      found.add_at("scheduler.reserve",
+                   fmt::format("is {}, must be less than pool.memory, which is {}",
+                               write_bytes(*reserve), write_bytes(bytes)));
+    }
+  }
+  std::map<std::string, std::string> first_of;
+  for (std::size_t i = 0; i < wanted.models.size(); ++i) {
+    auto const& model = wanted.models[i];
+    auto const path = fmt::format("models[{}]", i);
+    check_warm(model.warm, path + ".warm", found);
+    if (model.slo.latency > wanted.server.request_timeout) {
+      found.add_at(
+          path + ".slo.latency",
+          fmt::format("is {}, longer than server.request_timeout, which is {}; lower it or "
+                      "raise the timeout",
+                      write_duration(model.slo.latency),
+                      write_duration(wanted.server.request_timeout)));
+    }
+    auto const name_path = path + ".name";
+    if (auto const [first, fresh] = first_of.emplace(model.name, name_path);
+        !fresh && !model.name.empty()) {
+      found.add_at(name_path,
+                   fmt::format("is \"{}\", which line {} has already; each model stands once",
+                               model.name, found.line_of(first->second)));
+    }
+  }
+}
+
+}  // namespace
+
+std::uint64_t memory_amount::of(std::uint64_t available_bytes) const noexcept {
+  return bytes != 0 ? bytes
+                    : static_cast<std::uint64_t>(share * static_cast<double>(available_bytes));
+}
+
+std::string problem::text() const {
+  auto const place = fmt::format("{}:{}:{}: ", file, line, column);
+  return path.empty() ? place + message : fmt::format("{}{}: {}", place, path, message);
+}
+
+policy_error::policy_error(error_kind kind, std::vector<problem> problems)
+    : error(kind, join(problems)), problems_(std::move(problems)) {}
+
+policy parse(std::string const& text, std::filesystem::path const& file) {
+  detail::findings found{file.string()};
+  policy wanted;
+  wanted.file = file;
+  try {
+    auto const documents = YAML::LoadAll(text);
+    if (documents.size() > 1) {
+      found.add(documents[1].Mark(), "", "a second document begins here; a policy is one document");
+    }
+    auto const root = documents.empty() ? YAML::Node{} : documents.front();
+    if (root.IsMap()) {
+      detail::reader reader{root, "", found};
+      detail::describe(reader, wanted);
+      reader.finish();
+      check_together(wanted, found);
+    } else {
+      found.add(root.Mark(), "",
+                root.IsNull()
+                    ? "the file is empty; a policy needs at least `version: 1` and `models:`"
+                    : "this is not a policy; it must consist of keys, the first `version: 1`");
+    }
+  } catch (YAML::DeepRecursion const& wrong) {
+    found.add(wrong.mark, "", "this is nested too deeply; a policy needs four levels");
+  } catch (YAML::Exception const& wrong) {
+    found.add(wrong.mark, "", "this is not valid YAML: " + wrong.msg);
+  }
+  if (auto problems = found.sorted(); !problems.empty()) {
+    throw policy_error{error_kind::invalid_argument, std::move(problems)};
+  }
+  if (!wanted.server.model_repository.empty()) {
+    wanted.server.model_repository =
+        (std::filesystem::absolute(file).parent_path() / wanted.server.model_repository)
+            .lexically_normal();
+  }
+  return wanted;
+}
+
+policy load(std::filesystem::path const& file) {
+  std::error_code failed;
+  auto const status = std::filesystem::status(file, failed);
+  if (status.type() == std::filesystem::file_type::not_found) {
+    refuse_file(error_kind::not_found, file,
+                "there is no such file; give the path of a policy file");
+  }
+  if (status.type() == std::filesystem::file_type::directory) {
+    refuse_file(error_kind::invalid_argument, file,
+                "this is a folder; give the path of a policy file");
+  }
+  std::ifstream stream{file, std::ios::binary};
+  std::string text;
+  // Not by its size: a pipe has none, and a policy may come from one.
+  for (std::istreambuf_iterator<char> next{stream}, end; next != end && text.size() <= largest_file;
+       ++next) {
+    text.push_back(*next);
+  }
+  if (!stream.is_open() || stream.bad()) {
+    refuse_file(error_kind::invalid_argument, file,
+                fmt::format("cannot be read: {}; check its permissions", std::strerror(errno)));
+  }
+  if (text.size() > largest_file) {
+    refuse_file(error_kind::invalid_argument, file,
+                fmt::format("is larger than {}, so it is no policy; give the path of a policy file",
+                            write_bytes(largest_file)));
+  }
+  return parse(text, file);
+}
+
+}  // namespace sluice::policy

@@ -1,0 +1,149 @@
+/// What the operator wants: where to listen, how large the pool is, what each model promises. Read
+/// from a YAML file.
+///
+/// The reader finds every mistake in one pass; each is told as `file:line:column: path: what is
+/// wrong, what would be right`. Keys, defaults and limits stand once, in detail/description.cpp;
+/// the reader, the JSON Schema and the test of the shipped policy.schema.json all follow it.
+/// docs/policy.md is the reference for operators.
+///
+///   try {
+///     auto const wanted = policy::load("policy.yaml");
+///     listen(wanted.server.host, wanted.server.port);
+///   } catch (policy::policy_error const& wrong) {
+///     std::cerr << wrong.what() << '\n';      // one line for each problem
+///   }
+///
+/// Values are plain data, free to be shared between threads once loaded.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "memhandover/bytes.hpp"
+#include "memhandover/error.hpp"
+
+namespace sluice::policy {
+
+using namespace sluice::literals;
+using std::chrono::microseconds;
+
+enum class pool_backend { automatic, host, cuda };
+enum class pause_rule { on_request, on_cold_start, never };
+enum class warm_mode { automatic, always, fixed };
+enum class miss_action { queue, reject };
+
+/// As in the policy file: "auto", "on_request", ….
+[[nodiscard]] std::string_view to_string(pool_backend value) noexcept;
+[[nodiscard]] std::string_view to_string(pause_rule value) noexcept;
+[[nodiscard]] std::string_view to_string(warm_mode value) noexcept;
+[[nodiscard]] std::string_view to_string(miss_action value) noexcept;
+
+struct server_policy {
+  std::string host = "127.0.0.1";   ///< address or name to listen on
+  std::uint16_t port = 8000;        ///< 0: any free one
+  std::uint64_t max_body = 64_MiB;  ///< a larger request is refused
+  std::filesystem::path
+      model_repository;  ///< made absolute against the policy file's folder; empty: not given
+  microseconds request_timeout = std::chrono::seconds{30};
+};
+
+/// A number of bytes, or a share of the memory that the machine or the device has free. Exactly one
+/// is not zero.
+struct memory_amount {
+  std::uint64_t bytes = 0;
+  double share = 0.0;  ///< in (0, 1]
+  [[nodiscard]] std::uint64_t of(std::uint64_t available_bytes) const noexcept;
+};
+
+struct pool_policy {
+  pool_backend backend = pool_backend::automatic;
+  int device = 0;                       ///< CUDA ordinal
+  std::optional<memory_amount> memory;  ///< nothing: the broker chooses
+  std::optional<std::uint64_t> chunk;   ///< nothing: by backend
+};
+
+struct training_policy {
+  pause_rule pause = pause_rule::on_request;
+  microseconds pause_hysteresis = std::chrono::milliseconds{2};
+  bool allow_mps = false;
+};
+
+/// In every `window`, at least `percentile` of the requests are answered within `latency`; and at
+/// least `attainment` of all windows keep that.
+struct objective_policy {
+  double percentile = 0.99;  ///< in (0, 1]
+  microseconds latency{0};
+  double attainment = 0.99;  ///< in (0, 1]
+  microseconds window = std::chrono::minutes{5};
+};
+
+/// How long an idle model keeps its memory: chosen between the limits (automatic), for ever
+/// (always), or for `max_idle` (fixed).
+struct warm_policy {
+  warm_mode mode = warm_mode::automatic;
+  microseconds min_idle = std::chrono::seconds{1};
+  microseconds max_idle = std::chrono::minutes{10};
+};
+
+struct model_policy {
+  std::string name;
+  objective_policy slo;
+  warm_policy warm;
+  miss_action on_miss_predicted = miss_action::queue;
+};
+
+struct scheduler_policy {
+  microseconds tick = std::chrono::milliseconds{250};
+  std::optional<std::uint64_t> reserve;  ///< bytes; nothing: chosen from the predicted cold starts
+};
+
+struct policy {
+  std::filesystem::path file;  ///< where it was read from
+  server_policy server;
+  pool_policy pool;
+  training_policy training;
+  std::vector<model_policy> models;  ///< at least one; names differ
+  scheduler_policy scheduler;
+};
+
+/// One mistake and its place. Lines and columns count from 1.
+struct problem {
+  std::string file;
+  int line = 1;
+  int column = 1;
+  std::string path;  ///< e.g. "models[1].slo.latency"; empty for the file as a whole
+  std::string message;
+
+  /// `file:line:column: path: message`.
+  [[nodiscard]] std::string text() const;
+};
+
+/// All mistakes of one file; `what()` has a line for each. Kind `not_found` if there is no such
+/// file, else `invalid_argument`.
+class policy_error : public error {
+ public:
+  policy_error(error_kind kind, std::vector<problem> problems);
+  [[nodiscard]] std::vector<problem> const& problems() const noexcept { return problems_; }
+
+ private:
+  std::vector<problem> problems_;
+};
+
+/// Reads and checks a policy file. Throws `policy_error`.
+[[nodiscard]] policy load(std::filesystem::path const& file);
+
+/// The same for text; `file` stands in messages, and relative paths are resolved against its
+/// folder.
+[[nodiscard]] policy parse(std::string const& text, std::filesystem::path const& file);
+
+/// The JSON Schema (draft 2020-12) of a policy file. It knows keys, types and units; limits of
+/// amounts with a unit and rules between keys are beyond it.
+[[nodiscard]] nlohmann::ordered_json schema();
+
+}  // namespace sluice::policy
