@@ -1,0 +1,224 @@
+#include "runtime/cli/arguments.hpp"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <optional>
+
+#include "memhandover/broker_launch.hpp"
+#include "memhandover/error.hpp"
+#include "runtime/cli/commands.hpp"
+#include "runtime/launcher/launcher.hpp"
+#include "runtime/policy/units.hpp"
+#include "runtime/telemetry/error_table.hpp"
+#include "runtime/telemetry/logging.hpp"
+
+namespace sluice::cli {
+namespace {
+
+constexpr auto runtime_dir_help =
+    "Folder of the broker's socket [SLUICE_RUNTIME_DIR, else $XDG_RUNTIME_DIR/sluice, else "
+    "/tmp/sluice-UID]";
+int const usage_exit_code = telemetry::exit_code(error_kind::invalid_argument);
+
+/// An amount with its unit, for CLI11: empty if it is right, else what is wrong.
+std::string check_amount(std::string const& text) {
+  try {
+    (void)policy::parse_bytes(text);
+    return {};
+  } catch (error const& wrong) {
+    return wrong.what();
+  }
+}
+
+/// CLI11 does not know that a command follows the options.
+class run_formatter : public CLI::Formatter {
+ public:
+  std::string make_usage(CLI::App const* /*app*/, std::string /*name*/) const override {
+    return "Usage: sluice run [OPTIONS] -- COMMAND [ARGUMENTS...]\n";
+  }
+};
+
+struct run_arguments {
+  launcher::run_options options;
+  std::string memory;
+};
+
+void describe_run(CLI::App& app, run_arguments& into) {
+  app.formatter(std::make_shared<run_formatter>());
+  app.add_option("--memory", into.memory, "Size of the pool if this starts it, for example 4GiB")
+      ->check(check_amount);
+  app.add_option("--backend", into.options.backend, "Where the pool's memory is")
+      ->check(CLI::IsMember({"auto", "host", "cuda"}));
+  app.add_option("--device", into.options.device, "CUDA ordinal of the GPU")
+      ->check(CLI::Range(0, 63));
+  app.add_option("--runtime-dir", into.options.runtime_dir, runtime_dir_help);
+  app.add_option("--name", into.options.name, "Name of the job in `sluice status`");
+  app.add_flag("--require-pool", into.options.require_pool,
+               "Fail if there can be no pool, instead of running without Sluice");
+}
+
+struct server_overrides {
+  std::string policy;
+  std::string runtime_dir;
+  std::optional<std::string> host;
+  std::optional<int> port;
+  std::optional<std::string> model_repository;
+  std::optional<int> threads;
+
+  [[nodiscard]] serve_arguments arguments() const {
+    serve_arguments result{policy, {}, runtime_dir};
+    auto add = [&result](char const* name, std::string const& value) {
+      result.overrides.emplace_back(name);
+      result.overrides.push_back(value);
+    };
+    if (host) {
+      add("--host", *host);
+    }
+    if (port) {
+      add("--port", std::to_string(*port));
+    }
+    if (model_repository) {
+      add("--model-repository", *model_repository);
+    }
+    if (threads) {
+      add("--threads", std::to_string(*threads));
+    }
+    if (!runtime_dir.empty()) {
+      add("--runtime-dir", runtime_dir);
+    }
+    return result;
+  }
+};
+
+void describe_serve(CLI::App& app, server_overrides& into) {
+  app.add_option("--policy", into.policy, "Policy file, see docs/policy.md")->required();
+  app.add_option("--host", into.host, "Overrides server.host");
+  app.add_option("--port", into.port, "Overrides server.port; 0 takes any free one")
+      ->check(CLI::Range(0, 65535));
+  app.add_option("--model-repository", into.model_repository, "Overrides server.model_repository");
+  app.add_option("--threads", into.threads, "Threads that one operator may use")
+      ->check(CLI::Range(1, 1024));
+  app.add_option("--runtime-dir", into.runtime_dir, runtime_dir_help);
+}
+
+struct broker_arguments {
+  memhandover::broker_options options;
+  int ready_fd = -1;
+};
+
+void describe_broker(CLI::App& app, broker_arguments& into) {
+  app.group("");  // hidden: `run` and `serve` start it
+  app.add_option("--runtime-dir", into.options.runtime_dir, runtime_dir_help);
+  app.add_option("--backend", into.options.backend, "host, cuda or auto");
+  app.add_option("--device", into.options.device, "CUDA ordinal");
+  app.add_option("--memory", into.options.pool_bytes, "Size of the pool in bytes");
+  app.add_option("--chunk", into.options.chunk_bytes, "Size of a chunk in bytes");
+  app.add_option("--ready-fd", into.ready_fd, "Descriptor that is told when the broker listens");
+}
+
+/// `words` up to a first `--`, and what follows it. CLI11 would treat a later `--` of the command
+/// as its own.
+struct split_words {
+  std::vector<std::string> options;
+  std::optional<std::vector<std::string>> command;
+};
+
+split_words split(std::vector<std::string> const& words) {
+  auto const mark = std::find(words.begin(), words.end(), "--");
+  split_words result{{words.begin(), mark}, std::nullopt};
+  if (mark != words.end()) {
+    result.command.emplace(mark + 1, words.end());
+  }
+  return result;
+}
+
+int run(run_arguments& arguments, std::optional<std::vector<std::string>> const& command) {
+  if (!command || command->empty() || command->front().empty()) {
+    std::fputs(
+        "sluice run: the command is missing; write it after `--`, for example\n"
+        "  sluice run --memory 4GiB -- python train.py\n",
+        stderr);
+    return telemetry::exit_launcher_failed;
+  }
+  if (!arguments.memory.empty()) {
+    arguments.options.pool_bytes = policy::parse_bytes(arguments.memory);
+  }
+  telemetry::set_up_logging("sluice-run", "warn");
+  return launcher::run(arguments.options, *command, launcher::this_installation());
+}
+
+int dispatch(std::vector<std::string> const& words) {
+  bool const running = !words.empty() && words.front() == "run";
+  auto const [options, command] = running ? split(words) : split_words{words, std::nullopt};
+
+  CLI::App app{"Sluice lets a training job and an inference server share a GPU.", "sluice"};
+  app.set_version_flag("--version", "sluice " SLUICE_VERSION);
+  app.require_subcommand(1);
+
+  run_arguments run_with;
+  server_overrides serve_with;
+  broker_arguments broker_with;
+  std::string status_dir;
+  bool status_json = false;
+  std::string policy_file;
+  describe_run(*app.add_subcommand("run", "Run a training command in the shared pool"), run_with);
+  describe_serve(*app.add_subcommand("serve", "Serve models out of the shared pool"), serve_with);
+  describe_broker(*app.add_subcommand("broker", "Keep a pool"), broker_with);
+  auto* status =
+      app.add_subcommand("status", "Show who holds how much, and what has been handed over");
+  status->add_flag("--json", status_json, "As JSON");
+  status->add_option("--runtime-dir", status_dir, runtime_dir_help);
+  auto* policy_commands = app.add_subcommand("policy", "Check a policy file, or show its schema");
+  policy_commands->require_subcommand(1);
+  auto* check = policy_commands->add_subcommand("check", "Tell every mistake in a policy file");
+  check->add_option("file", policy_file, "The policy file")->required();
+  auto* schema = policy_commands->add_subcommand("schema", "Print the JSON Schema of policy files");
+
+  try {
+    std::vector<std::string> reversed{options.rbegin(), options.rend()};  // as CLI11 wants them
+    app.parse(std::move(reversed));
+  } catch (CLI::ParseError const& wrong) {
+    if (wrong.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) {
+      return app.exit(wrong);  // --help and --version
+    }
+    std::fprintf(stderr, "sluice: %s\nsluice: see `sluice%s --help`\n", wrong.what(),
+                 running ? " run" : "");
+    return running ? telemetry::exit_launcher_failed : usage_exit_code;
+  }
+
+  if (app.got_subcommand("run")) {
+    return run(run_with, command);
+  }
+  if (app.got_subcommand("serve")) {
+    serve(serve_with.arguments(), launcher::this_installation());
+  }
+  if (app.got_subcommand("broker")) {
+    telemetry::set_up_logging("sluice-broker", "info");
+    return keep_pool(broker_with.options, broker_with.ready_fd);
+  }
+  if (app.got_subcommand("status")) {
+    return show_status(status_dir, status_json);
+  }
+  return schema->parsed() ? print_schema() : check_policy(policy_file);
+}
+
+}  // namespace
+
+int run_command_line(std::vector<std::string> const& words) noexcept {
+  try {
+    return dispatch(words);
+  } catch (error const& why) {
+    std::fprintf(stderr, "sluice: %s\n", why.what());
+    return telemetry::exit_code(why.kind());
+  } catch (std::exception const& why) {
+    std::fprintf(stderr, "sluice: %s\n", why.what());
+    return telemetry::exit_code(error_kind::internal);
+  }
+}
+
+}  // namespace sluice::cli

@@ -1,0 +1,113 @@
+#include "runtime/cli/commands.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+
+#include "memhandover/error.hpp"
+#include "runtime/cli/pool_and_server.hpp"
+#include "runtime/cli/status_text.hpp"
+#include "runtime/launcher/environment.hpp"
+#include "runtime/policy/policy.hpp"
+#include "runtime/policy/units.hpp"
+
+namespace sluice::cli {
+namespace {
+
+/// Output that cannot be written (a full disk) is a failure of the command.
+void print(std::string const& text) {
+  if (std::fputs(text.c_str(), stdout) == EOF || std::fflush(stdout) != 0) {
+    throw error{error_kind::unavailable,
+                fmt::format("standard output cannot be written: {}", std::strerror(errno))};
+  }
+}
+
+std::string summary(policy::policy const& wanted) {
+  std::string memory = "auto";
+  if (auto const& given = wanted.pool.memory) {
+    memory = given->bytes != 0 ? policy::write_bytes(given->bytes)
+                               : policy::write_percentage(given->share);
+  }
+  std::string models;
+  for (auto const& model : wanted.models) {
+    models += (models.empty() ? "" : ", ") + model.name;
+  }
+  return fmt::format("{}: valid; models: {}; pool: {} on backend {}; listens on {}:{}\n",
+                     wanted.file.string(), models, memory, policy::to_string(wanted.pool.backend),
+                     wanted.server.host, wanted.server.port);
+}
+
+}  // namespace
+
+void serve(serve_arguments const& arguments, launcher::install_layout const& installed) {
+  (void)policy::load(arguments.policy);
+  std::error_code ignored;
+  if (!std::filesystem::exists(installed.server, ignored)) {
+    throw error{
+        error_kind::unsupported,
+        fmt::format(
+            "this build has no inference server, {} is missing; build with SLUICE_WITH_TORCH=ON",
+            installed.server.string())};
+  }
+  std::vector<std::string> words{installed.server.string(), "--policy", arguments.policy};
+  words.insert(words.end(), arguments.overrides.begin(), arguments.overrides.end());
+  std::vector<char*> argv;
+  argv.reserve(words.size() + 1);
+  for (auto& word : words) {
+    argv.push_back(word.data());
+  }
+  argv.push_back(nullptr);
+  auto env = launcher::environment::of_this_process();
+  env.set("SLUICE_BROKER", installed.program.string());
+  if (!arguments.runtime_dir.empty()) {
+    env.set("SLUICE_RUNTIME_DIR", arguments.runtime_dir);
+  }
+  ::execve(argv.front(), argv.data(), env.pointers().data());
+  throw error{
+      error_kind::unsupported,
+      fmt::format("{} cannot be started: {}", installed.server.string(), std::strerror(errno))};
+}
+
+int keep_pool(memhandover::broker_options const& options, int ready_fd) {
+  constexpr unsigned first = STDERR_FILENO + 1;
+  constexpr unsigned last = std::numeric_limits<unsigned>::max();
+  if (ready_fd < static_cast<int>(first)) {
+    ::close_range(first, last, 0);
+  } else {
+    auto const kept = static_cast<unsigned>(ready_fd);
+    if (kept > first) {
+      ::close_range(first, kept - 1, 0);
+    }
+    ::close_range(kept + 1, last, 0);
+  }
+  return memhandover::broker_main(options, ready_fd);
+}
+
+int show_status(std::string const& runtime_dir, bool as_json) {
+  auto const status = pool_and_server(runtime_dir);
+  print(as_json ? status.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n"
+                : status_text(status));
+  return 0;
+}
+
+int check_policy(std::string const& file) {
+  try {
+    print(summary(policy::load(file)));
+    return 0;
+  } catch (policy::policy_error const& wrong) {
+    std::fprintf(stderr, "%s\n", wrong.what());
+    return 1;
+  }
+}
+
+int print_schema() {
+  print(policy::schema().dump(2) + "\n");
+  return 0;
+}
+
+}  // namespace sluice::cli

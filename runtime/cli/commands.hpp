@@ -1,0 +1,35 @@
+/// What each subcommand does, once its arguments are known. Each returns the program's exit code;
+/// failures are thrown as `sluice::error`.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "memhandover/broker_launch.hpp"
+#include "runtime/launcher/install_layout.hpp"
+
+namespace sluice::cli {
+
+struct serve_arguments {
+  std::string policy;
+  std::vector<std::string> overrides;  ///< as sluice-server takes them
+  std::string runtime_dir;
+};
+
+/// Checks the policy, then becomes sluice-server. Returns only by throwing.
+[[noreturn]] void serve(serve_arguments const& arguments,
+                        launcher::install_layout const& installed);
+
+/// Becomes the broker. Closes all descriptors above standard error but `ready_fd` first: the broker
+/// outlives whoever started it, and must not keep pipes and files of theirs open.
+int keep_pool(memhandover::broker_options const& options, int ready_fd);
+
+int show_status(std::string const& runtime_dir, bool as_json);
+
+/// 0 and a line that sums the policy up, or 1 and every mistake.
+int check_policy(std::string const& file);
+
+int print_schema();
+
+}  // namespace sluice::cli

@@ -1,0 +1,145 @@
+#include "runtime/cli/pool_and_server.hpp"
+
+#include <fmt/format.h>
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
+#include <boost/beast/http.hpp>
+#include <exception>
+#include <utility>
+
+#include "memhandover/broker_launch.hpp"
+#include "memhandover/error.hpp"
+
+namespace sluice::cli {
+namespace {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = beast::http;
+using nlohmann::json;
+
+/// Host and port of "host:port" or "[address]:port".
+std::pair<std::string, std::string> split(std::string const& endpoint) {
+  auto const colon = endpoint.rfind(':');
+  if (colon == std::string::npos || colon == 0 || colon + 1 == endpoint.size()) {
+    throw error{
+        error_kind::unavailable,
+        fmt::format("the server gives the endpoint \"{}\", which is not host:port", endpoint)};
+  }
+  auto host = endpoint.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);
+  }
+  return {host, endpoint.substr(colon + 1)};
+}
+
+// By value: a coroutine outlives references to its caller's temporaries.
+asio::awaitable<std::string> fetch(std::string endpoint, std::string target,
+                                   std::chrono::milliseconds patience) {
+  auto const [host, port] = split(endpoint);
+  auto const executor = co_await asio::this_coro::executor;
+  asio::ip::tcp::resolver resolver{executor};
+  beast::tcp_stream stream{executor};
+  auto const addresses = co_await resolver.async_resolve(host, port, asio::use_awaitable);
+  stream.expires_after(patience);
+  co_await stream.async_connect(addresses, asio::use_awaitable);
+  http::request<http::empty_body> request{http::verb::get, target, 11};
+  request.set(http::field::host, endpoint);
+  request.set(http::field::accept, "application/json");
+  co_await http::async_write(stream, request, asio::use_awaitable);
+  beast::flat_buffer buffer;
+  http::response<http::string_body> response;
+  co_await http::async_read(stream, buffer, response, asio::use_awaitable);
+  if (response.result() != http::status::ok) {
+    throw error{error_kind::unavailable, fmt::format("http://{}{} answers with status {}", endpoint,
+                                                     target, response.result_int())};
+  }
+  co_return response.body();
+}
+
+std::string live_endpoint(json const& pool) {
+  for (auto const& client : pool.value("clients", json::array())) {
+    if (client.value("kind", "") == "server" && client.value("state", "") != "gone") {
+      return client.value("endpoint", "");
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+json get_json(std::string const& endpoint, std::string const& target,
+              std::chrono::milliseconds patience) {
+  asio::io_context context;
+  std::exception_ptr failure;
+  std::string body;
+  asio::co_spawn(context, fetch(endpoint, target, patience),
+                 [&](std::exception_ptr why, std::string text) {
+                   failure = std::move(why);
+                   body = std::move(text);
+                 });
+  // Bounds the name's resolution too, which the stream's own deadline does not cover.
+  context.run_for(patience);
+  if (!context.stopped()) {
+    throw error{
+        error_kind::deadline_exceeded,
+        fmt::format("http://{}{} did not answer within {} ms", endpoint, target, patience.count())};
+  }
+  try {
+    if (failure) {
+      std::rethrow_exception(failure);
+    }
+    return json::parse(body);
+  } catch (boost::system::system_error const& why) {
+    if (why.code() == beast::error::timeout) {
+      throw error{error_kind::deadline_exceeded,
+                  fmt::format("http://{}{} did not answer within {} ms", endpoint, target,
+                              patience.count())};
+    }
+    throw error{error_kind::unavailable, fmt::format("http://{}{} cannot be read: {}", endpoint,
+                                                     target, why.code().message())};
+  } catch (json::exception const&) {
+    throw error{error_kind::unavailable,
+                fmt::format("http://{}{} answers with no JSON", endpoint, target)};
+  }
+}
+
+json merged(json pool, json server) {
+  if (!server.is_object()) {
+    return pool;
+  }
+  auto own = server.value("server", json::object());
+  if (auto const loads = server.find("handovers"); loads != server.end()) {
+    own["handovers"] = *loads;
+  }
+  own.update(pool.value("server", json::object()));
+  server["server"] = std::move(own);
+  pool.erase("server");
+  server.update(pool);
+  return server;
+}
+
+json pool_and_server(std::string const& runtime_dir) {
+  constexpr std::chrono::milliseconds patience{2000};
+  auto pool = memhandover::query_status(runtime_dir);
+  auto const endpoint = live_endpoint(pool);
+  if (endpoint.empty()) {
+    pool["server"] = nullptr;
+    return pool;
+  }
+  pool["server"] = {{"endpoint", endpoint}, {"answers", true}};
+  try {
+    return merged(pool, get_json(endpoint, "/v2/sluice/status", patience));
+  } catch (error const& why) {
+    pool["server"] = {{"endpoint", endpoint}, {"answers", false}, {"error", why.what()}};
+    return pool;
+  }
+}
+
+}  // namespace sluice::cli

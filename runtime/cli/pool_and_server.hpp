@@ -1,0 +1,29 @@
+/// Everything that is known of a pool and its inference server, in one JSON object: what `sluice
+/// status --json` prints.
+///
+/// The broker's part (`pool`, `clients`, `handovers`) comes over its socket, the server's
+/// (`models`, `requests`, …) from GET http://ENDPOINT/v2/sluice/status. `server` says whether there
+/// is one and whether it answered.
+#pragma once
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace sluice::cli {
+
+/// Throws `unavailable` if no broker runs there. A server that does not answer is told in
+/// `server.error`.
+[[nodiscard]] nlohmann::json pool_and_server(std::string const& runtime_dir);
+
+/// The pool's JSON with the server's added. The server's own `server` and `handovers` (one entry
+/// for each load of a model) go into `server`; of the rest, what both name stays as the pool has
+/// it.
+[[nodiscard]] nlohmann::json merged(nlohmann::json pool, nlohmann::json server);
+
+/// HTTP GET of a JSON document from `endpoint`, as "host:port". Throws `unavailable` with what went
+/// wrong, or `deadline_exceeded`.
+[[nodiscard]] nlohmann::json get_json(std::string const& endpoint, std::string const& target,
+                                      std::chrono::milliseconds patience);
+
+}  // namespace sluice::cli

@@ -1,0 +1,194 @@
+#include "runtime/cli/status_text.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "memhandover/bytes.hpp"
+
+namespace sluice::cli {
+namespace {
+
+using nlohmann::json;
+
+constexpr auto nothing = "-";
+
+json const& field(json const& object, std::string_view name) {
+  static json const missing;
+  if (!object.is_object()) {
+    return missing;
+  }
+  auto const found = object.find(name);
+  return found == object.end() ? missing : *found;
+}
+
+std::string plain(json const& value) {
+  if (value.is_null()) {
+    return nothing;
+  }
+  if (value.is_string()) {
+    auto const text = value.get<std::string>();
+    return text.empty() ? nothing : text;
+  }
+  if (value.is_number_float()) {
+    return fmt::format("{:.4g}", value.get<double>());
+  }
+  return value.dump();
+}
+
+std::string bytes(json const& value) {
+  if (!value.is_number() || value.get<double>() < 0) {
+    return plain(value);
+  }
+  return format_bytes(value.is_number_float() ? static_cast<std::uint64_t>(value.get<double>())
+                                              : value.get<std::uint64_t>());
+}
+
+std::string percent(json const& value) {
+  return value.is_number() ? fmt::format("{:.1f}%", value.get<double>() * 100.0) : plain(value);
+}
+
+/// A model that is never released has no number here, and JSON no infinity.
+std::string idle_timeout(json const& model) {
+  auto const& value = field(model, "idle_timeout_s");
+  if (value.is_number()) {
+    return fmt::format("{:.3g} s", value.get<double>());
+  }
+  return model.contains("idle_timeout_s") ? "never" : nothing;
+}
+
+std::string milliseconds_of_us(json const& value) {
+  return value.is_number() ? fmt::format("{:.3f} ms", value.get<double>() / 1000.0) : plain(value);
+}
+
+using row = std::vector<std::string>;
+
+/// Left-aligned columns, two blanks apart, indented by two.
+std::string table(std::vector<row> const& rows) {
+  std::vector<std::size_t> widths;
+  for (auto const& cells : rows) {
+    widths.resize(std::max(widths.size(), cells.size()));
+    for (std::size_t i = 0; i < cells.size(); ++i) {
+      widths[i] = std::max(widths[i], cells[i].size());
+    }
+  }
+  std::string text;
+  for (auto const& cells : rows) {
+    std::string line;
+    for (std::size_t i = 0; i < cells.size(); ++i) {
+      line += fmt::format("  {:<{}}", cells[i], widths[i]);
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    text += line + '\n';
+  }
+  return text;
+}
+
+std::string pool_text(json const& pool) {
+  auto share = [&pool](std::string_view name) {
+    auto const& part = field(pool, name);
+    auto const& whole = field(pool, "bytes");
+    if (!part.is_number() || !whole.is_number() || whole.get<double>() <= 0) {
+      return std::string{nothing};
+    }
+    return fmt::format("{:.1f}%", 100.0 * part.get<double>() / whole.get<double>());
+  };
+  std::vector<row> rows{{"owner", "bytes", "share"}};
+  for (auto const* owner : {"free", "dirty", "training", "serving"}) {
+    auto const name = std::string{owner} + "_bytes";
+    rows.push_back({owner, bytes(field(pool, name)), share(name)});
+  }
+  auto const backend = plain(field(pool, "backend"));
+  return fmt::format("pool {}: {} in {} chunks of {}, backend {}{}, written by the {}\n",
+                     plain(field(pool, "id")), bytes(field(pool, "bytes")),
+                     plain(field(pool, "chunks")), bytes(field(pool, "chunk_bytes")), backend,
+                     backend == "cuda" ? " device " + plain(field(pool, "device")) : "",
+                     plain(field(pool, "writer"))) +
+         table(rows);
+}
+
+std::string clients_text(json const& clients) {
+  if (!clients.is_array() || clients.empty()) {
+    return "clients: none\n";
+  }
+  std::vector<row> rows{{"slot", "kind", "pid", "name", "state", "bytes", "arena", "persistent",
+                         "micro-batch", "global batch", "samples", "commits", "discards"}};
+  for (auto const& client : clients) {
+    auto cell = [&client](char const* name) { return plain(field(client, name)); };
+    rows.push_back({cell("slot"), cell("kind"), cell("pid"), cell("name"), cell("state"),
+                    bytes(field(client, "bytes")), bytes(field(client, "arena_bytes")),
+                    bytes(field(client, "persistent_bytes")), cell("micro_batch"),
+                    cell("global_batch"), cell("samples"), cell("commits"), cell("discards")});
+  }
+  return "clients\n" + table(rows);
+}
+
+std::string server_text(json const& status) {
+  auto const& server = field(status, "server");
+  if (!server.is_object()) {
+    return "server: none\n";
+  }
+  if (field(server, "answers") == json(false)) {
+    return fmt::format("server: http://{} does not answer: {}\n", plain(field(server, "endpoint")),
+                       plain(field(server, "error")));
+  }
+  auto const& requests = field(status, "requests");
+  auto const& latency = field(status, "latency_ms");
+  auto at = [&latency](char const* temperature, char const* quantile) -> std::string {
+    auto const& times = field(latency, temperature);
+    auto const& value = field(times, quantile);
+    bool const measured = value.is_number() && field(times, "n") != json(0);
+    return measured ? fmt::format("{:.1f} ms", value.get<double>()) : nothing;
+  };
+  return fmt::format("server: http://{}, {}\n", plain(field(server, "endpoint")),
+                     plain(field(server, "state"))) +
+         table({{"requests", "failed", "in flight", "warm p50", "warm p99", "cold p50", "cold p99"},
+                {plain(field(requests, "total")), plain(field(requests, "failed")),
+                 plain(field(requests, "in_flight")), at("warm", "p50"), at("warm", "p99"),
+                 at("cold", "p50"), at("cold", "p99")}});
+}
+
+std::string models_text(json const& models) {
+  if (!models.is_array() || models.empty()) {
+    return {};
+  }
+  std::vector<row> rows{{"name", "state", "bytes", "idle timeout", "required", "predicted",
+                         "observed", "requests", "cold starts", "arrivals/s"}};
+  std::string warnings;
+  for (auto const& model : models) {
+    auto cell = [&model](char const* name) { return plain(field(model, name)); };
+    rows.push_back({cell("name"), cell("state"), bytes(field(model, "bytes")), idle_timeout(model),
+                    percent(field(model, "required_attainment")),
+                    percent(field(model, "predicted_attainment")),
+                    percent(field(model, "observed_attainment")), cell("requests"),
+                    cell("cold_starts"), cell("arrival_rate_per_s")});
+    if (field(model, "infeasible") == json(true)) {
+      warnings += fmt::format("  {} is predicted to miss its promise with any idle timeout: {}\n",
+                              cell("name"), cell("reason"));
+    }
+  }
+  return "models\n" + table(rows) + warnings;
+}
+
+std::string handovers_text(json const& handovers) {
+  auto const& latency = field(handovers, "latency_us");
+  auto at = [&latency](char const* name) { return milliseconds_of_us(field(latency, name)); };
+  return "handovers\n" +
+         table({{"count", "to serving", "to training", "p50", "p90", "p99", "max"},
+                {plain(field(handovers, "count")), bytes(field(handovers, "bytes_to_serving")),
+                 bytes(field(handovers, "bytes_to_training")), at("p50"), at("p90"), at("p99"),
+                 at("max")}});
+}
+
+}  // namespace
+
+std::string status_text(json const& status) {
+  return pool_text(field(status, "pool")) + clients_text(field(status, "clients")) +
+         handovers_text(field(status, "handovers")) + server_text(status) +
+         models_text(field(status, "models"));
+}
+
+}  // namespace sluice::cli

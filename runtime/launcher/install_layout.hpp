@@ -1,0 +1,29 @@
+/// Where the parts of Sluice lie, seen from the running program. The same in a build folder and
+/// when installed:
+///
+///   PREFIX/bin/sluice, PREFIX/bin/sluice-server
+///   PREFIX/lib/libsluice_runtime.so, PREFIX/lib/libsluice_gate.so
+///   PREFIX/lib/python/sluice/     or, in a build folder inside the sources, runtime/python/sluice/
+///   of a folder above
+#pragma once
+
+#include <filesystem>
+
+namespace sluice::launcher {
+
+struct install_layout {
+  std::filesystem::path program;  ///< sluice itself
+  std::filesystem::path server;   ///< sluice-server; may not exist in a build without libtorch
+  std::filesystem::path runtime_library;  ///< may not exist in a build without libtorch
+  std::filesystem::path gate_library;
+  std::filesystem::path python_folder;  ///< goes on PYTHONPATH; empty if the package was not found
+};
+
+/// The layout around `program`, an absolute path.
+[[nodiscard]] install_layout layout_around(std::filesystem::path const& program);
+
+/// The layout around the running program, wherever it was started from. Throws `internal` without
+/// /proc.
+[[nodiscard]] install_layout this_installation();
+
+}  // namespace sluice::launcher

@@ -1,0 +1,176 @@
+#include "runtime/launcher/launcher.hpp"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <charconv>
+#include <utility>
+
+#include "memhandover/broker_launch.hpp"
+#include "memhandover/error.hpp"
+#include "memhandover/wire.hpp"
+#include "runtime/launcher/supervisor.hpp"
+#include "runtime/telemetry/error_table.hpp"
+#include "runtime/telemetry/logging.hpp"
+
+namespace sluice::launcher {
+namespace {
+
+void check_file(std::filesystem::path const& file, char const* what) {
+  std::error_code ignored;
+  if (!std::filesystem::exists(file, ignored)) {
+    throw error{error_kind::unsupported,
+                fmt::format("{} is missing at {}; build or install Sluice completely", what,
+                            file.string())};
+  }
+}
+
+void check_gate(std::filesystem::path const& gate) {
+  check_file(gate, "the gate library");
+  if (gate.string().find_first_of(": ") != std::string::npos) {
+    throw error{
+        error_kind::unsupported,
+        fmt::format(
+            "{} cannot be preloaded, because LD_PRELOAD takes no path with a blank or a colon; "
+            "install Sluice elsewhere",
+            gate.string())};
+  }
+}
+
+template <class Number>
+std::optional<Number> number_in(environment const& env, char const* name) {
+  auto const text = env.get(name);
+  if (!text || text->empty()) {
+    return std::nullopt;
+  }
+  Number value{};
+  auto const* end = text->data() + text->size();
+  auto const [stop, failed] = std::from_chars(text->data(), end, value);
+  if (stop != end || failed != std::errc{} || value < Number{}) {
+    throw error{error_kind::invalid_argument,
+                fmt::format("{} is {}, must be a whole number; correct or unset it", name,
+                            telemetry::quoted(*text))};
+  }
+  return value;
+}
+
+struct presence {
+  found_pool pool;
+  memhandover::unique_fd connection;  ///< while open, the broker waits for clients
+};
+
+/// Throws why the command cannot share.
+presence join(run_options const& options, install_layout const& installed) {
+  check_file(installed.runtime_library, "the runtime library");
+  memhandover::broker_options broker;
+  broker.runtime_dir = memhandover::prepare_runtime_dir(options.runtime_dir);
+  broker.backend = options.backend;
+  broker.device = options.device.value_or(0);
+  broker.pool_bytes = options.pool_bytes.value_or(0);
+  broker.sluice_binary = installed.program.string();
+  presence result{{broker.runtime_dir, ""}, memhandover::ensure_broker(broker)};
+  // A broker that ran already may have a pool of another kind than the one asked for.
+  result.pool.backend =
+      memhandover::query_status(broker.runtime_dir).at("pool").at("backend").get<std::string>();
+  if (!options.backend.empty() && options.backend != "auto" &&
+      options.backend != result.pool.backend) {
+    throw error{
+        error_kind::already_exists,
+        fmt::format("the pool in {} has the backend {}, not {}; choose another --runtime-dir",
+                    broker.runtime_dir, result.pool.backend, options.backend)};
+  }
+  if (result.pool.backend != "host") {
+    check_gate(installed.gate_library);
+  }
+  return result;
+}
+
+void add_python_package(environment& env, install_layout const& installed) {
+  if (!installed.python_folder.empty()) {
+    env.prepend("PYTHONPATH", installed.python_folder.string());
+  }
+}
+
+}  // namespace
+
+environment sharing_environment(environment inherited, install_layout const& installed,
+                                run_options const& options, found_pool const& pool) {
+  auto env = std::move(inherited);
+  env.set("SLUICE_RUN", "1");
+  env.set("SLUICE_RUNTIME_DIR", pool.runtime_dir);
+  env.set("SLUICE_RUNTIME_LIBRARY", installed.runtime_library.string());
+  env.set("SLUICE_BROKER", installed.program.string());
+  if (options.pool_bytes) {
+    env.set("SLUICE_POOL_BYTES", std::to_string(*options.pool_bytes));
+  }
+  if (!options.backend.empty()) {
+    env.set("SLUICE_BACKEND", options.backend);
+  }
+  if (options.device) {
+    env.set("SLUICE_DEVICE", std::to_string(*options.device));
+  }
+  if (!options.name.empty()) {
+    env.set("SLUICE_NAME", options.name);
+  }
+  add_python_package(env, installed);
+  if (pool.backend != "host") {
+    env.append("LD_PRELOAD", installed.gate_library.string());
+  }
+  return env;
+}
+
+environment plain_environment(environment inherited, install_layout const& installed) {
+  auto env = std::move(inherited);
+  env.unset("SLUICE_RUN");
+  env.unset("SLUICE_RUNTIME_LIBRARY");
+  add_python_package(env, installed);
+  return env;
+}
+
+run_options complete(run_options options, environment const& inherited) {
+  if (options.backend.empty()) {
+    options.backend = inherited.get("SLUICE_BACKEND").value_or("");
+    if (auto const& name = options.backend;
+        !name.empty() && name != "auto" && name != "host" && name != "cuda") {
+      throw error{
+          error_kind::invalid_argument,
+          fmt::format("SLUICE_BACKEND is {}, must be host, cuda or auto; correct or unset it",
+                      telemetry::quoted(name))};
+    }
+  }
+  if (!options.device) {
+    options.device = number_in<int>(inherited, "SLUICE_DEVICE");
+  }
+  if (!options.pool_bytes) {
+    options.pool_bytes = number_in<std::uint64_t>(inherited, "SLUICE_POOL_BYTES");
+  }
+  return options;
+}
+
+int run(run_options const& options, std::vector<std::string> const& command,
+        install_layout const& installed) {
+  try {
+    auto const inherited = environment::of_this_process();
+    auto const wanted = complete(options, inherited);
+    auto env = plain_environment(inherited, installed);
+    presence shared;  // its connection is kept until the command has ended
+    try {
+      // Before this process becomes a subreaper: the broker is to outlive it.
+      shared = join(wanted, installed);
+      env = sharing_environment(inherited, installed, wanted, shared.pool);
+    } catch (std::exception const& why) {
+      if (options.require_pool) {
+        throw error{error_kind::unavailable, fmt::format("there is no pool: {}", why.what())};
+      }
+      spdlog::warn(
+          "the command runs without Sluice, as plain PyTorch, because there is no pool reason={}",
+          telemetry::quoted(why.what()));
+    }
+    return supervise(command, std::move(env));
+  } catch (std::exception const& why) {
+    spdlog::error("the command is not started reason={}", telemetry::quoted(why.what()));
+    return telemetry::exit_launcher_failed;
+  }
+}
+
+}  // namespace sluice::launcher

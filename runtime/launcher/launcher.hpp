@@ -1,0 +1,56 @@
+/// `sluice run`: starts a training command so that it lives in the shared pool.
+///
+/// It finds or starts the broker, gives the command the environment by which the runtime library
+/// and the gate find their way, and stands in for the command until it ends (supervisor.hpp).
+/// Serving never stands in training's way: if there can be no pool, the command runs as it would
+/// without Sluice, unless `require_pool` says otherwise.
+///
+///   return launcher::run({.pool_bytes = 4_GiB}, {"python", "train.py"},
+///   launcher::this_installation());
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/launcher/environment.hpp"
+#include "runtime/launcher/install_layout.hpp"
+
+namespace sluice::launcher {
+
+/// What is not given stays as the environment says (SLUICE_RUNTIME_DIR, SLUICE_POOL_BYTES,
+/// SLUICE_BACKEND, SLUICE_DEVICE), else as the broker chooses.
+struct run_options {
+  std::string runtime_dir;
+  std::string backend;  ///< "host", "cuda" or "auto"
+  std::optional<int> device;
+  std::optional<std::uint64_t> pool_bytes;
+  std::string name;  ///< shown in status; empty: the runtime library chooses
+  bool require_pool = false;
+};
+
+/// The pool that the command will find.
+struct found_pool {
+  std::string runtime_dir;
+  std::string backend;  ///< "host" or "cuda"
+};
+
+/// `inherited` with the variables of docs/operations.md for a command that shares.
+[[nodiscard]] environment sharing_environment(environment inherited,
+                                              install_layout const& installed,
+                                              run_options const& options, found_pool const& pool);
+
+/// `inherited` for a command that runs without the pool: `import sluice` works, and shares nothing.
+[[nodiscard]] environment plain_environment(environment inherited, install_layout const& installed);
+
+/// Options completed from the environment. Throws `invalid_argument` for a variable with a value it
+/// cannot have.
+[[nodiscard]] run_options complete(run_options options, environment const& inherited);
+
+/// Runs the command; returns the exit code for the whole program, which is 125 for a failure of the
+/// launcher's own. Messages go to the log. Call before any thread exists.
+[[nodiscard]] int run(run_options const& options, std::vector<std::string> const& command,
+                      install_layout const& installed);
+
+}  // namespace sluice::launcher

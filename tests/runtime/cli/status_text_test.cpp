@@ -1,0 +1,103 @@
+#include "runtime/cli/status_text.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace sluice::cli {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+json full() {
+  return json::parse(R"({
+    "pool": {"id": "00ff", "backend": "host", "device": -1, "chunk_bytes": 2097152, "chunks": 256,
+             "bytes": 536870912, "free_bytes": 134217728, "dirty_bytes": 0,
+             "training_bytes": 268435456, "serving_bytes": 134217728, "writer": "server"},
+    "clients": [
+      {"slot": 0, "kind": "training", "pid": 41, "name": "digits", "state": "running",
+       "bytes": 268435456, "arena_bytes": 201326592, "persistent_bytes": 67108864, "micro_batch": 32,
+       "global_batch": 64, "samples": 6400, "commits": 200, "discards": 3},
+      {"slot": 1, "kind": "server", "pid": 42, "name": "", "state": "running", "bytes": 134217728,
+       "endpoint": "127.0.0.1:8000"}],
+    "handovers": {"count": 4, "bytes_to_serving": 536870912, "bytes_to_training": 1610612736,
+                  "latency_us": {"n": 4, "p50": 2500.0, "p90": 4000.0, "p99": 4100.0, "max": 4100.0},
+                  "recent": []},
+    "server": {"endpoint": "127.0.0.1:8000", "answers": true, "state": "ready"},
+    "requests": {"total": 12, "failed": 1, "in_flight": 0},
+    "latency_ms": {"warm": {"n": 8, "p50": 4.25, "p99": 9.0}, "cold": {"n": 0, "p50": 0.0, "p99": 0.0}},
+    "models": [
+      {"name": "vad", "state": "warm", "bytes": 2097152, "idle_timeout_s": 12.5,
+       "required_attainment": 0.99, "predicted_attainment": 0.995, "observed_attainment": null,
+       "requests": 12, "cold_starts": 2, "arrival_rate_per_s": 0.25, "infeasible": false},
+      {"name": "bert", "state": "cold", "bytes": 0, "idle_timeout_s": null,
+       "predicted_attainment": 0.5, "infeasible": true, "reason": "load_too_slow"}]})");
+}
+
+TEST(status_text, everything_stands_in_aligned_tables) {
+  EXPECT_EQ(status_text(full()),
+            R"(pool 00ff: 512 MiB in 256 chunks of 2 MiB, backend host, written by the server
+  owner     bytes    share
+  free      128 MiB  25.0%
+  dirty     0 B      0.0%
+  training  256 MiB  50.0%
+  serving   128 MiB  25.0%
+clients
+  slot  kind      pid  name    state    bytes    arena    persistent  micro-batch  global batch  samples  commits  discards
+  0     training  41   digits  running  256 MiB  192 MiB  64 MiB      32           64            6400     200      3
+  1     server    42   -       running  128 MiB  -        -           -            -             -        -        -
+handovers
+  count  to serving  to training  p50       p90       p99       max
+  4      512 MiB     1.5 GiB      2.500 ms  4.000 ms  4.100 ms  4.100 ms
+server: http://127.0.0.1:8000, ready
+  requests  failed  in flight  warm p50  warm p99  cold p50  cold p99
+  12        1       0          4.2 ms    9.0 ms    -         -
+models
+  name  state  bytes  idle timeout  required  predicted  observed  requests  cold starts  arrivals/s
+  vad   warm   2 MiB  12.5 s        99.0%     99.5%      -         12        2            0.25
+  bert  cold   0 B    never         -         50.0%      -         -         -            -
+  bert is predicted to miss its promise with any idle timeout: load_too_slow
+)");
+}
+
+TEST(status_text, a_gpu_is_named_with_its_device) {
+  auto status = full();
+  status["pool"]["backend"] = "cuda";
+  status["pool"]["device"] = 3;
+  EXPECT_THAT(status_text(status), HasSubstr("backend cuda device 3, written"));
+}
+
+TEST(status_text, a_server_that_does_not_answer_is_told_with_the_reason) {
+  auto status = full();
+  status["server"] = {{"endpoint", "127.0.0.1:8000"}, {"answers", false}, {"error", "refused"}};
+  EXPECT_THAT(status_text(status),
+              HasSubstr("server: http://127.0.0.1:8000 does not answer: refused\n"));
+}
+
+TEST(status_text, without_clients_and_server_it_says_so) {
+  auto status = full();
+  status["clients"] = json::array();
+  status["server"] = nullptr;
+  status.erase("models");
+  auto const text = status_text(status);
+  EXPECT_THAT(text, HasSubstr("clients: none\n"));
+  EXPECT_THAT(text, HasSubstr("server: none\n"));
+  EXPECT_THAT(text, testing::Not(HasSubstr("models")));
+}
+
+// Another version of the broker or server may say less, or say it otherwise.
+TEST(status_text, whatever_is_missing_or_odd_is_shown_as_it_can_be) {
+  EXPECT_THAT(status_text(json::object()),
+              HasSubstr("pool -: - in - chunks of -, backend -, written by the -"));
+  for (auto const* odd :
+       {"null", "[]", "3", R"({"pool": 3, "clients": {}, "models": 7, "handovers": []})",
+        R"({"pool": {"bytes": "much", "free_bytes": -1}, "clients": [3, null],
+                              "models": [[], {"name": 4, "bytes": []}], "server": {"answers": 1}})"}) {
+    EXPECT_NO_THROW((void)status_text(json::parse(odd))) << odd;
+  }
+}
+
+}  // namespace
+}  // namespace sluice::cli

@@ -1,0 +1,103 @@
+#include "runtime/launcher/launcher.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "memhandover/bytes.hpp"
+#include "memhandover/error.hpp"
+
+namespace sluice::launcher {
+namespace {
+
+using namespace sluice::literals;
+using testing::HasSubstr;
+
+install_layout const installed{"/opt/bin/sluice", "/opt/bin/sluice-server",
+                               "/opt/lib/libsluice_runtime.so", "/opt/lib/libsluice_gate.so",
+                               "/opt/lib/python"};
+
+TEST(sharing_environment, says_where_everything_is) {
+  auto const env = sharing_environment(environment{{"HOME=/h", "PYTHONPATH=/mine"}}, installed, {},
+                                       {"/run/sluice", "host"});
+  EXPECT_EQ(env.get("HOME"), "/h");
+  EXPECT_EQ(env.get("SLUICE_RUN"), "1");
+  EXPECT_EQ(env.get("SLUICE_RUNTIME_DIR"), "/run/sluice");
+  EXPECT_EQ(env.get("SLUICE_RUNTIME_LIBRARY"), "/opt/lib/libsluice_runtime.so");
+  EXPECT_EQ(env.get("SLUICE_BROKER"), "/opt/bin/sluice");
+  EXPECT_EQ(env.get("PYTHONPATH"), "/opt/lib/python:/mine");
+}
+
+TEST(sharing_environment, passes_on_what_was_asked_for_and_nothing_else) {
+  run_options asked;
+  asked.pool_bytes = 4_GiB;
+  asked.backend = "cuda";
+  asked.device = 2;
+  asked.name = "digits";
+  auto const env = sharing_environment({}, installed, asked, {"/run/sluice", "cuda"});
+  EXPECT_EQ(env.get("SLUICE_POOL_BYTES"), "4294967296");
+  EXPECT_EQ(env.get("SLUICE_BACKEND"), "cuda");
+  EXPECT_EQ(env.get("SLUICE_DEVICE"), "2");
+  EXPECT_EQ(env.get("SLUICE_NAME"), "digits");
+  auto const silent = sharing_environment({}, installed, {}, {"/run/sluice", "cuda"});
+  for (auto const* name : {"SLUICE_POOL_BYTES", "SLUICE_BACKEND", "SLUICE_DEVICE", "SLUICE_NAME"}) {
+    EXPECT_EQ(silent.get(name), std::nullopt) << name;
+  }
+}
+
+TEST(sharing_environment, preloads_the_gate_behind_the_users_own_for_a_pool_on_a_gpu) {
+  environment const mine{{"LD_PRELOAD=/usr/lib/libjemalloc.so"}};
+  EXPECT_EQ(sharing_environment(mine, installed, {}, {"/r", "cuda"}).get("LD_PRELOAD"),
+            "/usr/lib/libjemalloc.so:/opt/lib/libsluice_gate.so");
+  EXPECT_EQ(sharing_environment({}, installed, {}, {"/r", "cuda"}).get("LD_PRELOAD"),
+            "/opt/lib/libsluice_gate.so");
+}
+
+TEST(sharing_environment, leaves_the_preloads_alone_for_a_pool_on_the_host) {
+  environment const mine{{"LD_PRELOAD=/usr/lib/libjemalloc.so"}};
+  EXPECT_EQ(sharing_environment(mine, installed, {}, {"/r", "host"}).get("LD_PRELOAD"),
+            "/usr/lib/libjemalloc.so");
+}
+
+TEST(plain_environment, does_not_let_a_command_believe_that_it_shares) {
+  environment const inner{{"SLUICE_RUN=1", "SLUICE_RUNTIME_LIBRARY=/x.so", "SLUICE_NAME=n"}};
+  auto const env = plain_environment(inner, installed);
+  EXPECT_EQ(env.get("SLUICE_RUN"), std::nullopt);
+  EXPECT_EQ(env.get("SLUICE_RUNTIME_LIBRARY"), std::nullopt);
+  EXPECT_EQ(env.get("PYTHONPATH"), "/opt/lib/python") << "import sluice works all the same";
+}
+
+TEST(complete, what_is_asked_for_comes_before_what_the_environment_says) {
+  environment const env{{"SLUICE_BACKEND=host", "SLUICE_DEVICE=1", "SLUICE_POOL_BYTES=1048576"}};
+  auto const from_environment = complete({}, env);
+  EXPECT_EQ(from_environment.backend, "host");
+  EXPECT_EQ(from_environment.device, 1);
+  EXPECT_EQ(from_environment.pool_bytes, 1_MiB);
+  run_options asked;
+  asked.backend = "auto";
+  asked.device = 0;
+  asked.pool_bytes = 2_MiB;
+  auto const from_options = complete(asked, env);
+  EXPECT_EQ(from_options.backend, "auto");
+  EXPECT_EQ(from_options.device, 0);
+  EXPECT_EQ(from_options.pool_bytes, 2_MiB);
+}
+
+TEST(complete, a_variable_with_an_impossible_value_is_named) {
+  for (auto const* entry : {"SLUICE_BACKEND=gpu", "SLUICE_DEVICE=-1", "SLUICE_DEVICE=one",
+                            "SLUICE_POOL_BYTES=4GiB", "SLUICE_POOL_BYTES=-5"}) {
+    std::string const text{entry};
+    try {
+      (void)complete({}, environment{{text}});
+      ADD_FAILURE() << text << " was accepted";
+    } catch (error const& why) {
+      EXPECT_EQ(why.kind(), error_kind::invalid_argument);
+      EXPECT_THAT(why.what(), HasSubstr(text.substr(0, text.find('='))));
+      EXPECT_THAT(why.what(), HasSubstr("correct or unset it"));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sluice::launcher

@@ -1,0 +1,143 @@
+"""`sluice policy` and `sluice serve` with policy files, right and wrong, and the JSON Schema that is shipped."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+VALID = """\
+version: 1
+server: {model_repository: models}
+models:
+  - name: resnet
+    slo: {latency: 150ms}
+"""
+
+WRONG = """\
+version: 1
+server: {prot: 8000}
+models:
+  - name: resnet
+    slo: {latency: 150}
+"""
+
+COMPLAINTS = [
+    '{file}:2:10: server.prot: is no known key; did you mean "port"?',
+    '{file}:5:20: models[0].slo.latency: "150" has no unit; add us, ms, s, m or h, for example 200ms',
+]
+
+
+def sluice_with(sluice, *words, **how):
+    return subprocess.run([sluice, *words], capture_output=True, text=True, timeout=60, check=False, **how)
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "policy.yaml"
+    file.write_text(text)
+    return file
+
+
+def test_a_valid_policy_is_summed_up_in_a_line(sluice, tmp_path):
+    file = written(tmp_path, VALID)
+    done = sluice_with(sluice, "policy", "check", file)
+    assert done.returncode == 0
+    assert done.stdout == f"{file}: valid; models: resnet; pool: auto on backend auto; listens on 127.0.0.1:8000\n"
+    assert not done.stderr
+
+
+def test_every_mistake_is_told_and_nothing_else(sluice, tmp_path):
+    file = written(tmp_path, WRONG)
+    done = sluice_with(sluice, "policy", "check", file)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [line.format(file=file) for line in COMPLAINTS]
+    assert not done.stdout
+
+
+def test_a_policy_may_come_from_a_pipe(sluice):
+    assert sluice_with(sluice, "policy", "check", "/dev/stdin", input=VALID).returncode == 0
+
+
+def test_a_missing_policy_is_told(sluice, tmp_path):
+    done = sluice_with(sluice, "policy", "check", tmp_path / "none.yaml")
+    assert done.returncode == 1
+    assert done.stderr == f"{tmp_path}/none.yaml:1:1: there is no such file; give the path of a policy file\n"
+
+
+def test_serving_with_a_wrong_policy_tells_the_same(sluice, tmp_path, runtime_folder):
+    file = written(tmp_path, WRONG)
+    done = sluice_with(sluice, "serve", "--policy", file)
+    assert done.returncode == 2
+    for line in COMPLAINTS:
+        assert line.format(file=file) in done.stderr
+    assert not list(runtime_folder.iterdir()), "nothing was started"
+
+
+def test_serving_without_a_policy_file_is_not_found(sluice, tmp_path):
+    assert sluice_with(sluice, "serve", "--policy", tmp_path / "none.yaml").returncode == 3
+
+
+def test_the_schema_that_is_printed_is_the_one_that_is_shipped(sluice, checkout):
+    printed = sluice_with(sluice, "policy", "schema")
+    assert printed.returncode == 0
+    assert printed.stdout == (checkout / "runtime" / "policy" / "policy.schema.json").read_text()
+
+
+def test_the_reference_names_every_key_and_no_other(sluice, checkout):
+    """docs/policy.md has a table row for each key, with the default that the schema has."""
+    rows = dict(re.findall(r"^\| `([\w\[\].]+)` \| [^|]* \| ([^|]*?) \|",
+                           (checkout / "docs" / "policy.md").read_text(), re.MULTILINE))
+    expected = {}
+
+    def collect(entry, path):
+        for name, inner in entry["properties"].items():
+            full = f"{path}.{name}" if path else name
+            if "properties" in inner:
+                collect(inner, full)
+            elif "items" in inner:
+                collect(inner["items"], full + "[]")
+            else:
+                required = name in entry.get("required", [])
+                default = inner.get("default")
+                if required:
+                    expected[full] = "required"
+                elif default is None:
+                    expected[full] = "none"
+                else:
+                    expected[full] = f"`{default}`" if isinstance(default, str) else f"`{json.dumps(default)}`"
+
+    collect(json.loads(sluice_with(sluice, "policy", "schema").stdout), "")
+    assert rows == expected
+
+
+def policies_of_the_project(checkout: Path) -> list[Path]:
+    """The examples, and the code blocks of the reference."""
+    return sorted((checkout / "examples").rglob("*policy*.yaml"))
+
+
+def blocks_of_the_reference(checkout: Path) -> list[str]:
+    text = (checkout / "docs" / "policy.md").read_text()
+    return [block for block in re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+            if block.startswith("version:")]
+
+
+def test_policies_of_examples_and_reference_are_valid(sluice, checkout, tmp_path):
+    files = policies_of_the_project(checkout)
+    files += [written(tmp_path, block) for block in blocks_of_the_reference(checkout)]
+    assert files
+    for file in files:
+        done = sluice_with(sluice, "policy", "check", file)
+        assert done.returncode == 0, done.stderr
+
+
+def test_an_independent_validator_agrees_about_the_schema(sluice, checkout):
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    schema = json.loads(sluice_with(sluice, "policy", "schema").stdout)
+    validator = jsonschema.Draft202012Validator(schema)
+    validator.check_schema(schema)
+    valid = [VALID] + [f.read_text() for f in policies_of_the_project(checkout)] + blocks_of_the_reference(checkout)
+    for text in valid:
+        validator.validate(yaml.safe_load(text))
+    assert not validator.is_valid(yaml.safe_load(WRONG))
