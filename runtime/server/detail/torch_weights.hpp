@@ -1,0 +1,100 @@
+/// The tensors of a TorchScript module, moved out of it into an image, and back in as views of lent
+/// memory. Includes torch; only for the files that torch_model.hpp hides.
+///
+///   torch_weights weights{module, at::kCPU};   // module is now empty
+///   weights.bind(memory);                      // … and computes out of `memory`
+///   weights.undo_changes();                    // after every run
+///   weights.unbind();
+///
+/// States: empty → bound → empty. Not thread-safe.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <torch/csrc/jit/api/module.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "runtime/server/image_file.hpp"
+
+namespace sluice::server::detail {
+
+class torch_weights {
+ public:
+  /// Takes every dense tensor found in the module's attributes, at any depth. `module` has been
+  /// loaded for the CPU.
+  torch_weights(torch::jit::Module const& module, at::Device device);
+  torch_weights(torch_weights const&) = delete;
+  torch_weights& operator=(torch_weights const&) = delete;
+  torch_weights(torch_weights&&) = delete;
+  torch_weights& operator=(torch_weights&&) = delete;
+  ~torch_weights();
+
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+  /// Bytes of attributes that stay outside: quantised and sparse tensors.
+  [[nodiscard]] std::uint64_t outside_bytes() const noexcept { return outside_bytes_; }
+  /// Whether a GPU's image lies in pinned memory, as it should.
+  [[nodiscard]] bool pinned() const noexcept {
+    return pinned_image_.defined() && pinned_image_.is_pinned();
+  }
+
+  /// Copies the image to `memory` and points the module's tensors there.
+  void bind(std::byte* memory);
+  /// Puts back what a run assigned or changed in place.
+  void undo_changes();
+  /// Takes the tensors away from the memory. Throws `internal` if something else still refers to
+  /// it.
+  void unbind();
+
+ private:
+  struct region {          // one storage of the file
+    c10::Storage source;   // set while the image is being written, never after
+    std::uint64_t offset;  // in image and memory
+    std::uint64_t bytes;
+  };
+  struct weight {
+    at::Tensor tensor;  // the very tensor that the module holds
+    std::size_t region;
+    std::int64_t storage_offset;
+    std::vector<std::int64_t> sizes, strides;
+    std::uint32_t version;  // of the tensor as it was bound
+  };
+  struct attributes {  // of one object in the module: what `forward` may assign to
+    c10::intrusive_ptr<c10::ivalue::Object> object;
+    std::vector<c10::IValue> original;
+  };
+  class collector;
+
+  void write_image();
+  void empty_tensors();
+  void copy_region(region const& from, std::byte* memory) const;
+  void point_at_memory(weight& which, at::Tensor const& region_bytes) const;
+
+  at::Device device_;
+  std::vector<region> regions_;
+  std::vector<weight> weights_;
+  std::vector<attributes> attributes_;
+  std::uint64_t bytes_ = 0;
+  std::uint64_t outside_bytes_ = 0;
+  std::optional<image_file> image_;  // with a CPU
+  at::Tensor pinned_image_;          // with a GPU
+  std::byte* memory_ = nullptr;
+  std::vector<at::Tensor> bound_;  // one view of the memory for each region, while bound
+  /// Counts storages over lent memory that something still refers to. Shared with their deleters,
+  /// which may outlive us.
+  std::shared_ptr<std::atomic<int>> views_ = std::make_shared<std::atomic<int>>(0);
+};
+
+/// Constants in the code of a module that hold tensors, in bytes. For a GPU they are moved there,
+/// and the device names that tracing wrote into the code follow, because a module that was traced
+/// on a CPU makes its temporaries "on cpu".
+std::uint64_t place_constants(torch::jit::Module const& module, at::Device device);
+
+/// Waits until the calling thread's current stream of a GPU is idle; nothing to do for the CPU.
+void wait_for(at::Device device);
+
+}  // namespace sluice::server::detail

@@ -1,0 +1,216 @@
+#include "runtime/server/http/api.hpp"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "runtime/server/http/oip_codec.hpp"
+#include "runtime/telemetry/error_table.hpp"
+
+namespace sluice::server {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::size_t max_index_body =
+    4096;  // before it becomes a document tree of many times its size
+
+/// A refusal whose status no error kind stands for.
+struct http_failure {
+  http_reply answer;
+};
+
+http_reply ok(json const& body) {
+  return {200, body.dump(-1, ' ', false, json::error_handler_t::replace), {}, false};
+}
+
+bool equal_ignoring_case(std::string_view a, std::string_view b) {
+  auto const lower = [](char c) {
+    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  };
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [&](char x, char y) { return lower(x) == lower(y); });
+}
+
+void check_method(route const& where, http_request const& request) {
+  if (where.what == resource::extension) {
+    throw error{error_kind::unsupported,
+                "this server does not offer that extension of Triton's; models load when they are "
+                "asked and leave when "
+                "they are idle, and GET /v2/sluice/status has the statistics"};
+  }
+  auto const allowed = allowed_methods(where.what);
+  bool const reads = request.method == "GET" || request.method == "HEAD";
+  if (allowed == "POST" ? request.method == "POST" : reads) return;
+  auto answer = oip_api::failure(405, fmt::format("{} does not answer {}; it takes {}",
+                                                  request.target, request.method, allowed));
+  answer.allow = allowed;
+  throw http_failure{std::move(answer)};
+}
+
+void check_encoding(http_request const& request) {
+  if (request.content_encoding && !request.content_encoding->empty() &&
+      !equal_ignoring_case(*request.content_encoding, "identity")) {
+    throw error{error_kind::unsupported,
+                fmt::format("content encoding '{}' is not supported; send the body as it is",
+                            *request.content_encoding)};
+  }
+  if (!request.binary_header_length) return;
+  auto const& length = *request.binary_header_length;
+  if (length.empty() || length.find_first_not_of("0123456789") != std::string_view::npos) {
+    throw error{
+        error_kind::invalid_argument,
+        fmt::format("Inference-Header-Content-Length is '{}'; it takes a number of bytes", length)};
+  }
+  throw error{error_kind::unsupported,
+              "binary tensors (Inference-Header-Content-Length) are not supported; send tensors as "
+              "JSON data, with "
+              "tritonclient: set_data_from_numpy(…, binary_data=False)"};
+}
+
+/// Runs `work` and turns whatever it throws into a reply.
+template <typename Result, typename Work>
+Result guarded(Work work) noexcept {
+  try {
+    return work();
+  } catch (http_failure const& refusal) {
+    return refusal.answer;
+  } catch (error const& failure) {
+    return oip_api::from_error(failure);
+  } catch (std::exception const& failure) {
+    return oip_api::from_error({error_kind::internal, failure.what()});
+  } catch (...) {
+    return oip_api::from_error({error_kind::internal, "an exception of unknown type"});
+  }
+}
+
+}  // namespace
+
+http_reply oip_api::failure(unsigned status, std::string_view message) {
+  return {status, encode_error(message), {}, status == 503 || status == 429};
+}
+
+http_reply oip_api::from_error(error const& failure) {
+  auto const status = static_cast<unsigned>(telemetry::http_status(failure.kind()));
+  if (failure.kind() == error_kind::internal) {
+    spdlog::error("request failed by a bug in the server reason=\"{}\"", failure.what());
+    return oip_api::failure(status, "internal error; the server's log has the details");
+  }
+  return oip_api::failure(status, failure.what());
+}
+
+route oip_api::checked_route(http_request const& request) const {
+  auto const where = parse_target(request.target);
+  if (!where) {
+    throw error{error_kind::not_found,
+                fmt::format("there is nothing at {}; the protocol's root is /v2", request.target)};
+  }
+  check_method(*where, request);
+  check_encoding(request);
+  return *where;
+}
+
+std::optional<http_reply> oip_api::refuse(http_request const& request) const {
+  return guarded<std::optional<http_reply>>([&]() -> std::optional<http_reply> {
+    auto const where = checked_route(request);
+    if (where.what == resource::infer) {
+      static_cast<void>(service_.metadata(where.model, where.version));  // throws not_found
+    }
+    return std::nullopt;
+  });
+}
+
+std::variant<http_reply, infer_request> oip_api::handle(http_request const& request) const {
+  using outcome = std::variant<http_reply, infer_request>;
+  return guarded<outcome>(
+      [&]() -> outcome { return dispatch(checked_route(request), request.body); });
+}
+
+std::variant<http_reply, infer_request> oip_api::dispatch(route const& where,
+                                                          std::string_view body) const {
+  switch (where.what) {
+    case resource::server_metadata:
+      return ok(json{{"name", "sluice"},
+                     {"version", SLUICE_VERSION},
+                     {"extensions", json::array({"model_configuration"})}});
+    case resource::live:
+      return ok(json{{"live", true}});
+    case resource::ready: {
+      if (service_.ready()) return ok(json{{"ready", true}});
+      auto answer = failure(503, "");
+      answer.body =
+          json{{"ready", false}, {"error", "the server cannot serve all of its models yet"}}.dump();
+      return answer;
+    }
+    case resource::model_metadata:
+      return ok(encode_model_metadata(service_.metadata(where.model, where.version)));
+    case resource::model_ready:
+      return model_ready(where);
+    case resource::model_config:
+      if (!config_) {
+        throw error{error_kind::unsupported, "this server does not show model configurations"};
+      }
+      return ok(config_(where.model, where.version));
+    case resource::infer: {
+      auto request = decode_infer_request(body, service_.metadata(where.model, where.version));
+      request.version = where.version;
+      return request;
+    }
+    case resource::repository_index:
+      return repository_index(body);
+    case resource::status:
+      return ok(service_.status());
+    case resource::extension:
+      break;  // refused with its method
+  }
+  throw error{error_kind::internal, "a resource without an answer"};
+}
+
+http_reply oip_api::model_ready(route const& where) const {
+  bool const warm = service_.model_ready(where.model, where.version);
+  json body{{"name", where.model}, {"ready", warm}};
+  if (warm) return ok(body);
+  body["error"] = fmt::format("model '{}' is cold; an infer request loads it", where.model);
+  auto answer = failure(503, "");
+  answer.body = body.dump();
+  return answer;
+}
+
+http_reply oip_api::repository_index(std::string_view body) const {
+  bool ready_only = false;
+  if (body.find_first_not_of(" \t\r\n") != std::string_view::npos) {
+    auto const request = json::parse(body, nullptr, false);
+    auto const* const takes = R"(the body is empty or {"ready": true or false})";
+    if (body.size() > max_index_body) throw error{error_kind::invalid_argument, takes};
+    if (!request.is_object()) throw error{error_kind::invalid_argument, takes};
+    auto const wanted = request.find("ready");
+    if (wanted != request.end()) {
+      if (!wanted->is_boolean()) throw error{error_kind::invalid_argument, takes};
+      ready_only = wanted->get<bool>();
+    }
+  }
+  json index = json::array();
+  for (auto const& model : service_.models()) {
+    for (auto const& version : service_.metadata(model, "").versions) {
+      bool const warm = service_.model_ready(model, version);
+      if (ready_only && !warm) continue;
+      index.push_back({{"name", model},
+                       {"version", version},
+                       {"state", warm ? "READY" : "UNAVAILABLE"},
+                       {"reason", warm ? "" : "cold"}});
+    }
+  }
+  return ok(index);
+}
+
+http_reply oip_api::answer(infer_result const& result) {
+  return guarded<http_reply>([&]() -> http_reply {
+    if (auto const* const failure = std::get_if<error>(&result)) throw *failure;
+    return {200, encode_infer_response(std::get<infer_response>(result)), {}, false};
+  });
+}
+
+}  // namespace sluice::server

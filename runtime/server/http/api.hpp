@@ -1,0 +1,69 @@
+/// Answers requests of the Open Inference Protocol V2, without knowing of sockets: what a request
+/// asks is decided here, how bytes come and go in connection.hpp.
+///
+///   auto outcome = api.handle({.method = "GET", .target = "/v2/health/ready"});
+///   // a reply, or an infer_request for the service's infer(), whose result goes to api.answer()
+///
+/// Nothing here throws: every `error` becomes a reply {"error": …} with the status of
+/// telemetry/error_table.hpp, and what is no `sluice::error`, or is `internal`, is logged and
+/// answered without its text. Thread-safe.
+#pragma once
+
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+
+#include "memhandover/error.hpp"
+#include "runtime/server/http/routes.hpp"
+#include "runtime/server/inference_service.hpp"
+
+namespace sluice::server {
+
+struct http_request {
+  std::string_view method;
+  std::string_view target;
+  std::string_view body;
+  std::optional<std::string_view> content_encoding;
+  std::optional<std::string_view> binary_header_length;  ///< Inference-Header-Content-Length
+};
+
+struct http_reply {
+  unsigned status = 200;
+  std::string body;          ///< JSON
+  std::string_view allow;    ///< for 405
+  bool retry_later = false;  ///< send Retry-After
+};
+
+class oip_api {
+ public:
+  using config_source =
+      std::function<nlohmann::json(std::string const& model, std::string const& version)>;
+
+  oip_api(inference_service& service, config_source config)
+      : service_(service), config_(std::move(config)) {}
+
+  /// The reply that the request gets whatever its body: lets a client that waits for "100 Continue"
+  /// keep it.
+  [[nodiscard]] std::optional<http_reply> refuse(http_request const& request) const;
+  [[nodiscard]] std::variant<http_reply, infer_request> handle(http_request const& request) const;
+  [[nodiscard]] static http_reply answer(infer_result const& result);
+
+  [[nodiscard]] static http_reply from_error(error const& failure);
+  /// For failures that have no error kind: those of HTTP itself.
+  [[nodiscard]] static http_reply failure(unsigned status, std::string_view message);
+
+ private:
+  [[nodiscard]] route checked_route(http_request const& request) const;
+  [[nodiscard]] std::variant<http_reply, infer_request> dispatch(route const& where,
+                                                                 std::string_view body) const;
+  [[nodiscard]] http_reply model_ready(route const& where) const;
+  [[nodiscard]] http_reply repository_index(std::string_view body) const;
+
+  inference_service& service_;
+  config_source config_;
+};
+
+}  // namespace sluice::server

@@ -1,0 +1,374 @@
+#include "runtime/server/http/connection.hpp"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <array>
+#include <atomic>
+#include <boost/asio/post.hpp>
+#include <boost/asio/write.hpp>
+#include <boost/beast/core/string.hpp>
+#include <boost/beast/http/empty_body.hpp>
+#include <boost/beast/http/error.hpp>
+#include <boost/beast/http/message_generator.hpp>
+#include <boost/beast/http/read.hpp>
+#include <ctime>
+#include <string>
+#include <utility>
+
+namespace sluice::server {
+
+namespace net = boost::asio;
+namespace beast = boost::beast;
+namespace http = boost::beast::http;
+
+namespace {
+
+constexpr std::chrono::milliseconds linger_limit{1000};
+constexpr std::string_view continue_line{"HTTP/1.1 100 Continue\r\n\r\n"};
+
+std::string_view std_view(beast::string_view text) {
+  return {text.data(), text.size()};
+}
+
+/// RFC 9110 section 5.6.7. Written by hand, because strftime's names follow the locale.
+std::string http_date(std::time_t now) {
+  constexpr std::array<char const*, 7> days{"Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"};
+  constexpr std::array<char const*, 12> months{"Jan", "Feb", "Mar", "Apr", "May", "Jun",
+                                               "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"};
+  auto const utc = fmt::gmtime(now);
+  return fmt::format("{}, {:02} {} {} {:02}:{:02}:{:02} GMT",
+                     days.at(static_cast<std::size_t>(utc.tm_wday)), utc.tm_mday,
+                     months.at(static_cast<std::size_t>(utc.tm_mon)), utc.tm_year + 1900,
+                     utc.tm_hour, utc.tm_min, utc.tm_sec);
+}
+
+template <typename Body>
+void set_headers(http::response<Body>& response, http_reply const& answer, bool keep_alive) {
+  response.set(http::field::server, "sluice");
+  response.set(http::field::date, http_date(std::time(nullptr)));
+  response.set(http::field::content_type, "application/json");
+  if (!answer.allow.empty()) {
+    response.set(http::field::allow, beast::string_view{answer.allow.data(), answer.allow.size()});
+  }
+  if (answer.retry_later) response.set(http::field::retry_after, "1");
+  response.content_length(answer.body.size());
+  response.keep_alive(keep_alive);
+}
+
+}  // namespace
+
+// ---- the service's way back
+
+/// Carries a result to the connection's strand, if both still exist. A service that drops it
+/// without a result has the client told so, instead of leaving it waiting.
+class pending_answer {
+ public:
+  pending_answer(std::shared_ptr<connection> const& client, std::uint64_t sequence)
+      : life_(client->context_.life), client_(client), sequence_(sequence) {}
+  pending_answer(pending_answer const&) = delete;
+  pending_answer& operator=(pending_answer const&) = delete;
+  pending_answer(pending_answer&&) = delete;
+  pending_answer& operator=(pending_answer&&) = delete;
+  ~pending_answer() {
+    try {
+      deliver(error{error_kind::internal, "the service dropped a request without an answer"});
+    } catch (std::exception const& failure) {
+      spdlog::error("an answer was lost reason=\"{}\"", failure.what());
+    }
+  }
+
+  void deliver(infer_result result) {
+    if (used_.exchange(true)) return;
+    std::lock_guard const lock{life_->mutex};
+    if (!life_->alive) return;
+    auto client = client_.lock();
+    if (!client) return;
+    auto& target = *client;
+    target.post([sequence = sequence_, result = std::move(result)](connection& self) {
+      self.on_result(sequence, result);
+    });
+  }
+
+ private:
+  std::shared_ptr<endpoint_life> life_;
+  std::weak_ptr<connection> client_;
+  std::uint64_t sequence_;
+  std::atomic<bool> used_{false};
+};
+
+// ---- connection
+
+connection::connection(net::ip::tcp::socket socket, endpoint_context& context)
+    : context_(context), socket_(std::move(socket)), timer_(socket_.get_executor()) {}
+
+template <typename... Args>
+auto connection::on(void (connection::*step)(Args...)) {
+  return [self = shared_from_this(), step](Args... args) {
+    if (self->state_ == state_t::closed) return;
+    try {
+      ((*self).*step)(args...);
+    } catch (std::exception const& failure) {
+      spdlog::error("connection ended by an exception reason=\"{}\"", failure.what());
+      self->close();
+    }
+  };
+}
+
+template <typename Step>
+void connection::post(Step step) {
+  net::post(socket_.get_executor(), [self = shared_from_this(), step = std::move(step)] {
+    if (self->state_ == state_t::closed) return;
+    try {
+      step(*self);
+    } catch (std::exception const& failure) {
+      spdlog::error("connection ended by an exception reason=\"{}\"", failure.what());
+      self->close();
+    }
+  });
+}
+
+void connection::start() {
+  post([](connection& self) {
+    error_code ignored;
+    self.socket_.set_option(net::ip::tcp::no_delay{true}, ignored);
+    self.await_request();
+  });
+}
+
+void connection::start_refused() {
+  post([](connection& self) {
+    self.respond(
+        oip_api::failure(503,
+                         fmt::format("all {} connections of the server are in use; try again later",
+                                     self.context_.options.max_connections)),
+        false);
+  });
+}
+
+void connection::drain() {
+  post([](connection& self) {
+    self.draining_ = true;
+    if (self.state_ == state_t::idle) self.close();
+  });
+}
+
+void connection::abort() {
+  post([](connection& self) { self.close(); });
+}
+
+void connection::await_request() {
+  if (draining_) return close();
+  ++sequence_;
+  parser_.emplace();
+  parser_->header_limit(context_.options.max_header_bytes);
+  parser_->body_limit(context_.options.max_body_bytes);
+  if (buffer_.size() > 0) return read_header();
+  state_ = state_t::idle;
+  arm(context_.options.idle_timeout);
+  socket_.async_read_some(buffer_.prepare(4096), on(&connection::on_first_bytes));
+}
+
+void connection::on_first_bytes(error_code failure, std::size_t bytes) {
+  disarm();
+  if (failure) return close();
+  buffer_.commit(bytes);
+  read_header();
+}
+
+void connection::read_header() {
+  state_ = state_t::reading;
+  arm(context_.options.transfer_timeout);
+  http::async_read_header(socket_, buffer_, *parser_, on(&connection::on_header));
+}
+
+void connection::on_header(error_code failure, std::size_t /*bytes*/) {
+  disarm();
+  if (failure) return read_failed(failure);
+  bool const expects_continue = parser_->get().count(http::field::expect) > 0;
+  auto refusal = refuse_header();
+  if (!refusal && expects_continue) refusal = context_.api.refuse(view());
+  if (refusal) return respond(std::move(*refusal), false);
+  // A body that is already here needs no invitation.
+  if (!expects_continue || parser_->is_done() || buffer_.size() > 0) return read_body();
+  arm(context_.options.transfer_timeout);
+  net::async_write(socket_, net::buffer(continue_line.data(), continue_line.size()),
+                   on(&connection::on_continue_written));
+}
+
+void connection::on_continue_written(error_code failure, std::size_t /*bytes*/) {
+  disarm();
+  if (failure) return close();
+  read_body();
+}
+
+void connection::read_body() {
+  if (parser_->is_done()) return answer_request();
+  arm(context_.options.transfer_timeout);
+  http::async_read(socket_, buffer_, *parser_, on(&connection::on_body));
+}
+
+void connection::on_body(error_code failure, std::size_t /*bytes*/) {
+  disarm();
+  if (failure) return read_failed(failure);
+  answer_request();
+}
+
+void connection::read_failed(error_code failure) {
+  if (timed_out_) {
+    return respond(oip_api::failure(408, fmt::format("the request did not arrive within {}",
+                                                     context_.options.transfer_timeout)),
+                   false);
+  }
+  if (failure == http::error::body_limit) {
+    return respond(
+        oip_api::failure(413,
+                         fmt::format("the body is larger than the {} bytes that this server takes",
+                                     context_.options.max_body_bytes)),
+        false);
+  }
+  if (failure == http::error::header_limit) {
+    return respond(
+        oip_api::failure(
+            431, fmt::format("the header is larger than the {} bytes that this server takes",
+                             context_.options.max_header_bytes)),
+        false);
+  }
+  bool const malformed =
+      failure.category() == http::make_error_code(http::error::end_of_stream).category();
+  if (!malformed || failure == http::error::end_of_stream ||
+      failure == http::error::partial_message)
+    return close();
+  respond(oip_api::failure(400, fmt::format("the request is not HTTP/1.1: {}", failure.message())),
+          false);
+}
+
+std::optional<http_reply> connection::refuse_header() const {
+  auto const& request = parser_->get();
+  if (request.version() == 11 && request.count(http::field::host) != 1) {
+    return oip_api::failure(400, "an HTTP/1.1 request has one Host header");
+  }
+  // Beast takes no body for a coding that it does not know: what follows would be read as the next
+  // request.
+  auto const coding = request[http::field::transfer_encoding];
+  bool const chunked =
+      beast::iequals(coding, "chunked") && request.count(http::field::transfer_encoding) == 1;
+  if (!coding.empty() && !chunked) {
+    return oip_api::failure(501, "the only transfer encoding that this server knows is chunked");
+  }
+  auto const expectation = request[http::field::expect];
+  if (!expectation.empty() && !beast::iequals(expectation, "100-continue")) {
+    return oip_api::failure(417, "the only expectation that this server meets is 100-continue");
+  }
+  return std::nullopt;
+}
+
+http_request connection::view() const {
+  auto const& request = parser_->get();
+  auto const header = [&](beast::string_view name) -> std::optional<std::string_view> {
+    auto const found = request.find(name);
+    if (found == request.end()) return std::nullopt;
+    return std_view(found->value());
+  };
+  return {std_view(request.method_string()), std_view(request.target()), request.body(),
+          header("Content-Encoding"), header("Inference-Header-Content-Length")};
+}
+
+void connection::answer_request() {
+  auto outcome = context_.api.handle(view());
+  bool const keep_alive = parser_->get().keep_alive();
+  if (auto* const answer = std::get_if<http_reply>(&outcome)) {
+    return respond(std::move(*answer), keep_alive);
+  }
+  state_ = state_t::waiting;
+  std::string{}.swap(parser_->get().body());  // the tensors have been taken out of it
+  auto const answer = std::make_shared<pending_answer>(shared_from_this(), sequence_);
+  try {
+    context_.service.infer(std::get<infer_request>(std::move(outcome)),
+                           [answer](infer_result result) { answer->deliver(std::move(result)); });
+  } catch (error const& failure) {
+    answer->deliver(failure);
+  } catch (std::exception const& failure) {
+    answer->deliver(error{error_kind::internal, failure.what()});
+  }
+}
+
+void connection::on_result(std::uint64_t sequence, infer_result const& result) {
+  if (state_ != state_t::waiting || sequence != sequence_) return;
+  respond(oip_api::answer(result), parser_->get().keep_alive());
+}
+
+void connection::respond(http_reply answer, bool keep_alive) {
+  state_ = state_t::writing;
+  keep_alive_ = keep_alive && !draining_;
+  arm(context_.options.transfer_timeout);
+  auto const status = static_cast<http::status>(answer.status);
+  // An HTTP/1.0 client learns only from an answer of its own version that the connection stays
+  // open.
+  unsigned const version = parser_ ? parser_->get().version() : 11;
+  bool const head = parser_ && parser_->get().method() == http::verb::head;
+  auto generator = [&]() -> http::message_generator {
+    if (head) {
+      http::response<http::empty_body> response{status, version};
+      set_headers(response, answer, keep_alive_);
+      return response;
+    }
+    http::response<http::string_body> response{status, version};
+    set_headers(response, answer, keep_alive_);
+    response.body() = std::move(answer.body);
+    return response;
+  }();
+  beast::async_write(socket_, std::move(generator), on(&connection::on_written));
+}
+
+void connection::on_written(error_code failure, std::size_t /*bytes*/) {
+  disarm();
+  if (failure) return close();
+  if (keep_alive_) return await_request();
+  linger();
+}
+
+// Closing with unread bytes makes TCP reset the connection, which can take the answer away from the
+// client again: say that nothing more comes, and read for a while what was on its way.
+void connection::linger() {
+  state_ = state_t::lingering;
+  error_code failure;
+  socket_.shutdown(net::ip::tcp::socket::shutdown_send, failure);
+  if (failure) return close();
+  arm(linger_limit);
+  on_lingered({}, 0);
+}
+
+void connection::on_lingered(error_code failure, std::size_t /*bytes*/) {
+  if (failure || timed_out_) return close();
+  buffer_.clear();
+  socket_.async_read_some(buffer_.prepare(std::size_t{64} << 10U), on(&connection::on_lingered));
+}
+
+void connection::close() {
+  state_ = state_t::closed;
+  disarm();
+  error_code ignored;
+  socket_.close(ignored);
+  context_.registry.remove(shared_from_this());
+}
+
+void connection::arm(std::chrono::milliseconds limit) {
+  timed_out_ = false;
+  auto const round = ++timer_round_;
+  timer_.expires_after(limit);
+  timer_.async_wait([self = shared_from_this(), round](error_code failure) {
+    if (failure || round != self->timer_round_ || self->state_ == state_t::closed) return;
+    self->timed_out_ = true;
+    error_code ignored;
+    self->socket_.cancel(ignored);
+  });
+}
+
+void connection::disarm() {
+  ++timer_round_;
+  timer_.cancel();
+}
+
+}  // namespace sluice::server

@@ -1,0 +1,115 @@
+/// One client's connection: reads requests, has them answered, writes the answers, one after the
+/// other. Inside of endpoint.hpp, which accepts and ends connections.
+///
+/// States:
+///
+///   idle → reading → (waiting →) writing → idle …        a keep-alive connection, request after
+///   request writing → lingering → closed                         after an answer that ends the
+///   connection any → closed                                         client gone, time out, abort
+///
+/// Requests that a client sends ahead (pipelining) stay in the buffer until their turn. While a
+/// request waits for the service nothing is read, so a client that leaves meanwhile is noticed when
+/// its answer cannot be written.
+///
+/// Threads: everything runs on the socket's strand; `start`, `drain`, `abort` and the service's
+/// `done` may be called from anywhere and post to it.
+#pragma once
+
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/string_body.hpp>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "runtime/server/http/api.hpp"
+#include "runtime/server/http/connection_registry.hpp"
+#include "runtime/server/http/endpoint.hpp"
+
+namespace sluice::server {
+
+/// Whether the endpoint's io_context still exists: a service may finish a request after the
+/// endpoint is gone.
+struct endpoint_life {
+  std::mutex mutex;
+  bool alive = true;  // under mutex
+};
+
+/// What all connections of an endpoint share; outlives them.
+struct endpoint_context {
+  endpoint_context(endpoint_options given, inference_service& of)
+      : options(std::move(given)), service(of), api(of, options.model_config) {}
+
+  endpoint_options options;
+  inference_service& service;
+  oip_api api;
+  connection_registry registry;
+  std::shared_ptr<endpoint_life> life = std::make_shared<endpoint_life>();
+};
+
+class connection : public std::enable_shared_from_this<connection> {
+ public:
+  /// The socket's executor must be a strand.
+  connection(boost::asio::ip::tcp::socket socket, endpoint_context& context);
+
+  void start();
+  /// Answers 503 whatever comes: there are too many connections.
+  void start_refused();
+  /// Finishes the request that is being received or answered, then closes.
+  void drain();
+  void abort();
+
+ private:
+  friend class pending_answer;
+  enum class state_t { idle, reading, waiting, writing, lingering, closed };
+  using error_code = boost::system::error_code;
+  using parser_type = boost::beast::http::request_parser<boost::beast::http::string_body>;
+
+  /// A completion handler that keeps the connection alive, does nothing once it is closed, and lets
+  /// no exception out.
+  template <typename... Args>
+  auto on(void (connection::*step)(Args...));
+  template <typename Step>
+  void post(Step step);
+
+  void await_request();
+  void on_first_bytes(error_code failure, std::size_t bytes);
+  void read_header();
+  void on_header(error_code failure, std::size_t bytes);
+  void on_continue_written(error_code failure, std::size_t bytes);
+  void read_body();
+  void on_body(error_code failure, std::size_t bytes);
+  void answer_request();
+  void on_result(std::uint64_t sequence, infer_result const& result);
+  void respond(http_reply answer, bool keep_alive);
+  void on_written(error_code failure, std::size_t bytes);
+  void linger();
+  void on_lingered(error_code failure, std::size_t bytes);
+  void close();
+
+  /// Answers a request that could not be read, or closes if the client is gone.
+  void read_failed(error_code failure);
+  [[nodiscard]] std::optional<http_reply> refuse_header() const;
+  [[nodiscard]] http_request view() const;
+
+  void arm(std::chrono::milliseconds limit);
+  void disarm();
+
+  endpoint_context& context_;
+  boost::asio::ip::tcp::socket socket_;
+  boost::asio::steady_timer timer_;
+  std::uint64_t timer_round_ = 0;  ///< tells a timer that fired too late that it is not meant
+  bool timed_out_ = false;
+  boost::beast::flat_buffer buffer_;
+  std::optional<parser_type> parser_;
+  state_t state_ = state_t::idle;
+  std::uint64_t sequence_ = 0;  ///< of the request; a result for another one comes too late
+  bool keep_alive_ = false;     ///< of the answer being written
+  bool draining_ = false;
+};
+
+}  // namespace sluice::server

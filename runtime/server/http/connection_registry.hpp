@@ -1,0 +1,33 @@
+/// Which connections of an endpoint are open, for counting and for ending them. Thread-safe.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <set>
+
+namespace sluice::server {
+
+class connection;
+
+class connection_registry {
+ public:
+  /// False once `close` has been called.
+  bool add(std::shared_ptr<connection> const& member);
+  void remove(std::shared_ptr<connection> const& member);
+  void close();
+  [[nodiscard]] std::size_t size() const;
+  [[nodiscard]] std::set<std::shared_ptr<connection>> members() const;
+  /// False if some are left at `deadline`.
+  bool wait_until_empty(std::chrono::steady_clock::time_point deadline);
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable emptied_;
+  std::set<std::shared_ptr<connection>> members_;  // under mutex_
+  bool closed_ = false;                            // under mutex_
+};
+
+}  // namespace sluice::server

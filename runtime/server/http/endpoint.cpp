@@ -1,0 +1,245 @@
+#include "runtime/server/http/endpoint.hpp"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/strand.hpp>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "memhandover/error.hpp"
+#include "runtime/server/http/connection.hpp"
+
+namespace sluice::server {
+
+namespace net = boost::asio;
+using net::ip::tcp;
+
+namespace {
+
+constexpr std::chrono::milliseconds accept_pause{50};
+// Keeps the deadline within the clock's range, whatever the caller means by "for ever".
+constexpr std::chrono::milliseconds longest_grace{std::chrono::hours{24}};
+// Connections beyond the limit are told so, but not without a limit of their own.
+constexpr std::size_t most_refusals = 64;
+
+endpoint_options checked(endpoint_options options) {
+  auto const require = [](bool holds, std::string_view message) {
+    if (!holds) throw error{error_kind::invalid_argument, std::string{message}};
+  };
+  require(options.threads >= 1 && options.threads <= 256, "the endpoint takes 1 to 256 threads");
+  require(options.max_connections >= 1, "the endpoint needs at least one connection");
+  require(options.max_body_bytes >= 1, "the endpoint's largest body must be at least one byte");
+  require(options.max_header_bytes >= 512,
+          "the endpoint's largest header must be at least 512 bytes");
+  require(options.transfer_timeout.count() > 0 && options.idle_timeout.count() > 0,
+          "the endpoint's timeouts must be longer than 0");
+  return options;
+}
+
+tcp::endpoint address_of(endpoint_options const& options) {
+  boost::system::error_code failure;
+  auto const address =
+      net::ip::make_address(options.host == "localhost" ? "127.0.0.1" : options.host, failure);
+  if (failure) {
+    throw error{
+        error_kind::invalid_argument,
+        fmt::format(
+            "'{}' is no address to listen on; give an IP address, such as 127.0.0.1, or localhost",
+            options.host)};
+  }
+  return {address, options.port};
+}
+
+std::string text_of(tcp::endpoint const& address) {
+  auto const host = address.address().to_string();
+  return address.address().is_v6() ? fmt::format("[{}]:{}", host, address.port())
+                                   : fmt::format("{}:{}", host, address.port());
+}
+
+[[noreturn]] void listen_failed(tcp::endpoint const& address, boost::system::error_code failure) {
+  auto const where = text_of(address);
+  if (failure == net::error::address_in_use) {
+    throw error{
+        error_kind::already_exists,
+        fmt::format(
+            "cannot listen on {}: the port is taken; end what listens there or choose another port",
+            where)};
+  }
+  if (failure == net::error::access_denied) {
+    throw error{error_kind::invalid_argument,
+                fmt::format("cannot listen on {}: this user may not; choose a port of 1024 or more",
+                            where)};
+  }
+  throw error{error_kind::invalid_argument,
+              fmt::format("cannot listen on {}: {}", where, failure.message())};
+}
+
+tcp::acceptor listen(net::io_context& io, tcp::endpoint const& address) {
+  boost::system::error_code failure;
+  tcp::acceptor acceptor{net::make_strand(io)};
+  acceptor.open(address.protocol(), failure);
+  if (failure) listen_failed(address, failure);
+  // A server that was just restarted must not wait for its predecessor's connections to be
+  // forgotten.
+  acceptor.set_option(tcp::acceptor::reuse_address{true}, failure);
+  acceptor.bind(address, failure);
+  if (failure) listen_failed(address, failure);
+  acceptor.listen(net::socket_base::max_listen_connections, failure);
+  if (failure) listen_failed(address, failure);
+  return acceptor;
+}
+
+}  // namespace
+
+class endpoint::impl {
+ public:
+  impl(endpoint_options options, inference_service& service)
+      : context_(checked(std::move(options)), service),
+        io_(static_cast<int>(context_.options.threads)),
+        acceptor_(listen(io_, address_of(context_.options))),
+        pause_(acceptor_.get_executor()),
+        local_(acceptor_.local_endpoint()),
+        work_(io_.get_executor()) {
+    if (!local_.address().is_loopback()) {
+      spdlog::warn(
+          "the endpoint can be reached from other machines and asks nobody who they are address={}",
+          text_of(local_));
+    }
+    net::post(acceptor_.get_executor(), [this] { accept(); });
+    try {
+      for (unsigned i = 0; i < context_.options.threads; ++i) {
+        threads_.emplace_back([this] { run(); });
+      }
+    } catch (...) {
+      io_.stop();
+      end_threads();
+      throw;
+    }
+  }
+
+  ~impl() { stop(std::chrono::milliseconds{0}); }
+  impl(impl const&) = delete;
+  impl& operator=(impl const&) = delete;
+  impl(impl&&) = delete;
+  impl& operator=(impl&&) = delete;
+
+  [[nodiscard]] tcp::endpoint const& local() const noexcept { return local_; }
+  [[nodiscard]] std::size_t connections() const { return context_.registry.size(); }
+
+  void stop(std::chrono::milliseconds grace) {
+    std::lock_guard const lock{stopping_};
+    if (threads_.empty()) return;
+    auto const deadline = std::chrono::steady_clock::now() + std::min(grace, longest_grace);
+    context_.registry.close();
+    net::post(acceptor_.get_executor(), [this] {
+      boost::system::error_code ignored;
+      acceptor_.close(ignored);
+      pause_.cancel();
+    });
+    for (auto const& member : context_.registry.members()) member->drain();
+    if (!context_.registry.wait_until_empty(deadline)) {
+      auto const left = context_.registry.members();
+      spdlog::warn("connections were cut at the end of the grace connections={}", left.size());
+      for (auto const& member : left) member->abort();
+    }
+    end_threads();
+  }
+
+ private:
+  void run() {
+    while (true) {
+      try {
+        io_.run();
+        return;
+      } catch (std::exception const& failure) {
+        spdlog::error("a handler of the endpoint failed reason=\"{}\"", failure.what());
+      }
+    }
+  }
+
+  /// With the acceptor and all connections closed the threads run out of work by themselves.
+  void end_threads() {
+    work_.reset();
+    for (auto& thread : threads_) thread.join();
+    threads_.clear();
+    std::lock_guard const lock{context_.life->mutex};
+    context_.life->alive = false;
+  }
+
+  void accept() {
+    if (!acceptor_.is_open()) return;
+    acceptor_.async_accept(net::make_strand(io_),
+                           [this](boost::system::error_code failure, tcp::socket socket) {
+                             on_accepted(failure, std::move(socket));
+                           });
+  }
+
+  void on_accepted(boost::system::error_code failure, tcp::socket socket) {
+    if (!acceptor_.is_open()) return;
+    if (failure) {
+      // Out of descriptors, or the client left before it was taken in: neither gets better by
+      // trying at once.
+      spdlog::warn("a connection could not be accepted reason=\"{}\"", failure.message());
+      pause_.expires_after(accept_pause);
+      pause_.async_wait([this](boost::system::error_code cancelled) {
+        if (!cancelled) accept();
+      });
+      return;
+    }
+    try {
+      take_in(std::move(socket));
+    } catch (std::exception const& reason) {
+      spdlog::error("a connection could not be taken in reason=\"{}\"", reason.what());
+    }
+    accept();
+  }
+
+  void take_in(tcp::socket socket) {
+    auto const open = context_.registry.size();
+    if (open >= context_.options.max_connections + most_refusals) return;
+    auto const client = std::make_shared<connection>(std::move(socket), context_);
+    if (!context_.registry.add(client)) return;
+    if (open < context_.options.max_connections) {
+      client->start();
+    } else {
+      client->start_refused();
+    }
+  }
+
+  endpoint_context context_;
+  net::io_context io_;
+  tcp::acceptor acceptor_;   // on a strand of its own
+  net::steady_timer pause_;  // on the acceptor's strand
+  tcp::endpoint local_;
+  net::executor_work_guard<net::io_context::executor_type> work_;
+  std::vector<std::thread> threads_;  // under stopping_
+  std::mutex stopping_;
+};
+
+endpoint::endpoint(endpoint_options options, inference_service& service)
+    : impl_(std::make_unique<impl>(std::move(options), service)) {}
+endpoint::~endpoint() = default;
+
+std::uint16_t endpoint::port() const noexcept {
+  return impl_->local().port();
+}
+std::string endpoint::address() const {
+  return text_of(impl_->local());
+}
+std::size_t endpoint::connections() const {
+  return impl_->connections();
+}
+void endpoint::stop(std::chrono::milliseconds grace) {
+  impl_->stop(grace);
+}
+
+}  // namespace sluice::server

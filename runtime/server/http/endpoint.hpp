@@ -1,0 +1,83 @@
+/// The HTTP/1.1 endpoint of the server: Open Inference Protocol V2 with JSON tensors, over an
+/// inference_service.
+///
+///   endpoint_options options;
+///   options.model_config = [&](auto const& model, auto const& version) { return config_of(model,
+///   version); }; endpoint http{options, service};                    // bound, listening and
+///   answering from here on spdlog::info("listening address={}", http.address()); … http.stop(10s);
+///   // refuses new connections, finishes what runs
+///
+/// States:  listening → draining → stopped.  `stop` moves it on, and the destructor stops without
+/// waiting for requests.
+///
+/// Threads: runs `options.threads` of its own; they call the service, so the service must be
+/// thread-safe and its `infer` must not block. All members may be called from any thread. `service`
+/// must outlive the endpoint; a `done` that it calls after the endpoint is gone does nothing.
+///
+/// Errors of a request become `{"error": "…"}` with the status of telemetry/error_table.hpp;
+/// docs/protocol.md lists routes and statuses. What an `internal` error says goes to the log, not
+/// to the client.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "memhandover/bytes.hpp"
+#include "runtime/server/inference_service.hpp"
+
+namespace sluice::server {
+
+struct endpoint_options {
+  /// An IP address of this machine or "localhost". There is no authentication: keep it loopback, or
+  /// put a proxy in front.
+  std::string host = "127.0.0.1";
+  std::uint16_t port = 8000;  ///< 0: any free one, see `endpoint::port`
+  unsigned threads = 2;
+
+  std::uint64_t max_body_bytes = 64 * (std::uint64_t{1} << 20U);
+  std::uint32_t max_header_bytes = 16 * (std::uint32_t{1} << 10U);
+  std::size_t max_connections = 512;
+  /// For a whole header, for a whole body, and for a whole answer to be taken off our hands.
+  std::chrono::milliseconds transfer_timeout{30'000};
+  /// How long a connection may stay open between two requests.
+  std::chrono::milliseconds idle_timeout{60'000};
+
+  /// Answers `GET v2/models/M/config`; throws `not_found`. Empty: that route is answered 501.
+  std::function<nlohmann::json(std::string const& model, std::string const& version)> model_config;
+};
+
+class endpoint {
+ public:
+  /// Throws `already_exists` when the port is taken, `invalid_argument` when host or an option
+  /// makes no sense.
+  endpoint(endpoint_options options, inference_service& service);
+  ~endpoint();
+  endpoint(endpoint const&) = delete;
+  endpoint& operator=(endpoint const&) = delete;
+  endpoint(endpoint&&) = delete;
+  endpoint& operator=(endpoint&&) = delete;
+
+  /// The port that is bound.
+  [[nodiscard]] std::uint16_t port() const noexcept;
+  /// "127.0.0.1:8000", "[::1]:8000".
+  [[nodiscard]] std::string address() const;
+  /// Connections open now, idle ones included.
+  [[nodiscard]] std::size_t connections() const;
+
+  /// Stops listening, closes idle connections, waits up to `grace` for the answers that are due,
+  /// then cuts what is left. Returns when all threads have ended. Calling it again does nothing.
+  /// Not to be called by the service from within a call of the endpoint: that thread would wait for
+  /// itself.
+  void stop(std::chrono::milliseconds grace);
+
+ private:
+  class impl;
+  std::unique_ptr<impl> impl_;
+};
+
+}  // namespace sluice::server

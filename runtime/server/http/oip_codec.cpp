@@ -1,0 +1,309 @@
+#include "runtime/server/http/oip_codec.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "memhandover/error.hpp"
+#include "runtime/server/http/datatypes.hpp"
+#include "runtime/server/http/elements.hpp"
+#include "runtime/server/http/oip_reader.hpp"
+
+namespace sluice::server {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::size_t max_rank = 32;
+
+template <typename... Args>
+[[noreturn]] void invalid(fmt::format_string<Args...> format, Args&&... args) {
+  throw error{error_kind::invalid_argument, fmt::format(format, std::forward<Args>(args)...)};
+}
+
+template <typename... Args>
+[[noreturn]] void unsupported(fmt::format_string<Args...> format, Args&&... args) {
+  throw error{error_kind::unsupported, fmt::format(format, std::forward<Args>(args)...)};
+}
+
+std::string names_of(std::vector<tensor_spec> const& specs) {
+  std::string result;
+  for (auto const& spec : specs) {
+    result += fmt::format("{}'{}'", result.empty() ? "" : ", ", spec.name);
+  }
+  return result;
+}
+
+/// The number of elements of a shape without negative extents; none if 64 bits cannot count them.
+std::optional<std::uint64_t> element_count(std::vector<std::int64_t> const& shape) {
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
+  std::uint64_t count = 1;
+  for (auto const extent : shape) {
+    if (__builtin_mul_overflow(count, static_cast<std::uint64_t>(extent), &count)) {
+      return std::nullopt;
+    }
+  }
+  return count;
+}
+
+std::vector<std::int64_t> read_shape(raw_tensor const& raw) {
+  if (!raw.shape) invalid("{} has no shape; give \"shape\": [ … ]", raw.label);
+  auto const& list = *raw.shape;
+  if (list.size() > max_rank) {
+    invalid("{} has a shape of {} dimensions; at most {} are possible", raw.label, list.size(),
+            max_rank);
+  }
+  std::vector<std::int64_t> shape;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    if (list.kind(i) != nested_list::kind_t::natural ||
+        list.bits(i) > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
+      invalid("{} has {} in its shape; a dimension is an integer of at least 0", raw.label,
+              list.text(i));
+    }
+    shape.push_back(static_cast<std::int64_t>(list.bits(i)));
+  }
+  return shape;
+}
+
+datatype read_type(raw_tensor const& raw) {
+  if (!raw.type) invalid("{} has no datatype; it takes one of {}", raw.label, datatype_names());
+  auto const type = datatype_from_name(*raw.type);
+  if (!type) {
+    invalid("{} has the unknown datatype '{}'; it takes one of {}", raw.label, *raw.type,
+            datatype_names());
+  }
+  return *type;
+}
+
+void check_against_model(raw_tensor const& raw, tensor const& given, tensor_spec const& wanted) {
+  if (given.type != wanted.type) {
+    invalid("{} has datatype {}; the model takes {}", raw.label, datatype_name(given.type),
+            datatype_name(wanted.type));
+  }
+  auto const& shape = given.shape;
+  if (shape.size() != wanted.shape.size()) {
+    invalid("{} has shape [{}] with {} dimensions; the model takes {}: [{}]", raw.label,
+            fmt::join(shape, ","), shape.size(), wanted.shape.size(), fmt::join(wanted.shape, ","));
+  }
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    if (wanted.shape[i] != -1 && shape[i] != wanted.shape[i]) {
+      invalid("{} has shape [{}]; the model takes [{}]: dimension {} must be {}, not {}", raw.label,
+              fmt::join(shape, ","), fmt::join(wanted.shape, ","), i, wanted.shape[i], shape[i]);
+    }
+  }
+}
+
+/// Nested data must spell the shape; a flat list only needs the right number of elements.
+void check_layout(raw_tensor const& raw, std::vector<std::int64_t> const& shape) {
+  auto const& data = *raw.data;
+  if (!data.problem().empty()) invalid("the data of {} {}", raw.label, data.problem());
+  auto const count = element_count(shape);
+  if (!count) {
+    invalid("{} has shape [{}]: more elements than 64 bits can count", raw.label,
+            fmt::join(shape, ","));
+  }
+  auto const nesting = data.extents();
+  if (nesting.size() > 1) {
+    // Lists behind an empty one cannot be written, so the nesting may end at the first dimension of
+    // 0.
+    bool fits =
+        nesting.size() <= shape.size() && (nesting.size() == shape.size() || nesting.back() == 0);
+    for (std::size_t i = 0; fits && i < nesting.size(); ++i) {
+      fits = nesting[i] == static_cast<std::uint64_t>(shape[i]);
+    }
+    if (!fits) {
+      invalid(
+          "the data of {} is nested as [{}], but its shape is [{}]; nest it like the shape, or "
+          "make it flat",
+          raw.label, fmt::join(nesting, ","), fmt::join(shape, ","));
+    }
+  }
+  if (data.size() != *count) {
+    invalid("the data of {} has {} elements; shape [{}] needs {}", raw.label, data.size(),
+            fmt::join(shape, ","), *count);
+  }
+}
+
+void refuse_extensions(raw_tensor const& raw) {
+  for (auto const* const name : {"binary_data_size", "shared_memory_region", "classification"}) {
+    if (raw.parameters.count(name) != 0) {
+      unsupported(
+          "{} has the parameter '{}', an extension that this server does not have; send and take "
+          "JSON data",
+          raw.label, name);
+    }
+  }
+  auto const binary = raw.parameters.find("binary_data");
+  if (binary != raw.parameters.end() && binary->second != false) {
+    unsupported(
+        "{} asks for binary data, an extension that this server does not have; take JSON data",
+        raw.label);
+  }
+}
+
+tensor read_tensor(raw_tensor const& raw, tensor_spec const& wanted) {
+  refuse_extensions(raw);
+  tensor result;
+  result.name = *raw.name;
+  result.type = read_type(raw);
+  result.shape = read_shape(raw);
+  check_against_model(raw, result, wanted);
+  if (!raw.data) invalid("{} has no data; give \"data\": [ … ]", raw.label);
+  check_layout(raw, result.shape);
+  result.data = elements_from_list(*raw.data, result.type, raw.label);
+  return result;
+}
+
+std::vector<tensor> read_inputs(raw_request const& raw, model_metadata const& metadata) {
+  if (!raw.inputs) {
+    invalid("the request has no inputs; model '{}' takes {}", metadata.name,
+            names_of(metadata.inputs));
+  }
+  std::map<std::string_view, raw_tensor const*> given;
+  for (auto const& each : *raw.inputs) {
+    if (!each.name) {
+      invalid("{} has no name; model '{}' takes {}", each.label, metadata.name,
+              names_of(metadata.inputs));
+    }
+    bool const known =
+        std::any_of(metadata.inputs.begin(), metadata.inputs.end(),
+                    [&](tensor_spec const& spec) { return spec.name == *each.name; });
+    if (!known) {
+      invalid("model '{}' has no {}; it takes {}", metadata.name, each.label,
+              names_of(metadata.inputs));
+    }
+    if (!given.emplace(*each.name, &each).second) {
+      invalid("{} is given twice; give it once", each.label);
+    }
+  }
+  for (auto const& spec : metadata.inputs) {
+    if (given.count(spec.name) == 0) {
+      invalid("input '{}' is missing; model '{}' takes {}", spec.name, metadata.name,
+              names_of(metadata.inputs));
+    }
+  }
+  std::vector<tensor> inputs;
+  for (auto const& spec : metadata.inputs) {
+    inputs.push_back(read_tensor(*given.at(spec.name), spec));
+  }
+  return inputs;
+}
+
+std::vector<std::string> read_wanted_outputs(raw_request const& raw,
+                                             model_metadata const& metadata) {
+  std::vector<std::string> wanted;
+  if (!raw.outputs) return wanted;
+  std::set<std::string_view> seen;
+  for (auto const& each : *raw.outputs) {
+    if (!each.name) {
+      invalid("{} has no name; model '{}' gives {}", each.label, metadata.name,
+              names_of(metadata.outputs));
+    }
+    bool const known =
+        std::any_of(metadata.outputs.begin(), metadata.outputs.end(),
+                    [&](tensor_spec const& spec) { return spec.name == *each.name; });
+    if (!known) {
+      invalid("model '{}' has no {}; it gives {}", metadata.name, each.label,
+              names_of(metadata.outputs));
+    }
+    if (!seen.insert(*each.name).second) invalid("{} is asked for twice; ask once", each.label);
+    refuse_extensions(each);
+    wanted.push_back(*each.name);
+  }
+  return wanted;
+}
+
+std::optional<std::chrono::microseconds> read_timeout(raw_parameters const& parameters) {
+  auto const found = parameters.find("timeout");
+  if (found == parameters.end()) return std::nullopt;
+  // also keeps a deadline computed from it within the clock's range
+  constexpr std::chrono::microseconds longest = std::chrono::hours{24 * 365};
+  auto const& value = found->second;
+  if (!value.is_number_unsigned()) {
+    invalid("the parameter 'timeout' is {}; it takes a number of microseconds, 0 for none",
+            value.dump());
+  }
+  auto const microseconds = value.get<std::uint64_t>();
+  if (microseconds == 0) return std::nullopt;
+  return std::chrono::microseconds{
+      std::min(microseconds, static_cast<std::uint64_t>(longest.count()))};
+}
+
+void append_tensor(std::string& out, tensor const& output) {
+  bool const sane = std::all_of(output.shape.begin(), output.shape.end(),
+                                [](auto extent) { return extent >= 0; });
+  auto const count = sane ? element_count(output.shape) : std::nullopt;
+  if (!count) {
+    throw error{error_kind::internal, fmt::format("output '{}' has shape [{}]", output.name,
+                                                  fmt::join(output.shape, ","))};
+  }
+  fmt::format_to(std::back_inserter(out), R"({{"name":{},"datatype":"{}","shape":[{}],"data":[)",
+                 json(output.name).dump(), datatype_name(output.type),
+                 fmt::join(output.shape, ","));
+  append_elements(out, output, *count);
+  out += "]}";
+}
+
+}  // namespace
+
+infer_request decode_infer_request(std::string_view body, model_metadata const& metadata) {
+  auto const raw = read_raw_request(body);
+  infer_request request;
+  request.model = metadata.name;
+  request.id = raw.id.value_or("");
+  auto const binary = raw.parameters.find("binary_data_output");
+  if (binary != raw.parameters.end() && binary->second != false) {
+    unsupported(
+        "the request asks for binary outputs, an extension that this server does not have; take "
+        "JSON data");
+  }
+  request.timeout = read_timeout(raw.parameters);
+  request.outputs = read_wanted_outputs(raw, metadata);
+  request.inputs = read_inputs(raw, metadata);
+  return request;
+}
+
+std::string encode_infer_response(infer_response const& response) {
+  std::string out = fmt::format(R"({{"model_name":{})", json(response.model).dump());
+  if (!response.version.empty()) {
+    out += fmt::format(R"(,"model_version":{})", json(response.version).dump());
+  }
+  if (!response.id.empty()) out += fmt::format(R"(,"id":{})", json(response.id).dump());
+  out += R"(,"outputs":[)";
+  for (std::size_t i = 0; i < response.outputs.size(); ++i) {
+    if (i > 0) out += ',';
+    append_tensor(out, response.outputs[i]);
+  }
+  out += "]}";
+  return out;
+}
+
+json encode_model_metadata(model_metadata const& metadata) {
+  auto const describe = [](std::vector<tensor_spec> const& specs) {
+    json result = json::array();
+    for (auto const& spec : specs) {
+      result.push_back(
+          {{"name", spec.name}, {"datatype", datatype_name(spec.type)}, {"shape", spec.shape}});
+    }
+    return result;
+  };
+  return {{"name", metadata.name},
+          {"versions", metadata.versions},
+          {"platform", metadata.platform},
+          {"inputs", describe(metadata.inputs)},
+          {"outputs", describe(metadata.outputs)}};
+}
+
+std::string encode_error(std::string_view message) {
+  constexpr std::size_t longest = 2048;  // a message may quote what the client sent
+  std::string text{message.substr(0, longest)};
+  if (message.size() > longest) text += " …";
+  return json{{"error", text}}.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+}  // namespace sluice::server

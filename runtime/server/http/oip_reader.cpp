@@ -1,0 +1,323 @@
+#include "runtime/server/http/oip_reader.hpp"
+
+#include <fmt/format.h>
+
+#include <limits>
+#include <set>
+#include <utility>
+
+#include "memhandover/error.hpp"
+#include "runtime/server/http/datatypes.hpp"
+
+namespace sluice::server {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::size_t max_depth = 64;
+// A short text must not become many times its size in memory.
+constexpr std::size_t max_tensors = 1024;
+constexpr std::size_t max_keys = 256;
+
+/// What an open object or list is.
+enum class place {
+  request,
+  request_parameters,
+  inputs,
+  input,
+  outputs,
+  output,
+  tensor_parameters,
+  shape,
+  data,
+  ignored,
+};
+
+/// The events of nlohmann::json's SAX parser; each returns true, faults are thrown.
+class request_handler {
+ public:
+  using number_integer_t = json::number_integer_t;
+  using number_unsigned_t = json::number_unsigned_t;
+  using number_float_t = json::number_float_t;
+  using string_t = json::string_t;
+  using binary_t = json::binary_t;
+
+  raw_request take() { return std::move(request_); }
+
+  bool null() {
+    if (in_list()) {
+      list().add_null();
+    } else {
+      scalar(nullptr);
+    }
+    return true;
+  }
+  bool boolean(bool value) {
+    if (in_list()) {
+      list().add_boolean(value);
+    } else {
+      scalar(value);
+    }
+    return true;
+  }
+  bool number_integer(number_integer_t value) {
+    if (in_list()) {
+      list().add_signed(value);
+    } else {
+      scalar(value);
+    }
+    return true;
+  }
+  bool number_unsigned(number_unsigned_t value) {
+    if (in_list()) {
+      list().add_unsigned(value);
+    } else {
+      scalar(value);
+    }
+    return true;
+  }
+  bool number_float(number_float_t value, string_t const& /*text*/) {
+    if (in_list()) {
+      list().add_real(value);
+    } else {
+      scalar(value);
+    }
+    return true;
+  }
+  bool string(string_t& value) {
+    if (in_list()) {
+      list().add_string(value);
+    } else {
+      scalar(value);
+    }
+    return true;
+  }
+  static bool binary(binary_t& /*value*/) { return true; }  // does not occur in JSON text
+
+  bool start_object(std::size_t /*elements*/) {
+    if (open_.empty()) {
+      open(place::request);
+      return true;
+    }
+    auto const where = open_.back().where;
+    if (where == place::inputs) {
+      open_tensor(place::input, *request_.inputs, "inputs");
+    } else if (where == place::outputs) {
+      open_tensor(place::output, *request_.outputs, "outputs");
+    } else if (in_list()) {
+      fail("the {} of {} holds an object; it takes a list", where == place::data ? "data" : "shape",
+           subject());
+    } else if (where == place::request && key_is("parameters")) {
+      open(place::request_parameters);
+    } else if ((where == place::input || where == place::output) && key_is("parameters")) {
+      open(place::tensor_parameters);
+    } else if (is_known_key()) {
+      wrong_type("an object");
+    } else {
+      open(place::ignored);
+    }
+    return true;
+  }
+
+  bool key(string_t& name) {
+    auto& current = open_.back();
+    if (current.where != place::ignored) {
+      if (!current.keys.insert(name).second) {
+        fail("the key '{}' stands twice in {}; give it once", name, subject());
+      }
+      if (current.keys.size() > max_keys) fail("{} has more than {} keys", subject(), max_keys);
+    }
+    current.key = name;
+    return true;
+  }
+
+  bool end_object() {
+    open_.pop_back();
+    return true;
+  }
+
+  bool start_array(std::size_t /*elements*/) {
+    if (open_.empty()) fail("the body is a list; it must be an object: {{\"inputs\": [ … ]}}");
+    auto const where = open_.back().where;
+    if (where == place::data) {
+      open(place::data);
+      list().open();
+    } else if (where == place::shape) {
+      fail("the shape of {} is nested; it takes a flat list of integers", subject());
+    } else if (where == place::inputs || where == place::outputs) {
+      fail("{} holds a list; it takes objects: {{\"name\": …}}", subject());
+    } else if (where == place::request && key_is("inputs")) {
+      request_.inputs.emplace();
+      open(place::inputs);
+    } else if (where == place::request && key_is("outputs")) {
+      request_.outputs.emplace();
+      open(place::outputs);
+    } else if (where == place::input && key_is("shape")) {
+      tensor_->shape.emplace();
+      open(place::shape);
+      list().open();
+    } else if (where == place::input && key_is("data")) {
+      tensor_->data.emplace();
+      open(place::data);
+      list().open();
+    } else if (is_known_key()) {
+      wrong_type("a list");
+    } else {
+      open(place::ignored);
+    }
+    return true;
+  }
+
+  bool end_array() {
+    if (in_list()) list().close();
+    open_.pop_back();
+    return true;
+  }
+
+  bool parse_error(std::size_t position, std::string const& token, json::exception const& cause) {
+    // The library's message begins with its own name and code in brackets.
+    std::string_view reason{cause.what()};
+    if (auto const bracket = reason.find("] "); bracket != std::string_view::npos) {
+      reason.remove_prefix(bracket + 2);
+    }
+    // the token ends where the parser gave up: at the first letter of NaN, Infinity or -Infinity
+    bool const not_finite = token.ends_with('N') || token.ends_with('I');
+    fail("the body is not JSON (byte {}): {}{}", position,
+         is_utf8(reason) ? reason : "it holds bytes that are not UTF-8",
+         not_finite ? R"(; "NaN", "Infinity" and "-Infinity" are written in quotes)" : "");
+  }
+
+ private:
+  struct level {
+    place where;
+    std::string key;             ///< the latest key of an object
+    std::set<std::string> keys;  ///< all keys of an object so far
+  };
+
+  template <typename... Args>
+  [[noreturn]] static void fail(fmt::format_string<Args...> format, Args&&... args) {
+    throw error{error_kind::invalid_argument, fmt::format(format, std::forward<Args>(args)...)};
+  }
+
+  [[nodiscard]] bool in_list() const {
+    return !open_.empty() &&
+           (open_.back().where == place::data || open_.back().where == place::shape);
+  }
+  nested_list& list() {
+    return open_.back().where == place::data ? *tensor_->data : *tensor_->shape;
+  }
+  [[nodiscard]] bool key_is(std::string_view name) const { return open_.back().key == name; }
+
+  /// Whether the latest key means something where it stands.
+  [[nodiscard]] bool is_known_key() const {
+    switch (open_.back().where) {
+      case place::request:
+        return key_is("id") || key_is("inputs") || key_is("outputs") || key_is("parameters");
+      case place::input:
+        return key_is("name") || key_is("datatype") || key_is("shape") || key_is("data") ||
+               key_is("parameters");
+      case place::output:
+        return key_is("name") || key_is("parameters");
+      case place::ignored:
+        return false;
+      default:
+        return true;
+    }
+  }
+
+  /// The thing that is open, for messages.
+  [[nodiscard]] std::string subject() const {
+    switch (open_.back().where) {
+      case place::inputs:
+        return "'inputs'";
+      case place::outputs:
+        return "'outputs'";
+      case place::request:
+        return "the request";
+      case place::request_parameters:
+        return "the request's parameters";
+      default:
+        return tensor_ != nullptr ? tensor_->label : "the request";
+    }
+  }
+
+  void open(place where) {
+    if (open_.size() == max_depth) {
+      fail("the body nests deeper than {} levels", max_depth);
+    }
+    open_.push_back({where, {}, {}});
+  }
+
+  void open_tensor(place where, std::vector<raw_tensor>& all, std::string_view list_name) {
+    if (all.size() == max_tensors) fail("there are more than {} {}", max_tensors, list_name);
+    tensor_ = &all.emplace_back();
+    tensor_->label = fmt::format("{}[{}]", list_name, all.size() - 1);
+    open(where);
+  }
+
+  [[noreturn]] void wrong_type(std::string_view found) const {
+    std::string_view wanted = "a string, a number or a boolean";
+    auto const where = open_.back().where;
+    if (key_is("parameters") && where != place::request_parameters &&
+        where != place::tensor_parameters) {
+      wanted = "an object";
+    } else if (where == place::request || where == place::input || where == place::output) {
+      wanted = key_is("id") || key_is("name") || key_is("datatype") ? "a string" : "a list";
+    }
+    fail("'{}' of {} is {}; it takes {}", open_.back().key, subject(), found, wanted);
+  }
+
+  /// A scalar outside of shape and data.
+  void scalar(json value) {
+    if (open_.empty()) {
+      fail("the body is a single value; it must be an object: {{\"inputs\": [ … ]}}");
+    }
+    auto const where = open_.back().where;
+    if (where == place::inputs || where == place::outputs) {
+      fail("{} holds something other than objects; it takes {{\"name\": …}}", subject());
+    }
+    if (where == place::ignored || !is_known_key()) return;
+    if (where == place::request_parameters || where == place::tensor_parameters) {
+      if (value.is_null()) wrong_type("null");
+      auto& parameters =
+          where == place::request_parameters ? request_.parameters : tensor_->parameters;
+      parameters.insert_or_assign(open_.back().key, std::move(value));
+      return;
+    }
+    bool const takes_text = key_is("id") || key_is("name") || key_is("datatype");
+    if (!takes_text || !value.is_string()) wrong_type(describe(value));
+    auto text = value.get<std::string>();
+    if (key_is("id")) {
+      request_.id = std::move(text);
+    } else if (key_is("datatype")) {
+      tensor_->type = std::move(text);
+    } else {
+      tensor_->label = fmt::format("{} '{}'", where == place::input ? "input" : "output", text);
+      tensor_->name = std::move(text);
+    }
+  }
+
+  static std::string_view describe(json const& value) {
+    if (value.is_null()) return "null";
+    if (value.is_string()) return "a string";
+    return value.is_boolean() ? "a boolean" : "a number";
+  }
+
+  std::vector<level> open_;
+  raw_request request_;
+  raw_tensor* tensor_ = nullptr;  ///< the element of inputs or outputs that is open
+};
+
+}  // namespace
+
+raw_request read_raw_request(std::string_view body) {
+  if (body.size() > std::numeric_limits<std::uint32_t>::max()) {
+    throw error{error_kind::invalid_argument,
+                "the body is larger than 4 GiB; send smaller batches"};
+  }
+  request_handler handler;
+  json::sax_parse(body.begin(), body.end(), &handler);
+  return handler.take();
+}
+
+}  // namespace sluice::server

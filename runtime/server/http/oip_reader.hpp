@@ -1,0 +1,43 @@
+/// Takes the JSON of an infer request apart, as it streams by: no document tree is built, so memory
+/// grows with the tensors' elements and not with JSON's nesting. Knows the protocol's grammar,
+/// nothing of models; oip_codec.hpp checks the meaning.
+///
+/// Throws `invalid_argument`: not JSON (with the byte's place), not UTF-8, nested deeper than 64, a
+/// key twice in one object, a value of the wrong JSON type. Keys that the protocol does not have
+/// are passed over.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/server/http/nested_list.hpp"
+
+namespace sluice::server {
+
+using raw_parameters = std::map<std::string, nlohmann::json>;  ///< strings, numbers and booleans
+
+/// An element of `inputs` or of `outputs`; the latter have neither datatype, shape nor data.
+struct raw_tensor {
+  std::string label;  ///< for messages: "input 'x'", or "inputs[2]" as long as there is no name
+  std::optional<std::string> name;
+  std::optional<std::string> type;
+  std::optional<nested_list> shape;
+  std::optional<nested_list> data;
+  raw_parameters parameters;
+};
+
+struct raw_request {
+  std::optional<std::string> id;
+  std::optional<std::vector<raw_tensor>> inputs;
+  std::optional<std::vector<raw_tensor>> outputs;
+  raw_parameters parameters;
+};
+
+[[nodiscard]] raw_request read_raw_request(std::string_view body);
+
+}  // namespace sluice::server

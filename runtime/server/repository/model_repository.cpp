@@ -1,0 +1,218 @@
+#include "runtime/server/repository/model_repository.hpp"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "memhandover/error.hpp"
+#include "runtime/server/http/datatypes.hpp"
+#include "runtime/server/repository/model_config.hpp"
+
+namespace sluice::server {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uintmax_t max_config_bytes = std::uintmax_t{1} << 20U;
+
+/// The names of the folders in `folder`, sorted, without those that begin with a dot.
+std::vector<std::string> folders_in(fs::path const& folder, std::string_view what) {
+  std::error_code failure;
+  std::vector<std::string> names;
+  fs::directory_iterator entries{folder, failure};
+  while (!failure && entries != fs::directory_iterator{}) {
+    auto name = entries->path().filename().string();
+    std::error_code unreadable;  // a dangling link is no folder, and no reason to stop
+    if (!name.starts_with('.') && entries->is_directory(unreadable)) {
+      names.push_back(std::move(name));
+    }
+    entries.increment(failure);
+  }
+  if (failure) {
+    throw error{error_kind::not_found,
+                fmt::format("cannot read the {} {}: {}", what, folder.string(), failure.message())};
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::string read_config_file(fs::path const& path) {
+  std::error_code failure;
+  if (!fs::is_regular_file(path, failure)) {
+    throw error{
+        error_kind::not_found,
+        fmt::format(
+            "{} is missing; it must say the platform, the inputs and the outputs of the model",
+            path.string())};
+  }
+  auto const size = fs::file_size(path, failure);
+  if (!failure && size > max_config_bytes) {
+    throw error{error_kind::invalid_argument,
+                fmt::format("{} has {} bytes; a model configuration has at most {}", path.string(),
+                            size, max_config_bytes)};
+  }
+  std::ifstream file{path, std::ios::binary};
+  std::string text{std::istreambuf_iterator<char>{file}, std::istreambuf_iterator<char>{}};
+  if (!file) throw error{error_kind::not_found, fmt::format("cannot read {}", path.string())};
+  return text;
+}
+
+/// Triton's rule: digits without a leading zero.
+std::optional<std::uint64_t> version_number(std::string const& name) {
+  std::uint64_t number = 0;
+  auto const [end, status] = std::from_chars(name.data(), name.data() + name.size(), number);
+  if (status != std::errc{} || end != name.data() + name.size() || name.front() == '0') {
+    return std::nullopt;
+  }
+  return number;
+}
+
+std::vector<std::uint64_t> versions_present(fs::path const& folder) {
+  std::vector<std::uint64_t> present;
+  for (auto const& name : folders_in(folder, "model folder")) {
+    if (auto const number = version_number(name)) {
+      present.push_back(*number);
+    } else {
+      spdlog::info("folder passed over, its name is no version number folder={}",
+                   (folder / name).string());
+    }
+  }
+  std::sort(present.begin(), present.end());
+  if (present.empty()) {
+    throw error{
+        error_kind::not_found,
+        fmt::format("{0} has no version; put the model's file at {0}/1/model.pt", folder.string())};
+  }
+  return present;
+}
+
+std::vector<std::uint64_t> select(version_policy const& policy, std::vector<std::uint64_t> present,
+                                  fs::path const& folder) {
+  switch (policy.kind) {
+    case version_policy::kind_t::all:
+      return present;
+    case version_policy::kind_t::latest:
+      if (policy.latest < present.size()) {
+        present.erase(present.begin(), present.end() - static_cast<std::ptrdiff_t>(policy.latest));
+      }
+      return present;
+    case version_policy::kind_t::specific:
+      break;
+  }
+  std::vector<std::uint64_t> wanted = policy.specific;
+  std::sort(wanted.begin(), wanted.end());
+  wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
+  for (auto const version : wanted) {
+    if (!std::binary_search(present.begin(), present.end(), version)) {
+      throw error{error_kind::not_found,
+                  fmt::format("{} asks for version {}, but there is no folder {}",
+                              (folder / "config.pbtxt").string(), version,
+                              (folder / std::to_string(version)).string())};
+    }
+  }
+  return wanted;
+}
+
+void check_model_file(fs::path const& path) {
+  std::error_code failure;
+  if (!fs::is_regular_file(path, failure)) {
+    throw error{error_kind::not_found, fmt::format("the model file {} is missing", path.string())};
+  }
+  if (fs::file_size(path, failure) == 0) {
+    throw error{error_kind::invalid_argument,
+                fmt::format("the model file {} is empty", path.string())};
+  }
+}
+
+void check_name(std::string const& name, fs::path const& root) {
+  if (!is_utf8(name)) {
+    throw error{
+        error_kind::invalid_argument,
+        fmt::format("a model folder in {} has a name that is not UTF-8; rename it", root.string())};
+  }
+  if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos ||
+      name.find('\0') != std::string::npos) {
+    throw error{
+        error_kind::not_found,
+        fmt::format("'{}' cannot be the name of a model folder in {}", name, root.string())};
+  }
+}
+
+}  // namespace
+
+std::vector<model_entry> read_model(fs::path const& root, std::string const& name) {
+  check_name(name, root);
+  auto const folder = root / name;
+  std::error_code failure;
+  if (!fs::is_directory(folder, failure)) {
+    throw error{error_kind::not_found,
+                fmt::format("the model repository {} has no model '{}'; it has: {}", root.string(),
+                            name, fmt::join(folders_in(root, "model repository"), ", "))};
+  }
+  auto const config_path = folder / "config.pbtxt";
+  auto config = read_model_config(read_config_file(config_path), config_path.string());
+  if (!config.name.empty() && config.name != name) {
+    throw error{
+        error_kind::invalid_argument,
+        fmt::format(
+            "{}: name is '{}' but the folder is '{}'; make them equal or leave the name out",
+            config_path.string(), config.name, name)};
+  }
+  config.json["name"] = name;
+  if (!config.without_effect.empty()) {
+    spdlog::warn("fields have no effect here file={} fields=\"{}\"", config_path.string(),
+                 fmt::join(config.without_effect, ", "));
+  }
+
+  model_metadata metadata{
+      name, {}, "pytorch_libtorch", std::move(config.inputs), std::move(config.outputs)};
+  std::vector<model_entry> entries;
+  for (auto const number : select(config.versions, versions_present(folder), folder)) {
+    auto version = std::to_string(number);
+    auto file = folder / version / config.model_filename;
+    check_model_file(file);
+    metadata.versions.push_back(version);
+    entries.push_back(
+        {{}, std::move(file), std::move(version), config.max_batch_size, config.json});
+  }
+  for (auto& entry : entries) entry.metadata = metadata;
+  return entries;
+}
+
+std::vector<model_entry> read_repository(std::vector<fs::path> const& roots) {
+  std::map<std::string, fs::path> homes;
+  for (auto const& root : roots) {
+    for (auto& name : folders_in(root, "model repository")) {
+      auto const [home, fresh] = homes.try_emplace(name, root);
+      if (!fresh) {
+        throw error{error_kind::already_exists,
+                    fmt::format("model '{}' is in two repositories: {} and {}", name,
+                                home->second.string(), root.string())};
+      }
+    }
+  }
+  if (homes.empty()) {
+    std::vector<std::string> names;
+    for (auto const& root : roots) names.push_back(root.string());
+    throw error{error_kind::not_found,
+                fmt::format("no model in the model repository {}; put one at "
+                            "<repository>/<model>/config.pbtxt and <repository>/<model>/1/model.pt",
+                            fmt::join(names, ", "))};
+  }
+  std::vector<model_entry> entries;
+  for (auto const& [name, root] : homes) {
+    auto versions = read_model(root, name);
+    std::move(versions.begin(), versions.end(), std::back_inserter(entries));
+  }
+  return entries;
+}
+
+}  // namespace sluice::server

@@ -1,0 +1,44 @@
+/// From policy and model repository to what the host and the service are made of. Starts nothing.
+///
+///   auto const chosen = choose_models(policy, read_repository({policy.server.model_repository}));
+///   model_service service{offered(chosen)};
+///   model_host host{host_options_of(policy), pool, …};
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "memhandover/device_memory.hpp"
+#include "memhandover/serving_pool.hpp"
+#include "runtime/policy/policy.hpp"
+#include "runtime/server/model_host.hpp"
+#include "runtime/server/repository/model_repository.hpp"
+#include "runtime/server/service.hpp"
+
+namespace sluice::server {
+
+/// One version of a model that the policy names.
+struct chosen_model {
+  model_entry entry;
+  policy::model_policy wanted;
+};
+
+/// All versions of the models in the policy. Models of the repository that no policy names are not
+/// served, with a log line. Throws `not_found` with all names that the repository lacks.
+[[nodiscard]] std::vector<chosen_model> choose_models(policy::policy const& wanted,
+                                                      std::vector<model_entry> const& entries);
+
+[[nodiscard]] std::vector<offered_model> offered(std::vector<chosen_model> const& chosen);
+
+[[nodiscard]] host_options host_options_of(policy::policy const& wanted);
+
+/// `backend` tells how fast a load will be until loads have been measured.
+[[nodiscard]] served_model served(chosen_model const& chosen, std::unique_ptr<hosted_model> model,
+                                  policy::policy const& wanted, memhandover::backend_kind backend);
+
+/// What the broker is started with if none runs. Throws `unsupported` if the pool's size is a share
+/// of a GPU.
+[[nodiscard]] memhandover::serving_pool::options pool_options_of(policy::policy const& wanted);
+
+}  // namespace sluice::server

@@ -1,0 +1,177 @@
+#include "runtime/server/service.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "memhandover/error.hpp"
+
+namespace sluice::server {
+namespace {
+
+using nlohmann::json;
+
+double in_seconds(std::chrono::duration<double> value) {
+  return value.count();
+}
+double in_ms(std::chrono::duration<double, std::milli> value) {
+  return value.count();
+}
+double in_us(std::chrono::duration<double, std::micro> value) {
+  return value.count();
+}
+
+/// Infinities, which JSON does not have, become null.
+json describe(model_snapshot const& model) {
+  auto const& decision = model.report.warm;
+  auto const never = std::numeric_limits<double>::infinity();
+  json result{
+      {"name", model.name},
+      {"version", model.version},
+      {"state", to_string(model.state)},
+      {"bytes", model.bytes},
+      {"idle_timeout_s", model.always_warm ? never : in_seconds(decision.chosen.idle_timeout)},
+      {"predicted_attainment", decision.chosen.attainment},
+      {"required_attainment", decision.required_share},
+      {"observed_attainment", nullptr},
+      {"observed_requests", model.report.observed_requests},
+      {"released_fraction", decision.chosen.released_fraction},
+      {"slo",
+       {{"percentile", model.goal.percentile},
+        {"latency_ms", in_ms(model.goal.latency)},
+        {"attainment", model.goal.attainment},
+        {"window_s", in_seconds(model.goal.window)}}},
+      {"infeasible", !decision.feasible()},
+      {"reason", to_string(decision.reason)},
+      {"requests", model.requests},
+      {"failed", model.failed},
+      {"refused", model.report.refused},
+      {"cold_starts", model.cold_starts},
+      {"arrival_rate_per_s", model.report.fast_rate_per_s},
+      {"service_ms", in_ms(decision.service_mean)},
+      {"load_ms", in_ms(decision.load_mean)},
+      {"queue", model.queue},
+  };
+  if (model.report.observed_attainment) {
+    result["observed_attainment"] = *model.report.observed_attainment;
+  }
+  return result;
+}
+
+json describe(latency_window::quantiles const& latency) {
+  return {{"n", latency.n}, {"p50", in_ms(latency.p50)}, {"p99", in_ms(latency.p99)}};
+}
+
+json describe(host_snapshot::handover const& handover) {
+  auto const& report = handover.report;
+  auto const at = std::chrono::duration<double>(handover.at.time_since_epoch());
+  return {{"model", handover.model},
+          {"at_unix_s", at.count()},
+          {"bytes", report.bytes},
+          {"bytes_reclaimed", report.bytes_reclaimed},
+          {"notify_us", in_us(report.notify)},
+          {"gate_us", in_us(report.gate)},
+          {"drain_us", in_us(report.drain)},
+          {"revoke_us", in_us(report.revoke)},
+          {"ledger_us", in_us(report.ledger)},
+          {"map_us", in_us(report.map)},
+          {"total_us", in_us(report.total)},
+          {"load_us", in_us(handover.load)}};
+}
+
+template <typename Range>
+json list_of(Range const& range) {
+  json result = json::array();
+  for (auto const& each : range) {
+    result.push_back(describe(each));
+  }
+  return result;
+}
+
+}  // namespace
+
+model_service::model_service(std::vector<offered_model> offered) : offered_(std::move(offered)) {}
+
+void model_service::attach(model_host& host, std::string endpoint) {
+  endpoint_ = std::move(endpoint);
+  host_ = &host;
+}
+
+bool model_service::ready() const {
+  return host_ != nullptr && !draining_;
+}
+
+std::vector<std::string> model_service::models() const {
+  std::vector<std::string> names;
+  for (auto const& each : offered_) {
+    if (std::find(names.begin(), names.end(), each.metadata.name) == names.end()) {
+      names.push_back(each.metadata.name);
+    }
+  }
+  return names;
+}
+
+std::size_t model_service::index_of(std::string const& model, std::string const& version) const {
+  bool known = false;
+  for (auto index = offered_.size(); index-- > 0;) {  // the newest version stands last
+    auto const& each = offered_[index];
+    if (each.metadata.name == model) {
+      known = true;
+      if (version.empty() || each.version == version) {
+        return index;
+      }
+    }
+  }
+  throw error{error_kind::not_found,
+              known ? fmt::format("model '{}' has no version '{}'", model, version)
+                    : fmt::format("there is no model '{}'; GET /v2/sluice/status names those "
+                                  "that are served",
+                                  model)};
+}
+
+model_metadata model_service::metadata(std::string const& model, std::string const& version) const {
+  return offered_[index_of(model, version)].metadata;
+}
+
+bool model_service::model_ready(std::string const& model, std::string const& version) const {
+  auto const index = index_of(model, version);
+  auto const* const host = host_.load();
+  return host != nullptr && host->state(index) == model_state::warm;
+}
+
+void model_service::infer(infer_request request, std::function<void(infer_result)> done) {
+  auto* const host = host_.load();
+  if (host == nullptr) {
+    done(error{error_kind::unavailable, "the server is starting; try again in a moment"});
+    return;
+  }
+  try {
+    auto const index = index_of(request.model, request.version);
+    host->submit(index, std::move(request), done);
+  } catch (error const& failure) {
+    done(failure);
+  }
+}
+
+json model_service::status() const {
+  auto const* const host = host_.load();
+  auto const uptime = std::chrono::steady_clock::now() - started_;
+  json result{{"server",
+               {{"pid", ::getpid()},
+                {"endpoint", host == nullptr ? "" : endpoint_},
+                {"uptime_s", in_seconds(uptime)},
+                {"state", host == nullptr ? "starting"
+                          : draining_     ? "draining"
+                                          : "ready"}}}};
+  auto const now = host == nullptr ? host_snapshot{} : host->snapshot();
+  result["models"] = list_of(now.models);
+  result["requests"] = {
+      {"total", now.requests}, {"failed", now.failed}, {"in_flight", now.in_flight}};
+  result["latency_ms"] = {{"warm", describe(now.warm)}, {"cold", describe(now.cold)}};
+  result["handovers"] = list_of(now.handovers);
+  return result;
+}
+
+}  // namespace sluice::server

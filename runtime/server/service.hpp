@@ -1,0 +1,63 @@
+/// The models of a server as its HTTP endpoint sees them: what is offered, and the way to the host
+/// that runs it.
+///
+/// States:  starting ──attach──► ready ──drain──► draining
+///
+/// The endpoint needs a service before models are prepared, because a port that is taken should end
+/// the start early: until a host is attached, what is offered can be asked about, and requests are
+/// refused as `unavailable`.
+///
+///   model_service service{offered};
+///   endpoint http{options, service};
+///   service.attach(host, http.address());
+///
+/// Thread-safe. Versions of one model are offered oldest first; a request without a version gets
+/// the last of them.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/server/inference_service.hpp"
+#include "runtime/server/model_host.hpp"
+
+namespace sluice::server {
+
+/// One version of one model; the host's list is in the same order.
+struct offered_model {
+  model_metadata metadata;
+  std::string version;
+};
+
+class model_service final : public inference_service {
+ public:
+  explicit model_service(std::vector<offered_model> offered);
+
+  /// `host` must outlive the service, or the last call of it.
+  void attach(model_host& host, std::string endpoint);
+  void drain() noexcept { draining_ = true; }
+
+  [[nodiscard]] bool ready() const override;
+  [[nodiscard]] std::vector<std::string> models() const override;
+  [[nodiscard]] model_metadata metadata(std::string const& model,
+                                        std::string const& version) const override;
+  [[nodiscard]] bool model_ready(std::string const& model,
+                                 std::string const& version) const override;
+  void infer(infer_request request, std::function<void(infer_result)> done) override;
+  [[nodiscard]] nlohmann::json status() const override;
+
+ private:
+  [[nodiscard]] std::size_t index_of(std::string const& model, std::string const& version) const;
+
+  std::vector<offered_model> const offered_;
+  std::chrono::steady_clock::time_point const started_ = std::chrono::steady_clock::now();
+  std::string endpoint_;                     ///< set before `host_`
+  std::atomic<model_host*> host_ = nullptr;  ///< null while starting
+  std::atomic<bool> draining_ = false;
+};
+
+}  // namespace sluice::server

@@ -1,0 +1,64 @@
+/// TorchScript models whose weights live in memory that somebody else lends. This header knows no
+/// torch.
+///
+///   start_torch({.device = -1});
+///   auto model = prepare_torch_model({.name = "add", .file = ".../add/1/model.pt", .inputs = …,
+///   .outputs = …}); model->load(placement.data()); auto outputs = model->run(inputs, {});
+///   model->unload();
+///
+/// *Prepare* reads the file once and moves the bytes of all parameters, buffers and other tensor
+/// attributes into a weights image: an unlinked file, which costs page cache only, or with a GPU
+/// pinned host memory. A cold model holds no weights besides. *Load* is one copy of the image into
+/// the lent memory; tensors that shared storage or had strides of their own still do.
+///
+/// What is not in the lent memory: tensors that the file keeps as constants of its code (a frozen
+/// module has all its weights there), quantised and sparse tensors, and what a computation
+/// allocates while it runs, which comes from torch's own allocator. `outside_bytes` counts the
+/// first two.
+///
+/// Requests are independent: attributes that `forward` assigns are put back afterwards, and tensors
+/// that it changed in place are read from the image again. So whether a model went cold between two
+/// requests never shows in an answer. Only what it puts *into* a list or dictionary attribute
+/// stays.
+///
+/// Code runs unoptimised by TorchScript's profiling executor, which would compile in the middle of
+/// the second request of every shape.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/server/hosted_model.hpp"
+#include "runtime/server/inference_service.hpp"
+
+namespace sluice::server {
+
+struct torch_device {
+  int cuda_ordinal = -1;  ///< −1: the CPU
+  [[nodiscard]] bool is_cuda() const noexcept { return cuda_ordinal >= 0; }
+};
+
+/// Once, before the first model. With a GPU it opens libtorch_cuda from the folder of the torch in
+/// use, so that one binary runs with and without. Throws `unsupported` if this torch has no CUDA or
+/// sees no such device.
+void start_torch(torch_device device);
+
+/// How many threads one operator of the *calling* thread may use.
+void set_torch_threads(int threads);
+
+struct torch_model_options {
+  std::string name;
+  std::filesystem::path file;
+  std::vector<tensor_spec> inputs;  ///< in the order of the arguments of `forward`
+  std::vector<tensor_spec>
+      outputs;  ///< in the order of what it returns; a dictionary is matched by name
+  torch_device device;
+};
+
+/// Reads a model. Throws `not_found` (file), `invalid_argument` (no TorchScript, or `forward` does
+/// not fit `inputs`), `out_of_memory` (no room for the image).
+[[nodiscard]] std::unique_ptr<hosted_model> prepare_torch_model(torch_model_options options);
+
+}  // namespace sluice::server

@@ -1,0 +1,184 @@
+#include "runtime/server/http/api.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <variant>
+
+#include "runtime/telemetry/error_table.hpp"
+#include "tests/runtime/server/adding_service.hpp"
+
+namespace sluice::server {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+class api : public testing::Test {
+ protected:
+  http_reply reply_to(http_request const& request) {
+    auto outcome = api_.handle(request);
+    if (!std::holds_alternative<http_reply>(outcome)) return {0, "an infer request", {}, false};
+    return std::get<http_reply>(outcome);
+  }
+  http_reply get(std::string const& target) { return reply_to({"GET", target, {}, {}, {}}); }
+  json ok(std::string const& target) {
+    auto const answer = get(target);
+    EXPECT_EQ(answer.status, 200U) << target << ' ' << answer.body;
+    return json::parse(answer.body);
+  }
+  static std::string error_in(http_reply const& answer) {
+    return json::parse(answer.body).at("error").get<std::string>();
+  }
+
+  adding_service service_;
+  oip_api api_{service_, [](std::string const& model, std::string const& /*version*/) -> json {
+                 if (model != "add") {
+                   throw error{error_kind::not_found, "there is no model '" + model + "'"};
+                 }
+                 return {{"name", model}};
+               }};
+};
+
+TEST_F(api, describes_the_server_and_its_models) {
+  EXPECT_EQ(ok("/v2")["name"], "sluice");
+  EXPECT_EQ(ok("/v2")["extensions"], json::array({"model_configuration"}));
+  EXPECT_EQ(ok("/v2/health/live"), (json{{"live", true}}));
+  EXPECT_EQ(ok("/v2/health/ready"), (json{{"ready", true}}));
+  EXPECT_EQ(ok("/v2/models/add")["inputs"][0]["name"], "a");
+  EXPECT_EQ(ok("/v2/models/add/versions/1")["versions"], json::array({"1"}));
+  EXPECT_EQ(ok("/v2/models/a%2Fb%20%C3%A9")["name"], "a/b \xC3\xA9");
+  EXPECT_EQ(ok("/v2/models/add/config"), (json{{"name", "add"}}));
+  EXPECT_EQ(ok("/v2/sluice/status"), (json{{"state", "adding"}}));
+}
+
+TEST_F(api, what_is_not_ready_is_503_with_a_body_of_its_kind_and_a_reason) {
+  service_.set_ready(false);
+  auto const server = get("/v2/health/ready");
+  EXPECT_EQ(server.status, 503U);
+  EXPECT_TRUE(server.retry_later);
+  EXPECT_EQ(json::parse(server.body)["ready"], false);
+  EXPECT_FALSE(error_in(server).empty());
+
+  EXPECT_EQ(ok("/v2/models/add/ready"), (json{{"name", "add"}, {"ready", true}}));
+  auto const cold = get("/v2/models/cold/versions/1/ready");
+  EXPECT_EQ(cold.status, 503U);
+  EXPECT_EQ(json::parse(cold.body)["name"], "cold");
+  EXPECT_EQ(json::parse(cold.body)["ready"], false);
+  EXPECT_THAT(error_in(cold), HasSubstr("cold"));
+}
+
+TEST_F(api, the_index_tells_cold_models_from_warm_ones) {
+  auto const index = [&](std::string const& body) {
+    return reply_to({"POST", "/v2/repository/index", body, {}, {}});
+  };
+  auto const all = json::parse(R"([{"name":"add","version":"1","state":"READY","reason":""},
+                                   {"name":"cold","version":"1","state":"UNAVAILABLE","reason":"cold"}])");
+  EXPECT_EQ(json::parse(index("").body), all);
+  EXPECT_EQ(json::parse(index("{}").body), all);
+  EXPECT_EQ(json::parse(index(R"({"ready":false})").body), all);
+  EXPECT_EQ(json::parse(index(R"({"ready":true})").body), json::array({all[0]}));
+  for (std::string const& bad : {std::string{"["}, std::string{"[]"}, std::string{R"({"ready":1})"},
+                                 std::string(10'000, '[')}) {
+    EXPECT_EQ(index(bad).status, 400U) << bad.substr(0, 20);
+  }
+}
+
+TEST_F(api, an_infer_request_goes_to_the_service) {
+  auto const outcome =
+      api_.handle({"POST",
+                   "/v2/models/add/versions/1/infer",
+                   R"({"id":"7","inputs":[{"name":"a","datatype":"FP32","shape":[1],"data":[1]},
+                                       {"name":"b","datatype":"FP32","shape":[1],"data":[2]}]})",
+                   {},
+                   {}});
+  ASSERT_TRUE(std::holds_alternative<infer_request>(outcome));
+  auto const& request = std::get<infer_request>(outcome);
+  EXPECT_EQ(request.model, "add");
+  EXPECT_EQ(request.version, "1");
+  EXPECT_EQ(request.id, "7");
+}
+
+TEST_F(api, wrong_requests_have_their_status_and_say_why) {
+  struct row {
+    http_request request;
+    unsigned status;
+    std::string says;
+  };
+  std::vector<row> const rows{
+      {{"GET", "/", {}, {}, {}}, 404, "/v2"},
+      {{"GET", "/v2/models/none", {}, {}, {}}, 404, "'none'"},
+      {{"GET", "/v2/models/add/versions/9", {}, {}, {}}, 404, "version '9'"},
+      {{"GET", "/v2/models/none/ready", {}, {}, {}}, 404, "'none'"},
+      {{"GET", "/v2/models/none/config", {}, {}, {}}, 404, "'none'"},
+      {{"POST", "/v2/models/none/infer", "{}", {}, {}}, 404, "'none'"},
+      {{"GET", "/v2/models/%zz", {}, {}, {}}, 400, "percent"},
+      {{"POST", "/v2/models/add/infer", "{", {}, {}}, 400, "JSON"},
+      {{"POST", "/v2/models/add/infer", "{}", "gzip", {}}, 501, "'gzip'"},
+      {{"POST", "/v2/models/add/infer", "{}", {}, "12"}, 501, "binary"},
+      {{"POST", "/v2/models/add/infer", "{}", {}, "x"}, 400, "Inference-Header-Content-Length"},
+      {{"POST", "/v2/models/add/infer", "{}", {}, ""}, 400, "Inference-Header-Content-Length"},
+      {{"POST", "/v2/repository/models/add/load", "{}", {}, {}}, 501, "extension"},
+      {{"GET", "/v2/models/add/stats", {}, {}, {}}, 501, "extension"},
+  };
+  for (auto const& each : rows) {
+    auto const answer = reply_to(each.request);
+    EXPECT_EQ(answer.status, each.status) << each.request.target;
+    EXPECT_THAT(error_in(answer), HasSubstr(each.says)) << each.request.target;
+  }
+  EXPECT_EQ(reply_to({"POST", "/v2/models/add/infer", "{}", "Identity", {}}).status,
+            400U);  // goes on to the body
+}
+
+TEST_F(api, wrong_verbs_are_405_with_the_right_ones) {
+  for (auto const* const method : {"POST", "PUT", "DELETE", "OPTIONS", "get", "X"}) {
+    auto const answer = reply_to({method, "/v2", {}, {}, {}});
+    EXPECT_EQ(answer.status, 405U) << method;
+    EXPECT_EQ(answer.allow, "GET, HEAD") << method;
+  }
+  for (auto const* const method : {"GET", "HEAD", "PUT"}) {
+    auto const answer = reply_to({method, "/v2/models/add/infer", {}, {}, {}});
+    EXPECT_EQ(answer.status, 405U) << method;
+    EXPECT_EQ(answer.allow, "POST") << method;
+  }
+}
+
+TEST_F(api, a_missing_configuration_source_is_unsupported) {
+  oip_api const without{service_, {}};
+  auto const outcome = without.handle({"GET", "/v2/models/add/config", {}, {}, {}});
+  EXPECT_EQ(std::get<http_reply>(outcome).status, 501U);
+}
+
+TEST_F(api, a_request_that_cannot_succeed_is_refused_without_its_body) {
+  EXPECT_FALSE(api_.refuse({"POST", "/v2/models/add/infer", {}, {}, {}}).has_value());
+  EXPECT_EQ(api_.refuse({"POST", "/v2/models/none/infer", {}, {}, {}})->status, 404U);
+  EXPECT_EQ(api_.refuse({"PUT", "/v2/models/add/infer", {}, {}, {}})->status, 405U);
+  EXPECT_EQ(api_.refuse({"POST", "/v2/models/add/infer", {}, {}, "5"})->status, 501U);
+}
+
+TEST_F(api, errors_keep_their_words_except_for_bugs) {
+  for (int i = 0; i <= static_cast<int>(error_kind::internal); ++i) {
+    auto const kind = static_cast<error_kind>(i);
+    auto const answer = oip_api::answer(error{kind, "the words"});
+    EXPECT_EQ(answer.status, static_cast<unsigned>(telemetry::http_status(kind)));
+    EXPECT_EQ(answer.retry_later, answer.status == 503 || answer.status == 429);
+    if (kind == error_kind::internal) {
+      EXPECT_THAT(error_in(answer), testing::Not(HasSubstr("the words")));
+    } else {
+      EXPECT_EQ(error_in(answer), "the words");
+    }
+  }
+  EXPECT_EQ(oip_api::answer(error{error_kind::unavailable, ""}).status, 503U);
+  EXPECT_EQ(oip_api::answer(error{error_kind::deadline_exceeded, ""}).status, 504U);
+  EXPECT_EQ(oip_api::answer(error{error_kind::internal, ""}).status, 500U);
+}
+
+TEST_F(api, an_answer_that_cannot_be_encoded_is_an_error) {
+  infer_response broken{"m", "1", "", {{"y", datatype::fp32, {2}, {}}}};
+  EXPECT_EQ(oip_api::answer(broken).status, 500U);
+}
+
+}  // namespace
+}  // namespace sluice::server

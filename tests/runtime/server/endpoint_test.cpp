@@ -1,0 +1,576 @@
+#include "runtime/server/http/endpoint.hpp"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/runtime/server/adding_service.hpp"
+#include "tests/runtime/server/http_client.hpp"
+#include "tests/runtime/server/thrown.hpp"
+
+namespace sluice::server {
+namespace {
+
+using namespace std::chrono_literals;
+using nlohmann::json;
+using testing::HasSubstr;
+
+constexpr std::chrono::minutes long_time{1};
+
+std::string addition(float a, float b) {
+  return json{{"id", "r"},
+              {"inputs",
+               {{{"name", "a"}, {"datatype", "FP32"}, {"shape", {1}}, {"data", {a}}},
+                {{"name", "b"}, {"datatype", "FP32"}, {"shape", {1}}, {"data", {b}}}}}}
+      .dump();
+}
+float sum_in(client_response const& response) {
+  return json::parse(response.body)["outputs"][0]["data"][0];
+}
+std::string error_in(client_response const& response) {
+  return json::parse(response.body).at("error");
+}
+
+std::string const kind_request(int kind) {
+  return json{
+      {"inputs", {{{"name", "kind"}, {"datatype", "INT32"}, {"shape", {1}}, {"data", {kind}}}}}}
+      .dump();
+}
+
+class http_endpoint : public testing::Test {
+ protected:
+  http_endpoint() { options_.port = 0; }
+
+  http_client client() {
+    if (!endpoint_) endpoint_ = std::make_unique<endpoint>(options_, service_);
+    return http_client{endpoint_->port()};
+  }
+  client_response once(std::string_view method, std::string_view target, std::string_view body = {},
+                       std::string_view headers = {}) {
+    auto connection = client();
+    connection.request(method, target, body, headers);
+    return connection.read_response();
+  }
+  /// Blocks until the server holds `count` connections.
+  void await_connections(std::size_t count) const {
+    auto const end = std::chrono::steady_clock::now() + long_time;
+    while (endpoint_->connections() != count) {
+      ASSERT_LT(std::chrono::steady_clock::now(), end)
+          << endpoint_->connections() << " connections";
+      std::this_thread::yield();
+    }
+  }
+
+  endpoint_options options_;
+  adding_service service_;
+  std::unique_ptr<endpoint> endpoint_;
+};
+
+TEST_F(http_endpoint, answers_an_infer_request) {
+  auto const response = once("POST", "/v2/models/add/infer", addition(1.5F, 2));
+  EXPECT_EQ(response.status, 200);
+  EXPECT_EQ(response.headers.at("Content-Type"), "application/json");
+  EXPECT_EQ(response.headers.count("Date"), 1U);
+  EXPECT_EQ(sum_in(response), 3.5F);
+  EXPECT_EQ(json::parse(response.body)["id"], "r");
+  EXPECT_EQ(json::parse(response.body)["model_name"], "add");
+}
+
+TEST_F(http_endpoint, tells_the_port_that_it_is_bound_to) {
+  static_cast<void>(client());
+  EXPECT_NE(endpoint_->port(), 0);
+  EXPECT_EQ(endpoint_->address(), fmt::format("127.0.0.1:{}", endpoint_->port()));
+}
+
+TEST_F(http_endpoint, one_connection_carries_many_requests) {
+  auto connection = client();
+  for (int i = 0; i < 50; ++i) {
+    connection.request("POST", "/v2/models/add/infer", addition(static_cast<float>(i), 1));
+    EXPECT_EQ(sum_in(connection.read_response()), static_cast<float>(i + 1));
+    connection.request("GET", "/v2/models/none");
+    EXPECT_EQ(connection.read_response().status, 404);  // an error does not end it
+  }
+}
+
+TEST_F(http_endpoint, requests_sent_ahead_are_answered_in_order) {
+  auto connection = client();
+  std::string text;
+  for (int i = 0; i < 20; ++i) {
+    auto const body = addition(static_cast<float>(i), 0);
+    text +=
+        fmt::format("POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n{}",
+                    body.size(), body);
+    text += "GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n";
+  }
+  connection.send(text);
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(sum_in(connection.read_response()), static_cast<float>(i));
+    EXPECT_EQ(connection.read_response().body, R"({"live":true})");
+  }
+}
+
+TEST_F(http_endpoint, many_clients_at_once_get_their_own_answers) {
+  options_.threads = 4;
+  auto first = client();
+  std::atomic<int> right{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 16; ++t) {
+    threads.emplace_back([&, t] {
+      std::vector<http_client> connections;
+      for (int c = 0; c < 8; ++c) connections.emplace_back(endpoint_->port());
+      for (int round = 0; round < 10; ++round) {
+        for (int c = 0; c < 8; ++c) {
+          connections[static_cast<std::size_t>(c)].request(
+              "POST", "/v2/models/add/infer",
+              addition(static_cast<float>(t * 100 + c), static_cast<float>(round)));
+        }
+        for (int c = 0; c < 8; ++c) {
+          if (sum_in(connections[static_cast<std::size_t>(c)].read_response()) ==
+              static_cast<float>(t * 100 + c + round)) {
+            ++right;
+          }
+        }
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(right, 16 * 8 * 10);
+}
+
+TEST_F(http_endpoint, a_request_may_come_byte_by_byte) {
+  auto connection = client();
+  auto const body = addition(1, 2);
+  auto const text =
+      fmt::format("POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n{}",
+                  body.size(), body);
+  for (char const c : text) connection.send({&c, 1});
+  EXPECT_EQ(sum_in(connection.read_response()), 3.0F);
+}
+
+TEST_F(http_endpoint, a_chunked_request_is_understood) {
+  auto connection = client();
+  auto const body = addition(1, 2);
+  connection.send(
+      "POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n");
+  connection.send(fmt::format("{:x}\r\n{}\r\n", 10, body.substr(0, 10)));
+  connection.send(fmt::format("{:x}\r\n{}\r\n0\r\n\r\n", body.size() - 10, body.substr(10)));
+  EXPECT_EQ(sum_in(connection.read_response()), 3.0F);
+}
+
+TEST_F(http_endpoint, head_is_get_without_the_body) {
+  auto connection = client();
+  connection.request("GET", "/v2/models/add");
+  auto const whole = connection.read_response();
+  connection.request("HEAD", "/v2/models/add");
+  auto const head = connection.read_response(false);
+  EXPECT_EQ(head.status, 200);
+  EXPECT_EQ(head.headers.at("Content-Length"), std::to_string(whole.body.size()));
+  connection.request("HEAD", "/v2/models/none");
+  EXPECT_EQ(connection.read_response(false).status, 404);
+  connection.request("GET", "/v2/health/live");  // would see a stray body
+  EXPECT_EQ(connection.read_response().body, R"({"live":true})");
+}
+
+TEST_F(http_endpoint, connections_end_when_the_client_wants) {
+  auto connection = client();
+  connection.request("GET", "/v2", {}, "Connection: close\r\n");
+  EXPECT_EQ(connection.read_response().headers.at("Connection"), "close");
+  EXPECT_TRUE(connection.ended());
+}
+
+TEST_F(http_endpoint, http_1_0_is_spoken_too) {
+  auto connection = client();
+  connection.send("GET /v2/health/live HTTP/1.0\r\nConnection: keep-alive\r\n\r\n");
+  EXPECT_EQ(connection.read_response().headers.at("Connection"), "keep-alive");
+  connection.send("GET /v2/health/live HTTP/1.0\r\n\r\n");
+  EXPECT_EQ(connection.read_response().status, 200);
+  EXPECT_TRUE(connection.ended());
+}
+
+TEST_F(http_endpoint, a_client_that_asks_first_is_invited) {
+  auto connection = client();
+  auto const body = addition(2, 2);
+  connection.send(
+      fmt::format("POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\n"
+                  "Content-Length: {}\r\n\r\n",
+                  body.size()));
+  EXPECT_EQ(connection.read_until("\r\n\r\n"), "HTTP/1.1 100 Continue\r\n\r\n");
+  connection.send(body);
+  EXPECT_EQ(sum_in(connection.read_response()), 4.0F);
+  connection.request("GET", "/v2/health/live");
+  EXPECT_EQ(connection.read_response().status, 200);
+}
+
+TEST_F(http_endpoint, a_client_that_asks_first_is_refused_before_it_sends) {
+  struct row {
+    std::string target;
+    std::string headers;
+    int status;
+  };
+  options_.max_body_bytes = 1000;
+  for (auto const& each :
+       {row{"/v2/models/none/infer", "Expect: 100-continue\r\nContent-Length: 500\r\n", 404},
+        row{"/v2", "Expect: 100-continue\r\nContent-Length: 500\r\n", 405},
+        row{"/v2/models/add/infer", "Expect: 100-continue\r\nContent-Length: 1001\r\n", 413},
+        row{"/v2/models/add/infer", "Expect: 200-ok\r\nContent-Length: 5\r\n", 417}}) {
+    auto connection = client();
+    connection.send(
+        fmt::format("POST {} HTTP/1.1\r\nHost: h\r\n{}\r\n", each.target, each.headers));
+    auto const response = connection.read_response();
+    EXPECT_EQ(response.status, each.status) << each.target << each.headers;
+    EXPECT_FALSE(error_in(response).empty());
+    EXPECT_TRUE(connection.ended());
+  }
+}
+
+TEST_F(http_endpoint, a_body_over_the_limit_is_413_and_at_the_limit_is_read) {
+  auto body = addition(1, 1);
+  options_.max_body_bytes = body.size();
+  EXPECT_EQ(once("POST", "/v2/models/add/infer", body).status, 200);
+  body += ' ';
+  auto const response = once("POST", "/v2/models/add/infer", body);
+  EXPECT_EQ(response.status, 413);
+  EXPECT_THAT(error_in(response), HasSubstr(fmt::format("{} bytes", options_.max_body_bytes)));
+
+  auto chunked = client();
+  chunked.send(
+      "POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n");
+  chunked.send(fmt::format("{:x}\r\n{}\r\n", body.size(), body));
+  EXPECT_EQ(chunked.read_response().status, 413);
+}
+
+// The answer must reach a client that is still sending: a plain close would reset the connection
+// under it.
+TEST_F(http_endpoint, the_refusal_of_a_large_body_reaches_the_client) {
+  options_.max_body_bytes = 1000;
+  auto connection = client();
+  std::string const body(4'000'000, ' ');
+  connection.request("POST", "/v2/models/add/infer", body);
+  auto const response = connection.read_response();
+  EXPECT_EQ(response.status, 413);
+  connection.finish_sending();
+  EXPECT_TRUE(connection.ended());
+}
+
+TEST_F(http_endpoint, a_claimed_length_does_not_cost_memory_or_an_answer) {
+  auto connection = client();
+  connection.send(
+      "POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nContent-Length: "
+      "18446744073709551615\r\n\r\n");
+  EXPECT_EQ(connection.read_response().status, 413);
+}
+
+TEST_F(http_endpoint, a_header_over_the_limit_is_431) {
+  options_.max_header_bytes = 1000;
+  auto const response = once("GET", "/v2", {}, "X: " + std::string(2000, 'x') + "\r\n");
+  EXPECT_EQ(response.status, 431);
+  EXPECT_THAT(error_in(response), HasSubstr("1000 bytes"));
+}
+
+TEST_F(http_endpoint, what_is_not_http_is_400_in_json) {
+  for (std::string const text :
+       {"rubbish\r\n\r\n", "GET /v2\r\n\r\n", "GET /v2 HTTP/2.0\r\n\r\n",
+        "GET /v2 HTTP/1.1\r\nno colon\r\n\r\n",
+        "GET /v2 HTTP/1.1\r\nHost: h\r\nContent-Length: x\r\n\r\n",
+        "POST /v2 HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        "POST /v2 HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        "POST /v2 HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        "GET /v2 HTTP/1.1\r\n\r\n", "GET /v2 HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        "\x16\x03\x01 TLS\r\n\r\n"}) {
+    auto connection = client();
+    connection.send(text);
+    auto const response = connection.read_response();
+    EXPECT_EQ(response.status, 400) << text;
+    EXPECT_FALSE(error_in(response).empty()) << text;
+    EXPECT_TRUE(connection.ended()) << text;
+  }
+}
+
+TEST_F(http_endpoint, unknown_transfer_encodings_are_501_and_end_the_connection) {
+  for (auto const* const coding : {"gzip", "gzip, chunked", "identity"}) {
+    auto connection = client();
+    connection.request("POST", "/v2/models/add/infer", {},
+                       fmt::format("Transfer-Encoding: {}\r\nX: ", coding));
+    EXPECT_THAT(connection.read_response().status, testing::AnyOf(501, 400)) << coding;
+    EXPECT_TRUE(connection.ended()) << coding;
+  }
+}
+
+TEST_F(http_endpoint, headers_of_replies_follow_their_status) {
+  auto const wrong_verb = once("DELETE", "/v2/models/add/infer");
+  EXPECT_EQ(wrong_verb.status, 405);
+  EXPECT_EQ(wrong_verb.headers.at("Allow"), "POST");
+  auto const cold = once("GET", "/v2/models/cold/ready");
+  EXPECT_EQ(cold.status, 503);
+  EXPECT_EQ(cold.headers.count("Retry-After"), 1U);
+  EXPECT_EQ(once("POST", "/v2/models/add/infer", "{}", "Content-Encoding: gzip\r\n").status, 501);
+  EXPECT_EQ(
+      once("POST", "/v2/models/add/infer", "{}", "Inference-Header-Content-Length: 2\r\n").status,
+      501);
+  EXPECT_EQ(once("GET", "/v2/models/%zz").status, 400);
+  EXPECT_EQ(once("POST", "/v2/models/a%2Fb%20%C3%A9/infer", addition(1, 1)).status, 200);
+}
+
+TEST_F(http_endpoint, errors_of_the_service_become_statuses) {
+  auto const fails_with = [&](error_kind kind) {
+    return once("POST", "/v2/models/fails/infer", kind_request(static_cast<int>(kind)));
+  };
+  EXPECT_EQ(fails_with(error_kind::invalid_argument).status, 400);
+  EXPECT_EQ(fails_with(error_kind::not_found).status, 404);
+  EXPECT_EQ(fails_with(error_kind::unsupported).status, 501);
+  EXPECT_EQ(fails_with(error_kind::deadline_exceeded).status, 504);
+  auto const unavailable = fails_with(error_kind::unavailable);
+  EXPECT_EQ(unavailable.status, 503);
+  EXPECT_EQ(unavailable.headers.count("Retry-After"), 1U);
+  EXPECT_EQ(error_in(unavailable), "secret of the service");
+  auto const bug = fails_with(error_kind::internal);
+  EXPECT_EQ(bug.status, 500);
+  EXPECT_THAT(bug.body, testing::Not(HasSubstr("secret")));
+}
+
+TEST_F(http_endpoint, a_service_that_misbehaves_leaves_no_client_waiting) {
+  EXPECT_EQ(once("POST", "/v2/models/throws/infer", kind_request(0)).status, 503);
+  EXPECT_EQ(once("POST", "/v2/models/drops/infer", kind_request(0)).status, 500);
+  EXPECT_EQ(once("POST", "/v2/models/inline/infer", kind_request(0)).status, 200);
+  auto connection = client();
+  for (int i = 0; i < 20; ++i) {
+    connection.request("POST", "/v2/models/twice/infer", kind_request(0));
+    EXPECT_EQ(connection.read_response().status, 200);
+    connection.request("POST", "/v2/models/add/infer", addition(1, 1));
+    EXPECT_EQ(sum_in(connection.read_response()), 2.0F);  // not the second answer of "twice"
+  }
+}
+
+TEST_F(http_endpoint, health_answers_while_requests_wait) {
+  service_.hold();
+  std::vector<http_client> waiting;
+  for (int i = 0; i < 10; ++i) {
+    waiting.push_back(client());
+    waiting.back().request("POST", "/v2/models/add/infer", addition(1, 1));
+  }
+  service_.await_requests(10);
+  EXPECT_EQ(once("GET", "/v2/health/live").status, 200);
+  service_.release();
+  for (auto& connection : waiting) EXPECT_EQ(sum_in(connection.read_response()), 2.0F);
+}
+
+TEST_F(http_endpoint, clients_that_leave_break_nothing) {
+  service_.hold();
+  for (int i = 0; i < 10; ++i) {
+    auto connection = client();
+    connection.request("POST", "/v2/models/add/infer", addition(1, 1));
+    service_.await_requests(static_cast<std::size_t>(i) + 1);
+    connection.vanish();
+  }
+  for (auto const* const part :
+       {"", "GET /v2",
+        "POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n{"}) {
+    auto connection = client();
+    connection.send(part);
+    connection.vanish();
+    auto polite = client();
+    polite.send(part);
+    polite.finish_sending();
+    EXPECT_TRUE(polite.ended()) << part;
+  }
+  service_.release();
+  service_.await_answers(10);
+  EXPECT_EQ(once("GET", "/v2/health/live").status, 200);
+  await_connections(0);
+}
+
+TEST_F(http_endpoint, a_client_that_sends_and_half_closes_gets_its_answer) {
+  auto connection = client();
+  connection.request("POST", "/v2/models/add/infer", addition(1, 2));
+  connection.finish_sending();
+  EXPECT_EQ(sum_in(connection.read_response()), 3.0F);
+  EXPECT_TRUE(connection.ended());
+}
+
+TEST_F(http_endpoint, a_request_that_stalls_is_408) {
+  options_.transfer_timeout = 50ms;
+  for (auto const* const part :
+       {"GET /v2 HTTP/1.1\r\n",
+        "POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\n{"}) {
+    auto connection = client();
+    connection.send(part);
+    auto const response = connection.read_response();
+    EXPECT_EQ(response.status, 408) << part;
+    EXPECT_THAT(error_in(response), HasSubstr("50ms"));
+    EXPECT_TRUE(connection.ended());
+  }
+}
+
+TEST_F(http_endpoint, an_idle_connection_is_closed_and_a_waiting_one_is_not) {
+  options_.idle_timeout = 50ms;
+  options_.transfer_timeout = 50ms;
+  service_.hold();
+  auto waiting = client();
+  waiting.request("POST", "/v2/models/add/infer", addition(1, 1));
+  service_.await_requests(1);
+  auto idle = client();
+  EXPECT_TRUE(idle.ended());
+  service_.release();
+  EXPECT_EQ(sum_in(waiting.read_response()), 2.0F);
+  EXPECT_TRUE(waiting.ended());
+}
+
+TEST_F(http_endpoint, an_answer_that_nobody_takes_is_given_up) {
+  options_.transfer_timeout = 200ms;
+  auto connection = client();
+  // More than the socket buffers of both ends hold, asked for again and again without reading
+  // anything.
+  std::string text;
+  for (int i = 0; i < 20'000; ++i) text += "GET /v2/models/add HTTP/1.1\r\nHost: h\r\n\r\n";
+  while (connection.try_send(text)) {
+  }
+  await_connections(0);
+}
+
+TEST_F(http_endpoint, connections_over_the_limit_are_told_so) {
+  options_.max_connections = 2;
+  auto first = client();
+  auto second = client();
+  first.request("GET", "/v2/health/live");
+  second.request("GET", "/v2/health/live");
+  EXPECT_EQ(first.read_response().status, 200);
+  EXPECT_EQ(second.read_response().status, 200);
+  auto third = client();
+  auto const refusal = third.read_response();
+  EXPECT_EQ(refusal.status, 503);
+  EXPECT_EQ(refusal.headers.count("Retry-After"), 1U);
+  EXPECT_THAT(error_in(refusal), HasSubstr("2 connections"));
+  third.finish_sending();
+  EXPECT_TRUE(third.ended());
+  first.vanish();
+  await_connections(1);
+  EXPECT_EQ(once("GET", "/v2/health/live").status, 200);
+}
+
+TEST_F(http_endpoint, a_taken_port_is_named) {
+  static_cast<void>(client());
+  options_.port = endpoint_->port();
+  auto const failure = thrown_by([&] { endpoint const second{options_, service_}; });
+  ASSERT_TRUE(failure.has_value());
+  EXPECT_EQ(failure->kind(), error_kind::already_exists);
+  EXPECT_THAT(failure->what(), HasSubstr(endpoint_->address()));
+}
+
+TEST_F(http_endpoint, options_that_make_no_sense_are_refused) {
+  auto const kind_with = [&](auto change) {
+    auto options = options_;
+    change(options);
+    auto const failure = thrown_by([&] { endpoint const refused{options, service_}; });
+    return failure ? std::optional{failure->kind()} : std::nullopt;
+  };
+  auto const invalid = error_kind::invalid_argument;
+  EXPECT_EQ(kind_with([](auto& o) { o.host = "example.com"; }), invalid);
+  EXPECT_EQ(kind_with([](auto& o) { o.host = "203.0.113.7"; }), invalid);
+  EXPECT_EQ(kind_with([](auto& o) { o.threads = 0; }), invalid);
+  EXPECT_EQ(kind_with([](auto& o) { o.max_connections = 0; }), invalid);
+  EXPECT_EQ(kind_with([](auto& o) { o.idle_timeout = 0ms; }), invalid);
+  EXPECT_EQ(kind_with([](auto& o) { o.host = "localhost"; }), std::nullopt);
+}
+
+TEST_F(http_endpoint, the_port_is_free_again_after_stop) {
+  auto connection = client();
+  connection.request("GET", "/v2/health/live");
+  EXPECT_EQ(connection.read_response().status, 200);
+  options_.port = endpoint_->port();
+  endpoint_->stop(long_time);
+  EXPECT_TRUE(connection.ended());
+  endpoint_ = std::make_unique<endpoint>(options_, service_);
+  EXPECT_EQ(once("GET", "/v2/health/live").status, 200);
+}
+
+TEST_F(http_endpoint, stop_finishes_what_runs_and_refuses_what_comes) {
+  service_.hold();
+  auto running = client();
+  running.request("POST", "/v2/models/add/infer", addition(20, 22));
+  auto receiving = client();
+  receiving.send("POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\n");
+  auto idle = client();
+  service_.await_requests(1);
+  await_connections(3);
+
+  auto stopped = std::async(std::launch::async, [&] { endpoint_->stop(long_time); });
+  EXPECT_TRUE(idle.ended());  // by now the server is draining
+  auto const body = addition(1, 1);
+  receiving.send(fmt::format("Content-Length: {}\r\n\r\n{}", body.size(), body));
+  service_.release();
+
+  auto const response = running.read_response();
+  EXPECT_EQ(sum_in(response), 42.0F);
+  EXPECT_EQ(response.headers.at("Connection"), "close");
+  EXPECT_EQ(sum_in(receiving.read_response()), 2.0F);
+  EXPECT_TRUE(running.ended());
+  EXPECT_TRUE(receiving.ended());
+  running.vanish();
+  receiving.vanish();
+  stopped.get();
+  EXPECT_EQ(endpoint_->connections(), 0U);
+  EXPECT_THROW(http_client{endpoint_->port()}, std::runtime_error);
+  endpoint_->stop(long_time);  // again: nothing
+}
+
+TEST_F(http_endpoint, stop_cuts_what_outlasts_its_grace) {
+  service_.hold();
+  auto running = client();
+  running.request("POST", "/v2/models/add/infer", addition(1, 1));
+  service_.await_requests(1);
+  endpoint_->stop(20ms);
+  EXPECT_TRUE(running.ended());
+  service_.release();  // the answer comes to an endpoint that has stopped
+  service_.await_answers(1);
+}
+
+TEST_F(http_endpoint, a_service_may_answer_after_the_endpoint_is_gone) {
+  service_.hold();
+  std::vector<http_client> connections;
+  for (int i = 0; i < 8; ++i) {
+    connections.push_back(client());
+    connections.back().request("POST", "/v2/models/add/infer", addition(1, 1));
+  }
+  service_.await_requests(8);
+  service_.release();  // answers race with the end
+  endpoint_.reset();
+  service_.await_answers(8);
+}
+
+TEST_F(http_endpoint, stopping_under_load_answers_or_ends_every_connection) {
+  for (int round = 0; round < 10; ++round) {
+    auto first = client();
+    auto const port = endpoint_->port();
+    std::atomic<bool> enough{false};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&] {
+        while (!enough) {
+          try {
+            http_client connection{port};
+            while (!enough) {
+              connection.request("POST", "/v2/models/add/infer", addition(1, 1));
+              EXPECT_EQ(sum_in(connection.read_response()), 2.0F);
+            }
+          } catch (std::runtime_error const&) {  // the server is gone, or ended this connection
+          }
+        }
+      });
+    }
+    service_.await_answers(static_cast<std::size_t>(round + 1) * 20);
+    endpoint_->stop(long_time);
+    enough = true;
+    for (auto& thread : threads) thread.join();
+    endpoint_.reset();
+  }
+}
+
+}  // namespace
+}  // namespace sluice::server

@@ -1,0 +1,243 @@
+/// Feeds damaged input to everything that reads what strangers write: the request codec, the path
+/// parser, the reader of model configurations. Each must give a value that holds together, or a
+/// typed error that can be sent to a client.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <iostream>
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "memhandover/error.hpp"
+#include "runtime/server/http/datatypes.hpp"
+#include "runtime/server/http/oip_codec.hpp"
+#include "runtime/server/http/routes.hpp"
+#include "runtime/server/repository/model_config.hpp"
+
+namespace sluice::server {
+namespace {
+
+using nlohmann::json;
+
+/// Damages a text in one to four places: bytes changed, dropped, doubled, moved, or words of the
+/// language put in.
+class mutator {
+ public:
+  mutator(std::uint64_t seed, std::vector<std::string> words)
+      : random_(seed), words_(std::move(words)) {}
+
+  std::string damage(std::string text) {
+    for (auto rounds = below(4) + 1; rounds > 0; --rounds) once(text);
+    return text;
+  }
+  std::size_t below(std::size_t end) {
+    return std::uniform_int_distribution<std::size_t>{0, end - 1}(random_);
+  }
+
+ private:
+  void once(std::string& text) {
+    auto const at = below(text.size() + 1);
+    auto const length = std::min(text.size() - at, below(16));
+    switch (below(6)) {
+      case 0:
+        if (at < text.size()) text[at] = static_cast<char>(below(256));
+        return;
+      case 1:
+        text.erase(at, length);
+        return;
+      case 2:
+        text.insert(at, text.substr(at, length));
+        return;
+      case 3:
+        text.insert(at, words_[below(words_.size())]);
+        return;
+      case 4:
+        text.resize(at);
+        return;
+      default: {
+        auto const piece = text.substr(at, length);
+        text.erase(at, length);
+        text.insert(below(text.size() + 1), piece);
+      }
+    }
+  }
+
+  std::mt19937_64 random_;
+  std::vector<std::string> words_;
+};
+
+/// Runs `check` on damaged texts: the same `count` of them every time, then as many as half a
+/// second allows from a seed that is printed, so that a failure can be had again.
+void fuzz(std::vector<std::string> const& texts, std::vector<std::string> const& words, int count,
+          std::function<void(std::string const&)> const& check) {
+  for (auto const& text : texts) check(text);
+  mutator fixed{20240229, words};
+  for (int i = 0; i < count && !testing::Test::HasFailure(); ++i) {
+    check(fixed.damage(texts[fixed.below(texts.size())]));
+  }
+
+  auto const seed = (std::uint64_t{std::random_device{}()} << 32U) | std::random_device{}();
+  std::cout << "random seed " << seed << '\n';
+  mutator fresh{seed, words};
+  auto const end = std::chrono::steady_clock::now() + std::chrono::milliseconds{500};
+  while (std::chrono::steady_clock::now() < end && !testing::Test::HasFailure()) {
+    check(fresh.damage(texts[fresh.below(texts.size())]));
+  }
+}
+
+void expect_decent(error const& failure, std::string const& text) {
+  EXPECT_TRUE(failure.kind() == error_kind::invalid_argument ||
+              failure.kind() == error_kind::unsupported)
+      << testing::PrintToString(text) << failure.what();
+  EXPECT_FALSE(std::string_view{failure.what()}.empty());
+  EXPECT_TRUE(json::accept(encode_error(failure.what()))) << testing::PrintToString(text);
+}
+
+TEST(parser_fuzz, a_damaged_infer_request_is_a_request_or_an_error) {
+  model_metadata const model{"m",
+                             {"1"},
+                             "p",
+                             {{"f", datatype::fp32, {-1, -1}},
+                              {"i", datatype::int64, {-1}},
+                              {"s", datatype::bytes, {-1}},
+                              {"h", datatype::fp16, {2}},
+                              {"o", datatype::boolean, {-1}}},
+                             {{"y", datatype::fp32, {-1}}}};
+  std::string const rest =
+      R"({"name":"i","datatype":"INT64","shape":[2],"data":[-9223372036854775808,9007199254740993]},)"
+      R"({"name":"s","datatype":"BYTES","shape":[2],"data":["","\u00e9\"x"]},)"
+      R"({"name":"h","datatype":"FP16","shape":[2],"data":[0.1,65504]},)"
+      R"({"name":"o","datatype":"BOOL","shape":[1],"data":[true]}],"outputs":[{"name":"y"}]})";
+  std::string const head =
+      R"({"id":"a","parameters":{"timeout":5},"inputs":[{"name":"f","datatype":"FP32","shape":[2,2],)";
+  std::vector<std::string> const texts{head + R"("data":[[1,2.5],[-3e-1,"NaN"]]},)" + rest,
+                                       head + R"("data":[1,2,3,4]},)" + rest};
+  std::vector<std::string> const words{"[",
+                                       "]",
+                                       "{",
+                                       "}",
+                                       ",",
+                                       ":",
+                                       "\"",
+                                       "\\u",
+                                       "null",
+                                       "true",
+                                       "-",
+                                       "1e999",
+                                       "1e38",
+                                       "18446744073709551616",
+                                       "-1",
+                                       "0.5",
+                                       "\"data\":",
+                                       "\"shape\":",
+                                       "\"inputs\":",
+                                       "\"name\":\"f\",",
+                                       "\"parameters\":{",
+                                       "\xFF",
+                                       "\xED\xA0\x80",
+                                       "NaN",
+                                       "[4294967296,4294967296]",
+                                       std::string(100, '['),
+                                       std::string(1, '\0')};
+  int accepted = 0;
+  fuzz(texts, words, 15'000, [&](std::string const& text) {
+    infer_request request;
+    try {
+      request = decode_infer_request(text, model);
+    } catch (error const& failure) {
+      return expect_decent(failure, text);
+    }
+    ++accepted;
+    ASSERT_EQ(request.inputs.size(), 5U) << testing::PrintToString(text);
+    auto const response =
+        json::parse(encode_infer_response({"m", "1", request.id, request.inputs}));
+    auto const again = decode_infer_request(json{{"inputs", response["outputs"]}}.dump(), model);
+    for (std::size_t i = 0; i < request.inputs.size(); ++i) {
+      EXPECT_EQ(again.inputs[i].data, request.inputs[i].data) << testing::PrintToString(text);
+      EXPECT_EQ(again.inputs[i].shape, request.inputs[i].shape) << testing::PrintToString(text);
+    }
+  });
+  EXPECT_GT(accepted, 100);  // else the damage is so great that only the first checks are exercised
+}
+
+TEST(parser_fuzz, a_damaged_model_configuration_is_a_configuration_or_an_error) {
+  std::vector<std::string> const texts{R"(# model
+name: "m"
+platform: "pytorch_libtorch"
+max_batch_size: 8
+input [ { name: "x" data_type: TYPE_FP32 dims: [ -1, 0x10 ] }, { name: "r" data_type: TYPE_INT64 dims: [ ] } ]
+output < name: 'y' data_type: TYPE_BOOL dims: 1 dims: 2 >
+version_policy { specific { versions: [ 1, 2 ] } }
+parameters { key: "k\n\x41\u00e9" value: { string_value: "v" } }
+instance_group { count: 1 kind: KIND_CPU } dynamic_batching { preferred_batch_size: [ 4, 8 ] }
+)"};
+  std::vector<std::string> const words{"{",
+                                       "}",
+                                       "[",
+                                       "]",
+                                       "<",
+                                       ">",
+                                       ":",
+                                       ",",
+                                       ";",
+                                       "\"",
+                                       "'",
+                                       "\\",
+                                       "#",
+                                       "\n",
+                                       "-",
+                                       "0x",
+                                       "1.5",
+                                       "1e9",
+                                       "18446744073709551616",
+                                       "inf",
+                                       "name",
+                                       "dims: ",
+                                       "input",
+                                       "\xFF",
+                                       "\\U0011FFFF",
+                                       "[a.b]: 1 ",
+                                       "key: 1 ",
+                                       std::string(100, '{'),
+                                       std::string(1, '\0')};
+  int accepted = 0;
+  fuzz(texts, words, 15'000, [&](std::string const& text) {
+    try {
+      auto const config = read_model_config(text, "f");
+      ++accepted;
+      EXPECT_FALSE(config.inputs.empty());
+      EXPECT_FALSE(config.outputs.empty());
+      EXPECT_TRUE(json::accept(config.json.dump())) << testing::PrintToString(text);
+    } catch (error const& failure) {
+      expect_decent(failure, text);
+    }
+  });
+  EXPECT_GT(accepted, 100);
+}
+
+TEST(parser_fuzz, a_damaged_target_is_a_route_or_an_error) {
+  std::vector<std::string> const texts{"/v2/models/a%2Fb%C3%A9/versions/3/infer?x=%zz",
+                                       "http://h:1/v2/repository/index", "/v2/health/ready"};
+  std::vector<std::string> const words{"/", "//",  "%",  "%00",      "%FF", "?",
+                                       "#", "://", "..", "versions", "v2"};
+  int found = 0;
+  fuzz(texts, words, 15'000, [&](std::string const& text) {
+    try {
+      auto const where = parse_target(text);
+      if (!where) return;
+      ++found;
+      EXPECT_TRUE(is_utf8(where->model));
+      EXPECT_TRUE(is_utf8(where->version));
+    } catch (error const& failure) {
+      expect_decent(failure, text);
+    }
+  });
+  EXPECT_GT(found, 100);
+}
+
+}  // namespace
+}  // namespace sluice::server

@@ -1,0 +1,197 @@
+#include "runtime/server/service.hpp"
+
+#include <gtest/gtest.h>
+
+#include "memhandover/bytes.hpp"
+#include "runtime/server/server_setup.hpp"
+#include "tests/runtime/server_model/heap_pool.hpp"
+#include "tests/runtime/server_model/sum_model.hpp"
+
+namespace sluice::server::testing {
+namespace {
+
+using namespace sluice::literals;
+using namespace std::chrono_literals;
+
+offered_model offer(std::string const& name, std::string const& version) {
+  model_metadata metadata;
+  metadata.name = name;
+  metadata.versions = {version};
+  return {metadata, version};
+}
+
+served_model serve(std::string const& name, std::string const& version, unsigned char weight) {
+  served_model made;
+  made.name = name;
+  made.version = version;
+  made.model =
+      std::make_unique<sum_model>(heap_pool::chunk, weight, std::make_shared<model_control>());
+  made.scheduling.goal.latency = scheduler::seconds{0.1};
+  made.scheduling.limits = {scheduler::seconds{1e6}, scheduler::seconds{1e6}};
+  return made;
+}
+
+class a_service : public ::testing::Test {
+ protected:
+  a_service() : pool_(std::make_shared<heap_pool>(8)) {}
+
+  void attach() {
+    std::vector<served_model> models;
+    models.push_back(serve("sum", "1", 5));
+    models.push_back(serve("sum", "2", 7));
+    models.push_back(serve("other", "1", 9));
+    host_ = std::make_unique<model_host>(host_options{}, pool_, std::move(models));
+    service_.attach(*host_, "127.0.0.1:1");
+  }
+
+  infer_result ask(std::string const& model, std::string const& version) {
+    infer_request request;
+    request.model = model;
+    request.version = version;
+    request.inputs.push_back(number("input", 0));
+    answers answers;
+    service_.infer(std::move(request), answers.take(0));
+    auto got = answers.wait_for(1);
+    return got.empty() ? error{error_kind::internal, "no answer came"} : got[0].second;
+  }
+
+  std::shared_ptr<heap_pool> pool_;
+  model_service service_{{offer("sum", "1"), offer("sum", "2"), offer("other", "1")}};
+  std::unique_ptr<model_host> host_;
+};
+
+TEST_F(a_service, refuses_requests_while_it_starts_but_says_what_it_offers) {
+  EXPECT_FALSE(service_.ready());
+  EXPECT_EQ(failure_of(ask("sum", "")), error_kind::unavailable);
+  EXPECT_EQ(service_.metadata("other", "").name, "other");
+  EXPECT_FALSE(service_.model_ready("other", ""));
+  EXPECT_EQ(service_.models(), (std::vector<std::string>{"sum", "other"}));
+  EXPECT_EQ(service_.status()["server"]["state"], "starting");
+}
+
+TEST_F(a_service, takes_the_newest_version_unless_one_is_named) {
+  attach();
+  EXPECT_TRUE(service_.ready());
+  EXPECT_EQ(sum_of(ask("sum", "")), 14);
+  EXPECT_EQ(sum_of(ask("sum", "1")), 10);
+  EXPECT_TRUE(service_.model_ready("sum", "2"));
+}
+
+TEST_F(a_service, does_not_find_unknown_models_and_versions) {
+  attach();
+  EXPECT_EQ(failure_of(ask("nobody", "")), error_kind::not_found);
+  EXPECT_EQ(failure_of(ask("sum", "3")), error_kind::not_found);
+  EXPECT_THROW((void)service_.metadata("nobody", ""), error);
+  EXPECT_THROW((void)service_.model_ready("sum", "3"), error);
+}
+
+TEST_F(a_service, is_not_ready_once_it_drains) {
+  attach();
+  service_.drain();
+  EXPECT_FALSE(service_.ready());
+  EXPECT_EQ(service_.status()["server"]["state"], "draining");
+}
+
+TEST_F(a_service, tells_states_bytes_and_latencies_without_waking_anybody) {
+  attach();
+  EXPECT_EQ(sum_of(ask("other", "")), 18);
+  auto const status = service_.status();
+  EXPECT_EQ(status["server"]["state"], "ready");
+  EXPECT_EQ(status["models"][0]["state"], "cold");
+  EXPECT_EQ(status["models"][2]["state"], "warm");
+  EXPECT_EQ(status["models"][2]["bytes"], heap_pool::chunk);
+  EXPECT_EQ(status["models"][2]["cold_starts"], 1);
+  EXPECT_EQ(status["models"][2]["slo"]["latency_ms"], 100.0);
+  EXPECT_EQ(status["requests"]["total"], 1);
+  EXPECT_EQ(status["latency_ms"]["cold"]["n"], 1);
+  EXPECT_GT(status["latency_ms"]["cold"]["p99"], 0.0);
+  EXPECT_EQ(status["handovers"].size(), 1U);
+  EXPECT_EQ(status["handovers"][0]["bytes"], heap_pool::chunk);
+  EXPECT_FALSE(service_.model_ready("sum", "")) << "asking woke it";
+}
+
+model_entry entry(std::string const& name, std::string const& version) {
+  model_entry made;
+  made.metadata.name = name;
+  made.version = version;
+  return made;
+}
+
+policy::policy policy_for(std::vector<std::string> const& names) {
+  policy::policy wanted;
+  wanted.file = "policy.yaml";
+  for (auto const& name : names) {
+    policy::model_policy model;
+    model.name = name;
+    model.slo.latency = 50ms;
+    wanted.models.push_back(model);
+  }
+  return wanted;
+}
+
+TEST(choosing_models, takes_all_versions_of_those_that_the_policy_names) {
+  auto const chosen = choose_models(
+      policy_for({"b", "a"}), {entry("a", "1"), entry("a", "2"), entry("b", "1"), entry("c", "1")});
+  ASSERT_EQ(chosen.size(), 3U);
+  EXPECT_EQ(chosen[0].entry.metadata.name, "b");
+  EXPECT_EQ(chosen[2].entry.version, "2");
+}
+
+TEST(choosing_models, names_every_model_that_is_missing_and_those_that_are_there) {
+  try {
+    (void)choose_models(policy_for({"a", "x", "y"}), {entry("a", "1")});
+    FAIL() << "no error";
+  } catch (error const& failure) {
+    EXPECT_EQ(failure.kind(), error_kind::not_found);
+    std::string const text = failure.what();
+    EXPECT_NE(text.find("x, y"), std::string::npos) << text;
+    EXPECT_NE(text.find("it has a"), std::string::npos) << text;
+  }
+}
+
+TEST(served_models, keep_their_promise_and_limits_from_the_policy) {
+  auto wanted = policy_for({"a"});
+  wanted.models[0].slo.percentile = 0.95;
+  wanted.models[0].warm = {policy::warm_mode::automatic, 2s, 8s};
+  wanted.models[0].on_miss_predicted = policy::miss_action::reject;
+  wanted.server.request_timeout = 1500us;
+  auto const made = served({entry("a", "1"), wanted.models[0]},
+                           std::make_unique<sum_model>(1_MiB, 1, std::make_shared<model_control>()),
+                           wanted, memhandover::backend_kind::host);
+  EXPECT_EQ(made.scheduling.goal.percentile, 0.95);
+  EXPECT_EQ(made.scheduling.goal.latency, 50ms);
+  EXPECT_EQ(made.scheduling.limits.min_idle, 2s);
+  EXPECT_EQ(made.scheduling.limits.max_idle, 8s);
+  EXPECT_TRUE(made.scheduling.reject_on_miss);
+  EXPECT_EQ(made.queue_timeout, 2ms) << "rounded up, never to nothing";
+  EXPECT_FALSE(made.always_warm);
+}
+
+TEST(served_models, have_one_timeout_when_it_is_fixed_and_none_when_they_are_always_warm) {
+  auto wanted = policy_for({"a"});
+  auto const make = [&](policy::warm_mode mode) {
+    wanted.models[0].warm = {mode, 2s, 8s};
+    return served({entry("a", "1"), wanted.models[0]},
+                  std::make_unique<sum_model>(1_MiB, 1, std::make_shared<model_control>()), wanted,
+                  memhandover::backend_kind::cuda);
+  };
+  auto const fixed = make(policy::warm_mode::fixed);
+  EXPECT_EQ(fixed.scheduling.limits.min_idle, 8s);
+  EXPECT_EQ(fixed.scheduling.limits.max_idle, 8s);
+  auto const always = make(policy::warm_mode::always);
+  EXPECT_TRUE(always.always_warm);
+  EXPECT_NO_THROW((scheduler::model_controller{always.scheduling, scheduler::instant{}}));
+}
+
+TEST(pool_options, refuse_a_share_of_memory_and_name_what_would_be_right) {
+  auto wanted = policy_for({"a"});
+  wanted.pool.memory = policy::memory_amount{4_GiB, 0.0};
+  wanted.pool.backend = policy::pool_backend::host;
+  EXPECT_EQ(pool_options_of(wanted).pool_bytes, 4_GiB);
+  EXPECT_EQ(pool_options_of(wanted).backend, "host");
+  wanted.pool.memory = policy::memory_amount{0, 0.8};
+  EXPECT_THROW((void)pool_options_of(wanted), error);
+}
+
+}  // namespace
+}  // namespace sluice::server::testing

@@ -1,0 +1,165 @@
+/// A small model for tests of the host: its weights are a number in every byte of its memory, and
+/// it answers the sum of its input and the first and last weight, so that an answer computed
+/// without its memory is wrong.
+#pragma once
+
+#include <condition_variable>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "runtime/server/hosted_model.hpp"
+#include "runtime/server/model_host.hpp"
+#include "tests/runtime/server_model/heap_pool.hpp"
+
+namespace sluice::server::testing {
+
+inline tensor number(std::string name, std::int64_t value) {
+  tensor made{std::move(name), datatype::int64, {1}, std::vector<std::byte>(sizeof value)};
+  std::memcpy(made.data.data(), &value, sizeof value);
+  return made;
+}
+
+inline std::int64_t number_in(tensor const& from) {
+  std::int64_t value = 0;
+  std::memcpy(&value, from.data.data(), sizeof value);
+  return value;
+}
+
+/// What a test holds on to while the host owns the model.
+class model_control {
+ public:
+  /// Computations stop at their beginning until `open`.
+  void close() {
+    std::lock_guard const lock{mutex_};
+    open_ = false;
+  }
+  void open() {
+    std::lock_guard const lock{mutex_};
+    open_ = true;
+    changed_.notify_all();
+  }
+  void fail_load(error_kind kind) {
+    std::lock_guard const lock{mutex_};
+    load_failure_ = kind;
+  }
+  void fail_unload() {
+    std::lock_guard const lock{mutex_};
+    keeps_ = true;
+  }
+  [[nodiscard]] int loads() const {
+    std::lock_guard const lock{mutex_};
+    return loads_;
+  }
+  [[nodiscard]] bool wait_for_runs(int runs) {
+    std::unique_lock lock{mutex_};
+    return changed_.wait_for(lock, patience, [&] { return runs_ >= runs; });
+  }
+  [[nodiscard]] bool wait_for_unloads(int unloads) {
+    std::unique_lock lock{mutex_};
+    return changed_.wait_for(lock, patience, [&] { return unloads_ >= unloads; });
+  }
+
+ private:
+  friend class sum_model;
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  bool open_ = true;
+  bool keeps_ = false;
+  int loads_ = 0;
+  int unloads_ = 0;
+  int runs_ = 0;  // begun
+  std::optional<error_kind> load_failure_;
+};
+
+class sum_model final : public hosted_model {
+ public:
+  sum_model(std::uint64_t bytes, unsigned char weight, std::shared_ptr<model_control> control)
+      : bytes_(bytes), weight_(weight), control_(std::move(control)) {}
+
+  [[nodiscard]] std::uint64_t bytes() const noexcept override { return bytes_; }
+
+  void load(std::byte* memory) override {
+    std::lock_guard const lock{control_->mutex_};
+    if (control_->load_failure_) {
+      throw error{*std::exchange(control_->load_failure_, std::nullopt),
+                  "the image cannot be read"};
+    }
+    std::memset(memory, weight_, bytes_);
+    memory_ = memory;
+    ++control_->loads_;
+  }
+
+  void unload() override {
+    std::lock_guard const lock{control_->mutex_};
+    ++control_->unloads_;
+    control_->changed_.notify_all();
+    if (control_->keeps_) {
+      throw error{error_kind::internal, "a view of the memory is kept"};
+    }
+    memory_ = nullptr;
+  }
+
+  [[nodiscard]] std::vector<tensor> run(std::vector<tensor>& inputs,
+                                        std::vector<std::string> const& /*wanted*/) override {
+    {
+      std::unique_lock lock{control_->mutex_};
+      ++control_->runs_;
+      control_->changed_.notify_all();
+      control_->changed_.wait(lock, [&] { return control_->open_; });
+    }
+    auto const input = number_in(inputs.at(0));
+    if (input < 0) {
+      throw error{error_kind::invalid_argument, "negative numbers are not summed"};
+    }
+    if (input == 1'000'000) {
+      throw std::runtime_error{"an exception that is no error of ours"};
+    }
+    return {number("sum",
+                   input + static_cast<int>(memory_[0]) + static_cast<int>(memory_[bytes_ - 1]))};
+  }
+
+ private:
+  std::uint64_t const bytes_;
+  unsigned char const weight_;
+  std::shared_ptr<model_control> const control_;
+  std::byte* memory_ = nullptr;
+};
+
+/// Collects the answers of one test, in the order in which they came.
+class answers {
+ public:
+  [[nodiscard]] model_host::completion take(int which) {
+    return [this, which](infer_result result) {
+      std::lock_guard const lock{mutex_};
+      got_.emplace_back(which, std::move(result));
+      changed_.notify_all();
+    };
+  }
+  /// The first `count` answers; fewer only if patience ended.
+  [[nodiscard]] std::vector<std::pair<int, infer_result>> wait_for(std::size_t count) {
+    std::unique_lock lock{mutex_};
+    changed_.wait_for(lock, patience, [&] { return got_.size() >= count; });
+    return got_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::pair<int, infer_result>> got_;
+};
+
+inline std::int64_t sum_of(infer_result const& result) {
+  auto const* const response = std::get_if<infer_response>(&result);
+  return response == nullptr ? -1 : number_in(response->outputs.at(0));
+}
+
+inline std::optional<error_kind> failure_of(infer_result const& result) {
+  auto const* const failure = std::get_if<error>(&result);
+  return failure == nullptr ? std::nullopt : std::optional{failure->kind()};
+}
+
+}  // namespace sluice::server::testing

@@ -1,0 +1,367 @@
+#include "runtime/server/torch_model.hpp"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/jit/serialization/import.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <fstream>
+#include <limits>
+
+#include "memhandover/error.hpp"
+
+namespace sluice::server::testing {
+namespace {
+
+/// Pages that can be taken away, as a pool's can.
+class lent_memory {
+ public:
+  explicit lent_memory(std::uint64_t bytes)
+      : bytes_(std::max<std::uint64_t>(bytes, 1)),
+        data_(::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
+  }
+  lent_memory(lent_memory const&) = delete;
+  lent_memory& operator=(lent_memory const&) = delete;
+  ~lent_memory() { ::munmap(data_, bytes_); }
+
+  [[nodiscard]] std::byte* data() const { return static_cast<std::byte*>(data_); }
+  [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
+  /// From now on whoever reaches in ends the process.
+  void forbid() { ::mprotect(data_, bytes_, PROT_NONE); }
+
+ private:
+  std::uint64_t bytes_;
+  void* data_;
+};
+
+tensor floats(std::string name, std::vector<std::int64_t> shape, std::vector<float> const& values) {
+  tensor made{std::move(name), datatype::fp32, std::move(shape),
+              std::vector<std::byte>(values.size() * 4)};
+  std::memcpy(made.data.data(), values.data(), made.data.size());
+  return made;
+}
+
+std::vector<float> values_of(tensor const& from) {
+  std::vector<float> values(from.data.size() / 4);
+  std::memcpy(values.data(), from.data.data(), from.data.size());
+  return values;
+}
+
+/// A model file made from TorchScript source, and what the server makes of it.
+class a_torch_model : public ::testing::Test {
+ protected:
+  a_torch_model() : module_("test") {
+    options_ = {"test",
+                ::testing::TempDir() + "sluice-" + std::to_string(::getpid()) + ".pt",
+                {{"x", datatype::fp32, {-1, 3}}},
+                {{"y", datatype::fp32, {-1, 3}}},
+                {}};
+  }
+  ~a_torch_model() override { std::filesystem::remove(options_.file); }
+
+  void parameter(std::string const& name, at::Tensor const& value) {
+    module_.register_parameter(name, value, false);
+  }
+
+  std::unique_ptr<hosted_model> prepare(std::string const& source) {
+    module_.define(source);
+    module_.save(options_.file.string());
+    return prepare_torch_model(options_);
+  }
+
+  static std::vector<tensor> run(hosted_model& model, std::vector<float> const& x) {
+    std::vector<tensor> inputs{floats("x", {static_cast<std::int64_t>(x.size()) / 3, 3}, x)};
+    return model.run(inputs, {});
+  }
+
+  static std::optional<error> failure(hosted_model& model, std::vector<tensor> inputs,
+                                      std::vector<std::string> const& wanted = {}) {
+    try {
+      (void)model.run(inputs, wanted);
+    } catch (error const& thrown) {
+      return thrown;
+    }
+    return std::nullopt;
+  }
+
+  torch::jit::Module module_;
+  torch_model_options options_;
+};
+
+using values = std::vector<float>;
+
+TEST_F(a_torch_model, computes_out_of_the_memory_that_it_was_lent) {
+  parameter("w", at::tensor({1.F, 2.F, 3.F}));
+  auto const model = prepare("def forward(self, x):\n  return x * self.w");
+  ASSERT_EQ(model->bytes(), 12U);
+  lent_memory memory{model->bytes()};
+  model->load(memory.data());
+  EXPECT_EQ(values_of(run(*model, {1, 1, 1})[0]), (values{1, 2, 3}));
+  values const changed{10, 20, 30};
+  std::memcpy(memory.data(), changed.data(), 12);
+  EXPECT_EQ(values_of(run(*model, {1, 1, 1})[0]), changed);
+  model->unload();
+}
+
+TEST_F(a_torch_model, never_touches_memory_again_that_it_has_returned) {
+  parameter("w", at::arange(3, at::kFloat));
+  auto const model = prepare("def forward(self, x):\n  return x + self.w");
+  for (int round = 0; round < 20; ++round) {
+    lent_memory memory{model->bytes()};
+    model->load(memory.data());
+    EXPECT_EQ(values_of(run(*model, {1, 1, 1, 2, 2, 2})[0]), (values{1, 2, 3, 2, 3, 4}));
+    model->unload();
+    memory.forbid();
+  }
+}
+
+TEST_F(a_torch_model, keeps_shared_storage_shared_and_strides_as_they_were) {
+  auto const base = at::arange(9, at::kFloat).reshape({3, 3});
+  parameter("w", base);
+  parameter("same", base);
+  parameter("transposed", base.t());
+  parameter("row", base.select(0, 1));
+  auto const model = prepare(
+      "def forward(self, x):\n"
+      "  return x @ self.w + x @ self.same + x @ self.transposed + self.row");
+  EXPECT_EQ(model->bytes(), 36U) << "one storage counts once";
+  lent_memory memory{model->bytes()};
+  model->load(memory.data());
+  auto const x = at::tensor({1.F, -2.F, 5.F}).reshape({1, 3});
+  auto const expected = x.matmul(base) * 2 + x.matmul(base.t()) + base.select(0, 1);
+  EXPECT_EQ(values_of(run(*model, {1, -2, 5})[0]),
+            values(expected.data_ptr<float>(), expected.data_ptr<float>() + 3));
+  model->unload();
+}
+
+TEST_F(a_torch_model, finds_weights_in_submodules_lists_and_optional_attributes) {
+  torch::jit::Module inner{"inner"};
+  inner.register_parameter("w", at::full({64}, 2.F), false);
+  inner.define("def forward(self, x):\n  return x * self.w[0]");
+  module_.register_module("inner", inner);
+  module_.register_attribute("more", c10::ListType::ofTensors(),
+                             c10::List<at::Tensor>{{at::full({64}, 3.F), at::full({64}, 4.F)}});
+  module_.register_attribute("maybe", c10::OptionalType::ofTensor(), at::full({64}, 5.F));
+  auto const model = prepare(
+      "def forward(self, x):\n"
+      "  maybe = self.maybe\n"
+      "  assert maybe is not None\n"
+      "  return self.inner.forward(x) + self.more[0][0] + self.more[1][0] + maybe[0]");
+  EXPECT_EQ(model->bytes(), 4U * 256U);
+  lent_memory memory{model->bytes()};
+  model->load(memory.data());
+  EXPECT_EQ(values_of(run(*model, {1, 0, 0})[0]), (values{14, 12, 12}));
+  model->unload();
+  memory.forbid();
+}
+
+TEST_F(a_torch_model, forgets_between_requests_what_forward_changed) {
+  module_.register_buffer("count", at::zeros({3}));
+  module_.register_buffer("last", at::zeros({3}));
+  module_.register_attribute("calls", c10::IntType::get(), 0);
+  auto const model = prepare(
+      "def forward(self, x):\n"
+      "  self.count.add_(1.0)\n"
+      "  self.last = self.last + x.sum()\n"
+      "  self.calls = self.calls + 1\n"
+      "  return x * 0.0 + self.count + self.last + float(self.calls)");
+  lent_memory memory{model->bytes()};
+  model->load(memory.data());
+  for (int request = 0; request < 3; ++request) {
+    EXPECT_EQ(values_of(run(*model, {1, 1, 1})[0]), (values{5, 5, 5}));
+  }
+  model->unload();
+  memory.forbid();
+}
+
+TEST_F(a_torch_model, forgets_what_a_failing_forward_changed) {
+  module_.register_buffer("count", at::zeros({3}));
+  auto const model = prepare(
+      "def forward(self, x):\n"
+      "  self.count.add_(1.0)\n"
+      "  if bool(x[0][0] < 0.0):\n"
+      "    raise RuntimeError(\"negative numbers are not taken\")\n"
+      "  return x + self.count");
+  lent_memory memory{model->bytes()};
+  model->load(memory.data());
+  auto const thrown = failure(*model, {floats("x", {1, 3}, {-1, 0, 0})});
+  ASSERT_TRUE(thrown);
+  EXPECT_EQ(thrown->kind(), error_kind::invalid_argument);
+  EXPECT_STREQ(thrown->what(), "model 'test': negative numbers are not taken");
+  EXPECT_EQ(values_of(run(*model, {1, 1, 1})[0]), (values{2, 2, 2}));
+  model->unload();
+}
+
+TEST_F(a_torch_model, keeps_its_memory_while_it_keeps_views_of_it_in_a_list) {
+  parameter("w", at::ones({3}));
+  module_.register_attribute("kept", c10::ListType::ofTensors(), c10::List<at::Tensor>{});
+  auto const model = prepare(
+      "def forward(self, x):\n"
+      "  self.kept.append(self.w[0])\n"
+      "  return x + self.w");
+  lent_memory memory{model->bytes()};
+  model->load(memory.data());
+  EXPECT_EQ(values_of(run(*model, {1, 1, 1})[0]), (values{2, 2, 2}));
+  try {
+    model->unload();
+    ADD_FAILURE() << "memory would be released under a view of it";
+  } catch (error const& thrown) {
+    EXPECT_EQ(thrown.kind(), error_kind::internal);
+  }
+  EXPECT_EQ(values_of(run(*model, {1, 1, 1})[0]), (values{2, 2, 2}));
+}
+
+TEST_F(a_torch_model, copies_a_result_that_is_one_of_its_weights) {
+  parameter("w", at::tensor({1.F, 2.F, 3.F}).reshape({1, 3}));
+  auto const model = prepare("def forward(self, x):\n  return self.w");
+  lent_memory memory{model->bytes()};
+  model->load(memory.data());
+  auto const outputs = run(*model, {0, 0, 0});
+  model->unload();
+  memory.forbid();
+  EXPECT_EQ(values_of(outputs[0]), (values{1, 2, 3}));
+}
+
+TEST_F(a_torch_model, answers_tuples_by_place_and_only_what_is_wanted) {
+  options_.outputs = {{"sum", datatype::fp32, {}},
+                      {"count", datatype::int64, {}},
+                      {"same", datatype::fp32, {-1, 3}}};
+  auto const model = prepare("def forward(self, x):\n  return x.sum(), x.size(0), x");
+  model->load(nullptr);
+  std::vector<tensor> inputs{floats("x", {2, 3}, {1, 2, 3, 4, 5, 6})};
+  auto const all = model->run(inputs, {});
+  ASSERT_EQ(all.size(), 3U);
+  EXPECT_EQ(values_of(all[0]), values{21});
+  EXPECT_TRUE(all[0].shape.empty());
+  EXPECT_EQ(all[1].data[0], std::byte{2});
+  auto const some = model->run(inputs, {"same", "sum"});
+  ASSERT_EQ(some.size(), 2U);
+  EXPECT_EQ(some[0].name, "same");
+  EXPECT_EQ(some[1].name, "sum");
+  EXPECT_EQ(failure(*model, inputs, {"nothing"})->kind(), error_kind::invalid_argument);
+}
+
+TEST_F(a_torch_model, answers_dictionaries_by_name) {
+  options_.outputs = {{"b", datatype::fp32, {-1, 3}}, {"a", datatype::fp32, {-1, 3}}};
+  auto const model = prepare("def forward(self, x):\n  return {\"a\": x, \"b\": x + 1.0}");
+  model->load(nullptr);
+  auto const outputs = run(*model, {1, 2, 3});
+  EXPECT_EQ(outputs[0].name, "b");
+  EXPECT_EQ(values_of(outputs[0]), (values{2, 3, 4}));
+  EXPECT_EQ(values_of(outputs[1]), (values{1, 2, 3}));
+}
+
+TEST_F(a_torch_model, takes_one_number_where_forward_takes_a_number) {
+  options_.inputs.push_back({"n", datatype::int64, {-1}});
+  auto const model = prepare("def forward(self, x, n: int):\n  return x * n");
+  model->load(nullptr);
+  std::int64_t const three = 3;
+  tensor n{"n", datatype::int64, {1}, std::vector<std::byte>(8)};
+  std::memcpy(n.data.data(), &three, 8);
+  std::vector<tensor> inputs{n, floats("x", {1, 3}, {1, 2, 3})};  // any order
+  EXPECT_EQ(values_of(model->run(inputs, {})[0]), (values{3, 6, 9}));
+  inputs[0].shape = {2};
+  inputs[0].data.resize(16);
+  EXPECT_EQ(failure(*model, inputs)->kind(), error_kind::invalid_argument);
+}
+
+TEST_F(a_torch_model, refuses_inputs_that_do_not_fit_and_says_what_would) {
+  auto const model = prepare("def forward(self, x):\n  return x");
+  model->load(nullptr);
+  auto text = [&](std::vector<tensor> inputs) {
+    auto const thrown = failure(*model, std::move(inputs));
+    return thrown && thrown->kind() == error_kind::invalid_argument ? std::string{thrown->what()}
+                                                                    : "no refusal";
+  };
+  EXPECT_EQ(text({}), "model 'test': input 'x' is missing");
+  EXPECT_EQ(text({floats("x", {1, 2}, {1, 2})}),
+            "model 'test': input 'x' has the shape [1, 2]; the model takes [-1, 3]");
+  EXPECT_EQ(text({floats("x", {1, 3}, {1})}),
+            "model 'test': input 'x' of shape [1, 3] brings 4 bytes; its shape needs 12");
+  auto wrong_type = floats("x", {1, 3}, {1, 2, 3});
+  wrong_type.type = datatype::int32;
+  EXPECT_EQ(text({wrong_type}), "model 'test': input 'x' is INT32; the model takes FP32");
+  EXPECT_EQ(text({floats("x", {1, 3}, {1, 2, 3}), floats("z", {1}, {1})}),
+            "model 'test': the request has 2 inputs; the model takes 1");
+  EXPECT_EQ(
+      text({floats("x", {std::numeric_limits<std::int64_t>::max() / 2, 3}, {1})}),
+      "model 'test': input 'x' has the shape [4611686018427387903, 3], which no tensor can have");
+}
+
+TEST_F(a_torch_model, tells_torchs_own_reason_in_one_line) {
+  parameter("w", at::ones({4, 2}));
+  auto const model = prepare("def forward(self, x):\n  return x @ self.w");
+  lent_memory memory{model->bytes()};
+  model->load(memory.data());
+  auto const thrown = failure(*model, {floats("x", {1, 3}, {1, 2, 3})});
+  ASSERT_TRUE(thrown);
+  std::string const text = thrown->what();
+  EXPECT_NE(text.find("shapes cannot be multiplied"), std::string::npos) << text;
+  EXPECT_EQ(text.find('\n'), std::string::npos) << text;
+  EXPECT_EQ(text.find("frame"), std::string::npos) << text;
+  model->unload();
+}
+
+TEST_F(a_torch_model, calls_a_result_that_its_configuration_does_not_describe_internal) {
+  auto const model = prepare("def forward(self, x):\n  return x.to(6).sum(1)");
+  EXPECT_NO_THROW(model->load(nullptr));
+  auto const thrown = failure(*model, {floats("x", {1, 3}, {1, 2, 3})});
+  ASSERT_TRUE(thrown);
+  EXPECT_EQ(thrown->kind(), error_kind::internal);
+}
+
+TEST_F(a_torch_model, is_refused_when_its_configuration_names_other_inputs_than_forward_takes) {
+  options_.inputs.push_back({"z", datatype::fp32, {1}});
+  try {
+    (void)prepare("def forward(self, x):\n  return x");
+    FAIL() << "no error";
+  } catch (error const& thrown) {
+    EXPECT_EQ(thrown.kind(), error_kind::invalid_argument);
+    EXPECT_STREQ(thrown.what(),
+                 "model 'test': its configuration names 2 inputs, but 'forward' takes 1");
+  }
+}
+
+TEST_F(a_torch_model, is_refused_when_its_file_is_missing_or_no_torchscript) {
+  try {
+    (void)prepare_torch_model(options_);
+    FAIL() << "no error";
+  } catch (error const& thrown) {
+    EXPECT_EQ(thrown.kind(), error_kind::not_found);
+  }
+  std::ofstream{options_.file} << "this is no model";
+  try {
+    (void)prepare_torch_model(options_);
+    FAIL() << "no error";
+  } catch (error const& thrown) {
+    EXPECT_EQ(thrown.kind(), error_kind::invalid_argument);
+    EXPECT_EQ(std::string{thrown.what()}.find('\n'), std::string::npos) << thrown.what();
+  }
+}
+
+TEST_F(a_torch_model, with_bytes_tensors_is_unsupported) {
+  options_.inputs[0].type = datatype::bytes;
+  try {
+    (void)prepare("def forward(self, x):\n  return x");
+    FAIL() << "no error";
+  } catch (error const& thrown) {
+    EXPECT_EQ(thrown.kind(), error_kind::unsupported);
+  }
+}
+
+TEST_F(a_torch_model, whose_load_fails_stays_cold_and_can_be_loaded_later) {
+  parameter("w", at::ones({3}));
+  auto const model = prepare("def forward(self, x):\n  return x + self.w");
+  EXPECT_THROW(model->load(nullptr), error);
+  lent_memory memory{model->bytes()};
+  model->load(memory.data());
+  EXPECT_EQ(values_of(run(*model, {1, 1, 1})[0]), (values{2, 2, 2}));
+  model->unload();
+  memory.forbid();
+}
+
+}  // namespace
+}  // namespace sluice::server::testing

@@ -1,0 +1,443 @@
+"""The server as its users meet it: `sluice serve`, started for real on the host backend, spoken to over HTTP."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from server_models import AFFINE, Affine, ModelRepository, Raising, Slow, TinyNet
+
+PATIENCE_SECONDS = 60.0
+INVALID_ARGUMENT, NOT_FOUND, ALREADY_EXISTS, OUT_OF_MEMORY, UNSUPPORTED = 2, 3, 4, 5, 8
+
+
+def eventually(condition, what: str):
+    """Polls until `condition` returns something true, and returns it."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        if seen := condition():
+            return seen
+        time.sleep(0.01)
+    pytest.fail(f"not within {PATIENCE_SECONDS:g} s: {what}")
+
+
+class Server:
+    """One `sluice serve`, up or ended."""
+
+    def __init__(self, program: Path, policy: Path, log: Path, *arguments: str) -> None:
+        self.log_file = log
+        with log.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [program, "serve", "--policy", policy, "--port", "0", "--threads", "1", *arguments],
+                stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL)
+
+    def wait_until_listening(self) -> Server:
+        line = self.process.stdout.readline().decode()
+        match = re.fullmatch(r"listening on (http://127\.0\.0\.1:\d+)\n", line)
+        assert match, f"{line!r}; exit code {self.process.poll()}; log:\n{self.log()}"
+        self.url = match[1]
+        return self
+
+    def log(self) -> str:
+        return self.log_file.read_text(encoding="utf-8")
+
+    def request(self, path: str, body: bytes | None = None) -> tuple[int, dict]:
+        """Status and JSON of one request; GET without a body."""
+        try:
+            with urllib.request.urlopen(self.url + path, data=body, timeout=PATIENCE_SECONDS) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as failure:
+            return failure.code, json.load(failure)
+
+    def infer(self, model: str, inputs: list[dict], **more) -> tuple[int, dict]:
+        return self.request(f"/v2/models/{model}/infer", json.dumps({"inputs": inputs, **more}).encode())
+
+    def outputs(self, model: str, inputs: list[dict], **more) -> list[torch.Tensor]:
+        """The answer's tensors; fails on any status but 200."""
+        status, answer = self.infer(model, inputs, **more)
+        assert status == 200, answer
+        types = {"FP32": torch.float32, "INT64": torch.int64}
+        return [torch.tensor(each["data"], dtype=types[each["datatype"]]).reshape(each["shape"])
+                for each in answer["outputs"]]
+
+    def status(self) -> dict:
+        return self.request("/v2/sluice/status")[1]
+
+    def model(self, name: str) -> dict:
+        return next(each for each in self.status()["models"] if each["name"] == name)
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(PATIENCE_SECONDS)
+
+
+def floats(name: str, value: torch.Tensor) -> dict:
+    return {"name": name, "datatype": "FP32", "shape": list(value.shape), "data": value.flatten().tolist()}
+
+
+def integer(name: str, value: int) -> dict:
+    return {"name": name, "datatype": "INT64", "shape": [1], "data": [value]}
+
+
+class World:
+    """A model repository, a policy and the servers started with them."""
+
+    def __init__(self, program: Path, folder: Path) -> None:
+        self.program = program
+        self.folder = folder
+        self.models = ModelRepository(folder / "models")
+        self.servers: list[Server] = []
+
+    def policy(self, *models: str, memory: str = "64MiB", idle: str = "10m", more: str = "") -> Path:
+        """A policy that serves `models`, each released after `idle` without a request."""
+        lines = ["version: 1", f"server: {{model_repository: {self.models.root}}}",
+                 f"pool: {{backend: host, memory: {memory}}}", "scheduler: {tick: 20ms}", "models:"]
+        lines += [f"  - {{name: {name}, slo: {{latency: 500ms}}, warm: {{mode: fixed, max_idle: {idle}}}{more}}}"
+                  for name in models]
+        path = self.folder / "policy.yaml"
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return path
+
+    def start(self, policy: Path, *arguments: str) -> Server:
+        server = Server(self.program, policy, self.folder / f"server-{len(self.servers)}.log", *arguments)
+        self.servers.append(server)
+        return server
+
+    def serve(self, policy: Path, *arguments: str) -> Server:
+        return self.start(policy, *arguments).wait_until_listening()
+
+    def refused(self, policy: Path, *arguments: str) -> tuple[int, str]:
+        """Exit code and message of a server that does not come up."""
+        server = self.start(policy, *arguments)
+        code = server.process.wait(PATIENCE_SECONDS)
+        assert server.process.stdout.read() == b""
+        return code, server.log()
+
+    def pool(self) -> dict:
+        answer = subprocess.run([self.program, "status", "--json"], capture_output=True, check=True)
+        return json.loads(answer.stdout)["pool"]
+
+
+@pytest.fixture
+def world(sluice, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLUICE_BACKEND", "host")
+    made = World(sluice, tmp_path)
+    yield made
+    for server in made.servers:
+        if server.process.poll() is None:
+            server.process.kill()
+        server.process.wait()
+        server.process.stdout.close()
+
+
+@pytest.fixture
+def affine(world):
+    return world.models.add("affine", Affine(padding_mib=8), **AFFINE)
+
+
+X = torch.tensor([[1.0, -2.0, 0.5], [3.0, 0.25, -1.0]])
+
+
+def test_first_request_loads_the_model_and_the_second_finds_it(world, affine):
+    server = world.serve(world.policy("affine"))
+    assert server.model("affine")["state"] == "cold"
+    assert world.pool()["serving_bytes"] == 0
+    for _ in range(2):
+        torch.testing.assert_close(server.outputs("affine", [floats("x", X)])[0], affine(X))
+    seen = server.model("affine")
+    assert (seen["state"], seen["cold_starts"], seen["requests"], seen["failed"]) == ("warm", 1, 2, 0)
+    weights = sum(each.numel() * each.element_size() for each in affine.parameters())
+    assert weights <= seen["bytes"] < weights + 4096
+    assert seen["bytes"] <= world.pool()["serving_bytes"] < seen["bytes"] + 2 * 2**21
+    latency = server.status()["latency_ms"]
+    assert (latency["cold"]["n"], latency["warm"]["n"]) == (1, 1)
+    assert "cold start model=affine" in server.log()
+
+
+def test_answers_of_a_network_are_those_of_eager_pytorch(world):
+    net = world.models.add("net", TinyNet(), {"image": ("TYPE_FP32", [1, 8, 8])},
+                           {"logits": ("TYPE_FP32", [10]), "best": ("TYPE_INT64", [])})
+    server = world.serve(world.policy("net"))
+    image = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = net(image)
+    logits, best = server.outputs("net", [floats("image", image)])
+    torch.testing.assert_close(logits, expected[0])
+    assert torch.equal(best, expected[1])
+    only_best = server.outputs("net", [floats("image", image)], outputs=[{"name": "best"}])
+    assert len(only_best) == 1
+    assert torch.equal(only_best[0], expected[1])
+
+
+def test_an_idle_model_gives_its_memory_back_and_is_right_when_it_returns(world, affine):
+    server = world.serve(world.policy("affine", idle="200ms"))
+    for round_number in (1, 2, 3):
+        torch.testing.assert_close(server.outputs("affine", [floats("x", X)])[0], affine(X))
+        eventually(lambda: server.model("affine")["state"] == "cold", "the model is released")
+        assert world.pool()["serving_bytes"] == 0
+        assert server.model("affine")["cold_starts"] == round_number
+
+
+def test_watching_neither_wakes_a_model_nor_keeps_it_awake(world, affine):
+    server = world.serve(world.policy("affine", idle="300ms"))
+    paths = ["/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/affine", "/v2/models/affine/ready",
+             "/v2/models/affine/config", "/v2/sluice/status"]
+
+    def watch() -> None:
+        for path in paths:
+            server.request(path)
+
+    for _ in range(3):
+        watch()
+    assert server.model("affine")["cold_starts"] == 0
+    server.outputs("affine", [floats("x", X)])
+
+    def released() -> bool:
+        watch()
+        return server.model("affine")["state"] == "cold"
+
+    eventually(released, "the model is released although it is being watched")
+
+
+def test_readiness_tells_cold_from_warm(world, affine):
+    server = world.serve(world.policy("affine"))
+    assert server.request("/v2/health/ready")[0] == 200
+    status, answer = server.request("/v2/models/affine/ready")
+    assert status == 503
+    assert "cold" in answer["error"]
+    server.outputs("affine", [floats("x", X)])
+    assert server.request("/v2/models/affine/ready") == (200, {"name": "affine", "ready": True})
+
+
+@pytest.mark.parametrize(("body", "words"), [
+    (b"{", []),
+    (b"[]", []),
+    (b"{}", ["inputs"]),
+    (json.dumps({"inputs": []}).encode(), ["x"]),
+    (json.dumps({"inputs": [floats("z", X)]}).encode(), ["z"]),
+    (json.dumps({"inputs": [floats("x", X[:, :2])]}).encode(), ["x", "[2, 2]"]),
+    (json.dumps({"inputs": [{**floats("x", X), "shape": [2, 4]}]}).encode(), ["x"]),
+    (json.dumps({"inputs": [{**floats("x", X), "datatype": "INT64"}]}).encode(), ["x", "INT64", "FP32"]),
+    (json.dumps({"inputs": [{**floats("x", X), "datatype": "FP31"}]}).encode(), ["FP31"]),
+    (json.dumps({"inputs": [{**floats("x", X), "data": [1, 2, "three", 4, 5, 6]}]}).encode(), ["x"]),
+    (json.dumps({"inputs": [floats("x", X)], "outputs": [{"name": "nothing"}]}).encode(), ["nothing"]),
+])
+def test_a_malformed_request_is_told_what_is_wrong_and_harms_nobody(world, affine, body, words):
+    server = world.serve(world.policy("affine"))
+    status, answer = server.request("/v2/models/affine/infer", body)
+    assert status == 400, answer
+    for word in words:
+        assert word in answer["error"]
+    assert "\n" not in answer["error"]
+    torch.testing.assert_close(server.outputs("affine", [floats("x", X)])[0], affine(X))
+
+
+def test_unknown_models_versions_and_paths_are_not_found(world, affine):
+    server = world.serve(world.policy("affine"))
+    for path in ("/v2/models/nobody", "/v2/models/nobody/ready", "/v2/models/affine/versions/7", "/v3"):
+        status, answer = server.request(path)
+        assert status == 404, path
+        assert answer["error"]
+    assert server.infer("nobody", [floats("x", X)])[0] == 404
+
+
+def test_a_model_that_raises_is_told_in_one_line_and_goes_on(world):
+    world.models.add("raising", Raising(), **{**AFFINE, "outputs": {"y": ("TYPE_FP32", [3])}})
+    server = world.serve(world.policy("raising"))
+    for _ in range(2):
+        status, answer = server.infer("raising", [floats("x", X)])
+        assert status == 400
+        assert "negative numbers are not taken" in answer["error"]
+        assert "\n" not in answer["error"]
+        assert "Traceback" not in answer["error"]
+        assert torch.equal(server.outputs("raising", [floats("x", X.abs())])[0], X.abs())
+
+
+def test_the_newest_version_answers_unless_another_is_named(world, affine):
+    second = world.models.add("affine", Affine(seed=2), **AFFINE, version="2")
+    config = world.models.root / "affine" / "config.pbtxt"
+    config.write_text(config.read_text() + "version_policy { all {} }\n")
+    server = world.serve(world.policy("affine"))
+    torch.testing.assert_close(server.outputs("affine", [floats("x", X)])[0], second(X))
+    torch.testing.assert_close(server.outputs("affine/versions/1", [floats("x", X)])[0], affine(X))
+
+
+def test_concurrent_requests_on_two_models_get_their_own_answers(world, affine):
+    other = world.models.add("other", Affine(seed=9, padding_mib=6), **AFFINE)
+    server = world.serve(world.policy("affine", "other", memory="12MiB"))  # room for one at a time
+    references = {"affine": affine, "other": other}
+
+    def ask(number: int) -> None:
+        name = "affine" if number % 3 else "other"
+        x = torch.randn(1 + number % 4, 3, generator=torch.Generator().manual_seed(number))
+        torch.testing.assert_close(server.outputs(name, [floats("x", x)])[0], references[name](x))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask, range(60)))
+    seen = server.status()
+    assert seen["requests"] == {"total": 60, "failed": 0, "in_flight": 0}
+    assert all(each["cold_starts"] > 0 for each in seen["models"])
+
+
+def test_a_request_that_waits_longer_than_its_timeout_is_told_so(world):
+    world.models.add("slow", Slow(), {"n": ("TYPE_INT64", [1])}, {"rounds": ("TYPE_INT64", [1])}, batched=False)
+    server = world.serve(world.policy("slow"))
+    with ThreadPoolExecutor(1) as pool:
+        long_one = pool.submit(server.outputs, "slow", [integer("n", 1500)])
+        eventually(lambda: server.status()["requests"]["in_flight"] == 1, "the first request runs")
+        status, answer = server.infer("slow", [integer("n", 1)], parameters={"timeout": 1000})
+        assert status == 504, answer
+        assert "slow" in answer["error"]
+        assert not long_one.done()
+        assert int(long_one.result()[0]) == 1500
+
+
+def test_requests_in_flight_are_answered_before_the_server_ends(world):
+    world.models.add("slow", Slow(), {"n": ("TYPE_INT64", [1])}, {"rounds": ("TYPE_INT64", [1])}, batched=False)
+    server = world.serve(world.policy("slow"))
+    with ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(server.outputs, "slow", [integer("n", 150)]) for _ in range(3)]
+        eventually(lambda: server.status()["requests"]["in_flight"] == 3, "three requests are in flight")
+        assert server.end() == 0, server.log()
+        assert [int(each.result()[0]) for each in answers] == [150] * 3
+    assert world.pool()["serving_bytes"] == 0
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", int(server.url.rpartition(":")[2]))) != 0
+
+
+def test_always_warm_models_are_loaded_before_the_first_request(world, affine):
+    policy = world.policy("affine")
+    policy.write_text(policy.read_text().replace("mode: fixed, max_idle: 10m", "mode: always"))
+    server = world.serve(policy)
+    assert server.model("affine")["state"] == "warm"
+    assert server.model("affine")["idle_timeout_s"] is None
+    torch.testing.assert_close(server.outputs("affine", [floats("x", X)])[0], affine(X))
+    assert server.status()["latency_ms"]["cold"]["n"] == 0
+
+
+def test_the_status_tells_promise_prediction_and_load_times(world, affine):
+    server = world.serve(world.policy("affine"))
+    for _ in range(5):
+        server.outputs("affine", [floats("x", X)])
+    eventually(lambda: server.model("affine")["observed_requests"] == 5, "the scheduler has seen the requests")
+    seen = server.model("affine")
+    assert seen["slo"] == {"percentile": 0.99, "latency_ms": 500.0, "attainment": 0.99, "window_s": 300.0}
+    assert seen["observed_attainment"] == 1.0
+    assert 0.0 <= seen["predicted_attainment"] <= 1.0
+    assert seen["idle_timeout_s"] == 600.0
+    assert seen["load_ms"] > 0
+    handover = server.status()["handovers"][0]
+    assert handover["model"] == "affine"
+    assert handover["total_us"] > 0
+    assert handover["load_us"] > 0
+
+
+@pytest.mark.parametrize("kind", ["file", "model", "repository"])
+def test_a_missing_model_ends_the_start_with_its_name(world, affine, kind):
+    policy = world.policy("affine", "absent")
+    if kind == "file":
+        policy = world.policy("affine")
+        (world.models.root / "affine" / "1" / "model.pt").unlink()
+    elif kind == "repository":
+        policy.write_text(policy.read_text().replace(str(world.models.root), "/nowhere/models"))
+    code, message = world.refused(policy)
+    assert code == NOT_FOUND, message
+    assert {"file": "affine", "model": "absent", "repository": "/nowhere/models"}[kind] in message
+
+
+def test_a_file_that_is_no_torchscript_ends_the_start(world, affine):
+    file = world.models.root / "affine" / "1" / "model.pt"
+    file.write_bytes(b"this is no model")
+    code, message = world.refused(world.policy("affine"))
+    assert code == INVALID_ARGUMENT, message
+    assert str(file) in message
+    assert "frame #" not in message
+
+
+def test_a_model_with_text_tensors_is_unsupported(world, affine):
+    world.models.configure("affine", {"x": ("TYPE_STRING", [3])}, AFFINE["outputs"])
+    code, message = world.refused(world.policy("affine"))
+    assert code == UNSUPPORTED, message
+    assert "BYTES" in message
+
+
+def test_every_mistake_of_a_policy_is_told(world, affine):
+    policy = world.policy("affine")
+    policy.write_text("version: 1\nserver: {prot: 80}\npool: {memory: 3}\nmodels: [{name: affine}]\n")
+    code, message = world.refused(policy)
+    assert code == INVALID_ARGUMENT, message
+    for place in ("server.prot", "pool.memory", "models[0].slo"):
+        assert place in message
+
+
+def test_a_taken_port_ends_the_start(world, affine):
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        policy = world.policy("affine")
+        policy.write_text(policy.read_text().replace("server: {", f"server: {{port: {port}, "))
+        server = Server(world.program, policy, world.folder / "taken.log", "--port", str(port))
+        world.servers.append(server)
+        assert server.process.wait(PATIENCE_SECONDS) == ALREADY_EXISTS, server.log()
+        assert str(port) in server.log()
+
+
+def test_a_second_server_on_a_pool_is_refused_and_the_first_goes_on(world, affine):
+    policy = world.policy("affine")
+    first = world.serve(policy)
+    code, message = world.refused(policy)
+    assert code == ALREADY_EXISTS, message
+    assert str(first.process.pid) in message or "server" in message
+    torch.testing.assert_close(first.outputs("affine", [floats("x", X)])[0], affine(X))
+    assert first.end() == 0
+    successor = world.serve(policy)
+    torch.testing.assert_close(successor.outputs("affine", [floats("x", X)])[0], affine(X))
+
+
+def test_a_pool_larger_than_the_machine_is_refused(world, affine):
+    code, message = world.refused(world.policy("affine", memory="900TiB"))
+    assert code == OUT_OF_MEMORY, message
+    assert "900 TiB" in message or "900TiB" in message or "GiB" in message
+
+
+def test_a_model_larger_than_the_pool_is_refused_at_start(world, affine):
+    code, message = world.refused(world.policy("affine", memory="4MiB"))
+    assert code == OUT_OF_MEMORY, message
+    assert "affine" in message
+
+
+def test_a_successor_of_a_killed_server_serves_from_the_same_pool(world, affine):
+    policy = world.policy("affine")
+    first = world.serve(policy)
+    first.outputs("affine", [floats("x", X)])
+    pool_id = world.pool()["id"]
+    first.process.kill()
+    first.process.wait()
+    eventually(lambda: world.pool()["serving_bytes"] == 0, "the dead server's memory is taken back")
+    second = world.serve(policy)
+    torch.testing.assert_close(second.outputs("affine", [floats("x", X)])[0], affine(X))
+    assert world.pool()["id"] == pool_id
+
+
+def test_the_weights_of_cold_models_are_not_in_the_servers_own_memory(world):
+    world.models.add("large", Affine(padding_mib=192), **AFFINE)
+    world.models.add("small", Affine(), **AFFINE)
+
+    def anonymous_mib(server: Server) -> float:
+        text = Path(f"/proc/{server.process.pid}/status").read_text()
+        return int(re.search(r"RssAnon:\s+(\d+) kB", text)[1]) / 1024
+
+    with_large = world.serve(world.policy("large", memory="256MiB"))
+    large = anonymous_mib(with_large)
+    assert with_large.end() == 0
+    small = anonymous_mib(world.serve(world.policy("small", memory="256MiB")))
+    assert large - small < 64, "a cold model's 192 MiB belong to the page cache"
