@@ -9,7 +9,8 @@ find_path(CUDA_DRIVER_INCLUDE_DIR cuda.h
         "${sluice_site_packages}/triton/backends/nvidia/include")
 
 include(FindPackageHandleStandardArgs)
-find_package_handle_standard_args(CudaDriverHeaders REQUIRED_VARS CUDA_DRIVER_INCLUDE_DIR)
+find_package_handle_standard_args(CudaDriverHeaders REQUIRED_VARS CUDA_DRIVER_INCLUDE_DIR
+  REASON_FAILURE_MESSAGE "cuda.h came neither with torch nor with a toolkit: ${SLUICE_PYTHON} -m pip install nvidia-cuda-runtime")
 if(CudaDriverHeaders_FOUND AND NOT TARGET CudaDriver::headers)
   add_library(CudaDriver::headers INTERFACE IMPORTED)
   target_include_directories(CudaDriver::headers SYSTEM INTERFACE "${CUDA_DRIVER_INCLUDE_DIR}")

@@ -12,16 +12,17 @@ find_library(TORCH_ALL torch HINTS "${sluice_torch_lib}" NO_DEFAULT_PATH)
 find_path(TORCH_INCLUDE_DIR torch/script.h HINTS "${SLUICE_TORCH_DIR}/include" NO_DEFAULT_PATH)
 
 include(FindPackageHandleStandardArgs)
-find_package_handle_standard_args(TorchLibs REQUIRED_VARS TORCH_C10 TORCH_CPU TORCH_ALL TORCH_INCLUDE_DIR)
+find_package_handle_standard_args(TorchLibs
+  REQUIRED_VARS TORCH_C10 TORCH_CPU TORCH_ALL TORCH_INCLUDE_DIR
+  REASON_FAILURE_MESSAGE "${SLUICE_PYTHON} has no torch: run ./scripts/setup.sh, or build with -DSLUICE_WITH_TORCH=OFF")
+if(TorchLibs_FOUND AND NOT SLUICE_TORCH_VERSION MATCHES "^2\\.11\\.")
+  message(FATAL_ERROR "torch of ${SLUICE_PYTHON} is ${SLUICE_TORCH_VERSION}, but Sluice is built against 2.11. Run ./scripts/setup.sh")
+endif()
 
 if(TorchLibs_FOUND AND NOT TARGET TorchLibs::cpu)
-  execute_process(
-    COMMAND "${SLUICE_PYTHON}" -c "import torch; print(int(torch._C._GLIBCXX_USE_CXX11_ABI))"
-    OUTPUT_VARIABLE sluice_torch_cxx11_abi OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
   add_library(TorchLibs::cpu INTERFACE IMPORTED)
   target_include_directories(TorchLibs::cpu SYSTEM INTERFACE
     "${TORCH_INCLUDE_DIR}" "${TORCH_INCLUDE_DIR}/torch/csrc/api/include")
-  target_compile_definitions(TorchLibs::cpu INTERFACE _GLIBCXX_USE_CXX11_ABI=${sluice_torch_cxx11_abi})
   target_link_libraries(TorchLibs::cpu INTERFACE "${TORCH_CPU}" "${TORCH_C10}")
   target_link_options(TorchLibs::cpu INTERFACE "-Wl,-rpath,${sluice_torch_lib}")
   add_library(TorchLibs::torch INTERFACE IMPORTED)

@@ -1,0 +1,247 @@
+#!/usr/bin/env python3
+"""Checks format and findings of the project's sources: clang-format, clang-tidy, shellcheck.
+
+    ./scripts/lint.sh                         all three
+    ./scripts/lint.sh --tidy scheduler        clang-tidy, on the files under scheduler/ alone
+    ./scripts/lint.sh --fix                   rewrite what clang-format finds
+
+clang-tidy reads the compile commands of build/release, so that must have been built. A file that
+was clean is not looked at again until its text, a project header that it includes, its compile
+command or the configuration changes; stamps lie in .cache/lint. Exit status: 0 clean, 1 findings,
+2 it could not be run.
+"""
+
+import argparse
+import concurrent.futures
+import functools
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = ROOT / ".cache" / "lint"
+SOURCES = (".cpp", ".hpp", ".h")
+
+# What reads one file at a time and was written for g++: warnings (g++ gives its own), and the
+# precompiled header, which clang cannot read.
+DROPPED = re.compile(r"-W(?!l,|a,|p,).*|-fno-sanitize-recover.*|-fpch-preprocess|-Winvalid-pch")
+
+
+class Unusable(Exception):
+    """The check cannot be made here; the message says what would help."""
+
+
+def tool(name: str) -> str:
+    """The path of a tool, by preference the release that the configuration was written for."""
+    for candidate in (f"{name}-14", name):
+        if found := shutil.which(candidate):
+            return found
+    raise Unusable(f"{name} is not here: run ./scripts/setup.sh --lint")
+
+
+def project_files() -> list[Path]:
+    """Every file that belongs to the project: known to git, or new and not ignored."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True)
+    files = (ROOT / name for name in sorted(set(listed.stdout.split("\0"))) if name)
+    return [file for file in files if file.is_file()]
+
+
+def under(files: list[Path], folders: list[str]) -> list[Path]:
+    """Those of `files` that lie in one of `folders`; all without folders."""
+    roots = [(Path.cwd() / folder).resolve() for folder in folders]
+    return [f for f in files if not roots or any(f.is_relative_to(root) for root in roots)]
+
+
+def run(command: list[str]) -> tuple[bool, str]:
+    """Runs a checker: whether it was content, and what it said."""
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.returncode == 0, done.stdout + done.stderr
+
+
+def check_format(folders: list[str], fix: bool) -> tuple[bool, str]:
+    """clang-format over all C++ sources."""
+    files = [str(f) for f in under(project_files(), folders) if f.suffix in SOURCES]
+    mode = ["-i"] if fix else ["--dry-run", "--Werror"]
+    return run([tool("clang-format"), "--style=file", *mode, *files]) if files else (True, "")
+
+
+def check_shell(folders: list[str]) -> tuple[bool, str]:
+    """shellcheck over all shell scripts."""
+    files = [f for f in under(project_files(), folders) if is_shell_script(f)]
+    names = [str(f.relative_to(ROOT)) for f in files]
+    return run([tool("shellcheck"), "--external-sources", *names]) if names else (True, "")
+
+
+def is_shell_script(file: Path) -> bool:
+    with file.open("rb") as opened:
+        return file.suffix == ".sh" or re.match(rb"#!.*\b(ba)?sh\b", opened.readline()) is not None
+
+
+class CompileCommands:
+    """The compile commands of a build, as clang can follow them, and what each file depends on."""
+
+    def __init__(self, build: Path):
+        database = build / "compile_commands.json"
+        if not database.exists():
+            raise Unusable(f"{database} is not there: run ./scripts/build.sh {build.name}")
+        self.commands: dict[Path, list[str]] = {}
+        self.outputs: dict[Path, str] = {}
+        for entry in json.loads(database.read_text()):
+            file = (Path(entry["directory"]) / entry["file"]).resolve()
+            if file.suffix == ".cpp" and file.is_relative_to(ROOT) and file not in self.commands:
+                words = shlex.split(entry["command"])
+                self.commands[file] = self.adapted(words)
+                self.outputs[file] = words[words.index("-o") + 1]
+        self.dependencies = self.read_dependencies(build)
+        CACHE.mkdir(parents=True, exist_ok=True)
+        entries = [{"directory": str(build), "file": str(file), "arguments": command}
+                   for file, command in self.commands.items()]
+        (CACHE / "compile_commands.json").write_text(json.dumps(entries, indent=1))
+
+    @staticmethod
+    def adapted(command: list[str]) -> list[str]:
+        """A command without what only g++ understands."""
+        kept, words = [], iter(command)
+        for word in words:
+            if word == "-include":
+                header = next(words)
+                kept += [] if "cmake_pch" in header else [word, header]
+            elif not DROPPED.fullmatch(word):
+                kept.append(word)
+        return kept
+
+    @staticmethod
+    def read_dependencies(build: Path) -> dict[str, list[Path]]:
+        """The project's headers that each object was last built from, as ninja recorded them."""
+        _, listing = run(["ninja", "-C", str(build), "-t", "deps"])
+        found: dict[str, list[Path]] = {}
+        inside: list[Path] = []
+        for line in listing.splitlines():
+            if header := re.match(r"(\S.*): #deps \d+", line):
+                inside = found.setdefault(header.group(1), [])
+            elif line.startswith("    "):
+                path = (build / line.strip()).resolve()
+                if path.is_relative_to(ROOT) and ".venv" not in path.parts:
+                    inside.append(path)
+        return found
+
+    def fingerprint(self, file: Path, configuration: str) -> str:
+        """Changes whenever linting `file` again could give another answer."""
+        headers = self.dependencies.get(self.outputs[file])
+        if headers is None:  # not built: every header may matter
+            headers = [f for f in project_files() if f.suffix in (".hpp", ".h")]
+        parts = [configuration, json.dumps(self.commands[file])]
+        parts += [f"{path}:{digest(path)}" for path in sorted({file, *headers}) if path.exists()]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+@functools.cache
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def check_tidy(folders: list[str], build: Path, jobs: int) -> tuple[bool, str]:
+    """clang-tidy over every source file that is compiled; every source file must be."""
+    program = tool("clang-tidy")
+    database = CompileCommands(build)
+    files = [f for f in under(project_files(), folders) if f.suffix == ".cpp"]
+    orphans = [f for f in files if f not in database.commands]
+    said = [f"{f.relative_to(ROOT)}: belongs to no target of {build.name}" for f in orphans]
+
+    configuration = run([program, "--version"])[1]
+    configuration += "".join(f.read_text() for f in project_files() if f.name == ".clang-tidy")
+    fingerprints = {f: database.fingerprint(f, configuration) for f in files if f not in orphans}
+    stamps = CACHE / "clean"
+    stamps.mkdir(parents=True, exist_ok=True)
+    todo = [f for f, fingerprint in fingerprints.items() if not (stamps / fingerprint).exists()]
+
+    def lint(file: Path) -> tuple[Path, bool, str, float]:
+        started = time.monotonic()
+        clean, text = run([program, "--quiet", "-p", str(CACHE), str(file)])
+        return file, clean, text, time.monotonic() - started
+
+    # Large files first, so that no core ends the run alone with one of them.
+    todo.sort(key=lambda f: -len(database.dependencies.get(database.outputs[f], [])))
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        for done, (file, clean, text, seconds) in enumerate(pool.map(lint, todo), 1):
+            name = file.relative_to(ROOT)
+            print(f"    [{done}/{len(todo)}] {name} {seconds:.1f} s"
+                  + ("" if clean else "  has findings"), flush=True)
+            if clean:
+                (stamps / fingerprints[file]).touch()
+            else:
+                said.append(re.sub(r"^\d+ warnings.*\n?|^Suppressed .*\n?|^Use -header.*\n?", "",
+                                   text, flags=re.MULTILINE))
+    for stamp in stamps.iterdir():  # what no file answers to any more
+        if stamp.name not in fingerprints.values() and not folders:
+            stamp.unlink()
+    print(f"    clang-tidy: {len(todo)} files looked at, {len(files) - len(todo)} unchanged")
+    return not said, "\n".join(said)
+
+
+def write_junit(path: Path, results: list[tuple[str, bool, str, float]]) -> None:
+    """Writes the checks as test cases in the form that CTest and pytest write."""
+    suite = ElementTree.Element("testsuite", name="lint", tests=str(len(results)))
+    for name, clean, text, seconds in results:
+        case = ElementTree.SubElement(
+            suite, "testcase", classname="lint", name=name, time=f"{seconds:.3f}")
+        if not clean:
+            printable = re.sub(r"[^\t\n\r\x20-\uFFFD]", "?", text)
+            ElementTree.SubElement(case, "failure", message="findings").text = printable
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ElementTree.ElementTree(suite).write(path, encoding="utf-8", xml_declaration=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("folders", nargs="*", help="look at the files under these alone")
+    parser.add_argument("--format", action="store_true", help="clang-format")
+    parser.add_argument("--tidy", action="store_true", help="clang-tidy")
+    parser.add_argument("--shell", action="store_true", help="shellcheck")
+    parser.add_argument("--fix", action="store_true", help="rewrite as clang-format wants")
+    parser.add_argument("--build", type=Path, default=ROOT / "build" / "release",
+                        help="a finished build")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="files at once")
+    parser.add_argument("--junit", type=Path, help="also write the results there")
+    options = parser.parse_args()
+    folders, build = options.folders, options.build.resolve()
+    everything = not (options.format or options.shell or options.tidy or options.fix)
+    chosen = {}
+    if options.format or options.fix or everything:
+        chosen["clang-format"] = lambda: check_format(folders, options.fix)
+    if options.shell or everything:
+        chosen["shellcheck"] = lambda: check_shell(folders)
+    if options.tidy or everything:
+        chosen["clang-tidy"] = lambda: check_tidy(folders, build, options.jobs)
+
+    results = []
+    unusable = False
+    for name, check in chosen.items():
+        started = time.monotonic()
+        try:
+            clean, text = check()
+        except Unusable as problem:
+            clean, text, unusable = False, str(problem), True
+        seconds = time.monotonic() - started
+        results.append((name, clean, text, seconds))
+        if not clean:
+            print(text, file=sys.stderr)
+        print(f"==> {name}: {'clean' if clean else 'findings'} ({seconds:.1f} s)", flush=True)
+    if options.junit:
+        write_junit(options.junit, results)
+    return 2 if unusable else int(not all(clean for _, clean, _, _ in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,239 @@
+"""Builds and runs the tests stage by stage, and adds up what came out. Called by run.sh.
+
+A stage is one command. Its cases are read from the JUnit files that it writes; one that writes
+none, such as a build, is a case itself. A stage that crashes, runs out of time or leaves no results
+counts as a failed case, so nothing can be lost silently.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "build" / "test-results"
+SHOWN_LINES = 60  # of the output of each failure
+PYTEST_FOUND_NO_TEST = "ended with status 5"
+
+
+@dataclass
+class Case:
+    """One test: `outcome` is passed, failed or skipped."""
+
+    name: str
+    outcome: str
+    output: str = ""
+
+
+@dataclass
+class Stage:
+    """One command, and the JUnit files (by glob, under RESULTS) in which it leaves its cases."""
+
+    name: str
+    command: list[str]
+    junit: str = ""
+    limit_seconds: float = 900
+    environment: dict[str, str] = field(default_factory=dict)
+    may_be_empty: bool = False
+
+
+def junit_cases(stage: str, file: Path) -> list[Case]:
+    """The cases of a JUnit file as CTest, pytest and GoogleTest write it."""
+    cases = []
+    for element in ElementTree.parse(file).iter("testcase"):
+        labels = (element.get("classname"), element.get("name"))
+        name = f"{stage}: " + "::".join(dict.fromkeys(filter(None, labels)))
+        bad = [e for e in element if e.tag in ("failure", "error")]
+        skipped = element.find("skipped")
+        # CTest also calls a test skipped whose program was not built: that must not pass unseen.
+        by_choice = skipped is not None and (
+            element.get("status") != "notrun" or skipped.get("message", "").startswith("SKIP_"))
+        if bad or element.get("status") == "fail" or skipped is not None and not by_choice:
+            parts = [e.get("message", "") + "\n" + (e.text or "") for e in bad]
+            parts += [e.text or "" for e in element if e.tag in ("system-out", "system-err")]
+            cases.append(Case(name, "failed", "\n".join(parts).strip()))
+        else:
+            cases.append(Case(name, "skipped" if by_choice else "passed"))
+    return cases
+
+
+def run_command(stage: Stage, log: Path) -> str:
+    """Runs a stage's command. Returns why it did not end well, or nothing."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            stage.command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output,
+            stderr=subprocess.STDOUT, env={**os.environ, **stage.environment},
+            start_new_session=True)
+        try:
+            status = process.wait(stage.limit_seconds)
+        except BaseException as problem:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if not isinstance(problem, subprocess.TimeoutExpired):
+                raise
+            return f"did not end within {stage.limit_seconds:g} s"
+    if status < 0:
+        return f"was killed by signal {-status}"
+    return f"ended with status {status}" if status else ""
+
+
+def run_stage(stage: Stage) -> list[Case]:
+    """Runs a stage and returns its cases, at least one unless it may be empty."""
+    print(f"==> {stage.name}", flush=True)
+    started = time.monotonic()
+    log = RESULTS / f"{stage.name.replace(' ', '-')}.log"
+    problem = run_command(stage, log)
+    cases = []
+    files = sorted(RESULTS.glob(stage.junit)) if stage.junit else []
+    for file in files:
+        try:
+            cases += junit_cases(stage.name, file)
+        except ElementTree.ParseError as error:
+            cases.append(Case(f"{stage.name}: {file.name}", "failed", f"cannot be read: {error}"))
+    if stage.may_be_empty and not cases:
+        problem = problem.replace(PYTEST_FOUND_NO_TEST, "")
+    elif stage.junit and not cases:
+        problem = problem or "ran no test"
+    if not (stage.junit or problem):
+        cases.append(Case(stage.name, "passed"))
+    if problem and not any(case.outcome == "failed" for case in cases):
+        cases.append(Case(f"{stage.name}: {problem}", "failed", log.read_text(errors="replace")))
+    count = {o: sum(c.outcome == o for c in cases) for o in ("passed", "failed", "skipped")}
+    print("    " + ", ".join(f"{n} {outcome}" for outcome, n in count.items() if n)
+          + f" ({time.monotonic() - started:.0f} s)", flush=True)
+    return cases
+
+
+def fixed_addresses() -> list[str]:
+    """A prefix that turns address randomisation off, which older ThreadSanitizers cannot bear."""
+    prefix = ["setarch", "--addr-no-randomize"]
+    if not shutil.which("setarch"):
+        return []
+    return prefix if subprocess.run([*prefix, "true"], check=False).returncode == 0 else []
+
+
+def has_gpu() -> bool:
+    """Whether a driver answers for at least one GPU."""
+    if not shutil.which("nvidia-smi"):
+        return False
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    return listed.returncode == 0 and "GPU 0" in listed.stdout
+
+
+def chosen_python() -> str:
+    """The interpreter with torch that setup.sh recorded."""
+    recorded = ROOT / ".cache" / "python"
+    return recorded.read_text().strip() if recorded.exists() else sys.executable
+
+
+def unit_tests(preset: str, pattern: str) -> Stage:
+    """The unit tests of a preset, through CTest."""
+    command = ["ctest", "--preset", preset, "--output-junit", str(RESULTS / f"unit-{preset}.xml"),
+               "--no-tests=ignore", "-j", str(os.cpu_count())]
+    if pattern:
+        command += ["-R", pattern]
+    prefix = fixed_addresses() if preset == "tsan" else []
+    return Stage(f"unit tests {preset}", prefix + command, f"unit-{preset}.xml",
+                 may_be_empty=bool(pattern))
+
+
+def prebuilt_unit_tests(pattern: str) -> Stage:
+    """The unit tests of build/release without CTest, whose files name the machine that built it."""
+    names = (ROOT / "build" / "release" / "unit_tests.txt").read_text().split()
+    script = "status=0\n"
+    for name in names:
+        result = RESULTS / f"unit-prebuilt-{name}.xml"
+        script += (f"build/release/bin/{name} --gtest_output=xml:{result}"
+                   + (f" --gtest_filter='*{pattern}*'" if pattern else "")
+                   + f" || {{ status=$?; echo \"{name} ended with status $status\"; }}\n")
+    return Stage("unit tests prebuilt", ["bash", "-c", script + "exit $status"],
+                 "unit-prebuilt-*.xml", may_be_empty=bool(pattern))
+
+
+def pytest_stage(name: str, paths: list[str], pattern: str) -> Stage:
+    """pytest over `paths`, with the Python that has torch."""
+    junit = f"pytest-{name.split()[0]}.xml"
+    command = [chosen_python(), "-m", "pytest", "-p", "no:cacheprovider", "--durations=10",
+               f"--junitxml={RESULTS / junit}", *paths]
+    if pattern:
+        command += ["-k", pattern]
+    return Stage(name, command, junit, limit_seconds=2400, may_be_empty=bool(pattern),
+                 environment={"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"})
+
+
+def planned_stages(options: argparse.Namespace) -> list[Stage]:
+    """The stages that this run takes, cheap answers first."""
+    build = "./scripts/build.sh"
+    whole = not (options.fast or options.prebuilt or options.pattern)
+    stages = []
+    if options.prebuilt:
+        stages.append(prebuilt_unit_tests(options.pattern))
+    else:
+        stages.append(Stage("build release", [build, "release"], limit_seconds=2400))
+        stages.append(unit_tests("release", options.pattern))
+    stages.append(pytest_stage("system tests", ["tests", "--ignore=tests/gpu"], options.pattern))
+    if has_gpu():
+        stages.append(pytest_stage("gpu tests", ["tests/gpu"], options.pattern))
+    else:
+        print("    no GPU here: the GPU tests are left out")
+    if whole:
+        for preset in ("asan", "tsan"):
+            stages.append(Stage(f"build {preset}", [build, preset], limit_seconds=1200))
+            stages.append(unit_tests(preset, ""))
+        stages.append(Stage("lint", ["./scripts/lint.sh", f"--junit={RESULTS / 'lint.xml'}"],
+                            "lint.xml", limit_seconds=1800))
+    return stages
+
+
+def show_failures(cases: list[Case]) -> None:
+    """Prints every failed case with the end of its output, and the names again below."""
+    failed = [case for case in cases if case.outcome == "failed"]
+    for case in failed:
+        lines = case.output.strip().splitlines()
+        left_out = len(lines) - SHOWN_LINES
+        print(f"\n---- failed: {case.name}")
+        if left_out > 0:
+            print(f"[{left_out} lines left out]")
+        print("\n".join(lines[-SHOWN_LINES:]))
+    print()
+    for case in failed:
+        print(f"failed: {case.name}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="run.sh")
+    parser.add_argument("--fast", action="store_true", help="no sanitizers, no lint")
+    parser.add_argument("--prebuilt", action="store_true", help="with build/release as it is")
+    parser.add_argument("-k", dest="pattern", default="", metavar="PATTERN")
+    parser.add_argument("--setup-status", type=int, default=0, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+
+    started = time.monotonic()
+    shutil.rmtree(RESULTS, ignore_errors=True)
+    RESULTS.mkdir(parents=True)
+    cases = [Case("setup", "passed")]
+    if options.setup_status:
+        problem = f"setup.sh ended with status {options.setup_status}: see the top"
+        cases = [Case("setup", "failed", problem)]
+    for stage in planned_stages(options):
+        cases += run_stage(stage)
+
+    show_failures(cases)
+    count = {o: sum(c.outcome == o for c in cases) for o in ("passed", "failed", "skipped")}
+    if count["skipped"]:
+        print("\n".join(f"skipped: {c.name}" for c in cases if c.outcome == "skipped"))
+    print(f"took {time.monotonic() - started:.0f} s; logs in {RESULTS.relative_to(ROOT)}")
+    print(f"{count['passed']} passed, {count['failed']} failed")
+    return 1 if count["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")
+    sys.exit(main())

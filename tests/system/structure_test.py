@@ -1,0 +1,238 @@
+"""The rules that hold the source tree together, checked on the tree itself."""
+
+import concurrent.futures
+import json
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Which folders each folder may include from, besides itself.
+MAY_INCLUDE = {
+    "scheduler": set(),
+    "memhandover": set(),
+    "runtime/gate": {"memhandover"},
+    "runtime": {"scheduler", "memhandover"},
+    "benchmarks": {"scheduler", "memhandover", "runtime"},
+    "tests": {"scheduler", "memhandover", "runtime"},
+}
+STANDARD_HEADER = re.compile(r"[a-z_]+")
+SOURCES = (".cpp", ".hpp", ".h")
+
+
+def project_files() -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True)
+    return [ROOT / n for n in sorted(set(listed.stdout.split("\0"))) if n and (ROOT / n).is_file()]
+
+
+FILES = project_files()
+CXX_FILES = [f for f in FILES if f.suffix in SOURCES]
+
+
+def text_of(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace")
+
+
+def relative(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+def part_of(path: str) -> str:
+    """The most specific folder in MAY_INCLUDE that holds `path`, or nothing."""
+    holders = [part for part in MAY_INCLUDE if path.startswith(part + "/")]
+    return max(holders, key=len, default="")
+
+
+def included(file: Path) -> list[tuple[str, str]]:
+    """All includes of a file as (delimiter, name)."""
+    return re.findall(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', text_of(file), re.MULTILINE)
+
+
+def test_includes_go_one_way():
+    wrong = []
+    for file in CXX_FILES:
+        own = part_of(relative(file))
+        for _, name in included(file):
+            other = part_of(name)
+            # What lies in runtime/gate belongs to runtime for everybody but the gate itself.
+            allowed = MAY_INCLUDE.get(own, set()) | {own}
+            if own and other and other not in allowed and other.split("/")[0] not in allowed:
+                wrong.append(f"{relative(file)} includes {name}")
+            if own == "runtime/gate" and other == "runtime":
+                wrong.append(f"{relative(file)} includes {name}")
+    assert not wrong
+
+
+def test_the_scheduler_includes_only_itself_and_the_standard_library():
+    wrong = [f"{relative(file)} includes {name}"
+             for file in CXX_FILES if relative(file).startswith("scheduler/")
+             for delimiter, name in included(file)
+             if not (delimiter == "<" and STANDARD_HEADER.fullmatch(name))
+             and not (delimiter == '"' and name.startswith("scheduler/"))]
+    assert not wrong
+
+
+def test_details_are_included_by_their_own_folder_alone():
+    wrong = []
+    for file in CXX_FILES:
+        for _, name in included(file):
+            owner, detail, _ = name.partition("/detail/")
+            mirrored = relative(file).removeprefix("tests/")  # tests may know their unit's details
+            if detail and not mirrored.startswith(owner + "/"):
+                wrong.append(f"{relative(file)} includes {name}")
+    assert not wrong
+
+
+@pytest.fixture(scope="module")
+def compile_commands(build) -> list[dict]:
+    return json.loads((build / "compile_commands.json").read_text())
+
+
+def system_include_options(compile_commands: list[dict]) -> list[str]:
+    """The folders of foreign and generated headers, without torch's: CUDA's come with it."""
+    folders: dict[str, None] = {}
+    for entry in compile_commands:
+        words = shlex.split(entry["command"])
+        for word, following in zip(words, words[1:]):
+            if word == "-isystem" and "/torch/" not in following:
+                folders[following] = None
+            elif word.startswith("-I") and word != f"-I{ROOT}":
+                folders[word[2:]] = None
+    return [word for folder in folders for word in ("-isystem", folder)]
+
+
+def reaches_torch(header: Path, seen: set[Path]) -> bool:
+    """Whether a header includes torch, by itself or through headers of the project."""
+    seen.add(header)
+    for _, name in included(header):
+        if re.match(r"(torch|ATen|c10|caffe2)/", name):
+            return True
+        for inner in (ROOT / name, header.parent / name):
+            if inner.is_file() and inner not in seen and reaches_torch(inner, seen):
+                return True
+    return False
+
+
+def proven_by_its_source(header: Path) -> bool:
+    """Whether the build compiles this header first in a file, before anything it could lean on."""
+    source = header.with_suffix(".cpp")
+    return source.is_file() and included(source)[:1] == [('"', relative(header))]
+
+
+@pytest.mark.deadline(600)
+def test_every_header_compiles_by_itself(compile_commands):
+    headers = [f for f in CXX_FILES if f.suffix != ".cpp"
+               and not proven_by_its_source(f) and not reaches_torch(f, set())]
+    options = system_include_options(compile_commands)
+
+    def compile_alone(header: Path) -> str:
+        language = "c" if header.suffix == ".h" else "c++"
+        standard = "c11" if language == "c" else "c++20"
+        done = subprocess.run(
+            ["g++" if language == "c++" else "gcc", f"-std={standard}", "-fsyntax-only", "-Wall",
+             "-Werror", f"-I{ROOT}", *options, "-x", language, "-"],
+            input=f'#include "{relative(header)}"\n', cwd=ROOT, capture_output=True, text=True,
+            check=False)
+        return "" if done.returncode == 0 else f"{relative(header)}:\n{done.stderr[:2000]}"
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        problems = list(filter(None, pool.map(compile_alone, headers)))
+    assert not problems, "\n".join(problems)
+
+
+def test_every_header_guards_itself():
+    wrong = [relative(f) for f in CXX_FILES if f.suffix != ".cpp"
+             and not re.search(r"^#pragma once$|^#ifndef \w+_H\w*$", text_of(f), re.MULTILINE)]
+    assert not wrong
+
+
+def test_every_source_file_is_compiled(compile_commands):
+    compiled = {(Path(e["directory"]) / e["file"]).resolve() for e in compile_commands}
+    assert not [relative(f) for f in CXX_FILES if f.suffix == ".cpp" and f not in compiled]
+
+
+# Hosts that documents and code may name: papers, licences, specifications, and this machine.
+KNOWN_HOSTS = re.compile(
+    r"(www\.)?(apache\.org|arxiv\.org|doi\.org|json-schema\.org|github\.com|w3\.org)"
+    r"|example\.(com|org)|127\.0\.0\.1|0\.0\.0\.0")
+
+
+def readable_files() -> list[tuple[Path, str]]:
+    """All text files of the project with their text, this one left out: it names what is wrong."""
+    texts = []
+    for file in FILES:
+        raw = file.read_bytes()
+        if file != Path(__file__).resolve() and b"\0" not in raw[:8192]:
+            texts.append((file, raw.decode("utf-8", errors="replace")))
+    return texts
+
+
+def test_no_file_names_a_path_of_one_machine():
+    pattern = re.compile(r"(?<![\w.~}])/(?:work|root|home/\w+|Users/\w+|mnt|scratch)/[\w.-]+")
+    wrong = [f"{relative(f)}: {m}" for f, text in readable_files() for m in pattern.findall(text)]
+    assert not wrong
+
+
+def test_no_file_names_an_unknown_host():
+    # Only names with a dot: `http://host` and `http://{address}` are placeholders.
+    pattern = re.compile(r"\b(?:https?|ftp)://([\w-]+(?:\.[\w-]+)+)")
+    wrong = [f"{relative(f)}: {host}" for f, text in readable_files()
+             for host in pattern.findall(text) if not KNOWN_HOSTS.fullmatch(host)]
+    assert not wrong
+
+
+def test_nothing_is_left_to_do_in_a_comment():
+    pattern = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b(?!X)")
+    wrong = [f"{relative(f)}:{number}" for f, text in readable_files()
+             for number, line in enumerate(text.splitlines(), 1) if pattern.search(line)]
+    assert not wrong
+
+
+def shell_scripts() -> list[Path]:
+    return [f for f, text in readable_files()
+            if f.suffix == ".sh" or re.match(r"#!.*\b(ba)?sh\b", text)]
+
+
+def test_shell_scripts_are_executable_and_stop_at_the_first_error():
+    wrong = [relative(f) for f in shell_scripts()
+             if not os.access(f, os.X_OK)
+             or not re.search(r"^set -euo pipefail$", text_of(f), re.MULTILINE)]
+    assert not wrong
+
+
+def readme_commands() -> list[str]:
+    """The lines of the README's code blocks that are for a shell."""
+    readme = ROOT / "README.md"
+    assert readme.is_file(), "README.md is missing"
+    blocks = re.findall(r"^```(?:sh|bash|console|shell)?\n(.*?)^```", text_of(readme),
+                        re.MULTILINE | re.DOTALL)
+    lines = (line.strip().removeprefix("$ ") for block in blocks for line in block.splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def test_the_commands_of_the_readme_exist():
+    commands = readme_commands()
+    wrong = []
+    for line in commands:
+        for word in re.findall(r"(?<![\w/])\./([\w./-]+)", line):
+            if not word.startswith("build/") and not os.access(ROOT / word, os.X_OK):
+                wrong.append(f"./{word} is not an executable file")
+    assert any("./examples/quickstart.sh" in line for line in commands)
+    assert any("./tests/run.sh" in line for line in commands)
+    assert not wrong
+
+
+def test_the_subcommands_of_the_readme_exist(sluice):
+    named = {match for line in readme_commands() for match in
+             re.findall(r"(?:^|/|\s)sluice ([a-z]+)\b", line)}
+    text = subprocess.run([sluice, "--help"], capture_output=True, text=True, check=True).stdout
+    known = set(re.findall(r"^ {2}([a-z]+)\b", text, re.MULTILINE))
+    assert named, "README.md shows no use of the program"
+    assert named <= known
