@@ -12,12 +12,12 @@
 namespace sluice::memhandover {
 
 struct broker_options {
-  std::string runtime_dir;      ///< empty: the default, see prepare_runtime_dir
-  std::string backend;          ///< "host", "cuda", or empty or "auto": cuda where there is a GPU
+  std::string runtime_dir{};      ///< empty: the default, see prepare_runtime_dir
+  std::string backend{};          ///< "host", "cuda", or empty or "auto": cuda where there is a GPU
   int device = 0;               ///< CUDA ordinal
   std::uint64_t pool_bytes = 0; ///< 0: half of the free host memory, or all but a headroom of the free device memory
   std::uint64_t chunk_bytes = 0;///< 0: 2 MiB on the host, 64 MiB on CUDA
-  std::string sluice_binary;    ///< program to start as `PROGRAM broker …`; empty: $SLUICE_BROKER, else `sluice` on PATH
+  std::string sluice_binary{};    ///< program to start as `PROGRAM broker …`; empty: $SLUICE_BROKER, else `sluice` on PATH
 };
 
 /// Returns a connection to the broker, starting it first if none listens. The pool of a running broker stays as it is,

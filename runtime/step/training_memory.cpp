@@ -53,8 +53,7 @@ void training_memory::begin() {
   }
   drop_empty(promoted_);
   if (options_.gate == nullptr) {
-    auto const idle = persistent_->shrink(persistent_->idle_chunks());
-    spare_.insert(spare_.end(), idle.begin(), idle.end());
+    keep_spare(persistent_->shrink(persistent_->idle_chunks()));
   }
   state_.store(arena_state::sound, std::memory_order_release);
   phase_ = phase::running;
@@ -109,8 +108,7 @@ void training_memory::discard() {
 void training_memory::replace_arena(std::vector<std::unique_ptr<space>>& old) {
   auto fresh = new_arena();
   if (!arena_->revoked()) {
-    auto const idle = arena_->shrink(arena_->idle_chunks());
-    spare_.insert(spare_.end(), idle.begin(), idle.end());
+    keep_spare(arena_->shrink(arena_->idle_chunks()));
   }
   old.push_back(std::exchange(arena_, std::move(fresh)));
   drop_empty(old);
@@ -122,8 +120,9 @@ void training_memory::drop_empty(std::vector<std::unique_ptr<space>>& spaces) {
     if (candidate->ranges().live() > 0 || candidate->awaits_unmapping()) {
       return false;
     }
-    auto const idle = candidate->revoked() ? std::vector<std::uint32_t>{} : candidate->shrink(candidate->idle_chunks());
-    spare_.insert(spare_.end(), idle.begin(), idle.end());
+    if (!candidate->revoked()) {
+      keep_spare(candidate->shrink(candidate->idle_chunks()));
+    }
     return true;
   });
 }
@@ -214,7 +213,7 @@ bool training_memory::fill(space& where, std::size_t bytes, std::unique_lock<std
     for (auto const chunk : dirty) {
       needs_scrub_.at(chunk) = true;
     }
-    spare_.insert(spare_.end(), granted.begin(), granted.end());
+    keep_spare(granted);
     if (spare_.size() < needed) {
       return false;
     }
@@ -245,10 +244,18 @@ bool training_memory::fill(space& where, std::size_t bytes, std::unique_lock<std
 
 bool training_memory::free(std::byte* address) {
   std::lock_guard const lock{mutex_};
-  for (auto* candidate : {arena_.get(), persistent_.get()}) {
-    if (candidate->contains(address)) {
-      return candidate->free(address) > 0;
+  if (arena_->contains(address)) {
+    return arena_->free(address) > 0;
+  }
+  if (persistent_->contains(address)) {
+    bool const freed = persistent_->free(address) > 0;
+    // Back to where the arena can have it. On CUDA the caller has waited for the device; on the host blocks come and go
+    // often, and `begin` does this once a micro-batch.
+    if (options_.gate != nullptr) {
+      keep_spare(persistent_->shrink(persistent_->idle_chunks()));
+      publish();
     }
+    return freed;
   }
   for (auto* list : {&retired_, &promoted_}) {
     for (auto& candidate : *list) {
@@ -282,6 +289,10 @@ std::uint64_t training_memory::persistent_free_bytes() const {
   std::lock_guard const lock{mutex_};
   auto const chunks = spare_.size() + client_->view().header().grantable.load();
   return persistent_->ranges().capacity() - persistent_->ranges().used() + chunks * memory_->shape().chunk_bytes;
+}
+
+void training_memory::keep_spare(std::vector<std::uint32_t> const& chunks) {
+  spare_.insert(spare_.end(), chunks.begin(), chunks.end());
 }
 
 /// Chunks that nothing uses: those without a mapping, then the idle ends of arena and persistent memory.
@@ -337,7 +348,7 @@ memhandover::demand_answer training_memory::give_up(memhandover::demand const& w
       auto taken = arena_->revoke(true);
       state_.store(arena_state::revoked, std::memory_order_release);
       hand_over(missing, taken, answer.chunks);
-      spare_.insert(spare_.end(), taken.begin(), taken.end());
+      keep_spare(taken);
     } else {
       take_arena_behind_gate(missing, lock, answer);
     }
@@ -380,7 +391,7 @@ void training_memory::take_arena_behind_gate(std::uint32_t count, std::unique_lo
   answer.afterwards = [this, victim, gate, kept = std::move(taken)] {
     std::lock_guard const again{mutex_};
     victim->finish_revoke();
-    spare_.insert(spare_.end(), kept.begin(), kept.end());
+    keep_spare(kept);
     if (arena_.get() == victim && phase_ == phase::running) {
       gate->abort_begin();  // until `discard`; if that has been called already there is nothing left to abort
     }

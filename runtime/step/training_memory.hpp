@@ -98,6 +98,7 @@ class training_memory {
   using space = memhandover::chunk_space;
 
   [[nodiscard]] memhandover::demand_answer give_up(memhandover::demand const& wanted);
+  void keep_spare(std::vector<std::uint32_t> const& chunks);
   void take_idle(std::uint32_t count, std::vector<std::uint32_t>& given);
   void take_arena_behind_gate(std::uint32_t count, std::unique_lock<std::mutex>& lock,
                               memhandover::demand_answer& answer);

@@ -66,7 +66,8 @@ class Step:
         self._arena = make_arena(self._runtime, self._cuda) if self._runtime else None
         self._warm_up = WARM_UP[_runtime.CUDA if self._cuda else _runtime.HOST]
         self._planned_for: int | None = None
-        self._sums: dict[nn.Parameter, torch.Tensor] = {}
+        # Made before the first micro-batch, so that they do not settle between memory that is given back.
+        self._sums = {p: torch.zeros_like(p) for p in self._params} if self._runtime else {}
         self._counts = {"steps": 0, "samples": 0, "commits": 0, "discards": 0, "micro_batch": 0, "wait_seconds": 0.0}
 
     @property
@@ -97,6 +98,7 @@ class Step:
         if total < 1:
             raise ValueError("a step needs at least one tensor with at least one sample")
         largest = min(self._micro_batch or total, total)
+        run = self._run_plain if self._runtime is None else self._run
         fresh: set[nn.Parameter] = set()
         loss_sum: torch.Tensor | None = None
         for param in self._params:
@@ -104,13 +106,15 @@ class Step:
         done = 0
         while done < total:
             count = self._next_slice(total - done, largest)
-            slice_loss = self._run(loss_fn, _batches.cut(batch, done, done + count), count, total, fresh)
+            self._counts["micro_batch"] = count
+            slice_loss = run(loss_fn, _batches.cut(batch, done, done + count), count, total, fresh)
             if slice_loss is None:
                 continue
             loss_sum = slice_loss if loss_sum is None else loss_sum + slice_loss
             done += count
-        for param in self._params:
-            param.grad = self._sums[param] if param in fresh else None
+            self._counts["commits"] += 1
+        for param in fresh:
+            param.grad = self._sums[param]
         self.optimizer.step()
         self._counts["steps"] += 1
         self._counts["samples"] += total
@@ -118,26 +122,39 @@ class Step:
 
     # --- one micro-batch ---------------------------------------------------------------------------------------------
 
+    def _run_plain(
+        self, loss_fn: Callable[..., torch.Tensor], slices: tuple, count: int, total: int, fresh: set[nn.Parameter]
+    ) -> torch.Tensor:
+        """Plain PyTorch: gradients accumulate where autograd puts them."""
+        return self._forward_backward(loss_fn, slices, count / total)
+
+    def _run_warm_up(
+        self, loss_fn: Callable[..., torch.Tensor], slices: tuple, count: int, total: int, fresh: set[nn.Parameter]
+    ) -> torch.Tensor | None:
+        """A slice outside the arena; None if it did not fit and a smaller one is to be tried."""
+        try:
+            loss = self._forward_backward(loss_fn, slices, count / total)
+        except torch.OutOfMemoryError as why:
+            _without_frames(why)
+            for param in self._params:
+                param.grad = None
+            self._runtime.plan_discarded(count, _runtime.STARVED)
+            loss = None
+        else:
+            self._add_gradients(fresh)
+            self._warm_up -= 1
+        if self._cuda:
+            # Back to the pool; and what the optimizer creates in its first step comes to lie close to the weights.
+            torch.cuda.empty_cache()
+        return loss
+
     def _run(
         self, loss_fn: Callable[..., torch.Tensor], slices: tuple, count: int, total: int, fresh: set[nn.Parameter]
     ) -> torch.Tensor | None:
         """Forward, backward and commit of one slice; None if it was discarded and must run again."""
-        self._counts["micro_batch"] = count
+        if self._warm_up > 0:
+            return self._run_warm_up(loss_fn, slices, count, total, fresh)
         runtime = self._runtime
-        if runtime is None or self._warm_up > 0:
-            # Plain PyTorch, with the same arithmetic.
-            try:
-                loss = self._forward_backward(loss_fn, slices, count / total)
-            except torch.OutOfMemoryError:
-                if runtime is None:
-                    raise
-                return self._too_large(count)
-            self._add_gradients(fresh)
-            self._warm_up -= 1
-            self._counts["commits"] += 1
-            if runtime is not None and self._warm_up == 0:
-                self._leave_warm_up()
-            return loss
         saved = self._save()
         runtime.begin(count, total)
         started = time.perf_counter()
@@ -160,7 +177,6 @@ class Step:
             finally:
                 peak = runtime.arena_peak()
                 runtime.commit_end(count)
-            self._counts["commits"] += 1
             runtime.plan_committed(count, peak, time.perf_counter() - started)
             return loss
         loss = None
@@ -189,8 +205,6 @@ class Step:
             else:
                 into = firsts
                 fresh.add(param)
-                if param not in self._sums:
-                    self._sums[param] = torch.empty_like(grad)
             into[0].append(self._sums[param])
             into[1].append(grad)
             param.grad = None
@@ -244,18 +258,6 @@ class Step:
                     "tensors beyond its run (copy them out with .detach().clone(), or keep numbers from .item())"
                 )
         self._restore(saved)
-
-    def _too_large(self, count: int) -> None:
-        """A slice outside the arena did not fit: the planner finds a smaller one, or waits."""
-        for param in self._params:
-            param.grad = None
-        self._leave_warm_up()
-        self._runtime.plan_discarded(count, _runtime.STARVED)
-
-    def _leave_warm_up(self) -> None:
-        if self._cuda:
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
 
     # --- planning ----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,91 @@
+/// Takes memory from a training job again and again, and says how long each phase took.
+///
+/// Joins the pool as its inference server. Before each acquisition it waits until training holds at least the size, then
+/// for a random time, so that the demand meets training at a random instant. One JSON object a line on standard output.
+
+#include <poll.h>
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "memhandover/broker_launch.hpp"
+#include "memhandover/error.hpp"
+#include "memhandover/serving_pool.hpp"
+
+namespace {
+
+using namespace sluice;
+using std::chrono::duration;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr std::chrono::seconds patience{60};
+
+double us(std::chrono::nanoseconds value) { return duration<double, std::micro>{value}.count(); }
+
+/// Waits until the training jobs' arenas hold `bytes` in all.
+void await_arena(std::string const& runtime_dir, std::uint64_t bytes) {
+  auto const deadline = steady_clock::now() + patience;
+  for (;;) {
+    std::uint64_t held = 0;
+    for (auto const& client : memhandover::query_status(runtime_dir)["clients"]) {
+      held += client.value("arena_bytes", std::uint64_t{0});
+    }
+    if (held >= bytes) {
+      return;
+    }
+    if (steady_clock::now() > deadline) {
+      throw error{error_kind::deadline_exceeded, "training's arena has " + std::to_string(held) + " bytes, " +
+                                                     std::to_string(bytes) + " are needed for a handover of this size"};
+    }
+    ::poll(nullptr, 0, 2);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{"Takes memory from training and times it"};
+  std::string runtime_dir;
+  std::uint64_t bytes = 0;
+  int count = 0;
+  int most_delay_ms = 0;
+  unsigned seed = 1;
+  app.add_option("--runtime-dir", runtime_dir)->required();
+  app.add_option("--bytes", bytes)->required();
+  app.add_option("--count", count)->required();
+  app.add_option("--delay-ms", most_delay_ms, "random time before each demand, at most")->required();
+  app.add_option("--seed", seed);
+  CLI11_PARSE(app, argc, argv);
+  spdlog::set_level(spdlog::level::warn);
+  try {
+    auto const pool = memhandover::serving_pool::join({.name = "benchmark", .runtime_dir = runtime_dir});
+    std::mt19937 random{seed};
+    for (int i = 0; i < count; ++i) {
+      // What is free would cost nothing: ask for so much more that `bytes` come from training.
+      await_arena(runtime_dir, bytes);
+      ::poll(nullptr, 0, static_cast<int>(random() % static_cast<unsigned>(most_delay_ms + 1)));
+      memhandover::handover_report report;
+      auto const wanted = bytes + pool->usage().free_bytes;
+      auto const where = pool->acquire(wanted, steady_clock::now() + patience, &report);
+      nlohmann::json const line{{"bytes_reclaimed", report.bytes_reclaimed},
+                                {"notify_us", us(report.notify)},
+                                {"gate_us", us(report.gate)},
+                                {"drain_us", us(report.drain)},
+                                {"revoke_us", us(report.revoke)},
+                                {"ledger_us", us(report.ledger)},
+                                {"map_us", us(report.map)},
+                                {"latency_us", us(report.total)}};
+      std::printf("%s\n", line.dump().c_str());
+      std::fflush(stdout);
+    }
+    return 0;
+  } catch (std::exception const& why) {
+    std::fprintf(stderr, "sluice-bench-handover: %s\n", why.what());
+    return 1;
+  }
+}

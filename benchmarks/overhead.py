@@ -1,0 +1,190 @@
+#!/usr/bin/env python3
+"""What a training step costs under `sluice run`, with the step API and all parts on, against plain PyTorch.
+
+    ./benchmarks/run.sh overhead [--backend auto|host|cuda] [--pairs 20] [--window 2]
+
+Two processes make the same steps of the same model: one in plain PyTorch, one under `sluice run`. Both live all the time
+but only one runs at once: in turn each is told to make so many steps, which is a window; the order within a pair of
+windows changes from pair to pair, so that drift of the machine falls on both alike. `step_ratio` is the median of the
+pairs' ratios, its interval comes from resampling pairs.
+"""
+
+import argparse
+import importlib.util
+import json
+import math
+import random
+import selectors
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from overhead_models import WORKLOADS, Workload  # also finds the examples
+from records import Cell, distribution, single, write
+
+from demonstration.processes import Failed, Stage, has_cuda
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = {"step_ratio.value": "<= 1.02"}
+POOL = {"host": "3GiB", "cuda": "64GiB"}
+WARM_UP_STEPS = 6
+LIMIT_SECONDS = 600.0  # for one answer of a worker
+
+
+# --- the process that is measured -------------------------------------------------------------------------------------
+
+
+def plain_step(job, micro_batches: int):
+    """The usual loop: gradients accumulate over slices whose losses are weighted by their share."""
+    total = len(job.batch[0])
+    bounds = [total * i // micro_batches for i in range(micro_batches + 1)]
+
+    def step() -> None:
+        job.optimizer.zero_grad(set_to_none=True)
+        for start, stop in zip(bounds, bounds[1:]):
+            loss = job.loss(*(each[start:stop] for each in job.batch))
+            (loss if micro_batches == 1 else loss * ((stop - start) / total)).backward()
+        job.optimizer.step()
+
+    return step
+
+
+def work(workload: Workload, shared: bool) -> None:
+    """Reads numbers of steps from standard input; answers each with the seconds that they took."""
+    import torch
+
+    torch.manual_seed(0)
+    job = workload.make(workload.batch)
+    if shared:
+        import sluice
+
+        owner = sluice.Step(job.model, job.optimizer, micro_batch=math.ceil(workload.batch / workload.micro_batches))
+        if not owner.shared:
+            raise SystemExit("this process does not share the pool")
+
+        def step() -> None:
+            owner(job.loss, *job.batch)
+    else:
+        step = plain_step(job, workload.micro_batches)
+
+    def settle() -> None:
+        if workload.backend == "cuda":
+            torch.cuda.synchronize()
+
+    for line in sys.stdin:
+        settle()
+        started = time.perf_counter()
+        for _ in range(int(line)):
+            step()
+        settle()
+        answer = {"seconds": time.perf_counter() - started}
+        if shared:
+            answer["discards"] = owner.stats()["discards"]
+        print(json.dumps(answer), flush=True)
+
+
+# --- the process that measures ----------------------------------------------------------------------------------------
+
+
+class Worker:
+    def __init__(self, stage: Stage, key: str, shared: bool) -> None:
+        self._name = "sluice" if shared else "plain"
+        command = [sys.executable, Path(__file__).resolve(), "--worker", key]
+        if shared:
+            backend = WORKLOADS[key].backend
+            command = [stage.sluice, "run", "--require-pool", "--backend", backend, "--memory", POOL[backend], "--",
+                       *command, "--shared"]
+        self._stage = stage
+        self._process: subprocess.Popen = stage.start(self._name, command, captured=True, fed=True)
+
+    def run(self, steps: int) -> dict:
+        try:
+            self._process.stdin.write(f"{steps}\n".encode())
+            self._process.stdin.flush()
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._process.stdout, selectors.EVENT_READ)
+                if not selector.select(LIMIT_SECONDS):
+                    raise self._stage.failure(self._process, f"did not answer within {LIMIT_SECONDS:.0f} s")
+            answer = self._process.stdout.readline()
+        except BrokenPipeError:
+            answer = b""
+        if not answer:
+            raise self._stage.failure(self._process, f"ended with status {self._process.wait(LIMIT_SECONDS)}")
+        return json.loads(answer)
+
+
+def interval(ratios: list[float], resamples: int = 4000) -> tuple[float, float]:
+    """95 % bootstrap interval of the median of paired ratios."""
+    dice = random.Random(0)
+    medians = sorted(statistics.median(dice.choices(ratios, k=len(ratios))) for _ in range(resamples))
+    return medians[int(0.025 * resamples)], medians[int(0.975 * resamples) - 1]
+
+
+def measure(workload: Workload, key: str, sluice: Path, pairs: int, window: float) -> Cell:
+    with Stage(sluice, ROOT / "build" / "overhead" / key) as stage:
+        workers = {"plain": Worker(stage, key, False), "sluice": Worker(stage, key, True)}
+        for worker in workers.values():
+            worker.run(WARM_UP_STEPS)
+        pace = max(worker.run(2)["seconds"] / 2 for worker in workers.values())
+        steps = max(1, math.ceil(window / pace))
+        ms: dict[str, list[float]] = {"plain": [], "sluice": []}
+        discards = 0
+        for pair in range(pairs):
+            for name in ("plain", "sluice") if pair % 2 == 0 else ("sluice", "plain"):
+                answer = workers[name].run(steps)
+                ms[name].append(answer["seconds"] / steps * 1e3)
+                discards = answer.get("discards", discards)
+    if discards:
+        raise Failed(f"{key}: {discards} micro-batches were discarded though nothing asked for memory")
+    ratios = [shared / plain for plain, shared in zip(ms["plain"], ms["sluice"])]
+    return Cell(
+        {**workload.params, "steps_per_window": steps},
+        {"step_ratio": single(statistics.median(ratios), "plain torch, same run", interval(ratios)),
+         "plain_step_ms": distribution(ms["plain"]), "sluice_step_ms": distribution(ms["sluice"])},
+        TARGET)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Cost of the step API and the gate on a training step.")
+    parser.add_argument("--backend", choices=["auto", "host", "cuda"], default="auto")
+    parser.add_argument("--only", choices=list(WORKLOADS), action="append", help="measure this alone; may be repeated")
+    parser.add_argument("--pairs", type=int, default=20, help="of windows (default %(default)s)")
+    parser.add_argument("--window", type=float, default=2.0, metavar="SECONDS", help="least length (default %(default)s)")
+    parser.add_argument("--sluice", type=Path, default=ROOT / "build" / "release" / "bin" / "sluice")
+    parser.add_argument("--worker", choices=list(WORKLOADS), help=argparse.SUPPRESS)
+    parser.add_argument("--shared", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(WORKLOADS[options.worker], options.shared)
+        return 0
+    if options.pairs < 2:
+        parser.error("--pairs must be at least 2")
+    if not options.sluice.exists():
+        parser.error(f"there is no {options.sluice}; run ./scripts/build.sh")
+
+    backend = options.backend if options.backend != "auto" else "cuda" if has_cuda() else "host"
+    cells, notes = [], []
+    for key, workload in WORKLOADS.items():
+        if workload.backend != backend or (options.only and key not in options.only):
+            continue
+        missing = [name for name in workload.packages if importlib.util.find_spec(name) is None]
+        if missing:
+            notes.append(f"{key} is left out: {', '.join(missing)} is not installed")
+            continue
+        print(f"==> {key}", flush=True)
+        try:
+            cells.append(measure(workload, key, options.sluice.absolute(), options.pairs, options.window))
+        except Failed as failure:
+            print(f"overhead: {failure}", file=sys.stderr)
+            return 1
+    if not cells:
+        print("\n".join(["overhead: nothing was measured", *notes]), file=sys.stderr)
+        return 1
+    write("overhead", cells, gpus=1 if backend == "cuda" else 0, notes=notes, accumulate=bool(options.only))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

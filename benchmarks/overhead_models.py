@@ -1,0 +1,100 @@
+"""The models whose training step overhead.py measures: each a factory of model, optimizer, batch and loss."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+
+
+@dataclass
+class Job:
+    model: Any
+    optimizer: Any
+    batch: tuple  # of tensors on the device, samples in dimension 0
+    loss: Callable  # of slices of the batch; the mean over samples
+
+
+@dataclass(frozen=True)
+class Workload:
+    name: str
+    backend: str  # host or cuda
+    batch: int
+    micro_batches: int
+    make: Callable[[int], Job]  # of the batch size
+    packages: tuple[str, ...] = ()
+    precision: str = "fp32"
+
+    @property
+    def params(self) -> dict:
+        return {"model": self.name, "batch": self.batch, "micro_batches": self.micro_batches,
+                "precision": self.precision}
+
+
+def charlm_on_cpu(batch: int) -> Job:
+    import torch
+
+    import charlm
+
+    size = charlm.SIZES["cpu"]
+    model = charlm.CharLM(size)
+    excerpts = charlm.Excerpts(charlm.standard_library_text(), size.context, seed=0)
+    return Job(model, torch.optim.AdamW(model.parameters()), excerpts.batch(batch),
+               lambda x, y: charlm.loss_of(model, x, y))
+
+
+def convnet_on_cpu(batch: int) -> Job:
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    def block(before: int, after: int) -> list[nn.Module]:
+        return [nn.Conv2d(before, after, 3, padding=1), nn.GroupNorm(8, after), nn.ReLU(),
+                nn.Conv2d(after, after, 3, padding=1), nn.GroupNorm(8, after), nn.ReLU(), nn.MaxPool2d(2)]
+
+    model = nn.Sequential(*block(3, 32), *block(32, 64), *block(64, 128), nn.Flatten(), nn.Linear(128 * 16, 10))
+    images, labels = torch.rand(batch, 3, 32, 32), torch.randint(10, (batch,))
+    return Job(model, torch.optim.AdamW(model.parameters()), (images, labels),
+               lambda x, y: F.cross_entropy(model(x), y))
+
+
+def resnet50_on_cuda(batch: int) -> Job:
+    import torch
+    import torch.nn.functional as F
+    import torchvision
+
+    model = torchvision.models.resnet50().cuda().to(memory_format=torch.channels_last)
+    images = torch.rand(batch, 3, 224, 224, device="cuda").to(memory_format=torch.channels_last)
+    labels = torch.randint(1000, (batch,), device="cuda")
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return F.cross_entropy(model(x), y)
+
+    return Job(model, torch.optim.AdamW(model.parameters(), fused=True), (images, labels), loss)
+
+
+def gpt2_medium_on_cuda(batch: int) -> Job:
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(n_embd=1024, n_layer=24, n_head=16, use_cache=False)).cuda()
+    tokens = torch.randint(50257, (batch, 1024), device="cuda")
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return model(x, labels=x).loss
+
+    return Job(model, torch.optim.AdamW(model.parameters(), fused=True), (tokens,), loss)
+
+
+WORKLOADS = {f"{each.backend}-{each.name}-{each.micro_batches}": each for each in (
+    Workload("charlm", "host", 32, 1, charlm_on_cpu),
+    Workload("charlm", "host", 32, 4, charlm_on_cpu),
+    Workload("convnet", "host", 64, 1, convnet_on_cpu),
+    Workload("resnet50", "cuda", 128, 1, resnet50_on_cuda, ("torchvision",), "bf16"),
+    Workload("gpt2-medium", "cuda", 8, 1, gpt2_medium_on_cuda, ("transformers",), "bf16"),
+    Workload("gpt2-medium", "cuda", 8, 4, gpt2_medium_on_cuda, ("transformers",), "bf16"),
+)}

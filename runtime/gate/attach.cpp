@@ -1,0 +1,93 @@
+#include "runtime/gate/attach.hpp"
+
+#include <dlfcn.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+
+#include "runtime/gate/driver_calls.hpp"
+#include "runtime/gate/dynamic_loading.hpp"
+#include "runtime/gate/gate.hpp"
+
+extern "C" sluice_gate_api const* sluice_gate_table();
+
+namespace sluice::gate {
+namespace {
+
+constinit std::mutex attaching;
+constinit std::atomic<sluice_runtime_api const*> runtime{nullptr};
+thread_local constinit bool attaching_here [[gnu::tls_model("initial-exec")]] = false;
+
+using attach_function = decltype(&sluice_runtime_attach);
+
+sluice_runtime_api const* ask_runtime(int device) {
+  char const* path = std::getenv("SLUICE_RUNTIME_LIBRARY");
+  if (path == nullptr || *path == '\0') {
+    std::fprintf(stderr,
+                 "sluice: SLUICE_RUN is set but SLUICE_RUNTIME_LIBRARY is not; this process runs "
+                 "without sharing. "
+                 "Start it with `sluice run`.\n");
+    return nullptr;
+  }
+  void* library = open_past_the_gate(path, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    std::fprintf(stderr,
+                 "sluice: cannot open the runtime library; this process runs without sharing: %s\n",
+                 ::dlerror());
+    return nullptr;
+  }
+  auto const attach = reinterpret_cast<attach_function>(::dlsym(library, "sluice_runtime_attach"));
+  if (attach == nullptr) {
+    std::fprintf(stderr,
+                 "sluice: %s has no sluice_runtime_attach; this process runs without sharing\n",
+                 path);
+    return nullptr;
+  }
+  sluice_runtime_api const* table = attach(sluice_gate_table(), device);
+  if (table != nullptr && table->size < sizeof(sluice_runtime_api)) {
+    std::fprintf(stderr,
+                 "sluice: %s is older than this gate (its table has %zu bytes, %zu are needed); "
+                 "this process runs "
+                 "without sharing\n",
+                 path, table->size, sizeof(sluice_runtime_api));
+    return nullptr;
+  }
+  return table;
+}
+
+}  // namespace
+
+bool attach_if_due() {
+  gate& at = the_gate();
+  at.prepare();
+  if (!at.unattached() || attaching_here || this_thread().exempt) {
+    return !at.unattached();
+  }
+  if (driver::current_context() == nullptr) {
+    return false;
+  }
+  std::lock_guard const guard{attaching};
+  if (at.unattached()) {
+    attaching_here = true;
+    runtime.store(ask_runtime(driver::current_device()), std::memory_order_release);
+    attaching_here = false;
+    at.attached();
+  }
+  return true;
+}
+
+sluice_runtime_api const* sharing_runtime() {
+  gate& at = the_gate();
+  if (at.unattached()) {
+    attach_if_due();
+  }
+  return at.inert() || attaching_here ? nullptr : runtime.load(std::memory_order_acquire);
+}
+
+int sharing_device() {
+  return driver::current_device();
+}
+
+}  // namespace sluice::gate

@@ -1,0 +1,26 @@
+/// The runtime library behind the gate: opened at the first call that allocates or launches, if the
+/// process runs under `sluice run` (SLUICE_RUN is set), and asked once whether this process shares.
+///
+///   due ──first call with a context current──► attaching ──table──► sharing
+///                                                        └──none──► straight for ever
+///
+/// While one thread attaches, others that come to the same point wait for it; the attaching thread
+/// itself, and exempt threads, pass straight, so the runtime may call the driver meanwhile. A
+/// forked child never attaches.
+#pragma once
+
+#include "runtime/gate/gate_api.h"
+
+namespace sluice::gate {
+
+/// Attaches if that is due. False if it is, but no context is current yet.
+bool attach_if_due();
+
+/// The runtime's table for a call that concerns memory, after attaching if that is due; nullptr:
+/// the driver answers.
+[[nodiscard]] sluice_runtime_api const* sharing_runtime();
+
+/// The device of the current context, as the runtime knows it.
+[[nodiscard]] int sharing_device();
+
+}  // namespace sluice::gate

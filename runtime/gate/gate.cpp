@@ -1,0 +1,253 @@
+#include "runtime/gate/gate.hpp"
+
+#include <immintrin.h>
+#include <linux/futex.h>
+#include <linux/membarrier.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <ctime>
+
+#include "runtime/gate/attach.hpp"
+
+namespace sluice::gate {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// How long a held thread sleeps at most before it looks again. The pause word changes without a
+/// wake-up.
+constexpr std::chrono::nanoseconds nap = 50us;
+constexpr std::chrono::nanoseconds nap_until_woken = 5ms;
+/// Waking a sleeping thread costs 35–44 µs at the median, so a short hold is waited out awake.
+constexpr std::chrono::nanoseconds awake = 20us;
+/// A thread that waits longer than this for its run-ahead may itself be the one that has to launch
+/// what the device waits for, so it goes on.
+constexpr std::chrono::nanoseconds window_patience = 1s;
+
+timespec to_timespec(std::chrono::nanoseconds span) {
+  auto const seconds = std::chrono::duration_cast<std::chrono::seconds>(span);
+  return {static_cast<time_t>(seconds.count()), static_cast<long>((span - seconds).count())};
+}
+
+void sleep_at_most(std::chrono::nanoseconds span) {
+  timespec const limit = to_timespec(span);
+  ::nanosleep(&limit, nullptr);
+}
+
+bool membarrier(int command) {
+  return ::syscall(SYS_membarrier, command, 0, 0) == 0;
+}
+
+constinit gate process_gate;
+thread_local constinit bool preparing_here [[gnu::tls_model("initial-exec")]] = false;
+
+}  // namespace
+
+gate& the_gate() noexcept {
+  return process_gate;
+}
+
+std::int64_t monotonic_ns() noexcept {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<std::int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+}
+
+void gate::in_forked_child() {
+  process_gate.become_inert();
+}
+
+void gate::become_inert() noexcept {
+  mode_.store(mode::inert, std::memory_order_release);
+}
+
+void gate::prepare() {
+  if ((mode_.load(std::memory_order_acquire) & mode::unprepared) == 0 || preparing_here) {
+    return;
+  }
+  std::lock_guard const guard{preparing_};
+  if ((mode_.load(std::memory_order_acquire) & mode::unprepared) == 0) {
+    return;
+  }
+  preparing_here = true;  // the driver's own start-up code may come back here
+  open_driver();
+  preparing_here = false;
+  std::uint32_t wanted = 0;
+  if (!membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED)) {
+    wanted |= mode::fenced;
+  }
+  if (char const* run = std::getenv("SLUICE_RUN");
+      run != nullptr && *run != '\0' && driver_is_open()) {
+    wanted |= mode::unattached;
+  }
+  ::pthread_atfork(nullptr, nullptr, &gate::in_forked_child);
+  change(wanted, mode::unprepared);
+}
+
+CUresult gate::enter_slowly(thread_slot& self, stream_use stream) {
+  bool attach_failed = false;
+  bool spun = false;
+  std::int64_t window_since = 0;
+  for (;;) {
+    std::uint32_t now = mode_.load(std::memory_order_acquire);
+    if ((now & mode::fenced) != 0) {
+      self.inside.exchange(1, std::memory_order_seq_cst);
+      now = mode_.load(std::memory_order_seq_cst);
+    }
+    verdict what = judge(now, self, attach_failed);
+    if (what == verdict::enter && (now & mode::bounded) != 0 && (now & mode::inert) == 0) {
+      if (streams().within(self, stream, window())) {
+        return CUDA_SUCCESS;
+      }
+      what = verdict::wait_for_window;
+    }
+    if (what == verdict::enter) {
+      return CUDA_SUCCESS;
+    }
+    leave(self);
+    if (what == verdict::refuse) {
+      return CUDA_ERROR_NOT_PERMITTED;
+    }
+    if (what == verdict::attach) {
+      prepare();
+      attach_failed = !attach_if_due();
+    } else if (what == verdict::wait_for_window) {
+      std::int64_t const time = monotonic_ns();
+      window_since = window_since == 0 ? time : window_since;
+      if (time - window_since > window_patience.count()) {
+        streams().forgive(self, stream);
+      }
+      ::sched_yield();
+    } else {
+      await_change(now, spun, what == verdict::wait_for_pause ? nap : nap_until_woken);
+    }
+    self.inside.store(1, std::memory_order_relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+  }
+}
+
+gate::verdict gate::judge(std::uint32_t now, thread_slot const& self, bool attach_failed) const {
+  if ((now & mode::inert) != 0) {
+    return verdict::enter;
+  }
+  if ((now & mode::unprepared) != 0 || ((now & mode::unattached) != 0 && !attach_failed)) {
+    return verdict::attach;
+  }
+  if ((now & mode::closed) != 0) {
+    return verdict::wait_for_change;
+  }
+  if ((now & mode::aborting) != 0) {
+    return verdict::refuse;
+  }
+  if ((now & mode::paused) != 0 && pause_holds(now, self)) {
+    return verdict::wait_for_pause;
+  }
+  return verdict::enter;
+}
+
+bool gate::pause_holds(std::uint32_t now, thread_slot const& self) const {
+  std::uint64_t const volatile* word = pause_word_.load(std::memory_order_acquire);
+  if (word == nullptr || (self.protect && (now & mode::urgent) != 0)) {
+    return false;
+  }
+  std::uint64_t const until = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+  return until != 0 && static_cast<std::uint64_t>(monotonic_ns()) < until;
+}
+
+void gate::await_change(std::uint32_t seen, bool& spun, std::chrono::nanoseconds at_most) {
+  if (!spun) {
+    std::int64_t const end = monotonic_ns() + std::chrono::nanoseconds{awake}.count();
+    while (mode_.load(std::memory_order_relaxed) == seen && monotonic_ns() < end) {
+      _mm_pause();
+    }
+    spun = true;
+    return;
+  }
+  timespec const limit = to_timespec(at_most);
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  ::syscall(SYS_futex, &mode_, FUTEX_WAIT_PRIVATE, seen, &limit, nullptr, 0);
+  sleepers_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void gate::change(std::uint32_t set, std::uint32_t clear) {
+  std::uint32_t before = mode_.load(std::memory_order_relaxed);
+  do {
+    if ((before & mode::inert) != 0) {
+      return;
+    }
+  } while (
+      !mode_.compare_exchange_weak(before, (before & ~clear) | set, std::memory_order_seq_cst));
+  if (sleepers_.load(std::memory_order_seq_cst) != 0) {
+    ::syscall(SYS_futex, &mode_, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
+  }
+}
+
+int gate::close(std::int64_t deadline_ns) {
+  prepare();
+  if (inert()) {
+    return 0;
+  }
+  std::lock_guard const guard{control_};
+  if ((mode_.load(std::memory_order_relaxed) & mode::closed) != 0) {
+    return 0;
+  }
+  change(mode::closed, 0);
+  membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);  // where there is none, entering threads are `fenced`
+  if (everybody_outside(deadline_ns)) {
+    return 0;
+  }
+  change(0, mode::closed);
+  return ETIMEDOUT;
+}
+
+bool gate::everybody_outside(std::int64_t deadline_ns) const {
+  int tries = 0;
+  for (thread_slot* slot = first_slot(); slot != nullptr; slot = slot->next) {
+    // Once seen outside is enough: it cannot come in again before open().
+    while (slot != current_slot && slot->inside.load(std::memory_order_seq_cst) != 0) {
+      if (monotonic_ns() >= deadline_ns) {
+        return false;
+      }
+      if (++tries < 256) {
+        _mm_pause();
+      } else {
+        sleep_at_most(10us);
+      }
+    }
+  }
+  return true;
+}
+
+void gate::open() {
+  if (inert()) {
+    return;
+  }
+  std::lock_guard const guard{control_};
+  change(0, mode::closed);
+}
+
+void gate::set_pause_word(std::uint64_t const volatile* until_ns) {
+  prepare();
+  pause_word_.store(until_ns, std::memory_order_release);
+  until_ns != nullptr ? change(mode::paused, 0) : change(0, mode::paused);
+}
+
+void gate::set_window(unsigned launches, unsigned groups) {
+  prepare();
+  window_.store(static_cast<std::uint64_t>(launches) << 32U | (groups == 0 ? 1U : groups),
+                std::memory_order_release);
+  launches != 0 ? change(mode::bounded, 0) : change(0, mode::bounded);
+}
+
+window_bounds gate::window() const noexcept {
+  std::uint64_t const both = window_.load(std::memory_order_acquire);
+  return {static_cast<unsigned>(both >> 32U), static_cast<unsigned>(both)};
+}
+
+}  // namespace sluice::gate

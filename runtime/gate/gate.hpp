@@ -1,0 +1,130 @@
+/// The gate: every call that puts work on the device enters here, and leaves when the driver has
+/// taken the work.
+///
+/// A thread:   outside ──enter──► inside ──the driver's call──► outside
+///                │                 ▲
+///                └──► held ────────┘     closed, compute pause, or its share of the run-ahead is
+///                used up;
+///                       │                a held thread counts as outside
+///                       └──► refused     aborting: CUDA_ERROR_NOT_PERMITTED, the driver is not
+///                       called
+///
+/// The gate:   open ──close()──► closing ──nobody inside──► closed ──open()──► open
+///                                  └──deadline──► open
+///
+/// `mode_` holds all of this in one word, and an open gate that has nothing to watch is the value
+/// 0. Entering writes the thread's own slot and reads `mode_` without a barrier between them;
+/// closing writes `mode_`, then has the kernel run a barrier on every thread of the process
+/// (membarrier(2), PRIVATE_EXPEDITED), then waits for every slot. So either the closing thread sees
+/// the thread inside, or the thread sees the gate closed. Where the kernel refuses membarrier, the
+/// `fenced` bit stays set and each entering thread pays for a barrier of its own.
+///
+/// Exempt threads do not take part: they are never held, never refused and never waited for. A
+/// child of fork() of a process that used CUDA takes no part either: CUDA does not work there, and
+/// nobody would open a closed gate.
+///
+/// Thread-safety: everything may be called from any thread. Nothing throws. Waiting threads hold no
+/// lock.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+
+#include "runtime/gate/driver.hpp"
+#include "runtime/gate/streams.hpp"
+#include "runtime/gate/thread_slot.hpp"
+
+namespace sluice::gate {
+
+/// Bits of the gate's mode.
+namespace mode {
+inline constexpr std::uint32_t unprepared = 1U << 0;  ///< the driver has not been opened
+inline constexpr std::uint32_t unattached =
+    1U << 1;  ///< under `sluice run`, the runtime library not yet asked
+inline constexpr std::uint32_t closed = 1U << 2;
+inline constexpr std::uint32_t aborting = 1U << 3;
+inline constexpr std::uint32_t paused = 1U << 4;   ///< there is a pause word to look at
+inline constexpr std::uint32_t urgent = 1U << 5;   ///< protected threads pass a compute pause
+inline constexpr std::uint32_t bounded = 1U << 6;  ///< run-ahead is bounded
+inline constexpr std::uint32_t fenced = 1U << 7;   ///< no membarrier on this kernel
+inline constexpr std::uint32_t inert = 1U << 8;    ///< forked child
+}  // namespace mode
+
+class gate {
+ public:
+  constexpr gate() noexcept = default;
+  gate(gate const&) = delete;
+  gate& operator=(gate const&) = delete;
+
+  /// Lets the calling thread inside, or holds it until it may enter. Anything but CUDA_SUCCESS
+  /// refuses it: then it is outside and must not call the driver.
+  [[nodiscard]] CUresult enter(thread_slot& self, stream_use stream) {
+    self.inside.store(1, std::memory_order_relaxed);
+    std::atomic_signal_fence(
+        std::memory_order_seq_cst);  // the other half is the membarrier in close()
+    if (mode_.load(std::memory_order_relaxed) == 0) [[likely]] {
+      return CUDA_SUCCESS;
+    }
+    return enter_slowly(self, stream);
+  }
+  void leave(thread_slot& self) noexcept { self.inside.store(0, std::memory_order_release); }
+
+  /// Opens the driver and arms the gate; the first call into this library does it.
+  void prepare();
+
+  /// As in `sluice_gate_api`; deadlines are CLOCK_MONOTONIC nanoseconds, results 0 or ETIMEDOUT.
+  [[nodiscard]] int close(std::int64_t deadline_ns);
+  void open();
+  void set_aborting(bool on) { on ? change(mode::aborting, 0) : change(0, mode::aborting); }
+  void set_urgent(bool on) { on ? change(mode::urgent, 0) : change(0, mode::urgent); }
+  /// The word must stay mapped for the life of the process: a thread may be about to read it.
+  void set_pause_word(std::uint64_t const volatile* until_ns);
+  void set_window(unsigned launches, unsigned groups);
+
+  [[nodiscard]] window_bounds window() const noexcept;
+  /// Whether calls have to be marked for the window.
+  [[nodiscard]] bool bounded() const noexcept {
+    return (mode_.load(std::memory_order_relaxed) & mode::bounded) != 0;
+  }
+  [[nodiscard]] bool inert() const noexcept {
+    return (mode_.load(std::memory_order_relaxed) & mode::inert) != 0;
+  }
+
+  /// Runs `attach` if this process is under `sluice run` and has not attached yet; see attach.hpp.
+  [[nodiscard]] bool unattached() const noexcept {
+    return (mode_.load(std::memory_order_acquire) & (mode::unattached | mode::unprepared)) != 0;
+  }
+  void attached() { change(0, mode::unattached); }
+
+ private:
+  enum class verdict { enter, refuse, attach, wait_for_change, wait_for_pause, wait_for_window };
+
+  [[nodiscard]] CUresult enter_slowly(thread_slot& self, stream_use stream);
+  [[nodiscard]] verdict judge(std::uint32_t now, thread_slot const& self, bool attach_failed) const;
+  [[nodiscard]] bool pause_holds(std::uint32_t now, thread_slot const& self) const;
+  [[nodiscard]] bool everybody_outside(std::int64_t deadline_ns) const;
+  /// Sets and clears bits and wakes whoever is held.
+  void change(std::uint32_t set, std::uint32_t clear);
+  /// Returns when the mode is no longer `seen`, or after a while; the first time it spins instead
+  /// of sleeping.
+  void await_change(std::uint32_t seen, bool& spun, std::chrono::nanoseconds at_most);
+  void become_inert() noexcept;
+  static void in_forked_child();
+
+  std::atomic<std::uint32_t> mode_{mode::unprepared};
+  std::atomic<std::uint32_t> sleepers_{0};  // threads that a change must wake
+  std::atomic<std::uint64_t const volatile*> pause_word_{nullptr};
+  std::atomic<std::uint64_t> window_{0};  // launches in the upper half, groups in the lower
+  std::mutex control_;                    // one close() or open() at a time
+  std::mutex preparing_;
+};
+
+/// The process's one gate. Never destroyed: threads launch until the process is gone.
+[[nodiscard]] gate& the_gate() noexcept;
+
+/// CLOCK_MONOTONIC, in nanoseconds.
+[[nodiscard]] std::int64_t monotonic_ns() noexcept;
+
+}  // namespace sluice::gate

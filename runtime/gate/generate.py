@@ -1,0 +1,207 @@
+"""Generates the part of the gate that follows from cuda.h: jump stubs, typed wrappers, table of symbols.
+
+Every entry point gets one of four classes, by rule from its name, so that a newer header needs no list to be kept:
+
+    gated     puts work on the device: the wrapper passes through the gate
+    special   written by hand, because the gate has something to say there (memory, cuGetProcAddress, ...)
+    refused   answers CUDA_ERROR_NOT_SUPPORTED: the gate could not hold it
+    passed    everything else: one jump to the driver
+
+A name that looks like a launch and fits no rule stops the build: it must be classified before it can slip through.
+
+    python3 generate.py --headers DIRECTORY-OF-CUDA_H --output DIRECTORY
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import re
+import sys
+
+from cuda_header import EntryPoint, HeaderError, read_entry_points
+
+GATED = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"cuLaunch(Kernel|KernelEx|CooperativeKernel|Grid|GridAsync|HostFunc)?",
+        r"cuGraphLaunch",
+        r"cuMem(cpy|set)\w+|cuMemcpy",
+        r"cuStream((Write|Wait)Value(32|64)|BatchMemOp|AddCallback)",
+        r"cuStreamBeginCapture(ToGraph)?",  # so that a closed gate never meets a capture that is just beginning
+        r"cuMem(Prefetch|Discard|BatchDecompress)\w*",
+    )
+)
+REFUSED = frozenset({"cuLaunchCooperativeKernelMultiDevice"})
+SPECIAL = frozenset({
+    "cuInit", "cuGetErrorName", "cuGetErrorString", "cuGetProcAddress", "cuGetProcAddress_v2",
+    "cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemFree_v2", "cuMemGetInfo_v2", "cuMemGetAddressRange_v2",
+    "cuIpcGetMemHandle", "cuStreamDestroy", "cuStreamDestroy_v2", "cuCtxDestroy", "cuCtxDestroy_v2",
+    "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxReset",
+    "cuDevicePrimaryCtxReset_v2",
+})  # fmt: skip
+# Words that mark a launch, unless the name also says that it only describes one (a graph's node).
+LAUNCH_WORDS = ("Launch", "Memcpy", "Memset")
+DESCRIBING_WORDS = ("Node",)
+
+# Exported by every driver, declared in a header that CUDA's wheels leave out.
+WITHOUT_HEADER = ("cuProfilerInitialize", "cuProfilerStart", "cuProfilerStop")
+COMPANIONS = ("cudaGL.h", "cudaEGL.h", "cudaVDPAU.h")
+
+NOT_FOUND = 500  # CUDA_ERROR_NOT_FOUND
+NOT_SUPPORTED = 801  # CUDA_ERROR_NOT_SUPPORTED
+
+
+def classify(entry: EntryPoint) -> str:
+    """The class of one entry point.
+
+    Raises:
+        HeaderError: It looks like a launch and fits no rule, or the gate cannot wrap it.
+    """
+    if entry.name in SPECIAL:
+        return "special"
+    if entry.base in REFUSED:
+        return "refused"
+    if any(pattern.fullmatch(entry.base) for pattern in GATED):
+        if entry.returns != "CUresult":
+            raise HeaderError(f"{entry.name} returns '{entry.returns}': the gate can only hold calls returning CUresult")
+        return "gated"
+    looks_like_launch = any(word in entry.base for word in LAUNCH_WORDS)
+    if looks_like_launch and not any(word in entry.base for word in DESCRIBING_WORDS):
+        raise HeaderError(
+            f"{entry.name} looks like a launch, but no rule says what to do with it. Add it to GATED, REFUSED or"
+            " DESCRIBING_WORDS in runtime/gate/generate.py; until then launches could pass the gate unseen"
+        )
+    return "passed"
+
+
+def stream_of(entry: EntryPoint) -> str:
+    """A C++ expression for the stream that a gated call works on."""
+    default = "true" if entry.per_thread else "false"
+    for parameter in entry.parameters():
+        if parameter.type == "CUstream":
+            return f"stream_use{{{parameter.name}, {default}}}"
+        if parameter.type.replace("const", "").split() in (["CUlaunchConfig", "*"], ["CUlaunchConfig*"]):
+            name = parameter.name
+            return f"stream_use{{{name} != nullptr ? {name}->hStream : nullptr, {default}}}"
+    return f"stream_use{{nullptr, {default}}}"
+
+
+def wrapper(entry: EntryPoint) -> str:
+    """The C++ definition that answers for one gated entry point."""
+    parameters = entry.parameters()
+    declared = ", ".join(f"{p.type} {p.name}" for p in parameters)
+    types = ", ".join(p.type for p in parameters)
+    names = ", ".join(p.name for p in parameters)
+    return f"""SLUICE_DRIVER_CALL CUresult {entry.name}({declared}) {{
+  using driver_function = CUresult (*)({types});
+  return dispatch(gated_call{{symbol::of_{entry.name}, {stream_of(entry)}}},
+                  [&] {{ return real<driver_function>(symbol::of_{entry.name})({names}); }});
+}}
+"""
+
+
+def stubs(classes: dict[str, str]) -> str:
+    """Assembly for x86-64: the exported jumps, and the table they jump through.
+
+    Each slot first points to code that opens the driver, fills the table and jumps again, so a process that never
+    calls CUDA never opens the driver.
+    """
+    out = [".text"]
+    for index, (name, kind) in enumerate(classes.items()):
+        if kind in ("passed", "refused"):
+            body = (f"  jmp *sluice_driver_table+{8 * index}(%rip)" if kind == "passed"
+                    else f"  mov ${NOT_SUPPORTED}, %eax\n  ret")  # fmt: skip
+            out.append(f".globl {name}\n.type {name}, @function\n.p2align 4\n{name}:\n{body}\n.size {name}, .-{name}")
+    out.append(".p2align 4\nsluice_first_call:")
+    saved = ("rdi", "rsi", "rdx", "rcx", "r8", "r9", "rax")
+    # On entry the index lies above the return address: 16 bytes, and 7 registers more leave the stack 8 off.
+    out += [f"  push %{register}" for register in saved]
+    out.append("  sub $136, %rsp")
+    out += [f"  movups %xmm{i}, {16 * i}(%rsp)" for i in range(8)]
+    out.append("  call sluice_fill_driver_table")
+    out += [f"  movups {16 * i}(%rsp), %xmm{i}" for i in range(8)]
+    out.append("  add $136, %rsp")
+    out += [f"  pop %{register}" for register in reversed(saved)]
+    out.append("  pop %r11\n  lea sluice_driver_table(%rip), %r10\n  jmp *(%r10,%r11,8)")
+    out.append(f".globl sluice_missing\n.hidden sluice_missing\nsluice_missing:\n  mov ${NOT_FOUND}, %eax\n  ret")
+    for index in range(len(classes)):
+        out.append(f"sluice_first_{index}:\n  push ${index}\n  jmp sluice_first_call")
+    out.append(".data\n.p2align 6")
+    out.append(".globl sluice_driver_table\n.hidden sluice_driver_table\nsluice_driver_table:")
+    out += [f"  .quad sluice_first_{index}" for index in range(len(classes))]
+    out.append('.section .data.rel.ro,"aw"\n.p2align 3')
+    out.append(".globl sluice_own_table\n.hidden sluice_own_table\nsluice_own_table:")
+    out += [f"  .quad {name}" for name in classes]
+    out.append('.section .note.GNU-stack,"",@progbits')
+    return "\n".join(out) + "\n"
+
+
+def symbols(classes: dict[str, str]) -> str:
+    """The list of symbols as macro calls, in the order of the tables."""
+    def words(values: tuple[str, ...]) -> str:
+        return ", ".join(f'"{value}"' for value in values)
+
+    lines = [f"SLUICE_DRIVER_SYMBOL({name}, {kind})" for name, kind in classes.items()]
+    guard = "#ifdef SLUICE_DRIVER_SYMBOL\n" + "\n".join(lines) + "\n#undef SLUICE_DRIVER_SYMBOL\n#endif\n"
+    return (guard + f"#ifdef SLUICE_LAUNCH_WORDS\nSLUICE_LAUNCH_WORDS({words(LAUNCH_WORDS)})\n"
+            "#undef SLUICE_LAUNCH_WORDS\n#endif\n"
+            f"#ifdef SLUICE_DESCRIBING_WORDS\nSLUICE_DESCRIBING_WORDS({words(DESCRIBING_WORDS)})\n"
+            "#undef SLUICE_DESCRIBING_WORDS\n#endif\n")  # fmt: skip
+
+
+def wrappers(entries: list[EntryPoint]) -> str:
+    """The C++ file with all gated calls.
+
+    driver.hpp includes cuda.h with every variant declared, so the compiler compares each signature with the header's.
+    """
+    return ("#include \"runtime/gate/dispatch.hpp\"\n\n"
+            "#pragma GCC diagnostic ignored \"-Wdeprecated-declarations\"\n\n"
+            "using namespace sluice::gate;  // NOLINT\n\n" + "\n".join(wrapper(entry) for entry in entries))  # fmt: skip
+
+
+def read_driver(headers: pathlib.Path) -> dict[str, EntryPoint]:
+    """Every entry point of the driver that the headers in a directory tell of, by symbol name, sorted."""
+    entries = read_entry_points(headers / "cuda.h")
+    for companion in COMPANIONS:
+        if (headers / companion).exists():
+            entries = read_entry_points(headers / companion) | entries
+    extra = {name: EntryPoint(name, "CUresult", "") for name in WITHOUT_HEADER}
+    return dict(sorted((extra | entries).items()))
+
+
+def generate(headers: pathlib.Path, output: pathlib.Path) -> None:
+    """Writes driver_stubs.S, driver_symbols.inc and gated_calls.cpp.
+
+    Raises:
+        HeaderError: The header holds something that must not be passed over.
+    """
+    entries = read_driver(headers)
+    if "cuLaunchKernel" not in entries:
+        raise HeaderError(f"{headers / 'cuda.h'} does not declare cuLaunchKernel: it is not the CUDA driver's header")
+    classes = {name: classify(entry) for name, entry in entries.items()}
+    classes |= {name: "special" for name in SPECIAL if name not in classes}
+    classes = dict(sorted(classes.items()))
+    output.mkdir(parents=True, exist_ok=True)
+    gated = [entries[name] for name, kind in classes.items() if kind == "gated"]
+    (output / "driver_stubs.S").write_text(stubs(classes))
+    (output / "driver_symbols.inc").write_text(symbols(classes))
+    (output / "gated_calls.cpp").write_text(wrappers(gated))
+
+
+def main() -> int:
+    """Runs the generator; the exit status is 0, or 1 after a message."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--headers", type=pathlib.Path, required=True, help="directory that holds cuda.h")
+    parser.add_argument("--output", type=pathlib.Path, required=True, help="directory to write to")
+    arguments = parser.parse_args()
+    try:
+        generate(arguments.headers, arguments.output)
+    except (HeaderError, OSError) as failure:
+        print(f"generate.py: {failure}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

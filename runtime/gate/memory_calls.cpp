@@ -1,0 +1,134 @@
+/// Calls about device memory: the runtime answers them from the pool where it can, else the driver
+/// does.
+#include <cstdint>
+#include <limits>
+#include <optional>
+
+#include "runtime/gate/attach.hpp"
+#include "runtime/gate/dispatch.hpp"
+
+using namespace sluice::gate;
+
+namespace {
+
+/// Rows of a pitched allocation begin at multiples of this, as the driver aligns them.
+constexpr std::size_t pitch_alignment = 512;
+
+/// Memory from the pool, or why not; nothing if the driver has to answer.
+std::optional<CUresult> allocate(CUdeviceptr* address, std::size_t bytes) {
+  sluice_runtime_api const* runtime = sharing_runtime();
+  if (runtime == nullptr || address == nullptr || bytes == 0) {
+    return std::nullopt;
+  }
+  std::uint64_t found = 0;
+  switch (runtime->mem_alloc(sharing_device(), &found, bytes)) {
+    case SLUICE_ALLOC_OK:
+      *address = found;
+      return CUDA_SUCCESS;
+    case SLUICE_ALLOC_OUT_OF_MEMORY:
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    default:
+      return std::nullopt;
+  }
+}
+
+struct allocation {
+  std::uint64_t base = 0;
+  std::size_t bytes = 0;
+};
+
+bool find_in_pool(CUdeviceptr address, allocation& found) {
+  sluice_runtime_api const* runtime = sharing_runtime();
+  return runtime != nullptr &&
+         runtime->address_range(address, &found.base, &found.bytes) == SLUICE_ALLOC_OK;
+}
+
+}  // namespace
+
+SLUICE_DRIVER_CALL CUresult cuMemAlloc_v2(CUdeviceptr* address, std::size_t bytes) {
+  if (std::optional<CUresult> const answer = allocate(address, bytes)) {
+    return *answer;
+  }
+  return real<CUresult (*)(CUdeviceptr*, std::size_t)>(symbol::of_cuMemAlloc_v2)(address, bytes);
+}
+
+SLUICE_DRIVER_CALL CUresult cuMemAllocPitch_v2(CUdeviceptr* address, std::size_t* pitch,
+                                               std::size_t width, std::size_t height,
+                                               unsigned int element) {
+  bool const representable = width <= std::numeric_limits<std::size_t>::max() - pitch_alignment;
+  std::size_t const row =
+      representable ? (width + pitch_alignment - 1) / pitch_alignment * pitch_alignment : 0;
+  std::size_t bytes = 0;
+  bool const valid = pitch != nullptr && (element == 4 || element == 8 || element == 16) &&
+                     !__builtin_mul_overflow(row, height, &bytes);
+  if (std::optional<CUresult> const answer = valid ? allocate(address, bytes) : std::nullopt) {
+    if (*answer == CUDA_SUCCESS) {
+      *pitch = row;
+    }
+    return *answer;
+  }
+  using driver_function =
+      CUresult (*)(CUdeviceptr*, std::size_t*, std::size_t, std::size_t, unsigned int);
+  return real<driver_function>(symbol::of_cuMemAllocPitch_v2)(address, pitch, width, height,
+                                                              element);
+}
+
+SLUICE_DRIVER_CALL CUresult cuMemFree_v2(CUdeviceptr address) {
+  sluice_runtime_api const* runtime = address != 0 ? sharing_runtime() : nullptr;
+  allocation found;
+  if (runtime != nullptr && find_in_pool(address, found)) {
+    if (found.base != address) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    // Callers rely on what the driver's cuMemFree does: whatever still uses the memory is done when
+    // it returns.
+    static_cast<void>(streams().wait_idle(std::numeric_limits<std::int64_t>::max(), false));
+    if (runtime->mem_free(address) == SLUICE_ALLOC_OK) {
+      return CUDA_SUCCESS;
+    }
+  }
+  return real<CUresult (*)(CUdeviceptr)>(symbol::of_cuMemFree_v2)(address);
+}
+
+SLUICE_DRIVER_CALL CUresult cuMemGetInfo_v2(std::size_t* free_bytes, std::size_t* total_bytes) {
+  sluice_runtime_api const* runtime = sharing_runtime();
+  std::size_t free_now = 0;
+  std::size_t total = 0;
+  if (runtime != nullptr &&
+      runtime->mem_info(sharing_device(), &free_now, &total) == SLUICE_ALLOC_OK) {
+    if (free_bytes != nullptr) {
+      *free_bytes = free_now;
+    }
+    if (total_bytes != nullptr) {
+      *total_bytes = total;
+    }
+    return CUDA_SUCCESS;
+  }
+  return real<CUresult (*)(std::size_t*, std::size_t*)>(symbol::of_cuMemGetInfo_v2)(free_bytes,
+                                                                                    total_bytes);
+}
+
+SLUICE_DRIVER_CALL CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* bytes,
+                                                    CUdeviceptr address) {
+  allocation found;
+  if (find_in_pool(address, found)) {
+    if (base != nullptr) {
+      *base = found.base;
+    }
+    if (bytes != nullptr) {
+      *bytes = found.bytes;
+    }
+    return CUDA_SUCCESS;
+  }
+  using driver_function = CUresult (*)(CUdeviceptr*, std::size_t*, CUdeviceptr);
+  return real<driver_function>(symbol::of_cuMemGetAddressRange_v2)(base, bytes, address);
+}
+
+SLUICE_DRIVER_CALL CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
+  allocation found;
+  if (find_in_pool(address, found)) {
+    return CUDA_ERROR_NOT_SUPPORTED;  // a handle would name memory that can change owner
+  }
+  return real<CUresult (*)(CUipcMemHandle*, CUdeviceptr)>(symbol::of_cuIpcGetMemHandle)(handle,
+                                                                                        address);
+}

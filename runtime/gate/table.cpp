@@ -1,0 +1,55 @@
+/// The table that the gate offers to the runtime: see gate_api.h.
+#include <cerrno>
+
+#include "runtime/gate/dispatch.hpp"
+#include "runtime/gate/gate_api.h"
+
+using namespace sluice::gate;
+
+namespace {
+
+void* real_function(char const* name) {
+  the_gate().prepare();
+  return driver_function(name);
+}
+
+int close_gate(std::int64_t deadline_ns) {
+  return the_gate().close(deadline_ns);
+}
+
+int wait_until_idle(std::int64_t deadline_ns) {
+  return the_gate().inert() || streams().wait_idle(deadline_ns, true) ? 0 : ETIMEDOUT;
+}
+
+std::uint64_t all_launches() {
+  std::uint64_t sum = 0;
+  for (thread_slot const* slot = first_slot(); slot != nullptr; slot = slot->next) {
+    sum += slot->launches.load(std::memory_order_relaxed);
+  }
+  return sum;
+}
+
+constexpr sluice_gate_api table = {
+    .size = sizeof(sluice_gate_api),
+    .real = real_function,
+    .close = close_gate,
+    .wait_idle = wait_until_idle,
+    .open = [] { the_gate().open(); },
+    .abort_begin = [] { the_gate().set_aborting(true); },
+    .abort_end = [] { the_gate().set_aborting(false); },
+    .exempt_thread = [](int exempt) { this_thread().exempt = exempt != 0; },
+    .protect_thread = [](int protect) { this_thread().protect = protect != 0; },
+    .set_pause_word =
+        [](std::uint64_t const volatile* until_ns) { the_gate().set_pause_word(until_ns); },
+    .set_urgent = [](int urgent) { the_gate().set_urgent(urgent != 0); },
+    .set_window = [](unsigned launches,
+                     unsigned groups) { the_gate().set_window(launches, groups); },
+    .launches = all_launches,
+};
+
+}  // namespace
+
+/// The gate's table, for the runtime and for tests that reach the preloaded library by `dlsym`.
+SLUICE_DRIVER_CALL sluice_gate_api const* sluice_gate_table() {
+  return &table;
+}

@@ -1,0 +1,60 @@
+/// What the gate knows of each thread: whether it is inside a gated call, and its exemptions.
+///
+/// Slots form a list that only grows; a slot whose thread has ended is taken by the next new
+/// thread, so that the list is as long as the most threads that lived at once, and the counts of
+/// ended threads are kept.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+namespace sluice::gate {
+
+class stream_state;
+
+/// A stream as a call names it, in the context that is current; see `stream_registry`.
+struct stream_key {
+  void* handle = nullptr;
+  void* context =
+      nullptr;  ///< only for the default streams, which have one handle in every context
+  void const* owner = nullptr;  ///< the thread's slot, only for per-thread default streams
+  friend bool operator==(stream_key const&, stream_key const&) = default;
+};
+
+struct remembered_stream {
+  stream_key key;
+  stream_state* state = nullptr;
+  std::uint64_t epoch = 0;
+};
+
+struct alignas(64) thread_slot {
+  /// 1 while the thread is between the gate and the end of the driver's call. Written by the owner;
+  /// `gate::close` reads it from outside.
+  std::atomic<std::uint32_t> inside{0};
+  std::atomic<std::uint32_t> taken{1};  ///< 0 once the owner has ended
+
+  // The rest is the owner's alone.
+  bool exempt = false;
+  bool protect = false;
+  std::uint32_t next_remembered = 0;
+  std::array<remembered_stream, 4> remembered{};
+
+  std::atomic<std::uint64_t> launches{0};  ///< written by the owner, read by anyone
+  thread_slot* next = nullptr;             ///< constant once the slot is in the list
+};
+
+extern thread_local constinit thread_slot* current_slot [[gnu::tls_model("initial-exec")]];
+
+[[nodiscard]] thread_slot& take_slot();
+
+/// The calling thread's slot.
+[[nodiscard]] inline thread_slot& this_thread() {
+  thread_slot* slot = current_slot;
+  return slot != nullptr ? *slot : take_slot();
+}
+
+/// The first slot of the list of all, or nullptr.
+[[nodiscard]] thread_slot* first_slot() noexcept;
+
+}  // namespace sluice::gate
