@@ -1,0 +1,64 @@
+#!/usr/bin/env python3
+"""Trains a small convolution net on the handwritten digits that come with scikit-learn, and tests it.
+
+    python examples/train_digits.py --steps 200
+    build/release/bin/sluice run -- python examples/train_digits.py --steps 200
+"""
+
+import training  # first: it finds the package `sluice` in this checkout
+from training import Progress
+
+TEST_SAMPLES = 297  # of 1797
+
+
+def main() -> None:
+    parser = training.parser("Trains a small convolution net on the digits of scikit-learn.")
+    parser.add_argument("--workers", type=int, default=0, help="processes that load data (default 0)")
+    parser.add_argument("--least-accuracy", type=float, default=0.0, help="fail below this share of right answers")
+    options = parser.parse_args()
+    device = training.prepare(options)
+
+    import torch
+    import torch.nn.functional as F
+    from sklearn.datasets import load_digits
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    import sluice
+
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16.0
+    labels = torch.tensor(digits.target)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(options.seed))
+    test, train = order[:TEST_SAMPLES], order[TEST_SAMPLES:]
+    loader = DataLoader(
+        TensorDataset(images[train], labels[train]), batch_size=options.batch or 128, shuffle=True, drop_last=True,
+        num_workers=options.workers, generator=torch.Generator().manual_seed(options.seed),
+    )
+
+    model = nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1), nn.GroupNorm(4, 32), nn.ReLU(),
+        nn.Conv2d(32, 64, 3, padding=1), nn.GroupNorm(8, 64), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(64 * 4 * 4, 10),
+    ).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    step = sluice.Step(model, optimizer, micro_batch=options.micro_batch)
+
+    progress = Progress(options)
+    while not progress.over:
+        for x, y in loader:
+            if progress.over:
+                break
+            loss = step(lambda x, y: F.cross_entropy(model(x), y), x.to(device), y.to(device))
+            progress.stepped(loss, step.stats())
+    progress.finish()
+
+    with torch.no_grad():
+        right = (model(images[test].to(device)).argmax(1).cpu() == labels[test]).float().mean().item()
+    print(f"{right:.1%} of {TEST_SAMPLES} digits never seen are recognised")
+    if right < options.least_accuracy:
+        raise SystemExit(f"that is less than {options.least_accuracy:.1%}")
+
+
+if __name__ == "__main__":
+    main()
