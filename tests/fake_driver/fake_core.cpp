@@ -1,0 +1,158 @@
+#include "tests/fake_driver/fake_core.hpp"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "tests/fake_driver/fake_driver.h"
+
+#define SLUICE_FAKE_CONTROL extern "C" __attribute__((visibility("default")))
+
+namespace sluice::fake {
+
+struct exported_symbol {
+  char const* name;
+  void* address;
+};
+
+extern "C" {
+extern exported_symbol const fake_symbols[];
+extern std::size_t const fake_symbol_count;
+[[gnu::visibility("hidden")]] CUresult fake_not_implemented(unsigned index);
+}
+
+namespace {
+
+std::atomic<pid_t> initialised_in{0};
+
+std::size_t index_of(char const* symbol) {
+  std::size_t low = 0;
+  std::size_t high = fake_symbol_count;
+  while (low < high) {
+    std::size_t const middle = (low + high) / 2;
+    int const order = std::strcmp(fake_symbols[middle].name, symbol);
+    if (order == 0) {
+      return middle;
+    }
+    (order < 0 ? low : high) = order < 0 ? middle + 1 : middle;
+  }
+  return fake_symbol_count;
+}
+
+call_site* sites() {
+  static call_site* const all =
+      new call_site[fake_symbol_count];  // never freed: streams outlive static objects
+  return all;
+}
+
+/// Calls `use(symbol, first number, second number)` for every "symbol:number[:number]" of an
+/// environment variable.
+template <typename Use>
+void for_each_setting(char const* variable, Use use) {
+  char const* value = std::getenv(variable);
+  std::string text = value != nullptr ? value : "";
+  while (!text.empty()) {
+    std::size_t const end = text.find(';');
+    std::string const one = text.substr(0, end);
+    text = end == std::string::npos ? "" : text.substr(end + 1);
+    long long first = 0;
+    long long second = 0;
+    char symbol[128] = {};
+    if (std::sscanf(one.c_str(), "%127[^:]:%lld:%lld", symbol, &first, &second) < 2) {
+      std::fprintf(stderr, "fake driver: %s has '%s', which is not SYMBOL:NUMBER[:NUMBER]\n",
+                   variable, one.c_str());
+      std::abort();
+    }
+    use(symbol, first, second);
+  }
+}
+
+[[gnu::constructor]] void read_environment() {
+  for_each_setting("FAKE_CUDA_FAIL", [](char const* symbol, long long code, long long skip) {
+    fake_fail(symbol, static_cast<int>(code), static_cast<unsigned>(skip));
+  });
+  for_each_setting("FAKE_CUDA_DELAY", [](char const* symbol, long long ns, long long /*unused*/) {
+    fake_delay(symbol, ns);
+  });
+}
+
+std::size_t number_from(char const* variable, std::size_t otherwise) {
+  char const* value = std::getenv(variable);
+  return value != nullptr ? std::strtoull(value, nullptr, 10) : otherwise;
+}
+
+}  // namespace
+
+CUresult fake_not_implemented(unsigned index) {
+  call_scope const scope{sites()[index]};
+  return scope.result() != CUDA_SUCCESS ? scope.result() : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+call_site& site_of(char const* symbol) {
+  std::size_t const index = index_of(symbol);
+  if (index == fake_symbol_count) {
+    std::fprintf(stderr, "fake driver: there is no symbol %s\n", symbol);
+    std::abort();
+  }
+  return sites()[index];
+}
+
+call_scope::call_scope(call_site& site, needs what) : site_{site} {
+  site_.inside.fetch_add(1);
+  site_.calls.fetch_add(1);
+  if (std::int64_t const delay = site_.delay_ns.load(); delay > 0) {
+    std::this_thread::sleep_for(std::chrono::nanoseconds{delay});
+  }
+  if (int const failure = site_.failure.load();
+      failure != 0 && site_.failures_skipped.fetch_sub(1) <= 0) {
+    result_ = static_cast<CUresult>(failure);
+  } else if (what == needs::initialised && initialised_in.load() != ::getpid()) {
+    result_ =
+        CUDA_ERROR_NOT_INITIALIZED;  // also in a forked child: a driver does not survive fork()
+  }
+}
+
+void set_initialised() {
+  pid_t nobody = 0;
+  initialised_in.compare_exchange_strong(nobody, ::getpid());
+}
+
+int device_count() {
+  static int const count = static_cast<int>(number_from("FAKE_CUDA_DEVICES", 1));
+  return count;
+}
+
+std::size_t device_memory_bytes() {
+  static std::size_t const bytes = number_from("FAKE_CUDA_MEMORY_BYTES", std::size_t{1} << 30U);
+  return bytes;
+}
+
+void* exported(char const* symbol) {
+  std::size_t const index = index_of(symbol);
+  return index < fake_symbol_count ? fake_symbols[index].address : nullptr;
+}
+
+}  // namespace sluice::fake
+
+using namespace sluice::fake;
+
+SLUICE_FAKE_CONTROL void fake_fail(char const* symbol, int code, unsigned skip) {
+  call_site& site = site_of(symbol);
+  site.failures_skipped.store(skip);
+  site.failure.store(code);
+}
+SLUICE_FAKE_CONTROL void fake_delay(char const* symbol, int64_t nanoseconds) {
+  site_of(symbol).delay_ns.store(nanoseconds);
+}
+SLUICE_FAKE_CONTROL uint64_t fake_calls(char const* symbol) {
+  return site_of(symbol).calls.load();
+}
+SLUICE_FAKE_CONTROL uint64_t fake_calls_inside(char const* symbol) {
+  return site_of(symbol).inside.load();
+}

@@ -1,0 +1,224 @@
+/// Kernel launches, host functions, copies and memsets, stream memory operations.
+///
+/// Device memory is host memory, so every copy of whole ranges is the same copy. Each call has a
+/// variant whose null stream is the calling thread's.
+#include <cstring>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "tests/fake_driver/fake_driver.h"
+#include "tests/fake_driver/fake_memory.hpp"
+#include "tests/fake_driver/fake_stream.hpp"
+
+using namespace sluice::fake;
+
+namespace {
+
+struct kernel {
+  fake_kernel_body body = nullptr;
+  std::vector<std::size_t> sizes;
+  std::chrono::nanoseconds duration{0};
+};
+
+kernel const* kernel_of(CUfunction handle) {
+  return reinterpret_cast<kernel const*>(handle);
+}
+
+/// The parameters of one launch, copied when it is made.
+struct arguments {
+  std::vector<std::vector<std::byte>> values;
+
+  static arguments copy(kernel const& of, void** parameters) {
+    arguments made;
+    for (std::size_t i = 0; i < of.sizes.size(); ++i) {
+      auto const* from = static_cast<std::byte const*>(parameters[i]);
+      made.values.emplace_back(from, from + of.sizes[i]);
+    }
+    return made;
+  }
+};
+
+CUresult launch(CUfunction handle, CUstream where, bool per_thread, void** parameters) {
+  kernel const* of = kernel_of(handle);
+  if (of == nullptr || (!of->sizes.empty() && parameters == nullptr)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  return enqueue(where, per_thread, [of, copied = arguments::copy(*of, parameters)]() mutable {
+    std::this_thread::sleep_for(of->duration);
+    std::vector<void*> pointers;
+    for (auto& value : copied.values) {
+      pointers.push_back(value.data());
+    }
+    if (of->body != nullptr) {
+      of->body(pointers.data());
+    }
+  });
+}
+
+void* pointer(CUdeviceptr address) {
+  return reinterpret_cast<void*>(address);
+}
+void* pointer(void* address) {
+  return address;
+}
+void const* pointer(void const* address) {
+  return address;
+}
+
+work copy_work(void* to, void const* from, std::size_t bytes) {
+  if (is_pageable(from)) {  // the driver stages such memory before it returns
+    auto const* start = static_cast<std::byte const*>(from);
+    return [to, staged = std::vector<std::byte>{start, start + bytes}] {
+      std::memcpy(to, staged.data(), staged.size());
+    };
+  }
+  return [to, from, bytes] { std::memmove(to, from, bytes); };
+}
+
+CUresult copy(void* to, void const* from, std::size_t bytes, CUstream where, bool per_thread,
+              bool wait) {
+  if (bytes == 0) {
+    return CUDA_SUCCESS;
+  }
+  if (to == nullptr || from == nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  work piece = copy_work(to, from, bytes);
+  return wait ? enqueue_and_wait(where, per_thread, std::move(piece))
+              : enqueue(where, per_thread, std::move(piece));
+}
+
+template <typename Element>
+CUresult fill(CUdeviceptr to, Element value, std::size_t count, CUstream where, bool per_thread,
+              bool wait) {
+  if (count == 0) {
+    return CUDA_SUCCESS;
+  }
+  if (to == 0 || to % sizeof(Element) != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  work piece = [to, value, count] {
+    auto* first = static_cast<Element*>(pointer(to));
+    std::fill(first, first + count, value);
+  };
+  return wait ? enqueue_and_wait(where, per_thread, std::move(piece))
+              : enqueue(where, per_thread, std::move(piece));
+}
+
+template <typename Value>
+CUresult wait_for_value(CUstream where, bool per_thread, CUdeviceptr address, Value value,
+                        unsigned flags) {
+  if (address == 0 || (flags & 7U) > CU_STREAM_WAIT_VALUE_EQ) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  return enqueue(where, per_thread, [address, value, flags] {
+    auto* word = static_cast<Value*>(pointer(address));
+    for (;;) {
+      Value const now = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+      if ((flags & 7U) == CU_STREAM_WAIT_VALUE_EQ ? now == value : now >= value) {
+        return;
+      }
+      std::this_thread::yield();
+    }
+  });
+}
+
+template <typename Value>
+CUresult write_value(CUstream where, bool per_thread, CUdeviceptr address, Value value) {
+  if (address == 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  return enqueue(where, per_thread, [address, value] {
+    __atomic_store_n(static_cast<Value*>(pointer(address)), value, __ATOMIC_RELEASE);
+  });
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) void* fake_register_kernel(fake_kernel_body body,
+                                                                             size_t const* sizes,
+                                                                             size_t count,
+                                                                             int64_t nanoseconds) {
+  return new kernel{body, std::vector<std::size_t>(sizes, sizes + count),
+                    std::chrono::nanoseconds{nanoseconds}};
+}
+
+#define LAUNCHES(suffix, per_thread)                                                             \
+  SLUICE_FAKE_CALL CUresult cuLaunchKernel##suffix(CUfunction f, unsigned, unsigned, unsigned,   \
+                                                   unsigned, unsigned, unsigned, unsigned,       \
+                                                   CUstream where, void** parameters, void**) {  \
+    SLUICE_FAKE_ENTER                                                                            \
+    return launch(f, where, per_thread, parameters);                                             \
+  }                                                                                              \
+  SLUICE_FAKE_CALL CUresult cuLaunchKernelEx##suffix(CUlaunchConfig const* config, CUfunction f, \
+                                                     void** parameters, void**) {                \
+    SLUICE_FAKE_ENTER                                                                            \
+    return config == nullptr ? CUDA_ERROR_INVALID_VALUE                                          \
+                             : launch(f, config->hStream, per_thread, parameters);               \
+  }                                                                                              \
+  SLUICE_FAKE_CALL CUresult cuLaunchCooperativeKernel##suffix(                                   \
+      CUfunction f, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,        \
+      CUstream where, void** parameters) {                                                       \
+    SLUICE_FAKE_ENTER                                                                            \
+    return launch(f, where, per_thread, parameters);                                             \
+  }                                                                                              \
+  SLUICE_FAKE_CALL CUresult cuLaunchHostFunc##suffix(CUstream where, CUhostFn function,          \
+                                                     void* data) {                               \
+    SLUICE_FAKE_ENTER                                                                            \
+    return enqueue(where, per_thread, [function, data] { function(data); });                     \
+  }                                                                                              \
+  SLUICE_FAKE_CALL CUresult cuStreamWriteValue32_v2##suffix(CUstream where, CUdeviceptr address, \
+                                                            cuuint32_t value, unsigned) {        \
+    SLUICE_FAKE_ENTER                                                                            \
+    return write_value<std::uint32_t>(where, per_thread, address, value);                        \
+  }                                                                                              \
+  SLUICE_FAKE_CALL CUresult cuStreamWaitValue32_v2##suffix(CUstream where, CUdeviceptr address,  \
+                                                           cuuint32_t value, unsigned flags) {   \
+    SLUICE_FAKE_ENTER                                                                            \
+    return wait_for_value<std::uint32_t>(where, per_thread, address, value, flags);              \
+  }
+
+LAUNCHES(, false)
+LAUNCHES(_ptsz, true)
+
+// name, parameters, then where the copy goes to and comes from
+#define COPY_AND_WAIT(name, suffix, per_thread, To, From)                       \
+  SLUICE_FAKE_CALL CUresult name##suffix(To to, From from, std::size_t bytes) { \
+    SLUICE_FAKE_ENTER                                                           \
+    return copy(pointer(to), pointer(from), bytes, nullptr, per_thread, true);  \
+  }
+#define COPY_LATER(name, suffix, per_thread, To, From)                                          \
+  SLUICE_FAKE_CALL CUresult name##suffix(To to, From from, std::size_t bytes, CUstream where) { \
+    SLUICE_FAKE_ENTER                                                                           \
+    return copy(pointer(to), pointer(from), bytes, where, per_thread, false);                   \
+  }
+#define FILL_AND_WAIT(name, suffix, per_thread, Element)                                     \
+  SLUICE_FAKE_CALL CUresult name##suffix(CUdeviceptr to, Element value, std::size_t count) { \
+    SLUICE_FAKE_ENTER                                                                        \
+    return fill<Element>(to, value, count, nullptr, per_thread, true);                       \
+  }
+#define FILL_LATER(name, suffix, per_thread, Element)                                      \
+  SLUICE_FAKE_CALL CUresult name##suffix(CUdeviceptr to, Element value, std::size_t count, \
+                                         CUstream where) {                                 \
+    SLUICE_FAKE_ENTER                                                                      \
+    return fill<Element>(to, value, count, where, per_thread, false);                      \
+  }
+#define COPIES(ptds, ptsz, per_thread)                                         \
+  COPY_AND_WAIT(cuMemcpyHtoD_v2, ptds, per_thread, CUdeviceptr, void const*)   \
+  COPY_AND_WAIT(cuMemcpyDtoH_v2, ptds, per_thread, void*, CUdeviceptr)         \
+  COPY_AND_WAIT(cuMemcpyDtoD_v2, ptds, per_thread, CUdeviceptr, CUdeviceptr)   \
+  COPY_AND_WAIT(cuMemcpy, ptds, per_thread, CUdeviceptr, CUdeviceptr)          \
+  COPY_LATER(cuMemcpyHtoDAsync_v2, ptsz, per_thread, CUdeviceptr, void const*) \
+  COPY_LATER(cuMemcpyDtoHAsync_v2, ptsz, per_thread, void*, CUdeviceptr)       \
+  COPY_LATER(cuMemcpyDtoDAsync_v2, ptsz, per_thread, CUdeviceptr, CUdeviceptr) \
+  COPY_LATER(cuMemcpyAsync, ptsz, per_thread, CUdeviceptr, CUdeviceptr)        \
+  FILL_AND_WAIT(cuMemsetD8_v2, ptds, per_thread, unsigned char)                \
+  FILL_AND_WAIT(cuMemsetD16_v2, ptds, per_thread, unsigned short)              \
+  FILL_AND_WAIT(cuMemsetD32_v2, ptds, per_thread, unsigned int)                \
+  FILL_LATER(cuMemsetD8Async, ptsz, per_thread, unsigned char)                 \
+  FILL_LATER(cuMemsetD16Async, ptsz, per_thread, unsigned short)               \
+  FILL_LATER(cuMemsetD32Async, ptsz, per_thread, unsigned int)
+
+COPIES(, , false)
+COPIES(_ptds, _ptsz, true)

@@ -1,0 +1,202 @@
+/// Holding, refusing and letting through.
+#include <atomic>
+#include <cerrno>
+#include <latch>
+
+#include "tests/runtime/gate/gate_fixture.hpp"
+
+namespace sluice::gate {
+namespace {
+
+using namespace std::chrono_literals;
+using clock = std::chrono::steady_clock;
+
+class gating : public gate_test {
+ protected:
+  std::uint64_t begun() const { return driver.calls("cuLaunchKernel"); }
+  CUfunction quick = kernel(0ns);
+};
+
+TEST_F(gating, an_open_gate_lets_launches_through_and_counts_them) {
+  std::uint64_t const before = gate.launches();
+  for (int i = 0; i < 10; ++i) {
+    ASSERT_EQ(launch(quick), CUDA_SUCCESS);
+  }
+  EXPECT_EQ(gate.launches(), before + 10);
+}
+
+TEST_F(gating, launches_of_ended_threads_stay_counted) {
+  std::uint64_t const before = gate.launches();
+  for (int i = 0; i < 20; ++i) {
+    auto const one = thread([this] { EXPECT_EQ(launch(quick), CUDA_SUCCESS); });
+  }
+  EXPECT_EQ(gate.launches(), before + 20);
+}
+
+TEST_F(gating, close_waits_for_the_thread_that_is_inside) {
+  driver.delay("cuLaunchKernel", std::chrono::nanoseconds{50ms}.count());
+  auto const launcher = thread([this] { EXPECT_EQ(launch(quick), CUDA_SUCCESS); });
+  ASSERT_TRUE(eventually([this] { return driver.inside("cuLaunchKernel") == 1; }));
+  ASSERT_EQ(gate.close(in(10s)), 0);
+  EXPECT_EQ(driver.inside("cuLaunchKernel"), 0U);
+}
+
+TEST_F(gating, close_gives_up_at_its_deadline_and_leaves_the_gate_open) {
+  driver.delay("cuLaunchKernel", std::chrono::nanoseconds{300ms}.count());
+  auto const launcher = thread([this] { EXPECT_EQ(launch(quick), CUDA_SUCCESS); });
+  ASSERT_TRUE(eventually([this] { return driver.inside("cuLaunchKernel") == 1; }));
+  EXPECT_EQ(gate.close(in(5ms)), ETIMEDOUT);
+  driver.delay("cuLaunchKernel", 0);
+  EXPECT_EQ(launch(quick), CUDA_SUCCESS);
+}
+
+TEST_F(gating, a_held_launch_goes_on_when_the_gate_opens) {
+  ASSERT_EQ(gate.close(in(1s)), 0);
+  std::uint64_t const before = begun();
+  std::latch started{1};
+  std::atomic<bool> done{false};
+  auto const launcher = thread([&] {
+    started.count_down();
+    EXPECT_EQ(launch(quick), CUDA_SUCCESS);
+    done = true;
+  });
+  started.wait();
+  for (int i = 0; i < 1000; ++i) {
+    std::this_thread::yield();
+  }
+  EXPECT_FALSE(done);
+  EXPECT_EQ(begun(), before);
+  gate.open();
+  EXPECT_TRUE(eventually([&] { return done.load(); }));
+  EXPECT_EQ(begun(), before + 1);
+}
+
+TEST_F(gating, closing_a_closed_gate_and_opening_an_open_one_changes_nothing) {
+  ASSERT_EQ(gate.close(in(1s)), 0);
+  EXPECT_EQ(gate.close(in(1s)), 0);
+  gate.open();
+  gate.open();
+  EXPECT_EQ(launch(quick), CUDA_SUCCESS);
+}
+
+TEST_F(gating, an_exempt_thread_is_neither_held_nor_waited_for) {
+  driver.delay("cuLaunchKernel", std::chrono::nanoseconds{300ms}.count());
+  auto const other = thread([this] {
+    gate.exempt_thread(1);
+    EXPECT_EQ(launch(quick), CUDA_SUCCESS);
+  });
+  ASSERT_TRUE(eventually([this] { return driver.inside("cuLaunchKernel") == 1; }));
+  ASSERT_EQ(gate.close(in(10s)), 0);
+  EXPECT_EQ(driver.inside("cuLaunchKernel"), 1U);
+  driver.delay("cuLaunchKernel", 0);
+  gate.exempt_thread(1);
+  EXPECT_EQ(launch(quick), CUDA_SUCCESS);
+  gate.abort_begin();
+  EXPECT_EQ(launch(quick), CUDA_SUCCESS);
+}
+
+TEST_F(gating, an_aborting_gate_refuses_without_reaching_the_driver) {
+  std::uint64_t const before = begun();
+  std::uint64_t const counted = gate.launches();
+  gate.abort_begin();
+  EXPECT_EQ(launch(quick), CUDA_ERROR_NOT_PERMITTED);
+  EXPECT_EQ(begun(), before);
+  EXPECT_EQ(gate.launches(), counted);
+  gate.abort_end();
+  EXPECT_EQ(launch(quick), CUDA_SUCCESS);
+}
+
+TEST_F(gating, a_held_launch_fails_when_the_gate_opens_aborting) {
+  ASSERT_EQ(gate.close(in(1s)), 0);
+  std::uint64_t const before = begun();
+  std::latch started{1};
+  std::atomic<int> result{-1};
+  auto const launcher = thread([&] {
+    started.count_down();
+    result = launch(quick);
+  });
+  started.wait();
+  gate.abort_begin();
+  gate.open();
+  ASSERT_TRUE(eventually([&] { return result != -1; }));
+  EXPECT_EQ(result, CUDA_ERROR_NOT_PERMITTED);
+  EXPECT_EQ(begun(), before);
+}
+
+TEST_F(gating, a_compute_pause_holds_launches_until_it_expires) {
+  std::uint64_t const until = static_cast<std::uint64_t>(in(30ms));
+  std::uint64_t const volatile word = until;
+  gate.set_pause_word(&word);
+  EXPECT_EQ(launch(quick), CUDA_SUCCESS);
+  EXPECT_GE(static_cast<std::uint64_t>(in(0ns)), until);
+  auto const start = clock::now();
+  EXPECT_EQ(launch(quick), CUDA_SUCCESS);  // an expired word holds nobody
+  EXPECT_LT(clock::now() - start, 1s);
+}
+
+TEST_F(gating, taking_a_compute_pause_back_lets_launches_go_on) {
+  std::uint64_t volatile word = static_cast<std::uint64_t>(in(1h));
+  gate.set_pause_word(&word);
+  std::uint64_t const before = begun();
+  std::latch started{1};
+  std::atomic<bool> done{false};
+  auto const launcher = thread([&] {
+    started.count_down();
+    EXPECT_EQ(launch(quick), CUDA_SUCCESS);
+    done = true;
+  });
+  started.wait();
+  for (int i = 0; i < 1000; ++i) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(begun(), before);
+  __atomic_store_n(&word, 0, __ATOMIC_RELEASE);
+  EXPECT_TRUE(eventually([&] { return done.load(); }));
+}
+
+TEST_F(gating, a_paused_thread_does_not_delay_close) {
+  std::uint64_t volatile word = static_cast<std::uint64_t>(in(1h));
+  gate.set_pause_word(&word);
+  std::latch started{1};
+  auto launcher = thread([&] {
+    started.count_down();
+    EXPECT_EQ(launch(quick), CUDA_ERROR_NOT_PERMITTED);
+  });
+  started.wait();
+  EXPECT_EQ(gate.close(in(10s)), 0);
+  gate.abort_begin();
+  gate.open();  // an abort ends a pause, too
+  launcher.join();
+}
+
+TEST_F(gating, a_protected_thread_passes_a_pause_only_while_a_demand_waits) {
+  std::uint64_t volatile word = static_cast<std::uint64_t>(in(1h));
+  gate.set_pause_word(&word);
+  std::uint64_t const before = begun();
+  std::latch started{1};
+  std::atomic<bool> done{false};
+  auto const committer = thread([&] {
+    gate.protect_thread(1);
+    started.count_down();
+    EXPECT_EQ(launch(quick), CUDA_SUCCESS);
+    done = true;
+  });
+  started.wait();
+  for (int i = 0; i < 1000; ++i) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(begun(), before);
+  gate.set_urgent(1);
+  EXPECT_TRUE(eventually([&] { return done.load(); }));
+  EXPECT_EQ(begun(), before + 1);
+}
+
+TEST_F(gating, a_failing_driver_call_leaves_the_thread_outside) {
+  driver.fail("cuLaunchKernel", CUDA_ERROR_LAUNCH_FAILED, 0);
+  EXPECT_EQ(launch(quick), CUDA_ERROR_LAUNCH_FAILED);
+  driver.fail("cuLaunchKernel", 0, 0);
+  EXPECT_EQ(gate.close(in(1s)), 0);
+}
+
+}  // namespace
+}  // namespace sluice::gate

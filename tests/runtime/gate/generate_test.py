@@ -1,0 +1,110 @@
+"""The generator's own rules, on small headers: what it must understand, and what it must refuse."""
+
+import contextlib
+import io
+import pathlib
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "runtime" / "gate"))
+
+import cuda_header  # noqa: E402
+import generate  # noqa: E402
+
+HEADER = """
+#if defined(__CUDA_API_VERSION_INTERNAL) || defined(CUDA_API_PER_THREAD_DEFAULT_STREAM)
+    #define __CUDA_API_PTSZ(api) api ## _ptsz
+#else
+    #define __CUDA_API_PTSZ(api) api
+#endif
+#define cuMemcpyHtoDAsync  __CUDA_API_PTSZ(cuMemcpyHtoDAsync_v2)  /* cuNotThis(int) */
+#if defined(__CUDA_API_PER_THREAD_DEFAULT_STREAM) || defined(CUDA_API_PER_THREAD_DEFAULT_STREAM)
+    #define cuLaunchKernel  __CUDA_API_PTSZ(cuLaunchKernel)
+#endif
+#ifdef _WIN32
+CUresult CUDAAPI cuOnlyOnWindows(void);
+#endif
+typedef void (CUDA_CB *CUcallback)(int);
+CUresult CUDAAPI cuInit(unsigned int Flags);
+__CUDA_DEPRECATED CUresult CUDAAPI cuMemcpyHtoDAsync(CUdeviceptr dst, const void *src,
+                                                     size_t n, CUstream hStream);
+CUresult CUDAAPI cuLaunchKernel(CUfunction f, CUstream hStream);
+CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f);
+const char * CUDAAPI cuDescribe(void);
+#if defined(__CUDA_API_VERSION_INTERNAL)
+    #undef cuMemcpyHtoDAsync
+    CUresult CUDAAPI cuMemcpyHtoDAsync(CUdeviceptr_v1 dst, const void *src, unsigned int n, CUstream hStream);
+    #undef cuLaunchKernel
+    CUresult CUDAAPI cuLaunchKernel(CUfunction f, CUstream hStream);
+#endif
+"""
+
+
+class Generator(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.headers = pathlib.Path(self.folder.name)
+
+    def read(self, text):
+        (self.headers / "cuda.h").write_text(text)
+        return cuda_header.read_entry_points(self.headers / "cuda.h")
+
+    def generate(self, text):
+        (self.headers / "cuda.h").write_text(text)
+        generate.generate(self.headers, self.headers / "out")
+        return {name.name: name.read_text() for name in (self.headers / "out").iterdir()}
+
+    def test_every_variant_behind_macros_is_found(self):
+        self.assertEqual(
+            sorted(self.read(HEADER)),
+            ["cuDescribe", "cuInit", "cuLaunchKernel", "cuLaunchKernelEx", "cuLaunchKernel_ptsz",
+             "cuMemcpyHtoDAsync", "cuMemcpyHtoDAsync_v2", "cuMemcpyHtoDAsync_v2_ptsz"],
+        )  # fmt: skip
+
+    def test_each_variant_has_its_own_parameters(self):
+        found = self.read(HEADER)
+        types = {name: [p.type for p in found[name].parameters()] for name in found}
+        self.assertEqual(types["cuMemcpyHtoDAsync"][0], "CUdeviceptr_v1")
+        self.assertEqual(types["cuMemcpyHtoDAsync_v2_ptsz"], ["CUdeviceptr", "const void *", "size_t", "CUstream"])
+        self.assertEqual(found["cuDescribe"].returns, "const char *")
+
+    def test_wrappers_name_the_stream_of_the_call(self):
+        wrappers = self.generate(HEADER)["gated_calls.cpp"]
+        self.assertIn("of_cuLaunchKernel_ptsz, stream_use{hStream, true}", wrappers)
+        self.assertIn("of_cuMemcpyHtoDAsync_v2, stream_use{hStream, false}", wrappers)
+        self.assertIn("config != nullptr ? config->hStream : nullptr", wrappers)
+
+    def test_an_unknown_launch_stops_the_build(self):
+        for name in ("cuLaunchWarp", "cuGraphLaunchLater", "cuStreamMemsetSomething"):
+            with self.assertRaisesRegex(cuda_header.HeaderError, f"{name} looks like a launch"):
+                self.generate(HEADER + f"CUresult CUDAAPI {name}(CUstream hStream);\n")
+
+    def test_a_new_copy_is_gated_by_rule(self):
+        symbols = self.generate(HEADER + "CUresult CUDAAPI cuMemcpy4DAsync(CUstream s);\n")["driver_symbols.inc"]
+        self.assertIn("SLUICE_DRIVER_SYMBOL(cuMemcpy4DAsync, gated)", symbols)
+
+    def test_describing_a_launch_in_a_graph_is_not_one(self):
+        symbols = self.generate(HEADER + "CUresult CUDAAPI cuGraphAddMemsetNode(int a);\n")["driver_symbols.inc"]
+        self.assertIn("SLUICE_DRIVER_SYMBOL(cuGraphAddMemsetNode, passed)", symbols)
+
+    def test_a_gated_call_must_return_a_result(self):
+        with self.assertRaisesRegex(cuda_header.HeaderError, "cuMemcpyQuietly returns 'void'"):
+            self.generate(HEADER + "void CUDAAPI cuMemcpyQuietly(CUstream s);\n")
+
+    def test_two_meanings_of_one_symbol_are_refused(self):
+        with self.assertRaisesRegex(cuda_header.HeaderError, "declared twice"):
+            self.read(HEADER + "CUresult CUDAAPI cuInit(int a, int b);\n")
+
+    def test_another_header_is_refused_with_a_message(self):
+        (self.headers / "cuda.h").write_text("int main(void);\n")
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            sys.argv = ["generate.py", "--headers", str(self.headers), "--output", str(self.headers / "out")]
+            self.assertEqual(generate.main(), 1)
+        self.assertIn("does not declare cuLaunchKernel", said.getvalue())
+
+
+if __name__ == "__main__":
+    unittest.main()
