@@ -9,13 +9,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
+import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import torch
-from records import ROOT, Record, distribution
+from records import ROOT, Cell, distribution, write
 
 MIB = 1 << 20
 PHASES = ("latency_us", "notify_us", "gate_us", "drain_us", "revoke_us", "ledger_us", "map_us")
@@ -33,6 +37,17 @@ CUDA = {
     65536: (["--width", "4096", "--depth", "48", "--samples", "65536"], 12),
 }
 TARGETS = {("host", 256): {"latency_us.p50": "<= 15000"}}
+
+
+def end_broker(folder: str) -> None:
+    """Ends the broker and waits until it has gone, so that the next pool finds the memory free."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as conversation:
+        conversation.connect(f"{folder}/broker.sock")
+        pid, _, _ = struct.unpack("3i", conversation.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        process = os.pidfd_open(pid)
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+        select.select([process], [], [])
+        os.close(process)
 
 
 def measure(backend: str, mib: int, job: list[str], count: int, binaries: Path) -> dict:
@@ -57,6 +72,7 @@ def measure(backend: str, mib: int, job: list[str], count: int, binaries: Path) 
         finally:
             training.terminate()
             training.wait()
+            end_broker(folder)
         if done.returncode != 0:
             raise SystemExit(f"{mib} MiB: {done.stderr.strip()}")
     samples = [json.loads(line) for line in done.stdout.splitlines()]
@@ -74,15 +90,14 @@ def main() -> None:
     parser.add_argument("--preset", default="release")
     args = parser.parse_args()
     sizes = HOST if args.backend == "host" else CUDA
-    record = Record("handover", "benchmarks/run.sh handover", host=args.backend == "host")
+    cells = []
     for mib, (job, count) in sizes.items():
         if args.sizes and mib not in args.sizes:
             continue
         metrics = measure(args.backend, mib, job, count, ROOT / "build" / args.preset / "bin")
-        record.cell({"size_mib": mib, "job": " ".join(job)}, metrics, TARGETS.get((args.backend, mib)))
+        cells.append(Cell({"size_mib": mib, "job": " ".join(job)}, metrics, TARGETS.get((args.backend, mib), {})))
         print(f"{mib} MiB done", file=sys.stderr, flush=True)
-    print(record.table())
-    print(record.write())
+    write("handover", cells, gpus=1 if args.backend == "cuda" else 0, accumulate=bool(args.sizes))
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
 
     ./benchmarks/run.sh overhead [--backend auto|host|cuda] [--pairs 20] [--window 2]
 
-Two processes make the same steps of the same model: one in plain PyTorch, one under `sluice run`. Both live all the time
-but only one runs at once: in turn each is told to make so many steps, which is a window; the order within a pair of
-windows changes from pair to pair, so that drift of the machine falls on both alike. `step_ratio` is the median of the
-pairs' ratios, its interval comes from resampling pairs.
+Two processes make the same steps of the same model: one in plain PyTorch, one under `sluice run`. Both live all the
+time but only one runs at once: in turn each is told to make so many steps, which is a window; the order within a pair
+of windows changes from pair to pair, so that drift of the machine falls on both alike. `step_ratio` is the median of
+the pairs' ratios, its interval comes from resampling pairs.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 from overhead_models import WORKLOADS, Workload  # also finds the examples
-from records import Cell, distribution, single, write
+from records import Record, distribution, single
 
 from demonstration.processes import Failed, Stage, has_cuda
 
@@ -122,7 +122,8 @@ def interval(ratios: list[float], resamples: int = 4000) -> tuple[float, float]:
     return medians[int(0.025 * resamples)], medians[int(0.975 * resamples) - 1]
 
 
-def measure(workload: Workload, key: str, sluice: Path, pairs: int, window: float) -> Cell:
+def measure(workload: Workload, key: str, sluice: Path, pairs: int, window: float) -> tuple[dict, dict]:
+    """Parameters and metrics of a cell."""
     with Stage(sluice, ROOT / "build" / "overhead" / key) as stage:
         workers = {"plain": Worker(stage, key, False), "sluice": Worker(stage, key, True)}
         for worker in workers.values():
@@ -139,11 +140,9 @@ def measure(workload: Workload, key: str, sluice: Path, pairs: int, window: floa
     if discards:
         raise Failed(f"{key}: {discards} micro-batches were discarded though nothing asked for memory")
     ratios = [shared / plain for plain, shared in zip(ms["plain"], ms["sluice"])]
-    return Cell(
-        {**workload.params, "steps_per_window": steps},
-        {"step_ratio": single(statistics.median(ratios), "plain torch, same run", interval(ratios)),
-         "plain_step_ms": distribution(ms["plain"]), "sluice_step_ms": distribution(ms["sluice"])},
-        TARGET)
+    return workload.params, {
+        "step_ratio": single(statistics.median(ratios), "plain torch, same run", interval(ratios)),
+        "plain_step_ms": distribution(ms["plain"]), "sluice_step_ms": distribution(ms["sluice"])}
 
 
 def main() -> int:
@@ -151,7 +150,7 @@ def main() -> int:
     parser.add_argument("--backend", choices=["auto", "host", "cuda"], default="auto")
     parser.add_argument("--only", choices=list(WORKLOADS), action="append", help="measure this alone; may be repeated")
     parser.add_argument("--pairs", type=int, default=20, help="of windows (default %(default)s)")
-    parser.add_argument("--window", type=float, default=2.0, metavar="SECONDS", help="least length (default %(default)s)")
+    parser.add_argument("--window", type=float, default=2.0, metavar="SECONDS", help="at least (default %(default)s)")
     parser.add_argument("--sluice", type=Path, default=ROOT / "build" / "release" / "bin" / "sluice")
     parser.add_argument("--worker", choices=list(WORKLOADS), help=argparse.SUPPRESS)
     parser.add_argument("--shared", action="store_true", help=argparse.SUPPRESS)
@@ -165,24 +164,27 @@ def main() -> int:
         parser.error(f"there is no {options.sluice}; run ./scripts/build.sh")
 
     backend = options.backend if options.backend != "auto" else "cuda" if has_cuda() else "host"
-    cells, notes = [], []
+    record = Record("overhead", "benchmarks/run.sh overhead", host=backend == "host", accumulate=bool(options.only))
+    measured = 0
     for key, workload in WORKLOADS.items():
         if workload.backend != backend or (options.only and key not in options.only):
             continue
         missing = [name for name in workload.packages if importlib.util.find_spec(name) is None]
         if missing:
-            notes.append(f"{key} is left out: {', '.join(missing)} is not installed")
+            record.note(f"{key} is left out: {', '.join(missing)} is not installed")
             continue
         print(f"==> {key}", flush=True)
         try:
-            cells.append(measure(workload, key, options.sluice.absolute(), options.pairs, options.window))
+            record.cell(*measure(workload, key, options.sluice.absolute(), options.pairs, options.window), TARGET)
         except Failed as failure:
             print(f"overhead: {failure}", file=sys.stderr)
             return 1
-    if not cells:
-        print("\n".join(["overhead: nothing was measured", *notes]), file=sys.stderr)
+        measured += 1
+    print(record.table())
+    if not measured:
+        print("overhead: nothing was measured", file=sys.stderr)
         return 1
-    write("overhead", cells, gpus=1 if backend == "cuda" else 0, notes=notes, accumulate=bool(options.only))
+    print(record.write())
     return 0
 
 

@@ -42,7 +42,7 @@ def standard_library_text(most_bytes: int = 4 << 20) -> torch.Tensor:
 
 
 class Excerpts:
-    """Batches of excerpts at random places; input and target are one character apart. The same seed, the same batches."""
+    """Batches of excerpts at random places; the target is one character on. The same seed, the same batches."""
 
     def __init__(self, text: torch.Tensor, context: int, seed: int) -> None:
         if len(text) <= context + 1:

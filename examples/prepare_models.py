@@ -9,8 +9,8 @@
   top that takes a whole clip; its state starts anew with every request.
 
 Both files name no device, so the same repository serves a CPU and a GPU. Its hidden folder `.requests/`, which servers
-pass over, holds requests with the answers that the eager models give, for load.py. What is there already and was made by
-the same versions from the same program is left as it is.
+pass over, holds requests with the answers that the eager models give, for load.py. What is there already and was made
+by the same versions from the same program is left as it is.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Shows a training job and an inference server that share one memory pool. quickstart.sh sets everything up for it.
 
-Three phases: training alone; serving alone; both on one pool, under an open-loop Poisson load with idle phases. Training
-makes the same number of steps from the same seed both times. At the end comes a table, and the exit status is 0 only if
-what it shows off happened: 1 if not, 2 if the demonstration could not be run.
+Three phases: training alone; serving alone; both on one pool, under an open-loop Poisson load with idle phases.
+Training makes the same number of steps from the same seed both times. At the end comes a table, and the exit status is
+0 only if what it shows off happened: 1 if not, 2 if the demonstration could not be run.
 """
 
 import argparse

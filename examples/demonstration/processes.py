@@ -86,8 +86,8 @@ class Stage:
             training = stage.start("training", [sluice, "run", …])
             stage.wait(training, seconds=60)
 
-    Each program's output goes to FOLDER/NAME.log. Signals that a terminal sends reach this process only, which then ends
-    the others; should it be killed, its children are told to end.
+    Each program's output goes to FOLDER/NAME.log. Signals that a terminal sends reach this process only, which then
+    ends the others; should it be killed, its children are told to end.
     """
 
     def __init__(self, sluice: Path, folder: Path, environment: dict[str, str] | None = None) -> None:
@@ -174,8 +174,11 @@ class Stage:
 
     def status(self) -> dict:
         """What `sluice status --json` says."""
-        asked = subprocess.run([str(self.sluice), "status", "--json"], env=self._environment, capture_output=True,
-                               timeout=GRACE_SECONDS, check=False)
+        try:
+            asked = subprocess.run([str(self.sluice), "status", "--json"], env=self._environment, capture_output=True,
+                                   timeout=GRACE_SECONDS, check=False)
+        except (OSError, subprocess.TimeoutExpired) as failure:
+            raise Failed(f"sluice status cannot be run: {failure}") from None
         if asked.returncode != 0:
             raise Failed(f"sluice status ended with status {asked.returncode}: "
                          f"{asked.stderr.decode(errors='replace').strip()}")

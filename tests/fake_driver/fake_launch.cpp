@@ -3,6 +3,7 @@
 /// Device memory is host memory, so every copy of whole ranges is the same copy. Each call has a
 /// variant whose null stream is the calling thread's.
 #include <cstring>
+#include <deque>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -19,6 +20,11 @@ struct kernel {
   fake_kernel_body body = nullptr;
   std::vector<std::size_t> sizes;
   std::chrono::nanoseconds duration{0};
+};
+
+struct kernel_list {
+  std::mutex lock;
+  std::deque<kernel> kernels;  // guarded by lock; never shrinks, its elements are handles
 };
 
 kernel const* kernel_of(CUfunction handle) {
@@ -140,8 +146,11 @@ extern "C" __attribute__((visibility("default"))) void* fake_register_kernel(fak
                                                                              size_t const* sizes,
                                                                              size_t count,
                                                                              int64_t nanoseconds) {
-  return new kernel{body, std::vector<std::size_t>(sizes, sizes + count),
-                    std::chrono::nanoseconds{nanoseconds}};
+  static kernel_list& all = *new kernel_list;  // never freed: streams outlive static objects
+  std::lock_guard const guard{all.lock};
+  std::vector<std::size_t> parameters(sizes, sizes + count);
+  return &all.kernels.emplace_back(
+      kernel{body, std::move(parameters), std::chrono::nanoseconds{nanoseconds}});
 }
 
 #define LAUNCHES(suffix, per_thread)                                                             \

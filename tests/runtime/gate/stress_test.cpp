@@ -78,7 +78,8 @@ class stress : public gate_test {
         result = fill(memory, static_cast<unsigned char>(value), 64, own);
         break;
       default:
-        result = cuda.copy_in(memory, &value, sizeof(value));
+        result = cuda.copy_in(memory + 2048, &value,
+                              sizeof(value));  // beside what another stream writes
         break;
     }
     EXPECT_TRUE(result == CUDA_SUCCESS || (may_fail && result == CUDA_ERROR_NOT_PERMITTED))
