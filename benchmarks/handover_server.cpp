@@ -32,7 +32,8 @@ void await_arena(std::string const& runtime_dir, std::uint64_t bytes) {
   auto const deadline = steady_clock::now() + patience;
   for (;;) {
     std::uint64_t held = 0;
-    for (auto const& client : memhandover::query_status(runtime_dir)["clients"]) {
+    auto const status = memhandover::query_status(runtime_dir);
+    for (auto const& client : status["clients"]) {
       held += client.value("arena_bytes", std::uint64_t{0});
     }
     if (held >= bytes) {

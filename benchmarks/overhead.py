@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 from overhead_models import WORKLOADS, Workload  # also finds the examples
-from records import Record, distribution, single
+from records import Cell, distribution, single, write
 
 from demonstration.processes import Failed, Stage, has_cuda
 
@@ -122,8 +122,7 @@ def interval(ratios: list[float], resamples: int = 4000) -> tuple[float, float]:
     return medians[int(0.025 * resamples)], medians[int(0.975 * resamples) - 1]
 
 
-def measure(workload: Workload, key: str, sluice: Path, pairs: int, window: float) -> tuple[dict, dict]:
-    """Parameters and metrics of a cell."""
+def measure(workload: Workload, key: str, sluice: Path, pairs: int, window: float) -> Cell:
     with Stage(sluice, ROOT / "build" / "overhead" / key) as stage:
         workers = {"plain": Worker(stage, key, False), "sluice": Worker(stage, key, True)}
         for worker in workers.values():
@@ -140,9 +139,11 @@ def measure(workload: Workload, key: str, sluice: Path, pairs: int, window: floa
     if discards:
         raise Failed(f"{key}: {discards} micro-batches were discarded though nothing asked for memory")
     ratios = [shared / plain for plain, shared in zip(ms["plain"], ms["sluice"])]
-    return workload.params, {
-        "step_ratio": single(statistics.median(ratios), "plain torch, same run", interval(ratios)),
-        "plain_step_ms": distribution(ms["plain"]), "sluice_step_ms": distribution(ms["sluice"])}
+    return Cell(
+        workload.params,
+        {"step_ratio": single(statistics.median(ratios), "plain torch, same run", interval(ratios)),
+         "plain_step_ms": distribution(ms["plain"]), "sluice_step_ms": distribution(ms["sluice"])},
+        TARGET)
 
 
 def main() -> int:
@@ -164,27 +165,24 @@ def main() -> int:
         parser.error(f"there is no {options.sluice}; run ./scripts/build.sh")
 
     backend = options.backend if options.backend != "auto" else "cuda" if has_cuda() else "host"
-    record = Record("overhead", "benchmarks/run.sh overhead", host=backend == "host", accumulate=bool(options.only))
-    measured = 0
+    cells, notes = [], []
     for key, workload in WORKLOADS.items():
         if workload.backend != backend or (options.only and key not in options.only):
             continue
         missing = [name for name in workload.packages if importlib.util.find_spec(name) is None]
         if missing:
-            record.note(f"{key} is left out: {', '.join(missing)} is not installed")
+            notes.append(f"{key} is left out: {', '.join(missing)} is not installed")
             continue
         print(f"==> {key}", flush=True)
         try:
-            record.cell(*measure(workload, key, options.sluice.absolute(), options.pairs, options.window), TARGET)
+            cells.append(measure(workload, key, options.sluice.absolute(), options.pairs, options.window))
         except Failed as failure:
             print(f"overhead: {failure}", file=sys.stderr)
             return 1
-        measured += 1
-    print(record.table())
-    if not measured:
-        print("overhead: nothing was measured", file=sys.stderr)
+    if not cells:
+        print("\n".join(["overhead: nothing was measured", *notes]), file=sys.stderr)
         return 1
-    print(record.write())
+    write("overhead", cells, gpus=1 if backend == "cuda" else 0, notes=notes, accumulate=bool(options.only))
     return 0
 
 

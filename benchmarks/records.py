@@ -1,9 +1,9 @@
 """Benchmark records: the files in benchmarks/results that README and docs quote.
 
-    record = Record("handover", "benchmarks/run.sh handover", host=True)
-    record.cell({"size_mib": 256}, {"latency_us": distribution(samples)}, {"latency_us.p50": "<= 15000"})
-    print(record.table())
-    print(record.write())                        # benchmarks/results/handover-host.json
+    from records import Cell, distribution, single, write
+
+    cell = Cell({"size_mib": 256}, {"latency_us": distribution(samples)}, {"latency_us.p50": "<= 15000"})
+    write("handover", [cell])                    # benchmarks/results/handover-host.json, and a table
 
 A record says which tree was measured on which machine, and holds one cell for each set of parameters. Names of metrics
 end in their unit (`_us`, `_ms`, `_bytes`, `_per_s`, `_ratio`, `_percent`). A target is `METRIC.FIELD` and a bound such
@@ -15,9 +15,12 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,6 +28,35 @@ RESULTS = ROOT / "benchmarks" / "results"
 UNITS = ("us", "ms", "s", "bytes", "per_s", "ratio", "percent")
 COUNTS = ("aborts", "rebuilds")  # metrics without a unit
 BOUND = re.compile(r"(<=|>=|<|>)\s*([0-9.eE+-]+)")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One set of parameters and what was measured. Raises ValueError for a metric or target that is not sound."""
+
+    params: dict
+    metrics: dict[str, dict]
+    targets: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.metrics:
+            if name not in COUNTS and not name.endswith(tuple(f"_{unit}" for unit in UNITS)):
+                raise ValueError(f"the metric '{name}' must end in its unit: _{', _'.join(UNITS)}")
+        self.met()
+
+    def met(self) -> dict[str, bool]:
+        return {target: self._holds(target, bound) for target, bound in self.targets.items()}
+
+    def _holds(self, target: str, bound: str) -> bool:
+        name, _, part = target.rpartition(".")
+        parsed = BOUND.fullmatch(bound)
+        if not parsed or part not in self.metrics.get(name, {}):
+            raise ValueError(f"the target '{target}': '{bound}' needs a metric's field and a bound such as '<= 500'")
+        value, limit = self.metrics[name][part], float(parsed[2])
+        return {"<=": value <= limit, ">=": value >= limit, "<": value < limit, ">": value > limit}[parsed[1]]
+
+    def as_json(self) -> dict:
+        return {"params": self.params, "metrics": self.metrics, "targets": self.targets, "met": self.met()}
 
 
 def distribution(samples: Iterable[float]) -> dict[str, float | int]:
@@ -111,70 +143,33 @@ def slug(device: str, gpus: int) -> str:
 # --- the file ---------------------------------------------------------------------------------------------------------
 
 
-class Record:
-    """What one command measured on one machine.
+def write(name: str, cells: list[Cell], *, gpus: int = 0, accumulate: bool = False, notes: Iterable[str] = (),
+          folder: Path = RESULTS) -> Path:
+    """Writes the record and prints its table.
 
-    Args:
-        name: As in the file's name.
-        command: That measures it again.
-        host: Whether it was measured on the host backend; else on `gpus` GPUs.
-        accumulate: Keep the cells of the record that is there whose parameters were not measured this time. Every cell
-            then carries its own commit, dirty and date.
-        folder: Where records lie.
+    With `accumulate`, cells of the record that is there stay if their parameters were not measured this time; every
+    cell then carries its own commit, dirty and date. `notes` say what was left out.
     """
-
-    def __init__(self, name: str, command: str, *, host: bool, gpus: int = 1, accumulate: bool = False,
-                 folder: Path = RESULTS) -> None:
-        self._head = {"name": name, **tree(), "date": datetime.date.today().isoformat(),
-                      **machine(0 if host else gpus), "command": command}
-        self._accumulate = accumulate
-        self._cells: list[dict] = []
-        self._notes: list[str] = []
-        self._file = folder / f"{name}-{slug(self._head['device'], self._head['gpus'])}.json"
-
-    def cell(self, params: dict, metrics: dict[str, dict], targets: dict[str, str] | None = None) -> None:
-        """Adds one set of parameters and what was measured. Raises ValueError for metrics or targets that are unsound."""
-        for name in metrics:
-            if name not in COUNTS and not name.endswith(tuple(f"_{unit}" for unit in UNITS)):
-                raise ValueError(f"the metric '{name}' must end in its unit: _{', _'.join(UNITS)}")
-        targets = targets or {}
-        met = {target: holds(metrics, target, bound) for target, bound in targets.items()}
-        self._cells.append({"params": params, "metrics": metrics, "targets": targets, "met": met})
-
-    def note(self, text: str) -> None:
-        """Says, in the record, what was left out and why."""
-        self._notes.append(text)
-
-    def as_json(self) -> dict:
-        cells = self._cells
-        if self._accumulate:
-            own = {key: self._head[key] for key in ("commit", "dirty", "date")}
-            cells = _merged(self._file, [{**cell, **own} for cell in cells])
-        return {**self._head, "cells": cells, **({"notes": self._notes} if self._notes else {})}
-
-    def table(self) -> str:
-        """One line for each metric of each cell."""
-        return _table(self.as_json())
-
-    def write(self) -> Path:
-        """Writes the file, at once or not at all, and returns its path. Raises ValueError without a cell."""
-        if not self._cells:
-            raise ValueError("a record needs at least one cell")
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        part = self._file.with_suffix(".part")
-        part.write_text(json.dumps(self.as_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        part.replace(self._file)
-        return self._file
-
-
-def holds(metrics: dict[str, dict], target: str, bound: str) -> bool:
-    """Whether the field `target` of the metrics is within `bound`."""
-    name, _, part = target.rpartition(".")
-    parsed = BOUND.fullmatch(bound)
-    if not parsed or part not in metrics.get(name, {}):
-        raise ValueError(f"the target '{target}': '{bound}' needs a metric's field and a bound such as '<= 500'")
-    value, limit = metrics[name][part], float(parsed[2])
-    return {"<=": value <= limit, ">=": value >= limit, "<": value < limit, ">": value > limit}[parsed[1]]
+    if not cells:
+        raise ValueError("a record needs at least one cell")
+    where, now = tree(), machine(gpus)
+    date = datetime.date.today().isoformat()
+    file = folder / f"{name}-{slug(now['device'], gpus)}.json"
+    measured = [cell.as_json() for cell in cells]
+    if accumulate:
+        measured = _merged(file, [{**cell, **where, "date": date} for cell in measured])
+    words = [Path(sys.argv[0]).stem, *sys.argv[1:]]
+    record = {"name": name, **where, "date": date, **now,
+              "command": shlex.join(["benchmarks/run.sh", *words]), "cells": measured}
+    if notes := list(notes):
+        record["notes"] = notes
+    folder.mkdir(parents=True, exist_ok=True)
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    part.replace(file)
+    print(table(record))
+    print(f"written to {file}" + (" (dirty: for trying, not for quoting)" if where["dirty"] else ""))
+    return file
 
 
 def _merged(file: Path, measured: list[dict]) -> list[dict]:
@@ -188,7 +183,8 @@ def _merged(file: Path, measured: list[dict]) -> list[dict]:
     return kept + list(fresh.values())
 
 
-def _table(record: dict) -> str:
+def table(record: dict) -> str:
+    """One line for each metric of each cell."""
     lines = [("parameters", "metric", "value", "")]
     for cell in record["cells"]:
         label = ", ".join(f"{key} {value}" for key, value in cell["params"].items())
@@ -205,5 +201,4 @@ def _table(record: dict) -> str:
             label = ""
     widths = [max(len(line[column]) for line in lines) for column in range(4)]
     text = ["  ".join(part.ljust(width) for part, width in zip(line, widths)).rstrip() for line in lines]
-    dirty = ["dirty: for trying, not for quoting"] if record["dirty"] else []
-    return "\n".join([f"{record['name']} on {record['device']}", *text, *record.get("notes", []), *dirty])
+    return "\n".join([f"{record['name']} on {record['device']}", *text, *record.get("notes", [])])

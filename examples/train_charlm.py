@@ -14,7 +14,7 @@ from training import Progress
 def main() -> None:
     parser = training.parser("Trains a character-level language model on the source of the Python standard library.")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
-    for name in ("width", "layers", "heads", "context"):
+    for name in ("width", "layers", "heads", "context", "groups"):
         parser.add_argument(f"--{name}", type=training.positive, help="of the model; the default fits the device")
     options = parser.parse_args()
     device = training.prepare(options)
@@ -32,7 +32,7 @@ def main() -> None:
     model = charlm.CharLM(size).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
     excerpts = charlm.Excerpts(charlm.standard_library_text(), size.context, options.seed)
-    step = sluice.Step(model, optimizer, micro_batch=options.micro_batch or size.batch)
+    step = sluice.Step(model, optimizer, micro_batch=size.micro_batch)
 
     progress = Progress(options)
     while not progress.over:

@@ -34,7 +34,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     result.add_argument("--seconds", type=float, help="end after so many seconds")
     result.add_argument("--min-steps", type=positive, default=1, help="--seconds does not end it before (default 1)")
     result.add_argument("--batch", type=positive, help="samples of an optimizer step")
-    result.add_argument("--micro-batch", type=positive, help="most samples that run at once (default: the batch)")
+    result.add_argument("--micro-batch", type=positive, help="most samples that run at once")
     result.add_argument("--seed", type=int, default=0, help="of weights and order of samples (default 0)")
     result.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     result.add_argument("--deterministic", action="store_true", help="kernels that give the same bits every time")

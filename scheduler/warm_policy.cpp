@@ -75,7 +75,7 @@ void shed(warm_inputs const& in, attainment_model const& model, attainment_at_ra
                                  ? sustainable_utilisation / in.service.mean().count()
                                  : model.largest_warm_rate(d.required_share, in.arrivals_per_s);
   if (sustainable >= in.arrivals_per_s) {
-    return;  // refusing some would not help the others
+    return;  // refusing some would not help the others: they do not wait for them
   }
   d.admit_share = std::max(smallest_admit_share, sustainable / in.arrivals_per_s);
   // If arrivals ceased now, the estimate would be back at what is sustainable after this time.
@@ -163,7 +163,7 @@ warm_decision decide(warm_inputs const& in) {
   if (any == nullptr) {
     d.chosen = longest;
     d.reason = why_not(t.at, target);
-    if (in.reject_on_miss && in.service_measured && d.reason != shortfall::max_idle) {
+    if (in.reject_on_miss && in.service_measured) {
       shed(in, model, t.at, d);
     }
   } else {

@@ -197,6 +197,17 @@ TEST(decide, stays_with_its_timeout_while_nothing_much_is_gained) {
   EXPECT_LT(second.chosen.released_fraction, first.chosen.released_fraction);
 }
 
+TEST(decide, leaves_some_of_the_permitted_misses_unused_when_it_can) {
+  for (double rate = 0.1; rate < 2.0; rate += 0.05) {
+    warm_inputs in = rare_requests();
+    in.arrivals_per_s = rate;
+    warm_decision const d = decide(in);
+    double const with_spare = d.required_share + 0.1 * (1.0 - d.required_share);
+    ASSERT_GE(d.candidates.back().attainment, with_spare) << rate;  // always warm would have it
+    EXPECT_GE(d.chosen.attainment, with_spare) << rate;
+  }
+}
+
 TEST(decide, leaves_a_timeout_that_breaks_the_promise_at_once) {
   warm_inputs in = rare_requests();
   in.current = seconds{0.01};

@@ -1,11 +1,12 @@
-"""`sluice policy` and `sluice serve` with policy files, right and wrong, and the JSON Schema that is shipped."""
+"""`sluice policy` and `sluice serve` with policy files, right and wrong; the shipped schema."""
 
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from launching import call
 
 VALID = """\
 version: 1
@@ -25,12 +26,9 @@ models:
 
 COMPLAINTS = [
     '{file}:2:10: server.prot: is no known key; did you mean "port"?',
-    '{file}:5:20: models[0].slo.latency: "150" has no unit; add us, ms, s, m or h, for example 200ms',
+    '{file}:5:20: models[0].slo.latency: "150" has no unit; add us, ms, s, m or h, '
+    "for example 200ms",
 ]
-
-
-def sluice_with(sluice, *words, **how):
-    return subprocess.run([sluice, *words], capture_output=True, text=True, timeout=60, check=False, **how)
 
 
 def written(folder: Path, text: str) -> Path:
@@ -41,33 +39,37 @@ def written(folder: Path, text: str) -> Path:
 
 def test_a_valid_policy_is_summed_up_in_a_line(sluice, tmp_path):
     file = written(tmp_path, VALID)
-    done = sluice_with(sluice, "policy", "check", file)
+    done = call(sluice, "policy", "check", file)
     assert done.returncode == 0
-    assert done.stdout == f"{file}: valid; models: resnet; pool: auto on backend auto; listens on 127.0.0.1:8000\n"
+    assert done.stdout == (
+        f"{file}: valid; models: resnet; pool: auto on backend auto; listens on 127.0.0.1:8000\n"
+    )
     assert not done.stderr
 
 
 def test_every_mistake_is_told_and_nothing_else(sluice, tmp_path):
     file = written(tmp_path, WRONG)
-    done = sluice_with(sluice, "policy", "check", file)
+    done = call(sluice, "policy", "check", file)
     assert done.returncode == 1
     assert done.stderr.splitlines() == [line.format(file=file) for line in COMPLAINTS]
     assert not done.stdout
 
 
 def test_a_policy_may_come_from_a_pipe(sluice):
-    assert sluice_with(sluice, "policy", "check", "/dev/stdin", input=VALID).returncode == 0
+    assert call(sluice, "policy", "check", "/dev/stdin", input=VALID).returncode == 0
 
 
 def test_a_missing_policy_is_told(sluice, tmp_path):
-    done = sluice_with(sluice, "policy", "check", tmp_path / "none.yaml")
+    done = call(sluice, "policy", "check", tmp_path / "none.yaml")
     assert done.returncode == 1
-    assert done.stderr == f"{tmp_path}/none.yaml:1:1: there is no such file; give the path of a policy file\n"
+    assert done.stderr == (
+        f"{tmp_path}/none.yaml:1:1: there is no such file; give the path of a policy file\n"
+    )
 
 
 def test_serving_with_a_wrong_policy_tells_the_same(sluice, tmp_path, runtime_folder):
     file = written(tmp_path, WRONG)
-    done = sluice_with(sluice, "serve", "--policy", file)
+    done = call(sluice, "serve", "--policy", file)
     assert done.returncode == 2
     for line in COMPLAINTS:
         assert line.format(file=file) in done.stderr
@@ -75,19 +77,24 @@ def test_serving_with_a_wrong_policy_tells_the_same(sluice, tmp_path, runtime_fo
 
 
 def test_serving_without_a_policy_file_is_not_found(sluice, tmp_path):
-    assert sluice_with(sluice, "serve", "--policy", tmp_path / "none.yaml").returncode == 3
+    assert call(sluice, "serve", "--policy", tmp_path / "none.yaml").returncode == 3
 
 
 def test_the_schema_that_is_printed_is_the_one_that_is_shipped(sluice, checkout):
-    printed = sluice_with(sluice, "policy", "schema")
+    printed = call(sluice, "policy", "schema")
     assert printed.returncode == 0
     assert printed.stdout == (checkout / "runtime" / "policy" / "policy.schema.json").read_text()
 
 
 def test_the_reference_names_every_key_and_no_other(sluice, checkout):
     """docs/policy.md has a table row for each key, with the default that the schema has."""
-    rows = dict(re.findall(r"^\| `([\w\[\].]+)` \| [^|]* \| ([^|]*?) \|",
-                           (checkout / "docs" / "policy.md").read_text(), re.MULTILINE))
+    rows = dict(
+        re.findall(
+            r"^\| `([\w\[\].]+)` \| [^|]* \| ([^|]*?) \|",
+            (checkout / "docs" / "policy.md").read_text(),
+            re.MULTILINE,
+        )
+    )
     expected = {}
 
     def collect(entry, path):
@@ -105,9 +112,10 @@ def test_the_reference_names_every_key_and_no_other(sluice, checkout):
                 elif default is None:
                     expected[full] = "none"
                 else:
-                    expected[full] = f"`{default}`" if isinstance(default, str) else f"`{json.dumps(default)}`"
+                    text = default if isinstance(default, str) else json.dumps(default)
+                    expected[full] = f"`{text}`"
 
-    collect(json.loads(sluice_with(sluice, "policy", "schema").stdout), "")
+    collect(json.loads(call(sluice, "policy", "schema").stdout), "")
     assert rows == expected
 
 
@@ -118,8 +126,11 @@ def policies_of_the_project(checkout: Path) -> list[Path]:
 
 def blocks_of_the_reference(checkout: Path) -> list[str]:
     text = (checkout / "docs" / "policy.md").read_text()
-    return [block for block in re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-            if block.startswith("version:")]
+    return [
+        block
+        for block in re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        if block.startswith("version:")
+    ]
 
 
 def test_policies_of_examples_and_reference_are_valid(sluice, checkout, tmp_path):
@@ -127,17 +138,18 @@ def test_policies_of_examples_and_reference_are_valid(sluice, checkout, tmp_path
     files += [written(tmp_path, block) for block in blocks_of_the_reference(checkout)]
     assert files
     for file in files:
-        done = sluice_with(sluice, "policy", "check", file)
+        done = call(sluice, "policy", "check", file)
         assert done.returncode == 0, done.stderr
 
 
 def test_an_independent_validator_agrees_about_the_schema(sluice, checkout):
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
-    schema = json.loads(sluice_with(sluice, "policy", "schema").stdout)
+    schema = json.loads(call(sluice, "policy", "schema").stdout)
     validator = jsonschema.Draft202012Validator(schema)
     validator.check_schema(schema)
-    valid = [VALID] + [f.read_text() for f in policies_of_the_project(checkout)] + blocks_of_the_reference(checkout)
+    valid = [VALID, *blocks_of_the_reference(checkout)]
+    valid += [file.read_text() for file in policies_of_the_project(checkout)]
     for text in valid:
         validator.validate(yaml.safe_load(text))
     assert not validator.is_valid(yaml.safe_load(WRONG))

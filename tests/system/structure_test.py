@@ -211,8 +211,8 @@ def readme_commands() -> list[str]:
     """The lines of the README's code blocks that are for a shell."""
     readme = ROOT / "README.md"
     assert readme.is_file(), "README.md is missing"
-    blocks = re.findall(r"^```(?:sh|bash|console|shell)?\n(.*?)^```", text_of(readme),
-                        re.MULTILINE | re.DOTALL)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```", text_of(readme), re.MULTILINE | re.DOTALL)
+    blocks = (block for language, block in fenced if language in ("", "sh", "bash", "console", "shell"))
     lines = (line.strip().removeprefix("$ ") for block in blocks for line in block.splitlines())
     return [line for line in lines if line and not line.startswith("#")]
 

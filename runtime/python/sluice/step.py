@@ -14,9 +14,8 @@ from sluice import _batches, _runtime
 from sluice._arena import make_arena
 from sluice.errors import OutOfMemory, Survivors
 
-#: Micro-batches that run outside the arena at the start, so that what libraries create once (workspaces, handles) is
-#: not born in memory that is taken away.
-WARM_UP = {_runtime.HOST: 1, _runtime.CUDA: 3}
+#: Samples of the rehearsal before the first step: two, since batch statistics need more than one.
+REHEARSAL_SAMPLES = 2
 
 #: How long one wait for memory lasts before Python looks at its signals again.
 WAIT_SLICE_MS = 100
@@ -64,7 +63,7 @@ class Step:
         self._cuda = self._params[0].is_cuda
         self._runtime = _runtime.attach(self._cuda)
         self._arena = make_arena(self._runtime, self._cuda) if self._runtime else None
-        self._warm_up = WARM_UP[_runtime.CUDA if self._cuda else _runtime.HOST]
+        self._rehearsed = self._runtime is None
         self._planned_for: int | None = None
         # Made before the first micro-batch, so that they do not settle between memory that is given back.
         self._sums = {p: torch.zeros_like(p) for p in self._params} if self._runtime else {}
@@ -98,6 +97,8 @@ class Step:
         if total < 1:
             raise ValueError("a step needs at least one tensor with at least one sample")
         largest = min(self._micro_batch or total, total)
+        if not self._rehearsed:
+            self._rehearse(loss_fn, _batches.cut(batch, 0, min(REHEARSAL_SAMPLES, total)))
         run = self._run_plain if self._runtime is None else self._run
         fresh: set[nn.Parameter] = set()
         loss_sum: torch.Tensor | None = None
@@ -128,32 +129,10 @@ class Step:
         """Plain PyTorch: gradients accumulate where autograd puts them."""
         return self._forward_backward(loss_fn, slices, count / total)
 
-    def _run_warm_up(
-        self, loss_fn: Callable[..., torch.Tensor], slices: tuple, count: int, total: int, fresh: set[nn.Parameter]
-    ) -> torch.Tensor | None:
-        """A slice outside the arena; None if it did not fit and a smaller one is to be tried."""
-        try:
-            loss = self._forward_backward(loss_fn, slices, count / total)
-        except torch.OutOfMemoryError as why:
-            _without_frames(why)
-            for param in self._params:
-                param.grad = None
-            self._runtime.plan_discarded(count, _runtime.STARVED)
-            loss = None
-        else:
-            self._add_gradients(fresh)
-            self._warm_up -= 1
-        if self._cuda:
-            # Back to the pool; and what the optimizer creates in its first step comes to lie close to the weights.
-            torch.cuda.empty_cache()
-        return loss
-
     def _run(
         self, loss_fn: Callable[..., torch.Tensor], slices: tuple, count: int, total: int, fresh: set[nn.Parameter]
     ) -> torch.Tensor | None:
         """Forward, backward and commit of one slice; None if it was discarded and must run again."""
-        if self._warm_up > 0:
-            return self._run_warm_up(loss_fn, slices, count, total, fresh)
         runtime = self._runtime
         saved = self._save()
         runtime.begin(count, total)
@@ -212,6 +191,26 @@ class Step:
             torch._foreach_copy_(*firsts)
         if addends[0]:
             torch._foreach_add_(*addends)
+
+    def _rehearse(self, loss_fn: Callable[..., torch.Tensor], few: tuple) -> None:
+        """Runs forward and backward once outside the arena and forgets the result.
+
+        What libraries and modules create once (workspaces, handles, cached masks) is then not born in memory that is
+        taken away, and lies close together.
+        """
+        saved = self._save()
+        try:
+            self._forward_backward(loss_fn, few, 1.0)
+        except Exception as why:  # if it is not the small size that it minds, the first slice says so again
+            _without_frames(why)
+        finally:
+            for param in self._params:
+                param.grad = None
+            self._restore(saved)
+        if self._cuda:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        self._rehearsed = True
 
     # --- discarding --------------------------------------------------------------------------------------------------
 

@@ -17,12 +17,12 @@ using namespace std::chrono_literals;
 /// Set before anything touches the gate.
 int const environment = [] {
   ::setenv("SLUICE_RUN", "1", 1);
-  ::setenv("SLUICE_RUNTIME_LIBRARY", SLUICE_TEST_RUNTIME, 1);
+  ::setenv("SLUICE_RUNTIME_LIBRARY", test_runtime_path().c_str(), 1);
   return 0;
 }();
 
 library& runtime() {
-  static library one{SLUICE_TEST_RUNTIME};
+  static library one{test_runtime_path()};
   return one;
 }
 

@@ -17,12 +17,14 @@
 
 #include "runtime/gate/gate_api.h"
 #include "tests/fake_driver/fake_driver.h"
+#include "tests/runtime/gate/built_files.hpp"
 
 namespace sluice::gate {
 
 class library {
  public:
-  explicit library(char const* path) : handle_{::dlopen(path, RTLD_NOW | RTLD_LOCAL)} {
+  explicit library(std::string const& path)
+      : handle_{::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)} {
     if (handle_ == nullptr) {
       throw std::runtime_error{::dlerror()};
     }
@@ -50,15 +52,15 @@ class library {
 
 /// The fake driver, under the gate.
 inline library& fake() {
-  static library one{SLUICE_FAKE_DRIVER};
+  static library one{fake_driver_path()};
   return one;
 }
 
 /// The gate. Opening it does nothing; the first call opens the fake driver.
 inline library& gate_library() {
   static library& one = []() -> library& {
-    ::setenv("SLUICE_REAL_LIBCUDA", SLUICE_FAKE_DRIVER, 1);
-    static library opened{SLUICE_GATE_LIBRARY};
+    ::setenv("SLUICE_REAL_LIBCUDA", fake_driver_path().c_str(), 1);
+    static library opened{gate_path()};
     return opened;
   }();
   return one;

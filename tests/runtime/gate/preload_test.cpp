@@ -4,9 +4,13 @@
 
 #include <array>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <string>
 
+#include "tests/runtime/gate/built_files.hpp"
+
+namespace sluice::gate {
 namespace {
 
 using ::testing::HasSubstr;
@@ -16,9 +20,9 @@ std::string run(std::string const& environment, std::string const& arguments) {
   // The sanitizers' run-time libraries have to come first, which a preloaded library prevents; it
   // does no harm here.
   std::string const command = "ASAN_OPTIONS=verify_asan_link_order=0:detect_leaks=0 " +
-                              environment +
-                              " LD_PRELOAD=" SLUICE_GATE_LIBRARY " " SLUICE_PRELOAD_PROBE " " +
-                              arguments + " 2>&1; echo status $?";
+                              environment + " LD_PRELOAD=" + gate_path() + " " +
+                              built("bin/sluice_preload_probe") + " " + arguments +
+                              " 2>&1; echo status $?";
   std::unique_ptr<FILE, int (*)(FILE*)> const pipe{::popen(command.c_str(), "r"), &::pclose};
   std::string output;
   std::array<char, 4096> buffer{};
@@ -29,7 +33,8 @@ std::string run(std::string const& environment, std::string const& arguments) {
   return output;
 }
 
-std::string const over_fake = "SLUICE_REAL_LIBCUDA=" SLUICE_FAKE_DRIVER;
+std::string const plugin_path = built("lib/libsluice_preload_plugin.so");
+std::string const over_fake = "SLUICE_REAL_LIBCUDA=" + fake_driver_path();
 
 TEST(preloaded, it_opens_no_driver_and_starts_no_thread_before_cuda_is_used) {
   EXPECT_EQ(run(over_fake, "inert"),
@@ -39,7 +44,7 @@ TEST(preloaded, it_opens_no_driver_and_starts_no_thread_before_cuda_is_used) {
 }
 
 TEST(preloaded, it_answers_every_request_for_libcuda_and_no_other) {
-  std::string const output = run(over_fake, "open " SLUICE_FAKE_DRIVER " " SLUICE_PRELOAD_PLUGIN);
+  std::string const output = run(over_fake, "open " + fake_driver_path() + " " + plugin_path);
   EXPECT_THAT(output, HasSubstr("dlopen libcuda.so.1: gate\n"));
   EXPECT_THAT(output, HasSubstr("dlopen libcuda.so: gate\n"));
   EXPECT_THAT(output, HasSubstr("dlopen path: gate\n"));
@@ -55,12 +60,12 @@ TEST(preloaded, it_answers_every_request_for_libcuda_and_no_other) {
 
 TEST(preloaded, a_driver_asked_for_by_path_is_used_where_no_other_is_found) {
   std::string const output =
-      run("env -u SLUICE_REAL_LIBCUDA", "open " SLUICE_FAKE_DRIVER " " SLUICE_PRELOAD_PLUGIN);
+      run("env -u SLUICE_REAL_LIBCUDA", "open " + fake_driver_path() + " " + plugin_path);
   EXPECT_THAT(output, HasSubstr("dlopen path: gate\n"));
 }
 
 TEST(preloaded, a_driver_on_the_library_path_is_found) {
-  std::string const folder{SLUICE_FAKE_DRIVER, std::string{SLUICE_FAKE_DRIVER}.rfind('/')};
+  std::string const folder = std::filesystem::path{fake_driver_path()}.parent_path().string();
   EXPECT_EQ(run("LD_LIBRARY_PATH=/nonexistent:" + folder, "first"), "version 0 1\nstatus 0\n");
 }
 
@@ -75,25 +80,25 @@ TEST(preloaded, without_a_driver_it_behaves_as_if_there_were_no_cuda) {
 }
 
 TEST(preloaded, it_never_takes_itself_for_the_driver) {
-  EXPECT_THAT(run("SLUICE_REAL_LIBCUDA=" SLUICE_GATE_LIBRARY, "absent"), HasSubstr("init 100\n"));
+  EXPECT_THAT(run("SLUICE_REAL_LIBCUDA=" + gate_path(), "absent"), HasSubstr("init 100\n"));
 }
 
 TEST(preloaded, outside_sluice_run_the_driver_answers) {
-  EXPECT_EQ(run(over_fake + " SLUICE_RUNTIME_LIBRARY=" SLUICE_TEST_RUNTIME, "attach"),
+  EXPECT_EQ(run(over_fake + " SLUICE_RUNTIME_LIBRARY=" + test_runtime_path(), "attach"),
             "init 0\ncontext 0 0\ninfo 0 1024 MiB\ninfo 0 1024 MiB\nstatus 0\n");
 }
 
 TEST(preloaded, under_sluice_run_the_runtime_answers) {
-  EXPECT_EQ(run(over_fake + " SLUICE_RUN=1 SLUICE_RUNTIME_LIBRARY=" SLUICE_TEST_RUNTIME, "attach"),
-            "init 0\ncontext 0 0\ninfo 0 1048576 MiB\ninfo 0 1048576 MiB\nstatus 0\n");
+  EXPECT_EQ(
+      run(over_fake + " SLUICE_RUN=1 SLUICE_RUNTIME_LIBRARY=" + test_runtime_path(), "attach"),
+      "init 0\ncontext 0 0\ninfo 0 1048576 MiB\ninfo 0 1048576 MiB\nstatus 0\n");
 }
 
 TEST(preloaded, a_runtime_that_declines_is_asked_once_and_the_driver_answers) {
-  EXPECT_EQ(
-      run(over_fake +
-              " TEST_RUNTIME_DECLINES=1 SLUICE_RUN=1 SLUICE_RUNTIME_LIBRARY=" SLUICE_TEST_RUNTIME,
-          "attach"),
-      "init 0\ncontext 0 0\ninfo 0 1024 MiB\ninfo 0 1024 MiB\nstatus 0\n");
+  EXPECT_EQ(run(over_fake + " TEST_RUNTIME_DECLINES=1 SLUICE_RUN=1 SLUICE_RUNTIME_LIBRARY=" +
+                    test_runtime_path(),
+                "attach"),
+            "init 0\ncontext 0 0\ninfo 0 1024 MiB\ninfo 0 1024 MiB\nstatus 0\n");
 }
 
 TEST(preloaded, a_runtime_that_cannot_be_opened_is_named_once_and_the_job_runs) {
@@ -114,3 +119,4 @@ TEST(preloaded, a_driver_that_cannot_be_loaded_is_named_and_counts_as_none) {
 }
 
 }  // namespace
+}  // namespace sluice::gate

@@ -1,0 +1,133 @@
+"""`sluice run` and the pool: it is there first, it is shared, and training does not depend on it.
+And `sluice status`, and the command line as a whole."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launching import POOL, SHOW_ENVIRONMENT, alive, call, environment_in, run
+
+
+def status(sluice) -> dict:
+    done = call(sluice, "status", "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_pool_is_there_before_the_command_starts(sluice):
+    done = run(sluice, [str(sluice), "status", "--json"], ["--require-pool"])
+    assert done.returncode == 0, done.stderr
+    pool = json.loads(done.stdout)["pool"]
+    assert pool["backend"] == "host"
+    assert pool["bytes"] == 16 << 20
+
+
+def test_the_broker_outlives_the_command_and_serves_the_next(sluice, monkeypatch):
+    monkeypatch.setenv("SLUICE_BROKER_IDLE_EXIT_MS", "60000")
+    show = [str(sluice), "status", "--json"]
+    first = json.loads(run(sluice, show).stdout)["pool"]
+    second = json.loads(run(sluice, show).stdout)["pool"]
+    assert second["broker_pid"] == first["broker_pid"]
+    assert second["id"] == first["id"]
+    assert alive(first["broker_pid"])
+
+
+def test_a_broker_that_the_command_started_is_left_to_those_who_use_it(
+    sluice, tmp_path, monkeypatch
+):
+    """A job whose broker died starts another, which comes to be a descendant of the launcher."""
+    monkeypatch.setenv("SLUICE_BROKER_IDLE_EXIT_MS", "60000")
+    inner = tmp_path / "b"
+    command = [
+        str(sluice),
+        "run",
+        *POOL,
+        "--runtime-dir",
+        str(inner),
+        "--",
+        str(sluice),
+        "status",
+        "--json",
+    ]
+    pool = json.loads(run(sluice, command).stdout)["pool"]
+    assert alive(pool["broker_pid"])
+
+
+def test_status_without_a_broker_says_how_to_get_one(sluice):
+    done = call(sluice, "status")
+    assert done.returncode == 6
+    assert "no broker runs in" in done.stderr
+    assert not done.stdout
+
+
+def test_status_is_readable(sluice):
+    text = run(sluice, [str(sluice), "status"]).stdout
+    assert text.startswith("pool ")
+    assert "16 MiB in 8 chunks of 2 MiB, backend host" in text
+    assert "clients: none" in text
+    assert "server: none" in text
+
+
+def impossible_pool():
+    return ["--memory", "1000000TiB"]
+
+
+def test_where_there_can_be_no_pool_training_runs_all_the_same(sluice, monkeypatch):
+    monkeypatch.setenv("SLUICE_RUN", "1")  # as inherited from an outer `sluice run`
+    done = call(sluice, "run", "--backend", "host", *impossible_pool(), "--", *SHOW_ENVIRONMENT)
+    seen = environment_in(done)
+    assert "SLUICE_RUN" not in seen
+    assert "SLUICE_RUNTIME_LIBRARY" not in seen
+    assert (Path(seen["PYTHONPATH"].split(":")[0]) / "sluice").is_dir()
+    assert "the command runs without Sluice, as plain PyTorch" in done.stderr
+
+
+def test_who_requires_a_pool_gets_125_instead(sluice, tmp_path):
+    mark = tmp_path / "started"
+    done = call(
+        sluice,
+        "run",
+        "--backend",
+        "host",
+        *impossible_pool(),
+        "--require-pool",
+        "--",
+        "touch",
+        str(mark),
+    )
+    assert done.returncode == 125
+    assert "there is no pool" in done.stderr
+    assert not mark.exists()
+
+
+def test_a_pool_of_another_kind_is_not_taken_for_the_one_asked_for(sluice, monkeypatch):
+    monkeypatch.setenv("SLUICE_BROKER_IDLE_EXIT_MS", "60000")
+    assert run(sluice, ["true"]).returncode == 0
+    done = call(sluice, "run", "--backend", "cuda", "--require-pool", "--", "true")
+    assert done.returncode == 125
+    assert "has the backend host, not cuda" in done.stderr
+
+
+def test_version_and_help_are_told(sluice):
+    version = call(sluice, "--version").stdout
+    assert version.startswith("sluice ")
+    text = call(sluice, "--help").stdout
+    assert {"run", "serve", "status", "policy"} <= set(text.split())
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["fly"], ["policy"], ["policy", "check"], ["serve"], ["status", "--yaml"]]
+)
+def test_a_wrong_command_line_is_2_with_a_hint(sluice, words):
+    done = call(sluice, *words)
+    assert done.returncode == 2
+    assert "--help" in done.stderr
+    assert not done.stdout
+
+
+def test_output_that_cannot_be_written_is_an_error(sluice):
+    with open("/dev/full", "w") as full:
+        done = call(sluice, "policy", "schema", stdout=full)
+    assert done.returncode == 6
+    assert "standard output cannot be written" in done.stderr
