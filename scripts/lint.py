@@ -5,9 +5,9 @@
     ./scripts/lint.sh --tidy scheduler        clang-tidy, on the files under scheduler/ alone
     ./scripts/lint.sh --fix                   rewrite what clang-format finds
 
-clang-tidy reads the compile commands of build/release, so that must have been built. A file that
-was clean is not looked at again until its text, a project header that it includes, its compile
-command or the configuration changes; stamps lie in .cache/lint. Exit status: 0 clean, 1 findings,
+clang-tidy reads the compile commands of build/release, so that must have been built. A unit of
+compilation that was clean is not looked at again until its text, a project header that it includes,
+its compile command or the configuration changes; stamps lie in .cache/lint. Exit status: 0 clean, 1 findings,
 2 it could not be run.
 """
 
@@ -88,7 +88,10 @@ def is_shell_script(file: Path) -> bool:
 
 
 class CompileCommands:
-    """The compile commands of a build, as clang can follow them, and what each file depends on."""
+    """The compile commands of a build, as clang can follow them, and what each unit depends on.
+
+    A unit is what one compiler reads: a source file, or several that CMake has put together.
+    """
 
     def __init__(self, build: Path):
         database = build / "compile_commands.json"
@@ -96,17 +99,29 @@ class CompileCommands:
             raise Unusable(f"{database} is not there: run ./scripts/build.sh {build.name}")
         self.commands: dict[Path, list[str]] = {}
         self.outputs: dict[Path, str] = {}
+        self.members: dict[Path, list[Path]] = {}
+        seen: set[Path] = set()
         for entry in json.loads(database.read_text()):
-            file = (Path(entry["directory"]) / entry["file"]).resolve()
-            if file.suffix == ".cpp" and file.is_relative_to(ROOT) and file not in self.commands:
+            unit = (Path(entry["directory"]) / entry["file"]).resolve()
+            members = self.put_together(unit) or [unit]
+            if unit.suffix in (".cpp", ".cxx") and not seen.issuperset(members):
                 words = shlex.split(entry["command"])
-                self.commands[file] = self.adapted(words)
-                self.outputs[file] = words[words.index("-o") + 1]
+                self.commands[unit] = self.adapted(words)
+                self.outputs[unit] = words[words.index("-o") + 1]
+                self.members[unit] = members
+                seen.update(members)
         self.dependencies = self.read_dependencies(build)
         CACHE.mkdir(parents=True, exist_ok=True)
         entries = [{"directory": str(build), "file": str(file), "arguments": command}
                    for file, command in self.commands.items()]
         (CACHE / "compile_commands.json").write_text(json.dumps(entries, indent=1))
+
+    @staticmethod
+    def put_together(unit: Path) -> list[Path]:
+        """The source files that a file of CMake's includes; none for other files."""
+        if unit.parent.name != "Unity":
+            return []
+        return [Path(name) for name in re.findall(r'#include "(.*\.cpp)"', unit.read_text())]
 
     @staticmethod
     def adapted(command: list[str]) -> list[str]:
@@ -136,13 +151,14 @@ class CompileCommands:
                     inside.append(Path(name))
         return found
 
-    def fingerprint(self, file: Path, configuration: str) -> str:
-        """Changes whenever linting `file` again could give another answer."""
-        headers = self.dependencies.get(self.outputs[file])
+    def fingerprint(self, unit: Path, configuration: str) -> str:
+        """Changes whenever linting `unit` again could give another answer."""
+        headers = self.dependencies.get(self.outputs[unit])
         if headers is None:  # not built: every header may matter
             headers = [f for f in project_files() if f.suffix in (".hpp", ".h")]
-        parts = [configuration, json.dumps(self.commands[file])]
-        parts += [f"{path}:{digest(path)}" for path in sorted({file, *headers}) if path.exists()]
+        parts = [configuration, json.dumps(self.commands[unit])]
+        read = sorted({unit, *self.members[unit], *headers})
+        parts += [f"{path}:{digest(path)}" for path in read if path.exists()]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -155,38 +171,40 @@ def check_tidy(folders: list[str], build: Path, jobs: int) -> tuple[bool, str]:
     """clang-tidy over every source file that is compiled; every source file must be."""
     program = tool("clang-tidy")
     database = CompileCommands(build)
-    files = [f for f in under(project_files(), folders) if f.suffix == ".cpp"]
-    orphans = [f for f in files if f not in database.commands]
+    files = {f for f in under(project_files(), folders) if f.suffix == ".cpp"}
+    units = {unit: members for unit, members in database.members.items()
+             if not files.isdisjoint(members)}
+    orphans = sorted(files.difference(*units.values()))
     said = [f"{f.relative_to(ROOT)}: belongs to no target of {build.name}" for f in orphans]
 
     configuration = run([program, "--version"])[1]
     configuration += "".join(f.read_text() for f in project_files() if f.name == ".clang-tidy")
-    fingerprints = {f: database.fingerprint(f, configuration) for f in files if f not in orphans}
+    fingerprints = {unit: database.fingerprint(unit, configuration) for unit in units}
     stamps = CACHE / "clean"
     stamps.mkdir(parents=True, exist_ok=True)
     todo = [f for f, fingerprint in fingerprints.items() if not (stamps / fingerprint).exists()]
 
-    def lint(file: Path) -> tuple[Path, bool, str, float]:
+    def lint(unit: Path) -> tuple[Path, bool, str, float]:
         started = time.monotonic()
-        clean, text = run([program, "--quiet", "-p", str(CACHE), str(file)])
-        return file, clean, text, time.monotonic() - started
+        clean, text = run([program, "--quiet", "-p", str(CACHE), str(unit)])
+        return unit, clean, text, time.monotonic() - started
 
-    # Large files first, so that no core ends the run alone with one of them.
+    # Large units first, so that no core ends the run alone with one of them.
     todo.sort(key=lambda f: -len(database.dependencies.get(database.outputs[f], [])))
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        for done, (file, clean, text, seconds) in enumerate(pool.map(lint, todo), 1):
-            name = file.relative_to(ROOT)
-            print(f"    [{done}/{len(todo)}] {name} {seconds:.1f} s"
+        for done, (unit, clean, text, seconds) in enumerate(pool.map(lint, todo), 1):
+            names = " ".join(str(f.relative_to(ROOT)) for f in units[unit])
+            print(f"    [{done}/{len(todo)}] {names} {seconds:.1f} s"
                   + ("" if clean else "  has findings"), flush=True)
             if clean:
-                (stamps / fingerprints[file]).touch()
+                (stamps / fingerprints[unit]).touch()
             else:
                 said.append(re.sub(r"^\d+ warnings.*\n?|^Suppressed .*\n?|^Use -header.*\n?", "",
                                    text, flags=re.MULTILINE))
-    for stamp in stamps.iterdir():  # what no file answers to any more
+    for stamp in stamps.iterdir():  # what no unit answers to any more
         if stamp.name not in fingerprints.values() and not folders:
             stamp.unlink()
-    print(f"    clang-tidy: {len(todo)} files looked at, {len(files) - len(todo)} unchanged")
+    print(f"    clang-tidy: {len(todo)} units looked at, {len(units) - len(todo)} unchanged")
     return not said, "\n".join(said)
 
 

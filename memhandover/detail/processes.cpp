@@ -30,12 +30,14 @@ unique_fd pidfd_of(int pid) {
   return process;
 }
 
-bool holds(fs::path const& descriptors, std::string const& link) {
+/// Whether one of a process's descriptors is a pipe's write end. The mode of the link in /proc is that of the open file.
+bool holds_write_end(fs::path const& descriptors, std::string const& link) {
   std::error_code unreadable;  // a process may end, or be another user's, while it is looked at
   for (auto entry = fs::directory_iterator{descriptors, unreadable};
        !unreadable && entry != fs::directory_iterator{}; entry.increment(unreadable)) {
     std::error_code gone;
-    if (fs::read_symlink(entry->path(), gone) == link) {
+    if (fs::read_symlink(entry->path(), gone) == link &&
+        (entry->symlink_status(gone).permissions() & fs::perms::owner_write) != fs::perms::none) {
       return true;
     }
   }
@@ -76,7 +78,7 @@ int end_holders(std::uint64_t pipe_inode) {
       continue;
     }
     auto const process = pidfd_of(pid);
-    if (process && holds(entry.path() / "fd", link)) {
+    if (process && holds_write_end(entry.path() / "fd", link)) {
       ::syscall(SYS_pidfd_send_signal, process.get(), SIGKILL, nullptr, 0);
       ++found;
     }

@@ -96,6 +96,7 @@ struct server_overrides {
 };
 
 void describe_serve(CLI::App& app, server_overrides& into) {
+  app.option_defaults()->take_last();  // so that a wrapper's defaults can be overridden behind them
   app.add_option("--policy", into.policy, "Policy file, see docs/policy.md")->required();
   app.add_option("--host", into.host, "Overrides server.host");
   app.add_option("--port", into.port, "Overrides server.port; 0 takes any free one")

@@ -211,6 +211,7 @@ int main(int argc, char** argv) {
   using namespace sluice;
   server::command_line given;
   CLI::App app{"Serves models out of a memory pool that training shares."};
+  app.option_defaults()->take_last();
   app.add_option("--policy", given.policy_file, "policy file")->required();
   app.add_option("--host", given.host, "address to listen on, instead of the policy's");
   app.add_option("--port", given.port,

@@ -53,8 +53,7 @@ std::vector<c10::Argument> request_arguments(torch::jit::Module const& module,
                                              torch_model_options const& options) {
   auto const method = module.find_method("forward");
   if (!method) {
-    throw error{error_kind::invalid_argument,
-                c10::str("model '", options.name, "' has no method 'forward'")};
+    throw error{error_kind::invalid_argument, "it has no method 'forward'"};
   }
   auto const& all = method->function().getSchema().arguments();
   std::vector<c10::Argument> arguments(all.begin() + 1, all.end());
@@ -64,8 +63,7 @@ std::vector<c10::Argument> request_arguments(torch::jit::Module const& module,
   auto const given = options.inputs.size();
   if (given < needed || given > arguments.size()) {
     throw error{error_kind::invalid_argument,
-                c10::str("model '", options.name, "': its configuration names ", given,
-                         " inputs, but 'forward' takes ",
+                c10::str("its configuration names ", given, " inputs, but 'forward' takes ",
                          needed == arguments.size() ? c10::str(needed)
                                                     : c10::str(needed, " to ", arguments.size()))};
   }
@@ -133,7 +131,8 @@ class torch_model final : public hosted_model {
   }
 
  private:
-  /// Makes the model's GPU the current one: a model may make tensors on "cuda" without saying which.
+  /// Makes the model's GPU the current one: a model may make tensors on "cuda" without saying
+  /// which.
   [[nodiscard]] c10::OptionalDeviceGuard on_device() const {
     return c10::OptionalDeviceGuard{device_.is_cpu() ? std::nullopt : std::optional{device_}};
   }

@@ -225,7 +225,7 @@ def test_readiness_tells_cold_from_warm(world, affine):
     (b"{}", ["inputs"]),
     (json.dumps({"inputs": []}).encode(), ["x"]),
     (json.dumps({"inputs": [floats("z", X)]}).encode(), ["z"]),
-    (json.dumps({"inputs": [floats("x", X[:, :2])]}).encode(), ["x", "[2, 2]"]),
+    (json.dumps({"inputs": [floats("x", X[:, :2])]}).encode(), ["x", "[2,2]"]),
     (json.dumps({"inputs": [{**floats("x", X), "shape": [2, 4]}]}).encode(), ["x"]),
     (json.dumps({"inputs": [{**floats("x", X), "datatype": "INT64"}]}).encode(), ["x", "INT64", "FP32"]),
     (json.dumps({"inputs": [{**floats("x", X), "datatype": "FP31"}]}).encode(), ["FP31"]),

@@ -12,6 +12,7 @@ from torch import nn
 
 from sluice import _batches, _runtime
 from sluice._arena import make_arena
+from sluice._buffers import Buffers
 from sluice.errors import OutOfMemory, Survivors
 
 #: Samples of the rehearsal before the first step: two, since batch statistics need more than one.
@@ -67,6 +68,7 @@ class Step:
         self._planned_for: int | None = None
         # Made before the first micro-batch, so that they do not settle between memory that is given back.
         self._sums = {p: torch.zeros_like(p) for p in self._params} if self._runtime else {}
+        self._buffers = Buffers(model)
         self._counts = {"steps": 0, "samples": 0, "commits": 0, "discards": 0, "micro_batch": 0, "wait_seconds": 0.0}
 
     @property
@@ -153,6 +155,7 @@ class Step:
             try:
                 loss = loss.clone()
                 self._add_gradients(fresh)
+                self._buffers.keep()
             finally:
                 peak = runtime.arena_peak()
                 runtime.commit_end(count)
@@ -215,26 +218,24 @@ class Step:
     # --- discarding --------------------------------------------------------------------------------------------------
 
     def _save(self) -> tuple:
-        """What a micro-batch changes besides gradients: random state, and buffers of modules in training."""
+        """What a micro-batch changes besides gradients: random state, and buffers of the model."""
         rng = torch.get_rng_state()
         cuda_rng = torch.cuda.get_rng_state() if self._cuda else None
-        buffers = [b for b in self.model.buffers()] if self.model.training else []
-        return rng, cuda_rng, buffers, [b.detach().clone() for b in buffers], [b._version for b in buffers]
+        self._buffers.save()
+        return rng, cuda_rng
 
-    @torch.no_grad()
     def _restore(self, saved: tuple) -> None:
-        rng, cuda_rng, buffers, values, versions = saved
+        rng, cuda_rng = saved
         torch.set_rng_state(rng)
         if cuda_rng is not None:
             torch.cuda.set_rng_state(cuda_rng)
-        for buffer, value, version in zip(buffers, values, versions):
-            if buffer._version != version:
-                buffer.copy_(value)
+        self._buffers.restore()
 
     def _give_up(self) -> None:
         """The loss function failed by itself: nothing of this slice counts, and the caller hears of it."""
         for param in self._params:
             param.grad = None
+        self._buffers.keep()
         self._runtime.discard()
         self._arena.dropped()
 
@@ -249,6 +250,7 @@ class Step:
         self._arena.dropped()
         if self._cuda:
             torch.clear_autocast_cache()
+        self._restore(saved)
         if runtime.survivors() > 0:
             gc.collect()
             if (left := runtime.survivors()) > 0:
@@ -256,7 +258,6 @@ class Step:
                     f"{left} tensors of a discarded micro-batch are still referenced; the loss function must not keep "
                     "tensors beyond its run (copy them out with .detach().clone(), or keep numbers from .item())"
                 )
-        self._restore(saved)
 
     # --- planning ----------------------------------------------------------------------------------------------------
 

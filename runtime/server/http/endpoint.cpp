@@ -148,7 +148,9 @@ class endpoint::impl {
     for (auto const& member : context_.registry.members()) member->drain();
     if (!context_.registry.wait_until_empty(deadline)) {
       auto const left = context_.registry.members();
-      spdlog::warn("connections were cut at the end of the grace connections={}", left.size());
+      if (grace.count() > 0) {
+        spdlog::warn("connections were cut at the end of the grace connections={}", left.size());
+      }
       for (auto const& member : left) member->abort();
     }
     end_threads();

@@ -285,14 +285,14 @@ void check_platform(config_reader const& reader, text_value const& tree) {
 }
 
 void fill_json(model_config& config, text_value const& tree) {
-  auto& json = config.json;
-  json = config_to_json(tree);
-  json["platform"] = "pytorch_libtorch";
-  json["backend"] = "pytorch";
-  json["max_batch_size"] = config.max_batch_size;
-  json["default_model_filename"] = config.model_filename;
-  if (!json.contains("version_policy")) {
-    json["version_policy"] = {{"latest", {{"num_versions", 1}}}};
+  auto& shown = config.json;
+  shown = config_to_json(tree);
+  shown["platform"] = "pytorch_libtorch";
+  shown["backend"] = "pytorch";
+  shown["max_batch_size"] = config.max_batch_size;
+  shown["default_model_filename"] = config.model_filename;
+  if (!shown.contains("version_policy")) {
+    shown["version_policy"] = {{"latest", {{"num_versions", 1}}}};
   }
 }
 
