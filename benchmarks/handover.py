@@ -9,16 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import select
-import signal
-import socket
-import struct
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import torch
+from brokers import end_broker
 from records import ROOT, Cell, distribution, write
 
 MIB = 1 << 20
@@ -37,17 +34,6 @@ CUDA = {
     65536: (["--width", "4096", "--depth", "40", "--samples", "65536"], 12),
 }
 TARGETS = {("host", 256): {"latency_us.p50": "<= 15000"}}
-
-
-def end_broker(folder: str) -> None:
-    """Ends the broker and waits until it has gone, so that the next pool finds the memory free."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as conversation:
-        conversation.connect(f"{folder}/broker.sock")
-        pid, _, _ = struct.unpack("3i", conversation.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        process = os.pidfd_open(pid)
-        signal.pidfd_send_signal(process, signal.SIGTERM)
-        select.select([process], [], [])
-        os.close(process)
 
 
 def measure(backend: str, mib: int, job: list[str], count: int, binaries: Path) -> dict:

@@ -27,15 +27,27 @@ constexpr std::chrono::seconds patience{60};
 
 double us(std::chrono::nanoseconds value) { return duration<double, std::micro>{value}.count(); }
 
-/// Waits until the training jobs' arenas hold `bytes` in all.
-void await_arena(std::string const& runtime_dir, std::uint64_t bytes) {
-  auto const deadline = steady_clock::now() + patience;
-  for (;;) {
-    std::uint64_t held = 0;
+/// Bytes that the training jobs' arenas hold in all; 0 while there is no broker yet.
+std::uint64_t arena_bytes(std::string const& runtime_dir) {
+  std::uint64_t held = 0;
+  try {
     auto const status = memhandover::query_status(runtime_dir);
     for (auto const& client : status["clients"]) {
       held += client.value("arena_bytes", std::uint64_t{0});
     }
+  } catch (error const& why) {
+    if (why.kind() != error_kind::unavailable) {
+      throw;
+    }
+  }
+  return held;
+}
+
+/// Waits until the training jobs' arenas hold `bytes` in all.
+void await_arena(std::string const& runtime_dir, std::uint64_t bytes) {
+  auto const deadline = steady_clock::now() + patience;
+  for (;;) {
+    auto const held = arena_bytes(runtime_dir);
     if (held >= bytes) {
       return;
     }
@@ -64,6 +76,7 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   spdlog::set_level(spdlog::level::warn);
   try {
+    await_arena(runtime_dir, bytes);  // the job makes the pool: one made here would have another size
     auto const pool = memhandover::serving_pool::join({.name = "benchmark", .runtime_dir = runtime_dir});
     std::mt19937 random{seed};
     for (int i = 0; i < count; ++i) {
@@ -72,8 +85,10 @@ int main(int argc, char** argv) {
       ::poll(nullptr, 0, static_cast<int>(random() % static_cast<unsigned>(most_delay_ms + 1)));
       memhandover::handover_report report;
       auto const wanted = bytes + pool->usage().free_bytes;
+      auto const demanded = steady_clock::now();
       auto const where = pool->acquire(wanted, steady_clock::now() + patience, &report);
-      nlohmann::json const line{{"bytes_reclaimed", report.bytes_reclaimed},
+      nlohmann::json const line{{"demanded_ns", demanded.time_since_epoch().count()},
+                                {"bytes_reclaimed", report.bytes_reclaimed},
                                 {"notify_us", us(report.notify)},
                                 {"gate_us", us(report.gate)},
                                 {"drain_us", us(report.drain)},

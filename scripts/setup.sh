@@ -62,9 +62,8 @@ if [[ $python_only == no ]]; then
   if [[ ${#missing[@]} -eq 0 ]]; then
     finish 'all present'
   else
-    count=${#missing[@]}
     install_packages "$lint"
-    finish "$count installed"
+    finish "$outcome"
   fi
 fi
 

@@ -1,0 +1,115 @@
+"""A training job whose result can be compared bit by bit, and which tells at what instants it did what.
+
+Convolutions, batch statistics and dropout, so that a discard has buffers and random state to put back; the samples come
+from a DataLoader, whose workers may be forked from the process that holds the arena. It ends after --steps, or with the
+step in which the file --until appears, and writes one JSON object to --out: a digest of all weights, buffers and
+optimizer state, the last loss, the counts of `Step.stats`, and the phases as [begin_ns, name] on the monotonic clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import sluice
+
+
+class Pictures(Dataset):
+    """Random pictures of shape [3, 32, 32] with labels, cut from one tensor that workers inherit or are sent."""
+
+    def __init__(self, count: int) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.noise = torch.randn(count + 3 * 32 * 32, generator=generator)
+        self.labels = torch.randint(10, (count,), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.noise[index : index + 3 * 32 * 32].reshape(3, 32, 32), self.labels[index]
+
+
+def network(width: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(),
+        nn.Conv2d(width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU(), nn.AvgPool2d(4),
+        nn.Flatten(), nn.Dropout(0.1), nn.Linear(2 * width * 64, 512), nn.Tanh(), nn.Linear(512, 10),
+    )
+
+
+def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """SHA-256 over the bits of everything that training has changed."""
+    tensors = [*model.parameters(), *model.buffers()]
+    tensors += [value for state in optimizer.state.values() for _, value in sorted(state.items())
+                if isinstance(value, torch.Tensor)]
+    result = hashlib.sha256()
+    for tensor in tensors:
+        result.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return result.hexdigest()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--width", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--micro-batch", type=int, default=32)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--start-method", choices=("fork", "spawn"), default="fork")
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--until", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    torch.use_deterministic_algorithms(True)
+    model = network(args.width).to(args.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    step = sluice.Step(model, optimizer, micro_batch=args.micro_batch)
+    pictures = Pictures(16 * args.batch)
+    loader = DataLoader(pictures, args.batch, shuffle=True, drop_last=True, num_workers=args.workers,
+                        multiprocessing_context=args.start_method if args.workers else None)
+
+    phases: list[tuple[int, str]] = []
+
+    def enter(phase: str) -> None:
+        phases.append((time.monotonic_ns(), phase))
+
+    def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        enter("forward")
+        loss = F.cross_entropy(model(x), y)
+        enter("backward")
+        return loss
+
+    # The first layer's weight is the last to get its gradient; what follows is the commit.
+    model[0].weight.register_post_accumulate_grad_hook(lambda _: enter("commit"))
+    optimizer.register_step_pre_hook(lambda *_: enter("optimizer"))
+    optimizer.register_step_post_hook(lambda *_: enter("between steps"))
+
+    loss, steps = None, 0
+    while True:
+        for x, y in loader:
+            loss = step(loss_of, x.to(args.device), y.to(args.device))
+            steps += 1
+            over = steps == args.steps if args.steps else args.until.exists()
+            if over:
+                break
+        if over:
+            break
+    args.out.write_text(json.dumps({
+        "digest": digest(model, optimizer), "loss": loss.item().hex(), "steps": steps, "shared": step.shared,
+        "stats": step.stats(), "phases": phases}))
+
+
+if __name__ == "__main__":
+    main()

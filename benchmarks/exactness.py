@@ -1,0 +1,123 @@
+"""Whether training learns the same, bit by bit, when its memory is taken away at random instants.
+
+A job (exact_job.py) trains under `sluice run` while a server takes memory from it; then the same number of steps is
+trained in plain PyTorch. Weights, buffers and optimizer state must agree in every bit. A demand counts for the phase
+that the job's Python was in at that instant; on CUDA the GPU is a little behind it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from brokers import end_broker
+
+BENCHMARKS = Path(__file__).resolve().parent
+ROOT = BENCHMARKS.parent
+PHASES = ("forward", "backward", "commit", "optimizer")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job's arguments, and how it is disturbed."""
+
+    backend: str
+    arguments: tuple[str, ...]
+    demand_bytes: int
+    most_delay_ms: int
+    pool: tuple[str, ...] = ()  # options of `sluice run`
+
+
+HOST = Job("host", ("--device", "cpu"), 12 << 20, 150, ("--memory", "192MiB"))
+CUDA = Job("cuda", ("--device", "cuda", "--width", "64", "--batch", "4096", "--micro-batch", "1024"), 1 << 30, 150)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Both runs as exact_job.py describes them, and in which phase each demand met the disturbed one."""
+
+    disturbed: dict
+    undisturbed: dict
+    demands: Counter
+
+    @property
+    def same(self) -> bool:
+        return all(self.disturbed[key] == self.undisturbed[key] for key in ("digest", "loss", "steps"))
+
+
+def environment() -> dict[str, str]:
+    """The same number of threads for both runs: sums depend on it."""
+    package = str(ROOT / "runtime" / "python")
+    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive", "PYTHONPATH": path}
+
+
+def compare(job: Job, demands: int, seed: int, binaries: Path, more: tuple[str, ...] = ()) -> Outcome:
+    """Trains disturbed by so many demands, then undisturbed. `more` goes to both jobs."""
+    with tempfile.TemporaryDirectory(prefix="sluice-exact-") as name:
+        folder = Path(name)
+        command = [sys.executable, BENCHMARKS / "exact_job.py", *job.arguments, *more]
+        training = subprocess.Popen(
+            [binaries / "sluice", "run", "--backend", job.backend, "--runtime-dir", folder, *job.pool, "--require-pool",
+             "--", *command, "--until", folder / "enough", "--out", folder / "disturbed.json"], env=environment())
+        try:
+            server = subprocess.run(
+                [binaries / "sluice-bench-handover", "--runtime-dir", folder, "--bytes", str(job.demand_bytes),
+                 "--count", str(demands), "--delay-ms", str(job.most_delay_ms), "--seed", str(seed)],
+                env={**environment(), "SLUICE_BROKER": str(binaries / "sluice")}, capture_output=True, text=True,
+                check=False)
+            (folder / "enough").touch()
+            if training.wait(120) or server.returncode:
+                raise RuntimeError(f"training ended with {training.returncode}; {server.stderr.strip()}")
+        finally:
+            training.kill()
+            training.wait()
+            end_broker(folder)
+        disturbed = json.loads((folder / "disturbed.json").read_text())
+        subprocess.run([*command, "--steps", str(disturbed["steps"]), "--out", folder / "undisturbed.json"],
+                       env=environment(), check=True)
+        undisturbed = json.loads((folder / "undisturbed.json").read_text())
+    began = [begin for begin, _ in disturbed["phases"]]
+    instants = [json.loads(line)["demanded_ns"] for line in server.stdout.splitlines()]
+    met = Counter(disturbed["phases"][bisect.bisect_right(began, instant) - 1][1] for instant in instants)
+    return Outcome(disturbed, undisturbed, met)
+
+
+def main() -> int:
+    import torch
+    from records import Cell, single, write
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--backend", choices=("host", "cuda"), default="cuda" if torch.cuda.is_available() else "host")
+    parser.add_argument("--demands", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--preset", default="release")
+    args = parser.parse_args()
+    job = HOST if args.backend == "host" else CUDA
+    cells = []
+    for label, more in (("none", ()), ("2 forked", ("--workers", "2", "--start-method", "fork")),
+                        ("2 spawned", ("--workers", "2", "--start-method", "spawn"))):
+        outcome = compare(job, args.demands, args.seed, ROOT / "build" / args.preset / "bin", more)
+        metrics = {"equal_ratio": single(float(outcome.same), baseline="plain PyTorch, the same steps"),
+                   "demands_ratio": single(sum(outcome.demands.values()) / args.demands),
+                   **{f"{phase}_demands_percent": single(100 * outcome.demands[phase] / args.demands)
+                      for phase in PHASES}}
+        cells.append(Cell({"workers": label, "demands": args.demands, "steps": outcome.disturbed["steps"],
+                           "discards": outcome.disturbed["stats"]["discards"],
+                           "digest": outcome.disturbed["digest"][:16]},
+                          metrics, {"equal_ratio.value": ">= 1"}))
+        print(f"{label}: {'bit-equal' if outcome.same else 'DIFFERENT'}", file=sys.stderr, flush=True)
+    write("exactness", cells, gpus=1 if args.backend == "cuda" else 0)
+    return 0 if all(all(cell.met().values()) for cell in cells) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""Training that is disturbed at random instants learns what undisturbed training learns, bit by bit (host backend).
+
+The seed of the demands is printed; SLUICE_TEST_SEED repeats it.
+"""
+
+import os
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import exactness  # noqa: E402
+
+DEMANDS = 60
+pytestmark = pytest.mark.deadline(300)
+
+
+@pytest.mark.parametrize("workers", [
+    pytest.param((), id="no workers"),
+    pytest.param(("--workers", "2", "--start-method", "fork"), id="forked workers"),
+    pytest.param(("--workers", "2", "--start-method", "spawn"), id="spawned workers"),
+])
+def test_disturbed_training_is_bit_equal_to_undisturbed(sluice, workers):
+    seed = int(os.environ.get("SLUICE_TEST_SEED") or random.randrange(1 << 31))
+    print(f"seed {seed}")
+    outcome = exactness.compare(exactness.HOST, DEMANDS, seed, sluice.parent, workers)
+    print(f"demands met {dict(outcome.demands)}; {outcome.disturbed['stats']}")
+    assert outcome.disturbed["shared"] and not outcome.undisturbed["shared"]
+    assert sum(outcome.demands.values()) == DEMANDS
+    assert outcome.disturbed["stats"]["discards"] >= DEMANDS // 4
+    # Instants are random: a phase that takes a hundredth of the time is met by few demands, so these two go together.
+    assert outcome.demands["forward"] and outcome.demands["backward"]
+    assert outcome.demands["commit"] + outcome.demands["optimizer"]
+    assert outcome.same
