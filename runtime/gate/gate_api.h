@@ -28,7 +28,8 @@ struct sluice_gate_api {
   int (*wait_idle)(int64_t deadline_ns);
   void (*open)(void);
   /* From abort_begin() to abort_end() gated calls of threads that are not exempt return CUDA_ERROR_NOT_PERMITTED
-   * without reaching the driver. Calls held by a closed gate also fail when it opens in this state. */
+   * without reaching the driver. Calls held by a closed gate also fail when it opens in this state. Of an expendable
+   * thread, launches and copies whose result the host does not see at once are dropped instead: they succeed undone. */
   void (*abort_begin)(void);
   void (*abort_end)(void);
   /* Exempts the calling thread from holding and failing (1), or not (0). */
@@ -43,6 +44,8 @@ struct sluice_gate_api {
   void (*set_window)(unsigned launches, unsigned groups);
   /* Gated calls that went to the driver since the process started. */
   uint64_t (*launches)(void);
+  /* 1 while what the calling thread launches belongs to a micro-batch that may be discarded. */
+  void (*expendable_thread)(int expendable);
 };
 
 enum sluice_alloc_status { SLUICE_ALLOC_OK = 0, SLUICE_ALLOC_NOT_OURS = 1, SLUICE_ALLOC_OUT_OF_MEMORY = 2 };

@@ -32,6 +32,8 @@ GATED = tuple(
         r"cuMem(Prefetch|Discard|BatchDecompress)\w*",
     )
 )
+# What a discarded micro-batch may leave undone: nobody on the host sees the result before the discard.
+DROPPABLE = re.compile(r"cuLaunch(Kernel|KernelEx|CooperativeKernel)|cuGraphLaunch|cuMemset\w+Async|cuMemcpy[HD]toDAsync")
 REFUSED = frozenset({"cuLaunchCooperativeKernelMultiDevice"})
 SPECIAL = frozenset({
     "cuInit", "cuGetErrorName", "cuGetErrorString", "cuGetProcAddress", "cuGetProcAddress_v2",
@@ -87,6 +89,11 @@ def stream_of(entry: EntryPoint) -> str:
     return f"stream_use{{nullptr, {default}}}"
 
 
+def droppable(entry: EntryPoint) -> str:
+    """A C++ expression for whether an aborted micro-batch's call is dropped (else it is refused)."""
+    return "true" if DROPPABLE.fullmatch(entry.base) else "false"
+
+
 def wrapper(entry: EntryPoint) -> str:
     """The C++ definition that answers for one gated entry point."""
     parameters = entry.parameters()
@@ -95,7 +102,7 @@ def wrapper(entry: EntryPoint) -> str:
     names = ", ".join(p.name for p in parameters)
     return f"""SLUICE_DRIVER_CALL CUresult {entry.name}({declared}) {{
   using driver_function = CUresult (*)({types});
-  return dispatch(gated_call{{symbol::of_{entry.name}, {stream_of(entry)}}},
+  return dispatch(gated_call{{symbol::of_{entry.name}, {stream_of(entry)}, {droppable(entry)}}},
                   [&] {{ return real<driver_function>(symbol::of_{entry.name})({names}); }});
 }}
 """

@@ -45,6 +45,7 @@ constexpr sluice_gate_api table = {
     .set_window = [](unsigned launches,
                      unsigned groups) { the_gate().set_window(launches, groups); },
     .launches = all_launches,
+    .expendable_thread = [](int expendable) { this_thread().expendable = expendable != 0; },
 };
 
 }  // namespace

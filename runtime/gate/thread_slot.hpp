@@ -37,6 +37,7 @@ struct alignas(64) thread_slot {
   // The rest is the owner's alone.
   bool exempt = false;
   bool protect = false;
+  bool expendable = false;  ///< what it launches belongs to the micro-batch
   std::uint32_t next_remembered = 0;
   std::array<remembered_stream, 4> remembered{};
 

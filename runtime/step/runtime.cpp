@@ -198,6 +198,13 @@ void publish_state(std::unique_ptr<process_state> state) {
   shared_state.store(state.release(), std::memory_order_release);
 }
 
+/// Whether what this thread launches may be dropped with the micro-batch.
+void set_expendable(process_state const& state, bool expendable) {
+  if (state.gate_table != nullptr) {
+    state.gate_table->expendable_thread(expendable ? 1 : 0);
+  }
+}
+
 void watch_window(process_state& state) {
   if (state.gate_table == nullptr) {
     return;
@@ -291,7 +298,15 @@ int sluice_begin(uint32_t micro_batch, uint32_t global_batch) {
   box.micro_batch.store(micro_batch, std::memory_order_relaxed);
   box.global_batch.store(global_batch, std::memory_order_relaxed);
   watch_window(*state);
-  return guarded([&] { state->memory->begin(); });
+  int const status = guarded([&] { state->memory->begin(); });
+  set_expendable(*state, true);
+  return status;
+}
+
+void sluice_adopt_thread(void) {
+  if (auto* const state = sharing()) {
+    set_expendable(*state, true);
+  }
 }
 
 uint64_t sluice_generation(void) {
@@ -309,6 +324,7 @@ int sluice_commit_begin(void) {
   if (state == nullptr || !state->memory->commit_begin()) {
     return 0;
   }
+  set_expendable(*state, false);
   if (state->gate_table != nullptr) {
     state->gate_table->protect_thread(1);
   }
@@ -334,6 +350,7 @@ void sluice_discard(void) {
   if (state == nullptr) {
     return;
   }
+  set_expendable(*state, false);
   state->memory->client().mailbox().discards.fetch_add(1, std::memory_order_relaxed);
   (void)guarded([&] { state->memory->discard(); });
 }

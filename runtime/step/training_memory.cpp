@@ -18,6 +18,9 @@ using std::chrono::steady_clock;
 
 /// How long an allocation waits for the pool's writer. It answers within microseconds unless it has just died.
 constexpr milliseconds grant_patience{2000};
+/// How long persistent memory that the server holds is waited for: the server's idle timeouts are seconds. Afterwards the
+/// job hears that it is out of memory.
+constexpr std::chrono::seconds persistent_patience{60};
 /// How long the control thread waits for launches to end before it gives nothing: longer than any unit it may meet.
 constexpr std::int64_t drain_patience_ns = 2'000'000'000;
 
@@ -183,11 +186,12 @@ std::byte* training_memory::allocate_arena(std::size_t bytes) {
 
 std::byte* training_memory::allocate_persistent(std::size_t bytes) {
   std::unique_lock lock{mutex_};
+  auto const deadline = steady_clock::now() + persistent_patience;
   for (;;) {
     if (auto* const address = persistent_->allocate(bytes)) {
       return address;
     }
-    if (!fill(*persistent_, bytes, lock)) {
+    if (!fill(*persistent_, bytes, lock) && !await_persistent(bytes, deadline, lock)) {
       auto const& header = client_->view().header();
       throw error{error_kind::out_of_memory,
                   "cannot get " + format_bytes(bytes) + " of persistent memory: the pool has " +
@@ -196,6 +200,29 @@ std::byte* training_memory::allocate_persistent(std::size_t bytes) {
                       " can be had now; `sluice status` shows who holds the rest"};
     }
   }
+}
+
+/// Gets hold of chunks for `bytes` of persistent memory where the pool has none to grant: what the arena does not use
+/// itself, else what the server gives back before the deadline. False: there will be none.
+bool training_memory::await_persistent(std::size_t bytes, steady_clock::time_point deadline,
+                                       std::unique_lock<std::mutex>& lock) {
+  auto const needed = persistent_->chunks_needed(bytes);
+  if (needed > persistent_->room()) {
+    return false;
+  }
+  auto missing = [&] { return needed - std::min(needed, static_cast<std::uint32_t>(spare_.size())); };
+  if (missing() > 0 && !arena_->revoked()) {
+    keep_spare(arena_->shrink(missing()));
+  }
+  auto const wanted = missing();
+  if (wanted == 0) {
+    return true;
+  }
+  bool const server_is_there = client_->view().header().serving_now.load() != 0;
+  lock.unlock();
+  bool const granted = server_is_there && client_->wait_grantable(wanted, deadline);
+  lock.lock();
+  return granted;
 }
 
 /// Maps chunks into `where` until `bytes` fit; false if there are too few. The lock is let go while the pool is asked.

@@ -103,6 +103,8 @@ class training_memory {
   void take_arena_behind_gate(std::uint32_t count, std::unique_lock<std::mutex>& lock,
                               memhandover::demand_answer& answer);
   static void hand_over(std::uint32_t count, std::vector<std::uint32_t>& from, std::vector<std::uint32_t>& given);
+  [[nodiscard]] bool await_persistent(std::size_t bytes, std::chrono::steady_clock::time_point deadline,
+                                      std::unique_lock<std::mutex>& lock);
   [[nodiscard]] bool fill(space& where, std::size_t bytes, std::unique_lock<std::mutex>& lock);
   void replace_arena(std::vector<std::unique_ptr<space>>& old);
   void drop_empty(std::vector<std::unique_ptr<space>>& spaces);

@@ -33,6 +33,7 @@ class Table(ctypes.Structure):
         ("set_urgent", ctypes.CFUNCTYPE(None, ctypes.c_int)),
         ("set_window", ctypes.CFUNCTYPE(None, ctypes.c_uint, ctypes.c_uint)),
         ("launches", ctypes.CFUNCTYPE(ctypes.c_uint64)),
+        ("expendable_thread", ctypes.CFUNCTYPE(None, ctypes.c_int)),
     ]
 
 

@@ -13,7 +13,8 @@ class HostArena:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
-    def enter(self) -> None:
+    def enter(self, samples: int) -> None:
+        """Before a micro-batch of so many samples."""
         self._runtime.enter(1)
 
     def leave(self) -> None:
@@ -21,6 +22,9 @@ class HostArena:
 
     def dropped(self) -> None:
         """A micro-batch has been discarded."""
+
+    def make_room(self) -> None:
+        """Nothing to do: what no tensor uses is free."""
 
 
 class CudaArena:
@@ -37,10 +41,16 @@ class CudaArena:
             runtime.path, "sluice_arena_alloc", "sluice_arena_free"
         )
         self._pool: torch.cuda.MemPool | None = None
+        self._samples = 0
         self._generation = 0
         self._entered = False
 
-    def enter(self) -> None:
+    def enter(self, samples: int) -> None:
+        if samples != self._samples and self._pool is not None:
+            # Segments of another size of micro-batch would lie beside those that this one needs: torch cannot free
+            # them while the pool is entered.
+            self.dropped()
+        self._samples = samples
         if self._pool is None or self._generation != self._runtime.generation():
             self.dropped()
             self._pool = torch.cuda.MemPool(self._allocator.allocator())
@@ -57,7 +67,20 @@ class CudaArena:
 
     def dropped(self) -> None:
         """Forgets the pool; its segments go back to the runtime, which may have given their memory away."""
-        self._pool = None
+        if self._pool is not None:
+            torch.cuda.synchronize(self._device)  # nothing may read them any more
+            self._pool = None
+
+    def make_room(self) -> None:
+        """Lets go of what torch has cached of the arena, for memory that is to stay."""
+        self.dropped()
+
+
+def adopt_autograd_threads(runtime: Runtime, device: torch.device) -> None:
+    """Tells the gate which thread runs backward for a device: what it launches belongs to micro-batches."""
+    one = torch.ones(1, device=device, requires_grad=True)
+    one.register_hook(lambda _: runtime.adopt_thread())
+    one.sum().backward()
 
 
 def make_arena(runtime: Runtime, cuda: bool) -> HostArena | CudaArena:

@@ -27,6 +27,7 @@ _SIGNATURES = {
     "sluice_arena_peak": (ctypes.c_uint64, []),
     "sluice_others_bytes": (ctypes.c_uint64, []),
     "sluice_pool_bytes": (ctypes.c_uint64, []),
+    "sluice_adopt_thread": (None, []),
     "sluice_wait_memory": (ctypes.c_int, [ctypes.c_uint64, ctypes.c_uint32]),
     "sluice_plan_start": (ctypes.c_int, [ctypes.c_uint32, ctypes.c_int]),
     "sluice_plan_next": (ctypes.c_uint32, [ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint64)]),

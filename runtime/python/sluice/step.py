@@ -11,12 +11,15 @@ import torch
 from torch import nn
 
 from sluice import _batches, _runtime
-from sluice._arena import make_arena
+from sluice._arena import adopt_autograd_threads, make_arena
 from sluice._buffers import Buffers
 from sluice.errors import OutOfMemory, Survivors
 
 #: Samples of the rehearsal before the first step: two, since batch statistics need more than one.
 REHEARSAL_SAMPLES = 2
+
+#: Optimizers make their state in the first step and need their most memory by the second; torch keeps that for them.
+OPTIMIZER_WARM_UP_STEPS = 2
 
 #: How long one wait for memory lasts before Python looks at its signals again.
 WAIT_SLICE_MS = 100
@@ -64,6 +67,8 @@ class Step:
         self._cuda = self._params[0].is_cuda
         self._runtime = _runtime.attach(self._cuda)
         self._arena = make_arena(self._runtime, self._cuda) if self._runtime else None
+        if self._runtime and self._cuda:
+            adopt_autograd_threads(self._runtime, self._params[0].device)
         self._rehearsed = self._runtime is None
         self._planned_for: int | None = None
         # Made before the first micro-batch, so that they do not settle between memory that is given back.
@@ -118,6 +123,8 @@ class Step:
             self._counts["commits"] += 1
         for param in fresh:
             param.grad = self._sums[param]
+        if self._arena and self._counts["steps"] < OPTIMIZER_WARM_UP_STEPS:
+            self._arena.make_room()
         self.optimizer.step()
         self._counts["steps"] += 1
         self._counts["samples"] += total
@@ -141,7 +148,7 @@ class Step:
         started = time.perf_counter()
         loss, failure = None, None
         try:
-            self._arena.enter()
+            self._arena.enter(count)
             try:
                 loss = self._forward_backward(loss_fn, slices, count / total)
             finally:

@@ -106,6 +106,33 @@ TEST_F(gating, an_aborting_gate_refuses_without_reaching_the_driver) {
   EXPECT_EQ(launch(quick), CUDA_SUCCESS);
 }
 
+TEST_F(gating, launches_of_an_expendable_thread_are_dropped_and_what_the_host_reads_is_refused) {
+  CUdeviceptr memory = 0;
+  ASSERT_EQ(cuda.allocate(&memory, 4096), CUDA_SUCCESS);
+  auto const copy_out = gate_library().get<decltype(&cuMemcpyDtoH)>("cuMemcpyDtoH_v2");
+  std::uint64_t const before = begun();
+  std::uint64_t const counted = gate.launches();
+  gate.expendable_thread(1);
+  gate.abort_begin();
+  EXPECT_EQ(launch(quick), CUDA_SUCCESS);
+  std::uint64_t value = 0;
+  EXPECT_EQ(copy_out(&value, memory, sizeof(value)), CUDA_ERROR_NOT_PERMITTED);
+  EXPECT_EQ(begun(), before);
+  EXPECT_EQ(gate.launches(), counted);
+  gate.abort_end();
+  EXPECT_EQ(launch(quick), CUDA_SUCCESS);
+  EXPECT_EQ(begun(), before + 1);
+}
+
+TEST_F(gating, only_threads_that_said_so_are_expendable) {
+  gate.expendable_thread(1);
+  gate.abort_begin();
+  auto other = thread([this] { EXPECT_EQ(launch(quick), CUDA_ERROR_NOT_PERMITTED); });
+  other.join();
+  gate.expendable_thread(0);
+  EXPECT_EQ(launch(quick), CUDA_ERROR_NOT_PERMITTED);
+}
+
 TEST_F(gating, a_held_launch_fails_when_the_gate_opens_aborting) {
   ASSERT_EQ(gate.close(in(1s)), 0);
   std::uint64_t const before = begun();

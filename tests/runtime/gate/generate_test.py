@@ -56,6 +56,15 @@ class Generator(unittest.TestCase):
         generate.generate(self.headers, self.headers / "out")
         return {name.name: name.read_text() for name in (self.headers / "out").iterdir()}
 
+    def test_what_the_host_reads_at_once_is_never_dropped(self):
+        def dropped(base):
+            return generate.DROPPABLE.fullmatch(base) is not None
+
+        self.assertTrue(all(map(dropped, ("cuLaunchKernel", "cuLaunchKernelEx", "cuGraphLaunch", "cuMemsetD8Async",
+                                          "cuMemcpyHtoDAsync", "cuMemcpyDtoDAsync"))))
+        self.assertFalse(any(map(dropped, ("cuMemcpyDtoHAsync", "cuMemcpyDtoH", "cuMemcpyAsync", "cuMemcpyHtoD",
+                                           "cuLaunchHostFunc", "cuStreamWriteValue32", "cuStreamBeginCapture"))))
+
     def test_every_variant_behind_macros_is_found(self):
         self.assertEqual(
             sorted(self.read(HEADER)),

@@ -195,6 +195,9 @@ TEST_F(streams, a_capture_is_left_alone_by_window_close_and_idle) {
   ASSERT_EQ(cuda.launch_graph(executable, captured), CUDA_SUCCESS);
   ASSERT_EQ(cuda.synchronise(captured), CUDA_SUCCESS);
   EXPECT_EQ(finished, 60);
+  EXPECT_EQ(gate_library().get<decltype(&cuGraphExecDestroy)>("cuGraphExecDestroy")(executable),
+            CUDA_SUCCESS);
+  EXPECT_EQ(gate_library().get<decltype(&cuGraphDestroy)>("cuGraphDestroy")(graph), CUDA_SUCCESS);
 }
 
 TEST_F(streams, when_events_cannot_be_had_launches_go_on_without_a_bound) {
