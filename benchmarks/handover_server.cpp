@@ -1,7 +1,8 @@
 /// Takes memory from a training job again and again, and says how long each phase took.
 ///
-/// Joins the pool as its inference server. Before each acquisition it waits until training holds at least the size, then
-/// for a random time, so that the demand meets training at a random instant. One JSON object a line on standard output.
+/// Joins the pool as its inference server. Before each acquisition it waits until training holds at
+/// least the size, then for a random time, so that the demand meets training at a random instant.
+/// One JSON object a line on standard output.
 
 #include <poll.h>
 #include <spdlog/spdlog.h>
@@ -25,7 +26,9 @@ using std::chrono::steady_clock;
 
 constexpr std::chrono::seconds patience{60};
 
-double us(std::chrono::nanoseconds value) { return duration<double, std::micro>{value}.count(); }
+double us(std::chrono::nanoseconds value) {
+  return duration<double, std::micro>{value}.count();
+}
 
 /// Bytes that the training jobs' arenas hold in all; 0 while there is no broker yet.
 std::uint64_t arena_bytes(std::string const& runtime_dir) {
@@ -52,8 +55,9 @@ void await_arena(std::string const& runtime_dir, std::uint64_t bytes) {
       return;
     }
     if (steady_clock::now() > deadline) {
-      throw error{error_kind::deadline_exceeded, "training's arena has " + std::to_string(held) + " bytes, " +
-                                                     std::to_string(bytes) + " are needed for a handover of this size"};
+      throw error{error_kind::deadline_exceeded, "training's arena has " + std::to_string(held) +
+                                                     " bytes, " + std::to_string(bytes) +
+                                                     " are needed for a handover of this size"};
     }
     ::poll(nullptr, 0, 2);
   }
@@ -71,13 +75,16 @@ int main(int argc, char** argv) {
   app.add_option("--runtime-dir", runtime_dir)->required();
   app.add_option("--bytes", bytes)->required();
   app.add_option("--count", count)->required();
-  app.add_option("--delay-ms", most_delay_ms, "random time before each demand, at most")->required();
+  app.add_option("--delay-ms", most_delay_ms, "random time before each demand, at most")
+      ->required();
   app.add_option("--seed", seed);
   CLI11_PARSE(app, argc, argv);
   spdlog::set_level(spdlog::level::warn);
   try {
-    await_arena(runtime_dir, bytes);  // the job makes the pool: one made here would have another size
-    auto const pool = memhandover::serving_pool::join({.name = "benchmark", .runtime_dir = runtime_dir});
+    await_arena(runtime_dir,
+                bytes);  // the job makes the pool: one made here would have another size
+    auto const pool =
+        memhandover::serving_pool::join({.name = "benchmark", .runtime_dir = runtime_dir});
     std::mt19937 random{seed};
     for (int i = 0; i < count; ++i) {
       // What is free would cost nothing: ask for so much more that `bytes` come from training.

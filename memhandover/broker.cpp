@@ -44,7 +44,8 @@ T field(json const& body, char const* name, T missing) {
   try {
     return found->get<T>();
   } catch (json::exception const&) {
-    throw error{error_kind::invalid_argument, std::string{"the field "} + name + " of a message has the wrong type"};
+    throw error{error_kind::invalid_argument,
+                std::string{"the field "} + name + " of a message has the wrong type"};
   }
 }
 
@@ -52,7 +53,8 @@ T field(json const& body, char const* name, T missing) {
 
 broker::broker(options how, std::function<pool_files()> make_pool)
     : options_(std::move(how)), make_pool_(std::move(make_pool)) {
-  socket_lock_ = unique_fd{::open((options_.runtime_dir + "/broker.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)};
+  socket_lock_ = unique_fd{
+      ::open((options_.runtime_dir + "/broker.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)};
   if (!socket_lock_ || ::flock(socket_lock_.get(), LOCK_EX | LOCK_NB) != 0) {
     throw error{error_kind::already_exists, "a broker already runs in " + options_.runtime_dir};
   }
@@ -75,7 +77,8 @@ void broker::listen() {
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   listener_ = unique_fd{::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)};
   ::unlink(path.c_str());  // the lock is ours, so whoever made it is dead
-  if (!listener_ || ::bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
+  if (!listener_ ||
+      ::bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
       ::listen(listener_.get(), SOMAXCONN) != 0) {
     throw error{error_kind::unavailable, "cannot listen on " + path + ": " + std::strerror(errno)};
   }
@@ -89,7 +92,8 @@ void broker::open_pool(pool_files files) {
   write_roster();
 }
 
-/// Takes over who is in the ledger: nobody in a new pool, the clients of an earlier broker in an adopted one.
+/// Takes over who is in the ledger: nobody in a new pool, the clients of an earlier broker in an
+/// adopted one.
 void broker::adopt_clients() {
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
     auto& entry = view_->clients()[slot];
@@ -133,7 +137,8 @@ void broker::run(int stop_fd) {
     std::array<places, max_clients> client_at{};
     for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
       auto const& record = clients_.at(slot);
-      client_at.at(slot) = {watch(record.socket.get()), watch(record.process.get()), watch(record.life.get())};
+      client_at.at(slot) = {watch(record.socket.get()), watch(record.process.get()),
+                            watch(record.life.get())};
     }
 
     bool const idle = visitors_.empty() && std::none_of(clients_.begin(), clients_.end(),
@@ -144,13 +149,13 @@ void broker::run(int stop_fd) {
       wake = adopt_until_;
     } else if (idle) {
       wake = idle_since_ + options_.idle_exit;
-    } else if (std::any_of(clients_.begin(), clients_.end(), [](client const& c) { return c.orphaned(); })) {
+    } else if (std::any_of(clients_.begin(), clients_.end(),
+                           [](client const& c) { return c.orphaned(); })) {
       wake = now + milliseconds{5};  // descendants of the dead are looked for until none is left
     }
-    auto const timeout =
-        wake ? static_cast<int>(std::max<std::int64_t>(
-                   0, std::chrono::ceil<milliseconds>(*wake - now).count()))
-             : -1;
+    auto const timeout = wake ? static_cast<int>(std::max<std::int64_t>(
+                                    0, std::chrono::ceil<milliseconds>(*wake - now).count()))
+                              : -1;
     if (::poll(polled.data(), polled.size(), timeout) < 0 && errno != EINTR) {
       throw error{error_kind::internal, std::string{"poll failed: "} + std::strerror(errno)};
     }
@@ -202,8 +207,9 @@ void broker::run(int stop_fd) {
     if (ready(listener_at)) {
       accept_visitor();
     }
-    bool const idle_now = visitors_.empty() && std::none_of(clients_.begin(), clients_.end(),
-                                                            [](client const& c) { return c.present; });
+    bool const idle_now =
+        visitors_.empty() &&
+        std::none_of(clients_.begin(), clients_.end(), [](client const& c) { return c.present; });
     if (!idle_now) {
       idle_since_ = clock::now();
     } else if (view_ && clock::now() - idle_since_ >= options_.idle_exit) {
@@ -269,30 +275,35 @@ bool broker::handle(visitor& who, message request) {
 
 void broker::join(visitor& who, message request) {
   if (field(request.body, "version", 0) != protocol_version) {
-    throw error{error_kind::unsupported, "the broker speaks version " + std::to_string(protocol_version) +
-                                             " of the pool's protocol; end the programs that use the pool and start "
-                                             "them again with one installation of Sluice"};
+    throw error{error_kind::unsupported,
+                "the broker speaks version " + std::to_string(protocol_version) +
+                    " of the pool's protocol; end the programs that use the pool and start "
+                    "them again with one installation of Sluice"};
   }
   auto const kind = field(request.body, "kind", std::string{"training"});
   bool const is_server = kind == "server";
   if (request.descriptors.size() != 1) {
-    throw error{error_kind::invalid_argument, "a join brings one descriptor, the read end of the client's life pipe"};
+    throw error{error_kind::invalid_argument,
+                "a join brings one descriptor, the read end of the client's life pipe"};
   }
   if (is_server) {
     if (auto const other = server_slot()) {
       throw error{error_kind::already_exists,
                   "the pool in " + options_.runtime_dir + " already has an inference server (pid " +
-                      std::to_string(clients_.at(*other).pid) + "); stop it first, or give this one another --runtime-dir"};
+                      std::to_string(clients_.at(*other).pid) +
+                      "); stop it first, or give this one another --runtime-dir"};
     }
   }
   auto const entries = view_->clients();
   std::uint32_t slot = 0;
-  while (slot < max_clients && (clients_.at(slot).present ||
-                                entries[slot].status.load() != static_cast<std::uint32_t>(client_status::empty))) {
+  while (slot < max_clients &&
+         (clients_.at(slot).present ||
+          entries[slot].status.load() != static_cast<std::uint32_t>(client_status::empty))) {
     ++slot;
   }
   if (slot == max_clients) {
-    throw error{error_kind::unavailable, "the pool has " + std::to_string(max_clients) + " clients, which is its limit"};
+    throw error{error_kind::unavailable,
+                "the pool has " + std::to_string(max_clients) + " clients, which is its limit"};
   }
   auto const pid = peer_pid(who.socket.get());
   auto const start = process_start_ticks(pid);
@@ -302,7 +313,8 @@ void broker::join(visitor& who, message request) {
   }
   unique_fd bell{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   if (!bell) {
-    throw error{error_kind::unavailable, std::string{"cannot create a bell: "} + std::strerror(errno)};
+    throw error{error_kind::unavailable,
+                std::string{"cannot create a bell: "} + std::strerror(errno)};
   }
 
   auto& record = clients_.at(slot);
@@ -312,7 +324,8 @@ void broker::join(visitor& who, message request) {
   record.life = std::move(request.descriptors.front());
   record.bell = std::move(bell);
   auto& entry = entries[slot];
-  entry.kind.store(static_cast<std::uint32_t>(is_server ? client_kind::server : client_kind::training));
+  entry.kind.store(
+      static_cast<std::uint32_t>(is_server ? client_kind::server : client_kind::training));
   entry.pid.store(static_cast<std::uint32_t>(pid));
   entry.start_ticks.store(start);
   entry.life_inode.store(detail::inode_of(record.life.get()));
@@ -320,8 +333,8 @@ void broker::join(visitor& who, message request) {
   set_text(entry.endpoint, sizeof entry.endpoint, field(request.body, "endpoint", std::string{}));
   // A mailbox may have had an earlier owner; what it counted must not be shown as this one's.
   auto& mailbox = view_->mailbox(slot);
-  for (auto* value : {&mailbox.micro_batch, &mailbox.global_batch, &mailbox.arena_chunks, &mailbox.persistent_chunks,
-                      &mailbox.waiting}) {
+  for (auto* value : {&mailbox.micro_batch, &mailbox.global_batch, &mailbox.arena_chunks,
+                      &mailbox.persistent_chunks, &mailbox.waiting}) {
     value->store(0);
   }
   for (auto* value : {&mailbox.samples, &mailbox.commits, &mailbox.discards}) {
@@ -334,12 +347,15 @@ void broker::join(visitor& who, message request) {
 
   try {
     auto const socket = record.socket.get();
-    auto ledger = is_server ? reopen_read_write(files_.ledger.get()) : reopen_read_only(files_.ledger.get());
-    send_message(socket, {{"type", "joined"}, {"slot", slot}, {"chunk_descriptors", files_.chunks.size()}},
+    auto ledger =
+        is_server ? reopen_read_write(files_.ledger.get()) : reopen_read_only(files_.ledger.get());
+    send_message(socket,
+                 {{"type", "joined"}, {"slot", slot}, {"chunk_descriptors", files_.chunks.size()}},
                  {ledger.get(), files_.mailroom.get(), files_.doorbell.get(), record.bell.get()});
     for (std::size_t first = 0; first < files_.chunks.size(); first += max_descriptors) {
       std::vector<int> batch;
-      for (std::size_t i = first; i < std::min(first + max_descriptors, files_.chunks.size()); ++i) {
+      for (std::size_t i = first; i < std::min(first + max_descriptors, files_.chunks.size());
+           ++i) {
         batch.push_back(files_.chunks[i].get());
       }
       send_message(socket, {{"type", "chunks"}, {"first", first}}, batch);
@@ -397,7 +413,8 @@ void broker::become_writer() {
     if (record.bell) {
       writer_->set_bell(slot, duplicate(record.bell.get()));
       if (record.present && record.process) {
-        writer_->demand(slot, 0);  // whatever the last writer had demanded is nobody's wish any more
+        writer_->demand(slot,
+                        0);  // whatever the last writer had demanded is nobody's wish any more
       }
     }
   }
@@ -408,9 +425,11 @@ bool broker::rejoin(visitor& who, message request) {
   auto const type = request.body["type"].get<std::string>();
   if (type == "chunks") {
     if (!who.adopting) {
-      throw error{error_kind::invalid_argument, "chunk descriptors came without a rejoin before them"};
+      throw error{error_kind::invalid_argument,
+                  "chunk descriptors came without a rejoin before them"};
     }
-    std::move(request.descriptors.begin(), request.descriptors.end(), std::back_inserter(who.chunks));
+    std::move(request.descriptors.begin(), request.descriptors.end(),
+              std::back_inserter(who.chunks));
     auto const expected = field(who.adopting->body, "chunk_descriptors", std::size_t{0});
     if (who.chunks.size() < expected) {
       return true;
@@ -429,8 +448,10 @@ bool broker::rejoin(visitor& who, message request) {
     return rejoin(who, std::move(first));
   }
   constexpr std::size_t rejoin_descriptors = 5;  // ledger, mailroom, doorbell, bell, life pipe
-  if (field(request.body, "version", 0) != protocol_version || request.descriptors.size() != rejoin_descriptors) {
-    throw error{error_kind::invalid_argument, "a rejoin must name this protocol's version and bring five descriptors"};
+  if (field(request.body, "version", 0) != protocol_version ||
+      request.descriptors.size() != rejoin_descriptors) {
+    throw error{error_kind::invalid_argument,
+                "a rejoin must name this protocol's version and bring five descriptors"};
   }
   if (!view_) {
     send_message(who.socket.get(), {{"type", "send_chunks"}});
@@ -439,9 +460,10 @@ bool broker::rejoin(visitor& who, message request) {
   }
   auto const slot = field(request.body, "slot", max_clients);
   auto const pid = peer_pid(who.socket.get());
-  if (field(request.body, "pool_id", std::uint64_t{0}) != view_->header().pool_id || slot >= max_clients ||
-      !clients_.at(slot).present || clients_.at(slot).pid != pid) {
-    throw error{error_kind::not_found, "the broker keeps another pool than the one this client belongs to"};
+  if (field(request.body, "pool_id", std::uint64_t{0}) != view_->header().pool_id ||
+      slot >= max_clients || !clients_.at(slot).present || clients_.at(slot).pid != pid) {
+    throw error{error_kind::not_found,
+                "the broker keeps another pool than the one this client belongs to"};
   }
   seat(who, request, slot);
   return false;
@@ -477,7 +499,8 @@ void broker::read_client(std::uint32_t slot) {
       }
     }
   } catch (error const& why) {
-    spdlog::warn("a client's message could not be read pid={} reason=\"{}\"", record.pid, why.what());
+    spdlog::warn("a client's message could not be read pid={} reason=\"{}\"", record.pid,
+                 why.what());
     record.socket.reset();
   }
 }
@@ -486,7 +509,8 @@ void broker::client_exited(std::uint32_t slot) {
   auto& record = clients_.at(slot);
   record.process.reset();
   record.socket.reset();
-  view_->clients()[slot].status.store(static_cast<std::uint32_t>(client_status::gone), std::memory_order_release);
+  view_->clients()[slot].status.store(static_cast<std::uint32_t>(client_status::gone),
+                                      std::memory_order_release);
   spdlog::info("a client has ended pid={} slot={}", record.pid, slot);
   if (view_->writer_slot() == slot) {
     become_writer();
@@ -494,13 +518,15 @@ void broker::client_exited(std::uint32_t slot) {
   detail::end_holders(view_->clients()[slot].life_inode.load());
 }
 
-/// The last process that could reach the client's memory may have gone: then everything it held is taken back.
+/// The last process that could reach the client's memory may have gone: then everything it held is
+/// taken back.
 void broker::finish(std::uint32_t slot) {
   auto& record = clients_.at(slot);
   auto const inode = view_->clients()[slot].life_inode.load();
   pollfd pipe{record.life.get(), POLLIN, 0};
   bool const known = static_cast<bool>(record.life);
-  if (known ? ::poll(&pipe, 1, 0) != 1 || (pipe.revents & POLLHUP) == 0 : detail::end_holders(inode) > 0) {
+  if (known ? ::poll(&pipe, 1, 0) != 1 || (pipe.revents & POLLHUP) == 0
+            : detail::end_holders(inode) > 0) {
     if (known) {
       detail::end_holders(inode);  // one may have been forked while the last look was taken
     }
@@ -519,7 +545,8 @@ void broker::finish(std::uint32_t slot) {
 }
 
 void broker::clear_slot(std::uint32_t slot) {
-  view_->clients()[slot].status.store(static_cast<std::uint32_t>(client_status::empty), std::memory_order_release);
+  view_->clients()[slot].status.store(static_cast<std::uint32_t>(client_status::empty),
+                                      std::memory_order_release);
   clients_.at(slot) = client{};
   write_roster();
 }
@@ -581,6 +608,8 @@ bool broker::roster_lives() const {
   });
 }
 
-nlohmann::json broker::status() const { return describe_pool(*view_); }
+nlohmann::json broker::status() const {
+  return describe_pool(*view_);
+}
 
 }  // namespace sluice::memhandover

@@ -1,17 +1,20 @@
-/// The broker: keeps the descriptors of one pool, hands them out, and takes back what the dead held.
+/// The broker: keeps the descriptors of one pool, hands them out, and takes back what the dead
+/// held.
 ///
-/// One thread, one poll loop, no libtorch, no CUDA: chunks live by their descriptors alone. While there is no inference
-/// server it is also the ledger's writer.
+/// One thread, one poll loop, no libtorch, no CUDA: chunks live by their descriptors alone. While
+/// there is no inference server it is also the ledger's writer.
 ///
 /// Life of a client's slot:
 ///
-///   empty ──join──► live ──process exits──► gone ──last holder of its life pipe exits──► reclaimed ──► empty
+///   empty ──join──► live ──process exits──► gone ──last holder of its life pipe exits──► reclaimed
+///   ──► empty
 ///
-/// A *life pipe* is made by the client, which sends the read end and keeps the write end open; forked descendants inherit
-/// it with everything else that reaches the pool, so its hang-up is the exit of the last of them. Descendants left behind
-/// by a dead client are ended.
+/// A *life pipe* is made by the client, which sends the read end and keeps the write end open;
+/// forked descendants inherit it with everything else that reaches the pool, so its hang-up is the
+/// exit of the last of them. Descendants left behind by a dead client are ended.
 ///
-/// A new broker adopts a live pool: clients that lose their broker start one if need be and offer what they hold.
+/// A new broker adopts a live pool: clients that lose their broker start one if need be and offer
+/// what they hold.
 #pragma once
 
 #include <array>
@@ -33,15 +36,17 @@ class broker {
  public:
   struct options {
     std::string runtime_dir;
-    std::chrono::milliseconds idle_exit{10'000};      ///< ends this long after the last client has gone
-    std::chrono::milliseconds adoption_grace{2'000};  ///< how long to wait for clients of an earlier broker
+    std::chrono::milliseconds idle_exit{10'000};  ///< ends this long after the last client has gone
+    std::chrono::milliseconds adoption_grace{
+        2'000};  ///< how long to wait for clients of an earlier broker
   };
 
-  /// `make_pool` creates a new pool if there is none to adopt; it may throw, and then so does the constructor, or `run`
-  /// if an adoption was expected first. Listens when the constructor returns.
+  /// `make_pool` creates a new pool if there is none to adopt; it may throw, and then so does the
+  /// constructor, or `run` if an adoption was expected first. Listens when the constructor returns.
   broker(options how, std::function<pool_files()> make_pool);
 
-  /// Serves until `stop_fd` (a signalfd or eventfd) becomes readable or nobody needs the pool any more.
+  /// Serves until `stop_fd` (a signalfd or eventfd) becomes readable or nobody needs the pool any
+  /// more.
   void run(int stop_fd);
 
  private:
@@ -53,16 +58,18 @@ class broker {
     int pid = 0;
     unique_fd socket;
     unique_fd process;  ///< pidfd
-    unique_fd life;     ///< read end of its life pipe; empty if it died before telling an adopting broker
+    unique_fd
+        life;  ///< read end of its life pipe; empty if it died before telling an adopting broker
     unique_fd bell;
     /// Its process is gone, what it held is not taken back yet.
     [[nodiscard]] bool orphaned() const noexcept { return present && !process && !reported; }
   };
-  /// A connection that has not joined: a status query, a launcher that wants the pool kept, or a join under way.
+  /// A connection that has not joined: a status query, a launcher that wants the pool kept, or a
+  /// join under way.
   struct visitor {
     unique_fd socket;
-    std::optional<message> deferred;                 ///< a join that waits for the pool
-    std::optional<message> adopting;                 ///< a rejoin that is delivering the chunks
+    std::optional<message> deferred;  ///< a join that waits for the pool
+    std::optional<message> adopting;  ///< a rejoin that is delivering the chunks
     pool_descriptors chunks;
   };
 

@@ -42,7 +42,8 @@ std::string environment(char const* name) {
   return value == nullptr ? "" : value;
 }
 
-/// Host memory that can still be used: what the system has available, or less where a memory cgroup says so.
+/// Host memory that can still be used: what the system has available, or less where a memory cgroup
+/// says so.
 std::uint64_t available_host_bytes() {
   std::uint64_t available = std::numeric_limits<std::uint64_t>::max();
   std::ifstream meminfo{"/proc/meminfo"};
@@ -74,17 +75,20 @@ pool_files make_host_pool(broker_options const& options) {
   auto const available = available_host_bytes();
   auto const bytes = options.pool_bytes == 0 ? available / 2 : options.pool_bytes;
   if (bytes > available) {
-    throw error{error_kind::out_of_memory, "the pool is to have " + format_bytes(bytes) + " but this machine has " +
-                                               format_bytes(available) + " of memory available; ask for less"};
+    throw error{error_kind::out_of_memory, "the pool is to have " + format_bytes(bytes) +
+                                               " but this machine has " + format_bytes(available) +
+                                               " of memory available; ask for less"};
   }
-  pool_shape shape{backend_kind::host, -1, options.chunk_bytes == 0 ? host_chunk_bytes : options.chunk_bytes, 0};
+  pool_shape shape{backend_kind::host, -1,
+                   options.chunk_bytes == 0 ? host_chunk_bytes : options.chunk_bytes, 0};
   if (shape.chunk_bytes % 4096 != 0) {
     throw error{error_kind::invalid_argument, "the chunk size must be a multiple of 4 KiB"};
   }
   shape.chunk_count = static_cast<std::uint32_t>(bytes / shape.chunk_bytes);
   if (shape.chunk_count == 0) {
     throw error{error_kind::invalid_argument, "the pool is to have " + format_bytes(bytes) +
-                                                  ", less than one chunk of " + format_bytes(shape.chunk_bytes)};
+                                                  ", less than one chunk of " +
+                                                  format_bytes(shape.chunk_bytes)};
   }
   auto files = create_ledger(shape);
   files.chunks = detail::create_host_chunks(shape);
@@ -95,24 +99,29 @@ pool_files make_host_pool(broker_options const& options) {
 pool_files make_cuda_pool(broker_options const& options) {
   int pair[2];
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
-    throw error{error_kind::unavailable, std::string{"cannot create a socket: "} + std::strerror(errno)};
+    throw error{error_kind::unavailable,
+                std::string{"cannot create a socket: "} + std::strerror(errno)};
   }
   unique_fd ours{pair[0]};
   unique_fd theirs{pair[1]};
   auto const child = ::fork();
   if (child < 0) {
-    throw error{error_kind::unavailable, std::string{"cannot start a process: "} + std::strerror(errno)};
+    throw error{error_kind::unavailable,
+                std::string{"cannot start a process: "} + std::strerror(errno)};
   }
   if (child == 0) {
     ours.reset();
     try {
       auto const chunk_bytes = options.chunk_bytes == 0 ? cuda_chunk_bytes : options.chunk_bytes;
-      auto const created = detail::create_cuda_chunks(options.device, options.pool_bytes, chunk_bytes);
-      send_message(theirs.get(), {{"type", "shape"}, {"chunk_bytes", created.shape.chunk_bytes},
+      auto const created =
+          detail::create_cuda_chunks(options.device, options.pool_bytes, chunk_bytes);
+      send_message(theirs.get(), {{"type", "shape"},
+                                  {"chunk_bytes", created.shape.chunk_bytes},
                                   {"chunk_count", created.shape.chunk_count}});
       for (std::size_t first = 0; first < created.descriptors.size(); first += max_descriptors) {
         std::vector<int> batch;
-        for (auto i = first; i < std::min(first + max_descriptors, created.descriptors.size()); ++i) {
+        for (auto i = first; i < std::min(first + max_descriptors, created.descriptors.size());
+             ++i) {
           batch.push_back(created.descriptors[i].get());
         }
         send_message(theirs.get(), {{"type", "chunks"}}, batch);
@@ -121,7 +130,9 @@ pool_files make_cuda_pool(broker_options const& options) {
       (void)receive_message(theirs.get());
     } catch (error const& why) {
       try {
-        send_message(theirs.get(), {{"type", "error"}, {"kind", static_cast<int>(why.kind())}, {"message", why.what()}});
+        send_message(
+            theirs.get(),
+            {{"type", "error"}, {"kind", static_cast<int>(why.kind())}, {"message", why.what()}});
       } catch (error const&) {
         ::_exit(1);
       }
@@ -132,7 +143,8 @@ pool_files make_cuda_pool(broker_options const& options) {
   auto next = [&ours] {
     auto received = receive_message(ours.get());
     if (!received) {
-      throw error{error_kind::unavailable, "the process that creates the pool's chunks ended early"};
+      throw error{error_kind::unavailable,
+                  "the process that creates the pool's chunks ended early"};
     }
     if (received->body["type"] == "error") {
       throw error{static_cast<error_kind>(received->body["kind"].get<int>()),
@@ -143,12 +155,14 @@ pool_files make_cuda_pool(broker_options const& options) {
   std::optional<pool_files> files;
   try {
     auto const first = next();
-    pool_shape const shape{backend_kind::cuda, options.device, first.body["chunk_bytes"].get<std::uint64_t>(),
+    pool_shape const shape{backend_kind::cuda, options.device,
+                           first.body["chunk_bytes"].get<std::uint64_t>(),
                            first.body["chunk_count"].get<std::uint32_t>()};
     files = create_ledger(shape);
     while (files->chunks.size() < shape.chunk_count) {
       auto batch = next();
-      std::move(batch.descriptors.begin(), batch.descriptors.end(), std::back_inserter(files->chunks));
+      std::move(batch.descriptors.begin(), batch.descriptors.end(),
+                std::back_inserter(files->chunks));
     }
   } catch (...) {
     ours.reset();
@@ -180,14 +194,17 @@ std::string program_of(broker_options const& options) {
 void start_broker(broker_options const& options, std::string const& runtime_dir) {
   int pipe_ends[2];
   if (::pipe2(pipe_ends, O_CLOEXEC) != 0) {
-    throw error{error_kind::unavailable, std::string{"cannot create a pipe: "} + std::strerror(errno)};
+    throw error{error_kind::unavailable,
+                std::string{"cannot create a pipe: "} + std::strerror(errno)};
   }
   unique_fd word{pipe_ends[0]};
   unique_fd theirs{pipe_ends[1]};
   constexpr int ready_fd = 3;
   auto const program = program_of(options);
-  std::vector<std::string> arguments{program,    "broker",   "--runtime-dir", runtime_dir,
-                                     "--device", std::to_string(options.device), "--ready-fd", std::to_string(ready_fd)};
+  std::vector<std::string> arguments{program,         "broker",
+                                     "--runtime-dir", runtime_dir,
+                                     "--device",      std::to_string(options.device),
+                                     "--ready-fd",    std::to_string(ready_fd)};
   auto add = [&arguments](char const* name, std::string const& value) {
     arguments.emplace_back(name);
     arguments.push_back(value);
@@ -206,7 +223,8 @@ void start_broker(broker_options const& options, std::string const& runtime_dir)
     argv.push_back(argument.data());
   }
   argv.push_back(nullptr);
-  // The broker outlives whoever starts it, so it must not carry what its starter preloads for training.
+  // The broker outlives whoever starts it, so it must not carry what its starter preloads for
+  // training.
   std::vector<char*> environment_entries;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     if (std::strncmp(*entry, "LD_PRELOAD=", 11) != 0) {
@@ -232,22 +250,26 @@ void start_broker(broker_options const& options, std::string const& runtime_dir)
   ::sigemptyset(&none);
   ::posix_spawnattr_setsigdefault(&attributes, &all_default);
   ::posix_spawnattr_setsigmask(&attributes, &none);
-  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
+  ::posix_spawnattr_setflags(&attributes,
+                             POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
   pid_t starter = 0;
-  int const failed = ::posix_spawnp(&starter, program.c_str(), &actions, &attributes, argv.data(), environment_entries.data());
+  int const failed = ::posix_spawnp(&starter, program.c_str(), &actions, &attributes, argv.data(),
+                                    environment_entries.data());
   ::posix_spawn_file_actions_destroy(&actions);
   ::posix_spawnattr_destroy(&attributes);
   theirs.reset();
   if (failed != 0) {
-    throw error{error_kind::unavailable, "cannot start the broker as `" + program + " broker`: " + std::strerror(failed) +
-                                             "; put sluice on the PATH or name it in SLUICE_BROKER"};
+    throw error{error_kind::unavailable,
+                "cannot start the broker as `" + program + " broker`: " + std::strerror(failed) +
+                    "; put sluice on the PATH or name it in SLUICE_BROKER"};
   }
   ::waitpid(starter, nullptr, 0);
   std::string said;
   for (;;) {
     pollfd ready{word.get(), POLLIN, 0};
     if (::poll(&ready, 1, start_timeout_ms) == 0) {
-      throw error{error_kind::deadline_exceeded, "the broker did not come up within a minute; see " + log};
+      throw error{error_kind::deadline_exceeded,
+                  "the broker did not come up within a minute; see " + log};
     }
     char buffer[512];
     auto const got = ::read(word.get(), buffer, sizeof buffer);
@@ -281,10 +303,12 @@ unique_fd ensure_broker(broker_options const& options) {
   if (auto socket = connect_to_broker(runtime_dir)) {
     return std::move(*socket);
   }
-  unique_fd const lock{::open((runtime_dir + "/start.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)};
+  unique_fd const lock{
+      ::open((runtime_dir + "/start.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)};
   while (!lock || ::flock(lock.get(), LOCK_EX) != 0) {
     if (!lock || errno != EINTR) {
-      throw error{error_kind::unavailable, "cannot lock " + runtime_dir + "/start.lock: " + std::strerror(errno)};
+      throw error{error_kind::unavailable,
+                  "cannot lock " + runtime_dir + "/start.lock: " + std::strerror(errno)};
     }
   }
   if (auto socket = connect_to_broker(runtime_dir)) {
@@ -294,7 +318,8 @@ unique_fd ensure_broker(broker_options const& options) {
   if (auto socket = connect_to_broker(runtime_dir)) {
     return std::move(*socket);
   }
-  throw error{error_kind::unavailable, "the broker ended as soon as it was ready; see " + runtime_dir + "/broker.log"};
+  throw error{error_kind::unavailable,
+              "the broker ended as soon as it was ready; see " + runtime_dir + "/broker.log"};
 }
 
 int broker_pid(std::string const& runtime_dir) {
@@ -324,15 +349,17 @@ int broker_main(broker_options const& options, int ready_fd) {
     if (auto const idle = environment("SLUICE_BROKER_IDLE_EXIT_MS"); !idle.empty()) {
       how.idle_exit = std::chrono::milliseconds{std::strtol(idle.c_str(), nullptr, 10)};
     }
-    broker serving{how, [options] {
-      auto const& backend = options.backend;
-      if (!backend.empty() && backend != "auto" && backend != "host" && backend != "cuda") {
-        throw error{error_kind::invalid_argument, "there is no backend " + backend + "; use host, cuda or auto"};
-      }
-      // The look for a GPU opens CUDA, so it happens in the child that creates the chunks.
-      bool const cuda = backend == "cuda" || (backend != "host" && detail::cuda_in_child());
-      return cuda ? make_cuda_pool(options) : make_host_pool(options);
-    }};
+    broker serving{
+        how, [options] {
+          auto const& backend = options.backend;
+          if (!backend.empty() && backend != "auto" && backend != "host" && backend != "cuda") {
+            throw error{error_kind::invalid_argument,
+                        "there is no backend " + backend + "; use host, cuda or auto"};
+          }
+          // The look for a GPU opens CUDA, so it happens in the child that creates the chunks.
+          bool const cuda = backend == "cuda" || (backend != "host" && detail::cuda_in_child());
+          return cuda ? make_cuda_pool(options) : make_host_pool(options);
+        }};
     say(ready_fd, "ok\n");
     serving.run(stop.get());
     return 0;

@@ -5,11 +5,17 @@
 
 namespace sluice::memhandover {
 
-chunk_space::chunk_space(device_memory& memory, std::uint32_t capacity, std::size_t alignment, backing behind)
-    : memory_(memory), capacity_(capacity), behind_(behind), base_(memory.reserve(capacity)), ranges_(alignment) {}
+chunk_space::chunk_space(device_memory& memory, std::uint32_t capacity, std::size_t alignment,
+                         backing behind)
+    : memory_(memory),
+      capacity_(capacity),
+      behind_(behind),
+      base_(memory.reserve(capacity)),
+      ranges_(alignment) {}
 
 chunk_space::~chunk_space() {
-  auto const mapped = std::max({static_cast<std::uint32_t>(chunks_.size()), left_mapped_, private_pages_});
+  auto const mapped =
+      std::max({static_cast<std::uint32_t>(chunks_.size()), left_mapped_, private_pages_});
   memory_.unmap(base_, mapped);
   memory_.release(base_, capacity_);
 }
@@ -19,7 +25,9 @@ std::byte* chunk_space::allocate(std::size_t bytes) {
   return offset ? base_ + *offset : nullptr;
 }
 
-std::size_t chunk_space::free(std::byte* address) { return ranges_.free(static_cast<std::size_t>(address - base_)); }
+std::size_t chunk_space::free(std::byte* address) {
+  return ranges_.free(static_cast<std::size_t>(address - base_));
+}
 
 bool chunk_space::contains(void const* address) const noexcept {
   auto const* at = static_cast<std::byte const*>(address);
@@ -36,7 +44,8 @@ void chunk_space::grow(std::span<std::uint32_t const> chunks) {
   auto* at = base_ + chunks_.size() * chunk;
   chunks_.reserve(chunks_.size() + chunks.size());
   if (behind_ == backing::process) {
-    memory_.revoke(at, static_cast<std::uint32_t>(chunks.size()));  // private pages, as after a revocation
+    memory_.revoke(
+        at, static_cast<std::uint32_t>(chunks.size()));  // private pages, as after a revocation
   } else {
     memory_.map(at, chunks);
   }
@@ -53,7 +62,8 @@ std::vector<std::uint32_t> chunk_space::shrink(std::uint32_t count) {
   auto const keep = chunks_.size() - taken;
   auto const chunk = memory_.shape().chunk_bytes;
   memory_.unmap(base_ + keep * chunk, taken);
-  std::vector<std::uint32_t> released(chunks_.begin() + static_cast<std::ptrdiff_t>(keep), chunks_.end());
+  std::vector<std::uint32_t> released(chunks_.begin() + static_cast<std::ptrdiff_t>(keep),
+                                      chunks_.end());
   chunks_.resize(keep);
   ranges_.shrink(taken * chunk);
   return released;

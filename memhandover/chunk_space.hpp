@@ -1,6 +1,8 @@
-/// An allocator over one address range that chunks are mapped into, from its beginning on without gaps.
+/// An allocator over one address range that chunks are mapped into, from its beginning on without
+/// gaps.
 ///
-///   empty ──grow──► mapped ──revoke──► revoked        (addresses stay reserved; what still lives there reads zeros on
+///   empty ──grow──► mapped ──revoke──► revoked        (addresses stay reserved; what still lives
+///   there reads zeros on
 ///           ◄─shrink─      ──► released                the host and faults on CUDA)
 ///
 /// Thread-safety: none; the owner locks.
@@ -18,8 +20,9 @@ namespace sluice::memhandover {
 
 class chunk_space {
  public:
-  /// What lies behind a mapped chunk. `process`, on the host only: private pages of this process stand for the chunk,
-  /// whose own memory stays a hole meanwhile, so that `fork` has its usual copy-on-write meaning.
+  /// What lies behind a mapped chunk. `process`, on the host only: private pages of this process
+  /// stand for the chunk, whose own memory stays a hole meanwhile, so that `fork` has its usual
+  /// copy-on-write meaning.
   enum class backing { pool, process };
 
   /// Reserves addresses for `capacity` chunks. `memory` must outlive this object.
@@ -45,8 +48,8 @@ class chunk_space {
   [[nodiscard]] std::uint32_t idle_chunks() const;
   /// Unmaps up to `count` of them and returns them.
   [[nodiscard]] std::vector<std::uint32_t> shrink(std::uint32_t count);
-  /// Takes all memory away although it may be in use, and returns the chunks. `unmap_now` false leaves the mappings for
-  /// `finish_revoke`, for a caller who has made sure that nothing runs.
+  /// Takes all memory away although it may be in use, and returns the chunks. `unmap_now` false
+  /// leaves the mappings for `finish_revoke`, for a caller who has made sure that nothing runs.
   [[nodiscard]] std::vector<std::uint32_t> revoke(bool unmap_now);
   void finish_revoke();
 
@@ -65,7 +68,7 @@ class chunk_space {
   range_allocator ranges_;
   std::vector<std::uint32_t> chunks_;  ///< mapped at base_ + i × chunk_bytes
   std::uint32_t left_mapped_ = 0;      ///< chunks that a revoke has left for `finish_revoke`
-  std::uint32_t private_pages_ = 0;    ///< chunks' worth of private pages that a revoke has put there
+  std::uint32_t private_pages_ = 0;  ///< chunks' worth of private pages that a revoke has put there
   bool revoked_ = false;
 };
 

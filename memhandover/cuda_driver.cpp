@@ -6,14 +6,16 @@
 
 namespace sluice::memhandover {
 
-std::shared_ptr<cuda_driver const> cuda_driver::load(std::function<void*(char const*)> const& resolve) {
+std::shared_ptr<cuda_driver const> cuda_driver::load(
+    std::function<void*(char const*)> const& resolve) {
   auto driver = std::make_shared<cuda_driver>();
 // Two steps, so that the version macros of cuda.h are expanded before the name becomes a string.
 #define SLUICE_TEXT(name) #name
-#define SLUICE_LOAD(name)                                                                     \
-  driver->name = reinterpret_cast<decltype(driver->name)>(resolve(SLUICE_TEXT(name)));         \
-  if (driver->name == nullptr) {                                                              \
-    throw error{error_kind::unsupported, "the CUDA driver has no " SLUICE_TEXT(name) "; install a newer driver"}; \
+#define SLUICE_LOAD(name)                                                                \
+  driver->name = reinterpret_cast<decltype(driver->name)>(resolve(SLUICE_TEXT(name)));   \
+  if (driver->name == nullptr) {                                                         \
+    throw error{error_kind::unsupported,                                                 \
+                "the CUDA driver has no " SLUICE_TEXT(name) "; install a newer driver"}; \
   }
   SLUICE_CUDA_FUNCTIONS(SLUICE_LOAD)
 #undef SLUICE_LOAD
@@ -42,7 +44,8 @@ void cuda_driver::check(CUresult result, std::string const& doing) const {
   auto const kind = result == CUDA_ERROR_OUT_OF_MEMORY ? error_kind::out_of_memory
                     : result == CUDA_ERROR_NO_DEVICE   ? error_kind::unsupported
                                                        : error_kind::internal;
-  throw error{kind, doing + ": " + text + " (CUDA error " + std::to_string(static_cast<int>(result)) + ")"};
+  throw error{
+      kind, doing + ": " + text + " (CUDA error " + std::to_string(static_cast<int>(result)) + ")"};
 }
 
 bool cuda_available() noexcept {

@@ -1,7 +1,8 @@
-/// The functions of the CUDA driver that Sluice calls, found at run time, so that one binary runs with and without a GPU.
+/// The functions of the CUDA driver that Sluice calls, found at run time, so that one binary runs
+/// with and without a GPU.
 ///
-/// In a training process the names must come from the driver itself and not through the gate, which answers the same
-/// library name; there the gate's `real` is the resolver.
+/// In a training process the names must come from the driver itself and not through the gate, which
+/// answers the same library name; there the gate's `real` is the resolver.
 #pragma once
 
 #include <cuda.h>
@@ -12,13 +13,17 @@
 
 namespace sluice::memhandover {
 
-// The names are macros in cuda.h that expand to the current version of each function, e.g. cuMemGetInfo_v2.
-#define SLUICE_CUDA_FUNCTIONS(X)                                                                              \
-  X(cuInit) X(cuGetErrorString) X(cuDeviceGet) X(cuDeviceGetCount) X(cuDevicePrimaryCtxRetain)                 \
-  X(cuDevicePrimaryCtxRelease) X(cuCtxSetCurrent) X(cuCtxGetCurrent) X(cuCtxGetDevice) X(cuMemGetInfo)          \
-  X(cuMemGetAllocationGranularity) X(cuMemCreate) X(cuMemRelease) X(cuMemExportToShareableHandle)               \
-  X(cuMemImportFromShareableHandle) X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemMap) X(cuMemUnmap)        \
-  X(cuMemSetAccess) X(cuMemsetD8Async) X(cuStreamCreate) X(cuStreamSynchronize) X(cuStreamDestroy)
+// The names are macros in cuda.h that expand to the current version of each function, e.g.
+// cuMemGetInfo_v2.
+#define SLUICE_CUDA_FUNCTIONS(X)                                                           \
+  X(cuInit)                                                                                \
+  X(cuGetErrorString) X(cuDeviceGet) X(cuDeviceGetCount) X(cuDevicePrimaryCtxRetain)       \
+      X(cuDevicePrimaryCtxRelease) X(cuCtxSetCurrent) X(cuCtxGetCurrent) X(cuCtxGetDevice) \
+          X(cuMemGetInfo) X(cuMemGetAllocationGranularity) X(cuMemCreate) X(cuMemRelease)  \
+              X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle)            \
+                  X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemMap) X(cuMemUnmap)     \
+                      X(cuMemSetAccess) X(cuMemsetD8Async) X(cuStreamCreate)               \
+                          X(cuStreamSynchronize) X(cuStreamDestroy)
 
 struct cuda_driver {
 #define SLUICE_DECLARE(name) decltype(&::name) name = nullptr;
@@ -30,7 +35,8 @@ struct cuda_driver {
   /// The same from the machine's libcuda.so.1. Throws `unsupported` if there is none.
   static std::shared_ptr<cuda_driver const> open();
 
-  /// Throws for a result other than success: `out_of_memory` or `internal`, with the driver's text after `doing`.
+  /// Throws for a result other than success: `out_of_memory` or `internal`, with the driver's text
+  /// after `doing`.
   void check(CUresult result, std::string const& doing) const;
 };
 

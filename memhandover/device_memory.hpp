@@ -1,14 +1,17 @@
 /// The one interface to a memory backend: how chunks become addresses, in one process.
 ///
-/// A chunk is a physical piece of the pool, kept alive by descriptors (one per chunk on CUDA, one for the whole pool on
-/// the host) and known by its index in [0, chunk_count). The backend maps chunks at reserved addresses, takes mappings
-/// away, and zeroes contents; who *owns* a chunk is the ledger's business, not the backend's.
+/// A chunk is a physical piece of the pool, kept alive by descriptors (one per chunk on CUDA, one
+/// for the whole pool on the host) and known by its index in [0, chunk_count). The backend maps
+/// chunks at reserved addresses, takes mappings away, and zeroes contents; who *owns* a chunk is
+/// the ledger's business, not the backend's.
 ///
 ///   reserved --map--> mapped --unmap--> reserved            in use by this process
-///                     mapped --revoke--> revoked --unmap--> reserved      taken away while kernels may still run
+///                     mapped --revoke--> revoked --unmap--> reserved      taken away while kernels
+///                     may still run
 ///
-/// Thread-safety: calls on disjoint address ranges may run at the same time. No call waits for running kernels.
-/// Errors: `sluice::error`, kinds `out_of_memory`, `unsupported`, `internal`; after an error nothing has changed.
+/// Thread-safety: calls on disjoint address ranges may run at the same time. No call waits for
+/// running kernels. Errors: `sluice::error`, kinds `out_of_memory`, `unsupported`, `internal`;
+/// after an error nothing has changed.
 #pragma once
 
 #include <cstddef>
@@ -26,8 +29,8 @@ enum class backend_kind : std::uint32_t { host = 1, cuda = 2 };
 /// What a pool is made of; constant for the pool's life.
 struct pool_shape {
   backend_kind backend = backend_kind::host;
-  std::int32_t device = -1;         ///< CUDA ordinal in the creator's numbering; -1 on the host
-  std::uint64_t chunk_bytes = 0;    ///< size of every chunk
+  std::int32_t device = -1;       ///< CUDA ordinal in the creator's numbering; -1 on the host
+  std::uint64_t chunk_bytes = 0;  ///< size of every chunk
   std::uint32_t chunk_count = 0;
   [[nodiscard]] std::uint64_t bytes() const noexcept { return chunk_bytes * chunk_count; }
 };
@@ -52,19 +55,21 @@ class device_memory {
   virtual void map(std::byte* where, std::span<std::uint32_t const> chunks) = 0;
   /// Removes the mappings of `count` chunks from `where` on; a later access faults.
   virtual void unmap(std::byte* where, std::uint32_t count) noexcept = 0;
-  /// Takes `count` chunks from `where` on away although kernels may still be running there: when it returns, nothing
-  /// this process does reaches them any more. On the host such kernels go on in private pages that nobody reads; on
-  /// CUDA the caller has made sure that none runs. `unmap` it afterwards.
+  /// Takes `count` chunks from `where` on away although kernels may still be running there: when it
+  /// returns, nothing this process does reaches them any more. On the host such kernels go on in
+  /// private pages that nobody reads; on CUDA the caller has made sure that none runs. `unmap` it
+  /// afterwards.
   virtual void revoke(std::byte* where, std::uint32_t count) = 0;
 
   /// Zeroes the contents of the chunks mapped at `where`.
   virtual void scrub(std::byte* where, std::span<std::uint32_t const> chunks) = 0;
 };
 
-/// The backend over descriptors received from the broker. For CUDA the calling thread must have the device's primary
-/// context current. The descriptors are borrowed and must outlive the backend. `driver`: null for the machine's own.
-[[nodiscard]] std::unique_ptr<device_memory> open_device_memory(pool_shape const& shape,
-                                                                pool_descriptors const& descriptors,
-                                                                std::shared_ptr<cuda_driver const> driver = nullptr);
+/// The backend over descriptors received from the broker. For CUDA the calling thread must have the
+/// device's primary context current. The descriptors are borrowed and must outlive the backend.
+/// `driver`: null for the machine's own.
+[[nodiscard]] std::unique_ptr<device_memory> open_device_memory(
+    pool_shape const& shape, pool_descriptors const& descriptors,
+    std::shared_ptr<cuda_driver const> driver = nullptr);
 
 }  // namespace sluice::memhandover

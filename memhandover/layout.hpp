@@ -1,21 +1,24 @@
-/// The shared memory of a pool, byte for byte: the ledger, and the mailroom with one mailbox a client.
+/// The shared memory of a pool, byte for byte: the ledger, and the mailroom with one mailbox a
+/// client.
 ///
 /// Two segments, so that a reader cannot write what is not his:
 ///
-///   ledger    header | client entries | client controls | chunk words      written by broker and writer, read by all
-///   mailroom  mailbox 0 | mailbox 1 | …                                    each written by its client, read by the writer
+///   ledger    header | client entries | client controls | chunk words      written by broker and
+///   writer, read by all mailroom  mailbox 0 | mailbox 1 | … each written by its client, read by
+///   the writer
 ///
-/// The *writer* of the ledger is one process at a time, the server while it lives and otherwise the broker; the header's
-/// `writer` word names it. Every change is one atomic store that is valid by itself, and a mailbox message is taken by
-/// storing the chunk's new word before the message is counted as read; a message carries the epoch of the ownership that
-/// it gives up, so taking it twice has no effect. A writer may therefore die between any two instructions, and its
-/// successor goes on from the same shared memory without a log to replay.
+/// The *writer* of the ledger is one process at a time, the server while it lives and otherwise the
+/// broker; the header's `writer` word names it. Every change is one atomic store that is valid by
+/// itself, and a mailbox message is taken by storing the chunk's new word before the message is
+/// counted as read; a message carries the epoch of the ownership that it gives up, so taking it
+/// twice has no effect. A writer may therefore die between any two instructions, and its successor
+/// goes on from the same shared memory without a log to replay.
 ///
 /// States of a chunk (owner in its word; every change also adds one to the epoch):
 ///
-///   free ──grant──► training ──released──► dirty ──grant──► training        dirty: old contents, to be scrubbed by
-///   free or dirty ──take──► serving ──give back──► dirty                    whoever gives or gets it to training
-///   training, serving ──owner dead──► dirty
+///   free ──grant──► training ──released──► dirty ──grant──► training        dirty: old contents,
+///   to be scrubbed by free or dirty ──take──► serving ──give back──► dirty whoever gives or gets
+///   it to training training, serving ──owner dead──► dirty
 #pragma once
 
 #include <atomic>
@@ -45,7 +48,8 @@ struct chunk_state {
   }
   [[nodiscard]] static constexpr chunk_state unpack(std::uint64_t word) noexcept {
     return {static_cast<owner>(word & 0xffU), (word >> 8U & 1U) != 0,
-            static_cast<std::uint16_t>(word >> 16U & 0xffffU), static_cast<std::uint32_t>(word >> 32U)};
+            static_cast<std::uint16_t>(word >> 16U & 0xffffU),
+            static_cast<std::uint32_t>(word >> 32U)};
   }
 };
 
@@ -86,9 +90,10 @@ struct ledger_header {
   alignas(64) std::atomic<std::uint64_t> writer;
 
   // Written by the writer.
-  alignas(64) std::atomic<std::uint64_t> pause_until_ns;  ///< CLOCK_MONOTONIC; launches are held until then; 0: not
-  std::atomic<std::uint32_t> grantable;                   ///< chunks that training may ask for at present
-  std::atomic<std::uint32_t> serving_now;                 ///< 1 while a server is attached
+  alignas(64) std::atomic<std::uint64_t> pause_until_ns;  ///< CLOCK_MONOTONIC; launches are held
+                                                          ///< until then; 0: not
+  std::atomic<std::uint32_t> grantable;    ///< chunks that training may ask for at present
+  std::atomic<std::uint32_t> serving_now;  ///< 1 while a server is attached
   std::atomic<std::uint64_t> handovers;
   std::atomic<std::uint64_t> bytes_to_serving;
   std::atomic<std::uint64_t> bytes_to_training;
@@ -111,16 +116,17 @@ struct alignas(64) client_entry {
 
 /// What the writer tells one client. Written by the writer.
 struct alignas(64) client_control {
-  std::atomic<std::uint64_t> demand;     ///< `numbered`: give up so many chunks; a newer number replaces an older one
+  std::atomic<std::uint64_t>
+      demand;  ///< `numbered`: give up so many chunks; a newer number replaces an older one
   std::atomic<std::uint64_t> grant;      ///< `numbered`: answer to the request of that number
   std::atomic<std::uint64_t> mail_read;  ///< messages of the client's mailbox that have been taken
 };
 
 /// What one client tells the writer. Written by the client.
 struct alignas(64) mailbox_header {
-  std::atomic<std::uint64_t> request;      ///< `numbered`: wants so many more chunks
-  std::atomic<std::uint64_t> mail_written; ///< messages in the ring so far
-  std::atomic<std::uint32_t> demand_done;  ///< number of the last demand that has been answered
+  std::atomic<std::uint64_t> request;       ///< `numbered`: wants so many more chunks
+  std::atomic<std::uint64_t> mail_written;  ///< messages in the ring so far
+  std::atomic<std::uint32_t> demand_done;   ///< number of the last demand that has been answered
   // Phases of that answer, CLOCK_MONOTONIC nanoseconds.
   std::atomic<std::int64_t> awake_ns, closed_ns, idle_ns, released_ns;
   // For `sluice status`.
@@ -130,7 +136,8 @@ struct alignas(64) mailbox_header {
   std::atomic<std::uint32_t> waiting;  ///< 1 while training waits for memory
 };
 
-/// A message in a mailbox's ring: "I no longer use this chunk, which I have owned since that epoch."
+/// A message in a mailbox's ring: "I no longer use this chunk, which I have owned since that
+/// epoch."
 struct release_mail {
   std::uint32_t chunk = 0;
   std::uint32_t epoch = 0;

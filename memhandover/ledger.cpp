@@ -20,11 +20,19 @@ namespace {
 
 constexpr std::size_t page = 4096;
 
-constexpr std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
+constexpr std::size_t round_up(std::size_t n, std::size_t to) {
+  return (n + to - 1) / to * to;
+}
 
-std::size_t clients_offset() { return round_up(sizeof(ledger_header), 64); }
-std::size_t controls_offset() { return clients_offset() + max_clients * sizeof(client_entry); }
-std::size_t chunks_offset() { return controls_offset() + max_clients * sizeof(client_control); }
+std::size_t clients_offset() {
+  return round_up(sizeof(ledger_header), 64);
+}
+std::size_t controls_offset() {
+  return clients_offset() + max_clients * sizeof(client_entry);
+}
+std::size_t chunks_offset() {
+  return controls_offset() + max_clients * sizeof(client_control);
+}
 
 std::size_t ledger_bytes(std::uint32_t chunk_count) {
   return round_up(chunks_offset() + chunk_count * sizeof(std::uint64_t), page);
@@ -35,7 +43,8 @@ std::size_t ring_capacity(std::uint32_t chunk_count) {
 }
 
 std::size_t mailbox_size(std::uint32_t chunk_count) {
-  return round_up(sizeof(mailbox_header) + ring_capacity(chunk_count) * sizeof(std::uint64_t), page);
+  return round_up(sizeof(mailbox_header) + ring_capacity(chunk_count) * sizeof(std::uint64_t),
+                  page);
 }
 
 /// FNV-1a over the constant part of the header.
@@ -114,13 +123,15 @@ ledger_view::ledger_view(int ledger_fd, int mailroom_fd, shared_segment::access 
     refuse("it does not begin with the ledger's magic number");
   }
   if (header_->version != layout_version) {
-    refuse("its layout is version " + std::to_string(header_->version) + ", this program knows version " +
-           std::to_string(layout_version) + "; end the programs that use the pool and start them again");
+    refuse("its layout is version " + std::to_string(header_->version) +
+           ", this program knows version " + std::to_string(layout_version) +
+           "; end the programs that use the pool and start them again");
   }
   if (header_->checksum != checksum_of(*header_)) {
     refuse("the checksum of its header is wrong");
   }
-  if (header_->client_slots != max_clients || ledger_.bytes() != ledger_bytes(header_->chunk_count) ||
+  if (header_->client_slots != max_clients ||
+      ledger_.bytes() != ledger_bytes(header_->chunk_count) ||
       header_->mailbox_bytes != mailbox_size(header_->chunk_count) ||
       mailroom_.bytes() != static_cast<std::size_t>(header_->mailbox_bytes) * max_clients) {
     refuse("its size does not fit the number of chunks in its header");
@@ -132,19 +143,24 @@ pool_shape ledger_view::shape() const noexcept {
   return {static_cast<backend_kind>(h.backend), h.device, h.chunk_bytes, h.chunk_count};
 }
 
-ledger_header& ledger_view::header() const noexcept { return *header_; }
+ledger_header& ledger_view::header() const noexcept {
+  return *header_;
+}
 
 std::span<client_entry> ledger_view::clients() const noexcept {
-  return {std::launder(reinterpret_cast<client_entry*>(ledger_.data() + clients_offset())), max_clients};
+  return {std::launder(reinterpret_cast<client_entry*>(ledger_.data() + clients_offset())),
+          max_clients};
 }
 
 std::span<client_control> ledger_view::controls() const noexcept {
-  return {std::launder(reinterpret_cast<client_control*>(ledger_.data() + controls_offset())), max_clients};
+  return {std::launder(reinterpret_cast<client_control*>(ledger_.data() + controls_offset())),
+          max_clients};
 }
 
 std::span<std::atomic<std::uint64_t>> ledger_view::chunks() const noexcept {
-  return {std::launder(reinterpret_cast<std::atomic<std::uint64_t>*>(ledger_.data() + chunks_offset())),
-          header().chunk_count};
+  return {
+      std::launder(reinterpret_cast<std::atomic<std::uint64_t>*>(ledger_.data() + chunks_offset())),
+      header().chunk_count};
 }
 
 mailbox_header& ledger_view::mailbox(std::uint32_t slot) const noexcept {
@@ -153,8 +169,10 @@ mailbox_header& ledger_view::mailbox(std::uint32_t slot) const noexcept {
 }
 
 std::span<std::atomic<std::uint64_t>> ledger_view::mail_ring(std::uint32_t slot) const noexcept {
-  auto* at = mailroom_.data() + static_cast<std::size_t>(slot) * header().mailbox_bytes + sizeof(mailbox_header);
-  return {std::launder(reinterpret_cast<std::atomic<std::uint64_t>*>(at)), ring_capacity(header().chunk_count)};
+  auto* at = mailroom_.data() + static_cast<std::size_t>(slot) * header().mailbox_bytes +
+             sizeof(mailbox_header);
+  return {std::launder(reinterpret_cast<std::atomic<std::uint64_t>*>(at)),
+          ring_capacity(header().chunk_count)};
 }
 
 pool_files create_ledger(pool_shape const& shape) {
@@ -185,8 +203,12 @@ pool_files create_ledger(pool_shape const& shape) {
   return files;
 }
 
-unique_fd reopen_read_only(int fd) { return reopen(fd, O_RDONLY); }
-unique_fd reopen_read_write(int fd) { return reopen(fd, O_RDWR); }
+unique_fd reopen_read_only(int fd) {
+  return reopen(fd, O_RDONLY);
+}
+unique_fd reopen_read_write(int fd) {
+  return reopen(fd, O_RDWR);
+}
 
 std::int64_t monotonic_ns() noexcept {
   timespec now{};

@@ -1,9 +1,11 @@
 /// A pool's shared memory as objects: the read-only view that everybody has, and the mailboxes.
 ///
-/// Opening checks size, magic, layout version and checksum, so that a foreign or damaged segment is an error with a
-/// sentence and never a crash; counts and indices read later are checked against the header's constants.
+/// Opening checks size, magic, layout version and checksum, so that a foreign or damaged segment is
+/// an error with a sentence and never a crash; counts and indices read later are checked against
+/// the header's constants.
 ///
-/// Thread-safety: all accessors are atomic loads, or stores by the field's owner as layout.hpp names it.
+/// Thread-safety: all accessors are atomic loads, or stores by the field's owner as layout.hpp
+/// names it.
 #pragma once
 
 #include <cstddef>
@@ -65,7 +67,8 @@ class ledger_view {
   }
 
   [[nodiscard]] mailbox_header& mailbox(std::uint32_t slot) const noexcept;
-  /// The ring of releases behind the mailbox's header; its size is a power of two, at least the number of chunks.
+  /// The ring of releases behind the mailbox's header; its size is a power of two, at least the
+  /// number of chunks.
   [[nodiscard]] std::span<std::atomic<std::uint64_t>> mail_ring(std::uint32_t slot) const noexcept;
 
   [[nodiscard]] std::uint32_t writer_slot() const noexcept {

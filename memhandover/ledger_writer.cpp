@@ -7,7 +7,9 @@
 namespace sluice::memhandover {
 namespace {
 
-bool is_free(chunk_state const& state) { return state.who == owner::free || state.who == owner::dirty; }
+bool is_free(chunk_state const& state) {
+  return state.who == owner::free || state.who == owner::dirty;
+}
 
 }  // namespace
 
@@ -37,7 +39,8 @@ std::uint32_t ledger_writer::pump() {
   std::uint32_t freed = 0;
   auto const clients = view_.clients();
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
-    if (clients[slot].status.load(std::memory_order_acquire) != static_cast<std::uint32_t>(client_status::empty)) {
+    if (clients[slot].status.load(std::memory_order_acquire) !=
+        static_cast<std::uint32_t>(client_status::empty)) {
       freed += take_mail(slot);
     }
   }
@@ -45,7 +48,8 @@ std::uint32_t ledger_writer::pump() {
     publish_grantable();
   }
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
-    if (clients[slot].status.load(std::memory_order_acquire) == static_cast<std::uint32_t>(client_status::live)) {
+    if (clients[slot].status.load(std::memory_order_acquire) ==
+        static_cast<std::uint32_t>(client_status::live)) {
       answer_request(slot);
     }
   }
@@ -59,10 +63,12 @@ std::uint32_t ledger_writer::take_mail(std::uint32_t slot) {
   auto const written = view_.mailbox(slot).mail_written.load(std::memory_order_acquire);
   std::uint32_t freed = 0;
   if (written - read > ring.size()) {
-    read = written - ring.size();  // only a damaged mailbox can say so; what it overwrote is lost to it, not to us
+    read = written - ring.size();  // only a damaged mailbox can say so; what it overwrote is lost
+                                   // to it, not to us
   }
   for (; read != written; ++read) {
-    auto const mail = release_mail::unpack(ring[read & (ring.size() - 1)].load(std::memory_order_relaxed));
+    auto const mail =
+        release_mail::unpack(ring[read & (ring.size() - 1)].load(std::memory_order_relaxed));
     if (mail.chunk >= view_.header().chunk_count) {
       continue;
     }
@@ -95,7 +101,8 @@ void ledger_writer::answer_request(std::uint32_t slot) {
     }
   }
   if (given > 0) {
-    view_.header().bytes_to_training.fetch_add(given * view_.header().chunk_bytes, std::memory_order_relaxed);
+    view_.header().bytes_to_training.fetch_add(given * view_.header().chunk_bytes,
+                                               std::memory_order_relaxed);
     publish_grantable();
   }
   control.grant.store(numbered{asked.seq, given}.pack(), std::memory_order_release);
@@ -161,7 +168,8 @@ std::uint32_t ledger_writer::reclaim(std::uint32_t slot) {
   }
   auto& mailbox = view_.mailbox(slot);
   auto& control = view_.controls()[slot];
-  control.mail_read.store(mailbox.mail_written.load(std::memory_order_acquire), std::memory_order_release);
+  control.mail_read.store(mailbox.mail_written.load(std::memory_order_acquire),
+                          std::memory_order_release);
   control.grant.store(numbered{numbered::unpack(mailbox.request.load()).seq, 0}.pack());
   bells_.at(slot).reset();
   publish_grantable();

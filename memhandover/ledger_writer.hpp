@@ -1,7 +1,8 @@
-/// The one writer of a ledger: takes what clients release, grants what they ask for, and takes memory for serving.
+/// The one writer of a ledger: takes what clients release, grants what they ask for, and takes
+/// memory for serving.
 ///
-/// Used by the broker while there is no server and by the server otherwise. A new writer needs nothing from its
-/// predecessor but the shared memory (layout.hpp says why).
+/// Used by the broker while there is no server and by the server otherwise. A new writer needs
+/// nothing from its predecessor but the shared memory (layout.hpp says why).
 ///
 /// Thread-safety: none; the owner serialises calls. No call blocks.
 #pragma once
@@ -20,27 +21,32 @@ class ledger_writer {
   /// `view` must be writable and outlive this object.
   explicit ledger_writer(ledger_view const& view);
 
-  /// The eventfd that wakes the client in `slot`; it is rung once, for what was said before it was known.
+  /// The eventfd that wakes the client in `slot`; it is rung once, for what was said before it was
+  /// known.
   void set_bell(std::uint32_t slot, unique_fd bell);
   /// Chunks that are never granted to training, so that cold starts find them free.
   void set_reserve(std::uint32_t chunks);
-  /// Chunks that an acquisition under way is waiting for: nothing of what comes free is granted meanwhile.
+  /// Chunks that an acquisition under way is waiting for: nothing of what comes free is granted
+  /// meanwhile.
   void set_wanted(std::uint32_t chunks);
 
   /// Reads all mailboxes: takes releases, answers requests. Returns how many chunks came free.
   std::uint32_t pump();
 
-  /// Up to `count` free or dirty chunks become `serving` of `slot`: a contiguous run if there is one.
+  /// Up to `count` free or dirty chunks become `serving` of `slot`: a contiguous run if there is
+  /// one.
   [[nodiscard]] std::vector<std::uint32_t> take(std::uint32_t count, std::uint16_t slot);
   /// Serving chunks become dirty. Chunks that are not serving are left alone.
   void give_back(std::span<std::uint32_t const> chunks);
 
   /// Asks the training client in `slot` for `count` chunks; zero withdraws the last demand.
-  /// Returns the demand's number, which appears in the mailbox's `demand_done` when it has been answered.
+  /// Returns the demand's number, which appears in the mailbox's `demand_done` when it has been
+  /// answered.
   std::uint32_t demand(std::uint32_t slot, std::uint32_t count);
 
-  /// Everything that `slot` held becomes dirty, and its mailbox is emptied for the next client there.
-  /// Call only when no process can reach the chunks any more. Returns how many chunks came free.
+  /// Everything that `slot` held becomes dirty, and its mailbox is emptied for the next client
+  /// there. Call only when no process can reach the chunks any more. Returns how many chunks came
+  /// free.
   std::uint32_t reclaim(std::uint32_t slot);
 
   [[nodiscard]] std::uint32_t free_chunks() const noexcept { return free_; }

@@ -12,7 +12,8 @@
 namespace sluice::memhandover {
 namespace {
 
-constexpr int answer_timeout_ms = 70'000;  // a broker may first have to create the chunks of a whole GPU
+constexpr int answer_timeout_ms =
+    70'000;  // a broker may first have to create the chunks of a whole GPU
 
 message expect(int socket, std::string const& type) {
   auto answer = receive_message(socket, answer_timeout_ms);
@@ -21,10 +22,12 @@ message expect(int socket, std::string const& type) {
   }
   if (answer->body["type"] == "error") {
     auto const kind = answer->body.value("kind", static_cast<int>(error_kind::internal));
-    throw error{static_cast<error_kind>(kind), answer->body.value("message", std::string{"the broker refused"})};
+    throw error{static_cast<error_kind>(kind),
+                answer->body.value("message", std::string{"the broker refused"})};
   }
   if (answer->body["type"] != type) {
-    throw error{error_kind::internal, "the broker answered " + answer->body["type"].get<std::string>() + " where " +
+    throw error{error_kind::internal, "the broker answered " +
+                                          answer->body["type"].get<std::string>() + " where " +
                                           type + " was due"};
   }
   return std::move(*answer);
@@ -32,11 +35,13 @@ message expect(int socket, std::string const& type) {
 
 }  // namespace
 
-membership::membership(broker_options broker, client_kind kind, std::string const& name, std::string const& endpoint)
+membership::membership(broker_options broker, client_kind kind, std::string const& name,
+                       std::string const& endpoint)
     : broker_(std::move(broker)), kind_(kind) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) {
-    throw error{error_kind::unavailable, std::string{"cannot create the life pipe: "} + std::strerror(errno)};
+    throw error{error_kind::unavailable,
+                std::string{"cannot create the life pipe: "} + std::strerror(errno)};
   }
   life_read_ = unique_fd{ends[0]};
   life_write_ = unique_fd{ends[1]};
@@ -61,10 +66,11 @@ membership::membership(broker_options broker, client_kind kind, std::string cons
   auto const expected = joined.body.at("chunk_descriptors").get<std::size_t>();
   while (files_.chunks.size() < expected) {
     auto batch = expect(socket_.get(), "chunks");
-    std::move(batch.descriptors.begin(), batch.descriptors.end(), std::back_inserter(files_.chunks));
+    std::move(batch.descriptors.begin(), batch.descriptors.end(),
+              std::back_inserter(files_.chunks));
   }
-  auto const access =
-      kind == client_kind::server ? shared_segment::access::read_write : shared_segment::access::read_only;
+  auto const access = kind == client_kind::server ? shared_segment::access::read_write
+                                                  : shared_segment::access::read_only;
   view_.emplace(files_.ledger.get(), files_.mailroom.get(), access);
 }
 
@@ -100,7 +106,8 @@ bool membership::reconnect() {
                   {"pool_id", view_->header().pool_id},
                   {"slot", slot_},
                   {"chunk_descriptors", files_.chunks.size()}},
-                 {files_.ledger.get(), files_.mailroom.get(), files_.doorbell.get(), bell_.get(), life_read_.get()});
+                 {files_.ledger.get(), files_.mailroom.get(), files_.doorbell.get(), bell_.get(),
+                  life_read_.get()});
     auto answer = receive_message(socket.get(), answer_timeout_ms);
     if (answer && answer->body["type"] == "send_chunks") {
       offer_pool(socket.get());

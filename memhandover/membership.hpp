@@ -1,10 +1,11 @@
-/// A process's place in a pool: its slot, the shared memory, the descriptors, and the conversation with the broker.
+/// A process's place in a pool: its slot, the shared memory, the descriptors, and the conversation
+/// with the broker.
 ///
-/// If the broker dies, `reconnect` finds or starts another and offers it the pool; nothing that this process holds
-/// changes meanwhile.
+/// If the broker dies, `reconnect` finds or starts another and offers it the pool; nothing that
+/// this process holds changes meanwhile.
 ///
-/// Thread-safety: `view`, `slot` and `files` are constant after `join`; the socket belongs to the one thread that calls
-/// `reconnect`, `receive` and `tell`.
+/// Thread-safety: `view`, `slot` and `files` are constant after `join`; the socket belongs to the
+/// one thread that calls `reconnect`, `receive` and `tell`.
 #pragma once
 
 #include <optional>
@@ -18,9 +19,10 @@ namespace sluice::memhandover {
 
 class membership {
  public:
-  /// Finds the broker or starts it, and joins. Throws what the broker answers (`already_exists` for a second server),
-  /// or `unavailable`.
-  membership(broker_options broker, client_kind kind, std::string const& name, std::string const& endpoint);
+  /// Finds the broker or starts it, and joins. Throws what the broker answers (`already_exists` for
+  /// a second server), or `unavailable`.
+  membership(broker_options broker, client_kind kind, std::string const& name,
+             std::string const& endpoint);
 
   [[nodiscard]] ledger_view const& view() const noexcept { return *view_; }
   [[nodiscard]] pool_files const& files() const noexcept { return files_; }
@@ -33,10 +35,12 @@ class membership {
   [[nodiscard]] std::optional<message> receive();
   /// Sends a message; one that cannot be sent is dropped, since a new broker asks again.
   void tell(nlohmann::json const& body);
-  /// One attempt to find or start a broker and to take this place in it. Returns whether it succeeded.
+  /// One attempt to find or start a broker and to take this place in it. Returns whether it
+  /// succeeded.
   [[nodiscard]] bool reconnect();
 
-  /// Descriptors that a forked child must not keep beyond its own life are all inherited on purpose, except the socket.
+  /// Descriptors that a forked child must not keep beyond its own life are all inherited on
+  /// purpose, except the socket.
   void abandon_in_child() noexcept { socket_.reset(); }
 
  private:

@@ -31,7 +31,9 @@ json describe_handovers(ledger_header const& header) {
     if (seq == 0) {
       continue;
     }
-    auto us = [](std::atomic<std::uint64_t> const& ns) { return static_cast<double>(ns.load()) / 1000.0; };
+    auto us = [](std::atomic<std::uint64_t> const& ns) {
+      return static_cast<double>(ns.load()) / 1000.0;
+    };
     entries.emplace_back(seq, json{{"seq", seq},
                                    {"bytes", entry.bytes.load()},
                                    {"notify_us", us(entry.notify_ns)},
@@ -43,10 +45,12 @@ json describe_handovers(ledger_header const& header) {
                                    {"total_us", us(entry.total_ns)}});
     totals.push_back(us(entry.total_ns));
   }
-  std::sort(entries.begin(), entries.end(), [](auto const& a, auto const& b) { return a.first < b.first; });
+  std::sort(entries.begin(), entries.end(),
+            [](auto const& a, auto const& b) { return a.first < b.first; });
   json recent = json::array();
   constexpr std::size_t shown = 64;
-  for (std::size_t i = entries.size() > shown ? entries.size() - shown : 0; i < entries.size(); ++i) {
+  for (std::size_t i = entries.size() > shown ? entries.size() - shown : 0; i < entries.size();
+       ++i) {
     recent.push_back(std::move(entries[i].second));
   }
   json latency{{"n", totals.size()}};
@@ -73,7 +77,8 @@ nlohmann::json describe_pool(ledger_view const& view) {
   for (std::uint32_t i = 0; i < header.chunk_count; ++i) {
     auto const state = view.chunk(i);
     by_owner.at(static_cast<std::size_t>(state.who) % by_owner.size()) += header.chunk_bytes;
-    if ((state.who == owner::training || state.who == owner::serving) && state.client < max_clients) {
+    if ((state.who == owner::training || state.who == owner::serving) &&
+        state.client < max_clients) {
       by_client.at(state.client) += header.chunk_bytes;
     }
   }
@@ -93,7 +98,9 @@ nlohmann::json describe_pool(ledger_view const& view) {
                 {"kind", training ? "training" : "server"},
                 {"pid", entry.pid.load()},
                 {"name", text_of(entry.name, sizeof entry.name)},
-                {"state", status == client_status::gone ? "gone" : mailbox.waiting.load() != 0 ? "waiting" : "running"},
+                {"state", status == client_status::gone ? "gone"
+                          : mailbox.waiting.load() != 0 ? "waiting"
+                                                        : "running"},
                 {"bytes", by_client.at(slot)}};
     if (training) {
       client.update({{"arena_bytes", mailbox.arena_chunks.load() * header.chunk_bytes},
@@ -111,7 +118,8 @@ nlohmann::json describe_pool(ledger_view const& view) {
   auto owned = [&](owner who) { return by_owner.at(static_cast<std::size_t>(who)); };
   return {{"pool",
            {{"id", id.data()},
-            {"backend", header.backend == static_cast<std::uint32_t>(backend_kind::cuda) ? "cuda" : "host"},
+            {"backend",
+             header.backend == static_cast<std::uint32_t>(backend_kind::cuda) ? "cuda" : "host"},
             {"device", header.device},
             {"chunk_bytes", header.chunk_bytes},
             {"chunks", header.chunk_count},

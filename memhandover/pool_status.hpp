@@ -1,4 +1,5 @@
-/// What a ledger says, as the JSON that `sluice status` prints. docs/operations.md names the fields.
+/// What a ledger says, as the JSON that `sluice status` prints. docs/operations.md names the
+/// fields.
 #pragma once
 
 #include <nlohmann/json.hpp>

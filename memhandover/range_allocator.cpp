@@ -53,7 +53,8 @@ std::size_t range_allocator::size_at(std::size_t offset) const {
   return found == live_.end() ? 0 : found->second;
 }
 
-std::optional<std::pair<std::size_t, std::size_t>> range_allocator::containing(std::size_t offset) const {
+std::optional<std::pair<std::size_t, std::size_t>> range_allocator::containing(
+    std::size_t offset) const {
   auto after = live_.upper_bound(offset);
   if (after == live_.begin()) {
     return std::nullopt;

@@ -1,7 +1,7 @@
 /// Hands out byte ranges of [0, capacity): best fit, neighbours merged when freed.
 ///
-/// It only counts; there is no memory behind it here. The capacity grows and shrinks at its end, which is how an
-/// allocator over chunks gets and gives them.
+/// It only counts; there is no memory behind it here. The capacity grows and shrinks at its end,
+/// which is how an allocator over chunks gets and gives them.
 ///
 /// Thread-safety: none. All operations are O(log n) in the number of ranges.
 #pragma once
@@ -16,7 +16,8 @@ namespace sluice::memhandover {
 
 class range_allocator {
  public:
-  /// Every range starts at a multiple of `alignment` (a power of two) and its size is rounded up to one.
+  /// Every range starts at a multiple of `alignment` (a power of two) and its size is rounded up to
+  /// one.
   explicit range_allocator(std::size_t alignment) noexcept : alignment_(alignment) {}
 
   /// Offset of a range of at least `bytes`, or nothing if none is free.
@@ -26,7 +27,8 @@ class range_allocator {
   /// Size of the range that starts at `offset`, 0 if none does.
   [[nodiscard]] std::size_t size_at(std::size_t offset) const;
   /// The range that `offset` lies in, as start and size; nothing if it is free.
-  [[nodiscard]] std::optional<std::pair<std::size_t, std::size_t>> containing(std::size_t offset) const;
+  [[nodiscard]] std::optional<std::pair<std::size_t, std::size_t>> containing(
+      std::size_t offset) const;
 
   /// How much the capacity must grow so that `bytes` fit: 0 if they fit now.
   [[nodiscard]] std::size_t shortage(std::size_t bytes) const;
@@ -57,8 +59,8 @@ class range_allocator {
   std::size_t alignment_;
   std::size_t capacity_ = 0;
   std::size_t used_ = 0;
-  std::map<std::size_t, std::size_t> live_;                ///< offset → size
-  std::map<std::size_t, std::size_t> free_;                ///< offset → size, never two neighbours
+  std::map<std::size_t, std::size_t> live_;  ///< offset → size
+  std::map<std::size_t, std::size_t> free_;  ///< offset → size, never two neighbours
   std::set<std::pair<std::size_t, std::size_t>> by_size_;  ///< (size, offset) of the same
 };
 

@@ -26,7 +26,8 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds reconnect_every{200};
 
-/// Whose memory is where: chunks of one placement, and the second address if they are not neighbours.
+/// Whose memory is where: chunks of one placement, and the second address if they are not
+/// neighbours.
 struct holding {
   std::vector<std::uint32_t> chunks;
   std::byte* data = nullptr;
@@ -34,14 +35,16 @@ struct holding {
 };
 
 bool contiguous(std::vector<std::uint32_t> const& chunks) {
-  return std::adjacent_find(chunks.begin(), chunks.end(), [](auto a, auto b) { return b != a + 1; }) == chunks.end();
+  return std::adjacent_find(chunks.begin(), chunks.end(),
+                            [](auto a, auto b) { return b != a + 1; }) == chunks.end();
 }
 
 class pool_server final : public serving_pool, public std::enable_shared_from_this<pool_server> {
  public:
   explicit pool_server(options const& how)
       : options_(how),
-        member_({how.runtime_dir, how.backend, how.device, how.pool_bytes, how.chunk_bytes, how.sluice_binary},
+        member_({how.runtime_dir, how.backend, how.device, how.pool_bytes, how.chunk_bytes,
+                 how.sluice_binary},
                 client_kind::server, how.name, how.endpoint),
         memory_(open_device_memory(member_.view().shape(), member_.files().chunks)),
         stop_(::eventfd(0, EFD_CLOEXEC)) {
@@ -55,7 +58,8 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
     while (!writer_) {
       auto const received = member_.receive();
       if (!received) {
-        throw error{error_kind::unavailable, "the broker ended while the server joined its pool; start it again"};
+        throw error{error_kind::unavailable,
+                    "the broker ended while the server joined its pool; start it again"};
       }
       handle(*received);
     }
@@ -81,9 +85,15 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
     result.total_bytes = shape_().bytes();
     for (std::uint32_t i = 0; i < shape_().chunk_count; ++i) {
       switch (view.chunk(i).who) {
-        case owner::training: result.training_bytes += shape_().chunk_bytes; break;
-        case owner::serving: result.serving_bytes += shape_().chunk_bytes; break;
-        default: result.free_bytes += shape_().chunk_bytes; break;
+        case owner::training:
+          result.training_bytes += shape_().chunk_bytes;
+          break;
+        case owner::serving:
+          result.serving_bytes += shape_().chunk_bytes;
+          break;
+        default:
+          result.free_bytes += shape_().chunk_bytes;
+          break;
       }
     }
     return result;
@@ -94,7 +104,8 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
 
   void set_reserve(std::uint64_t bytes) override {
     std::lock_guard const lock{mutex_};
-    reserve_ = static_cast<std::uint32_t>((bytes + shape_().chunk_bytes - 1) / shape_().chunk_bytes);
+    reserve_ =
+        static_cast<std::uint32_t>((bytes + shape_().chunk_bytes - 1) / shape_().chunk_bytes);
     writer_->set_reserve(reserve_);
   }
 
@@ -103,7 +114,8 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
       std::lock_guard const lock{mutex_};
       if (claims_++ == 0) {
         renew_pause();
-        (void)::eventfd_write(member_.files().doorbell.get(), 1);  // the thread keeps the lease fresh from now on
+        (void)::eventfd_write(member_.files().doorbell.get(),
+                              1);  // the thread keeps the lease fresh from now on
       }
     }
     auto self = shared_from_this();
@@ -125,7 +137,8 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
 
   void renew_pause() {
     auto const until = monotonic_ns() + nanoseconds{options_.pause_lease}.count();
-    member_.view().header().pause_until_ns.store(static_cast<std::uint64_t>(until), std::memory_order_release);
+    member_.view().header().pause_until_ns.store(static_cast<std::uint64_t>(until),
+                                                 std::memory_order_release);
   }
 
   void drop_claim() {
@@ -210,7 +223,8 @@ void pool_server::handle(message const& received) {
   if (type == "appointed") {
     writer_.emplace(member_.view());
     writer_->set_reserve(reserve_);
-  } else if (type == "client_joined" && slot < max_clients && received.descriptors.size() == 1 && writer_) {
+  } else if (type == "client_joined" && slot < max_clients && received.descriptors.size() == 1 &&
+             writer_) {
     writer_->set_bell(slot, duplicate(received.descriptors[0].get()));
     writer_->pump();
   } else if (type == "client_gone" && slot < max_clients && writer_) {
@@ -227,7 +241,8 @@ std::optional<std::uint32_t> pool_server::richest(std::vector<std::uint32_t> con
   std::uint32_t most = 0;
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
     auto const& entry = member_.view().clients()[slot];
-    if (entry.status.load(std::memory_order_acquire) != static_cast<std::uint32_t>(client_status::live) ||
+    if (entry.status.load(std::memory_order_acquire) !=
+            static_cast<std::uint32_t>(client_status::live) ||
         entry.kind.load() != static_cast<std::uint32_t>(client_kind::training) ||
         std::find(asked.begin(), asked.end(), slot) != asked.end()) {
       continue;
@@ -240,12 +255,15 @@ std::optional<std::uint32_t> pool_server::richest(std::vector<std::uint32_t> con
   return best;
 }
 
-placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point deadline, handover_report* report) {
+placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point deadline,
+                               handover_report* report) {
   auto const chunk_bytes = shape_().chunk_bytes;
-  auto const count = static_cast<std::uint32_t>((std::max<std::uint64_t>(bytes, 1) + chunk_bytes - 1) / chunk_bytes);
+  auto const count = static_cast<std::uint32_t>(
+      (std::max<std::uint64_t>(bytes, 1) + chunk_bytes - 1) / chunk_bytes);
   if (count > shape_().chunk_count) {
-    throw error{error_kind::out_of_memory, format_bytes(bytes) + " are wanted but the whole pool has " +
-                                               format_bytes(shape_().bytes()) + "; make pool.memory larger"};
+    throw error{error_kind::out_of_memory,
+                format_bytes(bytes) + " are wanted but the whole pool has " +
+                    format_bytes(shape_().bytes()) + "; make pool.memory larger"};
   }
   std::lock_guard const alone{acquiring_};
   auto const start = steady_clock::now();
@@ -267,9 +285,10 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
     while (writer_->free_chunks() < count) {
       auto const slot = richest(asked);
       if (!slot) {
-        throw error{error_kind::out_of_memory, format_bytes(bytes) + " are wanted but only " +
-                                                   format_bytes(writer_->free_chunks() * chunk_bytes) +
-                                                   " can be had; " + holders()};
+        throw error{error_kind::out_of_memory,
+                    format_bytes(bytes) + " are wanted but only " +
+                        format_bytes(writer_->free_chunks() * chunk_bytes) + " can be had; " +
+                        holders()};
       }
       asked.push_back(*slot);
       auto const missing = count - writer_->free_chunks();
@@ -280,15 +299,18 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
       auto answered = [&] {
         writer_->pump();
         return mailbox.demand_done.load(std::memory_order_acquire) == number ||
-               entry.status.load(std::memory_order_acquire) != static_cast<std::uint32_t>(client_status::live);
+               entry.status.load(std::memory_order_acquire) !=
+                   static_cast<std::uint32_t>(client_status::live);
       };
       // A dying client's memory comes free through the broker; the deadline covers that as well.
-      bool const in_time = mail_.wait_until(lock, deadline, [&] { return answered() || writer_->free_chunks() >= count; });
+      bool const in_time = mail_.wait_until(
+          lock, deadline, [&] { return answered() || writer_->free_chunks() >= count; });
       if (!in_time) {
         writer_->demand(*slot, 0);
         throw error{error_kind::deadline_exceeded,
                     "training (pid " + std::to_string(entry.pid.load()) + ") did not give " +
-                        format_bytes(missing * chunk_bytes) + " back in time; the demand has been withdrawn"};
+                        format_bytes(missing * chunk_bytes) +
+                        " back in time; the demand has been withdrawn"};
       }
       if (mailbox.demand_done.load() == number) {
         writer_->pump();  // the releases were posted before the answer
@@ -334,9 +356,8 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
     *report = result;
   }
   auto* const data = held->data;
-  auto give_it_back = [self = shared_from_this(), held = std::shared_ptr<holding>{std::move(held)}](void*) {
-    self->give_back(*held);
-  };
+  auto give_it_back = [self = shared_from_this(), held = std::shared_ptr<holding>{std::move(held)}](
+                          void*) { self->give_back(*held); };
   return {std::shared_ptr<void>{nullptr, std::move(give_it_back)}, data, result.bytes};
 }
 
@@ -364,8 +385,8 @@ std::string pool_server::holders() const {
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
     if (auto const held = writer_->held_by(slot); held > 0) {
       auto const& entry = member_.view().clients()[slot];
-      text += (text.empty() ? "" : ", ") + std::string{"pid "} + std::to_string(entry.pid.load()) + " (" +
-              (slot == member_.slot() ? "this server" : entry.name) + ") holds " +
+      text += (text.empty() ? "" : ", ") + std::string{"pid "} + std::to_string(entry.pid.load()) +
+              " (" + (slot == member_.slot() ? "this server" : entry.name) + ") holds " +
               format_bytes(held * shape_().chunk_bytes);
     }
   }
@@ -375,7 +396,9 @@ std::string pool_server::holders() const {
 }  // namespace
 
 placement::placement(placement&& other) noexcept
-    : hold_(std::move(other.hold_)), data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    : hold_(std::move(other.hold_)),
+      data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)) {}
 
 placement& placement::operator=(placement&& other) noexcept {
   hold_ = std::move(other.hold_);
@@ -386,6 +409,8 @@ placement& placement::operator=(placement&& other) noexcept {
 
 placement::~placement() = default;
 
-std::shared_ptr<serving_pool> serving_pool::join(options const& how) { return std::make_shared<pool_server>(how); }
+std::shared_ptr<serving_pool> serving_pool::join(options const& how) {
+  return std::make_shared<pool_server>(how);
+}
 
 }  // namespace sluice::memhandover

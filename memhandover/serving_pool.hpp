@@ -1,12 +1,13 @@
-/// The inference server's side of the pool: it asks for bytes, and gets memory that training gave up if need be.
+/// The inference server's side of the pool: it asks for bytes, and gets memory that training gave
+/// up if need be.
 ///
-/// The server is the ledger's writer while it lives. One thread of this object answers training's mailboxes; the
-/// public functions may be called from any thread.
+/// The server is the ledger's writer while it lives. One thread of this object answers training's
+/// mailboxes; the public functions may be called from any thread.
 ///
 ///   auto pool = serving_pool::join({.name = "server", .endpoint = "127.0.0.1:8000"});
 ///   auto weights = pool->acquire(90_MiB, deadline);            // may take chunks from training
-///   auto claim = pool->claim_compute();                        // training's gate holds its launches meanwhile
-///   … run the model out of weights.data() …
+///   auto claim = pool->claim_compute();                        // training's gate holds its
+///   launches meanwhile … run the model out of weights.data() …
 ///
 /// Source of the protocol: docs/architecture.md, "Handover".
 #pragma once
@@ -22,13 +23,16 @@
 
 namespace sluice::memhandover {
 
-/// How one acquisition went. Times are from the start of `acquire`; a phase that did not happen is zero.
+/// How one acquisition went. Times are from the start of `acquire`; a phase that did not happen is
+/// zero.
 struct handover_report {
-  std::uint64_t bytes = 0;            ///< acquired in all
-  std::uint64_t bytes_reclaimed = 0;  ///< of these, taken from training (0: the pool had enough free)
+  std::uint64_t bytes = 0;  ///< acquired in all
+  std::uint64_t bytes_reclaimed =
+      0;  ///< of these, taken from training (0: the pool had enough free)
   std::chrono::nanoseconds notify{};  ///< demand written → training's control thread awake
   std::chrono::nanoseconds gate{};    ///< → gate closed, nobody inside
-  std::chrono::nanoseconds drain{};   ///< → device idle (zero on the host, which revokes under running kernels)
+  std::chrono::nanoseconds
+      drain{};  ///< → device idle (zero on the host, which revokes under running kernels)
   std::chrono::nanoseconds revoke{};  ///< → chunks no longer training's, released posted
   std::chrono::nanoseconds ledger{};  ///< → owners flipped
   std::chrono::nanoseconds map{};     ///< → mapped contiguously for the server
@@ -37,14 +41,15 @@ struct handover_report {
 
 struct pool_usage {
   std::uint64_t total_bytes = 0;
-  std::uint64_t free_bytes = 0;       ///< free or dirty
+  std::uint64_t free_bytes = 0;  ///< free or dirty
   std::uint64_t training_bytes = 0;
   std::uint64_t serving_bytes = 0;
 };
 
 class serving_pool;
 
-/// Contiguous pool memory, the server's until this object dies. Movable. Empty after a default construction or a move.
+/// Contiguous pool memory, the server's until this object dies. Movable. Empty after a default
+/// construction or a move.
 class placement {
  public:
   placement() noexcept = default;
@@ -65,8 +70,8 @@ class placement {
   std::uint64_t bytes_ = 0;
 };
 
-/// While it lives, training's gates hold their launches (a lease in shared memory that expires by itself if the server
-/// dies or hangs). Claims nest and may overlap.
+/// While it lives, training's gates hold their launches (a lease in shared memory that expires by
+/// itself if the server dies or hangs). Claims nest and may overlap.
 class compute_claim {
  public:
   compute_claim() noexcept = default;
@@ -79,19 +84,23 @@ class compute_claim {
 class serving_pool {
  public:
   struct options {
-    std::string name = "server";      ///< shown in `sluice status`
-    std::string endpoint{};             ///< host:port where `sluice status` can ask for more; may be empty
-    std::string runtime_dir{};          ///< folder of the broker's socket; empty: the default
-    std::uint64_t pool_bytes = 0;     ///< size of the pool if this call has to start the broker; 0: default
-    std::uint64_t chunk_bytes = 0;    ///< likewise; 0: default of the backend
-    std::string backend{};              ///< "host", "cuda" or empty (cuda where there is a GPU)
-    int device = 0;                   ///< CUDA ordinal, if this call has to start the broker
-    std::string sluice_binary{};        ///< program that is the broker; empty: $SLUICE_BROKER, else `sluice` on PATH
-    std::chrono::milliseconds pause_lease{100};  ///< how long a compute pause outlives a dead server
+    std::string name = "server";  ///< shown in `sluice status`
+    std::string endpoint{};     ///< host:port where `sluice status` can ask for more; may be empty
+    std::string runtime_dir{};  ///< folder of the broker's socket; empty: the default
+    std::uint64_t pool_bytes =
+        0;  ///< size of the pool if this call has to start the broker; 0: default
+    std::uint64_t chunk_bytes = 0;  ///< likewise; 0: default of the backend
+    std::string backend{};          ///< "host", "cuda" or empty (cuda where there is a GPU)
+    int device = 0;                 ///< CUDA ordinal, if this call has to start the broker
+    std::string sluice_binary{};    ///< program that is the broker; empty: $SLUICE_BROKER, else
+                                    ///< `sluice` on PATH
+    std::chrono::milliseconds pause_lease{
+        100};  ///< how long a compute pause outlives a dead server
   };
 
   /// Finds the broker or starts it, and becomes the pool's server.
-  /// Throws `already_exists` if the pool has a live server, `unavailable` if no broker can be reached or started.
+  /// Throws `already_exists` if the pool has a live server, `unavailable` if no broker can be
+  /// reached or started.
   [[nodiscard]] static std::shared_ptr<serving_pool> join(options const& how);
   virtual ~serving_pool() = default;
 
@@ -99,12 +108,15 @@ class serving_pool {
   [[nodiscard]] virtual pool_usage usage() const = 0;
 
   /// Memory of at least `bytes`: free chunks first, then training's.
-  /// Throws `out_of_memory` if even all that training can give is too little (whoever holds the rest is named),
-  /// `deadline_exceeded` if training did not answer by `deadline`. After a failure the claim has been given back.
-  [[nodiscard]] virtual placement acquire(std::uint64_t bytes, std::chrono::steady_clock::time_point deadline,
+  /// Throws `out_of_memory` if even all that training can give is too little (whoever holds the
+  /// rest is named), `deadline_exceeded` if training did not answer by `deadline`. After a failure
+  /// the claim has been given back.
+  [[nodiscard]] virtual placement acquire(std::uint64_t bytes,
+                                          std::chrono::steady_clock::time_point deadline,
                                           handover_report* report = nullptr) = 0;
 
-  /// Free bytes that are kept from training, so that cold starts find memory at once (the reserve W).
+  /// Free bytes that are kept from training, so that cold starts find memory at once (the reserve
+  /// W).
   virtual void set_reserve(std::uint64_t bytes) = 0;
 
   [[nodiscard]] virtual compute_claim claim_compute() = 0;

@@ -57,8 +57,9 @@ class training_member final : public training_client {
   [[nodiscard]] std::uint32_t slot() const noexcept override { return member_.slot(); }
   [[nodiscard]] mailbox_header& mailbox() const noexcept override { return view().mailbox(slot()); }
 
-  [[nodiscard]] std::vector<std::uint32_t> acquire(std::uint32_t count, steady_clock::time_point deadline,
-                                                   std::vector<std::uint32_t>* needs_scrub) override;
+  [[nodiscard]] std::vector<std::uint32_t> acquire(
+      std::uint32_t count, steady_clock::time_point deadline,
+      std::vector<std::uint32_t>* needs_scrub) override;
   void release(std::span<std::uint32_t const> chunks) override;
   bool wait_grantable(std::uint32_t count, steady_clock::time_point deadline) override;
 
@@ -80,11 +81,12 @@ class training_member final : public training_client {
   std::mutex mutex_;   ///< guards what follows, and the mailbox's ring
   std::condition_variable bell_rang_;
   std::uint64_t rings_ = 0;
-  /// For each chunk that is ours the epoch of its grant; of others the epoch of the last. A chunk that has been given up
-  /// stands as ours in the ledger until the writer has read its mail, but with that same epoch.
+  /// For each chunk that is ours the epoch of its grant; of others the epoch of the last. A chunk
+  /// that has been given up stands as ours in the ledger until the writer has read its mail, but
+  /// with that same epoch.
   std::vector<std::uint32_t> known_epoch_;
   std::vector<bool> held_;
-  std::uint32_t answered_ = 0;     ///< control thread only
+  std::uint32_t answered_ = 0;  ///< control thread only
   std::thread thread_;
 };
 
@@ -146,7 +148,8 @@ void training_member::answer_demand() {
   }
 }
 
-std::vector<std::uint32_t> training_member::acquire(std::uint32_t count, steady_clock::time_point deadline,
+std::vector<std::uint32_t> training_member::acquire(std::uint32_t count,
+                                                    steady_clock::time_point deadline,
                                                     std::vector<std::uint32_t>* needs_scrub) {
   std::lock_guard const alone{asking_};
   auto& box = mailbox();
@@ -188,9 +191,10 @@ void training_member::release(std::span<std::uint32_t const> chunks) {
   for (auto const chunk : chunks) {
     if (held_.at(chunk)) {
       held_[chunk] = false;
-      // No message is ever overwritten: a chunk has at most one on its way, and the ring holds one for each.
+      // No message is ever overwritten: a chunk has at most one on its way, and the ring holds one
+      // for each.
       ring[written & (ring.size() - 1)].store(release_mail{chunk, known_epoch_[chunk]}.pack(),
-                                             std::memory_order_relaxed);
+                                              std::memory_order_relaxed);
       ++written;
     }
   }
@@ -210,8 +214,8 @@ bool training_member::wait_grantable(std::uint32_t count, steady_clock::time_poi
 
 }  // namespace
 
-std::unique_ptr<training_client> training_client::join(broker_options const& broker, std::string const& name,
-                                                       handler on_demand) {
+std::unique_ptr<training_client> training_client::join(broker_options const& broker,
+                                                       std::string const& name, handler on_demand) {
   return std::make_unique<training_member>(broker, name, std::move(on_demand));
 }
 

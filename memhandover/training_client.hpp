@@ -1,11 +1,11 @@
 /// A training process's side of the pool: asks for chunks, gives them up, and answers demands.
 ///
-/// One control thread of this object waits for the bell. It never waits for Python and calls nothing that the gate
-/// holds; what it does with a demand is the handler's business.
+/// One control thread of this object waits for the bell. It never waits for Python and calls
+/// nothing that the gate holds; what it does with a demand is the handler's business.
 ///
-///   auto pool = training_client::join({.name = "job"}, [&](demand const& d) { return give_up(d.chunks); });
-///   auto chunks = pool->acquire(16, deadline);        // any thread but the handler's; may be fewer than asked
-///   pool->release(chunks);
+///   auto pool = training_client::join({.name = "job"}, [&](demand const& d) { return
+///   give_up(d.chunks); }); auto chunks = pool->acquire(16, deadline);        // any thread but the
+///   handler's; may be fewer than asked pool->release(chunks);
 ///
 /// Thread-safety: all functions from any thread.
 #pragma once
@@ -29,8 +29,9 @@ struct demand {
   std::int64_t awake_ns = 0;  ///< when the control thread saw it
 };
 
-/// What was given up, and when the steps to it were done (CLOCK_MONOTONIC nanoseconds). `afterwards` runs when the
-/// server already has the chunks: what need not hold it up, such as removing mappings and reopening the gate.
+/// What was given up, and when the steps to it were done (CLOCK_MONOTONIC nanoseconds).
+/// `afterwards` runs when the server already has the chunks: what need not hold it up, such as
+/// removing mappings and reopening the gate.
 struct demand_answer {
   std::vector<std::uint32_t> chunks;
   std::int64_t closed_ns = 0;
@@ -43,7 +44,8 @@ class training_client {
   using handler = std::function<demand_answer(demand const&)>;
 
   /// Finds the broker or starts it, and joins as a training client. Throws as `membership` does.
-  [[nodiscard]] static std::unique_ptr<training_client> join(broker_options const& broker, std::string const& name,
+  [[nodiscard]] static std::unique_ptr<training_client> join(broker_options const& broker,
+                                                             std::string const& name,
                                                              handler on_demand);
   virtual ~training_client() = default;
 
@@ -52,16 +54,19 @@ class training_client {
   [[nodiscard]] virtual std::uint32_t slot() const noexcept = 0;
   [[nodiscard]] virtual mailbox_header& mailbox() const noexcept = 0;
 
-  /// Up to `count` chunks, as many as the writer grants at once. Chunks whose contents were another's are listed first
-  /// in `needs_scrub` if that is given. Empty if nothing is to be had or no writer answered by the deadline.
-  [[nodiscard]] virtual std::vector<std::uint32_t> acquire(std::uint32_t count,
-                                                           std::chrono::steady_clock::time_point deadline,
-                                                           std::vector<std::uint32_t>* needs_scrub = nullptr) = 0;
+  /// Up to `count` chunks, as many as the writer grants at once. Chunks whose contents were
+  /// another's are listed first in `needs_scrub` if that is given. Empty if nothing is to be had or
+  /// no writer answered by the deadline.
+  [[nodiscard]] virtual std::vector<std::uint32_t> acquire(
+      std::uint32_t count, std::chrono::steady_clock::time_point deadline,
+      std::vector<std::uint32_t>* needs_scrub = nullptr) = 0;
   /// Gives chunks back that nothing here reaches any more.
   virtual void release(std::span<std::uint32_t const> chunks) = 0;
 
-  /// Waits until the pool would grant at least `count` chunks, at most until the deadline. Shown as "waiting".
-  virtual bool wait_grantable(std::uint32_t count, std::chrono::steady_clock::time_point deadline) = 0;
+  /// Waits until the pool would grant at least `count` chunks, at most until the deadline. Shown as
+  /// "waiting".
+  virtual bool wait_grantable(std::uint32_t count,
+                              std::chrono::steady_clock::time_point deadline) = 0;
 
   /// After a fork, in the child: forgets thread and broker; the object may then only be leaked.
   virtual void abandon_in_child() noexcept = 0;

@@ -20,7 +20,9 @@ namespace {
 
 constexpr std::size_t max_message_bytes = 128U << 10U;
 
-[[nodiscard]] std::string reason() { return std::strerror(errno); }
+[[nodiscard]] std::string reason() {
+  return std::strerror(errno);
+}
 
 sockaddr_un address_of(std::string const& runtime_dir) {
   sockaddr_un address{};
@@ -28,7 +30,8 @@ sockaddr_un address_of(std::string const& runtime_dir) {
   auto const path = runtime_dir + "/broker.sock";
   if (path.size() >= sizeof address.sun_path) {
     throw error{error_kind::invalid_argument,
-                "the runtime folder's path " + runtime_dir + " is too long for a socket; choose one under 90 characters"};
+                "the runtime folder's path " + runtime_dir +
+                    " is too long for a socket; choose one under 90 characters"};
   }
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   return address;
@@ -38,7 +41,8 @@ ucred peer_of(int socket) {
   ucred peer{};
   socklen_t size = sizeof peer;
   if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
-    throw error{error_kind::unavailable, "cannot tell who is at the other end of a socket: " + reason()};
+    throw error{error_kind::unavailable,
+                "cannot tell who is at the other end of a socket: " + reason()};
   }
   return peer;
 }
@@ -70,7 +74,8 @@ void send_message(int socket, nlohmann::json const& body, std::vector<int> const
       }
     }
     if (errno != EINTR) {
-      throw error{error_kind::unavailable, "the other side of the pool's socket is gone: " + reason()};
+      throw error{error_kind::unavailable,
+                  "the other side of the pool's socket is gone: " + reason()};
     }
   }
 }
@@ -80,7 +85,8 @@ std::optional<message> receive_message(int socket, int timeout_ms) {
     pollfd ready{socket, POLLIN, 0};
     int const events = ::poll(&ready, 1, timeout_ms);
     if (events == 0 || (events < 0 && errno != EINTR)) {
-      throw error{error_kind::unavailable, "no answer over the pool's socket within " + std::to_string(timeout_ms) + " ms"};
+      throw error{error_kind::unavailable,
+                  "no answer over the pool's socket within " + std::to_string(timeout_ms) + " ms"};
     }
   }
   std::string text(max_message_bytes, '\0');
@@ -116,12 +122,15 @@ std::optional<message> receive_message(int socket, int timeout_ms) {
     throw error{error_kind::unavailable, "the pool's socket failed: " + reason()};
   }
   if ((header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
-    throw error{error_kind::invalid_argument, "a message over the pool's socket is longer than any of ours"};
+    throw error{error_kind::invalid_argument,
+                "a message over the pool's socket is longer than any of ours"};
   }
   text.resize(static_cast<std::size_t>(received));
   result.body = nlohmann::json::parse(text, nullptr, false);
-  if (!result.body.is_object() || !result.body.contains("type") || !result.body["type"].is_string()) {
-    throw error{error_kind::invalid_argument, "a message over the pool's socket is not a JSON object with a type"};
+  if (!result.body.is_object() || !result.body.contains("type") ||
+      !result.body["type"].is_string()) {
+    throw error{error_kind::invalid_argument,
+                "a message over the pool's socket is not a JSON object with a type"};
   }
   return result;
 }
@@ -142,8 +151,9 @@ std::string prepare_runtime_dir(std::string const& wanted) {
     dir = "/tmp/sluice-" + std::to_string(::geteuid());
   }
   if (::mkdir(dir.c_str(), 0700) != 0 && errno != EEXIST) {
-    throw error{error_kind::invalid_argument, "cannot create the runtime folder " + dir + ": " + reason() +
-                                                  "; name a folder that you can write with --runtime-dir"};
+    throw error{error_kind::invalid_argument,
+                "cannot create the runtime folder " + dir + ": " + reason() +
+                    "; name a folder that you can write with --runtime-dir"};
   }
   struct stat status {};
   if (::lstat(dir.c_str(), &status) != 0 || !S_ISDIR(status.st_mode)) {
@@ -151,7 +161,8 @@ std::string prepare_runtime_dir(std::string const& wanted) {
   }
   if (status.st_uid != ::geteuid() || (status.st_mode & 077U) != 0) {
     throw error{error_kind::invalid_argument,
-                "the runtime folder " + dir + " must be yours with mode 0700; run `chmod 700` on it or choose another"};
+                "the runtime folder " + dir +
+                    " must be yours with mode 0700; run `chmod 700` on it or choose another"};
   }
   return dir;
 }
@@ -166,16 +177,22 @@ std::optional<unique_fd> connect_to_broker(std::string const& runtime_dir) {
     if (errno == ENOENT || errno == ECONNREFUSED) {
       return std::nullopt;
     }
-    throw error{error_kind::unavailable, "cannot reach the broker in " + runtime_dir + ": " + reason()};
+    throw error{error_kind::unavailable,
+                "cannot reach the broker in " + runtime_dir + ": " + reason()};
   }
   if (peer_uid(socket.get()) != ::geteuid()) {
-    throw error{error_kind::invalid_argument, "the broker in " + runtime_dir + " belongs to another user"};
+    throw error{error_kind::invalid_argument,
+                "the broker in " + runtime_dir + " belongs to another user"};
   }
   return socket;
 }
 
-unsigned peer_uid(int socket) { return peer_of(socket).uid; }
-int peer_pid(int socket) { return peer_of(socket).pid; }
+unsigned peer_uid(int socket) {
+  return peer_of(socket).uid;
+}
+int peer_pid(int socket) {
+  return peer_of(socket).pid;
+}
 
 std::uint64_t process_start_ticks(int pid) {
   std::ifstream file{"/proc/" + std::to_string(pid) + "/stat"};
@@ -183,7 +200,8 @@ std::uint64_t process_start_ticks(int pid) {
   if (!std::getline(file, line)) {
     return 0;
   }
-  // The command name, field 2, may hold anything; fields are counted behind its closing parenthesis.
+  // The command name, field 2, may hold anything; fields are counted behind its closing
+  // parenthesis.
   auto const close = line.rfind(')');
   if (close == std::string::npos) {
     return 0;

@@ -1,10 +1,10 @@
-/// The conversation between broker and clients: JSON messages with descriptors beside them, over a Unix socket of type
-/// SOCK_SEQPACKET, so that a message arrives whole or not at all.
+/// The conversation between broker and clients: JSON messages with descriptors beside them, over a
+/// Unix socket of type SOCK_SEQPACKET, so that a message arrives whole or not at all.
 ///
 ///   client → broker   {"type": "join", …}  then  {"type": "joined", …} + descriptors
 ///
-/// A message carries at most `max_descriptors` descriptors; the chunk descriptors of a large pool go in several messages.
-/// All descriptors received are close-on-exec.
+/// A message carries at most `max_descriptors` descriptors; the chunk descriptors of a large pool
+/// go in several messages. All descriptors received are close-on-exec.
 #pragma once
 
 #include <cstddef>
@@ -29,12 +29,13 @@ struct message {
 void send_message(int socket, nlohmann::json const& body, std::vector<int> const& descriptors = {});
 
 /// Receives one message; nothing at the end of the conversation. Blocks unless the socket does not.
-/// Throws `invalid_argument` for something that is no message of ours, `unavailable` for a broken connection or, with
-/// `timeout_ms` ≥ 0, if nothing came in time.
+/// Throws `invalid_argument` for something that is no message of ours, `unavailable` for a broken
+/// connection or, with `timeout_ms` ≥ 0, if nothing came in time.
 [[nodiscard]] std::optional<message> receive_message(int socket, int timeout_ms = -1);
 
-/// The folder of the broker's socket: `wanted`, else $SLUICE_RUNTIME_DIR, else $XDG_RUNTIME_DIR/sluice, else
-/// /tmp/sluice-<uid>. Created with mode 0700 if missing; refused (`invalid_argument`) if others could write there.
+/// The folder of the broker's socket: `wanted`, else $SLUICE_RUNTIME_DIR, else
+/// $XDG_RUNTIME_DIR/sluice, else /tmp/sluice-<uid>. Created with mode 0700 if missing; refused
+/// (`invalid_argument`) if others could write there.
 [[nodiscard]] std::string prepare_runtime_dir(std::string const& wanted);
 
 /// Connects to the broker in that folder; nothing if none listens.
@@ -45,7 +46,8 @@ void send_message(int socket, nlohmann::json const& body, std::vector<int> const
 /// Its process id.
 [[nodiscard]] int peer_pid(int socket);
 
-/// Start time of a process in clock ticks since boot, 0 if there is none: with the pid it names a process for good.
+/// Start time of a process in clock ticks since boot, 0 if there is none: with the pid it names a
+/// process for good.
 [[nodiscard]] std::uint64_t process_start_ticks(int pid);
 
 }  // namespace sluice::memhandover

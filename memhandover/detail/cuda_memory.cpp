@@ -12,7 +12,8 @@
 namespace sluice::memhandover::detail {
 namespace {
 
-/// Left outside the pool by default: contexts, modules and library workspaces of the processes that share the device.
+/// Left outside the pool by default: contexts, modules and library workspaces of the processes that
+/// share the device.
 constexpr std::uint64_t default_headroom = 8_GiB;
 
 CUmemAllocationProp chunk_properties(int device) {
@@ -24,18 +25,27 @@ CUmemAllocationProp chunk_properties(int device) {
   return properties;
 }
 
-CUdeviceptr address(std::byte* where) { return reinterpret_cast<CUdeviceptr>(where); }
+CUdeviceptr address(std::byte* where) {
+  return reinterpret_cast<CUdeviceptr>(where);
+}
 
 }  // namespace
 
 cuda_memory::cuda_memory(pool_shape const& shape, pool_descriptors const& descriptors, int device,
                          std::shared_ptr<cuda_driver const> driver)
-    : shape_(shape), descriptors_(descriptors), device_(device), driver_(std::move(driver)), handles_(shape.chunk_count) {
+    : shape_(shape),
+      descriptors_(descriptors),
+      device_(device),
+      driver_(std::move(driver)),
+      handles_(shape.chunk_count) {
   CUdevice handle = 0;
-  driver_->check(driver_->cuDeviceGet(&handle, device_), "cannot use GPU " + std::to_string(device_));
-  driver_->check(driver_->cuDevicePrimaryCtxRetain(&context_, handle), "cannot start GPU " + std::to_string(device_));
+  driver_->check(driver_->cuDeviceGet(&handle, device_),
+                 "cannot use GPU " + std::to_string(device_));
+  driver_->check(driver_->cuDevicePrimaryCtxRetain(&context_, handle),
+                 "cannot start GPU " + std::to_string(device_));
   use_context();
-  driver_->check(driver_->cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING), "cannot create a stream");
+  driver_->check(driver_->cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING),
+                 "cannot create a stream");
 }
 
 void cuda_memory::use_context() const {
@@ -72,10 +82,11 @@ CUmemGenericAllocationHandle cuda_memory::import(std::uint32_t chunk) {
   auto& handle = handles_.at(chunk);
   if (handle == 0) {
     // The driver takes the descriptor's number in place of a pointer.
-    auto* descriptor = reinterpret_cast<void*>(static_cast<std::uintptr_t>(descriptors_.at(chunk).get()));
-    driver_->check(
-        driver_->cuMemImportFromShareableHandle(&handle, descriptor, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
-        "cannot import chunk " + std::to_string(chunk) + " of the pool");
+    auto* descriptor =
+        reinterpret_cast<void*>(static_cast<std::uintptr_t>(descriptors_.at(chunk).get()));
+    driver_->check(driver_->cuMemImportFromShareableHandle(
+                       &handle, descriptor, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+                   "cannot import chunk " + std::to_string(chunk) + " of the pool");
   }
   return handle;
 }
@@ -86,7 +97,8 @@ void cuda_memory::map(std::byte* where, std::span<std::uint32_t const> chunks) {
   try {
     for (auto const chunk : chunks) {
       auto const at = address(where) + mapped * shape_.chunk_bytes;
-      driver_->check(driver_->cuMemMap(at, shape_.chunk_bytes, 0, import(chunk), 0), "cannot map a chunk of the pool");
+      driver_->check(driver_->cuMemMap(at, shape_.chunk_bytes, 0, import(chunk), 0),
+                     "cannot map a chunk of the pool");
       ++mapped;
     }
     if (mapped > 0) {
@@ -94,8 +106,9 @@ void cuda_memory::map(std::byte* where, std::span<std::uint32_t const> chunks) {
       access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
       access.location.id = device_;
       access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-      driver_->check(driver_->cuMemSetAccess(address(where), mapped * shape_.chunk_bytes, &access, 1),
-                     "cannot make chunks of the pool accessible");
+      driver_->check(
+          driver_->cuMemSetAccess(address(where), mapped * shape_.chunk_bytes, &access, 1),
+          "cannot make chunks of the pool accessible");
     }
   } catch (...) {
     unmap(where, mapped);
@@ -114,8 +127,9 @@ void cuda_memory::scrub(std::byte* where, std::span<std::uint32_t const> chunks)
     return;
   }
   use_context();
-  driver_->check(driver_->cuMemsetD8Async(address(where), 0, chunks.size() * shape_.chunk_bytes, stream_),
-                 "cannot zero chunks of the pool");
+  driver_->check(
+      driver_->cuMemsetD8Async(address(where), 0, chunks.size() * shape_.chunk_bytes, stream_),
+      "cannot zero chunks of the pool");
   driver_->check(driver_->cuStreamSynchronize(stream_), "cannot zero chunks of the pool");
 }
 
@@ -125,7 +139,8 @@ bool cuda_in_child() {
     ::_exit(cuda_available() ? 0 : 1);
   }
   int status = 1;
-  return child > 0 && ::waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  return child > 0 && ::waitpid(child, &status, 0) == child && WIFEXITED(status) &&
+         WEXITSTATUS(status) == 0;
 }
 
 cuda_chunks create_cuda_chunks(int device, std::uint64_t pool_bytes, std::uint64_t chunk_bytes) {
@@ -133,39 +148,44 @@ cuda_chunks create_cuda_chunks(int device, std::uint64_t pool_bytes, std::uint64
   CUdevice handle = 0;
   driver->check(driver->cuDeviceGet(&handle, device), "cannot use GPU " + std::to_string(device));
   CUcontext context = nullptr;
-  driver->check(driver->cuDevicePrimaryCtxRetain(&context, handle), "cannot start GPU " + std::to_string(device));
+  driver->check(driver->cuDevicePrimaryCtxRetain(&context, handle),
+                "cannot start GPU " + std::to_string(device));
   driver->check(driver->cuCtxSetCurrent(context), "cannot start GPU " + std::to_string(device));
 
   auto const properties = chunk_properties(device);
   std::size_t granularity = 0;
-  driver->check(
-      driver->cuMemGetAllocationGranularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
-      "cannot ask for the granularity of device memory");
+  driver->check(driver->cuMemGetAllocationGranularity(&granularity, &properties,
+                                                      CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
+                "cannot ask for the granularity of device memory");
   if (chunk_bytes % granularity != 0) {
     throw error{error_kind::invalid_argument, "pool.chunk is " + format_bytes(chunk_bytes) +
-                                                  " but must be a multiple of " + format_bytes(granularity)};
+                                                  " but must be a multiple of " +
+                                                  format_bytes(granularity)};
   }
   std::size_t free_bytes = 0;
   std::size_t total_bytes = 0;
-  driver->check(driver->cuMemGetInfo(&free_bytes, &total_bytes), "cannot ask for the free device memory");
+  driver->check(driver->cuMemGetInfo(&free_bytes, &total_bytes),
+                "cannot ask for the free device memory");
   if (pool_bytes == 0) {
     pool_bytes = free_bytes > 2 * default_headroom ? free_bytes - default_headroom : free_bytes / 2;
   } else if (pool_bytes > free_bytes) {
-    throw error{error_kind::out_of_memory, "the pool is to have " + format_bytes(pool_bytes) + " but GPU " +
-                                               std::to_string(device) + " has " + format_bytes(free_bytes) +
-                                               " free of " + format_bytes(total_bytes) + "; ask for less"};
+    throw error{error_kind::out_of_memory, "the pool is to have " + format_bytes(pool_bytes) +
+                                               " but GPU " + std::to_string(device) + " has " +
+                                               format_bytes(free_bytes) + " free of " +
+                                               format_bytes(total_bytes) + "; ask for less"};
   }
 
   cuda_chunks result;
-  result.shape = {backend_kind::cuda, device, chunk_bytes, static_cast<std::uint32_t>(pool_bytes / chunk_bytes)};
+  result.shape = {backend_kind::cuda, device, chunk_bytes,
+                  static_cast<std::uint32_t>(pool_bytes / chunk_bytes)};
   for (std::uint32_t i = 0; i < result.shape.chunk_count; ++i) {
     CUmemGenericAllocationHandle chunk = 0;
     driver->check(driver->cuMemCreate(&chunk, chunk_bytes, &properties, 0),
                   "cannot create chunk " + std::to_string(i) + " of the pool");
     int descriptor = -1;
-    driver->check(
-        driver->cuMemExportToShareableHandle(&descriptor, chunk, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
-        "cannot export chunk " + std::to_string(i) + " of the pool");
+    driver->check(driver->cuMemExportToShareableHandle(&descriptor, chunk,
+                                                       CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+                  "cannot export chunk " + std::to_string(i) + " of the pool");
     result.descriptors.emplace_back(descriptor);
   }
   return result;

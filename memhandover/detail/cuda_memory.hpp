@@ -1,8 +1,10 @@
-/// The CUDA backend: chunks are handles of the driver's virtual memory management, imported from descriptors.
+/// The CUDA backend: chunks are handles of the driver's virtual memory management, imported from
+/// descriptors.
 ///
-/// The driver's rules, which shape this code: a handle is mapped whole; unmapping and setting access cost about 13 and
-/// 21 µs a handle and hardly depend on its size; access is set once for a run of mappings; neither call waits for
-/// running kernels; importing costs about 18 µs, so each chunk is imported once, when it is first mapped.
+/// The driver's rules, which shape this code: a handle is mapped whole; unmapping and setting
+/// access cost about 13 and 21 µs a handle and hardly depend on its size; access is set once for a
+/// run of mappings; neither call waits for running kernels; importing costs about 18 µs, so each
+/// chunk is imported once, when it is first mapped.
 #pragma once
 
 #include <mutex>
@@ -43,15 +45,18 @@ class cuda_memory final : public device_memory {
   CUstream stream_ = nullptr;                          ///< for scrubbing
 };
 
-/// Creates the chunks of a new pool on `device` and exports them. `pool_bytes` 0: all but `headroom` of what is free.
-/// The chunks live as long as the descriptors; the process that creates them may exit.
+/// Creates the chunks of a new pool on `device` and exports them. `pool_bytes` 0: all but
+/// `headroom` of what is free. The chunks live as long as the descriptors; the process that creates
+/// them may exit.
 struct cuda_chunks {
   pool_shape shape;
   pool_descriptors descriptors;
 };
-/// Whether a GPU can be used here, found out in a child process so that this one does not open CUDA.
+/// Whether a GPU can be used here, found out in a child process so that this one does not open
+/// CUDA.
 [[nodiscard]] bool cuda_in_child();
 
-[[nodiscard]] cuda_chunks create_cuda_chunks(int device, std::uint64_t pool_bytes, std::uint64_t chunk_bytes);
+[[nodiscard]] cuda_chunks create_cuda_chunks(int device, std::uint64_t pool_bytes,
+                                             std::uint64_t chunk_bytes);
 
 }  // namespace sluice::memhandover::detail

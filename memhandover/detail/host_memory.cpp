@@ -15,7 +15,8 @@ namespace sluice::memhandover::detail {
 namespace {
 
 [[noreturn]] void fail(std::string const& doing) {
-  throw error{errno == ENOMEM ? error_kind::out_of_memory : error_kind::internal, doing + ": " + std::strerror(errno)};
+  throw error{errno == ENOMEM ? error_kind::out_of_memory : error_kind::internal,
+              doing + ": " + std::strerror(errno)};
 }
 
 /// Calls `each(offset in `chunks`, length)` for every run of consecutive chunk numbers.
@@ -39,7 +40,8 @@ std::byte* host_memory::reserve(std::uint32_t chunks) {
   // Aligned to the chunk, so that a kernel that backs shared memory with huge pages can do so.
   auto const bytes = chunks * shape_.chunk_bytes;
   auto const padded = bytes + shape_.chunk_bytes;
-  void* raw = ::mmap(nullptr, padded, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* raw =
+      ::mmap(nullptr, padded, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (raw == MAP_FAILED) {
     fail("cannot reserve " + format_bytes(bytes) + " of address space");
   }
@@ -63,8 +65,8 @@ void host_memory::map(std::byte* where, std::span<std::uint32_t const> chunks) {
   for_each_run(chunks, [&](std::size_t start, std::size_t length) {
     auto* at = where + start * shape_.chunk_bytes;
     auto const offset = static_cast<off_t>(chunks[start] * shape_.chunk_bytes);
-    if (::mmap(at, length * shape_.chunk_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd_, offset) ==
-        MAP_FAILED) {
+    if (::mmap(at, length * shape_.chunk_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd_,
+               offset) == MAP_FAILED) {
       auto const error_number = errno;
       unmap(where, static_cast<std::uint32_t>(start));
       errno = error_number;
@@ -75,7 +77,8 @@ void host_memory::map(std::byte* where, std::span<std::uint32_t const> chunks) {
 
 void host_memory::unmap(std::byte* where, std::uint32_t count) noexcept {
   if (count > 0) {
-    ::mmap(where, count * shape_.chunk_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    ::mmap(where, count * shape_.chunk_bytes, PROT_NONE,
+           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   }
 }
 

@@ -15,7 +15,8 @@ class host_memory final : public device_memory {
   void map(std::byte* where, std::span<std::uint32_t const> chunks) override;
   void unmap(std::byte* where, std::uint32_t count) noexcept override;
   void revoke(std::byte* where, std::uint32_t count) override;
-  /// Punches the chunks out of the memfd: they read as zero, and their memory goes back to the system until touched.
+  /// Punches the chunks out of the memfd: they read as zero, and their memory goes back to the
+  /// system until touched.
   void scrub(std::byte* where, std::span<std::uint32_t const> chunks) override;
 
  private:

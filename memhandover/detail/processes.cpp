@@ -30,7 +30,8 @@ unique_fd pidfd_of(int pid) {
   return process;
 }
 
-/// Whether one of a process's descriptors is a pipe's write end. The mode of the link in /proc is that of the open file.
+/// Whether one of a process's descriptors is a pipe's write end. The mode of the link in /proc is
+/// that of the open file.
 bool holds_write_end(fs::path const& descriptors, std::string const& link) {
   std::error_code unreadable;  // a process may end, or be another user's, while it is looked at
   for (auto entry = fs::directory_iterator{descriptors, unreadable};
@@ -51,7 +52,8 @@ unique_fd open_process(int pid, std::uint64_t start_ticks) {
     return {};
   }
   auto process = pidfd_of(pid);
-  // The pidfd is ours first: if the number had passed to another process by then, the start times differ.
+  // The pidfd is ours first: if the number had passed to another process by then, the start times
+  // differ.
   if (process && process_start_ticks(pid) != start_ticks) {
     process.reset();
   }

@@ -7,14 +7,15 @@
 
 namespace sluice::memhandover::detail {
 
-/// A pidfd of the process with this pid and start time; empty if it has ended, or its number is another's by now.
+/// A pidfd of the process with this pid and start time; empty if it has ended, or its number is
+/// another's by now.
 [[nodiscard]] unique_fd open_process(int pid, std::uint64_t start_ticks);
 
 /// Inode of an open descriptor, 0 if it has none.
 [[nodiscard]] std::uint64_t inode_of(int fd);
 
-/// Kills every other process of this user that has the pipe with this inode open; returns how many there were.
-/// These are the forked descendants of a client that has died.
+/// Kills every other process of this user that has the pipe with this inode open; returns how many
+/// there were. These are the forked descendants of a client that has died.
 int end_holders(std::uint64_t pipe_inode);
 
 }  // namespace sluice::memhandover::detail

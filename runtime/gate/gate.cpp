@@ -198,7 +198,8 @@ int gate::close(std::int64_t deadline_ns) {
     return 0;
   }
   change(mode::closed, 0);
-  membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);  // where there is none, entering threads are `fenced`
+  membarrier(
+      MEMBARRIER_CMD_PRIVATE_EXPEDITED);  // where there is none, entering threads are `fenced`
   if (everybody_outside(deadline_ns)) {
     return 0;
   }

@@ -1,9 +1,11 @@
-/* The C boundary between the gate (preloaded, SONAME libcuda.so.1) and the runtime library (libsluice_runtime.so).
+/* The C boundary between the gate (preloaded, SONAME libcuda.so.1) and the runtime library
+ * (libsluice_runtime.so).
  *
- * The gate is inert until the process really uses CUDA: at the first call that needs memory or launches work, with a
- * context current, it opens the library named by SLUICE_RUNTIME_LIBRARY and calls sluice_runtime_attach() once. Each
- * side then calls the other through a table. Tables only grow at their end; `size` says how much a side knows.
- * All functions may be called from any thread unless they say otherwise; none throws.
+ * The gate is inert until the process really uses CUDA: at the first call that needs memory or
+ * launches work, with a context current, it opens the library named by SLUICE_RUNTIME_LIBRARY and
+ * calls sluice_runtime_attach() once. Each side then calls the other through a table. Tables only
+ * grow at their end; `size` says how much a side knows. All functions may be called from any thread
+ * unless they say otherwise; none throws.
  */
 #ifndef SLUICE_RUNTIME_GATE_API_H
 #define SLUICE_RUNTIME_GATE_API_H
@@ -18,29 +20,36 @@ extern "C" {
 /* What the gate offers to the runtime. */
 struct sluice_gate_api {
   size_t size;
-  /* Address of the driver's own function, e.g. real("cuMemMap"); NULL if the driver has none of that name. */
+  /* Address of the driver's own function, e.g. real("cuMemMap"); NULL if the driver has none of
+   * that name. */
   void* (*real)(char const* symbol);
-  /* Closes the gate. When it returns, no thread is inside a gated call and none enters until open(). Returns 0, or
-   * ETIMEDOUT if a thread stayed inside beyond `deadline_ns` (CLOCK_MONOTONIC); then the gate is as it was. */
+  /* Closes the gate. When it returns, no thread is inside a gated call and none enters until
+   * open(). Returns 0, or ETIMEDOUT if a thread stayed inside beyond `deadline_ns`
+   * (CLOCK_MONOTONIC); then the gate is as it was. */
   int (*close)(int64_t deadline_ns);
-  /* Waits until every stream that was launched on is idle; only while closed. 0 or ETIMEDOUT. Never a device-wide
-   * synchronisation, and it leaves streams that are being captured alone. */
+  /* Waits until every stream that was launched on is idle; only while closed. 0 or ETIMEDOUT. Never
+   * a device-wide synchronisation, and it leaves streams that are being captured alone. */
   int (*wait_idle)(int64_t deadline_ns);
   void (*open)(void);
-  /* From abort_begin() to abort_end() gated calls of threads that are not exempt return CUDA_ERROR_NOT_PERMITTED
-   * without reaching the driver. Calls held by a closed gate also fail when it opens in this state. Of an expendable
-   * thread, launches and copies whose result the host does not see at once are dropped instead: they succeed undone. */
+  /* From abort_begin() to abort_end() gated calls of threads that are not exempt return
+   * CUDA_ERROR_NOT_PERMITTED without reaching the driver. Calls held by a closed gate also fail
+   * when it opens in this state. Of an expendable thread, launches and copies whose result the host
+   * does not see at once are dropped instead: they succeed undone. */
   void (*abort_begin)(void);
   void (*abort_end)(void);
   /* Exempts the calling thread from holding and failing (1), or not (0). */
   void (*exempt_thread)(int exempt);
-  /* 1 while the calling thread is in a commit: not held by a compute pause while a demand waits (`urgent`). */
+  /* 1 while the calling thread is in a commit: not held by a compute pause while a demand waits
+   * (`urgent`). */
   void (*protect_thread)(int protect);
-  /* A word in shared memory: the CLOCK_MONOTONIC nanosecond until which launches are held, 0 for none. NULL: none. */
+  /* A word in shared memory: the CLOCK_MONOTONIC nanosecond until which launches are held, 0 for
+   * none. NULL: none. */
   void (*set_pause_word)(uint64_t const volatile* until_ns);
-  /* Lets protected threads through a compute pause (1) so that a demand can be served, or not (0). */
+  /* Lets protected threads through a compute pause (1) so that a demand can be served, or not (0).
+   */
   void (*set_urgent)(int urgent);
-  /* At most `groups` groups of `launches` gated calls are outstanding on the device; 0 launches: no bound. */
+  /* At most `groups` groups of `launches` gated calls are outstanding on the device; 0 launches: no
+   * bound. */
   void (*set_window)(unsigned launches, unsigned groups);
   /* Gated calls that went to the driver since the process started. */
   uint64_t (*launches)(void);
@@ -48,7 +57,11 @@ struct sluice_gate_api {
   void (*expendable_thread)(int expendable);
 };
 
-enum sluice_alloc_status { SLUICE_ALLOC_OK = 0, SLUICE_ALLOC_NOT_OURS = 1, SLUICE_ALLOC_OUT_OF_MEMORY = 2 };
+enum sluice_alloc_status {
+  SLUICE_ALLOC_OK = 0,
+  SLUICE_ALLOC_NOT_OURS = 1,
+  SLUICE_ALLOC_OUT_OF_MEMORY = 2
+};
 
 /* What the runtime offers to the gate. `device` is the driver's ordinal of the current context. */
 struct sluice_runtime_api {
@@ -57,15 +70,19 @@ struct sluice_runtime_api {
   int (*mem_alloc)(int device, uint64_t* address, size_t bytes);
   /* cuMemFree. NOT_OURS: the address is not the pool's. */
   int (*mem_free)(uint64_t address);
-  /* cuMemGetInfo as the job should see it: its share of the pool. NOT_OURS: let the driver answer. */
+  /* cuMemGetInfo as the job should see it: its share of the pool. NOT_OURS: let the driver answer.
+   */
   int (*mem_info)(int device, size_t* free_bytes, size_t* total_bytes);
-  /* cuMemGetAddressRange for addresses of the persistent range: one allocation, as the driver would say it. */
+  /* cuMemGetAddressRange for addresses of the persistent range: one allocation, as the driver would
+   * say it. */
   int (*address_range)(uint64_t address, uint64_t* base, size_t* bytes);
 };
 
-/* Exported by the runtime library. Returns its table, or NULL if this process does not share (the reason has been
- * printed): the gate then lets everything straight through. `gate` stays valid for the life of the process. */
-struct sluice_runtime_api const* sluice_runtime_attach(struct sluice_gate_api const* gate, int device);
+/* Exported by the runtime library. Returns its table, or NULL if this process does not share (the
+ * reason has been printed): the gate then lets everything straight through. `gate` stays valid for
+ * the life of the process. */
+struct sluice_runtime_api const* sluice_runtime_attach(struct sluice_gate_api const* gate,
+                                                       int device);
 
 #ifdef __cplusplus
 }

@@ -1,12 +1,13 @@
-/* The C boundary of the training runtime (libsluice_runtime.so), for the Python package, torch's pluggable allocator and
- * the host allocator. Independent of the Python and torch versions. Functions that can fail return a status and leave a
- * sentence in sluice_last_error() of the calling thread. Nothing throws.
+/* The C boundary of the training runtime (libsluice_runtime.so), for the Python package, torch's
+ * pluggable allocator and the host allocator. Independent of the Python and torch versions.
+ * Functions that can fail return a status and leave a sentence in sluice_last_error() of the
+ * calling thread. Nothing throws.
  *
  * One micro-batch:
  *
  *   begin ─► forward, backward ─► commit_begin ──1──► add gradients ─► commit_end
- *                  │                    └──0──► discard          (memory was taken away: run it again)
- *                  └── exception ─► discard
+ *                  │                    └──0──► discard          (memory was taken away: run it
+ * again) └── exception ─► discard
  */
 #ifndef SLUICE_RUNTIME_STEP_C_API_H
 #define SLUICE_RUNTIME_STEP_C_API_H
@@ -37,17 +38,19 @@ enum sluice_arena_state {
 
 SLUICE_EXPORT char const* sluice_last_error(void);
 
-/* Joins the pool with the host backend. 0 if the process shares from now on. On CUDA the gate joins by itself. */
+/* Joins the pool with the host backend. 0 if the process shares from now on. On CUDA the gate joins
+ * by itself. */
 SLUICE_EXPORT int sluice_join_host(void);
 /* 0: this process does not share; 1: host; 2: CUDA. */
 SLUICE_EXPORT int sluice_backend(void);
 
 /* Starts a micro-batch of `micro_batch` samples of a global batch on the calling thread. */
 SLUICE_EXPORT int sluice_begin(uint32_t micro_batch, uint32_t global_batch);
-/* On CUDA: what the calling thread launches, now and later, belongs to micro-batches; for autograd's threads. The thread
- * that calls sluice_begin belongs to its micro-batch by itself. */
+/* On CUDA: what the calling thread launches, now and later, belongs to micro-batches; for
+ * autograd's threads. The thread that calls sluice_begin belongs to its micro-batch by itself. */
 SLUICE_EXPORT void sluice_adopt_thread(void);
-/* Number of the arena that allocations go to: it changes when a new one takes the place of a revoked one. */
+/* Number of the arena that allocations go to: it changes when a new one takes the place of a
+ * revoked one. */
 SLUICE_EXPORT uint64_t sluice_generation(void);
 SLUICE_EXPORT int sluice_arena_state(void);
 /* 1: the micro-batch is whole and protected until sluice_commit_end; 0: discard it. */
@@ -70,7 +73,8 @@ SLUICE_EXPORT uint64_t sluice_others_bytes(void);
 /* Waits until the arena could have more than `bytes`, at most `timeout_ms`; 1 if so. */
 SLUICE_EXPORT int sluice_wait_memory(uint64_t bytes, uint32_t timeout_ms);
 
-/* The planner of micro-batch sizes (scheduler/batch_planner.hpp); one for the process. `fixed`: always `largest`. */
+/* The planner of micro-batch sizes (scheduler/batch_planner.hpp); one for the process. `fixed`:
+ * always `largest`. */
 SLUICE_EXPORT int sluice_plan_start(uint32_t largest, int fixed);
 /* Samples of the next micro-batch; 0: wait until the arena could have *needed_bytes. */
 SLUICE_EXPORT uint32_t sluice_plan_next(uint32_t remaining, uint64_t* needed_bytes);
@@ -81,7 +85,8 @@ SLUICE_EXPORT void sluice_plan_discarded(uint32_t samples, int arena_state);
 SLUICE_EXPORT void* sluice_arena_alloc(ssize_t bytes, int device, void* stream);
 SLUICE_EXPORT void sluice_arena_free(void* address, ssize_t bytes, int device, void* stream);
 
-/* Host allocator: an address in *address, or a status. SLUICE_FAILED: let torch's own allocator answer. */
+/* Host allocator: an address in *address, or a status. SLUICE_FAILED: let torch's own allocator
+ * answer. */
 SLUICE_EXPORT int sluice_host_alloc(void** address, size_t bytes);
 /* 1 if the address was ours. */
 SLUICE_EXPORT int sluice_host_free(void* address);

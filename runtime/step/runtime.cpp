@@ -48,7 +48,8 @@ class driver_gate final : public launch_gate {
   sluice_gate_api const& table_;
 };
 
-/// What this process has of the pool. Set once, then constant; never destroyed, since threads use it until the end.
+/// What this process has of the pool. Set once, then constant; never destroyed, since threads use
+/// it until the end.
 struct process_state {
   backend_kind backend = backend_kind::host;
   int device = -1;
@@ -65,13 +66,14 @@ std::atomic<process_state*> shared_state{nullptr};
 /// A forked child has the memory but no thread and no place in the pool.
 std::atomic<bool> in_child{false};
 
-/// While a server is there, at most so many gated calls are outstanding in so many groups: a short queue on the device
-/// is what makes a pause short. Without a server launches go straight.
+/// While a server is there, at most so many gated calls are outstanding in so many groups: a short
+/// queue on the device is what makes a pause short. Without a server launches go straight.
 constexpr unsigned window_launches = 16;
 constexpr unsigned window_groups = 2;
 
 process_state* sharing() noexcept {
-  return in_child.load(std::memory_order_relaxed) ? nullptr : shared_state.load(std::memory_order_acquire);
+  return in_child.load(std::memory_order_relaxed) ? nullptr
+                                                  : shared_state.load(std::memory_order_acquire);
 }
 
 memhandover::broker_options broker_from_environment() {
@@ -103,9 +105,12 @@ int guarded(Work&& work) noexcept {
   } catch (error const& why) {
     last_error_text = why.what();
     switch (why.kind()) {
-      case error_kind::cancelled: return SLUICE_CANCELLED;
-      case error_kind::out_of_memory: return SLUICE_OUT_OF_MEMORY;
-      default: return SLUICE_FAILED;
+      case error_kind::cancelled:
+        return SLUICE_CANCELLED;
+      case error_kind::out_of_memory:
+        return SLUICE_OUT_OF_MEMORY;
+      default:
+        return SLUICE_FAILED;
     }
   } catch (std::exception const& why) {
     last_error_text = why.what();
@@ -113,11 +118,16 @@ int guarded(Work&& work) noexcept {
   }
 }
 
-void say(std::string const& text) { std::fprintf(stderr, "sluice: %s\n", text.c_str()); }
+void say(std::string const& text) {
+  std::fprintf(stderr, "sluice: %s\n", text.c_str());
+}
 
-// --- the driver's memory calls, for the gate ---------------------------------------------------------------------
+// --- the driver's memory calls, for the gate
+// ---------------------------------------------------------------------
 
-bool on_pool_device(process_state const& state, int device) { return state.memory != nullptr && device == state.device; }
+bool on_pool_device(process_state const& state, int device) {
+  return state.memory != nullptr && device == state.device;
+}
 
 int driver_mem_alloc(int device, std::uint64_t* address, std::size_t bytes) {
   auto* const state = sharing();
@@ -126,9 +136,13 @@ int driver_mem_alloc(int device, std::uint64_t* address, std::size_t bytes) {
   }
   std::byte* where = nullptr;
   switch (guarded([&] { where = state->memory->allocate_persistent(bytes); })) {
-    case SLUICE_OK: *address = reinterpret_cast<std::uint64_t>(where); return SLUICE_ALLOC_OK;
-    case SLUICE_OUT_OF_MEMORY: return SLUICE_ALLOC_OUT_OF_MEMORY;
-    default: return SLUICE_ALLOC_NOT_OURS;
+    case SLUICE_OK:
+      *address = reinterpret_cast<std::uint64_t>(where);
+      return SLUICE_ALLOC_OK;
+    case SLUICE_OUT_OF_MEMORY:
+      return SLUICE_ALLOC_OUT_OF_MEMORY;
+    default:
+      return SLUICE_ALLOC_NOT_OURS;
   }
 }
 
@@ -168,10 +182,11 @@ int driver_address_range(std::uint64_t address, std::uint64_t* base, std::size_t
   return SLUICE_ALLOC_OK;
 }
 
-constexpr sluice_runtime_api driver_table{sizeof(sluice_runtime_api), driver_mem_alloc, driver_mem_free,
-                                          driver_mem_info, driver_address_range};
+constexpr sluice_runtime_api driver_table{sizeof(sluice_runtime_api), driver_mem_alloc,
+                                          driver_mem_free, driver_mem_info, driver_address_range};
 
-// --- fork ----------------------------------------------------------------------------------------------------------
+// --- fork
+// ----------------------------------------------------------------------------------------------------------
 
 void before_fork() {
   if (auto* const state = sharing(); state != nullptr && state->backend == backend_kind::host) {
@@ -194,7 +209,8 @@ void after_fork_in_child() {
 
 void publish_state(std::unique_ptr<process_state> state) {
   static std::once_flag once;
-  std::call_once(once, [] { ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child); });
+  std::call_once(once,
+                 [] { ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child); });
   shared_state.store(state.release(), std::memory_order_release);
 }
 
@@ -209,7 +225,8 @@ void watch_window(process_state& state) {
   if (state.gate_table == nullptr) {
     return;
   }
-  auto const wanted = state.memory->client().view().header().serving_now.load() != 0 ? window_launches : 0;
+  auto const wanted =
+      state.memory->client().view().header().serving_now.load() != 0 ? window_launches : 0;
   if (wanted != state.window) {
     state.window = wanted;
     state.gate_table->set_window(wanted, window_groups);
@@ -223,9 +240,12 @@ using namespace sluice::step;
 
 extern "C" {
 
-char const* sluice_last_error(void) { return last_error_text.c_str(); }
+char const* sluice_last_error(void) {
+  return last_error_text.c_str();
+}
 
-SLUICE_EXPORT sluice_runtime_api const* sluice_runtime_attach(sluice_gate_api const* gate, int device) {
+SLUICE_EXPORT sluice_runtime_api const* sluice_runtime_attach(sluice_gate_api const* gate,
+                                                              int device) {
   if (sharing() != nullptr || in_child.load()) {
     return nullptr;
   }
@@ -236,7 +256,8 @@ SLUICE_EXPORT sluice_runtime_api const* sluice_runtime_attach(sluice_gate_api co
     state->device = device;
     state->gate_table = gate;
     state->gate = std::make_unique<driver_gate>(*gate);
-    state->driver = sluice::memhandover::cuda_driver::load([gate](char const* name) { return gate->real(name); });
+    state->driver = sluice::memhandover::cuda_driver::load(
+        [gate](char const* name) { return gate->real(name); });
     training_memory::options options;
     options.broker = broker_from_environment();
     options.name = job_name();
@@ -246,8 +267,9 @@ SLUICE_EXPORT sluice_runtime_api const* sluice_runtime_attach(sluice_gate_api co
     state->memory = std::make_unique<training_memory>(std::move(options));
     auto const shape = state->memory->client().view().shape();
     if (shape.backend != sluice::memhandover::backend_kind::cuda || shape.device != device) {
-      throw sluice::error{sluice::error_kind::unsupported,
-                          "the pool is not on GPU " + std::to_string(device) + ", which this process uses"};
+      throw sluice::error{
+          sluice::error_kind::unsupported,
+          "the pool is not on GPU " + std::to_string(device) + ", which this process uses"};
     }
     gate->set_pause_word(reinterpret_cast<std::uint64_t const volatile*>(
         &state->memory->client().view().header().pause_until_ns));
@@ -266,7 +288,8 @@ int sluice_join_host(void) {
   }
   return guarded([] {
     if (in_child.load()) {
-      throw sluice::error{sluice::error_kind::unsupported, "a forked child of a training process cannot train in the pool"};
+      throw sluice::error{sluice::error_kind::unsupported,
+                          "a forked child of a training process cannot train in the pool"};
     }
     set_up_logging_once();
     auto state = std::make_unique<process_state>();
@@ -278,7 +301,8 @@ int sluice_join_host(void) {
     options.persistent = sluice::memhandover::chunk_space::backing::process;
     state->memory = std::make_unique<training_memory>(std::move(options));
     if (state->memory->client().view().shape().backend != sluice::memhandover::backend_kind::host) {
-      throw sluice::error{sluice::error_kind::unsupported, "the pool is on a GPU; this process trains on the host"};
+      throw sluice::error{sluice::error_kind::unsupported,
+                          "the pool is on a GPU; this process trains on the host"};
     }
     publish_state(std::move(state));
   });
@@ -360,7 +384,9 @@ uint64_t sluice_survivors(void) {
   return state == nullptr ? 0 : state->memory->survivors();
 }
 
-void sluice_enter(int enter) { thread_in_arena = enter != 0; }
+void sluice_enter(int enter) {
+  thread_in_arena = enter != 0;
+}
 
 uint64_t sluice_arena_capacity(void) {
   auto* const state = sharing();
@@ -386,7 +412,8 @@ uint64_t sluice_others_bytes(void) {
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < view.header().chunk_count; ++i) {
     auto const chunk = view.chunk(i);
-    bool const held = chunk.who == sluice::memhandover::owner::serving || chunk.who == sluice::memhandover::owner::training;
+    bool const held = chunk.who == sluice::memhandover::owner::serving ||
+                      chunk.who == sluice::memhandover::owner::training;
     bytes += held && chunk.client != state->memory->client().slot() ? view.header().chunk_bytes : 0;
   }
   return bytes;
@@ -394,7 +421,10 @@ uint64_t sluice_others_bytes(void) {
 
 int sluice_wait_memory(uint64_t bytes, uint32_t timeout_ms) {
   auto* const state = sharing();
-  return state != nullptr && state->memory->wait_capacity(bytes, std::chrono::milliseconds{timeout_ms}) ? 1 : 0;
+  return state != nullptr &&
+                 state->memory->wait_capacity(bytes, std::chrono::milliseconds{timeout_ms})
+             ? 1
+             : 0;
 }
 
 int sluice_plan_start(uint32_t largest, int fixed) {
@@ -404,8 +434,8 @@ int sluice_plan_start(uint32_t largest, int fixed) {
   }
   return guarded([&] {
     std::lock_guard const lock{state->planner_mutex};
-    state->planner =
-        std::make_unique<sluice::scheduler::batch_planner>(sluice::scheduler::batch_planner::settings{largest, fixed != 0});
+    state->planner = std::make_unique<sluice::scheduler::batch_planner>(
+        sluice::scheduler::batch_planner::settings{largest, fixed != 0});
   });
 }
 
@@ -466,7 +496,8 @@ int sluice_host_alloc(void** address, size_t bytes) {
     return SLUICE_FAILED;
   }
   return guarded([&] {
-    *address = thread_in_arena ? state->memory->allocate_arena(bytes) : state->memory->allocate_persistent(bytes);
+    *address = thread_in_arena ? state->memory->allocate_arena(bytes)
+                               : state->memory->allocate_persistent(bytes);
   });
 }
 
@@ -476,7 +507,9 @@ int sluice_host_free(void* address) {
     return 0;
   }
   if (in_child.load(std::memory_order_relaxed)) {
-    return state->memory->owns(address) ? 1 : 0;  // what was inherited stays as it is until the child ends
+    return state->memory->owns(address)
+               ? 1
+               : 0;  // what was inherited stays as it is until the child ends
   }
   int freed = 0;
   (void)guarded([&] { freed = state->memory->free(static_cast<std::byte*>(address)) ? 1 : 0; });

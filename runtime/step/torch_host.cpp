@@ -1,5 +1,6 @@
-/// torch's CPU allocator and operator boundaries, handed to the training runtime. The only part of the training side
-/// that is built against torch, and so thin that it hardly depends on torch's version.
+/// torch's CPU allocator and operator boundaries, handed to the training runtime. The only part of
+/// the training side that is built against torch, and so thin that it hardly depends on torch's
+/// version.
 
 #include <ATen/record_function.h>
 #include <c10/core/Allocator.h>
@@ -15,7 +16,9 @@ namespace {
 c10::Allocator* torch_allocator = nullptr;
 c10::DeleterFnPtr torch_raw_deleter = nullptr;
 
-void free_ours(void* address) { (void)sluice_host_free(address); }
+void free_ours(void* address) {
+  (void)sluice_host_free(address);
+}
 
 /// For addresses whose origin is not known: ours, or torch's own.
 void free_any(void* address) {
@@ -40,7 +43,9 @@ class pool_allocator final : public c10::Allocator {
     }
   }
   c10::DeleterFnPtr raw_deleter() const override { return free_any; }
-  void copy_data(void* to, void const* from, std::size_t bytes) const override { std::memcpy(to, from, bytes); }
+  void copy_data(void* to, void const* from, std::size_t bytes) const override {
+    std::memcpy(to, from, bytes);
+  }
 };
 
 std::unique_ptr<at::ObserverContext> at_boundary(at::RecordFunction const& /*function*/) {
@@ -64,8 +69,9 @@ extern "C" SLUICE_EXPORT int sluice_torch_host_install(void) {
   static pool_allocator ours;
   constexpr std::uint8_t above_the_default = 200;
   c10::SetCPUAllocator(&ours, above_the_default);
-  at::addGlobalCallback(at::RecordFunctionCallback(at_boundary)
-                            .needsInputs(false)
-                            .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+  at::addGlobalCallback(
+      at::RecordFunctionCallback(at_boundary)
+          .needsInputs(false)
+          .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
   return 0;
 }

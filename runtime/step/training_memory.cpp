@@ -16,12 +16,14 @@ using memhandover::monotonic_ns;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-/// How long an allocation waits for the pool's writer. It answers within microseconds unless it has just died.
+/// How long an allocation waits for the pool's writer. It answers within microseconds unless it has
+/// just died.
 constexpr milliseconds grant_patience{2000};
-/// How long persistent memory that the server holds is waited for: the server's idle timeouts are seconds. Afterwards the
-/// job hears that it is out of memory.
+/// How long persistent memory that the server holds is waited for: the server's idle timeouts are
+/// seconds. Afterwards the job hears that it is out of memory.
 constexpr std::chrono::seconds persistent_patience{60};
-/// How long the control thread waits for launches to end before it gives nothing: longer than any unit it may meet.
+/// How long the control thread waits for launches to end before it gives nothing: longer than any
+/// unit it may meet.
 constexpr std::int64_t drain_patience_ns = 2'000'000'000;
 
 thread_local bool commits_here = false;
@@ -29,21 +31,25 @@ thread_local bool commits_here = false;
 }  // namespace
 
 training_memory::training_memory(options how) : options_(std::move(how)) {
-  client_ = memhandover::training_client::join(options_.broker, options_.name, [this](memhandover::demand const& wanted) {
-    return give_up(wanted);
-  });
+  client_ = memhandover::training_client::join(
+      options_.broker, options_.name,
+      [this](memhandover::demand const& wanted) { return give_up(wanted); });
   std::lock_guard const lock{mutex_};
-  memory_ = memhandover::open_device_memory(client_->view().shape(), client_->files().chunks, options_.driver);
+  memory_ = memhandover::open_device_memory(client_->view().shape(), client_->files().chunks,
+                                            options_.driver);
   auto const chunks = client_->view().shape().chunk_count;
   needs_scrub_.resize(chunks);
   arena_ = new_arena();
   persistent_ = std::make_unique<space>(*memory_, chunks, options_.alignment, options_.persistent);
 }
 
-bool training_memory::committing() noexcept { return commits_here; }
+bool training_memory::committing() noexcept {
+  return commits_here;
+}
 
 std::unique_ptr<chunk_space> training_memory::new_arena() const {
-  return std::make_unique<space>(*memory_, client_->view().shape().chunk_count, options_.alignment, space::backing::pool);
+  return std::make_unique<space>(*memory_, client_->view().shape().chunk_count, options_.alignment,
+                                 space::backing::pool);
 }
 
 void training_memory::begin() {
@@ -78,8 +84,9 @@ void training_memory::commit_end() {
     std::lock_guard const lock{mutex_};
     phase_ = phase::idle;
     commits_here = false;
-    // On the host every tensor is an allocation of its own, so one that is left outlives its micro-batch. On CUDA what
-    // is left are the segments that torch's allocator keeps for the next one.
+    // On the host every tensor is an allocation of its own, so one that is left outlives its
+    // micro-batch. On CUDA what is left are the segments that torch's allocator keeps for the next
+    // one.
     if (options_.gate == nullptr && arena_->ranges().live() > 0) {
       replace_arena(promoted_);
     }
@@ -146,7 +153,8 @@ std::uint64_t training_memory::peak_bytes() const {
 
 std::uint64_t training_memory::capacity_bytes() const {
   std::lock_guard const lock{mutex_};
-  auto const chunks = arena_->chunks().size() + spare_.size() + client_->view().header().grantable.load();
+  auto const chunks =
+      arena_->chunks().size() + spare_.size() + client_->view().header().grantable.load();
   return chunks * client_->view().shape().chunk_bytes;
 }
 
@@ -168,7 +176,9 @@ std::byte* training_memory::allocate_arena(std::size_t bytes) {
   std::unique_lock lock{mutex_};
   for (;;) {
     if (arena_->revoked()) {
-      throw error{error_kind::cancelled, "this micro-batch's memory has gone to the inference server; it will be run again"};
+      throw error{
+          error_kind::cancelled,
+          "this micro-batch's memory has gone to the inference server; it will be run again"};
     }
     if (auto* const address = arena_->allocate(bytes)) {
       peak_ = std::max(peak_, arena_->ranges().used());
@@ -178,8 +188,8 @@ std::byte* training_memory::allocate_arena(std::size_t bytes) {
     if (!fill(*arena_, bytes, lock) && arena_.get() == before && !arena_->revoked()) {
       state_.store(arena_state::starved, std::memory_order_release);
       throw error{error_kind::out_of_memory,
-                  "the step arena holds " + format_bytes(arena_->ranges().used()) + " and cannot get " +
-                      format_bytes(bytes) + " more from the pool at present"};
+                  "the step arena holds " + format_bytes(arena_->ranges().used()) +
+                      " and cannot get " + format_bytes(bytes) + " more from the pool at present"};
     }
   }
 }
@@ -202,15 +212,18 @@ std::byte* training_memory::allocate_persistent(std::size_t bytes) {
   }
 }
 
-/// Gets hold of chunks for `bytes` of persistent memory where the pool has none to grant: what the arena does not use
-/// itself, else what the server gives back before the deadline. False: there will be none.
+/// Gets hold of chunks for `bytes` of persistent memory where the pool has none to grant: what the
+/// arena does not use itself, else what the server gives back before the deadline. False: there
+/// will be none.
 bool training_memory::await_persistent(std::size_t bytes, steady_clock::time_point deadline,
                                        std::unique_lock<std::mutex>& lock) {
   auto const needed = persistent_->chunks_needed(bytes);
   if (needed > persistent_->room()) {
     return false;
   }
-  auto missing = [&] { return needed - std::min(needed, static_cast<std::uint32_t>(spare_.size())); };
+  auto missing = [&] {
+    return needed - std::min(needed, static_cast<std::uint32_t>(spare_.size()));
+  };
   if (missing() > 0 && !arena_->revoked()) {
     keep_spare(arena_->shrink(missing()));
   }
@@ -225,7 +238,8 @@ bool training_memory::await_persistent(std::size_t bytes, steady_clock::time_poi
   return granted;
 }
 
-/// Maps chunks into `where` until `bytes` fit; false if there are too few. The lock is let go while the pool is asked.
+/// Maps chunks into `where` until `bytes` fit; false if there are too few. The lock is let go while
+/// the pool is asked.
 bool training_memory::fill(space& where, std::size_t bytes, std::unique_lock<std::mutex>& lock) {
   auto const needed = where.chunks_needed(bytes);
   if (needed > where.room()) {
@@ -235,7 +249,8 @@ bool training_memory::fill(space& where, std::size_t bytes, std::unique_lock<std
     auto const missing = needed - static_cast<std::uint32_t>(spare_.size());
     std::vector<std::uint32_t> dirty;
     lock.unlock();
-    auto const granted = client_->acquire(std::max(missing, options_.grow_by), steady_clock::now() + grant_patience, &dirty);
+    auto const granted = client_->acquire(std::max(missing, options_.grow_by),
+                                          steady_clock::now() + grant_patience, &dirty);
     lock.lock();
     for (auto const chunk : dirty) {
       needs_scrub_.at(chunk) = true;
@@ -250,7 +265,8 @@ bool training_memory::fill(space& where, std::size_t bytes, std::unique_lock<std
   }
   // Neighbours together, so that one mapping covers a run of them.
   std::sort(spare_.begin(), spare_.end());
-  std::vector<std::uint32_t> const taken(spare_.end() - static_cast<std::ptrdiff_t>(needed), spare_.end());
+  std::vector<std::uint32_t> const taken(spare_.end() - static_cast<std::ptrdiff_t>(needed),
+                                         spare_.end());
   auto* const at = where.base() + where.chunks().size() * memory_->shape().chunk_bytes;
   where.grow(taken);
   spare_.resize(spare_.size() - needed);
@@ -276,8 +292,8 @@ bool training_memory::free(std::byte* address) {
   }
   if (persistent_->contains(address)) {
     bool const freed = persistent_->free(address) > 0;
-    // Back to where the arena can have it. On CUDA the caller has waited for the device; on the host blocks come and go
-    // often, and `begin` does this once a micro-batch.
+    // Back to where the arena can have it. On CUDA the caller has waited for the device; on the
+    // host blocks come and go often, and `begin` does this once a micro-batch.
     if (options_.gate != nullptr) {
       keep_spare(persistent_->shrink(persistent_->idle_chunks()));
       publish();
@@ -298,8 +314,11 @@ bool training_memory::free(std::byte* address) {
 
 bool training_memory::owns(void const* address) const {
   std::lock_guard const lock{mutex_};
-  auto holds = [address](std::unique_ptr<space> const& candidate) { return candidate->contains(address); };
-  return holds(arena_) || holds(persistent_) || std::any_of(retired_.begin(), retired_.end(), holds) ||
+  auto holds = [address](std::unique_ptr<space> const& candidate) {
+    return candidate->contains(address);
+  };
+  return holds(arena_) || holds(persistent_) ||
+         std::any_of(retired_.begin(), retired_.end(), holds) ||
          std::any_of(promoted_.begin(), promoted_.end(), holds);
 }
 
@@ -308,21 +327,25 @@ std::pair<std::byte*, std::size_t> training_memory::persistent_range(std::byte* 
   if (!persistent_->contains(address)) {
     return {nullptr, 0};
   }
-  auto const range = persistent_->ranges().containing(static_cast<std::size_t>(address - persistent_->base()));
-  return range ? std::pair{persistent_->base() + range->first, range->second} : std::pair{static_cast<std::byte*>(nullptr), std::size_t{0}};
+  auto const range =
+      persistent_->ranges().containing(static_cast<std::size_t>(address - persistent_->base()));
+  return range ? std::pair{persistent_->base() + range->first, range->second}
+               : std::pair{static_cast<std::byte*>(nullptr), std::size_t{0}};
 }
 
 std::uint64_t training_memory::persistent_free_bytes() const {
   std::lock_guard const lock{mutex_};
   auto const chunks = spare_.size() + client_->view().header().grantable.load();
-  return persistent_->ranges().capacity() - persistent_->ranges().used() + chunks * memory_->shape().chunk_bytes;
+  return persistent_->ranges().capacity() - persistent_->ranges().used() +
+         chunks * memory_->shape().chunk_bytes;
 }
 
 void training_memory::keep_spare(std::vector<std::uint32_t> const& chunks) {
   spare_.insert(spare_.end(), chunks.begin(), chunks.end());
 }
 
-/// Chunks that nothing uses: those without a mapping, then the idle ends of arena and persistent memory.
+/// Chunks that nothing uses: those without a mapping, then the idle ends of arena and persistent
+/// memory.
 void training_memory::take_idle(std::uint32_t count, std::vector<std::uint32_t>& given) {
   auto missing = [&] { return count - static_cast<std::uint32_t>(given.size()); };
   hand_over(missing(), spare_, given);
@@ -351,7 +374,8 @@ memhandover::demand_answer training_memory::give_up(memhandover::demand const& w
     return answer;  // still being set up: there is nothing to give
   }
   if (phase_ == phase::committing) {
-    // A commit is short, and what it adds up must not be lost. A compute pause lets it through meanwhile.
+    // A commit is short, and what it adds up must not be lost. A compute pause lets it through
+    // meanwhile.
     urgent_.store(true, std::memory_order_release);
     if (options_.gate != nullptr) {
       options_.gate->set_urgent(true);
@@ -367,7 +391,8 @@ memhandover::demand_answer training_memory::give_up(memhandover::demand const& w
   if (gate == nullptr) {
     take_idle(wanted.chunks, answer.chunks);
   } else {
-    hand_over(wanted.chunks, spare_, answer.chunks);  // what is mapped may still be in use by the device
+    hand_over(wanted.chunks, spare_,
+              answer.chunks);  // what is mapped may still be in use by the device
   }
   auto const missing = wanted.chunks - static_cast<std::uint32_t>(answer.chunks.size());
   if (missing > 0 && !arena_->chunks().empty() && !arena_->revoked()) {
@@ -384,8 +409,10 @@ memhandover::demand_answer training_memory::give_up(memhandover::demand const& w
   return answer;
 }
 
-/// Closes the gate, waits until nothing runs, and takes the arena. Mappings are removed, and the gate opened, afterwards.
-void training_memory::take_arena_behind_gate(std::uint32_t count, std::unique_lock<std::mutex>& lock,
+/// Closes the gate, waits until nothing runs, and takes the arena. Mappings are removed, and the
+/// gate opened, afterwards.
+void training_memory::take_arena_behind_gate(std::uint32_t count,
+                                             std::unique_lock<std::mutex>& lock,
                                              memhandover::demand_answer& answer) {
   auto* const gate = options_.gate;
   auto const deadline = monotonic_ns() + drain_patience_ns;
@@ -405,7 +432,8 @@ void training_memory::take_arena_behind_gate(std::uint32_t count, std::unique_lo
     if (!closed || !idle) {
       return;
     }
-    commit_ended_.wait(lock, [this] { return phase_ != phase::committing; });  // it began in between
+    commit_ended_.wait(lock,
+                       [this] { return phase_ != phase::committing; });  // it began in between
   }
   if (arena_->chunks().empty() || arena_->revoked()) {
     gate->open();
@@ -420,7 +448,8 @@ void training_memory::take_arena_behind_gate(std::uint32_t count, std::unique_lo
     victim->finish_revoke();
     keep_spare(kept);
     if (arena_.get() == victim && phase_ == phase::running) {
-      gate->abort_begin();  // until `discard`; if that has been called already there is nothing left to abort
+      gate->abort_begin();  // until `discard`; if that has been called already there is nothing
+                            // left to abort
     }
     gate->open();
     drop_empty(retired_);
@@ -433,7 +462,8 @@ void training_memory::publish() {
   for (auto const& old : promoted_) {
     kept += old->chunks().size();
   }
-  box.arena_chunks.store(static_cast<std::uint32_t>(arena_->chunks().size() + spare_.size()), std::memory_order_relaxed);
+  box.arena_chunks.store(static_cast<std::uint32_t>(arena_->chunks().size() + spare_.size()),
+                         std::memory_order_relaxed);
   box.persistent_chunks.store(static_cast<std::uint32_t>(kept), std::memory_order_relaxed);
 }
 
@@ -445,7 +475,8 @@ void training_memory::before_fork() {
       return;
     }
     auto const bytes = shared.chunks().size() * chunk;
-    void* const twin = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* const twin = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (twin != MAP_FAILED) {
       shared.ranges().for_each([&](std::size_t offset, std::size_t size) {
         std::memcpy(static_cast<std::byte*>(twin) + offset, shared.base() + offset, size);

@@ -2,15 +2,20 @@
 ///
 /// The arena's life in one micro-batch, and what a demand does to it in each state:
 ///
-///   idle ──begin──► running ──commit_begin──► committing ──commit_end──► idle        demand: idle: whole arena
-///                      └───────── discard ──► idle                                   running: whole arena, discarded
-///                                                                                    committing: after commit_end
+///   idle ──begin──► running ──commit_begin──► committing ──commit_end──► idle        demand: idle:
+///   whole arena
+///                      └───────── discard ──► idle                                   running:
+///                      whole arena, discarded
+///                                                                                    committing:
+///                                                                                    after
+///                                                                                    commit_end
 ///
-/// An arena that has been revoked is *retired*: its addresses are not used again while an allocation in it lives. One
-/// whose allocations outlive a commit is *promoted*: it stays mapped and is never a victim.
+/// An arena that has been revoked is *retired*: its addresses are not used again while an
+/// allocation in it lives. One whose allocations outlive a commit is *promoted*: it stays mapped
+/// and is never a victim.
 ///
-/// Victims of a demand, in this order: chunks without a mapping, idle chunks at the end of arena and of persistent
-/// memory, then the arena as a whole.
+/// Victims of a demand, in this order: chunks without a mapping, idle chunks at the end of arena
+/// and of persistent memory, then the arena as a whole.
 ///
 /// Thread-safety: all functions from any thread. No lock is held while waiting for the pool.
 #pragma once
@@ -28,11 +33,13 @@
 
 namespace sluice::step {
 
-/// How launches are stopped and taken back; the host backend, which revokes under running kernels, has an empty one.
+/// How launches are stopped and taken back; the host backend, which revokes under running kernels,
+/// has an empty one.
 class launch_gate {
  public:
   virtual ~launch_gate() = default;
-  /// No launch begins after it returns true; false if a thread stayed inside one until the deadline.
+  /// No launch begins after it returns true; false if a thread stayed inside one until the
+  /// deadline.
   virtual bool close(std::int64_t deadline_ns) = 0;
   virtual bool wait_idle(std::int64_t deadline_ns) = 0;
   virtual void open() = 0;
@@ -48,11 +55,11 @@ class training_memory {
   struct options {
     memhandover::broker_options broker;
     std::string name;
-    std::size_t alignment = 64;                  ///< of every allocation
-    std::uint32_t grow_by = 1;                   ///< chunks asked for at least, so that asking is rare
+    std::size_t alignment = 64;  ///< of every allocation
+    std::uint32_t grow_by = 1;   ///< chunks asked for at least, so that asking is rare
     memhandover::chunk_space::backing persistent = memhandover::chunk_space::backing::pool;
     std::shared_ptr<memhandover::cuda_driver const> driver;  ///< null on the host
-    launch_gate* gate = nullptr;                 ///< null on the host
+    launch_gate* gate = nullptr;                             ///< null on the host
   };
 
   /// Joins the pool. Throws as `training_client::join` does.
@@ -60,13 +67,18 @@ class training_memory {
 
   [[nodiscard]] memhandover::training_client& client() noexcept { return *client_; }
 
-  // --- micro-batches, from the training thread -----------------------------------------------------------------
+  // --- micro-batches, from the training thread
+  // -----------------------------------------------------------------
   void begin();
   [[nodiscard]] bool commit_begin();
   void commit_end();
   void discard();
-  [[nodiscard]] arena_state state() const noexcept { return state_.load(std::memory_order_acquire); }
-  [[nodiscard]] std::uint64_t generation() const noexcept { return generation_.load(std::memory_order_acquire); }
+  [[nodiscard]] arena_state state() const noexcept {
+    return state_.load(std::memory_order_acquire);
+  }
+  [[nodiscard]] std::uint64_t generation() const noexcept {
+    return generation_.load(std::memory_order_acquire);
+  }
   /// True in the thread that commits, between commit_begin and commit_end.
   [[nodiscard]] static bool committing() noexcept;
   /// A demand waits for a commit to end.
@@ -77,19 +89,23 @@ class training_memory {
   [[nodiscard]] std::uint64_t capacity_bytes() const;
   bool wait_capacity(std::uint64_t bytes, std::chrono::milliseconds patience);
 
-  // --- allocation ------------------------------------------------------------------------------------------------
-  /// Throws `cancelled` if the micro-batch's memory has been taken away, `out_of_memory` if the pool grants too little.
+  // --- allocation
+  // ------------------------------------------------------------------------------------------------
+  /// Throws `cancelled` if the micro-batch's memory has been taken away, `out_of_memory` if the
+  /// pool grants too little.
   [[nodiscard]] std::byte* allocate_arena(std::size_t bytes);
   [[nodiscard]] std::byte* allocate_persistent(std::size_t bytes);
   /// Whether `address` was an allocation of ours; it is free afterwards.
   bool free(std::byte* address);
   [[nodiscard]] bool owns(void const* address) const;
-  /// The allocation of persistent memory that `address` lies in, as base and size; {null, 0} if none.
+  /// The allocation of persistent memory that `address` lies in, as base and size; {null, 0} if
+  /// none.
   [[nodiscard]] std::pair<std::byte*, std::size_t> persistent_range(std::byte* address) const;
   [[nodiscard]] std::uint64_t persistent_free_bytes() const;
 
-  // --- fork (host backend) -----------------------------------------------------------------------------------------
-  // The child keeps what was allocated, unchanged, in private pages, and is no part of the pool.
+  // --- fork (host backend)
+  // ----------------------------------------------------------------------------------------- The
+  // child keeps what was allocated, unchanged, in private pages, and is no part of the pool.
   void before_fork();
   void after_fork_in_parent();
   void after_fork_in_child();
@@ -102,8 +118,10 @@ class training_memory {
   void take_idle(std::uint32_t count, std::vector<std::uint32_t>& given);
   void take_arena_behind_gate(std::uint32_t count, std::unique_lock<std::mutex>& lock,
                               memhandover::demand_answer& answer);
-  static void hand_over(std::uint32_t count, std::vector<std::uint32_t>& from, std::vector<std::uint32_t>& given);
-  [[nodiscard]] bool await_persistent(std::size_t bytes, std::chrono::steady_clock::time_point deadline,
+  static void hand_over(std::uint32_t count, std::vector<std::uint32_t>& from,
+                        std::vector<std::uint32_t>& given);
+  [[nodiscard]] bool await_persistent(std::size_t bytes,
+                                      std::chrono::steady_clock::time_point deadline,
                                       std::unique_lock<std::mutex>& lock);
   [[nodiscard]] bool fill(space& where, std::size_t bytes, std::unique_lock<std::mutex>& lock);
   void replace_arena(std::vector<std::unique_ptr<space>>& old);
@@ -121,8 +139,8 @@ class training_memory {
   std::unique_ptr<space> persistent_;
   std::vector<std::unique_ptr<space>> retired_;
   std::vector<std::unique_ptr<space>> promoted_;
-  std::vector<std::uint32_t> spare_;       ///< ours, not mapped
-  std::vector<bool> needs_scrub_;          ///< by chunk: contents are another's
+  std::vector<std::uint32_t> spare_;  ///< ours, not mapped
+  std::vector<bool> needs_scrub_;     ///< by chunk: contents are another's
   std::size_t peak_ = 0;
   std::vector<std::pair<space*, std::byte*>> fork_copies_;
   std::atomic<arena_state> state_{arena_state::sound};

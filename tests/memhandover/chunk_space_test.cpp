@@ -38,7 +38,8 @@ TEST_F(chunk_space_test, gives_addresses_in_the_chunks_that_were_mapped) {
   std::memset(address, 7, 100_KiB);
   auto* const other = memory_->reserve(1);
   memory_->map(other, numbers(5, 1));
-  EXPECT_EQ(static_cast<int>(other[0]), 7) << "the second chunk of the space is chunk 5 of the pool";
+  EXPECT_EQ(static_cast<int>(other[0]), 7)
+      << "the second chunk of the space is chunk 5 of the pool";
   memory_->unmap(other, 1);
   memory_->release(other, 1);
 }

@@ -17,7 +17,8 @@ constexpr pool_shape shape{backend_kind::host, -1, 2_MiB, 100};
 
 TEST(ledger, of_a_new_pool_has_only_free_chunks_and_the_broker_as_writer) {
   auto const files = create_ledger(shape);
-  ledger_view const view{files.ledger.get(), files.mailroom.get(), shared_segment::access::read_only};
+  ledger_view const view{files.ledger.get(), files.mailroom.get(),
+                         shared_segment::access::read_only};
   EXPECT_EQ(view.shape().chunk_count, 100U);
   EXPECT_EQ(view.writer_slot(), broker_slot);
   for (std::uint32_t i = 0; i < 100; ++i) {
@@ -29,7 +30,8 @@ TEST(ledger, of_a_new_pool_has_only_free_chunks_and_the_broker_as_writer) {
 TEST(ledger, cannot_be_written_through_a_read_only_descriptor) {
   auto const files = create_ledger(shape);
   auto const reader = reopen_read_only(files.ledger.get());
-  EXPECT_THROW((ledger_view{reader.get(), files.mailroom.get(), shared_segment::access::read_write}), error);
+  EXPECT_THROW(
+      (ledger_view{reader.get(), files.mailroom.get(), shared_segment::access::read_write}), error);
 }
 
 TEST(ledger, cannot_be_shrunk_under_its_readers) {
@@ -38,7 +40,8 @@ TEST(ledger, cannot_be_shrunk_under_its_readers) {
   EXPECT_NE(::ftruncate(files.mailroom.get(), 16), 0);
 }
 
-/// Every byte of the header's constant part, changed one at a time, makes the ledger unusable with a sentence.
+/// Every byte of the header's constant part, changed one at a time, makes the ledger unusable with
+/// a sentence.
 TEST(ledger, that_was_damaged_is_an_error_and_never_a_crash) {
   auto const files = create_ledger(shape);
   shared_segment const raw{files.ledger.get(), shared_segment::access::read_write};
@@ -46,12 +49,15 @@ TEST(ledger, that_was_damaged_is_an_error_and_never_a_crash) {
     auto const before = raw.data()[i];
     raw.data()[i] ^= std::byte{0x10};
     if (i < offsetof(ledger_header, checksum) + 8) {
-      EXPECT_THROW((ledger_view{files.ledger.get(), files.mailroom.get(), shared_segment::access::read_only}), error)
+      EXPECT_THROW((ledger_view{files.ledger.get(), files.mailroom.get(),
+                                shared_segment::access::read_only}),
+                   error)
           << "byte " << i;
     }
     raw.data()[i] = before;
   }
-  EXPECT_NO_THROW((ledger_view{files.ledger.get(), files.mailroom.get(), shared_segment::access::read_only}));
+  EXPECT_NO_THROW(
+      (ledger_view{files.ledger.get(), files.mailroom.get(), shared_segment::access::read_only}));
 }
 
 TEST(ledger, names_both_versions_when_they_differ) {
@@ -59,7 +65,8 @@ TEST(ledger, names_both_versions_when_they_differ) {
   shared_segment const raw{files.ledger.get(), shared_segment::access::read_write};
   reinterpret_cast<ledger_header*>(raw.data())->version = 77;
   try {
-    ledger_view const view{files.ledger.get(), files.mailroom.get(), shared_segment::access::read_only};
+    ledger_view const view{files.ledger.get(), files.mailroom.get(),
+                           shared_segment::access::read_only};
     FAIL();
   } catch (error const& why) {
     EXPECT_NE(std::string{why.what()}.find("version 77"), std::string::npos) << why.what();
@@ -69,8 +76,11 @@ TEST(ledger, names_both_versions_when_they_differ) {
 TEST(ledger, an_empty_or_foreign_file_is_refused) {
   auto const files = create_ledger(shape);
   unique_fd const empty{::memfd_create("empty", MFD_CLOEXEC)};
-  EXPECT_THROW((ledger_view{empty.get(), files.mailroom.get(), shared_segment::access::read_only}), error);
-  EXPECT_THROW((ledger_view{files.mailroom.get(), files.ledger.get(), shared_segment::access::read_only}), error);
+  EXPECT_THROW((ledger_view{empty.get(), files.mailroom.get(), shared_segment::access::read_only}),
+               error);
+  EXPECT_THROW(
+      (ledger_view{files.mailroom.get(), files.ledger.get(), shared_segment::access::read_only}),
+      error);
 }
 
 TEST(chunk_state, survives_packing) {

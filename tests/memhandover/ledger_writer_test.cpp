@@ -16,13 +16,15 @@ using namespace sluice::literals;
 
 constexpr std::uint32_t chunks = 40;
 
-/// A ledger with live training clients in slots 0 and 1, a server in slot 2, and the mail that clients write.
+/// A ledger with live training clients in slots 0 and 1, a server in slot 2, and the mail that
+/// clients write.
 class ledger_writer_test : public testing::Test {
  protected:
   void SetUp() override {
     for (std::uint32_t slot = 0; slot < 3; ++slot) {
       auto& entry = view_.clients()[slot];
-      entry.kind.store(static_cast<std::uint32_t>(slot == 2 ? client_kind::server : client_kind::training));
+      entry.kind.store(
+          static_cast<std::uint32_t>(slot == 2 ? client_kind::server : client_kind::training));
       entry.status.store(static_cast<std::uint32_t>(client_status::live));
     }
   }
@@ -132,7 +134,8 @@ TEST_F(ledger_writer_test, prefers_the_shortest_run_that_is_long_enough) {
   std::vector<std::uint32_t> back{2, 3, 4, 5, 6, 7, 20, 21, 22, 30};
   writer.give_back(back);
   EXPECT_EQ(writer.take(3, 2), (std::vector<std::uint32_t>{20, 21, 22}));
-  EXPECT_EQ(writer.take(7, 2), (std::vector<std::uint32_t>{2, 3, 4, 5, 6, 7, 30})) << "no run is long enough";
+  EXPECT_EQ(writer.take(7, 2), (std::vector<std::uint32_t>{2, 3, 4, 5, 6, 7, 30}))
+      << "no run is long enough";
 }
 
 TEST_F(ledger_writer_test, marks_used_chunks_for_scrubbing_when_training_gets_them) {
@@ -157,7 +160,8 @@ TEST_F(ledger_writer_test, reclaim_frees_all_that_a_client_held_and_forgets_its_
   EXPECT_EQ(writer.pump(), 0U);
 }
 
-/// The writer is thrown away and made anew between any two steps, as when it dies: nothing is lost and nothing doubled.
+/// The writer is thrown away and made anew between any two steps, as when it dies: nothing is lost
+/// and nothing doubled.
 TEST_F(ledger_writer_test, may_be_replaced_at_any_time_and_agrees_with_a_plain_model) {
   for (std::uint32_t seed = 1; seed <= 5; ++seed) {
     std::mt19937 random{seed};
@@ -186,7 +190,8 @@ TEST_F(ledger_writer_test, may_be_replaced_at_any_time_and_agrees_with_a_plain_m
             if (random() % 2 == 0) {
               writer->pump();
             } else {
-              // The writer dies when it has stored the chunk's word but not yet counted the message.
+              // The writer dies when it has stored the chunk's word but not yet counted the
+              // message.
               auto const read = view_.controls()[slot].mail_read.load();
               writer->pump();
               view_.controls()[slot].mail_read.store(read);
@@ -229,7 +234,8 @@ TEST_F(ledger_writer_test, may_be_replaced_at_any_time_and_agrees_with_a_plain_m
         auto const state = view_.chunk(chunk);
         auto const expected = model.find(chunk);
         if (expected == model.end()) {
-          ASSERT_TRUE(state.who == owner::free || state.who == owner::dirty) << "chunk " << chunk << " step " << i;
+          ASSERT_TRUE(state.who == owner::free || state.who == owner::dirty)
+              << "chunk " << chunk << " step " << i;
           ++free;
         } else {
           ASSERT_EQ(state.client, expected->second) << "chunk " << chunk << " step " << i;

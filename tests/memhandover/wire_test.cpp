@@ -89,7 +89,9 @@ TEST_F(wire_test, refuses_a_runtime_folder_that_others_can_enter) {
   EXPECT_THROW((void)prepare_runtime_dir(link.string()), error);
 }
 
-TEST_F(wire_test, finds_no_broker_where_none_listens) { EXPECT_FALSE(connect_to_broker(folder_.string())); }
+TEST_F(wire_test, finds_no_broker_where_none_listens) {
+  EXPECT_FALSE(connect_to_broker(folder_.string()));
+}
 
 TEST_F(wire_test, names_a_process_by_its_start) {
   EXPECT_GT(process_start_ticks(::getpid()), 0U);

@@ -240,7 +240,8 @@ TEST(parser_fuzz, a_damaged_target_is_a_route_or_an_error) {
     }
   });
   std::cout << found << " of " << checked << " accepted\n";
-  EXPECT_GT(found, checked / 200);  // else the damage is too great for anything but the first checks
+  EXPECT_GT(found,
+            checked / 200);  // else the damage is too great for anything but the first checks
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-/// The pool with real processes that are killed at random instants. The seed of a run is printed; SLUICE_TEST_SEED
-/// repeats it, SLUICE_TEST_KILLS sets how many of each kind die.
+/// The pool with real processes that are killed at random instants. The seed of a run is printed;
+/// SLUICE_TEST_SEED repeats it, SLUICE_TEST_KILLS sets how many of each kind die.
 
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -59,7 +59,8 @@ class pool_process_test : public testing::Test {
 
   [[nodiscard]] nlohmann::json status() const { return memhandover::query_status(folder_); }
 
-  /// Asks until it is so; the pool says things through its broker, and there is nothing to be woken by.
+  /// Asks until it is so; the pool says things through its broker, and there is nothing to be woken
+  /// by.
   template <typename Condition>
   void await(Condition&& condition, std::string const& what) {
     auto const deadline = steady_clock::now() + 30s;
@@ -80,9 +81,10 @@ class pool_process_test : public testing::Test {
     await(
         [&] {
           auto const now = status();
-          return now["clients"].empty() && now["pool"]["free_bytes"].get<std::uint64_t>() +
-                                                   now["pool"]["dirty_bytes"].get<std::uint64_t>() ==
-                                               pool_bytes;
+          return now["clients"].empty() &&
+                 now["pool"]["free_bytes"].get<std::uint64_t>() +
+                         now["pool"]["dirty_bytes"].get<std::uint64_t>() ==
+                     pool_bytes;
         },
         "all chunks to be free");
     EXPECT_EQ(accounted(status()), pool_bytes);
@@ -90,7 +92,9 @@ class pool_process_test : public testing::Test {
 
   /// Waits for a random time below `most`.
   void some_time(std::chrono::microseconds most) {
-    auto const until = steady_clock::now() + std::chrono::microseconds{random_() % static_cast<std::uint64_t>(most.count())};
+    auto const until =
+        steady_clock::now() +
+        std::chrono::microseconds{random_() % static_cast<std::uint64_t>(most.count())};
     while (steady_clock::now() < until) {
       ::poll(nullptr, 0, 0);
     }

@@ -64,7 +64,8 @@ std::unique_ptr<step::training_memory> join_training(std::string const& folder) 
   return std::make_unique<step::training_memory>(options);
 }
 
-/// One micro-batch: allocates, writes, and sees its own bytes again unless they were taken away. True: committed.
+/// One micro-batch: allocates, writes, and sees its own bytes again unless they were taken away.
+/// True: committed.
 bool micro_batch(step::training_memory& memory, std::mt19937& random, std::size_t bytes) {
   std::vector<std::pair<std::byte*, std::size_t>> blocks;
   auto drop = [&] {
@@ -87,7 +88,8 @@ bool micro_batch(step::training_memory& memory, std::mt19937& random, std::size_
     }
     bool intact = true;
     for (auto const& [address, size] : blocks) {
-      intact = intact && address[0] == static_cast<std::byte>(mark) && address[size - 1] == static_cast<std::byte>(mark);
+      intact = intact && address[0] == static_cast<std::byte>(mark) &&
+               address[size - 1] == static_cast<std::byte>(mark);
     }
     if (memory.commit_begin()) {
       if (!intact) {
@@ -156,7 +158,8 @@ int server_role(std::vector<std::string> const& arguments) {
   while (!stopping) {
     try {
       memhandover::handover_report report;
-      auto const where = pool->acquire(bytes / 2 + random() % (bytes / 2), steady_clock::now() + 5s, &report);
+      auto const where =
+          pool->acquire(bytes / 2 + random() % (bytes / 2), steady_clock::now() + 5s, &report);
       auto const mark = static_cast<int>(random() % 255 + 1);
       std::memset(where.data(), mark, where.bytes());
       auto const claim = pool->claim_compute();
@@ -186,7 +189,9 @@ int run_role(int argc, char** argv) {
     return broker_role(arguments);
   }
   ::signal(SIGTERM, [](int) { stopping = true; });
-  return role == "trainer" ? trainer_role(arguments) : role == "server" ? server_role(arguments) : 2;
+  return role == "trainer"  ? trainer_role(arguments)
+         : role == "server" ? server_role(arguments)
+                            : 2;
 }
 
 child::child(std::string const& role, std::vector<std::string> arguments) {
@@ -217,7 +222,9 @@ child& child::operator=(child&& other) noexcept {
   return *this;
 }
 
-child::~child() { kill(); }
+child::~child() {
+  kill();
+}
 
 std::string child::line() {
   constexpr int patience_ms = 30'000;

@@ -13,7 +13,8 @@ namespace sluice::test {
 /// Runs the role that the arguments name; −1 if they name none and the tests are to run.
 int run_role(int argc, char** argv);
 
-/// A child process in a role. It says lines on its standard output; it is killed when this object dies.
+/// A child process in a role. It says lines on its standard output; it is killed when this object
+/// dies.
 class child {
  public:
   child() = default;
@@ -23,7 +24,8 @@ class child {
   ~child();
 
   [[nodiscard]] pid_t pid() const noexcept { return pid_; }
-  /// Its next line, without the newline; empty when it has ended. Fails the test after half a minute of silence.
+  /// Its next line, without the newline; empty when it has ended. Fails the test after half a
+  /// minute of silence.
   [[nodiscard]] std::string line();
   /// Kills it and waits for its end.
   void kill();
