@@ -15,15 +15,33 @@ namespace sluice::memhandover {
 
 // The names are macros in cuda.h that expand to the current version of each function, e.g.
 // cuMemGetInfo_v2.
-#define SLUICE_CUDA_FUNCTIONS(X)                                                           \
-  X(cuInit)                                                                                \
-  X(cuGetErrorString) X(cuDeviceGet) X(cuDeviceGetCount) X(cuDevicePrimaryCtxRetain)       \
-      X(cuDevicePrimaryCtxRelease) X(cuCtxSetCurrent) X(cuCtxGetCurrent) X(cuCtxGetDevice) \
-          X(cuMemGetInfo) X(cuMemGetAllocationGranularity) X(cuMemCreate) X(cuMemRelease)  \
-              X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle)            \
-                  X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemMap) X(cuMemUnmap)     \
-                      X(cuMemSetAccess) X(cuMemsetD8Async) X(cuStreamCreate)               \
-                          X(cuStreamSynchronize) X(cuStreamDestroy)
+// clang-format off
+#define SLUICE_CUDA_FUNCTIONS(X) \
+  X(cuInit) \
+  X(cuGetErrorString) \
+  X(cuDeviceGet) \
+  X(cuDeviceGetCount) \
+  X(cuDevicePrimaryCtxRetain) \
+  X(cuDevicePrimaryCtxRelease) \
+  X(cuCtxSetCurrent) \
+  X(cuCtxGetCurrent) \
+  X(cuCtxGetDevice) \
+  X(cuMemGetInfo) \
+  X(cuMemGetAllocationGranularity) \
+  X(cuMemCreate) \
+  X(cuMemRelease) \
+  X(cuMemExportToShareableHandle) \
+  X(cuMemImportFromShareableHandle) \
+  X(cuMemAddressReserve) \
+  X(cuMemAddressFree) \
+  X(cuMemMap) \
+  X(cuMemUnmap) \
+  X(cuMemSetAccess) \
+  X(cuMemsetD8Async) \
+  X(cuStreamCreate) \
+  X(cuStreamSynchronize) \
+  X(cuStreamDestroy)
+// clang-format on
 
 struct cuda_driver {
 #define SLUICE_DECLARE(name) decltype(&::name) name = nullptr;
