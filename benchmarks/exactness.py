@@ -36,7 +36,7 @@ class Job:
     pool: tuple[str, ...] = ()  # options of `sluice run`
 
 
-HOST = Job("host", ("--device", "cpu"), 12 << 20, 150, ("--memory", "192MiB"))
+HOST = Job("host", ("--device", "cpu"), 28 << 20, 150, ("--memory", "192MiB"))
 CUDA = Job("cuda", ("--device", "cuda", "--width", "64", "--batch", "4096", "--micro-batch", "1024"), 1 << 30, 150)
 
 

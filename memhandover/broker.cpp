@@ -106,7 +106,7 @@ void broker::adopt_clients() {
     record.process = detail::open_process(record.pid, entry.start_ticks.load());
   }
   auto const writer = view_->writer_slot();
-  if (writer == broker_slot || writer >= max_clients || !clients_.at(writer).process) {
+  if (writer >= max_clients || !clients_.at(writer).process) {
     become_writer();
   }
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {

@@ -6,8 +6,9 @@
 ///
 /// Life of a client's slot:
 ///
-///   empty ──join──► live ──process exits──► gone ──last holder of its life pipe exits──► reclaimed
-///   ──► empty
+///   empty ──join──► live ──process exits──► gone
+///     ▲                                       │
+///     └── reclaimed ◄──last holder of its life pipe exits
 ///
 /// A *life pipe* is made by the client, which sends the read end and keeps the write end open;
 /// forked descendants inherit it with everything else that reaches the pool, so its hang-up is the

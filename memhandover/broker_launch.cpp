@@ -219,6 +219,7 @@ void start_broker(broker_options const& options, std::string const& runtime_dir)
     add("--chunk", std::to_string(options.chunk_bytes));
   }
   std::vector<char*> argv;
+  argv.reserve(arguments.size() + 1);
   for (auto& argument : arguments) {
     argv.push_back(argument.data());
   }

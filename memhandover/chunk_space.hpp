@@ -1,9 +1,8 @@
 /// An allocator over one address range that chunks are mapped into, from its beginning on without
 /// gaps.
 ///
-///   empty ──grow──► mapped ──revoke──► revoked        (addresses stay reserved; what still lives
-///   there reads zeros on
-///           ◄─shrink─      ──► released                the host and faults on CUDA)
+///   empty ──grow──► mapped ──revoke──► revoked     addresses stay reserved; what still lives there
+///           ◄─shrink─                              reads zeros on the host and faults on CUDA
 ///
 /// Thread-safety: none; the owner locks.
 #pragma once

@@ -16,9 +16,11 @@
 ///
 /// States of a chunk (owner in its word; every change also adds one to the epoch):
 ///
-///   free ──grant──► training ──released──► dirty ──grant──► training        dirty: old contents,
-///   to be scrubbed by free or dirty ──take──► serving ──give back──► dirty whoever gives or gets
-///   it to training training, serving ──owner dead──► dirty
+///   free ──grant──► training ──released──► dirty ──grant──► training
+///   free or dirty ──take──► serving ──give back──► dirty
+///   training, serving ──owner dead──► dirty
+///
+/// Dirty: old contents, to be scrubbed by whoever gives it to training or gets it there.
 #pragma once
 
 #include <atomic>

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -15,7 +16,8 @@ using json = nlohmann::json;
 
 /// Nearest-rank percentile of sorted values.
 double percentile(std::vector<double> const& sorted, double share) {
-  auto const rank = static_cast<std::size_t>(share * static_cast<double>(sorted.size() - 1) + 0.5);
+  auto const rank =
+      static_cast<std::size_t>(std::lround(share * static_cast<double>(sorted.size() - 1)));
   return sorted.at(rank);
 }
 

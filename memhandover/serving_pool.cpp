@@ -48,7 +48,7 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
                 client_kind::server, how.name, how.endpoint),
         memory_(open_device_memory(member_.view().shape(), member_.files().chunks)),
         stop_(::eventfd(0, EFD_CLOEXEC)) {
-    auto const count = shape_().chunk_count;
+    auto const count = shape().chunk_count;
     whole_ = memory_->reserve(count);
     std::vector<std::uint32_t> all(count);
     for (std::uint32_t i = 0; i < count; ++i) {
@@ -73,26 +73,26 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
     (void)::eventfd_write(stop_.get(), 1);
     thread_.join();
     member_.view().header().pause_until_ns.store(0);
-    memory_->unmap(whole_, shape_().chunk_count);
-    memory_->release(whole_, shape_().chunk_count);
+    memory_->unmap(whole_, shape().chunk_count);
+    memory_->release(whole_, shape().chunk_count);
   }
 
-  [[nodiscard]] pool_shape shape() const override { return shape_(); }
+  [[nodiscard]] pool_shape shape() const override { return member_.view().shape(); }
 
   [[nodiscard]] pool_usage usage() const override {
     pool_usage result;
     auto const& view = member_.view();
-    result.total_bytes = shape_().bytes();
-    for (std::uint32_t i = 0; i < shape_().chunk_count; ++i) {
+    result.total_bytes = shape().bytes();
+    for (std::uint32_t i = 0; i < shape().chunk_count; ++i) {
       switch (view.chunk(i).who) {
         case owner::training:
-          result.training_bytes += shape_().chunk_bytes;
+          result.training_bytes += shape().chunk_bytes;
           break;
         case owner::serving:
-          result.serving_bytes += shape_().chunk_bytes;
+          result.serving_bytes += shape().chunk_bytes;
           break;
         default:
-          result.free_bytes += shape_().chunk_bytes;
+          result.free_bytes += shape().chunk_bytes;
           break;
       }
     }
@@ -104,8 +104,7 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
 
   void set_reserve(std::uint64_t bytes) override {
     std::lock_guard const lock{mutex_};
-    reserve_ =
-        static_cast<std::uint32_t>((bytes + shape_().chunk_bytes - 1) / shape_().chunk_bytes);
+    reserve_ = static_cast<std::uint32_t>((bytes + shape().chunk_bytes - 1) / shape().chunk_bytes);
     writer_->set_reserve(reserve_);
   }
 
@@ -133,8 +132,6 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
   }
 
  private:
-  [[nodiscard]] pool_shape shape_() const { return member_.view().shape(); }
-
   void renew_pause() {
     auto const until = monotonic_ns() + nanoseconds{options_.pause_lease}.count();
     member_.view().header().pause_until_ns.store(static_cast<std::uint64_t>(until),
@@ -257,13 +254,13 @@ std::optional<std::uint32_t> pool_server::richest(std::vector<std::uint32_t> con
 
 placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point deadline,
                                handover_report* report) {
-  auto const chunk_bytes = shape_().chunk_bytes;
+  auto const chunk_bytes = shape().chunk_bytes;
   auto const count = static_cast<std::uint32_t>(
       (std::max<std::uint64_t>(bytes, 1) + chunk_bytes - 1) / chunk_bytes);
-  if (count > shape_().chunk_count) {
+  if (count > shape().chunk_count) {
     throw error{error_kind::out_of_memory,
                 format_bytes(bytes) + " are wanted but the whole pool has " +
-                    format_bytes(shape_().bytes()) + "; make pool.memory larger"};
+                    format_bytes(shape().bytes()) + "; make pool.memory larger"};
   }
   std::lock_guard const alone{acquiring_};
   auto const start = steady_clock::now();
@@ -277,10 +274,8 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
     writer_->pump();
     // While this is set, nothing that comes free is granted to training.
     writer_->set_wanted(count);
-    struct unset {
-      ledger_writer& writer;
-      ~unset() { writer.set_wanted(0); }
-    } const at_end{*writer_};
+    auto const unset = [](ledger_writer* writer) { writer->set_wanted(0); };
+    std::unique_ptr<ledger_writer, decltype(unset)> const at_end{&*writer_, unset};
     std::vector<std::uint32_t> asked;
     while (writer_->free_chunks() < count) {
       auto const slot = richest(asked);
@@ -292,7 +287,7 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
       }
       asked.push_back(*slot);
       auto const missing = count - writer_->free_chunks();
-      auto const refill = std::min(reserve_, shape_().chunk_count - count);
+      auto const refill = std::min(reserve_, shape().chunk_count - count);
       auto const number = writer_->demand(*slot, missing + refill);
       auto const& mailbox = member_.view().mailbox(*slot);
       auto const& entry = member_.view().clients()[*slot];
@@ -387,7 +382,7 @@ std::string pool_server::holders() const {
       auto const& entry = member_.view().clients()[slot];
       text += (text.empty() ? "" : ", ") + std::string{"pid "} + std::to_string(entry.pid.load()) +
               " (" + (slot == member_.slot() ? "this server" : entry.name) + ") holds " +
-              format_bytes(held * shape_().chunk_bytes);
+              format_bytes(held * shape().chunk_bytes);
     }
   }
   return text.empty() ? "nobody holds the rest" : text;

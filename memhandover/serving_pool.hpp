@@ -56,6 +56,8 @@ class placement {
   /// Memory that `hold` keeps; what `hold` does when it goes gives the memory back.
   placement(std::shared_ptr<void> hold, std::byte* data, std::uint64_t bytes) noexcept
       : hold_(std::move(hold)), data_(data), bytes_(bytes) {}
+  placement(placement const&) = delete;
+  placement& operator=(placement const&) = delete;
   placement(placement&& other) noexcept;
   placement& operator=(placement&& other) noexcept;
   ~placement();

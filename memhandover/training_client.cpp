@@ -2,12 +2,12 @@
 
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
 
 #include <array>
 #include <condition_variable>
+#include <csignal>
 #include <mutex>
 #include <thread>
 

@@ -63,7 +63,7 @@ if [[ $python_only == no ]]; then
     finish 'all present'
   else
     install_packages "$lint"
-    finish "$outcome"
+    finish "$install_outcome"
   fi
 fi
 

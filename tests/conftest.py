@@ -27,6 +27,8 @@ PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "deadline(seconds): fail the test when it takes longer")
+    # A shell starts background jobs with SIGINT ignored, and what is ignored here is ignored in what the tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Daemons that tests start become children of this process, so that they can be found and ended.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 

@@ -3,9 +3,8 @@
 /// A slot of the table goes through these values, and never back:
 ///
 ///   first-call code  ──open_driver()──►  the driver's function
-///                                   ──►  code returning CUDA_ERROR_NOT_FOUND        (this driver
-///                                   has no such symbol) ──►  code returning
-///                                   CUDA_ERROR_NOT_INITIALIZED  (there is no driver)
+///                                   ──►  CUDA_ERROR_NOT_FOUND: this driver has no such symbol
+///                                   ──►  CUDA_ERROR_NOT_INITIALIZED: there is no driver
 ///
 /// First-call code opens the driver and jumps again, so a slot may be called at any time and from
 /// any thread. Entry points are named by enumerators `symbol::of_<name>`, because cuda.h turns many

@@ -3,11 +3,10 @@
 ///
 /// A thread:   outside ──enter──► inside ──the driver's call──► outside
 ///                │                 ▲
-///                └──► held ────────┘     closed, compute pause, or its share of the run-ahead is
-///                used up;
-///                       │                a held thread counts as outside
-///                       └──► refused     aborting: CUDA_ERROR_NOT_PERMITTED, or dropped (see
-///                       dispatch.hpp); the driver is not called
+///                └──► held ────────┘   closed, compute pause, or its share of the run-ahead is used
+///                       │              up; a held thread counts as outside
+///                       └──► refused   aborting: CUDA_ERROR_NOT_PERMITTED, or dropped (see
+///                                      dispatch.hpp); the driver is not called
 ///
 /// The gate:   open ──close()──► closing ──nobody inside──► closed ──open()──► open
 ///                                  └──deadline──► open
@@ -55,6 +54,7 @@ inline constexpr std::uint32_t inert = 1U << 8;    ///< forked child
 class gate {
  public:
   constexpr gate() noexcept = default;
+  ~gate() = default;
   gate(gate const&) = delete;
   gate& operator=(gate const&) = delete;
 

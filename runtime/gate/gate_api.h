@@ -7,6 +7,8 @@
  * grow at their end; `size` says how much a side knows. All functions may be called from any thread
  * unless they say otherwise; none throws.
  */
+/* C has its own names and headers. */
+/* NOLINTBEGIN(modernize-*,readability-identifier-naming) */
 #ifndef SLUICE_RUNTIME_GATE_API_H
 #define SLUICE_RUNTIME_GATE_API_H
 
@@ -88,3 +90,4 @@ struct sluice_runtime_api const* sluice_runtime_attach(struct sluice_gate_api co
 }
 #endif
 #endif
+/* NOLINTEND(modernize-*,readability-identifier-naming) */

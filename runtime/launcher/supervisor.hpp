@@ -2,8 +2,8 @@
 /// group, signals passed on, its exit code returned; and nothing of it left behind.
 ///
 ///   starting ──exec fails──► (126, 127)
-///      └──► running ◄──SIGCONT── stopped        the launcher stops with its child on Ctrl-Z, so
-///      that a shell sees it
+///      └──► running ◄──SIGCONT── stopped     the launcher stops with its child on Ctrl-Z, so that a
+///              │                             shell sees it
 ///              └──child gone──► ending ──no descendant left──► (exit code)
 ///
 /// A signal that the terminal sends reaches the whole process group, so it is not passed on; the

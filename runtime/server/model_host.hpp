@@ -3,11 +3,11 @@
 /// States of a model, changed by the executor alone:
 ///
 ///            request                weights in place
-///   cold ────────────► loading ────────────────────────► warm ◄──┐ requests
-///    ▲                    │                              │  └────┘
-///    │      no memory, or │                              │ idle longer than its timeout, or the
-///    memory is ├────────────────────┘                              ▼ needed by another model's
-///    cold start └──────────────────────────────────────────────  releasing
+///   cold ────────────► loading ─────────────► warm ◄──┐ requests
+///    ▲                    │                   │  └────┘
+///    │ no memory, or      │                   │ idle longer than its timeout, or the memory is
+///    │ the load fails     │                   ▼ needed by another model's cold start
+///    └────────────────────┴────────────── releasing
 ///
 /// *Queue*: one executor thread computes for all models, first come first served, which makes each
 /// model the single server of the scheduler's formulas as long as the others are idle. A model has

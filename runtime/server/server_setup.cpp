@@ -80,6 +80,7 @@ std::vector<chosen_model> choose_models(policy::policy const& wanted,
 
 std::vector<offered_model> offered(std::vector<chosen_model> const& chosen) {
   std::vector<offered_model> result;
+  result.reserve(chosen.size());
   for (auto const& each : chosen) {
     result.push_back({each.entry.metadata, each.entry.version});
   }

@@ -6,9 +6,11 @@
  * One micro-batch:
  *
  *   begin ─► forward, backward ─► commit_begin ──1──► add gradients ─► commit_end
- *                  │                    └──0──► discard          (memory was taken away: run it
- * again) └── exception ─► discard
+ *                  │                    └──0──► discard      memory was taken away: run it again
+ *                  └── exception ─► discard
  */
+/* C has its own names and headers. */
+/* NOLINTBEGIN(modernize-*,readability-identifier-naming) */
 #ifndef SLUICE_RUNTIME_STEP_C_API_H
 #define SLUICE_RUNTIME_STEP_C_API_H
 
@@ -97,3 +99,4 @@ SLUICE_EXPORT void sluice_host_boundary(void);
 }
 #endif
 #endif
+/* NOLINTEND(modernize-*,readability-identifier-naming) */

@@ -464,7 +464,7 @@ void sluice_plan_discarded(uint32_t samples, int arena_state) {
   if (state != nullptr && state->planner != nullptr) {
     std::lock_guard const lock{state->planner_mutex};
     if (arena_state == SLUICE_ARENA_STARVED) {
-      state->planner->out_of_memory(samples, state->memory->capacity_bytes());
+      state->planner->out_of_memory(samples, state->memory->starved_bytes());
     } else {
       state->planner->discarded(samples);
     }

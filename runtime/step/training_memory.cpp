@@ -151,6 +151,11 @@ std::uint64_t training_memory::peak_bytes() const {
   return peak_;
 }
 
+std::uint64_t training_memory::starved_bytes() const {
+  std::lock_guard const lock{mutex_};
+  return starved_bytes_;
+}
+
 std::uint64_t training_memory::capacity_bytes() const {
   std::lock_guard const lock{mutex_};
   auto const chunks =
@@ -186,6 +191,8 @@ std::byte* training_memory::allocate_arena(std::size_t bytes) {
     }
     auto* const before = arena_.get();
     if (!fill(*arena_, bytes, lock) && arena_.get() == before && !arena_->revoked()) {
+      starved_bytes_ =
+          (arena_->chunks().size() + spare_.size()) * client_->view().shape().chunk_bytes;
       state_.store(arena_state::starved, std::memory_order_release);
       throw error{error_kind::out_of_memory,
                   "the step arena holds " + format_bytes(arena_->ranges().used()) +

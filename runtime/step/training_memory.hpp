@@ -2,13 +2,11 @@
 ///
 /// The arena's life in one micro-batch, and what a demand does to it in each state:
 ///
-///   idle ──begin──► running ──commit_begin──► committing ──commit_end──► idle        demand: idle:
-///   whole arena
-///                      └───────── discard ──► idle                                   running:
-///                      whole arena, discarded
-///                                                                                    committing:
-///                                                                                    after
-///                                                                                    commit_end
+///   idle ──begin──► running ──commit_begin──► committing ──commit_end──► idle
+///                      └───────── discard ──► idle
+///
+/// A demand takes the whole arena: at once while idle; while running, and the micro-batch is
+/// discarded; after commit_end while committing.
 ///
 /// An arena that has been revoked is *retired*: its addresses are not used again while an
 /// allocation in it lives. One whose allocations outlive a commit is *promoted*: it stays mapped
@@ -87,6 +85,9 @@ class training_memory {
   [[nodiscard]] std::uint64_t survivors() const;
   [[nodiscard]] std::uint64_t peak_bytes() const;
   [[nodiscard]] std::uint64_t capacity_bytes() const;
+  /// What the arena had when an allocation last found too little. By the time that somebody asks,
+  /// the pool may have more to give again.
+  [[nodiscard]] std::uint64_t starved_bytes() const;
   bool wait_capacity(std::uint64_t bytes, std::chrono::milliseconds patience);
 
   // --- allocation
@@ -142,6 +143,7 @@ class training_memory {
   std::vector<std::uint32_t> spare_;  ///< ours, not mapped
   std::vector<bool> needs_scrub_;     ///< by chunk: contents are another's
   std::size_t peak_ = 0;
+  std::uint64_t starved_bytes_ = 0;
   std::vector<std::pair<space*, std::byte*>> fork_copies_;
   std::atomic<arena_state> state_{arena_state::sound};
   std::atomic<std::uint64_t> generation_{1};

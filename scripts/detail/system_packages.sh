@@ -113,15 +113,16 @@ list_packages() { # with lint tools?
   for_each_package print_name "$1"
 }
 
-# Sets outcome to what was done.
+# Sets install_outcome to what was done.
+# shellcheck disable=SC2034  # setup.sh prints it
 install_packages() { # with lint tools?
   local count=${#missing[@]}
-  outcome="$count installed"
+  install_outcome="$count installed"
   if all_missing_are_optional; then
     if (install_with_apt "$1") 2>"$cache/optional.log"; then
       find_missing_packages "$1"
     else
-      outcome="all present but ${missing[*]}, without which building again is slower"
+      install_outcome="all present but ${missing[*]}, without which building again is slower"
     fi
   else
     install_with_apt "$1"

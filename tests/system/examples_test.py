@@ -222,7 +222,7 @@ def test_a_script_learns_the_same_in_the_pool_as_in_plain_torch(tmp_path, sluice
 
 
 @pytest.mark.parametrize(("arguments", "told"), [
-    ((), "say when to end"), (("--steps", 0), "at least 1"), (("--steps", 1, "--width", 30), "no multiple of --heads"),
+    ((), "say when to end"), (("--steps", 0), "at least 1"), (("--steps", 1, "--width", 31), "no multiple of --heads"),
 ])
 def test_wrong_arguments_of_training_are_told(arguments, told):
     done = run(sys.executable, EXAMPLES / "train_charlm.py", "--device", "cpu", *arguments)

@@ -21,7 +21,7 @@ json matching(std::string_view pattern) {
 
 }  // namespace
 
-void schema_writer::put(key const& what, json entry) {
+void schema_writer::put(key const& what, json const& entry) {
   json described{{"description", what.meaning}};
   described.update(entry);
   if (what.required) {

@@ -28,7 +28,7 @@ class schema_writer : public key_visitor {
   [[nodiscard]] nlohmann::ordered_json object() const;
 
  private:
-  void put(key const& what, nlohmann::ordered_json entry);
+  void put(key const& what, nlohmann::ordered_json const& entry);
 
   nlohmann::ordered_json properties_ = nlohmann::ordered_json::object();
   nlohmann::ordered_json required_ = nlohmann::ordered_json::array();

@@ -75,7 +75,7 @@ class torch_weights::collector {
     if (tensor.storage().nbytes() == 0) {
       return;
     }
-    auto const storage = tensor.storage();
+    auto const& storage = tensor.storage();
     auto const [known, is_new] =
         storages_.try_emplace(storage.unsafeGetStorageImpl(), into_.regions_.size());
     if (is_new) {

@@ -23,10 +23,10 @@ using kind_t = text_value::kind_t;
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 0; i < a.size(); ++i) {
+  for (char const letter : a) {
     std::size_t diagonal = row[0]++;
     for (std::size_t j = 0; j < b.size(); ++j) {
-      std::size_t const replaced = diagonal + (a[i] == b[j] ? 0 : 1);
+      std::size_t const replaced = diagonal + (letter == b[j] ? 0 : 1);
       diagonal = row[j + 1];
       row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
     }
@@ -253,6 +253,7 @@ class config_reader {
       if (found != type_names.end()) return found->type;
     }
     std::vector<std::string_view> names;
+    names.reserve(type_names.size());
     for (auto const& candidate : type_names) names.push_back(candidate.name);
     fail(value->where, fmt::format("{} '{}' has an unknown data_type; take one of {}", what, name,
                                    fmt::join(names, ", ")));

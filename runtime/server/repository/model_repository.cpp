@@ -201,6 +201,7 @@ std::vector<model_entry> read_repository(std::vector<fs::path> const& roots) {
   }
   if (homes.empty()) {
     std::vector<std::string> names;
+    names.reserve(roots.size());
     for (auto const& root : roots) names.push_back(root.string());
     throw error{error_kind::not_found,
                 fmt::format("no model in the model repository {}; put one at "
