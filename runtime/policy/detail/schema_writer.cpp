@@ -52,35 +52,35 @@ void schema_writer::text(key const& what, std::string& value, text_rule const& r
   if (!value.empty()) {
     entry["default"] = value;
   }
-  put(what, std::move(entry));
+  put(what, entry);
 }
 
 void schema_writer::bytes(key const& what, std::uint64_t& value,
                           limits<std::uint64_t> /*allowed*/) {
   auto entry = matching(bytes_pattern);
   entry["default"] = write_bytes(value);
-  put(what, std::move(entry));
+  put(what, entry);
 }
 
 void schema_writer::bytes_or_auto(key const& what, std::optional<std::uint64_t>& value,
                                   limits<std::uint64_t> /*allowed*/) {
   auto entry = matching(fmt::format("auto|{}", bytes_pattern));
   entry["default"] = value ? write_bytes(*value) : "auto";
-  put(what, std::move(entry));
+  put(what, entry);
 }
 
 void schema_writer::memory(key const& what, std::optional<memory_amount>& /*value*/,
                            limits<std::uint64_t> /*allowed*/) {
   auto entry = matching(fmt::format("auto|{}|{}", bytes_pattern, percentage_pattern));
   entry["default"] = "auto";
-  put(what, std::move(entry));
+  put(what, entry);
 }
 
 void schema_writer::duration(key const& what, microseconds& value,
                              limits<microseconds> /*allowed*/) {
   auto entry = matching(duration_pattern);
   entry["default"] = write_duration(value);
-  put(what, std::move(entry));
+  put(what, entry);
 }
 
 void schema_writer::percentage(key const& what, double& value, percent_sign sign) {
@@ -90,7 +90,7 @@ void schema_writer::percentage(key const& what, double& value, percent_sign sign
         {"anyOf", json::array({entry, {{"type", "number"}, {"minimum", 1}, {"maximum", 100}}})}};
   }
   entry["default"] = write_percentage(value);
-  put(what, std::move(entry));
+  put(what, entry);
 }
 
 void schema_writer::choice(key const& what, std::size_t& value,
