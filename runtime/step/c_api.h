@@ -70,8 +70,8 @@ SLUICE_EXPORT uint64_t sluice_arena_capacity(void);
 /* Most bytes that have been in use at once since sluice_begin. */
 SLUICE_EXPORT uint64_t sluice_arena_peak(void);
 SLUICE_EXPORT uint64_t sluice_pool_bytes(void);
-/* Bytes of the pool that other processes hold, and might give back. */
-SLUICE_EXPORT uint64_t sluice_others_bytes(void);
+/* Bytes of the pool that the arena might have one day: all that this job does not keep for good. */
+SLUICE_EXPORT uint64_t sluice_reachable_bytes(void);
 /* Waits until the arena could have more than `bytes`, at most `timeout_ms`; 1 if so. */
 SLUICE_EXPORT int sluice_wait_memory(uint64_t bytes, uint32_t timeout_ms);
 

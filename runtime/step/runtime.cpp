@@ -2,6 +2,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -403,20 +404,14 @@ uint64_t sluice_pool_bytes(void) {
   return state == nullptr ? 0 : state->memory->client().view().shape().bytes();
 }
 
-uint64_t sluice_others_bytes(void) {
+uint64_t sluice_reachable_bytes(void) {
   auto* const state = sharing();
   if (state == nullptr) {
     return 0;
   }
-  auto const& view = state->memory->client().view();
-  uint64_t bytes = 0;
-  for (uint32_t i = 0; i < view.header().chunk_count; ++i) {
-    auto const chunk = view.chunk(i);
-    bool const held = chunk.who == sluice::memhandover::owner::serving ||
-                      chunk.who == sluice::memhandover::owner::training;
-    bytes += held && chunk.client != state->memory->client().slot() ? view.header().chunk_bytes : 0;
-  }
-  return bytes;
+  auto const& shape = state->memory->client().view().shape();
+  std::uint64_t const kept = state->memory->client().mailbox().persistent_chunks.load();
+  return shape.bytes() - std::min(shape.bytes(), kept * shape.chunk_bytes);
 }
 
 int sluice_wait_memory(uint64_t bytes, uint32_t timeout_ms) {

@@ -25,7 +25,7 @@ _SIGNATURES = {
     "sluice_enter": (None, [ctypes.c_int]),
     "sluice_arena_capacity": (ctypes.c_uint64, []),
     "sluice_arena_peak": (ctypes.c_uint64, []),
-    "sluice_others_bytes": (ctypes.c_uint64, []),
+    "sluice_reachable_bytes": (ctypes.c_uint64, []),
     "sluice_pool_bytes": (ctypes.c_uint64, []),
     "sluice_adopt_thread": (None, []),
     "sluice_wait_memory": (ctypes.c_int, [ctypes.c_uint64, ctypes.c_uint32]),

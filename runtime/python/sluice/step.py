@@ -287,7 +287,8 @@ class Step:
         runtime = self._runtime
         started = time.perf_counter()
         while not runtime.wait_memory(needed, WAIT_SLICE_MS):
-            within_reach = runtime.arena_capacity() + runtime.others_bytes()
+            # Not the sum of what each holds now: a chunk on its way from one to another would be missing.
+            within_reach = runtime.reachable_bytes()
             if needed > within_reach:
                 raise OutOfMemory(
                     f"a micro-batch of {count} samples needs more than the {within_reach} bytes that this job could "
