@@ -81,8 +81,8 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   spdlog::set_level(spdlog::level::warn);
   try {
-    await_arena(runtime_dir,
-                bytes);  // the job makes the pool: one made here would have another size
+    // The job makes the pool: one made here would have another size.
+    await_arena(runtime_dir, bytes);
     auto const pool =
         memhandover::serving_pool::join({.name = "benchmark", .runtime_dir = runtime_dir});
     std::mt19937 random{seed};

@@ -123,8 +123,7 @@ void say(std::string const& text) {
   std::fprintf(stderr, "sluice: %s\n", text.c_str());
 }
 
-// --- the driver's memory calls, for the gate
-// ---------------------------------------------------------------------
+// --- the driver's memory calls, for the gate ---
 
 bool on_pool_device(process_state const& state, int device) {
   return state.memory != nullptr && device == state.device;
@@ -186,8 +185,7 @@ int driver_address_range(std::uint64_t address, std::uint64_t* base, std::size_t
 constexpr sluice_runtime_api driver_table{sizeof(sluice_runtime_api), driver_mem_alloc,
                                           driver_mem_free, driver_mem_info, driver_address_range};
 
-// --- fork
-// ----------------------------------------------------------------------------------------------------------
+// --- fork ---
 
 void before_fork() {
   if (auto* const state = sharing(); state != nullptr && state->backend == backend_kind::host) {

@@ -6,11 +6,15 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import lint  # noqa: E402
 
 # Which folders each folder may include from, besides itself.
 MAY_INCLUDE = {
@@ -25,14 +29,7 @@ STANDARD_HEADER = re.compile(r"[a-z_]+")
 SOURCES = (".cpp", ".hpp", ".h")
 
 
-def project_files() -> list[Path]:
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, capture_output=True, text=True, check=True)
-    return [ROOT / n for n in sorted(set(listed.stdout.split("\0"))) if n and (ROOT / n).is_file()]
-
-
-FILES = project_files()
+FILES = lint.project_files()
 CXX_FILES = [f for f in FILES if f.suffix in SOURCES]
 
 
@@ -153,16 +150,9 @@ def test_every_header_guards_itself():
     assert not wrong
 
 
-def put_together(unit: Path) -> list[Path]:
-    """The source files that a file of CMake's includes; the file itself if it is none of those."""
-    if unit.parent.name != "Unity":
-        return [unit]
-    return [Path(name) for name in re.findall(r'#include "(.*\.cpp)"', unit.read_text())]
-
-
 def test_every_source_file_is_compiled(compile_commands):
     units = {(Path(e["directory"]) / e["file"]).resolve() for e in compile_commands}
-    compiled = {member for unit in units for member in put_together(unit)}
+    compiled = {member for unit in units for member in lint.CompileCommands.put_together(unit) or [unit]}
     assert not [relative(f) for f in CXX_FILES if f.suffix == ".cpp" and f not in compiled]
 
 

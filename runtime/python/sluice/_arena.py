@@ -20,10 +20,7 @@ class HostArena:
     def leave(self) -> None:
         self._runtime.enter(0)
 
-    def dropped(self) -> None:
-        """A micro-batch has been discarded."""
-
-    def make_room(self) -> None:
+    def let_go(self) -> None:
         """Nothing to do: what no tensor uses is free."""
 
 
@@ -46,13 +43,12 @@ class CudaArena:
         self._entered = False
 
     def enter(self, samples: int) -> None:
-        if samples != self._samples and self._pool is not None:
-            # Segments of another size of micro-batch would lie beside those that this one needs: torch cannot free
-            # them while the pool is entered.
-            self.dropped()
+        # Segments of another size of micro-batch would lie beside those that this one needs: torch cannot free them
+        # while the pool is entered.
+        if samples != self._samples or self._generation != self._runtime.generation():
+            self.let_go()
         self._samples = samples
-        if self._pool is None or self._generation != self._runtime.generation():
-            self.dropped()
+        if self._pool is None:
             self._pool = torch.cuda.MemPool(self._allocator.allocator())
             self._generation = self._runtime.generation()
         torch._C._cuda_beginAllocateToPool(self._device, self._pool.id)
@@ -65,15 +61,12 @@ class CudaArena:
             torch._C._cuda_releasePool(self._device, self._pool.id)
             self._entered = False
 
-    def dropped(self) -> None:
-        """Forgets the pool; its segments go back to the runtime, which may have given their memory away."""
+    def let_go(self) -> None:
+        """Forgets the pool and what torch has cached of it; its segments go back to the runtime, which may have given
+        their memory away."""
         if self._pool is not None:
             torch.cuda.synchronize(self._device)  # nothing may read them any more
             self._pool = None
-
-    def make_room(self) -> None:
-        """Lets go of what torch has cached of the arena, for memory that is to stay."""
-        self.dropped()
 
 
 def adopt_autograd_threads(runtime: Runtime, device: torch.device) -> None:

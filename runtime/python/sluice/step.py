@@ -124,7 +124,7 @@ class Step:
         for param in fresh:
             param.grad = self._sums[param]
         if self._arena and self._counts["steps"] < OPTIMIZER_WARM_UP_STEPS:
-            self._arena.make_room()
+            self._arena.let_go()
         self.optimizer.step()
         self._counts["steps"] += 1
         self._counts["samples"] += total
@@ -244,7 +244,7 @@ class Step:
             param.grad = None
         self._buffers.keep()
         self._runtime.discard()
-        self._arena.dropped()
+        self._arena.let_go()
 
     def _discard(self, count: int, saved: tuple) -> None:
         runtime = self._runtime
@@ -254,7 +254,7 @@ class Step:
         self._counts["discards"] += 1
         runtime.plan_discarded(count, state)
         runtime.discard()
-        self._arena.dropped()
+        self._arena.let_go()
         if self._cuda:
             torch.clear_autocast_cache()
         self._restore(saved)
