@@ -3,7 +3,7 @@
 Convolutions, batch statistics and dropout, so that a discard has buffers and random state to put back; the samples come
 from a DataLoader, whose workers may be forked from the process that holds the arena. It ends after --steps, or with the
 step in which the file --until appears, and writes one JSON object to --out: a digest of all weights, buffers and
-optimizer state, the last loss, the counts of `Step.stats`, and the phases as [begin_ns, name] on the monotonic clock.
+optimizer state, every step's loss, the counts of `Step.stats`, and the phases as [begin_ns, name] on the monotonic clock.
 """
 
 from __future__ import annotations
@@ -96,19 +96,17 @@ def main() -> None:
     optimizer.register_step_pre_hook(lambda *_: enter("optimizer"))
     optimizer.register_step_post_hook(lambda *_: enter("between steps"))
 
-    loss, steps = None, 0
-    while True:
+    losses: list[torch.Tensor] = []  # read at the end: reading waits for the device
+    over = False
+    while not over:
         for x, y in loader:
-            loss = step(loss_of, x.to(args.device), y.to(args.device))
-            steps += 1
-            over = steps == args.steps if args.steps else args.until.exists()
+            losses.append(step(loss_of, x.to(args.device), y.to(args.device)))
+            over = len(losses) == args.steps if args.steps else args.until.exists()
             if over:
                 break
-        if over:
-            break
     args.out.write_text(json.dumps({
-        "digest": digest(model, optimizer), "loss": loss.item().hex(), "steps": steps, "shared": step.shared,
-        "stats": step.stats(), "phases": phases}))
+        "digest": digest(model, optimizer), "losses": [loss.item().hex() for loss in losses], "steps": len(losses),
+        "shared": step.shared, "stats": step.stats(), "phases": phases}))
 
 
 if __name__ == "__main__":

@@ -50,7 +50,14 @@ class Outcome:
 
     @property
     def same(self) -> bool:
-        return all(self.disturbed[key] == self.undisturbed[key] for key in ("digest", "loss", "steps"))
+        return all(self.disturbed[key] == self.undisturbed[key] for key in ("digest", "losses", "steps"))
+
+    def __str__(self) -> str:
+        if self.same:
+            return "bit-equal"
+        pairs = zip(self.disturbed["losses"], self.undisturbed["losses"], strict=True)
+        parted = next((f"from step {step} on" for step, (a, b) in enumerate(pairs, 1) if a != b), "in the last step")
+        return f"DIFFERENT {parted}"
 
 
 def environment() -> dict[str, str]:
@@ -114,7 +121,7 @@ def main() -> int:
                            "discards": outcome.disturbed["stats"]["discards"],
                            "digest": outcome.disturbed["digest"][:16]},
                           metrics, {"equal_ratio.value": ">= 1"}))
-        print(f"{label}: {'bit-equal' if outcome.same else 'DIFFERENT'}", file=sys.stderr, flush=True)
+        print(f"{label}: {outcome}", file=sys.stderr, flush=True)
     write("exactness", cells, gpus=1 if args.backend == "cuda" else 0)
     return 0 if all(all(cell.met().values()) for cell in cells) else 1
 

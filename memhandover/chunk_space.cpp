@@ -6,23 +6,34 @@
 namespace sluice::memhandover {
 
 chunk_space::chunk_space(device_memory& memory, std::uint32_t capacity, std::size_t alignment,
-                         backing behind)
+                         backing behind, std::uint32_t unbacked)
     : memory_(memory),
       capacity_(capacity),
+      reserved_(capacity + unbacked),
       behind_(behind),
-      base_(memory.reserve(capacity)),
+      base_(memory.reserve(reserved_)),
       ranges_(alignment) {}
 
 chunk_space::~chunk_space() {
-  auto const mapped =
-      std::max({static_cast<std::uint32_t>(chunks_.size()), left_mapped_, private_pages_});
-  memory_.unmap(base_, mapped);
-  memory_.release(base_, capacity_);
+  // On the host private pages lie where memory was lost; on CUDA nothing does.
+  bool const on_host = memory_.shape().backend == backend_kind::host;
+  memory_.unmap(base_, std::max({static_cast<std::uint32_t>(chunks_.size()), left_mapped_,
+                                 on_host ? lost_ : 0}));
+  memory_.release(base_, reserved_);
 }
 
 std::byte* chunk_space::allocate(std::size_t bytes) {
   auto const offset = ranges_.allocate(bytes);
   return offset ? base_ + *offset : nullptr;
+}
+
+std::byte* chunk_space::allocate_unbacked(std::size_t bytes) {
+  auto const chunk = memory_.shape().chunk_bytes;
+  if (!unbacked()) {
+    beyond_ = reserved_ - static_cast<std::uint32_t>(ranges_.capacity() / chunk);
+    ranges_.grow(beyond_ * chunk);
+  }
+  return allocate(bytes);
 }
 
 std::size_t chunk_space::free(std::byte* address) {
@@ -31,7 +42,7 @@ std::size_t chunk_space::free(std::byte* address) {
 
 bool chunk_space::contains(void const* address) const noexcept {
   auto const* at = static_cast<std::byte const*>(address);
-  return at >= base_ && at < base_ + capacity_ * memory_.shape().chunk_bytes;
+  return at >= base_ && at < base_ + reserved_ * memory_.shape().chunk_bytes;
 }
 
 std::uint32_t chunk_space::chunks_needed(std::size_t bytes) const {
@@ -54,7 +65,8 @@ void chunk_space::grow(std::span<std::uint32_t const> chunks) {
 }
 
 std::uint32_t chunk_space::idle_chunks() const {
-  return static_cast<std::uint32_t>(ranges_.free_at_end() / memory_.shape().chunk_bytes);
+  auto const free = static_cast<std::uint32_t>(ranges_.free_at_end() / memory_.shape().chunk_bytes);
+  return std::max(free, beyond_) - beyond_;
 }
 
 std::vector<std::uint32_t> chunk_space::shrink(std::uint32_t count) {
@@ -65,25 +77,27 @@ std::vector<std::uint32_t> chunk_space::shrink(std::uint32_t count) {
   std::vector<std::uint32_t> released(chunks_.begin() + static_cast<std::ptrdiff_t>(keep),
                                       chunks_.end());
   chunks_.resize(keep);
-  ranges_.shrink(taken * chunk);
+  if (taken > 0) {
+    ranges_.shrink((std::exchange(beyond_, 0) + taken) * chunk);
+  }
   return released;
 }
 
-std::vector<std::uint32_t> chunk_space::revoke(bool unmap_now) {
-  auto const count = static_cast<std::uint32_t>(chunks_.size());
-  if (unmap_now) {
-    memory_.revoke(base_, count);
-    private_pages_ = memory_.shape().backend == backend_kind::host ? count : 0;
-  } else {
-    left_mapped_ = count;
+std::vector<std::uint32_t> chunk_space::revoke(std::uint32_t now) {
+  lost_ = static_cast<std::uint32_t>(chunks_.size());
+  auto const at_once = std::min(now, lost_);
+  left_mapped_ = lost_ - at_once;
+  if (at_once > 0) {
+    memory_.revoke(base_ + left_mapped_ * memory_.shape().chunk_bytes, at_once);
   }
   revoked_ = true;
   return std::exchange(chunks_, {});
 }
 
 void chunk_space::finish_revoke() {
-  memory_.unmap(base_, left_mapped_);
-  left_mapped_ = 0;
+  if (left_mapped_ > 0) {
+    memory_.revoke(base_, std::exchange(left_mapped_, 0));
+  }
 }
 
 }  // namespace sluice::memhandover

@@ -4,6 +4,9 @@
 ///   empty ──grow──► mapped ──revoke──► revoked     addresses stay reserved; what still lives there
 ///           ◄─shrink─                              reads zeros on the host and faults on CUDA
 ///
+/// Work that will be thrown away may go on allocating: `allocate_unbacked` hands out addresses that
+/// nothing was ever mapped at.
+///
 /// Thread-safety: none; the owner locks.
 #pragma once
 
@@ -24,14 +27,20 @@ class chunk_space {
   /// copy-on-write meaning.
   enum class backing { pool, process };
 
-  /// Reserves addresses for `capacity` chunks. `memory` must outlive this object.
-  chunk_space(device_memory& memory, std::uint32_t capacity, std::size_t alignment, backing behind);
+  /// Reserves addresses for `capacity` chunks, and for `unbacked` more that never get memory.
+  /// `memory` must outlive this object.
+  chunk_space(device_memory& memory, std::uint32_t capacity, std::size_t alignment, backing behind,
+              std::uint32_t unbacked = 0);
   chunk_space(chunk_space const&) = delete;
   chunk_space& operator=(chunk_space const&) = delete;
   ~chunk_space();
 
   /// Address of at least `bytes`, or null if they do not fit into what is mapped.
   [[nodiscard]] std::byte* allocate(std::size_t bytes);
+  /// The same, but where that would be null an address without memory behind it, until no addresses
+  /// are left. From the first call on the space cannot `grow` any more.
+  [[nodiscard]] std::byte* allocate_unbacked(std::size_t bytes);
+  [[nodiscard]] bool unbacked() const noexcept { return beyond_ > 0; }
   /// Frees an allocation; returns its size, 0 if `address` is none.
   std::size_t free(std::byte* address);
   [[nodiscard]] bool contains(void const* address) const noexcept;
@@ -39,7 +48,7 @@ class chunk_space {
   /// How many more chunks would make `bytes` fit.
   [[nodiscard]] std::uint32_t chunks_needed(std::size_t bytes) const;
   [[nodiscard]] std::uint32_t room() const noexcept {
-    return capacity_ - static_cast<std::uint32_t>(chunks_.size());
+    return unbacked() ? 0 : capacity_ - static_cast<std::uint32_t>(chunks_.size());
   }
   /// Maps chunks behind the ones there are. If it throws, nothing has changed.
   void grow(std::span<std::uint32_t const> chunks);
@@ -47,9 +56,10 @@ class chunk_space {
   [[nodiscard]] std::uint32_t idle_chunks() const;
   /// Unmaps up to `count` of them and returns them.
   [[nodiscard]] std::vector<std::uint32_t> shrink(std::uint32_t count);
-  /// Takes all memory away although it may be in use, and returns the chunks. `unmap_now` false
-  /// leaves the mappings for `finish_revoke`, for a caller who has made sure that nothing runs.
-  [[nodiscard]] std::vector<std::uint32_t> revoke(bool unmap_now);
+  /// Takes all memory away although it may be in use, and returns the chunks: of the last `now` of
+  /// them the mappings are gone, those of the others stay for `finish_revoke`. On CUDA the caller
+  /// has made sure that nothing runs.
+  [[nodiscard]] std::vector<std::uint32_t> revoke(std::uint32_t now);
   void finish_revoke();
 
   [[nodiscard]] range_allocator const& ranges() const noexcept { return ranges_; }
@@ -62,12 +72,14 @@ class chunk_space {
  private:
   device_memory& memory_;
   std::uint32_t capacity_;
+  std::uint32_t reserved_;  ///< capacity, and what never gets memory
   backing behind_;
   std::byte* base_;
   range_allocator ranges_;
   std::vector<std::uint32_t> chunks_;  ///< mapped at base_ + i × chunk_bytes
   std::uint32_t left_mapped_ = 0;      ///< chunks that a revoke has left for `finish_revoke`
-  std::uint32_t private_pages_ = 0;  ///< chunks' worth of private pages that a revoke has put there
+  std::uint32_t lost_ = 0;    ///< chunks' worth of addresses that a revoke has taken memory from
+  std::uint32_t beyond_ = 0;  ///< chunks' worth of addresses that may be allocated unbacked
   bool revoked_ = false;
 };
 

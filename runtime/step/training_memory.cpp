@@ -1,5 +1,6 @@
 #include "runtime/step/training_memory.hpp"
 
+#include <spdlog/spdlog.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -48,13 +49,14 @@ bool training_memory::committing() noexcept {
 }
 
 std::unique_ptr<chunk_space> training_memory::new_arena() const {
-  return std::make_unique<space>(*memory_, client_->view().shape().chunk_count, options_.alignment,
-                                 space::backing::pool);
+  auto const chunks = client_->view().shape().chunk_count;
+  return std::make_unique<space>(*memory_, chunks, options_.alignment, space::backing::pool,
+                                 options_.gate != nullptr ? chunks : 0);
 }
 
 void training_memory::begin() {
   std::lock_guard const lock{mutex_};
-  if (arena_->revoked()) {
+  if (arena_->revoked() || arena_->unbacked()) {
     replace_arena(retired_);
     if (options_.gate != nullptr) {
       options_.gate->abort_end();  // the last micro-batch was left without a word
@@ -100,7 +102,7 @@ void training_memory::discard() {
     std::lock_guard const lock{mutex_};
     phase_ = phase::idle;
     commits_here = false;
-    if (arena_->revoked()) {
+    if (arena_->revoked() || arena_->unbacked()) {
       replace_arena(retired_);
     } else if (options_.gate == nullptr && arena_->ranges().live() > 0) {
       replace_arena(promoted_);
@@ -159,7 +161,7 @@ std::uint64_t training_memory::starved_bytes() const {
 std::uint64_t training_memory::capacity_bytes() const {
   std::lock_guard const lock{mutex_};
   auto const chunks =
-      arena_->chunks().size() + spare_.size() + client_->view().header().grantable.load();
+      arena_->chunks().size() + unused() + client_->view().header().grantable.load();
   return chunks * client_->view().shape().chunk_bytes;
 }
 
@@ -168,7 +170,7 @@ bool training_memory::wait_capacity(std::uint64_t bytes, milliseconds patience) 
   std::uint64_t own = 0;
   {
     std::lock_guard const lock{mutex_};
-    own = (arena_->chunks().size() + spare_.size()) * chunk;
+    own = (arena_->chunks().size() + unused()) * chunk;
   }
   if (own > bytes) {
     return true;
@@ -180,7 +182,13 @@ bool training_memory::wait_capacity(std::uint64_t bytes, milliseconds patience) 
 std::byte* training_memory::allocate_arena(std::size_t bytes) {
   std::unique_lock lock{mutex_};
   for (;;) {
-    if (arena_->revoked()) {
+    if (arena_->revoked() || arena_->unbacked()) {
+      // Nothing that the device is given now is done. A refusal here would be taken for a shortage
+      // by libraries that then settle for another kernel, with other rounding, and remember it.
+      if (auto* const address =
+              options_.gate != nullptr ? arena_->allocate_unbacked(bytes) : nullptr) {
+        return address;
+      }
       throw error{
           error_kind::cancelled,
           "this micro-batch's memory has gone to the inference server; it will be run again"};
@@ -190,14 +198,20 @@ std::byte* training_memory::allocate_arena(std::size_t bytes) {
       return address;
     }
     auto* const before = arena_.get();
-    if (!fill(*arena_, bytes, lock) && arena_.get() == before && !arena_->revoked()) {
-      starved_bytes_ =
-          (arena_->chunks().size() + spare_.size()) * client_->view().shape().chunk_bytes;
-      state_.store(arena_state::starved, std::memory_order_release);
-      throw error{error_kind::out_of_memory,
-                  "the step arena holds " + format_bytes(arena_->ranges().used()) +
-                      " and cannot get " + format_bytes(bytes) + " more from the pool at present"};
+    if (fill(*arena_, bytes, lock) || arena_.get() != before || arena_->revoked()) {
+      continue;
     }
+    starved_bytes_ = (arena_->chunks().size() + unused()) * client_->view().shape().chunk_bytes;
+    state_.store(arena_state::starved, std::memory_order_release);
+    if (options_.gate != nullptr && phase_ == phase::running) {
+      options_.gate->abort_begin();
+      if (auto* const address = arena_->allocate_unbacked(bytes)) {
+        return address;
+      }
+    }
+    throw error{error_kind::out_of_memory,
+                "the step arena holds " + format_bytes(arena_->ranges().used()) +
+                    " and cannot get " + format_bytes(bytes) + " more from the pool at present"};
   }
 }
 
@@ -251,6 +265,9 @@ bool training_memory::fill(space& where, std::size_t bytes, std::unique_lock<std
   auto const needed = where.chunks_needed(bytes);
   if (needed > where.room()) {
     return false;
+  }
+  if (spare_.size() < needed) {
+    unmapped_.wait(lock, [this] { return unmapping_ == 0; });
   }
   if (spare_.size() < needed) {
     auto const missing = needed - static_cast<std::uint32_t>(spare_.size());
@@ -404,10 +421,7 @@ memhandover::demand_answer training_memory::give_up(memhandover::demand const& w
   auto const missing = wanted.chunks - static_cast<std::uint32_t>(answer.chunks.size());
   if (missing > 0 && !arena_->chunks().empty() && !arena_->revoked()) {
     if (gate == nullptr) {
-      auto taken = arena_->revoke(true);
-      state_.store(arena_state::revoked, std::memory_order_release);
-      hand_over(missing, taken, answer.chunks);
-      keep_spare(taken);
+      revoke_arena(missing, answer);
     } else {
       take_arena_behind_gate(missing, lock, answer);
     }
@@ -416,8 +430,41 @@ memhandover::demand_answer training_memory::give_up(memhandover::demand const& w
   return answer;
 }
 
-/// Closes the gate, waits until nothing runs, and takes the arena. Mappings are removed, and the
-/// gate opened, afterwards.
+/// Takes the arena, `count` of its chunks for the server. What of its mappings need not go at once
+/// is removed afterwards, and the gate opened.
+void training_memory::revoke_arena(std::uint32_t count, memhandover::demand_answer& answer) {
+  auto* const gate = options_.gate;
+  auto* const victim = arena_.get();
+  auto kept = victim->revoke(gate == nullptr ? count : 0);
+  state_.store(arena_state::revoked, std::memory_order_release);
+  hand_over(count, kept, answer.chunks);
+  unmapping_ = static_cast<std::uint32_t>(kept.size());
+  answer.afterwards = [this, victim, gate, kept = std::move(kept)] {
+    {
+      std::lock_guard const again{mutex_};
+      try {
+        victim->finish_revoke();
+        keep_spare(kept);
+      } catch (error const& why) {
+        spdlog::error("{} chunks stay out of use until this process ends reason=\"{}\"",
+                      kept.size(), why.what());
+      }
+      unmapping_ = 0;
+      if (gate != nullptr) {
+        if (arena_.get() == victim && phase_ == phase::running) {
+          gate->abort_begin();  // until `discard`; if that has been called already there is nothing
+                                // left to abort
+        }
+        gate->open();
+      }
+      drop_empty(retired_);
+      publish();
+    }
+    unmapped_.notify_all();
+  };
+}
+
+/// Closes the gate, waits until nothing runs, and takes the arena.
 void training_memory::take_arena_behind_gate(std::uint32_t count,
                                              std::unique_lock<std::mutex>& lock,
                                              memhandover::demand_answer& answer) {
@@ -446,21 +493,7 @@ void training_memory::take_arena_behind_gate(std::uint32_t count,
     gate->open();
     return;
   }
-  auto* const victim = arena_.get();
-  auto taken = victim->revoke(false);
-  state_.store(arena_state::revoked, std::memory_order_release);
-  hand_over(count, taken, answer.chunks);
-  answer.afterwards = [this, victim, gate, kept = std::move(taken)] {
-    std::lock_guard const again{mutex_};
-    victim->finish_revoke();
-    keep_spare(kept);
-    if (arena_.get() == victim && phase_ == phase::running) {
-      gate->abort_begin();  // until `discard`; if that has been called already there is nothing
-                            // left to abort
-    }
-    gate->open();
-    drop_empty(retired_);
-  };
+  revoke_arena(count, answer);
 }
 
 void training_memory::publish() {
@@ -469,7 +502,7 @@ void training_memory::publish() {
   for (auto const& old : promoted_) {
     kept += old->chunks().size();
   }
-  box.arena_chunks.store(static_cast<std::uint32_t>(arena_->chunks().size() + spare_.size()),
+  box.arena_chunks.store(static_cast<std::uint32_t>(arena_->chunks().size()) + unused(),
                          std::memory_order_relaxed);
   box.persistent_chunks.store(static_cast<std::uint32_t>(kept), std::memory_order_relaxed);
 }

@@ -93,7 +93,8 @@ class training_memory {
   // --- allocation
   // ------------------------------------------------------------------------------------------------
   /// Throws `cancelled` if the micro-batch's memory has been taken away, `out_of_memory` if the
-  /// pool grants too little.
+  /// pool grants too little. On CUDA the micro-batch is then aborted and gets addresses without
+  /// memory, and it throws only when these are used up.
   [[nodiscard]] std::byte* allocate_arena(std::size_t bytes);
   [[nodiscard]] std::byte* allocate_persistent(std::size_t bytes);
   /// Whether `address` was an allocation of ours; it is free afterwards.
@@ -116,9 +117,14 @@ class training_memory {
 
   [[nodiscard]] memhandover::demand_answer give_up(memhandover::demand const& wanted);
   void keep_spare(std::vector<std::uint32_t> const& chunks);
+  /// Chunks of ours that hold nothing.
+  [[nodiscard]] std::uint32_t unused() const {
+    return static_cast<std::uint32_t>(spare_.size()) + unmapping_;
+  }
   void take_idle(std::uint32_t count, std::vector<std::uint32_t>& given);
   void take_arena_behind_gate(std::uint32_t count, std::unique_lock<std::mutex>& lock,
                               memhandover::demand_answer& answer);
+  void revoke_arena(std::uint32_t count, memhandover::demand_answer& answer);
   static void hand_over(std::uint32_t count, std::vector<std::uint32_t>& from,
                         std::vector<std::uint32_t>& given);
   [[nodiscard]] bool await_persistent(std::size_t bytes,
@@ -141,7 +147,9 @@ class training_memory {
   std::vector<std::unique_ptr<space>> retired_;
   std::vector<std::unique_ptr<space>> promoted_;
   std::vector<std::uint32_t> spare_;  ///< ours, not mapped
-  std::vector<bool> needs_scrub_;     ///< by chunk: contents are another's
+  std::uint32_t unmapping_ = 0;       ///< ours, still mapped in an arena that has been revoked
+  std::condition_variable unmapped_;
+  std::vector<bool> needs_scrub_;  ///< by chunk: contents are another's
   std::size_t peak_ = 0;
   std::uint64_t starved_bytes_ = 0;
   std::vector<std::pair<space*, std::byte*>> fork_copies_;

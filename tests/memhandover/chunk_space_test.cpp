@@ -81,7 +81,7 @@ TEST_F(chunk_space_test, a_writer_that_goes_on_after_a_revocation_reaches_nobody
   while (rounds < 3) {
     std::this_thread::yield();
   }
-  auto const taken = space.revoke(true);
+  auto const taken = space.revoke(8);
   EXPECT_EQ(taken.size(), 8U);
   auto* const other = memory_->reserve(8);
   memory_->map(other, taken);
@@ -97,6 +97,54 @@ TEST_F(chunk_space_test, a_writer_that_goes_on_after_a_revocation_reaches_nobody
   writer.join();
   memory_->unmap(other, 8);
   memory_->release(other, 8);
+}
+
+TEST_F(chunk_space_test, a_revocation_may_leave_the_first_mappings_for_later) {
+  chunk_space space{*memory_, 16, 64, chunk_space::backing::pool};
+  space.grow(numbers(0, 4));
+  auto* const address = space.allocate(4 * 64_KiB);
+  ASSERT_NE(address, nullptr);
+  EXPECT_EQ(space.revoke(1), numbers(0, 4));
+  auto* const other = memory_->reserve(4);
+  memory_->map(other, numbers(0, 4));
+  auto write_and_look = [&](std::byte mark) {
+    std::vector<int> seen;
+    for (std::size_t chunk = 0; chunk < 4; ++chunk) {
+      address[chunk * 64_KiB] = mark;
+      seen.push_back(static_cast<int>(other[chunk * 64_KiB]));
+    }
+    return seen;
+  };
+  EXPECT_TRUE(space.awaits_unmapping());
+  EXPECT_EQ(write_and_look(std::byte{3}), (std::vector<int>{3, 3, 3, 0}));
+  space.finish_revoke();
+  EXPECT_FALSE(space.awaits_unmapping());
+  EXPECT_EQ(write_and_look(std::byte{5}), (std::vector<int>{3, 3, 3, 0}));
+  memory_->unmap(other, 4);
+  memory_->release(other, 4);
+}
+
+TEST_F(chunk_space_test, work_that_is_thrown_away_gets_addresses_without_memory) {
+  chunk_space space{*memory_, 4, 64, chunk_space::backing::pool, 8};
+  space.grow(numbers(0, 2));
+  auto* const backed = space.allocate(64_KiB);
+  ASSERT_NE(backed, nullptr);
+  EXPECT_FALSE(space.unbacked());
+  auto* const first = space.allocate_unbacked(256_KiB);
+  auto* const second = space.allocate_unbacked(320_KiB);
+  ASSERT_NE(first, nullptr);
+  ASSERT_NE(second, nullptr);
+  EXPECT_EQ(space.allocate_unbacked(256_KiB), nullptr) << "the addresses are used up";
+  EXPECT_TRUE(space.contains(second));
+  EXPECT_EQ(space.room(), 0U);
+  EXPECT_EQ(space.idle_chunks(), 0U);
+  EXPECT_EQ(space.free(first), 256_KiB);
+  EXPECT_EQ(space.free(second), 320_KiB);
+  EXPECT_EQ(space.idle_chunks(), 1U) << "of those with memory";
+  EXPECT_EQ(space.shrink(2), numbers(1, 1));
+  EXPECT_FALSE(space.unbacked());
+  EXPECT_EQ(space.free(backed), 64_KiB);
+  EXPECT_EQ(space.shrink(2), numbers(0, 1));
 }
 
 TEST_F(chunk_space_test, private_backing_leaves_the_pools_chunk_untouched) {

@@ -34,4 +34,4 @@ def test_disturbed_training_is_bit_equal_to_undisturbed(sluice, workers):
     # Instants are random: a phase that takes a hundredth of the time is met by few demands, so these two go together.
     assert outcome.demands["forward"] and outcome.demands["backward"]
     assert outcome.demands["commit"] + outcome.demands["optimizer"]
-    assert outcome.same
+    assert outcome.same, str(outcome)

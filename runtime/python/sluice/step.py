@@ -174,6 +174,8 @@ class Step:
 
     def _forward_backward(self, loss_fn: Callable[..., torch.Tensor], slices: tuple, share: float) -> torch.Tensor:
         loss = loss_fn(*slices)
+        if self._runtime and self._runtime.arena_state() != _runtime.SOUND:
+            raise _Discarded
         if not isinstance(loss, torch.Tensor) or loss.dim() != 0:
             raise TypeError("the loss function must return a scalar tensor, the mean loss of its slice")
         if share != 1.0:
@@ -295,6 +297,10 @@ class Step:
                     f"have of the pool's {runtime.pool_bytes()}; lower micro_batch, or give the pool more memory"
                 )
         self._counts["wait_seconds"] += time.perf_counter() - started
+
+
+class _Discarded(Exception):
+    """The slice's memory has gone, so that backward would be for nothing."""
 
 
 def _without_frames(failure: BaseException) -> BaseException:

@@ -1,0 +1,27 @@
+"""On a GPU too, training that is disturbed at random instants learns what undisturbed training learns, bit by bit."""
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import exactness  # noqa: E402
+
+DEMANDS = 40
+
+
+@pytest.mark.deadline(300)
+def test_disturbed_training_is_bit_equal_to_undisturbed(build):
+    seed = random.randrange(1 << 31)
+    print(f"seed {seed}")
+    outcome = exactness.compare(exactness.CUDA, DEMANDS, seed, build / "bin")
+    print(f"demands met {dict(outcome.demands)}; {outcome.disturbed['stats']}")
+    assert outcome.disturbed["shared"] and not outcome.undisturbed["shared"]
+    assert outcome.disturbed["stats"]["discards"] >= DEMANDS // 8
+    assert outcome.same, str(outcome)
