@@ -88,8 +88,10 @@ int main(int argc, char** argv) {
     std::mt19937 random{seed};
     for (int i = 0; i < count; ++i) {
       // What is free would cost nothing: ask for so much more that `bytes` come from training.
-      await_arena(runtime_dir, bytes);
-      ::poll(nullptr, 0, static_cast<int>(random() % static_cast<unsigned>(most_delay_ms + 1)));
+      do {
+        await_arena(runtime_dir, bytes);
+        ::poll(nullptr, 0, static_cast<int>(random() % static_cast<unsigned>(most_delay_ms + 1)));
+      } while (arena_bytes(runtime_dir) < bytes);
       memhandover::handover_report report;
       auto const wanted = bytes + pool->usage().free_bytes;
       auto const demanded = steady_clock::now();

@@ -15,10 +15,9 @@ chunk_space::chunk_space(device_memory& memory, std::uint32_t capacity, std::siz
       ranges_(alignment) {}
 
 chunk_space::~chunk_space() {
-  // On the host private pages lie where memory was lost; on CUDA nothing does.
-  bool const on_host = memory_.shape().backend == backend_kind::host;
-  memory_.unmap(base_, std::max({static_cast<std::uint32_t>(chunks_.size()), left_mapped_,
-                                 on_host ? lost_ : 0}));
+  auto const mapped =
+      std::max({static_cast<std::uint32_t>(chunks_.size()), left_mapped_, private_pages_});
+  memory_.unmap(base_, mapped);
   memory_.release(base_, reserved_);
 }
 
@@ -55,8 +54,7 @@ void chunk_space::grow(std::span<std::uint32_t const> chunks) {
   auto* at = base_ + chunks_.size() * chunk;
   chunks_.reserve(chunks_.size() + chunks.size());
   if (behind_ == backing::process) {
-    memory_.revoke(
-        at, static_cast<std::uint32_t>(chunks.size()));  // private pages, as after a revocation
+    memory_.map_private(at, static_cast<std::uint32_t>(chunks.size()));
   } else {
     memory_.map(at, chunks);
   }
@@ -69,13 +67,17 @@ std::uint32_t chunk_space::idle_chunks() const {
   return std::max(free, beyond_) - beyond_;
 }
 
-std::vector<std::uint32_t> chunk_space::shrink(std::uint32_t count) {
+std::vector<std::uint32_t> chunk_space::shrink(std::uint32_t count, unmapping how) {
   auto const taken = std::min(count, idle_chunks());
   auto const keep = chunks_.size() - taken;
   auto const chunk = memory_.shape().chunk_bytes;
-  memory_.unmap(base_ + keep * chunk, taken);
   std::vector<std::uint32_t> released(chunks_.begin() + static_cast<std::ptrdiff_t>(keep),
                                       chunks_.end());
+  if (how == unmapping::soon) {
+    memory_.unmap_soon(base_ + keep * chunk, released);
+  } else {
+    memory_.unmap(base_ + keep * chunk, taken);
+  }
   chunks_.resize(keep);
   if (taken > 0) {
     ranges_.shrink((std::exchange(beyond_, 0) + taken) * chunk);
@@ -83,21 +85,20 @@ std::vector<std::uint32_t> chunk_space::shrink(std::uint32_t count) {
   return released;
 }
 
-std::vector<std::uint32_t> chunk_space::revoke(std::uint32_t now) {
-  lost_ = static_cast<std::uint32_t>(chunks_.size());
-  auto const at_once = std::min(now, lost_);
-  left_mapped_ = lost_ - at_once;
-  if (at_once > 0) {
-    memory_.revoke(base_ + left_mapped_ * memory_.shape().chunk_bytes, at_once);
+std::vector<std::uint32_t> chunk_space::revoke(bool unmap_now) {
+  auto const count = static_cast<std::uint32_t>(chunks_.size());
+  if (unmap_now) {
+    memory_.revoke(base_, chunks_);
+    private_pages_ = memory_.shape().backend == backend_kind::host ? count : 0;
+  } else {
+    left_mapped_ = count;
   }
   revoked_ = true;
   return std::exchange(chunks_, {});
 }
 
 void chunk_space::finish_revoke() {
-  if (left_mapped_ > 0) {
-    memory_.revoke(base_, std::exchange(left_mapped_, 0));
-  }
+  memory_.unmap(base_, std::exchange(left_mapped_, 0));
 }
 
 }  // namespace sluice::memhandover

@@ -54,12 +54,13 @@ class chunk_space {
   void grow(std::span<std::uint32_t const> chunks);
   /// Chunks at the end in which nothing lives.
   [[nodiscard]] std::uint32_t idle_chunks() const;
-  /// Unmaps up to `count` of them and returns them.
-  [[nodiscard]] std::vector<std::uint32_t> shrink(std::uint32_t count);
-  /// Takes all memory away although it may be in use, and returns the chunks: of the last `now` of
-  /// them the mappings are gone, those of the others stay for `finish_revoke`. On CUDA the caller
-  /// has made sure that nothing runs.
-  [[nodiscard]] std::vector<std::uint32_t> revoke(std::uint32_t now);
+  enum class unmapping { whole, soon };
+  /// Unmaps up to `count` of them and returns them; `soon` leaves work to `device_memory::sweep`.
+  [[nodiscard]] std::vector<std::uint32_t> shrink(std::uint32_t count,
+                                                  unmapping how = unmapping::whole);
+  /// Takes all memory away although it may be in use, and returns the chunks. `unmap_now` false
+  /// leaves the mappings for `finish_revoke`, for a caller who has made sure that nothing runs.
+  [[nodiscard]] std::vector<std::uint32_t> revoke(bool unmap_now);
   void finish_revoke();
 
   [[nodiscard]] range_allocator const& ranges() const noexcept { return ranges_; }
@@ -78,8 +79,8 @@ class chunk_space {
   range_allocator ranges_;
   std::vector<std::uint32_t> chunks_;  ///< mapped at base_ + i × chunk_bytes
   std::uint32_t left_mapped_ = 0;      ///< chunks that a revoke has left for `finish_revoke`
-  std::uint32_t lost_ = 0;    ///< chunks' worth of addresses that a revoke has taken memory from
-  std::uint32_t beyond_ = 0;  ///< chunks' worth of addresses that may be allocated unbacked
+  std::uint32_t private_pages_ = 0;  ///< chunks' worth of private pages that a revoke has put there
+  std::uint32_t beyond_ = 0;         ///< chunks' worth of addresses that may be allocated unbacked
   bool revoked_ = false;
 };
 

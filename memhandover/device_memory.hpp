@@ -55,11 +55,21 @@ class device_memory {
   virtual void map(std::byte* where, std::span<std::uint32_t const> chunks) = 0;
   /// Removes the mappings of `count` chunks from `where` on; a later access faults.
   virtual void unmap(std::byte* where, std::uint32_t count) noexcept = 0;
-  /// Takes `count` chunks from `where` on away although kernels may still be running there: when it
-  /// returns, nothing this process does reaches them any more. On the host such kernels go on in
-  /// private pages that nobody reads; on CUDA the caller has made sure that none runs. `unmap` it
-  /// afterwards.
-  virtual void revoke(std::byte* where, std::uint32_t count) = 0;
+  /// The same for `chunks`, which are mapped there, but what of it takes long may be left to
+  /// `sweep`.
+  virtual void unmap_soon(std::byte* where, std::span<std::uint32_t const> chunks) noexcept {
+    unmap(where, static_cast<std::uint32_t>(chunks.size()));
+  }
+  /// Takes `chunks`, mapped from `where` on, away although kernels may still be running there: when
+  /// it returns, nothing this process does reaches them any more. On the host such kernels go on in
+  /// private pages that nobody reads; on CUDA the caller has made sure that none runs. What takes
+  /// long may be left to `sweep`. `unmap` it afterwards.
+  virtual void revoke(std::byte* where, std::span<std::uint32_t const> chunks) = 0;
+  /// Finishes what `unmap_soon` and `revoke` have left.
+  virtual void sweep() noexcept {}
+  /// Puts private, zeroed pages of this process where `count` chunks could be mapped; on the host
+  /// only.
+  virtual void map_private(std::byte* where, std::uint32_t count) = 0;
 
   /// Zeroes the contents of the chunks mapped at `where`.
   virtual void scrub(std::byte* where, std::span<std::uint32_t const> chunks) = 0;

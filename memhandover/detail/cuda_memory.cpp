@@ -122,6 +122,10 @@ void cuda_memory::unmap(std::byte* where, std::uint32_t count) noexcept {
   }
 }
 
+void cuda_memory::map_private(std::byte* /*where*/, std::uint32_t /*count*/) {
+  throw error{error_kind::unsupported, "a GPU has no private pages"};
+}
+
 void cuda_memory::scrub(std::byte* where, std::span<std::uint32_t const> chunks) {
   if (chunks.empty()) {
     return;

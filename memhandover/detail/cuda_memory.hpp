@@ -28,7 +28,10 @@ class cuda_memory final : public device_memory {
   void release(std::byte* where, std::uint32_t chunks) noexcept override;
   void map(std::byte* where, std::span<std::uint32_t const> chunks) override;
   void unmap(std::byte* where, std::uint32_t count) noexcept override;
-  void revoke(std::byte* where, std::uint32_t count) override { unmap(where, count); }
+  void revoke(std::byte* where, std::span<std::uint32_t const> chunks) override {
+    unmap(where, static_cast<std::uint32_t>(chunks.size()));
+  }
+  void map_private(std::byte* where, std::uint32_t count) override;
   void scrub(std::byte* where, std::span<std::uint32_t const> chunks) override;
 
  private:

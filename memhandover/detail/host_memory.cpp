@@ -84,11 +84,59 @@ void host_memory::unmap(std::byte* where, std::uint32_t count) noexcept {
   }
 }
 
-void host_memory::revoke(std::byte* where, std::uint32_t count) {
-  if (count > 0 &&
-      ::mmap(where, count * shape_.chunk_bytes, PROT_READ | PROT_WRITE,
+/// Moves the pages of `chunks` from `where` to addresses that nobody knows. Emptying page tables
+/// takes 13 ms for 256 MiB, moving them 0.1 ms. Where the kernel cannot (before 5.13), nothing
+/// happens, and whoever maps over `where` pays.
+void host_memory::set_aside(std::byte* where, std::span<std::uint32_t const> chunks) noexcept {
+  auto const bytes = chunks.size() * shape_.chunk_bytes;
+  std::byte* aside = nullptr;
+  try {
+    aside = reserve(static_cast<std::uint32_t>(chunks.size()));
+    std::lock_guard const lock{mutex_};
+    aside_.emplace_back(aside, bytes);
+  } catch (...) {
+    if (aside != nullptr) {
+      ::munmap(aside, bytes);
+    }
+    return;
+  }
+  for_each_run(chunks, [&](std::size_t start, std::size_t length) {
+    auto const offset = start * shape_.chunk_bytes;
+    // The old addresses stay mapped, without pages: a running kernel finds no hole.
+    (void)::mremap(where + offset, length * shape_.chunk_bytes, length * shape_.chunk_bytes,
+                   MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, aside + offset);
+  });
+}
+
+void host_memory::unmap_soon(std::byte* where, std::span<std::uint32_t const> chunks) noexcept {
+  if (!chunks.empty()) {
+    set_aside(where, chunks);
+    unmap(where, static_cast<std::uint32_t>(chunks.size()));
+  }
+}
+
+void host_memory::revoke(std::byte* where, std::span<std::uint32_t const> chunks) {
+  if (!chunks.empty()) {
+    set_aside(where, chunks);
+    map_private(where, static_cast<std::uint32_t>(chunks.size()));
+  }
+}
+
+void host_memory::sweep() noexcept {
+  std::vector<std::pair<std::byte*, std::size_t>> done;
+  {
+    std::lock_guard const lock{mutex_};
+    done.swap(aside_);
+  }
+  for (auto const& [where, bytes] : done) {
+    ::munmap(where, bytes);
+  }
+}
+
+void host_memory::map_private(std::byte* where, std::uint32_t count) {
+  if (::mmap(where, count * shape_.chunk_bytes, PROT_READ | PROT_WRITE,
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) {
-    fail("cannot take chunks of the pool away");
+    fail("cannot put private pages where chunks of the pool were");
   }
 }
 

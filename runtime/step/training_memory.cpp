@@ -1,6 +1,5 @@
 #include "runtime/step/training_memory.hpp"
 
-#include <spdlog/spdlog.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -375,7 +374,7 @@ void training_memory::take_idle(std::uint32_t count, std::vector<std::uint32_t>&
   hand_over(missing(), spare_, given);
   for (auto* candidate : {arena_.get(), persistent_.get()}) {
     if (missing() > 0 && !candidate->revoked()) {
-      auto const idle = candidate->shrink(missing());
+      auto const idle = candidate->shrink(missing(), space::unmapping::soon);
       given.insert(given.end(), idle.begin(), idle.end());
     }
   }
@@ -414,6 +413,7 @@ memhandover::demand_answer training_memory::give_up(memhandover::demand const& w
   answer.closed_ns = answer.idle_ns = monotonic_ns();
   if (gate == nullptr) {
     take_idle(wanted.chunks, answer.chunks);
+    answer.afterwards = [this] { memory_->sweep(); };
   } else {
     hand_over(wanted.chunks, spare_,
               answer.chunks);  // what is mapped may still be in use by the device
@@ -430,33 +430,30 @@ memhandover::demand_answer training_memory::give_up(memhandover::demand const& w
   return answer;
 }
 
-/// Takes the arena, `count` of its chunks for the server. What of its mappings need not go at once
-/// is removed afterwards, and the gate opened.
+/// Takes the arena, `count` of its chunks for the server. On CUDA the mappings are removed, and the
+/// gate opened, afterwards.
 void training_memory::revoke_arena(std::uint32_t count, memhandover::demand_answer& answer) {
   auto* const gate = options_.gate;
   auto* const victim = arena_.get();
-  auto kept = victim->revoke(gate == nullptr ? count : 0);
+  auto kept = victim->revoke(gate == nullptr);
   state_.store(arena_state::revoked, std::memory_order_release);
   hand_over(count, kept, answer.chunks);
+  if (gate == nullptr) {
+    keep_spare(kept);
+    return;
+  }
   unmapping_ = static_cast<std::uint32_t>(kept.size());
   answer.afterwards = [this, victim, gate, kept = std::move(kept)] {
     {
       std::lock_guard const again{mutex_};
-      try {
-        victim->finish_revoke();
-        keep_spare(kept);
-      } catch (error const& why) {
-        spdlog::error("{} chunks stay out of use until this process ends reason=\"{}\"",
-                      kept.size(), why.what());
-      }
+      victim->finish_revoke();
+      keep_spare(kept);
       unmapping_ = 0;
-      if (gate != nullptr) {
-        if (arena_.get() == victim && phase_ == phase::running) {
-          gate->abort_begin();  // until `discard`; if that has been called already there is nothing
-                                // left to abort
-        }
-        gate->open();
+      if (arena_.get() == victim && phase_ == phase::running) {
+        gate->abort_begin();  // until `discard`; if that has been called already there is nothing
+                              // left to abort
       }
+      gate->open();
       drop_empty(retired_);
       publish();
     }
