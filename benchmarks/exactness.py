@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from brokers import end_broker
+from brokers import clear_up_on_sigterm, end_broker
 
 BENCHMARKS = Path(__file__).resolve().parent
 ROOT = BENCHMARKS.parent
@@ -108,6 +108,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--preset", default="release")
     args = parser.parse_args()
+    clear_up_on_sigterm()
     job = HOST if args.backend == "host" else CUDA
     cells = []
     for label, more in (("none", ()), ("2 forked", ("--workers", "2", "--start-method", "fork")),

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from brokers import end_broker
+from brokers import clear_up_on_sigterm, end_broker
 from records import ROOT, Cell, distribution, write
 
 MIB = 1 << 20
@@ -75,6 +75,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="*", help="MiB; default: all")
     parser.add_argument("--preset", default="release")
     args = parser.parse_args()
+    clear_up_on_sigterm()
     sizes = HOST if args.backend == "host" else CUDA
     cells = []
     for mib, (job, count) in sizes.items():

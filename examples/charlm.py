@@ -29,7 +29,7 @@ class Size:
 
 SIZES = {
     "cpu": Size(width=64, layers=16, heads=2, context=128, groups=1 << 17, batch=32, micro_batch=32),
-    "cuda": Size(width=192, layers=24, heads=6, context=512, groups=1 << 16, batch=256, micro_batch=32),
+    "cuda": Size(width=192, layers=24, heads=6, context=512, groups=1 << 16, batch=128, micro_batch=32),
 }
 
 
