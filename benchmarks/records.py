@@ -98,13 +98,14 @@ def _output(*command: str) -> str | None:
 
 
 def tree() -> dict:
-    """Commit, and whether anything but the records differs from it."""
+    """Commit, and whether anything but the records differs from it. SLUICE_COMMIT speaks for a copy without history."""
+    if re.fullmatch("[0-9a-f]{40}", named := os.environ.get("SLUICE_COMMIT", "")):
+        return {"commit": named, "dirty": False}
     commit = _output("git", "rev-parse", "HEAD")
-    if commit is not None:
-        changes = _output("git", "status", "--porcelain", "--", ".", ":(exclude)benchmarks/results")
-        return {"commit": commit, "dirty": changes != ""}
-    named = os.environ.get("SLUICE_COMMIT", "")
-    return {"commit": named or "unknown", "dirty": not re.fullmatch("[0-9a-f]{40}", named)}
+    if commit is None:
+        return {"commit": named or "unknown", "dirty": True}
+    changes = _output("git", "status", "--porcelain", "--", ".", ":(exclude)benchmarks/results")
+    return {"commit": commit, "dirty": changes != ""}
 
 
 def processor() -> str:

@@ -4,8 +4,8 @@
 #
 #   ./benchmarks/run.sh NAME [options]     for example: ./benchmarks/run.sh overhead --help
 #
-# Needs what scripts/setup.sh and scripts/build.sh make. In a tree without git history,
-# SLUICE_COMMIT names the full hash that is measured; without it the record is marked dirty.
+# Needs what scripts/setup.sh and scripts/build.sh make. In a copy of a tree, whose git history is
+# missing or behind, SLUICE_COMMIT names the full hash of the commit that is measured.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
