@@ -262,6 +262,14 @@ bool broker::handle(visitor& who, message request) {
       send_message(who.socket.get(), body);
       return true;
     }
+    if (type == "show") {
+      constexpr std::size_t runs_of_a_message = 500;
+      auto body =
+          describe_chunks(*view_, field(request.body, "from", std::uint32_t{0}), runs_of_a_message);
+      body["type"] = "show";
+      send_message(who.socket.get(), body);
+      return true;
+    }
     if (type == "join") {
       join(who, std::move(request));
       return false;  // the connection is the client's now

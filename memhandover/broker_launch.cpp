@@ -5,7 +5,6 @@
 #include <spawn.h>
 #include <spdlog/spdlog.h>
 #include <sys/file.h>
-#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -22,6 +21,7 @@
 
 #include "memhandover/broker.hpp"
 #include "memhandover/bytes.hpp"
+#include "memhandover/descriptor_limit.hpp"
 #include "memhandover/detail/cuda_memory.hpp"
 #include "memhandover/detail/host_memory.hpp"
 #include "memhandover/error.hpp"
@@ -172,14 +172,6 @@ pool_files make_cuda_pool(broker_options const& options) {
   ours.reset();
   ::waitpid(child, nullptr, 0);
   return std::move(*files);
-}
-
-void raise_descriptor_limit() {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
-    limit.rlim_cur = limit.rlim_max;
-    ::setrlimit(RLIMIT_NOFILE, &limit);
-  }
 }
 
 std::string program_of(broker_options const& options) {
@@ -375,21 +367,59 @@ int broker_main(broker_options const& options, int ready_fd) {
   }
 }
 
+namespace {
+
+/// A conversation with the broker of a folder in which only questions are asked.
+class questions {
+ public:
+  explicit questions(std::string const& runtime_dir) : dir_(prepare_runtime_dir(runtime_dir)) {
+    auto socket = connect_to_broker(dir_);
+    if (!socket) {
+      throw error{error_kind::unavailable,
+                  "no broker runs in " + dir_ + "; `sluice run` and `sluice serve` start one"};
+    }
+    socket_ = std::move(*socket);
+  }
+
+  /// The answer to a question has the question's type.
+  [[nodiscard]] nlohmann::json ask(nlohmann::json const& question) const {
+    constexpr int patience_ms = 5000;
+    send_message(socket_.get(), question);
+    auto answer = receive_message(socket_.get(), patience_ms);
+    if (answer && answer->body["type"] == "error") {
+      throw error{error_kind::unsupported, "the broker in " + dir_ +
+                                               " is of another version and cannot answer: " +
+                                               answer->body.value("message", std::string{})};
+    }
+    if (!answer || answer->body["type"] != question["type"]) {
+      throw error{error_kind::unavailable, "the broker in " + dir_ + " ended while it was asked"};
+    }
+    answer->body.erase("type");
+    return std::move(answer->body);
+  }
+
+ private:
+  std::string dir_;
+  unique_fd socket_;
+};
+
+}  // namespace
+
 nlohmann::json query_status(std::string const& runtime_dir) {
-  auto const dir = prepare_runtime_dir(runtime_dir);
-  auto const socket = connect_to_broker(dir);
-  if (!socket) {
-    throw error{error_kind::unavailable,
-                "no broker runs in " + dir + "; `sluice run` and `sluice serve` start one"};
+  return questions{runtime_dir}.ask({{"type", "status"}});
+}
+
+nlohmann::json query_chunks(std::string const& runtime_dir) {
+  questions const broker{runtime_dir};
+  auto result = broker.ask({{"type", "status"}});
+  auto runs = nlohmann::json::array();
+  for (nlohmann::json from = 0; !from.is_null();) {
+    auto const page = broker.ask({{"type", "show"}, {"from", from}});
+    runs.insert(runs.end(), page["runs"].begin(), page["runs"].end());
+    from = page["next"];
   }
-  send_message(socket->get(), {{"type", "status"}});
-  constexpr int patience_ms = 5000;
-  auto answer = receive_message(socket->get(), patience_ms);
-  if (!answer || answer->body["type"] != "status") {
-    throw error{error_kind::unavailable, "the broker in " + dir + " ended while it was asked"};
-  }
-  answer->body.erase("type");
-  return std::move(answer->body);
+  result["runs"] = std::move(runs);
+  return result;
 }
 
 }  // namespace sluice::memhandover

@@ -40,4 +40,8 @@ int broker_main(broker_options const& options, int ready_fd);
 /// folder.
 [[nodiscard]] nlohmann::json query_status(std::string const& runtime_dir);
 
+/// The same with `runs`, which tell of every chunk as describe_chunks does. It is asked in several
+/// messages: a pool that changes meanwhile is seen at several instants.
+[[nodiscard]] nlohmann::json query_chunks(std::string const& runtime_dir);
+
 }  // namespace sluice::memhandover

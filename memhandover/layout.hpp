@@ -30,10 +30,11 @@
 namespace sluice::memhandover {
 
 inline constexpr std::uint64_t ledger_magic = 0x31474c4543494c53;  // "SLICELG1"
-inline constexpr std::uint32_t layout_version = 1;
+inline constexpr std::uint32_t layout_version = 2;
 inline constexpr std::uint32_t max_clients = 32;
 inline constexpr std::uint32_t broker_slot = 0xffff;
 inline constexpr std::uint32_t recent_handovers = 256;
+inline constexpr std::uint32_t max_note_texts = 255;
 
 enum class owner : std::uint8_t { free = 0, dirty = 1, training = 2, serving = 3 };
 
@@ -136,6 +137,13 @@ struct alignas(64) mailbox_header {
   std::atomic<std::uint64_t> samples, commits, discards;
   std::atomic<std::uint32_t> arena_chunks, persistent_chunks;
   std::atomic<std::uint32_t> waiting;  ///< 1 while training waits for memory
+};
+
+/// One of the texts with which a client says what its chunks hold; ends with a zero byte. Behind the
+/// ring of a mailbox stand `max_note_texts` of them, then for each chunk the number of its text, 0
+/// for none. Written by the client; a text does not change once a chunk's number names it.
+struct note_text {
+  char text[48];
 };
 
 /// A message in a mailbox's ring: "I no longer use this chunk, which I have owned since that

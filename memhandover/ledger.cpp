@@ -42,9 +42,15 @@ std::size_t ring_capacity(std::uint32_t chunk_count) {
   return std::bit_ceil(std::max<std::size_t>(chunk_count, 16));
 }
 
+std::size_t texts_offset(std::uint32_t chunk_count) {
+  return sizeof(mailbox_header) + ring_capacity(chunk_count) * sizeof(std::uint64_t);
+}
+std::size_t notes_offset(std::uint32_t chunk_count) {
+  return texts_offset(chunk_count) + max_note_texts * sizeof(note_text);
+}
+
 std::size_t mailbox_size(std::uint32_t chunk_count) {
-  return round_up(sizeof(mailbox_header) + ring_capacity(chunk_count) * sizeof(std::uint64_t),
-                  page);
+  return round_up(notes_offset(chunk_count) + chunk_count * sizeof(std::uint16_t), page);
 }
 
 /// FNV-1a over the constant part of the header.
@@ -163,16 +169,28 @@ std::span<std::atomic<std::uint64_t>> ledger_view::chunks() const noexcept {
       header().chunk_count};
 }
 
+std::byte* ledger_view::mailbox_at(std::uint32_t slot) const noexcept {
+  return mailroom_.data() + static_cast<std::size_t>(slot) * header().mailbox_bytes;
+}
+
 mailbox_header& ledger_view::mailbox(std::uint32_t slot) const noexcept {
-  auto* at = mailroom_.data() + static_cast<std::size_t>(slot) * header().mailbox_bytes;
-  return *std::launder(reinterpret_cast<mailbox_header*>(at));
+  return *std::launder(reinterpret_cast<mailbox_header*>(mailbox_at(slot)));
 }
 
 std::span<std::atomic<std::uint64_t>> ledger_view::mail_ring(std::uint32_t slot) const noexcept {
-  auto* at = mailroom_.data() + static_cast<std::size_t>(slot) * header().mailbox_bytes +
-             sizeof(mailbox_header);
+  auto* at = mailbox_at(slot) + sizeof(mailbox_header);
   return {std::launder(reinterpret_cast<std::atomic<std::uint64_t>*>(at)),
           ring_capacity(header().chunk_count)};
+}
+
+std::span<note_text> ledger_view::note_texts(std::uint32_t slot) const noexcept {
+  auto* at = mailbox_at(slot) + texts_offset(header().chunk_count);
+  return {std::launder(reinterpret_cast<note_text*>(at)), max_note_texts};
+}
+
+std::span<std::atomic<std::uint16_t>> ledger_view::chunk_notes(std::uint32_t slot) const noexcept {
+  auto* at = mailbox_at(slot) + notes_offset(header().chunk_count);
+  return {std::launder(reinterpret_cast<std::atomic<std::uint16_t>*>(at)), header().chunk_count};
 }
 
 pool_files create_ledger(pool_shape const& shape) {

@@ -71,11 +71,18 @@ class ledger_view {
   /// number of chunks.
   [[nodiscard]] std::span<std::atomic<std::uint64_t>> mail_ring(std::uint32_t slot) const noexcept;
 
+  /// What the client in `slot` says that chunks hold; see `note_text`.
+  [[nodiscard]] std::span<note_text> note_texts(std::uint32_t slot) const noexcept;
+  [[nodiscard]] std::span<std::atomic<std::uint16_t>> chunk_notes(
+      std::uint32_t slot) const noexcept;
+
   [[nodiscard]] std::uint32_t writer_slot() const noexcept {
     return static_cast<std::uint32_t>(header().writer.load(std::memory_order_acquire) & 0xffffU);
   }
 
  private:
+  [[nodiscard]] std::byte* mailbox_at(std::uint32_t slot) const noexcept;
+
   shared_segment ledger_;
   shared_segment mailroom_;
   mutable ledger_header* header_ = nullptr;

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "memhandover/descriptor_limit.hpp"
 #include "memhandover/error.hpp"
 
 namespace sluice::memhandover {
@@ -64,6 +65,7 @@ membership::membership(broker_options broker, client_kind kind, std::string cons
   files_.doorbell = std::move(joined.descriptors[2]);
   bell_ = std::move(joined.descriptors[3]);
   auto const expected = joined.body.at("chunk_descriptors").get<std::size_t>();
+  make_room_for_descriptors(expected);
   while (files_.chunks.size() < expected) {
     auto batch = expect(socket_.get(), "chunks");
     std::move(batch.descriptors.begin(), batch.descriptors.end(),

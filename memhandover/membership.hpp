@@ -8,6 +8,7 @@
 /// one thread that calls `reconnect`, `receive` and `tell`.
 #pragma once
 
+#include <chrono>
 #include <optional>
 #include <string>
 
@@ -16,6 +17,9 @@
 #include "memhandover/wire.hpp"
 
 namespace sluice::memhandover {
+
+/// How often whoever has lost the broker should call `membership::reconnect`.
+inline constexpr std::chrono::milliseconds reconnect_every{200};
 
 class membership {
  public:

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "memhandover/chunk_notes.hpp"
+
 namespace sluice::memhandover {
 namespace {
 
@@ -70,7 +72,53 @@ json describe_handovers(ledger_header const& header) {
           {"recent", std::move(recent)}};
 }
 
+char const* name_of(owner who) {
+  switch (who) {
+    case owner::free:
+      return "free";
+    case owner::dirty:
+      return "dirty";
+    case owner::training:
+      return "training";
+    case owner::serving:
+      return "serving";
+  }
+  return "unknown";
+}
+
 }  // namespace
+
+nlohmann::json describe_chunks(ledger_view const& view, std::uint32_t from, std::size_t most_runs) {
+  json runs = json::array();
+  chunk_state last;
+  std::string last_note;
+  std::uint32_t chunk = from;
+  for (; chunk < view.header().chunk_count; ++chunk) {
+    auto const state = view.chunk(chunk);
+    bool const owned =
+        (state.who == owner::training || state.who == owner::serving) && state.client < max_clients;
+    auto note = owned ? chunk_note(view, state.client, chunk) : std::string{};
+    if (!runs.empty() && state.who == last.who && (!owned || state.client == last.client) &&
+        note == last_note) {
+      auto& count = runs.back()["count"];
+      count = count.get<std::uint32_t>() + 1;
+      continue;
+    }
+    if (runs.size() == most_runs) {
+      break;
+    }
+    json run{{"first", chunk}, {"count", 1}, {"owner", name_of(state.who)}};
+    if (owned) {
+      run["slot"] = state.client;
+      run["holds"] = note.empty() ? json{} : json(note);
+    }
+    runs.push_back(std::move(run));
+    last = state;
+    last_note = std::move(note);
+  }
+  return {{"runs", std::move(runs)},
+          {"next", chunk < view.header().chunk_count ? json(chunk) : json{}}};
+}
 
 nlohmann::json describe_pool(ledger_view const& view) {
   auto const& header = view.header();

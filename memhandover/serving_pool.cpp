@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "memhandover/bytes.hpp"
+#include "memhandover/chunk_notes.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/ledger_writer.hpp"
 #include "memhandover/membership.hpp"
@@ -23,8 +24,6 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 using std::chrono::steady_clock;
-
-constexpr milliseconds reconnect_every{200};
 
 /// Whose memory is where: chunks of one placement, and the second address if they are not
 /// neighbours.
@@ -47,6 +46,7 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
                  how.sluice_binary},
                 client_kind::server, how.name, how.endpoint),
         memory_(open_device_memory(member_.view().shape(), member_.files().chunks)),
+        notes_(member_.view(), member_.slot()),
         stop_(::eventfd(0, EFD_CLOEXEC)) {
     auto const count = shape().chunk_count;
     whole_ = memory_->reserve(count);
@@ -100,7 +100,7 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
   }
 
   [[nodiscard]] placement acquire(std::uint64_t bytes, steady_clock::time_point deadline,
-                                  handover_report* report) override;
+                                  handover_report* report, std::string_view what) override;
 
   void set_reserve(std::uint64_t bytes) override {
     std::lock_guard const lock{mutex_};
@@ -154,9 +154,10 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
   options options_;
   membership member_;
   std::unique_ptr<device_memory> memory_;
+  chunk_notes notes_;
   unique_fd stop_;
   std::byte* whole_ = nullptr;  ///< chunk i lies at offset i × chunk_bytes
-  std::mutex acquiring_;        ///< one acquisition at a time
+  std::mutex acquiring_;        ///< one acquisition at a time; guards `notes_`
   mutable std::mutex mutex_;    ///< guards what follows
   std::condition_variable mail_;
   std::optional<ledger_writer> writer_;
@@ -253,7 +254,7 @@ std::optional<std::uint32_t> pool_server::richest(std::vector<std::uint32_t> con
 }
 
 placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point deadline,
-                               handover_report* report) {
+                               handover_report* report, std::string_view what) {
   auto const chunk_bytes = shape().chunk_bytes;
   auto const count = static_cast<std::uint32_t>(
       (std::max<std::uint64_t>(bytes, 1) + chunk_bytes - 1) / chunk_bytes);
@@ -350,6 +351,7 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
   if (report != nullptr) {
     *report = result;
   }
+  notes_.say(held->chunks, what);
   auto* const data = held->data;
   auto give_it_back = [self = shared_from_this(), held = std::shared_ptr<holding>{std::move(held)}](
                           void*) { self->give_back(*held); };

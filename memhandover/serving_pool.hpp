@@ -113,9 +113,11 @@ class serving_pool {
   /// Throws `out_of_memory` if even all that training can give is too little (whoever holds the
   /// rest is named), `deadline_exceeded` if training did not answer by `deadline`. After a failure
   /// the claim has been given back.
+  /// `what` it will hold, such as a model's name, is shown by `sluice pool show`.
   [[nodiscard]] virtual placement acquire(std::uint64_t bytes,
                                           std::chrono::steady_clock::time_point deadline,
-                                          handover_report* report = nullptr) = 0;
+                                          handover_report* report = nullptr,
+                                          std::string_view what = {}) = 0;
 
   /// Free bytes that are kept from training, so that cold starts find memory at once (the reserve
   /// W).

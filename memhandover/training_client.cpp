@@ -20,8 +20,6 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr milliseconds reconnect_every{200};
-
 class training_member final : public training_client {
  public:
   training_member(broker_options const& broker, std::string const& name, handler on_demand)

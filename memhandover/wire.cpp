@@ -121,6 +121,11 @@ std::optional<message> receive_message(int socket, int timeout_ms) {
   if (received < 0) {
     throw error{error_kind::unavailable, "the pool's socket failed: " + reason()};
   }
+  if ((header.msg_flags & MSG_CTRUNC) != 0 && result.descriptors.size() < max_descriptors) {
+    throw error{error_kind::unavailable,
+                "this process may not open as many files as the pool has descriptors; raise its "
+                "limit (ulimit -n)"};
+  }
   if ((header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
     throw error{error_kind::invalid_argument,
                 "a message over the pool's socket is longer than any of ours"};

@@ -15,6 +15,8 @@ constexpr std::size_t most_sizes = 16;
 constexpr std::size_t values_per_size = 5;
 constexpr double memory_margin = 1.05;  // the caching allocator rounds and fragments
 constexpr double least_gain = 0.02;
+// How many micro-batches ago a size may have run for its time to be believed.
+constexpr std::uint64_t times_believed = 4;
 
 double median(std::vector<double> values) {
   auto const middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -71,6 +73,10 @@ void cost_model::add(std::uint64_t samples, double value) {
   }
   found->values.push_back(value);
   found->last_used = ++uses_;
+}
+
+void cost_model::forget_older(std::uint64_t uses) {
+  std::erase_if(points_, [&](point const& p) { return uses_ - p.last_used >= uses; });
 }
 
 linear_cost cost_model::typical() const {
@@ -190,6 +196,7 @@ void batch_planner::committed(std::uint64_t samples, std::uint64_t peak_bytes, s
   memory_.add(samples, as_double(peak_bytes));
   if (took.count() > 0.0 && std::isfinite(took.count())) {
     time_.add(samples, took.count());
+    time_.forget_older(times_believed);
   }
   if (shortage_.samples > 0 && (samples >= shortage_.samples || --shortage_.commits_left == 0)) {
     shortage_ = {};

@@ -3,7 +3,8 @@
 ///
 /// The planner learns bytes per sample and time per sample of this job from the micro-batches that
 /// ran, and plans the largest micro-batch that fits; it stops growing where doubling would gain
-/// less than 2 % throughput, and halves after a discard or an out-of-memory, growing back by a
+/// less than 2 % throughput, looks again now and then, since what it has measured was perhaps
+/// disturbed, and halves after a discard or an out-of-memory, growing back by a
 /// quarter with each commit. Remaining samples are spread evenly, so the micro-batches of a step
 /// add up to the global batch exactly. It waits only on evidence (the smallest micro-batch was
 /// measured to need more, or ran out of memory in as much), never on an extrapolation: trying costs
@@ -52,6 +53,8 @@ class cost_model {
   };
 
   void add(std::uint64_t samples, double value);
+  /// Forgets sizes that were not among the last `uses` that were added.
+  void forget_older(std::uint64_t uses);
   [[nodiscard]] std::vector<point> const& points() const noexcept { return points_; }
   /// Through the medians. With one size only: proportional (base 0), which errs on the large side
   /// for larger sizes.

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "memhandover/bytes.hpp"
+#include "memhandover/descriptor_limit.hpp"
 #include "memhandover/error.hpp"
 
 namespace sluice::memhandover::detail {
@@ -182,6 +183,7 @@ cuda_chunks create_cuda_chunks(int device, std::uint64_t pool_bytes, std::uint64
   cuda_chunks result;
   result.shape = {backend_kind::cuda, device, chunk_bytes,
                   static_cast<std::uint32_t>(pool_bytes / chunk_bytes)};
+  make_room_for_descriptors(result.shape.chunk_count);
   for (std::uint32_t i = 0; i < result.shape.chunk_count; ++i) {
     CUmemGenericAllocationHandle chunk = 0;
     driver->check(driver->cuMemCreate(&chunk, chunk_bytes, &properties, 0),

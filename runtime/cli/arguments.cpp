@@ -174,6 +174,17 @@ int dispatch(std::vector<std::string> const& words) {
       app.add_subcommand("status", "Show who holds how much, and what has been handed over");
   status->add_flag("--json", status_json, "As JSON");
   status->add_option("--runtime-dir", status_dir, runtime_dir_help);
+  auto* pool_commands = app.add_subcommand("pool", "Look into pools, and clean up after dead ones");
+  pool_commands->require_subcommand(1);
+  auto* show = pool_commands->add_subcommand("show", "Show who holds which chunk, and what for");
+  show->add_flag("--json", status_json, "As JSON");
+  show->add_option("--runtime-dir", status_dir, runtime_dir_help);
+  auto* list = pool_commands->add_subcommand("list", "List the pools of this machine");
+  list->add_flag("--json", status_json, "As JSON");
+  auto* clean = pool_commands->add_subcommand(
+      "clean", "End what alone keeps orphaned pools alive: strays of jobs that have died");
+  bool dry_run = false;
+  clean->add_flag("--dry-run", dry_run, "Only say what would be ended");
   auto* policy_commands = app.add_subcommand("policy", "Check a policy file, or show its schema");
   policy_commands->require_subcommand(1);
   auto* check = policy_commands->add_subcommand("check", "Tell every mistake in a policy file");
@@ -204,6 +215,15 @@ int dispatch(std::vector<std::string> const& words) {
   }
   if (app.got_subcommand("status")) {
     return show_status(status_dir, status_json);
+  }
+  if (show->parsed()) {
+    return show_pool(status_dir, status_json);
+  }
+  if (list->parsed()) {
+    return list_pools(status_json);
+  }
+  if (clean->parsed()) {
+    return clean_pools(dry_run);
   }
   return schema->parsed() ? print_schema() : check_policy(policy_file);
 }

@@ -9,8 +9,11 @@
 #include <filesystem>
 #include <limits>
 
+#include "memhandover/bytes.hpp"
 #include "memhandover/error.hpp"
+#include "memhandover/pool_search.hpp"
 #include "runtime/cli/pool_and_server.hpp"
+#include "runtime/cli/pool_text.hpp"
 #include "runtime/cli/status_text.hpp"
 #include "runtime/launcher/environment.hpp"
 #include "runtime/policy/policy.hpp"
@@ -25,6 +28,11 @@ void print(std::string const& text) {
     throw error{error_kind::unavailable,
                 fmt::format("standard output cannot be written: {}", std::strerror(errno))};
   }
+}
+
+/// Names come from other processes, so that their bytes need not be UTF-8.
+std::string json_text(nlohmann::json const& value) {
+  return value.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 std::string summary(policy::policy const& wanted) {
@@ -90,8 +98,36 @@ int keep_pool(memhandover::broker_options const& options, int ready_fd) {
 
 int show_status(std::string const& runtime_dir, bool as_json) {
   auto const status = pool_and_server(runtime_dir);
-  print(as_json ? status.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n"
-                : status_text(status));
+  print(as_json ? json_text(status) : status_text(status));
+  return 0;
+}
+
+int show_pool(std::string const& runtime_dir, bool as_json) {
+  auto pool = memhandover::query_chunks(runtime_dir);
+  pool["free"] = free_summary(pool["runs"]);
+  print(as_json ? json_text(pool) : pool_text(pool));
+  return 0;
+}
+
+int list_pools(bool as_json) {
+  auto const list = pool_list(memhandover::find_pools());
+  print(as_json ? json_text(list) : pool_list_text(list));
+  return 0;
+}
+
+int clean_pools(bool dry_run) {
+  std::string said;
+  for (auto const& pool : memhandover::find_pools()) {
+    if (!pool.orphaned()) {
+      continue;
+    }
+    auto const ended = dry_run ? static_cast<int>(pool.holders.size()) : end_orphan(pool);
+    said +=
+        fmt::format("pool {:016x}: {} {} that kept {}\n", pool.id, dry_run ? "would end" : "ended",
+                    ended == 1 ? "1 process" : fmt::format("{} processes", ended),
+                    format_bytes(pool.shape.bytes()));
+  }
+  print(said.empty() ? "there is no orphaned pool\n" : said);
   return 0;
 }
 

@@ -27,6 +27,13 @@ int keep_pool(memhandover::broker_options const& options, int ready_fd);
 
 int show_status(std::string const& runtime_dir, bool as_json);
 
+int show_pool(std::string const& runtime_dir, bool as_json);
+
+int list_pools(bool as_json);
+
+/// Ends the processes that alone keep orphaned pools alive, or with `dry_run` only names them.
+int clean_pools(bool dry_run);
+
 /// 0 and a line that sums the policy up, or 1 and every mistake.
 int check_policy(std::string const& file);
 

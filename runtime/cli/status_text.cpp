@@ -2,50 +2,22 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cstdint>
 #include <string_view>
 #include <vector>
 
-#include "memhandover/bytes.hpp"
+#include "runtime/cli/detail/json_text.hpp"
 
 namespace sluice::cli {
 namespace {
 
+using detail::bytes;
+using detail::field;
+using detail::milliseconds_of_us;
+using detail::nothing;
+using detail::plain;
+using detail::row;
+using detail::table;
 using nlohmann::json;
-
-constexpr auto nothing = "-";
-
-json const& field(json const& object, std::string_view name) {
-  static json const missing;
-  if (!object.is_object()) {
-    return missing;
-  }
-  auto const found = object.find(name);
-  return found == object.end() ? missing : *found;
-}
-
-std::string plain(json const& value) {
-  if (value.is_null()) {
-    return nothing;
-  }
-  if (value.is_string()) {
-    auto const text = value.get<std::string>();
-    return text.empty() ? nothing : text;
-  }
-  if (value.is_number_float()) {
-    return fmt::format("{:.4g}", value.get<double>());
-  }
-  return value.dump();
-}
-
-std::string bytes(json const& value) {
-  if (!value.is_number() || value.get<double>() < 0) {
-    return plain(value);
-  }
-  return format_bytes(value.is_number_float() ? static_cast<std::uint64_t>(value.get<double>())
-                                              : value.get<std::uint64_t>());
-}
 
 std::string percent(json const& value) {
   return value.is_number() ? fmt::format("{:.1f}%", value.get<double>() * 100.0) : plain(value);
@@ -60,34 +32,7 @@ std::string idle_timeout(json const& model) {
   return model.contains("idle_timeout_s") ? "never" : nothing;
 }
 
-std::string milliseconds_of_us(json const& value) {
-  return value.is_number() ? fmt::format("{:.3f} ms", value.get<double>() / 1000.0) : plain(value);
-}
-
-using row = std::vector<std::string>;
-
-/// Left-aligned columns, two blanks apart, indented by two.
-std::string table(std::vector<row> const& rows) {
-  std::vector<std::size_t> widths;
-  for (auto const& cells : rows) {
-    widths.resize(std::max(widths.size(), cells.size()));
-    for (std::size_t i = 0; i < cells.size(); ++i) {
-      widths[i] = std::max(widths[i], cells[i].size());
-    }
-  }
-  std::string text;
-  for (auto const& cells : rows) {
-    std::string line;
-    for (std::size_t i = 0; i < cells.size(); ++i) {
-      line += fmt::format("  {:<{}}", cells[i], widths[i]);
-    }
-    line.erase(line.find_last_not_of(' ') + 1);
-    text += line + '\n';
-  }
-  return text;
-}
-
-std::string pool_text(json const& pool) {
+std::string owners_text(json const& pool) {
   auto share = [&pool](std::string_view name) {
     auto const& part = field(pool, name);
     auto const& whole = field(pool, "bytes");
@@ -101,13 +46,7 @@ std::string pool_text(json const& pool) {
     auto const name = std::string{owner} + "_bytes";
     rows.push_back({owner, bytes(field(pool, name)), share(name)});
   }
-  auto const backend = plain(field(pool, "backend"));
-  return fmt::format("pool {}: {} in {} chunks of {}, backend {}{}, written by the {}\n",
-                     plain(field(pool, "id")), bytes(field(pool, "bytes")),
-                     plain(field(pool, "chunks")), bytes(field(pool, "chunk_bytes")), backend,
-                     backend == "cuda" ? " device " + plain(field(pool, "device")) : "",
-                     plain(field(pool, "writer"))) +
-         table(rows);
+  return detail::pool_line(pool) + table(rows);
 }
 
 std::string clients_text(json const& clients) {
@@ -186,7 +125,7 @@ std::string handovers_text(json const& handovers) {
 }  // namespace
 
 std::string status_text(json const& status) {
-  return pool_text(field(status, "pool")) + clients_text(field(status, "clients")) +
+  return owners_text(field(status, "pool")) + clients_text(field(status, "clients")) +
          handovers_text(field(status, "handovers")) + server_text(status) +
          models_text(field(status, "models"));
 }

@@ -228,7 +228,7 @@ memhandover::placement model_host::impl::obtain(slot const& model, clock::time_p
       continue;
     }
     try {
-      return pool_->acquire(bytes, deadline, &report);
+      return pool_->acquire(bytes, deadline, &report, model.is.name);
     } catch (error const& failure) {
       if (failure.kind() != error_kind::out_of_memory || !can_fit || !evict_for(model)) {
         throw;

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "memhandover/bytes.hpp"
+#include "memhandover/chunk_choice.hpp"
 #include "memhandover/error.hpp"
 
 namespace sluice::step {
@@ -28,6 +30,10 @@ constexpr std::int64_t drain_patience_ns = 2'000'000'000;
 
 thread_local bool commits_here = false;
 
+std::uint32_t still_missing(std::uint32_t wanted, std::vector<std::uint32_t> const& given) {
+  return wanted - std::min(wanted, static_cast<std::uint32_t>(given.size()));
+}
+
 }  // namespace
 
 training_memory::training_memory(options how) : options_(std::move(how)) {
@@ -40,6 +46,7 @@ training_memory::training_memory(options how) : options_(std::move(how)) {
   auto const chunks = client_->view().shape().chunk_count;
   needs_scrub_.resize(chunks);
   arena_ = new_arena();
+  notes_.emplace(client_->view(), client_->slot());
   persistent_ = std::make_unique<space>(*memory_, chunks, options_.alignment, options_.persistent);
 }
 
@@ -292,6 +299,7 @@ bool training_memory::fill(space& where, std::size_t bytes, std::unique_lock<std
                                          spare_.end());
   auto* const at = where.base() + where.chunks().size() * memory_->shape().chunk_bytes;
   where.grow(taken);
+  notes_->say(taken, &where == persistent_.get() ? "persistent" : "arena");
   spare_.resize(spare_.size() - needed);
   for (std::size_t i = 0; i < taken.size();) {
     std::size_t end = i;
@@ -364,14 +372,15 @@ std::uint64_t training_memory::persistent_free_bytes() const {
 }
 
 void training_memory::keep_spare(std::vector<std::uint32_t> const& chunks) {
+  notes_->say(chunks, "spare");
   spare_.insert(spare_.end(), chunks.begin(), chunks.end());
 }
 
 /// Chunks that nothing uses: those without a mapping, then the idle ends of arena and persistent
 /// memory.
 void training_memory::take_idle(std::uint32_t count, std::vector<std::uint32_t>& given) {
-  auto missing = [&] { return count - static_cast<std::uint32_t>(given.size()); };
-  hand_over(missing(), spare_, given);
+  hand_over(count, spare_, given);
+  auto missing = [&] { return still_missing(count, given); };
   for (auto* candidate : {arena_.get(), persistent_.get()}) {
     if (missing() > 0 && !candidate->revoked()) {
       auto const idle = candidate->shrink(missing(), space::unmapping::soon);
@@ -380,12 +389,26 @@ void training_memory::take_idle(std::uint32_t count, std::vector<std::uint32_t>&
   }
 }
 
-/// Moves `count` chunks, or all, from the end of `from` to `given`.
+/// Moves `count` chunks, or all, from `from` to `given`. It may be more, where only that makes the
+/// server find neighbours: what it need not map at a second address it has at once.
 void training_memory::hand_over(std::uint32_t count, std::vector<std::uint32_t>& from,
-                                std::vector<std::uint32_t>& given) {
-  auto const moved = std::min<std::size_t>(count, from.size());
-  given.insert(given.end(), from.end() - static_cast<std::ptrdiff_t>(moved), from.end());
-  from.resize(from.size() - moved);
+                                std::vector<std::uint32_t>& given) const {
+  auto const& view = client_->view();
+  std::vector<bool> free(view.shape().chunk_count);
+  for (std::uint32_t chunk = 0; chunk < view.shape().chunk_count; ++chunk) {
+    auto const who = view.chunk(chunk).who;
+    free[chunk] = who == memhandover::owner::free || who == memhandover::owner::dirty;
+  }
+  for (auto const chunk : given) {
+    free.at(chunk) = true;
+  }
+  std::sort(from.begin(), from.end());
+  auto const chosen = memhandover::choose_chunks_to_give(from, free, count);
+  std::vector<std::uint32_t> kept;
+  std::set_difference(from.begin(), from.end(), chosen.begin(), chosen.end(),
+                      std::back_inserter(kept));
+  given.insert(given.end(), chosen.begin(), chosen.end());
+  from = std::move(kept);
 }
 
 /// On the control thread.
@@ -418,7 +441,7 @@ memhandover::demand_answer training_memory::give_up(memhandover::demand const& w
     hand_over(wanted.chunks, spare_,
               answer.chunks);  // what is mapped may still be in use by the device
   }
-  auto const missing = wanted.chunks - static_cast<std::uint32_t>(answer.chunks.size());
+  auto const missing = still_missing(wanted.chunks, answer.chunks);
   if (missing > 0 && !arena_->chunks().empty() && !arena_->revoked()) {
     if (gate == nullptr) {
       revoke_arena(missing, answer);

@@ -24,8 +24,10 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
+#include "memhandover/chunk_notes.hpp"
 #include "memhandover/chunk_space.hpp"
 #include "memhandover/training_client.hpp"
 
@@ -125,8 +127,8 @@ class training_memory {
   void take_arena_behind_gate(std::uint32_t count, std::unique_lock<std::mutex>& lock,
                               memhandover::demand_answer& answer);
   void revoke_arena(std::uint32_t count, memhandover::demand_answer& answer);
-  static void hand_over(std::uint32_t count, std::vector<std::uint32_t>& from,
-                        std::vector<std::uint32_t>& given);
+  void hand_over(std::uint32_t count, std::vector<std::uint32_t>& from,
+                 std::vector<std::uint32_t>& given) const;
   [[nodiscard]] bool await_persistent(std::size_t bytes,
                                       std::chrono::steady_clock::time_point deadline,
                                       std::unique_lock<std::mutex>& lock);
@@ -146,6 +148,7 @@ class training_memory {
   std::unique_ptr<space> persistent_;
   std::vector<std::unique_ptr<space>> retired_;
   std::vector<std::unique_ptr<space>> promoted_;
+  std::optional<memhandover::chunk_notes> notes_;
   std::vector<std::uint32_t> spare_;  ///< ours, not mapped
   std::uint32_t unmapping_ = 0;       ///< ours, still mapped in an arena that has been revoked
   std::condition_variable unmapped_;

@@ -134,6 +134,21 @@ TEST(batch_planner, does_not_believe_a_fit_below_what_it_measured) {
   EXPECT_EQ(planner.plan({.remaining_samples = 640, .arena_bytes = plenty}).samples, 32U);
 }
 
+TEST(batch_planner, looks_again_at_a_size_that_it_has_left) {
+  batch_planner planner{{.largest = 64}};
+  job const j;
+  planner.committed(64, j.bytes(64), 3.0 * j.time(64));  // beside a burst of requests
+  j.run(planner, 32);
+  int left_for = 1;
+  while (planner.plan({.remaining_samples = 640, .arena_bytes = plenty}).samples < 64) {
+    j.run(planner, 32);
+    ASSERT_LT(++left_for, 20);
+  }
+  EXPECT_GE(left_for, 3);
+  j.run(planner, 64);
+  EXPECT_EQ(planner.plan({.remaining_samples = 640, .arena_bytes = plenty}).samples, 64U);
+}
+
 TEST(batch_planner, is_not_misled_by_one_slow_micro_batch) {
   batch_planner planner{{.largest = 64}};
   job const j;

@@ -69,6 +69,40 @@ def test_status_is_readable(sluice):
     assert "server: none" in text
 
 
+def test_every_chunk_of_a_pool_is_shown(sluice):
+    text = run(sluice, [str(sluice), "pool", "show"]).stdout
+    assert text.startswith("pool ")
+    assert "\n       0  ........\n" in text
+    assert "holders: none" in text
+    assert "free: 8 chunks, the longest run of neighbours 8, fragmentation 0.0%" in text
+    shown = json.loads(run(sluice, [str(sluice), "pool", "show", "--json"]).stdout)
+    assert shown["runs"] == [{"first": 0, "count": 8, "owner": "free"}]
+    assert shown["free"] == {"chunks": 8, "longest_run": 8, "fragmentation": 0.0}
+
+
+def test_the_pools_of_the_machine_are_listed_with_who_keeps_them(sluice, tmp_path):
+    folder = tmp_path / "r"
+    done = run(sluice, [str(sluice), "pool", "list", "--json"], ["--runtime-dir", str(folder)])
+    (pool,) = [each for each in json.loads(done.stdout) if each["runtime_dir"] == str(folder)]
+    assert pool["state"] == "in use"
+    assert pool["bytes"] == 16 << 20
+    assert pool["broker_pid"] > 0
+    assert "in use" in run(sluice, [str(sluice), "pool", "list"]).stdout
+
+
+def test_a_pool_in_use_is_not_cleaned(sluice):
+    done = run(sluice, ["sh", "-c", f"{sluice} pool clean && {sluice} status --json"])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("there is no orphaned pool")
+
+
+def test_a_pool_that_is_not_there_cannot_be_shown(sluice):
+    done = call(sluice, "pool", "show")
+    assert done.returncode == 6
+    assert "no broker runs in" in done.stderr
+    assert not done.stdout
+
+
 def impossible_pool():
     return ["--memory", "1000000TiB"]
 
@@ -113,11 +147,11 @@ def test_version_and_help_are_told(sluice):
     version = call(sluice, "--version").stdout
     assert version.startswith("sluice ")
     text = call(sluice, "--help").stdout
-    assert {"run", "serve", "status", "policy"} <= set(text.split())
+    assert {"run", "serve", "status", "pool", "policy"} <= set(text.split())
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["fly"], ["policy"], ["policy", "check"], ["serve"], ["status", "--yaml"]]
+    "words", [[], ["fly"], ["pool"], ["policy"], ["policy", "check"], ["serve"], ["status", "--yaml"]]
 )
 def test_a_wrong_command_line_is_2_with_a_hint(sluice, words):
     done = call(sluice, *words)

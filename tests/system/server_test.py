@@ -325,6 +325,16 @@ def test_always_warm_models_are_loaded_before_the_first_request(world, affine):
     assert server.status()["latency_ms"]["cold"]["n"] == 0
 
 
+def test_the_pool_shows_which_model_holds_which_chunks(world, affine, sluice):
+    server = world.serve(world.policy("affine"))
+    server.outputs("affine", [floats("x", X)])
+    shown = json.loads(subprocess.run([sluice, "pool", "show", "--json"], capture_output=True, check=True).stdout)
+    held = [run for run in shown["runs"] if run["owner"] == "serving"]
+    assert {run["holds"] for run in held} == {"affine"}
+    chunk = shown["pool"]["chunk_bytes"]
+    assert sum(run["count"] for run in held) == -(-server.model("affine")["bytes"] // chunk)
+
+
 def test_the_status_tells_promise_prediction_and_load_times(world, affine):
     server = world.serve(world.policy("affine"))
     for _ in range(5):

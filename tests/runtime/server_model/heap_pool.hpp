@@ -36,7 +36,8 @@ class heap_pool final : public memhandover::serving_pool,
 
   [[nodiscard]] memhandover::placement acquire(std::uint64_t bytes,
                                                std::chrono::steady_clock::time_point deadline,
-                                               memhandover::handover_report* report) override {
+                                               memhandover::handover_report* report,
+                                               std::string_view /*what*/) override {
     std::lock_guard const lock{mutex_};
     last_deadline_ = deadline;
     ++acquisitions_;

@@ -7,15 +7,19 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 #include <random>
+#include <set>
 
 #include "memhandover/broker_launch.hpp"
 #include "memhandover/bytes.hpp"
 #include "memhandover/error.hpp"
+#include "memhandover/pool_search.hpp"
 #include "tests/runtime/step/process_roles.hpp"
 
 namespace sluice::test {
@@ -139,6 +143,34 @@ TEST_F(pool_process_test, training_alone_lives_in_the_pool) {
   expect_everything_free();
 }
 
+TEST_F(pool_process_test, training_says_what_each_of_its_chunks_holds) {
+  auto job = trainer();
+  EXPECT_EQ(job.line(), "committed");
+  std::set<std::string> held;
+  // A chunk that has just been granted holds nothing yet.
+  await(
+      [&] {
+        held.clear();
+        std::uint32_t next = 0;
+        auto const shown = memhandover::query_chunks(folder_);
+        for (auto const& run : shown["runs"]) {
+          EXPECT_EQ(run["first"], next);
+          next += run["count"].get<std::uint32_t>();
+          if (run["owner"] == "training") {
+            held.insert(run["holds"].is_null() ? "" : run["holds"].get<std::string>());
+          }
+        }
+        EXPECT_EQ(next, shown["pool"]["chunks"]);
+        return held.count("arena") > 0 && held.count("") == 0;
+      },
+      "all chunks to be told of");
+  held.erase("arena");
+  held.erase("persistent");
+  held.erase("spare");
+  EXPECT_EQ(held, std::set<std::string>{});
+  EXPECT_EQ(job.stop(), 0);
+}
+
 TEST_F(pool_process_test, a_server_takes_what_training_holds_and_training_takes_it_back) {
   auto job = trainer();
   EXPECT_EQ(job.line(), "committed");
@@ -180,6 +212,43 @@ TEST_F(pool_process_test, memory_waits_for_the_last_forked_descendant_and_that_o
   EXPECT_EQ(job.line(), "committed");
   job.kill();
   expect_everything_free();
+}
+
+TEST_F(pool_process_test, strays_that_alone_keep_a_pool_are_found_and_ended) {
+  auto job = trainer(2);
+  EXPECT_EQ(job.line(), "committed");
+  auto const id = std::stoull(status()["pool"]["id"].get<std::string>(), nullptr, 16);
+  auto find = [id] {
+    auto const pools = memhandover::find_pools();
+    auto const found =
+        std::find_if(pools.begin(), pools.end(), [id](auto const& pool) { return pool.id == id; });
+    return found == pools.end() ? std::nullopt : std::optional{*found};
+  };
+  using role = memhandover::pool_holder::role;
+  auto count = [](memhandover::found_pool const& pool, role is) {
+    return std::count_if(pool.holders.begin(), pool.holders.end(),
+                         [is](auto const& holder) { return holder.is == is; });
+  };
+  auto const used = find();
+  ASSERT_TRUE(used);
+  EXPECT_FALSE(used->orphaned());
+  EXPECT_EQ(used->runtime_dir, folder_);
+  EXPECT_EQ(used->shape.bytes(), pool_bytes);
+  EXPECT_EQ(count(*used, role::broker), 1);
+  EXPECT_EQ(count(*used, role::client), 1);
+  EXPECT_EQ(count(*used, role::other), 2);
+  EXPECT_EQ(memhandover::end_orphan(*used), 0);
+
+  // Stopped, so that the job does not start another broker before it dies.
+  ASSERT_EQ(::kill(job.pid(), SIGSTOP), 0);
+  ASSERT_EQ(::kill(memhandover::broker_pid(folder_), SIGKILL), 0);
+  job.kill();
+  await([&] { return !find() || find()->holders.size() == 2; }, "broker and job to be gone");
+  auto const left = find();
+  ASSERT_TRUE(left) << "the workers hold it";
+  EXPECT_TRUE(left->orphaned());
+  EXPECT_EQ(memhandover::end_orphan(*left), 2);
+  await([&] { return !find(); }, "the pool's end");
 }
 
 TEST_F(pool_process_test, training_killed_in_handovers_leaves_an_exact_ledger) {

@@ -1,0 +1,167 @@
+#include "memhandover/pool_search.hpp"
+
+#include <fcntl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <string_view>
+
+#include "memhandover/detail/processes.hpp"
+#include "memhandover/error.hpp"
+#include "memhandover/ledger.hpp"
+#include "memhandover/wire.hpp"
+
+namespace sluice::memhandover {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A process's descriptors of one pool's shared memory, as paths in /proc.
+struct shared_memory {
+  std::string ledger;
+  std::string mailroom;
+};
+
+std::optional<int> pid_of(fs::path const& folder) {
+  auto const name = folder.filename().string();
+  int pid = 0;
+  auto const parsed = std::from_chars(name.data(), name.data() + name.size(), pid);
+  bool const is_number = parsed.ec == std::errc{} && parsed.ptr == name.data() + name.size();
+  return is_number ? std::optional{pid} : std::nullopt;
+}
+
+shared_memory shared_memory_of(fs::path const& process) {
+  shared_memory found;
+  std::error_code unreadable;  // a process may end, or be another user's, while it is looked at
+  for (auto entry = fs::directory_iterator{process / "fd", unreadable};
+       !unreadable && entry != fs::directory_iterator{}; entry.increment(unreadable)) {
+    std::error_code gone;
+    auto const target = fs::read_symlink(entry->path(), gone).string();
+    if (target.rfind("/memfd:sluice-ledger", 0) == 0) {
+      found.ledger = entry->path();
+    } else if (target.rfind("/memfd:sluice-mailroom", 0) == 0) {
+      found.mailroom = entry->path();
+    }
+  }
+  return found;
+}
+
+std::vector<std::string> words_of(fs::path const& process) {
+  std::ifstream file{process / "cmdline", std::ios::binary};
+  std::vector<std::string> words;
+  for (std::string word; std::getline(file, word, '\0');) {
+    words.push_back(word);
+  }
+  return words;
+}
+
+std::string command_of(fs::path const& process) {
+  std::ifstream file{process / "comm"};
+  std::string name;
+  std::getline(file, name);
+  return name;
+}
+
+/// The runtime folder of a `sluice broker`; nothing for another program.
+std::optional<std::string> broker_folder(std::vector<std::string> const& words) {
+  if (words.size() < 2 || words[1] != "broker") {
+    return std::nullopt;
+  }
+  auto const option = std::find(words.begin(), words.end(), "--runtime-dir");
+  return option == words.end() || option + 1 == words.end() ? std::string{} : *(option + 1);
+}
+
+bool is_client(ledger_view const& view, int pid, std::uint64_t start_ticks) {
+  auto const clients = view.clients();
+  return std::any_of(clients.begin(), clients.end(), [&](client_entry const& entry) {
+    return entry.status.load(std::memory_order_acquire) ==
+               static_cast<std::uint32_t>(client_status::live) &&
+           entry.pid.load() == static_cast<std::uint32_t>(pid) &&
+           entry.start_ticks.load() == start_ticks;
+  });
+}
+
+/// What one process says of the pool that it holds, with itself as the only holder.
+found_pool look_into(fs::path const& process, int pid, shared_memory const& shared) {
+  found_pool pool;
+  pool_holder holder{pid, process_start_ticks(pid), command_of(process), pool_holder::role::other};
+  if (auto folder = broker_folder(words_of(process))) {
+    holder.is = pool_holder::role::broker;
+    pool.runtime_dir = std::move(*folder);
+  }
+  unique_fd const ledger{::open(shared.ledger.c_str(), O_RDONLY | O_CLOEXEC)};
+  unique_fd const mailroom{::open(shared.mailroom.c_str(), O_RDWR | O_CLOEXEC)};
+  pool.id = detail::inode_of(ledger.get());
+  try {
+    if (!ledger || !mailroom) {
+      throw error{error_kind::unavailable, "its shared memory cannot be opened"};
+    }
+    ledger_view const view{ledger.get(), mailroom.get(), shared_segment::access::read_only};
+    pool.id = view.header().pool_id;
+    pool.shape = view.shape();
+    if (holder.is == pool_holder::role::other && is_client(view, pid, holder.start_ticks)) {
+      holder.is = pool_holder::role::client;
+    }
+  } catch (error const& why) {
+    pool.problem = why.what();
+  }
+  pool.holders.push_back(std::move(holder));
+  return pool;
+}
+
+}  // namespace
+
+bool found_pool::orphaned() const noexcept {
+  // What cannot be read may belong to another version, whose clients look like strays.
+  return problem.empty() && std::all_of(holders.begin(), holders.end(), [](auto const& holder) {
+           return holder.is == pool_holder::role::other;
+         });
+}
+
+std::vector<found_pool> find_pools() {
+  std::vector<found_pool> pools;
+  std::error_code failed;
+  for (auto const& entry : fs::directory_iterator{"/proc", failed}) {
+    auto const pid = pid_of(entry.path());
+    auto const shared = pid ? shared_memory_of(entry.path()) : shared_memory{};
+    if (shared.ledger.empty()) {
+      continue;
+    }
+    auto seen = look_into(entry.path(), *pid, shared);
+    auto const known = std::find_if(pools.begin(), pools.end(), [&](found_pool const& pool) {
+      return pool.id == seen.id && pool.problem.empty() == seen.problem.empty();
+    });
+    if (known == pools.end()) {
+      pools.push_back(std::move(seen));
+      continue;
+    }
+    std::move(seen.holders.begin(), seen.holders.end(), std::back_inserter(known->holders));
+    if (!seen.runtime_dir.empty()) {
+      known->runtime_dir = std::move(seen.runtime_dir);
+    }
+  }
+  return pools;
+}
+
+int end_orphan(found_pool const& pool) {
+  if (!pool.orphaned()) {
+    return 0;
+  }
+  int ended = 0;
+  for (auto const& holder : pool.holders) {
+    auto const process = detail::open_process(holder.pid, holder.start_ticks);
+    if (process && ::syscall(SYS_pidfd_send_signal, process.get(), SIGKILL, nullptr, 0) == 0) {
+      ++ended;
+    }
+  }
+  return ended;
+}
+
+}  // namespace sluice::memhandover
