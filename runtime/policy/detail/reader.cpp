@@ -6,8 +6,8 @@
 #include <charconv>
 #include <regex>
 
-#include "runtime/policy/detail/suggestion.hpp"
 #include "runtime/policy/units.hpp"
+#include "runtime/text/suggestion.hpp"
 
 namespace sluice::policy::detail {
 namespace {
@@ -253,7 +253,7 @@ void reader::choice(key const& what, std::size_t& value, std::span<std::string_v
     auto const& scalar = scalar_of(node, what);
     auto const name = std::find(names.begin(), names.end(), scalar);
     if (name == names.end()) {
-      auto const meant = nearest(scalar, names);
+      auto const meant = text::nearest(scalar, names);
       refuse(fmt::format("is \"{}\", must be one of {}{}", scalar, fmt::join(names, ", "),
                          meant ? fmt::format("; did you mean \"{}\"?", *meant) : ""));
     }
@@ -301,7 +301,7 @@ void reader::finish() {
   for (auto const& other : entries_) {
     if (!other.described) {
       found_.add(other.where, path_of(other.name),
-                 fmt::format("is no known key; {}", suggestion(other.name, described_)));
+                 fmt::format("is no known key; {}", text::suggestion(other.name, described_)));
     }
   }
 }

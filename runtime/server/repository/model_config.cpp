@@ -6,7 +6,6 @@
 #include <array>
 #include <functional>
 #include <limits>
-#include <numeric>
 #include <optional>
 #include <set>
 #include <utility>
@@ -14,25 +13,12 @@
 #include "runtime/server/repository/config_fields.hpp"
 #include "runtime/server/repository/config_json.hpp"
 #include "runtime/server/repository/text_format.hpp"
+#include "runtime/text/suggestion.hpp"
 
 namespace sluice::server {
 namespace {
 
 using kind_t = text_value::kind_t;
-
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (char const letter : a) {
-    std::size_t diagonal = row[0]++;
-    for (std::size_t j = 0; j < b.size(); ++j) {
-      std::size_t const replaced = diagonal + (letter == b[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
-    }
-  }
-  return row.back();
-}
 
 /// Reads fields of one message, keeping the file's name for errors.
 class config_reader {
@@ -53,12 +39,13 @@ class config_reader {
           std::find_if(known.begin(), known.end(),
                        [&](known_field const& candidate) { return candidate.name == field.name; });
       if (entry == known.end()) {
-        auto const* const nearest =
-            std::min_element(known.begin(), known.end(), [&](auto const& a, auto const& b) {
-              return edit_distance(a.name, field.name) < edit_distance(b.name, field.name);
-            });
-        fail(field.where, fmt::format("{} has no field '{}'; did you mean '{}'?", what, field.name,
-                                      nearest->name));
+        std::array<std::string_view, N> names;
+        std::transform(known.begin(), known.end(), names.begin(),
+                       [](known_field const& candidate) { return candidate.name; });
+        auto const meant = text::nearest(field.name, names);
+        fail(field.where, fmt::format("{} has no field '{}'; {}", what, field.name,
+                                      meant ? fmt::format("did you mean '{}'?", *meant)
+                                            : fmt::format("known are {}", fmt::join(names, ", "))));
       }
       switch (entry->how) {
         case treatment::taken:

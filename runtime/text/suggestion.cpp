@@ -1,4 +1,4 @@
-#include "runtime/policy/detail/suggestion.hpp"
+#include "runtime/text/suggestion.hpp"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-namespace sluice::policy::detail {
+namespace sluice::text {
 namespace {
 
 std::string lower(std::string_view text) {
@@ -68,4 +68,4 @@ std::string suggestion(std::string_view written, std::span<std::string_view cons
   return fmt::format("known are {}", fmt::join(known, ", "));
 }
 
-}  // namespace sluice::policy::detail
+}  // namespace sluice::text

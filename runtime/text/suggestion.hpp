@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace sluice::policy::detail {
+namespace sluice::text {
 
 /// Optimal string alignment distance: insertions, deletions, substitutions and swaps of neighbours.
 /// Source: Damerau, CACM 7 (1964), in the restricted form.
@@ -22,4 +22,4 @@ namespace sluice::policy::detail {
 [[nodiscard]] std::string suggestion(std::string_view written,
                                      std::span<std::string_view const> known);
 
-}  // namespace sluice::policy::detail
+}  // namespace sluice::text

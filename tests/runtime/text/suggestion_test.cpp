@@ -1,10 +1,10 @@
-#include "runtime/policy/detail/suggestion.hpp"
+#include "runtime/text/suggestion.hpp"
 
 #include <gtest/gtest.h>
 
 #include <array>
 
-namespace sluice::policy::detail {
+namespace sluice::text {
 namespace {
 
 constexpr std::array<std::string_view, 4> keys{"max_body", "port", "host", "request_timeout"};
@@ -38,4 +38,4 @@ TEST(suggestion, without_a_guess_all_words_are_told) {
 }
 
 }  // namespace
-}  // namespace sluice::policy::detail
+}  // namespace sluice::text
