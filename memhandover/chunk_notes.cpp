@@ -3,15 +3,6 @@
 #include <algorithm>
 
 namespace sluice::memhandover {
-namespace {
-
-std::string_view text_of(note_text const& note) {
-  auto const* const end = std::find(std::begin(note.text), std::end(note.text), '\0');
-  return {note.text, static_cast<std::size_t>(end - note.text)};
-}
-
-}  // namespace
-
 chunk_notes::chunk_notes(ledger_view const& view, std::uint32_t slot) : view_(view), slot_(slot) {
   for (auto& note : view_.chunk_notes(slot_)) {
     note.store(0, std::memory_order_release);
@@ -22,7 +13,7 @@ void chunk_notes::say(std::span<std::uint32_t const> chunks, std::string_view wh
   auto const texts = view_.note_texts(slot_);
   what = what.substr(0, sizeof(note_text::text) - 1);
   std::uint16_t number = 0;
-  while (number < texts_ && text_of(texts[number]) != what) {
+  while (number < texts_ && text_of(texts[number].text) != what) {
     ++number;
   }
   if (number == texts_ && number < texts.size()) {
@@ -43,7 +34,8 @@ void chunk_notes::say(std::span<std::uint32_t const> chunks, std::string_view wh
 std::string chunk_note(ledger_view const& view, std::uint32_t slot, std::uint32_t chunk) {
   auto const note = view.chunk_notes(slot)[chunk].load(std::memory_order_acquire);
   auto const texts = view.note_texts(slot);
-  return note == 0 || note > texts.size() ? std::string{} : std::string{text_of(texts[note - 1])};
+  return note == 0 || note > texts.size() ? std::string{}
+                                          : std::string{text_of(texts[note - 1].text)};
 }
 
 }  // namespace sluice::memhandover

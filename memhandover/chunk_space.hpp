@@ -67,6 +67,8 @@ class chunk_space {
   [[nodiscard]] std::byte* base() const noexcept { return base_; }
   [[nodiscard]] std::span<std::uint32_t const> chunks() const noexcept { return chunks_; }
   [[nodiscard]] bool revoked() const noexcept { return revoked_; }
+  /// Not all of what lives here has memory: the work that it is for must be thrown away.
+  [[nodiscard]] bool is_lost() const noexcept { return revoked() || unbacked(); }
   [[nodiscard]] bool awaits_unmapping() const noexcept { return left_mapped_ > 0; }
   [[nodiscard]] bool holds_private_pages() const noexcept { return behind_ == backing::process; }
 

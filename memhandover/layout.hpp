@@ -23,9 +23,11 @@
 /// Dirty: old contents, to be scrubbed by whoever gives it to training or gets it there.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 namespace sluice::memhandover {
 
@@ -45,6 +47,10 @@ struct chunk_state {
   std::uint16_t client = 0;  ///< slot of the owner; meaningful for `training` and `serving`
   std::uint32_t epoch = 0;
 
+  /// Nobody's, though it may hold old contents.
+  [[nodiscard]] constexpr bool is_free() const noexcept {
+    return who == owner::free || who == owner::dirty;
+  }
   [[nodiscard]] constexpr std::uint64_t pack() const noexcept {
     return static_cast<std::uint64_t>(epoch) << 32U | static_cast<std::uint64_t>(client) << 16U |
            (needs_scrub ? 1ULL << 8U : 0ULL) | static_cast<std::uint64_t>(who);
@@ -145,6 +151,12 @@ struct alignas(64) mailbox_header {
 struct note_text {
   char text[48];
 };
+
+/// A text of shared memory up to its zero byte, or all of it if a damaged one has none.
+template <std::size_t N>
+[[nodiscard]] std::string_view text_of(char const (&text)[N]) {
+  return {text, static_cast<std::size_t>(std::find(text, text + N, '\0') - text)};
+}
 
 /// A message in a mailbox's ring: "I no longer use this chunk, which I have owned since that
 /// epoch."

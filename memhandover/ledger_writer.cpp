@@ -5,17 +5,9 @@
 #include <algorithm>
 
 namespace sluice::memhandover {
-namespace {
-
-bool is_free(chunk_state const& state) {
-  return state.who == owner::free || state.who == owner::dirty;
-}
-
-}  // namespace
-
 ledger_writer::ledger_writer(ledger_view const& view) : view_(view) {
   for (std::uint32_t i = 0; i < view_.header().chunk_count; ++i) {
-    free_ += is_free(view_.chunk(i)) ? 1 : 0;
+    free_ += view_.chunk(i).is_free() ? 1 : 0;
   }
   publish_grantable();
 }
@@ -94,7 +86,7 @@ void ledger_writer::answer_request(std::uint32_t slot) {
   // Training takes from the end and serving from the beginning, which keeps runs for weights long.
   for (std::uint32_t i = view_.header().chunk_count; i-- > 0 && given < count;) {
     auto const state = view_.chunk(i);
-    if (is_free(state)) {
+    if (state.is_free()) {
       set(i, owner::training, static_cast<std::uint16_t>(slot), state.who == owner::dirty);
       --free_;
       ++given;
@@ -116,7 +108,7 @@ std::vector<std::uint32_t> ledger_writer::take(std::uint32_t count, std::uint16_
   std::uint32_t best_length = 0;
   for (std::uint32_t start = 0; start < total;) {
     std::uint32_t end = start;
-    while (end < total && is_free(view_.chunk(end))) {
+    while (end < total && view_.chunk(end).is_free()) {
       ++end;
     }
     auto const length = end - start;
@@ -129,7 +121,7 @@ std::vector<std::uint32_t> ledger_writer::take(std::uint32_t count, std::uint16_
   std::vector<std::uint32_t> taken;
   taken.reserve(count);
   for (std::uint32_t i = best_start; i < total && taken.size() < count; ++i) {
-    if (is_free(view_.chunk(i))) {
+    if (view_.chunk(i).is_free()) {
       set(i, owner::serving, slot, false);
       --free_;
       taken.push_back(i);
@@ -161,7 +153,7 @@ std::uint32_t ledger_writer::reclaim(std::uint32_t slot) {
   std::uint32_t freed = 0;
   for (std::uint32_t i = 0; i < view_.header().chunk_count; ++i) {
     auto const state = view_.chunk(i);
-    if (!is_free(state) && state.client == slot) {
+    if (!state.is_free() && state.client == slot) {
       make_dirty(i);
       ++freed;
     }
@@ -180,7 +172,7 @@ std::uint32_t ledger_writer::held_by(std::uint32_t slot) const {
   std::uint32_t held = 0;
   for (std::uint32_t i = 0; i < view_.header().chunk_count; ++i) {
     auto const state = view_.chunk(i);
-    held += !is_free(state) && state.client == slot ? 1 : 0;
+    held += !state.is_free() && state.client == slot ? 1 : 0;
   }
   return held;
 }

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -28,14 +27,6 @@ struct shared_memory {
   std::string ledger;
   std::string mailroom;
 };
-
-std::optional<int> pid_of(fs::path const& folder) {
-  auto const name = folder.filename().string();
-  int pid = 0;
-  auto const parsed = std::from_chars(name.data(), name.data() + name.size(), pid);
-  bool const is_number = parsed.ec == std::errc{} && parsed.ptr == name.data() + name.size();
-  return is_number ? std::optional{pid} : std::nullopt;
-}
 
 shared_memory shared_memory_of(fs::path const& process) {
   shared_memory found;
@@ -129,7 +120,7 @@ std::vector<found_pool> find_pools() {
   std::vector<found_pool> pools;
   std::error_code failed;
   for (auto const& entry : fs::directory_iterator{"/proc", failed}) {
-    auto const pid = pid_of(entry.path());
+    auto const pid = detail::pid_of(entry.path());
     auto const shared = pid ? shared_memory_of(entry.path()) : shared_memory{};
     if (shared.ledger.empty()) {
       continue;

@@ -23,10 +23,6 @@ double percentile(std::vector<double> const& sorted, double share) {
   return sorted.at(rank);
 }
 
-std::string text_of(char const* begin, std::size_t size) {
-  return {begin, std::find(begin, begin + size, '\0')};
-}
-
 json describe_handovers(ledger_header const& header) {
   std::vector<std::pair<std::uint64_t, json>> entries;
   std::vector<double> totals;
@@ -147,7 +143,7 @@ nlohmann::json describe_pool(ledger_view const& view) {
     json client{{"slot", slot},
                 {"kind", training ? "training" : "server"},
                 {"pid", entry.pid.load()},
-                {"name", text_of(entry.name, sizeof entry.name)},
+                {"name", text_of(entry.name)},
                 {"state", status == client_status::gone ? "gone"
                           : mailbox.waiting.load() != 0 ? "waiting"
                                                         : "running"},
@@ -161,7 +157,7 @@ nlohmann::json describe_pool(ledger_view const& view) {
                      {"commits", mailbox.commits.load()},
                      {"discards", mailbox.discards.load()}});
     } else {
-      client["endpoint"] = text_of(entry.endpoint, sizeof entry.endpoint);
+      client["endpoint"] = text_of(entry.endpoint);
     }
     clients.push_back(std::move(client));
   }

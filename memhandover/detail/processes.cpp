@@ -47,6 +47,14 @@ bool holds_write_end(fs::path const& descriptors, std::string const& link) {
 
 }  // namespace
 
+std::optional<int> pid_of(fs::path const& folder) {
+  auto const name = folder.filename().string();
+  int pid = 0;
+  auto const parsed = std::from_chars(name.data(), name.data() + name.size(), pid);
+  bool const is_number = parsed.ec == std::errc{} && parsed.ptr == name.data() + name.size();
+  return is_number ? std::optional{pid} : std::nullopt;
+}
+
 unique_fd open_process(int pid, std::uint64_t start_ticks) {
   if (pid <= 0) {
     return {};
@@ -73,13 +81,11 @@ int end_holders(std::uint64_t pipe_inode) {
   int found = 0;
   std::error_code failed;
   for (auto const& entry : fs::directory_iterator{"/proc", failed}) {
-    auto const name = entry.path().filename().string();
-    int pid = 0;
-    auto const parsed = std::from_chars(name.data(), name.data() + name.size(), pid);
-    if (parsed.ec != std::errc{} || parsed.ptr != name.data() + name.size() || pid == ::getpid()) {
+    auto const pid = pid_of(entry.path());
+    if (!pid || *pid == ::getpid()) {
       continue;
     }
-    auto const process = pidfd_of(pid);
+    auto const process = pidfd_of(*pid);
     if (process && holds_write_end(entry.path() / "fd", link)) {
       ::syscall(SYS_pidfd_send_signal, process.get(), SIGKILL, nullptr, 0);
       ++found;

@@ -2,10 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <optional>
 
 #include "memhandover/unique_fd.hpp"
 
 namespace sluice::memhandover::detail {
+
+/// The process that a folder of /proc is about; nothing if it is about none.
+[[nodiscard]] std::optional<int> pid_of(std::filesystem::path const& folder);
 
 /// A pidfd of the process with this pid and start time; empty if it has ended, or its number is
 /// another's by now.

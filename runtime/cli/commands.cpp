@@ -104,7 +104,9 @@ int show_status(std::string const& runtime_dir, bool as_json) {
 
 int show_pool(std::string const& runtime_dir, bool as_json) {
   auto pool = memhandover::query_chunks(runtime_dir);
-  pool["free"] = free_summary(pool["runs"]);
+  if (as_json) {
+    pool["free"] = free_summary(pool["runs"]);
+  }
   print(as_json ? json_text(pool) : pool_text(pool));
   return 0;
 }

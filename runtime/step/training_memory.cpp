@@ -62,7 +62,7 @@ std::unique_ptr<chunk_space> training_memory::new_arena() const {
 
 void training_memory::begin() {
   std::lock_guard const lock{mutex_};
-  if (arena_->revoked() || arena_->unbacked()) {
+  if (arena_->is_lost()) {
     replace_arena(retired_);
     if (options_.gate != nullptr) {
       options_.gate->abort_end();  // the last micro-batch was left without a word
@@ -108,7 +108,7 @@ void training_memory::discard() {
     std::lock_guard const lock{mutex_};
     phase_ = phase::idle;
     commits_here = false;
-    if (arena_->revoked() || arena_->unbacked()) {
+    if (arena_->is_lost()) {
       replace_arena(retired_);
     } else if (options_.gate == nullptr && arena_->ranges().live() > 0) {
       replace_arena(promoted_);
@@ -188,7 +188,7 @@ bool training_memory::wait_capacity(std::uint64_t bytes, milliseconds patience) 
 std::byte* training_memory::allocate_arena(std::size_t bytes) {
   std::unique_lock lock{mutex_};
   for (;;) {
-    if (arena_->revoked() || arena_->unbacked()) {
+    if (arena_->is_lost()) {
       // Nothing that the device is given now is done. A refusal here would be taken for a shortage
       // by libraries that then settle for another kernel, with other rounding, and remember it.
       if (auto* const address =
@@ -396,8 +396,7 @@ void training_memory::hand_over(std::uint32_t count, std::vector<std::uint32_t>&
   auto const& view = client_->view();
   std::vector<bool> free(view.shape().chunk_count);
   for (std::uint32_t chunk = 0; chunk < view.shape().chunk_count; ++chunk) {
-    auto const who = view.chunk(chunk).who;
-    free[chunk] = who == memhandover::owner::free || who == memhandover::owner::dirty;
+    free[chunk] = view.chunk(chunk).is_free();
   }
   for (auto const chunk : given) {
     free.at(chunk) = true;
