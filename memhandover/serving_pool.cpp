@@ -43,7 +43,7 @@ bool contiguous(std::vector<std::uint32_t> const& chunks) {
 /// the answer usually takes.
 void await_awake(std::atomic<std::uint32_t> const& word, std::uint32_t value,
                  steady_clock::time_point deadline) {
-  constexpr std::chrono::milliseconds patience{5};
+  constexpr std::chrono::milliseconds patience{20};
   auto const until = std::min(deadline, steady_clock::now() + patience);
   while (word.load(std::memory_order_acquire) != value && steady_clock::now() < until) {
     ::sched_yield();

@@ -10,8 +10,13 @@ constexpr std::int64_t launch_latency_ns = 4'000;
 
 }  // namespace
 
-bool run_ahead::should_ask(std::int64_t now, nanoseconds bound) const noexcept {
-  return !markers_.empty() && (markers_.front().end_ns <= now || !has_room(now, bound));
+bool run_ahead::has_room(std::int64_t now, nanoseconds takes, nanoseconds bound) const noexcept {
+  auto const before = end_ns_ - now;
+  return before <= launch_latency_ns || before + takes.count() <= bound.count();
+}
+
+bool run_ahead::should_ask(std::int64_t now, nanoseconds takes, nanoseconds bound) const noexcept {
+  return !markers_.empty() && (markers_.front().end_ns <= now || !has_room(now, takes, bound));
 }
 
 group_marker run_ahead::happened(std::int64_t now) {

@@ -37,16 +37,18 @@ class run_ahead {
 
   /// When all that was launched is predicted to be done.
   [[nodiscard]] std::int64_t end() const noexcept { return end_ns_; }
-  [[nodiscard]] bool has_room(std::int64_t now, nanoseconds bound) const noexcept {
-    return end_ns_ - now <= bound.count();
-  }
+  /// Whether work that takes so long may follow: all of it together stays within `bound`, or there is
+  /// next to nothing before it. So a unit longer than the bound never waits behind another.
+  [[nodiscard]] bool has_room(std::int64_t now, nanoseconds takes,
+                              nanoseconds bound) const noexcept;
   /// The oldest marker that has not been seen to have happened; nullptr if there is none.
   [[nodiscard]] group_marker const* oldest() const noexcept {
     return markers_.empty() ? nullptr : &markers_.front();
   }
   /// Whether asking for the oldest marker is worth it: it should have happened by now, or there is
   /// no room without its having happened early.
-  [[nodiscard]] bool should_ask(std::int64_t now, nanoseconds bound) const noexcept;
+  [[nodiscard]] bool should_ask(std::int64_t now, nanoseconds takes,
+                                nanoseconds bound) const noexcept;
 
   /// The oldest marker has happened. Returns it: it is no longer among ours.
   group_marker happened(std::int64_t now);

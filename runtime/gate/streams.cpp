@@ -120,18 +120,19 @@ bool stream_registry::has_room(thread_slot& self, planned_work const& work, nano
   if (state == nullptr) {
     return true;
   }
+  durations::estimate const known = durations_.of(work.kind);
+  nanoseconds const takes = predicted(known, bound);
   std::lock_guard const guard{state->lock_};
   std::int64_t const now = monotonic_ns();
-  if (state->ahead_.should_ask(now, bound)) {
-    look(*state, now, bound);
+  if (state->ahead_.should_ask(now, takes, bound)) {
+    look(*state, now, takes, bound);
   }
-  if (!state->ahead_.has_room(now, bound)) {
+  if (!state->ahead_.has_room(now, takes, bound)) {
     return false;
   }
-  durations::estimate const known = durations_.of(work.kind);
   state->measure_next_ =
       known.measured < enough_measurements || ++state->launches_ % measure_every == 0;
-  bool const stands_alone = state->measure_next_ || known.mean >= spacing_of(bound);
+  bool const stands_alone = state->measure_next_ || takes >= spacing_of(bound);
   bool const device_idles = state->ahead_.end() <= now;
   if (stands_alone && (device_idles || !state->ahead_.ends_with_marker())) {
     put_marker(*state, 0);
@@ -139,9 +140,10 @@ bool stream_registry::has_room(thread_slot& self, planned_work const& work, nano
   return true;
 }
 
-void stream_registry::look(stream_state& state, std::int64_t now, nanoseconds bound) {
+void stream_registry::look(stream_state& state, std::int64_t now, nanoseconds takes,
+                           nanoseconds bound) {
   driver::beside_captures const safe;
-  while (state.ahead_.should_ask(now, bound)) {
+  while (state.ahead_.should_ask(now, takes, bound)) {
     if (!driver::has_happened(static_cast<CUevent>(state.ahead_.oldest()->event))) {
       state.ahead_.is_late(now);
       return;
@@ -262,7 +264,7 @@ void stream_registry::watch_unit() {
     std::lock_guard const inner{state->lock_};
     driver::in_context const there{state->context_};
     if (there.entered()) {
-      look(*state, monotonic_ns(), nanoseconds::zero());
+      look(*state, monotonic_ns(), nanoseconds::max() / 2, nanoseconds::zero());
     }
     if (auto const* unit = state->ahead_.oldest(); unit != nullptr && unit->alone) {
       units_.push_back({static_cast<CUevent>(unit->event), state->context_});

@@ -121,7 +121,8 @@ class stream_registry {
   [[nodiscard]] CUevent take_event(CUcontext context);
   void return_event(CUcontext context, CUevent event);
   /// Takes the news of the stream's events.
-  void look(stream_state& state, std::int64_t now, std::chrono::nanoseconds bound);
+  void look(stream_state& state, std::int64_t now, std::chrono::nanoseconds takes,
+            std::chrono::nanoseconds bound);
   /// Records an event between two launches.
   void put_marker(stream_state& state, work_key measures);
   void forget_markers(stream_state& state);

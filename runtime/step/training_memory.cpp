@@ -463,7 +463,7 @@ memhandover::demand_answer training_memory::give_up(memhandover::demand const& w
   auto const missing = still_missing(wanted.chunks, answer.chunks);
   if (missing > 0 && !arena_->chunks().empty() && !arena_->revoked()) {
     if (gate == nullptr) {
-      revoke_arena(missing, answer);
+      revoke_arena(divide(missing, answer.chunks), answer);
     } else {
       take_arena_behind_gate(missing, lock, answer);
     }
@@ -475,34 +475,46 @@ memhandover::demand_answer training_memory::give_up(memhandover::demand const& w
   return answer;
 }
 
-/// Takes the arena, `count` of its chunks for the server. On CUDA the mappings are removed, and the
-/// gate opened, afterwards.
-void training_memory::revoke_arena(std::uint32_t count, memhandover::demand_answer& answer) {
+/// Which of the arena's chunks go if the arena is taken and the server needs `count`. On CUDA those
+/// without a mapping are taken into account as well, so that neighbours are found among all of them.
+training_memory::division training_memory::divide(std::uint32_t count,
+                                                  std::vector<std::uint32_t> const& given) const {
+  division result;
+  result.arena = arena_->chunks().size();
+  result.spare = spare_.size();
+  result.generation = generation();
+  result.kept.assign(arena_->chunks().begin(), arena_->chunks().end());
+  if (options_.gate != nullptr) {
+    result.kept.insert(result.kept.end(), spare_.begin(), spare_.end());
+  }
+  result.given = given;
+  hand_over(count, result.kept, result.given);
+  if (phase_ == phase::running) {
+    std::vector<bool> live(client_->view().shape().chunk_count);
+    for (auto const chunk : arena_->chunks()) {
+      live.at(chunk) = true;
+    }
+    result.live = static_cast<std::uint32_t>(
+        std::count_if(result.given.begin(), result.given.end(),
+                      [&live](std::uint32_t chunk) { return live.at(chunk); }));
+  }
+  return result;
+}
+
+/// Takes the arena. On CUDA the mappings are removed, and the gate opened, afterwards.
+void training_memory::revoke_arena(division parts, memhandover::demand_answer& answer) {
   auto* const gate = options_.gate;
   auto* const victim = arena_.get();
-  auto kept = victim->revoke(gate == nullptr);
+  (void)victim->revoke(gate == nullptr);
   state_.store(arena_state::revoked, std::memory_order_release);
-  auto const live = kept;
-  auto const before = static_cast<std::ptrdiff_t>(answer.chunks.size());
-  if (gate != nullptr) {
-    // Together with those without a mapping, so that neighbours are found among all of them.
-    kept.insert(kept.end(), spare_.begin(), spare_.end());
-    spare_.clear();
-  }
-  hand_over(count, kept, answer.chunks);
-  if (phase_ == phase::running) {
-    std::vector<bool> is_live(client_->view().shape().chunk_count);
-    for (auto const chunk : live) {
-      is_live.at(chunk) = true;
-    }
-    answer.live_chunks = static_cast<std::uint32_t>(
-        std::count_if(answer.chunks.begin() + before, answer.chunks.end(),
-                      [&is_live](std::uint32_t chunk) { return is_live.at(chunk); }));
-  }
+  answer.chunks = std::move(parts.given);
+  answer.live_chunks = parts.live;
+  auto& kept = parts.kept;
   if (gate == nullptr) {
     keep_spare(kept);
     return;
   }
+  spare_.clear();
   unmapping_ = static_cast<std::uint32_t>(kept.size());
   answer.afterwards = [this, victim, gate, kept = std::move(kept)] {
     {
@@ -528,10 +540,16 @@ void training_memory::take_arena_behind_gate(std::uint32_t count,
                                              memhandover::demand_answer& answer) {
   auto* const gate = options_.gate;
   auto const deadline = monotonic_ns() + drain_patience_ns;
+  division parts;
   for (;;) {
     lock.unlock();  // a thread inside a launch may need this lock to get out
     bool const closed = gate->close(deadline);
     answer.closed_ns = monotonic_ns();
+    if (closed) {
+      lock.lock();
+      parts = divide(count, answer.chunks);  // while the device still runs
+      lock.unlock();
+    }
     bool const idle = closed && gate->wait_idle(deadline);
     answer.idle_ns = monotonic_ns();
     answer.unit_ended_ns = idle ? gate->unit_ended_ns() : 0;
@@ -552,7 +570,10 @@ void training_memory::take_arena_behind_gate(std::uint32_t count,
     gate->open();
     return;
   }
-  revoke_arena(count, answer);
+  // Memory is allocated beside a closed gate as well.
+  bool const as_it_was = parts.arena == arena_->chunks().size() && parts.spare == spare_.size() &&
+                         parts.generation == generation();
+  revoke_arena(as_it_was ? std::move(parts) : divide(count, answer.chunks), answer);
 }
 
 void training_memory::publish() {

@@ -123,6 +123,15 @@ class training_memory {
  private:
   using space = memhandover::chunk_space;
 
+  /// What becomes of the chunks when the arena is taken, and what that was worked out from.
+  struct division {
+    std::size_t arena = 0;
+    std::size_t spare = 0;
+    std::uint64_t generation = 0;
+    std::vector<std::uint32_t> given, kept;
+    std::uint32_t live = 0;  ///< of those given, from a micro-batch that was running
+  };
+
   [[nodiscard]] memhandover::demand_answer answer(memhandover::demand const& wanted);
   [[nodiscard]] memhandover::demand_answer give_up(memhandover::demand const& wanted);
   void keep_spare(std::vector<std::uint32_t> const& chunks);
@@ -133,7 +142,8 @@ class training_memory {
   void take_idle(std::uint32_t count, std::vector<std::uint32_t>& given);
   void take_arena_behind_gate(std::uint32_t count, std::unique_lock<std::mutex>& lock,
                               memhandover::demand_answer& answer);
-  void revoke_arena(std::uint32_t count, memhandover::demand_answer& answer);
+  [[nodiscard]] division divide(std::uint32_t count, std::vector<std::uint32_t> const& given) const;
+  void revoke_arena(division parts, memhandover::demand_answer& answer);
   void hand_over(std::uint32_t count, std::vector<std::uint32_t>& from,
                  std::vector<std::uint32_t>& given) const;
   [[nodiscard]] bool await_persistent(std::size_t bytes,

@@ -26,7 +26,7 @@ class run_ahead_test : public testing::Test {
 };
 
 TEST_F(run_ahead_test, an_idle_stream_has_room_for_anything) {
-  EXPECT_TRUE(ahead.has_room(1'000'000, 0ns));
+  EXPECT_TRUE(ahead.has_room(1'000'000, 10ms, 100us));
   EXPECT_EQ(ahead.oldest(), nullptr);
 }
 
@@ -34,8 +34,16 @@ TEST_F(run_ahead_test, launches_add_up_and_the_clock_moves_them_on) {
   launch(0, 50us);
   launch(0, 70us);
   EXPECT_EQ(ahead.end(), latency + 120 * us);
-  EXPECT_FALSE(ahead.has_room(0, 100us));
-  EXPECT_TRUE(ahead.has_room(24 * us, 100us));
+  EXPECT_FALSE(ahead.has_room(0, 10us, 130us));
+  EXPECT_TRUE(ahead.has_room(4 * us, 10us, 130us));
+}
+
+TEST_F(run_ahead_test, what_is_longer_than_the_bound_waits_for_all_that_is_before_it) {
+  launch(0, 50us);
+  EXPECT_FALSE(ahead.has_room(0, 9ms, 200us));
+  EXPECT_FALSE(ahead.has_room(40 * us, 9ms, 200us));
+  EXPECT_TRUE(ahead.has_room(50 * us, 9ms, 200us))
+      << "the way to the device is as long as the rest";
 }
 
 TEST_F(run_ahead_test, an_event_that_happened_early_brings_what_follows_forward) {
@@ -52,7 +60,7 @@ TEST_F(run_ahead_test, an_event_that_is_late_puts_off_what_follows) {
   launch(0, 40us);
   ahead.is_late(200 * us);
   EXPECT_EQ(ahead.end(), 240 * us + 1);
-  EXPECT_FALSE(ahead.has_room(200 * us, 20us));
+  EXPECT_FALSE(ahead.has_room(200 * us, 0us, 20us));
 }
 
 TEST_F(run_ahead_test, an_event_that_happened_in_time_changes_nothing) {
@@ -67,9 +75,9 @@ TEST_F(run_ahead_test, an_event_that_happened_in_time_changes_nothing) {
 TEST_F(run_ahead_test, events_are_asked_for_only_when_the_answer_can_matter) {
   launch(0, 10us);
   ahead.marked(0, &events[0]);
-  EXPECT_FALSE(ahead.should_ask(0, 100us)) << "there is room, and it is not due";
-  EXPECT_TRUE(ahead.should_ask(0, 5us)) << "there is no room unless it is early";
-  EXPECT_TRUE(ahead.should_ask(20 * us, 100us)) << "it is due";
+  EXPECT_FALSE(ahead.should_ask(0, 10us, 100us)) << "there is room, and it is not due";
+  EXPECT_TRUE(ahead.should_ask(0, 10us, 5us)) << "there is no room unless it is early";
+  EXPECT_TRUE(ahead.should_ask(20 * us, 10us, 100us)) << "it is due";
 }
 
 TEST_F(run_ahead_test, a_launch_between_two_events_is_alone) {
@@ -112,7 +120,7 @@ TEST_F(run_ahead_test, clearing_gives_every_event_back_once) {
     EXPECT_EQ(given->event, &event);
   }
   EXPECT_FALSE(ahead.clear().has_value());
-  EXPECT_TRUE(ahead.has_room(0, 0ns));
+  EXPECT_TRUE(ahead.has_room(0, 1s, 0ns));
 }
 
 TEST(durations_test, kinds_differ_in_every_part) {
