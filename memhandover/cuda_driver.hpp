@@ -38,7 +38,7 @@ namespace sluice::memhandover {
   X(cuMemUnmap) \
   X(cuMemSetAccess) \
   X(cuMemsetD8Async) \
-  X(cuStreamCreate) \
+  X(cuStreamCreateWithPriority) \
   X(cuStreamSynchronize) \
   X(cuStreamDestroy)
 // clang-format on

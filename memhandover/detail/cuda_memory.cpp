@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include "memhandover/bytes.hpp"
@@ -45,8 +46,11 @@ cuda_memory::cuda_memory(pool_shape const& shape, pool_descriptors const& descri
   driver_->check(driver_->cuDevicePrimaryCtxRetain(&context_, handle),
                  "cannot start GPU " + std::to_string(device_));
   use_context();
-  driver_->check(driver_->cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING),
-                 "cannot create a stream");
+  // Zeroing goes before other work on the device: somebody waits for it.
+  constexpr int highest_priority = std::numeric_limits<int>::min();  // the driver takes its highest
+  driver_->check(
+      driver_->cuStreamCreateWithPriority(&stream_, CU_STREAM_NON_BLOCKING, highest_priority),
+      "cannot create a stream");
 }
 
 void cuda_memory::use_context() const {

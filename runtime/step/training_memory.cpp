@@ -27,6 +27,8 @@ constexpr std::chrono::seconds persistent_patience{60};
 /// How long the control thread waits for launches to end before it gives nothing: longer than any
 /// unit it may meet.
 constexpr std::int64_t drain_patience_ns = 2'000'000'000;
+/// Chunks that are mapped and zeroed while the lock is held: on a GPU 8 take some 0.3 ms.
+constexpr std::uint32_t most_at_once = 8;
 
 thread_local bool commits_here = false;
 
@@ -265,10 +267,19 @@ bool training_memory::await_persistent(std::size_t bytes, steady_clock::time_poi
   return granted;
 }
 
-/// Maps chunks into `where` until `bytes` fit; false if there are too few. The lock is let go while
-/// the pool is asked.
+/// Waits until the control thread has answered what it is being asked.
+void training_memory::let_demands_pass(std::unique_lock<std::mutex>& lock) {
+  if (!commits_here) {  // the demand may be waiting for that commit
+    (void)demand_answered_.wait_for(lock, std::chrono::nanoseconds{drain_patience_ns},
+                                    [this] { return demands_waiting_ == 0; });
+  }
+}
+
+/// Maps chunks into `where`, so that `bytes` fit sooner or later; false if there are too few. The lock
+/// is let go while the pool is asked.
 bool training_memory::fill(space& where, std::size_t bytes, std::unique_lock<std::mutex>& lock) {
-  auto const needed = where.chunks_needed(bytes);
+  let_demands_pass(lock);
+  auto needed = where.chunks_needed(bytes);
   if (needed > where.room()) {
     return false;
   }
@@ -296,6 +307,8 @@ bool training_memory::fill(space& where, std::size_t bytes, std::unique_lock<std
       return true;  // others were here meanwhile: look again
     }
   }
+  // A few at a time, between which a demand gets its turn.
+  needed = std::min(needed, most_at_once);
   // Neighbours together, so that one mapping covers a run of them; what stays at the pool's end, where
   // the ledger's writer grants it too.
   std::sort(spare_.begin(), spare_.end());
@@ -417,6 +430,15 @@ void training_memory::hand_over(std::uint32_t count, std::vector<std::uint32_t>&
 
 /// On the control thread.
 memhandover::demand_answer training_memory::answer(memhandover::demand const& wanted) {
+  demands_waiting_.fetch_add(1);
+  auto const passed = [this](training_memory*) {
+    {
+      std::lock_guard const lock{mutex_};
+      demands_waiting_.fetch_sub(1);
+    }
+    demand_answered_.notify_all();
+  };
+  std::unique_ptr<training_memory, decltype(passed)> const turn{this, passed};
   auto* const gate = options_.gate;
   if (gate == nullptr) {
     auto given = give_up(wanted);

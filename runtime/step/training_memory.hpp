@@ -149,6 +149,7 @@ class training_memory {
   [[nodiscard]] bool await_persistent(std::size_t bytes,
                                       std::chrono::steady_clock::time_point deadline,
                                       std::unique_lock<std::mutex>& lock);
+  void let_demands_pass(std::unique_lock<std::mutex>& lock);
   [[nodiscard]] bool fill(space& where, std::size_t bytes, std::unique_lock<std::mutex>& lock);
   void replace_arena(std::vector<std::unique_ptr<space>>& old);
   void drop_empty(std::vector<std::unique_ptr<space>>& spaces);
@@ -160,6 +161,8 @@ class training_memory {
   std::unique_ptr<memhandover::training_client> client_;
   mutable std::mutex mutex_;  ///< guards what follows
   std::condition_variable commit_ended_;
+  std::atomic<std::uint32_t> demands_waiting_{0};  ///< the control thread wants the lock
+  std::condition_variable demand_answered_;
   enum class phase { idle, running, committing } phase_ = phase::idle;
   std::unique_ptr<space> arena_;
   std::unique_ptr<space> persistent_;
