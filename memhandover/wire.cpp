@@ -50,7 +50,8 @@ ucred peer_of(int socket) {
 }  // namespace
 
 void send_message(int socket, nlohmann::json const& body, std::vector<int> const& descriptors) {
-  auto text = body.dump();
+  // A name in another encoding than UTF-8 must not keep a message back.
+  auto text = body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   iovec part{text.data(), text.size()};
   msghdr header{};
   header.msg_iov = &part;

@@ -58,6 +58,13 @@ TEST_F(wire_test, refuses_what_is_no_message_of_ours) {
   }
 }
 
+TEST_F(wire_test, carries_a_text_that_is_not_utf_8_with_its_bytes_replaced) {
+  send_message(left_.get(), {{"type", "x"}, {"name", "M\xfcller"}});
+  auto const received = receive_message(right_.get());
+  ASSERT_TRUE(received);
+  EXPECT_EQ(received->body["name"], "M\uFFFDller");
+}
+
 TEST_F(wire_test, gives_up_when_nothing_comes_in_time) {
   try {
     (void)receive_message(right_.get(), 1);
