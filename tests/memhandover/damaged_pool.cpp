@@ -14,7 +14,7 @@
 #include "memhandover/ledger_writer.hpp"
 #include "random_runs.hpp"
 
-namespace sluice::memhandover::testing {
+namespace sluice::memhandover::trials {
 namespace {
 
 using namespace sluice::literals;
@@ -355,4 +355,4 @@ std::optional<std::string> damaged_pool::refusal() const {
              : std::nullopt;
 }
 
-}  // namespace sluice::memhandover::testing
+}  // namespace sluice::memhandover::trials

@@ -10,7 +10,7 @@
 
 #include "memhandover/ledger.hpp"
 
-namespace sluice::memhandover::testing {
+namespace sluice::memhandover::trials {
 
 /// What a pool is used for when it is damaged.
 enum class pool_use { unused, training, serving, crowded };
@@ -59,4 +59,4 @@ class damaged_pool {
   std::optional<std::size_t> mailroom_bytes_;
 };
 
-}  // namespace sluice::memhandover::testing
+}  // namespace sluice::memhandover::trials

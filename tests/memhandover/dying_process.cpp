@@ -13,7 +13,7 @@
 #error "stepping over one write is written for x86-64"
 #endif
 
-namespace sluice::memhandover::testing {
+namespace sluice::memhandover::trials {
 namespace {
 
 constexpr greg_t trap_flag = 0x100;
@@ -79,4 +79,4 @@ bool dies_after_writes(std::span<std::byte> memory, std::uint32_t survived,
   return WIFSIGNALED(status);
 }
 
-}  // namespace sluice::memhandover::testing
+}  // namespace sluice::memhandover::trials

@@ -6,7 +6,7 @@
 #include <functional>
 #include <span>
 
-namespace sluice::memhandover::testing {
+namespace sluice::memhandover::trials {
 
 /// Runs `what` in a child process that kills itself instead of its write number `survived` + 1 to
 /// `memory`, which is shared and begins at a page. Returns whether it came to that; else `what` ran
@@ -15,4 +15,4 @@ namespace sluice::memhandover::testing {
 bool dies_after_writes(std::span<std::byte> memory, std::uint32_t survived,
                        std::function<void()> const& what);
 
-}  // namespace sluice::memhandover::testing
+}  // namespace sluice::memhandover::trials

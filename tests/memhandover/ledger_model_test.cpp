@@ -21,7 +21,7 @@
 #include "plain_ledger.hpp"
 #include "random_runs.hpp"
 
-namespace sluice::memhandover::testing {
+namespace sluice::memhandover::trials {
 namespace {
 
 using namespace sluice::literals;
@@ -406,4 +406,4 @@ TEST(ledger_model, agrees_with_the_ledger_after_every_operation_and_every_death_
 }
 
 }  // namespace
-}  // namespace sluice::memhandover::testing
+}  // namespace sluice::memhandover::trials

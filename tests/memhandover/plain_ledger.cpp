@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace sluice::memhandover::testing {
+namespace sluice::memhandover::trials {
 namespace {
 
 plain_change change(plain_chunk const& before, std::uint32_t chunk, holder who,
@@ -160,4 +160,4 @@ std::vector<std::uint32_t> plain_ledger::serving() const {
   return result;
 }
 
-}  // namespace sluice::memhandover::testing
+}  // namespace sluice::memhandover::trials

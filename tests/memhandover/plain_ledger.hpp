@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace sluice::memhandover::testing {
+namespace sluice::memhandover::trials {
 
 enum class holder { nobody, nobody_dirty, training, serving };
 
@@ -76,4 +76,4 @@ class plain_ledger {
   std::uint32_t wanted = 0;
 };
 
-}  // namespace sluice::memhandover::testing
+}  // namespace sluice::memhandover::trials

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace sluice::memhandover::testing {
+namespace sluice::memhandover::trials {
 
 std::uint64_t count_from(char const* variable, std::uint64_t otherwise) {
   char const* text = std::getenv(variable);
@@ -33,4 +33,4 @@ std::vector<std::uint64_t> seeds() {
   return {1, 2, fresh};
 }
 
-}  // namespace sluice::memhandover::testing
+}  // namespace sluice::memhandover::trials

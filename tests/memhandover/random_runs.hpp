@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-namespace sluice::memhandover::testing {
+namespace sluice::memhandover::trials {
 
 /// The number in this environment variable, or `otherwise` if it is not set. Throws
 /// `std::invalid_argument` for anything that is no positive number.
@@ -21,4 +21,4 @@ template <typename Random>
   return static_cast<std::uint32_t>(random() % bound);
 }
 
-}  // namespace sluice::memhandover::testing
+}  // namespace sluice::memhandover::trials
