@@ -308,6 +308,12 @@ void damaged_pool::damage_size(std::mt19937_64& random) {
   (of_ledger ? ledger_bytes_ : mailroom_bytes_) = bytes;
 }
 
+bool damaged_pool::opens_as_before() const {
+  return !ledger_bytes_ && !mailroom_bytes_ &&
+         std::memcmp(ledger_.map.data(), ledger_.whole.data(),
+                     sizeof(constants) + sizeof(std::uint64_t)) == 0;
+}
+
 std::optional<std::string> damaged_pool::refusal() const {
   auto const ledger_size = ledger_bytes_.value_or(ledger_.whole.size());
   auto const mailroom_size = mailroom_bytes_.value_or(mailroom_.whole.size());

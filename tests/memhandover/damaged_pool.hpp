@@ -25,6 +25,8 @@ class damaged_pool {
 
   [[nodiscard]] int ledger_fd() const noexcept;
   [[nodiscard]] int mailroom_fd() const noexcept;
+  /// Whether what opening looks at is undamaged, so that who has the pool open may go on.
+  [[nodiscard]] bool opens_as_before() const;
   /// A word that the refusal to open the pool must name, found from the bytes alone; nothing if the
   /// pool must open.
   [[nodiscard]] std::optional<std::string> refusal() const;
