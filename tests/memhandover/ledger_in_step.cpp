@@ -105,7 +105,7 @@ void ledger_in_step::replace_writer() {
   model_.wanted = 0;
 }
 
-bool ledger_in_step::writes(changes const& planned, std::function<void()> const& what) {
+bool ledger_in_step::writes(plan const& planned, std::function<void()> const& what) {
   if (random_() % 64 != 0) {
     what();
     model_.apply(planned);
@@ -120,7 +120,7 @@ bool ledger_in_step::writes(changes const& planned, std::function<void()> const&
   return false;
 }
 
-void ledger_in_step::survive(changes const& planned) {
+void ledger_in_step::survive(plan const& planned) {
   auto equal = [&] {
     for (std::uint32_t i = 0; i < chunk_count(); ++i) {
       if (state(i) != model_.chunks[i]) {
@@ -286,7 +286,7 @@ void ledger_in_step::end_client(std::uint32_t slot) {
   set_status(slot, client_status::gone);
   one.live = false;
   if (random_() % 2 == 0) {
-    changes const planned = model_.pump();
+    plan const planned = model_.pump();
     if (writes(planned, [&] { writer_->pump(); })) {
       for (auto& other : model_.client) {
         other.unread.clear();

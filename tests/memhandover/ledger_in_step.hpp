@@ -21,7 +21,7 @@
 
 namespace sluice::memhandover::trials {
 
-using changes = std::vector<plain_change>;
+using plan = std::vector<plain_change>;
 
 /// What is other in the ledger than in the model.
 struct difference : std::runtime_error {
@@ -45,10 +45,10 @@ class ledger_in_step {
   void set_status(std::uint32_t slot, client_status status);
   void replace_writer();
   /// The writer does this; or it dies on the way, which returns false.
-  bool writes(changes const& planned, std::function<void()> const& what);
+  bool writes(plan const& planned, std::function<void()> const& what);
   /// What the dead writer has left must be the beginning of what it was about to do; its successor
   /// knows the shared memory alone.
-  void survive(changes const& planned);
+  void survive(plan const& planned);
   void ask(std::uint32_t slot);
   void pump();
   void collect(std::uint32_t slot);
