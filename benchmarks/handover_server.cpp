@@ -1,8 +1,9 @@
 /// Takes memory from a training job again and again, and says how long each phase took.
 ///
-/// Joins the pool as its inference server. Before each acquisition it waits until training holds at
-/// least the size, then for a random time, so that the demand meets training at a random instant.
-/// One JSON object a line on standard output.
+/// Joins the pool as its inference server. Before each acquisition it waits until training's arena
+/// holds at least the size, then for a random time, so that the demand meets training at a random
+/// instant. What it gets it uses at once: on a GPU by a kernel. One JSON object a line on standard
+/// output.
 
 #include <poll.h>
 #include <spdlog/spdlog.h>
@@ -11,8 +12,11 @@
 #include <chrono>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
+#include <vector>
 
+#include "benchmarks/first_kernel.hpp"
 #include "memhandover/broker_launch.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/serving_pool.hpp"
@@ -25,42 +29,58 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr std::chrono::seconds patience{60};
+/// Of the size, so many percent must come from a micro-batch that was running for a handover to count.
+constexpr std::uint64_t least_live_percent = 90;
+constexpr int most_missed = 2000;
+/// Micro-batches after which optimizer and libraries have what they need for good.
+constexpr std::uint64_t settled = 6;
 
 double us(std::chrono::nanoseconds value) {
   return duration<double, std::micro>{value}.count();
 }
 
-/// Bytes that the training jobs' arenas hold in all; 0 while there is no broker yet.
-std::uint64_t arena_bytes(std::string const& runtime_dir) {
-  std::uint64_t held = 0;
+/// What the broker says of the one training job; null while there is none.
+nlohmann::json training_job(std::string const& runtime_dir) {
   try {
     auto const status = memhandover::query_status(runtime_dir);
     for (auto const& client : status["clients"]) {
-      held += client.value("arena_bytes", std::uint64_t{0});
+      if (client["kind"] == "training") {
+        return client;
+      }
     }
   } catch (error const& why) {
     if (why.kind() != error_kind::unavailable) {
       throw;
     }
   }
-  return held;
+  return nullptr;
 }
 
-/// Waits until the training jobs' arenas hold `bytes` in all.
-void await_arena(std::string const& runtime_dir, std::uint64_t bytes) {
+/// Asks until the training job is so.
+template <typename Condition>
+void await_job(std::string const& runtime_dir, std::string const& what, Condition&& holds) {
   auto const deadline = steady_clock::now() + patience;
   for (;;) {
-    auto const held = arena_bytes(runtime_dir);
-    if (held >= bytes) {
+    auto const job = training_job(runtime_dir);
+    if (job.is_object() && holds(job)) {
       return;
     }
     if (steady_clock::now() > deadline) {
-      throw error{error_kind::deadline_exceeded, "training's arena has " + std::to_string(held) +
-                                                     " bytes, " + std::to_string(bytes) +
-                                                     " are needed for a handover of this size"};
+      throw error{error_kind::deadline_exceeded,
+                  "waited in vain for " + what + "; the job says " + job.dump()};
     }
     ::poll(nullptr, 0, 2);
   }
+}
+
+/// Waits until training's arena has `bytes` in use, and next to nothing lies idle beside them.
+void await_arena(std::string const& runtime_dir, std::uint64_t bytes) {
+  auto const what = "an arena of " + std::to_string(bytes) + " bytes";
+  await_job(runtime_dir, what, [bytes](auto const& job) {
+    auto const spare = job["spare_bytes"].template get<std::uint64_t>();
+    auto const held = job["arena_bytes"].template get<std::uint64_t>();
+    return held - spare >= bytes && spare * 10 <= bytes;
+  });
 }
 
 }  // namespace
@@ -71,22 +91,35 @@ int main(int argc, char** argv) {
   std::uint64_t bytes = 0;
   int count = 0;
   int most_delay_ms = 0;
+  bool between = false;
   unsigned seed = 1;
   app.add_option("--runtime-dir", runtime_dir)->required();
   app.add_option("--bytes", bytes)->required();
   app.add_option("--count", count)->required();
   app.add_option("--delay-ms", most_delay_ms, "random time before each demand, at most")
       ->required();
+  app.add_flag("--between", between, "count handovers that met no micro-batch as well");
   app.add_option("--seed", seed);
   CLI11_PARSE(app, argc, argv);
   spdlog::set_level(spdlog::level::warn);
   try {
     // The job makes the pool: one made here would have another size.
-    await_arena(runtime_dir, bytes);
+    await_job(runtime_dir, "training to settle", [](auto const& job) {
+      return job["commits"].template get<std::uint64_t>() >= settled;
+    });
     auto const pool =
         memhandover::serving_pool::join({.name = "benchmark", .runtime_dir = runtime_dir});
+    std::optional<benchmarks::first_kernel> kernel;
+    if (pool->shape().backend == memhandover::backend_kind::cuda) {
+      kernel.emplace(pool->shape().device);
+    }
+    // What training does not use stays with other models, so that demands have to be met by it.
+    std::vector<memhandover::placement> others;
+    if (auto const free = pool->usage().free_bytes; free > 0) {
+      others.push_back(pool->acquire(free, steady_clock::now() + patience));
+    }
     std::mt19937 random{seed};
-    for (int taken = 0, tries = 0; taken < count;) {
+    for (int taken = 0, tries = 0, missed = 0; taken < count;) {
       // What is free would cost nothing: ask for so much more that `bytes` come from training.
       await_arena(runtime_dir, bytes);
       ::poll(nullptr, 0, static_cast<int>(random() % static_cast<unsigned>(most_delay_ms + 1)));
@@ -103,9 +136,23 @@ int main(int argc, char** argv) {
         }
         continue;
       }
-      ++taken;
+      if (kernel) {
+        kernel->run(where.data(), where.bytes(), pool->shape().chunk_bytes);
+      }
+      auto const used = steady_clock::now();
+      // Between two micro-batches what training gives up is no live memory.
+      bool const live = report.bytes_live * 100 >= bytes * least_live_percent;
+      taken += live || between ? 1 : 0;
+      if (!(live || between) && ++missed > most_missed) {
+        throw error{error_kind::unavailable, std::to_string(missed) +
+                                                 " demands met no micro-batch that held " +
+                                                 std::to_string(bytes) + " bytes"};
+      }
       nlohmann::json const line{{"demanded_ns", demanded.time_since_epoch().count()},
                                 {"bytes_reclaimed", report.bytes_reclaimed},
+                                {"live", live},
+                                {"first_kernel_us", us(used - demanded)},
+                                {"unit_us", us(report.unit)},
                                 {"notify_us", us(report.notify)},
                                 {"gate_us", us(report.gate)},
                                 {"drain_us", us(report.drain)},

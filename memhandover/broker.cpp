@@ -344,7 +344,7 @@ void broker::join(visitor& who, message request) {
   // A mailbox may have had an earlier owner; what it counted must not be shown as this one's.
   auto& mailbox = view_->mailbox(slot);
   for (auto* value : {&mailbox.micro_batch, &mailbox.global_batch, &mailbox.arena_chunks,
-                      &mailbox.persistent_chunks, &mailbox.waiting}) {
+                      &mailbox.spare_chunks, &mailbox.persistent_chunks, &mailbox.waiting}) {
     value->store(0);
   }
   for (auto* value : {&mailbox.samples, &mailbox.commits, &mailbox.discards}) {

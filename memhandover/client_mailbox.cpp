@@ -1,5 +1,7 @@
 #include "memhandover/client_mailbox.hpp"
 
+#include <algorithm>
+
 namespace sluice::memhandover {
 
 client_mailbox::client_mailbox(ledger_view const& view, std::uint32_t slot)
@@ -8,10 +10,12 @@ client_mailbox::client_mailbox(ledger_view const& view, std::uint32_t slot)
       known_epoch_(view.header().chunk_count),
       held_(view.header().chunk_count) {}
 
-void client_mailbox::ask(std::uint32_t count) {
+void client_mailbox::ask(std::uint32_t count, lifetime kind) {
   auto& word = mailbox().request;
   auto const number = numbered::unpack(word.load(std::memory_order_relaxed)).seq + 1;
-  word.store(numbered{number, count}.pack(), std::memory_order_release);
+  auto const wish = std::min(count, view_.header().chunk_count) |
+                    (kind == lifetime::lasting ? request_lasting : 0);
+  word.store(numbered{number, wish}.pack(), std::memory_order_release);
   withdrawn_ = false;
 }
 
@@ -22,7 +26,7 @@ bool client_mailbox::answered() const noexcept {
 }
 
 void client_mailbox::withdraw() {
-  ask(0);
+  ask(0, lifetime::revocable);
   withdrawn_ = true;
 }
 

@@ -1,6 +1,6 @@
 /// A training client's own side of the ledger: asks for chunks, learns which it got, gives them up.
 ///
-///   mailbox.ask(16);                           // then ring the writer's doorbell
+///   mailbox.ask(16, lifetime::revocable);      // then ring the writer's doorbell
 ///   … until mailbox.answered(), or else mailbox.withdraw() …
 ///   auto chunks = mailbox.collect(16);         // at most 16, whatever happened to the writer
 ///   mailbox.release(chunks);                   // then ring the doorbell
@@ -20,13 +20,16 @@
 
 namespace sluice::memhandover {
 
+/// Whether chunks are for memory that can be taken back at any time, or that stays.
+enum class lifetime { revocable, lasting };
+
 class client_mailbox {
  public:
   /// The mailbox of `slot`, which this process is. `view` must outlive this object.
   client_mailbox(ledger_view const& view, std::uint32_t slot);
 
   /// Asks for `count` more chunks, in place of what was asked for before.
-  void ask(std::uint32_t count);
+  void ask(std::uint32_t count, lifetime kind);
   /// Whether the writer has answered the last `ask` or `withdraw`.
   [[nodiscard]] bool answered() const noexcept;
   /// Takes the last request back, so that a writer who comes late grants nothing that nobody

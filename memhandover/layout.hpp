@@ -38,7 +38,7 @@
 namespace sluice::memhandover {
 
 inline constexpr std::uint64_t ledger_magic = 0x31474c4543494c53;  // "SLICELG1"
-inline constexpr std::uint32_t layout_version = 2;
+inline constexpr std::uint32_t layout_version = 3;
 inline constexpr std::uint32_t max_clients = 32;
 inline constexpr std::uint32_t broker_slot = 0xffff;
 inline constexpr std::uint32_t recent_handovers = 256;
@@ -80,6 +80,11 @@ struct numbered {
     return {static_cast<std::uint32_t>(word >> 32U), static_cast<std::uint32_t>(word)};
   }
 };
+
+/// A request for chunks that stay: bit of `numbered::chunks` in `mailbox_header::request`. They come
+/// from the pool's end, the others from its beginning, so that what training can give back lies
+/// together.
+inline constexpr std::uint32_t request_lasting = 1U << 31U;
 
 /// One finished handover, as `sluice status` shows it. Times in nanoseconds from the demand.
 struct handover_entry {
@@ -139,15 +144,18 @@ struct alignas(64) client_control {
 
 /// What one client tells the writer. Written by the client.
 struct alignas(64) mailbox_header {
-  std::atomic<std::uint64_t> request;       ///< `numbered`: wants so many more chunks
+  std::atomic<std::uint64_t> request;       ///< `numbered`: wants so many more chunks; see
+                                            ///< `request_lasting`
   std::atomic<std::uint64_t> mail_written;  ///< messages in the ring so far
   std::atomic<std::uint32_t> demand_done;   ///< number of the last demand that has been answered
-  // Phases of that answer, CLOCK_MONOTONIC nanoseconds.
-  std::atomic<std::int64_t> awake_ns, closed_ns, idle_ns, released_ns;
+  // Phases of that answer, CLOCK_MONOTONIC nanoseconds; `unit_ended_ns`: see `demand_answer`.
+  std::atomic<std::int64_t> awake_ns, closed_ns, unit_ended_ns, idle_ns, released_ns;
+  std::atomic<std::uint32_t> live_chunks;  ///< of that answer: from a micro-batch that was running
   // For `sluice status`.
   std::atomic<std::uint32_t> micro_batch, global_batch;
   std::atomic<std::uint64_t> samples, commits, discards;
-  std::atomic<std::uint32_t> arena_chunks, persistent_chunks;
+  std::atomic<std::uint32_t> arena_chunks;  ///< revocable; `spare_chunks` of them are not in use
+  std::atomic<std::uint32_t> spare_chunks, persistent_chunks;
   std::atomic<std::uint32_t> waiting;  ///< 1 while training waits for memory
 };
 

@@ -81,10 +81,12 @@ void ledger_writer::answer_request(std::uint32_t slot) {
   if (asked.seq == answered.seq) {
     return;
   }
-  auto const count = std::min(asked.chunks, grantable());
+  bool const lasting = (asked.chunks & request_lasting) != 0;
+  auto const count = std::min(asked.chunks & ~request_lasting, grantable());
+  auto const total = view_.header().chunk_count;
   std::uint32_t given = 0;
-  // Training takes from the end and serving from the beginning, which keeps runs for weights long.
-  for (std::uint32_t i = view_.header().chunk_count; i-- > 0 && given < count;) {
+  for (std::uint32_t tried = 0; tried < total && given < count; ++tried) {
+    auto const i = lasting ? total - 1 - tried : tried;
     auto const state = view_.chunk(i);
     if (state.is_free()) {
       set(i, owner::training, static_cast<std::uint16_t>(slot), state.who == owner::dirty);

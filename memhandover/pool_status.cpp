@@ -166,6 +166,7 @@ nlohmann::json describe_pool(ledger_view const& view) {
                 {"bytes", by_client.at(slot)}};
     if (training) {
       client.update({{"arena_bytes", mailbox.arena_chunks.load() * header.chunk_bytes},
+                     {"spare_bytes", mailbox.spare_chunks.load() * header.chunk_bytes},
                      {"persistent_bytes", mailbox.persistent_chunks.load() * header.chunk_bytes},
                      {"micro_batch", mailbox.micro_batch.load()},
                      {"global_batch", mailbox.global_batch.load()},

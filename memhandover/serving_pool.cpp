@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
 
@@ -37,6 +38,24 @@ struct holding {
 bool contiguous(std::vector<std::uint32_t> const& chunks) {
   return std::adjacent_find(chunks.begin(), chunks.end(),
                             [](auto a, auto b) { return b != a + 1; }) == chunks.end();
+}
+
+/// Waits a moment for `word` to become `value` without going to sleep: waking up would cost more than
+/// the answer usually takes.
+void await_awake(std::atomic<std::uint32_t> const& word, std::uint32_t value,
+                 steady_clock::time_point deadline) {
+  constexpr std::chrono::milliseconds patience{5};
+  auto const until = std::min(deadline, steady_clock::now() + patience);
+  while (word.load(std::memory_order_acquire) != value && steady_clock::now() < until) {
+    ::sched_yield();
+  }
+}
+
+/// Whether a thread may stay awake for an answer. On the host training computes on every processor,
+/// and on a small machine there is none to spare: who sleeps is then served first.
+bool may_stay_awake(backend_kind backend) {
+  constexpr unsigned enough_processors = 4;
+  return backend == backend_kind::cuda && std::thread::hardware_concurrency() >= enough_processors;
 }
 
 class pool_server final : public serving_pool, public std::enable_shared_from_this<pool_server> {
@@ -300,6 +319,11 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
                    static_cast<std::uint32_t>(client_status::live);
       };
       // A dying client's memory comes free through the broker; the deadline covers that as well.
+      if (may_stay_awake(shape().backend)) {
+        lock.unlock();
+        await_awake(mailbox.demand_done, number, deadline);
+        lock.lock();
+      }
       bool const in_time = mail_.wait_until(
           lock, deadline, [&] { return answered() || writer_->free_chunks() >= count; });
       if (!in_time) {
@@ -315,6 +339,9 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
         auto const closed = mailbox.closed_ns.load();
         auto const idle = mailbox.idle_ns.load();
         auto const released = mailbox.released_ns.load();
+        result.bytes_live += mailbox.live_chunks.load() * chunk_bytes;
+        result.unit =
+            nanoseconds{std::max<std::int64_t>(0, mailbox.unit_ended_ns.load() - start_ns)};
         result.notify += nanoseconds{std::max<std::int64_t>(0, awake - start_ns)};
         result.gate += nanoseconds{std::max<std::int64_t>(0, closed - awake)};
         result.drain += nanoseconds{std::max<std::int64_t>(0, idle - closed)};

@@ -28,15 +28,19 @@ namespace sluice::memhandover {
 struct handover_report {
   std::uint64_t bytes = 0;  ///< acquired in all
   std::uint64_t bytes_reclaimed =
-      0;  ///< of these, taken from training (0: the pool had enough free)
-  std::chrono::nanoseconds notify{};  ///< demand written → training's control thread awake
+      0;                         ///< of these, taken from training (0: the pool had enough free)
+  std::uint64_t bytes_live = 0;  ///< of these, from a micro-batch that was running
+  std::chrono::nanoseconds notify{};  ///< demand written → first acted on by a thread of training
   std::chrono::nanoseconds gate{};    ///< → gate closed, nobody inside
   std::chrono::nanoseconds
       drain{};  ///< → device idle (zero on the host, which revokes under running kernels)
   std::chrono::nanoseconds revoke{};  ///< → chunks no longer training's, released posted
   std::chrono::nanoseconds ledger{};  ///< → owners flipped
   std::chrono::nanoseconds map{};     ///< → mapped contiguously for the server
-  std::chrono::nanoseconds total{};   ///< demand → memory usable
+  /// Demand → what the device was executing as the gate closed had ended, as far as that is known:
+  /// the part of `total` that no software can shorten.
+  std::chrono::nanoseconds unit{};
+  std::chrono::nanoseconds total{};  ///< demand → memory usable
 };
 
 struct pool_usage {

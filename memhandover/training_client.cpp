@@ -11,7 +11,6 @@
 #include <mutex>
 #include <thread>
 
-#include "memhandover/client_mailbox.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/membership.hpp"
 
@@ -56,7 +55,7 @@ class training_member final : public training_client {
   [[nodiscard]] mailbox_header& mailbox() const noexcept override { return view().mailbox(slot()); }
 
   [[nodiscard]] std::vector<std::uint32_t> acquire(
-      std::uint32_t count, steady_clock::time_point deadline,
+      std::uint32_t count, lifetime kind, steady_clock::time_point deadline,
       std::vector<std::uint32_t>* needs_scrub) override;
   void release(std::span<std::uint32_t const> chunks) override;
   bool wait_grantable(std::uint32_t count, steady_clock::time_point deadline) override;
@@ -123,18 +122,21 @@ void training_member::answer_demand() {
   }
   answered_ = asked.seq;
   auto const awake = monotonic_ns();
-  demand_answer answer{{}, awake, awake, {}};
+  demand_answer answer;
+  answer.noticed_ns = answer.closed_ns = answer.idle_ns = awake;
   if (asked.chunks > 0) {
     try {
-      answer = on_demand_({asked.chunks, awake});
+      answer = on_demand_({asked.seq, asked.chunks, awake});
     } catch (std::exception const& why) {
       spdlog::error("a demand could not be met reason=\"{}\"", why.what());
     }
     release(answer.chunks);
   }
   auto& box = mailbox();
-  box.awake_ns.store(awake);
+  box.live_chunks.store(answer.live_chunks);
+  box.awake_ns.store(answer.noticed_ns);
   box.closed_ns.store(answer.closed_ns);
+  box.unit_ended_ns.store(answer.unit_ended_ns);
   box.idle_ns.store(answer.idle_ns);
   box.released_ns.store(monotonic_ns());
   box.demand_done.store(asked.seq, std::memory_order_release);
@@ -144,12 +146,12 @@ void training_member::answer_demand() {
   }
 }
 
-std::vector<std::uint32_t> training_member::acquire(std::uint32_t count,
+std::vector<std::uint32_t> training_member::acquire(std::uint32_t count, lifetime kind,
                                                     steady_clock::time_point deadline,
                                                     std::vector<std::uint32_t>* needs_scrub) {
   std::lock_guard const alone{asking_};
   std::unique_lock lock{mutex_};
-  box_.ask(count);
+  box_.ask(count, kind);
   ring_writer();
   if (!bell_rang_.wait_until(lock, deadline, [&] { return box_.answered(); })) {
     box_.withdraw();

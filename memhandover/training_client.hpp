@@ -3,9 +3,9 @@
 /// One control thread of this object waits for the bell. It never waits for Python and calls
 /// nothing that the gate holds; what it does with a demand is the handler's business.
 ///
-///   auto pool = training_client::join({.name = "job"}, [&](demand const& d) { return
-///   give_up(d.chunks); }); auto chunks = pool->acquire(16, deadline);        // any thread but the
-///   handler's; may be fewer than asked pool->release(chunks);
+///   auto pool = training_client::join(broker, "job", [&](demand const& d) { return give_up(d); });
+///   auto chunks = pool->acquire(16, lifetime::revocable, deadline);  // any thread but the handler's
+///   pool->release(chunks);                                           // maybe fewer than asked for
 ///
 /// Thread-safety: all functions from any thread.
 #pragma once
@@ -19,22 +19,29 @@
 #include <vector>
 
 #include "memhandover/broker_launch.hpp"
+#include "memhandover/client_mailbox.hpp"
 #include "memhandover/ledger.hpp"
 
 namespace sluice::memhandover {
 
 /// The server wants so many chunks.
 struct demand {
+  std::uint32_t number = 0;
   std::uint32_t chunks = 0;
   std::int64_t awake_ns = 0;  ///< when the control thread saw it
 };
 
 /// What was given up, and when the steps to it were done (CLOCK_MONOTONIC nanoseconds).
+/// `unit_ended_ns`: when what the device was executing as the gate closed had ended; 0 if that is not
+/// known. What comes after it is this software's doing.
 /// `afterwards` runs when the server already has the chunks: what need not hold it up, such as
 /// removing mappings and reopening the gate.
 struct demand_answer {
   std::vector<std::uint32_t> chunks;
+  std::uint32_t live_chunks = 0;  ///< of these, from a micro-batch that was running
+  std::int64_t noticed_ns = 0;    ///< when the first thread acted on the demand
   std::int64_t closed_ns = 0;
+  std::int64_t unit_ended_ns = 0;
   std::int64_t idle_ns = 0;
   std::function<void()> afterwards;
 };
@@ -58,7 +65,7 @@ class training_client {
   /// another's are listed first in `needs_scrub` if that is given. Empty if nothing is to be had or
   /// no writer answered by the deadline.
   [[nodiscard]] virtual std::vector<std::uint32_t> acquire(
-      std::uint32_t count, std::chrono::steady_clock::time_point deadline,
+      std::uint32_t count, lifetime kind, std::chrono::steady_clock::time_point deadline,
       std::vector<std::uint32_t>* needs_scrub = nullptr) = 0;
   /// Gives chunks back that nothing here reaches any more.
   virtual void release(std::span<std::uint32_t const> chunks) = 0;

@@ -3,6 +3,10 @@
 /// thread" goes in here and nowhere else.
 #pragma once
 
+#include <chrono>
+#include <cstdint>
+#include <type_traits>
+
 #include "runtime/gate/driver.hpp"
 #include "runtime/gate/gate.hpp"
 #include "runtime/gate/streams.hpp"
@@ -15,20 +19,37 @@ namespace sluice::gate {
 
 struct gated_call {
   symbol which;
-  stream_use stream;
+  planned_work work;
   bool droppable;  ///< nobody on the host sees at once whether it was done
 };
 
+/// What goes into the kind of a call's work: handles and numbers, by value.
+template <typename Part>
+[[nodiscard]] std::uint64_t work_part(Part part) noexcept {
+  if constexpr (std::is_pointer_v<Part>) {
+    return reinterpret_cast<std::uintptr_t>(part);
+  } else {
+    return static_cast<std::uint64_t>(part);
+  }
+}
+/// The dimensions of a launch that comes with a configuration.
+[[nodiscard]] inline work_key work_part(CUlaunchConfig const* config) noexcept {
+  return config == nullptr ? 0
+                           : key_of_work({config->gridDimX, config->gridDimY, config->gridDimZ,
+                                          config->blockDimX, config->blockDimY, config->blockDimZ});
+}
+
 /// What has to be known of a call that the driver has taken.
-inline void note_launch(gate& at, thread_slot& self, stream_use stream) {
+inline void note_launch(gate& at, thread_slot& self, planned_work const& work) {
   self.launches.store(self.launches.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   if (at.inert()) {
     return;
   }
-  if (stream_state* state = streams().find(self, stream); state != nullptr) {
+  if (stream_state* state = streams().find(self, work.stream); state != nullptr) {
     bool const bounded = at.bounded() && !self.exempt;
-    if (bounded || is_per_thread(stream)) {
-      streams().launched(*state, bounded ? at.window() : window_bounds{});
+    if (bounded || is_per_thread(work.stream)) {
+      streams().launched(*state, work.kind,
+                         bounded ? at.run_ahead_bound() : std::chrono::nanoseconds::zero());
     }
     if (!state->dirty.load(std::memory_order_relaxed)) {
       state->dirty.store(true, std::memory_order_release);
@@ -45,14 +66,14 @@ template <typename Submit>
   // well.
   bool const takes_part = !self.exempt && self.inside.load(std::memory_order_relaxed) == 0;
   if (takes_part) {
-    if (CUresult const refused = at.enter(self, call.stream); refused != CUDA_SUCCESS) {
+    if (CUresult const refused = at.enter(self, call.work); refused != CUDA_SUCCESS) {
       // Libraries such as cuBLAS and cuDNN remember a failed launch, and hold it against the next,
       // sound one: what an aborted micro-batch may leave undone succeeds without being done.
       return self.expendable && call.droppable ? CUDA_SUCCESS : refused;
     }
   }
   CUresult const result = submit();
-  note_launch(at, self, call.stream);
+  note_launch(at, self, call.work);
   if (takes_part) {
     at.leave(self);
   }

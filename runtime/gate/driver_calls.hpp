@@ -2,6 +2,9 @@
 /// driver, and then fails.
 #pragma once
 
+#include <chrono>
+#include <optional>
+
 #include "runtime/gate/driver.hpp"
 
 namespace sluice::gate::driver {
@@ -29,11 +32,11 @@ inline bool primary_context_is_active(CUdevice device) {
   return ask(device, &flags, &active) == CUDA_SUCCESS && active != 0;
 }
 
-/// A new event without timing in the current context, or nullptr.
+/// A new event in the current context, or nullptr.
 inline CUevent create_event() {
   CUevent event = nullptr;
   auto const create = real<CUresult (*)(CUevent*, unsigned)>(symbol::of_cuEventCreate);
-  return create(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS ? event : nullptr;
+  return create(&event, CU_EVENT_DEFAULT) == CUDA_SUCCESS ? event : nullptr;
 }
 
 inline bool record(CUevent event, CUstream stream) {
@@ -45,6 +48,16 @@ inline bool record(CUevent event, CUstream stream) {
 /// guards nothing.
 inline bool has_happened(CUevent event) {
   return real<CUresult (*)(CUevent)>(symbol::of_cuEventQuery)(event) != CUDA_ERROR_NOT_READY;
+}
+
+/// The time between two events that have happened, on one device.
+inline std::optional<std::chrono::nanoseconds> elapsed(CUevent from, CUevent to) {
+  float milliseconds = 0;
+  auto const ask = real<CUresult (*)(float*, CUevent, CUevent)>(symbol::of_cuEventElapsedTime);
+  if (ask(&milliseconds, from, to) != CUDA_SUCCESS) {
+    return std::nullopt;
+  }
+  return std::chrono::nanoseconds{static_cast<std::int64_t>(milliseconds * 1e6F)};
 }
 
 /// Whether an event recorded on the stream would run rather than become part of a graph. Asking

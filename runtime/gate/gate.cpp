@@ -28,7 +28,9 @@ constexpr std::chrono::nanoseconds nap_until_woken = 5ms;
 constexpr std::chrono::nanoseconds awake = 20us;
 /// A thread that waits longer than this for its run-ahead may itself be the one that has to launch
 /// what the device waits for, so it goes on.
-constexpr std::chrono::nanoseconds window_patience = 1s;
+constexpr std::chrono::nanoseconds room_patience = 1s;
+/// A demand that the control thread has not answered by then is none of the launching threads' business.
+constexpr std::chrono::nanoseconds demand_patience = 2s;
 
 timespec to_timespec(std::chrono::nanoseconds span) {
   auto const seconds = std::chrono::duration_cast<std::chrono::seconds>(span);
@@ -90,10 +92,10 @@ void gate::prepare() {
   change(wanted, mode::unprepared);
 }
 
-CUresult gate::enter_slowly(thread_slot& self, stream_use stream) {
+CUresult gate::enter_slowly(thread_slot& self, planned_work const& work) {
   bool attach_failed = false;
   bool spun = false;
-  std::int64_t window_since = 0;
+  std::int64_t waiting_since = 0;
   for (;;) {
     std::uint32_t now = mode_.load(std::memory_order_acquire);
     if ((now & mode::fenced) != 0) {
@@ -102,10 +104,10 @@ CUresult gate::enter_slowly(thread_slot& self, stream_use stream) {
     }
     verdict what = judge(now, self, attach_failed);
     if (what == verdict::enter && (now & mode::bounded) != 0 && (now & mode::inert) == 0) {
-      if (streams().within(self, stream, window())) {
+      if (streams().has_room(self, work, run_ahead_bound())) {
         return CUDA_SUCCESS;
       }
-      what = verdict::wait_for_window;
+      what = verdict::wait_for_room;
     }
     if (what == verdict::enter) {
       return CUDA_SUCCESS;
@@ -117,11 +119,11 @@ CUresult gate::enter_slowly(thread_slot& self, stream_use stream) {
     if (what == verdict::attach) {
       prepare();
       attach_failed = !attach_if_due();
-    } else if (what == verdict::wait_for_window) {
+    } else if (what == verdict::wait_for_room) {
       std::int64_t const time = monotonic_ns();
-      window_since = window_since == 0 ? time : window_since;
-      if (time - window_since > window_patience.count()) {
-        streams().forgive(self, stream);
+      waiting_since = waiting_since == 0 ? time : waiting_since;
+      if (time - waiting_since > room_patience.count()) {
+        streams().forgive(self, work.stream);
       }
       ::sched_yield();
     } else {
@@ -132,7 +134,7 @@ CUresult gate::enter_slowly(thread_slot& self, stream_use stream) {
   }
 }
 
-gate::verdict gate::judge(std::uint32_t now, thread_slot const& self, bool attach_failed) const {
+gate::verdict gate::judge(std::uint32_t now, thread_slot const& self, bool attach_failed) {
   if ((now & mode::inert) != 0) {
     return verdict::enter;
   }
@@ -145,10 +147,31 @@ gate::verdict gate::judge(std::uint32_t now, thread_slot const& self, bool attac
   if ((now & mode::aborting) != 0) {
     return verdict::refuse;
   }
+  if ((now & mode::watching) != 0 && !self.protect && demand_holds()) {
+    return verdict::wait_for_pause;
+  }
   if ((now & mode::paused) != 0 && pause_holds(now, self)) {
     return verdict::wait_for_pause;
   }
   return verdict::enter;
+}
+
+bool gate::demand_holds() {
+  std::uint64_t const volatile* word = demand_word_.load(std::memory_order_acquire);
+  if (word == nullptr) {
+    return false;
+  }
+  std::uint64_t const demand = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+  bool const wants_chunks = static_cast<std::uint32_t>(demand) != 0;
+  if (!wants_chunks || demand == answered_.load(std::memory_order_acquire)) {
+    return false;
+  }
+  std::int64_t const now = monotonic_ns();
+  if (seen_.load(std::memory_order_acquire) != demand) {
+    seen_ns_.store(now, std::memory_order_release);
+    seen_.store(demand, std::memory_order_release);
+  }
+  return now - seen_ns_.load(std::memory_order_acquire) < demand_patience.count();
 }
 
 bool gate::pause_holds(std::uint32_t now, thread_slot const& self) const {
@@ -183,6 +206,10 @@ void gate::change(std::uint32_t set, std::uint32_t clear) {
     }
   } while (
       !mode_.compare_exchange_weak(before, (before & ~clear) | set, std::memory_order_seq_cst));
+  wake_all();
+}
+
+void gate::wake_all() {
   if (sleepers_.load(std::memory_order_seq_cst) != 0) {
     ::syscall(SYS_futex, &mode_, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
   }
@@ -200,6 +227,7 @@ int gate::close(std::int64_t deadline_ns) {
   change(mode::closed, 0);
   membarrier(
       MEMBARRIER_CMD_PRIVATE_EXPEDITED);  // where there is none, entering threads are `fenced`
+  streams().watch_unit();
   if (everybody_outside(deadline_ns)) {
     return 0;
   }
@@ -217,9 +245,10 @@ bool gate::everybody_outside(std::int64_t deadline_ns) const {
       }
       if (++tries < 256) {
         _mm_pause();
-      } else {
-        sleep_at_most(10us);
+        continue;
       }
+      streams().poll_unit();
+      sleep_at_most(10us);
     }
   }
   return true;
@@ -239,16 +268,30 @@ void gate::set_pause_word(std::uint64_t const volatile* until_ns) {
   until_ns != nullptr ? change(mode::paused, 0) : change(0, mode::paused);
 }
 
-void gate::set_window(unsigned launches, unsigned groups) {
+void gate::set_demand_word(std::uint64_t const volatile* word) {
   prepare();
-  window_.store(static_cast<std::uint64_t>(launches) << 32U | (groups == 0 ? 1U : groups),
-                std::memory_order_release);
-  launches != 0 ? change(mode::bounded, 0) : change(0, mode::bounded);
+  answered_.store(word != nullptr ? __atomic_load_n(word, __ATOMIC_ACQUIRE) : 0,
+                  std::memory_order_release);
+  demand_word_.store(word, std::memory_order_release);
+  word != nullptr ? change(mode::watching, 0) : change(0, mode::watching);
 }
 
-window_bounds gate::window() const noexcept {
-  std::uint64_t const both = window_.load(std::memory_order_acquire);
-  return {static_cast<unsigned>(both >> 32U), static_cast<unsigned>(both)};
+void gate::demand_answered(std::uint64_t demand) {
+  answered_.store(demand, std::memory_order_release);
+  wake_all();
+}
+
+std::int64_t gate::demand_seen_ns() const noexcept {
+  std::uint64_t const volatile* word = demand_word_.load(std::memory_order_acquire);
+  bool const seen = word != nullptr && seen_.load(std::memory_order_acquire) ==
+                                           __atomic_load_n(word, __ATOMIC_ACQUIRE);
+  return seen ? seen_ns_.load(std::memory_order_acquire) : 0;
+}
+
+void gate::set_run_ahead(std::chrono::nanoseconds bound) {
+  prepare();
+  run_ahead_ns_.store(bound.count(), std::memory_order_release);
+  bound.count() > 0 ? change(mode::bounded, 0) : change(0, mode::bounded);
 }
 
 }  // namespace sluice::gate

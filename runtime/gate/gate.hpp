@@ -44,11 +44,12 @@ inline constexpr std::uint32_t unattached =
     1U << 1;  ///< under `sluice run`, the runtime library not yet asked
 inline constexpr std::uint32_t closed = 1U << 2;
 inline constexpr std::uint32_t aborting = 1U << 3;
-inline constexpr std::uint32_t paused = 1U << 4;   ///< there is a pause word to look at
-inline constexpr std::uint32_t urgent = 1U << 5;   ///< protected threads pass a compute pause
-inline constexpr std::uint32_t bounded = 1U << 6;  ///< run-ahead is bounded
-inline constexpr std::uint32_t fenced = 1U << 7;   ///< no membarrier on this kernel
-inline constexpr std::uint32_t inert = 1U << 8;    ///< forked child
+inline constexpr std::uint32_t paused = 1U << 4;    ///< there is a pause word to look at
+inline constexpr std::uint32_t urgent = 1U << 5;    ///< protected threads pass a compute pause
+inline constexpr std::uint32_t bounded = 1U << 6;   ///< run-ahead is bounded
+inline constexpr std::uint32_t fenced = 1U << 7;    ///< no membarrier on this kernel
+inline constexpr std::uint32_t inert = 1U << 8;     ///< forked child
+inline constexpr std::uint32_t watching = 1U << 9;  ///< there is a demand word to look at
 }  // namespace mode
 
 class gate {
@@ -60,14 +61,14 @@ class gate {
 
   /// Lets the calling thread inside, or holds it until it may enter. Anything but CUDA_SUCCESS
   /// refuses it: then it is outside and must not call the driver.
-  [[nodiscard]] CUresult enter(thread_slot& self, stream_use stream) {
+  [[nodiscard]] CUresult enter(thread_slot& self, planned_work const& work) {
     self.inside.store(1, std::memory_order_relaxed);
     std::atomic_signal_fence(
         std::memory_order_seq_cst);  // the other half is the membarrier in close()
     if (mode_.load(std::memory_order_relaxed) == 0) [[likely]] {
       return CUDA_SUCCESS;
     }
-    return enter_slowly(self, stream);
+    return enter_slowly(self, work);
   }
   void leave(thread_slot& self) noexcept { self.inside.store(0, std::memory_order_release); }
 
@@ -81,10 +82,17 @@ class gate {
   void set_urgent(bool on) { on ? change(mode::urgent, 0) : change(0, mode::urgent); }
   /// The word must stay mapped for the life of the process: a thread may be about to read it.
   void set_pause_word(std::uint64_t const volatile* until_ns);
-  void set_window(unsigned launches, unsigned groups);
+  /// As `sluice_gate_api` says of them; the word must stay mapped like the pause word.
+  void set_demand_word(std::uint64_t const volatile* word);
+  void demand_answered(std::uint64_t demand);
+  [[nodiscard]] std::int64_t demand_seen_ns() const noexcept;
+  /// At most so much predicted work lies before a call that is let in; 0: no bound.
+  void set_run_ahead(std::chrono::nanoseconds bound);
 
-  [[nodiscard]] window_bounds window() const noexcept;
-  /// Whether calls have to be marked for the window.
+  [[nodiscard]] std::chrono::nanoseconds run_ahead_bound() const noexcept {
+    return std::chrono::nanoseconds{run_ahead_ns_.load(std::memory_order_acquire)};
+  }
+  /// Whether calls have to be noted for the bound.
   [[nodiscard]] bool bounded() const noexcept {
     return (mode_.load(std::memory_order_relaxed) & mode::bounded) != 0;
   }
@@ -99,12 +107,14 @@ class gate {
   void attached() { change(0, mode::unattached); }
 
  private:
-  enum class verdict { enter, refuse, attach, wait_for_change, wait_for_pause, wait_for_window };
+  enum class verdict { enter, refuse, attach, wait_for_change, wait_for_pause, wait_for_room };
 
-  [[nodiscard]] CUresult enter_slowly(thread_slot& self, stream_use stream);
-  [[nodiscard]] verdict judge(std::uint32_t now, thread_slot const& self, bool attach_failed) const;
+  [[nodiscard]] CUresult enter_slowly(thread_slot& self, planned_work const& work);
+  [[nodiscard]] verdict judge(std::uint32_t now, thread_slot const& self, bool attach_failed);
   [[nodiscard]] bool pause_holds(std::uint32_t now, thread_slot const& self) const;
+  [[nodiscard]] bool demand_holds();
   [[nodiscard]] bool everybody_outside(std::int64_t deadline_ns) const;
+  void wake_all();
   /// Sets and clears bits and wakes whoever is held.
   void change(std::uint32_t set, std::uint32_t clear);
   /// Returns when the mode is no longer `seen`, or after a while; the first time it spins instead
@@ -116,8 +126,12 @@ class gate {
   std::atomic<std::uint32_t> mode_{mode::unprepared};
   std::atomic<std::uint32_t> sleepers_{0};  // threads that a change must wake
   std::atomic<std::uint64_t const volatile*> pause_word_{nullptr};
-  std::atomic<std::uint64_t> window_{0};  // launches in the upper half, groups in the lower
-  std::mutex control_;                    // one close() or open() at a time
+  std::atomic<std::uint64_t const volatile*> demand_word_{nullptr};
+  std::atomic<std::uint64_t> answered_{0};  // the last demand that needs nobody held any more
+  std::atomic<std::uint64_t> seen_{0};      // the demand that a thread saw last, and when first
+  std::atomic<std::int64_t> seen_ns_{0};
+  std::atomic<std::int64_t> run_ahead_ns_{0};
+  std::mutex control_;  // one close() or open() at a time
   std::mutex preparing_;
 };
 

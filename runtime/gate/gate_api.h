@@ -50,13 +50,23 @@ struct sluice_gate_api {
   /* Lets protected threads through a compute pause (1) so that a demand can be served, or not (0).
    */
   void (*set_urgent)(int urgent);
-  /* At most `groups` groups of `launches` gated calls are outstanding on the device; 0 launches: no
-   * bound. */
-  void (*set_window)(unsigned launches, unsigned groups);
+  /* A call waits while its stream is predicted to be busy for longer than this; 0: no bound. */
+  void (*set_run_ahead)(int64_t nanoseconds);
   /* Gated calls that went to the driver since the process started. */
   uint64_t (*launches)(void);
   /* 1 while what the calling thread launches belongs to a micro-batch that may be discarded. */
   void (*expendable_thread)(int expendable);
+  /* When the kernel, copy or graph that was executing at the last close() had ended
+   * (CLOCK_MONOTONIC), as wait_idle() saw it; 0 if that is not known. */
+  int64_t (*unit_ended)(void);
+  /* A word in shared memory, {number: 32, chunks: 32}: while it asks for chunks and its value has
+   * not been answered, threads that are neither exempt nor protected are held, so that the device
+   * runs empty while the control thread is still waking. NULL: none. */
+  void (*set_demand_word)(uint64_t const volatile* word);
+  /* The demand with that value has been answered. */
+  void (*demand_answered)(uint64_t demand);
+  /* When a thread first saw the demand that stands in the word (CLOCK_MONOTONIC); 0: none did. */
+  int64_t (*demand_seen)(void);
 };
 
 enum sluice_alloc_status {

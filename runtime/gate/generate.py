@@ -89,6 +89,20 @@ def stream_of(entry: EntryPoint) -> str:
     return f"stream_use{{nullptr, {default}}}"
 
 
+#: What tells how long a call takes: the function or graph, its dimensions, the bytes; not what it works on.
+KIND_TYPES = ("CUfunction", "CUgraphExec", "size_t", "unsigned int", "CUlaunchConfig *")
+
+
+def kind_of(entry: EntryPoint) -> str:
+    """The C++ expressions that make up the kind of work that a gated call puts on the device."""
+    parts = [f"work_part(symbol::of_{entry.name})"]
+    for parameter in entry.parameters():
+        plain = " ".join(parameter.type.replace("const", "").replace("*", " *").split())
+        if plain in KIND_TYPES:
+            parts.append(f"work_part({parameter.name})")
+    return ", ".join(parts)
+
+
 def droppable(entry: EntryPoint) -> str:
     """A C++ expression for whether an aborted micro-batch's call is dropped (else it is refused)."""
     return "true" if DROPPABLE.fullmatch(entry.base) else "false"
@@ -102,7 +116,8 @@ def wrapper(entry: EntryPoint) -> str:
     names = ", ".join(p.name for p in parameters)
     return f"""SLUICE_DRIVER_CALL CUresult {entry.name}({declared}) {{
   using driver_function = CUresult (*)({types});
-  return dispatch(gated_call{{symbol::of_{entry.name}, {stream_of(entry)}, {droppable(entry)}}},
+  planned_work const work{{{stream_of(entry)}, key_of_work({{{kind_of(entry)}}})}};
+  return dispatch(gated_call{{symbol::of_{entry.name}, work, {droppable(entry)}}},
                   [&] {{ return real<driver_function>(symbol::of_{entry.name})({names}); }});
 }}
 """

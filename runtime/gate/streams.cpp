@@ -9,6 +9,9 @@
 #include "runtime/gate/gate.hpp"
 
 namespace sluice::gate {
+
+using std::chrono::nanoseconds;
+
 namespace {
 
 bool is_legacy(stream_use use) {
@@ -27,6 +30,21 @@ stream_key key_of(thread_slot const& self, stream_use use) {
 
 bool belongs_to_thread(stream_key const& key) {
   return key.owner != nullptr;
+}
+
+/// How often a kind of work is measured before its mean is believed, and then one launch in so many
+/// (a prime, so that it does not keep step with the layers of a model).
+constexpr std::uint32_t enough_measurements = 4;
+constexpr std::uint32_t measure_every = 257;
+
+/// What is not measured yet is taken to be long, so that little of it is outstanding at once.
+constexpr nanoseconds predicted(durations::estimate const& known, nanoseconds bound) {
+  return known.measured > 0 ? known.mean : bound / 4;
+}
+
+/// Work between two events: few events cost little, many tell sooner that the prediction was wrong.
+constexpr nanoseconds spacing_of(nanoseconds bound) {
+  return bound / 3;
 }
 
 }  // namespace
@@ -97,59 +115,101 @@ void stream_registry::return_event(CUcontext context, CUevent event) {
   spare_events_[context].push_back(event);
 }
 
-bool stream_registry::within(thread_slot& self, stream_use use, window_bounds bounds) {
-  stream_state* state = find(self, use);
+bool stream_registry::has_room(thread_slot& self, planned_work const& work, nanoseconds bound) {
+  stream_state* state = find(self, work.stream);
   if (state == nullptr) {
     return true;
   }
   std::lock_guard const guard{state->lock_};
-  if (state->outstanding_.size() < bounds.groups) {
-    return true;
+  std::int64_t const now = monotonic_ns();
+  if (state->ahead_.should_ask(now, bound)) {
+    look(*state, now, bound);
   }
+  if (!state->ahead_.has_room(now, bound)) {
+    return false;
+  }
+  durations::estimate const known = durations_.of(work.kind);
+  state->measure_next_ =
+      known.measured < enough_measurements || ++state->launches_ % measure_every == 0;
+  bool const stands_alone = state->measure_next_ || known.mean >= spacing_of(bound);
+  bool const device_idles = state->ahead_.end() <= now;
+  if (stands_alone && (device_idles || !state->ahead_.ends_with_marker())) {
+    put_marker(*state, 0);
+  }
+  return true;
+}
+
+void stream_registry::look(stream_state& state, std::int64_t now, nanoseconds bound) {
   driver::beside_captures const safe;
-  while (!state->outstanding_.empty() && driver::has_happened(state->outstanding_.front())) {
-    return_event(state->context_, state->outstanding_.front());
-    state->outstanding_.pop_front();
+  while (state.ahead_.should_ask(now, bound)) {
+    if (!driver::has_happened(static_cast<CUevent>(state.ahead_.oldest()->event))) {
+      state.ahead_.is_late(now);
+      return;
+    }
+    group_marker const done = state.ahead_.happened(now);
+    auto* const event = static_cast<CUevent>(done.event);
+    if (state.passed_ != nullptr) {
+      if (done.measures != 0) {
+        if (auto const took = driver::elapsed(state.passed_, event)) {
+          durations_.learn(done.measures, *took);
+        }
+      }
+      return_event(state.context_, state.passed_);
+    }
+    state.passed_ = event;
   }
-  return state->outstanding_.size() < bounds.groups;
 }
 
 void stream_registry::forgive(thread_slot& self, stream_use use) {
   if (stream_state* state = find(self, use); state != nullptr) {
     std::lock_guard const guard{state->lock_};
-    for (CUevent event : std::exchange(state->outstanding_, {})) {
-      return_event(state->context_, event);
-    }
+    forget_markers(*state);
   }
 }
 
-void stream_registry::launched(stream_state& state, window_bounds bounds) {
-  std::lock_guard const guard{state.lock_};
-  bool const full = bounds.launches != 0 && ++state.since_event_ >= bounds.launches;
-  if (!full && !belongs_to_thread(state.key_)) {
+void stream_registry::forget_markers(stream_state& state) {
+  while (auto const outstanding = state.ahead_.clear()) {
+    return_event(state.context_, static_cast<CUevent>(outstanding->event));
+  }
+  if (state.passed_ != nullptr) {
+    return_event(state.context_, std::exchange(state.passed_, nullptr));
+  }
+}
+
+void stream_registry::launched(stream_state& state, work_key kind, nanoseconds bound) {
+  bool const bounded = bound > nanoseconds::zero();
+  if (!bounded && !belongs_to_thread(state.key_)) {
     return;
   }
-  driver::beside_captures const safe;
+  std::lock_guard const guard{state.lock_};
   if (belongs_to_thread(state.key_)) {
+    driver::beside_captures const safe;
     // Whether it worked does not matter: a stream in capture has nothing running that could be
     // waited for.
     static_cast<void>(mark(state));
   }
-  if (!full) {
+  if (!bounded) {
     return;
   }
-  state.since_event_ = 0;
-  auto* stream = static_cast<CUstream>(state.key_.handle);
-  if (!driver::takes_events(stream)) {
+  state.ahead_.launched(monotonic_ns(), predicted(durations_.of(kind), bound));
+  if (std::exchange(state.measure_next_, false) ||
+      state.ahead_.unmarked_work() >= spacing_of(bound)) {
+    put_marker(state, state.ahead_.is_alone() ? kind : 0);
+  }
+}
+
+void stream_registry::put_marker(stream_state& state, work_key measures) {
+  driver::beside_captures const safe;
+  auto* const stream = static_cast<CUstream>(state.key_.handle);
+  CUevent const event = driver::takes_events(stream) ? take_event(state.context_) : nullptr;
+  if (event != nullptr && driver::record(event, stream)) {
+    state.ahead_.marked(monotonic_ns(), event, measures);
     return;
   }
-  if (CUevent event = take_event(state.context_); event != nullptr) {
-    if (driver::record(event, stream)) {
-      state.outstanding_.push_back(event);
-    } else {
-      return_event(state.context_, event);
-    }
+  if (event != nullptr) {
+    return_event(state.context_, event);
   }
+  state.ahead_.forget_unmarked(monotonic_ns());
 }
 
 bool stream_registry::mark(stream_state& state) {
@@ -163,46 +223,74 @@ bool stream_registry::mark(stream_state& state) {
   return state.settled_ != nullptr && driver::record(state.settled_, stream);
 }
 
-std::vector<stream_registry::marker> stream_registry::mark_all(bool reset,
-                                                               std::vector<stream_state*>& marked) {
-  std::vector<marker> markers;
+stream_registry::watch_list stream_registry::mark_all(bool reset) {
+  watch_list watched;
   std::lock_guard const guard{known_};
-  for (marker const& orphan : orphans_) {
-    markers.push_back(orphan);
-  }
+  watched.all.assign(orphans_.begin(), orphans_.end());
   for (auto const& [key, state] : by_key_) {
     if (!state->dirty.load(std::memory_order_acquire)) {
       continue;
     }
     std::lock_guard const inner{state->lock_};
-    if (belongs_to_thread(key)) {
-      if (state->settled_ == nullptr) {
-        continue;
-      }
-    } else {
-      driver::in_context const there{state->context_};
-      if (!there.entered() || !mark(*state)) {
-        continue;
-      }
+    driver::in_context const there{state->context_};
+    if (belongs_to_thread(key) ? state->settled_ == nullptr : !there.entered() || !mark(*state)) {
+      continue;
     }
-    markers.push_back({state->settled_, state->context_});
-    marked.push_back(state);
+    watched.all.push_back({state->settled_, state->context_});
+    watched.streams.push_back(state);
     if (reset) {
       state->dirty.store(false, std::memory_order_release);
     }
   }
-  return markers;
+  return watched;
+}
+
+bool stream_registry::has_happened(marker const& one) {
+  driver::in_context const there{one.context};
+  return !there.entered() || driver::has_happened(one.event);
+}
+
+void stream_registry::watch_unit() {
+  driver::beside_captures const safe;
+  std::scoped_lock const guard{watching_, known_};
+  units_.clear();
+  unit_ended_ns_.store(0, std::memory_order_release);
+  for (auto const& [key, state] : by_key_) {
+    if (!state->dirty.load(std::memory_order_acquire)) {
+      continue;
+    }
+    std::lock_guard const inner{state->lock_};
+    driver::in_context const there{state->context_};
+    if (there.entered()) {
+      look(*state, monotonic_ns(), nanoseconds::zero());
+    }
+    if (auto const* unit = state->ahead_.oldest(); unit != nullptr && unit->alone) {
+      units_.push_back({static_cast<CUevent>(unit->event), state->context_});
+    }
+  }
+}
+
+void stream_registry::poll_unit() {
+  std::lock_guard const guard{watching_};
+  if (units_.empty()) {
+    return;
+  }
+  driver::beside_captures const safe;
+  std::erase_if(units_, has_happened);
+  unit_ended_ns_.store(monotonic_ns(), std::memory_order_release);
 }
 
 bool stream_registry::wait_idle(std::int64_t deadline_ns, bool reset) {
   std::shared_lock const guard{draining_};
   driver::beside_captures const safe;
-  std::vector<stream_state*> marked;
-  for (marker const& one : mark_all(reset, marked)) {
-    driver::in_context const there{one.context};
-    while (there.entered() && !driver::has_happened(one.event)) {
+  watch_list watched = mark_all(reset);
+  for (marker const& one : watched.all) {
+    while (!has_happened(one)) {
+      if (reset) {
+        poll_unit();
+      }
       if (monotonic_ns() >= deadline_ns) {
-        for (stream_state* state : marked) {
+        for (stream_state* state : watched.streams) {
           state->dirty.store(true, std::memory_order_release);
         }
         return false;
@@ -210,10 +298,15 @@ bool stream_registry::wait_idle(std::int64_t deadline_ns, bool reset) {
       ::sched_yield();
     }
   }
+  if (reset) {
+    for (stream_state* state : watched.streams) {
+      std::lock_guard const inner{state->lock_};
+      forget_markers(*state);
+    }
+  }
   std::lock_guard const inner{known_};
-  orphans_.remove_if([this](marker const& orphan) {
-    driver::in_context const there{orphan.context};
-    bool const done = !there.entered() || driver::has_happened(orphan.event);
+  orphans_.remove_if([&](marker const& orphan) {
+    bool const done = has_happened(orphan);
     if (done) {
       return_event(orphan.context, orphan.event);
     }
@@ -241,10 +334,7 @@ void stream_registry::retire(table::iterator known, bool may_run_on) {
   if (state.settled_ != nullptr) {
     return_event(state.context_, std::exchange(state.settled_, nullptr));
   }
-  for (CUevent event : std::exchange(state.outstanding_, {})) {
-    return_event(state.context_, event);
-  }
-  state.since_event_ = 0;
+  forget_markers(state);
   state.dirty.store(false, std::memory_order_release);
   unused_.push_back(&state);
   by_key_.erase(known);

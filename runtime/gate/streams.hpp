@@ -6,17 +6,17 @@
 ///                   gated call   ▼    │  an event recorded after the last call has happened
 ///                              dirty ─┘
 ///
-/// *Window*: every `launches` gated calls an event is recorded on the stream; when `groups` of them
-/// are outstanding, the next call has to wait until the oldest has happened. *Idle*: the control
-/// thread records one event per dirty stream and polls. A stream that is being captured is left
-/// alone in both. The per-thread default stream cannot be named by another thread, so each call on
-/// it leaves an event of its own.
+/// *Run-ahead*: run_ahead.hpp predicts when a stream is done; a call that would find more than the
+/// bound before it has to wait. *Idle*: the control thread records one event per dirty stream and
+/// polls. A stream that is being captured is left alone in both. The per-thread default stream
+/// cannot be named by another thread, so each call on it leaves an event of its own.
 ///
 /// Thread-safety: all functions may be called from any thread; none blocks on the device except
 /// `wait_idle`.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <list>
@@ -27,6 +27,8 @@
 #include <vector>
 
 #include "runtime/gate/driver.hpp"
+#include "runtime/gate/durations.hpp"
+#include "runtime/gate/run_ahead.hpp"
 #include "runtime/gate/thread_slot.hpp"
 
 namespace sluice::gate {
@@ -41,9 +43,10 @@ struct stream_use {
   return use.handle == CU_STREAM_PER_THREAD || (use.handle == nullptr && use.per_thread_default);
 }
 
-struct window_bounds {
-  unsigned launches = 0;  ///< gated calls between two events; 0: no bound
-  unsigned groups = 0;    ///< events outstanding at most
+/// What a call puts on the device: where, and what kind of work it is.
+struct planned_work {
+  stream_use stream;
+  work_key kind = 0;
 };
 
 class stream_state {
@@ -56,8 +59,10 @@ class stream_state {
   stream_key key_;
   CUcontext context_ = nullptr;
   int device_ = -1;
-  unsigned since_event_ = 0;
-  std::deque<CUevent> outstanding_;
+  run_ahead ahead_;
+  CUevent passed_ = nullptr;  // of `ahead_`'s markers the last that has happened
+  std::uint32_t launches_ = 0;
+  bool measure_next_ = false;  // the next launch has an event before it and gets one behind it
   CUevent settled_ = nullptr;  // recorded after the last call, for waiting until idle
 };
 
@@ -67,17 +72,28 @@ class stream_registry {
   /// context.
   [[nodiscard]] stream_state* find(thread_slot& self, stream_use use);
 
-  /// Whether the stream has room in the window.
-  [[nodiscard]] bool within(thread_slot& self, stream_use use, window_bounds bounds);
+  /// Whether the stream is predicted to be done within `bound`, so that a call of that kind may
+  /// follow.
+  [[nodiscard]] bool has_room(thread_slot& self, planned_work const& work,
+                              std::chrono::nanoseconds bound);
   /// Stops waiting for what is outstanding on the stream.
   void forgive(thread_slot& self, stream_use use);
-  /// Notes a call that the driver has just taken.
-  void launched(stream_state& state, window_bounds bounds);
+  /// Notes a call that the driver has just taken; `bound` 0: run-ahead is not bounded.
+  void launched(stream_state& state, work_key kind, std::chrono::nanoseconds bound);
 
   /// Waits until all work launched before the call is done. `reset` makes the streams clean; only a
   /// caller that knows that nobody launches meanwhile may ask for it. False if the deadline
   /// (CLOCK_MONOTONIC) passed first.
   [[nodiscard]] bool wait_idle(std::int64_t deadline_ns, bool reset);
+  /// From now on `poll_unit`, which `wait_idle` calls as well, looks when the unit that is executing
+  /// ends. For the control thread, which calls these and `wait_idle` one after the other.
+  void watch_unit();
+  void poll_unit();
+  /// When that unit ended (CLOCK_MONOTONIC); 0 if nothing was executing, or one of several short
+  /// units that cannot be told apart.
+  [[nodiscard]] std::int64_t unit_ended_ns() const noexcept {
+    return unit_ended_ns_.load(std::memory_order_acquire);
+  }
 
   /// To be called before the driver destroys them. Work still running on them is waited for by
   /// `wait_idle`.
@@ -91,6 +107,11 @@ class stream_registry {
     CUevent event;
     CUcontext context;
   };
+  /// What the control thread waits for.
+  struct watch_list {
+    std::vector<marker> all;
+    std::vector<stream_state*> streams;
+  };
   struct hash {
     std::size_t operator()(stream_key const& key) const noexcept;
   };
@@ -99,17 +120,27 @@ class stream_registry {
   [[nodiscard]] stream_state* look_up(stream_key const& key);
   [[nodiscard]] CUevent take_event(CUcontext context);
   void return_event(CUcontext context, CUevent event);
+  /// Takes the news of the stream's events.
+  void look(stream_state& state, std::int64_t now, std::chrono::nanoseconds bound);
+  /// Records an event between two launches.
+  void put_marker(stream_state& state, work_key measures);
+  void forget_markers(stream_state& state);
   /// Records an event after the last call on the stream; false if the stream cannot tell when it is
   /// done.
   [[nodiscard]] bool mark(stream_state& state);
-  [[nodiscard]] std::vector<marker> mark_all(bool reset, std::vector<stream_state*>& marked);
+  [[nodiscard]] watch_list mark_all(bool reset);
+  [[nodiscard]] static bool has_happened(marker const& one);
   /// Whether `settled_` tells when the last work of a stream that is about to be forgotten is done.
   [[nodiscard]] bool leaves_marker(stream_state& state);
   void retire(table::iterator known, bool may_run_on);
   void forget_if(bool (*matches)(stream_state const&, void const*), void const* what,
                  bool may_run_on);
 
-  // Order of locks: draining_, known_, a state's lock, events_.
+  durations durations_;
+  std::mutex watching_;
+  std::vector<marker> units_;  // events behind what executes; guarded by watching_
+  std::atomic<std::int64_t> unit_ended_ns_{0};
+  // Order of locks: draining_, watching_, known_, a state's lock, events_.
   std::shared_mutex draining_;  // shared by those who poll events, exclusive for who ends a context
   std::mutex known_;            // guards the next five
   table by_key_;

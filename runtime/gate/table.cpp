@@ -42,10 +42,16 @@ constexpr sluice_gate_api table = {
     .set_pause_word =
         [](std::uint64_t const volatile* until_ns) { the_gate().set_pause_word(until_ns); },
     .set_urgent = [](int urgent) { the_gate().set_urgent(urgent != 0); },
-    .set_window = [](unsigned launches,
-                     unsigned groups) { the_gate().set_window(launches, groups); },
+    .set_run_ahead =
+        [](int64_t nanoseconds) {
+          the_gate().set_run_ahead(std::chrono::nanoseconds{nanoseconds});
+        },
     .launches = all_launches,
     .expendable_thread = [](int expendable) { this_thread().expendable = expendable != 0; },
+    .unit_ended = []() -> int64_t { return streams().unit_ended_ns(); },
+    .set_demand_word = [](uint64_t const volatile* word) { the_gate().set_demand_word(word); },
+    .demand_answered = [](uint64_t demand) { the_gate().demand_answered(demand); },
+    .demand_seen = []() -> int64_t { return the_gate().demand_seen_ns(); },
 };
 
 }  // namespace

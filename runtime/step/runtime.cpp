@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -44,6 +45,11 @@ class driver_gate final : public launch_gate {
   void abort_begin() override { table_.abort_begin(); }
   void abort_end() override { table_.abort_end(); }
   void set_urgent(bool urgent) override { table_.set_urgent(urgent ? 1 : 0); }
+  [[nodiscard]] std::int64_t unit_ended_ns() const override { return table_.unit_ended(); }
+  [[nodiscard]] std::int64_t demand_seen_ns() const override { return table_.demand_seen(); }
+  void demand_answered(memhandover::demand const& which) override {
+    table_.demand_answered(memhandover::numbered{which.number, which.chunks}.pack());
+  }
 
  private:
   sluice_gate_api const& table_;
@@ -60,17 +66,21 @@ struct process_state {
   std::unique_ptr<training_memory> memory;
   std::mutex planner_mutex;
   std::unique_ptr<scheduler::batch_planner> planner;
-  std::uint32_t window = 0;
+  std::chrono::nanoseconds run_ahead{};
 };
 
 std::atomic<process_state*> shared_state{nullptr};
 /// A forked child has the memory but no thread and no place in the pool.
 std::atomic<bool> in_child{false};
 
-/// While a server is there, at most so many gated calls are outstanding in so many groups: a short
-/// queue on the device is what makes a pause short. Without a server launches go straight.
-constexpr unsigned window_launches = 16;
-constexpr unsigned window_groups = 2;
+/// While a server is there, a stream is given so much predicted work at a time: a short queue on the
+/// device is what makes a pause short. Without a server launches go straight.
+constexpr std::chrono::microseconds default_run_ahead{200};
+
+std::chrono::nanoseconds run_ahead_bound() {
+  auto const wanted = std::strtoull(environment("SLUICE_RUN_AHEAD_US").c_str(), nullptr, 10);
+  return wanted > 0 ? std::chrono::microseconds{wanted} : default_run_ahead;
+}
 
 process_state* sharing() noexcept {
   return in_child.load(std::memory_order_relaxed) ? nullptr
@@ -220,15 +230,17 @@ void set_expendable(process_state const& state, bool expendable) {
   }
 }
 
-void watch_window(process_state& state) {
+void bound_run_ahead(process_state& state) {
   if (state.gate_table == nullptr) {
     return;
   }
-  auto const wanted =
-      state.memory->client().view().header().serving_now.load() != 0 ? window_launches : 0;
-  if (wanted != state.window) {
-    state.window = wanted;
-    state.gate_table->set_window(wanted, window_groups);
+  static std::chrono::nanoseconds const bound = run_ahead_bound();
+  auto const wanted = state.memory->client().view().header().serving_now.load() != 0
+                          ? bound
+                          : std::chrono::nanoseconds::zero();
+  if (wanted != state.run_ahead) {
+    state.run_ahead = wanted;
+    state.gate_table->set_run_ahead(wanted.count());
   }
 }
 
@@ -272,6 +284,9 @@ SLUICE_EXPORT sluice_runtime_api const* sluice_runtime_attach(sluice_gate_api co
     }
     gate->set_pause_word(reinterpret_cast<std::uint64_t const volatile*>(
         &state->memory->client().view().header().pause_until_ns));
+    auto const& client = state->memory->client();
+    gate->set_demand_word(reinterpret_cast<std::uint64_t const volatile*>(
+        &client.view().controls()[client.slot()].demand));
     publish_state(std::move(state));
   });
   if (status != SLUICE_OK) {
@@ -320,7 +335,7 @@ int sluice_begin(uint32_t micro_batch, uint32_t global_batch) {
   auto& box = state->memory->client().mailbox();
   box.micro_batch.store(micro_batch, std::memory_order_relaxed);
   box.global_batch.store(global_batch, std::memory_order_relaxed);
-  watch_window(*state);
+  bound_run_ahead(*state);
   int const status = guarded([&] { state->memory->begin(); });
   set_expendable(*state, true);
   return status;

@@ -39,7 +39,7 @@ std::uint32_t still_missing(std::uint32_t wanted, std::vector<std::uint32_t> con
 training_memory::training_memory(options how) : options_(std::move(how)) {
   client_ = memhandover::training_client::join(
       options_.broker, options_.name,
-      [this](memhandover::demand const& wanted) { return give_up(wanted); });
+      [this](memhandover::demand const& wanted) { return answer(wanted); });
   std::lock_guard const lock{mutex_};
   memory_ = memhandover::open_device_memory(client_->view().shape(), client_->files().chunks,
                                             options_.driver);
@@ -272,6 +272,7 @@ bool training_memory::fill(space& where, std::size_t bytes, std::unique_lock<std
   if (needed > where.room()) {
     return false;
   }
+  bool const lasting = &where == persistent_.get();
   if (spare_.size() < needed) {
     unmapped_.wait(lock, [this] { return unmapping_ == 0; });
   }
@@ -279,8 +280,10 @@ bool training_memory::fill(space& where, std::size_t bytes, std::unique_lock<std
     auto const missing = needed - static_cast<std::uint32_t>(spare_.size());
     std::vector<std::uint32_t> dirty;
     lock.unlock();
-    auto const granted = client_->acquire(std::max(missing, options_.grow_by),
-                                          steady_clock::now() + grant_patience, &dirty);
+    auto const granted = client_->acquire(
+        std::max(missing, options_.grow_by),
+        lasting ? memhandover::lifetime::lasting : memhandover::lifetime::revocable,
+        steady_clock::now() + grant_patience, &dirty);
     lock.lock();
     for (auto const chunk : dirty) {
       needs_scrub_.at(chunk) = true;
@@ -293,14 +296,16 @@ bool training_memory::fill(space& where, std::size_t bytes, std::unique_lock<std
       return true;  // others were here meanwhile: look again
     }
   }
-  // Neighbours together, so that one mapping covers a run of them.
+  // Neighbours together, so that one mapping covers a run of them; what stays at the pool's end, where
+  // the ledger's writer grants it too.
   std::sort(spare_.begin(), spare_.end());
-  std::vector<std::uint32_t> const taken(spare_.end() - static_cast<std::ptrdiff_t>(needed),
-                                         spare_.end());
+  auto const first = lasting ? spare_.end() - static_cast<std::ptrdiff_t>(needed) : spare_.begin();
+  auto const last = first + static_cast<std::ptrdiff_t>(needed);
+  std::vector<std::uint32_t> const taken(first, last);
+  spare_.erase(first, last);
   auto* const at = where.base() + where.chunks().size() * memory_->shape().chunk_bytes;
   where.grow(taken);
-  notes_->say(taken, &where == persistent_.get() ? "persistent" : "arena");
-  spare_.resize(spare_.size() - needed);
+  notes_->say(taken, lasting ? "persistent" : "arena");
   for (std::size_t i = 0; i < taken.size();) {
     std::size_t end = i;
     while (end < taken.size() && (needs_scrub_.at(taken[end]) || where.holds_private_pages())) {
@@ -411,6 +416,22 @@ void training_memory::hand_over(std::uint32_t count, std::vector<std::uint32_t>&
 }
 
 /// On the control thread.
+memhandover::demand_answer training_memory::answer(memhandover::demand const& wanted) {
+  auto* const gate = options_.gate;
+  if (gate == nullptr) {
+    auto given = give_up(wanted);
+    given.noticed_ns = wanted.awake_ns;
+    return given;
+  }
+  // Whatever happens here, nobody stays held for it.
+  auto const answered = [wanted](launch_gate* from) { from->demand_answered(wanted); };
+  std::unique_ptr<launch_gate, decltype(answered)> const at_end{gate, answered};
+  auto given = give_up(wanted);
+  auto const seen = gate->demand_seen_ns();
+  given.noticed_ns = seen > 0 ? std::min(seen, wanted.awake_ns) : wanted.awake_ns;
+  return given;
+}
+
 memhandover::demand_answer training_memory::give_up(memhandover::demand const& wanted) {
   memhandover::demand_answer answer;
   std::unique_lock lock{mutex_};
@@ -436,9 +457,8 @@ memhandover::demand_answer training_memory::give_up(memhandover::demand const& w
   if (gate == nullptr) {
     take_idle(wanted.chunks, answer.chunks);
     answer.afterwards = [this] { memory_->sweep(); };
-  } else {
-    hand_over(wanted.chunks, spare_,
-              answer.chunks);  // what is mapped may still be in use by the device
+  } else if (spare_.size() >= wanted.chunks) {
+    hand_over(wanted.chunks, spare_, answer.chunks);
   }
   auto const missing = still_missing(wanted.chunks, answer.chunks);
   if (missing > 0 && !arena_->chunks().empty() && !arena_->revoked()) {
@@ -447,6 +467,9 @@ memhandover::demand_answer training_memory::give_up(memhandover::demand const& w
     } else {
       take_arena_behind_gate(missing, lock, answer);
     }
+  }
+  if (answer.chunks.empty()) {
+    hand_over(wanted.chunks, spare_, answer.chunks);  // less than was asked for, but all there is
   }
   publish();
   return answer;
@@ -459,7 +482,23 @@ void training_memory::revoke_arena(std::uint32_t count, memhandover::demand_answ
   auto* const victim = arena_.get();
   auto kept = victim->revoke(gate == nullptr);
   state_.store(arena_state::revoked, std::memory_order_release);
+  auto const live = kept;
+  auto const before = static_cast<std::ptrdiff_t>(answer.chunks.size());
+  if (gate != nullptr) {
+    // Together with those without a mapping, so that neighbours are found among all of them.
+    kept.insert(kept.end(), spare_.begin(), spare_.end());
+    spare_.clear();
+  }
   hand_over(count, kept, answer.chunks);
+  if (phase_ == phase::running) {
+    std::vector<bool> is_live(client_->view().shape().chunk_count);
+    for (auto const chunk : live) {
+      is_live.at(chunk) = true;
+    }
+    answer.live_chunks = static_cast<std::uint32_t>(
+        std::count_if(answer.chunks.begin() + before, answer.chunks.end(),
+                      [&is_live](std::uint32_t chunk) { return is_live.at(chunk); }));
+  }
   if (gate == nullptr) {
     keep_spare(kept);
     return;
@@ -495,6 +534,7 @@ void training_memory::take_arena_behind_gate(std::uint32_t count,
     answer.closed_ns = monotonic_ns();
     bool const idle = closed && gate->wait_idle(deadline);
     answer.idle_ns = monotonic_ns();
+    answer.unit_ended_ns = idle ? gate->unit_ended_ns() : 0;
     lock.lock();
     if (closed && idle && phase_ != phase::committing) {
       break;
@@ -523,6 +563,7 @@ void training_memory::publish() {
   }
   box.arena_chunks.store(static_cast<std::uint32_t>(arena_->chunks().size()) + unused(),
                          std::memory_order_relaxed);
+  box.spare_chunks.store(unused(), std::memory_order_relaxed);
   box.persistent_chunks.store(static_cast<std::uint32_t>(kept), std::memory_order_relaxed);
 }
 

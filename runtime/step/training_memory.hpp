@@ -46,6 +46,12 @@ class launch_gate {
   virtual void abort_begin() = 0;
   virtual void abort_end() = 0;
   virtual void set_urgent(bool urgent) = 0;
+  /// When the unit that was executing as the last `wait_idle` began had ended; see gate_api.h.
+  [[nodiscard]] virtual std::int64_t unit_ended_ns() const = 0;
+  /// When a launching thread first saw the demand that is being answered; 0 if none did.
+  [[nodiscard]] virtual std::int64_t demand_seen_ns() const = 0;
+  /// Threads are no longer held because of this demand.
+  virtual void demand_answered(memhandover::demand const& which) = 0;
 };
 
 enum class arena_state { sound, revoked, starved };
@@ -117,6 +123,7 @@ class training_memory {
  private:
   using space = memhandover::chunk_space;
 
+  [[nodiscard]] memhandover::demand_answer answer(memhandover::demand const& wanted);
   [[nodiscard]] memhandover::demand_answer give_up(memhandover::demand const& wanted);
   void keep_spare(std::vector<std::uint32_t> const& chunks);
   /// Chunks of ours that hold nothing.

@@ -267,6 +267,10 @@ SLUICE_FAKE_CALL CUresult cuEventElapsedTime_v2(float* milliseconds, CUevent fro
   *milliseconds = std::chrono::duration<float, std::milli>(end->at - start->at).count();
   return CUDA_SUCCESS;
 }
+#undef cuEventElapsedTime
+SLUICE_FAKE_CALL CUresult cuEventElapsedTime(float* milliseconds, CUevent from, CUevent to) {
+  return cuEventElapsedTime_v2(milliseconds, from, to);
+}
 
 SLUICE_FAKE_CALL CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
   SLUICE_FAKE_ENTER

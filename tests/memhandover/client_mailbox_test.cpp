@@ -40,7 +40,7 @@ class client_mailbox_test : public testing::Test {
 
 TEST_F(client_mailbox_test, collects_what_it_asked_for_once) {
   ledger_writer writer{view_};
-  mailbox_.ask(3);
+  mailbox_.ask(3, lifetime::lasting);
   EXPECT_FALSE(mailbox_.answered());
   writer.pump();
   EXPECT_TRUE(mailbox_.answered());
@@ -49,7 +49,7 @@ TEST_F(client_mailbox_test, collects_what_it_asked_for_once) {
 }
 
 TEST_F(client_mailbox_test, gives_back_what_two_writers_granted_for_one_request) {
-  mailbox_.ask(3);
+  mailbox_.ask(3, lifetime::revocable);
   grant_half({10, 11});
   ledger_writer successor{view_};
   successor.pump();
@@ -62,7 +62,7 @@ TEST_F(client_mailbox_test, gives_back_what_two_writers_granted_for_one_request)
 }
 
 TEST_F(client_mailbox_test, gives_back_what_comes_after_the_request_was_withdrawn) {
-  mailbox_.ask(2);
+  mailbox_.ask(2, lifetime::revocable);
   mailbox_.withdraw();
   EXPECT_TRUE(mailbox_.collect(2).empty());
   grant_half({4, 5});  // by a writer that had read the request before
@@ -78,7 +78,7 @@ TEST_F(client_mailbox_test, gives_back_what_comes_after_the_request_was_withdraw
 TEST_F(client_mailbox_test, tells_which_chunks_hold_old_contents) {
   ledger_writer writer{view_};
   writer.give_back(writer.take(2, 7));
-  mailbox_.ask(pool_chunks);
+  mailbox_.ask(pool_chunks, lifetime::revocable);
   writer.pump();
   indices dirty;
   EXPECT_EQ(mailbox_.collect(pool_chunks, &dirty).size(), pool_chunks);
@@ -87,7 +87,7 @@ TEST_F(client_mailbox_test, tells_which_chunks_hold_old_contents) {
 
 TEST_F(client_mailbox_test, releases_a_chunk_once_and_only_its_own) {
   ledger_writer writer{view_};
-  mailbox_.ask(1);
+  mailbox_.ask(1, lifetime::revocable);
   writer.pump();
   auto const mine = mailbox_.collect(1);
   mailbox_.release(std::array{0U});

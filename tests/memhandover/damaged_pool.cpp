@@ -70,7 +70,7 @@ void use_pool(ledger_view const& view, pool_use use) {
   for (std::uint32_t slot = 0; slot < training; ++slot) {
     seat(view, slot, client_kind::training);
     client_mailbox mailbox{view, slot};
-    mailbox.ask(count / (training + 1) + 1);
+    mailbox.ask(count / (training + 1) + 1, lifetime::lasting);
     writer.pump();
     auto const mine = mailbox.collect(count);
     chunk_notes notes{view, slot};

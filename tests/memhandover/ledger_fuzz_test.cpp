@@ -86,7 +86,8 @@ class damaged_reader {
     auto const slot = below(random_, max_clients);
     writer.demand(slot, static_cast<std::uint32_t>(random_()));
     client_mailbox client{view_, slot};
-    client.ask(static_cast<std::uint32_t>(random_() % 2 == 0 ? 2 : random_()));
+    client.ask(static_cast<std::uint32_t>(random_() % 2 == 0 ? 2 : random_()),
+               random_() % 2 == 0 ? lifetime::revocable : lifetime::lasting);
     auto const mine = client.collect(static_cast<std::uint32_t>(random_() % 4));
     writer.pump();
     client.release(mine);

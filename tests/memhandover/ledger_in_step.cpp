@@ -164,7 +164,9 @@ void ledger_in_step::ask(std::uint32_t slot) {
   if (one.asked_chunks == 0) {
     mailboxes_.at(slot)->withdraw();
   } else {
-    mailboxes_.at(slot)->ask(one.asked_chunks);
+    one.asked_lasting = random_() % 2 == 0;
+    mailboxes_.at(slot)->ask(one.asked_chunks,
+                             one.asked_lasting ? lifetime::lasting : lifetime::revocable);
   }
 }
 

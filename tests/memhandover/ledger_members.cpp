@@ -104,7 +104,7 @@ class client_member {
 
   void acquire() {
     auto const count = 1 + below(random_, 6);
-    mailbox_.ask(count);
+    mailbox_.ask(count, random_() % 2 == 0 ? lifetime::revocable : lifetime::lasting);
     ring(place_.doorbell);
     bool const patient = random_() % 4 != 0;
     while (patient && !mailbox_.answered() && place_.record.now.load() == phase::run &&

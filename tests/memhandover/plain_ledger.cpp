@@ -1,6 +1,7 @@
 #include "plain_ledger.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 namespace sluice::memhandover::trials {
 namespace {
@@ -21,7 +22,7 @@ plain_ledger::plain_ledger(std::uint32_t chunk_count) : chunks(chunk_count) {
 }
 
 /// All mail first, slot after slot, each message only in the epoch that it gives up; then the
-/// requests, slot after slot, from the highest free chunk down.
+/// requests, slot after slot: from the lowest free chunk up, those that last from the highest down.
 std::vector<plain_change> plain_ledger::pump() const {
   plain_ledger copy{*this};
   std::vector<plain_change> changes;
@@ -43,8 +44,13 @@ std::vector<plain_change> plain_ledger::pump() const {
       continue;
     }
     auto left = std::min(one.asked_chunks, copy.grantable());
-    for (auto i = static_cast<std::uint32_t>(chunks.size()); i-- > 0 && left > 0;) {
-      if (copy.chunks[i].is_free()) {
+    std::vector<std::uint32_t> order(chunks.size());
+    std::iota(order.begin(), order.end(), 0U);
+    if (one.asked_lasting) {
+      std::reverse(order.begin(), order.end());
+    }
+    for (auto const i : order) {
+      if (left > 0 && copy.chunks[i].is_free()) {
         change_owner(i, holder::training, slot);
         --left;
       }

@@ -41,6 +41,7 @@ struct plain_client {
   std::vector<plain_mail> unread;
   std::uint32_t asked_number = 0;
   std::uint32_t asked_chunks = 0;
+  bool asked_lasting = false;
   std::uint32_t answered_number = 0;
   std::uint32_t demand_number = 0;
   std::vector<std::uint32_t> known_epoch;  ///< by chunk: of its last grant

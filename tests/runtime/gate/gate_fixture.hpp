@@ -165,7 +165,8 @@ class gate_test : public ::testing::Test {
     gate.protect_thread(0);
     gate.set_pause_word(nullptr);
     gate.set_urgent(0);
-    gate.set_window(0, 0);
+    gate.set_demand_word(nullptr);
+    gate.set_run_ahead(0);
     gate.abort_end();
     gate.open();
   }

@@ -225,5 +225,59 @@ TEST_F(gating, a_failing_driver_call_leaves_the_thread_outside) {
   EXPECT_EQ(gate.close(in(1s)), 0);
 }
 
+/// A demand in shared memory: {number, chunks}.
+class demanding : public gating {
+ protected:
+  demanding() { gate.set_demand_word(&word_); }
+  ~demanding() override { gate.set_demand_word(nullptr); }
+  demanding(demanding const&) = delete;
+  demanding& operator=(demanding const&) = delete;
+
+  std::uint64_t demand(std::uint64_t chunks) {
+    std::uint64_t const next = (word_ >> 32U) + 1;
+    __atomic_store_n(&word_, next << 32U | chunks, __ATOMIC_RELEASE);
+    return word_;
+  }
+
+ private:
+  static inline std::uint64_t volatile word_ = 0;  // stays mapped: a thread may be about to read it
+};
+
+TEST_F(demanding, a_demand_holds_launches_until_it_is_answered_and_is_seen_by_who_is_held) {
+  std::uint64_t const asked = demand(3);
+  EXPECT_EQ(gate.demand_seen(), 0);
+  auto const before = in(0ns);
+  std::atomic<bool> done{false};
+  auto const launcher = thread([&] {
+    EXPECT_EQ(launch(quick), CUDA_SUCCESS);
+    done = true;
+  });
+  ASSERT_TRUE(eventually([this] { return gate.demand_seen() != 0; }));
+  EXPECT_GE(gate.demand_seen(), before);
+  EXPECT_FALSE(done);
+  gate.demand_answered(asked);
+  EXPECT_TRUE(eventually([&] { return done.load(); }));
+}
+
+TEST_F(demanding, a_withdrawn_demand_holds_nobody) {
+  static_cast<void>(demand(3));
+  static_cast<void>(demand(0));
+  EXPECT_EQ(launch(quick), CUDA_SUCCESS);
+  EXPECT_EQ(gate.demand_seen(), 0);
+}
+
+TEST_F(demanding, a_commit_goes_on_beside_a_demand) {
+  static_cast<void>(demand(1));
+  gate.protect_thread(1);
+  EXPECT_EQ(launch(quick), CUDA_SUCCESS);
+  gate.protect_thread(0);
+}
+
+TEST_F(demanding, a_demand_that_nobody_answers_does_not_hold_for_ever) {
+  static_cast<void>(demand(1));
+  EXPECT_EQ(launch(quick), CUDA_SUCCESS);
+  EXPECT_NE(gate.demand_seen(), 0);
+}
+
 }  // namespace
 }  // namespace sluice::gate

@@ -22,21 +22,28 @@ class streams : public gate_test {
   streams() { finished = 0; }
 };
 
-TEST_F(streams, the_window_bounds_what_is_outstanding) {
+/// A bound that a few launches exceed, whatever they are.
+constexpr std::int64_t hardly_any = 1000;
+constexpr int more_than_fit = 8;
+
+TEST_F(streams, run_ahead_bounds_the_work_that_is_outstanding) {
   CUstream const on = stream();
   CUfunction const slow = kernel(200us);
-  constexpr unsigned per_group = 4;
-  constexpr unsigned groups = 2;
-  gate.set_window(per_group, groups);
+  constexpr std::chrono::nanoseconds bound = 2ms;
+  gate.set_run_ahead(bound.count());
+  for (int i = 0; i < 20; ++i) {  // until the kernel has been measured
+    ASSERT_EQ(launch(slow, on), CUDA_SUCCESS);
+  }
+  ASSERT_EQ(cuda.synchronise(on), CUDA_SUCCESS);
   static_cast<void>(driver.outstanding_peak());
   for (int i = 0; i < 200; ++i) {
     ASSERT_EQ(launch(slow, on), CUDA_SUCCESS);
   }
-  // Launches of the groups outstanding and of the one being filled, and the events between them.
-  EXPECT_LE(driver.outstanding_peak(), per_group * (groups + 1) + groups);
+  // Launches within the bound and the one that is let in at its edge, and the events between them.
+  EXPECT_LE(driver.outstanding_peak(), 2 * (bound / 200us + 2));
   ASSERT_EQ(cuda.synchronise(on), CUDA_SUCCESS);
 
-  gate.set_window(0, 0);
+  gate.set_run_ahead(0);
   static_cast<void>(driver.outstanding_peak());
   for (int i = 0; i < 200; ++i) {
     ASSERT_EQ(launch(slow, on), CUDA_SUCCESS);
@@ -44,31 +51,64 @@ TEST_F(streams, the_window_bounds_what_is_outstanding) {
   EXPECT_GT(driver.outstanding_peak(), 100U);
 }
 
-TEST_F(streams, a_thread_waiting_for_its_share_of_the_window_counts_as_outside) {
+TEST_F(streams, little_of_what_nobody_has_measured_is_outstanding) {
   CUstream const on = stream();
-  CUfunction const slow = kernel(400ms);
-  gate.set_window(1, 1);
+  gate.set_run_ahead(std::chrono::nanoseconds{1ms}.count());
+  static_cast<void>(driver.outstanding_peak());
+  for (int i = 0; i < 40; ++i) {
+    ASSERT_EQ(launch(kernel(1ms), on), CUDA_SUCCESS);  // each is another kernel
+  }
+  EXPECT_LE(driver.outstanding_peak(), 3 * 6U);  // a launch and two events
+  ASSERT_EQ(cuda.synchronise(on), CUDA_SUCCESS);
+}
+
+TEST_F(streams, the_unit_that_was_executing_at_the_end_is_told_apart) {
+  CUstream const on = stream();
+  CUfunction const slow = kernel(30ms);
+  gate.set_run_ahead(std::chrono::nanoseconds{200ms}.count());
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_EQ(launch(slow, on), CUDA_SUCCESS);
+  }
+  ASSERT_EQ(gate.close(in(1s)), 0);
+  auto const closed = in(0ns);
+  ASSERT_EQ(gate.wait_idle(in(10s)), 0);
+  auto const idle = in(0ns);
+  EXPECT_GE(gate.unit_ended(), closed);
+  // Two more kernels came after it.
+  EXPECT_LE(gate.unit_ended(), idle - std::chrono::nanoseconds{50ms}.count());
+}
+
+TEST_F(streams, a_thread_waiting_for_room_counts_as_outside) {
+  CUstream const on = stream();
+  CUfunction const slow = kernel(60ms);
+  gate.set_run_ahead(hardly_any);
   std::uint64_t const asked = driver.calls("cuEventQuery");
   auto const launcher = thread([&] {
-    EXPECT_EQ(launch(slow, on), CUDA_SUCCESS);
-    EXPECT_EQ(launch(slow, on), CUDA_SUCCESS);
+    for (int i = 0; i < more_than_fit; ++i) {
+      EXPECT_EQ(launch(slow, on), CUDA_SUCCESS);
+    }
   });
-  ASSERT_TRUE(eventually([&] { return driver.calls("cuEventQuery") > asked + 3; }));
+  ASSERT_TRUE(eventually([&] { return driver.calls("cuEventQuery") > asked + 100; }));
   auto const start = std::chrono::steady_clock::now();
   EXPECT_EQ(gate.close(in(10s)), 0);
   EXPECT_LT(std::chrono::steady_clock::now() - start, 300ms);
   gate.open();
 }
 
-TEST_F(streams, an_abort_ends_the_wait_for_the_window) {
+TEST_F(streams, an_abort_ends_the_wait_for_room) {
   CUstream const on = stream();
   CUfunction const slow = kernel(100ms);
-  gate.set_window(1, 1);
-  ASSERT_EQ(launch(slow, on), CUDA_SUCCESS);
+  gate.set_run_ahead(hardly_any);
   std::uint64_t const asked = driver.calls("cuEventQuery");
   std::atomic<int> result{-1};
-  auto const launcher = thread([&] { result = launch(slow, on); });
-  ASSERT_TRUE(eventually([&] { return driver.calls("cuEventQuery") > asked; }));
+  auto const launcher = thread([&] {
+    CUresult last = CUDA_SUCCESS;
+    for (int i = 0; i < more_than_fit; ++i) {
+      last = launch(slow, on);
+    }
+    result = last;
+  });
+  ASSERT_TRUE(eventually([&] { return driver.calls("cuEventQuery") > asked + 100; }));
   gate.abort_begin();
   ASSERT_TRUE(eventually([&] { return result != -1; }));
   EXPECT_TRUE(result == CUDA_ERROR_NOT_PERMITTED || result == CUDA_SUCCESS);
@@ -83,10 +123,11 @@ TEST_F(streams, a_thread_whose_stream_waits_for_a_later_launch_of_its_own_goes_o
   using value_function = CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
   auto const wait_value = gate_library().get<value_function>("cuStreamWaitValue32_v2");
   auto const write_value = gate_library().get<value_function>("cuStreamWriteValue32_v2");
-  gate.set_window(1, 1);
+  gate.set_run_ahead(hardly_any);
   ASSERT_EQ(wait_value(waiting, word, 1, CU_STREAM_WAIT_VALUE_EQ), CUDA_SUCCESS);
-  ASSERT_EQ(launch(kernel(0ns), waiting),
-            CUDA_SUCCESS);  // would wait for ever for the event before it
+  for (int i = 0; i < more_than_fit; ++i) {  // would wait for ever for the events before them
+    ASSERT_EQ(launch(kernel(0ns), waiting), CUDA_SUCCESS);
+  }
   ASSERT_EQ(write_value(writing, word, 1, 0), CUDA_SUCCESS);
   EXPECT_EQ(cuda.synchronise(waiting), CUDA_SUCCESS);
 }
@@ -167,12 +208,12 @@ TEST_F(streams, idle_streams_are_not_asked_again) {
   EXPECT_EQ(driver.calls("cuEventRecord"), recorded);
 }
 
-TEST_F(streams, a_capture_is_left_alone_by_window_close_and_idle) {
+TEST_F(streams, a_capture_is_left_alone_by_bound_close_and_idle) {
   CUstream const captured = stream();
   CUstream const running = stream();
   CUfunction const counted = kernel(0ns, &count_finished);
   std::uint64_t const broken = driver.broken_captures();
-  gate.set_window(1, 1);
+  gate.set_run_ahead(hardly_any);
   ASSERT_EQ(cuda.begin_capture(captured, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
   for (int i = 0; i < 10; ++i) {
     ASSERT_EQ(launch(counted, captured), CUDA_SUCCESS);
@@ -202,7 +243,7 @@ TEST_F(streams, a_capture_is_left_alone_by_window_close_and_idle) {
 
 TEST_F(streams, when_events_cannot_be_had_launches_go_on_without_a_bound) {
   CUstream const on = stream();
-  gate.set_window(1, 1);
+  gate.set_run_ahead(hardly_any);
   driver.fail("cuEventRecord", CUDA_ERROR_INVALID_HANDLE, 0);
   for (int i = 0; i < 20; ++i) {
     EXPECT_EQ(launch(kernel(0ns, &count_finished), on), CUDA_SUCCESS);

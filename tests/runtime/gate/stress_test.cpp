@@ -141,10 +141,10 @@ TEST_F(stress, no_launch_begins_after_close_has_returned) {
   });
 }
 
-TEST_F(stress, the_same_with_a_window_pauses_and_aborts) {
+TEST_F(stress, the_same_with_bounded_run_ahead_pauses_and_aborts) {
   static std::uint64_t volatile word = 0;
   gate.set_pause_word(&word);
-  gate.set_window(2, 2);
+  gate.set_run_ahead(100'000);
   against_launching_threads(200, true, [this](int i) {
     if (i % 10 == 0) {
       __atomic_store_n(&word, static_cast<std::uint64_t>(in(200us)), __ATOMIC_RELEASE);
@@ -159,7 +159,7 @@ TEST_F(stress, the_same_with_a_window_pauses_and_aborts) {
       std::this_thread::yield();
       gate.abort_end();
     }
-    gate.set_window(static_cast<unsigned>(i % 4), 2);
+    gate.set_run_ahead(i % 4 * 50'000);
   });
   gate.set_pause_word(nullptr);
 }

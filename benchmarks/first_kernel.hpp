@@ -1,0 +1,33 @@
+/// A kernel that writes to memory which has just been handed over: the end of a handover as the
+/// model that needed the memory sees it.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace sluice::benchmarks {
+
+/// Thread-safety: none; one thread, whose current context it sets.
+class first_kernel {
+ public:
+  /// On that device's primary context. Throws `unsupported` without a driver.
+  explicit first_kernel(int device);
+  first_kernel(first_kernel const&) = delete;
+  first_kernel& operator=(first_kernel const&) = delete;
+  ~first_kernel();
+
+  /// Writes a byte every `stride` bytes, and returns when that is done.
+  void run(std::byte* memory, std::uint64_t bytes, std::uint64_t stride);
+
+ private:
+  struct functions;
+  functions const& cuda_;
+  CUdevice device_ = 0;
+  CUmodule module_ = nullptr;
+  CUfunction touch_ = nullptr;
+  CUstream stream_ = nullptr;
+};
+
+}  // namespace sluice::benchmarks

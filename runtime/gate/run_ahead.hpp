@@ -1,0 +1,82 @@
+/// Predicts when a stream will have done what it was given, so that it is given only so much at a
+/// time.
+///
+/// The clock moves the prediction on; events between the launches correct it. An event that happened
+/// early or is late shifts everything behind it by as much:
+///
+///   launched   ── 40 µs ── 25 µs ── [event] ── 60 µs ── 30 µs ── [event] ── 20 µs
+///                                                                               ▲ end()
+///
+/// What stands between two events is a group. A launch that is long, or that is to be measured, is a
+/// group of its own: then the event tells when it ended, and the two around it how long it took.
+///
+/// Pure: it takes the time and the news as arguments, and calls no driver. Times are CLOCK_MONOTONIC
+/// nanoseconds. Thread-safety: none.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <optional>
+
+#include "runtime/gate/durations.hpp"
+
+namespace sluice::gate {
+
+/// An event between groups. The caller owns what `event` stands for.
+struct group_marker {
+  void* event = nullptr;
+  std::int64_t end_ns = 0;  ///< when the group before it is predicted to be done
+  bool alone = false;       ///< the group is one launch
+  work_key measures = 0;    ///< the kind of that launch, if it is to be learned
+};
+
+class run_ahead {
+ public:
+  using nanoseconds = std::chrono::nanoseconds;
+
+  /// When all that was launched is predicted to be done.
+  [[nodiscard]] std::int64_t end() const noexcept { return end_ns_; }
+  [[nodiscard]] bool has_room(std::int64_t now, nanoseconds bound) const noexcept {
+    return end_ns_ - now <= bound.count();
+  }
+  /// The oldest marker that has not been seen to have happened; nullptr if there is none.
+  [[nodiscard]] group_marker const* oldest() const noexcept {
+    return markers_.empty() ? nullptr : &markers_.front();
+  }
+  /// Whether asking for the oldest marker is worth it: it should have happened by now, or there is
+  /// no room without its having happened early.
+  [[nodiscard]] bool should_ask(std::int64_t now, nanoseconds bound) const noexcept;
+
+  /// The oldest marker has happened. Returns it: it is no longer among ours.
+  group_marker happened(std::int64_t now);
+  /// The oldest marker has not happened yet.
+  void is_late(std::int64_t now) noexcept;
+
+  /// Whether an event stands behind the last launch.
+  [[nodiscard]] bool ends_with_marker() const noexcept { return unmarked_ == 0; }
+  /// Whether one launch stands behind the last event.
+  [[nodiscard]] bool is_alone() const noexcept { return unmarked_ == 1; }
+  /// Notes a launch that the driver has just taken.
+  void launched(std::int64_t now, nanoseconds takes) noexcept;
+  /// Work launched since the last event.
+  [[nodiscard]] nanoseconds unmarked_work() const noexcept { return unmarked_work_; }
+  /// An event has been recorded behind what was launched last.
+  void marked(std::int64_t now, void* event, work_key measures = 0);
+  /// No event could be recorded: what was launched may not have gone to the device at all.
+  void forget_unmarked(std::int64_t now) noexcept;
+
+  /// Nothing is outstanding. Returns the next of the markers that were; nothing when all are given
+  /// back.
+  [[nodiscard]] std::optional<group_marker> clear() noexcept;
+
+ private:
+  void shift(std::int64_t by) noexcept;
+
+  std::deque<group_marker> markers_;
+  std::int64_t end_ns_ = 0;
+  nanoseconds unmarked_work_{};
+  unsigned unmarked_ = 0;  // launches since the last event
+};
+
+}  // namespace sluice::gate
