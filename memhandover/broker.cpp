@@ -18,6 +18,7 @@
 #include "memhandover/detail/processes.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/pool_status.hpp"
+#include "memhandover/shared_text.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -26,8 +27,9 @@ using json = nlohmann::json;
 using std::chrono::milliseconds;
 
 void set_text(char* to, std::size_t size, std::string const& text) {
+  auto const fitting = cut_text(text, size - 1);
   std::memset(to, 0, size);
-  std::memcpy(to, text.data(), std::min(text.size(), size - 1));
+  std::memcpy(to, fitting.data(), fitting.size());
 }
 
 json refusal(error const& why) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "memhandover/shared_text.hpp"
+
 namespace sluice::memhandover {
 chunk_notes::chunk_notes(ledger_view const& view, std::uint32_t slot) : view_(view), slot_(slot) {
   for (auto& note : view_.chunk_notes(slot_)) {
@@ -11,7 +13,7 @@ chunk_notes::chunk_notes(ledger_view const& view, std::uint32_t slot) : view_(vi
 
 void chunk_notes::say(std::span<std::uint32_t const> chunks, std::string_view what) {
   auto const texts = view_.note_texts(slot_);
-  what = what.substr(0, sizeof(note_text::text) - 1);
+  what = cut_text(what, sizeof(note_text::text) - 1);
   std::uint16_t number = 0;
   while (number < texts_ && text_of(texts[number].text) != what) {
     ++number;

@@ -19,8 +19,8 @@ class chunk_notes {
   /// `view` must outlive this object.
   chunk_notes(ledger_view const& view, std::uint32_t slot);
 
-  /// From now on `chunks` hold `what`; texts are cut at 47 bytes. Of more than 255 different texts
-  /// the later ones are not told. Chunks that do not exist are left alone.
+  /// From now on `chunks` hold `what`; texts are cut to 47 bytes, between characters. Of more than
+  /// 255 different texts the later ones are not told. Chunks that do not exist are left alone.
   void say(std::span<std::uint32_t const> chunks, std::string_view what);
 
  private:

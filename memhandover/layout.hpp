@@ -3,9 +3,10 @@
 ///
 /// Two segments, so that a reader cannot write what is not his:
 ///
-///   ledger    header | client entries | client controls | chunk words      written by broker and
-///   writer, read by all mailroom  mailbox 0 | mailbox 1 | … each written by its client, read by
-///   the writer
+///   ledger    header | client entries | client controls | chunk words
+///             written by broker and writer, read by all
+///   mailroom  mailbox 0 | mailbox 1 | …
+///             each written by its client, read by the writer
 ///
 /// The *writer* of the ledger is one process at a time, the server while it lives and otherwise the
 /// broker; the header's `writer` word names it. Every change is one atomic store that is valid by
@@ -13,6 +14,11 @@
 /// counted as read; a message carries the epoch of the ownership that it gives up, so taking it
 /// twice has no effect. A writer may therefore die between any two instructions, and its successor
 /// goes on from the same shared memory without a log to replay.
+///
+/// Only the header's constants have a checksum. A chunk's word with a checksum beside it would be
+/// two stores, and a writer that dies between them would leave a chunk that nobody may believe; a
+/// single word is never half written. Against damage readers check every owner, slot, index, count
+/// and text that they take from shared memory, and a release counts only in the epoch it names.
 ///
 /// States of a chunk (owner in its word; every change also adds one to the epoch):
 ///

@@ -96,8 +96,11 @@ shared_segment::shared_segment(int fd, access how) {
     fail("cannot read the size of a shared segment");
   }
   bytes_ = static_cast<std::size_t>(status.st_size);
+  if (bytes_ == 0) {
+    throw error{error_kind::internal, "a shared segment of the pool is empty"};
+  }
   int const protection = how == access::read_only ? PROT_READ : PROT_READ | PROT_WRITE;
-  void* address = bytes_ == 0 ? MAP_FAILED : ::mmap(nullptr, bytes_, protection, MAP_SHARED, fd, 0);
+  void* address = ::mmap(nullptr, bytes_, protection, MAP_SHARED, fd, 0);
   if (address == MAP_FAILED) {
     fail("cannot map a shared segment of " + std::to_string(bytes_) + " bytes");
   }
@@ -136,11 +139,30 @@ ledger_view::ledger_view(int ledger_fd, int mailroom_fd, shared_segment::access 
   if (header_->checksum != checksum_of(*header_)) {
     refuse("the checksum of its header is wrong");
   }
-  if (header_->client_slots != max_clients ||
-      ledger_.bytes() != ledger_bytes(header_->chunk_count) ||
-      header_->mailbox_bytes != mailbox_size(header_->chunk_count) ||
-      mailroom_.bytes() != static_cast<std::size_t>(header_->mailbox_bytes) * max_clients) {
-    refuse("its size does not fit the number of chunks in its header");
+  if (header_->client_slots != max_clients) {
+    refuse("its header counts " + std::to_string(header_->client_slots) +
+           " client slots, this program " + std::to_string(max_clients));
+  }
+  if (header_->backend != static_cast<std::uint32_t>(backend_kind::host) &&
+      header_->backend != static_cast<std::uint32_t>(backend_kind::cuda)) {
+    refuse("its header names backend " + std::to_string(header_->backend) +
+           ", which this program does not know");
+  }
+  auto const count = header_->chunk_count;
+  auto const chunks = std::to_string(count) + " chunks of " + std::to_string(header_->chunk_bytes) +
+                      " bytes in its header";
+  if (count == 0 || header_->chunk_bytes == 0) {
+    refuse("the " + chunks + " make a pool without memory");
+  }
+  if (ledger_.bytes() != ledger_bytes(count)) {
+    refuse("the ledger has " + std::to_string(ledger_.bytes()) + " bytes, but the " + chunks +
+           " need " + std::to_string(ledger_bytes(count)));
+  }
+  if (header_->mailbox_bytes != mailbox_size(count) ||
+      mailroom_.bytes() != mailbox_size(count) * max_clients) {
+    refuse("the mailroom has " + std::to_string(mailroom_.bytes()) + " bytes in mailboxes of " +
+           std::to_string(header_->mailbox_bytes) + ", but the " + chunks + " need " +
+           std::to_string(mailbox_size(count) * max_clients));
   }
 }
 

@@ -1,8 +1,8 @@
 /// A pool's shared memory as objects: the read-only view that everybody has, and the mailboxes.
 ///
-/// Opening checks size, magic, layout version and checksum, so that a foreign or damaged segment is
-/// an error with a sentence and never a crash; counts and indices read later are checked against
-/// the header's constants.
+/// Opening checks sizes, magic, layout version, checksum and constants, so that a foreign or damaged
+/// segment is an error with a sentence and never a crash; counts and indices read later are checked
+/// against the header's constants.
 ///
 /// Thread-safety: all accessors are atomic loads, or stores by the field's owner as layout.hpp
 /// names it.

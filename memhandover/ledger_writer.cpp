@@ -121,7 +121,7 @@ std::vector<std::uint32_t> ledger_writer::take(std::uint32_t count, std::uint16_
     start = end + 1;
   }
   std::vector<std::uint32_t> taken;
-  taken.reserve(count);
+  taken.reserve(std::min(count, total));
   for (std::uint32_t i = best_start; i < total && taken.size() < count; ++i) {
     if (view_.chunk(i).is_free()) {
       set(i, owner::serving, slot, false);
@@ -191,16 +191,17 @@ void ledger_writer::make_dirty(std::uint32_t chunk) {
 }
 
 std::uint32_t ledger_writer::grantable() const noexcept {
-  auto const kept = reserve_ + wanted_;
-  return free_ > kept ? free_ - kept : 0;
+  auto const unreserved = free_ - std::min(free_, reserve_);
+  return unreserved - std::min(unreserved, wanted_);
 }
 
 void ledger_writer::publish_grantable() {
   auto const now = grantable();
-  auto const before = view_.header().grantable.exchange(now, std::memory_order_acq_rel);
+  // Who waits is read after this is written, in the order that client_mailbox.cpp needs.
+  auto const before = view_.header().grantable.exchange(now, std::memory_order_seq_cst);
   if (now > before) {
     for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
-      if (bells_.at(slot) && view_.mailbox(slot).waiting.load(std::memory_order_acquire) != 0) {
+      if (bells_.at(slot) && view_.mailbox(slot).waiting.load(std::memory_order_seq_cst) != 0) {
         ring(slot);
       }
     }

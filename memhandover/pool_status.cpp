@@ -6,10 +6,12 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "memhandover/chunk_notes.hpp"
+#include "memhandover/shared_text.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -82,35 +84,47 @@ char const* name_of(owner who) {
   return "unknown";
 }
 
+/// Who has a chunk, and what for.
+struct holder {
+  owner who = owner::free;
+  std::optional<std::uint32_t> slot;
+  std::string what;
+
+  bool operator==(holder const&) const = default;
+};
+
+holder holder_of(ledger_view const& view, std::uint32_t chunk) {
+  auto const state = view.chunk(chunk);
+  if ((state.who != owner::training && state.who != owner::serving) ||
+      state.client >= max_clients) {
+    return {state.who, std::nullopt, {}};
+  }
+  return {state.who, state.client, readable_text(chunk_note(view, state.client, chunk))};
+}
+
 }  // namespace
 
 nlohmann::json describe_chunks(ledger_view const& view, std::uint32_t from, std::size_t most_runs) {
   json runs = json::array();
-  chunk_state last;
-  std::string last_note;
+  holder last;
+  std::uint32_t count = 0;
   std::uint32_t chunk = from;
   for (; chunk < view.header().chunk_count; ++chunk) {
-    auto const state = view.chunk(chunk);
-    bool const owned =
-        (state.who == owner::training || state.who == owner::serving) && state.client < max_clients;
-    auto note = owned ? chunk_note(view, state.client, chunk) : std::string{};
-    if (!runs.empty() && state.who == last.who && (!owned || state.client == last.client) &&
-        note == last_note) {
-      auto& count = runs.back()["count"];
-      count = count.get<std::uint32_t>() + 1;
-      continue;
+    auto now = holder_of(view, chunk);
+    if (runs.empty() || now != last) {
+      if (runs.size() == most_runs) {
+        break;
+      }
+      json run{{"first", chunk}, {"owner", name_of(now.who)}};
+      if (now.slot) {
+        run["slot"] = *now.slot;
+        run["holds"] = now.what.empty() ? json{} : json(now.what);
+      }
+      runs.push_back(std::move(run));
+      last = std::move(now);
+      count = 0;
     }
-    if (runs.size() == most_runs) {
-      break;
-    }
-    json run{{"first", chunk}, {"count", 1}, {"owner", name_of(state.who)}};
-    if (owned) {
-      run["slot"] = state.client;
-      run["holds"] = note.empty() ? json{} : json(note);
-    }
-    runs.push_back(std::move(run));
-    last = state;
-    last_note = std::move(note);
+    runs.back()["count"] = ++count;
   }
   return {{"runs", std::move(runs)},
           {"next", chunk < view.header().chunk_count ? json(chunk) : json{}}};
@@ -122,7 +136,9 @@ nlohmann::json describe_pool(ledger_view const& view) {
   std::array<std::uint64_t, max_clients> by_client{};
   for (std::uint32_t i = 0; i < header.chunk_count; ++i) {
     auto const state = view.chunk(i);
-    by_owner.at(static_cast<std::size_t>(state.who) % by_owner.size()) += header.chunk_bytes;
+    if (auto const who = static_cast<std::size_t>(state.who); who < by_owner.size()) {
+      by_owner.at(who) += header.chunk_bytes;
+    }
     if ((state.who == owner::training || state.who == owner::serving) &&
         state.client < max_clients) {
       by_client.at(state.client) += header.chunk_bytes;
@@ -143,7 +159,7 @@ nlohmann::json describe_pool(ledger_view const& view) {
     json client{{"slot", slot},
                 {"kind", training ? "training" : "server"},
                 {"pid", entry.pid.load()},
-                {"name", text_of(entry.name)},
+                {"name", readable_text(text_of(entry.name))},
                 {"state", status == client_status::gone ? "gone"
                           : mailbox.waiting.load() != 0 ? "waiting"
                                                         : "running"},
@@ -158,7 +174,7 @@ nlohmann::json describe_pool(ledger_view const& view) {
                      {"commits", mailbox.commits.load()},
                      {"discards", mailbox.discards.load()}});
     } else {
-      client["endpoint"] = text_of(entry.endpoint);
+      client["endpoint"] = readable_text(text_of(entry.endpoint));
     }
     clients.push_back(std::move(client));
   }

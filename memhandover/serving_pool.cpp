@@ -18,6 +18,7 @@
 #include "memhandover/error.hpp"
 #include "memhandover/ledger_writer.hpp"
 #include "memhandover/membership.hpp"
+#include "memhandover/shared_text.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -410,8 +411,8 @@ std::string pool_server::holders() const {
     if (auto const held = writer_->held_by(slot); held > 0) {
       auto const& entry = member_.view().clients()[slot];
       text += (text.empty() ? "" : ", ") + std::string{"pid "} + std::to_string(entry.pid.load()) +
-              " (" + (slot == member_.slot() ? "this server" : entry.name) + ") holds " +
-              format_bytes(held * shape().chunk_bytes);
+              " (" + (slot == member_.slot() ? "this server" : readable_text(text_of(entry.name))) +
+              ") holds " + format_bytes(held * shape().chunk_bytes);
     }
   }
   return text.empty() ? "nobody holds the rest" : text;

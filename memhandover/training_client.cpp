@@ -26,8 +26,7 @@ class training_member final : public training_client {
       : member_(broker, client_kind::training, name, ""),
         on_demand_(std::move(on_demand)),
         stop_(::eventfd(0, EFD_CLOEXEC)),
-        known_epoch_(member_.view().header().chunk_count),
-        held_(member_.view().header().chunk_count) {
+        box_(member_.view(), member_.slot()) {
     // The slot may have had an earlier owner; its old demands and requests are not ours.
     answered_ = numbered::unpack(control().demand.load(std::memory_order_acquire)).seq;
     mailbox().demand_done.store(answered_, std::memory_order_release);
@@ -76,14 +75,10 @@ class training_member final : public training_client {
   handler on_demand_;
   unique_fd stop_;
   std::mutex asking_;  ///< one request at a time
-  std::mutex mutex_;   ///< guards what follows, and the mailbox's ring
+  std::mutex mutex_;   ///< guards what follows
   std::condition_variable bell_rang_;
-  std::uint64_t rings_ = 0;
-  /// For each chunk that is ours the epoch of its grant; of others the epoch of the last. A chunk
-  /// that has been given up stands as ours in the ledger until the writer has read its mail, but
-  /// with that same epoch.
-  std::vector<std::uint32_t> known_epoch_;
-  std::vector<bool> held_;
+  client_mailbox box_;
+  std::uint32_t waiting_ = 0;   ///< threads in `wait_grantable`
   std::uint32_t answered_ = 0;  ///< control thread only
   std::thread thread_;
 };
@@ -104,7 +99,9 @@ void training_member::run() {
       answer_demand();
       {
         std::lock_guard const lock{mutex_};
-        ++rings_;
+        if (box_.settle()) {
+          ring_writer();
+        }
       }
       bell_rang_.notify_all();
     }
@@ -153,31 +150,16 @@ std::vector<std::uint32_t> training_member::acquire(std::uint32_t count, lifetim
                                                     steady_clock::time_point deadline,
                                                     std::vector<std::uint32_t>* needs_scrub) {
   std::lock_guard const alone{asking_};
-  auto& box = mailbox();
-  auto const number = numbered::unpack(box.request.load(std::memory_order_relaxed)).seq + 1;
   std::unique_lock lock{mutex_};
-  auto const wish = count | (kind == lifetime::lasting ? request_lasting : 0);
-  box.request.store(numbered{number, wish}.pack(), std::memory_order_release);
+  box_.ask(count, kind);
   ring_writer();
-  auto answered = [&] {
-    return numbered::unpack(control().grant.load(std::memory_order_acquire)).seq == number;
-  };
-  if (!bell_rang_.wait_until(lock, deadline, answered)) {
-    // Withdrawn, so that a writer who comes late grants nothing that nobody expects.
-    box.request.store(numbered{number + 1, 0}.pack(), std::memory_order_release);
+  if (!bell_rang_.wait_until(lock, deadline, [&] { return box_.answered(); })) {
+    box_.withdraw();
     ring_writer();
   }
-  std::vector<std::uint32_t> granted;
-  for (std::uint32_t i = 0; i < view().header().chunk_count; ++i) {
-    auto const state = view().chunk(i);
-    if (state.who == owner::training && state.client == slot() && known_epoch_[i] != state.epoch) {
-      known_epoch_[i] = state.epoch;
-      held_[i] = true;
-      granted.push_back(i);
-      if (state.needs_scrub && needs_scrub != nullptr) {
-        needs_scrub->push_back(i);
-      }
-    }
+  auto granted = box_.collect(count, needs_scrub);
+  if (box_.has_mail()) {
+    ring_writer();
   }
   return granted;
 }
@@ -187,30 +169,16 @@ void training_member::release(std::span<std::uint32_t const> chunks) {
     return;
   }
   std::lock_guard const lock{mutex_};
-  auto& box = mailbox();
-  auto const ring = view().mail_ring(slot());
-  auto written = box.mail_written.load(std::memory_order_relaxed);
-  for (auto const chunk : chunks) {
-    if (held_.at(chunk)) {
-      held_[chunk] = false;
-      // No message is ever overwritten: a chunk has at most one on its way, and the ring holds one
-      // for each.
-      ring[written & (ring.size() - 1)].store(release_mail{chunk, known_epoch_[chunk]}.pack(),
-                                              std::memory_order_relaxed);
-      ++written;
-    }
-  }
-  box.mail_written.store(written, std::memory_order_release);
+  box_.release(chunks);
   ring_writer();
 }
 
 bool training_member::wait_grantable(std::uint32_t count, steady_clock::time_point deadline) {
-  auto& header = view().header();
-  auto enough = [&] { return header.grantable.load(std::memory_order_acquire) >= count; };
   std::unique_lock lock{mutex_};
-  mailbox().waiting.store(1, std::memory_order_release);
-  bool const had = bell_rang_.wait_until(lock, deadline, enough);
-  mailbox().waiting.store(0, std::memory_order_release);
+  ++waiting_;
+  box_.set_waiting(true);
+  bool const had = bell_rang_.wait_until(lock, deadline, [&] { return box_.grantable() >= count; });
+  box_.set_waiting(--waiting_ > 0);
   return had;
 }
 

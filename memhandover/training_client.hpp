@@ -3,9 +3,9 @@
 /// One control thread of this object waits for the bell. It never waits for Python and calls
 /// nothing that the gate holds; what it does with a demand is the handler's business.
 ///
-///   auto pool = training_client::join({.name = "job"}, [&](demand const& d) { return
-///   give_up(d.chunks); }); auto chunks = pool->acquire(16, lifetime::revocable, deadline);        // any thread but the
-///   handler's; may be fewer than asked pool->release(chunks);
+///   auto pool = training_client::join(broker, "job", [&](demand const& d) { return give_up(d); });
+///   auto chunks = pool->acquire(16, lifetime::revocable, deadline);  // any thread but the handler's
+///   pool->release(chunks);                                           // maybe fewer than asked for
 ///
 /// Thread-safety: all functions from any thread.
 #pragma once
@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "memhandover/broker_launch.hpp"
+#include "memhandover/client_mailbox.hpp"
 #include "memhandover/ledger.hpp"
 
 namespace sluice::memhandover {
@@ -44,9 +45,6 @@ struct demand_answer {
   std::int64_t idle_ns = 0;
   std::function<void()> afterwards;
 };
-
-/// Whether chunks are for memory that can be taken back at any time, or that stays.
-enum class lifetime { revocable, lasting };
 
 class training_client {
  public:

@@ -50,7 +50,15 @@ ucred peer_of(int socket) {
 }  // namespace
 
 void send_message(int socket, nlohmann::json const& body, std::vector<int> const& descriptors) {
-  auto text = body.dump();
+  // A name in another encoding than UTF-8 must not keep a message back.
+  auto text = body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  if (text.size() > max_message_bytes || descriptors.size() > max_descriptors) {
+    throw error{error_kind::internal, "a message of " + std::to_string(text.size()) +
+                                          " bytes and " + std::to_string(descriptors.size()) +
+                                          " descriptors is more than the pool's socket carries; " +
+                                          std::to_string(max_message_bytes) + " and " +
+                                          std::to_string(max_descriptors) + " are its limits"};
+  }
   iovec part{text.data(), text.size()};
   msghdr header{};
   header.msg_iov = &part;

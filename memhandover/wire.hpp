@@ -25,7 +25,8 @@ struct message {
   std::vector<unique_fd> descriptors;
 };
 
-/// Sends one message. Throws `unavailable` if the peer is gone.
+/// Sends one message; bytes of a text that are not UTF-8 arrive as U+FFFD. Throws `unavailable` if
+/// the peer is gone, `internal` for more text or descriptors than a message carries.
 void send_message(int socket, nlohmann::json const& body, std::vector<int> const& descriptors = {});
 
 /// Receives one message; nothing at the end of the conversation. Blocks unless the socket does not.

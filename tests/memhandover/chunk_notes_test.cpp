@@ -43,6 +43,12 @@ TEST_F(chunk_notes_test, that_are_too_long_are_cut_and_chunks_that_do_not_exist_
   EXPECT_EQ(chunk_note(view_, 0, 0), std::string(47, 'x'));
 }
 
+TEST_F(chunk_notes_test, are_cut_between_characters) {
+  chunk_notes notes{view_, 0};
+  notes.say(std::array{0U}, std::string(46, 'x') + "ö");
+  EXPECT_EQ(chunk_note(view_, 0, 0), std::string(46, 'x'));
+}
+
 TEST_F(chunk_notes_test, of_too_many_different_texts_say_nothing) {
   chunk_notes notes{view_, 0};
   for (std::uint32_t i = 0; i < max_note_texts; ++i) {

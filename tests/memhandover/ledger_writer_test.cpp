@@ -2,11 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <map>
-#include <random>
-#include <set>
-
 #include "memhandover/bytes.hpp"
 
 namespace sluice::memhandover {
@@ -160,95 +155,19 @@ TEST_F(ledger_writer_test, reclaim_frees_all_that_a_client_held_and_forgets_its_
   EXPECT_EQ(writer.pump(), 0U);
 }
 
-/// The writer is thrown away and made anew between any two steps, as when it dies: nothing is lost
-/// and nothing doubled.
-TEST_F(ledger_writer_test, may_be_replaced_at_any_time_and_agrees_with_a_plain_model) {
-  for (std::uint32_t seed = 1; seed <= 5; ++seed) {
-    std::mt19937 random{seed};
-    auto writer = std::make_unique<ledger_writer>(view_);
-    std::map<std::uint32_t, std::uint32_t> model;  // chunk → slot
-    std::array<std::set<std::uint32_t>, 3> known;
-    for (int i = 0; i < 4000; ++i) {
-      auto const slot = static_cast<std::uint32_t>(random() % 2);
-      switch (random() % 6) {
-        case 0:
-          request(slot, static_cast<std::uint32_t>(random() % 8));
-          writer->pump();
-          for (auto const chunk : held(slot)) {
-            if (known.at(slot).insert(chunk).second) {
-              ASSERT_FALSE(model.contains(chunk));
-              model[chunk] = slot;
-            }
-          }
-          break;
-        case 1:
-          if (!known.at(slot).empty()) {
-            auto const chunk = *known.at(slot).begin();
-            mail(slot, chunk, view_.chunk(chunk).epoch);
-            known.at(slot).erase(chunk);
-            model.erase(chunk);
-            if (random() % 2 == 0) {
-              writer->pump();
-            } else {
-              // The writer dies when it has stored the chunk's word but not yet counted the
-              // message.
-              auto const read = view_.controls()[slot].mail_read.load();
-              writer->pump();
-              view_.controls()[slot].mail_read.store(read);
-            }
-            writer->pump();
-          }
-          break;
-        case 2:
-          for (auto const chunk : writer->take(static_cast<std::uint32_t>(random() % 6), 2)) {
-            ASSERT_FALSE(model.contains(chunk));
-            model[chunk] = 2;
-            known.at(2).insert(chunk);
-          }
-          break;
-        case 3: {
-          std::vector<std::uint32_t> back(known.at(2).begin(), known.at(2).end());
-          std::shuffle(back.begin(), back.end(), random);
-          back.resize(back.size() / 2);
-          writer->give_back(back);
-          for (auto const chunk : back) {
-            known.at(2).erase(chunk);
-            model.erase(chunk);
-          }
-          break;
-        }
-        case 4:
-          writer = std::make_unique<ledger_writer>(view_);
-          break;
-        default:
-          if (random() % 50 == 0) {
-            writer->reclaim(slot);
-            for (auto const chunk : known.at(slot)) {
-              model.erase(chunk);
-            }
-            known.at(slot).clear();
-          }
-      }
-      std::uint32_t free = 0;
-      for (std::uint32_t chunk = 0; chunk < chunks; ++chunk) {
-        auto const state = view_.chunk(chunk);
-        auto const expected = model.find(chunk);
-        if (expected == model.end()) {
-          ASSERT_TRUE(state.who == owner::free || state.who == owner::dirty)
-              << "chunk " << chunk << " step " << i;
-          ++free;
-        } else {
-          ASSERT_EQ(state.client, expected->second) << "chunk " << chunk << " step " << i;
-          ASSERT_EQ(state.who, expected->second == 2 ? owner::serving : owner::training);
-        }
-      }
-      ASSERT_EQ(writer->free_chunks(), free);
-    }
-    writer->reclaim(0);
-    writer->reclaim(1);
-    writer->reclaim(2);
-    ASSERT_EQ(writer->free_chunks(), chunks);
-  }
+TEST_F(ledger_writer_test, keeps_everything_for_a_reserve_larger_than_any_pool) {
+  ledger_writer writer{view_};
+  writer.set_reserve(0xffffffffU);
+  writer.set_wanted(1);
+  request(0, 1);
+  writer.pump();
+  EXPECT_EQ(granted(0).chunks, 0U);
+  EXPECT_EQ(view_.header().grantable.load(), 0U);
+}
+
+TEST_F(ledger_writer_test, takes_all_there_is_when_more_is_wanted_than_any_pool_has) {
+  ledger_writer writer{view_};
+  EXPECT_EQ(writer.take(0xffffffffU, 2).size(), chunks);
 }
 
 }  // namespace

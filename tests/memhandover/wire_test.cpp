@@ -58,6 +58,23 @@ TEST_F(wire_test, refuses_what_is_no_message_of_ours) {
   }
 }
 
+TEST_F(wire_test, carries_a_text_that_is_not_utf_8_with_its_bytes_replaced) {
+  send_message(left_.get(), {{"type", "x"}, {"name", "M\xfcller"}});
+  auto const received = receive_message(right_.get());
+  ASSERT_TRUE(received);
+  EXPECT_EQ(received->body["name"], "M\uFFFDller");
+}
+
+TEST_F(wire_test, refuses_to_send_more_than_a_message_carries) {
+  unique_fd const bell{::eventfd(0, EFD_CLOEXEC)};
+  std::vector<int> const descriptors(max_descriptors + 1, bell.get());
+  EXPECT_THROW(send_message(left_.get(), {{"type", "x"}}, descriptors), error);
+  EXPECT_THROW(send_message(left_.get(), {{"type", "x"}, {"text", std::string(200'000, 'x')}}),
+               error);
+  send_message(left_.get(), {{"type", "x"}}, {descriptors.begin(), descriptors.end() - 1});
+  EXPECT_EQ(receive_message(right_.get())->descriptors.size(), max_descriptors);
+}
+
 TEST_F(wire_test, gives_up_when_nothing_comes_in_time) {
   try {
     (void)receive_message(right_.get(), 1);
