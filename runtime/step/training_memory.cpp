@@ -279,6 +279,9 @@ void training_memory::let_demands_pass(std::unique_lock<std::mutex>& lock) {
 /// is let go while the pool is asked.
 bool training_memory::fill(space& where, std::size_t bytes, std::unique_lock<std::mutex>& lock) {
   let_demands_pass(lock);
+  if (where.is_lost()) {
+    return true;  // that is what the demand took
+  }
   auto needed = where.chunks_needed(bytes);
   if (needed > where.room()) {
     return false;
