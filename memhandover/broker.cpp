@@ -51,6 +51,11 @@ T field(json const& body, char const* name, T missing) {
 
 }  // namespace
 
+bool broker::client::alone() const {
+  pollfd pipe{life.get(), POLLIN, 0};
+  return life && ::poll(&pipe, 1, 0) == 1 && (pipe.revents & POLLHUP) != 0;
+}
+
 broker::broker(options how, std::function<pool_files()> make_pool)
     : options_(std::move(how)), make_pool_(std::move(make_pool)) {
   socket_lock_ = unique_fd{
@@ -523,7 +528,9 @@ void broker::client_exited(std::uint32_t slot) {
   if (view_->writer_slot() == slot) {
     become_writer();
   }
-  detail::end_holders(view_->clients()[slot].life_inode.load());
+  if (!record.alone()) {
+    detail::end_holders(view_->clients()[slot].life_inode.load());
+  }
 }
 
 /// The last process that could reach the client's memory may have gone: then everything it held is
@@ -531,10 +538,8 @@ void broker::client_exited(std::uint32_t slot) {
 void broker::finish(std::uint32_t slot) {
   auto& record = clients_.at(slot);
   auto const inode = view_->clients()[slot].life_inode.load();
-  pollfd pipe{record.life.get(), POLLIN, 0};
   bool const known = static_cast<bool>(record.life);
-  if (known ? ::poll(&pipe, 1, 0) != 1 || (pipe.revents & POLLHUP) == 0
-            : detail::end_holders(inode) > 0) {
+  if (known ? !record.alone() : detail::end_holders(inode) > 0) {
     if (known) {
       detail::end_holders(inode);  // one may have been forked while the last look was taken
     }

@@ -64,6 +64,9 @@ class broker {
     unique_fd bell;
     /// Its process is gone, what it held is not taken back yet.
     [[nodiscard]] bool orphaned() const noexcept { return present && !process && !reported; }
+    /// Its life pipe is known to have no holder left, which is much cheaper to see than to look
+    /// through all processes for one.
+    [[nodiscard]] bool alone() const;
   };
   /// A connection that has not joined: a status query, a launcher that wants the pool kept, or a
   /// join under way.
