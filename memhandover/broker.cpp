@@ -56,6 +56,15 @@ bool broker::client::alone() const {
   return life && ::poll(&pipe, 1, 0) == 1 && (pipe.revents & POLLHUP) != 0;
 }
 
+int broker::client::end_descendants(std::uint64_t pipe_inode) {
+  int const found = detail::end_holders(pipe_inode);
+  look_at = clock::now() + look_every;
+  if (life) {
+    look_every = std::min(2 * look_every, milliseconds{100});
+  }
+  return found;
+}
+
 broker::broker(options how, std::function<pool_files()> make_pool)
     : options_(std::move(how)), make_pool_(std::move(make_pool)) {
   socket_lock_ = unique_fd{
@@ -154,9 +163,12 @@ void broker::run(int stop_fd) {
       wake = adopt_until_;
     } else if (idle) {
       wake = idle_since_ + options_.idle_exit;
-    } else if (std::any_of(clients_.begin(), clients_.end(),
-                           [](client const& c) { return c.orphaned(); })) {
-      wake = now + milliseconds{5};  // descendants of the dead are looked for until none is left
+    } else {
+      for (auto const& record : clients_) {
+        if (record.orphaned()) {  // descendants of the dead are looked for until none is left
+          wake = std::min(wake.value_or(record.look_at), record.look_at);
+        }
+      }
     }
     auto const timeout = wake ? static_cast<int>(std::max<std::int64_t>(
                                     0, std::chrono::ceil<milliseconds>(*wake - now).count()))
@@ -529,7 +541,7 @@ void broker::client_exited(std::uint32_t slot) {
     become_writer();
   }
   if (!record.alone()) {
-    detail::end_holders(view_->clients()[slot].life_inode.load());
+    record.end_descendants(view_->clients()[slot].life_inode.load());
   }
 }
 
@@ -538,11 +550,16 @@ void broker::client_exited(std::uint32_t slot) {
 void broker::finish(std::uint32_t slot) {
   auto& record = clients_.at(slot);
   auto const inode = view_->clients()[slot].life_inode.load();
-  bool const known = static_cast<bool>(record.life);
-  if (known ? !record.alone() : detail::end_holders(inode) > 0) {
-    if (known) {
-      detail::end_holders(inode);  // one may have been forked while the last look was taken
+  // One may have been forked while the last look was taken.
+  bool const look = clock::now() >= record.look_at;
+  if (record.life) {
+    if (!record.alone()) {
+      if (look) {
+        record.end_descendants(inode);
+      }
+      return;
     }
+  } else if (!look || record.end_descendants(inode) > 0) {
     return;
   }
   record.life.reset();
