@@ -384,7 +384,12 @@ int main(int argc, char** argv) {
   app.add_option("--seconds", how.seconds, "ends after so long, whatever has been killed by then");
   app.add_option("--delay-ms", how.most_delay_ms);
   app.add_option("--seed", how.seed);
-  app.add_option("--trainer", how.trainer, "a command that trains in the pool")->expected(-1);
+  app.add_option_function<std::string>(
+      "--trainer",
+      [&how](std::string const& words) {
+        how.trainer = nlohmann::json::parse(words).get<std::vector<std::string>>();
+      },
+      "a command that trains in the pool, as a JSON array of its words");
   CLI11_PARSE(app, argc, argv);
   spdlog::set_level(spdlog::level::err);
   how.role.runtime_dir = how.broker.runtime_dir;

@@ -37,7 +37,7 @@ def sizes(clients: str, backend: str, memory: int | None) -> dict[str, int]:
         pool = memory or (192 * MIB if backend == "host" else 4096 * MIB)
         return {"memory": pool, "chunk": 2 * MIB, "bytes": 0, "server-bytes": pool // 2, "trainers": 2}
     pool = memory or (64 * MIB if backend == "host" else 1024 * MIB)
-    return {"memory": pool, "chunk": pool // 1024 if backend == "host" else 2 * MIB, "bytes": pool // 4,
+    return {"memory": pool, "chunk": pool // 1024 if backend == "host" else 2 * MIB, "bytes": pool * 3 // 8,
             "server-bytes": pool * 5 // 8, "trainers": 2 if backend == "host" else 4}
 
 
@@ -59,11 +59,12 @@ def measure(args: argparse.Namespace, binaries: Path) -> dict:
         if args.clients == "workers":
             options.append("--workers=8")
         if args.clients == "torch":
-            options += ["--trainer", *job_command(args.backend, folder, binaries)]
+            options += ["--trainer", json.dumps(job_command(args.backend, folder, binaries))]
         done = subprocess.run(
             [binaries / "sluice-bench-kills", "--runtime-dir", folder, "--backend", args.backend,
              "--kills", str(args.kills), "--seconds", str(args.seconds), "--seed", str(args.seed), *options],
-            env={**environment(), "SLUICE_BROKER": str(binaries / "sluice"), "SLUICE_BROKER_IDLE_EXIT_MS": "1000"},
+            env={**environment(), "SLUICE_BROKER": str(binaries / "sluice"), "SLUICE_BROKER_IDLE_EXIT_MS": "1000",
+                 "PYTHONWARNINGS": "ignore"},
             stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit("the run has failed")
