@@ -442,6 +442,10 @@ void broker::become_writer() {
                         0);  // whatever the last writer had demanded is nobody's wish any more
       }
     }
+    if (record.present && record.reported) {
+      writer_->reclaim(slot);  // the last writer died before it did
+      clear_slot(slot);
+    }
   }
   writer_->pump();
 }

@@ -288,6 +288,30 @@ TEST_F(pool_process_test, a_server_killed_in_handovers_leaves_training_going_and
   expect_everything_free();
 }
 
+TEST_F(pool_process_test, a_job_and_a_server_that_die_together_leave_nothing_behind) {
+  auto lasting = trainer();
+  for (int i = 0; i < kills_; ++i) {
+    auto job = trainer();
+    auto serving = server();
+    ASSERT_EQ(job.line(), "committed");
+    expect_served(serving);
+    some_time(5ms);
+    ::kill(job.pid(), SIGKILL);
+    some_time(500us);
+    serving.kill();
+    job.kill();
+    await(
+        [&] {
+          auto const now = status();
+          return now["clients"].size() == 1 && now["pool"]["serving_bytes"] == 0;
+        },
+        "what both held to be free");
+    ASSERT_EQ(accounted(status()), pool_bytes);
+  }
+  EXPECT_EQ(lasting.stop(), 0);
+  expect_everything_free();
+}
+
 TEST_F(pool_process_test, a_broker_killed_in_handovers_is_replaced_and_the_pool_goes_on) {
   auto job = trainer();
   ASSERT_EQ(job.line(), "committed");
