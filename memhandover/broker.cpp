@@ -102,7 +102,16 @@ void broker::open_pool(pool_files files) {
   files_ = std::move(files);
   view_ = std::make_unique<ledger_view>(files_.ledger.get(), files_.mailroom.get(),
                                         shared_segment::access::read_write);
-  adopt_clients();
+  try {
+    adopt_clients();
+  } catch (...) {
+    // Whoever offers the pool next begins anew.
+    writer_.reset();
+    clients_ = {};
+    view_.reset();
+    files_ = {};
+    throw;
+  }
   write_roster();
 }
 
@@ -342,6 +351,15 @@ void broker::join(visitor& who, message request) {
                 std::string{"cannot create a bell: "} + std::strerror(errno)};
   }
 
+  // Before anything is changed: whoever cannot be given what he needs is refused.
+  auto const ledger =
+      is_server ? reopen_read_write(files_.ledger.get()) : reopen_read_only(files_.ledger.get());
+  auto writers_bell = duplicate(bell.get());
+  if (!writers_bell) {
+    throw error{error_kind::unavailable,
+                std::string{"cannot open a client's bell again: "} + std::strerror(errno)};
+  }
+
   auto& record = clients_.at(slot);
   record = client{};
   record.pid = pid;
@@ -372,8 +390,6 @@ void broker::join(visitor& who, message request) {
 
   try {
     auto const socket = record.socket.get();
-    auto ledger =
-        is_server ? reopen_read_write(files_.ledger.get()) : reopen_read_only(files_.ledger.get());
     send_message(socket,
                  {{"type", "joined"}, {"slot", slot}, {"chunk_descriptors", files_.chunks.size()}},
                  {ledger.get(), files_.mailroom.get(), files_.doorbell.get(), record.bell.get()});
@@ -386,14 +402,16 @@ void broker::join(visitor& who, message request) {
       send_message(socket, {{"type", "chunks"}, {"first", first}}, batch);
     }
   } catch (error const& gone) {
-    spdlog::info("a client left while it joined pid={}", pid);  // its pidfd tells the rest
+    spdlog::info("a client could not be told of its place pid={} reason=\"{}\"", pid, gone.what());
+    record.socket
+        .reset();  // if it lives it hears that it has no broker; its life pipe tells the rest
     return;
   }
   spdlog::info("a client joined kind={} pid={} slot={}", kind, pid, slot);
   if (is_server) {
     appoint_server(slot);
   } else if (writer_) {
-    writer_->set_bell(slot, duplicate(record.bell.get()));
+    writer_->set_bell(slot, std::move(writers_bell));
   } else {
     tell_server({{"type", "client_joined"}, {"slot", slot}}, {record.bell.get()});
   }
@@ -434,9 +452,13 @@ void broker::become_writer() {
   view_->header().serving_now.store(0);
   writer_ = std::make_unique<ledger_writer>(*view_);
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
-    auto const& record = clients_.at(slot);
+    auto& record = clients_.at(slot);
     if (record.bell) {
-      writer_->set_bell(slot, duplicate(record.bell.get()));
+      auto bell = duplicate(record.bell.get());
+      if (!bell) {
+        record.socket.reset();  // it comes back with its bell
+      }
+      writer_->set_bell(slot, std::move(bell));
       if (record.present && record.process) {
         writer_->demand(slot,
                         0);  // whatever the last writer had demanded is nobody's wish any more
@@ -500,12 +522,17 @@ bool broker::rejoin(visitor& who, message request) {
 
 void broker::seat(visitor& who, message& request, std::uint32_t slot) {
   auto& record = clients_.at(slot);
+  auto writers_bell = duplicate(request.descriptors.at(3).get());
+  if (!writers_bell) {
+    throw error{error_kind::unavailable,
+                std::string{"cannot open a client's bell again: "} + std::strerror(errno)};
+  }
   record.bell = std::move(request.descriptors.at(3));
   record.life = std::move(request.descriptors.at(4));
   record.socket = std::move(who.socket);
   send_message(record.socket.get(), {{"type", "rejoined"}});
   if (writer_) {
-    writer_->set_bell(slot, duplicate(record.bell.get()));
+    writer_->set_bell(slot, std::move(writers_bell));
     writer_->pump();
   } else if (view_->writer_slot() == slot) {
     report_to_server(slot);
