@@ -64,6 +64,11 @@ class training_memory {
 
   /// Joins the pool. Throws as `training_client::join` does.
   explicit training_memory(options how);
+  training_memory(training_memory const&) = delete;
+  training_memory& operator=(training_memory const&) = delete;
+  /// Leaves it. A demand that comes meanwhile is given nothing; what there is comes free when no
+  /// mapping is left.
+  ~training_memory();
 
   [[nodiscard]] memhandover::training_client& client() noexcept { return *client_; }
 
@@ -133,6 +138,7 @@ class training_memory {
                                       std::chrono::steady_clock::time_point deadline,
                                       std::unique_lock<std::mutex>& lock);
   [[nodiscard]] bool fill(space& where, std::size_t bytes, std::unique_lock<std::mutex>& lock);
+  void scrub_new(std::byte* at, std::vector<std::uint32_t> const& chunks, bool all);
   void replace_arena(std::vector<std::unique_ptr<space>>& old);
   void drop_empty(std::vector<std::unique_ptr<space>>& spaces);
   [[nodiscard]] std::unique_ptr<space> new_arena() const;
