@@ -28,7 +28,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 UNITS = ("us", "ms", "s", "bytes", "per_s", "ratio", "percent")
 #: Metrics without a unit.
 COUNTS = ("aborts", "rebuilds", "kills", "killed_trainers", "killed_servers", "killed_brokers", "leaked_chunks", "hangs",
-          "server_errors", "wrong_contents", "failed_starts", "served", "handovers", "probes", "refused", "faults")
+          "server_errors", "wrong_contents", "failed_starts", "served", "handovers", "probes",
+          "probes_that_saw", "revocations", "faults")
 BOUND = re.compile(r"(<=|>=|<|>)\s*([0-9.eE+-]+)")
 
 
