@@ -57,7 +57,7 @@ def measure(backend: str, handovers: int, faults: int, binaries: Path, memory: i
             for _ in range(faults):
                 if server.poll() is not None:
                     raise RuntimeError("the server had done its handovers before all faults; ask for more handovers")
-                done = subprocess.run(role("fault", f"--bytes={pool // 4}"), env=environment, capture_output=True,
+                done = subprocess.run(role("fault", f"--bytes={pool // 2}"), env=environment, capture_output=True,
                                       text=True, check=False, timeout=120)
                 if done.returncode != 0:
                     raise RuntimeError(f"a faulting trainer failed otherwise: {done.stderr.strip()}")

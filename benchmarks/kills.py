@@ -26,7 +26,8 @@ MIB = 1 << 20
 LABELS = {"c++": "c++", "workers": "c++ with 8 workers", "torch": "torch"}
 COUNTED = ("kills", "killed_trainers", "killed_servers", "killed_brokers", "leaked_chunks", "hangs", "server_errors",
            "wrong_contents", "failed_starts", "served")
-TIMED = ("free_after_last_exit_us", "free_without_broker_us", "serving_free_us", "teardown_us", "broker_back_us")
+TIMED = ("free_after_last_exit_us", "free_without_broker_us", "free_with_server_us", "serving_free_us", "teardown_us",
+         "broker_back_us")
 TARGETS = {"leaked_chunks.value": "<= 0", "hangs.value": "<= 0", "server_errors.value": "<= 0",
            "wrong_contents.value": "<= 0", "free_after_last_exit_us.p99": "<= 20000"}
 

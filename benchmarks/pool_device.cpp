@@ -27,6 +27,10 @@ class host_device final : public pool_device {
     std::memcpy(to.data(), where, to.size());
     return true;
   }
+  [[nodiscard]] bool write(std::byte* where, std::span<std::uint8_t const> from) override {
+    std::memcpy(where, from.data(), from.size());
+    return true;
+  }
   [[nodiscard]] bool synchronize() override { return true; }
   [[nodiscard]] int add_one_by_kernel(std::byte* /*where*/) override {
     throw error{error_kind::unsupported, "the host runs no kernels"};
@@ -63,6 +67,7 @@ class cuda_device final : public pool_device {
     use_context();
     synchronize_ = function<decltype(&::cuCtxSynchronize)>("cuCtxSynchronize");
     copy_out_ = function<decltype(&::cuMemcpyDtoH)>("cuMemcpyDtoH_v2");
+    copy_in_ = function<decltype(&::cuMemcpyHtoD)>("cuMemcpyHtoD_v2");
     set_ = function<decltype(&::cuMemsetD8)>("cuMemsetD8_v2");
   }
 
@@ -75,6 +80,10 @@ class cuda_device final : public pool_device {
   [[nodiscard]] bool read(std::byte const* where, std::span<std::uint8_t> to) override {
     use_context();
     return copy_out_(to.data(), address(where), to.size()) == CUDA_SUCCESS;
+  }
+  [[nodiscard]] bool write(std::byte* where, std::span<std::uint8_t const> from) override {
+    use_context();
+    return copy_in_(address(where), from.data(), from.size()) == CUDA_SUCCESS;
   }
   [[nodiscard]] bool synchronize() override {
     use_context();
@@ -124,6 +133,7 @@ class cuda_device final : public pool_device {
   CUfunction add_one_ = nullptr;
   decltype(&::cuCtxSynchronize) synchronize_ = nullptr;
   decltype(&::cuMemcpyDtoH) copy_out_ = nullptr;
+  decltype(&::cuMemcpyHtoD) copy_in_ = nullptr;
   decltype(&::cuMemsetD8) set_ = nullptr;
 };
 

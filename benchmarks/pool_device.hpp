@@ -31,6 +31,8 @@ class pool_device {
   [[nodiscard]] virtual bool fill(std::byte* where, std::size_t bytes, std::uint8_t value) = 0;
   /// Copies memory out. False: the driver refused, and nothing has been copied.
   [[nodiscard]] virtual bool read(std::byte const* where, std::span<std::uint8_t> to) = 0;
+  /// Copies into memory. False: the driver refused, and nothing has been copied.
+  [[nodiscard]] virtual bool write(std::byte* where, std::span<std::uint8_t const> from) = 0;
   /// Waits until the device does nothing any more for this process. False: it has failed for good.
   [[nodiscard]] virtual bool synchronize() = 0;
   /// Adds one to the 32-bit word there by a kernel and waits. Returns the driver's result, 0 for
