@@ -46,8 +46,9 @@ class fault_world {
   /// The same in a process of its own, which ends afterwards.
   [[nodiscard]] outcome live_in_child();
 
-  /// Waits until nobody has anything any more, and says what is wrong with the ledger otherwise.
-  [[nodiscard]] std::string settle() const;
+  /// Waits until nobody has anything any more, and says what is wrong with the ledger otherwise. A
+  /// broker that has ended is started again.
+  [[nodiscard]] std::string settle();
   [[nodiscard]] holdings count() const;
 
  private:
