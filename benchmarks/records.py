@@ -26,7 +26,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 UNITS = ("us", "ms", "s", "bytes", "per_s", "ratio", "percent")
-COUNTS = ("aborts", "rebuilds")  # metrics without a unit
+#: Metrics without a unit.
+COUNTS = ("aborts", "rebuilds", "kills", "killed_trainers", "killed_servers", "killed_brokers", "leaked_chunks", "hangs",
+          "server_errors", "wrong_contents", "failed_starts", "served", "handovers", "probes",
+          "probes_that_saw", "revocations", "faults")
 BOUND = re.compile(r"(<=|>=|<|>)\s*([0-9.eE+-]+)")
 
 
@@ -171,6 +174,12 @@ def write(name: str, cells: list[Cell], *, gpus: int = 0, accumulate: bool = Fal
     print(table(record))
     print(f"written to {file}" + (" (dirty: for trying, not for quoting)" if where["dirty"] else ""))
     return file
+
+
+def cells_of(name: str, *, gpus: int = 0, folder: Path = RESULTS) -> list[dict]:
+    """The cells that this machine's record of that name has, none if there is no record yet."""
+    file = folder / f"{name}-{slug(machine(gpus)['device'], gpus)}.json"
+    return json.loads(file.read_text(encoding="utf-8"))["cells"] if file.exists() else []
 
 
 def _merged(file: Path, measured: list[dict]) -> list[dict]:

@@ -53,6 +53,20 @@ T field(json const& body, char const* name, T missing) {
 
 }  // namespace
 
+bool broker::client::alone() const {
+  pollfd pipe{life.get(), POLLIN, 0};
+  return life && ::poll(&pipe, 1, 0) == 1 && (pipe.revents & POLLHUP) != 0;
+}
+
+int broker::client::end_descendants(std::uint64_t pipe_inode) {
+  int const found = detail::end_holders(pipe_inode);
+  look_at = clock::now() + look_every;
+  if (life) {
+    look_every = std::min(2 * look_every, milliseconds{100});
+  }
+  return found;
+}
+
 broker::broker(options how, std::function<pool_files()> make_pool)
     : options_(std::move(how)), make_pool_(std::move(make_pool)) {
   socket_lock_ = unique_fd{
@@ -90,7 +104,16 @@ void broker::open_pool(pool_files files) {
   files_ = std::move(files);
   view_ = std::make_unique<ledger_view>(files_.ledger.get(), files_.mailroom.get(),
                                         shared_segment::access::read_write);
-  adopt_clients();
+  try {
+    adopt_clients();
+  } catch (...) {
+    // Whoever offers the pool next begins anew.
+    writer_.reset();
+    clients_ = {};
+    view_.reset();
+    files_ = {};
+    throw;
+  }
   write_roster();
 }
 
@@ -151,9 +174,12 @@ void broker::run(int stop_fd) {
       wake = adopt_until_;
     } else if (idle) {
       wake = idle_since_ + options_.idle_exit;
-    } else if (std::any_of(clients_.begin(), clients_.end(),
-                           [](client const& c) { return c.orphaned(); })) {
-      wake = now + milliseconds{5};  // descendants of the dead are looked for until none is left
+    } else {
+      for (auto const& record : clients_) {
+        if (record.orphaned()) {  // descendants of the dead are looked for until none is left
+          wake = std::min(wake.value_or(record.look_at), record.look_at);
+        }
+      }
     }
     auto const timeout = wake ? static_cast<int>(std::max<std::int64_t>(
                                     0, std::chrono::ceil<milliseconds>(*wake - now).count()))
@@ -327,6 +353,15 @@ void broker::join(visitor& who, message request) {
                 std::string{"cannot create a bell: "} + std::strerror(errno)};
   }
 
+  // Before anything is changed: whoever cannot be given what he needs is refused.
+  auto const ledger =
+      is_server ? reopen_read_write(files_.ledger.get()) : reopen_read_only(files_.ledger.get());
+  auto writers_bell = duplicate(bell.get());
+  if (!writers_bell) {
+    throw error{error_kind::unavailable,
+                std::string{"cannot open a client's bell again: "} + std::strerror(errno)};
+  }
+
   auto& record = clients_.at(slot);
   record = client{};
   record.pid = pid;
@@ -357,8 +392,6 @@ void broker::join(visitor& who, message request) {
 
   try {
     auto const socket = record.socket.get();
-    auto ledger =
-        is_server ? reopen_read_write(files_.ledger.get()) : reopen_read_only(files_.ledger.get());
     send_message(socket,
                  {{"type", "joined"}, {"slot", slot}, {"chunk_descriptors", files_.chunks.size()}},
                  {ledger.get(), files_.mailroom.get(), files_.doorbell.get(), record.bell.get()});
@@ -371,14 +404,16 @@ void broker::join(visitor& who, message request) {
       send_message(socket, {{"type", "chunks"}, {"first", first}}, batch);
     }
   } catch (error const& gone) {
-    spdlog::info("a client left while it joined pid={}", pid);  // its pidfd tells the rest
+    spdlog::info("a client could not be told of its place pid={} reason=\"{}\"", pid, gone.what());
+    record.socket
+        .reset();  // if it lives it hears that it has no broker; its life pipe tells the rest
     return;
   }
   spdlog::info("a client joined kind={} pid={} slot={}", kind, pid, slot);
   if (is_server) {
     appoint_server(slot);
   } else if (writer_) {
-    writer_->set_bell(slot, duplicate(record.bell.get()));
+    writer_->set_bell(slot, std::move(writers_bell));
   } else {
     tell_server({{"type", "client_joined"}, {"slot", slot}}, {record.bell.get()});
   }
@@ -419,13 +454,21 @@ void broker::become_writer() {
   view_->header().serving_now.store(0);
   writer_ = std::make_unique<ledger_writer>(*view_);
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
-    auto const& record = clients_.at(slot);
+    auto& record = clients_.at(slot);
     if (record.bell) {
-      writer_->set_bell(slot, duplicate(record.bell.get()));
+      auto bell = duplicate(record.bell.get());
+      if (!bell) {
+        record.socket.reset();  // it comes back with its bell
+      }
+      writer_->set_bell(slot, std::move(bell));
       if (record.present && record.process) {
         writer_->demand(slot,
                         0);  // whatever the last writer had demanded is nobody's wish any more
       }
+    }
+    if (record.present && record.reported) {
+      writer_->reclaim(slot);  // the last writer died before it did
+      clear_slot(slot);
     }
   }
   writer_->pump();
@@ -481,12 +524,17 @@ bool broker::rejoin(visitor& who, message request) {
 
 void broker::seat(visitor& who, message& request, std::uint32_t slot) {
   auto& record = clients_.at(slot);
+  auto writers_bell = duplicate(request.descriptors.at(3).get());
+  if (!writers_bell) {
+    throw error{error_kind::unavailable,
+                std::string{"cannot open a client's bell again: "} + std::strerror(errno)};
+  }
   record.bell = std::move(request.descriptors.at(3));
   record.life = std::move(request.descriptors.at(4));
   record.socket = std::move(who.socket);
   send_message(record.socket.get(), {{"type", "rejoined"}});
   if (writer_) {
-    writer_->set_bell(slot, duplicate(record.bell.get()));
+    writer_->set_bell(slot, std::move(writers_bell));
     writer_->pump();
   } else if (view_->writer_slot() == slot) {
     report_to_server(slot);
@@ -525,7 +573,9 @@ void broker::client_exited(std::uint32_t slot) {
   if (view_->writer_slot() == slot) {
     become_writer();
   }
-  detail::end_holders(view_->clients()[slot].life_inode.load());
+  if (!record.alone()) {
+    record.end_descendants(view_->clients()[slot].life_inode.load());
+  }
 }
 
 /// The last process that could reach the client's memory may have gone: then everything it held is
@@ -533,13 +583,16 @@ void broker::client_exited(std::uint32_t slot) {
 void broker::finish(std::uint32_t slot) {
   auto& record = clients_.at(slot);
   auto const inode = view_->clients()[slot].life_inode.load();
-  pollfd pipe{record.life.get(), POLLIN, 0};
-  bool const known = static_cast<bool>(record.life);
-  if (known ? ::poll(&pipe, 1, 0) != 1 || (pipe.revents & POLLHUP) == 0
-            : detail::end_holders(inode) > 0) {
-    if (known) {
-      detail::end_holders(inode);  // one may have been forked while the last look was taken
+  // One may have been forked while the last look was taken.
+  bool const look = clock::now() >= record.look_at;
+  if (record.life) {
+    if (!record.alone()) {
+      if (look) {
+        record.end_descendants(inode);
+      }
+      return;
     }
+  } else if (!look || record.end_descendants(inode) > 0) {
     return;
   }
   record.life.reset();

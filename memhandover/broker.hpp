@@ -62,8 +62,17 @@ class broker {
     unique_fd
         life;  ///< read end of its life pipe; empty if it died before telling an adopting broker
     unique_fd bell;
+    clock::time_point look_at{};  ///< when its descendants are looked for again
+    std::chrono::milliseconds look_every{5};
     /// Its process is gone, what it held is not taken back yet.
     [[nodiscard]] bool orphaned() const noexcept { return present && !process && !reported; }
+    /// Its life pipe is known to have no holder left, which is much cheaper to see than to look
+    /// through all processes for one.
+    [[nodiscard]] bool alone() const;
+    /// Ends the descendants that hold its life pipe; returns how many were found. It takes
+    /// milliseconds, and the pipe tells of the last one's exit: so the next look is due later and
+    /// later.
+    int end_descendants(std::uint64_t pipe_inode);
   };
   /// A connection that has not joined: a status query, a launcher that wants the pool kept, or a
   /// join under way.

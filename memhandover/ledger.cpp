@@ -243,6 +243,15 @@ pool_files create_ledger(pool_shape const& shape) {
   return files;
 }
 
+unique_fd make_event() {
+  unique_fd event{::eventfd(0, EFD_CLOEXEC)};
+  if (!event) {
+    throw error{error_kind::unavailable,
+                std::string{"cannot create an event to stop a thread by: "} + std::strerror(errno)};
+  }
+  return event;
+}
+
 unique_fd reopen_read_only(int fd) {
   return reopen(fd, O_RDONLY);
 }

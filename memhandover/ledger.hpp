@@ -91,6 +91,9 @@ class ledger_view {
 /// Creates ledger and mailroom of a new pool, all chunks free, the broker its writer.
 [[nodiscard]] pool_files create_ledger(pool_shape const& shape);
 
+/// An eventfd to stop a thread by, close-on-exec. Throws `unavailable` if the process may open no more files.
+[[nodiscard]] unique_fd make_event();
+
 /// A second descriptor of a memfd through which it can only be read.
 [[nodiscard]] unique_fd reopen_read_only(int fd);
 /// The same for reading and writing.

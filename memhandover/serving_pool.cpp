@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -58,6 +59,35 @@ bool may_stay_awake(backend_kind backend) {
   return backend == backend_kind::cuda && std::thread::hardware_concurrency() >= enough_processors;
 }
 
+/// All chunks of a pool, one after the other at one address, while this object lives.
+class whole_pool {
+ public:
+  explicit whole_pool(device_memory& memory)
+      : memory_(memory), data_(memory.reserve(memory.shape().chunk_count)) {
+    std::vector<std::uint32_t> all(memory.shape().chunk_count);
+    std::iota(all.begin(), all.end(), 0U);
+    try {
+      memory_.map(data_, all);
+    } catch (...) {
+      memory_.release(data_, memory.shape().chunk_count);
+      throw;
+    }
+  }
+  whole_pool(whole_pool const&) = delete;
+  whole_pool& operator=(whole_pool const&) = delete;
+  ~whole_pool() {
+    memory_.unmap(data_, memory_.shape().chunk_count);
+    memory_.release(data_, memory_.shape().chunk_count);
+  }
+  [[nodiscard]] std::byte* at(std::uint32_t chunk) const noexcept {
+    return data_ + chunk * memory_.shape().chunk_bytes;
+  }
+
+ private:
+  device_memory& memory_;
+  std::byte* data_;
+};
+
 class pool_server final : public serving_pool, public std::enable_shared_from_this<pool_server> {
  public:
   explicit pool_server(options const& how)
@@ -66,22 +96,16 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
                  how.sluice_binary},
                 client_kind::server, how.name, how.endpoint),
         memory_(open_device_memory(member_.view().shape(), member_.files().chunks)),
+        whole_(*memory_),
         notes_(member_.view(), member_.slot()),
-        stop_(::eventfd(0, EFD_CLOEXEC)) {
-    auto const count = shape().chunk_count;
-    whole_ = memory_->reserve(count);
-    std::vector<std::uint32_t> all(count);
-    for (std::uint32_t i = 0; i < count; ++i) {
-      all[i] = i;
-    }
-    memory_->map(whole_, all);
+        stop_(make_event()) {
     while (!writer_) {
-      auto const received = member_.receive();
+      auto received = member_.receive();
       if (!received) {
         throw error{error_kind::unavailable,
                     "the broker ended while the server joined its pool; start it again"};
       }
-      handle(*received);
+      handle(std::move(*received));
     }
     thread_ = std::thread{[this] { run(); }};
   }
@@ -93,8 +117,6 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
     (void)::eventfd_write(stop_.get(), 1);
     thread_.join();
     member_.view().header().pause_until_ns.store(0);
-    memory_->unmap(whole_, shape().chunk_count);
-    memory_->release(whole_, shape().chunk_count);
   }
 
   [[nodiscard]] pool_shape shape() const override { return member_.view().shape(); }
@@ -166,19 +188,20 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
   }
 
   void run();
-  void handle(message const& received);
+  void handle(message received);
   [[nodiscard]] std::optional<std::uint32_t> richest(std::vector<std::uint32_t> const& asked) const;
+  [[nodiscard]] bool dying_hold() const;
   void record(handover_report const& report);
   [[nodiscard]] std::string holders() const;
 
   options options_;
   membership member_;
   std::unique_ptr<device_memory> memory_;
+  whole_pool whole_;
   chunk_notes notes_;
   unique_fd stop_;
-  std::byte* whole_ = nullptr;  ///< chunk i lies at offset i × chunk_bytes
-  std::mutex acquiring_;        ///< one acquisition at a time; guards `notes_`
-  mutable std::mutex mutex_;    ///< guards what follows
+  std::mutex acquiring_;      ///< one acquisition at a time; guards `notes_`
+  mutable std::mutex mutex_;  ///< guards what follows
   std::condition_variable mail_;
   std::optional<ledger_writer> writer_;
   std::uint32_t reserve_ = 0;
@@ -219,8 +242,8 @@ void pool_server::run() {
       }
     }
     if (polled[2].revents != 0) {
-      if (auto const received = member_.receive()) {
-        handle(*received);
+      if (auto received = member_.receive()) {
+        handle(std::move(*received));
       } else {
         spdlog::warn("the broker has gone; looking for another");
         reconnect_at = steady_clock::now();
@@ -234,7 +257,7 @@ void pool_server::run() {
   }
 }
 
-void pool_server::handle(message const& received) {
+void pool_server::handle(message received) {
   std::lock_guard const lock{mutex_};
   auto const& type = received.body["type"];
   auto const slot = received.body.value("slot", max_clients);
@@ -243,7 +266,7 @@ void pool_server::handle(message const& received) {
     writer_->set_reserve(reserve_);
   } else if (type == "client_joined" && slot < max_clients && received.descriptors.size() == 1 &&
              writer_) {
-    writer_->set_bell(slot, duplicate(received.descriptors[0].get()));
+    writer_->set_bell(slot, std::move(received.descriptors[0]));
     writer_->pump();
   } else if (type == "client_gone" && slot < max_clients && writer_) {
     auto const freed = writer_->reclaim(slot);
@@ -273,6 +296,18 @@ std::optional<std::uint32_t> pool_server::richest(std::vector<std::uint32_t> con
   return best;
 }
 
+/// Whether a client that has ended still holds something.
+bool pool_server::dying_hold() const {
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    if (member_.view().clients()[slot].status.load(std::memory_order_acquire) ==
+            static_cast<std::uint32_t>(client_status::gone) &&
+        writer_->held_by(slot) > 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
 placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point deadline,
                                handover_report* report, std::string_view what) {
   auto const chunk_bytes = shape().chunk_bytes;
@@ -300,6 +335,15 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
     std::vector<std::uint32_t> asked;
     while (writer_->free_chunks() < count) {
       auto const slot = richest(asked);
+      if (!slot && dying_hold()) {
+        // Their memory comes free when the last of their processes has ended.
+        (void)mail_.wait_until(lock, deadline, [&] {
+          return writer_->free_chunks() >= count || !dying_hold() || richest(asked).has_value();
+        });
+        if (writer_->free_chunks() >= count || steady_clock::now() < deadline) {
+          continue;
+        }
+      }
       if (!slot) {
         throw error{error_kind::out_of_memory,
                     format_bytes(bytes) + " are wanted but only " +
@@ -349,8 +393,7 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
         result.ledger = nanoseconds{std::max<std::int64_t>(0, monotonic_ns() - released)};
       } else if (writer_->free_chunks() < count) {
         mail_.wait_until(lock, deadline, [&] {
-          return entry.status.load() == static_cast<std::uint32_t>(client_status::empty) ||
-                 writer_->free_chunks() >= count;
+          return writer_->held_by(*slot) == 0 || writer_->free_chunks() >= count;
         });
       }
       result.bytes_reclaimed += missing * chunk_bytes;
@@ -359,13 +402,16 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
   }
   auto const mapping = steady_clock::now();
   if (contiguous(held->chunks)) {
-    held->data = whole_ + held->chunks.front() * chunk_bytes;
+    held->data = whole_.at(held->chunks.front());
   } else {
     try {
       held->data = memory_->reserve(count);
       held->stitched = true;
       memory_->map(held->data, held->chunks);
     } catch (...) {
+      if (held->stitched) {
+        memory_->release(held->data, count);
+      }
       give_back({held->chunks, nullptr, false});
       throw;
     }

@@ -25,7 +25,7 @@ class training_member final : public training_client {
   training_member(broker_options const& broker, std::string const& name, handler on_demand)
       : member_(broker, client_kind::training, name, ""),
         on_demand_(std::move(on_demand)),
-        stop_(::eventfd(0, EFD_CLOEXEC)),
+        stop_(make_event()),
         box_(member_.view(), member_.slot()) {
     // The slot may have had an earlier owner; its old demands and requests are not ours.
     answered_ = numbered::unpack(control().demand.load(std::memory_order_acquire)).seq;

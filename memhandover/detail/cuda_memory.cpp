@@ -1,9 +1,11 @@
 #include "memhandover/detail/cuda_memory.hpp"
 
+#include <spdlog/spdlog.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <string>
 
@@ -29,6 +31,29 @@ CUmemAllocationProp chunk_properties(int device) {
 
 CUdeviceptr address(std::byte* where) {
   return reinterpret_cast<CUdeviceptr>(where);
+}
+
+/// Whether a process that gets this result submits no work to the device any more: the driver is
+/// shutting down, or the context has failed for good.
+bool nothing_runs_after(CUresult result) {
+  switch (result) {
+    case CUDA_ERROR_DEINITIALIZED:
+    case CUDA_ERROR_NOT_INITIALIZED:
+    case CUDA_ERROR_CONTEXT_IS_DESTROYED:
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_LAUNCH_FAILED:
+      return true;
+    default:
+      return false;
+  }
 }
 
 }  // namespace
@@ -121,9 +146,21 @@ void cuda_memory::map(std::byte* where, std::span<std::uint32_t const> chunks) {
   }
 }
 
+/// A mapping that stays would let this process write into what is another's by then, so a process
+/// that cannot remove one ends.
 void cuda_memory::unmap(std::byte* where, std::uint32_t count) noexcept {
-  if (count > 0) {
-    driver_->cuMemUnmap(address(where), count * shape_.chunk_bytes);
+  if (count == 0 ||
+      driver_->cuMemUnmap(address(where), count * shape_.chunk_bytes) == CUDA_SUCCESS) {
+    return;
+  }
+  for (std::uint32_t i = 0; i < count; ++i) {
+    auto const result =
+        driver_->cuMemUnmap(address(where) + i * shape_.chunk_bytes, shape_.chunk_bytes);
+    if (result != CUDA_SUCCESS && !nothing_runs_after(result)) {
+      spdlog::critical("a chunk that is given away cannot be unmapped; this process ends result={}",
+                       static_cast<int>(result));
+      std::abort();
+    }
   }
 }
 
@@ -139,7 +176,11 @@ void cuda_memory::scrub(std::byte* where, std::span<std::uint32_t const> chunks)
   driver_->check(
       driver_->cuMemsetD8Async(address(where), 0, chunks.size() * shape_.chunk_bytes, stream_),
       "cannot zero chunks of the pool");
-  driver_->check(driver_->cuStreamSynchronize(stream_), "cannot zero chunks of the pool");
+  auto done = driver_->cuStreamSynchronize(stream_);
+  if (done != CUDA_SUCCESS) {
+    done = driver_->cuStreamSynchronize(stream_);  // nobody may unmap what is still being written
+  }
+  driver_->check(done, "cannot zero chunks of the pool");
 }
 
 bool cuda_in_child() {

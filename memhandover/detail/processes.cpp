@@ -6,12 +6,15 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <charconv>
 #include <csignal>
+#include <cstring>
 #include <filesystem>
 #include <string>
 #include <string_view>
 
+#include "memhandover/error.hpp"
 #include "memhandover/wire.hpp"
 
 namespace sluice::memhandover::detail {
@@ -19,8 +22,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// Empty if the process has ended. That it cannot be watched is another thing: then nobody knows.
 unique_fd pidfd_of(int pid) {
   unique_fd process{static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))};
+  if (!process && errno != ESRCH) {
+    throw error{error_kind::unavailable,
+                "cannot watch process " + std::to_string(pid) + ": " + std::strerror(errno)};
+  }
   if (process) {
     pollfd exited{process.get(), POLLIN, 0};
     if (::poll(&exited, 1, 0) != 0) {
@@ -85,13 +93,17 @@ int end_holders(std::uint64_t pipe_inode) {
     if (!pid || *pid == ::getpid()) {
       continue;
     }
-    auto const process = pidfd_of(*pid);
-    if (process && holds_write_end(entry.path() / "fd", link)) {
-      ::syscall(SYS_pidfd_send_signal, process.get(), SIGKILL, nullptr, 0);
-      ++found;
+    try {
+      auto const process = pidfd_of(*pid);
+      if (process && holds_write_end(entry.path() / "fd", link)) {
+        ::syscall(SYS_pidfd_send_signal, process.get(), SIGKILL, nullptr, 0);
+        ++found;
+      }
+    } catch (error const&) {
+      ++found;  // it may be one: look again
     }
   }
-  return found;
+  return found + (failed ? 1 : 0);
 }
 
 }  // namespace sluice::memhandover::detail

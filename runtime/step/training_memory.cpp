@@ -1,5 +1,6 @@
 #include "runtime/step/training_memory.hpp"
 
+#include <spdlog/spdlog.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -42,14 +43,42 @@ training_memory::training_memory(options how) : options_(std::move(how)) {
   client_ = memhandover::training_client::join(
       options_.broker, options_.name,
       [this](memhandover::demand const& wanted) { return answer(wanted); });
-  std::lock_guard const lock{mutex_};
-  memory_ = memhandover::open_device_memory(client_->view().shape(), client_->files().chunks,
-                                            options_.driver);
-  auto const chunks = client_->view().shape().chunk_count;
-  needs_scrub_.resize(chunks);
-  arena_ = new_arena();
-  notes_.emplace(client_->view(), client_->slot());
-  persistent_ = std::make_unique<space>(*memory_, chunks, options_.alignment, options_.persistent);
+  try {
+    std::lock_guard const lock{mutex_};
+    memory_ = memhandover::open_device_memory(client_->view().shape(), client_->files().chunks,
+                                              options_.driver);
+    auto const chunks = client_->view().shape().chunk_count;
+    needs_scrub_.resize(chunks);
+    notes_.emplace(client_->view(), client_->slot());
+    persistent_ =
+        std::make_unique<space>(*memory_, chunks, options_.alignment, options_.persistent);
+    arena_ = new_arena();
+  } catch (...) {
+    client_.reset();  // its thread uses what is destroyed with this object
+    throw;
+  }
+}
+
+training_memory::~training_memory() {
+  std::vector<std::unique_ptr<space>> ending;
+  {
+    std::unique_lock lock{mutex_};
+    unmapped_.wait(lock, [this] {
+      return !arena_->awaits_unmapping() &&
+             std::none_of(retired_.begin(), retired_.end(),
+                          [](auto const& old) { return old->awaits_unmapping(); });
+    });
+    phase_ = phase::idle;
+    ending.push_back(std::move(arena_));
+    ending.push_back(std::move(persistent_));
+    for (auto* list : {&retired_, &promoted_}) {
+      std::move(list->begin(), list->end(), std::back_inserter(ending));
+      list->clear();
+    }
+  }
+  commit_ended_.notify_all();
+  ending.clear();
+  client_.reset();  // ends the thread that uses what is destroyed next
 }
 
 bool training_memory::committing() noexcept {
@@ -318,23 +347,35 @@ bool training_memory::fill(space& where, std::size_t bytes, std::unique_lock<std
   auto const first = lasting ? spare_.end() - static_cast<std::ptrdiff_t>(needed) : spare_.begin();
   auto const last = first + static_cast<std::ptrdiff_t>(needed);
   std::vector<std::uint32_t> const taken(first, last);
-  spare_.erase(first, last);
   auto* const at = where.base() + where.chunks().size() * memory_->shape().chunk_bytes;
   where.grow(taken);
+  spare_.erase(first, last);
+  try {
+    scrub_new(at, taken, where.holds_private_pages());
+  } catch (...) {
+    keep_spare(where.shrink(needed));  // nobody may have it unscrubbed
+    throw;
+  }
   notes_->say(taken, lasting ? "persistent" : "arena");
-  for (std::size_t i = 0; i < taken.size();) {
+  publish();
+  return true;
+}
+
+/// Zeroes those of `chunks`, mapped from `at` on, that hold another's contents, or all.
+void training_memory::scrub_new(std::byte* at, std::vector<std::uint32_t> const& chunks, bool all) {
+  for (std::size_t i = 0; i < chunks.size();) {
     std::size_t end = i;
-    while (end < taken.size() && (needs_scrub_.at(taken[end]) || where.holds_private_pages())) {
-      needs_scrub_.at(taken[end]) = false;
+    while (end < chunks.size() && (all || needs_scrub_.at(chunks[end]))) {
       ++end;
     }
     if (end > i) {
-      memory_->scrub(at + i * memory_->shape().chunk_bytes, std::span{taken}.subspan(i, end - i));
+      memory_->scrub(at + i * memory_->shape().chunk_bytes, std::span{chunks}.subspan(i, end - i));
+      for (; i < end; ++i) {
+        needs_scrub_.at(chunks[i]) = false;
+      }
     }
     i = end + 1;
   }
-  publish();
-  return true;
 }
 
 bool training_memory::free(std::byte* address) {
@@ -487,10 +528,15 @@ memhandover::demand_answer training_memory::give_up(memhandover::demand const& w
   }
   auto const missing = still_missing(wanted.chunks, answer.chunks);
   if (missing > 0 && !arena_->chunks().empty() && !arena_->revoked()) {
-    if (gate == nullptr) {
-      revoke_arena(divide(missing, answer.chunks), answer);
-    } else {
-      take_arena_behind_gate(missing, lock, answer);
+    try {
+      if (gate == nullptr) {
+        revoke_arena(divide(missing, answer.chunks), answer);
+      } else {
+        take_arena_behind_gate(missing, lock, answer);
+      }
+    } catch (error const& why) {
+      // What has been taken already is the server's; the arena is as it was.
+      spdlog::error("the arena could not be taken away reason=\"{}\"", why.what());
     }
   }
   if (answer.chunks.empty()) {

@@ -46,12 +46,12 @@ class launch_gate {
   virtual void abort_begin() = 0;
   virtual void abort_end() = 0;
   virtual void set_urgent(bool urgent) = 0;
-  /// When the unit that was executing as the last `wait_idle` began had ended; see gate_api.h.
-  [[nodiscard]] virtual std::int64_t unit_ended_ns() const = 0;
+  /// When the unit that was executing as the gate was closed had ended; 0 if that is not known.
+  [[nodiscard]] virtual std::int64_t unit_ended_ns() const { return 0; }
   /// When a launching thread first saw the demand that is being answered; 0 if none did.
-  [[nodiscard]] virtual std::int64_t demand_seen_ns() const = 0;
+  [[nodiscard]] virtual std::int64_t demand_seen_ns() const { return 0; }
   /// Threads are no longer held because of this demand.
-  virtual void demand_answered(memhandover::demand const& which) = 0;
+  virtual void demand_answered(memhandover::demand const& /*which*/) {}
 };
 
 enum class arena_state { sound, revoked, starved };
@@ -70,6 +70,11 @@ class training_memory {
 
   /// Joins the pool. Throws as `training_client::join` does.
   explicit training_memory(options how);
+  training_memory(training_memory const&) = delete;
+  training_memory& operator=(training_memory const&) = delete;
+  /// Leaves it. A demand that comes meanwhile is given nothing; what there is comes free when no
+  /// mapping is left.
+  ~training_memory();
 
   [[nodiscard]] memhandover::training_client& client() noexcept { return *client_; }
 
@@ -151,6 +156,7 @@ class training_memory {
                                       std::unique_lock<std::mutex>& lock);
   void let_demands_pass(std::unique_lock<std::mutex>& lock);
   [[nodiscard]] bool fill(space& where, std::size_t bytes, std::unique_lock<std::mutex>& lock);
+  void scrub_new(std::byte* at, std::vector<std::uint32_t> const& chunks, bool all);
   void replace_arena(std::vector<std::unique_ptr<space>>& old);
   void drop_empty(std::vector<std::unique_ptr<space>>& spaces);
   [[nodiscard]] std::unique_ptr<space> new_arena() const;

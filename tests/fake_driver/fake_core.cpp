@@ -109,13 +109,22 @@ call_scope::call_scope(call_site& site, needs what) : site_{site} {
   if (std::int64_t const delay = site_.delay_ns.load(); delay > 0) {
     std::this_thread::sleep_for(std::chrono::nanoseconds{delay});
   }
-  if (int const failure = site_.failure.load();
-      failure != 0 && site_.failures_skipped.fetch_sub(1) <= 0) {
+  if (int const failure = injected(); failure != 0) {
     result_ = static_cast<CUresult>(failure);
   } else if (what == needs::initialised && initialised_in.load() != ::getpid()) {
     result_ =
         CUDA_ERROR_NOT_INITIALIZED;  // also in a forked child: a driver does not survive fork()
   }
+}
+
+/// The failure that a test wants of this call, 0 for none.
+int call_scope::injected() {
+  if (site_.failure.load() == 0 || site_.failures_skipped.fetch_sub(1) > 0) {
+    return 0;
+  }
+  int const failure = site_.fails_once.load() ? site_.failure.exchange(0) : site_.failure.load();
+  site_.failed.fetch_add(failure != 0 ? 1 : 0);
+  return failure;
 }
 
 void set_initialised() {
@@ -142,10 +151,26 @@ void* exported(char const* symbol) {
 
 using namespace sluice::fake;
 
-SLUICE_FAKE_CONTROL void fake_fail(char const* symbol, int code, unsigned skip) {
+namespace {
+
+void fail(char const* symbol, int code, unsigned skip, bool once) {
   call_site& site = site_of(symbol);
+  site.failure.store(0);
+  site.fails_once.store(once);
   site.failures_skipped.store(skip);
   site.failure.store(code);
+}
+
+}  // namespace
+
+SLUICE_FAKE_CONTROL void fake_fail(char const* symbol, int code, unsigned skip) {
+  fail(symbol, code, skip, false);
+}
+SLUICE_FAKE_CONTROL void fake_fail_once(char const* symbol, int code, unsigned skip) {
+  fail(symbol, code, skip, true);
+}
+SLUICE_FAKE_CONTROL uint64_t fake_failures(char const* symbol) {
+  return site_of(symbol).failed.load();
 }
 SLUICE_FAKE_CONTROL void fake_delay(char const* symbol, int64_t nanoseconds) {
   site_of(symbol).delay_ns.store(nanoseconds);

@@ -19,6 +19,8 @@ struct call_site {
   std::atomic<std::uint64_t> inside{0};
   std::atomic<std::int64_t> delay_ns{0};
   std::atomic<int> failure{0};
+  std::atomic<bool> fails_once{false};
+  std::atomic<std::uint64_t> failed{0};
   std::atomic<std::int64_t> failures_skipped{
       0};  ///< calls that still go well before `failure` applies
 };
@@ -38,6 +40,8 @@ class call_scope {
   [[nodiscard]] CUresult result() const noexcept { return result_; }
 
  private:
+  [[nodiscard]] int injected();
+
   call_site& site_;
   CUresult result_ = CUDA_SUCCESS;
 };

@@ -4,7 +4,8 @@
  * stream is a thread that does its work in order, a kernel is a function of the test. It keeps the
  * real driver's rules where Sluice depends on them: a physical handle is mapped and unmapped whole,
  * access is enforced, an imported handle cannot be exported again, one name has two functions
- * depending on the default-stream flag, calls that could break a capture do break it.
+ * depending on the default-stream flag, calls that could break a capture do break it, a copy from or
+ * to reserved addresses without a mapping is refused.
  *
  * Environment, read when the library is loaded:
  *   FAKE_CUDA_DEVICES       number of devices, 1
@@ -28,6 +29,10 @@ extern "C" {
 /* The calls of `symbol` after the next `skip` ones fail with `code` before they do anything; code
  * 0: no more. */
 void fake_fail(char const* symbol, int code, unsigned skip);
+/* The same for one call. */
+void fake_fail_once(char const* symbol, int code, unsigned skip);
+/* Calls of `symbol` that have failed because a test wanted it. */
+uint64_t fake_failures(char const* symbol);
 /* Every call of `symbol` takes that much longer, inside the driver. */
 void fake_delay(char const* symbol, int64_t nanoseconds);
 /* Calls of `symbol` so far, and those that are inside now. */
@@ -48,6 +53,11 @@ void fake_answer(char const* name, void* function);
  * since the last call of fake_outstanding_peak. */
 uint64_t fake_outstanding(void);
 uint64_t fake_outstanding_peak(void);
+/* What this process holds of virtual memory management: address reservations, mappings in them,
+ * handles. */
+uint64_t fake_reservations(void);
+uint64_t fake_mappings(void);
+uint64_t fake_handles(void);
 /* Captures that were broken by a forbidden call. */
 uint64_t fake_broken_captures(void);
 

@@ -87,7 +87,7 @@ CUresult copy(void* to, void const* from, std::size_t bytes, CUstream where, boo
   if (bytes == 0) {
     return CUDA_SUCCESS;
   }
-  if (to == nullptr || from == nullptr) {
+  if (to == nullptr || from == nullptr || is_unmapped(to, bytes) || is_unmapped(from, bytes)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   work piece = copy_work(to, from, bytes);
@@ -101,7 +101,7 @@ CUresult fill(CUdeviceptr to, Element value, std::size_t count, CUstream where, 
   if (count == 0) {
     return CUDA_SUCCESS;
   }
-  if (to == 0 || to % sizeof(Element) != 0) {
+  if (to == 0 || to % sizeof(Element) != 0 || is_unmapped(pointer(to), count * sizeof(Element))) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   work piece = [to, value, count] {

@@ -176,9 +176,54 @@ bool is_pageable(void const* address) {
   return !mapped && area_containing(in, at) == in.areas.end();
 }
 
+bool is_unmapped(void const* address, std::size_t bytes) {
+  memory& in = the_memory();
+  std::lock_guard const guard{in.lock};
+  auto const end = reinterpret_cast<CUdeviceptr>(address) + bytes;
+  for (auto at = reinterpret_cast<CUdeviceptr>(address); at < end; at += granularity) {
+    bool const reserved = containing(in.reservations, at, [](std::size_t size) { return size; }) !=
+                          in.reservations.end();
+    bool const mapped = containing(in.mappings, at, [](mapping const& one) { return one.bytes; }) !=
+                        in.mappings.end();
+    if (reserved && !mapped) {
+      return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace sluice::fake
 
 using namespace sluice::fake;
+
+namespace {
+
+template <typename Count>
+std::uint64_t counted(Count count) {
+  memory& in = the_memory();
+  std::lock_guard const guard{in.lock};
+  return count(in);
+}
+
+}  // namespace
+
+extern "C" {
+__attribute__((visibility("default"))) std::uint64_t fake_reservations() {
+  return counted([](memory const& in) { return in.reservations.size(); });
+}
+__attribute__((visibility("default"))) std::uint64_t fake_mappings() {
+  return counted([](memory const& in) { return in.mappings.size(); });
+}
+__attribute__((visibility("default"))) std::uint64_t fake_handles() {
+  return counted([](memory const& in) {
+    std::uint64_t handles = 0;
+    for (physical const* one : in.physicals) {
+      handles += static_cast<std::uint64_t>(one->handles);
+    }
+    return handles;
+  });
+}
+}
 
 SLUICE_FAKE_CALL CUresult cuMemAlloc_v2(CUdeviceptr* out, std::size_t bytes) {
   SLUICE_FAKE_ENTER

@@ -110,6 +110,8 @@ class pool_process_test : public testing::Test {
       auto const said = server.line();
       ASSERT_FALSE(said.empty()) << "the server has ended";
       ASSERT_EQ(said.find("error"), std::string::npos) << said;
+      // All that jobs hold can be had, so whatever is asked for can be given.
+      ASSERT_NE(said.rfind("failed", 0), 0U) << said;
       if (said.rfind("served", 0) == 0) {
         return;
       }
@@ -285,6 +287,30 @@ TEST_F(pool_process_test, a_server_killed_in_handovers_leaves_training_going_and
     (void)commits;
   }
   EXPECT_EQ(job.stop(), 0);
+  expect_everything_free();
+}
+
+TEST_F(pool_process_test, a_job_and_a_server_that_die_together_leave_nothing_behind) {
+  auto lasting = trainer();
+  for (int i = 0; i < kills_; ++i) {
+    auto job = trainer();
+    auto serving = server();
+    ASSERT_EQ(job.line(), "committed");
+    expect_served(serving);
+    some_time(5ms);
+    ::kill(job.pid(), SIGKILL);
+    some_time(500us);
+    serving.kill();
+    job.kill();
+    await(
+        [&] {
+          auto const now = status();
+          return now["clients"].size() == 1 && now["pool"]["serving_bytes"] == 0;
+        },
+        "what both held to be free");
+    ASSERT_EQ(accounted(status()), pool_bytes);
+  }
+  EXPECT_EQ(lasting.stop(), 0);
   expect_everything_free();
 }
 

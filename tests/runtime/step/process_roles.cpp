@@ -46,7 +46,7 @@ int broker_role(std::vector<std::string> const& arguments) {
     named[arguments[i]] = arguments[i + 1];
   }
   options.runtime_dir = named["--runtime-dir"];
-  options.backend = "host";
+  options.backend = named.contains("--backend") ? named["--backend"] : "host";
   options.pool_bytes = std::stoull(named.contains("--memory") ? named["--memory"] : "67108864");
   options.chunk_bytes = std::stoull(named.contains("--chunk") ? named["--chunk"] : "65536");
   if (named.contains("--ready-fd")) {

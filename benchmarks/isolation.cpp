@@ -1,0 +1,59 @@
+/// The processes of the benchmark `isolation`, one role at a time; benchmarks/isolation.py starts
+/// them.
+
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "benchmarks/isolation_roles.hpp"
+
+namespace {
+
+using namespace sluice;
+
+int report(std::string const& file) {
+  auto const& counts = bench::map_counts(file);
+  nlohmann::json const line{{"handovers", counts.handovers.load()},
+                            {"checked_bytes", counts.checked_bytes.load()},
+                            {"foreign_bytes", counts.foreign_bytes.load()},
+                            {"granted_bytes", counts.granted_bytes.load()},
+                            {"leaked_bytes", counts.leaked_bytes.load()},
+                            {"probes", counts.probes.load()},
+                            {"refused", counts.refused.load()},
+                            {"probes_that_saw", counts.probes_that_saw.load()},
+                            {"revocations", counts.revocations.load()},
+                            {"server_errors", counts.server_errors.load()}};
+  std::printf("%s\n", line.dump().c_str());
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{"Uses revoked memory, and looks who sees it"};
+  bench::isolation_options how;
+  std::string role;
+  app.add_option("role", role, "trainer, fault, server or report")->required();
+  app.add_option("--counts", how.counts)->required();
+  app.add_option("--runtime-dir", how.broker.runtime_dir);
+  app.add_option("--backend", how.broker.backend);
+  app.add_option("--memory", how.broker.pool_bytes);
+  app.add_option("--chunk", how.broker.chunk_bytes);
+  app.add_option("--bytes", how.bytes);
+  app.add_option("--handovers", how.handovers);
+  app.add_option("--number", how.number);
+  CLI11_PARSE(app, argc, argv);
+  spdlog::set_level(spdlog::level::err);
+  try {
+    return role == "trainer"  ? bench::isolation_trainer(how)
+           : role == "fault"  ? bench::isolation_fault(how)
+           : role == "server" ? bench::isolation_server(how)
+           : role == "report" ? report(how.counts)
+                              : 2;
+  } catch (std::exception const& why) {
+    std::fprintf(stderr, "sluice-bench-isolation: %s\n", why.what());
+    return 1;
+  }
+}

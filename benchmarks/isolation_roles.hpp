@@ -1,0 +1,50 @@
+/// The processes of the benchmark `isolation`: training that goes on using what was taken from it,
+/// and a server that looks whether anybody else's bytes ever appear in its memory.
+///
+/// Bytes tell who wrote them: each trainer has a range of values, the server another.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "memhandover/broker_launch.hpp"
+
+namespace sluice::bench {
+
+/// What the processes count, in memory that all of them map.
+struct isolation_counts {
+  std::atomic<std::uint64_t> handovers;      ///< acquisitions that took memory from training
+  std::atomic<std::uint64_t> checked_bytes;  ///< of the server's memory, looked at
+  std::atomic<std::uint64_t> foreign_bytes;  ///< of the server's memory, not the server's: none
+  std::atomic<std::uint64_t> granted_bytes;  ///< of training's memory, looked at when it came
+  std::atomic<std::uint64_t> leaked_bytes;   ///< of these, neither zero nor its own: none
+  std::atomic<std::uint64_t> probes;         ///< accesses to revoked addresses
+  std::atomic<std::uint64_t> refused;  ///< of these, refused by the driver (a GPU refuses all)
+  std::atomic<std::uint64_t> probes_that_saw;  ///< of these, that saw a byte not their own: none
+  std::atomic<std::uint64_t> revocations;      ///< micro-batches whose memory was taken away
+  std::atomic<std::uint64_t> server_errors;
+  std::atomic<std::uint64_t> done;  ///< 1 when training shall end
+};
+
+struct isolation_options {
+  memhandover::broker_options broker;
+  std::uint64_t bytes = 0;      ///< trainer: of a micro-batch; server: of the largest acquisition
+  std::uint64_t handovers = 0;  ///< server: how many there shall be
+  int number = 0;               ///< trainer: which of them it is, 0 or 1
+  std::string counts;           ///< a file of at least a page, for `isolation_counts`
+};
+
+[[nodiscard]] isolation_counts& map_counts(std::string const& file);
+
+/// Trains until `done` is set and touches revoked addresses all the time.
+int isolation_trainer(isolation_options const& options);
+
+/// Trains until its memory has been taken away, then touches that from a kernel. Prints the
+/// driver's result before and after.
+int isolation_fault(isolation_options const& options);
+
+/// Takes and gives back memory; sets `done` when there have been enough handovers.
+int isolation_server(isolation_options const& options);
+
+}  // namespace sluice::bench

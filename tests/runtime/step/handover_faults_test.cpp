@@ -1,0 +1,212 @@
+/// Every system call and every driver call on the path of a handover fails once in turn: the ledger
+/// stays exact, nothing leaks, the failure has a kind and a sentence, and the next attempt
+/// succeeds. A walk over the calls of one function ends with a run in which none was left to fail.
+
+#include <cuda.h>
+#include <gtest/gtest.h>
+#include <spdlog/spdlog.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "memhandover/error.hpp"
+#include "tests/runtime/step/fault_world.hpp"
+#include "tests/runtime/step/injected_calls.hpp"
+#include "tests/runtime/step/process_roles.hpp"
+
+namespace sluice::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// More calls than any function has in one life; the walks end long before.
+constexpr unsigned too_many = 2000;
+
+struct test_name {
+  template <typename T>
+  std::string operator()(testing::TestParamInfo<T> const& info) const {
+    return std::string{info.param.name} + "_" + std::to_string(info.param.error_number);
+  }
+};
+
+/// After a life with a fault: nothing is lost, and a life without one goes well.
+void expect_intact(fault_world& world, outcome const& faulty, holdings const& before,
+                   std::string const& where) {
+  EXPECT_EQ(faulty.problem, "") << where << " " << faulty.error;
+  EXPECT_EQ(world.settle(), "") << where;
+  auto const after = world.count();
+  EXPECT_EQ(after, before) << where << ": " << to_string(after) << " instead of "
+                           << to_string(before) << "; error: " << faulty.error;
+  auto const next = world.live();
+  EXPECT_TRUE(next.went_well) << where << ", next attempt: " << next.problem << next.error;
+  EXPECT_EQ(world.settle(), "") << where << ", next attempt";
+}
+
+/// A life that goes well, and what is there afterwards.
+holdings first_life(fault_world& world) {
+  world.start_broker();
+  auto const life = world.live();
+  EXPECT_TRUE(life.went_well) << life.problem << life.error;
+  EXPECT_EQ(world.settle(), "");
+  return world.count();
+}
+
+class calls_of_clients : public testing::TestWithParam<injected_call> {};
+
+TEST_P(calls_of_clients, fail_one_after_the_other_and_nothing_is_lost) {
+  fault_world world{"host"};
+  auto const before = first_life(world);
+  auto const [name, error_number] = GetParam();
+  unsigned which = 1;
+  for (; which < too_many && !HasFailure(); ++which) {
+    fail_call(name, which, error_number);
+    auto const life = world.live();
+    bool const hit = call_failed();
+    fail_no_call();
+    expect_intact(world, life, before, std::string{name} + " " + std::to_string(which));
+    if (!hit) {
+      break;
+    }
+  }
+  RecordProperty("failed_calls", std::to_string(which - 1));
+  std::printf("%s failed in %u places\n", name, which - 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(host, calls_of_clients,
+                         testing::ValuesIn(injected_calls().begin(), injected_calls().end()),
+                         test_name{});
+
+class calls_of_the_broker : public testing::TestWithParam<injected_call> {};
+
+TEST_P(calls_of_the_broker, fail_one_after_the_other_and_nothing_is_lost) {
+  auto const [name, error_number] = GetParam();
+  unsigned which = 1;
+  for (; which < too_many && !HasFailure(); ++which) {
+    fault_world world{"host"};
+    auto const sign = world.folder() + "/failed";
+    auto const setting = std::string{name} + ":" + std::to_string(which) + ":" +
+                         std::to_string(error_number) + ":" + sign;
+    auto const where = setting + " of the broker";
+    ::setenv("SLUICE_TEST_FAIL_CALL", setting.c_str(), 1);
+    try {
+      world.start_broker();
+    } catch (error const& why) {
+      EXPECT_TRUE(fs::exists(sign)) << where << " " << why.what();
+    }
+    ::unsetenv("SLUICE_TEST_FAIL_CALL");
+    world.start_broker();
+    // The call may be one of the second life.
+    for (bool hit = false; !hit && !HasFailure();) {
+      hit = fs::exists(sign);
+      auto const life = world.live_in_child();
+      EXPECT_EQ(life.problem, "") << where << " " << life.error;
+      EXPECT_TRUE(life.went_well || (!hit && fs::exists(sign))) << where << " " << life.error;
+      world.start_broker();
+      EXPECT_EQ(world.settle(), "") << where;
+      if (life.went_well && !fs::exists(sign)) {
+        break;
+      }
+    }
+    if (!fs::exists(sign)) {
+      break;
+    }
+  }
+  std::printf("%s failed in %u places of the broker\n", name, which - 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(host, calls_of_the_broker,
+                         testing::ValuesIn(injected_calls().begin(), injected_calls().end()),
+                         test_name{});
+
+class calls_of_the_driver : public testing::TestWithParam<injected_call> {};
+
+TEST_P(calls_of_the_driver, fail_one_after_the_other_and_nothing_is_lost) {
+  fault_world world{"cuda"};
+  auto const before = first_life(world);
+  auto const [name, code] = GetParam();
+  unsigned skip = 0;
+  for (; skip < too_many && !HasFailure(); ++skip) {
+    auto const failures = driver_failures(name);
+    fail_driver_call(name, code, skip);
+    auto const life = world.live();
+    bool const hit = driver_failures(name) > failures;
+    fail_driver_call(name, 0, 0);
+    expect_intact(world, life, before, std::string{name} + " " + std::to_string(skip + 1));
+    if (!hit) {
+      break;
+    }
+  }
+  std::printf("%s failed in %u places\n", name, skip);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    cuda, calls_of_the_driver,
+    testing::Values(injected_call{"cuInit", CUDA_ERROR_UNKNOWN},
+                    injected_call{"cuDeviceGet", CUDA_ERROR_INVALID_DEVICE},
+                    injected_call{"cuDevicePrimaryCtxRetain", CUDA_ERROR_OUT_OF_MEMORY},
+                    injected_call{"cuCtxGetCurrent", CUDA_ERROR_UNKNOWN},
+                    injected_call{"cuCtxSetCurrent", CUDA_ERROR_INVALID_CONTEXT},
+                    injected_call{"cuStreamCreate", CUDA_ERROR_OUT_OF_MEMORY},
+                    injected_call{"cuMemImportFromShareableHandle", CUDA_ERROR_OPERATING_SYSTEM},
+                    injected_call{"cuMemAddressReserve", CUDA_ERROR_OUT_OF_MEMORY},
+                    injected_call{"cuMemMap", CUDA_ERROR_OUT_OF_MEMORY},
+                    injected_call{"cuMemSetAccess", CUDA_ERROR_UNKNOWN},
+                    injected_call{"cuMemUnmap", CUDA_ERROR_UNKNOWN},
+                    injected_call{"cuMemsetD8Async", CUDA_ERROR_UNKNOWN},
+                    injected_call{"cuStreamSynchronize", CUDA_ERROR_UNKNOWN}),
+    test_name{});
+
+class calls_that_create_chunks : public testing::TestWithParam<injected_call> {};
+
+TEST_P(calls_that_create_chunks, fail_one_after_the_other_and_the_next_pool_is_whole) {
+  auto const [name, code] = GetParam();
+  unsigned skip = 0;
+  for (; skip < too_many && !HasFailure(); ++skip) {
+    fault_world world{"cuda"};
+    auto const setting =
+        std::string{name} + ":" + std::to_string(code) + ":" + std::to_string(skip);
+    ::setenv("FAKE_CUDA_FAIL", setting.c_str(), 1);
+    std::string refused;
+    try {
+      world.start_broker();
+    } catch (error const& why) {
+      refused = why.what();
+    }
+    ::unsetenv("FAKE_CUDA_FAIL");
+    if (refused.empty()) {
+      break;
+    }
+    EXPECT_NE(refused.find(' '), std::string::npos) << setting << ": " << refused;
+    world.start_broker();
+    auto const next = world.live();
+    EXPECT_TRUE(next.went_well) << setting << ", next attempt: " << next.problem << next.error;
+    EXPECT_EQ(world.settle(), "") << setting;
+  }
+  EXPECT_GT(skip, 0U) << "the broker does not call it";
+  std::printf("%s failed in %u places of the broker\n", name, skip);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    cuda, calls_that_create_chunks,
+    testing::Values(injected_call{"cuInit", CUDA_ERROR_UNKNOWN},
+                    injected_call{"cuDeviceGet", CUDA_ERROR_INVALID_DEVICE},
+                    injected_call{"cuDevicePrimaryCtxRetain", CUDA_ERROR_OUT_OF_MEMORY},
+                    injected_call{"cuCtxSetCurrent", CUDA_ERROR_INVALID_CONTEXT},
+                    injected_call{"cuMemGetAllocationGranularity", CUDA_ERROR_UNKNOWN},
+                    injected_call{"cuMemGetInfo_v2", CUDA_ERROR_UNKNOWN},
+                    injected_call{"cuMemCreate", CUDA_ERROR_OUT_OF_MEMORY},
+                    injected_call{"cuMemExportToShareableHandle", CUDA_ERROR_OPERATING_SYSTEM}),
+    test_name{});
+
+}  // namespace
+}  // namespace sluice::test
+
+int main(int argc, char** argv) {
+  spdlog::set_level(spdlog::level::off);
+  sluice::test::load_fake_driver();
+  if (int const code = sluice::test::run_role(argc, argv); code >= 0) {
+    return code;
+  }
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
