@@ -72,6 +72,12 @@ SLUICE_EXPORT uint64_t sluice_arena_peak(void);
 SLUICE_EXPORT uint64_t sluice_pool_bytes(void);
 /* Bytes of the pool that the arena might have one day: all that this job does not keep for good. */
 SLUICE_EXPORT uint64_t sluice_reachable_bytes(void);
+/* Who holds the pool's memory, and what would leave this process more of it: two sentences, valid
+ * until the thread's next call; empty if the process does not share. */
+SLUICE_EXPORT char const* sluice_shortage(void);
+/* Whether the runtime itself says so on standard error, once, when an allocation of the driver's
+ * does not fit (1, as at first), or somebody else does it better (0). */
+SLUICE_EXPORT void sluice_say_shortages(int say);
 /* Waits until the arena could have more than `bytes`, at most `timeout_ms`; 1 if so. */
 SLUICE_EXPORT int sluice_wait_memory(uint64_t bytes, uint32_t timeout_ms);
 

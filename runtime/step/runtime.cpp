@@ -28,6 +28,8 @@ using memhandover::monotonic_ns;
 
 thread_local std::string last_error_text;
 thread_local bool thread_in_arena = false;
+/// Until it has been said, or somebody else says it.
+std::atomic<bool> says_shortages{true};
 
 std::string environment(char const* name) {
   char const* value = std::getenv(name);
@@ -140,6 +142,9 @@ int driver_mem_alloc(int device, std::uint64_t* address, std::size_t bytes) {
       *address = reinterpret_cast<std::uint64_t>(where);
       return SLUICE_ALLOC_OK;
     case SLUICE_OUT_OF_MEMORY:
+      if (says_shortages.exchange(false)) {
+        say(last_error_text);
+      }
       return SLUICE_ALLOC_OUT_OF_MEMORY;
     default:
       return SLUICE_ALLOC_NOT_OURS;
@@ -410,6 +415,19 @@ uint64_t sluice_reachable_bytes(void) {
   auto const& shape = state->memory->client().view().shape();
   std::uint64_t const kept = state->memory->client().mailbox().persistent_chunks.load();
   return shape.bytes() - std::min(shape.bytes(), kept * shape.chunk_bytes);
+}
+
+char const* sluice_shortage(void) {
+  static thread_local std::string text;
+  auto* const state = sharing();
+  if (state == nullptr || guarded([&] { text = state->memory->shortage(); }) != SLUICE_OK) {
+    text.clear();
+  }
+  return text.c_str();
+}
+
+void sluice_say_shortages(int say_them) {
+  says_shortages.store(say_them != 0);
 }
 
 int sluice_wait_memory(uint64_t bytes, uint32_t timeout_ms) {

@@ -9,6 +9,7 @@
 #include "memhandover/bytes.hpp"
 #include "memhandover/chunk_choice.hpp"
 #include "memhandover/error.hpp"
+#include "memhandover/pool_account.hpp"
 
 namespace sluice::step {
 namespace {
@@ -75,6 +76,7 @@ void training_memory::begin() {
   state_.store(arena_state::sound, std::memory_order_release);
   phase_ = phase::running;
   peak_ = arena_->ranges().used();
+  began_empty_ = peak_ == 0;
 }
 
 bool training_memory::commit_begin() {
@@ -207,7 +209,7 @@ std::byte* training_memory::allocate_arena(std::size_t bytes) {
     if (fill(*arena_, bytes, lock) || arena_.get() != before || arena_->revoked()) {
       continue;
     }
-    starved_bytes_ = (arena_->chunks().size() + unused()) * client_->view().shape().chunk_bytes;
+    starved_bytes_ = starved_in(bytes);
     state_.store(arena_state::starved, std::memory_order_release);
     if (options_.gate != nullptr && phase_ == phase::running) {
       options_.gate->abort_begin();
@@ -215,10 +217,22 @@ std::byte* training_memory::allocate_arena(std::size_t bytes) {
         return address;
       }
     }
-    throw error{error_kind::out_of_memory,
-                "the step arena holds " + format_bytes(arena_->ranges().used()) +
-                    " and cannot get " + format_bytes(bytes) + " more from the pool at present"};
+    throw error{error_kind::out_of_memory, "the step arena holds " +
+                                               format_bytes(arena_->ranges().used()) +
+                                               " and cannot get " + format_bytes(bytes) +
+                                               " more from the pool at present: " + shortage()};
   }
+}
+
+/// The most that this micro-batch has been shown to be too large for, once `bytes` did not fit.
+std::uint64_t training_memory::starved_in(std::size_t bytes) const {
+  auto const shape = client_->view().shape();
+  // What an earlier micro-batch has left may lie in the way; in an arena that began empty, all of
+  // the pool would not have done.
+  if (began_empty_ && arena_->chunks_needed(bytes) > arena_->room()) {
+    return shape.bytes();
+  }
+  return (arena_->chunks().size() + unused()) * shape.chunk_bytes;
 }
 
 std::byte* training_memory::allocate_persistent(std::size_t bytes) {
@@ -229,12 +243,8 @@ std::byte* training_memory::allocate_persistent(std::size_t bytes) {
       return address;
     }
     if (!fill(*persistent_, bytes, lock) && !await_persistent(bytes, deadline, lock)) {
-      auto const& header = client_->view().header();
       throw error{error_kind::out_of_memory,
-                  "cannot get " + format_bytes(bytes) + " of persistent memory: the pool has " +
-                      format_bytes(header.chunk_bytes * header.chunk_count) + ", of which " +
-                      format_bytes(header.chunk_bytes * header.grantable.load()) +
-                      " can be had now; `sluice status` shows who holds the rest"};
+                  "cannot get " + format_bytes(bytes) + " of persistent memory: " + shortage()};
     }
   }
 }
@@ -362,6 +372,13 @@ std::pair<std::byte*, std::size_t> training_memory::persistent_range(std::byte* 
       persistent_->ranges().containing(static_cast<std::size_t>(address - persistent_->base()));
   return range ? std::pair{persistent_->base() + range->first, range->second}
                : std::pair{static_cast<std::byte*>(nullptr), std::size_t{0}};
+}
+
+std::string training_memory::shortage() const {
+  auto const& view = client_->view();
+  auto const slot = client_->slot();
+  return memhandover::account_of(view, slot) +
+         ". What would help: " + memhandover::remedies(view, slot) + '.';
 }
 
 std::uint64_t training_memory::persistent_free_bytes() const {

@@ -87,8 +87,8 @@ class training_memory {
   [[nodiscard]] std::uint64_t survivors() const;
   [[nodiscard]] std::uint64_t peak_bytes() const;
   [[nodiscard]] std::uint64_t capacity_bytes() const;
-  /// What the arena had when an allocation last found too little. By the time that somebody asks,
-  /// the pool may have more to give again.
+  /// What the arena had when an allocation last found too little; all of the pool where not even
+  /// that would have done. By the time that somebody asks, the pool may have more to give again.
   [[nodiscard]] std::uint64_t starved_bytes() const;
   bool wait_capacity(std::uint64_t bytes, std::chrono::milliseconds patience);
 
@@ -106,6 +106,8 @@ class training_memory {
   /// none.
   [[nodiscard]] std::pair<std::byte*, std::size_t> persistent_range(std::byte* address) const;
   [[nodiscard]] std::uint64_t persistent_free_bytes() const;
+  /// Who holds the pool's memory and what would leave this job more of it, in two sentences.
+  [[nodiscard]] std::string shortage() const;
 
   // --- fork (host backend)
   // ----------------------------------------------------------------------------------------- The
@@ -133,6 +135,7 @@ class training_memory {
                                       std::chrono::steady_clock::time_point deadline,
                                       std::unique_lock<std::mutex>& lock);
   [[nodiscard]] bool fill(space& where, std::size_t bytes, std::unique_lock<std::mutex>& lock);
+  [[nodiscard]] std::uint64_t starved_in(std::size_t bytes) const;
   void replace_arena(std::vector<std::unique_ptr<space>>& old);
   void drop_empty(std::vector<std::unique_ptr<space>>& spaces);
   [[nodiscard]] std::unique_ptr<space> new_arena() const;
@@ -154,6 +157,7 @@ class training_memory {
   std::condition_variable unmapped_;
   std::vector<bool> needs_scrub_;  ///< by chunk: contents are another's
   std::size_t peak_ = 0;
+  bool began_empty_ = true;  ///< nothing lay in the arena when the micro-batch began
   std::uint64_t starved_bytes_ = 0;
   std::vector<std::pair<space*, std::byte*>> fork_copies_;
   std::atomic<arena_state> state_{arena_state::sound};

@@ -28,6 +28,8 @@ _SIGNATURES = {
     "sluice_reachable_bytes": (ctypes.c_uint64, []),
     "sluice_pool_bytes": (ctypes.c_uint64, []),
     "sluice_adopt_thread": (None, []),
+    "sluice_shortage": (ctypes.c_char_p, []),
+    "sluice_say_shortages": (None, [ctypes.c_int]),
     "sluice_wait_memory": (ctypes.c_int, [ctypes.c_uint64, ctypes.c_uint32]),
     "sluice_plan_start": (ctypes.c_int, [ctypes.c_uint32, ctypes.c_int]),
     "sluice_plan_next": (ctypes.c_uint32, [ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint64)]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from torch import nn
 from sluice import _batches, _runtime
 from sluice._arena import adopt_autograd_threads, make_arena
 from sluice._buffers import Buffers
+from sluice._trouble import Trouble, shortage
 from sluice.errors import OutOfMemory, Survivors
 
 #: Samples of the rehearsal before the first step: two, since batch statistics need more than one.
@@ -67,7 +69,9 @@ class Step:
         self._cuda = self._params[0].is_cuda
         self._runtime = _runtime.attach(self._cuda)
         self._arena = make_arena(self._runtime, self._cuda) if self._runtime else None
+        self._trouble = Trouble(self._runtime) if self._runtime else None
         if self._runtime and self._cuda:
+            self._trouble.watch_cuda()
             adopt_autograd_threads(self._runtime, self._params[0].device)
         self._rehearsed = self._runtime is None
         self._planned_for: int | None = None
@@ -98,8 +102,14 @@ class Step:
         Raises:
             OutOfMemory: if the smallest permitted slice can never fit.
             Survivors: if ``loss_fn`` keeps tensors beyond its run and they were taken away.
+            torch.OutOfMemoryError: from ``loss_fn`` or the optimizer, outside the arena; the message says who holds the
+                pool's memory.
             Exception: whatever ``loss_fn`` itself raises; the step has then not happened.
         """
+        with self._trouble.explained(lambda: self._counts["discards"]) if self._trouble else contextlib.nullcontext():
+            return self._step(loss_fn, batch)
+
+    def _step(self, loss_fn: Callable[..., torch.Tensor], batch: tuple) -> torch.Tensor:
         total = _batches.size_of(batch)
         if total < 1:
             raise ValueError("a step needs at least one tensor with at least one sample")
@@ -294,7 +304,8 @@ class Step:
             if needed > within_reach:
                 raise OutOfMemory(
                     f"a micro-batch of {count} samples needs more than the {within_reach} bytes that this job could "
-                    f"have of the pool's {runtime.pool_bytes()}; lower micro_batch, or give the pool more memory"
+                    f"have of the pool's {runtime.pool_bytes()}; lower micro_batch, or give the pool more memory\n"
+                    f"{shortage(runtime)}"
                 )
         self._counts["wait_seconds"] += time.perf_counter() - started
 
