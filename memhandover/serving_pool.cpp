@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "memhandover/bytes.hpp"
+#include "memhandover/chunk_history.hpp"
 #include "memhandover/chunk_notes.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/ledger_writer.hpp"
@@ -47,6 +48,7 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
                 client_kind::server, how.name, how.endpoint),
         memory_(open_device_memory(member_.view().shape(), member_.files().chunks)),
         notes_(member_.view(), member_.slot()),
+        history_(member_.view(), member_.slot()),
         stop_(::eventfd(0, EFD_CLOEXEC)) {
     auto const count = shape().chunk_count;
     whole_ = memory_->reserve(count);
@@ -155,9 +157,10 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
   membership member_;
   std::unique_ptr<device_memory> memory_;
   chunk_notes notes_;
+  chunk_history history_;
   unique_fd stop_;
   std::byte* whole_ = nullptr;  ///< chunk i lies at offset i × chunk_bytes
-  std::mutex acquiring_;        ///< one acquisition at a time; guards `notes_`
+  std::mutex acquiring_;        ///< one acquisition at a time; guards notes and history
   mutable std::mutex mutex_;    ///< guards what follows
   std::condition_variable mail_;
   std::optional<ledger_writer> writer_;
@@ -352,6 +355,7 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
     *report = result;
   }
   notes_.say(held->chunks, what);
+  history_.tell(happening::taken, held->chunks, held->data, 0, what);
   auto* const data = held->data;
   auto give_it_back = [self = shared_from_this(), held = std::shared_ptr<holding>{std::move(held)}](
                           void*) { self->give_back(*held); };

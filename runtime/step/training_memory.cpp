@@ -46,19 +46,23 @@ training_memory::training_memory(options how) : options_(std::move(how)) {
                                             options_.driver);
   auto const chunks = client_->view().shape().chunk_count;
   needs_scrub_.resize(chunks);
-  arena_ = new_arena();
   notes_.emplace(client_->view(), client_->slot());
+  history_.emplace(client_->view(), client_->slot());
+  arena_ = new_arena(generation_.load());
   persistent_ = std::make_unique<space>(*memory_, chunks, options_.alignment, options_.persistent);
+  persistent_->record_in(*history_, "persistent", 0);
 }
 
 bool training_memory::committing() noexcept {
   return commits_here;
 }
 
-std::unique_ptr<chunk_space> training_memory::new_arena() const {
+std::unique_ptr<chunk_space> training_memory::new_arena(std::uint64_t generation) {
   auto const chunks = client_->view().shape().chunk_count;
-  return std::make_unique<space>(*memory_, chunks, options_.alignment, space::backing::pool,
-                                 options_.gate != nullptr ? chunks : 0);
+  auto arena = std::make_unique<space>(*memory_, chunks, options_.alignment, space::backing::pool,
+                                       options_.gate != nullptr ? chunks : 0);
+  arena->record_in(*history_, "arena", generation);
+  return arena;
 }
 
 void training_memory::begin() {
@@ -126,7 +130,7 @@ void training_memory::discard() {
 
 /// Puts the arena away among `old` and begins another.
 void training_memory::replace_arena(std::vector<std::unique_ptr<space>>& old) {
-  auto fresh = new_arena();
+  auto fresh = new_arena(generation_.load() + 1);
   if (!arena_->revoked()) {
     keep_spare(arena_->shrink(arena_->idle_chunks()));
   }
@@ -465,6 +469,7 @@ memhandover::demand_answer training_memory::give_up(memhandover::demand const& w
       take_arena_behind_gate(missing, lock, answer);
     }
   }
+  history_->tell(memhandover::happening::given, answer.chunks);
   publish();
   return answer;
 }

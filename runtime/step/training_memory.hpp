@@ -27,6 +27,7 @@
 #include <optional>
 #include <vector>
 
+#include "memhandover/chunk_history.hpp"
 #include "memhandover/chunk_notes.hpp"
 #include "memhandover/chunk_space.hpp"
 #include "memhandover/training_client.hpp"
@@ -138,7 +139,7 @@ class training_memory {
   [[nodiscard]] std::uint64_t starved_in(std::size_t bytes) const;
   void replace_arena(std::vector<std::unique_ptr<space>>& old);
   void drop_empty(std::vector<std::unique_ptr<space>>& spaces);
-  [[nodiscard]] std::unique_ptr<space> new_arena() const;
+  [[nodiscard]] std::unique_ptr<space> new_arena(std::uint64_t generation);
   void publish();
 
   options options_;
@@ -147,6 +148,7 @@ class training_memory {
   mutable std::mutex mutex_;  ///< guards what follows
   std::condition_variable commit_ended_;
   enum class phase { idle, running, committing } phase_ = phase::idle;
+  std::optional<memhandover::chunk_history> history_;  ///< spaces tell it what becomes of them
   std::unique_ptr<space> arena_;
   std::unique_ptr<space> persistent_;
   std::vector<std::unique_ptr<space>> retired_;
