@@ -27,8 +27,9 @@ class HostArena:
 class CudaArena:
     """On CUDA torch's own caching allocator, over segments from the runtime.
 
-    The pool is entered for all threads, since autograd's threads allocate too, and only while a micro-batch runs: an
-    entered pool keeps the out-of-memory path from emptying the cache, and blocks of side streams from being reused.
+    The pool is entered for the thread that runs the step alone, which runs backward too (see ``Step``): what other
+    threads allocate meanwhile is never taken away. It is entered only while a micro-batch runs: an entered pool keeps the
+    out-of-memory path from emptying the cache, and blocks of side streams from being reused.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -51,7 +52,7 @@ class CudaArena:
         if self._pool is None:
             self._pool = torch.cuda.MemPool(self._allocator.allocator())
             self._generation = self._runtime.generation()
-        torch._C._cuda_beginAllocateToPool(self._device, self._pool.id)
+        torch._C._cuda_beginAllocateCurrentThreadToPool(self._device, self._pool.id)
         self._entered = True
 
     def leave(self) -> None:
@@ -67,13 +68,6 @@ class CudaArena:
         if self._pool is not None:
             torch.cuda.synchronize(self._device)  # nothing may read them any more
             self._pool = None
-
-
-def adopt_autograd_threads(runtime: Runtime, device: torch.device) -> None:
-    """Tells the gate which thread runs backward for a device: what it launches belongs to micro-batches."""
-    one = torch.ones(1, device=device, requires_grad=True)
-    one.register_hook(lambda _: runtime.adopt_thread())
-    one.sum().backward()
 
 
 def make_arena(runtime: Runtime, cuda: bool) -> HostArena | CudaArena:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from sluice import _batches, _runtime
-from sluice._arena import adopt_autograd_threads, make_arena
+from sluice._arena import make_arena
 from sluice._buffers import Buffers
 from sluice._trouble import Trouble, shortage
 from sluice.errors import OutOfMemory, Survivors
@@ -72,7 +72,6 @@ class Step:
         self._trouble = Trouble(self._runtime) if self._runtime else None
         if self._runtime and self._cuda:
             self._trouble.watch_cuda()
-            adopt_autograd_threads(self._runtime, self._params[0].device)
         self._rehearsed = self._runtime is None
         self._planned_for: int | None = None
         # Made before the first micro-batch, so that they do not settle between memory that is given back.
@@ -183,6 +182,14 @@ class Step:
         return None
 
     def _forward_backward(self, loss_fn: Callable[..., torch.Tensor], slices: tuple, share: float) -> torch.Tensor:
+        if self._runtime is None or not self._cuda:
+            return self._loss_and_gradients(loss_fn, slices, share)
+        # Autograd's thread of the device serves every backward of the process. In this thread, the arena and the gate
+        # know what belongs to the micro-batch, and leave what other threads train alone.
+        with torch.autograd.set_multithreading_enabled(False):
+            return self._loss_and_gradients(loss_fn, slices, share)
+
+    def _loss_and_gradients(self, loss_fn: Callable[..., torch.Tensor], slices: tuple, share: float) -> torch.Tensor:
         loss = loss_fn(*slices)
         if self._runtime and self._runtime.arena_state() != _runtime.SOUND:
             raise _Discarded
