@@ -46,11 +46,9 @@ SLUICE_EXPORT int sluice_join_host(void);
 /* 0: this process does not share; 1: host; 2: CUDA. */
 SLUICE_EXPORT int sluice_backend(void);
 
-/* Starts a micro-batch of `micro_batch` samples of a global batch on the calling thread. */
+/* Starts a micro-batch of `micro_batch` samples of a global batch on the calling thread: on CUDA
+ * what this thread launches, and nobody else's work, belongs to it. */
 SLUICE_EXPORT int sluice_begin(uint32_t micro_batch, uint32_t global_batch);
-/* On CUDA: what the calling thread launches, now and later, belongs to micro-batches; for
- * autograd's threads. The thread that calls sluice_begin belongs to its micro-batch by itself. */
-SLUICE_EXPORT void sluice_adopt_thread(void);
 /* Number of the arena that allocations go to: it changes when a new one takes the place of a
  * revoked one. */
 SLUICE_EXPORT uint64_t sluice_generation(void);

@@ -187,8 +187,14 @@ int driver_address_range(std::uint64_t address, std::uint64_t* base, std::size_t
   return SLUICE_ALLOC_OK;
 }
 
-constexpr sluice_runtime_api driver_table{sizeof(sluice_runtime_api), driver_mem_alloc,
-                                          driver_mem_free, driver_mem_info, driver_address_range};
+int driver_holds(std::uint64_t address) {
+  auto* const state = sharing();
+  return state != nullptr && state->memory->owns(reinterpret_cast<void const*>(address)) ? 1 : 0;
+}
+
+constexpr sluice_runtime_api driver_table{
+    sizeof(sluice_runtime_api), driver_mem_alloc, driver_mem_free, driver_mem_info,
+    driver_address_range,       driver_holds};
 
 // --- fork ---
 
@@ -329,12 +335,6 @@ int sluice_begin(uint32_t micro_batch, uint32_t global_batch) {
   int const status = guarded([&] { state->memory->begin(); });
   set_expendable(*state, true);
   return status;
-}
-
-void sluice_adopt_thread(void) {
-  if (auto* const state = sharing()) {
-    set_expendable(*state, true);
-  }
 }
 
 uint64_t sluice_generation(void) {

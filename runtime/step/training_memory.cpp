@@ -387,7 +387,8 @@ std::string training_memory::shortage() const {
 
 std::uint64_t training_memory::persistent_free_bytes() const {
   std::lock_guard const lock{mutex_};
-  auto const chunks = spare_.size() + client_->view().header().grantable.load();
+  auto const idle = arena_->revoked() ? 0 : arena_->idle_chunks();
+  auto const chunks = unused() + idle + client_->view().header().grantable.load();
   return persistent_->ranges().capacity() - persistent_->ranges().used() +
          chunks * memory_->shape().chunk_bytes;
 }

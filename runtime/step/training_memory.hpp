@@ -106,6 +106,7 @@ class training_memory {
   /// The allocation of persistent memory that `address` lies in, as base and size; {null, 0} if
   /// none.
   [[nodiscard]] std::pair<std::byte*, std::size_t> persistent_range(std::byte* address) const;
+  /// What `allocate_persistent` would find without waiting for the server.
   [[nodiscard]] std::uint64_t persistent_free_bytes() const;
   /// Who holds the pool's memory and what would leave this job more of it, in two sentences.
   [[nodiscard]] std::string shortage() const;
