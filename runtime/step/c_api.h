@@ -55,7 +55,9 @@ SLUICE_EXPORT uint64_t sluice_generation(void);
 SLUICE_EXPORT int sluice_arena_state(void);
 /* 1: the micro-batch is whole and protected until sluice_commit_end; 0: discard it. */
 SLUICE_EXPORT int sluice_commit_begin(void);
-SLUICE_EXPORT void sluice_commit_end(uint32_t samples);
+/* `outlived`: on CUDA, whether something made in the micro-batch lives on; its arena is then kept
+ * for it, and not handed over any more. */
+SLUICE_EXPORT void sluice_commit_end(uint32_t samples, int outlived);
 /* Ends the micro-batch without counting it; the gate lets launches through again. */
 SLUICE_EXPORT void sluice_discard(void);
 /* Allocations of discarded micro-batches that are still referenced. */

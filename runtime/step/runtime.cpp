@@ -151,15 +151,19 @@ int driver_mem_alloc(int device, std::uint64_t* address, std::size_t bytes) {
   }
 }
 
+/// The driver's own free waits for the device, and its callers rely on that.
+void wait_for_device(process_state const& state) {
+  using synchronize = CUresult (*)();
+  reinterpret_cast<synchronize>(state.gate_table->real("cuCtxSynchronize"))();
+}
+
 int driver_mem_free(std::uint64_t address) {
   auto* const state = sharing();
   auto* const where = reinterpret_cast<std::byte*>(address);
   if (state == nullptr || state->memory->persistent_range(where).first != where) {
     return SLUICE_ALLOC_NOT_OURS;
   }
-  // The driver's own free waits for the device, and its callers rely on that.
-  using synchronize = CUresult (*)();
-  reinterpret_cast<synchronize>(state->gate_table->real("cuCtxSynchronize"))();
+  wait_for_device(*state);
   return state->memory->free(where) ? SLUICE_ALLOC_OK : SLUICE_ALLOC_NOT_OURS;
 }
 
@@ -359,7 +363,7 @@ int sluice_commit_begin(void) {
   return 1;
 }
 
-void sluice_commit_end(uint32_t samples) {
+void sluice_commit_end(uint32_t samples, int outlived) {
   auto* const state = sharing();
   if (state == nullptr) {
     return;
@@ -370,7 +374,7 @@ void sluice_commit_end(uint32_t samples) {
   auto& box = state->memory->client().mailbox();
   box.samples.fetch_add(samples, std::memory_order_relaxed);
   box.commits.fetch_add(1, std::memory_order_relaxed);
-  (void)guarded([&] { state->memory->commit_end(); });
+  (void)guarded([&] { state->memory->commit_end(outlived != 0); });
 }
 
 void sluice_discard(void) {
@@ -494,6 +498,11 @@ void* sluice_arena_alloc(ssize_t bytes, int /*device*/, void* /*stream*/) {
 
 void sluice_arena_free(void* address, ssize_t /*bytes*/, int /*device*/, void* /*stream*/) {
   if (auto* const state = sharing()) {
+    // What is freed of an arena stays mapped for the next micro-batch, or has gone by a demand that
+    // waited. A kept arena is unmapped.
+    if (state->gate_table != nullptr && state->memory->is_promoted(address)) {
+      wait_for_device(*state);
+    }
     (void)guarded([&] { state->memory->free(static_cast<std::byte*>(address)); });
   }
 }

@@ -93,15 +93,15 @@ bool training_memory::commit_begin() {
   return true;
 }
 
-void training_memory::commit_end() {
+void training_memory::commit_end(bool outlived) {
   {
     std::lock_guard const lock{mutex_};
     phase_ = phase::idle;
     commits_here = false;
     // On the host every tensor is an allocation of its own, so one that is left outlives its
     // micro-batch. On CUDA what is left are the segments that torch's allocator keeps for the next
-    // one.
-    if (options_.gate == nullptr && arena_->ranges().live() > 0) {
+    // one, and only torch knows whether something lives in them.
+    if ((options_.gate == nullptr || outlived) && arena_->ranges().live() > 0) {
       replace_arena(promoted_);
     }
     publish();
@@ -349,7 +349,11 @@ bool training_memory::free(std::byte* address) {
     for (auto& candidate : *list) {
       if (candidate->contains(address)) {
         bool const freed = candidate->free(address) > 0;
+        if (!candidate->revoked()) {
+          keep_spare(candidate->shrink(candidate->idle_chunks()));
+        }
         drop_empty(*list);
+        publish();
         return freed;
       }
     }
@@ -365,6 +369,12 @@ bool training_memory::owns(void const* address) const {
   return holds(arena_) || holds(persistent_) ||
          std::any_of(retired_.begin(), retired_.end(), holds) ||
          std::any_of(promoted_.begin(), promoted_.end(), holds);
+}
+
+bool training_memory::is_promoted(void const* address) const {
+  std::lock_guard const lock{mutex_};
+  return std::any_of(promoted_.begin(), promoted_.end(),
+                     [address](auto const& candidate) { return candidate->contains(address); });
 }
 
 std::pair<std::byte*, std::size_t> training_memory::persistent_range(std::byte* address) const {

@@ -72,7 +72,9 @@ class training_memory {
   // -----------------------------------------------------------------
   void begin();
   [[nodiscard]] bool commit_begin();
-  void commit_end();
+  /// On CUDA `outlived` says that something made in the micro-batch lives on; its arena is then kept.
+  /// On the host the arena shows it.
+  void commit_end(bool outlived);
   void discard();
   [[nodiscard]] arena_state state() const noexcept {
     return state_.load(std::memory_order_acquire);
@@ -103,6 +105,8 @@ class training_memory {
   /// Whether `address` was an allocation of ours; it is free afterwards.
   bool free(std::byte* address);
   [[nodiscard]] bool owns(void const* address) const;
+  /// Whether `address` lies in an arena that was kept for what outlived its commit.
+  [[nodiscard]] bool is_promoted(void const* address) const;
   /// The allocation of persistent memory that `address` lies in, as base and size; {null, 0} if
   /// none.
   [[nodiscard]] std::pair<std::byte*, std::size_t> persistent_range(std::byte* address) const;

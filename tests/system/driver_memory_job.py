@@ -64,6 +64,20 @@ said["nothing left"] = memory()
 free(address)
 said["too much"] = [allocate(1 << 40)[0], allocate(1 << 40)[0]]
 
+# What outlives its commit keeps its arena.
+runtime.sluice_begin(4, 4)
+segments = [runtime.sluice_arena_alloc(50 * MIB, 0, None) for _ in range(4)]  # of 64 MiB each chunk holds one and a bit
+before = runtime.sluice_generation()
+assert runtime.sluice_commit_begin() == 1
+runtime.sluice_commit_end(4, 1)
+said["generations"] = runtime.sluice_generation() - before
+said["kept"] = memory()
+runtime.sluice_arena_free(segments[3], 50 * MIB, 0, None)  # the chunks at the end hold nothing any more
+said["kept in part"] = memory()
+for segment in segments[:3]:
+    runtime.sluice_arena_free(segment, 50 * MIB, 0, None)
+said["kept no more"] = memory()
+
 # Small allocations share chunks.
 sizes = [1024 * (1 + 37 * i % 3072) for i in range(100)]
 blocks = [allocate(size) for size in sizes]

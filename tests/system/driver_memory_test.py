@@ -53,6 +53,14 @@ def test_managed_pinned_and_stream_ordered_memory_is_the_drivers(job):
     assert complaints.count("this process takes memory with cudaMallocAsync") == 1
 
 
+def test_what_outlives_its_commit_keeps_its_arena_and_no_chunk_more(job):
+    said, _ = job
+    assert said["generations"] == 1
+    assert said["kept"] == [POOL - 4 * CHUNK, POOL]
+    assert said["kept in part"] == [POOL - 3 * CHUNK, POOL]
+    assert said["kept no more"] == [POOL, POOL]
+
+
 def test_pool_memory_has_no_ipc_handle_and_that_is_said_once(job):
     said, complaints = job
     assert said["handles"] == [NOT_SUPPORTED] * 3

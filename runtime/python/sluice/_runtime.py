@@ -19,7 +19,7 @@ _SIGNATURES = {
     "sluice_generation": (ctypes.c_uint64, []),
     "sluice_arena_state": (ctypes.c_int, []),
     "sluice_commit_begin": (ctypes.c_int, []),
-    "sluice_commit_end": (None, [ctypes.c_uint32]),
+    "sluice_commit_end": (None, [ctypes.c_uint32, ctypes.c_int]),
     "sluice_discard": (None, []),
     "sluice_survivors": (ctypes.c_uint64, []),
     "sluice_enter": (None, [ctypes.c_int]),

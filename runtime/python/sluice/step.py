@@ -174,7 +174,7 @@ class Step:
                 self._buffers.keep()
             finally:
                 peak = runtime.arena_peak()
-                runtime.commit_end(count)
+                runtime.commit_end(count, self._arena.outlived())
             runtime.plan_committed(count, peak, time.perf_counter() - started)
             return loss
         loss = None
@@ -277,13 +277,26 @@ class Step:
         if self._cuda:
             torch.clear_autocast_cache()
         self._restore(saved)
-        if runtime.survivors() > 0:
-            gc.collect()
-            if (left := runtime.survivors()) > 0:
-                raise Survivors(
-                    f"{left} tensors of a discarded micro-batch are still referenced; the loss function must not keep "
-                    "tensors beyond its run (copy them out with .detach().clone(), or keep numbers from .item())"
-                )
+        if (left := self._survivors()) > 0:
+            raise Survivors(
+                f"{left} tensors of a discarded micro-batch are still referenced; the loss function must not keep "
+                "tensors beyond its run (copy them out with .detach().clone(), or keep numbers from .item())"
+            )
+
+    def _survivors(self) -> int:
+        """What still lives in memory that has gone (on CUDA, segments of torch's), after everything that may end it."""
+        means = [gc.collect]
+        if self._cuda:
+            # Blocks that a side stream has used are only freed, and segments of a dropped pool only given back, when
+            # torch's cache is emptied. cuBLAS keeps a workspace for a stream that the micro-batch was the first to use.
+            means = [lambda: None, *means, torch._C._cuda_clearCublasWorkspaces]
+        for end in means:
+            if self._runtime.survivors() == 0:
+                break
+            end()
+            if self._cuda:
+                torch.cuda.empty_cache()
+        return self._runtime.survivors()
 
     # --- planning ----------------------------------------------------------------------------------------------------
 
