@@ -1,6 +1,7 @@
 """Trains until the file named first appears, then writes where its activations lay to the file named second.
 
-One JSON list of [generation of the arena, address].
+A JSON object: `seen`, a list of [generation of the arena, address], and `fault`, the message of a step that fails as if
+CUDA had met an address without memory.
 """
 
 import json
@@ -28,4 +29,13 @@ for layer in model:
 while not until.exists():
     step(lambda x: model(x).square().mean(), torch.ones(2048, 512))
 assert step.shared
-out.write_text(json.dumps(sorted(seen)))
+
+
+def faulting(x):
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+try:
+    step(faulting, torch.ones(2048, 512))
+except RuntimeError as why:
+    out.write_text(json.dumps({"seen": sorted(seen), "fault": str(why)}))

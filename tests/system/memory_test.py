@@ -45,8 +45,10 @@ def test_an_address_of_a_dead_job_tells_which_chunk_lay_there_and_who_took_it(sl
     until.touch()
     assert job.wait(60) == 0
     assert server.returncode == 0, server.stderr
+    said = json.loads(out.read_text())
+    assert f"sluice pool show --runtime-dir {runtime_folder} --address 0x" in said["fault"]
     outcomes = Counter()
-    for generation, address in json.loads(out.read_text()):
+    for generation, address in said["seen"]:
         told = json.loads(call(sluice, "pool", "show", "--json", "--address", hex(address)).stdout)
         here = [stay for stay in told["stays"] if stay["generation"] == generation]
         assert len(here) == 1, told
