@@ -12,8 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"), pytest.mark.deadline(180)]
 
-JOB = Path(__file__).with_name("memory_job.py")
 CHECKOUT = Path(__file__).resolve().parents[2]
+DRIVER_JOBS = ("foreign", "small", "info", "ipc")
 MIB, GIB = 1 << 20, 1 << 30
 CHUNK = 64 * MIB
 DEMAND = 384 * MIB
@@ -29,16 +29,17 @@ class Ended:
 
 @pytest.fixture
 def job(sluice, tmp_path, runtime_folder):
-    """Runs a job of memory_job.py to its end, with so many handovers in between."""
+    """Runs a job of arena_job.py or driver_job.py to its end, with so many handovers in between."""
 
     def run(name: str, demands: int = 0, pool: str = "12GiB") -> Ended:
         until, out, log = tmp_path / "until", tmp_path / "out.json", tmp_path / "job.log"
         package = os.pathsep.join(filter(None, [str(CHECKOUT / "runtime" / "python"), os.environ.get("PYTHONPATH")]))
         environment = {**os.environ, "PYTHONPATH": package, "SLUICE_BROKER": str(sluice)}
+        program = Path(__file__).with_name("driver_job.py" if name in DRIVER_JOBS else "arena_job.py")
         with log.open("wb") as complaints:
             training = subprocess.Popen(
                 [sluice, "run", "--backend", "cuda", "--memory", pool, "--require-pool", "--",
-                 sys.executable, JOB, name, until, out], stdout=subprocess.PIPE, stderr=complaints, env=environment)
+                 sys.executable, program, name, until, out], stdout=subprocess.PIPE, stderr=complaints, env=environment)
         try:
             first = training.stdout.readline()
             assert first == b"ready\n", f"{first!r}\n{log.read_text()[-4000:]}"

@@ -1,78 +1,19 @@
-"""Jobs that the GPU tests of training's memory start under `sluice run`, each a function named as its argument says.
-
-    python memory_job.py NAME UNTIL OUT
-
-A job prints "ready" when handovers may begin, goes on until the file UNTIL appears, and writes what it saw to OUT as
-JSON. It judges nothing: memory_gpu_test.py does.
-"""
+"""Jobs about the step arena and what torch says of it; see memory_training.py."""
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import json
-import os
 import pickle
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+from memory_training import UNTIL, WIDTH, Training, is_rehearsal, own_status, ready, run  # first: sets up CUDA
 
 import torch
 from jobs import Deep
 
 import sluice
-
-SAMPLES, WIDTH, DEPTH = 4096, 2048, 8  # some 0.8 GiB of activations
-WARM_UP_STEPS = 5
-UNTIL, OUT = map(Path, sys.argv[2:4])
-MIB = 1 << 20
-
-
-class Training:
-    """A model of which every micro-batch fills the arena."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        self.model = Deep(WIDTH, DEPTH).cuda()
-        self.step = sluice.Step(self.model, torch.optim.SGD(self.model.parameters(), lr=1e-4), SAMPLES, adapt=False)
-        assert self.step.shared
-        self.x = torch.randn(SAMPLES, WIDTH, device="cuda")
-
-    def plain_loss(self, x: torch.Tensor) -> torch.Tensor:
-        return self.model(x).square().mean()
-
-    def __call__(self, loss: Callable | None = None) -> float:
-        return self.step(loss or self.plain_loss, self.x).item()
-
-    def warm_up(self, loss: Callable | None = None) -> None:
-        for _ in range(WARM_UP_STEPS):
-            self(loss)
-
-    def until_told(self, loss: Callable | None = None, after_each: Callable = lambda: None) -> None:
-        print("ready", flush=True)
-        while not UNTIL.exists():
-            self(loss)
-            after_each()
-
-    @property
-    def discards(self) -> int:
-        return self.step.stats()["discards"]
-
-
-def is_rehearsal(x: torch.Tensor) -> bool:
-    return len(x) != SAMPLES
-
-
-def own_status() -> dict:
-    """What `sluice status` has of this job."""
-    done = subprocess.run([os.environ["SLUICE_BROKER"], "status", "--json"], capture_output=True, check=True)
-    return next(client for client in json.loads(done.stdout)["clients"] if client["pid"] == os.getpid())
 
 
 def watched(training: Training, loss: Callable | None = None) -> dict:
@@ -157,7 +98,7 @@ def shortage() -> dict:
     except sluice.OutOfMemory as why:
         refused = str(why)
     again = step(loss, x).item()
-    print("ready", flush=True)
+    ready()
     return {"value": value, "again": again, "expected": (x * x).mean().item(), "gradient": weight.grad.item(),
             "stats": after, "refused": refused}
 
@@ -190,7 +131,7 @@ def cache_release() -> dict:
         inside = None
     except torch.OutOfMemoryError as why:
         inside = str(why)
-    print("ready", flush=True)
+    ready()
     return {"free": free, "left": left, "cached": cached, "total": total, "outside": outside, "inside": inside}
 
 
@@ -312,7 +253,7 @@ def kept_of_discards() -> dict:
             kept[:] = [y]
         return y.square().mean()
 
-    print("ready", flush=True)
+    ready()
     while not UNTIL.exists():
         try:
             training(keeping)
@@ -353,107 +294,6 @@ def workspaces() -> dict:
             "discards": training.discards}
 
 
-class Foreign:
-    """The driver as a library that is not torch's calls it."""
-
-    def __init__(self) -> None:
-        self._cuda = ctypes.CDLL("libcuda.so.1")
-        torch.cuda.init()
-        torch.ones(1, device="cuda")  # makes the context current here
-
-    def allocate(self, size: int) -> int:
-        address = ctypes.c_uint64()
-        result = self._cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size))
-        assert result == 0, f"cuMemAlloc of {size} bytes: CUDA error {result}"
-        return address.value
-
-    def fill(self, address: int, value: int, size: int) -> None:
-        assert self._cuda.cuMemsetD8_v2(ctypes.c_uint64(address), ctypes.c_ubyte(value), ctypes.c_size_t(size)) == 0
-
-    def holds(self, address: int, value: int, size: int) -> bool:
-        host = ctypes.create_string_buffer(size)
-        assert self._cuda.cuMemcpyDtoH_v2(host, ctypes.c_uint64(address), ctypes.c_size_t(size)) == 0
-        return host.raw == bytes([value]) * size
-
-    def free(self, address: int) -> None:
-        assert self._cuda.cuMemFree_v2(ctypes.c_uint64(address)) == 0
-
-
-def foreign() -> dict:
-    training, library, size = Training(), Foreign(), 20 * MIB
-    training.warm_up()
-    blocks = {library.allocate(size): value for value in (17, 34, 51, 68)}
-    for address, value in blocks.items():
-        library.fill(address, value, size)
-    training.until_told()
-    intact = [library.holds(address, value, size) for address, value in blocks.items()]
-    for address in blocks:
-        library.free(address)
-    return {"intact": intact, "addresses": list(blocks), "discards": training.discards}
-
-
-def small() -> dict:
-    """A thousand allocations of 1 KiB to 3 MiB, by the driver's function and by torch."""
-    library = Foreign()
-    torch.cuda.empty_cache()
-    sizes = [1024 * (1 + 3 * i) for i in range(1000)]
-    base = own_status()["persistent_bytes"]
-    blocks = [library.allocate(size) for size in sizes]
-    with_blocks = own_status()["persistent_bytes"]
-    for address in blocks:
-        library.free(address)
-    without = own_status()["persistent_bytes"]
-    reserved = torch.cuda.memory_reserved()
-    tensors = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
-    with_tensors = own_status()["persistent_bytes"]
-    reserved = torch.cuda.memory_reserved() - reserved
-    del tensors
-    torch.cuda.empty_cache()
-    print("ready", flush=True)
-    return {"bytes": sum(sizes), "driver": with_blocks - base, "freed": without - base, "torch": with_tensors - without,
-            "reserved": reserved, "emptied": own_status()["persistent_bytes"] - base}
-
-
-def info() -> dict:
-    training = Training()
-    training.warm_up()
-    first = torch.cuda.mem_get_info()
-    tensor = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    second = torch.cuda.mem_get_info()
-    del tensor
-    torch.cuda.empty_cache()
-    third = torch.cuda.mem_get_info()
-    print("ready", flush=True)
-    return {"first": first, "second": second, "third": third, "reserved": torch.cuda.memory_reserved()}
-
-
-def ipc() -> dict:
-    from torch.multiprocessing.reductions import reduce_tensor
-
-    training, raised = Training(), []
-
-    def send(tensor: torch.Tensor) -> None:
-        try:
-            reduce_tensor(tensor)
-            raised.append("")
-        except RuntimeError as why:
-            raised.append(str(why))
-
-    def loss(x: torch.Tensor) -> torch.Tensor:
-        y = training.model(x)
-        send(y.detach())
-        return y.square().mean()
-
-    send(training.x)
-    training.warm_up()
-    training(loss)
-    print("ready", flush=True)
-    return {"raised": raised, "sum": torch.ones(1024, device="cuda").sum().item()}
-
-
-JOBS = {job.__name__: job for job in (
-    stats, side_streams, snapshot, shortage, cache_release, graphs, threads, kept_of_commits, kept_of_discards,
-    workspaces, foreign, small, info, ipc)}
-
 if __name__ == "__main__":
-    OUT.write_text(json.dumps(JOBS[sys.argv[1]]()))
+    run(stats, side_streams, snapshot, shortage, cache_release, graphs, threads, kept_of_commits, kept_of_discards,
+        workspaces)
