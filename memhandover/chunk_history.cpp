@@ -15,7 +15,7 @@ void put_text(char (&to)[sizeof(note_text::text)], std::string_view text) {
 }  // namespace
 
 chunk_history::chunk_history(ledger_view const& view, std::uint32_t slot)
-    : view_(view), slot_(slot) {
+    : view_(view), slot_(slot), pid_(static_cast<std::uint32_t>(::getpid())) {
   for (auto const& entry : view_.history(slot_)) {
     written_ = std::max(written_, entry.seq.load(std::memory_order_acquire));
   }
@@ -78,7 +78,7 @@ void chunk_history::append(happened const& entry) {
   place.until_ns.store(entry.until_ns, std::memory_order_relaxed);
   place.address.store(entry.address, std::memory_order_relaxed);
   place.generation.store(entry.generation, std::memory_order_relaxed);
-  place.pid.store(static_cast<std::uint32_t>(::getpid()), std::memory_order_relaxed);
+  place.pid.store(pid_, std::memory_order_relaxed);
   place.first.store(entry.first, std::memory_order_relaxed);
   place.count.store(entry.count, std::memory_order_relaxed);
   put_text(place.what, entry.what);

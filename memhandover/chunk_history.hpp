@@ -61,6 +61,7 @@ class chunk_history {
 
   ledger_view const& view_;
   std::uint32_t slot_;
+  std::uint32_t pid_;
   std::uint64_t written_ = 0;
   happened last_;
 };

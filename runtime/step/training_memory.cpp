@@ -349,7 +349,7 @@ bool training_memory::free(std::byte* address) {
     for (auto& candidate : *list) {
       if (candidate->contains(address)) {
         bool const freed = candidate->free(address) > 0;
-        if (!candidate->revoked()) {
+        if (list == &promoted_) {
           keep_spare(candidate->shrink(candidate->idle_chunks()));
         }
         drop_empty(*list);
