@@ -108,7 +108,7 @@ class trainer {
     }
     if (committed) {
       free(blocks);
-      memory_->commit_end();
+      memory_->commit_end(false);
       size_ = std::min<std::uint64_t>(how_.bytes, size_ + size_ / 4);
       return {};
     }

@@ -137,7 +137,7 @@ class trainer {
       }
     }
     if (committed) {
-      memory_->commit_end();
+      memory_->commit_end(false);
     } else {
       memory_->discard();
     }

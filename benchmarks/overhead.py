@@ -3,25 +3,18 @@
 
     ./benchmarks/run.sh overhead [--backend auto|host|cuda] [--pairs 20] [--window 2]
 
-Two processes make the same steps of the same model: one in plain PyTorch, one under `sluice run`. Both live all the
-time but only one runs at once: in turn each is told to make so many steps, which is a window; the order within a pair
-of windows changes from pair to pair, so that drift of the machine falls on both alike. `step_ratio` is the median of
-the pairs' ratios, its interval comes from resampling pairs.
+Two processes make the same steps of the same model in turn (pairs.py): one in plain PyTorch, one under `sluice run`.
 """
 
 import argparse
 import importlib.util
-import json
 import math
-import random
-import selectors
 import statistics
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 from overhead_models import WORKLOADS, Workload  # also finds the examples
+from pairs import Worker, answer, in_turn, interval
 from records import Cell, distribution, single, write
 
 from demonstration.processes import Failed, Stage, has_cuda
@@ -29,8 +22,6 @@ from demonstration.processes import Failed, Stage, has_cuda
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = {"step_ratio.value": "<= 1.02"}
 POOL = {"host": "3GiB", "cuda": "64GiB"}
-WARM_UP_STEPS = 6
-LIMIT_SECONDS = 600.0  # for one answer of a worker
 
 
 # --- the process that is measured -------------------------------------------------------------------------------------
@@ -52,7 +43,7 @@ def plain_step(job, micro_batches: int):
 
 
 def work(workload: Workload, shared: bool) -> None:
-    """Reads numbers of steps from standard input; answers each with the seconds that they took."""
+    """The process that is measured."""
     import torch
 
     torch.manual_seed(0)
@@ -73,69 +64,25 @@ def work(workload: Workload, shared: bool) -> None:
         if workload.backend == "cuda":
             torch.cuda.synchronize()
 
-    for line in sys.stdin:
-        settle()
-        started = time.perf_counter()
-        for _ in range(int(line)):
-            step()
-        settle()
-        answer = {"seconds": time.perf_counter() - started}
-        if shared:
-            answer["discards"] = owner.stats()["discards"]
-        print(json.dumps(answer), flush=True)
+    answer(step, settle, lambda: {"discards": owner.stats()["discards"]} if shared else {})
 
 
 # --- the process that measures ----------------------------------------------------------------------------------------
 
 
-class Worker:
-    def __init__(self, stage: Stage, key: str, shared: bool) -> None:
-        self._name = "sluice" if shared else "plain"
-        command = [sys.executable, Path(__file__).resolve(), "--worker", key]
-        if shared:
-            backend = WORKLOADS[key].backend
-            command = [stage.sluice, "run", "--require-pool", "--backend", backend, "--memory", POOL[backend], "--",
-                       *command, "--shared"]
-        self._stage = stage
-        self._process: subprocess.Popen = stage.start(self._name, command, captured=True, fed=True)
-
-    def run(self, steps: int) -> dict:
-        try:
-            self._process.stdin.write(f"{steps}\n".encode())
-            self._process.stdin.flush()
-            with selectors.DefaultSelector() as selector:
-                selector.register(self._process.stdout, selectors.EVENT_READ)
-                if not selector.select(LIMIT_SECONDS):
-                    raise self._stage.failure(self._process, f"did not answer within {LIMIT_SECONDS:.0f} s")
-            answer = self._process.stdout.readline()
-        except BrokenPipeError:
-            answer = b""
-        if not answer:
-            raise self._stage.failure(self._process, f"ended with status {self._process.wait(LIMIT_SECONDS)}")
-        return json.loads(answer)
-
-
-def interval(ratios: list[float], resamples: int = 4000) -> tuple[float, float]:
-    """95 % bootstrap interval of the median of paired ratios."""
-    dice = random.Random(0)
-    medians = sorted(statistics.median(dice.choices(ratios, k=len(ratios))) for _ in range(resamples))
-    return medians[int(0.025 * resamples)], medians[int(0.975 * resamples) - 1]
+def command(key: str, shared: bool, sluice: Path) -> list:
+    worker = [sys.executable, Path(__file__).resolve(), "--worker", key]
+    if not shared:
+        return worker
+    backend = WORKLOADS[key].backend
+    return [sluice, "run", "--require-pool", "--backend", backend, "--memory", POOL[backend], "--", *worker, "--shared"]
 
 
 def measure(workload: Workload, key: str, sluice: Path, pairs: int, window: float) -> Cell:
     with Stage(sluice, ROOT / "build" / "overhead" / key) as stage:
-        workers = {"plain": Worker(stage, key, False), "sluice": Worker(stage, key, True)}
-        for worker in workers.values():
-            worker.run(WARM_UP_STEPS)
-        pace = max(worker.run(2)["seconds"] / 2 for worker in workers.values())
-        steps = max(1, math.ceil(window / pace))
-        ms: dict[str, list[float]] = {"plain": [], "sluice": []}
-        discards = 0
-        for pair in range(pairs):
-            for name in ("plain", "sluice") if pair % 2 == 0 else ("sluice", "plain"):
-                answer = workers[name].run(steps)
-                ms[name].append(answer["seconds"] / steps * 1e3)
-                discards = answer.get("discards", discards)
+        workers = {name: Worker(stage, name, command(key, name == "sluice", stage.sluice)) for name in ("plain", "sluice")}
+        ms, last = in_turn(workers, pairs, window)
+    discards = last["sluice"]["discards"]
     if discards:
         raise Failed(f"{key}: {discards} micro-batches were discarded though nothing asked for memory")
     ratios = [shared / plain for plain, shared in zip(ms["plain"], ms["sluice"])]

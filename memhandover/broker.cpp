@@ -15,6 +15,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "memhandover/address_story.hpp"
 #include "memhandover/detail/processes.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/pool_status.hpp"
@@ -295,6 +296,12 @@ bool broker::handle(visitor& who, message request) {
       auto body =
           describe_chunks(*view_, field(request.body, "from", std::uint32_t{0}), runs_of_a_message);
       body["type"] = "show";
+      send_message(who.socket.get(), body);
+      return true;
+    }
+    if (type == "address") {
+      auto body = describe_address(*view_, field(request.body, "address", std::uint64_t{0}));
+      body["type"] = "address";
       send_message(who.socket.get(), body);
       return true;
     }

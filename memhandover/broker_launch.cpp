@@ -422,4 +422,8 @@ nlohmann::json query_chunks(std::string const& runtime_dir) {
   return result;
 }
 
+nlohmann::json query_address(std::string const& runtime_dir, std::uint64_t address) {
+  return questions{runtime_dir}.ask({{"type", "address"}, {"address", address}});
+}
+
 }  // namespace sluice::memhandover

@@ -44,4 +44,7 @@ int broker_main(broker_options const& options, int ready_fd);
 /// messages: a pool that changes meanwhile is seen at several instants.
 [[nodiscard]] nlohmann::json query_chunks(std::string const& runtime_dir);
 
+/// What lay at an address of a client, as describe_address.
+[[nodiscard]] nlohmann::json query_address(std::string const& runtime_dir, std::uint64_t address);
+
 }  // namespace sluice::memhandover

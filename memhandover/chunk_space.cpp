@@ -21,6 +21,21 @@ chunk_space::~chunk_space() {
   memory_.release(base_, reserved_);
 }
 
+void chunk_space::record_in(chunk_history& history, std::string_view name,
+                            std::uint64_t generation) {
+  history_ = &history;
+  name_ = name;
+  generation_ = generation;
+  history.tell_reserved(base_, reserved_, generation, name);
+}
+
+void chunk_space::tell(happening kind, std::span<std::uint32_t const> chunks,
+                       std::byte const* at) const {
+  if (history_ != nullptr) {
+    history_->tell(kind, chunks, at, generation_, name_);
+  }
+}
+
 std::byte* chunk_space::allocate(std::size_t bytes) {
   auto const offset = ranges_.allocate(bytes);
   return offset ? base_ + *offset : nullptr;
@@ -59,6 +74,7 @@ void chunk_space::grow(std::span<std::uint32_t const> chunks) {
     memory_.map(at, chunks);
   }
   chunks_.insert(chunks_.end(), chunks.begin(), chunks.end());
+  tell(happening::mapped, chunks, at);
   ranges_.grow(chunks.size() * chunk);
 }
 
@@ -78,6 +94,7 @@ std::vector<std::uint32_t> chunk_space::shrink(std::uint32_t count, unmapping ho
   } else {
     memory_.unmap(base_ + keep * chunk, taken);
   }
+  tell(happening::unmapped, released, base_ + keep * chunk);
   chunks_.resize(keep);
   if (taken > 0) {
     ranges_.shrink((std::exchange(beyond_, 0) + taken) * chunk);
@@ -94,6 +111,7 @@ std::vector<std::uint32_t> chunk_space::revoke(bool unmap_now) {
     left_mapped_ = count;
   }
   revoked_ = true;
+  tell(happening::revoked, chunks_, base_);
   return std::exchange(chunks_, {});
 }
 

@@ -13,8 +13,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
+#include "memhandover/chunk_history.hpp"
 #include "memhandover/device_memory.hpp"
 #include "memhandover/range_allocator.hpp"
 
@@ -34,6 +37,10 @@ class chunk_space {
   chunk_space(chunk_space const&) = delete;
   chunk_space& operator=(chunk_space const&) = delete;
   ~chunk_space();
+
+  /// From now on tells what becomes of this memory, under `name` and `generation`. `history` must
+  /// outlive this object.
+  void record_in(chunk_history& history, std::string_view name, std::uint64_t generation);
 
   /// Address of at least `bytes`, or null if they do not fit into what is mapped.
   [[nodiscard]] std::byte* allocate(std::size_t bytes);
@@ -73,6 +80,8 @@ class chunk_space {
   [[nodiscard]] bool holds_private_pages() const noexcept { return behind_ == backing::process; }
 
  private:
+  void tell(happening kind, std::span<std::uint32_t const> chunks, std::byte const* at) const;
+
   device_memory& memory_;
   std::uint32_t capacity_;
   std::uint32_t reserved_;  ///< capacity, and what never gets memory
@@ -84,6 +93,9 @@ class chunk_space {
   std::uint32_t private_pages_ = 0;  ///< chunks' worth of private pages that a revoke has put there
   std::uint32_t beyond_ = 0;         ///< chunks' worth of addresses that may be allocated unbacked
   bool revoked_ = false;
+  chunk_history* history_ = nullptr;
+  std::string name_;
+  std::uint64_t generation_ = 0;
 };
 
 }  // namespace sluice::memhandover

@@ -43,6 +43,8 @@ inline constexpr std::uint32_t max_clients = 32;
 inline constexpr std::uint32_t broker_slot = 0xffff;
 inline constexpr std::uint32_t recent_handovers = 256;
 inline constexpr std::uint32_t max_note_texts = 255;
+inline constexpr std::uint32_t history_entries = 2048;
+inline constexpr std::uint32_t no_chunk = 0xffffffff;
 
 enum class owner : std::uint8_t { free = 0, dirty = 1, training = 2, serving = 3 };
 
@@ -164,6 +166,26 @@ struct alignas(64) mailbox_header {
 /// for none. Written by the client; a text does not change once a chunk's number names it.
 struct note_text {
   char text[48];
+};
+
+/// Entries of a client's history, see chunk_history.hpp.
+enum class happening : std::uint32_t {
+  reserved = 1,
+  mapped = 2,
+  unmapped = 3,
+  revoked = 4,
+  given = 5,
+  taken = 6
+};
+
+/// Behind the chunks' notes of a mailbox stand `history_entries` of these, a ring. Written by the
+/// client; what a dead one has left stays until its slot's next owner comes round.
+struct alignas(64) history_entry {
+  std::atomic<std::uint64_t> seq;  ///< 1 for the slot's first; 0: unused, or being written
+  std::atomic<std::int64_t> from_ns, until_ns;
+  std::atomic<std::uint64_t> address, generation;
+  std::atomic<std::uint32_t> kind, pid, first, count;
+  char what[sizeof(note_text::text)];
 };
 
 /// A text of shared memory up to its zero byte, or all of it if a damaged one has none.

@@ -49,8 +49,13 @@ std::size_t notes_offset(std::uint32_t chunk_count) {
   return texts_offset(chunk_count) + max_note_texts * sizeof(note_text);
 }
 
+std::size_t history_offset(std::uint32_t chunk_count) {
+  return round_up(notes_offset(chunk_count) + chunk_count * sizeof(std::uint16_t),
+                  alignof(history_entry));
+}
+
 std::size_t mailbox_size(std::uint32_t chunk_count) {
-  return round_up(notes_offset(chunk_count) + chunk_count * sizeof(std::uint16_t), page);
+  return round_up(history_offset(chunk_count) + history_entries * sizeof(history_entry), page);
 }
 
 /// FNV-1a over the constant part of the header.
@@ -213,6 +218,11 @@ std::span<note_text> ledger_view::note_texts(std::uint32_t slot) const noexcept 
 std::span<std::atomic<std::uint16_t>> ledger_view::chunk_notes(std::uint32_t slot) const noexcept {
   auto* at = mailbox_at(slot) + notes_offset(header().chunk_count);
   return {std::launder(reinterpret_cast<std::atomic<std::uint16_t>*>(at)), header().chunk_count};
+}
+
+std::span<history_entry> ledger_view::history(std::uint32_t slot) const noexcept {
+  auto* at = mailbox_at(slot) + history_offset(header().chunk_count);
+  return {std::launder(reinterpret_cast<history_entry*>(at)), history_entries};
 }
 
 pool_files create_ledger(pool_shape const& shape) {

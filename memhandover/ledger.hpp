@@ -75,6 +75,7 @@ class ledger_view {
   [[nodiscard]] std::span<note_text> note_texts(std::uint32_t slot) const noexcept;
   [[nodiscard]] std::span<std::atomic<std::uint16_t>> chunk_notes(
       std::uint32_t slot) const noexcept;
+  [[nodiscard]] std::span<history_entry> history(std::uint32_t slot) const noexcept;
 
   [[nodiscard]] std::uint32_t writer_slot() const noexcept {
     return static_cast<std::uint32_t>(header().writer.load(std::memory_order_acquire) & 0xffffU);

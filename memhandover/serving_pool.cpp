@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "memhandover/bytes.hpp"
+#include "memhandover/chunk_history.hpp"
 #include "memhandover/chunk_notes.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/ledger_writer.hpp"
@@ -98,6 +99,7 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
         memory_(open_device_memory(member_.view().shape(), member_.files().chunks)),
         whole_(*memory_),
         notes_(member_.view(), member_.slot()),
+        history_(member_.view(), member_.slot()),
         stop_(make_event()) {
     while (!writer_) {
       auto received = member_.receive();
@@ -199,8 +201,9 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
   std::unique_ptr<device_memory> memory_;
   whole_pool whole_;
   chunk_notes notes_;
+  chunk_history history_;
   unique_fd stop_;
-  std::mutex acquiring_;      ///< one acquisition at a time; guards `notes_`
+  std::mutex acquiring_;      ///< one acquisition at a time; guards notes and history
   mutable std::mutex mutex_;  ///< guards what follows
   std::condition_variable mail_;
   std::optional<ledger_writer> writer_;
@@ -426,6 +429,7 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
     *report = result;
   }
   notes_.say(held->chunks, what);
+  history_.tell(happening::taken, held->chunks, held->data, 0, what);
   auto* const data = held->data;
   auto give_it_back = [self = shared_from_this(), held = std::shared_ptr<holding>{std::move(held)}](
                           void*) { self->give_back(*held); };

@@ -179,6 +179,9 @@ int dispatch(std::vector<std::string> const& words) {
   auto* show = pool_commands->add_subcommand("show", "Show who holds which chunk, and what for");
   show->add_flag("--json", status_json, "As JSON");
   show->add_option("--runtime-dir", status_dir, runtime_dir_help);
+  std::string address;
+  show->add_option("--address", address,
+                   "Show instead what lay at this address of a process, in hexadecimal");
   auto* list = pool_commands->add_subcommand("list", "List the pools of this machine");
   list->add_flag("--json", status_json, "As JSON");
   auto* clean = pool_commands->add_subcommand(
@@ -217,7 +220,8 @@ int dispatch(std::vector<std::string> const& words) {
     return show_status(status_dir, status_json);
   }
   if (show->parsed()) {
-    return show_pool(status_dir, status_json);
+    return address.empty() ? show_pool(status_dir, status_json)
+                           : show_address(status_dir, address, status_json);
   }
   if (list->parsed()) {
     return list_pools(status_json);

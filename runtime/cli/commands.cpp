@@ -12,6 +12,7 @@
 #include "memhandover/bytes.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/pool_search.hpp"
+#include "runtime/cli/address_text.hpp"
 #include "runtime/cli/pool_and_server.hpp"
 #include "runtime/cli/pool_text.hpp"
 #include "runtime/cli/status_text.hpp"
@@ -108,6 +109,12 @@ int show_pool(std::string const& runtime_dir, bool as_json) {
     pool["free"] = free_summary(pool["runs"]);
   }
   print(as_json ? json_text(pool) : pool_text(pool));
+  return 0;
+}
+
+int show_address(std::string const& runtime_dir, std::string const& address, bool as_json) {
+  auto const story = memhandover::query_address(runtime_dir, parse_address(address));
+  print(as_json ? json_text(story) : address_text(story));
   return 0;
 }
 

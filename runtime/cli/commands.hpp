@@ -29,6 +29,9 @@ int show_status(std::string const& runtime_dir, bool as_json);
 
 int show_pool(std::string const& runtime_dir, bool as_json);
 
+/// What lay at `address`, in hexadecimal, of a process of the pool.
+int show_address(std::string const& runtime_dir, std::string const& address, bool as_json);
+
 int list_pools(bool as_json);
 
 /// Ends the processes that alone keep orphaned pools alive, or with `dry_run` only names them.

@@ -144,7 +144,7 @@ gate::verdict gate::judge(std::uint32_t now, thread_slot const& self, bool attac
   if ((now & mode::closed) != 0) {
     return verdict::wait_for_change;
   }
-  if ((now & mode::aborting) != 0) {
+  if ((now & mode::aborting) != 0 && self.expendable) {
     return verdict::refuse;
   }
   if ((now & mode::watching) != 0 && !self.protect && demand_holds()) {

@@ -5,8 +5,9 @@
 ///                │                 ▲
 ///                └──► held ────────┘   closed, compute pause, or its share of the run-ahead is used
 ///                       │              up; a held thread counts as outside
-///                       └──► refused   aborting: CUDA_ERROR_NOT_PERMITTED, or dropped (see
-///                                      dispatch.hpp); the driver is not called
+///                       └──► refused   aborting, and the thread expendable:
+///                                      CUDA_ERROR_NOT_PERMITTED, or dropped (see dispatch.hpp);
+///                                      the driver is not called
 ///
 /// The gate:   open ──close()──► closing ──nobody inside──► closed ──open()──► open
 ///                                  └──deadline──► open

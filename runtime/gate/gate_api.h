@@ -33,10 +33,10 @@ struct sluice_gate_api {
    * a device-wide synchronisation, and it leaves streams that are being captured alone. */
   int (*wait_idle)(int64_t deadline_ns);
   void (*open)(void);
-  /* From abort_begin() to abort_end() gated calls of threads that are not exempt return
-   * CUDA_ERROR_NOT_PERMITTED without reaching the driver. Calls held by a closed gate also fail
-   * when it opens in this state. Of an expendable thread, launches and copies whose result the host
-   * does not see at once are dropped instead: they succeed undone. */
+  /* From abort_begin() to abort_end() nothing that an expendable thread puts on the device reaches
+   * the driver, what a closed gate held included: launches, and copies whose result the host does
+   * not see at once, are dropped, they succeed undone; the rest returns CUDA_ERROR_NOT_PERMITTED.
+   * Other threads go on. */
   void (*abort_begin)(void);
   void (*abort_end)(void);
   /* Exempts the calling thread from holding and failing (1), or not (0). */
@@ -82,12 +82,14 @@ struct sluice_runtime_api {
   int (*mem_alloc)(int device, uint64_t* address, size_t bytes);
   /* cuMemFree. NOT_OURS: the address is not the pool's. */
   int (*mem_free)(uint64_t address);
-  /* cuMemGetInfo as the job should see it: its share of the pool. NOT_OURS: let the driver answer.
-   */
+  /* cuMemGetInfo as the job should see it: what cuMemAlloc would find without waiting, and the pool.
+   * NOT_OURS: let the driver answer. */
   int (*mem_info)(int device, size_t* free_bytes, size_t* total_bytes);
   /* cuMemGetAddressRange for addresses of the persistent range: one allocation, as the driver would
    * say it. */
   int (*address_range)(uint64_t address, uint64_t* base, size_t* bytes);
+  /* 1 if the address lies in memory of the pool, persistent or not. */
+  int (*holds)(uint64_t address);
 };
 
 /* Exported by the runtime library. Returns its table, or NULL if this process does not share (the

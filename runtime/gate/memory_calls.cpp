@@ -123,12 +123,3 @@ SLUICE_DRIVER_CALL CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, std::size
   using driver_function = CUresult (*)(CUdeviceptr*, std::size_t*, CUdeviceptr);
   return real<driver_function>(symbol::of_cuMemGetAddressRange_v2)(base, bytes, address);
 }
-
-SLUICE_DRIVER_CALL CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
-  allocation found;
-  if (find_in_pool(address, found)) {
-    return CUDA_ERROR_NOT_SUPPORTED;  // a handle would name memory that can change owner
-  }
-  return real<CUresult (*)(CUipcMemHandle*, CUdeviceptr)>(symbol::of_cuIpcGetMemHandle)(handle,
-                                                                                        address);
-}

@@ -10,6 +10,7 @@
 #include "memhandover/error.hpp"
 #include "memhandover/wire.hpp"
 #include "runtime/launcher/supervisor.hpp"
+#include "runtime/launcher/torch_settings.hpp"
 #include "runtime/telemetry/error_table.hpp"
 #include "runtime/telemetry/logging.hpp"
 
@@ -165,6 +166,10 @@ int run(run_options const& options, std::vector<std::string> const& command,
       spdlog::warn(
           "the command runs without Sluice, as plain PyTorch, because there is no pool reason={}",
           telemetry::quoted(why.what()));
+    }
+    if (auto const outside = memory_outside_pool(inherited);
+        outside && shared.pool.backend == "cuda") {
+      throw error{error_kind::invalid_argument, *outside};
     }
     return supervise(command, std::move(env));
   } catch (std::exception const& why) {

@@ -46,18 +46,18 @@ SLUICE_EXPORT int sluice_join_host(void);
 /* 0: this process does not share; 1: host; 2: CUDA. */
 SLUICE_EXPORT int sluice_backend(void);
 
-/* Starts a micro-batch of `micro_batch` samples of a global batch on the calling thread. */
+/* Starts a micro-batch of `micro_batch` samples of a global batch on the calling thread: on CUDA
+ * what this thread launches, and nobody else's work, belongs to it. */
 SLUICE_EXPORT int sluice_begin(uint32_t micro_batch, uint32_t global_batch);
-/* On CUDA: what the calling thread launches, now and later, belongs to micro-batches; for
- * autograd's threads. The thread that calls sluice_begin belongs to its micro-batch by itself. */
-SLUICE_EXPORT void sluice_adopt_thread(void);
 /* Number of the arena that allocations go to: it changes when a new one takes the place of a
  * revoked one. */
 SLUICE_EXPORT uint64_t sluice_generation(void);
 SLUICE_EXPORT int sluice_arena_state(void);
 /* 1: the micro-batch is whole and protected until sluice_commit_end; 0: discard it. */
 SLUICE_EXPORT int sluice_commit_begin(void);
-SLUICE_EXPORT void sluice_commit_end(uint32_t samples);
+/* `outlived`: on CUDA, whether something made in the micro-batch lives on; its arena is then kept
+ * for it, and not handed over any more. */
+SLUICE_EXPORT void sluice_commit_end(uint32_t samples, int outlived);
 /* Ends the micro-batch without counting it; the gate lets launches through again. */
 SLUICE_EXPORT void sluice_discard(void);
 /* Allocations of discarded micro-batches that are still referenced. */
@@ -72,6 +72,12 @@ SLUICE_EXPORT uint64_t sluice_arena_peak(void);
 SLUICE_EXPORT uint64_t sluice_pool_bytes(void);
 /* Bytes of the pool that the arena might have one day: all that this job does not keep for good. */
 SLUICE_EXPORT uint64_t sluice_reachable_bytes(void);
+/* Who holds the pool's memory, and what would leave this process more of it: two sentences, valid
+ * until the thread's next call; empty if the process does not share. */
+SLUICE_EXPORT char const* sluice_shortage(void);
+/* Whether the runtime itself says so on standard error, once, when an allocation of the driver's
+ * does not fit (1, as at first), or somebody else does it better (0). */
+SLUICE_EXPORT void sluice_say_shortages(int say);
 /* Waits until the arena could have more than `bytes`, at most `timeout_ms`; 1 if so. */
 SLUICE_EXPORT int sluice_wait_memory(uint64_t bytes, uint32_t timeout_ms);
 

@@ -29,6 +29,8 @@ using memhandover::monotonic_ns;
 
 thread_local std::string last_error_text;
 thread_local bool thread_in_arena = false;
+/// Until it has been said, or somebody else says it.
+std::atomic<bool> says_shortages{true};
 
 std::string environment(char const* name) {
   char const* value = std::getenv(name);
@@ -150,10 +152,19 @@ int driver_mem_alloc(int device, std::uint64_t* address, std::size_t bytes) {
       *address = reinterpret_cast<std::uint64_t>(where);
       return SLUICE_ALLOC_OK;
     case SLUICE_OUT_OF_MEMORY:
+      if (says_shortages.exchange(false)) {
+        say(last_error_text);
+      }
       return SLUICE_ALLOC_OUT_OF_MEMORY;
     default:
       return SLUICE_ALLOC_NOT_OURS;
   }
+}
+
+/// The driver's own free waits for the device, and its callers rely on that.
+void wait_for_device(process_state const& state) {
+  using synchronize = CUresult (*)();
+  reinterpret_cast<synchronize>(state.gate_table->real("cuCtxSynchronize"))();
 }
 
 int driver_mem_free(std::uint64_t address) {
@@ -162,9 +173,7 @@ int driver_mem_free(std::uint64_t address) {
   if (state == nullptr || state->memory->persistent_range(where).first != where) {
     return SLUICE_ALLOC_NOT_OURS;
   }
-  // The driver's own free waits for the device, and its callers rely on that.
-  using synchronize = CUresult (*)();
-  reinterpret_cast<synchronize>(state->gate_table->real("cuCtxSynchronize"))();
+  wait_for_device(*state);
   return state->memory->free(where) ? SLUICE_ALLOC_OK : SLUICE_ALLOC_NOT_OURS;
 }
 
@@ -192,8 +201,14 @@ int driver_address_range(std::uint64_t address, std::uint64_t* base, std::size_t
   return SLUICE_ALLOC_OK;
 }
 
-constexpr sluice_runtime_api driver_table{sizeof(sluice_runtime_api), driver_mem_alloc,
-                                          driver_mem_free, driver_mem_info, driver_address_range};
+int driver_holds(std::uint64_t address) {
+  auto* const state = sharing();
+  return state != nullptr && state->memory->owns(reinterpret_cast<void const*>(address)) ? 1 : 0;
+}
+
+constexpr sluice_runtime_api driver_table{
+    sizeof(sluice_runtime_api), driver_mem_alloc, driver_mem_free, driver_mem_info,
+    driver_address_range,       driver_holds};
 
 // --- fork ---
 
@@ -341,12 +356,6 @@ int sluice_begin(uint32_t micro_batch, uint32_t global_batch) {
   return status;
 }
 
-void sluice_adopt_thread(void) {
-  if (auto* const state = sharing()) {
-    set_expendable(*state, true);
-  }
-}
-
 uint64_t sluice_generation(void) {
   auto* const state = sharing();
   return state == nullptr ? 0 : state->memory->generation();
@@ -369,7 +378,7 @@ int sluice_commit_begin(void) {
   return 1;
 }
 
-void sluice_commit_end(uint32_t samples) {
+void sluice_commit_end(uint32_t samples, int outlived) {
   auto* const state = sharing();
   if (state == nullptr) {
     return;
@@ -380,7 +389,7 @@ void sluice_commit_end(uint32_t samples) {
   auto& box = state->memory->client().mailbox();
   box.samples.fetch_add(samples, std::memory_order_relaxed);
   box.commits.fetch_add(1, std::memory_order_relaxed);
-  (void)guarded([&] { state->memory->commit_end(); });
+  (void)guarded([&] { state->memory->commit_end(outlived != 0); });
 }
 
 void sluice_discard(void) {
@@ -425,6 +434,19 @@ uint64_t sluice_reachable_bytes(void) {
   auto const& shape = state->memory->client().view().shape();
   std::uint64_t const kept = state->memory->client().mailbox().persistent_chunks.load();
   return shape.bytes() - std::min(shape.bytes(), kept * shape.chunk_bytes);
+}
+
+char const* sluice_shortage(void) {
+  static thread_local std::string text;
+  auto* const state = sharing();
+  if (state == nullptr || guarded([&] { text = state->memory->shortage(); }) != SLUICE_OK) {
+    text.clear();
+  }
+  return text.c_str();
+}
+
+void sluice_say_shortages(int say_them) {
+  says_shortages.store(say_them != 0);
 }
 
 int sluice_wait_memory(uint64_t bytes, uint32_t timeout_ms) {
@@ -491,6 +513,11 @@ void* sluice_arena_alloc(ssize_t bytes, int /*device*/, void* /*stream*/) {
 
 void sluice_arena_free(void* address, ssize_t /*bytes*/, int /*device*/, void* /*stream*/) {
   if (auto* const state = sharing()) {
+    // What is freed of an arena stays mapped for the next micro-batch, or has gone by a demand that
+    // waited. A kept arena is unmapped.
+    if (state->gate_table != nullptr && state->memory->is_promoted(address)) {
+      wait_for_device(*state);
+    }
     (void)guarded([&] { state->memory->free(static_cast<std::byte*>(address)); });
   }
 }

@@ -10,6 +10,7 @@
 #include "memhandover/bytes.hpp"
 #include "memhandover/chunk_choice.hpp"
 #include "memhandover/error.hpp"
+#include "memhandover/pool_account.hpp"
 
 namespace sluice::step {
 namespace {
@@ -50,9 +51,11 @@ training_memory::training_memory(options how) : options_(std::move(how)) {
     auto const chunks = client_->view().shape().chunk_count;
     needs_scrub_.resize(chunks);
     notes_.emplace(client_->view(), client_->slot());
+    history_.emplace(client_->view(), client_->slot());
     persistent_ =
         std::make_unique<space>(*memory_, chunks, options_.alignment, options_.persistent);
-    arena_ = new_arena();
+    persistent_->record_in(*history_, "persistent", 0);
+    arena_ = new_arena(generation_.load());
   } catch (...) {
     client_.reset();  // its thread uses what is destroyed with this object
     throw;
@@ -85,10 +88,12 @@ bool training_memory::committing() noexcept {
   return commits_here;
 }
 
-std::unique_ptr<chunk_space> training_memory::new_arena() const {
+std::unique_ptr<chunk_space> training_memory::new_arena(std::uint64_t generation) {
   auto const chunks = client_->view().shape().chunk_count;
-  return std::make_unique<space>(*memory_, chunks, options_.alignment, space::backing::pool,
-                                 options_.gate != nullptr ? chunks : 0);
+  auto arena = std::make_unique<space>(*memory_, chunks, options_.alignment, space::backing::pool,
+                                       options_.gate != nullptr ? chunks : 0);
+  arena->record_in(*history_, "arena", generation);
+  return arena;
 }
 
 void training_memory::begin() {
@@ -106,6 +111,7 @@ void training_memory::begin() {
   state_.store(arena_state::sound, std::memory_order_release);
   phase_ = phase::running;
   peak_ = arena_->ranges().used();
+  began_empty_ = peak_ == 0;
 }
 
 bool training_memory::commit_begin() {
@@ -118,15 +124,15 @@ bool training_memory::commit_begin() {
   return true;
 }
 
-void training_memory::commit_end() {
+void training_memory::commit_end(bool outlived) {
   {
     std::lock_guard const lock{mutex_};
     phase_ = phase::idle;
     commits_here = false;
     // On the host every tensor is an allocation of its own, so one that is left outlives its
     // micro-batch. On CUDA what is left are the segments that torch's allocator keeps for the next
-    // one.
-    if (options_.gate == nullptr && arena_->ranges().live() > 0) {
+    // one, and only torch knows whether something lives in them.
+    if ((options_.gate == nullptr || outlived) && arena_->ranges().live() > 0) {
       replace_arena(promoted_);
     }
     publish();
@@ -155,7 +161,7 @@ void training_memory::discard() {
 
 /// Puts the arena away among `old` and begins another.
 void training_memory::replace_arena(std::vector<std::unique_ptr<space>>& old) {
-  auto fresh = new_arena();
+  auto fresh = new_arena(generation_.load() + 1);
   if (!arena_->revoked()) {
     keep_spare(arena_->shrink(arena_->idle_chunks()));
   }
@@ -238,7 +244,7 @@ std::byte* training_memory::allocate_arena(std::size_t bytes) {
     if (fill(*arena_, bytes, lock) || arena_.get() != before || arena_->revoked()) {
       continue;
     }
-    starved_bytes_ = (arena_->chunks().size() + unused()) * client_->view().shape().chunk_bytes;
+    starved_bytes_ = starved_in(bytes);
     state_.store(arena_state::starved, std::memory_order_release);
     if (options_.gate != nullptr && phase_ == phase::running) {
       options_.gate->abort_begin();
@@ -246,10 +252,22 @@ std::byte* training_memory::allocate_arena(std::size_t bytes) {
         return address;
       }
     }
-    throw error{error_kind::out_of_memory,
-                "the step arena holds " + format_bytes(arena_->ranges().used()) +
-                    " and cannot get " + format_bytes(bytes) + " more from the pool at present"};
+    throw error{error_kind::out_of_memory, "the step arena holds " +
+                                               format_bytes(arena_->ranges().used()) +
+                                               " and cannot get " + format_bytes(bytes) +
+                                               " more from the pool at present: " + shortage()};
   }
+}
+
+/// The most that this micro-batch has been shown to be too large for, once `bytes` did not fit.
+std::uint64_t training_memory::starved_in(std::size_t bytes) const {
+  auto const shape = client_->view().shape();
+  // What an earlier micro-batch has left may lie in the way; in an arena that began empty, all of
+  // the pool would not have done.
+  if (began_empty_ && arena_->chunks_needed(bytes) > arena_->room()) {
+    return shape.bytes();
+  }
+  return (arena_->chunks().size() + unused()) * shape.chunk_bytes;
 }
 
 std::byte* training_memory::allocate_persistent(std::size_t bytes) {
@@ -260,12 +278,8 @@ std::byte* training_memory::allocate_persistent(std::size_t bytes) {
       return address;
     }
     if (!fill(*persistent_, bytes, lock) && !await_persistent(bytes, deadline, lock)) {
-      auto const& header = client_->view().header();
       throw error{error_kind::out_of_memory,
-                  "cannot get " + format_bytes(bytes) + " of persistent memory: the pool has " +
-                      format_bytes(header.chunk_bytes * header.chunk_count) + ", of which " +
-                      format_bytes(header.chunk_bytes * header.grantable.load()) +
-                      " can be had now; `sluice status` shows who holds the rest"};
+                  "cannot get " + format_bytes(bytes) + " of persistent memory: " + shortage()};
     }
   }
 }
@@ -397,7 +411,11 @@ bool training_memory::free(std::byte* address) {
     for (auto& candidate : *list) {
       if (candidate->contains(address)) {
         bool const freed = candidate->free(address) > 0;
+        if (list == &promoted_) {
+          keep_spare(candidate->shrink(candidate->idle_chunks()));
+        }
         drop_empty(*list);
+        publish();
         return freed;
       }
     }
@@ -415,6 +433,12 @@ bool training_memory::owns(void const* address) const {
          std::any_of(promoted_.begin(), promoted_.end(), holds);
 }
 
+bool training_memory::is_promoted(void const* address) const {
+  std::lock_guard const lock{mutex_};
+  return std::any_of(promoted_.begin(), promoted_.end(),
+                     [address](auto const& candidate) { return candidate->contains(address); });
+}
+
 std::pair<std::byte*, std::size_t> training_memory::persistent_range(std::byte* address) const {
   std::lock_guard const lock{mutex_};
   if (!persistent_->contains(address)) {
@@ -426,9 +450,17 @@ std::pair<std::byte*, std::size_t> training_memory::persistent_range(std::byte* 
                : std::pair{static_cast<std::byte*>(nullptr), std::size_t{0}};
 }
 
+std::string training_memory::shortage() const {
+  auto const& view = client_->view();
+  auto const slot = client_->slot();
+  return memhandover::account_of(view, slot) +
+         ". What would help: " + memhandover::remedies(view, slot) + '.';
+}
+
 std::uint64_t training_memory::persistent_free_bytes() const {
   std::lock_guard const lock{mutex_};
-  auto const chunks = spare_.size() + client_->view().header().grantable.load();
+  auto const idle = arena_->revoked() ? 0 : arena_->idle_chunks();
+  auto const chunks = unused() + idle + client_->view().header().grantable.load();
   return persistent_->ranges().capacity() - persistent_->ranges().used() +
          chunks * memory_->shape().chunk_bytes;
 }
@@ -487,6 +519,7 @@ memhandover::demand_answer training_memory::answer(memhandover::demand const& wa
   if (gate == nullptr) {
     auto given = give_up(wanted);
     given.noticed_ns = wanted.awake_ns;
+    tell_history(given);
     return given;
   }
   // Whatever happens here, nobody stays held for it.
@@ -495,7 +528,21 @@ memhandover::demand_answer training_memory::answer(memhandover::demand const& wa
   auto given = give_up(wanted);
   auto const seen = gate->demand_seen_ns();
   given.noticed_ns = seen > 0 ? std::min(seen, wanted.awake_ns) : wanted.awake_ns;
+  tell_history(given);
   return given;
+}
+
+/// Has the history told what goes, when the server need not wait for it.
+void training_memory::tell_history(memhandover::demand_answer& of) {
+  of.afterwards = [this, given = of.chunks, others = std::move(of.afterwards)] {
+    {
+      std::lock_guard const lock{mutex_};
+      history_->tell(memhandover::happening::given, given);
+    }
+    if (others) {
+      others();
+    }
+  };
 }
 
 memhandover::demand_answer training_memory::give_up(memhandover::demand const& wanted) {

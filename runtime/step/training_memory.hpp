@@ -27,6 +27,7 @@
 #include <optional>
 #include <vector>
 
+#include "memhandover/chunk_history.hpp"
 #include "memhandover/chunk_notes.hpp"
 #include "memhandover/chunk_space.hpp"
 #include "memhandover/training_client.hpp"
@@ -82,7 +83,9 @@ class training_memory {
   // -----------------------------------------------------------------
   void begin();
   [[nodiscard]] bool commit_begin();
-  void commit_end();
+  /// On CUDA `outlived` says that something made in the micro-batch lives on; its arena is then kept.
+  /// On the host the arena shows it.
+  void commit_end(bool outlived);
   void discard();
   [[nodiscard]] arena_state state() const noexcept {
     return state_.load(std::memory_order_acquire);
@@ -98,8 +101,8 @@ class training_memory {
   [[nodiscard]] std::uint64_t survivors() const;
   [[nodiscard]] std::uint64_t peak_bytes() const;
   [[nodiscard]] std::uint64_t capacity_bytes() const;
-  /// What the arena had when an allocation last found too little. By the time that somebody asks,
-  /// the pool may have more to give again.
+  /// What the arena had when an allocation last found too little; all of the pool where not even
+  /// that would have done. By the time that somebody asks, the pool may have more to give again.
   [[nodiscard]] std::uint64_t starved_bytes() const;
   bool wait_capacity(std::uint64_t bytes, std::chrono::milliseconds patience);
 
@@ -113,10 +116,15 @@ class training_memory {
   /// Whether `address` was an allocation of ours; it is free afterwards.
   bool free(std::byte* address);
   [[nodiscard]] bool owns(void const* address) const;
+  /// Whether `address` lies in an arena that was kept for what outlived its commit.
+  [[nodiscard]] bool is_promoted(void const* address) const;
   /// The allocation of persistent memory that `address` lies in, as base and size; {null, 0} if
   /// none.
   [[nodiscard]] std::pair<std::byte*, std::size_t> persistent_range(std::byte* address) const;
+  /// What `allocate_persistent` would find without waiting for the server.
   [[nodiscard]] std::uint64_t persistent_free_bytes() const;
+  /// Who holds the pool's memory and what would leave this job more of it, in two sentences.
+  [[nodiscard]] std::string shortage() const;
 
   // --- fork (host backend)
   // ----------------------------------------------------------------------------------------- The
@@ -138,6 +146,7 @@ class training_memory {
   };
 
   [[nodiscard]] memhandover::demand_answer answer(memhandover::demand const& wanted);
+  void tell_history(memhandover::demand_answer& of);
   [[nodiscard]] memhandover::demand_answer give_up(memhandover::demand const& wanted);
   void keep_spare(std::vector<std::uint32_t> const& chunks);
   /// Chunks of ours that hold nothing.
@@ -157,9 +166,10 @@ class training_memory {
   void let_demands_pass(std::unique_lock<std::mutex>& lock);
   [[nodiscard]] bool fill(space& where, std::size_t bytes, std::unique_lock<std::mutex>& lock);
   void scrub_new(std::byte* at, std::vector<std::uint32_t> const& chunks, bool all);
+  [[nodiscard]] std::uint64_t starved_in(std::size_t bytes) const;
   void replace_arena(std::vector<std::unique_ptr<space>>& old);
   void drop_empty(std::vector<std::unique_ptr<space>>& spaces);
-  [[nodiscard]] std::unique_ptr<space> new_arena() const;
+  [[nodiscard]] std::unique_ptr<space> new_arena(std::uint64_t generation);
   void publish();
 
   options options_;
@@ -170,6 +180,7 @@ class training_memory {
   std::atomic<std::uint32_t> demands_waiting_{0};  ///< the control thread wants the lock
   std::condition_variable demand_answered_;
   enum class phase { idle, running, committing } phase_ = phase::idle;
+  std::optional<memhandover::chunk_history> history_;  ///< spaces tell it what becomes of them
   std::unique_ptr<space> arena_;
   std::unique_ptr<space> persistent_;
   std::vector<std::unique_ptr<space>> retired_;
@@ -180,6 +191,7 @@ class training_memory {
   std::condition_variable unmapped_;
   std::vector<bool> needs_scrub_;  ///< by chunk: contents are another's
   std::size_t peak_ = 0;
+  bool began_empty_ = true;  ///< nothing lay in the arena when the micro-batch began
   std::uint64_t starved_bytes_ = 0;
   std::vector<std::pair<space*, std::byte*>> fork_copies_;
   std::atomic<arena_state> state_{arena_state::sound};

@@ -156,12 +156,14 @@ def abort() -> dict:
     training.step()
     raised = 0
     for _ in range(10):
+        table.expendable_thread(1)
         table.abort_begin()
         try:
             training.step()
         except RuntimeError:
             raised += 1
         table.abort_end()
+        table.expendable_thread(0)
         torch.cuda.synchronize()
     loss = training.step()
     return {"raised": raised, "finite": loss == loss and abs(loss) < 100}

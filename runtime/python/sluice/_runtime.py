@@ -19,7 +19,7 @@ _SIGNATURES = {
     "sluice_generation": (ctypes.c_uint64, []),
     "sluice_arena_state": (ctypes.c_int, []),
     "sluice_commit_begin": (ctypes.c_int, []),
-    "sluice_commit_end": (None, [ctypes.c_uint32]),
+    "sluice_commit_end": (None, [ctypes.c_uint32, ctypes.c_int]),
     "sluice_discard": (None, []),
     "sluice_survivors": (ctypes.c_uint64, []),
     "sluice_enter": (None, [ctypes.c_int]),
@@ -27,7 +27,8 @@ _SIGNATURES = {
     "sluice_arena_peak": (ctypes.c_uint64, []),
     "sluice_reachable_bytes": (ctypes.c_uint64, []),
     "sluice_pool_bytes": (ctypes.c_uint64, []),
-    "sluice_adopt_thread": (None, []),
+    "sluice_shortage": (ctypes.c_char_p, []),
+    "sluice_say_shortages": (None, [ctypes.c_int]),
     "sluice_wait_memory": (ctypes.c_int, [ctypes.c_uint64, ctypes.c_uint32]),
     "sluice_plan_start": (ctypes.c_int, [ctypes.c_uint32, ctypes.c_int]),
     "sluice_plan_next": (ctypes.c_uint32, [ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint64)]),
@@ -60,6 +61,21 @@ class Runtime:
 
 
 _attached: Runtime | None = None
+
+
+def _memory_outside_pool() -> str | None:
+    """A setting of torch's CUDA allocator that the program has made itself, with which memory is not the pool's.
+
+    What stands in the environment of `sluice run` is refused there.
+    """
+    import torch
+
+    if torch.cuda.get_allocator_backend() != "native":
+        return f"torch's allocator is {torch.cuda.get_allocator_backend()}"
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        if "expandable_segments:True" in os.environ.get(name, "").replace(" ", "").split(","):
+            return f"{name} has expandable_segments:True"
+    return None
 
 
 def _warn(reason: str) -> None:
@@ -96,6 +112,9 @@ def attach(uses_cuda: bool) -> Runtime | None:
         _warn(f"cannot open {path}: {why}")
         return None
     if uses_cuda:
+        if outside := _memory_outside_pool():
+            _warn(f"{outside}; its memory lies outside the pool. Remove the setting, or do without `sluice run`")
+            return None
         torch.cuda.init()
         torch.empty(1, device="cuda")  # the gate joins at the first allocation
         if runtime.backend() != CUDA:

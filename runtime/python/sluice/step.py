@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 from collections.abc import Callable
@@ -11,8 +12,9 @@ import torch
 from torch import nn
 
 from sluice import _batches, _runtime
-from sluice._arena import adopt_autograd_threads, make_arena
+from sluice._arena import make_arena
 from sluice._buffers import Buffers
+from sluice._trouble import Trouble, shortage
 from sluice.errors import OutOfMemory, Survivors
 
 #: Samples of the rehearsal before the first step: two, since batch statistics need more than one.
@@ -67,8 +69,9 @@ class Step:
         self._cuda = self._params[0].is_cuda
         self._runtime = _runtime.attach(self._cuda)
         self._arena = make_arena(self._runtime, self._cuda) if self._runtime else None
+        self._trouble = Trouble(self._runtime) if self._runtime else None
         if self._runtime and self._cuda:
-            adopt_autograd_threads(self._runtime, self._params[0].device)
+            self._trouble.watch_cuda()
         self._rehearsed = self._runtime is None
         self._planned_for: int | None = None
         # Made before the first micro-batch, so that they do not settle between memory that is given back.
@@ -98,8 +101,14 @@ class Step:
         Raises:
             OutOfMemory: if the smallest permitted slice can never fit.
             Survivors: if ``loss_fn`` keeps tensors beyond its run and they were taken away.
+            torch.OutOfMemoryError: from ``loss_fn`` or the optimizer, outside the arena; the message says who holds the
+                pool's memory.
             Exception: whatever ``loss_fn`` itself raises; the step has then not happened.
         """
+        with self._trouble.explained(lambda: self._counts["discards"]) if self._trouble else contextlib.nullcontext():
+            return self._step(loss_fn, batch)
+
+    def _step(self, loss_fn: Callable[..., torch.Tensor], batch: tuple) -> torch.Tensor:
         total = _batches.size_of(batch)
         if total < 1:
             raise ValueError("a step needs at least one tensor with at least one sample")
@@ -165,7 +174,7 @@ class Step:
                 self._buffers.keep()
             finally:
                 peak = runtime.arena_peak()
-                runtime.commit_end(count)
+                runtime.commit_end(count, self._arena.outlived())
             runtime.plan_committed(count, peak, time.perf_counter() - started)
             return loss
         loss = None
@@ -173,6 +182,14 @@ class Step:
         return None
 
     def _forward_backward(self, loss_fn: Callable[..., torch.Tensor], slices: tuple, share: float) -> torch.Tensor:
+        if self._runtime is None or not self._cuda:
+            return self._loss_and_gradients(loss_fn, slices, share)
+        # Autograd's thread of the device serves every backward of the process. In this thread, the arena and the gate
+        # know what belongs to the micro-batch, and leave what other threads train alone.
+        with torch.autograd.set_multithreading_enabled(False):
+            return self._loss_and_gradients(loss_fn, slices, share)
+
+    def _loss_and_gradients(self, loss_fn: Callable[..., torch.Tensor], slices: tuple, share: float) -> torch.Tensor:
         loss = loss_fn(*slices)
         if self._runtime and self._runtime.arena_state() != _runtime.SOUND:
             raise _Discarded
@@ -260,13 +277,26 @@ class Step:
         if self._cuda:
             torch.clear_autocast_cache()
         self._restore(saved)
-        if runtime.survivors() > 0:
-            gc.collect()
-            if (left := runtime.survivors()) > 0:
-                raise Survivors(
-                    f"{left} tensors of a discarded micro-batch are still referenced; the loss function must not keep "
-                    "tensors beyond its run (copy them out with .detach().clone(), or keep numbers from .item())"
-                )
+        if (left := self._survivors()) > 0:
+            raise Survivors(
+                f"{left} tensors of a discarded micro-batch are still referenced; the loss function must not keep "
+                "tensors beyond its run (copy them out with .detach().clone(), or keep numbers from .item())"
+            )
+
+    def _survivors(self) -> int:
+        """What still lives in memory that has gone (on CUDA, segments of torch's), after everything that may end it."""
+        means = [gc.collect]
+        if self._cuda:
+            # Blocks that a side stream has used are only freed, and segments of a dropped pool only given back, when
+            # torch's cache is emptied. cuBLAS keeps a workspace for a stream that the micro-batch was the first to use.
+            means = [lambda: None, *means, torch._C._cuda_clearCublasWorkspaces]
+        for end in means:
+            if self._runtime.survivors() == 0:
+                break
+            end()
+            if self._cuda:
+                torch.cuda.empty_cache()
+        return self._runtime.survivors()
 
     # --- planning ----------------------------------------------------------------------------------------------------
 
@@ -294,7 +324,8 @@ class Step:
             if needed > within_reach:
                 raise OutOfMemory(
                     f"a micro-batch of {count} samples needs more than the {within_reach} bytes that this job could "
-                    f"have of the pool's {runtime.pool_bytes()}; lower micro_batch, or give the pool more memory"
+                    f"have of the pool's {runtime.pool_bytes()}; lower micro_batch, or give the pool more memory\n"
+                    f"{shortage(runtime)}"
                 )
         self._counts["wait_seconds"] += time.perf_counter() - started
 

@@ -163,6 +163,7 @@ class gate_test : public ::testing::Test {
     driver.delay("cuLaunchKernel", 0);
     gate.exempt_thread(0);
     gate.protect_thread(0);
+    gate.expendable_thread(0);
     gate.set_pause_word(nullptr);
     gate.set_urgent(0);
     gate.set_demand_word(nullptr);

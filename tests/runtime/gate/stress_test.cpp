@@ -97,6 +97,7 @@ class stress : public gate_test {
         CUstream const own = stream();
         CUdeviceptr memory = 0;
         EXPECT_EQ(cuda.allocate(&memory, 4096), CUDA_SUCCESS);
+        gate.expendable_thread(may_fail ? 1 : 0);
         while (!stop) {
           launch_something(random, own, memory, may_fail);
         }

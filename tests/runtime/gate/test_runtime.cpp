@@ -68,7 +68,14 @@ int range(std::uint64_t address, std::uint64_t* base, std::size_t* bytes) {
   return SLUICE_ALLOC_OK;
 }
 
-constexpr sluice_runtime_api table{sizeof(sluice_runtime_api), allocate, release, info, range};
+int holds(std::uint64_t address) {
+  std::uint64_t base = 0;
+  std::size_t bytes = 0;
+  return range(address, &base, &bytes) == SLUICE_ALLOC_OK ? 1 : 0;
+}
+
+constexpr sluice_runtime_api table{
+    sizeof(sluice_runtime_api), allocate, release, info, range, holds};
 
 }  // namespace
 

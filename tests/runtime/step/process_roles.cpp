@@ -96,7 +96,7 @@ bool micro_batch(step::training_memory& memory, std::mt19937& random, std::size_
         say("error: a committed micro-batch has lost its contents");
       }
       drop();
-      memory.commit_end();
+      memory.commit_end(false);
       return true;
     }
   } catch (error const& why) {

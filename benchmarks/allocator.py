@@ -1,0 +1,180 @@
+#!/usr/bin/env python3
+"""What the pool's memory costs a training step, against torch's own, in time and in bytes.
+
+    ./benchmarks/run.sh allocator [--backend auto|host|cuda] [--pairs 16] [--window 2]
+
+Two processes run the same loop in turn (pairs.py): gradients that stay (`set_to_none=False`), forward and backward in
+one micro-batch, optimizer, all in one thread. One is plain PyTorch. The other runs under `sluice run`, with forward and
+backward in the step arena and everything else in persistent memory, but without what `sluice.Step` adds: no
+accumulators, nothing saved for a retry. `overhead` measures those.
+
+`peak_memory_ratio` (CUDA) compares from the start of both: the chunks that the pool has granted to the job, arena,
+persistent and spare ones, with the most that plain torch has reserved. A job gives chunks back only to a server, and
+there is none, so that what it holds at the end is its peak. Memory that libraries take without torch counts in the pool
+alone. The host has no such figure: torch reserves nothing there.
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from overhead_models import WORKLOADS, Workload  # also finds the examples
+from pairs import Worker, answer, in_turn, interval
+from records import Cell, distribution, single, write
+
+from demonstration.processes import Failed, Stage, has_cuda
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGETS = {"step_ratio.value": "<= 1.005"}
+MEMORY_TARGETS = {"peak_memory_ratio.value": "<= 1.03"}
+POOL = {"host": "3GiB", "cuda": "64GiB"}
+MEASURED = ("host-convnet-1", "cuda-resnet50-1", "cuda-gpt2-medium-1")
+# Outside the arena gradients, optimizer state and workspaces are made, as by sluice.Step with few samples, so that they
+# lie close together.
+STEPS_BEFORE, SAMPLES_BEFORE = 2, 2
+
+
+# --- the process that is measured -------------------------------------------------------------------------------------
+
+
+class PoolMemory:
+    """The step arena, as sluice.Step enters it."""
+
+    def __init__(self, cuda: bool) -> None:
+        from sluice import _arena, _runtime
+
+        self.runtime = _runtime.attach(cuda)
+        if self.runtime is None:
+            raise SystemExit("this process does not share the pool")
+        self._arena = _arena.make_arena(self.runtime, cuda)
+
+    @contextlib.contextmanager
+    def micro_batch(self, samples: int) -> Iterator[None]:
+        self.runtime.begin(samples, samples)
+        self._arena.enter(samples)
+        try:
+            yield
+        finally:
+            self._arena.leave()
+        if not self.runtime.commit_begin():
+            raise SystemExit("the arena was lost though nothing asked for memory")
+        self.runtime.commit_end(samples, self._arena.outlived())
+
+
+def held_bytes() -> int:
+    """Bytes of the chunks that the ledger says are this job's."""
+    status = subprocess.run([os.environ["SLUICE_BROKER"], "status", "--json"], capture_output=True, check=True)
+    return next(client["bytes"] for client in json.loads(status.stdout)["clients"] if client["pid"] == os.getpid())
+
+
+def work(workload: Workload, pooled: bool) -> None:
+    """The process that is measured."""
+    import torch
+
+    cuda = workload.backend == "cuda"
+    torch.manual_seed(0)
+    # Before anything else takes memory, so that on the host, too, all of it is the pool's.
+    memory = PoolMemory(cuda) if pooled else None
+    job = workload.make(workload.batch)
+
+    def step(batch: tuple, inside: contextlib.AbstractContextManager) -> None:
+        job.optimizer.zero_grad(set_to_none=False)
+        with inside, torch.autograd.set_multithreading_enabled(False):
+            job.loss(*batch).backward()
+        job.optimizer.step()
+
+    for _ in range(STEPS_BEFORE):
+        step(tuple(each[:SAMPLES_BEFORE] for each in job.batch), contextlib.nullcontext())
+    if cuda:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+    def settle() -> None:
+        if cuda:
+            torch.cuda.synchronize()
+
+    def peak() -> dict:
+        return {"peak_bytes": held_bytes() if pooled else torch.cuda.max_memory_reserved()} if cuda else {}
+
+    def inside() -> contextlib.AbstractContextManager:
+        return memory.micro_batch(workload.batch) if pooled else contextlib.nullcontext()
+
+    answer(lambda: step(job.batch, inside()), settle, peak)
+
+
+# --- the process that measures ----------------------------------------------------------------------------------------
+
+
+def command(key: str, pooled: bool, sluice: Path) -> list:
+    worker = [sys.executable, Path(__file__).resolve(), "--worker", key]
+    if not pooled:
+        return worker
+    backend = WORKLOADS[key].backend
+    return [sluice, "run", "--require-pool", "--backend", backend, "--memory", POOL[backend], "--", *worker, "--pooled"]
+
+
+def measure(workload: Workload, key: str, sluice: Path, pairs: int, window: float) -> Cell:
+    with Stage(sluice, ROOT / "build" / "allocator" / key) as stage:
+        workers = {name: Worker(stage, name, command(key, name == "pool", stage.sluice)) for name in ("plain", "pool")}
+        ms, last = in_turn(workers, pairs, window)
+    ratios = [pool / plain for plain, pool in zip(ms["plain"], ms["pool"])]
+    metrics = {"step_ratio": single(statistics.median(ratios), "plain torch, same run", interval(ratios)),
+               "plain_step_ms": distribution(ms["plain"]), "pool_step_ms": distribution(ms["pool"])}
+    if workload.backend != "cuda":
+        return Cell(workload.params, metrics, TARGETS)
+    plain, pool = (last[name]["peak_bytes"] for name in ("plain", "pool"))
+    metrics |= {"peak_memory_ratio": single(pool / plain, "plain torch's peak of reserved bytes, same run"),
+                "plain_peak_bytes": single(plain), "pool_peak_bytes": single(pool)}
+    return Cell(workload.params, metrics, TARGETS | MEMORY_TARGETS)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Cost of the pool's memory on a training step.")
+    parser.add_argument("--backend", choices=["auto", "host", "cuda"], default="auto")
+    parser.add_argument("--only", choices=MEASURED, action="append", help="measure this alone; may be repeated")
+    parser.add_argument("--pairs", type=int, default=16, help="of windows (default %(default)s)")
+    parser.add_argument("--window", type=float, default=2.0, metavar="SECONDS", help="at least (default %(default)s)")
+    parser.add_argument("--sluice", type=Path, default=ROOT / "build" / "release" / "bin" / "sluice")
+    parser.add_argument("--worker", choices=MEASURED, help=argparse.SUPPRESS)
+    parser.add_argument("--pooled", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(WORKLOADS[options.worker], options.pooled)
+        return 0
+    if options.pairs < 2:
+        parser.error("--pairs must be at least 2")
+    if not options.sluice.exists():
+        parser.error(f"there is no {options.sluice}; run ./scripts/build.sh")
+
+    backend = options.backend if options.backend != "auto" else "cuda" if has_cuda() else "host"
+    cells, notes = [], []
+    for key in MEASURED:
+        workload = WORKLOADS[key]
+        if workload.backend != backend or (options.only and key not in options.only):
+            continue
+        missing = [name for name in workload.packages if importlib.util.find_spec(name) is None]
+        if missing:
+            notes.append(f"{key} is left out: {', '.join(missing)} is not installed")
+            continue
+        print(f"==> {key}", flush=True)
+        try:
+            cells.append(measure(workload, key, options.sluice.absolute(), options.pairs, options.window))
+        except Failed as failure:
+            print(f"allocator: {failure}", file=sys.stderr)
+            return 1
+    if not cells:
+        print("\n".join(["allocator: nothing was measured", *notes]), file=sys.stderr)
+        return 1
+    write("allocator", cells, gpus=1 if backend == "cuda" else 0, notes=notes, accumulate=bool(options.only))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

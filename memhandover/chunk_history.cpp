@@ -1,0 +1,115 @@
+#include "memhandover/chunk_history.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+namespace sluice::memhandover {
+namespace {
+
+void put_text(char (&to)[sizeof(note_text::text)], std::string_view text) {
+  text = text.substr(0, sizeof to - 1);
+  *std::copy(text.begin(), text.end(), to) = '\0';
+}
+
+}  // namespace
+
+chunk_history::chunk_history(ledger_view const& view, std::uint32_t slot)
+    : view_(view), slot_(slot), pid_(static_cast<std::uint32_t>(::getpid())) {
+  for (auto const& entry : view_.history(slot_)) {
+    written_ = std::max(written_, entry.seq.load(std::memory_order_acquire));
+  }
+}
+
+void chunk_history::tell(happening kind, std::span<std::uint32_t const> chunks, void const* at,
+                         std::uint64_t generation, std::string_view what) {
+  auto const now = monotonic_ns();
+  auto const chunk_bytes = view_.header().chunk_bytes;
+  auto const address = reinterpret_cast<std::uint64_t>(at);
+  for (std::size_t i = 0; i < chunks.size();) {
+    auto end = i + 1;
+    while (end < chunks.size() && chunks[end] == chunks[end - 1] + 1) {
+      ++end;
+    }
+    happened const entry{0,
+                         kind,
+                         now,
+                         now,
+                         at == nullptr ? 0 : address + i * chunk_bytes,
+                         generation,
+                         0,
+                         chunks[i],
+                         static_cast<std::uint32_t>(end - i),
+                         std::string{what}};
+    append(entry);
+    i = end;
+  }
+}
+
+void chunk_history::tell_reserved(void const* base, std::uint32_t count, std::uint64_t generation,
+                                  std::string_view what) {
+  auto const now = monotonic_ns();
+  append({0, happening::reserved, now, now, reinterpret_cast<std::uint64_t>(base), generation, 0,
+          no_chunk, count, std::string{what}});
+}
+
+bool chunk_history::continues_last(happened const& entry) const {
+  return entry.kind == happening::mapped && last_.kind == happening::mapped &&
+         entry.generation == last_.generation && entry.what == last_.what &&
+         entry.first == last_.first + last_.count &&
+         entry.address == last_.address + last_.count * view_.header().chunk_bytes;
+}
+
+void chunk_history::append(happened const& entry) {
+  auto const places = view_.history(slot_);
+  if (continues_last(entry)) {
+    auto& place = places[written_ % places.size()];
+    last_.count += entry.count;
+    place.until_ns.store(entry.until_ns, std::memory_order_relaxed);
+    place.count.store(last_.count, std::memory_order_release);
+    return;
+  }
+  auto& place = places[++written_ % places.size()];
+  // Whoever reads meanwhile finds another number afterwards, and leaves the entry out.
+  place.seq.store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  place.kind.store(static_cast<std::uint32_t>(entry.kind), std::memory_order_relaxed);
+  place.from_ns.store(entry.from_ns, std::memory_order_relaxed);
+  place.until_ns.store(entry.until_ns, std::memory_order_relaxed);
+  place.address.store(entry.address, std::memory_order_relaxed);
+  place.generation.store(entry.generation, std::memory_order_relaxed);
+  place.pid.store(pid_, std::memory_order_relaxed);
+  place.first.store(entry.first, std::memory_order_relaxed);
+  place.count.store(entry.count, std::memory_order_relaxed);
+  put_text(place.what, entry.what);
+  place.seq.store(written_, std::memory_order_release);
+  last_ = entry;
+}
+
+std::vector<happened> read_history(ledger_view const& view, std::uint32_t slot) {
+  std::vector<happened> found;
+  for (auto const& place : view.history(slot)) {
+    auto const seq = place.seq.load(std::memory_order_acquire);
+    if (seq == 0) {
+      continue;
+    }
+    happened entry{seq,
+                   static_cast<happening>(place.kind.load(std::memory_order_relaxed)),
+                   place.from_ns.load(std::memory_order_relaxed),
+                   place.until_ns.load(std::memory_order_relaxed),
+                   place.address.load(std::memory_order_relaxed),
+                   place.generation.load(std::memory_order_relaxed),
+                   place.pid.load(std::memory_order_relaxed),
+                   place.first.load(std::memory_order_relaxed),
+                   place.count.load(std::memory_order_relaxed),
+                   std::string{text_of(place.what)}};
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (place.seq.load(std::memory_order_relaxed) == seq) {
+      found.push_back(std::move(entry));
+    }
+  }
+  std::sort(found.begin(), found.end(), [](auto const& a, auto const& b) { return a.seq < b.seq; });
+  return found;
+}
+
+}  // namespace sluice::memhandover

@@ -1,0 +1,72 @@
+/// What has become of a client's chunks and addresses: a bounded history in its mailbox, which
+/// outlives the process. `sluice pool show --address` reads it, say after a fault.
+///
+///   training   reserved ──► mapped ──► unmapped │ revoked ──► given      (to the ledger's writer)
+///   server     taken
+///
+/// The newest `history_entries` stay. Mappings that continue the one before, in chunks and
+/// addresses, are one entry with it.
+///
+/// Thread-safety: none for writing; the owner serialises calls. Anybody may read at any time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "memhandover/ledger.hpp"
+
+namespace sluice::memhandover {
+
+/// An entry as it was read.
+struct happened {
+  std::uint64_t seq = 0;  ///< orders the entries of a slot
+  happening kind{};
+  std::int64_t from_ns = 0;   ///< CLOCK_MONOTONIC
+  std::int64_t until_ns = 0;  ///< of the last that the entry tells of
+  std::uint64_t address = 0;  ///< of the first chunk; 0: said without one
+  std::uint64_t generation = 0;
+  std::uint32_t pid = 0;
+  std::uint32_t first = 0;  ///< chunks [first, first + count); `no_chunk` for `reserved`
+  std::uint32_t count = 0;
+  std::string what;  ///< "arena", "persistent", a model's name
+
+  [[nodiscard]] bool has_chunk(std::uint32_t chunk) const noexcept {
+    return first != no_chunk && chunk >= first && chunk - first < count;
+  }
+  [[nodiscard]] bool has_address(std::uint64_t at, std::uint64_t chunk_bytes) const noexcept {
+    return address != 0 && at >= address && at - address < count * chunk_bytes;
+  }
+};
+
+class chunk_history {
+ public:
+  /// Goes on behind what earlier clients in `slot`, which is this process's, have left. `view` must
+  /// outlive this object.
+  chunk_history(ledger_view const& view, std::uint32_t slot);
+
+  /// `chunks` lie, or lay, one behind the other from `at` on (null: said without addresses).
+  void tell(happening kind, std::span<std::uint32_t const> chunks, void const* at = nullptr,
+            std::uint64_t generation = 0, std::string_view what = {});
+  /// Addresses for `count` chunks have been reserved, with nothing behind them yet.
+  void tell_reserved(void const* base, std::uint32_t count, std::uint64_t generation,
+                     std::string_view what);
+
+ private:
+  void append(happened const& entry);
+  [[nodiscard]] bool continues_last(happened const& entry) const;
+
+  ledger_view const& view_;
+  std::uint32_t slot_;
+  std::uint32_t pid_;
+  std::uint64_t written_ = 0;
+  happened last_;
+};
+
+/// The history of a slot, the oldest first.
+[[nodiscard]] std::vector<happened> read_history(ledger_view const& view, std::uint32_t slot);
+
+}  // namespace sluice::memhandover

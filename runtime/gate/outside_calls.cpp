@@ -1,0 +1,77 @@
+/// Calls that the pool has no answer to: they keep the driver's answer, or are refused, and the user
+/// hears once what that means for him.
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+
+#include "runtime/gate/attach.hpp"
+#include "runtime/gate/dispatch.hpp"
+
+using namespace sluice::gate;
+
+namespace {
+
+void say_once(std::atomic_flag& said, char const* text) {
+  if (!said.test_and_set()) {
+    std::fprintf(stderr, "sluice: %s\n", text);
+  }
+}
+
+constinit std::atomic_flag told_of_handles;
+constinit std::atomic_flag told_of_async_memory;
+
+CUresult tell_of_async_memory(CUresult result) {
+  if (result == CUDA_SUCCESS && sharing_runtime() != nullptr) {
+    say_once(
+        told_of_async_memory,
+        "this process takes memory with cudaMallocAsync (cuMemAllocAsync). It lies outside the "
+        "pool: it is not counted there, and no inference server can have it. Where the pool "
+        "leaves little of the GPU, use cudaMalloc instead.");
+  }
+  return result;
+}
+
+CUresult allocate_async(symbol which, CUdeviceptr* address, std::size_t bytes, CUstream stream) {
+  using driver_function = CUresult (*)(CUdeviceptr*, std::size_t, CUstream);
+  return tell_of_async_memory(real<driver_function>(which)(address, bytes, stream));
+}
+
+CUresult allocate_from_pool_async(symbol which, CUdeviceptr* address, std::size_t bytes,
+                                  CUmemoryPool pool, CUstream stream) {
+  using driver_function = CUresult (*)(CUdeviceptr*, std::size_t, CUmemoryPool, CUstream);
+  return tell_of_async_memory(real<driver_function>(which)(address, bytes, pool, stream));
+}
+
+}  // namespace
+
+SLUICE_DRIVER_CALL CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
+  sluice_runtime_api const* runtime = sharing_runtime();
+  if (runtime != nullptr && runtime->holds(address) != 0) {
+    say_once(told_of_handles,
+             "this process has asked for an IPC handle of pool memory (cuIpcGetMemHandle), as "
+             "torch.multiprocessing does to send a CUDA tensor to another process. Pool memory can "
+             "change its owner, so that there is no such handle: send tensor.cpu(), and move it to "
+             "the GPU where it arrives.");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  return real<CUresult (*)(CUipcMemHandle*, CUdeviceptr)>(symbol::of_cuIpcGetMemHandle)(handle,
+                                                                                        address);
+}
+
+SLUICE_DRIVER_CALL CUresult cuMemAllocAsync(CUdeviceptr* address, std::size_t bytes,
+                                            CUstream stream) {
+  return allocate_async(symbol::of_cuMemAllocAsync, address, bytes, stream);
+}
+SLUICE_DRIVER_CALL CUresult cuMemAllocAsync_ptsz(CUdeviceptr* address, std::size_t bytes,
+                                                 CUstream stream) {
+  return allocate_async(symbol::of_cuMemAllocAsync_ptsz, address, bytes, stream);
+}
+SLUICE_DRIVER_CALL CUresult cuMemAllocFromPoolAsync(CUdeviceptr* address, std::size_t bytes,
+                                                    CUmemoryPool pool, CUstream stream) {
+  return allocate_from_pool_async(symbol::of_cuMemAllocFromPoolAsync, address, bytes, pool, stream);
+}
+SLUICE_DRIVER_CALL CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr* address, std::size_t bytes,
+                                                         CUmemoryPool pool, CUstream stream) {
+  return allocate_from_pool_async(symbol::of_cuMemAllocFromPoolAsync_ptsz, address, bytes, pool,
+                                  stream);
+}

@@ -1,0 +1,93 @@
+"""Failures whose cause may lie in the pool, told with what the pool knows: who holds the memory, or where to ask."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+
+from sluice._runtime import Runtime
+
+#: What CUDA says of an access to an address without memory.
+FAULTS = ("illegal memory access", "unspecified launch failure")
+
+#: A job that meets its limit again and again is told so now and then.
+SECONDS_BETWEEN_WORDS = 10.0
+
+
+def shortage(runtime: Runtime) -> str:
+    """Who holds the pool's memory, and what would leave this job more of it."""
+    return "sluice: " + runtime.shortage().decode(errors="replace")
+
+
+def _extend(why: BaseException, sentence: str) -> None:
+    """Into the message itself: what is logged with ``str(why)`` has no notes."""
+    text = str(why)
+    if sentence.partition(":")[0] + ":" not in text:
+        why.args = (f"{text}\n{sentence}", *why.args[1:])
+
+
+class Trouble:
+    """Explains exceptions of one process that shares the pool.
+
+    Thread-safe: ``explained`` may be entered by several threads.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._here = threading.local()
+        self._said_at = -SECONDS_BETWEEN_WORDS
+
+    @contextlib.contextmanager
+    def explained(self, discards: Callable[[], int]) -> Iterator[None]:
+        """Extends the message of an exception that passes.
+
+        Args:
+            discards: How many micro-batches have lost their memory so far.
+        """
+        self._here.explains = True
+        try:
+            yield
+        except torch.OutOfMemoryError as why:
+            _extend(why, shortage(self._runtime))
+            raise
+        except RuntimeError as why:
+            if discards() > 0 and any(fault in str(why) for fault in FAULTS):
+                _extend(why, self._about_fault(discards()))
+            raise
+        finally:
+            self._here.explains = False
+
+    def watch_cuda(self) -> None:
+        """From now on says on standard error who holds the memory when CUDA's allocator gives up outside of a step.
+
+        What torch raises there cannot be extended; without the hook in torch, the runtime's own word stays.
+        """
+        attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+        if attach is not None:
+            attach(self._observe)
+            self._runtime.say_shortages(0)
+
+    def _observe(self, device: int, wanted: int, _allocated: int, _free: int) -> None:
+        """Called by torch in the thread that has found too little; what it raised would take the place of torch's own."""
+        with contextlib.suppress(Exception):
+            now = time.monotonic()
+            if not getattr(self._here, "explains", False) and now - self._said_at >= SECONDS_BETWEEN_WORDS:
+                self._said_at = now
+                print(f"{shortage(self._runtime)} ({wanted} bytes were wanted on GPU {device})", file=sys.stderr)
+
+    @staticmethod
+    def _about_fault(discards: int) -> str:
+        folder = os.environ.get("SLUICE_RUNTIME_DIR")
+        where = f" --runtime-dir {shlex.quote(folder)}" if folder else ""
+        return (
+            f"sluice: {discards} micro-batches of this process have lost their memory to the inference server; where the "
+            "kernel log (Xid 31) or compute-sanitizer names the address, this tells what lay there and who got it: "
+            f"sluice pool show{where} --address 0x…"
+        )

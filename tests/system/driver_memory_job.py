@@ -1,0 +1,96 @@
+"""Asks the CUDA driver for memory as libraries do, in a process of `sluice run`; prints a JSON object.
+
+    python -S driver_memory_job.py
+"""
+
+import ctypes
+import json
+import os
+
+cuda = ctypes.CDLL("libcuda.so.1")  # the gate, which is preloaded
+runtime = ctypes.CDLL(os.environ["SLUICE_RUNTIME_LIBRARY"])
+runtime.sluice_arena_alloc.restype = ctypes.c_void_p
+runtime.sluice_arena_alloc.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+runtime.sluice_arena_free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+
+MIB = 1 << 20
+
+
+def check(result: int) -> None:
+    assert result == 0, f"CUDA error {result}"
+
+
+def allocate(size: int) -> tuple[int, int]:
+    """The driver's answer and the address."""
+    address = ctypes.c_uint64()
+    return cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size)), address.value
+
+
+def free(address: int) -> None:
+    check(cuda.cuMemFree_v2(ctypes.c_uint64(address)))
+
+
+def memory() -> list[int]:
+    """Free and total MiB."""
+    found = ctypes.c_size_t(), ctypes.c_size_t()
+    check(cuda.cuMemGetInfo_v2(*map(ctypes.byref, found)))
+    return [each.value // MIB for each in found]
+
+
+def handle_of(address: int) -> int:
+    handle = ctypes.create_string_buffer(64)
+    return cuda.cuIpcGetMemHandle(handle, ctypes.c_uint64(address))
+
+
+said = {}
+check(cuda.cuInit(0))
+context = ctypes.c_void_p()
+check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
+check(cuda.cuCtxSetCurrent(context))
+
+said["at first"] = memory()
+_, mine = allocate(10 * MIB)
+said["with 10 MiB"] = memory()
+segment = runtime.sluice_arena_alloc(100 * MIB, 0, None)  # two chunks of 64 MiB
+said["with an arena"] = memory()
+said["handles"] = [handle_of(mine), handle_of(segment), handle_of(mine)]
+runtime.sluice_arena_free(segment, 100 * MIB, 0, None)
+said["with an idle arena"] = memory()
+free(mine)
+said["after all"] = memory()
+everything, address = allocate(memory()[0] * MIB)
+said["all that is free"] = everything
+said["nothing left"] = memory()
+free(address)
+said["too much"] = [allocate(1 << 40)[0], allocate(1 << 40)[0]]
+
+# What outlives its commit keeps its arena.
+runtime.sluice_begin(4, 4)
+segments = [runtime.sluice_arena_alloc(50 * MIB, 0, None) for _ in range(4)]  # of 64 MiB each chunk holds one and a bit
+before = runtime.sluice_generation()
+assert runtime.sluice_commit_begin() == 1
+runtime.sluice_commit_end(4, 1)
+said["generations"] = runtime.sluice_generation() - before
+said["kept"] = memory()
+runtime.sluice_arena_free(segments[3], 50 * MIB, 0, None)  # the chunks at the end hold nothing any more
+said["kept in part"] = memory()
+for segment in segments[:3]:
+    runtime.sluice_arena_free(segment, 50 * MIB, 0, None)
+said["kept no more"] = memory()
+
+# Small allocations share chunks.
+sizes = [1024 * (1 + 37 * i % 3072) for i in range(100)]
+blocks = [allocate(size) for size in sizes]
+said["small"] = {"results": [result for result, _ in blocks], "bytes": sum(sizes),
+                 "held": memory()[1] - memory()[0]}
+for _, address in blocks:
+    free(address)
+said["small freed"] = memory()
+
+place = ctypes.byref(ctypes.c_uint64())
+said["other memory"] = [cuda.cuMemAllocManaged(place, ctypes.c_size_t(MIB), 1),
+                        cuda.cuMemAllocHost_v2(place, ctypes.c_size_t(MIB)),
+                        cuda.cuMemAllocAsync(place, ctypes.c_size_t(MIB), None),
+                        cuda.cuMemAllocAsync(place, ctypes.c_size_t(MIB), None)]
+said["beside other memory"] = memory()
+print(json.dumps(said))
