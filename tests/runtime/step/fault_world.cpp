@@ -185,7 +185,7 @@ void fault_world::train_and_serve() {
         throw std::logic_error{"a block could not be freed"};
       }
     }
-    kept ? job.commit_end() : job.discard();
+    kept ? job.commit_end(false) : job.discard();
   }
   if (!job.free(weights)) {
     throw std::logic_error{"persistent memory could not be freed"};
