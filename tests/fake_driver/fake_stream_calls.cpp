@@ -255,6 +255,9 @@ SLUICE_FAKE_CALL CUresult cuEventSynchronize(CUevent handle) {
 }
 SLUICE_FAKE_CALL CUresult cuEventElapsedTime_v2(float* milliseconds, CUevent from, CUevent to) {
   SLUICE_FAKE_ENTER
+  if (from == nullptr || to == nullptr || from == to) {
+    return CUDA_ERROR_INVALID_HANDLE;
+  }
   std::scoped_lock const guard{event_of(from)->lock, event_of(to)->lock};
   std::shared_ptr<marker> const start = event_of(from)->last;
   std::shared_ptr<marker> const end = event_of(to)->last;
