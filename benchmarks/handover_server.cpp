@@ -13,7 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "memhandover/broker_launch.hpp"
+#include "memhandover/broker_queries.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/serving_pool.hpp"
 

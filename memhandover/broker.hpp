@@ -1,24 +1,12 @@
-/// The broker: keeps the descriptors of one pool, hands them out, and takes back what the dead
-/// held.
+/// The broker: the socket by which processes find the pool, and the loop that keeps it.
 ///
-/// One thread, one poll loop, no libtorch, no CUDA: chunks live by their descriptors alone. While
-/// there is no inference server it is also the ledger's writer.
-///
-/// Life of a client's slot:
-///
-///   empty ──join──► live ──process exits──► gone
-///     ▲                                       │
-///     └── reclaimed ◄──last holder of its life pipe exits
-///
-/// A *life pipe* is made by the client, which sends the read end and keeps the write end open;
-/// forked descendants inherit it with everything else that reaches the pool, so its hang-up is the
-/// exit of the last of them. Descendants left behind by a dead client are ended.
+/// One thread, one poll loop, no libtorch, no CUDA: chunks live by their descriptors alone. What
+/// concerns the pool itself is detail/kept_pool.hpp.
 ///
 /// A new broker adopts a live pool: clients that lose their broker start one if need be and offer
 /// what they hold.
 #pragma once
 
-#include <array>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -27,8 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "memhandover/detail/kept_pool.hpp"
 #include "memhandover/ledger.hpp"
-#include "memhandover/ledger_writer.hpp"
 #include "memhandover/wire.hpp"
 
 namespace sluice::memhandover {
@@ -53,18 +41,6 @@ class broker {
  private:
   using clock = std::chrono::steady_clock;
 
-  struct client {
-    bool present = false;
-    bool reported = false;  ///< the server has been asked to take back what it held
-    int pid = 0;
-    unique_fd socket;
-    unique_fd process;  ///< pidfd
-    unique_fd
-        life;  ///< read end of its life pipe; empty if it died before telling an adopting broker
-    unique_fd bell;
-    /// Its process is gone, what it held is not taken back yet.
-    [[nodiscard]] bool orphaned() const noexcept { return present && !process && !reported; }
-  };
   /// A connection that has not joined: a status query, a launcher that wants the pool kept, or a
   /// join under way.
   struct visitor {
@@ -76,35 +52,23 @@ class broker {
 
   void listen();
   void open_pool(pool_files files);
-  void adopt_clients();
   void accept_visitor();
+  void serve_visitors(std::vector<bool> const& ready);
   /// Handles one message; false: the connection is done.
   bool serve(visitor& who);
   bool handle(visitor& who, message request);
-  void join(visitor& who, message request);
   bool rejoin(visitor& who, message request);
-  void seat(visitor& who, message& request, std::uint32_t slot);
-  void appoint_server(std::uint32_t slot);
-  void report_to_server(std::uint32_t slot);
-  void become_writer();
-  void read_client(std::uint32_t slot);
-  void client_exited(std::uint32_t slot);
-  void finish(std::uint32_t slot);
-  void clear_slot(std::uint32_t slot);
+  bool adopt(visitor& who, message request);
+  [[nodiscard]] bool idle() const;
+  [[nodiscard]] std::optional<clock::time_point> wake_at() const;
   void write_roster() const;
   [[nodiscard]] bool roster_lives() const;
-  [[nodiscard]] nlohmann::json status() const;
-  [[nodiscard]] std::optional<std::uint32_t> server_slot() const;
-  void tell_server(nlohmann::json const& body, std::vector<int> const& descriptors = {});
 
   options options_;
   std::function<pool_files()> make_pool_;
   unique_fd socket_lock_;
   unique_fd listener_;
-  pool_files files_;
-  std::unique_ptr<ledger_view> view_;
-  std::unique_ptr<ledger_writer> writer_;  ///< set while the broker is the writer
-  std::array<client, max_clients> clients_;
+  std::unique_ptr<detail::kept_pool> pool_;  ///< empty while an earlier broker's is waited for
   std::vector<std::unique_ptr<visitor>> visitors_;
   clock::time_point adopt_until_{};
   clock::time_point idle_since_{};

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "memhandover/unique_fd.hpp"
@@ -32,16 +31,5 @@ struct broker_options {
 /// The process itself, `sluice broker`: makes or adopts the pool and serves until nobody needs it.
 /// `ready_fd` ≥ 0 gets one line when it listens, "ok" or why it cannot. Returns the exit code.
 int broker_main(broker_options const& options, int ready_fd);
-
-/// Process id of the broker that listens in that folder, 0 if none does.
-[[nodiscard]] int broker_pid(std::string const& runtime_dir);
-
-/// What the broker says of its pool, as describe_pool. Throws `unavailable` if none listens in that
-/// folder.
-[[nodiscard]] nlohmann::json query_status(std::string const& runtime_dir);
-
-/// The same with `runs`, which tell of every chunk as describe_chunks does. It is asked in several
-/// messages: a pool that changes meanwhile is seen at several instants.
-[[nodiscard]] nlohmann::json query_chunks(std::string const& runtime_dir);
 
 }  // namespace sluice::memhandover

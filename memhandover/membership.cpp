@@ -112,7 +112,7 @@ bool membership::reconnect() {
                   life_read_.get()});
     auto answer = receive_message(socket.get(), answer_timeout_ms);
     if (answer && answer->body["type"] == "send_chunks") {
-      offer_pool(socket.get());
+      send_chunks(socket.get(), files_.chunks);
       answer = receive_message(socket.get(), answer_timeout_ms);
     }
     if (!answer || answer->body["type"] != "rejoined") {
@@ -122,16 +122,6 @@ bool membership::reconnect() {
     return true;
   } catch (std::exception const&) {
     return false;
-  }
-}
-
-void membership::offer_pool(int socket) const {
-  for (std::size_t first = 0; first < files_.chunks.size(); first += max_descriptors) {
-    std::vector<int> batch;
-    for (auto i = first; i < std::min(first + max_descriptors, files_.chunks.size()); ++i) {
-      batch.push_back(files_.chunks[i].get());
-    }
-    send_message(socket, {{"type", "chunks"}, {"first", first}}, batch);
   }
 }
 

@@ -48,8 +48,6 @@ class membership {
   void abandon_in_child() noexcept { socket_.reset(); }
 
  private:
-  void offer_pool(int socket) const;
-
   broker_options broker_;
   client_kind kind_;
   unique_fd socket_;

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,9 @@ struct message {
 
 /// Sends one message. Throws `unavailable` if the peer is gone.
 void send_message(int socket, nlohmann::json const& body, std::vector<int> const& descriptors = {});
+
+/// Sends a pool's chunk descriptors, in as many messages of type "chunks" as they need.
+void send_chunks(int socket, std::span<unique_fd const> chunks);
 
 /// Receives one message; nothing at the end of the conversation. Blocks unless the socket does not.
 /// Throws `invalid_argument` for something that is no message of ours, `unavailable` for a broken

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <limits>
 
+#include "memhandover/broker_queries.hpp"
 #include "memhandover/bytes.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/pool_search.hpp"

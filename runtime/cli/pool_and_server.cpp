@@ -13,7 +13,7 @@
 #include <exception>
 #include <utility>
 
-#include "memhandover/broker_launch.hpp"
+#include "memhandover/broker_queries.hpp"
 #include "memhandover/error.hpp"
 
 namespace sluice::cli {

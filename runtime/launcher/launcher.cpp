@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "memhandover/broker_launch.hpp"
+#include "memhandover/broker_queries.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/wire.hpp"
 #include "runtime/launcher/supervisor.hpp"

@@ -17,6 +17,7 @@
 #include <set>
 
 #include "memhandover/broker_launch.hpp"
+#include "memhandover/broker_queries.hpp"
 #include "memhandover/bytes.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/pool_search.hpp"

@@ -1,0 +1,361 @@
+#include "memhandover/detail/kept_pool.hpp"
+
+#include <poll.h>
+#include <spdlog/spdlog.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "memhandover/detail/message_field.hpp"
+#include "memhandover/detail/processes.hpp"
+#include "memhandover/error.hpp"
+
+namespace sluice::memhandover::detail {
+namespace {
+
+void set_text(char* to, std::size_t size, std::string const& text) {
+  std::memset(to, 0, size);
+  std::memcpy(to, text.data(), std::min(text.size(), size - 1));
+}
+
+bool is(client_entry const& entry, client_status status) {
+  return entry.status.load(std::memory_order_acquire) == static_cast<std::uint32_t>(status);
+}
+
+}  // namespace
+
+kept_pool::kept_pool(pool_files files, std::function<void()> users_changed)
+    : files_(std::move(files)),
+      view_(files_.ledger.get(), files_.mailroom.get(), shared_segment::access::read_write),
+      users_changed_(std::move(users_changed)) {
+  adopt_clients();
+}
+
+void kept_pool::adopt_clients() {
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    auto& entry = view_.clients()[slot];
+    if (is(entry, client_status::empty)) {
+      continue;
+    }
+    auto& record = clients_.at(slot);
+    record.present = true;
+    record.pid = static_cast<int>(entry.pid.load());
+    record.process = open_process(record.pid, entry.start_ticks.load());
+  }
+  auto const writer = view_.writer_slot();
+  if (writer >= max_clients || !clients_.at(writer).process) {
+    become_writer();
+  }
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    if (clients_.at(slot).present && !clients_.at(slot).process) {
+      client_exited(slot);
+    }
+  }
+}
+
+bool kept_pool::in_use() const noexcept {
+  return std::any_of(clients_.begin(), clients_.end(), [](client const& c) { return c.present; });
+}
+
+bool kept_pool::must_look_again() const noexcept {
+  return std::any_of(clients_.begin(), clients_.end(),
+                     [](client const& c) { return c.orphaned(); });
+}
+
+nlohmann::json kept_pool::users() const {
+  auto list = nlohmann::json::array();
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    if (clients_.at(slot).present && clients_.at(slot).process) {
+      list.push_back(
+          {{"pid", clients_.at(slot).pid}, {"start", view_.clients()[slot].start_ticks.load()}});
+    }
+  }
+  return list;
+}
+
+void kept_pool::watch(poll_list& polled) {
+  doorbell_at_ = polled.add(writer_ ? files_.doorbell.get() : -1);
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    auto const& record = clients_.at(slot);
+    client_at_.at(slot) = {polled.add(record.socket.get()), polled.add(record.process.get()),
+                           polled.add(record.life.get())};
+  }
+}
+
+void kept_pool::serve(poll_list const& polled) {
+  if (writer_ && polled.ready(doorbell_at_)) {
+    eventfd_t count = 0;
+    (void)::eventfd_read(files_.doorbell.get(), &count);
+    writer_->pump();
+  }
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    auto& record = clients_.at(slot);
+    if (record.socket && polled.ready(client_at_.at(slot).socket)) {
+      read_client(slot);
+    }
+    if (record.process && polled.ready(client_at_.at(slot).process)) {
+      client_exited(slot);
+    }
+    if (record.life && record.process && polled.ready(client_at_.at(slot).life)) {
+      client_exited(slot);  // closed by the client itself: it has become another program
+    }
+    if (record.orphaned()) {
+      finish(slot);
+    }
+  }
+}
+
+std::uint32_t kept_pool::empty_slot() const {
+  std::uint32_t slot = 0;
+  while (slot < max_clients &&
+         (clients_.at(slot).present || !is(view_.clients()[slot], client_status::empty))) {
+    ++slot;
+  }
+  if (slot == max_clients) {
+    throw error{error_kind::unavailable,
+                "the pool has " + std::to_string(max_clients) + " clients, which is its limit"};
+  }
+  return slot;
+}
+
+void kept_pool::join(unique_fd& socket, message request) {
+  auto const kind = field(request.body, "kind", std::string{"training"});
+  bool const is_server = kind == "server";
+  if (request.descriptors.size() != 1) {
+    throw error{error_kind::invalid_argument,
+                "a join brings one descriptor, the read end of the client's life pipe"};
+  }
+  if (is_server) {
+    if (auto const other = server_slot()) {
+      throw error{error_kind::already_exists,
+                  "the pool already has an inference server (pid " +
+                      std::to_string(clients_.at(*other).pid) +
+                      "); stop it first, or give this one another --runtime-dir"};
+    }
+  }
+  auto const slot = empty_slot();
+  client record;
+  record.pid = peer_pid(socket.get());
+  record.process = open_process(record.pid, process_start_ticks(record.pid));
+  if (!record.process) {
+    throw error{error_kind::unavailable, "the client that wanted to join has already ended"};
+  }
+  record.life = std::move(request.descriptors.front());
+  record.bell = unique_fd{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  if (!record.bell) {
+    throw error{error_kind::unavailable,
+                std::string{"cannot create a bell: "} + std::strerror(errno)};
+  }
+  clients_.at(slot) = std::move(record);
+  enter(slot, is_server, request.body);
+  clients_.at(slot).present = true;
+  clients_.at(slot).socket = std::move(socket);
+  users_changed_();
+  spdlog::info("a client joins kind={} pid={} slot={}", kind, clients_.at(slot).pid, slot);
+  try {
+    welcome(slot, is_server);
+  } catch (error const& gone) {
+    spdlog::info("a client left while it joined pid={}", clients_.at(slot).pid);
+    return;  // its pidfd tells the rest
+  }
+  if (is_server) {
+    appoint_server(slot);
+  } else if (writer_) {
+    writer_->set_bell(slot, duplicate(clients_.at(slot).bell.get()));
+  } else {
+    tell_server({{"type", "client_joined"}, {"slot", slot}}, {clients_.at(slot).bell.get()});
+  }
+}
+
+/// Writes a new client into the ledger.
+void kept_pool::enter(std::uint32_t slot, bool is_server, nlohmann::json const& body) {
+  auto const& record = clients_.at(slot);
+  auto& entry = view_.clients()[slot];
+  entry.kind.store(
+      static_cast<std::uint32_t>(is_server ? client_kind::server : client_kind::training));
+  entry.pid.store(static_cast<std::uint32_t>(record.pid));
+  entry.start_ticks.store(process_start_ticks(record.pid));
+  entry.life_inode.store(inode_of(record.life.get()));
+  set_text(entry.name, sizeof entry.name, field(body, "name", std::string{}));
+  set_text(entry.endpoint, sizeof entry.endpoint, field(body, "endpoint", std::string{}));
+  // A mailbox may have had an earlier owner; what it counted must not be shown as this one's.
+  auto& mailbox = view_.mailbox(slot);
+  for (auto* value : {&mailbox.micro_batch, &mailbox.global_batch, &mailbox.arena_chunks,
+                      &mailbox.persistent_chunks, &mailbox.waiting}) {
+    value->store(0);
+  }
+  for (auto* value : {&mailbox.samples, &mailbox.commits, &mailbox.discards}) {
+    value->store(0);
+  }
+  entry.status.store(static_cast<std::uint32_t>(client_status::live), std::memory_order_release);
+}
+
+/// Sends a new client everything by which it reaches the pool.
+void kept_pool::welcome(std::uint32_t slot, bool is_server) {
+  auto const& record = clients_.at(slot);
+  auto const ledger =
+      is_server ? reopen_read_write(files_.ledger.get()) : reopen_read_only(files_.ledger.get());
+  send_message(record.socket.get(),
+               {{"type", "joined"}, {"slot", slot}, {"chunk_descriptors", files_.chunks.size()}},
+               {ledger.get(), files_.mailroom.get(), files_.doorbell.get(), record.bell.get()});
+  send_chunks(record.socket.get(), files_.chunks);
+}
+
+/// Ends the broker's own writing, then names the server: there is never a second writer.
+void kept_pool::appoint_server(std::uint32_t slot) {
+  if (writer_) {
+    writer_->pump();
+    writer_.reset();
+  }
+  view_.header().serving_now.store(1);
+  auto const generation = (view_.header().writer.load() >> 16U) + 1;
+  view_.header().writer.store(generation << 16U | slot, std::memory_order_release);
+  tell_server({{"type", "appointed"}});
+  report_to_server(slot);
+}
+
+/// Everything the server in `slot` must know as writer: who can be woken, and who has died.
+void kept_pool::report_to_server(std::uint32_t slot) {
+  for (std::uint32_t other = 0; other < max_clients; ++other) {
+    auto& record = clients_.at(other);
+    if (other == slot || !record.present) {
+      continue;
+    }
+    if (record.process && record.bell) {
+      tell_server({{"type", "client_joined"}, {"slot", other}}, {record.bell.get()});
+    } else if (record.reported) {
+      tell_server({{"type", "client_gone"}, {"slot", other}});
+    }
+  }
+}
+
+void kept_pool::become_writer() {
+  auto const generation = (view_.header().writer.load() >> 16U) + 1;
+  view_.header().writer.store(generation << 16U | broker_slot, std::memory_order_release);
+  view_.header().pause_until_ns.store(0);
+  view_.header().serving_now.store(0);
+  writer_ = std::make_unique<ledger_writer>(view_);
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    auto const& record = clients_.at(slot);
+    if (record.bell) {
+      writer_->set_bell(slot, duplicate(record.bell.get()));
+      if (record.present && record.process) {
+        writer_->demand(slot,
+                        0);  // whatever the last writer had demanded is nobody's wish any more
+      }
+    }
+  }
+  writer_->pump();
+}
+
+void kept_pool::rejoin(unique_fd& socket, message request) {
+  auto const slot = field(request.body, "slot", max_clients);
+  auto const pid = peer_pid(socket.get());
+  if (slot >= max_clients || !clients_.at(slot).present || clients_.at(slot).pid != pid) {
+    throw error{error_kind::not_found, "the client has no place in the pool that it came back to"};
+  }
+  auto& record = clients_.at(slot);
+  record.bell = std::move(request.descriptors.at(3));
+  record.life = std::move(request.descriptors.at(4));
+  record.socket = std::move(socket);
+  send_message(record.socket.get(), {{"type", "rejoined"}});
+  if (writer_) {
+    writer_->set_bell(slot, duplicate(record.bell.get()));
+    writer_->pump();
+  } else if (view_.writer_slot() == slot) {
+    report_to_server(slot);
+  }
+  spdlog::info("a client came back pid={} slot={}", record.pid, slot);
+}
+
+void kept_pool::read_client(std::uint32_t slot) {
+  auto& record = clients_.at(slot);
+  try {
+    auto const received = receive_message(record.socket.get());
+    if (!received) {
+      record.socket.reset();  // its process's exit, not this, decides what becomes of its memory
+      return;
+    }
+    if (received->body["type"] == "reclaimed" && view_.writer_slot() == slot) {
+      auto const gone = field(received->body, "slot", max_clients);
+      if (gone < max_clients && clients_.at(gone).reported) {
+        clear_slot(gone);
+      }
+    }
+  } catch (error const& why) {
+    spdlog::warn("a client's message could not be read pid={} reason=\"{}\"", record.pid,
+                 why.what());
+    record.socket.reset();
+  }
+}
+
+void kept_pool::client_exited(std::uint32_t slot) {
+  auto& record = clients_.at(slot);
+  record.process.reset();
+  record.socket.reset();
+  view_.clients()[slot].status.store(static_cast<std::uint32_t>(client_status::gone),
+                                     std::memory_order_release);
+  spdlog::info("a client has ended pid={} slot={}", record.pid, slot);
+  if (view_.writer_slot() == slot) {
+    become_writer();
+  }
+  end_holders(view_.clients()[slot].life_inode.load());
+}
+
+/// The last process that could reach the client's memory may have gone: then everything it held is
+/// taken back.
+void kept_pool::finish(std::uint32_t slot) {
+  auto& record = clients_.at(slot);
+  auto const inode = view_.clients()[slot].life_inode.load();
+  pollfd pipe{record.life.get(), POLLIN, 0};
+  bool const known = static_cast<bool>(record.life);
+  if (known ? ::poll(&pipe, 1, 0) != 1 || (pipe.revents & POLLHUP) == 0 : end_holders(inode) > 0) {
+    if (known) {
+      end_holders(inode);  // one may have been forked while the last look was taken
+    }
+    return;
+  }
+  record.life.reset();
+  if (writer_) {
+    auto const freed = writer_->reclaim(slot);
+    spdlog::info("took back what a client held slot={} chunks={}", slot, freed);
+    clear_slot(slot);
+    writer_->pump();
+  } else {
+    record.reported = true;
+    tell_server({{"type", "client_gone"}, {"slot", slot}});
+  }
+}
+
+void kept_pool::clear_slot(std::uint32_t slot) {
+  view_.clients()[slot].status.store(static_cast<std::uint32_t>(client_status::empty),
+                                     std::memory_order_release);
+  clients_.at(slot) = client{};
+  users_changed_();
+}
+
+std::optional<std::uint32_t> kept_pool::server_slot() const {
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    if (clients_.at(slot).present && clients_.at(slot).process &&
+        view_.clients()[slot].kind.load() == static_cast<std::uint32_t>(client_kind::server)) {
+      return slot;
+    }
+  }
+  return std::nullopt;
+}
+
+void kept_pool::tell_server(nlohmann::json const& body, std::vector<int> const& descriptors) {
+  auto const slot = view_.writer_slot();
+  if (slot >= max_clients || !clients_.at(slot).socket) {
+    return;  // it will hear of it when it comes back, or its death makes us the writer
+  }
+  try {
+    send_message(clients_.at(slot).socket.get(), body, descriptors);
+  } catch (error const&) {
+    clients_.at(slot).socket.reset();
+  }
+}
+
+}  // namespace sluice::memhandover::detail
