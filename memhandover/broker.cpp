@@ -9,11 +9,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 
-#include "memhandover/detail/message_field.hpp"
-#include "memhandover/detail/processes.hpp"
-#include "memhandover/error.hpp"
+#include "memhandover/detail/conversation.hpp"
 #include "memhandover/pool_status.hpp"
 
 namespace sluice::memhandover {
@@ -22,22 +19,26 @@ namespace {
 using json = nlohmann::json;
 using detail::field;
 using detail::refusal;
-using std::chrono::milliseconds;
+
+void check_version(json const& body) {
+  if (field(body, "version", 0) != protocol_version) {
+    throw error{error_kind::unsupported,
+                "the broker speaks version " + std::to_string(protocol_version) +
+                    " of the pool's protocol; end the programs that use the pool and start "
+                    "them again with one installation of Sluice"};
+  }
+}
 
 }  // namespace
 
-broker::broker(options how, std::function<pool_files()> make_pool)
-    : options_(std::move(how)), make_pool_(std::move(make_pool)) {
+broker::broker(options how) : options_(std::move(how)) {
   socket_lock_ = unique_fd{
       ::open((options_.runtime_dir + "/broker.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)};
   if (!socket_lock_ || ::flock(socket_lock_.get(), LOCK_EX | LOCK_NB) != 0) {
     throw error{error_kind::already_exists, "a broker already runs in " + options_.runtime_dir};
   }
-  if (roster_lives()) {
-    adopt_until_ = clock::now() + options_.adoption_grace;
-  } else {
-    open_pool(make_pool_());
-  }
+  pools_.emplace(detail::pool_set::options{options_.runtime_dir, options_.pools, options_.idle_exit,
+                                           options_.adoption_grace});
   listen();
   idle_since_ = clock::now();
 }
@@ -59,26 +60,13 @@ void broker::listen() {
   }
 }
 
-void broker::open_pool(pool_files files) {
-  pool_ = std::make_unique<detail::kept_pool>(std::move(files), [this] { write_roster(); });
-  write_roster();
-}
-
 bool broker::idle() const {
-  return visitors_.empty() && (pool_ == nullptr || !pool_->in_use());
+  return visitors_.empty() && pools_->idle();
 }
 
-std::optional<broker::clock::time_point> broker::wake_at() const {
-  if (!pool_) {
-    return adopt_until_;
-  }
-  if (idle()) {
-    return idle_since_ + options_.idle_exit;
-  }
-  if (pool_->must_look_again()) {
-    return clock::now() + milliseconds{5};
-  }
-  return std::nullopt;
+bool broker::kept_by_visitor(detail::kept_pool const& pool) const {
+  return std::any_of(visitors_.begin(), visitors_.end(),
+                     [&](auto const& who) { return who->keeps == pool.id(); });
 }
 
 void broker::run(int stop_fd) {
@@ -90,19 +78,16 @@ void broker::run(int stop_fd) {
     for (auto const& who : visitors_) {
       visitor_at.push_back(polled.add(who->deferred ? -1 : who->socket.get()));
     }
-    if (pool_) {
-      pool_->watch(polled);
+    pools_->watch(polled);
+    auto wake = pools_->wake_at();
+    if (idle()) {
+      wake = std::min(wake.value_or(clock::time_point::max()), idle_since_ + options_.idle_exit);
     }
-    polled.wait(wake_at());
+    polled.wait(wake);
     if (polled.ready(stop_at)) {
       return;
     }
-    if (pool_) {
-      pool_->serve(polled);
-    } else if (clock::now() >= adopt_until_) {
-      spdlog::warn("no client of the earlier pool came back; making a new pool");
-      open_pool(make_pool_());
-    }
+    pools_->serve(polled);
     std::vector<bool> ready;
     for (auto const at : visitor_at) {
       ready.push_back(polled.ready(at));
@@ -111,10 +96,11 @@ void broker::run(int stop_fd) {
     if (polled.ready(listener_at)) {
       accept_visitor();
     }
+    pools_->give_idle_back([this](auto const& pool) { return kept_by_visitor(pool); });
     if (!idle()) {
       idle_since_ = clock::now();
-    } else if (pool_ && clock::now() - idle_since_ >= options_.idle_exit) {
-      spdlog::info("nobody needs the pool any more; the broker ends");
+    } else if (clock::now() - idle_since_ >= options_.idle_exit) {
+      spdlog::info("nobody needs a pool any more; the broker ends");
       return;
     }
   }
@@ -127,7 +113,7 @@ void broker::serve_visitors(std::vector<bool> const& ready) {
     }
   }
   for (auto& who : visitors_) {
-    if (pool_ && who && who->deferred) {
+    if (who && who->deferred) {
       auto request = std::move(*who->deferred);
       who->deferred.reset();
       if (!handle(*who, std::move(request))) {
@@ -136,6 +122,7 @@ void broker::serve_visitors(std::vector<bool> const& ready) {
     }
   }
   std::erase(visitors_, nullptr);
+  pools_->forget_attempts();
 }
 
 void broker::accept_visitor() {
@@ -156,11 +143,7 @@ bool broker::serve(visitor& who) {
     auto request = receive_message(who.socket.get());
     return request && handle(who, std::move(*request));
   } catch (error const& why) {
-    try {
-      send_message(who.socket.get(), refusal(why));
-    } catch (error const&) {
-      // Gone as well; there is nobody left to tell.
-    }
+    spdlog::info("a connection ends reason=\"{}\"", why.what());
     return false;
   }
 }
@@ -174,39 +157,51 @@ bool broker::handle(visitor& who, message request) {
     if (type == "chunks") {
       return adopt(who, std::move(request));
     }
-    if (!pool_) {
-      who.deferred = std::move(request);  // answered as soon as there is a pool
-      return true;
+    if (pools_->settled()) {
+      return answer(who, request);
     }
-    if (type == "status") {
-      auto body = describe_pool(pool_->view());
-      body["type"] = "status";
-      send_message(who.socket.get(), body);
-      return true;
+    who.deferred = std::move(request);  // answered once it is known which pools there are
+    return true;
+  } catch (error const& why) {
+    try {
+      send_message(who.socket.get(), refusal(why));
+    } catch (error const&) {
+      // Gone as well; there is nobody left to tell.
     }
-    if (type == "show") {
-      constexpr std::size_t runs_of_a_message = 500;
-      auto body = describe_chunks(pool_->view(), field(request.body, "from", std::uint32_t{0}),
-                                  runs_of_a_message);
-      body["type"] = "show";
-      send_message(who.socket.get(), body);
+    return false;
+  }
+}
+
+bool broker::answer(visitor& who, message& request) {
+  auto const type = request.body["type"].get<std::string>();
+  json body{{"type", type}};
+  if (type == "pools") {
+    body["pools"] = pools_->list();
+  } else if (type == "status") {
+    body.update(describe_pool(pools_->asked_about(request.body).view()));
+  } else if (type == "show") {
+    constexpr std::size_t runs_of_a_message = 500;
+    body.update(describe_chunks(pools_->asked_about(request.body).view(),
+                                field(request.body, "from", std::uint32_t{0}), runs_of_a_message));
+  } else if (type == "open" || type == "join") {
+    check_version(request.body);
+    auto* const pool = pools_->find_or_begin(request.body);
+    if (pool == nullptr) {
+      who.deferred = std::move(request);
       return true;
     }
     if (type == "join") {
-      if (field(request.body, "version", 0) != protocol_version) {
-        throw error{error_kind::unsupported,
-                    "the broker speaks version " + std::to_string(protocol_version) +
-                        " of the pool's protocol; end the programs that use the pool and start "
-                        "them again with one installation of Sluice"};
-      }
-      pool_->join(who.socket, std::move(request));
+      pool->join(who.socket, std::move(request));
       return false;  // the connection is the client's now
     }
+    auto const shape = pool->view().shape();
+    who.keeps = pool->id();
+    body.update({{"backend", to_string(shape.backend)}, {"device", shape.device}});
+  } else {
     throw error{error_kind::invalid_argument, "the broker knows no message of type " + type};
-  } catch (error const& why) {
-    send_message(who.socket.get(), refusal(why));
-    return false;
   }
+  send_message(who.socket.get(), body);
+  return true;
 }
 
 bool broker::rejoin(visitor& who, message request) {
@@ -216,16 +211,13 @@ bool broker::rejoin(visitor& who, message request) {
     throw error{error_kind::invalid_argument,
                 "a rejoin must name this protocol's version and bring five descriptors"};
   }
-  if (!pool_) {
+  auto* const pool = pools_->find(field(request.body, "pool_id", std::uint64_t{0}));
+  if (pool == nullptr) {
     send_message(who.socket.get(), {{"type", "send_chunks"}});
     who.adopting = std::move(request);
     return true;
   }
-  if (field(request.body, "pool_id", std::uint64_t{0}) != pool_->view().header().pool_id) {
-    throw error{error_kind::not_found,
-                "the broker keeps another pool than the one this client belongs to"};
-  }
-  pool_->rejoin(who.socket, std::move(request));
+  pool->rejoin(who.socket, std::move(request));
   return false;
 }
 
@@ -241,45 +233,16 @@ bool broker::adopt(visitor& who, message request) {
   }
   auto first = std::move(*who.adopting);
   who.adopting.reset();
-  if (!pool_) {
+  if (pools_->find(field(first.body, "pool_id", std::uint64_t{0})) == nullptr) {
     pool_files files;
     files.ledger = reopen_read_write(first.descriptors.at(0).get());
     files.mailroom = duplicate(first.descriptors.at(1).get());
     files.doorbell = duplicate(first.descriptors.at(2).get());
     files.chunks = std::move(who.chunks);
-    open_pool(std::move(files));
-    spdlog::info("adopted the pool of an earlier broker");
+    pools_->adopt(std::move(files));
+    spdlog::info("adopted a pool of an earlier broker");
   }
   return rejoin(who, std::move(first));
-}
-
-/// Writes down who uses the pool, so that a successor knows whether there is somebody to wait for.
-void broker::write_roster() const {
-  json const roster{{"clients", pool_ ? pool_->users() : json::array()}};
-  auto const path = options_.runtime_dir + "/pool.json";
-  {
-    std::ofstream file{path + ".new", std::ios::trunc};
-    file << roster.dump();
-  }
-  if (::rename((path + ".new").c_str(), path.c_str()) != 0) {
-    spdlog::warn("cannot write {} reason=\"{}\"", path, std::strerror(errno));
-  }
-}
-
-bool broker::roster_lives() const {
-  std::ifstream file{options_.runtime_dir + "/pool.json"};
-  auto const roster = json::parse(file, nullptr, false);
-  if (!roster.is_object() || !roster.contains("clients") || !roster["clients"].is_array()) {
-    return false;
-  }
-  return std::any_of(roster["clients"].begin(), roster["clients"].end(), [](json const& entry) {
-    try {
-      return static_cast<bool>(
-          detail::open_process(entry.at("pid").get<int>(), entry.at("start").get<std::uint64_t>()));
-    } catch (json::exception const&) {
-      return false;
-    }
-  });
 }
 
 }  // namespace sluice::memhandover

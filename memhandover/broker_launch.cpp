@@ -16,8 +16,8 @@
 
 #include "memhandover/broker.hpp"
 #include "memhandover/descriptor_limit.hpp"
+#include "memhandover/detail/conversation.hpp"
 #include "memhandover/error.hpp"
-#include "memhandover/pool_creation.hpp"
 #include "memhandover/wire.hpp"
 
 extern char** environ;
@@ -51,14 +51,15 @@ void start_broker(broker_options const& options, std::string const& runtime_dir)
   unique_fd theirs{pipe_ends[1]};
   constexpr int ready_fd = 3;
   auto const program = program_of(options);
-  std::vector<std::string> arguments{program,         "broker",
-                                     "--runtime-dir", runtime_dir,
-                                     "--device",      std::to_string(options.device),
-                                     "--ready-fd",    std::to_string(ready_fd)};
+  std::vector<std::string> arguments{program,     "broker",     "--runtime-dir",
+                                     runtime_dir, "--ready-fd", std::to_string(ready_fd)};
   auto add = [&arguments](char const* name, std::string const& value) {
     arguments.emplace_back(name);
     arguments.push_back(value);
   };
+  if (options.device) {
+    add("--device", std::to_string(*options.device));
+  }
   if (!options.backend.empty()) {
     add("--backend", options.backend);
   }
@@ -173,6 +174,18 @@ unique_fd ensure_broker(broker_options const& options) {
               "the broker ended as soon as it was ready; see " + runtime_dir + "/broker.log"};
 }
 
+pool_presence open_pool(broker_options const& options) {
+  pool_presence presence{ensure_broker(options), backend_kind::host, 0};
+  send_message(presence.connection.get(), detail::wish_message("open", options));
+  auto const opened = detail::expect(presence.connection.get(), "open").body;
+  presence.backend =
+      detail::field(opened, "backend", std::string{}) == to_string(backend_kind::cuda)
+          ? backend_kind::cuda
+          : backend_kind::host;
+  presence.device = detail::field(opened, "device", 0);
+  return presence;
+}
+
 int broker_main(broker_options const& options, int ready_fd) {
   if (ready_fd >= 0) {
     ::fcntl(ready_fd, F_SETFD, FD_CLOEXEC);
@@ -183,6 +196,7 @@ int broker_main(broker_options const& options, int ready_fd) {
   ::sigaddset(&stop_signals, SIGINT);
   ::sigprocmask(SIG_BLOCK, &stop_signals, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGCHLD, SIG_IGN);  // those who create chunks are not waited for
   ::signal(SIGHUP, SIG_IGN);
   if (ready_fd >= 0 && ::fork() != 0) {
     ::_exit(0);  // nobody's child: whoever started it neither waits for it nor ends it
@@ -195,10 +209,9 @@ int broker_main(broker_options const& options, int ready_fd) {
     if (auto const idle = environment("SLUICE_BROKER_IDLE_EXIT_MS"); !idle.empty()) {
       how.idle_exit = std::chrono::milliseconds{std::strtol(idle.c_str(), nullptr, 10)};
     }
-    broker serving{how, [options] {
-                     return create_pool({options.backend, options.device, options.pool_bytes,
-                                         options.chunk_bytes});
-                   }};
+    how.pools = {options.backend, options.device.value_or(0), options.pool_bytes,
+                 options.chunk_bytes};
+    broker serving{how};
     say(ready_fd, "ok\n");
     serving.run(stop.get());
     return 0;

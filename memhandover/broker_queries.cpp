@@ -24,9 +24,12 @@ class questions {
     send_message(socket_.get(), question);
     auto answer = receive_message(socket_.get(), patience_ms);
     if (answer && answer->body["type"] == "error") {
-      throw error{error_kind::unsupported, "the broker in " + dir_ +
-                                               " is of another version and cannot answer: " +
-                                               answer->body.value("message", std::string{})};
+      auto const text = answer->body.value("message", std::string{});
+      if (answer->body.value("kind", 0) == static_cast<int>(error_kind::not_found)) {
+        throw error{error_kind::not_found, text};
+      }
+      throw error{error_kind::unsupported,
+                  "the broker in " + dir_ + " is of another version and cannot answer: " + text};
     }
     if (!answer || answer->body["type"] != question["type"]) {
       throw error{error_kind::unavailable, "the broker in " + dir_ + " ended while it was asked"};
@@ -40,6 +43,41 @@ class questions {
   unique_fd socket_;
 };
 
+/// Asks `describe` of each pool; one that is given back meanwhile is left out.
+template <typename Describe>
+nlohmann::json each_pool(std::string const& runtime_dir, std::optional<int> device,
+                         Describe&& describe) {
+  questions const asked{runtime_dir};
+  auto found = nlohmann::json::array();
+  std::string there;
+  auto const pools = asked.ask({{"type", "pools"}})["pools"];
+  for (auto const& pool : pools) {
+    there += (there.empty() ? "" : ", ") + pool["device"].dump();
+    if (device && pool["device"] != *device) {
+      continue;
+    }
+    try {
+      found.push_back(describe(asked, pool["pool_id"]));
+    } catch (error const& why) {
+      if (why.kind() != error_kind::not_found) {
+        throw;
+      }
+    }
+  }
+  if (found.empty()) {
+    throw error{error_kind::not_found, there.empty()
+                                           ? "the broker keeps no pool at present"
+                                           : "the broker keeps no pool of device " +
+                                                 (device ? std::to_string(*device) : "any") +
+                                                 "; it has pools of the devices " + there};
+  }
+  auto result = found.front();
+  if (found.size() > 1) {
+    result["pools"] = std::move(found);
+  }
+  return result;
+}
+
 }  // namespace
 
 int broker_pid(std::string const& runtime_dir) {
@@ -47,21 +85,24 @@ int broker_pid(std::string const& runtime_dir) {
   return socket ? peer_pid(socket->get()) : 0;
 }
 
-nlohmann::json query_status(std::string const& runtime_dir) {
-  return questions{runtime_dir}.ask({{"type", "status"}});
+nlohmann::json query_status(std::string const& runtime_dir, std::optional<int> device) {
+  return each_pool(runtime_dir, device, [](questions const& asked, nlohmann::json const& id) {
+    return asked.ask({{"type", "status"}, {"pool_id", id}});
+  });
 }
 
-nlohmann::json query_chunks(std::string const& runtime_dir) {
-  questions const broker{runtime_dir};
-  auto result = broker.ask({{"type", "status"}});
-  auto runs = nlohmann::json::array();
-  for (nlohmann::json from = 0; !from.is_null();) {
-    auto const page = broker.ask({{"type", "show"}, {"from", from}});
-    runs.insert(runs.end(), page["runs"].begin(), page["runs"].end());
-    from = page["next"];
-  }
-  result["runs"] = std::move(runs);
-  return result;
+nlohmann::json query_chunks(std::string const& runtime_dir, std::optional<int> device) {
+  return each_pool(runtime_dir, device, [](questions const& asked, nlohmann::json const& id) {
+    auto pool = asked.ask({{"type", "status"}, {"pool_id", id}});
+    auto runs = nlohmann::json::array();
+    for (nlohmann::json from = 0; !from.is_null();) {
+      auto const page = asked.ask({{"type", "show"}, {"pool_id", id}, {"from", from}});
+      runs.insert(runs.end(), page["runs"].begin(), page["runs"].end());
+      from = page["next"];
+    }
+    pool["runs"] = std::move(runs);
+    return pool;
+  });
 }
 
 }  // namespace sluice::memhandover

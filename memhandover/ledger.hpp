@@ -88,6 +88,12 @@ class ledger_view {
   mutable ledger_header* header_ = nullptr;
 };
 
+/// A pool's number as it is shown: sixteen hexadecimal digits.
+[[nodiscard]] std::string hexadecimal(std::uint64_t pool_id);
+/// Names of a pool's shared memory, by which the two belong together in /proc.
+[[nodiscard]] std::string ledger_name(std::uint64_t pool_id);
+[[nodiscard]] std::string mailroom_name(std::uint64_t pool_id);
+
 /// Creates ledger and mailroom of a new pool, all chunks free, the broker its writer.
 [[nodiscard]] pool_files create_ledger(pool_shape const& shape);
 

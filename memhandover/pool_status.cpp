@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -128,9 +127,6 @@ nlohmann::json describe_pool(ledger_view const& view) {
       by_client.at(state.client) += header.chunk_bytes;
     }
   }
-  std::array<char, 17> id{};
-  std::snprintf(id.data(), id.size(), "%016llx", static_cast<unsigned long long>(header.pool_id));
-
   json clients = json::array();
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
     auto const& entry = view.clients()[slot];
@@ -163,9 +159,8 @@ nlohmann::json describe_pool(ledger_view const& view) {
   }
   auto owned = [&](owner who) { return by_owner.at(static_cast<std::size_t>(who)); };
   return {{"pool",
-           {{"id", id.data()},
-            {"backend",
-             header.backend == static_cast<std::uint32_t>(backend_kind::cuda) ? "cuda" : "host"},
+           {{"id", hexadecimal(header.pool_id)},
+            {"backend", to_string(view.shape().backend)},
             {"device", header.device},
             {"chunk_bytes", header.chunk_bytes},
             {"chunks", header.chunk_count},

@@ -1,8 +1,5 @@
 #include "memhandover/detail/cuda_memory.hpp"
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <string>
 
@@ -136,16 +133,6 @@ void cuda_memory::scrub(std::byte* where, std::span<std::uint32_t const> chunks)
       driver_->cuMemsetD8Async(address(where), 0, chunks.size() * shape_.chunk_bytes, stream_),
       "cannot zero chunks of the pool");
   driver_->check(driver_->cuStreamSynchronize(stream_), "cannot zero chunks of the pool");
-}
-
-bool cuda_in_child() {
-  auto const child = ::fork();
-  if (child == 0) {
-    ::_exit(cuda_available() ? 0 : 1);
-  }
-  int status = 1;
-  return child > 0 && ::waitpid(child, &status, 0) == child && WIFEXITED(status) &&
-         WEXITSTATUS(status) == 0;
 }
 
 cuda_chunks create_cuda_chunks(int device, std::uint64_t pool_bytes, std::uint64_t chunk_bytes) {

@@ -3,12 +3,13 @@
 #include <poll.h>
 #include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 
-#include "memhandover/detail/message_field.hpp"
+#include "memhandover/detail/conversation.hpp"
 #include "memhandover/detail/processes.hpp"
 #include "memhandover/error.hpp"
 
@@ -59,9 +60,23 @@ bool kept_pool::in_use() const noexcept {
   return std::any_of(clients_.begin(), clients_.end(), [](client const& c) { return c.present; });
 }
 
-bool kept_pool::must_look_again() const noexcept {
-  return std::any_of(clients_.begin(), clients_.end(),
-                     [](client const& c) { return c.orphaned(); });
+std::optional<std::chrono::steady_clock::time_point> kept_pool::wake_at() const {
+  // Descendants of the dead are looked for until none is left.
+  bool const look =
+      std::any_of(clients_.begin(), clients_.end(), [](client const& c) { return c.orphaned(); });
+  return look ? std::optional{std::chrono::steady_clock::now() + std::chrono::milliseconds{5}}
+              : std::nullopt;
+}
+
+std::uint64_t kept_pool::untouched_host_bytes() const noexcept {
+  struct stat status {};
+  if (view_.shape().backend != backend_kind::host ||
+      ::fstat(files_.chunks.front().get(), &status) != 0) {
+    return 0;
+  }
+  constexpr std::uint64_t block = 512;
+  auto const touched = static_cast<std::uint64_t>(status.st_blocks) * block;
+  return view_.shape().bytes() - std::min(view_.shape().bytes(), touched);
 }
 
 nlohmann::json kept_pool::users() const {
@@ -130,7 +145,8 @@ void kept_pool::join(unique_fd& socket, message request) {
   if (is_server) {
     if (auto const other = server_slot()) {
       throw error{error_kind::already_exists,
-                  "the pool already has an inference server (pid " +
+                  "the pool of " + name_of(view_.shape()) +
+                      " already has an inference server (pid " +
                       std::to_string(clients_.at(*other).pid) +
                       "); stop it first, or give this one another --runtime-dir"};
     }
@@ -153,7 +169,8 @@ void kept_pool::join(unique_fd& socket, message request) {
   clients_.at(slot).present = true;
   clients_.at(slot).socket = std::move(socket);
   users_changed_();
-  spdlog::info("a client joins kind={} pid={} slot={}", kind, clients_.at(slot).pid, slot);
+  spdlog::info("a client joins kind={} pid={} slot={} pool=\"{}\"", kind, clients_.at(slot).pid,
+               slot, name_of(view_.shape()));
   try {
     welcome(slot, is_server);
   } catch (error const& gone) {
@@ -320,7 +337,8 @@ void kept_pool::finish(std::uint32_t slot) {
   record.life.reset();
   if (writer_) {
     auto const freed = writer_->reclaim(slot);
-    spdlog::info("took back what a client held slot={} chunks={}", slot, freed);
+    spdlog::info("took back what a client held slot={} chunks={} pool=\"{}\"", slot, freed,
+                 name_of(view_.shape()));
     clear_slot(slot);
     writer_->pump();
   } else {

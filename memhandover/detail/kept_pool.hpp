@@ -15,6 +15,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -35,10 +36,13 @@ class kept_pool {
   kept_pool(pool_files files, std::function<void()> users_changed);
 
   [[nodiscard]] ledger_view const& view() const noexcept { return view_; }
+  [[nodiscard]] std::uint64_t id() const noexcept { return view_.header().pool_id; }
+  /// Bytes of the host's memory that the pool may still come to use.
+  [[nodiscard]] std::uint64_t untouched_host_bytes() const noexcept;
   /// There is a client, or what a dead one held has not been taken back.
   [[nodiscard]] bool in_use() const noexcept;
-  /// The dead have left something behind whose end nothing announces.
-  [[nodiscard]] bool must_look_again() const noexcept;
+  /// When to `serve` even if nothing has become ready.
+  [[nodiscard]] std::optional<std::chrono::steady_clock::time_point> wake_at() const;
   /// The processes that use the pool: `pid` and `start`, their start time in clock ticks.
   [[nodiscard]] nlohmann::json users() const;
 

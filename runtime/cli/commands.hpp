@@ -25,9 +25,16 @@ struct serve_arguments {
 /// outlives whoever started it, and must not keep pipes and files of theirs open.
 int keep_pool(memhandover::broker_options const& options, int ready_fd);
 
-int show_status(std::string const& runtime_dir, bool as_json);
+/// What a command that shows pools is asked for.
+struct show_arguments {
+  std::string runtime_dir;
+  std::optional<int> device;  ///< all pools if it is not given
+  bool as_json = false;
+};
 
-int show_pool(std::string const& runtime_dir, bool as_json);
+int show_status(show_arguments const& arguments);
+
+int show_pool(show_arguments const& arguments);
 
 int list_pools(bool as_json);
 

@@ -122,12 +122,20 @@ std::string handovers_text(json const& handovers) {
                  at("max")}});
 }
 
-}  // namespace
-
-std::string status_text(json const& status) {
+std::string one_pool_text(json const& status) {
   return owners_text(field(status, "pool")) + clients_text(field(status, "clients")) +
          handovers_text(field(status, "handovers")) + server_text(status) +
          models_text(field(status, "models"));
+}
+
+}  // namespace
+
+std::string status_text(json const& status) {
+  std::string text;
+  for (auto const& pool : detail::several(status)) {
+    text += (text.empty() ? "" : "\n") + one_pool_text(pool);
+  }
+  return text;
 }
 
 }  // namespace sluice::cli
