@@ -38,7 +38,7 @@ broker::broker(options how) : options_(std::move(how)) {
     throw error{error_kind::already_exists, "a broker already runs in " + options_.runtime_dir};
   }
   pools_.emplace(detail::pool_set::options{options_.runtime_dir, options_.pools, options_.idle_exit,
-                                           options_.adoption_grace});
+                                           options_.adoption_grace, options_.server_grace});
   listen();
   idle_since_ = clock::now();
 }
@@ -205,11 +205,12 @@ bool broker::answer(visitor& who, message& request) {
 }
 
 bool broker::rejoin(visitor& who, message request) {
-  constexpr std::size_t rejoin_descriptors = 5;  // ledger, mailroom, doorbell, bell, life pipe
+  // ledger, mailroom, manifest, doorbell, bell, life pipe
+  constexpr std::size_t rejoin_descriptors = 6;
   if (field(request.body, "version", 0) != protocol_version ||
       request.descriptors.size() != rejoin_descriptors) {
     throw error{error_kind::invalid_argument,
-                "a rejoin must name this protocol's version and bring five descriptors"};
+                "a rejoin must name this protocol's version and bring six descriptors"};
   }
   auto* const pool = pools_->find(field(request.body, "pool_id", std::uint64_t{0}));
   if (pool == nullptr) {
@@ -237,7 +238,8 @@ bool broker::adopt(visitor& who, message request) {
     pool_files files;
     files.ledger = reopen_read_write(first.descriptors.at(0).get());
     files.mailroom = duplicate(first.descriptors.at(1).get());
-    files.doorbell = duplicate(first.descriptors.at(2).get());
+    files.manifest = reopen_read_write(first.descriptors.at(2).get());
+    files.doorbell = duplicate(first.descriptors.at(3).get());
     files.chunks = std::move(who.chunks);
     pools_->adopt(std::move(files));
     spdlog::info("adopted a pool of an earlier broker");

@@ -28,7 +28,9 @@ class broker {
     std::chrono::milliseconds idle_exit{
         10'000};  ///< ends, or gives a pool back, this long after the last client has gone
     std::chrono::milliseconds adoption_grace{
-        2'000};       ///< how long to wait for clients of an earlier broker
+        2'000};  ///< how long to wait for clients of an earlier broker
+    std::chrono::milliseconds server_grace{
+        10'000};      ///< how long what a dead server has published stays for its successor; 0: not
     pool_wish pools;  ///< the first pool, and what later ones are where a join says nothing else
   };
 

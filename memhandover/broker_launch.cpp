@@ -9,6 +9,8 @@
 #include <sys/wait.h>
 
 #include <cerrno>
+#include <charconv>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -30,6 +32,23 @@ constexpr int start_timeout_ms = 60'000;  // creating the chunks of a whole GPU 
 std::string environment(char const* name) {
   char const* value = std::getenv(name);
   return value == nullptr ? "" : value;
+}
+
+/// A time that a variable sets. Throws `invalid_argument` if it is set to none.
+std::chrono::milliseconds milliseconds_in(char const* name, std::chrono::milliseconds otherwise) {
+  auto const text = environment(name);
+  if (text.empty()) {
+    return otherwise;
+  }
+  std::int64_t count = -1;
+  auto const [end, failed] = std::from_chars(text.data(), text.data() + text.size(), count);
+  constexpr std::int64_t a_week = 7LL * 24 * 3600 * 1000;
+  if (failed != std::errc{} || end != text.data() + text.size() || count < 0 || count > a_week) {
+    throw error{error_kind::invalid_argument, std::string{name} + " is " + text +
+                                                  ", must be a number of milliseconds, at most " +
+                                                  std::to_string(a_week)};
+  }
+  return std::chrono::milliseconds{count};
 }
 
 std::string program_of(broker_options const& options) {
@@ -206,9 +225,8 @@ int broker_main(broker_options const& options, int ready_fd) {
     unique_fd const stop{::signalfd(-1, &stop_signals, SFD_CLOEXEC)};
     broker::options how;
     how.runtime_dir = prepare_runtime_dir(options.runtime_dir);
-    if (auto const idle = environment("SLUICE_BROKER_IDLE_EXIT_MS"); !idle.empty()) {
-      how.idle_exit = std::chrono::milliseconds{std::strtol(idle.c_str(), nullptr, 10)};
-    }
+    how.idle_exit = milliseconds_in("SLUICE_BROKER_IDLE_EXIT_MS", how.idle_exit);
+    how.server_grace = milliseconds_in("SLUICE_SERVER_GRACE_MS", how.server_grace);
     how.pools = {options.backend, options.device.value_or(0), options.pool_bytes,
                  options.chunk_bytes};
     broker serving{how};

@@ -16,6 +16,7 @@
 #include <string>
 
 #include "memhandover/error.hpp"
+#include "memhandover/manifest.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -217,6 +218,8 @@ pool_files create_ledger(pool_shape const& shape) {
   files.ledger = make_memfd(ledger_name(pool_id), ledger_bytes(shape.chunk_count));
   files.mailroom =
       make_memfd(mailroom_name(pool_id), mailbox_size(shape.chunk_count) * max_clients);
+  files.manifest =
+      make_memfd("sluice-manifest-" + hexadecimal(pool_id), manifest_bytes(shape.chunk_count));
   files.doorbell = unique_fd{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   if (!files.doorbell) {
     fail("cannot create the doorbell");

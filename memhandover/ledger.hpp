@@ -47,6 +47,7 @@ class shared_segment {
 struct pool_files {
   unique_fd ledger;
   unique_fd mailroom;
+  unique_fd manifest;  ///< see manifest.hpp
   unique_fd doorbell;  ///< eventfd that wakes the ledger's writer
   pool_descriptors chunks;
 };

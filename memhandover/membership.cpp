@@ -29,15 +29,16 @@ membership::membership(broker_options broker, client_kind kind, std::string cons
   join["endpoint"] = endpoint;
   send_message(socket_.get(), join, {life_read_.get()});
   auto joined = detail::expect(socket_.get(), "joined");
-  constexpr std::size_t joined_descriptors = 4;
+  constexpr std::size_t joined_descriptors = 5;
   if (joined.descriptors.size() != joined_descriptors) {
-    throw error{error_kind::internal, "the broker's answer came without its four descriptors"};
+    throw error{error_kind::internal, "the broker's answer came without its five descriptors"};
   }
   slot_ = joined.body.at("slot").get<std::uint32_t>();
   files_.ledger = std::move(joined.descriptors[0]);
   files_.mailroom = std::move(joined.descriptors[1]);
-  files_.doorbell = std::move(joined.descriptors[2]);
-  bell_ = std::move(joined.descriptors[3]);
+  files_.manifest = std::move(joined.descriptors[2]);
+  files_.doorbell = std::move(joined.descriptors[3]);
+  bell_ = std::move(joined.descriptors[4]);
   auto const expected = joined.body.at("chunk_descriptors").get<std::size_t>();
   make_room_for_descriptors(expected);
   while (files_.chunks.size() < expected) {
@@ -108,8 +109,8 @@ unique_fd membership::find_broker() const {
                   {"pool_id", view_->header().pool_id},
                   {"slot", slot_},
                   {"chunk_descriptors", files_.chunks.size()}},
-                 {files_.ledger.get(), files_.mailroom.get(), files_.doorbell.get(), bell_.get(),
-                  life_read_.get()});
+                 {files_.ledger.get(), files_.mailroom.get(), files_.manifest.get(),
+                  files_.doorbell.get(), bell_.get(), life_read_.get()});
     auto answer = receive_message(socket.get(), detail::answer_timeout_ms);
     if (answer && answer->body["type"] == "send_chunks") {
       send_chunks(socket.get(), files_.chunks);

@@ -119,9 +119,11 @@ nlohmann::json describe_pool(ledger_view const& view) {
   auto const& header = view.header();
   std::array<std::uint64_t, 4> by_owner{};
   std::array<std::uint64_t, max_clients> by_client{};
+  std::uint64_t left = 0;
   for (std::uint32_t i = 0; i < header.chunk_count; ++i) {
     auto const state = view.chunk(i);
     by_owner.at(static_cast<std::size_t>(state.who) % by_owner.size()) += header.chunk_bytes;
+    left += state.who == owner::serving && state.client == left_slot ? header.chunk_bytes : 0;
     if ((state.who == owner::training || state.who == owner::serving) &&
         state.client < max_clients) {
       by_client.at(state.client) += header.chunk_bytes;
@@ -169,6 +171,7 @@ nlohmann::json describe_pool(ledger_view const& view) {
             {"dirty_bytes", owned(owner::dirty)},
             {"training_bytes", owned(owner::training)},
             {"serving_bytes", owned(owner::serving)},
+            {"left_bytes", left},
             {"grantable_bytes", header.grantable.load() * header.chunk_bytes},
             {"writer", view.writer_slot() == broker_slot ? "broker" : "server"},
             {"broker_pid", ::getpid()}}},

@@ -14,6 +14,7 @@
 
 #include "memhandover/bytes.hpp"
 #include "memhandover/chunk_notes.hpp"
+#include "memhandover/detail/server_manifest.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/ledger_writer.hpp"
 #include "memhandover/membership.hpp"
@@ -55,6 +56,10 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
       all[i] = i;
     }
     memory_->map(whole_, all);
+    manifest_.emplace(
+        member_.files().manifest.get(),
+        detail::server_manifest::parts{member_.view(), *memory_, whole_, member_.slot(), mutex_,
+                                       writer_, [this] { return shared_from_this(); }});
     while (!writer_) {
       auto const received = member_.receive();
       if (!received) {
@@ -73,6 +78,7 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
     (void)::eventfd_write(stop_.get(), 1);
     thread_.join();
     member_.view().header().pause_until_ns.store(0);
+    manifest_->end();
     memory_->unmap(whole_, shape().chunk_count);
     memory_->release(whole_, shape().chunk_count);
   }
@@ -121,6 +127,8 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
     return compute_claim{std::shared_ptr<void>{nullptr, [self](void*) { self->drop_claim(); }}};
   }
 
+  [[nodiscard]] warm_memory* warm() noexcept override { return &*manifest_; }
+
   void give_back(holding const& held) {
     if (held.stitched) {
       auto const count = static_cast<std::uint32_t>(held.chunks.size());
@@ -128,7 +136,8 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
       memory_->release(held.data, count);
     }
     std::lock_guard const lock{mutex_};
-    writer_->give_back(held.chunks);
+    manifest_->forget_stitched(held.data);
+    writer_->give_back(manifest_->without_left(held.chunks));
   }
 
  private:
@@ -161,6 +170,8 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
   mutable std::mutex mutex_;    ///< guards what follows
   std::condition_variable mail_;
   std::optional<ledger_writer> writer_;
+  std::optional<detail::server_manifest> manifest_;
+  milliseconds server_grace_{0};
   std::uint32_t reserve_ = 0;
   std::uint32_t claims_ = 0;
   std::thread thread_;
@@ -174,11 +185,18 @@ void pool_server::run() {
   for (;;) {
     bool const lost = member_.socket() < 0;
     bool claimed = false;
+    std::optional<std::int64_t> left_until;
     {
       std::lock_guard const lock{mutex_};
       claimed = claims_ > 0;
+      left_until = manifest_->end_grace();
     }
-    auto const timeout = claimed ? renew_every : lost ? reconnect_every : milliseconds{-1};
+    auto timeout = claimed ? renew_every : lost ? reconnect_every : milliseconds{-1};
+    if (left_until) {
+      auto const left = ceil<milliseconds>(nanoseconds{*left_until - monotonic_ns()});
+      timeout = std::clamp(left, milliseconds{0},
+                           timeout < milliseconds{0} ? milliseconds{60'000} : timeout);
+    }
     std::array<pollfd, 3> polled{{{stop_.get(), POLLIN, 0},
                                   {member_.files().doorbell.get(), POLLIN, 0},
                                   {member_.socket(), POLLIN, 0}}};
@@ -221,11 +239,17 @@ void pool_server::handle(message const& received) {
   if (type == "appointed") {
     writer_.emplace(member_.view());
     writer_->set_reserve(reserve_);
+    server_grace_ = milliseconds{received.body.value("server_grace_ms", 0)};
   } else if (type == "client_joined" && slot < max_clients && received.descriptors.size() == 1 &&
              writer_) {
     writer_->set_bell(slot, duplicate(received.descriptors[0].get()));
     writer_->pump();
   } else if (type == "client_gone" && slot < max_clients && writer_) {
+    if (member_.view().clients()[slot].kind.load() ==
+            static_cast<std::uint32_t>(client_kind::server) &&
+        server_grace_ > milliseconds{0}) {
+      manifest_->take_over(slot, monotonic_ns() + nanoseconds{server_grace_}.count());
+    }
     auto const freed = writer_->reclaim(slot);
     spdlog::info("took back what a client held slot={} chunks={}", slot, freed);
     member_.tell({{"type", "reclaimed"}, {"slot", slot}});
@@ -277,6 +301,9 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
     writer_->set_wanted(count);
     auto const unset = [](ledger_writer* writer) { writer->set_wanted(0); };
     std::unique_ptr<ledger_writer, decltype(unset)> const at_end{&*writer_, unset};
+    if (writer_->free_chunks() < count) {
+      writer_->let_go(count - writer_->free_chunks());
+    }
     std::vector<std::uint32_t> asked;
     while (writer_->free_chunks() < count) {
       auto const slot = richest(asked);
@@ -352,6 +379,10 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
     *report = result;
   }
   notes_.say(held->chunks, what);
+  if (held->stitched) {
+    std::lock_guard const lock{mutex_};
+    manifest_->note_stitched(held->data, held->chunks);
+  }
   auto* const data = held->data;
   auto give_it_back = [self = shared_from_this(), held = std::shared_ptr<holding>{std::move(held)}](
                           void*) { self->give_back(*held); };

@@ -21,6 +21,7 @@
 #include <string>
 
 #include "memhandover/device_memory.hpp"
+#include "memhandover/warm_memory.hpp"
 
 namespace sluice::memhandover {
 
@@ -125,6 +126,10 @@ class serving_pool {
   virtual void set_reserve(std::uint64_t bytes) = 0;
 
   [[nodiscard]] virtual compute_claim claim_compute() = 0;
+
+  /// What outlives this server, and what it inherits; lives as long as the pool. Null for a pool
+  /// whose memory ends with the process.
+  [[nodiscard]] virtual warm_memory* warm() noexcept { return nullptr; }
 };
 
 }  // namespace sluice::memhandover

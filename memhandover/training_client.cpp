@@ -205,6 +205,7 @@ bool training_member::wait_grantable(std::uint32_t count, steady_clock::time_poi
   auto enough = [&] { return header.grantable.load(std::memory_order_acquire) >= count; };
   std::unique_lock lock{mutex_};
   mailbox().waiting.store(1, std::memory_order_release);
+  ring_writer();  // it may have kept something for a server that has died
   bool const had = bell_rang_.wait_until(lock, deadline, enough);
   mailbox().waiting.store(0, std::memory_order_release);
   return had;

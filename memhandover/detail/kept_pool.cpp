@@ -11,6 +11,7 @@
 
 #include "memhandover/detail/conversation.hpp"
 #include "memhandover/detail/processes.hpp"
+#include "memhandover/detail/server_manifest.hpp"
 #include "memhandover/error.hpp"
 
 namespace sluice::memhandover::detail {
@@ -27,9 +28,13 @@ bool is(client_entry const& entry, client_status status) {
 
 }  // namespace
 
-kept_pool::kept_pool(pool_files files, std::function<void()> users_changed)
+kept_pool::kept_pool(pool_files files, std::chrono::milliseconds server_grace,
+                     std::function<void()> users_changed)
     : files_(std::move(files)),
       view_(files_.ledger.get(), files_.mailroom.get(), shared_segment::access::read_write),
+      manifest_(files_.manifest.get(), view_.header().chunk_count,
+                shared_segment::access::read_write),
+      server_grace_(server_grace),
       users_changed_(std::move(users_changed)) {
   adopt_clients();
 }
@@ -57,15 +62,23 @@ void kept_pool::adopt_clients() {
 }
 
 bool kept_pool::in_use() const noexcept {
-  return std::any_of(clients_.begin(), clients_.end(), [](client const& c) { return c.present; });
+  return (writer_ && writer_->left_chunks() > 0) ||
+         std::any_of(clients_.begin(), clients_.end(), [](client const& c) { return c.present; });
 }
 
 std::optional<std::chrono::steady_clock::time_point> kept_pool::wake_at() const {
   // Descendants of the dead are looked for until none is left.
   bool const look =
       std::any_of(clients_.begin(), clients_.end(), [](client const& c) { return c.orphaned(); });
-  return look ? std::optional{std::chrono::steady_clock::now() + std::chrono::milliseconds{5}}
-              : std::nullopt;
+  auto const now = std::chrono::steady_clock::now();
+  if (look) {
+    return now + std::chrono::milliseconds{5};
+  }
+  if (writer_ && writer_->left_chunks() > 0) {
+    auto const until = static_cast<std::int64_t>(view_.header().left_until_ns.load());
+    return now + std::chrono::nanoseconds{std::max<std::int64_t>(0, until - monotonic_ns())};
+  }
+  return std::nullopt;
 }
 
 std::uint64_t kept_pool::untouched_host_bytes() const noexcept {
@@ -119,6 +132,18 @@ void kept_pool::serve(poll_list const& polled) {
     if (record.orphaned()) {
       finish(slot);
     }
+  }
+  end_grace();
+}
+
+/// Without a server nobody else lets go of what one has left.
+void kept_pool::end_grace() {
+  if (writer_ && writer_->left_chunks() > 0 &&
+      monotonic_ns() >= static_cast<std::int64_t>(view_.header().left_until_ns.load())) {
+    auto const freed = writer_->let_go(writer_->left_chunks());
+    manifest_.clear();
+    spdlog::info("no server came for what the last one has left chunks={} pool=\"{}\"", freed,
+                 name_of(view_.shape()));
   }
 }
 
@@ -214,9 +239,12 @@ void kept_pool::welcome(std::uint32_t slot, bool is_server) {
   auto const& record = clients_.at(slot);
   auto const ledger =
       is_server ? reopen_read_write(files_.ledger.get()) : reopen_read_only(files_.ledger.get());
+  auto const published = is_server ? reopen_read_write(files_.manifest.get())
+                                   : reopen_read_only(files_.manifest.get());
   send_message(record.socket.get(),
                {{"type", "joined"}, {"slot", slot}, {"chunk_descriptors", files_.chunks.size()}},
-               {ledger.get(), files_.mailroom.get(), files_.doorbell.get(), record.bell.get()});
+               {ledger.get(), files_.mailroom.get(), published.get(), files_.doorbell.get(),
+                record.bell.get()});
   send_chunks(record.socket.get(), files_.chunks);
 }
 
@@ -229,7 +257,7 @@ void kept_pool::appoint_server(std::uint32_t slot) {
   view_.header().serving_now.store(1);
   auto const generation = (view_.header().writer.load() >> 16U) + 1;
   view_.header().writer.store(generation << 16U | slot, std::memory_order_release);
-  tell_server({{"type", "appointed"}});
+  tell_server({{"type", "appointed"}, {"server_grace_ms", server_grace_.count()}});
   report_to_server(slot);
 }
 
@@ -274,8 +302,8 @@ void kept_pool::rejoin(unique_fd& socket, message request) {
     throw error{error_kind::not_found, "the client has no place in the pool that it came back to"};
   }
   auto& record = clients_.at(slot);
-  record.bell = std::move(request.descriptors.at(3));
-  record.life = std::move(request.descriptors.at(4));
+  record.bell = std::move(request.descriptors.at(4));
+  record.life = std::move(request.descriptors.at(5));
   record.socket = std::move(socket);
   send_message(record.socket.get(), {{"type", "rejoined"}});
   if (writer_) {
@@ -336,15 +364,26 @@ void kept_pool::finish(std::uint32_t slot) {
   }
   record.life.reset();
   if (writer_) {
-    auto const freed = writer_->reclaim(slot);
-    spdlog::info("took back what a client held slot={} chunks={} pool=\"{}\"", slot, freed,
-                 name_of(view_.shape()));
+    take_back(slot);
     clear_slot(slot);
     writer_->pump();
   } else {
     record.reported = true;
     tell_server({{"type", "client_gone"}, {"slot", slot}});
   }
+}
+
+/// What a client held is free, but for what a server has published: that waits for its successor.
+void kept_pool::take_back(std::uint32_t slot) {
+  std::uint32_t left = 0;
+  if (view_.clients()[slot].kind.load() == static_cast<std::uint32_t>(client_kind::server) &&
+      server_grace_.count() > 0) {
+    auto const grace_ns = std::chrono::nanoseconds{server_grace_}.count();
+    left = leave_published(view_, manifest_, *writer_, slot, monotonic_ns() + grace_ns);
+  }
+  auto const freed = writer_->reclaim(slot);
+  spdlog::info("took back what a client held slot={} chunks={} left={} pool=\"{}\"", slot, freed,
+               left, name_of(view_.shape()));
 }
 
 void kept_pool::clear_slot(std::uint32_t slot) {

@@ -24,6 +24,7 @@
 #include "memhandover/detail/poll_list.hpp"
 #include "memhandover/ledger.hpp"
 #include "memhandover/ledger_writer.hpp"
+#include "memhandover/manifest.hpp"
 #include "memhandover/wire.hpp"
 
 namespace sluice::memhandover::detail {
@@ -33,13 +34,15 @@ class kept_pool {
   /// Takes over who is in the ledger: nobody in a new pool, the clients of an earlier broker in an
   /// adopted one. `users_changed` is called when `users` says something else than before. Throws
   /// `internal` if the ledger cannot be read.
-  kept_pool(pool_files files, std::function<void()> users_changed);
+  /// `server_grace`: how long what a dead server has published stays for its successor.
+  kept_pool(pool_files files, std::chrono::milliseconds server_grace,
+            std::function<void()> users_changed);
 
   [[nodiscard]] ledger_view const& view() const noexcept { return view_; }
   [[nodiscard]] std::uint64_t id() const noexcept { return view_.header().pool_id; }
   /// Bytes of the host's memory that the pool may still come to use.
   [[nodiscard]] std::uint64_t untouched_host_bytes() const noexcept;
-  /// There is a client, or what a dead one held has not been taken back.
+  /// There is a client, or what a dead one held has not been taken back, or waits for its successor.
   [[nodiscard]] bool in_use() const noexcept;
   /// When to `serve` even if nothing has become ready.
   [[nodiscard]] std::optional<std::chrono::steady_clock::time_point> wake_at() const;
@@ -83,12 +86,16 @@ class kept_pool {
   void read_client(std::uint32_t slot);
   void client_exited(std::uint32_t slot);
   void finish(std::uint32_t slot);
+  void take_back(std::uint32_t slot);
+  void end_grace();
   void clear_slot(std::uint32_t slot);
   [[nodiscard]] std::optional<std::uint32_t> server_slot() const;
   void tell_server(nlohmann::json const& body, std::vector<int> const& descriptors = {});
 
   pool_files files_;
   ledger_view view_;
+  manifest manifest_;
+  std::chrono::milliseconds server_grace_;
   std::function<void()> users_changed_;
   std::unique_ptr<ledger_writer> writer_;  ///< set while the broker is the writer
   std::array<client, max_clients> clients_;

@@ -41,7 +41,8 @@ pool_set::pool_set(options how)
 }
 
 void pool_set::adopt(pool_files files) {
-  auto pool = std::make_unique<kept_pool>(std::move(files), [this] { write_roster(); });
+  auto pool = std::make_unique<kept_pool>(std::move(files), options_.server_grace,
+                                          [this] { write_roster(); });
   auto const shape = pool->view().shape();
   if (find(to_string(shape.backend), shape.device) != nullptr) {
     throw error{error_kind::not_found, "the broker keeps another pool of " + name_of(shape) +

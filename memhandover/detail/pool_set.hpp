@@ -28,6 +28,7 @@ class pool_set {
     pool_wish wish;  ///< the first pool, and what later ones are where nothing else is said
     std::chrono::milliseconds idle;            ///< for how long a pool is kept that nobody needs
     std::chrono::milliseconds adoption_grace;  ///< how long users of earlier pools are waited for
+    std::chrono::milliseconds server_grace;    ///< see kept_pool
   };
 
   /// Makes the first pool and waits for it, unless there are pools of an earlier broker to adopt.

@@ -23,6 +23,7 @@
 #include "memhandover/error.hpp"
 #include "memhandover/serving_pool.hpp"
 #include "runtime/step/training_memory.hpp"
+#include "tests/runtime/step/warm_role.hpp"
 
 namespace sluice::test {
 namespace {
@@ -213,6 +214,7 @@ int run_role(int argc, char** argv) {
   ::signal(SIGUSR1, [](int) { asked_for_commits = true; });
   return role == "trainer"  ? trainer_role(arguments)
          : role == "server" ? server_role(arguments)
+         : role == "warm"   ? warm_role(arguments)
                             : 2;
 }
 
