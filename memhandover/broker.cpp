@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "memhandover/detail/conversation.hpp"
+#include "memhandover/detail/host_room.hpp"
 #include "memhandover/pool_status.hpp"
 
 namespace sluice::memhandover {
@@ -178,7 +179,13 @@ bool broker::answer(visitor& who, message& request) {
   if (type == "pools") {
     body["pools"] = pools_->list();
   } else if (type == "status") {
-    body.update(describe_pool(pools_->asked_about(request.body).view()));
+    auto const& pool = pools_->asked_about(request.body);
+    body.update(describe_pool(pool.view()));
+    auto const why =
+        pool.untouched_host_bytes() > 0
+            ? detail::shortage(pools_->untouched_host_bytes(), detail::read_host_room())
+            : std::nullopt;
+    body["pool"]["warning"] = why ? json(*why) : json{};
   } else if (type == "show") {
     constexpr std::size_t runs_of_a_message = 500;
     body.update(describe_chunks(pools_->asked_about(request.body).view(),

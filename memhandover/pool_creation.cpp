@@ -1,5 +1,6 @@
 #include "memhandover/pool_creation.hpp"
 
+#include <spdlog/spdlog.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -7,7 +8,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
-#include <fstream>
 #include <iterator>
 #include <limits>
 
@@ -16,6 +16,7 @@
 #include "memhandover/detail/conversation.hpp"
 #include "memhandover/detail/cuda_memory.hpp"
 #include "memhandover/detail/host_memory.hpp"
+#include "memhandover/detail/host_room.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/wire.hpp"
 
@@ -28,43 +29,17 @@ constexpr std::uint64_t host_chunk_bytes = 2_MiB;
 constexpr std::uint64_t cuda_chunk_bytes = 64_MiB;
 constexpr int max_device = 63;
 
-/// Host memory that can still be used: what the system has available, or less where a memory cgroup
-/// says so.
-std::uint64_t available_host_bytes() {
-  std::uint64_t available = std::numeric_limits<std::uint64_t>::max();
-  std::ifstream meminfo{"/proc/meminfo"};
-  for (std::string key, unit; meminfo >> key;) {
-    std::uint64_t kib = 0;
-    meminfo >> kib;
-    std::getline(meminfo, unit);
-    if (key == "MemAvailable:") {
-      available = kib << 10U;
-    }
-  }
-  std::ifstream group{"/proc/self/cgroup"};
-  for (std::string line; std::getline(group, line);) {
-    if (line.rfind("0::", 0) == 0) {
-      auto const folder = "/sys/fs/cgroup" + line.substr(3);
-      std::ifstream limit_file{folder + "/memory.max"};
-      std::ifstream used_file{folder + "/memory.current"};
-      std::uint64_t limit = 0;
-      std::uint64_t used = 0;
-      if (limit_file >> limit && used_file >> used) {  // "max" does not parse: no limit
-        available = std::min(available, limit > used ? limit - used : 0);
-      }
-    }
-  }
-  return available;
-}
-
 pool_files make_host_pool(pool_wish const& wish, std::uint64_t promised_bytes) {
-  auto const total = available_host_bytes();
-  auto const available = total - std::min(total, promised_bytes);
-  auto const bytes = wish.pool_bytes == 0 ? available / 2 : wish.pool_bytes;
-  if (bytes > available) {
-    throw error{error_kind::out_of_memory, "the pool is to have " + format_bytes(bytes) +
-                                               " but this machine has " + format_bytes(available) +
-                                               " of memory available; ask for less"};
+  auto const room = detail::read_host_room();
+  auto const unpromised = room.available - std::min(room.available, promised_bytes);
+  auto const bytes = wish.pool_bytes == 0 ? unpromised / 2 : wish.pool_bytes;
+  if (bytes > room.most) {
+    throw error{error_kind::out_of_memory, "the pool is to have " + format_bytes(bytes) + " but " +
+                                               room.most_set_by + " is " + format_bytes(room.most) +
+                                               " of memory in all; ask for less"};
+  }
+  if (auto const why = detail::shortage(promised_bytes + bytes, room)) {
+    spdlog::warn("the pool is larger than what can be had now: {}", *why);
   }
   pool_shape shape{backend_kind::host, wish.device,
                    wish.chunk_bytes == 0 ? host_chunk_bytes : wish.chunk_bytes, 0};

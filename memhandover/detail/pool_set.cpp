@@ -73,6 +73,14 @@ bool pool_set::idle() const {
                       [](member const& each) { return each.pool->in_use(); });
 }
 
+std::uint64_t pool_set::untouched_host_bytes() const {
+  std::uint64_t bytes = 0;
+  for (auto const& each : pools_) {
+    bytes += each.pool->untouched_host_bytes();
+  }
+  return bytes;
+}
+
 nlohmann::json pool_set::list() const {
   auto list = nlohmann::json::array();
   for (auto const& each : pools_) {
@@ -153,12 +161,8 @@ kept_pool* pool_set::find_or_begin(nlohmann::json const& body) {
 pool_set::attempt& pool_set::begin(pool_wish const& wish) {
   auto& made = *attempts_.emplace_back(std::make_unique<attempt>());
   made.wish = wish;
-  std::uint64_t promised = 0;
-  for (auto const& each : pools_) {
-    promised += each.pool->untouched_host_bytes();
-  }
   try {
-    made.creation.emplace(wish, promised);
+    made.creation.emplace(wish, untouched_host_bytes());
     if (made.creation->done()) {
       adopt(made.creation->take());
     }

@@ -45,6 +45,9 @@ class pool_set {
   /// `pool_id`, `backend` and `device` of each, the first one first.
   [[nodiscard]] nlohmann::json list() const;
 
+  /// Bytes of the host's memory that pools may still come to use.
+  [[nodiscard]] std::uint64_t untouched_host_bytes() const;
+
   [[nodiscard]] kept_pool* find(std::uint64_t pool_id) const;
   /// The pool of a question, named by `pool_id`; the first one if none is named. Throws `not_found`.
   [[nodiscard]] kept_pool& asked_about(nlohmann::json const& body) const;

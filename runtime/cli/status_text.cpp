@@ -46,7 +46,12 @@ std::string owners_text(json const& pool) {
     auto const name = std::string{owner} + "_bytes";
     rows.push_back({owner, bytes(field(pool, name)), share(name)});
   }
-  return detail::pool_line(pool) + table(rows);
+  if (auto const& left = field(pool, "left_bytes"); left.is_number() && left != json(0)) {
+    rows.push_back({"  left by a dead server", bytes(left), share("left_bytes")});
+  }
+  auto const& warning = field(pool, "warning");
+  return detail::pool_line(pool) + table(rows) +
+         (warning.is_string() ? "  warning: " + plain(warning) + '\n' : std::string{});
 }
 
 std::string clients_text(json const& clients) {

@@ -69,6 +69,15 @@ TEST(status_text, a_gpu_is_named_with_its_device) {
   EXPECT_THAT(status_text(status), HasSubstr("backend cuda device 3, written"));
 }
 
+TEST(status_text, what_a_dead_server_has_left_and_a_shortage_are_told) {
+  auto status = full();
+  EXPECT_THAT(status_text(status), testing::Not(HasSubstr("warning")));
+  status["pool"]["left_bytes"] = 67108864;
+  status["pool"]["warning"] = "1 GiB is promised";
+  EXPECT_THAT(status_text(status), HasSubstr("  left by a dead server  64 MiB   12.5%\n"));
+  EXPECT_THAT(status_text(status), HasSubstr("\n  warning: 1 GiB is promised\n"));
+}
+
 TEST(status_text, pools_stand_one_below_the_other) {
   auto first = full();
   auto second = full();
