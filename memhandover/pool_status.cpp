@@ -90,10 +90,10 @@ nlohmann::json describe_chunks(ledger_view const& view, std::uint32_t from, std:
   std::uint32_t chunk = from;
   for (; chunk < view.header().chunk_count; ++chunk) {
     auto const state = view.chunk(chunk);
-    bool const owned =
-        (state.who == owner::training || state.who == owner::serving) && state.client < max_clients;
+    bool const held = state.who == owner::training || state.who == owner::serving;
+    bool const owned = held && state.client < max_clients;
     auto note = owned ? chunk_note(view, state.client, chunk) : std::string{};
-    if (!runs.empty() && state.who == last.who && (!owned || state.client == last.client) &&
+    if (!runs.empty() && state.who == last.who && (!held || state.client == last.client) &&
         note == last_note) {
       auto& count = runs.back()["count"];
       count = count.get<std::uint32_t>() + 1;
