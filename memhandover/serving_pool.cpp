@@ -171,7 +171,6 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
   std::condition_variable mail_;
   std::optional<ledger_writer> writer_;
   std::optional<detail::server_manifest> manifest_;
-  milliseconds server_grace_{0};
   std::uint32_t reserve_ = 0;
   std::uint32_t claims_ = 0;
   std::thread thread_;
@@ -239,17 +238,11 @@ void pool_server::handle(message const& received) {
   if (type == "appointed") {
     writer_.emplace(member_.view());
     writer_->set_reserve(reserve_);
-    server_grace_ = milliseconds{received.body.value("server_grace_ms", 0)};
   } else if (type == "client_joined" && slot < max_clients && received.descriptors.size() == 1 &&
              writer_) {
     writer_->set_bell(slot, duplicate(received.descriptors[0].get()));
     writer_->pump();
   } else if (type == "client_gone" && slot < max_clients && writer_) {
-    if (member_.view().clients()[slot].kind.load() ==
-            static_cast<std::uint32_t>(client_kind::server) &&
-        server_grace_ > milliseconds{0}) {
-      manifest_->take_over(slot, monotonic_ns() + nanoseconds{server_grace_}.count());
-    }
     auto const freed = writer_->reclaim(slot);
     spdlog::info("took back what a client held slot={} chunks={}", slot, freed);
     member_.tell({{"type", "reclaimed"}, {"slot", slot}});

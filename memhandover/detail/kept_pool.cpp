@@ -8,25 +8,15 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
+#include "memhandover/detail/client_entries.hpp"
 #include "memhandover/detail/conversation.hpp"
 #include "memhandover/detail/processes.hpp"
 #include "memhandover/detail/server_manifest.hpp"
 #include "memhandover/error.hpp"
 
 namespace sluice::memhandover::detail {
-namespace {
-
-void set_text(char* to, std::size_t size, std::string const& text) {
-  std::memset(to, 0, size);
-  std::memcpy(to, text.data(), std::min(text.size(), size - 1));
-}
-
-bool is(client_entry const& entry, client_status status) {
-  return entry.status.load(std::memory_order_acquire) == static_cast<std::uint32_t>(status);
-}
-
-}  // namespace
 
 kept_pool::kept_pool(pool_files files, std::chrono::milliseconds server_grace,
                      std::function<void()> users_changed)
@@ -42,7 +32,7 @@ kept_pool::kept_pool(pool_files files, std::chrono::milliseconds server_grace,
 void kept_pool::adopt_clients() {
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
     auto& entry = view_.clients()[slot];
-    if (is(entry, client_status::empty)) {
+    if (has_status(entry, client_status::empty)) {
       continue;
     }
     auto& record = clients_.at(slot);
@@ -134,6 +124,7 @@ void kept_pool::serve(poll_list const& polled) {
     }
   }
   end_grace();
+  appoint_newcomer();
 }
 
 /// Without a server nobody else lets go of what one has left.
@@ -145,19 +136,6 @@ void kept_pool::end_grace() {
     spdlog::info("no server came for what the last one has left chunks={} pool=\"{}\"", freed,
                  name_of(view_.shape()));
   }
-}
-
-std::uint32_t kept_pool::empty_slot() const {
-  std::uint32_t slot = 0;
-  while (slot < max_clients &&
-         (clients_.at(slot).present || !is(view_.clients()[slot], client_status::empty))) {
-    ++slot;
-  }
-  if (slot == max_clients) {
-    throw error{error_kind::unavailable,
-                "the pool has " + std::to_string(max_clients) + " clients, which is its limit"};
-  }
-  return slot;
 }
 
 void kept_pool::join(unique_fd& socket, message request) {
@@ -176,7 +154,7 @@ void kept_pool::join(unique_fd& socket, message request) {
                       "); stop it first, or give this one another --runtime-dir"};
     }
   }
-  auto const slot = empty_slot();
+  auto const slot = empty_slot(view_);
   client record;
   record.pid = peer_pid(socket.get());
   record.process = open_process(record.pid, process_start_ticks(record.pid));
@@ -189,8 +167,11 @@ void kept_pool::join(unique_fd& socket, message request) {
     throw error{error_kind::unavailable,
                 std::string{"cannot create a bell: "} + std::strerror(errno)};
   }
+  new_client const who{is_server ? client_kind::server : client_kind::training, record.pid,
+                       inode_of(record.life.get()), field(request.body, "name", std::string{}),
+                       field(request.body, "endpoint", std::string{})};
   clients_.at(slot) = std::move(record);
-  enter(slot, is_server, request.body);
+  write_client(view_, slot, who);
   clients_.at(slot).present = true;
   clients_.at(slot).socket = std::move(socket);
   users_changed_();
@@ -203,35 +184,13 @@ void kept_pool::join(unique_fd& socket, message request) {
     return;  // its pidfd tells the rest
   }
   if (is_server) {
-    appoint_server(slot);
+    newcomer_ = slot;
+    appoint_newcomer();
   } else if (writer_) {
     writer_->set_bell(slot, duplicate(clients_.at(slot).bell.get()));
   } else {
     tell_server({{"type", "client_joined"}, {"slot", slot}}, {clients_.at(slot).bell.get()});
   }
-}
-
-/// Writes a new client into the ledger.
-void kept_pool::enter(std::uint32_t slot, bool is_server, nlohmann::json const& body) {
-  auto const& record = clients_.at(slot);
-  auto& entry = view_.clients()[slot];
-  entry.kind.store(
-      static_cast<std::uint32_t>(is_server ? client_kind::server : client_kind::training));
-  entry.pid.store(static_cast<std::uint32_t>(record.pid));
-  entry.start_ticks.store(process_start_ticks(record.pid));
-  entry.life_inode.store(inode_of(record.life.get()));
-  set_text(entry.name, sizeof entry.name, field(body, "name", std::string{}));
-  set_text(entry.endpoint, sizeof entry.endpoint, field(body, "endpoint", std::string{}));
-  // A mailbox may have had an earlier owner; what it counted must not be shown as this one's.
-  auto& mailbox = view_.mailbox(slot);
-  for (auto* value : {&mailbox.micro_batch, &mailbox.global_batch, &mailbox.arena_chunks,
-                      &mailbox.persistent_chunks, &mailbox.waiting}) {
-    value->store(0);
-  }
-  for (auto* value : {&mailbox.samples, &mailbox.commits, &mailbox.discards}) {
-    value->store(0);
-  }
-  entry.status.store(static_cast<std::uint32_t>(client_status::live), std::memory_order_release);
 }
 
 /// Sends a new client everything by which it reaches the pool.
@@ -248,6 +207,21 @@ void kept_pool::welcome(std::uint32_t slot, bool is_server) {
   send_chunks(record.socket.get(), files_.chunks);
 }
 
+/// A new server is appointed once what its predecessor held has been taken back: then it finds all
+/// that is left to it.
+void kept_pool::appoint_newcomer() {
+  auto const is_dead_server = [this](std::uint32_t slot) {
+    return clients_.at(slot).orphaned() &&
+           view_.clients()[slot].kind.load() == static_cast<std::uint32_t>(client_kind::server);
+  };
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    if (!newcomer_ || is_dead_server(slot)) {
+      return;
+    }
+  }
+  appoint_server(*std::exchange(newcomer_, std::nullopt));
+}
+
 /// Ends the broker's own writing, then names the server: there is never a second writer.
 void kept_pool::appoint_server(std::uint32_t slot) {
   if (writer_) {
@@ -257,7 +231,7 @@ void kept_pool::appoint_server(std::uint32_t slot) {
   view_.header().serving_now.store(1);
   auto const generation = (view_.header().writer.load() >> 16U) + 1;
   view_.header().writer.store(generation << 16U | slot, std::memory_order_release);
-  tell_server({{"type", "appointed"}, {"server_grace_ms", server_grace_.count()}});
+  tell_server({{"type", "appointed"}});
   report_to_server(slot);
 }
 
@@ -345,6 +319,9 @@ void kept_pool::client_exited(std::uint32_t slot) {
   spdlog::info("a client has ended pid={} slot={}", record.pid, slot);
   if (view_.writer_slot() == slot) {
     become_writer();
+  }
+  if (newcomer_ == slot) {
+    newcomer_.reset();
   }
   end_holders(view_.clients()[slot].life_inode.load());
 }

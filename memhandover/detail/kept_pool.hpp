@@ -77,9 +77,8 @@ class kept_pool {
   };
 
   void adopt_clients();
-  [[nodiscard]] std::uint32_t empty_slot() const;
-  void enter(std::uint32_t slot, bool is_server, nlohmann::json const& body);
   void welcome(std::uint32_t slot, bool is_server);
+  void appoint_newcomer();
   void appoint_server(std::uint32_t slot);
   void report_to_server(std::uint32_t slot);
   void become_writer();
@@ -99,6 +98,7 @@ class kept_pool {
   std::function<void()> users_changed_;
   std::unique_ptr<ledger_writer> writer_;  ///< set while the broker is the writer
   std::array<client, max_clients> clients_;
+  std::optional<std::uint32_t> newcomer_;  ///< a server that has joined and is not yet appointed
   std::size_t doorbell_at_ = 0;
   std::array<places, max_clients> client_at_{};
 };

@@ -294,10 +294,6 @@ std::optional<std::int64_t> server_manifest::end_grace() {
   return std::nullopt;
 }
 
-void server_manifest::take_over(std::uint32_t slot, std::int64_t until_ns) {
-  (void)leave_published(of_.view, manifest_, *of_.writer, slot, until_ns);
-}
-
 void server_manifest::end() {
   if (!leaving_) {
     for (auto const& [key, chunks] : own_) {

@@ -60,8 +60,6 @@ class server_manifest final : public warm_memory {
   /// Lets go of everything that is left once its time is over. Returns when that is, CLOCK_MONOTONIC
   /// nanoseconds; nothing if nothing is left.
   [[nodiscard]] std::optional<std::int64_t> end_grace();
-  /// A server has died whose life overlapped with this one's.
-  void take_over(std::uint32_t slot, std::int64_t until_ns);
   /// The server ends in order.
   void end();
 

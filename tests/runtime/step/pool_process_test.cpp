@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <spdlog/spdlog.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include "memhandover/broker_queries.hpp"
 #include "memhandover/bytes.hpp"
 #include "memhandover/pool_search.hpp"
+#include "memhandover/wire.hpp"
 #include "tests/runtime/step/pool_fixture.hpp"
 
 namespace sluice::test {
@@ -84,6 +86,30 @@ TEST_F(pool_process_test, a_second_server_is_refused_by_name) {
   EXPECT_NE(said.find("already_exists"), std::string::npos) << said;
   EXPECT_NE(said.find(std::to_string(first.pid())), std::string::npos) << said;
   expect_served(first);
+}
+
+TEST_F(pool_process_test, a_join_that_cannot_be_read_takes_no_place) {
+  auto job = trainer();
+  auto const joining = ::fork();
+  ASSERT_GE(joining, 0);
+  if (joining == 0) {
+    int code = 1;
+    int ends[2];
+    if (auto const socket = memhandover::connect_to_broker(folder_); socket && ::pipe(ends) == 0) {
+      memhandover::send_message(
+          socket->get(),
+          {{"type", "join"}, {"version", memhandover::protocol_version}, {"name", 3}}, {ends[0]});
+      auto const answer = memhandover::receive_message(socket->get(), 10'000);
+      code = answer && answer->body["type"] == "error" ? 0 : 2;
+    }
+    ::_exit(code);
+  }
+  int status_of_joining = -1;
+  ASSERT_EQ(::waitpid(joining, &status_of_joining, 0), joining);
+  EXPECT_EQ(status_of_joining, 0) << "it was not refused";
+  EXPECT_EQ(status()["clients"].size(), 1U);
+  EXPECT_EQ(job.stop(), 0);
+  expect_everything_free();
 }
 
 TEST_F(pool_process_test, the_broker_ends_when_nobody_needs_it) {

@@ -2,8 +2,12 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <map>
+
 #include "memhandover/broker_launch.hpp"
 #include "memhandover/bytes.hpp"
+#include "memhandover/error.hpp"
 #include "tests/runtime/step/pool_fixture.hpp"
 
 namespace sluice::test {
@@ -79,6 +83,16 @@ TEST_F(warm_memory_test, what_was_claimed_is_left_again_when_the_successor_dies_
   die(first);
   auto second = warm({"claim:a"});
   EXPECT_EQ(second.line(), "claimed a");
+  std::map<bool, std::uint64_t> chunks;
+  auto const shown = memhandover::query_chunks(folder_);
+  for (auto const& run : shown["runs"]) {
+    if (run["owner"] == "serving") {
+      chunks[run.contains("slot")] += run["count"].get<std::uint64_t>();
+    }
+  }
+  auto const chunk_bytes = shown["pool"]["chunk_bytes"].get<std::uint64_t>();
+  EXPECT_EQ(chunks[true] * chunk_bytes, 4_MiB);
+  EXPECT_EQ(chunks[false] * chunk_bytes, 4_MiB) << "what is left has no slot";
   die(second);
   auto third = warm({"claim:a", "claim:b"});
   EXPECT_EQ(third.line(), "claimed a");
@@ -172,6 +186,19 @@ TEST_F(warm_memory_test, without_a_grace_everything_is_free_at_once) {
   EXPECT_EQ(first.line(), "published a");
   die(first);
   EXPECT_EQ(pool_field("serving_bytes"), 0);
+}
+
+TEST_F(warm_memory_test, a_grace_that_is_no_time_is_refused_by_name) {
+  for (auto const* value : {"ten", "-1", "10s", "99999999999999"}) {
+    (void)::setenv("SLUICE_SERVER_GRACE_MS", value, 1);
+    try {
+      auto const kept = presence();
+      ADD_FAILURE() << value << " was taken";
+    } catch (error const& why) {
+      EXPECT_EQ(why.kind(), error_kind::invalid_argument);
+      EXPECT_THAT(why.what(), HasSubstr(std::string{"SLUICE_SERVER_GRACE_MS is "} + value));
+    }
+  }
 }
 
 TEST_F(warm_memory_test, a_server_that_ends_in_order_leaves_nothing_unless_it_asks_to) {
