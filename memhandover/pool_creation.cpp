@@ -120,8 +120,8 @@ void pool_creation::start_helper() {
     ::signal(SIGCHLD, SIG_DFL);
     try {
       send_cuda_pool(theirs.get(), wish_);
-    } catch (error const&) {
-      ::_exit(1);
+    } catch (...) {
+      ::_exit(1);  // the parent sees that the conversation has ended
     }
     ::_exit(0);
   }

@@ -5,6 +5,8 @@
 #include <sys/file.h>
 
 #include <algorithm>
+#include <chrono>
+#include <future>
 #include <optional>
 #include <set>
 
@@ -159,6 +161,72 @@ TEST_F(several_pools_test, what_cannot_be_is_refused_by_name_and_harms_no_other_
   EXPECT_EQ(much->kind(), error_kind::out_of_memory);
   EXPECT_EQ(devices(), std::vector<int>{0});
   EXPECT_EQ(job.line(), "committed");
+}
+
+/// With a driver over the host's memory in place of the machine's, if it has one.
+class gpu_pools_test : public several_pools_test {
+ protected:
+  void SetUp() override {
+    several_pools_test::SetUp();
+    (void)::setenv("LD_LIBRARY_PATH", SLUICE_FAKE_DRIVER_FOLDER, 1);
+    (void)::setenv("FAKE_CUDA_DEVICES", "2", 1);
+  }
+  void TearDown() override {
+    (void)::unsetenv("LD_LIBRARY_PATH");
+    (void)::unsetenv("FAKE_CUDA_DELAY");
+    (void)::unsetenv("FAKE_CUDA_DEVICES");
+    several_pools_test::TearDown();
+  }
+};
+
+TEST_F(gpu_pools_test, a_pool_on_each_gpu_is_made_by_a_process_of_its_own_while_another_is_used) {
+  auto job = trainer(0, 0);
+  EXPECT_EQ(job.line(), "committed");
+  auto const first =
+      open({.backend = "cuda", .device = 0, .pool_bytes = 64_MiB, .chunk_bytes = 2_MiB});
+  auto const second =
+      open({.backend = "cuda", .device = 1, .pool_bytes = 32_MiB, .chunk_bytes = 2_MiB});
+  EXPECT_EQ(first.backend, memhandover::backend_kind::cuda);
+  EXPECT_EQ(second.device, 1);
+  auto const now = status();
+  ASSERT_EQ(now["pools"].size(), 3U);
+  EXPECT_EQ(now["pools"][0]["pool"]["backend"], "host");
+  EXPECT_EQ(now["pools"][1]["pool"]["backend"], "cuda");
+  EXPECT_EQ(now["pools"][1]["pool"]["chunks"], 32);
+  EXPECT_EQ(now["pools"][2]["pool"]["device"], 1);
+  EXPECT_EQ(now["pools"][2]["pool"]["bytes"], 32_MiB);
+  EXPECT_EQ(accounted(now["pools"][2]), 32_MiB);
+  auto const before = commits(job);
+  await([&] { return commits(job) > before; }, "training to go on");
+}
+
+TEST_F(gpu_pools_test, the_broker_answers_while_it_has_a_pool_made) {
+  (void)::setenv("FAKE_CUDA_DELAY", "cuMemCreate:50000000", 1);  // ns, for each of 16 chunks
+  auto const kept = open({.device = 0});
+  auto made = std::async(std::launch::async, [this] {
+    return open({.backend = "cuda", .device = 0, .pool_bytes = 32_MiB, .chunk_bytes = 2_MiB});
+  });
+  int answers = 0;
+  while (made.wait_for(std::chrono::seconds{0}) != std::future_status::ready) {
+    if (!status().contains("pools")) {
+      ++answers;
+    }
+  }
+  EXPECT_GT(answers, 5) << "a question waited for the pool";
+  EXPECT_EQ(made.get().backend, memhandover::backend_kind::cuda);
+  EXPECT_EQ(status()["pools"].size(), 2U);
+}
+
+TEST_F(gpu_pools_test, a_gpu_that_is_not_there_is_refused_by_name) {
+  auto const there =
+      open({.backend = "cuda", .device = 1, .pool_bytes = 32_MiB, .chunk_bytes = 2_MiB});
+  auto const missing = why_not({.backend = "cuda", .device = 2, .pool_bytes = 32_MiB});
+  ASSERT_TRUE(missing);
+  EXPECT_THAT(missing->what(), HasSubstr("there can be no pool of device 2: cannot use GPU 2"));
+  auto const much = why_not({.backend = "cuda", .device = 0, .pool_bytes = 1ULL << 50U});
+  ASSERT_TRUE(much);
+  EXPECT_EQ(much->kind(), error_kind::out_of_memory);
+  EXPECT_THAT(much->what(), HasSubstr("GPU 0 has"));
 }
 
 TEST_F(several_pools_test, a_pool_that_nobody_uses_is_given_back_while_others_live) {
