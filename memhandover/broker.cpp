@@ -90,6 +90,7 @@ void broker::run(int stop_fd) {
     }
     pools_->serve(polled);
     std::vector<bool> ready;
+    ready.reserve(visitor_at.size());
     for (auto const at : visitor_at) {
       ready.push_back(polled.ready(at));
     }
