@@ -17,6 +17,7 @@
 #include "memhandover/bytes.hpp"
 #include "memhandover/chunk_history.hpp"
 #include "memhandover/chunk_notes.hpp"
+#include "memhandover/detail/server_manifest.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/ledger_writer.hpp"
 #include "memhandover/membership.hpp"
@@ -101,6 +102,13 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
         notes_(member_.view(), member_.slot()),
         history_(member_.view(), member_.slot()),
         stop_(make_event()) {
+    manifest_.emplace(member_.files().manifest.get(),
+                      detail::server_manifest::parts{
+                          member_.view(), *memory_, whole_.at(0), member_.slot(), mutex_, writer_,
+                          [this] { return shared_from_this(); },
+                          [this](auto const& chunks, std::byte const* data, std::string_view what) {
+                            tell(chunks, data, what);
+                          }});
     while (!writer_) {
       auto received = member_.receive();
       if (!received) {
@@ -119,6 +127,7 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
     (void)::eventfd_write(stop_.get(), 1);
     thread_.join();
     member_.view().header().pause_until_ns.store(0);
+    manifest_->end();
   }
 
   [[nodiscard]] pool_shape shape() const override { return member_.view().shape(); }
@@ -165,6 +174,8 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
     return compute_claim{std::shared_ptr<void>{nullptr, [self](void*) { self->drop_claim(); }}};
   }
 
+  [[nodiscard]] warm_memory* warm() noexcept override { return &*manifest_; }
+
   void give_back(holding const& held) {
     if (held.stitched) {
       auto const count = static_cast<std::uint32_t>(held.chunks.size());
@@ -172,7 +183,8 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
       memory_->release(held.data, count);
     }
     std::lock_guard const lock{mutex_};
-    writer_->give_back(held.chunks);
+    manifest_->forget_stitched(held.data);
+    writer_->give_back(manifest_->without_left(held.chunks));
   }
 
  private:
@@ -189,6 +201,13 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
     }
   }
 
+  /// Who asks later is told that `chunks` hold `what`, and lie at `data`.
+  void tell(std::span<std::uint32_t const> chunks, std::byte const* data, std::string_view what) {
+    std::lock_guard const lock{noting_};
+    notes_.say(chunks, what);
+    history_.tell(happening::taken, chunks, data, 0, what);
+  }
+
   void run();
   void handle(message received);
   [[nodiscard]] std::optional<std::uint32_t> richest(std::vector<std::uint32_t> const& asked) const;
@@ -203,10 +222,12 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
   chunk_notes notes_;
   chunk_history history_;
   unique_fd stop_;
-  std::mutex acquiring_;      ///< one acquisition at a time; guards notes and history
+  std::mutex acquiring_;      ///< one acquisition at a time
+  std::mutex noting_;         ///< guards notes and history
   mutable std::mutex mutex_;  ///< guards what follows
   std::condition_variable mail_;
   std::optional<ledger_writer> writer_;
+  std::optional<detail::server_manifest> manifest_;
   std::uint32_t reserve_ = 0;
   std::uint32_t claims_ = 0;
   std::thread thread_;
@@ -220,11 +241,18 @@ void pool_server::run() {
   for (;;) {
     bool const lost = member_.socket() < 0;
     bool claimed = false;
+    std::optional<std::int64_t> left_until;
     {
       std::lock_guard const lock{mutex_};
       claimed = claims_ > 0;
+      left_until = manifest_->end_grace();
     }
-    auto const timeout = claimed ? renew_every : lost ? reconnect_every : milliseconds{-1};
+    auto timeout = claimed ? renew_every : lost ? reconnect_every : milliseconds{-1};
+    if (left_until) {
+      auto const left = ceil<milliseconds>(nanoseconds{*left_until - monotonic_ns()});
+      timeout = std::clamp(left, milliseconds{0},
+                           timeout < milliseconds{0} ? milliseconds{60'000} : timeout);
+    }
     std::array<pollfd, 3> polled{{{stop_.get(), POLLIN, 0},
                                   {member_.files().doorbell.get(), POLLIN, 0},
                                   {member_.socket(), POLLIN, 0}}};
@@ -335,6 +363,9 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
     writer_->set_wanted(count);
     auto const unset = [](ledger_writer* writer) { writer->set_wanted(0); };
     std::unique_ptr<ledger_writer, decltype(unset)> const at_end{&*writer_, unset};
+    if (writer_->free_chunks() < count) {
+      writer_->let_go(count - writer_->free_chunks());
+    }
     std::vector<std::uint32_t> asked;
     while (writer_->free_chunks() < count) {
       auto const slot = richest(asked);
@@ -428,8 +459,11 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
   if (report != nullptr) {
     *report = result;
   }
-  notes_.say(held->chunks, what);
-  history_.tell(happening::taken, held->chunks, held->data, 0, what);
+  tell(held->chunks, held->data, what);
+  if (held->stitched) {
+    std::lock_guard const lock{mutex_};
+    manifest_->note_stitched(held->data, held->chunks);
+  }
   auto* const data = held->data;
   auto give_it_back = [self = shared_from_this(), held = std::shared_ptr<holding>{std::move(held)}](
                           void*) { self->give_back(*held); };

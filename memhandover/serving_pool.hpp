@@ -17,9 +17,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "memhandover/device_memory.hpp"
+#include "memhandover/warm_memory.hpp"
 
 namespace sluice::memhandover {
 
@@ -93,11 +95,11 @@ class serving_pool {
     std::string name = "server";  ///< shown in `sluice status`
     std::string endpoint{};     ///< host:port where `sluice status` can ask for more; may be empty
     std::string runtime_dir{};  ///< folder of the broker's socket; empty: the default
-    std::uint64_t pool_bytes =
-        0;  ///< size of the pool if this call has to start the broker; 0: default
+    std::uint64_t pool_bytes = 0;   ///< size of the pool if this call has to make it; 0: default
     std::uint64_t chunk_bytes = 0;  ///< likewise; 0: default of the backend
     std::string backend{};          ///< "host", "cuda" or empty (cuda where there is a GPU)
-    int device = 0;                 ///< CUDA ordinal, if this call has to start the broker
+    std::optional<int> device{};    ///< CUDA ordinal, or number of a pool on the host; without
+                                    ///< one the broker's first pool
     std::string sluice_binary{};    ///< program that is the broker; empty: $SLUICE_BROKER, else
                                     ///< `sluice` on PATH
     std::chrono::milliseconds pause_lease{
@@ -128,6 +130,10 @@ class serving_pool {
   virtual void set_reserve(std::uint64_t bytes) = 0;
 
   [[nodiscard]] virtual compute_claim claim_compute() = 0;
+
+  /// What outlives this server, and what it inherits; lives as long as the pool. Null for a pool
+  /// whose memory ends with the process.
+  [[nodiscard]] virtual warm_memory* warm() noexcept { return nullptr; }
 };
 
 }  // namespace sluice::memhandover
