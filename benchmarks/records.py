@@ -26,7 +26,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 UNITS = ("us", "ms", "s", "bytes", "per_s", "ratio", "percent")
-COUNTS = ("aborts", "rebuilds")  # metrics without a unit
+#: Metrics without a unit.
+COUNTS = ("aborts", "rebuilds", "refused", "stitched_ranges", "stitched_chunks", "stitched_chunks_mean",
+          "touched_chunks", "kept_chunks")
 BOUND = re.compile(r"(<=|>=|<|>)\s*([0-9.eE+-]+)")
 
 

@@ -18,13 +18,13 @@
 ///          of them, else the longest. What is less than a chunk in the end, the smallest tensors,
 ///          goes to one hole of a shared chunk, if need be to a few; else it opens a chunk, which
 ///          others may share. A run's end that no tensor fits is left to later loads, or once such
-///          holes exceed 1/64 of what is held, a tensor is stitched across. One that is larger than
+///          holes exceed 1/128 of what is held, a tensor is stitched across. One that is larger than
 ///          the longest run is stitched from the shortest ones.
 ///   dense  If too few chunks are offered for that: the same, but with a tensor stitched across every
 ///          run's end. Needs no more chunks than the bytes fill, wherever they lie.
-///   tight  If there are not even so many: every tensor, from the largest on, in the smallest free
-///          extent that holds it, of held and of offered chunks alike; else stitched from the end of
-///          one chunk, whole ones, and the beginning of another.
+///   tight  If there are not even so many: the largest free extent, of held and of offered chunks
+///          alike, is filled with what it holds, then the next; a tensor that is larger than all is
+///          stitched from the end of one chunk, whole ones, and the beginning of another.
 ///
 /// Pure: values in, decisions out, no memory, no clock. A copy is another state, for trying a load
 /// out. Thread-safety: none. A load takes O(n log n) time in its tensors and is linear in the runs

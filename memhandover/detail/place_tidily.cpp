@@ -7,7 +7,7 @@ namespace sluice::memhandover::detail {
 namespace {
 
 /// A run's end stays a hole as long as holes are below this share of what is held.
-constexpr std::uint64_t hole_divisor = 64;
+constexpr std::uint64_t hole_divisor = 128;
 
 class tidy_way {
  public:
@@ -40,6 +40,11 @@ class tidy_way {
   }
   [[nodiscard]] std::uint32_t chunks_for(std::uint64_t bytes) const {
     return static_cast<std::uint32_t>((bytes + chunk_ - 1) / chunk_);
+  }
+
+  [[nodiscard]] bool has_many_holes() const {
+    auto const& map = draft_.map();
+    return map.hole_bytes() > std::max(chunk_, map.held_bytes() / hole_divisor);
   }
 
   /// Chunks that the rest would get if they were neighbours: all that it fills, and one more where
@@ -127,7 +132,7 @@ class tidy_way {
   [[nodiscard]] bool place_remainder() {
     while (!rest_.empty()) {
       auto hole = draft_.map().smallest_hole(left_, draft_.lasts());
-      if (!hole && left_ <= chunk_ / 2) {
+      if (!hole && (left_ <= chunk_ / 2 || has_many_holes())) {
         hole = draft_.map().largest_hole(draft_.lasts());
       }
       if (hole && hole->size() >= rest_.back().bytes) {

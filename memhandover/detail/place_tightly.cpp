@@ -24,24 +24,31 @@ class tight_way {
     }
   }
 
-  [[nodiscard]] bool place(wanted_tensor const& tensor) {
-    auto best = spaces_.end();
-    for (auto each = spaces_.begin(); each != spaces_.end(); ++each) {
-      if (each->size() >= tensor.bytes && (best == spaces_.end() || each->size() < best->size())) {
-        best = each;
+  /// Fills the largest space with what it holds, then the largest that is left, and so on: that way
+  /// a model lies in few chunks, and leaves large spaces when it goes.
+  [[nodiscard]] bool place(std::vector<wanted_tensor> rest) {
+    while (!rest.empty()) {
+      auto const space = largest(spaces_);
+      if (!space || space->size() < rest.front().bytes) {
+        if (!stitch(rest.front())) {
+          return false;
+        }
+        rest.erase(rest.begin());
+        continue;
       }
+      auto left = *space;
+      std::erase_if(rest, [&](wanted_tensor const& each) {
+        if (each.bytes > left.size()) {
+          return false;
+        }
+        draft_.put(each, left.begin);
+        left.begin += each.bytes;
+        return true;
+      });
+      extent const filled{space->begin, left.begin};
+      draft_.occupy(filled);
+      remove(filled);
     }
-    if (best == spaces_.end()) {
-      return stitch(tensor);
-    }
-    // At the side that keeps chunks whole; where both do, in turn, because what is stitched needs
-    // ends of chunks as well as beginnings.
-    bool const begins_chunk = best->begin % chunk_ == 0;
-    bool const ends_chunk = best->end % chunk_ == 0;
-    bool const at_end = begins_chunk && (!ends_chunk || std::exchange(next_at_end_, !next_at_end_));
-    auto const begin = at_end ? best->end - tensor.bytes : best->begin;
-    draft_.put(tensor, begin);
-    take({begin, begin + tensor.bytes});
     return true;
   }
 
@@ -53,11 +60,6 @@ class tight_way {
     } else {
       spaces_.push_back(space);
     }
-  }
-
-  void take(extent part) {
-    draft_.occupy(part);
-    remove(part);
   }
 
   void remove(extent part) {
@@ -95,6 +97,16 @@ class tight_way {
     return result;
   }
 
+  [[nodiscard]] static std::optional<extent> largest(std::vector<extent> const& from) {
+    std::optional<extent> best;
+    for (auto const& each : from) {
+      if (!best || each.size() > best->size()) {
+        best = each;
+      }
+    }
+    return best;
+  }
+
   /// The smallest of at least `bytes`.
   [[nodiscard]] static std::optional<extent> smallest(std::vector<extent> const& from,
                                                       std::uint64_t bytes) {
@@ -114,12 +126,8 @@ class tight_way {
     std::optional<extent> ending, beginning;
     if (rest > 0 && !(ending = smallest(free.endings, rest)) &&
         !(beginning = smallest(free.beginnings, rest))) {
-      auto const largest =
-          std::max_element(free.endings.begin(), free.endings.end(),
-                           [](extent const& a, extent const& b) { return a.size() < b.size(); });
-      if (largest != free.endings.end()) {
-        ending = *largest;
-        beginning = smallest(free.beginnings, rest - largest->size());
+      if ((ending = largest(free.endings))) {
+        beginning = smallest(free.beginnings, rest - ending->size());
       }
       if (!beginning) {
         if (free.wholes.size() <= wholes || rest > chunk_) {
@@ -130,7 +138,7 @@ class tight_way {
       }
     }
     std::vector<extent> parts;
-    auto in_ending = ending ? std::min(rest, ending->size()) : 0;
+    auto const in_ending = ending ? std::min(rest, ending->size()) : 0;
     if (ending) {
       parts.push_back({ending->end - in_ending, ending->end});
     }
@@ -149,16 +157,13 @@ class tight_way {
   placement_draft& draft_;
   std::uint64_t chunk_;
   std::vector<extent> spaces_;  ///< all that is free, by address, never two that touch
-  bool next_at_end_ = false;
 };
 
 }  // namespace
 
 bool place_tightly(placement_draft& draft, std::vector<wanted_tensor> const& tensors,
                    std::span<std::uint32_t const> offered) {
-  tight_way way{draft, offered};
-  return std::all_of(tensors.begin(), tensors.end(),
-                     [&](wanted_tensor const& each) { return way.place(each); });
+  return tight_way{draft, offered}.place(tensors);
 }
 
 }  // namespace sluice::memhandover::detail
