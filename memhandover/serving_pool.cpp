@@ -121,11 +121,50 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
     return compute_claim{std::shared_ptr<void>{nullptr, [self](void*) { self->drop_claim(); }}};
   }
 
+  [[nodiscard]] std::vector<std::uint32_t> free_chunks() const override {
+    std::vector<std::uint32_t> result;
+    for (std::uint32_t i = 0; i < shape().chunk_count; ++i) {
+      if (member_.view().chunk(i).is_free()) {
+        result.push_back(i);
+      }
+    }
+    return result;
+  }
+  [[nodiscard]] bool take_chunks(std::span<std::uint32_t const> chunks) override {
+    std::lock_guard const lock{mutex_};
+    return writer_->take_these(chunks, static_cast<std::uint16_t>(member_.slot()));
+  }
+  [[nodiscard]] std::vector<std::uint32_t> acquire_chunks(std::uint32_t count,
+                                                          steady_clock::time_point deadline,
+                                                          handover_report* report) override;
+  void give_back_chunks(std::span<std::uint32_t const> chunks) override {
+    std::lock_guard const lock{mutex_};
+    writer_->give_back(chunks);
+  }
+  [[nodiscard]] std::byte* whole_view() const noexcept override { return whole_; }
+  [[nodiscard]] std::byte* stitch(std::span<std::uint32_t const> chunks) override {
+    auto const count = static_cast<std::uint32_t>(chunks.size());
+    auto* const where = memory_->reserve(count);
+    try {
+      memory_->map(where, chunks);
+    } catch (...) {
+      memory_->release(where, count);
+      throw;
+    }
+    return where;
+  }
+  void unstitch(std::byte* where, std::uint32_t count) noexcept override {
+    memory_->unmap(where, count);
+    memory_->release(where, count);
+  }
+  void note_chunks(std::span<std::uint32_t const> chunks, std::string_view what) override {
+    std::lock_guard const lock{noting_};
+    notes_.say(chunks, what);
+  }
+
   void give_back(holding const& held) {
     if (held.stitched) {
-      auto const count = static_cast<std::uint32_t>(held.chunks.size());
-      memory_->unmap(held.data, count);
-      memory_->release(held.data, count);
+      unstitch(held.data, static_cast<std::uint32_t>(held.chunks.size()));
     }
     std::lock_guard const lock{mutex_};
     writer_->give_back(held.chunks);
@@ -148,6 +187,9 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
   void run();
   void handle(message const& received);
   [[nodiscard]] std::optional<std::uint32_t> richest(std::vector<std::uint32_t> const& asked) const;
+  [[nodiscard]] std::vector<std::uint32_t> obtain(std::uint64_t bytes,
+                                                  steady_clock::time_point deadline,
+                                                  handover_report& result);
   void record(handover_report const& report);
   [[nodiscard]] std::string holders() const;
 
@@ -157,7 +199,8 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
   chunk_notes notes_;
   unique_fd stop_;
   std::byte* whole_ = nullptr;  ///< chunk i lies at offset i × chunk_bytes
-  std::mutex acquiring_;        ///< one acquisition at a time; guards `notes_`
+  std::mutex acquiring_;        ///< one acquisition at a time
+  std::mutex noting_;           ///< guards `notes_`
   mutable std::mutex mutex_;    ///< guards what follows
   std::condition_variable mail_;
   std::optional<ledger_writer> writer_;
@@ -253,8 +296,10 @@ std::optional<std::uint32_t> pool_server::richest(std::vector<std::uint32_t> con
   return best;
 }
 
-placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point deadline,
-                               handover_report* report, std::string_view what) {
+/// The chunks of an acquisition, unmapped. `acquiring_` is held.
+std::vector<std::uint32_t> pool_server::obtain(std::uint64_t bytes,
+                                               steady_clock::time_point deadline,
+                                               handover_report& result) {
   auto const chunk_bytes = shape().chunk_bytes;
   auto const count = static_cast<std::uint32_t>(
       (std::max<std::uint64_t>(bytes, 1) + chunk_bytes - 1) / chunk_bytes);
@@ -263,13 +308,9 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
                 format_bytes(bytes) + " are wanted but the whole pool has " +
                     format_bytes(shape().bytes()) + "; make pool.memory larger"};
   }
-  std::lock_guard const alone{acquiring_};
-  auto const start = steady_clock::now();
   auto const start_ns = monotonic_ns();
-  handover_report result;
   result.bytes = count * chunk_bytes;
 
-  auto held = std::make_unique<holding>();
   {
     std::unique_lock lock{mutex_};
     writer_->pump();
@@ -327,16 +368,45 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
       }
       result.bytes_reclaimed += missing * chunk_bytes;
     }
-    held->chunks = writer_->take(count, static_cast<std::uint16_t>(member_.slot()));
+    return writer_->take(count, static_cast<std::uint16_t>(member_.slot()));
   }
+}
+
+std::vector<std::uint32_t> pool_server::acquire_chunks(std::uint32_t count,
+                                                       steady_clock::time_point deadline,
+                                                       handover_report* report) {
+  if (count == 0) {
+    return {};
+  }
+  std::lock_guard const alone{acquiring_};
+  auto const start = steady_clock::now();
+  handover_report result;
+  auto chunks = obtain(count * shape().chunk_bytes, deadline, result);
+  result.total = steady_clock::now() - start;
+  if (result.bytes_reclaimed > 0) {
+    record(result);
+  }
+  if (report != nullptr) {
+    *report = result;
+  }
+  return chunks;
+}
+
+placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point deadline,
+                               handover_report* report, std::string_view what) {
+  auto const chunk_bytes = shape().chunk_bytes;
+  std::lock_guard const alone{acquiring_};
+  auto const start = steady_clock::now();
+  handover_report result;
+  auto held = std::make_unique<holding>();
+  held->chunks = obtain(bytes, deadline, result);
   auto const mapping = steady_clock::now();
   if (contiguous(held->chunks)) {
     held->data = whole_ + held->chunks.front() * chunk_bytes;
   } else {
     try {
-      held->data = memory_->reserve(count);
+      held->data = stitch(held->chunks);
       held->stitched = true;
-      memory_->map(held->data, held->chunks);
     } catch (...) {
       give_back({held->chunks, nullptr, false});
       throw;
@@ -351,7 +421,7 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
   if (report != nullptr) {
     *report = result;
   }
-  notes_.say(held->chunks, what);
+  note_chunks(held->chunks, what);
   auto* const data = held->data;
   auto give_it_back = [self = shared_from_this(), held = std::shared_ptr<holding>{std::move(held)}](
                           void*) { self->give_back(*held); };

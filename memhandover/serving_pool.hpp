@@ -19,6 +19,7 @@
 #include <memory>
 #include <string>
 
+#include "memhandover/chunk_pool.hpp"
 #include "memhandover/device_memory.hpp"
 
 namespace sluice::memhandover {
@@ -83,7 +84,8 @@ class compute_claim {
   std::shared_ptr<void> hold_;
 };
 
-class serving_pool {
+/// As a `chunk_pool` it lends chunks one by one; `acquire` is for those who want contiguous memory.
+class serving_pool : public chunk_pool {
  public:
   struct options {
     std::string name = "server";  ///< shown in `sluice status`
@@ -104,7 +106,6 @@ class serving_pool {
   /// Throws `already_exists` if the pool has a live server, `unavailable` if no broker can be
   /// reached or started.
   [[nodiscard]] static std::shared_ptr<serving_pool> join(options const& how);
-  virtual ~serving_pool() = default;
 
   [[nodiscard]] virtual pool_shape shape() const = 0;
   [[nodiscard]] virtual pool_usage usage() const = 0;

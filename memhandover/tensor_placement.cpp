@@ -57,7 +57,7 @@ void tensor_placement::check(model_id model, std::span<std::uint32_t const> offe
 std::optional<load_decision> tensor_placement::load(model_id model,
                                                     std::span<std::uint64_t const> sizes,
                                                     std::span<std::uint32_t const> offered,
-                                                    lifetime lasts) {
+                                                    lifetime lasts, placing_way last) {
   check(model, offered);
   std::vector<detail::wanted_tensor> tensors;
   tensors.reserve(sizes.size());
@@ -72,6 +72,9 @@ std::optional<load_decision> tensor_placement::load(model_id model,
   std::stable_sort(tensors.begin(), tensors.end(),
                    [](auto const& a, auto const& b) { return a.bytes > b.bytes; });
   for (auto const way : {placing_way::tidy, placing_way::dense, placing_way::tight}) {
+    if (way > last) {
+      break;
+    }
     detail::placement_draft draft{map_, model, lasts, sizes.size()};
     bool const placed = way == placing_way::tight
                             ? detail::place_tightly(draft, tensors, offered)

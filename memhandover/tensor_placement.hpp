@@ -70,15 +70,17 @@ class tensor_placement {
   /// for a pool without chunks.
   tensor_placement(std::uint64_t chunk_bytes, std::uint32_t chunk_count, std::uint64_t alignment);
 
-  /// Places the tensors of a model. `offered`: chunks that nobody holds, ascending. Returns nothing
-  /// if they do not fit. Throws `invalid_argument` for a model that is loaded, and for chunks that
+  /// Places the tensors of a model. `offered`: chunks that nobody holds, ascending. The ways are tried
+  /// in their order up to `last`. Returns nothing if the tensors do not fit. Throws `invalid_argument` for a model that is loaded, and for chunks that
   /// are held, do not exist or are out of order.
   [[nodiscard]] std::optional<load_decision> load(model_id model,
                                                   std::span<std::uint64_t const> sizes,
                                                   std::span<std::uint32_t const> offered,
-                                                  lifetime lasts = lifetime::passing);
+                                                  lifetime lasts = lifetime::passing,
+                                                  placing_way last = placing_way::tight);
   /// Frees what the model has. Throws `not_found` if it is not loaded.
   unload_decision unload(model_id model);
+  [[nodiscard]] bool has(model_id model) const { return models_.contains(model); }
 
   /// With so many chunks offered, wherever they lie, a load of these sizes succeeds.
   [[nodiscard]] std::uint32_t chunks_that_suffice(std::span<std::uint64_t const> sizes) const;

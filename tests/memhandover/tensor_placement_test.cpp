@@ -13,13 +13,12 @@
 namespace sluice::memhandover {
 namespace {
 
-constexpr std::uint64_t chunk = 1024;
-constexpr std::uint64_t unit = 16;
-
 /// Placements beside a second book in which every unit of every chunk has its tensor.
 class a_placement : public testing::Test {
  protected:
   using sizes_of = std::vector<std::uint64_t>;
+  static constexpr std::uint64_t chunk = 1024;
+  static constexpr std::uint64_t unit = 16;
 
   void make(std::uint32_t count) {
     places_.emplace(chunk, count, unit);
