@@ -319,7 +319,7 @@ TEST_F(a_torch_model, tells_torchs_own_reason_in_one_line) {
 
 TEST_F(a_torch_model, calls_a_result_that_its_configuration_does_not_describe_internal) {
   auto const model = prepare("def forward(self, x):\n  return x.to(6).sum(1)");
-  EXPECT_NO_THROW(model->load(nullptr));
+  EXPECT_NO_THROW(model->load({}));
   auto const thrown = failure(*model, {floats("x", {1, 3}, {1, 2, 3})});
   ASSERT_TRUE(thrown);
   EXPECT_EQ(thrown->kind(), error_kind::internal);
