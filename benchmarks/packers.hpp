@@ -26,6 +26,8 @@ class packer {
  public:
   packer() = default;
   packer& operator=(packer const&) = delete;
+  packer(packer&&) = delete;
+  packer& operator=(packer&&) = delete;
   virtual ~packer() = default;
 
   [[nodiscard]] virtual std::unique_ptr<packer> copy() const = 0;

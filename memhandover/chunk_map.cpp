@@ -1,6 +1,7 @@
 #include "memhandover/chunk_map.hpp"
 
 #include <algorithm>
+#include <ranges>
 
 namespace sluice::memhandover {
 
@@ -88,9 +89,9 @@ std::optional<extent> chunk_map::smallest_hole(std::uint64_t bytes, lifetime las
 }
 
 std::optional<extent> chunk_map::largest_hole(lifetime lasts) const {
-  for (auto each = by_size_.rbegin(); each != by_size_.rend(); ++each) {
-    if (may_be_shared(each->second, lasts)) {
-      return extent{each->second, each->second + each->first};
+  for (auto const& [size, begin] : std::ranges::reverse_view{by_size_}) {
+    if (may_be_shared(begin, lasts)) {
+      return extent{begin, begin + size};
     }
   }
   return std::nullopt;
