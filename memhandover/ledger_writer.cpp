@@ -150,6 +150,20 @@ std::vector<std::uint32_t> ledger_writer::take(std::uint32_t count, std::uint16_
   return taken;
 }
 
+bool ledger_writer::take_these(std::span<std::uint32_t const> chunks, std::uint16_t slot) {
+  if (!std::all_of(chunks.begin(), chunks.end(), [&](std::uint32_t chunk) {
+        return chunk < view_.header().chunk_count && view_.chunk(chunk).is_free();
+      })) {
+    return false;
+  }
+  for (auto const chunk : chunks) {
+    set(chunk, owner::serving, slot, false);
+    --free_;
+  }
+  publish_grantable();
+  return true;
+}
+
 void ledger_writer::give_back(std::span<std::uint32_t const> chunks) {
   for (auto const chunk : chunks) {
     if (chunk < view_.header().chunk_count && view_.chunk(chunk).who == owner::serving) {

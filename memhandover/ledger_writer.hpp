@@ -36,6 +36,8 @@ class ledger_writer {
   /// Up to `count` free or dirty chunks become `serving` of `slot`: a contiguous run if there is
   /// one.
   [[nodiscard]] std::vector<std::uint32_t> take(std::uint32_t count, std::uint16_t slot);
+  /// Exactly these chunks become `serving` of `slot` if all are free or dirty; else none, and false.
+  [[nodiscard]] bool take_these(std::span<std::uint32_t const> chunks, std::uint16_t slot);
   /// Serving chunks become dirty. Chunks that are not serving are left alone.
   void give_back(std::span<std::uint32_t const> chunks);
 

@@ -20,6 +20,7 @@
 #include <optional>
 #include <string>
 
+#include "memhandover/chunk_pool.hpp"
 #include "memhandover/device_memory.hpp"
 #include "memhandover/warm_memory.hpp"
 
@@ -47,7 +48,7 @@ struct handover_report {
 
 struct pool_usage {
   std::uint64_t total_bytes = 0;
-  std::uint64_t free_bytes = 0;  ///< free or dirty
+  std::uint64_t free_bytes = 0;  ///< free, dirty, or left by a dead server
   std::uint64_t training_bytes = 0;
   std::uint64_t serving_bytes = 0;
 };
@@ -89,7 +90,8 @@ class compute_claim {
   std::shared_ptr<void> hold_;
 };
 
-class serving_pool {
+/// As a `chunk_pool` it lends chunks one by one; `acquire` is for those who want contiguous memory.
+class serving_pool : public chunk_pool {
  public:
   struct options {
     std::string name = "server";  ///< shown in `sluice status`
@@ -110,7 +112,6 @@ class serving_pool {
   /// Throws `already_exists` if the pool has a live server, `unavailable` if no broker can be
   /// reached or started.
   [[nodiscard]] static std::shared_ptr<serving_pool> join(options const& how);
-  virtual ~serving_pool() = default;
 
   [[nodiscard]] virtual pool_shape shape() const = 0;
   [[nodiscard]] virtual pool_usage usage() const = 0;

@@ -184,11 +184,14 @@ placement server_manifest::claim(std::string_view key) {
   own_.insert_or_assign(entry->key, chunks);
   auto give_it_back = [this, server = of_.hold(), chunks, stitched, base, count](void*) {
     if (stitched) {
+      {
+        std::lock_guard const again{of_.mutex};
+        stitched_.erase(base);  // before others may get these addresses
+      }
       of_.memory.unmap(base, count);
       of_.memory.release(base, count);
     }
     std::lock_guard const again{of_.mutex};
-    stitched_.erase(base);
     give_claimed_back(chunks);
   };
   placement result{std::shared_ptr<void>{nullptr, std::move(give_it_back)}, base + entry->offset,
