@@ -82,7 +82,7 @@ def measure(backend: str, size: Size, binaries: Path, habit: str | None = None) 
             # The job needs some seconds until its first micro-batch; the server's wait for the arena covers that.
             done = subprocess.run(
                 [binaries / "sluice-bench-handover", "--runtime-dir", folder, "--bytes", str(mib * MIB),
-                 "--count", str(size.count), "--delay-ms", str(size.delay_ms), *(["--between"] if habit else [])],
+                 "--count", str(size.count), "--delay-ms", str(size.delay_ms), "--fill", *([] if habit else ["--live"])],
                 env={**environment, "SLUICE_BROKER": str(binaries / "sluice")}, capture_output=True, text=True,
                 check=False,
             )

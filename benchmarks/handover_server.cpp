@@ -73,16 +73,17 @@ void await_job(std::string const& runtime_dir, std::string const& what, Conditio
   }
 }
 
-/// Waits until training's arena has `bytes` in use, and next to nothing lies idle beside them; less
-/// than `bytes`, if that stays so.
-void await_arena(std::string const& runtime_dir, std::uint64_t bytes) {
+/// Waits until training's arena has `bytes`; if it is to be `full`, in use, and next to nothing idle
+/// beside them (less than `bytes`, if that stays so).
+void await_arena(std::string const& runtime_dir, std::uint64_t bytes, bool full) {
   auto const what = "an arena of " + std::to_string(bytes) + " bytes";
   auto const long_enough = steady_clock::now() + milliseconds{1500};
   await_job(runtime_dir, what, [&](auto const& job) {
     auto const spare = job["spare_bytes"].template get<std::uint64_t>();
     auto const held = job["arena_bytes"].template get<std::uint64_t>();
-    return held - spare >= bytes &&
-           (spare * 10 <= bytes || (spare < bytes && steady_clock::now() > long_enough));
+    return full ? held - spare >= bytes &&
+                      (spare * 10 <= bytes || (spare < bytes && steady_clock::now() > long_enough))
+                : held >= bytes;
   });
 }
 
@@ -94,21 +95,25 @@ int main(int argc, char** argv) {
   std::uint64_t bytes = 0;
   int count = 0;
   int most_delay_ms = 0;
-  bool between = false;
+  bool fill = false;
+  bool live_only = false;
   unsigned seed = 1;
   app.add_option("--runtime-dir", runtime_dir)->required();
   app.add_option("--bytes", bytes)->required();
   app.add_option("--count", count)->required();
   app.add_option("--delay-ms", most_delay_ms, "random time before each demand, at most")
       ->required();
-  app.add_flag("--between", between, "count handovers that met no micro-batch as well");
+  app.add_flag("--fill", fill, "take what training does not use first, and wait for a full arena");
+  app.add_flag("--live", live_only, "count handovers out of a running micro-batch only");
   app.add_option("--seed", seed);
   CLI11_PARSE(app, argc, argv);
   spdlog::set_level(spdlog::level::warn);
   try {
     // The job makes the pool: one made here would have another size.
-    await_job(runtime_dir, "training to settle", [](auto const& job) {
-      return job["commits"].template get<std::uint64_t>() >= settled;
+    await_job(runtime_dir, "training to settle", [&](auto const& job) {
+      auto const needed = fill ? settled : 0;
+      return job["commits"].template get<std::uint64_t>() >= needed &&
+             job["arena_bytes"].template get<std::uint64_t>() >= bytes;
     });
     auto const pool =
         memhandover::serving_pool::join({.name = "benchmark", .runtime_dir = runtime_dir});
@@ -118,13 +123,13 @@ int main(int argc, char** argv) {
     }
     // What training does not use stays with other models, so that demands have to be met by it.
     std::vector<memhandover::placement> others;
-    if (auto const free = pool->usage().free_bytes; free > 0) {
+    if (auto const free = fill ? pool->usage().free_bytes : 0; free > 0) {
       others.push_back(pool->acquire(free, steady_clock::now() + patience));
     }
     std::mt19937 random{seed};
     for (int taken = 0, tries = 0, missed = 0; taken < count;) {
       // What is free would cost nothing: ask for so much more that `bytes` come from training.
-      await_arena(runtime_dir, bytes);
+      await_arena(runtime_dir, bytes, fill);
       ::poll(nullptr, 0, static_cast<int>(random() % static_cast<unsigned>(most_delay_ms + 1)));
       memhandover::handover_report report;
       auto const wanted = bytes + pool->usage().free_bytes;
@@ -145,8 +150,9 @@ int main(int argc, char** argv) {
       auto const used = steady_clock::now();
       // Between two micro-batches what training gives up is no live memory.
       bool const live = report.bytes_live * 100 >= bytes * least_live_percent;
-      taken += live || between ? 1 : 0;
-      if (!(live || between) && ++missed > most_missed) {
+      bool const counts = live || !live_only;
+      taken += counts ? 1 : 0;
+      if (!counts && ++missed > most_missed) {
         throw error{error_kind::unavailable, std::to_string(missed) +
                                                  " demands met no micro-batch that held " +
                                                  std::to_string(bytes) + " bytes"};

@@ -158,6 +158,23 @@ CUresult launch_graph(CUgraphExec handle, CUstream where, bool per_thread) {
   });
 }
 
+CUresult elapsed(float* milliseconds, CUevent from, CUevent to) {
+  if (from == nullptr || to == nullptr || from == to) {
+    return CUDA_ERROR_INVALID_HANDLE;
+  }
+  std::scoped_lock const guard{event_of(from)->lock, event_of(to)->lock};
+  std::shared_ptr<marker> const start = event_of(from)->last;
+  std::shared_ptr<marker> const end = event_of(to)->last;
+  if (start == nullptr || end == nullptr) {
+    return CUDA_ERROR_INVALID_HANDLE;
+  }
+  if (!start->has_happened() || !end->has_happened()) {
+    return CUDA_ERROR_NOT_READY;
+  }
+  *milliseconds = std::chrono::duration<float, std::milli>(end->at - start->at).count();
+  return CUDA_SUCCESS;
+}
+
 }  // namespace
 
 SLUICE_FAKE_CALL CUresult cuStreamCreate(CUstream* out, unsigned flags) {
@@ -255,21 +272,12 @@ SLUICE_FAKE_CALL CUresult cuEventSynchronize(CUevent handle) {
 }
 SLUICE_FAKE_CALL CUresult cuEventElapsedTime_v2(float* milliseconds, CUevent from, CUevent to) {
   SLUICE_FAKE_ENTER
-  std::scoped_lock const guard{event_of(from)->lock, event_of(to)->lock};
-  std::shared_ptr<marker> const start = event_of(from)->last;
-  std::shared_ptr<marker> const end = event_of(to)->last;
-  if (start == nullptr || end == nullptr) {
-    return CUDA_ERROR_INVALID_HANDLE;
-  }
-  if (!start->has_happened() || !end->has_happened()) {
-    return CUDA_ERROR_NOT_READY;
-  }
-  *milliseconds = std::chrono::duration<float, std::milli>(end->at - start->at).count();
-  return CUDA_SUCCESS;
+  return elapsed(milliseconds, from, to);
 }
 #undef cuEventElapsedTime
 SLUICE_FAKE_CALL CUresult cuEventElapsedTime(float* milliseconds, CUevent from, CUevent to) {
-  return cuEventElapsedTime_v2(milliseconds, from, to);
+  SLUICE_FAKE_ENTER
+  return elapsed(milliseconds, from, to);
 }
 
 SLUICE_FAKE_CALL CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {

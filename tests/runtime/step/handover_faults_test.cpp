@@ -146,7 +146,7 @@ INSTANTIATE_TEST_SUITE_P(
                     injected_call{"cuDevicePrimaryCtxRetain", CUDA_ERROR_OUT_OF_MEMORY},
                     injected_call{"cuCtxGetCurrent", CUDA_ERROR_UNKNOWN},
                     injected_call{"cuCtxSetCurrent", CUDA_ERROR_INVALID_CONTEXT},
-                    injected_call{"cuStreamCreate", CUDA_ERROR_OUT_OF_MEMORY},
+                    injected_call{"cuStreamCreateWithPriority", CUDA_ERROR_OUT_OF_MEMORY},
                     injected_call{"cuMemImportFromShareableHandle", CUDA_ERROR_OPERATING_SYSTEM},
                     injected_call{"cuMemAddressReserve", CUDA_ERROR_OUT_OF_MEMORY},
                     injected_call{"cuMemMap", CUDA_ERROR_OUT_OF_MEMORY},
