@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "benchmarks/first_kernel.hpp"
-#include "memhandover/broker_launch.hpp"
+#include "memhandover/broker_queries.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/serving_pool.hpp"
 

@@ -46,7 +46,7 @@ class trainer {
         random_(std::random_device{}()),
         device_(
             open_pool_device(how.broker.backend == "cuda" ? backend_kind::cuda : backend_kind::host,
-                             how.broker.device)) {
+                             how.broker.device.value_or(0))) {
     step::training_memory::options options;
     options.broker = how.broker;
     options.name = "job " + std::to_string(how.number);
@@ -300,7 +300,7 @@ int isolation_server(isolation_options const& options) {
                                                      .chunk_bytes = options.broker.chunk_bytes,
                                                      .backend = options.broker.backend,
                                                      .device = options.broker.device});
-  auto const device = open_pool_device(pool->shape().backend, options.broker.device);
+  auto const device = open_pool_device(pool->shape().backend, pool->shape().device);
   std::mt19937 random{std::random_device{}()};
   while (counts.handovers < options.handovers) {
     try {

@@ -15,6 +15,7 @@
 #include <span>
 
 #include "benchmarks/kills_watch.hpp"
+#include "memhandover/broker_queries.hpp"
 #include "memhandover/error.hpp"
 
 namespace sluice::bench {

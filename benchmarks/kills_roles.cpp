@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "benchmarks/pool_device.hpp"
+#include "memhandover/broker_queries.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/serving_pool.hpp"
 #include "runtime/step/training_memory.hpp"

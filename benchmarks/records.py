@@ -29,7 +29,8 @@ UNITS = ("us", "ms", "s", "bytes", "per_s", "ratio", "percent")
 #: Metrics without a unit.
 COUNTS = ("aborts", "rebuilds", "kills", "killed_trainers", "killed_servers", "killed_brokers", "leaked_chunks", "hangs",
           "server_errors", "wrong_contents", "failed_starts", "served", "handovers", "probes",
-          "probes_that_saw", "revocations", "faults")
+          "probes_that_saw", "revocations", "faults", "refused", "stitched_ranges", "stitched_chunks",
+          "stitched_chunks_mean", "touched_chunks", "kept_chunks")
 BOUND = re.compile(r"(<=|>=|<|>)\s*([0-9.eE+-]+)")
 
 

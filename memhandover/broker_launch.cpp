@@ -6,35 +6,27 @@
 #include <spdlog/spdlog.h>
 #include <sys/file.h>
 #include <sys/signalfd.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 
-#include <algorithm>
 #include <cerrno>
+#include <charconv>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <limits>
-#include <optional>
 #include <vector>
 
 #include "memhandover/broker.hpp"
-#include "memhandover/bytes.hpp"
 #include "memhandover/descriptor_limit.hpp"
-#include "memhandover/detail/cuda_memory.hpp"
-#include "memhandover/detail/host_memory.hpp"
+#include "memhandover/detail/conversation.hpp"
 #include "memhandover/error.hpp"
+#include "memhandover/wire.hpp"
 
 extern char** environ;
 
 namespace sluice::memhandover {
 namespace {
 
-using namespace sluice::literals;
-
-constexpr std::uint64_t host_chunk_bytes = 2_MiB;
-constexpr std::uint64_t cuda_chunk_bytes = 64_MiB;
 constexpr int start_timeout_ms = 60'000;  // creating the chunks of a whole GPU takes a second or so
 
 std::string environment(char const* name) {
@@ -42,136 +34,21 @@ std::string environment(char const* name) {
   return value == nullptr ? "" : value;
 }
 
-/// Host memory that can still be used: what the system has available, or less where a memory cgroup
-/// says so.
-std::uint64_t available_host_bytes() {
-  std::uint64_t available = std::numeric_limits<std::uint64_t>::max();
-  std::ifstream meminfo{"/proc/meminfo"};
-  for (std::string key, unit; meminfo >> key;) {
-    std::uint64_t kib = 0;
-    meminfo >> kib;
-    std::getline(meminfo, unit);
-    if (key == "MemAvailable:") {
-      available = kib << 10U;
-    }
+/// A time that a variable sets. Throws `invalid_argument` if it is set to none.
+std::chrono::milliseconds milliseconds_in(char const* name, std::chrono::milliseconds otherwise) {
+  auto const text = environment(name);
+  if (text.empty()) {
+    return otherwise;
   }
-  std::ifstream group{"/proc/self/cgroup"};
-  for (std::string line; std::getline(group, line);) {
-    if (line.rfind("0::", 0) == 0) {
-      auto const folder = "/sys/fs/cgroup" + line.substr(3);
-      std::ifstream limit_file{folder + "/memory.max"};
-      std::ifstream used_file{folder + "/memory.current"};
-      std::uint64_t limit = 0;
-      std::uint64_t used = 0;
-      if (limit_file >> limit && used_file >> used) {  // "max" does not parse: no limit
-        available = std::min(available, limit > used ? limit - used : 0);
-      }
-    }
+  std::int64_t count = -1;
+  auto const [end, failed] = std::from_chars(text.data(), text.data() + text.size(), count);
+  constexpr std::int64_t a_week = 7LL * 24 * 3600 * 1000;
+  if (failed != std::errc{} || end != text.data() + text.size() || count < 0 || count > a_week) {
+    throw error{error_kind::invalid_argument, std::string{name} + " is " + text +
+                                                  ", must be a number of milliseconds, at most " +
+                                                  std::to_string(a_week)};
   }
-  return available;
-}
-
-pool_files make_host_pool(broker_options const& options) {
-  auto const available = available_host_bytes();
-  auto const bytes = options.pool_bytes == 0 ? available / 2 : options.pool_bytes;
-  if (bytes > available) {
-    throw error{error_kind::out_of_memory, "the pool is to have " + format_bytes(bytes) +
-                                               " but this machine has " + format_bytes(available) +
-                                               " of memory available; ask for less"};
-  }
-  pool_shape shape{backend_kind::host, -1,
-                   options.chunk_bytes == 0 ? host_chunk_bytes : options.chunk_bytes, 0};
-  if (shape.chunk_bytes % 4096 != 0) {
-    throw error{error_kind::invalid_argument, "the chunk size must be a multiple of 4 KiB"};
-  }
-  shape.chunk_count = static_cast<std::uint32_t>(bytes / shape.chunk_bytes);
-  if (shape.chunk_count == 0) {
-    throw error{error_kind::invalid_argument, "the pool is to have " + format_bytes(bytes) +
-                                                  ", less than one chunk of " +
-                                                  format_bytes(shape.chunk_bytes)};
-  }
-  auto files = create_ledger(shape);
-  files.chunks = detail::create_host_chunks(shape);
-  return files;
-}
-
-/// Chunks are created by a child that exits: the broker itself never opens CUDA.
-pool_files make_cuda_pool(broker_options const& options) {
-  int pair[2];
-  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
-    throw error{error_kind::unavailable,
-                std::string{"cannot create a socket: "} + std::strerror(errno)};
-  }
-  unique_fd ours{pair[0]};
-  unique_fd theirs{pair[1]};
-  auto const child = ::fork();
-  if (child < 0) {
-    throw error{error_kind::unavailable,
-                std::string{"cannot start a process: "} + std::strerror(errno)};
-  }
-  if (child == 0) {
-    ours.reset();
-    try {
-      auto const chunk_bytes = options.chunk_bytes == 0 ? cuda_chunk_bytes : options.chunk_bytes;
-      auto const created =
-          detail::create_cuda_chunks(options.device, options.pool_bytes, chunk_bytes);
-      send_message(theirs.get(), {{"type", "shape"},
-                                  {"chunk_bytes", created.shape.chunk_bytes},
-                                  {"chunk_count", created.shape.chunk_count}});
-      for (std::size_t first = 0; first < created.descriptors.size(); first += max_descriptors) {
-        std::vector<int> batch;
-        for (auto i = first; i < std::min(first + max_descriptors, created.descriptors.size());
-             ++i) {
-          batch.push_back(created.descriptors[i].get());
-        }
-        send_message(theirs.get(), {{"type", "chunks"}}, batch);
-      }
-      // The descriptors are on their way; they stay alive until the parent has taken them.
-      (void)receive_message(theirs.get());
-    } catch (error const& why) {
-      try {
-        send_message(
-            theirs.get(),
-            {{"type", "error"}, {"kind", static_cast<int>(why.kind())}, {"message", why.what()}});
-      } catch (error const&) {
-        ::_exit(1);
-      }
-    }
-    ::_exit(0);
-  }
-  theirs.reset();
-  auto next = [&ours] {
-    auto received = receive_message(ours.get());
-    if (!received) {
-      throw error{error_kind::unavailable,
-                  "the process that creates the pool's chunks ended early"};
-    }
-    if (received->body["type"] == "error") {
-      throw error{static_cast<error_kind>(received->body["kind"].get<int>()),
-                  received->body["message"].get<std::string>()};
-    }
-    return std::move(*received);
-  };
-  std::optional<pool_files> files;
-  try {
-    auto const first = next();
-    pool_shape const shape{backend_kind::cuda, options.device,
-                           first.body["chunk_bytes"].get<std::uint64_t>(),
-                           first.body["chunk_count"].get<std::uint32_t>()};
-    files = create_ledger(shape);
-    while (files->chunks.size() < shape.chunk_count) {
-      auto batch = next();
-      std::move(batch.descriptors.begin(), batch.descriptors.end(),
-                std::back_inserter(files->chunks));
-    }
-  } catch (...) {
-    ours.reset();
-    ::waitpid(child, nullptr, 0);
-    throw;
-  }
-  ours.reset();
-  ::waitpid(child, nullptr, 0);
-  return std::move(*files);
+  return std::chrono::milliseconds{count};
 }
 
 std::string program_of(broker_options const& options) {
@@ -193,14 +70,15 @@ void start_broker(broker_options const& options, std::string const& runtime_dir)
   unique_fd theirs{pipe_ends[1]};
   constexpr int ready_fd = 3;
   auto const program = program_of(options);
-  std::vector<std::string> arguments{program,         "broker",
-                                     "--runtime-dir", runtime_dir,
-                                     "--device",      std::to_string(options.device),
-                                     "--ready-fd",    std::to_string(ready_fd)};
+  std::vector<std::string> arguments{program,     "broker",     "--runtime-dir",
+                                     runtime_dir, "--ready-fd", std::to_string(ready_fd)};
   auto add = [&arguments](char const* name, std::string const& value) {
     arguments.emplace_back(name);
     arguments.push_back(value);
   };
+  if (options.device) {
+    add("--device", std::to_string(*options.device));
+  }
   if (!options.backend.empty()) {
     add("--backend", options.backend);
   }
@@ -315,9 +193,16 @@ unique_fd ensure_broker(broker_options const& options) {
               "the broker ended as soon as it was ready; see " + runtime_dir + "/broker.log"};
 }
 
-int broker_pid(std::string const& runtime_dir) {
-  auto const socket = connect_to_broker(prepare_runtime_dir(runtime_dir));
-  return socket ? peer_pid(socket->get()) : 0;
+pool_presence open_pool(broker_options const& options) {
+  pool_presence presence{ensure_broker(options), backend_kind::host, 0};
+  send_message(presence.connection.get(), detail::wish_message("open", options));
+  auto const opened = detail::expect(presence.connection.get(), "open").body;
+  presence.backend =
+      detail::field(opened, "backend", std::string{}) == to_string(backend_kind::cuda)
+          ? backend_kind::cuda
+          : backend_kind::host;
+  presence.device = detail::field(opened, "device", 0);
+  return presence;
 }
 
 int broker_main(broker_options const& options, int ready_fd) {
@@ -330,6 +215,7 @@ int broker_main(broker_options const& options, int ready_fd) {
   ::sigaddset(&stop_signals, SIGINT);
   ::sigprocmask(SIG_BLOCK, &stop_signals, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGCHLD, SIG_IGN);  // those who create chunks are not waited for
   ::signal(SIGHUP, SIG_IGN);
   if (ready_fd >= 0 && ::fork() != 0) {
     ::_exit(0);  // nobody's child: whoever started it neither waits for it nor ends it
@@ -339,20 +225,11 @@ int broker_main(broker_options const& options, int ready_fd) {
     unique_fd const stop{::signalfd(-1, &stop_signals, SFD_CLOEXEC)};
     broker::options how;
     how.runtime_dir = prepare_runtime_dir(options.runtime_dir);
-    if (auto const idle = environment("SLUICE_BROKER_IDLE_EXIT_MS"); !idle.empty()) {
-      how.idle_exit = std::chrono::milliseconds{std::strtol(idle.c_str(), nullptr, 10)};
-    }
-    broker serving{
-        how, [options] {
-          auto const& backend = options.backend;
-          if (!backend.empty() && backend != "auto" && backend != "host" && backend != "cuda") {
-            throw error{error_kind::invalid_argument,
-                        "there is no backend " + backend + "; use host, cuda or auto"};
-          }
-          // The look for a GPU opens CUDA, so it happens in the child that creates the chunks.
-          bool const cuda = backend == "cuda" || (backend != "host" && detail::cuda_in_child());
-          return cuda ? make_cuda_pool(options) : make_host_pool(options);
-        }};
+    how.idle_exit = milliseconds_in("SLUICE_BROKER_IDLE_EXIT_MS", how.idle_exit);
+    how.server_grace = milliseconds_in("SLUICE_SERVER_GRACE_MS", how.server_grace);
+    how.pools = {options.backend, options.device.value_or(0), options.pool_bytes,
+                 options.chunk_bytes};
+    broker serving{how};
     say(ready_fd, "ok\n");
     serving.run(stop.get());
     return 0;
@@ -365,65 +242,6 @@ int broker_main(broker_options const& options, int ready_fd) {
     spdlog::error("the broker cannot go on reason=\"{}\"", why.what());
     return 1;
   }
-}
-
-namespace {
-
-/// A conversation with the broker of a folder in which only questions are asked.
-class questions {
- public:
-  explicit questions(std::string const& runtime_dir) : dir_(prepare_runtime_dir(runtime_dir)) {
-    auto socket = connect_to_broker(dir_);
-    if (!socket) {
-      throw error{error_kind::unavailable,
-                  "no broker runs in " + dir_ + "; `sluice run` and `sluice serve` start one"};
-    }
-    socket_ = std::move(*socket);
-  }
-
-  /// The answer to a question has the question's type.
-  [[nodiscard]] nlohmann::json ask(nlohmann::json const& question) const {
-    constexpr int patience_ms = 5000;
-    send_message(socket_.get(), question);
-    auto answer = receive_message(socket_.get(), patience_ms);
-    if (answer && answer->body["type"] == "error") {
-      throw error{error_kind::unsupported, "the broker in " + dir_ +
-                                               " is of another version and cannot answer: " +
-                                               answer->body.value("message", std::string{})};
-    }
-    if (!answer || answer->body["type"] != question["type"]) {
-      throw error{error_kind::unavailable, "the broker in " + dir_ + " ended while it was asked"};
-    }
-    answer->body.erase("type");
-    return std::move(answer->body);
-  }
-
- private:
-  std::string dir_;
-  unique_fd socket_;
-};
-
-}  // namespace
-
-nlohmann::json query_status(std::string const& runtime_dir) {
-  return questions{runtime_dir}.ask({{"type", "status"}});
-}
-
-nlohmann::json query_chunks(std::string const& runtime_dir) {
-  questions const broker{runtime_dir};
-  auto result = broker.ask({{"type", "status"}});
-  auto runs = nlohmann::json::array();
-  for (nlohmann::json from = 0; !from.is_null();) {
-    auto const page = broker.ask({{"type", "show"}, {"from", from}});
-    runs.insert(runs.end(), page["runs"].begin(), page["runs"].end());
-    from = page["next"];
-  }
-  result["runs"] = std::move(runs);
-  return result;
-}
-
-nlohmann::json query_address(std::string const& runtime_dir, std::uint64_t address) {
-  return questions{runtime_dir}.ask({{"type", "address"}, {"address", address}});
 }
 
 }  // namespace sluice::memhandover

@@ -6,6 +6,18 @@
 
 namespace sluice::memhandover {
 
+char const* to_string(backend_kind backend) noexcept {
+  return backend == backend_kind::cuda ? "cuda" : "host";
+}
+
+std::string name_of(pool_shape const& shape) {
+  auto const number = std::to_string(shape.device);
+  if (shape.backend == backend_kind::cuda) {
+    return "GPU " + number;
+  }
+  return shape.device == 0 ? "host memory" : "host memory " + number;
+}
+
 std::unique_ptr<device_memory> open_device_memory(pool_shape const& shape,
                                                   pool_descriptors const& descriptors,
                                                   std::shared_ptr<cuda_driver const> driver) {

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "memhandover/unique_fd.hpp"
@@ -29,11 +30,17 @@ enum class backend_kind : std::uint32_t { host = 1, cuda = 2 };
 /// What a pool is made of; constant for the pool's life.
 struct pool_shape {
   backend_kind backend = backend_kind::host;
-  std::int32_t device = -1;       ///< CUDA ordinal in the creator's numbering; -1 on the host
+  std::int32_t device = 0;        ///< CUDA ordinal in the creator's numbering; on the host any
+                                  ///< number by which pools are told apart
   std::uint64_t chunk_bytes = 0;  ///< size of every chunk
   std::uint32_t chunk_count = 0;
   [[nodiscard]] std::uint64_t bytes() const noexcept { return chunk_bytes * chunk_count; }
 };
+
+[[nodiscard]] char const* to_string(backend_kind backend) noexcept;
+/// The device as sentences name it: "GPU 1", "host memory", or "host memory 1" for other than the
+/// first.
+[[nodiscard]] std::string name_of(pool_shape const& shape);
 
 /// The descriptors that keep a pool's chunks alive: one per chunk on CUDA, one in all on the host.
 using pool_descriptors = std::vector<unique_fd>;

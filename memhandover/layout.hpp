@@ -1,12 +1,14 @@
 /// The shared memory of a pool, byte for byte: the ledger, and the mailroom with one mailbox a
 /// client.
 ///
-/// Two segments, so that a reader cannot write what is not his:
+/// Three segments, so that a reader cannot write what is not his:
 ///
 ///   ledger    header | client entries | client controls | chunk words
 ///             written by broker and writer, read by all
 ///   mailroom  mailbox 0 | mailbox 1 | …
 ///             each written by its client, read by the writer
+///   manifest  what the server's memory holds (manifest.hpp)
+///             written by the server, read by its successor
 ///
 /// The *writer* of the ledger is one process at a time, the server while it lives and otherwise the
 /// broker; the header's `writer` word names it. Every change is one atomic store that is valid by
@@ -20,11 +22,13 @@
 /// single word is never half written. Against damage readers check every owner, slot, index, count
 /// and text that they take from shared memory, and a release counts only in the epoch it names.
 ///
-/// States of a chunk (owner in its word; every change also adds one to the epoch):
+/// States of a chunk (owner in its word; every change also adds one to the epoch, but for the last
+/// line, which changes hands and leaves the contents as they are):
 ///
 ///   free ──grant──► training ──released──► dirty ──grant──► training
 ///   free or dirty ──take──► serving ──give back──► dirty
-///   training, serving ──owner dead──► dirty
+///   training, serving, left ──owner dead, nobody wants it──► dirty
+///   serving ──server dead──► serving of nobody (left) ──claim──► serving of the next server
 ///
 /// Dirty: old contents, to be scrubbed by whoever gives it to training or gets it there.
 #pragma once
@@ -38,9 +42,10 @@
 namespace sluice::memhandover {
 
 inline constexpr std::uint64_t ledger_magic = 0x31474c4543494c53;  // "SLICELG1"
-inline constexpr std::uint32_t layout_version = 3;
+inline constexpr std::uint32_t layout_version = 4;
 inline constexpr std::uint32_t max_clients = 32;
 inline constexpr std::uint32_t broker_slot = 0xffff;
+inline constexpr std::uint16_t left_slot = 0xfffe;  ///< serving, but its server is dead
 inline constexpr std::uint32_t recent_handovers = 256;
 inline constexpr std::uint32_t max_note_texts = 255;
 inline constexpr std::uint32_t history_entries = 2048;
@@ -114,8 +119,10 @@ struct ledger_header {
   // Written by the writer.
   alignas(64) std::atomic<std::uint64_t> pause_until_ns;  ///< CLOCK_MONOTONIC; launches are held
                                                           ///< until then; 0: not
-  std::atomic<std::uint32_t> grantable;    ///< chunks that training may ask for at present
-  std::atomic<std::uint32_t> serving_now;  ///< 1 while a server is attached
+  std::atomic<std::uint32_t> grantable;      ///< chunks that training may ask for at present
+  std::atomic<std::uint32_t> serving_now;    ///< 1 while a server is attached
+  std::atomic<std::uint64_t> left_until_ns;  ///< CLOCK_MONOTONIC; until then what a dead server has
+                                             ///< left waits for the next one
   std::atomic<std::uint64_t> handovers;
   std::atomic<std::uint64_t> bytes_to_serving;
   std::atomic<std::uint64_t> bytes_to_training;

@@ -6,14 +6,17 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 
+#include <array>
 #include <bit>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <ctime>
 #include <new>
 #include <string>
 
 #include "memhandover/error.hpp"
+#include "memhandover/manifest.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -72,14 +75,14 @@ std::uint64_t checksum_of(ledger_header const& header) {
   throw error{error_kind::internal, doing + ": " + std::strerror(errno)};
 }
 
-unique_fd make_memfd(char const* name, std::size_t bytes) {
-  unique_fd fd{::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING)};
+unique_fd make_memfd(std::string const& name, std::size_t bytes) {
+  unique_fd fd{::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING)};
   if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
-    fail(std::string{"cannot create shared memory for the "} + name);
+    fail("cannot create shared memory for the " + name);
   }
   // A reader that maps the segment must never see it shrink under its feet.
   if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    fail(std::string{"cannot seal the "} + name);
+    fail("cannot seal the " + name);
   }
   return fd;
 }
@@ -225,10 +228,30 @@ std::span<history_entry> ledger_view::history(std::uint32_t slot) const noexcept
   return {std::launder(reinterpret_cast<history_entry*>(at)), history_entries};
 }
 
+std::string ledger_name(std::uint64_t pool_id) {
+  return "sluice-ledger-" + hexadecimal(pool_id);
+}
+std::string mailroom_name(std::uint64_t pool_id) {
+  return "sluice-mailroom-" + hexadecimal(pool_id);
+}
+
+std::string hexadecimal(std::uint64_t pool_id) {
+  std::array<char, 17> text{};
+  std::snprintf(text.data(), text.size(), "%016llx", static_cast<unsigned long long>(pool_id));
+  return text.data();
+}
+
 pool_files create_ledger(pool_shape const& shape) {
+  std::uint64_t pool_id = 0;
+  if (::getrandom(&pool_id, sizeof pool_id, 0) != sizeof pool_id) {
+    fail("cannot draw the pool's number");
+  }
   pool_files files;
-  files.ledger = make_memfd("sluice-ledger", ledger_bytes(shape.chunk_count));
-  files.mailroom = make_memfd("sluice-mailroom", mailbox_size(shape.chunk_count) * max_clients);
+  files.ledger = make_memfd(ledger_name(pool_id), ledger_bytes(shape.chunk_count));
+  files.mailroom =
+      make_memfd(mailroom_name(pool_id), mailbox_size(shape.chunk_count) * max_clients);
+  files.manifest =
+      make_memfd("sluice-manifest-" + hexadecimal(pool_id), manifest_bytes(shape.chunk_count));
   files.doorbell = unique_fd{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   if (!files.doorbell) {
     fail("cannot create the doorbell");
@@ -239,9 +262,7 @@ pool_files create_ledger(pool_shape const& shape) {
   header->magic = ledger_magic;
   header->version = layout_version;
   header->client_slots = max_clients;
-  if (::getrandom(&header->pool_id, sizeof header->pool_id, 0) != sizeof header->pool_id) {
-    fail("cannot draw the pool's number");
-  }
+  header->pool_id = pool_id;
   header->backend = static_cast<std::uint32_t>(shape.backend);
   header->device = shape.device;
   header->chunk_bytes = shape.chunk_bytes;

@@ -47,6 +47,7 @@ class shared_segment {
 struct pool_files {
   unique_fd ledger;
   unique_fd mailroom;
+  unique_fd manifest;  ///< see manifest.hpp
   unique_fd doorbell;  ///< eventfd that wakes the ledger's writer
   pool_descriptors chunks;
 };
@@ -88,6 +89,12 @@ class ledger_view {
   shared_segment mailroom_;
   mutable ledger_header* header_ = nullptr;
 };
+
+/// A pool's number as it is shown: sixteen hexadecimal digits.
+[[nodiscard]] std::string hexadecimal(std::uint64_t pool_id);
+/// Names of a pool's shared memory, by which the two belong together in /proc.
+[[nodiscard]] std::string ledger_name(std::uint64_t pool_id);
+[[nodiscard]] std::string mailroom_name(std::uint64_t pool_id);
 
 /// Creates ledger and mailroom of a new pool, all chunks free, the broker its writer.
 [[nodiscard]] pool_files create_ledger(pool_shape const& shape);

@@ -5,9 +5,19 @@
 #include <algorithm>
 
 namespace sluice::memhandover {
+namespace {
+
+bool is_left(chunk_state const& state) {
+  return state.who == owner::serving && state.client == left_slot;
+}
+
+}  // namespace
+
 ledger_writer::ledger_writer(ledger_view const& view) : view_(view) {
   for (std::uint32_t i = 0; i < view_.header().chunk_count; ++i) {
-    free_ += view_.chunk(i).is_free() ? 1 : 0;
+    auto const state = view_.chunk(i);
+    free_ += state.is_free() ? 1 : 0;
+    left_ += is_left(state) ? 1 : 0;
   }
   publish_grantable();
 }
@@ -38,6 +48,9 @@ std::uint32_t ledger_writer::pump() {
   }
   if (freed > 0) {
     publish_grantable();
+  }
+  if (left_ > 0 && training_waits()) {
+    freed += let_go(left_);
   }
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
     if (clients[slot].status.load(std::memory_order_acquire) ==
@@ -82,7 +95,11 @@ void ledger_writer::answer_request(std::uint32_t slot) {
     return;
   }
   bool const lasting = (asked.chunks & request_lasting) != 0;
-  auto const count = std::min(asked.chunks & ~request_lasting, grantable());
+  auto const wish = asked.chunks & ~request_lasting;
+  if (left_ > 0 && wish > grantable()) {
+    let_go(wish - grantable());
+  }
+  auto const count = std::min(wish, grantable());
   auto const total = view_.header().chunk_count;
   std::uint32_t given = 0;
   for (std::uint32_t tried = 0; tried < total && given < count; ++tried) {
@@ -133,6 +150,20 @@ std::vector<std::uint32_t> ledger_writer::take(std::uint32_t count, std::uint16_
   return taken;
 }
 
+bool ledger_writer::take_these(std::span<std::uint32_t const> chunks, std::uint16_t slot) {
+  if (!std::all_of(chunks.begin(), chunks.end(), [&](std::uint32_t chunk) {
+        return chunk < view_.header().chunk_count && view_.chunk(chunk).is_free();
+      })) {
+    return false;
+  }
+  for (auto const chunk : chunks) {
+    set(chunk, owner::serving, slot, false);
+    --free_;
+  }
+  publish_grantable();
+  return true;
+}
+
 void ledger_writer::give_back(std::span<std::uint32_t const> chunks) {
   for (auto const chunk : chunks) {
     if (chunk < view_.header().chunk_count && view_.chunk(chunk).who == owner::serving) {
@@ -140,6 +171,51 @@ void ledger_writer::give_back(std::span<std::uint32_t const> chunks) {
     }
   }
   publish_grantable();
+}
+
+std::uint32_t ledger_writer::leave(std::span<std::uint32_t const> chunks, std::uint16_t slot) {
+  std::uint32_t left = 0;
+  for (auto const chunk : chunks) {
+    auto const state = view_.chunk(chunk);
+    if (state.who == owner::serving && state.client == slot) {
+      change_hands(chunk, left_slot);
+      ++left;
+    }
+  }
+  left_ += left;
+  return left;
+}
+
+void ledger_writer::claim(std::span<std::uint32_t const> chunks, std::uint16_t slot) {
+  for (auto const chunk : chunks) {
+    if (is_left(view_.chunk(chunk))) {
+      change_hands(chunk, slot);
+      --left_;
+    }
+  }
+}
+
+std::uint32_t ledger_writer::let_go(std::uint32_t count) {
+  std::uint32_t freed = 0;
+  for (std::uint32_t i = 0; i < view_.header().chunk_count && freed < count; ++i) {
+    if (is_left(view_.chunk(i))) {
+      make_dirty(i);
+      ++freed;
+    }
+  }
+  publish_grantable();
+  return freed;
+}
+
+bool ledger_writer::training_waits() const {
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    if (view_.clients()[slot].status.load(std::memory_order_acquire) ==
+            static_cast<std::uint32_t>(client_status::live) &&
+        view_.mailbox(slot).waiting.load(std::memory_order_acquire) != 0) {
+      return true;
+    }
+  }
+  return false;
 }
 
 std::uint32_t ledger_writer::demand(std::uint32_t slot, std::uint32_t count) {
@@ -185,7 +261,15 @@ void ledger_writer::set(std::uint32_t chunk, owner who, std::uint16_t client, bo
   word.store(chunk_state{who, needs_scrub, client, epoch}.pack(), std::memory_order_release);
 }
 
+/// The epoch says since when the chunk has had its contents, and stays.
+void ledger_writer::change_hands(std::uint32_t chunk, std::uint16_t client) {
+  auto state = view_.chunk(chunk);
+  state.client = client;
+  view_.chunks()[chunk].store(state.pack(), std::memory_order_release);
+}
+
 void ledger_writer::make_dirty(std::uint32_t chunk) {
+  left_ -= is_left(view_.chunk(chunk)) ? 1 : 0;
   set(chunk, owner::dirty, 0, false);
   ++free_;
 }

@@ -36,8 +36,21 @@ class ledger_writer {
   /// Up to `count` free or dirty chunks become `serving` of `slot`: a contiguous run if there is
   /// one.
   [[nodiscard]] std::vector<std::uint32_t> take(std::uint32_t count, std::uint16_t slot);
+  /// Exactly these chunks become `serving` of `slot` if all are free or dirty; else none, and false.
+  [[nodiscard]] bool take_these(std::span<std::uint32_t const> chunks, std::uint16_t slot);
   /// Serving chunks become dirty. Chunks that are not serving are left alone.
   void give_back(std::span<std::uint32_t const> chunks);
+
+  // --- what a dead server has left; epochs stay as they are
+
+  /// Of `chunks` those that are serving of `slot` are from now on nobody's, but not free. Training
+  /// that wants memory gets them, as does whoever calls `let_go`. Returns how many.
+  std::uint32_t leave(std::span<std::uint32_t const> chunks, std::uint16_t slot);
+  /// Of `chunks` those that are left become `slot`'s.
+  void claim(std::span<std::uint32_t const> chunks, std::uint16_t slot);
+  /// Up to `count` chunks that are left become dirty. Returns how many.
+  std::uint32_t let_go(std::uint32_t count);
+  [[nodiscard]] std::uint32_t left_chunks() const noexcept { return left_; }
 
   /// Asks the training client in `slot` for `count` chunks; zero withdraws the last demand.
   /// Returns the demand's number, which appears in the mailbox's `demand_done` when it has been
@@ -55,6 +68,8 @@ class ledger_writer {
  private:
   void set(std::uint32_t chunk, owner who, std::uint16_t client, bool needs_scrub);
   void make_dirty(std::uint32_t chunk);
+  void change_hands(std::uint32_t chunk, std::uint16_t client);
+  [[nodiscard]] bool training_waits() const;
   std::uint32_t take_mail(std::uint32_t slot);
   void answer_request(std::uint32_t slot);
   [[nodiscard]] std::uint32_t grantable() const noexcept;
@@ -64,6 +79,7 @@ class ledger_writer {
   ledger_view const& view_;
   std::array<unique_fd, max_clients> bells_;
   std::uint32_t free_ = 0;  ///< chunks whose owner is free or dirty
+  std::uint32_t left_ = 0;  ///< chunks that a dead server has left
   std::uint32_t reserve_ = 0;
   std::uint32_t wanted_ = 0;
 };

@@ -8,34 +8,10 @@
 #include <cstring>
 
 #include "memhandover/descriptor_limit.hpp"
+#include "memhandover/detail/conversation.hpp"
 #include "memhandover/error.hpp"
 
 namespace sluice::memhandover {
-namespace {
-
-constexpr int answer_timeout_ms =
-    70'000;  // a broker may first have to create the chunks of a whole GPU
-
-message expect(int socket, std::string const& type) {
-  auto answer = receive_message(socket, answer_timeout_ms);
-  if (!answer) {
-    throw error{error_kind::unavailable, "the broker ended while it was being joined"};
-  }
-  if (answer->body["type"] == "error") {
-    auto const kind = answer->body.value("kind", static_cast<int>(error_kind::internal));
-    throw error{static_cast<error_kind>(kind),
-                answer->body.value("message", std::string{"the broker refused"})};
-  }
-  if (answer->body["type"] != type) {
-    throw error{error_kind::internal, "the broker answered " +
-                                          answer->body["type"].get<std::string>() + " where " +
-                                          type + " was due"};
-  }
-  return std::move(*answer);
-}
-
-}  // namespace
-
 membership::membership(broker_options broker, client_kind kind, std::string const& name,
                        std::string const& endpoint)
     : broker_(std::move(broker)), kind_(kind) {
@@ -47,27 +23,26 @@ membership::membership(broker_options broker, client_kind kind, std::string cons
   life_read_ = unique_fd{ends[0]};
   life_write_ = unique_fd{ends[1]};
   socket_ = ensure_broker(broker_);
-  send_message(socket_.get(),
-               {{"type", "join"},
-                {"version", protocol_version},
-                {"kind", kind == client_kind::server ? "server" : "training"},
-                {"name", name},
-                {"endpoint", endpoint}},
-               {life_read_.get()});
-  auto joined = expect(socket_.get(), "joined");
-  constexpr std::size_t joined_descriptors = 4;
+  auto join = detail::wish_message("join", broker_);
+  join["kind"] = kind == client_kind::server ? "server" : "training";
+  join["name"] = name;
+  join["endpoint"] = endpoint;
+  send_message(socket_.get(), join, {life_read_.get()});
+  auto joined = detail::expect(socket_.get(), "joined");
+  constexpr std::size_t joined_descriptors = 5;
   if (joined.descriptors.size() != joined_descriptors) {
-    throw error{error_kind::internal, "the broker's answer came without its four descriptors"};
+    throw error{error_kind::internal, "the broker's answer came without its five descriptors"};
   }
   slot_ = joined.body.at("slot").get<std::uint32_t>();
   files_.ledger = std::move(joined.descriptors[0]);
   files_.mailroom = std::move(joined.descriptors[1]);
-  files_.doorbell = std::move(joined.descriptors[2]);
-  bell_ = std::move(joined.descriptors[3]);
+  files_.manifest = std::move(joined.descriptors[2]);
+  files_.doorbell = std::move(joined.descriptors[3]);
+  bell_ = std::move(joined.descriptors[4]);
   auto const expected = joined.body.at("chunk_descriptors").get<std::size_t>();
   make_room_for_descriptors(expected);
   while (files_.chunks.size() < expected) {
-    auto batch = expect(socket_.get(), "chunks");
+    auto batch = detail::expect(socket_.get(), "chunks");
     std::move(batch.descriptors.begin(), batch.descriptors.end(),
               std::back_inserter(files_.chunks));
   }
@@ -99,7 +74,33 @@ void membership::tell(nlohmann::json const& body) {
   }
 }
 
+membership::~membership() {
+  if (attempt_) {
+    attempt_->thread.join();
+  }
+}
+
 bool membership::reconnect() {
+  if (!attempt_) {
+    attempt_ = std::make_unique<attempt>();
+    attempt_->thread = std::thread{[this, &under_way = *attempt_] {
+      under_way.socket = find_broker();
+      under_way.done.store(true, std::memory_order_release);
+    }};
+    return false;
+  }
+  if (!attempt_->done.load(std::memory_order_acquire)) {
+    return false;
+  }
+  attempt_->thread.join();
+  socket_ = std::move(attempt_->socket);
+  attempt_.reset();
+  return static_cast<bool>(socket_);
+}
+
+/// A connection in which this process has its place again; empty if there is none. Uses only what
+/// is constant after the join.
+unique_fd membership::find_broker() const {
   try {
     auto socket = ensure_broker(broker_);
     send_message(socket.get(),
@@ -108,31 +109,20 @@ bool membership::reconnect() {
                   {"pool_id", view_->header().pool_id},
                   {"slot", slot_},
                   {"chunk_descriptors", files_.chunks.size()}},
-                 {files_.ledger.get(), files_.mailroom.get(), files_.doorbell.get(), bell_.get(),
-                  life_read_.get()});
-    auto answer = receive_message(socket.get(), answer_timeout_ms);
+                 {files_.ledger.get(), files_.mailroom.get(), files_.manifest.get(),
+                  files_.doorbell.get(), bell_.get(), life_read_.get()});
+    auto answer = receive_message(socket.get(), detail::answer_timeout_ms);
     if (answer && answer->body["type"] == "send_chunks") {
-      offer_pool(socket.get());
-      answer = receive_message(socket.get(), answer_timeout_ms);
+      send_chunks(socket.get(), files_.chunks);
+      answer = receive_message(socket.get(), detail::answer_timeout_ms);
     }
-    if (!answer || answer->body["type"] != "rejoined") {
-      return false;
+    if (answer && answer->body["type"] == "rejoined") {
+      return socket;
     }
-    socket_ = std::move(socket);
-    return true;
   } catch (std::exception const&) {
-    return false;
+    // Another attempt follows.
   }
-}
-
-void membership::offer_pool(int socket) const {
-  for (std::size_t first = 0; first < files_.chunks.size(); first += max_descriptors) {
-    std::vector<int> batch;
-    for (auto i = first; i < std::min(first + max_descriptors, files_.chunks.size()); ++i) {
-      batch.push_back(files_.chunks[i].get());
-    }
-    send_message(socket, {{"type", "chunks"}, {"first", first}}, batch);
-  }
+  return {};
 }
 
 }  // namespace sluice::memhandover

@@ -8,9 +8,12 @@
 /// one thread that calls `reconnect`, `receive` and `tell`.
 #pragma once
 
+#include <atomic>
 #include <chrono>
+#include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include "memhandover/broker_launch.hpp"
 #include "memhandover/ledger.hpp"
@@ -27,6 +30,10 @@ class membership {
   /// a second server), or `unavailable`.
   membership(broker_options broker, client_kind kind, std::string const& name,
              std::string const& endpoint);
+  membership(membership const&) = delete;
+  membership& operator=(membership const&) = delete;
+  /// Waits for an attempt to reconnect that is under way.
+  ~membership();
 
   [[nodiscard]] ledger_view const& view() const noexcept { return *view_; }
   [[nodiscard]] pool_files const& files() const noexcept { return files_; }
@@ -39,16 +46,26 @@ class membership {
   [[nodiscard]] std::optional<message> receive();
   /// Sends a message; one that cannot be sent is dropped, since a new broker asks again.
   void tell(nlohmann::json const& body);
-  /// One attempt to find or start a broker and to take this place in it. Returns whether it
-  /// succeeded.
+  /// To be called again and again while there is no broker: finds or starts one and takes this place
+  /// in it, in a thread of its own, so that whoever calls goes on with its work. True once that has
+  /// succeeded; an attempt that fails is followed by another.
   [[nodiscard]] bool reconnect();
 
   /// Descriptors that a forked child must not keep beyond its own life are all inherited on
   /// purpose, except the socket.
-  void abandon_in_child() noexcept { socket_.reset(); }
+  void abandon_in_child() noexcept {
+    socket_.reset();
+    (void)attempt_.release();  // its thread does not exist here
+  }
 
  private:
-  void offer_pool(int socket) const;
+  struct attempt {
+    std::atomic<bool> done{false};
+    unique_fd socket;  ///< of the broker that was found; valid when `done`
+    std::thread thread;
+  };
+
+  [[nodiscard]] unique_fd find_broker() const;
 
   broker_options broker_;
   client_kind kind_;
@@ -59,6 +76,7 @@ class membership {
   pool_files files_;
   std::optional<ledger_view> view_;
   std::uint32_t slot_ = 0;
+  std::unique_ptr<attempt> attempt_;
 };
 
 }  // namespace sluice::memhandover

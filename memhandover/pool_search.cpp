@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <string_view>
 
@@ -28,19 +29,29 @@ struct shared_memory {
   std::string mailroom;
 };
 
-shared_memory shared_memory_of(fs::path const& process) {
-  shared_memory found;
+/// What of `target` stands behind `prefix`, up to a blank; nothing if it does not begin with that.
+std::optional<std::string> behind(std::string const& target, std::string_view prefix) {
+  if (target.rfind(prefix, 0) != 0) {
+    return std::nullopt;
+  }
+  return target.substr(prefix.size(), target.find(' ') - prefix.size());
+}
+
+/// The pools that a process holds, by what their shared memory is called.
+std::map<std::string, shared_memory> shared_memory_of(fs::path const& process) {
+  std::map<std::string, shared_memory> found;
   std::error_code unreadable;  // a process may end, or be another user's, while it is looked at
   for (auto entry = fs::directory_iterator{process / "fd", unreadable};
        !unreadable && entry != fs::directory_iterator{}; entry.increment(unreadable)) {
     std::error_code gone;
     auto const target = fs::read_symlink(entry->path(), gone).string();
-    if (target.rfind("/memfd:sluice-ledger", 0) == 0) {
-      found.ledger = entry->path();
-    } else if (target.rfind("/memfd:sluice-mailroom", 0) == 0) {
-      found.mailroom = entry->path();
+    if (auto const name = behind(target, "/memfd:sluice-ledger")) {
+      found[*name].ledger = entry->path();
+    } else if (auto const other = behind(target, "/memfd:sluice-mailroom")) {
+      found[*other].mailroom = entry->path();
     }
   }
+  std::erase_if(found, [](auto const& each) { return each.second.ledger.empty(); });
   return found;
 }
 
@@ -107,6 +118,21 @@ found_pool look_into(fs::path const& process, int pid, shared_memory const& shar
   return pool;
 }
 
+/// Adds what one process says of a pool to what others have said of it.
+void add(found_pool seen, std::vector<found_pool>& pools) {
+  auto const known = std::find_if(pools.begin(), pools.end(), [&](found_pool const& pool) {
+    return pool.id == seen.id && pool.problem.empty() == seen.problem.empty();
+  });
+  if (known == pools.end()) {
+    pools.push_back(std::move(seen));
+    return;
+  }
+  std::move(seen.holders.begin(), seen.holders.end(), std::back_inserter(known->holders));
+  if (!seen.runtime_dir.empty()) {
+    known->runtime_dir = std::move(seen.runtime_dir);
+  }
+}
+
 }  // namespace
 
 bool found_pool::orphaned() const noexcept {
@@ -121,21 +147,11 @@ std::vector<found_pool> find_pools() {
   std::error_code failed;
   for (auto const& entry : fs::directory_iterator{"/proc", failed}) {
     auto const pid = detail::pid_of(entry.path());
-    auto const shared = pid ? shared_memory_of(entry.path()) : shared_memory{};
-    if (shared.ledger.empty()) {
+    if (!pid) {
       continue;
     }
-    auto seen = look_into(entry.path(), *pid, shared);
-    auto const known = std::find_if(pools.begin(), pools.end(), [&](found_pool const& pool) {
-      return pool.id == seen.id && pool.problem.empty() == seen.problem.empty();
-    });
-    if (known == pools.end()) {
-      pools.push_back(std::move(seen));
-      continue;
-    }
-    std::move(seen.holders.begin(), seen.holders.end(), std::back_inserter(known->holders));
-    if (!seen.runtime_dir.empty()) {
-      known->runtime_dir = std::move(seen.runtime_dir);
+    for (auto const& [name, shared] : shared_memory_of(entry.path())) {
+      add(look_into(entry.path(), *pid, shared), pools);
     }
   }
   return pools;

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <optional>
 #include <string>
 #include <vector>
@@ -134,19 +133,18 @@ nlohmann::json describe_pool(ledger_view const& view) {
   auto const& header = view.header();
   std::array<std::uint64_t, 4> by_owner{};
   std::array<std::uint64_t, max_clients> by_client{};
+  std::uint64_t left = 0;
   for (std::uint32_t i = 0; i < header.chunk_count; ++i) {
     auto const state = view.chunk(i);
     if (auto const who = static_cast<std::size_t>(state.who); who < by_owner.size()) {
       by_owner.at(who) += header.chunk_bytes;
     }
+    left += state.who == owner::serving && state.client == left_slot ? header.chunk_bytes : 0;
     if ((state.who == owner::training || state.who == owner::serving) &&
         state.client < max_clients) {
       by_client.at(state.client) += header.chunk_bytes;
     }
   }
-  std::array<char, 17> id{};
-  std::snprintf(id.data(), id.size(), "%016llx", static_cast<unsigned long long>(header.pool_id));
-
   json clients = json::array();
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
     auto const& entry = view.clients()[slot];
@@ -180,9 +178,8 @@ nlohmann::json describe_pool(ledger_view const& view) {
   }
   auto owned = [&](owner who) { return by_owner.at(static_cast<std::size_t>(who)); };
   return {{"pool",
-           {{"id", id.data()},
-            {"backend",
-             header.backend == static_cast<std::uint32_t>(backend_kind::cuda) ? "cuda" : "host"},
+           {{"id", hexadecimal(header.pool_id)},
+            {"backend", to_string(view.shape().backend)},
             {"device", header.device},
             {"chunk_bytes", header.chunk_bytes},
             {"chunks", header.chunk_count},
@@ -191,6 +188,7 @@ nlohmann::json describe_pool(ledger_view const& view) {
             {"dirty_bytes", owned(owner::dirty)},
             {"training_bytes", owned(owner::training)},
             {"serving_bytes", owned(owner::serving)},
+            {"left_bytes", left},
             {"grantable_bytes", header.grantable.load() * header.chunk_bytes},
             {"writer", view.writer_slot() == broker_slot ? "broker" : "server"},
             {"broker_pid", ::getpid()}}},

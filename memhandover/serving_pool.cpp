@@ -17,6 +17,7 @@
 #include "memhandover/bytes.hpp"
 #include "memhandover/chunk_history.hpp"
 #include "memhandover/chunk_notes.hpp"
+#include "memhandover/detail/server_manifest.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/ledger_writer.hpp"
 #include "memhandover/membership.hpp"
@@ -101,6 +102,13 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
         notes_(member_.view(), member_.slot()),
         history_(member_.view(), member_.slot()),
         stop_(make_event()) {
+    manifest_.emplace(member_.files().manifest.get(),
+                      detail::server_manifest::parts{
+                          member_.view(), *memory_, whole_.at(0), member_.slot(), mutex_, writer_,
+                          [this] { return shared_from_this(); },
+                          [this](auto const& chunks, std::byte const* data, std::string_view what) {
+                            tell(chunks, data, what);
+                          }});
     while (!writer_) {
       auto received = member_.receive();
       if (!received) {
@@ -119,6 +127,7 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
     (void)::eventfd_write(stop_.get(), 1);
     thread_.join();
     member_.view().header().pause_until_ns.store(0);
+    manifest_->end();
   }
 
   [[nodiscard]] pool_shape shape() const override { return member_.view().shape(); }
@@ -133,7 +142,9 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
           result.training_bytes += shape().chunk_bytes;
           break;
         case owner::serving:
-          result.serving_bytes += shape().chunk_bytes;
+          // What a dead server has left is had for the asking.
+          (view.chunk(i).client == left_slot ? result.free_bytes : result.serving_bytes) +=
+              shape().chunk_bytes;
           break;
         default:
           result.free_bytes += shape().chunk_bytes;
@@ -165,14 +176,77 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
     return compute_claim{std::shared_ptr<void>{nullptr, [self](void*) { self->drop_claim(); }}};
   }
 
-  void give_back(holding const& held) {
-    if (held.stitched) {
-      auto const count = static_cast<std::uint32_t>(held.chunks.size());
-      memory_->unmap(held.data, count);
-      memory_->release(held.data, count);
+  [[nodiscard]] warm_memory* warm() noexcept override { return &*manifest_; }
+
+  [[nodiscard]] std::vector<std::uint32_t> free_chunks() const override {
+    std::vector<std::uint32_t> result;
+    for (std::uint32_t i = 0; i < shape().chunk_count; ++i) {
+      if (member_.view().chunk(i).is_free()) {
+        result.push_back(i);
+      }
+    }
+    return result;
+  }
+  [[nodiscard]] bool take_chunks(std::span<std::uint32_t const> chunks) override {
+    std::lock_guard const lock{mutex_};
+    return writer_->take_these(chunks, static_cast<std::uint16_t>(member_.slot()));
+  }
+  [[nodiscard]] std::vector<std::uint32_t> acquire_chunks(std::uint32_t count,
+                                                          steady_clock::time_point deadline,
+                                                          handover_report* report) override;
+  void give_back_chunks(std::span<std::uint32_t const> chunks) override {
+    std::lock_guard const lock{mutex_};
+    writer_->give_back(manifest_->without_left({chunks.begin(), chunks.end()}));
+  }
+  [[nodiscard]] std::byte* whole_view() const noexcept override { return whole_.at(0); }
+  [[nodiscard]] std::byte* stitch(std::span<std::uint32_t const> chunks) override {
+    auto const count = static_cast<std::uint32_t>(chunks.size());
+    auto* const where = memory_->reserve(count);
+    try {
+      memory_->map(where, chunks);
+    } catch (...) {
+      memory_->release(where, count);
+      throw;
     }
     std::lock_guard const lock{mutex_};
-    writer_->give_back(held.chunks);
+    manifest_->note_stitched(where, {chunks.begin(), chunks.end()});
+    return where;
+  }
+  void unstitch(std::byte* where, std::uint32_t count) noexcept override {
+    {
+      std::lock_guard const lock{mutex_};
+      manifest_->forget_stitched(where);  // before others may get these addresses
+    }
+    memory_->unmap(where, count);
+    memory_->release(where, count);
+  }
+  void note_chunks(std::span<std::uint32_t const> chunks, std::string_view what) override {
+    std::lock_guard const lock{noting_};
+    notes_.say(chunks, what);
+  }
+  void record_use(std::span<std::uint32_t const> chunks, std::byte const* where,
+                  std::string_view what) override {
+    std::lock_guard const lock{noting_};
+    if (where != nullptr) {
+      history_.tell(happening::taken, chunks, where, 0, what);
+      return;
+    }
+    for (std::size_t i = 0; i < chunks.size();) {
+      auto end = i + 1;
+      while (end < chunks.size() && chunks[end] == chunks[end - 1] + 1) {
+        ++end;
+      }
+      history_.tell(happening::taken, chunks.subspan(i, end - i), whole_.at(chunks[i]), 0, what);
+      i = end;
+    }
+  }
+
+  void give_back(holding const& held) {
+    if (held.stitched) {
+      unstitch(held.data, static_cast<std::uint32_t>(held.chunks.size()));
+    }
+    std::lock_guard const lock{mutex_};
+    writer_->give_back(manifest_->without_left(held.chunks));
   }
 
  private:
@@ -189,10 +263,19 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
     }
   }
 
+  /// Who asks later is told that `chunks` hold `what`, and lie at `data`.
+  void tell(std::span<std::uint32_t const> chunks, std::byte const* data, std::string_view what) {
+    note_chunks(chunks, what);
+    record_use(chunks, data, what);
+  }
+
   void run();
   void handle(message received);
   [[nodiscard]] std::optional<std::uint32_t> richest(std::vector<std::uint32_t> const& asked) const;
   [[nodiscard]] bool dying_hold() const;
+  [[nodiscard]] std::vector<std::uint32_t> obtain(std::uint64_t bytes,
+                                                  steady_clock::time_point deadline,
+                                                  handover_report& result);
   void record(handover_report const& report);
   [[nodiscard]] std::string holders() const;
 
@@ -203,10 +286,12 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
   chunk_notes notes_;
   chunk_history history_;
   unique_fd stop_;
-  std::mutex acquiring_;      ///< one acquisition at a time; guards notes and history
+  std::mutex acquiring_;      ///< one acquisition at a time
+  std::mutex noting_;         ///< guards notes and history
   mutable std::mutex mutex_;  ///< guards what follows
   std::condition_variable mail_;
   std::optional<ledger_writer> writer_;
+  std::optional<detail::server_manifest> manifest_;
   std::uint32_t reserve_ = 0;
   std::uint32_t claims_ = 0;
   std::thread thread_;
@@ -220,11 +305,18 @@ void pool_server::run() {
   for (;;) {
     bool const lost = member_.socket() < 0;
     bool claimed = false;
+    std::optional<std::int64_t> left_until;
     {
       std::lock_guard const lock{mutex_};
       claimed = claims_ > 0;
+      left_until = manifest_->end_grace();
     }
-    auto const timeout = claimed ? renew_every : lost ? reconnect_every : milliseconds{-1};
+    auto timeout = claimed ? renew_every : lost ? reconnect_every : milliseconds{-1};
+    if (left_until) {
+      auto const left = ceil<milliseconds>(nanoseconds{*left_until - monotonic_ns()});
+      timeout = std::clamp(left, milliseconds{0},
+                           timeout < milliseconds{0} ? milliseconds{60'000} : timeout);
+    }
     std::array<pollfd, 3> polled{{{stop_.get(), POLLIN, 0},
                                   {member_.files().doorbell.get(), POLLIN, 0},
                                   {member_.socket(), POLLIN, 0}}};
@@ -311,8 +403,10 @@ bool pool_server::dying_hold() const {
   return false;
 }
 
-placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point deadline,
-                               handover_report* report, std::string_view what) {
+/// The chunks of an acquisition, unmapped. `acquiring_` is held.
+std::vector<std::uint32_t> pool_server::obtain(std::uint64_t bytes,
+                                               steady_clock::time_point deadline,
+                                               handover_report& result) {
   auto const chunk_bytes = shape().chunk_bytes;
   auto const count = static_cast<std::uint32_t>(
       (std::max<std::uint64_t>(bytes, 1) + chunk_bytes - 1) / chunk_bytes);
@@ -321,13 +415,9 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
                 format_bytes(bytes) + " are wanted but the whole pool has " +
                     format_bytes(shape().bytes()) + "; make pool.memory larger"};
   }
-  std::lock_guard const alone{acquiring_};
-  auto const start = steady_clock::now();
   auto const start_ns = monotonic_ns();
-  handover_report result;
   result.bytes = count * chunk_bytes;
 
-  auto held = std::make_unique<holding>();
   {
     std::unique_lock lock{mutex_};
     writer_->pump();
@@ -335,6 +425,9 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
     writer_->set_wanted(count);
     auto const unset = [](ledger_writer* writer) { writer->set_wanted(0); };
     std::unique_ptr<ledger_writer, decltype(unset)> const at_end{&*writer_, unset};
+    if (writer_->free_chunks() < count) {
+      writer_->let_go(count - writer_->free_chunks());
+    }
     std::vector<std::uint32_t> asked;
     while (writer_->free_chunks() < count) {
       auto const slot = richest(asked);
@@ -401,20 +494,45 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
       }
       result.bytes_reclaimed += missing * chunk_bytes;
     }
-    held->chunks = writer_->take(count, static_cast<std::uint16_t>(member_.slot()));
+    return writer_->take(count, static_cast<std::uint16_t>(member_.slot()));
   }
+}
+
+std::vector<std::uint32_t> pool_server::acquire_chunks(std::uint32_t count,
+                                                       steady_clock::time_point deadline,
+                                                       handover_report* report) {
+  if (count == 0) {
+    return {};
+  }
+  std::lock_guard const alone{acquiring_};
+  auto const start = steady_clock::now();
+  handover_report result;
+  auto chunks = obtain(count * shape().chunk_bytes, deadline, result);
+  result.total = steady_clock::now() - start;
+  if (result.bytes_reclaimed > 0) {
+    record(result);
+  }
+  if (report != nullptr) {
+    *report = result;
+  }
+  return chunks;
+}
+
+placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point deadline,
+                               handover_report* report, std::string_view what) {
+  std::lock_guard const alone{acquiring_};
+  auto const start = steady_clock::now();
+  handover_report result;
+  auto held = std::make_unique<holding>();
+  held->chunks = obtain(bytes, deadline, result);
   auto const mapping = steady_clock::now();
   if (contiguous(held->chunks)) {
     held->data = whole_.at(held->chunks.front());
   } else {
     try {
-      held->data = memory_->reserve(count);
+      held->data = stitch(held->chunks);
       held->stitched = true;
-      memory_->map(held->data, held->chunks);
     } catch (...) {
-      if (held->stitched) {
-        memory_->release(held->data, count);
-      }
       give_back({held->chunks, nullptr, false});
       throw;
     }
@@ -428,8 +546,7 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
   if (report != nullptr) {
     *report = result;
   }
-  notes_.say(held->chunks, what);
-  history_.tell(happening::taken, held->chunks, held->data, 0, what);
+  tell(held->chunks, held->data, what);
   auto* const data = held->data;
   auto give_it_back = [self = shared_from_this(), held = std::shared_ptr<holding>{std::move(held)}](
                           void*) { self->give_back(*held); };

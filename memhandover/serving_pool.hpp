@@ -17,9 +17,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "memhandover/chunk_pool.hpp"
 #include "memhandover/device_memory.hpp"
+#include "memhandover/warm_memory.hpp"
 
 namespace sluice::memhandover {
 
@@ -45,7 +48,7 @@ struct handover_report {
 
 struct pool_usage {
   std::uint64_t total_bytes = 0;
-  std::uint64_t free_bytes = 0;  ///< free or dirty
+  std::uint64_t free_bytes = 0;  ///< free, dirty, or left by a dead server
   std::uint64_t training_bytes = 0;
   std::uint64_t serving_bytes = 0;
 };
@@ -87,17 +90,18 @@ class compute_claim {
   std::shared_ptr<void> hold_;
 };
 
-class serving_pool {
+/// As a `chunk_pool` it lends chunks one by one; `acquire` is for those who want contiguous memory.
+class serving_pool : public chunk_pool {
  public:
   struct options {
     std::string name = "server";  ///< shown in `sluice status`
     std::string endpoint{};     ///< host:port where `sluice status` can ask for more; may be empty
     std::string runtime_dir{};  ///< folder of the broker's socket; empty: the default
-    std::uint64_t pool_bytes =
-        0;  ///< size of the pool if this call has to start the broker; 0: default
+    std::uint64_t pool_bytes = 0;   ///< size of the pool if this call has to make it; 0: default
     std::uint64_t chunk_bytes = 0;  ///< likewise; 0: default of the backend
     std::string backend{};          ///< "host", "cuda" or empty (cuda where there is a GPU)
-    int device = 0;                 ///< CUDA ordinal, if this call has to start the broker
+    std::optional<int> device{};    ///< CUDA ordinal, or number of a pool on the host; without
+                                    ///< one the broker's first pool
     std::string sluice_binary{};    ///< program that is the broker; empty: $SLUICE_BROKER, else
                                     ///< `sluice` on PATH
     std::chrono::milliseconds pause_lease{
@@ -108,7 +112,6 @@ class serving_pool {
   /// Throws `already_exists` if the pool has a live server, `unavailable` if no broker can be
   /// reached or started.
   [[nodiscard]] static std::shared_ptr<serving_pool> join(options const& how);
-  virtual ~serving_pool() = default;
 
   [[nodiscard]] virtual pool_shape shape() const = 0;
   [[nodiscard]] virtual pool_usage usage() const = 0;
@@ -128,6 +131,10 @@ class serving_pool {
   virtual void set_reserve(std::uint64_t bytes) = 0;
 
   [[nodiscard]] virtual compute_claim claim_compute() = 0;
+
+  /// What outlives this server, and what it inherits; lives as long as the pool. Null for a pool
+  /// whose memory ends with the process.
+  [[nodiscard]] virtual warm_memory* warm() noexcept { return nullptr; }
 };
 
 }  // namespace sluice::memhandover

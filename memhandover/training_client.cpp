@@ -177,6 +177,7 @@ bool training_member::wait_grantable(std::uint32_t count, steady_clock::time_poi
   std::unique_lock lock{mutex_};
   ++waiting_;
   box_.set_waiting(true);
+  ring_writer();  // it may have kept something for a server that has died
   bool const had = bell_rang_.wait_until(lock, deadline, [&] { return box_.grantable() >= count; });
   box_.set_waiting(--waiting_ > 0);
   return had;

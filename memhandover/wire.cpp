@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdlib>
@@ -85,6 +86,17 @@ void send_message(int socket, nlohmann::json const& body, std::vector<int> const
       throw error{error_kind::unavailable,
                   "the other side of the pool's socket is gone: " + reason()};
     }
+  }
+}
+
+void send_chunks(int socket, std::span<unique_fd const> chunks) {
+  for (std::size_t first = 0; first < chunks.size(); first += max_descriptors) {
+    std::vector<int> batch;
+    for (auto const& chunk :
+         chunks.subspan(first, std::min(max_descriptors, chunks.size() - first))) {
+      batch.push_back(chunk.get());
+    }
+    send_message(socket, {{"type", "chunks"}, {"first", first}}, batch);
   }
 }
 

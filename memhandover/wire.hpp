@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,7 @@
 namespace sluice::memhandover {
 
 inline constexpr std::size_t max_descriptors = 200;  // the kernel takes 253 a message
-inline constexpr int protocol_version = 1;
+inline constexpr int protocol_version = 3;
 
 struct message {
   nlohmann::json body;
@@ -28,6 +29,9 @@ struct message {
 /// Sends one message; bytes of a text that are not UTF-8 arrive as U+FFFD. Throws `unavailable` if
 /// the peer is gone, `internal` for more text or descriptors than a message carries.
 void send_message(int socket, nlohmann::json const& body, std::vector<int> const& descriptors = {});
+
+/// Sends a pool's chunk descriptors, in as many messages of type "chunks" as they need.
+void send_chunks(int socket, std::span<unique_fd const> chunks);
 
 /// Receives one message; nothing at the end of the conversation. Blocks unless the socket does not.
 /// Throws `invalid_argument` for something that is no message of ours, `unavailable` for a broken

@@ -1,8 +1,6 @@
 #include "memhandover/detail/cuda_memory.hpp"
 
 #include <spdlog/spdlog.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -181,16 +179,6 @@ void cuda_memory::scrub(std::byte* where, std::span<std::uint32_t const> chunks)
     done = driver_->cuStreamSynchronize(stream_);  // nobody may unmap what is still being written
   }
   driver_->check(done, "cannot zero chunks of the pool");
-}
-
-bool cuda_in_child() {
-  auto const child = ::fork();
-  if (child == 0) {
-    ::_exit(cuda_available() ? 0 : 1);
-  }
-  int status = 1;
-  return child > 0 && ::waitpid(child, &status, 0) == child && WIFEXITED(status) &&
-         WEXITSTATUS(status) == 0;
 }
 
 cuda_chunks create_cuda_chunks(int device, std::uint64_t pool_bytes, std::uint64_t chunk_bytes) {

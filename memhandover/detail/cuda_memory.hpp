@@ -55,9 +55,6 @@ struct cuda_chunks {
   pool_shape shape;
   pool_descriptors descriptors;
 };
-/// Whether a GPU can be used here, found out in a child process so that this one does not open
-/// CUDA.
-[[nodiscard]] bool cuda_in_child();
 
 [[nodiscard]] cuda_chunks create_cuda_chunks(int device, std::uint64_t pool_bytes,
                                              std::uint64_t chunk_bytes);

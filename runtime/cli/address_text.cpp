@@ -98,6 +98,29 @@ std::string stay_text(json const& stay) {
   return text;
 }
 
+/// What one pool knows of the address.
+std::string known_text(json const& story) {
+  std::string text;
+  auto const& stays = field(story, "stays");
+  auto const& reserved = field(story, "reserved");
+  for (auto const& stay : stays.is_array() ? stays : json::array()) {
+    text += stay_text(stay);
+  }
+  if (stays.empty() && reserved.is_array() && !reserved.empty()) {
+    auto const& last = reserved.back();
+    text += fmt::format(
+        "in the addresses of {} of {}, {} from {} on, but no memory is known to have been mapped "
+        "there: a discarded micro-batch is given such addresses\n",
+        place(last), process(last), bytes(field(last, "bytes")), plain(field(last, "base")));
+  } else if (stays.empty()) {
+    text += "no process of this pool is known to have had memory of the pool there\n";
+  }
+  if (field(story, "complete") != json(true)) {
+    text += "the oldest entries of the history have been dropped\n";
+  }
+  return text;
+}
+
 }  // namespace
 
 std::uint64_t parse_address(std::string const& text) {
@@ -116,22 +139,12 @@ std::uint64_t parse_address(std::string const& text) {
 
 std::string address_text(json const& story) {
   auto text = fmt::format("address {}\n", plain(field(story, "address")));
-  auto const& stays = field(story, "stays");
-  auto const& reserved = field(story, "reserved");
-  for (auto const& stay : stays.is_array() ? stays : json::array()) {
-    text += stay_text(stay);
-  }
-  if (stays.empty() && reserved.is_array() && !reserved.empty()) {
-    auto const& last = reserved.back();
-    text += fmt::format(
-        "in the addresses of {} of {}, {} from {} on, but no memory is known to have been mapped "
-        "there: a discarded micro-batch is given such addresses\n",
-        place(last), process(last), bytes(field(last, "bytes")), plain(field(last, "base")));
-  } else if (stays.empty()) {
-    text += "no process of this pool is known to have had memory of the pool there\n";
-  }
-  if (field(story, "complete") != json(true)) {
-    text += "the oldest entries of the history have been dropped\n";
+  auto const pools = detail::several(story);
+  for (auto const& pool : pools) {
+    if (pools.size() > 1) {
+      text += fmt::format("\npool of {}\n", detail::place(field(pool, "pool")));
+    }
+    text += known_text(pool);
   }
   return text;
 }

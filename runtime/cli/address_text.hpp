@@ -11,7 +11,7 @@ namespace sluice::cli {
 /// Throws `invalid_argument` if `text` is none.
 [[nodiscard]] std::uint64_t parse_address(std::string const& text);
 
-/// A paragraph for each stay, from what query_address returns.
+/// A paragraph for each stay, pool by pool, from what query_address returns.
 [[nodiscard]] std::string address_text(nlohmann::json const& story);
 
 }  // namespace sluice::cli

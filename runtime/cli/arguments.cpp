@@ -50,11 +50,12 @@ struct run_arguments {
 
 void describe_run(CLI::App& app, run_arguments& into) {
   app.formatter(std::make_shared<run_formatter>());
-  app.add_option("--memory", into.memory, "Size of the pool if this starts it, for example 4GiB")
+  app.add_option("--memory", into.memory, "Size of the pool if this makes it, for example 4GiB")
       ->check(check_amount);
   app.add_option("--backend", into.options.backend, "Where the pool's memory is")
       ->check(CLI::IsMember({"auto", "host", "cuda"}));
-  app.add_option("--device", into.options.device, "CUDA ordinal of the GPU")
+  app.add_option("--device", into.options.device,
+                 "CUDA ordinal of the GPU; on the host a number that tells pools apart")
       ->check(CLI::Range(0, 63));
   app.add_option("--runtime-dir", into.options.runtime_dir, runtime_dir_help);
   app.add_option("--name", into.options.name, "Name of the job in `sluice status`");
@@ -116,10 +117,17 @@ void describe_broker(CLI::App& app, broker_arguments& into) {
   app.group("");  // hidden: `run` and `serve` start it
   app.add_option("--runtime-dir", into.options.runtime_dir, runtime_dir_help);
   app.add_option("--backend", into.options.backend, "host, cuda or auto");
-  app.add_option("--device", into.options.device, "CUDA ordinal");
-  app.add_option("--memory", into.options.pool_bytes, "Size of the pool in bytes");
+  app.add_option("--device", into.options.device,
+                 "CUDA ordinal, or number of the first pool on the host");
+  app.add_option("--memory", into.options.pool_bytes, "Size of a pool in bytes");
   app.add_option("--chunk", into.options.chunk_bytes, "Size of a chunk in bytes");
   app.add_option("--ready-fd", into.ready_fd, "Descriptor that is told when the broker listens");
+}
+
+void describe_show(CLI::App& app, show_arguments& into) {
+  app.add_flag("--json", into.as_json, "As JSON");
+  app.add_option("--device", into.device, "Only the pool of this device")->check(CLI::Range(0, 63));
+  app.add_option("--runtime-dir", into.runtime_dir, runtime_dir_help);
 }
 
 /// `words` up to a first `--`, and what follows it. CLI11 would treat a later `--` of the command
@@ -164,26 +172,24 @@ int dispatch(std::vector<std::string> const& words) {
   run_arguments run_with;
   server_overrides serve_with;
   broker_arguments broker_with;
-  std::string status_dir;
-  bool status_json = false;
+  show_arguments show_what;
+  bool as_json = false;
   std::string policy_file;
   describe_run(*app.add_subcommand("run", "Run a training command in the shared pool"), run_with);
   describe_serve(*app.add_subcommand("serve", "Serve models out of the shared pool"), serve_with);
   describe_broker(*app.add_subcommand("broker", "Keep a pool"), broker_with);
   auto* status =
       app.add_subcommand("status", "Show who holds how much, and what has been handed over");
-  status->add_flag("--json", status_json, "As JSON");
-  status->add_option("--runtime-dir", status_dir, runtime_dir_help);
+  describe_show(*status, show_what);
   auto* pool_commands = app.add_subcommand("pool", "Look into pools, and clean up after dead ones");
   pool_commands->require_subcommand(1);
   auto* show = pool_commands->add_subcommand("show", "Show who holds which chunk, and what for");
-  show->add_flag("--json", status_json, "As JSON");
-  show->add_option("--runtime-dir", status_dir, runtime_dir_help);
+  describe_show(*show, show_what);
   std::string address;
   show->add_option("--address", address,
                    "Show instead what lay at this address of a process, in hexadecimal");
   auto* list = pool_commands->add_subcommand("list", "List the pools of this machine");
-  list->add_flag("--json", status_json, "As JSON");
+  list->add_flag("--json", as_json, "As JSON");
   auto* clean = pool_commands->add_subcommand(
       "clean", "End what alone keeps orphaned pools alive: strays of jobs that have died");
   bool dry_run = false;
@@ -217,14 +223,13 @@ int dispatch(std::vector<std::string> const& words) {
     return keep_pool(broker_with.options, broker_with.ready_fd);
   }
   if (app.got_subcommand("status")) {
-    return show_status(status_dir, status_json);
+    return show_status(show_what);
   }
   if (show->parsed()) {
-    return address.empty() ? show_pool(status_dir, status_json)
-                           : show_address(status_dir, address, status_json);
+    return address.empty() ? show_pool(show_what) : show_address(show_what, address);
   }
   if (list->parsed()) {
-    return list_pools(status_json);
+    return list_pools(as_json);
   }
   if (clean->parsed()) {
     return clean_pools(dry_run);

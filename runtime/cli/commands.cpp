@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <limits>
 
+#include "memhandover/broker_queries.hpp"
 #include "memhandover/bytes.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/pool_search.hpp"
@@ -97,24 +98,32 @@ int keep_pool(memhandover::broker_options const& options, int ready_fd) {
   return memhandover::broker_main(options, ready_fd);
 }
 
-int show_status(std::string const& runtime_dir, bool as_json) {
-  auto const status = pool_and_server(runtime_dir);
-  print(as_json ? json_text(status) : status_text(status));
+int show_status(show_arguments const& arguments) {
+  auto const status = pool_and_server(arguments.runtime_dir, arguments.device);
+  print(arguments.as_json ? json_text(status) : status_text(status));
   return 0;
 }
 
-int show_pool(std::string const& runtime_dir, bool as_json) {
-  auto pool = memhandover::query_chunks(runtime_dir);
-  if (as_json) {
-    pool["free"] = free_summary(pool["runs"]);
+int show_pool(show_arguments const& arguments) {
+  auto pools = memhandover::query_chunks(arguments.runtime_dir, arguments.device);
+  if (!arguments.as_json) {
+    print(pool_text(pools));
+    return 0;
   }
-  print(as_json ? json_text(pool) : pool_text(pool));
+  pools["free"] = free_summary(pools["runs"]);
+  if (auto const several = pools.find("pools"); several != pools.end()) {
+    for (auto& pool : *several) {
+      pool["free"] = free_summary(pool["runs"]);
+    }
+  }
+  print(json_text(pools));
   return 0;
 }
 
-int show_address(std::string const& runtime_dir, std::string const& address, bool as_json) {
-  auto const story = memhandover::query_address(runtime_dir, parse_address(address));
-  print(as_json ? json_text(story) : address_text(story));
+int show_address(show_arguments const& arguments, std::string const& address) {
+  auto const story =
+      memhandover::query_address(arguments.runtime_dir, parse_address(address), arguments.device);
+  print(arguments.as_json ? json_text(story) : address_text(story));
   return 0;
 }
 

@@ -25,12 +25,19 @@ struct serve_arguments {
 /// outlives whoever started it, and must not keep pipes and files of theirs open.
 int keep_pool(memhandover::broker_options const& options, int ready_fd);
 
-int show_status(std::string const& runtime_dir, bool as_json);
+/// What a command that shows pools is asked for.
+struct show_arguments {
+  std::string runtime_dir;
+  std::optional<int> device;  ///< all pools if it is not given
+  bool as_json = false;
+};
 
-int show_pool(std::string const& runtime_dir, bool as_json);
+int show_status(show_arguments const& arguments);
+
+int show_pool(show_arguments const& arguments);
 
 /// What lay at `address`, in hexadecimal, of a process of the pool.
-int show_address(std::string const& runtime_dir, std::string const& address, bool as_json);
+int show_address(show_arguments const& arguments, std::string const& address);
 
 int list_pools(bool as_json);
 

@@ -13,7 +13,7 @@
 #include <exception>
 #include <utility>
 
-#include "memhandover/broker_launch.hpp"
+#include "memhandover/broker_queries.hpp"
 #include "memhandover/error.hpp"
 
 namespace sluice::cli {
@@ -125,9 +125,10 @@ json merged(json pool, json server) {
   return server;
 }
 
-json pool_and_server(std::string const& runtime_dir) {
+namespace {
+
+json with_server(json pool) {
   constexpr std::chrono::milliseconds patience{2000};
-  auto pool = memhandover::query_status(runtime_dir);
   auto const endpoint = live_endpoint(pool);
   if (endpoint.empty()) {
     pool["server"] = nullptr;
@@ -140,6 +141,23 @@ json pool_and_server(std::string const& runtime_dir) {
     pool["server"] = {{"endpoint", endpoint}, {"answers", false}, {"error", why.what()}};
     return pool;
   }
+}
+
+}  // namespace
+
+json pool_and_server(std::string const& runtime_dir, std::optional<int> device) {
+  auto status = memhandover::query_status(runtime_dir, device);
+  auto const several = status.find("pools");
+  if (several == status.end()) {
+    return with_server(std::move(status));
+  }
+  auto pools = json::array();
+  for (auto& pool : *several) {
+    pools.push_back(with_server(std::move(pool)));
+  }
+  auto result = pools.front();
+  result["pools"] = std::move(pools);
+  return result;
 }
 
 }  // namespace sluice::cli

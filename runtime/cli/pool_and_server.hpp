@@ -1,4 +1,4 @@
-/// Everything that is known of a pool and its inference server, in one JSON object: what `sluice
+/// Everything that is known of the pools of a broker, each with its inference server, in one JSON object: what `sluice
 /// status --json` prints.
 ///
 /// The broker's part (`pool`, `clients`, `handovers`) comes over its socket, the server's
@@ -8,13 +8,18 @@
 
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 namespace sluice::cli {
 
-/// Throws `unavailable` if no broker runs there. A server that does not answer is told in
+/// Where the broker keeps several pools, `pools` has such an object for each, and the others are the
+/// first one's; with `device` only pools of that device count.
+///
+/// Throws `unavailable` if no broker runs there, `not_found` if it keeps no such pool. A server that does not answer is told in
 /// `server.error`.
-[[nodiscard]] nlohmann::json pool_and_server(std::string const& runtime_dir);
+[[nodiscard]] nlohmann::json pool_and_server(std::string const& runtime_dir,
+                                             std::optional<int> device = std::nullopt);
 
 /// The pool's JSON with the server's added. The server's own `server` and `handovers` (one entry
 /// for each load of a model) go into `server`; of the rest, what both name stays as the pool has

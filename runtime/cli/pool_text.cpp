@@ -103,6 +103,19 @@ std::string latest_handovers(json const& handovers) {
   return "latest handovers\n" + detail::table(rows);
 }
 
+std::string chunks_text(json const& pool) {
+  auto const& runs = field(pool, "runs");
+  auto const& shape = field(pool, "pool");
+  auto const listed = runs.is_array() ? runs : json::array();
+  auto const free = free_summary(listed);
+  return detail::pool_line(shape) + map_text(listed, number(field(shape, "chunks"))) +
+         holders_text(pool, listed) +
+         fmt::format("free: {} chunks, the longest run of neighbours {}, fragmentation {:.1f}%\n",
+                     plain(free["chunks"]), plain(free["longest_run"]),
+                     100.0 * free["fragmentation"].get<double>()) +
+         latest_handovers(field(pool, "handovers"));
+}
+
 }  // namespace
 
 json free_summary(json const& runs) {
@@ -120,17 +133,12 @@ json free_summary(json const& runs) {
   return {{"chunks", free}, {"longest_run", longest}, {"fragmentation", scattered}};
 }
 
-std::string pool_text(json const& pool) {
-  auto const& runs = field(pool, "runs");
-  auto const& shape = field(pool, "pool");
-  auto const listed = runs.is_array() ? runs : json::array();
-  auto const free = free_summary(listed);
-  return detail::pool_line(shape) + map_text(listed, number(field(shape, "chunks"))) +
-         holders_text(pool, listed) +
-         fmt::format("free: {} chunks, the longest run of neighbours {}, fragmentation {:.1f}%\n",
-                     plain(free["chunks"]), plain(free["longest_run"]),
-                     100.0 * free["fragmentation"].get<double>()) +
-         latest_handovers(field(pool, "handovers"));
+std::string pool_text(json const& pools) {
+  std::string text;
+  for (auto const& pool : detail::several(pools)) {
+    text += (text.empty() ? "" : "\n") + chunks_text(pool);
+  }
+  return text;
 }
 
 json pool_list(std::vector<memhandover::found_pool> const& pools) {
@@ -145,11 +153,10 @@ json pool_list(std::vector<memhandover::found_pool> const& pools) {
               {"clients", json::array()},
               {"others", json::array()}};
     if (readable) {
-      each.update(
-          {{"id", fmt::format("{:016x}", pool.id)},
-           {"backend", pool.shape.backend == memhandover::backend_kind::cuda ? "cuda" : "host"},
-           {"device", pool.shape.device},
-           {"bytes", pool.shape.bytes()}});
+      each.update({{"id", fmt::format("{:016x}", pool.id)},
+                   {"backend", to_string(pool.shape.backend)},
+                   {"device", pool.shape.device},
+                   {"bytes", pool.shape.bytes()}});
     } else {
       each["problem"] = pool.problem;
     }
@@ -188,10 +195,10 @@ std::string pool_list_text(json const& list) {
       {"pool", "state", "backend", "bytes", "broker", "runtime folder", "clients", "others"}};
   std::string problems;
   for (auto const& pool : list) {
-    rows.push_back({plain(field(pool, "id")), plain(field(pool, "state")),
-                    plain(field(pool, "backend")), bytes(field(pool, "bytes")),
-                    plain(field(pool, "broker_pid")), plain(field(pool, "runtime_dir")),
-                    processes(field(pool, "clients")), processes(field(pool, "others"))});
+    rows.push_back({plain(field(pool, "id")), plain(field(pool, "state")), detail::place(pool),
+                    bytes(field(pool, "bytes")), plain(field(pool, "broker_pid")),
+                    plain(field(pool, "runtime_dir")), processes(field(pool, "clients")),
+                    processes(field(pool, "others"))});
     if (field(pool, "problem").is_string()) {
       problems += "  " + plain(field(pool, "problem")) + '\n';
     }

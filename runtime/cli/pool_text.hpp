@@ -14,9 +14,9 @@ namespace sluice::cli {
 /// lies outside of it (0 where nothing is free).
 [[nodiscard]] nlohmann::json free_summary(nlohmann::json const& runs);
 
-/// A letter for every chunk, a table of who holds how much for what, and the latest handovers.
-/// Shows `-` for what the JSON does not have.
-[[nodiscard]] std::string pool_text(nlohmann::json const& pool);
+/// Pool by pool a letter for every chunk, a table of who holds how much for what, and the latest
+/// handovers. Shows `-` for what the JSON does not have.
+[[nodiscard]] std::string pool_text(nlohmann::json const& pools);
 
 /// The pools of a machine as JSON, an object each, and as a table.
 [[nodiscard]] nlohmann::json pool_list(std::vector<memhandover::found_pool> const& pools);

@@ -46,7 +46,12 @@ std::string owners_text(json const& pool) {
     auto const name = std::string{owner} + "_bytes";
     rows.push_back({owner, bytes(field(pool, name)), share(name)});
   }
-  return detail::pool_line(pool) + table(rows);
+  if (auto const& left = field(pool, "left_bytes"); left.is_number() && left != json(0)) {
+    rows.push_back({"  left by a dead server", bytes(left), share("left_bytes")});
+  }
+  auto const& warning = field(pool, "warning");
+  return detail::pool_line(pool) + table(rows) +
+         (warning.is_string() ? "  warning: " + plain(warning) + '\n' : std::string{});
 }
 
 std::string clients_text(json const& clients) {
@@ -122,12 +127,20 @@ std::string handovers_text(json const& handovers) {
                  at("max")}});
 }
 
-}  // namespace
-
-std::string status_text(json const& status) {
+std::string one_pool_text(json const& status) {
   return owners_text(field(status, "pool")) + clients_text(field(status, "clients")) +
          handovers_text(field(status, "handovers")) + server_text(status) +
          models_text(field(status, "models"));
+}
+
+}  // namespace
+
+std::string status_text(json const& status) {
+  std::string text;
+  for (auto const& pool : detail::several(status)) {
+    text += (text.empty() ? "" : "\n") + one_pool_text(pool);
+  }
+  return text;
 }
 
 }  // namespace sluice::cli

@@ -6,7 +6,7 @@
 
 namespace sluice::cli {
 
-/// Aligned tables of what `pool_and_server` returns. Shows `-` for what the JSON does not have,
+/// Aligned tables, pool by pool, of what `pool_and_server` returns. Shows `-` for what the JSON does not have,
 /// whatever its shape; never throws for a missing or oddly typed field.
 [[nodiscard]] std::string status_text(nlohmann::json const& status);
 

@@ -57,7 +57,7 @@ std::optional<Number> number_in(environment const& env, char const* name) {
 
 struct presence {
   found_pool pool;
-  memhandover::unique_fd connection;  ///< while open, the broker waits for clients
+  memhandover::unique_fd connection;  ///< while open, the pool waits for clients
 };
 
 /// Throws why the command cannot share.
@@ -66,20 +66,11 @@ presence join(run_options const& options, install_layout const& installed) {
   memhandover::broker_options broker;
   broker.runtime_dir = memhandover::prepare_runtime_dir(options.runtime_dir);
   broker.backend = options.backend;
-  broker.device = options.device.value_or(0);
+  broker.device = options.device;
   broker.pool_bytes = options.pool_bytes.value_or(0);
   broker.sluice_binary = installed.program.string();
-  presence result{{broker.runtime_dir, ""}, memhandover::ensure_broker(broker)};
-  // A broker that ran already may have a pool of another kind than the one asked for.
-  result.pool.backend =
-      memhandover::query_status(broker.runtime_dir).at("pool").at("backend").get<std::string>();
-  if (!options.backend.empty() && options.backend != "auto" &&
-      options.backend != result.pool.backend) {
-    throw error{
-        error_kind::already_exists,
-        fmt::format("the pool in {} has the backend {}, not {}; choose another --runtime-dir",
-                    broker.runtime_dir, result.pool.backend, options.backend)};
-  }
+  auto pool = memhandover::open_pool(broker);
+  presence result{{broker.runtime_dir, to_string(pool.backend)}, std::move(pool.connection)};
   if (result.pool.backend != "host") {
     check_gate(installed.gate_library);
   }

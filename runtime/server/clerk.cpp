@@ -6,6 +6,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "runtime/server/detail/model_host_impl.hpp"
@@ -16,6 +17,9 @@ namespace {
 
 /// The scheduler's reserve stays below this share of the pool.
 constexpr std::uint64_t largest_reserve_divisor = 4;
+
+/// For so many cold models stitched memory is prepared.
+constexpr std::size_t prepared_models = 4;
 
 }  // namespace
 
@@ -104,6 +108,26 @@ void model_host::impl::tick(lock_type& lock, clock::time_point now) {
   }
   work_.notify_one();  // idle timeouts may have changed
   keep_reserve(lock);
+  prepare_memory(lock);
+}
+
+/// The models that are expected soonest find their memory stitched, where they need that.
+void model_host::impl::prepare_memory(lock_type& lock) {
+  std::vector<std::pair<double, hosted_model const*>> expected;
+  for (auto const& each : slots_) {
+    if (each.state == model_state::cold && !each.is.always_warm &&
+        each.report.warm.chosen.loads_per_s > 0.0) {
+      expected.emplace_back(each.report.warm.chosen.loads_per_s, each.is.model.get());
+    }
+  }
+  lock.unlock();
+  std::sort(expected.begin(), expected.end(), std::greater{});
+  expected.resize(std::min(expected.size(), prepared_models));
+  for (auto const& each : expected) {
+    heap_.prepare(each.second->pieces());
+  }
+  heap_.tidy();
+  lock.lock();
 }
 
 void model_host::impl::keep_reserve(lock_type& lock) {

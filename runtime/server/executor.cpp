@@ -20,6 +20,10 @@ double microseconds(std::chrono::nanoseconds value) {
   return std::chrono::duration<double, std::micro>{value}.count();
 }
 
+memhandover::residence residence_of(detail::slot const& model) {
+  return model.is.always_warm ? memhandover::residence::lasting : memhandover::residence::passing;
+}
+
 void log_cold_start(host_snapshot::handover const& event, std::chrono::nanoseconds total) {
   auto const& report = event.report;
   spdlog::info(
@@ -187,7 +191,7 @@ void model_host::impl::load(lock_type& lock, model_index number, clock::time_poi
       model.memory = obtain(model, deadline, event.report);
     }
     auto const loading = clock::now();
-    model.is.model->load(model.memory.data());
+    model.is.model->load(model.memory.addresses());
     event.load = clock::now() - loading;
   } catch (...) {
     failure = detail::as_error(std::current_exception());
@@ -217,18 +221,20 @@ void model_host::impl::load(lock_type& lock, model_index number, clock::time_poi
 }
 
 /// Called without the lock.
-memhandover::placement model_host::impl::obtain(slot const& model, clock::time_point deadline,
-                                                memhandover::handover_report& report) {
+memhandover::loaded_tensors model_host::impl::obtain(slot const& model, clock::time_point deadline,
+                                                     memhandover::handover_report& report) {
   auto const bytes = model.is.model->bytes();
   for (;;) {
     // Asking training first, in vain, would cost it a micro-batch.
     auto const usage = pool_->usage();
     bool const can_fit = bytes <= usage.total_bytes;
-    if (can_fit && usage.free_bytes + usage.training_bytes < bytes && evict_for(model)) {
+    auto const to_be_had = usage.free_bytes + usage.training_bytes + heap_.hole_bytes();
+    if (can_fit && to_be_had < bytes && evict_for(model)) {
       continue;
     }
     try {
-      return pool_->acquire(bytes, deadline, &report, model.is.name);
+      return heap_.load({model.is.model->pieces(), model.is.name, residence_of(model)}, deadline,
+                        &report);
     } catch (error const& failure) {
       if (failure.kind() != error_kind::out_of_memory || !can_fit || !evict_for(model)) {
         throw;

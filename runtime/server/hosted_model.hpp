@@ -1,14 +1,14 @@
-/// A model as the host sees it: a number of bytes that must lie in pool memory before it can
-/// compute.
+/// A model as the host sees it: tensors that must lie in pool memory before it can compute.
 ///
 ///   cold ──load(memory)──► warm ──unload()──► cold
 ///
-/// The host calls `load`, `run` and `unload` from its one executor thread; `bytes` may be called
-/// from anywhere.
+/// The host calls `load`, `run` and `unload` from its one executor thread; `bytes` and
+/// `pieces` may be called from anywhere.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,11 +27,13 @@ class hosted_model {
 
   /// Pool memory that `load` fills: constant, and 0 for a model without weights.
   [[nodiscard]] virtual std::uint64_t bytes() const noexcept = 0;
+  /// The same by pieces that must each be contiguous, in bytes; none for a model without weights.
+  [[nodiscard]] virtual std::span<std::uint64_t const> pieces() const noexcept = 0;
 
-  /// Puts the weights into `bytes()` bytes from `memory` on, which stay the model's until `unload`.
-  /// After an exception the model is cold and holds nothing of `memory`. `memory` may be null if
-  /// `bytes()` is 0.
-  virtual void load(std::byte* memory) = 0;
+  /// Puts the weights into `pieces()[i]` bytes from `memory[i]` on, aligned to `weight_alignment`,
+  /// which stay the model's until `unload`. After an exception the model is cold and holds nothing of
+  /// that memory.
+  virtual void load(std::span<std::byte* const> memory) = 0;
 
   /// Lets go of the memory. Throws `internal` if the model still reaches into it: then it must not
   /// be released.

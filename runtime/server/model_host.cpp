@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "runtime/server/detail/model_host_impl.hpp"
+#include "runtime/server/image_file.hpp"
 #include "runtime/telemetry/logging.hpp"
 
 namespace sluice::server {
@@ -79,7 +80,10 @@ std::string_view to_string(model_state state) noexcept {
 
 model_host::impl::impl(host_options options, std::shared_ptr<memhandover::serving_pool> pool,
                        std::vector<served_model> models)
-    : options_(std::move(options)), pool_(std::move(pool)), keeper_(pool_->shape().chunk_bytes) {
+    : options_(std::move(options)),
+      pool_(std::move(pool)),
+      heap_(pool_, weight_alignment),
+      keeper_(pool_->shape().chunk_bytes) {
   for (auto& each : models) {
     slots_.emplace_back(std::move(each));
   }

@@ -14,8 +14,9 @@
 /// a bound on the requests that wait for it, and each request a deadline; a computation that has
 /// begun is never cut short.
 ///
-/// *Memory*: a cold start takes free memory, then training's, then that of idle models, the longest
-/// idle first. If there is not enough, the requests that wait for the model fail and it stays cold.
+/// *Memory*: a cold start takes free memory, then training's, then what is free in chunks of other
+/// models, then that of idle models, the longest idle first. Several models may share a chunk. If
+/// there is not enough, the requests that wait for the model fail and it stays cold.
 ///
 /// *Compute*: by policy training is paused from the arrival of a request (or from a cold start)
 /// until nothing has waited or run for the hysteresis.

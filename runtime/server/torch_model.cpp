@@ -94,7 +94,11 @@ class torch_model final : public hosted_model {
 
   [[nodiscard]] std::uint64_t bytes() const noexcept override { return weights_->bytes(); }
 
-  void load(std::byte* memory) override {
+  [[nodiscard]] std::span<std::uint64_t const> pieces() const noexcept override {
+    return weights_->pieces();
+  }
+
+  void load(std::span<std::byte* const> memory) override {
     try {
       auto const here = on_device();
       weights_->bind(memory);

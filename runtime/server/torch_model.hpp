@@ -3,13 +3,14 @@
 ///
 ///   start_torch({.device = -1});
 ///   auto model = prepare_torch_model({.name = "add", .file = ".../add/1/model.pt", .inputs = …,
-///   .outputs = …}); model->load(placement.data()); auto outputs = model->run(inputs, {});
+///   .outputs = …}); model->load(tensors.addresses()); auto outputs = model->run(inputs, {});
 ///   model->unload();
 ///
 /// *Prepare* reads the file once and moves the bytes of all parameters, buffers and other tensor
 /// attributes into a weights image: an unlinked file, which costs page cache only, or with a GPU
-/// pinned host memory. A cold model holds no weights besides. *Load* is one copy of the image into
-/// the lent memory; tensors that shared storage or had strides of their own still do.
+/// pinned host memory. A cold model holds no weights besides. *Load* copies the image into the
+/// lent memory, one piece for each storage of the file and neighbours at once; tensors that shared
+/// storage or had strides of their own still do.
 ///
 /// What is not in the lent memory: tensors that the file keeps as constants of its code (a frozen
 /// module has all its weights there), quantised and sparse tensors, and what a computation

@@ -93,7 +93,9 @@ memhandover::broker_options broker_from_environment() {
   memhandover::broker_options options;
   options.runtime_dir = environment("SLUICE_RUNTIME_DIR");
   options.backend = environment("SLUICE_BACKEND");
-  options.device = std::atoi(environment("SLUICE_DEVICE").c_str());
+  if (auto const device = environment("SLUICE_DEVICE"); !device.empty()) {
+    options.device = std::atoi(device.c_str());
+  }
   options.pool_bytes = std::strtoull(environment("SLUICE_POOL_BYTES").c_str(), nullptr, 10);
   return options;
 }
@@ -286,17 +288,21 @@ SLUICE_EXPORT sluice_runtime_api const* sluice_runtime_attach(sluice_gate_api co
         [gate](char const* name) { return gate->real(name); });
     training_memory::options options;
     options.broker = broker_from_environment();
+    if (options.broker.device.value_or(device) != device) {
+      throw sluice::error{
+          sluice::error_kind::unsupported,
+          "GPU " + std::to_string(*options.broker.device) +
+              " is to be shared (--device, SLUICE_DEVICE), and this process uses GPU " +
+              std::to_string(device)};
+    }
+    // Each process of a job has the pool of the GPU that it uses.
+    options.broker.device = device;
+    options.broker.backend = "cuda";
     options.name = job_name();
     options.alignment = 512;
     options.driver = state->driver;
     options.gate = state->gate.get();
     state->memory = std::make_unique<training_memory>(std::move(options));
-    auto const shape = state->memory->client().view().shape();
-    if (shape.backend != sluice::memhandover::backend_kind::cuda || shape.device != device) {
-      throw sluice::error{
-          sluice::error_kind::unsupported,
-          "the pool is not on GPU " + std::to_string(device) + ", which this process uses"};
-    }
     gate->set_pause_word(reinterpret_cast<std::uint64_t const volatile*>(
         &state->memory->client().view().header().pause_until_ns));
     auto const& client = state->memory->client();
@@ -329,10 +335,6 @@ int sluice_join_host(void) {
     options.grow_by = 8;
     options.persistent = sluice::memhandover::chunk_space::backing::process;
     state->memory = std::make_unique<training_memory>(std::move(options));
-    if (state->memory->client().view().shape().backend != sluice::memhandover::backend_kind::host) {
-      throw sluice::error{sluice::error_kind::unsupported,
-                          "the pool is on a GPU; this process trains on the host"};
-    }
     publish_state(std::move(state));
   });
 }

@@ -355,7 +355,8 @@ std::optional<std::string> damaged_pool::refusal() const {
   while (ring < count) {
     ring *= 2;
   }
-  auto const mailbox = whole_pages(sizeof(mailbox_header) + 8 * ring + 255 * 48 + 2 * count);
+  auto const notes_end = sizeof(mailbox_header) + 8 * ring + 255 * 48 + 2 * count;
+  auto const mailbox = whole_pages((notes_end + 63) / 64 * 64 + 2048 * 128);  // with the history
   return now.mailbox_bytes != mailbox || mailroom_size != 32 * mailbox
              ? std::optional<std::string>{"mailroom has"}
              : std::nullopt;

@@ -105,6 +105,47 @@ TEST_F(ledger_writer_test, takes_a_release_only_in_the_epoch_that_it_gives_up) {
   EXPECT_EQ(view_.chunk(chunk).who, owner::serving);
 }
 
+TEST_F(ledger_writer_test,
+       what_a_dead_server_leaves_keeps_its_epoch_and_is_nobodys_until_it_is_claimed) {
+  ledger_writer writer{view_};
+  auto const taken = writer.take(10, 2);
+  std::vector<std::uint32_t> const published(taken.begin(), taken.begin() + 6);
+  auto const epoch = view_.chunk(taken.front()).epoch;
+  EXPECT_EQ(writer.leave(published, 2), 6U);
+  EXPECT_EQ(writer.leave(published, 2), 0U) << "they are not the server's any more";
+  EXPECT_EQ(writer.reclaim(2), 4U);
+  EXPECT_EQ(writer.free_chunks(), chunks - 6);
+  EXPECT_EQ(view_.chunk(taken.front()).who, owner::serving);
+  EXPECT_EQ(view_.chunk(taken.front()).epoch, epoch);
+  ledger_writer next{view_};
+  EXPECT_EQ(next.left_chunks(), 6U);
+  next.claim(std::vector<std::uint32_t>(published.begin(), published.begin() + 2), 3);
+  EXPECT_EQ(next.left_chunks(), 4U);
+  EXPECT_EQ(view_.chunk(taken.front()).client, 3);
+  EXPECT_EQ(view_.chunk(taken.front()).epoch, epoch);
+  EXPECT_EQ(next.let_go(chunks), 4U);
+  EXPECT_EQ(next.left_chunks(), 0U);
+  EXPECT_EQ(next.free_chunks(), chunks - 2);
+}
+
+TEST_F(ledger_writer_test, what_is_left_is_not_offered_to_training_but_given_when_it_asks) {
+  ledger_writer writer{view_};
+  writer.leave(writer.take(30, 2), 2);
+  writer.set_reserve(0);
+  EXPECT_EQ(view_.header().grantable.load(), 10U);
+  request(0, 8);
+  writer.pump();
+  EXPECT_EQ(writer.left_chunks(), 30U) << "there was enough beside it";
+  request(0, 12);
+  writer.pump();
+  EXPECT_EQ(granted(0).chunks, 12U);
+  EXPECT_EQ(writer.left_chunks(), 20U) << "no more than it takes";
+  view_.mailbox(1).waiting.store(1);
+  writer.pump();
+  EXPECT_EQ(writer.left_chunks(), 0U) << "who waits is not held up";
+  EXPECT_EQ(view_.header().grantable.load(), 20U);
+}
+
 TEST_F(ledger_writer_test, ignores_mail_about_chunks_that_are_not_the_senders_or_do_not_exist) {
   ledger_writer writer{view_};
   request(0, 2);

@@ -143,6 +143,28 @@ def test_a_pool_of_another_kind_is_not_taken_for_the_one_asked_for(sluice, monke
     assert "has the backend host, not cuda" in done.stderr
 
 
+def test_pools_of_several_devices_are_shown_and_told_apart(sluice, monkeypatch):
+    monkeypatch.setenv("SLUICE_BROKER_IDLE_EXIT_MS", "60000")
+    inner = [str(sluice), "run", *POOL, "--device", "1", "--require-pool", "--", str(sluice)]
+    several = json.loads(run(sluice, [*inner, "status", "--json"]).stdout)
+    assert [each["pool"]["device"] for each in several["pools"]] == [0, 1]
+    assert several["pool"] == several["pools"][0]["pool"]
+    text = run(sluice, [*inner, "status"]).stdout
+    assert "backend host, written" in text
+    assert "backend host device 1, written" in text
+    shown = json.loads(run(sluice, [*inner, "pool", "show", "--device", "1", "--json"]).stdout)
+    assert shown["pool"]["device"] == 1
+    assert shown["free"]["chunks"] == 8
+    assert "pools" not in shown
+    missing = call(sluice, "pool", "show", "--device", "5")
+    assert missing.returncode == 3
+    assert "has pools of the devices 0, 1" in missing.stderr
+
+
+def test_the_command_is_told_the_device_that_was_asked_for(sluice):
+    assert environment_in(run(sluice, SHOW_ENVIRONMENT, ["--device", "1"]))["SLUICE_DEVICE"] == "1"
+
+
 def test_version_and_help_are_told(sluice):
     version = call(sluice, "--version").stdout
     assert version.startswith("sluice ")

@@ -51,7 +51,9 @@ def test_an_address_of_a_dead_job_tells_which_chunk_lay_there_and_who_took_it(sl
     for generation, address in said["seen"]:
         told = json.loads(call(sluice, "pool", "show", "--json", "--address", hex(address)).stdout)
         here = [stay for stay in told["stays"] if stay["generation"] == generation]
-        assert len(here) == 1, told
+        assert here, told
+        # Between two micro-batches a demand takes the arena's end alone, which may grow again.
+        assert all(stay["ended"]["how"] == "unmapped" for stay in here[1:]), told
         assert here[0]["holds"] == "arena" and here[0]["kind"] == "training" and not here[0]["lives"]
         if here[0]["ended"] and here[0]["ended"]["how"] == "revoked":
             next_owner = here[0]["went_to"]

@@ -335,6 +335,17 @@ def test_the_pool_shows_which_model_holds_which_chunks(world, affine, sluice):
     assert sum(run["count"] for run in held) == -(-server.model("affine")["bytes"] // chunk)
 
 
+def test_small_models_share_a_chunk_and_the_pool_says_so(world, sluice):
+    modules = {name: world.models.add(name, Affine(seed=seed), **AFFINE) for seed, name in enumerate(("one", "two"))}
+    server = world.serve(world.policy(*modules))
+    for _ in range(2):
+        for name, module in modules.items():
+            torch.testing.assert_close(server.outputs(name, [floats("x", X)])[0], module(X))
+    shown = json.loads(subprocess.run([sluice, "pool", "show", "--json"], capture_output=True, check=True).stdout)
+    held = [run for run in shown["runs"] if run["owner"] == "serving"]
+    assert [(run["holds"], run["count"]) for run in held] == [("2 models", 1)]
+
+
 def test_the_status_tells_promise_prediction_and_load_times(world, affine):
     server = world.serve(world.policy("affine"))
     for _ in range(5):

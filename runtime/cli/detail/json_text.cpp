@@ -66,13 +66,24 @@ std::string table(std::vector<row> const& rows) {
   return text;
 }
 
-std::string pool_line(json const& pool) {
+std::string place(json const& pool) {
   auto const backend = plain(field(pool, "backend"));
-  return fmt::format("pool {}: {} in {} chunks of {}, backend {}{}, written by the {}\n",
+  auto const& device = field(pool, "device");
+  bool const is_first_on_host =
+      backend == "host" && (!device.is_number() || device.get<int>() <= 0);
+  return backend == nothing || is_first_on_host ? backend : backend + " device " + plain(device);
+}
+
+std::string pool_line(json const& pool) {
+  return fmt::format("pool {}: {} in {} chunks of {}, backend {}, written by the {}\n",
                      plain(field(pool, "id")), bytes(field(pool, "bytes")),
-                     plain(field(pool, "chunks")), bytes(field(pool, "chunk_bytes")), backend,
-                     backend == "cuda" ? " device " + plain(field(pool, "device")) : "",
+                     plain(field(pool, "chunks")), bytes(field(pool, "chunk_bytes")), place(pool),
                      plain(field(pool, "writer")));
+}
+
+json several(json const& pools) {
+  auto const& list = field(pools, "pools");
+  return list.is_array() && !list.empty() ? list : json::array({pools});
 }
 
 }  // namespace sluice::cli::detail

@@ -23,7 +23,13 @@ using row = std::vector<std::string>;
 /// Left-aligned columns, two blanks apart, indented by two.
 [[nodiscard]] std::string table(std::vector<row> const& rows);
 
+/// Backend and device of a pool; the first one on the host needs no number.
+[[nodiscard]] std::string place(nlohmann::json const& pool);
+
 /// What a pool is, in one line.
 [[nodiscard]] std::string pool_line(nlohmann::json const& pool);
+
+/// What stands in `pools`, or all of it as the only one.
+[[nodiscard]] nlohmann::json several(nlohmann::json const& pools);
 
 }  // namespace sluice::cli::detail

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "memhandover/error.hpp"
+#include "memhandover/tensor_heap.hpp"
 #include "runtime/server/model_host.hpp"
 #include "scheduler/reserve.hpp"
 
@@ -45,7 +46,7 @@ struct slot {
   scheduler::model_controller controller;
   scheduler::model_report report;
   model_state state = model_state::cold;
-  memhandover::placement memory;  ///< the executor's
+  memhandover::loaded_tensors memory;  ///< the executor's
   clock::time_point idle_since;
   bool load_wanted = false;
   bool keeps_memory = false;  ///< it could not be unloaded: never released again
@@ -93,8 +94,8 @@ class model_host::impl {
   void serve(lock_type& lock);
   void run_oldest(lock_type& lock);
   void load(lock_type& lock, model_index number, clock::time_point deadline);
-  [[nodiscard]] memhandover::placement obtain(slot const& model, clock::time_point deadline,
-                                              memhandover::handover_report& report);
+  [[nodiscard]] memhandover::loaded_tensors obtain(slot const& model, clock::time_point deadline,
+                                                   memhandover::handover_report& report);
   [[nodiscard]] bool evict_for(slot const& model);
   [[nodiscard]] bool release(lock_type& lock, slot& model, char const* why);
   void wait_for_work(lock_type& lock);
@@ -107,6 +108,7 @@ class model_host::impl {
   void expire(clock::time_point now);
   void tick(lock_type& lock, clock::time_point now);
   void keep_reserve(lock_type& lock);
+  void prepare_memory(lock_type& lock);
   void sleep(lock_type& lock);
 
   // Everybody's, with the lock held.
@@ -116,6 +118,7 @@ class model_host::impl {
 
   host_options const options_;
   std::shared_ptr<memhandover::serving_pool> const pool_;
+  memhandover::tensor_heap heap_;
 
   /// Guards all below, but for `slot::memory`, `slot::is.model` and `keeper_`, which one thread
   /// uses.

@@ -8,13 +8,23 @@
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/ir/ir.h>
 
+#include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 #include <utility>
 
 #include "memhandover/error.hpp"
 
 namespace sluice::server::detail {
+
+namespace {
+
+std::uint64_t aligned(std::uint64_t bytes) {
+  return (bytes + weight_alignment - 1) / weight_alignment * weight_alignment;
+}
+
+}  // namespace
 
 void wait_for(at::Device device) {
   if (device.is_cpu()) {
@@ -110,7 +120,17 @@ torch_weights::~torch_weights() {
 
 void torch_weights::write_image() {
   image_.emplace();
-  for (auto& each : regions_) {
+  in_image_.resize(regions_.size());
+  std::iota(in_image_.begin(), in_image_.end(), std::size_t{0});
+  // The largest first, as they are placed in memory: then most neighbours there are neighbours here.
+  std::stable_sort(in_image_.begin(), in_image_.end(), [&](std::size_t a, std::size_t b) {
+    return aligned(regions_[a].bytes) > aligned(regions_[b].bytes);
+  });
+  for (auto const& each : regions_) {
+    pieces_.push_back(each.bytes);
+  }
+  for (auto const number : in_image_) {
+    auto& each = regions_[number];
     each.offset = image_->append({static_cast<std::byte const*>(each.source.data()), each.bytes});
     each.source = c10::Storage{};
   }
@@ -136,17 +156,36 @@ void torch_weights::empty_tensors() {
   }
 }
 
-void torch_weights::copy_region(region const& from, std::byte* memory) const {
+/// With a GPU it is only begun; `wait_for` ends it.
+void torch_weights::copy(std::uint64_t offset, std::uint64_t bytes, std::byte* to) const {
   if (device_.is_cpu()) {
-    image_->read(from.offset, from.bytes, memory + from.offset);
+    image_->read(offset, bytes, to);
     return;
   }
-  auto const offset = static_cast<std::int64_t>(from.offset);
-  auto const count = static_cast<std::int64_t>(from.bytes);
+  auto const count = static_cast<std::int64_t>(bytes);
   at::from_blob(
-      memory + from.offset, {count}, [](void*) {},
-      at::TensorOptions{}.dtype(at::kByte).device(device_), device_)
-      .copy_(pinned_image_.narrow(0, offset, count), /*non_blocking=*/true);
+      to, {count}, [](void*) {}, at::TensorOptions{}.dtype(at::kByte).device(device_), device_)
+      .copy_(pinned_image_.narrow(0, static_cast<std::int64_t>(offset), count),
+             /*non_blocking=*/true);
+}
+
+/// Neighbours in the image that are neighbours in memory go in one copy.
+void torch_weights::copy_image() const {
+  for (std::size_t first = 0; first < in_image_.size();) {
+    auto const& from = regions_[in_image_[first]];
+    auto* const to = memory_[in_image_[first]];
+    auto bytes = from.bytes;
+    auto next = first + 1;
+    for (; next < in_image_.size(); ++next) {
+      auto const& neighbour = regions_[in_image_[next]];
+      if (memory_[in_image_[next]] != to + (neighbour.offset - from.offset)) {
+        break;
+      }
+      bytes = neighbour.offset - from.offset + neighbour.bytes;
+    }
+    copy(from.offset, bytes, to);
+    first = next;
+  }
 }
 
 void torch_weights::point_at_memory(weight& which, at::Tensor const& region_bytes) const {
@@ -156,23 +195,18 @@ void torch_weights::point_at_memory(weight& which, at::Tensor const& region_byte
   which.version = static_cast<std::uint32_t>(which.tensor._version());
 }
 
-void torch_weights::bind(std::byte* memory) {
+void torch_weights::bind(std::span<std::byte* const> memory) {
   at::NoGradGuard const no_gradients;
-  if (bytes_ > 0 && device_.is_cpu()) {
-    image_->read(0, bytes_, memory);
-  } else if (bytes_ > 0) {
-    region const whole{{}, 0, bytes_};
-    copy_region(whole, memory);
-    wait_for(device_);
-  }
-  for (auto const& each : regions_) {
+  memory_.assign(memory.begin(), memory.end());
+  copy_image();
+  wait_for(device_);
+  for (std::size_t number = 0; number < regions_.size(); ++number) {
     views_->fetch_add(1);
     bound_.push_back(at::from_blob(
-        memory + each.offset, {static_cast<std::int64_t>(each.bytes)},
+        memory_[number], {static_cast<std::int64_t>(regions_[number].bytes)},
         [views = views_](void*) { views->fetch_sub(1); },
         at::TensorOptions{}.dtype(at::kByte).device(device_), device_));
   }
-  memory_ = memory;
   for (auto& each : weights_) {
     point_at_memory(each, bound_[each.region]);
   }
@@ -190,7 +224,8 @@ void torch_weights::undo_changes() {
   bool copied = false;
   for (auto& each : weights_) {
     if (each.tensor._version() != each.version) {
-      copy_region(regions_[each.region], memory_);
+      auto const& from = regions_[each.region];
+      copy(from.offset, from.bytes, memory_[each.region]);
       point_at_memory(each, bound_[each.region]);
       copied = true;
     }
@@ -204,9 +239,9 @@ void torch_weights::unbind() {
   wait_for(device_);
   empty_tensors();
   bound_.clear();
-  auto* const memory = std::exchange(memory_, nullptr);
+  auto const memory = std::exchange(memory_, {});
   if (int const left = views_->load(); left != 0) {
-    if (memory != nullptr) {
+    if (!memory.empty()) {
       bind(memory);  // it stays usable
     }
     throw error{error_kind::internal, c10::str(left,

@@ -2,7 +2,7 @@
 /// memory. Includes torch; only for the files that torch_model.hpp hides.
 ///
 ///   torch_weights weights{module, at::kCPU};   // module is now empty
-///   weights.bind(memory);                      // … and computes out of `memory`
+///   weights.bind(memory);                      // … and computes out of `memory`, an address a piece
 ///   weights.undo_changes();                    // after every run
 ///   weights.unbind();
 ///
@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "runtime/server/image_file.hpp"
@@ -35,6 +36,8 @@ class torch_weights {
   ~torch_weights();
 
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+  /// The storages' sizes in bytes, each of which needs contiguous memory.
+  [[nodiscard]] std::span<std::uint64_t const> pieces() const noexcept { return pieces_; }
   /// Bytes of attributes that stay outside: quantised and sparse tensors.
   [[nodiscard]] std::uint64_t outside_bytes() const noexcept { return outside_bytes_; }
   /// Whether a GPU's image lies in pinned memory, as it should.
@@ -42,8 +45,9 @@ class torch_weights {
     return pinned_image_.defined() && pinned_image_.is_pinned();
   }
 
-  /// Copies the image to `memory` and points the module's tensors there.
-  void bind(std::byte* memory);
+  /// Copies the image to `memory`, an address for each of `pieces()`, and points the module's tensors
+  /// there.
+  void bind(std::span<std::byte* const> memory);
   /// Puts back what a run assigned or changed in place.
   void undo_changes();
   /// Takes the tensors away from the memory. Throws `internal` if something else still refers to
@@ -53,7 +57,7 @@ class torch_weights {
  private:
   struct region {          // one storage of the file
     c10::Storage source;   // set while the image is being written, never after
-    std::uint64_t offset;  // in image and memory
+    std::uint64_t offset;  // in the image
     std::uint64_t bytes;
   };
   struct weight {
@@ -71,19 +75,22 @@ class torch_weights {
 
   void write_image();
   void empty_tensors();
-  void copy_region(region const& from, std::byte* memory) const;
+  void copy(std::uint64_t offset, std::uint64_t bytes, std::byte* to) const;
+  void copy_image() const;
   void point_at_memory(weight& which, at::Tensor const& region_bytes) const;
 
   at::Device device_;
   std::vector<region> regions_;
+  std::vector<std::uint64_t> pieces_;  // sizes of the regions
+  std::vector<std::size_t> in_image_;  // the regions as they follow each other in the image
   std::vector<weight> weights_;
   std::vector<attributes> attributes_;
   std::uint64_t bytes_ = 0;
   std::uint64_t outside_bytes_ = 0;
   std::optional<image_file> image_;  // with a CPU
   at::Tensor pinned_image_;          // with a GPU
-  std::byte* memory_ = nullptr;
-  std::vector<at::Tensor> bound_;  // one view of the memory for each region, while bound
+  std::vector<std::byte*> memory_;   // of each region, while bound
+  std::vector<at::Tensor> bound_;    // one view of the memory for each region, while bound
   /// Counts storages over lent memory that something still refers to. Shared with their deleters,
   /// which may outlive us.
   std::shared_ptr<std::atomic<int>> views_ = std::make_shared<std::atomic<int>>(0);

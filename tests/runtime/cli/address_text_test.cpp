@@ -71,5 +71,22 @@ TEST(address_text, says_what_is_known_of_addresses_that_never_had_memory) {
   EXPECT_NO_THROW((void)address_text(json{{"stays", {json{}, 3, "x"}}}));
 }
 
+TEST(address_text, several_pools_are_told_apart) {
+  auto known_to = [](char const* backend, int device) {
+    return json{{"pool", {{"backend", backend}, {"device", device}}},
+                {"stays", json::array()},
+                {"complete", true}};
+  };
+  auto story = known_to("host", 0);
+  story["address"] = "0x20";
+  story["pools"] = {known_to("host", 0), known_to("cuda", 1)};
+  EXPECT_EQ(address_text(story),
+            "address 0x20\n"
+            "\npool of host\n"
+            "no process of this pool is known to have had memory of the pool there\n"
+            "\npool of cuda device 1\n"
+            "no process of this pool is known to have had memory of the pool there\n");
+}
+
 }  // namespace
 }  // namespace sluice::cli

@@ -11,7 +11,7 @@ using testing::HasSubstr;
 
 json whole_pool() {
   return json::parse(R"({
-    "pool": {"id": "00ff", "backend": "host", "device": -1, "chunk_bytes": 2097152, "chunks": 70,
+    "pool": {"id": "00ff", "backend": "host", "device": 0, "chunk_bytes": 2097152, "chunks": 70,
              "bytes": 146800640, "writer": "server"},
     "clients": [{"slot": 0, "kind": "training", "pid": 41, "name": "digits"},
                 {"slot": 1, "kind": "server", "pid": 42, "name": "server"}],
@@ -44,6 +44,13 @@ latest handovers
 )");
 }
 
+TEST(pool_text, pools_stand_one_below_the_other) {
+  auto const one = whole_pool();
+  auto several = one;
+  several["pools"] = {one, one};
+  EXPECT_EQ(pool_text(several), pool_text(one) + "\n" + pool_text(one));
+}
+
 TEST(pool_text, a_pool_that_is_all_taken_is_not_fragmented) {
   EXPECT_EQ(
       free_summary(json::parse(R"([{"first": 0, "count": 9, "owner": "training", "slot": 0}])")),
@@ -64,7 +71,7 @@ TEST(pool_list, tells_state_and_processes) {
   using memhandover::pool_holder;
   memhandover::found_pool used;
   used.id = 255;
-  used.shape = {memhandover::backend_kind::host, -1, 2 << 20, 70};
+  used.shape = {memhandover::backend_kind::host, 0, 2 << 20, 70};
   used.runtime_dir = "/r";
   used.holders = {{7, 1, "sluice", pool_holder::role::broker},
                   {8, 1, "python", pool_holder::role::client},
@@ -73,14 +80,16 @@ TEST(pool_list, tells_state_and_processes) {
   left.runtime_dir.clear();
   left.holders = {{9, 1, "python", pool_holder::role::other},
                   {10, 1, "python", pool_holder::role::other}};
+  left.shape.backend = memhandover::backend_kind::cuda;
+  left.shape.device = 1;
   memhandover::found_pool foreign;
   foreign.problem = "its layout is version 9";
   foreign.holders = {{11, 1, "x", pool_holder::role::other}};
   EXPECT_EQ(pool_list_text(pool_list({used, left, foreign})), R"(pools
-  pool              state       backend  bytes    broker  runtime folder  clients     others
-  00000000000000ff  in use      host     140 MiB  7       /r              8 (python)  9 (python)
-  00000000000000ff  orphaned    host     140 MiB  -       -               -           9 (python), 10 (python)
-  -                 unreadable  -        -        -       -               -           11 (x)
+  pool              state       backend        bytes    broker  runtime folder  clients     others
+  00000000000000ff  in use      host           140 MiB  7       /r              8 (python)  9 (python)
+  00000000000000ff  orphaned    cuda device 1  140 MiB  -       -               -           9 (python), 10 (python)
+  -                 unreadable  -              -        -       -               -           11 (x)
   its layout is version 9
 )");
   EXPECT_EQ(pool_list_text(pool_list({})), "pools: none\n");

@@ -13,7 +13,7 @@ using testing::HasSubstr;
 
 json full() {
   return json::parse(R"({
-    "pool": {"id": "00ff", "backend": "host", "device": -1, "chunk_bytes": 2097152, "chunks": 256,
+    "pool": {"id": "00ff", "backend": "host", "device": 0, "chunk_bytes": 2097152, "chunks": 256,
              "bytes": 536870912, "free_bytes": 134217728, "dirty_bytes": 0,
              "training_bytes": 268435456, "serving_bytes": 134217728, "writer": "server"},
     "clients": [
@@ -67,6 +67,25 @@ TEST(status_text, a_gpu_is_named_with_its_device) {
   status["pool"]["backend"] = "cuda";
   status["pool"]["device"] = 3;
   EXPECT_THAT(status_text(status), HasSubstr("backend cuda device 3, written"));
+}
+
+TEST(status_text, what_a_dead_server_has_left_and_a_shortage_are_told) {
+  auto status = full();
+  EXPECT_THAT(status_text(status), testing::Not(HasSubstr("warning")));
+  status["pool"]["left_bytes"] = 67108864;
+  status["pool"]["warning"] = "1 GiB is promised";
+  EXPECT_THAT(status_text(status), HasSubstr("  left by a dead server  64 MiB   12.5%\n"));
+  EXPECT_THAT(status_text(status), HasSubstr("\n  warning: 1 GiB is promised\n"));
+}
+
+TEST(status_text, pools_stand_one_below_the_other) {
+  auto first = full();
+  auto second = full();
+  second["pool"]["device"] = 1;
+  auto several = first;
+  several["pools"] = {first, second};
+  EXPECT_EQ(status_text(several), status_text(first) + "\n" + status_text(second));
+  EXPECT_THAT(status_text(second), HasSubstr("backend host device 1, written"));
 }
 
 TEST(status_text, a_server_that_does_not_answer_is_told_with_the_reason) {

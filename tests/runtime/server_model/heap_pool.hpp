@@ -1,15 +1,22 @@
-/// A pool of heap memory for tests of what stands above a pool: real memory, counted as a pool
-/// counts it, without a broker or another process. Part of it can be said to be training's, which
-/// gives it up when asked.
+/// A pool of this process's memory for tests of what stands above a pool: real chunks, mapped and
+/// stitched by the host backend and counted as a pool counts them, without a broker or another
+/// process. Part of it can be said to be training's, which gives it up when asked.
 #pragma once
 
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
-#include <cstdlib>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "memhandover/error.hpp"
 #include "memhandover/serving_pool.hpp"
@@ -25,45 +32,136 @@ class heap_pool final : public memhandover::serving_pool,
   static constexpr std::uint64_t chunk = 4096;
 
   explicit heap_pool(std::uint32_t chunks, std::uint32_t training = 0)
-      : shape_{memhandover::backend_kind::host, -1, chunk, chunks}, training_(training * chunk) {}
+      : shape_{memhandover::backend_kind::host, -1, chunk, chunks}, owners_(chunks, owner::nobody) {
+    std::fill(owners_.end() - training, owners_.end(), owner::training);
+    descriptors_.emplace_back(::memfd_create("sluice-test-pool", MFD_CLOEXEC));
+    if (::ftruncate(descriptors_[0].get(), static_cast<off_t>(shape_.bytes())) != 0) {
+      throw error{error_kind::internal, "no memory for the test's pool"};
+    }
+    memory_ = memhandover::open_device_memory(shape_, descriptors_);
+    std::vector<std::uint32_t> all(chunks);
+    std::iota(all.begin(), all.end(), 0U);
+    whole_ = memory_->reserve(chunks);
+    memory_->map(whole_, all);
+  }
+  heap_pool(heap_pool const&) = delete;
+  heap_pool& operator=(heap_pool const&) = delete;
+  ~heap_pool() override {
+    memory_->unmap(whole_, shape_.chunk_count);
+    memory_->release(whole_, shape_.chunk_count);
+  }
 
   [[nodiscard]] memhandover::pool_shape shape() const override { return shape_; }
 
   [[nodiscard]] memhandover::pool_usage usage() const override {
     std::lock_guard const lock{mutex_};
-    return {shape_.bytes(), free(), training_, serving_};
+    return {shape_.bytes(), chunk * count(owner::nobody), chunk * count(owner::training),
+            chunk * count(owner::serving)};
   }
 
+  /// Contiguous memory is stitched, always.
   [[nodiscard]] memhandover::placement acquire(std::uint64_t bytes,
                                                std::chrono::steady_clock::time_point deadline,
                                                memhandover::handover_report* report,
                                                std::string_view /*what*/) override {
+    auto const wanted = static_cast<std::uint32_t>((bytes + chunk - 1) / chunk);
+    auto chunks = acquire_chunks(wanted, deadline, report);
+    auto* const data = stitch(chunks);
+    auto give_back = [self = shared_from_this(), chunks](std::byte* where) {
+      self->unstitch(where, static_cast<std::uint32_t>(chunks.size()));
+      self->give_back_chunks(chunks);
+    };
+    return {std::shared_ptr<std::byte>{data, std::move(give_back)}, data, wanted * chunk};
+  }
+
+  [[nodiscard]] std::vector<std::uint32_t> free_chunks() const override {
     std::lock_guard const lock{mutex_};
-    last_deadline_ = deadline;
+    std::vector<std::uint32_t> result;
+    for (std::uint32_t i = 0; i < owners_.size() && !failure_ && !short_; ++i) {
+      if (owners_[i] == owner::nobody) {
+        result.push_back(i);
+      }
+    }
+    return result;
+  }
+
+  [[nodiscard]] bool take_chunks(std::span<std::uint32_t const> chunks) override {
+    std::lock_guard const lock{mutex_};
+    if (lose_races_ > 0) {  // training is granted one of them in between
+      --lose_races_;
+      return false;
+    }
+    for (auto const each : chunks) {
+      if (owners_.at(each) != owner::nobody) {
+        return false;
+      }
+    }
+    set(chunks, owner::serving);
+    return true;
+  }
+
+  [[nodiscard]] std::vector<std::uint32_t> acquire_chunks(
+      std::uint32_t wanted, std::chrono::steady_clock::time_point /*deadline*/,
+      memhandover::handover_report* report) override {
+    std::lock_guard const lock{mutex_};
     ++acquisitions_;
+    short_ = failure_ == error_kind::out_of_memory;
     if (failure_) {
       throw error{*std::exchange(failure_, std::nullopt), "training keeps it"};
     }
-    auto const wanted = (bytes + chunk - 1) / chunk * chunk;
-    if (wanted > free() + training_) {
+    std::vector<std::uint32_t> taken;
+    std::uint64_t reclaimed = 0;
+    for (auto const from : {owner::nobody, owner::training}) {
+      for (std::uint32_t i = 0; i < owners_.size() && taken.size() < wanted; ++i) {
+        if (owners_[i] == from) {
+          taken.push_back(i);
+          reclaimed += from == owner::training ? chunk : 0;
+        }
+      }
+    }
+    if (taken.size() < wanted) {
       throw error{error_kind::out_of_memory, "too little can be had"};
     }
-    auto const reclaimed = wanted > free() ? wanted - free() : 0;
-    training_ -= reclaimed;
-    serving_ += wanted;
+    std::sort(taken.begin(), taken.end());
+    set(taken, owner::serving);
     if (report != nullptr) {
-      report->bytes = wanted;
+      report->bytes = wanted * chunk;
       report->bytes_reclaimed = reclaimed;
       report->total = std::chrono::microseconds{7};
     }
-    auto* const data = static_cast<std::byte*>(std::aligned_alloc(chunk, wanted));
-    auto give_back = [self = shared_from_this(), wanted](std::byte* memory) {
-      std::free(memory);
-      std::lock_guard const held{self->mutex_};
-      self->serving_ -= wanted;
-      self->changed_.notify_all();
-    };
-    return {std::shared_ptr<std::byte>{data, std::move(give_back)}, data, wanted};
+    return taken;
+  }
+
+  void give_back_chunks(std::span<std::uint32_t const> chunks) override {
+    std::lock_guard const lock{mutex_};
+    set(chunks, owner::nobody);
+    changed_.notify_all();
+  }
+
+  [[nodiscard]] std::byte* whole_view() const noexcept override { return whole_; }
+  [[nodiscard]] std::byte* stitch(std::span<std::uint32_t const> chunks) override {
+    auto* const where = memory_->reserve(static_cast<std::uint32_t>(chunks.size()));
+    memory_->map(where, chunks);
+    std::lock_guard const lock{mutex_};
+    ++stitched_;
+    return where;
+  }
+  void unstitch(std::byte* where, std::uint32_t count) noexcept override {
+    memory_->unmap(where, count);
+    memory_->release(where, count);
+    std::lock_guard const lock{mutex_};
+    --stitched_;
+  }
+  void note_chunks(std::span<std::uint32_t const> chunks, std::string_view what) override {
+    std::lock_guard const lock{mutex_};
+    for (auto const each : chunks) {
+      notes_[each] = what;
+    }
+  }
+  void record_use(std::span<std::uint32_t const> chunks, std::byte const* where,
+                  std::string_view what) override {
+    std::lock_guard const lock{mutex_};
+    uses_.push_back({{chunks.begin(), chunks.end()}, where, std::string{what}});
   }
 
   void set_reserve(std::uint64_t bytes) override {
@@ -84,9 +182,16 @@ class heap_pool final : public memhandover::serving_pool,
                               }}};
   }
 
+  /// The next memory that is wanted is not free, and training does not give it. Nothing is free until
+  /// training has been asked again.
   void fail_next(error_kind kind) {
     std::lock_guard const lock{mutex_};
     failure_ = kind;
+  }
+  /// So many times chunks that were free are gone when they are to be taken.
+  void lose_races(int times) {
+    std::lock_guard const lock{mutex_};
+    lose_races_ = times;
   }
   [[nodiscard]] int claims() const {
     std::lock_guard const lock{mutex_};
@@ -96,9 +201,30 @@ class heap_pool final : public memhandover::serving_pool,
     std::lock_guard const lock{mutex_};
     return claims_ever_;
   }
+  /// How often training could have been asked.
   [[nodiscard]] int acquisitions() const {
     std::lock_guard const lock{mutex_};
     return acquisitions_;
+  }
+  /// Stitched ranges that are mapped.
+  [[nodiscard]] int stitched() const {
+    std::lock_guard const lock{mutex_};
+    return stitched_;
+  }
+  struct use {
+    std::vector<std::uint32_t> chunks;
+    std::byte const* where;  ///< null: in the whole view
+    std::string what;
+  };
+  /// What has begun to use chunks, in its order.
+  [[nodiscard]] std::vector<use> uses() const {
+    std::lock_guard const lock{mutex_};
+    return uses_;
+  }
+  [[nodiscard]] std::string note(std::uint32_t number) const {
+    std::lock_guard const lock{mutex_};
+    auto const found = notes_.find(number);
+    return found == notes_.end() ? "" : found->second;
   }
   /// Whether this many claims are held before patience ends.
   [[nodiscard]] bool wait_for_claims(int claims) {
@@ -107,7 +233,8 @@ class heap_pool final : public memhandover::serving_pool,
   }
   [[nodiscard]] bool wait_for_serving(std::uint64_t bytes) {
     std::unique_lock lock{mutex_};
-    return changed_.wait_for(lock, patience, [&] { return serving_ == bytes; });
+    return changed_.wait_for(lock, patience,
+                             [&] { return chunk * count(owner::serving) == bytes; });
   }
   [[nodiscard]] bool wait_for_reserve(std::uint64_t bytes) {
     std::unique_lock lock{mutex_};
@@ -115,19 +242,34 @@ class heap_pool final : public memhandover::serving_pool,
   }
 
  private:
-  [[nodiscard]] std::uint64_t free() const { return shape_.bytes() - training_ - serving_; }
+  enum class owner : unsigned char { nobody, training, serving };
+
+  [[nodiscard]] std::uint64_t count(owner who) const {
+    return static_cast<std::uint64_t>(std::count(owners_.begin(), owners_.end(), who));
+  }
+  void set(std::span<std::uint32_t const> chunks, owner who) {
+    for (auto const each : chunks) {
+      owners_.at(each) = who;
+    }
+  }
 
   memhandover::pool_shape const shape_;
+  memhandover::pool_descriptors descriptors_;
+  std::unique_ptr<memhandover::device_memory> memory_;
+  std::byte* whole_ = nullptr;
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
-  std::uint64_t training_;
-  std::uint64_t serving_ = 0;
+  std::vector<owner> owners_;
+  std::map<std::uint32_t, std::string> notes_;
+  std::vector<use> uses_;
   std::uint64_t reserve_ = 0;
   int claims_ = 0;
   int claims_ever_ = 0;
   int acquisitions_ = 0;
+  int stitched_ = 0;
+  int lose_races_ = 0;
   std::optional<error_kind> failure_;
-  std::chrono::steady_clock::time_point last_deadline_;
+  bool short_ = false;  // the last acquisition failed for want of memory: nothing is free
 };
 
 }  // namespace sluice::server::testing

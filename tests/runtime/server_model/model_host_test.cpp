@@ -19,12 +19,13 @@ constexpr std::uint64_t model_bytes = 2 * heap_pool::chunk;
 /// A host over a pool of heap memory, with as many models as a test wants.
 class a_host : public ::testing::Test {
  protected:
-  model_control& add(unsigned char weight, scheduler::seconds idle = scheduler::seconds{1e6}) {
+  model_control& add(unsigned char weight, scheduler::seconds idle = scheduler::seconds{1e6},
+                     std::uint64_t bytes = model_bytes) {
     controls_.push_back(std::make_shared<model_control>());
     served_model made;
     made.name = "model" + std::to_string(models_.size());
     made.version = "1";
-    made.model = std::make_unique<sum_model>(model_bytes, weight, controls_.back());
+    made.model = std::make_unique<sum_model>(bytes, weight, controls_.back());
     made.scheduling.goal.latency = scheduler::seconds{0.1};
     made.scheduling.limits = {idle, idle};
     models_.push_back(std::move(made));
@@ -234,6 +235,43 @@ TEST_F(a_host, evicts_the_longest_idle_model_when_memory_is_short) {
   EXPECT_EQ(host_->state(0), model_state::warm);
   EXPECT_EQ(host_->state(1), model_state::cold);
   EXPECT_EQ(host_->state(2), model_state::warm);
+}
+
+TEST_F(a_host, puts_small_models_into_one_chunk_and_computes_each_out_of_its_own_part) {
+  add(5, scheduler::seconds{1e6}, 1000);
+  add(7, scheduler::seconds{1e6}, 1000);
+  start(8);
+  EXPECT_EQ(sum_of(ask(0, 1)), 11);
+  EXPECT_EQ(sum_of(ask(1, 1)), 15);
+  EXPECT_EQ(sum_of(ask(0, 2)), 12);
+  EXPECT_EQ(pool_->usage().serving_bytes, heap_pool::chunk);
+  EXPECT_EQ(pool_->note(0), "2 models");
+}
+
+TEST_F(a_host, keeps_a_shared_chunk_until_the_last_of_its_models_goes) {
+  auto& first = add(5, scheduler::seconds{0.01}, 1000);
+  add(7, scheduler::seconds{1e6}, 1000);
+  add(9, scheduler::seconds{1e6}, 8 * heap_pool::chunk);
+  start(8);
+  EXPECT_EQ(sum_of(ask(1, 1)), 15);
+  EXPECT_EQ(sum_of(ask(0, 1)), 11);
+  ASSERT_TRUE(first.wait_for_unloads(1));
+  EXPECT_EQ(sum_of(ask(1, 2)), 16);
+  EXPECT_EQ(pool_->usage().serving_bytes, heap_pool::chunk);
+  EXPECT_EQ(sum_of(ask(2, 1)), 19) << "evicting the last one frees the chunk";
+  EXPECT_EQ(host_->state(1), model_state::cold);
+}
+
+TEST_F(a_host, frees_whole_chunks_when_it_evicts_beside_a_shared_one) {
+  add(5, scheduler::seconds{1e6}, 3 * heap_pool::chunk + 1000);
+  add(7, scheduler::seconds{1e6}, 1000);
+  add(9, scheduler::seconds{1e6}, 3 * heap_pool::chunk);
+  start(4);
+  EXPECT_EQ(sum_of(ask(0, 1)), 11);
+  EXPECT_EQ(sum_of(ask(1, 1)), 15) << "in the last chunk of the first";
+  EXPECT_EQ(sum_of(ask(2, 1)), 19);
+  EXPECT_EQ(host_->state(0), model_state::cold);
+  EXPECT_EQ(host_->state(1), model_state::warm);
 }
 
 TEST_F(a_host, evicts_when_training_cannot_give_what_it_seemed_to_have) {

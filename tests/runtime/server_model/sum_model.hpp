@@ -3,11 +3,13 @@
 /// without its memory is wrong.
 #pragma once
 
+#include <array>
 #include <condition_variable>
 #include <cstring>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -78,18 +80,19 @@ class model_control {
 class sum_model final : public hosted_model {
  public:
   sum_model(std::uint64_t bytes, unsigned char weight, std::shared_ptr<model_control> control)
-      : bytes_(bytes), weight_(weight), control_(std::move(control)) {}
+      : bytes_(bytes), pieces_{bytes}, weight_(weight), control_(std::move(control)) {}
 
   [[nodiscard]] std::uint64_t bytes() const noexcept override { return bytes_; }
+  [[nodiscard]] std::span<std::uint64_t const> pieces() const noexcept override { return pieces_; }
 
-  void load(std::byte* memory) override {
+  void load(std::span<std::byte* const> memory) override {
     std::lock_guard const lock{control_->mutex_};
     if (control_->load_failure_) {
       throw error{*std::exchange(control_->load_failure_, std::nullopt),
                   "the image cannot be read"};
     }
-    std::memset(memory, weight_, bytes_);
-    memory_ = memory;
+    memory_ = memory[0];
+    std::memset(memory_, weight_, bytes_);
     ++control_->loads_;
   }
 
@@ -124,6 +127,7 @@ class sum_model final : public hosted_model {
 
  private:
   std::uint64_t const bytes_;
+  std::array<std::uint64_t, 1> const pieces_;
   unsigned char const weight_;
   std::shared_ptr<model_control> const control_;
   std::byte* memory_ = nullptr;

@@ -16,25 +16,38 @@
 namespace sluice::server::testing {
 namespace {
 
-/// Pages that can be taken away, as a pool's can.
+/// Pages that can be taken away, as a pool's can. Each piece of a model begins a page, the last one
+/// first, so that none lies where it would in one block.
 class lent_memory {
  public:
-  explicit lent_memory(std::uint64_t bytes)
-      : bytes_(std::max<std::uint64_t>(bytes, 1)),
-        data_(::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
+  explicit lent_memory(hosted_model const& model) {
+    constexpr std::uint64_t page = 4096;
+    auto const pieces = model.pieces();
+    std::vector<std::uint64_t> offsets(pieces.size());
+    for (auto i = pieces.size(); i-- > 0;) {
+      offsets[i] = bytes_;
+      bytes_ += (pieces[i] + page - 1) / page * page;
+    }
+    bytes_ = std::max(bytes_, page);
+    data_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    for (auto const offset : offsets) {
+      addresses_.push_back(data() + offset);
+    }
   }
   lent_memory(lent_memory const&) = delete;
   lent_memory& operator=(lent_memory const&) = delete;
   ~lent_memory() { ::munmap(data_, bytes_); }
 
   [[nodiscard]] std::byte* data() const { return static_cast<std::byte*>(data_); }
+  [[nodiscard]] std::vector<std::byte*> const& addresses() const { return addresses_; }
   [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
   /// From now on whoever reaches in ends the process.
   void forbid() { ::mprotect(data_, bytes_, PROT_NONE); }
 
  private:
-  std::uint64_t bytes_;
-  void* data_;
+  std::uint64_t bytes_ = 0;
+  void* data_ = nullptr;
+  std::vector<std::byte*> addresses_;
 };
 
 tensor floats(std::string name, std::vector<std::int64_t> shape, std::vector<float> const& values) {
@@ -97,8 +110,8 @@ TEST_F(a_torch_model, computes_out_of_the_memory_that_it_was_lent) {
   parameter("w", at::tensor({1.F, 2.F, 3.F}));
   auto const model = prepare("def forward(self, x):\n  return x * self.w");
   ASSERT_EQ(model->bytes(), 12U);
-  lent_memory memory{model->bytes()};
-  model->load(memory.data());
+  lent_memory memory{*model};
+  model->load(memory.addresses());
   EXPECT_EQ(values_of(run(*model, {1, 1, 1})[0]), (values{1, 2, 3}));
   values const changed{10, 20, 30};
   std::memcpy(memory.data(), changed.data(), 12);
@@ -110,8 +123,8 @@ TEST_F(a_torch_model, never_touches_memory_again_that_it_has_returned) {
   parameter("w", at::arange(3, at::kFloat));
   auto const model = prepare("def forward(self, x):\n  return x + self.w");
   for (int round = 0; round < 20; ++round) {
-    lent_memory memory{model->bytes()};
-    model->load(memory.data());
+    lent_memory memory{*model};
+    model->load(memory.addresses());
     EXPECT_EQ(values_of(run(*model, {1, 1, 1, 2, 2, 2})[0]), (values{1, 2, 3, 2, 3, 4}));
     model->unload();
     memory.forbid();
@@ -128,8 +141,8 @@ TEST_F(a_torch_model, keeps_shared_storage_shared_and_strides_as_they_were) {
       "def forward(self, x):\n"
       "  return x @ self.w + x @ self.same + x @ self.transposed + self.row");
   EXPECT_EQ(model->bytes(), 36U) << "one storage counts once";
-  lent_memory memory{model->bytes()};
-  model->load(memory.data());
+  lent_memory memory{*model};
+  model->load(memory.addresses());
   auto const x = at::tensor({1.F, -2.F, 5.F}).reshape({1, 3});
   auto const expected = x.matmul(base) * 2 + x.matmul(base.t()) + base.select(0, 1);
   EXPECT_EQ(values_of(run(*model, {1, -2, 5})[0]),
@@ -151,8 +164,8 @@ TEST_F(a_torch_model, finds_weights_in_submodules_lists_and_optional_attributes)
       "  assert maybe is not None\n"
       "  return self.inner.forward(x) + self.more[0][0] + self.more[1][0] + maybe[0]");
   EXPECT_EQ(model->bytes(), 4U * 256U);
-  lent_memory memory{model->bytes()};
-  model->load(memory.data());
+  lent_memory memory{*model};
+  model->load(memory.addresses());
   EXPECT_EQ(values_of(run(*model, {1, 0, 0})[0]), (values{14, 12, 12}));
   model->unload();
   memory.forbid();
@@ -168,8 +181,8 @@ TEST_F(a_torch_model, forgets_between_requests_what_forward_changed) {
       "  self.last = self.last + x.sum()\n"
       "  self.calls = self.calls + 1\n"
       "  return x * 0.0 + self.count + self.last + float(self.calls)");
-  lent_memory memory{model->bytes()};
-  model->load(memory.data());
+  lent_memory memory{*model};
+  model->load(memory.addresses());
   for (int request = 0; request < 3; ++request) {
     EXPECT_EQ(values_of(run(*model, {1, 1, 1})[0]), (values{5, 5, 5}));
   }
@@ -184,8 +197,8 @@ TEST_F(a_torch_model, forgets_what_a_failing_forward_changed) {
       "  self.count.add_(1.0)\n"
       "  assert bool(x[0][0] >= 0.0), \"negative numbers are not taken\"\n"
       "  return x + self.count");
-  lent_memory memory{model->bytes()};
-  model->load(memory.data());
+  lent_memory memory{*model};
+  model->load(memory.addresses());
   auto const thrown = failure(*model, {floats("x", {1, 3}, {-1, 0, 0})});
   ASSERT_TRUE(thrown);
   EXPECT_EQ(thrown->kind(), error_kind::invalid_argument);
@@ -201,8 +214,8 @@ TEST_F(a_torch_model, keeps_its_memory_while_it_keeps_views_of_it_in_a_list) {
       "def forward(self, x):\n"
       "  self.kept.append(self.w[0])\n"
       "  return x + self.w");
-  lent_memory memory{model->bytes()};
-  model->load(memory.data());
+  lent_memory memory{*model};
+  model->load(memory.addresses());
   EXPECT_EQ(values_of(run(*model, {1, 1, 1})[0]), (values{2, 2, 2}));
   try {
     model->unload();
@@ -216,8 +229,8 @@ TEST_F(a_torch_model, keeps_its_memory_while_it_keeps_views_of_it_in_a_list) {
 TEST_F(a_torch_model, copies_a_result_that_is_one_of_its_weights) {
   parameter("w", at::tensor({1.F, 2.F, 3.F}).reshape({1, 3}));
   auto const model = prepare("def forward(self, x):\n  return self.w");
-  lent_memory memory{model->bytes()};
-  model->load(memory.data());
+  lent_memory memory{*model};
+  model->load(memory.addresses());
   auto const outputs = run(*model, {0, 0, 0});
   model->unload();
   memory.forbid();
@@ -229,7 +242,7 @@ TEST_F(a_torch_model, answers_tuples_by_place_and_only_what_is_wanted) {
                       {"count", datatype::int64, {}},
                       {"same", datatype::fp32, {-1, 3}}};
   auto const model = prepare("def forward(self, x):\n  return x.sum(), x.size(0), x");
-  model->load(nullptr);
+  model->load({});
   std::vector<tensor> inputs{floats("x", {2, 3}, {1, 2, 3, 4, 5, 6})};
   auto const all = model->run(inputs, {});
   ASSERT_EQ(all.size(), 3U);
@@ -246,7 +259,7 @@ TEST_F(a_torch_model, answers_tuples_by_place_and_only_what_is_wanted) {
 TEST_F(a_torch_model, answers_dictionaries_by_name) {
   options_.outputs = {{"b", datatype::fp32, {-1, 3}}, {"a", datatype::fp32, {-1, 3}}};
   auto const model = prepare("def forward(self, x):\n  return {\"a\": x, \"b\": x + 1.0}");
-  model->load(nullptr);
+  model->load({});
   auto const outputs = run(*model, {1, 2, 3});
   EXPECT_EQ(outputs[0].name, "b");
   EXPECT_EQ(values_of(outputs[0]), (values{2, 3, 4}));
@@ -256,7 +269,7 @@ TEST_F(a_torch_model, answers_dictionaries_by_name) {
 TEST_F(a_torch_model, takes_one_number_where_forward_takes_a_number) {
   options_.inputs.push_back({"n", datatype::int64, {-1}});
   auto const model = prepare("def forward(self, x, n: int):\n  return x * n");
-  model->load(nullptr);
+  model->load({});
   std::int64_t const three = 3;
   tensor n{"n", datatype::int64, {1}, std::vector<std::byte>(8)};
   std::memcpy(n.data.data(), &three, 8);
@@ -269,7 +282,7 @@ TEST_F(a_torch_model, takes_one_number_where_forward_takes_a_number) {
 
 TEST_F(a_torch_model, refuses_inputs_that_do_not_fit_and_says_what_would) {
   auto const model = prepare("def forward(self, x):\n  return x");
-  model->load(nullptr);
+  model->load({});
   auto text = [&](std::vector<tensor> inputs) {
     auto const thrown = failure(*model, std::move(inputs));
     return thrown && thrown->kind() == error_kind::invalid_argument ? std::string{thrown->what()}
@@ -293,8 +306,8 @@ TEST_F(a_torch_model, refuses_inputs_that_do_not_fit_and_says_what_would) {
 TEST_F(a_torch_model, tells_torchs_own_reason_in_one_line) {
   parameter("w", at::ones({4, 2}));
   auto const model = prepare("def forward(self, x):\n  return x @ self.w");
-  lent_memory memory{model->bytes()};
-  model->load(memory.data());
+  lent_memory memory{*model};
+  model->load(memory.addresses());
   auto const thrown = failure(*model, {floats("x", {1, 3}, {1, 2, 3})});
   ASSERT_TRUE(thrown);
   std::string const text = thrown->what();
@@ -306,7 +319,7 @@ TEST_F(a_torch_model, tells_torchs_own_reason_in_one_line) {
 
 TEST_F(a_torch_model, calls_a_result_that_its_configuration_does_not_describe_internal) {
   auto const model = prepare("def forward(self, x):\n  return x.to(6).sum(1)");
-  EXPECT_NO_THROW(model->load(nullptr));
+  EXPECT_NO_THROW(model->load({}));
   auto const thrown = failure(*model, {floats("x", {1, 3}, {1, 2, 3})});
   ASSERT_TRUE(thrown);
   EXPECT_EQ(thrown->kind(), error_kind::internal);
@@ -354,9 +367,10 @@ TEST_F(a_torch_model, with_bytes_tensors_is_unsupported) {
 TEST_F(a_torch_model, whose_load_fails_stays_cold_and_can_be_loaded_later) {
   parameter("w", at::ones({3}));
   auto const model = prepare("def forward(self, x):\n  return x + self.w");
-  EXPECT_THROW(model->load(nullptr), error);
-  lent_memory memory{model->bytes()};
-  model->load(memory.data());
+  std::vector<std::byte*> const nowhere{nullptr};
+  EXPECT_THROW(model->load(nowhere), error);
+  lent_memory memory{*model};
+  model->load(memory.addresses());
   EXPECT_EQ(values_of(run(*model, {1, 1, 1})[0]), (values{2, 2, 2}));
   model->unload();
   memory.forbid();

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "memhandover/broker_launch.hpp"
+#include "memhandover/broker_queries.hpp"
 #include "memhandover/bytes.hpp"
 #include "memhandover/cuda_driver.hpp"
 #include "memhandover/error.hpp"

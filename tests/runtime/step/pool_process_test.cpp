@@ -1,139 +1,26 @@
-/// The pool with real processes that are killed at random instants. The seed of a run is printed;
-/// SLUICE_TEST_SEED repeats it, SLUICE_TEST_KILLS sets how many of each kind die.
+/// The pool with real processes that are killed at random instants.
 
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <spdlog/spdlog.h>
-#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <csignal>
-#include <cstdlib>
-#include <filesystem>
 #include <optional>
-#include <random>
 #include <set>
 
-#include "memhandover/broker_launch.hpp"
+#include "memhandover/broker_queries.hpp"
 #include "memhandover/bytes.hpp"
-#include "memhandover/error.hpp"
 #include "memhandover/pool_search.hpp"
-#include "tests/runtime/step/process_roles.hpp"
+#include "memhandover/wire.hpp"
+#include "tests/runtime/step/pool_fixture.hpp"
 
 namespace sluice::test {
 namespace {
 
-namespace fs = std::filesystem;
 using namespace sluice::literals;
 using namespace std::chrono_literals;
-using std::chrono::steady_clock;
-
-constexpr auto pool_bytes = 64_MiB;
-auto const trainer_bytes = std::to_string(40_MiB);
-auto const server_bytes = std::to_string(48_MiB);
-
-class pool_process_test : public testing::Test {
- protected:
-  void SetUp() override {
-    auto pattern = (fs::temp_directory_path() / "sluice-pool-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-    folder_ = pattern;
-    ::setenv("SLUICE_BROKER", "/proc/self/exe", 1);
-    ::setenv("SLUICE_BROKER_IDLE_EXIT_MS", "3000", 1);
-    if (char const* seed = std::getenv("SLUICE_TEST_SEED")) {
-      seed_ = static_cast<std::uint32_t>(std::strtoul(seed, nullptr, 10));
-    }
-    if (char const* kills = std::getenv("SLUICE_TEST_KILLS")) {
-      kills_ = std::atoi(kills);
-    }
-    RecordProperty("seed", std::to_string(seed_));
-    std::printf("seed %u, %d kills\n", seed_, kills_);
-    random_.seed(seed_);
-  }
-
-  void TearDown() override {
-    if (auto const broker = memhandover::broker_pid(folder_); broker > 0) {
-      ::kill(broker, SIGTERM);
-      await([&] { return memhandover::broker_pid(folder_) == 0; }, "the broker's end");
-    }
-    fs::remove_all(folder_);
-  }
-
-  [[nodiscard]] nlohmann::json status() const { return memhandover::query_status(folder_); }
-
-  /// Asks until it is so; the pool says things through its broker, and there is nothing to be woken
-  /// by.
-  template <typename Condition>
-  void await(Condition&& condition, std::string const& what) {
-    auto const deadline = steady_clock::now() + 30s;
-    while (!condition()) {
-      ASSERT_LT(steady_clock::now(), deadline) << "waited in vain for " << what;
-      ::poll(nullptr, 0, 2);
-    }
-  }
-
-  /// All chunks are accounted for, each once.
-  static std::uint64_t accounted(nlohmann::json const& status) {
-    auto const& pool = status["pool"];
-    return pool["free_bytes"].get<std::uint64_t>() + pool["dirty_bytes"].get<std::uint64_t>() +
-           pool["training_bytes"].get<std::uint64_t>() + pool["serving_bytes"].get<std::uint64_t>();
-  }
-
-  void expect_everything_free() {
-    await(
-        [&] {
-          auto const now = status();
-          return now["clients"].empty() &&
-                 now["pool"]["free_bytes"].get<std::uint64_t>() +
-                         now["pool"]["dirty_bytes"].get<std::uint64_t>() ==
-                     pool_bytes;
-        },
-        "all chunks to be free");
-    EXPECT_EQ(accounted(status()), pool_bytes);
-  }
-
-  /// Waits for a random time below `most`.
-  void some_time(std::chrono::microseconds most) {
-    auto const until =
-        steady_clock::now() +
-        std::chrono::microseconds{random_() % static_cast<std::uint64_t>(most.count())};
-    while (steady_clock::now() < until) {
-      ::poll(nullptr, 0, 0);
-    }
-  }
-
-  /// The server's next answer; an error of either side fails the test.
-  static void expect_served(child& server) {
-    for (;;) {
-      auto const said = server.line();
-      ASSERT_FALSE(said.empty()) << "the server has ended";
-      ASSERT_EQ(said.find("error"), std::string::npos) << said;
-      // All that jobs hold can be had, so whatever is asked for can be given.
-      ASSERT_NE(said.rfind("failed", 0), 0U) << said;
-      if (said.rfind("served", 0) == 0) {
-        return;
-      }
-    }
-  }
-
-  child trainer(int workers = 0) {
-    child started{"trainer", {folder_, trainer_bytes, std::to_string(workers)}};
-    EXPECT_EQ(started.line(), "joined");
-    return started;
-  }
-  child server() {
-    child started{"server", {folder_, server_bytes}};
-    EXPECT_EQ(started.line(), "joined");
-    return started;
-  }
-
-  std::string folder_;
-  std::uint32_t seed_ = std::random_device{}();
-  int kills_ = 100;
-  std::mt19937 random_;
-};
 
 TEST_F(pool_process_test, training_alone_lives_in_the_pool) {
   auto job = trainer();
@@ -199,6 +86,30 @@ TEST_F(pool_process_test, a_second_server_is_refused_by_name) {
   EXPECT_NE(said.find("already_exists"), std::string::npos) << said;
   EXPECT_NE(said.find(std::to_string(first.pid())), std::string::npos) << said;
   expect_served(first);
+}
+
+TEST_F(pool_process_test, a_join_that_cannot_be_read_takes_no_place) {
+  auto job = trainer();
+  auto const joining = ::fork();
+  ASSERT_GE(joining, 0);
+  if (joining == 0) {
+    int code = 1;
+    int ends[2];
+    if (auto const socket = memhandover::connect_to_broker(folder_); socket && ::pipe(ends) == 0) {
+      memhandover::send_message(
+          socket->get(),
+          {{"type", "join"}, {"version", memhandover::protocol_version}, {"name", 3}}, {ends[0]});
+      auto const answer = memhandover::receive_message(socket->get(), 10'000);
+      code = answer && answer->body["type"] == "error" ? 0 : 2;
+    }
+    ::_exit(code);
+  }
+  int status_of_joining = -1;
+  ASSERT_EQ(::waitpid(joining, &status_of_joining, 0), joining);
+  EXPECT_EQ(status_of_joining, 0) << "it was not refused";
+  EXPECT_EQ(status()["clients"].size(), 1U);
+  EXPECT_EQ(job.stop(), 0);
+  expect_everything_free();
 }
 
 TEST_F(pool_process_test, the_broker_ends_when_nobody_needs_it) {

@@ -23,6 +23,7 @@
 #include "memhandover/error.hpp"
 #include "memhandover/serving_pool.hpp"
 #include "runtime/step/training_memory.hpp"
+#include "tests/runtime/step/warm_role.hpp"
 
 namespace sluice::test {
 namespace {
@@ -32,6 +33,7 @@ using namespace std::chrono_literals;
 using std::chrono::steady_clock;
 
 std::atomic<bool> stopping{false};
+std::atomic<bool> asked_for_commits{false};
 
 void say(std::string const& text) {
   std::printf("%s\n", text.c_str());
@@ -47,6 +49,9 @@ int broker_role(std::vector<std::string> const& arguments) {
   }
   options.runtime_dir = named["--runtime-dir"];
   options.backend = named.contains("--backend") ? named["--backend"] : "host";
+  if (named.contains("--device")) {
+    options.device = std::stoi(named["--device"]);
+  }
   options.pool_bytes = std::stoull(named.contains("--memory") ? named["--memory"] : "67108864");
   options.chunk_bytes = std::stoull(named.contains("--chunk") ? named["--chunk"] : "65536");
   if (named.contains("--ready-fd")) {
@@ -55,9 +60,17 @@ int broker_role(std::vector<std::string> const& arguments) {
   return memhandover::broker_main(options, ready_fd);
 }
 
-std::unique_ptr<step::training_memory> join_training(std::string const& folder) {
+/// The device that a role is given, if it is given one.
+std::optional<int> device_of(std::vector<std::string> const& arguments, std::size_t at) {
+  auto const device = at < arguments.size() ? std::stoi(arguments[at]) : -1;
+  return device < 0 ? std::nullopt : std::optional{device};
+}
+
+std::unique_ptr<step::training_memory> join_training(std::string const& folder,
+                                                     std::optional<int> device) {
   step::training_memory::options options;
   options.broker.runtime_dir = folder;
+  options.broker.device = device;
   options.name = "job";
   options.grow_by = 4;
   options.persistent = memhandover::chunk_space::backing::process;
@@ -109,9 +122,10 @@ bool micro_batch(step::training_memory& memory, std::mt19937& random, std::size_
   return false;
 }
 
-/// trainer FOLDER BYTES WORKERS: trains for ever, with so many forked workers that only wait.
+/// trainer FOLDER BYTES WORKERS [DEVICE]: trains for ever, with so many forked workers that only
+/// wait. SIGUSR1 makes it say how often it has committed.
 int trainer_role(std::vector<std::string> const& arguments) {
-  auto const memory = join_training(arguments.at(0));
+  auto const memory = join_training(arguments.at(0), device_of(arguments, 3));
   auto const bytes = std::stoull(arguments.at(1));
   for (int i = 0; i < std::stoi(arguments.at(2)); ++i) {
     memory->before_fork();
@@ -128,6 +142,9 @@ int trainer_role(std::vector<std::string> const& arguments) {
   std::uint64_t committed = 0;
   auto size = bytes;
   while (!stopping) {
+    if (asked_for_commits.exchange(false)) {
+      say("commits " + std::to_string(committed));
+    }
     if (micro_batch(*memory, random, size)) {
       if (++committed == 1) {
         say("committed");
@@ -140,13 +157,17 @@ int trainer_role(std::vector<std::string> const& arguments) {
   return 0;
 }
 
-/// server FOLDER BYTES: takes memory, writes and checks it, gives it back, for ever.
+/// server FOLDER BYTES [DEVICE…]: takes memory, writes and checks it, gives it back, for ever; of
+/// the pools of several devices in turn.
 int server_role(std::vector<std::string> const& arguments) {
-  memhandover::serving_pool::options options;
-  options.runtime_dir = arguments.at(0);
-  std::shared_ptr<memhandover::serving_pool> pool;
+  std::vector<std::shared_ptr<memhandover::serving_pool>> pools;
   try {
-    pool = memhandover::serving_pool::join(options);
+    for (std::size_t i = 2; i < std::max<std::size_t>(arguments.size(), 3); ++i) {
+      memhandover::serving_pool::options options;
+      options.runtime_dir = arguments.at(0);
+      options.device = device_of(arguments, i);
+      pools.push_back(memhandover::serving_pool::join(options));
+    }
   } catch (error const& why) {
     say(std::string{to_string(why.kind())} + ": " + why.what());
     return 3;
@@ -156,6 +177,7 @@ int server_role(std::vector<std::string> const& arguments) {
   say("joined");
   std::uint64_t served = 0;
   while (!stopping) {
+    auto const& pool = pools[served % pools.size()];
     try {
       memhandover::handover_report report;
       auto const where =
@@ -189,8 +211,10 @@ int run_role(int argc, char** argv) {
     return broker_role(arguments);
   }
   ::signal(SIGTERM, [](int) { stopping = true; });
+  ::signal(SIGUSR1, [](int) { asked_for_commits = true; });
   return role == "trainer"  ? trainer_role(arguments)
          : role == "server" ? server_role(arguments)
+         : role == "warm"   ? warm_role(arguments)
                             : 2;
 }
 

@@ -1,0 +1,31 @@
+/// What one can ask a running broker; nothing here starts one or changes anything.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+namespace sluice::memhandover {
+
+/// Process id of the broker that listens in that folder, 0 if none does.
+[[nodiscard]] int broker_pid(std::string const& runtime_dir);
+
+/// What the broker says of its pools: what describe_pool tells of the first one, and where there are
+/// several, `pools` with the same of each. With `device` only pools of that device count. Throws
+/// `unavailable` if no broker listens in that folder, `not_found` if it keeps no such pool.
+[[nodiscard]] nlohmann::json query_status(std::string const& runtime_dir,
+                                          std::optional<int> device = std::nullopt);
+
+/// The same with `runs` for each pool, which tell of every chunk as describe_chunks does. It is asked
+/// in several messages: a pool that changes meanwhile is seen at several instants.
+[[nodiscard]] nlohmann::json query_chunks(std::string const& runtime_dir,
+                                          std::optional<int> device = std::nullopt);
+
+/// What lay at an address of a client: what describe_address tells of the first pool, with `pool` (`id`,
+/// `backend` and `device`), and where there are several, `pools` with the same of each. Throws as
+/// `query_status` does.
+[[nodiscard]] nlohmann::json query_address(std::string const& runtime_dir, std::uint64_t address,
+                                           std::optional<int> device = std::nullopt);
+
+}  // namespace sluice::memhandover

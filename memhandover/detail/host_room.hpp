@@ -1,0 +1,29 @@
+/// How much of the host's memory a pool can have: what the machine has, and what memory cgroups allow.
+///
+/// A page of a pool counts to the cgroup of whoever touches it first, so that the broker, which reads
+/// its own, sees the limit of the others only where they share it.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+namespace sluice::memhandover::detail {
+
+struct host_room {
+  std::uint64_t most = 0;        ///< bytes that there can ever be
+  std::string most_set_by;       ///< what says so, such as "the limit of the memory cgroup /a"
+  std::uint64_t available = 0;   ///< bytes that there are now, caches given up
+  std::string available_set_by;  ///< likewise
+};
+
+/// Reads /proc/meminfo and the memory limits of this process's cgroup and all cgroups above it, of
+/// version 2 and 1, below `root`. What cannot be read does not limit.
+[[nodiscard]] host_room read_host_room(std::filesystem::path const& root = "/");
+
+/// What to say if `untouched` bytes of pools, all of which may be used one day, are more than there
+/// is now.
+[[nodiscard]] std::optional<std::string> shortage(std::uint64_t untouched, host_room const& room);
+
+}  // namespace sluice::memhandover::detail

@@ -1,0 +1,36 @@
+/// What one turn of a loop waits for.
+///
+///   poll_list polled;
+///   auto const bell = polled.add(bell_fd);
+///   polled.wait(deadline);
+///   if (polled.ready(bell)) …
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+#include <poll.h>
+
+namespace sluice::memhandover::detail {
+
+class poll_list {
+ public:
+  /// The place of `fd`, which is ready when it can be read or has been hung up; a negative one never
+  /// is.
+  [[nodiscard]] std::size_t add(int fd) {
+    polled_.push_back({fd, POLLIN, 0});
+    return polled_.size() - 1;
+  }
+  /// Until something is ready, or until that time. Throws `internal` if the system cannot wait.
+  void wait(std::optional<std::chrono::steady_clock::time_point> until);
+  [[nodiscard]] bool ready(std::size_t place) const noexcept {
+    return place < polled_.size() && polled_[place].revents != 0;
+  }
+
+ private:
+  std::vector<pollfd> polled_;
+};
+
+}  // namespace sluice::memhandover::detail

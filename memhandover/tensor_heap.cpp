@@ -1,0 +1,280 @@
+#include "memhandover/tensor_heap.hpp"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <string>
+
+#include "memhandover/bytes.hpp"
+#include "memhandover/detail/stitched_ranges.hpp"
+#include "memhandover/error.hpp"
+
+namespace sluice::memhandover {
+namespace {
+
+using std::chrono::steady_clock;
+
+/// How often a load decides again because a chunk that it wanted was granted to training meanwhile;
+/// then it asks for chunks by number, which cannot fail that way.
+constexpr int most_decisions = 3;
+
+/// Kept stitched ranges map at most this share of the pool.
+constexpr std::uint32_t kept_divisor = 4;
+
+}  // namespace
+
+class tensor_heap::impl : public std::enable_shared_from_this<impl> {
+ public:
+  impl(std::shared_ptr<serving_pool> pool, std::uint64_t alignment)
+      : pool_(std::move(pool)),
+        places_(pool_->shape().chunk_bytes, pool_->shape().chunk_count, alignment),
+        ranges_(*pool_) {}
+
+  [[nodiscard]] loaded_tensors load(request const& wanted, steady_clock::time_point deadline,
+                                    handover_report* report);
+  void prepare(std::span<std::uint64_t const> sizes, residence lasts);
+  void tidy() { ranges_.trim(pool_->shape().chunk_count / kept_divisor); }
+
+  [[nodiscard]] std::uint64_t hole_bytes() const {
+    std::lock_guard const lock{mutex_};
+    return places_.held_bytes() - places_.live_bytes();
+  }
+  [[nodiscard]] counters count() const {
+    std::lock_guard const lock{mutex_};
+    return counters_;
+  }
+
+ private:
+  [[nodiscard]] load_decision decide(model_id id, request const& wanted,
+                                     steady_clock::time_point deadline, handover_report& report);
+  [[nodiscard]] std::optional<load_decision> load_into_free(model_id id, request const& wanted,
+                                                            placing_way last);
+  [[nodiscard]] load_decision load_into_acquired(model_id id, request const& wanted,
+                                                 steady_clock::time_point deadline,
+                                                 handover_report& report);
+  [[nodiscard]] std::vector<std::byte*> map(load_decision const& decision,
+                                            std::vector<detail::stitched_ranges::range>& stitched);
+  void unload(model_id id, std::vector<detail::stitched_ranges::range> stitched) noexcept;
+  void note(std::vector<std::uint32_t> const& chunks);
+
+  std::shared_ptr<serving_pool> const pool_;
+  std::mutex loading_;        ///< one load at a time
+  mutable std::mutex mutex_;  ///< guards what follows but `ranges_`; held for decisions only
+  tensor_placement places_;
+  std::map<model_id, std::string> names_;
+  model_id next_ = 0;
+  counters counters_;
+  detail::stitched_ranges ranges_;
+};
+
+std::optional<load_decision> tensor_heap::impl::load_into_free(model_id id, request const& wanted,
+                                                               placing_way last) {
+  for (int decision = 0; decision < most_decisions; ++decision) {
+    std::lock_guard const lock{mutex_};
+    auto made = places_.load(id, wanted.sizes, pool_->free_chunks(), wanted.lasts, last);
+    if (!made || pool_->take_chunks(made->taken)) {
+      return made;
+    }
+    places_.unload(id);
+  }
+  return std::nullopt;
+}
+
+/// Holes are filled last, when training has too little: a model that lies in many chunks keeps them
+/// from becoming empty. Training is not asked in vain, which would cost it a micro-batch.
+load_decision tensor_heap::impl::decide(model_id id, request const& wanted,
+                                        steady_clock::time_point deadline,
+                                        handover_report& report) {
+  if (auto made = load_into_free(id, wanted, placing_way::dense)) {
+    return std::move(*made);
+  }
+  auto const usage = pool_->usage();
+  auto const chunk_bytes = pool_->shape().chunk_bytes;
+  if (usage.free_bytes + usage.training_bytes >=
+      places_.chunks_that_suffice(wanted.sizes) * chunk_bytes) {
+    try {
+      return load_into_acquired(id, wanted, deadline, report);
+    } catch (error const& failure) {  // some of training's memory is persistent
+      if (failure.kind() != error_kind::out_of_memory) {
+        throw;
+      }
+      if (auto made = load_into_free(id, wanted, placing_way::tight)) {
+        return std::move(*made);
+      }
+      throw;
+    }
+  }
+  if (auto made = load_into_free(id, wanted, placing_way::tight)) {
+    return std::move(*made);
+  }
+  throw error{
+      error_kind::out_of_memory,
+      format_bytes(std::accumulate(wanted.sizes.begin(), wanted.sizes.end(), std::uint64_t{0})) +
+          " are wanted but the pool has " + format_bytes(usage.free_bytes) + " free, training " +
+          format_bytes(usage.training_bytes) + ", and " + format_bytes(hole_bytes()) +
+          " are free between other models' tensors"};
+}
+
+load_decision tensor_heap::impl::load_into_acquired(model_id id, request const& wanted,
+                                                    steady_clock::time_point deadline,
+                                                    handover_report& report) {
+  auto const chunks =
+      pool_->acquire_chunks(places_.chunks_that_suffice(wanted.sizes), deadline, &report);
+  std::lock_guard const lock{mutex_};
+  auto made = places_.load(id, wanted.sizes, chunks, wanted.lasts);
+  std::vector<std::uint32_t> surplus;
+  std::set_difference(chunks.begin(), chunks.end(), made ? made->taken.begin() : chunks.end(),
+                      made ? made->taken.end() : chunks.end(), std::back_inserter(surplus));
+  pool_->give_back_chunks(surplus);
+  if (!made) {
+    throw error{error_kind::internal, "tensors do not fit the chunks that were to suffice"};
+  }
+  return std::move(*made);
+}
+
+loaded_tensors tensor_heap::impl::load(request const& wanted, steady_clock::time_point deadline,
+                                       handover_report* report) {
+  std::lock_guard const alone{loading_};
+  auto const start = steady_clock::now();
+  handover_report result;
+  model_id id = 0;
+  {
+    std::lock_guard const lock{mutex_};
+    id = next_++;
+    names_.emplace(id, wanted.what);
+  }
+  std::vector<detail::stitched_ranges::range> stitched;
+  std::vector<std::byte*> addresses;
+  std::optional<load_decision> decision;
+  try {
+    decision = decide(id, wanted, deadline, result);
+    auto const mapping = steady_clock::now();
+    addresses = map(*decision, stitched);
+    result.map += steady_clock::now() - mapping;
+  } catch (...) {
+    unload(id, std::move(stitched));
+    throw;
+  }
+  note(decision->touched);
+  pool_->record_use(decision->touched, nullptr, wanted.what);
+  for (auto const& each : stitched) {
+    pool_->record_use(each.chunks, each.data, wanted.what);
+  }
+  result.bytes = decision->taken.size() * pool_->shape().chunk_bytes;
+  result.total = steady_clock::now() - start;
+  if (report != nullptr) {
+    *report = result;
+  }
+  {
+    std::lock_guard const lock{mutex_};
+    ++counters_.loads;
+    counters_.tight_loads += decision->way == placing_way::tight ? 1 : 0;
+    counters_.stitched_ranges += stitched.size();
+    counters_.stitched_ahead += static_cast<std::uint64_t>(std::count_if(
+        stitched.begin(), stitched.end(), [](auto const& each) { return each.was_kept; }));
+  }
+  auto held = std::make_shared<std::vector<detail::stitched_ranges::range>>(std::move(stitched));
+  auto const bytes = std::accumulate(wanted.sizes.begin(), wanted.sizes.end(), std::uint64_t{0});
+  std::shared_ptr<void> hold{held.get(), [self = shared_from_this(), held, id](void*) {
+                               self->unload(id, std::move(*held));
+                             }};
+  return {std::move(hold), std::move(addresses), bytes};
+}
+
+std::vector<std::byte*> tensor_heap::impl::map(
+    load_decision const& decision, std::vector<detail::stitched_ranges::range>& stitched) {
+  stitched.reserve(decision.stitched.size());
+  for (auto const& each : decision.stitched) {
+    stitched.push_back(ranges_.get(each));
+  }
+  std::vector<std::byte*> addresses;
+  addresses.reserve(decision.tensors.size());
+  for (auto const& spot : decision.tensors) {
+    auto* const begin =
+        spot.range == tensor_spot::whole_view ? pool_->whole_view() : stitched[spot.range].data;
+    addresses.push_back(begin + spot.offset);
+  }
+  return addresses;
+}
+
+/// Also after a load that has got nowhere.
+void tensor_heap::impl::unload(model_id id,
+                               std::vector<detail::stitched_ranges::range> stitched) noexcept {
+  for (auto& each : stitched) {
+    ranges_.keep(std::move(each));
+  }
+  unload_decision gone;
+  {
+    std::lock_guard const lock{mutex_};
+    names_.erase(id);
+    if (places_.has(id)) {
+      gone = places_.unload(id);
+      // Under the lock: a load that finds them free must find them empty here.
+      pool_->give_back_chunks(gone.emptied);
+    }
+  }
+  note(gone.kept);
+}
+
+void tensor_heap::impl::note(std::vector<std::uint32_t> const& chunks) {
+  std::map<std::string, std::vector<std::uint32_t>> notes;
+  {
+    std::lock_guard const lock{mutex_};
+    for (auto const chunk : chunks) {
+      auto const tenants = places_.tenants(chunk);
+      if (!tenants.empty()) {
+        notes[tenants.size() == 1 ? names_[tenants.front()]
+                                  : std::to_string(tenants.size()) + " models"]
+            .push_back(chunk);
+      }
+    }
+  }
+  for (auto const& [what, where] : notes) {
+    pool_->note_chunks(where, what);
+  }
+}
+
+void tensor_heap::impl::prepare(std::span<std::uint64_t const> sizes, residence lasts) {
+  std::optional<load_decision> decision;
+  {
+    std::unique_lock lock{mutex_};
+    auto trial = places_;
+    auto const id = next_;
+    auto const offered = pool_->free_chunks();
+    lock.unlock();
+    decision = trial.load(id, sizes, offered, lasts, placing_way::dense);
+  }
+  if (!decision) {
+    return;
+  }
+  for (auto const& each : decision->stitched) {
+    if (!ranges_.keeps(each)) {
+      ranges_.keep(ranges_.get(each));
+    }
+  }
+}
+
+tensor_heap::tensor_heap(std::shared_ptr<serving_pool> pool, std::uint64_t alignment)
+    : impl_(std::make_shared<impl>(std::move(pool), alignment)) {}
+tensor_heap::~tensor_heap() = default;
+
+loaded_tensors tensor_heap::load(request const& wanted, steady_clock::time_point deadline,
+                                 handover_report* report) {
+  return impl_->load(wanted, deadline, report);
+}
+void tensor_heap::prepare(std::span<std::uint64_t const> sizes, residence lasts) {
+  impl_->prepare(sizes, lasts);
+}
+void tensor_heap::tidy() {
+  impl_->tidy();
+}
+std::uint64_t tensor_heap::hole_bytes() const {
+  return impl_->hole_bytes();
+}
+tensor_heap::counters tensor_heap::count() const {
+  return impl_->count();
+}
+
+}  // namespace sluice::memhandover
