@@ -6,13 +6,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <optional>
 #include <set>
 
 #include "memhandover/broker_queries.hpp"
 #include "memhandover/bytes.hpp"
+#include "memhandover/error.hpp"
 #include "memhandover/pool_search.hpp"
+#include "memhandover/serving_pool.hpp"
 #include "memhandover/wire.hpp"
 #include "tests/runtime/step/pool_fixture.hpp"
 
@@ -77,6 +80,38 @@ TEST_F(pool_process_test, a_server_takes_what_training_holds_and_training_takes_
   EXPECT_EQ(serving.stop(), 0);
   EXPECT_EQ(job.stop(), 0);
   expect_everything_free();
+}
+
+TEST_F(pool_process_test, a_stopped_trainer_keeps_its_memory_and_the_demand_is_withdrawn) {
+  auto job = trainer();
+  EXPECT_EQ(job.line(), "committed");
+  auto const serving = memhandover::serving_pool::join({.runtime_dir = folder_});
+  ASSERT_EQ(::kill(job.pid(), SIGSTOP), 0);
+  auto const held = serving->usage().training_bytes;
+  ASSERT_GT(held, 0U);
+  try {
+    (void)serving->acquire(pool_bytes - 8_MiB, std::chrono::steady_clock::now() + 200ms);
+    ADD_FAILURE() << "memory was taken from a process that cannot have let go of it";
+  } catch (error const& why) {
+    EXPECT_EQ(why.kind(), error_kind::deadline_exceeded) << why.what();
+    EXPECT_NE(std::string{why.what()}.find(std::to_string(job.pid())), std::string::npos)
+        << why.what();
+  }
+  EXPECT_EQ(serving->usage().training_bytes, held);
+  EXPECT_EQ(serving->usage().serving_bytes, 0U);
+  ASSERT_EQ(::kill(job.pid(), SIGCONT), 0);
+  await(
+      [&] {
+        try {
+          auto const taken =
+              serving->acquire(pool_bytes - 24_MiB, std::chrono::steady_clock::now() + 10s);
+          return taken.bytes() >= pool_bytes - 24_MiB;
+        } catch (error const&) {
+          return false;  // persistent memory, which comes and goes in these jobs, was in the way
+        }
+      },
+      "memory to be had from the job that goes on");
+  EXPECT_EQ(job.stop(), 0);
 }
 
 TEST_F(pool_process_test, a_second_server_is_refused_by_name) {
