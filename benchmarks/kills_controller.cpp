@@ -51,9 +51,11 @@ double us_since(steady_clock::time_point when) {
 
 class controller {
  public:
-  explicit controller(kills_options how) : how_(std::move(how)), random_(how_.seed) {
-    keeper_ = memhandover::ensure_broker(how_.broker);
-    broker_ = memhandover::broker_pid(how_.broker.runtime_dir);
+  explicit controller(kills_options how)
+      : how_(std::move(how)),
+        random_(how_.seed),
+        keeper_(memhandover::ensure_broker(how_.broker)),
+        broker_(memhandover::broker_pid(how_.broker.runtime_dir)) {
     watch_.emplace(broker_);
     progress_fd_ = unique_fd{::memfd_create("progress", 0)};
     if (!progress_fd_ || ::ftruncate(progress_fd_.get(), 4096) != 0) {

@@ -58,17 +58,12 @@ constexpr char const* add_one_ptx = R"(
 class cuda_device final : public pool_device {
  public:
   explicit cuda_device(int ordinal) : driver_(cuda_driver::open()) {
-    library_ = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     CUdevice device = 0;
     driver_->check(driver_->cuDeviceGet(&device, ordinal),
                    "cannot use GPU " + std::to_string(ordinal));
     driver_->check(driver_->cuDevicePrimaryCtxRetain(&context_, device),
                    "cannot start GPU " + std::to_string(ordinal));
     use_context();
-    synchronize_ = function<decltype(&::cuCtxSynchronize)>("cuCtxSynchronize");
-    copy_out_ = function<decltype(&::cuMemcpyDtoH)>("cuMemcpyDtoH_v2");
-    copy_in_ = function<decltype(&::cuMemcpyHtoD)>("cuMemcpyHtoD_v2");
-    set_ = function<decltype(&::cuMemsetD8)>("cuMemsetD8_v2");
   }
 
   [[nodiscard]] std::shared_ptr<cuda_driver const> driver() const override { return driver_; }
@@ -128,13 +123,15 @@ class cuda_device final : public pool_device {
   }
 
   std::shared_ptr<cuda_driver const> driver_;
-  void* library_ = nullptr;  ///< never closed: the driver does not unload
+  /// Never closed: the driver does not unload.
+  void* library_ = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   CUcontext context_ = nullptr;
   CUfunction add_one_ = nullptr;
-  decltype(&::cuCtxSynchronize) synchronize_ = nullptr;
-  decltype(&::cuMemcpyDtoH) copy_out_ = nullptr;
-  decltype(&::cuMemcpyHtoD) copy_in_ = nullptr;
-  decltype(&::cuMemsetD8) set_ = nullptr;
+  decltype(&::cuCtxSynchronize) synchronize_ =
+      function<decltype(&::cuCtxSynchronize)>("cuCtxSynchronize");
+  decltype(&::cuMemcpyDtoH) copy_out_ = function<decltype(&::cuMemcpyDtoH)>("cuMemcpyDtoH_v2");
+  decltype(&::cuMemcpyHtoD) copy_in_ = function<decltype(&::cuMemcpyHtoD)>("cuMemcpyHtoD_v2");
+  decltype(&::cuMemsetD8) set_ = function<decltype(&::cuMemsetD8)>("cuMemsetD8_v2");
 };
 
 }  // namespace

@@ -1,7 +1,6 @@
 #include "memhandover/chunk_map.hpp"
 
 #include <algorithm>
-#include <ranges>
 
 namespace sluice::memhandover {
 
@@ -89,9 +88,9 @@ std::optional<extent> chunk_map::smallest_hole(std::uint64_t bytes, residence la
 }
 
 std::optional<extent> chunk_map::largest_hole(residence lasts) const {
-  for (auto const& [size, begin] : std::ranges::reverse_view{by_size_}) {
-    if (may_be_shared(begin, lasts)) {
-      return extent{begin, begin + size};
+  for (auto each = by_size_.rbegin(); each != by_size_.rend(); ++each) {
+    if (may_be_shared(each->second, lasts)) {
+      return extent{each->second, each->second + each->first};
     }
   }
   return std::nullopt;

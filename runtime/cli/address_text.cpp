@@ -39,7 +39,7 @@ std::string place(json const& who) {
 }
 
 std::string owner_text(json const& now) {
-  auto const owner = plain(field(now, "owner"));
+  auto owner = plain(field(now, "owner"));
   if (!field(now, "slot").is_number()) {
     return owner;
   }

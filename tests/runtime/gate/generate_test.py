@@ -79,11 +79,20 @@ class Generator(unittest.TestCase):
         self.assertEqual(types["cuMemcpyHtoDAsync_v2_ptsz"], ["CUdeviceptr", "const void *", "size_t", "CUstream"])
         self.assertEqual(found["cuDescribe"].returns, "const char *")
 
-    def test_wrappers_name_the_stream_of_the_call(self):
+    def wrapper(self, name):
         wrappers = self.generate(HEADER)["gated_calls.cpp"]
-        self.assertIn("of_cuLaunchKernel_ptsz, stream_use{hStream, true}", wrappers)
-        self.assertIn("of_cuMemcpyHtoDAsync_v2, stream_use{hStream, false}", wrappers)
-        self.assertIn("config != nullptr ? config->hStream : nullptr", wrappers)
+        return wrappers[wrappers.index(f"CUresult {name}(") :].split("\n}\n")[0]
+
+    def test_wrappers_name_the_stream_of_the_call(self):
+        self.assertIn("stream_use{hStream, true}", self.wrapper("cuLaunchKernel_ptsz"))
+        self.assertIn("stream_use{hStream, false}", self.wrapper("cuMemcpyHtoDAsync_v2"))
+        self.assertIn("config != nullptr ? config->hStream : nullptr", self.wrapper("cuLaunchKernelEx"))
+
+    def test_wrappers_name_what_a_calls_duration_follows_from(self):
+        self.assertIn("key_of_work({work_part(symbol::of_cuLaunchKernelEx), work_part(config), work_part(f)})",
+                      self.wrapper("cuLaunchKernelEx"))
+        self.assertIn("work_part(n)})", self.wrapper("cuMemcpyHtoDAsync_v2"))
+        self.assertNotIn("work_part(src)", self.wrapper("cuMemcpyHtoDAsync_v2"))
 
     def test_an_unknown_launch_stops_the_build(self):
         for name in ("cuLaunchWarp", "cuGraphLaunchLater", "cuStreamMemsetSomething"):

@@ -20,107 +20,107 @@ constexpr std::int64_t latency = 4 * us;  // of a launch on an idle device
 
 class run_ahead_test : public testing::Test {
  protected:
-  void launch(std::int64_t now, std::chrono::nanoseconds takes) { ahead.launched(now, takes); }
-  run_ahead ahead;
-  int events[4] = {};
+  void launch(std::int64_t now, std::chrono::nanoseconds takes) { ahead_.launched(now, takes); }
+  run_ahead ahead_;
+  std::array<int, 4> events_{};
 };
 
 TEST_F(run_ahead_test, an_idle_stream_has_room_for_anything) {
-  EXPECT_TRUE(ahead.has_room(1'000'000, 10ms, 100us));
-  EXPECT_EQ(ahead.oldest(), nullptr);
+  EXPECT_TRUE(ahead_.has_room(1'000'000, 10ms, 100us));
+  EXPECT_EQ(ahead_.oldest(), nullptr);
 }
 
 TEST_F(run_ahead_test, launches_add_up_and_the_clock_moves_them_on) {
   launch(0, 50us);
   launch(0, 70us);
-  EXPECT_EQ(ahead.end(), latency + 120 * us);
-  EXPECT_FALSE(ahead.has_room(0, 10us, 130us));
-  EXPECT_TRUE(ahead.has_room(4 * us, 10us, 130us));
+  EXPECT_EQ(ahead_.end(), latency + 120 * us);
+  EXPECT_FALSE(ahead_.has_room(0, 10us, 130us));
+  EXPECT_TRUE(ahead_.has_room(4 * us, 10us, 130us));
 }
 
 TEST_F(run_ahead_test, what_is_longer_than_the_bound_waits_for_all_that_is_before_it) {
   launch(0, 50us);
-  EXPECT_FALSE(ahead.has_room(0, 9ms, 200us));
-  EXPECT_FALSE(ahead.has_room(40 * us, 9ms, 200us));
-  EXPECT_TRUE(ahead.has_room(50 * us, 9ms, 200us))
+  EXPECT_FALSE(ahead_.has_room(0, 9ms, 200us));
+  EXPECT_FALSE(ahead_.has_room(40 * us, 9ms, 200us));
+  EXPECT_TRUE(ahead_.has_room(50 * us, 9ms, 200us))
       << "the way to the device is as long as the rest";
 }
 
 TEST_F(run_ahead_test, an_event_that_happened_early_brings_what_follows_forward) {
   launch(0, 100us);
-  ahead.marked(0, &events[0]);
+  ahead_.marked(0, &events_[0]);
   launch(0, 40us);
-  EXPECT_EQ(ahead.happened(30 * us).event, &events[0]);
-  EXPECT_EQ(ahead.end(), 70 * us);
+  EXPECT_EQ(ahead_.happened(30 * us).event, &events_[0]);
+  EXPECT_EQ(ahead_.end(), 70 * us);
 }
 
 TEST_F(run_ahead_test, an_event_that_is_late_puts_off_what_follows) {
   launch(0, 10us);
-  ahead.marked(0, &events[0]);
+  ahead_.marked(0, &events_[0]);
   launch(0, 40us);
-  ahead.is_late(200 * us);
-  EXPECT_EQ(ahead.end(), 240 * us + 1);
-  EXPECT_FALSE(ahead.has_room(200 * us, 0us, 20us));
+  ahead_.is_late(200 * us);
+  EXPECT_EQ(ahead_.end(), 240 * us + 1);
+  EXPECT_FALSE(ahead_.has_room(200 * us, 0us, 20us));
 }
 
 TEST_F(run_ahead_test, an_event_that_happened_in_time_changes_nothing) {
   launch(0, 10us);
-  ahead.marked(0, &events[0]);
+  ahead_.marked(0, &events_[0]);
   launch(0, 40us);
-  auto const end = ahead.end();
-  (void)ahead.happened(50 * us);
-  EXPECT_EQ(ahead.end(), end);
+  auto const end = ahead_.end();
+  (void)ahead_.happened(50 * us);
+  EXPECT_EQ(ahead_.end(), end);
 }
 
 TEST_F(run_ahead_test, events_are_asked_for_only_when_the_answer_can_matter) {
   launch(0, 10us);
-  ahead.marked(0, &events[0]);
-  EXPECT_FALSE(ahead.should_ask(0, 10us, 100us)) << "there is room, and it is not due";
-  EXPECT_TRUE(ahead.should_ask(0, 10us, 5us)) << "there is no room unless it is early";
-  EXPECT_TRUE(ahead.should_ask(20 * us, 10us, 100us)) << "it is due";
+  ahead_.marked(0, &events_[0]);
+  EXPECT_FALSE(ahead_.should_ask(0, 10us, 100us)) << "there is room, and it is not due";
+  EXPECT_TRUE(ahead_.should_ask(0, 10us, 5us)) << "there is no room unless it is early";
+  EXPECT_TRUE(ahead_.should_ask(20 * us, 10us, 100us)) << "it is due";
 }
 
 TEST_F(run_ahead_test, a_launch_between_two_events_is_alone) {
   launch(0, 10us);
-  ahead.marked(0, &events[0], 7);
+  ahead_.marked(0, &events_[0], 7);
   launch(0, 10us);
   launch(0, 10us);
-  ahead.marked(0, &events[1]);
-  auto const first = ahead.happened(1 * us);
+  ahead_.marked(0, &events_[1]);
+  auto const first = ahead_.happened(1 * us);
   EXPECT_TRUE(first.alone);
   EXPECT_EQ(first.measures, 7U);
-  EXPECT_FALSE(ahead.happened(2 * us).alone);
+  EXPECT_FALSE(ahead_.happened(2 * us).alone);
 }
 
 TEST_F(run_ahead_test, what_cannot_be_marked_is_forgotten) {
   launch(0, 10us);
-  ahead.marked(0, &events[0]);
+  ahead_.marked(0, &events_[0]);
   launch(0, 500us);
-  ahead.forget_unmarked(3 * us);
-  EXPECT_EQ(ahead.end(), latency + 10 * us);
-  EXPECT_EQ(ahead.unmarked_work(), 0ns);
+  ahead_.forget_unmarked(3 * us);
+  EXPECT_EQ(ahead_.end(), latency + 10 * us);
+  EXPECT_EQ(ahead_.unmarked_work(), 0ns);
 }
 
 TEST_F(run_ahead_test, an_event_on_an_idle_stream_is_not_late_at_once) {
-  ahead.marked(500 * us, &events[0]);
+  ahead_.marked(500 * us, &events_[0]);
   launch(500 * us, 10us);
-  ahead.is_late(502 * us);
-  EXPECT_LE(ahead.end(), 520 * us);
+  ahead_.is_late(502 * us);
+  EXPECT_LE(ahead_.end(), 520 * us);
 }
 
 TEST_F(run_ahead_test, clearing_gives_every_event_back_once) {
-  for (int& event : events) {
+  for (int& event : events_) {
     launch(0, 10us);
-    ahead.marked(0, &event);
+    ahead_.marked(0, &event);
   }
   launch(0, 10us);
-  for (int& event : events) {
-    auto const given = ahead.clear();
+  for (int& event : events_) {
+    auto const given = ahead_.clear();
     ASSERT_TRUE(given.has_value());
     EXPECT_EQ(given->event, &event);
   }
-  EXPECT_FALSE(ahead.clear().has_value());
-  EXPECT_TRUE(ahead.has_room(0, 1s, 0ns));
+  EXPECT_FALSE(ahead_.clear().has_value());
+  EXPECT_TRUE(ahead_.has_room(0, 1s, 0ns));
 }
 
 TEST(durations_test, kinds_differ_in_every_part) {
