@@ -88,10 +88,11 @@ std::optional<extent> chunk_map::smallest_hole(std::uint64_t bytes, residence la
 }
 
 std::optional<extent> chunk_map::largest_hole(residence lasts) const {
-  for (auto each = by_size_.rbegin(); each != by_size_.rend(); ++each) {
-    if (may_be_shared(each->second, lasts)) {
-      return extent{each->second, each->second + each->first};
-    }
+  auto const found = std::find_if(by_size_.rbegin(), by_size_.rend(), [&](auto const& hole) {
+    return may_be_shared(hole.second, lasts);
+  });
+  if (found != by_size_.rend()) {
+    return extent{found->second, found->second + found->first};
   }
   return std::nullopt;
 }
