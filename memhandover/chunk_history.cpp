@@ -3,13 +3,32 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
+#include <iterator>
 
 namespace sluice::memhandover {
 namespace {
 
-void put_text(char (&to)[sizeof(note_text::text)], std::string_view text) {
-  text = text.substr(0, sizeof to - 1);
-  *std::copy(text.begin(), text.end(), to) = '\0';
+using text_words = std::atomic<std::uint64_t>[sizeof(note_text::text) / sizeof(std::uint64_t)];
+
+void put_text(text_words& to, std::string_view text) {
+  note_text bytes{};
+  text = text.substr(0, sizeof bytes.text - 1);
+  std::copy(text.begin(), text.end(), bytes.text);
+  for (std::size_t i = 0; i < std::size(to); ++i) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, bytes.text + i * sizeof word, sizeof word);
+    to[i].store(word, std::memory_order_relaxed);
+  }
+}
+
+std::string get_text(text_words const& from) {
+  note_text bytes{};
+  for (std::size_t i = 0; i < std::size(from); ++i) {
+    std::uint64_t const word = from[i].load(std::memory_order_relaxed);
+    std::memcpy(bytes.text + i * sizeof word, &word, sizeof word);
+  }
+  return std::string{text_of(bytes.text)};
 }
 
 }  // namespace
@@ -102,7 +121,7 @@ std::vector<happened> read_history(ledger_view const& view, std::uint32_t slot) 
                    place.pid.load(std::memory_order_relaxed),
                    place.first.load(std::memory_order_relaxed),
                    place.count.load(std::memory_order_relaxed),
-                   std::string{text_of(place.what)}};
+                   get_text(place.what)};
     std::atomic_thread_fence(std::memory_order_acquire);
     if (place.seq.load(std::memory_order_relaxed) == seq) {
       found.push_back(std::move(entry));

@@ -192,7 +192,8 @@ struct alignas(64) history_entry {
   std::atomic<std::int64_t> from_ns, until_ns;
   std::atomic<std::uint64_t> address, generation;
   std::atomic<std::uint32_t> kind, pid, first, count;
-  char what[sizeof(note_text::text)];
+  /// A text that ends with a zero byte, eight bytes a word: it may be read while it is written.
+  std::atomic<std::uint64_t> what[sizeof(note_text::text) / sizeof(std::uint64_t)];
 };
 
 /// A text of shared memory up to its zero byte, or all of it if a damaged one has none.
