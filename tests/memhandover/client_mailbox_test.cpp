@@ -101,7 +101,11 @@ TEST_F(client_mailbox_test, releases_a_chunk_once_and_only_its_own) {
 /// and then looks who waits. One of them must see the other, or the client sleeps beside free
 /// memory.
 TEST_F(client_mailbox_test, a_waiting_client_finds_memory_or_is_rung) {
+#ifdef __SANITIZE_THREAD__
+  constexpr int rounds = 5'000;
+#else
   constexpr int rounds = 100'000;
+#endif
   unique_fd const bell{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   ledger_writer writer{view_};
   writer.set_bell(0, unique_fd{::dup(bell.get())});
