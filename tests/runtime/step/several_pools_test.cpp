@@ -284,7 +284,8 @@ TEST_F(several_pools_test, a_new_broker_adopts_every_pool_in_the_old_order) {
   auto serving = server({1, 0});
   auto ids = [this] {
     std::vector<std::string> result;
-    for (auto const& pool : status()["pools"]) {
+    auto const told = status();
+    for (auto const& pool : told["pools"]) {
       result.push_back(pool["pool"]["id"].get<std::string>());
     }
     return result;
@@ -302,7 +303,8 @@ TEST_F(several_pools_test, a_new_broker_adopts_every_pool_in_the_old_order) {
         },
         "another broker");
     ASSERT_EQ(ids(), before);
-    for (auto const& pool : status()["pools"]) {
+    auto const told = status();
+    for (auto const& pool : told["pools"]) {
       ASSERT_EQ(pool["clients"].size(), 2U);
       ASSERT_EQ(accounted(pool), pool_bytes);
     }
