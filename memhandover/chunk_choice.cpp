@@ -6,6 +6,11 @@
 
 namespace sluice::memhandover {
 
+bool are_neighbours(std::span<std::uint32_t const> chunks) noexcept {
+  return std::adjacent_find(chunks.begin(), chunks.end(),
+                            [](auto a, auto b) { return b != a + 1; }) == chunks.end();
+}
+
 std::vector<std::uint32_t> choose_chunks_to_give(std::span<std::uint32_t const> own,
                                                  std::vector<bool> const& free,
                                                  std::uint32_t missing) {

@@ -7,6 +7,9 @@
 
 namespace sluice::memhandover {
 
+/// Whether each is the one behind its predecessor: then they lie together in the whole view.
+[[nodiscard]] bool are_neighbours(std::span<std::uint32_t const> chunks) noexcept;
+
 /// At least `missing` chunks of `own` (all of them, if these are fewer). `free[i]` tells that the
 /// taker has chunk i already; with those and what is returned it finds `missing` + (number of free
 /// ones) neighbours, if any choice makes that possible. Then the choice is the one that gives least,

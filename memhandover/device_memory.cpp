@@ -18,6 +18,23 @@ std::string name_of(pool_shape const& shape) {
   return shape.device == 0 ? "host memory" : "host memory " + number;
 }
 
+std::byte* device_memory::map_anew(std::span<std::uint32_t const> chunks) {
+  auto const count = static_cast<std::uint32_t>(chunks.size());
+  auto* const where = reserve(count);
+  try {
+    map(where, chunks);
+  } catch (...) {
+    release(where, count);
+    throw;
+  }
+  return where;
+}
+
+void device_memory::unmap_and_release(std::byte* where, std::uint32_t count) noexcept {
+  unmap(where, count);
+  release(where, count);
+}
+
 std::unique_ptr<device_memory> open_device_memory(pool_shape const& shape,
                                                   pool_descriptors const& descriptors,
                                                   std::shared_ptr<cuda_driver const> driver) {

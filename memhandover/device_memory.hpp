@@ -80,6 +80,11 @@ class device_memory {
 
   /// Zeroes the contents of the chunks mapped at `where`.
   virtual void scrub(std::byte* where, std::span<std::uint32_t const> chunks) = 0;
+
+  /// Reserves addresses for `chunks` and maps them there, one after the other.
+  [[nodiscard]] std::byte* map_anew(std::span<std::uint32_t const> chunks);
+  /// Ends what `map_anew` began for `count` chunks.
+  void unmap_and_release(std::byte* where, std::uint32_t count) noexcept;
 };
 
 /// The backend over descriptors received from the broker. For CUDA the calling thread must have the

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "memhandover/bytes.hpp"
+#include "memhandover/chunk_choice.hpp"
 #include "memhandover/chunk_history.hpp"
 #include "memhandover/chunk_notes.hpp"
 #include "memhandover/detail/server_manifest.hpp"
@@ -38,11 +39,6 @@ struct holding {
   bool stitched = false;
 };
 
-bool contiguous(std::vector<std::uint32_t> const& chunks) {
-  return std::adjacent_find(chunks.begin(), chunks.end(),
-                            [](auto a, auto b) { return b != a + 1; }) == chunks.end();
-}
-
 /// Waits a moment for `word` to become `value` without going to sleep: waking up would cost more than
 /// the answer usually takes.
 void await_awake(std::atomic<std::uint32_t> const& word, std::uint32_t value,
@@ -64,30 +60,21 @@ bool may_stay_awake(backend_kind backend) {
 /// All chunks of a pool, one after the other at one address, while this object lives.
 class whole_pool {
  public:
-  explicit whole_pool(device_memory& memory)
-      : memory_(memory), data_(memory.reserve(memory.shape().chunk_count)) {
+  explicit whole_pool(device_memory& memory) : memory_(memory) {
     std::vector<std::uint32_t> all(memory.shape().chunk_count);
     std::iota(all.begin(), all.end(), 0U);
-    try {
-      memory_.map(data_, all);
-    } catch (...) {
-      memory_.release(data_, memory.shape().chunk_count);
-      throw;
-    }
+    data_ = memory.map_anew(all);
   }
   whole_pool(whole_pool const&) = delete;
   whole_pool& operator=(whole_pool const&) = delete;
-  ~whole_pool() {
-    memory_.unmap(data_, memory_.shape().chunk_count);
-    memory_.release(data_, memory_.shape().chunk_count);
-  }
+  ~whole_pool() { memory_.unmap_and_release(data_, memory_.shape().chunk_count); }
   [[nodiscard]] std::byte* at(std::uint32_t chunk) const noexcept {
     return data_ + chunk * memory_.shape().chunk_bytes;
   }
 
  private:
   device_memory& memory_;
-  std::byte* data_;
+  std::byte* data_ = nullptr;
 };
 
 class pool_server final : public serving_pool, public std::enable_shared_from_this<pool_server> {
@@ -101,7 +88,8 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
         whole_(*memory_),
         notes_(member_.view(), member_.slot()),
         history_(member_.view(), member_.slot()),
-        stop_(make_event()) {
+        stop_(make_event()),
+        stays_awake_(may_stay_awake(shape().backend)) {
     manifest_.emplace(member_.files().manifest.get(),
                       detail::server_manifest::parts{
                           member_.view(), *memory_, whole_.at(0), member_.slot(), mutex_, writer_,
@@ -200,14 +188,7 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
   }
   [[nodiscard]] std::byte* whole_view() const noexcept override { return whole_.at(0); }
   [[nodiscard]] std::byte* stitch(std::span<std::uint32_t const> chunks) override {
-    auto const count = static_cast<std::uint32_t>(chunks.size());
-    auto* const where = memory_->reserve(count);
-    try {
-      memory_->map(where, chunks);
-    } catch (...) {
-      memory_->release(where, count);
-      throw;
-    }
+    auto* const where = memory_->map_anew(chunks);
     std::lock_guard const lock{mutex_};
     manifest_->note_stitched(where, {chunks.begin(), chunks.end()});
     return where;
@@ -217,8 +198,7 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
       std::lock_guard const lock{mutex_};
       manifest_->forget_stitched(where);  // before others may get these addresses
     }
-    memory_->unmap(where, count);
-    memory_->release(where, count);
+    memory_->unmap_and_release(where, count);
   }
   void note_chunks(std::span<std::uint32_t const> chunks, std::string_view what) override {
     std::lock_guard const lock{noting_};
@@ -245,8 +225,7 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
     if (held.stitched) {
       unstitch(held.data, static_cast<std::uint32_t>(held.chunks.size()));
     }
-    std::lock_guard const lock{mutex_};
-    writer_->give_back(manifest_->without_left(held.chunks));
+    give_back_chunks(held.chunks);
   }
 
  private:
@@ -276,6 +255,7 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
   [[nodiscard]] std::vector<std::uint32_t> obtain(std::uint64_t bytes,
                                                   steady_clock::time_point deadline,
                                                   handover_report& result);
+  void finish(handover_report const& result, handover_report* report);
   void record(handover_report const& report);
   [[nodiscard]] std::string holders() const;
 
@@ -286,6 +266,7 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
   chunk_notes notes_;
   chunk_history history_;
   unique_fd stop_;
+  bool const stays_awake_;
   std::mutex acquiring_;      ///< one acquisition at a time
   std::mutex noting_;         ///< guards notes and history
   mutable std::mutex mutex_;  ///< guards what follows
@@ -418,84 +399,81 @@ std::vector<std::uint32_t> pool_server::obtain(std::uint64_t bytes,
   auto const start_ns = monotonic_ns();
   result.bytes = count * chunk_bytes;
 
-  {
-    std::unique_lock lock{mutex_};
-    writer_->pump();
-    // While this is set, nothing that comes free is granted to training.
-    writer_->set_wanted(count);
-    auto const unset = [](ledger_writer* writer) { writer->set_wanted(0); };
-    std::unique_ptr<ledger_writer, decltype(unset)> const at_end{&*writer_, unset};
-    if (writer_->free_chunks() < count) {
-      writer_->let_go(count - writer_->free_chunks());
-    }
-    std::vector<std::uint32_t> asked;
-    while (writer_->free_chunks() < count) {
-      auto const slot = richest(asked);
-      if (!slot && dying_hold()) {
-        // Their memory comes free when the last of their processes has ended.
-        (void)mail_.wait_until(lock, deadline, [&] {
-          return writer_->free_chunks() >= count || !dying_hold() || richest(asked).has_value();
-        });
-        if (writer_->free_chunks() >= count || steady_clock::now() < deadline) {
-          continue;
-        }
-      }
-      if (!slot) {
-        throw error{error_kind::out_of_memory,
-                    format_bytes(bytes) + " are wanted but only " +
-                        format_bytes(writer_->free_chunks() * chunk_bytes) + " can be had; " +
-                        holders()};
-      }
-      asked.push_back(*slot);
-      auto const missing = count - writer_->free_chunks();
-      auto const refill = std::min(reserve_, shape().chunk_count - count);
-      auto const number = writer_->demand(*slot, missing + refill);
-      auto const& mailbox = member_.view().mailbox(*slot);
-      auto const& entry = member_.view().clients()[*slot];
-      auto answered = [&] {
-        writer_->pump();
-        return mailbox.demand_done.load(std::memory_order_acquire) == number ||
-               entry.status.load(std::memory_order_acquire) !=
-                   static_cast<std::uint32_t>(client_status::live);
-      };
-      // A dying client's memory comes free through the broker; the deadline covers that as well.
-      if (may_stay_awake(shape().backend)) {
-        lock.unlock();
-        await_awake(mailbox.demand_done, number, deadline);
-        lock.lock();
-      }
-      bool const in_time = mail_.wait_until(
-          lock, deadline, [&] { return answered() || writer_->free_chunks() >= count; });
-      if (!in_time) {
-        writer_->demand(*slot, 0);
-        throw error{error_kind::deadline_exceeded,
-                    "training (pid " + std::to_string(entry.pid.load()) + ") did not give " +
-                        format_bytes(missing * chunk_bytes) +
-                        " back in time; the demand has been withdrawn"};
-      }
-      if (mailbox.demand_done.load() == number) {
-        writer_->pump();  // the releases were posted before the answer
-        auto const awake = mailbox.awake_ns.load();
-        auto const closed = mailbox.closed_ns.load();
-        auto const idle = mailbox.idle_ns.load();
-        auto const released = mailbox.released_ns.load();
-        result.bytes_live += mailbox.live_chunks.load() * chunk_bytes;
-        result.unit =
-            nanoseconds{std::max<std::int64_t>(0, mailbox.unit_ended_ns.load() - start_ns)};
-        result.notify += nanoseconds{std::max<std::int64_t>(0, awake - start_ns)};
-        result.gate += nanoseconds{std::max<std::int64_t>(0, closed - awake)};
-        result.drain += nanoseconds{std::max<std::int64_t>(0, idle - closed)};
-        result.revoke += nanoseconds{std::max<std::int64_t>(0, released - idle)};
-        result.ledger = nanoseconds{std::max<std::int64_t>(0, monotonic_ns() - released)};
-      } else if (writer_->free_chunks() < count) {
-        mail_.wait_until(lock, deadline, [&] {
-          return writer_->held_by(*slot) == 0 || writer_->free_chunks() >= count;
-        });
-      }
-      result.bytes_reclaimed += missing * chunk_bytes;
-    }
-    return writer_->take(count, static_cast<std::uint16_t>(member_.slot()));
+  std::unique_lock lock{mutex_};
+  writer_->pump();
+  // While this is set, nothing that comes free is granted to training.
+  writer_->set_wanted(count);
+  auto const unset = [](ledger_writer* writer) { writer->set_wanted(0); };
+  std::unique_ptr<ledger_writer, decltype(unset)> const at_end{&*writer_, unset};
+  if (writer_->free_chunks() < count) {
+    writer_->let_go(count - writer_->free_chunks());
   }
+  std::vector<std::uint32_t> asked;
+  while (writer_->free_chunks() < count) {
+    auto const slot = richest(asked);
+    if (!slot && dying_hold()) {
+      // Their memory comes free when the last of their processes has ended.
+      (void)mail_.wait_until(lock, deadline, [&] {
+        return writer_->free_chunks() >= count || !dying_hold() || richest(asked).has_value();
+      });
+      if (writer_->free_chunks() >= count || steady_clock::now() < deadline) {
+        continue;
+      }
+    }
+    if (!slot) {
+      throw error{error_kind::out_of_memory,
+                  format_bytes(bytes) + " are wanted but only " +
+                      format_bytes(writer_->free_chunks() * chunk_bytes) + " can be had; " +
+                      holders()};
+    }
+    asked.push_back(*slot);
+    auto const missing = count - writer_->free_chunks();
+    auto const refill = std::min(reserve_, shape().chunk_count - count);
+    auto const number = writer_->demand(*slot, missing + refill);
+    auto const& mailbox = member_.view().mailbox(*slot);
+    auto const& entry = member_.view().clients()[*slot];
+    auto answered = [&] {
+      writer_->pump();
+      return mailbox.demand_done.load(std::memory_order_acquire) == number ||
+             entry.status.load(std::memory_order_acquire) !=
+                 static_cast<std::uint32_t>(client_status::live);
+    };
+    // A dying client's memory comes free through the broker; the deadline covers that as well.
+    if (stays_awake_) {
+      lock.unlock();
+      await_awake(mailbox.demand_done, number, deadline);
+      lock.lock();
+    }
+    bool const in_time = mail_.wait_until(
+        lock, deadline, [&] { return answered() || writer_->free_chunks() >= count; });
+    if (!in_time) {
+      writer_->demand(*slot, 0);
+      throw error{error_kind::deadline_exceeded,
+                  "training (pid " + std::to_string(entry.pid.load()) + ") did not give " +
+                      format_bytes(missing * chunk_bytes) +
+                      " back in time; the demand has been withdrawn"};
+    }
+    if (mailbox.demand_done.load() == number) {
+      writer_->pump();  // the releases were posted before the answer
+      auto const awake = mailbox.awake_ns.load();
+      auto const closed = mailbox.closed_ns.load();
+      auto const idle = mailbox.idle_ns.load();
+      auto const released = mailbox.released_ns.load();
+      result.bytes_live += mailbox.live_chunks.load() * chunk_bytes;
+      result.unit = nanoseconds{std::max<std::int64_t>(0, mailbox.unit_ended_ns.load() - start_ns)};
+      result.notify += nanoseconds{std::max<std::int64_t>(0, awake - start_ns)};
+      result.gate += nanoseconds{std::max<std::int64_t>(0, closed - awake)};
+      result.drain += nanoseconds{std::max<std::int64_t>(0, idle - closed)};
+      result.revoke += nanoseconds{std::max<std::int64_t>(0, released - idle)};
+      result.ledger = nanoseconds{std::max<std::int64_t>(0, monotonic_ns() - released)};
+    } else if (writer_->free_chunks() < count) {
+      mail_.wait_until(lock, deadline, [&] {
+        return writer_->held_by(*slot) == 0 || writer_->free_chunks() >= count;
+      });
+    }
+    result.bytes_reclaimed += missing * chunk_bytes;
+  }
+  return writer_->take(count, static_cast<std::uint16_t>(member_.slot()));
 }
 
 std::vector<std::uint32_t> pool_server::acquire_chunks(std::uint32_t count,
@@ -509,12 +487,7 @@ std::vector<std::uint32_t> pool_server::acquire_chunks(std::uint32_t count,
   handover_report result;
   auto chunks = obtain(count * shape().chunk_bytes, deadline, result);
   result.total = steady_clock::now() - start;
-  if (result.bytes_reclaimed > 0) {
-    record(result);
-  }
-  if (report != nullptr) {
-    *report = result;
-  }
+  finish(result, report);
   return chunks;
 }
 
@@ -526,7 +499,7 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
   auto held = std::make_unique<holding>();
   held->chunks = obtain(bytes, deadline, result);
   auto const mapping = steady_clock::now();
-  if (contiguous(held->chunks)) {
+  if (are_neighbours(held->chunks)) {
     held->data = whole_.at(held->chunks.front());
   } else {
     try {
@@ -540,17 +513,22 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
   auto const end = steady_clock::now();
   result.map = end - mapping;
   result.total = end - start;
+  finish(result, report);
+  tell(held->chunks, held->data, what);
+  auto* const data = held->data;
+  auto give_it_back = [self = shared_from_this(), held = std::shared_ptr<holding>{std::move(held)}](
+                          void*) { self->give_back(*held); };
+  return {std::shared_ptr<void>{nullptr, std::move(give_it_back)}, data, result.bytes};
+}
+
+/// Tells of an acquisition that is over.
+void pool_server::finish(handover_report const& result, handover_report* report) {
   if (result.bytes_reclaimed > 0) {
     record(result);
   }
   if (report != nullptr) {
     *report = result;
   }
-  tell(held->chunks, held->data, what);
-  auto* const data = held->data;
-  auto give_it_back = [self = shared_from_this(), held = std::shared_ptr<holding>{std::move(held)}](
-                          void*) { self->give_back(*held); };
-  return {std::shared_ptr<void>{nullptr, std::move(give_it_back)}, data, result.bytes};
 }
 
 void pool_server::record(handover_report const& report) {

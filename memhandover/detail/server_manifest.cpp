@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "memhandover/bytes.hpp"
+#include "memhandover/chunk_choice.hpp"
 #include "memhandover/error.hpp"
 
 namespace sluice::memhandover::detail {
@@ -14,11 +15,6 @@ std::vector<std::uint32_t> chunks_of(manifest_entry const& entry) {
     chunks.push_back(each.chunk);
   }
   return chunks;
-}
-
-bool are_neighbours(std::vector<std::uint32_t> const& chunks) {
-  return std::adjacent_find(chunks.begin(), chunks.end(),
-                            [](auto a, auto b) { return b != a + 1; }) == chunks.end();
 }
 
 }  // namespace
@@ -168,13 +164,7 @@ placement server_manifest::claim(std::string_view key) {
   bool const stitched = !are_neighbours(chunks);
   auto* base = of_.whole + chunks.front() * of_.view.header().chunk_bytes;
   if (stitched) {
-    base = of_.memory.reserve(count);
-    try {
-      of_.memory.map(base, chunks);
-    } catch (...) {
-      of_.memory.release(base, count);
-      throw;
-    }
+    base = of_.memory.map_anew(chunks);
     stitched_.insert_or_assign(base, chunks);
   }
   of_.writer->claim(chunks, static_cast<std::uint16_t>(of_.slot));
@@ -188,8 +178,7 @@ placement server_manifest::claim(std::string_view key) {
         std::lock_guard const again{of_.mutex};
         stitched_.erase(base);  // before others may get these addresses
       }
-      of_.memory.unmap(base, count);
-      of_.memory.release(base, count);
+      of_.memory.unmap_and_release(base, count);
     }
     std::lock_guard const again{of_.mutex};
     give_claimed_back(chunks);

@@ -29,7 +29,8 @@ constexpr std::chrono::nanoseconds awake = 20us;
 /// A thread that waits longer than this for its run-ahead may itself be the one that has to launch
 /// what the device waits for, so it goes on.
 constexpr std::chrono::nanoseconds room_patience = 1s;
-/// A demand that the control thread has not answered by then is none of the launching threads' business.
+/// A demand that the control thread has not answered by then is none of the launching threads'
+/// business.
 constexpr std::chrono::nanoseconds demand_patience = 2s;
 
 timespec to_timespec(std::chrono::nanoseconds span) {

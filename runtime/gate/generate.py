@@ -117,7 +117,7 @@ def wrapper(entry: EntryPoint) -> str:
     names = ", ".join(p.name for p in parameters)
     return f"""SLUICE_DRIVER_CALL CUresult {entry.name}({declared}) {{
   using driver_function = CUresult (*)({types});
-  planned_work const work{{{stream_of(entry)}, key_of_work({{{kind_of(entry)}}})}};
+  planned_work const work{{{stream_of(entry)}, the_gate().bounded() ? key_of_work({{{kind_of(entry)}}}) : 0}};
   return dispatch(gated_call{{symbol::of_{entry.name}, work, {droppable(entry)}}},
                   [&] {{ return real<driver_function>(symbol::of_{entry.name})({names}); }});
 }}

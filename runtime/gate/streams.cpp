@@ -143,23 +143,28 @@ bool stream_registry::has_room(thread_slot& self, planned_work const& work, nano
 void stream_registry::look(stream_state& state, std::int64_t now, nanoseconds takes,
                            nanoseconds bound) {
   driver::beside_captures const safe;
-  while (state.ahead_.should_ask(now, takes, bound)) {
-    if (!driver::has_happened(static_cast<CUevent>(state.ahead_.oldest()->event))) {
-      state.ahead_.is_late(now);
-      return;
-    }
-    group_marker const done = state.ahead_.happened(now);
-    auto* const event = static_cast<CUevent>(done.event);
-    if (state.passed_ != nullptr) {
-      if (done.measures != 0) {
-        if (auto const took = driver::elapsed(state.passed_, event)) {
-          durations_.learn(done.measures, *took);
-        }
-      }
-      return_event(state.context_, state.passed_);
-    }
-    state.passed_ = event;
+  while (state.ahead_.should_ask(now, takes, bound) && take_news(state, now)) {
   }
+}
+
+/// Asks for the oldest event between launches; false if it has not happened yet.
+bool stream_registry::take_news(stream_state& state, std::int64_t now) {
+  if (!driver::has_happened(static_cast<CUevent>(state.ahead_.oldest()->event))) {
+    state.ahead_.is_late(now);
+    return false;
+  }
+  group_marker const done = state.ahead_.happened(now);
+  auto* const event = static_cast<CUevent>(done.event);
+  if (state.passed_ != nullptr) {
+    if (done.measures != 0) {
+      if (auto const took = driver::elapsed(state.passed_, event)) {
+        durations_.learn(done.measures, *took);
+      }
+    }
+    return_event(state.context_, state.passed_);
+  }
+  state.passed_ = event;
+  return true;
 }
 
 void stream_registry::forgive(thread_slot& self, stream_use use) {
@@ -263,8 +268,8 @@ void stream_registry::watch_unit() {
     }
     std::lock_guard const inner{state->lock_};
     driver::in_context const there{state->context_};
-    if (there.entered()) {
-      look(*state, monotonic_ns(), nanoseconds::max() / 2, nanoseconds::zero());
+    while (there.entered() && state->ahead_.oldest() != nullptr &&
+           take_news(*state, monotonic_ns())) {
     }
     if (auto const* unit = state->ahead_.oldest(); unit != nullptr && unit->alone) {
       units_.push_back({static_cast<CUevent>(unit->event), state->context_});

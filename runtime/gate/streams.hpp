@@ -120,7 +120,8 @@ class stream_registry {
   [[nodiscard]] stream_state* look_up(stream_key const& key);
   [[nodiscard]] CUevent take_event(CUcontext context);
   void return_event(CUcontext context, CUevent event);
-  /// Takes the news of the stream's events.
+  [[nodiscard]] bool take_news(stream_state& state, std::int64_t now);
+  /// Takes the news of the stream's events, as far as it matters to a call that takes so long.
   void look(stream_state& state, std::int64_t now, std::chrono::nanoseconds takes,
             std::chrono::nanoseconds bound);
   /// Records an event between two launches.

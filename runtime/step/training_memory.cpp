@@ -517,27 +517,22 @@ void training_memory::hand_over(std::uint32_t count, std::vector<std::uint32_t>&
 
 /// On the control thread.
 memhandover::demand_answer training_memory::answer(memhandover::demand const& wanted) {
+  auto* const gate = options_.gate;
   demands_waiting_.fetch_add(1);
-  auto const passed = [this](training_memory*) {
+  auto const passed = [this, gate, &wanted](training_memory*) {
     {
       std::lock_guard const lock{mutex_};
       demands_waiting_.fetch_sub(1);
     }
     demand_answered_.notify_all();
+    if (gate != nullptr) {
+      gate->demand_answered(wanted);
+    }
   };
-  std::unique_ptr<training_memory, decltype(passed)> const turn{this, passed};
-  auto* const gate = options_.gate;
-  if (gate == nullptr) {
-    auto given = give_up(wanted);
-    given.noticed_ns = wanted.awake_ns;
-    tell_history(given);
-    return given;
-  }
   // Whatever happens here, nobody stays held for it.
-  auto const answered = [wanted](launch_gate* from) { from->demand_answered(wanted); };
-  std::unique_ptr<launch_gate, decltype(answered)> const at_end{gate, answered};
+  std::unique_ptr<training_memory, decltype(passed)> const turn{this, passed};
   auto given = give_up(wanted);
-  auto const seen = gate->demand_seen_ns();
+  auto const seen = gate != nullptr ? gate->demand_seen_ns() : 0;
   given.noticed_ns = seen > 0 ? std::min(seen, wanted.awake_ns) : wanted.awake_ns;
   tell_history(given);
   return given;
