@@ -5,6 +5,7 @@
 #include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
 
+#include <algorithm>
 #include <array>
 #include <condition_variable>
 #include <csignal>
@@ -54,8 +55,8 @@ class training_member final : public training_client {
   [[nodiscard]] std::uint32_t slot() const noexcept override { return member_.slot(); }
   [[nodiscard]] mailbox_header& mailbox() const noexcept override { return view().mailbox(slot()); }
 
-  [[nodiscard]] std::vector<std::uint32_t> acquire(
-      std::uint32_t count, lifetime kind, steady_clock::time_point deadline,
+  void ask(std::uint32_t count, lifetime kind, steady_clock::time_point deadline) override;
+  [[nodiscard]] std::vector<std::uint32_t> collect(
       std::vector<std::uint32_t>* needs_scrub) override;
   void release(std::span<std::uint32_t const> chunks) override;
   bool wait_grantable(std::uint32_t count, steady_clock::time_point deadline) override;
@@ -78,8 +79,9 @@ class training_member final : public training_client {
   std::mutex mutex_;   ///< guards what follows
   std::condition_variable bell_rang_;
   client_mailbox box_;
-  std::uint32_t waiting_ = 0;   ///< threads in `wait_grantable`
-  std::uint32_t answered_ = 0;  ///< control thread only
+  std::uint32_t uncollected_ = 0;  ///< chunks that may have been granted since the last `collect`
+  std::uint32_t waiting_ = 0;      ///< threads in `wait_grantable`
+  std::uint32_t answered_ = 0;     ///< control thread only
   std::thread thread_;
 };
 
@@ -146,18 +148,30 @@ void training_member::answer_demand() {
   }
 }
 
-std::vector<std::uint32_t> training_member::acquire(std::uint32_t count, lifetime kind,
-                                                    steady_clock::time_point deadline,
-                                                    std::vector<std::uint32_t>* needs_scrub) {
+void training_member::ask(std::uint32_t count, lifetime kind, steady_clock::time_point deadline) {
   std::lock_guard const alone{asking_};
   std::unique_lock lock{mutex_};
   box_.ask(count, kind);
+  uncollected_ += count;
   ring_writer();
   if (!bell_rang_.wait_until(lock, deadline, [&] { return box_.answered(); })) {
     box_.withdraw();
+    uncollected_ -= std::min(uncollected_, count);
     ring_writer();
   }
-  auto granted = box_.collect(count, needs_scrub);
+}
+
+std::vector<std::uint32_t> training_member::collect(std::vector<std::uint32_t>* needs_scrub) {
+  std::lock_guard const lock{mutex_};
+  if (uncollected_ == 0) {
+    return {};
+  }
+  auto granted = box_.collect(uncollected_, needs_scrub);
+  if (box_.answered()) {
+    uncollected_ = 0;
+  } else {
+    uncollected_ -= static_cast<std::uint32_t>(granted.size());
+  }
   if (box_.has_mail()) {
     ring_writer();
   }

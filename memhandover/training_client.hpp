@@ -4,8 +4,9 @@
 /// nothing that the gate holds; what it does with a demand is the handler's business.
 ///
 ///   auto pool = training_client::join(broker, "job", [&](demand const& d) { return give_up(d); });
-///   auto chunks = pool->acquire(16, lifetime::revocable, deadline);  // any thread but the handler's
-///   pool->release(chunks);                                           // maybe fewer than asked for
+///   pool->ask(16, lifetime::revocable, deadline);  // any thread but the handler's
+///   auto chunks = pool->collect();                 // maybe fewer than asked for
+///   pool->release(chunks);
 ///
 /// Thread-safety: all functions from any thread.
 #pragma once
@@ -61,11 +62,14 @@ class training_client {
   [[nodiscard]] virtual std::uint32_t slot() const noexcept = 0;
   [[nodiscard]] virtual mailbox_header& mailbox() const noexcept = 0;
 
-  /// Up to `count` chunks, as many as the writer grants at once. Chunks whose contents were
-  /// another's are listed first in `needs_scrub` if that is given. Empty if nothing is to be had or
-  /// no writer answered by the deadline.
-  [[nodiscard]] virtual std::vector<std::uint32_t> acquire(
-      std::uint32_t count, lifetime kind, std::chrono::steady_clock::time_point deadline,
+  /// Asks for `count` chunks and waits until the writer has granted what it can at once; `collect`
+  /// has them then. Nothing is granted if no writer has answered by the deadline.
+  virtual void ask(std::uint32_t count, lifetime kind,
+                   std::chrono::steady_clock::time_point deadline) = 0;
+  /// What has been granted to those who asked, maybe in other threads, since the last call. So a
+  /// demand can have at once what a thread has not come back for. Chunks whose contents were
+  /// another's are appended to `needs_scrub` if that is given.
+  [[nodiscard]] virtual std::vector<std::uint32_t> collect(
       std::vector<std::uint32_t>* needs_scrub = nullptr) = 0;
   /// Gives chunks back that nothing here reaches any more.
   virtual void release(std::span<std::uint32_t const> chunks) = 0;

@@ -430,12 +430,7 @@ uint64_t sluice_pool_bytes(void) {
 
 uint64_t sluice_reachable_bytes(void) {
   auto* const state = sharing();
-  if (state == nullptr) {
-    return 0;
-  }
-  auto const& shape = state->memory->client().view().shape();
-  std::uint64_t const kept = state->memory->client().mailbox().persistent_chunks.load();
-  return shape.bytes() - std::min(shape.bytes(), kept * shape.chunk_bytes);
+  return state == nullptr ? 0 : state->memory->reachable_bytes();
 }
 
 char const* sluice_shortage(void) {

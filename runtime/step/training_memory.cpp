@@ -29,9 +29,10 @@ constexpr std::chrono::seconds persistent_patience{60};
 /// How long the control thread waits for launches to end before it gives nothing: longer than any
 /// unit it may meet.
 constexpr std::int64_t drain_patience_ns = 2'000'000'000;
-/// Idle persistent chunks that a job keeps on CUDA, at least: what caches and workspaces are given
-/// back and asked for again would otherwise settle among the arena's chunks, and part neighbours.
-constexpr std::uint32_t fewest_kept = 4;
+/// On CUDA idle persistent chunks go where the arena can have them once they have not been needed
+/// while so many micro-batches were committed, or waited for memory in vain. What the optimizer and caches give back and ask for again would
+/// otherwise be missing then, and settle among the arena's chunks, where it parts neighbours.
+constexpr std::uint32_t turns_to_miss_idle = 64;
 /// Chunks that are mapped and zeroed while the lock is held: on a GPU 8 take some 0.3 ms.
 constexpr std::uint32_t most_at_once = 8;
 
@@ -108,13 +109,43 @@ void training_memory::begin() {
     }
   }
   drop_empty(promoted_);
-  if (options_.gate == nullptr) {
-    keep_spare(persistent_->shrink(persistent_->idle_chunks()));
-  }
+  let_idle_go();
+  exchange_idle();
   state_.store(arena_state::sound, std::memory_order_release);
   phase_ = phase::running;
   peak_ = arena_->ranges().used();
   began_empty_ = peak_ == 0;
+}
+
+/// Persistent chunks that nothing has needed for a while, to where the arena can have them: on the host
+/// all that are idle, because blocks come and go there one by one, and everywhere those that are idle
+/// before the first micro-batch, because they served to set the job up.
+void training_memory::let_idle_go() {
+  auto const idle = persistent_->idle_chunks();
+  bool const all = options_.gate == nullptr || turns_ == 0;
+  if (all || turns_ >= idle_go_at_) {
+    keep_spare(persistent_->shrink(all ? idle : std::min(idle, least_idle_)));
+    least_idle_ = persistent_->idle_chunks();
+    turns_ = std::max<std::uint64_t>(turns_, 1);
+    idle_go_at_ = turns_ + turns_to_miss_idle;
+  }
+}
+
+/// Idle persistent chunks that lie among the arena's, for ones nearer to the pool's end, if there are
+/// such without a mapping. A chunk lies badly when memory had to be had while the server held the rest.
+void training_memory::exchange_idle() {
+  if (options_.gate == nullptr || persistent_->idle_chunks() == 0 || spare_.empty()) {
+    return;
+  }
+  auto const chunks = persistent_->chunks();
+  auto const idle = chunks.last(persistent_->idle_chunks());
+  if (*std::min_element(idle.begin(), idle.end()) >
+      *std::max_element(spare_.begin(), spare_.end())) {
+    return;
+  }
+  auto const count = persistent_->idle_chunks();
+  keep_spare(persistent_->shrink(count));
+  map_spare(*persistent_, count);
 }
 
 bool training_memory::commit_begin() {
@@ -132,6 +163,7 @@ void training_memory::commit_end(bool outlived) {
     std::lock_guard const lock{mutex_};
     phase_ = phase::idle;
     commits_here = false;
+    ++turns_;
     // On the host every tensor is an allocation of its own, so one that is left outlives its
     // micro-batch. On CUDA what is left are the segments that torch's allocator keeps for the next
     // one, and only torch knows whether something lives in them.
@@ -222,7 +254,13 @@ bool training_memory::wait_capacity(std::uint64_t bytes, milliseconds patience) 
     return true;
   }
   auto const missing = static_cast<std::uint32_t>((bytes - own) / chunk + 1);
-  return client_->wait_grantable(missing, steady_clock::now() + patience);
+  if (client_->wait_grantable(missing, steady_clock::now() + patience)) {
+    return true;
+  }
+  std::lock_guard const lock{mutex_};
+  ++turns_;
+  let_idle_go();
+  return false;
 }
 
 std::byte* training_memory::allocate_arena(std::size_t bytes) {
@@ -278,6 +316,7 @@ std::byte* training_memory::allocate_persistent(std::size_t bytes) {
   auto const deadline = steady_clock::now() + persistent_patience;
   for (;;) {
     if (auto* const address = persistent_->allocate(bytes)) {
+      least_idle_ = std::min(least_idle_, persistent_->idle_chunks());
       return address;
     }
     if (!fill(*persistent_, bytes, lock) && !await_persistent(bytes, deadline, lock)) {
@@ -296,13 +335,13 @@ bool training_memory::await_persistent(std::size_t bytes, steady_clock::time_poi
   if (needed > persistent_->room()) {
     return false;
   }
-  auto missing = [&] {
+  auto const wanted = [&] {
+    if (spare_.size() < needed && !arena_->revoked()) {
+      // All of them, so that those at the pool's end can be chosen.
+      keep_spare(arena_->shrink(arena_->idle_chunks()));
+    }
     return needed - std::min(needed, static_cast<std::uint32_t>(spare_.size()));
-  };
-  if (missing() > 0 && !arena_->revoked()) {
-    keep_spare(arena_->shrink(missing()));
-  }
-  auto const wanted = missing();
+  }();
   if (wanted == 0) {
     return true;
   }
@@ -336,21 +375,19 @@ bool training_memory::fill(space& where, std::size_t bytes, std::unique_lock<std
   if (spare_.size() < needed) {
     unmapped_.wait(lock, [this] { return unmapping_ == 0; });
   }
-  if (spare_.size() < needed) {
-    auto const missing = needed - static_cast<std::uint32_t>(spare_.size());
-    std::vector<std::uint32_t> dirty;
+  if (auto const asked = to_ask_for(needed, lasting); asked > 0) {
+    auto const answered = demands_answered_;
     lock.unlock();
-    auto const granted = client_->acquire(
-        std::max(missing, options_.grow_by),
-        lasting ? memhandover::lifetime::lasting : memhandover::lifetime::revocable,
-        steady_clock::now() + grant_patience, &dirty);
+    client_->ask(std::max(asked, options_.grow_by),
+                 lasting ? memhandover::lifetime::lasting : memhandover::lifetime::revocable,
+                 steady_clock::now() + grant_patience);
     lock.lock();
-    for (auto const chunk : dirty) {
-      needs_scrub_.at(chunk) = true;
+    collect_granted();
+    if (demands_answered_ != answered) {
+      return true;  // it may have had what was granted here: look again
     }
-    keep_spare(granted);
-    if (spare_.size() < needed && !lasting && options_.gate != nullptr) {
-      keep_spare(persistent_->shrink(needed - static_cast<std::uint32_t>(spare_.size())));
+    if (!lasting && options_.gate != nullptr) {
+      keep_spare(persistent_->shrink(short_for_good(needed)));
     }
     if (spare_.size() < needed) {
       return false;
@@ -360,9 +397,15 @@ bool training_memory::fill(space& where, std::size_t bytes, std::unique_lock<std
     }
   }
   // A few at a time, between which a demand gets its turn.
-  needed = std::min(needed, most_at_once);
-  // Neighbours together, so that one mapping covers a run of them; what stays at the pool's end, where
-  // the ledger's writer grants it too.
+  map_spare(where, std::min(needed, most_at_once));
+  publish();
+  return true;
+}
+
+/// Maps so many chunks that are at hand into `where`: neighbours together, so that one mapping covers a
+/// run of them, and what stays at the pool's end, where the ledger's writer grants it too.
+void training_memory::map_spare(space& where, std::uint32_t needed) {
+  bool const lasting = &where == persistent_.get();
   std::sort(spare_.begin(), spare_.end());
   auto const first = lasting ? spare_.end() - static_cast<std::ptrdiff_t>(needed) : spare_.begin();
   auto const last = first + static_cast<std::ptrdiff_t>(needed);
@@ -377,8 +420,51 @@ bool training_memory::fill(space& where, std::size_t bytes, std::unique_lock<std
     throw;
   }
   notes_->say(taken, lasting ? "persistent" : "arena");
-  publish();
-  return true;
+}
+
+/// How many chunks the pool is asked for when `needed` are to be mapped: what is missing, and for
+/// lasting memory what lies nearer to the pool's end than chunks at hand.
+std::uint32_t training_memory::to_ask_for(std::uint32_t needed, bool lasting) const {
+  auto const missing = needed - std::min(needed, static_cast<std::uint32_t>(spare_.size()));
+  if (!lasting || options_.gate == nullptr) {
+    return missing;
+  }
+  auto const& view = client_->view();
+  std::vector<bool> at_hand(view.shape().chunk_count);
+  for (auto const chunk : spare_) {
+    at_hand.at(chunk) = true;
+  }
+  std::uint32_t better = 0;
+  std::uint32_t seen = 0;
+  for (auto chunk = view.shape().chunk_count; chunk-- > 0 && seen < needed;) {
+    bool const free = view.chunk(chunk).is_free();
+    better += free ? 1 : 0;
+    seen += free || at_hand[chunk] ? 1 : 0;
+  }
+  return std::max(missing, better);
+}
+
+/// How many chunks short of its next `needed` ones the arena would be even if the server gave
+/// everything back.
+std::uint32_t training_memory::short_for_good(std::uint32_t needed) const {
+  auto const wanted = arena_->chunks().size() + needed + chunks_kept();
+  auto const total = memory_->shape().chunk_count;
+  return static_cast<std::uint32_t>(wanted - std::min<std::size_t>(wanted, total));
+}
+
+std::uint32_t training_memory::chunks_kept() const {
+  auto kept = persistent_->chunks().size();
+  for (auto const& old : promoted_) {
+    kept += old->chunks().size();
+  }
+  return static_cast<std::uint32_t>(kept);
+}
+
+std::uint64_t training_memory::reachable_bytes() const {
+  std::lock_guard const lock{mutex_};
+  auto const shape = memory_->shape();
+  auto const needed_for_good = chunks_kept() - persistent_->idle_chunks();
+  return (shape.chunk_count - std::min(shape.chunk_count, needed_for_good)) * shape.chunk_bytes;
 }
 
 /// Zeroes those of `chunks`, mapped from `at` on, that hold another's contents, or all.
@@ -404,19 +490,7 @@ bool training_memory::free(std::byte* address) {
     return arena_->free(address) > 0;
   }
   if (persistent_->contains(address)) {
-    bool const freed = persistent_->free(address) > 0;
-    // Back to where the arena can have it. On CUDA the caller has waited for the device; on the
-    // host blocks come and go often, and `begin` does this once a micro-batch.
-    if (options_.gate != nullptr) {
-      auto const idle = persistent_->idle_chunks();
-      auto const worth_keeping =
-          std::max(fewest_kept, static_cast<std::uint32_t>(persistent_->chunks().size()) / 16);
-      if (idle > worth_keeping) {
-        keep_spare(persistent_->shrink(idle - worth_keeping));
-        publish();
-      }
-    }
-    return freed;
+    return persistent_->free(address) > 0;  // what is idle then, `begin` sees to
   }
   for (auto* list : {&retired_, &promoted_}) {
     for (auto& candidate : *list) {
@@ -479,6 +553,14 @@ std::uint64_t training_memory::persistent_free_bytes() const {
 void training_memory::keep_spare(std::vector<std::uint32_t> const& chunks) {
   notes_->say(chunks, "spare");
   spare_.insert(spare_.end(), chunks.begin(), chunks.end());
+}
+
+void training_memory::collect_granted() {
+  std::vector<std::uint32_t> dirty;
+  keep_spare(client_->collect(&dirty));
+  for (auto const chunk : dirty) {
+    needs_scrub_.at(chunk) = true;
+  }
 }
 
 /// Chunks that nothing uses: those without a mapping, then the idle ends of arena and persistent
@@ -571,6 +653,8 @@ memhandover::demand_answer training_memory::give_up(memhandover::demand const& w
       options_.gate->set_urgent(false);
     }
   }
+  ++demands_answered_;
+  collect_granted();  // a thread may not have come back for it yet
   auto* const gate = options_.gate;
   answer.closed_ns = answer.idle_ns = monotonic_ns();
   if (gate == nullptr) {
@@ -702,14 +786,10 @@ void training_memory::take_arena_behind_gate(std::uint32_t count,
 
 void training_memory::publish() {
   auto& box = client_->mailbox();
-  std::size_t kept = persistent_->chunks().size();
-  for (auto const& old : promoted_) {
-    kept += old->chunks().size();
-  }
   box.arena_chunks.store(static_cast<std::uint32_t>(arena_->chunks().size()) + unused(),
                          std::memory_order_relaxed);
   box.spare_chunks.store(unused(), std::memory_order_relaxed);
-  box.persistent_chunks.store(static_cast<std::uint32_t>(kept), std::memory_order_relaxed);
+  box.persistent_chunks.store(chunks_kept(), std::memory_order_relaxed);
 }
 
 void training_memory::before_fork() {

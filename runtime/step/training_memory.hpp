@@ -104,6 +104,8 @@ class training_memory {
   /// What the arena had when an allocation last found too little; all of the pool where not even
   /// that would have done. By the time that somebody asks, the pool may have more to give again.
   [[nodiscard]] std::uint64_t starved_bytes() const;
+  /// What the arena could have if the server gave everything back.
+  [[nodiscard]] std::uint64_t reachable_bytes() const;
   bool wait_capacity(std::uint64_t bytes, std::chrono::milliseconds patience);
 
   // --- allocation
@@ -149,6 +151,7 @@ class training_memory {
   void tell_history(memhandover::demand_answer& of);
   [[nodiscard]] memhandover::demand_answer give_up(memhandover::demand const& wanted);
   void keep_spare(std::vector<std::uint32_t> const& chunks);
+  void collect_granted();
   /// Chunks of ours that hold nothing.
   [[nodiscard]] std::uint32_t unused() const {
     return static_cast<std::uint32_t>(spare_.size()) + unmapping_;
@@ -165,6 +168,12 @@ class training_memory {
                                       std::unique_lock<std::mutex>& lock);
   void let_demands_pass(std::unique_lock<std::mutex>& lock);
   [[nodiscard]] bool fill(space& where, std::size_t bytes, std::unique_lock<std::mutex>& lock);
+  void map_spare(space& where, std::uint32_t needed);
+  void let_idle_go();
+  void exchange_idle();
+  [[nodiscard]] std::uint32_t to_ask_for(std::uint32_t needed, bool lasting) const;
+  [[nodiscard]] std::uint32_t short_for_good(std::uint32_t needed) const;
+  [[nodiscard]] std::uint32_t chunks_kept() const;
   void scrub_new(std::byte* at, std::vector<std::uint32_t> const& chunks, bool all);
   [[nodiscard]] std::uint64_t starved_in(std::size_t bytes) const;
   void replace_arena(std::vector<std::unique_ptr<space>>& old);
@@ -183,6 +192,10 @@ class training_memory {
   std::optional<memhandover::chunk_history> history_;  ///< spaces tell it what becomes of them
   std::unique_ptr<space> arena_;
   std::unique_ptr<space> persistent_;
+  std::uint64_t demands_answered_ = 0;
+  std::uint64_t turns_ = 0;       ///< commits, and waits for memory that were in vain
+  std::uint64_t idle_go_at_ = 0;  ///< turns until idle persistent chunks are looked at again
+  std::uint32_t least_idle_ = 0;  ///< persistent chunks, since that was last done
   std::vector<std::unique_ptr<space>> retired_;
   std::vector<std::unique_ptr<space>> promoted_;
   std::optional<memhandover::chunk_notes> notes_;

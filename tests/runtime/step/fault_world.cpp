@@ -34,8 +34,6 @@ using namespace sluice::literals;
 using namespace std::chrono_literals;
 using std::chrono::steady_clock;
 
-constexpr std::uint32_t pool_chunks = 24;
-
 void* fake_driver = nullptr;
 
 template <typename Function>
@@ -47,26 +45,6 @@ Function* fake_function(char const* name) {
   return found;
 }
 #define SLUICE_FAKE(name) fake_function<decltype(::name)>(#name)
-
-/// Nothing runs between the calls of this thread, so closing it takes no waiting.
-class idle_gate final : public step::launch_gate {
- public:
-  bool close(std::int64_t /*deadline_ns*/) override { return true; }
-  bool wait_idle(std::int64_t /*deadline_ns*/) override { return true; }
-  void open() override {}
-  void abort_begin() override {}
-  void abort_end() override {}
-  void set_urgent(bool /*urgent*/) override {}
-};
-
-memhandover::broker_options broker_of(std::string const& folder, std::string const& backend) {
-  memhandover::broker_options options;
-  options.runtime_dir = folder;
-  options.backend = backend;
-  options.chunk_bytes = backend == "host" ? 64_KiB : 2_MiB;
-  options.pool_bytes = pool_chunks * options.chunk_bytes;
-  return options;
-}
 
 }  // namespace
 
@@ -92,7 +70,8 @@ std::uint64_t driver_failures(std::string const& symbol) {
   return SLUICE_FAKE(fake_failures)(symbol.c_str());
 }
 
-fault_world::fault_world(std::string backend) : backend_(std::move(backend)) {
+fault_world::fault_world(std::string backend, std::uint32_t pool_chunks)
+    : backend_(std::move(backend)), pool_chunks_(pool_chunks) {
   auto pattern = (fs::temp_directory_path() / "sluice-faults-XXXXXX").string();
   if (::mkdtemp(pattern.data()) == nullptr) {
     throw std::runtime_error{"cannot create a folder"};
@@ -108,8 +87,37 @@ fault_world::~fault_world() {
   fs::remove_all(folder_, ignored);
 }
 
+memhandover::broker_options fault_world::broker() const {
+  memhandover::broker_options options;
+  options.runtime_dir = folder_;
+  options.backend = backend_;
+  options.chunk_bytes = backend_ == "host" ? 64_KiB : 2_MiB;
+  options.pool_bytes = pool_chunks_ * options.chunk_bytes;
+  return options;
+}
+
+step::training_memory::options fault_world::job() const {
+  step::training_memory::options options;
+  options.broker = broker();
+  options.name = "job";
+  if (backend_ == "host") {
+    options.persistent = memhandover::chunk_space::backing::process;
+  } else {
+    options.driver = memhandover::cuda_driver::open();
+  }
+  return options;
+}
+
+std::shared_ptr<memhandover::serving_pool> fault_world::join_server() const {
+  auto const of = broker();
+  return memhandover::serving_pool::join({.runtime_dir = of.runtime_dir,
+                                          .pool_bytes = of.pool_bytes,
+                                          .chunk_bytes = of.chunk_bytes,
+                                          .backend = of.backend});
+}
+
 void fault_world::start_broker() {
-  presence_ = memhandover::ensure_broker(broker_of(folder_, backend_));
+  presence_ = memhandover::ensure_broker(broker());
 }
 
 void fault_world::end_broker() {
@@ -124,22 +132,12 @@ void fault_world::end_broker() {
 
 void fault_world::train_and_serve() {
   idle_gate gate;
-  step::training_memory::options options;
-  options.broker = broker_of(folder_, backend_);
-  options.name = "job";
+  auto options = job();
   bool const host = backend_ == "host";
-  if (host) {
-    options.persistent = memhandover::chunk_space::backing::process;
-  } else {
-    options.driver = memhandover::cuda_driver::open();
-    options.gate = &gate;
-  }
+  options.gate = host ? nullptr : &gate;
   step::training_memory job{options};
   auto const chunk = options.broker.chunk_bytes;
-  auto const server = memhandover::serving_pool::join({.runtime_dir = folder_,
-                                                       .pool_bytes = options.broker.pool_bytes,
-                                                       .chunk_bytes = chunk,
-                                                       .backend = backend_});
+  auto const server = join_server();
   auto take = [&](std::uint32_t chunks) {
     auto where = server->acquire(chunks * chunk, steady_clock::now() + 5s);
     if (host) {

@@ -6,7 +6,10 @@
 #include <memory>
 #include <string>
 
+#include "memhandover/broker_launch.hpp"
+#include "memhandover/serving_pool.hpp"
 #include "memhandover/unique_fd.hpp"
+#include "runtime/step/training_memory.hpp"
 
 namespace sluice::test {
 
@@ -27,14 +30,29 @@ struct outcome {
   std::string error;    ///< the typed error that ended it, empty if none did
 };
 
+/// A gate of a job whose device never runs, so that closing it takes no waiting.
+class idle_gate final : public step::launch_gate {
+ public:
+  bool close(std::int64_t /*deadline_ns*/) override { return true; }
+  bool wait_idle(std::int64_t /*deadline_ns*/) override { return true; }
+  void open() override {}
+  void abort_begin() override {}
+  void abort_end() override {}
+  void set_urgent(bool /*urgent*/) override {}
+};
+
 class fault_world {
  public:
-  explicit fault_world(std::string backend);
+  explicit fault_world(std::string backend, std::uint32_t pool_chunks = 24);
   fault_world(fault_world const&) = delete;
   fault_world& operator=(fault_world const&) = delete;
   ~fault_world();
 
   [[nodiscard]] std::string const& folder() const noexcept { return folder_; }
+  [[nodiscard]] memhandover::broker_options broker() const;
+  /// For a job of this world; without a gate, which a job on the fake driver needs besides.
+  [[nodiscard]] step::training_memory::options job() const;
+  [[nodiscard]] std::shared_ptr<memhandover::serving_pool> join_server() const;
   /// Starts the broker if there is none. Throws as `ensure_broker`.
   void start_broker();
   void end_broker();
@@ -55,6 +73,7 @@ class fault_world {
   void train_and_serve();
 
   std::string backend_;
+  std::uint32_t pool_chunks_;
   std::string folder_;
   memhandover::unique_fd presence_;  ///< keeps the broker
 };
