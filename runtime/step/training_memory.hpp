@@ -28,9 +28,9 @@
 #include <vector>
 
 #include "memhandover/chunk_history.hpp"
-#include "memhandover/chunk_notes.hpp"
 #include "memhandover/chunk_space.hpp"
 #include "memhandover/training_client.hpp"
+#include "runtime/step/chunk_stock.hpp"
 
 namespace sluice::step {
 
@@ -141,7 +141,7 @@ class training_memory {
   /// What becomes of the chunks when the arena is taken, and what that was worked out from.
   struct division {
     std::size_t arena = 0;
-    std::size_t spare = 0;
+    std::size_t stock = 0;
     std::uint64_t generation = 0;
     std::vector<std::uint32_t> given, kept;
     std::uint32_t live = 0;  ///< of those given, from a micro-batch that was running
@@ -150,31 +150,26 @@ class training_memory {
   [[nodiscard]] memhandover::demand_answer answer(memhandover::demand const& wanted);
   void tell_history(memhandover::demand_answer& of);
   [[nodiscard]] memhandover::demand_answer give_up(memhandover::demand const& wanted);
-  void keep_spare(std::vector<std::uint32_t> const& chunks);
-  void collect_granted();
   /// Chunks of ours that hold nothing.
-  [[nodiscard]] std::uint32_t unused() const {
-    return static_cast<std::uint32_t>(spare_.size()) + unmapping_;
-  }
+  [[nodiscard]] std::uint32_t unused() const { return stock_->size() + unmapping_; }
   void take_idle(std::uint32_t count, std::vector<std::uint32_t>& given);
   void take_arena_behind_gate(std::uint32_t count, std::unique_lock<std::mutex>& lock,
                               memhandover::demand_answer& answer);
   [[nodiscard]] division divide(std::uint32_t count, std::vector<std::uint32_t> const& given) const;
   void revoke_arena(division parts, memhandover::demand_answer& answer);
-  void hand_over(std::uint32_t count, std::vector<std::uint32_t>& from,
-                 std::vector<std::uint32_t>& given) const;
+  [[nodiscard]] std::vector<std::uint32_t> choose(std::uint32_t count,
+                                                  std::vector<std::uint32_t>& from,
+                                                  std::vector<std::uint32_t> const& given) const;
+  void give_stock(std::uint32_t count, std::vector<std::uint32_t>& given);
   [[nodiscard]] bool await_persistent(std::size_t bytes,
                                       std::chrono::steady_clock::time_point deadline,
                                       std::unique_lock<std::mutex>& lock);
   void let_demands_pass(std::unique_lock<std::mutex>& lock);
   [[nodiscard]] bool fill(space& where, std::size_t bytes, std::unique_lock<std::mutex>& lock);
-  void map_spare(space& where, std::uint32_t needed);
   void let_idle_go();
   void exchange_idle();
-  [[nodiscard]] std::uint32_t to_ask_for(std::uint32_t needed, bool lasting) const;
   [[nodiscard]] std::uint32_t short_for_good(std::uint32_t needed) const;
   [[nodiscard]] std::uint32_t chunks_kept() const;
-  void scrub_new(std::byte* at, std::vector<std::uint32_t> const& chunks, bool all);
   [[nodiscard]] std::uint64_t starved_in(std::size_t bytes) const;
   void replace_arena(std::vector<std::unique_ptr<space>>& old);
   void drop_empty(std::vector<std::unique_ptr<space>>& spaces);
@@ -198,11 +193,9 @@ class training_memory {
   std::uint32_t least_idle_ = 0;  ///< persistent chunks, since that was last done
   std::vector<std::unique_ptr<space>> retired_;
   std::vector<std::unique_ptr<space>> promoted_;
-  std::optional<memhandover::chunk_notes> notes_;
-  std::vector<std::uint32_t> spare_;  ///< ours, not mapped
+  std::optional<chunk_stock> stock_;  ///< ours, not mapped
   std::uint32_t unmapping_ = 0;       ///< ours, still mapped in an arena that has been revoked
   std::condition_variable unmapped_;
-  std::vector<bool> needs_scrub_;  ///< by chunk: contents are another's
   std::size_t peak_ = 0;
   bool began_empty_ = true;  ///< nothing lay in the arena when the micro-batch began
   std::uint64_t starved_bytes_ = 0;
