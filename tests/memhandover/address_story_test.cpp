@@ -1,6 +1,7 @@
 #include "memhandover/address_story.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
@@ -120,6 +121,30 @@ TEST_F(address_story_test, the_slots_next_owner_goes_on_behind_what_a_dead_one_h
   EXPECT_EQ(found[0]["chunk"], 2);
   EXPECT_EQ(found[1]["chunk"], 1);
   EXPECT_EQ(found[1]["lives"], false);
+}
+
+TEST_F(address_story_test, one_processs_address_is_not_taken_for_anothers_of_the_same_number) {
+  chunk_history history{view_, job};
+  history.tell_reserved(at(0), 200, 0, "persistent");
+  history.tell(happening::mapped, std::array{1U}, at(0), 0, "persistent");
+  auto const server_pid = ::fork();
+  if (server_pid == 0) {
+    // The driver gives every process the same addresses; a server that says no name holds nothing.
+    chunk_history{view_, server}.tell(happening::taken, std::array{9U}, at(0));
+    ::_exit(0);
+  }
+  ASSERT_EQ(::waitpid(server_pid, nullptr, 0), server_pid);
+
+  EXPECT_EQ(stays(0).size(), 2U);
+  auto const own = describe_address(view_, base + 5, static_cast<std::uint32_t>(::getpid()));
+  ASSERT_EQ(own["stays"].size(), 1U);
+  EXPECT_EQ(own["stays"][0]["holds"], "persistent");
+  EXPECT_EQ(own["stays"][0]["chunk"], 1);
+  EXPECT_EQ(own["reserved"].size(), 1U);
+  auto const others = describe_address(view_, base + 5, static_cast<std::uint32_t>(server_pid));
+  ASSERT_EQ(others["stays"].size(), 1U);
+  EXPECT_EQ(others["stays"][0]["chunk"], 9);
+  EXPECT_TRUE(others["reserved"].empty());
 }
 
 TEST_F(address_story_test, is_readable_while_it_is_written) {
