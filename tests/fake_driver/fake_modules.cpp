@@ -20,6 +20,33 @@ void add_one(void** parameters) {
   __atomic_fetch_add(word, 1, __ATOMIC_RELAXED);
 }
 
+/// Writes a byte at every `stride` from `base` up to `end`; the grid is taken to be large enough.
+void touch(void** parameters) {
+  CUdeviceptr range[3] = {};
+  for (std::size_t i = 0; i < 3; ++i) {
+    std::memcpy(&range[i], parameters[i], sizeof range[i]);
+  }
+  auto const [base, end, stride] = range;
+  for (auto at = base; at < end; at += stride) {
+    auto* const byte = reinterpret_cast<unsigned char*>(at);
+    if (is_unmapped(byte, 1)) {
+      lose_context(CUDA_ERROR_ILLEGAL_ADDRESS);
+      return;
+    }
+    *byte = 90;
+  }
+}
+
+void* kernel_named(char const* name) {
+  static std::size_t const words[3] = {sizeof(CUdeviceptr), sizeof(CUdeviceptr),
+                                       sizeof(CUdeviceptr)};
+  static void* const one = fake_register_kernel(add_one, words, 1, 0);
+  static void* const range = fake_register_kernel(touch, words, 3, 0);
+  return std::strcmp(name, "add_one") == 0 ? one
+         : std::strcmp(name, "touch") == 0 ? range
+                                           : nullptr;
+}
+
 }  // namespace
 
 SLUICE_FAKE_CALL CUresult cuModuleLoadData(CUmodule* out, void const* image) {
@@ -43,11 +70,6 @@ SLUICE_FAKE_CALL CUresult cuModuleGetFunction(CUfunction* out, CUmodule /*loaded
   if (out == nullptr || name == nullptr) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  if (std::strcmp(name, "add_one") != 0) {
-    return CUDA_ERROR_NOT_FOUND;
-  }
-  static std::size_t const pointer_only[] = {sizeof(CUdeviceptr)};
-  static void* const kernel = fake_register_kernel(add_one, pointer_only, 1, 0);
-  *out = static_cast<CUfunction>(kernel);
-  return CUDA_SUCCESS;
+  *out = static_cast<CUfunction>(kernel_named(name));
+  return *out != nullptr ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }

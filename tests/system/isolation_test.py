@@ -17,14 +17,15 @@ FAULTS = 3
 pytestmark = pytest.mark.deadline(300)
 
 
-@pytest.fixture
-def fake_driver(build, monkeypatch):
+def over_the_fake_driver(build, monkeypatch):
     monkeypatch.setenv("LD_LIBRARY_PATH", str(build / "lib" / "fake_driver"))
-    return monkeypatch
 
 
 @pytest.mark.parametrize("backend", ["host", "cuda"])
-def test_nobody_sees_the_other_sides_bytes(build, fake_driver, capfd, backend):
+def test_nobody_sees_the_other_sides_bytes(build, monkeypatch, capfd, backend):
+    if backend == "cuda":
+        over_the_fake_driver(build, monkeypatch)
+    monkeypatch.setattr(isolation, "TELL_EVERY", 0.5)
     faults = FAULTS if backend == "cuda" else 0
     said = isolation.measure(backend, HANDOVERS, faults, build / "bin")
     print(said)
@@ -44,9 +45,10 @@ def test_a_run_ends_when_its_time_is_over(build):
     assert 3 <= said["duration_s"] < 30
 
 
-def test_a_role_that_gets_nowhere_ends_and_says_what_it_waited_for(build, fake_driver):
-    fake_driver.setattr(isolation, "PATIENCE", 2)
-    fake_driver.setenv("FAKE_CUDA_DELAY", "cuMemcpyDtoH_v2:60000000000")  # ns: longer than this test may take
+def test_a_role_that_gets_nowhere_ends_and_says_what_it_waited_for(build, monkeypatch):
+    over_the_fake_driver(build, monkeypatch)
+    monkeypatch.setattr(isolation, "PATIENCE", 2)
+    monkeypatch.setenv("FAKE_CUDA_DELAY", "cuMemcpyDtoH_v2:60000000000")  # ns: longer than this test may take
     with pytest.raises(isolation.Failed) as why:
         isolation.measure("cuda", HANDOVERS, 0, build / "bin")
     message = str(why.value)
