@@ -14,28 +14,19 @@ there is none, so that what it holds at the end is its peak. Memory that librari
 alone. The host has no such figure: torch reserves nothing there.
 """
 
-import argparse
 import contextlib
-import importlib.util
 import json
 import os
-import statistics
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from overhead_models import WORKLOADS, Workload  # also finds the examples
-from pairs import Worker, answer, in_turn, interval
-from records import Cell, distribution, single, write
+from overhead_models import WORKLOADS, Workload
+from pairs import Comparison, answer
+from records import single, write
 
-from demonstration.processes import Failed, Stage, has_cuda
-
-ROOT = Path(__file__).resolve().parent.parent
 TARGETS = {"step_ratio.value": "<= 1.005"}
 MEMORY_TARGETS = {"peak_memory_ratio.value": "<= 1.03"}
-POOL = {"host": "3GiB", "cuda": "64GiB"}
-MEASURED = ("host-convnet-1", "cuda-resnet50-1", "cuda-gpt2-medium-1")
 # Outside the arena gradients, optimizer state and workspaces are made, as by sluice.Step with few samples, so that they
 # lie close together.
 STEPS_BEFORE, SAMPLES_BEFORE = 2, 2
@@ -112,67 +103,24 @@ def work(workload: Workload, pooled: bool) -> None:
 # --- the process that measures ----------------------------------------------------------------------------------------
 
 
-def command(key: str, pooled: bool, sluice: Path) -> list:
-    worker = [sys.executable, Path(__file__).resolve(), "--worker", key]
-    if not pooled:
-        return worker
-    backend = WORKLOADS[key].backend
-    return [sluice, "run", "--require-pool", "--backend", backend, "--memory", POOL[backend], "--", *worker, "--pooled"]
-
-
-def measure(workload: Workload, key: str, sluice: Path, pairs: int, window: float) -> Cell:
-    with Stage(sluice, ROOT / "build" / "allocator" / key) as stage:
-        workers = {name: Worker(stage, name, command(key, name == "pool", stage.sluice)) for name in ("plain", "pool")}
-        ms, last = in_turn(workers, pairs, window)
-    ratios = [pool / plain for plain, pool in zip(ms["plain"], ms["pool"])]
-    metrics = {"step_ratio": single(statistics.median(ratios), "plain torch, same run", interval(ratios)),
-               "plain_step_ms": distribution(ms["plain"]), "pool_step_ms": distribution(ms["pool"])}
+def peaks(workload: Workload, last: dict[str, dict]) -> tuple[dict, dict]:
+    """Metrics of memory, and the targets."""
     if workload.backend != "cuda":
-        return Cell(workload.params, metrics, TARGETS)
+        return {}, TARGETS
     plain, pool = (last[name]["peak_bytes"] for name in ("plain", "pool"))
-    metrics |= {"peak_memory_ratio": single(pool / plain, "plain torch's peak of reserved bytes, same run"),
-                "plain_peak_bytes": single(plain), "pool_peak_bytes": single(pool)}
-    return Cell(workload.params, metrics, TARGETS | MEMORY_TARGETS)
+    return {"peak_memory_ratio": single(pool / plain, "plain torch's peak of reserved bytes, same run"),
+            "plain_peak_bytes": single(plain), "pool_peak_bytes": single(pool)}, TARGETS | MEMORY_TARGETS
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Cost of the pool's memory on a training step.")
-    parser.add_argument("--backend", choices=["auto", "host", "cuda"], default="auto")
-    parser.add_argument("--only", choices=MEASURED, action="append", help="measure this alone; may be repeated")
-    parser.add_argument("--pairs", type=int, default=16, help="of windows (default %(default)s)")
-    parser.add_argument("--window", type=float, default=2.0, metavar="SECONDS", help="at least (default %(default)s)")
-    parser.add_argument("--sluice", type=Path, default=ROOT / "build" / "release" / "bin" / "sluice")
-    parser.add_argument("--worker", choices=MEASURED, help=argparse.SUPPRESS)
-    parser.add_argument("--pooled", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    comparison = Comparison(
+        "allocator", "Cost of the pool's memory on a training step.", Path(__file__).resolve(), "pool",
+        ("host-convnet-1", "cuda-resnet50-1", "cuda-gpt2-medium-1"), pairs=16, more=peaks)
+    options = comparison.options()
     if options.worker:
-        work(WORKLOADS[options.worker], options.pooled)
+        work(WORKLOADS[options.worker], options.shared)
         return 0
-    if options.pairs < 2:
-        parser.error("--pairs must be at least 2")
-    if not options.sluice.exists():
-        parser.error(f"there is no {options.sluice}; run ./scripts/build.sh")
-
-    backend = options.backend if options.backend != "auto" else "cuda" if has_cuda() else "host"
-    cells, notes = [], []
-    for key in MEASURED:
-        workload = WORKLOADS[key]
-        if workload.backend != backend or (options.only and key not in options.only):
-            continue
-        missing = [name for name in workload.packages if importlib.util.find_spec(name) is None]
-        if missing:
-            notes.append(f"{key} is left out: {', '.join(missing)} is not installed")
-            continue
-        print(f"==> {key}", flush=True)
-        try:
-            cells.append(measure(workload, key, options.sluice.absolute(), options.pairs, options.window))
-        except Failed as failure:
-            print(f"allocator: {failure}", file=sys.stderr)
-            return 1
-    if not cells:
-        print("\n".join(["allocator: nothing was measured", *notes]), file=sys.stderr)
-        return 1
-    write("allocator", cells, gpus=1 if backend == "cuda" else 0, notes=notes, accumulate=bool(options.only))
+    write(comparison.name, **comparison.measured(options))
     return 0
 
 

@@ -6,6 +6,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+
+#include "benchmarks/driver_function.hpp"
+#include "memhandover/cuda_driver.hpp"
 
 namespace sluice::benchmarks {
 
@@ -22,8 +26,11 @@ class first_kernel {
   void run(std::byte* memory, std::uint64_t bytes, std::uint64_t stride);
 
  private:
-  struct functions;
-  functions const& cuda_;
+  std::shared_ptr<memhandover::cuda_driver const> cuda_;
+  decltype(&::cuLaunchKernel) launch_ =
+      bench::driver_function<decltype(&::cuLaunchKernel)>("cuLaunchKernel");
+  decltype(&::cuModuleUnload) unload_ =
+      bench::driver_function<decltype(&::cuModuleUnload)>("cuModuleUnload");
   CUdevice device_ = 0;
   CUmodule module_ = nullptr;
   CUfunction touch_ = nullptr;

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "benchmarks/isolation_roles.hpp"
+#include "benchmarks/isolation_watch.hpp"
 
 namespace {
 
@@ -15,7 +16,16 @@ using namespace sluice;
 
 int report(std::string const& file) {
   auto const& counts = bench::map_counts(file);
-  nlohmann::json const line{{"handovers", counts.handovers.load()},
+  nlohmann::json doing;
+  for (std::size_t i = 0; i < bench::role_names.size(); ++i) {
+    if (auto const what = static_cast<bench::activity>(counts.doing.at(i).load());
+        what != bench::activity::nothing) {
+      doing[bench::role_names.at(i)] = bench::to_string(what);
+    }
+  }
+  nlohmann::json const line{{"doing", doing.is_null() ? nlohmann::json::object() : doing},
+                            {"done", counts.done.load() != 0},
+                            {"handovers", counts.handovers.load()},
                             {"checked_bytes", counts.checked_bytes.load()},
                             {"foreign_bytes", counts.foreign_bytes.load()},
                             {"granted_bytes", counts.granted_bytes.load()},
@@ -24,7 +34,8 @@ int report(std::string const& file) {
                             {"refused", counts.refused.load()},
                             {"probes_that_saw", counts.probes_that_saw.load()},
                             {"revocations", counts.revocations.load()},
-                            {"server_errors", counts.server_errors.load()}};
+                            {"server_errors", counts.server_errors.load()},
+                            {"faults", counts.faults.load()}};
   std::printf("%s\n", line.dump().c_str());
   return 0;
 }
@@ -43,8 +54,15 @@ int main(int argc, char** argv) {
   app.add_option("--chunk", how.broker.chunk_bytes);
   app.add_option("--bytes", how.bytes);
   app.add_option("--handovers", how.handovers);
-  app.add_option("--number", how.number);
+  app.add_option("--faults", how.faults);
+  app.add_option("--number", how.number)->check(CLI::Range(0, bench::server_number - 1));
+  int longest = static_cast<int>(how.longest.count());
+  int patience = static_cast<int>(how.patience.count());
+  app.add_option("--seconds", longest, "the server ends then at the latest");
+  app.add_option("--patience", patience, "seconds that a role may get nowhere");
   CLI11_PARSE(app, argc, argv);
+  how.longest = std::chrono::seconds{longest};
+  how.patience = std::chrono::seconds{patience};
   spdlog::set_level(spdlog::level::err);
   try {
     return role == "trainer"  ? bench::isolation_trainer(how)
@@ -53,7 +71,7 @@ int main(int argc, char** argv) {
            : role == "report" ? report(how.counts)
                               : 2;
   } catch (std::exception const& why) {
-    std::fprintf(stderr, "sluice-bench-isolation: %s\n", why.what());
+    std::fprintf(stderr, "%s: %s\n", role.c_str(), why.what());
     return 1;
   }
 }

@@ -11,14 +11,16 @@
 #include <deque>
 #include <mutex>
 #include <random>
+#include <stop_token>
 #include <thread>
 #include <vector>
 
-#include "benchmarks/pool_device.hpp"
+#include "benchmarks/isolation_watch.hpp"
+#include "benchmarks/pool_training.hpp"
+#include "memhandover/bytes.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/serving_pool.hpp"
 #include "memhandover/unique_fd.hpp"
-#include "runtime/step/training_memory.hpp"
 
 namespace sluice::bench {
 namespace {
@@ -26,8 +28,8 @@ namespace {
 using memhandover::backend_kind;
 using std::chrono::steady_clock;
 
-constexpr int values_of_a_trainer = 100;
-constexpr int first_of_the_server = 2 * values_of_a_trainer + 1;
+constexpr int values_of_a_trainer = 60;
+constexpr int first_of_the_server = 3 * values_of_a_trainer + 1;
 constexpr std::size_t touched_at_once = 4096;
 /// Micro-batches whose revoked memory is kept, so that its addresses are not used again.
 constexpr std::size_t kept_micro_batches = 4;
@@ -37,95 +39,118 @@ struct block {
   std::size_t bytes = 0;
 };
 
+/// A lock for the thread that trains and the one that touches memory. Training goes first: whoever
+/// takes a lock again right after giving it back keeps others from it for many rounds, and a round
+/// takes long where several processes share the device.
+class right_of_way {
+ public:
+  [[nodiscard]] std::unique_lock<std::mutex> first() {
+    waiting_.fetch_add(1);
+    std::unique_lock lock{mutex_};
+    waiting_.fetch_sub(1);
+    waiting_.notify_all();
+    return lock;
+  }
+  [[nodiscard]] std::unique_lock<std::mutex> second() {
+    for (auto others = waiting_.load(); others != 0; others = waiting_.load()) {
+      waiting_.wait(others);
+    }
+    return std::unique_lock{mutex_};
+  }
+
+ private:
+  std::atomic<int> waiting_{0};
+  std::mutex mutex_;
+};
+
+std::string name_of(isolation_options const& how) {
+  return role_names.at(static_cast<std::size_t>(how.number));
+}
+
 /// A training process of one micro-batch after the other.
 class trainer {
  public:
-  explicit trainer(isolation_options const& how)
+  trainer(isolation_options const& how, role_watch& watch)
       : how_(how),
         counts_(map_counts(how.counts)),
+        watch_(watch),
         random_(std::random_device{}()),
-        device_(
-            open_pool_device(how.broker.backend == "cuda" ? backend_kind::cuda : backend_kind::host,
-                             how.broker.device.value_or(0))) {
-    step::training_memory::options options;
-    options.broker = how.broker;
-    options.name = "job " + std::to_string(how.number);
-    if (device_->driver() != nullptr) {
-      gate_ = std::make_unique<draining_gate>(*device_);
-      options.alignment = 512;
-      options.driver = device_->driver();
-      options.gate = gate_.get();
-    } else {
-      options.persistent = memhandover::chunk_space::backing::process;
-    }
-    memory_ = std::make_unique<step::training_memory>(options);
-    chunk_ = memory_->client().view().shape().chunk_bytes;
-    size_ = how.bytes;
+        pool_(how.broker.backend == "cuda" ? backend_kind::cuda : backend_kind::host,
+              how.broker.device.value_or(0), memory_options(how)),
+        chunk_(memory().client().view().shape().chunk_bytes),
+        size_(how.bytes) {
+    watch_.explain_by([this] { return memory().shortage(); });
+  }
+  trainer(trainer const&) = delete;
+  trainer& operator=(trainer const&) = delete;
+  ~trainer() {
+    watch_.doing(activity::leaving);
+    watch_.explain_by(nullptr);
   }
 
-  [[nodiscard]] pool_device& device() noexcept { return *device_; }
+  [[nodiscard]] pool_training& pool() noexcept { return pool_; }
   /// A word of memory that nobody takes away.
-  [[nodiscard]] std::byte* persistent_word() { return memory_->allocate_persistent(512); }
-
-  template <typename Work>
-  bool pass(Work&& work) {
-    if (gate_ != nullptr) {
-      return gate_->pass(std::forward<Work>(work));
-    }
-    work();
-    return true;
+  [[nodiscard]] std::byte* persistent_word() {
+    watch_.doing(activity::persistent);
+    return memory().allocate_persistent(512);
   }
 
   /// One micro-batch. Returns what was taken away in it, still allocated; nothing if it committed
   /// or ran short.
   std::vector<block> micro_batch() {
     std::vector<block> blocks;
-    memory_->begin();
+    memory().begin();
     bool committed = false;
     try {
       for (std::uint64_t used = 0; used < size_;) {
-        block const next{nullptr, chunk_ / 16 + random_() % (2 * chunk_)};
-        blocks.push_back({memory_->allocate_arena(next.bytes), next.bytes});
+        auto const bytes = chunk_ / 16 + random_() % (2 * chunk_);
+        watch_.doing(activity::allocating);
+        blocks.push_back({memory().allocate_arena(bytes), bytes});
+        watch_.doing(activity::using_memory);
         look_at_grant(blocks.back());
-        pass([&] { (void)device_->fill(blocks.back().where, next.bytes, own_value()); });
+        pool_.pass([&] { (void)pool_.device().fill(blocks.back().where, bytes, own_value()); });
+        watch_.doing(activity::own_turn);
         {
-          std::lock_guard const lock{mutex_};
+          auto const lock = turns_.first();
           live_.push_back(blocks.back());
         }
-        used += next.bytes;
+        used += bytes;
       }
+      watch_.doing(activity::committing);
       ::poll(nullptr, 0, static_cast<int>(random_() % 2));  // others touch it meanwhile
-      committed = memory_->commit_begin();
+      committed = memory().commit_begin();
     } catch (error const& why) {
       if (why.kind() != error_kind::cancelled && why.kind() != error_kind::out_of_memory) {
         throw;
       }
     }
-    bool const revoked = memory_->state() == step::arena_state::revoked;
+    bool const revoked = memory().state() == step::arena_state::revoked;
+    watch_.doing(activity::own_turn);
     {
-      std::lock_guard const lock{mutex_};
+      auto const lock = turns_.first();
       live_.clear();
     }
+    watch_.doing(activity::committing);
     if (committed) {
       free(blocks);
-      memory_->commit_end(false);
+      memory().commit_end(false);
       size_ = std::min<std::uint64_t>(how_.bytes, size_ + size_ / 4);
       return {};
     }
     if (!revoked) {
       size_ = std::max<std::uint64_t>(size_ / 2, 4 * chunk_);
       free(blocks);
-      memory_->discard();
+      memory().discard();
       return {};
     }
-    memory_->discard();
+    memory().discard();
     ++counts_.revocations;
     return blocks;
   }
 
   void free(std::vector<block> const& blocks) {
     for (auto const& one : blocks) {
-      if (!memory_->free(one.where)) {
+      if (!memory().free(one.where)) {
         throw error{error_kind::internal, "a block could not be freed"};
       }
     }
@@ -134,23 +159,26 @@ class trainer {
   /// Remembers what has been revoked, and frees what has been remembered longest.
   void remember(std::vector<block> blocks) {
     std::vector<block> oldest;
+    watch_.doing(activity::own_turn);
     {
-      std::lock_guard const lock{mutex_};
+      auto const lock = turns_.first();
       revoked_.push_back(std::move(blocks));
       if (revoked_.size() > kept_micro_batches) {
         oldest = std::move(revoked_.front());
         revoked_.pop_front();
       }
     }
+    watch_.doing(activity::freeing);
     free(oldest);
   }
 
-  /// Touches live and revoked memory until `done`: what a running kernel does that nobody stops.
-  void touch_all_the_time() {
+  /// Touches live and revoked memory until told to stop: what a running kernel does that nobody
+  /// stops.
+  void touch_all_the_time(std::stop_token const& stop) {
     std::mt19937 random{std::random_device{}()};
-    while (counts_.done == 0) {
+    while (!stop.stop_requested()) {
       {
-        std::lock_guard const lock{mutex_};
+        auto const lock = turns_.second();
         if (!live_.empty()) {
           touch(live_[random() % live_.size()], false, random);
         }
@@ -164,6 +192,15 @@ class trainer {
   }
 
  private:
+  static step::training_memory::options memory_options(isolation_options const& how) {
+    step::training_memory::options options;
+    options.broker = how.broker;
+    options.name = name_of(how);
+    return options;
+  }
+
+  [[nodiscard]] step::training_memory& memory() noexcept { return pool_.memory(); }
+
   [[nodiscard]] std::uint8_t own_value() {
     return static_cast<std::uint8_t>(1 + how_.number * values_of_a_trainer +
                                      static_cast<int>(random_() % values_of_a_trainer));
@@ -182,7 +219,7 @@ class trainer {
   void look_at_grant(block const& granted) {
     std::vector<std::uint8_t> seen(granted.bytes);
     bool read = false;
-    if (pass([&] { read = device_->read(granted.where, seen); }) && read) {
+    if (pool_.pass([&] { read = pool_.device().read(granted.where, seen); }) && read) {
       counts_.granted_bytes += granted.bytes;
       counts_.leaked_bytes += strange(seen);
     }
@@ -196,11 +233,11 @@ class trainer {
     std::vector<std::uint8_t> seen(bytes);
     bool read = false;
     bool written = false;
-    bool const passed = pass([&] {
+    bool const passed = pool_.pass([&] {
       // A copy to a revoked address is refused; what else does on a GPU would end the context.
-      written = revoked ? device_->write(where, std::vector<std::uint8_t>(bytes, value))
-                        : device_->fill(where, bytes, value);
-      read = device_->read(where, seen);
+      written = revoked ? pool_.device().write(where, std::vector<std::uint8_t>(bytes, value))
+                        : pool_.device().fill(where, bytes, value);
+      read = pool_.device().read(where, seen);
     });
     if (passed && revoked) {
       counts_.probes += 2;
@@ -213,13 +250,12 @@ class trainer {
 
   isolation_options how_;
   isolation_counts& counts_;
+  role_watch& watch_;
   std::mt19937 random_;
-  std::unique_ptr<pool_device> device_;
-  std::unique_ptr<draining_gate> gate_;
-  std::unique_ptr<step::training_memory> memory_;
-  std::uint64_t chunk_ = 0;
-  std::uint64_t size_ = 0;
-  std::mutex mutex_;  ///< guards what follows
+  pool_training pool_;
+  std::uint64_t chunk_;
+  std::uint64_t size_;
+  right_of_way turns_;  ///< guards what follows
   std::vector<block> live_;
   std::deque<std::vector<block>> revoked_;
 };
@@ -244,6 +280,39 @@ void look_for_foreign_bytes(pool_device& device, memhandover::placement const& w
       seen.size() - static_cast<std::uint64_t>(std::count(seen.begin(), seen.end(), value));
 }
 
+std::string shares(memhandover::serving_pool const& pool) {
+  auto const now = pool.usage();
+  return "training holds " + format_bytes(now.training_bytes) + ", " +
+         format_bytes(now.free_bytes) + " are free";
+}
+
+/// Takes memory, fills it and looks at it twice. Whether training had to give some of it.
+bool serve_once(memhandover::serving_pool& pool, pool_device& device,
+                isolation_options const& options, std::mt19937& random, role_watch& watch,
+                isolation_counts& counts) {
+  watch.doing(activity::growth);
+  let_training_grow(pool);
+  ::poll(nullptr, 0, static_cast<int>(random() % 2));
+  watch.doing(activity::acquiring);
+  memhandover::handover_report report;
+  auto const where = pool.acquire(options.bytes / 2 + random() % (options.bytes / 2),
+                                  steady_clock::now() + std::chrono::seconds{5}, &report);
+  watch.doing(activity::using_memory);
+  auto const value =
+      static_cast<std::uint8_t>(first_of_the_server + random() % (256 - first_of_the_server));
+  if (!device.fill(where.data(), where.bytes(), value)) {
+    throw error{error_kind::internal, "the server cannot write its own memory"};
+  }
+  look_for_foreign_bytes(device, where, value, counts);
+  ::poll(nullptr, 0, static_cast<int>(random() % 3));
+  look_for_foreign_bytes(device, where, value, counts);
+  return report.bytes_reclaimed > 0;
+}
+
+std::atomic<std::uint64_t>& shown_for(isolation_counts& counts, int number) {
+  return counts.doing.at(static_cast<std::size_t>(number));
+}
+
 }  // namespace
 
 isolation_counts& map_counts(std::string const& file) {
@@ -258,36 +327,43 @@ isolation_counts& map_counts(std::string const& file) {
 
 int isolation_trainer(isolation_options const& options) {
   auto& counts = map_counts(options.counts);
-  trainer job{options};
-  std::thread toucher{[&job] { job.touch_all_the_time(); }};
+  role_watch watch{name_of(options), shown_for(counts, options.number), options.patience};
+  trainer job{options, watch};
+  std::jthread const toucher{[&job](std::stop_token const& stop) { job.touch_all_the_time(stop); }};
   while (counts.done == 0) {
     if (auto lost = job.micro_batch(); !lost.empty()) {
       job.remember(std::move(lost));
     }
+    watch.got_on();
   }
-  toucher.join();
   return 0;
 }
 
 int isolation_fault(isolation_options const& options) {
   auto& counts = map_counts(options.counts);
-  trainer job{options};
+  role_watch watch{name_of(options), shown_for(counts, options.number), options.patience};
+  trainer job{options, watch};
+  // A word of its own as well: if the kernel works there, a failure is the address's.
+  auto* const word = job.persistent_word();
+  watch.got_on();
   while (counts.done == 0) {
     auto const lost = job.micro_batch();
     if (lost.empty()) {
       continue;
     }
-    // A word of its own first: the kernel works, so a failure is the address's. Through the gate:
-    // it opens when the mappings have been removed.
-    auto* const word = job.persistent_word();
+    watch.doing(activity::kernel);
+    auto& device = job.pool().device();
     int sound = -1;
     int fault = -1;
-    job.pass([&] {
-      sound = job.device().add_one_by_kernel(word);
-      fault = job.device().add_one_by_kernel(lost.front().where);
+    // Through the gate: it opens when the mappings have been removed.
+    job.pool().pass([&] {
+      sound = device.add_one_by_kernel(word);
+      fault = device.add_one_by_kernel(lost.front().where);
     });
     std::printf("%d %d\n", sound, fault);
     std::fflush(stdout);
+    ++counts.faults;
+    watch.doing(activity::nothing);
     ::_exit(0);  // what is left of this process's context can clean up nothing
   }
   return 0;
@@ -295,35 +371,31 @@ int isolation_fault(isolation_options const& options) {
 
 int isolation_server(isolation_options const& options) {
   auto& counts = map_counts(options.counts);
+  role_watch watch{"server", shown_for(counts, server_number), options.patience};
+  auto const end = steady_clock::now() + options.longest;
   auto const pool = memhandover::serving_pool::join({.runtime_dir = options.broker.runtime_dir,
                                                      .pool_bytes = options.broker.pool_bytes,
                                                      .chunk_bytes = options.broker.chunk_bytes,
                                                      .backend = options.broker.backend,
                                                      .device = options.broker.device});
   auto const device = open_pool_device(pool->shape().backend, pool->shape().device);
+  watch.explain_by([&pool] { return shares(*pool); });
   std::mt19937 random{std::random_device{}()};
-  while (counts.handovers < options.handovers) {
+  while (steady_clock::now() < end &&
+         (counts.handovers < options.handovers || counts.faults < options.faults)) {
     try {
-      memhandover::handover_report report;
-      let_training_grow(*pool);
-      ::poll(nullptr, 0, static_cast<int>(random() % 2));
-      auto const where = pool->acquire(options.bytes / 2 + random() % (options.bytes / 2),
-                                       steady_clock::now() + std::chrono::seconds{5}, &report);
-      auto const value =
-          static_cast<std::uint8_t>(first_of_the_server + random() % (256 - first_of_the_server));
-      if (!device->fill(where.data(), where.bytes(), value)) {
-        throw error{error_kind::internal, "the server cannot write its own memory"};
+      if (serve_once(*pool, *device, options, random, watch, counts)) {
+        ++counts.handovers;
+        watch.got_on();
       }
-      look_for_foreign_bytes(*device, where, value, counts);
-      ::poll(nullptr, 0, static_cast<int>(random() % 3));
-      look_for_foreign_bytes(*device, where, value, counts);
-      counts.handovers += report.bytes_reclaimed > 0 ? 1 : 0;
     } catch (error const& why) {
       ++counts.server_errors;
       std::fprintf(stderr, "server: %s\n", why.what());
     }
   }
   counts.done = 1;
+  watch.explain_by(nullptr);
+  watch.doing(activity::leaving);
   return 0;
 }
 

@@ -4,7 +4,9 @@
 /// Bytes tell who wrote them: each trainer has a range of values, the server another.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -24,15 +26,25 @@ struct isolation_counts {
   std::atomic<std::uint64_t> probes_that_saw;  ///< of these, that saw a byte not their own: none
   std::atomic<std::uint64_t> revocations;      ///< micro-batches whose memory was taken away
   std::atomic<std::uint64_t> server_errors;
-  std::atomic<std::uint64_t> done;  ///< 1 when training shall end
+  std::atomic<std::uint64_t> faults;  ///< trainers whose kernel has touched a revoked address
+  std::atomic<std::uint64_t> done;    ///< 1 when training shall end
+  std::array<std::atomic<std::uint64_t>, 4> doing;  ///< `activity` of each role, as `role_names`
 };
+
+/// Trainers and the one that faults have the numbers 0 to 2.
+constexpr std::array<char const*, 4> role_names{"trainer 0", "trainer 1", "faulting trainer",
+                                                "server"};
+constexpr int server_number = 3;
 
 struct isolation_options {
   memhandover::broker_options broker;
   std::uint64_t bytes = 0;      ///< trainer: of a micro-batch; server: of the largest acquisition
   std::uint64_t handovers = 0;  ///< server: how many there shall be
-  int number = 0;               ///< trainer: which of them it is, 0 or 1
-  std::string counts;           ///< a file of at least a page, for `isolation_counts`
+  std::uint64_t faults = 0;     ///< server: for how many faulting trainers it stays
+  std::chrono::seconds longest{std::chrono::hours{24}};  ///< server: it ends then at the latest
+  std::chrono::seconds patience{60};  ///< how long a role may get nowhere before it ends as failed
+  int number = 0;                     ///< trainer: which of them it is, 0 to 2
+  std::string counts;                 ///< a file of at least a page, for `isolation_counts`
 };
 
 [[nodiscard]] isolation_counts& map_counts(std::string const& file);
@@ -41,10 +53,12 @@ struct isolation_options {
 int isolation_trainer(isolation_options const& options);
 
 /// Trains until its memory has been taken away, then touches that from a kernel. Prints the
-/// driver's result before and after.
+/// driver's results for sound memory of its own and for what was taken; nothing if `done` is set
+/// before.
 int isolation_fault(isolation_options const& options);
 
-/// Takes and gives back memory; sets `done` when there have been enough handovers.
+/// Takes and gives back memory; sets `done` when there have been enough handovers and faults, or
+/// its time is over.
 int isolation_server(isolation_options const& options);
 
 }  // namespace sluice::bench

@@ -8,16 +8,16 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <optional>
 #include <random>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
-#include "benchmarks/pool_device.hpp"
+#include "benchmarks/pool_training.hpp"
 #include "memhandover/broker_queries.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/serving_pool.hpp"
-#include "runtime/step/training_memory.hpp"
 
 namespace sluice::bench {
 namespace {
@@ -37,54 +37,47 @@ class trainer {
     auto const pool = memhandover::query_status(how.runtime_dir)["pool"];
     auto const backend = pool["backend"] == "cuda" ? memhandover::backend_kind::cuda
                                                    : memhandover::backend_kind::host;
-    device_ = open_pool_device(backend, std::max(0, pool.value("device", 0)));
+    chunk_ = pool["chunk_bytes"].get<std::uint64_t>();
     step::training_memory::options options;
     options.broker.runtime_dir = how.runtime_dir;
     options.name = "job";
     options.grow_by = 4;
-    chunk_ = pool["chunk_bytes"].get<std::uint64_t>();
-    if (backend == memhandover::backend_kind::cuda) {
-      gate_ = std::make_unique<draining_gate>(*device_);
-      options.alignment = 512;
-      options.driver = device_->driver();
-      options.gate = gate_.get();
-    } else {
-      options.persistent = memhandover::chunk_space::backing::process;
-    }
-    memory_ = std::make_unique<step::training_memory>(options);
+    pool_.emplace(backend, std::max(0, pool.value("device", 0)), std::move(options));
   }
 
   void fork_workers() {
     for (int i = 0; i < how_.workers; ++i) {
       // A GPU's memory cannot be copied by a fork, and the runtime does not try either.
-      if (gate_ == nullptr) {
-        memory_->before_fork();
+      if (!pool_->on_gpu()) {
+        memory().before_fork();
       }
       if (::fork() == 0) {
-        if (gate_ == nullptr) {
-          memory_->after_fork_in_child();
+        if (!pool_->on_gpu()) {
+          memory().after_fork_in_child();
         }
         ::signal(SIGTERM, SIG_DFL);
         for (;;) {
           ::pause();
         }
       }
-      if (gate_ == nullptr) {
-        memory_->after_fork_in_parent();
+      if (!pool_->on_gpu()) {
+        memory().after_fork_in_parent();
       }
     }
   }
 
   void train() {
-    auto* const weights = memory_->allocate_persistent(2 * chunk_);
+    auto* const weights = memory().allocate_persistent(2 * chunk_);
     auto size = how_.bytes;
     while (!stopping) {
       if (micro_batch(size)) {
-        memory_->client().mailbox().commits.fetch_add(1, std::memory_order_relaxed);
-        pass([&] { (void)device_->fill(weights, chunk_, static_cast<std::uint8_t>(random_())); });
+        memory().client().mailbox().commits.fetch_add(1, std::memory_order_relaxed);
+        pool_->pass([&] {
+          (void)pool_->device().fill(weights, chunk_, static_cast<std::uint8_t>(random_()));
+        });
         size = std::min<std::uint64_t>(how_.bytes, size + size / 4);
       } else {
-        memory_->client().mailbox().discards.fetch_add(1, std::memory_order_relaxed);
+        memory().client().mailbox().discards.fetch_add(1, std::memory_order_relaxed);
         size = std::max<std::uint64_t>(size / 2, 4 * chunk_);
       }
       ::poll(nullptr, 0, static_cast<int>(random_() % 3));  // as a job waits for its samples
@@ -92,38 +85,32 @@ class trainer {
   }
 
  private:
-  template <typename Work>
-  bool pass(Work&& work) {
-    if (gate_ != nullptr) {
-      return gate_->pass(std::forward<Work>(work));
-    }
-    work();
-    return true;
-  }
+  [[nodiscard]] step::training_memory& memory() noexcept { return pool_->memory(); }
 
   /// Allocates, writes, and sees its own bytes again unless they were taken away. True: committed.
   bool micro_batch(std::uint64_t bytes) {
     std::vector<std::pair<std::byte*, std::size_t>> blocks;
     auto const mark = static_cast<std::uint8_t>(random_() % 255 + 1);
     bool committed = false;
-    memory_->begin();
+    memory().begin();
     try {
       for (std::uint64_t used = 0; used < bytes;) {
         auto const size = chunk_ / 16 + random_() % (3 * chunk_);
-        auto* const address = memory_->allocate_arena(size);
+        auto* const address = memory().allocate_arena(size);
         blocks.emplace_back(address, size);
-        pass([&] { (void)device_->fill(address, size, mark); });
+        pool_->pass([&] { (void)pool_->device().fill(address, size, mark); });
         used += size;
       }
       bool intact = true;
       for (auto const& [address, size] : blocks) {
         std::uint8_t ends[2] = {};
-        pass([&, at = address, length = size] {
-          intact = device_->read(at, {ends, 1}) && device_->read(at + length - 1, {ends + 1, 1}) &&
-                   ends[0] == mark && ends[1] == mark && intact;
+        pool_->pass([&, at = address, length = size] {
+          intact = pool_->device().read(at, {ends, 1}) &&
+                   pool_->device().read(at + length - 1, {ends + 1, 1}) && ends[0] == mark &&
+                   ends[1] == mark && intact;
         });
       }
-      committed = memory_->commit_begin();
+      committed = memory().commit_begin();
       if (committed && !intact) {
         throw error{error_kind::internal, "a committed micro-batch has lost its contents"};
       }
@@ -133,24 +120,22 @@ class trainer {
       }
     }
     for (auto const& [address, size] : blocks) {
-      if (!memory_->free(address)) {
+      if (!memory().free(address)) {
         throw error{error_kind::internal, "a block could not be freed"};
       }
     }
     if (committed) {
-      memory_->commit_end(false);
+      memory().commit_end(false);
     } else {
-      memory_->discard();
+      memory().discard();
     }
     return committed;
   }
 
   role_options how_;
   std::mt19937 random_;
-  std::unique_ptr<pool_device> device_;
-  std::unique_ptr<draining_gate> gate_;
   std::uint64_t chunk_ = 0;
-  std::unique_ptr<step::training_memory> memory_;
+  std::optional<pool_training> pool_;
 };
 
 /// Fills what it got, looks whether it stays so, gives it back.

@@ -1,12 +1,14 @@
-"""Two processes that do the same work in turn, so that drift of the machine falls on both alike.
+"""Plain PyTorch and one thing of Sluice's, step for step, and the command line of the benchmarks that compare them.
 
-Both live all the time but only one runs at once: in turn each is told to make so many steps, which is a window; the
+Two processes do the same work in turn, so that drift of the machine falls on both alike. Both live all the time but only one runs at once: in turn each is told to make so many steps, which is a window; the
 order within a pair of windows changes from pair to pair. What is compared is the median of the pairs' ratios; its
 interval comes from resampling pairs.
 """
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
 import json
 import math
 import random
@@ -16,8 +18,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
-from demonstration.processes import Stage
+from overhead_models import WORKLOADS, Workload  # also finds the examples
+from records import Cell, distribution, single
+
+from demonstration.processes import Failed, Stage, has_cuda
+
+ROOT = Path(__file__).resolve().parent.parent
+POOL = {"host": "3GiB", "cuda": "64GiB"}
 
 WARM_UP_STEPS = 6
 LIMIT_SECONDS = 600.0  # for one answer of a worker
@@ -79,3 +89,78 @@ def interval(ratios: list[float], resamples: int = 4000) -> tuple[float, float]:
     dice = random.Random(0)
     medians = sorted(statistics.median(dice.choices(ratios, k=len(ratios))) for _ in range(resamples))
     return medians[int(0.025 * resamples)], medians[int(0.975 * resamples) - 1]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A benchmark of this kind: a program that measures, and is itself the process that is measured.
+
+    `more` gets the workload and the last answer of both workers ("plain" and `other`), and returns metrics of its own and
+    the cell's targets. It may raise `Failed`.
+    """
+
+    name: str
+    description: str
+    program: Path
+    other: str  # what is not plain torch, as metrics name it
+    workloads: tuple[str, ...]
+    pairs: int
+    more: Callable[[Workload, dict[str, dict]], tuple[dict, dict]]
+
+    def options(self) -> argparse.Namespace:
+        """The command line. With `worker`, a key of WORKLOADS, this process is one that is measured, and `shared` says
+        that it is the other one."""
+        parser = argparse.ArgumentParser(description=self.description)
+        parser.add_argument("--backend", choices=["auto", "host", "cuda"], default="auto")
+        parser.add_argument("--only", choices=self.workloads, action="append", help="measure this alone; may be repeated")
+        parser.add_argument("--pairs", type=int, default=self.pairs, help="of windows (default %(default)s)")
+        parser.add_argument("--window", type=float, default=2.0, metavar="SECONDS", help="at least (default %(default)s)")
+        parser.add_argument("--sluice", type=Path, default=ROOT / "build" / "release" / "bin" / "sluice")
+        parser.add_argument("--worker", choices=self.workloads, help=argparse.SUPPRESS)
+        parser.add_argument("--shared", action="store_true", help=argparse.SUPPRESS)
+        options = parser.parse_args()
+        if not options.worker and options.pairs < 2:
+            parser.error("--pairs must be at least 2")
+        if not options.worker and not options.sluice.exists():
+            parser.error(f"there is no {options.sluice}; run ./scripts/build.sh")
+        return options
+
+    def measured(self, options: argparse.Namespace) -> dict:
+        """Measures what the command line asks for; what `write` is to be told. Raises SystemExit if that fails."""
+        backend = options.backend if options.backend != "auto" else "cuda" if has_cuda() else "host"
+        cells, notes = [], []
+        for key in self.workloads:
+            workload = WORKLOADS[key]
+            if workload.backend != backend or (options.only and key not in options.only):
+                continue
+            missing = [name for name in workload.packages if importlib.util.find_spec(name) is None]
+            if missing:
+                notes.append(f"{key} is left out: {', '.join(missing)} is not installed")
+                continue
+            print(f"==> {key}", flush=True)
+            try:
+                cells.append(self._cell(key, options.sluice.absolute(), options.pairs, options.window))
+            except Failed as failure:
+                raise SystemExit(f"{self.name}: {failure}") from failure
+        if not cells:
+            raise SystemExit("\n".join([f"{self.name}: nothing was measured", *notes]))
+        return {"cells": cells, "gpus": 1 if backend == "cuda" else 0, "notes": notes, "accumulate": bool(options.only)}
+
+    def _cell(self, key: str, sluice: Path, pairs: int, window: float) -> Cell:
+        workload = WORKLOADS[key]
+        with Stage(sluice, ROOT / "build" / self.name / key) as stage:
+            workers = {name: Worker(stage, name, self._command(key, name == self.other, stage.sluice))
+                       for name in ("plain", self.other)}
+            ms, last = in_turn(workers, pairs, window)
+        more, targets = self.more(workload, last)
+        ratios = [other / plain for plain, other in zip(ms["plain"], ms[self.other])]
+        metrics = {"step_ratio": single(statistics.median(ratios), "plain torch, same run", interval(ratios)),
+                   **{f"{name}_step_ms": distribution(samples) for name, samples in ms.items()}}
+        return Cell(workload.params, metrics | more, targets)
+
+    def _command(self, key: str, shared: bool, sluice: Path) -> list:
+        worker = [sys.executable, self.program, "--worker", key]
+        if not shared:
+            return worker
+        backend = WORKLOADS[key].backend
+        return [sluice, "run", "--require-pool", "--backend", backend, "--memory", POOL[backend], "--", *worker, "--shared"]

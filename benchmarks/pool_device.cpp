@@ -1,12 +1,12 @@
 #include "benchmarks/pool_device.hpp"
 
 #include <cuda.h>
-#include <dlfcn.h>
 
 #include <chrono>
 #include <cstring>
 #include <string>
 
+#include "benchmarks/driver_function.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/ledger.hpp"
 
@@ -90,15 +90,15 @@ class cuda_device final : public pool_device {
     if (add_one_ == nullptr) {
       CUmodule loaded = nullptr;
       driver_->check(
-          function<decltype(&::cuModuleLoadData)>("cuModuleLoadData")(&loaded, add_one_ptx),
+          driver_function<decltype(&::cuModuleLoadData)>("cuModuleLoadData")(&loaded, add_one_ptx),
           "cannot load the kernel");
-      driver_->check(function<decltype(&::cuModuleGetFunction)>("cuModuleGetFunction")(
+      driver_->check(driver_function<decltype(&::cuModuleGetFunction)>("cuModuleGetFunction")(
                          &add_one_, loaded, "add_one"),
                      "cannot find the kernel");
     }
     auto at = address(where);
     void* parameters[] = {&at};
-    auto const launched = function<decltype(&::cuLaunchKernel)>("cuLaunchKernel")(
+    auto const launched = driver_function<decltype(&::cuLaunchKernel)>("cuLaunchKernel")(
         add_one_, 1, 1, 1, 1, 1, 1, 0, nullptr, parameters, nullptr);
     return static_cast<int>(launched != CUDA_SUCCESS ? launched : synchronize_());
   }
@@ -108,30 +108,21 @@ class cuda_device final : public pool_device {
     return reinterpret_cast<CUdeviceptr>(where);
   }
 
-  template <typename Function>
-  [[nodiscard]] Function function(char const* name) const {
-    auto* const found = ::dlsym(library_, name);
-    if (found == nullptr) {
-      throw error{error_kind::unsupported, std::string{"the CUDA driver has no "} + name};
-    }
-    return reinterpret_cast<Function>(found);
-  }
-
   /// The calling thread may be the pool's control thread, which has no context yet.
   void use_context() const {
     driver_->check(driver_->cuCtxSetCurrent(context_), "cannot use the GPU");
   }
 
   std::shared_ptr<cuda_driver const> driver_;
-  /// Never closed: the driver does not unload.
-  void* library_ = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   CUcontext context_ = nullptr;
   CUfunction add_one_ = nullptr;
   decltype(&::cuCtxSynchronize) synchronize_ =
-      function<decltype(&::cuCtxSynchronize)>("cuCtxSynchronize");
-  decltype(&::cuMemcpyDtoH) copy_out_ = function<decltype(&::cuMemcpyDtoH)>("cuMemcpyDtoH_v2");
-  decltype(&::cuMemcpyHtoD) copy_in_ = function<decltype(&::cuMemcpyHtoD)>("cuMemcpyHtoD_v2");
-  decltype(&::cuMemsetD8) set_ = function<decltype(&::cuMemsetD8)>("cuMemsetD8_v2");
+      driver_function<decltype(&::cuCtxSynchronize)>("cuCtxSynchronize");
+  decltype(&::cuMemcpyDtoH) copy_out_ =
+      driver_function<decltype(&::cuMemcpyDtoH)>("cuMemcpyDtoH_v2");
+  decltype(&::cuMemcpyHtoD) copy_in_ =
+      driver_function<decltype(&::cuMemcpyHtoD)>("cuMemcpyHtoD_v2");
+  decltype(&::cuMemsetD8) set_ = driver_function<decltype(&::cuMemsetD8)>("cuMemsetD8_v2");
 };
 
 }  // namespace

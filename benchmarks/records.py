@@ -30,7 +30,7 @@ UNITS = ("us", "ms", "s", "bytes", "per_s", "ratio", "percent")
 COUNTS = ("aborts", "rebuilds", "kills", "killed_trainers", "killed_servers", "killed_brokers", "leaked_chunks", "hangs",
           "server_errors", "wrong_contents", "failed_starts", "served", "handovers", "probes",
           "probes_that_saw", "revocations", "faults", "refused", "stitched_ranges", "stitched_chunks",
-          "stitched_chunks_mean", "touched_chunks", "kept_chunks")
+          "stitched_chunks_mean", "touched_chunks", "kept_chunks", "runs")
 BOUND = re.compile(r"(<=|>=|<|>)\s*([0-9.eE+-]+)")
 
 
@@ -177,10 +177,15 @@ def write(name: str, cells: list[Cell], *, gpus: int = 0, accumulate: bool = Fal
     return file
 
 
+def record_of(name: str, *, gpus: int = 0, folder: Path = RESULTS) -> dict:
+    """This machine's record of that name, empty if there is none yet."""
+    file = folder / f"{name}-{slug(machine(gpus)['device'], gpus)}.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+
 def cells_of(name: str, *, gpus: int = 0, folder: Path = RESULTS) -> list[dict]:
     """The cells that this machine's record of that name has, none if there is no record yet."""
-    file = folder / f"{name}-{slug(machine(gpus)['device'], gpus)}.json"
-    return json.loads(file.read_text(encoding="utf-8"))["cells"] if file.exists() else []
+    return record_of(name, gpus=gpus, folder=folder).get("cells", [])
 
 
 def _merged(file: Path, measured: list[dict]) -> list[dict]:

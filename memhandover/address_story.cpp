@@ -51,13 +51,13 @@ class story {
     }
   }
 
-  [[nodiscard]] json of(std::uint64_t address) const {
+  [[nodiscard]] json of(std::uint64_t address, std::uint32_t pid) const {
     auto const bytes = view_.header().chunk_bytes;
     std::vector<std::pair<std::int64_t, json>> stays;
     json reserved = json::array();
     for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
       for (auto const& entry : histories_.at(slot)) {
-        if (!entry.has_address(address, bytes)) {
+        if (!entry.has_address(address, bytes) || (pid != 0 && entry.pid != pid)) {
           continue;
         }
         if (entry.kind == happening::mapped || entry.kind == happening::taken) {
@@ -190,8 +190,8 @@ class story {
 
 }  // namespace
 
-nlohmann::json describe_address(ledger_view const& view, std::uint64_t address) {
-  return story{view}.of(address);
+nlohmann::json describe_address(ledger_view const& view, std::uint64_t address, std::uint32_t pid) {
+  return story{view}.of(address, pid);
 }
 
 }  // namespace sluice::memhandover

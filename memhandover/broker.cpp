@@ -198,7 +198,8 @@ bool broker::answer(visitor& who, message& request) {
   } else if (type == "address") {
     auto const& pool = pools_->asked_about(request.body);
     auto const shape = pool.view().shape();
-    body.update(describe_address(pool.view(), field(request.body, "address", std::uint64_t{0})));
+    body.update(describe_address(pool.view(), field(request.body, "address", std::uint64_t{0}),
+                                 field(request.body, "pid", std::uint32_t{0})));
     body["pool"] = {{"id", hexadecimal(pool.id())},
                     {"backend", to_string(shape.backend)},
                     {"device", shape.device}};

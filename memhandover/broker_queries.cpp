@@ -106,9 +106,9 @@ nlohmann::json query_chunks(std::string const& runtime_dir, std::optional<int> d
 }
 
 nlohmann::json query_address(std::string const& runtime_dir, std::uint64_t address,
-                             std::optional<int> device) {
+                             std::optional<int> device, std::uint32_t pid) {
   return each_pool(runtime_dir, device, [=](questions const& asked, nlohmann::json const& id) {
-    return asked.ask({{"type", "address"}, {"pool_id", id}, {"address", address}});
+    return asked.ask({{"type", "address"}, {"pool_id", id}, {"address", address}, {"pid", pid}});
   });
 }
 

@@ -22,10 +22,11 @@ namespace sluice::memhandover {
 [[nodiscard]] nlohmann::json query_chunks(std::string const& runtime_dir,
                                           std::optional<int> device = std::nullopt);
 
-/// What lay at an address of a client: what describe_address tells of the first pool, with `pool` (`id`,
-/// `backend` and `device`), and where there are several, `pools` with the same of each. Throws as
-/// `query_status` does.
+/// What lay at an address of a client, of the one with that `pid` unless it is 0: what
+/// describe_address tells of the first pool, with `pool` (`id`, `backend` and `device`), and where
+/// there are several, `pools` with the same of each. Throws as `query_status` does.
 [[nodiscard]] nlohmann::json query_address(std::string const& runtime_dir, std::uint64_t address,
-                                           std::optional<int> device = std::nullopt);
+                                           std::optional<int> device = std::nullopt,
+                                           std::uint32_t pid = 0);
 
 }  // namespace sluice::memhandover

@@ -9,6 +9,9 @@
 namespace sluice::memhandover {
 namespace {
 
+/// Mappings of a client that are kept however old they are: the other half tells what happened.
+constexpr std::size_t most_holding = history_entries / 2;
+
 using text_words = std::atomic<std::uint64_t>[sizeof(note_text::text) / sizeof(std::uint64_t)];
 
 void put_text(text_words& to, std::string_view text) {
@@ -84,10 +87,58 @@ void chunk_history::append(happened const& entry) {
   if (continues_last(entry)) {
     auto& place = places[written_ % places.size()];
     last_.count += entry.count;
+    if (!holding_.empty() && holding_.back().seq == written_) {
+      holding_.back().count = last_.count;
+      holding_.back().until_ns = entry.until_ns;
+    }
     place.until_ns.store(entry.until_ns, std::memory_order_relaxed);
     place.count.store(last_.count, std::memory_order_release);
     return;
   }
+  keep_what_holds();
+  put(entry);
+  last_ = entry;
+  if (entry.kind == happening::mapped) {
+    holding_.push_back(entry);
+    holding_.back().seq = written_;
+    if (holding_.size() > most_holding) {
+      holding_.pop_front();
+    }
+  } else if (entry.kind == happening::unmapped || entry.kind == happening::revoked) {
+    end_what_held(entry);
+  }
+}
+
+/// Where the next place is that of a mapping which still holds, that gets a new number, and the place
+/// after it is the next one.
+void chunk_history::keep_what_holds() {
+  auto const size = view_.history(slot_).size();
+  while (!holding_.empty() && holding_.front().seq + size == written_ + 1) {
+    auto kept = holding_.front();
+    holding_.pop_front();
+    put(kept);
+    kept.seq = written_;
+    holding_.push_back(std::move(kept));
+  }
+}
+
+/// A mapping ends from its last chunk on; what lies before `ending` goes on.
+void chunk_history::end_what_held(happened const& ending) {
+  auto const bytes = view_.header().chunk_bytes;
+  std::erase_if(holding_, [&](happened& held) {
+    auto const end = held.address + held.count * bytes;
+    if (ending.address >= end || ending.address + ending.count * bytes <= held.address) {
+      return false;
+    }
+    held.count = ending.address <= held.address
+                     ? 0
+                     : static_cast<std::uint32_t>((ending.address - held.address) / bytes);
+    return held.count == 0;
+  });
+}
+
+void chunk_history::put(happened const& entry) {
+  auto const places = view_.history(slot_);
   auto& place = places[++written_ % places.size()];
   // Whoever reads meanwhile finds another number afterwards, and leaves the entry out.
   place.seq.store(0, std::memory_order_relaxed);
@@ -102,7 +153,6 @@ void chunk_history::append(happened const& entry) {
   place.count.store(entry.count, std::memory_order_relaxed);
   put_text(place.what, entry.what);
   place.seq.store(written_, std::memory_order_release);
-  last_ = entry;
 }
 
 std::vector<happened> read_history(ledger_view const& view, std::uint32_t slot) {

@@ -4,14 +4,16 @@
 ///   training   reserved ──► mapped ──► unmapped │ revoked ──► given      (to the ledger's writer)
 ///   server     taken
 ///
-/// The newest `history_entries` stay. Mappings that continue the one before, in chunks and
-/// addresses, are one entry with it.
+/// The newest `history_entries` stay, and beside them the older mappings that still hold, or the job
+/// that keeps its weights for days would soon be unknown at their addresses. Mappings that continue
+/// the one before, in chunks and addresses, are one entry with it.
 ///
 /// Thread-safety: none for writing; the owner serialises calls. Anybody may read at any time.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <span>
 #include <string>
 #include <string_view>
@@ -57,6 +59,9 @@ class chunk_history {
 
  private:
   void append(happened const& entry);
+  void put(happened const& entry);
+  void keep_what_holds();
+  void end_what_held(happened const& ending);
   [[nodiscard]] bool continues_last(happened const& entry) const;
 
   ledger_view const& view_;
@@ -64,6 +69,7 @@ class chunk_history {
   std::uint32_t pid_;
   std::uint64_t written_ = 0;
   happened last_;
+  std::deque<happened> holding_;  ///< mappings that have not ended, by `seq`
 };
 
 /// The history of a slot, the oldest first.

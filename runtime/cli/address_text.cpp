@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <set>
+#include <string>
 
 #include "memhandover/error.hpp"
 #include "runtime/cli/detail/json_text.hpp"
@@ -103,8 +105,13 @@ std::string known_text(json const& story) {
   std::string text;
   auto const& stays = field(story, "stays");
   auto const& reserved = field(story, "reserved");
+  std::set<std::string> pids;
   for (auto const& stay : stays.is_array() ? stays : json::array()) {
     text += stay_text(stay);
+    pids.insert(plain(field(stay, "pid")));
+  }
+  if (pids.size() > 1) {
+    text += "addresses are each process's own: --pid shows those of one alone\n";
   }
   if (stays.empty() && reserved.is_array() && !reserved.empty()) {
     auto const& last = reserved.back();

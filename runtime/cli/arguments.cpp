@@ -186,8 +186,10 @@ int dispatch(std::vector<std::string> const& words) {
   auto* show = pool_commands->add_subcommand("show", "Show who holds which chunk, and what for");
   describe_show(*show, show_what);
   std::string address;
-  show->add_option("--address", address,
-                   "Show instead what lay at this address of a process, in hexadecimal");
+  auto* const at = show->add_option(
+      "--address", address, "Show instead what lay at this address of a process, in hexadecimal");
+  std::uint32_t pid = 0;
+  show->add_option("--pid", pid, "Only of this process, which may have ended")->needs(at);
   auto* list = pool_commands->add_subcommand("list", "List the pools of this machine");
   list->add_flag("--json", as_json, "As JSON");
   auto* clean = pool_commands->add_subcommand(
@@ -226,7 +228,7 @@ int dispatch(std::vector<std::string> const& words) {
     return show_status(show_what);
   }
   if (show->parsed()) {
-    return address.empty() ? show_pool(show_what) : show_address(show_what, address);
+    return address.empty() ? show_pool(show_what) : show_address(show_what, address, pid);
   }
   if (list->parsed()) {
     return list_pools(as_json);

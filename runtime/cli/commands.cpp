@@ -120,9 +120,9 @@ int show_pool(show_arguments const& arguments) {
   return 0;
 }
 
-int show_address(show_arguments const& arguments, std::string const& address) {
-  auto const story =
-      memhandover::query_address(arguments.runtime_dir, parse_address(address), arguments.device);
+int show_address(show_arguments const& arguments, std::string const& address, std::uint32_t pid) {
+  auto const story = memhandover::query_address(arguments.runtime_dir, parse_address(address),
+                                                arguments.device, pid);
   print(arguments.as_json ? json_text(story) : address_text(story));
   return 0;
 }

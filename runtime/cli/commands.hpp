@@ -2,6 +2,7 @@
 /// failures are thrown as `sluice::error`.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -36,8 +37,8 @@ int show_status(show_arguments const& arguments);
 
 int show_pool(show_arguments const& arguments);
 
-/// What lay at `address`, in hexadecimal, of a process of the pool.
-int show_address(show_arguments const& arguments, std::string const& address);
+/// What lay at `address`, in hexadecimal, of the process `pid`, or of any of the pool if that is 0.
+int show_address(show_arguments const& arguments, std::string const& address, std::uint32_t pid);
 
 int list_pools(bool as_json);
 

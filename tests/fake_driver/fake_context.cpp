@@ -303,7 +303,7 @@ SLUICE_FAKE_CALL CUresult cuCtxSynchronize() {
     return forbidden;
   }
   wait_for_context(*current_context());
-  return CUDA_SUCCESS;
+  return context_state();
 }
 
 SLUICE_FAKE_CALL CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {

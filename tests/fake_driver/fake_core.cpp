@@ -30,6 +30,7 @@ extern std::size_t const fake_symbol_count;
 namespace {
 
 std::atomic<pid_t> initialised_in{0};
+std::atomic<CUresult> lost{CUDA_SUCCESS};  ///< why the context can do nothing any more
 
 std::size_t index_of(char const* symbol) {
   std::size_t low = 0;
@@ -114,6 +115,8 @@ call_scope::call_scope(call_site& site, needs what) : site_{site} {
   } else if (what == needs::initialised && initialised_in.load() != ::getpid()) {
     result_ =
         CUDA_ERROR_NOT_INITIALIZED;  // also in a forked child: a driver does not survive fork()
+  } else if (what == needs::initialised) {
+    result_ = context_state();
   }
 }
 
@@ -125,6 +128,14 @@ int call_scope::injected() {
   int const failure = site_.fails_once.load() ? site_.failure.exchange(0) : site_.failure.load();
   site_.failed.fetch_add(failure != 0 ? 1 : 0);
   return failure;
+}
+
+void lose_context(CUresult why) {
+  lost.store(why);
+}
+
+CUresult context_state() {
+  return lost.load();
 }
 
 void set_initialised() {

@@ -46,6 +46,12 @@ class call_scope {
   CUresult result_ = CUDA_SUCCESS;
 };
 
+/// From now on every call of this process that needs the driver fails with `why`, as after a kernel
+/// that has met an address without memory.
+void lose_context(CUresult why);
+/// CUDA_SUCCESS, or why the context is lost.
+[[nodiscard]] CUresult context_state();
+
 void set_initialised();
 [[nodiscard]] int device_count();
 [[nodiscard]] std::size_t device_memory_bytes();

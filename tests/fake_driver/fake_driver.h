@@ -5,7 +5,8 @@
  * real driver's rules where Sluice depends on them: a physical handle is mapped and unmapped whole,
  * access is enforced, an imported handle cannot be exported again, one name has two functions
  * depending on the default-stream flag, calls that could break a capture do break it, a copy from or
- * to reserved addresses without a mapping is refused.
+ * to reserved addresses without a mapping is refused, and a kernel that touches one takes the
+ * process's context down.
  *
  * Environment, read when the library is loaded:
  *   FAKE_CUDA_DEVICES       number of devices, 1
@@ -14,7 +15,7 @@
  *   FAKE_CUDA_DELAY         SYMBOL:NANOSECONDS;...   as fake_delay
  *
  * Not modelled: implicit ordering between the legacy default stream and others, arrays and
- * textures, modules.
+ * textures, what is in a module: every one has the kernels of fake_modules.cpp.
  */
 #ifndef SLUICE_TESTS_FAKE_DRIVER_H
 #define SLUICE_TESTS_FAKE_DRIVER_H

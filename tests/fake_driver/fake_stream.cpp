@@ -235,10 +235,11 @@ CUresult enqueue_and_wait(CUstream handle, bool per_thread_default, work piece) 
     piece();
     point->happen();
   });
-  if (result == CUDA_SUCCESS) {
-    point->wait();
+  if (result != CUDA_SUCCESS) {
+    return result;
   }
-  return result;
+  point->wait();
+  return context_state();
 }
 
 CUresult forbidden_by_capture() {

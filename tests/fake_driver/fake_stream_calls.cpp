@@ -46,7 +46,7 @@ CUresult synchronise(CUstream handle, bool per_thread) {
     return no_stream();
   }
   on->mark()->wait();
-  return CUDA_SUCCESS;
+  return context_state();
 }
 
 CUresult query(CUstream handle, bool per_thread) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 
 from memory_training import MIB, Training, own_status, ready, run  # first: sets up CUDA
 
@@ -45,7 +46,7 @@ def foreign() -> dict:
     intact = [library.holds(address, value, size) for address, value in blocks.items()]
     for address in blocks:
         library.free(address)
-    return {"intact": intact, "addresses": list(blocks), "discards": training.discards}
+    return {"intact": intact, "addresses": list(blocks), "discards": training.discards, "pid": os.getpid()}
 
 
 def small() -> dict:

@@ -1,6 +1,7 @@
 #include "memhandover/address_story.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
@@ -102,6 +103,7 @@ TEST_F(address_story_test, mappings_that_continue_each_other_are_one_entry) {
 TEST_F(address_story_test, keeps_the_newest_entries_and_says_that_older_ones_are_gone) {
   chunk_history history{view_, job};
   history.tell(happening::mapped, std::array{1U}, at(0), 1, "arena");
+  history.tell(happening::unmapped, std::array{1U}, at(0), 1, "arena");
   EXPECT_EQ(describe_address(view_, base)["complete"], true);
   for (std::uint32_t i = 0; i < history_entries; ++i) {
     history.tell(happening::given, std::array{i % 100});
@@ -109,6 +111,46 @@ TEST_F(address_story_test, keeps_the_newest_entries_and_says_that_older_ones_are
   EXPECT_EQ(read_history(view_, job).size(), history_entries);
   EXPECT_TRUE(stays(0).empty());
   EXPECT_EQ(describe_address(view_, base)["complete"], false);
+}
+
+TEST_F(address_story_test, what_is_still_mapped_outlives_any_number_of_later_events) {
+  chunk_history history{view_, job};
+  history.tell(happening::mapped, std::array{7U, 8U, 9U}, at(0), 0, "persistent");
+  history.tell(happening::unmapped, std::array{9U}, at(4_MiB), 0, "persistent");
+  for (std::uint32_t i = 0; i < 3 * history_entries; ++i) {
+    history.tell(happening::mapped, std::array{i % 50 * 2}, at(64_MiB), i, "arena");
+    history.tell(happening::revoked, std::array{i % 50 * 2}, at(64_MiB), i, "arena");
+  }
+  EXPECT_EQ(read_history(view_, job).size(), history_entries);
+  for (auto const& [offset, chunk] : {std::pair{0_MiB, 7}, std::pair{2_MiB, 8}}) {
+    auto const found = stays(offset);
+    ASSERT_EQ(found.size(), 1U);
+    EXPECT_EQ(found[0]["holds"], "persistent");
+    EXPECT_EQ(found[0]["chunk"], chunk);
+    EXPECT_TRUE(found[0]["ended"].is_null());
+  }
+  EXPECT_TRUE(stays(4_MiB).empty());  // it has ended, and nothing tells of it any more
+
+  history.tell(happening::revoked, std::array{7U, 8U}, at(0), 0, "persistent");
+  EXPECT_EQ(stays(0)[0]["ended"]["how"], "revoked");
+  for (std::uint32_t i = 0; i < history_entries; ++i) {
+    history.tell(happening::given, std::array{1U});
+  }
+  EXPECT_TRUE(stays(0).empty());
+}
+
+TEST_F(address_story_test, mappings_that_hold_leave_half_of_the_history_to_what_happens) {
+  chunk_history history{view_, job};
+  for (std::uint32_t i = 0; i < 2 * history_entries; ++i) {
+    history.tell(happening::mapped, std::array{i % 50 * 2}, at(i * 4_MiB), 0, "arena");
+  }
+  history.tell(happening::given, std::array{99U});
+  auto const entries = read_history(view_, job);
+  ASSERT_EQ(entries.size(), history_entries);
+  EXPECT_EQ(entries.back().kind, happening::given);
+  for (std::size_t i = 1; i < entries.size(); ++i) {
+    EXPECT_EQ(entries[i].seq, entries[i - 1].seq + 1);
+  }
 }
 
 TEST_F(address_story_test, the_slots_next_owner_goes_on_behind_what_a_dead_one_has_left) {
@@ -120,6 +162,30 @@ TEST_F(address_story_test, the_slots_next_owner_goes_on_behind_what_a_dead_one_h
   EXPECT_EQ(found[0]["chunk"], 2);
   EXPECT_EQ(found[1]["chunk"], 1);
   EXPECT_EQ(found[1]["lives"], false);
+}
+
+TEST_F(address_story_test, one_processs_address_is_not_taken_for_anothers_of_the_same_number) {
+  chunk_history history{view_, job};
+  history.tell_reserved(at(0), 200, 0, "persistent");
+  history.tell(happening::mapped, std::array{1U}, at(0), 0, "persistent");
+  auto const server_pid = ::fork();
+  if (server_pid == 0) {
+    // The driver gives every process the same addresses; a server that says no name holds nothing.
+    chunk_history{view_, server}.tell(happening::taken, std::array{9U}, at(0));
+    ::_exit(0);
+  }
+  ASSERT_EQ(::waitpid(server_pid, nullptr, 0), server_pid);
+
+  EXPECT_EQ(stays(0).size(), 2U);
+  auto const own = describe_address(view_, base + 5, static_cast<std::uint32_t>(::getpid()));
+  ASSERT_EQ(own["stays"].size(), 1U);
+  EXPECT_EQ(own["stays"][0]["holds"], "persistent");
+  EXPECT_EQ(own["stays"][0]["chunk"], 1);
+  EXPECT_EQ(own["reserved"].size(), 1U);
+  auto const others = describe_address(view_, base + 5, static_cast<std::uint32_t>(server_pid));
+  ASSERT_EQ(others["stays"].size(), 1U);
+  EXPECT_EQ(others["stays"][0]["chunk"], 9);
+  EXPECT_TRUE(others["reserved"].empty());
 }
 
 TEST_F(address_story_test, is_readable_while_it_is_written) {

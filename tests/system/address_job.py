@@ -1,10 +1,11 @@
 """Trains until the file named first appears, then writes where its activations lay to the file named second.
 
-A JSON object: `seen`, a list of [generation of the arena, address], and `fault`, the message of a step that fails as if
-CUDA had met an address without memory.
+A JSON object: `pid`, `seen`, a list of [generation of the arena, address], and `fault`, the message of a step that fails
+as if CUDA had met an address without memory.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -38,4 +39,4 @@ def faulting(x):
 try:
     step(faulting, torch.ones(2048, 512))
 except RuntimeError as why:
-    out.write_text(json.dumps({"seen": sorted(seen), "fault": str(why)}))
+    out.write_text(json.dumps({"pid": os.getpid(), "seen": sorted(seen), "fault": str(why)}))

@@ -46,10 +46,10 @@ def test_an_address_of_a_dead_job_tells_which_chunk_lay_there_and_who_took_it(sl
     assert job.wait(60) == 0
     assert server.returncode == 0, server.stderr
     said = json.loads(out.read_text())
-    assert f"sluice pool show --runtime-dir {runtime_folder} --address 0x" in said["fault"]
+    assert f"sluice pool show --runtime-dir {runtime_folder} --pid {said['pid']} --address 0x" in said["fault"]
     outcomes = Counter()
     for generation, address in said["seen"]:
-        told = json.loads(call(sluice, "pool", "show", "--json", "--address", hex(address)).stdout)
+        told = json.loads(call(sluice, "pool", "show", "--json", "--pid", str(said["pid"]), "--address", hex(address)).stdout)
         here = [stay for stay in told["stays"] if stay["generation"] == generation]
         assert here, told
         # Between two micro-batches a demand takes the arena's end alone, which may grow again.
@@ -64,5 +64,7 @@ def test_an_address_of_a_dead_job_tells_which_chunk_lay_there_and_who_took_it(sl
     text = call(sluice, "pool", "show", "--address", hex(address)).stdout
     assert f"in the step arena of generation {generation} of pid " in text and "has ended" in text
     assert "no process of this pool" in call(sluice, "pool", "show", "--address", "0x10").stdout
+    another = call(sluice, "pool", "show", "--pid", str(os.getpid()), "--address", hex(address)).stdout
+    assert "no process of this pool" in another
     wrong = call(sluice, "pool", "show", "--address", "here")
     assert wrong.returncode == 2 and "hexadecimal" in wrong.stderr

@@ -89,5 +89,5 @@ class Trouble:
         return (
             f"sluice: {discards} micro-batches of this process have lost their memory to the inference server; where the "
             "kernel log (Xid 31) or compute-sanitizer names the address, this tells what lay there and who got it: "
-            f"sluice pool show{where} --address 0x…"
+            f"sluice pool show{where} --pid {os.getpid()} --address 0x…"
         )

@@ -57,6 +57,18 @@ TEST(address_text, tells_of_an_arena_that_went_to_a_model) {
             "  now       serving, slot 1, holds bert\n");
 }
 
+TEST(address_text, two_processes_with_the_same_address_are_told_apart) {
+  auto stay_of = [](int pid) {
+    return json{{"slot", 0},        {"pid", pid},      {"lives", true}, {"kind", "training"},
+                {"holds", "arena"}, {"generation", 1}, {"chunk", 3},    {"offset", 0}};
+  };
+  constexpr auto* hint = "addresses are each process's own: --pid shows those of one alone\n";
+  json story{{"address", "0x20"}, {"stays", {stay_of(7), stay_of(7)}}, {"complete", true}};
+  EXPECT_THAT(address_text(story), testing::Not(testing::HasSubstr(hint)));
+  story["stays"].push_back(stay_of(8));
+  EXPECT_THAT(address_text(story), testing::EndsWith(hint));
+}
+
 TEST(address_text, says_what_is_known_of_addresses_that_never_had_memory) {
   json const reserved{{"slot", 0},        {"pid", 4711},     {"lives", true},  {"kind", "training"},
                       {"holds", "arena"}, {"generation", 2}, {"base", "0x10"}, {"bytes", 1024}};
