@@ -152,7 +152,7 @@ void kept_pool::serve(poll_list const& polled) {
     }
   }
   end_grace();
-  appoint_newcomer();
+  appoint_ready_server();
 }
 
 /// Without a server nobody else lets go of what one has left.
@@ -220,10 +220,7 @@ void kept_pool::join(unique_fd& socket, message request) {
     clients_.at(slot).socket.reset();
     return;
   }
-  if (is_server) {
-    newcomer_ = slot;
-    appoint_newcomer();
-  } else if (writer_) {
+  if (writer_) {
     writer_->set_bell(slot, std::move(writers_bell));
   } else {
     tell_server({{"type", "client_joined"}, {"slot", slot}}, {clients_.at(slot).bell.get()});
@@ -240,30 +237,45 @@ void kept_pool::welcome(std::uint32_t slot, unique_fd const& ledger, unique_fd c
   send_chunks(record.socket.get(), files_.chunks);
 }
 
-/// A new server is appointed once what its predecessor held has been taken back: then it finds all
-/// that is left to it.
-void kept_pool::appoint_newcomer() {
-  auto const is_dead_server = [this](std::uint32_t slot) {
-    return clients_.at(slot).orphaned() &&
-           view_.clients()[slot].kind.load() == static_cast<std::uint32_t>(client_kind::server);
-  };
-  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
-    if (!newcomer_ || is_dead_server(slot)) {
-      return;
-    }
+/// A server that was the writer before it had opened the device would leave everybody waiting
+/// meanwhile.
+void kept_pool::hear_ready(std::uint32_t slot) {
+  if (view_.clients()[slot].kind.load() != static_cast<std::uint32_t>(client_kind::server)) {
+    return;
   }
-  appoint_server(*std::exchange(newcomer_, std::nullopt));
+  clients_.at(slot).ready = true;
+  appoint_ready_server();
 }
 
-/// Ends the broker's own writing, then names the server: there is never a second writer.
-void kept_pool::appoint_server(std::uint32_t slot) {
-  if (writer_) {
-    writer_->pump();
-    writer_.reset();
+bool kept_pool::dead_server_holds() const {
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    if (clients_.at(slot).orphaned() &&
+        view_.clients()[slot].kind.load() == static_cast<std::uint32_t>(client_kind::server)) {
+      return true;
+    }
   }
+  return false;
+}
+
+/// A server is appointed once what its predecessor held has been taken back: then it finds all that
+/// is left to it. The broker's own writing ends first: there is never a second writer.
+void kept_pool::appoint_ready_server() {
+  auto const slot = writer_ ? server_slot() : std::nullopt;
+  if (!slot || !clients_.at(*slot).ready || dead_server_holds()) {
+    return;
+  }
+  writer_->pump();
+  writer_.reset();
   view_.header().serving_now.store(1);
   auto const generation = (view_.header().writer.load() >> 16U) + 1;
-  view_.header().writer.store(generation << 16U | slot, std::memory_order_release);
+  view_.header().writer.store(generation << 16U | *slot, std::memory_order_release);
+  spdlog::info("a server is ready and writes the ledger slot={} pool=\"{}\"", *slot,
+               name_of(view_.shape()));
+  tell_appointed(*slot);
+}
+
+/// Once for each connection: a death that is told of twice may be that of the slot's next owner.
+void kept_pool::tell_appointed(std::uint32_t slot) {
   tell_server({{"type", "appointed"}});
   report_to_server(slot);
 }
@@ -316,19 +328,26 @@ void kept_pool::rejoin(unique_fd& socket, message request) {
   if (slot >= max_clients || !clients_.at(slot).present || clients_.at(slot).pid != pid) {
     throw error{error_kind::not_found, "the client has no place in the pool that it came back to"};
   }
+  bool const ready = field(request.body, "ready", false);
   auto& record = clients_.at(slot);
   auto writers_bell = bell_for_writer(request.descriptors.at(4));
   record.bell = std::move(request.descriptors.at(4));
   record.life = std::move(request.descriptors.at(5));
   record.socket = std::move(socket);
   send_message(record.socket.get(), {{"type", "rejoined"}});
+  spdlog::info("a client came back pid={} slot={}", record.pid, slot);
   if (writer_) {
     writer_->set_bell(slot, std::move(writers_bell));
     writer_->pump();
   } else if (view_.writer_slot() == slot) {
-    report_to_server(slot);
+    tell_appointed(slot);  // an earlier broker has named it, and may have died before it said so
+  } else {
+    // A server that was appointed meanwhile has not been told of who had not come back by then.
+    tell_server({{"type", "client_joined"}, {"slot", slot}}, {record.bell.get()});
   }
-  spdlog::info("a client came back pid={} slot={}", record.pid, slot);
+  if (ready) {
+    hear_ready(slot);
+  }
 }
 
 void kept_pool::read_client(std::uint32_t slot) {
@@ -344,6 +363,8 @@ void kept_pool::read_client(std::uint32_t slot) {
       if (gone < max_clients && clients_.at(gone).reported) {
         clear_slot(gone);
       }
+    } else if (received->body["type"] == "ready") {
+      hear_ready(slot);
     }
   } catch (error const& why) {
     spdlog::warn("a client's message could not be read pid={} reason=\"{}\"", record.pid,
@@ -361,9 +382,6 @@ void kept_pool::client_exited(std::uint32_t slot) {
   spdlog::info("a client has ended pid={} slot={}", record.pid, slot);
   if (view_.writer_slot() == slot) {
     become_writer();
-  }
-  if (newcomer_ == slot) {
-    newcomer_.reset();
   }
   if (!record.alone()) {
     record.end_descendants(view_.clients()[slot].life_inode.load());

@@ -1,11 +1,17 @@
 /// One pool as the broker keeps it: its descriptors and ledger, who uses it, and the taking back of
-/// what the dead held. While the pool has no server this object is the ledger's writer.
+/// what the dead held. While the pool has no server that is ready, this object is the ledger's
+/// writer.
 ///
 /// Life of a client's slot:
 ///
 ///   empty ──join──► live ──process exits──► gone
 ///     ▲                                       │
 ///     └── reclaimed ◄──last holder of its life pipe exits
+///
+/// A server joins, opens the pool's memory, and says `ready`; only then is it appointed the ledger's
+/// writer, and what its predecessor held has been taken back by then. Until it is, it has no part in
+/// anything: one that dies or hangs while it starts holds nobody up. Its `rejoin` says again whether
+/// it is ready, and is answered again that it is the writer if it is.
 ///
 /// A *life pipe* is made by the client, which sends the read end and keeps the write end open;
 /// forked descendants inherit it with everything else that reaches the pool, so its hang-up is the
@@ -63,6 +69,7 @@ class kept_pool {
   struct client {
     bool present = false;
     bool reported = false;  ///< the server has been asked to take back what it held
+    bool ready = false;     ///< a server that has said so: it can write the ledger
     int pid = 0;
     unique_fd socket;
     unique_fd process;  ///< pidfd
@@ -87,8 +94,10 @@ class kept_pool {
 
   void adopt_clients();
   void welcome(std::uint32_t slot, unique_fd const& ledger, unique_fd const& published);
-  void appoint_newcomer();
-  void appoint_server(std::uint32_t slot);
+  void hear_ready(std::uint32_t slot);
+  [[nodiscard]] bool dead_server_holds() const;
+  void appoint_ready_server();
+  void tell_appointed(std::uint32_t slot);
   void report_to_server(std::uint32_t slot);
   void become_writer();
   void read_client(std::uint32_t slot);
@@ -107,7 +116,6 @@ class kept_pool {
   std::function<void()> users_changed_;
   std::unique_ptr<ledger_writer> writer_;  ///< set while the broker is the writer
   std::array<client, max_clients> clients_;
-  std::optional<std::uint32_t> newcomer_;  ///< a server that has joined and is not yet appointed
   std::size_t doorbell_at_ = 0;
   std::array<places, max_clients> client_at_{};
 };

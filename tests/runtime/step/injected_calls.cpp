@@ -10,6 +10,7 @@
 
 #include <array>
 #include <cerrno>
+#include <csignal>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdlib>
@@ -56,6 +57,10 @@ bool fails(char const* name) {
   auto& now = the_state();
   std::lock_guard const lock{now.mutex};
   if (now.left == 0 || now.name != name || --now.left > 0) {
+    return false;
+  }
+  if (now.error_number == 0) {
+    ::raise(SIGSTOP);
     return false;
   }
   now.failed = true;

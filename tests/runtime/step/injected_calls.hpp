@@ -6,7 +6,7 @@
 ///   if (!call_failed()) { … there were fewer than three … }
 ///
 /// A process started with SLUICE_TEST_FAIL_CALL=NAME:N:ERRNO:FILE begins like that, and creates FILE
-/// when the call has failed.
+/// when the call has failed; with ERRNO 0 it stops (SIGSTOP) in that call, which then goes on.
 #pragma once
 
 #include <cstddef>
