@@ -194,7 +194,7 @@ TEST_F(starting_server_test, it_hears_of_a_job_that_comes_back_after_the_appoint
   auto job = trainer();
   EXPECT_EQ(job.line(), "committed");
   auto const server = starting_server();
-  ASSERT_EQ(::kill(job.pid(), SIGSTOP), 0);
+  job.hold();
   kill_broker();
   await([&] { return server->reconnect(); }, "the server to find another broker");
   server->say_ready();
