@@ -1,17 +1,11 @@
 /// One pool as the broker keeps it: its descriptors and ledger, who uses it, and the taking back of
-/// what the dead held. While the pool has no server that is ready, this object is the ledger's
-/// writer.
+/// what the dead held. Who writes the ledger is detail/succession.hpp.
 ///
 /// Life of a client's slot:
 ///
 ///   empty ──join──► live ──process exits──► gone
 ///     ▲                                       │
 ///     └── reclaimed ◄──last holder of its life pipe exits
-///
-/// A server joins, opens the pool's memory, and says `ready`; only then is it appointed the ledger's
-/// writer, and what its predecessor held has been taken back by then. Until it is, it has no part in
-/// anything: one that dies or hangs while it starts holds nobody up. Its `rejoin` says again whether
-/// it is ready, and is answered again that it is the writer if it is.
 ///
 /// A *life pipe* is made by the client, which sends the read end and keeps the write end open;
 /// forked descendants inherit it with everything else that reaches the pool, so its hang-up is the
@@ -24,12 +18,11 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
 
 #include "memhandover/detail/poll_list.hpp"
+#include "memhandover/detail/succession.hpp"
 #include "memhandover/ledger.hpp"
-#include "memhandover/ledger_writer.hpp"
 #include "memhandover/manifest.hpp"
 #include "memhandover/wire.hpp"
 
@@ -66,39 +59,13 @@ class kept_pool {
   void serve(poll_list const& polled);
 
  private:
-  struct client {
-    bool present = false;
-    bool reported = false;  ///< the server has been asked to take back what it held
-    bool ready = false;     ///< a server that has said so: it can write the ledger
-    int pid = 0;
-    unique_fd socket;
-    unique_fd process;  ///< pidfd
-    unique_fd
-        life;  ///< read end of its life pipe; empty if it died before telling an adopting broker
-    unique_fd bell;
-    std::chrono::steady_clock::time_point look_at{};  ///< when its descendants are looked for again
-    std::chrono::milliseconds look_every{5};
-    /// Its process is gone, what it held is not taken back yet.
-    [[nodiscard]] bool orphaned() const noexcept { return present && !process && !reported; }
-    /// Its life pipe is known to have no holder left, which is much cheaper to see than to look
-    /// through all processes for one.
-    [[nodiscard]] bool alone() const;
-    /// Ends the descendants that hold its life pipe; returns how many were found. It takes
-    /// milliseconds, and the pipe tells of the last one's exit: so the next look is due later and
-    /// later.
-    int end_descendants(std::uint64_t pipe_inode);
-  };
   struct places {
     std::size_t socket, process, life;
   };
 
   void adopt_clients();
-  void welcome(std::uint32_t slot, unique_fd const& ledger, unique_fd const& published);
-  void hear_ready(std::uint32_t slot);
-  [[nodiscard]] bool dead_server_holds() const;
-  void appoint_ready_server();
-  void tell_appointed(std::uint32_t slot);
-  void report_to_server(std::uint32_t slot);
+  void refuse_second_server() const;
+  void seat(std::uint32_t slot, unique_fd& socket, kept_client record, message const& request);
   void become_writer();
   void read_client(std::uint32_t slot);
   void client_exited(std::uint32_t slot);
@@ -106,16 +73,14 @@ class kept_pool {
   void take_back(std::uint32_t slot);
   void end_grace();
   void clear_slot(std::uint32_t slot);
-  [[nodiscard]] std::optional<std::uint32_t> server_slot() const;
-  void tell_server(nlohmann::json const& body, std::vector<int> const& descriptors = {});
 
   pool_files files_;
   ledger_view view_;
   manifest manifest_;
   std::chrono::milliseconds server_grace_;
   std::function<void()> users_changed_;
-  std::unique_ptr<ledger_writer> writer_;  ///< set while the broker is the writer
-  std::array<client, max_clients> clients_;
+  kept_clients clients_;
+  succession succession_;
   std::size_t doorbell_at_ = 0;
   std::array<places, max_clients> client_at_{};
 };
