@@ -29,7 +29,7 @@ constexpr unsigned too_many = 2000;
 struct test_name {
   template <typename T>
   std::string operator()(testing::TestParamInfo<T> const& info) const {
-    return std::string{info.param.name} + "_" + std::to_string(info.param.error_number);
+    return testing::PrintToString(info.param);
   }
 };
 

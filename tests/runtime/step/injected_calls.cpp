@@ -16,6 +16,7 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <ostream>
 #include <sstream>
 
 namespace sluice::test {
@@ -118,6 +119,10 @@ void remember(void* where, std::size_t bytes) {
 }
 
 }  // namespace
+
+void PrintTo(injected_call const& call, std::ostream* to) {
+  *to << call.name << '_' << call.error_number;
+}
 
 std::span<injected_call const> injected_calls() {
   return all;

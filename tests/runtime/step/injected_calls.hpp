@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstddef>
+#include <iosfwd>
 #include <span>
 #include <string>
 
@@ -20,6 +21,9 @@ struct injected_call {
   char const* name;
   int error_number;
 };
+
+/// Names a case of a walk: the call and the number of its error.
+void PrintTo(injected_call const& call, std::ostream* to);
 
 /// Every pair that a walk over all calls tries: errors that the call really has.
 [[nodiscard]] std::span<injected_call const> injected_calls();
