@@ -214,10 +214,16 @@ class controller {
     }
   }
 
-  /// Waits until nothing stands as `slot`'s any more, and says how long that took.
-  void await_free(std::uint32_t slot, std::vector<double>& into) {
+  [[nodiscard]] std::uint32_t pid_in(std::uint32_t slot) const {
+    return watch_->view().clients()[slot].pid.load();
+  }
+
+  /// Waits until nothing stands as `slot`'s any more that the process `pid` held there, and says how
+  /// long that took. A slot becomes another's only afterwards, and that one may hold chunks before
+  /// this looks.
+  void await_free(std::uint32_t slot, std::uint32_t pid, std::vector<double>& into) {
     auto const ended = steady_clock::now();
-    while (watch_->held_by(slot) > 0) {
+    while (pid_in(slot) == pid && watch_->held_by(slot) > 0) {
       if (steady_clock::now() - ended > free_patience) {
         leaked_ += watch_->held_by(slot);
         hang("a dead client's chunks");
@@ -230,7 +236,7 @@ class controller {
   }
 
   void kill_trainer(job& victim, std::vector<double>& into) {
-    auto const pid = static_cast<pid_t>(watch_->view().clients()[*victim.slot].pid.load());
+    auto const pid = static_cast<pid_t>(pid_in(*victim.slot));
     auto const family = family_of(pid);
     auto const killed = steady_clock::now();
     ::kill(pid, SIGKILL);
@@ -243,7 +249,7 @@ class controller {
     if (!await_ends(family, killed + patience)) {
       return hang("the end of a killed trainer's descendants");
     }
-    await_free(*victim.slot, into);
+    await_free(*victim.slot, static_cast<std::uint32_t>(pid), into);
     // Whoever launched the victim ends because of it.
     ::waitpid(victim.started, nullptr, 0);
     start_trainer(victim);
@@ -256,7 +262,7 @@ class controller {
     ++killed_servers_;
     ::waitpid(server_, nullptr, 0);
     if (slot) {
-      await_free(*slot, samples_.serving_free_us);
+      await_free(*slot, static_cast<std::uint32_t>(server_), samples_.serving_free_us);
     }
     start_server();
   }
@@ -296,7 +302,7 @@ class controller {
       ::kill(server_, SIGTERM);
       ::waitpid(server_, nullptr, 0);
       if (auto const slot = watch_->slot_of(server_)) {
-        await_free(*slot, samples_.serving_free_us);
+        await_free(*slot, static_cast<std::uint32_t>(server_), samples_.serving_free_us);
       }
     }
     for (auto& one : trainers_) {
