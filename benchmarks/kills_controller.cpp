@@ -169,6 +169,8 @@ class controller {
     }
   }
 
+  /// Kills a process or several at once, but leaves one that has joined: where nobody is left to keep
+  /// the pool it is given up, and what the dead have forked is for `sluice pool clean` to end.
   void kill_somebody() {
     std::vector<job*> ready;
     for (auto& one : trainers_) {
@@ -180,8 +182,9 @@ class controller {
       return;
     }
     auto const choice = random_() % 100;
+    bool const server_there = progress_->joined != 0;
     if (choice < 12) {
-      if (progress_->joined != 0) {
+      if (server_there) {
         kill_server();
       }
     } else if (choice < 16) {
@@ -190,7 +193,10 @@ class controller {
     } else {
       auto& victim = *ready[random_() % ready.size()];
       bool const broker_too = choice < 18;
-      bool const server_too = choice >= 18 && choice < 21 && progress_->joined != 0;
+      bool const server_too = choice >= 18 && choice < 21 && server_there;
+      if (ready.size() == 1 && (server_too || !server_there)) {
+        return;
+      }
       if (broker_too) {
         kill_broker();
       }
