@@ -201,7 +201,7 @@ class controller {
         kill_broker();
       }
       // Clients look for a new broker a few times a second, and without one nobody hears of deaths.
-      bool const broker_was_there = steady_clock::now() - broker_killed_ > 500ms;
+      bool const broker_was_there = !broker_too && steady_clock::now() - broker_back_ > 500ms;
       if (server_too) {
         ::kill(server_, SIGKILL);
         ++kills_;
@@ -299,6 +299,7 @@ class controller {
       }
       ::poll(nullptr, 0, 1);
     }
+    broker_back_ = steady_clock::now();
     samples_.broker_us.push_back(us_since(broker_killed_));
   }
 
@@ -357,6 +358,7 @@ class controller {
   unique_fd keeper_;  ///< keeps the broker until there is a client
   pid_t broker_ = 0;
   steady_clock::time_point broker_killed_{};
+  steady_clock::time_point broker_back_{};
   std::optional<ledger_watch> watch_;
   unique_fd progress_fd_;
   server_progress* progress_ = nullptr;
