@@ -169,6 +169,8 @@ class controller {
     }
   }
 
+  /// Kills a process or several at once, but leaves one that has joined: where nobody is left to keep
+  /// the pool it is given up, and what the dead have forked is for `sluice pool clean` to end.
   void kill_somebody() {
     std::vector<job*> ready;
     for (auto& one : trainers_) {
@@ -180,8 +182,9 @@ class controller {
       return;
     }
     auto const choice = random_() % 100;
+    bool const server_there = progress_->joined != 0;
     if (choice < 12) {
-      if (progress_->joined != 0) {
+      if (server_there) {
         kill_server();
       }
     } else if (choice < 16) {
@@ -190,12 +193,15 @@ class controller {
     } else {
       auto& victim = *ready[random_() % ready.size()];
       bool const broker_too = choice < 18;
-      bool const server_too = choice >= 18 && choice < 21 && progress_->joined != 0;
+      bool const server_too = choice >= 18 && choice < 21 && server_there;
+      if (ready.size() == 1 && (server_too || !server_there)) {
+        return;
+      }
       if (broker_too) {
         kill_broker();
       }
       // Clients look for a new broker a few times a second, and without one nobody hears of deaths.
-      bool const broker_was_there = steady_clock::now() - broker_killed_ > 500ms;
+      bool const broker_was_there = !broker_too && steady_clock::now() - broker_back_ > 500ms;
       if (server_too) {
         ::kill(server_, SIGKILL);
         ++kills_;
@@ -214,10 +220,16 @@ class controller {
     }
   }
 
-  /// Waits until nothing stands as `slot`'s any more, and says how long that took.
-  void await_free(std::uint32_t slot, std::vector<double>& into) {
+  [[nodiscard]] std::uint32_t pid_in(std::uint32_t slot) const {
+    return watch_->view().clients()[slot].pid.load();
+  }
+
+  /// Waits until nothing stands as `slot`'s any more that the process `pid` held there, and says how
+  /// long that took. A slot becomes another's only afterwards, and that one may hold chunks before
+  /// this looks.
+  void await_free(std::uint32_t slot, std::uint32_t pid, std::vector<double>& into) {
     auto const ended = steady_clock::now();
-    while (watch_->held_by(slot) > 0) {
+    while (pid_in(slot) == pid && watch_->held_by(slot) > 0) {
       if (steady_clock::now() - ended > free_patience) {
         leaked_ += watch_->held_by(slot);
         hang("a dead client's chunks");
@@ -230,7 +242,7 @@ class controller {
   }
 
   void kill_trainer(job& victim, std::vector<double>& into) {
-    auto const pid = static_cast<pid_t>(watch_->view().clients()[*victim.slot].pid.load());
+    auto const pid = static_cast<pid_t>(pid_in(*victim.slot));
     auto const family = family_of(pid);
     auto const killed = steady_clock::now();
     ::kill(pid, SIGKILL);
@@ -243,7 +255,7 @@ class controller {
     if (!await_ends(family, killed + patience)) {
       return hang("the end of a killed trainer's descendants");
     }
-    await_free(*victim.slot, into);
+    await_free(*victim.slot, static_cast<std::uint32_t>(pid), into);
     // Whoever launched the victim ends because of it.
     ::waitpid(victim.started, nullptr, 0);
     start_trainer(victim);
@@ -256,7 +268,7 @@ class controller {
     ++killed_servers_;
     ::waitpid(server_, nullptr, 0);
     if (slot) {
-      await_free(*slot, samples_.serving_free_us);
+      await_free(*slot, static_cast<std::uint32_t>(server_), samples_.serving_free_us);
     }
     start_server();
   }
@@ -287,6 +299,7 @@ class controller {
       }
       ::poll(nullptr, 0, 1);
     }
+    broker_back_ = steady_clock::now();
     samples_.broker_us.push_back(us_since(broker_killed_));
   }
 
@@ -296,7 +309,7 @@ class controller {
       ::kill(server_, SIGTERM);
       ::waitpid(server_, nullptr, 0);
       if (auto const slot = watch_->slot_of(server_)) {
-        await_free(*slot, samples_.serving_free_us);
+        await_free(*slot, static_cast<std::uint32_t>(server_), samples_.serving_free_us);
       }
     }
     for (auto& one : trainers_) {
@@ -345,6 +358,7 @@ class controller {
   unique_fd keeper_;  ///< keeps the broker until there is a client
   pid_t broker_ = 0;
   steady_clock::time_point broker_killed_{};
+  steady_clock::time_point broker_back_{};
   std::optional<ledger_watch> watch_;
   unique_fd progress_fd_;
   server_progress* progress_ = nullptr;

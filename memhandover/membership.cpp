@@ -74,6 +74,11 @@ void membership::tell(nlohmann::json const& body) {
   }
 }
 
+void membership::say_ready() {
+  ready_ = true;
+  tell({{"type", "ready"}});
+}
+
 membership::~membership() {
   if (attempt_) {
     attempt_->thread.join();
@@ -82,9 +87,9 @@ membership::~membership() {
 
 bool membership::reconnect() {
   if (!attempt_) {
-    attempt_ = std::make_unique<attempt>();
+    attempt_ = std::make_unique<attempt>(ready_);
     attempt_->thread = std::thread{[this, &under_way = *attempt_] {
-      under_way.socket = find_broker();
+      under_way.socket = find_broker(under_way.ready);
       under_way.done.store(true, std::memory_order_release);
     }};
     return false;
@@ -94,13 +99,17 @@ bool membership::reconnect() {
   }
   attempt_->thread.join();
   socket_ = std::move(attempt_->socket);
+  bool const told = attempt_->ready;
   attempt_.reset();
+  if (ready_ && !told) {
+    say_ready();
+  }
   return static_cast<bool>(socket_);
 }
 
 /// A connection in which this process has its place again; empty if there is none. Uses only what
 /// is constant after the join.
-unique_fd membership::find_broker() const {
+unique_fd membership::find_broker(bool ready) const {
   try {
     auto socket = ensure_broker(broker_);
     send_message(socket.get(),
@@ -108,6 +117,7 @@ unique_fd membership::find_broker() const {
                   {"version", protocol_version},
                   {"pool_id", view_->header().pool_id},
                   {"slot", slot_},
+                  {"ready", ready},
                   {"chunk_descriptors", files_.chunks.size()}},
                  {files_.ledger.get(), files_.mailroom.get(), files_.manifest.get(),
                   files_.doorbell.get(), bell_.get(), life_read_.get()});

@@ -5,7 +5,7 @@
 /// this process holds changes meanwhile.
 ///
 /// Thread-safety: `view`, `slot` and `files` are constant after `join`; the socket belongs to the
-/// one thread that calls `reconnect`, `receive` and `tell`.
+/// one thread that calls `reconnect`, `receive`, `tell` and `say_ready`.
 #pragma once
 
 #include <atomic>
@@ -46,6 +46,9 @@ class membership {
   [[nodiscard]] std::optional<message> receive();
   /// Sends a message; one that cannot be sent is dropped, since a new broker asks again.
   void tell(nlohmann::json const& body);
+  /// Of a server: it has everything that the ledger's writer needs. This broker and all later ones
+  /// hear of it once each; the one that appoints it answers `appointed`.
+  void say_ready();
   /// To be called again and again while there is no broker: finds or starts one and takes this place
   /// in it, in a thread of its own, so that whoever calls goes on with its work. True once that has
   /// succeeded; an attempt that fails is followed by another.
@@ -60,12 +63,14 @@ class membership {
 
  private:
   struct attempt {
+    explicit attempt(bool is_ready) : ready(is_ready) {}
+    bool const ready;  ///< what the broker is told
     std::atomic<bool> done{false};
     unique_fd socket;  ///< of the broker that was found; valid when `done`
     std::thread thread;
   };
 
-  [[nodiscard]] unique_fd find_broker() const;
+  [[nodiscard]] unique_fd find_broker(bool ready) const;
 
   broker_options broker_;
   client_kind kind_;
@@ -76,6 +81,7 @@ class membership {
   pool_files files_;
   std::optional<ledger_view> view_;
   std::uint32_t slot_ = 0;
+  bool ready_ = false;
   std::unique_ptr<attempt> attempt_;
 };
 

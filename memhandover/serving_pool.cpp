@@ -97,15 +97,18 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
                           [this](auto const& chunks, std::byte const* data, std::string_view what) {
                             tell(chunks, data, what);
                           }});
-    while (!writer_) {
-      auto received = member_.receive();
-      if (!received) {
-        throw error{error_kind::unavailable,
-                    "the broker ended while the server joined its pool; start it again"};
-      }
-      handle(std::move(*received));
-    }
     thread_ = std::thread{[this] { run(); }};
+  }
+
+  /// Waits until this server is the writer, which everything else takes for granted.
+  void await_appointment() {
+    std::unique_lock lock{mutex_};
+    if (!mail_.wait_for(lock, options_.patience, [this] { return writer_.has_value(); })) {
+      throw error{error_kind::unavailable,
+                  "this server has not become the writer of its pool's ledger within " +
+                      std::to_string(options_.patience.count()) +
+                      " ms; there is no broker, or a process of an earlier server has not ended"};
+    }
   }
 
   pool_server(pool_server const&) = delete;
@@ -114,8 +117,10 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
   ~pool_server() override {
     (void)::eventfd_write(stop_.get(), 1);
     thread_.join();
-    member_.view().header().pause_until_ns.store(0);
-    manifest_->end();
+    if (writer_) {
+      member_.view().header().pause_until_ns.store(0);
+      manifest_->end();
+    }
   }
 
   [[nodiscard]] pool_shape shape() const override { return member_.view().shape(); }
@@ -278,17 +283,21 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
   std::thread thread_;
 };
 
-/// The writer's thread: mailboxes, the broker's messages, the pause's lease.
+/// The writer's thread: mailboxes, the broker's messages, the pause's lease. Begins when everything
+/// is open that a writer needs.
 void pool_server::run() {
   ::pthread_setname_np(::pthread_self(), "sluice-ledger");
+  member_.say_ready();
   auto const renew_every = std::max<milliseconds>(milliseconds{1}, options_.pause_lease / 3);
   auto reconnect_at = steady_clock::now();
   for (;;) {
     bool const lost = member_.socket() < 0;
     bool claimed = false;
+    int doorbell = -1;  // rings for the broker until this is the writer
     std::optional<std::int64_t> left_until;
     {
       std::lock_guard const lock{mutex_};
+      doorbell = writer_ ? member_.files().doorbell.get() : -1;
       claimed = claims_ > 0;
       left_until = manifest_->end_grace();
     }
@@ -298,9 +307,8 @@ void pool_server::run() {
       timeout = std::clamp(left, milliseconds{0},
                            timeout < milliseconds{0} ? milliseconds{60'000} : timeout);
     }
-    std::array<pollfd, 3> polled{{{stop_.get(), POLLIN, 0},
-                                  {member_.files().doorbell.get(), POLLIN, 0},
-                                  {member_.socket(), POLLIN, 0}}};
+    std::array<pollfd, 3> polled{
+        {{stop_.get(), POLLIN, 0}, {doorbell, POLLIN, 0}, {member_.socket(), POLLIN, 0}}};
     ::poll(polled.data(), polled.size(), static_cast<int>(timeout.count()));
     if (polled[0].revents != 0) {
       return;
@@ -309,7 +317,7 @@ void pool_server::run() {
       std::lock_guard const lock{mutex_};
       if (polled[1].revents != 0) {
         eventfd_t count = 0;
-        (void)::eventfd_read(member_.files().doorbell.get(), &count);
+        (void)::eventfd_read(doorbell, &count);
         writer_->pump();
         mail_.notify_all();
       }
@@ -337,9 +345,10 @@ void pool_server::handle(message received) {
   std::lock_guard const lock{mutex_};
   auto const& type = received.body["type"];
   auto const slot = received.body.value("slot", max_clients);
-  if (type == "appointed") {
+  if (type == "appointed" && !writer_) {
     writer_.emplace(member_.view());
     writer_->set_reserve(reserve_);
+    mail_.notify_all();
   } else if (type == "client_joined" && slot < max_clients && received.descriptors.size() == 1 &&
              writer_) {
     writer_->set_bell(slot, std::move(received.descriptors[0]));
@@ -580,7 +589,9 @@ placement& placement::operator=(placement&& other) noexcept {
 placement::~placement() = default;
 
 std::shared_ptr<serving_pool> serving_pool::join(options const& how) {
-  return std::make_shared<pool_server>(how);
+  auto server = std::make_shared<pool_server>(how);
+  server->await_appointment();
+  return server;
 }
 
 }  // namespace sluice::memhandover

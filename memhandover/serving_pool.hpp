@@ -1,8 +1,11 @@
 /// The inference server's side of the pool: it asks for bytes, and gets memory that training gave
 /// up if need be.
 ///
-/// The server is the ledger's writer while it lives. One thread of this object answers training's
-/// mailboxes; the public functions may be called from any thread.
+/// The server is the ledger's writer from the end of `join` until it dies. One thread of this object
+/// answers training's mailboxes; the public functions may be called from any thread.
+///
+///   joined ──opens the device, maps the pool──► ready ──broker names it──► writer
+///      the broker writes the ledger meanwhile, so that nobody waits for a server that starts
 ///
 ///   auto pool = serving_pool::join({.name = "server", .endpoint = "127.0.0.1:8000"});
 ///   auto weights = pool->acquire(90_MiB, deadline);            // may take chunks from training
@@ -106,11 +109,15 @@ class serving_pool : public chunk_pool {
                                     ///< `sluice` on PATH
     std::chrono::milliseconds pause_lease{
         100};  ///< how long a compute pause outlives a dead server
+    std::chrono::milliseconds patience{
+        60'000};  ///< how long `join`, once ready, waits for what an earlier server held
   };
 
-  /// Finds the broker or starts it, and becomes the pool's server.
+  /// Finds the broker or starts it, and becomes the pool's server: opens the memory, then waits
+  /// until the broker makes it the ledger's writer, which it does once what an earlier server held
+  /// has been taken back. A broker that dies meanwhile is replaced.
   /// Throws `already_exists` if the pool has a live server, `unavailable` if no broker can be
-  /// reached or started.
+  /// reached or started, or if the pool has not become this server's within `patience`.
   [[nodiscard]] static std::shared_ptr<serving_pool> join(options const& how);
 
   [[nodiscard]] virtual pool_shape shape() const = 0;

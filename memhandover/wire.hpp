@@ -19,7 +19,7 @@
 namespace sluice::memhandover {
 
 inline constexpr std::size_t max_descriptors = 200;  // the kernel takes 253 a message
-inline constexpr int protocol_version = 3;
+inline constexpr int protocol_version = 4;
 
 struct message {
   nlohmann::json body;

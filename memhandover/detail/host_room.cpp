@@ -1,5 +1,7 @@
 #include "memhandover/detail/host_room.hpp"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <fstream>
 #include <limits>
@@ -119,6 +121,15 @@ host_room read_host_room(fs::path const& root) {
     }
   }
   return room;
+}
+
+std::uint64_t untouched_bytes(int memfd, std::uint64_t bytes) noexcept {
+  struct stat status {};
+  if (::fstat(memfd, &status) != 0) {
+    return 0;
+  }
+  constexpr std::uint64_t block = 512;
+  return bytes - std::min(bytes, static_cast<std::uint64_t>(status.st_blocks) * block);
 }
 
 std::optional<std::string> shortage(std::uint64_t untouched, host_room const& room) {

@@ -22,6 +22,9 @@ struct host_room {
 /// version 2 and 1, below `root`. What cannot be read does not limit.
 [[nodiscard]] host_room read_host_room(std::filesystem::path const& root = "/");
 
+/// How many of a memfd's `bytes` nobody has used yet; 0 if that cannot be told.
+[[nodiscard]] std::uint64_t untouched_bytes(int memfd, std::uint64_t bytes) noexcept;
+
 /// What to say if `untouched` bytes of pools, all of which may be used one day, are more than there
 /// is now.
 [[nodiscard]] std::optional<std::string> shortage(std::uint64_t untouched, host_room const& room);

@@ -1,49 +1,19 @@
 #include "memhandover/detail/kept_pool.hpp"
 
-#include <poll.h>
 #include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
-#include <sys/stat.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "memhandover/detail/client_entries.hpp"
 #include "memhandover/detail/conversation.hpp"
+#include "memhandover/detail/host_room.hpp"
 #include "memhandover/detail/processes.hpp"
 #include "memhandover/detail/server_manifest.hpp"
 #include "memhandover/error.hpp"
 
 namespace sluice::memhandover::detail {
-namespace {
-
-/// The same bell for the ledger's writer. Throws `unavailable`.
-unique_fd bell_for_writer(unique_fd const& bell) {
-  auto second = duplicate(bell.get());
-  if (!second) {
-    throw error{error_kind::unavailable,
-                std::string{"cannot open a client's bell again: "} + std::strerror(errno)};
-  }
-  return second;
-}
-
-}  // namespace
-
-bool kept_pool::client::alone() const {
-  pollfd pipe{life.get(), POLLIN, 0};
-  return life && ::poll(&pipe, 1, 0) == 1 && (pipe.revents & POLLHUP) != 0;
-}
-
-int kept_pool::client::end_descendants(std::uint64_t pipe_inode) {
-  int const found = end_holders(pipe_inode);
-  look_at = std::chrono::steady_clock::now() + look_every;
-  if (life) {
-    look_every = std::min(2 * look_every, std::chrono::milliseconds{100});
-  }
-  return found;
-}
 
 kept_pool::kept_pool(pool_files files, std::chrono::milliseconds server_grace,
                      std::function<void()> users_changed)
@@ -52,7 +22,8 @@ kept_pool::kept_pool(pool_files files, std::chrono::milliseconds server_grace,
       manifest_(files_.manifest.get(), view_.header().chunk_count,
                 shared_segment::access::read_write),
       server_grace_(server_grace),
-      users_changed_(std::move(users_changed)) {
+      users_changed_(std::move(users_changed)),
+      succession_(view_, clients_) {
   adopt_clients();
 }
 
@@ -79,8 +50,9 @@ void kept_pool::adopt_clients() {
 }
 
 bool kept_pool::in_use() const noexcept {
-  return (writer_ && writer_->left_chunks() > 0) ||
-         std::any_of(clients_.begin(), clients_.end(), [](client const& c) { return c.present; });
+  auto const* const writer = succession_.writer();
+  return (writer != nullptr && writer->left_chunks() > 0) ||
+         std::any_of(clients_.begin(), clients_.end(), [](auto const& c) { return c.present; });
 }
 
 std::optional<std::chrono::steady_clock::time_point> kept_pool::wake_at() const {
@@ -91,7 +63,8 @@ std::optional<std::chrono::steady_clock::time_point> kept_pool::wake_at() const 
       at(record.look_at);
     }
   }
-  if (writer_ && writer_->left_chunks() > 0) {
+  auto const* const writer = succession_.writer();
+  if (writer != nullptr && writer->left_chunks() > 0) {
     auto const until = static_cast<std::int64_t>(view_.header().left_until_ns.load());
     at(std::chrono::steady_clock::now() +
        std::chrono::nanoseconds{std::max<std::int64_t>(0, until - monotonic_ns())});
@@ -100,14 +73,10 @@ std::optional<std::chrono::steady_clock::time_point> kept_pool::wake_at() const 
 }
 
 std::uint64_t kept_pool::untouched_host_bytes() const noexcept {
-  struct stat status {};
-  if (view_.shape().backend != backend_kind::host ||
-      ::fstat(files_.chunks.front().get(), &status) != 0) {
-    return 0;
-  }
-  constexpr std::uint64_t block = 512;
-  auto const touched = static_cast<std::uint64_t>(status.st_blocks) * block;
-  return view_.shape().bytes() - std::min(view_.shape().bytes(), touched);
+  auto const shape = view_.shape();
+  return shape.backend == backend_kind::host
+             ? untouched_bytes(files_.chunks.front().get(), shape.bytes())
+             : 0;
 }
 
 nlohmann::json kept_pool::users() const {
@@ -122,7 +91,7 @@ nlohmann::json kept_pool::users() const {
 }
 
 void kept_pool::watch(poll_list& polled) {
-  doorbell_at_ = polled.add(writer_ ? files_.doorbell.get() : -1);
+  doorbell_at_ = polled.add(succession_.writer() != nullptr ? files_.doorbell.get() : -1);
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
     auto const& record = clients_.at(slot);
     client_at_.at(slot) = {polled.add(record.socket.get()), polled.add(record.process.get()),
@@ -131,10 +100,10 @@ void kept_pool::watch(poll_list& polled) {
 }
 
 void kept_pool::serve(poll_list const& polled) {
-  if (writer_ && polled.ready(doorbell_at_)) {
+  if (auto* const writer = succession_.writer(); writer != nullptr && polled.ready(doorbell_at_)) {
     eventfd_t count = 0;
     (void)::eventfd_read(files_.doorbell.get(), &count);
-    writer_->pump();
+    writer->pump();
   }
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
     auto& record = clients_.at(slot);
@@ -152,67 +121,51 @@ void kept_pool::serve(poll_list const& polled) {
     }
   }
   end_grace();
-  appoint_newcomer();
+  succession_.appoint_ready_server();
 }
 
 /// Without a server nobody else lets go of what one has left.
 void kept_pool::end_grace() {
-  if (writer_ && writer_->left_chunks() > 0 &&
+  auto* const writer = succession_.writer();
+  if (writer != nullptr && writer->left_chunks() > 0 &&
       monotonic_ns() >= static_cast<std::int64_t>(view_.header().left_until_ns.load())) {
-    auto const freed = writer_->let_go(writer_->left_chunks());
+    auto const freed = writer->let_go(writer->left_chunks());
     manifest_.clear();
     spdlog::info("no server came for what the last one has left chunks={} pool=\"{}\"", freed,
                  name_of(view_.shape()));
   }
 }
 
+void kept_pool::refuse_second_server() const {
+  if (auto const other = succession_.server_slot()) {
+    throw error{error_kind::already_exists, "the pool of " + name_of(view_.shape()) +
+                                                " already has an inference server (pid " +
+                                                std::to_string(clients_.at(*other).pid) +
+                                                "); stop it first, or give this one another "
+                                                "--runtime-dir"};
+  }
+}
+
 void kept_pool::join(unique_fd& socket, message request) {
-  auto const kind = field(request.body, "kind", std::string{"training"});
-  bool const is_server = kind == "server";
+  bool const is_server = field(request.body, "kind", std::string{"training"}) == "server";
   if (request.descriptors.size() != 1) {
     throw error{error_kind::invalid_argument,
                 "a join brings one descriptor, the read end of the client's life pipe"};
   }
   if (is_server) {
-    if (auto const other = server_slot()) {
-      throw error{error_kind::already_exists,
-                  "the pool of " + name_of(view_.shape()) +
-                      " already has an inference server (pid " +
-                      std::to_string(clients_.at(*other).pid) +
-                      "); stop it first, or give this one another --runtime-dir"};
-    }
+    refuse_second_server();
   }
   auto const slot = empty_slot(view_);
-  client record;
-  record.pid = peer_pid(socket.get());
-  record.process = open_process(record.pid, process_start_ticks(record.pid));
-  if (!record.process) {
-    throw error{error_kind::unavailable, "the client that wanted to join has already ended"};
-  }
-  record.life = std::move(request.descriptors.front());
-  record.bell = unique_fd{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
-  if (!record.bell) {
-    throw error{error_kind::unavailable,
-                std::string{"cannot create a bell: "} + std::strerror(errno)};
-  }
   // Before anything is changed: whoever cannot be given what he needs is refused.
+  auto record = newcomer(socket, std::move(request.descriptors.front()));
   auto writers_bell = bell_for_writer(record.bell);
   auto const ledger =
       is_server ? reopen_read_write(files_.ledger.get()) : reopen_read_only(files_.ledger.get());
   auto const published = is_server ? reopen_read_write(files_.manifest.get())
                                    : reopen_read_only(files_.manifest.get());
-  new_client const who{is_server ? client_kind::server : client_kind::training, record.pid,
-                       inode_of(record.life.get()), field(request.body, "name", std::string{}),
-                       field(request.body, "endpoint", std::string{})};
-  clients_.at(slot) = std::move(record);
-  write_client(view_, slot, who);
-  clients_.at(slot).present = true;
-  clients_.at(slot).socket = std::move(socket);
-  users_changed_();
-  spdlog::info("a client joins kind={} pid={} slot={} pool=\"{}\"", kind, clients_.at(slot).pid,
-               slot, name_of(view_.shape()));
+  seat(slot, socket, std::move(record), request);
   try {
-    welcome(slot, ledger, published);
+    welcome(clients_.at(slot), slot, files_, ledger, published);
   } catch (error const& gone) {
     spdlog::info("a client could not be told of its place pid={} reason=\"{}\"",
                  clients_.at(slot).pid, gone.what());
@@ -220,115 +173,53 @@ void kept_pool::join(unique_fd& socket, message request) {
     clients_.at(slot).socket.reset();
     return;
   }
-  if (is_server) {
-    newcomer_ = slot;
-    appoint_newcomer();
-  } else if (writer_) {
-    writer_->set_bell(slot, std::move(writers_bell));
-  } else {
-    tell_server({{"type", "client_joined"}, {"slot", slot}}, {clients_.at(slot).bell.get()});
-  }
+  succession_.client_came(slot, std::move(writers_bell));
 }
 
-/// Sends a new client everything by which it reaches the pool.
-void kept_pool::welcome(std::uint32_t slot, unique_fd const& ledger, unique_fd const& published) {
-  auto const& record = clients_.at(slot);
-  send_message(record.socket.get(),
-               {{"type", "joined"}, {"slot", slot}, {"chunk_descriptors", files_.chunks.size()}},
-               {ledger.get(), files_.mailroom.get(), published.get(), files_.doorbell.get(),
-                record.bell.get()});
-  send_chunks(record.socket.get(), files_.chunks);
+/// Writes a newcomer into the ledger, and takes its socket; throws for what its request says wrongly,
+/// and then nothing has changed.
+void kept_pool::seat(std::uint32_t slot, unique_fd& socket, kept_client record,
+                     message const& request) {
+  auto const kind = field(request.body, "kind", std::string{"training"});
+  new_client const who{kind == "server" ? client_kind::server : client_kind::training, record.pid,
+                       inode_of(record.life.get()), field(request.body, "name", std::string{}),
+                       field(request.body, "endpoint", std::string{})};
+  clients_.at(slot) = std::move(record);
+  write_client(view_, slot, who);
+  clients_.at(slot).present = true;
+  clients_.at(slot).socket = std::move(socket);
+  users_changed_();
+  spdlog::info("a client joins kind={} pid={} slot={} pool=\"{}\"", kind, who.pid, slot,
+               name_of(view_.shape()));
 }
 
-/// A new server is appointed once what its predecessor held has been taken back: then it finds all
-/// that is left to it.
-void kept_pool::appoint_newcomer() {
-  auto const is_dead_server = [this](std::uint32_t slot) {
-    return clients_.at(slot).orphaned() &&
-           view_.clients()[slot].kind.load() == static_cast<std::uint32_t>(client_kind::server);
-  };
-  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
-    if (!newcomer_ || is_dead_server(slot)) {
-      return;
-    }
-  }
-  appoint_server(*std::exchange(newcomer_, std::nullopt));
-}
-
-/// Ends the broker's own writing, then names the server: there is never a second writer.
-void kept_pool::appoint_server(std::uint32_t slot) {
-  if (writer_) {
-    writer_->pump();
-    writer_.reset();
-  }
-  view_.header().serving_now.store(1);
-  auto const generation = (view_.header().writer.load() >> 16U) + 1;
-  view_.header().writer.store(generation << 16U | slot, std::memory_order_release);
-  tell_server({{"type", "appointed"}});
-  report_to_server(slot);
-}
-
-/// Everything the server in `slot` must know as writer: who can be woken, and who has died.
-void kept_pool::report_to_server(std::uint32_t slot) {
-  for (std::uint32_t other = 0; other < max_clients; ++other) {
-    auto& record = clients_.at(other);
-    if (other == slot || !record.present) {
-      continue;
-    }
-    if (record.process && record.bell) {
-      tell_server({{"type", "client_joined"}, {"slot", other}}, {record.bell.get()});
-    } else if (record.reported) {
-      tell_server({{"type", "client_gone"}, {"slot", other}});
-    }
-  }
-}
-
+/// What the last writer had been asked to take back and did not, the broker takes back.
 void kept_pool::become_writer() {
-  auto const generation = (view_.header().writer.load() >> 16U) + 1;
-  view_.header().writer.store(generation << 16U | broker_slot, std::memory_order_release);
-  view_.header().pause_until_ns.store(0);
-  view_.header().serving_now.store(0);
-  writer_ = std::make_unique<ledger_writer>(view_);
+  succession_.broker_takes_over();
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
-    auto& record = clients_.at(slot);
-    if (record.bell) {
-      auto bell = duplicate(record.bell.get());
-      if (!bell) {
-        record.socket.reset();  // it comes back with its bell
-      }
-      writer_->set_bell(slot, std::move(bell));
-      if (record.present && record.process) {
-        writer_->demand(slot,
-                        0);  // whatever the last writer had demanded is nobody's wish any more
-      }
-    }
-    if (record.present && record.reported) {
-      take_back(slot);  // the last writer died before it did
+    if (clients_.at(slot).present && clients_.at(slot).reported) {
+      take_back(slot);
       clear_slot(slot);
     }
   }
-  writer_->pump();
+  succession_.writer()->pump();
 }
 
 void kept_pool::rejoin(unique_fd& socket, message request) {
   auto const slot = field(request.body, "slot", max_clients);
-  auto const pid = peer_pid(socket.get());
-  if (slot >= max_clients || !clients_.at(slot).present || clients_.at(slot).pid != pid) {
+  if (slot >= max_clients || !clients_.at(slot).present ||
+      clients_.at(slot).pid != peer_pid(socket.get())) {
     throw error{error_kind::not_found, "the client has no place in the pool that it came back to"};
   }
+  bool const ready = field(request.body, "ready", false);
   auto& record = clients_.at(slot);
   auto writers_bell = bell_for_writer(request.descriptors.at(4));
   record.bell = std::move(request.descriptors.at(4));
   record.life = std::move(request.descriptors.at(5));
   record.socket = std::move(socket);
   send_message(record.socket.get(), {{"type", "rejoined"}});
-  if (writer_) {
-    writer_->set_bell(slot, std::move(writers_bell));
-    writer_->pump();
-  } else if (view_.writer_slot() == slot) {
-    report_to_server(slot);
-  }
   spdlog::info("a client came back pid={} slot={}", record.pid, slot);
+  succession_.client_came_back(slot, std::move(writers_bell), ready);
 }
 
 void kept_pool::read_client(std::uint32_t slot) {
@@ -337,13 +228,13 @@ void kept_pool::read_client(std::uint32_t slot) {
     auto const received = receive_message(record.socket.get());
     if (!received) {
       record.socket.reset();  // its process's exit, not this, decides what becomes of its memory
-      return;
-    }
-    if (received->body["type"] == "reclaimed" && view_.writer_slot() == slot) {
+    } else if (received->body["type"] == "reclaimed" && view_.writer_slot() == slot) {
       auto const gone = field(received->body, "slot", max_clients);
       if (gone < max_clients && clients_.at(gone).reported) {
         clear_slot(gone);
       }
+    } else if (received->body["type"] == "ready") {
+      succession_.hear_ready(slot);
     }
   } catch (error const& why) {
     spdlog::warn("a client's message could not be read pid={} reason=\"{}\"", record.pid,
@@ -362,9 +253,6 @@ void kept_pool::client_exited(std::uint32_t slot) {
   if (view_.writer_slot() == slot) {
     become_writer();
   }
-  if (newcomer_ == slot) {
-    newcomer_.reset();
-  }
   if (!record.alone()) {
     record.end_descendants(view_.clients()[slot].life_inode.load());
   }
@@ -374,39 +262,29 @@ void kept_pool::client_exited(std::uint32_t slot) {
 /// taken back.
 void kept_pool::finish(std::uint32_t slot) {
   auto& record = clients_.at(slot);
-  auto const inode = view_.clients()[slot].life_inode.load();
-  // One may have been forked while the last look was taken.
-  bool const look = std::chrono::steady_clock::now() >= record.look_at;
-  if (record.life) {
-    if (!record.alone()) {
-      if (look) {
-        record.end_descendants(inode);
-      }
-      return;
-    }
-  } else if (!look || record.end_descendants(inode) > 0) {
+  if (!record.all_have_ended(view_.clients()[slot].life_inode.load())) {
     return;
   }
   record.life.reset();
-  if (writer_) {
+  if (auto* const writer = succession_.writer()) {
     take_back(slot);
     clear_slot(slot);
-    writer_->pump();
+    writer->pump();
   } else {
-    record.reported = true;
-    tell_server({{"type", "client_gone"}, {"slot", slot}});
+    succession_.report_gone(slot);
   }
 }
 
 /// What a client held is free, but for what a server has published: that waits for its successor.
 void kept_pool::take_back(std::uint32_t slot) {
+  auto& writer = *succession_.writer();
   std::uint32_t left = 0;
   if (view_.clients()[slot].kind.load() == static_cast<std::uint32_t>(client_kind::server) &&
       server_grace_.count() > 0) {
     auto const grace_ns = std::chrono::nanoseconds{server_grace_}.count();
-    left = leave_published(view_, manifest_, *writer_, slot, monotonic_ns() + grace_ns);
+    left = leave_published(view_, manifest_, writer, slot, monotonic_ns() + grace_ns);
   }
-  auto const freed = writer_->reclaim(slot);
+  auto const freed = writer.reclaim(slot);
   spdlog::info("took back what a client held slot={} chunks={} left={} pool=\"{}\"", slot, freed,
                left, name_of(view_.shape()));
 }
@@ -414,30 +292,8 @@ void kept_pool::take_back(std::uint32_t slot) {
 void kept_pool::clear_slot(std::uint32_t slot) {
   view_.clients()[slot].status.store(static_cast<std::uint32_t>(client_status::empty),
                                      std::memory_order_release);
-  clients_.at(slot) = client{};
+  clients_.at(slot) = kept_client{};
   users_changed_();
-}
-
-std::optional<std::uint32_t> kept_pool::server_slot() const {
-  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
-    if (clients_.at(slot).present && clients_.at(slot).process &&
-        view_.clients()[slot].kind.load() == static_cast<std::uint32_t>(client_kind::server)) {
-      return slot;
-    }
-  }
-  return std::nullopt;
-}
-
-void kept_pool::tell_server(nlohmann::json const& body, std::vector<int> const& descriptors) {
-  auto const slot = view_.writer_slot();
-  if (slot >= max_clients || !clients_.at(slot).socket) {
-    return;  // it will hear of it when it comes back, or its death makes us the writer
-  }
-  try {
-    send_message(clients_.at(slot).socket.get(), body, descriptors);
-  } catch (error const&) {
-    clients_.at(slot).socket.reset();
-  }
 }
 
 }  // namespace sluice::memhandover::detail

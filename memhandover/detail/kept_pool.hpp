@@ -1,5 +1,5 @@
 /// One pool as the broker keeps it: its descriptors and ledger, who uses it, and the taking back of
-/// what the dead held. While the pool has no server this object is the ledger's writer.
+/// what the dead held. Who writes the ledger is detail/succession.hpp.
 ///
 /// Life of a client's slot:
 ///
@@ -18,12 +18,11 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
 
 #include "memhandover/detail/poll_list.hpp"
+#include "memhandover/detail/succession.hpp"
 #include "memhandover/ledger.hpp"
-#include "memhandover/ledger_writer.hpp"
 #include "memhandover/manifest.hpp"
 #include "memhandover/wire.hpp"
 
@@ -60,36 +59,13 @@ class kept_pool {
   void serve(poll_list const& polled);
 
  private:
-  struct client {
-    bool present = false;
-    bool reported = false;  ///< the server has been asked to take back what it held
-    int pid = 0;
-    unique_fd socket;
-    unique_fd process;  ///< pidfd
-    unique_fd
-        life;  ///< read end of its life pipe; empty if it died before telling an adopting broker
-    unique_fd bell;
-    std::chrono::steady_clock::time_point look_at{};  ///< when its descendants are looked for again
-    std::chrono::milliseconds look_every{5};
-    /// Its process is gone, what it held is not taken back yet.
-    [[nodiscard]] bool orphaned() const noexcept { return present && !process && !reported; }
-    /// Its life pipe is known to have no holder left, which is much cheaper to see than to look
-    /// through all processes for one.
-    [[nodiscard]] bool alone() const;
-    /// Ends the descendants that hold its life pipe; returns how many were found. It takes
-    /// milliseconds, and the pipe tells of the last one's exit: so the next look is due later and
-    /// later.
-    int end_descendants(std::uint64_t pipe_inode);
-  };
   struct places {
     std::size_t socket, process, life;
   };
 
   void adopt_clients();
-  void welcome(std::uint32_t slot, unique_fd const& ledger, unique_fd const& published);
-  void appoint_newcomer();
-  void appoint_server(std::uint32_t slot);
-  void report_to_server(std::uint32_t slot);
+  void refuse_second_server() const;
+  void seat(std::uint32_t slot, unique_fd& socket, kept_client record, message const& request);
   void become_writer();
   void read_client(std::uint32_t slot);
   void client_exited(std::uint32_t slot);
@@ -97,17 +73,14 @@ class kept_pool {
   void take_back(std::uint32_t slot);
   void end_grace();
   void clear_slot(std::uint32_t slot);
-  [[nodiscard]] std::optional<std::uint32_t> server_slot() const;
-  void tell_server(nlohmann::json const& body, std::vector<int> const& descriptors = {});
 
   pool_files files_;
   ledger_view view_;
   manifest manifest_;
   std::chrono::milliseconds server_grace_;
   std::function<void()> users_changed_;
-  std::unique_ptr<ledger_writer> writer_;  ///< set while the broker is the writer
-  std::array<client, max_clients> clients_;
-  std::optional<std::uint32_t> newcomer_;  ///< a server that has joined and is not yet appointed
+  kept_clients clients_;
+  succession succession_;
   std::size_t doorbell_at_ = 0;
   std::array<places, max_clients> client_at_{};
 };

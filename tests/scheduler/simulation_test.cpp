@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -70,6 +71,10 @@ struct setting {
   double timeout;
   double latency;
 };
+
+void PrintTo(setting const& one, std::ostream* to) {
+  *to << one.name;
+}
 
 struct outcome {
   double mean_wait = 0.0;

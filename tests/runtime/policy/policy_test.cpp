@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -223,6 +224,10 @@ struct mistake {
   std::string text;
   char const* message;
 };
+
+void PrintTo(mistake const& instance, std::ostream* to) {
+  *to << instance.about;
+}
 
 std::string about(testing::TestParamInfo<mistake> const& instance) {
   return instance.param.about;

@@ -4,11 +4,15 @@
 
 #include <cuda.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <spdlog/spdlog.h>
+#include <sys/wait.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 
+#include "memhandover/broker_queries.hpp"
 #include "memhandover/error.hpp"
 #include "tests/runtime/step/fault_world.hpp"
 #include "tests/runtime/step/injected_calls.hpp"
@@ -25,7 +29,7 @@ constexpr unsigned too_many = 2000;
 struct test_name {
   template <typename T>
   std::string operator()(testing::TestParamInfo<T> const& info) const {
-    return std::string{info.param.name} + "_" + std::to_string(info.param.error_number);
+    return testing::PrintToString(info.param);
   }
 };
 
@@ -117,6 +121,56 @@ TEST_P(calls_of_the_broker, fail_one_after_the_other_and_nothing_is_lost) {
 INSTANTIATE_TEST_SUITE_P(host, calls_of_the_broker,
                          testing::ValuesIn(injected_calls().begin(), injected_calls().end()),
                          test_name{});
+
+/// Whether the child has stopped itself; otherwise it has gone on until it was the writer.
+bool stops(child const& server, fault_world const& world) {
+  for (;;) {
+    int state = 0;
+    if (::waitpid(server.pid(), &state, WUNTRACED | WNOHANG) == server.pid()) {
+      EXPECT_TRUE(WIFSTOPPED(state)) << "the server has ended";
+      return WIFSTOPPED(state);
+    }
+    if (memhandover::query_status(world.folder())["pool"]["writer"] == "server") {
+      return false;
+    }
+    ::poll(nullptr, 0, 1);
+  }
+}
+
+/// A job gets memory, and what it had is free when it has been killed.
+void expect_training_served(fault_world const& world, std::string const& where) {
+  child job{"trainer", {world.folder(), "600000", "0"}};
+  EXPECT_EQ(job.line(), "joined") << where;
+  EXPECT_EQ(job.line(), "committed") << where;
+  job.kill();
+  auto const deadline = std::chrono::steady_clock::now() + std::chrono::seconds{10};
+  while (memhandover::query_status(world.folder())["pool"]["training_bytes"] > 0) {
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline) << "the job's memory is lost, " << where;
+    ::poll(nullptr, 0, 1);
+  }
+}
+
+TEST(a_server_that_starts, stops_before_each_mapping_and_nobody_waits_for_it) {
+  fault_world world{"host"};
+  world.start_broker();
+  unsigned stopped_in_pool = 0;
+  for (unsigned which = 1; which < too_many && !testing::Test::HasFailure(); ++which) {
+    ::setenv("SLUICE_TEST_FAIL_CALL", ("mmap:" + std::to_string(which) + ":0:").c_str(), 1);
+    child server{"server", {world.folder(), "1200000"}};
+    ::unsetenv("SLUICE_TEST_FAIL_CALL");
+    if (!stops(server, world)) {
+      break;
+    }
+    if (!memhandover::query_status(world.folder())["clients"].empty()) {
+      ++stopped_in_pool;
+      expect_training_served(world, "stopped in mapping " + std::to_string(which));
+    }
+    server.kill();
+    EXPECT_EQ(world.settle(), "");
+  }
+  EXPECT_GT(stopped_in_pool, 3U);
+  std::printf("a server stopped in %u places\n", stopped_in_pool);
+}
 
 class calls_of_the_driver : public testing::TestWithParam<injected_call> {};
 

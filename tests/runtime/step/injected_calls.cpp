@@ -10,11 +10,13 @@
 
 #include <array>
 #include <cerrno>
+#include <csignal>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <ostream>
 #include <sstream>
 
 namespace sluice::test {
@@ -56,6 +58,10 @@ bool fails(char const* name) {
   auto& now = the_state();
   std::lock_guard const lock{now.mutex};
   if (now.left == 0 || now.name != name || --now.left > 0) {
+    return false;
+  }
+  if (now.error_number == 0) {
+    ::raise(SIGSTOP);
     return false;
   }
   now.failed = true;
@@ -113,6 +119,10 @@ void remember(void* where, std::size_t bytes) {
 }
 
 }  // namespace
+
+void PrintTo(injected_call const& call, std::ostream* to) {
+  *to << call.name << '_' << call.error_number;
+}
 
 std::span<injected_call const> injected_calls() {
   return all;

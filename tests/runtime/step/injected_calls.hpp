@@ -6,10 +6,11 @@
 ///   if (!call_failed()) { … there were fewer than three … }
 ///
 /// A process started with SLUICE_TEST_FAIL_CALL=NAME:N:ERRNO:FILE begins like that, and creates FILE
-/// when the call has failed.
+/// when the call has failed; with ERRNO 0 it stops (SIGSTOP) in that call, which then goes on.
 #pragma once
 
 #include <cstddef>
+#include <iosfwd>
 #include <span>
 #include <string>
 
@@ -20,6 +21,9 @@ struct injected_call {
   char const* name;
   int error_number;
 };
+
+/// Names a case of a walk: the call and the number of its error.
+void PrintTo(injected_call const& call, std::ostream* to);
 
 /// Every pair that a walk over all calls tries: errors that the call really has.
 [[nodiscard]] std::span<injected_call const> injected_calls();

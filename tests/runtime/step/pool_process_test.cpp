@@ -86,7 +86,7 @@ TEST_F(pool_process_test, a_stopped_trainer_keeps_its_memory_and_the_demand_is_w
   auto job = trainer();
   EXPECT_EQ(job.line(), "committed");
   auto const serving = memhandover::serving_pool::join({.runtime_dir = folder_});
-  ASSERT_EQ(::kill(job.pid(), SIGSTOP), 0);
+  job.hold();
   auto const held = serving->usage().training_bytes;
   ASSERT_GT(held, 0U);
   try {
@@ -188,7 +188,7 @@ TEST_F(pool_process_test, strays_that_alone_keep_a_pool_are_found_and_ended) {
   EXPECT_EQ(memhandover::end_orphan(*used), 0);
 
   // Stopped, so that the job does not start another broker before it dies.
-  ASSERT_EQ(::kill(job.pid(), SIGSTOP), 0);
+  job.hold();
   ASSERT_EQ(::kill(memhandover::broker_pid(folder_), SIGKILL), 0);
   job.kill();
   await([&] { return !find() || find()->holders.size() == 2; }, "broker and job to be gone");

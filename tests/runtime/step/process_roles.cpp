@@ -280,6 +280,13 @@ void child::kill() {
   }
 }
 
+void child::hold() const {
+  int state = 0;
+  EXPECT_EQ(::kill(pid_, SIGSTOP), 0);
+  EXPECT_EQ(::waitpid(pid_, &state, WUNTRACED), pid_);
+  EXPECT_TRUE(WIFSTOPPED(state)) << "process " << pid_ << " has ended";
+}
+
 int child::stop() {
   int status = -1;
   if (pid_ > 0) {

@@ -29,6 +29,8 @@ class child {
   [[nodiscard]] std::string line();
   /// Kills it and waits for its end.
   void kill();
+  /// Stops it (SIGSTOP) and waits until all its threads stand still; SIGCONT lets it go on.
+  void hold() const;
   /// Asks it to end (SIGTERM) and returns its exit code.
   int stop();
 

@@ -1,0 +1,76 @@
+#include "memhandover/detail/kept_client.hpp"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "memhandover/detail/processes.hpp"
+#include "memhandover/error.hpp"
+#include "memhandover/wire.hpp"
+
+namespace sluice::memhandover::detail {
+
+bool kept_client::alone() const {
+  pollfd pipe{life.get(), POLLIN, 0};
+  return life && ::poll(&pipe, 1, 0) == 1 && (pipe.revents & POLLHUP) != 0;
+}
+
+int kept_client::end_descendants(std::uint64_t pipe_inode) {
+  int const found = end_holders(pipe_inode);
+  look_at = std::chrono::steady_clock::now() + look_every;
+  if (life) {
+    look_every = std::min(2 * look_every, std::chrono::milliseconds{100});
+  }
+  return found;
+}
+
+bool kept_client::all_have_ended(std::uint64_t pipe_inode) {
+  if (life && alone()) {
+    return true;
+  }
+  // One may have been forked while the last look was taken.
+  bool const look = std::chrono::steady_clock::now() >= look_at;
+  bool const none_found = look && end_descendants(pipe_inode) == 0;
+  return none_found && !life;
+}
+
+kept_client newcomer(unique_fd const& socket, unique_fd life) {
+  kept_client record;
+  record.pid = peer_pid(socket.get());
+  record.process = open_process(record.pid, process_start_ticks(record.pid));
+  if (!record.process) {
+    throw error{error_kind::unavailable, "the client that wanted to join has already ended"};
+  }
+  record.life = std::move(life);
+  record.bell = unique_fd{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  if (!record.bell) {
+    throw error{error_kind::unavailable,
+                std::string{"cannot create a bell: "} + std::strerror(errno)};
+  }
+  return record;
+}
+
+unique_fd bell_for_writer(unique_fd const& bell) {
+  auto second = duplicate(bell.get());
+  if (!second) {
+    throw error{error_kind::unavailable,
+                std::string{"cannot open a client's bell again: "} + std::strerror(errno)};
+  }
+  return second;
+}
+
+void welcome(kept_client const& who, std::uint32_t slot, pool_files const& files,
+             unique_fd const& ledger, unique_fd const& published) {
+  send_message(
+      who.socket.get(),
+      {{"type", "joined"}, {"slot", slot}, {"chunk_descriptors", files.chunks.size()}},
+      {ledger.get(), files.mailroom.get(), published.get(), files.doorbell.get(), who.bell.get()});
+  send_chunks(who.socket.get(), files.chunks);
+}
+
+}  // namespace sluice::memhandover::detail
