@@ -3,7 +3,8 @@
 For each size a job whose arena is larger trains under `sluice run`; the benchmark's server waits until the arena holds
 the size, lets a random time pass, and takes it. Discards, the memory's return and training's recovery happen between.
 A handover counts where at least 90 % of its bytes came from a micro-batch that was running; the others are counted apart.
-With --habits the main thread of training does something else besides, and every handover counts.
+The server takes a language model's tensors of that size, as in earnest, or with --range one range, which has to be stitched
+where the chunks are no neighbours. With --habits the main thread of training does something else besides, and every handover counts.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ TARGETS = {
 HABIT_COUNT = 100
 
 
-def measure(backend: str, size: Size, binaries: Path, habit: str | None = None) -> dict:
+def measure(backend: str, size: Size, binaries: Path, habit: str | None = None, one_range: bool = False) -> dict:
     """Metrics of the handovers of one size."""
     mib, job = size.mib, [*size.job, *(("--habit", habit) if habit else ())]
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
@@ -82,7 +83,8 @@ def measure(backend: str, size: Size, binaries: Path, habit: str | None = None) 
             # The job needs some seconds until its first micro-batch; the server's wait for the arena covers that.
             done = subprocess.run(
                 [binaries / "sluice-bench-handover", "--runtime-dir", folder, "--bytes", str(mib * MIB),
-                 "--count", str(size.count), "--delay-ms", str(size.delay_ms), "--fill", *([] if habit else ["--live"])],
+                 "--count", str(size.count), "--delay-ms", str(size.delay_ms), "--fill",
+                 *([] if habit else ["--live"]), *(["--range"] if one_range else [])],
                 env={**environment, "SLUICE_BROKER": str(binaries / "sluice")}, capture_output=True, text=True,
                 check=False,
             )
@@ -101,6 +103,7 @@ def measure(backend: str, size: Size, binaries: Path, habit: str | None = None) 
         metrics["first_kernel_us"] = distribution(sample["first_kernel_us"] for sample in counted)
     metrics |= {phase: distribution([sample[phase] for sample in counted]) for phase in PHASES}
     metrics["live_percent"] = single(100 * sum(sample["live"] for sample in samples) / len(samples))
+    metrics["stitched_percent"] = single(100 * sum(sample["stitched"] > 0 for sample in counted) / len(counted))
     return metrics
 
 
@@ -111,6 +114,7 @@ def main() -> None:
     parser.add_argument("--job", default="", help="only the jobs whose arguments contain this, such as 'depth 88'")
     parser.add_argument("--count", type=int, help="handovers of each size, instead of what the size says")
     parser.add_argument("--habits", nargs="*", choices=HABITS, default=[], help="see jobs.py")
+    parser.add_argument("--range", action="store_true", help="one range instead of a model's tensors")
     parser.add_argument("--preset", default="release")
     args = parser.parse_args()
     clear_up_on_sigterm()
@@ -120,8 +124,9 @@ def main() -> None:
             continue
         for habit in args.habits or (None,):
             part = replace(size, count=args.count or (HABIT_COUNT if habit else size.count))
-            metrics = measure(args.backend, part, ROOT / "build" / args.preset / "bin", habit)
-            params = {"size_mib": size.mib, "job": " ".join(size.job), **({"habit": habit} if habit else {})}
+            metrics = measure(args.backend, part, ROOT / "build" / args.preset / "bin", habit, args.range)
+            params = {"size_mib": size.mib, "job": " ".join(size.job), "placement": "range" if args.range else "tensors",
+                      **({"habit": habit} if habit else {})}
             cells.append(Cell(params, metrics, TARGETS[args.backend].get(size.mib, {})))
             print(f"{params} done", file=sys.stderr, flush=True)
     write("handover", cells, gpus=1 if args.backend == "cuda" else 0, accumulate=True)

@@ -2,8 +2,8 @@
 ///
 /// Joins the pool as its inference server. Before each acquisition it waits until training's arena
 /// holds at least the size, then for a random time, so that the demand meets training at a random
-/// instant. What it gets it uses at once: on a GPU by a kernel. One JSON object a line on standard
-/// output.
+/// instant. It takes what the tensors of a language model of that size need, as a server does, or one
+/// range. What it gets it uses at once: on a GPU by a kernel. One JSON object a line on standard output.
 
 #include <poll.h>
 #include <spdlog/spdlog.h>
@@ -11,15 +11,19 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "benchmarks/first_kernel.hpp"
+#include "benchmarks/model_sizes.hpp"
 #include "memhandover/broker_queries.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/serving_pool.hpp"
+#include "memhandover/tensor_heap.hpp"
 
 namespace {
 
@@ -87,6 +91,55 @@ void await_arena(std::string const& runtime_dir, std::uint64_t bytes, bool full)
   });
 }
 
+/// Memory that a handover has brought, and what is to know of it.
+struct taken_memory {
+  memhandover::placement range;
+  memhandover::loaded_tensors tensors;
+  std::byte* first = nullptr;     ///< what the server's first kernel touches …
+  std::uint64_t first_bytes = 0;  ///< … and how much of it
+  std::uint64_t stitched = 0;     ///< ranges that had to be mapped a second time
+  memhandover::handover_report report;
+};
+
+/// Takes `bytes`: as the tensors of a model, or as one range.
+class taker {
+ public:
+  taker(std::shared_ptr<memhandover::serving_pool> pool, std::uint64_t bytes, bool one_range)
+      : pool_(std::move(pool)), bytes_(bytes) {
+    if (!one_range) {
+      heap_.emplace(pool_, 256);
+      sizes_ = benchmarks::language_model(bytes);
+    }
+  }
+
+  [[nodiscard]] taken_memory take() {
+    taken_memory result;
+    auto const deadline = steady_clock::now() + patience;
+    if (heap_) {
+      auto const before = heap_->count().stitched_ranges;
+      result.tensors = heap_->load({sizes_, "benchmark"}, deadline, &result.report);
+      result.first = result.tensors.addresses().front();
+      result.first_bytes = sizes_.front();
+      result.stitched = heap_->count().stitched_ranges - before;
+      return result;
+    }
+    // What is free would cost nothing: ask for so much more that `bytes` come from training.
+    result.range = pool_->acquire(bytes_ + pool_->usage().free_bytes, deadline, &result.report);
+    result.first = result.range.data();
+    result.first_bytes = result.range.bytes();
+    auto* const whole = pool_->whole_view();
+    result.stitched =
+        result.first < whole || result.first >= whole + pool_->shape().bytes() ? 1 : 0;
+    return result;
+  }
+
+ private:
+  std::shared_ptr<memhandover::serving_pool> pool_;
+  std::uint64_t bytes_;
+  std::optional<memhandover::tensor_heap> heap_;
+  benchmarks::tensor_sizes sizes_;
+};
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -97,6 +150,7 @@ int main(int argc, char** argv) {
   int most_delay_ms = 0;
   bool fill = false;
   bool live_only = false;
+  bool one_range = false;
   unsigned seed = 1;
   app.add_option("--runtime-dir", runtime_dir)->required();
   app.add_option("--bytes", bytes)->required();
@@ -105,6 +159,7 @@ int main(int argc, char** argv) {
       ->required();
   app.add_flag("--fill", fill, "take what training does not use first, and wait for a full arena");
   app.add_flag("--live", live_only, "count handovers out of a running micro-batch only");
+  app.add_flag("--range", one_range, "take one range instead of a model's tensors");
   app.add_option("--seed", seed);
   CLI11_PARSE(app, argc, argv);
   spdlog::set_level(spdlog::level::warn);
@@ -126,17 +181,15 @@ int main(int argc, char** argv) {
     if (auto const free = fill ? pool->usage().free_bytes : 0; free > 0) {
       others.push_back(pool->acquire(free, steady_clock::now() + patience));
     }
+    taker from_training{pool, bytes, one_range};
     std::mt19937 random{seed};
     for (int taken = 0, tries = 0, missed = 0; taken < count;) {
-      // What is free would cost nothing: ask for so much more that `bytes` come from training.
       await_arena(runtime_dir, bytes, fill);
       ::poll(nullptr, 0, static_cast<int>(random() % static_cast<unsigned>(most_delay_ms + 1)));
-      memhandover::handover_report report;
-      auto const wanted = bytes + pool->usage().free_bytes;
       auto const demanded = steady_clock::now();
-      memhandover::placement where;
+      taken_memory memory;
       try {
-        where = pool->acquire(wanted, steady_clock::now() + patience, &report);
+        memory = from_training.take();
       } catch (error const& why) {
         // Training has made some of it persistent since it was counted.
         if (why.kind() != error_kind::out_of_memory || ++tries > count) {
@@ -145,9 +198,10 @@ int main(int argc, char** argv) {
         continue;
       }
       if (kernel) {
-        kernel->run(where.data(), where.bytes(), pool->shape().chunk_bytes);
+        kernel->run(memory.first, memory.first_bytes, pool->shape().chunk_bytes);
       }
       auto const used = steady_clock::now();
+      auto const& report = memory.report;
       // Between two micro-batches what training gives up is no live memory.
       bool const live = report.bytes_live * 100 >= bytes * least_live_percent;
       bool const counts = live || !live_only;
@@ -160,6 +214,7 @@ int main(int argc, char** argv) {
       nlohmann::json const line{{"demanded_ns", demanded.time_since_epoch().count()},
                                 {"bytes_reclaimed", report.bytes_reclaimed},
                                 {"live", live},
+                                {"stitched", memory.stitched},
                                 {"first_kernel_us", us(used - demanded)},
                                 {"unit_us", us(report.unit)},
                                 {"notify_us", us(report.notify)},

@@ -73,6 +73,32 @@ tensor_sizes transformer(std::uint64_t bytes, std::mt19937_64& random) {
   return sizes;
 }
 
+tensor_sizes language_model(std::uint64_t bytes) {
+  constexpr double width_per_layer = 128.0;
+  constexpr std::uint64_t rows = 50257;
+  // 24 bytes a layer for each element of a square as wide as the model.
+  auto const depth =
+      std::cbrt(static_cast<double>(bytes) / (24.0 * width_per_layer * width_per_layer));
+  auto const width = std::max<std::uint64_t>(1, static_cast<std::uint64_t>(std::lround(depth))) *
+                     static_cast<std::uint64_t>(width_per_layer);
+  auto const square = width * width * 2;
+  tensor_sizes const layer{3 * square, square,    4 * square, 4 * square,
+                           width * 2,  width * 2, width * 2,  width * 2};
+  tensor_sizes sizes;
+  if (auto const embedding = rows * width * 2; embedding <= bytes / 2) {
+    sizes.push_back(embedding);
+  }
+  auto left = bytes - total(sizes);
+  while (left >= total(layer)) {
+    sizes.insert(sizes.end(), layer.begin(), layer.end());
+    left -= total(layer);
+  }
+  for (; left > 0; left -= sizes.back()) {
+    sizes.push_back(std::min(left, square));
+  }
+  return sizes;
+}
+
 tensor_sizes embedding_tables(std::uint64_t bytes, std::mt19937_64& random) {
   auto const tables = 2 + random() % 11;
   std::vector<double> shares(tables);

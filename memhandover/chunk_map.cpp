@@ -4,6 +4,14 @@
 
 namespace sluice::memhandover {
 
+void make_set(std::vector<std::uint32_t>& chunks) {
+  auto const unordered = [](std::uint32_t a, std::uint32_t b) { return a >= b; };
+  if (std::adjacent_find(chunks.begin(), chunks.end(), unordered) != chunks.end()) {
+    std::sort(chunks.begin(), chunks.end());
+    chunks.erase(std::unique(chunks.begin(), chunks.end()), chunks.end());
+  }
+}
+
 void chunk_map::occupy(extent where, model_id whose, residence lasts) {
   for_each_chunk(where, chunk_bytes_,
                  [&](std::uint32_t number, extent part) { occupy_in(number, part, whose, lasts); });

@@ -222,13 +222,18 @@ void tensor_heap::impl::note(std::vector<std::uint32_t> const& chunks) {
   std::map<std::string, std::vector<std::uint32_t>> notes;
   {
     std::lock_guard const lock{mutex_};
+    std::map<model_id, std::vector<std::uint32_t>> alone;
     for (auto const chunk : chunks) {
       auto const tenants = places_.tenants(chunk);
-      if (!tenants.empty()) {
-        notes[tenants.size() == 1 ? names_[tenants.front()]
-                                  : std::to_string(tenants.size()) + " models"]
-            .push_back(chunk);
+      if (tenants.size() == 1) {
+        alone[tenants.front()].push_back(chunk);
+      } else if (!tenants.empty()) {
+        notes[std::to_string(tenants.size()) + " models"].push_back(chunk);
       }
+    }
+    for (auto& [model, its] : alone) {
+      auto& all = notes[names_[model]];
+      all.insert(all.end(), its.begin(), its.end());
     }
   }
   for (auto const& [what, where] : notes) {

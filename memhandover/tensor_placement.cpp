@@ -99,12 +99,14 @@ unload_decision tensor_placement::unload(model_id model) {
   std::vector<std::uint32_t> touched;
   for (auto const& each : found->second) {
     map_.vacate(each, model);
-    for_each_chunk(each, map_.chunk_bytes(),
-                   [&](std::uint32_t chunk, extent) { touched.push_back(chunk); });
+    for_each_chunk(each, map_.chunk_bytes(), [&](std::uint32_t chunk, extent) {
+      if (touched.empty() || touched.back() != chunk) {
+        touched.push_back(chunk);
+      }
+    });
   }
   models_.erase(found);
-  std::sort(touched.begin(), touched.end());
-  touched.erase(std::unique(touched.begin(), touched.end()), touched.end());
+  make_set(touched);
   unload_decision result;
   for (auto const chunk : touched) {
     (map_.is_held(chunk) ? result.kept : result.emptied).push_back(chunk);

@@ -6,7 +6,11 @@ namespace sluice::memhandover::detail {
 
 chunk_runs::chunk_runs(std::span<std::uint32_t const> chunks) {
   for (auto const chunk : chunks) {
-    put_back({chunk, 1});
+    if (!runs_.empty() && runs_.back().first + runs_.back().count == chunk) {
+      ++runs_.back().count;
+    } else {
+      put_back({chunk, 1});
+    }
   }
 }
 

@@ -12,7 +12,9 @@ placement_draft::~placement_draft() {
 
 void placement_draft::occupy(extent where) {
   for_each_chunk(where, map_.chunk_bytes(), [&](std::uint32_t chunk, extent) {
-    decision_.touched.push_back(chunk);
+    if (decision_.touched.empty() || decision_.touched.back() != chunk) {
+      decision_.touched.push_back(chunk);
+    }
     if (!map_.is_held(chunk)) {
       decision_.taken.push_back(chunk);
     }
@@ -34,10 +36,8 @@ void placement_draft::stitch(wanted_tensor const& tensor, std::vector<extent> co
 }
 
 std::pair<load_decision, std::vector<extent>> placement_draft::keep() {
-  std::sort(decision_.taken.begin(), decision_.taken.end());
-  auto& touched = decision_.touched;
-  std::sort(touched.begin(), touched.end());
-  touched.erase(std::unique(touched.begin(), touched.end()), touched.end());
+  make_set(decision_.taken);
+  make_set(decision_.touched);
   return {std::move(decision_), std::exchange(occupied_, {})};
 }
 
