@@ -2,27 +2,25 @@
 
 #include <poll.h>
 #include <pthread.h>
-#include <sched.h>
 #include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
 
 #include <algorithm>
 #include <condition_variable>
 #include <mutex>
-#include <numeric>
 #include <optional>
 #include <thread>
 #include <vector>
 
-#include "memhandover/bytes.hpp"
 #include "memhandover/chunk_choice.hpp"
 #include "memhandover/chunk_history.hpp"
 #include "memhandover/chunk_notes.hpp"
+#include "memhandover/detail/acquisition.hpp"
 #include "memhandover/detail/server_manifest.hpp"
+#include "memhandover/detail/whole_view.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/ledger_writer.hpp"
 #include "memhandover/membership.hpp"
-#include "memhandover/shared_text.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -39,44 +37,6 @@ struct holding {
   bool stitched = false;
 };
 
-/// Waits a moment for `word` to become `value` without going to sleep: waking up would cost more than
-/// the answer usually takes.
-void await_awake(std::atomic<std::uint32_t> const& word, std::uint32_t value,
-                 steady_clock::time_point deadline) {
-  constexpr std::chrono::milliseconds patience{20};
-  auto const until = std::min(deadline, steady_clock::now() + patience);
-  while (word.load(std::memory_order_acquire) != value && steady_clock::now() < until) {
-    ::sched_yield();
-  }
-}
-
-/// Whether a thread may stay awake for an answer. On the host training computes on every processor,
-/// and on a small machine there is none to spare: who sleeps is then served first.
-bool may_stay_awake(backend_kind backend) {
-  constexpr unsigned enough_processors = 4;
-  return backend == backend_kind::cuda && std::thread::hardware_concurrency() >= enough_processors;
-}
-
-/// All chunks of a pool, one after the other at one address, while this object lives.
-class whole_pool {
- public:
-  explicit whole_pool(device_memory& memory) : memory_(memory) {
-    std::vector<std::uint32_t> all(memory.shape().chunk_count);
-    std::iota(all.begin(), all.end(), 0U);
-    data_ = memory.map_anew(all);
-  }
-  whole_pool(whole_pool const&) = delete;
-  whole_pool& operator=(whole_pool const&) = delete;
-  ~whole_pool() { memory_.unmap_and_release(data_, memory_.shape().chunk_count); }
-  [[nodiscard]] std::byte* at(std::uint32_t chunk) const noexcept {
-    return data_ + chunk * memory_.shape().chunk_bytes;
-  }
-
- private:
-  device_memory& memory_;
-  std::byte* data_ = nullptr;
-};
-
 class pool_server final : public serving_pool, public std::enable_shared_from_this<pool_server> {
  public:
   explicit pool_server(options const& how)
@@ -89,7 +49,7 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
         notes_(member_.view(), member_.slot()),
         history_(member_.view(), member_.slot()),
         stop_(make_event()),
-        stays_awake_(may_stay_awake(shape().backend)) {
+        acquisition_({member_.view(), member_.slot(), mutex_, mail_, writer_, reserve_}) {
     manifest_.emplace(member_.files().manifest.get(),
                       detail::server_manifest::parts{
                           member_.view(), *memory_, whole_.at(0), member_.slot(), mutex_, writer_,
@@ -255,23 +215,15 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
 
   void run();
   void handle(message received);
-  [[nodiscard]] std::optional<std::uint32_t> richest(std::vector<std::uint32_t> const& asked) const;
-  [[nodiscard]] bool dying_hold() const;
-  [[nodiscard]] std::vector<std::uint32_t> obtain(std::uint64_t bytes,
-                                                  steady_clock::time_point deadline,
-                                                  handover_report& result);
   void finish(handover_report const& result, handover_report* report);
-  void record(handover_report const& report);
-  [[nodiscard]] std::string holders() const;
 
   options options_;
   membership member_;
   std::unique_ptr<device_memory> memory_;
-  whole_pool whole_;
+  detail::whole_view whole_;
   chunk_notes notes_;
   chunk_history history_;
   unique_fd stop_;
-  bool const stays_awake_;
   std::mutex acquiring_;      ///< one acquisition at a time
   std::mutex noting_;         ///< guards notes and history
   mutable std::mutex mutex_;  ///< guards what follows
@@ -279,6 +231,7 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
   std::optional<ledger_writer> writer_;
   std::optional<detail::server_manifest> manifest_;
   std::uint32_t reserve_ = 0;
+  detail::acquisition acquisition_;  ///< used by whoever has `acquiring_`
   std::uint32_t claims_ = 0;
   std::thread thread_;
 };
@@ -361,130 +314,6 @@ void pool_server::handle(message received) {
   }
 }
 
-/// The live training client that holds most and has not been asked yet.
-std::optional<std::uint32_t> pool_server::richest(std::vector<std::uint32_t> const& asked) const {
-  std::optional<std::uint32_t> best;
-  std::uint32_t most = 0;
-  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
-    auto const& entry = member_.view().clients()[slot];
-    if (entry.status.load(std::memory_order_acquire) !=
-            static_cast<std::uint32_t>(client_status::live) ||
-        entry.kind.load() != static_cast<std::uint32_t>(client_kind::training) ||
-        std::find(asked.begin(), asked.end(), slot) != asked.end()) {
-      continue;
-    }
-    if (auto const held = writer_->held_by(slot); held > most) {
-      most = held;
-      best = slot;
-    }
-  }
-  return best;
-}
-
-/// Whether a client that has ended still holds something.
-bool pool_server::dying_hold() const {
-  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
-    if (member_.view().clients()[slot].status.load(std::memory_order_acquire) ==
-            static_cast<std::uint32_t>(client_status::gone) &&
-        writer_->held_by(slot) > 0) {
-      return true;
-    }
-  }
-  return false;
-}
-
-/// The chunks of an acquisition, unmapped. `acquiring_` is held.
-std::vector<std::uint32_t> pool_server::obtain(std::uint64_t bytes,
-                                               steady_clock::time_point deadline,
-                                               handover_report& result) {
-  auto const chunk_bytes = shape().chunk_bytes;
-  auto const count = static_cast<std::uint32_t>(
-      (std::max<std::uint64_t>(bytes, 1) + chunk_bytes - 1) / chunk_bytes);
-  if (count > shape().chunk_count) {
-    throw error{error_kind::out_of_memory,
-                format_bytes(bytes) + " are wanted but the whole pool has " +
-                    format_bytes(shape().bytes()) + "; make pool.memory larger"};
-  }
-  auto const start_ns = monotonic_ns();
-  result.bytes = count * chunk_bytes;
-
-  std::unique_lock lock{mutex_};
-  writer_->pump();
-  // While this is set, nothing that comes free is granted to training.
-  writer_->set_wanted(count);
-  auto const unset = [](ledger_writer* writer) { writer->set_wanted(0); };
-  std::unique_ptr<ledger_writer, decltype(unset)> const at_end{&*writer_, unset};
-  if (writer_->free_chunks() < count) {
-    writer_->let_go(count - writer_->free_chunks());
-  }
-  std::vector<std::uint32_t> asked;
-  while (writer_->free_chunks() < count) {
-    auto const slot = richest(asked);
-    if (!slot && dying_hold()) {
-      // Their memory comes free when the last of their processes has ended.
-      (void)mail_.wait_until(lock, deadline, [&] {
-        return writer_->free_chunks() >= count || !dying_hold() || richest(asked).has_value();
-      });
-      if (writer_->free_chunks() >= count || steady_clock::now() < deadline) {
-        continue;
-      }
-    }
-    if (!slot) {
-      throw error{error_kind::out_of_memory,
-                  format_bytes(bytes) + " are wanted but only " +
-                      format_bytes(writer_->free_chunks() * chunk_bytes) + " can be had; " +
-                      holders()};
-    }
-    asked.push_back(*slot);
-    auto const missing = count - writer_->free_chunks();
-    auto const refill = std::min(reserve_, shape().chunk_count - count);
-    auto const number = writer_->demand(*slot, missing + refill);
-    auto const& mailbox = member_.view().mailbox(*slot);
-    auto const& entry = member_.view().clients()[*slot];
-    auto answered = [&] {
-      writer_->pump();
-      return mailbox.demand_done.load(std::memory_order_acquire) == number ||
-             entry.status.load(std::memory_order_acquire) !=
-                 static_cast<std::uint32_t>(client_status::live);
-    };
-    // A dying client's memory comes free through the broker; the deadline covers that as well.
-    if (stays_awake_) {
-      lock.unlock();
-      await_awake(mailbox.demand_done, number, deadline);
-      lock.lock();
-    }
-    bool const in_time = mail_.wait_until(
-        lock, deadline, [&] { return answered() || writer_->free_chunks() >= count; });
-    if (!in_time) {
-      writer_->demand(*slot, 0);
-      throw error{error_kind::deadline_exceeded,
-                  "training (pid " + std::to_string(entry.pid.load()) + ") did not give " +
-                      format_bytes(missing * chunk_bytes) +
-                      " back in time; the demand has been withdrawn"};
-    }
-    if (mailbox.demand_done.load() == number) {
-      writer_->pump();  // the releases were posted before the answer
-      auto const awake = mailbox.awake_ns.load();
-      auto const closed = mailbox.closed_ns.load();
-      auto const idle = mailbox.idle_ns.load();
-      auto const released = mailbox.released_ns.load();
-      result.bytes_live += mailbox.live_chunks.load() * chunk_bytes;
-      result.unit = nanoseconds{std::max<std::int64_t>(0, mailbox.unit_ended_ns.load() - start_ns)};
-      result.notify += nanoseconds{std::max<std::int64_t>(0, awake - start_ns)};
-      result.gate += nanoseconds{std::max<std::int64_t>(0, closed - awake)};
-      result.drain += nanoseconds{std::max<std::int64_t>(0, idle - closed)};
-      result.revoke += nanoseconds{std::max<std::int64_t>(0, released - idle)};
-      result.ledger = nanoseconds{std::max<std::int64_t>(0, monotonic_ns() - released)};
-    } else if (writer_->free_chunks() < count) {
-      mail_.wait_until(lock, deadline, [&] {
-        return writer_->held_by(*slot) == 0 || writer_->free_chunks() >= count;
-      });
-    }
-    result.bytes_reclaimed += missing * chunk_bytes;
-  }
-  return writer_->take(count, static_cast<std::uint16_t>(member_.slot()));
-}
-
 std::vector<std::uint32_t> pool_server::acquire_chunks(std::uint32_t count,
                                                        steady_clock::time_point deadline,
                                                        handover_report* report) {
@@ -494,7 +323,7 @@ std::vector<std::uint32_t> pool_server::acquire_chunks(std::uint32_t count,
   std::lock_guard const alone{acquiring_};
   auto const start = steady_clock::now();
   handover_report result;
-  auto chunks = obtain(count * shape().chunk_bytes, deadline, result);
+  auto chunks = acquisition_.obtain(count * shape().chunk_bytes, deadline, result);
   result.total = steady_clock::now() - start;
   finish(result, report);
   return chunks;
@@ -506,7 +335,7 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
   auto const start = steady_clock::now();
   handover_report result;
   auto held = std::make_unique<holding>();
-  held->chunks = obtain(bytes, deadline, result);
+  held->chunks = acquisition_.obtain(bytes, deadline, result);
   auto const mapping = steady_clock::now();
   if (are_neighbours(held->chunks)) {
     held->data = whole_.at(held->chunks.front());
@@ -533,43 +362,11 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
 /// Tells of an acquisition that is over.
 void pool_server::finish(handover_report const& result, handover_report* report) {
   if (result.bytes_reclaimed > 0) {
-    record(result);
+    detail::record_handover(member_.view().header(), result);
   }
   if (report != nullptr) {
     *report = result;
   }
-}
-
-void pool_server::record(handover_report const& report) {
-  auto& header = member_.view().header();
-  auto const seq = header.handovers.load() + 1;
-  auto& entry = header.recent[seq % recent_handovers];
-  auto ns = [](nanoseconds value) { return static_cast<std::uint64_t>(value.count()); };
-  entry.seq.store(0, std::memory_order_release);
-  entry.bytes.store(report.bytes_reclaimed);
-  entry.notify_ns.store(ns(report.notify));
-  entry.gate_ns.store(ns(report.gate));
-  entry.drain_ns.store(ns(report.drain));
-  entry.revoke_ns.store(ns(report.revoke));
-  entry.ledger_ns.store(ns(report.ledger));
-  entry.map_ns.store(ns(report.map));
-  entry.total_ns.store(ns(report.total));
-  entry.seq.store(seq, std::memory_order_release);
-  header.handovers.store(seq);
-  header.bytes_to_serving.fetch_add(report.bytes_reclaimed);
-}
-
-std::string pool_server::holders() const {
-  std::string text;
-  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
-    if (auto const held = writer_->held_by(slot); held > 0) {
-      auto const& entry = member_.view().clients()[slot];
-      text += (text.empty() ? "" : ", ") + std::string{"pid "} + std::to_string(entry.pid.load()) +
-              " (" + (slot == member_.slot() ? "this server" : readable_text(text_of(entry.name))) +
-              ") holds " + format_bytes(held * shape().chunk_bytes);
-    }
-  }
-  return text.empty() ? "nobody holds the rest" : text;
 }
 
 }  // namespace

@@ -1,0 +1,212 @@
+#include "memhandover/detail/acquisition.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <memory>
+#include <thread>
+
+#include "memhandover/bytes.hpp"
+#include "memhandover/detail/client_entries.hpp"
+#include "memhandover/error.hpp"
+#include "memhandover/shared_text.hpp"
+
+namespace sluice::memhandover::detail {
+namespace {
+
+using std::chrono::nanoseconds;
+using std::chrono::steady_clock;
+
+/// Waits a moment for `word` to become `value` without going to sleep: waking up would cost more than
+/// the answer usually takes.
+void await_awake(std::atomic<std::uint32_t> const& word, std::uint32_t value,
+                 steady_clock::time_point deadline) {
+  constexpr std::chrono::milliseconds patience{20};
+  auto const until = std::min(deadline, steady_clock::now() + patience);
+  while (word.load(std::memory_order_acquire) != value && steady_clock::now() < until) {
+    ::sched_yield();
+  }
+}
+
+/// Whether a thread may stay awake for an answer. On the host training computes on every processor,
+/// and on a small machine there is none to spare: who sleeps is then served first.
+bool may_stay_awake(backend_kind backend) {
+  constexpr unsigned enough_processors = 4;
+  return backend == backend_kind::cuda && std::thread::hardware_concurrency() >= enough_processors;
+}
+
+nanoseconds time_between(std::int64_t begin_ns, std::int64_t end_ns) {
+  return nanoseconds{std::max<std::int64_t>(0, end_ns - begin_ns)};
+}
+
+}  // namespace
+
+acquisition::acquisition(parts const& of)
+    : of_(of), stays_awake_(may_stay_awake(of.view.shape().backend)) {}
+
+std::vector<std::uint32_t> acquisition::obtain(std::uint64_t bytes,
+                                               steady_clock::time_point deadline,
+                                               handover_report& report) {
+  auto const shape = of_.view.shape();
+  auto const count = static_cast<std::uint32_t>(
+      (std::max<std::uint64_t>(bytes, 1) + shape.chunk_bytes - 1) / shape.chunk_bytes);
+  if (count > shape.chunk_count) {
+    throw error{error_kind::out_of_memory,
+                format_bytes(bytes) + " are wanted but the whole pool has " +
+                    format_bytes(shape.bytes()) + "; make pool.memory larger"};
+  }
+  wish const wanted{count, monotonic_ns(), deadline};
+  report.bytes = count * shape.chunk_bytes;
+
+  std::unique_lock lock{of_.mutex};
+  auto& writer = *of_.writer;
+  writer.pump();
+  // While this is set, nothing that comes free is granted to training.
+  writer.set_wanted(count);
+  auto const unset = [](ledger_writer* of) { of->set_wanted(0); };
+  std::unique_ptr<ledger_writer, decltype(unset)> const at_end{&writer, unset};
+  if (writer.free_chunks() < count) {
+    writer.let_go(count - writer.free_chunks());
+  }
+  std::vector<std::uint32_t> asked;
+  while (writer.free_chunks() < count) {
+    auto const slot = richest(asked);
+    if (!slot && dying_hold()) {
+      // Their memory comes free when the last of their processes has ended.
+      (void)of_.mail.wait_until(lock, deadline, [&] {
+        return writer.free_chunks() >= count || !dying_hold() || richest(asked).has_value();
+      });
+      if (writer.free_chunks() >= count || steady_clock::now() < deadline) {
+        continue;
+      }
+    }
+    if (!slot) {
+      throw error{error_kind::out_of_memory,
+                  format_bytes(bytes) + " are wanted but only " +
+                      format_bytes(writer.free_chunks() * shape.chunk_bytes) + " can be had; " +
+                      holders()};
+    }
+    asked.push_back(*slot);
+    demand_from(*slot, wanted, lock, report);
+  }
+  return writer.take(count, static_cast<std::uint16_t>(of_.slot));
+}
+
+/// Demands what is missing, and waits for the answer.
+void acquisition::demand_from(std::uint32_t slot, wish const& wanted,
+                              std::unique_lock<std::mutex>& lock, handover_report& report) {
+  auto const shape = of_.view.shape();
+  auto& writer = *of_.writer;
+  auto const missing = wanted.chunks - writer.free_chunks();
+  auto const refill = std::min(of_.reserve, shape.chunk_count - wanted.chunks);
+  auto const number = writer.demand(slot, missing + refill);
+  auto const& mailbox = of_.view.mailbox(slot);
+  auto const& entry = of_.view.clients()[slot];
+  auto enough = [&] { return writer.free_chunks() >= wanted.chunks; };
+  // A dying client's memory comes free through the broker; the deadline covers that as well.
+  if (stays_awake_) {
+    lock.unlock();
+    await_awake(mailbox.demand_done, number, wanted.deadline);
+    lock.lock();
+  }
+  bool const in_time = of_.mail.wait_until(lock, wanted.deadline, [&] {
+    writer.pump();
+    return mailbox.demand_done.load(std::memory_order_acquire) == number ||
+           !has_status(entry, client_status::live) || enough();
+  });
+  if (!in_time) {
+    writer.demand(slot, 0);
+    throw error{error_kind::deadline_exceeded, "training (pid " + std::to_string(entry.pid.load()) +
+                                                   ") did not give " +
+                                                   format_bytes(missing * shape.chunk_bytes) +
+                                                   " back in time; the demand has been withdrawn"};
+  }
+  if (mailbox.demand_done.load() == number) {
+    writer.pump();  // the releases were posted before the answer
+    add_phases(slot, wanted.since_ns, report);
+  } else if (!enough()) {
+    of_.mail.wait_until(lock, wanted.deadline,
+                        [&] { return writer.held_by(slot) == 0 || enough(); });
+  }
+  report.bytes_reclaimed += missing * shape.chunk_bytes;
+}
+
+/// What the client says of the demand that it has just answered.
+void acquisition::add_phases(std::uint32_t slot, std::int64_t start_ns,
+                             handover_report& report) const {
+  auto const& mailbox = of_.view.mailbox(slot);
+  auto const awake = mailbox.awake_ns.load();
+  auto const closed = mailbox.closed_ns.load();
+  auto const idle = mailbox.idle_ns.load();
+  auto const released = mailbox.released_ns.load();
+  report.bytes_live += mailbox.live_chunks.load() * of_.view.shape().chunk_bytes;
+  report.unit = time_between(start_ns, mailbox.unit_ended_ns.load());
+  report.notify += time_between(start_ns, awake);
+  report.gate += time_between(awake, closed);
+  report.drain += time_between(closed, idle);
+  report.revoke += time_between(idle, released);
+  report.ledger = time_between(released, monotonic_ns());
+}
+
+/// The live training client that holds most and has not been asked yet.
+std::optional<std::uint32_t> acquisition::richest(std::vector<std::uint32_t> const& asked) const {
+  std::optional<std::uint32_t> best;
+  std::uint32_t most = 0;
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    auto const& entry = of_.view.clients()[slot];
+    if (!has_status(entry, client_status::live) ||
+        entry.kind.load() != static_cast<std::uint32_t>(client_kind::training) ||
+        std::find(asked.begin(), asked.end(), slot) != asked.end()) {
+      continue;
+    }
+    if (auto const held = of_.writer->held_by(slot); held > most) {
+      most = held;
+      best = slot;
+    }
+  }
+  return best;
+}
+
+/// Whether a client that has ended still holds something.
+bool acquisition::dying_hold() const {
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    if (has_status(of_.view.clients()[slot], client_status::gone) &&
+        of_.writer->held_by(slot) > 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+std::string acquisition::holders() const {
+  std::string text;
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    if (auto const held = of_.writer->held_by(slot); held > 0) {
+      auto const& entry = of_.view.clients()[slot];
+      text += (text.empty() ? "" : ", ") + std::string{"pid "} + std::to_string(entry.pid.load()) +
+              " (" + (slot == of_.slot ? "this server" : readable_text(text_of(entry.name))) +
+              ") holds " + format_bytes(held * of_.view.shape().chunk_bytes);
+    }
+  }
+  return text.empty() ? "nobody holds the rest" : text;
+}
+
+void record_handover(ledger_header& header, handover_report const& report) {
+  auto const seq = header.handovers.load() + 1;
+  auto& entry = header.recent[seq % recent_handovers];
+  auto ns = [](nanoseconds value) { return static_cast<std::uint64_t>(value.count()); };
+  entry.seq.store(0, std::memory_order_release);
+  entry.bytes.store(report.bytes_reclaimed);
+  entry.notify_ns.store(ns(report.notify));
+  entry.gate_ns.store(ns(report.gate));
+  entry.drain_ns.store(ns(report.drain));
+  entry.revoke_ns.store(ns(report.revoke));
+  entry.ledger_ns.store(ns(report.ledger));
+  entry.map_ns.store(ns(report.map));
+  entry.total_ns.store(ns(report.total));
+  entry.seq.store(seq, std::memory_order_release);
+  header.handovers.store(seq);
+  header.bytes_to_serving.fetch_add(report.bytes_reclaimed);
+}
+
+}  // namespace sluice::memhandover::detail

@@ -1,0 +1,60 @@
+/// How a pool's server gets chunks: what is free, then what a dead server left, then what training gives up,
+/// the job that holds most first.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "memhandover/ledger.hpp"
+#include "memhandover/ledger_writer.hpp"
+#include "memhandover/serving_pool.hpp"
+
+namespace sluice::memhandover::detail {
+
+class acquisition {
+ public:
+  /// What the server shares with this object.
+  struct parts {
+    ledger_view const& view;
+    std::uint32_t slot;                    ///< the server's
+    std::mutex& mutex;                     ///< guards the writer and the reserve
+    std::condition_variable& mail;         ///< notified when the writer has taken mail
+    std::optional<ledger_writer>& writer;  ///< has a value
+    std::uint32_t const& reserve;          ///< chunks that are to be free besides
+  };
+
+  explicit acquisition(parts const& of);
+
+  /// Chunks for `bytes`, the server's from then on, neighbours if possible; adds what it took to `report`.
+  /// One call at a time, without the mutex. Throws as `serving_pool::acquire`.
+  [[nodiscard]] std::vector<std::uint32_t> obtain(std::uint64_t bytes,
+                                                  std::chrono::steady_clock::time_point deadline,
+                                                  handover_report& report);
+
+ private:
+  struct wish {
+    std::uint32_t chunks = 0;
+    std::int64_t since_ns = 0;
+    std::chrono::steady_clock::time_point deadline;
+  };
+
+  void demand_from(std::uint32_t slot, wish const& wanted, std::unique_lock<std::mutex>& lock,
+                   handover_report& report);
+  void add_phases(std::uint32_t slot, std::int64_t start_ns, handover_report& report) const;
+  [[nodiscard]] std::optional<std::uint32_t> richest(std::vector<std::uint32_t> const& asked) const;
+  [[nodiscard]] bool dying_hold() const;
+  [[nodiscard]] std::string holders() const;
+
+  parts of_;
+  bool stays_awake_;
+};
+
+/// Writes a handover into the ledger's list of recent ones, for `sluice pool show`.
+void record_handover(ledger_header& header, handover_report const& report);
+
+}  // namespace sluice::memhandover::detail
