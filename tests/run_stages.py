@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "build" / "test-results"
 SHOWN_LINES = 60  # of the output of each failure
 PYTEST_FOUND_NO_TEST = "ended with status 5"
+TIMES: dict[str, float] = {}  # seconds that each stage has taken
 
 
 @dataclass
@@ -106,8 +107,9 @@ def run_stage(stage: Stage) -> list[Case]:
     if problem and not any(case.outcome == "failed" for case in cases):
         cases.append(Case(f"{stage.name}: {problem}", "failed", log.read_text(errors="replace")))
     count = {o: sum(c.outcome == o for c in cases) for o in ("passed", "failed", "skipped")}
-    print("    " + ", ".join(f"{n} {outcome}" for outcome, n in count.items() if n)
-          + f" ({time.monotonic() - started:.0f} s)", flush=True)
+    seconds = time.monotonic() - started
+    TIMES[stage.name] = seconds
+    print("    " + ", ".join(f"{n} {outcome}" for outcome, n in count.items() if n) + f" ({seconds:.0f} s)", flush=True)
     return cases
 
 
@@ -229,6 +231,7 @@ def main() -> int:
     count = {o: sum(c.outcome == o for c in cases) for o in ("passed", "failed", "skipped")}
     if count["skipped"]:
         print("\n".join(f"skipped: {c.name}" for c in cases if c.outcome == "skipped"))
+    print("stages: " + ", ".join(f"{name} {seconds:.0f} s" for name, seconds in TIMES.items()))
     print(f"took {time.monotonic() - started:.0f} s; logs in {RESULTS.relative_to(ROOT)}")
     print(f"{count['passed']} passed, {count['failed']} failed")
     return 1 if count["failed"] else 0

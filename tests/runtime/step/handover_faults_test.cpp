@@ -1,6 +1,7 @@
 /// Every system call and every driver call on the path of a handover fails once in turn: the ledger
 /// stays exact, nothing leaks, the failure has a kind and a sentence, and the next attempt
-/// succeeds. A walk over the calls of one function ends with a run in which none was left to fail.
+/// succeeds. A walk over the calls of one function ends with a run in which none was left to fail. With
+/// SLUICE_TEST_STRIDE=n about one call in n fails, at random: for builds in which each run takes long.
 
 #include <cuda.h>
 #include <gtest/gtest.h>
@@ -11,6 +12,8 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <random>
+#include <string>
 
 #include "memhandover/broker_queries.hpp"
 #include "memhandover/error.hpp"
@@ -31,6 +34,38 @@ struct test_name {
   std::string operator()(testing::TestParamInfo<T> const& info) const {
     return testing::PrintToString(info.param);
   }
+};
+
+/// Which call of a function fails next.
+class walk {
+ public:
+  walk() {
+    if (char const* stride = std::getenv("SLUICE_TEST_STRIDE")) {
+      stride_ = static_cast<unsigned>(std::stoul(stride));
+    }
+    if (char const* seed = std::getenv("SLUICE_TEST_SEED")) {
+      seed_ = static_cast<unsigned>(std::stoul(seed));
+    }
+    if (stride_ > 1) {
+      std::printf("seed %u, one call in %u\n", seed_, stride_);
+      random_.seed(seed_);
+    }
+  }
+  /// Calls before that one.
+  [[nodiscard]] unsigned place() const { return place_; }
+  [[nodiscard]] bool goes_on() const { return place_ < too_many && !testing::Test::HasFailure(); }
+  [[nodiscard]] unsigned steps() const { return steps_; }
+  void step() {
+    place_ += stride_ > 1 ? 1 + static_cast<unsigned>(random_() % (2 * stride_ - 1)) : 1;
+    ++steps_;
+  }
+
+ private:
+  unsigned stride_ = 1;
+  unsigned seed_ = std::random_device{}();
+  unsigned place_ = 0;
+  unsigned steps_ = 0;
+  std::mt19937 random_;
 };
 
 /// After a life with a fault: nothing is lost, and a life without one goes well.
@@ -61,8 +96,9 @@ TEST_P(calls_of_clients, fail_one_after_the_other_and_nothing_is_lost) {
   fault_world world{"host"};
   auto const before = first_life(world);
   auto const [name, error_number] = GetParam();
-  unsigned which = 1;
-  for (; which < too_many && !HasFailure(); ++which) {
+  walk at;
+  for (; at.goes_on(); at.step()) {
+    auto const which = at.place() + 1;
     fail_call(name, which, error_number);
     auto const life = world.live();
     bool const hit = call_failed();
@@ -72,8 +108,8 @@ TEST_P(calls_of_clients, fail_one_after_the_other_and_nothing_is_lost) {
       break;
     }
   }
-  RecordProperty("failed_calls", std::to_string(which - 1));
-  std::printf("%s failed in %u places\n", name, which - 1);
+  RecordProperty("failed_calls", std::to_string(at.steps()));
+  std::printf("%s failed in %u places\n", name, at.steps());
 }
 
 INSTANTIATE_TEST_SUITE_P(host, calls_of_clients,
@@ -84,8 +120,9 @@ class calls_of_the_broker : public testing::TestWithParam<injected_call> {};
 
 TEST_P(calls_of_the_broker, fail_one_after_the_other_and_nothing_is_lost) {
   auto const [name, error_number] = GetParam();
-  unsigned which = 1;
-  for (; which < too_many && !HasFailure(); ++which) {
+  walk at;
+  for (; at.goes_on(); at.step()) {
+    auto const which = at.place() + 1;
     fault_world world{"host"};
     auto const sign = world.folder() + "/failed";
     auto const setting = std::string{name} + ":" + std::to_string(which) + ":" +
@@ -115,7 +152,7 @@ TEST_P(calls_of_the_broker, fail_one_after_the_other_and_nothing_is_lost) {
       break;
     }
   }
-  std::printf("%s failed in %u places of the broker\n", name, which - 1);
+  std::printf("%s failed in %u places of the broker\n", name, at.steps());
 }
 
 INSTANTIATE_TEST_SUITE_P(host, calls_of_the_broker,
@@ -178,8 +215,9 @@ TEST_P(calls_of_the_driver, fail_one_after_the_other_and_nothing_is_lost) {
   fault_world world{"cuda"};
   auto const before = first_life(world);
   auto const [name, code] = GetParam();
-  unsigned skip = 0;
-  for (; skip < too_many && !HasFailure(); ++skip) {
+  walk at;
+  for (; at.goes_on(); at.step()) {
+    auto const skip = at.place();
     auto const failures = driver_failures(name);
     fail_driver_call(name, code, skip);
     auto const life = world.live();
@@ -190,7 +228,7 @@ TEST_P(calls_of_the_driver, fail_one_after_the_other_and_nothing_is_lost) {
       break;
     }
   }
-  std::printf("%s failed in %u places\n", name, skip);
+  std::printf("%s failed in %u places\n", name, at.steps());
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -214,8 +252,9 @@ class calls_that_create_chunks : public testing::TestWithParam<injected_call> {}
 
 TEST_P(calls_that_create_chunks, fail_one_after_the_other_and_the_next_pool_is_whole) {
   auto const [name, code] = GetParam();
-  unsigned skip = 0;
-  for (; skip < too_many && !HasFailure(); ++skip) {
+  walk at;
+  for (; at.goes_on(); at.step()) {
+    auto const skip = at.place();
     fault_world world{"cuda"};
     auto const setting =
         std::string{name} + ":" + std::to_string(code) + ":" + std::to_string(skip);
@@ -236,8 +275,8 @@ TEST_P(calls_that_create_chunks, fail_one_after_the_other_and_the_next_pool_is_w
     EXPECT_TRUE(next.went_well) << setting << ", next attempt: " << next.problem << next.error;
     EXPECT_EQ(world.settle(), "") << setting;
   }
-  EXPECT_GT(skip, 0U) << "the broker does not call it";
-  std::printf("%s failed in %u places of the broker\n", name, skip);
+  EXPECT_GT(at.steps(), 0U) << "the broker does not call it";
+  std::printf("%s failed in %u places of the broker\n", name, at.steps());
 }
 
 INSTANTIATE_TEST_SUITE_P(
