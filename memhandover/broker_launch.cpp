@@ -28,6 +28,9 @@ namespace sluice::memhandover {
 namespace {
 
 constexpr int start_timeout_ms = 60'000;  // creating the chunks of a whole GPU takes a second or so
+/// How long a broker is waited for that does not listen any more and has not ended.
+constexpr std::chrono::seconds ending_patience{10};
+constexpr int look_again_ms = 5;
 
 std::string environment(char const* name) {
   char const* value = std::getenv(name);
@@ -185,12 +188,27 @@ unique_fd ensure_broker(broker_options const& options) {
   if (auto socket = connect_to_broker(runtime_dir)) {
     return std::move(*socket);
   }
-  start_broker(options, runtime_dir);
-  if (auto socket = connect_to_broker(runtime_dir)) {
-    return std::move(*socket);
+  auto const patience_ends = std::chrono::steady_clock::now() + ending_patience;
+  for (;;) {
+    bool started = true;
+    try {
+      start_broker(options, runtime_dir);
+    } catch (error const& why) {
+      started = why.kind() != error_kind::already_exists;
+      if (started || std::chrono::steady_clock::now() > patience_ends) {
+        throw;
+      }
+    }
+    if (auto socket = connect_to_broker(runtime_dir)) {
+      return std::move(*socket);
+    }
+    if (started) {
+      throw error{error_kind::unavailable,
+                  "the broker ended as soon as it was ready; see " + runtime_dir + "/broker.log"};
+    }
+    // An earlier one that does not listen any more has its place until its process has ended.
+    ::poll(nullptr, 0, look_again_ms);
   }
-  throw error{error_kind::unavailable,
-              "the broker ended as soon as it was ready; see " + runtime_dir + "/broker.log"};
 }
 
 pool_presence open_pool(broker_options const& options) {

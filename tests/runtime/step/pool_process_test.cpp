@@ -1,21 +1,29 @@
 /// The pool with real processes that are killed at random instants.
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <spdlog/spdlog.h>
+#include <sys/file.h>
+#include <sys/inotify.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <future>
 #include <optional>
 #include <set>
+#include <string>
 
+#include "memhandover/broker_launch.hpp"
 #include "memhandover/broker_queries.hpp"
 #include "memhandover/bytes.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/pool_search.hpp"
 #include "memhandover/serving_pool.hpp"
+#include "memhandover/unique_fd.hpp"
 #include "memhandover/wire.hpp"
 #include "tests/runtime/step/pool_fixture.hpp"
 
@@ -112,6 +120,26 @@ TEST_F(pool_process_test, a_stopped_trainer_keeps_its_memory_and_the_demand_is_w
       },
       "memory to be had from the job that goes on");
   EXPECT_EQ(job.stop(), 0);
+}
+
+TEST_F(pool_process_test, a_broker_that_does_not_listen_any_more_is_waited_for) {
+  auto const lock_file = folder_ + "/broker.lock";
+  memhandover::unique_fd ending{
+      ::open(lock_file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, S_IRUSR | S_IWUSR)};
+  ASSERT_EQ(::flock(ending.get(), LOCK_EX), 0);
+  memhandover::unique_fd const watch{::inotify_init1(IN_CLOEXEC)};
+  ASSERT_GE(::inotify_add_watch(watch.get(), lock_file.c_str(), IN_CLOSE_WRITE), 0);
+  auto found = std::async(std::launch::async, [this] {
+    memhandover::broker_options options;
+    options.runtime_dir = folder_;
+    return memhandover::ensure_broker(options);
+  });
+  // A broker that has found its place taken has closed the file.
+  pollfd closed{watch.get(), POLLIN, 0};
+  constexpr int patience_ms = 10'000;
+  ASSERT_EQ(::poll(&closed, 1, patience_ms), 1);
+  ending.reset();
+  EXPECT_TRUE(found.get());
 }
 
 TEST_F(pool_process_test, a_second_server_is_refused_by_name) {
