@@ -78,7 +78,7 @@ def compare(job: Job, demands: int, seed: int, binaries: Path, more: tuple[str, 
         try:
             server = subprocess.run(
                 [binaries / "sluice-bench-handover", "--runtime-dir", folder, "--bytes", str(job.demand_bytes),
-                 "--count", str(demands), "--delay-ms", str(job.most_delay_ms), "--seed", str(seed)],
+                 "--count", str(demands), "--delay-ms", str(job.most_delay_ms), "--seed", str(seed), "--range"],
                 env={**environment(), "SLUICE_BROKER": str(binaries / "sluice")}, capture_output=True, text=True,
                 check=False)
             (folder / "enough").touch()

@@ -41,7 +41,8 @@ def test_an_address_of_a_dead_job_tells_which_chunk_lay_there_and_who_took_it(sl
     job = subprocess.Popen([sluice, "run", "--backend", "host", "--memory", "96MiB", "--require-pool", "--",
                             sys.executable, ADDRESS_JOB, until, out])
     server = call(sluice.with_name("sluice-bench-handover"), "--runtime-dir", runtime_folder, "--bytes", str(TAKEN),
-                  "--count", str(HANDOVERS), "--delay-ms", "50", env={**os.environ, "SLUICE_BROKER": str(sluice)})
+                  "--count", str(HANDOVERS), "--delay-ms", "50", "--range",
+                  env={**os.environ, "SLUICE_BROKER": str(sluice)})
     until.touch()
     assert job.wait(60) == 0
     assert server.returncode == 0, server.stderr
