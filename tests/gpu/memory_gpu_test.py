@@ -46,8 +46,8 @@ def job(sluice, tmp_path, runtime_folder):
             if demands:
                 server = subprocess.run(
                     [sluice.with_name("sluice-bench-handover"), "--runtime-dir", runtime_folder, "--bytes", str(DEMAND),
-                     "--count", str(demands), "--delay-ms", "100", "--range"], env=environment, capture_output=True, text=True,
-                    check=False)
+                     "--count", str(demands), "--delay-ms", "100", "--range"], env=environment,
+                    capture_output=True, text=True, check=False)
                 assert server.returncode == 0, f"{server.stderr}\n{log.read_text()[-4000:]}"
             until.touch()
             assert training.wait(120) == 0, log.read_text()[-4000:]
