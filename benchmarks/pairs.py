@@ -1,8 +1,8 @@
 """Plain PyTorch and one thing of Sluice's, step for step, and the command line of the benchmarks that compare them.
 
-Two processes do the same work in turn, so that drift of the machine falls on both alike. Both live all the time but only one runs at once: in turn each is told to make so many steps, which is a window; the
-order within a pair of windows changes from pair to pair. What is compared is the median of the pairs' ratios; its
-interval comes from resampling pairs.
+Two processes do the same work in turn, so that drift of the machine falls on both alike. Both live all the time but only
+one runs at once: in turn each is told to make so many steps, which is a window; the order within a pair of windows
+changes from pair to pair. What is compared is the median of the pairs' ratios; its interval comes from resampling pairs.
 """
 
 from __future__ import annotations

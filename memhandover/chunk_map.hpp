@@ -99,6 +99,13 @@ void for_each_chunk(extent where, std::uint64_t chunk_bytes, Each&& each) {
   }
 }
 
+/// Appends a chunk that is not the last one already.
+inline void append_once(std::vector<std::uint32_t>& chunks, std::uint32_t chunk) {
+  if (chunks.empty() || chunks.back() != chunk) {
+    chunks.push_back(chunk);
+  }
+}
+
 /// Sorts and leaves each chunk once. What placing yields is nearly always a set already, and then this
 /// is cheap: it lies on a request's path.
 void make_set(std::vector<std::uint32_t>& chunks);

@@ -6,6 +6,8 @@
 #include <numeric>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "memhandover/bytes.hpp"
 #include "memhandover/detail/stitched_ranges.hpp"
@@ -219,21 +221,21 @@ void tensor_heap::impl::unload(model_id id,
 }
 
 void tensor_heap::impl::note(std::vector<std::uint32_t> const& chunks) {
-  std::map<std::string, std::vector<std::uint32_t>> notes;
+  std::vector<std::pair<std::string, std::vector<std::uint32_t>>> notes;
   {
     std::lock_guard const lock{mutex_};
-    std::map<model_id, std::vector<std::uint32_t>> alone;
+    // By how many models share a chunk, and which one has it alone.
+    std::map<std::pair<std::size_t, model_id>, std::vector<std::uint32_t>> by_tenants;
     for (auto const chunk : chunks) {
       auto const tenants = places_.tenants(chunk);
-      if (tenants.size() == 1) {
-        alone[tenants.front()].push_back(chunk);
-      } else if (!tenants.empty()) {
-        notes[std::to_string(tenants.size()) + " models"].push_back(chunk);
+      if (!tenants.empty()) {
+        by_tenants[{tenants.size(), tenants.size() == 1 ? tenants.front() : 0}].push_back(chunk);
       }
     }
-    for (auto& [model, its] : alone) {
-      auto& all = notes[names_[model]];
-      all.insert(all.end(), its.begin(), its.end());
+    for (auto& [tenants, where] : by_tenants) {
+      auto const [count, alone] = tenants;
+      notes.emplace_back(count == 1 ? names_[alone] : std::to_string(count) + " models",
+                         std::move(where));
     }
   }
   for (auto const& [what, where] : notes) {

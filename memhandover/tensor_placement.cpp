@@ -99,11 +99,8 @@ unload_decision tensor_placement::unload(model_id model) {
   std::vector<std::uint32_t> touched;
   for (auto const& each : found->second) {
     map_.vacate(each, model);
-    for_each_chunk(each, map_.chunk_bytes(), [&](std::uint32_t chunk, extent) {
-      if (touched.empty() || touched.back() != chunk) {
-        touched.push_back(chunk);
-      }
-    });
+    for_each_chunk(each, map_.chunk_bytes(),
+                   [&](std::uint32_t chunk, extent) { append_once(touched, chunk); });
   }
   models_.erase(found);
   make_set(touched);

@@ -12,9 +12,7 @@ placement_draft::~placement_draft() {
 
 void placement_draft::occupy(extent where) {
   for_each_chunk(where, map_.chunk_bytes(), [&](std::uint32_t chunk, extent) {
-    if (decision_.touched.empty() || decision_.touched.back() != chunk) {
-      decision_.touched.push_back(chunk);
-    }
+    append_once(decision_.touched, chunk);
     if (!map_.is_held(chunk)) {
       decision_.taken.push_back(chunk);
     }

@@ -99,13 +99,11 @@ bool training_memory::await_persistent(std::size_t bytes, steady_clock::time_poi
   if (needed > persistent_->room()) {
     return false;
   }
-  auto const wanted = [&] {
-    if (stock_->missing(needed) > 0 && !arena_->revoked()) {
-      // All of them, so that those at the pool's end can be chosen.
-      stock_->add(arena_->shrink(arena_->idle_chunks()));
-    }
-    return stock_->missing(needed);
-  }();
+  if (stock_->missing(needed) > 0 && !arena_->revoked()) {
+    // All of them, so that those at the pool's end can be chosen.
+    stock_->add(arena_->shrink(arena_->idle_chunks()));
+  }
+  auto const wanted = stock_->missing(needed);
   if (wanted == 0) {
     return true;
   }

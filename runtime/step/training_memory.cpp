@@ -100,11 +100,10 @@ void training_memory::begin() {
 /// before the first micro-batch, because they served to set the job up.
 void training_memory::let_idle_go() {
   auto const idle = persistent_->idle_chunks();
-  bool const all = options_.gate == nullptr || turns_ == 0;
+  bool const all = options_.gate == nullptr || idle_go_at_ == 0;
   if (all || turns_ >= idle_go_at_) {
     stock_->add(persistent_->shrink(all ? idle : std::min(idle, least_idle_)));
     least_idle_ = persistent_->idle_chunks();
-    turns_ = std::max<std::uint64_t>(turns_, 1);
     idle_go_at_ = turns_ + turns_to_miss_idle;
   }
 }

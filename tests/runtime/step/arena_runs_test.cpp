@@ -103,6 +103,11 @@ class long_job {
   std::vector<std::byte*> segments_, temporaries_;
 };
 
+/// Chunks of a demand.
+std::uint32_t some_size(std::mt19937& random) {
+  return std::array{4U, 16U, 48U}[random() % 3];
+}
+
 /// The seed, and how many chunks nobody has.
 class arena_runs_test : public testing::TestWithParam<std::tuple<unsigned, std::uint32_t>> {
  protected:
@@ -134,7 +139,7 @@ TEST_P(arena_runs_test, what_the_server_demands_are_neighbours_however_long_the_
   constexpr int demands = 40;
   for (int i = 0; i < demands; ++i) {
     std::vector<std::uint32_t> given;
-    auto const wanted = std::array{4U, 16U, 48U}[random() % 3];
+    auto const wanted = some_size(random);
     job.step([&] { given = server->acquire_chunks(wanted, steady_clock::now() + 5s, nullptr); });
     ASSERT_EQ(given.size(), wanted);
     parted += memhandover::are_neighbours(given) ? 0 : 1;
@@ -159,7 +164,7 @@ TEST_P(arena_runs_test, a_demand_at_any_instant_gets_its_chunks_and_as_neighbour
   std::thread serving{[&] {
     std::mt19937 random{seed()};
     for (int i = 0; i < demands; ++i) {
-      auto const wanted = std::array{4U, 16U, 48U}[random() % 3];
+      auto const wanted = some_size(random);
       memhandover::handover_report report;
       auto const given = server->acquire_chunks(wanted, steady_clock::now() + 5s, &report);
       // What was at hand goes without neighbours rather than that a micro-batch is discarded.

@@ -17,6 +17,7 @@
 
 #include "memhandover/broker_queries.hpp"
 #include "memhandover/error.hpp"
+#include "tests/memhandover/random_runs.hpp"
 #include "tests/runtime/step/fault_world.hpp"
 #include "tests/runtime/step/injected_calls.hpp"
 #include "tests/runtime/step/process_roles.hpp"
@@ -40,15 +41,10 @@ struct test_name {
 class walk {
  public:
   walk() {
-    if (char const* stride = std::getenv("SLUICE_TEST_STRIDE")) {
-      stride_ = static_cast<unsigned>(std::stoul(stride));
-    }
-    if (char const* seed = std::getenv("SLUICE_TEST_SEED")) {
-      seed_ = static_cast<unsigned>(std::stoul(seed));
-    }
     if (stride_ > 1) {
-      std::printf("seed %u, one call in %u\n", seed_, stride_);
-      random_.seed(seed_);
+      auto const seed = memhandover::trials::count_from("SLUICE_TEST_SEED", std::random_device{}());
+      std::printf("seed %llu, one call in %u\n", static_cast<unsigned long long>(seed), stride_);
+      random_.seed(static_cast<unsigned>(seed));
     }
   }
   /// Calls before that one.
@@ -61,8 +57,8 @@ class walk {
   }
 
  private:
-  unsigned stride_ = 1;
-  unsigned seed_ = std::random_device{}();
+  unsigned stride_ =
+      static_cast<unsigned>(memhandover::trials::count_from("SLUICE_TEST_STRIDE", 1));
   unsigned place_ = 0;
   unsigned steps_ = 0;
   std::mt19937 random_;

@@ -58,8 +58,15 @@ class starting_server_test : public pool_process_test {
   void expect_training_served() {
     auto job = trainer(1);
     EXPECT_EQ(job.line(), "committed");
+    kill_and_see_free(job);
+  }
+  /// The pool's only job dies, and what it held comes free.
+  void kill_and_see_free(child& job) {
     job.kill();
     await([this] { return status()["pool"]["training_bytes"] == 0; }, "a dead job's memory");
+  }
+  void find_another_broker(membership& server) {
+    await([&] { return server.reconnect(); }, "the server to find another broker");
   }
   void kill_broker() {
     auto const broker = memhandover::broker_pid(folder_);
@@ -112,8 +119,7 @@ TEST_F(starting_server_test, jobs_that_die_or_ask_do_not_wait_for_a_server_that_
   auto job = trainer(2);
   EXPECT_EQ(job.line(), "committed");
   auto const server = starting_server();
-  job.kill();
-  await([this] { return status()["pool"]["training_bytes"] == 0; }, "the dead job's memory");
+  kill_and_see_free(job);
   expect_training_served();
   EXPECT_EQ(writer(), "broker");
 }
@@ -157,9 +163,8 @@ TEST_F(starting_server_test, a_new_broker_writes_until_the_server_that_it_finds_
   EXPECT_EQ(lasting.line(), "committed");
   auto const server = starting_server();
   kill_broker();
-  await([&] { return server->reconnect(); }, "the server to find another broker");
-  lasting.kill();
-  await([this] { return status()["pool"]["training_bytes"] == 0; }, "the dead job's memory");
+  find_another_broker(*server);
+  kill_and_see_free(lasting);
   expect_training_served();
   EXPECT_EQ(writer(), "broker");
   server->say_ready();
@@ -173,7 +178,7 @@ TEST_F(starting_server_test, one_that_was_named_but_not_told_is_told_by_the_next
   server->say_ready();
   await([this] { return writer() == "server"; }, "the appointment");
   kill_broker();  // what it has sent is lost with the connection
-  await([&] { return server->reconnect(); }, "the server to find another broker");
+  find_another_broker(*server);
   EXPECT_EQ(writer(), "server");
   expect_appointed(*server);
 }
@@ -196,7 +201,7 @@ TEST_F(starting_server_test, it_hears_of_a_job_that_comes_back_after_the_appoint
   auto const server = starting_server();
   job.hold();
   kill_broker();
-  await([&] { return server->reconnect(); }, "the server to find another broker");
+  find_another_broker(*server);
   server->say_ready();
   expect_appointed(*server);
   ASSERT_EQ(::kill(job.pid(), SIGCONT), 0);
@@ -211,7 +216,7 @@ TEST_F(starting_server_test, one_that_becomes_ready_without_a_broker_is_appointe
   EXPECT_FALSE(server->receive());
   EXPECT_FALSE(server->reconnect()) << "an attempt that does not know of it";
   server->say_ready();
-  await([&] { return server->reconnect(); }, "the server to find another broker");
+  find_another_broker(*server);
   expect_appointed(*server);
 }
 
