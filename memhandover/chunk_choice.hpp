@@ -1,6 +1,7 @@
-/// Which chunks to give away, so that whoever gets them finds neighbours.
+/// Which chunks to give away and which to take, so that whoever gets them finds neighbours.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -18,5 +19,35 @@ namespace sluice::memhandover {
 [[nodiscard]] std::vector<std::uint32_t> choose_chunks_to_give(std::span<std::uint32_t const> own,
                                                                std::vector<bool> const& free,
                                                                std::uint32_t missing);
+
+/// Up to `count` of those of a pool's `total` chunks that `is_free(chunk)` holds for, ascending: the
+/// shortest run that is long enough, else the lowest.
+template <typename IsFree>
+[[nodiscard]] std::vector<std::uint32_t> choose_chunks_to_take(std::uint32_t total,
+                                                               std::uint32_t count,
+                                                               IsFree&& is_free) {
+  std::uint32_t best_start = 0;
+  std::uint32_t best_length = 0;
+  for (std::uint32_t start = 0; start < total;) {
+    std::uint32_t end = start;
+    while (end < total && is_free(end)) {
+      ++end;
+    }
+    auto const length = end - start;
+    if (length >= count && (best_length == 0 || length < best_length)) {
+      best_start = start;
+      best_length = length;
+    }
+    start = end + 1;
+  }
+  std::vector<std::uint32_t> taken;
+  taken.reserve(std::min(count, total));
+  for (std::uint32_t i = best_start; i < total && taken.size() < count; ++i) {
+    if (is_free(i)) {
+      taken.push_back(i);
+    }
+  }
+  return taken;
+}
 
 }  // namespace sluice::memhandover

@@ -68,7 +68,7 @@ void chunk_map::vacate_in(std::uint32_t number, extent where, model_id whose) {
     return;
   }
   add_hole(where);
-  std::erase(in.tenants, whose);
+  in.tenants.erase(std::remove(in.tenants.begin(), in.tenants.end(), whose), in.tenants.end());
 }
 
 void chunk_map::add_hole(extent where) {

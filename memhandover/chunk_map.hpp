@@ -7,6 +7,7 @@
 /// It only counts; there is no memory behind it. Thread-safety: none.
 #pragma once
 
+#include <boost/container/small_vector.hpp>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -70,7 +71,7 @@ class chunk_map {
   struct chunk_use {
     std::uint64_t live = 0;
     residence lasts = residence::passing;  ///< of the model that it was taken for
-    std::vector<model_id> tenants;
+    boost::container::small_vector<model_id, 1> tenants;
   };
 
   void occupy_in(std::uint32_t number, extent where, model_id whose, residence lasts);
@@ -90,11 +91,11 @@ class chunk_map {
 /// Calls `each(chunk, part)` for the part of `where` that lies in each chunk.
 template <typename Each>
 void for_each_chunk(extent where, std::uint64_t chunk_bytes, Each&& each) {
-  while (where.begin < where.end) {
-    auto const number = where.begin / chunk_bytes;
-    auto const border = (number + 1) * chunk_bytes;
+  auto number = static_cast<std::uint32_t>(where.begin / chunk_bytes);
+  for (auto border = (number + 1ULL) * chunk_bytes; where.begin < where.end;
+       ++number, border += chunk_bytes) {
     extent const part{where.begin, where.end < border ? where.end : border};
-    each(static_cast<std::uint32_t>(number), part);
+    each(number, part);
     where.begin = part.end;
   }
 }

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -20,6 +21,8 @@ struct handover_report;
 
 class chunk_pool {
  public:
+  using foresight = std::function<void(std::span<std::uint32_t const> foreseen)>;
+
   chunk_pool() = default;
   chunk_pool(chunk_pool const&) = delete;
   chunk_pool& operator=(chunk_pool const&) = delete;
@@ -31,9 +34,11 @@ class chunk_pool {
   [[nodiscard]] virtual bool take_chunks(std::span<std::uint32_t const> chunks) = 0;
   /// `count` chunks, ascending: free ones first, then training's; neighbours if possible. Throws as
   /// `serving_pool::acquire` does; after a failure nothing has been taken.
+  /// Where training is asked, `meanwhile` is called before its answer is waited for, with the chunks
+  /// that will probably be had; it must not throw.
   [[nodiscard]] virtual std::vector<std::uint32_t> acquire_chunks(
-      std::uint32_t count, std::chrono::steady_clock::time_point deadline,
-      handover_report* report) = 0;
+      std::uint32_t count, std::chrono::steady_clock::time_point deadline, handover_report* report,
+      foresight const& meanwhile = {}) = 0;
   virtual void give_back_chunks(std::span<std::uint32_t const> chunks) = 0;
 
   [[nodiscard]] virtual std::byte* whole_view() const noexcept = 0;

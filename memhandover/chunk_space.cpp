@@ -15,8 +15,8 @@ chunk_space::chunk_space(device_memory& memory, std::uint32_t capacity, std::siz
       ranges_(alignment) {}
 
 chunk_space::~chunk_space() {
-  auto const mapped =
-      std::max({static_cast<std::uint32_t>(chunks_.size()), left_mapped_, private_pages_});
+  auto const mapped = std::max({static_cast<std::uint32_t>(chunks_.size()),
+                                static_cast<std::uint32_t>(left_mapped_.size()), private_pages_});
   memory_.unmap(base_, mapped);
   memory_.release(base_, reserved_);
 }
@@ -102,21 +102,24 @@ std::vector<std::uint32_t> chunk_space::shrink(std::uint32_t count, unmapping ho
   return released;
 }
 
-std::vector<std::uint32_t> chunk_space::revoke(bool unmap_now) {
-  auto const count = static_cast<std::uint32_t>(chunks_.size());
-  if (unmap_now) {
-    memory_.revoke(base_, chunks_);
-    private_pages_ = memory_.shape().backend == backend_kind::host ? count : 0;
-  } else {
-    left_mapped_ = count;
-  }
+void chunk_space::revoke(bool unmap_now) {
   revoked_ = true;
+  if (!unmap_now) {
+    left_mapped_ = std::exchange(chunks_, {});
+    return;
+  }
+  memory_.revoke(base_, chunks_);
+  private_pages_ = memory_.shape().backend == backend_kind::host
+                       ? static_cast<std::uint32_t>(chunks_.size())
+                       : 0;
   tell(happening::revoked, chunks_, base_);
-  return std::exchange(chunks_, {});
+  chunks_.clear();
 }
 
 void chunk_space::finish_revoke() {
-  memory_.unmap(base_, std::exchange(left_mapped_, 0));
+  memory_.unmap(base_, static_cast<std::uint32_t>(left_mapped_.size()));
+  tell(happening::revoked, left_mapped_, base_);
+  left_mapped_.clear();
 }
 
 }  // namespace sluice::memhandover

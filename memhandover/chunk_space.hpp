@@ -67,7 +67,7 @@ class chunk_space {
                                                   unmapping how = unmapping::whole);
   /// Takes all memory away although it may be in use, and returns the chunks. `unmap_now` false
   /// leaves the mappings for `finish_revoke`, for a caller who has made sure that nothing runs.
-  [[nodiscard]] std::vector<std::uint32_t> revoke(bool unmap_now);
+  void revoke(bool unmap_now);
   void finish_revoke();
 
   [[nodiscard]] range_allocator const& ranges() const noexcept { return ranges_; }
@@ -76,7 +76,7 @@ class chunk_space {
   [[nodiscard]] bool revoked() const noexcept { return revoked_; }
   /// Not all of what lives here has memory: the work that it is for must be thrown away.
   [[nodiscard]] bool is_lost() const noexcept { return revoked() || unbacked(); }
-  [[nodiscard]] bool awaits_unmapping() const noexcept { return left_mapped_ > 0; }
+  [[nodiscard]] bool awaits_unmapping() const noexcept { return !left_mapped_.empty(); }
   [[nodiscard]] bool holds_private_pages() const noexcept { return behind_ == backing::process; }
 
  private:
@@ -88,8 +88,8 @@ class chunk_space {
   backing behind_;
   std::byte* base_;
   range_allocator ranges_;
-  std::vector<std::uint32_t> chunks_;  ///< mapped at base_ + i × chunk_bytes
-  std::uint32_t left_mapped_ = 0;      ///< chunks that a revoke has left for `finish_revoke`
+  std::vector<std::uint32_t> chunks_;       ///< mapped at base_ + i × chunk_bytes
+  std::vector<std::uint32_t> left_mapped_;  ///< chunks that a revoke has left for `finish_revoke`
   std::uint32_t private_pages_ = 0;  ///< chunks' worth of private pages that a revoke has put there
   std::uint32_t beyond_ = 0;         ///< chunks' worth of addresses that may be allocated unbacked
   bool revoked_ = false;

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "memhandover/chunk_choice.hpp"
+
 namespace sluice::memhandover {
 namespace {
 
@@ -121,30 +123,12 @@ void ledger_writer::answer_request(std::uint32_t slot) {
 }
 
 std::vector<std::uint32_t> ledger_writer::take(std::uint32_t count, std::uint16_t slot) {
-  auto const total = view_.header().chunk_count;
-  // The shortest run that is long enough; else single chunks from the beginning.
-  std::uint32_t best_start = 0;
-  std::uint32_t best_length = 0;
-  for (std::uint32_t start = 0; start < total;) {
-    std::uint32_t end = start;
-    while (end < total && view_.chunk(end).is_free()) {
-      ++end;
-    }
-    auto const length = end - start;
-    if (length >= count && (best_length == 0 || length < best_length)) {
-      best_start = start;
-      best_length = length;
-    }
-    start = end + 1;
-  }
-  std::vector<std::uint32_t> taken;
-  taken.reserve(std::min(count, total));
-  for (std::uint32_t i = best_start; i < total && taken.size() < count; ++i) {
-    if (view_.chunk(i).is_free()) {
-      set(i, owner::serving, slot, false);
-      --free_;
-      taken.push_back(i);
-    }
+  auto const taken =
+      choose_chunks_to_take(view_.header().chunk_count, count,
+                            [this](std::uint32_t chunk) { return view_.chunk(chunk).is_free(); });
+  for (auto const chunk : taken) {
+    set(chunk, owner::serving, slot, false);
+    --free_;
   }
   publish_grantable();
   return taken;

@@ -146,7 +146,8 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
   }
   [[nodiscard]] std::vector<std::uint32_t> acquire_chunks(std::uint32_t count,
                                                           steady_clock::time_point deadline,
-                                                          handover_report* report) override;
+                                                          handover_report* report,
+                                                          foresight const& meanwhile) override;
   void give_back_chunks(std::span<std::uint32_t const> chunks) override {
     std::lock_guard const lock{mutex_};
     writer_->give_back(manifest_->without_left({chunks.begin(), chunks.end()}));
@@ -316,14 +317,15 @@ void pool_server::handle(message received) {
 
 std::vector<std::uint32_t> pool_server::acquire_chunks(std::uint32_t count,
                                                        steady_clock::time_point deadline,
-                                                       handover_report* report) {
+                                                       handover_report* report,
+                                                       foresight const& meanwhile) {
   if (count == 0) {
     return {};
   }
   std::lock_guard const alone{acquiring_};
   auto const start = steady_clock::now();
   handover_report result;
-  auto chunks = acquisition_.obtain(count * shape().chunk_bytes, deadline, result);
+  auto chunks = acquisition_.obtain(count * shape().chunk_bytes, deadline, result, meanwhile);
   result.total = steady_clock::now() - start;
   finish(result, report);
   return chunks;
@@ -335,7 +337,7 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
   auto const start = steady_clock::now();
   handover_report result;
   auto held = std::make_unique<holding>();
-  held->chunks = acquisition_.obtain(bytes, deadline, result);
+  held->chunks = acquisition_.obtain(bytes, deadline, result, {});
   auto const mapping = steady_clock::now();
   if (are_neighbours(held->chunks)) {
     held->data = whole_.at(held->chunks.front());

@@ -58,6 +58,7 @@ class tensor_heap::impl : public std::enable_shared_from_this<impl> {
                                                  handover_report& report);
   [[nodiscard]] std::vector<std::byte*> map(load_decision const& decision,
                                             std::vector<detail::stitched_ranges::range>& stitched);
+  void forget_plan(model_id id);
   void unload(model_id id, std::vector<detail::stitched_ranges::range> stitched) noexcept;
   void note(std::vector<std::uint32_t> const& chunks);
 
@@ -89,13 +90,14 @@ std::optional<load_decision> tensor_heap::impl::load_into_free(model_id id, requ
 load_decision tensor_heap::impl::decide(model_id id, request const& wanted,
                                         steady_clock::time_point deadline,
                                         handover_report& report) {
-  if (auto made = load_into_free(id, wanted, placing_way::dense)) {
-    return std::move(*made);
-  }
   auto const usage = pool_->usage();
-  auto const chunk_bytes = pool_->shape().chunk_bytes;
-  if (usage.free_bytes + usage.training_bytes >=
-      places_.chunks_that_suffice(wanted.sizes) * chunk_bytes) {
+  auto const needed = places_.chunks_that_suffice(wanted.sizes) * pool_->shape().chunk_bytes;
+  if (usage.free_bytes + hole_bytes() + pool_->shape().chunk_bytes > needed) {
+    if (auto made = load_into_free(id, wanted, placing_way::dense)) {
+      return std::move(*made);
+    }
+  }
+  if (usage.free_bytes + usage.training_bytes >= needed) {
     try {
       return load_into_acquired(id, wanted, deadline, report);
     } catch (error const& failure) {  // some of training's memory is persistent
@@ -119,21 +121,57 @@ load_decision tensor_heap::impl::decide(model_id id, request const& wanted,
           " are free between other models' tensors"};
 }
 
+/// While training answers, the tensors are placed where they will probably come to lie. If other chunks
+/// come they are placed again, but then code and data are in the processor's caches, which makes it
+/// three times as fast.
 load_decision tensor_heap::impl::load_into_acquired(model_id id, request const& wanted,
                                                     steady_clock::time_point deadline,
                                                     handover_report& report) {
-  auto const chunks =
-      pool_->acquire_chunks(places_.chunks_that_suffice(wanted.sizes), deadline, &report);
+  std::vector<std::uint32_t> planned;
+  std::optional<load_decision> made;
+  auto const plan = [&](std::span<std::uint32_t const> foreseen) {
+    try {
+      planned.assign(foreseen.begin(), foreseen.end());
+      std::lock_guard const lock{mutex_};
+      made = places_.load(id, wanted.sizes, planned, wanted.lasts);
+    } catch (std::exception const&) {
+      made.reset();  // what cannot be placed there may be placed where the chunks are
+    }
+  };
+  std::vector<std::uint32_t> chunks;
+  try {
+    chunks =
+        pool_->acquire_chunks(places_.chunks_that_suffice(wanted.sizes), deadline, &report, plan);
+  } catch (...) {
+    forget_plan(id);
+    throw;
+  }
   std::lock_guard const lock{mutex_};
-  auto made = places_.load(id, wanted.sizes, chunks, wanted.lasts);
+  if (made && chunks != planned) {
+    places_.unload(id);
+    made.reset();
+  }
+  if (!made) {
+    made = places_.load(id, wanted.sizes, chunks, wanted.lasts);
+  }
   std::vector<std::uint32_t> surplus;
   std::set_difference(chunks.begin(), chunks.end(), made ? made->taken.begin() : chunks.end(),
                       made ? made->taken.end() : chunks.end(), std::back_inserter(surplus));
-  pool_->give_back_chunks(surplus);
+  if (!surplus.empty()) {
+    pool_->give_back_chunks(surplus);
+  }
   if (!made) {
     throw error{error_kind::internal, "tensors do not fit the chunks that were to suffice"};
   }
   return std::move(*made);
+}
+
+/// What lies in chunks that were never had; they are not given back.
+void tensor_heap::impl::forget_plan(model_id id) {
+  std::lock_guard const lock{mutex_};
+  if (places_.has(id)) {
+    places_.unload(id);
+  }
 }
 
 loaded_tensors tensor_heap::impl::load(request const& wanted, steady_clock::time_point deadline,
@@ -159,7 +197,11 @@ loaded_tensors tensor_heap::impl::load(request const& wanted, steady_clock::time
     unload(id, std::move(stitched));
     throw;
   }
-  note(decision->touched);
+  if (decision->touched.size() == decision->taken.size()) {
+    pool_->note_chunks(decision->taken, wanted.what);  // shared with none
+  } else {
+    note(decision->touched);
+  }
   pool_->record_use(decision->touched, nullptr, wanted.what);
   for (auto const& each : stitched) {
     pool_->record_use(each.chunks, each.data, wanted.what);

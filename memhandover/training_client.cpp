@@ -132,7 +132,8 @@ void training_member::answer_demand() {
     } catch (std::exception const& why) {
       spdlog::error("a demand could not be met reason=\"{}\"", why.what());
     }
-    release(answer.chunks);
+    std::lock_guard const lock{mutex_};
+    box_.release(answer.chunks);
   }
   auto& box = mailbox();
   box.live_chunks.store(answer.live_chunks);

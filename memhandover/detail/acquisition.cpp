@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "memhandover/bytes.hpp"
+#include "memhandover/chunk_choice.hpp"
 #include "memhandover/detail/client_entries.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/shared_text.hpp"
@@ -46,7 +47,8 @@ acquisition::acquisition(parts const& of)
 
 std::vector<std::uint32_t> acquisition::obtain(std::uint64_t bytes,
                                                steady_clock::time_point deadline,
-                                               handover_report& report) {
+                                               handover_report& report,
+                                               foresight const& meanwhile) {
   auto const shape = of_.view.shape();
   auto const count = static_cast<std::uint32_t>(
       (std::max<std::uint64_t>(bytes, 1) + shape.chunk_bytes - 1) / shape.chunk_bytes);
@@ -55,7 +57,7 @@ std::vector<std::uint32_t> acquisition::obtain(std::uint64_t bytes,
                 format_bytes(bytes) + " are wanted but the whole pool has " +
                     format_bytes(shape.bytes()) + "; make pool.memory larger"};
   }
-  wish const wanted{count, monotonic_ns(), deadline};
+  wish const wanted{count, monotonic_ns(), deadline, meanwhile};
   report.bytes = count * shape.chunk_bytes;
 
   std::unique_lock lock{of_.mutex};
@@ -103,12 +105,15 @@ void acquisition::demand_from(std::uint32_t slot, wish const& wanted,
   auto const& mailbox = of_.view.mailbox(slot);
   auto const& entry = of_.view.clients()[slot];
   auto enough = [&] { return writer.free_chunks() >= wanted.chunks; };
-  // A dying client's memory comes free through the broker; the deadline covers that as well.
-  if (stays_awake_) {
-    lock.unlock();
-    await_awake(mailbox.demand_done, number, wanted.deadline);
-    lock.lock();
+  lock.unlock();
+  if (wanted.meanwhile) {
+    wanted.meanwhile(foresee(slot, missing + refill, wanted.chunks));
   }
+  if (stays_awake_) {
+    await_awake(mailbox.demand_done, number, wanted.deadline);
+  }
+  lock.lock();
+  // A dying client's memory comes free through the broker; the deadline covers that as well.
   bool const in_time = of_.mail.wait_until(lock, wanted.deadline, [&] {
     writer.pump();
     return mailbox.demand_done.load(std::memory_order_acquire) == number ||
@@ -129,6 +134,26 @@ void acquisition::demand_from(std::uint32_t slot, wish const& wanted,
                         [&] { return writer.held_by(slot) == 0 || enough(); });
   }
   report.bytes_reclaimed += missing * shape.chunk_bytes;
+}
+
+/// The chunks that there will be for the server if the client in `slot` chooses the `demanded` ones
+/// among all that it has, as it would if it could give each of them.
+std::vector<std::uint32_t> acquisition::foresee(std::uint32_t slot, std::uint32_t demanded,
+                                                std::uint32_t wanted) const {
+  auto const total = of_.view.shape().chunk_count;
+  std::vector<bool> free(total);
+  std::vector<std::uint32_t> own;
+  for (std::uint32_t i = 0; i < total; ++i) {
+    auto const state = of_.view.chunk(i);
+    free[i] = state.is_free();
+    if (!state.is_free() && state.client == slot) {
+      own.push_back(i);
+    }
+  }
+  for (auto const chunk : choose_chunks_to_give(own, free, demanded)) {
+    free[chunk] = true;
+  }
+  return choose_chunks_to_take(total, wanted, [&](std::uint32_t chunk) { return free[chunk]; });
 }
 
 /// What the client says of the demand that it has just answered.

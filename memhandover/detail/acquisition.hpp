@@ -5,6 +5,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -18,6 +19,8 @@ namespace sluice::memhandover::detail {
 
 class acquisition {
  public:
+  using foresight = chunk_pool::foresight;
+
   /// What the server shares with this object.
   struct parts {
     ledger_view const& view;
@@ -31,20 +34,24 @@ class acquisition {
   explicit acquisition(parts const& of);
 
   /// Chunks for `bytes`, the server's from then on, neighbours if possible; adds what it took to `report`.
-  /// One call at a time, without the mutex. Throws as `serving_pool::acquire`.
+  /// One call at a time, without the mutex. `meanwhile` as in `chunk_pool::acquire_chunks`. Throws as `serving_pool::acquire`.
   [[nodiscard]] std::vector<std::uint32_t> obtain(std::uint64_t bytes,
                                                   std::chrono::steady_clock::time_point deadline,
-                                                  handover_report& report);
+                                                  handover_report& report,
+                                                  foresight const& meanwhile);
 
  private:
   struct wish {
     std::uint32_t chunks = 0;
     std::int64_t since_ns = 0;
     std::chrono::steady_clock::time_point deadline;
+    foresight const& meanwhile;
   };
 
   void demand_from(std::uint32_t slot, wish const& wanted, std::unique_lock<std::mutex>& lock,
                    handover_report& report);
+  [[nodiscard]] std::vector<std::uint32_t> foresee(std::uint32_t slot, std::uint32_t demanded,
+                                                   std::uint32_t wanted) const;
   void add_phases(std::uint32_t slot, std::int64_t start_ns, handover_report& report) const;
   [[nodiscard]] std::optional<std::uint32_t> richest(std::vector<std::uint32_t> const& asked) const;
   [[nodiscard]] bool dying_hold() const;

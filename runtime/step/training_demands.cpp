@@ -179,7 +179,7 @@ training_memory::division training_memory::divide(std::uint32_t count,
 void training_memory::revoke_arena(division parts, memhandover::demand_answer& answer) {
   auto* const gate = options_.gate;
   auto* const victim = arena_.get();
-  (void)victim->revoke(gate == nullptr);
+  victim->revoke(gate == nullptr);
   state_.store(arena_state::revoked, std::memory_order_release);
   answer.chunks = std::move(parts.given);
   answer.live_chunks = parts.live;

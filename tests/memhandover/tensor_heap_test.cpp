@@ -176,6 +176,38 @@ TEST_F(a_tensor_heap, takes_trainings_chunks_only_if_free_ones_do_not_do) {
   EXPECT_EQ(report_.bytes, 3 * chunk);
 }
 
+TEST_F(a_tensor_heap, lies_in_the_chunks_that_training_gave_whatever_was_foreseen) {
+  for (bool const wrongly : {false, true}) {
+    make(16, 12);
+    if (wrongly) {
+      pool_->foresee_wrongly();
+    }
+    sizes_of const first{2 * chunk, 900, 3 * chunk};
+    sizes_of const second{5 * chunk, 300, 100};
+    {
+      auto const a = load(first, "first");
+      auto const b = load(second, "second");
+      fill(a, first, 10);
+      fill(b, second, 100);
+      expect_filled(a, first, 10);
+      expect_filled(b, second, 100);
+      EXPECT_EQ(pool_->uses().front().chunks.front(), 0U);
+      EXPECT_EQ(serving(), heap_->hole_bytes() + 10 * chunk + 1024 + 512 + 256);
+    }
+    EXPECT_EQ(serving(), 0U);
+    EXPECT_EQ(heap_->hole_bytes(), 0U);
+  }
+}
+
+TEST_F(a_tensor_heap, leaves_nothing_where_a_load_was_foreseen_that_failed) {
+  make(16, 16);
+  pool_->fail_next(error_kind::deadline_exceeded);
+  EXPECT_THROW((void)load({5 * chunk}), error);
+  EXPECT_EQ(heap_->hole_bytes(), 0U);
+  auto const after = load({16 * chunk});
+  EXPECT_EQ(serving(), 16 * chunk);
+}
+
 TEST_F(a_tensor_heap, gives_chunks_back_that_holes_made_needless) {
   make(8, 6);
   auto const first = load({chunk + 1024});

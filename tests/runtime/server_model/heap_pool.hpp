@@ -102,27 +102,24 @@ class heap_pool final : public memhandover::serving_pool,
 
   [[nodiscard]] std::vector<std::uint32_t> acquire_chunks(
       std::uint32_t wanted, std::chrono::steady_clock::time_point /*deadline*/,
-      memhandover::handover_report* report) override {
+      memhandover::handover_report* report, foresight const& meanwhile = {}) override {
+    if (meanwhile) {
+      meanwhile(foresee(wanted));
+    }
     std::lock_guard const lock{mutex_};
     ++acquisitions_;
     short_ = failure_ == error_kind::out_of_memory;
     if (failure_) {
       throw error{*std::exchange(failure_, std::nullopt), "training keeps it"};
     }
-    std::vector<std::uint32_t> taken;
-    std::uint64_t reclaimed = 0;
-    for (auto const from : {owner::nobody, owner::training}) {
-      for (std::uint32_t i = 0; i < owners_.size() && taken.size() < wanted; ++i) {
-        if (owners_[i] == from) {
-          taken.push_back(i);
-          reclaimed += from == owner::training ? chunk : 0;
-        }
-      }
-    }
+    auto const taken = choose(wanted);
     if (taken.size() < wanted) {
       throw error{error_kind::out_of_memory, "too little can be had"};
     }
-    std::sort(taken.begin(), taken.end());
+    auto const reclaimed = chunk * static_cast<std::uint64_t>(std::count_if(
+                                       taken.begin(), taken.end(), [this](std::uint32_t each) {
+                                         return owners_[each] == owner::training;
+                                       }));
     set(taken, owner::serving);
     if (report != nullptr) {
       report->bytes = wanted * chunk;
@@ -188,6 +185,11 @@ class heap_pool final : public memhandover::serving_pool,
     std::lock_guard const lock{mutex_};
     failure_ = kind;
   }
+  /// What training will give is foreseen wrongly.
+  void foresee_wrongly() {
+    std::lock_guard const lock{mutex_};
+    foresees_wrongly_ = true;
+  }
   /// So many times chunks that were free are gone when they are to be taken.
   void lose_races(int times) {
     std::lock_guard const lock{mutex_};
@@ -247,6 +249,28 @@ class heap_pool final : public memhandover::serving_pool,
   [[nodiscard]] std::uint64_t count(owner who) const {
     return static_cast<std::uint64_t>(std::count(owners_.begin(), owners_.end(), who));
   }
+  [[nodiscard]] std::vector<std::uint32_t> choose(std::uint32_t wanted) const {
+    std::vector<std::uint32_t> chosen;
+    for (auto const from : {owner::nobody, owner::training}) {
+      for (std::uint32_t i = 0; i < owners_.size() && chosen.size() < wanted; ++i) {
+        if (owners_[i] == from) {
+          chosen.push_back(i);
+        }
+      }
+    }
+    std::sort(chosen.begin(), chosen.end());
+    return chosen;
+  }
+  /// What `choose` will say, or the last chunks.
+  [[nodiscard]] std::vector<std::uint32_t> foresee(std::uint32_t wanted) const {
+    std::lock_guard const lock{mutex_};
+    if (!foresees_wrongly_) {
+      return choose(wanted);
+    }
+    std::vector<std::uint32_t> last(std::min<std::size_t>(wanted, owners_.size()));
+    std::iota(last.begin(), last.end(), static_cast<std::uint32_t>(owners_.size() - last.size()));
+    return last;
+  }
   void set(std::span<std::uint32_t const> chunks, owner who) {
     for (auto const each : chunks) {
       owners_.at(each) = who;
@@ -268,6 +292,7 @@ class heap_pool final : public memhandover::serving_pool,
   int acquisitions_ = 0;
   int stitched_ = 0;
   int lose_races_ = 0;
+  bool foresees_wrongly_ = false;
   std::optional<error_kind> failure_;
   bool short_ = false;  // the last acquisition failed for want of memory: nothing is free
 };
