@@ -123,7 +123,7 @@ void ledger_writer::answer_request(std::uint32_t slot) {
 }
 
 std::vector<std::uint32_t> ledger_writer::take(std::uint32_t count, std::uint16_t slot) {
-  auto const taken =
+  auto taken =
       choose_chunks_to_take(view_.header().chunk_count, count,
                             [this](std::uint32_t chunk) { return view_.chunk(chunk).is_free(); });
   for (auto const chunk : taken) {
