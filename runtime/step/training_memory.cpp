@@ -95,14 +95,20 @@ void training_memory::begin() {
   began_empty_ = peak_ == 0;
 }
 
-/// Persistent chunks that nothing has needed for a while, to where the arena can have them: on the host
-/// all that are idle, because blocks come and go there one by one, and everywhere those that are idle
-/// before the first micro-batch, because they served to set the job up.
+/// Persistent chunks that nothing has needed for a while go: on the host all that are idle, because
+/// blocks come and go there one by one, and everywhere those that are idle before the first
+/// micro-batch, because they served to set the job up. On CUDA they go to the pool, not to the arena,
+/// which they would part: they lie at the pool's other end.
 void training_memory::let_idle_go() {
   auto const idle = persistent_->idle_chunks();
   bool const all = options_.gate == nullptr || idle_go_at_ == 0;
   if (all || turns_ >= idle_go_at_) {
-    stock_->add(persistent_->shrink(all ? idle : std::min(idle, least_idle_)));
+    auto const gone = persistent_->shrink(all ? idle : std::min(idle, least_idle_));
+    if (options_.gate == nullptr) {
+      stock_->add(gone);
+    } else {
+      client_->release(gone);
+    }
     least_idle_ = persistent_->idle_chunks();
     idle_go_at_ = turns_ + turns_to_miss_idle;
   }

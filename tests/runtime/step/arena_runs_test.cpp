@@ -26,6 +26,8 @@ constexpr std::uint32_t pool_chunks = 96;
 constexpr std::uint32_t weights = 16;
 constexpr std::uint32_t optimizer = 7;
 constexpr std::uint32_t activations = 66;
+/// And before that, while it sets itself up.
+constexpr std::uint32_t preparation = 24;
 
 /// Training as torch does it on a GPU: segments of several sizes, all of a discarded micro-batch's
 /// freed together, and the optimizer's memory given back whenever torch empties its cache.
@@ -36,6 +38,7 @@ class long_job {
     for (std::uint32_t i = 0; i < weights; ++i) {
       (void)memory_.allocate_persistent(chunk_);
     }
+    (void)memory_.free(memory_.allocate_persistent(preparation * chunk_));
     std::size_t const sizes[] = {chunk_ / 3, chunk_, chunk_ * 5 / 2, chunk_ * 7};
     for (std::size_t left = activations * chunk_; left > 0; left -= sizes_.back()) {
       sizes_.push_back(std::min(left, sizes[below(4)]));
