@@ -172,15 +172,14 @@ ledger_view::ledger_view(int ledger_fd, int mailroom_fd, shared_segment::access 
            std::to_string(header_->mailbox_bytes) + ", but the " + chunks + " need " +
            std::to_string(mailbox_size(count) * max_clients));
   }
+  chunks_ = {
+      std::launder(reinterpret_cast<std::atomic<std::uint64_t>*>(ledger_.data() + chunks_offset())),
+      count};
 }
 
 pool_shape ledger_view::shape() const noexcept {
   auto const& h = header();
   return {static_cast<backend_kind>(h.backend), h.device, h.chunk_bytes, h.chunk_count};
-}
-
-ledger_header& ledger_view::header() const noexcept {
-  return *header_;
 }
 
 std::span<client_entry> ledger_view::clients() const noexcept {
@@ -191,12 +190,6 @@ std::span<client_entry> ledger_view::clients() const noexcept {
 std::span<client_control> ledger_view::controls() const noexcept {
   return {std::launder(reinterpret_cast<client_control*>(ledger_.data() + controls_offset())),
           max_clients};
-}
-
-std::span<std::atomic<std::uint64_t>> ledger_view::chunks() const noexcept {
-  return {
-      std::launder(reinterpret_cast<std::atomic<std::uint64_t>*>(ledger_.data() + chunks_offset())),
-      header().chunk_count};
 }
 
 std::byte* ledger_view::mailbox_at(std::uint32_t slot) const noexcept {

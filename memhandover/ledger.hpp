@@ -59,12 +59,12 @@ class ledger_view {
   ledger_view(int ledger_fd, int mailroom_fd, shared_segment::access how);
 
   [[nodiscard]] pool_shape shape() const noexcept;
-  [[nodiscard]] ledger_header& header() const noexcept;
+  [[nodiscard]] ledger_header& header() const noexcept { return *header_; }
   [[nodiscard]] std::span<client_entry> clients() const noexcept;
   [[nodiscard]] std::span<client_control> controls() const noexcept;
-  [[nodiscard]] std::span<std::atomic<std::uint64_t>> chunks() const noexcept;
+  [[nodiscard]] std::span<std::atomic<std::uint64_t>> chunks() const noexcept { return chunks_; }
   [[nodiscard]] chunk_state chunk(std::uint32_t index) const noexcept {
-    return chunk_state::unpack(chunks()[index].load(std::memory_order_acquire));
+    return chunk_state::unpack(chunks_[index].load(std::memory_order_acquire));
   }
 
   [[nodiscard]] mailbox_header& mailbox(std::uint32_t slot) const noexcept;
@@ -87,7 +87,8 @@ class ledger_view {
 
   shared_segment ledger_;
   shared_segment mailroom_;
-  mutable ledger_header* header_ = nullptr;
+  ledger_header* header_ = nullptr;
+  std::span<std::atomic<std::uint64_t>> chunks_;
 };
 
 /// A pool's number as it is shown: sixteen hexadecimal digits.

@@ -54,6 +54,7 @@ class tensor_heap::impl : public std::enable_shared_from_this<impl> {
   [[nodiscard]] std::optional<load_decision> load_into_free(model_id id, request const& wanted,
                                                             placing_way last);
   [[nodiscard]] load_decision load_into_acquired(model_id id, request const& wanted,
+                                                 std::uint32_t count,
                                                  steady_clock::time_point deadline,
                                                  handover_report& report);
   [[nodiscard]] std::vector<std::byte*> map(load_decision const& decision,
@@ -91,15 +92,17 @@ load_decision tensor_heap::impl::decide(model_id id, request const& wanted,
                                         steady_clock::time_point deadline,
                                         handover_report& report) {
   auto const usage = pool_->usage();
-  auto const needed = places_.chunks_that_suffice(wanted.sizes) * pool_->shape().chunk_bytes;
-  if (usage.free_bytes + hole_bytes() + pool_->shape().chunk_bytes > needed) {
+  auto const chunk_bytes = pool_->shape().chunk_bytes;
+  auto const suffice = places_.chunks_that_suffice(wanted.sizes);
+  auto const needed = suffice * chunk_bytes;
+  if (usage.free_bytes + hole_bytes() + chunk_bytes > needed) {
     if (auto made = load_into_free(id, wanted, placing_way::dense)) {
       return std::move(*made);
     }
   }
   if (usage.free_bytes + usage.training_bytes >= needed) {
     try {
-      return load_into_acquired(id, wanted, deadline, report);
+      return load_into_acquired(id, wanted, suffice, deadline, report);
     } catch (error const& failure) {  // some of training's memory is persistent
       if (failure.kind() != error_kind::out_of_memory) {
         throw;
@@ -125,6 +128,7 @@ load_decision tensor_heap::impl::decide(model_id id, request const& wanted,
 /// come they are placed again, but then code and data are in the processor's caches, which makes it
 /// three times as fast.
 load_decision tensor_heap::impl::load_into_acquired(model_id id, request const& wanted,
+                                                    std::uint32_t count,
                                                     steady_clock::time_point deadline,
                                                     handover_report& report) {
   std::vector<std::uint32_t> planned;
@@ -132,16 +136,19 @@ load_decision tensor_heap::impl::load_into_acquired(model_id id, request const& 
   auto const plan = [&](std::span<std::uint32_t const> foreseen) {
     try {
       planned.assign(foreseen.begin(), foreseen.end());
-      std::lock_guard const lock{mutex_};
-      made = places_.load(id, wanted.sizes, planned, wanted.lasts);
+      {
+        std::lock_guard const lock{mutex_};
+        made = places_.load(id, wanted.sizes, planned, wanted.lasts);
+      }
+      // Nobody is told so of a chunk before it is this server's.
+      pool_->note_chunks(planned, wanted.what);
     } catch (std::exception const&) {
       made.reset();  // what cannot be placed there may be placed where the chunks are
     }
   };
   std::vector<std::uint32_t> chunks;
   try {
-    chunks =
-        pool_->acquire_chunks(places_.chunks_that_suffice(wanted.sizes), deadline, &report, plan);
+    chunks = pool_->acquire_chunks(count, deadline, &report, plan);
   } catch (...) {
     forget_plan(id);
     throw;
@@ -154,14 +161,15 @@ load_decision tensor_heap::impl::load_into_acquired(model_id id, request const& 
   if (!made) {
     made = places_.load(id, wanted.sizes, chunks, wanted.lasts);
   }
-  std::vector<std::uint32_t> surplus;
-  std::set_difference(chunks.begin(), chunks.end(), made ? made->taken.begin() : chunks.end(),
-                      made ? made->taken.end() : chunks.end(), std::back_inserter(surplus));
-  if (!surplus.empty()) {
-    pool_->give_back_chunks(surplus);
-  }
   if (!made) {
+    pool_->give_back_chunks(chunks);
     throw error{error_kind::internal, "tensors do not fit the chunks that were to suffice"};
+  }
+  if (made->taken.size() < chunks.size()) {
+    std::vector<std::uint32_t> surplus;
+    std::set_difference(chunks.begin(), chunks.end(), made->taken.begin(), made->taken.end(),
+                        std::back_inserter(surplus));
+    pool_->give_back_chunks(surplus);
   }
   return std::move(*made);
 }

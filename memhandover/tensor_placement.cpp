@@ -26,7 +26,8 @@ tensor_placement::tensor_placement(std::uint64_t chunk_bytes, std::uint32_t chun
 }
 
 std::uint64_t tensor_placement::rounded(std::uint64_t bytes) const noexcept {
-  return std::max<std::uint64_t>(bytes + alignment_ - 1, alignment_) / alignment_ * alignment_;
+  // A power of two: on a request's path divisions would be felt.
+  return (std::max<std::uint64_t>(bytes, 1) + alignment_ - 1) & ~(alignment_ - 1);
 }
 
 std::uint32_t tensor_placement::chunks_that_suffice(std::span<std::uint64_t const> sizes) const {
