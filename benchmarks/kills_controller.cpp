@@ -29,6 +29,8 @@ using namespace std::chrono_literals;
 /// teardown and start take parts of a second, a Python job's start seconds.
 constexpr auto patience = 60s;
 constexpr auto free_patience = 10s;
+/// What came free later than this is told.
+constexpr double late_us = 20'000;
 
 /// One training process, and the next in its place when it has been killed.
 struct job {
@@ -239,6 +241,14 @@ class controller {
       ::nanosleep(&pause, nullptr);
     }
     into.push_back(us_since(ended));
+    if (into.back() > late_us) {
+      std::fprintf(
+          stderr,
+          "kills: slot %u came free after %.1f ms, %.0f ms after the broker came back and %.0f ms "
+          "after the server began or served; the writer is slot %u\n",
+          slot, into.back() / 1e3, us_since(broker_back_) / 1e3, us_since(server_since_) / 1e3,
+          watch_->view().writer_slot());
+    }
   }
 
   void kill_trainer(job& victim, std::vector<double>& into) {

@@ -135,10 +135,12 @@ pid_t parent_of(pid_t process) {
 
 std::vector<unique_fd> family_of(pid_t process) {
   std::multimap<pid_t, pid_t> children;
+  auto const session = ::getsid(process);
   std::error_code failed;
   for (auto const& entry : fs::directory_iterator{"/proc", failed}) {
     auto const pid = static_cast<pid_t>(std::atoi(entry.path().filename().c_str()));
-    if (pid > 0) {
+    // A broker that one of them has just started is about to be nobody's child.
+    if (pid > 0 && ::getsid(pid) == session) {
       children.emplace(parent_of(pid), pid);
     }
   }

@@ -41,7 +41,7 @@ class ledger_watch {
 /// Starts a program. It dies with this process.
 [[nodiscard]] pid_t start(std::vector<std::string> const& command);
 
-/// A process and all that descend from it now, as pidfds. `first` is the process's own.
+/// A process and all of its session that descend from it now, as pidfds; the first is its own.
 [[nodiscard]] std::vector<memhandover::unique_fd> family_of(pid_t process);
 
 /// Waits until all these processes have ended. False at the deadline.

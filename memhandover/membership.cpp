@@ -1,6 +1,8 @@
 #include "memhandover/membership.hpp"
 
 #include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +14,21 @@
 #include "memhandover/error.hpp"
 
 namespace sluice::memhandover {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+/// From an attempt to find a broker that has failed to the next.
+constexpr milliseconds attempts_apart{200};
+
+bool is_readable(int fd) {
+  pollfd asked{fd, POLLIN, 0};
+  return ::poll(&asked, 1, 0) == 1;
+}
+
+}  // namespace
+
 membership::membership(broker_options broker, client_kind kind, std::string const& name,
                        std::string const& endpoint)
     : broker_(std::move(broker)), kind_(kind) {
@@ -60,6 +77,7 @@ std::optional<message> membership::receive() {
     // Treated like the end of the conversation: what it says could not be trusted.
   }
   socket_.reset();
+  next_attempt_ = steady_clock::now();
   return std::nullopt;
 }
 
@@ -85,22 +103,33 @@ membership::~membership() {
   }
 }
 
+std::optional<milliseconds> membership::patience() const {
+  if (socket_ || attempt_) {
+    return std::nullopt;
+  }
+  return std::max(milliseconds{0}, ceil<milliseconds>(next_attempt_ - steady_clock::now()));
+}
+
 bool membership::reconnect() {
   if (!attempt_) {
+    if (steady_clock::now() < next_attempt_) {
+      return false;
+    }
     attempt_ = std::make_unique<attempt>(ready_);
     attempt_->thread = std::thread{[this, &under_way = *attempt_] {
       under_way.socket = find_broker(under_way.ready);
-      under_way.done.store(true, std::memory_order_release);
+      (void)::eventfd_write(under_way.done.get(), 1);
     }};
     return false;
   }
-  if (!attempt_->done.load(std::memory_order_acquire)) {
+  if (!is_readable(attempt_->done.get())) {
     return false;
   }
   attempt_->thread.join();
   socket_ = std::move(attempt_->socket);
   bool const told = attempt_->ready;
   attempt_.reset();
+  next_attempt_ = steady_clock::now() + attempts_apart;
   if (ready_ && !told) {
     say_ready();
   }

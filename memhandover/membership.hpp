@@ -4,11 +4,13 @@
 /// If the broker dies, `reconnect` finds or starts another and offers it the pool; nothing that
 /// this process holds changes meanwhile.
 ///
-/// Thread-safety: `view`, `slot` and `files` are constant after `join`; the socket belongs to the
-/// one thread that calls `reconnect`, `receive`, `tell` and `say_ready`.
+/// Whoever owns the conversation waits for `news()`, for no longer than `patience()`, and then calls
+/// `receive`, or `reconnect` while there is no broker.
+///
+/// Thread-safety: `view`, `slot` and `files` are constant after `join`; all else belongs to the one
+/// thread that has the conversation.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -20,9 +22,6 @@
 #include "memhandover/wire.hpp"
 
 namespace sluice::memhandover {
-
-/// How often whoever has lost the broker should call `membership::reconnect`.
-inline constexpr std::chrono::milliseconds reconnect_every{200};
 
 class membership {
  public:
@@ -39,19 +38,25 @@ class membership {
   [[nodiscard]] pool_files const& files() const noexcept { return files_; }
   [[nodiscard]] std::uint32_t slot() const noexcept { return slot_; }
   [[nodiscard]] int bell() const noexcept { return bell_.get(); }
-  /// −1 while there is no broker.
-  [[nodiscard]] int socket() const noexcept { return socket_.get(); }
+  [[nodiscard]] bool has_broker() const noexcept { return static_cast<bool>(socket_); }
+  /// Becomes readable when the broker has said something or gone, and while there is none, when an
+  /// attempt to find one has ended. −1 between two attempts.
+  [[nodiscard]] int news() const noexcept {
+    return socket_ ? socket_.get() : attempt_ ? attempt_->done.get() : -1;
+  }
+  /// How long until `reconnect` begins another attempt; without end while none is due.
+  [[nodiscard]] std::optional<std::chrono::milliseconds> patience() const;
 
-  /// The next message; nothing if the broker has gone (then `socket()` is −1).
+  /// The next message; nothing if the broker has gone.
   [[nodiscard]] std::optional<message> receive();
   /// Sends a message; one that cannot be sent is dropped, since a new broker asks again.
   void tell(nlohmann::json const& body);
   /// Of a server: it has everything that the ledger's writer needs. This broker and all later ones
   /// hear of it once each; the one that appoints it answers `appointed`.
   void say_ready();
-  /// To be called again and again while there is no broker: finds or starts one and takes this place
-  /// in it, in a thread of its own, so that whoever calls goes on with its work. True once that has
-  /// succeeded; an attempt that fails is followed by another.
+  /// To be called while there is no broker: finds or starts one and takes this place in it, in a thread
+  /// of its own, so that whoever calls goes on with its work. True once that has succeeded; an attempt
+  /// that has failed is followed by another, a moment later.
   [[nodiscard]] bool reconnect();
 
   /// Descriptors that a forked child must not keep beyond its own life are all inherited on
@@ -65,8 +70,8 @@ class membership {
   struct attempt {
     explicit attempt(bool is_ready) : ready(is_ready) {}
     bool const ready;  ///< what the broker is told
-    std::atomic<bool> done{false};
-    unique_fd socket;  ///< of the broker that was found; valid when `done`
+    unique_fd done = make_event();
+    unique_fd socket;  ///< of the broker that was found; valid when `done` is readable
     std::thread thread;
   };
 
@@ -83,6 +88,7 @@ class membership {
   std::uint32_t slot_ = 0;
   bool ready_ = false;
   std::unique_ptr<attempt> attempt_;
+  std::chrono::steady_clock::time_point next_attempt_{};
 };
 
 }  // namespace sluice::memhandover

@@ -243,9 +243,7 @@ void pool_server::run() {
   ::pthread_setname_np(::pthread_self(), "sluice-ledger");
   member_.say_ready();
   auto const renew_every = std::max<milliseconds>(milliseconds{1}, options_.pause_lease / 3);
-  auto reconnect_at = steady_clock::now();
   for (;;) {
-    bool const lost = member_.socket() < 0;
     bool claimed = false;
     int doorbell = -1;  // rings for the broker until this is the writer
     std::optional<std::int64_t> left_until;
@@ -255,15 +253,21 @@ void pool_server::run() {
       claimed = claims_ > 0;
       left_until = manifest_->end_grace();
     }
-    auto timeout = claimed ? renew_every : lost ? reconnect_every : milliseconds{-1};
+    auto timeout = member_.patience();
+    auto const at_most = [&timeout](milliseconds limit) {
+      timeout = std::min(timeout.value_or(limit), limit);
+    };
+    if (claimed) {
+      at_most(renew_every);
+    }
     if (left_until) {
-      auto const left = ceil<milliseconds>(nanoseconds{*left_until - monotonic_ns()});
-      timeout = std::clamp(left, milliseconds{0},
-                           timeout < milliseconds{0} ? milliseconds{60'000} : timeout);
+      at_most(
+          std::max(milliseconds{0}, ceil<milliseconds>(nanoseconds{*left_until - monotonic_ns()})));
     }
     std::array<pollfd, 3> polled{
-        {{stop_.get(), POLLIN, 0}, {doorbell, POLLIN, 0}, {member_.socket(), POLLIN, 0}}};
-    ::poll(polled.data(), polled.size(), static_cast<int>(timeout.count()));
+        {{stop_.get(), POLLIN, 0}, {doorbell, POLLIN, 0}, {member_.news(), POLLIN, 0}}};
+    ::poll(polled.data(), polled.size(),
+           static_cast<int>(timeout.value_or(milliseconds{-1}).count()));
     if (polled[0].revents != 0) {
       return;
     }
@@ -279,17 +283,15 @@ void pool_server::run() {
         renew_pause();
       }
     }
-    if (polled[2].revents != 0) {
+    if (!member_.has_broker()) {
+      if (member_.reconnect()) {
+        spdlog::info("back with a broker");
+      }
+    } else if (polled[2].revents != 0) {
       if (auto received = member_.receive()) {
         handle(std::move(*received));
       } else {
         spdlog::warn("the broker has gone; looking for another");
-        reconnect_at = steady_clock::now();
-      }
-    } else if (lost && steady_clock::now() >= reconnect_at) {
-      reconnect_at = steady_clock::now() + reconnect_every;
-      if (member_.reconnect()) {
-        spdlog::info("back with a broker");
       }
     }
   }

@@ -88,10 +88,10 @@ class training_member final : public training_client {
 void training_member::run() {
   ::pthread_setname_np(::pthread_self(), "sluice-control");
   for (;;) {
-    bool const lost = member_.socket() < 0;
     std::array<pollfd, 3> polled{
-        {{stop_.get(), POLLIN, 0}, {member_.bell(), POLLIN, 0}, {member_.socket(), POLLIN, 0}}};
-    ::poll(polled.data(), polled.size(), lost ? static_cast<int>(reconnect_every.count()) : -1);
+        {{stop_.get(), POLLIN, 0}, {member_.bell(), POLLIN, 0}, {member_.news(), POLLIN, 0}}};
+    auto const patience = member_.patience().value_or(milliseconds{-1});
+    ::poll(polled.data(), polled.size(), static_cast<int>(patience.count()));
     if (polled[0].revents != 0) {
       return;
     }
@@ -107,12 +107,12 @@ void training_member::run() {
       }
       bell_rang_.notify_all();
     }
-    if (polled[2].revents != 0) {
-      if (!member_.receive()) {
-        spdlog::warn("the broker has gone; looking for another");
+    if (!member_.has_broker()) {
+      if (member_.reconnect()) {
+        spdlog::info("back with a broker");
       }
-    } else if (lost && polled[1].revents == 0 && member_.reconnect()) {
-      spdlog::info("back with a broker");
+    } else if (polled[2].revents != 0 && !member_.receive()) {
+      spdlog::warn("the broker has gone; looking for another");
     }
   }
 }

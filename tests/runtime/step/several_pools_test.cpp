@@ -3,9 +3,11 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <chrono>
+#include <fstream>
 #include <future>
 #include <optional>
 #include <set>
@@ -49,6 +51,19 @@ class several_pools_test : public pool_process_test {
       return why;
     }
     return std::nullopt;
+  }
+  /// How many wait for a lock that somebody has on the file.
+  static int waiting_for(memhandover::unique_fd const& file) {
+    struct stat status {};
+    EXPECT_EQ(::fstat(file.get(), &status), 0);
+    auto const inode = ':' + std::to_string(status.st_ino) + ' ';
+    std::ifstream locks{"/proc/locks"};
+    int waiting = 0;
+    for (std::string line; std::getline(locks, line);) {
+      waiting +=
+          line.find("-> FLOCK") != std::string::npos && line.find(inode) != std::string::npos;
+    }
+    return waiting;
   }
   static std::uint64_t commits(child& job) {
     ::kill(job.pid(), SIGUSR1);
@@ -325,13 +340,11 @@ TEST_F(several_pools_test, training_and_serving_go_on_while_there_is_no_broker) 
   ASSERT_EQ(::flock(lock.get(), LOCK_EX), 0);
   ASSERT_EQ(::kill(memhandover::broker_pid(folder_), SIGKILL), 0);
   await([&] { return memhandover::broker_pid(folder_) == 0; }, "the broker's end");
-  // Long enough for everybody to have noticed and to be waiting for the lock.
-  auto const noticed = std::chrono::steady_clock::now() + 4 * memhandover::reconnect_every;
-  int served = 0;
-  while (std::chrono::steady_clock::now() < noticed || served < 20) {
+  // Two jobs, and the server for each of its pools.
+  await([&] { return waiting_for(lock) == 4; }, "everybody to wait for the lock");
+  for (int served = 0; served < 20; ++served) {
     expect_served(serving);
     ASSERT_FALSE(HasFailure());
-    ++served;
   }
   for (auto* job : {&first, &second}) {
     auto const before = commits(*job);

@@ -43,7 +43,7 @@ class starting_server_test : public pool_process_test {
   static void expect_told(membership& server, std::string const& type) {
     for (;;) {
       constexpr int patience_ms = 10'000;
-      pollfd said{server.socket(), POLLIN, 0};
+      pollfd said{server.news(), POLLIN, 0};
       ASSERT_EQ(::poll(&said, 1, patience_ms), 1) << "the server has not been told: " << type;
       auto const received = server.receive();
       ASSERT_TRUE(received) << "the broker has gone";
@@ -218,6 +218,20 @@ TEST_F(starting_server_test, one_that_becomes_ready_without_a_broker_is_appointe
   server->say_ready();
   find_another_broker(*server);
   expect_appointed(*server);
+}
+
+TEST_F(starting_server_test, it_is_told_when_another_broker_has_been_found) {
+  auto const server = starting_server();
+  EXPECT_EQ(server->patience(), std::nullopt);
+  kill_broker();
+  EXPECT_FALSE(server->receive());
+  EXPECT_EQ(server->patience(), 0ms) << "the first attempt begins at once";
+  EXPECT_FALSE(server->reconnect());
+  EXPECT_EQ(server->patience(), std::nullopt);
+  pollfd news{server->news(), POLLIN, 0};
+  ASSERT_EQ(::poll(&news, 1, 60'000), 1);
+  EXPECT_TRUE(server->reconnect());
+  EXPECT_TRUE(server->has_broker());
 }
 
 TEST_F(starting_server_test, one_that_waits_for_its_turn_is_appointed_by_the_next_broker) {
