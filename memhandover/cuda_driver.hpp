@@ -21,6 +21,7 @@ namespace sluice::memhandover {
   X(cuGetErrorString) \
   X(cuDeviceGet) \
   X(cuDeviceGetCount) \
+  X(cuDeviceGetUuid) \
   X(cuDevicePrimaryCtxRetain) \
   X(cuDevicePrimaryCtxRelease) \
   X(cuCtxSetCurrent) \

@@ -1,5 +1,7 @@
 #include "memhandover/device_memory.hpp"
 
+#include <fmt/format.h>
+
 #include "memhandover/detail/cuda_memory.hpp"
 #include "memhandover/detail/host_memory.hpp"
 #include "memhandover/error.hpp"
@@ -16,6 +18,12 @@ std::string name_of(pool_shape const& shape) {
     return "GPU " + number;
   }
   return shape.device == 0 ? "host memory" : "host memory " + number;
+}
+
+std::string to_string(gpu_uuid const& gpu) {
+  auto const digits = fmt::format("{:02x}", fmt::join(gpu, ""));
+  return fmt::format("GPU-{}-{}-{}-{}-{}", digits.substr(0, 8), digits.substr(8, 4),
+                     digits.substr(12, 4), digits.substr(16, 4), digits.substr(20));
 }
 
 std::byte* device_memory::map_anew(std::span<std::uint32_t const> chunks) {

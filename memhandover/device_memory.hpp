@@ -14,6 +14,7 @@
 /// after an error nothing has changed.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -28,16 +29,22 @@ namespace sluice::memhandover {
 enum class backend_kind : std::uint32_t { host = 1, cuda = 2 };
 
 /// What a pool is made of; constant for the pool's life.
+/// The UUID that the driver gives a GPU.
+using gpu_uuid = std::array<std::uint8_t, 16>;
+
 struct pool_shape {
   backend_kind backend = backend_kind::host;
   std::int32_t device = 0;        ///< CUDA ordinal in the creator's numbering; on the host any
                                   ///< number by which pools are told apart
   std::uint64_t chunk_bytes = 0;  ///< size of every chunk
   std::uint32_t chunk_count = 0;
+  gpu_uuid gpu{};  ///< which GPU it is, whatever its ordinal; zero on the host
   [[nodiscard]] std::uint64_t bytes() const noexcept { return chunk_bytes * chunk_count; }
 };
 
 [[nodiscard]] char const* to_string(backend_kind backend) noexcept;
+/// As nvidia-smi writes it: GPU-01234567-89ab-….
+[[nodiscard]] std::string to_string(gpu_uuid const& gpu);
 /// The device as sentences name it: "GPU 1", "host memory", or "host memory 1" for other than the
 /// first.
 [[nodiscard]] std::string name_of(pool_shape const& shape);

@@ -42,7 +42,7 @@
 namespace sluice::memhandover {
 
 inline constexpr std::uint64_t ledger_magic = 0x31474c4543494c53;  // "SLICELG1"
-inline constexpr std::uint32_t layout_version = 4;
+inline constexpr std::uint32_t layout_version = 5;
 inline constexpr std::uint32_t max_clients = 32;
 inline constexpr std::uint32_t broker_slot = 0xffff;
 inline constexpr std::uint16_t left_slot = 0xfffe;  ///< serving, but its server is dead
@@ -111,6 +111,7 @@ struct ledger_header {
   std::uint64_t chunk_bytes;
   std::uint32_t chunk_count;
   std::uint32_t mailbox_bytes;
+  std::uint8_t gpu[16];  ///< the GPU's UUID; zero on the host
   std::uint64_t checksum;
 
   /// {generation: 48, slot: 16}. Written by the broker, which alone appoints.

@@ -179,7 +179,9 @@ ledger_view::ledger_view(int ledger_fd, int mailroom_fd, shared_segment::access 
 
 pool_shape ledger_view::shape() const noexcept {
   auto const& h = header();
-  return {static_cast<backend_kind>(h.backend), h.device, h.chunk_bytes, h.chunk_count};
+  pool_shape shape{static_cast<backend_kind>(h.backend), h.device, h.chunk_bytes, h.chunk_count};
+  std::copy(std::begin(h.gpu), std::end(h.gpu), shape.gpu.begin());
+  return shape;
 }
 
 std::span<client_entry> ledger_view::clients() const noexcept {
@@ -261,6 +263,7 @@ pool_files create_ledger(pool_shape const& shape) {
   header->chunk_bytes = shape.chunk_bytes;
   header->chunk_count = shape.chunk_count;
   header->mailbox_bytes = static_cast<std::uint32_t>(mailbox_size(shape.chunk_count));
+  std::copy(shape.gpu.begin(), shape.gpu.end(), std::begin(header->gpu));
   header->checksum = checksum_of(*header);
   header->writer.store(1ULL << 16U | broker_slot);
   header->grantable.store(shape.chunk_count);

@@ -51,6 +51,10 @@ membership::membership(broker_options broker, client_kind kind, std::string cons
     throw error{error_kind::internal, "the broker's answer came without its five descriptors"};
   }
   slot_ = joined.body.at("slot").get<std::uint32_t>();
+  if (slot_ >= max_clients) {
+    throw error{error_kind::internal, "the broker's answer names slot " + std::to_string(slot_) +
+                                          ", but there are " + std::to_string(max_clients)};
+  }
   files_.ledger = std::move(joined.descriptors[0]);
   files_.mailroom = std::move(joined.descriptors[1]);
   files_.manifest = std::move(joined.descriptors[2]);

@@ -68,7 +68,8 @@ void send_cuda_pool(int socket, pool_wish const& wish) {
       auto const created = detail::create_cuda_chunks(wish.device, wish.pool_bytes, chunk_bytes);
       send_message(socket, {{"type", "shape"},
                             {"chunk_bytes", created.shape.chunk_bytes},
-                            {"chunk_count", created.shape.chunk_count}});
+                            {"chunk_count", created.shape.chunk_count},
+                            {"gpu", created.shape.gpu}});
       send_chunks(socket, created.descriptors);
       // The descriptors are on their way; they stay alive until the parent has taken them.
       (void)receive_message(socket);
@@ -144,8 +145,9 @@ void pool_creation::advance() {
   }
   if (body["type"] == "shape") {
     chunks_ = body["chunk_count"].get<std::uint32_t>();
-    files_ = create_ledger(
-        {backend_kind::cuda, wish_.device, body["chunk_bytes"].get<std::uint64_t>(), chunks_});
+    files_ =
+        create_ledger({backend_kind::cuda, wish_.device, body["chunk_bytes"].get<std::uint64_t>(),
+                       chunks_, body["gpu"].get<gpu_uuid>()});
   } else {
     std::move(received->descriptors.begin(), received->descriptors.end(),
               std::back_inserter(files_->chunks));

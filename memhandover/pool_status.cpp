@@ -181,6 +181,9 @@ nlohmann::json describe_pool(ledger_view const& view) {
            {{"id", hexadecimal(header.pool_id)},
             {"backend", to_string(view.shape().backend)},
             {"device", header.device},
+            {"gpu", view.shape().backend == backend_kind::cuda
+                        ? nlohmann::json(to_string(view.shape().gpu))
+                        : nlohmann::json()},
             {"chunk_bytes", header.chunk_bytes},
             {"chunks", header.chunk_count},
             {"bytes", header.chunk_bytes * header.chunk_count},

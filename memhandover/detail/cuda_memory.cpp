@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <limits>
 #include <string>
 
@@ -25,6 +26,31 @@ CUmemAllocationProp chunk_properties(int device) {
   properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   properties.location.id = device;
   return properties;
+}
+
+gpu_uuid uuid_of(cuda_driver const& driver, CUdevice device) {
+  CUuuid uuid{};
+  driver.check(driver.cuDeviceGetUuid(&uuid, device), "cannot ask which GPU it is");
+  gpu_uuid result{};
+  std::transform(std::begin(uuid.bytes), std::end(uuid.bytes), result.begin(),
+                 [](char byte) { return static_cast<std::uint8_t>(byte); });
+  return result;
+}
+
+/// Processes that see different GPUs count them differently, and memory of another GPU can be mapped
+/// where the two are connected: it would be slow, and nobody would know why.
+void expect_gpu(pool_shape const& pool, gpu_uuid const& here) {
+  if (here == pool.gpu) {
+    return;
+  }
+  char const* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  auto const number = std::to_string(pool.device);
+  throw error{error_kind::invalid_argument,
+              "the pool of GPU " + number + " lies on " + to_string(pool.gpu) + ", but here GPU " +
+                  number + " is " + to_string(here) + " (CUDA_VISIBLE_DEVICES is " +
+                  (visible == nullptr ? "not set" : visible) +
+                  "); start all that share a runtime folder with the same CUDA_VISIBLE_DEVICES and "
+                  "tell them apart by --device, or give each its own --runtime-dir"};
 }
 
 CUdeviceptr address(std::byte* where) {
@@ -66,6 +92,7 @@ cuda_memory::cuda_memory(pool_shape const& shape, pool_descriptors const& descri
   CUdevice handle = 0;
   driver_->check(driver_->cuDeviceGet(&handle, device_),
                  "cannot use GPU " + std::to_string(device_));
+  expect_gpu(shape_, uuid_of(*driver_, handle));
   driver_->check(driver_->cuDevicePrimaryCtxRetain(&context_, handle),
                  "cannot start GPU " + std::to_string(device_));
   use_context();
@@ -215,7 +242,7 @@ cuda_chunks create_cuda_chunks(int device, std::uint64_t pool_bytes, std::uint64
 
   cuda_chunks result;
   result.shape = {backend_kind::cuda, device, chunk_bytes,
-                  static_cast<std::uint32_t>(pool_bytes / chunk_bytes)};
+                  static_cast<std::uint32_t>(pool_bytes / chunk_bytes), uuid_of(*driver, handle)};
   make_room_for_descriptors(result.shape.chunk_count);
   for (std::uint32_t i = 0; i < result.shape.chunk_count; ++i) {
     CUmemGenericAllocationHandle chunk = 0;

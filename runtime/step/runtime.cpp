@@ -1,9 +1,11 @@
 #include <dlfcn.h>
 #include <pthread.h>
+#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -15,6 +17,7 @@
 #include "memhandover/bytes.hpp"
 #include "memhandover/cuda_driver.hpp"
 #include "memhandover/error.hpp"
+#include "memhandover/shared_text.hpp"
 #include "runtime/gate/gate_api.h"
 #include "runtime/step/c_api.h"
 #include "runtime/step/training_memory.hpp"
@@ -80,8 +83,21 @@ std::atomic<bool> in_child{false};
 constexpr std::chrono::microseconds default_run_ahead{200};
 
 std::chrono::nanoseconds run_ahead_bound() {
-  auto const wanted = std::strtoull(environment("SLUICE_RUN_AHEAD_US").c_str(), nullptr, 10);
-  return wanted > 0 ? std::chrono::microseconds{wanted} : default_run_ahead;
+  auto const text = environment("SLUICE_RUN_AHEAD_US");
+  if (text.empty()) {
+    return default_run_ahead;
+  }
+  constexpr std::uint64_t a_second = 1'000'000;
+  std::uint64_t wanted = 0;
+  auto const [end, failed] = std::from_chars(text.data(), text.data() + text.size(), wanted);
+  if (failed != std::errc{} || end != text.data() + text.size() || wanted == 0 ||
+      wanted > a_second) {
+    spdlog::warn(
+        "SLUICE_RUN_AHEAD_US is {}, must be a number of microseconds from 1 to {}; {} are used",
+        memhandover::readable_text(text), a_second, default_run_ahead.count());
+    return default_run_ahead;
+  }
+  return std::chrono::microseconds{wanted};
 }
 
 process_state* sharing() noexcept {

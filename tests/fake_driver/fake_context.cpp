@@ -1,6 +1,7 @@
 #include "tests/fake_driver/fake_context.hpp"
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <set>
@@ -97,6 +98,18 @@ context* current_context() {
 
 using namespace sluice::fake;
 
+/// What CUDA_VISIBLE_DEVICES, a list of numbers, has in a device's place.
+static int number_on_the_machine(CUdevice device) {
+  char const* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (visible == nullptr || *visible == '\0') {
+    return device;
+  }
+  for (int i = 0; i < device && visible != nullptr; ++i) {
+    visible = std::strchr(visible + 1, ',');
+  }
+  return visible == nullptr ? -1 : std::atoi(*visible == ',' ? visible + 1 : visible);
+}
+
 SLUICE_FAKE_CALL CUresult cuInit(unsigned flags) {
   SLUICE_FAKE_ENTER_AS(__func__, needs::nothing)
   if (flags != 0) {
@@ -145,7 +158,7 @@ SLUICE_FAKE_CALL CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
     return CUDA_ERROR_INVALID_DEVICE;
   }
   std::memset(uuid->bytes, 0, sizeof(uuid->bytes));
-  std::snprintf(uuid->bytes, sizeof(uuid->bytes), "fake-%d", device);
+  std::snprintf(uuid->bytes, sizeof(uuid->bytes), "fake-%d", number_on_the_machine(device));
   return CUDA_SUCCESS;
 }
 
