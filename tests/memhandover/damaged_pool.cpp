@@ -45,6 +45,7 @@ struct constants {
   std::int32_t device;
   std::uint64_t chunk_bytes;
   std::uint32_t chunk_count, mailbox_bytes;
+  std::array<std::uint8_t, 16> gpu;
 };
 
 std::uint64_t fnv1a(std::byte const* bytes, std::size_t count) {
