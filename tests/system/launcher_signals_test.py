@@ -13,16 +13,25 @@ import pytest
 
 from launching import POOL, in_python, reaches, running, state_of
 
+#: Through a pipe: Python acts on a signal that comes just before a read only when the read has ended.
 COUNTS_SIGNALS = """
-    import signal, sys
+    import os, select, signal, sys
     def tell(number, frame):
         print(signal.Signals(number).name, flush=True)
+    came, comes = os.pipe()
+    os.set_blocking(comes, False)
+    signal.set_wakeup_fd(comes)
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH"):
         signal.signal(getattr(signal, name), tell)
     print("ready", flush=True)
-    for line in sys.stdin:
-        print("end", flush=True)
-        break
+    while True:
+        ready, _, _ = select.select([0, came], [], [])
+        if came in ready:
+            os.read(came, 64)
+        if 0 in ready:
+            sys.stdin.readline()
+            print("end", flush=True)
+            break
     """
 
 
