@@ -76,6 +76,7 @@ for_each_package() {
   "$1" libcli11-dev has_header CLI/CLI.hpp
   "$1" libgtest-dev has_header gtest/gtest.h
   "$1" libgmock-dev has_header gmock/gmock.h
+  "$1" spin has_command spin
   "$1" libbenchmark-dev has_header benchmark/benchmark.h
   if [[ $2 == yes ]]; then
     # By version: other releases format and warn differently.

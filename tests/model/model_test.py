@@ -1,0 +1,91 @@
+"""The models of the protocols: every state is visited, and whatever is taken away from one is found missing.
+
+Spin makes a C program of a model that visits all its states (spinroot.com). What a model leaves out, and what each of its
+switches takes away, its first lines say.
+"""
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+MODELS = Path(__file__).parent
+DEEPEST = 2_000_000  # steps; a search that would go deeper counts as a failure
+pytestmark = pytest.mark.skipif(shutil.which("spin") is None, reason="needs spin; scripts/setup.sh installs it")
+
+
+@dataclass
+class Search:
+    errors: int
+    states: int
+    output: str
+
+
+def search(folder: Path, model: str, *switches: str, claim: str = "", fairly: bool = False) -> Search:
+    """Visits all states of a model, in search of a failed assertion or, with a claim, of a run that breaks it.
+
+    `fairly` leaves out runs in which somebody who could go on for ever never does.
+    """
+    def run(*command: str) -> str:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    defined = [f"-D{switch}" for switch in switches]
+    run("spin", *defined, "-a", str(MODELS / f"{model}.pml"))
+    run("cc", "-O2", "-o", "pan", "pan.c", *(["-DNFAIR=3"] if fairly else ["-DSAFETY"]), *([] if claim else ["-DNOCLAIM"]))
+    output = run("./pan", f"-m{DEEPEST}", *(["-a", "-f"] if fairly else []), *(["-N", claim] if claim else []))
+    assert "depth too small" not in output, output
+    found = re.search(r"errors: (\d+)\n\s*(\d+) states, stored", output)
+    assert found, output
+    result = Search(int(found[1]), int(found[2]), output)
+    print(f"{model} {' '.join(switches)} {claim}: {result.states} states")
+    return result
+
+
+@pytest.mark.parametrize("switches", [(), ("FENCED",)])
+def test_nothing_is_launched_while_the_gate_is_proven_closed(tmp_path, switches):
+    visited = search(tmp_path, "gate", *switches)
+    assert visited.errors == 0, visited.output
+    assert visited.states > 10_000
+
+
+def test_without_a_barrier_the_gates_proof_is_none(tmp_path):
+    assert "!(proven)" in search(tmp_path, "gate", "NO_BARRIER").output
+
+
+@pytest.mark.parametrize("switches", [(), ("FENCED",)])
+def test_whoever_a_gate_has_held_goes_on(tmp_path, switches):
+    visited = search(tmp_path, "gate", "THREADS=2", "PAUSES=1", *switches, claim="goes_on", fairly=True)
+    assert visited.errors == 0, visited.output
+
+
+@pytest.mark.parametrize("switches", [(), ("DEATH",)])
+def test_no_launch_meets_memory_that_is_the_servers(tmp_path, switches):
+    visited = search(tmp_path, "handover", *switches)
+    assert visited.errors == 0, visited.output
+    assert visited.states > 100_000
+
+
+def test_nothing_is_dropped_of_a_micro_batch_that_has_its_memory(tmp_path):
+    visited = search(tmp_path, "handover", claim="spares")
+    assert visited.errors == 0, visited.output
+
+
+@pytest.mark.parametrize("claim", ["served", "trains"])
+def test_demands_are_answered_and_training_goes_on(tmp_path, claim):
+    visited = search(tmp_path, "handover", "PATIENT", claim=claim, fairly=True)
+    assert visited.errors == 0, visited.output
+
+
+@pytest.mark.parametrize("switch, violated, claim", [
+    ("NO_RECHECK", "!(lost)", ""),
+    ("NO_ABORT", "owner==", ""),
+    ("NO_DRAIN", "owner==", ""),
+    ("NO_VICTIM", "dropped_new", "spares"),
+])
+def test_each_part_of_the_handover_is_needed(tmp_path, switch, violated, claim):
+    assert violated in search(tmp_path, "handover", switch, claim=claim).output
