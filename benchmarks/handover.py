@@ -3,8 +3,9 @@
 For each size a job whose arena is larger trains under `sluice run`; the benchmark's server waits until the arena holds
 the size, lets a random time pass, and takes it. Discards, the memory's return and training's recovery happen between.
 A handover counts where at least 90 % of its bytes came from a micro-batch that was running; the others are counted apart.
-The server takes a language model's tensors of that size, as in earnest, or with --range one range, which has to be stitched
-where the chunks are no neighbours. With --habits the main thread of training does something else besides, and every handover counts.
+The server takes a language model's tensors of that size, as in earnest, or with --range one range, which has to be
+stitched where the chunks are no neighbours. With --habits the main thread of training does something else besides, and
+every handover counts.
 """
 
 from __future__ import annotations

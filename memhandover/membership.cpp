@@ -119,11 +119,16 @@ bool membership::reconnect() {
     if (steady_clock::now() < next_attempt_) {
       return false;
     }
-    attempt_ = std::make_unique<attempt>(ready_);
-    attempt_->thread = std::thread{[this, &under_way = *attempt_] {
-      under_way.socket = find_broker(under_way.ready);
-      (void)::eventfd_write(under_way.done.get(), 1);
-    }};
+    next_attempt_ = steady_clock::now() + attempts_apart;
+    try {
+      attempt_ = std::make_unique<attempt>(ready_);
+      attempt_->thread = std::thread{[this, &under_way = *attempt_] {
+        under_way.socket = find_broker(under_way.ready);
+        (void)::eventfd_write(under_way.done.get(), 1);
+      }};
+    } catch (std::exception const&) {
+      attempt_.reset();  // no descriptor or no thread is to be had at the moment
+    }
     return false;
   }
   if (!is_readable(attempt_->done.get())) {

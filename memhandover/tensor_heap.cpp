@@ -136,14 +136,12 @@ load_decision tensor_heap::impl::load_into_acquired(model_id id, request const& 
   auto const plan = [&](std::span<std::uint32_t const> foreseen) {
     try {
       planned.assign(foreseen.begin(), foreseen.end());
-      {
-        std::lock_guard const lock{mutex_};
-        made = places_.load(id, wanted.sizes, planned, wanted.lasts);
-      }
       // Nobody is told so of a chunk before it is this server's.
       pool_->note_chunks(planned, wanted.what);
+      std::lock_guard const lock{mutex_};
+      made = places_.load(id, wanted.sizes, planned, wanted.lasts);
     } catch (std::exception const&) {
-      made.reset();  // what cannot be placed there may be placed where the chunks are
+      // What cannot be placed there may be placed where the chunks are.
     }
   };
   std::vector<std::uint32_t> chunks;

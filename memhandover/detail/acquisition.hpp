@@ -34,7 +34,8 @@ class acquisition {
   explicit acquisition(parts const& of);
 
   /// Chunks for `bytes`, the server's from then on, neighbours if possible; adds what it took to `report`.
-  /// One call at a time, without the mutex. `meanwhile` as in `chunk_pool::acquire_chunks`. Throws as `serving_pool::acquire`.
+  /// One call at a time, without the mutex. `meanwhile` as in `chunk_pool::acquire_chunks`. Throws as
+  /// `serving_pool::acquire`.
   [[nodiscard]] std::vector<std::uint32_t> obtain(std::uint64_t bytes,
                                                   std::chrono::steady_clock::time_point deadline,
                                                   handover_report& report,

@@ -17,6 +17,7 @@
 
 #include "memhandover/broker_queries.hpp"
 #include "memhandover/error.hpp"
+#include "memhandover/membership.hpp"
 #include "tests/memhandover/random_runs.hpp"
 #include "tests/runtime/step/fault_world.hpp"
 #include "tests/runtime/step/injected_calls.hpp"
@@ -181,6 +182,26 @@ void expect_training_served(fault_world const& world, std::string const& where) 
     ASSERT_LT(std::chrono::steady_clock::now(), deadline) << "the job's memory is lost, " << where;
     ::poll(nullptr, 0, 1);
   }
+}
+
+TEST(a_client_that_lost_its_broker, looks_again_after_it_had_no_descriptor_to_look_with) {
+  fault_world world{"host"};
+  world.start_broker();
+  memhandover::membership client{world.broker(), memhandover::client_kind::training, "job", ""};
+  world.end_broker();
+  EXPECT_FALSE(client.receive());
+  fail_call("eventfd", 1, EMFILE);
+  EXPECT_FALSE(client.reconnect());
+  EXPECT_TRUE(call_failed());
+  fail_no_call();
+  EXPECT_TRUE(client.patience()) << "no attempt is under way";
+  while (!client.reconnect()) {
+    pollfd news{client.news(), POLLIN, 0};
+    auto const patience = client.patience().value_or(std::chrono::minutes{1});
+    ASSERT_TRUE(::poll(&news, 1, static_cast<int>(patience.count())) == 1 || client.patience())
+        << "no end of the search";
+  }
+  EXPECT_TRUE(client.has_broker());
 }
 
 TEST(a_server_that_starts, stops_before_each_mapping_and_nobody_waits_for_it) {
