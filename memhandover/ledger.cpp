@@ -172,16 +172,12 @@ ledger_view::ledger_view(int ledger_fd, int mailroom_fd, shared_segment::access 
            std::to_string(header_->mailbox_bytes) + ", but the " + chunks + " need " +
            std::to_string(mailbox_size(count) * max_clients));
   }
+  shape_ = {static_cast<backend_kind>(header_->backend), header_->device, header_->chunk_bytes,
+            count};
+  std::copy(std::begin(header_->gpu), std::end(header_->gpu), shape_.gpu.begin());
   chunks_ = {
       std::launder(reinterpret_cast<std::atomic<std::uint64_t>*>(ledger_.data() + chunks_offset())),
       count};
-}
-
-pool_shape ledger_view::shape() const noexcept {
-  auto const& h = header();
-  pool_shape shape{static_cast<backend_kind>(h.backend), h.device, h.chunk_bytes, h.chunk_count};
-  std::copy(std::begin(h.gpu), std::end(h.gpu), shape.gpu.begin());
-  return shape;
 }
 
 std::span<client_entry> ledger_view::clients() const noexcept {

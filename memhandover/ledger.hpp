@@ -58,7 +58,7 @@ class ledger_view {
   /// Opens the two segments. Throws `internal` naming what is wrong with them.
   ledger_view(int ledger_fd, int mailroom_fd, shared_segment::access how);
 
-  [[nodiscard]] pool_shape shape() const noexcept;
+  [[nodiscard]] pool_shape const& shape() const noexcept { return shape_; }
   [[nodiscard]] ledger_header& header() const noexcept { return *header_; }
   [[nodiscard]] std::span<client_entry> clients() const noexcept;
   [[nodiscard]] std::span<client_control> controls() const noexcept;
@@ -88,6 +88,7 @@ class ledger_view {
   shared_segment ledger_;
   shared_segment mailroom_;
   ledger_header* header_ = nullptr;
+  pool_shape shape_;
   std::span<std::atomic<std::uint64_t>> chunks_;
 };
 

@@ -88,19 +88,20 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
   [[nodiscard]] pool_usage usage() const override {
     pool_usage result;
     auto const& view = member_.view();
-    result.total_bytes = shape().bytes();
-    for (std::uint32_t i = 0; i < shape().chunk_count; ++i) {
-      switch (view.chunk(i).who) {
+    auto const& of = view.shape();
+    result.total_bytes = of.bytes();
+    for (std::uint32_t i = 0; i < of.chunk_count; ++i) {
+      auto const state = view.chunk(i);
+      switch (state.who) {
         case owner::training:
-          result.training_bytes += shape().chunk_bytes;
+          result.training_bytes += of.chunk_bytes;
           break;
         case owner::serving:
           // What a dead server has left is had for the asking.
-          (view.chunk(i).client == left_slot ? result.free_bytes : result.serving_bytes) +=
-              shape().chunk_bytes;
+          (state.client == left_slot ? result.free_bytes : result.serving_bytes) += of.chunk_bytes;
           break;
         default:
-          result.free_bytes += shape().chunk_bytes;
+          result.free_bytes += of.chunk_bytes;
           break;
       }
     }
@@ -133,8 +134,9 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
 
   [[nodiscard]] std::vector<std::uint32_t> free_chunks() const override {
     std::vector<std::uint32_t> result;
-    for (std::uint32_t i = 0; i < shape().chunk_count; ++i) {
-      if (member_.view().chunk(i).is_free()) {
+    auto const& view = member_.view();
+    for (std::uint32_t i = 0; i < view.shape().chunk_count; ++i) {
+      if (view.chunk(i).is_free()) {
         result.push_back(i);
       }
     }
