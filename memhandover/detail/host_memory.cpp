@@ -11,8 +11,28 @@
 #include "memhandover/bytes.hpp"
 #include "memhandover/error.hpp"
 
+#ifdef __SANITIZE_THREAD__
+extern "C" void AnnotateIgnoreWritesBegin(char const* file, int line);
+extern "C" void AnnotateIgnoreWritesEnd(char const* file, int line);
+#endif
+
 namespace sluice::memhandover::detail {
 namespace {
+
+/// ThreadSanitizer takes mapping a range for writing all of it. While one of these lives it does
+/// not: where pages are exchanged under threads that go on using them, nothing is written.
+class exchange_of_pages {
+ public:
+#ifdef __SANITIZE_THREAD__
+  exchange_of_pages() { AnnotateIgnoreWritesBegin(__FILE__, __LINE__); }
+  ~exchange_of_pages() { AnnotateIgnoreWritesEnd(__FILE__, __LINE__); }
+#else
+  exchange_of_pages() = default;
+  ~exchange_of_pages() = default;
+#endif
+  exchange_of_pages(exchange_of_pages const&) = delete;
+  exchange_of_pages& operator=(exchange_of_pages const&) = delete;
+};
 
 [[noreturn]] void fail(std::string const& doing) {
   throw error{errno == ENOMEM ? error_kind::out_of_memory : error_kind::internal,
@@ -134,6 +154,7 @@ void host_memory::sweep() noexcept {
 }
 
 void host_memory::map_private(std::byte* where, std::uint32_t count) {
+  [[maybe_unused]] exchange_of_pages const unseen;
   if (::mmap(where, count * shape_.chunk_bytes, PROT_READ | PROT_WRITE,
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) {
     fail("cannot put private pages where chunks of the pool were");

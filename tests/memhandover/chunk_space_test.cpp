@@ -70,7 +70,7 @@ bool readable(std::byte const* at) {
 }
 
 /// Writes as a kernel does that is still running: nothing orders it with the pages' end, on purpose.
-[[gnu::no_sanitize("thread")]] void overwrite(std::byte* at, std::size_t bytes, std::byte mark) {
+void overwrite(std::byte* at, std::size_t bytes, std::byte mark) {
   auto volatile* const bytes_there = at;
   for (std::size_t i = 0; i < bytes; i += 64) {
     bytes_there[i] = mark;
