@@ -65,7 +65,7 @@ class chunk_space {
   /// Unmaps up to `count` of them and returns them; `soon` leaves work to `device_memory::sweep`.
   [[nodiscard]] std::vector<std::uint32_t> shrink(std::uint32_t count,
                                                   unmapping how = unmapping::whole);
-  /// Takes all memory away although it may be in use, and returns the chunks. `unmap_now` false
+  /// Takes all memory away although it may be in use: `chunks()` is empty then. `unmap_now` false
   /// leaves the mappings for `finish_revoke`, for a caller who has made sure that nothing runs.
   void revoke(bool unmap_now);
   void finish_revoke();

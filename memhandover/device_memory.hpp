@@ -28,10 +28,10 @@ namespace sluice::memhandover {
 
 enum class backend_kind : std::uint32_t { host = 1, cuda = 2 };
 
-/// What a pool is made of; constant for the pool's life.
 /// The UUID that the driver gives a GPU.
 using gpu_uuid = std::array<std::uint8_t, 16>;
 
+/// What a pool is made of; constant for the pool's life.
 struct pool_shape {
   backend_kind backend = backend_kind::host;
   std::int32_t device = 0;        ///< CUDA ordinal in the creator's numbering; on the host any

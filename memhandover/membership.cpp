@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -81,7 +82,6 @@ std::optional<message> membership::receive() {
     // Treated like the end of the conversation: what it says could not be trusted.
   }
   socket_.reset();
-  next_attempt_ = steady_clock::now();
   return std::nullopt;
 }
 
@@ -119,7 +119,6 @@ bool membership::reconnect() {
     if (steady_clock::now() < next_attempt_) {
       return false;
     }
-    next_attempt_ = steady_clock::now() + attempts_apart;
     try {
       attempt_ = std::make_unique<attempt>(ready_);
       attempt_->thread = std::thread{[this, &under_way = *attempt_] {
@@ -128,6 +127,7 @@ bool membership::reconnect() {
       }};
     } catch (std::exception const&) {
       attempt_.reset();  // no descriptor or no thread is to be had at the moment
+      next_attempt_ = steady_clock::now() + attempts_apart;
     }
     return false;
   }
@@ -138,11 +138,30 @@ bool membership::reconnect() {
   socket_ = std::move(attempt_->socket);
   bool const told = attempt_->ready;
   attempt_.reset();
-  next_attempt_ = steady_clock::now() + attempts_apart;
+  if (!socket_) {
+    next_attempt_ = steady_clock::now() + attempts_apart;
+  }
   if (ready_ && !told) {
     say_ready();
   }
   return static_cast<bool>(socket_);
+}
+
+std::optional<message> membership::attend(bool has_news) {
+  if (!socket_) {
+    if (reconnect()) {
+      spdlog::info("back with a broker");
+    }
+    return std::nullopt;
+  }
+  if (!has_news) {
+    return std::nullopt;
+  }
+  auto received = receive();
+  if (!received) {
+    spdlog::warn("the broker has gone; looking for another");
+  }
+  return received;
 }
 
 /// A connection in which this process has its place again; empty if there is none. Uses only what

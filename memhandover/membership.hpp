@@ -5,7 +5,7 @@
 /// this process holds changes meanwhile.
 ///
 /// Whoever owns the conversation waits for `news()`, for no longer than `patience()`, and then calls
-/// `receive`, or `reconnect` while there is no broker.
+/// `attend`.
 ///
 /// Thread-safety: `view`, `slot` and `files` are constant after `join`; all else belongs to the one
 /// thread that has the conversation.
@@ -58,6 +58,9 @@ class membership {
   /// of its own, so that whoever calls goes on with its work. True once that has succeeded; an attempt
   /// that has failed is followed by another, a moment later.
   [[nodiscard]] bool reconnect();
+  /// One of the two: `receive` if there are news, or `reconnect` while there is no broker. Logs that the
+  /// broker has gone, and that another has been found.
+  [[nodiscard]] std::optional<message> attend(bool has_news);
 
   /// Descriptors that a forked child must not keep beyond its own life are all inherited on
   /// purpose, except the socket.
@@ -88,7 +91,7 @@ class membership {
   std::uint32_t slot_ = 0;
   bool ready_ = false;
   std::unique_ptr<attempt> attempt_;
-  std::chrono::steady_clock::time_point next_attempt_{};
+  std::chrono::steady_clock::time_point next_attempt_{};  ///< later only after one that failed
 };
 
 }  // namespace sluice::memhandover

@@ -285,16 +285,8 @@ void pool_server::run() {
         renew_pause();
       }
     }
-    if (!member_.has_broker()) {
-      if (member_.reconnect()) {
-        spdlog::info("back with a broker");
-      }
-    } else if (polled[2].revents != 0) {
-      if (auto received = member_.receive()) {
-        handle(std::move(*received));
-      } else {
-        spdlog::warn("the broker has gone; looking for another");
-      }
+    if (auto received = member_.attend(polled[2].revents != 0)) {
+      handle(std::move(*received));
     }
   }
 }

@@ -107,13 +107,7 @@ void training_member::run() {
       }
       bell_rang_.notify_all();
     }
-    if (!member_.has_broker()) {
-      if (member_.reconnect()) {
-        spdlog::info("back with a broker");
-      }
-    } else if (polled[2].revents != 0 && !member_.receive()) {
-      spdlog::warn("the broker has gone; looking for another");
-    }
+    (void)member_.attend(polled[2].revents != 0);
   }
 }
 

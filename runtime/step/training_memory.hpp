@@ -189,8 +189,8 @@ class training_memory {
   std::unique_ptr<space> persistent_;
   std::uint64_t demands_answered_ = 0;
   std::uint64_t turns_ = 0;  ///< commits, and waits for memory that were in vain
-  std::uint64_t idle_go_at_ =
-      0;  ///< turns when idle persistent chunks go again; 0: none have gone yet
+  /// Turns when idle persistent chunks go again; 0: none have gone yet.
+  std::uint64_t idle_go_at_ = 0;
   std::uint32_t least_idle_ = 0;  ///< persistent chunks, since that was last done
   std::vector<std::unique_ptr<space>> retired_;
   std::vector<std::unique_ptr<space>> promoted_;

@@ -15,7 +15,6 @@
 #include "memhandover/broker_launch.hpp"
 #include "memhandover/broker_queries.hpp"
 #include "memhandover/error.hpp"
-#include "memhandover/membership.hpp"
 #include "memhandover/pool_search.hpp"
 #include "tests/runtime/step/pool_fixture.hpp"
 
