@@ -24,8 +24,12 @@ namespace {
 class exchange_of_pages {
  public:
 #ifdef __SANITIZE_THREAD__
-  exchange_of_pages() { AnnotateIgnoreWritesBegin(__FILE__, __LINE__); }
-  ~exchange_of_pages() { AnnotateIgnoreWritesEnd(__FILE__, __LINE__); }
+  exchange_of_pages() {
+    AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+  }
+  ~exchange_of_pages() {
+    AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+  }
 #else
   exchange_of_pages() = default;
   ~exchange_of_pages() = default;
