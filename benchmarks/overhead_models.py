@@ -76,6 +76,23 @@ def resnet50_on_cuda(batch: int) -> Job:
     return Job(model, torch.optim.AdamW(model.parameters(), fused=True), (images, labels), loss)
 
 
+def vit_on_cuda(batch: int) -> Job:
+    """ViT-L/16."""
+    import torch
+    import torch.nn.functional as F
+    import torchvision
+
+    model = torchvision.models.vit_l_16().cuda()
+    images = torch.rand(batch, 3, 224, 224, device="cuda")
+    labels = torch.randint(1000, (batch,), device="cuda")
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return F.cross_entropy(model(x), y)
+
+    return Job(model, torch.optim.AdamW(model.parameters(), fused=True), (images, labels), loss)
+
+
 def gpt2_on_cuda(batch: int, layers: int = 24) -> Job:
     """GPT-2 medium at 24 layers; more make its activations larger without making any kernel longer."""
     import torch

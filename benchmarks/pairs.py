@@ -52,8 +52,8 @@ class Worker:
         self._stage = stage
         self._process: subprocess.Popen = stage.start(name, command, captured=True, fed=True)
 
-    def run(self, steps: int) -> dict:
-        """Throws `Failed` if the process ends, or does not answer in time."""
+    def run(self, steps: int | str) -> dict:
+        """The answer to one line. Throws `Failed` if the process ends, or does not answer in time."""
         try:
             self._process.stdin.write(f"{steps}\n".encode())
             self._process.stdin.flush()
