@@ -1,6 +1,6 @@
-/// The one place where a gated call is submitted. Every generated wrapper ends here with what it is
-/// (symbol and stream) and how to make the call; a way of submitting that is not "now, from this
-/// thread" goes in here and nowhere else.
+/// The one place where a gated call is submitted. Every wrapper ends here with what it is (symbol and
+/// stream) and how to make the call: now, from this thread, or later, from the submitter
+/// (submission.hpp).
 #pragma once
 
 #include <chrono>
@@ -10,6 +10,7 @@
 #include "runtime/gate/driver.hpp"
 #include "runtime/gate/gate.hpp"
 #include "runtime/gate/streams.hpp"
+#include "runtime/gate/submission.hpp"
 #include "runtime/gate/thread_slot.hpp"
 
 /// Before the definition of a function that stands for the driver's.
@@ -57,15 +58,33 @@ inline void note_launch(gate& at, thread_slot& self, planned_work const& work) {
   }
 }
 
-/// Makes a gated call as the gate allows it. `submit` calls the driver.
+/// Whether a thread's calls pass the gate. One made from inside another call belongs to that: holding
+/// it would hold the outer call as well.
+[[nodiscard]] inline bool takes_part(thread_slot const& self) noexcept {
+  return !self.exempt && self.inside.load(std::memory_order_relaxed) == 0;
+}
+
+/// Waits until all calls that were left to a submitter have been made.
+inline void flush_if_deferring() noexcept {
+  if (the_gate().deferring()) [[unlikely]] {
+    flush_submissions();
+  }
+}
+
+/// Makes a gated call as the gate allows it, after all that lies in queues. `submit` calls the
+/// driver.
 template <typename Submit>
 [[nodiscard]] CUresult dispatch(gated_call const& call, Submit&& submit) noexcept {
   thread_slot& self = this_thread();
   gate& at = the_gate();
-  // A call made from inside another one belongs to it: holding it would hold the outer call as
-  // well.
-  bool const takes_part = !self.exempt && self.inside.load(std::memory_order_relaxed) == 0;
-  if (takes_part) {
+  bool const taking_part = takes_part(self);
+  if (taking_part && at.deferring()) [[unlikely]] {
+    flush_submissions();
+    if (CUresult const earlier = take_submission_error(); earlier != CUDA_SUCCESS) {
+      return earlier;
+    }
+  }
+  if (taking_part) {
     if (CUresult const refused = at.enter(self, call.work); refused != CUDA_SUCCESS) {
       // Libraries such as cuBLAS and cuDNN remember a failed launch, and hold it against the next,
       // sound one: what an aborted micro-batch may leave undone succeeds without being done.
@@ -74,8 +93,51 @@ template <typename Submit>
   }
   CUresult const result = submit();
   note_launch(at, self, call.work);
-  if (takes_part) {
+  if (taking_part) {
     at.leave(self);
+  }
+  return result;
+}
+
+/// Whether there are captures under way, in which calls become parts of a graph: they go straight.
+[[nodiscard]] bool captures_are_under_way() noexcept;
+/// A capture has begun on the stream, or the stream is about to go.
+void note_capture(CUstream stream);
+void forget_capture(CUstream stream);
+
+/// Makes a call that may be left to the submitter: at once where nothing is before it, there is room,
+/// and the gate is open. `defer` pushes it onto a queue, and says whether the queue has taken it.
+template <typename Submit, typename Defer>
+[[nodiscard]] CUresult dispatch_or_defer(gated_call const& call, kind_of_call kind, Submit&& submit,
+                                         Defer&& defer) noexcept {
+  thread_slot& self = this_thread();
+  gate& at = the_gate();
+  if (!at.deferring() || !takes_part(self)) [[likely]] {
+    return dispatch(call, submit);
+  }
+  if (self.expendable && call.droppable && at.aborting()) {
+    return CUDA_SUCCESS;  // dropped, and so are those before it
+  }
+  bool const may_wait = !is_per_thread(call.work.stream) && !captures_are_under_way();
+  submission_queue* const queue = may_wait ? submissions_of_current_context() : nullptr;
+  if (queue == nullptr) {
+    return dispatch(call, submit);
+  }
+  if (CUresult const earlier = queue->take_error(); earlier != CUDA_SUCCESS) {
+    return earlier;
+  }
+  CUresult result = CUDA_SUCCESS;
+  if (queue->is_empty() && at.try_enter(self, call.work)) {
+    result = submit();
+    note_launch(at, self, call.work);
+    at.leave(self);
+  } else if (defer(*queue, self)) {
+    return CUDA_SUCCESS;
+  } else {
+    result = dispatch(call, submit);
+  }
+  if (result == CUDA_SUCCESS && kind != any_kind) {
+    queue->accept(kind);
   }
   return result;
 }

@@ -34,7 +34,7 @@ inline constexpr std::size_t symbol_count = 0
     ;
 
 /// What the gate does with an entry point; generate.py decides by rule.
-enum class symbol_class : std::uint8_t { gated, special, refused, passed };
+enum class symbol_class : std::uint8_t { deferred, gated, special, refused, passed, drains };
 
 struct symbol_info {
   char const* name;

@@ -1,7 +1,6 @@
 #include "runtime/gate/gate.hpp"
 
 #include <immintrin.h>
-#include <linux/futex.h>
 #include <linux/membarrier.h>
 #include <pthread.h>
 #include <sched.h>
@@ -14,6 +13,15 @@
 #include <ctime>
 
 #include "runtime/gate/attach.hpp"
+#include "runtime/gate/futex.hpp"
+#include "runtime/gate/submission.hpp"
+
+extern "C" {
+constinit std::atomic<std::uint32_t> sluice_gate_defers [[gnu::visibility("hidden")]]{0};
+[[gnu::visibility("hidden")]] void sluice_flush_submissions() {
+  sluice::gate::flush_submissions();
+}
+}
 
 namespace sluice::gate {
 namespace {
@@ -32,11 +40,6 @@ constexpr std::chrono::nanoseconds room_patience = 1s;
 /// A demand that the control thread has not answered by then is none of the launching threads'
 /// business.
 constexpr std::chrono::nanoseconds demand_patience = 2s;
-
-timespec to_timespec(std::chrono::nanoseconds span) {
-  auto const seconds = std::chrono::duration_cast<std::chrono::seconds>(span);
-  return {static_cast<time_t>(seconds.count()), static_cast<long>((span - seconds).count())};
-}
 
 void sleep_at_most(std::chrono::nanoseconds span) {
   timespec const limit = to_timespec(span);
@@ -68,6 +71,7 @@ void gate::in_forked_child() {
 
 void gate::become_inert() noexcept {
   mode_.store(mode::inert, std::memory_order_release);
+  sluice_gate_defers.store(0, std::memory_order_relaxed);
 }
 
 void gate::prepare() {
@@ -135,6 +139,22 @@ CUresult gate::enter_slowly(thread_slot& self, planned_work const& work) {
   }
 }
 
+bool gate::try_enter(thread_slot& self, planned_work const& work) {
+  self.inside.store(1, std::memory_order_relaxed);
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  std::uint32_t now = mode_.load(std::memory_order_acquire);
+  if ((now & mode::fenced) != 0) {
+    self.inside.exchange(1, std::memory_order_seq_cst);
+    now = mode_.load(std::memory_order_seq_cst);
+  }
+  if (judge(now, self, false) == verdict::enter &&
+      ((now & mode::bounded) == 0 || streams().has_room(self, work, run_ahead_bound()))) {
+    return true;
+  }
+  leave(self);
+  return false;
+}
+
 gate::verdict gate::judge(std::uint32_t now, thread_slot const& self, bool attach_failed) {
   if ((now & mode::inert) != 0) {
     return verdict::enter;
@@ -193,9 +213,8 @@ void gate::await_change(std::uint32_t seen, bool& spun, std::chrono::nanoseconds
     spun = true;
     return;
   }
-  timespec const limit = to_timespec(at_most);
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
-  ::syscall(SYS_futex, &mode_, FUTEX_WAIT_PRIVATE, seen, &limit, nullptr, 0);
+  futex_wait(mode_, seen, at_most);
   sleepers_.fetch_sub(1, std::memory_order_relaxed);
 }
 
@@ -212,7 +231,7 @@ void gate::change(std::uint32_t set, std::uint32_t clear) {
 
 void gate::wake_all() {
   if (sleepers_.load(std::memory_order_seq_cst) != 0) {
-    ::syscall(SYS_futex, &mode_, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
+    futex_wake(mode_);
   }
 }
 
@@ -289,10 +308,39 @@ std::int64_t gate::demand_seen_ns() const noexcept {
   return seen ? seen_ns_.load(std::memory_order_acquire) : 0;
 }
 
+void gate::set_aborting(bool on) {
+  if (on) {
+    change(mode::aborting, 0);
+    return;
+  }
+  aborts_.fetch_add(1, std::memory_order_acq_rel);  // first: see `submission_queue::make`
+  change(0, mode::aborting);
+}
+
 void gate::set_run_ahead(std::chrono::nanoseconds bound) {
   prepare();
-  run_ahead_ns_.store(bound.count(), std::memory_order_release);
-  bound.count() > 0 ? change(mode::bounded, 0) : change(0, mode::bounded);
+  {
+    std::lock_guard const guard{bounding_};
+    run_ahead_ns_.store(bound.count(), std::memory_order_release);
+    if (bound.count() > 0) {
+      bool const defers = defers_.load(std::memory_order_acquire);
+      sluice_gate_defers.fetch_or(defers ? 1 : 0, std::memory_order_release);
+      change(mode::bounded | (defers ? mode::deferring : 0), 0);
+      return;
+    }
+    change(0, mode::bounded);
+  }
+  defer_no_longer();
+}
+
+void gate::defer_no_longer() {
+  std::lock_guard const guard{bounding_};
+  std::uint32_t const now = mode_.load(std::memory_order_acquire);
+  // Without a bound nothing is accepted any more, so that what is empty stays empty.
+  if ((now & mode::deferring) != 0 && (now & mode::bounded) == 0 && submissions_are_settled()) {
+    change(0, mode::deferring);
+    sluice_gate_defers.store(0, std::memory_order_release);
+  }
 }
 
 }  // namespace sluice::gate

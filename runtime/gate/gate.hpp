@@ -51,7 +51,16 @@ inline constexpr std::uint32_t bounded = 1U << 6;   ///< run-ahead is bounded
 inline constexpr std::uint32_t fenced = 1U << 7;    ///< no membarrier on this kernel
 inline constexpr std::uint32_t inert = 1U << 8;     ///< forked child
 inline constexpr std::uint32_t watching = 1U << 9;  ///< there is a demand word to look at
+inline constexpr std::uint32_t deferring =
+    1U << 10;  ///< calls may be left to a submitter, and some may still lie there
 }  // namespace mode
+
+extern "C" {
+/// Not 0 while `mode::deferring` may be set, for the stubs of `drains` (generate.py).
+extern std::atomic<std::uint32_t> sluice_gate_defers;
+/// What they then call.
+void sluice_flush_submissions();
+}
 
 class gate {
  public:
@@ -72,6 +81,8 @@ class gate {
     return enter_slowly(self, work);
   }
   void leave(thread_slot& self) noexcept { self.inside.store(0, std::memory_order_release); }
+  /// Lets the calling thread inside if it may enter at once. Else it is outside.
+  [[nodiscard]] bool try_enter(thread_slot& self, planned_work const& work);
 
   /// Opens the driver and arms the gate; the first call into this library does it.
   void prepare();
@@ -79,7 +90,7 @@ class gate {
   /// As in `sluice_gate_api`; deadlines are CLOCK_MONOTONIC nanoseconds, results 0 or ETIMEDOUT.
   [[nodiscard]] int close(std::int64_t deadline_ns);
   void open();
-  void set_aborting(bool on) { on ? change(mode::aborting, 0) : change(0, mode::aborting); }
+  void set_aborting(bool on);
   void set_urgent(bool on) { on ? change(mode::urgent, 0) : change(0, mode::urgent); }
   /// The word must stay mapped for the life of the process: a thread may be about to read it.
   void set_pause_word(std::uint64_t const volatile* until_ns);
@@ -89,6 +100,11 @@ class gate {
   [[nodiscard]] std::int64_t demand_seen_ns() const noexcept;
   /// At most so much predicted work lies before a call that is let in; 0: no bound.
   void set_run_ahead(std::chrono::nanoseconds bound);
+  /// Whether a bounded thread leaves its calls to a submitter (submission.hpp) instead of waiting for
+  /// room. Applies from the next `set_run_ahead` on.
+  void set_deferred(bool on) { defers_.store(on, std::memory_order_release); }
+  /// Lets calls go straight again if run-ahead is no longer bounded and nothing lies in a queue.
+  void defer_no_longer();
 
   [[nodiscard]] std::chrono::nanoseconds run_ahead_bound() const noexcept {
     return std::chrono::nanoseconds{run_ahead_ns_.load(std::memory_order_acquire)};
@@ -99,6 +115,17 @@ class gate {
   }
   [[nodiscard]] bool inert() const noexcept {
     return (mode_.load(std::memory_order_relaxed) & mode::inert) != 0;
+  }
+  /// Whether a call may have to queue behind others, or to wait until they have been made.
+  [[nodiscard]] bool deferring() const noexcept {
+    return (mode_.load(std::memory_order_relaxed) & mode::deferring) != 0;
+  }
+  [[nodiscard]] bool aborting() const noexcept {
+    return (mode_.load(std::memory_order_acquire) & mode::aborting) != 0;
+  }
+  /// How many aborts have ended.
+  [[nodiscard]] std::uint64_t aborts() const noexcept {
+    return aborts_.load(std::memory_order_acquire);
   }
 
   /// Runs `attach` if this process is under `sluice run` and has not attached yet; see attach.hpp.
@@ -132,7 +159,10 @@ class gate {
   std::atomic<std::uint64_t> seen_{0};      // the demand that a thread saw last, and when first
   std::atomic<std::int64_t> seen_ns_{0};
   std::atomic<std::int64_t> run_ahead_ns_{0};
-  std::mutex control_;  // one close() or open() at a time
+  std::atomic<std::uint64_t> aborts_{0};
+  std::atomic<bool> defers_{false};
+  std::mutex bounding_;  // one who sets or lifts the bound at a time
+  std::mutex control_;   // one close() or open() at a time
   std::mutex preparing_;
 };
 

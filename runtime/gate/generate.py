@@ -1,11 +1,13 @@
 """Generates the part of the gate that follows from cuda.h: jump stubs, typed wrappers, table of symbols.
 
-Every entry point gets one of four classes, by rule from its name, so that a newer header needs no list to be kept:
+Every entry point gets one of six classes, by rule from its name, so that a newer header needs no list to be kept:
 
-    gated     puts work on the device: the wrapper passes through the gate
-    special   written by hand, because the gate has something to say there (memory, cuGetProcAddress, ...)
+    deferred  puts work on the device and may be left to the submitter: passes through the gate, now or later
+    gated     puts work on the device: waits for what was left to the submitter, then passes through the gate
+    special   written by hand, because the gate has something to say there (memory, events, cuGetProcAddress, ...)
     refused   answers CUDA_ERROR_NOT_SUPPORTED: the gate could not hold it
-    passed    everything else: one jump to the driver
+    passed    neither sees nor changes what was left to the submitter: one jump to the driver
+    drains    everything else: waits for what was left to the submitter, then jumps to the driver
 
 A name that looks like a launch and fits no rule stops the build: it must be classified before it can slip through.
 
@@ -28,18 +30,37 @@ GATED = tuple(
         r"cuGraphLaunch",
         r"cuMem(cpy|set)\w+|cuMemcpy",
         r"cuStream((Write|Wait)Value(32|64)|BatchMemOp|AddCallback)",
+        r"cu(Signal|Wait)ExternalSemaphoresAsync|cuGraphUpload|cuMemMapArrayAsync",
         r"cuStreamBeginCapture(ToGraph)?",  # so that a closed gate never meets a capture that is just beginning
         r"cuMem(Prefetch|Discard|BatchDecompress)\w*",
     )
 )
+# All that there is to these calls is in their parameters, which can be kept.
+DEFERRED = re.compile(r"cuLaunch(Kernel|KernelEx|CooperativeKernel)|cuGraphLaunch|cuMemset\w+Async|cuMemcpyDtoDAsync")
+# Of these some parameters lie elsewhere, and are copied by hand.
+COPIED_BY_HAND = re.compile(r"cuLaunch(Kernel|KernelEx|CooperativeKernel)")
+# Creates, describes, looks up or enters; work that has been accepted but not submitted makes no difference to it.
+PASSED = re.compile(
+    r"cu\w*Get(?!Proc)\w*|cuInit|cuDriverGetVersion|cuDevice(CanAccessPeer|ComputeCapability|TotalMem|PrimaryCtxRetain)"
+    r"|cuCtx(Create|Attach|PushCurrent|PopCurrent|SetCurrent|FromGreenCtx|EnablePeerAccess)|cuThreadExchangeStreamCaptureMode"
+    r"|cu(Stream|Event)Create(WithPriority)?|cuStreamIsCapturing|cuFunc(IsLoaded|Load)|cuModule(Load\w*|EnumerateFunctions)"
+    r"|cuLibrary(Load\w+|EnumerateKernels)|cuLink\w+|cuOccupancy\w+|cuTensorMap\w+|cuLogs\w+|cuProfilerInitialize"
+    r"|cuMem(AddressReserve|AllocHost|AllocManaged|HostAlloc|HostRegister|Create|Map|SetAccess)"
+    r"|cuMem(ExportToShareableHandle|ImportFromShareableHandle|RetainAllocationHandle|PoolCreate)"
+    r"|cuGraph(Create|Clone|DebugDotPrint|Add\w+|NodeFindInClone)|cuMulticast(Create|AddDevice)"
+)
 # What a discarded micro-batch may leave undone: nobody on the host sees the result before the discard.
-DROPPABLE = re.compile(r"cuLaunch(Kernel|KernelEx|CooperativeKernel)|cuGraphLaunch|cuMemset\w+Async|cuMemcpy[HD]toDAsync")
+DROPPABLE = re.compile(DEFERRED.pattern + r"|cuMemcpyHtoDAsync")
 REFUSED = frozenset({"cuLaunchCooperativeKernelMultiDevice"})
 SPECIAL = frozenset({
     "cuInit", "cuGetErrorName", "cuGetErrorString", "cuGetProcAddress", "cuGetProcAddress_v2",
     "cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemFree_v2", "cuMemGetInfo_v2", "cuMemGetAddressRange_v2",
     "cuMemAllocAsync", "cuMemAllocAsync_ptsz", "cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz",
-    "cuIpcGetMemHandle", "cuStreamDestroy", "cuStreamDestroy_v2", "cuCtxDestroy", "cuCtxDestroy_v2",
+    "cuIpcGetMemHandle", "cuModuleUnload", "cuLibraryUnload", "cuCtxSynchronize", "cuCtxSynchronize_v2",
+    "cuEventRecord", "cuEventRecord_ptsz", "cuEventRecordWithFlags", "cuEventRecordWithFlags_ptsz", "cuEventQuery",
+    "cuEventSynchronize", "cuEventDestroy", "cuEventDestroy_v2", "cuEventElapsedTime", "cuEventElapsedTime_v2",
+    "cuStreamWaitEvent", "cuStreamWaitEvent_ptsz", "cuStreamSynchronize", "cuStreamSynchronize_ptsz",
+    "cuStreamQuery", "cuStreamQuery_ptsz", "cuStreamEndCapture", "cuStreamEndCapture_ptsz", "cuStreamDestroy", "cuStreamDestroy_v2", "cuCtxDestroy", "cuCtxDestroy_v2",
     "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxReset",
     "cuDevicePrimaryCtxReset_v2",
 })  # fmt: skip
@@ -68,14 +89,14 @@ def classify(entry: EntryPoint) -> str:
     if any(pattern.fullmatch(entry.base) for pattern in GATED):
         if entry.returns != "CUresult":
             raise HeaderError(f"{entry.name} returns '{entry.returns}': the gate can only hold calls returning CUresult")
-        return "gated"
+        return "deferred" if DEFERRED.fullmatch(entry.base) else "gated"
     looks_like_launch = any(word in entry.base for word in LAUNCH_WORDS)
     if looks_like_launch and not any(word in entry.base for word in DESCRIBING_WORDS):
         raise HeaderError(
             f"{entry.name} looks like a launch, but no rule says what to do with it. Add it to GATED, REFUSED or"
             " DESCRIBING_WORDS in runtime/gate/generate.py; until then launches could pass the gate unseen"
         )
-    return "passed"
+    return "passed" if PASSED.fullmatch(entry.base) else "drains"
 
 
 def stream_of(entry: EntryPoint) -> str:
@@ -115,13 +136,29 @@ def wrapper(entry: EntryPoint) -> str:
     declared = ", ".join(f"{p.type} {p.name}" for p in parameters)
     types = ", ".join(p.type for p in parameters)
     names = ", ".join(p.name for p in parameters)
-    return f"""SLUICE_DRIVER_CALL CUresult {entry.name}({declared}) {{
+    begin = f"""SLUICE_DRIVER_CALL CUresult {entry.name}({declared}) {{
   using driver_function = CUresult (*)({types});
   planned_work const work{{{stream_of(entry)}, the_gate().bounded() ? key_of_work({{{kind_of(entry)}}}) : 0}};
-  return dispatch(gated_call{{symbol::of_{entry.name}, work, {droppable(entry)}}},
-                  [&] {{ return real<driver_function>(symbol::of_{entry.name})({names}); }});
+  gated_call const call{{symbol::of_{entry.name}, work, {droppable(entry)}}};
+"""
+    submit = f"{{ return real<driver_function>(symbol::of_{entry.name})({names}); }}"
+    if DEFERRED.fullmatch(entry.base):
+        return begin + f"""  auto const submit = [=] {submit};
+  return dispatch_or_defer(call, any_kind, submit, [&](submission_queue& queue, thread_slot const& self) {{
+    return queue.push(self, work, any_kind, submit);
+  }});
 }}
 """
+    if entry.base.startswith("cuStreamBeginCapture"):
+        stream = entry.parameters()[0].name
+        return begin + f"""  CUresult const result = dispatch(call, [&] {submit});
+  if (result == CUDA_SUCCESS) {{
+    note_capture({stream});
+  }}
+  return result;
+}}
+"""
+    return begin + f"  return dispatch(call, [&] {submit});\n}}\n"
 
 
 def stubs(classes: dict[str, str]) -> str:
@@ -132,21 +169,17 @@ def stubs(classes: dict[str, str]) -> str:
     """
     out = [".text"]
     for index, (name, kind) in enumerate(classes.items()):
-        if kind in ("passed", "refused"):
-            body = (f"  jmp *sluice_driver_table+{8 * index}(%rip)" if kind == "passed"
-                    else f"  mov ${NOT_SUPPORTED}, %eax\n  ret")  # fmt: skip
-            out.append(f".globl {name}\n.type {name}, @function\n.p2align 4\n{name}:\n{body}\n.size {name}, .-{name}")
-    out.append(".p2align 4\nsluice_first_call:")
-    saved = ("rdi", "rsi", "rdx", "rcx", "r8", "r9", "rax")
-    # On entry the index lies above the return address: 16 bytes, and 7 registers more leave the stack 8 off.
-    out += [f"  push %{register}" for register in saved]
-    out.append("  sub $136, %rsp")
-    out += [f"  movups %xmm{i}, {16 * i}(%rsp)" for i in range(8)]
-    out.append("  call sluice_fill_driver_table")
-    out += [f"  movups {16 * i}(%rsp), %xmm{i}" for i in range(8)]
-    out.append("  add $136, %rsp")
-    out += [f"  pop %{register}" for register in reversed(saved)]
-    out.append("  pop %r11\n  lea sluice_driver_table(%rip), %r10\n  jmp *(%r10,%r11,8)")
+        jump = f"  jmp *sluice_driver_table+{8 * index}(%rip)"
+        bodies = {
+            "passed": jump,
+            "refused": f"  mov ${NOT_SUPPORTED}, %eax\n  ret",
+            "drains": f"  cmpl $0, sluice_gate_defers(%rip)\n  jne 1f\n{jump}\n1: push ${index}\n  jmp sluice_drain",
+        }
+        if kind in bodies:
+            out.append(f".globl {name}\n.type {name}, @function\n.p2align 4\n{name}:\n{bodies[kind]}\n.size {name}, .-{name}")
+    # The index of the function lies on the stack.
+    for label, call in (("sluice_first_call", "sluice_fill_driver_table"), ("sluice_drain", "sluice_flush_submissions")):
+        out += jump_after(label, call)
     out.append(f".globl sluice_missing\n.hidden sluice_missing\nsluice_missing:\n  mov ${NOT_FOUND}, %eax\n  ret")
     for index in range(len(classes)):
         out.append(f"sluice_first_{index}:\n  push ${index}\n  jmp sluice_first_call")
@@ -158,6 +191,22 @@ def stubs(classes: dict[str, str]) -> str:
     out += [f"  .quad {name}" for name in classes]
     out.append('.section .note.GNU-stack,"",@progbits')
     return "\n".join(out) + "\n"
+
+
+def jump_after(label: str, call: str) -> list[str]:
+    """Assembly that calls a function without parameters, then jumps to the entry point whose index lies on the stack."""
+    out = [f".p2align 4\n{label}:"]
+    saved = ("rdi", "rsi", "rdx", "rcx", "r8", "r9", "rax")
+    # On entry the index lies above the return address: 16 bytes, and 7 registers more leave the stack 8 off.
+    out += [f"  push %{register}" for register in saved]
+    out.append("  sub $136, %rsp")
+    out += [f"  movups %xmm{i}, {16 * i}(%rsp)" for i in range(8)]
+    out.append(f"  call {call}")
+    out += [f"  movups {16 * i}(%rsp), %xmm{i}" for i in range(8)]
+    out.append("  add $136, %rsp")
+    out += [f"  pop %{register}" for register in reversed(saved)]
+    out.append("  pop %r11\n  lea sluice_driver_table(%rip), %r10\n  jmp *(%r10,%r11,8)")
+    return out
 
 
 def symbols(classes: dict[str, str]) -> str:
@@ -206,7 +255,8 @@ def generate(headers: pathlib.Path, output: pathlib.Path) -> None:
     classes |= {name: "special" for name in SPECIAL if name not in classes}
     classes = dict(sorted(classes.items()))
     output.mkdir(parents=True, exist_ok=True)
-    gated = [entries[name] for name, kind in classes.items() if kind == "gated"]
+    by_hand = [name for name in classes if name in entries and COPIED_BY_HAND.fullmatch(entries[name].base)]
+    gated = [entries[name] for name, kind in classes.items() if kind in ("gated", "deferred") and name not in by_hand]
     (output / "driver_stubs.S").write_text(stubs(classes))
     (output / "driver_symbols.inc").write_text(symbols(classes))
     (output / "gated_calls.cpp").write_text(wrappers(gated))

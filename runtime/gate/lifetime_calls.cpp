@@ -1,5 +1,5 @@
-/// Calls that end streams and contexts: the gate forgets them first, because the driver may give
-/// their handles out again at once.
+/// Calls that end streams and contexts: the gate makes what was left for them and forgets them first,
+/// because the driver may give their handles out again at once.
 #include "runtime/gate/dispatch.hpp"
 #include "runtime/gate/driver_calls.hpp"
 
@@ -9,6 +9,8 @@ namespace {
 
 CUresult destroy_stream(symbol which, CUstream stream) {
   if (!the_gate().inert()) {
+    flush_if_deferring();
+    forget_capture(stream);
     streams().forget_stream(stream);
   }
   return real<CUresult (*)(CUstream)>(which)(stream);
@@ -16,14 +18,18 @@ CUresult destroy_stream(symbol which, CUstream stream) {
 
 CUresult destroy_context(symbol which, CUcontext context) {
   if (!the_gate().inert()) {
+    flush_if_deferring();
+    end_submissions(context);
     streams().forget_context(context);
   }
   return real<CUresult (*)(CUcontext)>(which)(context);
 }
 
 CUresult release_device(symbol which, CUdevice device) {
+  flush_if_deferring();
   CUresult const result = real<CUresult (*)(CUdevice)>(which)(device);
   if (!the_gate().inert() && !driver::primary_context_is_active(device)) {
+    end_submissions_on(device);
     streams().forget_device(device);
   }
   return result;

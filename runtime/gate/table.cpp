@@ -52,6 +52,9 @@ constexpr sluice_gate_api table = {
     .set_demand_word = [](uint64_t const volatile* word) { the_gate().set_demand_word(word); },
     .demand_answered = [](uint64_t demand) { the_gate().demand_answered(demand); },
     .demand_seen = []() -> int64_t { return the_gate().demand_seen_ns(); },
+    .set_deferred = [](int deferred) { the_gate().set_deferred(deferred != 0); },
+    .flush = [] { flush_if_deferring(); },
+    .deferred = []() -> uint64_t { return deferred_calls(); },
 };
 
 }  // namespace

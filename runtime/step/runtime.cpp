@@ -20,6 +20,7 @@
 #include "memhandover/shared_text.hpp"
 #include "runtime/gate/gate_api.h"
 #include "runtime/step/c_api.h"
+#include "runtime/step/driver_gate.hpp"
 #include "runtime/step/training_memory.hpp"
 #include "runtime/telemetry/logging.hpp"
 #include "scheduler/batch_planner.hpp"
@@ -40,26 +41,6 @@ std::string environment(char const* name) {
   return value == nullptr ? "" : value;
 }
 
-/// The gate's table as the interface that the memory knows.
-class driver_gate final : public launch_gate {
- public:
-  explicit driver_gate(sluice_gate_api const& table) : table_(table) {}
-  bool close(std::int64_t deadline_ns) override { return table_.close(deadline_ns) == 0; }
-  bool wait_idle(std::int64_t deadline_ns) override { return table_.wait_idle(deadline_ns) == 0; }
-  void open() override { table_.open(); }
-  void abort_begin() override { table_.abort_begin(); }
-  void abort_end() override { table_.abort_end(); }
-  void set_urgent(bool urgent) override { table_.set_urgent(urgent ? 1 : 0); }
-  [[nodiscard]] std::int64_t unit_ended_ns() const override { return table_.unit_ended(); }
-  [[nodiscard]] std::int64_t demand_seen_ns() const override { return table_.demand_seen(); }
-  void demand_answered(memhandover::demand const& which) override {
-    table_.demand_answered(memhandover::numbered{which.number, which.chunks}.pack());
-  }
-
- private:
-  sluice_gate_api const& table_;
-};
-
 /// What this process has of the pool. Set once, then constant; never destroyed, since threads use
 /// it until the end.
 struct process_state {
@@ -77,6 +58,16 @@ struct process_state {
 std::atomic<process_state*> shared_state{nullptr};
 /// A forked child has the memory but no thread and no place in the pool.
 std::atomic<bool> in_child{false};
+
+/// Whether launches that find no room are left to a thread of the gate's, or wait for it.
+bool defers_submission() {
+  auto const text = environment("SLUICE_SUBMISSION");
+  if (!text.empty() && text != "direct" && text != "deferred") {
+    spdlog::warn("SLUICE_SUBMISSION is {}, must be direct or deferred; direct is used",
+                 memhandover::readable_text(text));
+  }
+  return text == "deferred";
+}
 
 /// While a server is there, a stream is given so much predicted work at a time: a short queue on the
 /// device is what makes a pause short. Without a server launches go straight.
@@ -182,6 +173,7 @@ int driver_mem_alloc(int device, std::uint64_t* address, std::size_t bytes) {
 /// The driver's own free waits for the device, and its callers rely on that.
 void wait_for_device(process_state const& state) {
   using synchronize = CUresult (*)();
+  state.gate_table->flush();
   reinterpret_cast<synchronize>(state.gate_table->real("cuCtxSynchronize"))();
 }
 
@@ -319,6 +311,7 @@ SLUICE_EXPORT sluice_runtime_api const* sluice_runtime_attach(sluice_gate_api co
     options.driver = state->driver;
     options.gate = state->gate.get();
     state->memory = std::make_unique<training_memory>(std::move(options));
+    gate->set_deferred(defers_submission() ? 1 : 0);
     gate->set_pause_word(reinterpret_cast<std::uint64_t const volatile*>(
         &state->memory->client().view().header().pause_until_ns));
     auto const& client = state->memory->client();
@@ -401,13 +394,13 @@ void sluice_commit_end(uint32_t samples, int outlived) {
   if (state == nullptr) {
     return;
   }
-  if (state->gate_table != nullptr) {
-    state->gate_table->protect_thread(0);
-  }
   auto& box = state->memory->client().mailbox();
   box.samples.fetch_add(samples, std::memory_order_relaxed);
   box.commits.fetch_add(1, std::memory_order_relaxed);
   (void)guarded([&] { state->memory->commit_end(outlived != 0); });
+  if (state->gate_table != nullptr) {
+    state->gate_table->protect_thread(0);
+  }
 }
 
 void sluice_discard(void) {
@@ -526,9 +519,9 @@ void* sluice_arena_alloc(ssize_t bytes, int /*device*/, void* /*stream*/) {
 
 void sluice_arena_free(void* address, ssize_t /*bytes*/, int /*device*/, void* /*stream*/) {
   if (auto* const state = sharing()) {
-    // What is freed of an arena stays mapped for the next micro-batch, or has gone by a demand that
-    // waited. A kept arena is unmapped.
-    if (state->gate_table != nullptr && state->memory->is_promoted(address)) {
+    // What is freed of the arena stays mapped for the next micro-batch. Of a former one it may be
+    // unmapped.
+    if (state->gate_table != nullptr && state->memory->is_former(address)) {
       wait_for_device(*state);
     }
     (void)guarded([&] { state->memory->free(static_cast<std::byte*>(address)); });

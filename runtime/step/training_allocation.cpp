@@ -221,10 +221,11 @@ bool training_memory::owns(void const* address) const {
          std::any_of(promoted_.begin(), promoted_.end(), holds);
 }
 
-bool training_memory::is_promoted(void const* address) const {
+bool training_memory::is_former(void const* address) const {
   std::lock_guard const lock{mutex_};
-  return std::any_of(promoted_.begin(), promoted_.end(),
-                     [address](auto const& candidate) { return candidate->contains(address); });
+  auto const holds = [address](auto const& candidate) { return candidate->contains(address); };
+  return std::any_of(promoted_.begin(), promoted_.end(), holds) ||
+         std::any_of(retired_.begin(), retired_.end(), holds);
 }
 
 std::pair<std::byte*, std::size_t> training_memory::persistent_range(std::byte* address) const {

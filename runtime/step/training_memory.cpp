@@ -125,6 +125,9 @@ void training_memory::exchange_idle() {
 }
 
 bool training_memory::commit_begin() {
+  if (options_.gate != nullptr) {
+    options_.gate->flush();  // while the micro-batch can still be taken away
+  }
   std::lock_guard const lock{mutex_};
   if (state_.load(std::memory_order_relaxed) != arena_state::sound) {
     return false;
@@ -135,6 +138,10 @@ bool training_memory::commit_begin() {
 }
 
 void training_memory::commit_end(bool outlived) {
+  if (options_.gate != nullptr) {
+    options_.gate
+        ->flush();  // what counts as committed is with the device, and reads no arena later
+  }
   {
     std::lock_guard const lock{mutex_};
     phase_ = phase::idle;

@@ -47,6 +47,8 @@ class launch_gate {
   virtual void abort_begin() = 0;
   virtual void abort_end() = 0;
   virtual void set_urgent(bool urgent) = 0;
+  /// Returns when the device has been given, or has been spared by an abort, all that was launched.
+  virtual void flush() {}
   /// When the unit that was executing as the gate was closed had ended; 0 if that is not known.
   [[nodiscard]] virtual std::int64_t unit_ended_ns() const { return 0; }
   /// When a launching thread first saw the demand that is being answered; 0 if none did.
@@ -82,6 +84,7 @@ class training_memory {
   // --- micro-batches, from the training thread
   // -----------------------------------------------------------------
   void begin();
+  /// Waits until what the micro-batch has launched is with the device. False: it was taken away.
   [[nodiscard]] bool commit_begin();
   /// On CUDA `outlived` says that something made in the micro-batch lives on; its arena is then kept.
   /// On the host the arena shows it.
@@ -118,8 +121,9 @@ class training_memory {
   /// Whether `address` was an allocation of ours; it is free afterwards.
   bool free(std::byte* address);
   [[nodiscard]] bool owns(void const* address) const;
-  /// Whether `address` lies in an arena that was kept for what outlived its commit.
-  [[nodiscard]] bool is_promoted(void const* address) const;
+  /// Whether `address` lies in an arena that no micro-batch uses any more: freeing it may unmap what
+  /// the device is still working on.
+  [[nodiscard]] bool is_former(void const* address) const;
   /// The allocation of persistent memory that `address` lies in, as base and size; {null, 0} if
   /// none.
   [[nodiscard]] std::pair<std::byte*, std::size_t> persistent_range(std::byte* address) const;

@@ -2,6 +2,7 @@
 ///
 /// Device memory is host memory, so every copy of whole ranges is the same copy. Each call has a
 /// variant whose null stream is the calling thread's.
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <mutex>
@@ -20,6 +21,18 @@ struct kernel {
   fake_kernel_body body = nullptr;
   std::vector<std::size_t> sizes;
   std::chrono::nanoseconds duration{0};
+
+  /// Where a parameter lies in the buffer of them all: each is aligned to its size, to 8 at most.
+  [[nodiscard]] std::size_t offset(std::size_t index) const {
+    std::size_t at = 0;
+    for (std::size_t i = 0;; at += sizes[i++]) {
+      std::size_t const alignment = std::min<std::size_t>(sizes[i] & (~sizes[i] + 1), 8);
+      at = (at + alignment - 1) / alignment * alignment;
+      if (i == index) {
+        return at;
+      }
+    }
+  }
 };
 
 struct kernel_list {
@@ -35,31 +48,48 @@ kernel const* kernel_of(CUfunction handle) {
 struct arguments {
   std::vector<std::vector<std::byte>> values;
 
-  static arguments copy(kernel const& of, void** parameters) {
+  static arguments copy(kernel const& of, void** parameters, std::byte const* buffer) {
     arguments made;
     for (std::size_t i = 0; i < of.sizes.size(); ++i) {
-      auto const* from = static_cast<std::byte const*>(parameters[i]);
+      auto const* from =
+          buffer != nullptr ? buffer + of.offset(i) : static_cast<std::byte const*>(parameters[i]);
       made.values.emplace_back(from, from + of.sizes[i]);
     }
     return made;
   }
 };
 
-CUresult launch(CUfunction handle, CUstream where, bool per_thread, void** parameters) {
+/// The buffer of `extra`, or nullptr.
+std::byte const* buffer_in(void** extra) {
+  for (; extra != nullptr && *extra != CU_LAUNCH_PARAM_END; extra += 2) {
+    if (*extra == CU_LAUNCH_PARAM_BUFFER_POINTER) {
+      return static_cast<std::byte const*>(extra[1]);
+    }
+  }
+  return nullptr;
+}
+
+/// `block` is the number of threads in one, which has the limit of all devices.
+CUresult launch(CUfunction handle, unsigned block, CUstream where, bool per_thread,
+                void** parameters, void** extra) {
+  constexpr unsigned largest_block = 1024;
   kernel const* of = kernel_of(handle);
-  if (of == nullptr || (!of->sizes.empty() && parameters == nullptr)) {
+  std::byte const* const buffer = buffer_in(extra);
+  if (of == nullptr || block == 0 || block > largest_block ||
+      (!of->sizes.empty() && parameters == nullptr && buffer == nullptr)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  return enqueue(where, per_thread, [of, copied = arguments::copy(*of, parameters)]() mutable {
-    std::this_thread::sleep_for(of->duration);
-    std::vector<void*> pointers;
-    for (auto& value : copied.values) {
-      pointers.push_back(value.data());
-    }
-    if (of->body != nullptr) {
-      of->body(pointers.data());
-    }
-  });
+  return enqueue(where, per_thread,
+                 [of, copied = arguments::copy(*of, parameters, buffer)]() mutable {
+                   std::this_thread::sleep_for(of->duration);
+                   std::vector<void*> pointers;
+                   for (auto& value : copied.values) {
+                     pointers.push_back(value.data());
+                   }
+                   if (of->body != nullptr) {
+                     of->body(pointers.data());
+                   }
+                 });
 }
 
 void* pointer(CUdeviceptr address) {
@@ -153,24 +183,38 @@ extern "C" __attribute__((visibility("default"))) void* fake_register_kernel(fak
       kernel{body, std::move(parameters), std::chrono::nanoseconds{nanoseconds}});
 }
 
+SLUICE_FAKE_CALL CUresult cuFuncGetParamInfo(CUfunction f, std::size_t index, std::size_t* offset,
+                                             std::size_t* bytes) {
+  SLUICE_FAKE_ENTER
+  kernel const* of = kernel_of(f);
+  if (of == nullptr || index >= of->sizes.size()) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  *offset = of->offset(index);
+  *bytes = of->sizes[index];
+  return CUDA_SUCCESS;
+}
+
 #define LAUNCHES(suffix, per_thread)                                                             \
-  SLUICE_FAKE_CALL CUresult cuLaunchKernel##suffix(CUfunction f, unsigned, unsigned, unsigned,   \
-                                                   unsigned, unsigned, unsigned, unsigned,       \
-                                                   CUstream where, void** parameters, void**) {  \
+  SLUICE_FAKE_CALL CUresult cuLaunchKernel##suffix(                                              \
+      CUfunction f, unsigned, unsigned, unsigned, unsigned x, unsigned y, unsigned z, unsigned,  \
+      CUstream where, void** parameters, void** extra) {                                         \
     SLUICE_FAKE_ENTER                                                                            \
-    return launch(f, where, per_thread, parameters);                                             \
+    return launch(f, x * y * z, where, per_thread, parameters, extra);                           \
   }                                                                                              \
   SLUICE_FAKE_CALL CUresult cuLaunchKernelEx##suffix(CUlaunchConfig const* config, CUfunction f, \
-                                                     void** parameters, void**) {                \
+                                                     void** parameters, void** extra) {          \
     SLUICE_FAKE_ENTER                                                                            \
-    return config == nullptr ? CUDA_ERROR_INVALID_VALUE                                          \
-                             : launch(f, config->hStream, per_thread, parameters);               \
+    return config == nullptr                                                                     \
+               ? CUDA_ERROR_INVALID_VALUE                                                        \
+               : launch(f, config->blockDimX * config->blockDimY * config->blockDimZ,            \
+                        config->hStream, per_thread, parameters, extra);                         \
   }                                                                                              \
   SLUICE_FAKE_CALL CUresult cuLaunchCooperativeKernel##suffix(                                   \
-      CUfunction f, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,        \
+      CUfunction f, unsigned, unsigned, unsigned, unsigned x, unsigned y, unsigned z, unsigned,  \
       CUstream where, void** parameters) {                                                       \
     SLUICE_FAKE_ENTER                                                                            \
-    return launch(f, where, per_thread, parameters);                                             \
+    return launch(f, x * y * z, where, per_thread, parameters, nullptr);                         \
   }                                                                                              \
   SLUICE_FAKE_CALL CUresult cuLaunchHostFunc##suffix(CUstream where, CUhostFn function,          \
                                                      void* data) {                               \

@@ -93,6 +93,28 @@ struct driver_calls {
       gate_library().get<decltype(&cuGraphInstantiate)>("cuGraphInstantiateWithFlags");
   decltype(&cuGraphLaunch) launch_graph =
       gate_library().get<decltype(&cuGraphLaunch)>("cuGraphLaunch");
+  decltype(&cuLaunchKernelEx) launch_kernel_ex =
+      gate_library().get<decltype(&cuLaunchKernelEx)>("cuLaunchKernelEx");
+  decltype(&cuStreamQuery) query_stream =
+      gate_library().get<decltype(&cuStreamQuery)>("cuStreamQuery");
+  decltype(&cuStreamWaitEvent) wait_event =
+      gate_library().get<decltype(&cuStreamWaitEvent)>("cuStreamWaitEvent");
+  decltype(&cuEventCreate) create_event =
+      gate_library().get<decltype(&cuEventCreate)>("cuEventCreate");
+  decltype(&cuEventDestroy) destroy_event =
+      gate_library().get<decltype(&cuEventDestroy)>("cuEventDestroy_v2");
+  decltype(&cuEventRecord) record = gate_library().get<decltype(&cuEventRecord)>("cuEventRecord");
+  decltype(&cuEventQuery) query_event = gate_library().get<decltype(&cuEventQuery)>("cuEventQuery");
+  decltype(&cuEventSynchronize) synchronise_event =
+      gate_library().get<decltype(&cuEventSynchronize)>("cuEventSynchronize");
+  decltype(&cuEventElapsedTime) elapsed =
+      gate_library().get<decltype(&cuEventElapsedTime)>("cuEventElapsedTime_v2");
+  decltype(&cuMemsetD32Async) fill =
+      gate_library().get<decltype(&cuMemsetD32Async)>("cuMemsetD32Async");
+  decltype(&cuMemcpyDtoDAsync) copy =
+      gate_library().get<decltype(&cuMemcpyDtoDAsync)>("cuMemcpyDtoDAsync_v2");
+  decltype(&cuLaunchHostFunc) call_host =
+      gate_library().get<decltype(&cuLaunchHostFunc)>("cuLaunchHostFunc");
   decltype(&cuMemAlloc) allocate = gate_library().get<decltype(&cuMemAlloc)>("cuMemAlloc_v2");
   decltype(&cuMemAllocPitch) allocate_pitch =
       gate_library().get<decltype(&cuMemAllocPitch)>("cuMemAllocPitch_v2");
@@ -168,6 +190,7 @@ class gate_test : public ::testing::Test {
     gate.set_urgent(0);
     gate.set_demand_word(nullptr);
     gate.set_run_ahead(0);
+    gate.set_deferred(0);
     gate.abort_end();
     gate.open();
   }

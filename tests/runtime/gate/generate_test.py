@@ -84,15 +84,25 @@ class Generator(unittest.TestCase):
         return wrappers[wrappers.index(f"CUresult {name}(") :].split("\n}\n")[0]
 
     def test_wrappers_name_the_stream_of_the_call(self):
-        self.assertIn("stream_use{hStream, true}", self.wrapper("cuLaunchKernel_ptsz"))
+        self.assertIn("stream_use{hStream, true}", self.wrapper("cuMemcpyHtoDAsync_v2_ptsz"))
         self.assertIn("stream_use{hStream, false}", self.wrapper("cuMemcpyHtoDAsync_v2"))
-        self.assertIn("config != nullptr ? config->hStream : nullptr", self.wrapper("cuLaunchKernelEx"))
 
     def test_wrappers_name_what_a_calls_duration_follows_from(self):
-        self.assertIn("key_of_work({work_part(symbol::of_cuLaunchKernelEx), work_part(config), work_part(f)})",
-                      self.wrapper("cuLaunchKernelEx"))
         self.assertIn("work_part(n)})", self.wrapper("cuMemcpyHtoDAsync_v2"))
         self.assertNotIn("work_part(src)", self.wrapper("cuMemcpyHtoDAsync_v2"))
+
+    def test_kernels_are_copied_by_hand_and_what_is_all_values_by_rule(self):
+        more = "CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr d, unsigned char uc, size_t n, CUstream hStream);\n"
+        files = self.generate(HEADER + more)
+        self.assertNotIn("CUresult cuLaunchKernel(", files["gated_calls.cpp"])
+        self.assertIn("SLUICE_DRIVER_SYMBOL(cuLaunchKernel, deferred)", files["driver_symbols.inc"])
+        self.assertIn("queue.push(self, work, any_kind, submit)", files["gated_calls.cpp"])
+        self.assertIn("SLUICE_DRIVER_SYMBOL(cuMemsetD8Async, deferred)", files["driver_symbols.inc"])
+        self.assertIn("SLUICE_DRIVER_SYMBOL(cuMemcpyHtoDAsync_v2, gated)", files["driver_symbols.inc"])
+
+    def test_what_is_not_known_to_be_beside_the_queue_waits_for_it(self):
+        symbols = self.generate(HEADER + "CUresult CUDAAPI cuStreamForsake(CUstream s);\n")["driver_symbols.inc"]
+        self.assertIn("SLUICE_DRIVER_SYMBOL(cuStreamForsake, drains)", symbols)
 
     def test_an_unknown_launch_stops_the_build(self):
         for name in ("cuLaunchWarp", "cuGraphLaunchLater", "cuStreamMemsetSomething"):

@@ -142,8 +142,12 @@ TEST_F(stress, no_launch_begins_after_close_has_returned) {
   });
 }
 
-TEST_F(stress, the_same_with_bounded_run_ahead_pauses_and_aborts) {
+/// Whether calls that find no room are left to the submitter.
+class bounded_stress : public stress, public ::testing::WithParamInterface<bool> {};
+
+TEST_P(bounded_stress, the_same_with_bounded_run_ahead_pauses_and_aborts) {
   static std::uint64_t volatile word = 0;
+  gate.set_deferred(GetParam() ? 1 : 0);
   gate.set_pause_word(&word);
   gate.set_run_ahead(100'000);
   against_launching_threads(200, true, [this](int i) {
@@ -164,6 +168,9 @@ TEST_F(stress, the_same_with_bounded_run_ahead_pauses_and_aborts) {
   });
   gate.set_pause_word(nullptr);
 }
+
+INSTANTIATE_TEST_SUITE_P(, bounded_stress, ::testing::Bool(),
+                         [](auto const& chosen) { return chosen.param ? "deferred" : "waiting"; });
 
 }  // namespace
 }  // namespace sluice::gate

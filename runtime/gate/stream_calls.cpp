@@ -1,0 +1,218 @@
+/// Calls that order streams, ask them, or wait for them. Events are recorded and waited for in their
+/// turn; what is asked is answered as if everything accepted were with the driver, which has not
+/// done it yet.
+#include <mutex>
+#include <set>
+
+#include "runtime/gate/dispatch.hpp"
+
+using namespace sluice::gate;
+
+namespace {
+
+bool queues_matter() {
+  return the_gate().deferring() && takes_part(this_thread());
+}
+
+/// The queue for a call on that stream; nullptr if the call has to go straight, which it may now.
+submission_queue* queue_for(stream_use where) {
+  if (!queues_matter()) {
+    return nullptr;
+  }
+  bool const may_wait = !is_per_thread(where) && !captures_are_under_way();
+  submission_queue* const queue = may_wait ? submissions_of_current_context() : nullptr;
+  if (queue == nullptr) {
+    flush_submissions();
+  }
+  return queue != nullptr && queue->is_empty() ? nullptr : queue;
+}
+
+template <typename Submit>
+CUresult record(stream_use where, CUevent event, unsigned flags, symbol which, Submit submit) {
+  if (submission_queue* const queue = queue_for(where); queue != nullptr) {
+    if (queue->push_record(this_thread(), where, event, flags, which)) {
+      return CUDA_SUCCESS;
+    }
+    queue->flush();
+  }
+  return submit();
+}
+
+CUresult wait_for_event(stream_use where, CUevent event, unsigned flags, symbol which) {
+  submission_queue* const queue = queue_for(where);
+  if (queues_matter() && (queue == nullptr || !queue->uses_event(event))) {
+    flush_record(event);  // it may lie in the queue of another context
+  }
+  if (queue != nullptr) {
+    if (queue->push_wait(this_thread(), where, event, flags, which)) {
+      return CUDA_SUCCESS;
+    }
+    queue->flush();
+  }
+  return real<CUresult (*)(CUstream, CUevent, unsigned)>(which)(where.handle, event, flags);
+}
+
+/// After the calls that lie before it, a call that waits for the device: it tells what went wrong.
+template <typename Wait>
+CUresult wait_after_flush(Wait wait) {
+  CUresult const earlier = take_submission_error();
+  CUresult const result = wait();
+  return result == CUDA_SUCCESS ? earlier : result;
+}
+
+CUresult synchronise_context(symbol which, CUcontext context) {
+  auto const wait = [&] {
+    return which == symbol::of_cuCtxSynchronize ? real<CUresult (*)()>(which)()
+                                                : real<CUresult (*)(CUcontext)>(which)(context);
+  };
+  if (!queues_matter()) {
+    return wait();
+  }
+  flush_submissions();
+  return wait_after_flush(wait);
+}
+
+CUresult synchronise_stream(symbol which, stream_use where) {
+  auto const wait = [&] { return real<CUresult (*)(CUstream)>(which)(where.handle); };
+  if (!queues_matter()) {
+    return wait();
+  }
+  flush_stream(where);
+  return wait_after_flush(wait);
+}
+
+CUresult query_stream(symbol which, stream_use where) {
+  if (queues_matter() && stream_is_pending(where)) {
+    return CUDA_ERROR_NOT_READY;
+  }
+  return real<CUresult (*)(CUstream)>(which)(where.handle);
+}
+
+CUresult destroy_event(symbol which, CUevent event) {
+  if (queues_matter() && event_is_in_use(event)) {
+    flush_submissions();
+  }
+  return real<CUresult (*)(CUevent)>(which)(event);
+}
+
+CUresult elapsed_time(symbol which, float* milliseconds, CUevent from, CUevent to) {
+  if (queues_matter() && (record_is_pending(from) || record_is_pending(to))) {
+    return CUDA_ERROR_NOT_READY;
+  }
+  return real<CUresult (*)(float*, CUevent, CUevent)>(which)(milliseconds, from, to);
+}
+
+/// Streams from the beginning of a capture to its end.
+struct capture_set {
+  std::mutex lock;
+  std::multiset<CUstream> streams;  // guarded by lock
+};
+constinit std::atomic<std::size_t> captures{0};
+
+capture_set& capturing_streams() {
+  static capture_set& one = *std::make_unique<capture_set>().release();
+  return one;
+}
+
+void change_captures(CUstream stream, bool begins) {
+  capture_set& known = capturing_streams();
+  std::lock_guard const guard{known.lock};
+  if (begins) {
+    known.streams.insert(stream);
+  } else if (auto const found = known.streams.find(stream); found != known.streams.end()) {
+    known.streams.erase(found);
+  }
+  captures.store(known.streams.size(), std::memory_order_release);
+}
+
+CUresult end_capture(symbol which, CUstream stream, CUgraph* graph) {
+  CUresult const result = real<CUresult (*)(CUstream, CUgraph*)>(which)(stream, graph);
+  change_captures(stream, false);
+  return result;
+}
+
+}  // namespace
+
+namespace sluice::gate {
+
+bool captures_are_under_way() noexcept {
+  return captures.load(std::memory_order_acquire) != 0;
+}
+
+void note_capture(CUstream stream) {
+  change_captures(stream, true);
+}
+
+void forget_capture(CUstream stream) {
+  if (captures_are_under_way()) {
+    change_captures(stream, false);
+  }
+}
+
+}  // namespace sluice::gate
+
+#define SLUICE_STREAM_CALLS(suffix, per_thread)                                                 \
+  SLUICE_DRIVER_CALL CUresult cuEventRecord##suffix(CUevent event, CUstream stream) {           \
+    symbol const which = symbol::of_cuEventRecord##suffix;                                      \
+    return record({stream, per_thread}, event, 0, which,                                        \
+                  [&] { return real<CUresult (*)(CUevent, CUstream)>(which)(event, stream); }); \
+  }                                                                                             \
+  SLUICE_DRIVER_CALL CUresult cuEventRecordWithFlags##suffix(CUevent event, CUstream stream,    \
+                                                             unsigned flags) {                  \
+    symbol const which = symbol::of_cuEventRecordWithFlags##suffix;                             \
+    return record({stream, per_thread}, event, flags, which, [&] {                              \
+      return real<CUresult (*)(CUevent, CUstream, unsigned)>(which)(event, stream, flags);      \
+    });                                                                                         \
+  }                                                                                             \
+  SLUICE_DRIVER_CALL CUresult cuStreamWaitEvent##suffix(CUstream stream, CUevent event,         \
+                                                        unsigned flags) {                       \
+    return wait_for_event({stream, per_thread}, event, flags,                                   \
+                          symbol::of_cuStreamWaitEvent##suffix);                                \
+  }                                                                                             \
+  SLUICE_DRIVER_CALL CUresult cuStreamSynchronize##suffix(CUstream stream) {                    \
+    return synchronise_stream(symbol::of_cuStreamSynchronize##suffix, {stream, per_thread});    \
+  }                                                                                             \
+  SLUICE_DRIVER_CALL CUresult cuStreamQuery##suffix(CUstream stream) {                          \
+    return query_stream(symbol::of_cuStreamQuery##suffix, {stream, per_thread});                \
+  }                                                                                             \
+  SLUICE_DRIVER_CALL CUresult cuStreamEndCapture##suffix(CUstream stream, CUgraph* graph) {     \
+    return end_capture(symbol::of_cuStreamEndCapture##suffix, stream, graph);                   \
+  }
+
+SLUICE_STREAM_CALLS(, false)
+SLUICE_STREAM_CALLS(_ptsz, true)
+
+SLUICE_DRIVER_CALL CUresult cuCtxSynchronize() {
+  return synchronise_context(symbol::of_cuCtxSynchronize, nullptr);
+}
+SLUICE_DRIVER_CALL CUresult cuCtxSynchronize_v2(CUcontext context) {
+  return synchronise_context(symbol::of_cuCtxSynchronize_v2, context);
+}
+SLUICE_DRIVER_CALL CUresult cuEventQuery(CUevent event) {
+  if (queues_matter() && record_is_pending(event)) {
+    return CUDA_ERROR_NOT_READY;
+  }
+  return real<CUresult (*)(CUevent)>(symbol::of_cuEventQuery)(event);
+}
+SLUICE_DRIVER_CALL CUresult cuEventSynchronize(CUevent event) {
+  auto const wait = [event] {
+    return real<CUresult (*)(CUevent)>(symbol::of_cuEventSynchronize)(event);
+  };
+  if (!queues_matter()) {
+    return wait();
+  }
+  flush_record(event);
+  return wait_after_flush(wait);
+}
+SLUICE_DRIVER_CALL CUresult cuEventDestroy(CUevent event) {
+  return destroy_event(symbol::of_cuEventDestroy, event);
+}
+SLUICE_DRIVER_CALL CUresult cuEventDestroy_v2(CUevent event) {
+  return destroy_event(symbol::of_cuEventDestroy_v2, event);
+}
+SLUICE_DRIVER_CALL CUresult cuEventElapsedTime(float* milliseconds, CUevent from, CUevent to) {
+  return elapsed_time(symbol::of_cuEventElapsedTime, milliseconds, from, to);
+}
+SLUICE_DRIVER_CALL CUresult cuEventElapsedTime_v2(float* milliseconds, CUevent from, CUevent to) {
+  return elapsed_time(symbol::of_cuEventElapsedTime_v2, milliseconds, from, to);
+}

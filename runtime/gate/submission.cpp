@@ -1,0 +1,428 @@
+#include "runtime/gate/submission.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+
+#include "runtime/gate/dispatch.hpp"
+#include "runtime/gate/driver_calls.hpp"
+#include "runtime/gate/futex.hpp"
+#include "runtime/gate/gate.hpp"
+
+namespace sluice::gate {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// Waking a thread costs as much as ten launches, so short waits are waited out awake.
+constexpr std::chrono::nanoseconds awake = 50us;
+/// A lost wake-up would cost no more than this.
+constexpr std::chrono::nanoseconds nap = 20ms;
+/// Spins until `done`, for a while.
+template <typename Done>
+bool spin_until(Done done) {
+  std::int64_t const end = monotonic_ns() + awake.count();
+  while (!done()) {
+    if (monotonic_ns() >= end) {
+      return false;
+    }
+    ::sched_yield();
+  }
+  return true;
+}
+
+/// All queues, the newest first. It only grows; a queue whose context has gone has none.
+struct queue_node {
+  explicit queue_node(CUcontext context) noexcept : queue{context} {}
+  submission_queue queue;
+  queue_node* next = nullptr;
+};
+
+constinit std::atomic<queue_node*> queues{nullptr};
+constinit std::mutex adding;
+
+template <typename Each>
+void for_each_queue(Each each) {
+  for (queue_node* node = queues.load(std::memory_order_acquire); node != nullptr;
+       node = node->next) {
+    if (node->queue.context() != nullptr) {
+      each(node->queue);
+    }
+  }
+}
+
+submission_queue* queue_of(CUcontext context) {
+  submission_queue* found = nullptr;
+  for_each_queue([&](submission_queue& one) {
+    if (one.context() == context) {
+      found = &one;
+    }
+  });
+  return found;
+}
+
+/// A stream by one name: the legacy stream has two.
+void* name_of(stream_use where) {
+  return where.handle == nullptr ? CU_STREAM_LEGACY : where.handle;
+}
+
+}  // namespace
+
+std::byte* deferred_call::make_room(std::size_t bytes) {
+  if (room < bytes) {
+    parameters = std::make_unique_for_overwrite<std::byte[]>(bytes);
+    room = bytes;
+  }
+  return parameters.get();
+}
+
+bool submission_queue::start() {
+  device_ = driver::current_device();
+  calls_ = std::make_unique<deferred_call[]>(capacity);
+  sigset_t all;
+  sigset_t before;
+  ::sigfillset(&all);  // signals are for the program's own threads
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  bool const started = ::pthread_create(
+                           &submitter_, nullptr,
+                           [](void* self) -> void* {
+                             static_cast<submission_queue*>(self)->run();
+                             return nullptr;
+                           },
+                           this) == 0;
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (started) {
+    ::pthread_setname_np(submitter_, "sluice-submit");
+  }
+  return started;
+}
+
+deferred_call* submission_queue::reserve(std::unique_lock<std::mutex>& lock, kind_of_call kind) {
+  std::size_t length = usual_length;
+  for (;;) {
+    if (!the_gate().bounded() || (kind != any_kind && kinds_.count(kind) == 0)) {
+      return nullptr;
+    }
+    std::uint64_t const next = accepted_.load(std::memory_order_relaxed);
+    if (next - made_.load(std::memory_order_acquire) < length) {
+      return &calls_[next % capacity];
+    }
+    lock.unlock();
+    if (!await(next - length + 1, length == usual_length)) {
+      length = capacity;
+    }
+    lock.lock();
+  }
+}
+
+void submission_queue::publish(deferred_call& place, thread_slot const& self) {
+  place.protect = self.protect;
+  place.expendable = self.expendable;
+  place.aborts = the_gate().aborts();
+  std::uint64_t const number = accepted_.load(std::memory_order_relaxed) + 1;
+  if (streams_.size() + events_.size() >= forget_at_) {
+    std::erase_if(streams_, [this](auto const& one) { return has_been_made(one.second); });
+    std::erase_if(events_, [this](auto const& one) { return has_been_made(one.second.used); });
+    forget_at_ = std::max(many, 2 * (streams_.size() + events_.size()));
+  }
+  streams_[name_of(place.work.stream)] = number;
+  accepted_.store(number, std::memory_order_seq_cst);
+  if (asleep_.load(std::memory_order_seq_cst) != 0) {
+    came_.fetch_add(1, std::memory_order_release);
+    futex_wake(came_);
+  }
+}
+
+template <typename Call>
+bool submission_queue::push_event(thread_slot const& self, stream_use where, CUevent event,
+                                  bool records, Call const& call) {
+  std::unique_lock lock{mutex_};
+  deferred_call* const place = reserve(lock, any_kind);
+  if (place == nullptr) {
+    return false;
+  }
+  std::memcpy(place->make_room(sizeof(Call)), static_cast<void const*>(&call), sizeof(Call));
+  place->work = {where, 0};
+  place->enters = false;
+  place->make = [](std::byte* at) { return (*reinterpret_cast<Call*>(at))(); };
+  std::uint64_t const number = accepted_.load(std::memory_order_relaxed) + 1;
+  publish(*place, self);
+  event_use& use = events_[event];
+  use.used = number;
+  if (records) {
+    use.recorded = number;
+  }
+  return true;
+}
+
+bool submission_queue::push_record(thread_slot const& self, stream_use where, CUevent event,
+                                   unsigned flags, symbol which) {
+  auto const call = [which, event, flags, stream = where.handle] {
+    if (which == symbol::of_cuEventRecord || which == symbol::of_cuEventRecord_ptsz) {
+      return real<CUresult (*)(CUevent, CUstream)>(which)(event, stream);
+    }
+    return real<CUresult (*)(CUevent, CUstream, unsigned)>(which)(event, stream, flags);
+  };
+  return push_event(self, where, event, true, call);
+}
+
+bool submission_queue::push_wait(thread_slot const& self, stream_use where, CUevent event,
+                                 unsigned flags, symbol which) {
+  auto const call = [which, event, flags, stream = where.handle] {
+    return real<CUresult (*)(CUstream, CUevent, unsigned)>(which)(stream, event, flags);
+  };
+  return push_event(self, where, event, false, call);
+}
+
+void submission_queue::accept(kind_of_call kind) {
+  std::lock_guard const guard{mutex_};
+  kinds_.insert(kind);
+}
+
+void submission_queue::forget_kinds() {
+  std::lock_guard const guard{mutex_};
+  kinds_.clear();
+}
+
+void submission_queue::flush_record(CUevent event) {
+  std::uint64_t number = 0;
+  {
+    std::lock_guard const guard{mutex_};
+    auto const found = events_.find(event);
+    number = found != events_.end() ? found->second.recorded : 0;
+  }
+  await(number);
+}
+
+void submission_queue::flush_stream(stream_use where) {
+  if (name_of(where) == CU_STREAM_LEGACY || is_per_thread(where)) {
+    flush();  // it waits for other streams as well
+    return;
+  }
+  std::uint64_t number = 0;
+  {
+    std::lock_guard const guard{mutex_};
+    auto const found = streams_.find(name_of(where));
+    number = found != streams_.end() ? found->second : 0;
+  }
+  await(number);
+}
+
+bool submission_queue::record_is_pending(CUevent event) {
+  std::lock_guard const guard{mutex_};
+  auto const found = events_.find(event);
+  return found != events_.end() && !has_been_made(found->second.recorded);
+}
+
+bool submission_queue::uses_event(CUevent event) {
+  std::lock_guard const guard{mutex_};
+  auto const found = events_.find(event);
+  return found != events_.end() && !has_been_made(found->second.used);
+}
+
+bool submission_queue::uses_stream(stream_use where) {
+  if (name_of(where) == CU_STREAM_LEGACY || is_per_thread(where)) {
+    return !is_empty();
+  }
+  std::lock_guard const guard{mutex_};
+  auto const found = streams_.find(name_of(where));
+  return found != streams_.end() && !has_been_made(found->second);
+}
+
+bool submission_queue::await(std::uint64_t number, bool interruptible) {
+  if (has_been_made(number) || spin_until([&] { return has_been_made(number); })) {
+    return true;
+  }
+  bool undisturbed = true;
+  while (!has_been_made(number) && (undisturbed || !interruptible)) {
+    std::uint32_t const seen = went_.load(std::memory_order_acquire);
+    std::uint64_t wanted = wake_at_.load(std::memory_order_relaxed);
+    while (number < wanted &&
+           !wake_at_.compare_exchange_weak(wanted, number, std::memory_order_seq_cst)) {
+    }
+    if (!has_been_made(number)) {
+      undisturbed = futex_wait(went_, seen, nap);
+    }
+  }
+  return undisturbed;
+}
+
+void submission_queue::finished() {
+  std::uint64_t const number = made_.load(std::memory_order_relaxed) + 1;
+  made_.store(number, std::memory_order_seq_cst);
+  if (wake_at_.load(std::memory_order_seq_cst) <= number) {
+    wake_at_.store(never, std::memory_order_seq_cst);
+    went_.fetch_add(1, std::memory_order_release);
+    futex_wake(went_);
+  }
+}
+
+bool submission_queue::await_call() {
+  auto const here = [this] { return !is_empty(); };
+  if (here() || spin_until(here)) {
+    return true;
+  }
+  the_gate().defer_no_longer();
+  while (!here()) {
+    if (ending_.load(std::memory_order_acquire)) {
+      return false;
+    }
+    std::uint32_t const seen = came_.load(std::memory_order_acquire);
+    asleep_.store(1, std::memory_order_seq_cst);
+    if (accepted_.load(std::memory_order_seq_cst) == made_.load(std::memory_order_relaxed)) {
+      futex_wait(came_, seen, nap);
+    }
+    asleep_.store(0, std::memory_order_relaxed);
+  }
+  return true;
+}
+
+CUresult submission_queue::make(thread_slot& self, deferred_call& call) {
+  if (!call.enters) {
+    return call.make(call.parameters.get());
+  }
+  gate& at = the_gate();
+  auto const stale = [&] { return call.expendable && call.aborts != at.aborts(); };
+  self.protect = call.protect;
+  self.expendable = call.expendable;
+  if (stale() || at.enter(self, call.work) != CUDA_SUCCESS) {
+    return CUDA_SUCCESS;  // dropped: it succeeds undone
+  }
+  // Whoever ends an abort has counted it before, so that seen from inside the answer is final.
+  CUresult result = CUDA_SUCCESS;
+  if (!stale()) {
+    result = call.make(call.parameters.get());
+    note_launch(at, self, call.work);
+  }
+  at.leave(self);
+  return result;
+}
+
+void submission_queue::run() {
+  real<CUresult (*)(CUcontext)>(symbol::of_cuCtxSetCurrent)(context());
+  thread_slot& self = this_thread();
+  while (await_call()) {
+    CUresult const result = make(self, calls_[made_.load(std::memory_order_relaxed) % capacity]);
+    if (result != CUDA_SUCCESS) {
+      CUresult none = CUDA_SUCCESS;
+      error_.compare_exchange_strong(none, result, std::memory_order_acq_rel);
+    }
+    finished();
+  }
+}
+
+void submission_queue::end() {
+  flush();
+  ending_.store(true, std::memory_order_release);
+  came_.fetch_add(1, std::memory_order_release);
+  futex_wake(came_);
+  ::pthread_join(submitter_, nullptr);
+  std::lock_guard const guard{mutex_};
+  context_.store(nullptr, std::memory_order_release);
+  calls_ = nullptr;
+}
+
+submission_queue* submissions_of_current_context() {
+  CUcontext const context = driver::current_context();
+  if (context == nullptr) {
+    return nullptr;
+  }
+  if (submission_queue* const known = queue_of(context); known != nullptr) {
+    return known;
+  }
+  std::lock_guard const guard{adding};
+  if (submission_queue* const known = queue_of(context); known != nullptr) {
+    return known;
+  }
+  auto made = std::make_unique<queue_node>(context);
+  if (!made->queue.start()) {
+    return nullptr;
+  }
+  made->next = queues.load(std::memory_order_relaxed);
+  queue_node* const node = made.release();  // its submitter lives as long as the process
+  queues.store(node, std::memory_order_release);
+  return &node->queue;
+}
+
+void flush_submissions() noexcept {
+  thread_slot const& self = this_thread();
+  if (self.exempt || self.inside.load(std::memory_order_relaxed) != 0) {
+    return;
+  }
+  for_each_queue([](submission_queue& one) { one.flush(); });
+}
+
+CUresult take_submission_error() noexcept {
+  CUresult found = CUDA_SUCCESS;
+  for_each_queue([&](submission_queue& one) {
+    if (found == CUDA_SUCCESS) {
+      found = one.take_error();
+    }
+  });
+  return found;
+}
+
+bool submissions_are_settled() noexcept {
+  bool all = true;
+  for_each_queue([&](submission_queue& one) { all = all && one.is_settled(); });
+  return all;
+}
+
+bool record_is_pending(CUevent event) noexcept {
+  bool any = false;
+  for_each_queue([&](submission_queue& one) { any = any || one.record_is_pending(event); });
+  return any;
+}
+
+bool event_is_in_use(CUevent event) noexcept {
+  bool any = false;
+  for_each_queue([&](submission_queue& one) { any = any || one.uses_event(event); });
+  return any;
+}
+
+void flush_record(CUevent event) noexcept {
+  for_each_queue([event](submission_queue& one) { one.flush_record(event); });
+}
+
+void flush_stream(stream_use where) noexcept {
+  for_each_queue([where](submission_queue& one) { one.flush_stream(where); });
+}
+
+bool stream_is_pending(stream_use where) noexcept {
+  bool any = false;
+  for_each_queue([&](submission_queue& one) { any = any || one.uses_stream(where); });
+  return any;
+}
+
+std::uint64_t deferred_calls() noexcept {
+  std::uint64_t sum = 0;
+  for (queue_node const* node = queues.load(std::memory_order_acquire); node != nullptr;
+       node = node->next) {
+    sum += node->queue.accepted();
+  }
+  return sum;
+}
+
+void forget_kinds_of_calls() noexcept {
+  for_each_queue([](submission_queue& one) { one.forget_kinds(); });
+}
+
+void end_submissions(CUcontext context) noexcept {
+  std::lock_guard const guard{adding};
+  if (submission_queue* const known = queue_of(context); known != nullptr) {
+    known->end();
+  }
+}
+
+void end_submissions_on(int device) noexcept {
+  std::lock_guard const guard{adding};
+  for_each_queue([device](submission_queue& one) {
+    if (one.device() == device) {
+      one.end();
+    }
+  });
+}
+
+}  // namespace sluice::gate

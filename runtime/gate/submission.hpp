@@ -1,0 +1,221 @@
+/// Deferred submission: calls that a thread of the gate's own makes, in the order in which they came.
+///
+/// A launching thread that had to wait for room on the device could not run ahead, and would show
+/// each of its own hiccups to the device. So while run-ahead is bounded it leaves its calls here and
+/// goes on:
+///
+///   launching threads ──push──► [ … | … | … ] ──submitter──► gate ──► driver
+///                                   └── of an aborted micro-batch ──► dropped
+///
+/// One queue and one submitter for each context. The queue is the order of the calls, whatever their
+/// streams: what was called first is submitted first, as without a queue. What waits for the device,
+/// orders work in another way or asks for an answer *flushes* first: it waits until all that was
+/// accepted before it has been made. The submitter passes the gate like any thread, with the
+/// exemptions of the thread that made the call.
+///
+/// Only calls are taken that the driver has accepted before in that form (`kind_of_call`), so that
+/// what it refuses for its form is refused at once, in the call. Another error is kept, and is the
+/// result of the next call that may have one; so are the errors of a kernel.
+///
+/// Thread-safety: everything may be called from any thread.
+#pragma once
+
+#include <pthread.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <type_traits>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "runtime/gate/driver.hpp"
+#include "runtime/gate/streams.hpp"
+#include "runtime/gate/thread_slot.hpp"
+
+namespace sluice::gate {
+
+/// The form of a call: what decides whether the driver accepts it.
+using kind_of_call = work_key;
+/// Of a call that is accepted in any form.
+inline constexpr kind_of_call any_kind = 0;
+
+/// A call with its parameters by value.
+struct deferred_call {
+  planned_work work;
+  bool enters = true;  ///< false: records an event or waits for one, which no closed gate holds
+  bool protect = false;
+  bool expendable = false;
+  std::uint64_t aborts = 0;  ///< of the gate, when it was accepted
+  CUresult (*make)(std::byte* parameters) = nullptr;
+  std::unique_ptr<std::byte[]> parameters;
+  std::size_t room = 0;  ///< bytes at `parameters`
+
+  [[nodiscard]] std::byte* make_room(std::size_t bytes);
+};
+
+class submission_queue {
+ public:
+  /// Threads that are not interrupted leave so many calls behind at most.
+  static constexpr std::size_t usual_length = 2048;
+
+  explicit submission_queue(CUcontext context) noexcept : context_{context} {}
+  ~submission_queue() = default;  // only of one that was never started
+  submission_queue(submission_queue const&) = delete;
+  submission_queue& operator=(submission_queue const&) = delete;
+
+  /// Starts the submitter; false if there can be none.
+  [[nodiscard]] bool start();
+  [[nodiscard]] CUcontext context() const noexcept {
+    return context_.load(std::memory_order_acquire);
+  }
+  [[nodiscard]] int device() const noexcept { return device_; }
+  [[nodiscard]] std::uint64_t accepted() const noexcept {
+    return accepted_.load(std::memory_order_relaxed);
+  }
+  /// Whether all that was accepted has been made.
+  [[nodiscard]] bool is_empty() const noexcept {
+    return made_.load(std::memory_order_acquire) == accepted_.load(std::memory_order_acquire);
+  }
+
+  /// The same, and nobody is about to change it.
+  [[nodiscard]] bool is_settled() {
+    std::lock_guard const guard{mutex_};
+    return is_empty();
+  }
+
+  /// Takes a call; `Call` is copied and called later. False if it cannot be taken: the driver has not
+  /// accepted that kind before, or run-ahead is no longer bounded. Waits while the queue is full.
+  template <typename Call>
+  [[nodiscard]] bool push(thread_slot const& self, planned_work const& work, kind_of_call kind,
+                          Call const& call) {
+    static_assert(std::is_trivially_copyable_v<Call> && std::is_trivially_destructible_v<Call>);
+    return push(
+        self, work, kind, sizeof(Call),
+        [](std::byte* at) { return (*reinterpret_cast<Call*>(at))(); },
+        [&call](std::byte* at) { std::memcpy(at, static_cast<void const*>(&call), sizeof(Call)); });
+  }
+  /// The same for parameters of any length, which `fill` writes.
+  template <typename Fill>
+  [[nodiscard]] bool push(thread_slot const& self, planned_work const& work, kind_of_call kind,
+                          std::size_t bytes, CUresult (*caller)(std::byte*), Fill const& fill) {
+    std::unique_lock lock{mutex_};
+    deferred_call* const place = reserve(lock, kind);
+    if (place == nullptr) {
+      return false;
+    }
+    fill(place->make_room(bytes));
+    place->work = work;
+    place->enters = true;
+    place->make = caller;
+    publish(*place, self);
+    return true;
+  }
+
+  /// Takes the record of an event on a stream, or a stream's wait for one.
+  [[nodiscard]] bool push_record(thread_slot const& self, stream_use where, CUevent event,
+                                 unsigned flags, symbol which);
+  [[nodiscard]] bool push_wait(thread_slot const& self, stream_use where, CUevent event,
+                               unsigned flags, symbol which);
+
+  /// The driver has accepted a call of that kind.
+  void accept(kind_of_call kind);
+  /// Functions have gone: their handles may come again for others.
+  void forget_kinds();
+
+  /// Waits until all that was accepted before has been made, or dropped.
+  void flush() { await(accepted_.load(std::memory_order_acquire)); }
+  /// The same up to the last record of that event, or up to the last use of the stream.
+  void flush_record(CUevent event);
+  void flush_stream(stream_use where);
+  [[nodiscard]] bool record_is_pending(CUevent event);
+  [[nodiscard]] bool uses_event(CUevent event);
+  [[nodiscard]] bool uses_stream(stream_use where);
+
+  /// The error of a call that was made later than it was accepted; CUDA_SUCCESS if there is none. It
+  /// is told once.
+  [[nodiscard]] CUresult take_error() noexcept {
+    return error_.load(std::memory_order_relaxed) == CUDA_SUCCESS
+               ? CUDA_SUCCESS
+               : error_.exchange(CUDA_SUCCESS, std::memory_order_acq_rel);
+  }
+
+  /// Flushes and ends the submitter; the context is about to go.
+  void end();
+
+ private:
+  /// An interrupted thread may leave a call beyond the usual length, so that it gets to its handler.
+  static constexpr std::size_t capacity = 2 * usual_length;
+  /// So many streams and events are remembered before those that are done with are forgotten.
+  static constexpr std::size_t many = 1024;
+  static constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
+
+  struct event_use {
+    std::uint64_t recorded = 0;  ///< number of the last record of it
+    std::uint64_t used = 0;      ///< and of the last call that names it
+  };
+
+  [[nodiscard]] deferred_call* reserve(std::unique_lock<std::mutex>& lock, kind_of_call kind);
+  void publish(deferred_call& place, thread_slot const& self);
+  template <typename Call>
+  [[nodiscard]] bool push_event(thread_slot const& self, stream_use where, CUevent event,
+                                bool records, Call const& call);
+  /// Waits until so many calls have been made; false if a signal came in between.
+  bool await(std::uint64_t number, bool interruptible = false);
+  [[nodiscard]] bool has_been_made(std::uint64_t number) const noexcept {
+    return made_.load(std::memory_order_seq_cst) >= number;
+  }
+  void run();
+  [[nodiscard]] bool await_call();
+  [[nodiscard]] static CUresult make(thread_slot& self, deferred_call& call);
+  void finished();
+
+  std::atomic<CUcontext> context_;
+  int device_ = -1;  ///< the driver's ordinal
+  pthread_t submitter_{};
+  std::atomic<std::uint64_t> accepted_{0};
+  std::atomic<std::uint64_t> made_{0};
+  std::atomic<std::uint32_t> came_{0};    // grows to wake the submitter
+  std::atomic<std::uint32_t> asleep_{0};  // 1 while the submitter sleeps
+  std::atomic<std::uint32_t> went_{0};    // grows to wake who waits in `await`
+  std::atomic<std::uint64_t> wake_at_{never};
+  std::atomic<bool> ending_{false};
+  std::atomic<CUresult> error_{CUDA_SUCCESS};
+
+  std::mutex mutex_;  // guards the rest; a call belongs to the submitter once accepted
+  std::unique_ptr<deferred_call[]> calls_;
+  std::unordered_set<kind_of_call> kinds_;
+  std::unordered_map<CUevent, event_use> events_;
+  std::unordered_map<void*, std::uint64_t> streams_;  // number of the last call on it
+  std::size_t forget_at_ = many;
+};
+
+/// The queue of the current context, made at its first use; nullptr without a context.
+[[nodiscard]] submission_queue* submissions_of_current_context();
+/// Flushes all queues. Nothing for threads that take no part in gating.
+void flush_submissions() noexcept;
+/// The first error that any queue holds; see `take_error`.
+[[nodiscard]] CUresult take_submission_error() noexcept;
+/// Whether no queue holds anything; only once run-ahead is no longer bounded does it stay so.
+[[nodiscard]] bool submissions_are_settled() noexcept;
+/// Whether an event's record, or any call that names it, has still to be made.
+[[nodiscard]] bool record_is_pending(CUevent event) noexcept;
+[[nodiscard]] bool event_is_in_use(CUevent event) noexcept;
+/// Waits until an event's last record has been made.
+void flush_record(CUevent event) noexcept;
+/// Flushes what a stream that is about to be asked or waited for has been given.
+void flush_stream(stream_use where) noexcept;
+[[nodiscard]] bool stream_is_pending(stream_use where) noexcept;
+/// Calls that have been left to submitters since the process started.
+[[nodiscard]] std::uint64_t deferred_calls() noexcept;
+/// Kernels have gone.
+void forget_kinds_of_calls() noexcept;
+/// The context is about to be destroyed, or the device's primary one has gone.
+void end_submissions(CUcontext context) noexcept;
+void end_submissions_on(int device) noexcept;
+
+}  // namespace sluice::gate

@@ -1,0 +1,32 @@
+/// The preloaded gate's table, as the interface that the training memory knows.
+#pragma once
+
+#include <cstdint>
+
+#include "memhandover/layout.hpp"
+#include "runtime/gate/gate_api.h"
+#include "runtime/step/training_memory.hpp"
+
+namespace sluice::step {
+
+class driver_gate final : public launch_gate {
+ public:
+  explicit driver_gate(sluice_gate_api const& table) : table_(table) {}
+  bool close(std::int64_t deadline_ns) override { return table_.close(deadline_ns) == 0; }
+  bool wait_idle(std::int64_t deadline_ns) override { return table_.wait_idle(deadline_ns) == 0; }
+  void open() override { table_.open(); }
+  void abort_begin() override { table_.abort_begin(); }
+  void abort_end() override { table_.abort_end(); }
+  void set_urgent(bool urgent) override { table_.set_urgent(urgent ? 1 : 0); }
+  void flush() override { table_.flush(); }
+  [[nodiscard]] std::int64_t unit_ended_ns() const override { return table_.unit_ended(); }
+  [[nodiscard]] std::int64_t demand_seen_ns() const override { return table_.demand_seen(); }
+  void demand_answered(memhandover::demand const& which) override {
+    table_.demand_answered(memhandover::numbered{which.number, which.chunks}.pack());
+  }
+
+ private:
+  sluice_gate_api const& table_;
+};
+
+}  // namespace sluice::step

@@ -1,0 +1,490 @@
+/// Calls that are left to the submitter: in their order, with their own parameters, and as if they
+/// had been made at once.
+#include <pthread.h>
+#include <signal.h>
+
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <vector>
+
+#include "tests/runtime/gate/gate_fixture.hpp"
+
+namespace sluice::gate {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// What ran, in its order.
+struct journal {
+  std::mutex lock;
+  std::vector<int> entries;
+};
+
+journal& written() {
+  static journal one;
+  return one;
+}
+
+/// A kernel with one parameter, which it writes down.
+void write_down(void** parameters) {
+  std::lock_guard const guard{written().lock};
+  int number = 0;
+  std::memcpy(&number, parameters[0], sizeof(number));
+  written().entries.push_back(number);
+}
+
+std::vector<int> take_entries() {
+  std::lock_guard const guard{written().lock};
+  return std::exchange(written().entries, {});
+}
+
+std::vector<int> numbers(int from, int to) {
+  std::vector<int> all;
+  for (int i = from; i < to; ++i) {
+    all.push_back(i);
+  }
+  return all;
+}
+
+class submission : public gate_test {
+ protected:
+  submission() {
+    take_entries();
+    gate.set_deferred(1);
+    gate.set_run_ahead(std::chrono::nanoseconds{100us}.count());
+    note(-1);  // so that this kind of launch is known
+    EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
+    take_entries();
+  }
+
+  void note(int number, CUstream stream = nullptr) const {
+    std::array<void*, 1> parameters{&number};
+    EXPECT_EQ(cuda.launch_kernel(noting, 1, 1, 1, 1, 1, 1, 0, stream, parameters.data(), nullptr),
+              CUDA_SUCCESS);
+  }
+  [[nodiscard]] std::uint64_t begun() const { return driver.calls("cuLaunchKernel"); }
+  void close() const { ASSERT_EQ(gate.close(in(10s)), 0); }
+  [[nodiscard]] CUevent event() const {
+    CUevent made = nullptr;
+    EXPECT_EQ(cuda.create_event(&made, 0), CUDA_SUCCESS);
+    return made;
+  }
+  [[nodiscard]] CUdeviceptr memory(std::size_t bytes) const {
+    CUdeviceptr made = 0;
+    EXPECT_EQ(cuda.allocate(&made, bytes), CUDA_SUCCESS);
+    return made;
+  }
+
+  std::size_t const one_int = sizeof(int);
+  CUfunction noting = static_cast<CUfunction>(driver.register_kernel(write_down, &one_int, 1, 0));
+};
+
+TEST_F(submission, a_thread_goes_on_while_the_gate_is_closed_and_its_launches_follow_in_order) {
+  close();
+  std::uint64_t const before = begun();
+  for (int i = 0; i < 100; ++i) {
+    note(i);
+  }
+  EXPECT_EQ(begun(), before);
+  gate.open();
+  EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
+  EXPECT_EQ(take_entries(), numbers(0, 100));
+  EXPECT_EQ(begun(), before + 100);
+}
+
+TEST_F(submission, a_thread_goes_on_while_the_device_is_busy) {
+  CUfunction const slow = kernel(20ms);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(launch(slow), CUDA_SUCCESS);
+  }
+  std::uint64_t const before = begun();
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(launch(slow), CUDA_SUCCESS);
+  }
+  EXPECT_LT(begun(), before + 3);
+  EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
+  EXPECT_EQ(begun(), before + 3);
+}
+
+TEST_F(submission, what_is_not_yet_with_the_driver_is_not_ready) {
+  CUevent const recorded = event();
+  CUevent const before = event();
+  CUstream const other = stream();
+  EXPECT_EQ(cuda.record(before, nullptr), CUDA_SUCCESS);
+  EXPECT_TRUE(eventually([&] { return cuda.query_stream(nullptr) == CUDA_SUCCESS; }));
+  close();
+  note(1);
+  EXPECT_EQ(cuda.record(recorded, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(cuda.query_event(recorded), CUDA_ERROR_NOT_READY);
+  EXPECT_EQ(cuda.query_event(before), CUDA_SUCCESS);
+  EXPECT_EQ(cuda.query_stream(nullptr), CUDA_ERROR_NOT_READY);
+  EXPECT_EQ(cuda.query_stream(other), CUDA_SUCCESS);
+  float milliseconds = 0;
+  EXPECT_EQ(cuda.elapsed(&milliseconds, before, recorded), CUDA_ERROR_NOT_READY);
+  gate.open();
+  EXPECT_EQ(cuda.synchronise_event(recorded), CUDA_SUCCESS);
+  EXPECT_EQ(take_entries(), numbers(1, 2));
+  EXPECT_EQ(cuda.query_event(recorded), CUDA_SUCCESS);
+  EXPECT_EQ(cuda.elapsed(&milliseconds, before, recorded), CUDA_SUCCESS);
+  EXPECT_EQ(cuda.query_stream(nullptr), CUDA_SUCCESS);
+}
+
+TEST_F(submission, streams_are_ordered_by_queued_events) {
+  CUstream const first = stream();
+  CUstream const second = stream();
+  CUevent const between = event();
+  CUfunction const slow = kernel(5ms);
+  EXPECT_EQ(launch(slow, first), CUDA_SUCCESS);
+  close();
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_EQ(launch(slow, first), CUDA_SUCCESS);
+    note(2 * i, first);
+    EXPECT_EQ(cuda.record(between, first), CUDA_SUCCESS);
+    EXPECT_EQ(cuda.wait_event(second, between, 0), CUDA_SUCCESS);
+    note(2 * i + 1, second);
+    EXPECT_EQ(cuda.record(between, second), CUDA_SUCCESS);
+    EXPECT_EQ(cuda.wait_event(first, between, 0), CUDA_SUCCESS);
+  }
+  gate.open();
+  EXPECT_EQ(cuda.synchronise(first), CUDA_SUCCESS);
+  EXPECT_EQ(take_entries(), numbers(0, 20));
+  EXPECT_EQ(cuda.destroy_event(between), CUDA_SUCCESS);
+}
+
+struct mixed {
+  char letter;
+  std::uint16_t number;
+  double real;
+  std::array<char, 5000> many;
+};
+mixed received{};  // NOLINT: a kernel has no other place to write to
+
+void receive(void** parameters) {
+  std::memcpy(&received.letter, parameters[0], sizeof(received.letter));
+  std::memcpy(&received.number, parameters[1], sizeof(received.number));
+  std::memcpy(&received.real, parameters[2], sizeof(received.real));
+  std::memcpy(received.many.data(), parameters[3], received.many.size());
+}
+
+class parameters : public submission {
+ protected:
+  void SetUp() override {
+    sent_.many.fill('x');
+    received = {};
+  }
+  std::array<std::size_t, 4> const sizes{1, 2, 8, 5000};
+  CUfunction const taking =
+      static_cast<CUfunction>(driver.register_kernel(receive, sizes.data(), sizes.size(), 0));
+  mixed sent_{'a', 77, 2.5, {}};
+
+  /// Launches once for the driver to accept it, then behind a closed gate; then what was handed over
+  /// is overwritten.
+  template <typename Launch>
+  void overwrite_after(Launch launch_it, void* handed_over, std::size_t bytes) {
+    EXPECT_EQ(launch_it(), CUDA_SUCCESS);
+    EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
+    received = {};
+    close();
+    EXPECT_EQ(launch_it(), CUDA_SUCCESS);
+    std::memset(handed_over, 0, bytes);
+    gate.open();
+    EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
+    EXPECT_EQ(received.letter, 'a');
+    EXPECT_EQ(received.number, 77);
+    EXPECT_EQ(received.real, 2.5);
+    EXPECT_EQ(received.many[4999], 'x');
+  }
+};
+
+TEST_F(parameters, are_copied) {
+  std::array<void*, 4> each{&sent_.letter, &sent_.number, &sent_.real, sent_.many.data()};
+  overwrite_after(
+      [&] {
+        return cuda.launch_kernel(taking, 1, 1, 1, 1, 1, 1, 0, nullptr, each.data(), nullptr);
+      },
+      &sent_, sizeof(sent_));
+}
+
+TEST_F(parameters, in_one_buffer_are_copied) {
+  std::array<std::byte, 16 + 5000> buffer{};
+  std::memcpy(buffer.data(), &sent_.letter, 1);
+  std::memcpy(buffer.data() + 2, &sent_.number, 2);
+  std::memcpy(buffer.data() + 8, &sent_.real, 8);
+  std::memcpy(buffer.data() + 16, sent_.many.data(), 5000);
+  std::size_t bytes = buffer.size();
+  std::array<void*, 5> extra{CU_LAUNCH_PARAM_BUFFER_POINTER, buffer.data(),
+                             CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END};
+  overwrite_after(
+      [&] {
+        return cuda.launch_kernel(taking, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, extra.data());
+      },
+      buffer.data(), buffer.size());
+}
+
+TEST_F(parameters, of_a_configured_launch_are_copied_with_its_attributes) {
+  std::array<void*, 4> each{&sent_.letter, &sent_.number, &sent_.real, sent_.many.data()};
+  std::array<CUlaunchAttribute, 2> attributes{};
+  attributes[0].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+  attributes[0].value.clusterDim = {2, 1, 1};
+  attributes[1].id = CU_LAUNCH_ATTRIBUTE_PRIORITY;
+  CUlaunchConfig config{2, 1, 1, 32, 1, 1, 0, nullptr, attributes.data(), 2};
+  std::uint64_t const straight = driver.calls("cuLaunchKernelEx");
+  overwrite_after([&] { return cuda.launch_kernel_ex(&config, taking, each.data(), nullptr); },
+                  &sent_, sizeof(sent_));
+  EXPECT_EQ(driver.calls("cuLaunchKernelEx"), straight + 2);
+}
+
+TEST_F(submission, copies_and_fills_keep_their_place) {
+  CUdeviceptr const from = memory(4096);
+  CUdeviceptr const to = memory(4096);
+  close();
+  EXPECT_EQ(cuda.fill(from, 7, 1024, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(cuda.copy(to, from, 4096, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(cuda.fill(from, 9, 1024, nullptr), CUDA_SUCCESS);
+  gate.open();
+  std::array<unsigned, 1024> seen{};
+  EXPECT_EQ(cuda.copy_out(seen.data(), to, 4096), CUDA_SUCCESS);  // waits for what was left before
+  EXPECT_EQ(seen[1023], 7U);
+  EXPECT_EQ(cuda.copy_out(seen.data(), from, 4096), CUDA_SUCCESS);
+  EXPECT_EQ(seen[1023], 9U);
+  EXPECT_EQ(cuda.free_memory(from), CUDA_SUCCESS);
+  EXPECT_EQ(cuda.free_memory(to), CUDA_SUCCESS);
+}
+
+TEST_F(submission, what_ends_an_object_waits_for_the_calls_that_name_it) {
+  CUstream const going = stream();
+  CUevent const recorded = event();
+  close();
+  std::atomic<int> ended{0};
+  for (int i = 0; i < 5; ++i) {
+    note(i, going);
+  }
+  EXPECT_EQ(cuda.record(recorded, going), CUDA_SUCCESS);
+  auto const ending = thread([&] {
+    EXPECT_EQ(cuda.destroy_event(recorded), CUDA_SUCCESS);
+    ++ended;
+    EXPECT_EQ(cuda.destroy_stream(going), CUDA_SUCCESS);
+    ++ended;
+  });
+  for (int i = 0; i < 1000; ++i) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(ended, 0);
+  gate.open();
+  EXPECT_TRUE(eventually([&] { return ended == 2; }));
+  EXPECT_TRUE(eventually([] { return take_entries() == numbers(0, 5); }));
+}
+
+TEST_F(submission, a_launch_that_the_driver_refuses_for_its_form_is_refused_at_once) {
+  CUfunction const fresh = kernel(0ns);
+  auto launch_blocks = [&](unsigned threads) {
+    return cuda.launch_kernel(fresh, 1, 1, 1, threads, 1, 1, 0, nullptr, nullptr, nullptr);
+  };
+  CUfunction const slow = kernel(10ms);
+  EXPECT_EQ(launch(slow), CUDA_SUCCESS);
+  EXPECT_EQ(launch(slow), CUDA_SUCCESS);
+  EXPECT_EQ(launch_blocks(4096), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(launch_blocks(128), CUDA_SUCCESS);
+  EXPECT_EQ(launch_blocks(4096), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
+}
+
+TEST_F(submission, another_error_is_told_once_by_a_later_call) {
+  close();
+  note(1);
+  driver.fail("cuLaunchKernel", CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, 0);
+  gate.open();
+  EXPECT_EQ(cuda.synchronise_all(), CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+  driver.fail("cuLaunchKernel", 0, 0);
+  EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
+  note(2);
+  EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
+  EXPECT_EQ(take_entries(), numbers(2, 3));
+}
+
+TEST_F(submission, what_an_aborted_micro_batch_has_left_is_dropped_and_nothing_else) {
+  close();
+  gate.expendable_thread(1);
+  CUevent const recorded = event();
+  for (int i = 0; i < 50; ++i) {
+    note(i);
+  }
+  EXPECT_EQ(cuda.record(recorded, nullptr), CUDA_SUCCESS);
+  gate.expendable_thread(0);
+  note(100);
+  gate.abort_begin();
+  gate.open();
+  EXPECT_EQ(cuda.synchronise_event(recorded), CUDA_SUCCESS) << "events are recorded all the same";
+  gate.abort_end();
+  gate.expendable_thread(1);
+  note(101);
+  EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
+  EXPECT_EQ(take_entries(), numbers(100, 102));
+}
+
+TEST_F(submission, what_was_left_before_an_abort_ended_never_reaches_the_driver_after_it) {
+  CUfunction const slow = kernel(2ms);
+  EXPECT_EQ(launch(slow), CUDA_SUCCESS);
+  gate.expendable_thread(1);
+  for (int round = 0; round < 200; ++round) {
+    EXPECT_EQ(launch(slow), CUDA_SUCCESS);
+    for (int i = 0; i < 20; ++i) {
+      note(i);
+    }
+    close();
+    ASSERT_EQ(gate.wait_idle(in(10s)), 0);
+    take_entries();
+    gate.abort_begin();
+    gate.open();
+    gate.abort_end();
+    note(1000);
+    EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
+    ASSERT_EQ(take_entries(), std::vector{1000});
+  }
+}
+
+TEST_F(submission, lifting_the_bound_lets_nothing_overtake) {
+  for (int round = 0; round < 100; ++round) {
+    close();
+    for (int i = 0; i < 20; ++i) {
+      note(i);
+    }
+    gate.set_run_ahead(0);
+    auto const rest = thread([&] {
+      for (int i = 20; i < 40; ++i) {
+        note(i);
+      }
+    });
+    gate.open();
+    EXPECT_TRUE(eventually([&] {
+      std::lock_guard const guard{written().lock};
+      return written().entries.size() == 40;
+    }));
+    EXPECT_EQ(take_entries(), numbers(0, 40));
+    gate.set_run_ahead(100'000);
+  }
+}
+
+TEST_F(submission, a_capture_takes_what_is_launched_in_it_and_nothing_that_was_left_before) {
+  CUstream const captured = stream();
+  close();
+  note(1, captured);
+  std::atomic<bool> begun_capture{false};
+  CUgraph graph = nullptr;
+  auto const capturing = thread([&] {
+    EXPECT_EQ(cuda.begin_capture(captured, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    begun_capture = true;
+    note(2, captured);
+    EXPECT_EQ(cuda.end_capture(captured, &graph), CUDA_SUCCESS);
+    CUgraphExec ready = nullptr;
+    EXPECT_EQ(cuda.instantiate(&ready, graph, 0), CUDA_SUCCESS);
+    EXPECT_EQ(cuda.launch_graph(ready, captured), CUDA_SUCCESS);
+    EXPECT_EQ(cuda.launch_graph(ready, captured), CUDA_SUCCESS);
+    note(3, captured);
+    EXPECT_EQ(cuda.synchronise(captured), CUDA_SUCCESS);
+  });
+  for (int i = 0; i < 1000; ++i) {
+    std::this_thread::yield();
+  }
+  EXPECT_FALSE(begun_capture);
+  gate.open();
+  EXPECT_TRUE(eventually([] {
+    std::lock_guard const guard{written().lock};
+    return written().entries.size() == 4;
+  }));
+  EXPECT_EQ(take_entries(), (std::vector<int>{1, 2, 2, 3}));
+}
+
+TEST_F(submission, host_functions_run_after_what_was_launched_before_them) {
+  close();
+  note(1);
+  auto const calling = thread([&] {
+    EXPECT_EQ(cuda.call_host(
+                  nullptr,
+                  [](void*) {
+                    std::lock_guard const guard{written().lock};
+                    written().entries.push_back(2);
+                  },
+                  nullptr),
+              CUDA_SUCCESS);
+    note(3);
+    EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
+  });
+  gate.open();
+  EXPECT_TRUE(eventually([] {
+    std::lock_guard const guard{written().lock};
+    return written().entries.size() == 3;
+  }));
+  EXPECT_EQ(take_entries(), numbers(1, 4));
+}
+
+TEST_F(submission, a_full_queue_holds_a_thread_until_a_signal_comes) {
+  static std::atomic<bool> interrupted{false};
+  struct sigaction action {};
+  action.sa_handler = [](int) { interrupted = true; };
+  struct sigaction before {};
+  ASSERT_EQ(::sigaction(SIGUSR1, &action, &before), 0);
+  close();
+  std::atomic<int> launched{0};
+  auto launching = thread([&] {
+    while (!interrupted) {
+      note(launched);
+      ++launched;
+    }
+  });
+  int seen = -1;
+  EXPECT_TRUE(eventually([&] {  // it has stopped at some number
+    int const last = std::exchange(seen, launched.load());
+    std::this_thread::sleep_for(1ms);
+    return seen > 1000 && seen == last;
+  }));
+  EXPECT_TRUE(eventually([&] {
+    ::pthread_kill(launching.native_handle(), SIGUSR1);
+    return launched > seen;
+  })) << "the handler's thread must get back to its program";
+  launching.join();
+  gate.open();
+  EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
+  EXPECT_EQ(take_entries(), numbers(0, launched));
+  ASSERT_EQ(::sigaction(SIGUSR1, &before, nullptr), 0);
+}
+
+TEST_F(submission, another_threads_calls_wait_for_what_was_left_before_it_was_told) {
+  CUfunction const slow = kernel(3ms);
+  EXPECT_EQ(launch(slow), CUDA_SUCCESS);
+  for (int round = 0; round < 20; ++round) {
+    EXPECT_EQ(launch(slow), CUDA_SUCCESS);
+    note(2 * round);
+    auto const other = thread([&] { note(2 * round + 1); });
+  }
+  EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
+  EXPECT_EQ(take_entries(), numbers(0, 40));
+}
+
+TEST_F(submission, a_context_is_destroyed_after_what_was_left_for_it) {
+  static auto const create =
+      gate_library().get<CUresult (*)(CUcontext*, CUctxCreateParams*, unsigned, CUdevice)>(
+          "cuCtxCreate_v4");
+  static auto const destroy = gate_library().get<CUresult (*)(CUcontext)>("cuCtxDestroy_v2");
+  for (int round = 0; round < 5; ++round) {
+    CUcontext other = nullptr;
+    if (create(&other, nullptr, 0, 0) != CUDA_SUCCESS) {
+      GTEST_SKIP() << "the fake driver makes no contexts";
+    }
+    note(-1);
+    EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
+    take_entries();
+    CUfunction const slow = kernel(2ms);
+    EXPECT_EQ(launch(slow), CUDA_SUCCESS);
+    EXPECT_EQ(launch(slow), CUDA_SUCCESS);
+    note(5);
+    EXPECT_EQ(destroy(other), CUDA_SUCCESS);
+    EXPECT_TRUE(eventually([] { return take_entries() == numbers(5, 6); }));
+    EXPECT_EQ(cuda.set_current(context), CUDA_SUCCESS);
+  }
+}
+
+}  // namespace
+}  // namespace sluice::gate
