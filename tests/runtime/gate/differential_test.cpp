@@ -5,7 +5,7 @@
 /// they ran. Several threads run one each; every so often each hands a copy of its memory to its
 /// neighbour, by events.
 ///
-/// SLUICE_TEST_OPERATIONS sets the number of operations (100 000), SLUICE_TEST_SEED the seed.
+/// SLUICE_TEST_OPERATIONS sets the number of operations, SLUICE_TEST_SEED the seed.
 #include <array>
 #include <atomic>
 #include <barrier>
@@ -26,6 +26,11 @@ using namespace std::chrono_literals;
 constexpr std::size_t thread_count = 4;
 constexpr std::size_t streams_each = 3;
 constexpr std::size_t words = 64;  // of a buffer
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr std::uint64_t usual_operations = 20'000;
+#else
+constexpr std::uint64_t usual_operations = 100'000;
+#endif
 
 /// The driver, by itself or behind the gate.
 struct driver_table {
@@ -413,11 +418,6 @@ class program {
   outcome seen_;
 };
 
-std::uint64_t from_environment(char const* name, std::uint64_t otherwise) {
-  char const* const text = std::getenv(name);
-  return text != nullptr ? std::stoull(text) : otherwise;
-}
-
 class differential : public gate_test {
  protected:
   /// Runs one program in each thread.
@@ -478,7 +478,7 @@ class differential : public gate_test {
 };
 
 TEST_F(differential, programs_show_the_same_with_and_without_the_gate) {
-  std::uint64_t const operations = from_environment("SLUICE_TEST_OPERATIONS", 100'000);
+  std::uint64_t const operations = from_environment("SLUICE_TEST_OPERATIONS", usual_operations);
   std::uint64_t const first_seed = from_environment("SLUICE_TEST_SEED", std::random_device{}());
   constexpr std::uint64_t at_once = 5'000;  // operations of a thread
   driver_table const alone{fake()};

@@ -151,6 +151,12 @@ struct fake_calls_table {
   return (std::chrono::steady_clock::now().time_since_epoch() + span).count();
 }
 
+/// A number that whoever runs the tests may set.
+[[nodiscard]] inline std::uint64_t from_environment(char const* name, std::uint64_t otherwise) {
+  char const* const text = std::getenv(name);
+  return text != nullptr ? std::stoull(text) : otherwise;
+}
+
 /// Waits until a condition that another thread brings about holds; false if it does not within ten
 /// seconds.
 [[nodiscard]] inline bool eventually(std::function<bool()> const& holds) {

@@ -1,5 +1,5 @@
 /// Many threads against many closes: after close() has returned, no launch begins. Built twice: as
-/// it is, and for a kernel that refuses membarrier.
+/// it is, and for a kernel that refuses membarrier. SLUICE_TEST_CLOSES sets how many there are (3000).
 #include <unistd.h>
 
 #include <array>
@@ -129,7 +129,9 @@ class stress : public gate_test {
 };
 
 TEST_F(stress, no_launch_begins_after_close_has_returned) {
-  against_launching_threads(3000, false, [this](int i) {
+  int const closes = static_cast<int>(from_environment("SLUICE_TEST_CLOSES", 3000));
+  std::uint64_t const launched = gate.launches();
+  against_launching_threads(closes, false, [this](int i) {
     ASSERT_EQ(gate.close(in(20s)), 0);
     expect_nothing_begins();
     if (i % 50 == 0) {
@@ -140,6 +142,8 @@ TEST_F(stress, no_launch_begins_after_close_has_returned) {
       std::this_thread::yield();
     }
   });
+  std::printf("%llu launches against %d closes\n",
+              static_cast<unsigned long long>(gate.launches() - launched), closes);
 }
 
 /// Whether calls that find no room are left to the submitter.

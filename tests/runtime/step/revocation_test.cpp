@@ -251,8 +251,7 @@ void serve(std::stop_token const& stop, memhandover::serving_pool& server, std::
 }
 
 TEST_P(revocation_test, what_is_learned_is_what_was_committed_whatever_is_taken_away) {
-  char const* const wanted = std::getenv("SLUICE_TEST_DISCARDS");
-  std::uint64_t const discards = wanted != nullptr ? std::stoull(wanted) : 100;
+  std::uint64_t const discards = gate::from_environment("SLUICE_TEST_DISCARDS", 100);
   gated_job job{world_, context_};
   auto const server = world_.join_server();
   std::uint64_t const deferred_before = gate_.deferred();
