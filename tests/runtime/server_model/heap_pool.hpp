@@ -167,8 +167,10 @@ class heap_pool final : public memhandover::serving_pool,
     changed_.notify_all();
   }
 
-  [[nodiscard]] memhandover::compute_claim claim_compute() override {
+  [[nodiscard]] memhandover::compute_claim claim_compute(
+      std::chrono::steady_clock::time_point until) override {
     std::lock_guard const lock{mutex_};
+    claimed_until_ = until;
     ++claims_;
     ++claims_ever_;
     return memhandover::compute_claim{
@@ -202,6 +204,11 @@ class heap_pool final : public memhandover::serving_pool,
   [[nodiscard]] int claims_ever() const {
     std::lock_guard const lock{mutex_};
     return claims_ever_;
+  }
+  /// Of the latest claim.
+  [[nodiscard]] std::chrono::steady_clock::time_point claimed_until() const {
+    std::lock_guard const lock{mutex_};
+    return claimed_until_;
   }
   /// How often training could have been asked.
   [[nodiscard]] int acquisitions() const {
@@ -289,6 +296,7 @@ class heap_pool final : public memhandover::serving_pool,
   std::uint64_t reserve_ = 0;
   int claims_ = 0;
   int claims_ever_ = 0;
+  std::chrono::steady_clock::time_point claimed_until_;
   int acquisitions_ = 0;
   int stitched_ = 0;
   int lose_races_ = 0;
