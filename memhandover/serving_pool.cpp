@@ -81,6 +81,7 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
     thread_.join();
     if (writer_) {
       member_.view().header().pause_until_ns.store(0);
+      member_.view().header().run_ahead_ns.store(0);
       manifest_->end();
     }
   }
@@ -117,6 +118,12 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
     std::lock_guard const lock{mutex_};
     reserve_ = static_cast<std::uint32_t>((bytes + shape().chunk_bytes - 1) / shape().chunk_bytes);
     writer_->set_reserve(reserve_);
+  }
+
+  void set_run_ahead(nanoseconds bound) override {
+    auto const kept = std::clamp<nanoseconds>(bound, nanoseconds{1}, longest_run_ahead);
+    std::lock_guard const lock{mutex_};
+    member_.view().header().run_ahead_ns.store(static_cast<std::uint64_t>(kept.count()));
   }
 
   [[nodiscard]] compute_claim claim_compute(steady_clock::time_point until) override {
