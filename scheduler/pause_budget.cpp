@@ -128,6 +128,9 @@ void pause_budget::forget_before(time_point start) {
 }
 
 void pause_budget::remember(interval pause) {
+  if (pause.from == pause.to) {
+    return;
+  }
   if (!past_.empty() && past_.back().to == pause.from) {
     past_.back().to = pause.to;
     return;
