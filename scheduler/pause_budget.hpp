@@ -6,12 +6,11 @@
 /// So the limit is exact, and a pause's end is known when it begins.
 ///
 ///   ready ──begin──► held ──end──► ready
-///                     │ end, at its limit       nothing is left of the window when it is to begin
-///                     └──────────────────► used up ◄───────────────────────────────── ready
-///                                            └── an eighth of the window's pauses may be had ──► ready
+///     │                └──end, at its limit──┐
+///     └──begin, and nothing is left──────────┴──► used up ──an eighth of what a window may have──► ready
 ///
-/// The last step keeps pauses from becoming ever shorter under load that never ends: then they come
-/// in pieces of at least that eighth.
+/// The last step keeps pauses from becoming ever shorter under load that never ends: after a used-up
+/// budget the next one may last for at least that eighth.
 ///
 ///   pause_budget budget{0.2};                                    // of every second, 200 ms
 ///   if (auto const limit = budget.begin(now); limit > now) { hold launches until limit at most … }

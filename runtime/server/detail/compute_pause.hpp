@@ -1,12 +1,8 @@
 /// Training's launches are held while the server wants that and training's share allows it.
 ///
-///           want                      its limit
-///   open ──────────────► held ────────────────────────► spent
-///    ▲ ▲                  │ │ ▲                          │ │
-///    │ └─ nothing is left ┼─┼─┼──────────────────────────┘ │
-///    │    when wanted ────┼─┼─┼──────────────► spent       │
-///    └──────── let_go ────┘ │ └─── attend, refilled ───────┤
-///    └──────────────────────┴────────── let_go ────────────┘
+///   open ──want──► held ──its limit──► spent ──training has had its share──► held
+///    ▲              │                    │
+///    └───let_go─────┴───────let_go───────┘       want leads to spent at once if nothing is left
 ///
 /// While spent, requests go on beside training, which the device then divides between them.
 ///
@@ -15,8 +11,8 @@
 ///   … at pause.next_event(): pause.attend();
 ///   pause.let_go();                      // none is left
 ///
-/// A pause's limit is in shared memory from its beginning (compute_pause only hears of it later), so
-/// how long launches are held does not depend on when `attend` is called.
+/// A pause's limit stands in shared memory from its beginning, so how long launches are held does not
+/// depend on when `attend` is called.
 ///
 /// Thread-safety: none; the owner serialises calls.
 #pragma once
