@@ -42,7 +42,7 @@
 namespace sluice::memhandover {
 
 inline constexpr std::uint64_t ledger_magic = 0x31474c4543494c53;  // "SLICELG1"
-inline constexpr std::uint32_t layout_version = 5;
+inline constexpr std::uint32_t layout_version = 6;
 inline constexpr std::uint32_t max_clients = 32;
 inline constexpr std::uint32_t broker_slot = 0xffff;
 inline constexpr std::uint16_t left_slot = 0xfffe;  ///< serving, but its server is dead
@@ -124,6 +124,8 @@ struct ledger_header {
   std::atomic<std::uint32_t> serving_now;    ///< 1 while a server is attached
   std::atomic<std::uint64_t> left_until_ns;  ///< CLOCK_MONOTONIC; until then what a dead server has
                                              ///< left waits for the next one
+  std::atomic<std::uint64_t> run_ahead_ns;   ///< how much predicted work a stream of training may
+                                             ///< have on the device; 0: the server has not said
   std::atomic<std::uint64_t> handovers;
   std::atomic<std::uint64_t> bytes_to_serving;
   std::atomic<std::uint64_t> bytes_to_training;
@@ -162,6 +164,7 @@ struct alignas(64) mailbox_header {
   std::atomic<std::int64_t> awake_ns, closed_ns, unit_ended_ns, idle_ns, released_ns;
   std::atomic<std::uint32_t> live_chunks;  ///< of that answer: from a micro-batch that was running
   // For `sluice status`.
+  std::atomic<std::uint64_t> run_ahead_ns;  ///< the bound that the job keeps; 0: none
   std::atomic<std::uint32_t> micro_batch, global_batch;
   std::atomic<std::uint64_t> samples, commits, discards;
   std::atomic<std::uint32_t> arena_chunks;  ///< revocable; `spare_chunks` of them are not in use

@@ -266,6 +266,16 @@ pool_files create_ledger(pool_shape const& shape) {
   return files;
 }
 
+std::optional<std::chrono::nanoseconds> published_run_ahead(ledger_header const& header) noexcept {
+  constexpr auto longest =
+      static_cast<std::uint64_t>(std::chrono::nanoseconds{longest_run_ahead}.count());
+  auto const bound = header.run_ahead_ns.load(std::memory_order_relaxed);
+  if (header.serving_now.load() == 0 || bound == 0 || bound > longest) {
+    return std::nullopt;
+  }
+  return std::chrono::nanoseconds{static_cast<std::int64_t>(bound)};
+}
+
 unique_fd make_event() {
   unique_fd event{::eventfd(0, EFD_CLOEXEC)};
   if (!event) {

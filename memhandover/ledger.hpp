@@ -8,8 +8,10 @@
 /// names it.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -91,6 +93,14 @@ class ledger_view {
   pool_shape shape_;
   std::span<std::atomic<std::uint64_t>> chunks_;
 };
+
+/// A run-ahead bound in shared memory is not longer than this, or damaged.
+inline constexpr std::chrono::seconds longest_run_ahead{1};
+
+/// What the pool's server wants of the jobs' launches; nothing if there is no server, or if it has not
+/// said so.
+[[nodiscard]] std::optional<std::chrono::nanoseconds> published_run_ahead(
+    ledger_header const& header) noexcept;
 
 /// A pool's number as it is shown: sixteen hexadecimal digits.
 [[nodiscard]] std::string hexadecimal(std::uint64_t pool_id);

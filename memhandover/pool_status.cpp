@@ -69,6 +69,17 @@ json describe_handovers(ledger_header const& header) {
           {"recent", std::move(recent)}};
 }
 
+/// Zero stands for no bound.
+std::optional<std::chrono::nanoseconds> run_ahead_of(mailbox_header const& mailbox) {
+  auto const bound = mailbox.run_ahead_ns.load(std::memory_order_relaxed);
+  return bound == 0 ? std::nullopt
+                    : std::optional{std::chrono::nanoseconds{static_cast<std::int64_t>(bound)}};
+}
+
+json microseconds_or_null(std::optional<std::chrono::nanoseconds> span) {
+  return span ? json(std::chrono::duration<double, std::micro>{*span}.count()) : json{};
+}
+
 char const* name_of(owner who) {
   switch (who) {
     case owner::free:
@@ -168,6 +179,7 @@ nlohmann::json describe_pool(ledger_view const& view) {
                      {"persistent_bytes", mailbox.persistent_chunks.load() * header.chunk_bytes},
                      {"micro_batch", mailbox.micro_batch.load()},
                      {"global_batch", mailbox.global_batch.load()},
+                     {"run_ahead_us", microseconds_or_null(run_ahead_of(mailbox))},
                      {"samples", mailbox.samples.load()},
                      {"commits", mailbox.commits.load()},
                      {"discards", mailbox.discards.load()}});
@@ -193,6 +205,7 @@ nlohmann::json describe_pool(ledger_view const& view) {
             {"serving_bytes", owned(owner::serving)},
             {"left_bytes", left},
             {"grantable_bytes", header.grantable.load() * header.chunk_bytes},
+            {"run_ahead_us", microseconds_or_null(published_run_ahead(header))},
             {"writer", view.writer_slot() == broker_slot ? "broker" : "server"},
             {"broker_pid", ::getpid()}}},
           {"clients", std::move(clients)},

@@ -16,6 +16,7 @@
 #include "memhandover/chunk_history.hpp"
 #include "memhandover/chunk_notes.hpp"
 #include "memhandover/detail/acquisition.hpp"
+#include "memhandover/detail/pause_lease.hpp"
 #include "memhandover/detail/server_manifest.hpp"
 #include "memhandover/detail/whole_view.hpp"
 #include "memhandover/error.hpp"
@@ -49,7 +50,8 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
         notes_(member_.view(), member_.slot()),
         history_(member_.view(), member_.slot()),
         stop_(make_event()),
-        acquisition_({member_.view(), member_.slot(), mutex_, mail_, writer_, reserve_}) {
+        acquisition_({member_.view(), member_.slot(), mutex_, mail_, writer_, reserve_}),
+        pause_(member_.view().header().pause_until_ns, options_.pause_lease) {
     manifest_.emplace(member_.files().manifest.get(),
                       detail::server_manifest::parts{
                           member_.view(), *memory_, whole_.at(0), member_.slot(), mutex_, writer_,
@@ -79,6 +81,7 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
     thread_.join();
     if (writer_) {
       member_.view().header().pause_until_ns.store(0);
+      member_.view().header().run_ahead_ns.store(0);
       manifest_->end();
     }
   }
@@ -117,17 +120,28 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
     writer_->set_reserve(reserve_);
   }
 
-  [[nodiscard]] compute_claim claim_compute() override {
+  void set_run_ahead(nanoseconds bound) override {
+    auto const kept = std::clamp<nanoseconds>(bound, nanoseconds{1}, longest_run_ahead);
+    std::lock_guard const lock{mutex_};
+    member_.view().header().run_ahead_ns.store(static_cast<std::uint64_t>(kept.count()));
+  }
+
+  [[nodiscard]] compute_claim claim_compute(steady_clock::time_point until) override {
+    detail::pause_lease::claim claim;
     {
       std::lock_guard const lock{mutex_};
-      if (claims_++ == 0) {
-        renew_pause();
-        (void)::eventfd_write(member_.files().doorbell.get(),
-                              1);  // the thread keeps the lease fresh from now on
+      bool const first = !pause_.claimed();
+      claim = pause_.add(until);
+      if (first) {
+        // The thread keeps the lease fresh from now on.
+        (void)::eventfd_write(member_.files().doorbell.get(), 1);
       }
     }
-    auto self = shared_from_this();
-    return compute_claim{std::shared_ptr<void>{nullptr, [self](void*) { self->drop_claim(); }}};
+    auto drop = [self = shared_from_this(), claim](void*) {
+      std::lock_guard const lock{self->mutex_};
+      self->pause_.drop(claim);
+    };
+    return compute_claim{std::shared_ptr<void>{nullptr, std::move(drop)}};
   }
 
   [[nodiscard]] warm_memory* warm() noexcept override { return &*manifest_; }
@@ -197,19 +211,6 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
   }
 
  private:
-  void renew_pause() {
-    auto const until = monotonic_ns() + nanoseconds{options_.pause_lease}.count();
-    member_.view().header().pause_until_ns.store(static_cast<std::uint64_t>(until),
-                                                 std::memory_order_release);
-  }
-
-  void drop_claim() {
-    std::lock_guard const lock{mutex_};
-    if (--claims_ == 0) {
-      member_.view().header().pause_until_ns.store(0, std::memory_order_release);
-    }
-  }
-
   /// Who asks later is told that `chunks` hold `what`, and lie at `data`.
   void tell(std::span<std::uint32_t const> chunks, std::byte const* data, std::string_view what) {
     note_chunks(chunks, what);
@@ -235,7 +236,7 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
   std::optional<detail::server_manifest> manifest_;
   std::uint32_t reserve_ = 0;
   detail::acquisition acquisition_;  ///< used by whoever has `acquiring_`
-  std::uint32_t claims_ = 0;
+  detail::pause_lease pause_;
   std::thread thread_;
 };
 
@@ -252,7 +253,7 @@ void pool_server::run() {
     {
       std::lock_guard const lock{mutex_};
       doorbell = writer_ ? member_.files().doorbell.get() : -1;
-      claimed = claims_ > 0;
+      claimed = pause_.claimed();
       left_until = manifest_->end_grace();
     }
     auto timeout = member_.patience();
@@ -281,8 +282,8 @@ void pool_server::run() {
         writer_->pump();
         mail_.notify_all();
       }
-      if (claims_ > 0) {
-        renew_pause();
+      if (pause_.claimed()) {
+        pause_.renew();
       }
     }
     if (auto received = member_.attend(polled[2].revents != 0)) {

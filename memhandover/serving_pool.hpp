@@ -137,7 +137,18 @@ class serving_pool : public chunk_pool {
   /// W).
   virtual void set_reserve(std::uint64_t bytes) = 0;
 
-  [[nodiscard]] virtual compute_claim claim_compute() = 0;
+  /// How much predicted work training may give a stream at a time, so that the device is soon its
+  /// own again; not longer than `longest_run_ahead`. Jobs follow it from their next micro-batch on,
+  /// until this server is gone.
+  virtual void set_run_ahead(std::chrono::nanoseconds bound) = 0;
+
+  /// A claim that holds launches until `until` at most, whenever it is dropped: the end stands in
+  /// shared memory from the beginning.
+  [[nodiscard]] virtual compute_claim claim_compute(
+      std::chrono::steady_clock::time_point until) = 0;
+  [[nodiscard]] compute_claim claim_compute() {
+    return claim_compute(std::chrono::steady_clock::time_point::max());
+  }
 
   /// What outlives this server, and what it inherits; lives as long as the pool. Null for a pool
   /// whose memory ends with the process.

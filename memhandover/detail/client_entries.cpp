@@ -45,7 +45,8 @@ void write_client(ledger_view const& view, std::uint32_t slot, new_client const&
                       &mailbox.spare_chunks, &mailbox.persistent_chunks, &mailbox.waiting}) {
     value->store(0);
   }
-  for (auto* value : {&mailbox.samples, &mailbox.commits, &mailbox.discards}) {
+  for (auto* value :
+       {&mailbox.samples, &mailbox.commits, &mailbox.discards, &mailbox.run_ahead_ns}) {
     value->store(0);
   }
   entry.status.store(static_cast<std::uint32_t>(client_status::live), std::memory_order_release);

@@ -95,6 +95,26 @@ std::string server_text(json const& status) {
                  at("cold", "p50"), at("cold", "p99")}});
 }
 
+std::string seconds(json const& value) {
+  return value.is_number() ? fmt::format("{:.2f} s", value.get<double>()) : plain(value);
+}
+
+std::string pauses_text(json const& status) {
+  auto const& pauses = field(status, "pauses");
+  auto const& run_ahead = field(field(status, "pool"), "run_ahead_us");
+  if (!pauses.is_object()) {
+    return {};
+  }
+  return "compute pauses\n" +
+         table({{"count", "held", "of the last second", "min share", "cut short", "withheld",
+                 "run-ahead"},
+                {plain(field(pauses, "count")), seconds(field(pauses, "held_s")),
+                 percent(field(pauses, "held_share")), percent(field(pauses, "min_share")),
+                 plain(field(pauses, "cut_short")), seconds(field(pauses, "withheld_s")),
+                 run_ahead.is_number() ? fmt::format("{:.0f} us", run_ahead.get<double>())
+                                       : plain(run_ahead)}});
+}
+
 std::string models_text(json const& models) {
   if (!models.is_array() || models.empty()) {
     return {};
@@ -129,7 +149,7 @@ std::string handovers_text(json const& handovers) {
 
 std::string one_pool_text(json const& status) {
   return owners_text(field(status, "pool")) + clients_text(field(status, "clients")) +
-         handovers_text(field(status, "handovers")) + server_text(status) +
+         handovers_text(field(status, "handovers")) + server_text(status) + pauses_text(status) +
          models_text(field(status, "models"));
 }
 

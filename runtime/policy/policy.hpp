@@ -71,6 +71,8 @@ struct pool_policy {
 struct training_policy {
   pause_rule pause = pause_rule::on_request;
   microseconds pause_hysteresis = std::chrono::milliseconds{2};
+  double min_share = 0.05;                ///< in [0, 1]: of every second, without compute pauses
+  std::optional<microseconds> run_ahead;  ///< nothing: follows the tightest promise
   bool allow_mps = false;
 };
 

@@ -42,8 +42,10 @@ void model_host::impl::keep_time() {
 void model_host::impl::keep_time_once(lock_type& lock) {
   auto const now = clock::now();
   expire(now);
-  if (claim_ && queue_.empty() && !busy_ && now >= claim_end_) {
-    claim_.reset();
+  if (wants_compute()) {
+    pause_.attend();
+  } else if (pause_.wanted() && now >= pause_end_) {
+    pause_.let_go();
   }
   if (!refused_.empty()) {
     deliver_refusals(lock);
@@ -65,8 +67,9 @@ void model_host::impl::deliver_refusals(lock_type& lock) {
 
 void model_host::impl::sleep(lock_type& lock) {
   clerk_sleeps_until_ = next_tick_;
-  if (claim_ && queue_.empty() && !busy_) {
-    clerk_sleeps_until_ = std::min(clerk_sleeps_until_, claim_end_);
+  if (pause_.wanted()) {
+    clerk_sleeps_until_ =
+        std::min(clerk_sleeps_until_, wants_compute() ? pause_.next_event() : pause_end_);
   }
   for (auto const& each : queue_) {
     clerk_sleeps_until_ = std::min(clerk_sleeps_until_, each.deadline);
@@ -106,6 +109,7 @@ void model_host::impl::tick(lock_type& lock, clock::time_point now) {
     lock.unlock();  // a decision takes up to a millisecond: requests get in between two
     lock.lock();
   }
+  publish_run_ahead();
   work_.notify_one();  // idle timeouts may have changed
   keep_reserve(lock);
   prepare_memory(lock);

@@ -55,7 +55,7 @@ void model_host::impl::execute() {
       (void)release(lock, each, "shutdown");
     }
   }
-  claim_.reset();
+  pause_.let_go();
   executed_ = true;
   settled_.notify_all();
 }
@@ -69,6 +69,7 @@ void model_host::impl::work_off(lock_type& lock) {
       if (!lock.owns_lock()) {
         lock.lock();
       }
+      rest();
       spdlog::error("the executor goes on after a failure reason={}",
                     telemetry::quoted(detail::as_error(std::current_exception()).what()));
     }
@@ -93,14 +94,21 @@ void model_host::impl::next_step(lock_type& lock) {
   if (!queue_.empty()) {
     busy_ = true;
     serve(lock);
-    busy_ = false;
-    claim_end_ = clock::now() + options_.pause_hysteresis;
-    if (queue_.empty() && claim_) {
-      clerk_called_ = true;
-      clerk_wakes_.notify_one();
-    }
+    rest();
   } else if (!stopping_) {
     wait_for_work(lock);
+  }
+}
+
+/// After a step for a request. A pause that this step was the last to want outlasts it a little.
+void model_host::impl::rest() {
+  if (wants_compute()) {
+    pause_end_ = clock::now() + options_.pause_hysteresis;
+  }
+  busy_ = false;
+  loading_ = false;
+  if (pause_.wanted() && !wants_compute()) {
+    call_clerk();
   }
 }
 
@@ -137,7 +145,8 @@ void model_host::impl::serve(lock_type& lock) {
   for (auto const& each : queue_) {
     deadline = each.model == number ? std::max(deadline, each.deadline) : deadline;
   }
-  if (options_.pause != pause_mode::never) {
+  loading_ = true;
+  if (wants_compute()) {
     hold_compute();
   }
   load(lock, number, deadline);

@@ -11,6 +11,7 @@
 #include "runtime/server/detail/model_host_impl.hpp"
 #include "runtime/server/image_file.hpp"
 #include "runtime/telemetry/logging.hpp"
+#include "scheduler/run_ahead.hpp"
 
 namespace sluice::server {
 namespace {
@@ -83,10 +84,12 @@ model_host::impl::impl(host_options options, std::shared_ptr<memhandover::servin
     : options_(std::move(options)),
       pool_(std::move(pool)),
       heap_(pool_, weight_alignment),
+      pause_(pool_, options_.min_share),
       keeper_(pool_->shape().chunk_bytes) {
   for (auto& each : models) {
     slots_.emplace_back(std::move(each));
   }
+  publish_run_ahead();
   next_tick_ = clock::now() + options_.tick;
   executor_ = std::thread{[this] { execute(); }};
   try {
@@ -161,21 +164,52 @@ void model_host::impl::submit(model_index model, infer_request request, completi
     queue_.push_back(std::move(made));
     work_.notify_one();
     if (is_next_event) {
-      clerk_called_ = true;
-      clerk_wakes_.notify_one();
+      call_clerk();
     }
   }
 }
 
 void model_host::impl::hold_compute() {
-  if (claim_) {
-    return;
-  }
   try {
-    claim_ = pool_->claim_compute();
+    pause_.want();
   } catch (...) {  // training goes on, requests take longer
     spdlog::warn("training could not be paused reason={}",
                  telemetry::quoted(detail::as_error(std::current_exception()).what()));
+  }
+  if (pause_.next_event() < clerk_sleeps_until_) {
+    call_clerk();
+  }
+}
+
+bool model_host::impl::wants_compute() const {
+  switch (options_.pause) {
+    case pause_mode::on_request:
+      return busy_ || !queue_.empty();
+    case pause_mode::on_cold_start:
+      return loading_;
+    case pause_mode::never:
+      break;
+  }
+  return false;
+}
+
+void model_host::impl::call_clerk() {
+  clerk_called_ = true;
+  clerk_wakes_.notify_one();
+}
+
+void model_host::impl::publish_run_ahead() {
+  std::vector<scheduler::run_ahead_promise> promises;
+  for (auto const& each : slots_) {
+    promises.push_back({.share = each.report.warm.required_share,
+                        .latency = each.is.scheduling.goal.latency,
+                        .service = each.report.warm.service_mean});
+  }
+  auto const bound = options_.run_ahead.value_or(
+      std::chrono::floor<std::chrono::microseconds>(scheduler::run_ahead_bound(promises)));
+  if (bound != run_ahead_) {
+    pool_->set_run_ahead(bound);
+    run_ahead_ = bound;
   }
 }
 
@@ -214,6 +248,7 @@ host_snapshot model_host::impl::snapshot() const {
   result.failed = failed_;
   result.warm = warm_.summary();
   result.cold = cold_.summary();
+  result.pauses = pause_.counts();
   result.handovers = handovers_;
   return result;
 }

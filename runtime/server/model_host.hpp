@@ -18,8 +18,9 @@
 /// models, then that of idle models, the longest idle first. Several models may share a chunk. If
 /// there is not enough, the requests that wait for the model fail and it stays cold.
 ///
-/// *Compute*: by policy training is paused from the arrival of a request (or from a cold start)
-/// until nothing has waited or run for the hysteresis.
+/// *Compute*: by policy training is paused from the arrival of a request until nothing has waited or
+/// run for the hysteresis, or while a model is loaded; but not beyond what leaves training its share
+/// of the time (detail/compute_pause.hpp). Requests never wait for a pause.
 ///
 /// *Timers*: a second thread, the clerk, refuses late requests, asks the scheduler every tick, and
 /// ends compute pauses.
@@ -61,6 +62,10 @@ enum class pause_mode { on_request, on_cold_start, never };
 struct host_options {
   pause_mode pause = pause_mode::on_request;
   std::chrono::microseconds pause_hysteresis{5000};
+  double min_share = 0.0;  ///< in [0, 1]: share of every second in which training is not paused
+  /// How much predicted work training may have on the device in advance; none: as much as the
+  /// tightest promise permits (scheduler/run_ahead.hpp).
+  std::optional<std::chrono::microseconds> run_ahead;
   std::chrono::milliseconds tick{1000};
   /// Free memory kept from training; none: as the scheduler predicts cold starts.
   std::optional<std::uint64_t> reserve_bytes;
@@ -95,6 +100,17 @@ struct model_snapshot {
   scheduler::model_report report;  ///< of the last tick
 };
 
+/// Compute pauses since the server started.
+struct pause_counts {
+  double min_share = 0.0;               ///< what training is promised
+  std::uint64_t pauses = 0;             ///< begun
+  std::uint64_t cut_short = 0;          ///< of these, ended by that promise although still wanted
+  std::chrono::nanoseconds held{};      ///< in which launches were held
+  std::chrono::nanoseconds withheld{};  ///< in which they would have been, but for the promise
+  std::chrono::nanoseconds window{};    ///< over which it is kept
+  std::chrono::nanoseconds held_in_window{};  ///< the latest
+};
+
 struct host_snapshot {
   struct handover {
     std::string model;
@@ -107,6 +123,7 @@ struct host_snapshot {
   std::uint64_t failed = 0;
   std::size_t in_flight = 0;
   latency_window::quantiles warm, cold;
+  pause_counts pauses;
   std::deque<handover> handovers;  ///< the last ones, oldest first
 };
 

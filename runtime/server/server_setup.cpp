@@ -101,6 +101,8 @@ host_options host_options_of(policy::policy const& wanted) {
       break;
   }
   options.pause_hysteresis = wanted.training.pause_hysteresis;
+  options.min_share = wanted.training.min_share;
+  options.run_ahead = wanted.training.run_ahead;
   options.tick = ceil<milliseconds>(wanted.scheduler.tick);
   options.reserve_bytes = wanted.scheduler.reserve;
   return options;

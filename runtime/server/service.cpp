@@ -81,6 +81,15 @@ json describe(host_snapshot::handover const& handover) {
           {"load_us", in_us(handover.load)}};
 }
 
+json describe(pause_counts const& pauses) {
+  auto const share = pauses.window.count() == 0
+                         ? 0.0
+                         : in_seconds(pauses.held_in_window) / in_seconds(pauses.window);
+  return {{"count", pauses.pauses},        {"held_s", in_seconds(pauses.held)},
+          {"held_share", share},           {"min_share", pauses.min_share},
+          {"cut_short", pauses.cut_short}, {"withheld_s", in_seconds(pauses.withheld)}};
+}
+
 template <typename Range>
 json list_of(Range const& range) {
   json result = json::array();
@@ -170,6 +179,7 @@ json model_service::status() const {
   result["requests"] = {
       {"total", now.requests}, {"failed", now.failed}, {"in_flight", now.in_flight}};
   result["latency_ms"] = {{"warm", describe(now.warm)}, {"cold", describe(now.cold)}};
+  result["pauses"] = describe(now.pauses);
   result["handovers"] = list_of(now.handovers);
   return result;
 }

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -21,6 +20,7 @@
 #include "runtime/gate/gate_api.h"
 #include "runtime/step/c_api.h"
 #include "runtime/step/driver_gate.hpp"
+#include "runtime/step/run_ahead_choice.hpp"
 #include "runtime/step/training_memory.hpp"
 #include "runtime/telemetry/logging.hpp"
 #include "scheduler/batch_planner.hpp"
@@ -67,28 +67,6 @@ bool defers_submission() {
                  memhandover::readable_text(text));
   }
   return text == "deferred";
-}
-
-/// While a server is there, a stream is given so much predicted work at a time: a short queue on the
-/// device is what makes a pause short. Without a server launches go straight.
-constexpr std::chrono::microseconds default_run_ahead{200};
-
-std::chrono::nanoseconds run_ahead_bound() {
-  auto const text = environment("SLUICE_RUN_AHEAD_US");
-  if (text.empty()) {
-    return default_run_ahead;
-  }
-  constexpr std::uint64_t a_second = 1'000'000;
-  std::uint64_t wanted = 0;
-  auto const [end, failed] = std::from_chars(text.data(), text.data() + text.size(), wanted);
-  if (failed != std::errc{} || end != text.data() + text.size() || wanted == 0 ||
-      wanted > a_second) {
-    spdlog::warn(
-        "SLUICE_RUN_AHEAD_US is {}, must be a number of microseconds from 1 to {}; {} are used",
-        memhandover::readable_text(text), a_second, default_run_ahead.count());
-    return default_run_ahead;
-  }
-  return std::chrono::microseconds{wanted};
 }
 
 process_state* sharing() noexcept {
@@ -255,16 +233,18 @@ void set_expendable(process_state const& state, bool expendable) {
   }
 }
 
+/// A short queue on the device is what makes a pause short.
 void bound_run_ahead(process_state& state) {
-  if (state.gate_table == nullptr) {
+  static auto const own = run_ahead_of_job(environment("SLUICE_RUN_AHEAD_US"));
+  auto const& client = state.memory->client();
+  auto const wanted = choose_run_ahead(client.view().header(), own);
+  if (wanted == state.run_ahead) {
     return;
   }
-  static std::chrono::nanoseconds const bound = run_ahead_bound();
-  auto const wanted = state.memory->client().view().header().serving_now.load() != 0
-                          ? bound
-                          : std::chrono::nanoseconds::zero();
-  if (wanted != state.run_ahead) {
-    state.run_ahead = wanted;
+  state.run_ahead = wanted;
+  client.mailbox().run_ahead_ns.store(static_cast<std::uint64_t>(wanted.count()),
+                                      std::memory_order_relaxed);
+  if (state.gate_table != nullptr) {
     state.gate_table->set_run_ahead(wanted.count());
   }
 }

@@ -86,6 +86,7 @@ void use_pool(ledger_view const& view, pool_use use) {
     auto const slot = max_clients - 1;
     seat(view, slot, client_kind::server);
     view.header().serving_now.store(1);
+    view.header().run_ahead_ns.store(200'000);
     chunk_notes notes{view, slot};
     auto const taken = writer.take(count / 3 + 1, static_cast<std::uint16_t>(slot));
     notes.say(taken, "model a");

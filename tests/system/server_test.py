@@ -4,140 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import socket
 import subprocess
-import time
-import urllib.error
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-from server_models import AFFINE, Affine, ModelRepository, Raising, Slow, TinyNet
+from server_models import AFFINE, Affine, Raising, Slow, TinyNet
+from serving import PATIENCE_SECONDS, Server, eventually, floats, integer
 
-PATIENCE_SECONDS = 60.0
 INVALID_ARGUMENT, NOT_FOUND, ALREADY_EXISTS, OUT_OF_MEMORY, UNSUPPORTED = 2, 3, 4, 5, 8
-
-
-def eventually(condition, what: str):
-    """Polls until `condition` returns something true, and returns it."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline:
-        if seen := condition():
-            return seen
-        time.sleep(0.01)
-    pytest.fail(f"not within {PATIENCE_SECONDS:g} s: {what}")
-
-
-class Server:
-    """One `sluice serve`, up or ended."""
-
-    def __init__(self, program: Path, policy: Path, log: Path, *arguments: str) -> None:
-        self.log_file = log
-        with log.open("wb") as errors:
-            self.process = subprocess.Popen(
-                [program, "serve", "--policy", policy, "--port", "0", "--threads", "1", *arguments],
-                stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL)
-
-    def wait_until_listening(self) -> Server:
-        line = self.process.stdout.readline().decode()
-        match = re.fullmatch(r"listening on (http://127\.0\.0\.1:\d+)\n", line)
-        assert match, f"{line!r}; exit code {self.process.poll()}; log:\n{self.log()}"
-        self.url = match[1]
-        return self
-
-    def log(self) -> str:
-        return self.log_file.read_text(encoding="utf-8")
-
-    def request(self, path: str, body: bytes | None = None) -> tuple[int, dict]:
-        """Status and JSON of one request; GET without a body."""
-        try:
-            with urllib.request.urlopen(self.url + path, data=body, timeout=PATIENCE_SECONDS) as answer:
-                return answer.status, json.load(answer)
-        except urllib.error.HTTPError as failure:
-            return failure.code, json.load(failure)
-
-    def infer(self, model: str, inputs: list[dict], **more) -> tuple[int, dict]:
-        return self.request(f"/v2/models/{model}/infer", json.dumps({"inputs": inputs, **more}).encode())
-
-    def outputs(self, model: str, inputs: list[dict], **more) -> list[torch.Tensor]:
-        """The answer's tensors; fails on any status but 200."""
-        status, answer = self.infer(model, inputs, **more)
-        assert status == 200, answer
-        types = {"FP32": torch.float32, "INT64": torch.int64}
-        return [torch.tensor(each["data"], dtype=types[each["datatype"]]).reshape(each["shape"])
-                for each in answer["outputs"]]
-
-    def status(self) -> dict:
-        return self.request("/v2/sluice/status")[1]
-
-    def model(self, name: str) -> dict:
-        return next(each for each in self.status()["models"] if each["name"] == name)
-
-    def end(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(PATIENCE_SECONDS)
-
-
-def floats(name: str, value: torch.Tensor) -> dict:
-    return {"name": name, "datatype": "FP32", "shape": list(value.shape), "data": value.flatten().tolist()}
-
-
-def integer(name: str, value: int) -> dict:
-    return {"name": name, "datatype": "INT64", "shape": [1], "data": [value]}
-
-
-class World:
-    """A model repository, a policy and the servers started with them."""
-
-    def __init__(self, program: Path, folder: Path) -> None:
-        self.program = program
-        self.folder = folder
-        self.models = ModelRepository(folder / "models")
-        self.servers: list[Server] = []
-
-    def policy(self, *models: str, memory: str = "64MiB", idle: str = "10m", more: str = "") -> Path:
-        """A policy that serves `models`, each released after `idle` without a request."""
-        lines = ["version: 1", f"server: {{model_repository: {self.models.root}}}",
-                 f"pool: {{backend: host, memory: {memory}}}", "scheduler: {tick: 20ms}", "models:"]
-        lines += [f"  - {{name: {name}, slo: {{latency: 500ms}}, warm: {{mode: fixed, max_idle: {idle}}}{more}}}"
-                  for name in models]
-        path = self.folder / "policy.yaml"
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        return path
-
-    def start(self, policy: Path, *arguments: str) -> Server:
-        server = Server(self.program, policy, self.folder / f"server-{len(self.servers)}.log", *arguments)
-        self.servers.append(server)
-        return server
-
-    def serve(self, policy: Path, *arguments: str) -> Server:
-        return self.start(policy, *arguments).wait_until_listening()
-
-    def refused(self, policy: Path, *arguments: str) -> tuple[int, str]:
-        """Exit code and message of a server that does not come up."""
-        server = self.start(policy, *arguments)
-        code = server.process.wait(PATIENCE_SECONDS)
-        assert server.process.stdout.read() == b""
-        return code, server.log()
-
-    def pool(self) -> dict:
-        answer = subprocess.run([self.program, "status", "--json"], capture_output=True, check=True)
-        return json.loads(answer.stdout)["pool"]
-
-
-@pytest.fixture
-def world(sluice, tmp_path, monkeypatch):
-    monkeypatch.setenv("SLUICE_BACKEND", "host")
-    made = World(sluice, tmp_path)
-    yield made
-    for server in made.servers:
-        if server.process.poll() is None:
-            server.process.kill()
-        server.process.wait()
-        server.process.stdout.close()
 
 
 @pytest.fixture

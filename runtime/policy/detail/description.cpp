@@ -23,6 +23,9 @@ constexpr text_rule name_rule{"[A-Za-z0-9_][A-Za-z0-9._-]*",
 constexpr text_rule host_rule{R"([^\s/]+)", "must be an address or a host name"};
 constexpr text_rule path_rule{".+", "must be the path of a folder"};
 
+/// Below 1% is a fraction written for a percentage: 0.99 for 99%.
+constexpr detail::limits<double> promised_share{0.01, 1.0};
+
 template <class Enum>
 void choose(key_visitor& visitor, key const& what, Enum& value,
             std::span<std::string_view const> names) {
@@ -73,6 +76,14 @@ void describe_training(key_visitor& v, training_policy& into) {
   choose(v, {"pause", "When training's launches are held.", "on_request"}, into.pause, pause_names);
   v.duration({"pause_hysteresis", "How long a pause outlasts the last request in flight.", "2ms"},
              into.pause_hysteresis, {0us, 1s});
+  v.percentage(
+      {"min_share", "Share of every second in which compute pauses do not hold training.", "5%"},
+      into.min_share, {0.0, 1.0}, percent_sign::required);
+  v.duration_or_auto({"run_ahead",
+                      "How much predicted work training may put on the device in advance while a "
+                      "server is there; auto follows the tightest promise.",
+                      "200us"},
+                     into.run_ahead, {1us, 1s});
   v.boolean(
       {"allow_mps",
        "Whether to share a GPU under MPS, where a fault in one process ends all of them.", "false"},
@@ -87,12 +98,12 @@ void describe_model(key_visitor& v, model_policy& into) {
       [&into](key_visitor& slo) {
         slo.percentage(
             {"percentile", "Share of a window's requests that are answered in time.", "99%"},
-            into.slo.percentile, percent_sign::optional);
+            into.slo.percentile, promised_share, percent_sign::optional);
         slo.duration(
             {"latency", "Response time within which a request counts as in time.", "150ms", true},
             into.slo.latency, {1us, 1h});
         slo.percentage({"attainment", "Share of all windows in which the percentile holds.", "99%"},
-                       into.slo.attainment, percent_sign::required);
+                       into.slo.attainment, promised_share, percent_sign::required);
         slo.duration({"window", "Length of the windows.", "5m"}, into.slo.window, {1s, 24h});
       });
   v.section({"warm", "How long the model keeps its memory without requests.", "{mode: auto}"},

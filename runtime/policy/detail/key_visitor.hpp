@@ -57,7 +57,10 @@ class key_visitor {
   virtual void memory(key const& what, std::optional<memory_amount>& value,
                       limits<std::uint64_t> allowed) = 0;
   virtual void duration(key const& what, microseconds& value, limits<microseconds> allowed) = 0;
-  virtual void percentage(key const& what, double& value, percent_sign sign) = 0;
+  virtual void duration_or_auto(key const& what, std::optional<microseconds>& value,
+                                limits<microseconds> allowed) = 0;
+  virtual void percentage(key const& what, double& value, limits<double> allowed,
+                          percent_sign sign) = 0;
   /// One of `names`; the value is its index.
   virtual void choice(key const& what, std::size_t& value,
                       std::span<std::string_view const> names) = 0;

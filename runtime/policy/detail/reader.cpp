@@ -61,17 +61,8 @@ void check_limits(T value, limits<T> allowed, key const& what, Write const& writ
   }
 }
 
-void check_share(double share, key const& what) {
-  constexpr double least = 0.01;  // below is a fraction written for a percentage: 0.99 for 99%
-  if (share < least) {
-    refuse(fmt::format("is {}, must be at least 1%; for example {}", write_percentage(share),
-                       what.example));
-  }
-  if (share > 1.0) {
-    refuse(fmt::format("is {}, must be at most 100%; for example {}", write_percentage(share),
-                       what.example));
-  }
-}
+/// Below is a fraction written for a percentage: 0.99 for 99%.
+constexpr double least_memory_share = 0.01;
 
 }  // namespace
 
@@ -218,7 +209,7 @@ void reader::memory(key const& what, std::optional<memory_amount>& value,
       value.reset();
     } else if (scalar.find('%') != std::string::npos) {
       auto const share = parse_percentage(scalar);
-      check_share(share, what);
+      check_limits(share, {least_memory_share, 1.0}, what, write_percentage);
       value = memory_amount{0, share};
     } else {
       auto const given = parse_bytes(scalar);
@@ -236,14 +227,27 @@ void reader::duration(key const& what, microseconds& value, limits<microseconds>
   });
 }
 
-void reader::percentage(key const& what, double& value, percent_sign sign) {
+void reader::duration_or_auto(key const& what, std::optional<microseconds>& value,
+                              limits<microseconds> allowed) {
+  read(what, [&](YAML::Node const& node) {
+    if (scalar_of(node, what) == "auto") {
+      value.reset();
+      return;
+    }
+    auto const given = parse_duration(node.Scalar());
+    check_limits(given, allowed, what, write_duration);
+    value = given;
+  });
+}
+
+void reader::percentage(key const& what, double& value, limits<double> allowed, percent_sign sign) {
   read(what, [&](YAML::Node const& node) {
     auto const& scalar = scalar_of(node, what);
     bool const bare = !quoted(node) && !scalar.empty() &&
                       scalar.find_first_not_of("0123456789.") == std::string::npos;
     auto const share =
         parse_percentage(sign == percent_sign::optional && bare ? scalar + "%" : scalar);
-    check_share(share, what);
+    check_limits(share, allowed, what, write_percentage);
     value = share;
   });
 }

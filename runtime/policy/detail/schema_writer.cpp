@@ -83,7 +83,15 @@ void schema_writer::duration(key const& what, microseconds& value,
   put(what, entry);
 }
 
-void schema_writer::percentage(key const& what, double& value, percent_sign sign) {
+void schema_writer::duration_or_auto(key const& what, std::optional<microseconds>& value,
+                                     limits<microseconds> /*allowed*/) {
+  auto entry = matching(fmt::format("auto|{}", duration_pattern));
+  entry["default"] = value ? write_duration(*value) : "auto";
+  put(what, entry);
+}
+
+void schema_writer::percentage(key const& what, double& value, limits<double> /*allowed*/,
+                               percent_sign sign) {
   auto entry = matching(percentage_pattern);
   if (sign == percent_sign::optional) {
     entry = {

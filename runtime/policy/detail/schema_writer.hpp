@@ -18,7 +18,10 @@ class schema_writer : public key_visitor {
   void memory(key const& what, std::optional<memory_amount>& value,
               limits<std::uint64_t> allowed) override;
   void duration(key const& what, microseconds& value, limits<microseconds> allowed) override;
-  void percentage(key const& what, double& value, percent_sign sign) override;
+  void duration_or_auto(key const& what, std::optional<microseconds>& value,
+                        limits<microseconds> allowed) override;
+  void percentage(key const& what, double& value, limits<double> allowed,
+                  percent_sign sign) override;
   void choice(key const& what, std::size_t& value,
               std::span<std::string_view const> names) override;
   void section(key const& what, std::function<void(key_visitor&)> const& body) override;

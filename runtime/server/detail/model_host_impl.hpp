@@ -13,6 +13,7 @@
 
 #include "memhandover/error.hpp"
 #include "memhandover/tensor_heap.hpp"
+#include "runtime/server/detail/compute_pause.hpp"
 #include "runtime/server/model_host.hpp"
 #include "scheduler/reserve.hpp"
 
@@ -92,6 +93,7 @@ class model_host::impl {
   void work_off(lock_type& lock);
   void next_step(lock_type& lock);
   void serve(lock_type& lock);
+  void rest();
   void run_oldest(lock_type& lock);
   void load(lock_type& lock, model_index number, clock::time_point deadline);
   [[nodiscard]] memhandover::loaded_tensors obtain(slot const& model, clock::time_point deadline,
@@ -113,6 +115,9 @@ class model_host::impl {
 
   // Everybody's, with the lock held.
   void hold_compute();
+  [[nodiscard]] bool wants_compute() const;
+  void call_clerk();
+  void publish_run_ahead();
   void refuse(detail::job&& late, error reason);
   void refuse_all_of(model_index number, error const& reason);
 
@@ -133,12 +138,14 @@ class model_host::impl {
   std::deque<host_snapshot::handover> handovers_;
   latency_window warm_, cold_;
   std::uint64_t requests_ = 0, failed_ = 0;
-  std::optional<memhandover::compute_claim> claim_;
-  clock::time_point claim_end_;  ///< meaningful while the executor is not busy
+  detail::compute_pause pause_;
+  clock::time_point pause_end_;  ///< of a pause that nothing wants any more
   clock::time_point next_tick_, clerk_sleeps_until_;
   scheduler::reserve keeper_;  ///< the clerk's
   std::uint64_t kept_bytes_ = 0;
-  bool busy_ = false;      ///< the executor loads or computes
+  std::chrono::microseconds run_ahead_{0};  ///< as published; 0: not yet
+  bool busy_ = false;                       ///< the executor loads or computes for a request
+  bool loading_ = false;                    ///< of these, it loads
   bool stopping_ = false;  ///< no more requests; the executor ends when the queue is empty
   bool executed_ = false;  ///< the executor has ended and all memory is given back
   bool ended_ = false;     ///< the clerk ends

@@ -15,7 +15,8 @@ json full() {
   return json::parse(R"({
     "pool": {"id": "00ff", "backend": "host", "device": 0, "chunk_bytes": 2097152, "chunks": 256,
              "bytes": 536870912, "free_bytes": 134217728, "dirty_bytes": 0,
-             "training_bytes": 268435456, "serving_bytes": 134217728, "writer": "server"},
+             "training_bytes": 268435456, "serving_bytes": 134217728, "run_ahead_us": 195.0,
+             "writer": "server"},
     "clients": [
       {"slot": 0, "kind": "training", "pid": 41, "name": "digits", "state": "running",
        "bytes": 268435456, "arena_bytes": 201326592, "persistent_bytes": 67108864, "micro_batch": 32,
@@ -27,6 +28,8 @@ json full() {
                   "recent": []},
     "server": {"endpoint": "127.0.0.1:8000", "answers": true, "state": "ready"},
     "requests": {"total": 12, "failed": 1, "in_flight": 0},
+    "pauses": {"count": 12, "held_s": 0.8125, "held_share": 0.031, "min_share": 0.05, "cut_short": 1,
+               "withheld_s": 0.25},
     "latency_ms": {"warm": {"n": 8, "p50": 4.25, "p99": 9.0}, "cold": {"n": 0, "p50": 0.0, "p99": 0.0}},
     "models": [
       {"name": "vad", "state": "warm", "bytes": 2097152, "idle_timeout_s": 12.5,
@@ -54,6 +57,9 @@ handovers
 server: http://127.0.0.1:8000, ready
   requests  failed  in flight  warm p50  warm p99  cold p50  cold p99
   12        1       0          4.2 ms    9.0 ms    -         -
+compute pauses
+  count  held    of the last second  min share  cut short  withheld  run-ahead
+  12     0.81 s  3.1%                5.0%       1          0.25 s    195 us
 models
   name  state  bytes  idle timeout  required  predicted  observed  requests  cold starts  arrivals/s
   vad   warm   2 MiB  12.5 s        99.0%     99.5%      -         12        2            0.25

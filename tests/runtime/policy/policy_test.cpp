@@ -38,7 +38,8 @@ TEST(policy, every_key_is_read) {
 version: 1
 server: {host: 0.0.0.0, port: 9000, max_body: 1MiB, model_repository: models, request_timeout: 5s}
 pool: {backend: host, device: 3, memory: 40GiB, chunk: 4MiB}
-training: {pause: on_cold_start, pause_hysteresis: 500us, allow_mps: true}
+training: {pause: on_cold_start, pause_hysteresis: 500us, min_share: 20%, run_ahead: 150us,
+           allow_mps: true}
 models:
   - name: resnet
     slo: {percentile: 95, latency: 150ms, attainment: 99.9%, window: 1m}
@@ -63,6 +64,8 @@ scheduler: {tick: 100ms, reserve: 512MiB}
   EXPECT_EQ(read.pool.chunk, 4_MiB);
   EXPECT_EQ(read.training.pause, pause_rule::on_cold_start);
   EXPECT_EQ(read.training.pause_hysteresis, 500us);
+  EXPECT_DOUBLE_EQ(read.training.min_share, 0.2);
+  EXPECT_EQ(read.training.run_ahead, 150us);
   EXPECT_TRUE(read.training.allow_mps);
   ASSERT_EQ(read.models.size(), 2U);
   EXPECT_EQ(read.models[0].name, "resnet");
@@ -93,6 +96,8 @@ TEST(policy, what_is_left_out_takes_its_default) {
   EXPECT_FALSE(read.pool.chunk);
   EXPECT_EQ(read.training.pause, pause_rule::on_request);
   EXPECT_EQ(read.training.pause_hysteresis, 2ms);
+  EXPECT_DOUBLE_EQ(read.training.min_share, 0.05);
+  EXPECT_FALSE(read.training.run_ahead);
   EXPECT_FALSE(read.training.allow_mps);
   EXPECT_DOUBLE_EQ(read.models.at(0).slo.percentile, 0.99);
   EXPECT_DOUBLE_EQ(read.models.at(0).slo.attainment, 0.99);
@@ -108,12 +113,24 @@ TEST(policy, what_is_left_out_takes_its_default) {
 TEST(policy, auto_is_the_same_as_leaving_out) {
   auto const read =
       parse(std::string{valid_model} +
-                "pool: {backend: auto, memory: auto, chunk: auto}\nscheduler: {reserve: auto}\n",
+                "pool: {backend: auto, memory: auto, chunk: auto}\nscheduler: {reserve: auto}\n"
+                "training: {run_ahead: auto}\n",
             "p.yaml");
   EXPECT_EQ(read.pool.backend, pool_backend::automatic);
   EXPECT_FALSE(read.pool.memory);
   EXPECT_FALSE(read.pool.chunk);
   EXPECT_FALSE(read.scheduler.reserve);
+  EXPECT_FALSE(read.training.run_ahead);
+}
+
+TEST(policy, training_may_be_given_no_share_or_all_of_it) {
+  auto const share = [](std::string const& text) {
+    return parse(std::string{valid_model} + "training: {min_share: " + text + "}\n", "p.yaml")
+        .training.min_share;
+  };
+  EXPECT_DOUBLE_EQ(share("0%"), 0.0);
+  EXPECT_DOUBLE_EQ(share("0.5%"), 0.005);
+  EXPECT_DOUBLE_EQ(share("100%"), 1.0);
 }
 
 TEST(policy, memory_may_be_a_share_of_what_is_free) {
@@ -303,6 +320,17 @@ INSTANTIATE_TEST_SUITE_P(
         mistake{
             "hysteresis_too_long", with("training: {pause_hysteresis: 1m}"),
             "p.yaml:3:30: training.pause_hysteresis: is 1m, must be at most 1s; for example 2ms"},
+        mistake{"min_share_above_all", with("training: {min_share: 101%}"),
+                "p.yaml:3:23: training.min_share: is 101%, must be at most 100%; for example 5%"},
+        mistake{"min_share_as_a_fraction", with("training: {min_share: 0.2}"),
+                R"(p.yaml:3:23: training.min_share: "0.2" has no unit; add %, for example 99%)"},
+        mistake{"no_run_ahead", with("training: {run_ahead: 0us}"),
+                "p.yaml:3:23: training.run_ahead: is 0s, must be at least 1us; for example 200us"},
+        mistake{"run_ahead_too_long", with("training: {run_ahead: 2s}"),
+                "p.yaml:3:23: training.run_ahead: is 2s, must be at most 1s; for example 200us"},
+        mistake{
+            "run_ahead_without_a_unit", with("training: {run_ahead: 200}"),
+            R"(p.yaml:3:23: training.run_ahead: "200" has no unit; add us, ms, s, m or h, for example 200ms)"},
         mistake{"no_models", "version: 1\nmodels: []\n",
                 "p.yaml:2:9: models: is an empty list, must be a list of at least one section; for "
                 "example "

@@ -167,10 +167,23 @@ class heap_pool final : public memhandover::serving_pool,
     changed_.notify_all();
   }
 
-  [[nodiscard]] memhandover::compute_claim claim_compute() override {
+  void set_run_ahead(std::chrono::nanoseconds bound) override {
     std::lock_guard const lock{mutex_};
+    run_ahead_ = bound;
+    changed_.notify_all();
+  }
+
+  [[nodiscard]] memhandover::compute_claim claim_compute(
+      std::chrono::steady_clock::time_point until) override {
+    std::lock_guard const lock{mutex_};
+    if (failing_claims_ > 0) {
+      --failing_claims_;
+      throw error{error_kind::unavailable, "there is no claim"};
+    }
+    claimed_until_ = until;
     ++claims_;
     ++claims_ever_;
+    changed_.notify_all();
     return memhandover::compute_claim{
         std::shared_ptr<void>{nullptr, [self = shared_from_this()](void*) {
                                 std::lock_guard const held{self->mutex_};
@@ -202,6 +215,25 @@ class heap_pool final : public memhandover::serving_pool,
   [[nodiscard]] int claims_ever() const {
     std::lock_guard const lock{mutex_};
     return claims_ever_;
+  }
+  /// The last that was set; zero if none was.
+  [[nodiscard]] std::chrono::nanoseconds run_ahead() const {
+    std::lock_guard const lock{mutex_};
+    return run_ahead_;
+  }
+  [[nodiscard]] bool wait_for_run_ahead_above(std::chrono::nanoseconds bound) {
+    std::unique_lock lock{mutex_};
+    return changed_.wait_for(lock, patience, [&] { return run_ahead_ > bound; });
+  }
+  /// So many claims fail.
+  void fail_claims(int times) {
+    std::lock_guard const lock{mutex_};
+    failing_claims_ = times;
+  }
+  /// Of the latest claim.
+  [[nodiscard]] std::chrono::steady_clock::time_point claimed_until() const {
+    std::lock_guard const lock{mutex_};
+    return claimed_until_;
   }
   /// How often training could have been asked.
   [[nodiscard]] int acquisitions() const {
@@ -289,9 +321,12 @@ class heap_pool final : public memhandover::serving_pool,
   std::uint64_t reserve_ = 0;
   int claims_ = 0;
   int claims_ever_ = 0;
+  std::chrono::steady_clock::time_point claimed_until_;
   int acquisitions_ = 0;
   int stitched_ = 0;
   int lose_races_ = 0;
+  int failing_claims_ = 0;
+  std::chrono::nanoseconds run_ahead_{0};
   bool foresees_wrongly_ = false;
   std::optional<error_kind> failure_;
   bool short_ = false;  // the last acquisition failed for want of memory: nothing is free

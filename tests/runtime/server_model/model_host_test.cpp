@@ -1,79 +1,15 @@
-#include "runtime/server/model_host.hpp"
-
 #include <gtest/gtest.h>
 
 #include <array>
 #include <atomic>
 #include <thread>
 
-#include "tests/runtime/server_model/heap_pool.hpp"
-#include "tests/runtime/server_model/sum_model.hpp"
+#include "tests/runtime/server_model/a_host.hpp"
 
 namespace sluice::server::testing {
 namespace {
 
 using namespace std::chrono_literals;
-
-constexpr std::uint64_t model_bytes = 2 * heap_pool::chunk;
-
-/// A host over a pool of heap memory, with as many models as a test wants.
-class a_host : public ::testing::Test {
- protected:
-  model_control& add(unsigned char weight, scheduler::seconds idle = scheduler::seconds{1e6},
-                     std::uint64_t bytes = model_bytes) {
-    controls_.push_back(std::make_shared<model_control>());
-    served_model made;
-    made.name = "model" + std::to_string(models_.size());
-    made.version = "1";
-    made.model = std::make_unique<sum_model>(bytes, weight, controls_.back());
-    made.scheduling.goal.latency = scheduler::seconds{0.1};
-    made.scheduling.limits = {idle, idle};
-    models_.push_back(std::move(made));
-    return *controls_.back();
-  }
-
-  void start(std::uint32_t pool_chunks, std::uint32_t training_chunks = 0) {
-    pool_ = std::make_shared<heap_pool>(pool_chunks, training_chunks);
-    host_ = std::make_unique<model_host>(options_, pool_, std::move(models_));
-  }
-
-  void send(std::size_t model, std::int64_t value, int which = 0,
-            std::optional<std::chrono::microseconds> timeout = std::nullopt) {
-    infer_request request;
-    request.model = "model" + std::to_string(model);
-    request.id = std::to_string(which);
-    request.timeout = timeout;
-    request.inputs.push_back(number("input", value));
-    host_->submit(model, std::move(request), answers_.take(which));
-  }
-
-  infer_result ask(std::size_t model, std::int64_t value) {
-    auto const before = asked_++;
-    send(model, value);
-    auto got = answers_.wait_for(before + 1);
-    return got.size() > before ? got[before].second : error{error_kind::internal, "no answer came"};
-  }
-
-  void TearDown() override {
-    for (auto const& each : controls_) {
-      each->open();
-    }
-    if (host_) {
-      EXPECT_TRUE(host_->stop(patience));
-      host_.reset();
-      EXPECT_EQ(pool_->usage().serving_bytes, 0U) << "memory was leaked";
-      EXPECT_EQ(pool_->claims(), 0) << "a compute claim was leaked";
-    }
-  }
-
-  host_options options_;
-  std::vector<served_model> models_;
-  std::vector<std::shared_ptr<model_control>> controls_;
-  answers answers_;
-  std::size_t asked_ = 0;
-  std::shared_ptr<heap_pool> pool_;
-  std::unique_ptr<model_host> host_;
-};
 
 TEST_F(a_host, loads_a_model_for_its_first_request_only) {
   auto& control = add(5);
@@ -338,51 +274,6 @@ TEST_F(a_host, warms_up_without_what_cannot_be_loaded) {
   host_->warm_up();
   EXPECT_EQ(host_->state(0), model_state::cold);
   EXPECT_EQ(sum_of(ask(0, 1)), 11);
-}
-
-TEST_F(a_host, holds_compute_from_a_requests_arrival_until_none_is_left) {
-  auto& control = add(5);
-  options_.pause = pause_mode::on_request;
-  options_.pause_hysteresis = 1ms;
-  start(8);
-  control.close();
-  send(0, 1, 0);
-  EXPECT_EQ(pool_->claims(), 1) << "held when submit returns";
-  ASSERT_TRUE(control.wait_for_runs(1));
-  send(0, 2, 1);
-  EXPECT_EQ(pool_->claims(), 1) << "one claim for all";
-  control.open();
-  EXPECT_EQ(answers_.wait_for(2).size(), 2U);
-  EXPECT_TRUE(pool_->wait_for_claims(0));
-}
-
-TEST_F(a_host, holds_compute_for_cold_starts_only_if_told_so) {
-  add(5);
-  options_.pause = pause_mode::on_cold_start;
-  options_.pause_hysteresis = 0ms;
-  start(8);
-  EXPECT_EQ(sum_of(ask(0, 1)), 11);
-  EXPECT_TRUE(pool_->wait_for_claims(0));
-  EXPECT_EQ(pool_->claims_ever(), 1);
-  EXPECT_EQ(sum_of(ask(0, 2)), 12);
-  EXPECT_EQ(pool_->claims_ever(), 1);
-}
-
-TEST_F(a_host, never_holds_compute_if_told_so) {
-  add(5);
-  options_.pause = pause_mode::never;
-  start(8);
-  EXPECT_EQ(sum_of(ask(0, 1)), 11);
-  EXPECT_EQ(pool_->claims_ever(), 0);
-}
-
-TEST_F(a_host, ends_its_claim_when_all_waiting_requests_have_expired) {
-  add(5);
-  options_.pause_hysteresis = 0ms;
-  start(8);
-  pool_->fail_next(error_kind::deadline_exceeded);
-  EXPECT_EQ(failure_of(ask(0, 1)), error_kind::deadline_exceeded);
-  EXPECT_TRUE(pool_->wait_for_claims(0));
 }
 
 TEST_F(a_host, keeps_the_reserve_that_the_policy_names) {

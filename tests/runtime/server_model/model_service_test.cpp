@@ -105,6 +105,10 @@ TEST_F(a_service, tells_states_bytes_and_latencies_without_waking_anybody) {
   EXPECT_EQ(status["requests"]["total"], 1);
   EXPECT_EQ(status["latency_ms"]["cold"]["n"], 1);
   EXPECT_GT(status["latency_ms"]["cold"]["p99"], 0.0);
+  EXPECT_EQ(status["pauses"]["count"], 1);
+  EXPECT_EQ(status["pauses"]["cut_short"], 0);
+  EXPECT_EQ(status["pauses"]["min_share"], 0.0);
+  EXPECT_GT(status["pauses"]["held_s"], 0.0);
   EXPECT_EQ(status["handovers"].size(), 1U);
   EXPECT_EQ(status["handovers"][0]["bytes"], heap_pool::chunk);
   EXPECT_FALSE(service_.model_ready("sum", "")) << "asking woke it";
@@ -181,6 +185,19 @@ TEST(served_models, have_one_timeout_when_it_is_fixed_and_none_when_they_are_alw
   auto const always = make(policy::warm_mode::always);
   EXPECT_TRUE(always.always_warm);
   EXPECT_NO_THROW((scheduler::model_controller{always.scheduling, scheduler::instant{}}));
+}
+
+TEST(host_options, follow_the_policy) {
+  auto wanted = policy_for({"a"});
+  EXPECT_EQ(host_options_of(wanted).pause, pause_mode::on_request);
+  EXPECT_EQ(host_options_of(wanted).min_share, 0.05);
+  EXPECT_FALSE(host_options_of(wanted).run_ahead);
+  wanted.training = {policy::pause_rule::on_cold_start, 3ms, 0.25, 150us};
+  auto const made = host_options_of(wanted);
+  EXPECT_EQ(made.pause, pause_mode::on_cold_start);
+  EXPECT_EQ(made.pause_hysteresis, 3ms);
+  EXPECT_EQ(made.min_share, 0.25);
+  EXPECT_EQ(made.run_ahead, 150us);
 }
 
 TEST(pool_options, refuse_a_share_of_memory_and_name_what_would_be_right) {

@@ -23,6 +23,7 @@
 #include "memhandover/error.hpp"
 #include "memhandover/serving_pool.hpp"
 #include "runtime/step/training_memory.hpp"
+#include "tests/runtime/step/run_ahead_role.hpp"
 #include "tests/runtime/step/warm_role.hpp"
 
 namespace sluice::test {
@@ -212,10 +213,12 @@ int run_role(int argc, char** argv) {
   }
   ::signal(SIGTERM, [](int) { stopping = true; });
   ::signal(SIGUSR1, [](int) { asked_for_commits = true; });
-  return role == "trainer"  ? trainer_role(arguments)
-         : role == "server" ? server_role(arguments)
-         : role == "warm"   ? warm_role(arguments)
-                            : 2;
+  return role == "trainer"     ? trainer_role(arguments)
+         : role == "server"    ? server_role(arguments)
+         : role == "warm"      ? warm_role(arguments)
+         : role == "bounded"   ? bounded_role(arguments)
+         : role == "publisher" ? publisher_role(arguments)
+                               : 2;
 }
 
 child::child(std::string const& role, std::vector<std::string> arguments) {

@@ -1,0 +1,107 @@
+#include "tests/runtime/step/run_ahead_role.hpp"
+
+#include <dlfcn.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+
+#include "memhandover/error.hpp"
+#include "memhandover/serving_pool.hpp"
+#include "runtime/gate/gate_api.h"
+#include "runtime/step/c_api.h"
+#include "tests/runtime/gate/built_files.hpp"
+
+namespace sluice::test {
+namespace {
+
+void* driver = nullptr;
+
+void tell(std::string const& text) {
+  std::printf("%s\n", text.c_str());
+  std::fflush(stdout);
+}
+
+/// Lets everything through.
+constexpr sluice_gate_api open_gate{
+    .size = sizeof(sluice_gate_api),
+    .real = [](char const* symbol) { return ::dlsym(driver, symbol); },
+    .close = [](std::int64_t) { return 0; },
+    .wait_idle = [](std::int64_t) { return 0; },
+    .open = [] {},
+    .abort_begin = [] {},
+    .abort_end = [] {},
+    .exempt_thread = [](int) {},
+    .protect_thread = [](int) {},
+    .set_pause_word = [](std::uint64_t const volatile*) {},
+    .set_urgent = [](int) {},
+    .set_run_ahead = [](std::int64_t bound) { tell("bound " + std::to_string(bound)); },
+    .launches = []() -> std::uint64_t { return 0; },
+    .expendable_thread = [](int) {},
+    .unit_ended = []() -> std::int64_t { return 0; },
+    .set_demand_word = [](std::uint64_t const volatile*) {},
+    .demand_answered = [](std::uint64_t) {},
+    .demand_seen = []() -> std::int64_t { return 0; },
+    .set_deferred = [](int) {},
+    .flush = [] {},
+    .deferred = []() -> std::uint64_t { return 0; },
+};
+
+template <typename Function>
+Function* function_in(void* library, char const* name) {
+  return reinterpret_cast<Function*>(::dlsym(library, name));
+}
+
+/// With a context current, as the gate calls it.
+bool attach(void* runtime) {
+  void* context = nullptr;
+  function_in<int(unsigned)>(driver, "cuInit")(0);
+  function_in<int(void**, int)>(driver, "cuDevicePrimaryCtxRetain")(&context, 0);
+  function_in<int(void*)>(driver, "cuCtxSetCurrent")(context);
+  return function_in<decltype(sluice_runtime_attach)>(runtime, "sluice_runtime_attach")(
+             &open_gate, 0) != nullptr;
+}
+
+}  // namespace
+
+int bounded_role(std::vector<std::string> const& arguments) {
+  (void)::setenv("SLUICE_RUNTIME_DIR", arguments.at(0).c_str(), 1);
+  driver = ::dlopen(gate::fake_driver_path().c_str(), RTLD_NOW | RTLD_GLOBAL);
+  auto* const runtime = ::dlopen(gate::built("lib/libsluice_runtime.so").c_str(), RTLD_NOW);
+  if (driver == nullptr || runtime == nullptr || !attach(runtime)) {
+    tell("error: the runtime library has not attached");
+    return 1;
+  }
+  tell("joined");
+  auto* const begin = function_in<decltype(sluice_begin)>(runtime, "sluice_begin");
+  auto* const commit_begin =
+      function_in<decltype(sluice_commit_begin)>(runtime, "sluice_commit_begin");
+  auto* const commit_end = function_in<decltype(sluice_commit_end)>(runtime, "sluice_commit_end");
+  auto* const discard = function_in<decltype(sluice_discard)>(runtime, "sluice_discard");
+  for (;;) {
+    (void)begin(1, 1);
+    ::poll(nullptr, 0, 1);
+    commit_begin() == 1 ? commit_end(1, 0) : discard();
+  }
+}
+
+int publisher_role(std::vector<std::string> const& arguments) {
+  memhandover::serving_pool::options options;
+  options.runtime_dir = arguments.at(0);
+  options.backend = "cuda";
+  try {
+    auto const pool = memhandover::serving_pool::join(options);
+    pool->set_run_ahead(std::chrono::microseconds{std::stoll(arguments.at(1))});
+    tell("joined");
+    for (;;) {
+      ::pause();
+    }
+  } catch (error const& why) {
+    tell(std::string{"error: "} + why.what());
+  }
+  return 0;
+}
+
+}  // namespace sluice::test

@@ -1,0 +1,16 @@
+/// The processes of the tests of the run-ahead bound.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace sluice::test {
+
+/// bounded FOLDER: a job whose runtime library has a gate that says each bound it is given, "bound N"
+/// in nanoseconds. It trains for ever.
+int bounded_role(std::vector<std::string> const& arguments);
+
+/// publisher FOLDER MICROSECONDS: a server that wants this of training. It serves nothing.
+int publisher_role(std::vector<std::string> const& arguments);
+
+}  // namespace sluice::test

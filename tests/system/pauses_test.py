@@ -1,0 +1,116 @@
+"""What training has beside a busy server: its share of the time, and the run-ahead that the server wants of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from server_models import Slow
+from serving import PATIENCE_SECONDS, Server, World, eventually, integer
+
+JOB = Path(__file__).with_name("paused_job.py")
+
+
+@pytest.fixture
+def slow(world):
+    world.models.add("slow", Slow(), {"n": ("TYPE_INT64", [1])}, {"rounds": ("TYPE_INT64", [1])}, batched=False)
+
+
+@contextlib.contextmanager
+def training(world: World, name: str, **environment: str):
+    """A job of that name, once it has trained."""
+    until = world.folder / f"{name}-until"
+    job = subprocess.Popen([world.program, "run", "--require-pool", "--name", name, "--", sys.executable, JOB, until],
+                           env={**os.environ, **environment})
+    try:
+        eventually(lambda: (world.job(name) or {}).get("samples"), f"{name} trains")
+        yield job
+        until.touch()
+        assert job.wait(PATIENCE_SECONDS) == 0
+    finally:
+        until.touch()
+        job.kill()
+        job.wait()
+
+
+@contextlib.contextmanager
+def load_without_end(server: Server):
+    """Several clients, each with a request in flight, so that the server is never idle."""
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            while not stop.is_set():
+                assert int(server.outputs("slow", [integer("n", 200)])[0]) == 200
+        except BaseException as failure:  # noqa: BLE001  told by the test's own thread
+            failures.append(failure)
+
+    clients = [threading.Thread(target=ask) for _ in range(3)]
+    for client in clients:
+        client.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for client in clients:
+            client.join()
+    assert not failures
+
+
+def test_a_job_goes_on_under_load_without_end(world, slow):
+    server = world.serve(world.policy("slow", training="min_share: 50%"))
+    with training(world, "job"), load_without_end(server):
+        # Held until its share is due; then it trains although requests are in flight, again and again.
+        for _ in range(3):
+            before = server.status()["pauses"]["cut_short"]
+            eventually(lambda: server.status()["pauses"]["cut_short"] > before, "a pause ends for the job's share")
+            samples = world.job("job")["samples"]
+            eventually(lambda: world.job("job")["samples"] > samples, "the job trains on")
+            assert server.status()["requests"]["in_flight"] > 0
+        seen = world.status()
+        assert seen["pauses"]["count"] >= seen["pauses"]["cut_short"] > 2
+        assert seen["pauses"]["min_share"] == 0.5
+        assert seen["pauses"]["held_share"] <= 0.5
+        assert seen["pauses"]["held_s"] > 1.0
+        assert seen["pauses"]["withheld_s"] > 0.0
+        text = subprocess.run([world.program, "status"], capture_output=True, text=True, check=True).stdout
+        assert "\ncompute pauses\n  count" in text
+        assert "  50.0%  " in text
+    assert server.status()["requests"]["failed"] == 0
+
+
+def test_a_job_without_a_share_is_paused_as_long_as_requests_are_in_flight(world, slow):
+    server = world.serve(world.policy("slow", training="min_share: 0%"))
+    with training(world, "job"):
+        with load_without_end(server):
+            eventually(lambda: server.status()["pauses"]["held_s"] > 1.2, "the job is paused")
+            seen = server.status()["pauses"]
+            assert (seen["cut_short"], seen["withheld_s"]) == (0, 0.0)
+        samples = world.job("job")["samples"]
+        eventually(lambda: world.job("job")["samples"] > samples, "the job goes on after the last request")
+
+
+def test_jobs_keep_the_run_ahead_that_the_server_publishes(world, slow):
+    first = world.serve(world.policy("slow", training="run_ahead: 70us"))
+    with training(world, "follows"), training(world, "has_its_own", SLUICE_RUN_AHEAD_US="450"):
+        eventually(lambda: world.job("follows")["run_ahead_us"] == 70.0, "the job hears of the bound")
+        assert world.job("has_its_own")["run_ahead_us"] == 450.0
+        assert world.pool()["run_ahead_us"] == 70.0
+
+        first.process.kill()
+        first.process.wait()
+        eventually(lambda: world.job("follows")["run_ahead_us"] is None, "without a server nothing is bounded")
+        eventually(lambda: world.job("has_its_own")["run_ahead_us"] is None, "also not by the job itself")
+        assert world.pool()["run_ahead_us"] is None
+
+        second = world.serve(world.policy("slow"))  # 500 ms, so that the bound is as large as it gets
+        eventually(lambda: world.job("follows")["run_ahead_us"] == 1000.0, "the bound follows the promise")
+        assert world.pool()["run_ahead_us"] == 1000.0
+        assert second.end() == 0
+        eventually(lambda: world.job("follows")["run_ahead_us"] is None, "a server that ends takes its bound along")
