@@ -60,6 +60,7 @@ class training_member final : public training_client {
       std::vector<std::uint32_t>* needs_scrub) override;
   void release(std::span<std::uint32_t const> chunks) override;
   bool wait_grantable(std::uint32_t count, steady_clock::time_point deadline) override;
+  void watch(std::function<void()> look, milliseconds every) override;
 
   void abandon_in_child() noexcept override {
     member_.abandon_in_child();
@@ -71,6 +72,8 @@ class training_member final : public training_client {
   void ring_writer() const { (void)::eventfd_write(files().doorbell.get(), 1); }
   void run();
   void answer_demand();
+  [[nodiscard]] milliseconds patience();
+  void look();
 
   membership member_;
   handler on_demand_;
@@ -81,7 +84,9 @@ class training_member final : public training_client {
   client_mailbox box_;
   std::uint32_t uncollected_ = 0;  ///< chunks that may have been granted since the last `collect`
   std::uint32_t waiting_ = 0;      ///< threads in `wait_grantable`
-  std::uint32_t answered_ = 0;     ///< control thread only
+  std::function<void()> look_;
+  milliseconds look_every_{};
+  std::uint32_t answered_ = 0;  ///< control thread only
   std::thread thread_;
 };
 
@@ -90,8 +95,7 @@ void training_member::run() {
   for (;;) {
     std::array<pollfd, 3> polled{
         {{stop_.get(), POLLIN, 0}, {member_.bell(), POLLIN, 0}, {member_.news(), POLLIN, 0}}};
-    auto const patience = member_.patience().value_or(milliseconds{-1});
-    ::poll(polled.data(), polled.size(), static_cast<int>(patience.count()));
+    ::poll(polled.data(), polled.size(), static_cast<int>(patience().count()));
     if (polled[0].revents != 0) {
       return;
     }
@@ -108,7 +112,36 @@ void training_member::run() {
       bell_rang_.notify_all();
     }
     (void)member_.attend(polled[2].revents != 0);
+    look();
   }
+}
+
+/// How long nothing needs to be done unless somebody rings; negative: for ever.
+milliseconds training_member::patience() {
+  auto const until_search = member_.patience();
+  std::lock_guard const lock{mutex_};
+  if (look_ == nullptr) {
+    return until_search.value_or(milliseconds{-1});
+  }
+  return std::min(until_search.value_or(look_every_), look_every_);
+}
+
+void training_member::look() {
+  std::unique_lock lock{mutex_};
+  auto const look_now = look_;
+  lock.unlock();
+  if (look_now != nullptr) {
+    look_now();
+  }
+}
+
+void training_member::watch(std::function<void()> look, milliseconds every) {
+  {
+    std::lock_guard const lock{mutex_};
+    look_ = std::move(look);
+    look_every_ = every;
+  }
+  (void)::eventfd_write(member_.bell(), 1);
 }
 
 void training_member::answer_demand() {

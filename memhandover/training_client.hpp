@@ -79,6 +79,10 @@ class training_client {
   virtual bool wait_grantable(std::uint32_t count,
                               std::chrono::steady_clock::time_point deadline) = 0;
 
+  /// From now on has the control thread call `look` every so often, so that what the ledger's header
+  /// says is noticed although nobody rings. To be called once.
+  virtual void watch(std::function<void()> look, std::chrono::milliseconds every) = 0;
+
   /// After a fork, in the child: forgets thread and broker; the object may then only be leaked.
   virtual void abandon_in_child() noexcept = 0;
 };

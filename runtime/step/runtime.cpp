@@ -52,7 +52,8 @@ struct process_state {
   std::unique_ptr<training_memory> memory;
   std::mutex planner_mutex;
   std::unique_ptr<scheduler::batch_planner> planner;
-  std::chrono::nanoseconds run_ahead{};
+  std::mutex run_ahead_mutex;
+  std::chrono::nanoseconds run_ahead{};  ///< as the gate has it; guarded by run_ahead_mutex
 };
 
 std::atomic<process_state*> shared_state{nullptr};
@@ -219,25 +220,12 @@ void after_fork_in_child() {
   in_child.store(true);
 }
 
-void publish_state(std::unique_ptr<process_state> state) {
-  static std::once_flag once;
-  std::call_once(once,
-                 [] { ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child); });
-  shared_state.store(state.release(), std::memory_order_release);
-}
-
-/// Whether what this thread launches may be dropped with the micro-batch.
-void set_expendable(process_state const& state, bool expendable) {
-  if (state.gate_table != nullptr) {
-    state.gate_table->expendable_thread(expendable ? 1 : 0);
-  }
-}
-
 /// A short queue on the device is what makes a pause short.
 void bound_run_ahead(process_state& state) {
   static auto const own = run_ahead_of_job(environment("SLUICE_RUN_AHEAD_US"));
   auto const& client = state.memory->client();
   auto const wanted = choose_run_ahead(client.view().header(), own);
+  std::lock_guard const lock{state.run_ahead_mutex};
   if (wanted == state.run_ahead) {
     return;
   }
@@ -246,6 +234,23 @@ void bound_run_ahead(process_state& state) {
                                       std::memory_order_relaxed);
   if (state.gate_table != nullptr) {
     state.gate_table->set_run_ahead(wanted.count());
+  }
+}
+
+void publish_state(std::unique_ptr<process_state> state) {
+  static std::once_flag once;
+  std::call_once(once,
+                 [] { ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child); });
+  auto* const kept = state.release();
+  shared_state.store(kept, std::memory_order_release);
+  // A job that knows nothing of micro-batches is bounded as well.
+  kept->memory->client().watch([kept] { bound_run_ahead(*kept); }, std::chrono::milliseconds{100});
+}
+
+/// Whether what this thread launches may be dropped with the micro-batch.
+void set_expendable(process_state const& state, bool expendable) {
+  if (state.gate_table != nullptr) {
+    state.gate_table->expendable_thread(expendable ? 1 : 0);
   }
 }
 

@@ -65,6 +65,14 @@ TEST_F(run_ahead_process_test, the_gate_is_given_what_the_server_wants_until_the
   await([this] { return status()["clients"][0]["run_ahead_us"] == 333.0; }, "the job's own word");
 }
 
+TEST_F(run_ahead_process_test, a_job_without_micro_batches_is_bounded_as_well) {
+  auto job = start("bounded", {"without micro-batches"});
+  auto server = start("publisher", {"70"});
+  expect_bound(job, "70000");
+  server.kill();
+  EXPECT_EQ(job.line(), "bound 0");
+}
+
 TEST_F(run_ahead_process_test, what_the_job_says_of_itself_comes_before_what_the_server_wants) {
   (void)::setenv("SLUICE_RUN_AHEAD_US", "450", 1);
   auto job = start("bounded");

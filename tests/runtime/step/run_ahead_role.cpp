@@ -75,6 +75,9 @@ int bounded_role(std::vector<std::string> const& arguments) {
     return 1;
   }
   tell("joined");
+  while (arguments.size() > 1) {
+    ::pause();
+  }
   auto* const begin = function_in<decltype(sluice_begin)>(runtime, "sluice_begin");
   auto* const commit_begin =
       function_in<decltype(sluice_commit_begin)>(runtime, "sluice_commit_begin");
