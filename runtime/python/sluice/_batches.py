@@ -30,6 +30,11 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_of(each)
 
 
+def storages_of(value: Any) -> set[int]:
+    """Addresses of the storages that the tensors of a structure lie in."""
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors_of(value) if tensor.layout == torch.strided}
+
+
 def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """The same structure with every tensor changed; what is no tensor is passed on whole."""
     if isinstance(value, torch.Tensor):

@@ -153,11 +153,9 @@ class Engine:
 
     # --- what micro-batches need ---------------------------------------------------------------------------------------
 
-    def outside(self, batch: tuple) -> set[int]:
-        """Addresses of the storages of parameters, buffers and a batch, which lie outside the arena."""
-        tensors = [*self._model.parameters(), *self._model.buffers(), *self.gradients.params,
-                   *_batches.tensors_of(batch)]
-        return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.layout == torch.strided}
+    def storages(self) -> set[int]:
+        """Addresses of the storages of parameters and buffers, which lie outside the arena."""
+        return _batches.storages_of([*self._model.parameters(), *self._model.buffers(), *self.gradients.params])
 
     def save(self) -> None:
         """Remembers what a micro-batch changes besides gradients: random state, and buffers of the model."""

@@ -39,6 +39,7 @@ class MicroBatch:
         self._losses = losses
         self._scaler = scaler
         self._names: BoundNames | None = None
+        self._given: set[int] = set()
         self._threading: Any = None
         self._part: torch.Tensor | None = None
         self._weight: float | torch.Tensor | None = None
@@ -104,6 +105,7 @@ class MicroBatch:
         self.begin()
         if self._engine.runtime:
             self._names = BoundNames(sys._getframe(1))
+            self._given = _batches.storages_of(self._batch)
         return self._batch[0] if len(self._batch) == 1 else self._batch
 
     def __exit__(self, _kind: type | None, failure: BaseException | None, _where: Any) -> bool:
@@ -161,6 +163,7 @@ class MicroBatch:
         _checks.running.remove(self)
         engine.running = False
         self.thread = 0
+        self._batch = ()  # and with it the gradients of inputs that have asked for one
         try:
             if not engine.runtime:
                 return self._end_plainly(failure)
@@ -168,7 +171,6 @@ class MicroBatch:
             return self._end(failure)
         finally:
             self._names = None
-            self._batch = ()
 
     def _end_plainly(self, failure: BaseException | None) -> bool:
         if failure is not None or self._part is None:
@@ -194,7 +196,7 @@ class MicroBatch:
             self._commit_apart()
             return False
         if failure is not None:
-            _drop_frames(failure)
+            _let_go_of(failure)
         self._part = self._weight = self._kept = None
         if self._names is not None:
             self._names.take_back()
@@ -209,7 +211,7 @@ class MicroBatch:
                 self._weight = self._weight.clone()
             self._kept = _batches.copied(self._kept)
             if self._names is not None:
-                outside = engine.outside(self._batch)
+                outside = engine.storages() | self._given
                 self._names.rebind(lambda value: _promoted(value, outside))
             engine.gradients.take()
             engine.buffers.keep()
@@ -233,6 +235,7 @@ class MicroBatch:
     def _give_up(self) -> None:
         """The block failed by itself: nothing of this slice counts, and the caller hears of it."""
         engine = self._engine
+        _empty_backward_queue()
         engine.gradients.forget()
         engine.buffers.keep()
         engine.runtime.discard()
@@ -262,7 +265,7 @@ class Rehearsal(MicroBatch):
         if failure is not None and not isinstance(failure, Exception):
             return False
         if failure is not None:  # if it is not the small size that it minds, the first slice says so again
-            _drop_frames(failure)
+            _let_go_of(failure)
         self._part = self._weight = self._kept = None
         if self._names is not None:
             self._names.take_back()
@@ -290,8 +293,15 @@ def _lies_in(tensor: torch.Tensor, storages: set[int]) -> bool:
     return tensor.layout == torch.strided and tensor.untyped_storage().data_ptr() in storages
 
 
-def _drop_frames(failure: BaseException) -> None:
-    """Empties the frames that an exception has passed, which would keep the discarded tensors alive."""
+def _empty_backward_queue() -> None:
+    """Autograd leaves nodes that were ready when another one raised in the thread's queue, with their gradients and saved
+    tensors, until the thread's next backward."""
+    torch.ones((), requires_grad=True).backward()
+
+
+def _let_go_of(failure: BaseException) -> None:
+    """Ends what an exception keeps alive of the discarded tensors: frames, and what backward had still to do."""
+    _empty_backward_queue()
     seen: BaseException | None = failure
     while seen is not None:
         traceback.clear_frames(seen.__traceback__)
