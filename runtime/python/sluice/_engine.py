@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -80,6 +81,10 @@ class Engine:
         self.buffers = Buffers(model)
         self.running = False
         self.counts = {"steps": 0, "samples": 0, "commits": 0, "discards": 0, "micro_batch": 0}
+
+    def explained(self) -> contextlib.AbstractContextManager:
+        """Extends the messages of exceptions that pass and that the pool has to do with."""
+        return self.trouble.explained(lambda: self.counts["discards"]) if self.trouble else contextlib.nullcontext()
 
     def stats(self) -> dict[str, float]:
         """Counts since the start: steps, samples, commits, discards, the last micro_batch, and wait_seconds for memory."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
 import numbers
@@ -133,7 +132,7 @@ class Step:
         """
         if not callable(loss_fn):
             raise TypeError(f"the first argument of a step is the loss function, not {type(loss_fn).__name__}")
-        with self._explained():
+        with self._engine.explained():
             if self._needs_closure:
                 return self._step_with_closure(loss_fn, batch)
             losses = self._accumulate(loss_fn, batch)
@@ -162,19 +161,15 @@ class Step:
         losses = self._begin()
         tries = self._engine.micro_batches(batch, losses, self._scaler)
         while True:
-            with self._explained():
+            with self._engine.explained():
                 micro = next(tries, None)
             if micro is None:
                 break
             yield micro
-        with self._explained():
+        with self._engine.explained():
             self._finish(losses, batch)
 
     # --- the parts of a step -------------------------------------------------------------------------------------------
-
-    def _explained(self) -> contextlib.AbstractContextManager:
-        trouble = self._engine.trouble
-        return trouble.explained(lambda: self._engine.counts["discards"]) if trouble else contextlib.nullcontext()
 
     def _begin(self) -> Losses:
         if self._scaler:
