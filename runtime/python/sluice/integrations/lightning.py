@@ -35,7 +35,8 @@ class SluiceStrategy(SingleDeviceStrategy):
         **options: For ``SingleDeviceStrategy``: accelerator, checkpoint_io, precision_plugin.
 
     Raises:
-        SluiceError: from ``fit``, for manual optimization, several optimizers, or more than one device.
+        SluiceError: from ``Trainer``, for more than one device; from ``fit``, for manual optimization or several
+            optimizers.
     """
 
     strategy_name = "sluice"
@@ -44,17 +45,23 @@ class SluiceStrategy(SingleDeviceStrategy):
                  device: torch.device | str | None = None, **options: Any) -> None:
         super().__init__(device=device if device is not None else "cpu", **options)
         self._any_device = device is None
+        self._devices: list[torch.device] = []
         self._how = (checked_micro_batch(micro_batch), adapt, list(generators))
         self._engine: Engine | None = None
 
     @property
-    def root_device(self) -> torch.device:
-        """Where to train."""
-        if self._any_device and self.accelerator is not None and self._root_device.type == "cpu":
-            devices = self.accelerator.get_parallel_devices(self.accelerator.parse_devices(1))
+    def parallel_devices(self) -> list[torch.device]:
+        """The trainer's devices; set by it, before it asks for anything else."""
+        return self._devices
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: list[torch.device]) -> None:
+        if len(devices) != 1:
+            raise SluiceError(f"SluiceStrategy shares one GPU with one process, and the Trainer has {len(devices)} devices; "
+                              "set devices=1")
+        self._devices = devices
+        if self._any_device:
             self._root_device = devices[0]
-            self._any_device = False
-        return self._root_device
 
     @property
     def shared(self) -> bool:
@@ -110,9 +117,6 @@ class SluiceStrategy(SingleDeviceStrategy):
         if len(self.optimizers) != 1:
             raise SluiceError(f"SluiceStrategy trains with one optimizer, and configure_optimizers has given "
                               f"{len(self.optimizers)}")
-        if module.trainer.num_devices != 1 or module.trainer.num_nodes != 1:
-            raise SluiceError(f"SluiceStrategy shares one GPU with one process, and the Trainer has "
-                              f"{module.trainer.num_devices} devices on {module.trainer.num_nodes} nodes; set devices=1")
         return self.optimizers[0]
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from transformers import Trainer
 
-from sluice._engine import Engine, checked_micro_batch
+from sluice import _batches
+from sluice._engine import REHEARSAL_SAMPLES, Engine, checked_micro_batch
 from sluice._micro_batch import MicroBatch
 from sluice.errors import SluiceError
 
@@ -27,6 +28,7 @@ class Sharing:
         self._training_step = trainer.training_step
         self._compute_loss = trainer.compute_loss
         self._share: float | None = None
+        self._divided: bool | None = None
 
     @property
     def shared(self) -> bool:
@@ -43,10 +45,10 @@ class Sharing:
             _check(self._trainer)
             optimizer = self._trainer.optimizer
             self._engine = Engine(self._trainer.accelerator.unwrap_model(model), optimizer.param_groups, *self._how)
-        scaled = self._is_scaled(num_items_in_batch)
+        divided = self._is_divided(model, inputs, num_items_in_batch)
 
         def forward_backward(micro: MicroBatch) -> None:
-            self._share = 1.0 if scaled else micro.share
+            self._share = 1.0 if divided else micro.share
             try:
                 loss = self._training_step(model, micro.slices[0], num_items_in_batch)
             finally:
@@ -71,14 +73,33 @@ class Sharing:
             return (result[0] * self._share, *result[1:])
         return result * self._share
 
-    def _is_scaled(self, num_items_in_batch: Any) -> bool:
-        """Whether losses are sums already divided by what they count in the whole batch, as Trainer decides it."""
-        trainer = self._trainer
-        said = getattr(trainer, "loss_is_scaled_for_ga", None)
+    def _is_divided(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any) -> bool:
+        """Whether the loss is a sum divided by what the whole batch counts, so that slices' losses add up as they are.
+
+        Many models take ``num_items_in_batch`` without using it, and return a mean all the same; so the loss is asked.
+        """
+        said = getattr(self._trainer, "loss_is_scaled_for_ga", None)
         if said is not None:
             return said
-        return num_items_in_batch is not None and (
-            trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None)
+        if num_items_in_batch is None:
+            return False
+        if self._divided is None:
+            few = _batches.cut(inputs, 0, min(REHEARSAL_SAMPLES, _batches.size_of(inputs)))
+            once, twice = (self._loss_with(model, few, count) for count in (num_items_in_batch, 2 * num_items_in_batch))
+            self._divided = bool(abs(twice) < 0.75 * abs(once))
+        return self._divided
+
+    def _loss_with(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any) -> float:
+        """The loss for this count, leaving no trace."""
+        trainer, engine = self._trainer, self._engine
+        model.train()
+        engine.save()
+        try:
+            with torch.no_grad(), trainer.compute_loss_context_manager():
+                return float(self._compute_loss(model, trainer._prepare_inputs(inputs),
+                                                num_items_in_batch=num_items_in_batch))
+        finally:
+            engine.restore()
 
 
 def share(trainer: Trainer, micro_batch: int | None = None, *, adapt: bool | None = None,
