@@ -20,10 +20,12 @@ class Planner:
         adapt: Whether a micro-batch may become smaller when memory is short.
     """
 
+    #: Who has started the process's one planner, and for how many samples.
+    _started: tuple[Planner, int] | None = None
+
     def __init__(self, runtime: Runtime | None, adapt: bool) -> None:
         self._runtime = runtime
         self._adapt = adapt
-        self._planned_for: int | None = None
         self.wait_seconds = 0.0
 
     def next(self, remaining: int, largest: int) -> int:
@@ -32,16 +34,17 @@ class Planner:
         Raises:
             OutOfMemory: if that can never fit.
         """
+        slices = -(-remaining // largest)
+        evenly = -(-remaining // slices)
         if self._runtime is None:
-            slices = -(-remaining // largest)
-            return -(-remaining // slices)
-        if self._planned_for != largest:
+            return evenly
+        if Planner._started != (self, largest):
             self._runtime.plan_start(largest, 0 if self._adapt else 1)
-            self._planned_for = largest
+            Planner._started = (self, largest)
         while True:
             count, needed = self._runtime.plan(remaining)
             if count > 0:
-                return count
+                return count if self._adapt else min(count, evenly)  # what fits and does not adapt is cut as without a pool
             self._wait(needed, 1 if self._adapt else largest)
 
     def _wait(self, needed: int, count: int) -> None:

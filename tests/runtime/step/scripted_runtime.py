@@ -63,7 +63,7 @@ class ScriptedRuntime:
         self._operators = 0
         self._storages: dict[int, StorageWeakRef] = {}
         self._gone: list[StorageWeakRef] = []
-        self._largest = 0
+        self._largest, self._fixed = 0, 0
         self.discards = 0
         self.left_behind: list[int] = []  # storages that lived on, at each commit
 
@@ -114,11 +114,13 @@ class ScriptedRuntime:
     def survivors(self) -> int:
         return sum(not each.expired() for each in self._gone)
 
-    def plan_start(self, largest: int, _fixed: int) -> int:
-        self._largest = largest
+    def plan_start(self, largest: int, fixed: int) -> int:
+        self._largest, self._fixed = largest, fixed
         return 0
 
     def plan(self, remaining: int) -> tuple[int, int]:
+        if self._fixed:
+            return min(self._largest, remaining), 0
         slices = -(-remaining // self._largest)
         return -(-remaining // slices), 0
 

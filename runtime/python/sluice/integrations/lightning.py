@@ -35,8 +35,7 @@ class SluiceStrategy(SingleDeviceStrategy):
         **options: For ``SingleDeviceStrategy``: accelerator, checkpoint_io, precision_plugin.
 
     Raises:
-        SluiceError: from ``Trainer``, for more than one device; from ``fit``, for manual optimization or several
-            optimizers.
+        SluiceError: from ``Trainer``, for more than one device; from ``fit``, for manual optimization.
     """
 
     strategy_name = "sluice"
@@ -114,9 +113,6 @@ class SluiceStrategy(SingleDeviceStrategy):
             raise SluiceError("with manual optimization the module runs backward and optimizers itself, in one "
                               "training_step that could not run again; set automatic_optimization = True, or write the "
                               "loop with sluice.Step")
-        if len(self.optimizers) != 1:
-            raise SluiceError(f"SluiceStrategy trains with one optimizer, and configure_optimizers has given "
-                              f"{len(self.optimizers)}")
         return self.optimizers[0]
 
 
