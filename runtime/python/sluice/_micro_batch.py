@@ -302,11 +302,16 @@ def _empty_backward_queue() -> None:
 def _let_go_of(failure: BaseException) -> None:
     """Ends what an exception keeps alive of the discarded tensors: frames, and what backward had still to do."""
     _empty_backward_queue()
-    seen: BaseException | None = failure
-    while seen is not None:
-        traceback.clear_frames(seen.__traceback__)
-        seen.__traceback__ = None
-        seen = seen.__cause__ or seen.__context__
+    chain: list[BaseException | None] = [failure]
+    while chain:
+        why = chain.pop()
+        if why is not None:
+            where = why.__traceback__
+            traceback.clear_frames(where)
+            if where is not None:
+                where.tb_next = None  # `with` holds the head, and a cleared frame still holds its function's closure
+            why.__traceback__ = None
+            chain += [why.__cause__, why.__context__]
 
 
 def refuse_survivors(left: int) -> None:

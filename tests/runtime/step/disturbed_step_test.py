@@ -161,11 +161,14 @@ class Closure(Training):
 
 
 class ByHand(Training):
+    def output(self, model, x):
+        return model(x)
+
     def step(self, step, model, data):
         counted = 0
         for micro in step.micro_batches(*data):
             with micro as (x, y):
-                output = model(x)
+                output = self.output(model, x)
                 outputs = {"output": output, "more": [output * 2]}
                 loss = F.cross_entropy(output, y)
                 micro.backward(loss)
@@ -182,6 +185,11 @@ class Checkpointed(Training):
     def loss(self, model, x, y):
         x.requires_grad_()  # reentrant checkpoints want it
         return F.cross_entropy(checkpoint(model, x, use_reentrant=self.reentrant), y)
+
+
+class CheckpointedByHand(ByHand):
+    def output(self, model, x):
+        return checkpoint(model, x, use_reentrant=False)
 
 
 class CheckpointedReentrant(Checkpointed):
@@ -207,7 +215,7 @@ class Nested(Training):
 
 
 WAYS = [Plain, Sums, Weighted, Generators, Scaled, Clipped, Closure, ByHand, Checkpointed, CheckpointedReentrant,
-        Autocast, Nested]
+        CheckpointedByHand, Autocast, Nested]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -71,13 +71,21 @@ class ScriptedRuntime:
 
     def boundary(self) -> None:
         if self._operators == self._operator and self._tries % 2 == 1:
-            self._state = _runtime.REVOKED
+            self._revoke()
         self._operators += 1
         if self._state != _runtime.SOUND and not self._silently:
             raise MemoryGone("sluice: the micro-batch's memory has been taken away")
 
     def made(self, storage: torch.UntypedStorage) -> None:
         self._storages[storage._cdata] = StorageWeakRef(storage)
+
+    def _revoke(self) -> None:
+        """Somebody else writes into the memory from now on."""
+        self._state = _runtime.REVOKED
+        for each in self._alive():
+            storage = torch.UntypedStorage._new_with_weak_ptr(each.cdata)
+            if storage is not None:
+                storage.fill_(0xA5)
 
     def _alive(self) -> list[StorageWeakRef]:
         return [each for each in self._storages.values() if not each.expired()]
@@ -101,7 +109,7 @@ class ScriptedRuntime:
 
     def commit_begin(self) -> int:
         if self._operator is not None and self._tries % 2 == 1:
-            self._state = _runtime.REVOKED
+            self._revoke()
         return int(self._state == _runtime.SOUND)
 
     def commit_end(self, _samples: int, _outlived: int) -> None:
