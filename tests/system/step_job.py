@@ -1,6 +1,6 @@
 """A training job that uses what the step offers beside the plain call; see benchmarks/exact_job.py for its command line.
 
-    step_job.py --way call | by-hand | closure …
+    step_job.py --way by-hand | closure …
 
 Its network branches, so that backward has several nodes ready when it is interrupted.
 """
@@ -52,7 +52,7 @@ class Model(nn.Module):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--way", choices=("call", "by-hand", "closure"), required=True)
+    parser.add_argument("--way", choices=("by-hand", "closure"), required=True)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--until", type=Path)
     parser.add_argument("--out", type=Path, required=True)

@@ -15,12 +15,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import exactness  # noqa: E402
 
-DEMANDS = 12
+DEMANDS = 8
 JOB = replace(exactness.HOST, arguments=(), demand_bytes=10 << 20, most_delay_ms=100,
               script=Path(__file__).with_name("step_job.py"))
 
 
-@pytest.mark.parametrize("way", ["call", "by-hand", "closure"])
+@pytest.mark.parametrize("way", ["by-hand", "closure"])
 def test_disturbed_training_is_bit_equal_to_undisturbed(sluice, way):
     seed = int(os.environ.get("SLUICE_TEST_SEED") or random.randrange(1 << 31))
     print(f"seed {seed}")
