@@ -48,8 +48,10 @@ def main() -> None:
         def on_step_end(self, args, state, control, **_):
             control.should_training_stop = progress.over or state.global_step == options.steps
 
+    # Without dropout: then slices of another size, when memory is short, change what is learned by rounding alone.
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(
-        vocab_size=charlm.VOCABULARY, n_positions=CONTEXT, n_embd=64, n_layer=4, n_head=2, bos_token_id=0, eos_token_id=0))
+        vocab_size=charlm.VOCABULARY, n_positions=CONTEXT, n_embd=64, n_layer=4, n_head=2, bos_token_id=0, eos_token_id=0,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
     with tempfile.TemporaryDirectory() as folder:
         trainer = transformers.Trainer(
             model=model, train_dataset=Excerpts(), callbacks=[Log()],

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.deadline(300)
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from brokers import end_broker  # noqa: E402
 from exactness import environment  # noqa: E402
 
-DEMAND_BYTES, MOST_DELAY_MS = 8 << 20, 300
+DEMAND_BYTES, DEMANDS, MOST_DELAY_MS = 8 << 20, 3, 200
 
 
 def lines_of(log: Path) -> list[dict]:
@@ -24,19 +25,21 @@ def lines_of(log: Path) -> list[dict]:
 def test_handovers_leave_the_losses_as_they_are(sluice, runtime_folder, tmp_path, script, needed):
     pytest.importorskip(needed, reason=f"{needed} is not installed: see tests/requirements.txt")
     command = [sys.executable, EXAMPLES / script, "--device", "cpu", "--deterministic", "--log-interval", "0"]
+    enough = tmp_path / "enough"
     with subprocess.Popen(
             [sluice, "run", "--backend", "host", "--memory", "192MiB", "--require-pool", "--", *command,
-             "--seconds", "1", "--min-steps", "8", "--log", tmp_path / "shared"], env=environment()) as training:
+             "--until", enough, "--log", tmp_path / "shared"], env=environment()) as training:
         try:
-            server = subprocess.Popen(
+            # It takes memory out of running micro-batches so often, and ends.
+            server = subprocess.run(
                 [sluice.parent / "sluice-bench-handover", "--runtime-dir", runtime_folder, "--bytes", str(DEMAND_BYTES),
-                 "--count", "6", "--delay-ms", str(MOST_DELAY_MS), "--range"],
-                env={**environment(), "SLUICE_BROKER": str(sluice)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            assert training.wait() == 0
+                 "--count", str(DEMANDS), "--delay-ms", str(MOST_DELAY_MS), "--range", "--live"],
+                env={**environment(), "SLUICE_BROKER": str(sluice)}, capture_output=True, text=True, check=False)
+            enough.touch()
+            assert training.wait() == 0 and server.returncode == 0, server.stderr
         finally:
-            server.kill()
-            server.wait()
             training.kill()
+            training.wait()
             end_broker(runtime_folder)
     shared = lines_of(tmp_path / "shared")
     assert shared[-1]["discards"] > 0
