@@ -34,6 +34,7 @@ class Job:
     demand_bytes: int
     most_delay_ms: int
     pool: tuple[str, ...] = ()  # options of `sluice run`
+    script: Path = BENCHMARKS / "exact_job.py"  # or another that takes --until, --steps and --out, and writes the same
 
 
 HOST = Job("host", ("--device", "cpu"), 28 << 20, 150, ("--memory", "192MiB"))
@@ -71,7 +72,7 @@ def compare(job: Job, demands: int, seed: int, binaries: Path, more: tuple[str, 
     """Trains disturbed by so many demands, then undisturbed. `more` goes to both jobs."""
     with tempfile.TemporaryDirectory(prefix="sluice-exact-") as name:
         folder = Path(name)
-        command = [sys.executable, BENCHMARKS / "exact_job.py", *job.arguments, *more]
+        command = [sys.executable, job.script, *job.arguments, *more]
         training = subprocess.Popen(
             [binaries / "sluice", "run", "--backend", job.backend, "--runtime-dir", folder, *job.pool, "--require-pool",
              "--", *command, "--until", folder / "enough", "--out", folder / "disturbed.json"], env=environment())

@@ -32,6 +32,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(description=description)
     result.add_argument("--steps", type=positive, help="end after so many optimizer steps")
     result.add_argument("--seconds", type=float, help="end after so many seconds")
+    result.add_argument("--until", type=Path, metavar="FILE", help="end after the step in which this file appears")
     result.add_argument("--min-steps", type=positive, default=1, help="--seconds does not end it before (default 1)")
     result.add_argument("--batch", type=positive, help="samples of an optimizer step")
     result.add_argument("--micro-batch", type=positive, help="most samples that run at once")
@@ -69,8 +70,8 @@ class Progress:
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
-        if options.steps is None and options.seconds is None:
-            raise SystemExit("say when to end: --steps, --seconds or both")
+        if options.steps is None and options.seconds is None and options.until is None:
+            raise SystemExit("say when to end: --steps, --seconds or --until")
         self._options = options
         self._file = options.log.open("w", encoding="utf-8") if options.log else None
         self._started = time.perf_counter()
@@ -81,6 +82,8 @@ class Progress:
     @property
     def over(self) -> bool:
         if self._options.steps is not None and self._steps >= self._options.steps:
+            return True
+        if self._options.until is not None and self._options.until.exists():
             return True
         return (self._options.seconds is not None and self._steps >= self._options.min_steps
                 and time.perf_counter() - self._started >= self._options.seconds)

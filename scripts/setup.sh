@@ -3,6 +3,7 @@
 #
 #   ./scripts/setup.sh                   everything that building, testing and the examples need
 #   ./scripts/setup.sh --lint            also clang-tidy, clang-format and shellcheck
+#   ./scripts/setup.sh --tests           also the Python packages that only tests need
 #   ./scripts/setup.sh --python-only     no system packages: for a tree that was built elsewhere
 #   ./scripts/setup.sh --list-packages   print the system packages for this system, change nothing
 #
@@ -28,20 +29,24 @@ source "$root/scripts/detail/system_packages.sh"
 # shellcheck source=scripts/detail/python_environment.sh
 source "$root/scripts/detail/python_environment.sh"
 
-lint=no python_only=no list_packages=no
+lint=no python_only=no list_packages=no tests=no
 for argument in "$@"; do
   case $argument in
     --lint) lint=yes ;;
     --python-only) python_only=yes ;;
+    --tests) tests=yes ;;
     --list-packages) list_packages=yes ;;
     -h | --help)
       sed -n '2,/^set -euo/{/^set -euo/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
       exit 0
       ;;
-    *) die 2 "unknown option '$argument'; known: --lint, --python-only, --list-packages, --help" ;;
+    *) die 2 "unknown option '$argument'; known: --lint, --tests, --python-only, --list-packages, --help" ;;
   esac
 done
 
+if [[ $tests == yes && -e $root/tests/requirements.txt ]]; then
+  requirement_files+=("$root/tests/requirements.txt")
+fi
 if [[ $list_packages == yes ]]; then
   list_packages "$lint"
   exit 0

@@ -14,11 +14,11 @@ set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-setup=(./scripts/setup.sh --lint)
+setup=(./scripts/setup.sh --tests --lint)
 for argument in "$@"; do
   case $argument in
-    --fast) setup=(./scripts/setup.sh) ;;
-    --prebuilt) setup=(./scripts/setup.sh --python-only) ;;
+    --fast) setup=(./scripts/setup.sh --tests) ;;
+    --prebuilt) setup=(./scripts/setup.sh --tests --python-only) ;;
     -h | --help)
       sed -n '2,/^set -euo/{/^set -euo/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
       exit 0

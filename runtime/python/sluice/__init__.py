@@ -10,7 +10,7 @@ Under ``sluice run`` this package puts the training process into the shared pool
 """
 
 from sluice.errors import OutOfMemory, SluiceError, Survivors
-from sluice.step import Step
+from sluice.step import MicroBatch, Step
 
-__all__ = ["OutOfMemory", "SluiceError", "Step", "Survivors"]
+__all__ = ["MicroBatch", "OutOfMemory", "SluiceError", "Step", "Survivors"]
 __version__ = "0.1.0"

@@ -54,15 +54,18 @@ class Trouble:
         self._here.explains = True
         try:
             yield
-        except torch.OutOfMemoryError as why:
-            _extend(why, shortage(self._runtime))
-            raise
-        except RuntimeError as why:
-            if discards() > 0 and any(fault in str(why) for fault in FAULTS):
-                _extend(why, self._about_fault(discards()))
+        except BaseException as why:
+            self.explain(why, discards())
             raise
         finally:
             self._here.explains = False
+
+    def explain(self, why: BaseException, discards: int) -> None:
+        """Extends the message of an exception, if the pool has to do with it."""
+        if isinstance(why, torch.OutOfMemoryError):
+            _extend(why, shortage(self._runtime))
+        elif isinstance(why, RuntimeError) and discards > 0 and any(fault in str(why) for fault in FAULTS):
+            _extend(why, self._about_fault(discards))
 
     def watch_cuda(self) -> None:
         """From now on says on standard error who holds the memory when CUDA's allocator gives up outside of a step.

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import time
-from collections.abc import Callable
+import inspect
+import math
+import numbers
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from sluice import _batches, _runtime
-from sluice._arena import make_arena
-from sluice._buffers import Buffers
-from sluice._trouble import Trouble, shortage
-from sluice.errors import OutOfMemory, Survivors
-
-#: Samples of the rehearsal before the first step: two, since batch statistics need more than one.
-REHEARSAL_SAMPLES = 2
-
-#: Optimizers make their state in the first step and need their most memory by the second; torch keeps that for them.
-OPTIMIZER_WARM_UP_STEPS = 2
-
-#: How long one wait for memory lasts before Python looks at its signals again.
-WAIT_SLICE_MS = 100
+from sluice import _losses
+from sluice._engine import Engine
+from sluice._losses import Losses
+from sluice._micro_batch import MicroBatch
 
 
 class Step:
@@ -36,14 +26,28 @@ class Step:
     changed buffers are restored first, so with the same slicing and deterministic kernels training is bit-equal to a
     run that was never disturbed. The loss function may therefore run more than once.
 
-    The loss must be a mean over samples. Not under ``sluice run``, the same arithmetic runs in plain PyTorch.
+    Not under ``sluice run``, the same arithmetic runs in plain PyTorch.
 
     Args:
         model: Module whose parameters are trained.
-        optimizer: Any optimizer over parameters of ``model`` that needs no closure.
+        optimizer: Any optimizer over parameters of ``model``.
         micro_batch: Most samples in a slice. None: the whole batch.
         adapt: Whether a slice may become smaller when memory is short. None: unless the model has batch statistics,
             whose result depends on the slicing. If not, training waits until a whole slice fits.
+        reduction: "mean" if the loss of a slice is a mean, over samples or over a weight that comes with it; "sum" if it
+            is a sum over samples.
+        generators: Random generators that the loss function uses besides the default ones of torch, Python and NumPy:
+            ``random.Random``, ``numpy.random.Generator``, ``numpy.random.RandomState``, ``torch.Generator``.
+        scaler: Scales the loss for backward; gradients are unscaled before they are clipped, the optimizer is left out
+            where one is not finite, and the scale is updated once a step.
+        clip_norm: Largest norm of the optimizer's gradients, all taken as one vector.
+        closure: Whether the optimizer calls a closure for the loss, as LBFGS does. None: if its ``step`` cannot be
+            called without one.
+
+    Raises:
+        TypeError: for an argument of the wrong type.
+        ValueError: for one of the wrong value.
+        SluiceError: for a model that works on several GPUs, or in several processes, under ``sluice run``.
 
     Not thread-safe: one step at a time, from one thread.
     """
@@ -55,289 +59,191 @@ class Step:
         micro_batch: int | None = None,
         *,
         adapt: bool | None = None,
+        reduction: str = "mean",
+        generators: Iterable[Any] = (),
+        scaler: torch.amp.GradScaler | None = None,
+        clip_norm: float | None = None,
+        closure: bool | None = None,
     ) -> None:
-        if micro_batch is not None and micro_batch < 1:
-            raise ValueError(f"micro_batch must be at least 1, not {micro_batch}")
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
+        if reduction not in _losses.REDUCTIONS:
+            raise ValueError(f'reduction must be "mean" or "sum", not {reduction!r}')
+        if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
+            raise TypeError(f"scaler must be a torch.amp.GradScaler, not {type(scaler).__name__}")
+        self._needs_closure = _needs_closure(optimizer) if closure is None else closure
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        if self._scaler and self._needs_closure:
+            raise ValueError("a gradient scaler cannot be used with an optimizer that calls a closure: the scale would "
+                             "change between its calls; train in bfloat16 or float32, which need none")
+        self._clip_norm = _checked_clip_norm(clip_norm)
+        self._reduction = reduction
         self.model = model
         self.optimizer = optimizer
-        self._micro_batch = micro_batch
-        batch_norm = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-        self._adapt = adapt if adapt is not None else not batch_norm
-        self._params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        if not self._params:
-            raise ValueError("the optimizer has no parameter that requires a gradient")
-        self._cuda = self._params[0].is_cuda
-        self._runtime = _runtime.attach(self._cuda)
-        self._arena = make_arena(self._runtime, self._cuda) if self._runtime else None
-        self._trouble = Trouble(self._runtime) if self._runtime else None
-        if self._runtime and self._cuda:
-            self._trouble.watch_cuda()
-        self._rehearsed = self._runtime is None
-        self._planned_for: int | None = None
-        # Made before the first micro-batch, so that they do not settle between memory that is given back.
-        self._sums = {p: torch.zeros_like(p) for p in self._params} if self._runtime else {}
-        self._buffers = Buffers(model)
-        self._counts = {"steps": 0, "samples": 0, "commits": 0, "discards": 0, "micro_batch": 0, "wait_seconds": 0.0}
+        self._engine = Engine(model, optimizer.param_groups, micro_batch, adapt, generators)
+        self._runtime = self._engine.runtime
+        self._arena = self._engine.arena
+        self._loss: torch.Tensor | None = None
+        self._grad_norm: torch.Tensor | None = None
 
     @property
     def shared(self) -> bool:
         """Whether this process shares the pool."""
         return self._runtime is not None
 
+    @property
+    def loss(self) -> torch.Tensor | None:
+        """The last step's loss, a scalar, detached; None before the first."""
+        return self._loss
+
+    @property
+    def grad_norm(self) -> torch.Tensor | None:
+        """Norm of the last step's gradients before they were clipped, a scalar; None without ``clip_norm``."""
+        return self._grad_norm
+
     def stats(self) -> dict[str, float]:
         """Counts since the start: steps, samples, commits, discards, the last micro_batch, and wait_seconds for memory."""
-        return dict(self._counts)
+        return self._engine.stats()
 
-    def __call__(self, loss_fn: Callable[..., torch.Tensor], *batch: Any) -> torch.Tensor:
+    def __call__(self, loss_fn: Callable[..., Any], *batch: Any) -> torch.Tensor:
         """Trains on one global batch.
 
         Args:
-            loss_fn: Called with one slice of each element of ``batch``; returns the slice's mean loss, a scalar.
-            *batch: Tensors, or tuples, lists and dicts of them, with the samples in dimension 0.
+            loss_fn: Called with one slice of each element of ``batch``; returns the slice's loss, a scalar, or the loss
+                and its weight, a number or a scalar tensor, not negative.
+            *batch: Tensors, or tuples, lists and mappings of them, with the samples in dimension 0.
 
         Returns:
-            The mean loss over the global batch, detached.
+            The loss of the global batch, detached: the mean over samples, the weighted mean, or the sum. If the
+            optimizer calls a closure, what the first call has computed.
 
         Raises:
             OutOfMemory: if the smallest permitted slice can never fit.
             Survivors: if ``loss_fn`` keeps tensors beyond its run and they were taken away.
+            SluiceError: if an optimizer runs inside of ``loss_fn`` or backward.
+            TypeError: if ``loss_fn`` returns something else.
+            ValueError: if the batch has no sample, or its tensors disagree about how many; for weights that are negative,
+                not finite, all zero, or only there for some slices.
             torch.OutOfMemoryError: from ``loss_fn`` or the optimizer, outside the arena; the message says who holds the
                 pool's memory.
             Exception: whatever ``loss_fn`` itself raises; the step has then not happened.
         """
-        with self._trouble.explained(lambda: self._counts["discards"]) if self._trouble else contextlib.nullcontext():
-            return self._step(loss_fn, batch)
+        if not callable(loss_fn):
+            raise TypeError(f"the first argument of a step is the loss function, not {type(loss_fn).__name__}")
+        with self._engine.explained():
+            if self._needs_closure:
+                return self._step_with_closure(loss_fn, batch)
+            losses = self._accumulate(loss_fn, batch)
+            return self._finish(losses, batch)
 
-    def _step(self, loss_fn: Callable[..., torch.Tensor], batch: tuple) -> torch.Tensor:
-        total = _batches.size_of(batch)
-        if total < 1:
-            raise ValueError("a step needs at least one tensor with at least one sample")
-        largest = min(self._micro_batch or total, total)
-        if not self._rehearsed:
-            self._rehearse(loss_fn, _batches.cut(batch, 0, min(REHEARSAL_SAMPLES, total)))
-        run = self._run_plain if self._runtime is None else self._run
-        fresh: set[nn.Parameter] = set()
-        loss_sum: torch.Tensor | None = None
-        for param in self._params:
-            param.grad = None
-        done = 0
-        while done < total:
-            count = self._next_slice(total - done, largest)
-            self._counts["micro_batch"] = count
-            slice_loss = run(loss_fn, _batches.cut(batch, done, done + count), count, total, fresh)
-            if slice_loss is None:
-                continue
-            loss_sum = slice_loss if loss_sum is None else loss_sum + slice_loss
-            done += count
-            self._counts["commits"] += 1
-        for param in fresh:
-            param.grad = self._sums[param]
-        if self._arena and self._counts["steps"] < OPTIMIZER_WARM_UP_STEPS:
-            self._arena.let_go()
-        self.optimizer.step()
-        self._counts["steps"] += 1
-        self._counts["samples"] += total
-        return loss_sum
+    def micro_batches(self, *batch: Any) -> Iterator[MicroBatch]:
+        """The same for a loop that is written by hand; when it is over, the optimizer has run::
 
-    # --- one micro-batch ---------------------------------------------------------------------------------------------
+            for micro in step.micro_batches(x, y):
+                with micro as (x, y):
+                    micro.backward(F.cross_entropy(model(x), y))
 
-    def _run_plain(
-        self, loss_fn: Callable[..., torch.Tensor], slices: tuple, count: int, total: int, fresh: set[nn.Parameter]
-    ) -> torch.Tensor:
-        """Plain PyTorch: gradients accumulate where autograd puts them."""
-        return self._forward_backward(loss_fn, slices, count / total)
+        Each ``with`` is one try at a slice. If its memory is taken away it ends early, without an exception, and another
+        try at the slice follows; so everything that belongs to a slice stands in the block. ``micro.committed`` tells
+        afterwards whether the try counts. A loop that is left early has not trained.
 
-    def _run(
-        self, loss_fn: Callable[..., torch.Tensor], slices: tuple, count: int, total: int, fresh: set[nn.Parameter]
-    ) -> torch.Tensor | None:
-        """Forward, backward and commit of one slice; None if it was discarded and must run again."""
-        runtime = self._runtime
-        saved = self._save()
-        runtime.begin(count, total)
-        started = time.perf_counter()
-        loss, failure = None, None
-        try:
-            self._arena.enter(count)
-            try:
-                loss = self._forward_backward(loss_fn, slices, count / total)
-            finally:
-                self._arena.leave()
-        except Exception as why:  # whose fault it is, the arena's state decides
-            if runtime.arena_state() == _runtime.SOUND:
-                self._give_up()
-                raise
-            failure = _without_frames(why)
-        if failure is None and runtime.commit_begin():
-            try:
-                loss = loss.clone()
-                self._add_gradients(fresh)
-                self._buffers.keep()
-            finally:
-                peak = runtime.arena_peak()
-                runtime.commit_end(count, self._arena.outlived())
-            runtime.plan_committed(count, peak, time.perf_counter() - started)
-            return loss
-        loss = None
-        self._discard(count, saved)
-        return None
-
-    def _forward_backward(self, loss_fn: Callable[..., torch.Tensor], slices: tuple, share: float) -> torch.Tensor:
-        if self._runtime is None or not self._cuda:
-            return self._loss_and_gradients(loss_fn, slices, share)
-        # Autograd's thread of the device serves every backward of the process. In this thread, the arena and the gate
-        # know what belongs to the micro-batch, and leave what other threads train alone.
-        with torch.autograd.set_multithreading_enabled(False):
-            return self._loss_and_gradients(loss_fn, slices, share)
-
-    def _loss_and_gradients(self, loss_fn: Callable[..., torch.Tensor], slices: tuple, share: float) -> torch.Tensor:
-        loss = loss_fn(*slices)
-        if self._runtime and self._runtime.arena_state() != _runtime.SOUND:
-            raise _Discarded
-        if not isinstance(loss, torch.Tensor) or loss.dim() != 0:
-            raise TypeError("the loss function must return a scalar tensor, the mean loss of its slice")
-        if share != 1.0:
-            loss = loss * share
-        loss.backward()
-        return loss.detach()
-
-    @torch.no_grad()
-    def _add_gradients(self, fresh: set[nn.Parameter]) -> None:
-        """Adds the slice's gradients to the accumulators; the first of a step is copied."""
-        firsts, addends = ([], []), ([], [])
-        for param in self._params:
-            grad = param.grad
-            if grad is None:
-                continue
-            if param in fresh:
-                into = addends
-            else:
-                into = firsts
-                fresh.add(param)
-            into[0].append(self._sums[param])
-            into[1].append(grad)
-            param.grad = None
-        if firsts[0]:
-            torch._foreach_copy_(*firsts)
-        if addends[0]:
-            torch._foreach_add_(*addends)
-
-    def _rehearse(self, loss_fn: Callable[..., torch.Tensor], few: tuple) -> None:
-        """Runs forward and backward once outside the arena and forgets the result.
-
-        What libraries and modules create once (workspaces, handles, cached masks) is then not born in memory that is
-        taken away, and lies close together.
+        Raises:
+            ValueError: if the optimizer calls a closure; else see ``__call__``.
         """
-        saved = self._save()
-        try:
-            self._forward_backward(loss_fn, few, 1.0)
-        except Exception as why:  # if it is not the small size that it minds, the first slice says so again
-            _without_frames(why)
-        finally:
-            for param in self._params:
-                param.grad = None
-            self._restore(saved)
-        if self._cuda:
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
-        self._rehearsed = True
+        if self._needs_closure:
+            raise ValueError(f"{type(self.optimizer).__name__} calls a closure, which runs the micro-batches several times: "
+                             "give the loss function to the step instead, step(loss_fn, x, y)")
+        return self._micro_batches(batch)
 
-    # --- discarding --------------------------------------------------------------------------------------------------
-
-    def _save(self) -> tuple:
-        """What a micro-batch changes besides gradients: random state, and buffers of the model."""
-        rng = torch.get_rng_state()
-        cuda_rng = torch.cuda.get_rng_state() if self._cuda else None
-        self._buffers.save()
-        return rng, cuda_rng
-
-    def _restore(self, saved: tuple) -> None:
-        rng, cuda_rng = saved
-        torch.set_rng_state(rng)
-        if cuda_rng is not None:
-            torch.cuda.set_rng_state(cuda_rng)
-        self._buffers.restore()
-
-    def _give_up(self) -> None:
-        """The loss function failed by itself: nothing of this slice counts, and the caller hears of it."""
-        for param in self._params:
-            param.grad = None
-        self._buffers.keep()
-        self._runtime.discard()
-        self._arena.let_go()
-
-    def _discard(self, count: int, saved: tuple) -> None:
-        runtime = self._runtime
-        state = runtime.arena_state()
-        for param in self._params:
-            param.grad = None
-        self._counts["discards"] += 1
-        runtime.plan_discarded(count, state)
-        runtime.discard()
-        self._arena.let_go()
-        if self._cuda:
-            torch.clear_autocast_cache()
-        self._restore(saved)
-        if (left := self._survivors()) > 0:
-            raise Survivors(
-                f"{left} tensors of a discarded micro-batch are still referenced; the loss function must not keep "
-                "tensors beyond its run (copy them out with .detach().clone(), or keep numbers from .item())"
-            )
-
-    def _survivors(self) -> int:
-        """What still lives in memory that has gone (on CUDA, segments of torch's), after everything that may end it."""
-        means = [gc.collect]
-        if self._cuda:
-            # Blocks that a side stream has used are only freed, and segments of a dropped pool only given back, when
-            # torch's cache is emptied. cuBLAS keeps a workspace for a stream that the micro-batch was the first to use.
-            means = [lambda: None, *means, torch._C._cuda_clearCublasWorkspaces]
-        for end in means:
-            if self._runtime.survivors() == 0:
-                break
-            end()
-            if self._cuda:
-                torch.cuda.empty_cache()
-        return self._runtime.survivors()
-
-    # --- planning ----------------------------------------------------------------------------------------------------
-
-    def _next_slice(self, remaining: int, largest: int) -> int:
-        """Samples of the next slice; waits for memory if not even the smallest permitted one fits."""
-        if self._runtime is None:
-            slices = -(-remaining // largest)
-            return -(-remaining // slices)
-        if self._planned_for != largest:
-            self._runtime.plan_start(largest, 0 if self._adapt else 1)
-            self._planned_for = largest
+    def _micro_batches(self, batch: tuple) -> Iterator[MicroBatch]:
+        losses = self._begin()
+        tries = self._engine.micro_batches(batch, losses, self._scaler)
         while True:
-            count, needed = self._runtime.plan(remaining)
-            if count > 0:
-                return count
-            self._wait(needed, 1 if self._adapt else largest)
+            with self._engine.explained():
+                micro = next(tries, None)
+            if micro is None:
+                break
+            yield micro
+        with self._engine.explained():
+            self._finish(losses, batch)
 
-    def _wait(self, needed: int, count: int) -> None:
-        """Waits until the arena could have ``needed`` bytes; an interrupt ends it."""
-        runtime = self._runtime
-        started = time.perf_counter()
-        while not runtime.wait_memory(needed, WAIT_SLICE_MS):
-            # Not the sum of what each holds now: a chunk on its way from one to another would be missing.
-            within_reach = runtime.reachable_bytes()
-            if needed > within_reach:
-                raise OutOfMemory(
-                    f"a micro-batch of {count} samples needs more than the {within_reach} bytes that this job could "
-                    f"have of the pool's {runtime.pool_bytes()}; lower micro_batch, or give the pool more memory\n"
-                    f"{shortage(runtime)}"
-                )
-        self._counts["wait_seconds"] += time.perf_counter() - started
+    # --- the parts of a step -------------------------------------------------------------------------------------------
+
+    def _begin(self) -> Losses:
+        if self._scaler:
+            # The scale is a tensor that the scaler makes when it first scales: not in memory that is taken away. From
+            # here to the optimizer it is only read.
+            self._scaler.scale(torch.zeros((), device=self._engine.gradients.params[0].device))
+        return Losses(self._reduction)
+
+    def _accumulate(self, loss_fn: Callable[..., Any], batch: tuple) -> Losses:
+        losses = self._begin()
+
+        def forward_backward(micro: MicroBatch) -> None:
+            micro.backward(*_losses.loss_and_weight(loss_fn(*micro.slices)))
+
+        self._engine.run(forward_backward, batch, losses=losses, scaler=self._scaler)
+        return losses
+
+    def _show_gradients(self, losses: Losses) -> torch.Tensor:
+        """Gives the parameters the gradients of the batch. Returns its loss."""
+        if (divisor := losses.divisor) is not None:
+            self._engine.gradients.divide(divisor)
+        self._engine.gradients.show()
+        self._engine.make_room()
+        return losses.result()
+
+    def _clip(self) -> None:
+        if self._clip_norm is not None:
+            params = [param for group in self.optimizer.param_groups for param in group["params"]]
+            self._grad_norm = torch.nn.utils.clip_grad_norm_(params, self._clip_norm)
+
+    def _finish(self, losses: Losses, batch: tuple) -> torch.Tensor:
+        loss = self._show_gradients(losses)
+        if self._scaler:
+            self._scaler.unscale_(self.optimizer)
+        self._clip()
+        if self._scaler:
+            self._scaler.step(self.optimizer)
+            self._scaler.update()
+        else:
+            self.optimizer.step()
+        self._loss = loss
+        self._engine.count_step(batch)
+        return loss
+
+    def _step_with_closure(self, loss_fn: Callable[..., Any], batch: tuple) -> torch.Tensor:
+        first: list[torch.Tensor] = []
+
+        def closure() -> torch.Tensor:
+            with torch.enable_grad():
+                losses = self._accumulate(loss_fn, batch)
+            loss = self._show_gradients(losses)
+            self._clip()
+            if not first:
+                first.append(loss)
+            return loss
+
+        self.optimizer.step(closure)
+        if not first:
+            raise ValueError(f"{type(self.optimizer).__name__} has not called its closure; leave closure=True out")
+        self._loss = first[0]
+        self._engine.count_step(batch)
+        return self._loss
 
 
-class _Discarded(Exception):
-    """The slice's memory has gone, so that backward would be for nothing."""
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    parameter = inspect.signature(optimizer.step).parameters.get("closure")
+    return parameter is not None and parameter.default is inspect.Parameter.empty
 
 
-def _without_frames(failure: BaseException) -> BaseException:
-    """The exception without its traceback, whose frames would keep the discarded tensors alive."""
-    seen = failure
-    while seen is not None:
-        seen.__traceback__ = None
-        seen = seen.__cause__ or seen.__context__
-    return failure
+def _checked_clip_norm(clip_norm: Any) -> float | None:
+    if clip_norm is None:
+        return None
+    if not isinstance(clip_norm, numbers.Real) or isinstance(clip_norm, bool):
+        raise TypeError(f"clip_norm must be a number, not {type(clip_norm).__name__}")
+    if not clip_norm > 0 or math.isnan(clip_norm):
+        raise ValueError(f"clip_norm must be more than 0, not {clip_norm}")
+    return float(clip_norm)

@@ -1,0 +1,61 @@
+"""What cannot be trained in micro-batches that may run again, and says so before it does harm."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from sluice.errors import SluiceError
+
+if TYPE_CHECKING:
+    from sluice._micro_batch import MicroBatch
+
+#: The micro-batches that run at this moment, of all threads. Appended to and removed from under the interpreter's lock.
+running: list[MicroBatch] = []
+
+
+def refuse_parallel(model: nn.Module) -> None:
+    """Raises SluiceError for wrappers whose work on other devices or in other processes cannot run again."""
+    for module in model.modules():
+        if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
+            raise SluiceError("nn.DataParallel works on several GPUs at once, of which sluice shares one a process; pass "
+                              "the module inside of it (model.module), or list one GPU in device_ids")
+        distributed = isinstance(module, nn.parallel.DistributedDataParallel)
+        if not distributed and (fsdp := sys.modules.get("torch.distributed.fsdp")) is not None:
+            kinds = tuple(getattr(fsdp, name) for name in ("FullyShardedDataParallel", "FSDPModule")
+                          if hasattr(fsdp, name))
+            distributed = isinstance(module, kinds)
+        if distributed and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+            raise SluiceError(
+                f"{type(module).__name__} reduces gradients inside of backward, and a micro-batch that runs again would "
+                "wait for processes that do not run theirs; pass the module inside of it (model.module) and reduce the "
+                "gradients in a hook of the optimizer (register_step_pre_hook), or train in one process")
+
+
+def refuse_recorded_graphs(device: int) -> None:
+    """Raises SluiceError if torch.compile replays CUDA graphs, whose memory is the same in every run."""
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    if trees is not None and trees.get_manager(device, create_if_none_exists=False) is not None:
+        raise SluiceError(
+            "torch.compile has recorded CUDA graphs, which replay on fixed addresses, also after their memory was taken "
+            'away; compile with mode="default", or with mode="max-autotune-no-cudagraphs"')
+
+
+def _refuse_optimizer_inside(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    if not running:
+        return
+    params = {id(param) for group in optimizer.param_groups for param in group["params"]}
+    for micro in running:
+        if micro.thread == threading.get_ident() or not params.isdisjoint(map(id, micro.params)):
+            raise SluiceError(
+                f"{type(optimizer).__name__}.step was called inside of a micro-batch, whose work may be thrown away and "
+                "run again; take it out of the loss function and of hooks that run in backward "
+                "(register_post_accumulate_grad_hook): the step runs the optimizer after the last slice")
+
+
+register_optimizer_step_pre_hook(_refuse_optimizer_inside)

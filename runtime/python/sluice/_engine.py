@@ -1,0 +1,204 @@
+"""Runs global batches in micro-batches, and adds their gradients up; what comes after is the caller's."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from sluice import _batches, _checks, _runtime
+from sluice._arena import make_arena
+from sluice._buffers import Buffers
+from sluice._gradients import Gradients
+from sluice._losses import Losses
+from sluice._micro_batch import MicroBatch, Rehearsal, refuse_survivors
+from sluice._planning import Planner
+from sluice._random import RandomState
+from sluice._trouble import Trouble
+
+#: Samples of the rehearsal before the first step: two, since batch statistics need more than one.
+REHEARSAL_SAMPLES = 2
+
+#: Optimizers make their state in the first step and need their most memory by the second; torch keeps that for them.
+OPTIMIZER_WARM_UP_STEPS = 2
+
+
+def checked_micro_batch(micro_batch: Any) -> int | None:
+    """The most samples in a slice. Raises TypeError or ValueError."""
+    if micro_batch is not None and (isinstance(micro_batch, bool) or not isinstance(micro_batch, int)):
+        raise TypeError(f"micro_batch must be a whole number of samples, or None, not {type(micro_batch).__name__}")
+    if micro_batch is not None and micro_batch < 1:
+        raise ValueError(f"micro_batch must be at least 1, not {micro_batch}")
+    return micro_batch
+
+
+def trained(model: nn.Module, param_groups: list[dict[str, Any]]) -> list[nn.Parameter]:
+    """The parameters that require a gradient: the optimizer's, then the model's others."""
+    found = {param: None for group in param_groups for param in group["params"] if param.requires_grad}
+    if not found:
+        raise ValueError("the optimizer has no parameter that requires a gradient")
+    found.update((param, None) for param in model.parameters() if param.requires_grad)
+    return list(found)
+
+
+class Engine:
+    """The micro-batches of one model's training.
+
+    Args:
+        model: Module whose buffers forward may change.
+        param_groups: Of the optimizer; read again before every batch.
+        micro_batch: Most samples in a slice. None: the whole batch.
+        adapt: Whether a slice may become smaller when memory is short. None: unless there are batch statistics.
+        generators: Random generators that the loss function uses (see ``RandomState``).
+
+    Not thread-safe.
+    """
+
+    def __init__(self, model: nn.Module, param_groups: list[dict[str, Any]], micro_batch: int | None,
+                 adapt: bool | None, generators: Iterable[Any]) -> None:
+        self._micro_batch = checked_micro_batch(micro_batch)
+        self._model = model
+        self._param_groups = param_groups
+        if adapt is None:
+            adapt = not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+        params = trained(model, param_groups)
+        self.cuda = params[0].is_cuda
+        self._random = RandomState(generators, self.cuda)
+        self.runtime = _runtime.attach(self.cuda)
+        self.arena = make_arena(self.runtime, self.cuda) if self.runtime else None
+        self.trouble = Trouble(self.runtime) if self.runtime else None
+        if self.runtime:
+            _checks.refuse_parallel(model)
+            if self.cuda:
+                self.trouble.watch_cuda()
+        self._rehearsed = self.runtime is None
+        self._planner = Planner(self.runtime, adapt)
+        self.gradients = Gradients(params, apart=self.runtime is not None)
+        self.buffers = Buffers(model)
+        self.running = False
+        self.counts = {"steps": 0, "samples": 0, "commits": 0, "discards": 0, "micro_batch": 0}
+
+    def explained(self) -> contextlib.AbstractContextManager:
+        """Extends the messages of exceptions that pass and that the pool has to do with."""
+        return self.trouble.explained(lambda: self.counts["discards"]) if self.trouble else contextlib.nullcontext()
+
+    def stats(self) -> dict[str, float]:
+        """Counts since the start: steps, samples, commits, discards, the last micro_batch, and wait_seconds for memory."""
+        return {**self.counts, "wait_seconds": self._planner.wait_seconds}
+
+    def micro_batches(self, batch: tuple, losses: Losses | None = None, scaler: torch.amp.GradScaler | None = None,
+                      add: bool = False) -> Iterator[MicroBatch]:
+        """Yields tries until every sample has been committed; the first of all is a rehearsal, which counts for nothing.
+
+        Args:
+            losses: Adds up the slices' losses.
+            scaler: Scales them for backward.
+            add: Whether to add to the gradients that are there, instead of starting anew.
+        """
+        total = _batches.size_of(batch)
+        if total < 1:
+            raise ValueError("a step needs at least one tensor with at least one sample in dimension 0")
+        if self.running:
+            raise RuntimeError("a step cannot begin inside of a micro-batch")
+        self._follow_params()
+        largest = min(self._micro_batch or total, total)
+        self.gradients.begin(add)
+        if not self._rehearsed:
+            few = min(REHEARSAL_SAMPLES, total)
+            yield from self._tried(Rehearsal(self, _batches.cut(batch, 0, few), few, total, losses, scaler))
+            self._rehearsed = True
+        done = 0
+        while done < total:
+            count = self._planner.next(total - done, largest)
+            self.counts["micro_batch"] = count
+            micro = MicroBatch(self, _batches.cut(batch, done, done + count), count, total, losses, scaler)
+            yield from self._tried(micro)
+            if micro.committed:
+                done += count
+        self.gradients.finish()
+
+    def run(self, body: Callable[[MicroBatch], None], batch: tuple, **how: Any) -> list[Any]:
+        """Runs ``body`` as the block of every try. Returns what each committed one has kept."""
+        kept = []
+        for micro in self.micro_batches(batch, **how):
+            micro.run(body)
+            if micro.committed:
+                kept.append(micro.kept)
+        return kept
+
+    def make_room(self) -> None:
+        """Before the optimizer runs for the first times: gives it the memory that torch has cached for the arena."""
+        if self.arena and self.counts["steps"] < OPTIMIZER_WARM_UP_STEPS:
+            self.arena.let_go()
+
+    def count_step(self, batch: tuple) -> None:
+        """A global batch has been trained."""
+        self.counts["steps"] += 1
+        self.counts["samples"] += _batches.size_of(batch)
+
+    def _tried(self, micro: MicroBatch) -> Iterator[MicroBatch]:
+        yield micro
+        if not micro.entered:
+            raise RuntimeError("every micro-batch must be entered: for micro in step.micro_batches(x): with micro as x: …")
+        if self.running:
+            raise RuntimeError("a micro-batch's block must end before the next one begins")
+        if self.runtime and self.cuda:
+            _checks.refuse_recorded_graphs(torch.cuda.current_device())
+
+    def _follow_params(self) -> None:
+        """Parameters may be frozen, thawed and added between steps."""
+        params = trained(self._model, self._param_groups)
+        if len(params) != len(self.gradients.params) or any(
+                one is not other for one, other in zip(params, self.gradients.params)):
+            self.gradients = Gradients(params, apart=self.runtime is not None)
+
+    # --- what micro-batches need ---------------------------------------------------------------------------------------
+
+    def storages(self) -> set[int]:
+        """Addresses of the storages of parameters and buffers, which lie outside the arena."""
+        return _batches.storages_of([*self._model.parameters(), *self._model.buffers(), *self.gradients.params])
+
+    def save(self) -> None:
+        """Remembers what a micro-batch changes besides gradients: random state, and buffers of the model."""
+        self._random.save()
+        self.buffers.save()
+
+    def restore(self) -> None:
+        self._random.restore()
+        self.buffers.restore()
+
+    def discard(self, size: int) -> None:
+        """Ends a micro-batch of so many samples that has lost its memory, and puts everything back.
+
+        Raises:
+            Survivors: if some of its tensors are still referenced.
+        """
+        runtime = self.runtime
+        state = runtime.arena_state()
+        self.gradients.forget()
+        self.counts["discards"] += 1
+        runtime.plan_discarded(size, state)
+        runtime.discard()
+        self.arena.let_go()
+        torch.clear_autocast_cache()
+        self.restore()
+        refuse_survivors(self._survivors())
+
+    def _survivors(self) -> int:
+        """What still lives in memory that has gone (on CUDA, segments of torch's), after everything that may end it."""
+        means = [gc.collect]
+        if self.cuda:
+            # Blocks that a side stream has used are only freed, and segments of a dropped pool only given back, when
+            # torch's cache is emptied. cuBLAS keeps a workspace for a stream that the micro-batch was the first to use.
+            means = [lambda: None, *means, torch._C._cuda_clearCublasWorkspaces]
+        for end in means:
+            if self.runtime.survivors() == 0:
+                break
+            end()
+            if self.cuda:
+                torch.cuda.empty_cache()
+        return self.runtime.survivors()

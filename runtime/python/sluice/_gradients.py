@@ -1,0 +1,93 @@
+"""Gradients of a global batch, added up over its micro-batches outside the arena."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from sluice.errors import SluiceError
+
+
+class Gradients:
+    """Sums of gradients, parameter by parameter.
+
+        begin ─► (micro-batch ─► take | forget)… ─► finish ─► divide ─► show
+
+    In plain PyTorch gradients add up where autograd puts them, in the same order and so to the same bits.
+
+    Args:
+        params: Whose gradients.
+        apart: Whether to keep the sums in memory of their own, since the gradients' memory may be taken away.
+    """
+
+    def __init__(self, params: list[nn.Parameter], apart: bool) -> None:
+        self.params = params
+        # Made before the first micro-batch, so that they do not settle between memory that is given back.
+        self._sums = {param: torch.zeros_like(param) for param in params} if apart else None
+        self._begun: set[nn.Parameter] = set()
+        self._finished: dict[nn.Parameter, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def begin(self, add: bool = False) -> None:
+        """Starts a global batch; `add`: on top of the gradients that are there."""
+        self._begun = set()
+        self._finished = {}
+        for param in self.params:
+            grad = param.grad
+            if add and grad is not None:
+                if self._sums is None:
+                    continue
+                if grad is not self._sums[param]:
+                    self._sums[param].copy_(grad)
+                self._begun.add(param)
+            param.grad = None
+
+    def forget(self) -> None:
+        """Drops the gradients of a micro-batch that does not count."""
+        for param in self.params:
+            param.grad = None
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """Adds the gradients of a micro-batch to the sums; the first is copied."""
+        if self._sums is None:
+            return
+        firsts, addends = ([], []), ([], [])
+        for param in self.params:
+            grad = param.grad
+            if grad is None:
+                continue
+            if grad.layout != torch.strided:
+                raise SluiceError("sparse gradients cannot be added up outside of a micro-batch; make the embedding with "
+                                  "sparse=False")
+            if param in self._begun:
+                into = addends
+            else:
+                into = firsts
+                self._begun.add(param)
+            into[0].append(self._sums[param])
+            into[1].append(grad)
+            param.grad = None
+        if firsts[0]:
+            torch._foreach_copy_(*firsts)
+        if addends[0]:
+            torch._foreach_add_(*addends)
+
+    def finish(self) -> None:
+        """The last micro-batch has been taken; no parameter has a gradient until ``show``."""
+        if self._sums is None:
+            self._finished = {param: param.grad for param in self.params if param.grad is not None}
+            self.forget()
+        else:
+            self._finished = {param: self._sums[param] for param in self.params if param in self._begun}
+
+    @torch.no_grad()
+    def divide(self, by: float | torch.Tensor) -> None:
+        """Divides the finished sums."""
+        if self._finished:
+            torch._foreach_div_(list(self._finished.values()), by)
+
+    def show(self) -> None:
+        """Makes the finished sums the parameters' gradients."""
+        for param, total in self._finished.items():
+            param.grad = total

@@ -1,0 +1,99 @@
+"""How the losses of slices add up to the loss of their batch."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+import torch
+
+REDUCTIONS = ("mean", "sum")
+
+
+def checked_loss(loss: Any) -> torch.Tensor:
+    """The loss, if it is one. Raises TypeError."""
+    if not isinstance(loss, torch.Tensor) or loss.dim() != 0 or not loss.dtype.is_floating_point:
+        what = f"a tensor of shape {list(loss.shape)} and type {loss.dtype}" if isinstance(loss, torch.Tensor) else (
+            type(loss).__name__)
+        raise TypeError(f"the loss of a slice must be a scalar tensor of floating-point type, not {what}; reduce it over "
+                        "the slice's samples, for example with .mean()")
+    return loss
+
+
+def checked_weight(weight: Any) -> float | torch.Tensor | None:
+    """The weight as a number, or as a tensor if it lies on a device, where reading would wait. Raises TypeError or
+    ValueError."""
+    if weight is None:
+        return None
+    if isinstance(weight, torch.Tensor) and weight.dim() == 0 and not weight.dtype.is_complex:
+        if not weight.is_cpu:
+            return weight.detach().to(torch.float32)
+        weight = weight.item()
+    if not isinstance(weight, numbers.Real):
+        raise TypeError(f"the weight of a slice must be a number or a scalar tensor, not {type(weight).__name__}")
+    if not math.isfinite(weight) or weight < 0:
+        raise ValueError(f"the weight of a slice must be finite and not negative, but is {weight}")
+    return float(weight)
+
+
+def loss_and_weight(result: Any) -> tuple[Any, Any]:
+    """What a loss function has returned: a loss, or a loss and a weight."""
+    if isinstance(result, tuple):
+        if len(result) != 2:
+            raise TypeError(f"the loss function must return a loss, or a loss and its weight, not {len(result)} values")
+        return result
+    return result, None
+
+
+class Losses:
+    """The losses of one global batch.
+
+    With the losses lᵢ of slices of nᵢ of n samples, the batch's loss is the sum of lᵢ nᵢ/n (reduction "mean") or of lᵢ
+    ("sum"); with weights wᵢ that the slices bring, the sum of wᵢ lᵢ divided by the sum of wᵢ. Since that is known only
+    after the last slice, backward runs on wᵢ lᵢ, and the gradients are divided once.
+    """
+
+    def __init__(self, reduction: str) -> None:
+        self._reduction = reduction
+        self._weighted: bool | None = None
+        self._loss: torch.Tensor | None = None
+        self._weight: float | torch.Tensor = 0.0
+
+    def part(self, loss: torch.Tensor, weight: float | torch.Tensor | None, share: float) -> torch.Tensor:
+        """What a slice adds to the batch's loss before it is divided; backward runs on it.
+
+        Raises:
+            ValueError: if the slice brings a weight and others do not, or the reduction is "sum".
+        """
+        weighted = weight is not None
+        if weighted and self._reduction == "sum":
+            raise ValueError('reduction="sum" adds the losses of slices as they are; weights belong to means')
+        if self._weighted not in (None, weighted):
+            raise ValueError("either every slice of a batch brings a weight, or none")
+        self._weighted = weighted
+        if weighted:
+            if loss.dtype in (torch.float16, torch.bfloat16):
+                loss = loss.float()  # a count of tokens may be more than these can hold
+            return loss * weight
+        return loss if self._reduction == "sum" or share == 1.0 else loss * share
+
+    def add(self, part: torch.Tensor, weight: float | torch.Tensor | None) -> None:
+        """A slice is committed."""
+        self._loss = part if self._loss is None else self._loss + part
+        if weight is not None:
+            self._weight = self._weight + weight
+
+    @property
+    def divisor(self) -> float | torch.Tensor | None:
+        """By what to divide the sums of the losses and of the gradients; None: by nothing."""
+        if not self._weighted:
+            return None
+        if isinstance(self._weight, float) and self._weight == 0.0:
+            raise ValueError("the weights of a batch's slices must not all be zero")
+        return self._weight
+
+    def result(self) -> torch.Tensor:
+        """The batch's loss, a scalar, detached."""
+        divisor = self.divisor
+        return self._loss if divisor is None else self._loss / divisor

@@ -1,0 +1,323 @@
+"""One try at a slice of a global batch: forward, backward, and then commit or discard."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from sluice import _batches, _checks, _losses, _runtime
+from sluice._names import BoundNames
+from sluice.errors import SluiceError, Survivors
+
+if TYPE_CHECKING:
+    from sluice._engine import Engine
+
+
+class MicroBatch:
+    """A try at a slice. ``Step.micro_batches`` makes them; each is entered with ``with`` once.
+
+    States:  made → running → committed | discarded | failed
+
+    An exception in the block of a micro-batch whose memory was taken away comes from that, and ends in the block: the
+    slice is tried again. Local variables that such a block has bound get back what they were, or None. Those that a
+    committed block has bound to tensors (also in lists, tuples and mappings) are bound to detached copies.
+
+    Not thread-safe.
+    """
+
+    def __init__(self, engine: Engine, batch: tuple, size: int, total: int, losses: _losses.Losses | None,
+                 scaler: torch.amp.GradScaler | None) -> None:
+        self._engine = engine
+        self._batch = batch
+        self._losses = losses
+        self._scaler = scaler
+        self._names: BoundNames | None = None
+        self._given: set[int] = set()
+        self._threading: Any = None
+        self._part: torch.Tensor | None = None
+        self._weight: float | torch.Tensor | None = None
+        self._started = 0.0
+        self._kept: Any = None
+        self.entered = False
+        self.committed = False
+        self.size = size
+        self.share = size / total
+        self.total = total
+        self.thread = 0
+
+    @property
+    def params(self) -> list[nn.Parameter]:
+        return self._engine.gradients.params
+
+    @property
+    def slices(self) -> tuple:
+        """The slice, of each object that makes up the batch; empty when the block has ended."""
+        return self._batch
+
+    # --- what the block does -------------------------------------------------------------------------------------------
+
+    def backward(self, loss: torch.Tensor, weight: float | torch.Tensor | None = None) -> None:
+        """Runs backward for the slice's loss, scaled by what it counts in its batch. Once in a block.
+
+        Args:
+            loss: Scalar, the slice's mean loss (or sum, with ``reduction="sum"``).
+            weight: What the slice counts, a number or a scalar tensor, not negative, if its loss is a mean over something
+                else than samples: a number of tokens.
+        """
+        if not self.entered or self.thread == 0:
+            raise RuntimeError("backward belongs into the micro-batch's block: with micro: micro.backward(loss)")
+        if self._part is not None:
+            raise RuntimeError("backward has run for this micro-batch; add its losses up, and call backward once")
+        runtime = self._engine.runtime
+        if runtime and runtime.arena_state() != _runtime.SOUND:
+            raise Discarded
+        weight = _losses.checked_weight(weight)
+        part = self._losses.part(_losses.checked_loss(loss), weight, self.share)
+        if isinstance(weight, float) and weight == 0.0:
+            part = torch.zeros_like(part)  # a mean over nothing is not a number
+        else:
+            (part if self._scaler is None else self._scaler.scale(part)).backward()
+        self.ran(part, weight)
+
+    def ran(self, part: torch.Tensor, weight: float | torch.Tensor | None = None) -> None:
+        """Backward has run, on what the slice adds to the batch's loss."""
+        self._part, self._weight = part.detach(), weight
+
+    def keep(self, value: Any) -> None:
+        """Has a value copied out of the arena at the commit, for ``kept``."""
+        self._kept = value
+
+    @property
+    def kept(self) -> Any:
+        return self._kept if self.committed else None
+
+    # --- its course ----------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Any:
+        """Begins. Returns the slice: one object if the batch is one, else a tuple."""
+        self.begin()
+        if self._engine.runtime:
+            self._names = BoundNames(sys._getframe(1))
+            self._given = _batches.storages_of(self._batch)
+        return self._batch[0] if len(self._batch) == 1 else self._batch
+
+    def __exit__(self, _kind: type | None, failure: BaseException | None, _where: Any) -> bool:
+        return self.end(failure)
+
+    def run(self, body: Callable[[MicroBatch], None]) -> None:
+        """Runs ``body`` as the block."""
+        self.begin()
+        try:
+            body(self)
+        except BaseException as why:
+            if not self.end(why):
+                raise
+        else:
+            self.end(None)
+
+    def begin(self) -> None:
+        """Remembers what the slice will change, and enters the arena."""
+        engine = self._engine
+        if self.entered:
+            raise RuntimeError("a micro-batch is one try; the next one comes out of micro_batches")
+        if engine.running:
+            raise RuntimeError("a micro-batch cannot begin inside of another; end its block first")
+        self.entered = True
+        if engine.runtime:
+            engine.save()
+            self._enter()
+        self.thread = threading.get_ident()
+        engine.running = True
+        _checks.running.append(self)
+
+    def _enter(self) -> None:
+        engine = self._engine
+        engine.runtime.begin(self.size, self.total)
+        self._started = time.perf_counter()
+        if engine.cuda:
+            # Autograd's thread of the device serves every backward of the process. In this thread, the arena and the
+            # gate know what belongs to the micro-batch, and leave what other threads train alone.
+            self._threading = torch.autograd.set_multithreading_enabled(False)
+        try:
+            engine.arena.enter(self.size)
+        except BaseException:
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
+        self._engine.arena.leave()
+        if self._threading is not None:
+            self._threading.__exit__(None, None, None)
+            self._threading = None
+
+    def end(self, failure: BaseException | None) -> bool:
+        """Commits or discards. True if the exception that ended the block comes from memory that was taken away."""
+        engine = self._engine
+        _checks.running.remove(self)
+        engine.running = False
+        self.thread = 0
+        self._batch = ()  # and with it the gradients of inputs that have asked for one
+        try:
+            if not engine.runtime:
+                return self._end_plainly(failure)
+            self._leave()
+            return self._end(failure)
+        finally:
+            self._names = None
+
+    def _end_plainly(self, failure: BaseException | None) -> bool:
+        if failure is not None or self._part is None:
+            self._engine.gradients.forget()
+            if failure is None:
+                raise _no_backward()
+            return False
+        self._kept = _batches.copied(self._kept)
+        self._commit()
+        return False
+
+    def _end(self, failure: BaseException | None) -> bool:
+        engine = self._engine
+        sound = engine.runtime.arena_state() == _runtime.SOUND
+        if failure is not None and (sound or not isinstance(failure, Exception)):
+            self._give_up()
+            engine.trouble.explain(failure, engine.counts["discards"])
+            return False
+        if failure is None and self._part is None and sound:
+            self._give_up()
+            raise _no_backward()
+        if failure is None and engine.runtime.commit_begin():
+            self._commit_apart()
+            return False
+        if failure is not None:
+            _let_go_of(failure)
+        self._part = self._weight = self._kept = None
+        if self._names is not None:
+            self._names.take_back()
+        engine.discard(self.size)
+        return True
+
+    def _commit_apart(self) -> None:
+        engine, runtime = self._engine, self._engine.runtime
+        try:
+            self._part = self._part.clone()
+            if isinstance(self._weight, torch.Tensor):
+                self._weight = self._weight.clone()
+            self._kept = _batches.copied(self._kept)
+            if self._names is not None:
+                outside = engine.storages() | self._given
+                self._names.rebind(lambda value: _promoted(value, outside))
+            engine.gradients.take()
+            engine.buffers.keep()
+            if not engine.cuda:
+                torch.clear_autocast_cache()  # of an autocast that the user has entered around the step
+        except BaseException:
+            engine.gradients.forget()
+            raise
+        finally:
+            peak = runtime.arena_peak()
+            runtime.commit_end(self.size, engine.arena.outlived())
+        runtime.plan_committed(self.size, peak, time.perf_counter() - self._started)
+        self._commit()
+
+    def _commit(self) -> None:
+        if self._losses is not None:
+            self._losses.add(self._part, self._weight)
+        self.committed = True
+        self._engine.counts["commits"] += 1
+
+    def _give_up(self) -> None:
+        """The block failed by itself: nothing of this slice counts, and the caller hears of it."""
+        engine = self._engine
+        _empty_backward_queue()
+        engine.gradients.forget()
+        engine.buffers.keep()
+        engine.runtime.discard()
+        engine.arena.let_go()
+
+
+class Rehearsal(MicroBatch):
+    """A try outside the arena, whose result is forgotten.
+
+    What libraries and modules create once (workspaces, handles, cached masks) is then not born in memory that is taken
+    away, and lies close together.
+    """
+
+    def _enter(self) -> None:
+        if self._engine.cuda:
+            self._threading = torch.autograd.set_multithreading_enabled(False)
+
+    def _leave(self) -> None:
+        if self._threading is not None:
+            self._threading.__exit__(None, None, None)
+            self._threading = None
+
+    def _end(self, failure: BaseException | None) -> bool:
+        engine = self._engine
+        engine.gradients.forget()
+        engine.restore()
+        if failure is not None and not isinstance(failure, Exception):
+            return False
+        if failure is not None:  # if it is not the small size that it minds, the first slice says so again
+            _let_go_of(failure)
+        self._part = self._weight = self._kept = None
+        if self._names is not None:
+            self._names.take_back()
+        torch.clear_autocast_cache()
+        if engine.cuda:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        return True
+
+
+class Discarded(Exception):
+    """The slice's memory has gone, so that backward would be for nothing."""
+
+
+def _no_backward() -> SluiceError:
+    return SluiceError("a micro-batch has ended without backward; call micro.backward(loss) in its block, and to leave a "
+                       "slice out, give it weight 0")
+
+
+def _promoted(value: Any, outside: set[int]) -> Any:
+    return _batches.mapped(value, lambda tensor: tensor if _lies_in(tensor, outside) else tensor.detach().clone())
+
+
+def _lies_in(tensor: torch.Tensor, storages: set[int]) -> bool:
+    return tensor.layout == torch.strided and tensor.untyped_storage().data_ptr() in storages
+
+
+def _empty_backward_queue() -> None:
+    """Autograd leaves nodes that were ready when another one raised in the thread's queue, with their gradients and saved
+    tensors, until the thread's next backward."""
+    torch.ones((), requires_grad=True).backward()
+
+
+def _let_go_of(failure: BaseException) -> None:
+    """Ends what an exception keeps alive of the discarded tensors: frames, and what backward had still to do."""
+    _empty_backward_queue()
+    chain: list[BaseException | None] = [failure]
+    while chain:
+        why = chain.pop()
+        if why is not None:
+            where = why.__traceback__
+            traceback.clear_frames(where)
+            if where is not None:
+                where.tb_next = None  # `with` holds the head, and a cleared frame still holds its function's closure
+            why.__traceback__ = None
+            chain += [why.__cause__, why.__context__]
+
+
+def refuse_survivors(left: int) -> None:
+    """Raises Survivors if something still lives in memory that has gone."""
+    if left > 0:
+        raise Survivors(
+            f"{left} tensors of a discarded micro-batch are still referenced; the loss function, or the block, must not "
+            "keep tensors beyond its run (copy them out with .detach().clone(), or keep numbers from .item())"
+        )

@@ -1,0 +1,63 @@
+"""How many samples the next micro-batch has, and waiting for the memory that it needs."""
+
+from __future__ import annotations
+
+import time
+
+from sluice._runtime import Runtime
+from sluice._trouble import shortage
+from sluice.errors import OutOfMemory
+
+#: How long one wait for memory lasts before Python looks at its signals again.
+WAIT_SLICE_MS = 100
+
+
+class Planner:
+    """Sizes of micro-batches: equal ones in plain PyTorch, what fits in the pool.
+
+    Args:
+        runtime: None for plain PyTorch.
+        adapt: Whether a micro-batch may become smaller when memory is short.
+    """
+
+    #: Who has started the process's one planner, and for how many samples.
+    _started: tuple[Planner, int] | None = None
+
+    def __init__(self, runtime: Runtime | None, adapt: bool) -> None:
+        self._runtime = runtime
+        self._adapt = adapt
+        self.wait_seconds = 0.0
+
+    def next(self, remaining: int, largest: int) -> int:
+        """Samples of the next slice; waits for memory if not even the smallest permitted one fits.
+
+        Raises:
+            OutOfMemory: if that can never fit.
+        """
+        slices = -(-remaining // largest)
+        evenly = -(-remaining // slices)
+        if self._runtime is None:
+            return evenly
+        if Planner._started != (self, largest):
+            self._runtime.plan_start(largest, 0 if self._adapt else 1)
+            Planner._started = (self, largest)
+        while True:
+            count, needed = self._runtime.plan(remaining)
+            if count > 0:
+                return count if self._adapt else min(count, evenly)  # what fits and does not adapt is cut as without a pool
+            self._wait(needed, 1 if self._adapt else largest)
+
+    def _wait(self, needed: int, count: int) -> None:
+        """Waits until the arena could have ``needed`` bytes; an interrupt ends it."""
+        runtime = self._runtime
+        started = time.perf_counter()
+        while not runtime.wait_memory(needed, WAIT_SLICE_MS):
+            # Not the sum of what each holds now: a chunk on its way from one to another would be missing.
+            within_reach = runtime.reachable_bytes()
+            if needed > within_reach:
+                raise OutOfMemory(
+                    f"a micro-batch of {count} samples needs more than the {within_reach} bytes that this job could "
+                    f"have of the pool's {runtime.pool_bytes()}; lower micro_batch, or give the pool more memory\n"
+                    f"{shortage(runtime)}"
+                )
+        self.wait_seconds += time.perf_counter() - started

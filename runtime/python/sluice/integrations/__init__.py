@@ -1,0 +1,4 @@
+"""Adapters that let other packages' training loops share; each module needs its package, and none is imported unasked.
+
+``sluice.integrations.transformers.share(trainer)`` and ``sluice.integrations.lightning.SluiceStrategy()``.
+"""

@@ -1,0 +1,345 @@
+"""Whatever a step is made of: losing memory at any operator leaves no trace in what is learned, bit by bit."""
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "runtime" / "python"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+torch = pytest.importorskip("torch")
+
+import numpy  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from scripted_runtime import AT_COMMIT, ScriptedRuntime, sharing  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import sluice  # noqa: E402
+
+STEPS = 3
+OPERATORS = (0, 1, 5, 13, 27, 41, AT_COMMIT)
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 4))
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.05)
+
+
+def batch(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(samples, 6), torch.randint(4, (samples,))
+
+
+class Training:
+    """One way to train. `train` gives the bits of what has been learned."""
+
+    samples = (12, 12, 7)  # of each step; the last batch is a partial one
+    micro_batch = 5
+    options: dict = {}
+
+    def model(self) -> nn.Module:
+        return network()
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return sgd(model)
+
+    def loss(self, model, x, y):
+        return F.cross_entropy(model(x), y)
+
+    def begin(self) -> None:
+        """Makes what the loss function uses."""
+
+    def step(self, step, model, data) -> torch.Tensor:
+        return step(lambda x, y: self.loss(model, x, y), *data)
+
+    def train(self, runtime: ScriptedRuntime | None) -> dict:
+        torch.manual_seed(3)
+        random.seed(3)
+        numpy.random.seed(3)
+        self.begin()
+        model = self.model()
+        optimizer = self.optimizer(model)
+        with sharing(runtime):
+            step = sluice.Step(model, optimizer, self.micro_batch, **self.options)
+        losses = []
+        for samples in self.samples:
+            generator_state = torch.get_rng_state()
+            torch.manual_seed(samples)
+            data = batch(samples)
+            torch.set_rng_state(generator_state)
+            losses.append(self.step(step, model, data))
+        tensors = [*model.parameters(), *model.buffers(), *losses]
+        tensors += [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
+        return {"bits": [t.detach().numpy().tobytes() for t in tensors], "random": self.random_bits(),
+                "stats": step.stats(), "losses": [loss.item() for loss in losses], "model": model,
+                "more": self.more(step)}
+
+    def random_bits(self) -> list:
+        return [torch.get_rng_state().tolist(), random.getstate(), numpy.random.get_state()[1].tolist()]
+
+    def more(self, step):
+        return None
+
+
+class Plain(Training):
+    pass
+
+
+class Sums(Training):
+    options = {"reduction": "sum"}
+
+    def loss(self, model, x, y):
+        return F.cross_entropy(model(x), y, reduction="sum")
+
+
+class Weighted(Training):
+    """Labels of class 0 do not count; a slice may have nothing else."""
+
+    samples = (12, 12, 8)
+
+    def loss(self, model, x, y):
+        return F.cross_entropy(model(x), y, ignore_index=0), (y != 0).sum()
+
+    def step(self, step, model, data):
+        x, y = data
+        y[0] = 1
+        y[4:9] = 0
+        return super().step(step, model, (x, y))
+
+
+class Generators(Training):
+    def begin(self):
+        self.own = [random.Random(1), numpy.random.default_rng(2), numpy.random.RandomState(3),
+                    torch.Generator().manual_seed(4)]
+        self.options = {"generators": self.own}
+
+    def loss(self, model, x, y):
+        ours, modern, legacy, of_torch = self.own
+        noise = ours.random() + modern.normal() + legacy.normal() + torch.rand((), generator=of_torch).item()
+        noise += random.random() + numpy.random.normal()
+        return F.cross_entropy(model(x * (1 + noise)), y)
+
+    def random_bits(self):
+        ours, modern, legacy, of_torch = self.own
+        return [*super().random_bits(), ours.getstate(), modern.bit_generator.state, legacy.get_state()[1].tolist(),
+                of_torch.get_state().tolist()]
+
+
+class Scaled(Training):
+    """The scale is too large at first, so that steps are left out."""
+
+    samples = (12, 12, 7, 9, 12)
+
+    def begin(self):
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**126, growth_interval=1, backoff_factor=2.0**-90)
+        self.options = {"scaler": self.scaler, "clip_norm": 0.5}
+
+    def loss(self, model, x, y):
+        return F.cross_entropy(model(x), y) * 100
+
+    def more(self, step):
+        return self.scaler.state_dict(), step.grad_norm.item()
+
+
+class Clipped(Training):
+    options = {"clip_norm": 0.1}
+
+    def more(self, step):
+        return step.grad_norm.item()
+
+
+class Closure(Training):
+    samples = (12, 12)
+    options = {"clip_norm": 5.0}
+
+    def optimizer(self, model):
+        return torch.optim.LBFGS(model.parameters(), max_iter=3, line_search_fn="strong_wolfe")
+
+
+class ByHand(Training):
+    def output(self, model, x):
+        return model(x)
+
+    def step(self, step, model, data):
+        counted = 0
+        for micro in step.micro_batches(*data):
+            with micro as (x, y):
+                output = self.output(model, x)
+                outputs = {"output": output, "more": [output * 2]}
+                loss = F.cross_entropy(output, y)
+                micro.backward(loss)
+                counted += len(x)
+            if micro.committed:
+                assert torch.isfinite(loss) and torch.equal(outputs["more"][0], 2 * output)
+        assert counted == len(data[0])
+        return step.loss
+
+
+class Checkpointed(Training):
+    reentrant = False
+
+    def loss(self, model, x, y):
+        x.requires_grad_()  # reentrant checkpoints want it
+        return F.cross_entropy(checkpoint(model, x, use_reentrant=self.reentrant), y)
+
+
+class CheckpointedByHand(ByHand):
+    def output(self, model, x):
+        return checkpoint(model, x, use_reentrant=False)
+
+
+class CheckpointedReentrant(Checkpointed):
+    reentrant = True
+
+
+class Autocast(Training):
+    """Entered around the step, so that its cache of cast weights outlives micro-batches."""
+
+    def step(self, step, model, data):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().step(step, model, data)
+
+
+class Nested(Training):
+    def loss(self, model, inputs, scale):
+        return F.cross_entropy(model(inputs["x"][0]) * scale, inputs["labels"])
+
+    def step(self, step, model, data):
+        x, y = data
+        return step(lambda each, scale: self.loss(model, each, scale), {"x": (x, [x, "name"]), "labels": y},
+                    torch.tensor(1.5))
+
+
+WAYS = [Plain, Sums, Weighted, Generators, Scaled, Clipped, Closure, ByHand, Checkpointed, CheckpointedReentrant,
+        CheckpointedByHand, Autocast, Nested]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Tensors are so small that threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    known = {}
+
+    def of(way: type[Training]) -> dict:
+        if way not in known:
+            known[way] = way().train(None)
+        return known[way]
+
+    return of
+
+
+def same(left: dict, right: dict) -> None:
+    assert left["losses"] == right["losses"]
+    assert left["bits"] == right["bits"]
+    assert left["random"] == right["random"]
+    assert left["more"] == right["more"]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("silently", [False, True], ids=["raises", "silent"])
+def test_losing_memory_leaves_no_trace(way, silently, undisturbed):
+    for operator in OPERATORS:
+        runtime = ScriptedRuntime(operator, silently)
+        disturbed = way().train(runtime)
+        assert disturbed["stats"]["discards"] == disturbed["stats"]["commits"] > len(way.samples)
+        same(disturbed, undisturbed(way))
+        assert set(runtime.left_behind) == {0}, "something made in a micro-batch outlives it"
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_sharing_alone_changes_nothing(way, undisturbed):
+    same(way().train(ScriptedRuntime()), undisturbed(way))
+
+
+class Compiled(Training):
+    backend = "aot_eager"
+
+    def model(self):
+        return torch.compile(network(), backend=self.backend)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_model_is_run_again(backend):
+    way = type("Compiled", (Compiled,), {"backend": backend})
+    disturbed = way().train(ScriptedRuntime(AT_COMMIT, watch=False))
+    assert disturbed["stats"]["discards"] > 0
+    same(disturbed, way().train(None))
+
+
+# --- against arithmetic that is written down here -----------------------------------------------------------------------
+
+
+def gradient_of(loss: torch.Tensor, model: nn.Module) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(loss, list(model.parameters())))
+
+
+class Watching(torch.optim.SGD):
+    """Remembers the gradients that it was given."""
+
+    def step(self, closure=None):
+        self.seen = [param.grad.clone() for param in self.param_groups[0]["params"]]
+
+
+@pytest.mark.parametrize("runtime", [None, ScriptedRuntime(7)], ids=["plain", "disturbed"])
+@pytest.mark.parametrize("kind", ["mean", "sum", "tokens", "tokens as numbers"])
+def test_the_gradient_is_that_of_the_whole_batch(kind, runtime):
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)).double()
+    x, y = torch.randn(11, 6).double(), torch.randint(4, (11,))
+    y[:4] = torch.tensor([0, 0, 0, 1])
+
+    def loss_fn(x, y):
+        if kind == "mean":
+            return F.cross_entropy(model(x), y)
+        if kind == "sum":
+            return F.cross_entropy(model(x), y, reduction="sum")
+        weight = (y != 0).sum()
+        return F.cross_entropy(model(x), y, ignore_index=0), weight if kind == "tokens" else weight.item()
+
+    whole = loss_fn(x, y)
+    whole = whole[0] if isinstance(whole, tuple) else whole
+    expected = gradient_of(whole, model)
+    optimizer = Watching(model.parameters(), lr=0.1)
+    with sharing(runtime):
+        step = sluice.Step(model, optimizer, 3, reduction="sum" if kind == "sum" else "mean")
+    loss = step(loss_fn, x, y)
+    torch.testing.assert_close(loss, whole.detach())
+    torch.testing.assert_close(optimizer.seen, expected)
+
+
+def test_the_norm_is_taken_of_the_whole_gradient_once():
+    torch.manual_seed(1)
+    model = nn.Linear(6, 4).double()
+    x, y = torch.randn(8, 6).double(), torch.randint(4, (8,))
+    expected = gradient_of(F.cross_entropy(model(x), y), model)
+    norm = torch.linalg.vector_norm(torch.cat([each.flatten() for each in expected]))
+    optimizer = Watching(model.parameters(), lr=0.1)
+    step = sluice.Step(model, optimizer, 3, clip_norm=norm.item() / 2)
+    step(lambda x, y: F.cross_entropy(model(x), y), x, y)
+    torch.testing.assert_close(step.grad_norm, norm)
+    torch.testing.assert_close(optimizer.seen, [each / 2 for each in expected], rtol=1e-5, atol=1e-8)
+
+
+def test_a_scale_that_is_too_large_leaves_the_step_out_and_backs_off():
+    model = nn.Linear(6, 4)
+    before = [param.clone() for param in model.parameters()]
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, backoff_factor=2.0**-100)
+    with sharing(ScriptedRuntime(4)):
+        step = sluice.Step(model, torch.optim.SGD(model.parameters(), lr=0.1), 3, scaler=scaler)
+    x, y = batch(8)
+    loss = step(lambda x, y: F.cross_entropy(model(x), y) * 1e4, x, y)
+    assert all(map(torch.equal, before, model.parameters())) and torch.isfinite(loss)
+    assert scaler.get_scale() == 2.0**27
+    step(lambda x, y: F.cross_entropy(model(x), y), x, y)
+    assert not any(map(torch.equal, before, model.parameters()))

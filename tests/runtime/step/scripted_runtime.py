@@ -1,0 +1,156 @@
+"""A pool in the test's own process, whose memory is taken away at operators that the test names.
+
+Like the host backend it notices at operator boundaries; other than that it also knows every storage that was made in a
+micro-batch, so that a test can ask what lives on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sluice import _engine, _runtime
+
+AT_COMMIT = 1 << 30  # an operator that no micro-batch reaches
+
+
+class MemoryGone(RuntimeError):
+    """What an allocation raises when the arena has been taken away."""
+
+
+class _Boundary(TorchDispatchMode):
+    """Calls the runtime before every operator, and tells it what storages the operator has made."""
+
+    def __init__(self, runtime: ScriptedRuntime) -> None:
+        super().__init__()
+        self._runtime = runtime
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self._runtime.boundary()
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        given = {t.untyped_storage()._cdata for t in torch.utils._pytree.tree_leaves((args, kwargs))
+                 if isinstance(t, torch.Tensor)}
+        for tensor in torch.utils._pytree.tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in given:
+                self._runtime.made(tensor.untyped_storage())
+        return result
+
+
+class ScriptedRuntime:
+    """What `sluice._runtime.Runtime` offers, without a pool.
+
+    Args:
+        operator: Every second micro-batch loses its memory at this operator, counted from 0, or at its commit if it has
+            fewer. None: none does.
+        silently: Whether operators go on without an exception, as launches do on CUDA.
+        watch: Whether to look at operators at all; without, memory is lost at commits alone.
+    """
+
+    path = "scripted"
+
+    def __init__(self, operator: int | None = None, silently: bool = False, watch: bool = True) -> None:
+        self._operator = operator
+        self._silently = silently
+        self._mode = _Boundary(self) if watch else None
+        self._entered = False
+        self._state = _runtime.SOUND
+        self._tries = 0
+        self._operators = 0
+        self._storages: dict[int, StorageWeakRef] = {}
+        self._gone: list[StorageWeakRef] = []
+        self._largest, self._fixed = 0, 0
+        self.discards = 0
+        self.left_behind: list[int] = []  # storages that lived on, at each commit
+
+    # --- what tests and the mode ask -----------------------------------------------------------------------------------
+
+    def boundary(self) -> None:
+        if self._operators == self._operator and self._tries % 2 == 1:
+            self._revoke()
+        self._operators += 1
+        if self._state != _runtime.SOUND and not self._silently:
+            raise MemoryGone("sluice: the micro-batch's memory has been taken away")
+
+    def made(self, storage: torch.UntypedStorage) -> None:
+        self._storages[storage._cdata] = StorageWeakRef(storage)
+
+    def _revoke(self) -> None:
+        """Somebody else writes into the memory from now on."""
+        self._state = _runtime.REVOKED
+        for each in self._alive():
+            storage = torch.UntypedStorage._new_with_weak_ptr(each.cdata)
+            if storage is not None:
+                storage.fill_(0xA5)
+
+    def _alive(self) -> list[StorageWeakRef]:
+        return [each for each in self._storages.values() if not each.expired()]
+
+    # --- what the step asks --------------------------------------------------------------------------------------------
+
+    def begin(self, _micro_batch: int, _global_batch: int) -> int:
+        self._tries += 1
+        self._operators = 0
+        self._storages = {}
+        self._state = _runtime.SOUND
+        return 0
+
+    def enter(self, entered: int) -> None:
+        if self._mode is not None and bool(entered) != self._entered:
+            (self._mode.__enter__ if entered else lambda: self._mode.__exit__(None, None, None))()
+        self._entered = bool(entered)
+
+    def arena_state(self) -> int:
+        return self._state
+
+    def commit_begin(self) -> int:
+        if self._operator is not None and self._tries % 2 == 1:
+            self._revoke()
+        return int(self._state == _runtime.SOUND)
+
+    def commit_end(self, _samples: int, _outlived: int) -> None:
+        self.left_behind.append(len(self._alive()))
+
+    def discard(self) -> None:
+        self.discards += 1
+        self._gone = self._alive()
+
+    def survivors(self) -> int:
+        return sum(not each.expired() for each in self._gone)
+
+    def plan_start(self, largest: int, fixed: int) -> int:
+        self._largest, self._fixed = largest, fixed
+        return 0
+
+    def plan(self, remaining: int) -> tuple[int, int]:
+        if self._fixed:
+            return min(self._largest, remaining), 0
+        slices = -(-remaining // self._largest)
+        return -(-remaining // slices), 0
+
+    def plan_committed(self, _samples: int, _peak_bytes: int, _seconds: float) -> None:
+        pass
+
+    def plan_discarded(self, _samples: int, _state: int) -> None:
+        pass
+
+    def arena_peak(self) -> int:
+        return 0
+
+    def shortage(self) -> bytes:
+        return b"nobody holds anything"
+
+
+@contextlib.contextmanager
+def sharing(runtime: ScriptedRuntime | None) -> Iterator[ScriptedRuntime | None]:
+    """Steps that are made meanwhile train with this runtime; None: in plain PyTorch."""
+    real = _engine._runtime.attach
+    _engine._runtime.attach = lambda _cuda: runtime
+    try:
+        yield runtime
+    finally:
+        _engine._runtime.attach = real

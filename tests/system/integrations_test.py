@@ -1,0 +1,52 @@
+"""The examples of Hugging Face's Trainer and of Lightning, under `sluice run` while a server takes their memory."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.deadline(300)
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from brokers import end_broker  # noqa: E402
+from exactness import environment  # noqa: E402
+
+DEMAND_BYTES, DEMANDS, MOST_DELAY_MS = 8 << 20, 3, 200
+
+
+def lines_of(log: Path) -> list[dict]:
+    return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("script, needed", [("train_transformers.py", "accelerate"), ("train_lightning.py", "lightning")])
+def test_handovers_leave_the_losses_as_they_are(sluice, runtime_folder, tmp_path, script, needed):
+    pytest.importorskip(needed, reason=f"{needed} is not installed: see tests/requirements.txt")
+    command = [sys.executable, EXAMPLES / script, "--device", "cpu", "--deterministic", "--log-interval", "0"]
+    enough = tmp_path / "enough"
+    with subprocess.Popen(
+            [sluice, "run", "--backend", "host", "--memory", "192MiB", "--require-pool", "--", *command,
+             "--until", enough, "--log", tmp_path / "shared"], env=environment()) as training:
+        try:
+            # It takes memory out of running micro-batches so often, and ends.
+            server = subprocess.run(
+                [sluice.parent / "sluice-bench-handover", "--runtime-dir", runtime_folder, "--bytes", str(DEMAND_BYTES),
+                 "--count", str(DEMANDS), "--delay-ms", str(MOST_DELAY_MS), "--range", "--live"],
+                env={**environment(), "SLUICE_BROKER": str(sluice)}, capture_output=True, text=True, check=False)
+            enough.touch()
+            assert training.wait() == 0 and server.returncode == 0, server.stderr
+        finally:
+            training.kill()
+            training.wait()
+            end_broker(runtime_folder)
+    shared = lines_of(tmp_path / "shared")
+    assert shared[-1]["discards"] > 0
+    done = subprocess.run([*command, "--steps", str(shared[-1]["step"]), "--log", tmp_path / "plain"], env=environment(),
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    plain = lines_of(tmp_path / "plain")
+    if all(line["commits"] == 2 * line["step"] for line in shared):  # no slice had to become smaller
+        assert [line["loss"] for line in shared] == [line["loss"] for line in plain]
+    assert [line["loss"] for line in shared] == pytest.approx([line["loss"] for line in plain], rel=1e-3)
