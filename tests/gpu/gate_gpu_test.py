@@ -14,25 +14,40 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 JOB = Path(__file__).with_name("gate_job.py")
 
 
-def run(build: Path, mode: str, gated: bool = True) -> dict:
+#: Whether launches that find no room wait for it, or are left to the gate's submitter.
+both_ways = pytest.mark.parametrize("more", [(), ("--deferred",)], ids=["direct", "deferred"])
+
+
+def run(build: Path, mode: str, *more: str, gated: bool = True) -> dict:
     environment = {name: value for name, value in os.environ.items()
                    if name not in ("SLUICE_RUN", "LD_PRELOAD")}
     environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # torch's deterministic algorithms ask for it
     if gated:
         environment["LD_PRELOAD"] = str(build / "lib" / "libsluice_gate.so")
-    done = subprocess.run([sys.executable, JOB, mode], env=environment, capture_output=True, text=True,
+    done = subprocess.run([sys.executable, JOB, mode, *more], env=environment, capture_output=True, text=True,
                           check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.deadline(300)
-def test_training_under_the_gate_has_the_same_losses(build):
+@both_ways
+def test_training_under_the_gate_has_the_same_losses(build, more):
     plain = run(build, "train", gated=False)
-    gated = run(build, "train")
+    gated = run(build, "train", *more)
     assert plain["launches"] is None
     assert gated["launches"] > 40 * 20
     assert gated["losses"] == plain["losses"]
+    assert (gated["deferred"] > 0) == bool(more)
+
+
+@pytest.mark.deadline(600)
+def test_random_programs_show_the_same_with_and_without_the_gate(build):
+    plain = run(build, "program", gated=False)
+    assert run(build, "program")["digests"] == plain["digests"]
+    deferred = run(build, "program", "--deferred")
+    assert deferred["digests"] == plain["digests"]
+    assert deferred["deferred"] > 1000
 
 
 def test_every_kernel_of_a_training_step_passes_the_gate(build):
@@ -47,19 +62,22 @@ def test_compiled_functions_run_and_are_seen(build):
     assert result["launches"] > 0
 
 
-def test_graphs_are_captured_and_replayed_under_a_window(build):
-    result = run(build, "graph")
+@both_ways
+def test_graphs_are_captured_and_replayed_under_a_bound(build, more):
+    result = run(build, "graph", *more)
     assert result["sums"] == [3000.0, 6000.0, 9000.0]
     assert result["counted"]
 
 
-def test_a_closed_gate_holds_every_launch(build):
-    result = run(build, "hold")
+@both_ways
+def test_a_closed_gate_holds_every_launch(build, more):
+    result = run(build, "hold", *more)
     assert result["held"]
     assert result["launches"] > 100
 
 
-def test_refused_launches_raise_and_the_next_step_is_right(build):
-    result = run(build, "abort")
+@both_ways
+def test_refused_launches_raise_and_the_next_step_is_right(build, more):
+    result = run(build, "abort", *more)
     assert result["raised"] == 10
     assert result["finite"]

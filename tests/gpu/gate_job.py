@@ -1,12 +1,15 @@
 """A training process that the tests of the gate start, with the gate preloaded or without.
 
-    python3 gate_job.py train | compile | graph | hold | abort | bypass
+    python3 gate_job.py train | compile | graph | hold | abort | bypass | program [--deferred]
 
-It prints one JSON object. What needs the gate's own table says so by failing without it.
+With --deferred calls that find no room are left to the gate's submitter. It prints one JSON object. What needs the gate's
+own table says so by failing without it.
 """
 
 import ctypes
+import hashlib
 import json
+import random
 import sys
 import threading
 import time
@@ -14,6 +17,8 @@ import time
 import torch
 
 CLOSE_SECONDS = 5.0
+DEFERRED = "--deferred" in sys.argv
+TIGHT_NS = 50_000  # a bound that launches meet
 
 
 class Table(ctypes.Structure):
@@ -31,9 +36,16 @@ class Table(ctypes.Structure):
         ("protect_thread", ctypes.CFUNCTYPE(None, ctypes.c_int)),
         ("set_pause_word", ctypes.CFUNCTYPE(None, ctypes.c_void_p)),
         ("set_urgent", ctypes.CFUNCTYPE(None, ctypes.c_int)),
-        ("set_window", ctypes.CFUNCTYPE(None, ctypes.c_uint, ctypes.c_uint)),
+        ("set_run_ahead", ctypes.CFUNCTYPE(None, ctypes.c_int64)),
         ("launches", ctypes.CFUNCTYPE(ctypes.c_uint64)),
         ("expendable_thread", ctypes.CFUNCTYPE(None, ctypes.c_int)),
+        ("unit_ended", ctypes.CFUNCTYPE(ctypes.c_int64)),
+        ("set_demand_word", ctypes.CFUNCTYPE(None, ctypes.c_void_p)),
+        ("demand_answered", ctypes.CFUNCTYPE(None, ctypes.c_uint64)),
+        ("demand_seen", ctypes.CFUNCTYPE(ctypes.c_int64)),
+        ("set_deferred", ctypes.CFUNCTYPE(None, ctypes.c_int)),
+        ("flush", ctypes.CFUNCTYPE(None)),
+        ("deferred", ctypes.CFUNCTYPE(ctypes.c_uint64)),
     ]
 
 
@@ -44,6 +56,13 @@ def gate() -> Table | None:
         return None
     library.sluice_gate_table.restype = ctypes.POINTER(Table)
     return library.sluice_gate_table().contents
+
+
+def bound(table: Table, nanoseconds: int) -> None:
+    """Bounds run-ahead, in the way that the command line says."""
+    table.set_run_ahead(0)
+    table.set_deferred(int(DEFERRED))
+    table.set_run_ahead(nanoseconds)
 
 
 def soon() -> int:
@@ -76,10 +95,11 @@ def train() -> dict:
     losses = [training.step() for _ in range(20)]
     table = gate()
     if table is not None:
-        table.set_window(2, 2)
+        bound(table, 1_000)  # hardly a launch finds room
     losses += [training.step() for _ in range(20)]
     return {"losses": [loss.hex() for loss in losses],
-            "launches": table.launches() if table is not None else None}
+            "launches": table.launches() if table is not None else None,
+            "deferred": table.deferred() if table is not None else None}
 
 
 def compiled() -> dict:
@@ -93,7 +113,7 @@ def compiled() -> dict:
 
 def graph() -> dict:
     table = gate()
-    table.set_window(1, 1)
+    bound(table, TIGHT_NS)
     source = torch.zeros(1000, device="cuda")
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -115,6 +135,8 @@ def graph() -> dict:
 def hold() -> dict:
     """Closes and opens the gate while another thread launches, a hundred times."""
     table = gate()
+    if DEFERRED:
+        bound(table, TIGHT_NS)
     a = torch.randn(512, 512, device="cuda")
     stop = threading.Event()
 
@@ -152,6 +174,8 @@ def hold() -> dict:
 def abort() -> dict:
     """Refuses launches in the middle of steps; each time torch raises, and the next step is right."""
     table = gate()
+    if DEFERRED:
+        bound(table, TIGHT_NS)
     training = Training()
     training.step()
     raised = 0
@@ -184,7 +208,124 @@ def bypass() -> dict:
     return {"seen": table.launches() - before, "on_device": on_device}
 
 
+class Program:
+    """Random work of one thread on streams of its own, whose result depends on its order; all that it decides follows from
+    its seed."""
+
+    WIDTH = 256
+    LANES = 3
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.digest = hashlib.sha256()
+        self.streams = [torch.cuda.Stream() for _ in range(self.LANES)]
+        self.values = [torch.full((self.WIDTH, self.WIDTH), lane + 1, dtype=torch.int64, device="cuda")
+                       for lane in range(self.LANES)]
+        self.pinned = torch.zeros(self.WIDTH, dtype=torch.int64).pin_memory()
+        self.copied = torch.cuda.Event()
+        self.graphs = [self._captured(lane) for lane in range(self.LANES)]
+        torch.cuda.synchronize()
+
+    def _captured(self, lane: int) -> torch.cuda.CUDAGraph:
+        recorded = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(recorded, stream=self.streams[lane]):
+            self.values[lane].mul_(7).add_(lane)
+            self.values[lane][:8].zero_()
+        return recorded
+
+    def run(self, operations: int) -> str:
+        chosen = [self.multiply] * 12 + [self.clear] * 2 + [self.shift] * 4 + [self.exchange] * 4 + [self.fill] * 2 + [
+            self.fill_from_pinned] + [self.read] + [self.borrow] * 2 + [self.replay] * 2 + [self.wait]
+        for _ in range(operations):
+            lane = self.dice.randrange(self.LANES)
+            with torch.cuda.stream(self.streams[lane]):
+                self.dice.choice(chosen)(lane)
+        torch.cuda.synchronize()
+        for value in self.values:
+            self.digest.update(value.cpu().numpy().tobytes())
+        return self.digest.hexdigest()
+
+    def multiply(self, lane: int) -> None:
+        self.values[lane].mul_(2 * self.dice.randrange(100) + 1).add_(self.dice.randrange(1000))
+
+    def clear(self, lane: int) -> None:
+        self.values[lane][self.dice.randrange(self.WIDTH)].zero_()
+
+    def shift(self, lane: int) -> None:
+        value = self.values[lane]
+        value[1:65].copy_(value[128:192])
+
+    def exchange(self, lane: int) -> None:
+        """Takes another lane's values at this point of the program."""
+        other = self.dice.randrange(self.LANES)
+        self.streams[lane].wait_stream(self.streams[other])
+        self.values[lane].add_(self.values[other], alpha=3)
+        self.streams[other].wait_stream(self.streams[lane])
+
+    def fill(self, lane: int) -> None:
+        self.values[lane][5].copy_(torch.full((self.WIDTH,), self.dice.randrange(1000), dtype=torch.int64))
+
+    def fill_from_pinned(self, lane: int) -> None:
+        self.copied.synchronize()
+        self.pinned.fill_(self.dice.randrange(1000))
+        self.values[lane][9].copy_(self.pinned, non_blocking=True)
+        self.copied.record()
+
+    def read(self, lane: int) -> None:
+        self.digest.update(str(self.values[lane][3, 3].item()).encode())
+
+    def borrow(self, lane: int) -> None:
+        """Memory that is freed while another stream may still use it."""
+        other = (lane + 1) % self.LANES
+        borrowed = self.values[lane] * 3
+        self.streams[other].wait_stream(self.streams[lane])
+        with torch.cuda.stream(self.streams[other]):
+            self.values[other].sub_(borrowed)
+        borrowed.record_stream(self.streams[other])
+
+    def replay(self, lane: int) -> None:
+        self.graphs[lane].replay()
+
+    def wait(self, lane: int) -> None:
+        self.streams[lane].synchronize()
+
+
+def disturb(table: Table, stop: threading.Event) -> None:
+    """Bounds, pauses and lets go at random instants."""
+    dice = random.Random(5)
+    table.exempt_thread(1)
+    while not stop.is_set():
+        if dice.random() < 0.5:
+            bound(table, dice.choice((0, 20_000, TIGHT_NS, 200_000)))
+        elif table.close(soon()) == 0:
+            assert table.wait_idle(soon()) == 0
+            table.open()
+        time.sleep(dice.random() * 5e-3)
+
+
+def program() -> dict:
+    """Random programs in three threads; with the gate, disturbed."""
+    table = gate()
+    programs = [Program(seed) for seed in range(3)]
+    digests: list[str] = [""] * len(programs)
+
+    def run(number: int) -> None:
+        digests[number] = programs[number].run(40_000)
+
+    stop = threading.Event()
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(programs))]
+    disturber = threading.Thread(target=disturb, args=(table, stop)) if table else None
+    for thread in [*threads, disturber] if disturber else threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stop.set()
+    if disturber:
+        disturber.join()
+    return {"digests": digests, "deferred": table.deferred() if table else None}
+
+
 if __name__ == "__main__":
     modes = {"train": train, "compile": compiled, "graph": graph, "hold": hold, "abort": abort,
-             "bypass": bypass}
+             "bypass": bypass, "program": program}
     print(json.dumps(modes[sys.argv[1]]()))

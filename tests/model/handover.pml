@@ -6,12 +6,15 @@
  * entering is one step. Patience may end at any time, so that what follows it is met in every state.
  *
  *   -DDEATH        the training process may be killed at any instant
+ *   -DDEFERRED     the step's thread leaves its launches to a submitter (runtime/gate/submission.cpp)
  *   -DPATIENT      a demand holds launches until it is answered; needed for `served` and `trains`
  *   Each of these takes something away, and something must then be found wrong:
  *   -DNO_RECHECK   the control thread does not look for a commit again behind the closed gate
  *   -DNO_ABORT     the gate opens without dropping what is left of the micro-batch
  *   -DNO_VICTIM    what is left of any micro-batch is dropped, also of one that has begun since
  *   -DNO_DRAIN     the device is not waited for
+ *   -DNO_STALE     the submitter does not ask whether a launch is left from before the last abort
+ *   -DNO_FLUSH     a commit ends although its launches have not been made
  */
 #ifndef DEMANDS
 #define DEMANDS 3
@@ -36,22 +39,54 @@ byte queued;              /* launches on the device that use the memory */
 bit demanded, answered;
 bit dropped_new;          /* something was dropped of a micro-batch that nothing was taken from */
 bit committed;            /* turns with every commit */
-bit killed, step_ended, control_ended, gone;
+bit killed, step_ended, control_ended, submitter_ended, gone;
+
+#ifdef DEFERRED
+#define QUEUE 2
+byte stale;               /* of the launches left, the first so many are from before the last abort ended */
+bit submitting;           /* the submitter has taken a launch out and not made it yet */
+/* Whether it uses the memory, whether it is expendable, whether it is protected. */
+chan calls = [QUEUE] of { bit, bit, bit };
+#define flush() empty(calls) && !submitting
+#define end_abort() atomic { stale = len(calls) + submitting }; aborting = 0
+#else
+#define end_abort() aborting = 0
+#endif
 
 #define lock() atomic { !mutex -> mutex = 1 }
 #define unlock() mutex = 0
 
 /* Whether a launch reaches the device, in `passed`. */
-inline enter() {
+inline enter(may_drop, spared) {
   do
-  :: atomic { !closed && !(aborting && expendable) && (!(demanded && !answered) || protect) -> inside = 1; passed = 1; break }
+  :: atomic { !closed && !(aborting && may_drop) && (!(demanded && !answered) || spared) -> inside = 1; passed = 1; break }
 #ifndef PATIENT
-  :: atomic { !closed && !(aborting && expendable) && demanded && !answered && !protect -> inside = 1; passed = 1; break }
+  :: atomic { !closed && !(aborting && may_drop) && demanded && !answered && !spared -> inside = 1; passed = 1; break }
 #endif
-  :: atomic { !closed && aborting && expendable -> passed = 0; break }
+  :: atomic { !closed && aborting && may_drop -> passed = 0; break }
   od
 }
 #define leave() inside = 0
+
+/* The step's thread launches something. */
+inline launch() {
+#ifdef DEFERRED
+  if
+  :: atomic { aborting && expendable -> dropped_new = (state == sound) }
+  :: atomic { !(aborting && expendable) -> calls!mine,expendable,protect }
+  fi
+#else
+  enter(expendable, protect);
+  if
+  :: passed ->
+     queued < RUN_AHEAD; queued = queued + mine;
+     leave()
+  :: !passed ->
+     assert(expendable);
+     dropped_new = (state == sound)
+  fi
+#endif
+}
 
 inline replace_arena() {
   lost = 0;
@@ -60,13 +95,13 @@ inline replace_arena() {
 }
 
 proctype step() {
-  bit passed, mine;
+  bit passed, mine, failed;
   byte n;
   {
     do
     :: lock();
        if
-       :: lost -> replace_arena(); aborting = 0
+       :: lost -> replace_arena(); end_abort()
        :: else
        fi;
        state = sound;
@@ -86,34 +121,38 @@ proctype step() {
           :: !lost && !has && !stock -> state = starved; aborting = 1
           fi;
           unlock();
-          enter();
-          if
-          :: passed ->
-             queued < RUN_AHEAD; queued = queued + mine;
-             leave()
-          :: !passed ->
-             dropped_new = (state == sound)
-          fi
+          launch()
        :: n == LAUNCHES -> break
        od;
+       if
+#ifdef DEFERRED
+       :: flush() -> failed = 0
+#else
+       :: failed = 0
+#endif
+#ifndef PATIENT
+       :: failed = 1 /* an exception of the program's own */
+#endif
+       :: state != sound -> failed = 1 /* an exception because of what was not done */
+       fi;
        lock();
        if
-       :: state == sound ->
+       :: state == sound && !failed ->
           phase = committing;
           unlock();
           expendable = 0;
           protect = 1;
-          enter();
-          assert(passed);
-          queued < RUN_AHEAD; queued = queued + mine;
-          leave();
+          launch();
+#if defined(DEFERRED) && !defined(NO_FLUSH)
+          flush();
+#endif
           assert(!lost);
           protect = 0;
           lock();
           phase = idle;
           unlock();
           committed = !committed
-       :: state != sound ->
+       :: state != sound || failed ->
           unlock();
           expendable = 0;
           lock();
@@ -123,13 +162,41 @@ proctype step() {
           :: else
           fi;
           state = sound;
-          aborting = 0;
+          end_abort();
           unlock()
        fi
     od
   } unless { killed };
   step_ended = 1
 }
+
+#ifdef DEFERRED
+proctype submitter() {
+  bit passed, uses, may_drop, spared;
+  {
+end:
+    do
+    :: atomic { calls?uses,may_drop,spared -> submitting = 1 }
+       enter(may_drop, spared);
+       if
+#ifdef NO_STALE
+       :: passed ->
+#else
+       :: passed && (!may_drop || !stale) ->
+#endif
+          queued < RUN_AHEAD; queued = queued + uses;
+          leave()
+#ifndef NO_STALE
+       :: passed && may_drop && stale -> leave()
+#endif
+       :: !passed -> dropped_new = (!stale && phase == running && state == sound)
+       fi;
+       atomic { submitting = 0; stale = (stale > 0 -> stale - 1 : 0) }
+    od
+  } unless { killed };
+  submitter_ended = 1
+}
+#endif
 
 proctype control() {
   byte victim;
@@ -238,6 +305,9 @@ proctype server() {
 proctype killer() {
   killed = 1;
   step_ended && control_ended;
+#ifdef DEFERRED
+  submitter_ended;
+#endif
   /* The driver ends what is on the device before the process is gone. */
   queued == 0;
   gone = 1
@@ -248,6 +318,9 @@ init {
   atomic {
     run step();
     run control();
+#ifdef DEFERRED
+    run submitter();
+#endif
     run device();
     run server();
 #ifdef DEATH

@@ -95,7 +95,7 @@ TEST_F(submission, a_thread_goes_on_while_the_gate_is_closed_and_its_launches_fo
 }
 
 TEST_F(submission, a_thread_goes_on_while_the_device_is_busy) {
-  CUfunction const slow = kernel(20ms);
+  CUfunction const slow = kernel(100ms);
   for (int i = 0; i < 2; ++i) {
     EXPECT_EQ(launch(slow), CUDA_SUCCESS);
   }

@@ -274,7 +274,7 @@ TEST_P(revocation_test, what_is_learned_is_what_was_committed_whatever_is_taken_
 }
 
 TEST_P(revocation_test, a_demand_does_not_wait_for_what_was_launched_ahead_of_the_device) {
-  gated_job job{world_, context_, 20ms};
+  gated_job job{world_, context_, 60ms};
   auto const server = world_.join_server();
   job.step();  // the driver has accepted every kind of launch
   std::uint64_t const before = gate_.launches() + gate_.deferred();
