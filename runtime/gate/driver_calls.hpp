@@ -44,6 +44,10 @@ inline bool record(CUevent event, CUstream stream) {
          CUDA_SUCCESS;
 }
 
+inline void destroy(CUevent event) {
+  real<CUresult (*)(CUevent)>(symbol::of_cuEventDestroy_v2)(event);
+}
+
 /// False only while the work before the event is under way: an event that can no longer be asked
 /// guards nothing.
 inline bool has_happened(CUevent event) {

@@ -371,16 +371,33 @@ void stream_registry::forget_thread(thread_slot const* owner) {
             owner, true);
 }
 
-void stream_registry::forget_context(CUcontext context) {
+void stream_registry::forget_context(CUcontext context, bool alive) {
   std::unique_lock const guard{draining_};
   forget_if([](stream_state const& state, void const* what) { return state.context_ == what; },
             context, false);
   {
     std::lock_guard const inner{known_};
-    orphans_.remove_if([context](marker const& orphan) { return orphan.context == context; });
+    orphans_.remove_if([this, context](marker const& orphan) {
+      bool const goes = orphan.context == context;
+      if (goes) {
+        return_event(context, orphan.event);
+      }
+      return goes;
+    });
   }
-  std::lock_guard const inner{events_};
-  spare_events_.erase(context);
+  std::vector<CUevent> unused;
+  {
+    std::lock_guard const inner{events_};
+    unused = std::exchange(spare_events_[context], {});
+    spare_events_.erase(context);
+  }
+  if (!alive) {
+    return;
+  }
+  driver::in_context const there{context};
+  for (CUevent event : unused) {
+    driver::destroy(event);
+  }
 }
 
 void stream_registry::forget_device(int device) {
@@ -394,7 +411,7 @@ void stream_registry::forget_device(int device) {
     }
   }
   for (CUcontext context : contexts) {
-    forget_context(context);
+    forget_context(context, false);
   }
 }
 

@@ -98,11 +98,14 @@ class stream_registry {
   /// To be called before the driver destroys them. Work still running on them is waited for by
   /// `wait_idle`.
   void forget_stream(CUstream stream);
-  void forget_context(CUcontext context);
+  void forget_context(CUcontext context) { forget_context(context, true); }
+  /// After its primary context has gone, and all its events with it.
   void forget_device(int device);
   void forget_thread(thread_slot const* owner);
 
  private:
+  void forget_context(CUcontext context, bool alive);
+
   struct marker {
     CUevent event;
     CUcontext context;

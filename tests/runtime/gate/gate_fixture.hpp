@@ -109,6 +109,10 @@ struct driver_calls {
       gate_library().get<decltype(&cuEventSynchronize)>("cuEventSynchronize");
   decltype(&cuEventElapsedTime) elapsed =
       gate_library().get<decltype(&cuEventElapsedTime)>("cuEventElapsedTime_v2");
+  decltype(&cuGraphExecDestroy) destroy_exec =
+      gate_library().get<decltype(&cuGraphExecDestroy)>("cuGraphExecDestroy");
+  decltype(&cuGraphDestroy) destroy_graph =
+      gate_library().get<decltype(&cuGraphDestroy)>("cuGraphDestroy");
   decltype(&cuMemsetD32Async) fill =
       gate_library().get<decltype(&cuMemsetD32Async)>("cuMemsetD32Async");
   decltype(&cuMemcpyDtoDAsync) copy =

@@ -129,6 +129,8 @@ TEST_F(submission, what_is_not_yet_with_the_driver_is_not_ready) {
   EXPECT_EQ(cuda.query_event(recorded), CUDA_SUCCESS);
   EXPECT_EQ(cuda.elapsed(&milliseconds, before, recorded), CUDA_SUCCESS);
   EXPECT_EQ(cuda.query_stream(nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(cuda.destroy_event(recorded), CUDA_SUCCESS);
+  EXPECT_EQ(cuda.destroy_event(before), CUDA_SUCCESS);
 }
 
 TEST_F(submission, streams_are_ordered_by_queued_events) {
@@ -322,6 +324,7 @@ TEST_F(submission, what_an_aborted_micro_batch_has_left_is_dropped_and_nothing_e
   note(101);
   EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
   EXPECT_EQ(take_entries(), numbers(100, 102));
+  EXPECT_EQ(cuda.destroy_event(recorded), CUDA_SUCCESS);
 }
 
 TEST_F(submission, what_was_left_before_an_abort_ended_never_reaches_the_driver_after_it) {
@@ -384,6 +387,8 @@ TEST_F(submission, a_capture_takes_what_is_launched_in_it_and_nothing_that_was_l
     EXPECT_EQ(cuda.launch_graph(ready, captured), CUDA_SUCCESS);
     note(3, captured);
     EXPECT_EQ(cuda.synchronise(captured), CUDA_SUCCESS);
+    EXPECT_EQ(cuda.destroy_exec(ready), CUDA_SUCCESS);
+    EXPECT_EQ(cuda.destroy_graph(graph), CUDA_SUCCESS);
   });
   for (int i = 0; i < 1000; ++i) {
     std::this_thread::yield();
