@@ -105,6 +105,12 @@ template <typename Submit>
 void note_capture(CUstream stream);
 void forget_capture(CUstream stream);
 
+/// The queue that may take a call on that stream; nullptr if the call has to be made by its thread.
+[[nodiscard]] inline submission_queue* queue_for(stream_use where) {
+  bool const may_wait = !is_per_thread(where) && !captures_are_under_way();
+  return may_wait ? submissions_of_current_context() : nullptr;
+}
+
 /// Makes a call that may be left to the submitter: at once where nothing is before it, there is room,
 /// and the gate is open. `defer` pushes it onto a queue, and says whether the queue has taken it.
 template <typename Submit, typename Defer>
@@ -118,8 +124,7 @@ template <typename Submit, typename Defer>
   if (self.expendable && call.droppable && at.aborting()) {
     return CUDA_SUCCESS;  // dropped, and so are those before it
   }
-  bool const may_wait = !is_per_thread(call.work.stream) && !captures_are_under_way();
-  submission_queue* const queue = may_wait ? submissions_of_current_context() : nullptr;
+  submission_queue* const queue = queue_for(call.work.stream);
   if (queue == nullptr) {
     return dispatch(call, submit);
   }

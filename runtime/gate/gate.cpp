@@ -102,11 +102,7 @@ CUresult gate::enter_slowly(thread_slot& self, planned_work const& work) {
   bool spun = false;
   std::int64_t waiting_since = 0;
   for (;;) {
-    std::uint32_t now = mode_.load(std::memory_order_acquire);
-    if ((now & mode::fenced) != 0) {
-      self.inside.exchange(1, std::memory_order_seq_cst);
-      now = mode_.load(std::memory_order_seq_cst);
-    }
+    std::uint32_t const now = step_in(self);
     verdict what = judge(now, self, attach_failed);
     if (what == verdict::enter && (now & mode::bounded) != 0 && (now & mode::inert) == 0) {
       if (streams().has_room(self, work, run_ahead_bound())) {
@@ -134,19 +130,23 @@ CUresult gate::enter_slowly(thread_slot& self, planned_work const& work) {
     } else {
       await_change(now, spun, what == verdict::wait_for_pause ? nap : nap_until_woken);
     }
-    self.inside.store(1, std::memory_order_relaxed);
-    std::atomic_signal_fence(std::memory_order_seq_cst);
   }
 }
 
-bool gate::try_enter(thread_slot& self, planned_work const& work) {
+/// Makes the thread seen inside, then looks at the mode.
+std::uint32_t gate::step_in(thread_slot& self) const {
   self.inside.store(1, std::memory_order_relaxed);
   std::atomic_signal_fence(std::memory_order_seq_cst);
-  std::uint32_t now = mode_.load(std::memory_order_acquire);
-  if ((now & mode::fenced) != 0) {
-    self.inside.exchange(1, std::memory_order_seq_cst);
-    now = mode_.load(std::memory_order_seq_cst);
+  std::uint32_t const now = mode_.load(std::memory_order_acquire);
+  if ((now & mode::fenced) == 0) {
+    return now;
   }
+  self.inside.exchange(1, std::memory_order_seq_cst);
+  return mode_.load(std::memory_order_seq_cst);
+}
+
+bool gate::try_enter(thread_slot& self, planned_work const& work) {
+  std::uint32_t const now = step_in(self);
   if (judge(now, self, false) == verdict::enter &&
       ((now & mode::bounded) == 0 || streams().has_room(self, work, run_ahead_bound()))) {
     return true;

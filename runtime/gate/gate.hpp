@@ -138,6 +138,7 @@ class gate {
   enum class verdict { enter, refuse, attach, wait_for_change, wait_for_pause, wait_for_room };
 
   [[nodiscard]] CUresult enter_slowly(thread_slot& self, planned_work const& work);
+  [[nodiscard]] std::uint32_t step_in(thread_slot& self) const;
   [[nodiscard]] verdict judge(std::uint32_t now, thread_slot const& self, bool attach_failed);
   [[nodiscard]] bool pause_holds(std::uint32_t now, thread_slot const& self) const;
   [[nodiscard]] bool demand_holds();

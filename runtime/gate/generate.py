@@ -60,7 +60,8 @@ SPECIAL = frozenset({
     "cuEventRecord", "cuEventRecord_ptsz", "cuEventRecordWithFlags", "cuEventRecordWithFlags_ptsz", "cuEventQuery",
     "cuEventSynchronize", "cuEventDestroy", "cuEventDestroy_v2", "cuEventElapsedTime", "cuEventElapsedTime_v2",
     "cuStreamWaitEvent", "cuStreamWaitEvent_ptsz", "cuStreamSynchronize", "cuStreamSynchronize_ptsz",
-    "cuStreamQuery", "cuStreamQuery_ptsz", "cuStreamEndCapture", "cuStreamEndCapture_ptsz", "cuStreamDestroy", "cuStreamDestroy_v2", "cuCtxDestroy", "cuCtxDestroy_v2",
+    "cuStreamQuery", "cuStreamQuery_ptsz", "cuStreamEndCapture", "cuStreamEndCapture_ptsz",
+    "cuStreamDestroy", "cuStreamDestroy_v2", "cuCtxDestroy", "cuCtxDestroy_v2",
     "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxReset",
     "cuDevicePrimaryCtxReset_v2",
 })  # fmt: skip

@@ -14,23 +14,25 @@ bool queues_matter() {
   return the_gate().deferring() && takes_part(this_thread());
 }
 
-/// The queue for a call on that stream; nullptr if the call has to go straight, which it may now.
-submission_queue* queue_for(stream_use where) {
+/// The queue that a call on that stream has to join; nullptr if it has to go straight, which it may
+/// now.
+submission_queue* queue_to_join(stream_use where) {
   if (!queues_matter()) {
     return nullptr;
   }
-  bool const may_wait = !is_per_thread(where) && !captures_are_under_way();
-  submission_queue* const queue = may_wait ? submissions_of_current_context() : nullptr;
+  submission_queue* const queue = queue_for(where);
   if (queue == nullptr) {
     flush_submissions();
   }
   return queue != nullptr && queue->is_empty() ? nullptr : queue;
 }
 
+/// In its turn, what records an event or waits for one. `submit` has its parameters by value.
 template <typename Submit>
-CUresult record(stream_use where, CUevent event, unsigned flags, symbol which, Submit submit) {
-  if (submission_queue* const queue = queue_for(where); queue != nullptr) {
-    if (queue->push_record(this_thread(), where, event, flags, which)) {
+CUresult in_turn(submission_queue* queue, stream_use where, CUevent event, bool records,
+                 Submit const& submit) {
+  if (queue != nullptr) {
+    if (queue->push_event(this_thread(), where, event, records, submit)) {
       return CUDA_SUCCESS;
     }
     queue->flush();
@@ -38,18 +40,19 @@ CUresult record(stream_use where, CUevent event, unsigned flags, symbol which, S
   return submit();
 }
 
+template <typename Submit>
+CUresult record(stream_use where, CUevent event, Submit const& submit) {
+  return in_turn(queue_to_join(where), where, event, true, submit);
+}
+
 CUresult wait_for_event(stream_use where, CUevent event, unsigned flags, symbol which) {
-  submission_queue* const queue = queue_for(where);
+  submission_queue* const queue = queue_to_join(where);
   if (queues_matter() && (queue == nullptr || !queue->uses_event(event))) {
     flush_record(event);  // it may lie in the queue of another context
   }
-  if (queue != nullptr) {
-    if (queue->push_wait(this_thread(), where, event, flags, which)) {
-      return CUDA_SUCCESS;
-    }
-    queue->flush();
-  }
-  return real<CUresult (*)(CUstream, CUevent, unsigned)>(which)(where.handle, event, flags);
+  return in_turn(queue, where, event, false, [=] {
+    return real<CUresult (*)(CUstream, CUevent, unsigned)>(which)(where.handle, event, flags);
+  });
 }
 
 /// After the calls that lie before it, a call that waits for the device: it tells what went wrong.
@@ -151,32 +154,34 @@ void forget_capture(CUstream stream) {
 
 }  // namespace sluice::gate
 
-#define SLUICE_STREAM_CALLS(suffix, per_thread)                                                 \
-  SLUICE_DRIVER_CALL CUresult cuEventRecord##suffix(CUevent event, CUstream stream) {           \
-    symbol const which = symbol::of_cuEventRecord##suffix;                                      \
-    return record({stream, per_thread}, event, 0, which,                                        \
-                  [&] { return real<CUresult (*)(CUevent, CUstream)>(which)(event, stream); }); \
-  }                                                                                             \
-  SLUICE_DRIVER_CALL CUresult cuEventRecordWithFlags##suffix(CUevent event, CUstream stream,    \
-                                                             unsigned flags) {                  \
-    symbol const which = symbol::of_cuEventRecordWithFlags##suffix;                             \
-    return record({stream, per_thread}, event, flags, which, [&] {                              \
-      return real<CUresult (*)(CUevent, CUstream, unsigned)>(which)(event, stream, flags);      \
-    });                                                                                         \
-  }                                                                                             \
-  SLUICE_DRIVER_CALL CUresult cuStreamWaitEvent##suffix(CUstream stream, CUevent event,         \
-                                                        unsigned flags) {                       \
-    return wait_for_event({stream, per_thread}, event, flags,                                   \
-                          symbol::of_cuStreamWaitEvent##suffix);                                \
-  }                                                                                             \
-  SLUICE_DRIVER_CALL CUresult cuStreamSynchronize##suffix(CUstream stream) {                    \
-    return synchronise_stream(symbol::of_cuStreamSynchronize##suffix, {stream, per_thread});    \
-  }                                                                                             \
-  SLUICE_DRIVER_CALL CUresult cuStreamQuery##suffix(CUstream stream) {                          \
-    return query_stream(symbol::of_cuStreamQuery##suffix, {stream, per_thread});                \
-  }                                                                                             \
-  SLUICE_DRIVER_CALL CUresult cuStreamEndCapture##suffix(CUstream stream, CUgraph* graph) {     \
-    return end_capture(symbol::of_cuStreamEndCapture##suffix, stream, graph);                   \
+#define SLUICE_STREAM_CALLS(suffix, per_thread)                                               \
+  SLUICE_DRIVER_CALL CUresult cuEventRecord##suffix(CUevent event, CUstream stream) {         \
+    return record({stream, per_thread}, event, [=] {                                          \
+      return real<CUresult (*)(CUevent, CUstream)>(symbol::of_cuEventRecord##suffix)(event,   \
+                                                                                     stream); \
+    });                                                                                       \
+  }                                                                                           \
+  SLUICE_DRIVER_CALL CUresult cuEventRecordWithFlags##suffix(CUevent event, CUstream stream,  \
+                                                             unsigned flags) {                \
+    return record({stream, per_thread}, event, [=] {                                          \
+      using driver_function = CUresult (*)(CUevent, CUstream, unsigned);                      \
+      return real<driver_function>(symbol::of_cuEventRecordWithFlags##suffix)(event, stream,  \
+                                                                              flags);         \
+    });                                                                                       \
+  }                                                                                           \
+  SLUICE_DRIVER_CALL CUresult cuStreamWaitEvent##suffix(CUstream stream, CUevent event,       \
+                                                        unsigned flags) {                     \
+    return wait_for_event({stream, per_thread}, event, flags,                                 \
+                          symbol::of_cuStreamWaitEvent##suffix);                              \
+  }                                                                                           \
+  SLUICE_DRIVER_CALL CUresult cuStreamSynchronize##suffix(CUstream stream) {                  \
+    return synchronise_stream(symbol::of_cuStreamSynchronize##suffix, {stream, per_thread});  \
+  }                                                                                           \
+  SLUICE_DRIVER_CALL CUresult cuStreamQuery##suffix(CUstream stream) {                        \
+    return query_stream(symbol::of_cuStreamQuery##suffix, {stream, per_thread});              \
+  }                                                                                           \
+  SLUICE_DRIVER_CALL CUresult cuStreamEndCapture##suffix(CUstream stream, CUgraph* graph) {   \
+    return end_capture(symbol::of_cuStreamEndCapture##suffix, stream, graph);                 \
   }
 
 SLUICE_STREAM_CALLS(, false)

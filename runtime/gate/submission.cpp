@@ -20,6 +20,7 @@ using namespace std::chrono_literals;
 constexpr std::chrono::nanoseconds awake = 50us;
 /// A lost wake-up would cost no more than this.
 constexpr std::chrono::nanoseconds nap = 20ms;
+
 /// Spins until `done`, for a while.
 template <typename Done>
 bool spin_until(Done done) {
@@ -117,7 +118,8 @@ deferred_call* submission_queue::reserve(std::unique_lock<std::mutex>& lock, kin
   }
 }
 
-void submission_queue::publish(deferred_call& place, thread_slot const& self) {
+void submission_queue::publish(deferred_call& place, thread_slot const& self, named_event named) {
+  place.enters = named.event == nullptr;
   place.protect = self.protect;
   place.expendable = self.expendable;
   place.aborts = the_gate().aborts();
@@ -128,52 +130,16 @@ void submission_queue::publish(deferred_call& place, thread_slot const& self) {
     forget_at_ = std::max(many, 2 * (streams_.size() + events_.size()));
   }
   streams_[name_of(place.work.stream)] = number;
+  if (named.event != nullptr) {
+    event_use& use = events_[named.event];
+    use.used = number;
+    use.recorded = named.records ? number : use.recorded;
+  }
   accepted_.store(number, std::memory_order_seq_cst);
   if (asleep_.load(std::memory_order_seq_cst) != 0) {
     came_.fetch_add(1, std::memory_order_release);
     futex_wake(came_);
   }
-}
-
-template <typename Call>
-bool submission_queue::push_event(thread_slot const& self, stream_use where, CUevent event,
-                                  bool records, Call const& call) {
-  std::unique_lock lock{mutex_};
-  deferred_call* const place = reserve(lock, any_kind);
-  if (place == nullptr) {
-    return false;
-  }
-  std::memcpy(place->make_room(sizeof(Call)), static_cast<void const*>(&call), sizeof(Call));
-  place->work = {where, 0};
-  place->enters = false;
-  place->make = [](std::byte* at) { return (*reinterpret_cast<Call*>(at))(); };
-  std::uint64_t const number = accepted_.load(std::memory_order_relaxed) + 1;
-  publish(*place, self);
-  event_use& use = events_[event];
-  use.used = number;
-  if (records) {
-    use.recorded = number;
-  }
-  return true;
-}
-
-bool submission_queue::push_record(thread_slot const& self, stream_use where, CUevent event,
-                                   unsigned flags, symbol which) {
-  auto const call = [which, event, flags, stream = where.handle] {
-    if (which == symbol::of_cuEventRecord || which == symbol::of_cuEventRecord_ptsz) {
-      return real<CUresult (*)(CUevent, CUstream)>(which)(event, stream);
-    }
-    return real<CUresult (*)(CUevent, CUstream, unsigned)>(which)(event, stream, flags);
-  };
-  return push_event(self, where, event, true, call);
-}
-
-bool submission_queue::push_wait(thread_slot const& self, stream_use where, CUevent event,
-                                 unsigned flags, symbol which) {
-  auto const call = [which, event, flags, stream = where.handle] {
-    return real<CUresult (*)(CUstream, CUevent, unsigned)>(which)(stream, event, flags);
-  };
-  return push_event(self, where, event, false, call);
 }
 
 void submission_queue::accept(kind_of_call kind) {
@@ -186,49 +152,19 @@ void submission_queue::forget_kinds() {
   kinds_.clear();
 }
 
-void submission_queue::flush_record(CUevent event) {
-  std::uint64_t number = 0;
-  {
-    std::lock_guard const guard{mutex_};
-    auto const found = events_.find(event);
-    number = found != events_.end() ? found->second.recorded : 0;
-  }
-  await(number);
-}
-
-void submission_queue::flush_stream(stream_use where) {
-  if (name_of(where) == CU_STREAM_LEGACY || is_per_thread(where)) {
-    flush();  // it waits for other streams as well
-    return;
-  }
-  std::uint64_t number = 0;
-  {
-    std::lock_guard const guard{mutex_};
-    auto const found = streams_.find(name_of(where));
-    number = found != streams_.end() ? found->second : 0;
-  }
-  await(number);
-}
-
-bool submission_queue::record_is_pending(CUevent event) {
+submission_queue::event_use submission_queue::last_use(CUevent event) {
   std::lock_guard const guard{mutex_};
   auto const found = events_.find(event);
-  return found != events_.end() && !has_been_made(found->second.recorded);
+  return found != events_.end() ? found->second : event_use{};
 }
 
-bool submission_queue::uses_event(CUevent event) {
-  std::lock_guard const guard{mutex_};
-  auto const found = events_.find(event);
-  return found != events_.end() && !has_been_made(found->second.used);
-}
-
-bool submission_queue::uses_stream(stream_use where) {
+std::uint64_t submission_queue::last_call_on(stream_use where) {
   if (name_of(where) == CU_STREAM_LEGACY || is_per_thread(where)) {
-    return !is_empty();
+    return accepted_.load(std::memory_order_acquire);  // it waits for other streams as well
   }
   std::lock_guard const guard{mutex_};
   auto const found = streams_.find(name_of(where));
-  return found != streams_.end() && !has_been_made(found->second);
+  return found != streams_.end() ? found->second : 0;
 }
 
 bool submission_queue::await(std::uint64_t number, bool interruptible) {
@@ -347,11 +283,9 @@ submission_queue* submissions_of_current_context() {
 }
 
 void flush_submissions() noexcept {
-  thread_slot const& self = this_thread();
-  if (self.exempt || self.inside.load(std::memory_order_relaxed) != 0) {
-    return;
+  if (takes_part(this_thread())) {
+    for_each_queue([](submission_queue& one) { one.flush(); });
   }
-  for_each_queue([](submission_queue& one) { one.flush(); });
 }
 
 CUresult take_submission_error() noexcept {

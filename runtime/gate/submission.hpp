@@ -93,34 +93,20 @@ class submission_queue {
   template <typename Call>
   [[nodiscard]] bool push(thread_slot const& self, planned_work const& work, kind_of_call kind,
                           Call const& call) {
-    static_assert(std::is_trivially_copyable_v<Call> && std::is_trivially_destructible_v<Call>);
-    return push(
-        self, work, kind, sizeof(Call),
-        [](std::byte* at) { return (*reinterpret_cast<Call*>(at))(); },
-        [&call](std::byte* at) { std::memcpy(at, static_cast<void const*>(&call), sizeof(Call)); });
+    return push_copy(self, work, kind, call, {});
   }
   /// The same for parameters of any length, which `fill` writes.
   template <typename Fill>
   [[nodiscard]] bool push(thread_slot const& self, planned_work const& work, kind_of_call kind,
                           std::size_t bytes, CUresult (*caller)(std::byte*), Fill const& fill) {
-    std::unique_lock lock{mutex_};
-    deferred_call* const place = reserve(lock, kind);
-    if (place == nullptr) {
-      return false;
-    }
-    fill(place->make_room(bytes));
-    place->work = work;
-    place->enters = true;
-    place->make = caller;
-    publish(*place, self);
-    return true;
+    return push(self, work, kind, bytes, caller, fill, {});
   }
-
   /// Takes the record of an event on a stream, or a stream's wait for one.
-  [[nodiscard]] bool push_record(thread_slot const& self, stream_use where, CUevent event,
-                                 unsigned flags, symbol which);
-  [[nodiscard]] bool push_wait(thread_slot const& self, stream_use where, CUevent event,
-                               unsigned flags, symbol which);
+  template <typename Call>
+  [[nodiscard]] bool push_event(thread_slot const& self, stream_use where, CUevent event,
+                                bool records, Call const& call) {
+    return push_copy(self, {where, 0}, any_kind, call, {event, records});
+  }
 
   /// The driver has accepted a call of that kind.
   void accept(kind_of_call kind);
@@ -130,11 +116,13 @@ class submission_queue {
   /// Waits until all that was accepted before has been made, or dropped.
   void flush() { await(accepted_.load(std::memory_order_acquire)); }
   /// The same up to the last record of that event, or up to the last use of the stream.
-  void flush_record(CUevent event);
-  void flush_stream(stream_use where);
-  [[nodiscard]] bool record_is_pending(CUevent event);
-  [[nodiscard]] bool uses_event(CUevent event);
-  [[nodiscard]] bool uses_stream(stream_use where);
+  void flush_record(CUevent event) { await(last_use(event).recorded); }
+  void flush_stream(stream_use where) { await(last_call_on(where)); }
+  [[nodiscard]] bool record_is_pending(CUevent event) {
+    return !has_been_made(last_use(event).recorded);
+  }
+  [[nodiscard]] bool uses_event(CUevent event) { return !has_been_made(last_use(event).used); }
+  [[nodiscard]] bool uses_stream(stream_use where) { return !has_been_made(last_call_on(where)); }
 
   /// The error of a call that was made later than it was accepted; CUDA_SUCCESS if there is none. It
   /// is told once.
@@ -159,11 +147,42 @@ class submission_queue {
     std::uint64_t used = 0;      ///< and of the last call that names it
   };
 
-  [[nodiscard]] deferred_call* reserve(std::unique_lock<std::mutex>& lock, kind_of_call kind);
-  void publish(deferred_call& place, thread_slot const& self);
+  /// The event that a call records or waits for; nullptr: it does neither, and enters the gate.
+  struct named_event {
+    CUevent event = nullptr;
+    bool records = false;
+  };
+
   template <typename Call>
-  [[nodiscard]] bool push_event(thread_slot const& self, stream_use where, CUevent event,
-                                bool records, Call const& call);
+  [[nodiscard]] bool push_copy(thread_slot const& self, planned_work const& work, kind_of_call kind,
+                               Call const& call, named_event named) {
+    static_assert(std::is_trivially_copyable_v<Call> && std::is_trivially_destructible_v<Call>);
+    return push(
+        self, work, kind, sizeof(Call),
+        [](std::byte* at) { return (*reinterpret_cast<Call*>(at))(); },
+        [&call](std::byte* at) { std::memcpy(at, static_cast<void const*>(&call), sizeof(Call)); },
+        named);
+  }
+  template <typename Fill>
+  [[nodiscard]] bool push(thread_slot const& self, planned_work const& work, kind_of_call kind,
+                          std::size_t bytes, CUresult (*caller)(std::byte*), Fill const& fill,
+                          named_event named) {
+    std::unique_lock lock{mutex_};
+    deferred_call* const place = reserve(lock, kind);
+    if (place == nullptr) {
+      return false;
+    }
+    fill(place->make_room(bytes));
+    place->work = work;
+    place->make = caller;
+    publish(*place, self, named);
+    return true;
+  }
+  [[nodiscard]] deferred_call* reserve(std::unique_lock<std::mutex>& lock, kind_of_call kind);
+  void publish(deferred_call& place, thread_slot const& self, named_event named);
+  /// Numbers of calls; 0, which has always been made, if nothing is known.
+  [[nodiscard]] event_use last_use(CUevent event);
+  [[nodiscard]] std::uint64_t last_call_on(stream_use where);
   /// Waits until so many calls have been made; false if a signal came in between.
   bool await(std::uint64_t number, bool interruptible = false);
   [[nodiscard]] bool has_been_made(std::uint64_t number) const noexcept {
