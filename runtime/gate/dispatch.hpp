@@ -65,9 +65,9 @@ inline void note_launch(gate& at, thread_slot& self, planned_work const& work) {
 }
 
 /// Waits until all calls that were left to a submitter have been made.
-inline void flush_if_deferring() noexcept {
+inline void flush_if_deferring(symbol cause) noexcept {
   if (the_gate().deferring()) [[unlikely]] {
-    flush_submissions();
+    flush_submissions(cause);
   }
 }
 
@@ -79,7 +79,7 @@ template <typename Submit>
   gate& at = the_gate();
   bool const taking_part = takes_part(self);
   if (taking_part && at.deferring()) [[unlikely]] {
-    flush_submissions();
+    flush_submissions(call.which);
     if (CUresult const earlier = take_submission_error(); earlier != CUDA_SUCCESS) {
       return earlier;
     }

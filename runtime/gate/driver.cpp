@@ -43,12 +43,12 @@ void* open_first_that_loads() {
 }  // namespace
 
 extern "C" {
-[[gnu::visibility("hidden")]] void sluice_fill_driver_table();
+[[gnu::visibility("hidden")]] void sluice_fill_driver_table(std::uint32_t symbol_index);
 [[gnu::visibility("hidden")]] void sluice_missing();
 }
 
 /// Called by first-call code, with the caller's arguments saved.
-void sluice_fill_driver_table() {
+void sluice_fill_driver_table(std::uint32_t /*symbol_index*/) {
   the_gate().prepare();
 }
 

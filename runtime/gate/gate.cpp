@@ -18,8 +18,8 @@
 
 extern "C" {
 constinit std::atomic<std::uint32_t> sluice_gate_defers [[gnu::visibility("hidden")]]{0};
-[[gnu::visibility("hidden")]] void sluice_flush_submissions() {
-  sluice::gate::flush_submissions();
+[[gnu::visibility("hidden")]] void sluice_flush_submissions(std::uint32_t symbol_index) {
+  sluice::gate::flush_submissions(static_cast<sluice::gate::symbol>(symbol_index));
 }
 }
 

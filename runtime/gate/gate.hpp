@@ -59,7 +59,7 @@ extern "C" {
 /// Not 0 while `mode::deferring` may be set, for the stubs of `drains` (generate.py).
 extern std::atomic<std::uint32_t> sluice_gate_defers;
 /// What they then call.
-void sluice_flush_submissions();
+void sluice_flush_submissions(std::uint32_t symbol_index);
 }
 
 class gate {

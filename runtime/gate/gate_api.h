@@ -19,6 +19,13 @@
 extern "C" {
 #endif
 
+/* How often calls of one function have waited for what was left to the gate's thread, and how long. */
+struct sluice_gate_flushes {
+  char const* symbol;
+  uint64_t times;
+  int64_t waited_ns;
+};
+
 /* What the gate offers to the runtime. */
 struct sluice_gate_api {
   size_t size;
@@ -75,6 +82,8 @@ struct sluice_gate_api {
   void (*flush)(void);
   /* Calls that have been left to that thread since the process started. */
   uint64_t (*deferred)(void);
+  /* The same by function, for indices from 0 until it returns 0. */
+  int (*flushes)(size_t index, struct sluice_gate_flushes* of);
 };
 
 enum sluice_alloc_status {

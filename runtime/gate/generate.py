@@ -46,6 +46,7 @@ PASSED = re.compile(
     r"|cu(Stream|Event)Create(WithPriority)?|cuStreamIsCapturing|cuFunc(IsLoaded|Load)|cuModule(Load\w*|EnumerateFunctions)"
     r"|cuLibrary(Load\w+|EnumerateKernels)|cuLink\w+|cuOccupancy\w+|cuTensorMap\w+|cuLogs\w+|cuProfilerInitialize"
     r"|cuMem(AddressReserve|AllocHost|AllocManaged|HostAlloc|HostRegister|Create|Map|SetAccess)"
+    r"|cu(Func|Kernel|Ctx)Set(CacheConfig|SharedMemConfig)"  # preferences
     r"|cuMem(ExportToShareableHandle|ImportFromShareableHandle|RetainAllocationHandle|PoolCreate)"
     r"|cuGraph(Create|Clone|DebugDotPrint|Add\w+|NodeFindInClone)|cuMulticast(Create|AddDevice)"
 )
@@ -56,7 +57,8 @@ SPECIAL = frozenset({
     "cuInit", "cuGetErrorName", "cuGetErrorString", "cuGetProcAddress", "cuGetProcAddress_v2",
     "cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemFree_v2", "cuMemGetInfo_v2", "cuMemGetAddressRange_v2",
     "cuMemAllocAsync", "cuMemAllocAsync_ptsz", "cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz",
-    "cuIpcGetMemHandle", "cuModuleUnload", "cuLibraryUnload", "cuCtxSynchronize", "cuCtxSynchronize_v2",
+    "cuIpcGetMemHandle", "cuModuleUnload", "cuLibraryUnload", "cuFuncSetAttribute", "cuKernelSetAttribute",
+    "cuCtxSynchronize", "cuCtxSynchronize_v2",
     "cuEventRecord", "cuEventRecord_ptsz", "cuEventRecordWithFlags", "cuEventRecordWithFlags_ptsz", "cuEventQuery",
     "cuEventSynchronize", "cuEventDestroy", "cuEventDestroy_v2", "cuEventElapsedTime", "cuEventElapsedTime_v2",
     "cuStreamWaitEvent", "cuStreamWaitEvent_ptsz", "cuStreamSynchronize", "cuStreamSynchronize_ptsz",
@@ -178,7 +180,7 @@ def stubs(classes: dict[str, str]) -> str:
         }
         if kind in bodies:
             out.append(f".globl {name}\n.type {name}, @function\n.p2align 4\n{name}:\n{bodies[kind]}\n.size {name}, .-{name}")
-    # The index of the function lies on the stack.
+    # The index of the function lies on the stack; what is called gets it as well.
     for label, call in (("sluice_first_call", "sluice_fill_driver_table"), ("sluice_drain", "sluice_flush_submissions")):
         out += jump_after(label, call)
     out.append(f".globl sluice_missing\n.hidden sluice_missing\nsluice_missing:\n  mov ${NOT_FOUND}, %eax\n  ret")
@@ -195,13 +197,14 @@ def stubs(classes: dict[str, str]) -> str:
 
 
 def jump_after(label: str, call: str) -> list[str]:
-    """Assembly that calls a function without parameters, then jumps to the entry point whose index lies on the stack."""
+    """Assembly that calls a function with the index that lies on the stack, then jumps to the entry point of that index."""
     out = [f".p2align 4\n{label}:"]
     saved = ("rdi", "rsi", "rdx", "rcx", "r8", "r9", "rax")
     # On entry the index lies above the return address: 16 bytes, and 7 registers more leave the stack 8 off.
     out += [f"  push %{register}" for register in saved]
     out.append("  sub $136, %rsp")
     out += [f"  movups %xmm{i}, {16 * i}(%rsp)" for i in range(8)]
+    out.append(f"  mov {136 + 8 * len(saved)}(%rsp), %edi")
     out.append(f"  call {call}")
     out += [f"  movups {16 * i}(%rsp), %xmm{i}" for i in range(8)]
     out.append("  add $136, %rsp")

@@ -272,13 +272,6 @@ CUresult launch_configured(symbol which, bool per_thread, CUlaunchConfig const* 
                 submit);
 }
 
-/// Kernels of a module or library have gone.
-CUresult unload(CUresult result) {
-  forget_layouts();
-  forget_kinds_of_calls();
-  return result;
-}
-
 }  // namespace
 
 #define SLUICE_LAUNCHES(suffix, per_thread)                                                        \
@@ -324,13 +317,3 @@ CUresult unload(CUresult result) {
 
 SLUICE_LAUNCHES(, false)
 SLUICE_LAUNCHES(_ptsz, true)
-
-SLUICE_DRIVER_CALL CUresult cuModuleUnload(CUmodule module) {
-  flush_if_deferring();
-  return unload(real<CUresult (*)(CUmodule)>(symbol::of_cuModuleUnload)(module));
-}
-
-SLUICE_DRIVER_CALL CUresult cuLibraryUnload(CUlibrary library) {
-  flush_if_deferring();
-  return unload(real<CUresult (*)(CUlibrary)>(symbol::of_cuLibraryUnload)(library));
-}

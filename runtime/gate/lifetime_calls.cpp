@@ -9,7 +9,7 @@ namespace {
 
 CUresult destroy_stream(symbol which, CUstream stream) {
   if (!the_gate().inert()) {
-    flush_if_deferring();
+    flush_if_deferring(which);
     forget_capture(stream);
     streams().forget_stream(stream);
   }
@@ -18,7 +18,7 @@ CUresult destroy_stream(symbol which, CUstream stream) {
 
 CUresult destroy_context(symbol which, CUcontext context) {
   if (!the_gate().inert()) {
-    flush_if_deferring();
+    flush_if_deferring(which);
     end_submissions(context);
     streams().forget_context(context);
   }
@@ -26,7 +26,7 @@ CUresult destroy_context(symbol which, CUcontext context) {
 }
 
 CUresult release_device(symbol which, CUdevice device) {
-  flush_if_deferring();
+  flush_if_deferring(which);
   CUresult const result = real<CUresult (*)(CUdevice)>(which)(device);
   if (!the_gate().inert() && !driver::primary_context_is_active(device)) {
     end_submissions_on(device);

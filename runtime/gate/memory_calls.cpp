@@ -74,7 +74,7 @@ SLUICE_DRIVER_CALL CUresult cuMemAllocPitch_v2(CUdeviceptr* address, std::size_t
 }
 
 SLUICE_DRIVER_CALL CUresult cuMemFree_v2(CUdeviceptr address) {
-  flush_if_deferring();
+  flush_if_deferring(symbol::of_cuMemFree_v2);
   sluice_runtime_api const* runtime = address != 0 ? sharing_runtime() : nullptr;
   allocation found;
   if (runtime != nullptr && find_in_pool(address, found)) {

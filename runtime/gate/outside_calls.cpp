@@ -32,14 +32,14 @@ CUresult tell_of_async_memory(CUresult result) {
 }
 
 CUresult allocate_async(symbol which, CUdeviceptr* address, std::size_t bytes, CUstream stream) {
-  flush_if_deferring();
+  flush_if_deferring(which);
   using driver_function = CUresult (*)(CUdeviceptr*, std::size_t, CUstream);
   return tell_of_async_memory(real<driver_function>(which)(address, bytes, stream));
 }
 
 CUresult allocate_from_pool_async(symbol which, CUdeviceptr* address, std::size_t bytes,
                                   CUmemoryPool pool, CUstream stream) {
-  flush_if_deferring();
+  flush_if_deferring(which);
   using driver_function = CUresult (*)(CUdeviceptr*, std::size_t, CUmemoryPool, CUstream);
   return tell_of_async_memory(real<driver_function>(which)(address, bytes, pool, stream));
 }

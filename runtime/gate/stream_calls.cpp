@@ -16,13 +16,13 @@ bool queues_matter() {
 
 /// The queue that a call on that stream has to join; nullptr if it has to go straight, which it may
 /// now.
-submission_queue* queue_to_join(stream_use where) {
+submission_queue* queue_to_join(symbol which, stream_use where) {
   if (!queues_matter()) {
     return nullptr;
   }
   submission_queue* const queue = queue_for(where);
   if (queue == nullptr) {
-    flush_submissions();
+    flush_submissions(which);
   }
   return queue != nullptr && queue->is_empty() ? nullptr : queue;
 }
@@ -41,12 +41,12 @@ CUresult in_turn(submission_queue* queue, stream_use where, CUevent event, bool 
 }
 
 template <typename Submit>
-CUresult record(stream_use where, CUevent event, Submit const& submit) {
-  return in_turn(queue_to_join(where), where, event, true, submit);
+CUresult record(symbol which, stream_use where, CUevent event, Submit const& submit) {
+  return in_turn(queue_to_join(which, where), where, event, true, submit);
 }
 
 CUresult wait_for_event(stream_use where, CUevent event, unsigned flags, symbol which) {
-  submission_queue* const queue = queue_to_join(where);
+  submission_queue* const queue = queue_to_join(which, where);
   if (queues_matter() && (queue == nullptr || !queue->uses_event(event))) {
     flush_record(event);  // it may lie in the queue of another context
   }
@@ -71,7 +71,7 @@ CUresult synchronise_context(symbol which, CUcontext context) {
   if (!queues_matter()) {
     return wait();
   }
-  flush_submissions();
+  flush_submissions(which);
   return wait_after_flush(wait);
 }
 
@@ -93,7 +93,7 @@ CUresult query_stream(symbol which, stream_use where) {
 
 CUresult destroy_event(symbol which, CUevent event) {
   if (queues_matter() && event_is_in_use(event)) {
-    flush_submissions();
+    flush_submissions(which);
   }
   return real<CUresult (*)(CUevent)>(which)(event);
 }
@@ -154,34 +154,34 @@ void forget_capture(CUstream stream) {
 
 }  // namespace sluice::gate
 
-#define SLUICE_STREAM_CALLS(suffix, per_thread)                                               \
-  SLUICE_DRIVER_CALL CUresult cuEventRecord##suffix(CUevent event, CUstream stream) {         \
-    return record({stream, per_thread}, event, [=] {                                          \
-      return real<CUresult (*)(CUevent, CUstream)>(symbol::of_cuEventRecord##suffix)(event,   \
-                                                                                     stream); \
-    });                                                                                       \
-  }                                                                                           \
-  SLUICE_DRIVER_CALL CUresult cuEventRecordWithFlags##suffix(CUevent event, CUstream stream,  \
-                                                             unsigned flags) {                \
-    return record({stream, per_thread}, event, [=] {                                          \
-      using driver_function = CUresult (*)(CUevent, CUstream, unsigned);                      \
-      return real<driver_function>(symbol::of_cuEventRecordWithFlags##suffix)(event, stream,  \
-                                                                              flags);         \
-    });                                                                                       \
-  }                                                                                           \
-  SLUICE_DRIVER_CALL CUresult cuStreamWaitEvent##suffix(CUstream stream, CUevent event,       \
-                                                        unsigned flags) {                     \
-    return wait_for_event({stream, per_thread}, event, flags,                                 \
-                          symbol::of_cuStreamWaitEvent##suffix);                              \
-  }                                                                                           \
-  SLUICE_DRIVER_CALL CUresult cuStreamSynchronize##suffix(CUstream stream) {                  \
-    return synchronise_stream(symbol::of_cuStreamSynchronize##suffix, {stream, per_thread});  \
-  }                                                                                           \
-  SLUICE_DRIVER_CALL CUresult cuStreamQuery##suffix(CUstream stream) {                        \
-    return query_stream(symbol::of_cuStreamQuery##suffix, {stream, per_thread});              \
-  }                                                                                           \
-  SLUICE_DRIVER_CALL CUresult cuStreamEndCapture##suffix(CUstream stream, CUgraph* graph) {   \
-    return end_capture(symbol::of_cuStreamEndCapture##suffix, stream, graph);                 \
+#define SLUICE_STREAM_CALLS(suffix, per_thread)                                                 \
+  SLUICE_DRIVER_CALL CUresult cuEventRecord##suffix(CUevent event, CUstream stream) {           \
+    return record(symbol::of_cuEventRecord##suffix, {stream, per_thread}, event, [=] {          \
+      return real<CUresult (*)(CUevent, CUstream)>(symbol::of_cuEventRecord##suffix)(event,     \
+                                                                                     stream);   \
+    });                                                                                         \
+  }                                                                                             \
+  SLUICE_DRIVER_CALL CUresult cuEventRecordWithFlags##suffix(CUevent event, CUstream stream,    \
+                                                             unsigned flags) {                  \
+    return record(symbol::of_cuEventRecordWithFlags##suffix, {stream, per_thread}, event, [=] { \
+      using driver_function = CUresult (*)(CUevent, CUstream, unsigned);                        \
+      return real<driver_function>(symbol::of_cuEventRecordWithFlags##suffix)(event, stream,    \
+                                                                              flags);           \
+    });                                                                                         \
+  }                                                                                             \
+  SLUICE_DRIVER_CALL CUresult cuStreamWaitEvent##suffix(CUstream stream, CUevent event,         \
+                                                        unsigned flags) {                       \
+    return wait_for_event({stream, per_thread}, event, flags,                                   \
+                          symbol::of_cuStreamWaitEvent##suffix);                                \
+  }                                                                                             \
+  SLUICE_DRIVER_CALL CUresult cuStreamSynchronize##suffix(CUstream stream) {                    \
+    return synchronise_stream(symbol::of_cuStreamSynchronize##suffix, {stream, per_thread});    \
+  }                                                                                             \
+  SLUICE_DRIVER_CALL CUresult cuStreamQuery##suffix(CUstream stream) {                          \
+    return query_stream(symbol::of_cuStreamQuery##suffix, {stream, per_thread});                \
+  }                                                                                             \
+  SLUICE_DRIVER_CALL CUresult cuStreamEndCapture##suffix(CUstream stream, CUgraph* graph) {     \
+    return end_capture(symbol::of_cuStreamEndCapture##suffix, stream, graph);                   \
   }
 
 SLUICE_STREAM_CALLS(, false)

@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <csignal>
 
@@ -43,6 +44,7 @@ struct queue_node {
 
 constinit std::atomic<queue_node*> queues{nullptr};
 constinit std::mutex adding;
+constinit std::array<flush_count, symbol_count> flushes{};
 
 template <typename Each>
 void for_each_queue(Each each) {
@@ -282,10 +284,23 @@ submission_queue* submissions_of_current_context() {
   return &node->queue;
 }
 
-void flush_submissions() noexcept {
-  if (takes_part(this_thread())) {
-    for_each_queue([](submission_queue& one) { one.flush(); });
+void flush_submissions(std::optional<symbol> cause) noexcept {
+  bool all_made = true;
+  for_each_queue([&](submission_queue& one) { all_made = all_made && one.is_empty(); });
+  if (all_made || !takes_part(this_thread())) {
+    return;
   }
+  std::int64_t const begun = monotonic_ns();
+  for_each_queue([](submission_queue& one) { one.flush(); });
+  if (cause.has_value()) {
+    flush_count& count = flushes[static_cast<std::size_t>(*cause)];
+    count.times.fetch_add(1, std::memory_order_relaxed);
+    count.waited_ns.fetch_add(monotonic_ns() - begun, std::memory_order_relaxed);
+  }
+}
+
+flush_count const& flushes_by(symbol cause) noexcept {
+  return flushes[static_cast<std::size_t>(cause)];
 }
 
 CUresult take_submission_error() noexcept {

@@ -29,6 +29,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <type_traits>
 #include <unordered_map>
 #include <unordered_set>
@@ -215,8 +216,14 @@ class submission_queue {
 
 /// The queue of the current context, made at its first use; nullptr without a context.
 [[nodiscard]] submission_queue* submissions_of_current_context();
-/// Flushes all queues. Nothing for threads that take no part in gating.
-void flush_submissions() noexcept;
+/// Flushes all queues, for a call of that function. Nothing for threads that take no part in gating.
+void flush_submissions(std::optional<symbol> cause) noexcept;
+/// How often calls of one function have had to wait for that, and how long.
+struct flush_count {
+  std::atomic<std::uint64_t> times{0};
+  std::atomic<std::int64_t> waited_ns{0};
+};
+[[nodiscard]] flush_count const& flushes_by(symbol cause) noexcept;
 /// The first error that any queue holds; see `take_error`.
 [[nodiscard]] CUresult take_submission_error() noexcept;
 /// Whether no queue holds anything; only once run-ahead is no longer bounded does it stay so.

@@ -53,8 +53,23 @@ constexpr sluice_gate_api table = {
     .demand_answered = [](uint64_t demand) { the_gate().demand_answered(demand); },
     .demand_seen = []() -> int64_t { return the_gate().demand_seen_ns(); },
     .set_deferred = [](int deferred) { the_gate().set_deferred(deferred != 0); },
-    .flush = [] { flush_if_deferring(); },
+    .flush =
+        [] {
+          if (the_gate().deferring()) {
+            flush_submissions(std::nullopt);
+          }
+        },
     .deferred = []() -> uint64_t { return deferred_calls(); },
+    .flushes =
+        [](size_t index, sluice_gate_flushes* of) {
+          if (index >= symbol_count) {
+            return 0;
+          }
+          flush_count const& found = flushes_by(static_cast<symbol>(index));
+          *of = {symbols[index].name, found.times.load(std::memory_order_relaxed),
+                 found.waited_ns.load(std::memory_order_relaxed)};
+          return 1;
+        },
 };
 
 }  // namespace
