@@ -54,9 +54,10 @@ class PoolMemory:
             yield
         finally:
             self._arena.leave()
-        if not self.runtime.commit_begin():
+        if not self.runtime.commit_begin(0):
             raise SystemExit("the arena was lost though nothing asked for memory")
         self.runtime.commit_end(samples, self._arena.outlived())
+        self.runtime.commit_settle()
 
 
 def held_bytes() -> int:

@@ -118,7 +118,7 @@ class trainer {
       }
       watch_.doing(activity::committing);
       ::poll(nullptr, 0, static_cast<int>(random_() % 2));  // others touch it meanwhile
-      committed = memory().commit_begin();
+      committed = memory().commit_begin(false) == sluice::step::commit_start::begun;
     } catch (error const& why) {
       if (why.kind() != error_kind::cancelled && why.kind() != error_kind::out_of_memory) {
         throw;

@@ -110,7 +110,7 @@ class trainer {
                    ends[1] == mark && intact;
         });
       }
-      committed = memory().commit_begin();
+      committed = memory().commit_begin(false) == sluice::step::commit_start::begun;
       if (committed && !intact) {
         throw error{error_kind::internal, "a committed micro-batch has lost its contents"};
       }

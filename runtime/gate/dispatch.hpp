@@ -85,6 +85,9 @@ template <typename Submit>
     }
   }
   if (taking_part) {
+    if (the_commit().is_dropped(self.commit)) [[unlikely]] {
+      return call.droppable ? CUDA_SUCCESS : CUDA_ERROR_NOT_PERMITTED;
+    }
     if (CUresult const refused = at.enter(self, call.work); refused != CUDA_SUCCESS) {
       // Libraries such as cuBLAS and cuDNN remember a failed launch, and hold it against the next,
       // sound one: what an aborted micro-batch may leave undone succeeds without being done.
@@ -121,11 +124,12 @@ template <typename Submit, typename Defer>
   if (!at.deferring() || !takes_part(self)) [[likely]] {
     return dispatch(call, submit);
   }
-  if (self.expendable && call.droppable && at.aborting()) {
+  bool const aborted = self.expendable && at.aborting();
+  if (call.droppable && (aborted || the_commit().is_dropped(self.commit))) {
     return CUDA_SUCCESS;  // dropped, and so are those before it
   }
   submission_queue* const queue = queue_for(call.work.stream);
-  if (queue == nullptr) {
+  if (queue == nullptr || (self.commit != 0 && !the_commit().lies_in(queue))) {
     return dispatch(call, submit);
   }
   if (CUresult const earlier = queue->take_error(); earlier != CUDA_SUCCESS) {

@@ -84,6 +84,16 @@ struct sluice_gate_api {
   uint64_t (*deferred)(void);
   /* The same by function, for indices from 0 until it returns 0. */
   int (*flushes)(size_t index, struct sluice_gate_flushes* of);
+  /* Leaves the calling thread's commit to the gate's thread. When that has made, or dropped, all that
+   * was left to it before, it calls `decide`: 1, and what this thread launches until commit_settle()
+   * is made; 0, and none of it is, as if the thread were expendable and aborting. Returns 0 if
+   * nothing lies there: then decide at once. */
+  int (*commit_begin)(int (*decide)(void* of), void* of);
+  /* Ends the commit. `made` is called when all of it has been made. */
+  void (*commit_end)(void (*made)(void* of), void* of);
+  /* Waits for that. 1: made; 0: dropped. Until then other calls of this thread, the optimizer's,
+   * share the commit's fate. */
+  int (*commit_settle)(void);
 };
 
 enum sluice_alloc_status {

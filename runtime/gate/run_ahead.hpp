@@ -7,7 +7,8 @@
 ///   launched   ── 40 µs ── 25 µs ── [event] ── 60 µs ── 30 µs ── [event] ── 20 µs
 ///                                                                               ▲ end()
 ///
-/// What stands between two events is a group. A launch that is long, or that is to be measured, is a
+/// The first launch that has not ended is the unit that is executing; what lies behind it is what a
+/// pause would wait for besides. What stands between two events is a group. A launch that is long, or that is to be measured, is a
 /// group of its own: then the event tells when it ended, and the two around it how long it took.
 ///
 /// Pure: it takes the time and the news as arguments, and calls no driver. Times are CLOCK_MONOTONIC
@@ -37,18 +38,17 @@ class run_ahead {
 
   /// When all that was launched is predicted to be done.
   [[nodiscard]] std::int64_t end() const noexcept { return end_ns_; }
-  /// Whether work that takes so long may follow: all of it together stays within `bound`, or there is
-  /// next to nothing before it. So a unit longer than the bound never waits behind another.
-  [[nodiscard]] bool has_room(std::int64_t now, nanoseconds takes,
-                              nanoseconds bound) const noexcept;
+  /// Whether work that takes so long may follow: with it no more than `bound` waits behind the unit
+  /// that is executing, or nothing does and that unit is about to end. So what is longer than the
+  /// bound is given to the device alone, just in time.
+  [[nodiscard]] bool has_room(std::int64_t now, nanoseconds takes, nanoseconds bound) noexcept;
   /// The oldest marker that has not been seen to have happened; nullptr if there is none.
   [[nodiscard]] group_marker const* oldest() const noexcept {
     return markers_.empty() ? nullptr : &markers_.front();
   }
   /// Whether asking for the oldest marker is worth it: it should have happened by now, or there is
   /// no room without its having happened early.
-  [[nodiscard]] bool should_ask(std::int64_t now, nanoseconds takes,
-                                nanoseconds bound) const noexcept;
+  [[nodiscard]] bool should_ask(std::int64_t now, nanoseconds takes, nanoseconds bound) noexcept;
 
   /// The oldest marker has happened. Returns it: it is no longer among ours.
   group_marker happened(std::int64_t now);
@@ -76,6 +76,8 @@ class run_ahead {
   void shift(std::int64_t by) noexcept;
 
   std::deque<group_marker> markers_;
+  std::deque<std::int64_t> unit_ends_;  // of launches that have not ended yet, less `shifted_ns_`
+  std::int64_t shifted_ns_ = 0;         // by which all of them have moved
   std::int64_t end_ns_ = 0;
   nanoseconds unmarked_work_{};
   unsigned unmarked_ = 0;  // launches since the last event

@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <functional>
 #include <utility>
 
@@ -42,9 +43,14 @@ constexpr nanoseconds predicted(durations::estimate const& known, nanoseconds bo
   return known.measured > 0 ? known.mean : bound / 4;
 }
 
-/// Work between two events: few events cost little, many tell sooner that the prediction was wrong.
-constexpr nanoseconds spacing_of(nanoseconds bound) {
-  return bound / 3;
+/// Work between two events. One costs the device 2–3 µs, and over so much work the prediction is wrong
+/// by 10–25 µs.
+constexpr nanoseconds spacing{1'000'000};
+
+/// A unit that is longer than this has an event before and behind it, so that a pause can tell when it
+/// ended.
+constexpr nanoseconds long_unit(nanoseconds bound) {
+  return std::max(bound, nanoseconds{250'000});
 }
 
 }  // namespace
@@ -132,7 +138,7 @@ bool stream_registry::has_room(thread_slot& self, planned_work const& work, nano
   }
   state->measure_next_ =
       known.measured < enough_measurements || ++state->launches_ % measure_every == 0;
-  bool const stands_alone = state->measure_next_ || takes >= spacing_of(bound);
+  bool const stands_alone = state->measure_next_ || takes >= long_unit(bound);
   bool const device_idles = state->ahead_.end() <= now;
   if (stands_alone && (device_idles || !state->ahead_.ends_with_marker())) {
     put_marker(*state, 0);
@@ -198,9 +204,10 @@ void stream_registry::launched(stream_state& state, work_key kind, nanoseconds b
   if (!bounded) {
     return;
   }
-  state.ahead_.launched(monotonic_ns(), predicted(durations_.of(kind), bound));
-  if (std::exchange(state.measure_next_, false) ||
-      state.ahead_.unmarked_work() >= spacing_of(bound)) {
+  nanoseconds const takes = predicted(durations_.of(kind), bound);
+  state.ahead_.launched(monotonic_ns(), takes);
+  bool const stands_alone = std::exchange(state.measure_next_, false) || takes >= long_unit(bound);
+  if (stands_alone || state.ahead_.unmarked_work() >= spacing) {
     put_marker(state, state.ahead_.is_alone() ? kind : 0);
   }
 }

@@ -44,6 +44,7 @@ struct queue_node {
 
 constinit std::atomic<queue_node*> queues{nullptr};
 constinit std::mutex adding;
+constinit queued_commit process_commit;
 constinit std::array<flush_count, symbol_count> flushes{};
 
 template <typename Each>
@@ -120,8 +121,10 @@ deferred_call* submission_queue::reserve(std::unique_lock<std::mutex>& lock, kin
   }
 }
 
-void submission_queue::publish(deferred_call& place, thread_slot const& self, named_event named) {
-  place.enters = named.event == nullptr;
+std::uint64_t submission_queue::publish(deferred_call& place, thread_slot const& self,
+                                        named_event named) {
+  place.enters = !named.beside_gate;
+  place.commit = self.commit;
   place.protect = self.protect;
   place.expendable = self.expendable;
   place.aborts = the_gate().aborts();
@@ -142,6 +145,7 @@ void submission_queue::publish(deferred_call& place, thread_slot const& self, na
     came_.fetch_add(1, std::memory_order_release);
     futex_wake(came_);
   }
+  return number;
 }
 
 void submission_queue::accept(kind_of_call kind) {
@@ -223,9 +227,10 @@ CUresult submission_queue::make(thread_slot& self, deferred_call& call) {
   }
   gate& at = the_gate();
   auto const stale = [&] { return call.expendable && call.aborts != at.aborts(); };
-  self.protect = call.protect;
+  self.protect = call.protect || (the_commit().is_going() && the_commit().lies_in(this));
   self.expendable = call.expendable;
-  if (stale() || at.enter(self, call.work) != CUDA_SUCCESS) {
+  if (the_commit().is_dropped(call.commit) || stale() ||
+      at.enter(self, call.work) != CUDA_SUCCESS) {
     return CUDA_SUCCESS;  // dropped: it succeeds undone
   }
   // Whoever ends an abort has counted it before, so that seen from inside the answer is final.
@@ -260,6 +265,60 @@ void submission_queue::end() {
   std::lock_guard const guard{mutex_};
   context_.store(nullptr, std::memory_order_release);
   calls_ = nullptr;
+}
+
+bool queued_commit::begin(int (*decide)(void* of), void* of) {
+  thread_slot& self = this_thread();
+  submission_queue* const queue =
+      the_gate().deferring() && takes_part(self) ? submissions_of_current_context() : nullptr;
+  submission_queue* none = nullptr;
+  if (queue == nullptr || !queue_.compare_exchange_strong(none, queue, std::memory_order_acq_rel)) {
+    return false;
+  }
+  std::uint32_t const number = ++last_ != 0 ? last_ : ++last_;
+  auto const reached = [this, number, decide, of] {
+    if (decide(of) != 0) {
+      going_.store(true, std::memory_order_release);
+    } else {
+      dropped_.store(number, std::memory_order_release);
+    }
+    return CUDA_SUCCESS;
+  };
+  if (queue->push_step(self, true, reached) == 0) {
+    queue_.store(nullptr, std::memory_order_release);
+    return false;
+  }
+  self.commit = number;
+  return true;
+}
+
+void queued_commit::close(void (*made)(void* of), void* of) {
+  submission_queue& queue = *queue_.load(std::memory_order_relaxed);
+  auto const reached = [this, made, of] {
+    if (going_.load(std::memory_order_relaxed)) {
+      made(of);
+      going_.store(false, std::memory_order_release);
+    }
+    return CUDA_SUCCESS;
+  };
+  end_ = queue.push_step(this_thread(), false, reached);
+  if (end_ == 0) {  // the bound was lifted: calls go straight, after those that lie there
+    queue.flush();
+    static_cast<void>(reached());
+  }
+}
+
+bool queued_commit::settle() {
+  queue_.load(std::memory_order_relaxed)->flush_to(end_);
+  thread_slot& self = this_thread();
+  bool const made = !is_dropped(self.commit);
+  self.commit = 0;
+  queue_.store(nullptr, std::memory_order_release);
+  return made;
+}
+
+queued_commit& the_commit() noexcept {
+  return process_commit;
 }
 
 submission_queue* submissions_of_current_context() {

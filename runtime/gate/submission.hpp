@@ -13,6 +13,9 @@
 /// accepted before it has been made. The submitter passes the gate like any thread, with the
 /// exemptions of the thread that made the call.
 ///
+/// A commit can be left as well, before it is known whether the micro-batch keeps its memory: see
+/// `queued_commit`.
+///
 /// Only calls are taken that the driver has accepted before in that form (`kind_of_call`), so that
 /// what it refuses for its form is refused at once, in the call. Another error is kept, and is the
 /// result of the next call that may have one; so are the errors of a kernel.
@@ -48,10 +51,11 @@ inline constexpr kind_of_call any_kind = 0;
 /// A call with its parameters by value.
 struct deferred_call {
   planned_work work;
-  bool enters = true;  ///< false: records an event or waits for one, which no closed gate holds
+  bool enters = true;  ///< false: an event, or a step of a commit, which no closed gate holds
   bool protect = false;
   bool expendable = false;
   std::uint64_t aborts = 0;  ///< of the gate, when it was accepted
+  std::uint32_t commit = 0;  ///< that it belongs to
   CUresult (*make)(std::byte* parameters) = nullptr;
   std::unique_ptr<std::byte[]> parameters;
   std::size_t room = 0;  ///< bytes at `parameters`
@@ -94,19 +98,26 @@ class submission_queue {
   template <typename Call>
   [[nodiscard]] bool push(thread_slot const& self, planned_work const& work, kind_of_call kind,
                           Call const& call) {
-    return push_copy(self, work, kind, call, {});
+    return push_copy(self, work, kind, call, {}) != 0;
   }
   /// The same for parameters of any length, which `fill` writes.
   template <typename Fill>
   [[nodiscard]] bool push(thread_slot const& self, planned_work const& work, kind_of_call kind,
                           std::size_t bytes, CUresult (*caller)(std::byte*), Fill const& fill) {
-    return push(self, work, kind, bytes, caller, fill, {});
+    return push(self, work, kind, bytes, caller, fill, {}) != 0;
+  }
+  /// Takes something that the submitter is to do beside the gate. Returns its number, 0 if it is not
+  /// taken: nothing lies in the queue and `behind_others` asks for that, or run-ahead is not bounded.
+  template <typename Call>
+  [[nodiscard]] std::uint64_t push_step(thread_slot const& self, bool behind_others,
+                                        Call const& call) {
+    return push_copy(self, {}, any_kind, call, {nullptr, false, true}, behind_others);
   }
   /// Takes the record of an event on a stream, or a stream's wait for one.
   template <typename Call>
   [[nodiscard]] bool push_event(thread_slot const& self, stream_use where, CUevent event,
                                 bool records, Call const& call) {
-    return push_copy(self, {where, 0}, any_kind, call, {event, records});
+    return push_copy(self, {where, 0}, any_kind, call, {event, records, true}) != 0;
   }
 
   /// The driver has accepted a call of that kind.
@@ -116,6 +127,8 @@ class submission_queue {
 
   /// Waits until all that was accepted before has been made, or dropped.
   void flush() { await(accepted_.load(std::memory_order_acquire)); }
+  /// The same up to the call of that number.
+  void flush_to(std::uint64_t number) { await(number); }
   /// The same up to the last record of that event, or up to the last use of the stream.
   void flush_record(CUevent event) { await(last_use(event).recorded); }
   void flush_stream(stream_use where) { await(last_call_on(where)); }
@@ -148,39 +161,41 @@ class submission_queue {
     std::uint64_t used = 0;      ///< and of the last call that names it
   };
 
-  /// The event that a call records or waits for; nullptr: it does neither, and enters the gate.
   struct named_event {
-    CUevent event = nullptr;
+    CUevent event = nullptr;  ///< that the call records or waits for
     bool records = false;
+    bool beside_gate = false;  ///< the call puts no work on the device
   };
 
   template <typename Call>
-  [[nodiscard]] bool push_copy(thread_slot const& self, planned_work const& work, kind_of_call kind,
-                               Call const& call, named_event named) {
+  [[nodiscard]] std::uint64_t push_copy(thread_slot const& self, planned_work const& work,
+                                        kind_of_call kind, Call const& call, named_event named,
+                                        bool behind_others = false) {
     static_assert(std::is_trivially_copyable_v<Call> && std::is_trivially_destructible_v<Call>);
     return push(
         self, work, kind, sizeof(Call),
         [](std::byte* at) { return (*reinterpret_cast<Call*>(at))(); },
         [&call](std::byte* at) { std::memcpy(at, static_cast<void const*>(&call), sizeof(Call)); },
-        named);
+        named, behind_others);
   }
+  /// The call's number, or 0.
   template <typename Fill>
-  [[nodiscard]] bool push(thread_slot const& self, planned_work const& work, kind_of_call kind,
-                          std::size_t bytes, CUresult (*caller)(std::byte*), Fill const& fill,
-                          named_event named) {
+  [[nodiscard]] std::uint64_t push(thread_slot const& self, planned_work const& work,
+                                   kind_of_call kind, std::size_t bytes,
+                                   CUresult (*caller)(std::byte*), Fill const& fill,
+                                   named_event named, bool behind_others = false) {
     std::unique_lock lock{mutex_};
     deferred_call* const place = reserve(lock, kind);
-    if (place == nullptr) {
-      return false;
+    if (place == nullptr || (behind_others && is_empty())) {
+      return 0;
     }
     fill(place->make_room(bytes));
     place->work = work;
     place->make = caller;
-    publish(*place, self, named);
-    return true;
+    return publish(*place, self, named);
   }
   [[nodiscard]] deferred_call* reserve(std::unique_lock<std::mutex>& lock, kind_of_call kind);
-  void publish(deferred_call& place, thread_slot const& self, named_event named);
+  std::uint64_t publish(deferred_call& place, thread_slot const& self, named_event named);
   /// Numbers of calls; 0, which has always been made, if nothing is known.
   [[nodiscard]] event_use last_use(CUevent event);
   [[nodiscard]] std::uint64_t last_call_on(stream_use where);
@@ -191,7 +206,7 @@ class submission_queue {
   }
   void run();
   [[nodiscard]] bool await_call();
-  [[nodiscard]] static CUresult make(thread_slot& self, deferred_call& call);
+  [[nodiscard]] CUresult make(thread_slot& self, deferred_call& call);
   void finished();
 
   std::atomic<CUcontext> context_;
@@ -213,6 +228,47 @@ class submission_queue {
   std::unordered_map<void*, std::uint64_t> streams_;  // number of the last call on it
   std::size_t forget_at_ = many;
 };
+
+/// A commit that is left to the submitter. What its thread launches from its beginning until it is
+/// settled is made as a whole or not at all; which, is decided when the submitter comes to it, after
+/// everything that was launched before.
+///
+///   none ──begin──► undecided ──decide: 1──► going ──close, and made──► made ──settle: true──► none
+///                       └───────decide: 0──► dropped ──────────────────────────settle: false──► none
+///
+/// While it is going its queue's calls are protected, whoever has made them: they lie before its end.
+/// There is one at a time in a process, because there is one arena.
+///
+/// Thread-safety: `begin`, `close` and `settle` from the thread that commits; the rest from any.
+class queued_commit {
+ public:
+  /// Leaves a commit of the calling thread. False if nothing lies in the queue of its context, or
+  /// another commit is under way: then it can be decided at once.
+  [[nodiscard]] bool begin(int (*decide)(void* of), void* of);
+  /// What is launched from now on comes after the commit, but is made only with it. `made` is called
+  /// when all before has been made; not if it is dropped.
+  void close(void (*made)(void* of), void* of);
+  /// Waits until it is made, or dropped; false: dropped. The thread's calls are its own again.
+  [[nodiscard]] bool settle();
+
+  [[nodiscard]] bool is_dropped(std::uint32_t which) const noexcept {
+    return which != 0 && dropped_.load(std::memory_order_acquire) == which;
+  }
+  /// Whether the calls of a thread whose context's queue is `queue` can be left there.
+  [[nodiscard]] bool lies_in(submission_queue const* queue) const noexcept {
+    return queue_.load(std::memory_order_acquire) == queue;
+  }
+  [[nodiscard]] bool is_going() const noexcept { return going_.load(std::memory_order_acquire); }
+
+ private:
+  std::atomic<submission_queue*> queue_{nullptr};  // not null from `begin` to `settle`
+  std::atomic<std::uint32_t> dropped_{0};          // the last that was dropped
+  std::atomic<bool> going_{false};                 // written by the submitter
+  std::uint32_t last_ = 0;
+  std::uint64_t end_ = 0;  // number of the step that ends it
+};
+/// The process's one.
+[[nodiscard]] queued_commit& the_commit() noexcept;
 
 /// The queue of the current context, made at its first use; nullptr without a context.
 [[nodiscard]] submission_queue* submissions_of_current_context();

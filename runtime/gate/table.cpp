@@ -70,6 +70,11 @@ constexpr sluice_gate_api table = {
                  found.waited_ns.load(std::memory_order_relaxed)};
           return 1;
         },
+    .commit_begin = [](int (*decide)(void*), void* of) -> int {
+      return the_commit().begin(decide, of) ? 1 : 0;
+    },
+    .commit_end = [](void (*made)(void*), void* of) { the_commit().close(made, of); },
+    .commit_settle = []() -> int { return the_commit().settle() ? 1 : 0; },
 };
 
 }  // namespace

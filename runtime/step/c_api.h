@@ -5,9 +5,11 @@
  *
  * One micro-batch:
  *
- *   begin ─► forward, backward ─► commit_begin ──1──► add gradients ─► commit_end
- *                  │                    └──0──► discard      memory was taken away: run it again
+ *   begin ─► forward, backward ─► commit_begin ─1,2─► add gradients ─► commit_end ─► commit_settle ──1──► it counts
+ *                  │                    └──0──► discard                                    └──0──► discard
  *                  └── exception ─► discard
+ *
+ * A discarded micro-batch had its memory taken away: run it again.
  */
 /* C has its own names and headers. */
 /* NOLINTBEGIN(modernize-*,readability-identifier-naming) */
@@ -53,11 +55,15 @@ SLUICE_EXPORT int sluice_begin(uint32_t micro_batch, uint32_t global_batch);
  * revoked one. */
 SLUICE_EXPORT uint64_t sluice_generation(void);
 SLUICE_EXPORT int sluice_arena_state(void);
-/* 1: the micro-batch is whole and protected until sluice_commit_end; 0: discard it. */
-SLUICE_EXPORT int sluice_commit_begin(void);
+/* 1: the micro-batch is whole and protected until sluice_commit_end; 0: discard it. 2, only if it
+ * `may_defer`: sluice_commit_settle will tell. */
+SLUICE_EXPORT int sluice_commit_begin(int may_defer);
 /* `outlived`: on CUDA, whether something made in the micro-batch lives on; its arena is then kept
  * for it, and not handed over any more. */
 SLUICE_EXPORT void sluice_commit_end(uint32_t samples, int outlived);
+/* 1: the commit counts. 0: discard the micro-batch; nothing that the thread has launched since
+ * sluice_commit_begin has been done. */
+SLUICE_EXPORT int sluice_commit_settle(void);
 /* Ends the micro-batch without counting it; the gate lets launches through again. */
 SLUICE_EXPORT void sluice_discard(void);
 /* Allocations of discarded micro-batches that are still referenced. */

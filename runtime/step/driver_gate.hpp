@@ -19,6 +19,11 @@ class driver_gate final : public launch_gate {
   void abort_end() override { table_.abort_end(); }
   void set_urgent(bool urgent) override { table_.set_urgent(urgent ? 1 : 0); }
   void flush() override { table_.flush(); }
+  bool defer_commit(int (*decide)(void* of), void* of) override {
+    return table_.commit_begin(decide, of) != 0;
+  }
+  void end_commit(void (*made)(void* of), void* of) override { table_.commit_end(made, of); }
+  bool settle_commit() override { return table_.commit_settle() != 0; }
   [[nodiscard]] std::int64_t unit_ended_ns() const override { return table_.unit_ended(); }
   [[nodiscard]] std::int64_t demand_seen_ns() const override { return table_.demand_seen(); }
   void demand_answered(memhandover::demand const& which) override {

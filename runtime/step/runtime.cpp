@@ -47,6 +47,7 @@ struct process_state {
   backend_kind backend = backend_kind::host;
   int device = -1;
   sluice_gate_api const* gate_table = nullptr;
+  std::uint32_t samples_in_commit = 0;  // of the thread that commits alone
   std::unique_ptr<driver_gate> gate;
   std::shared_ptr<memhandover::cuda_driver const> driver;
   std::unique_ptr<training_memory> memory;
@@ -362,16 +363,19 @@ int sluice_arena_state(void) {
   return state == nullptr ? SLUICE_ARENA_SOUND : static_cast<int>(state->memory->state());
 }
 
-int sluice_commit_begin(void) {
+int sluice_commit_begin(int may_defer) {
   auto* const state = sharing();
-  if (state == nullptr || !state->memory->commit_begin()) {
+  using sluice::step::commit_start;
+  auto const start =
+      state == nullptr ? commit_start::taken_away : state->memory->commit_begin(may_defer != 0);
+  if (start == commit_start::taken_away) {
     return 0;
   }
   set_expendable(*state, false);
   if (state->gate_table != nullptr) {
     state->gate_table->protect_thread(1);
   }
-  return 1;
+  return start == commit_start::begun ? 1 : 2;
 }
 
 void sluice_commit_end(uint32_t samples, int outlived) {
@@ -379,13 +383,22 @@ void sluice_commit_end(uint32_t samples, int outlived) {
   if (state == nullptr) {
     return;
   }
-  auto& box = state->memory->client().mailbox();
-  box.samples.fetch_add(samples, std::memory_order_relaxed);
-  box.commits.fetch_add(1, std::memory_order_relaxed);
+  state->samples_in_commit = samples;
   (void)guarded([&] { state->memory->commit_end(outlived != 0); });
   if (state->gate_table != nullptr) {
     state->gate_table->protect_thread(0);
   }
+}
+
+int sluice_commit_settle(void) {
+  auto* const state = sharing();
+  if (state == nullptr || !state->memory->commit_settle()) {
+    return 0;
+  }
+  auto& box = state->memory->client().mailbox();
+  box.samples.fetch_add(state->samples_in_commit, std::memory_order_relaxed);
+  box.commits.fetch_add(1, std::memory_order_relaxed);
+  return 1;
 }
 
 void sluice_discard(void) {

@@ -103,19 +103,7 @@ memhandover::demand_answer training_memory::give_up(memhandover::demand const& w
     answer.closed_ns = answer.idle_ns = monotonic_ns();
     return answer;  // still being set up: there is nothing to give
   }
-  if (phase_ == phase::committing) {
-    // A commit is short, and what it adds up must not be lost. A compute pause lets it through
-    // meanwhile.
-    urgent_.store(true, std::memory_order_release);
-    if (options_.gate != nullptr) {
-      options_.gate->set_urgent(true);
-    }
-    commit_ended_.wait(lock, [this] { return phase_ != phase::committing; });
-    urgent_.store(false, std::memory_order_release);
-    if (options_.gate != nullptr) {
-      options_.gate->set_urgent(false);
-    }
-  }
+  await_commit_end(lock);
   ++demands_answered_;
   stock_->collect();  // a thread may not have come back for it yet
   auto* const gate = options_.gate;
@@ -144,6 +132,22 @@ memhandover::demand_answer training_memory::give_up(memhandover::demand const& w
   }
   publish();
   return answer;
+}
+
+/// A commit is short, and what it adds up must not be lost. A compute pause lets it through meanwhile.
+void training_memory::await_commit_end(std::unique_lock<std::mutex>& lock) {
+  if (phase_ != phase::committing) {
+    return;
+  }
+  auto const hurry = [this](bool on) {
+    urgent_.store(on, std::memory_order_release);
+    if (options_.gate != nullptr) {
+      options_.gate->set_urgent(on);
+    }
+  };
+  hurry(true);
+  commit_ended_.wait(lock, [this] { return phase_ != phase::committing; });
+  hurry(false);
 }
 
 /// Which of the arena's chunks go if the arena is taken and the server needs `count`. On CUDA those
@@ -237,8 +241,7 @@ void training_memory::take_arena_behind_gate(std::uint32_t count,
     if (!closed || !idle) {
       return;
     }
-    commit_ended_.wait(lock,
-                       [this] { return phase_ != phase::committing; });  // it began in between
+    await_commit_end(lock);  // it began in between
   }
   if (arena_->chunks().empty() || arena_->revoked()) {
     gate->open();

@@ -1,10 +1,12 @@
 #include "runtime/step/training_memory.hpp"
 
+#include <spdlog/spdlog.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <utility>
 
 namespace sluice::step {
 namespace {
@@ -79,6 +81,12 @@ std::unique_ptr<chunk_space> training_memory::new_arena(std::uint64_t generation
 }
 
 void training_memory::begin() {
+  if (deferred_) {  // the last commit was left without a word
+    if (commits_here) {
+      commit_end(true);
+    }
+    static_cast<void>(commit_settle());
+  }
   std::lock_guard const lock{mutex_};
   if (arena_->is_lost()) {
     replace_arena(retired_);
@@ -124,34 +132,71 @@ void training_memory::exchange_idle() {
   }
 }
 
-bool training_memory::commit_begin() {
-  if (options_.gate != nullptr) {
-    options_.gate->flush();  // while the micro-batch can still be taken away
+commit_start training_memory::commit_begin(bool may_defer) {
+  auto* const gate = options_.gate;
+  deferred_ =
+      may_defer && gate != nullptr && state() == arena_state::sound &&
+      gate->defer_commit(
+          [](void* of) { return static_cast<training_memory*>(of)->reach_commit() ? 1 : 0; }, this);
+  if (!deferred_) {
+    if (gate != nullptr) {
+      gate->flush();  // while the micro-batch can still be taken away
+    }
+    if (!reach_commit()) {
+      return commit_start::taken_away;
+    }
   }
+  commits_here = true;
+  return deferred_ ? commit_start::deferred : commit_start::begun;
+}
+
+/// All that the micro-batch has launched is with the device, or has been dropped.
+bool training_memory::reach_commit() noexcept {
   std::lock_guard const lock{mutex_};
   if (state_.load(std::memory_order_relaxed) != arena_state::sound) {
     return false;
   }
   phase_ = phase::committing;
-  commits_here = true;
   return true;
 }
 
 void training_memory::commit_end(bool outlived) {
-  if (options_.gate != nullptr) {
-    options_.gate
-        ->flush();  // what counts as committed is with the device, and reads no arena later
+  commits_here = false;
+  auto* const gate = options_.gate;
+  if (deferred_) {
+    outlives_.store(outlived, std::memory_order_relaxed);
+    gate->end_commit(
+        [](void* of) {
+          auto& self = *static_cast<training_memory*>(of);
+          self.finish_commit(self.outlives_.load(std::memory_order_relaxed));
+        },
+        this);
+    return;
   }
+  if (gate != nullptr) {
+    gate->flush();  // what counts as committed is with the device, and reads no arena later
+  }
+  finish_commit(outlived);
+}
+
+bool training_memory::commit_settle() {
+  return !std::exchange(deferred_, false) || options_.gate->settle_commit();
+}
+
+void training_memory::finish_commit(bool outlived) noexcept {
   {
     std::lock_guard const lock{mutex_};
     phase_ = phase::idle;
-    commits_here = false;
     ++turns_;
     // On the host every tensor is an allocation of its own, so one that is left outlives its
     // micro-batch. On CUDA what is left are the segments that torch's allocator keeps for the next
     // one, and only torch knows whether something lives in them.
     if ((options_.gate == nullptr || outlived) && arena_->ranges().live() > 0) {
-      replace_arena(promoted_);
+      try {
+        replace_arena(promoted_);
+      } catch (std::exception const& why) {
+        spdlog::error("what has outlived a micro-batch stays in the arena reason=\"{}\"", why.what());
+      }
     }
     publish();
   }

@@ -6,7 +6,8 @@
 ///                      └───────── discard ──► idle
 ///
 /// A demand takes the whole arena: at once while idle; while running, and the micro-batch is
-/// discarded; after commit_end while committing.
+/// discarded; after commit_end while committing. If launches are deferred, so is a commit: the phase
+/// changes when the submitter gets there, and until then the micro-batch is running.
 ///
 /// An arena that has been revoked is *retired*: its addresses are not used again while an
 /// allocation in it lives. One whose allocations outlive a commit is *promoted*: it stays mapped
@@ -49,6 +50,12 @@ class launch_gate {
   virtual void set_urgent(bool urgent) = 0;
   /// Returns when the device has been given, or has been spared by an abort, all that was launched.
   virtual void flush() {}
+  /// As `commit_begin`, `commit_end` and `commit_settle` of sluice_gate_api.
+  [[nodiscard]] virtual bool defer_commit(int (* /*decide*/)(void* of), void* /*of*/) {
+    return false;
+  }
+  virtual void end_commit(void (* /*made*/)(void* of), void* /*of*/) {}
+  [[nodiscard]] virtual bool settle_commit() { return true; }
   /// When the unit that was executing as the gate was closed had ended; 0 if that is not known.
   [[nodiscard]] virtual std::int64_t unit_ended_ns() const { return 0; }
   /// When a launching thread first saw the demand that is being answered; 0 if none did.
@@ -58,6 +65,12 @@ class launch_gate {
 };
 
 enum class arena_state { sound, revoked, starved };
+
+enum class commit_start {
+  taken_away,  ///< discard the micro-batch
+  begun,       ///< it counts
+  deferred     ///< `commit_settle` will tell
+};
 
 class training_memory {
  public:
@@ -84,11 +97,15 @@ class training_memory {
   // --- micro-batches, from the training thread
   // -----------------------------------------------------------------
   void begin();
-  /// Waits until what the micro-batch has launched is with the device. False: it was taken away.
-  [[nodiscard]] bool commit_begin();
+  /// Waits until what the micro-batch has launched is with the device; or, if the caller can undo what
+  /// it does meanwhile (`may_defer`), leaves the commit behind that.
+  [[nodiscard]] commit_start commit_begin(bool may_defer);
   /// On CUDA `outlived` says that something made in the micro-batch lives on; its arena is then kept.
   /// On the host the arena shows it.
   void commit_end(bool outlived);
+  /// After a deferred one has ended: waits until its launches have been made. False: none of them
+  /// was, because the micro-batch was taken away.
+  [[nodiscard]] bool commit_settle();
   void discard();
   [[nodiscard]] arena_state state() const noexcept {
     return state_.load(std::memory_order_acquire);
@@ -170,6 +187,9 @@ class training_memory {
                                       std::unique_lock<std::mutex>& lock);
   void let_demands_pass(std::unique_lock<std::mutex>& lock);
   [[nodiscard]] bool fill(space& where, std::size_t bytes, std::unique_lock<std::mutex>& lock);
+  [[nodiscard]] bool reach_commit() noexcept;
+  void finish_commit(bool outlived) noexcept;
+  void await_commit_end(std::unique_lock<std::mutex>& lock);
   void let_idle_go();
   void exchange_idle();
   [[nodiscard]] std::uint32_t short_for_good(std::uint32_t needed) const;
@@ -188,6 +208,8 @@ class training_memory {
   std::atomic<std::uint32_t> demands_waiting_{0};  ///< the control thread wants the lock
   std::condition_variable demand_answered_;
   enum class phase { idle, running, committing } phase_ = phase::idle;
+  bool deferred_ = false;              ///< the commit; of the thread that commits alone
+  std::atomic<bool> outlives_{false};  ///< what was made in the deferred commit's micro-batch
   std::optional<memhandover::chunk_history> history_;  ///< spaces tell it what becomes of them
   std::unique_ptr<space> arena_;
   std::unique_ptr<space> persistent_;

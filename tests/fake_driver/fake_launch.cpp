@@ -3,6 +3,8 @@
 /// Device memory is host memory, so every copy of whole ranges is the same copy. Each call has a
 /// variant whose null stream is the calling thread's.
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstring>
 #include <deque>
 #include <mutex>
@@ -21,6 +23,7 @@ struct kernel {
   fake_kernel_body body = nullptr;
   std::vector<std::size_t> sizes;
   std::chrono::nanoseconds duration{0};
+  std::array<std::atomic<int>, CU_FUNC_ATTRIBUTE_MAX> attributes{};
 
   /// Where a parameter lies in the buffer of them all: each is aligned to its size, to 8 at most.
   [[nodiscard]] std::size_t offset(std::size_t index) const {
@@ -40,8 +43,8 @@ struct kernel_list {
   std::deque<kernel> kernels;  // guarded by lock; never shrinks, its elements are handles
 };
 
-kernel const* kernel_of(CUfunction handle) {
-  return reinterpret_cast<kernel const*>(handle);
+kernel* kernel_of(CUfunction handle) {
+  return reinterpret_cast<kernel*>(handle);
 }
 
 /// The parameters of one launch, copied when it is made.
@@ -179,8 +182,31 @@ extern "C" __attribute__((visibility("default"))) void* fake_register_kernel(fak
   static kernel_list& all = *new kernel_list;  // never freed: streams outlive static objects
   std::lock_guard const guard{all.lock};
   std::vector<std::size_t> parameters(sizes, sizes + count);
-  return &all.kernels.emplace_back(
-      kernel{body, std::move(parameters), std::chrono::nanoseconds{nanoseconds}});
+  kernel& made = all.kernels.emplace_back();
+  made.body = body;
+  made.sizes = std::move(parameters);
+  made.duration = std::chrono::nanoseconds{nanoseconds};
+  return &made;
+}
+
+SLUICE_FAKE_CALL CUresult cuFuncGetAttribute(int* value, CUfunction_attribute which, CUfunction f) {
+  SLUICE_FAKE_ENTER
+  kernel* of = kernel_of(f);
+  if (value == nullptr || of == nullptr || which >= CU_FUNC_ATTRIBUTE_MAX) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  *value = of->attributes[which];
+  return CUDA_SUCCESS;
+}
+
+SLUICE_FAKE_CALL CUresult cuFuncSetAttribute(CUfunction f, CUfunction_attribute which, int value) {
+  SLUICE_FAKE_ENTER
+  kernel* of = kernel_of(f);
+  if (of == nullptr || which >= CU_FUNC_ATTRIBUTE_MAX) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  of->attributes[which] = value;
+  return CUDA_SUCCESS;
 }
 
 SLUICE_FAKE_CALL CUresult cuFuncGetParamInfo(CUfunction f, std::size_t index, std::size_t* offset,

@@ -58,4 +58,6 @@ def _refuse_optimizer_inside(optimizer: torch.optim.Optimizer, _args: Any, _kwar
                 "(register_post_accumulate_grad_hook): the step runs the optimizer after the last slice")
 
 
-register_optimizer_step_pre_hook(_refuse_optimizer_inside)
+#: Called before every step of every optimizer.
+optimizer_hook = _refuse_optimizer_inside
+register_optimizer_step_pre_hook(optimizer_hook)

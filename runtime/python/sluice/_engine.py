@@ -19,6 +19,7 @@ from sluice._micro_batch import MicroBatch, Rehearsal, refuse_survivors
 from sluice._planning import Planner
 from sluice._random import RandomState
 from sluice._trouble import Trouble
+from sluice._update import Update
 
 #: Samples of the rehearsal before the first step: two, since batch statistics need more than one.
 REHEARSAL_SAMPLES = 2
@@ -91,13 +92,14 @@ class Engine:
         return {**self.counts, "wait_seconds": self._planner.wait_seconds}
 
     def micro_batches(self, batch: tuple, losses: Losses | None = None, scaler: torch.amp.GradScaler | None = None,
-                      add: bool = False) -> Iterator[MicroBatch]:
+                      add: bool = False, update: Update | None = None) -> Iterator[MicroBatch]:
         """Yields tries until every sample has been committed; the first of all is a rehearsal, which counts for nothing.
 
         Args:
             losses: Adds up the slices' losses.
             scaler: Scales them for backward.
             add: Whether to add to the gradients that are there, instead of starting anew.
+            update: What follows, to be run by the last try before it is known to count, where that can be.
         """
         total = _batches.size_of(batch)
         if total < 1:
@@ -115,7 +117,8 @@ class Engine:
         while done < total:
             count = self._planner.next(total - done, largest)
             self.counts["micro_batch"] = count
-            micro = MicroBatch(self, _batches.cut(batch, done, done + count), count, total, losses, scaler)
+            last = update if done + count == total else None
+            micro = MicroBatch(self, _batches.cut(batch, done, done + count), count, total, losses, scaler, last)
             yield from self._tried(micro)
             if micro.committed:
                 done += count

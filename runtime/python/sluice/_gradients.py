@@ -47,6 +47,15 @@ class Gradients:
         for param in self.params:
             param.grad = None
 
+    def state(self) -> set[nn.Parameter]:
+        """What ``take`` changes on the host."""
+        return set(self._begun)
+
+    def put_back(self, state: set[nn.Parameter]) -> None:
+        """After a ``take`` whose launches have been dropped, and whatever followed it."""
+        self._begun = state
+        self.forget()
+
     @torch.no_grad()
     def take(self) -> None:
         """Adds the gradients of a micro-batch to the sums; the first is copied."""

@@ -78,6 +78,14 @@ class Losses:
             return loss * weight
         return loss if self._reduction == "sum" or share == 1.0 else loss * share
 
+    def state(self) -> tuple:
+        """What ``add`` changes."""
+        return self._loss, self._weight
+
+    def put_back(self, state: tuple) -> None:
+        """Forgets what has been added since."""
+        self._loss, self._weight = state
+
     def add(self, part: torch.Tensor, weight: float | torch.Tensor | None) -> None:
         """A slice is committed."""
         self._loss = part if self._loss is None else self._loss + part

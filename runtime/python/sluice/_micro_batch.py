@@ -18,6 +18,7 @@ from sluice.errors import SluiceError, Survivors
 
 if TYPE_CHECKING:
     from sluice._engine import Engine
+    from sluice._update import Update
 
 
 class MicroBatch:
@@ -33,11 +34,12 @@ class MicroBatch:
     """
 
     def __init__(self, engine: Engine, batch: tuple, size: int, total: int, losses: _losses.Losses | None,
-                 scaler: torch.amp.GradScaler | None) -> None:
+                 scaler: torch.amp.GradScaler | None, update: Update | None = None) -> None:
         self._engine = engine
         self._batch = batch
         self._losses = losses
         self._scaler = scaler
+        self._update = update
         self._names: BoundNames | None = None
         self._given: set[int] = set()
         self._threading: Any = None
@@ -179,7 +181,8 @@ class MicroBatch:
                 raise _no_backward()
             return False
         self._kept = _batches.copied(self._kept)
-        self._commit()
+        self._add_loss()
+        self._count()
         return False
 
     def _end(self, failure: BaseException | None) -> bool:
@@ -192,8 +195,9 @@ class MicroBatch:
         if failure is None and self._part is None and sound:
             self._give_up()
             raise _no_backward()
-        if failure is None and engine.runtime.commit_begin():
-            self._commit_apart()
+        # Names of the caller's that get copies cannot be given back what they had once other code has run.
+        may_defer = self._names is None
+        if failure is None and (start := engine.runtime.commit_begin(may_defer)) and self._commit_apart(start):
             return False
         if failure is not None:
             _let_go_of(failure)
@@ -203,32 +207,65 @@ class MicroBatch:
         engine.discard(self.size)
         return True
 
-    def _commit_apart(self) -> None:
+    def _commit_apart(self, start: int) -> bool:
+        """Makes the slice count. False: nothing has changed, because the memory had gone when its turn came."""
         engine, runtime = self._engine, self._engine.runtime
+        gradients = engine.gradients.state()
+        losses = self._losses.state() if self._losses is not None else None
+        failure: BaseException | None = None
+        peak = 0
         try:
-            self._part = self._part.clone()
-            if isinstance(self._weight, torch.Tensor):
-                self._weight = self._weight.clone()
-            self._kept = _batches.copied(self._kept)
-            if self._names is not None:
-                outside = engine.storages() | self._given
-                self._names.rebind(lambda value: _promoted(value, outside))
-            engine.gradients.take()
-            engine.buffers.keep()
-            if not engine.cuda:
-                torch.clear_autocast_cache()  # of an autocast that the user has entered around the step
-        except BaseException:
+            try:
+                self._copy_out()
+            finally:
+                peak = runtime.arena_peak()
+                runtime.commit_end(self.size, engine.arena.outlived())
+            self._add_loss()
+            if start == _runtime.DEFERRED and self._update is not None:
+                self._update.run()
+        except BaseException as why:
+            failure = why
+        if not runtime.commit_settle():
+            engine.gradients.put_back(gradients)
+            if self._losses is not None:
+                self._losses.put_back(losses)
+            if self._update is not None:
+                self._update.take_back()
+            if failure is None:
+                return False
+            if isinstance(failure, Exception):
+                _let_go_of(failure)
+                return False
+        if failure is not None:
             engine.gradients.forget()
-            raise
-        finally:
-            peak = runtime.arena_peak()
-            runtime.commit_end(self.size, engine.arena.outlived())
+            try:
+                raise failure
+            finally:
+                del failure  # a frame and an exception that hold each other would keep the slice's tensors
         runtime.plan_committed(self.size, peak, time.perf_counter() - self._started)
-        self._commit()
+        self._count()
+        return True
 
-    def _commit(self) -> None:
+    def _copy_out(self) -> None:
+        """What the slice leaves, out of the arena."""
+        engine = self._engine
+        self._part = self._part.clone()
+        if isinstance(self._weight, torch.Tensor):
+            self._weight = self._weight.clone()
+        self._kept = _batches.copied(self._kept)
+        if self._names is not None:
+            outside = engine.storages() | self._given
+            self._names.rebind(lambda value: _promoted(value, outside))
+        engine.gradients.take()
+        engine.buffers.keep()
+        if not engine.cuda:
+            torch.clear_autocast_cache()  # of an autocast that the user has entered around the step
+
+    def _add_loss(self) -> None:
         if self._losses is not None:
             self._losses.add(self._part, self._weight)
+
+    def _count(self) -> None:
         self.committed = True
         self._engine.counts["commits"] += 1
 

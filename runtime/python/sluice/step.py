@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from sluice import _losses
-from sluice._engine import Engine
+from sluice._engine import OPTIMIZER_WARM_UP_STEPS, Engine
 from sluice._losses import Losses
 from sluice._micro_batch import MicroBatch
+from sluice._update import Update, can_be_taken_back
 
 
 class Step:
@@ -135,8 +136,11 @@ class Step:
         with self._engine.explained():
             if self._needs_closure:
                 return self._step_with_closure(loss_fn, batch)
-            losses = self._accumulate(loss_fn, batch)
-            return self._finish(losses, batch)
+            losses = self._begin()
+            update = self._early_update(losses)
+            self._accumulate(loss_fn, batch, losses, update)
+            loss = update.loss if update is not None else None
+            return self._finish(batch, self._apply(losses) if loss is None else loss)
 
     def micro_batches(self, *batch: Any) -> Iterator[MicroBatch]:
         """The same for a loop that is written by hand; when it is over, the optimizer has run::
@@ -167,7 +171,7 @@ class Step:
                 break
             yield micro
         with self._engine.explained():
-            self._finish(losses, batch)
+            self._finish(batch, self._apply(losses))
 
     # --- the parts of a step -------------------------------------------------------------------------------------------
 
@@ -178,14 +182,23 @@ class Step:
             self._scaler.scale(torch.zeros((), device=self._engine.gradients.params[0].device))
         return Losses(self._reduction)
 
-    def _accumulate(self, loss_fn: Callable[..., Any], batch: tuple) -> Losses:
-        losses = self._begin()
+    def _early_update(self, losses: Losses) -> Update | None:
+        """What the last micro-batch may run before it is known to count. The first steps make the optimizer's state."""
+        if (self._scaler or not self.shared or self._engine.counts["steps"] < OPTIMIZER_WARM_UP_STEPS
+                or not can_be_taken_back(self.optimizer)):
+            return None
 
+        def body() -> torch.Tensor:
+            self._engine.gradients.finish()
+            return self._apply(losses)
+
+        return Update(self.optimizer, body)
+
+    def _accumulate(self, loss_fn: Callable[..., Any], batch: tuple, losses: Losses, update: Update | None = None) -> None:
         def forward_backward(micro: MicroBatch) -> None:
             micro.backward(*_losses.loss_and_weight(loss_fn(*micro.slices)))
 
-        self._engine.run(forward_backward, batch, losses=losses, scaler=self._scaler)
-        return losses
+        self._engine.run(forward_backward, batch, losses=losses, scaler=self._scaler, update=update)
 
     def _show_gradients(self, losses: Losses) -> torch.Tensor:
         """Gives the parameters the gradients of the batch. Returns its loss."""
@@ -200,7 +213,8 @@ class Step:
             params = [param for group in self.optimizer.param_groups for param in group["params"]]
             self._grad_norm = torch.nn.utils.clip_grad_norm_(params, self._clip_norm)
 
-    def _finish(self, losses: Losses, batch: tuple) -> torch.Tensor:
+    def _apply(self, losses: Losses) -> torch.Tensor:
+        """Runs the optimizer on the gradients of the batch. Returns its loss."""
         loss = self._show_gradients(losses)
         if self._scaler:
             self._scaler.unscale_(self.optimizer)
@@ -210,6 +224,9 @@ class Step:
             self._scaler.update()
         else:
             self.optimizer.step()
+        return loss
+
+    def _finish(self, batch: tuple, loss: torch.Tensor) -> torch.Tensor:
         self._loss = loss
         self._engine.count_step(batch)
         return loss
@@ -219,7 +236,8 @@ class Step:
 
         def closure() -> torch.Tensor:
             with torch.enable_grad():
-                losses = self._accumulate(loss_fn, batch)
+                losses = self._begin()
+                self._accumulate(loss_fn, batch, losses)
             loss = self._show_gradients(losses)
             self._clip()
             if not first:

@@ -34,16 +34,26 @@ TEST_F(run_ahead_test, launches_add_up_and_the_clock_moves_them_on) {
   launch(0, 50us);
   launch(0, 70us);
   EXPECT_EQ(ahead_.end(), latency + 120 * us);
-  EXPECT_FALSE(ahead_.has_room(0, 10us, 130us));
-  EXPECT_TRUE(ahead_.has_room(4 * us, 10us, 130us));
+  EXPECT_FALSE(ahead_.has_room(0, 10us, 70us));
+  EXPECT_TRUE(ahead_.has_room(0, 10us, 80us)) << "the unit that is executing does not count";
+  EXPECT_TRUE(ahead_.has_room(110 * us, 9ms, 70us)) << "the second is about to end";
 }
 
-TEST_F(run_ahead_test, what_is_longer_than_the_bound_waits_for_all_that_is_before_it) {
+TEST_F(run_ahead_test, what_is_longer_than_the_bound_comes_just_before_the_end_of_what_is_before_it) {
   launch(0, 50us);
+  launch(0, 60us);
   EXPECT_FALSE(ahead_.has_room(0, 9ms, 200us));
-  EXPECT_FALSE(ahead_.has_room(40 * us, 9ms, 200us));
-  EXPECT_TRUE(ahead_.has_room(50 * us, 9ms, 200us))
-      << "the way to the device is as long as the rest";
+  EXPECT_FALSE(ahead_.has_room(60 * us, 9ms, 200us));
+  EXPECT_TRUE(ahead_.has_room(100 * us, 9ms, 200us)) << "so that the device does not wait for it";
+}
+
+TEST_F(run_ahead_test, what_lies_before_a_late_event_counts_as_executing) {
+  launch(0, 50us);
+  ahead_.marked(0, &events_[0]);
+  launch(0, 100us);
+  ahead_.is_late(300 * us);
+  EXPECT_FALSE(ahead_.has_room(300 * us, 10us, 105us));
+  EXPECT_TRUE(ahead_.has_room(300 * us, 10us, 115us));
 }
 
 TEST_F(run_ahead_test, an_event_that_happened_early_brings_what_follows_forward) {

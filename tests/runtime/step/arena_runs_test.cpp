@@ -59,7 +59,7 @@ class long_job {
       segments_.push_back(memory_.allocate_arena(sizes_[i]));
       lost = memory_.state() != step::arena_state::sound;
     }
-    if (lost || !memory_.commit_begin()) {
+    if (lost || memory_.commit_begin(false) == step::commit_start::taken_away) {
       memory_.discard();
       free(segments_);
       if (below(2) == 0) {

@@ -17,6 +17,7 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import sluice  # noqa: E402
+from sluice import _update  # noqa: E402
 
 STEPS = 3
 OPERATORS = (0, 1, 5, 13, 27, 41, AT_COMMIT)
@@ -255,6 +256,73 @@ def test_losing_memory_leaves_no_trace(way, silently, undisturbed):
         assert disturbed["stats"]["discards"] == disturbed["stats"]["commits"] > len(way.samples)
         same(disturbed, undisturbed(way))
         assert set(runtime.left_behind) == {0}, "something made in a micro-batch outlives it"
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_a_commit_that_is_dropped_when_its_turn_comes_leaves_no_trace(way, undisturbed):
+    runtime = ScriptedRuntime(AT_COMMIT, defer=True)
+    disturbed = way().train(runtime)
+    assert disturbed["stats"]["discards"] == disturbed["stats"]["commits"] > len(way.samples)
+    same(disturbed, undisturbed(way))
+
+
+OPTIMIZERS = {
+    "AdamW": {"amsgrad": True}, "SGD": {"momentum": 0.9, "nesterov": True}, "Adagrad": {"lr_decay": 0.1}, "NAdam": {},
+    "ASGD": {"t0": 2}, "RMSprop": {"centered": True}, "Rprop": {}, "RAdam": {}, "Adadelta": {}, "Adamax": {}, "Adafactor": {},
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("foreach", [False, True], ids=["one by one", "foreach"])
+def test_an_optimizer_that_ran_for_nothing_is_as_it_was(name, foreach, monkeypatch):
+    taken_back = []
+    put_back = _update.HostState.put_back
+    monkeypatch.setattr(_update.HostState, "put_back", lambda state: (taken_back.append(state), put_back(state)))
+
+    class Way(Plain):
+        samples = (12, 12, 7, 12, 12)  # the first two steps do not run it ahead
+
+        def optimizer(self, model):
+            made = getattr(torch.optim, name)(model.parameters(), lr=0.05, foreach=foreach, **OPTIMIZERS[name])
+            self.scheduler = torch.optim.lr_scheduler.StepLR(made, 1, 0.5)
+            return made
+
+        def step(self, step, model, data):
+            loss = super().step(step, model, data)
+            self.scheduler.step()
+            return loss
+
+    runtime = ScriptedRuntime(AT_COMMIT, defer=True)
+    disturbed = Way().train(runtime)
+    assert runtime.dropped == disturbed["stats"]["discards"] > len(Way.samples)
+    assert len(taken_back) == 3
+    same(disturbed, Way().train(None))
+
+
+def test_an_optimizer_that_cannot_be_known_runs_once():
+    class Counting(torch.optim.SGD):
+        runs = 0
+
+        def step(self, closure=None):
+            self.runs += 1
+            return super().step(closure)
+
+    def hooked(model):
+        made = torch.optim.SGD(model.parameters(), lr=0.1)
+        made.runs = 0
+        made.register_step_post_hook(lambda of, *_: setattr(of, "runs", of.runs + 1))
+        return made
+
+    for make in (lambda model: Counting(model.parameters(), lr=0.1), hooked):
+        torch.manual_seed(1)
+        model = network()
+        optimizer = make(model)
+        runtime = ScriptedRuntime(AT_COMMIT, defer=True)
+        with sharing(runtime):
+            step = sluice.Step(model, optimizer)
+        for _ in range(5):
+            step(lambda x, y: F.cross_entropy(model(x), y), *batch(8))
+        assert runtime.dropped == 5 and optimizer.runs == 5
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)

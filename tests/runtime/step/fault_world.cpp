@@ -178,7 +178,7 @@ void fault_world::train_and_serve() {
       }
       auto const scattered = take(5);
     }
-    bool const kept = job.commit_begin();
+    bool const kept = job.commit_begin(false) == step::commit_start::begun;
     for (auto* const block : blocks) {
       if (!job.free(block)) {
         throw std::logic_error{"a block could not be freed"};

@@ -105,7 +105,7 @@ bool micro_batch(step::training_memory& memory, std::mt19937& random, std::size_
       intact = intact && address[0] == static_cast<std::byte>(mark) &&
                address[size - 1] == static_cast<std::byte>(mark);
     }
-    if (memory.commit_begin()) {
+    if (memory.commit_begin(false) == step::commit_start::begun) {
       if (!intact) {
         say("error: a committed micro-batch has lost its contents");
       }

@@ -84,7 +84,7 @@ class gated_job {
         value = value * (2 * link + commits_ * 2 + 1) + link + i;
       }
       expected_[i] = expected_[i] * 31 + i;  // the commit's first kernel
-      expected_[i] = value * 3 + expected_[i];
+      expected_[i] = (value * 3 + expected_[i]) * 7 + i;
     }
   }
 
@@ -99,6 +99,9 @@ class gated_job {
   }
 
   [[nodiscard]] std::uint64_t discards() const noexcept { return discards_; }
+  /// Commits that were left to the submitter, and how many of them it has dropped.
+  [[nodiscard]] std::uint64_t deferred_commits() const noexcept { return deferred_; }
+  [[nodiscard]] std::uint64_t dropped_commits() const noexcept { return dropped_; }
 
  private:
   static constexpr word links = 12;
@@ -116,14 +119,20 @@ class gated_job {
     gate_.expendable_thread(1);
     std::vector<std::byte*> segments;
     bool const ran = launch_chain(segments);
-    bool const kept = memory_.commit_begin() && ran;
+    auto const start = memory_.commit_begin(ran);
     gate_.expendable_thread(0);
+    bool kept = ran && start != step::commit_start::taken_away;
     if (kept) {
       gate_.protect_thread(1);
       commit(reinterpret_cast<word*>(segments.back()));
       memory_.commit_end(false);
       gate_.protect_thread(0);
-    } else {
+      launch(kernel_, learned_, learned_, 7, 0);  // the optimizer
+      kept = memory_.commit_settle();
+      deferred_ += start == step::commit_start::deferred ? 1 : 0;
+      dropped_ += kept ? 0 : 1;
+    }
+    if (!kept) {
       memory_.discard();
     }
     for (auto* const segment : segments) {
@@ -209,6 +218,8 @@ class gated_job {
   std::vector<word> expected_ = std::vector<word>(words);
   std::uint64_t commits_ = 0;
   std::uint64_t discards_ = 0;
+  std::uint64_t deferred_ = 0;
+  std::uint64_t dropped_ = 0;
 };
 
 /// Whether calls are left to the submitter.
@@ -271,6 +282,8 @@ TEST_P(revocation_test, what_is_learned_is_what_was_committed_whatever_is_taken_
   }
   job.check();
   EXPECT_EQ(gate_.deferred() > deferred_before, GetParam());
+  EXPECT_EQ(job.deferred_commits() > job.dropped_commits(), GetParam());
+  EXPECT_EQ(job.dropped_commits() > 0, GetParam());
 }
 
 TEST_P(revocation_test, a_demand_does_not_wait_for_what_was_launched_ahead_of_the_device) {

@@ -47,6 +47,10 @@ constexpr sluice_gate_api open_gate{
     .set_deferred = [](int) {},
     .flush = [] {},
     .deferred = []() -> std::uint64_t { return 0; },
+    .flushes = [](std::size_t, sluice_gate_flushes*) { return 0; },
+    .commit_begin = [](int (*)(void*), void*) { return 0; },
+    .commit_end = [](void (*)(void*), void*) {},
+    .commit_settle = [] { return 1; },
 };
 
 template <typename Function>
@@ -86,7 +90,7 @@ int bounded_role(std::vector<std::string> const& arguments) {
   for (;;) {
     (void)begin(1, 1);
     ::poll(nullptr, 0, 1);
-    commit_begin() == 1 ? commit_end(1, 0) : discard();
+    commit_begin(0) == 1 ? commit_end(1, 0) : discard();
   }
 }
 

@@ -41,6 +41,20 @@ class _Boundary(TorchDispatchMode):
         return result
 
 
+class _Dropping(TorchDispatchMode):
+    """Leaves out what would be launched: operators that write into tensors with dimensions. Scalars stand for tensors on
+    the host."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        written = [value for argument, value in zip(func._schema.arguments, args)
+                   if argument.alias_info is not None and argument.alias_info.is_write]
+        tensors = [t for t in torch.utils._pytree.tree_leaves(written) if isinstance(t, torch.Tensor)]
+        if any(t.dim() > 0 for t in tensors):
+            return written[0] if func._schema.returns else None
+        return func(*args, **kwargs)
+
+
 class ScriptedRuntime:
     """What `sluice._runtime.Runtime` offers, without a pool.
 
@@ -49,12 +63,17 @@ class ScriptedRuntime:
             fewer. None: none does.
         silently: Whether operators go on without an exception, as launches do on CUDA.
         watch: Whether to look at operators at all; without, memory is lost at commits alone.
+        defer: Whether a commit whose memory is lost there is only told so when it is settled, and nothing that was launched
+            in between is done.
     """
 
     path = "scripted"
 
-    def __init__(self, operator: int | None = None, silently: bool = False, watch: bool = True) -> None:
+    def __init__(self, operator: int | None = None, silently: bool = False, watch: bool = True,
+                 defer: bool = False) -> None:
         self._operator = operator
+        self._defer = defer
+        self._dropping: _Dropping | None = None
         self._silently = silently
         self._mode = _Boundary(self) if watch else None
         self._entered = False
@@ -65,6 +84,7 @@ class ScriptedRuntime:
         self._gone: list[StorageWeakRef] = []
         self._largest, self._fixed = 0, 0
         self.discards = 0
+        self.dropped = 0  # commits that had been deferred
         self.left_behind: list[int] = []  # storages that lived on, at each commit
 
     # --- what tests and the mode ask -----------------------------------------------------------------------------------
@@ -107,9 +127,22 @@ class ScriptedRuntime:
     def arena_state(self) -> int:
         return self._state
 
-    def commit_begin(self) -> int:
+    def commit_begin(self, may_defer: bool) -> int:
+        sound = self._state == _runtime.SOUND
         if self._operator is not None and self._tries % 2 == 1:
             self._revoke()
+        if not self._defer or not may_defer or not sound:
+            return int(self._state == _runtime.SOUND)
+        if self._state != _runtime.SOUND:
+            self._dropping = _Dropping()
+            self._dropping.__enter__()
+        return _runtime.DEFERRED
+
+    def commit_settle(self) -> int:
+        if self._dropping is not None:
+            self._dropping.__exit__(None, None, None)
+            self._dropping = None
+            self.dropped += 1
         return int(self._state == _runtime.SOUND)
 
     def commit_end(self, _samples: int, _outlived: int) -> None:
