@@ -1,6 +1,7 @@
 #include "runtime/gate/run_ahead.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 namespace sluice::gate {
 namespace {
@@ -11,7 +12,19 @@ constexpr std::int64_t launch_latency_ns = 4'000;
 /// long it is: that, and by how much the prediction for one unit may be wrong.
 constexpr std::int64_t lead_ns = launch_latency_ns + 16'000;
 
+/// Two looks at an event with so little time between them tell when it happened.
+constexpr std::int64_t close_looks_ns = 20'000;
+/// Of a group that teaches something.
+constexpr unsigned fewest_launches = 4;
+constexpr double fading = 1.0 - 1.0 / 32;
+constexpr double largest_correction_ns = 10'000;
+constexpr std::chrono::nanoseconds shortest{500};
+
 }  // namespace
+
+run_ahead::nanoseconds run_ahead::corrected(nanoseconds takes) const noexcept {
+  return std::max(shortest, takes + correction_);
+}
 
 bool run_ahead::has_room(std::int64_t now, nanoseconds takes, nanoseconds bound) noexcept {
   while (!unit_ends_.empty() && unit_ends_.front() + shifted_ns_ <= now) {
@@ -25,7 +38,7 @@ bool run_ahead::has_room(std::int64_t now, nanoseconds takes, nanoseconds bound)
     executing_until = std::min(executing_until, markers_.front().end_ns);
   }
   auto const behind = end_ns_ - executing_until;
-  return behind + takes.count() <= bound.count() ||
+  return behind + corrected(takes).count() <= bound.count() ||
          (behind <= 0 && executing_until - now <= std::min(lead_ns, bound.count()));
 }
 
@@ -36,13 +49,32 @@ bool run_ahead::should_ask(std::int64_t now, nanoseconds takes, nanoseconds boun
 group_marker run_ahead::happened(std::int64_t now) {
   group_marker const oldest = markers_.front();
   markers_.pop_front();
+  bool const watched = oldest.asked_ns != 0 && now - oldest.asked_ns <= close_looks_ns;
+  if (watched && seen_ns_ != 0 && oldest.unbroken && oldest.measures == 0) {
+    learn(oldest, now - seen_ns_);
+  }
+  seen_ns_ = watched ? now : 0;
   if (oldest.end_ns > now) {
     shift(now - oldest.end_ns);  // the device is ahead of what was predicted
   }
   return oldest;
 }
 
+void run_ahead::learn(group_marker const& from, std::int64_t took) noexcept {
+  auto const error = static_cast<double>(took - from.measured_ns);
+  bool const likely =
+      std::abs(error) < static_cast<double>(took);  // else something else ran as well
+  if (from.launches < fewest_launches || !likely) {
+    return;
+  }
+  error_ns_ = error_ns_ * fading + error;
+  launches_ = launches_ * fading + from.launches;
+  correction_ = nanoseconds{static_cast<std::int64_t>(
+      std::clamp(error_ns_ / launches_, -largest_correction_ns, largest_correction_ns))};
+}
+
 void run_ahead::is_late(std::int64_t now) noexcept {
+  markers_.front().asked_ns = now;
   if (markers_.front().end_ns <= now) {
     shift(now + 1 - markers_.front().end_ns);
   }
@@ -57,17 +89,26 @@ void run_ahead::shift(std::int64_t by) noexcept {
 }
 
 void run_ahead::launched(std::int64_t now, nanoseconds takes) noexcept {
-  end_ns_ = std::max(end_ns_, now + launch_latency_ns) + takes.count();
+  unbroken_ = unbroken_ && end_ns_ > now;
+  end_ns_ = std::max(end_ns_, now + launch_latency_ns) + corrected(takes).count();
   unit_ends_.push_back(end_ns_ - shifted_ns_);
-  unmarked_work_ += takes;
+  unmarked_work_ += corrected(takes);
+  unmarked_measured_ns_ += takes.count();
   ++unmarked_;
 }
 
-void run_ahead::marked(std::int64_t now, void* event, work_key measures) {
+void run_ahead::marked(std::int64_t now, void* event, work_key measures, bool timed) {
   end_ns_ = std::max(end_ns_, now);
-  markers_.push_back({event, end_ns_, unmarked_ == 1, measures});
+  markers_.push_back({event, end_ns_, unmarked_ == 1, measures, timed, unmarked_,
+                      unmarked_measured_ns_, unbroken_, 0});
+  begin_group();
+}
+
+void run_ahead::begin_group() noexcept {
   unmarked_work_ = nanoseconds::zero();
+  unmarked_measured_ns_ = 0;
   unmarked_ = 0;
+  unbroken_ = true;
 }
 
 void run_ahead::forget_unmarked(std::int64_t now) noexcept {
@@ -75,16 +116,15 @@ void run_ahead::forget_unmarked(std::int64_t now) noexcept {
   while (!unit_ends_.empty() && unit_ends_.back() + shifted_ns_ > end_ns_) {
     unit_ends_.pop_back();
   }
-  unmarked_work_ = nanoseconds::zero();
-  unmarked_ = 0;
+  begin_group();
 }
 
 std::optional<group_marker> run_ahead::clear() noexcept {
   if (markers_.empty()) {
     end_ns_ = 0;
     unit_ends_.clear();
-    unmarked_work_ = nanoseconds::zero();
-    unmarked_ = 0;
+    seen_ns_ = 0;
+    begin_group();
     return std::nullopt;
   }
   group_marker const oldest = markers_.front();

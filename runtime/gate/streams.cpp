@@ -103,22 +103,28 @@ stream_state* stream_registry::look_up(stream_key const& key) {
   return where->second;
 }
 
-CUevent stream_registry::take_event(CUcontext context) {
+CUevent stream_registry::take_event(CUcontext context, bool timed) {
   {
     std::lock_guard const guard{events_};
-    std::vector<CUevent>& spare = spare_events_[context];
+    std::vector<CUevent>& spare = spare_events_[context][timed ? 1 : 0];
     if (!spare.empty()) {
       CUevent event = spare.back();
       spare.pop_back();
       return event;
     }
   }
-  return driver::create_event();
+  return driver::create_event(timed);
 }
 
-void stream_registry::return_event(CUcontext context, CUevent event) {
+void stream_registry::return_event(CUcontext context, CUevent event, bool timed) {
   std::lock_guard const guard{events_};
-  spare_events_[context].push_back(event);
+  spare_events_[context][timed ? 1 : 0].push_back(event);
+}
+
+void stream_registry::return_event(CUcontext context, group_marker const& of) {
+  if (of.event != nullptr) {
+    return_event(context, static_cast<CUevent>(of.event), of.timed);
+  }
 }
 
 bool stream_registry::has_room(thread_slot& self, planned_work const& work, nanoseconds bound) {
@@ -139,9 +145,10 @@ bool stream_registry::has_room(thread_slot& self, planned_work const& work, nano
   state->measure_next_ =
       known.measured < enough_measurements || ++state->launches_ % measure_every == 0;
   bool const stands_alone = state->measure_next_ || takes >= long_unit(bound);
-  bool const device_idles = state->ahead_.end() <= now;
-  if (stands_alone && (device_idles || !state->ahead_.ends_with_marker())) {
-    put_marker(*state, 0);
+  bool const follows_marker = state->ahead_.ends_with_marker() && state->ahead_.end() > now &&
+                              (state->last_timed_ || !state->measure_next_);
+  if (stands_alone && !follows_marker) {
+    put_marker(*state, 0, state->measure_next_);
   }
   return true;
 }
@@ -160,16 +167,13 @@ bool stream_registry::take_news(stream_state& state, std::int64_t now) {
     return false;
   }
   group_marker const done = state.ahead_.happened(now);
-  auto* const event = static_cast<CUevent>(done.event);
-  if (state.passed_ != nullptr) {
-    if (done.measures != 0) {
-      if (auto const took = driver::elapsed(state.passed_, event)) {
-        durations_.learn(done.measures, *took);
-      }
+  if (done.measures != 0 && state.passed_.timed) {
+    if (auto const took = driver::elapsed(static_cast<CUevent>(state.passed_.event),
+                                          static_cast<CUevent>(done.event))) {
+      durations_.learn(done.measures, *took);
     }
-    return_event(state.context_, state.passed_);
   }
-  state.passed_ = event;
+  return_event(state.context_, std::exchange(state.passed_, done));
   return true;
 }
 
@@ -182,11 +186,9 @@ void stream_registry::forgive(thread_slot& self, stream_use use) {
 
 void stream_registry::forget_markers(stream_state& state) {
   while (auto const outstanding = state.ahead_.clear()) {
-    return_event(state.context_, static_cast<CUevent>(outstanding->event));
+    return_event(state.context_, *outstanding);
   }
-  if (state.passed_ != nullptr) {
-    return_event(state.context_, std::exchange(state.passed_, nullptr));
-  }
+  return_event(state.context_, std::exchange(state.passed_, {}));
 }
 
 void stream_registry::launched(stream_state& state, work_key kind, nanoseconds bound) {
@@ -206,22 +208,23 @@ void stream_registry::launched(stream_state& state, work_key kind, nanoseconds b
   }
   nanoseconds const takes = predicted(durations_.of(kind), bound);
   state.ahead_.launched(monotonic_ns(), takes);
-  bool const stands_alone = std::exchange(state.measure_next_, false) || takes >= long_unit(bound);
-  if (stands_alone || state.ahead_.unmarked_work() >= spacing) {
-    put_marker(state, state.ahead_.is_alone() ? kind : 0);
+  bool const measures = std::exchange(state.measure_next_, false);
+  if (measures || takes >= long_unit(bound) || state.ahead_.unmarked_work() >= spacing) {
+    put_marker(state, measures && state.ahead_.is_alone() ? kind : 0, measures);
   }
 }
 
-void stream_registry::put_marker(stream_state& state, work_key measures) {
+void stream_registry::put_marker(stream_state& state, work_key measures, bool timed) {
   driver::beside_captures const safe;
   auto* const stream = static_cast<CUstream>(state.key_.handle);
-  CUevent const event = driver::takes_events(stream) ? take_event(state.context_) : nullptr;
+  CUevent const event = driver::takes_events(stream) ? take_event(state.context_, timed) : nullptr;
   if (event != nullptr && driver::record(event, stream)) {
-    state.ahead_.marked(monotonic_ns(), event, measures);
+    state.ahead_.marked(monotonic_ns(), event, measures, timed);
+    state.last_timed_ = timed;
     return;
   }
   if (event != nullptr) {
-    return_event(state.context_, event);
+    return_event(state.context_, event, timed);
   }
   state.ahead_.forget_unmarked(monotonic_ns());
 }
@@ -392,7 +395,7 @@ void stream_registry::forget_context(CUcontext context, bool alive) {
       return goes;
     });
   }
-  std::vector<CUevent> unused;
+  spares unused;
   {
     std::lock_guard const inner{events_};
     unused = std::exchange(spare_events_[context], {});
@@ -402,8 +405,10 @@ void stream_registry::forget_context(CUcontext context, bool alive) {
     return;
   }
   driver::in_context const there{context};
-  for (CUevent event : unused) {
-    driver::destroy(event);
+  for (auto const& kind : unused) {
+    for (CUevent event : kind) {
+      driver::destroy(event);
+    }
   }
 }
 

@@ -15,6 +15,7 @@
 /// `wait_idle`.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -60,7 +61,8 @@ class stream_state {
   CUcontext context_ = nullptr;
   int device_ = -1;
   run_ahead ahead_;
-  CUevent passed_ = nullptr;  // of `ahead_`'s markers the last that has happened
+  group_marker passed_;      // of `ahead_`'s the last that has happened; without an event: none
+  bool last_timed_ = false;  // the last one that was recorded
   std::uint32_t launches_ = 0;
   bool measure_next_ = false;  // the next launch has an event before it and gets one behind it
   CUevent settled_ = nullptr;  // recorded after the last call, for waiting until idle
@@ -121,14 +123,15 @@ class stream_registry {
   using table = std::unordered_map<stream_key, stream_state*, hash>;
 
   [[nodiscard]] stream_state* look_up(stream_key const& key);
-  [[nodiscard]] CUevent take_event(CUcontext context);
-  void return_event(CUcontext context, CUevent event);
+  [[nodiscard]] CUevent take_event(CUcontext context, bool timed = false);
+  void return_event(CUcontext context, CUevent event, bool timed = false);
+  void return_event(CUcontext context, group_marker const& of);
   [[nodiscard]] bool take_news(stream_state& state, std::int64_t now);
   /// Takes the news of the stream's events, as far as it matters to a call that takes so long.
   void look(stream_state& state, std::int64_t now, std::chrono::nanoseconds takes,
             std::chrono::nanoseconds bound);
   /// Records an event between two launches.
-  void put_marker(stream_state& state, work_key measures);
+  void put_marker(stream_state& state, work_key measures, bool timed);
   void forget_markers(stream_state& state);
   /// Records an event after the last call on the stream; false if the stream cannot tell when it is
   /// done.
@@ -154,7 +157,9 @@ class stream_registry {
   std::list<marker> orphans_;            // last events of destroyed streams
   std::atomic<std::uint64_t> epoch_{1};  // grows when something is forgotten
   std::mutex events_;                    // guards spare_events_
-  std::unordered_map<CUcontext, std::vector<CUevent>> spare_events_;
+  /// Without times and with.
+  using spares = std::array<std::vector<CUevent>, 2>;
+  std::unordered_map<CUcontext, spares> spare_events_;
 };
 
 /// The process's one registry; never destroyed.

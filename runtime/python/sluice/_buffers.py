@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import nn
+
+from sluice._modules import buffers_of, modules_of
 
 
 class Buffers:
@@ -16,23 +20,29 @@ class Buffers:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._places: list[tuple[nn.Module, str, torch.Tensor]] = []
-        self._copies: list[torch.Tensor] = []
+        self._buffers: list[torch.Tensor] = []
+        self._forms: list[tuple] = []
+        self._groups: list[tuple[list, list]] = []  # buffers, and copies, that one launch can copy
 
     @torch.no_grad()
     def save(self) -> None:
         """Remembers every buffer and its values."""
-        self._places = [(module, name, buffer) for module in self._model.modules()
-                        for name, buffer in module._buffers.items() if buffer is not None]
-        if not self._fit():
-            self._copies = [torch.empty_like(buffer) for _, _, buffer in self._places]
-        _copy(self._copies, [buffer for _, _, buffer in self._places])
+        self._places = buffers_of(modules_of(self._model))
+        buffers = [buffer for _, _, buffer in self._places]
+        forms = [(buffer.shape, buffer.dtype, buffer.device) for buffer in buffers]
+        if forms != self._forms or not all(map(operator.is_, buffers, self._buffers)):
+            self._buffers, self._forms = buffers, forms
+            self._groups = _grouped(buffers)
+        for group, copies in self._groups:
+            torch._foreach_copy_(copies, group)
 
     @torch.no_grad()
     def restore(self) -> None:
         """Puts back what was remembered: the same tensors, with the values that they had."""
         for module, name, buffer in self._places:
             module._buffers[name] = buffer
-        _copy([buffer for _, _, buffer in self._places], self._copies)
+        for group, copies in self._groups:
+            torch._foreach_copy_(group, copies)
 
     @torch.no_grad()
     def keep(self) -> None:
@@ -42,18 +52,12 @@ class Buffers:
             if now is not None and now is not buffer:
                 module._buffers[name] = now.detach().clone()
 
-    def _fit(self) -> bool:
-        return len(self._copies) == len(self._places) and all(
-            copy.shape == buffer.shape and copy.dtype == buffer.dtype and copy.device == buffer.device
-            for copy, (_, _, buffer) in zip(self._copies, self._places))
 
-
-def _copy(into: list[torch.Tensor], values: list[torch.Tensor]) -> None:
-    """Copies in one launch for all tensors of a type, where torch can."""
+def _grouped(buffers: list[torch.Tensor]) -> list[tuple[list, list]]:
+    """Buffers with room for their copies, those of one device and type together."""
     kinds: dict[tuple, tuple[list, list]] = {}
-    for to, value in zip(into, values):
-        group = kinds.setdefault((to.device, to.dtype), ([], []))
-        group[0].append(to)
-        group[1].append(value)
-    for group in kinds.values():
-        torch._foreach_copy_(*group)
+    for buffer in buffers:
+        group, copies = kinds.setdefault((buffer.device, buffer.dtype), ([], []))
+        group.append(buffer)
+        copies.append(torch.empty_like(buffer))
+    return list(kinds.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from sluice._buffers import Buffers
 from sluice._gradients import Gradients
 from sluice._losses import Losses
 from sluice._micro_batch import MicroBatch, Rehearsal, refuse_survivors
+from sluice._modules import modules_of, parameters_of
 from sluice._planning import Planner
 from sluice._random import RandomState
 from sluice._trouble import Trouble
@@ -39,11 +41,14 @@ def checked_micro_batch(micro_batch: Any) -> int | None:
 
 def trained(model: nn.Module, param_groups: list[dict[str, Any]]) -> list[nn.Parameter]:
     """The parameters that require a gradient: the optimizer's, then the model's others."""
-    found = {param: None for group in param_groups for param in group["params"] if param.requires_grad}
+    # By identity: hashing a tensor is a call of a Python function.
+    found = {id(param): param for group in param_groups for param in group["params"] if param.requires_grad}
     if not found:
         raise ValueError("the optimizer has no parameter that requires a gradient")
-    found.update((param, None) for param in model.parameters() if param.requires_grad)
-    return list(found)
+    for param in parameters_of(modules_of(model)):
+        if param.requires_grad:
+            found.setdefault(id(param), param)
+    return list(found.values())
 
 
 class Engine:
@@ -155,8 +160,7 @@ class Engine:
     def _follow_params(self) -> None:
         """Parameters may be frozen, thawed and added between steps."""
         params = trained(self._model, self._param_groups)
-        if len(params) != len(self.gradients.params) or any(
-                one is not other for one, other in zip(params, self.gradients.params)):
+        if len(params) != len(self.gradients.params) or not all(map(operator.is_, params, self.gradients.params)):
             self.gradients = Gradients(params, apart=self.runtime is not None)
 
     # --- what micro-batches need ---------------------------------------------------------------------------------------

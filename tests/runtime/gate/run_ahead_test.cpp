@@ -39,7 +39,8 @@ TEST_F(run_ahead_test, launches_add_up_and_the_clock_moves_them_on) {
   EXPECT_TRUE(ahead_.has_room(110 * us, 9ms, 70us)) << "the second is about to end";
 }
 
-TEST_F(run_ahead_test, what_is_longer_than_the_bound_comes_just_before_the_end_of_what_is_before_it) {
+TEST_F(run_ahead_test,
+       what_is_longer_than_the_bound_comes_just_before_the_end_of_what_is_before_it) {
   launch(0, 50us);
   launch(0, 60us);
   EXPECT_FALSE(ahead_.has_room(0, 9ms, 200us));
@@ -100,6 +101,43 @@ TEST_F(run_ahead_test, a_launch_between_two_events_is_alone) {
   EXPECT_TRUE(first.alone);
   EXPECT_EQ(first.measures, 7U);
   EXPECT_FALSE(ahead_.happened(2 * us).alone);
+}
+
+TEST_F(run_ahead_test, what_a_launch_takes_less_among_others_is_learned_from_whole_groups) {
+  std::int64_t now = 0;
+  launch(now, 100us);
+  ahead_.marked(now, &events_[0]);
+  auto const group = [&](std::chrono::nanoseconds each) {
+    for (int i = 0; i < 10; ++i) {
+      launch(now, 30us);  // as measured alone
+    }
+    ahead_.marked(now, &events_[1]);
+    // The one before it is seen to happen, and this one begins.
+    ahead_.is_late(now);
+    (void)ahead_.happened(now);
+    now += 10 * each.count();
+  };
+  for (int i = 0; i < 50; ++i) {
+    group(30us);
+  }
+  EXPECT_NEAR(static_cast<double>(ahead_.correction().count()), 0, 500);
+  for (int i = 0; i < 100; ++i) {
+    group(24us);
+  }
+  EXPECT_NEAR(static_cast<double>(ahead_.correction().count()), -6e3, 700);
+}
+
+TEST_F(run_ahead_test, what_was_not_seen_to_happen_teaches_nothing) {
+  std::int64_t now = 0;
+  for (int i = 0; i < 100; ++i) {
+    for (int j = 0; j < 10; ++j) {
+      launch(now, 30us);
+    }
+    ahead_.marked(now, &events_[0]);
+    now += 200 * us;
+    (void)ahead_.happened(now);
+  }
+  EXPECT_EQ(ahead_.correction(), 0ns);
 }
 
 TEST_F(run_ahead_test, what_cannot_be_marked_is_forgotten) {
