@@ -76,10 +76,12 @@ extern "C" {
   gate()->set_run_ahead(microseconds * 1000);
 }
 
-/// From now on pauses, with gaps between the two lengths.
+/// From now on pauses, with gaps between the two lengths. Meanwhile every unit that matters has events
+/// around it: pauses are not shorter for that, and windows without them do not pay for it.
 [[gnu::visibility("default")]] void sluice_bench_start_pausing(unsigned seed,
                                                                std::int64_t shortest_us,
                                                                std::int64_t longest_us) {
+  gate()->mark_units(std::chrono::nanoseconds{20us}.count());
   running = std::make_unique<pauser>();
   running->thread = std::jthread{[=, &all = running->pauses](std::stop_token const& stop) {
     gate()->exempt_thread(1);
@@ -98,6 +100,7 @@ extern "C" {
                                                                      std::size_t room) {
   running->thread.request_stop();
   running->thread.join();
+  gate()->mark_units(0);
   std::size_t const count = std::min(room, running->pauses.size());
   for (std::size_t i = 0; i < count; ++i) {
     took_ns[i] = running->pauses[i].took_ns;

@@ -46,7 +46,7 @@ class durations {
     /// Nanoseconds in the upper 48 bits, measurements (up to 65535) below.
     std::atomic<std::uint64_t> value{0};
   };
-  static constexpr std::size_t size = 8192;
+  static constexpr std::size_t size = 16384;
   static constexpr std::size_t reach = 16;  // places that a key may lie behind its own
 
   [[nodiscard]] std::size_t first(work_key key) const noexcept { return (key >> 20U) % size; }

@@ -94,6 +94,9 @@ struct sluice_gate_api {
   /* Waits for that. 1: made; 0: dropped. Until then other calls of this thread, the optimizer's,
    * share the commit's fate. */
   int (*commit_settle)(void);
+  /* For measuring: units that take longer than this have events around them, so that unit_ended() is
+   * known for them; 0: those that are longer than the bound and 250 us. */
+  void (*mark_units)(int64_t nanoseconds);
 };
 
 enum sluice_alloc_status {

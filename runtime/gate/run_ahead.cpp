@@ -10,7 +10,12 @@ namespace {
 constexpr std::int64_t launch_latency_ns = 4'000;
 /// So long before the end of the unit that is executing the next one is given to the device, however
 /// long it is: that, and by how much the prediction for one unit may be wrong.
-constexpr std::int64_t lead_ns = launch_latency_ns + 16'000;
+constexpr std::int64_t shortest_lead_ns = launch_latency_ns + 16'000;
+
+constexpr std::int64_t lead_ns(std::chrono::nanoseconds takes, std::chrono::nanoseconds bound) {
+  std::int64_t const lead = takes <= 2 * bound ? bound.count() / 3 : 0;
+  return std::min(std::max(shortest_lead_ns, lead), bound.count());
+}
 
 /// Two looks at an event with so little time between them tell when it happened.
 constexpr std::int64_t close_looks_ns = 20'000;
@@ -39,7 +44,7 @@ bool run_ahead::has_room(std::int64_t now, nanoseconds takes, nanoseconds bound)
   }
   auto const behind = end_ns_ - executing_until;
   return behind + corrected(takes).count() <= bound.count() ||
-         (behind <= 0 && executing_until - now <= std::min(lead_ns, bound.count()));
+         (behind <= 0 && executing_until - now <= lead_ns(takes, bound));
 }
 
 bool run_ahead::should_ask(std::int64_t now, nanoseconds takes, nanoseconds bound) noexcept {
@@ -97,10 +102,14 @@ void run_ahead::launched(std::int64_t now, nanoseconds takes) noexcept {
   ++unmarked_;
 }
 
-void run_ahead::marked(std::int64_t now, void* event, work_key measures, bool timed) {
+void run_ahead::marked(std::int64_t now, group_marker const& by) {
   end_ns_ = std::max(end_ns_, now);
-  markers_.push_back({event, end_ns_, unmarked_ == 1, measures, timed, unmarked_,
-                      unmarked_measured_ns_, unbroken_, 0});
+  group_marker& made = markers_.emplace_back(by);
+  made.end_ns = end_ns_;
+  made.alone = unmarked_ == 1;
+  made.launches = unmarked_;
+  made.measured_ns = unmarked_measured_ns_;
+  made.unbroken = unbroken_;
   begin_group();
 }
 

@@ -36,6 +36,7 @@ struct group_marker {
   std::int64_t end_ns = 0;       ///< when the group before it is predicted to be done
   bool alone = false;            ///< the group is one launch
   work_key measures = 0;         ///< the kind of that launch, if it is to be learned
+  work_key in_context = 0;       ///< and what it is known as behind the launches before it
   bool timed = false;            ///< the event knows when it happened
   unsigned launches = 0;         ///< in the group
   std::int64_t measured_ns = 0;  ///< that they take together, by what was measured of each alone
@@ -51,7 +52,7 @@ class run_ahead {
   [[nodiscard]] std::int64_t end() const noexcept { return end_ns_; }
   /// Whether work that takes so long may follow: with it no more than `bound` waits behind the unit
   /// that is executing, or nothing does and that unit is about to end. So what is longer than the
-  /// bound is given to the device alone, just in time.
+  /// bound is given to the device alone, just in time; the earlier, the less it is longer.
   [[nodiscard]] bool has_room(std::int64_t now, nanoseconds takes, nanoseconds bound) noexcept;
   /// The oldest marker that has not been seen to have happened; nullptr if there is none.
   [[nodiscard]] group_marker const* oldest() const noexcept {
@@ -75,7 +76,7 @@ class run_ahead {
   /// Work launched since the last event.
   [[nodiscard]] nanoseconds unmarked_work() const noexcept { return unmarked_work_; }
   /// An event has been recorded behind what was launched last.
-  void marked(std::int64_t now, void* event, work_key measures = 0, bool timed = false);
+  void marked(std::int64_t now, group_marker const& by);
   /// No event could be recorded: what was launched may not have gone to the device at all.
   void forget_unmarked(std::int64_t now) noexcept;
 

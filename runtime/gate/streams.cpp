@@ -37,6 +37,10 @@ bool belongs_to_thread(stream_key const& key) {
 /// (a prime, so that it does not keep step with the layers of a model).
 constexpr std::uint32_t enough_measurements = 4;
 constexpr std::uint32_t measure_every = 257;
+/// The same behind the same launches.
+constexpr std::uint32_t enough_in_context = 2;
+/// A stream whose launches come in ever new orders is not measured for ever.
+constexpr std::uint32_t most_unknown_contexts = 16'384;
 
 /// What is not measured yet is taken to be long, so that little of it is outstanding at once.
 constexpr nanoseconds predicted(durations::estimate const& known, nanoseconds bound) {
@@ -47,10 +51,13 @@ constexpr nanoseconds predicted(durations::estimate const& known, nanoseconds bo
 /// by 10–25 µs.
 constexpr nanoseconds spacing{1'000'000};
 
-/// A unit that is longer than this has an event before and behind it, so that a pause can tell when it
-/// ended.
-constexpr nanoseconds long_unit(nanoseconds bound) {
-  return std::max(bound, nanoseconds{250'000});
+/// A unit that is longer than this, and than the bound, has an event before and behind it.
+constexpr nanoseconds long_unit{250'000};
+
+/// What a launch is known as behind two others: layers of a model launch the same functions with the
+/// same dimensions for work of different sizes.
+work_key in_context(std::array<work_key, 2> const& before, work_key kind) {
+  return key_of_work({before[0], before[1], kind});
 }
 
 }  // namespace
@@ -132,9 +139,8 @@ bool stream_registry::has_room(thread_slot& self, planned_work const& work, nano
   if (state == nullptr) {
     return true;
   }
-  durations::estimate const known = durations_.of(work.kind);
-  nanoseconds const takes = predicted(known, bound);
   std::lock_guard const guard{state->lock_};
+  nanoseconds const takes = predicted(know(*state, work.kind), bound);
   std::int64_t const now = monotonic_ns();
   if (state->ahead_.should_ask(now, takes, bound)) {
     look(*state, now, takes, bound);
@@ -142,15 +148,36 @@ bool stream_registry::has_room(thread_slot& self, planned_work const& work, nano
   if (!state->ahead_.has_room(now, takes, bound)) {
     return false;
   }
-  state->measure_next_ =
-      known.measured < enough_measurements || ++state->launches_ % measure_every == 0;
-  bool const stands_alone = state->measure_next_ || takes >= long_unit(bound);
+  state->measure_next_ = is_to_be_measured(*state, work.kind);
+  bool const stands_alone = state->measure_next_ || is_marked_unit(takes, bound);
   bool const follows_marker = state->ahead_.ends_with_marker() && state->ahead_.end() > now &&
                               (state->last_timed_ || !state->measure_next_);
   if (stands_alone && !follows_marker) {
-    put_marker(*state, 0, state->measure_next_);
+    put_marker(*state, {.timed = state->measure_next_});
   }
   return true;
+}
+
+bool stream_registry::is_marked_unit(nanoseconds takes, nanoseconds bound) const {
+  nanoseconds const wanted{marked_units_ns_.load(std::memory_order_relaxed)};
+  return takes >= (wanted > nanoseconds::zero() ? wanted : std::max(bound, long_unit));
+}
+
+durations::estimate stream_registry::know(stream_state const& state, work_key kind) const {
+  durations::estimate const here = durations_.of(in_context(state.before_, kind));
+  return here.measured > 0 ? here : durations_.of(kind);
+}
+
+bool stream_registry::is_to_be_measured(stream_state& state, work_key kind) const {
+  bool const known = durations_.of(in_context(state.before_, kind)).measured >= enough_in_context;
+  bool const orders_recur = state.unknown_contexts_ < most_unknown_contexts;
+  if (known) {
+    state.unknown_contexts_ -= state.unknown_contexts_ > 0 ? 1 : 0;
+  } else if (orders_recur) {
+    ++state.unknown_contexts_;
+  }
+  bool const due = ++state.launches_ % measure_every == 0;
+  return due || (!known && orders_recur) || durations_.of(kind).measured < enough_measurements;
 }
 
 void stream_registry::look(stream_state& state, std::int64_t now, nanoseconds takes,
@@ -171,6 +198,7 @@ bool stream_registry::take_news(stream_state& state, std::int64_t now) {
     if (auto const took = driver::elapsed(static_cast<CUevent>(state.passed_.event),
                                           static_cast<CUevent>(done.event))) {
       durations_.learn(done.measures, *took);
+      durations_.learn(done.in_context, *took);
     }
   }
   return_event(state.context_, std::exchange(state.passed_, done));
@@ -206,26 +234,32 @@ void stream_registry::launched(stream_state& state, work_key kind, nanoseconds b
   if (!bounded) {
     return;
   }
-  nanoseconds const takes = predicted(durations_.of(kind), bound);
+  nanoseconds const takes = predicted(know(state, kind), bound);
   state.ahead_.launched(monotonic_ns(), takes);
-  bool const measures = std::exchange(state.measure_next_, false);
-  if (measures || takes >= long_unit(bound) || state.ahead_.unmarked_work() >= spacing) {
-    put_marker(state, measures && state.ahead_.is_alone() ? kind : 0, measures);
+  group_marker behind;
+  behind.timed = std::exchange(state.measure_next_, false);
+  if (behind.timed && state.ahead_.is_alone()) {
+    behind.measures = kind;
+    behind.in_context = in_context(state.before_, kind);
+  }
+  state.before_ = {state.before_[1], kind};
+  if (behind.timed || is_marked_unit(takes, bound) || state.ahead_.unmarked_work() >= spacing) {
+    put_marker(state, behind);
   }
 }
 
-void stream_registry::put_marker(stream_state& state, work_key measures, bool timed) {
+void stream_registry::put_marker(stream_state& state, group_marker how) {
   driver::beside_captures const safe;
   auto* const stream = static_cast<CUstream>(state.key_.handle);
-  CUevent const event = driver::takes_events(stream) ? take_event(state.context_, timed) : nullptr;
+  CUevent const event =
+      driver::takes_events(stream) ? take_event(state.context_, how.timed) : nullptr;
+  how.event = event;
   if (event != nullptr && driver::record(event, stream)) {
-    state.ahead_.marked(monotonic_ns(), event, measures, timed);
-    state.last_timed_ = timed;
+    state.ahead_.marked(monotonic_ns(), how);
+    state.last_timed_ = how.timed;
     return;
   }
-  if (event != nullptr) {
-    return_event(state.context_, event, timed);
-  }
+  return_event(state.context_, how);
   state.ahead_.forget_unmarked(monotonic_ns());
 }
 

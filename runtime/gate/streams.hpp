@@ -65,7 +65,9 @@ class stream_state {
   bool last_timed_ = false;  // the last one that was recorded
   std::uint32_t launches_ = 0;
   bool measure_next_ = false;  // the next launch has an event before it and gets one behind it
-  CUevent settled_ = nullptr;  // recorded after the last call, for waiting until idle
+  std::array<work_key, 2> before_{};    // kinds of the last launches
+  std::uint32_t unknown_contexts_ = 0;  // that launches had of late, beyond those that were known
+  CUevent settled_ = nullptr;           // recorded after the last call, for waiting until idle
 };
 
 class stream_registry {
@@ -91,6 +93,11 @@ class stream_registry {
   /// ends. For the control thread, which calls these and `wait_idle` one after the other.
   void watch_unit();
   void poll_unit();
+  /// Units that are longer get events around them, so that a pause can tell when one ended; 0: what is
+  /// longer than the bound.
+  void mark_units(std::chrono::nanoseconds longer_than) {
+    marked_units_ns_.store(longer_than.count(), std::memory_order_relaxed);
+  }
   /// When that unit ended (CLOCK_MONOTONIC); 0 if nothing was executing, or one of several short
   /// units that cannot be told apart.
   [[nodiscard]] std::int64_t unit_ended_ns() const noexcept {
@@ -107,6 +114,8 @@ class stream_registry {
 
  private:
   void forget_context(CUcontext context, bool alive);
+  [[nodiscard]] bool is_marked_unit(std::chrono::nanoseconds takes,
+                                    std::chrono::nanoseconds bound) const;
 
   struct marker {
     CUevent event;
@@ -130,8 +139,12 @@ class stream_registry {
   /// Takes the news of the stream's events, as far as it matters to a call that takes so long.
   void look(stream_state& state, std::int64_t now, std::chrono::nanoseconds takes,
             std::chrono::nanoseconds bound);
-  /// Records an event between two launches.
-  void put_marker(stream_state& state, work_key measures, bool timed);
+  /// What is known of a launch on the stream: behind the launches before it, else at all.
+  [[nodiscard]] durations::estimate know(stream_state const& state, work_key kind) const;
+  /// Whether a launch on the stream is to be measured.
+  [[nodiscard]] bool is_to_be_measured(stream_state& state, work_key kind) const;
+  /// Records an event between two launches: `how` says what it is for.
+  void put_marker(stream_state& state, group_marker how);
   void forget_markers(stream_state& state);
   /// Records an event after the last call on the stream; false if the stream cannot tell when it is
   /// done.
@@ -148,6 +161,7 @@ class stream_registry {
   std::mutex watching_;
   std::vector<marker> units_;  // events behind what executes; guarded by watching_
   std::atomic<std::int64_t> unit_ended_ns_{0};
+  std::atomic<std::int64_t> marked_units_ns_{0};
   // Order of locks: draining_, watching_, known_, a state's lock, events_.
   std::shared_mutex draining_;  // shared by those who poll events, exclusive for who ends a context
   std::mutex known_;            // guards the next five

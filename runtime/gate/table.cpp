@@ -75,6 +75,8 @@ constexpr sluice_gate_api table = {
     },
     .commit_end = [](void (*made)(void*), void* of) { the_commit().close(made, of); },
     .commit_settle = []() -> int { return the_commit().settle() ? 1 : 0; },
+    .mark_units =
+        [](int64_t nanoseconds) { streams().mark_units(std::chrono::nanoseconds{nanoseconds}); },
 };
 
 }  // namespace

@@ -6,7 +6,8 @@
  * entering is one step. Patience may end at any time, so that what follows it is met in every state.
  *
  *   -DDEATH        the training process may be killed at any instant
- *   -DDEFERRED     the step's thread leaves its launches to a submitter (runtime/gate/submission.cpp)
+ *   -DDEFERRED     the step's thread leaves its launches, and commits behind them, to a submitter
+ *                  (runtime/gate/submission.cpp)
  *   -DPATIENT      a demand holds launches until it is answered; needed for `served` and `trains`
  *   Each of these takes something away, and something must then be found wrong:
  *   -DNO_RECHECK   the control thread does not look for a commit again behind the closed gate
@@ -14,12 +15,16 @@
  *   -DNO_VICTIM    what is left of any micro-batch is dropped, also of one that has begun since
  *   -DNO_DRAIN     the device is not waited for
  *   -DNO_STALE     the submitter does not ask whether a launch is left from before the last abort
- *   -DNO_FLUSH     a commit ends although its launches have not been made
+ *   -DNO_FLUSH      a commit that is left to the submitter ends although its launches have not been made
+ *   -DNO_GROUP      the submitter makes the launches of a commit that it has dropped
+ *   -DNO_VERDICT    a launch that goes straight does not ask whether its commit has been dropped
  */
 #ifndef DEMANDS
 #define DEMANDS 3
 #endif
+#ifndef LAUNCHES
 #define LAUNCHES 2
+#endif
 #define RUN_AHEAD 2
 
 mtype = { idle, running, committing, sound, revoked, starved, training, serving };
@@ -38,17 +43,21 @@ bit expendable, protect;  /* of the step's thread */
 byte queued;              /* launches on the device that use the memory */
 bit demanded, answered;
 bit dropped_new;          /* something was dropped of a micro-batch that nothing was taken from */
-bit committed;            /* turns with every commit */
+bit committed;            /* the last micro-batch; until the next begins */
 bit killed, step_ended, control_ended, submitter_ended, gone;
 
 #ifdef DEFERRED
 #define QUEUE 2
+mtype = { launched, of_commit, commit_begins, commit_ends };
 byte stale;               /* of the launches left, the first so many are from before the last abort ended */
 bit submitting;           /* the submitter has taken a launch out and not made it yet */
-/* Whether it uses the memory, whether it is expendable, whether it is protected. */
-chan calls = [QUEUE] of { bit, bit, bit };
-#define flush() empty(calls) && !submitting
-#define end_abort() atomic { stale = len(calls) + submitting }; aborting = 0
+bit unsettled;            /* a commit has been left whose end the submitter has not come to */
+bit dropped;              /* the last commit that it has come to; what it finds from then on belongs to no earlier one */
+/* What it is, whether it uses the memory, whether it is expendable, whether it is protected. */
+chan calls = [QUEUE] of { mtype, bit, bit, bit };
+#define left() (len(calls) + submitting)
+#define flush() left() == 0
+#define end_abort() atomic { stale = left() }; aborting = 0
 #else
 #define end_abort() aborting = 0
 #endif
@@ -73,7 +82,7 @@ inline launch() {
 #ifdef DEFERRED
   if
   :: atomic { aborting && expendable -> dropped_new = (state == sound) }
-  :: atomic { !(aborting && expendable) -> calls!mine,expendable,protect }
+  :: atomic { !(aborting && expendable) -> calls!launched,mine,expendable,protect }
   fi
 #else
   enter(expendable, protect);
@@ -88,6 +97,44 @@ inline launch() {
 #endif
 }
 
+#ifdef DEFERRED
+/*
+ * It launches something that is made only with its commit. Where nothing lies in the queue that may go straight. So may any
+ * other launch, which is as if the submitter made it at once.
+ */
+inline launch_with_commit(uses) {
+  if
+  :: calls!of_commit,uses,expendable,protect
+#ifdef NO_VERDICT
+  :: atomic { left() == 0 && !closed && (protect || !demanded || answered) -> inside = 1 };
+#else
+  :: left() == 0 && dropped
+  :: atomic { left() == 0 && !dropped && !closed && (protect || !demanded || answered) -> inside = 1 };
+#endif
+     queued < RUN_AHEAD; queued = queued + uses;
+     leave()
+  fi
+}
+
+/* It leaves its commit behind what lies there: whether the micro-batch has its memory then, the submitter will see. */
+inline leave_commit() {
+  atomic { calls!commit_begins,0,0,0; unsettled = 1; expendable = 0; protect = 1 };
+  launch_with_commit(mine);
+#ifdef NO_FLUSH
+  if
+  :: phase == committing -> lock(); phase = idle; unlock()
+  :: dropped
+  fi;
+#endif
+  atomic { calls!commit_ends,0,0,0; protect = 0 };
+  launch_with_commit(0); /* the optimizer */
+  !unsettled;
+  failed = dropped;
+  made = !dropped;
+  assert(made || state != sound)
+}
+#endif
+
 inline replace_arena() {
   lost = 0;
   has = 0;
@@ -95,9 +142,10 @@ inline replace_arena() {
 }
 
 proctype step() {
-  bit passed, mine, failed;
+  bit passed, mine, failed, made;
   byte n;
   {
+next:
     do
     :: lock();
        if
@@ -106,6 +154,7 @@ proctype step() {
        fi;
        state = sound;
        phase = running;
+       committed = 0;
        mine = 0;
        unlock();
        expendable = 1;
@@ -127,6 +176,7 @@ proctype step() {
        if
 #ifdef DEFERRED
        :: flush() -> failed = 0
+       :: left() > 0 && state == sound -> leave_commit()
 #else
        :: failed = 0
 #endif
@@ -135,6 +185,12 @@ proctype step() {
 #endif
        :: state != sound -> failed = 1 /* an exception because of what was not done */
        fi;
+#ifdef DEFERRED
+       if
+       :: made -> made = 0; committed = 1; goto next
+       :: !made
+       fi;
+#endif
        lock();
        if
        :: state == sound && !failed ->
@@ -143,7 +199,7 @@ proctype step() {
           expendable = 0;
           protect = 1;
           launch();
-#if defined(DEFERRED) && !defined(NO_FLUSH)
+#ifdef DEFERRED
           flush();
 #endif
           assert(!lost);
@@ -151,7 +207,7 @@ proctype step() {
           lock();
           phase = idle;
           unlock();
-          committed = !committed
+          committed = 1
        :: state != sound || failed ->
           unlock();
           expendable = 0;
@@ -172,26 +228,55 @@ proctype step() {
 
 #ifdef DEFERRED
 proctype submitter() {
+  mtype what;
   bit passed, uses, may_drop, spared;
+  bit going; /* the commit: what lies before its end is protected */
   {
 end:
     do
-    :: atomic { calls?uses,may_drop,spared -> submitting = 1 }
-       enter(may_drop, spared);
+    :: atomic { calls?what,uses,may_drop,spared -> submitting = 1 }
        if
-#ifdef NO_STALE
-       :: passed ->
+       :: what == commit_begins ->
+          lock();
+          if
+          :: state == sound -> phase = committing; going = 1; dropped = 0
+          :: else -> dropped = 1
+          fi;
+          unlock()
+       :: what == commit_ends && going ->
+          lock();
+          assert(!lost);
+          phase = idle;
+          unlock();
+          going = 0
+       :: what == commit_ends && !going
+#ifndef NO_GROUP
+       :: what == of_commit && dropped
+       :: what == launched || what == of_commit && !dropped ->
 #else
-       :: passed && (!may_drop || !stale) ->
+       :: what == launched || what == of_commit ->
 #endif
-          queued < RUN_AHEAD; queued = queued + uses;
-          leave()
+          spared = spared || going;
+          enter(may_drop, spared);
+          if
+#ifdef NO_STALE
+          :: passed ->
+#else
+          :: passed && (!may_drop || !stale) ->
+#endif
+             queued < RUN_AHEAD; queued = queued + uses;
+             leave()
 #ifndef NO_STALE
-       :: passed && may_drop && stale -> leave()
+          :: passed && may_drop && stale -> leave()
 #endif
-       :: !passed -> dropped_new = (!stale && phase == running && state == sound)
+          :: !passed -> dropped_new = (!stale && phase == running && state == sound)
+          fi
        fi;
-       atomic { submitting = 0; stale = (stale > 0 -> stale - 1 : 0) }
+       atomic {
+         submitting = 0;
+         unsettled = unsettled && what != commit_ends;
+         stale = (stale > 0 -> stale - 1 : 0)
+       }
     od
   } unless { killed };
   submitter_ended = 1

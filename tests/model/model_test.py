@@ -55,6 +55,8 @@ def assert_sound(visited: Search, at_least: int = 0) -> None:
 #: The handover with launches that are left to the submitter; three demands show nothing that two do not, in three times
 #: the states.
 DEFERRED = ("DEFERRED", "DEMANDS=2")
+#: The same where scheduling is fair; two launches in a micro-batch show nothing that one does not, in twice the states.
+DEFERRED_FAIRLY = (*DEFERRED, "LAUNCHES=1")
 
 
 @pytest.mark.parametrize("switches", [(), ("FENCED",)])
@@ -73,7 +75,7 @@ def test_whoever_a_gate_has_held_goes_on(tmp_path, switches):
 
 @pytest.mark.parametrize("switches", [(), ("DEATH",), DEFERRED])
 def test_no_launch_meets_memory_that_is_the_servers(tmp_path, switches):
-    assert_sound(search(tmp_path, "handover", *switches), at_least=100_000)
+    assert_sound(search(tmp_path, "handover", *switches), at_least=90_000)
 
 
 @pytest.mark.parametrize("switches", [(), DEFERRED])
@@ -81,7 +83,7 @@ def test_nothing_is_dropped_of_a_micro_batch_that_has_its_memory(tmp_path, switc
     assert_sound(search(tmp_path, "handover", *switches, claim="spares"))
 
 
-@pytest.mark.parametrize("switches", [(), DEFERRED])
+@pytest.mark.parametrize("switches", [(), DEFERRED_FAIRLY])
 @pytest.mark.parametrize("claim", ["served", "trains"])
 def test_demands_are_answered_and_training_goes_on(tmp_path, claim, switches):
     assert_sound(search(tmp_path, "handover", "PATIENT", *switches, claim=claim, fairly=True))
@@ -98,6 +100,11 @@ def test_each_part_of_the_handover_is_needed(tmp_path, switch, violated, claim, 
     assert violated in search(tmp_path, "handover", switch, *switches, claim=claim).output
 
 
-@pytest.mark.parametrize("switch", ["NO_STALE", "NO_FLUSH"])
-def test_each_part_of_deferred_submission_is_needed(tmp_path, switch):
-    assert "owner==" in search(tmp_path, "handover", switch, *DEFERRED).output
+@pytest.mark.parametrize("switch, violated", [
+    ("NO_STALE", "owner=="),
+    ("NO_FLUSH", "!(lost)"),
+    ("NO_GROUP", "owner=="),
+    ("NO_VERDICT", "owner=="),
+])
+def test_each_part_of_deferred_submission_is_needed(tmp_path, switch, violated):
+    assert violated in search(tmp_path, "handover", switch, *DEFERRED).output

@@ -7,7 +7,7 @@ import operator
 import torch
 from torch import nn
 
-from sluice._modules import buffers_of, modules_of
+from sluice._modules import Parts
 
 
 class Buffers:
@@ -18,7 +18,7 @@ class Buffers:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
+        self._parts = Parts(model)
         self._places: list[tuple[nn.Module, str, torch.Tensor]] = []
         self._buffers: list[torch.Tensor] = []
         self._forms: list[tuple] = []
@@ -27,7 +27,8 @@ class Buffers:
     @torch.no_grad()
     def save(self) -> None:
         """Remembers every buffer and its values."""
-        self._places = buffers_of(modules_of(self._model))
+        self._parts.refresh()
+        self._places = self._parts.buffers
         buffers = [buffer for _, _, buffer in self._places]
         forms = [(buffer.shape, buffer.dtype, buffer.device) for buffer in buffers]
         if forms != self._forms or not all(map(operator.is_, buffers, self._buffers)):

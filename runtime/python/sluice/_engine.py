@@ -17,7 +17,7 @@ from sluice._buffers import Buffers
 from sluice._gradients import Gradients
 from sluice._losses import Losses
 from sluice._micro_batch import MicroBatch, Rehearsal, refuse_survivors
-from sluice._modules import modules_of, parameters_of
+from sluice._modules import Parts
 from sluice._planning import Planner
 from sluice._random import RandomState
 from sluice._trouble import Trouble
@@ -39,16 +39,13 @@ def checked_micro_batch(micro_batch: Any) -> int | None:
     return micro_batch
 
 
-def trained(model: nn.Module, param_groups: list[dict[str, Any]]) -> list[nn.Parameter]:
+def trained(parts: Parts, param_groups: list[dict[str, Any]]) -> list[nn.Parameter]:
     """The parameters that require a gradient: the optimizer's, then the model's others."""
     # By identity: hashing a tensor is a call of a Python function.
     found = {id(param): param for group in param_groups for param in group["params"] if param.requires_grad}
     if not found:
         raise ValueError("the optimizer has no parameter that requires a gradient")
-    for param in parameters_of(modules_of(model)):
-        if param.requires_grad:
-            found.setdefault(id(param), param)
-    return list(found.values())
+    return list((found | {id(param): param for param in parts.parameters if param.requires_grad}).values())
 
 
 class Engine:
@@ -68,10 +65,11 @@ class Engine:
                  adapt: bool | None, generators: Iterable[Any]) -> None:
         self._micro_batch = checked_micro_batch(micro_batch)
         self._model = model
+        self._parts = Parts(model)
         self._param_groups = param_groups
         if adapt is None:
             adapt = not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-        params = trained(model, param_groups)
+        params = trained(self._parts, param_groups)
         self.cuda = params[0].is_cuda
         self._random = RandomState(generators, self.cuda)
         self.runtime = _runtime.attach(self.cuda)
@@ -127,7 +125,8 @@ class Engine:
             yield from self._tried(micro)
             if micro.committed:
                 done += count
-        self.gradients.finish()
+        if update is None or not update.has_run:
+            self.gradients.finish()
 
     def run(self, body: Callable[[MicroBatch], None], batch: tuple, **how: Any) -> list[Any]:
         """Runs ``body`` as the block of every try. Returns what each committed one has kept."""
@@ -159,7 +158,8 @@ class Engine:
 
     def _follow_params(self) -> None:
         """Parameters may be frozen, thawed and added between steps."""
-        params = trained(self._model, self._param_groups)
+        self._parts.refresh()
+        params = trained(self._parts, self._param_groups)
         if len(params) != len(self.gradients.params) or not all(map(operator.is_, params, self.gradients.params)):
             self.gradients = Gradients(params, apart=self.runtime is not None)
 

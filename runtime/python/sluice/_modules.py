@@ -1,33 +1,50 @@
-"""What a model is made of, walked through in every step, while the device waits."""
+"""What a model is made of: looked at in every step, while the device waits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import operator
+from itertools import chain
 
 import torch
 from torch import nn
 
 
-def modules_of(model: nn.Module) -> list[nn.Module]:
-    """As ``model.modules()``, in its order. That resumes a generator at every level for every module, which takes several
-    times as long."""
+class Parts:
+    """A model's modules, in the order of ``model.modules()``, with their own parameters and buffers.
+
+    To walk through a model takes Python as long as the device needs for several layers, to see that nothing has changed a
+    tenth of that.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._tables: list[dict] = []
+        self._entries: list = []
+        #: Those that several modules have come several times.
+        self.parameters: list[nn.Parameter] = []
+        #: Whose, under which name, and which.
+        self.buffers: list[tuple[nn.Module, str, torch.Tensor]] = []
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Looks again."""
+        entries = list(chain.from_iterable(map(dict.values, self._tables)))
+        if self._tables and len(entries) == len(self._entries) and all(map(operator.is_, entries, self._entries)):
+            return
+        modules = _modules_of(self._model)
+        self._tables = [table for module in modules for table in (module._modules, module._parameters, module._buffers)]
+        self._entries = list(chain.from_iterable(map(dict.values, self._tables)))
+        self.parameters = [param for module in modules for param in module._parameters.values() if param is not None]
+        self.buffers = [(module, name, buffer) for module in modules for name, buffer in module._buffers.items()
+                        if buffer is not None]
+
+
+def _modules_of(model: nn.Module) -> list[nn.Module]:
     found: dict[nn.Module, None] = {}
     left = [model]
     while left:
         module = left.pop()
         if module not in found:
             found[module] = None
-            if children := module._modules:
-                left += [child for child in reversed(children.values()) if child is not None]
+            left += [child for child in reversed(module._modules.values()) if child is not None]
     return list(found)
-
-
-def parameters_of(modules: Iterable[nn.Module]) -> Iterable[nn.Parameter]:
-    """The parameters that modules have themselves; those that several have come several times."""
-    return (param for module in modules if (own := module._parameters) for param in own.values() if param is not None)
-
-
-def buffers_of(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, str, torch.Tensor]]:
-    """The buffers that modules have themselves: whose, under which name, and which."""
-    return [(module, name, buffer) for module in modules if (own := module._buffers)
-            for name, buffer in own.items() if buffer is not None]

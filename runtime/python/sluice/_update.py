@@ -30,6 +30,10 @@ class Update:
         self._before: HostState | None = None
         self.loss: torch.Tensor | None = None
 
+    @property
+    def has_run(self) -> bool:
+        return self.loss is not None
+
     def run(self) -> None:
         self._before = HostState(self._optimizer)
         self.loss = self._body()

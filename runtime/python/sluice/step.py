@@ -139,8 +139,8 @@ class Step:
             losses = self._begin()
             update = self._early_update(losses)
             self._accumulate(loss_fn, batch, losses, update)
-            loss = update.loss if update is not None else None
-            return self._finish(batch, self._apply(losses) if loss is None else loss)
+            ahead = update is not None and update.has_run
+            return self._finish(batch, update.loss if ahead else self._apply(losses))
 
     def micro_batches(self, *batch: Any) -> Iterator[MicroBatch]:
         """The same for a loop that is written by hand; when it is over, the optimizer has run::

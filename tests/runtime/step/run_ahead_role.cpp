@@ -51,6 +51,7 @@ constexpr sluice_gate_api open_gate{
     .commit_begin = [](int (*)(void*), void*) { return 0; },
     .commit_end = [](void (*)(void*), void*) {},
     .commit_settle = [] { return 1; },
+    .mark_units = [](std::int64_t) {},
 };
 
 template <typename Function>
