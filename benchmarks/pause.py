@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """How long a pause of training takes at random instants, and what it costs training that pauses are short.
 
-    ./benchmarks/run.sh pause [--only resnet50] [--pauses 2000] [--ways deferred-200 direct-200 none]
+    ./benchmarks/run.sh pause [--only resnet50] [--pauses 2000] [--ways deferred-150 direct-150 none]
 
 Two processes make the same steps of the same model in turn (pairs.py): one in plain PyTorch, one under `sluice run`. The
 second is told how far launches may run ahead of the device before each window: `none` lets them, as without an inference
 server; `direct-B` makes the launching thread wait for room, `deferred-B` leaves its calls to the submitter, each with at
 most B µs of predicted work outstanding. For each of these ways windows without pauses show the cost, further windows with
-pauses every 8 to 25 ms what a pause takes. Excess is what a pause takes beyond the end of the unit (kernel, copy, graph)
+pauses every 5 to 15 ms what a pause takes. Excess is what a pause takes beyond the end of the unit (kernel, copy, graph)
 that was executing. Needs a GPU.
 """
 
@@ -30,12 +30,12 @@ WORKLOADS = {each.name: each for each in (
     Workload("gpt2-medium", "cuda", 8, 1, gpt2_on_cuda, ("transformers",), "bf16"),
     Workload("vit-l-16", "cuda", 64, 1, vit_on_cuda, ("torchvision",), "bf16"),
 )}
-WAYS = ("none", "direct-200", "deferred-30", "deferred-100", "deferred-200", "deferred-400")
-GAP_US = (8_000, 25_000)
+WAYS = ("none", "direct-150", "deferred-50", "deferred-100", "deferred-150", "deferred-200", "deferred-400")
+GAP_US = (5_000, 15_000)
 MOST_PAUSES = 10_000  # of one window
 TARGETS = {"pause_us.p50": "<= 300", "excess_us.p99": "<= 300", "step_ratio.value": "<= 1.01"}
 UNBOUND_TARGETS = {"step_ratio.value": "<= 1.002"}
-DEFAULT_WAY = "deferred-200"
+DEFAULT_WAY = "deferred-150"
 
 
 def bound_of(way: str) -> tuple[bool, int]:
@@ -175,15 +175,13 @@ def main() -> int:
             parser.error(f"there is no {path}; run ./scripts/build.sh")
     if not has_cuda():
         raise SystemExit("pause: this machine has no GPU; on the host backend nothing is gated")
-    cells = []
     for name, workload in WORKLOADS.items():
         if not options.only or name in options.only:
             print(f"==> {name}", flush=True)
             try:
-                cells += measure(workload, options)
+                write("pause", measure(workload, options), gpus=1, accumulate=True)
             except Failed as failure:
                 raise SystemExit(f"pause: {failure}") from failure
-    write("pause", cells, gpus=1, accumulate=True)
     return 0
 
 

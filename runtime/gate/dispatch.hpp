@@ -136,7 +136,11 @@ template <typename Submit, typename Defer>
     return earlier;
   }
   CUresult result = CUDA_SUCCESS;
-  if (queue->is_empty() && at.try_enter(self, call.work)) {
+  bool const straight = queue->is_empty();
+  if (straight && call.droppable && the_commit().is_dropped(self.commit)) {
+    return CUDA_SUCCESS;  // asked again: only with an empty queue the answer is final
+  }
+  if (straight && at.try_enter(self, call.work)) {
     result = submit();
     note_launch(at, self, call.work);
     at.leave(self);

@@ -5,8 +5,12 @@
 namespace sluice::gate {
 namespace {
 
-/// Weight of a new measurement, 1/4: what a kernel takes changes with clocks and neighbours.
+/// The first measurements may have met something else on the device: the shortest of them counts.
+constexpr std::uint32_t first_measurements = 4;
+/// Weight of a later one, 1/4, and how much longer than the mean it may be taken to be: what a kernel
+/// takes changes with clocks and neighbours.
 constexpr std::int64_t weight_of_the_old = 3;
+constexpr std::int64_t most_times_the_mean = 2;
 constexpr std::uint32_t most_measured = 0xffff;
 
 constexpr durations::estimate unpack(std::uint64_t value) noexcept {
@@ -42,10 +46,14 @@ void durations::learn(work_key key, std::chrono::nanoseconds took) noexcept {
     }
     estimate const known = unpack(here.value.load(std::memory_order_acquire));
     std::int64_t const fresh = std::max<std::int64_t>(1, took.count());
-    std::int64_t const mean =
-        known.measured == 0
-            ? fresh
-            : (weight_of_the_old * known.mean.count() + fresh) / (weight_of_the_old + 1);
+    std::int64_t const old = known.mean.count();
+    std::int64_t mean = fresh;
+    if (known.measured >= first_measurements) {
+      std::int64_t const believed = std::min(fresh, most_times_the_mean * old);
+      mean = (weight_of_the_old * old + believed) / (weight_of_the_old + 1);
+    } else if (known.measured > 0) {
+      mean = std::min(old, fresh);
+    }
     std::uint64_t const count = std::min(known.measured + 1, most_measured);
     here.value.store(static_cast<std::uint64_t>(mean) << 16U | count, std::memory_order_release);
     return;

@@ -150,9 +150,10 @@ bool stream_registry::has_room(thread_slot& self, planned_work const& work, nano
   }
   state->measure_next_ = is_to_be_measured(*state, work.kind);
   bool const stands_alone = state->measure_next_ || is_marked_unit(takes, bound);
-  bool const follows_marker = state->ahead_.ends_with_marker() && state->ahead_.end() > now &&
-                              (state->last_timed_ || !state->measure_next_);
-  if (stands_alone && !follows_marker) {
+  bool const follows_marker = state->ahead_.ends_with_marker() && state->ahead_.end() > now;
+  // What is measured gets an event of its own, now: the device may have done all before it, and be
+  // waiting.
+  if (state->measure_next_ || (stands_alone && !follows_marker)) {
     put_marker(*state, {.timed = state->measure_next_});
   }
   return true;
@@ -256,7 +257,6 @@ void stream_registry::put_marker(stream_state& state, group_marker how) {
   how.event = event;
   if (event != nullptr && driver::record(event, stream)) {
     state.ahead_.marked(monotonic_ns(), how);
-    state.last_timed_ = how.timed;
     return;
   }
   return_event(state.context_, how);

@@ -61,8 +61,7 @@ class stream_state {
   CUcontext context_ = nullptr;
   int device_ = -1;
   run_ahead ahead_;
-  group_marker passed_;      // of `ahead_`'s the last that has happened; without an event: none
-  bool last_timed_ = false;  // the last one that was recorded
+  group_marker passed_;  // of `ahead_`'s the last that has happened; without an event: none
   std::uint32_t launches_ = 0;
   bool measure_next_ = false;  // the next launch has an event before it and gets one behind it
   std::array<work_key, 2> before_{};    // kinds of the last launches

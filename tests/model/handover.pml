@@ -15,9 +15,9 @@
  *   -DNO_VICTIM    what is left of any micro-batch is dropped, also of one that has begun since
  *   -DNO_DRAIN     the device is not waited for
  *   -DNO_STALE     the submitter does not ask whether a launch is left from before the last abort
- *   -DNO_FLUSH      a commit that is left to the submitter ends although its launches have not been made
- *   -DNO_GROUP      the submitter makes the launches of a commit that it has dropped
- *   -DNO_VERDICT    a launch that goes straight does not ask whether its commit has been dropped
+ *   -DNO_FLUSH     a commit that is left to the submitter ends although its launches have not been made
+ *   -DNO_GROUP     the submitter makes the launches of a commit that it has dropped
+ *   -DNO_VERDICT   a launch that goes straight does not ask whether its commit has been dropped
  */
 #ifndef DEMANDS
 #define DEMANDS 3

@@ -84,6 +84,7 @@ class Engine:
         self.gradients = Gradients(params, apart=self.runtime is not None)
         self.buffers = Buffers(model)
         self.running = False
+        self._gradients_due: bool | None = None  # whether to add to those that are there; None: they have been begun
         self.counts = {"steps": 0, "samples": 0, "commits": 0, "discards": 0, "micro_batch": 0}
 
     def explained(self) -> contextlib.AbstractContextManager:
@@ -95,7 +96,7 @@ class Engine:
         return {**self.counts, "wait_seconds": self._planner.wait_seconds}
 
     def micro_batches(self, batch: tuple, losses: Losses | None = None, scaler: torch.amp.GradScaler | None = None,
-                      add: bool = False, update: Update | None = None) -> Iterator[MicroBatch]:
+                      add: bool = False, update: Update | None = None, lazily: bool = False) -> Iterator[MicroBatch]:
         """Yields tries until every sample has been committed; the first of all is a rehearsal, which counts for nothing.
 
         Args:
@@ -103,15 +104,18 @@ class Engine:
             scaler: Scales them for backward.
             add: Whether to add to the gradients that are there, instead of starting anew.
             update: What follows, to be run by the last try before it is known to count, where that can be.
+            lazily: Whether parameters are looked at, and gradients begun, only when a micro-batch's ``backward`` is called:
+                then the device has the forward pass to do meanwhile.
         """
         total = _batches.size_of(batch)
         if total < 1:
             raise ValueError("a step needs at least one tensor with at least one sample in dimension 0")
         if self.running:
             raise RuntimeError("a step cannot begin inside of a micro-batch")
-        self._follow_params()
+        self._gradients_due = add
+        if not lazily:
+            self.begin_gradients()
         largest = min(self._micro_batch or total, total)
-        self.gradients.begin(add)
         if not self._rehearsed:
             few = min(REHEARSAL_SAMPLES, total)
             yield from self._tried(Rehearsal(self, _batches.cut(batch, 0, few), few, total, losses, scaler))
@@ -127,6 +131,14 @@ class Engine:
                 done += count
         if update is None or not update.has_run:
             self.gradients.finish()
+
+    def begin_gradients(self) -> None:
+        """Begins the gradients of the batch, if that has not been done."""
+        if self._gradients_due is None:
+            return
+        add, self._gradients_due = self._gradients_due, None
+        self._follow_params()
+        self.gradients.begin(add)
 
     def run(self, body: Callable[[MicroBatch], None], batch: tuple, **how: Any) -> list[Any]:
         """Runs ``body`` as the block of every try. Returns what each committed one has kept."""
@@ -161,7 +173,7 @@ class Engine:
         self._parts.refresh()
         params = trained(self._parts, self._param_groups)
         if len(params) != len(self.gradients.params) or not all(map(operator.is_, params, self.gradients.params)):
-            self.gradients = Gradients(params, apart=self.runtime is not None)
+            self.gradients.follow(params)
 
     # --- what micro-batches need ---------------------------------------------------------------------------------------
 

@@ -23,9 +23,21 @@ class Gradients:
     def __init__(self, params: list[nn.Parameter], apart: bool) -> None:
         self.params = params
         # Made before the first micro-batch, so that they do not settle between memory that is given back.
-        self._sums = {param: torch.zeros_like(param) for param in params} if apart else None
+        self._sums = {param: torch.empty_like(param) for param in params} if apart else None
         self._begun: set[nn.Parameter] = set()
         self._finished: dict[nn.Parameter, torch.Tensor] = {}
+
+    def follow(self, params: list[nn.Parameter]) -> None:
+        """From now on it is these parameters' gradients."""
+        self.params = params
+        if self._sums is not None:
+            # What is missing is made when it is needed: outside of a micro-batch, which this may lie in.
+            self._sums = {param: self._sums[param] for param in params if param in self._sums}
+
+    def _sum_of(self, param: nn.Parameter) -> torch.Tensor:
+        if param not in self._sums:
+            self._sums[param] = torch.empty_like(param)
+        return self._sums[param]
 
     @torch.no_grad()
     def begin(self, add: bool = False) -> None:
@@ -37,8 +49,8 @@ class Gradients:
             if add and grad is not None:
                 if self._sums is None:
                     continue
-                if grad is not self._sums[param]:
-                    self._sums[param].copy_(grad)
+                if grad is not self._sum_of(param):
+                    self._sum_of(param).copy_(grad)
                 self._begun.add(param)
             param.grad = None
 
@@ -74,7 +86,7 @@ class Gradients:
             else:
                 into = firsts
                 self._begun.add(param)
-            into[0].append(self._sums[param])
+            into[0].append(self._sum_of(param))
             into[1].append(grad)
             param.grad = None
         if firsts[0]:

@@ -80,6 +80,7 @@ class MicroBatch:
         runtime = self._engine.runtime
         if runtime and runtime.arena_state() != _runtime.SOUND:
             raise Discarded
+        self._engine.begin_gradients()
         weight = _losses.checked_weight(weight)
         part = self._losses.part(_losses.checked_loss(loss), weight, self.share)
         if isinstance(weight, float) and weight == 0.0:

@@ -45,7 +45,8 @@ class RandomState:
     def _global(self) -> list[Access]:
         result: list[Access] = [(torch.get_rng_state, torch.set_rng_state), (random.getstate, random.setstate)]
         if self._cuda:
-            result.append((torch.cuda.get_rng_state, torch.cuda.set_rng_state))
+            generator = torch.cuda.default_generators[torch.cuda.current_device()]
+            result.append((generator.get_state, generator.set_state))
         numpy_random = sys.modules.get("numpy.random")
         if numpy_random is not None and hasattr(numpy_random, "get_state"):
             result.append((numpy_random.get_state, numpy_random.set_state))

@@ -163,7 +163,7 @@ class Step:
 
     def _micro_batches(self, batch: tuple) -> Iterator[MicroBatch]:
         losses = self._begin()
-        tries = self._engine.micro_batches(batch, losses, self._scaler)
+        tries = self._engine.micro_batches(batch, losses, self._scaler, lazily=True)
         while True:
             with self._engine.explained():
                 micro = next(tries, None)
@@ -198,7 +198,8 @@ class Step:
         def forward_backward(micro: MicroBatch) -> None:
             micro.backward(*_losses.loss_and_weight(loss_fn(*micro.slices)))
 
-        self._engine.run(forward_backward, batch, losses=losses, scaler=self._scaler, update=update)
+        self._engine.run(forward_backward, batch, losses=losses, scaler=self._scaler, update=update,
+                         lazily=True)
 
     def _show_gradients(self, losses: Losses) -> torch.Tensor:
         """Gives the parameters the gradients of the batch. Returns its loss."""

@@ -190,6 +190,18 @@ TEST(durations_test, the_mean_follows_what_is_measured) {
   EXPECT_EQ(known.of(kind).measured, 61U);
 }
 
+TEST(durations_test,
+     of_the_first_measurements_the_shortest_counts_and_of_later_ones_none_by_itself) {
+  durations known;
+  auto const kind = key_of_work({4});
+  for (auto const took : {300us, 100us, 110us, 900us}) {
+    known.learn(kind, took);
+  }
+  EXPECT_EQ(known.of(kind).mean, 100us);
+  known.learn(kind, 10ms);
+  EXPECT_EQ(known.of(kind).mean, 125us);
+}
+
 TEST(durations_test, a_full_table_keeps_what_it_has_and_forgets_nothing) {
   durations known;
   auto const kind = [](std::uint64_t i) { return key_of_work({i, i * i}); };
