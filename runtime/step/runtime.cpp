@@ -65,10 +65,10 @@ std::atomic<bool> in_child{false};
 bool defers_submission() {
   auto const text = environment("SLUICE_SUBMISSION");
   if (!text.empty() && text != "direct" && text != "deferred") {
-    spdlog::warn("SLUICE_SUBMISSION is {}, must be direct or deferred; direct is used",
+    spdlog::warn("SLUICE_SUBMISSION is {}, must be direct or deferred; deferred is used",
                  memhandover::readable_text(text));
   }
-  return text == "deferred";
+  return text != "direct";
 }
 
 process_state* sharing() noexcept {
