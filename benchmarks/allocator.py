@@ -57,7 +57,7 @@ class PoolMemory:
         if not self.runtime.commit_begin(0):
             raise SystemExit("the arena was lost though nothing asked for memory")
         self.runtime.commit_end(samples, self._arena.outlived())
-        self.runtime.commit_settle()
+        self.runtime.commit_settle(0)
 
 
 def held_bytes() -> int:

@@ -91,9 +91,9 @@ struct sluice_gate_api {
   int (*commit_begin)(int (*decide)(void* of), void* of);
   /* Ends the commit. `made` is called when all of it has been made. */
   void (*commit_end)(void (*made)(void* of), void* of);
-  /* Waits for that. 1: made; 0: dropped. Until then other calls of this thread, the optimizer's,
-   * share the commit's fate. */
-  int (*commit_settle)(void);
+  /* Waits for that. 1: made; 0: dropped; -1: neither until the deadline (CLOCK_MONOTONIC). Until it
+   * is known other calls of this thread, the optimizer's, share the commit's fate. */
+  int (*commit_settle)(int64_t deadline_ns);
   /* For measuring: units that take longer than this have events around them, so that unit_ended() is
    * known for them; 0: those that are longer than the bound and 250 us. */
   void (*mark_units)(int64_t nanoseconds);

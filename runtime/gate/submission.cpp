@@ -173,12 +173,15 @@ std::uint64_t submission_queue::last_call_on(stream_use where) {
   return found != streams_.end() ? found->second : 0;
 }
 
-bool submission_queue::await(std::uint64_t number, bool interruptible) {
+bool submission_queue::await(std::uint64_t number, bool interruptible, std::int64_t deadline_ns) {
   if (has_been_made(number) || spin_until([&] { return has_been_made(number); })) {
     return true;
   }
   bool undisturbed = true;
   while (!has_been_made(number) && (undisturbed || !interruptible)) {
+    if (monotonic_ns() >= deadline_ns) {
+      return false;
+    }
     std::uint32_t const seen = went_.load(std::memory_order_acquire);
     std::uint64_t wanted = wake_at_.load(std::memory_order_relaxed);
     while (number < wanted &&
@@ -308,8 +311,10 @@ void queued_commit::close(void (*made)(void* of), void* of) {
   }
 }
 
-bool queued_commit::settle() {
-  queue_.load(std::memory_order_relaxed)->flush_to(end_);
+std::optional<bool> queued_commit::settle(std::int64_t deadline_ns) {
+  if (!queue_.load(std::memory_order_relaxed)->flush_to(end_, deadline_ns)) {
+    return std::nullopt;
+  }
   thread_slot& self = this_thread();
   bool const made = !is_dropped(self.commit);
   self.commit = 0;

@@ -127,8 +127,10 @@ class submission_queue {
 
   /// Waits until all that was accepted before has been made, or dropped.
   void flush() { await(accepted_.load(std::memory_order_acquire)); }
-  /// The same up to the call of that number.
-  void flush_to(std::uint64_t number) { await(number); }
+  /// The same up to the call of that number; false if the deadline (CLOCK_MONOTONIC) passes first.
+  [[nodiscard]] bool flush_to(std::uint64_t number, std::int64_t deadline_ns) {
+    return await(number, false, deadline_ns);
+  }
   /// The same up to the last record of that event, or up to the last use of the stream.
   void flush_record(CUevent event) { await(last_use(event).recorded); }
   void flush_stream(stream_use where) { await(last_call_on(where)); }
@@ -199,8 +201,9 @@ class submission_queue {
   /// Numbers of calls; 0, which has always been made, if nothing is known.
   [[nodiscard]] event_use last_use(CUevent event);
   [[nodiscard]] std::uint64_t last_call_on(stream_use where);
-  /// Waits until so many calls have been made; false if a signal came in between.
-  bool await(std::uint64_t number, bool interruptible = false);
+  /// Waits until so many calls have been made; false if a signal came in between, or the deadline.
+  bool await(std::uint64_t number, bool interruptible = false,
+             std::int64_t deadline_ns = std::numeric_limits<std::int64_t>::max());
   [[nodiscard]] bool has_been_made(std::uint64_t number) const noexcept {
     return made_.load(std::memory_order_seq_cst) >= number;
   }
@@ -248,8 +251,9 @@ class queued_commit {
   /// What is launched from now on comes after the commit, but is made only with it. `made` is called
   /// when all before has been made; not if it is dropped.
   void close(void (*made)(void* of), void* of);
-  /// Waits until it is made, or dropped; false: dropped. The thread's calls are its own again.
-  [[nodiscard]] bool settle();
+  /// Waits until it is made, or dropped; false: dropped. Then the thread's calls are its own again.
+  /// Nothing if the deadline (CLOCK_MONOTONIC) passes first.
+  [[nodiscard]] std::optional<bool> settle(std::int64_t deadline_ns);
 
   [[nodiscard]] bool is_dropped(std::uint32_t which) const noexcept {
     return which != 0 && dropped_.load(std::memory_order_acquire) == which;

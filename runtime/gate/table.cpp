@@ -74,7 +74,10 @@ constexpr sluice_gate_api table = {
       return the_commit().begin(decide, of) ? 1 : 0;
     },
     .commit_end = [](void (*made)(void*), void* of) { the_commit().close(made, of); },
-    .commit_settle = []() -> int { return the_commit().settle() ? 1 : 0; },
+    .commit_settle = [](int64_t deadline_ns) -> int {
+      std::optional<bool> const made = the_commit().settle(deadline_ns);
+      return made.has_value() ? static_cast<int>(*made) : -1;
+    },
     .mark_units =
         [](int64_t nanoseconds) { streams().mark_units(std::chrono::nanoseconds{nanoseconds}); },
 };

@@ -62,8 +62,8 @@ SLUICE_EXPORT int sluice_commit_begin(int may_defer);
  * for it, and not handed over any more. */
 SLUICE_EXPORT void sluice_commit_end(uint32_t samples, int outlived);
 /* 1: the commit counts. 0: discard the micro-batch; nothing that the thread has launched since
- * sluice_commit_begin has been done. */
-SLUICE_EXPORT int sluice_commit_settle(void);
+ * sluice_commit_begin has been done. -1: neither is known after `timeout_ms`; ask again. */
+SLUICE_EXPORT int sluice_commit_settle(uint32_t timeout_ms);
 /* Ends the micro-batch without counting it; the gate lets launches through again. */
 SLUICE_EXPORT void sluice_discard(void);
 /* Allocations of discarded micro-batches that are still referenced. */

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "memhandover/layout.hpp"
 #include "runtime/gate/gate_api.h"
@@ -23,7 +24,10 @@ class driver_gate final : public launch_gate {
     return table_.commit_begin(decide, of) != 0;
   }
   void end_commit(void (*made)(void* of), void* of) override { table_.commit_end(made, of); }
-  bool settle_commit() override { return table_.commit_settle() != 0; }
+  std::optional<bool> settle_commit(std::int64_t deadline_ns) override {
+    int const made = table_.commit_settle(deadline_ns);
+    return made < 0 ? std::nullopt : std::optional{made != 0};
+  }
   [[nodiscard]] std::int64_t unit_ended_ns() const override { return table_.unit_ended(); }
   [[nodiscard]] std::int64_t demand_seen_ns() const override { return table_.demand_seen(); }
   void demand_answered(memhandover::demand const& which) override {

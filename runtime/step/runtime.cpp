@@ -390,10 +390,16 @@ void sluice_commit_end(uint32_t samples, int outlived) {
   }
 }
 
-int sluice_commit_settle(void) {
+int sluice_commit_settle(uint32_t timeout_ms) {
   auto* const state = sharing();
-  if (state == nullptr || !state->memory->commit_settle()) {
+  if (state == nullptr) {
     return 0;
+  }
+  std::chrono::nanoseconds const patience = std::chrono::milliseconds{timeout_ms};
+  auto const made =
+      state->memory->commit_settle(sluice::memhandover::monotonic_ns() + patience.count());
+  if (!made.value_or(false)) {
+    return made.has_value() ? 0 : -1;
   }
   auto& box = state->memory->client().mailbox();
   box.samples.fetch_add(state->samples_in_commit, std::memory_order_relaxed);

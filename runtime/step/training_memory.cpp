@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <limits>
 #include <utility>
 
 namespace sluice::step {
@@ -85,7 +86,7 @@ void training_memory::begin() {
     if (commits_here) {
       commit_end(true);
     }
-    static_cast<void>(commit_settle());
+    static_cast<void>(commit_settle(std::numeric_limits<std::int64_t>::max()));
   }
   std::lock_guard const lock{mutex_};
   if (arena_->is_lost()) {
@@ -179,8 +180,10 @@ void training_memory::commit_end(bool outlived) {
   finish_commit(outlived);
 }
 
-bool training_memory::commit_settle() {
-  return !std::exchange(deferred_, false) || options_.gate->settle_commit();
+std::optional<bool> training_memory::commit_settle(std::int64_t deadline_ns) {
+  std::optional<bool> const made = deferred_ ? options_.gate->settle_commit(deadline_ns) : true;
+  deferred_ = deferred_ && !made.has_value();
+  return made;
 }
 
 void training_memory::finish_commit(bool outlived) noexcept {
@@ -195,7 +198,8 @@ void training_memory::finish_commit(bool outlived) noexcept {
       try {
         replace_arena(promoted_);
       } catch (std::exception const& why) {
-        spdlog::error("what has outlived a micro-batch stays in the arena reason=\"{}\"", why.what());
+        spdlog::error("what has outlived a micro-batch stays in the arena reason=\"{}\"",
+                      why.what());
       }
     }
     publish();

@@ -55,7 +55,9 @@ class launch_gate {
     return false;
   }
   virtual void end_commit(void (* /*made*/)(void* of), void* /*of*/) {}
-  [[nodiscard]] virtual bool settle_commit() { return true; }
+  [[nodiscard]] virtual std::optional<bool> settle_commit(std::int64_t /*deadline_ns*/) {
+    return true;
+  }
   /// When the unit that was executing as the gate was closed had ended; 0 if that is not known.
   [[nodiscard]] virtual std::int64_t unit_ended_ns() const { return 0; }
   /// When a launching thread first saw the demand that is being answered; 0 if none did.
@@ -104,8 +106,8 @@ class training_memory {
   /// On the host the arena shows it.
   void commit_end(bool outlived);
   /// After a deferred one has ended: waits until its launches have been made. False: none of them
-  /// was, because the micro-batch was taken away.
-  [[nodiscard]] bool commit_settle();
+  /// was, because the micro-batch was taken away. Nothing if the deadline (CLOCK_MONOTONIC) passes.
+  [[nodiscard]] std::optional<bool> commit_settle(std::int64_t deadline_ns);
   void discard();
   [[nodiscard]] arena_state state() const noexcept {
     return state_.load(std::memory_order_acquire);

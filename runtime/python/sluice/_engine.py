@@ -84,6 +84,7 @@ class Engine:
         self.gradients = Gradients(params, apart=self.runtime is not None)
         self.buffers = Buffers(model)
         self.running = False
+        self.unsettled: MicroBatch | None = None  # its commit lies in the gate's queue, and nobody waits for it
         self._gradients_due: bool | None = None  # whether to add to those that are there; None: they have been begun
         self.counts = {"steps": 0, "samples": 0, "commits": 0, "discards": 0, "micro_batch": 0}
 
@@ -112,6 +113,8 @@ class Engine:
             raise ValueError("a step needs at least one tensor with at least one sample in dimension 0")
         if self.running:
             raise RuntimeError("a step cannot begin inside of a micro-batch")
+        if self.unsettled is not None:
+            self.unsettled.close()
         self._gradients_due = add
         if not lazily:
             self.begin_gradients()
@@ -190,8 +193,9 @@ class Engine:
         self._random.restore()
         self.buffers.restore()
 
-    def discard(self, size: int) -> None:
-        """Ends a micro-batch of so many samples that has lost its memory, and puts everything back.
+    def discard(self, size: int, rewind: bool = True) -> None:
+        """Ends a micro-batch of so many samples that has lost its memory, and puts everything back; without ``rewind`` all
+        but random state, which others have used since.
 
         Raises:
             Survivors: if some of its tensors are still referenced.
@@ -204,7 +208,9 @@ class Engine:
         runtime.discard()
         self.arena.let_go()
         torch.clear_autocast_cache()
-        self.restore()
+        if rewind:
+            self._random.restore()
+        self.buffers.restore()
         refuse_survivors(self._survivors())
 
     def _survivors(self) -> int:

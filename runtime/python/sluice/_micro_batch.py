@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from sluice._update import Update
 
 
+#: How long one wait for a commit lasts before Python looks at its signals again.
+SETTLE_SLICE_MS = 50
+
+
 class MicroBatch:
     """A try at a slice. ``Step.micro_batches`` makes them; each is entered with ``with`` once.
 
@@ -226,7 +230,8 @@ class MicroBatch:
                 self._update.run()
         except BaseException as why:
             failure = why
-        if not runtime.commit_settle():
+        engine.unsettled = self
+        if not self._settled():
             engine.gradients.put_back(gradients)
             if self._losses is not None:
                 self._losses.put_back(losses)
@@ -246,6 +251,22 @@ class MicroBatch:
         runtime.plan_committed(self.size, peak, time.perf_counter() - self._started)
         self._count()
         return True
+
+    def _settled(self) -> bool:
+        """Whether the commit counts. Python looks at its signals while it waits; if a handler raises, ``close`` asks again."""
+        while (made := self._engine.runtime.commit_settle(SETTLE_SLICE_MS)) == _runtime.OPEN:
+            pass
+        self._engine.unsettled = None
+        return made == 1
+
+    def close(self) -> None:
+        """Ends a commit whose step was left by an interrupt."""
+        if self._settled():
+            self._count()
+            return
+        if self._update is not None:
+            self._update.take_back()
+        self._engine.discard(self.size, rewind=False)
 
     def _copy_out(self) -> None:
         """What the slice leaves, out of the arena."""

@@ -11,6 +11,7 @@ from pathlib import Path
 SOUND, REVOKED, STARVED = 0, 1, 2
 HOST, CUDA = 1, 2
 DEFERRED = 2  # commit_begin: commit_settle will tell
+OPEN = -1  # commit_settle: not yet
 
 _SIGNATURES = {
     "sluice_last_error": (ctypes.c_char_p, []),
@@ -21,7 +22,7 @@ _SIGNATURES = {
     "sluice_arena_state": (ctypes.c_int, []),
     "sluice_commit_begin": (ctypes.c_int, [ctypes.c_int]),
     "sluice_commit_end": (None, [ctypes.c_uint32, ctypes.c_int]),
-    "sluice_commit_settle": (ctypes.c_int, []),
+    "sluice_commit_settle": (ctypes.c_int, [ctypes.c_uint32]),
     "sluice_discard": (None, []),
     "sluice_survivors": (ctypes.c_uint64, []),
     "sluice_enter": (None, [ctypes.c_int]),

@@ -454,7 +454,7 @@ TEST_F(deferred_commit, it_is_decided_when_its_turn_comes_and_made_in_its_order)
   note(3);
   EXPECT_TRUE(take_entries().empty());
   gate.open();
-  EXPECT_EQ(gate.commit_settle(), 1);
+  EXPECT_EQ(gate.commit_settle(in(10s)), 1);
   note(4);
   EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
   auto seen = take_entries();
@@ -472,7 +472,7 @@ TEST_F(deferred_commit, one_that_is_dropped_takes_all_with_it_that_came_before_i
   end();
   note(3);
   gate.open();
-  EXPECT_EQ(gate.commit_settle(), 0);
+  EXPECT_EQ(gate.commit_settle(in(10s)), 0);
   note(4);
   EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
   auto seen = take_entries();
@@ -492,7 +492,7 @@ TEST_F(deferred_commit, what_the_host_would_see_of_a_dropped_one_is_refused) {
   EXPECT_EQ(cuda.copy_out(&seen, memory, sizeof(seen)), CUDA_ERROR_NOT_PERMITTED);
   note(2);
   end();
-  EXPECT_EQ(gate.commit_settle(), 0);
+  EXPECT_EQ(gate.commit_settle(in(10s)), 0);
   EXPECT_EQ(cuda.copy_out(&seen, memory, sizeof(seen)), CUDA_SUCCESS);
   auto entries = take_entries();
   EXPECT_EQ(std::erase(entries, decided), 1);
@@ -520,13 +520,26 @@ TEST_F(deferred_commit, a_pause_spares_all_that_lies_before_its_end) {
   end();
   note(4);
   gate.open();
-  EXPECT_EQ(gate.commit_settle(), 1);
+  EXPECT_EQ(gate.commit_settle(in(10s)), 1);
   EXPECT_TRUE(eventually_written(4));  // with the entry of its end
   gate.set_pause_word(nullptr);
   EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
   auto seen = take_entries();
   EXPECT_EQ(std::erase(seen, made), 1);
   EXPECT_EQ(seen, numbers(1, 5));
+}
+
+TEST_F(deferred_commit, whoever_waits_for_it_can_look_up_meanwhile) {
+  close();
+  note(1);
+  ASSERT_EQ(begin(), 1);
+  note(2);
+  end();
+  EXPECT_EQ(gate.commit_settle(in(1ms)), -1);
+  note(3);
+  EXPECT_EQ(gate.commit_settle(in(0ms)), -1);
+  gate.open();
+  EXPECT_EQ(gate.commit_settle(in(10s)), 1);
 }
 
 TEST_F(deferred_commit, with_nothing_before_it_it_can_be_decided_at_once) {
@@ -544,7 +557,7 @@ TEST_F(deferred_commit, a_second_thread_has_to_decide_its_own_at_once) {
   second.join();
   end();
   gate.open();
-  EXPECT_EQ(gate.commit_settle(), 1);
+  EXPECT_EQ(gate.commit_settle(in(10s)), 1);
 }
 
 TEST_F(deferred_commit, it_ends_though_the_bound_is_lifted_meanwhile) {
@@ -557,7 +570,7 @@ TEST_F(deferred_commit, it_ends_though_the_bound_is_lifted_meanwhile) {
     auto const opening = thread([this] { gate.open(); });
     end();
     note(3);
-    EXPECT_EQ(gate.commit_settle(), 1);
+    EXPECT_EQ(gate.commit_settle(in(10s)), 1);
     EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
     auto seen = take_entries();
     EXPECT_EQ(std::erase_if(seen, [](int one) { return one >= 100; }), 2);

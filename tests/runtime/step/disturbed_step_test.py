@@ -299,6 +299,33 @@ def test_an_optimizer_that_ran_for_nothing_is_as_it_was(name, foreach, monkeypat
     same(disturbed, Way().train(None))
 
 
+@pytest.mark.parametrize("defer", [False, True], ids=["at once", "deferred"])
+def test_a_step_that_is_interrupted_while_it_waits_leaves_either_all_or_nothing(defer):
+    def train(runtime, interrupted):
+        torch.manual_seed(1)
+        model = network()
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+        with sharing(runtime):
+            step = sluice.Step(model, optimizer)
+        for i in range(6):
+            torch.manual_seed(i)
+            data = batch(8)
+            if i == interrupted and runtime is not None:
+                runtime.interrupt = True
+                with pytest.raises(KeyboardInterrupt):
+                    step(lambda x, y: F.cross_entropy(model(x), y), *data)
+            elif i != interrupted:
+                step(lambda x, y: F.cross_entropy(model(x), y), *data)
+        return [t.tolist() for t in model.parameters()], [v["step"].item() for v in optimizer.state.values()]
+
+    if defer:  # the commit is dropped after all, so that the step has not happened
+        runtime = ScriptedRuntime(AT_COMMIT, defer=True)
+        assert train(runtime, 3) == train(None, 3)
+        assert runtime.dropped >= 4
+    else:  # it counts, as if the handler had run a moment later, but for the optimizer, which is not run ahead
+        assert train(ScriptedRuntime(), 3) == train(None, 3)
+
+
 def test_an_optimizer_that_cannot_be_known_runs_once():
     class Counting(torch.optim.SGD):
         runs = 0

@@ -128,7 +128,7 @@ class gated_job {
       memory_.commit_end(false);
       gate_.protect_thread(0);
       launch(kernel_, learned_, learned_, 7, 0);  // the optimizer
-      kept = memory_.commit_settle();
+      kept = memory_.commit_settle(std::numeric_limits<std::int64_t>::max()).value();
       deferred_ += start == step::commit_start::deferred ? 1 : 0;
       dropped_ += kept ? 0 : 1;
     }

@@ -50,7 +50,7 @@ constexpr sluice_gate_api open_gate{
     .flushes = [](std::size_t, sluice_gate_flushes*) { return 0; },
     .commit_begin = [](int (*)(void*), void*) { return 0; },
     .commit_end = [](void (*)(void*), void*) {},
-    .commit_settle = [] { return 1; },
+    .commit_settle = [](std::int64_t) { return 1; },
     .mark_units = [](std::int64_t) {},
 };
 

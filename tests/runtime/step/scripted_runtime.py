@@ -85,6 +85,8 @@ class ScriptedRuntime:
         self._largest, self._fixed = 0, 0
         self.discards = 0
         self.dropped = 0  # commits that had been deferred
+        self.interrupt = False  # whether a signal's handler raises at the next wait for a commit
+        self._settling = 0
         self.left_behind: list[int] = []  # storages that lived on, at each commit
 
     # --- what tests and the mode ask -----------------------------------------------------------------------------------
@@ -138,7 +140,13 @@ class ScriptedRuntime:
             self._dropping.__enter__()
         return _runtime.DEFERRED
 
-    def commit_settle(self) -> int:
+    def commit_settle(self, _timeout_ms: int) -> int:
+        self._settling += 1
+        if self._settling % 3:
+            return _runtime.OPEN
+        if self.interrupt:
+            self.interrupt = False
+            raise KeyboardInterrupt
         if self._dropping is not None:
             self._dropping.__exit__(None, None, None)
             self._dropping = None
