@@ -3,7 +3,9 @@
 Convolutions, batch statistics and dropout, so that a discard has buffers and random state to put back; the samples come
 from a DataLoader, whose workers may be forked from the process that holds the arena. It ends after --steps, or with the
 step in which the file --until appears, and writes one JSON object to --out: a digest of all weights, buffers and
-optimizer state, every step's loss, the counts of `Step.stats`, and the phases as [begin_ns, name] on the monotonic clock.
+optimizer state, every step's loss, the counts of `Step.stats`, how often the optimizer had run before it was known that the
+micro-batch counts, in vain, and the phases as [begin_ns, name] on the monotonic clock. Only a job that is --hooked knows when
+its optimizer runs; hooks keep the step from running it ahead.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import sluice
+from sluice import _update
 
 
 class Pictures(Dataset):
@@ -67,6 +70,7 @@ def main() -> None:
     parser.add_argument("--micro-batch", type=int, default=32)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--start-method", choices=("fork", "spawn"), default="fork")
+    parser.add_argument("--hooked", action="store_true")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--until", type=Path)
     parser.add_argument("--out", type=Path, required=True)
@@ -93,20 +97,30 @@ def main() -> None:
 
     # The first layer's weight is the last to get its gradient; what follows is the commit.
     model[0].weight.register_post_accumulate_grad_hook(lambda _: enter("commit"))
-    optimizer.register_step_pre_hook(lambda *_: enter("optimizer"))
-    optimizer.register_step_post_hook(lambda *_: enter("between steps"))
+    if args.hooked:
+        optimizer.register_step_pre_hook(lambda *_: enter("optimizer"))
+    in_vain = 0
+    put_back = _update.HostState.put_back
+
+    def count_and_put_back(state: _update.HostState) -> None:
+        nonlocal in_vain
+        in_vain += 1
+        put_back(state)
+
+    _update.HostState.put_back = count_and_put_back
 
     losses: list[torch.Tensor] = []  # read at the end: reading waits for the device
     over = False
     while not over:
         for x, y in loader:
             losses.append(step(loss_of, x.to(args.device), y.to(args.device)))
+            enter("between steps")
             over = len(losses) == args.steps if args.steps else args.until.exists()
             if over:
                 break
     args.out.write_text(json.dumps({
         "digest": digest(model, optimizer), "losses": [loss.item().hex() for loss in losses], "steps": len(losses),
-        "shared": step.shared, "stats": step.stats(), "phases": phases}))
+        "shared": step.shared, "stats": step.stats(), "in_vain": in_vain, "phases": phases}))
 
 
 if __name__ == "__main__":

@@ -17,11 +17,15 @@ DEMANDS = 40
 
 
 @pytest.mark.deadline(300)
-def test_disturbed_training_is_bit_equal_to_undisturbed(build):
+@pytest.mark.parametrize("submission, more", [("deferred", ()), ("deferred", ("--hooked",)), ("direct", ())],
+                         ids=["deferred", "deferred, hooked", "direct"])
+def test_disturbed_training_is_bit_equal_to_undisturbed(build, submission, more, monkeypatch):
+    monkeypatch.setenv("SLUICE_SUBMISSION", submission)
     seed = random.randrange(1 << 31)
     print(f"seed {seed}")
-    outcome = exactness.compare(exactness.CUDA, DEMANDS, seed, build / "bin")
-    print(f"demands met {dict(outcome.demands)}; {outcome.disturbed['stats']}")
+    outcome = exactness.compare(exactness.CUDA, DEMANDS, seed, build / "bin", more)
+    print(f"demands met {dict(outcome.demands)}; {outcome.disturbed['stats']}; in vain {outcome.disturbed['in_vain']}")
+    assert outcome.disturbed["in_vain"] == 0 or (submission == "deferred" and not more)
     assert outcome.disturbed["shared"] and not outcome.undisturbed["shared"]
     assert outcome.disturbed["stats"]["discards"] >= DEMANDS // 8
     assert outcome.same, str(outcome)

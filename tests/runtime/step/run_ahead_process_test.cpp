@@ -2,12 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "memhandover/broker_launch.hpp"
 #include "memhandover/unique_fd.hpp"
+#include "runtime/step/run_ahead_choice.hpp"
 #include "tests/runtime/step/pool_fixture.hpp"
 
 namespace sluice::test {
@@ -42,7 +44,8 @@ class run_ahead_process_test : public pool_process_test {
   /// A server may be found before it has said what it wants.
   static void expect_bound(child& job, std::string const& nanoseconds) {
     auto said = job.line();
-    if (said == "bound 200000") {
+    std::chrono::nanoseconds const unsaid = step::default_run_ahead;
+    if (said == "bound " + std::to_string(unsaid.count())) {
       said = job.line();
     }
     EXPECT_EQ(said, "bound " + nanoseconds);
