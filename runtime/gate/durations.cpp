@@ -34,6 +34,16 @@ durations::estimate durations::of(work_key key) const noexcept {
   return {std::chrono::nanoseconds::zero(), 0};
 }
 
+bool durations::has_place(work_key key) const noexcept {
+  for (std::size_t i = 0; i < reach; ++i) {
+    work_key const found = places_[(first(key) + i) % size].key.load(std::memory_order_acquire);
+    if (found == key || found == 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
 void durations::learn(work_key key, std::chrono::nanoseconds took) noexcept {
   for (std::size_t i = 0; i < reach; ++i) {
     place& here = places_[(first(key) + i) % size];

@@ -39,6 +39,8 @@ class durations {
 
   [[nodiscard]] estimate of(work_key key) const noexcept;
   void learn(work_key key, std::chrono::nanoseconds took) noexcept;
+  /// Whether there is, or could be, a place for it.
+  [[nodiscard]] bool has_place(work_key key) const noexcept;
 
  private:
   struct place {
@@ -46,7 +48,7 @@ class durations {
     /// Nanoseconds in the upper 48 bits, measurements (up to 65535) below.
     std::atomic<std::uint64_t> value{0};
   };
-  static constexpr std::size_t size = 16384;
+  static constexpr std::size_t size = 8192;
   static constexpr std::size_t reach = 16;  // places that a key may lie behind its own
 
   [[nodiscard]] std::size_t first(work_key key) const noexcept { return (key >> 20U) % size; }

@@ -165,20 +165,22 @@ bool stream_registry::is_marked_unit(nanoseconds takes, nanoseconds bound) const
 }
 
 durations::estimate stream_registry::know(stream_state const& state, work_key kind) const {
-  durations::estimate const here = durations_.of(in_context(state.before_, kind));
+  durations::estimate const here = in_context_.of(in_context(state.before_, kind));
   return here.measured > 0 ? here : durations_.of(kind);
 }
 
 bool stream_registry::is_to_be_measured(stream_state& state, work_key kind) const {
-  bool const known = durations_.of(in_context(state.before_, kind)).measured >= enough_in_context;
-  bool const orders_recur = state.unknown_contexts_ < most_unknown_contexts;
+  work_key const here = in_context(state.before_, kind);
+  bool const known = in_context_.of(here).measured >= enough_in_context;
   if (known) {
     state.unknown_contexts_ -= state.unknown_contexts_ > 0 ? 1 : 0;
-  } else if (orders_recur) {
+  } else if (state.unknown_contexts_ < most_unknown_contexts) {
     ++state.unknown_contexts_;
   }
+  bool const orders_recur = state.unknown_contexts_ < most_unknown_contexts;
   bool const due = ++state.launches_ % measure_every == 0;
-  return due || (!known && orders_recur) || durations_.of(kind).measured < enough_measurements;
+  return due || (!known && orders_recur && in_context_.has_place(here)) ||
+         (durations_.of(kind).measured < enough_measurements && durations_.has_place(kind));
 }
 
 void stream_registry::look(stream_state& state, std::int64_t now, nanoseconds takes,
@@ -199,7 +201,7 @@ bool stream_registry::take_news(stream_state& state, std::int64_t now) {
     if (auto const took = driver::elapsed(static_cast<CUevent>(state.passed_.event),
                                           static_cast<CUevent>(done.event))) {
       durations_.learn(done.measures, *took);
-      durations_.learn(done.in_context, *took);
+      in_context_.learn(done.in_context, *took);
     }
   }
   return_event(state.context_, std::exchange(state.passed_, done));

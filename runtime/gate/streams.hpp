@@ -157,6 +157,7 @@ class stream_registry {
                  bool may_run_on);
 
   durations durations_;
+  durations in_context_;  // of launches behind two others
   std::mutex watching_;
   std::vector<marker> units_;  // events behind what executes; guarded by watching_
   std::atomic<std::int64_t> unit_ended_ns_{0};

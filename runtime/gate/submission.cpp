@@ -280,11 +280,11 @@ bool queued_commit::begin(int (*decide)(void* of), void* of) {
   }
   std::uint32_t const number = ++last_ != 0 ? last_ : ++last_;
   auto const reached = [this, number, decide, of] {
-    if (decide(of) != 0) {
-      going_.store(true, std::memory_order_release);
-    } else {
+    bool const counts = decide(of) != 0;
+    if (!counts) {
       dropped_.store(number, std::memory_order_release);
     }
+    going_.store(counts, std::memory_order_release);
     return CUDA_SUCCESS;
   };
   if (queue->push_step(self, true, reached) == 0) {
@@ -312,14 +312,12 @@ void queued_commit::close(void (*made)(void* of), void* of) {
 }
 
 std::optional<bool> queued_commit::settle(std::int64_t deadline_ns) {
+  this_thread().commit = 0;  // whoever does not wait on launches for himself
   if (!queue_.load(std::memory_order_relaxed)->flush_to(end_, deadline_ns)) {
     return std::nullopt;
   }
-  thread_slot& self = this_thread();
-  bool const made = !is_dropped(self.commit);
-  self.commit = 0;
   queue_.store(nullptr, std::memory_order_release);
-  return made;
+  return !is_dropped(last_);
 }
 
 queued_commit& the_commit() noexcept {

@@ -251,8 +251,8 @@ class queued_commit {
   /// What is launched from now on comes after the commit, but is made only with it. `made` is called
   /// when all before has been made; not if it is dropped.
   void close(void (*made)(void* of), void* of);
-  /// Waits until it is made, or dropped; false: dropped. Then the thread's calls are its own again.
-  /// Nothing if the deadline (CLOCK_MONOTONIC) passes first.
+  /// Waits until it is made, or dropped; false: dropped. Nothing if the deadline (CLOCK_MONOTONIC)
+  /// passes first. The thread's calls are its own again.
   [[nodiscard]] std::optional<bool> settle(std::int64_t deadline_ns);
 
   [[nodiscard]] bool is_dropped(std::uint32_t which) const noexcept {

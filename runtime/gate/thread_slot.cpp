@@ -19,6 +19,8 @@ void leave_slot(void* value) {
   streams().forget_thread(slot);
   slot->exempt = false;
   slot->protect = false;
+  slot->expendable = false;
+  slot->commit = 0;
   slot->remembered = {};
   current_slot = nullptr;
   slot->inside.store(0, std::memory_order_release);  // a thread cancelled inside a call

@@ -395,6 +395,9 @@ int sluice_commit_settle(uint32_t timeout_ms) {
   if (state == nullptr) {
     return 0;
   }
+  if (state->gate_table != nullptr) {
+    state->gate_table->protect_thread(0);
+  }
   std::chrono::nanoseconds const patience = std::chrono::milliseconds{timeout_ms};
   auto const made =
       state->memory->commit_settle(sluice::memhandover::monotonic_ns() + patience.count());

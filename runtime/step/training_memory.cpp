@@ -83,9 +83,6 @@ std::unique_ptr<chunk_space> training_memory::new_arena(std::uint64_t generation
 
 void training_memory::begin() {
   if (deferred_) {  // the last commit was left without a word
-    if (commits_here) {
-      commit_end(true);
-    }
     static_cast<void>(commit_settle(std::numeric_limits<std::int64_t>::max()));
   }
   std::lock_guard const lock{mutex_};
@@ -181,6 +178,9 @@ void training_memory::commit_end(bool outlived) {
 }
 
 std::optional<bool> training_memory::commit_settle(std::int64_t deadline_ns) {
+  if (deferred_ && commits_here) {
+    commit_end(true);  // it was left in the middle
+  }
   std::optional<bool> const made = deferred_ ? options_.gate->settle_commit(deadline_ns) : true;
   deferred_ = deferred_ && !made.has_value();
   return made;

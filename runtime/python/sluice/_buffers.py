@@ -32,8 +32,9 @@ class Buffers:
         buffers = [buffer for _, _, buffer in self._places]
         forms = [(buffer.shape, buffer.dtype, buffer.device) for buffer in buffers]
         if forms != self._forms or not all(map(operator.is_, buffers, self._buffers)):
-            self._buffers, self._forms = buffers, forms
+            self._buffers = []  # should there be no memory for what follows
             self._groups = _grouped(buffers)
+            self._buffers, self._forms = buffers, forms
         for group, copies in self._groups:
             torch._foreach_copy_(copies, group)
 
@@ -41,7 +42,8 @@ class Buffers:
     def restore(self) -> None:
         """Puts back what was remembered: the same tensors, with the values that they had."""
         for module, name, buffer in self._places:
-            module._buffers[name] = buffer
+            if _now(module, name) is not buffer:
+                module._buffers[name] = buffer
         for group, copies in self._groups:
             torch._foreach_copy_(group, copies)
 
@@ -49,9 +51,14 @@ class Buffers:
     def keep(self) -> None:
         """Copies the tensors by which forward has replaced buffers out of the arena."""
         for module, name, buffer in self._places:
-            now = module._buffers.get(name)
+            now = _now(module, name)
             if now is not None and now is not buffer:
                 module._buffers[name] = now.detach().clone()
+
+
+def _now(module: nn.Module, name: str) -> torch.Tensor | None:
+    buffers = module._buffers  # of TorchScript it has no `get`
+    return buffers[name] if name in buffers else None
 
 
 def _grouped(buffers: list[torch.Tensor]) -> list[tuple[list, list]]:

@@ -48,6 +48,10 @@ def trained(parts: Parts, param_groups: list[dict[str, Any]]) -> list[nn.Paramet
     return list((found | {id(param): param for param in parts.parameters if param.requires_grad}).values())
 
 
+def _of_one_kind(params: list[nn.Parameter]) -> bool:
+    return len({param.is_cuda for param in params}) == 1
+
+
 class Engine:
     """The micro-batches of one model's training.
 
@@ -82,10 +86,11 @@ class Engine:
         self._rehearsed = self.runtime is None
         self._planner = Planner(self.runtime, adapt)
         self.gradients = Gradients(params, apart=self.runtime is not None)
+        self.may_defer = _of_one_kind(params)  # commits: what is done at once to tensors on the CPU cannot be dropped
         self.buffers = Buffers(model)
         self.running = False
         self.unsettled: MicroBatch | None = None  # its commit lies in the gate's queue, and nobody waits for it
-        self._gradients_due: bool | None = None  # whether to add to those that are there; None: they have been begun
+        self._follow_later = False
         self.counts = {"steps": 0, "samples": 0, "commits": 0, "discards": 0, "micro_batch": 0}
 
     def explained(self) -> contextlib.AbstractContextManager:
@@ -105,8 +110,8 @@ class Engine:
             scaler: Scales them for backward.
             add: Whether to add to the gradients that are there, instead of starting anew.
             update: What follows, to be run by the last try before it is known to count, where that can be.
-            lazily: Whether parameters are looked at, and gradients begun, only when a micro-batch's ``backward`` is called:
-                then the device has the forward pass to do meanwhile.
+            lazily: Whether parameters are looked at only when a micro-batch's ``backward`` is called: then the device has
+                the forward pass to do meanwhile.
         """
         total = _batches.size_of(batch)
         if total < 1:
@@ -115,9 +120,12 @@ class Engine:
             raise RuntimeError("a step cannot begin inside of a micro-batch")
         if self.unsettled is not None:
             self.unsettled.close()
-        self._gradients_due = add
-        if not lazily:
-            self.begin_gradients()
+        if lazily:
+            self.gradients.forget()
+            self._follow_later = True
+        else:
+            self._follow_params()
+            self.gradients.begin(add)
         largest = min(self._micro_batch or total, total)
         if not self._rehearsed:
             few = min(REHEARSAL_SAMPLES, total)
@@ -136,12 +144,11 @@ class Engine:
             self.gradients.finish()
 
     def begin_gradients(self) -> None:
-        """Begins the gradients of the batch, if that has not been done."""
-        if self._gradients_due is None:
-            return
-        add, self._gradients_due = self._gradients_due, None
-        self._follow_params()
-        self.gradients.begin(add)
+        """Looks at the parameters, if that was put off."""
+        if self._follow_later:
+            self._follow_later = False
+            self._follow_params()
+            self.gradients.start()
 
     def run(self, body: Callable[[MicroBatch], None], batch: tuple, **how: Any) -> list[Any]:
         """Runs ``body`` as the block of every try. Returns what each committed one has kept."""
@@ -177,6 +184,7 @@ class Engine:
         params = trained(self._parts, self._param_groups)
         if len(params) != len(self.gradients.params) or not all(map(operator.is_, params, self.gradients.params)):
             self.gradients.follow(params)
+            self.may_defer = _of_one_kind(params)
 
     # --- what micro-batches need ---------------------------------------------------------------------------------------
 

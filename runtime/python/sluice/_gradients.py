@@ -28,20 +28,30 @@ class Gradients:
         self._finished: dict[nn.Parameter, torch.Tensor] = {}
 
     def follow(self, params: list[nn.Parameter]) -> None:
-        """From now on it is these parameters' gradients."""
+        """From now on it is these parameters' gradients; those of others that there were are forgotten."""
+        known = set(map(id, self.params))
+        for param in params:
+            if id(param) not in known:
+                param.grad = None
         self.params = params
         if self._sums is not None:
-            # What is missing is made when it is needed: outside of a micro-batch, which this may lie in.
+            # What is missing is made by `make_sums`: this may lie in a micro-batch.
             self._sums = {param: self._sums[param] for param in params if param in self._sums}
 
-    def _sum_of(self, param: nn.Parameter) -> torch.Tensor:
-        if param not in self._sums:
-            self._sums[param] = torch.empty_like(param)
-        return self._sums[param]
+    def make_sums(self) -> None:
+        """Makes the sums that parameters which have come since do not have yet."""
+        if self._sums is not None and len(self._sums) < len(self.params):
+            self._sums |= {param: torch.empty_like(param) for param in self.params if param not in self._sums}
+
+    def start(self) -> None:
+        """Starts a global batch, whose parameters have no gradients but those that have been made in it."""
+        self._begun = set()
+        self._finished = {}
 
     @torch.no_grad()
     def begin(self, add: bool = False) -> None:
         """Starts a global batch; `add`: on top of the gradients that are there."""
+        self.make_sums()
         self._begun = set()
         self._finished = {}
         for param in self.params:
@@ -49,8 +59,8 @@ class Gradients:
             if add and grad is not None:
                 if self._sums is None:
                     continue
-                if grad is not self._sum_of(param):
-                    self._sum_of(param).copy_(grad)
+                if grad is not self._sums[param]:
+                    self._sums[param].copy_(grad)
                 self._begun.add(param)
             param.grad = None
 
@@ -86,7 +96,7 @@ class Gradients:
             else:
                 into = firsts
                 self._begun.add(param)
-            into[0].append(self._sum_of(param))
+            into[0].append(self._sums[param])
             into[1].append(grad)
             param.grad = None
         if firsts[0]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -200,9 +201,11 @@ class MicroBatch:
         if failure is None and self._part is None and sound:
             self._give_up()
             raise _no_backward()
+        if failure is None and sound:
+            engine.gradients.make_sums()
         # Names of the caller's that get copies cannot be given back what they had once other code has run.
-        may_defer = self._names is None
-        if failure is None and (start := engine.runtime.commit_begin(may_defer)) and self._commit_apart(start):
+        may_defer = engine.may_defer and self._names is None
+        if failure is None and self._commit_apart(may_defer):
             return False
         if failure is not None:
             _let_go_of(failure)
@@ -212,25 +215,31 @@ class MicroBatch:
         engine.discard(self.size)
         return True
 
-    def _commit_apart(self, start: int) -> bool:
+    def _commit_apart(self, may_defer: bool) -> bool:
         """Makes the slice count. False: nothing has changed, because the memory had gone when its turn came."""
         engine, runtime = self._engine, self._engine.runtime
         gradients = engine.gradients.state()
         losses = self._losses.state() if self._losses is not None else None
         failure: BaseException | None = None
         peak = 0
+        engine.unsettled = self
+        start = runtime.commit_begin(may_defer)
+        if not start:
+            engine.unsettled = None
+            return False
         try:
+            outlived = True
             try:
                 self._copy_out()
+                outlived = engine.arena.outlived()
             finally:
                 peak = runtime.arena_peak()
-                runtime.commit_end(self.size, engine.arena.outlived())
+                runtime.commit_end(self.size, outlived)
             self._add_loss()
             if start == _runtime.DEFERRED and self._update is not None:
                 self._update.run()
         except BaseException as why:
             failure = why
-        engine.unsettled = self
         if not self._settled():
             engine.gradients.put_back(gradients)
             if self._losses is not None:
@@ -242,6 +251,8 @@ class MicroBatch:
             if isinstance(failure, Exception):
                 _let_go_of(failure)
                 return False
+            with contextlib.suppress(Survivors):  # what has interrupted it holds them
+                engine.discard(self.size)
         if failure is not None:
             engine.gradients.forget()
             try:
@@ -297,8 +308,13 @@ class MicroBatch:
         _empty_backward_queue()
         engine.gradients.forget()
         engine.buffers.keep()
+        if engine.cuda:
+            torch.cuda.synchronize()  # what lies in the gate's queue when the micro-batch ends is dropped
+        sound = engine.runtime.arena_state() == _runtime.SOUND
         engine.runtime.discard()
         engine.arena.let_go()
+        if not sound:
+            engine.buffers.restore()
 
 
 class Rehearsal(MicroBatch):

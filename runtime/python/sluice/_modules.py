@@ -18,8 +18,9 @@ class Parts:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._tables: list[dict] = []
+        self._tables: list = []  # of modules, parameters and buffers; dictionaries, or what TorchScript has instead
         self._entries: list = []
+        self._names: list[str] = []  # of buffers
         #: Those that several modules have come several times.
         self.parameters: list[nn.Parameter] = []
         #: Whose, under which name, and which.
@@ -28,15 +29,25 @@ class Parts:
 
     def refresh(self) -> None:
         """Looks again."""
-        entries = list(chain.from_iterable(map(dict.values, self._tables)))
-        if self._tables and len(entries) == len(self._entries) and all(map(operator.is_, entries, self._entries)):
+        entries = _values(self._tables)
+        names = list(chain.from_iterable(map(_KEYS, self._tables[2::3])))
+        if (self._tables and names == self._names and len(entries) == len(self._entries)
+                and all(map(operator.is_, entries, self._entries))):
             return
         modules = _modules_of(self._model)
-        self._tables = [table for module in modules for table in (module._modules, module._parameters, module._buffers)]
-        self._entries = list(chain.from_iterable(map(dict.values, self._tables)))
+        tables = [table for module in modules for table in (module._modules, module._parameters, module._buffers)]
         self.parameters = [param for module in modules for param in module._parameters.values() if param is not None]
         self.buffers = [(module, name, buffer) for module in modules for name, buffer in module._buffers.items()
                         if buffer is not None]
+        self._tables, self._entries = tables, _values(tables)
+        self._names = list(chain.from_iterable(map(_KEYS, tables[2::3])))
+
+
+_VALUES, _KEYS = operator.methodcaller("values"), operator.methodcaller("keys")
+
+
+def _values(tables: list) -> list:
+    return list(chain.from_iterable(map(_VALUES, tables)))
 
 
 def _modules_of(model: nn.Module) -> list[nn.Module]:
@@ -46,5 +57,5 @@ def _modules_of(model: nn.Module) -> list[nn.Module]:
         module = left.pop()
         if module not in found:
             found[module] = None
-            left += [child for child in reversed(module._modules.values()) if child is not None]
+            left += [child for child in reversed(list(module._modules.values())) if child is not None]
     return list(found)

@@ -392,6 +392,7 @@ TEST_F(submission, what_a_function_has_been_told_already_waits_for_nothing) {
   EXPECT_FALSE(changed);
   gate.open();
   EXPECT_TRUE(eventually([&] { return changed.load(); }));
+  EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
   EXPECT_EQ(take_entries(), numbers(1, 2));
 }
 
@@ -540,6 +541,25 @@ TEST_F(deferred_commit, whoever_waits_for_it_can_look_up_meanwhile) {
   EXPECT_EQ(gate.commit_settle(in(0ms)), -1);
   gate.open();
   EXPECT_EQ(gate.commit_settle(in(10s)), 1);
+}
+
+TEST_F(deferred_commit, whoever_does_not_wait_for_it_launches_for_himself) {
+  counts_ = false;
+  close();
+  note(1);
+  ASSERT_EQ(begin(), 1);
+  note(2);
+  end();
+  EXPECT_EQ(gate.commit_settle(in(0ms)), -1);
+  note(3);  // not of the commit any more
+  gate.open();
+  EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
+  note(4);
+  EXPECT_EQ(gate.commit_settle(in(10s)), 0);
+  EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
+  auto seen = take_entries();
+  EXPECT_EQ(std::erase(seen, decided), 1);
+  EXPECT_EQ(seen, (std::vector{1, 3, 4}));
 }
 
 TEST_F(deferred_commit, with_nothing_before_it_it_can_be_decided_at_once) {

@@ -326,6 +326,63 @@ def test_a_step_that_is_interrupted_while_it_waits_leaves_either_all_or_nothing(
         assert train(ScriptedRuntime(), 3) == train(None, 3)
 
 
+class BackwardOfItsOwn(Training):
+    """The loss function runs backward for a part of the loss by itself."""
+
+    def loss(self, model, x, y):
+        (model[0].weight.square().sum() * (len(x) * 0.01)).backward()
+        return F.cross_entropy(model(x), y)
+
+
+class Scripted(Training):
+    """A part of the model is TorchScript."""
+
+    def model(self):
+        return nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8))), nn.Dropout(0.3),
+                             nn.Linear(8, 4))
+
+
+@pytest.mark.parametrize("way", [BackwardOfItsOwn, Scripted], ids=lambda way: way.__name__)
+@pytest.mark.parametrize("operator", [None, 5, AT_COMMIT])
+def test_unusual_losses_and_models_are_trained_as_without_sharing(way, operator):
+    def by_hand():
+        torch.manual_seed(3)
+        model = way().model()
+        optimizer = sgd(model)
+        losses = []
+        for samples in way.samples:
+            state = torch.get_rng_state()
+            torch.manual_seed(samples)
+            data = batch(samples)
+            torch.set_rng_state(state)
+            optimizer.zero_grad()
+            loss = way().loss(model, *data)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    whole = type("Whole", (way,), {"micro_batch": None})
+    plain = whole().train(None)
+    assert plain["losses"] == pytest.approx(by_hand(), rel=1e-6)
+    same(whole().train(ScriptedRuntime(operator)), plain)
+    same(whole().train(ScriptedRuntime(operator, defer=True)), plain)
+
+
+def test_a_buffer_that_gets_another_name_is_put_back_under_it():
+    model = network()
+    runtime = ScriptedRuntime(AT_COMMIT, defer=True)
+    with sharing(runtime):
+        step = sluice.Step(model, sgd(model))
+    step(lambda x, y: F.cross_entropy(model(x), y), *batch(8))
+    model.register_buffer("first", torch.zeros(2))
+    step(lambda x, y: F.cross_entropy(model(x), y), *batch(8))
+    buffer = model._buffers.pop("first")
+    model._buffers["second"] = buffer
+    step(lambda x, y: F.cross_entropy(model(x), y), *batch(8))
+    assert "first" not in model._buffers and model._buffers["second"] is buffer
+
+
 def test_an_optimizer_that_cannot_be_known_runs_once():
     class Counting(torch.optim.SGD):
         runs = 0
