@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <type_traits>
 
 #include "runtime/gate/driver.hpp"
@@ -65,7 +66,7 @@ inline void note_launch(gate& at, thread_slot& self, planned_work const& work) {
 }
 
 /// Waits until all calls that were left to a submitter have been made.
-inline void flush_if_deferring(symbol cause) noexcept {
+inline void flush_if_deferring(std::optional<symbol> cause) noexcept {
   if (the_gate().deferring()) [[unlikely]] {
     flush_submissions(cause);
   }

@@ -53,12 +53,7 @@ constexpr sluice_gate_api table = {
     .demand_answered = [](uint64_t demand) { the_gate().demand_answered(demand); },
     .demand_seen = []() -> int64_t { return the_gate().demand_seen_ns(); },
     .set_deferred = [](int deferred) { the_gate().set_deferred(deferred != 0); },
-    .flush =
-        [] {
-          if (the_gate().deferring()) {
-            flush_submissions(std::nullopt);
-          }
-        },
+    .flush = [] { flush_if_deferring(std::nullopt); },
     .deferred = []() -> uint64_t { return deferred_calls(); },
     .flushes =
         [](size_t index, sluice_gate_flushes* of) {

@@ -17,8 +17,8 @@ class Buffers:
     version, so only copying them back is exact.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._parts = Parts(model)
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
         self._places: list[tuple[nn.Module, str, torch.Tensor]] = []
         self._buffers: list[torch.Tensor] = []
         self._forms: list[tuple] = []

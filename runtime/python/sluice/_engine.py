@@ -87,7 +87,7 @@ class Engine:
         self._planner = Planner(self.runtime, adapt)
         self.gradients = Gradients(params, apart=self.runtime is not None)
         self.may_defer = _of_one_kind(params)  # commits: what is done at once to tensors on the CPU cannot be dropped
-        self.buffers = Buffers(model)
+        self.buffers = Buffers(self._parts)
         self.running = False
         self.unsettled: MicroBatch | None = None  # its commit lies in the gate's queue, and nobody waits for it
         self._follow_later = False
@@ -197,8 +197,10 @@ class Engine:
         self._random.save()
         self.buffers.save()
 
-    def restore(self) -> None:
-        self._random.restore()
+    def restore(self, rewind: bool = True) -> None:
+        """Puts it back; without ``rewind`` all but random state."""
+        if rewind:
+            self._random.restore()
         self.buffers.restore()
 
     def discard(self, size: int, rewind: bool = True) -> None:
@@ -216,9 +218,7 @@ class Engine:
         runtime.discard()
         self.arena.let_go()
         torch.clear_autocast_cache()
-        if rewind:
-            self._random.restore()
-        self.buffers.restore()
+        self.restore(rewind)
         refuse_survivors(self._survivors())
 
     def _survivors(self) -> int:

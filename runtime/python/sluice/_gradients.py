@@ -52,8 +52,7 @@ class Gradients:
     def begin(self, add: bool = False) -> None:
         """Starts a global batch; `add`: on top of the gradients that are there."""
         self.make_sums()
-        self._begun = set()
-        self._finished = {}
+        self.start()
         for param in self.params:
             grad = param.grad
             if add and grad is not None:

@@ -436,6 +436,13 @@ class deferred_commit : public submission {
         },
         this);
   }
+  /// Leaves 1 before a commit, and 2 in it.
+  void leave() {
+    close();
+    note(1);
+    ASSERT_EQ(begin(), 1);
+    note(2);
+  }
   void end() const {
     gate.commit_end([](void*) { put_down(made); }, nullptr);
   }
@@ -447,10 +454,7 @@ class deferred_commit : public submission {
 };
 
 TEST_F(deferred_commit, it_is_decided_when_its_turn_comes_and_made_in_its_order) {
-  close();
-  note(1);
-  ASSERT_EQ(begin(), 1);
-  note(2);
+  leave();
   end();
   note(3);
   EXPECT_TRUE(take_entries().empty());
@@ -466,10 +470,7 @@ TEST_F(deferred_commit, it_is_decided_when_its_turn_comes_and_made_in_its_order)
 
 TEST_F(deferred_commit, one_that_is_dropped_takes_all_with_it_that_came_before_it_was_settled) {
   counts_ = false;
-  close();
-  note(1);
-  ASSERT_EQ(begin(), 1);
-  note(2);
+  leave();
   end();
   note(3);
   gate.open();
@@ -531,10 +532,7 @@ TEST_F(deferred_commit, a_pause_spares_all_that_lies_before_its_end) {
 }
 
 TEST_F(deferred_commit, whoever_waits_for_it_can_look_up_meanwhile) {
-  close();
-  note(1);
-  ASSERT_EQ(begin(), 1);
-  note(2);
+  leave();
   end();
   EXPECT_EQ(gate.commit_settle(in(1ms)), -1);
   note(3);
@@ -545,10 +543,7 @@ TEST_F(deferred_commit, whoever_waits_for_it_can_look_up_meanwhile) {
 
 TEST_F(deferred_commit, whoever_does_not_wait_for_it_launches_for_himself) {
   counts_ = false;
-  close();
-  note(1);
-  ASSERT_EQ(begin(), 1);
-  note(2);
+  leave();
   end();
   EXPECT_EQ(gate.commit_settle(in(0ms)), -1);
   note(3);  // not of the commit any more
@@ -582,10 +577,7 @@ TEST_F(deferred_commit, a_second_thread_has_to_decide_its_own_at_once) {
 
 TEST_F(deferred_commit, it_ends_though_the_bound_is_lifted_meanwhile) {
   for (int round = 0; round < 100; ++round) {
-    close();
-    note(1);
-    ASSERT_EQ(begin(), 1);
-    note(2);
+    leave();
     gate.set_run_ahead(0);
     auto const opening = thread([this] { gate.open(); });
     end();

@@ -9,6 +9,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "runtime" / "python
 torch = pytest.importorskip("torch")
 
 from sluice._buffers import Buffers  # noqa: E402
+from sluice._modules import Parts  # noqa: E402
 
 
 def values(model) -> list:
@@ -21,7 +22,7 @@ def same(left: list, right: list) -> bool:
 
 def test_batch_statistics_are_put_back():
     model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4))
-    buffers = Buffers(model)
+    buffers = Buffers(Parts(model))
     before = values(model)
     buffers.save()
     model(torch.randn(2, 1, 8, 8))
@@ -46,7 +47,7 @@ class Replacing(torch.nn.Module):
 def test_a_replaced_buffer_is_the_old_tensor_again():
     model = Replacing()
     original = model.mean
-    buffers = Buffers(model)
+    buffers = Buffers(Parts(model))
     buffers.save()
     model(torch.ones(2, 3))
     assert model.mean is not original
@@ -57,7 +58,7 @@ def test_a_replaced_buffer_is_the_old_tensor_again():
 
 def test_a_replaced_buffer_that_stays_is_a_copy():
     model = Replacing()
-    buffers = Buffers(model)
+    buffers = Buffers(Parts(model))
     buffers.save()
     model(torch.ones(2, 3))
     made = model.mean
@@ -72,7 +73,7 @@ def test_a_replaced_buffer_that_stays_is_a_copy():
 def test_a_buffer_that_changes_its_shape_is_followed():
     model = torch.nn.Module()
     model.register_buffer("seen", torch.zeros(2))
-    buffers = Buffers(model)
+    buffers = Buffers(Parts(model))
     buffers.save()
     model.seen = torch.ones(5)
     buffers.keep()

@@ -35,6 +35,15 @@ def batch(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(samples, 6), torch.randint(4, (samples,))
 
 
+def same_batch(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same whenever it is asked for; random state stays as it is."""
+    state = torch.get_rng_state()
+    torch.manual_seed(samples)
+    data = batch(samples)
+    torch.set_rng_state(state)
+    return data
+
+
 class Training:
     """One way to train. `train` gives the bits of what has been learned."""
 
@@ -68,11 +77,7 @@ class Training:
             step = sluice.Step(model, optimizer, self.micro_batch, **self.options)
         losses = []
         for samples in self.samples:
-            generator_state = torch.get_rng_state()
-            torch.manual_seed(samples)
-            data = batch(samples)
-            torch.set_rng_state(generator_state)
-            losses.append(self.step(step, model, data))
+            losses.append(self.step(step, model, same_batch(samples)))
         tensors = [*model.parameters(), *model.buffers(), *losses]
         tensors += [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
         return {"bits": [t.detach().numpy().tobytes() for t in tensors], "random": self.random_bits(),
@@ -351,12 +356,8 @@ def test_unusual_losses_and_models_are_trained_as_without_sharing(way, operator)
         optimizer = sgd(model)
         losses = []
         for samples in way.samples:
-            state = torch.get_rng_state()
-            torch.manual_seed(samples)
-            data = batch(samples)
-            torch.set_rng_state(state)
             optimizer.zero_grad()
-            loss = way().loss(model, *data)
+            loss = way().loss(model, *same_batch(samples))
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
