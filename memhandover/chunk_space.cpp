@@ -103,12 +103,13 @@ std::vector<std::uint32_t> chunk_space::shrink(std::uint32_t count, unmapping ho
 }
 
 void chunk_space::revoke(bool unmap_now) {
-  revoked_ = true;
   if (!unmap_now) {
+    revoked_ = true;
     left_mapped_ = std::exchange(chunks_, {});
     return;
   }
   memory_.revoke(base_, chunks_);
+  revoked_ = true;
   private_pages_ = memory_.shape().backend == backend_kind::host
                        ? static_cast<std::uint32_t>(chunks_.size())
                        : 0;

@@ -66,7 +66,8 @@ class chunk_space {
   [[nodiscard]] std::vector<std::uint32_t> shrink(std::uint32_t count,
                                                   unmapping how = unmapping::whole);
   /// Takes all memory away although it may be in use: `chunks()` is empty then. `unmap_now` false
-  /// leaves the mappings for `finish_revoke`, for a caller who has made sure that nothing runs.
+  /// leaves the mappings for `finish_revoke`, for a caller who has made sure that nothing runs. If it
+  /// throws, nothing has changed.
   void revoke(bool unmap_now);
   void finish_revoke();
 

@@ -104,8 +104,12 @@ SLUICE_EXPORT void sluice_arena_free(void* address, ssize_t bytes, int device, v
 SLUICE_EXPORT int sluice_host_alloc(void** address, size_t bytes);
 /* 1 if the address was ours. */
 SLUICE_EXPORT int sluice_host_free(void* address);
-/* Called at every operator boundary on the host: returns when launches are not held. */
+/* On the host: returns when no compute pause holds this thread. */
 SLUICE_EXPORT void sluice_host_boundary(void);
+/* The same before an operator, of which there may be others inside. The arena is not taken until the
+ * outermost one of a thread that is in it has ended. */
+SLUICE_EXPORT void sluice_host_operator_begin(void);
+SLUICE_EXPORT void sluice_host_operator_end(void);
 
 #ifdef __cplusplus
 }

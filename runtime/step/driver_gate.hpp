@@ -6,7 +6,7 @@
 
 #include "memhandover/layout.hpp"
 #include "runtime/gate/gate_api.h"
-#include "runtime/step/training_memory.hpp"
+#include "runtime/step/launch_gate.hpp"
 
 namespace sluice::step {
 

@@ -33,6 +33,9 @@ using memhandover::monotonic_ns;
 
 thread_local std::string last_error_text;
 thread_local bool thread_in_arena = false;
+/// Operators that this thread is in, one within the other, and whether the outermost holds the arena.
+thread_local int operators_here = 0;
+thread_local bool operator_in_arena = false;
 /// Until it has been said, or somebody else says it.
 std::atomic<bool> says_shortages{true};
 
@@ -246,6 +249,20 @@ void publish_state(std::unique_ptr<process_state> state) {
   shared_state.store(kept, std::memory_order_release);
   // A job that knows nothing of micro-batches is bounded as well.
   kept->memory->client().watch([kept] { bound_run_ahead(*kept); }, std::chrono::milliseconds{100});
+}
+
+/// On the host: a compute pause holds the thread here.
+void await_pause_end(process_state const& state) {
+  auto const& until = state.memory->client().view().header().pause_until_ns;
+  auto held = [&] {
+    auto const limit = until.load(std::memory_order_acquire);
+    return limit != 0 && monotonic_ns() < static_cast<std::int64_t>(limit) &&
+           !(training_memory::committing() && state.memory->urgent());
+  };
+  while (held()) {
+    timespec const slice{0, 50'000};
+    ::nanosleep(&slice, nullptr);
+  }
 }
 
 /// Whether what this thread launches may be dropped with the micro-batch.
@@ -565,19 +582,30 @@ int sluice_host_free(void* address) {
 }
 
 void sluice_host_boundary(void) {
+  if (auto* const state = sharing()) {
+    await_pause_end(*state);
+  }
+}
+
+void sluice_host_operator_begin(void) {
   auto* const state = sharing();
-  if (state == nullptr) {
+  if (operators_here++ > 0 || state == nullptr) {
     return;
   }
-  auto const& until = state->memory->client().view().header().pause_until_ns;
-  auto held = [&] {
-    auto const limit = until.load(std::memory_order_acquire);
-    return limit != 0 && monotonic_ns() < static_cast<std::int64_t>(limit) &&
-           !(training_memory::committing() && state->memory->urgent());
-  };
-  while (held()) {
-    timespec const slice{0, 50'000};
-    ::nanosleep(&slice, nullptr);
+  await_pause_end(*state);
+  if (thread_in_arena) {
+    state->memory->operators().operator_begin();
+    operator_in_arena = true;
+  }
+}
+
+void sluice_host_operator_end(void) {
+  operators_here = std::max(operators_here, 1) - 1;  // one may have begun before anybody looked
+  if (operators_here == 0 && operator_in_arena) {
+    operator_in_arena = false;
+    if (auto* const state = sharing()) {
+      state->memory->operators().operator_end();
+    }
   }
 }
 

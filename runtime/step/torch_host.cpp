@@ -48,9 +48,18 @@ class pool_allocator final : public c10::Allocator {
   }
 };
 
-std::unique_ptr<at::ObserverContext> at_boundary(at::RecordFunction const& /*function*/) {
+std::unique_ptr<at::ObserverContext> at_backward_node(at::RecordFunction const& /*function*/) {
   sluice_host_boundary();
   return nullptr;
+}
+
+std::unique_ptr<at::ObserverContext> before_operator(at::RecordFunction const& /*function*/) {
+  sluice_host_operator_begin();
+  return nullptr;
+}
+
+void after_operator(at::RecordFunction const& /*function*/, at::ObserverContext* /*none*/) {
+  sluice_host_operator_end();
 }
 
 }  // namespace
@@ -70,8 +79,8 @@ extern "C" SLUICE_EXPORT int sluice_torch_host_install(void) {
   constexpr std::uint8_t above_the_default = 200;
   c10::SetCPUAllocator(&ours, above_the_default);
   at::addGlobalCallback(
-      at::RecordFunctionCallback(at_boundary)
-          .needsInputs(false)
-          .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+      at::RecordFunctionCallback(at_backward_node).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+  at::addGlobalCallback(at::RecordFunctionCallback(before_operator, after_operator)
+                            .scopes({at::RecordScope::FUNCTION}));
   return 0;
 }

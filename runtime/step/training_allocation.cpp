@@ -116,7 +116,8 @@ bool training_memory::await_persistent(std::size_t bytes, steady_clock::time_poi
 
 /// Waits until the control thread has answered what it is being asked.
 void training_memory::let_demands_pass(std::unique_lock<std::mutex>& lock) {
-  if (!committing()) {  // the demand may be waiting for that commit
+  // The demand may be waiting for that commit; or on the host for the operator that allocates here.
+  if (!committing() && options_.gate != nullptr) {
     (void)demand_answered_.wait_for(lock, demand_patience,
                                     [this] { return demands_waiting_ == 0; });
   }

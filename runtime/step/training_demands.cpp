@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <numeric>
 
 #include "memhandover/chunk_choice.hpp"
 #include "memhandover/error.hpp"
@@ -15,8 +16,9 @@ namespace {
 using memhandover::monotonic_ns;
 
 /// How long the control thread waits for launches to end before it gives nothing: longer than any
-/// unit it may meet.
-constexpr std::int64_t drain_patience_ns = 2'000'000'000;
+/// unit it may meet. An operator on few processors may take many seconds.
+constexpr std::int64_t kernel_patience_ns = 2'000'000'000;
+constexpr std::int64_t operator_patience_ns = 60'000'000'000;
 
 std::uint32_t still_missing(std::uint32_t wanted, std::vector<std::uint32_t> const& given) {
   return wanted - std::min(wanted, static_cast<std::uint32_t>(given.size()));
@@ -115,13 +117,9 @@ memhandover::demand_answer training_memory::give_up(memhandover::demand const& w
     give_stock(wanted.chunks, answer.chunks);
   }
   auto const missing = still_missing(wanted.chunks, answer.chunks);
-  if (missing > 0 && !arena_->chunks().empty() && !arena_->revoked()) {
+  if (missing > 0 && !revocable().empty()) {
     try {
-      if (gate == nullptr) {
-        revoke_arena(divide(missing, answer.chunks), answer);
-      } else {
-        take_arena_behind_gate(missing, lock, answer);
-      }
+      revoke_behind_gate(missing, lock, answer);
     } catch (error const& why) {
       // What has been taken already is the server's; the arena is as it was.
       spdlog::error("the arena could not be taken away reason=\"{}\"", why.what());
@@ -150,15 +148,32 @@ void training_memory::await_commit_end(std::unique_lock<std::mutex>& lock) {
   hurry(false);
 }
 
-/// Which of the arena's chunks go if the arena is taken and the server needs `count`. On CUDA those
+/// What can be taken although it is in use: the arena, and on CUDA what a micro-batch that got too
+/// little memory has left, until the last of its tensors is freed.
+std::vector<memhandover::chunk_space*> training_memory::revocable() const {
+  std::vector<space*> found;
+  auto const consider = [&found](std::unique_ptr<space> const& candidate) {
+    if (!candidate->chunks().empty()) {
+      found.push_back(candidate.get());
+    }
+  };
+  consider(arena_);
+  std::for_each(retired_.begin(), retired_.end(), consider);
+  return found;
+}
+
+/// Which of the revocable chunks go if all are taken and the server needs `count`. On CUDA those
 /// without a mapping are taken into account as well, so that neighbours are found among all of them.
 training_memory::division training_memory::divide(std::uint32_t count,
                                                   std::vector<std::uint32_t> const& given) const {
   division result;
-  result.arena = arena_->chunks().size();
+  std::vector<std::uint32_t> all;
+  for (auto const* const victim : revocable()) {
+    all.insert(all.end(), victim->chunks().begin(), victim->chunks().end());
+  }
+  result.revocable = all.size();
   result.stock = stock_->size();
   result.generation = generation();
-  std::vector<std::uint32_t> all{arena_->chunks().begin(), arena_->chunks().end()};
   if (options_.gate != nullptr) {
     all.insert(all.end(), stock_->chunks().begin(), stock_->chunks().end());
   }
@@ -179,28 +194,40 @@ training_memory::division training_memory::divide(std::uint32_t count,
   return result;
 }
 
-/// Takes the arena. On CUDA the mappings are removed, and the gate opened, afterwards.
-void training_memory::revoke_arena(division parts, memhandover::demand_answer& answer) {
+launch_gate& training_memory::computing() noexcept {
+  return options_.gate != nullptr ? *options_.gate : operators_;
+}
+
+/// Takes what is revocable, and opens the gate. On CUDA the mappings are removed, and the gate opened,
+/// afterwards.
+void training_memory::revoke(division parts, memhandover::demand_answer& answer) {
   auto* const gate = options_.gate;
-  auto* const victim = arena_.get();
-  victim->revoke(gate == nullptr);
-  state_.store(arena_state::revoked, std::memory_order_release);
+  auto victims = revocable();
+  for (auto* const victim : victims) {
+    victim->revoke(gate == nullptr);
+  }
+  if (arena_->revoked()) {
+    state_.store(arena_state::revoked, std::memory_order_release);
+  }
   answer.chunks = std::move(parts.given);
   answer.live_chunks = parts.live;
   auto& kept = parts.kept;
   if (gate == nullptr) {
     stock_->add(kept);
+    operators_.open();
     return;
   }
   stock_->clear();  // what is kept of it is among `kept`
   unmapping_ = static_cast<std::uint32_t>(kept.size());
-  answer.afterwards = [this, victim, gate, kept = std::move(kept)] {
+  answer.afterwards = [this, victims = std::move(victims), gate, kept = std::move(kept)] {
     {
       std::lock_guard const again{mutex_};
-      victim->finish_revoke();
+      for (auto* const victim : victims) {
+        victim->finish_revoke();
+      }
       stock_->add(kept);
       unmapping_ = 0;
-      if (arena_.get() == victim && phase_ == phase::running) {
+      if (arena_->revoked() && phase_ == phase::running) {
         gate->abort_begin();  // until `discard`; if that has been called already there is nothing
                               // left to abort
       }
@@ -212,12 +239,12 @@ void training_memory::revoke_arena(division parts, memhandover::demand_answer& a
   };
 }
 
-/// Closes the gate, waits until nothing runs, and takes the arena.
-void training_memory::take_arena_behind_gate(std::uint32_t count,
-                                             std::unique_lock<std::mutex>& lock,
-                                             memhandover::demand_answer& answer) {
-  auto* const gate = options_.gate;
-  auto const deadline = monotonic_ns() + drain_patience_ns;
+/// Closes the gate, waits until nothing runs, and takes what is revocable.
+void training_memory::revoke_behind_gate(std::uint32_t count, std::unique_lock<std::mutex>& lock,
+                                         memhandover::demand_answer& answer) {
+  auto* const gate = &computing();
+  auto const deadline =
+      monotonic_ns() + (options_.gate != nullptr ? kernel_patience_ns : operator_patience_ns);
   division parts;
   for (;;) {
     lock.unlock();  // a thread inside a launch may need this lock to get out
@@ -243,14 +270,23 @@ void training_memory::take_arena_behind_gate(std::uint32_t count,
     }
     await_commit_end(lock);  // it began in between
   }
-  if (arena_->chunks().empty() || arena_->revoked()) {
+  auto const victims = revocable();
+  if (victims.empty()) {
     gate->open();
     return;
   }
-  // Memory is allocated beside a closed gate as well.
-  bool const as_it_was = parts.arena == arena_->chunks().size() && parts.stock == stock_->size() &&
-                         parts.generation == generation();
-  revoke_arena(as_it_was ? std::move(parts) : divide(count, answer.chunks), answer);
+  try {
+    // Memory is allocated and freed beside a closed gate as well.
+    auto const chunks =
+        std::accumulate(victims.begin(), victims.end(), std::size_t{0},
+                        [](std::size_t sum, space* of) { return sum + of->chunks().size(); });
+    bool const as_it_was = parts.revocable == chunks && parts.stock == stock_->size() &&
+                           parts.generation == generation();
+    revoke(as_it_was ? std::move(parts) : divide(count, answer.chunks), answer);
+  } catch (...) {
+    gate->open();
+    throw;
+  }
 }
 
 }  // namespace sluice::step

@@ -32,39 +32,10 @@
 #include "memhandover/chunk_space.hpp"
 #include "memhandover/training_client.hpp"
 #include "runtime/step/chunk_stock.hpp"
+#include "runtime/step/launch_gate.hpp"
+#include "runtime/step/operator_gate.hpp"
 
 namespace sluice::step {
-
-/// How launches are stopped and taken back; the host backend, which revokes under running kernels,
-/// has an empty one.
-class launch_gate {
- public:
-  virtual ~launch_gate() = default;
-  /// No launch begins after it returns true; false if a thread stayed inside one until the
-  /// deadline.
-  virtual bool close(std::int64_t deadline_ns) = 0;
-  virtual bool wait_idle(std::int64_t deadline_ns) = 0;
-  virtual void open() = 0;
-  virtual void abort_begin() = 0;
-  virtual void abort_end() = 0;
-  virtual void set_urgent(bool urgent) = 0;
-  /// Returns when the device has been given, or has been spared by an abort, all that was launched.
-  virtual void flush() {}
-  /// As `commit_begin`, `commit_end` and `commit_settle` of sluice_gate_api.
-  [[nodiscard]] virtual bool defer_commit(int (* /*decide*/)(void* of), void* /*of*/) {
-    return false;
-  }
-  virtual void end_commit(void (* /*made*/)(void* of), void* /*of*/) {}
-  [[nodiscard]] virtual std::optional<bool> settle_commit(std::int64_t /*deadline_ns*/) {
-    return true;
-  }
-  /// When the unit that was executing as the gate was closed had ended; 0 if that is not known.
-  [[nodiscard]] virtual std::int64_t unit_ended_ns() const { return 0; }
-  /// When a launching thread first saw the demand that is being answered; 0 if none did.
-  [[nodiscard]] virtual std::int64_t demand_seen_ns() const { return 0; }
-  /// Threads are no longer held because of this demand.
-  virtual void demand_answered(memhandover::demand const& /*which*/) {}
-};
 
 enum class arena_state { sound, revoked, starved };
 
@@ -83,7 +54,7 @@ class training_memory {
     std::uint32_t grow_by = 1;   ///< chunks asked for at least, so that asking is rare
     memhandover::chunk_space::backing persistent = memhandover::chunk_space::backing::pool;
     std::shared_ptr<memhandover::cuda_driver const> driver;  ///< null on the host
-    launch_gate* gate = nullptr;                             ///< null on the host
+    launch_gate* gate = nullptr;                             ///< of the device; null on the host
   };
 
   /// Joins the pool. Throws as `training_client::join` does.
@@ -95,6 +66,8 @@ class training_memory {
   ~training_memory();
 
   [[nodiscard]] memhandover::training_client& client() noexcept { return *client_; }
+  /// On the host: whoever computes with this memory says here when.
+  [[nodiscard]] operator_gate& operators() noexcept { return operators_; }
 
   // --- micro-batches, from the training thread
   // -----------------------------------------------------------------
@@ -161,9 +134,10 @@ class training_memory {
  private:
   using space = memhandover::chunk_space;
 
-  /// What becomes of the chunks when the arena is taken, and what that was worked out from.
+  /// What becomes of the chunks when all that is revocable is taken, and what that was worked out
+  /// from.
   struct division {
-    std::size_t arena = 0;
+    std::size_t revocable = 0;
     std::size_t stock = 0;
     std::uint64_t generation = 0;
     std::vector<std::uint32_t> given, kept;
@@ -176,10 +150,11 @@ class training_memory {
   /// Chunks of ours that hold nothing.
   [[nodiscard]] std::uint32_t unused() const { return stock_->size() + unmapping_; }
   void take_idle(std::uint32_t count, std::vector<std::uint32_t>& given);
-  void take_arena_behind_gate(std::uint32_t count, std::unique_lock<std::mutex>& lock,
-                              memhandover::demand_answer& answer);
+  [[nodiscard]] std::vector<space*> revocable() const;
+  void revoke_behind_gate(std::uint32_t count, std::unique_lock<std::mutex>& lock,
+                          memhandover::demand_answer& answer);
   [[nodiscard]] division divide(std::uint32_t count, std::vector<std::uint32_t> const& given) const;
-  void revoke_arena(division parts, memhandover::demand_answer& answer);
+  void revoke(division parts, memhandover::demand_answer& answer);
   [[nodiscard]] std::vector<std::uint32_t> choose(std::uint32_t count,
                                                   std::vector<std::uint32_t>& from,
                                                   std::vector<std::uint32_t> const& given) const;
@@ -202,7 +177,11 @@ class training_memory {
   [[nodiscard]] std::unique_ptr<space> new_arena(std::uint64_t generation);
   void publish();
 
+  /// Who can be stopped from computing with the arena.
+  [[nodiscard]] launch_gate& computing() noexcept;
+
   options options_;
+  operator_gate operators_;  ///< of the host
   std::unique_ptr<memhandover::device_memory> memory_;
   std::unique_ptr<memhandover::training_client> client_;
   mutable std::mutex mutex_;  ///< guards what follows

@@ -187,6 +187,35 @@ TEST_P(arena_runs_test, a_demand_at_any_instant_gets_its_chunks_and_as_neighbour
   EXPECT_EQ(parted, 0) << "of " << demands;
 }
 
+TEST(starved_arena_test, what_a_discarded_micro_batch_has_not_freed_yet_goes_to_a_demand_at_once) {
+  fault_world world{"cuda", pool_chunks};
+  world.start_broker();
+  idle_gate gate;
+  auto options = world.job();
+  options.gate = &gate;
+  step::training_memory memory{options};
+  auto const chunk = world.broker().chunk_bytes;
+  auto const server = world.join_server();
+  memory.begin();
+  auto* const held = memory.allocate_arena((pool_chunks - 1) * chunk);
+  auto* const unbacked = memory.allocate_arena(2 * chunk);
+  ASSERT_EQ(memory.state(), step::arena_state::starved);
+  memory.discard();
+
+  auto const given = server->acquire_chunks(pool_chunks / 2, steady_clock::now() + 5s, nullptr);
+
+  EXPECT_EQ(given.size(), pool_chunks / 2);
+  server->give_back_chunks(given);
+  EXPECT_TRUE(memory.free(held));
+  EXPECT_TRUE(memory.free(unbacked));
+  memory.begin();
+  auto* const all = memory.allocate_arena(pool_chunks * chunk);
+  EXPECT_EQ(memory.state(), step::arena_state::sound) << "some chunks are lost";
+  EXPECT_EQ(memory.commit_begin(false), step::commit_start::begun);
+  memory.commit_end(false);
+  EXPECT_TRUE(memory.free(all));
+}
+
 INSTANTIATE_TEST_SUITE_P(seeds, arena_runs_test,
                          testing::Combine(testing::Range(1U, 3U), testing::Values(0U, 6U)));
 

@@ -158,7 +158,9 @@ void fault_world::train_and_serve() {
             throw std::logic_error{"training was given memory that holds the server's contents"};
           }
         }
+        job.operators().operator_begin();  // not held for ever, whatever has failed
         std::memset(blocks.back(), 0x5a, chunk);
+        job.operators().operator_end();
       }
     }
     if (host) {

@@ -1,0 +1,41 @@
+/// What training's memory needs of whoever launches: that it can be stopped, with proof.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "memhandover/training_client.hpp"
+
+namespace sluice::step {
+
+/// How launches are stopped and taken back: of kernels on the device, of operators on the host.
+class launch_gate {
+ public:
+  virtual ~launch_gate() = default;
+  /// No launch begins after it returns true; false if a thread stayed inside one until the
+  /// deadline.
+  virtual bool close(std::int64_t deadline_ns) = 0;
+  virtual bool wait_idle(std::int64_t deadline_ns) = 0;
+  virtual void open() = 0;
+  virtual void abort_begin() = 0;
+  virtual void abort_end() = 0;
+  virtual void set_urgent(bool urgent) = 0;
+  /// Returns when the device has been given, or has been spared by an abort, all that was launched.
+  virtual void flush() {}
+  /// As `commit_begin`, `commit_end` and `commit_settle` of sluice_gate_api.
+  [[nodiscard]] virtual bool defer_commit(int (* /*decide*/)(void* of), void* /*of*/) {
+    return false;
+  }
+  virtual void end_commit(void (* /*made*/)(void* of), void* /*of*/) {}
+  [[nodiscard]] virtual std::optional<bool> settle_commit(std::int64_t /*deadline_ns*/) {
+    return true;
+  }
+  /// When the unit that was executing as the gate was closed had ended; 0 if that is not known.
+  [[nodiscard]] virtual std::int64_t unit_ended_ns() const { return 0; }
+  /// When a launching thread first saw the demand that is being answered; 0 if none did.
+  [[nodiscard]] virtual std::int64_t demand_seen_ns() const { return 0; }
+  /// Threads are no longer held because of this demand.
+  virtual void demand_answered(memhandover::demand const& /*which*/) {}
+};
+
+}  // namespace sluice::step

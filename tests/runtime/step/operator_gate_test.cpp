@@ -1,0 +1,135 @@
+/// A demand takes no memory from under an operator of the host, and no operator begins on memory that
+/// is being taken.
+
+#include "runtime/step/operator_gate.hpp"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <thread>
+#include <vector>
+
+#include "memhandover/error.hpp"
+#include "memhandover/ledger.hpp"
+#include "runtime/step/training_memory.hpp"
+#include "tests/runtime/step/fault_world.hpp"
+#include "tests/runtime/step/injected_calls.hpp"
+
+namespace sluice::test {
+namespace {
+
+using namespace std::chrono_literals;
+using std::chrono::steady_clock;
+
+constexpr std::int64_t ever = std::numeric_limits<std::int64_t>::max();
+
+TEST(operator_gate_test, what_steers_an_operator_stays_until_it_has_ended) {
+  fault_world world{"host"};
+  world.start_broker();
+  step::training_memory memory{world.job()};
+  auto const server = world.join_server();
+  auto const all = server->shape().bytes();
+  memory.begin();
+  auto* const block = memory.allocate_arena(all);
+  auto& word = *reinterpret_cast<std::atomic<std::uint64_t>*>(block);
+
+  memory.operators().operator_begin();
+  std::atomic<bool> had{false};
+  std::thread serving{[&] {
+    auto const where = server->acquire(all / 2, steady_clock::now() + 30s);
+    had = where.bytes() >= all / 2;
+  }};
+  auto const& demand = memory.client().view().controls()[memory.client().slot()].demand;
+  auto const none_yet = demand.load();
+  while (demand.load() == none_yet) {
+    std::this_thread::yield();
+  }
+  std::uint64_t count = 0;
+  for (auto const until = steady_clock::now() + 100ms; steady_clock::now() < until; ++count) {
+    ASSERT_EQ(word.fetch_add(1), count) << "taken while an operator ran";
+  }
+  EXPECT_FALSE(had);
+  memory.operators().operator_end();
+  serving.join();
+
+  EXPECT_TRUE(had);
+  EXPECT_EQ(memory.state(), step::arena_state::revoked);
+  memory.discard();
+  EXPECT_TRUE(memory.free(block));
+}
+
+TEST(operator_gate_test, memory_that_cannot_be_taken_stays_and_operators_go_on) {
+  fault_world world{"host"};
+  world.start_broker();
+  step::training_memory memory{world.job()};
+  auto const server = world.join_server();
+  auto const all = server->shape().bytes();
+  memory.begin();
+  auto* const block = memory.allocate_arena(all - 4096);
+  block[0] = std::byte{0x5a};
+
+  fail_call("mmap", 2, ENOMEM);  // the one that puts private pages in place
+  EXPECT_THROW((void)server->acquire(all / 2, steady_clock::now() + 30s), error);
+  ASSERT_TRUE(call_failed());
+  memory.operators().operator_begin();
+  EXPECT_EQ(block[0], std::byte{0x5a});
+  EXPECT_TRUE(memory.free(memory.allocate_arena(4096)));
+  EXPECT_EQ(memory.state(), step::arena_state::sound);
+  memory.operators().operator_end();
+
+  EXPECT_GE(server->acquire(all / 2, steady_clock::now() + 30s).bytes(), all / 2);
+  EXPECT_EQ(memory.state(), step::arena_state::revoked);
+  memory.discard();
+  EXPECT_TRUE(memory.free(block));
+}
+
+TEST(operator_gate_test, no_operator_runs_between_close_and_open) {
+  step::operator_gate gate;
+  std::atomic<bool> closed{false};
+  std::atomic<bool> done{false};
+  std::atomic<std::uint64_t> slips{0};
+  std::vector<std::thread> computing;
+  for (int i = 0; i < 3; ++i) {
+    computing.emplace_back([&] {
+      while (!done) {
+        gate.operator_begin();
+        slips += closed ? 1 : 0;
+        std::this_thread::yield();
+        slips += closed ? 1 : 0;
+        gate.operator_end();
+      }
+    });
+  }
+  for (int i = 0; i < 20'000; ++i) {
+    ASSERT_TRUE(gate.close(ever));
+    ASSERT_TRUE(gate.wait_idle(memhandover::monotonic_ns() + 60'000'000'000));
+    closed = true;
+    closed = false;
+    gate.open();
+  }
+  done = true;
+  for (auto& thread : computing) {
+    thread.join();
+  }
+  EXPECT_EQ(slips, 0U);
+}
+
+TEST(operator_gate_test, an_operator_that_does_not_end_is_given_up_at_the_deadline) {
+  step::operator_gate gate;
+  gate.operator_begin();
+  ASSERT_TRUE(gate.close(ever));
+  EXPECT_FALSE(gate.wait_idle(memhandover::monotonic_ns() + 1'000'000));
+  gate.open();
+  gate.operator_end();
+  ASSERT_TRUE(gate.close(ever));
+  EXPECT_TRUE(gate.wait_idle(memhandover::monotonic_ns() + 60'000'000'000));
+  gate.open();
+}
+
+}  // namespace
+}  // namespace sluice::test
