@@ -2,7 +2,8 @@
 
 For each size a job whose arena is larger trains under `sluice run`; the benchmark's server waits until the arena holds
 the size, lets a random time pass, and takes it. Discards, the memory's return and training's recovery happen between.
-A handover counts where at least 90 % of its bytes came from a micro-batch that was running; the others are counted apart.
+A handover counts where at least 90 % of its bytes came from a micro-batch that was running, on the host from training,
+which gives first what it does not use; the others are counted apart.
 The server takes a language model's tensors of that size, as in earnest, or with --range one range, which has to be
 stitched where the chunks are no neighbours. With --habits the main thread of training does something else besides, and
 every handover counts.
@@ -85,7 +86,7 @@ def measure(backend: str, size: Size, binaries: Path, habit: str | None = None, 
             done = subprocess.run(
                 [binaries / "sluice-bench-handover", "--runtime-dir", folder, "--bytes", str(mib * MIB),
                  "--count", str(size.count), "--delay-ms", str(size.delay_ms), "--fill",
-                 *([] if habit else ["--live"]), *(["--range"] if one_range else [])],
+                 *([] if habit else [{"host": "--reclaimed", "cuda": "--live"}[backend]]), *(["--range"] if one_range else [])],
                 env={**environment, "SLUICE_BROKER": str(binaries / "sluice")}, capture_output=True, text=True,
                 check=False,
             )
@@ -96,7 +97,7 @@ def measure(backend: str, size: Size, binaries: Path, habit: str | None = None, 
         if done.returncode != 0:
             raise SystemExit(f"{mib} MiB: {done.stderr.strip()}")
     samples = [json.loads(line) for line in done.stdout.splitlines()]
-    counted = [sample for sample in samples if sample["live"] or habit]
+    counted = [sample for sample in samples if sample["counts"]]
     metrics = {"latency_us": distribution(sample["latency_us"] for sample in counted)}
     metrics["excess_us"] = distribution(sample["latency_us"] - sample["unit_us"] for sample in counted)
     metrics["rest_us"] = distribution(s["latency_us"] - s["gate_us"] - s["drain_us"] for s in counted)

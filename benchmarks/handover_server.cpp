@@ -9,6 +9,7 @@
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <memory>
@@ -91,6 +92,16 @@ void await_arena(std::string const& runtime_dir, std::uint64_t bytes, bool full)
   });
 }
 
+/// Waits until training has completed `more` micro-batches, and so has back what it needs.
+void await_commits(std::string const& runtime_dir, std::uint64_t more) {
+  auto const commits = [](auto const& job) { return job["commits"].template get<std::uint64_t>(); };
+  std::optional<std::uint64_t> first;
+  await_job(runtime_dir, "commits", [&](auto const& job) {
+    first = first.value_or(commits(job));
+    return commits(job) >= *first + more;
+  });
+}
+
 /// Memory that a handover has brought, and what is to know of it.
 struct taken_memory {
   memhandover::placement range;
@@ -150,6 +161,7 @@ int main(int argc, char** argv) {
   int most_delay_ms = 0;
   bool fill = false;
   bool live_only = false;
+  bool reclaimed_only = false;
   bool one_range = false;
   unsigned seed = 1;
   app.add_option("--runtime-dir", runtime_dir)->required();
@@ -159,6 +171,7 @@ int main(int argc, char** argv) {
       ->required();
   app.add_flag("--fill", fill, "take what training does not use first, and wait for a full arena");
   app.add_flag("--live", live_only, "count handovers out of a running micro-batch only");
+  app.add_flag("--reclaimed", reclaimed_only, "count handovers out of training only");
   app.add_flag("--range", one_range, "take one range instead of a model's tensors");
   app.add_option("--seed", seed);
   CLI11_PARSE(app, argc, argv);
@@ -178,9 +191,12 @@ int main(int argc, char** argv) {
     }
     // What training does not use stays with other models, so that demands have to be met by it.
     std::vector<memhandover::placement> others;
-    if (auto const free = fill ? pool->usage().free_bytes : 0; free > 0) {
-      others.push_back(pool->acquire(free, steady_clock::now() + patience));
-    }
+    auto const take_unused = [&] {
+      if (auto const free = fill ? pool->usage().free_bytes : 0; free > 0) {
+        others.push_back(pool->acquire(free, steady_clock::now() + patience));
+      }
+    };
+    take_unused();
     taker from_training{pool, bytes, one_range};
     std::mt19937 random{seed};
     for (int taken = 0, tries = 0, missed = 0; taken < count;) {
@@ -204,7 +220,8 @@ int main(int argc, char** argv) {
       auto const& report = memory.report;
       // Between two micro-batches what training gives up is no live memory.
       bool const live = report.bytes_live * 100 >= bytes * least_live_percent;
-      bool const counts = live || !live_only;
+      bool const reclaimed = report.bytes_reclaimed * 100 >= bytes * least_live_percent;
+      bool const counts = (live || !live_only) && (reclaimed || !reclaimed_only);
       taken += counts ? 1 : 0;
       if (!counts && ++missed > most_missed) {
         throw error{error_kind::unavailable, std::to_string(missed) +
@@ -214,6 +231,7 @@ int main(int argc, char** argv) {
       nlohmann::json const line{{"demanded_ns", demanded.time_since_epoch().count()},
                                 {"bytes_reclaimed", report.bytes_reclaimed},
                                 {"live", live},
+                                {"counts", counts},
                                 {"stitched", memory.stitched},
                                 {"first_kernel_us", us(used - demanded)},
                                 {"unit_us", us(report.unit)},
@@ -226,6 +244,11 @@ int main(int argc, char** argv) {
                                 {"latency_us", us(report.total)}};
       std::printf("%s\n", line.dump().c_str());
       std::fflush(stdout);
+      memory = {};
+      if (fill && report.bytes_reclaimed < bytes) {
+        await_commits(runtime_dir, 2);
+        take_unused();
+      }
     }
     return 0;
   } catch (std::exception const& why) {
