@@ -84,8 +84,12 @@ def compare(job: Job, demands: int, seed: int, binaries: Path, more: tuple[str, 
                 env={**environment(), "SLUICE_BROKER": str(binaries / "sluice")}, capture_output=True, text=True,
                 check=False)
             (folder / "enough").touch()
-            if training.wait(120) or server.returncode:
-                raise RuntimeError(f"training ended with {training.returncode}; {server.stderr.strip()}")
+            try:
+                ended = f"ended with {training.wait(120)}"
+            except subprocess.TimeoutExpired:
+                ended = "has not ended"
+            if training.returncode != 0 or server.returncode:
+                raise RuntimeError(f"training {ended}; {server.stderr.strip()}")
         finally:
             training.kill()
             training.wait()
