@@ -3,36 +3,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
-#include <iterator>
+
+#include "memhandover/shared_text.hpp"
 
 namespace sluice::memhandover {
 namespace {
 
 /// Mappings of a client that are kept however old they are: the other half tells what happened.
 constexpr std::size_t most_holding = history_entries / 2;
-
-using text_words = std::atomic<std::uint64_t>[sizeof(note_text::text) / sizeof(std::uint64_t)];
-
-void put_text(text_words& to, std::string_view text) {
-  note_text bytes{};
-  text = text.substr(0, sizeof bytes.text - 1);
-  std::copy(text.begin(), text.end(), bytes.text);
-  for (std::size_t i = 0; i < std::size(to); ++i) {
-    std::uint64_t word = 0;
-    std::memcpy(&word, bytes.text + i * sizeof word, sizeof word);
-    to[i].store(word, std::memory_order_relaxed);
-  }
-}
-
-std::string get_text(text_words const& from) {
-  note_text bytes{};
-  for (std::size_t i = 0; i < std::size(from); ++i) {
-    std::uint64_t const word = from[i].load(std::memory_order_relaxed);
-    std::memcpy(bytes.text + i * sizeof word, &word, sizeof word);
-  }
-  return std::string{text_of(bytes.text)};
-}
 
 }  // namespace
 
@@ -151,7 +129,7 @@ void chunk_history::put(happened const& entry) {
   place.pid.store(pid_, std::memory_order_relaxed);
   place.first.store(entry.first, std::memory_order_relaxed);
   place.count.store(entry.count, std::memory_order_relaxed);
-  put_text(place.what, entry.what);
+  store_text(place.what, entry.what);
   place.seq.store(written_, std::memory_order_release);
 }
 
@@ -171,7 +149,7 @@ std::vector<happened> read_history(ledger_view const& view, std::uint32_t slot) 
                    place.pid.load(std::memory_order_relaxed),
                    place.first.load(std::memory_order_relaxed),
                    place.count.load(std::memory_order_relaxed),
-                   get_text(place.what)};
+                   load_text(place.what)};
     std::atomic_thread_fence(std::memory_order_acquire);
     if (place.seq.load(std::memory_order_relaxed) == seq) {
       found.push_back(std::move(entry));

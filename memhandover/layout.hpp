@@ -42,7 +42,7 @@
 namespace sluice::memhandover {
 
 inline constexpr std::uint64_t ledger_magic = 0x31474c4543494c53;  // "SLICELG1"
-inline constexpr std::uint32_t layout_version = 6;
+inline constexpr std::uint32_t layout_version = 7;
 inline constexpr std::uint32_t max_clients = 32;
 inline constexpr std::uint32_t broker_slot = 0xffff;
 inline constexpr std::uint16_t left_slot = 0xfffe;  ///< serving, but its server is dead
@@ -154,6 +154,14 @@ struct alignas(64) client_control {
   std::atomic<std::uint64_t> mail_read;  ///< messages of the client's mailbox that have been taken
 };
 
+/// Work that takes a GPU longer than the bound of run-ahead, as last predicted; 0 times: the place is
+/// unused.
+struct long_unit_entry {
+  std::atomic<std::uint64_t> nanoseconds, times;
+  std::atomic<std::uint64_t> name[15];  ///< see shared_text.hpp
+};
+inline constexpr std::size_t max_long_units = 8;
+
 /// What one client tells the writer. Written by the client.
 struct alignas(64) mailbox_header {
   std::atomic<std::uint64_t> request;       ///< `numbered`: wants so many more chunks; see
@@ -170,6 +178,7 @@ struct alignas(64) mailbox_header {
   std::atomic<std::uint32_t> arena_chunks;  ///< revocable; `spare_chunks` of them are not in use
   std::atomic<std::uint32_t> spare_chunks, persistent_chunks;
   std::atomic<std::uint32_t> waiting;  ///< 1 while training waits for memory
+  long_unit_entry long_units[max_long_units];
 };
 
 /// One of the texts with which a client says what its chunks hold; ends with a zero byte. Behind the
@@ -196,8 +205,8 @@ struct alignas(64) history_entry {
   std::atomic<std::int64_t> from_ns, until_ns;
   std::atomic<std::uint64_t> address, generation;
   std::atomic<std::uint32_t> kind, pid, first, count;
-  /// A text that ends with a zero byte, eight bytes a word: it may be read while it is written.
-  std::atomic<std::uint64_t> what[sizeof(note_text::text) / sizeof(std::uint64_t)];
+  std::atomic<std::uint64_t>
+      what[sizeof(note_text::text) / sizeof(std::uint64_t)];  ///< see shared_text.hpp
 };
 
 /// A text of shared memory up to its zero byte, or all of it if a damaged one has none.

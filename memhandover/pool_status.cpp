@@ -24,6 +24,18 @@ double percentile(std::vector<double> const& sorted, double share) {
   return sorted.at(rank);
 }
 
+json describe_long_units(mailbox_header const& mailbox) {
+  json units = json::array();
+  for (auto const& unit : mailbox.long_units) {
+    if (auto const times = unit.times.load(); times > 0) {
+      units.push_back({{"name", readable_text(load_text(unit.name))},
+                       {"us", static_cast<double>(unit.nanoseconds.load()) / 1000.0},
+                       {"times", times}});
+    }
+  }
+  return units;
+}
+
 json describe_handovers(ledger_header const& header) {
   std::vector<std::pair<std::uint64_t, json>> entries;
   std::vector<double> totals;
@@ -180,6 +192,7 @@ nlohmann::json describe_pool(ledger_view const& view) {
                      {"micro_batch", mailbox.micro_batch.load()},
                      {"global_batch", mailbox.global_batch.load()},
                      {"run_ahead_us", microseconds_or_null(run_ahead_of(mailbox))},
+                     {"long_units", describe_long_units(mailbox)},
                      {"samples", mailbox.samples.load()},
                      {"commits", mailbox.commits.load()},
                      {"discards", mailbox.discards.load()}});

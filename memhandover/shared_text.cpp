@@ -1,7 +1,7 @@
 #include "memhandover/shared_text.hpp"
 
 #include <algorithm>
-#include <cstdint>
+#include <cstring>
 
 namespace sluice::memhandover {
 namespace {
@@ -64,6 +64,24 @@ std::string readable_text(std::string_view text) {
     text.remove_prefix(std::max<std::size_t>(length, 1));
   }
   return result;
+}
+
+void store_text(std::span<std::atomic<std::uint64_t>> to, std::string_view text) {
+  text = cut_text(text, to.size_bytes() - 1);
+  for (auto& where : to) {
+    std::uint64_t word = 0;
+    text = text.substr(text.copy(reinterpret_cast<char*>(&word), sizeof word));
+    where.store(word, std::memory_order_relaxed);
+  }
+}
+
+std::string load_text(std::span<std::atomic<std::uint64_t> const> from) {
+  std::string text(from.size_bytes(), '\0');
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    auto const word = from[i].load(std::memory_order_relaxed);
+    std::memcpy(text.data() + i * sizeof word, &word, sizeof word);
+  }
+  return text.substr(0, text.find('\0'));
 }
 
 }  // namespace sluice::memhandover

@@ -70,6 +70,21 @@ std::string clients_text(json const& clients) {
   return "clients\n" + table(rows);
 }
 
+/// What a pause may have to wait for.
+std::string long_units_text(json const& clients) {
+  std::vector<row> rows{{"slot", "takes", "launched", "unit"}};
+  if (clients.is_array()) {
+    for (auto const& client : clients) {
+      auto const& units = field(client, "long_units");
+      for (std::size_t i = 0; units.is_array() && i < units.size(); ++i) {
+        rows.push_back({plain(field(client, "slot")), milliseconds_of_us(field(units[i], "us")),
+                        plain(field(units[i], "times")), plain(field(units[i], "name"))});
+      }
+    }
+  }
+  return rows.size() > 1 ? "units longer than run-ahead\n" + table(rows) : std::string{};
+}
+
 std::string server_text(json const& status) {
   auto const& server = field(status, "server");
   if (!server.is_object()) {
@@ -149,8 +164,8 @@ std::string handovers_text(json const& handovers) {
 
 std::string one_pool_text(json const& status) {
   return owners_text(field(status, "pool")) + clients_text(field(status, "clients")) +
-         handovers_text(field(status, "handovers")) + server_text(status) + pauses_text(status) +
-         models_text(field(status, "models"));
+         long_units_text(field(status, "clients")) + handovers_text(field(status, "handovers")) +
+         server_text(status) + pauses_text(status) + models_text(field(status, "models"));
 }
 
 }  // namespace

@@ -50,7 +50,7 @@ inline void note_launch(gate& at, thread_slot& self, planned_work const& work) {
   if (stream_state* state = streams().find(self, work.stream); state != nullptr) {
     bool const bounded = at.bounded() && !self.exempt;
     if (bounded || is_per_thread(work.stream)) {
-      streams().launched(*state, work.kind,
+      streams().launched(*state, work,
                          bounded ? at.run_ahead_bound() : std::chrono::nanoseconds::zero());
     }
     if (!state->dirty.load(std::memory_order_relaxed)) {

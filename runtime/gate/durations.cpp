@@ -20,54 +20,53 @@ constexpr durations::estimate unpack(std::uint64_t value) noexcept {
 
 }  // namespace
 
-durations::estimate durations::of(work_key key) const noexcept {
+template <typename Places>
+auto durations::find(Places& places, work_key key) noexcept -> decltype(places.data()) {
   for (std::size_t i = 0; i < reach; ++i) {
-    place const& here = places_[(first(key) + i) % size];
+    auto& here = places[(first(key) + i) % size];
     work_key const found = here.key.load(std::memory_order_acquire);
-    if (found == key) {
-      return unpack(here.value.load(std::memory_order_acquire));
-    }
-    if (found == 0) {
-      break;
+    if (found == key || found == 0) {
+      return &here;
     }
   }
-  return {std::chrono::nanoseconds::zero(), 0};
+  return nullptr;
+}
+
+durations::estimate durations::of(work_key key) const noexcept {
+  place const* const here = find(places_, key);
+  return here != nullptr && here->key.load(std::memory_order_acquire) == key
+             ? unpack(here->value.load(std::memory_order_acquire))
+             : estimate{std::chrono::nanoseconds::zero(), 0};
 }
 
 bool durations::has_place(work_key key) const noexcept {
-  for (std::size_t i = 0; i < reach; ++i) {
-    work_key const found = places_[(first(key) + i) % size].key.load(std::memory_order_acquire);
-    if (found == key || found == 0) {
-      return true;
-    }
-  }
-  return false;
+  return find(places_, key) != nullptr;
 }
 
 void durations::learn(work_key key, std::chrono::nanoseconds took) noexcept {
-  for (std::size_t i = 0; i < reach; ++i) {
-    place& here = places_[(first(key) + i) % size];
-    work_key found = here.key.load(std::memory_order_acquire);
-    if (found == 0 && here.key.compare_exchange_strong(found, key, std::memory_order_acq_rel)) {
+  place* here = nullptr;
+  for (work_key found = 0; found != key;) {
+    here = find(places_, key);
+    if (here == nullptr) {
+      return;
+    }
+    found = here->key.load(std::memory_order_acquire);
+    if (found == 0 && here->key.compare_exchange_strong(found, key, std::memory_order_acq_rel)) {
       found = key;
     }
-    if (found != key) {
-      continue;
-    }
-    estimate const known = unpack(here.value.load(std::memory_order_acquire));
-    std::int64_t const fresh = std::max<std::int64_t>(1, took.count());
-    std::int64_t const old = known.mean.count();
-    std::int64_t mean = fresh;
-    if (known.measured >= first_measurements) {
-      std::int64_t const believed = std::min(fresh, most_times_the_mean * old);
-      mean = (weight_of_the_old * old + believed) / (weight_of_the_old + 1);
-    } else if (known.measured > 0) {
-      mean = std::min(old, fresh);
-    }
-    std::uint64_t const count = std::min(known.measured + 1, most_measured);
-    here.value.store(static_cast<std::uint64_t>(mean) << 16U | count, std::memory_order_release);
-    return;
   }
+  estimate const known = unpack(here->value.load(std::memory_order_acquire));
+  std::int64_t const fresh = std::max<std::int64_t>(1, took.count());
+  std::int64_t const old = known.mean.count();
+  std::int64_t mean = fresh;
+  if (known.measured >= first_measurements) {
+    std::int64_t const believed = std::min(fresh, most_times_the_mean * old);
+    mean = (weight_of_the_old * old + believed) / (weight_of_the_old + 1);
+  } else if (known.measured > 0) {
+    mean = std::min(old, fresh);
+  }
+  std::uint64_t const count = std::min(known.measured + 1, most_measured);
+  here->value.store(static_cast<std::uint64_t>(mean) << 16U | count, std::memory_order_release);
 }
 
 }  // namespace sluice::gate

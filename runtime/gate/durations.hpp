@@ -51,7 +51,10 @@ class durations {
   static constexpr std::size_t size = 8192;
   static constexpr std::size_t reach = 16;  // places that a key may lie behind its own
 
-  [[nodiscard]] std::size_t first(work_key key) const noexcept { return (key >> 20U) % size; }
+  /// The key's place, or the empty one where it would go.
+  template <typename Places>
+  [[nodiscard]] static auto find(Places& places, work_key key) noexcept -> decltype(places.data());
+  [[nodiscard]] static std::size_t first(work_key key) noexcept { return (key >> 20U) % size; }
 
   std::array<place, size> places_{};
 };

@@ -26,6 +26,14 @@ struct sluice_gate_flushes {
   int64_t waited_ns;
 };
 
+/* Work that takes the device longer than the bound of run-ahead: a kernel by its name, what else by
+ * its entry point; as last predicted, and how often it was launched as such. */
+struct sluice_gate_long_unit {
+  char name[120];
+  int64_t nanoseconds;
+  uint64_t times;
+};
+
 /* What the gate offers to the runtime. */
 struct sluice_gate_api {
   size_t size;
@@ -97,6 +105,8 @@ struct sluice_gate_api {
   /* For measuring: units that take longer than this have events around them, so that unit_ended() is
    * known for them; 0: those that are longer than the bound and 250 us. */
   void (*mark_units)(int64_t nanoseconds);
+  /* The longest of such units for index 0, and so on; returns 0 behind the last. */
+  int (*long_unit)(size_t index, struct sluice_gate_long_unit* of);
 };
 
 enum sluice_alloc_status {

@@ -128,6 +128,11 @@ def kind_of(entry: EntryPoint) -> str:
     return ", ".join(parts)
 
 
+def bytes_of(entry: EntryPoint) -> str:
+    """A C++ expression for how much a gated call copies, 0 if it does not say that in one number."""
+    return "ByteCount" if any(p.name == "ByteCount" for p in entry.parameters()) else "0"
+
+
 def droppable(entry: EntryPoint) -> str:
     """A C++ expression for whether an aborted micro-batch's call is dropped (else it is refused)."""
     return "true" if DROPPABLE.fullmatch(entry.base) else "false"
@@ -141,7 +146,8 @@ def wrapper(entry: EntryPoint) -> str:
     names = ", ".join(p.name for p in parameters)
     begin = f"""SLUICE_DRIVER_CALL CUresult {entry.name}({declared}) {{
   using driver_function = CUresult (*)({types});
-  planned_work const work{{{stream_of(entry)}, the_gate().bounded() ? key_of_work({{{kind_of(entry)}}}) : 0}};
+  planned_work const work{{{stream_of(entry)}, the_gate().bounded() ? key_of_work({{{kind_of(entry)}}}) : 0,
+                          {{symbol::of_{entry.name}, nullptr, {bytes_of(entry)}}}}};
   gated_call const call{{symbol::of_{entry.name}, work, {droppable(entry)}}};
 """
     submit = f"{{ return real<driver_function>(symbol::of_{entry.name})({names}); }}"

@@ -160,7 +160,8 @@ struct launch_request {
     return {stream,
             bounded ? key_of_work({work_part(function), part(grid.x), part(grid.y), part(grid.z),
                                    part(block.x), part(block.y), part(block.z), part(shared_bytes)})
-                    : 0};
+                    : 0,
+            {which, function, 0}};
   }
 
   /// The driver accepts a plain launch whatever its grid, within the limits that all devices have;
@@ -256,7 +257,7 @@ CUresult launch_configured(symbol which, bool per_thread, CUlaunchConfig const* 
     return real<configured_launch>(which)(config, function, parameters, extra);
   };
   if (config == nullptr) {
-    return dispatch(gated_call{which, {{nullptr, per_thread}, 0}, true}, submit);
+    return dispatch(gated_call{which, {{nullptr, per_thread}, 0, {which}}, true}, submit);
   }
   std::span<CUlaunchAttribute const> const attributes{
       config->attrs, config->attrs != nullptr ? config->numAttrs : 0};

@@ -52,7 +52,7 @@ constexpr nanoseconds predicted(durations::estimate const& known, nanoseconds bo
 constexpr nanoseconds spacing{1'000'000};
 
 /// A unit that is longer than this, and than the bound, has an event before and behind it.
-constexpr nanoseconds long_unit{250'000};
+constexpr nanoseconds shortest_marked{250'000};
 
 /// What a launch is known as behind two others: layers of a model launch the same functions with the
 /// same dimensions for work of different sizes.
@@ -161,7 +161,7 @@ bool stream_registry::has_room(thread_slot& self, planned_work const& work, nano
 
 bool stream_registry::is_marked_unit(nanoseconds takes, nanoseconds bound) const {
   nanoseconds const wanted{marked_units_ns_.load(std::memory_order_relaxed)};
-  return takes >= (wanted > nanoseconds::zero() ? wanted : std::max(bound, long_unit));
+  return takes >= (wanted > nanoseconds::zero() ? wanted : std::max(bound, shortest_marked));
 }
 
 durations::estimate stream_registry::know(stream_state const& state, work_key kind) const {
@@ -222,7 +222,7 @@ void stream_registry::forget_markers(stream_state& state) {
   return_event(state.context_, std::exchange(state.passed_, {}));
 }
 
-void stream_registry::launched(stream_state& state, work_key kind, nanoseconds bound) {
+void stream_registry::launched(stream_state& state, planned_work const& work, nanoseconds bound) {
   bool const bounded = bound > nanoseconds::zero();
   if (!bounded && !belongs_to_thread(state.key_)) {
     return;
@@ -237,15 +237,19 @@ void stream_registry::launched(stream_state& state, work_key kind, nanoseconds b
   if (!bounded) {
     return;
   }
-  nanoseconds const takes = predicted(know(state, kind), bound);
+  durations::estimate const known = know(state, work.kind);
+  nanoseconds const takes = predicted(known, bound);
+  if (known.measured >= enough_in_context && takes > bound) {
+    long_units_.note(work.name, takes);
+  }
   state.ahead_.launched(monotonic_ns(), takes);
   group_marker behind;
   behind.timed = std::exchange(state.measure_next_, false);
   if (behind.timed && state.ahead_.is_alone()) {
-    behind.measures = kind;
-    behind.in_context = in_context(state.before_, kind);
+    behind.measures = work.kind;
+    behind.in_context = in_context(state.before_, work.kind);
   }
-  state.before_ = {state.before_[1], kind};
+  state.before_ = {state.before_[1], work.kind};
   if (behind.timed || is_marked_unit(takes, bound) || state.ahead_.unmarked_work() >= spacing) {
     put_marker(state, behind);
   }

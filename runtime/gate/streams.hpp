@@ -29,6 +29,7 @@
 
 #include "runtime/gate/driver.hpp"
 #include "runtime/gate/durations.hpp"
+#include "runtime/gate/long_units.hpp"
 #include "runtime/gate/run_ahead.hpp"
 #include "runtime/gate/thread_slot.hpp"
 
@@ -48,6 +49,7 @@ struct stream_use {
 struct planned_work {
   stream_use stream;
   work_key kind = 0;
+  work_name name{};
 };
 
 class stream_state {
@@ -82,7 +84,11 @@ class stream_registry {
   /// Stops waiting for what is outstanding on the stream.
   void forgive(thread_slot& self, stream_use use);
   /// Notes a call that the driver has just taken; `bound` 0: run-ahead is not bounded.
-  void launched(stream_state& state, work_key kind, std::chrono::nanoseconds bound);
+  void launched(stream_state& state, planned_work const& work, std::chrono::nanoseconds bound);
+  /// What was launched and takes longer than the bound, the longest first.
+  [[nodiscard]] std::optional<long_unit> longest_unit(std::size_t index) const {
+    return long_units_.at(index);
+  }
 
   /// Waits until all work launched before the call is done. `reset` makes the streams clean; only a
   /// caller that knows that nobody launches meanwhile may ask for it. False if the deadline
@@ -158,6 +164,7 @@ class stream_registry {
 
   durations durations_;
   durations in_context_;  // of launches behind two others
+  long_units long_units_;
   std::mutex watching_;
   std::vector<marker> units_;  // events behind what executes; guarded by watching_
   std::atomic<std::int64_t> unit_ended_ns_{0};

@@ -75,6 +75,17 @@ constexpr sluice_gate_api table = {
     },
     .mark_units =
         [](int64_t nanoseconds) { streams().mark_units(std::chrono::nanoseconds{nanoseconds}); },
+    .long_unit = [](size_t index, sluice_gate_long_unit* of) -> int {
+      std::optional<long_unit> const found = streams().longest_unit(index);
+      if (!found) {
+        return 0;
+      }
+      *of = {};
+      found->name.copy(of->name, sizeof(of->name) - 1);
+      of->nanoseconds = found->takes.count();
+      of->times = found->times;
+      return 1;
+    },
 };
 
 }  // namespace

@@ -241,6 +241,31 @@ void bound_run_ahead(process_state& state) {
   }
 }
 
+/// Shows what takes the device longer than the bound.
+void publish_long_units(process_state& state) {
+  auto const bound = [&state] {
+    std::lock_guard const lock{state.run_ahead_mutex};
+    return state.run_ahead;
+  }();
+  std::size_t used = 0;
+  auto& places = state.memory->client().mailbox().long_units;
+  if (state.gate_table != nullptr && bound.count() > 0) {
+    sluice_gate_long_unit unit{};
+    for (std::size_t i = 0; used < std::size(places) && state.gate_table->long_unit(i, &unit) != 0;
+         ++i) {
+      if (unit.nanoseconds > bound.count()) {
+        auto& place = places[used++];
+        memhandover::store_text(place.name, unit.name);
+        place.nanoseconds.store(static_cast<std::uint64_t>(unit.nanoseconds));
+        place.times.store(unit.times);
+      }
+    }
+  }
+  for (; used < std::size(places); ++used) {
+    places[used].times.store(0);
+  }
+}
+
 void publish_state(std::unique_ptr<process_state> state) {
   static std::once_flag once;
   std::call_once(once,
@@ -248,7 +273,12 @@ void publish_state(std::unique_ptr<process_state> state) {
   auto* const kept = state.release();
   shared_state.store(kept, std::memory_order_release);
   // A job that knows nothing of micro-batches is bounded as well.
-  kept->memory->client().watch([kept] { bound_run_ahead(*kept); }, std::chrono::milliseconds{100});
+  kept->memory->client().watch(
+      [kept] {
+        bound_run_ahead(*kept);
+        publish_long_units(*kept);
+      },
+      std::chrono::milliseconds{100});
 }
 
 /// On the host: a compute pause holds the thread here.

@@ -209,6 +209,15 @@ SLUICE_FAKE_CALL CUresult cuFuncSetAttribute(CUfunction f, CUfunction_attribute 
   return CUDA_SUCCESS;
 }
 
+SLUICE_FAKE_CALL CUresult cuFuncGetName(char const** name, CUfunction f) {
+  SLUICE_FAKE_ENTER
+  if (name == nullptr || kernel_of(f) == nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  *name = "_ZN4fake6kernelEPf";
+  return CUDA_SUCCESS;
+}
+
 SLUICE_FAKE_CALL CUresult cuFuncGetParamInfo(CUfunction f, std::size_t index, std::size_t* offset,
                                              std::size_t* bytes) {
   SLUICE_FAKE_ENTER

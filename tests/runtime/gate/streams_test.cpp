@@ -1,4 +1,5 @@
 /// Bounded run-ahead, and waiting until the device is idle.
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <latch>
@@ -60,6 +61,32 @@ TEST_F(streams, little_of_what_nobody_has_measured_is_outstanding) {
   }
   EXPECT_LE(driver.outstanding_peak(), 3 * 6U);  // a launch and two events
   ASSERT_EQ(cuda.synchronise(on), CUDA_SUCCESS);
+}
+
+TEST_F(streams, what_takes_longer_than_the_bound_is_known_by_its_name) {
+  CUstream const on = stream();
+  CUfunction const slow = kernel(7ms);
+  CUfunction const quick = kernel(50us);
+  gate.set_run_ahead(std::chrono::nanoseconds{500us}.count());
+  for (int i = 0; i < 12; ++i) {
+    ASSERT_EQ(launch(slow, on), CUDA_SUCCESS);
+    ASSERT_EQ(launch(quick, on), CUDA_SUCCESS);
+  }
+  ASSERT_EQ(cuda.synchronise(on), CUDA_SUCCESS);
+  std::vector<sluice_gate_long_unit> units(1);
+  while (gate.long_unit(units.size() - 1, &units.back()) != 0) {
+    units.emplace_back();
+  }
+  units.pop_back();
+  ASSERT_FALSE(units.empty());
+  EXPECT_TRUE(std::is_sorted(units.begin(), units.end(), [](auto const& one, auto const& other) {
+    return one.nanoseconds > other.nanoseconds;
+  }));
+  EXPECT_STREQ(units.front().name, "fake::kernel(float*)");
+  EXPECT_GE(std::chrono::nanoseconds{units.front().nanoseconds}, 7ms);
+  EXPECT_GE(units.front().times, 4U);
+  EXPECT_LE(units.front().times, 12U);
+  EXPECT_GE(std::chrono::nanoseconds{units.back().nanoseconds}, 500us);
 }
 
 TEST_F(streams, the_unit_that_was_executing_at_the_end_is_told_apart) {

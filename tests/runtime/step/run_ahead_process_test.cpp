@@ -68,6 +68,19 @@ TEST_F(run_ahead_process_test, the_gate_is_given_what_the_server_wants_until_the
   await([this] { return status()["clients"][0]["run_ahead_us"] == 333.0; }, "the job's own word");
 }
 
+TEST_F(run_ahead_process_test, what_takes_longer_than_the_bound_is_shown_by_name) {
+  auto job = start("bounded");
+  auto server = start("publisher", {"333"});
+  expect_bound(job, "333000");
+  auto const shown = [this] { return status()["clients"][0]["long_units"]; };
+  await([&] { return shown().size() == 1; }, "the one unit that is longer");
+  EXPECT_EQ(shown()[0]["name"], "void attend<bfloat16>(float*)");
+  EXPECT_EQ(shown()[0]["us"], 400.0);
+  EXPECT_EQ(shown()[0]["times"], 5);
+  server.kill();
+  await([&] { return shown().empty(); }, "without a bound nothing is longer");
+}
+
 TEST_F(run_ahead_process_test, a_job_without_micro_batches_is_bounded_as_well) {
   auto job = start("bounded", {"without micro-batches"});
   auto server = start("publisher", {"70"});
