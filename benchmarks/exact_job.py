@@ -1,9 +1,10 @@
 """A training job whose result can be compared bit by bit, and which tells at what instants it did what.
 
 Convolutions, batch statistics and dropout, so that a discard has buffers and random state to put back; the samples come
-from a DataLoader, whose workers may be forked from the process that holds the arena. It ends after --steps, or with the
-step in which the file --until appears, and writes one JSON object to --out: a digest of all weights, buffers and
-optimizer state, every step's loss, the counts of `Step.stats`, how often the optimizer had run before it was known that the
+from a DataLoader, whose workers may be forked from the process that holds the arena. With --model one of the models of
+overhead_models.py takes its place, in bfloat16 and on one batch. It ends after --steps, or with the
+step in which the file --until appears, and writes one JSON object to --out: a digest of all weights, buffers,
+optimizer and random state, every step's loss, the counts of `Step.stats`, how often the optimizer had run before it was known that the
 micro-batch counts, in vain, and the phases as [begin_ns, name] on the monotonic clock. Only a job that is --hooked knows when
 its optimizer runs; hooks keep the step from running it ahead.
 """
@@ -12,13 +13,17 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
 
+import overhead_models
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -51,9 +56,52 @@ def network(width: int) -> nn.Module:
     )
 
 
+@dataclass
+class Training:
+    """What is trained, and on what: slices of `batches` go to `loss`."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: Callable[..., torch.Tensor]
+    batches: Iterable[tuple[torch.Tensor, ...]]
+
+
+def convolutions(args: argparse.Namespace) -> Training:
+    model = network(args.width).to(args.device)
+    loader = DataLoader(Pictures(16 * args.batch), args.batch, shuffle=True, drop_last=True, num_workers=args.workers,
+                        multiprocessing_context=args.start_method if args.workers else None)
+    epochs = (batch for _ in itertools.count() for batch in loader)
+    return Training(model, torch.optim.AdamW(model.parameters(), lr=1e-3),
+                    lambda x, y: F.cross_entropy(model(x), y),
+                    ((x.to(args.device), y.to(args.device)) for x, y in epochs))
+
+
+def one_of(make: Callable[[int], overhead_models.Job]) -> Callable[[argparse.Namespace], Training]:
+    def training(args: argparse.Namespace) -> Training:
+        job = make(args.batch)
+        # The backward pass of max pooling adds up in any order where channels come last.
+        job.model.to(memory_format=torch.contiguous_format)
+        for module in job.model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.1
+        return Training(job.model, job.optimizer, job.loss, itertools.repeat(tuple(x.contiguous() for x in job.batch)))
+
+    return training
+
+
+MODELS = {
+    "convolutions": convolutions,
+    "resnet50": one_of(overhead_models.resnet50_on_cuda),
+    "gpt2-medium": one_of(overhead_models.gpt2_on_cuda),
+    "vit-l-16": one_of(overhead_models.vit_on_cuda),
+}
+
+
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """SHA-256 over the bits of everything that training has changed."""
-    tensors = [*model.parameters(), *model.buffers()]
+    tensors = [*model.parameters(), *model.buffers(), torch.get_rng_state()]
+    if any(parameter.is_cuda for parameter in model.parameters()):
+        tensors.append(torch.cuda.get_rng_state())
     tensors += [value for state in optimizer.state.values() for _, value in sorted(state.items())
                 if isinstance(value, torch.Tensor)]
     result = hashlib.sha256()
@@ -65,6 +113,7 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--model", choices=MODELS, default="convolutions")
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--micro-batch", type=int, default=32)
@@ -76,27 +125,25 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     torch.manual_seed(0)
-    torch.use_deterministic_algorithms(True)
-    model = network(args.width).to(args.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    step = sluice.Step(model, optimizer, micro_batch=args.micro_batch)
-    pictures = Pictures(16 * args.batch)
-    loader = DataLoader(pictures, args.batch, shuffle=True, drop_last=True, num_workers=args.workers,
-                        multiprocessing_context=args.start_method if args.workers else None)
+    # PyTorch warns of pooling whatever its layout.
+    torch.use_deterministic_algorithms(True, warn_only=args.model == "resnet50")
+    training = MODELS[args.model](args)
+    optimizer = training.optimizer
+    step = sluice.Step(training.model, optimizer, micro_batch=args.micro_batch)
 
     phases: list[tuple[int, str]] = []
 
     def enter(phase: str) -> None:
         phases.append((time.monotonic_ns(), phase))
 
-    def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def loss_of(*slices: torch.Tensor) -> torch.Tensor:
         enter("forward")
-        loss = F.cross_entropy(model(x), y)
+        loss = training.loss(*slices)
         enter("backward")
         return loss
 
     # The first layer's weight is the last to get its gradient; what follows is the commit.
-    model[0].weight.register_post_accumulate_grad_hook(lambda _: enter("commit"))
+    next(training.model.parameters()).register_post_accumulate_grad_hook(lambda _: enter("commit"))
     if args.hooked:
         optimizer.register_step_pre_hook(lambda *_: enter("optimizer"))
     in_vain = 0
@@ -110,16 +157,13 @@ def main() -> None:
     _update.HostState.put_back = count_and_put_back
 
     losses: list[torch.Tensor] = []  # read at the end: reading waits for the device
-    over = False
-    while not over:
-        for x, y in loader:
-            losses.append(step(loss_of, x.to(args.device), y.to(args.device)))
-            enter("between steps")
-            over = len(losses) == args.steps if args.steps else args.until.exists()
-            if over:
-                break
+    for batch in training.batches:
+        losses.append(step(loss_of, *batch))
+        enter("between steps")
+        if len(losses) == args.steps if args.steps else args.until.exists():
+            break
     args.out.write_text(json.dumps({
-        "digest": digest(model, optimizer), "losses": [loss.item().hex() for loss in losses], "steps": len(losses),
+        "digest": digest(training.model, optimizer), "losses": [loss.item().hex() for loss in losses], "steps": len(losses),
         "shared": step.shared, "stats": step.stats(), "in_vain": in_vain, "phases": phases}))
 
 

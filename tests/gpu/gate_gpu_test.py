@@ -76,6 +76,23 @@ def test_a_closed_gate_holds_every_launch(build, more):
     assert result["launches"] > 100
 
 
+@pytest.mark.deadline(120)
+@both_ways
+def test_no_kernel_runs_in_ten_thousand_pauses(build, more):
+    result = run(build, "counter", *more)
+    assert result["pauses"] == 10_000
+    assert result["counted_in_pauses"] == 0
+    assert result["counted"] == result["launched"] > 10_000
+
+
+@both_ways
+def test_what_is_longer_than_the_bound_is_known_by_name(build, more):
+    name, microseconds, times = run(build, "units", *more)["units"][0]
+    assert "elementwise_kernel" in name
+    assert microseconds > 200
+    assert 50 < times <= 100
+
+
 @both_ways
 def test_refused_launches_raise_and_the_next_step_is_right(build, more):
     result = run(build, "abort", *more)

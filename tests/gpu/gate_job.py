@@ -1,6 +1,6 @@
 """A training process that the tests of the gate start, with the gate preloaded or without.
 
-    python3 gate_job.py train | compile | graph | hold | abort | bypass | program [--deferred]
+    python3 gate_job.py train | compile | graph | hold | abort | bypass | program | counter | units [--deferred]
 
 With --deferred calls that find no room are left to the gate's submitter. It prints one JSON object. What needs the gate's
 own table says so by failing without it.
@@ -19,6 +19,12 @@ import torch
 CLOSE_SECONDS = 5.0
 DEFERRED = "--deferred" in sys.argv
 TIGHT_NS = 50_000  # a bound that launches meet
+
+
+class LongUnit(ctypes.Structure):
+    """struct sluice_gate_long_unit of runtime/gate/gate_api.h."""
+
+    _fields_ = [("name", ctypes.c_char * 120), ("nanoseconds", ctypes.c_int64), ("times", ctypes.c_uint64)]
 
 
 class Table(ctypes.Structure):
@@ -46,6 +52,12 @@ class Table(ctypes.Structure):
         ("set_deferred", ctypes.CFUNCTYPE(None, ctypes.c_int)),
         ("flush", ctypes.CFUNCTYPE(None)),
         ("deferred", ctypes.CFUNCTYPE(ctypes.c_uint64)),
+        ("flushes", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p)),
+        ("commit_begin", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)),
+        ("commit_end", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)),
+        ("commit_settle", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)),
+        ("mark_units", ctypes.CFUNCTYPE(None, ctypes.c_int64)),
+        ("long_unit", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_size_t, ctypes.POINTER(LongUnit))),
     ]
 
 
@@ -169,6 +181,92 @@ def hold() -> dict:
     pauses.sort()
     return {"held": held, "pause_median_us": pauses[len(pauses) // 2] * 1e6,
             "pause_max_us": pauses[-1] * 1e6, "launches": table.launches() - before}
+
+
+class Counter:
+    """A kernel that adds one to a word of pinned memory, launched from a thread of its own until it is told to stop."""
+
+    PTX = b""".version 7.0
+.target sm_70
+.address_size 64
+.visible .entry count(.param .u64 where) {
+  .reg .u64 %address, %value;
+  ld.param.u64 %address, [where];
+  ld.volatile.global.u64 %value, [%address];
+  add.u64 %value, %value, 1;
+  st.volatile.global.u64 [%address], %value;
+  ret;
+}
+"""
+
+    def __init__(self) -> None:
+        torch.cuda.current_stream().synchronize()  # torch's context is current
+        self.driver = ctypes.CDLL("libcuda.so.1")
+        module, self.function, where = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        self.call("cuModuleLoadData", ctypes.byref(module), self.PTX)
+        self.call("cuModuleGetFunction", ctypes.byref(self.function), module, b"count")
+        self.call("cuMemHostAlloc", ctypes.byref(where), ctypes.c_size_t(8), 0)
+        self.word = ctypes.c_uint64.from_address(where.value)
+        self.word.value = 0
+        self.address = ctypes.c_uint64(where.value)
+        self.parameters = (ctypes.c_void_p * 1)(ctypes.addressof(self.address))
+        self.stop = threading.Event()
+        self.launched = 0
+        self.thread = threading.Thread(target=self.run)
+
+    def call(self, name: str, *arguments) -> None:
+        result = getattr(self.driver, name)(*arguments)
+        if result != 0:
+            raise RuntimeError(f"{name} returned {result}")
+
+    def run(self) -> None:
+        torch.cuda.set_device(0)
+        torch.cuda.current_stream().synchronize()
+        while not self.stop.is_set():
+            self.call("cuLaunchKernel", self.function, 1, 1, 1, 1, 1, 1, 0, None, self.parameters, None)
+            self.launched += 1
+        torch.cuda.synchronize()
+
+
+def counter() -> dict:
+    """Ten thousand pauses of a thread that counts on the device: nothing is counted in any of them."""
+    table = gate()
+    if DEFERRED:
+        bound(table, TIGHT_NS)
+    counting = Counter()
+    counting.thread.start()
+    counted_in_pauses, pauses = 0, 0
+    while pauses < 10_000:
+        assert table.close(soon()) == 0
+        assert table.wait_idle(soon()) == 0
+        before = counting.word.value
+        until = time.perf_counter() + 5e-5
+        while time.perf_counter() < until:
+            pass
+        counted_in_pauses += counting.word.value - before
+        pauses += 1
+        table.open()
+        while counting.word.value == before:
+            time.sleep(0)
+    counting.stop.set()
+    counting.thread.join()
+    return {"pauses": pauses, "counted_in_pauses": counted_in_pauses,
+            "counted": counting.word.value, "launched": counting.launched}
+
+
+def units() -> dict:
+    """What takes longer than the bound, by name."""
+    table = gate()
+    bound(table, TIGHT_NS)
+    large, small = torch.zeros(1 << 28, device="cuda"), torch.zeros(1 << 10, device="cuda")
+    for _ in range(100):
+        large.sin_()
+        small.cos_()
+    torch.cuda.synchronize()
+    found, unit = [], LongUnit()
+    while table.long_unit(len(found), ctypes.byref(unit)):
+        found.append((unit.name.decode(), unit.nanoseconds / 1e3, unit.times))
+    return {"units": found}
 
 
 def abort() -> dict:
@@ -327,5 +425,5 @@ def program() -> dict:
 
 if __name__ == "__main__":
     modes = {"train": train, "compile": compiled, "graph": graph, "hold": hold, "abort": abort,
-             "bypass": bypass, "program": program}
+             "bypass": bypass, "program": program, "counter": counter, "units": units}
     print(json.dumps(modes[sys.argv[1]]()))
