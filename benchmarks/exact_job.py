@@ -2,11 +2,11 @@
 
 Convolutions, batch statistics and dropout, so that a discard has buffers and random state to put back; the samples come
 from a DataLoader, whose workers may be forked from the process that holds the arena. With --model one of the models of
-overhead_models.py takes its place, in bfloat16 and on one batch. It ends after --steps, or with the
-step in which the file --until appears, and writes one JSON object to --out: a digest of all weights, buffers,
-optimizer and random state, every step's loss, the counts of `Step.stats`, how often the optimizer had run before it was known that the
-micro-batch counts, in vain, and the phases as [begin_ns, name] on the monotonic clock. Only a job that is --hooked knows when
-its optimizer runs; hooks keep the step from running it ahead.
+overhead_models.py takes its place, in bfloat16 and on one batch. It ends after --steps, or with the step in which the
+file --until appears, and writes one JSON object to --out: a digest of all weights, buffers, optimizer and random state,
+every step's loss, the counts of `Step.stats`, how often the optimizer had run before it was known that the micro-batch
+counts, in vain, and the phases as [begin_ns, name] on the monotonic clock. Only a job that is --hooked knows when its
+optimizer runs; hooks keep the step from running it ahead.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ def main() -> None:
         if len(losses) == args.steps if args.steps else args.until.exists():
             break
     args.out.write_text(json.dumps({
-        "digest": digest(training.model, optimizer), "losses": [loss.item().hex() for loss in losses], "steps": len(losses),
-        "shared": step.shared, "stats": step.stats(), "in_vain": in_vain, "phases": phases}))
+        "digest": digest(training.model, optimizer), "losses": [loss.item().hex() for loss in losses],
+        "steps": len(losses), "shared": step.shared, "stats": step.stats(), "in_vain": in_vain, "phases": phases}))
 
 
 if __name__ == "__main__":

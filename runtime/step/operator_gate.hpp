@@ -45,8 +45,8 @@ class operator_gate final : public launch_gate {
   std::mutex mutex_;  ///< guards the waiting
   std::condition_variable opened_;
   std::condition_variable none_runs_;
-  std::atomic<std::int64_t> ended_ns_{
-      0};  ///< when one ended since the gate was closed; 0: none did
+  /// When one ended since the gate was closed; 0: none did.
+  std::atomic<std::int64_t> ended_ns_{0};
 };
 
 }  // namespace sluice::step

@@ -251,14 +251,13 @@ void publish_long_units(process_state& state) {
   auto& places = state.memory->client().mailbox().long_units;
   if (state.gate_table != nullptr && bound.count() > 0) {
     sluice_gate_long_unit unit{};
-    for (std::size_t i = 0; used < std::size(places) && state.gate_table->long_unit(i, &unit) != 0;
-         ++i) {
-      if (unit.nanoseconds > bound.count()) {
-        auto& place = places[used++];
-        memhandover::store_text(place.name, unit.name);
-        place.nanoseconds.store(static_cast<std::uint64_t>(unit.nanoseconds));
-        place.times.store(unit.times);
-      }
+    for (; used < std::size(places) && state.gate_table->long_unit(used, &unit) != 0 &&
+           unit.nanoseconds > bound.count();
+         ++used) {
+      auto& place = places[used];
+      memhandover::store_text(place.name, unit.name);
+      place.nanoseconds.store(static_cast<std::uint64_t>(unit.nanoseconds));
+      place.times.store(unit.times);
     }
   }
   for (; used < std::size(places); ++used) {

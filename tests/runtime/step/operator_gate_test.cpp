@@ -11,11 +11,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
 #include "memhandover/error.hpp"
 #include "memhandover/ledger.hpp"
+#include "memhandover/serving_pool.hpp"
 #include "runtime/step/training_memory.hpp"
 #include "tests/runtime/step/fault_world.hpp"
 #include "tests/runtime/step/injected_calls.hpp"
@@ -28,19 +31,30 @@ using std::chrono::steady_clock;
 
 constexpr std::int64_t ever = std::numeric_limits<std::int64_t>::max();
 
-TEST(operator_gate_test, what_steers_an_operator_stays_until_it_has_ended) {
+/// A job in a micro-batch, and a server that is about to take its memory.
+class taken_memory_test : public testing::Test {
+ protected:
+  taken_memory_test() {
+    world.start_broker();
+    memory.emplace(world.job());
+    server = world.join_server();
+    all = server->shape().bytes();
+    memory->begin();
+  }
+
   fault_world world{"host"};
-  world.start_broker();
-  step::training_memory memory{world.job()};
-  auto const server = world.join_server();
-  auto const all = server->shape().bytes();
-  memory.begin();
-  auto* const block = memory.allocate_arena(all);
+  std::optional<step::training_memory> memory;
+  std::shared_ptr<memhandover::serving_pool> server;
+  std::uint64_t all = 0;
+};
+
+TEST_F(taken_memory_test, what_steers_an_operator_stays_until_it_has_ended) {
+  auto* const block = memory->allocate_arena(all);
   auto& word = *reinterpret_cast<std::atomic<std::uint64_t>*>(block);
 
-  auto const& demand = memory.client().view().controls()[memory.client().slot()].demand;
+  auto const& demand = memory->client().view().controls()[memory->client().slot()].demand;
   auto const none_yet = demand.load();
-  memory.operators().operator_begin();
+  memory->operators().operator_begin();
   std::atomic<bool> had{false};
   std::jthread serving{[&] {
     EXPECT_NO_THROW({
@@ -58,38 +72,32 @@ TEST(operator_gate_test, what_steers_an_operator_stays_until_it_has_ended) {
   }
   EXPECT_TRUE(untouched);
   EXPECT_FALSE(had);
-  memory.operators().operator_end();
+  memory->operators().operator_end();
   serving.join();
 
   EXPECT_TRUE(had);
-  EXPECT_EQ(memory.state(), step::arena_state::revoked);
-  memory.discard();
-  EXPECT_TRUE(memory.free(block));
+  EXPECT_EQ(memory->state(), step::arena_state::revoked);
+  memory->discard();
+  EXPECT_TRUE(memory->free(block));
 }
 
-TEST(operator_gate_test, memory_that_cannot_be_taken_stays_and_operators_go_on) {
-  fault_world world{"host"};
-  world.start_broker();
-  step::training_memory memory{world.job()};
-  auto const server = world.join_server();
-  auto const all = server->shape().bytes();
-  memory.begin();
-  auto* const block = memory.allocate_arena(all - 4096);
+TEST_F(taken_memory_test, memory_that_cannot_be_taken_stays_and_operators_go_on) {
+  auto* const block = memory->allocate_arena(all - 4096);
   block[0] = std::byte{0x5a};
 
   fail_call("mmap", 2, ENOMEM);  // the one that puts private pages in place
   EXPECT_THROW((void)server->acquire(all / 2, steady_clock::now() + 30s), error);
   ASSERT_TRUE(call_failed());
-  memory.operators().operator_begin();
+  memory->operators().operator_begin();
   EXPECT_EQ(block[0], std::byte{0x5a});
-  EXPECT_TRUE(memory.free(memory.allocate_arena(4096)));
-  EXPECT_EQ(memory.state(), step::arena_state::sound);
-  memory.operators().operator_end();
+  EXPECT_TRUE(memory->free(memory->allocate_arena(4096)));
+  EXPECT_EQ(memory->state(), step::arena_state::sound);
+  memory->operators().operator_end();
 
   EXPECT_GE(server->acquire(all / 2, steady_clock::now() + 30s).bytes(), all / 2);
-  EXPECT_EQ(memory.state(), step::arena_state::revoked);
-  memory.discard();
-  EXPECT_TRUE(memory.free(block));
+  EXPECT_EQ(memory->state(), step::arena_state::revoked);
+  memory->discard();
+  EXPECT_TRUE(memory->free(block));
 }
 
 TEST(operator_gate_test, no_operator_runs_between_close_and_open) {
