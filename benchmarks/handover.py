@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -69,8 +70,8 @@ TARGETS = {
 HABIT_COUNT = 100
 
 
-def measure(backend: str, size: Size, binaries: Path, habit: str | None = None, one_range: bool = False) -> dict:
-    """Metrics of the handovers of one size."""
+def measure(backend: str, size: Size, binaries: Path, habit: str | None = None, options: Sequence[str] = ()) -> dict:
+    """Metrics of the handovers of one size; `options` go to the server that takes the memory."""
     mib, job = size.mib, [*size.job, *(("--habit", habit) if habit else ())]
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         os.chmod(folder, 0o700)
@@ -86,7 +87,7 @@ def measure(backend: str, size: Size, binaries: Path, habit: str | None = None, 
             done = subprocess.run(
                 [binaries / "sluice-bench-handover", "--runtime-dir", folder, "--bytes", str(mib * MIB),
                  "--count", str(size.count), "--delay-ms", str(size.delay_ms), "--fill",
-                 *([] if habit else [{"host": "--reclaimed", "cuda": "--live"}[backend]]), *(["--range"] if one_range else [])],
+                 *([] if habit else [{"host": "--reclaimed", "cuda": "--live"}[backend]]), *options],
                 env={**environment, "SLUICE_BROKER": str(binaries / "sluice")}, capture_output=True, text=True,
                 check=False,
             )
@@ -98,6 +99,8 @@ def measure(backend: str, size: Size, binaries: Path, habit: str | None = None, 
             raise SystemExit(f"{mib} MiB: {done.stderr.strip()}")
     samples = [json.loads(line) for line in done.stdout.splitlines()]
     counted = [sample for sample in samples if sample["counts"]]
+    if not counted:
+        raise SystemExit(f"{mib} MiB: none of {len(samples)} handovers counts")
     metrics = {"latency_us": distribution(sample["latency_us"] for sample in counted)}
     metrics["excess_us"] = distribution(sample["latency_us"] - sample["unit_us"] for sample in counted)
     metrics["rest_us"] = distribution(s["latency_us"] - s["gate_us"] - s["drain_us"] for s in counted)
@@ -117,18 +120,22 @@ def main() -> None:
     parser.add_argument("--count", type=int, help="handovers of each size, instead of what the size says")
     parser.add_argument("--habits", nargs="*", choices=HABITS, default=[], help="see jobs.py")
     parser.add_argument("--range", action="store_true", help="one range instead of a model's tensors")
+    parser.add_argument("--seconds", type=int, help="each size ends with fewer handovers after so long")
+    parser.add_argument("--seed", type=int, default=1, help="of the demands' instants; another one makes another cell")
     parser.add_argument("--preset", default="release")
     args = parser.parse_args()
     clear_up_on_sigterm()
     cells = []
+    options = ["--seed", str(args.seed), *(["--range"] if args.range else []),
+               *(["--seconds", str(args.seconds)] if args.seconds else [])]
     for size in HOST if args.backend == "host" else CUDA:
         if (args.sizes and size.mib not in args.sizes) or args.job not in " ".join(size.job):
             continue
         for habit in args.habits or (None,):
             part = replace(size, count=args.count or (HABIT_COUNT if habit else size.count))
-            metrics = measure(args.backend, part, ROOT / "build" / args.preset / "bin", habit, args.range)
+            metrics = measure(args.backend, part, ROOT / "build" / args.preset / "bin", habit, options)
             params = {"size_mib": size.mib, "job": " ".join(size.job), "placement": "range" if args.range else "tensors",
-                      **({"habit": habit} if habit else {})}
+                      "seed": args.seed, **({"habit": habit} if habit else {})}
             cells.append(Cell(params, metrics, TARGETS[args.backend].get(size.mib, {})))
             print(f"{params} done", file=sys.stderr, flush=True)
     write("handover", cells, gpus=1 if args.backend == "cuda" else 0, accumulate=True)

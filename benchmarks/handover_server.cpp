@@ -164,6 +164,7 @@ int main(int argc, char** argv) {
   bool reclaimed_only = false;
   bool one_range = false;
   unsigned seed = 1;
+  int most_seconds = 0;
   app.add_option("--runtime-dir", runtime_dir)->required();
   app.add_option("--bytes", bytes)->required();
   app.add_option("--count", count)->required();
@@ -174,6 +175,7 @@ int main(int argc, char** argv) {
   app.add_flag("--reclaimed", reclaimed_only, "count handovers out of training only");
   app.add_flag("--range", one_range, "take one range instead of a model's tensors");
   app.add_option("--seed", seed);
+  app.add_option("--seconds", most_seconds, "end with fewer after so long");
   CLI11_PARSE(app, argc, argv);
   spdlog::set_level(spdlog::level::warn);
   try {
@@ -199,7 +201,9 @@ int main(int argc, char** argv) {
     take_unused();
     taker from_training{pool, bytes, one_range};
     std::mt19937 random{seed};
-    for (int taken = 0, tries = 0, missed = 0; taken < count;) {
+    auto const end = most_seconds > 0 ? steady_clock::now() + std::chrono::seconds{most_seconds}
+                                      : steady_clock::time_point::max();
+    for (int taken = 0, tries = 0, missed = 0; taken < count && steady_clock::now() < end;) {
       await_arena(runtime_dir, bytes, fill);
       ::poll(nullptr, 0, static_cast<int>(random() % static_cast<unsigned>(most_delay_ms + 1)));
       auto const demanded = steady_clock::now();
@@ -245,7 +249,7 @@ int main(int argc, char** argv) {
       std::printf("%s\n", line.dump().c_str());
       std::fflush(stdout);
       memory = {};
-      if (fill && report.bytes_reclaimed < bytes) {
+      if (fill && !reclaimed) {
         await_commits(runtime_dir, 2);
         take_unused();
       }

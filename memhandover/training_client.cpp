@@ -18,6 +18,7 @@
 namespace sluice::memhandover {
 namespace {
 
+using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
@@ -72,6 +73,9 @@ class training_member final : public training_client {
   void ring_writer() const { (void)::eventfd_write(files().doorbell.get(), 1); }
   void run();
   void answer_demand();
+  template <typename Condition>
+  bool await(std::unique_lock<std::mutex>& lock, steady_clock::time_point deadline,
+             Condition const& holds);
   [[nodiscard]] milliseconds patience();
   void look();
 
@@ -176,13 +180,30 @@ void training_member::answer_demand() {
   }
 }
 
+/// Waits until what the writer has written makes `holds` true; false at the deadline. Who waits here
+/// may be what a demand waits for, and then the control thread hears no bell.
+template <typename Condition>
+bool training_member::await(std::unique_lock<std::mutex>& lock, steady_clock::time_point deadline,
+                            Condition const& holds) {
+  constexpr milliseconds most_seldom{20};
+  for (microseconds patience{250}; !holds();
+       patience = std::min<microseconds>(2 * patience, most_seldom)) {
+    auto const now = steady_clock::now();
+    if (now >= deadline) {
+      return false;
+    }
+    (void)bell_rang_.wait_until(lock, std::min(deadline, now + patience));
+  }
+  return true;
+}
+
 void training_member::ask(std::uint32_t count, lifetime kind, steady_clock::time_point deadline) {
   std::lock_guard const alone{asking_};
   std::unique_lock lock{mutex_};
   box_.ask(count, kind);
   uncollected_ += count;
   ring_writer();
-  if (!bell_rang_.wait_until(lock, deadline, [&] { return box_.answered(); })) {
+  if (!await(lock, deadline, [&] { return box_.answered(); })) {
     box_.withdraw();
     uncollected_ -= std::min(uncollected_, count);
     ring_writer();
@@ -194,8 +215,9 @@ std::vector<std::uint32_t> training_member::collect(std::vector<std::uint32_t>* 
   if (uncollected_ == 0) {
     return {};
   }
+  bool const all_there = box_.answered();  // what is granted from here on is for the next time
   auto granted = box_.collect(uncollected_, needs_scrub);
-  if (box_.answered()) {
+  if (all_there) {
     uncollected_ = 0;
   } else {
     uncollected_ -= static_cast<std::uint32_t>(granted.size());
@@ -220,7 +242,7 @@ bool training_member::wait_grantable(std::uint32_t count, steady_clock::time_poi
   ++waiting_;
   box_.set_waiting(true);
   ring_writer();  // it may have kept something for a server that has died
-  bool const had = bell_rang_.wait_until(lock, deadline, [&] { return box_.grantable() >= count; });
+  bool const had = await(lock, deadline, [&] { return box_.grantable() >= count; });
   box_.set_waiting(--waiting_ > 0);
   return had;
 }
