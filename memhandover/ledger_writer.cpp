@@ -20,6 +20,7 @@ ledger_writer::ledger_writer(ledger_view const& view) : view_(view) {
     auto const state = view_.chunk(i);
     free_ += state.is_free() ? 1 : 0;
     left_ += is_left(state) ? 1 : 0;
+    training_ += state.who == owner::training ? 1 : 0;
   }
   publish_grantable();
 }
@@ -110,6 +111,7 @@ void ledger_writer::answer_request(std::uint32_t slot) {
     if (state.is_free()) {
       set(i, owner::training, static_cast<std::uint16_t>(slot), state.who == owner::dirty);
       --free_;
+      ++training_;
       ++given;
     }
   }
@@ -253,7 +255,9 @@ void ledger_writer::change_hands(std::uint32_t chunk, std::uint16_t client) {
 }
 
 void ledger_writer::make_dirty(std::uint32_t chunk) {
-  left_ -= is_left(view_.chunk(chunk)) ? 1 : 0;
+  auto const before = view_.chunk(chunk);
+  left_ -= is_left(before) ? 1 : 0;
+  training_ -= before.who == owner::training ? 1 : 0;
   set(chunk, owner::dirty, 0, false);
   ++free_;
 }

@@ -63,6 +63,7 @@ class ledger_writer {
   std::uint32_t reclaim(std::uint32_t slot);
 
   [[nodiscard]] std::uint32_t free_chunks() const noexcept { return free_; }
+  [[nodiscard]] std::uint32_t training_chunks() const noexcept { return training_; }
   [[nodiscard]] std::uint32_t held_by(std::uint32_t slot) const;
 
  private:
@@ -80,6 +81,7 @@ class ledger_writer {
   std::array<unique_fd, max_clients> bells_;
   std::uint32_t free_ = 0;  ///< chunks whose owner is free or dirty
   std::uint32_t left_ = 0;  ///< chunks that a dead server has left
+  std::uint32_t training_ = 0;
   std::uint32_t reserve_ = 0;
   std::uint32_t wanted_ = 0;
 };

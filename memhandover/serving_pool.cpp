@@ -89,26 +89,13 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
   [[nodiscard]] pool_shape shape() const override { return member_.view().shape(); }
 
   [[nodiscard]] pool_usage usage() const override {
-    pool_usage result;
-    auto const& view = member_.view();
-    auto const& of = view.shape();
-    result.total_bytes = of.bytes();
-    for (std::uint32_t i = 0; i < of.chunk_count; ++i) {
-      auto const state = view.chunk(i);
-      switch (state.who) {
-        case owner::training:
-          result.training_bytes += of.chunk_bytes;
-          break;
-        case owner::serving:
-          // What a dead server has left is had for the asking.
-          (state.client == left_slot ? result.free_bytes : result.serving_bytes) += of.chunk_bytes;
-          break;
-        default:
-          result.free_bytes += of.chunk_bytes;
-          break;
-      }
-    }
-    return result;
+    std::lock_guard const lock{mutex_};
+    auto const& of = shape();
+    // What a dead server has left is had for the asking.
+    auto const free = writer_->free_chunks() + writer_->left_chunks();
+    auto const training = writer_->training_chunks();
+    auto const serving = of.chunk_count - std::min(of.chunk_count, free + training);
+    return {of.bytes(), free * of.chunk_bytes, training * of.chunk_bytes, serving * of.chunk_bytes};
   }
 
   [[nodiscard]] placement acquire(std::uint64_t bytes, steady_clock::time_point deadline,

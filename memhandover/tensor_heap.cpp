@@ -49,19 +49,24 @@ class tensor_heap::impl : public std::enable_shared_from_this<impl> {
   }
 
  private:
-  [[nodiscard]] load_decision decide(model_id id, request const& wanted,
-                                     steady_clock::time_point deadline, handover_report& report);
+  struct placed {
+    load_decision made;
+    bool noted = false;  ///< whose its chunks are has been said
+  };
+
+  [[nodiscard]] placed decide(model_id id, request const& wanted, steady_clock::time_point deadline,
+                              handover_report& report);
   [[nodiscard]] std::optional<load_decision> load_into_free(model_id id, request const& wanted,
                                                             placing_way last);
-  [[nodiscard]] load_decision load_into_acquired(model_id id, request const& wanted,
-                                                 std::uint32_t count,
-                                                 steady_clock::time_point deadline,
-                                                 handover_report& report);
+  [[nodiscard]] placed load_into_acquired(model_id id, request const& wanted, std::uint32_t count,
+                                          steady_clock::time_point deadline,
+                                          handover_report& report);
   [[nodiscard]] std::vector<std::byte*> map(load_decision const& decision,
                                             std::vector<detail::stitched_ranges::range>& stitched);
   void forget_plan(model_id id);
   void unload(model_id id, std::vector<detail::stitched_ranges::range> stitched) noexcept;
   void note(std::vector<std::uint32_t> const& chunks);
+  void note(load_decision const& made, std::string_view what);
 
   std::shared_ptr<serving_pool> const pool_;
   std::mutex loading_;        ///< one load at a time
@@ -88,16 +93,16 @@ std::optional<load_decision> tensor_heap::impl::load_into_free(model_id id, requ
 
 /// Holes are filled last, when training has too little: a model that lies in many chunks keeps them
 /// from becoming empty. Training is not asked in vain, which would cost it a micro-batch.
-load_decision tensor_heap::impl::decide(model_id id, request const& wanted,
-                                        steady_clock::time_point deadline,
-                                        handover_report& report) {
+tensor_heap::impl::placed tensor_heap::impl::decide(model_id id, request const& wanted,
+                                                    steady_clock::time_point deadline,
+                                                    handover_report& report) {
   auto const usage = pool_->usage();
   auto const chunk_bytes = pool_->shape().chunk_bytes;
   auto const suffice = places_.chunks_that_suffice(wanted.sizes);
   auto const needed = suffice * chunk_bytes;
   if (usage.free_bytes + hole_bytes() + chunk_bytes > needed) {
     if (auto made = load_into_free(id, wanted, placing_way::dense)) {
-      return std::move(*made);
+      return {std::move(*made)};
     }
   }
   if (usage.free_bytes + usage.training_bytes >= needed) {
@@ -108,13 +113,13 @@ load_decision tensor_heap::impl::decide(model_id id, request const& wanted,
         throw;
       }
       if (auto made = load_into_free(id, wanted, placing_way::tight)) {
-        return std::move(*made);
+        return {std::move(*made)};
       }
       throw;
     }
   }
   if (auto made = load_into_free(id, wanted, placing_way::tight)) {
-    return std::move(*made);
+    return {std::move(*made)};
   }
   throw error{
       error_kind::out_of_memory,
@@ -127,10 +132,10 @@ load_decision tensor_heap::impl::decide(model_id id, request const& wanted,
 /// While training answers, the tensors are placed where they will probably come to lie. If other chunks
 /// come they are placed again, but then code and data are in the processor's caches, which makes it
 /// three times as fast.
-load_decision tensor_heap::impl::load_into_acquired(model_id id, request const& wanted,
-                                                    std::uint32_t count,
-                                                    steady_clock::time_point deadline,
-                                                    handover_report& report) {
+tensor_heap::impl::placed tensor_heap::impl::load_into_acquired(model_id id, request const& wanted,
+                                                                std::uint32_t count,
+                                                                steady_clock::time_point deadline,
+                                                                handover_report& report) {
   std::vector<std::uint32_t> planned;
   std::optional<load_decision> made;
   auto const plan = [&](std::span<std::uint32_t const> foreseen) {
@@ -159,6 +164,7 @@ load_decision tensor_heap::impl::load_into_acquired(model_id id, request const& 
   if (!made) {
     made = places_.load(id, wanted.sizes, chunks, wanted.lasts);
   }
+  bool const noted = chunks == planned && made && made->touched == chunks;
   if (!made) {
     pool_->give_back_chunks(chunks);
     throw error{error_kind::internal, "tensors do not fit the chunks that were to suffice"};
@@ -169,7 +175,7 @@ load_decision tensor_heap::impl::load_into_acquired(model_id id, request const& 
                         std::back_inserter(surplus));
     pool_->give_back_chunks(surplus);
   }
-  return std::move(*made);
+  return {std::move(*made), noted};
 }
 
 /// What lies in chunks that were never had; they are not given back.
@@ -194,8 +200,11 @@ loaded_tensors tensor_heap::impl::load(request const& wanted, steady_clock::time
   std::vector<detail::stitched_ranges::range> stitched;
   std::vector<std::byte*> addresses;
   std::optional<load_decision> decision;
+  bool noted = false;
   try {
-    decision = decide(id, wanted, deadline, result);
+    auto found = decide(id, wanted, deadline, result);
+    noted = found.noted;
+    decision = std::move(found.made);
     auto const mapping = steady_clock::now();
     addresses = map(*decision, stitched);
     result.map += steady_clock::now() - mapping;
@@ -203,10 +212,8 @@ loaded_tensors tensor_heap::impl::load(request const& wanted, steady_clock::time
     unload(id, std::move(stitched));
     throw;
   }
-  if (decision->touched.size() == decision->taken.size()) {
-    pool_->note_chunks(decision->taken, wanted.what);  // shared with none
-  } else {
-    note(decision->touched);
+  if (!noted) {
+    note(*decision, wanted.what);
   }
   pool_->record_use(decision->touched, nullptr, wanted.what);
   for (auto const& each : stitched) {
@@ -241,9 +248,9 @@ std::vector<std::byte*> tensor_heap::impl::map(
   }
   std::vector<std::byte*> addresses;
   addresses.reserve(decision.tensors.size());
+  auto* const whole = pool_->whole_view();
   for (auto const& spot : decision.tensors) {
-    auto* const begin =
-        spot.range == tensor_spot::whole_view ? pool_->whole_view() : stitched[spot.range].data;
+    auto* const begin = spot.range == tensor_spot::whole_view ? whole : stitched[spot.range].data;
     addresses.push_back(begin + spot.offset);
   }
   return addresses;
@@ -288,6 +295,14 @@ void tensor_heap::impl::note(std::vector<std::uint32_t> const& chunks) {
   }
   for (auto const& [what, where] : notes) {
     pool_->note_chunks(where, what);
+  }
+}
+
+void tensor_heap::impl::note(load_decision const& made, std::string_view what) {
+  if (made.touched.size() == made.taken.size()) {
+    pool_->note_chunks(made.taken, what);  // shared with none
+  } else {
+    note(made.touched);
   }
 }
 

@@ -57,7 +57,8 @@ std::vector<std::uint32_t> acquisition::obtain(std::uint64_t bytes,
                 format_bytes(bytes) + " are wanted but the whole pool has " +
                     format_bytes(shape.bytes()) + "; make pool.memory larger"};
   }
-  wish const wanted{count, monotonic_ns(), deadline, meanwhile};
+  std::vector<std::uint32_t> foreseen;
+  wish const wanted{count, monotonic_ns(), deadline, meanwhile, foreseen};
   report.bytes = count * shape.chunk_bytes;
 
   std::unique_lock lock{of_.mutex};
@@ -91,7 +92,11 @@ std::vector<std::uint32_t> acquisition::obtain(std::uint64_t bytes,
     asked.push_back(*slot);
     demand_from(*slot, wanted, lock, report);
   }
-  return writer.take(count, static_cast<std::uint16_t>(of_.slot));
+  auto const slot = static_cast<std::uint16_t>(of_.slot);
+  if (foreseen.size() == count && writer.take_these(foreseen, slot)) {
+    return foreseen;
+  }
+  return writer.take(count, slot);
 }
 
 /// Demands what is missing, and waits for the answer.
@@ -107,7 +112,8 @@ void acquisition::demand_from(std::uint32_t slot, wish const& wanted,
   auto enough = [&] { return writer.free_chunks() >= wanted.chunks; };
   lock.unlock();
   if (wanted.meanwhile) {
-    wanted.meanwhile(foresee(slot, missing + refill, wanted.chunks));
+    wanted.foreseen = foresee(slot, missing + refill, wanted.chunks);
+    wanted.meanwhile(wanted.foreseen);
   }
   if (stays_awake_) {
     await_awake(mailbox.demand_done, number, wanted.deadline);

@@ -47,6 +47,7 @@ class acquisition {
     std::int64_t since_ns = 0;
     std::chrono::steady_clock::time_point deadline;
     foresight const& meanwhile;
+    std::vector<std::uint32_t>& foreseen;  ///< what `meanwhile` was called with last
   };
 
   void demand_from(std::uint32_t slot, wish const& wanted, std::unique_lock<std::mutex>& lock,

@@ -326,11 +326,14 @@ void ledger_in_step::compare() const {
   require(view_.header().grantable.load() == model_.grantable(),
           "the ledger promises other than what may be granted");
   std::uint32_t sum = model_.free_chunks();
+  std::uint32_t training = 0;
   for (std::uint32_t slot = 0; slot <= server; ++slot) {
     auto const held = writer_->held_by(slot);
     require(held == model_.held_by(slot), "the writer miscounts what a client holds");
     sum += held;
+    training += slot == server ? 0 : held;
   }
+  require(writer_->training_chunks() == training, "the writer miscounts what training holds");
   require(sum == chunk_count(), "a chunk has not one owner");
 }
 
