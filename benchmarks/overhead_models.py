@@ -115,4 +115,5 @@ WORKLOADS = {f"{each.backend}-{each.name}-{each.micro_batches}": each for each i
     Workload("resnet50", "cuda", 128, 1, resnet50_on_cuda, ("torchvision",), "bf16"),
     Workload("gpt2-medium", "cuda", 8, 1, gpt2_on_cuda, ("transformers",), "bf16"),
     Workload("gpt2-medium", "cuda", 8, 4, gpt2_on_cuda, ("transformers",), "bf16"),
+    Workload("vit-l-16", "cuda", 64, 1, vit_on_cuda, ("torchvision",), "bf16"),
 )}

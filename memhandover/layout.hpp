@@ -42,7 +42,7 @@
 namespace sluice::memhandover {
 
 inline constexpr std::uint64_t ledger_magic = 0x31474c4543494c53;  // "SLICELG1"
-inline constexpr std::uint32_t layout_version = 7;
+inline constexpr std::uint32_t layout_version = 8;
 inline constexpr std::uint32_t max_clients = 32;
 inline constexpr std::uint32_t broker_slot = 0xffff;
 inline constexpr std::uint16_t left_slot = 0xfffe;  ///< serving, but its server is dead
@@ -175,6 +175,7 @@ struct alignas(64) mailbox_header {
   std::atomic<std::uint64_t> run_ahead_ns;  ///< the bound that the job keeps; 0: none
   std::atomic<std::uint32_t> micro_batch, global_batch;
   std::atomic<std::uint64_t> samples, commits, discards;
+  std::atomic<std::uint64_t> discarded_ns;  ///< what discarded micro-batches have run for in vain
   std::atomic<std::uint32_t> arena_chunks;  ///< revocable; `spare_chunks` of them are not in use
   std::atomic<std::uint32_t> spare_chunks, persistent_chunks;
   std::atomic<std::uint32_t> waiting;  ///< 1 while training waits for memory

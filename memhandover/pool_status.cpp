@@ -88,6 +88,12 @@ std::optional<std::chrono::nanoseconds> run_ahead_of(mailbox_header const& mailb
                     : std::optional{std::chrono::nanoseconds{static_cast<std::int64_t>(bound)}};
 }
 
+std::chrono::nanoseconds discarded_of(mailbox_header const& mailbox) {
+  auto const count = mailbox.discarded_ns.load();
+  return std::chrono::nanoseconds{
+      static_cast<std::int64_t>(std::min(count, std::uint64_t{1} << 62U))};
+}
+
 json microseconds_or_null(std::optional<std::chrono::nanoseconds> span) {
   return span ? json(std::chrono::duration<double, std::micro>{*span}.count()) : json{};
 }
@@ -195,7 +201,8 @@ nlohmann::json describe_pool(ledger_view const& view) {
                      {"long_units", describe_long_units(mailbox)},
                      {"samples", mailbox.samples.load()},
                      {"commits", mailbox.commits.load()},
-                     {"discards", mailbox.discards.load()}});
+                     {"discards", mailbox.discards.load()},
+                     {"discarded_us", microseconds_or_null(discarded_of(mailbox))}});
     } else {
       client["endpoint"] = readable_text(text_of(entry.endpoint));
     }

@@ -59,13 +59,14 @@ std::string clients_text(json const& clients) {
     return "clients: none\n";
   }
   std::vector<row> rows{{"slot", "kind", "pid", "name", "state", "bytes", "arena", "persistent",
-                         "micro-batch", "global batch", "samples", "commits", "discards"}};
+                         "micro-batch", "global batch", "samples", "commits", "discards", "discarded"}};
   for (auto const& client : clients) {
     auto cell = [&client](char const* name) { return plain(field(client, name)); };
     rows.push_back({cell("slot"), cell("kind"), cell("pid"), cell("name"), cell("state"),
                     bytes(field(client, "bytes")), bytes(field(client, "arena_bytes")),
                     bytes(field(client, "persistent_bytes")), cell("micro_batch"),
-                    cell("global_batch"), cell("samples"), cell("commits"), cell("discards")});
+                    cell("global_batch"), cell("samples"), cell("commits"), cell("discards"),
+                    milliseconds_of_us(field(client, "discarded_us"))});
   }
   return "clients\n" + table(rows);
 }

@@ -66,6 +66,11 @@ SLUICE_EXPORT void sluice_commit_end(uint32_t samples, int outlived);
 SLUICE_EXPORT int sluice_commit_settle(uint32_t timeout_ms);
 /* Ends the micro-batch without counting it; the gate lets launches through again. */
 SLUICE_EXPORT void sluice_discard(void);
+/* Nanoseconds that micro-batches have run for in vain: from their beginning until their memory went. */
+SLUICE_EXPORT uint64_t sluice_discarded_ns(void);
+/* When launches were let through again after memory of a micro-batch had gone last (CLOCK_MONOTONIC
+ * nanoseconds); 0: never. */
+SLUICE_EXPORT int64_t sluice_reopened_ns(void);
 /* Allocations of discarded micro-batches that are still referenced. */
 SLUICE_EXPORT uint64_t sluice_survivors(void);
 /* The calling thread's allocations go to the arena (1) or not (0); host backend only. */

@@ -466,6 +466,16 @@ void sluice_discard(void) {
   (void)guarded([&] { state->memory->discard(); });
 }
 
+uint64_t sluice_discarded_ns(void) {
+  auto* const state = sharing();
+  return state == nullptr ? 0 : state->memory->client().mailbox().discarded_ns.load();
+}
+
+int64_t sluice_reopened_ns(void) {
+  auto* const state = sharing();
+  return state == nullptr ? 0 : state->memory->reopened_ns();
+}
+
 uint64_t sluice_survivors(void) {
   auto* const state = sharing();
   return state == nullptr ? 0 : state->memory->survivors();

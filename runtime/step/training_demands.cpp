@@ -198,6 +198,12 @@ launch_gate& training_memory::computing() noexcept {
   return options_.gate != nullptr ? *options_.gate : operators_;
 }
 
+void training_memory::note_reopened(bool in_use) noexcept {
+  if (in_use) {
+    reopened_ns_.store(monotonic_ns());
+  }
+}
+
 /// Takes what is revocable, and opens the gate. On CUDA the mappings are removed, and the gate opened,
 /// afterwards.
 void training_memory::revoke(division parts, memhandover::demand_answer& answer) {
@@ -206,8 +212,12 @@ void training_memory::revoke(division parts, memhandover::demand_answer& answer)
   for (auto* const victim : victims) {
     victim->revoke(gate == nullptr);
   }
+  bool const in_use = arena_->revoked() && phase_ == phase::running;
   if (arena_->revoked()) {
     state_.store(arena_state::revoked, std::memory_order_release);
+  }
+  if (in_use) {
+    lost_ns_ = lost_ns_.value_or(answer.idle_ns);
   }
   answer.chunks = std::move(parts.given);
   answer.live_chunks = parts.live;
@@ -215,11 +225,12 @@ void training_memory::revoke(division parts, memhandover::demand_answer& answer)
   if (gate == nullptr) {
     stock_->add(kept);
     operators_.open();
+    note_reopened(in_use);
     return;
   }
   stock_->clear();  // what is kept of it is among `kept`
   unmapping_ = static_cast<std::uint32_t>(kept.size());
-  answer.afterwards = [this, victims = std::move(victims), gate, kept = std::move(kept)] {
+  answer.afterwards = [this, victims = std::move(victims), gate, kept = std::move(kept), in_use] {
     {
       std::lock_guard const again{mutex_};
       for (auto* const victim : victims) {
@@ -232,6 +243,7 @@ void training_memory::revoke(division parts, memhandover::demand_answer& answer)
                               // left to abort
       }
       gate->open();
+      note_reopened(in_use);
       drop_empty(retired_);
       publish();
     }

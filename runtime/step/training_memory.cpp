@@ -97,6 +97,8 @@ void training_memory::begin() {
   exchange_idle();
   state_.store(arena_state::sound, std::memory_order_release);
   phase_ = phase::running;
+  begun_ns_ = memhandover::monotonic_ns();
+  lost_ns_.reset();
   peak_ = arena_->ranges().used();
   began_empty_ = peak_ == 0;
 }
@@ -218,6 +220,9 @@ void training_memory::discard() {
       replace_arena(promoted_);
     }
     state_.store(arena_state::sound, std::memory_order_release);
+    if (auto const lost = std::exchange(lost_ns_, std::nullopt)) {
+      client_->mailbox().discarded_ns.fetch_add(static_cast<std::uint64_t>(*lost - begun_ns_));
+    }
     publish();
     if (options_.gate != nullptr) {
       options_.gate->abort_end();

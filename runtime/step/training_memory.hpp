@@ -82,6 +82,8 @@ class training_memory {
   /// was, because the micro-batch was taken away. Nothing if the deadline (CLOCK_MONOTONIC) passes.
   [[nodiscard]] std::optional<bool> commit_settle(std::int64_t deadline_ns);
   void discard();
+  /// When launches were let through again after memory of a micro-batch had gone last; 0: never.
+  [[nodiscard]] std::int64_t reopened_ns() const noexcept { return reopened_ns_.load(); }
   [[nodiscard]] arena_state state() const noexcept {
     return state_.load(std::memory_order_acquire);
   }
@@ -151,6 +153,7 @@ class training_memory {
   [[nodiscard]] std::uint32_t unused() const { return stock_->size() + unmapping_; }
   void take_idle(std::uint32_t count, std::vector<std::uint32_t>& given);
   [[nodiscard]] std::vector<space*> revocable() const;
+  void note_reopened(bool in_use) noexcept;
   void revoke_behind_gate(std::uint32_t count, std::unique_lock<std::mutex>& lock,
                           memhandover::demand_answer& answer);
   [[nodiscard]] division divide(std::uint32_t count, std::vector<std::uint32_t> const& given) const;
@@ -205,6 +208,9 @@ class training_memory {
   std::uint32_t unmapping_ = 0;       ///< ours, still mapped in an arena that has been revoked
   std::condition_variable unmapped_;
   std::size_t peak_ = 0;
+  std::int64_t begun_ns_ = 0;                 ///< when the micro-batch began …
+  std::optional<std::int64_t> lost_ns_;       ///< … and when its memory went
+  std::atomic<std::int64_t> reopened_ns_{0};  ///< see `reopened_ns`
   bool began_empty_ = true;  ///< nothing lay in the arena when the micro-batch began
   std::uint64_t starved_bytes_ = 0;
   std::vector<std::pair<space*, std::byte*>> fork_copies_;

@@ -98,8 +98,10 @@ class Engine:
         return self.trouble.explained(lambda: self.counts["discards"]) if self.trouble else contextlib.nullcontext()
 
     def stats(self) -> dict[str, float]:
-        """Counts since the start: steps, samples, commits, discards, the last micro_batch, and wait_seconds for memory."""
-        return {**self.counts, "wait_seconds": self._planner.wait_seconds}
+        """Counts since the start: steps, samples, commits, discards, the last micro_batch; wait_seconds for memory; and
+        discarded_seconds, which micro-batches of this process had run when they lost their memory."""
+        discarded = self.runtime.discarded_ns() / 1e9 if self.runtime else 0.0
+        return {**self.counts, "wait_seconds": self._planner.wait_seconds, "discarded_seconds": discarded}
 
     def micro_batches(self, batch: tuple, losses: Losses | None = None, scaler: torch.amp.GradScaler | None = None,
                       add: bool = False, update: Update | None = None, lazily: bool = False) -> Iterator[MicroBatch]:

@@ -24,6 +24,8 @@ _SIGNATURES = {
     "sluice_commit_end": (None, [ctypes.c_uint32, ctypes.c_int]),
     "sluice_commit_settle": (ctypes.c_int, [ctypes.c_uint32]),
     "sluice_discard": (None, []),
+    "sluice_discarded_ns": (ctypes.c_uint64, []),
+    "sluice_reopened_ns": (ctypes.c_int64, []),
     "sluice_survivors": (ctypes.c_uint64, []),
     "sluice_enter": (None, [ctypes.c_int]),
     "sluice_arena_capacity": (ctypes.c_uint64, []),

@@ -105,7 +105,8 @@ class Step:
         return self._grad_norm
 
     def stats(self) -> dict[str, float]:
-        """Counts since the start: steps, samples, commits, discards, the last micro_batch, and wait_seconds for memory."""
+        """Counts since the start: steps, samples, commits, discards, the last micro_batch; wait_seconds for memory; and
+        discarded_seconds, which micro-batches of this process had run when they lost their memory."""
         return self._engine.stats()
 
     def __call__(self, loss_fn: Callable[..., Any], *batch: Any) -> torch.Tensor:

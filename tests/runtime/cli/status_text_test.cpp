@@ -20,7 +20,7 @@ json full() {
     "clients": [
       {"slot": 0, "kind": "training", "pid": 41, "name": "digits", "state": "running",
        "bytes": 268435456, "arena_bytes": 201326592, "persistent_bytes": 67108864, "micro_batch": 32,
-       "global_batch": 64, "samples": 6400, "commits": 200, "discards": 3,
+       "global_batch": 64, "samples": 6400, "commits": 200, "discards": 3, "discarded_us": 41500.0,
        "long_units": [{"name": "attend<float>", "us": 1250.0, "times": 96}]},
       {"slot": 1, "kind": "server", "pid": 42, "name": "", "state": "running", "bytes": 134217728,
        "endpoint": "127.0.0.1:8000"}],
@@ -49,9 +49,9 @@ TEST(status_text, everything_stands_in_aligned_tables) {
   training  256 MiB  50.0%
   serving   128 MiB  25.0%
 clients
-  slot  kind      pid  name    state    bytes    arena    persistent  micro-batch  global batch  samples  commits  discards
-  0     training  41   digits  running  256 MiB  192 MiB  64 MiB      32           64            6400     200      3
-  1     server    42   -       running  128 MiB  -        -           -            -             -        -        -
+  slot  kind      pid  name    state    bytes    arena    persistent  micro-batch  global batch  samples  commits  discards  discarded
+  0     training  41   digits  running  256 MiB  192 MiB  64 MiB      32           64            6400     200      3         41.500 ms
+  1     server    42   -       running  128 MiB  -        -           -            -             -        -        -         -
 units longer than run-ahead
   slot  takes     launched  unit
   0     1.250 ms  96        attend<float>

@@ -1,5 +1,6 @@
 /// Many threads against many closes: after close() has returned, no launch begins. Built twice: as
-/// it is, and for a kernel that refuses membarrier. SLUICE_TEST_CLOSES sets how many there are (3000).
+/// it is, and for a kernel that refuses membarrier. SLUICE_TEST_CLOSES sets how many there are (3000,
+/// and a fifteenth of it where run-ahead is bounded).
 #include <unistd.h>
 
 #include <array>
@@ -154,7 +155,9 @@ TEST_P(bounded_stress, the_same_with_bounded_run_ahead_pauses_and_aborts) {
   gate.set_deferred(GetParam() ? 1 : 0);
   gate.set_pause_word(&word);
   gate.set_run_ahead(100'000);
-  against_launching_threads(200, true, [this](int i) {
+  auto const closes = static_cast<int>(from_environment("SLUICE_TEST_CLOSES", 3000) / 15);
+  std::uint64_t const launched = gate.launches();
+  against_launching_threads(closes, true, [this](int i) {
     if (i % 10 == 0) {
       __atomic_store_n(&word, static_cast<std::uint64_t>(in(200us)), __ATOMIC_RELEASE);
     }
@@ -171,6 +174,8 @@ TEST_P(bounded_stress, the_same_with_bounded_run_ahead_pauses_and_aborts) {
     gate.set_run_ahead(i % 4 * 50'000);
   });
   gate.set_pause_word(nullptr);
+  std::printf("%llu launches against %d closes\n",
+              static_cast<unsigned long long>(gate.launches() - launched), closes);
 }
 
 INSTANTIATE_TEST_SUITE_P(, bounded_stress, ::testing::Bool(),

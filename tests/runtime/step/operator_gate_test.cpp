@@ -100,6 +100,29 @@ TEST_F(taken_memory_test, memory_that_cannot_be_taken_stays_and_operators_go_on)
   EXPECT_TRUE(memory->free(block));
 }
 
+TEST_F(taken_memory_test, what_a_micro_batch_has_run_for_in_vain_is_counted) {
+  auto const& box = memory->client().mailbox();
+  memory->discard();
+  EXPECT_EQ(box.discarded_ns.load(), 0U);  // nothing had been taken away
+  EXPECT_EQ(memory->reopened_ns(), 0);
+
+  auto const before = memhandover::monotonic_ns();
+  memory->begin();
+  auto* const block = memory->allocate_arena(all);
+  auto const begun = memhandover::monotonic_ns();
+  std::this_thread::sleep_for(20ms);  // what it runs for
+  auto const ending = memhandover::monotonic_ns();
+  EXPECT_GE(server->acquire(all / 2, steady_clock::now() + 30s).bytes(), all / 2);
+  auto const ended = memhandover::monotonic_ns();
+  memory->discard();
+  EXPECT_TRUE(memory->free(block));
+
+  EXPECT_GE(box.discarded_ns.load(), static_cast<std::uint64_t>(ending - begun));
+  EXPECT_LE(box.discarded_ns.load(), static_cast<std::uint64_t>(ended - before));
+  EXPECT_GE(memory->reopened_ns(), ending);
+  EXPECT_LE(memory->reopened_ns(), memhandover::monotonic_ns());
+}
+
 TEST(operator_gate_test, no_operator_runs_between_close_and_open) {
   step::operator_gate gate;
   std::atomic<bool> closed{false};

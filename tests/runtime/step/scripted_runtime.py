@@ -156,6 +156,9 @@ class ScriptedRuntime:
     def commit_end(self, _samples: int, _outlived: int) -> None:
         self.left_behind.append(len(self._alive()))
 
+    def discarded_ns(self) -> int:
+        return self.discards * 1_000_000_000
+
     def discard(self) -> None:
         self.discards += 1
         self._gone = self._alive()
