@@ -98,7 +98,7 @@ def compare(job: Job, demands: int, seed: int, binaries: Path, more: tuple[str, 
             if training.returncode != 0 or server.returncode:
                 raise RuntimeError(f"training {ended}; {server.stderr.strip()}")
         finally:
-            training.kill()
+            training.terminate()
             training.wait()
             end_broker(folder)
         disturbed = json.loads((folder / "disturbed.json").read_text())

@@ -55,7 +55,7 @@ def measure(name: str, handovers: int, most_delay_ms: int, mib: int, pool: str, 
             if training.wait(120) != 0:
                 raise RuntimeError(f"training ended with {training.returncode}")
         finally:
-            training.kill()
+            training.terminate()
             training.wait()
             end_broker(folder)
         said = json.loads((folder / "said.json").read_text())
