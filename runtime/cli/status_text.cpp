@@ -59,7 +59,8 @@ std::string clients_text(json const& clients) {
     return "clients: none\n";
   }
   std::vector<row> rows{{"slot", "kind", "pid", "name", "state", "bytes", "arena", "persistent",
-                         "micro-batch", "global batch", "samples", "commits", "discards", "discarded"}};
+                         "micro-batch", "global batch", "samples", "commits", "discards",
+                         "discarded"}};
   for (auto const& client : clients) {
     auto cell = [&client](char const* name) { return plain(field(client, name)); };
     rows.push_back({cell("slot"), cell("kind"), cell("pid"), cell("name"), cell("state"),
