@@ -15,6 +15,7 @@ class Job:
     optimizer: Any
     batch: tuple  # of tensors on the device, samples in dimension 0
     loss: Callable  # of slices of the batch; the mean over samples
+    step: Callable[[], None] | None = None  # all of a step, for a job that has no micro-batches
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,47 @@ def gpt2_on_cuda(batch: int, layers: int = 24) -> Job:
             return model(x, labels=x).loss
 
     return Job(model, torch.optim.AdamW(model.parameters(), fused=True), (tokens,), loss)
+
+
+def gpt2_compiled_on_cuda(batch: int) -> Job:
+    import torch
+
+    job = gpt2_on_cuda(batch)
+    compiled = torch.compile(job.model)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return compiled(x, labels=x).loss
+
+    job.loss = loss
+    return job
+
+
+def gpt2_graph_on_cuda(batch: int) -> Job:
+    """The whole step in one CUDA graph."""
+    import torch
+
+    job = gpt2_on_cuda(batch)
+    job.optimizer = torch.optim.AdamW(job.model.parameters(), fused=True, capturable=True)
+
+    def step() -> None:
+        job.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False):  # a cast that is cached is in no graph
+            loss = job.model(*job.batch, labels=job.batch[0]).loss
+        loss.backward()
+        job.optimizer.step()
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    job.step = graph.replay
+    return job
 
 
 WORKLOADS = {f"{each.backend}-{each.name}-{each.micro_batches}": each for each in (
