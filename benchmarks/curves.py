@@ -123,7 +123,7 @@ def plot(curves: dict[str, tuple[Curve, Curve]], file: Path) -> None:
     panels[0][0].set_ylabel("loss")
     figure.tight_layout()
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, metadata={"Date": None})
+    figure.savefig(file, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
 
 
 def main() -> int:

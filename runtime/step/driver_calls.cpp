@@ -1,0 +1,147 @@
+/// The C boundary, CUDA: the driver's memory calls, which the gate hands over, are answered from the
+/// pool.
+#include <spdlog/spdlog.h>
+
+#include <atomic>
+#include <cstddef>
+#include <string>
+
+#include "memhandover/shared_text.hpp"
+#include "runtime/step/process_state.hpp"
+
+namespace sluice::step {
+namespace {
+
+/// Until it has been said, or somebody else says it.
+std::atomic<bool> says_shortages{true};
+
+/// Whether launches that find no room are left to a thread of the gate's, or wait for it.
+bool defers_submission() {
+  auto const text = environment("SLUICE_SUBMISSION");
+  if (!text.empty() && text != "direct" && text != "deferred") {
+    spdlog::warn("SLUICE_SUBMISSION is {}, must be direct or deferred; deferred is used",
+                 memhandover::readable_text(text));
+  }
+  return text != "direct";
+}
+
+bool on_pool_device(process_state const& state, int device) {
+  return state.memory != nullptr && device == state.device;
+}
+
+int driver_mem_alloc(int device, std::uint64_t* address, std::size_t bytes) {
+  auto* const state = sharing();
+  if (state == nullptr || !on_pool_device(*state, device)) {
+    return SLUICE_ALLOC_NOT_OURS;
+  }
+  std::byte* where = nullptr;
+  switch (guarded([&] { where = state->memory->allocate_persistent(bytes); })) {
+    case SLUICE_OK:
+      *address = reinterpret_cast<std::uint64_t>(where);
+      return SLUICE_ALLOC_OK;
+    case SLUICE_OUT_OF_MEMORY:
+      if (says_shortages.exchange(false)) {
+        say(last_error());
+      }
+      return SLUICE_ALLOC_OUT_OF_MEMORY;
+    default:
+      return SLUICE_ALLOC_NOT_OURS;
+  }
+}
+
+int driver_mem_free(std::uint64_t address) {
+  auto* const state = sharing();
+  auto* const where = reinterpret_cast<std::byte*>(address);
+  if (state == nullptr || state->memory->persistent_range(where).first != where) {
+    return SLUICE_ALLOC_NOT_OURS;
+  }
+  wait_for_device(*state);
+  return state->memory->free(where) ? SLUICE_ALLOC_OK : SLUICE_ALLOC_NOT_OURS;
+}
+
+int driver_mem_info(int device, std::size_t* free_bytes, std::size_t* total_bytes) {
+  auto* const state = sharing();
+  if (state == nullptr || !on_pool_device(*state, device)) {
+    return SLUICE_ALLOC_NOT_OURS;
+  }
+  *free_bytes = state->memory->persistent_free_bytes();
+  *total_bytes = state->memory->client().view().shape().bytes();
+  return SLUICE_ALLOC_OK;
+}
+
+int driver_address_range(std::uint64_t address, std::uint64_t* base, std::size_t* bytes) {
+  auto* const state = sharing();
+  if (state == nullptr) {
+    return SLUICE_ALLOC_NOT_OURS;
+  }
+  auto const [start, size] = state->memory->persistent_range(reinterpret_cast<std::byte*>(address));
+  if (start == nullptr) {
+    return SLUICE_ALLOC_NOT_OURS;
+  }
+  *base = reinterpret_cast<std::uint64_t>(start);
+  *bytes = size;
+  return SLUICE_ALLOC_OK;
+}
+
+int driver_holds(std::uint64_t address) {
+  auto* const state = sharing();
+  return state != nullptr && state->memory->owns(reinterpret_cast<void const*>(address)) ? 1 : 0;
+}
+
+constexpr sluice_runtime_api driver_table{
+    sizeof(sluice_runtime_api), driver_mem_alloc, driver_mem_free, driver_mem_info,
+    driver_address_range,       driver_holds};
+
+}  // namespace
+}  // namespace sluice::step
+
+using namespace sluice::step;
+
+extern "C" {
+
+SLUICE_EXPORT sluice_runtime_api const* sluice_runtime_attach(sluice_gate_api const* gate,
+                                                              int device) {
+  if (sharing() != nullptr || inherited() != nullptr) {
+    return nullptr;
+  }
+  int const status = guarded([&] {
+    auto options = options_of_job("cuda");
+    auto state = std::make_unique<process_state>();
+    state->backend = sluice::memhandover::backend_kind::cuda;
+    state->device = device;
+    state->gate_table = gate;
+    state->gate = std::make_unique<driver_gate>(*gate);
+    state->driver = sluice::memhandover::cuda_driver::load(
+        [gate](char const* name) { return gate->real(name); });
+    if (options.broker.device.value_or(device) != device) {
+      throw sluice::error{
+          sluice::error_kind::unsupported,
+          "GPU " + std::to_string(*options.broker.device) +
+              " is to be shared (--device, SLUICE_DEVICE), and this process uses GPU " +
+              std::to_string(device)};
+    }
+    // Each process of a job has the pool of the GPU that it uses.
+    options.broker.device = device;
+    options.alignment = 512;
+    options.driver = state->driver;
+    options.gate = state->gate.get();
+    state->memory = std::make_unique<training_memory>(std::move(options));
+    gate->set_deferred(defers_submission() ? 1 : 0);
+    gate->set_pause_word(reinterpret_cast<std::uint64_t const volatile*>(
+        &state->memory->client().view().header().pause_until_ns));
+    auto const& client = state->memory->client();
+    gate->set_demand_word(reinterpret_cast<std::uint64_t const volatile*>(
+        &client.view().controls()[client.slot()].demand));
+    share(std::move(state));
+  });
+  if (status != SLUICE_OK) {
+    say("this process trains without sharing: " + last_error());
+    return nullptr;
+  }
+  return &driver_table;
+}
+
+void sluice_say_shortages(int say_them) {
+  says_shortages.store(say_them != 0);
+}
+}

@@ -1,0 +1,117 @@
+/// The C boundary, host: memory of torch's CPU allocator, and the operators that use it.
+#include <algorithm>
+#include <cstddef>
+#include <ctime>
+#include <memory>
+
+#include "memhandover/ledger.hpp"
+#include "runtime/step/process_state.hpp"
+
+namespace sluice::step {
+namespace {
+
+using memhandover::monotonic_ns;
+
+thread_local bool thread_in_arena = false;
+/// Operators that this thread is in, one within the other, and whether the outermost holds the arena.
+thread_local int operators_here = 0;
+thread_local bool operator_in_arena = false;
+
+/// A compute pause holds the thread here.
+void await_pause_end(process_state const& state) {
+  auto const& until = state.memory->client().view().header().pause_until_ns;
+  auto held = [&] {
+    auto const limit = until.load(std::memory_order_acquire);
+    return limit != 0 && monotonic_ns() < static_cast<std::int64_t>(limit) &&
+           !(training_memory::committing() && state.memory->urgent());
+  };
+  while (held()) {
+    timespec const slice{0, 50'000};
+    ::nanosleep(&slice, nullptr);
+  }
+}
+
+}  // namespace
+}  // namespace sluice::step
+
+using namespace sluice::step;
+
+extern "C" {
+
+int sluice_join_host(void) {
+  if (sharing() != nullptr) {
+    return SLUICE_OK;
+  }
+  return guarded([] {
+    if (inherited() != nullptr) {
+      throw sluice::error{sluice::error_kind::unsupported,
+                          "a forked child of a training process cannot train in the pool"};
+    }
+    auto options = options_of_job("host");
+    auto state = std::make_unique<process_state>();
+    options.grow_by = 8;
+    options.persistent = sluice::memhandover::chunk_space::backing::process;
+    state->memory = std::make_unique<training_memory>(std::move(options));
+    share(std::move(state));
+  });
+}
+
+void sluice_enter(int enter) {
+  thread_in_arena = enter != 0;
+}
+
+int sluice_host_alloc(void** address, size_t bytes) {
+  // Small blocks stay with the system's allocator: they are many, and together they are little.
+  constexpr std::size_t smallest_in_arena = 4096;
+  constexpr std::size_t smallest_persistent = 65536;
+  auto* const state = sharing();
+  if (state == nullptr || bytes < (thread_in_arena ? smallest_in_arena : smallest_persistent)) {
+    return SLUICE_FAILED;
+  }
+  return guarded([&] {
+    *address = thread_in_arena ? state->memory->allocate_arena(bytes)
+                               : state->memory->allocate_persistent(bytes);
+  });
+}
+
+int sluice_host_free(void* address) {
+  if (auto const* const parents = inherited()) {
+    return parents->memory->owns(address) ? 1 : 0;  // it stays as it is until the child ends
+  }
+  auto* const state = sharing();
+  if (state == nullptr) {
+    return 0;
+  }
+  int freed = 0;
+  (void)guarded([&] { freed = state->memory->free(static_cast<std::byte*>(address)) ? 1 : 0; });
+  return freed;
+}
+
+void sluice_host_boundary(void) {
+  if (auto* const state = sharing()) {
+    await_pause_end(*state);
+  }
+}
+
+void sluice_host_operator_begin(void) {
+  auto* const state = sharing();
+  if (operators_here++ > 0 || state == nullptr) {
+    return;
+  }
+  await_pause_end(*state);
+  if (thread_in_arena) {
+    state->memory->operators().operator_begin();
+    operator_in_arena = true;
+  }
+}
+
+void sluice_host_operator_end(void) {
+  operators_here = std::max(operators_here, 1) - 1;  // one may have begun before anybody looked
+  if (operators_here == 0 && operator_in_arena) {
+    operator_in_arena = false;
+    if (auto* const state = sharing()) {
+      state->memory->operators().operator_end();
+    }
+  }
+}
+}

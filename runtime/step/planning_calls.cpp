@@ -1,0 +1,55 @@
+/// The C boundary: sizes of micro-batches.
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "runtime/step/process_state.hpp"
+
+using namespace sluice::step;
+
+extern "C" {
+
+int sluice_plan_start(uint32_t largest, int fixed) {
+  auto* const state = sharing();
+  if (state == nullptr) {
+    return SLUICE_FAILED;
+  }
+  return guarded([&] {
+    std::lock_guard const lock{state->planner_mutex};
+    state->planner = std::make_unique<sluice::scheduler::batch_planner>(
+        sluice::scheduler::batch_planner::settings{largest, fixed != 0});
+  });
+}
+
+uint32_t sluice_plan_next(uint32_t remaining, uint64_t* needed_bytes) {
+  auto* const state = sharing();
+  *needed_bytes = 0;
+  if (state == nullptr || state->planner == nullptr) {
+    return remaining;
+  }
+  std::lock_guard const lock{state->planner_mutex};
+  auto const next = state->planner->plan({remaining, state->memory->capacity_bytes()});
+  *needed_bytes = next.needed_bytes;
+  return next.wait ? 0 : static_cast<uint32_t>(next.samples);
+}
+
+void sluice_plan_committed(uint32_t samples, uint64_t peak_bytes, double seconds) {
+  auto* const state = sharing();
+  if (state != nullptr && state->planner != nullptr) {
+    std::lock_guard const lock{state->planner_mutex};
+    state->planner->committed(samples, peak_bytes, sluice::scheduler::seconds{seconds});
+  }
+}
+
+void sluice_plan_discarded(uint32_t samples, int arena_state) {
+  auto* const state = sharing();
+  if (state != nullptr && state->planner != nullptr) {
+    std::lock_guard const lock{state->planner_mutex};
+    if (arena_state == SLUICE_ARENA_STARVED) {
+      state->planner->out_of_memory(samples, state->memory->starved_bytes());
+    } else {
+      state->planner->discarded(samples);
+    }
+  }
+}
+}

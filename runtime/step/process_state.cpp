@@ -1,0 +1,165 @@
+#include "runtime/step/process_state.hpp"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <iterator>
+#include <utility>
+
+#include "memhandover/shared_text.hpp"
+#include "runtime/step/run_ahead_choice.hpp"
+#include "runtime/telemetry/logging.hpp"
+
+namespace sluice::step {
+namespace {
+
+using memhandover::backend_kind;
+
+/// How often the ledger's header is looked at, though nobody rings.
+constexpr std::chrono::milliseconds look_every{100};
+
+std::atomic<process_state*> shared_state{nullptr};
+std::atomic<bool> in_child{false};
+
+/// On the host a fork copies the pool's pages; on CUDA the child's device is the driver's business.
+process_state* sharing_on_host() noexcept {
+  auto* const state = sharing();
+  return state != nullptr && state->backend == backend_kind::host ? state : nullptr;
+}
+
+void before_fork() {
+  if (auto* const state = sharing_on_host()) {
+    state->memory->before_fork();
+  }
+}
+
+void after_fork_in_parent() {
+  if (auto* const state = sharing_on_host()) {
+    state->memory->after_fork_in_parent();
+  }
+}
+
+void after_fork_in_child() {
+  if (auto* const state = sharing_on_host()) {
+    state->memory->after_fork_in_child();
+  }
+  in_child.store(true);
+}
+
+/// Shows what takes the device longer than the bound.
+void publish_long_units(process_state& state) {
+  auto const bound = [&state] {
+    std::lock_guard const lock{state.run_ahead_mutex};
+    return state.run_ahead;
+  }();
+  std::size_t used = 0;
+  auto& places = state.memory->client().mailbox().long_units;
+  if (state.gate_table != nullptr && bound.count() > 0) {
+    sluice_gate_long_unit unit{};
+    for (; used < std::size(places) && state.gate_table->long_unit(used, &unit) != 0 &&
+           unit.nanoseconds > bound.count();
+         ++used) {
+      auto& place = places[used];
+      memhandover::store_text(place.name, unit.name);
+      place.nanoseconds.store(static_cast<std::uint64_t>(unit.nanoseconds));
+      place.times.store(unit.times);
+    }
+  }
+  for (; used < std::size(places); ++used) {
+    places[used].times.store(0);
+  }
+}
+
+}  // namespace
+
+process_state* sharing() noexcept {
+  return in_child.load(std::memory_order_relaxed) ? nullptr
+                                                  : shared_state.load(std::memory_order_acquire);
+}
+
+process_state* inherited() noexcept {
+  return in_child.load(std::memory_order_relaxed) ? shared_state.load(std::memory_order_acquire)
+                                                  : nullptr;
+}
+
+void share(std::unique_ptr<process_state> state) {
+  static std::once_flag once;
+  std::call_once(once,
+                 [] { ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child); });
+  auto* const kept = state.release();
+  shared_state.store(kept, std::memory_order_release);
+  // A job that knows nothing of micro-batches is bounded as well.
+  kept->memory->client().watch(
+      [kept] {
+        bound_run_ahead(*kept);
+        publish_long_units(*kept);
+      },
+      look_every);
+}
+
+void bound_run_ahead(process_state& state) {
+  static auto const own = run_ahead_of_job(environment("SLUICE_RUN_AHEAD_US"));
+  auto const& client = state.memory->client();
+  auto const wanted = choose_run_ahead(client.view().header(), own);
+  std::lock_guard const lock{state.run_ahead_mutex};
+  if (wanted == state.run_ahead) {
+    return;
+  }
+  state.run_ahead = wanted;
+  client.mailbox().run_ahead_ns.store(static_cast<std::uint64_t>(wanted.count()),
+                                      std::memory_order_relaxed);
+  if (state.gate_table != nullptr) {
+    state.gate_table->set_run_ahead(wanted.count());
+  }
+}
+
+void wait_for_device(process_state const& state) {
+  using synchronize = CUresult (*)();
+  state.gate_table->flush();
+  reinterpret_cast<synchronize>(state.gate_table->real("cuCtxSynchronize"))();
+}
+
+training_memory::options options_of_job(char const* backend) {
+  static std::once_flag once;
+  std::call_once(once, [] { telemetry::set_up_logging("sluice-training", "warn"); });
+  training_memory::options options;
+  options.broker.runtime_dir = environment("SLUICE_RUNTIME_DIR");
+  options.broker.backend = backend;
+  if (auto const device = environment("SLUICE_DEVICE"); !device.empty()) {
+    options.broker.device = std::atoi(device.c_str());
+  }
+  options.broker.pool_bytes = std::strtoull(environment("SLUICE_POOL_BYTES").c_str(), nullptr, 10);
+  auto const name = environment("SLUICE_NAME");
+  options.name = name.empty() ? "training" : name;
+  return options;
+}
+
+std::string environment(char const* name) {
+  char const* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+void say(std::string const& text) {
+  std::fprintf(stderr, "sluice: %s\n", text.c_str());
+}
+
+std::string& last_error() noexcept {
+  static thread_local std::string text;
+  return text;
+}
+
+}  // namespace sluice::step
+
+extern "C" {
+
+char const* sluice_last_error(void) {
+  return sluice::step::last_error().c_str();
+}
+
+int sluice_backend(void) {
+  auto* const state = sluice::step::sharing();
+  return state == nullptr ? 0 : static_cast<int>(state->backend);
+}
+}
