@@ -27,6 +27,8 @@ from brokers import clear_up_on_sigterm, end_broker
 from overhead_models import WORKLOADS
 from records import ROOT, Cell, distribution, single, write
 
+from demonstration.processes import Failed
+
 SYSTEMS = ("sluice", "time slicing", "mps", "mps 50 %")
 #: Jobs, and whether none of their units is longer than a millisecond, so that the target holds for them.
 JOBS = {"cuda-resnet50-1": True, "cuda-gpt2-medium-1": False, "cuda-vit-l-16-1": True}
@@ -44,10 +46,6 @@ class Served:
     ended_ns: int
 
 
-class Failed(Exception):
-    """A process that is measured has ended; the message says which."""
-
-
 class Stage:
     """A folder and the processes of one measurement; all have ended when it is left."""
 
@@ -59,8 +57,7 @@ class Stage:
 
     def __enter__(self) -> Stage:
         self.folder = Path(self._ends.enter_context(tempfile.TemporaryDirectory(prefix="sluice-beside-")))
-        self._environment = {**os.environ, "SLUICE_BROKER": str(self._binaries / "sluice"), "PYTHONPATH": os.pathsep.join(
-            filter(None, [str(ROOT / "runtime" / "python"), os.environ.get("PYTHONPATH")]))}
+        self._environment = {**os.environ, "SLUICE_BROKER": str(self._binaries / "sluice")}
         if self._system.startswith("mps"):
             self._environment |= self._ends.enter_context(multi_process_service(self.folder))
         return self

@@ -30,10 +30,7 @@ def main() -> None:
         def step() -> None:
             owner(job.loss, *job.batch)
     else:
-        def step() -> None:
-            job.optimizer.zero_grad(set_to_none=True)
-            job.loss(*job.batch).backward()
-            job.optimizer.step()
+        step = overhead_models.plain_step(job, workload.micro_batches)
 
     # A step has ended when the device says so, which is asked for two steps later: the queue never runs empty for it.
     ends = [torch.cuda.Event(), torch.cuda.Event()]

@@ -1,11 +1,14 @@
-"""The broker behind a benchmark's pool."""
+"""The job and the broker behind a benchmark's pool."""
 
+import contextlib
 import os
 import select
 import signal
 import socket
 import struct
+import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 
 
 def clear_up_on_sigterm() -> None:
@@ -22,3 +25,17 @@ def end_broker(folder: str | os.PathLike) -> None:
         signal.pidfd_send_signal(process, signal.SIGTERM)
         select.select([process], [], [])
         os.close(process)
+
+
+@contextlib.contextmanager
+def job_in_pool(sluice: os.PathLike, backend: str, folder: str | os.PathLike, options: Sequence, command: Sequence,
+                environment: dict[str, str]) -> Iterator[subprocess.Popen]:
+    """A job under `sluice run` with those options, its runtime files in `folder`. Job and broker have ended when it is left."""
+    training = subprocess.Popen([sluice, "run", "--backend", backend, "--runtime-dir", folder, *options, "--", *command],
+                                env=environment)
+    try:
+        yield training
+    finally:
+        training.terminate()
+        training.wait()
+        end_broker(folder)

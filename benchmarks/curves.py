@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from brokers import clear_up_on_sigterm, end_broker
+from brokers import clear_up_on_sigterm, job_in_pool
 from records import ROOT, Cell, single, write
 
 MIB = 1 << 20
@@ -80,26 +80,21 @@ def train(example: Example, backend: str, binaries: Path, disturbed: bool) -> Cu
         if not disturbed:
             subprocess.run(command, env=environment, check=True)
             return read(folder / "log")
-        training = subprocess.Popen(
-            [binaries / "sluice", "run", "--backend", backend, "--runtime-dir", folder, "--memory", example.pool,
-             "--require-pool", "--", *command], env=environment)
-        server = subprocess.Popen(
-            [binaries / "sluice-bench-handover", "--runtime-dir", folder, "--bytes", str(example.taken_mib * MIB),
-             "--count", str(1 << 30), "--delay-ms", str(example.most_delay_ms), "--fill"],
-            env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            # What an example evaluates in the end would wait for the memory that the server has filled up.
-            while training.poll() is None and not is_complete(folder / "log"):
-                time.sleep(0.1)
-            server.kill()
+        with job_in_pool(binaries / "sluice", backend, folder, ["--memory", example.pool, "--require-pool"], command,
+                         environment) as training:
+            server = subprocess.Popen(
+                [binaries / "sluice-bench-handover", "--runtime-dir", folder, "--bytes", str(example.taken_mib * MIB),
+                 "--count", str(1 << 30), "--delay-ms", str(example.most_delay_ms), "--fill"],
+                env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            try:
+                # What an example evaluates in the end would wait for the memory that the server has filled up.
+                while training.poll() is None and not is_complete(folder / "log"):
+                    time.sleep(0.1)
+            finally:
+                server.kill()
+                server.wait()
             if training.wait() != 0:
                 raise subprocess.CalledProcessError(training.returncode, command)
-        finally:
-            server.kill()
-            training.terminate()
-            for process in (server, training):
-                process.wait()
-            end_broker(folder)
         return read(folder / "log")
 
 

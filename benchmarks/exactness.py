@@ -19,7 +19,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from brokers import clear_up_on_sigterm, end_broker
+from brokers import clear_up_on_sigterm, job_in_pool
 
 BENCHMARKS = Path(__file__).resolve().parent
 ROOT = BENCHMARKS.parent
@@ -81,10 +81,9 @@ def compare(job: Job, demands: int, seed: int, binaries: Path, more: tuple[str, 
     with tempfile.TemporaryDirectory(prefix="sluice-exact-") as name:
         folder = Path(name)
         command = [sys.executable, job.script, *job.arguments, *more]
-        training = subprocess.Popen(
-            [binaries / "sluice", "run", "--backend", job.backend, "--runtime-dir", folder, *job.pool, "--require-pool",
-             "--", *command, "--until", folder / "enough", "--out", folder / "disturbed.json"], env=environment())
-        try:
+        with job_in_pool(binaries / "sluice", job.backend, folder, [*job.pool, "--require-pool"],
+                         [*command, "--until", folder / "enough", "--out", folder / "disturbed.json"],
+                         environment()) as training:
             server = subprocess.run(
                 [binaries / "sluice-bench-handover", "--runtime-dir", folder, "--bytes", str(job.demand_bytes),
                  "--count", str(demands), "--delay-ms", str(job.most_delay_ms), "--seed", str(seed), "--range"],
@@ -97,10 +96,6 @@ def compare(job: Job, demands: int, seed: int, binaries: Path, more: tuple[str, 
                 ended = "has not ended"
             if training.returncode != 0 or server.returncode:
                 raise RuntimeError(f"training {ended}; {server.stderr.strip()}")
-        finally:
-            training.terminate()
-            training.wait()
-            end_broker(folder)
         disturbed = json.loads((folder / "disturbed.json").read_text())
         subprocess.run([*command, "--steps", str(disturbed["steps"]), "--out", folder / "undisturbed.json"],
                        env=environment(), check=True)

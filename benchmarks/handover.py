@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from brokers import clear_up_on_sigterm, end_broker
+from brokers import clear_up_on_sigterm, job_in_pool
 from jobs import HABITS
 from records import ROOT, Cell, distribution, single, write
 
@@ -79,12 +79,8 @@ def measure(backend: str, size: Size, binaries: Path, habit: str | None = None, 
         os.chmod(folder, 0o700)
         environment = {**os.environ, "SLUICE_BROKER_IDLE_EXIT_MS": "2000", "OMP_NUM_THREADS": "2"}
         memory = ["--memory", size.pool or f"{3 * mib + 256}MiB"]
-        training = subprocess.Popen(
-            [binaries / "sluice", "run", "--backend", backend, "--runtime-dir", folder, *memory, "--",
-             sys.executable, ROOT / "benchmarks" / "jobs.py", "--device", "cuda" if backend == "cuda" else "cpu", *job],
-            env=environment,
-        )
-        try:
+        command = [sys.executable, ROOT / "benchmarks" / "jobs.py", "--device", "cuda" if backend == "cuda" else "cpu", *job]
+        with job_in_pool(binaries / "sluice", backend, folder, memory, command, environment):
             # The job needs some seconds until its first micro-batch; the server's wait for the arena covers that.
             done = subprocess.run(
                 [binaries / "sluice-bench-handover", "--runtime-dir", folder, "--bytes", str(mib * MIB),
@@ -93,10 +89,6 @@ def measure(backend: str, size: Size, binaries: Path, habit: str | None = None, 
                 env={**environment, "SLUICE_BROKER": str(binaries / "sluice")}, capture_output=True, text=True,
                 check=False,
             )
-        finally:
-            training.terminate()
-            training.wait()
-            end_broker(folder)
         if done.returncode != 0:
             raise SystemExit(f"{mib} MiB: {done.stderr.strip()}")
     samples = [json.loads(line) for line in done.stdout.splitlines()]

@@ -9,7 +9,7 @@ Two processes make the same steps of the same model in turn (pairs.py): one in p
 import math
 from pathlib import Path
 
-from overhead_models import WORKLOADS, Workload  # also finds the examples
+from overhead_models import WORKLOADS, Workload, plain_step  # also finds the examples
 from pairs import Comparison, answer
 from records import write
 
@@ -19,21 +19,6 @@ TARGET = {"step_ratio.value": "<= 1.02"}
 
 
 # --- the process that is measured -------------------------------------------------------------------------------------
-
-
-def plain_step(job, micro_batches: int):
-    """The usual loop: gradients accumulate over slices whose losses are weighted by their share."""
-    total = len(job.batch[0])
-    bounds = [total * i // micro_batches for i in range(micro_batches + 1)]
-
-    def step() -> None:
-        job.optimizer.zero_grad(set_to_none=True)
-        for start, stop in zip(bounds, bounds[1:]):
-            loss = job.loss(*(each[start:stop] for each in job.batch))
-            (loss if micro_batches == 1 else loss * ((stop - start) / total)).backward()
-        job.optimizer.step()
-
-    return step
 
 
 def work(workload: Workload, shared: bool) -> None:

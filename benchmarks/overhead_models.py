@@ -34,6 +34,21 @@ class Workload:
                 "precision": self.precision}
 
 
+def plain_step(job: Job, micro_batches: int) -> Callable[[], None]:
+    """The usual loop: gradients accumulate over slices whose losses are weighted by their share."""
+    total = len(job.batch[0])
+    bounds = [total * i // micro_batches for i in range(micro_batches + 1)]
+
+    def step() -> None:
+        job.optimizer.zero_grad(set_to_none=True)
+        for start, stop in zip(bounds, bounds[1:]):
+            loss = job.loss(*(each[start:stop] for each in job.batch))
+            (loss if micro_batches == 1 else loss * ((stop - start) / total)).backward()
+        job.optimizer.step()
+
+    return step
+
+
 def charlm_on_cpu(batch: int) -> Job:
     import torch
 
@@ -110,16 +125,8 @@ def gpt2_on_cuda(batch: int, layers: int = 24) -> Job:
 
 
 def gpt2_compiled_on_cuda(batch: int) -> Job:
-    import torch
-
     job = gpt2_on_cuda(batch)
-    compiled = torch.compile(job.model)
-
-    def loss(x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            return compiled(x, labels=x).loss
-
-    job.loss = loss
+    job.model.compile()
     return job
 
 

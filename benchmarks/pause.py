@@ -19,23 +19,15 @@ import statistics
 import sys
 from pathlib import Path
 
-from overhead_models import (
-    Workload,
-    gpt2_compiled_on_cuda,
-    gpt2_graph_on_cuda,
-    gpt2_on_cuda,
-    resnet50_on_cuda,
-    vit_on_cuda,
-)
+import overhead_models
+from overhead_models import Workload, gpt2_compiled_on_cuda, gpt2_graph_on_cuda, plain_step
 from pairs import POOL, ROOT, WARM_UP_STEPS, Worker, interval
 from records import Cell, distribution, single, write
 
 from demonstration.processes import Failed, Stage, has_cuda
 
 WORKLOADS = {each.name: each for each in (
-    Workload("resnet50", "cuda", 128, 1, resnet50_on_cuda, ("torchvision",), "bf16"),
-    Workload("gpt2-medium", "cuda", 8, 1, gpt2_on_cuda, ("transformers",), "bf16"),
-    Workload("vit-l-16", "cuda", 64, 1, vit_on_cuda, ("torchvision",), "bf16"),
+    *(common for common in overhead_models.WORKLOADS.values() if common.backend == "cuda" and common.micro_batches == 1),
     Workload("gpt2-medium-compiled", "cuda", 8, 1, gpt2_compiled_on_cuda, ("transformers",), "bf16"),
     Workload("gpt2-medium-graph", "cuda", 8, 1, gpt2_graph_on_cuda, ("transformers",), "bf16"),
 )}
@@ -86,15 +78,13 @@ def work(workload: Workload, library: Path | None) -> None:
         pauser.sluice_bench_bound.argtypes = [ctypes.c_int, ctypes.c_int64]
         pauser.sluice_bench_start_pausing.argtypes = [ctypes.c_uint, ctypes.c_int64, ctypes.c_int64]
 
-    def step() -> None:
-        if job.step:
-            job.step()
-        elif library:
+    if job.step:
+        step = job.step
+    elif library:
+        def step() -> None:
             owner(job.loss, *job.batch)
-        else:
-            job.optimizer.zero_grad(set_to_none=True)
-            job.loss(*job.batch).backward()
-            job.optimizer.step()
+    else:
+        step = plain_step(job, workload.micro_batches)
 
     for line in sys.stdin:
         wanted = json.loads(line)

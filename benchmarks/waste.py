@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from brokers import clear_up_on_sigterm, end_broker
+from brokers import clear_up_on_sigterm, job_in_pool
 from overhead_models import WORKLOADS
 from records import ROOT, Cell, distribution, single, write
 
@@ -36,14 +36,10 @@ def measure(name: str, handovers: int, most_delay_ms: int, mib: int, pool: str, 
     backend = WORKLOADS[name].backend
     with tempfile.TemporaryDirectory(prefix="sluice-waste-") as there:
         folder = Path(there)
-        environment = {**os.environ, "OMP_NUM_THREADS": "2", "SLUICE_BROKER": str(binaries / "sluice"),
-                       "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "runtime" / "python"),
-                                                                  os.environ.get("PYTHONPATH")]))}
-        training = subprocess.Popen(
-            [binaries / "sluice", "run", "--backend", backend, "--runtime-dir", folder, "--memory", pool,
-             "--require-pool", "--", sys.executable, ROOT / "benchmarks" / "waste_job.py", "--workload", name,
-             "--until", folder / "enough", "--out", folder / "said.json"], env=environment)
-        try:
+        environment = {**os.environ, "OMP_NUM_THREADS": "2", "SLUICE_BROKER": str(binaries / "sluice")}
+        with job_in_pool(binaries / "sluice", backend, folder, ["--memory", pool, "--require-pool"],
+                         [sys.executable, ROOT / "benchmarks" / "waste_job.py", "--workload", name,
+                          "--until", folder / "enough", "--out", folder / "said.json"], environment) as training:
             server = subprocess.run(
                 [binaries / "sluice-bench-handover", "--runtime-dir", folder, "--bytes", str(mib * MIB), "--count",
                  str(handovers), "--delay-ms", str(most_delay_ms), "--fill",
@@ -54,10 +50,6 @@ def measure(name: str, handovers: int, most_delay_ms: int, mib: int, pool: str, 
                 raise RuntimeError(server.stderr.strip())
             if training.wait(120) != 0:
                 raise RuntimeError(f"training ended with {training.returncode}")
-        finally:
-            training.terminate()
-            training.wait()
-            end_broker(folder)
         said = json.loads((folder / "said.json").read_text())
     return said, sum(json.loads(line)["counts"] for line in server.stdout.splitlines())
 
