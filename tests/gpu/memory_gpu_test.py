@@ -157,9 +157,8 @@ def test_small_allocations_share_chunks(job):
     said = job("small", pool="6GiB").said
     assert said["bytes"] <= said["driver"] + CHUNK
     assert said["driver"] <= said["bytes"] + 2 * CHUNK
-    assert said["freed"] <= CHUNK
-    assert said["torch"] <= said["reserved"] + 2 * CHUNK
-    assert said["emptied"] <= CHUNK
+    assert said["torch"] <= max(said["reserved"], said["driver"]) + 2 * CHUNK
+    assert max(said["missing"]) <= CHUNK  # once freed
 
 
 def test_memory_info_tells_what_the_job_can_have(job):
