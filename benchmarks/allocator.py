@@ -60,10 +60,16 @@ class PoolMemory:
         self.runtime.commit_settle(0)
 
 
-def held_bytes() -> int:
-    """Bytes of the chunks that the ledger says are this job's."""
+def held_bytes() -> dict[str, int]:
+    """Bytes of the chunks that the ledger says are this job's, all of them, and those of the arena in use, unused ones and
+    persistent ones; and what torch says that it has reserved in them at most."""
+    import torch
+
     status = subprocess.run([os.environ["SLUICE_BROKER"], "status", "--json"], capture_output=True, check=True)
-    return next(client["bytes"] for client in json.loads(status.stdout)["clients"] if client["pid"] == os.getpid())
+    own = next(client for client in json.loads(status.stdout)["clients"] if client["pid"] == os.getpid())
+    return {"peak_bytes": own["bytes"], "arena_bytes": own["arena_bytes"] - own["spare_bytes"],
+            "spare_bytes": own["spare_bytes"], "persistent_bytes": own["persistent_bytes"],
+            "torch_peak_bytes": torch.cuda.max_memory_reserved()}
 
 
 def work(workload: Workload, pooled: bool) -> None:
@@ -93,7 +99,9 @@ def work(workload: Workload, pooled: bool) -> None:
             torch.cuda.synchronize()
 
     def peak() -> dict:
-        return {"peak_bytes": held_bytes() if pooled else torch.cuda.max_memory_reserved()} if cuda else {}
+        if not cuda:
+            return {}
+        return held_bytes() if pooled else {"peak_bytes": torch.cuda.max_memory_reserved()}
 
     def inside() -> contextlib.AbstractContextManager:
         return memory.micro_batch(workload.batch) if pooled else contextlib.nullcontext()
@@ -110,7 +118,8 @@ def peaks(workload: Workload, last: dict[str, dict]) -> tuple[dict, dict]:
         return {}, TARGETS
     plain, pool = (last[name]["peak_bytes"] for name in ("plain", "pool"))
     return {"peak_memory_ratio": single(pool / plain, "plain torch's peak of reserved bytes, same run"),
-            "plain_peak_bytes": single(plain), "pool_peak_bytes": single(pool)}, TARGETS | MEMORY_TARGETS
+            "plain_peak_bytes": single(plain), **{f"pool_{name}": single(value) for name, value in last["pool"].items()
+                                                  if name.endswith("_bytes")}}, TARGETS | MEMORY_TARGETS
 
 
 def main() -> int:

@@ -34,6 +34,9 @@ constexpr std::chrono::nanoseconds nap = 50us;
 constexpr std::chrono::nanoseconds nap_until_woken = 5ms;
 /// Waking a sleeping thread costs 35–44 µs at the median, so a short hold is waited out awake.
 constexpr std::chrono::nanoseconds awake = 20us;
+/// The end of a compute pause wakes nobody, and the device is idle until somebody sees it. Most last as
+/// long as a request.
+constexpr std::chrono::nanoseconds awake_in_pause = 3ms;
 /// A thread that waits longer than this for its run-ahead may itself be the one that has to launch
 /// what the device waits for, so it goes on.
 constexpr std::chrono::nanoseconds room_patience = 1s;
@@ -101,6 +104,7 @@ CUresult gate::enter_slowly(thread_slot& self, planned_work const& work) {
   bool attach_failed = false;
   bool spun = false;
   std::int64_t waiting_since = 0;
+  std::int64_t asleep_from = 0;
   for (;;) {
     std::uint32_t const now = step_in(self);
     verdict what = judge(now, self, attach_failed);
@@ -127,10 +131,28 @@ CUresult gate::enter_slowly(thread_slot& self, planned_work const& work) {
         streams().forgive(self, work.stream);
       }
       ::sched_yield();
-    } else {
+    } else if (what != verdict::wait_for_pause || !sees_pause_end(now, self, asleep_from)) {
       await_change(now, spun, what == verdict::wait_for_pause ? nap : nap_until_woken);
     }
   }
+}
+
+/// Waits awake until no compute pause holds the thread, for a while: `asleep_from`, 0 at first, is when
+/// that is over.
+bool gate::sees_pause_end(std::uint32_t seen, thread_slot const& self,
+                          std::int64_t& asleep_from) const {
+  if (!pause_holds(seen, self)) {
+    return false;  // it is something else that holds it
+  }
+  std::int64_t now = monotonic_ns();
+  asleep_from = asleep_from == 0 ? now + awake_in_pause.count() : asleep_from;
+  for (; now < asleep_from; now = monotonic_ns()) {
+    if (mode_.load(std::memory_order_relaxed) != seen || !pause_holds(seen, self)) {
+      return true;
+    }
+    ::sched_yield();
+  }
+  return false;
 }
 
 /// Makes the thread seen inside, then looks at the mode.

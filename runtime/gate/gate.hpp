@@ -149,6 +149,8 @@ class gate {
   /// Returns when the mode is no longer `seen`, or after a while; the first time it spins instead
   /// of sleeping.
   void await_change(std::uint32_t seen, bool& spun, std::chrono::nanoseconds at_most);
+  [[nodiscard]] bool sees_pause_end(std::uint32_t seen, thread_slot const& self,
+                                    std::int64_t& asleep_from) const;
   void become_inert() noexcept;
   static void in_forked_child();
 

@@ -48,6 +48,9 @@ SLUICE_EXPORT int sluice_join_host(void);
 /* 0: this process does not share; 1: host; 2: CUDA. */
 SLUICE_EXPORT int sluice_backend(void);
 
+/* 1 while an inference server is attached to the pool, which may ask for the arena. */
+SLUICE_EXPORT int sluice_serving(void);
+
 /* Starts a micro-batch of `micro_batch` samples of a global batch on the calling thread: on CUDA
  * what this thread launches, and nobody else's work, belongs to it. */
 SLUICE_EXPORT int sluice_begin(uint32_t micro_batch, uint32_t global_batch);

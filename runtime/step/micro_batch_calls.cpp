@@ -24,6 +24,12 @@ using namespace sluice::step;
 
 extern "C" {
 
+int sluice_serving(void) {
+  auto* const state = sharing();
+  return state != nullptr && state->memory->client().view().header().serving_now.load() != 0 ? 1
+                                                                                             : 0;
+}
+
 int sluice_begin(uint32_t micro_batch, uint32_t global_batch) {
   auto* const state = sharing();
   if (state == nullptr) {

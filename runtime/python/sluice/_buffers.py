@@ -22,21 +22,30 @@ class Buffers:
         self._places: list[tuple[nn.Module, str, torch.Tensor]] = []
         self._buffers: list[torch.Tensor] = []
         self._forms: list[tuple] = []
+        self._addresses: list[int] | None = None  # None: some have none
         self._groups: list[tuple[list, list]] = []  # buffers, and copies, that one launch can copy
 
     @torch.no_grad()
     def save(self) -> None:
         """Remembers every buffer and its values."""
         self._parts.refresh()
+        if (self._places is not self._parts.buffers or self._addresses is None
+                or self._addresses != _addresses(self._buffers)):
+            self._follow()
+        for group, copies in self._groups:
+            torch._foreach_copy_(copies, group)
+
+    def _follow(self) -> None:
+        """Makes room for copies of the buffers that there are now, and as they are."""
         self._places = self._parts.buffers
         buffers = [buffer for _, _, buffer in self._places]
         forms = [(buffer.shape, buffer.dtype, buffer.device) for buffer in buffers]
-        if forms != self._forms or not all(map(operator.is_, buffers, self._buffers)):
-            self._buffers = []  # should there be no memory for what follows
+        self._addresses = None  # should there be no memory for what follows
+        if forms != self._forms or len(buffers) != len(self._buffers) or not all(map(operator.is_, buffers, self._buffers)):
+            self._buffers = []
             self._groups = _grouped(buffers)
             self._buffers, self._forms = buffers, forms
-        for group, copies in self._groups:
-            torch._foreach_copy_(copies, group)
+        self._addresses = _addresses(buffers)
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -59,6 +68,15 @@ class Buffers:
 def _now(module: nn.Module, name: str) -> torch.Tensor | None:
     buffers = module._buffers  # of TorchScript it has no `get`
     return buffers[name] if name in buffers else None
+
+
+def _addresses(buffers: list[torch.Tensor]) -> list[int] | None:
+    """Where they lie: a tensor that is given other contents by its ``data`` lies elsewhere. None if one is no strided
+    tensor."""
+    try:
+        return list(map(torch.Tensor.data_ptr, buffers))
+    except RuntimeError:
+        return None
 
 
 def _grouped(buffers: list[torch.Tensor]) -> list[tuple[list, list]]:

@@ -17,7 +17,7 @@ from sluice._buffers import Buffers
 from sluice._gradients import Gradients
 from sluice._losses import Losses
 from sluice._micro_batch import MicroBatch, Rehearsal, refuse_survivors
-from sluice._modules import Parts
+from sluice._modules import Parts, is_compiled
 from sluice._planning import Planner
 from sluice._random import RandomState
 from sluice._trouble import Trouble
@@ -104,7 +104,8 @@ class Engine:
         return {**self.counts, "wait_seconds": self._planner.wait_seconds, "discarded_seconds": discarded}
 
     def micro_batches(self, batch: tuple, losses: Losses | None = None, scaler: torch.amp.GradScaler | None = None,
-                      add: bool = False, update: Update | None = None, lazily: bool = False) -> Iterator[MicroBatch]:
+                      add: bool = False, update: Update | None = None, lazily: bool = False,
+                      loss_fn: Any = None) -> Iterator[MicroBatch]:
         """Yields tries until every sample has been committed; the first of all is a rehearsal, which counts for nothing.
 
         Args:
@@ -114,6 +115,7 @@ class Engine:
             update: What follows, to be run by the last try before it is known to count, where that can be.
             lazily: Whether parameters are looked at only when a micro-batch's ``backward`` is called: then the device has
                 the forward pass to do meanwhile.
+            loss_fn: What computes the loss, if that is known.
         """
         total = _batches.size_of(batch)
         if total < 1:
@@ -130,8 +132,11 @@ class Engine:
             self.gradients.begin(add)
         largest = min(self._micro_batch or total, total)
         if not self._rehearsed:
-            few = min(REHEARSAL_SAMPLES, total)
-            yield from self._tried(Rehearsal(self, _batches.cut(batch, 0, few), few, total, losses, scaler))
+            for count in self._rehearsals(total, largest, is_compiled(self._model) or is_compiled(loss_fn)):
+                rehearsal = Rehearsal(self, _batches.cut(batch, 0, count), count, total, losses, scaler)
+                yield from self._tried(rehearsal)
+                if not rehearsal.failed:
+                    break
             self._rehearsed = True
         done = 0
         while done < total:
@@ -144,6 +149,13 @@ class Engine:
                 done += count
         if update is None or not update.has_run:
             self.gradients.finish()
+
+    def _rehearsals(self, total: int, largest: int, compiled: bool) -> Iterator[int]:
+        """Samples of the rehearsal, and of another one should that fail. What torch.compile has seen with two samples it would
+        compile for any number of them from then on, with slower code."""
+        if compiled:
+            yield self._planner.next(total, largest)
+        yield min(REHEARSAL_SAMPLES, total)
 
     def begin_gradients(self) -> None:
         """Looks at the parameters, if that was put off."""
@@ -198,6 +210,10 @@ class Engine:
         """Remembers what a micro-batch changes besides gradients: random state, and buffers of the model."""
         self._random.save()
         self.buffers.save()
+
+    def foresee(self) -> None:
+        """To be called where the device has something to do: gets what the next ``save`` would have to wait for."""
+        self._random.foresee()
 
     def restore(self, rewind: bool = True) -> None:
         """Puts it back; without ``rewind`` all but random state."""

@@ -11,9 +11,10 @@ from sluice.errors import SluiceError
 class Gradients:
     """Sums of gradients, parameter by parameter.
 
-        begin ─► (micro-batch ─► take | forget)… ─► finish ─► divide ─► show
+        begin ─► (micro-batch ─► take | forget)… ─► finish ─► divide ─► show ─► clear
 
-    In plain PyTorch gradients add up where autograd puts them, in the same order and so to the same bits.
+    In plain PyTorch gradients add up where autograd puts them, in the same order and so to the same bits. Where a batch is
+    one micro-batch, and nobody asks for its memory meanwhile, they may stay there until the optimizer has run.
 
     Args:
         params: Whose gradients.
@@ -25,6 +26,7 @@ class Gradients:
         # Made before the first micro-batch, so that they do not settle between memory that is given back.
         self._sums = {param: torch.empty_like(param) for param in params} if apart else None
         self._begun: set[nn.Parameter] = set()
+        self._in_place = False
         self._finished: dict[nn.Parameter, torch.Tensor] = {}
 
     def follow(self, params: list[nn.Parameter]) -> None:
@@ -46,6 +48,7 @@ class Gradients:
     def start(self) -> None:
         """Starts a global batch, whose parameters have no gradients but those that have been made in it."""
         self._begun = set()
+        self._in_place = False
         self._finished = {}
 
     @torch.no_grad()
@@ -78,9 +81,11 @@ class Gradients:
         self.forget()
 
     @torch.no_grad()
-    def take(self) -> None:
-        """Adds the gradients of a micro-batch to the sums; the first is copied."""
-        if self._sums is None:
+    def take(self, in_place: bool = False) -> None:
+        """Adds the gradients of a micro-batch to the sums; the first is copied. ``in_place``: it is the batch's only one, and
+        ``clear`` comes before its memory goes."""
+        self._in_place = in_place
+        if self._sums is None or in_place:
             return
         firsts, addends = ([], []), ([], [])
         for param in self.params:
@@ -105,7 +110,7 @@ class Gradients:
 
     def finish(self) -> None:
         """The last micro-batch has been taken; no parameter has a gradient until ``show``."""
-        if self._sums is None:
+        if self._sums is None or self._in_place:
             self._finished = {param: param.grad for param in self.params if param.grad is not None}
             self.forget()
         else:
@@ -121,3 +126,8 @@ class Gradients:
         """Makes the finished sums the parameters' gradients."""
         for param, total in self._finished.items():
             param.grad = total
+
+    def clear(self) -> None:
+        """The gradients of the batch have been used: no parameter has one any more."""
+        self._finished = {}
+        self.forget()

@@ -224,20 +224,29 @@ class MicroBatch:
         peak = 0
         engine.unsettled = self
         start = runtime.commit_begin(may_defer)
-        if not start:
+        if start == _runtime.TAKEN_AWAY:
             engine.unsettled = None
             return False
+        deferred = start == _runtime.DEFERRED
+        # The optimizer belongs to the commit, then, and its gradients need not be copied.
+        in_place = not deferred and self._update is not None and self.size == self.total and not runtime.serving()
         try:
             outlived = True
             try:
-                self._copy_out()
+                self._copy_out(in_place)
+                if in_place:
+                    self._add_loss()
+                    self._update.run(may_be_dropped=False)
                 outlived = engine.arena.outlived()
             finally:
                 peak = runtime.arena_peak()
                 runtime.commit_end(self.size, outlived)
-            self._add_loss()
-            if start == _runtime.DEFERRED and self._update is not None:
+            if not in_place:
+                self._add_loss()
+            if deferred and self._update is not None:
                 self._update.run()
+            if deferred:
+                engine.foresee()
         except BaseException as why:
             failure = why
         if not self._settled():
@@ -254,7 +263,7 @@ class MicroBatch:
             with contextlib.suppress(Survivors):  # what has interrupted it holds them
                 engine.discard(self.size)
         if failure is not None:
-            engine.gradients.forget()
+            engine.gradients.clear()
             try:
                 raise failure
             finally:
@@ -279,8 +288,8 @@ class MicroBatch:
             self._update.take_back()
         self._engine.discard(self.size, rewind=False)
 
-    def _copy_out(self) -> None:
-        """What the slice leaves, out of the arena."""
+    def _copy_out(self, in_place: bool) -> None:
+        """What the slice leaves, out of the arena; ``in_place``: all but its gradients."""
         engine = self._engine
         self._part = self._part.clone()
         if isinstance(self._weight, torch.Tensor):
@@ -289,7 +298,7 @@ class MicroBatch:
         if self._names is not None:
             outside = engine.storages() | self._given
             self._names.rebind(lambda value: _promoted(value, outside))
-        engine.gradients.take()
+        engine.gradients.take(in_place)
         engine.buffers.keep()
         if not engine.cuda:
             torch.clear_autocast_cache()  # of an autocast that the user has entered around the step
@@ -324,6 +333,8 @@ class Rehearsal(MicroBatch):
     away, and lies close together.
     """
 
+    failed = False
+
     def _enter(self) -> None:
         if self._engine.cuda:
             self._threading = torch.autograd.set_multithreading_enabled(False)
@@ -337,9 +348,10 @@ class Rehearsal(MicroBatch):
         engine = self._engine
         engine.gradients.forget()
         engine.restore()
+        self.failed = failure is not None
         if failure is not None and not isinstance(failure, Exception):
             return False
-        if failure is not None:  # if it is not the small size that it minds, the first slice says so again
+        if failure is not None:  # if it is not the size that it minds, the first slice says so again
             _let_go_of(failure)
         self._part = self._weight = self._kept = None
         if self._names is not None:

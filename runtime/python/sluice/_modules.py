@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import operator
+import sys
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,12 +15,15 @@ class Parts:
     """A model's modules, in the order of ``model.modules()``, with their own parameters and buffers.
 
     To walk through a model takes Python as long as the device needs for several layers, to see that nothing has changed a
-    tenth of that.
+    tenth of that: most tables are empty, and need only be asked for their length.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._tables: list = []  # of modules, parameters and buffers; dictionaries, or what TorchScript has instead
+        # Of modules, parameters and buffers; dictionaries, or what TorchScript has instead.
+        self._full: list = []
+        self._empty: list = []
+        self._named: list = []  # those of buffers
         self._entries: list = []
         self._names: list[str] = []  # of buffers
         #: Those that several modules have come several times.
@@ -28,26 +33,39 @@ class Parts:
         self.refresh()
 
     def refresh(self) -> None:
-        """Looks again."""
-        entries = _values(self._tables)
-        names = list(chain.from_iterable(map(_KEYS, self._tables[2::3])))
-        if (self._tables and names == self._names and len(entries) == len(self._entries)
-                and all(map(operator.is_, entries, self._entries))):
+        """Looks again. Where something has changed, the lists are other ones afterwards."""
+        entries = _values(self._full)
+        if (entries and len(entries) == len(self._entries) and all(map(operator.is_, entries, self._entries))
+                and not any(map(len, self._empty)) and _names(self._named) == self._names):
             return
         modules = _modules_of(self._model)
         tables = [table for module in modules for table in (module._modules, module._parameters, module._buffers)]
         self.parameters = [param for module in modules for param in module._parameters.values() if param is not None]
         self.buffers = [(module, name, buffer) for module in modules for name, buffer in module._buffers.items()
                         if buffer is not None]
-        self._tables, self._entries = tables, _values(tables)
-        self._names = list(chain.from_iterable(map(_KEYS, tables[2::3])))
+        self._full = [table for table in tables if len(table) > 0]
+        self._empty = [table for table in tables if len(table) == 0]
+        self._named = [module._buffers for module in modules if len(module._buffers) > 0]
+        self._entries, self._names = _values(self._full), _names(self._named)
 
 
-_VALUES, _KEYS = operator.methodcaller("values"), operator.methodcaller("keys")
+def is_compiled(what: Any) -> bool:
+    """Whether ``what``, or a module in it, is run by torch.compile."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is None:
+        return False
+    if not isinstance(what, nn.Module):
+        return hasattr(what, "_torchdynamo_orig_callable")
+    return any(isinstance(module, dynamo.OptimizedModule) or getattr(module, "_compiled_call_impl", None) is not None
+               for module in what.modules())
 
 
 def _values(tables: list) -> list:
-    return list(chain.from_iterable(map(_VALUES, tables)))
+    return [value for table in tables for value in table.values()]
+
+
+def _names(tables: list) -> list[str]:
+    return list(chain.from_iterable(map(operator.methodcaller("keys"), tables)))
 
 
 def _modules_of(model: nn.Module) -> list[nn.Module]:

@@ -10,13 +10,14 @@ from pathlib import Path
 
 SOUND, REVOKED, STARVED = 0, 1, 2
 HOST, CUDA = 1, 2
-DEFERRED = 2  # commit_begin: commit_settle will tell
+TAKEN_AWAY, BEGUN, DEFERRED = 0, 1, 2  # commit_begin; deferred: commit_settle will tell
 OPEN = -1  # commit_settle: not yet
 
 _SIGNATURES = {
     "sluice_last_error": (ctypes.c_char_p, []),
     "sluice_join_host": (ctypes.c_int, []),
     "sluice_backend": (ctypes.c_int, []),
+    "sluice_serving": (ctypes.c_int, []),
     "sluice_begin": (ctypes.c_int, [ctypes.c_uint32, ctypes.c_uint32]),
     "sluice_generation": (ctypes.c_uint64, []),
     "sluice_arena_state": (ctypes.c_int, []),

@@ -17,7 +17,7 @@ class Update:
     Where launches are left to the gate's submitter, a micro-batch has run in Python long before the device gets to its
     commit, and whether it counts is open until then. If the thread waited for that, the device would run empty; so the
     optimizer's launches are left as well, and dropped together with the commit if its memory has gone. What the optimizer
-    has changed on the host, ``take_back`` puts back.
+    has changed on the host, ``take_back`` puts back. While nobody asks for memory, the update may be part of the commit.
 
     Args:
         optimizer: Whose step is part of it.
@@ -34,8 +34,8 @@ class Update:
     def has_run(self) -> bool:
         return self.loss is not None
 
-    def run(self) -> None:
-        self._before = HostState(self._optimizer)
+    def run(self, may_be_dropped: bool = True) -> None:
+        self._before = HostState(self._optimizer) if may_be_dropped else None
         self.loss = self._body()
 
     def take_back(self) -> None:

@@ -199,8 +199,8 @@ class Step:
         def forward_backward(micro: MicroBatch) -> None:
             micro.backward(*_losses.loss_and_weight(loss_fn(*micro.slices)))
 
-        self._engine.run(forward_backward, batch, losses=losses, scaler=self._scaler, update=update,
-                         lazily=True)
+        self._engine.run(forward_backward, batch, losses=losses, scaler=self._scaler, update=update, lazily=True,
+                         loss_fn=loss_fn)
 
     def _show_gradients(self, losses: Losses) -> torch.Tensor:
         """Gives the parameters the gradients of the batch. Returns its loss."""
@@ -226,6 +226,7 @@ class Step:
             self._scaler.update()
         else:
             self.optimizer.step()
+        self._engine.gradients.clear()
         return loss
 
     def _finish(self, batch: tuple, loss: torch.Tensor) -> torch.Tensor:
@@ -247,6 +248,7 @@ class Step:
             return loss
 
         self.optimizer.step(closure)
+        self._engine.gradients.clear()
         if not first:
             raise ValueError(f"{type(self.optimizer).__name__} has not called its closure; leave closure=True out")
         self._loss = first[0]

@@ -81,3 +81,37 @@ def test_a_buffer_that_changes_its_shape_is_followed():
     model.seen.zero_()
     buffers.restore()
     assert torch.equal(model.seen, torch.ones(5))
+
+
+def test_a_buffer_that_is_given_other_contents_is_followed():
+    model = torch.nn.Module()
+    model.register_buffer("seen", torch.zeros(2))
+    buffers = Buffers(Parts(model))
+    buffers.save()
+    model.seen.data = torch.ones(5, dtype=torch.float64)
+    buffers.save()
+    model.seen.zero_()
+    buffers.restore()
+    assert torch.equal(model.seen, torch.ones(5, dtype=torch.float64))
+
+
+def test_a_buffer_that_has_no_address_is_put_back():
+    model = torch.nn.Module()
+    model.register_buffer("edges", torch.eye(3).to_sparse())
+    buffers = Buffers(Parts(model))
+    for _ in range(2):
+        buffers.save()
+        model.edges.mul_(2)
+        buffers.restore()
+        assert torch.equal(model.edges.to_dense(), torch.eye(3))
+
+
+def test_a_module_that_comes_later_is_followed():
+    model = torch.nn.Sequential(torch.nn.ReLU())
+    buffers = Buffers(Parts(model))
+    buffers.save()
+    model[0].late = torch.nn.BatchNorm1d(3)
+    buffers.save()
+    model[0].late(torch.randn(4, 3))
+    buffers.restore()
+    assert torch.equal(model[0].late.running_mean, torch.zeros(3)) and model[0].late.num_batches_tracked == 0

@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import sluice  # noqa: E402
-from sluice import _update  # noqa: E402
+from sluice import _gradients, _update  # noqa: E402
 
 STEPS = 3
 OPERATORS = (0, 1, 5, 13, 27, 41, AT_COMMIT)
@@ -415,6 +415,40 @@ def test_sharing_alone_changes_nothing(way, undisturbed):
     same(way().train(ScriptedRuntime()), undisturbed(way))
 
 
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("operator", [None, 5])
+def test_gradients_that_are_used_where_they_lie_leave_no_trace(way, operator, monkeypatch):
+    used = []
+    take = _gradients.Gradients.take
+    monkeypatch.setattr(_gradients.Gradients, "take",
+                        lambda of, in_place=False: (used.append(in_place), take(of, in_place)))
+    whole = type("Whole", (way,), {"micro_batch": None, "samples": (12, 12, 7, 12)})
+    runtime = ScriptedRuntime(operator, serving=False)
+    disturbed = whole().train(runtime)
+    copies = issubclass(way, (ByHand, Closure, Scaled))  # what cannot be known to run once, and at once
+    assert used == [False] * len(used) if copies else used == [False, False, True, True]
+    assert set(runtime.left_behind) == {0}
+    assert all(param.grad is None for param in disturbed["model"].parameters())
+    same(disturbed, whole().train(None))
+
+
+def test_an_optimizer_that_fails_on_gradients_where_they_lie_leaves_none():
+    model = network()
+    optimizer = sgd(model)
+    runtime = ScriptedRuntime(serving=False)
+    with sharing(runtime):
+        step = sluice.Step(model, optimizer)
+    for _ in range(3):
+        step(lambda x, y: F.cross_entropy(model(x), y), *batch(8))
+    optimizer.param_groups[0]["lr"] = "fast"
+    with pytest.raises((TypeError, RuntimeError)):
+        step(lambda x, y: F.cross_entropy(model(x), y), *batch(8))
+    assert all(param.grad is None for param in model.parameters())
+    optimizer.param_groups[0]["lr"] = 0.1
+    step(lambda x, y: F.cross_entropy(model(x), y), *batch(8))
+    assert runtime.left_behind[-1] == 0 and step.stats()["steps"] == 4
+
+
 class Compiled(Training):
     backend = "aot_eager"
 
@@ -428,6 +462,47 @@ def test_a_compiled_model_is_run_again(backend):
     disturbed = way().train(ScriptedRuntime(AT_COMMIT, watch=False))
     assert disturbed["stats"]["discards"] > 0
     same(disturbed, way().train(None))
+
+
+class Around(nn.Module):
+    """A module of one's own: torch's are not compiled in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("what", ["module", "in place", "inside", "loss"])
+def test_a_compiled_model_is_compiled_for_the_sizes_of_its_slices_alone(what):
+    sizes = []
+
+    def backend(graph, inputs):
+        shapes = [tuple(each.shape) for each in inputs if isinstance(each, torch.Tensor)]
+        sizes.extend(shape[0] for shape in shapes if shape[1:] == (6,) and shape[0] != 8)  # not the weight
+        return graph.forward
+
+    torch._dynamo.reset()
+    model = Around()
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(model(x), y)
+
+    if what == "module":
+        model = torch.compile(model, backend=backend)
+    elif what == "in place":
+        model.compile(backend=backend)
+    elif what == "inside":
+        model.inner = torch.compile(model.inner, backend=backend)
+    else:
+        loss = torch.compile(loss, backend=backend)
+    with sharing(ScriptedRuntime(watch=False)):
+        step = sluice.Step(model, sgd(model))
+    for _ in range(2):
+        step(loss, *batch(12))
+    assert sizes == [12]
 
 
 # --- against arithmetic that is written down here -----------------------------------------------------------------------

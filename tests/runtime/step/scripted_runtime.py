@@ -65,14 +65,16 @@ class ScriptedRuntime:
         watch: Whether to look at operators at all; without, memory is lost at commits alone.
         defer: Whether a commit whose memory is lost there is only told so when it is settled, and nothing that was launched
             in between is done.
+        serving: Whether there is a server.
     """
 
     path = "scripted"
 
     def __init__(self, operator: int | None = None, silently: bool = False, watch: bool = True,
-                 defer: bool = False) -> None:
+                 defer: bool = False, serving: bool = True) -> None:
         self._operator = operator
         self._defer = defer
+        self._serving = serving
         self._dropping: _Dropping | None = None
         self._silently = silently
         self._mode = _Boundary(self) if watch else None
@@ -128,6 +130,9 @@ class ScriptedRuntime:
 
     def arena_state(self) -> int:
         return self._state
+
+    def serving(self) -> int:
+        return int(self._serving)
 
     def commit_begin(self, may_defer: bool) -> int:
         sound = self._state == _runtime.SOUND
