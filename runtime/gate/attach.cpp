@@ -10,6 +10,7 @@
 #include "runtime/gate/driver_calls.hpp"
 #include "runtime/gate/dynamic_loading.hpp"
 #include "runtime/gate/gate.hpp"
+#include "runtime/gate/self_test.hpp"
 
 extern "C" sluice_gate_api const* sluice_gate_table();
 
@@ -23,6 +24,13 @@ thread_local constinit bool attaching_here [[gnu::tls_model("initial-exec")]] = 
 using attach_function = decltype(&sluice_runtime_attach);
 
 sluice_runtime_api const* ask_runtime(int device) {
+  if (auto const past = way_past_the_gate()) {
+    std::fprintf(stderr,
+                 "sluice: launches would go past the gate: %s. This process runs without sharing. "
+                 "Take out of LD_PRELOAD what comes before the gate.\n",
+                 past->c_str());
+    return nullptr;
+  }
   char const* path = std::getenv("SLUICE_RUNTIME_LIBRARY");
   if (path == nullptr || *path == '\0') {
     std::fprintf(stderr,

@@ -52,7 +52,7 @@ int sluice_names_driver(char const* name) {
   }
   char const* slash = std::strrchr(name, '/');
   std::string_view const base = slash != nullptr ? slash + 1 : name;
-  return static_cast<int>(base == "libcuda.so.1" || base == "libcuda.so");
+  return static_cast<int>(base == "libcuda.so" || base.starts_with("libcuda.so."));
 }
 
 void* sluice_open_itself(char const* name, int flags) {

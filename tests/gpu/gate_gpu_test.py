@@ -98,3 +98,15 @@ def test_refused_launches_raise_and_the_next_step_is_right(build, more):
     result = run(build, "abort", *more)
     assert result["raised"] == 10
     assert result["finite"]
+
+
+def test_a_job_that_has_lost_the_gate_says_so_and_trains(sluice, runtime_folder, checkout):
+    program = ("import torch, sluice; model = torch.nn.Linear(4, 4).cuda(); "
+               "step = sluice.Step(model, torch.optim.SGD(model.parameters(), lr=0.1)); "
+               "print(step.shared, step(lambda x: model(x).sum(), torch.ones(2, 4, device='cuda')).isfinite().item())")
+    done = subprocess.run(
+        [sluice, "run", "--backend", "cuda", "--memory", "1GiB", "--", "env", "-u", "LD_PRELOAD", sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(checkout / "runtime" / "python")}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout == "False True\n"
+    assert "the gate is not in this process" in done.stderr

@@ -124,7 +124,9 @@ def attach(uses_cuda: bool) -> Runtime | None:
         torch.cuda.init()
         torch.empty(1, device="cuda")  # the gate joins at the first allocation
         if runtime.backend() != CUDA:
-            return None  # the gate has said why
+            if not hasattr(ctypes.CDLL(None), "sluice_gate_table"):
+                _warn("the gate is not in this process: something between `sluice run` and it has cleared LD_PRELOAD")
+            return None  # else the gate has said why
     else:
         if runtime.join_host() != 0:
             _warn(runtime.error())

@@ -63,6 +63,7 @@ int main(int argc, char** argv) {
   } else if (what == "open") {
     report_open("libcuda.so.1");
     report_open("libcuda.so");
+    report_open("libcuda.so.580.1");
     report_open(argv[2]);
     void* handle = dlmopen(LM_ID_BASE, "libcuda.so.1", RTLD_NOW);
     std::printf("dlmopen: %s\n",

@@ -16,11 +16,12 @@ namespace {
 using ::testing::HasSubstr;
 
 /// What the probe printed, on both streams, and its exit status at the end.
-std::string run(std::string const& environment, std::string const& arguments) {
+std::string run(std::string const& environment, std::string const& arguments,
+                std::string const& preloaded = gate_path()) {
   // The sanitizers' run-time libraries have to come first, which a preloaded library prevents; it
   // does no harm here.
   std::string const command = "ASAN_OPTIONS=verify_asan_link_order=0:detect_leaks=0 " +
-                              environment + " LD_PRELOAD=" + gate_path() + " " +
+                              environment + " LD_PRELOAD=" + preloaded + " " +
                               built("bin/sluice_preload_probe") + " " + arguments +
                               " 2>&1; echo status $?";
   std::unique_ptr<FILE, int (*)(FILE*)> const pipe{::popen(command.c_str(), "r"), &::pclose};
@@ -47,6 +48,7 @@ TEST(preloaded, it_answers_every_request_for_libcuda_and_no_other) {
   std::string const output = run(over_fake, "open " + fake_driver_path() + " " + plugin_path);
   EXPECT_THAT(output, HasSubstr("dlopen libcuda.so.1: gate\n"));
   EXPECT_THAT(output, HasSubstr("dlopen libcuda.so: gate\n"));
+  EXPECT_THAT(output, HasSubstr("dlopen libcuda.so.580.1: gate\n"));
   EXPECT_THAT(output, HasSubstr("dlopen path: gate\n"));
   EXPECT_THAT(output, HasSubstr("dlmopen: gate\n"));
   EXPECT_THAT(output, HasSubstr("itself opens\n"));
@@ -108,6 +110,18 @@ TEST(preloaded, a_runtime_that_cannot_be_opened_is_named_once_and_the_job_runs) 
       output,
       HasSubstr("sluice: cannot open the runtime library; this process runs without sharing: "
                 "/nonexistent/lib.so"));
+  EXPECT_EQ(output.find("sluice:"), output.rfind("sluice:"));
+  EXPECT_THAT(output, HasSubstr("info 0 1024 MiB\ninfo 0 1024 MiB\nstatus 0\n"));
+}
+
+TEST(preloaded, a_library_that_launches_past_the_gate_is_named_and_nothing_is_shared) {
+  std::string const rival = built("lib/libsluice_preload_rival.so");
+  std::string const output =
+      run(over_fake + " SLUICE_RUN=1 SLUICE_RUNTIME_LIBRARY=" + test_runtime_path(), "attach",
+          rival + ":" + gate_path());
+  EXPECT_THAT(output, HasSubstr("sluice: launches would go past the gate: cuLaunchKernel, as "
+                                "libraries are linked to it, is that of " +
+                                rival));
   EXPECT_EQ(output.find("sluice:"), output.rfind("sluice:"));
   EXPECT_THAT(output, HasSubstr("info 0 1024 MiB\ninfo 0 1024 MiB\nstatus 0\n"));
 }
