@@ -8,7 +8,8 @@ second is told how far launches may run ahead of the device before each window: 
 server; `direct-B` makes the launching thread wait for room, `deferred-B` leaves its calls to the submitter, each with at
 most B µs of predicted work outstanding. For each of these ways windows without pauses show the cost, further windows with
 pauses every 5 to 15 ms what a pause takes. Excess is what a pause takes beyond the end of the unit (kernel, copy, graph)
-that was executing. The job that is one CUDA graph does not use the step API. Needs a GPU.
+that was executing; `lost_us` what a pause costs training's time, that ends as soon as the device is idle: until it is busy
+again. The job that is one CUDA graph does not use the step API. Needs a GPU.
 """
 
 import argparse
@@ -91,6 +92,8 @@ def work(workload: Workload, library: Path | None) -> None:
         answer = {}
         if library:
             pauser.sluice_bench_bound(*wanted["bound"])
+            if owner is not None:  # the step looks for a server, which this benchmark stands for
+                owner._engine.runtime.serving = lambda bound=wanted["bound"][1]: int(bound > 0)
         torch.cuda.synchronize()
         if wanted.get("seed"):
             pauser.sluice_bench_start_pausing(wanted["seed"], *GAP_US)
@@ -129,15 +132,18 @@ def cell(workload: Workload, chosen: str, jobs: dict[str, Job], options: argpars
     wanted = options.pauses if chosen == DEFAULT_WAY else min(options.pauses, options.pauses_elsewhere)
     took: list[float] = []
     excess: list[float] = []
+    lost: list[float] = []
+    undisturbed = statistics.median(ms["sluice"]) / 1e3 * steps
     while len(took) < wanted:
         answer = jobs["sluice"].make(steps, chosen, seed=len(took) + 1)
         if not answer["took_us"]:
             raise Failed(f"{workload.name}, {chosen}: no pause in {answer['seconds']:.1f} s")
         took += answer["took_us"]
         excess += answer["excess_us"]
+        lost.append((answer["seconds"] - undisturbed) * 1e6 / len(answer["took_us"]))
     ratios = [other / plain for plain, other in zip(ms["plain"], ms["sluice"])]
     deferred, bound = bound_of(chosen)
-    metrics = {"pause_us": distribution(took), "excess_us": distribution(excess),
+    metrics = {"pause_us": distribution(took), "excess_us": distribution(excess), "lost_us": single(statistics.median(lost)),
                "step_ratio": single(statistics.median(ratios), "plain torch, same run", interval(ratios)),
                **{f"{name}_step_ms": distribution(samples) for name, samples in ms.items()}}
     params = {**workload.params, "submission": "deferred" if deferred else "direct", "run_ahead_us": bound}
