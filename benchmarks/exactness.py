@@ -35,7 +35,7 @@ class Job:
     demand_bytes: int
     most_delay_ms: int
     pool: tuple[str, ...] = ()  # options of `sluice run`
-    script: Path = BENCHMARKS / "exact_job.py"  # or another that takes --until, --steps and --out, and writes the same
+    script: Path = BENCHMARKS / "exact_job.py"  # or another program that takes --until, --steps and --out, and writes the same
 
 
 HOST = Job("host", ("--device", "cpu", "--hooked"), 28 << 20, 150, ("--memory", "192MiB"))
@@ -80,7 +80,8 @@ def compare(job: Job, demands: int, seed: int, binaries: Path, more: tuple[str, 
     """Trains disturbed by so many demands, then undisturbed. `more` goes to both jobs."""
     with tempfile.TemporaryDirectory(prefix="sluice-exact-") as name:
         folder = Path(name)
-        command = [sys.executable, job.script, *job.arguments, *more]
+        interpreter = [sys.executable] if job.script.suffix == ".py" else []
+        command = [*interpreter, job.script, *job.arguments, *more]
         with job_in_pool(binaries / "sluice", job.backend, folder, [*job.pool, "--require-pool"],
                          [*command, "--until", folder / "enough", "--out", folder / "disturbed.json"],
                          environment()) as training:

@@ -28,7 +28,8 @@ endif()
 
 # What was found beside another Python's torch must be looked for again.
 if(NOT "${SLUICE_TORCH_DIR}" STREQUAL "${SLUICE_TORCH_DIR_SEARCHED}")
-  foreach(found IN ITEMS TORCH_C10 TORCH_CPU TORCH_ALL TORCH_INCLUDE_DIR CUDA_DRIVER_INCLUDE_DIR)
+  foreach(found IN ITEMS TORCH_C10 TORCH_CPU TORCH_ALL TORCH_INCLUDE_DIR TORCH_CUDA TORCH_C10_CUDA
+                TORCH_CUDA_INCLUDE_DIR CUDA_DRIVER_INCLUDE_DIR)
     unset(${found} CACHE)
   endforeach()
 endif()

@@ -4,11 +4,16 @@
 # Defines the targets
 #   TorchLibs::cpu    headers, c10 and torch_cpu: enough for the host step library
 #   TorchLibs::torch  the same with libtorch: what the server links. libtorch_cuda is opened at run time where it exists.
+#   TorchLibs::cuda   the same as cpu with libtorch_cuda and CUDA's headers, if this torch has them
 
 set(sluice_torch_lib "${SLUICE_TORCH_DIR}/lib")
 find_library(TORCH_C10 c10 HINTS "${sluice_torch_lib}" NO_DEFAULT_PATH)
 find_library(TORCH_CPU torch_cpu HINTS "${sluice_torch_lib}" NO_DEFAULT_PATH)
 find_library(TORCH_ALL torch HINTS "${sluice_torch_lib}" NO_DEFAULT_PATH)
+find_library(TORCH_CUDA torch_cuda HINTS "${sluice_torch_lib}" NO_DEFAULT_PATH)
+find_library(TORCH_C10_CUDA c10_cuda HINTS "${sluice_torch_lib}" NO_DEFAULT_PATH)
+file(GLOB sluice_cuda_headers "${SLUICE_TORCH_DIR}/../nvidia/cu*/include")
+find_path(TORCH_CUDA_INCLUDE_DIR cusolverDn.h HINTS ${sluice_cuda_headers} NO_DEFAULT_PATH)
 find_path(TORCH_INCLUDE_DIR torch/script.h HINTS "${SLUICE_TORCH_DIR}/include" NO_DEFAULT_PATH)
 
 include(FindPackageHandleStandardArgs)
@@ -27,4 +32,9 @@ if(TorchLibs_FOUND AND NOT TARGET TorchLibs::cpu)
   target_link_options(TorchLibs::cpu INTERFACE "-Wl,-rpath,${sluice_torch_lib}")
   add_library(TorchLibs::torch INTERFACE IMPORTED)
   target_link_libraries(TorchLibs::torch INTERFACE TorchLibs::cpu "${TORCH_ALL}")
+  if(TORCH_CUDA AND TORCH_C10_CUDA AND TORCH_CUDA_INCLUDE_DIR)
+    add_library(TorchLibs::cuda INTERFACE IMPORTED)
+    target_include_directories(TorchLibs::cuda SYSTEM INTERFACE "${TORCH_CUDA_INCLUDE_DIR}")
+    target_link_libraries(TorchLibs::cuda INTERFACE TorchLibs::cpu "${TORCH_CUDA}" "${TORCH_C10_CUDA}")
+  endif()
 endif()

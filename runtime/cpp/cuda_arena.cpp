@@ -1,0 +1,153 @@
+/// The step arena on CUDA: torch's own caching allocator, over segments from the runtime. A library of its own
+/// (libsluice_torch_cuda.so), which the step opens where the model lies on a GPU.
+#include <ATen/autocast_mode.h>
+#include <ATen/cuda/CUDAContextLight.h>
+#include <ATen/cuda/MemPool.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <torch/csrc/cuda/CUDAPluggableAllocator.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <thread>
+
+#include "runtime/cpp/detail/arena.hpp"
+#include "runtime/step/c_api.h"
+
+namespace sluice::detail {
+namespace {
+
+namespace caching = c10::cuda::CUDACachingAllocator;
+
+std::shared_ptr<caching::CUDAAllocator> segment_provider() {
+  return torch::cuda::CUDAPluggableAllocator::createCustomAllocator(
+      [](std::size_t bytes, int device, cudaStream_t stream) {
+        return sluice_arena_alloc(static_cast<ssize_t>(bytes), device, stream);
+      },
+      [](void* address, std::size_t bytes, int device, cudaStream_t stream) {
+        sluice_arena_free(address, static_cast<ssize_t>(bytes), device, stream);
+      });
+}
+
+/// The pool is entered for the thread that runs the step alone: what other threads allocate meanwhile is never taken away.
+/// It is entered only while a micro-batch runs: an entered pool keeps the out-of-memory path from emptying the cache, and
+/// blocks of side streams from being reused.
+class cuda_arena final : public arena {
+ public:
+  cuda_arena() : device_{c10::cuda::current_device()}, allocator_{segment_provider()} {}
+
+  void enter(std::int64_t samples) override {
+    // Segments of another size of micro-batch would lie beside those that this one needs: torch cannot free them while
+    // the pool is entered.
+    if (samples != samples_ || generation_ != sluice_generation()) {
+      let_go();
+    }
+    samples_ = samples;
+    if (!pool_) {
+      pool_.emplace(allocator_);
+      generation_ = sluice_generation();
+    }
+    caching::beginAllocateToPool(device_, pool_->id(),
+                                 [here = std::this_thread::get_id()](cudaStream_t) {
+                                   return std::this_thread::get_id() == here;
+                                 });
+    entered_ = true;
+  }
+
+  void leave() noexcept override {
+    if (entered_) {
+      // Every end is paired with a release, else a dropped pool goes on counting in reserved bytes.
+      caching::endAllocateToPool(device_, pool_->id());
+      caching::releasePool(device_, pool_->id());
+      entered_ = false;
+    }
+  }
+
+  bool outlived() override {
+    if (!lives()) {
+      return false;
+    }
+    at::autocast::clear_cache();  // of an autocast that the user has entered around the step
+    if (!lives()) {
+      return false;
+    }
+    if (!kept_) {
+      kept_ = true;
+      static_cast<void>(std::fputs(
+          "sluice: tensors or library workspaces made in a micro-batch live on after it. They stay "
+          "as they are, in memory that is not handed over any more; better copy what you need: "
+          ".item(), or .cpu()\n",
+          stderr));
+    }
+    return true;
+  }
+
+  void let_go() override {
+    if (pool_) {
+      synchronize();  // nothing may read its segments any more
+      pool_.reset();
+      if (kept_) {
+        empty_cache();  // what lived on in an earlier pool may have gone; only this frees its segments
+      }
+    }
+  }
+
+  void synchronize() override { c10::cuda::device_synchronize(); }
+  void empty_cache() override { caching::emptyCache(); }
+  void clear_workspaces() override { at::cuda::clearCublasWorkspaces(); }
+
+ private:
+  [[nodiscard]] bool lives() {
+    return pool_ && !caching::checkPoolLiveAllocations(device_, pool_->id(), {});
+  }
+
+  c10::DeviceIndex device_;
+  std::shared_ptr<caching::CUDAAllocator> allocator_;
+  std::optional<at::cuda::MemPool> pool_;
+  std::int64_t samples_ = 0;
+  std::uint64_t generation_ = 0;
+  bool entered_ = false;
+  bool kept_ = false;  ///< whether an arena was kept for something that outlived its micro-batch
+};
+
+/// Whether a setting of torch's allocator, a list with commas, has expandable segments.
+bool expands(char const* name) {
+  char const* const text = std::getenv(name);
+  std::istringstream settings{text == nullptr ? "" : text};
+  for (std::string setting; std::getline(settings, setting, ',');) {
+    std::erase(setting, ' ');
+    if (setting == "expandable_segments:True") {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+}  // namespace sluice::detail
+
+/// A setting of torch's CUDA allocator with which memory is not the pool's, valid until the next call; or null. What stands
+/// in the environment of `sluice run` is refused there.
+extern "C" SLUICE_EXPORT char const* sluice_torch_cuda_memory_outside(void) {
+  static std::string setting;
+  if (auto const name = c10::cuda::CUDACachingAllocator::get()->name(); name != "native") {
+    setting = "torch's allocator is " + name;
+    return setting.c_str();
+  }
+  for (char const* const name : {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}) {
+    if (sluice::detail::expands(name)) {
+      setting = std::string{name} + " has expandable_segments:True";
+      return setting.c_str();
+    }
+  }
+  return nullptr;
+}
+
+/// The caller's.
+extern "C" SLUICE_EXPORT sluice::detail::arena* sluice_torch_cuda_arena(void) {
+  return std::make_unique<sluice::detail::cuda_arena>().release();
+}

@@ -1,0 +1,30 @@
+/// Random state that a micro-batch changes: kept before it, put back if it is discarded.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+
+#include <utility>
+#include <vector>
+
+namespace sluice::detail {
+
+/// torch's default generators (CPU, and the current CUDA device), and those given. States are restored bit by bit.
+class random_state {
+ public:
+  /// `uses_cuda`: whether the current CUDA device's default generator is used.
+  random_state(std::vector<at::Generator> given, bool uses_cuda)
+      : given_{std::move(given)}, uses_cuda_{uses_cuda} {}
+
+  /// Remembers every state.
+  void save();
+  /// Puts back what was remembered.
+  void restore();
+
+ private:
+  std::vector<at::Generator> given_;
+  bool uses_cuda_;
+  std::vector<std::pair<at::Generator, at::Tensor>> saved_;
+};
+
+}  // namespace sluice::detail

@@ -1,0 +1,63 @@
+"""The step for C++ under `sluice run`, while a server takes its memory: bit-equal to plain libtorch (host backend).
+
+The seed of the demands is printed; SLUICE_TEST_SEED repeats it.
+"""
+
+import json
+import os
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from launching import call, run
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import exactness  # noqa: E402
+
+DEMANDS = 24
+
+
+@pytest.fixture
+def job(build):
+    return build / "bin" / "torch_step_job"
+
+
+@pytest.mark.parametrize("way", ["adamw", "lbfgs"])
+def test_disturbed_training_is_bit_equal_to_undisturbed(sluice, job, way):
+    seed = int(os.environ.get("SLUICE_TEST_SEED") or random.randrange(1 << 31))
+    print(f"seed {seed}")
+    outcome = exactness.compare(replace(exactness.HOST, arguments=("--way", way), script=job), DEMANDS, seed, sluice.parent)
+    print(outcome.disturbed["stats"])
+    assert outcome.disturbed["shared"] and not outcome.undisturbed["shared"]
+    assert outcome.disturbed["stats"]["discards"] >= DEMANDS // 4
+    assert outcome.disturbed["stats"]["discarded_seconds"] > 0
+    assert outcome.same, str(outcome)
+
+
+def test_a_program_that_cannot_share_says_so_once_and_trains_all_the_same(job, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLUICE_RUN", "1")
+    monkeypatch.setenv("SLUICE_RUNTIME_LIBRARY", str(tmp_path / "libsluice_runtime.so"))
+    done = call(job, "--steps", "2", "--out", tmp_path / "out.json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("sluice: this process trains without sharing: cannot open") == 1
+    said = json.loads((tmp_path / "out.json").read_text())
+    assert said["stats"]["steps"] == 2 and not said["shared"]
+
+
+def test_a_slice_that_can_never_fit_is_told_with_who_holds_the_memory(sluice, job, tmp_path):
+    done = run(sluice, [job, "--batch", "512", "--micro-batch", "512", "--steps", "1", "--out", tmp_path / "out.json"])
+    assert done.returncode == 1
+    assert "a micro-batch of 512 samples needs more than the" in done.stderr
+    assert "of the pool's 16 MiB this job holds " in done.stderr
+
+
+def test_slices_become_smaller_where_they_do_not_fit(sluice, job, tmp_path):
+    done = run(sluice, [job, "--batch", "512", "--micro-batch", "512", "--adapt", "--steps", "2",
+                        "--out", tmp_path / "out.json"])
+    assert done.returncode == 0, done.stderr
+    said = json.loads((tmp_path / "out.json").read_text())
+    assert said["shared"] and said["stats"]["discards"] > 0
+    assert said["stats"]["samples"] == 1024 and said["stats"]["micro_batch"] < 512
