@@ -6,12 +6,13 @@ The seed of the demands is printed; SLUICE_TEST_SEED repeats it.
 import json
 import os
 import random
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from launching import call, run
+from launching import call
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
@@ -47,17 +48,36 @@ def test_a_program_that_cannot_share_says_so_once_and_trains_all_the_same(job, t
     assert said["stats"]["steps"] == 2 and not said["shared"]
 
 
+def in_pool_of(memory, sluice, job, out, *arguments):
+    """A step or two over slices of 512 samples."""
+    return call(sluice, "run", "--backend", "host", "--memory", memory, "--require-pool", "--", job, "--batch", "512",
+                "--micro-batch", "512", "--out", out, *arguments)
+
+
 def test_a_slice_that_can_never_fit_is_told_with_who_holds_the_memory(sluice, job, tmp_path):
-    done = run(sluice, [job, "--batch", "512", "--micro-batch", "512", "--steps", "1", "--out", tmp_path / "out.json"])
+    done = in_pool_of("16MiB", sluice, job, tmp_path / "out.json", "--steps", "1")
     assert done.returncode == 1
     assert "a micro-batch of 512 samples needs more than the" in done.stderr
     assert "of the pool's 16 MiB this job holds " in done.stderr
 
 
 def test_slices_become_smaller_where_they_do_not_fit(sluice, job, tmp_path):
-    done = run(sluice, [job, "--batch", "512", "--micro-batch", "512", "--adapt", "--steps", "2",
-                        "--out", tmp_path / "out.json"])
+    done = in_pool_of("64MiB", sluice, job, tmp_path / "out.json", "--steps", "2", "--adapt")
     assert done.returncode == 0, done.stderr
     said = json.loads((tmp_path / "out.json").read_text())
     assert said["shared"] and said["stats"]["discards"] > 0
     assert said["stats"]["samples"] == 1024 and said["stats"]["micro_batch"] < 512
+
+
+@pytest.mark.skipif(not all(map(shutil.which, ("cmake", "c++"))), reason="needs a compiler")
+def test_a_copy_of_the_example_is_built_by_itself_and_learns_in_the_pool(sluice, build, checkout, tmp_path):
+    copy = shutil.copytree(checkout / "examples" / "train_cpp", tmp_path / "train_cpp")
+    for words in (("-S", copy, "-B", tmp_path / "built", f"-DSLUICE_DIR={checkout}", f"-DSLUICE_BUILD={build}"),
+                  ("--build", tmp_path / "built")):
+        made = call("cmake", *words, timeout=110)
+        assert made.returncode == 0, made.stdout + made.stderr
+    done = call(sluice, "run", "--backend", "host", "--memory", "64MiB", "--require-pool", "--",
+                tmp_path / "built" / "train_cpp")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("in the pool: ")
+    assert float(done.stdout.splitlines()[1].split()[0]) > 90

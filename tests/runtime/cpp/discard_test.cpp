@@ -1,6 +1,7 @@
 /// However a micro-batch loses its memory, it runs again, and nothing of the lost try is left.
 #include <gmock/gmock.h>
 
+#include <optional>
 #include <ostream>
 #include <stdexcept>
 #include <string>
@@ -40,11 +41,14 @@ std::vector<torch::Tensor> trained(int disturbed, mishap const& happens,
   step step{model, optimizer, {.micro_batch = micro_batch, .generators = {own}}};
   std::vector<torch::Tensor> losses;
   int tries = 0;
+  std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> lost;
   auto loss_of = [&](step::tensors const& slices) {
+    EXPECT_TRUE(!lost || lost->expired());
     auto const noise = torch::rand({slices[0].size(0), 1}, own);
-    auto const output = model->forward(slices[0] + noise);
-    auto loss = F::cross_entropy(output, slices[1]);
+    auto const output = torch::log_softmax(model->forward(slices[0] + noise), 1);
+    auto loss = F::nll_loss(output, slices[1]);
     if (tries++ == disturbed) {
+      lost = output.storage().getWeakStorageImpl();  // backward needs it
       happens(loss, output);
     }
     return loss;
@@ -87,8 +91,10 @@ way const ways[] = {
      }},
     {"backward_throws",
      [](auto& loss, auto const& output) {
-       loss = loss + output.sum() * 0;  // another node is ready when this one throws
-       output.register_hook([](torch::Tensor const& /*gradient*/) {
+       auto const branch = output * 1;
+       loss = loss + branch.sum();
+       // The loss's own node is ready when this one throws.
+       branch.register_hook([](torch::Tensor const& /*gradient*/) -> void {
          revoke();
          throw std::runtime_error{"whatever torch makes of it"};
        });

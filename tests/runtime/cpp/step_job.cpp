@@ -116,9 +116,10 @@ std::string digest_of(nn::Module const& model, torch::optim::Optimizer const& op
     for (auto const& tensor : list) {
       result.add(tensor);
       auto const state = optimizer.state().find(tensor.unsafeGetTensorImpl());
-      auto const* const adam = state == optimizer.state().end()
-                                   ? nullptr
-                                   : dynamic_cast<torch::optim::AdamWParamState const*>(state->second.get());
+      auto const* const adam =
+          state == optimizer.state().end()
+              ? nullptr
+              : dynamic_cast<torch::optim::AdamWParamState const*>(state->second.get());
       if (adam != nullptr) {
         result.add(adam->exp_avg());
         result.add(adam->exp_avg_sq());
@@ -133,12 +134,14 @@ std::string digest_of(nn::Module const& model, torch::optim::Optimizer const& op
   return result.text();
 }
 
-std::unique_ptr<torch::optim::Optimizer> optimizer_of(nn::Module const& model, std::string const& way) {
+std::unique_ptr<torch::optim::Optimizer> optimizer_of(nn::Module const& model,
+                                                      std::string const& way) {
   if (way == "lbfgs") {
     return std::make_unique<torch::optim::LBFGS>(
         model.parameters(), torch::optim::LBFGSOptions{0.1}.max_iter(2).history_size(2));
   }
-  return std::make_unique<torch::optim::AdamW>(model.parameters(), torch::optim::AdamWOptions{1e-3});
+  return std::make_unique<torch::optim::AdamW>(model.parameters(),
+                                               torch::optim::AdamWOptions{1e-3});
 }
 
 json as_json(sluice::step_stats const& stats) {
