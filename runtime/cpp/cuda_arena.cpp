@@ -1,5 +1,5 @@
-/// The step arena on CUDA: torch's own caching allocator, over segments from the runtime. A library of its own
-/// (libsluice_torch_cuda.so), which the step opens where the model lies on a GPU.
+/// The step arena on CUDA: torch's own caching allocator, over segments from the runtime. A library
+/// of its own (libsluice_torch_cuda.so), which the step opens where the model lies on a GPU.
 #include <ATen/autocast_mode.h>
 #include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/cuda/MemPool.h>
@@ -33,16 +33,17 @@ std::shared_ptr<caching::CUDAAllocator> segment_provider() {
       });
 }
 
-/// The pool is entered for the thread that runs the step alone: what other threads allocate meanwhile is never taken away.
-/// It is entered only while a micro-batch runs: an entered pool keeps the out-of-memory path from emptying the cache, and
-/// blocks of side streams from being reused.
+/// The pool is entered for the thread that runs the step alone: what other threads allocate
+/// meanwhile is never taken away. It is entered only while a micro-batch runs: an entered pool
+/// keeps the out-of-memory path from emptying the cache, and blocks of side streams from being
+/// reused.
 class cuda_arena final : public arena {
  public:
   cuda_arena() : device_{c10::cuda::current_device()}, allocator_{segment_provider()} {}
 
   void enter(std::int64_t samples) override {
-    // Segments of another size of micro-batch would lie beside those that this one needs: torch cannot free them while
-    // the pool is entered.
+    // Segments of another size of micro-batch would lie beside those that this one needs: torch
+    // cannot free them while the pool is entered.
     if (samples != samples_ || generation_ != sluice_generation()) {
       let_go();
     }
@@ -91,7 +92,7 @@ class cuda_arena final : public arena {
       synchronize();  // nothing may read its segments any more
       pool_.reset();
       if (kept_) {
-        empty_cache();  // what lived on in an earlier pool may have gone; only this frees its segments
+        empty_cache();  // what lived on earlier may have gone; only this frees its segments
       }
     }
   }
@@ -130,8 +131,8 @@ bool expands(char const* name) {
 }  // namespace
 }  // namespace sluice::detail
 
-/// A setting of torch's CUDA allocator with which memory is not the pool's, valid until the next call; or null. What stands
-/// in the environment of `sluice run` is refused there.
+/// A setting of torch's CUDA allocator with which memory is not the pool's, valid until the next
+/// call; or null. What stands in the environment of `sluice run` is refused there.
 extern "C" SLUICE_EXPORT char const* sluice_torch_cuda_memory_outside(void) {
   static std::string setting;
   if (auto const name = c10::cuda::CUDACachingAllocator::get()->name(); name != "native") {

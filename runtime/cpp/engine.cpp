@@ -12,7 +12,8 @@ namespace {
 /// Of the rehearsal before the first step: two, since batch statistics need more than one.
 constexpr std::int64_t rehearsal_samples = 2;
 
-/// Optimizers make their state in the first step and need their most memory by the second; torch keeps that for them.
+/// Optimizers make their state in the first step and need their most memory by the second; torch
+/// keeps that for them.
 constexpr std::int64_t optimizer_warm_up_steps = 2;
 
 bool has_batch_statistics(torch::nn::Module const& model) {
@@ -28,7 +29,7 @@ bool has_batch_statistics(torch::nn::Module const& model) {
 /// For as long as a micro-batch runs.
 class marked {
  public:
-  explicit marked(bool& flag) : flag_{flag} { flag_ = true; }
+  explicit marked(bool& flag) : flag_{flag} { flag = true; }
   ~marked() { flag_ = false; }
   marked(marked const&) = delete;
   marked& operator=(marked const&) = delete;

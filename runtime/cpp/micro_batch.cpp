@@ -17,8 +17,9 @@ namespace {
 /// How long one wait for a commit lasts.
 constexpr std::uint32_t settle_slice_ms = 50;
 
-/// Autograd's thread of the device serves every backward of the process. In the step's own thread, the arena and the gate
-/// know what belongs to the micro-batch, and leave what other threads train alone.
+/// Autograd's thread of the device serves every backward of the process. In the step's own thread,
+/// the arena and the gate know what belongs to the micro-batch, and leave what other threads train
+/// alone.
 class backward_here {
  public:
   explicit backward_here(bool cuda)
@@ -51,7 +52,8 @@ class visit {
   arena& arena_;
 };
 
-/// A commit that has begun. It ends with the object, also when something in it fails: then the arena is kept.
+/// A commit that has begun. It ends with the object, also when something in it fails: then the
+/// arena is kept.
 class open_commit {
  public:
   open_commit(runtime_library const& runtime, std::int64_t samples)
@@ -71,8 +73,8 @@ class open_commit {
   std::int64_t samples_;
 };
 
-/// Autograd leaves nodes that were ready when another one threw in the thread's queue, with their gradients and saved
-/// tensors, until the thread's next backward.
+/// Autograd leaves nodes that were ready when another one threw in the thread's queue, with their
+/// gradients and saved tensors, until the thread's next backward.
 void empty_backward_queue() {
   at::AutoGradMode const with_grad{true};
   at::ones({}).requires_grad_().backward();
@@ -91,8 +93,8 @@ contribution engine::forward_backward(step::loss_function const& loss_of, slice 
 }
 
 void engine::rehearse(step::loss_function const& loss_of, slice const& few) {
-  // What libraries and modules create once (workspaces, handles, cached masks) is then not born in memory that is taken
-  // away, and lies close together.
+  // What libraries and modules create once (workspaces, handles, cached masks) is then not born in
+  // memory that is taken away, and lies close together.
   random_.save();
   buffers_.save();
   bool failed = false;
@@ -235,8 +237,9 @@ void engine::discard(slice const& of) {
 }
 
 std::uint64_t engine::survivors() {
-  // Blocks that a side stream has used are only freed, and segments of a dropped pool only given back, when torch's cache
-  // is emptied. cuBLAS keeps a workspace for a stream that the micro-batch was the first to use.
+  // Blocks that a side stream has used are only freed, and segments of a dropped pool only given
+  // back, when torch's cache is emptied. cuBLAS keeps a workspace for a stream that the micro-batch
+  // was the first to use.
   for (bool const workspaces : {false, true}) {
     if (runtime_->survivors() == 0) {
       return 0;

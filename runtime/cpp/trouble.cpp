@@ -1,4 +1,5 @@
-/// Failures whose cause may lie in the pool, told with what the pool knows: who holds the memory, or where to ask.
+/// Failures whose cause may lie in the pool, told with what the pool knows: who holds the memory,
+/// or where to ask.
 #include <c10/util/Exception.h>
 #include <unistd.h>
 

@@ -1,14 +1,16 @@
-/// The step arena as torch sees it: what a micro-batch allocates lands in memory that can be taken away as a whole.
+/// The step arena as torch sees it: what a micro-batch allocates lands in memory that can be taken
+/// away as a whole.
 #pragma once
 
 #include <cstdint>
 
 namespace sluice::detail {
 
-/// Entered for the thread that runs the step alone, which runs backward too, and only while a micro-batch runs.
+/// Entered for the thread that runs the step alone, which runs backward too, and only while a
+/// micro-batch runs.
 ///
-/// The arena of CUDA lies in a library of its own (cuda_arena.cpp), since a program without a GPU has no libtorch_cuda.
-/// Not thread-safe.
+/// The arena of CUDA lies in a library of its own (cuda_arena.cpp), since a program without a GPU
+/// has no libtorch_cuda. Not thread-safe.
 class arena {
  public:
   virtual ~arena() = default;
@@ -16,7 +18,8 @@ class arena {
   virtual void enter(std::int64_t samples) = 0;
   /// Nothing happens if it was not entered.
   virtual void leave() noexcept = 0;
-  /// Whether anything made in the committed micro-batch lives on, as far as the runtime does not see it itself.
+  /// Whether anything made in the committed micro-batch lives on, as far as the runtime does not
+  /// see it itself.
   [[nodiscard]] virtual bool outlived() = 0;
   /// Forgets what torch has cached of it, since its memory may have been given away.
   virtual void let_go() = 0;

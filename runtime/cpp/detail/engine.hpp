@@ -1,4 +1,5 @@
-/// Runs global batches in micro-batches, and adds their gradients up; what comes after is the caller's.
+/// Runs global batches in micro-batches, and adds their gradients up; what comes after is the
+/// caller's.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,8 @@
 
 namespace sluice::detail {
 
-/// Number of samples of a batch. Throws std::invalid_argument if it has none, or its tensors disagree.
+/// Number of samples of a batch. Throws std::invalid_argument if it has none, or its tensors
+/// disagree.
 [[nodiscard]] std::int64_t samples_of(step::tensors const& batch);
 
 /// The micro-batches of one model's training. One slice goes
@@ -32,10 +34,11 @@ class engine {
   engine(torch::nn::Module const& model, torch::optim::Optimizer const& optimizer,
          step_options const& options);
 
-  /// Runs every slice of a batch until it is committed, the first time after a rehearsal on two samples, which counts for
-  /// nothing. The sums of the gradients are finished then.
+  /// Runs every slice of a batch until it is committed, the first time after a rehearsal on two
+  /// samples, which counts for nothing. The sums of the gradients are finished then.
   [[nodiscard]] losses run(step::loss_function const& loss_of, step::tensors const& batch);
-  /// Gives the parameters the gradients of the batch, and the optimizer the memory that it may need for the first times.
+  /// Gives the parameters the gradients of the batch, and the optimizer the memory that it may need
+  /// for the first times.
   void show_gradients(losses const& of);
   /// A global batch has been trained.
   void count_step(step::tensors const& batch);

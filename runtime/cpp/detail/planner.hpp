@@ -11,11 +11,12 @@ namespace sluice::detail {
 /// Sizes of micro-batches: equal ones in plain libtorch, what fits in the pool.
 class planner {
  public:
-  /// `runtime`: null for plain libtorch. `adapt`: whether a micro-batch may become smaller when memory is short.
+  /// `runtime`: null for plain libtorch. `adapt`: whether a micro-batch may become smaller when
+  /// memory is short.
   planner(runtime_library const* runtime, bool adapt) : runtime_{runtime}, adapt_{adapt} {}
 
-  /// Samples of the next slice; waits for memory if not even the smallest permitted one fits. Throws out_of_memory_error if
-  /// that can never fit.
+  /// Samples of the next slice; waits for memory if not even the smallest permitted one fits.
+  /// Throws out_of_memory_error if that can never fit.
   [[nodiscard]] std::int64_t next(std::int64_t remaining, std::int64_t largest);
   [[nodiscard]] std::chrono::duration<double> waited() const { return waited_; }
 

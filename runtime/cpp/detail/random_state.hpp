@@ -9,7 +9,8 @@
 
 namespace sluice::detail {
 
-/// torch's default generators (CPU, and the current CUDA device), and those given. States are restored bit by bit.
+/// torch's default generators (CPU, and the current CUDA device), and those given. States are
+/// restored bit by bit.
 class random_state {
  public:
   /// `uses_cuda`: whether the current CUDA device's default generator is used.

@@ -1,5 +1,5 @@
-/// The training runtime (libsluice_runtime.so), opened by the name that `sluice run` gives; see runtime/step/c_api.h for
-/// the contract.
+/// The training runtime (libsluice_runtime.so), opened by the name that `sluice run` gives; see
+/// runtime/step/c_api.h for the contract.
 #pragma once
 
 #include <memory>
@@ -39,8 +39,8 @@ struct runtime_library {
   [[nodiscard]] std::string shortage_text() const { return std::string{"sluice: "} + shortage(); }
 };
 
-/// The runtime if this process shares the pool; null for plain libtorch, after a word on standard error if sharing was
-/// wanted but is not possible. Thread-safe.
+/// The runtime if this process shares the pool; null for plain libtorch, after a word on standard
+/// error if sharing was wanted but is not possible. Thread-safe.
 [[nodiscard]] runtime_library const* attach(bool uses_cuda);
 
 /// The arena of a process that shares.

@@ -1,15 +1,16 @@
-/// The training step for libtorch: one optimizer step over a global batch, in micro-batches that may be taken away and run
-/// again.
+/// The training step for libtorch: one optimizer step over a global batch, in micro-batches that
+/// may be taken away and run again.
 ///
 ///   sluice::step step{model, optimizer, {.micro_batch = 64}};
+///   auto loss_of = [&](auto const& slices) {
+///     return F::cross_entropy(model->forward(slices[0]), slices[1]);
+///   };
 ///   for (auto& [x, y] : loader) {
-///     auto const loss = step(
-///         [&](auto const& slices) { return F::cross_entropy(model->forward(slices[0]), slices[1]); },
-///         {x, y});
+///     auto const loss = step(loss_of, {x, y});
 ///   }
 ///
-/// Under `sluice run` the process shares the pool; anywhere else the same arithmetic runs in plain libtorch. What a step
-/// means, and what it asks of the loss function, stands in docs/step.md.
+/// Under `sluice run` the process shares the pool; anywhere else the same arithmetic runs in plain
+/// libtorch. What a step means, and what it asks of the loss function, stands in docs/step.md.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -35,26 +36,31 @@ class step_error : public std::runtime_error {
   using runtime_error::runtime_error;
 };
 
-/// Not even the smallest permitted micro-batch fits into the pool, and nothing else holds memory that could return.
+/// Not even the smallest permitted micro-batch fits into the pool, and nothing else holds memory
+/// that could return.
 class out_of_memory_error : public step_error {
   using step_error::step_error;
 };
 
-/// Tensors of a discarded micro-batch are still referenced; their memory is gone, so they must not be used.
+/// Tensors of a discarded micro-batch are still referenced; their memory is gone, so they must not
+/// be used.
 ///
-/// The loss function may run more than once. What it keeps beyond its own run must be copied: `.detach().clone()`.
+/// The loss function may run more than once. What it keeps beyond its own run must be copied:
+/// `.detach().clone()`.
 class survivors_error : public step_error {
   using step_error::step_error;
 };
 
-/// What the loss of a slice is: its samples' mean (or a mean over a weight that comes with it), or their sum.
+/// What the loss of a slice is: its samples' mean (or a mean over a weight that comes with it), or
+/// their sum.
 enum class reduction : std::uint8_t { mean, sum };
 
 struct step_options {
   /// Most samples in a slice. None: the whole batch.
   std::optional<std::int64_t> micro_batch = std::nullopt;
-  /// Whether a slice may become smaller when memory is short. None: unless the model has batch statistics, whose result
-  /// depends on the slicing. If not, training waits until a whole slice fits.
+  /// Whether a slice may become smaller when memory is short. None: unless the model has batch
+  /// statistics, whose result depends on the slicing. If not, training waits until a whole slice
+  /// fits.
   std::optional<bool> adapt = std::nullopt;
   sluice::reduction reduction = sluice::reduction::mean;
   /// Those that the loss function uses besides torch's default ones.
@@ -65,10 +71,12 @@ struct step_options {
   std::optional<bool> closure = std::nullopt;
 };
 
-/// What a slice counts in a mean over something else than samples (tokens). A tensor that lies on a GPU is not read.
+/// What a slice counts in a mean over something else than samples (tokens). A tensor that lies on a
+/// GPU is not read.
 using slice_weight = std::variant<double, torch::Tensor>;
 
-/// What a loss function returns: a scalar tensor, or a std::pair of it and its weight, a number or a scalar tensor.
+/// What a loss function returns: a scalar tensor, or a std::pair of it and its weight, a number or
+/// a scalar tensor.
 struct slice_loss {
   // NOLINTBEGIN(google-explicit-constructor): a loss function returns a tensor, or a pair.
   slice_loss(torch::Tensor of) : loss{std::move(of)} {}
@@ -91,8 +99,7 @@ struct step_stats {
   std::int64_t discards = 0;
   std::int64_t micro_batch = 0;  ///< samples of the last one
   double wait_seconds = 0;       ///< for memory
-  double discarded_seconds =
-      0;  ///< that this process's micro-batches had run when they lost theirs
+  double discarded_seconds = 0;  ///< that micro-batches had run when they lost theirs
 };
 
 namespace detail {
@@ -113,11 +120,12 @@ torch::nn::Module& module_of(torch::nn::ModuleHolder<Model> const& model) {
 
 /// Owns the body of a training loop.
 ///
-/// Every call slices the global batch along dimension 0, runs forward and backward for each slice with the loss scaled by
-/// its share, adds the gradients to accumulators outside the arena in one protected commit, and runs the optimizer once. A
-/// slice whose memory was taken by the inference server counts for nothing and runs again: random state and changed
-/// buffers are restored first, so with the same slicing and deterministic kernels training is bit-equal to a run that was
-/// never disturbed.
+/// Every call slices the global batch along dimension 0, runs forward and backward for each slice
+/// with the loss scaled by its share, adds the gradients to accumulators outside the arena in one
+/// protected commit, and runs the optimizer once. A slice whose memory was taken by the inference
+/// server counts for nothing and runs again: random state and changed buffers are restored first,
+/// so with the same slicing and deterministic kernels training is bit-equal to a run that was never
+/// disturbed.
 ///
 /// Model and optimizer must outlive the step. Not thread-safe: one step at a time, from one thread.
 class step {
@@ -128,8 +136,8 @@ class step {
 
   /// `model` is a module, or a std::shared_ptr or holder of one (`TORCH_MODULE`).
   ///
-  /// Throws std::invalid_argument for an option of the wrong value, and if the optimizer has no parameter that requires a
-  /// gradient.
+  /// Throws std::invalid_argument for an option of the wrong value, and if the optimizer has no
+  /// parameter that requires a gradient.
   template <typename Model>
   step(Model& model, torch::optim::Optimizer& optimizer, step_options options = {})
       : step{for_module{}, detail::module_of(model), optimizer, std::move(options)} {}
@@ -139,18 +147,20 @@ class step {
   step(step const&) = delete;
   step& operator=(step const&) = delete;
 
-  /// Trains on one global batch, tensors with the samples in dimension 0; those without a dimension are passed on whole.
+  /// Trains on one global batch, tensors with the samples in dimension 0; those without a dimension
+  /// are passed on whole.
   ///
-  /// Returns the loss of the global batch, a scalar, detached: the mean over samples, the weighted mean, or the sum. If
-  /// the optimizer calls a closure, what the first call has computed.
+  /// Returns the loss of the global batch, a scalar, detached: the mean over samples, the weighted
+  /// mean, or the sum. If the optimizer calls a closure, what the first call has computed.
   ///
   /// Throws
-  ///   std::invalid_argument  if the batch has no sample, or its tensors disagree about how many; if a loss is no scalar of
-  ///                          floating-point type; for weights that are negative, not finite, all zero, or only there for
-  ///                          some slices
+  ///   std::invalid_argument  if the batch has no sample, or its tensors disagree about how many; if
+  ///                          a loss is no scalar of floating-point type; for weights that are
+  ///                          negative, not finite, all zero, or only there for some slices
   ///   out_of_memory_error    if the smallest permitted slice can never fit
   ///   survivors_error        if `loss_of` keeps tensors beyond its run and they were taken away
-  ///   step_error             for sparse gradients, if the process shares the pool
+  ///   step_error             for sparse gradients, if the process shares the pool; for a step inside
+  ///                          of a step
   /// and whatever `loss_of` itself throws; the step has then not happened.
   torch::Tensor operator()(loss_function const& loss_of, tensors const& batch);
 

@@ -30,8 +30,8 @@ struct way {
   friend void PrintTo(way const& of, std::ostream* out) { *out << of.name; }
 };
 
-/// What is trained, with the random state in the end, if the try with this number (from 0, none if negative; the first is
-/// the rehearsal) ends with a mishap.
+/// What is trained, with the random state in the end, if the try with this number (from 0, none if
+/// negative; the first is the rehearsal) ends with a mishap.
 std::vector<torch::Tensor> trained(int disturbed, mishap const& happens,
                                    sluice::step_stats* stats = nullptr) {
   torch::manual_seed(0);

@@ -1,4 +1,5 @@
-/// A training runtime that does what a test says. It has no pool: memory goes away only in what it answers.
+/// A training runtime that does what a test says. It has no pool: memory goes away only in what it
+/// answers.
 #pragma once
 
 #include <cstdint>

@@ -61,6 +61,31 @@ TEST_F(torch_step_shared, gradients_do_not_stay_where_the_micro_batch_has_made_t
   EXPECT_EQ(param.grad().data_ptr(), kept);
 }
 
+TEST_F(torch_step_shared, the_gradients_of_the_slices_are_those_of_the_batch) {
+  auto const batch = batch_of(12);
+  cross_entropy_of(model_)(batch).backward();
+  std::vector<torch::Tensor> expected;
+  for (auto const& param : model_->parameters()) {
+    expected.push_back(param.grad().clone());
+  }
+  auto const gradients = [&](step::loss_function const& loss_of) {
+    torch::optim::SGD idle{model_->parameters(), torch::optim::SGDOptions{0.0}};
+    step step{model_, idle, {.micro_batch = 5}};
+    script_.commits_refused = 1;
+    step(loss_of, batch);
+    std::vector<torch::Tensor> result;
+    for (auto const& param : model_->parameters()) {
+      result.push_back(param.grad());
+    }
+    return result;
+  };
+  EXPECT_TRUE(close(gradients(cross_entropy_of(model_)), expected));
+  EXPECT_TRUE(close(gradients([&](auto const& slices) {
+                      return std::pair{cross_entropy_of(model_)(slices), slices[0].size(0)};
+                    }),
+                    expected));
+}
+
 TEST_F(torch_step_shared, a_rehearsal_leaves_no_trace) {
   torch::manual_seed(0);
   auto model = restless_mlp();

@@ -12,7 +12,8 @@
 
 namespace sluice::testing {
 
-/// Says that this process runs under `sluice run`, and begins each test with a script in which nothing goes away.
+/// Says that this process runs under `sluice run`, and begins each test with a script in which
+/// nothing goes away.
 class shared_training : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {

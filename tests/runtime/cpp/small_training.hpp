@@ -20,6 +20,9 @@ inline nn::Sequential mlp() {
   return nn::Sequential{nn::Linear{5, 16}, nn::Tanh{}, nn::Linear{16, 3}};
 }
 
+/// Threads that wait for each other would take longer than what they compute.
+inline bool const one_thread = (at::set_num_threads(1), true);
+
 /// With random layers and batch statistics.
 inline nn::Sequential restless_mlp() {
   return nn::Sequential{nn::Linear{5, 16}, nn::BatchNorm1d{16}, nn::Tanh{}, nn::Dropout{0.3},

@@ -1,6 +1,6 @@
-// A training job in C++ whose result can be compared bit by bit; benchmarks/exactness.py tells how it is run and what it
-// writes to --out. Convolutions, batch statistics, dropout and labels drawn from a generator of its own, so that a discard
-// has buffers and random state to put back.
+// A training job in C++ whose result can be compared bit by bit; benchmarks/exactness.py tells how
+// it is run and what it writes to --out. Convolutions, batch statistics, dropout and labels drawn
+// from a generator of its own, so that a discard has buffers and random state to put back.
 
 #include <ATen/Context.h>
 #include <dlfcn.h>
