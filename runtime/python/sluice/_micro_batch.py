@@ -157,6 +157,7 @@ class MicroBatch:
             engine.arena.enter(self.size)
         except BaseException:
             self._leave()
+            engine.runtime.discard()
             raise
 
     def _leave(self) -> None:

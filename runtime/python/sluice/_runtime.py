@@ -84,8 +84,17 @@ def _memory_outside_pool() -> str | None:
     return None
 
 
-def _warn(reason: str) -> None:
-    print(f"sluice: this process trains without sharing: {reason}", file=sys.stderr)
+def _warn(reason: str, who: str = "this process") -> None:
+    print(f"sluice: {who} trains without sharing: {reason}", file=sys.stderr)
+
+
+def _of_backend(runtime: Runtime, uses_cuda: bool) -> Runtime | None:
+    """The runtime if it shares the memory that a model lies in."""
+    if runtime.backend() == (CUDA if uses_cuda else HOST):
+        return runtime
+    mine, its = ("the GPU", "the processor's") if uses_cuda else ("the processor", "the GPU's")
+    _warn(f"it is {its} memory that this process shares", f"a model on {mine}")
+    return None
 
 
 def _is_data_worker() -> bool:
@@ -102,7 +111,7 @@ def attach(uses_cuda: bool) -> Runtime | None:
     wanted but is not possible."""
     global _attached
     if _attached is not None:
-        return _attached
+        return _of_backend(_attached, uses_cuda)
     path = os.environ.get("SLUICE_RUNTIME_LIBRARY")
     if os.environ.get("SLUICE_RUN") != "1" or not path or _is_data_worker():
         return None
@@ -128,10 +137,16 @@ def attach(uses_cuda: bool) -> Runtime | None:
                 _warn("the gate is not in this process: something between `sluice run` and it has cleared LD_PRELOAD")
             return None  # else the gate has said why
     else:
+        if runtime.backend() != 0 and _of_backend(runtime, uses_cuda) is None:
+            return None
+        try:
+            glue = ctypes.CDLL(str(Path(path).with_name("libsluice_torch_host.so")))
+        except OSError as why:
+            _warn(f"cannot open the library for torch on the host: {why}")
+            return None
         if runtime.join_host() != 0:
             _warn(runtime.error())
             return None
-        glue = ctypes.CDLL(str(Path(path).with_name("libsluice_torch_host.so")))
         if glue.sluice_torch_host_install() != 0:
             _warn("another CPU allocator is already in place")
             return None

@@ -14,7 +14,7 @@ from scripted_runtime import AT_COMMIT, ScriptedRuntime, sharing  # noqa: E402
 from torch import nn  # noqa: E402
 
 import sluice  # noqa: E402
-from sluice import _checks  # noqa: E402
+from sluice import _checks, _runtime  # noqa: E402
 
 
 def made(runtime=None, model=None, micro_batch=2, optimizer=torch.optim.SGD, **options):
@@ -264,3 +264,41 @@ def test_parameters_are_followed_when_they_thaw():
     model[0].requires_grad_(True)
     step(loss_of(step), X)
     assert not torch.equal(before, model[0].weight) and set(runtime.left_behind) == {0}
+
+
+@pytest.mark.parametrize("shares, told", [
+    (_runtime.CUDA, "a model on the processor trains without sharing: it is the GPU's memory"),
+    (_runtime.HOST, "a model on the GPU trains without sharing: it is the processor's memory"),
+], ids=["the GPU's", "the processor's"])
+def test_a_model_lies_where_the_process_shares_memory_or_is_trained_without(shares, told, monkeypatch, capsys):
+    class Attached:
+        def backend(self) -> int:
+            return shares
+
+    runtime = Attached()
+    monkeypatch.setattr(_runtime, "_attached", runtime)
+    assert _runtime.attach(uses_cuda=shares == _runtime.CUDA) is runtime
+    assert capsys.readouterr().err == ""
+    assert _runtime.attach(uses_cuda=shares != _runtime.CUDA) is None
+    assert told in capsys.readouterr().err
+
+
+def test_a_micro_batch_whose_arena_cannot_be_entered_is_ended():
+    class Failing(ScriptedRuntime):
+        fails = False
+
+        def enter(self, entered: int) -> None:
+            if self.fails and entered:
+                raise RuntimeError("the device is gone")
+            super().enter(entered)
+
+    runtime = Failing()
+    step = made(runtime)
+    step(loss_of(step), X)
+    runtime.fails = True
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        step(loss_of(step), X)
+    assert runtime.discards == 1
+    runtime.fails = False
+    step(loss_of(step), X)
+    assert step.stats()["steps"] == 2
