@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <string_view>
 #include <vector>
 
@@ -45,11 +46,11 @@ std::optional<std::string> complaint(std::string_view name, char const* way, voi
          (file != nullptr ? file : "an unknown library");
 }
 
-/// The names of all functions that put work on the device.
-std::vector<char const*> launches() {
+/// The names of the functions that are of one of these classes.
+std::vector<char const*> names_of(std::initializer_list<symbol_class> classes) {
   std::vector<char const*> names;
   for (symbol_info const& one : symbols) {
-    if (one.kind == symbol_class::deferred || one.kind == symbol_class::gated) {
+    if (std::find(classes.begin(), classes.end(), one.kind) != classes.end()) {
       names.push_back(one.name);
     }
   }
@@ -57,7 +58,7 @@ std::vector<char const*> launches() {
 }
 
 std::optional<std::string> past_symbols(void* library, char const* way) {
-  for (char const* const name : launches()) {
+  for (char const* const name : names_of({symbol_class::deferred, symbol_class::gated})) {
     if (auto found = complaint(name, way, ::dlsym(library, name))) {
       return found;
     }
@@ -71,6 +72,7 @@ std::optional<std::string> past_dlopen(char const* path, char const* way) {
   return library != nullptr ? past_symbols(library, way) : std::nullopt;
 }
 
+/// Asks as a program that was built with the gate's headers, or the driver's if that is older.
 std::optional<std::string> past_proc_address() {
   using get_version = CUresult (*)(int*);
   using ask_driver =
@@ -81,7 +83,8 @@ std::optional<std::string> past_proc_address() {
       real<get_version>(symbol::of_cuDriverGetVersion)(&version) != CUDA_SUCCESS) {
     return std::nullopt;
   }
-  for (std::string_view const name : launches()) {
+  version = std::min(version, CUDA_VERSION);
+  for (std::string_view const name : names_of({symbol_class::deferred})) {
     std::string const plain{name.substr(0, name.find('_'))};  // what follows names a variant
     for (auto const variant : {CU_GET_PROC_ADDRESS_DEFAULT, CU_GET_PROC_ADDRESS_LEGACY_STREAM,
                                CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM}) {
