@@ -13,7 +13,7 @@ find_library(TORCH_ALL torch HINTS "${sluice_torch_lib}" NO_DEFAULT_PATH)
 find_library(TORCH_CUDA torch_cuda HINTS "${sluice_torch_lib}" NO_DEFAULT_PATH)
 find_library(TORCH_C10_CUDA c10_cuda HINTS "${sluice_torch_lib}" NO_DEFAULT_PATH)
 file(GLOB sluice_cuda_headers "${SLUICE_TORCH_DIR}/../nvidia/cu*/include")
-find_path(TORCH_CUDA_INCLUDE_DIR cusolverDn.h HINTS ${sluice_cuda_headers} NO_DEFAULT_PATH)
+find_path(TORCH_CUDA_INCLUDE_DIR cusolverDn.h HINTS ${sluice_cuda_headers} /usr/local/cuda/include NO_DEFAULT_PATH)
 find_path(TORCH_INCLUDE_DIR torch/script.h HINTS "${SLUICE_TORCH_DIR}/include" NO_DEFAULT_PATH)
 
 include(FindPackageHandleStandardArgs)
