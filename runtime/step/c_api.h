@@ -42,8 +42,8 @@ enum sluice_arena_state {
 
 SLUICE_EXPORT char const* sluice_last_error(void);
 
-/* Joins the pool with the host backend. 0 if the process shares from now on. On CUDA the gate joins
- * by itself. */
+/* Joins the pool with the host backend. 0 if the process shares the host's memory from now on; an
+ * error if it is the GPU's that it shares. On CUDA the gate joins by itself. */
 SLUICE_EXPORT int sluice_join_host(void);
 /* 0: this process does not share; 1: host; 2: CUDA. */
 SLUICE_EXPORT int sluice_backend(void);

@@ -39,10 +39,15 @@ using namespace sluice::step;
 extern "C" {
 
 int sluice_join_host(void) {
-  if (sharing() != nullptr) {
+  auto* const already = sharing();
+  if (already != nullptr && already->backend == sluice::memhandover::backend_kind::host) {
     return SLUICE_OK;
   }
-  return guarded([] {
+  return guarded([already] {
+    if (already != nullptr) {
+      throw sluice::error{sluice::error_kind::unsupported,
+                          "it is the GPU's memory that this process shares, not the processor's"};
+    }
     if (inherited() != nullptr) {
       throw sluice::error{sluice::error_kind::unsupported,
                           "a forked child of a training process cannot train in the pool"};

@@ -137,8 +137,6 @@ def attach(uses_cuda: bool) -> Runtime | None:
                 _warn("the gate is not in this process: something between `sluice run` and it has cleared LD_PRELOAD")
             return None  # else the gate has said why
     else:
-        if runtime.backend() != 0 and _of_backend(runtime, uses_cuda) is None:
-            return None
         try:
             glue = ctypes.CDLL(str(Path(path).with_name("libsluice_torch_host.so")))
         except OSError as why:
