@@ -14,6 +14,10 @@ find_library(TORCH_CUDA torch_cuda HINTS "${sluice_torch_lib}" NO_DEFAULT_PATH)
 find_library(TORCH_C10_CUDA c10_cuda HINTS "${sluice_torch_lib}" NO_DEFAULT_PATH)
 file(GLOB sluice_cuda_headers "${SLUICE_TORCH_DIR}/../nvidia/cu*/include")
 find_path(TORCH_CUDA_INCLUDE_DIR cusolverDn.h HINTS ${sluice_cuda_headers} /usr/local/cuda/include NO_DEFAULT_PATH)
+# What CUDA's headers include of its compiler's is not among the packages that torch needs, except inside Triton's.
+find_path(TORCH_CUDA_CRT_INCLUDE_DIR crt/host_defines.h
+  HINTS ${sluice_cuda_headers} /usr/local/cuda/include "${SLUICE_TORCH_DIR}/../triton/backends/nvidia/include"
+  NO_DEFAULT_PATH)
 find_path(TORCH_INCLUDE_DIR torch/script.h HINTS "${SLUICE_TORCH_DIR}/include" NO_DEFAULT_PATH)
 
 include(FindPackageHandleStandardArgs)
@@ -32,9 +36,10 @@ if(TorchLibs_FOUND AND NOT TARGET TorchLibs::cpu)
   target_link_options(TorchLibs::cpu INTERFACE "-Wl,-rpath,${sluice_torch_lib}")
   add_library(TorchLibs::torch INTERFACE IMPORTED)
   target_link_libraries(TorchLibs::torch INTERFACE TorchLibs::cpu "${TORCH_ALL}")
-  if(TORCH_CUDA AND TORCH_C10_CUDA AND TORCH_CUDA_INCLUDE_DIR)
+  if(TORCH_CUDA AND TORCH_C10_CUDA AND TORCH_CUDA_INCLUDE_DIR AND TORCH_CUDA_CRT_INCLUDE_DIR)
     add_library(TorchLibs::cuda INTERFACE IMPORTED)
-    target_include_directories(TorchLibs::cuda SYSTEM INTERFACE "${TORCH_CUDA_INCLUDE_DIR}")
+    target_include_directories(TorchLibs::cuda SYSTEM INTERFACE
+      "${TORCH_CUDA_INCLUDE_DIR}" "${TORCH_CUDA_CRT_INCLUDE_DIR}")
     target_link_libraries(TorchLibs::cuda INTERFACE TorchLibs::cpu "${TORCH_CUDA}" "${TORCH_C10_CUDA}")
   endif()
 endif()
