@@ -92,21 +92,26 @@ struct sluice_gate_api {
   uint64_t (*deferred)(void);
   /* The same by function, for indices from 0 until it returns 0. */
   int (*flushes)(size_t index, struct sluice_gate_flushes* of);
-  /* Leaves the calling thread's commit to the gate's thread. When that has made, or dropped, all that
-   * was left to it before, it calls `decide`: 1, and what this thread launches until commit_settle()
-   * is made; 0, and none of it is, as if the thread were expendable and aborting. Returns 0 if
-   * nothing lies there: then decide at once. */
+  /* Leaves the calling thread's commit to the gate's thread. When that has come to the last of what
+   * was left to it before, it calls `decide`: 1, and all that, and what this thread launches until
+   * commit_settle(), is made; 0, and none of the latter is, as if the thread were expendable and
+   * aborting. Returns 0 if nothing lies there, or commit_made() has not been called for another:
+   * then decide at once. */
   int (*commit_begin)(int (*decide)(void* of), void* of);
   /* Ends the commit. `made` is called when all of it has been made. */
   void (*commit_end)(void (*made)(void* of), void* of);
-  /* Waits for that. 1: made; 0: dropped; -1: neither until the deadline (CLOCK_MONOTONIC). Until it
-   * is known other calls of this thread, the optimizer's, share the commit's fate. */
+  /* Waits until it is decided. 1: it will be made; 0: dropped; -1: neither until the deadline
+   * (CLOCK_MONOTONIC). Until it is known other calls of this thread, the optimizer's, share the
+   * commit's fate. */
   int (*commit_settle)(int64_t deadline_ns);
   /* For measuring: units that take longer than this have events around them, so that unit_ended() is
    * known for them; 0: those that are longer than the bound and 250 us. */
   void (*mark_units)(int64_t nanoseconds);
   /* The longest of such units for index 0, and so on; returns 0 behind the last. */
   int (*long_unit)(size_t index, struct sluice_gate_long_unit* of);
+  /* Waits until the last commit that was left has been made or dropped; 0 if the deadline
+   * (CLOCK_MONOTONIC) passes first. */
+  int (*commit_made)(int64_t deadline_ns);
 };
 
 enum sluice_alloc_status {

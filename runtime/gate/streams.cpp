@@ -169,6 +169,11 @@ durations::estimate stream_registry::know(stream_state const& state, work_key ki
   return here.measured > 0 ? here : durations_.of(kind);
 }
 
+nanoseconds stream_registry::expected(work_key kind) const {
+  durations::estimate const known = durations_.of(kind);
+  return known.measured > 0 ? known.mean : nanoseconds::max() / 2;
+}
+
 bool stream_registry::is_to_be_measured(stream_state& state, work_key kind) const {
   work_key const here = in_context(state.before_, kind);
   bool const known = in_context_.of(here).measured >= enough_in_context;

@@ -81,6 +81,8 @@ class stream_registry {
   /// follow.
   [[nodiscard]] bool has_room(thread_slot& self, planned_work const& work,
                               std::chrono::nanoseconds bound);
+  /// How long work of a kind takes on its own, as far as is known: what has not been measured is long.
+  [[nodiscard]] std::chrono::nanoseconds expected(work_key kind) const;
   /// Stops waiting for what is outstanding on the stream.
   void forgive(thread_slot& self, stream_use use);
   /// Notes a call that the driver has just taken; `bound` 0: run-ahead is not bounded.

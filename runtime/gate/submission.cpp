@@ -21,6 +21,9 @@ using namespace std::chrono_literals;
 constexpr std::chrono::nanoseconds awake = 50us;
 /// A lost wake-up would cost no more than this.
 constexpr std::chrono::nanoseconds nap = 20ms;
+/// A commit is decided with so much work to be made before it: about what Python needs from there to
+/// the next launches. A demand that comes in this time waits for the commit.
+constexpr std::chrono::nanoseconds decided_ahead = 300us;
 
 /// Spins until `done`, for a while.
 template <typename Done>
@@ -148,6 +151,35 @@ std::uint64_t submission_queue::publish(deferred_call& place, thread_slot const&
   return number;
 }
 
+std::uint64_t submission_queue::push_decision(thread_slot const& self, void (*decide)(void* of),
+                                              void* of) {
+  return push(
+      self, {}, any_kind, 0, [](std::byte*) { return CUDA_SUCCESS; },
+      [&](std::byte*) {  // from here it is taken
+        decide_ = decide;
+        decide_of_ = of;
+        decide_at_.store(decided_from(accepted_.load(std::memory_order_relaxed) + 1),
+                         std::memory_order_release);
+      },
+      {nullptr, false, true}, true);
+}
+
+/// The first of the calls before `number` that, with those between, are expected to take no longer than
+/// `decided_ahead`.
+std::uint64_t submission_queue::decided_from(std::uint64_t number) const {
+  std::chrono::nanoseconds ahead{};
+  std::uint64_t const made = made_.load(std::memory_order_acquire);
+  while (number - 1 > made) {
+    deferred_call const& before = calls_[(number - 2) % capacity];
+    ahead += before.enters ? streams().expected(before.work.kind) : std::chrono::nanoseconds::zero();
+    if (ahead > decided_ahead) {
+      break;
+    }
+    --number;
+  }
+  return number;
+}
+
 void submission_queue::accept(kind_of_call kind) {
   std::lock_guard const guard{mutex_};
   kinds_.insert(kind);
@@ -250,7 +282,12 @@ void submission_queue::run() {
   real<CUresult (*)(CUcontext)>(symbol::of_cuCtxSetCurrent)(context());
   thread_slot& self = this_thread();
   while (await_call()) {
-    CUresult const result = make(self, calls_[made_.load(std::memory_order_relaxed) % capacity]);
+    std::uint64_t const made = made_.load(std::memory_order_relaxed);
+    if (made + 1 >= decide_at_.load(std::memory_order_acquire)) [[unlikely]] {
+      decide_at_.store(never, std::memory_order_relaxed);
+      decide_(decide_of_);
+    }
+    CUresult const result = make(self, calls_[made % capacity]);
     if (result != CUDA_SUCCESS) {
       CUresult none = CUDA_SUCCESS;
       error_.compare_exchange_strong(none, result, std::memory_order_acq_rel);
@@ -278,21 +315,27 @@ bool queued_commit::begin(int (*decide)(void* of), void* of) {
   if (queue == nullptr || !queue_.compare_exchange_strong(none, queue, std::memory_order_acq_rel)) {
     return false;
   }
-  std::uint32_t const number = ++last_ != 0 ? last_ : ++last_;
-  auto const reached = [this, number, decide, of] {
-    bool const counts = decide(of) != 0;
-    if (!counts) {
-      dropped_.store(number, std::memory_order_release);
-    }
-    going_.store(counts, std::memory_order_release);
-    return CUDA_SUCCESS;
-  };
-  if (queue->push_step(self, true, reached) == 0) {
+  last_ = last_ + 1 != 0 ? last_ + 1 : 1;
+  decide_ = decide;
+  decide_of_ = of;
+  if (queue->push_decision(
+          self, [](void* commit) { static_cast<queued_commit*>(commit)->reach(); }, this) == 0) {
     queue_.store(nullptr, std::memory_order_release);
     return false;
   }
-  self.commit = number;
+  self.commit = last_;
   return true;
+}
+
+/// The submitter has come to it.
+void queued_commit::reach() noexcept {
+  bool const counts = decide_(decide_of_) != 0;
+  if (!counts) {
+    dropped_.store(last_, std::memory_order_release);
+  }
+  going_.store(counts, std::memory_order_release);
+  decided_.store(last_, std::memory_order_release);
+  futex_wake(decided_);
 }
 
 void queued_commit::close(void (*made)(void* of), void* of) {
@@ -304,7 +347,7 @@ void queued_commit::close(void (*made)(void* of), void* of) {
     }
     return CUDA_SUCCESS;
   };
-  end_ = queue.push_step(this_thread(), false, reached);
+  end_ = queue.push_step(this_thread(), reached);
   if (end_ == 0) {  // the bound was lifted: calls go straight, after those that lie there
     queue.flush();
     static_cast<void>(reached());
@@ -313,11 +356,27 @@ void queued_commit::close(void (*made)(void* of), void* of) {
 
 std::optional<bool> queued_commit::settle(std::int64_t deadline_ns) {
   this_thread().commit = 0;  // whoever does not wait on launches for himself
-  if (!queue_.load(std::memory_order_relaxed)->flush_to(end_, deadline_ns)) {
-    return std::nullopt;
+  auto const is_decided = [this] { return decided_.load(std::memory_order_acquire) == last_; };
+  static_cast<void>(spin_until(is_decided));
+  for (std::uint32_t seen = decided_.load(); seen != last_; seen = decided_.load()) {
+    if (monotonic_ns() >= deadline_ns) {
+      return std::nullopt;
+    }
+    futex_wait(decided_, seen, nap);
+  }
+  if (!is_dropped(last_)) {
+    return true;
+  }
+  return await_end(deadline_ns) ? std::optional{false} : std::nullopt;
+}
+
+bool queued_commit::await_end(std::int64_t deadline_ns) {
+  submission_queue* const queue = queue_.load(std::memory_order_relaxed);
+  if (queue != nullptr && !queue->flush_to(end_, deadline_ns)) {
+    return false;
   }
   queue_.store(nullptr, std::memory_order_release);
-  return !is_dropped(last_);
+  return true;
 }
 
 queued_commit& the_commit() noexcept {

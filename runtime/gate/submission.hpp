@@ -107,12 +107,17 @@ class submission_queue {
     return push(self, work, kind, bytes, caller, fill, {}) != 0;
   }
   /// Takes something that the submitter is to do beside the gate. Returns its number, 0 if it is not
-  /// taken: nothing lies in the queue and `behind_others` asks for that, or run-ahead is not bounded.
+  /// taken because run-ahead is not bounded.
   template <typename Call>
-  [[nodiscard]] std::uint64_t push_step(thread_slot const& self, bool behind_others,
-                                        Call const& call) {
-    return push_copy(self, {}, any_kind, call, {nullptr, false, true}, behind_others);
+  [[nodiscard]] std::uint64_t push_step(thread_slot const& self, Call const& call) {
+    return push_copy(self, {}, any_kind, call, {nullptr, false, true});
   }
+  /// Takes the end of what is decided about as a whole. The submitter calls `decide` before it makes
+  /// the last of what lies before that, so that whoever waits for the decision has heard of it when the
+  /// device comes to the end. Returns its number, 0 if nothing lies in the queue, or run-ahead is not
+  /// bounded.
+  [[nodiscard]] std::uint64_t push_decision(thread_slot const& self, void (*decide)(void* of),
+                                            void* of);
   /// Takes the record of an event on a stream, or a stream's wait for one.
   template <typename Call>
   [[nodiscard]] bool push_event(thread_slot const& self, stream_use where, CUevent event,
@@ -171,14 +176,13 @@ class submission_queue {
 
   template <typename Call>
   [[nodiscard]] std::uint64_t push_copy(thread_slot const& self, planned_work const& work,
-                                        kind_of_call kind, Call const& call, named_event named,
-                                        bool behind_others = false) {
+                                        kind_of_call kind, Call const& call, named_event named) {
     static_assert(std::is_trivially_copyable_v<Call> && std::is_trivially_destructible_v<Call>);
     return push(
         self, work, kind, sizeof(Call),
         [](std::byte* at) { return (*reinterpret_cast<Call*>(at))(); },
         [&call](std::byte* at) { std::memcpy(at, static_cast<void const*>(&call), sizeof(Call)); },
-        named, behind_others);
+        named);
   }
   /// The call's number, or 0.
   template <typename Fill>
@@ -207,6 +211,7 @@ class submission_queue {
   [[nodiscard]] bool has_been_made(std::uint64_t number) const noexcept {
     return made_.load(std::memory_order_seq_cst) >= number;
   }
+  [[nodiscard]] std::uint64_t decided_from(std::uint64_t number) const;
   void run();
   [[nodiscard]] bool await_call();
   [[nodiscard]] CUresult make(thread_slot& self, deferred_call& call);
@@ -223,6 +228,9 @@ class submission_queue {
   std::atomic<std::uint64_t> wake_at_{never};
   std::atomic<bool> ending_{false};
   std::atomic<CUresult> error_{CUDA_SUCCESS};
+  std::atomic<std::uint64_t> decide_at_{never};  // number of the call that the decision comes before
+  void (*decide_)(void* of) = nullptr;           // written before, and read after, `decide_at_`
+  void* decide_of_ = nullptr;
 
   std::mutex mutex_;  // guards the rest; a call belongs to the submitter once accepted
   std::unique_ptr<deferred_call[]> calls_;
@@ -233,27 +241,29 @@ class submission_queue {
 };
 
 /// A commit that is left to the submitter. What its thread launches from its beginning until it is
-/// settled is made as a whole or not at all; which, is decided when the submitter comes to it, after
-/// everything that was launched before.
+/// settled is made as a whole or not at all; which, is decided when the submitter comes to it, or to
+/// the last of what was launched before.
 ///
-///   none ──begin──► undecided ──decide: 1──► going ──close, and made──► made ──settle: true──► none
-///                       └───────decide: 0──► dropped ──────────────────────────settle: false──► none
+///   none ──begin──► undecided ──decide: 1──► going (settle: true) ──close, and made──► none
+///                       └───────decide: 0──► dropped ──close, and settle: false──────► none
 ///
 /// While it is going its queue's calls are protected, whoever has made them: they lie before its end.
 /// There is one at a time in a process, because there is one arena.
 ///
-/// Thread-safety: `begin`, `close` and `settle` from the thread that commits; the rest from any.
+/// Thread-safety: `begin` and the questions from any thread; the rest from the one that commits.
 class queued_commit {
  public:
   /// Leaves a commit of the calling thread. False if nothing lies in the queue of its context, or
-  /// another commit is under way: then it can be decided at once.
+  /// another commit has not been awaited: then it can be decided at once.
   [[nodiscard]] bool begin(int (*decide)(void* of), void* of);
   /// What is launched from now on comes after the commit, but is made only with it. `made` is called
   /// when all before has been made; not if it is dropped.
   void close(void (*made)(void* of), void* of);
-  /// Waits until it is made, or dropped; false: dropped. Nothing if the deadline (CLOCK_MONOTONIC)
+  /// Waits until it is decided; false: it has been dropped. Nothing if the deadline (CLOCK_MONOTONIC)
   /// passes first. The thread's calls are its own again.
   [[nodiscard]] std::optional<bool> settle(std::int64_t deadline_ns);
+  /// Waits until the last one, if any, has been made or dropped; false if the deadline passes first.
+  [[nodiscard]] bool await_end(std::int64_t deadline_ns);
 
   [[nodiscard]] bool is_dropped(std::uint32_t which) const noexcept {
     return which != 0 && dropped_.load(std::memory_order_acquire) == which;
@@ -265,9 +275,14 @@ class queued_commit {
   [[nodiscard]] bool is_going() const noexcept { return going_.load(std::memory_order_acquire); }
 
  private:
-  std::atomic<submission_queue*> queue_{nullptr};  // not null from `begin` to `settle`
+  void reach() noexcept;
+
+  std::atomic<submission_queue*> queue_{nullptr};  // not null from `begin` until it was awaited
+  std::atomic<std::uint32_t> decided_{0};          // the last that was decided
   std::atomic<std::uint32_t> dropped_{0};          // the last that was dropped
   std::atomic<bool> going_{false};                 // written by the submitter
+  int (*decide_)(void* of) = nullptr;
+  void* decide_of_ = nullptr;
   std::uint32_t last_ = 0;
   std::uint64_t end_ = 0;  // number of the step that ends it
 };

@@ -70,8 +70,8 @@ constexpr sluice_gate_api table = {
     },
     .commit_end = [](void (*made)(void*), void* of) { the_commit().close(made, of); },
     .commit_settle = [](int64_t deadline_ns) -> int {
-      std::optional<bool> const made = the_commit().settle(deadline_ns);
-      return made.has_value() ? static_cast<int>(*made) : -1;
+      std::optional<bool> const counts = the_commit().settle(deadline_ns);
+      return counts.has_value() ? static_cast<int>(*counts) : -1;
     },
     .mark_units =
         [](int64_t nanoseconds) { streams().mark_units(std::chrono::nanoseconds{nanoseconds}); },
@@ -86,6 +86,7 @@ constexpr sluice_gate_api table = {
       of->times = found->times;
       return 1;
     },
+    .commit_made = [](int64_t deadline_ns) { return the_commit().await_end(deadline_ns) ? 1 : 0; },
 };
 
 }  // namespace

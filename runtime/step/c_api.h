@@ -67,6 +67,9 @@ SLUICE_EXPORT void sluice_commit_end(uint32_t samples, int outlived);
 /* 1: the commit counts. 0: discard the micro-batch; nothing that the thread has launched since
  * sluice_commit_begin has been done. -1: neither is known after `timeout_ms`; ask again. */
 SLUICE_EXPORT int sluice_commit_settle(uint32_t timeout_ms);
+/* 1: what the last commit that counts has launched is with the device, so that sluice_begin need not
+ * wait for that. 0: not after `timeout_ms`; ask again. */
+SLUICE_EXPORT int sluice_commit_made(uint32_t timeout_ms);
 /* Ends the micro-batch without counting it; the gate lets launches through again. */
 SLUICE_EXPORT void sluice_discard(void);
 /* Nanoseconds that micro-batches have run for in vain: from their beginning until their memory went. */

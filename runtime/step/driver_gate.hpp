@@ -25,8 +25,11 @@ class driver_gate final : public launch_gate {
   }
   void end_commit(void (*made)(void* of), void* of) override { table_.commit_end(made, of); }
   std::optional<bool> settle_commit(std::int64_t deadline_ns) override {
-    int const made = table_.commit_settle(deadline_ns);
-    return made < 0 ? std::nullopt : std::optional{made != 0};
+    int const counts = table_.commit_settle(deadline_ns);
+    return counts < 0 ? std::nullopt : std::optional{counts != 0};
+  }
+  bool await_commit(std::int64_t deadline_ns) override {
+    return table_.commit_made(deadline_ns) != 0;
   }
   [[nodiscard]] std::int64_t unit_ended_ns() const override { return table_.unit_ended(); }
   [[nodiscard]] std::int64_t demand_seen_ns() const override { return table_.demand_seen(); }

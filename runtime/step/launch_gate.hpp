@@ -22,7 +22,7 @@ class launch_gate {
   virtual void set_urgent(bool urgent) = 0;
   /// Returns when the device has been given, or has been spared by an abort, all that was launched.
   virtual void flush() {}
-  /// As `commit_begin`, `commit_end` and `commit_settle` of sluice_gate_api.
+  /// As `commit_begin`, `commit_end`, `commit_settle` and `commit_made` of sluice_gate_api.
   [[nodiscard]] virtual bool defer_commit(int (* /*decide*/)(void* of), void* /*of*/) {
     return false;
   }
@@ -30,6 +30,7 @@ class launch_gate {
   [[nodiscard]] virtual std::optional<bool> settle_commit(std::int64_t /*deadline_ns*/) {
     return true;
   }
+  [[nodiscard]] virtual bool await_commit(std::int64_t /*deadline_ns*/) { return true; }
   /// When the unit that was executing as the gate was closed had ended; 0 if that is not known.
   [[nodiscard]] virtual std::int64_t unit_ended_ns() const { return 0; }
   /// When a launching thread first saw the demand that is being answered; 0 if none did.

@@ -17,6 +17,11 @@ void set_expendable(process_state const& state, bool expendable) {
   }
 }
 
+std::int64_t deadline_in(std::uint32_t timeout_ms) {
+  std::chrono::nanoseconds const patience = std::chrono::milliseconds{timeout_ms};
+  return memhandover::monotonic_ns() + patience.count();
+}
+
 }  // namespace
 }  // namespace sluice::step
 
@@ -89,16 +94,19 @@ int sluice_commit_settle(uint32_t timeout_ms) {
   if (state->gate_table != nullptr) {
     state->gate_table->protect_thread(0);
   }
-  std::chrono::nanoseconds const patience = std::chrono::milliseconds{timeout_ms};
-  auto const made =
-      state->memory->commit_settle(sluice::memhandover::monotonic_ns() + patience.count());
-  if (!made.value_or(false)) {
-    return made.has_value() ? 0 : -1;
+  auto const counts = state->memory->commit_settle(deadline_in(timeout_ms));
+  if (!counts.value_or(false)) {
+    return counts.has_value() ? 0 : -1;
   }
   auto& box = state->memory->client().mailbox();
   box.samples.fetch_add(state->samples_in_commit, std::memory_order_relaxed);
   box.commits.fetch_add(1, std::memory_order_relaxed);
   return 1;
+}
+
+int sluice_commit_made(uint32_t timeout_ms) {
+  auto* const state = sharing();
+  return state == nullptr || state->memory->await_commit(deadline_in(timeout_ms)) ? 1 : 0;
 }
 
 void sluice_discard(void) {

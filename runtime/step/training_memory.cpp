@@ -22,6 +22,8 @@ using std::chrono::steady_clock;
 /// chunks, where it parts neighbours.
 constexpr std::uint32_t turns_to_miss_idle = 64;
 
+constexpr std::int64_t never = std::numeric_limits<std::int64_t>::max();
+
 thread_local bool commits_here = false;
 
 }  // namespace
@@ -83,8 +85,9 @@ std::unique_ptr<chunk_space> training_memory::new_arena(std::uint64_t generation
 
 void training_memory::begin() {
   if (deferred_) {  // the last commit was left without a word
-    static_cast<void>(commit_settle(std::numeric_limits<std::int64_t>::max()));
+    static_cast<void>(commit_settle(never));
   }
+  static_cast<void>(await_commit(never));
   std::lock_guard const lock{mutex_};
   if (arena_->is_lost()) {
     replace_arena(retired_);
@@ -150,7 +153,7 @@ commit_start training_memory::commit_begin(bool may_defer) {
   return deferred_ ? commit_start::deferred : commit_start::begun;
 }
 
-/// All that the micro-batch has launched is with the device, or has been dropped.
+/// All that the micro-batch has launched is with the device, or about to be, or has been dropped.
 bool training_memory::reach_commit() noexcept {
   std::lock_guard const lock{mutex_};
   if (state_.load(std::memory_order_relaxed) != arena_state::sound) {
@@ -183,9 +186,13 @@ std::optional<bool> training_memory::commit_settle(std::int64_t deadline_ns) {
   if (deferred_ && commits_here) {
     commit_end(true);  // it was left in the middle
   }
-  std::optional<bool> const made = deferred_ ? options_.gate->settle_commit(deadline_ns) : true;
-  deferred_ = deferred_ && !made.has_value();
-  return made;
+  std::optional<bool> const counts = deferred_ ? options_.gate->settle_commit(deadline_ns) : true;
+  deferred_ = deferred_ && !counts.has_value();
+  return counts;
+}
+
+bool training_memory::await_commit(std::int64_t deadline_ns) {
+  return options_.gate == nullptr || options_.gate->await_commit(deadline_ns);
 }
 
 void training_memory::finish_commit(bool outlived) noexcept {

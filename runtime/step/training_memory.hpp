@@ -7,7 +7,8 @@
 ///
 /// A demand takes the whole arena: at once while idle; while running, and the micro-batch is
 /// discarded; after commit_end while committing. If launches are deferred, so is a commit: the phase
-/// changes when the submitter gets there, and until then the micro-batch is running.
+/// changes when the submitter gets there, and until then the micro-batch is running. Whether it counts
+/// is known from then on; the next micro-batch begins when the commit has been made.
 ///
 /// An arena that has been revoked is *retired*: its addresses are not used again while an
 /// allocation in it lives. One whose allocations outlive a commit is *promoted*: it stays mapped
@@ -71,6 +72,7 @@ class training_memory {
 
   // --- micro-batches, from the training thread
   // -----------------------------------------------------------------
+  /// Waits until the last commit has been made.
   void begin();
   /// Waits until what the micro-batch has launched is with the device; or, if the caller can undo what
   /// it does meanwhile (`may_defer`), leaves the commit behind that.
@@ -78,9 +80,12 @@ class training_memory {
   /// On CUDA `outlived` says that something made in the micro-batch lives on; its arena is then kept.
   /// On the host the arena shows it.
   void commit_end(bool outlived);
-  /// After a deferred one has ended: waits until its launches have been made. False: none of them
-  /// was, because the micro-batch was taken away. Nothing if the deadline (CLOCK_MONOTONIC) passes.
+  /// After a deferred one has ended: waits until it is known whether it counts. False: none of its
+  /// launches was made, because the micro-batch was taken away. Nothing if the deadline
+  /// (CLOCK_MONOTONIC) passes.
   [[nodiscard]] std::optional<bool> commit_settle(std::int64_t deadline_ns);
+  /// Waits until the launches of the last that counts have been made; false if the deadline passes.
+  [[nodiscard]] bool await_commit(std::int64_t deadline_ns);
   void discard();
   /// When launches were let through again after memory of a micro-batch had gone last; 0: never.
   [[nodiscard]] std::int64_t reopened_ns() const noexcept { return reopened_ns_.load(); }

@@ -58,6 +58,7 @@ class Table(ctypes.Structure):
         ("commit_settle", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)),
         ("mark_units", ctypes.CFUNCTYPE(None, ctypes.c_int64)),
         ("long_unit", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_size_t, ctypes.POINTER(LongUnit))),
+        ("commit_made", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)),
     ]
 
 

@@ -147,6 +147,8 @@ class MicroBatch:
 
     def _enter(self) -> None:
         engine = self._engine
+        while not engine.runtime.commit_made(SETTLE_SLICE_MS):
+            pass  # the last one's; Python looks at its signals
         engine.runtime.begin(self.size, self.total)
         self._started = time.perf_counter()
         if engine.cuda:
@@ -275,10 +277,10 @@ class MicroBatch:
 
     def _settled(self) -> bool:
         """Whether the commit counts. Python looks at its signals while it waits; if a handler raises, ``close`` asks again."""
-        while (made := self._engine.runtime.commit_settle(SETTLE_SLICE_MS)) == _runtime.OPEN:
+        while (counts := self._engine.runtime.commit_settle(SETTLE_SLICE_MS)) == _runtime.OPEN:
             pass
         self._engine.unsettled = None
-        return made == 1
+        return counts == 1
 
     def close(self) -> None:
         """Ends a commit whose step was left by an interrupt."""

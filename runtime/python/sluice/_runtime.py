@@ -24,6 +24,7 @@ _SIGNATURES = {
     "sluice_commit_begin": (ctypes.c_int, [ctypes.c_int]),
     "sluice_commit_end": (None, [ctypes.c_uint32, ctypes.c_int]),
     "sluice_commit_settle": (ctypes.c_int, [ctypes.c_uint32]),
+    "sluice_commit_made": (ctypes.c_int, [ctypes.c_uint32]),
     "sluice_discard": (None, []),
     "sluice_discarded_ns": (ctypes.c_uint64, []),
     "sluice_reopened_ns": (ctypes.c_int64, []),

@@ -65,9 +65,9 @@ class submission : public gate_test {
     take_entries();
   }
 
-  void note(int number, CUstream stream = nullptr) const {
+  void note(int number, CUstream stream = nullptr, unsigned blocks = 1) const {
     std::array<void*, 1> parameters{&number};
-    EXPECT_EQ(cuda.launch_kernel(noting, 1, 1, 1, 1, 1, 1, 0, stream, parameters.data(), nullptr),
+    EXPECT_EQ(cuda.launch_kernel(noting, blocks, 1, 1, 1, 1, 1, 0, stream, parameters.data(), nullptr),
               CUDA_SUCCESS);
   }
   [[nodiscard]] std::uint64_t begun() const { return driver.calls("cuLaunchKernel"); }

@@ -158,6 +158,10 @@ class ScriptedRuntime:
             self.dropped += 1
         return int(self._state == _runtime.SOUND)
 
+    def commit_made(self, _timeout_ms: int) -> int:
+        self._settling += 1
+        return int(self._settling % 3 == 0)
+
     def commit_end(self, _samples: int, _outlived: int) -> None:
         self.left_behind.append(len(self._alive()))
 
