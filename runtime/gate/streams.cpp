@@ -54,10 +54,8 @@ constexpr nanoseconds spacing{1'000'000};
 /// A unit that is longer than this, and than the bound, has an event before and behind it.
 constexpr nanoseconds shortest_marked{250'000};
 
-/// What a launch is known as behind two others: layers of a model launch the same functions with the
-/// same dimensions for work of different sizes.
-work_key in_context(std::array<work_key, 2> const& before, work_key kind) {
-  return key_of_work({before[0], before[1], kind});
+work_key in_context(recent_kinds const& before, work_key kind) {
+  return key_of_work({before[0], before[1], before[2], before[3], kind});
 }
 
 }  // namespace
@@ -254,7 +252,8 @@ void stream_registry::launched(stream_state& state, planned_work const& work, na
     behind.measures = work.kind;
     behind.in_context = in_context(state.before_, work.kind);
   }
-  state.before_ = {state.before_[1], work.kind};
+  std::shift_left(state.before_.begin(), state.before_.end(), 1);
+  state.before_.back() = work.kind;
   if (behind.timed || is_marked_unit(takes, bound) || state.ahead_.unmarked_work() >= spacing) {
     put_marker(state, behind);
   }

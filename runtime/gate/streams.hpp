@@ -52,6 +52,11 @@ struct planned_work {
   work_name name{};
 };
 
+/// What a launch is known as: layers of a model launch the same functions with the same dimensions for
+/// work of different sizes, some of them behind the same small launches (batch normalisation's
+/// statistics behind two). The oldest comes first.
+using recent_kinds = std::array<work_key, 4>;
+
 class stream_state {
  public:
   std::atomic<bool> dirty{false};
@@ -66,7 +71,7 @@ class stream_state {
   group_marker passed_;  // of `ahead_`'s the last that has happened; without an event: none
   std::uint32_t launches_ = 0;
   bool measure_next_ = false;  // the next launch has an event before it and gets one behind it
-  std::array<work_key, 2> before_{};    // kinds of the last launches
+  recent_kinds before_{};               // of the last launches
   std::uint32_t unknown_contexts_ = 0;  // that launches had of late, beyond those that were known
   CUevent settled_ = nullptr;           // recorded after the last call, for waiting until idle
 };
@@ -165,7 +170,7 @@ class stream_registry {
                  bool may_run_on);
 
   durations durations_;
-  durations in_context_;  // of launches behind two others
+  durations in_context_;  // of launches behind others
   long_units long_units_;
   std::mutex watching_;
   std::vector<marker> units_;  // events behind what executes; guarded by watching_

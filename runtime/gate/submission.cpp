@@ -23,7 +23,7 @@ constexpr std::chrono::nanoseconds awake = 50us;
 constexpr std::chrono::nanoseconds nap = 20ms;
 /// A commit is decided with so much work to be made before it: about what Python needs from there to
 /// the next launches. A demand that comes in this time waits for the commit.
-constexpr std::chrono::nanoseconds decided_ahead = 300us;
+constexpr std::chrono::nanoseconds decided_ahead = 600us;
 
 /// Spins until `done`, for a while.
 template <typename Done>

@@ -18,6 +18,7 @@
  *   -DNO_FLUSH     a commit that is left to the submitter ends although its launches have not been made
  *   -DNO_GROUP     the submitter makes the launches of a commit that it has dropped
  *   -DNO_VERDICT   a launch that goes straight does not ask whether its commit has been dropped
+ *   -DNO_WAIT      a micro-batch begins although the last commit's launches have not been made
  */
 #ifndef DEMANDS
 #define DEMANDS 3
@@ -51,7 +52,8 @@ bit killed, step_ended, control_ended, submitter_ended, gone;
 mtype = { launched, of_commit, commit_begins, commit_ends };
 byte stale;               /* of the launches left, the first so many are from before the last abort ended */
 bit submitting;           /* the submitter has taken a launch out and not made it yet */
-bit unsettled;            /* a commit has been left whose end the submitter has not come to */
+bit undecided;            /* a commit has been left, and whether it counts is open */
+bit unmade;               /* a commit has been left whose end the submitter has not come to */
 bit dropped;              /* the last commit that it has come to; what it finds from then on belongs to no earlier one */
 /* What it is, whether it uses the memory, whether it is expendable, whether it is protected. */
 chan calls = [QUEUE] of { mtype, bit, bit, bit };
@@ -116,9 +118,12 @@ inline launch_with_commit(uses) {
   fi
 }
 
-/* It leaves its commit behind what lies there: whether the micro-batch has its memory then, the submitter will see. */
+/*
+ * It leaves its commit behind what lies there. Whether the micro-batch has its memory the submitter will see, when it comes
+ * to that or, at any time, earlier; then the step's thread goes on.
+ */
 inline leave_commit() {
-  atomic { calls!commit_begins,0,0,0; unsettled = 1; expendable = 0; protect = 1 };
+  atomic { calls!commit_begins,0,0,0; undecided = 1; unmade = 1; expendable = 0; protect = 1 };
   launch_with_commit(mine);
 #ifdef NO_FLUSH
   if
@@ -128,7 +133,11 @@ inline leave_commit() {
 #endif
   atomic { calls!commit_ends,0,0,0; protect = 0 };
   launch_with_commit(0); /* the optimizer */
-  !unsettled;
+  !undecided;
+  if
+  :: dropped -> !unmade
+  :: !dropped
+  fi;
   failed = dropped;
   made = !dropped;
   assert(made || state != sound)
@@ -147,7 +156,15 @@ proctype step() {
   {
 next:
     do
+#ifdef DEFERRED
+#ifdef NO_WAIT
     :: lock();
+#else
+    :: !unmade; lock();
+#endif
+#else
+    :: lock();
+#endif
        if
        :: lost -> replace_arena(); end_abort()
        :: else
@@ -227,6 +244,16 @@ next:
 }
 
 #ifdef DEFERRED
+inline decide() {
+  lock();
+  if
+  :: state == sound -> phase = committing; going = 1; dropped = 0
+  :: else -> dropped = 1
+  fi;
+  undecided = 0;
+  unlock()
+}
+
 proctype submitter() {
   mtype what;
   bit passed, uses, may_drop, spared;
@@ -234,15 +261,11 @@ proctype submitter() {
   {
 end:
     do
+    :: undecided -> decide()
     :: atomic { calls?what,uses,may_drop,spared -> submitting = 1 }
        if
-       :: what == commit_begins ->
-          lock();
-          if
-          :: state == sound -> phase = committing; going = 1; dropped = 0
-          :: else -> dropped = 1
-          fi;
-          unlock()
+       :: what == commit_begins && undecided -> decide()
+       :: what == commit_begins && !undecided
        :: what == commit_ends && going ->
           lock();
           assert(!lost);
@@ -274,7 +297,7 @@ end:
        fi;
        atomic {
          submitting = 0;
-         unsettled = unsettled && what != commit_ends;
+         unmade = unmade && what != commit_ends;
          stale = (stale > 0 -> stale - 1 : 0)
        }
     od

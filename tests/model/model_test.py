@@ -105,6 +105,7 @@ def test_each_part_of_the_handover_is_needed(tmp_path, switch, violated, claim, 
     ("NO_FLUSH", "!(lost)"),
     ("NO_GROUP", "owner=="),
     ("NO_VERDICT", "owner=="),
+    ("NO_WAIT", "owner=="),
 ])
 def test_each_part_of_deferred_submission_is_needed(tmp_path, switch, violated):
     assert violated in search(tmp_path, "handover", switch, *DEFERRED).output

@@ -1,8 +1,11 @@
 /// Bounded run-ahead, and waiting until the device is idle.
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
+#include <cstring>
 #include <latch>
+#include <utility>
 #include <vector>
 
 #include "tests/runtime/gate/gate_fixture.hpp"
@@ -87,6 +90,43 @@ TEST_F(streams, what_takes_longer_than_the_bound_is_known_by_its_name) {
   EXPECT_GE(units.front().times, 4U);
   EXPECT_LE(units.front().times, 12U);
   EXPECT_GE(std::chrono::nanoseconds{units.back().nanoseconds}, 500us);
+}
+
+/// A kernel that takes as many milliseconds as its parameter says.
+void take_so_long(void** parameters) {
+  int milliseconds = 0;
+  std::memcpy(&milliseconds, parameters[0], sizeof(milliseconds));
+  std::this_thread::sleep_for(std::chrono::milliseconds{milliseconds});
+}
+
+TEST_F(streams, work_of_one_form_and_several_lengths_is_told_apart_by_what_comes_before_it) {
+  CUstream const on = stream();
+  std::size_t const one_int = sizeof(int);
+  auto* const statistics =
+      static_cast<CUfunction>(driver.register_kernel(take_so_long, &one_int, 1, 0));
+  CUfunction const small = kernel(10us);
+  std::array const layers{std::pair{kernel(20us), 8}, std::pair{kernel(30us), 1},
+                          std::pair{kernel(40us), 1}};
+  gate.set_run_ahead(std::chrono::nanoseconds{3ms}.count());
+  for (int round = 0; round < 12; ++round) {
+    for (auto const& [first, milliseconds] : layers) {
+      ASSERT_EQ(launch(first, on), CUDA_SUCCESS);
+      ASSERT_EQ(launch(small, on), CUDA_SUCCESS);
+      ASSERT_EQ(launch(small, on), CUDA_SUCCESS);
+      int length = milliseconds;
+      std::array<void*, 1> parameters{&length};
+      ASSERT_EQ(cuda.launch_kernel(statistics, 1, 1, 1, 1, 1, 1, 0, on, parameters.data(), nullptr),
+                CUDA_SUCCESS);
+    }
+  }
+  ASSERT_EQ(cuda.synchronise(on), CUDA_SUCCESS);
+  bool found = false;
+  sluice_gate_long_unit unit{};
+  for (std::size_t i = 0; gate.long_unit(i, &unit) != 0; ++i) {
+    found = found || (std::chrono::nanoseconds{unit.nanoseconds} >= 8ms && unit.times >= 8 &&
+                      unit.times <= 12);
+  }
+  EXPECT_TRUE(found);
 }
 
 TEST_F(streams, the_unit_that_was_executing_at_the_end_is_told_apart) {
