@@ -27,9 +27,9 @@ from records import single, write
 
 TARGETS = {"step_ratio.value": "<= 1.005"}
 MEMORY_TARGETS = {"peak_memory_ratio.value": "<= 1.03"}
-# Outside the arena gradients, optimizer state and workspaces are made, as by sluice.Step with few samples, so that they
-# lie close together.
-STEPS_BEFORE, SAMPLES_BEFORE = 2, 2
+# What lasts is made outside the arena, as by sluice.Step: gradients first, then libraries' workspaces by a few samples whose
+# memory is given back; the optimizer's state by the first step.
+SAMPLES_BEFORE = 2
 
 
 # --- the process that is measured -------------------------------------------------------------------------------------
@@ -82,14 +82,18 @@ def work(workload: Workload, pooled: bool) -> None:
     memory = PoolMemory(cuda) if pooled else None
     job = workload.make(workload.batch)
 
-    def step(batch: tuple, inside: contextlib.AbstractContextManager) -> None:
-        job.optimizer.zero_grad(set_to_none=False)
+    def forward_backward(batch: tuple, inside: contextlib.AbstractContextManager) -> None:
         with inside, torch.autograd.set_multithreading_enabled(False):
             job.loss(*batch).backward()
+
+    def step() -> None:
+        job.optimizer.zero_grad(set_to_none=False)
+        forward_backward(job.batch, memory.micro_batch(workload.batch) if pooled else contextlib.nullcontext())
         job.optimizer.step()
 
-    for _ in range(STEPS_BEFORE):
-        step(tuple(each[:SAMPLES_BEFORE] for each in job.batch), contextlib.nullcontext())
+    for param in job.model.parameters():
+        param.grad = torch.zeros_like(param)
+    forward_backward(tuple(each[:SAMPLES_BEFORE] for each in job.batch), contextlib.nullcontext())
     if cuda:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
@@ -103,10 +107,7 @@ def work(workload: Workload, pooled: bool) -> None:
             return {}
         return held_bytes() if pooled else {"peak_bytes": torch.cuda.max_memory_reserved()}
 
-    def inside() -> contextlib.AbstractContextManager:
-        return memory.micro_batch(workload.batch) if pooled else contextlib.nullcontext()
-
-    answer(lambda: step(job.batch, inside()), settle, peak)
+    answer(step, settle, peak)
 
 
 # --- the process that measures ----------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ class stream_state {
   group_marker passed_;  // of `ahead_`'s the last that has happened; without an event: none
   std::uint32_t launches_ = 0;
   bool measure_next_ = false;  // the next launch has an event before it and gets one behind it
-  recent_kinds before_{};               // of the last launches
+  recent_kinds before_{};      // of the last launches
   std::uint32_t unknown_contexts_ = 0;  // that launches had of late, beyond those that were known
   CUevent settled_ = nullptr;           // recorded after the last call, for waiting until idle
 };

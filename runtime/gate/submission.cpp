@@ -171,7 +171,8 @@ std::uint64_t submission_queue::decided_from(std::uint64_t number) const {
   std::uint64_t const made = made_.load(std::memory_order_acquire);
   while (number - 1 > made) {
     deferred_call const& before = calls_[(number - 2) % capacity];
-    ahead += before.enters ? streams().expected(before.work.kind) : std::chrono::nanoseconds::zero();
+    ahead +=
+        before.enters ? streams().expected(before.work.kind) : std::chrono::nanoseconds::zero();
     if (ahead > decided_ahead) {
       break;
     }

@@ -228,8 +228,9 @@ class submission_queue {
   std::atomic<std::uint64_t> wake_at_{never};
   std::atomic<bool> ending_{false};
   std::atomic<CUresult> error_{CUDA_SUCCESS};
-  std::atomic<std::uint64_t> decide_at_{never};  // number of the call that the decision comes before
-  void (*decide_)(void* of) = nullptr;           // written before, and read after, `decide_at_`
+  std::atomic<std::uint64_t> decide_at_{
+      never};                           // number of the call that the decision comes before
+  void (*decide_)(void* of) = nullptr;  // written before, and read after, `decide_at_`
   void* decide_of_ = nullptr;
 
   std::mutex mutex_;  // guards the rest; a call belongs to the submitter once accepted

@@ -61,24 +61,25 @@ TEST_F(deferred_commit, it_is_decided_when_its_turn_comes_and_made_in_its_order)
 }
 
 TEST_F(deferred_commit, it_is_decided_before_the_last_short_launches_that_come_before_it) {
-  auto const round = [this] {  // in which the kernel may be seen to take long, for lack of a processor
-    for (int known = 0; known < 8; ++known) {
-      note(-1);
-      EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
-    }
-    auto const before = begun();
-    close();
-    note(1);
-    note(2);
-    note(3);
-    EXPECT_EQ(begin(), 1);
-    end();
-    gate.open();
-    EXPECT_EQ(gate.commit_settle(in(10s)), 1);
-    EXPECT_EQ(gate.commit_made(in(10s)), 1);
-    EXPECT_EQ(begun(), before + 3);
-    return begun_before_ < before + 3;
-  };
+  auto const round =
+      [this] {  // in which the kernel may be seen to take long, for lack of a processor
+        for (int known = 0; known < 8; ++known) {
+          note(-1);
+          EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
+        }
+        auto const before = begun();
+        close();
+        note(1);
+        note(2);
+        note(3);
+        EXPECT_EQ(begin(), 1);
+        end();
+        gate.open();
+        EXPECT_EQ(gate.commit_settle(in(10s)), 1);
+        EXPECT_EQ(gate.commit_made(in(10s)), 1);
+        EXPECT_EQ(begun(), before + 3);
+        return begun_before_ < before + 3;
+      };
   int rounds = 0;
   while (!round()) {
     ASSERT_LT(++rounds, 100);

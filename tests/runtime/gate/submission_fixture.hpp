@@ -67,8 +67,9 @@ class submission : public gate_test {
 
   void note(int number, CUstream stream = nullptr, unsigned blocks = 1) const {
     std::array<void*, 1> parameters{&number};
-    EXPECT_EQ(cuda.launch_kernel(noting, blocks, 1, 1, 1, 1, 1, 0, stream, parameters.data(), nullptr),
-              CUDA_SUCCESS);
+    EXPECT_EQ(
+        cuda.launch_kernel(noting, blocks, 1, 1, 1, 1, 1, 0, stream, parameters.data(), nullptr),
+        CUDA_SUCCESS);
   }
   [[nodiscard]] std::uint64_t begun() const { return driver.calls("cuLaunchKernel"); }
   void close() const { ASSERT_EQ(gate.close(in(10s)), 0); }
