@@ -3,6 +3,9 @@
 
     python examples/train_digits.py --steps 200
     build/release/bin/sluice run -- python examples/train_digits.py --steps 200
+    build/release/bin/sluice run -- torchrun --nproc-per-node 2 examples/train_digits.py --steps 200
+
+Several processes each train on a part of the samples, and share the gradients.
 """
 
 import training  # first: it finds the package `sluice` in this checkout
@@ -22,7 +25,7 @@ def main() -> None:
     import torch.nn.functional as F
     from sklearn.datasets import load_digits
     from torch import nn
-    from torch.utils.data import DataLoader, TensorDataset
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
     import sluice
 
@@ -31,21 +34,27 @@ def main() -> None:
     labels = torch.tensor(digits.target)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(options.seed))
     test, train = order[:TEST_SAMPLES], order[TEST_SAMPLES:]
+    samples = TensorDataset(images[train], labels[train])
+    sampler = DistributedSampler(samples, seed=options.seed) if training.in_several_processes() else None
     loader = DataLoader(
-        TensorDataset(images[train], labels[train]), batch_size=options.batch or 128, shuffle=True, drop_last=True,
+        samples, batch_size=options.batch or 128, shuffle=sampler is None, sampler=sampler, drop_last=True,
         num_workers=options.workers, generator=torch.Generator().manual_seed(options.seed),
     )
 
-    model = nn.Sequential(
+    model = training.replica(nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1), nn.GroupNorm(4, 32), nn.ReLU(),
         nn.Conv2d(32, 64, 3, padding=1), nn.GroupNorm(8, 64), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(64 * 4 * 4, 10),
-    ).to(device)
+    ).to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     step = sluice.Step(model, optimizer, micro_batch=options.micro_batch)
 
     progress = Progress(options)
+    epoch = 0
     while not progress.over:
+        if sampler is not None:
+            sampler.set_epoch(epoch)
+            epoch += 1
         for x, y in loader:
             if progress.over:
                 break
@@ -55,7 +64,8 @@ def main() -> None:
 
     with torch.no_grad():
         right = (model(images[test].to(device)).argmax(1).cpu() == labels[test]).float().mean().item()
-    print(f"{right:.1%} of {TEST_SAMPLES} digits never seen are recognised")
+    if training.rank() == 0:
+        print(f"{right:.1%} of {TEST_SAMPLES} digits never seen are recognised")
     if right < options.least_accuracy:
         raise SystemExit(f"that is less than {options.least_accuracy:.1%}")
 

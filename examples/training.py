@@ -10,6 +10,7 @@ A log holds one JSON object a line:
 """
 
 import argparse
+import atexit
 import json
 import os
 import sys
@@ -46,7 +47,8 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 def prepare(options: argparse.Namespace):
-    """Seeds torch, makes it deterministic if that is asked for, and returns the device to train on."""
+    """Seeds torch, makes it deterministic if that is asked for, and returns the device to train on. Under torchrun, joins the
+    other processes."""
     if options.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
     import torch
@@ -56,7 +58,42 @@ def prepare(options: argparse.Namespace):
     device = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(options.seed)
     torch.use_deterministic_algorithms(options.deterministic)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if device == "cuda":
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.distributed.init_process_group("nccl" if device == "cuda" else "gloo")
+        atexit.register(torch.distributed.destroy_process_group)
     return torch.device(device)
+
+
+def in_several_processes() -> bool:
+    import torch
+
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def rank() -> int:
+    import torch
+
+    return torch.distributed.get_rank() if in_several_processes() else 0
+
+
+def replica(model):
+    """The model, whose gradients are added to those of the other processes', if there are any."""
+    import torch
+
+    return torch.nn.parallel.DistributedDataParallel(model) if in_several_processes() else model
+
+
+def agreed(answer: bool) -> bool:
+    """The first process's answer."""
+    import torch
+
+    if not in_several_processes():
+        return answer
+    box = [answer]
+    torch.distributed.broadcast_object_list(box, 0)
+    return box[0]
 
 
 class Progress:
@@ -73,7 +110,7 @@ class Progress:
         if options.steps is None and options.seconds is None and options.until is None:
             raise SystemExit("say when to end: --steps, --seconds or --until")
         self._options = options
-        self._file = options.log.open("w", encoding="utf-8") if options.log else None
+        self._file = options.log.open("w", encoding="utf-8") if options.log and rank() == 0 else None
         self._started = time.perf_counter()
         self._steps = 0
         self._written = (0.0, 0)  # seconds and samples of the line before
@@ -81,6 +118,9 @@ class Progress:
 
     @property
     def over(self) -> bool:
+        return agreed(self._is_over())
+
+    def _is_over(self) -> bool:
         if self._options.steps is not None and self._steps >= self._options.steps:
             return True
         if self._options.until is not None and self._options.until.exists():
@@ -98,7 +138,7 @@ class Progress:
 
     def finish(self) -> None:
         """Writes the last line, also to standard output, and closes the log."""
-        if self._last is not None:
+        if self._last is not None and rank() == 0:
             line = self._write(*self._last, final=True)
             print(f"trained {line['step']} steps, {line['samples']} samples in {line['seconds']:.1f} s; "
                   f"loss {line['loss']:.4f}, {line['discards']} micro-batches discarded")

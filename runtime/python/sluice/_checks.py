@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 running: list[MicroBatch] = []
 
 
-def refuse_parallel(model: nn.Module) -> None:
-    """Raises SluiceError for wrappers whose work on other devices or in other processes cannot run again."""
+def refuse_parallel(model: nn.Module, reduces: bool) -> None:
+    """Raises SluiceError for wrappers whose work on other devices or in other processes cannot run again. ``reduces``: whether
+    gradients of ``DistributedDataParallel`` are reduced outside of micro-batches."""
     for module in model.modules():
         if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
             raise SluiceError("nn.DataParallel works on several GPUs at once, of which sluice shares one a process; pass "
                               "the module inside of it (model.module), or list one GPU in device_ids")
-        distributed = isinstance(module, nn.parallel.DistributedDataParallel)
+        distributed = not reduces and isinstance(module, nn.parallel.DistributedDataParallel)
         if not distributed and (fsdp := sys.modules.get("torch.distributed.fsdp")) is not None:
             kinds = tuple(getattr(fsdp, name) for name in ("FullyShardedDataParallel", "FSDPModule")
                           if hasattr(fsdp, name))
@@ -35,6 +36,10 @@ def refuse_parallel(model: nn.Module) -> None:
                 f"{type(module).__name__} reduces gradients inside of backward, and a micro-batch that runs again would "
                 "wait for processes that do not run theirs; pass the module inside of it (model.module) and reduce the "
                 "gradients in a hook of the optimizer (register_step_pre_hook), or train in one process")
+        several = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if several and isinstance(module, nn.SyncBatchNorm) and torch.distributed.get_world_size(module.process_group) > 1:
+            raise SluiceError("SyncBatchNorm works together with other processes inside of forward, and a micro-batch that "
+                              "runs again would wait for them; take BatchNorm, or GroupNorm")
 
 
 def refuse_recorded_graphs(device: int) -> None:

@@ -20,6 +20,7 @@ from sluice._micro_batch import MicroBatch, Rehearsal, refuse_survivors
 from sluice._modules import Parts, is_compiled
 from sluice._planning import Planner
 from sluice._random import RandomState
+from sluice._replicas import Replicas
 from sluice._trouble import Trouble
 from sluice._update import Update
 
@@ -61,12 +62,13 @@ class Engine:
         micro_batch: Most samples in a slice. None: the whole batch.
         adapt: Whether a slice may become smaller when memory is short. None: unless there are batch statistics.
         generators: Random generators that the loss function uses (see ``RandomState``).
+        replicas: The model's, if the caller has their gradients reduced.
 
     Not thread-safe.
     """
 
     def __init__(self, model: nn.Module, param_groups: list[dict[str, Any]], micro_batch: int | None,
-                 adapt: bool | None, generators: Iterable[Any]) -> None:
+                 adapt: bool | None, generators: Iterable[Any], replicas: Replicas | None = None) -> None:
         self._micro_batch = checked_micro_batch(micro_batch)
         self._model = model
         self._parts = Parts(model)
@@ -80,7 +82,7 @@ class Engine:
         self.arena = make_arena(self.runtime, self.cuda) if self.runtime else None
         self.trouble = Trouble(self.runtime) if self.runtime else None
         if self.runtime:
-            _checks.refuse_parallel(model)
+            _checks.refuse_parallel(model, reduces=replicas is not None and not self.cuda)
             if self.cuda:
                 self.trouble.watch_cuda()
         self._rehearsed = self.runtime is None
@@ -88,6 +90,7 @@ class Engine:
         self.gradients = Gradients(params, apart=self.runtime is not None)
         self.may_defer = _of_one_kind(params)  # commits: what is done at once to tensors on the CPU cannot be dropped
         self.buffers = Buffers(self._parts)
+        self.replicas = replicas
         self.running = False
         self.unsettled: MicroBatch | None = None  # its commit lies in the gate's queue, and nobody waits for it
         self._follow_later = False
@@ -124,6 +127,10 @@ class Engine:
             raise RuntimeError("a step cannot begin inside of a micro-batch")
         if self.unsettled is not None:
             self.unsettled.close()
+        if losses is not None:
+            losses.samples = total
+        if self.replicas is not None:
+            self.replicas.begin_batch()
         if lazily:
             self.gradients.forget()
             self._follow_later = True

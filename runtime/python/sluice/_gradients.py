@@ -116,6 +116,15 @@ class Gradients:
         else:
             self._finished = {param: self._sums[param] for param in self.params if param in self._begun}
 
+    @property
+    def finished(self) -> dict[nn.Parameter, torch.Tensor]:
+        """The finished sums, to be changed before they are shown; without parameters that have no gradient."""
+        return self._finished
+
+    def zero_of(self, param: nn.Parameter) -> torch.Tensor:
+        """A sum for a parameter that no micro-batch had a gradient of."""
+        return torch.zeros_like(param) if self._sums is None else self._sums[param].zero_()
+
     @torch.no_grad()
     def divide(self, by: float | torch.Tensor) -> None:
         """Divides the finished sums."""

@@ -59,6 +59,7 @@ class Losses:
         self._weighted: bool | None = None
         self._loss: torch.Tensor | None = None
         self._weight: float | torch.Tensor = 0.0
+        self.samples = 0  #: of the batch
 
     def part(self, loss: torch.Tensor, weight: float | torch.Tensor | None, share: float) -> torch.Tensor:
         """What a slice adds to the batch's loss before it is divided; backward runs on it.
@@ -91,6 +92,17 @@ class Losses:
         self._loss = part if self._loss is None else self._loss + part
         if weight is not None:
             self._weight = self._weight + weight
+
+    @property
+    def is_sum(self) -> bool:
+        return self._reduction == "sum"
+
+    def contribution(self) -> tuple[float, float | torch.Tensor, torch.Tensor]:
+        """For a batch that several processes have parts of: by what to multiply this one's loss and gradients before they
+        are added to others', what it counts in their mean, and its loss."""
+        if self._weighted:
+            return 1.0, self._weight, self._loss
+        return 1.0 if self.is_sum else float(self.samples), float(self.samples), self._loss
 
     @property
     def divisor(self) -> float | torch.Tensor | None:

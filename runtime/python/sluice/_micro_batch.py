@@ -142,6 +142,8 @@ class MicroBatch:
             engine.save()
             self._enter()
         self.thread = threading.get_ident()
+        if engine.replicas:
+            engine.replicas.begin_micro_batch()
         engine.running = True
         _checks.running.append(self)
 
@@ -173,6 +175,8 @@ class MicroBatch:
         engine = self._engine
         _checks.running.remove(self)
         engine.running = False
+        if engine.replicas:
+            engine.replicas.end_micro_batch()
         self.thread = 0
         self._batch = ()  # and with it the gradients of inputs that have asked for one
         try:

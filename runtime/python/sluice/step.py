@@ -15,6 +15,7 @@ from sluice import _losses
 from sluice._engine import OPTIMIZER_WARM_UP_STEPS, Engine
 from sluice._losses import Losses
 from sluice._micro_batch import MicroBatch
+from sluice._replicas import Replicas
 from sluice._update import Update, can_be_taken_back
 
 
@@ -48,7 +49,7 @@ class Step:
     Raises:
         TypeError: for an argument of the wrong type.
         ValueError: for one of the wrong value.
-        SluiceError: for a model that works on several GPUs, or in several processes, under ``sluice run``.
+        SluiceError: for a model that works on several GPUs, or in several processes on GPUs, under ``sluice run``.
 
     Not thread-safe: one step at a time, from one thread.
     """
@@ -83,7 +84,7 @@ class Step:
         self._reduction = reduction
         self.model = model
         self.optimizer = optimizer
-        self._engine = Engine(model, optimizer.param_groups, micro_batch, adapt, generators)
+        self._engine = Engine(model, optimizer.param_groups, micro_batch, adapt, generators, Replicas.find(model))
         self._runtime = self._engine.runtime
         self._arena = self._engine.arena
         self._loss: torch.Tensor | None = None
@@ -185,7 +186,7 @@ class Step:
 
     def _early_update(self, losses: Losses) -> Update | None:
         """What the last micro-batch may run before it is known to count. The first steps make the optimizer's state."""
-        if (self._scaler or not self.shared or self._engine.counts["steps"] < OPTIMIZER_WARM_UP_STEPS
+        if (self._scaler or not self.shared or self._engine.replicas or self._engine.counts["steps"] < OPTIMIZER_WARM_UP_STEPS
                 or not can_be_taken_back(self.optimizer)):
             return None
 
@@ -204,11 +205,16 @@ class Step:
 
     def _show_gradients(self, losses: Losses) -> torch.Tensor:
         """Gives the parameters the gradients of the batch. Returns its loss."""
-        if (divisor := losses.divisor) is not None:
-            self._engine.gradients.divide(divisor)
-        self._engine.gradients.show()
+        gradients, replicas = self._engine.gradients, self._engine.replicas
+        if replicas is not None:
+            loss = replicas.reduce(gradients, losses)
+        else:
+            if (divisor := losses.divisor) is not None:
+                gradients.divide(divisor)
+            loss = losses.result()
+        gradients.show()
         self._engine.make_room()
-        return losses.result()
+        return loss
 
     def _clip(self) -> None:
         if self._clip_norm is not None:

@@ -15,6 +15,7 @@ from torch import nn  # noqa: E402
 
 import sluice  # noqa: E402
 from sluice import _checks, _runtime  # noqa: E402
+from sluice._engine import Engine  # noqa: E402
 
 
 def made(runtime=None, model=None, micro_batch=2, optimizer=torch.optim.SGD, **options):
@@ -232,10 +233,20 @@ def test_models_that_work_in_several_places_are_refused_where_memory_is_shared(m
 
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with pytest.raises(sluice.SluiceError, match="reduces gradients inside of backward"):
-        made(ScriptedRuntime(), Distributed(nn.Linear(3, 2)))
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
-    made(ScriptedRuntime(), Distributed(nn.Linear(3, 2)))
+    model = Distributed(nn.Linear(3, 2))
+    groups = [{"params": list(model.parameters())}]
+    with sharing(ScriptedRuntime()):
+        with pytest.raises(sluice.SluiceError, match="reduces gradients inside of backward"):
+            Engine(model, groups, None, None, ())  # whoever has it does not reduce them itself
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+        Engine(model, groups, None, None, ())
+
+
+def test_statistics_of_several_processes_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda _group=None: 2)
+    with pytest.raises(sluice.SluiceError, match="take BatchNorm, or GroupNorm"):
+        made(ScriptedRuntime(), nn.Sequential(nn.Linear(3, 2), nn.SyncBatchNorm(2)))
 
 
 def test_recorded_graphs_are_refused(monkeypatch):

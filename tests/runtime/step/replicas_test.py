@@ -1,0 +1,135 @@
+"""Replicas of a model in several processes learn what one process learns that has all their samples."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "runtime" / "python"))
+torch = pytest.importorskip("torch")
+
+from torch import distributed, multiprocessing, nn  # noqa: E402
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: E402
+
+import sluice  # noqa: E402
+
+RANKS = 2
+STEPS = 3
+Parallel = nn.parallel.DistributedDataParallel
+
+
+class Branches(nn.Module):
+    """Of its branches one is used by every process, one by the first alone, one by none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all, self.first, self.none = (nn.Linear(4, 3) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, first: bool) -> torch.Tensor:
+        return self.all(x) + (self.first(x) if first else 0.0)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+
+
+def samples(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return (torch.randn(count, 4, dtype=torch.double, generator=generator), torch.randint(3, (count,), generator=generator),
+            torch.rand(count, dtype=torch.double, generator=generator))
+
+
+def trained(module: nn.Module, part: slice, count: int, way: str) -> tuple[list[torch.Tensor], list[float]]:
+    """The weights and losses of some steps on part of the samples."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.3, momentum=0.9)
+    step = sluice.Step(module, optimizer, 2, reduction="sum" if way == "sum" else "mean")
+
+    def loss_of(x, y, weight):
+        each = nn.functional.cross_entropy(module(x), y, reduction="none")
+        if way == "weights":
+            return (each * weight).sum() / weight.sum(), weight.sum()
+        return each.sum() if way == "sum" else each.mean()
+
+    losses = [float(step(loss_of, *(of[part] for of in samples(count)))) for _ in range(STEPS)]
+    return [param.detach() for param in module.parameters()], losses
+
+
+# --- what the processes do ----------------------------------------------------------------------------------------------------
+
+
+def same_as_one(rank: int) -> None:
+    for parts in ((6, 6), (7, 2)):
+        count = sum(parts)
+        part = slice(0, parts[0]) if rank == 0 else slice(parts[0], count)
+        for way in ("mean", "weights", "sum"):
+            for options in ({}, {"gradient_as_bucket_view": True}, {"static_graph": True}):
+                mine, losses = trained(Parallel(model(), **options), part, count, way)
+                one, expected = trained(model(), slice(0, count), count, way)
+                assert losses == pytest.approx(expected, rel=1e-12), (way, parts)
+                for param, wanted in zip(mine, one, strict=True):
+                    torch.testing.assert_close(param, wanted, rtol=1e-11, atol=1e-13)
+                    others = [torch.empty_like(param) for _ in range(RANKS)]
+                    distributed.all_gather(others, param)
+                    assert all(torch.equal(other, param) for other in others)
+
+
+def unused(rank: int) -> None:
+    torch.manual_seed(0)
+    module = Parallel(Branches(), find_unused_parameters=True)
+    before = {name: param.detach().clone() for name, param in module.module.named_parameters()}
+    step = sluice.Step(module, torch.optim.SGD(module.parameters(), lr=0.1, weight_decay=0.1))
+    step(lambda x: module(x, rank == 0).square().mean(), torch.ones(2, 4))
+    after = dict(module.module.named_parameters())
+    changed = {name for name in after if not torch.equal(after[name], before[name])}
+    assert changed == {name for name in before if not name.startswith("none")}
+    whole = torch.cat([param.detach().flatten() for param in after.values()])
+    others = [torch.empty_like(whole) for _ in range(RANKS)]
+    distributed.all_gather(others, whole)
+    assert torch.equal(others[0], others[1])
+
+
+def buffers(rank: int) -> None:
+    torch.manual_seed(0)
+    module = Parallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+    step = sluice.Step(module, torch.optim.SGD(module.parameters(), lr=0.1), 4)
+    calls = []
+    sync = module._sync_buffers
+    module._sync_buffers = lambda: (calls.append(1), sync())
+    for _ in range(STEPS):
+        step(lambda x: module(x).square().mean(), torch.randn(8, 4) + rank)
+    assert len(calls) == STEPS  # once a step, however many micro-batches
+    module.eval()
+    seen = module(torch.ones(1, 4)).detach()
+    others = [torch.empty_like(seen) for _ in range(RANKS)]
+    distributed.all_gather(others, seen)
+    assert torch.equal(others[0], others[1])
+
+
+def refused(_rank: int) -> None:
+    module = Parallel(model())
+    module.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    with pytest.raises(sluice.SluiceError, match="leave register_comm_hook out"):
+        sluice.Step(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    module = Parallel(model())
+    step = sluice.Step(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match="must not all be zero, in all processes"):
+        step(lambda x: (module(x).sum(), 0.0), torch.ones(2, 4, dtype=torch.double))
+
+
+# --------------------------------------------------------------------------------------------------------------------------------
+
+
+def process(rank: int, folder: Path, bodies: tuple[str, ...]) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
+    for body in bodies:
+        globals()[body](rank)
+    distributed.destroy_process_group()
+
+
+@pytest.mark.deadline(180)
+@pytest.mark.parametrize("bodies", [("same_as_one",), ("unused", "buffers", "refused")], ids=" ".join)
+def test_in_processes_that_train_together(tmp_path, monkeypatch, bodies):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    multiprocessing.spawn(process, (tmp_path, bodies), nprocs=RANKS)

@@ -1,0 +1,77 @@
+"""A training job of two processes, whose model is in DistributedDataParallel; see benchmarks/exact_job.py for its command line.
+
+It starts the two with torchrun. What it writes is of both: their digests, the losses of the first, discards of either.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import distributed, nn
+
+import sluice
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from exact_job import digest, network  # noqa: E402
+
+RANKS, SAMPLES, MICRO_BATCH = 2, (80, 48), 32
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--until", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    return parser.parse_args()
+
+
+def train(args: argparse.Namespace) -> None:
+    distributed.init_process_group("gloo")
+    rank = distributed.get_rank()
+    torch.manual_seed(0)
+    torch.use_deterministic_algorithms(True)
+    model = nn.parallel.DistributedDataParallel(network(16))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    step = sluice.Step(model, optimizer, MICRO_BATCH, adapt=False, clip_norm=1.0)
+    torch.manual_seed(rank)  # dropout is each process's own
+    generator = torch.Generator().manual_seed(rank)
+    losses: list[torch.Tensor] = []
+    over = False
+    while not over:
+        x = torch.randn(SAMPLES[rank], 3, 32, 32, generator=generator)
+        y = torch.randint(10, (SAMPLES[rank],), generator=generator)
+        losses.append(step(lambda x, y: F.cross_entropy(model(x), y), x, y))
+        ending = torch.tensor(float(len(losses) == args.steps if args.steps else args.until.exists()))
+        distributed.broadcast(ending, 0)
+        over = bool(ending)
+    own = {"digest": digest(model, optimizer), "losses": [loss.item().hex() for loss in losses], "stats": step.stats(), "shared": step.shared,
+           "parameters": [hashlib.sha256(param.detach().numpy().tobytes()).hexdigest() for param in model.parameters()]}
+    args.out.with_suffix(f".{rank}").write_text(json.dumps(own))
+    distributed.destroy_process_group()
+
+
+def main() -> None:
+    args = arguments()
+    if "RANK" in os.environ:
+        train(args)
+        return
+    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", __file__,
+                    *sys.argv[1:]], check=True)
+    ranks = [json.loads(args.out.with_suffix(f".{rank}").read_text()) for rank in range(RANKS)]
+    first = ranks[0]
+    assert all(each[key] == first[key] for each in ranks for key in ("losses", "parameters")), "the processes have parted"
+    args.out.write_text(json.dumps({
+        "digest": [each["digest"] for each in ranks], "losses": first["losses"], "steps": len(first["losses"]),
+        "shared": all(each["shared"] for each in ranks), "phases": [(0, "training")],
+        "stats": {"discards": [each["stats"]["discards"] for each in ranks]}}))
+
+
+if __name__ == "__main__":
+    main()
