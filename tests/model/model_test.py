@@ -109,3 +109,20 @@ def test_each_part_of_the_handover_is_needed(tmp_path, switch, violated, claim, 
 ])
 def test_each_part_of_deferred_submission_is_needed(tmp_path, switch, violated):
     assert violated in search(tmp_path, "handover", switch, *DEFERRED).output
+
+
+@pytest.mark.parametrize("switches", [(), ("PAUSES=2",), ("INSIDE=2",), ("DEATH", "BATCHES=1"),
+                                      ("RANKS=3", "PAUSERS=2", "BATCHES=1")])
+def test_ranks_stop_at_one_cut_and_all_go_on(tmp_path, switches):
+    assert_sound(search(tmp_path, "cut", *switches), at_least=100_000)
+
+
+@pytest.mark.parametrize("switch, violated", [
+    ("NO_WORD", "launched"),
+    ("NO_DEBT", "launched"),
+    ("NO_EPOCH", "work"),
+    ("NO_COMMIT", "work"),
+    ("NO_RETRY", "invalid end state"),
+])
+def test_each_part_of_the_cut_is_needed(tmp_path, switch, violated):
+    assert violated in search(tmp_path, "cut", switch).output

@@ -1,0 +1,229 @@
+#include "nccl_shim/cut.hpp"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <climits>
+#include <ctime>
+
+namespace sluice::nccl_shim {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// Waking a thread costs more than most waits take.
+constexpr std::chrono::nanoseconds awake = 50us;
+/// A lost wake-up, or a dead process's, would cost no more than this.
+constexpr std::chrono::nanoseconds nap = 20ms;
+
+constexpr unsigned number_bits = 48;
+constexpr std::uint64_t number_mask = (std::uint64_t{1} << number_bits) - 1;
+
+constexpr std::uint64_t arrival(std::uint16_t epoch, std::uint64_t number) {
+  return std::uint64_t{epoch} << number_bits | number;
+}
+
+std::int64_t monotonic_ns() {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+/// Of a word that processes share. 32 bits of it are what the kernel compares.
+void sleep_while(std::atomic<std::uint32_t>& word, std::uint32_t seen,
+                 std::chrono::nanoseconds at_most) {
+  timespec const limit{at_most / 1s, (at_most % 1s).count()};
+  ::syscall(SYS_futex, &word, FUTEX_WAIT, seen, &limit, nullptr, 0);
+}
+
+}  // namespace
+
+void cut::arrive(numbered_call const& what) noexcept {
+  auto& own = shared_.ranks[rank_];
+  own.call[0].store(what.operation, std::memory_order_relaxed);
+  own.call[1].store(what.type, std::memory_order_relaxed);
+  own.call[2].store(what.count, std::memory_order_relaxed);
+  own.call[3].store(what.root, std::memory_order_relaxed);
+  // Of two that arrive at the same time one must see the other.
+  own.arrived.store(arrival(epoch_, ++number_), std::memory_order_seq_cst);
+  try_to_grant();
+}
+
+outcome cut::await(std::int64_t deadline_ns) noexcept {
+  return wait(deadline_ns, [this]() -> std::optional<outcome> {
+    auto const now = cut_word::unpack(shared_.word.load(std::memory_order_seq_cst));
+    if (now.granted >= number_) {
+      return outcome::granted;
+    }
+    if (auto const bad = trouble()) {
+      return bad;
+    }
+    if (now.epoch != epoch_) {
+      epoch_ = now.epoch;
+      --number_;
+      return outcome::dropped;
+    }
+    return std::nullopt;
+  });
+}
+
+void cut::launched() noexcept {
+  shared_.ranks[rank_].launched.store(number_, std::memory_order_seq_cst);
+  if (cut_word::unpack(shared_.word.load(std::memory_order_seq_cst)).pausing != 0) {
+    tell();  // it may be this rank that pauses, and waits for that
+  }
+}
+
+std::uint64_t cut::pause(bool again) noexcept {
+  std::uint64_t seen = shared_.word.load(std::memory_order_relaxed);
+  cut_word made;
+  do {
+    made = cut_word::unpack(seen);
+    ++made.pausing;
+    made.epoch = static_cast<std::uint16_t>(made.epoch + (again ? 1 : 0));
+  } while (!shared_.word.compare_exchange_weak(seen, made.pack(), std::memory_order_seq_cst));
+  if (again) {
+    tell();
+  }
+  return made.granted;
+}
+
+outcome cut::await_debts(std::uint64_t up_to, std::int64_t deadline_ns) noexcept {
+  return wait(deadline_ns, [this, up_to]() -> std::optional<outcome> {
+    if (shared_.ranks[rank_].launched.load(std::memory_order_seq_cst) >= up_to) {
+      return outcome::granted;
+    }
+    return trouble();
+  });
+}
+
+void cut::resume() noexcept {
+  shared_.word.fetch_sub(cut_word{0, 1, 0}.pack(), std::memory_order_seq_cst);
+  try_to_grant();
+}
+
+void cut::declare_lost(unsigned rank) noexcept {
+  std::uint32_t nobody = 0;
+  shared_.lost.compare_exchange_strong(nobody, rank + 1, std::memory_order_seq_cst);
+  tell();
+}
+
+std::optional<unsigned> cut::lost() const noexcept {
+  std::uint32_t const found = shared_.lost.load(std::memory_order_acquire);
+  return found == 0 ? std::nullopt : std::optional{found - 1};
+}
+
+std::optional<cut::difference_found> cut::difference() const noexcept {
+  std::uint64_t const found = shared_.differ.load(std::memory_order_acquire);
+  if (found == 0) {
+    return std::nullopt;
+  }
+  std::array const ranks{static_cast<unsigned>(found >> 8U & 0xffU),
+                         static_cast<unsigned>(found & 0xffU)};
+  return difference_found{(found >> 16U) - 1, ranks, {call_of(ranks[0]), call_of(ranks[1])}};
+}
+
+numbered_call cut::call_of(unsigned rank) const noexcept {
+  auto const& call = shared_.ranks[rank % max_ranks].call;
+  return {call[0].load(std::memory_order_relaxed), call[1].load(std::memory_order_relaxed),
+          call[2].load(std::memory_order_relaxed), call[3].load(std::memory_order_relaxed)};
+}
+
+/// Whether all ranks have arrived at what comes after `at`, and mean the same by it.
+cut::glance cut::look(cut_word const& at) const noexcept {
+  std::uint64_t const wanted = arrival(at.epoch, at.granted + 1);
+  for (unsigned rank = 0; rank < ranks_; ++rank) {
+    if (shared_.ranks[rank].arrived.load(std::memory_order_seq_cst) != wanted) {
+      return {sight::somebody_missing, {}};
+    }
+  }
+  for (unsigned rank = 1; rank < ranks_; ++rank) {
+    if (call_of(rank) != call_of(0)) {
+      return {sight::differ, {0, rank}};
+    }
+  }
+  return {sight::all_alike, {}};
+}
+
+/// Whoever finds that all have arrived moves the word on. What it has read of the others stays as it is
+/// until the word moves: a rank arrives anew when its number is granted or dropped.
+void cut::try_to_grant() noexcept {
+  std::uint64_t seen = shared_.word.load(std::memory_order_seq_cst);
+  for (;;) {
+    auto const at = cut_word::unpack(seen);
+    auto const found = look(at);
+    if (at.pausing != 0 || found.what == sight::somebody_missing) {
+      // Somebody may have begun or ended a pause, or an epoch, before what was seen.
+      std::uint64_t const now = shared_.word.load(std::memory_order_seq_cst);
+      if (now == seen) {
+        return;
+      }
+      seen = now;
+      continue;
+    }
+    if (found.what == sight::differ) {
+      std::uint64_t const now = shared_.word.load(std::memory_order_seq_cst);
+      if (now != seen) {
+        seen = now;
+        continue;
+      }
+      std::uint64_t none = 0;
+      shared_.differ.compare_exchange_strong(
+          none, (at.granted + 2) << 16U | found.ranks[0] << 8U | found.ranks[1],
+          std::memory_order_seq_cst);
+      tell();
+      return;
+    }
+    if (shared_.word.compare_exchange_strong(seen,
+                                             cut_word{at.epoch, at.pausing, at.granted + 1}.pack(),
+                                             std::memory_order_seq_cst)) {
+      tell();
+      return;  // nobody can have arrived at the next one
+    }
+  }
+}
+
+void cut::tell() noexcept {
+  shared_.turn.fetch_add(1, std::memory_order_seq_cst);
+  if (shared_.sleepers.load(std::memory_order_seq_cst) != 0) {
+    ::syscall(SYS_futex, &shared_.turn, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  }
+}
+
+std::optional<outcome> cut::trouble() const noexcept {
+  if (shared_.lost.load(std::memory_order_seq_cst) != 0) {
+    return outcome::lost;
+  }
+  return shared_.differ.load(std::memory_order_seq_cst) != 0 ? std::optional{outcome::differs}
+                                                             : std::nullopt;
+}
+
+template <typename Ask>
+outcome cut::wait(std::int64_t deadline_ns, Ask ask) noexcept {
+  std::int64_t const asleep_from = monotonic_ns() + awake.count();
+  for (;;) {
+    std::uint32_t const seen = shared_.turn.load(std::memory_order_seq_cst);
+    if (auto const known = ask()) {
+      return *known;
+    }
+    std::int64_t const now = monotonic_ns();
+    if (now >= deadline_ns) {
+      return outcome::late;
+    }
+    if (now < asleep_from) {
+      ::sched_yield();
+      continue;
+    }
+    shared_.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    sleep_while(
+        shared_.turn, seen,
+        std::min<std::chrono::nanoseconds>(nap, std::chrono::nanoseconds{deadline_ns - now}));
+    shared_.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  }
+}
+
+}  // namespace sluice::nccl_shim

@@ -1,0 +1,207 @@
+/*
+ * Where the ranks of a job stop, so that none of them has launched a collective that another never will
+ * (docs/collectives.md): the ranks' submitters, what pauses each of them, their devices.
+ *
+ * Collectives are numbered alike on all ranks. A rank arrives at a number when all before it is with its device; the number
+ * is granted when all ranks have arrived; what is granted must be launched. One word holds the epoch, who pauses, and how
+ * much is granted, and changes in one step. A pause ends the grants: the cut is where they stand. It may also begin an
+ * epoch: then what has not been granted is dropped on every rank, back to the last commit, and is run again. A commit has a
+ * number too, and nothing to launch.
+ *
+ *   -DDEATH        a rank may be killed at any instant
+ *   Each of these takes something away, and something must then be found wrong:
+ *   -DNO_WORD      a grant does not look at who pauses in the same step
+ *   -DNO_DEBT      a rank pauses without launching what is granted
+ *   -DNO_EPOCH     an arrival does not say of which epoch it is
+ *   -DNO_COMMIT    a rank commits without a number
+ *   -DNO_RETRY     whoever resumes does not look whether something can be granted
+ */
+#ifndef RANKS
+#define RANKS 2
+#endif
+#ifndef BATCHES
+#define BATCHES 2
+#endif
+#ifndef INSIDE
+#define INSIDE 1  /* collectives in a micro-batch */
+#endif
+#ifndef PAUSERS
+#define PAUSERS RANKS  /* ranks that are paused */
+#endif
+#ifndef PAUSES
+#define PAUSES 1  /* of each of them */
+#endif
+#define ITEMS (INSIDE + 1)
+#define MOST (BATCHES * ITEMS + PAUSERS * PAUSES * INSIDE + 2)
+
+/* The word. */
+byte epoch, granted, pausing;
+/* Of each rank: what it has arrived at, and launched or committed. */
+byte arrived[RANKS], arrived_in[RANKS], launched[RANKS], committed[RANKS];
+byte running[RANKS];      /* collectives on its device; they end together */
+bit closed[RANKS];        /* its gate */
+bit dead, ended[RANKS];
+byte work[MOST];          /* what the first rank to launch a number has launched: micro-batch and item, from 1 */
+
+inline all_arrived(at) {
+  ok = 1;
+  i = 0;
+  do
+  :: i < RANKS ->
+     if
+#ifdef NO_EPOCH
+     :: arrived[i] < at -> ok = 0
+#else
+     :: arrived[i] < at || arrived_in[i] != epoch -> ok = 0
+#endif
+     :: else
+     fi;
+     i++
+  :: i == RANKS -> break
+  od
+}
+
+/* Whoever finds that all have arrived moves the word on. */
+inline try_to_grant() {
+  atomic {
+    do
+    :: all_arrived(granted + 1);
+       if
+#ifdef NO_WORD
+       :: ok -> granted++
+#else
+       :: ok && pausing == 0 -> granted++
+       :: ok && pausing > 0 -> break
+#endif
+       :: !ok -> break
+       fi
+    od;
+    ok = 0; i = 0
+  }
+}
+
+proctype rank(byte r) {
+  byte number, known, batch, item, i;
+  bit ok;
+  do
+  :: batch == BATCHES -> break
+  :: batch < BATCHES ->
+     if
+#ifdef NO_COMMIT
+     :: item == INSIDE ->
+        atomic {
+          if
+          :: epoch == known -> committed[r]++; batch++
+          :: else -> known = epoch
+          fi;
+          item = 0
+        }
+     :: item < INSIDE ->
+#else
+     :: item < ITEMS ->
+#endif
+        number = number + 1;
+        atomic { arrived[r] = number; arrived_in[r] = known };
+        try_to_grant();
+        do
+        :: atomic { granted >= number && !closed[r] ->
+             launched[r] = number;
+             if
+             :: work[number] == 0 -> work[number] = batch * ITEMS + item + 1
+             :: else -> assert(work[number] == batch * ITEMS + item + 1)
+             fi;
+             if
+             :: item < INSIDE -> running[r]++; item++
+             :: item == INSIDE -> committed[r]++; batch++; item = 0
+             fi
+           };
+           break
+        :: atomic { granted < number && epoch != known && !closed[r] ->
+             known = epoch; number = number - 1; item = 0
+           };
+           break
+        :: dead -> goto over
+        od
+     fi
+  od;
+over:
+  ended[r] = 1
+}
+
+proctype pauser(byte r) {
+  byte n, cut, i;
+  bit ok;
+  do
+  :: n == PAUSES || dead -> break
+  :: n < PAUSES ->
+     n++;
+     if
+     :: atomic { pausing++; cut = granted }
+     :: atomic { pausing++; cut = granted; epoch++ }
+     fi;
+#ifndef NO_DEBT
+     launched[r] >= cut || dead;
+#endif
+     closed[r] = 1;
+     running[r] == 0 || dead;
+     assert(dead || launched[r] == cut);  /* nothing beyond it, and nothing owed */
+     closed[r] = 0;
+     pausing--;
+#ifndef NO_RETRY
+     try_to_grant()
+#endif
+  od
+}
+
+/* A collective ends when it runs everywhere. */
+proctype devices() {
+  byte i;
+end:
+  do
+  :: atomic {
+       (running[0] > 0 && running[1] > 0
+#if RANKS > 2
+        && running[2] > 0
+#endif
+       ) ->
+       i = 0;
+       do
+       :: i < RANKS -> running[i]--; i++
+       :: i == RANKS -> break
+       od;
+       i = 0
+     }
+  :: dead -> break
+  od
+}
+
+#ifdef DEATH
+proctype killer() {
+  dead = 1
+}
+#endif
+
+init {
+  byte i;
+  atomic {
+    do
+    :: i < RANKS ->
+       run rank(i);
+       if
+       :: i < PAUSERS -> run pauser(i)
+       :: else
+       fi;
+       i++
+    :: i == RANKS -> break
+    od;
+    run devices();
+#ifdef DEATH
+    run killer()
+#endif
+  }
+  i = 0;
+  do
+  :: i < RANKS -> ended[i]; assert(dead || committed[i] == BATCHES); i++
+  :: i == RANKS -> break
+  od
+}
