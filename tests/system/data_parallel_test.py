@@ -27,6 +27,7 @@ JOB = replace(exactness.HOST, arguments=(), demand_bytes=20 << 20, most_delay_ms
               script=Path(__file__).with_name("data_parallel_job.py"))
 
 
+@pytest.mark.gloo
 @pytest.mark.deadline(300)
 def test_disturbed_training_is_bit_equal_to_undisturbed(sluice):
     seed = int(os.environ.get("SLUICE_TEST_SEED") or random.randrange(1 << 31))
@@ -50,6 +51,7 @@ def ranks_of(runtime_folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.gloo
 @pytest.mark.deadline(300)
 def test_when_a_process_is_killed_the_other_ends_and_the_pool_has_all_its_memory_again(sluice, runtime_folder, tmp_path):
     log, until = tmp_path / "log", tmp_path / "until"

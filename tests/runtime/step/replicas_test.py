@@ -128,6 +128,7 @@ def process(rank: int, folder: Path, bodies: tuple[str, ...]) -> None:
     distributed.destroy_process_group()
 
 
+@pytest.mark.gloo
 @pytest.mark.deadline(180)
 @pytest.mark.parametrize("bodies", [("same_as_one",), ("unused", "buffers", "refused")], ids=" ".join)
 def test_in_processes_that_train_together(tmp_path, monkeypatch, bodies):
