@@ -1,5 +1,7 @@
 """Replicas of a model in several processes learn what one process learns that has all their samples."""
 
+import faulthandler
+import os
 import sys
 from pathlib import Path
 
@@ -121,11 +123,13 @@ def refused(_rank: int) -> None:
 
 
 def process(rank: int, folder: Path, bodies: tuple[str, ...]) -> None:
+    faulthandler.dump_traceback_later(100, exit=True)  # where it hangs, if it does
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
     for body in bodies:
         globals()[body](rank)
     distributed.destroy_process_group()
+    os._exit(0)  # gloo's threads are at times not joined when Python ends, which aborts the process
 
 
 @pytest.mark.gloo
