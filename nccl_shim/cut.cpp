@@ -156,20 +156,14 @@ void cut::try_to_grant() noexcept {
   for (;;) {
     auto const at = cut_word::unpack(seen);
     auto const found = look(at);
-    if (at.pausing != 0 || found.what == sight::somebody_missing) {
+    if (at.pausing != 0 || found.what != sight::all_alike) {
       // Somebody may have begun or ended a pause, or an epoch, before what was seen.
-      std::uint64_t const now = shared_.word.load(std::memory_order_seq_cst);
-      if (now == seen) {
-        return;
-      }
-      seen = now;
-      continue;
-    }
-    if (found.what == sight::differ) {
-      std::uint64_t const now = shared_.word.load(std::memory_order_seq_cst);
-      if (now != seen) {
+      if (std::uint64_t const now = shared_.word.load(std::memory_order_seq_cst); now != seen) {
         seen = now;
         continue;
+      }
+      if (at.pausing != 0 || found.what == sight::somebody_missing) {
+        return;
       }
       std::uint64_t none = 0;
       shared_.differ.compare_exchange_strong(

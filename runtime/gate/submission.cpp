@@ -151,17 +151,14 @@ std::uint64_t submission_queue::publish(deferred_call& place, thread_slot const&
   return number;
 }
 
-std::uint64_t submission_queue::push_decision(thread_slot const& self, void (*decide)(void* of),
-                                              void* of) {
+bool submission_queue::push_decision(thread_slot const& self) {
   return push(
-      self, {}, any_kind, 0, [](std::byte*) { return CUDA_SUCCESS; },
-      [&](std::byte*) {  // from here it is taken
-        decide_ = decide;
-        decide_of_ = of;
-        decide_at_.store(decided_from(accepted_.load(std::memory_order_relaxed) + 1),
-                         std::memory_order_release);
-      },
-      {nullptr, false, true}, true);
+             self, {}, any_kind, 0, [](std::byte*) { return CUDA_SUCCESS; },
+             [&](std::byte*) {  // from here it is taken
+               decide_at_.store(decided_from(accepted_.load(std::memory_order_relaxed) + 1),
+                                std::memory_order_release);
+             },
+             {nullptr, false, true}, true) != 0;
 }
 
 /// The first of the calls before `number` that, with those between, are expected to take no longer than
@@ -286,7 +283,7 @@ void submission_queue::run() {
     std::uint64_t const made = made_.load(std::memory_order_relaxed);
     if (made + 1 >= decide_at_.load(std::memory_order_acquire)) [[unlikely]] {
       decide_at_.store(never, std::memory_order_relaxed);
-      decide_(decide_of_);
+      the_commit().reach();
     }
     CUresult const result = make(self, calls_[made % capacity]);
     if (result != CUDA_SUCCESS) {
@@ -319,8 +316,7 @@ bool queued_commit::begin(int (*decide)(void* of), void* of) {
   last_ = last_ + 1 != 0 ? last_ + 1 : 1;
   decide_ = decide;
   decide_of_ = of;
-  if (queue->push_decision(
-          self, [](void* commit) { static_cast<queued_commit*>(commit)->reach(); }, this) == 0) {
+  if (!queue->push_decision(self)) {
     queue_.store(nullptr, std::memory_order_release);
     return false;
   }
@@ -328,7 +324,6 @@ bool queued_commit::begin(int (*decide)(void* of), void* of) {
   return true;
 }
 
-/// The submitter has come to it.
 void queued_commit::reach() noexcept {
   bool const counts = decide_(decide_of_) != 0;
   if (!counts) {

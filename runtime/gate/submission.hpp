@@ -112,12 +112,10 @@ class submission_queue {
   [[nodiscard]] std::uint64_t push_step(thread_slot const& self, Call const& call) {
     return push_copy(self, {}, any_kind, call, {nullptr, false, true});
   }
-  /// Takes the end of what is decided about as a whole. The submitter calls `decide` before it makes
-  /// the last of what lies before that, so that whoever waits for the decision has heard of it when the
-  /// device comes to the end. Returns its number, 0 if nothing lies in the queue, or run-ahead is not
-  /// bounded.
-  [[nodiscard]] std::uint64_t push_decision(thread_slot const& self, void (*decide)(void* of),
-                                            void* of);
+  /// Takes the decision on the commit. The submitter comes to it before it makes the last of what lies
+  /// before it, so that whoever waits for the decision has heard of it when the device has done that.
+  /// False if nothing lies in the queue, or run-ahead is not bounded.
+  [[nodiscard]] bool push_decision(thread_slot const& self);
   /// Takes the record of an event on a stream, or a stream's wait for one.
   template <typename Call>
   [[nodiscard]] bool push_event(thread_slot const& self, stream_use where, CUevent event,
@@ -228,10 +226,7 @@ class submission_queue {
   std::atomic<std::uint64_t> wake_at_{never};
   std::atomic<bool> ending_{false};
   std::atomic<CUresult> error_{CUDA_SUCCESS};
-  std::atomic<std::uint64_t> decide_at_{
-      never};                           // number of the call that the decision comes before
-  void (*decide_)(void* of) = nullptr;  // written before, and read after, `decide_at_`
-  void* decide_of_ = nullptr;
+  std::atomic<std::uint64_t> decide_at_{never};  // the call that the decision comes before
 
   std::mutex mutex_;  // guards the rest; a call belongs to the submitter once accepted
   std::unique_ptr<deferred_call[]> calls_;
@@ -251,7 +246,8 @@ class submission_queue {
 /// While it is going its queue's calls are protected, whoever has made them: they lie before its end.
 /// There is one at a time in a process, because there is one arena.
 ///
-/// Thread-safety: `begin` and the questions from any thread; the rest from the one that commits.
+/// Thread-safety: `begin` and the questions from any thread, `reach` from the submitter; the rest from
+/// the one that commits.
 class queued_commit {
  public:
   /// Leaves a commit of the calling thread. False if nothing lies in the queue of its context, or
@@ -274,10 +270,10 @@ class queued_commit {
     return queue_.load(std::memory_order_acquire) == queue;
   }
   [[nodiscard]] bool is_going() const noexcept { return going_.load(std::memory_order_acquire); }
-
- private:
+  /// The submitter has come to it: decides.
   void reach() noexcept;
 
+ private:
   std::atomic<submission_queue*> queue_{nullptr};  // not null from `begin` until it was awaited
   std::atomic<std::uint32_t> decided_{0};          // the last that was decided
   std::atomic<std::uint32_t> dropped_{0};          // the last that was dropped

@@ -51,7 +51,8 @@ def train(args: argparse.Namespace) -> None:
         ending = torch.tensor(float(len(losses) == args.steps if args.steps else args.until.exists()))
         distributed.broadcast(ending, 0)
         over = bool(ending)
-    own = {"digest": digest(model, optimizer), "losses": [loss.item().hex() for loss in losses], "stats": step.stats(), "shared": step.shared,
+    own = {"digest": digest(model, optimizer), "losses": [loss.item().hex() for loss in losses], "stats": step.stats(),
+           "shared": step.shared,
            "parameters": [hashlib.sha256(param.detach().numpy().tobytes()).hexdigest() for param in model.parameters()]}
     args.out.with_suffix(f".{rank}").write_text(json.dumps(own))
     distributed.destroy_process_group()

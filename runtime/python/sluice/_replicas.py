@@ -123,11 +123,13 @@ class Replicas:
 def _buckets(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """Tensors of one type and device together, in their order."""
     open_ones: dict[tuple, list[torch.Tensor]] = {}
+    filled: dict[tuple, int] = {}
     for each in tensors:
         kind = (each.dtype, each.device)
-        bucket = open_ones.setdefault(kind, [])
-        bucket.append(each)
-        if sum(one.nbytes for one in bucket) >= BUCKET_BYTES:
+        open_ones.setdefault(kind, []).append(each)
+        filled[kind] = filled.get(kind, 0) + each.nbytes
+        if filled[kind] >= BUCKET_BYTES:
+            del filled[kind]
             yield open_ones.pop(kind)
     yield from open_ones.values()
 
