@@ -42,10 +42,10 @@ HOST = Job("host", ("--device", "cpu", "--hooked"), 28 << 20, 150, ("--memory", 
 CUDA = Job("cuda", ("--device", "cuda", "--width", "64", "--batch", "4096", "--micro-batch", "1024"), 1 << 30, 150)
 # Pools hold what the model needs and little more: what is free beside it would have to be moved with every demand.
 MODELS = {
-    name: Job("cuda", ("--device", "cuda", "--model", name, "--batch", batch, "--micro-batch", micro_batch), 1 << 30, 50,
-              ("--memory", memory))
-    for name, batch, micro_batch, memory in (("resnet50", "128", "32", "12GiB"), ("gpt2-medium", "8", "2", "32GiB"),
-                                             ("vit-l-16", "64", "16", "32GiB"))
+    name: Job("cuda", ("--device", "cuda", "--model", name, "--batch", batch, "--micro-batch", micro_batch), 1 << 30,
+              most_delay_ms, ("--memory", memory))
+    for name, batch, micro_batch, memory, most_delay_ms in (
+        ("resnet50", "128", "32", "12GiB", 50), ("gpt2-medium", "8", "2", "32GiB", 120), ("vit-l-16", "64", "16", "32GiB", 120))
 }
 
 
