@@ -133,6 +133,16 @@ numbered_call cut::call_of(unsigned rank) const noexcept {
           call[2].load(std::memory_order_relaxed), call[3].load(std::memory_order_relaxed)};
 }
 
+std::vector<unsigned> cut::missing() const {
+  std::vector<unsigned> found;
+  for (unsigned rank = 0; rank < ranks_; ++rank) {
+    if (shared_.ranks[rank].arrived.load(std::memory_order_seq_cst) != arrival(epoch_, number_)) {
+      found.push_back(rank);
+    }
+  }
+  return found;
+}
+
 /// Whether all ranks have arrived at what comes after `at`, and mean the same by it.
 cut::glance cut::look(cut_word const& at) const noexcept {
   std::uint64_t const wanted = arrival(at.epoch, at.granted + 1);

@@ -25,6 +25,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace sluice::nccl_shim {
 
@@ -91,6 +92,8 @@ class cut {
   [[nodiscard]] outcome await(std::int64_t deadline_ns) noexcept;
   /// What was granted has been launched.
   void launched() noexcept;
+  /// The ranks that have not arrived at this rank's number.
+  [[nodiscard]] std::vector<unsigned> missing() const;
   /// The last number that this rank has arrived at.
   [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
 

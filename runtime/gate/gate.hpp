@@ -83,6 +83,12 @@ class gate {
   void leave(thread_slot& self) noexcept { self.inside.store(0, std::memory_order_release); }
   /// Lets the calling thread inside if it may enter at once. Else it is outside.
   [[nodiscard]] bool try_enter(thread_slot& self, planned_work const& work);
+  /// Whether the calling thread, which is inside, would be held if it came now: then whoever closes
+  /// waits for it, and it must not stay.
+  [[nodiscard]] bool wants_out(thread_slot const& self) {
+    std::uint32_t const now = mode_.load(std::memory_order_acquire);
+    return now != 0 && judge(now, self, true) != verdict::enter;
+  }
 
   /// Opens the driver and arms the gate; the first call into this library does it.
   void prepare();

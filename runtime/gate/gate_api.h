@@ -34,6 +34,22 @@ struct sluice_gate_long_unit {
   uint64_t times;
 };
 
+/* A call of a library, of NCCL say, that puts work on the device which ends only when other processes
+ * have put theirs there. So it is made only when all have agreed to (nccl_shim/cut.hpp), and what has
+ * been agreed to must be made. All functions are called by one thread, which is inside the gate. */
+struct sluice_agreed_call {
+  void* stream; /* that it works on */
+  void* of;
+  /* Everything before it is with the driver: asks the others. Also after each `withdraw`. */
+  void (*ask)(void* of);
+  /* 1 when they have agreed, or never will; asked again and again, it must not wait long. */
+  int (*is_agreed)(void* of);
+  /* The gate is closing: takes the question back. 1 if they have agreed in between. */
+  int (*withdraw)(void* of);
+  /* Makes it. What it calls of the driver belongs to it and passes. The last call of all. */
+  void (*make)(void* of);
+};
+
 /* What the gate offers to the runtime. */
 struct sluice_gate_api {
   size_t size;
@@ -112,6 +128,11 @@ struct sluice_gate_api {
   /* Waits until the last commit that was left has been made or dropped; 0 if the deadline
    * (CLOCK_MONOTONIC) passes first. */
   int (*commit_made)(int64_t deadline_ns);
+  /* Makes a call that needs agreement, in its turn: it is left to the gate's thread (0), or has been
+   * made (1). Until it has been made the calls behind it wait. A thread that is exempt, or inside of
+   * another call, makes it without asking. -1: an expendable thread's is not made, since others
+   * would wait for what a discard drops. */
+  int (*make_agreed)(struct sluice_agreed_call const* call);
 };
 
 enum sluice_alloc_status {

@@ -38,6 +38,7 @@
 #include <unordered_set>
 
 #include "runtime/gate/driver.hpp"
+#include "runtime/gate/gate_api.h"
 #include "runtime/gate/streams.hpp"
 #include "runtime/gate/thread_slot.hpp"
 
@@ -116,6 +117,11 @@ class submission_queue {
   /// before it, so that whoever waits for the decision has heard of it when the device has done that.
   /// False if nothing lies in the queue, or run-ahead is not bounded.
   [[nodiscard]] bool push_decision(thread_slot const& self);
+  /// Takes what passes the gate by itself, and works on that stream. False if run-ahead is not bounded.
+  template <typename Call>
+  [[nodiscard]] bool push_whole(thread_slot const& self, stream_use where, Call const& call) {
+    return push_copy(self, {where, 0}, any_kind, call, {nullptr, false, true}) != 0;
+  }
   /// Takes the record of an event on a stream, or a stream's wait for one.
   template <typename Call>
   [[nodiscard]] bool push_event(thread_slot const& self, stream_use where, CUevent event,

@@ -1,6 +1,7 @@
 /// The table that the gate offers to the runtime: see gate_api.h.
 #include <cerrno>
 
+#include "runtime/gate/agreed_calls.hpp"
 #include "runtime/gate/dispatch.hpp"
 #include "runtime/gate/gate_api.h"
 
@@ -87,6 +88,7 @@ constexpr sluice_gate_api table = {
       return 1;
     },
     .commit_made = [](int64_t deadline_ns) { return the_commit().await_end(deadline_ns) ? 1 : 0; },
+    .make_agreed = [](sluice_agreed_call const* call) { return make_agreed(*call); },
 };
 
 }  // namespace

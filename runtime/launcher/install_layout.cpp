@@ -26,8 +26,13 @@ std::filesystem::path find_python_folder(std::filesystem::path const& prefix) {
 install_layout layout_around(std::filesystem::path const& program) {
   auto const bin = program.parent_path();
   auto const prefix = bin.parent_path();
-  return {program, bin / "sluice-server", prefix / "lib" / "libsluice_runtime.so",
-          prefix / "lib" / "libsluice_gate.so", find_python_folder(prefix)};
+  auto const lib = prefix / "lib";
+  return {program,
+          bin / "sluice-server",
+          lib / "libsluice_runtime.so",
+          lib / "libsluice_gate.so",
+          lib / "libsluice_nccl.so",
+          find_python_folder(prefix)};
 }
 
 install_layout this_installation() {

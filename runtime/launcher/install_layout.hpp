@@ -2,7 +2,7 @@
 /// when installed:
 ///
 ///   PREFIX/bin/sluice, PREFIX/bin/sluice-server
-///   PREFIX/lib/libsluice_runtime.so, PREFIX/lib/libsluice_gate.so
+///   PREFIX/lib/libsluice_runtime.so, PREFIX/lib/libsluice_gate.so, PREFIX/lib/libsluice_nccl.so
 ///   PREFIX/lib/python/sluice/     or, in a build folder inside the sources, runtime/python/sluice/
 ///   of a folder above
 #pragma once
@@ -16,6 +16,7 @@ struct install_layout {
   std::filesystem::path server;   ///< sluice-server; may not exist in a build without libtorch
   std::filesystem::path runtime_library;  ///< may not exist in a build without libtorch
   std::filesystem::path gate_library;
+  std::filesystem::path nccl_library;   ///< calls NCCL as the ranks of a job agree
   std::filesystem::path python_folder;  ///< goes on PYTHONPATH; empty if the package was not found
 };
 

@@ -26,15 +26,15 @@ void check_file(std::filesystem::path const& file, char const* what) {
   }
 }
 
-void check_gate(std::filesystem::path const& gate) {
-  check_file(gate, "the gate library");
-  if (gate.string().find_first_of(": ") != std::string::npos) {
+void check_preload(std::filesystem::path const& library, char const* what) {
+  check_file(library, what);
+  if (library.string().find_first_of(": ") != std::string::npos) {
     throw error{
         error_kind::unsupported,
         fmt::format(
             "{} cannot be preloaded, because LD_PRELOAD takes no path with a blank or a colon; "
             "install Sluice elsewhere",
-            gate.string())};
+            library.string())};
   }
 }
 
@@ -72,7 +72,10 @@ presence join(run_options const& options, install_layout const& installed) {
   auto pool = memhandover::open_pool(broker);
   presence result{{broker.runtime_dir, to_string(pool.backend)}, std::move(pool.connection)};
   if (result.pool.backend != "host") {
-    check_gate(installed.gate_library);
+    check_preload(installed.gate_library, "the gate library");
+    if (options.agree) {
+      check_preload(installed.nccl_library, "the library of collectives");
+    }
   }
   return result;
 }
@@ -107,6 +110,9 @@ environment sharing_environment(environment inherited, install_layout const& ins
   add_python_package(env, installed);
   if (pool.backend != "host") {
     env.append("LD_PRELOAD", installed.gate_library.string());
+    if (options.agree) {
+      env.append("LD_PRELOAD", installed.nccl_library.string());
+    }
   }
   return env;
 }
@@ -132,6 +138,14 @@ run_options complete(run_options options, environment const& inherited) {
   }
   if (!options.device) {
     options.device = number_in<int>(inherited, "SLUICE_DEVICE");
+  }
+  if (auto const how = inherited.get("SLUICE_COLLECTIVES").value_or(""); !how.empty()) {
+    if (how != "agree") {
+      throw error{error_kind::invalid_argument,
+                  fmt::format("SLUICE_COLLECTIVES is {}, must be agree; correct or unset it",
+                              telemetry::quoted(how))};
+    }
+    options.agree = true;
   }
   if (!options.pool_bytes) {
     options.pool_bytes = number_in<std::uint64_t>(inherited, "SLUICE_POOL_BYTES");

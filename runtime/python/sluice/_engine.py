@@ -82,7 +82,7 @@ class Engine:
         self.arena = make_arena(self.runtime, self.cuda) if self.runtime else None
         self.trouble = Trouble(self.runtime) if self.runtime else None
         if self.runtime:
-            _checks.refuse_parallel(model, reduces=replicas is not None and not self.cuda)
+            _checks.refuse_parallel(model, reduces=replicas is not None and (not self.cuda or _runtime.ranks_agree()))
             if self.cuda:
                 self.trouble.watch_cuda()
         self._rehearsed = self.runtime is None

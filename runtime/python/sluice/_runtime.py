@@ -107,6 +107,11 @@ def _is_data_worker() -> bool:
     )
 
 
+def ranks_agree() -> bool:
+    """Whether ranks on GPUs agree on each of their collectives before it is made (docs/collectives.md)."""
+    return os.environ.get("SLUICE_COLLECTIVES") == "agree"
+
+
 def attach(uses_cuda: bool) -> Runtime | None:
     """The runtime if this process shares the pool; None for plain PyTorch, after a word on standard error if sharing was
     wanted but is not possible."""

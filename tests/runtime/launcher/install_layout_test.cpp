@@ -26,6 +26,7 @@ TEST_F(install_layout_in, an_installation_has_the_python_package_beside_its_libr
   EXPECT_EQ(found.server, root_ / "bin/sluice-server");
   EXPECT_EQ(found.runtime_library, root_ / "lib/libsluice_runtime.so");
   EXPECT_EQ(found.gate_library, root_ / "lib/libsluice_gate.so");
+  EXPECT_EQ(found.nccl_library, root_ / "lib/libsluice_nccl.so");
   EXPECT_EQ(found.python_folder, root_ / "lib/python");
 }
 

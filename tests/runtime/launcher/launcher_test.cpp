@@ -14,8 +14,11 @@ namespace {
 using namespace sluice::literals;
 using testing::HasSubstr;
 
-install_layout const installed{"/opt/bin/sluice", "/opt/bin/sluice-server",
-                               "/opt/lib/libsluice_runtime.so", "/opt/lib/libsluice_gate.so",
+install_layout const installed{"/opt/bin/sluice",
+                               "/opt/bin/sluice-server",
+                               "/opt/lib/libsluice_runtime.so",
+                               "/opt/lib/libsluice_gate.so",
+                               "/opt/lib/libsluice_nccl.so",
                                "/opt/lib/python"};
 
 TEST(sharing_environment, says_where_everything_is) {
@@ -52,6 +55,14 @@ TEST(sharing_environment, preloads_the_gate_behind_the_users_own_for_a_pool_on_a
             "/usr/lib/libjemalloc.so:/opt/lib/libsluice_gate.so");
   EXPECT_EQ(sharing_environment({}, installed, {}, {"/r", "cuda"}).get("LD_PRELOAD"),
             "/opt/lib/libsluice_gate.so");
+}
+
+TEST(sharing_environment, preloads_what_agrees_on_collectives_if_that_was_asked_for) {
+  auto const asked = complete({}, environment{{"SLUICE_COLLECTIVES=agree"}});
+  EXPECT_EQ(sharing_environment({}, installed, asked, {"/r", "cuda"}).get("LD_PRELOAD"),
+            "/opt/lib/libsluice_gate.so:/opt/lib/libsluice_nccl.so");
+  EXPECT_EQ(sharing_environment({}, installed, asked, {"/r", "host"}).get("LD_PRELOAD"),
+            std::nullopt);
 }
 
 TEST(sharing_environment, leaves_the_preloads_alone_for_a_pool_on_the_host) {

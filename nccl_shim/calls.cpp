@@ -1,0 +1,293 @@
+/// NCCL's functions, as the rest of the process finds them: preloaded, they come before NCCL's own.
+///
+/// What is not here goes to NCCL directly: it puts no work on a stream, or only beside others' calls
+/// (registration, windows, reductions made for one communicator). The launches of functions that are not known pass the
+/// gate one by one, like any.
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "nccl_shim/communicators.hpp"
+
+using namespace sluice::nccl_shim;
+
+#define SLUICE_NCCL_CALL extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+/// The group that the calling thread has open.
+struct open_group {
+  int depth = 0;
+  /// Something in it has to be made by NCCL at once, so that NCCL has the group open as well.
+  bool given_to_nccl = false;
+  std::vector<collective> calls;
+};
+
+open_group& group() {
+  thread_local open_group one;
+  return one;
+}
+
+/// Calls NCCL's function of that name as it is.
+template <typename... Arguments>
+int pass(char const* name, Arguments... arguments) {
+  auto* const function = real<int(Arguments...)>(name);
+  if (function == nullptr) {
+    std::fprintf(stderr, "sluice: there is no NCCL in this process with %s; it needs a newer one\n",
+                 name);
+    return invalid_usage;
+  }
+  inside_nccl const here;
+  return function(arguments...);
+}
+
+int take(collective const& call) {
+  if (!is_watching() || group().given_to_nccl) {
+    inside_nccl const here;
+    return perform(call);
+  }
+  if (group().depth > 0) {
+    group().calls.push_back(call);
+    return success;
+  }
+  return submit({&call, 1});
+}
+
+/// Gives the open group to NCCL, because something is about to be called in it that cannot be left.
+int open_for_nccl() {
+  open_group& own = group();
+  if (own.depth == 0 || own.given_to_nccl) {
+    return success;
+  }
+  flush();
+  own.given_to_nccl = true;
+  int result = pass("ncclGroupStart");
+  inside_nccl const here;
+  for (collective const& call : std::exchange(own.calls, {})) {
+    result = result == success ? perform(call) : result;
+  }
+  return result;
+}
+
+/// What every call about a communicator itself does first.
+int before_communicator_call() {
+  if (int const opened = open_for_nccl(); opened != success) {
+    return opened;
+  }
+  flush();
+  return success;
+}
+
+std::string key_of(unique_id const& id) {
+  // The id tells this communicator from all others; the name of a file must be short and plain.
+  constexpr std::uint64_t prime = 0x100000001b3;
+  std::uint64_t one = 0xcbf29ce484222325;
+  std::uint64_t other = 0x9e3779b97f4a7c15;
+  for (char const byte : id.bytes) {
+    one = (one ^ static_cast<unsigned char>(byte)) * prime;
+    other = (other + static_cast<unsigned char>(byte)) * 0xd6e8feb86659fd93;
+    other ^= other >> 32U;
+  }
+  std::array<char, 33> text{};
+  std::snprintf(text.data(), text.size(), "%016llx%016llx", static_cast<unsigned long long>(one),
+                static_cast<unsigned long long>(other));
+  return text.data();
+}
+
+/// Makes a communicator by `make`; its ranks agree if they can.
+template <typename Make>
+int initialise(communicator* made, std::optional<std::string> const& key, Make const& make) {
+  if (int const failed = before_communicator_call(); failed != success) {
+    return failed;
+  }
+  // In a group it is there only when the group has ended.
+  auto joined = key && group().depth == 0 ? join(*key) : nullptr;
+  int const result = make();
+  if (result == success && joined != nullptr && made != nullptr && *made != nullptr) {
+    enlist(*made, std::move(joined));
+  }
+  return result;
+}
+
+}  // namespace
+
+// NOLINTBEGIN(readability-identifier-naming): they are NCCL's
+
+SLUICE_NCCL_CALL int ncclAllReduce(void const* from, void* to, std::size_t count, int type,
+                                   int reduction, communicator on, stream where) {
+  return take({operation::all_reduce, from, to, count, type, reduction, 0, on, where});
+}
+
+SLUICE_NCCL_CALL int ncclBroadcast(void const* from, void* to, std::size_t count, int type,
+                                   int root, communicator on, stream where) {
+  return take({operation::broadcast, from, to, count, type, 0, root, on, where});
+}
+
+SLUICE_NCCL_CALL int ncclBcast(void* buffer, std::size_t count, int type, int root, communicator on,
+                               stream where) {
+  return take({operation::bcast, nullptr, buffer, count, type, 0, root, on, where});
+}
+
+SLUICE_NCCL_CALL int ncclReduce(void const* from, void* to, std::size_t count, int type,
+                                int reduction, int root, communicator on, stream where) {
+  return take({operation::reduce, from, to, count, type, reduction, root, on, where});
+}
+
+SLUICE_NCCL_CALL int ncclAllGather(void const* from, void* to, std::size_t count, int type,
+                                   communicator on, stream where) {
+  return take({operation::all_gather, from, to, count, type, 0, 0, on, where});
+}
+
+SLUICE_NCCL_CALL int ncclReduceScatter(void const* from, void* to, std::size_t count, int type,
+                                       int reduction, communicator on, stream where) {
+  return take({operation::reduce_scatter, from, to, count, type, reduction, 0, on, where});
+}
+
+SLUICE_NCCL_CALL int ncclAlltoAll(void const* from, void* to, std::size_t count, int type,
+                                  communicator on, stream where) {
+  return take({operation::all_to_all, from, to, count, type, 0, 0, on, where});
+}
+
+SLUICE_NCCL_CALL int ncclGather(void const* from, void* to, std::size_t count, int type, int root,
+                                communicator on, stream where) {
+  return take({operation::gather, from, to, count, type, 0, root, on, where});
+}
+
+SLUICE_NCCL_CALL int ncclScatter(void const* from, void* to, std::size_t count, int type, int root,
+                                 communicator on, stream where) {
+  return take({operation::scatter, from, to, count, type, 0, root, on, where});
+}
+
+SLUICE_NCCL_CALL int ncclSend(void const* from, std::size_t count, int type, int peer,
+                              communicator on, stream where) {
+  return take({operation::send, from, nullptr, count, type, 0, peer, on, where});
+}
+
+SLUICE_NCCL_CALL int ncclRecv(void* to, std::size_t count, int type, int peer, communicator on,
+                              stream where) {
+  return take({operation::receive, nullptr, to, count, type, 0, peer, on, where});
+}
+
+SLUICE_NCCL_CALL int ncclGroupStart() {
+  if (!is_watching()) {
+    return pass("ncclGroupStart");
+  }
+  ++group().depth;
+  return group().given_to_nccl ? pass("ncclGroupStart") : int{success};
+}
+
+SLUICE_NCCL_CALL int ncclGroupEnd() {
+  open_group& own = group();
+  if (!is_watching() || own.depth == 0) {
+    return pass("ncclGroupEnd");
+  }
+  --own.depth;
+  if (own.given_to_nccl) {
+    own.given_to_nccl = own.depth > 0;
+    return pass("ncclGroupEnd");
+  }
+  if (own.depth > 0 || own.calls.empty()) {
+    return success;
+  }
+  return submit(std::exchange(own.calls, {}));
+}
+
+SLUICE_NCCL_CALL int ncclGroupSimulateEnd(void* result) {
+  open_group& own = group();
+  if (is_watching() && own.depth > 0) {
+    if (int const opened = open_for_nccl(); opened != success) {
+      return opened;
+    }
+    --own.depth;
+    own.given_to_nccl = own.depth > 0;
+  }
+  return pass("ncclGroupSimulateEnd", result);
+}
+
+SLUICE_NCCL_CALL int ncclCommInitRank(communicator* made, int ranks, unique_id id, int rank) {
+  auto const make = [&] { return pass("ncclCommInitRank", made, ranks, id, rank); };
+  return is_watching() ? initialise(made, key_of(id), make) : make();
+}
+
+SLUICE_NCCL_CALL int ncclCommInitRankConfig(communicator* made, int ranks, unique_id id, int rank,
+                                            void* config) {
+  auto const make = [&] { return pass("ncclCommInitRankConfig", made, ranks, id, rank, config); };
+  return is_watching() ? initialise(made, key_of(id), make) : make();
+}
+
+SLUICE_NCCL_CALL int ncclCommInitRankScalable(communicator* made, int ranks, int rank, int ids,
+                                              unique_id* id, void* config) {
+  auto const make = [&] {
+    return pass("ncclCommInitRankScalable", made, ranks, rank, ids, id, config);
+  };
+  return is_watching() && ids > 0 && id != nullptr ? initialise(made, key_of(*id), make) : make();
+}
+
+SLUICE_NCCL_CALL int ncclCommInitAll(communicator* made, int count, int const* devices) {
+  auto const make = [&] { return pass("ncclCommInitAll", made, count, devices); };
+  return is_watching() ? initialise(made, std::nullopt, make) : make();
+}
+
+SLUICE_NCCL_CALL int ncclCommSplit(communicator parent, int colour, int order, communicator* made,
+                                   void* config) {
+  auto const make = [&] { return pass("ncclCommSplit", parent, colour, order, made, config); };
+  return is_watching() ? initialise(made, key_of_child(parent, colour), make) : make();
+}
+
+SLUICE_NCCL_CALL int ncclCommShrink(communicator parent, int* excluded, int count,
+                                    communicator* made, void* config, int flags) {
+  auto const make = [&] {
+    return pass("ncclCommShrink", parent, excluded, count, made, config, flags);
+  };
+  return is_watching() ? initialise(made, std::nullopt, make) : make();
+}
+
+SLUICE_NCCL_CALL int ncclCommFinalize(communicator which) {
+  if (is_watching()) {
+    if (int const failed = before_communicator_call(); failed != success) {
+      return failed;
+    }
+  }
+  return pass("ncclCommFinalize", which);
+}
+
+SLUICE_NCCL_CALL int ncclCommDestroy(communicator which) {
+  if (is_watching()) {
+    if (int const failed = before_communicator_call(); failed != success) {
+      return failed;
+    }
+    forget(which);
+  }
+  return pass("ncclCommDestroy", which);
+}
+
+SLUICE_NCCL_CALL int ncclCommAbort(communicator which) {
+  if (is_watching()) {
+    give_up(which);
+    flush();
+    forget(which);
+  }
+  return pass("ncclCommAbort", which);
+}
+
+SLUICE_NCCL_CALL int ncclCommRevoke(communicator which, int flags) {
+  if (is_watching()) {
+    give_up(which);
+    flush();
+  }
+  return pass("ncclCommRevoke", which, flags);
+}
+
+SLUICE_NCCL_CALL int ncclCommGetAsyncError(communicator which, int* error) {
+  int const result = pass("ncclCommGetAsyncError", which, error);
+  if (is_watching() && result == success && error != nullptr && *error == success) {
+    *error = error_of(which);
+  }
+  return result;
+}
+
+// NOLINTEND(readability-identifier-naming)

@@ -1,0 +1,117 @@
+#include "nccl_shim/collective.hpp"
+
+#include <array>
+#include <atomic>
+#include <string>
+#include <string_view>
+
+namespace sluice::nccl_shim {
+namespace {
+
+constexpr std::array names{"",           "ncclAllReduce", "ncclBroadcast",     "ncclBcast",
+                           "ncclReduce", "ncclAllGather", "ncclReduceScatter", "ncclAlltoAll",
+                           "ncclGather", "ncclScatter",   "ncclSend",          "ncclRecv"};
+
+/// NCCL's functions by operation, once they have been looked up.
+constinit std::array<std::atomic<void*>, names.size()> known_functions{};
+
+template <typename... Arguments>
+int call(operation what, Arguments... arguments) noexcept {
+  auto& known = known_functions.at(static_cast<std::size_t>(what));
+  void* function = known.load(std::memory_order_acquire);
+  if (function == nullptr) {
+    function = real_function(name_of(what));
+    known.store(function, std::memory_order_release);
+  }
+  return function != nullptr ? reinterpret_cast<int (*)(Arguments...)>(function)(arguments...)
+                             : int{invalid_usage};
+}
+
+/// FNV-1a over 64-bit words.
+class hash {
+ public:
+  void add(std::uint64_t word) noexcept {
+    constexpr std::uint64_t prime = 0x100000001b3;
+    for (unsigned shift = 0; shift < 64; shift += 8) {
+      value_ = (value_ ^ (word >> shift & 0xffU)) * prime;
+    }
+  }
+  [[nodiscard]] std::uint64_t value() const noexcept { return value_; }
+
+ private:
+  std::uint64_t value_ = 0xcbf29ce484222325;
+};
+
+/// A reduction that was made for one communicator may have another number on each rank.
+int reduction_alike(int reduction) noexcept {
+  return reduction < usual_reductions ? reduction : usual_reductions;
+}
+
+numbered_call numbered(collective const& call) noexcept {
+  auto const root_or_reduction = static_cast<std::uint64_t>(call.root) << 32U |
+                                 static_cast<std::uint32_t>(reduction_alike(call.reduction));
+  return {static_cast<std::uint64_t>(call.what), static_cast<std::uint64_t>(call.type), call.count,
+          root_or_reduction};
+}
+
+constexpr unsigned group_shift = 8;
+
+}  // namespace
+
+char const* name_of(operation what) noexcept {
+  return names.at(static_cast<std::size_t>(what));
+}
+
+int perform(collective const& c) noexcept {
+  switch (c.what) {
+    case operation::all_reduce:
+    case operation::reduce_scatter:
+      return call(c.what, c.from, c.to, c.count, c.type, c.reduction, c.on, c.where);
+    case operation::broadcast:
+    case operation::gather:
+    case operation::scatter:
+      return call(c.what, c.from, c.to, c.count, c.type, c.root, c.on, c.where);
+    case operation::bcast:
+    case operation::receive:
+      return call(c.what, c.to, c.count, c.type, c.root, c.on, c.where);
+    case operation::reduce:
+      return call(c.what, c.from, c.to, c.count, c.type, c.reduction, c.root, c.on, c.where);
+    case operation::all_gather:
+    case operation::all_to_all:
+      return call(c.what, c.from, c.to, c.count, c.type, c.on, c.where);
+    case operation::send:
+      return call(c.what, c.from, c.count, c.type, c.root, c.on, c.where);
+  }
+  return invalid_argument;
+}
+
+numbered_call numbered(std::span<collective const> calls) noexcept {
+  numbered_call result = numbered(calls.front());
+  if (calls.size() == 1) {
+    return result;
+  }
+  hash all;
+  for (collective const& each : calls) {
+    numbered_call const one = numbered(each);
+    all.add(one.operation);
+    all.add(one.type);
+    all.add(one.count);
+    all.add(one.root);
+  }
+  result.operation |= calls.size() << group_shift;
+  result.count = all.value();
+  return result;
+}
+
+std::string to_text(numbered_call const& call) {
+  auto const what = call.operation & ((1U << group_shift) - 1);
+  std::string const name = what < names.size() ? names.at(what) : "an unknown call";
+  if (auto const size = call.operation >> group_shift; size > 0) {
+    return "a group of " + std::to_string(size) + " calls from " + name + " on";
+  }
+  return name + " of " + std::to_string(call.count) + " elements of type " +
+         std::to_string(call.type) + ", root " + std::to_string(call.root >> 32U) + ", reduction " +
+         std::to_string(call.root & 0xffffffffU);
+}
+
+}  // namespace sluice::nccl_shim

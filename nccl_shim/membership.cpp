@@ -1,0 +1,155 @@
+#include "nccl_shim/membership.hpp"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+namespace sluice::nccl_shim {
+namespace {
+
+constexpr std::string_view prefix = "cut-";
+
+void complain(std::string const& path) {
+  std::fprintf(stderr,
+               "sluice: the ranks of a communicator cannot meet in %s: %s. They do not agree where "
+               "they pause.\n",
+               path.c_str(), std::strerror(errno));
+}
+
+/// Whether nobody has it open: whoever has holds a shared lock.
+bool is_left_over(int file) {
+  return ::flock(file, LOCK_EX | LOCK_NB) == 0;
+}
+
+void remove_left_over(std::string const& folder) {
+  std::unique_ptr<DIR, int (*)(DIR*)> const entries{::opendir(folder.c_str()), ::closedir};
+  if (entries == nullptr) {
+    return;
+  }
+  while (dirent const* const entry = ::readdir(entries.get())) {
+    if (!std::string_view{entry->d_name}.starts_with(prefix)) {
+      continue;
+    }
+    std::string const path = folder + '/' + entry->d_name;
+    int const file = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (file >= 0) {
+      if (is_left_over(file)) {
+        ::unlink(path.c_str());
+      }
+      ::close(file);
+    }
+  }
+}
+
+/// Opens the file that others open as well, under a lock that tells that it is in use; -1 if that
+/// fails.
+int open_shared(std::string const& path) {
+  for (;;) {
+    int const file = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    struct stat found {};
+    if (file < 0) {
+      return -1;
+    }
+    if (::flock(file, LOCK_SH) != 0 || ::fstat(file, &found) != 0) {
+      ::close(file);
+      return -1;
+    }
+    if (found.st_nlink > 0) {
+      return file;
+    }
+    ::close(file);  // it was taken for left over just now
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<membership> membership::join(std::string const& folder, std::string const& key) {
+  remove_left_over(folder);
+  std::string path = folder + '/' + std::string{prefix} + key;
+  int const file = open_shared(path);
+  void* at = MAP_FAILED;
+  if (file >= 0 && ::ftruncate(file, sizeof(meeting)) == 0) {
+    at = ::mmap(nullptr, sizeof(meeting), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  }
+  if (at == MAP_FAILED) {
+    complain(path);
+    if (file >= 0) {
+      ::close(file);
+    }
+    return nullptr;
+  }
+  std::unique_ptr<membership> made{
+      new membership{std::move(path), key, file, static_cast<meeting*>(at)}};
+  made->place_ = made->at_->joined.fetch_add(1, std::memory_order_seq_cst);
+  if (made->place_ < max_ranks) {
+    made->at_->members[made->place_].pid.store(::getpid(), std::memory_order_release);
+  }
+  return made;
+}
+
+membership::membership(std::string path, std::string key, int file, meeting* at) noexcept
+    : path_{std::move(path)}, key_{std::move(key)}, file_{file}, at_{at} {}
+
+membership::~membership() {
+  for (int const other : others_) {
+    if (other >= 0) {
+      ::close(other);
+    }
+  }
+  ::munmap(at_, sizeof(meeting));
+  if (is_left_over(file_)) {
+    ::unlink(path_.c_str());
+  }
+  ::close(file_);
+}
+
+unsigned membership::joined() const noexcept {
+  return at_->joined.load(std::memory_order_seq_cst);
+}
+
+bool membership::complete(unsigned rank, unsigned ranks) {
+  if (ranks > max_ranks || rank >= ranks || joined() != ranks) {
+    return false;
+  }
+  at_->members[place_].rank.store(rank, std::memory_order_release);
+  others_.assign(ranks, -1);
+  cut_.emplace(at_->agreed, rank, ranks);
+  if (rank == 0) {
+    ::unlink(path_.c_str());  // all have it open
+  }
+  return true;
+}
+
+void membership::look_for_deaths() noexcept {
+  for (unsigned place = 0; place < others_.size(); ++place) {
+    auto const& member = at_->members[place];
+    pid_t const pid = member.pid.load(std::memory_order_acquire);
+    if (pid == 0 || place == place_) {
+      continue;
+    }
+    if (others_[place] < 0) {
+      others_[place] = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
+    }
+    pollfd ended{others_[place], POLLIN, 0};
+    if (others_[place] < 0 ? errno == ESRCH : ::poll(&ended, 1, 0) > 0) {
+      cut_->declare_lost(member.rank.load(std::memory_order_acquire));
+    }
+  }
+}
+
+std::vector<unsigned> membership::missing() const {
+  return cut_->missing();
+}
+
+}  // namespace sluice::nccl_shim

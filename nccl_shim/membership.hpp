@@ -1,0 +1,74 @@
+/// The ranks of one communicator that are on this host and under `sluice run`, and the cut that they
+/// share.
+///
+///   joined ──NCCL's communicator is there──► agreeing, if all ranks have joined by then
+///                                       └──► alone: the rest is on other hosts, or not under
+///                                            `sluice run`; calls are made without asking
+///
+/// Each rank joins before it makes its communicator, and NCCL returns from that when all ranks have
+/// come to it: so that all of them find the same. They meet in a file of the runtime folder, named by
+/// what NCCL tells all ranks, which goes when all have it open. What ranks leave that die before,
+/// the next to join removes.
+///
+/// Thread-safety: as `cut`; `complete` once, before the rest.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "nccl_shim/cut.hpp"
+
+namespace sluice::nccl_shim {
+
+/// What lies in the file, zero at first.
+struct meeting {
+  struct member {
+    std::atomic<std::int32_t> pid;
+    std::atomic<std::uint32_t> rank;
+  };
+  std::atomic<std::uint32_t> joined;
+  std::array<member, max_ranks> members;  ///< in the order in which they have joined
+  cut_memory agreed;
+};
+
+class membership {
+ public:
+  /// Nothing if the folder or the file cannot be used; the reason has been printed.
+  [[nodiscard]] static std::unique_ptr<membership> join(std::string const& folder,
+                                                        std::string const& key);
+  membership(membership const&) = delete;
+  membership& operator=(membership const&) = delete;
+  ~membership();
+
+  /// The communicator is there. Whether its ranks agree; not where some have not joined.
+  [[nodiscard]] bool complete(unsigned rank, unsigned ranks);
+  [[nodiscard]] unsigned joined() const noexcept;
+  [[nodiscard]] unsigned ranks() const noexcept { return static_cast<unsigned>(others_.size()); }
+  [[nodiscard]] std::string const& key() const noexcept { return key_; }
+  [[nodiscard]] cut& agreement() noexcept { return *cut_; }
+  /// Tells the others of ranks that have died.
+  void look_for_deaths() noexcept;
+  /// The ranks that have not come to the number that this one asks for.
+  [[nodiscard]] std::vector<unsigned> missing() const;
+  /// How many communicators have been split off.
+  [[nodiscard]] unsigned next_child() noexcept { return ++children_; }
+
+ private:
+  membership(std::string path, std::string key, int file, meeting* at) noexcept;
+
+  std::string path_;
+  std::string key_;
+  int file_;
+  meeting* at_;
+  std::optional<cut> cut_;
+  std::vector<int> others_;  // a pidfd for each member, -1 where there is none
+  unsigned place_ = 0;       // among the members
+  unsigned children_ = 0;
+};
+
+}  // namespace sluice::nccl_shim

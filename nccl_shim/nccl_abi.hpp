@@ -1,0 +1,46 @@
+/// What NCCL's public interface looks like from outside, as far as the shim needs it: nccl.h is not
+/// needed to build. Source: nccl.h of 2.18 to 2.28; the values are part of its binary interface.
+#pragma once
+
+#include <array>
+#include <cstddef>
+
+extern "C" {
+struct ncclComm;
+struct CUstream_st;
+}
+
+namespace sluice::nccl_shim {
+
+using communicator = ncclComm*;
+using stream = CUstream_st*;
+
+/// ncclResult_t.
+enum result : int {
+  success = 0,
+  system_error = 2,
+  invalid_argument = 4,
+  invalid_usage = 5,
+  remote_error = 6,
+  in_progress = 7
+};
+
+/// ncclUniqueId, passed by value.
+struct unique_id {
+  std::array<char, 128> bytes;
+};
+
+/// ncclRedOp_t below this are the same for all communicators; others are made for one.
+inline constexpr int usual_reductions = 5;
+/// Colour of a rank that gets no communicator from ncclCommSplit.
+inline constexpr int no_colour = -1;
+
+/// NCCL's own function of that name; nullptr if there is no NCCL in this process, or it is too old.
+[[nodiscard]] void* real_function(char const* name) noexcept;
+
+template <typename Function>
+[[nodiscard]] Function* real(char const* name) noexcept {
+  return reinterpret_cast<Function*>(real_function(name));
+}
+
+}  // namespace sluice::nccl_shim

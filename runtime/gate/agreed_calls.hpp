@@ -1,0 +1,11 @@
+/// Calls that other processes must agree to before they are made: see `sluice_agreed_call`.
+#pragma once
+
+#include "runtime/gate/gate_api.h"
+
+namespace sluice::gate {
+
+/// As `sluice_gate_api` says of it.
+[[nodiscard]] int make_agreed(sluice_agreed_call const& call) noexcept;
+
+}  // namespace sluice::gate

@@ -1,0 +1,161 @@
+#include "tests/nccl_shim/fake_nccl.hpp"
+
+#include <cuda.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "runtime/gate/gate_api.h"
+#include "tests/fake_driver/fake_driver.h"
+
+using namespace sluice::fake_nccl;
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+struct ncclComm {
+  meeting_file* file;
+  std::size_t which;
+  int rank;
+  int ranks;
+  std::size_t next;
+  std::size_t children;
+
+  [[nodiscard]] ranks_meeting& meeting() const { return file->communicators.at(which); }
+};
+
+namespace {
+
+constexpr int unhandled_cuda_error = 1;
+constexpr int internal_error = 3;
+
+struct unique_id {
+  std::array<char, 128> path;
+};
+
+/// A call in a group, of which NCCL makes one kernel.
+struct piece {
+  ncclComm* on;
+  std::size_t number;
+  int const* from;
+  int* to;
+};
+
+/// The kernel: it stays on the device until all ranks have begun it.
+void meet(void** parameters) {
+  piece call{};
+  std::memcpy(&call, parameters[0], sizeof(call));
+  ranks_meeting& at = call.on->meeting();
+  at.sum.at(call.number).fetch_add(*call.from);
+  at.begun.at(call.number).fetch_add(1);
+  while (at.begun.at(call.number).load() < static_cast<std::uint32_t>(call.on->ranks)) {
+    ::sched_yield();
+  }
+  *call.to = static_cast<int>(at.sum.at(call.number).load());
+}
+
+template <typename Function>
+Function of_driver(char const* name) {
+  void* const driver = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  return reinterpret_cast<Function>(::dlsym(driver, name));
+}
+
+CUfunction kernel() {
+  static CUfunction const made = [] {
+    auto const table =
+        reinterpret_cast<sluice_gate_api const* (*)()>(::dlsym(RTLD_DEFAULT, "sluice_gate_table"));
+    auto const make =
+        reinterpret_cast<decltype(&fake_register_kernel)>(table()->real("fake_register_kernel"));
+    static std::size_t const size = sizeof(piece);
+    return static_cast<CUfunction>(make(meet, &size, 1, 0));
+  }();
+  return made;
+}
+
+int launch(piece call, CUstream where) {
+  static auto* const launch_kernel = of_driver<decltype(&cuLaunchKernel)>("cuLaunchKernel");
+  std::array<void*, 1> parameters{&call};
+  return launch_kernel(kernel(), 1, 1, 1, 1, 1, 1, 0, where, parameters.data(), nullptr) ==
+                 CUDA_SUCCESS
+             ? 0
+             : unhandled_cuda_error;
+}
+
+thread_local int depth = 0;
+
+}  // namespace
+
+EXPORTED int ncclCommInitRank(ncclComm** made, int ranks, unique_id id, int rank) {
+  int const file = ::open(id.path.data(), O_RDWR | O_CREAT, 0600);
+  if (file < 0 || ::ftruncate(file, sizeof(meeting_file)) != 0) {
+    return internal_error;
+  }
+  void* const at =
+      ::mmap(nullptr, sizeof(meeting_file), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  ::close(file);
+  *made = std::make_unique<ncclComm>(ncclComm{static_cast<meeting_file*>(at), 0, rank, ranks, 0, 0})
+              .release();
+  (*made)->meeting().entered.fetch_add(1);
+  while ((*made)->meeting().entered.load() < static_cast<std::uint32_t>(ranks)) {
+    ::sched_yield();
+  }
+  return 0;
+}
+
+/// All ranks have to be of one colour.
+EXPORTED int ncclCommSplit(ncclComm* parent, int /*colour*/, int /*order*/, ncclComm** made,
+                           void* /*config*/) {
+  *made = std::make_unique<ncclComm>(*parent).release();
+  (*made)->which = ++parent->children;
+  (*made)->next = 0;
+  (*made)->meeting().entered.fetch_add(1);
+  while ((*made)->meeting().entered.load() < static_cast<std::uint32_t>(parent->ranks)) {
+    ::sched_yield();
+  }
+  return 0;
+}
+
+EXPORTED int ncclCommCount(ncclComm const* of, int* count) {
+  *count = of->ranks;
+  return 0;
+}
+
+EXPORTED int ncclCommUserRank(ncclComm const* of, int* rank) {
+  *rank = of->rank;
+  return 0;
+}
+
+EXPORTED int ncclCommGetAsyncError(ncclComm const* /*of*/, int* error) {
+  *error = 0;
+  return 0;
+}
+
+EXPORTED int ncclCommDestroy(ncclComm* which) {
+  std::unique_ptr<ncclComm> const gone{which};
+  return 0;
+}
+
+EXPORTED int ncclGroupStart() {
+  ++depth;
+  return 0;
+}
+
+EXPORTED int ncclGroupEnd() {
+  --depth;
+  return 0;
+}
+
+EXPORTED int ncclAllReduce(void const* from, void* to, std::size_t count, int /*type*/,
+                           int /*reduction*/, ncclComm* on, CUstream where) {
+  if (count == failing_count) {
+    return unhandled_cuda_error;
+  }
+  return launch({on, on->next++, static_cast<int const*>(from), static_cast<int*>(to)}, where);
+}

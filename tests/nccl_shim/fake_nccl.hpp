@@ -1,0 +1,32 @@
+/// What the fake NCCL and those who use it agree on.
+///
+/// It stands in for libnccl.so.2 where there is no GPU: ranks are processes, and a collective is a
+/// kernel of the fake driver that ends only when all ranks have begun theirs, as NCCL's do. A unique
+/// id is the path of a file in which the ranks meet. Calls are of `int`s; sums are of the first
+/// element.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace sluice::fake_nccl {
+
+/// A call of so many elements fails with ncclUnhandledCudaError.
+inline constexpr std::size_t failing_count = 666;
+inline constexpr std::size_t most_collectives = 8192;
+inline constexpr std::size_t most_communicators = 3;
+
+/// The ranks of one communicator, zero at first.
+struct ranks_meeting {
+  std::atomic<std::uint32_t> entered;
+  std::array<std::atomic<std::uint32_t>, most_collectives> begun;
+  std::array<std::atomic<std::int64_t>, most_collectives> sum;
+};
+
+struct meeting_file {
+  std::array<ranks_meeting, most_communicators> communicators;
+};
+
+}  // namespace sluice::fake_nccl

@@ -1,0 +1,259 @@
+/// One rank of a job that knows nothing of Sluice but the gate's table, by which it is paused.
+/// shim_test.cpp runs some of them, with gate and shim preloaded.
+///
+///   sluice_shim_rank SCENARIO RANK RANKS FILE     prints what it sees, exits with 0 if it ends
+#include <cuda.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime/gate/gate_api.h"
+#include "tests/nccl_shim/fake_nccl.hpp"
+
+using namespace std::chrono_literals;
+
+struct ncclComm;
+struct unique_id {
+  std::array<char, 128> path;
+};
+extern "C" {
+int ncclCommInitRank(ncclComm** made, int ranks, unique_id id, int rank);
+int ncclCommSplit(ncclComm* parent, int colour, int order, ncclComm** made, void* config);
+int ncclCommGetAsyncError(ncclComm* of, int* error);
+int ncclCommDestroy(ncclComm* which);
+int ncclGroupStart();
+int ncclGroupEnd();
+int ncclAllReduce(void const* from, void* to, std::size_t count, int type, int reduction,
+                  ncclComm* on, CUstream where);
+}
+
+namespace {
+
+std::int64_t in(std::chrono::nanoseconds span) {
+  return (std::chrono::steady_clock::now().time_since_epoch() + span).count();
+}
+
+int number_in(char const* name, int otherwise) {
+  char const* const text = std::getenv(name);
+  return text != nullptr ? std::atoi(text) : otherwise;
+}
+
+/// Where the ranks' pausing threads wait for each other.
+struct pausers {
+  std::atomic<std::uint32_t> came;
+};
+
+struct rank_of_job {
+  int rank = 0;
+  int ranks = 0;
+  std::string file;
+  CUstream where = nullptr;
+  ncclComm* all = nullptr;
+  sluice_gate_api const* gate = nullptr;
+  pausers* others = nullptr;
+
+  template <typename Function>
+  static Function driver(char const* name) {
+    static void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    return reinterpret_cast<Function>(::dlsym(library, name));
+  }
+
+  void set_up() {
+    CUcontext context = nullptr;
+    driver<decltype(&cuInit)>("cuInit")(0);
+    driver<decltype(&cuDevicePrimaryCtxRetain)>("cuDevicePrimaryCtxRetain")(&context, 0);
+    driver<decltype(&cuCtxSetCurrent)>("cuCtxSetCurrent")(context);
+    driver<decltype(&cuStreamCreate)>("cuStreamCreate")(&where, CU_STREAM_NON_BLOCKING);
+    gate = reinterpret_cast<sluice_gate_api const* (*)()>(
+        ::dlsym(RTLD_DEFAULT, "sluice_gate_table"))();
+    CUdeviceptr memory = 0;  // so that the gate has attached before somebody else closes it
+    driver<decltype(&cuMemAlloc)>("cuMemAlloc_v2")(&memory, 1);
+    int const shared = ::open((file + ".pauses").c_str(), O_RDWR | O_CREAT, 0600);
+    if (shared < 0 || ::ftruncate(shared, sizeof(pausers)) != 0) {
+      throw std::runtime_error{"no file to meet in"};
+    }
+    others = static_cast<pausers*>(
+        ::mmap(nullptr, sizeof(pausers), PROT_READ | PROT_WRITE, MAP_SHARED, shared, 0));
+    ::close(shared);
+    if (number_in("DEFERRED", 0) != 0) {
+      gate->set_deferred(1);
+      gate->set_run_ahead(std::chrono::nanoseconds{100us}.count());
+    }
+    unique_id id{};
+    file.copy(id.path.data(), id.path.size() - 1);
+    report("init", ncclCommInitRank(&all, ranks, id, rank));
+  }
+
+  static void report(char const* what, int result) {
+    if (result != 0) {
+      std::printf("%s: %d\n", what, result);
+    }
+  }
+
+  [[nodiscard]] int reduce(int& from, int& to, std::size_t count = 1) const {
+    return ncclAllReduce(&from, &to, count, 2, 0, all, where);
+  }
+  void synchronise() const { driver<decltype(&cuStreamSynchronize)>("cuStreamSynchronize")(where); }
+  /// The error that the communicator has left, once all that was called has been made.
+  [[nodiscard]] int left_error() const {
+    gate->flush();
+    int error = 0;
+    report("ask", ncclCommGetAsyncError(all, &error));
+    return error;
+  }
+
+  [[nodiscard]] static std::chrono::milliseconds patience() {
+    return std::chrono::milliseconds{number_in("PATIENCE_MS", 60'000)};
+  }
+
+  /// Waits until all ranks' pausing threads are here.
+  [[nodiscard]] bool meet_pausers(std::uint32_t round) const {
+    others->came.fetch_add(1);
+    std::int64_t const until = in(2 * patience());
+    while (others->came.load() < round * static_cast<std::uint32_t>(ranks)) {
+      if (in(0s) > until) {
+        return false;
+      }
+      std::this_thread::yield();
+    }
+    return true;
+  }
+
+  /// Pauses this rank's device again and again; each pause ends when all ranks have been at rest.
+  void pause_now_and_then(int times) const {
+    std::minstd_rand random{static_cast<unsigned>(rank + 1)};
+    for (int i = 0; i < times; ++i) {
+      std::this_thread::sleep_for(std::chrono::microseconds{random() % 2000});
+      if (gate->close(in(patience())) != 0 || gate->wait_idle(in(patience())) != 0) {
+        std::printf("rank %d does not come to rest\n", rank);
+        std::fflush(stdout);
+        ::_exit(3);
+      }
+      std::uint64_t const launches = gate->launches();
+      bool const met = meet_pausers(static_cast<std::uint32_t>(i) + 1);
+      if (!met || gate->launches() != launches) {
+        std::printf("%s\n", met ? "launched in a pause" : "a rank is missing");
+        std::fflush(stdout);
+        ::_exit(4);
+      }
+      gate->open();
+    }
+  }
+
+  void pauses() const {
+    int const count = number_in("COLLECTIVES", 1000);
+    std::thread pauser{[this] { pause_now_and_then(number_in("PAUSES", 100)); }};
+    std::vector<int> from(static_cast<std::size_t>(count));
+    std::vector<int> to(static_cast<std::size_t>(count));
+    std::minstd_rand random{static_cast<unsigned>(rank + 100)};
+    for (int i = 0; i < count; ++i) {
+      auto const at = static_cast<std::size_t>(i);
+      from[at] = i * (rank + 1);
+      report("reduce", reduce(from[at], to[at]));
+      if (random() % 8 == 0) {
+        std::this_thread::sleep_for(std::chrono::microseconds{random() % 500});
+      }
+    }
+    pauser.join();
+    synchronise();
+    report("left", left_error());
+    for (int i = 0; i < count; ++i) {
+      if (to[static_cast<std::size_t>(i)] != i * ranks * (ranks + 1) / 2) {
+        std::printf("sum %d is %d\n", i, to[static_cast<std::size_t>(i)]);
+      }
+    }
+  }
+
+  void group() const {
+    std::array<int, 3> from{rank, 10 + rank, 100 + rank};
+    std::array<int, 3> to{};
+    ncclGroupStart();
+    ncclGroupStart();
+    report("first", reduce(from[0], to[0]));
+    report("second", reduce(from[1], to[1]));
+    report("inner end", ncclGroupEnd());
+    report("third", reduce(from[2], to[2]));
+    report("end", ncclGroupEnd());
+    synchronise();
+    std::printf("%d %d %d\n", to[0], to[1], to[2]);
+  }
+
+  void split() const {
+    ncclComm* child = nullptr;
+    report("split", ncclCommSplit(all, 0, rank, &child, nullptr));
+    int from = rank + 1;
+    std::array<int, 2> to{};
+    report("child", ncclAllReduce(&from, &to[0], 1, 2, 0, child, where));
+    report("parent", reduce(from, to[1]));
+    synchronise();
+    report("destroy", ncclCommDestroy(child));
+    std::printf("%d %d\n", to[0], to[1]);
+  }
+
+  /// A call whose result comes now or later.
+  void call_that_fails(std::size_t count) const {
+    int from = 1;
+    int to = 0;
+    int const now = reduce(from, to, count);
+    int const later = left_error();
+    std::printf("failed with %d\n", now != 0 ? now : later);
+  }
+
+  void run(std::string const& scenario) {
+    set_up();
+    if (scenario == "pauses") {
+      pauses();
+    } else if (scenario == "group") {
+      group();
+    } else if (scenario == "split") {
+      split();
+    } else if (scenario == "differ") {
+      call_that_fails(rank == 0 ? 8 : 9);
+    } else if (scenario == "fail") {
+      call_that_fails(sluice::fake_nccl::failing_count);
+    } else if (scenario == "death") {
+      if (rank == 1) {
+        ::_exit(0);
+      }
+      call_that_fails(1);
+    } else if (scenario == "expendable") {
+      gate->expendable_thread(1);
+      call_that_fails(1);
+    } else {
+      throw std::runtime_error{"no scenario " + scenario};
+    }
+  }
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 5) {
+    return 2;
+  }
+  try {
+    rank_of_job self;
+    self.rank = std::atoi(argv[2]);
+    self.ranks = std::atoi(argv[3]);
+    self.file = argv[4];
+    self.run(argv[1]);
+  } catch (std::exception const& failure) {
+    std::printf("%s\n", failure.what());
+    return 1;
+  }
+  std::fflush(nullptr);
+  ::_exit(0);  // streams' threads of the fake driver may run on
+}

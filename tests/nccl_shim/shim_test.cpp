@@ -1,0 +1,179 @@
+/// NCCL's calls through the shim, in several processes with gate and shim preloaded, over the fake
+/// driver and the fake NCCL.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/runtime/gate/built_files.hpp"
+
+namespace sluice::nccl_shim {
+namespace {
+
+using gate::built;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+using variables = std::map<std::string, std::string>;
+
+struct ended {
+  int status = -1;
+  std::string output;
+};
+
+/// A job's ranks, each a process, in a folder of their own.
+class job : public ::testing::TestWithParam<bool> {
+ protected:
+  job() {
+    std::string name = ::testing::TempDir() + "sluice-shim-XXXXXX";
+    folder_ = ::mkdtemp(name.data());
+  }
+  ~job() override { std::filesystem::remove_all(folder_); }
+
+  /// Runs so many ranks, until all have ended.
+  [[nodiscard]] std::vector<ended> run(std::string const& scenario, variables const& more = {},
+                                       int ranks = 2) const {
+    std::vector<std::unique_ptr<FILE, int (*)(FILE*)>> pipes;
+    for (int rank = 0; rank < ranks; ++rank) {
+      pipes.emplace_back(::popen(command(scenario, rank, ranks, more).c_str(), "r"), &::pclose);
+    }
+    std::vector<ended> result;
+    for (auto& pipe : pipes) {
+      ended one;
+      std::array<char, 4096> buffer{};
+      while (std::fgets(buffer.data(), static_cast<int>(buffer.size()), pipe.get()) != nullptr) {
+        one.output += buffer.data();
+      }
+      one.status = WEXITSTATUS(::pclose(pipe.release()));
+      result.push_back(std::move(one));
+    }
+    return result;
+  }
+  [[nodiscard]] std::filesystem::path const& folder() const { return folder_; }
+  /// What the ranks have left where they met.
+  [[nodiscard]] std::vector<std::string> left() const {
+    std::vector<std::string> names;
+    for (auto const& entry : std::filesystem::directory_iterator{folder_}) {
+      if (auto name = entry.path().filename().string(); name.starts_with("cut-")) {
+        names.push_back(std::move(name));
+      }
+    }
+    return names;
+  }
+
+  std::string preloaded = gate::gate_path() + ":" + built("lib/libsluice_nccl.so");
+
+ private:
+  [[nodiscard]] std::string command(std::string const& scenario, int rank, int ranks,
+                                    variables const& more) const {
+    variables all{
+        {"SLUICE_REAL_LIBCUDA", gate::fake_driver_path()},
+        {"SLUICE_RUN", "1"},
+        {"SLUICE_RUNTIME_DIR", folder_.string()},
+        {"SLUICE_RUNTIME_LIBRARY", gate::test_runtime_path()},
+        {"LD_LIBRARY_PATH", built("lib/fake_nccl")},
+        {"DEFERRED", GetParam() ? "1" : "0"},
+        // The sanitizers' run-time libraries have to come first, which a preloaded library
+        // prevents; it does no harm here.
+        {"ASAN_OPTIONS", "verify_asan_link_order=0:detect_leaks=0"}};
+    for (auto const& [name, value] : more) {
+      all[name] = value;
+    }
+    if (auto const own = more.find("RANK_WITHOUT");
+        own != more.end() && std::stoi(own->second) == rank) {
+      all["SLUICE_RUN"] = "";
+    }
+    std::string text = "env";
+    for (auto const& [name, value] : all) {
+      text += " " + name + "='" + value + "'";
+    }
+    return text + " LD_PRELOAD='" + preloaded + "' " + built("bin/sluice_shim_rank") + " " +
+           scenario + " " + std::to_string(rank) + " " + std::to_string(ranks) + " " +
+           (folder_ / "job").string() + " 2>&1";
+  }
+
+  std::filesystem::path folder_;
+};
+
+auto const ended_well = ::testing::Field(&ended::status, 0);
+
+TEST_P(job, ranks_that_pause_together_come_to_rest_and_every_sum_is_right) {
+  for (int const ranks : {2, 3}) {
+    std::filesystem::remove(folder() / "job");
+    std::filesystem::remove(folder() / "job.pauses");
+    auto const all = run("pauses", {{"COLLECTIVES", "4000"}, {"PAUSES", "200"}}, ranks);
+    EXPECT_THAT(all, Each(ended_well));
+    EXPECT_THAT(all, Each(::testing::Field(&ended::output, IsEmpty())));
+  }
+  EXPECT_THAT(left(), IsEmpty());
+}
+
+TEST_P(job, without_the_shim_some_rank_does_not_come_to_rest) {
+  preloaded = gate::gate_path();
+  auto const all =
+      run("pauses", {{"COLLECTIVES", "8000"}, {"PAUSES", "1000"}, {"PATIENCE_MS", "2000"}});
+  EXPECT_THAT(all, ::testing::Contains(
+                       ::testing::Field(&ended::output, HasSubstr("does not come to rest"))));
+}
+
+TEST_P(job, a_group_is_one_call) {
+  auto const all = run("group");
+  EXPECT_THAT(all, Each(ended_well));
+  EXPECT_THAT(all, Each(::testing::Field(&ended::output, "1 21 201\n")));
+}
+
+TEST_P(job, what_is_split_off_has_numbers_of_its_own) {
+  auto const all = run("split");
+  EXPECT_THAT(all, Each(ended_well));
+  EXPECT_THAT(all, Each(::testing::Field(&ended::output, "3 3\n")));
+  EXPECT_THAT(left(), IsEmpty());
+}
+
+TEST_P(job, ranks_that_differ_are_told_both_calls) {
+  auto const all = run("differ");
+  EXPECT_THAT(all, Each(::testing::Field(&ended::output, HasSubstr("failed with 5\n"))));
+  EXPECT_THAT(
+      all, Each(::testing::Field(
+               &ended::output, HasSubstr("rank 0 calls ncclAllReduce of 8 elements of type 2, "
+                                         "root 0, reduction 0, rank 1 calls ncclAllReduce of 9"))));
+}
+
+TEST_P(job, a_rank_that_waits_for_one_that_has_died_is_told_so) {
+  auto const all = run("death");
+  EXPECT_THAT(all[0].output, HasSubstr("rank 1 has died"));
+  EXPECT_THAT(all[0].output, HasSubstr("failed with 6\n"));
+}
+
+TEST_P(job, the_error_of_a_call_is_its_result_or_the_communicators_asynchronous_error) {
+  EXPECT_THAT(run("fail"), Each(::testing::Field(&ended::output, "failed with 1\n")));
+}
+
+TEST_P(job, a_call_inside_of_a_micro_batch_is_refused) {
+  EXPECT_THAT(
+      run("expendable"),
+      Each(::testing::Field(&ended::output, ::testing::AllOf(HasSubstr("inside of a micro-batch"),
+                                                             HasSubstr("failed with 5\n")))));
+}
+
+TEST_P(job, where_a_rank_does_not_take_part_nobody_is_asked) {
+  auto const all = run("group", {{"RANK_WITHOUT", "1"}});
+  EXPECT_THAT(all, Each(ended_well));
+  EXPECT_THAT(all[0].output, HasSubstr("1 of a communicator's 2 ranks are under `sluice run`"));
+  EXPECT_THAT(all, Each(::testing::Field(&ended::output, HasSubstr("1 21 201\n"))));
+  EXPECT_THAT(left(), IsEmpty());
+}
+
+INSTANTIATE_TEST_SUITE_P(calls, job, ::testing::Bool(),
+                         [](auto const& of) { return of.param ? "deferred" : "direct"; });
+
+}  // namespace
+}  // namespace sluice::nccl_shim
