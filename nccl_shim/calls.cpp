@@ -25,6 +25,7 @@ struct open_group {
   /// Something in it has to be made by NCCL at once, so that NCCL has the group open as well.
   bool given_to_nccl = false;
   std::vector<collective> calls;
+  std::vector<communicator*> made;  // by calls in it: there when it has ended
 };
 
 open_group& group() {
@@ -105,10 +106,18 @@ int initialise(communicator* made, std::optional<std::string> const& key, Make c
     return failed;
   }
   // In a group it is there only when the group has ended.
-  auto joined = key && group().depth == 0 ? join(*key) : nullptr;
+  bool const at_once = group().depth == 0;
+  auto joined = key && at_once ? join(*key) : nullptr;
   int const result = make();
-  if (result == success && joined != nullptr && made != nullptr && *made != nullptr) {
+  if (made == nullptr) {
+    return result;
+  }
+  if (!at_once) {
+    group().made.push_back(made);
+  } else if (result == success && *made != nullptr) {
     enlist(*made, std::move(joined));
+  } else if (result == in_progress) {
+    enlist(*made, nullptr);  // who it consists of is not known yet
   }
   return result;
 }
@@ -187,8 +196,14 @@ SLUICE_NCCL_CALL int ncclGroupEnd() {
   }
   --own.depth;
   if (own.given_to_nccl) {
-    own.given_to_nccl = own.depth > 0;
-    return pass("ncclGroupEnd");
+    int const result = pass("ncclGroupEnd");
+    if (own.depth == 0) {
+      own.given_to_nccl = false;
+      for (communicator const* const made : std::exchange(own.made, {})) {
+        enlist(*made, nullptr);
+      }
+    }
+    return result;
   }
   if (own.depth > 0 || own.calls.empty()) {
     return success;
@@ -228,8 +243,16 @@ SLUICE_NCCL_CALL int ncclCommInitRankScalable(communicator* made, int ranks, int
 }
 
 SLUICE_NCCL_CALL int ncclCommInitAll(communicator* made, int count, int const* devices) {
-  auto const make = [&] { return pass("ncclCommInitAll", made, count, devices); };
-  return is_watching() ? initialise(made, std::nullopt, make) : make();
+  if (is_watching()) {
+    if (int const failed = before_communicator_call(); failed != success) {
+      return failed;
+    }
+  }
+  int const result = pass("ncclCommInitAll", made, count, devices);
+  for (int i = 0; is_watching() && result == success && i < count; ++i) {
+    enlist(made[i], nullptr);
+  }
+  return result;
 }
 
 SLUICE_NCCL_CALL int ncclCommSplit(communicator parent, int colour, int order, communicator* made,
@@ -267,9 +290,8 @@ SLUICE_NCCL_CALL int ncclCommDestroy(communicator which) {
 
 SLUICE_NCCL_CALL int ncclCommAbort(communicator which) {
   if (is_watching()) {
-    give_up(which);
+    give_up(which);  // for good: who calls it all the same is told so
     flush();
-    forget(which);
   }
   return pass("ncclCommAbort", which);
 }

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -51,10 +52,15 @@ sluice_gate_api const* gate() {
 
 /// What is known of a communicator.
 struct known_communicator {
-  std::unique_ptr<membership> ranks;
+  std::unique_ptr<membership> ranks;  ///< nullptr: they do not agree
   std::atomic<int> error{success};
   std::atomic<bool> given_up{false};
 
+  /// Why calls are not made.
+  [[nodiscard]] int trouble() const noexcept {
+    return given_up.load(std::memory_order_acquire) ? int{remote_error}
+                                                    : error.load(std::memory_order_acquire);
+  }
   void fail(int why) noexcept {
     int none = success;
     error.compare_exchange_strong(none, why, std::memory_order_acq_rel);
@@ -76,6 +82,20 @@ std::shared_ptr<known_communicator> find(communicator which) {
   std::shared_lock const guard{in.lock};
   auto const found = in.all.find(which);
   return found != in.all.end() ? found->second : nullptr;
+}
+
+/// The same; one that is not known yet is from now on.
+std::shared_ptr<known_communicator> know(communicator which) {
+  if (auto known = find(which); known != nullptr) {
+    return known;
+  }
+  registry& in = the_registry();
+  std::lock_guard const guard{in.lock};
+  auto& place = in.all[which];
+  if (place == nullptr) {
+    place = std::make_shared<known_communicator>();
+  }
+  return place;
 }
 
 std::string list(std::vector<unsigned> const& ranks) {
@@ -129,8 +149,8 @@ class pending_call {
   [[nodiscard]] cut& agreement() const { return of_->ranks->agreement(); }
 
   void ask() {
-    if (of_ == nullptr || of_->ranks == nullptr) {
-      return;
+    if (of_->ranks == nullptr || !is_of_all_ranks() || of_->trouble() != success) {
+      return;  // nobody is to be asked, or it will not be made anyhow
     }
     if (std::exchange(asked_, true)) {
       agreement().resume();
@@ -141,7 +161,7 @@ class pending_call {
   }
 
   [[nodiscard]] bool is_agreed() {
-    if (!asked_ || of_->given_up.load(std::memory_order_acquire)) {
+    if (!asked_ || of_->trouble() != success) {
       return true;
     }
     switch (agreement().await(0)) {
@@ -181,7 +201,7 @@ class pending_call {
   }
 
   void make() {
-    int result = error();
+    int result = of_->trouble();
     if (result == success) {
       inside_nccl const here;
       result = perform_all();
@@ -191,19 +211,16 @@ class pending_call {
     }
     if (caller_ == &inside) {  // the thread that waits for the result
       *direct_ = result;
-    } else if (result != success && result != in_progress && of_ != nullptr) {
+    } else if (result != success && result != in_progress) {
       of_->fail(result);
     }
   }
 
-  /// Why it must not be made.
-  [[nodiscard]] int error() const noexcept {
-    if (of_ == nullptr) {
-      return success;
-    }
-    return of_->given_up.load(std::memory_order_acquire)
-               ? int{remote_error}
-               : of_->error.load(std::memory_order_acquire);
+  /// Whether all ranks of one communicator take part, and of no other.
+  [[nodiscard]] bool is_of_all_ranks() const noexcept {
+    return std::all_of(calls_.begin(), calls_.end(), [this](collective const& call) {
+      return call.on == calls_.front().on && is_of_all(call.what);
+    });
   }
 
   [[nodiscard]] int perform_all() const noexcept {
@@ -246,7 +263,7 @@ class pending_call {
   }
 
   std::vector<collective> calls_;
-  std::shared_ptr<known_communicator> of_;  // nullptr: nobody is asked
+  std::shared_ptr<known_communicator> of_;  // the first call's
   bool asked_ = false;
   std::int64_t look_at_ = 0;
   std::int64_t notice_at_ = 0;
@@ -322,18 +339,12 @@ std::optional<std::string> key_of_child(communicator parent, int colour) {
 }
 
 int submit(std::span<collective const> calls) {
-  auto const first = find(calls.front().on);
-  bool all_of_one = true;
   for (collective const& call : calls) {
-    if (auto const known = find(call.on); known != nullptr) {
-      if (int const earlier = known->error.load(std::memory_order_acquire); earlier != success) {
-        return earlier;
-      }
+    if (int const earlier = know(call.on)->trouble(); earlier != success) {
+      return earlier;
     }
-    all_of_one = all_of_one && call.on == calls.front().on && is_of_all(call.what);
   }
-  return pending_call::hand_over(
-      std::make_unique<pending_call>(calls, all_of_one ? first : nullptr));
+  return pending_call::hand_over(std::make_unique<pending_call>(calls, know(calls.front().on)));
 }
 
 int error_of(communicator which) noexcept {
@@ -342,9 +353,7 @@ int error_of(communicator which) noexcept {
 }
 
 void give_up(communicator which) noexcept {
-  if (auto const known = find(which); known != nullptr) {
-    known->given_up.store(true, std::memory_order_release);
-  }
+  know(which)->given_up.store(true, std::memory_order_release);
 }
 
 void forget(communicator which) noexcept {

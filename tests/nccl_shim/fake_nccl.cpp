@@ -27,6 +27,7 @@ struct ncclComm {
   int ranks;
   std::size_t next;
   std::size_t children;
+  std::atomic<bool>* aborted;  // never freed: kernels look at it
 
   [[nodiscard]] ranks_meeting& meeting() const { return file->communicators.at(which); }
 };
@@ -35,6 +36,7 @@ namespace {
 
 constexpr int unhandled_cuda_error = 1;
 constexpr int internal_error = 3;
+constexpr int remote_error = 6;
 
 struct unique_id {
   std::array<char, 128> path;
@@ -43,6 +45,7 @@ struct unique_id {
 /// A call in a group, of which NCCL makes one kernel.
 struct piece {
   ncclComm* on;
+  std::atomic<bool>* aborted;
   std::size_t number;
   int const* from;
   int* to;
@@ -55,7 +58,8 @@ void meet(void** parameters) {
   ranks_meeting& at = call.on->meeting();
   at.sum.at(call.number).fetch_add(*call.from);
   at.begun.at(call.number).fetch_add(1);
-  while (at.begun.at(call.number).load() < static_cast<std::uint32_t>(call.on->ranks)) {
+  while (at.begun.at(call.number).load() < static_cast<std::uint32_t>(call.on->ranks) &&
+         !call.aborted->load()) {
     ::sched_yield();
   }
   *call.to = static_cast<int>(at.sum.at(call.number).load());
@@ -100,7 +104,8 @@ EXPORTED int ncclCommInitRank(ncclComm** made, int ranks, unique_id id, int rank
   void* const at =
       ::mmap(nullptr, sizeof(meeting_file), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   ::close(file);
-  *made = std::make_unique<ncclComm>(ncclComm{static_cast<meeting_file*>(at), 0, rank, ranks, 0, 0})
+  *made = std::make_unique<ncclComm>(ncclComm{static_cast<meeting_file*>(at), 0, rank, ranks, 0, 0,
+                                              std::make_unique<std::atomic<bool>>(false).release()})
               .release();
   (*made)->meeting().entered.fetch_add(1);
   while ((*made)->meeting().entered.load() < static_cast<std::uint32_t>(ranks)) {
@@ -115,6 +120,7 @@ EXPORTED int ncclCommSplit(ncclComm* parent, int /*colour*/, int /*order*/, nccl
   *made = std::make_unique<ncclComm>(*parent).release();
   (*made)->which = ++parent->children;
   (*made)->next = 0;
+  (*made)->aborted = std::make_unique<std::atomic<bool>>(false).release();
   (*made)->meeting().entered.fetch_add(1);
   while ((*made)->meeting().entered.load() < static_cast<std::uint32_t>(parent->ranks)) {
     ::sched_yield();
@@ -142,6 +148,13 @@ EXPORTED int ncclCommDestroy(ncclComm* which) {
   return 0;
 }
 
+/// As NCCL's: collectives that are under way end without a result. The communicator is not freed here,
+/// since kernels may still use it.
+EXPORTED int ncclCommAbort(ncclComm* which) {
+  which->aborted->store(true);
+  return 0;
+}
+
 EXPORTED int ncclGroupStart() {
   ++depth;
   return 0;
@@ -157,5 +170,9 @@ EXPORTED int ncclAllReduce(void const* from, void* to, std::size_t count, int /*
   if (count == failing_count) {
     return unhandled_cuda_error;
   }
-  return launch({on, on->next++, static_cast<int const*>(from), static_cast<int*>(to)}, where);
+  if (on->aborted->load()) {
+    return remote_error;
+  }
+  return launch({on, on->aborted, on->next++, static_cast<int const*>(from), static_cast<int*>(to)},
+                where);
 }

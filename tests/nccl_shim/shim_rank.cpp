@@ -11,6 +11,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -34,6 +35,7 @@ int ncclCommInitRank(ncclComm** made, int ranks, unique_id id, int rank);
 int ncclCommSplit(ncclComm* parent, int colour, int order, ncclComm** made, void* config);
 int ncclCommGetAsyncError(ncclComm* of, int* error);
 int ncclCommDestroy(ncclComm* which);
+int ncclCommAbort(ncclComm* which);
 int ncclGroupStart();
 int ncclGroupEnd();
 int ncclAllReduce(void const* from, void* to, std::size_t count, int type, int reduction,
@@ -177,6 +179,45 @@ struct rank_of_job {
     }
   }
 
+  /// Works and pauses until another rank has died, which one of them does after a while. As PyTorch's
+  /// watchdog does, a thread asks for errors and aborts.
+  void deaths() const {
+    int const after_us = number_in("DIES_AFTER_US", 0);
+    if (number_in("DIES", -1) == rank) {
+      std::thread{[after_us] {
+        std::this_thread::sleep_for(std::chrono::microseconds{after_us});
+        ::kill(::getpid(), SIGKILL);
+      }}.detach();
+    }
+    std::thread{[this] {
+      int error = 0;
+      while (error == 0) {
+        std::this_thread::sleep_for(1ms);
+        report("ask", ncclCommGetAsyncError(all, &error));
+      }
+      report("abort", ncclCommAbort(all));
+    }}.detach();
+    std::thread{[this] {
+      for (std::minstd_rand random{static_cast<unsigned>(rank + 1)};;) {
+        std::this_thread::sleep_for(std::chrono::microseconds{random() % 1000});
+        if (gate->close(in(100ms)) == 0) {
+          static_cast<void>(gate->wait_idle(in(100ms)));
+          gate->open();
+        }
+      }
+    }}.detach();
+    static std::array<int, sluice::fake_nccl::most_collectives> from{};
+    static std::array<int, sluice::fake_nccl::most_collectives> to{};
+    for (std::size_t i = 0; i < from.size(); ++i) {
+      if (int const result = reduce(from.at(i), to.at(i)); result != 0) {
+        std::printf("ended with %d\n", result);
+        return;
+      }
+      std::this_thread::sleep_for(50us);
+    }
+    std::printf("nobody has died\n");
+  }
+
   void group() const {
     std::array<int, 3> from{rank, 10 + rank, 100 + rank};
     std::array<int, 3> to{};
@@ -216,6 +257,8 @@ struct rank_of_job {
     set_up();
     if (scenario == "pauses") {
       pauses();
+    } else if (scenario == "deaths") {
+      deaths();
     } else if (scenario == "group") {
       group();
     } else if (scenario == "split") {

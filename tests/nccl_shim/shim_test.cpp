@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -151,6 +152,27 @@ TEST_P(job, a_rank_that_waits_for_one_that_has_died_is_told_so) {
   auto const all = run("death");
   EXPECT_THAT(all[0].output, HasSubstr("rank 1 has died"));
   EXPECT_THAT(all[0].output, HasSubstr("failed with 6\n"));
+}
+
+TEST_P(job, whenever_a_rank_dies_the_others_leave_their_waits) {
+  char const* const wanted = std::getenv("SLUICE_TEST_KILLS");
+  int const kills = wanted != nullptr ? std::atoi(wanted) : 40;
+  std::minstd_rand random{std::random_device{}()};
+  for (int i = 0; i < kills; ++i) {
+    std::filesystem::remove(folder() / "job");
+    auto const victim = random() % 3;
+    auto const after_us = std::to_string(random() % 30'000);
+    SCOPED_TRACE("rank " + std::to_string(victim) + " after " + after_us + " us");
+    auto const all =
+        run("deaths", {{"DIES", std::to_string(victim)}, {"DIES_AFTER_US", after_us}}, 3);
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      if (rank != victim) {
+        EXPECT_EQ(all[rank].status, 0);
+        EXPECT_THAT(all[rank].output, HasSubstr("ended with 6\n"));
+      }
+    }
+    EXPECT_THAT(left(), IsEmpty());
+  }
 }
 
 TEST_P(job, the_error_of_a_call_is_its_result_or_the_communicators_asynchronous_error) {

@@ -68,6 +68,12 @@ def test_includes_go_one_way():
     assert not wrong
 
 
+def test_clang_tidy_tells_its_findings_of_every_folder():
+    header_filter = re.search(r"^HeaderFilterRegex: '(.*)'", text_of(ROOT / ".clang-tidy"), re.MULTILINE).group(1)
+    folders = {relative(file).split("/")[0] for file in CXX_FILES}
+    assert folders and not [folder for folder in sorted(folders) if not re.search(header_filter, f"/{folder}/")]
+
+
 def test_the_scheduler_includes_only_itself_and_the_standard_library():
     wrong = [f"{relative(file)} includes {name}"
              for file in CXX_FILES if relative(file).startswith("scheduler/")
