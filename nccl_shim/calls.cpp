@@ -66,7 +66,10 @@ int open_for_nccl() {
   }
   flush();
   own.given_to_nccl = true;
-  int result = pass("ncclGroupStart");
+  int result = success;
+  for (int level = 0; level < own.depth && result == success; ++level) {
+    result = pass("ncclGroupStart");
+  }
   inside_nccl const here;
   for (collective const& call : std::exchange(own.calls, {})) {
     result = result == success ? perform(call) : result;

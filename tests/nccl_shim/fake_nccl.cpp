@@ -36,6 +36,7 @@ namespace {
 
 constexpr int unhandled_cuda_error = 1;
 constexpr int internal_error = 3;
+constexpr int invalid_usage = 5;
 constexpr int remote_error = 6;
 
 struct unique_id {
@@ -161,6 +162,9 @@ EXPORTED int ncclGroupStart() {
 }
 
 EXPORTED int ncclGroupEnd() {
+  if (depth == 0) {
+    return invalid_usage;
+  }
   --depth;
   return 0;
 }

@@ -232,6 +232,23 @@ struct rank_of_job {
     std::printf("%d %d %d\n", to[0], to[1], to[2]);
   }
 
+  /// A communicator is made in an inner group, which NCCL has to see from there on.
+  void split_in_group() const {
+    ncclComm* child = nullptr;
+    int from = rank + 1;
+    std::array<int, 2> to{};
+    report("start", ncclGroupStart());
+    report("inner start", ncclGroupStart());
+    report("before", reduce(from, to[0]));
+    report("split", ncclCommSplit(all, 0, rank, &child, nullptr));
+    report("inner end", ncclGroupEnd());
+    report("after", reduce(from, to[1]));
+    report("end", ncclGroupEnd());
+    report("child", ncclAllReduce(&from, &to[0], 1, 2, 0, child, where));
+    synchronise();
+    std::printf("%d %d\n", to[0], to[1]);
+  }
+
   void split() const {
     ncclComm* child = nullptr;
     report("split", ncclCommSplit(all, 0, rank, &child, nullptr));
@@ -261,6 +278,8 @@ struct rank_of_job {
       deaths();
     } else if (scenario == "group") {
       group();
+    } else if (scenario == "split in group") {
+      split_in_group();
     } else if (scenario == "split") {
       split();
     } else if (scenario == "differ") {

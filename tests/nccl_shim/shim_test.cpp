@@ -139,6 +139,12 @@ TEST_P(job, what_is_split_off_has_numbers_of_its_own) {
   EXPECT_THAT(left(), IsEmpty());
 }
 
+TEST_P(job, a_group_in_which_a_communicator_is_made_goes_to_nccl_as_it_is) {
+  auto const all = run("'split in group'");
+  EXPECT_THAT(all, Each(ended_well));
+  EXPECT_THAT(all, Each(::testing::Field(&ended::output, "3 3\n")));
+}
+
 TEST_P(job, ranks_that_differ_are_told_both_calls) {
   auto const all = run("differ");
   EXPECT_THAT(all, Each(::testing::Field(&ended::output, HasSubstr("failed with 5\n"))));
