@@ -21,11 +21,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from exact_job import digest, network  # noqa: E402
 
-RANKS, SAMPLES, MICRO_BATCH = 2, (80, 48), 32
+RANKS = 2
+#: By device: the network's width, each process's samples a step, and the most of them in a slice.
+SIZES = {"cpu": (16, (80, 48), 32), "cuda": (64, (4096, 3072), 1024)}
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=SIZES, default="cpu")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--until", type=Path)
     parser.add_argument("--out", type=Path, required=True)
@@ -33,27 +36,32 @@ def arguments() -> argparse.Namespace:
 
 
 def train(args: argparse.Namespace) -> None:
-    distributed.init_process_group("gloo")
+    width, samples, micro_batch = SIZES[args.device]
+    device = torch.device(args.device)
+    if args.device == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    distributed.init_process_group("nccl" if args.device == "cuda" else "gloo")
     rank = distributed.get_rank()
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
-    model = nn.parallel.DistributedDataParallel(network(16))
+    model = nn.parallel.DistributedDataParallel(network(width).to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    step = sluice.Step(model, optimizer, MICRO_BATCH, adapt=False, clip_norm=1.0)
+    step = sluice.Step(model, optimizer, micro_batch, adapt=False, clip_norm=1.0)
     torch.manual_seed(rank)  # dropout is each process's own
     generator = torch.Generator().manual_seed(rank)
     losses: list[torch.Tensor] = []
     over = False
     while not over:
-        x = torch.randn(SAMPLES[rank], 3, 32, 32, generator=generator)
-        y = torch.randint(10, (SAMPLES[rank],), generator=generator)
+        x = torch.randn(samples[rank], 3, 32, 32, generator=generator).to(device)
+        y = torch.randint(10, (samples[rank],), generator=generator).to(device)
         losses.append(step(lambda x, y: F.cross_entropy(model(x), y), x, y))
-        ending = torch.tensor(float(len(losses) == args.steps if args.steps else args.until.exists()))
+        ending = torch.tensor(float(len(losses) == args.steps if args.steps else args.until.exists()), device=device)
         distributed.broadcast(ending, 0)
         over = bool(ending)
     own = {"digest": digest(model, optimizer), "losses": [loss.item().hex() for loss in losses], "stats": step.stats(),
            "shared": step.shared,
-           "parameters": [hashlib.sha256(param.detach().numpy().tobytes()).hexdigest() for param in model.parameters()]}
+           "parameters": [hashlib.sha256(param.detach().cpu().numpy().tobytes()).hexdigest() for param in model.parameters()]}
     args.out.with_suffix(f".{rank}").write_text(json.dumps(own))
     distributed.destroy_process_group()
 

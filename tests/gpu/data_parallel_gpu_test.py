@@ -1,0 +1,33 @@
+"""Replicas on several GPUs, whose ranks agree on each collective: disturbed, they learn what undisturbed ones learn."""
+
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import exactness  # noqa: E402
+
+DEMANDS = 40
+JOB = replace(exactness.CUDA, arguments=("--device", "cuda"), script=ROOT / "tests" / "system" / "data_parallel_job.py")
+
+
+@pytest.mark.deadline(300)
+@pytest.mark.parametrize("submission", ["deferred", "direct"])
+def test_disturbed_training_is_bit_equal_to_undisturbed(build, submission, monkeypatch):
+    monkeypatch.setenv("SLUICE_COLLECTIVES", "agree")
+    monkeypatch.setenv("SLUICE_SUBMISSION", submission)
+    seed = random.randrange(1 << 31)
+    print(f"seed {seed}")
+    outcome = exactness.compare(JOB, DEMANDS, seed, build / "bin")
+    print(outcome.disturbed["stats"])
+    assert outcome.disturbed["shared"] and not outcome.undisturbed["shared"]
+    assert sum(outcome.disturbed["stats"]["discards"]) >= DEMANDS // 8
+    assert outcome.same, str(outcome)
