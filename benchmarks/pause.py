@@ -18,6 +18,8 @@ import json
 import re
 import statistics
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import overhead_models
@@ -62,8 +64,6 @@ def way(text: str) -> str:
 
 def work(workload: Workload, library: Path | None) -> None:
     """Reads what to do from standard input, a JSON object a line, and answers each with what it took."""
-    import time
-
     import torch
 
     torch.manual_seed(0)
@@ -153,13 +153,18 @@ def cell(workload: Workload, chosen: str, jobs: dict[str, Job], options: argpars
     return Cell(params, metrics, targets)
 
 
-def measure(workload: Workload, options: argparse.Namespace) -> list[Cell]:
+def measure(workload: Workload, options: argparse.Namespace) -> Iterator[Cell]:
     with Stage(options.sluice.absolute(), ROOT / "build" / "pause" / workload.name) as stage:
         plain = [sys.executable, Path(__file__).resolve(), "--worker", workload.name]
         shared = [stage.sluice, "run", "--require-pool", "--backend", "cuda", "--memory", POOL["cuda"], "--",
                   *plain, "--library", options.pauser.absolute()]
         jobs = {"plain": Job(stage, "plain", plain), "sluice": Job(stage, "sluice", shared)}
-        return [cell(workload, chosen, jobs, options) for chosen in options.ways]
+        for name, job in jobs.items():
+            begun = time.monotonic()
+            job.make(1, "none")
+            print(f"    {name}: the first step took {time.monotonic() - begun:.0f} s", flush=True)
+        for chosen in options.ways:
+            yield cell(workload, chosen, jobs, options)
 
 
 def main() -> int:
@@ -190,7 +195,8 @@ def main() -> int:
         if not options.only or name in options.only:
             print(f"==> {name}", flush=True)
             try:
-                write("pause", measure(workload, options), gpus=1, accumulate=True)
+                for each in measure(workload, options):
+                    write("pause", [each], gpus=1, accumulate=True)
             except Failed as failure:
                 raise SystemExit(f"pause: {failure}") from failure
     return 0
