@@ -10,8 +10,10 @@
 
 #include "runtime/gate/driver.hpp"
 #include "runtime/gate/gate.hpp"
+#include "runtime/gate/queued_commit.hpp"
 #include "runtime/gate/streams.hpp"
 #include "runtime/gate/submission.hpp"
+#include "runtime/gate/submissions.hpp"
 #include "runtime/gate/thread_slot.hpp"
 
 /// Before the definition of a function that stands for the driver's.

@@ -14,7 +14,7 @@
 
 #include "runtime/gate/attach.hpp"
 #include "runtime/gate/futex.hpp"
-#include "runtime/gate/submission.hpp"
+#include "runtime/gate/submissions.hpp"
 
 extern "C" {
 constinit std::atomic<std::uint32_t> sluice_gate_defers [[gnu::visibility("hidden")]]{0};

@@ -1,9 +1,6 @@
 #include "runtime/gate/submission.hpp"
 
-#include <sched.h>
-
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <csignal>
 
@@ -11,64 +8,19 @@
 #include "runtime/gate/driver_calls.hpp"
 #include "runtime/gate/futex.hpp"
 #include "runtime/gate/gate.hpp"
+#include "runtime/gate/queued_commit.hpp"
+#include "runtime/gate/spinning.hpp"
 
 namespace sluice::gate {
 namespace {
 
 using namespace std::chrono_literals;
 
-/// Waking a thread costs as much as ten launches, so short waits are waited out awake.
-constexpr std::chrono::nanoseconds awake = 50us;
 /// A lost wake-up would cost no more than this.
 constexpr std::chrono::nanoseconds nap = 20ms;
 /// A commit is decided with so much work to be made before it: about what Python needs from there to
 /// the next launches. A demand that comes in this time waits for the commit.
 constexpr std::chrono::nanoseconds decided_ahead = 600us;
-
-/// Spins until `done`, for a while.
-template <typename Done>
-bool spin_until(Done done) {
-  std::int64_t const end = monotonic_ns() + awake.count();
-  while (!done()) {
-    if (monotonic_ns() >= end) {
-      return false;
-    }
-    ::sched_yield();
-  }
-  return true;
-}
-
-/// All queues, the newest first. It only grows; a queue whose context has gone has none.
-struct queue_node {
-  explicit queue_node(CUcontext context) noexcept : queue{context} {}
-  submission_queue queue;
-  queue_node* next = nullptr;
-};
-
-constinit std::atomic<queue_node*> queues{nullptr};
-constinit std::mutex adding;
-constinit queued_commit process_commit;
-constinit std::array<flush_count, symbol_count> flushes{};
-
-template <typename Each>
-void for_each_queue(Each each) {
-  for (queue_node* node = queues.load(std::memory_order_acquire); node != nullptr;
-       node = node->next) {
-    if (node->queue.context() != nullptr) {
-      each(node->queue);
-    }
-  }
-}
-
-submission_queue* queue_of(CUcontext context) {
-  submission_queue* found = nullptr;
-  for_each_queue([&](submission_queue& one) {
-    if (one.context() == context) {
-      found = &one;
-    }
-  });
-  return found;
-}
 
 /// A stream by one name: the legacy stream has two.
 void* name_of(stream_use where) {
@@ -303,192 +255,6 @@ void submission_queue::end() {
   std::lock_guard const guard{mutex_};
   context_.store(nullptr, std::memory_order_release);
   calls_ = nullptr;
-}
-
-bool queued_commit::begin(int (*decide)(void* of), void* of) {
-  thread_slot& self = this_thread();
-  submission_queue* const queue =
-      the_gate().deferring() && takes_part(self) ? submissions_of_current_context() : nullptr;
-  submission_queue* none = nullptr;
-  if (queue == nullptr || !queue_.compare_exchange_strong(none, queue, std::memory_order_acq_rel)) {
-    return false;
-  }
-  last_ = last_ + 1 != 0 ? last_ + 1 : 1;
-  decide_ = decide;
-  decide_of_ = of;
-  if (!queue->push_decision(self)) {
-    queue_.store(nullptr, std::memory_order_release);
-    return false;
-  }
-  self.commit = last_;
-  return true;
-}
-
-void queued_commit::reach() noexcept {
-  bool const counts = decide_(decide_of_) != 0;
-  if (!counts) {
-    dropped_.store(last_, std::memory_order_release);
-  }
-  going_.store(counts, std::memory_order_release);
-  decided_.store(last_, std::memory_order_release);
-  futex_wake(decided_);
-}
-
-void queued_commit::close(void (*made)(void* of), void* of) {
-  submission_queue& queue = *queue_.load(std::memory_order_relaxed);
-  auto const reached = [this, made, of] {
-    if (going_.load(std::memory_order_relaxed)) {
-      made(of);
-      going_.store(false, std::memory_order_release);
-    }
-    return CUDA_SUCCESS;
-  };
-  end_ = queue.push_step(this_thread(), reached);
-  if (end_ == 0) {  // the bound was lifted: calls go straight, after those that lie there
-    queue.flush();
-    static_cast<void>(reached());
-  }
-}
-
-std::optional<bool> queued_commit::settle(std::int64_t deadline_ns) {
-  this_thread().commit = 0;  // whoever does not wait on launches for himself
-  auto const is_decided = [this] { return decided_.load(std::memory_order_acquire) == last_; };
-  static_cast<void>(spin_until(is_decided));
-  for (std::uint32_t seen = decided_.load(); seen != last_; seen = decided_.load()) {
-    if (monotonic_ns() >= deadline_ns) {
-      return std::nullopt;
-    }
-    futex_wait(decided_, seen, nap);
-  }
-  if (!is_dropped(last_)) {
-    return true;
-  }
-  return await_end(deadline_ns) ? std::optional{false} : std::nullopt;
-}
-
-bool queued_commit::await_end(std::int64_t deadline_ns) {
-  submission_queue* const queue = queue_.load(std::memory_order_relaxed);
-  if (queue != nullptr && !queue->flush_to(end_, deadline_ns)) {
-    return false;
-  }
-  queue_.store(nullptr, std::memory_order_release);
-  return true;
-}
-
-queued_commit& the_commit() noexcept {
-  return process_commit;
-}
-
-submission_queue* submissions_of_current_context() {
-  CUcontext const context = driver::current_context();
-  if (context == nullptr) {
-    return nullptr;
-  }
-  if (submission_queue* const known = queue_of(context); known != nullptr) {
-    return known;
-  }
-  std::lock_guard const guard{adding};
-  if (submission_queue* const known = queue_of(context); known != nullptr) {
-    return known;
-  }
-  auto made = std::make_unique<queue_node>(context);
-  if (!made->queue.start()) {
-    return nullptr;
-  }
-  made->next = queues.load(std::memory_order_relaxed);
-  queue_node* const node = made.release();  // its submitter lives as long as the process
-  queues.store(node, std::memory_order_release);
-  return &node->queue;
-}
-
-void flush_submissions(std::optional<symbol> cause) noexcept {
-  bool all_made = true;
-  for_each_queue([&](submission_queue& one) { all_made = all_made && one.is_empty(); });
-  if (all_made || !takes_part(this_thread())) {
-    return;
-  }
-  std::int64_t const begun = monotonic_ns();
-  for_each_queue([](submission_queue& one) { one.flush(); });
-  if (cause.has_value()) {
-    flush_count& count = flushes[static_cast<std::size_t>(*cause)];
-    count.times.fetch_add(1, std::memory_order_relaxed);
-    count.waited_ns.fetch_add(monotonic_ns() - begun, std::memory_order_relaxed);
-  }
-}
-
-flush_count const& flushes_by(symbol cause) noexcept {
-  return flushes[static_cast<std::size_t>(cause)];
-}
-
-CUresult take_submission_error() noexcept {
-  CUresult found = CUDA_SUCCESS;
-  for_each_queue([&](submission_queue& one) {
-    if (found == CUDA_SUCCESS) {
-      found = one.take_error();
-    }
-  });
-  return found;
-}
-
-bool submissions_are_settled() noexcept {
-  bool all = true;
-  for_each_queue([&](submission_queue& one) { all = all && one.is_settled(); });
-  return all;
-}
-
-bool record_is_pending(CUevent event) noexcept {
-  bool any = false;
-  for_each_queue([&](submission_queue& one) { any = any || one.record_is_pending(event); });
-  return any;
-}
-
-bool event_is_in_use(CUevent event) noexcept {
-  bool any = false;
-  for_each_queue([&](submission_queue& one) { any = any || one.uses_event(event); });
-  return any;
-}
-
-void flush_record(CUevent event) noexcept {
-  for_each_queue([event](submission_queue& one) { one.flush_record(event); });
-}
-
-void flush_stream(stream_use where) noexcept {
-  for_each_queue([where](submission_queue& one) { one.flush_stream(where); });
-}
-
-bool stream_is_pending(stream_use where) noexcept {
-  bool any = false;
-  for_each_queue([&](submission_queue& one) { any = any || one.uses_stream(where); });
-  return any;
-}
-
-std::uint64_t deferred_calls() noexcept {
-  std::uint64_t sum = 0;
-  for (queue_node const* node = queues.load(std::memory_order_acquire); node != nullptr;
-       node = node->next) {
-    sum += node->queue.accepted();
-  }
-  return sum;
-}
-
-void forget_kinds_of_calls() noexcept {
-  for_each_queue([](submission_queue& one) { one.forget_kinds(); });
-}
-
-void end_submissions(CUcontext context) noexcept {
-  std::lock_guard const guard{adding};
-  if (submission_queue* const known = queue_of(context); known != nullptr) {
-    known->end();
-  }
-}
-
-void end_submissions_on(int device) noexcept {
-  std::lock_guard const guard{adding};
-  for_each_queue([device](submission_queue& one) {
-    if (one.device() == device) {
-      one.end();
-    }
-  });
 }
 
 }  // namespace sluice::gate

@@ -1,0 +1,29 @@
+/// Waiting awake, for a while.
+#pragma once
+
+#include <sched.h>
+
+#include <chrono>
+#include <cstdint>
+
+#include "runtime/gate/gate.hpp"
+
+namespace sluice::gate {
+
+/// Waking a thread costs as much as ten launches, so short waits are waited out awake.
+inline constexpr std::chrono::microseconds spun_at_most{50};
+
+/// Spins until `done`, for a while.
+template <typename Done>
+bool spin_until(Done done) {
+  std::int64_t const end = monotonic_ns() + std::chrono::nanoseconds{spun_at_most}.count();
+  while (!done()) {
+    if (monotonic_ns() >= end) {
+      return false;
+    }
+    ::sched_yield();
+  }
+  return true;
+}
+
+}  // namespace sluice::gate

@@ -1,0 +1,46 @@
+/// All contexts' queues: found, asked, waited for and ended together.
+///
+/// Thread-safety: everything may be called from any thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+
+#include "runtime/gate/driver.hpp"
+#include "runtime/gate/streams.hpp"
+#include "runtime/gate/submission.hpp"
+
+namespace sluice::gate {
+
+/// The queue of the current context, made at its first use; nullptr without a context.
+[[nodiscard]] submission_queue* submissions_of_current_context();
+/// Flushes all queues, for a call of that function. Nothing for threads that take no part in gating.
+void flush_submissions(std::optional<symbol> cause) noexcept;
+/// How often calls of one function have had to wait for that, and how long.
+struct flush_count {
+  std::atomic<std::uint64_t> times{0};
+  std::atomic<std::int64_t> waited_ns{0};
+};
+[[nodiscard]] flush_count const& flushes_by(symbol cause) noexcept;
+/// The first error that any queue holds; see `take_error`.
+[[nodiscard]] CUresult take_submission_error() noexcept;
+/// Whether no queue holds anything; only once run-ahead is no longer bounded does it stay so.
+[[nodiscard]] bool submissions_are_settled() noexcept;
+/// Whether an event's record, or any call that names it, has still to be made.
+[[nodiscard]] bool record_is_pending(CUevent event) noexcept;
+[[nodiscard]] bool event_is_in_use(CUevent event) noexcept;
+/// Waits until an event's last record has been made.
+void flush_record(CUevent event) noexcept;
+/// Flushes what a stream that is about to be asked or waited for has been given.
+void flush_stream(stream_use where) noexcept;
+[[nodiscard]] bool stream_is_pending(stream_use where) noexcept;
+/// Calls that have been left to submitters since the process started.
+[[nodiscard]] std::uint64_t deferred_calls() noexcept;
+/// Kernels have gone.
+void forget_kinds_of_calls() noexcept;
+/// The context is about to be destroyed, or the device's primary one has gone.
+void end_submissions(CUcontext context) noexcept;
+void end_submissions_on(int device) noexcept;
+
+}  // namespace sluice::gate
