@@ -18,15 +18,6 @@ constexpr std::chrono::nanoseconds awake_for_others = 3ms;
 /// Later it is looked so often; a pause may have to wait as long.
 constexpr std::chrono::nanoseconds nap_for_others = 50us;
 
-void take_turn(std::int64_t since) {
-  if (monotonic_ns() - since < awake_for_others.count()) {
-    ::sched_yield();
-    return;
-  }
-  timespec const limit = to_timespec(nap_for_others);
-  ::nanosleep(&limit, nullptr);
-}
-
 /// Waits inside the gate, so that whoever closes it knows whether the call will be made yet. False if
 /// the thread has to leave, and the question was taken back.
 bool is_agreed(gate& at, thread_slot const& self, sluice_agreed_call const& call) {
@@ -35,7 +26,7 @@ bool is_agreed(gate& at, thread_slot const& self, sluice_agreed_call const& call
     if (at.wants_out(self)) {
       return call.withdraw(call.of) != 0;
     }
-    take_turn(since);
+    wait_for_others(since);
   }
   return true;
 }
@@ -57,15 +48,16 @@ void make_in_turn(thread_slot& self, sluice_agreed_call const& call) {
   }
 }
 
-/// The same on the submitter's thread.
-CUresult make_later(sluice_agreed_call const& call) {
-  thread_slot& self = this_thread();
-  self.protect = self.expendable = false;  // as the call before may have been
-  make_in_turn(self, call);
-  return CUDA_SUCCESS;
-}
-
 }  // namespace
+
+void wait_for_others(std::int64_t since) noexcept {
+  if (monotonic_ns() - since < awake_for_others.count()) {
+    ::sched_yield();
+    return;
+  }
+  timespec const limit = to_timespec(nap_for_others);
+  ::nanosleep(&limit, nullptr);
+}
 
 int make_agreed(sluice_agreed_call const& call) noexcept {
   thread_slot& self = this_thread();
@@ -80,7 +72,7 @@ int make_agreed(sluice_agreed_call const& call) noexcept {
   if (at.deferring()) {
     stream_use const where{static_cast<CUstream>(call.stream), false};
     submission_queue* const queue = queue_for(where);
-    if (queue != nullptr && queue->push_whole(self, where, [call] { return make_later(call); })) {
+    if (queue != nullptr && queue->push_agreed(self, call)) {
       return 0;
     }
     flush_submissions(std::nullopt);

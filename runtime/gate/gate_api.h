@@ -129,8 +129,8 @@ struct sluice_gate_api {
    * (CLOCK_MONOTONIC) passes first. */
   int (*commit_made)(int64_t deadline_ns);
   /* Makes a call that needs agreement, in its turn: it is left to the gate's thread (0), or has been
-   * made (1). Until it has been made the calls behind it wait. A thread that is exempt, or inside of
-   * another call, makes it without asking. -1: an expendable thread's is not made, since others
+   * made (1). Until it has been made its stream waits, and what depends on that. A thread that is
+   * exempt, or inside of another call, makes it without asking. -1: an expendable thread's is not made, since others
    * would wait for what a discard drops. */
   int (*make_agreed)(struct sluice_agreed_call const* call);
 };

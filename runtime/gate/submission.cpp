@@ -22,12 +22,20 @@ constexpr std::chrono::nanoseconds nap = 20ms;
 /// the next launches. A demand that comes in this time waits for the commit.
 constexpr std::chrono::nanoseconds decided_ahead = 600us;
 
-/// A stream by one name: the legacy stream has two.
-void* name_of(stream_use where) {
-  return where.handle == nullptr ? CU_STREAM_LEGACY : where.handle;
+/// Whether the legacy stream is ordered with it.
+bool is_blocking(void* stream) noexcept {
+  unsigned flags = 0;
+  return real<CUresult (*)(CUstream, unsigned*)>(symbol::of_cuStreamGetFlags)(
+             static_cast<CUstream>(stream), &flags) != CUDA_SUCCESS ||
+         (flags & CU_STREAM_NON_BLOCKING) == 0;
 }
 
 }  // namespace
+
+bool are_ordered(void* one, void* other) noexcept {
+  return (one == CU_STREAM_LEGACY && is_blocking(other)) ||
+         (other == CU_STREAM_LEGACY && is_blocking(one));
+}
 
 std::byte* deferred_call::make_room(std::size_t bytes) {
   if (room < bytes) {
@@ -69,7 +77,7 @@ deferred_call* submission_queue::reserve(std::unique_lock<std::mutex>& lock, kin
       return &calls_[next % capacity];
     }
     lock.unlock();
-    if (!await(next - length + 1, length == usual_length)) {
+    if (!await(next - length + 1, extent::all_before, length == usual_length)) {
       length = capacity;
     }
     lock.lock();
@@ -79,6 +87,8 @@ deferred_call* submission_queue::reserve(std::unique_lock<std::mutex>& lock, kin
 std::uint64_t submission_queue::publish(deferred_call& place, thread_slot const& self,
                                         named_event named) {
   place.enters = !named.beside_gate;
+  place.agreed = named.agreed;
+  place.event = named.event;
   place.commit = self.commit;
   place.protect = self.protect;
   place.expendable = self.expendable;
@@ -101,6 +111,14 @@ std::uint64_t submission_queue::publish(deferred_call& place, thread_slot const&
     futex_wake(came_);
   }
   return number;
+}
+
+bool submission_queue::push_agreed(thread_slot const& self, sluice_agreed_call const& call) {
+  return push(
+             self, {{static_cast<CUstream>(call.stream), false}, 0}, any_kind, sizeof(call),
+             [](std::byte*) { return CUDA_SUCCESS; },  // `hold_behind` makes it
+             [&call](std::byte* at) { std::memcpy(at, &call, sizeof(call)); },
+             {nullptr, false, true, true}) != 0;
 }
 
 bool submission_queue::push_decision(thread_slot const& self) {
@@ -146,21 +164,43 @@ submission_queue::event_use submission_queue::last_use(CUevent event) {
   return found != events_.end() ? found->second : event_use{};
 }
 
-std::uint64_t submission_queue::last_call_on(stream_use where) {
-  if (name_of(where) == CU_STREAM_LEGACY || is_per_thread(where)) {
-    return accepted_.load(std::memory_order_acquire);  // it waits for other streams as well
-  }
+std::vector<std::uint64_t> submission_queue::pending_calls_before(stream_use where) {
+  // The per-thread stream, on which nothing is left, is ordered with the legacy one.
+  void* const name = is_per_thread(where) ? CU_STREAM_LEGACY : name_of(where);
+  std::vector<std::uint64_t> found;
   std::lock_guard const guard{mutex_};
-  auto const found = streams_.find(name_of(where));
-  return found != streams_.end() ? found->second : 0;
+  if (is_empty()) {
+    return found;
+  }
+  if (name != CU_STREAM_LEGACY) {
+    if (auto const last = streams_.find(name);
+        last != streams_.end() && !has_been_made(last->second)) {
+      found.push_back(last->second);
+    }
+    return found;
+  }
+  for (auto const& [stream, number] : streams_) {  // those with calls to be made are alive
+    if (!has_been_made(number) && (stream == name || are_ordered(stream, name))) {
+      found.push_back(number);
+    }
+  }
+  return found;
 }
 
-bool submission_queue::await(std::uint64_t number, bool interruptible, std::int64_t deadline_ns) {
-  if (has_been_made(number) || spin_until([&] { return has_been_made(number); })) {
+void submission_queue::flush_stream(stream_use where) {
+  for (std::uint64_t const number : pending_calls_before(where)) {
+    await(number, extent::itself);
+  }
+}
+
+bool submission_queue::await(std::uint64_t number, extent what, bool interruptible,
+                             std::int64_t deadline_ns) {
+  auto const done = [&] { return have_been_made(number, what); };
+  if (done() || spin_until(done)) {
     return true;
   }
   bool undisturbed = true;
-  while (!has_been_made(number) && (undisturbed || !interruptible)) {
+  while (!done() && (undisturbed || !interruptible)) {
     if (monotonic_ns() >= deadline_ns) {
       return false;
     }
@@ -169,17 +209,25 @@ bool submission_queue::await(std::uint64_t number, bool interruptible, std::int6
     while (number < wanted &&
            !wake_at_.compare_exchange_weak(wanted, number, std::memory_order_seq_cst)) {
     }
-    if (!has_been_made(number)) {
+    if (!done()) {
       undisturbed = futex_wait(went_, seen, nap);
     }
   }
   return undisturbed;
 }
 
-void submission_queue::finished() {
-  std::uint64_t const number = made_.load(std::memory_order_relaxed) + 1;
-  made_.store(number, std::memory_order_seq_cst);
-  if (wake_at_.load(std::memory_order_seq_cst) <= number) {
+void submission_queue::end_with(std::uint64_t number, CUresult result) {
+  if (result != CUDA_SUCCESS) {
+    CUresult none = CUDA_SUCCESS;
+    error_.compare_exchange_strong(none, result, std::memory_order_acq_rel);
+  }
+  ended_[number % capacity].store(number, std::memory_order_seq_cst);
+  std::uint64_t made = made_.load(std::memory_order_relaxed);
+  while (ended_[(made + 1) % capacity].load(std::memory_order_relaxed) == made + 1) {
+    ++made;
+  }
+  made_.store(made, std::memory_order_seq_cst);
+  if (wake_at_.load(std::memory_order_seq_cst) <= std::max(number, made)) {
     wake_at_.store(never, std::memory_order_seq_cst);
     went_.fetch_add(1, std::memory_order_release);
     futex_wake(went_);
@@ -206,21 +254,29 @@ bool submission_queue::await_call() {
   return true;
 }
 
+void submission_queue::take_exemptions(thread_slot& self, deferred_call const& call) const {
+  self.protect = call.protect || (the_commit().is_going() && the_commit().lies_in(this));
+  self.expendable = call.expendable;
+}
+
+/// Whether it belongs to what was dropped. Whoever ends an abort has counted it before, so that asked
+/// from inside the gate the answer is final.
+bool submission_queue::is_dropped(deferred_call const& call) const {
+  return the_commit().is_dropped(call.commit) ||
+         (call.expendable && call.aborts != the_gate().aborts());
+}
+
 CUresult submission_queue::make(thread_slot& self, deferred_call& call) {
   if (!call.enters) {
     return call.make(call.parameters.get());
   }
   gate& at = the_gate();
-  auto const stale = [&] { return call.expendable && call.aborts != at.aborts(); };
-  self.protect = call.protect || (the_commit().is_going() && the_commit().lies_in(this));
-  self.expendable = call.expendable;
-  if (the_commit().is_dropped(call.commit) || stale() ||
-      at.enter(self, call.work) != CUDA_SUCCESS) {
+  take_exemptions(self, call);
+  if (is_dropped(call) || at.enter(self, call.work) != CUDA_SUCCESS) {
     return CUDA_SUCCESS;  // dropped: it succeeds undone
   }
-  // Whoever ends an abort has counted it before, so that seen from inside the answer is final.
   CUresult result = CUDA_SUCCESS;
-  if (!stale()) {
+  if (!is_dropped(call)) {
     result = call.make(call.parameters.get());
     note_launch(at, self, call.work);
   }
@@ -232,17 +288,16 @@ void submission_queue::run() {
   real<CUresult (*)(CUcontext)>(symbol::of_cuCtxSetCurrent)(context());
   thread_slot& self = this_thread();
   while (await_call()) {
-    std::uint64_t const made = made_.load(std::memory_order_relaxed);
-    if (made + 1 >= decide_at_.load(std::memory_order_acquire)) [[unlikely]] {
+    std::uint64_t const number = ++taken_;
+    if (number >= decide_at_.load(std::memory_order_acquire)) [[unlikely]] {
       decide_at_.store(never, std::memory_order_relaxed);
       the_commit().reach();
     }
-    CUresult const result = make(self, calls_[made % capacity]);
-    if (result != CUDA_SUCCESS) {
-      CUresult none = CUDA_SUCCESS;
-      error_.compare_exchange_strong(none, result, std::memory_order_acq_rel);
+    if (deferred_call& call = call_of(number); call.agreed) [[unlikely]] {
+      hold_behind(self, number);
+    } else {
+      end_with(number, make(self, call));
     }
-    finished();
   }
 }
 

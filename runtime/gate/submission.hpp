@@ -8,7 +8,12 @@
 ///                                   └── of an aborted micro-batch ──► dropped
 ///
 /// One queue and one submitter for each context. The queue is the order of the calls, whatever their
-/// streams: what was called first is submitted first, as without a queue. What waits for the device,
+/// streams: what was called first is submitted first, as without a queue. Only behind a call that
+/// others have to agree to (`sluice_agreed_call`) some are held, and the rest goes on beside them:
+///
+///   held     [ agreed? | its stream's next | what waits for their events | … ]
+///   beside   [ other streams' calls ]
+/// What waits for the device,
 /// orders work in another way or asks for an answer *flushes* first: it waits until all that was
 /// accepted before it has been made. The submitter passes the gate like any thread, with the
 /// exemptions of the thread that made the call.
@@ -25,10 +30,12 @@
 
 #include <pthread.h>
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -36,6 +43,7 @@
 #include <type_traits>
 #include <unordered_map>
 #include <unordered_set>
+#include <vector>
 
 #include "runtime/gate/driver.hpp"
 #include "runtime/gate/gate_api.h"
@@ -49,6 +57,13 @@ using kind_of_call = work_key;
 /// Of a call that is accepted in any form.
 inline constexpr kind_of_call any_kind = 0;
 
+/// A stream by one name: the legacy stream has two.
+[[nodiscard]] inline void* name_of(stream_use where) noexcept {
+  return where.handle == nullptr ? CU_STREAM_LEGACY : where.handle;
+}
+/// Whether two streams wait for each other, because one of them is the legacy stream.
+[[nodiscard]] bool are_ordered(void* one, void* other) noexcept;
+
 /// A call with its parameters by value.
 struct deferred_call {
   planned_work work;
@@ -56,7 +71,9 @@ struct deferred_call {
   bool protect = false;
   bool expendable = false;
   std::uint64_t aborts = 0;  ///< of the gate, when it was accepted
+  bool agreed = false;       ///< the parameters are a `sluice_agreed_call`
   std::uint32_t commit = 0;  ///< that it belongs to
+  CUevent event = nullptr;   ///< that it records or waits for
   CUresult (*make)(std::byte* parameters) = nullptr;
   std::unique_ptr<std::byte[]> parameters;
   std::size_t room = 0;  ///< bytes at `parameters`
@@ -117,11 +134,8 @@ class submission_queue {
   /// before it, so that whoever waits for the decision has heard of it when the device has done that.
   /// False if nothing lies in the queue, or run-ahead is not bounded.
   [[nodiscard]] bool push_decision(thread_slot const& self);
-  /// Takes what passes the gate by itself, and works on that stream. False if run-ahead is not bounded.
-  template <typename Call>
-  [[nodiscard]] bool push_whole(thread_slot const& self, stream_use where, Call const& call) {
-    return push_copy(self, {where, 0}, any_kind, call, {nullptr, false, true}) != 0;
-  }
+  /// Takes a call that others have to agree to. False if run-ahead is not bounded.
+  [[nodiscard]] bool push_agreed(thread_slot const& self, sluice_agreed_call const& call);
   /// Takes the record of an event on a stream, or a stream's wait for one.
   template <typename Call>
   [[nodiscard]] bool push_event(thread_slot const& self, stream_use where, CUevent event,
@@ -135,19 +149,19 @@ class submission_queue {
   void forget_kinds();
 
   /// Waits until all that was accepted before has been made, or dropped.
-  void flush() { await(accepted_.load(std::memory_order_acquire)); }
+  void flush() { static_cast<void>(flush_to(accepted_.load(std::memory_order_acquire), never_ns)); }
   /// The same up to the call of that number; false if the deadline (CLOCK_MONOTONIC) passes first.
   [[nodiscard]] bool flush_to(std::uint64_t number, std::int64_t deadline_ns) {
-    return await(number, false, deadline_ns);
+    return await(number, extent::all_before, false, deadline_ns);
   }
   /// The same up to the last record of that event, or up to the last use of the stream.
-  void flush_record(CUevent event) { await(last_use(event).recorded); }
-  void flush_stream(stream_use where) { await(last_call_on(where)); }
+  void flush_record(CUevent event) { await(last_use(event).recorded, extent::itself); }
+  void flush_stream(stream_use where);
   [[nodiscard]] bool record_is_pending(CUevent event) {
     return !has_been_made(last_use(event).recorded);
   }
   [[nodiscard]] bool uses_event(CUevent event) { return !has_been_made(last_use(event).used); }
-  [[nodiscard]] bool uses_stream(stream_use where) { return !has_been_made(last_call_on(where)); }
+  [[nodiscard]] bool uses_stream(stream_use where) { return !pending_calls_before(where).empty(); }
 
   /// The error of a call that was made later than it was accepted; CUDA_SUCCESS if there is none. It
   /// is told once.
@@ -166,6 +180,8 @@ class submission_queue {
   /// So many streams and events are remembered before those that are done with are forgotten.
   static constexpr std::size_t many = 1024;
   static constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
+  static constexpr std::int64_t never_ns = std::numeric_limits<std::int64_t>::max();
+  enum class extent { itself, all_before };
 
   struct event_use {
     std::uint64_t recorded = 0;  ///< number of the last record of it
@@ -176,6 +192,7 @@ class submission_queue {
     CUevent event = nullptr;  ///< that the call records or waits for
     bool records = false;
     bool beside_gate = false;  ///< the call puts no work on the device
+    bool agreed = false;
   };
 
   template <typename Call>
@@ -208,18 +225,38 @@ class submission_queue {
   std::uint64_t publish(deferred_call& place, thread_slot const& self, named_event named);
   /// Numbers of calls; 0, which has always been made, if nothing is known.
   [[nodiscard]] event_use last_use(CUevent event);
-  [[nodiscard]] std::uint64_t last_call_on(stream_use where);
-  /// Waits until so many calls have been made; false if a signal came in between, or the deadline.
-  bool await(std::uint64_t number, bool interruptible = false,
-             std::int64_t deadline_ns = std::numeric_limits<std::int64_t>::max());
+  /// The last calls that have still to be made on the stream, and on those that it is ordered with.
+  [[nodiscard]] std::vector<std::uint64_t> pending_calls_before(stream_use where);
+  /// Waits until the call of that number has been made, or all up to it; false if a signal came in
+  /// between, or the deadline.
+  bool await(std::uint64_t number, extent what, bool interruptible = false,
+             std::int64_t deadline_ns = never_ns);
   [[nodiscard]] bool has_been_made(std::uint64_t number) const noexcept {
-    return made_.load(std::memory_order_seq_cst) >= number;
+    return made_.load(std::memory_order_seq_cst) >= number ||
+           ended_[number % capacity].load(std::memory_order_seq_cst) == number;
+  }
+  [[nodiscard]] bool have_been_made(std::uint64_t number, extent what) const noexcept {
+    return what == extent::itself ? has_been_made(number)
+                                  : made_.load(std::memory_order_seq_cst) >= number;
   }
   [[nodiscard]] std::uint64_t decided_from(std::uint64_t number) const;
   void run();
   [[nodiscard]] bool await_call();
+  [[nodiscard]] deferred_call& call_of(std::uint64_t number) {
+    return calls_[(number - 1) % capacity];
+  }
+  void take_exemptions(thread_slot& self, deferred_call const& call) const;
   [[nodiscard]] CUresult make(thread_slot& self, deferred_call& call);
-  void finished();
+  [[nodiscard]] bool is_dropped(deferred_call const& call) const;
+  void end_with(std::uint64_t number, CUresult result);
+
+  // held_calls.cpp
+  void hold_behind(thread_slot& self, std::uint64_t number);
+  [[nodiscard]] bool come_to_terms(thread_slot& self);
+  [[nodiscard]] bool take_one_beside(thread_slot& self);
+  [[nodiscard]] bool make_beside(thread_slot& self, std::uint64_t number);
+  void hold(std::uint64_t number);
+  [[nodiscard]] bool comes_behind_held(deferred_call const& call) const;
 
   std::atomic<CUcontext> context_;
   int device_ = -1;  ///< the driver's ordinal
@@ -233,6 +270,15 @@ class submission_queue {
   std::atomic<bool> ending_{false};
   std::atomic<CUresult> error_{CUDA_SUCCESS};
   std::atomic<std::uint64_t> decide_at_{never};  // the call that the decision comes before
+  std::array<std::atomic<std::uint64_t>, capacity>
+      ended_{};  // by place, the last that has been made
+
+  // The submitter's alone:
+  std::uint64_t taken_ = 0;  // the last call that it has made or held
+  std::deque<std::uint64_t>
+      held_;  // in their order; their places are not used again before they end
+  std::unordered_set<void*> held_streams_;  // that those have used since there were none
+  std::unordered_set<CUevent> held_events_;
 
   std::mutex mutex_;  // guards the rest; a call belongs to the submitter once accepted
   std::unique_ptr<deferred_call[]> calls_;

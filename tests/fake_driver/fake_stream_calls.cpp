@@ -196,6 +196,16 @@ SLUICE_FAKE_CALL CUresult cuStreamDestroy_v2(CUstream handle) {
   return CUDA_SUCCESS;
 }
 
+SLUICE_FAKE_CALL CUresult cuStreamGetFlags(CUstream handle, unsigned* flags) {
+  SLUICE_FAKE_ENTER
+  std::shared_ptr<stream> const one = stream_of(handle, false);
+  if (one == nullptr || flags == nullptr) {
+    return CUDA_ERROR_INVALID_HANDLE;
+  }
+  *flags = one->flags();
+  return CUDA_SUCCESS;
+}
+
 SLUICE_FAKE_CALL CUresult cuStreamSynchronize(CUstream handle) {
   SLUICE_FAKE_ENTER
   return synchronise(handle, false);

@@ -11,6 +11,8 @@
 #include <barrier>
 #include <cstring>
 #include <deque>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <random>
 #include <string>
@@ -63,7 +65,12 @@ struct driver_table {
         instantiate{from.get<decltype(&cuGraphInstantiate)>("cuGraphInstantiateWithFlags")},
         launch_graph{from.get<decltype(&cuGraphLaunch)>("cuGraphLaunch")},
         destroy_exec{from.get<decltype(&cuGraphExecDestroy)>("cuGraphExecDestroy")},
-        destroy_graph{from.get<decltype(&cuGraphDestroy)>("cuGraphDestroy")} {}
+        destroy_graph{from.get<decltype(&cuGraphDestroy)>("cuGraphDestroy")} {
+    if (auto* const table =
+            reinterpret_cast<sluice_gate_api const* (*)()>(from.find("sluice_gate_table"))) {
+      gate = table();
+    }
+  }
 
   decltype(&cuCtxSetCurrent) set_current;
   decltype(&cuLaunchKernel) launch;
@@ -93,6 +100,34 @@ struct driver_table {
   decltype(&cuGraphLaunch) launch_graph;
   decltype(&cuGraphExecDestroy) destroy_exec;
   decltype(&cuGraphDestroy) destroy_graph;
+  sluice_gate_api const* gate = nullptr;  ///< that is behind these calls
+};
+
+/// A launch that others agree to after a while, again and again if it is withdrawn.
+struct agreed_launch {
+  std::function<CUresult()> make;
+  std::chrono::microseconds takes;
+  std::int64_t agreed_ns = 0;
+  std::atomic<int>* failures = nullptr;
+
+  [[nodiscard]] bool is_agreed() const { return in(0s) >= agreed_ns; }
+
+  static CUresult hand_over(sluice_gate_api const& gate, CUstream where,
+                            std::unique_ptr<agreed_launch> one) {
+    static auto const self = [](void* of) { return static_cast<agreed_launch*>(of); };
+    sluice_agreed_call const call{
+        .stream = where,
+        .of = one.release(),
+        .ask = [](void* of) { self(of)->agreed_ns = in(self(of)->takes); },
+        .is_agreed = [](void* of) { return self(of)->is_agreed() ? 1 : 0; },
+        .withdraw = [](void* of) { return self(of)->is_agreed() ? 1 : 0; },
+        .make =
+            [](void* of) {
+              std::unique_ptr<agreed_launch> const made{self(of)};
+              *made->failures += made->make() != CUDA_SUCCESS ? 1 : 0;
+            }};
+    return gate.make_agreed(&call) >= 0 ? CUDA_SUCCESS : CUDA_ERROR_NOT_PERMITTED;
+  }
 };
 
 using word = std::uint32_t;
@@ -222,6 +257,23 @@ class program {
     ++on.launched;
   }
 
+  /// The same, but through the gate others have to agree to it first.
+  void launch_agreed(lane& on) {
+    word factor = number() | 1U;
+    word addend = number();
+    auto const takes = std::chrono::microseconds{number() % 300};
+    auto make = [this, on = &on, buffer = on.buffer, stream = on.stream, factor, addend]() mutable {
+      std::array<void*, 4> each{&buffer, &factor, &addend, &on->progress};
+      return cuda_.launch(kernel_, 1, 1, 1, 32, 1, 1, 0, stream, each.data(), nullptr);
+    };
+    expect(cuda_.gate == nullptr
+               ? make()
+               : agreed_launch::hand_over(
+                     *cuda_.gate, on.stream,
+                     std::make_unique<agreed_launch>(agreed_launch{make, takes, 0, &failures_})));
+    ++on.launched;
+  }
+
   /// `to` takes what `from` holds at this point of the program, and `from` goes on only then.
   void copy_between(lane& from, lane& to) {
     if (&from == &to) {
@@ -329,11 +381,12 @@ class program {
   void do_something() {
     using action = void (*)(program&, lane&);
     // How often in a thousand, and what.
-    static constexpr std::array<std::pair<unsigned, action>, 18> actions{{
+    static constexpr std::array<std::pair<unsigned, action>, 19> actions{{
         {140, [](program& self, lane& on) { self.launch(on, 0); }},
         {140, [](program& self, lane& on) { self.launch(on, 1); }},
         {140, [](program& self, lane& on) { self.launch(on, 2); }},
-        {140, [](program& self, lane& on) { self.launch(on, 3); }},
+        {125, [](program& self, lane& on) { self.launch(on, 3); }},
+        {15, [](program& self, lane& on) { self.launch_agreed(on); }},
         {60,
          [](program& self, lane& on) {
            self.expect(self.cuda_.fill(on.buffer, self.number(), words / 4, on.stream));
@@ -396,6 +449,7 @@ class program {
       seen_.memory.insert(seen_.memory.end(), values, values + words);
       EXPECT_EQ(one.progress->load(), one.launched);
     }
+    EXPECT_EQ(failures_, 0);
     others_.point.arrive_and_wait();
     for (lane& one : lanes_) {
       expect(cuda_.destroy_event(one.event));
@@ -415,6 +469,7 @@ class program {
   std::mt19937_64 random_;
   std::array<lane, streams_each> lanes_;
   std::vector<std::atomic<std::uint64_t>> progress_;
+  std::atomic<int> failures_{0};  // of launches that were agreed on
   outcome seen_;
 };
 
