@@ -91,6 +91,8 @@ class Engine:
         self.may_defer = _of_one_kind(params)  # commits: what is done at once to tensors on the CPU cannot be dropped
         self.buffers = Buffers(self._parts)
         self.replicas = replicas
+        if replicas is not None:
+            replicas.follow(params)
         self.running = False
         self.unsettled: MicroBatch | None = None  # its commit lies in the gate's queue, and nobody waits for it
         self._follow_later = False
@@ -150,12 +152,19 @@ class Engine:
             count = self._planner.next(total - done, largest)
             self.counts["micro_batch"] = count
             last = update if done + count == total else None
-            micro = MicroBatch(self, _batches.cut(batch, done, done + count), count, total, losses, scaler, last)
+            overlaps = done + count == total and self._may_overlap()
+            micro = MicroBatch(self, _batches.cut(batch, done, done + count), count, total, losses, scaler, last, overlaps)
             yield from self._tried(micro)
             if micro.committed:
                 done += count
         if update is None or not update.has_run:
             self.gradients.finish()
+
+    def _may_overlap(self) -> bool:
+        """Whether the last micro-batch's gradients may go to other processes while its backward runs: then it counts."""
+        if self.replicas is None or not self.replicas.may_overlap or self.counts["steps"] < OPTIMIZER_WARM_UP_STEPS:
+            return False
+        return not (self.runtime and self.runtime.serving())
 
     def _rehearsals(self, total: int, largest: int, compiled: bool) -> Iterator[int]:
         """Samples of the rehearsal, and of another one should that fail. What torch.compile has seen with two samples it would
@@ -206,6 +215,8 @@ class Engine:
         if len(params) != len(self.gradients.params) or not all(map(operator.is_, params, self.gradients.params)):
             self.gradients.follow(params)
             self.may_defer = _of_one_kind(params)
+            if self.replicas is not None:
+                self.replicas.follow(params)
 
     # --- what micro-batches need ---------------------------------------------------------------------------------------
 

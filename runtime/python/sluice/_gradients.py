@@ -108,6 +108,19 @@ class Gradients:
         if addends[0]:
             torch._foreach_add_(*addends)
 
+    def total_of(self, param: nn.Parameter) -> torch.Tensor | None:
+        """With the gradient of a micro-batch that has not been taken; None if there is none."""
+        grad = param.grad
+        if self._sums is None or param not in self._begun:
+            return grad
+        return self._sums[param] if grad is None else self._sums[param] + grad
+
+    def put(self, param: nn.Parameter) -> torch.Tensor:
+        """Where another sum is to be written, instead of taking the micro-batch's gradient."""
+        param.grad = None
+        self._begun.add(param)
+        return self._sums[param]
+
     def finish(self) -> None:
         """The last micro-batch has been taken; no parameter has a gradient until ``show``."""
         if self._sums is None or self._in_place:

@@ -97,12 +97,17 @@ class Losses:
     def is_sum(self) -> bool:
         return self._reduction == "sum"
 
-    def contribution(self) -> tuple[float, float | torch.Tensor, torch.Tensor]:
-        """For a batch that several processes have parts of: by what to multiply this one's loss and gradients before they
-        are added to others', what it counts in their mean, and its loss."""
+    @property
+    def contribution(self) -> torch.Tensor:
+        """The loss of this process's part of a batch that several processes have parts of, before it is divided."""
+        return self._loss
+
+    def amount(self, weight: float | torch.Tensor | None = None) -> tuple[float, float | torch.Tensor | None]:
+        """For such a batch: by what to multiply this part's loss and gradients before they are added to others', and what it
+        counts in their mean, None for sums. ``weight``: of a slice that has not been added yet."""
         if self._weighted:
-            return 1.0, self._weight, self._loss
-        return 1.0 if self.is_sum else float(self.samples), float(self.samples), self._loss
+            return 1.0, self._weight + (0.0 if weight is None else weight)
+        return (1.0, None) if self.is_sum else (float(self.samples), float(self.samples))
 
     @property
     def divisor(self) -> float | torch.Tensor | None:

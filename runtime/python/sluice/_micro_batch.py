@@ -39,12 +39,13 @@ class MicroBatch:
     """
 
     def __init__(self, engine: Engine, batch: tuple, size: int, total: int, losses: _losses.Losses | None,
-                 scaler: torch.amp.GradScaler | None, update: Update | None = None) -> None:
+                 scaler: torch.amp.GradScaler | None, update: Update | None = None, overlaps: bool = False) -> None:
         self._engine = engine
         self._batch = batch
         self._losses = losses
         self._scaler = scaler
         self._update = update
+        self._overlaps = overlaps  # its gradients are sent while backward runs; nothing takes it away then
         self._names: BoundNames | None = None
         self._given: set[int] = set()
         self._threading: Any = None
@@ -91,6 +92,8 @@ class MicroBatch:
         if isinstance(weight, float) and weight == 0.0:
             part = torch.zeros_like(part)  # a mean over nothing is not a number
         else:
+            if self._overlaps:
+                self._engine.replicas.start(self._engine.gradients, self._losses, weight)
             (part if self._scaler is None else self._scaler.scale(part)).backward()
         self.ran(part, weight)
 
@@ -141,6 +144,8 @@ class MicroBatch:
         if engine.runtime:
             engine.save()
             self._enter()
+            # From here it is like a commit; if its memory has gone already, it is like any other.
+            self._overlaps = self._overlaps and engine.runtime.commit_begin(False) != _runtime.TAKEN_AWAY
         self.thread = threading.get_ident()
         if engine.replicas:
             engine.replicas.begin_micro_batch()
@@ -193,6 +198,8 @@ class MicroBatch:
             if failure is None:
                 raise _no_backward()
             return False
+        if self._overlaps:
+            self._engine.replicas.send_rest()
         self._kept = _batches.copied(self._kept)
         self._add_loss()
         self._count()
@@ -230,7 +237,7 @@ class MicroBatch:
         failure: BaseException | None = None
         peak = 0
         engine.unsettled = self
-        start = runtime.commit_begin(may_defer)
+        start = _runtime.BEGUN if self._overlaps else runtime.commit_begin(may_defer)
         if start == _runtime.TAKEN_AWAY:
             engine.unsettled = None
             return False
@@ -305,6 +312,9 @@ class MicroBatch:
         if self._names is not None:
             outside = engine.storages() | self._given
             self._names.rebind(lambda value: _promoted(value, outside))
+        if self._overlaps:
+            engine.replicas.send_rest()
+            engine.replicas.take(engine.gradients)
         engine.gradients.take(in_place)
         engine.buffers.keep()
         if not engine.cuda:
@@ -327,6 +337,8 @@ class MicroBatch:
         if engine.cuda:
             torch.cuda.synchronize()  # what lies in the gate's queue when the micro-batch ends is dropped
         sound = engine.runtime.arena_state() == _runtime.SOUND
+        if self._overlaps:
+            engine.runtime.commit_end(self.size, True)
         engine.runtime.discard()
         engine.arena.let_go()
         if not sound:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import distributed, nn
+from torch.utils.hooks import RemovableHandle
 
 from sluice._gradients import Gradients
 from sluice._losses import Losses
 from sluice.errors import SluiceError
 
-#: Gradients are reduced in pieces of so many bytes, as DistributedDataParallel does; two of them exist at a time.
+#: Gradients are reduced in pieces of so many bytes, as DistributedDataParallel does; after backward two of them exist at a time.
 BUCKET_BYTES = 25 << 20
 
 #: Whether a wrapper with a static graph takes its first reduction for begun.
@@ -23,9 +25,13 @@ class Replicas:
     """The processes of a model in ``DistributedDataParallel``.
 
     Each process runs its slices for itself, as often as it has to; none of them waits for another inside of a micro-batch.
-    After the last one their gradients are added up, outside the arena, as if one process had had all the samples::
+    After the last one their gradients are added up, as if one process had had all the samples::
 
-        begin_batch ─► (micro-batch, `apart`)… ─► reduce ─► the optimizer
+        follow ─► (begin_batch ─► (micro-batch, `apart`)… ─► reduce ─► the optimizer)…
+
+    A last micro-batch that cannot be taken away any more, because there is no server, has its gradients sent while its
+    backward still runs: ``start`` before it, ``take`` after it. It is the same collectives in the same order, so that
+    processes may do one or the other.
 
     Raises:
         SluiceError: for wrappers in different process groups, and for settings that change what is reduced.
@@ -35,6 +41,12 @@ class Replicas:
         self._wrappers = wrappers
         self._group = wrappers[0].process_group
         self._stack = contextlib.ExitStack()
+        self._params: list[nn.Parameter] = []
+        self._buckets: list[list[nn.Parameter]] = []
+        self._hooks: list[RemovableHandle] = []
+        self._fired: set[nn.Parameter] = set()
+        self._fires_again = False
+        self._under_way: _Reduction | None = None
         for each in wrappers:
             if each.process_group != self._group:
                 raise SluiceError("the DistributedDataParallel modules of one model must have the same process group")
@@ -54,14 +66,41 @@ class Replicas:
         several = any(distributed.get_world_size(each.process_group) > 1 for each in wrappers)
         return cls(wrappers) if several else None
 
+    def follow(self, params: list[nn.Parameter]) -> None:
+        """From now on it is these parameters' gradients, as far as they are the wrappers'."""
+        mine = {id(param) for each in self._wrappers for name, param in each.module.named_parameters()
+                if name not in each.parameters_to_ignore}
+        self._params = [param for param in params if id(param) in mine]
+        self._buckets = list(_buckets(self._params[::-1]))  # about in the order in which backward comes to them
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = [param.register_post_accumulate_grad_hook(self._has_gradient) for param in self._params]
+
+    @property
+    def may_overlap(self) -> bool:
+        """Whether a parameter's gradient is complete when backward has first come to it. Where layers run again in a backward
+        of their own (reentrant checkpoints) it comes several times."""
+        return not self._fires_again
+
+    def _has_gradient(self, param: nn.Parameter) -> None:
+        self._fires_again |= param in self._fired
+        self._fired.add(param)
+        if self._under_way is not None:
+            if self._fires_again:
+                raise SluiceError("backward came to a parameter twice, which it had not done in the steps before; its gradient "
+                                  "is on its way to the other processes already. Let the first step do it, too")
+            self._under_way.ready(param)
+
     def begin_batch(self) -> None:
         """Gives every process the buffers of the first, if that was asked for."""
+        self._under_way = None
         for each in self._wrappers:
             if each.broadcast_buffers and each.modules_buffers:
                 each._sync_buffers()
 
     def begin_micro_batch(self) -> None:
         """Until ``end_micro_batch`` the wrappers leave buffers and gradients to themselves."""
+        self._fired.clear()
         for each in self._wrappers:
             self._stack.enter_context(each.no_sync())
             each.require_forward_param_sync = False
@@ -74,6 +113,21 @@ class Replicas:
         for each in self._wrappers:
             each.require_forward_param_sync = True  # whoever evaluates next does it with equal buffers
 
+    def start(self, gradients: Gradients, losses: Losses, weight: float | torch.Tensor | None) -> None:
+        """Before the last micro-batch's backward, which brings that weight, and which nothing can take away: from here
+        gradients are sent as they come."""
+        self._under_way = _Reduction(self._group, self._buckets, gradients.total_of, *losses.amount(weight))
+
+    def send_rest(self) -> None:
+        """After that backward: sends what it has not come to. There was no backward if the slice weighs nothing."""
+        if self._under_way is not None:
+            self._under_way.send_rest()
+
+    def take(self, gradients: Gradients) -> None:
+        """And waits for the sums, and puts them where they last."""
+        if self._under_way is not None:
+            self._under_way.take(gradients.put)
+
     @torch.no_grad()
     def reduce(self, gradients: Gradients, losses: Losses) -> torch.Tensor:
         """Makes the finished sums those of all processes, divided as the reduction says. Returns their loss, a scalar.
@@ -84,47 +138,106 @@ class Replicas:
             ValueError: if the weights of all slices of all processes are zero.
         """
         finished = gradients.finished
-        mine = {id(param) for each in self._wrappers for name, param in each.module.named_parameters()
-                if name not in each.parameters_to_ignore}
-        params = [param for param in gradients.params if id(param) in mine]
-        factor, amount, loss = losses.contribution()
-        device = params[0].device
-        header = torch.zeros(2 + len(params), dtype=torch.float64, device=device)
-        header[0], header[1] = amount, factor * loss
-        used = torch.tensor([param in finished for param in params], dtype=torch.float64)
-        header[2:] = used.to(device)
-        distributed.all_reduce(header, group=self._group)
-        divisor = 1.0 if losses.is_sum else header[0]
-        if not losses.is_sum and header.is_cpu and header[0] == 0.0:
-            raise ValueError("the weights of a batch's slices must not all be zero, in all processes")
-        scale = factor / divisor
-        for param in params:
+        reduction = self._under_way
+        if reduction is None:
+            reduction = _Reduction(self._group, self._buckets, finished.get, *losses.amount())
+
+        def put(param: nn.Parameter) -> torch.Tensor:
             if param not in finished:
                 finished[param] = gradients.zero_of(param)
-        self._reduce([finished[param] for param in params], scale)
+            return finished[param]
+
+        reduction.send_rest(put)
+        reduction.take(put)
+        self._under_way = None
+        amount, factor = reduction.amount, reduction.factor
+        header = torch.zeros(1 + len(self._params), dtype=torch.float64, device=amount.device)
+        header[0] = factor * losses.contribution
+        used = torch.tensor([param in reduction.used for param in self._params], dtype=torch.float64)
+        header[1:] = used.to(header.device)
+        distributed.all_reduce(header, group=self._group)
+        if not losses.is_sum and amount.is_cpu and amount == 0.0:
+            raise ValueError("the weights of a batch's slices must not all be zero, in all processes")
         if not bool(used.all()):  # others may have what is missing here
-            for param, count in zip(params, header[2:].tolist(), strict=True):
+            for param, count in zip(self._params, header[1:].tolist(), strict=True):
                 if count == 0.0:
-                    del finished[param]
-        return (header[1] / divisor).to(loss.dtype)
-
-    def _reduce(self, sums: list[torch.Tensor], scale: float | torch.Tensor) -> None:
-        pending: list[tuple[distributed.Work, torch.Tensor, list[torch.Tensor]]] = []
-        for bucket in _buckets(sums):
-            flat = torch.cat([each.reshape(-1) for each in bucket])
-            flat.mul_(scale)
-            pending.append((distributed.all_reduce(flat, group=self._group, async_op=True), flat, bucket))
-            if len(pending) > 1:
-                _take(*pending.pop(0))
-        for each in pending:
-            _take(*each)
+                    finished.pop(param, None)
+        loss = header[0] if losses.is_sum else header[0] / amount
+        return loss.to(losses.contribution.dtype)
 
 
-def _buckets(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Tensors of one type and device together, in their order."""
-    open_ones: dict[tuple, list[torch.Tensor]] = {}
+class _Reduction:
+    """One batch's gradients on their way: in pieces, whose order is the same in all processes.
+
+    Args:
+        total: The sum of a parameter's gradients here; None if it has none.
+        factor: By what to multiply it before it is added to others'.
+        amount: What this process's part counts in the mean of all; None if it is no mean.
+    """
+
+    def __init__(self, group: Any, buckets: list[list[nn.Parameter]],
+                 total: Callable[[nn.Parameter], torch.Tensor | None], factor: float,
+                 amount: float | torch.Tensor | None) -> None:
+        self._group = group
+        self._buckets = buckets
+        self._total = total
+        self._place = {param: place for place, bucket in enumerate(buckets) for param in bucket}
+        self._missing = [len(bucket) for bucket in buckets]
+        self._sent = 0
+        self._pending: list[tuple[distributed.Work, torch.Tensor, list[nn.Parameter]]] = []
+        self.factor = factor
+        self.used: set[nn.Parameter] = set()
+        self.amount = torch.zeros((), dtype=torch.float64, device=buckets[0][0].device)
+        self.amount += 1.0 if amount is None else amount
+        self._amount_known = distributed.all_reduce(self.amount, group=group, async_op=True)
+        self._is_mean = amount is not None
+
+    def ready(self, param: nn.Parameter) -> None:
+        """The parameter's gradient is complete."""
+        self._missing[self._place[param]] -= 1
+        while self._sent < len(self._buckets) and self._missing[self._sent] == 0:
+            self._send()
+
+    def send_rest(self, put: Callable[[nn.Parameter], torch.Tensor] | None = None) -> None:
+        """Sends what has not been; takes meanwhile what has come, if that is told where to go."""
+        while self._sent < len(self._buckets):
+            self._send()
+            if put is not None and len(self._pending) > 1:
+                self._take_first(put)
+
+    def take(self, put: Callable[[nn.Parameter], torch.Tensor]) -> None:
+        """Waits for all sums, and copies each into the tensor that ``put`` returns."""
+        while self._pending:
+            self._take_first(put)
+
+    @torch.no_grad()
+    def _send(self) -> None:
+        bucket = self._buckets[self._sent]
+        self._sent += 1
+        totals = {param: self._total(param) for param in bucket}
+        self.used |= {param for param, total in totals.items() if total is not None}
+        flat = torch.cat([torch.zeros_like(param).reshape(-1) if total is None else total.reshape(-1)
+                          for param, total in totals.items()])
+        if self._amount_known is not None:
+            self._amount_known.wait()
+            self._amount_known = None
+        flat.mul_(self.factor / self.amount if self._is_mean else self.factor)
+        self._pending.append((distributed.all_reduce(flat, group=self._group, async_op=True), flat, bucket))
+
+    @torch.no_grad()
+    def _take_first(self, put: Callable[[nn.Parameter], torch.Tensor]) -> None:
+        work, flat, bucket = self._pending.pop(0)
+        work.wait()
+        parts = flat.split([param.numel() for param in bucket])
+        torch._foreach_copy_([put(param) for param in bucket],
+                             [part.view_as(param) for part, param in zip(parts, bucket, strict=True)])
+
+
+def _buckets(params: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Parameters of one type and device together, in their order."""
+    open_ones: dict[tuple, list[nn.Parameter]] = {}
     filled: dict[tuple, int] = {}
-    for each in tensors:
+    for each in params:
         kind = (each.dtype, each.device)
         open_ones.setdefault(kind, []).append(each)
         filled[kind] = filled.get(kind, 0) + each.nbytes
@@ -132,9 +245,3 @@ def _buckets(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
             del filled[kind]
             yield open_ones.pop(kind)
     yield from open_ones.values()
-
-
-def _take(work: distributed.Work, flat: torch.Tensor, bucket: list[torch.Tensor]) -> None:
-    work.wait()
-    parts = flat.split([each.numel() for each in bucket])
-    torch._foreach_copy_(bucket, [part.view_as(each) for part, each in zip(parts, bucket, strict=True)])

@@ -13,10 +13,12 @@ torch = pytest.importorskip("torch")
 from torch import distributed, multiprocessing, nn  # noqa: E402
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: E402
 
+import torch.utils.checkpoint  # noqa: E402
+
 import sluice  # noqa: E402
 
 RANKS = 2
-STEPS = 3
+STEPS = 4  # gradients are sent while backward runs from the third on
 Parallel = nn.parallel.DistributedDataParallel
 
 
@@ -74,6 +76,44 @@ def same_as_one(rank: int) -> None:
                     others = [torch.empty_like(param) for _ in range(RANKS)]
                     distributed.all_gather(others, param)
                     assert all(torch.equal(other, param) for other in others)
+
+
+def overlapping(rank: int) -> None:
+    """Sent while backward runs, or after it: the same, bit by bit; and processes may do one or the other."""
+    from sluice import _replicas
+
+    started, sent = [], []
+    start, send = _replicas.Replicas.start, _replicas._Reduction._send
+    _replicas.Replicas.start = lambda *args: (started.append(1), start(*args))[1]
+    _replicas._Reduction._send = lambda self: (sent.append(self._sent), send(self))[1]
+    _replicas.BUCKET_BYTES = 64
+    results = []
+    for overlaps in (True, False, rank == 0):
+        _replicas.Replicas.may_overlap = property(lambda _self, overlaps=overlaps: overlaps)
+        started.clear()
+        results.append(trained(Parallel(model()), slice(3 * rank, 3 * rank + 5), 8, "weights"))
+        assert len(started) == (STEPS - 2 if overlaps else 0)
+    assert len(set(sent)) > 2  # several pieces
+    for weights, losses in results[1:]:
+        assert losses == results[0][1]
+        assert all(torch.equal(*pair) for pair in zip(weights, results[0][0], strict=True))
+
+
+def again(_rank: int) -> None:
+    """Where backward comes to a parameter several times, nothing is sent before its end."""
+    module = Parallel(model(), static_graph=True)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    step = sluice.Step(module, optimizer)
+    x = torch.ones(2, 4, dtype=torch.double, requires_grad=True)
+    inner = module.module
+
+    def loss_of(_):
+        first = torch.utils.checkpoint.checkpoint(inner, x, use_reentrant=True)
+        return (torch.utils.checkpoint.checkpoint(inner, x, use_reentrant=True) + first).sum()
+
+    for _ in range(STEPS):
+        step(loss_of, torch.ones(2, 1))
+    assert not step._engine.replicas.may_overlap
 
 
 def unused(rank: int) -> None:
@@ -134,7 +174,7 @@ def process(rank: int, folder: Path, bodies: tuple[str, ...]) -> None:
 
 @pytest.mark.gloo
 @pytest.mark.deadline(180)
-@pytest.mark.parametrize("bodies", [("same_as_one",), ("unused", "buffers", "refused")], ids=" ".join)
+@pytest.mark.parametrize("bodies", [("same_as_one", "overlapping"), ("unused", "buffers", "refused", "again")], ids=" ".join)
 def test_in_processes_that_train_together(tmp_path, monkeypatch, bodies):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     multiprocessing.spawn(process, (tmp_path, bodies), nprocs=RANKS)
