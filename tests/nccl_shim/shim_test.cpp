@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <random>
@@ -130,6 +131,14 @@ TEST_P(job, a_group_is_one_call) {
   auto const all = run("group");
   EXPECT_THAT(all, Each(ended_well));
   EXPECT_THAT(all, Each(::testing::Field(&ended::output, "1 21 201\n")));
+}
+
+TEST_P(job, what_ranks_have_left_that_died_before_they_met_is_removed) {
+  std::ofstream{folder() / "cut-of-the-dead"} << "nobody has it open";
+  std::ofstream{folder() / "somebody-elses"} << "not to be touched";
+  EXPECT_THAT(run("group"), Each(ended_well));
+  EXPECT_THAT(left(), IsEmpty());
+  EXPECT_TRUE(std::filesystem::exists(folder() / "somebody-elses"));
 }
 
 TEST_P(job, what_is_split_off_has_numbers_of_its_own) {
