@@ -149,7 +149,7 @@ class Comparison:
     def _cell(self, key: str, sluice: Path, pairs: int, window: float) -> Cell:
         workload = WORKLOADS[key]
         with Stage(sluice, ROOT / "build" / self.name / key) as stage:
-            workers = {name: Worker(stage, name, self._command(key, name == self.other, stage.sluice))
+            workers = {name: Worker(stage, name, self.command(key, name == self.other, stage.sluice))
                        for name in ("plain", self.other)}
             ms, last = in_turn(workers, pairs, window)
         more, targets = self.more(workload, last)
@@ -158,7 +158,8 @@ class Comparison:
                    **{f"{name}_step_ms": distribution(samples) for name, samples in ms.items()}}
         return Cell(workload.params, metrics | more, targets)
 
-    def _command(self, key: str, shared: bool, sluice: Path) -> list:
+    def command(self, key: str, shared: bool, sluice: Path) -> list:
+        """Of a process that is measured."""
         worker = [sys.executable, self.program, "--worker", key]
         if not shared:
             return worker

@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""What it costs replicas of a model that their ranks agree on each collective, against plain PyTorch's.
+
+    ./benchmarks/run.sh nccl_overhead [--backend auto|host|cuda] [--pairs 12] [--window 2]
+
+Two jobs of several processes make the same steps of the same model in turn (pairs.py): DistributedDataParallel by itself, and
+in `sluice.Step` under `sluice run`. Once as they are, and once with one rank that sleeps up to a millisecond before each step.
+Then each makes all-reduces of several sizes, one after another. There is a rank for each GPU; on the host, where gloo is all
+there is and nobody has to agree, two, without a target.
+"""
+
+import contextlib
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from overhead_models import WORKLOADS, Workload  # also finds the examples
+from pairs import ROOT, Comparison, Worker
+from records import Cell, distribution, single, write
+
+from demonstration.processes import Failed, Stage
+
+KEYS = ("host-charlm-1", "cuda-resnet50-1", "cuda-gpt2-medium-1")
+TARGET = {"step_ratio.value": "<= 1.005"}
+#: By backend: bytes, and how many in a window.
+ALL_REDUCES = {"cuda": {1 << 10: 2000, 1 << 16: 2000, 1 << 22: 300, 1 << 28: 20}, "host": {1 << 10: 200, 1 << 20: 20}}
+WINDOWS = 7
+JITTER = "SLUICE_BENCH_JITTER_MS"
+RANKS = "SLUICE_BENCH_RANKS"
+
+
+# --- the processes that are measured ----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def other_ranks(ranks: int) -> Iterator[None]:
+    """Starts the processes that are not the first, which are told by it what to do, and end with it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "RANK": "0"}
+    others = [subprocess.Popen([sys.executable, *sys.argv], stdin=subprocess.DEVNULL, env={**os.environ, "RANK": str(rank)})
+              for rank in range(1, ranks)]
+    yield
+    for other in others:
+        if other.wait(120) != 0:
+            raise SystemExit(f"another rank ended with {other.returncode}")
+
+
+def work(workload: Workload, shared: bool) -> None:
+    """One rank: does what the first reads from standard input, `steps N` or `all_reduce BYTES N` a line."""
+    import torch
+    from torch import distributed, nn
+
+    cuda = workload.backend == "cuda"
+    rank = int(os.environ["RANK"])
+    device = torch.device("cuda", rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    distributed.init_process_group("nccl" if cuda else "gloo")
+    torch.manual_seed(0)
+    job = workload.make(workload.batch)
+
+    class Loss(nn.Module):
+        """The loss as a module's forward, which is what DistributedDataParallel wraps."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = job.model
+
+        def forward(self, *batch: torch.Tensor) -> torch.Tensor:
+            return job.loss(*batch)
+
+    wrapped = nn.parallel.DistributedDataParallel(Loss(), device_ids=[rank] if cuda else None)
+    if shared:
+        import sluice
+
+        owner = sluice.Step(wrapped, job.optimizer)
+        if not owner.shared:
+            raise SystemExit("this process does not share the pool")
+    jitter_s = float(os.environ[JITTER]) / 1e3 if rank == 1 else 0.0
+    dice = random.Random(rank)
+
+    def step() -> None:
+        if jitter_s > 0.0:
+            time.sleep(dice.uniform(0.0, jitter_s))
+        if shared:
+            owner(wrapped, *job.batch)
+        else:
+            job.optimizer.zero_grad(set_to_none=True)
+            wrapped(*job.batch).backward()
+            job.optimizer.step()
+
+    def settle() -> None:
+        if cuda:
+            torch.cuda.synchronize()
+
+    def do(size: int, count: int) -> float:
+        """Makes so many steps, or all-reduces of so many bytes. Returns the seconds that they took."""
+        data = torch.zeros(size // 4, device=device)
+        distributed.barrier()
+        settle()
+        started = time.perf_counter()
+        for _ in range(count):
+            if size > 0:
+                distributed.all_reduce(data)
+            else:
+                step()
+        settle()
+        return time.perf_counter() - started
+
+    order = torch.zeros(2, dtype=torch.int64, device=device)
+    if rank > 0:
+        while True:
+            distributed.broadcast(order, 0)
+            size, count = order.tolist()
+            if count == 0:
+                break
+            do(size, count)
+    else:
+        for line in sys.stdin:
+            size, count = map(int, line.split()) if " " in line.strip() else (0, int(line))
+            order.copy_(torch.tensor([size, count]))
+            distributed.broadcast(order, 0)
+            seconds = do(size, count)
+            print(f'{{"seconds": {seconds}, "discards": {owner.stats()["discards"] if shared else 0}}}', flush=True)
+        order.zero_()
+        distributed.broadcast(order, 0)
+    distributed.destroy_process_group()
+
+
+# --- the process that measures ----------------------------------------------------------------------------------------
+
+
+def undisturbed(workload: Workload, last: dict[str, dict]) -> tuple[dict, dict]:
+    """No metrics of its own, and the target. Raises Failed if the run was disturbed."""
+    if discards := last["sluice"]["discards"]:
+        raise Failed(f"{workload.name}: {discards} micro-batches were discarded though nothing asked for memory")
+    return {}, TARGET if workload.backend == "cuda" else {}
+
+
+def all_reduces(comparison: Comparison, key: str, sluice: Path) -> list[Cell]:
+    """All-reduces by themselves, in the first workload's jobs."""
+    cells = []
+    with Stage(sluice, ROOT / "build" / comparison.name / "all_reduce") as stage:
+        workers = {name: Worker(stage, name, comparison.command(key, name == comparison.other, stage.sluice))
+                   for name in ("plain", comparison.other)}
+        sizes = ALL_REDUCES[WORKLOADS[key].backend]
+        for size, count in sizes.items():
+            us: dict[str, list[float]] = {name: [] for name in workers}
+            for window in range(WINDOWS + 1):
+                for name in workers if window % 2 == 0 else reversed(workers):
+                    seconds = workers[name].run(f"{size} {count}")["seconds"]
+                    if window > 0:  # the first one makes connections
+                        us[name].append(seconds / count * 1e6)
+            added = statistics.median(other - plain for plain, other in zip(us["plain"], us[comparison.other]))
+            targets = {"added_us.value": "<= 1"} if size == min(sizes) and sizes is ALL_REDUCES["cuda"] else {}
+            cells.append(Cell({"all_reduce_bytes": size, "ranks": int(os.environ[RANKS])},
+                              {"added_us": single(added, "plain torch, same run"),
+                               **{f"{name}_us": distribution(samples) for name, samples in us.items()}}, targets))
+    return cells
+
+
+def main() -> int:
+    comparison = Comparison(
+        "nccl_overhead", "Cost of agreeing on collectives.", Path(__file__).resolve(), "sluice", KEYS, pairs=12, more=undisturbed)
+    options = comparison.options()
+    if options.worker:
+        workload = WORKLOADS[options.worker]
+        with other_ranks(int(os.environ[RANKS])) if "RANK" not in os.environ else contextlib.nullcontext():
+            work(workload, options.shared)
+        return 0
+    import torch
+
+    gpus = torch.cuda.device_count() if options.backend != "host" else 0
+    if gpus == 1:
+        raise SystemExit("nccl_overhead: this machine has one GPU; a rank needs one of its own")
+    os.environ |= {RANKS: str(gpus or 2), "SLUICE_COLLECTIVES": "agree"}
+    if not gpus:  # ranks share the processors
+        os.environ |= {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // 2)), "OMP_WAIT_POLICY": "passive"}
+    cells: list[Cell] = []
+    how: dict = {}
+    for jitter_ms in (0, 1):
+        os.environ[JITTER] = str(jitter_ms)
+        how = comparison.measured(options)
+        cells += [replace(cell, params={**cell.params, "ranks": gpus or 2, "jitter_ms": jitter_ms}) for cell in how["cells"]]
+    os.environ[JITTER] = "0"
+    key = next(key for key in KEYS if WORKLOADS[key].backend == ("cuda" if gpus else "host"))
+    try:
+        cells += all_reduces(comparison, key, options.sluice.absolute())
+    except Failed as failure:
+        raise SystemExit(f"nccl_overhead: {failure}") from failure
+    write(comparison.name, **{**how, "cells": cells, "gpus": gpus})
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
