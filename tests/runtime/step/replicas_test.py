@@ -172,7 +172,6 @@ def process(rank: int, folder: Path, bodies: tuple[str, ...]) -> None:
     os._exit(0)  # gloo's threads are at times not joined when Python ends, which aborts the process
 
 
-@pytest.mark.gloo
 @pytest.mark.deadline(180)
 @pytest.mark.parametrize("bodies", [("same_as_one", "overlapping"), ("unused", "buffers", "refused", "again")], ids=" ".join)
 def test_in_processes_that_train_together(tmp_path, monkeypatch, bodies):
