@@ -213,9 +213,14 @@ class training_rank {
   std::uint64_t dropped_ = 0;
 };
 
-TEST(cut_stress, all_ranks_launch_the_same_whenever_they_are_paused) {
+struct disturbance {
+  std::uint64_t pauses = 0;
+  std::uint64_t dropped = 0;
+};
+
+/// Four ranks train so many micro-batches, each of them paused again and again.
+disturbance train_and_pause(std::uint64_t batches) {
   constexpr unsigned ranks = 4;
-  auto const batches = from_environment("SLUICE_TEST_BATCHES", 300);
   auto const shared = std::make_unique<cut_memory>();
   std::vector<std::unique_ptr<training_rank>> all;
   for (unsigned rank = 0; rank < ranks; ++rank) {
@@ -232,18 +237,28 @@ TEST(cut_stress, all_ranks_launch_the_same_whenever_they_are_paused) {
     trainers.clear();
     over = true;
   }
-  std::uint64_t pauses = 0;
-  std::uint64_t dropped = 0;
+  disturbance seen;
   for (auto const& one : all) {
     EXPECT_EQ(one->launches(), all.front()->launches());
-    pauses += one->pauses();
-    dropped += one->dropped();
+    seen.pauses += one->pauses();
+    seen.dropped += one->dropped();
   }
   auto const& last = all.front()->launches().back();
   EXPECT_EQ(last.batch, batches - 1);
   EXPECT_EQ(last.item, training_rank::inside);
-  EXPECT_GT(pauses, batches / 10);
-  EXPECT_GT(dropped, 0U);
+  return seen;
+}
+
+TEST(cut_stress, all_ranks_launch_the_same_whenever_they_are_paused) {
+  auto const batches = from_environment("SLUICE_TEST_BATCHES", 300);
+  disturbance all;
+  // On few processors the ranks may be done before anybody has paused them.
+  for (int round = 0; (all.pauses < batches / 10 || all.dropped == 0) && !HasFailure(); ++round) {
+    ASSERT_LT(round, 1000);
+    auto const seen = train_and_pause(batches);
+    all.pauses += seen.pauses;
+    all.dropped += seen.dropped;
+  }
 }
 
 TEST(cut_processes, the_others_leave_their_waits_when_a_rank_is_killed) {
