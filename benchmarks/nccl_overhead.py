@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from overhead_models import WORKLOADS, Workload  # also finds the examples
-from pairs import ROOT, Comparison, Worker
+from pairs import ROOT, Comparison
 from records import Cell, distribution, single, write
 
 from demonstration.processes import Failed, Stage
@@ -150,8 +150,7 @@ def all_reduces(comparison: Comparison, key: str, sluice: Path) -> list[Cell]:
     """All-reduces by themselves, in the first workload's jobs."""
     cells = []
     with Stage(sluice, ROOT / "build" / comparison.name / "all_reduce") as stage:
-        workers = {name: Worker(stage, name, comparison.command(key, name == comparison.other, stage.sluice))
-                   for name in ("plain", comparison.other)}
+        workers = comparison.workers(stage, key)
         sizes = ALL_REDUCES[WORKLOADS[key].backend]
         for size, count in sizes.items():
             us: dict[str, list[float]] = {name: [] for name in workers}

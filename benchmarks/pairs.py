@@ -149,8 +149,7 @@ class Comparison:
     def _cell(self, key: str, sluice: Path, pairs: int, window: float) -> Cell:
         workload = WORKLOADS[key]
         with Stage(sluice, ROOT / "build" / self.name / key) as stage:
-            workers = {name: Worker(stage, name, self.command(key, name == self.other, stage.sluice))
-                       for name in ("plain", self.other)}
+            workers = self.workers(stage, key)
             ms, last = in_turn(workers, pairs, window)
         more, targets = self.more(workload, last)
         ratios = [other / plain for plain, other in zip(ms["plain"], ms[self.other])]
@@ -158,8 +157,12 @@ class Comparison:
                    **{f"{name}_step_ms": distribution(samples) for name, samples in ms.items()}}
         return Cell(workload.params, metrics | more, targets)
 
-    def command(self, key: str, shared: bool, sluice: Path) -> list:
-        """Of a process that is measured."""
+    def workers(self, stage: Stage, key: str) -> dict[str, Worker]:
+        """Starts the two processes that are measured."""
+        return {name: Worker(stage, name, self._command(key, name == self.other, stage.sluice))
+                for name in ("plain", self.other)}
+
+    def _command(self, key: str, shared: bool, sluice: Path) -> list:
         worker = [sys.executable, self.program, "--worker", key]
         if not shared:
             return worker

@@ -58,13 +58,17 @@ int take(collective const& call) {
   return submit({&call, 1});
 }
 
-/// Gives the open group to NCCL, because something is about to be called in it that cannot be left.
-int open_for_nccl() {
+/// What every call about a communicator itself does first: it is made at once, after all that was
+/// left before. NCCL gets the open group, if there is one.
+int go_straight() {
+  if (!is_watching()) {
+    return success;
+  }
+  flush();
   open_group& own = group();
   if (own.depth == 0 || own.given_to_nccl) {
     return success;
   }
-  flush();
   own.given_to_nccl = true;
   int result = success;
   for (int level = 0; level < own.depth && result == success; ++level) {
@@ -77,13 +81,20 @@ int open_for_nccl() {
   return result;
 }
 
-/// What every call about a communicator itself does first.
-int before_communicator_call() {
-  if (int const opened = open_for_nccl(); opened != success) {
-    return opened;
+/// Ends a level of a group that NCCL has, by its function of that name.
+template <typename... Arguments>
+int end_level(char const* name, Arguments... arguments) {
+  open_group& own = group();
+  int const result = pass(name, arguments...);
+  if (--own.depth == 0) {
+    own.given_to_nccl = false;
+    for (communicator const* const made : std::exchange(own.made, {})) {
+      if (result == success || result == in_progress) {
+        enlist(*made, nullptr);
+      }
+    }
   }
-  flush();
-  return success;
+  return result;
 }
 
 std::string key_of(unique_id const& id) {
@@ -105,7 +116,7 @@ std::string key_of(unique_id const& id) {
 /// Makes a communicator by `make`; its ranks agree if they can.
 template <typename Make>
 int initialise(communicator* made, std::optional<std::string> const& key, Make const& make) {
-  if (int const failed = before_communicator_call(); failed != success) {
+  if (int const failed = go_straight(); failed != success) {
     return failed;
   }
   // In a group it is there only when the group has ended.
@@ -197,33 +208,21 @@ SLUICE_NCCL_CALL int ncclGroupEnd() {
   if (!is_watching() || own.depth == 0) {
     return pass("ncclGroupEnd");
   }
-  --own.depth;
   if (own.given_to_nccl) {
-    int const result = pass("ncclGroupEnd");
-    if (own.depth == 0) {
-      own.given_to_nccl = false;
-      for (communicator const* const made : std::exchange(own.made, {})) {
-        enlist(*made, nullptr);
-      }
-    }
-    return result;
+    return end_level("ncclGroupEnd");
   }
-  if (own.depth > 0 || own.calls.empty()) {
+  if (--own.depth > 0 || own.calls.empty()) {
     return success;
   }
   return submit(std::exchange(own.calls, {}));
 }
 
 SLUICE_NCCL_CALL int ncclGroupSimulateEnd(void* result) {
-  open_group& own = group();
-  if (is_watching() && own.depth > 0) {
-    if (int const opened = open_for_nccl(); opened != success) {
-      return opened;
-    }
-    --own.depth;
-    own.given_to_nccl = own.depth > 0;
+  if (int const failed = go_straight(); failed != success) {
+    return failed;
   }
-  return pass("ncclGroupSimulateEnd", result);
+  return group().given_to_nccl ? end_level("ncclGroupSimulateEnd", result)
+                               : pass("ncclGroupSimulateEnd", result);
 }
 
 SLUICE_NCCL_CALL int ncclCommInitRank(communicator* made, int ranks, unique_id id, int rank) {
@@ -246,10 +245,8 @@ SLUICE_NCCL_CALL int ncclCommInitRankScalable(communicator* made, int ranks, int
 }
 
 SLUICE_NCCL_CALL int ncclCommInitAll(communicator* made, int count, int const* devices) {
-  if (is_watching()) {
-    if (int const failed = before_communicator_call(); failed != success) {
-      return failed;
-    }
+  if (int const failed = go_straight(); failed != success) {
+    return failed;
   }
   int const result = pass("ncclCommInitAll", made, count, devices);
   for (int i = 0; is_watching() && result == success && i < count; ++i) {
@@ -273,21 +270,17 @@ SLUICE_NCCL_CALL int ncclCommShrink(communicator parent, int* excluded, int coun
 }
 
 SLUICE_NCCL_CALL int ncclCommFinalize(communicator which) {
-  if (is_watching()) {
-    if (int const failed = before_communicator_call(); failed != success) {
-      return failed;
-    }
+  if (int const failed = go_straight(); failed != success) {
+    return failed;
   }
   return pass("ncclCommFinalize", which);
 }
 
 SLUICE_NCCL_CALL int ncclCommDestroy(communicator which) {
-  if (is_watching()) {
-    if (int const failed = before_communicator_call(); failed != success) {
-      return failed;
-    }
-    forget(which);
+  if (int const failed = go_straight(); failed != success) {
+    return failed;
   }
+  forget(which);
   return pass("ncclCommDestroy", which);
 }
 

@@ -7,13 +7,13 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <ctime>
 #include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "nccl_shim/clock.hpp"
 #include "runtime/gate/gate_api.h"
 
 namespace sluice::nccl_shim {
@@ -23,16 +23,11 @@ using namespace std::chrono_literals;
 
 /// How often it is looked whether a rank that is waited for has died.
 constexpr std::chrono::nanoseconds between_looks = 20ms;
-/// After which it is told who is waited for; then after twice as long, and so on.
+/// After which it is told who is waited for, and again every so often.
 constexpr std::chrono::nanoseconds first_notice = 30s;
+constexpr std::chrono::nanoseconds between_notices = 60s;
 
 thread_local constinit int inside [[gnu::tls_model("initial-exec")]] = 0;
-
-std::int64_t monotonic_ns() {
-  timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
-  return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-}
 
 /// The gate's table; nullptr if there is no gate, or this process is not to share.
 sluice_gate_api const* gate() {
@@ -184,7 +179,7 @@ class pending_call {
     }
     if (now >= notice_at_) {
       complain_of_delay();
-      notice_at_ += 2 * first_notice.count();
+      notice_at_ += between_notices.count();
     }
     return false;
   }
@@ -259,7 +254,7 @@ class pending_call {
   void complain_of_delay() const {
     std::fprintf(stderr, "sluice: collective %llu, %s, waits for ranks %s\n",
                  static_cast<unsigned long long>(agreement().number()),
-                 to_text(numbered(calls_)).c_str(), list(of_->ranks->missing()).c_str());
+                 to_text(numbered(calls_)).c_str(), list(agreement().missing()).c_str());
   }
 
   std::vector<collective> calls_;
@@ -339,12 +334,14 @@ std::optional<std::string> key_of_child(communicator parent, int colour) {
 }
 
 int submit(std::span<collective const> calls) {
+  auto first = know(calls.front().on);
   for (collective const& call : calls) {
-    if (int const earlier = know(call.on)->trouble(); earlier != success) {
+    auto const known = call.on == calls.front().on ? first : know(call.on);
+    if (int const earlier = known->trouble(); earlier != success) {
       return earlier;
     }
   }
-  return pending_call::hand_over(std::make_unique<pending_call>(calls, know(calls.front().on)));
+  return pending_call::hand_over(std::make_unique<pending_call>(calls, std::move(first)));
 }
 
 int error_of(communicator which) noexcept {

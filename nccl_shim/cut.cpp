@@ -10,6 +10,8 @@
 #include <climits>
 #include <ctime>
 
+#include "nccl_shim/clock.hpp"
+
 namespace sluice::nccl_shim {
 namespace {
 
@@ -25,12 +27,6 @@ constexpr std::uint64_t number_mask = (std::uint64_t{1} << number_bits) - 1;
 
 constexpr std::uint64_t arrival(std::uint16_t epoch, std::uint64_t number) {
   return std::uint64_t{epoch} << number_bits | number;
-}
-
-std::int64_t monotonic_ns() {
-  timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
-  return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
 /// Of a word that processes share. 32 bits of it are what the kernel compares.

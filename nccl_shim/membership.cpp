@@ -148,8 +148,4 @@ void membership::look_for_deaths() noexcept {
   }
 }
 
-std::vector<unsigned> membership::missing() const {
-  return cut_->missing();
-}
-
 }  // namespace sluice::nccl_shim

@@ -48,13 +48,10 @@ class membership {
   /// The communicator is there. Whether its ranks agree; not where some have not joined.
   [[nodiscard]] bool complete(unsigned rank, unsigned ranks);
   [[nodiscard]] unsigned joined() const noexcept;
-  [[nodiscard]] unsigned ranks() const noexcept { return static_cast<unsigned>(others_.size()); }
   [[nodiscard]] std::string const& key() const noexcept { return key_; }
   [[nodiscard]] cut& agreement() noexcept { return *cut_; }
   /// Tells the others of ranks that have died.
   void look_for_deaths() noexcept;
-  /// The ranks that have not come to the number that this one asks for.
-  [[nodiscard]] std::vector<unsigned> missing() const;
   /// How many communicators have been split off.
   [[nodiscard]] unsigned next_child() noexcept { return ++children_; }
 

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <ctime>
 
-#include "runtime/gate/dispatch.hpp"
 #include "runtime/gate/futex.hpp"
 
 namespace sluice::gate {
@@ -17,36 +16,6 @@ using namespace std::chrono_literals;
 constexpr std::chrono::nanoseconds awake_for_others = 3ms;
 /// Later it is looked so often; a pause may have to wait as long.
 constexpr std::chrono::nanoseconds nap_for_others = 50us;
-
-/// Waits inside the gate, so that whoever closes it knows whether the call will be made yet. False if
-/// the thread has to leave, and the question was taken back.
-bool is_agreed(gate& at, thread_slot const& self, sluice_agreed_call const& call) {
-  std::int64_t const since = monotonic_ns();
-  while (call.is_agreed(call.of) == 0) {
-    if (at.wants_out(self)) {
-      return call.withdraw(call.of) != 0;
-    }
-    wait_for_others(since);
-  }
-  return true;
-}
-
-void make_in_turn(thread_slot& self, sluice_agreed_call const& call) {
-  gate& at = the_gate();
-  planned_work const work{{static_cast<CUstream>(call.stream), false}, any_kind};
-  for (;;) {
-    if (at.enter(self, work) != CUDA_SUCCESS) {
-      continue;  // only expendable threads are refused
-    }
-    call.ask(call.of);
-    if (is_agreed(at, self, call)) {
-      call.make(call.of);
-      at.leave(self);
-      return;
-    }
-    at.leave(self);
-  }
-}
 
 }  // namespace
 
@@ -77,7 +46,9 @@ int make_agreed(sluice_agreed_call const& call) noexcept {
     }
     flush_submissions(std::nullopt);
   }
-  make_in_turn(self, call);
+  planned_work const work{{static_cast<CUstream>(call.stream), false}, any_kind};
+  while (!make_if_agreed(self, work, call, [] { return false; })) {
+  }
   return 1;
 }
 

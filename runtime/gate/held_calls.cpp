@@ -1,10 +1,8 @@
 /// What the submitter does while others have not agreed to a call yet: it goes on with what does not
 /// depend on it.
-#include <chrono>
 #include <cstring>
 
 #include "runtime/gate/agreed_calls.hpp"
-#include "runtime/gate/dispatch.hpp"
 
 namespace sluice::gate {
 
@@ -34,33 +32,13 @@ void submission_queue::hold(std::uint64_t number) {
   }
 }
 
-/// Makes the first of the held calls, when all have agreed to it. It stays inside the gate meanwhile, so
-/// that whoever closes it knows whether the call will be made yet. False if it had to leave.
+/// Makes the first of the held calls, when all have agreed to it. False if it had to leave the gate.
 bool submission_queue::come_to_terms(thread_slot& self) {
-  gate& at = the_gate();
   deferred_call const& call = call_of(held_.front());
   sluice_agreed_call agreed{};
   std::memcpy(&agreed, call.parameters.get(), sizeof(agreed));
   take_exemptions(self, call);
-  if (at.enter(self, call.work) != CUDA_SUCCESS) {
-    return false;
-  }
-  agreed.ask(agreed.of);
-  for (std::int64_t const since = monotonic_ns(); agreed.is_agreed(agreed.of) == 0;) {
-    if (at.wants_out(self)) {
-      if (agreed.withdraw(agreed.of) != 0) {
-        break;
-      }
-      at.leave(self);
-      return false;
-    }
-    if (!take_one_beside(self)) {
-      wait_for_others(since);
-    }
-  }
-  agreed.make(agreed.of);
-  at.leave(self);
-  return true;
+  return make_if_agreed(self, call.work, agreed, [&] { return take_one_beside(self); });
 }
 
 /// Takes the next call out of the queue, and makes or holds it. False if it has to wait.

@@ -1,7 +1,5 @@
 #include "runtime/gate/queued_commit.hpp"
 
-#include <chrono>
-
 #include "runtime/gate/dispatch.hpp"
 #include "runtime/gate/futex.hpp"
 #include "runtime/gate/gate.hpp"
@@ -10,9 +8,6 @@
 
 namespace sluice::gate {
 namespace {
-
-/// A lost wake-up would cost no more than this.
-constexpr std::chrono::milliseconds commit_nap{20};
 
 constinit queued_commit process_commit;
 
@@ -71,7 +66,7 @@ std::optional<bool> queued_commit::settle(std::int64_t deadline_ns) {
     if (monotonic_ns() >= deadline_ns) {
       return std::nullopt;
     }
-    futex_wait(decided_, seen, commit_nap);
+    futex_wait(decided_, seen, nap_at_most);
   }
   if (!is_dropped(last_)) {
     return true;

@@ -1,4 +1,4 @@
-/// Waiting awake, for a while.
+/// How long is waited awake, and how long asleep.
 #pragma once
 
 #include <sched.h>
@@ -12,6 +12,8 @@ namespace sluice::gate {
 
 /// Waking a thread costs as much as ten launches, so short waits are waited out awake.
 inline constexpr std::chrono::microseconds spun_at_most{50};
+/// Longer ones asleep; a lost wake-up would cost no more than this.
+inline constexpr std::chrono::milliseconds nap_at_most{20};
 
 /// Spins until `done`, for a while.
 template <typename Done>

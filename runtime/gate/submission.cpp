@@ -16,8 +16,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// A lost wake-up would cost no more than this.
-constexpr std::chrono::nanoseconds nap = 20ms;
 /// A commit is decided with so much work to be made before it: about what Python needs from there to
 /// the next launches. A demand that comes in this time waits for the commit.
 constexpr std::chrono::nanoseconds decided_ahead = 600us;
@@ -210,7 +208,7 @@ bool submission_queue::await(std::uint64_t number, extent what, bool interruptib
            !wake_at_.compare_exchange_weak(wanted, number, std::memory_order_seq_cst)) {
     }
     if (!done()) {
-      undisturbed = futex_wait(went_, seen, nap);
+      undisturbed = futex_wait(went_, seen, nap_at_most);
     }
   }
   return undisturbed;
@@ -247,7 +245,7 @@ bool submission_queue::await_call() {
     std::uint32_t const seen = came_.load(std::memory_order_acquire);
     asleep_.store(1, std::memory_order_seq_cst);
     if (accepted_.load(std::memory_order_seq_cst) == made_.load(std::memory_order_relaxed)) {
-      futex_wait(came_, seen, nap);
+      futex_wait(came_, seen, nap_at_most);
     }
     asleep_.store(0, std::memory_order_relaxed);
   }
