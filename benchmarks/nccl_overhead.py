@@ -40,22 +40,25 @@ RANKS = "SLUICE_BENCH_RANKS"
 
 
 @contextlib.contextmanager
-def other_ranks(ranks: int) -> Iterator[None]:
-    """Starts the processes that are not the first, which are told by it what to do, and end with it."""
+def other_ranks(ranks: int) -> Iterator[list[subprocess.Popen]]:
+    """Starts the processes that are not the first, which read from standard input what the first tells them, and end with it.
+
+    Through pipes: a rank that waited for a broadcast would keep its GPU busy while the other job is measured.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "RANK": "0"}
-    others = [subprocess.Popen([sys.executable, *sys.argv], stdin=subprocess.DEVNULL, env={**os.environ, "RANK": str(rank)})
+    others = [subprocess.Popen([sys.executable, *sys.argv], stdin=subprocess.PIPE, env={**os.environ, "RANK": str(rank)})
               for rank in range(1, ranks)]
-    yield
+    yield others
     for other in others:
         if other.wait(120) != 0:
             raise SystemExit(f"another rank ended with {other.returncode}")
 
 
-def work(workload: Workload, shared: bool) -> None:
-    """One rank: does what the first reads from standard input, `steps N` or `all_reduce BYTES N` a line."""
+def work(workload: Workload, shared: bool, others: list[subprocess.Popen]) -> None:
+    """One rank: does what it reads from standard input, a line `STEPS` or `BYTES ALL_REDUCES`; the first tells the others."""
     import torch
     from torch import distributed, nn
 
@@ -116,23 +119,16 @@ def work(workload: Workload, shared: bool) -> None:
         settle()
         return time.perf_counter() - started
 
-    order = torch.zeros(2, dtype=torch.int64, device=device)
-    if rank > 0:
-        while True:
-            distributed.broadcast(order, 0)
-            size, count = order.tolist()
-            if count == 0:
-                break
-            do(size, count)
-    else:
-        for line in sys.stdin:
-            size, count = map(int, line.split()) if " " in line.strip() else (0, int(line))
-            order.copy_(torch.tensor([size, count]))
-            distributed.broadcast(order, 0)
-            seconds = do(size, count)
+    for line in sys.stdin:
+        for other in others:
+            other.stdin.write(line.encode())
+            other.stdin.flush()
+        size, count = map(int, line.split()) if " " in line.strip() else (0, int(line))
+        seconds = do(size, count)
+        if rank == 0:
             print(f'{{"seconds": {seconds}, "discards": {owner.stats()["discards"] if shared else 0}}}', flush=True)
-        order.zero_()
-        distributed.broadcast(order, 0)
+    for other in others:
+        other.stdin.close()  # they read to the end, and leave the group together
     distributed.destroy_process_group()
 
 
@@ -173,8 +169,8 @@ def main() -> int:
     options = comparison.options()
     if options.worker:
         workload = WORKLOADS[options.worker]
-        with other_ranks(int(os.environ[RANKS])) if "RANK" not in os.environ else contextlib.nullcontext():
-            work(workload, options.shared)
+        with other_ranks(int(os.environ[RANKS])) if "RANK" not in os.environ else contextlib.nullcontext([]) as others:
+            work(workload, options.shared, others)
         return 0
     import torch
 
