@@ -16,6 +16,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -44,17 +45,22 @@ double us(std::chrono::nanoseconds value) {
   return duration<double, std::micro>{value}.count();
 }
 
-/// What the broker says of the one training job; null while there is none.
-nlohmann::json training_job(std::string const& runtime_dir) {
+struct pool_name {
+  std::string runtime_dir;
+  std::optional<int> device;
+};
+
+/// What the broker says of the pool's one training job; null while there is none.
+nlohmann::json training_job(pool_name const& where) {
   try {
-    auto const status = memhandover::query_status(runtime_dir);
+    auto const status = memhandover::query_status(where.runtime_dir, where.device);
     for (auto const& client : status["clients"]) {
       if (client["kind"] == "training") {
         return client;
       }
     }
   } catch (error const& why) {
-    if (why.kind() != error_kind::unavailable) {
+    if (why.kind() != error_kind::unavailable && why.kind() != error_kind::not_found) {
       throw;
     }
   }
@@ -63,10 +69,10 @@ nlohmann::json training_job(std::string const& runtime_dir) {
 
 /// Asks until the training job is so.
 template <typename Condition>
-void await_job(std::string const& runtime_dir, std::string const& what, Condition&& holds) {
+void await_job(pool_name const& where, std::string const& what, Condition&& holds) {
   auto const deadline = steady_clock::now() + patience;
   for (;;) {
-    auto const job = training_job(runtime_dir);
+    auto const job = training_job(where);
     if (job.is_object() && holds(job)) {
       return;
     }
@@ -80,10 +86,10 @@ void await_job(std::string const& runtime_dir, std::string const& what, Conditio
 
 /// Waits until training's arena has `bytes`; if it is to be `full`, in use, and next to nothing idle
 /// beside them (less than `bytes`, if that stays so).
-void await_arena(std::string const& runtime_dir, std::uint64_t bytes, bool full) {
+void await_arena(pool_name const& where, std::uint64_t bytes, bool full) {
   auto const what = "an arena of " + std::to_string(bytes) + " bytes";
   auto const long_enough = steady_clock::now() + milliseconds{1500};
-  await_job(runtime_dir, what, [&](auto const& job) {
+  await_job(where, what, [&](auto const& job) {
     auto const spare = job["spare_bytes"].template get<std::uint64_t>();
     auto const held = job["arena_bytes"].template get<std::uint64_t>();
     return full ? held - spare >= bytes &&
@@ -93,13 +99,20 @@ void await_arena(std::string const& runtime_dir, std::uint64_t bytes, bool full)
 }
 
 /// Waits until training has completed `more` micro-batches, and so has back what it needs.
-void await_commits(std::string const& runtime_dir, std::uint64_t more) {
+void await_commits(pool_name const& where, std::uint64_t more) {
   auto const commits = [](auto const& job) { return job["commits"].template get<std::uint64_t>(); };
   std::optional<std::uint64_t> first;
-  await_job(runtime_dir, "commits", [&](auto const& job) {
+  await_job(where, "commits", [&](auto const& job) {
     first = first.value_or(commits(job));
     return commits(job) >= *first + more;
   });
+}
+
+/// Waits for the next instant (CLOCK_MONOTONIC) that is a multiple of so long: the same one in every
+/// process.
+void await_multiple(std::chrono::nanoseconds of) {
+  auto const next = (steady_clock::now().time_since_epoch() / of + 1) * of;
+  std::this_thread::sleep_until(steady_clock::time_point{next});
 }
 
 /// Memory that a handover has brought, and what is to know of it.
@@ -155,21 +168,25 @@ class taker {
 
 int main(int argc, char** argv) {
   CLI::App app{"Takes memory from training and times it"};
-  std::string runtime_dir;
+  pool_name where;
   std::uint64_t bytes = 0;
   int count = 0;
   int most_delay_ms = 0;
+  int multiple_ms = 0;
   bool fill = false;
   bool live_only = false;
   bool reclaimed_only = false;
   bool one_range = false;
   unsigned seed = 1;
   int most_seconds = 0;
-  app.add_option("--runtime-dir", runtime_dir)->required();
+  app.add_option("--runtime-dir", where.runtime_dir)->required();
+  app.add_option("--device", where.device, "of the pool; default: the only one there is");
   app.add_option("--bytes", bytes)->required();
   app.add_option("--count", count)->required();
   app.add_option("--delay-ms", most_delay_ms, "random time before each demand, at most")
       ->required();
+  app.add_option("--at-multiples-ms", multiple_ms,
+                 "then wait for an instant that is a multiple of so many, as other servers do");
   app.add_flag("--fill", fill, "take what training does not use first, and wait for a full arena");
   app.add_flag("--live", live_only, "count handovers out of a running micro-batch only");
   app.add_flag("--reclaimed", reclaimed_only, "count handovers out of training only");
@@ -180,13 +197,13 @@ int main(int argc, char** argv) {
   spdlog::set_level(spdlog::level::warn);
   try {
     // The job makes the pool: one made here would have another size.
-    await_job(runtime_dir, "training to settle", [&](auto const& job) {
+    await_job(where, "training to settle", [&](auto const& job) {
       auto const needed = fill ? settled : 0;
       return job["commits"].template get<std::uint64_t>() >= needed &&
              job["arena_bytes"].template get<std::uint64_t>() >= bytes;
     });
-    auto const pool =
-        memhandover::serving_pool::join({.name = "benchmark", .runtime_dir = runtime_dir});
+    auto const pool = memhandover::serving_pool::join(
+        {.name = "benchmark", .runtime_dir = where.runtime_dir, .device = where.device});
     std::optional<benchmarks::first_kernel> kernel;
     if (pool->shape().backend == memhandover::backend_kind::cuda) {
       kernel.emplace(pool->shape().device);
@@ -204,8 +221,11 @@ int main(int argc, char** argv) {
     auto const end = most_seconds > 0 ? steady_clock::now() + std::chrono::seconds{most_seconds}
                                       : steady_clock::time_point::max();
     for (int taken = 0, tries = 0, missed = 0; taken < count && steady_clock::now() < end;) {
-      await_arena(runtime_dir, bytes, fill);
+      await_arena(where, bytes, fill);
       ::poll(nullptr, 0, static_cast<int>(random() % static_cast<unsigned>(most_delay_ms + 1)));
+      if (multiple_ms > 0) {
+        await_multiple(milliseconds{multiple_ms});
+      }
       auto const demanded = steady_clock::now();
       taken_memory memory;
       try {
@@ -250,7 +270,7 @@ int main(int argc, char** argv) {
       std::fflush(stdout);
       memory = {};
       if (fill && !reclaimed) {
-        await_commits(runtime_dir, 2);
+        await_commits(where, 2);
         take_unused();
       }
     }

@@ -9,20 +9,16 @@ Then each makes all-reduces of several sizes, one after another. There is a rank
 there is and nobody has to agree, two, without a target.
 """
 
-import contextlib
 import os
 import random
-import socket
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from overhead_models import WORKLOADS, Workload  # also finds the examples
 from pairs import ROOT, Comparison
+from ranks import RANKS, all_ranks, make_replica
 from records import Cell, distribution, single, write
 
 from demonstration.processes import Failed, Stage
@@ -33,103 +29,42 @@ TARGET = {"step_ratio.value": "<= 1.005"}
 ALL_REDUCES = {"cuda": {1 << 10: 2000, 1 << 16: 2000, 1 << 22: 300, 1 << 28: 20}, "host": {1 << 10: 200, 1 << 20: 20}}
 WINDOWS = 7
 JITTER = "SLUICE_BENCH_JITTER_MS"
-RANKS = "SLUICE_BENCH_RANKS"
 
 
 # --- the processes that are measured ----------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def other_ranks(ranks: int) -> Iterator[list[subprocess.Popen]]:
-    """Starts the processes that are not the first, which read from standard input what the first tells them, and end with it.
-
-    Through pipes: a rank that waited for a broadcast would keep its GPU busy while the other job is measured.
-    """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "RANK": "0"}
-    others = [subprocess.Popen([sys.executable, *sys.argv], stdin=subprocess.PIPE, env={**os.environ, "RANK": str(rank)})
-              for rank in range(1, ranks)]
-    yield others
-    for other in others:
-        if other.wait(120) != 0:
-            raise SystemExit(f"another rank ended with {other.returncode}")
-
-
-def work(workload: Workload, shared: bool, others: list[subprocess.Popen]) -> None:
-    """One rank: does what it reads from standard input, a line `STEPS` or `BYTES ALL_REDUCES`; the first tells the others."""
+def work(workload: Workload, shared: bool) -> None:
+    """One rank: does what the first reads from standard input, a line `STEPS` or `BYTES ALL_REDUCES`."""
     import torch
-    from torch import distributed, nn
+    from torch import distributed
 
-    cuda = workload.backend == "cuda"
-    rank = int(os.environ["RANK"])
-    device = torch.device("cuda", rank) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-    distributed.init_process_group("nccl" if cuda else "gloo")
-    torch.manual_seed(0)
-    job = workload.make(workload.batch)
+    with all_ranks() as ranks:
+        replica = make_replica(workload, ranks, shared)
+        jitter_s = float(os.environ[JITTER]) / 1e3 if ranks.rank == 1 else 0.0
+        dice = random.Random(ranks.rank)
 
-    class Loss(nn.Module):
-        """The loss as a module's forward, which is what DistributedDataParallel wraps."""
+        def do(size: int, count: int) -> float:
+            """Makes so many steps, or all-reduces of so many bytes. Returns the seconds that they took."""
+            data = torch.zeros(size // 4, device=replica.device)
+            distributed.barrier()
+            replica.settle()
+            started = time.perf_counter()
+            for _ in range(count):
+                if size > 0:
+                    distributed.all_reduce(data)
+                    continue
+                if jitter_s > 0.0:
+                    time.sleep(dice.uniform(0.0, jitter_s))
+                replica.step()
+            replica.settle()
+            return time.perf_counter() - started
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = job.model
-
-        def forward(self, *batch: torch.Tensor) -> torch.Tensor:
-            return job.loss(*batch)
-
-    wrapped = nn.parallel.DistributedDataParallel(Loss(), device_ids=[rank] if cuda else None)
-    if shared:
-        import sluice
-
-        owner = sluice.Step(wrapped, job.optimizer)
-        if not owner.shared:
-            raise SystemExit("this process does not share the pool")
-    jitter_s = float(os.environ[JITTER]) / 1e3 if rank == 1 else 0.0
-    dice = random.Random(rank)
-
-    def step() -> None:
-        if jitter_s > 0.0:
-            time.sleep(dice.uniform(0.0, jitter_s))
-        if shared:
-            owner(wrapped, *job.batch)
-        else:
-            job.optimizer.zero_grad(set_to_none=True)
-            wrapped(*job.batch).backward()
-            job.optimizer.step()
-
-    def settle() -> None:
-        if cuda:
-            torch.cuda.synchronize()
-
-    def do(size: int, count: int) -> float:
-        """Makes so many steps, or all-reduces of so many bytes. Returns the seconds that they took."""
-        data = torch.zeros(size // 4, device=device)
-        distributed.barrier()
-        settle()
-        started = time.perf_counter()
-        for _ in range(count):
-            if size > 0:
-                distributed.all_reduce(data)
-            else:
-                step()
-        settle()
-        return time.perf_counter() - started
-
-    for line in sys.stdin:
-        for other in others:
-            other.stdin.write(line.encode())
-            other.stdin.flush()
-        size, count = map(int, line.split()) if " " in line.strip() else (0, int(line))
-        seconds = do(size, count)
-        if rank == 0:
-            print(f'{{"seconds": {seconds}, "discards": {owner.stats()["discards"] if shared else 0}}}', flush=True)
-    for other in others:
-        other.stdin.close()  # they read to the end, and leave the group together
-    distributed.destroy_process_group()
+        for line in ranks.told():
+            size, count = map(int, line.split()) if " " in line.strip() else (0, int(line))
+            seconds = do(size, count)
+            ranks.answer({"seconds": seconds, "discards": replica.owner.stats()["discards"] if shared else 0})
+        distributed.destroy_process_group()
 
 
 # --- the process that measures ----------------------------------------------------------------------------------------
@@ -169,8 +104,7 @@ def main() -> int:
     options = comparison.options()
     if options.worker:
         workload = WORKLOADS[options.worker]
-        with other_ranks(int(os.environ[RANKS])) if "RANK" not in os.environ else contextlib.nullcontext([]) as others:
-            work(workload, options.shared, others)
+        work(workload, options.shared)
         return 0
     import torch
 

@@ -15,12 +15,14 @@ again. The job that is one CUDA graph does not use the step API. Needs a GPU.
 import argparse
 import ctypes
 import json
+import os
 import re
 import statistics
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import overhead_models
 from overhead_models import Workload, gpt2_compiled_on_cuda, gpt2_graph_on_cuda, plain_step
@@ -62,6 +64,43 @@ def way(text: str) -> str:
 # --- the processes that are measured ----------------------------------------------------------------------------------
 
 
+class Pauser:
+    """pauser.cpp in this process. Raises SystemExit if the process has no gate."""
+
+    def __init__(self, library: Path) -> None:
+        self._library = ctypes.CDLL(str(library))
+        if not self._library.sluice_bench_has_gate():
+            raise SystemExit("this process does not share the pool")
+        self._library.sluice_bench_stop_pausing.restype = ctypes.c_size_t
+        self._library.sluice_bench_bound.argtypes = [ctypes.c_int, ctypes.c_int64]
+        self._library.sluice_bench_start_pausing.argtypes = [ctypes.c_uint, ctypes.c_int64, ctypes.c_int64, ctypes.c_int]
+
+    def share(self, file: Path, rank: int, ranks: int) -> None:
+        """From now on the ranks of a job pause together."""
+        if error := self._library.sluice_bench_share(str(file).encode(), rank, ranks):
+            raise OSError(error, os.strerror(error), str(file))
+
+    def bound(self, deferred: bool, microseconds: int, owner: Any) -> None:
+        """Bounds run-ahead. The step, if there is one, looks for a server, which this benchmark stands for."""
+        self._library.sluice_bench_bound(deferred, microseconds)
+        if owner is not None:
+            owner._engine.runtime.serving = lambda: int(microseconds > 0)
+
+    def start(self, seed: int, one_rank_each: bool = False) -> None:
+        self._library.sluice_bench_start_pausing(seed, *GAP_US, one_rank_each)
+
+    def stop(self) -> dict[str, list[float]]:
+        """What each pause since `start` took, and its excess, in microseconds. Of ranks the first one is told.
+
+        Raises SystemExit if one of them did not come to rest."""
+        took, excess = ((ctypes.c_int64 * MOST_PAUSES)() for _ in range(2))
+        stuck = ctypes.c_uint64()
+        count = self._library.sluice_bench_stop_pausing(took, excess, ctypes.c_size_t(MOST_PAUSES), ctypes.byref(stuck))
+        if stuck.value:
+            raise SystemExit(f"{stuck.value} pauses have not come to rest within two seconds")
+        return {"took_us": [ns / 1e3 for ns in took[:count]], "excess_us": [ns / 1e3 for ns in excess[:count]]}
+
+
 def work(workload: Workload, library: Path | None) -> None:
     """Reads what to do from standard input, a JSON object a line, and answers each with what it took."""
     import torch
@@ -72,12 +111,9 @@ def work(workload: Workload, library: Path | None) -> None:
         import sluice
 
         owner = None if job.step else sluice.Step(job.model, job.optimizer)
-        pauser = ctypes.CDLL(str(library))
-        if not pauser.sluice_bench_has_gate() or (owner is not None and not owner.shared):
+        pauser = Pauser(library)
+        if owner is not None and not owner.shared:
             raise SystemExit("this process does not share the pool")
-        pauser.sluice_bench_stop_pausing.restype = ctypes.c_size_t
-        pauser.sluice_bench_bound.argtypes = [ctypes.c_int, ctypes.c_int64]
-        pauser.sluice_bench_start_pausing.argtypes = [ctypes.c_uint, ctypes.c_int64, ctypes.c_int64]
 
     if job.step:
         step = job.step
@@ -91,21 +127,17 @@ def work(workload: Workload, library: Path | None) -> None:
         wanted = json.loads(line)
         answer = {}
         if library:
-            pauser.sluice_bench_bound(*wanted["bound"])
-            if owner is not None:  # the step looks for a server, which this benchmark stands for
-                owner._engine.runtime.serving = lambda bound=wanted["bound"][1]: int(bound > 0)
+            pauser.bound(*wanted["bound"], owner)
         torch.cuda.synchronize()
         if wanted.get("seed"):
-            pauser.sluice_bench_start_pausing(wanted["seed"], *GAP_US)
+            pauser.start(wanted["seed"])
         started = time.perf_counter()
         for _ in range(wanted["steps"]):
             step()
         torch.cuda.synchronize()
         answer["seconds"] = time.perf_counter() - started
         if wanted.get("seed"):
-            took, excess = ((ctypes.c_int64 * MOST_PAUSES)() for _ in range(2))
-            count = pauser.sluice_bench_stop_pausing(took, excess, ctypes.c_size_t(MOST_PAUSES))
-            answer |= {"took_us": [ns / 1e3 for ns in took[:count]], "excess_us": [ns / 1e3 for ns in excess[:count]]}
+            answer |= pauser.stop()
         print(json.dumps(answer), flush=True)
 
 

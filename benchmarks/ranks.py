@@ -1,0 +1,113 @@
+"""Training jobs of several processes, a rank each, whose first one starts the others and tells them what to do."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from overhead_models import Job, Workload
+
+#: How many processes the first one is of.
+RANKS = "SLUICE_BENCH_RANKS"
+
+
+@contextlib.contextmanager
+def all_ranks() -> Iterator["Ranks"]:
+    """This process's rank and the others: starts them if this is the first, and ends with them.
+
+    They are told through pipes: a rank that waited for a broadcast would keep its GPU busy while another job is measured.
+    """
+    others: list[subprocess.Popen] = []
+    if "RANK" not in os.environ:
+        ranks = int(os.environ[RANKS])
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "RANK": "0"}
+        others = [subprocess.Popen([sys.executable, *sys.argv], stdin=subprocess.PIPE, env={**os.environ, "RANK": str(rank)})
+                  for rank in range(1, ranks)]
+    yield Ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), others)
+    for other in others:
+        if other.wait(120) != 0:
+            raise SystemExit(f"another rank ended with {other.returncode}")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    rank: int
+    count: int
+    others: list[subprocess.Popen]  # of the first only
+
+    def told(self) -> Iterator[str]:
+        """The lines that the first rank reads from standard input, on every rank; to the end."""
+        for line in sys.stdin:
+            for other in self.others:
+                other.stdin.write(line.encode())
+                other.stdin.flush()
+            yield line
+        for other in self.others:
+            other.stdin.close()  # they read to the end, and leave the group together
+
+    def answer(self, of_it: dict) -> None:
+        """The first rank answers for all."""
+        if self.rank == 0:
+            print(json.dumps(of_it), flush=True)
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One rank of a model in DistributedDataParallel, in a process group of its own: NCCL's on a GPU, else gloo's."""
+
+    device: Any  # a torch.device
+    job: Job
+    model: Any
+    owner: Any  # a sluice.Step, if it shares the pool
+    step: Callable[[], None]
+    settle: Callable[[], None]  # waits for what has been started
+
+
+def make_replica(workload: Workload, ranks: Ranks, shared: bool) -> Replica:
+    import torch
+    from torch import distributed, nn
+
+    cuda = workload.backend == "cuda"
+    device = torch.device("cuda", ranks.rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    distributed.init_process_group("nccl" if cuda else "gloo")
+    torch.manual_seed(0)
+    job = workload.make(workload.batch)
+
+    class Loss(nn.Module):
+        """The loss as a module's forward, which is what DistributedDataParallel wraps."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = job.model
+
+        def forward(self, *batch: torch.Tensor) -> torch.Tensor:
+            return job.loss(*batch)
+
+    model = nn.parallel.DistributedDataParallel(Loss(), device_ids=[ranks.rank] if cuda else None)
+    owner = None
+    if shared:
+        import sluice
+
+        owner = sluice.Step(model, job.optimizer)
+        if not owner.shared:
+            raise SystemExit("this process does not share the pool")
+
+    def step() -> None:
+        if owner is not None:
+            owner(model, *job.batch)
+        else:
+            job.optimizer.zero_grad(set_to_none=True)
+            model(*job.batch).backward()
+            job.optimizer.step()
+
+    return Replica(device, job, model, owner, step, torch.cuda.synchronize if cuda else lambda: None)
