@@ -3,9 +3,9 @@
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,8 @@ from overhead_models import Job, Workload
 
 #: How many processes the first one is of.
 RANKS = "SLUICE_BENCH_RANKS"
+#: Of those that it has started: rank and meeting place.
+OTHER = "SLUICE_BENCH_OTHER_RANK"
 
 
 @contextlib.contextmanager
@@ -22,25 +24,26 @@ def all_ranks() -> Iterator["Ranks"]:
 
     They are told through pipes: a rank that waited for a broadcast would keep its GPU busy while another job is measured.
     """
-    others: list[subprocess.Popen] = []
-    if "RANK" not in os.environ:
-        ranks = int(os.environ[RANKS])
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "RANK": "0"}
-        others = [subprocess.Popen([sys.executable, *sys.argv], stdin=subprocess.PIPE, env={**os.environ, "RANK": str(rank)})
-                  for rank in range(1, ranks)]
-    yield Ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), others)
-    for other in others:
-        if other.wait(120) != 0:
-            raise SystemExit(f"another rank ended with {other.returncode}")
+    count = int(os.environ[RANKS])
+    if OTHER in os.environ:
+        rank, meeting = os.environ[OTHER].split(" ", 1)
+        yield Ranks(int(rank), count, meeting, [])
+        return
+    with tempfile.TemporaryDirectory(prefix="sluice-ranks-") as folder:
+        meeting = f"file://{folder}/meeting"
+        others = [subprocess.Popen([sys.executable, *sys.argv], stdin=subprocess.PIPE,
+                                   env={**os.environ, OTHER: f"{rank} {meeting}"}) for rank in range(1, count)]
+        yield Ranks(0, count, meeting, others)
+        for other in others:
+            if other.wait(120) != 0:
+                raise SystemExit(f"another rank ended with {other.returncode}")
 
 
 @dataclass(frozen=True)
 class Ranks:
     rank: int
     count: int
+    meeting: str  # where the process group's ranks find each other
     others: list[subprocess.Popen]  # of the first only
 
     def told(self) -> Iterator[str]:
@@ -79,7 +82,8 @@ def make_replica(workload: Workload, ranks: Ranks, shared: bool) -> Replica:
     device = torch.device("cuda", ranks.rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    distributed.init_process_group("nccl" if cuda else "gloo")
+    distributed.init_process_group("nccl" if cuda else "gloo", init_method=ranks.meeting, rank=ranks.rank,
+                                   world_size=ranks.count)
     torch.manual_seed(0)
     job = workload.make(workload.batch)
 

@@ -124,9 +124,10 @@ class Replicas:
             self._under_way.send_rest()
 
     def take(self, gradients: Gradients) -> None:
-        """And waits for the sums, and puts them where they last."""
+        """And waits for the sums, and puts them where they last. To be called outside of the arena."""
         if self._under_way is not None:
             self._under_way.take(gradients.put)
+            self._under_way.amount = self._under_way.amount.clone()
 
     @torch.no_grad()
     def reduce(self, gradients: Gradients, losses: Losses) -> torch.Tensor:

@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "runtime" / "python"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 torch = pytest.importorskip("torch")
 
 from torch import distributed, multiprocessing, nn  # noqa: E402
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: E402
 
 import torch.utils.checkpoint  # noqa: E402
+
+from scripted_runtime import ScriptedRuntime, sharing  # noqa: E402
 
 import sluice  # noqa: E402
 
@@ -99,6 +102,13 @@ def overlapping(rank: int) -> None:
         assert all(torch.equal(*pair) for pair in zip(weights, results[0][0], strict=True))
 
 
+def nothing_outlives(_rank: int) -> None:
+    """What is made to send gradients in a micro-batch does not live on in its memory."""
+    with sharing(ScriptedRuntime(serving=False)) as runtime:
+        trained(Parallel(model()), slice(0, 5), 5, "weights")
+    assert runtime.left_behind == [0] * 3 * STEPS, runtime.left_behind
+
+
 def again(_rank: int) -> None:
     """Where backward comes to a parameter several times, nothing is sent before its end."""
     module = Parallel(model(), static_graph=True)
@@ -173,7 +183,7 @@ def process(rank: int, folder: Path, bodies: tuple[str, ...]) -> None:
 
 
 @pytest.mark.deadline(180)
-@pytest.mark.parametrize("bodies", [("same_as_one", "overlapping"), ("unused", "buffers", "refused", "again")], ids=" ".join)
+@pytest.mark.parametrize("bodies", [("same_as_one", "overlapping", "nothing_outlives"), ("unused", "buffers", "refused", "again")], ids=" ".join)
 def test_in_processes_that_train_together(tmp_path, monkeypatch, bodies):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     multiprocessing.spawn(process, (tmp_path, bodies), nprocs=RANKS)
