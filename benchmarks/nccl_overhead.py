@@ -111,7 +111,7 @@ def main() -> int:
     gpus = torch.cuda.device_count() if options.backend != "host" else 0
     if gpus == 1:
         raise SystemExit("nccl_overhead: this machine has one GPU; a rank needs one of its own")
-    os.environ |= {RANKS: str(gpus or 2), "SLUICE_COLLECTIVES": "agree"}
+    os.environ[RANKS] = str(gpus or 2)
     if not gpus:  # ranks share the processors
         os.environ |= {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // 2)), "OMP_WAIT_POLICY": "passive"}
     cells: list[Cell] = []

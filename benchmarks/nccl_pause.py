@@ -231,7 +231,7 @@ def main() -> int:
     gpus = torch.cuda.device_count()
     if gpus < 2:
         raise SystemExit("nccl_pause: needs two GPUs; a rank needs one of its own")
-    os.environ |= {RANKS: str(gpus), "SLUICE_COLLECTIVES": "agree"}
+    os.environ[RANKS] = str(gpus)
     parts = {"pauses": pauses, "handover": handover, "rebuild": rebuilds}
     for name, workload in WORKLOADS.items():
         for part in options.parts if not options.only or name in options.only else ():

@@ -140,12 +140,12 @@ run_options complete(run_options options, environment const& inherited) {
     options.device = number_in<int>(inherited, "SLUICE_DEVICE");
   }
   if (auto const how = inherited.get("SLUICE_COLLECTIVES").value_or(""); !how.empty()) {
-    if (how != "agree") {
+    if (how != "agree" && how != "plain") {
       throw error{error_kind::invalid_argument,
-                  fmt::format("SLUICE_COLLECTIVES is {}, must be agree; correct or unset it",
+                  fmt::format("SLUICE_COLLECTIVES is {}, must be agree or plain; correct or unset it",
                               telemetry::quoted(how))};
     }
-    options.agree = true;
+    options.agree = how == "agree";
   }
   if (!options.pool_bytes) {
     options.pool_bytes = number_in<std::uint64_t>(inherited, "SLUICE_POOL_BYTES");

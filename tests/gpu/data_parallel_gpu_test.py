@@ -22,7 +22,6 @@ JOB = replace(exactness.CUDA, arguments=("--device", "cuda"), script=ROOT / "tes
 @pytest.mark.deadline(300)
 @pytest.mark.parametrize("submission", ["deferred", "direct"])
 def test_disturbed_training_is_bit_equal_to_undisturbed(build, submission, monkeypatch):
-    monkeypatch.setenv("SLUICE_COLLECTIVES", "agree")
     monkeypatch.setenv("SLUICE_SUBMISSION", submission)
     seed = random.randrange(1 << 31)
     print(f"seed {seed}")

@@ -39,6 +39,15 @@ def test_disturbed_training_is_bit_equal_to_undisturbed(sluice):
     assert outcome.same, str(outcome)
 
 
+def test_a_process_knows_whether_its_ranks_agree_on_what_they_send(build, checkout):
+    program = "from sluice import _runtime; print(_runtime.ranks_agree())"
+    environment = {**os.environ, "PYTHONPATH": str(checkout / "runtime" / "python")}
+    for preload, expected in (("", "False"), (str(build / "lib" / "libsluice_nccl.so"), "True")):
+        done = subprocess.run([sys.executable, "-c", program], env={**environment, "LD_PRELOAD": preload}, capture_output=True,
+                              text=True, check=True)
+        assert done.stdout.strip() == expected
+
+
 def ranks_of(runtime_folder: Path) -> list[int]:
     """The processes that torchrun has started in that pool."""
     found = []

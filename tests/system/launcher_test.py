@@ -170,7 +170,7 @@ def test_preloads_stay_alone_where_the_pool_is_on_the_host(sluice, monkeypatch):
 @pytest.mark.skipif(
     not Path("/dev/nvidiactl").exists(), reason="needs a GPU: the pool is to be on one"
 )
-def test_the_gate_is_preloaded_behind_the_users_own_where_the_pool_is_on_a_gpu(
+def test_gate_and_collectives_are_preloaded_behind_the_users_own_where_the_pool_is_on_a_gpu(
     sluice, build, monkeypatch
 ):
     monkeypatch.setenv("LD_PRELOAD", "libm.so.6")
@@ -186,8 +186,8 @@ def test_the_gate_is_preloaded_behind_the_users_own_where_the_pool_is_on_a_gpu(
         *SHOW_ENVIRONMENT,
         timeout=100,
     )
-    gate = (build / "lib" / "libsluice_gate.so").resolve()
-    assert environment_in(done)["LD_PRELOAD"] == f"libm.so.6:{gate}"
+    gate, collectives = ((build / "lib" / name).resolve() for name in ("libsluice_gate.so", "libsluice_nccl.so"))
+    assert environment_in(done)["LD_PRELOAD"] == f"libm.so.6:{gate}:{collectives}"
 
 
 # A daemon as daemons are made: forked twice, in a session of its own, deaf to signals. The command

@@ -42,6 +42,12 @@ def refuse_parallel(model: nn.Module, reduces: bool) -> None:
                               "runs again would wait for them; take BatchNorm, or GroupNorm")
 
 
+def collectives_are_plain() -> SluiceError:
+    """For ranks on GPUs that cannot agree on what they send each other."""
+    return SluiceError("DistributedDataParallel on GPUs needs libsluice_nccl.so, which lets its ranks agree on each collective and "
+                       "is not in this process; leave LD_PRELOAD as `sluice run` sets it, and SLUICE_COLLECTIVES unset")
+
+
 def refuse_recorded_graphs(device: int) -> None:
     """Raises SluiceError if torch.compile replays CUDA graphs, whose memory is the same in every run."""
     trees = sys.modules.get("torch._inductor.cudagraph_trees")

@@ -82,7 +82,9 @@ class Engine:
         self.arena = make_arena(self.runtime, self.cuda) if self.runtime else None
         self.trouble = Trouble(self.runtime) if self.runtime else None
         if self.runtime:
-            _checks.refuse_parallel(model, reduces=replicas is not None and (not self.cuda or _runtime.ranks_agree()))
+            if replicas is not None and self.cuda and not _runtime.ranks_agree():
+                raise _checks.collectives_are_plain()
+            _checks.refuse_parallel(model, reduces=replicas is not None)
             if self.cuda:
                 self.trouble.watch_cuda()
         self._rehearsed = self.runtime is None

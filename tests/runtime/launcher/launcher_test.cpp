@@ -52,17 +52,18 @@ TEST(sharing_environment, passes_on_what_was_asked_for_and_nothing_else) {
 TEST(sharing_environment, preloads_the_gate_behind_the_users_own_for_a_pool_on_a_gpu) {
   environment const mine{{"LD_PRELOAD=/usr/lib/libjemalloc.so"}};
   EXPECT_EQ(sharing_environment(mine, installed, {}, {"/r", "cuda"}).get("LD_PRELOAD"),
-            "/usr/lib/libjemalloc.so:/opt/lib/libsluice_gate.so");
+            "/usr/lib/libjemalloc.so:/opt/lib/libsluice_gate.so:/opt/lib/libsluice_nccl.so");
   EXPECT_EQ(sharing_environment({}, installed, {}, {"/r", "cuda"}).get("LD_PRELOAD"),
-            "/opt/lib/libsluice_gate.so");
+            "/opt/lib/libsluice_gate.so:/opt/lib/libsluice_nccl.so");
 }
 
-TEST(sharing_environment, preloads_what_agrees_on_collectives_if_that_was_asked_for) {
-  auto const asked = complete({}, environment{{"SLUICE_COLLECTIVES=agree"}});
-  EXPECT_EQ(sharing_environment({}, installed, asked, {"/r", "cuda"}).get("LD_PRELOAD"),
+TEST(sharing_environment, leaves_collectives_to_nccl_if_that_was_asked_for) {
+  auto const plain = complete({}, environment{{"SLUICE_COLLECTIVES=plain"}});
+  EXPECT_EQ(sharing_environment({}, installed, plain, {"/r", "cuda"}).get("LD_PRELOAD"),
+            "/opt/lib/libsluice_gate.so");
+  auto const agree = complete({}, environment{{"SLUICE_COLLECTIVES=agree"}});
+  EXPECT_EQ(sharing_environment({}, installed, agree, {"/r", "cuda"}).get("LD_PRELOAD"),
             "/opt/lib/libsluice_gate.so:/opt/lib/libsluice_nccl.so");
-  EXPECT_EQ(sharing_environment({}, installed, asked, {"/r", "host"}).get("LD_PRELOAD"),
-            std::nullopt);
 }
 
 TEST(sharing_environment, leaves_the_preloads_alone_for_a_pool_on_the_host) {
@@ -97,7 +98,8 @@ TEST(complete, what_is_asked_for_comes_before_what_the_environment_says) {
 
 TEST(complete, a_variable_with_an_impossible_value_is_named) {
   for (auto const* entry : {"SLUICE_BACKEND=gpu", "SLUICE_DEVICE=-1", "SLUICE_DEVICE=one",
-                            "SLUICE_POOL_BYTES=4GiB", "SLUICE_POOL_BYTES=-5"}) {
+                            "SLUICE_POOL_BYTES=4GiB", "SLUICE_POOL_BYTES=-5",
+                            "SLUICE_COLLECTIVES=nccl"}) {
     std::string const text{entry};
     try {
       (void)complete({}, environment{{text}});
