@@ -152,14 +152,15 @@ class Replicas:
         reduction.take(put)
         self._under_way = None
         amount, factor = reduction.amount, reduction.factor
-        header = torch.zeros(1 + len(self._params), dtype=torch.float64, device=amount.device)
+        header = torch.ones(1 + len(self._params), dtype=torch.float64, device=amount.device)
         header[0] = factor * losses.contribution
-        used = torch.tensor([param in reduction.used for param in self._params], dtype=torch.float64)
-        header[1:] = used.to(header.device)
+        all_used = len(reduction.used) == len(self._params)
+        if not all_used:  # from the host it takes a wait for the device
+            header[1:] = torch.tensor([param in reduction.used for param in self._params], dtype=torch.float64)
         distributed.all_reduce(header, group=self._group)
         if not losses.is_sum and amount.is_cpu and amount == 0.0:
             raise ValueError("the weights of a batch's slices must not all be zero, in all processes")
-        if not bool(used.all()):  # others may have what is missing here
+        if not all_used:  # others may have what is missing here
             for param, count in zip(self._params, header[1:].tolist(), strict=True):
                 if count == 0.0:
                     finished.pop(param, None)
