@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "nccl_shim/communicators.hpp"
+#include "nccl_shim/pending_calls.hpp"
 
 using namespace sluice::nccl_shim;
 

@@ -8,9 +8,19 @@
 namespace sluice::nccl_shim {
 namespace {
 
-constexpr std::array names{"",           "ncclAllReduce", "ncclBroadcast",     "ncclBcast",
-                           "ncclReduce", "ncclAllGather", "ncclReduceScatter", "ncclAlltoAll",
-                           "ncclGather", "ncclScatter",   "ncclSend",          "ncclRecv"};
+constexpr std::array names{"",
+                           "ncclAllReduce",
+                           "ncclBroadcast",
+                           "ncclBcast",
+                           "ncclReduce",
+                           "ncclAllGather",
+                           "ncclReduceScatter",
+                           "ncclAlltoAll",
+                           "ncclGather",
+                           "ncclScatter",
+                           "ncclSend",
+                           "ncclRecv",
+                           "the end of a micro-batch"};
 
 /// NCCL's functions by operation, once they have been looked up.
 constinit std::array<std::atomic<void*>, names.size()> known_functions{};
@@ -81,8 +91,14 @@ int perform(collective const& c) noexcept {
       return call(c.what, c.from, c.to, c.count, c.type, c.on, c.where);
     case operation::send:
       return call(c.what, c.from, c.count, c.type, c.root, c.on, c.where);
+    case operation::keep:
+      break;
   }
   return invalid_argument;
+}
+
+numbered_call numbered_end() noexcept {
+  return {static_cast<std::uint64_t>(operation::keep), 0, 0, 0};
 }
 
 numbered_call numbered(std::span<collective const> calls) noexcept {
@@ -108,6 +124,9 @@ std::string to_text(numbered_call const& call) {
   std::string const name = what < names.size() ? names.at(what) : "an unknown call";
   if (auto const size = call.operation >> group_shift; size > 0) {
     return "a group of " + std::to_string(size) + " calls from " + name + " on";
+  }
+  if (what == static_cast<std::uint64_t>(operation::keep)) {
+    return name;
   }
   return name + " of " + std::to_string(call.count) + " elements of type " +
          std::to_string(call.type) + ", root " + std::to_string(call.root >> 32U) + ", reduction " +

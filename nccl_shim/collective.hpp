@@ -21,7 +21,8 @@ enum class operation : std::uint8_t {
   gather,
   scatter,
   send,
-  receive
+  receive,
+  keep  ///< no call of NCCL: the end of a micro-batch that all ranks keep
 };
 
 struct collective {
@@ -44,7 +45,9 @@ struct collective {
 }
 /// Calls NCCL. `invalid_usage` if this NCCL has no such function.
 [[nodiscard]] int perform(collective const& call) noexcept;
-/// What ranks must mean alike by a call, or by several that are one group.
+/// What ranks must mean alike by the end of a micro-batch …
+[[nodiscard]] numbered_call numbered_end() noexcept;
+/// … by a call, or by several that are one group.
 [[nodiscard]] numbered_call numbered(std::span<collective const> calls) noexcept;
 /// "ncclAllReduce of 1024 elements of type 7".
 [[nodiscard]] std::string to_text(numbered_call const& call);

@@ -5,62 +5,19 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "nccl_shim/clock.hpp"
-#include "runtime/gate/gate_api.h"
+#include "nccl_shim/pending_calls.hpp"
 
 namespace sluice::nccl_shim {
 namespace {
-
-using namespace std::chrono_literals;
-
-/// How often it is looked whether a rank that is waited for has died.
-constexpr std::chrono::nanoseconds between_looks = 20ms;
-/// After which it is told who is waited for, and again every so often.
-constexpr std::chrono::nanoseconds first_notice = 30s;
-constexpr std::chrono::nanoseconds between_notices = 60s;
-
-thread_local constinit int inside [[gnu::tls_model("initial-exec")]] = 0;
-
-/// The gate's table; nullptr if there is no gate, or this process is not to share.
-sluice_gate_api const* gate() {
-  static sluice_gate_api const* const found = []() -> sluice_gate_api const* {
-    char const* const run = std::getenv("SLUICE_RUN");
-    auto* const table =
-        reinterpret_cast<sluice_gate_api const* (*)()>(::dlsym(RTLD_DEFAULT, "sluice_gate_table"));
-    if (run == nullptr || *run == '\0' || table == nullptr) {
-      return nullptr;
-    }
-    auto const* const offered = table();
-    constexpr auto needed = offsetof(sluice_gate_api, make_agreed) + sizeof(void*);
-    return offered->size >= needed ? offered : nullptr;
-  }();
-  return found;
-}
-
-/// What is known of a communicator.
-struct known_communicator {
-  std::unique_ptr<membership> ranks;  ///< nullptr: they do not agree
-  std::atomic<int> error{success};
-  std::atomic<bool> given_up{false};
-
-  /// Why calls are not made.
-  [[nodiscard]] int trouble() const noexcept {
-    return given_up.load(std::memory_order_acquire) ? int{remote_error}
-                                                    : error.load(std::memory_order_acquire);
-  }
-  void fail(int why) noexcept {
-    int none = success;
-    error.compare_exchange_strong(none, why, std::memory_order_acq_rel);
-  }
-};
 
 struct registry {
   std::shared_mutex lock;
@@ -93,178 +50,99 @@ std::shared_ptr<known_communicator> know(communicator which) {
   return place;
 }
 
-std::string list(std::vector<unsigned> const& ranks) {
-  std::string text;
-  for (unsigned const rank : ranks) {
-    text += (text.empty() ? "" : ", ") + std::to_string(rank);
+/// Whoever asks for errors has work under way, which never ends without the rank that has died: nobody
+/// else may be waiting who would see that. Work that has ended is asked about for a moment longer, and
+/// then its ranks may leave as they like.
+void fail_if_others_died(known_communicator& of) noexcept {
+  constexpr std::chrono::nanoseconds moment = std::chrono::seconds{2};
+  of.ranks->look_for_deaths();
+  if (!of.ranks->agreement().lost()) {
+    return;
   }
-  return text;
+  std::int64_t const now = monotonic_ns();
+  std::int64_t seen = 0;
+  if (!of.death_seen_ns.compare_exchange_strong(seen, now, std::memory_order_acq_rel) &&
+      now - seen > moment.count()) {
+    of.fail(remote_error);
+  }
 }
 
-/// A call, or a group, on its way to NCCL.
-class pending_call {
- public:
-  pending_call(std::span<collective const> calls, std::shared_ptr<known_communicator> of)
-      : calls_{calls.begin(), calls.end()}, of_{std::move(of)} {}
-
-  /// Hands it over to the gate.
-  static int hand_over(std::unique_ptr<pending_call> call) {
-    pending_call* const self = call.release();  // `make` ends it
-    int result = success;
-    self->direct_ = &result;
-    sluice_agreed_call const handed{
-        .stream = self->calls_.front().where,
-        .of = self,
-        .ask = [](void* of) { static_cast<pending_call*>(of)->ask(); },
-        .is_agreed =
-            [](void* of) { return static_cast<int>(static_cast<pending_call*>(of)->is_agreed()); },
-        .withdraw =
-            [](void* of) { return static_cast<int>(static_cast<pending_call*>(of)->withdraw()); },
-        .make =
-            [](void* of) {
-              std::unique_ptr<pending_call> {
-                static_cast<pending_call*>(of)
-                } -> make();
-            }};
-    self->caller_ = &inside;
-    int const how = gate()->make_agreed(&handed);
-    if (how >= 0) {
-      return how == 1 ? result : int{success};
-    }
-    std::unique_ptr<pending_call> const refused{self};
-    std::fprintf(
-        stderr,
-        "sluice: %s was called inside of a micro-batch, which may be discarded while other "
-        "ranks wait for it; call it between micro-batches\n",
-        name_of(self->calls_.front().what));
-    return invalid_usage;
-  }
-
- private:
-  [[nodiscard]] cut& agreement() const { return of_->ranks->agreement(); }
-
-  void ask() {
-    if (of_->ranks == nullptr || !is_of_all_ranks() || of_->trouble() != success) {
-      return;  // nobody is to be asked, or it will not be made anyhow
-    }
-    if (std::exchange(asked_, true)) {
-      agreement().resume();
-    } else {
-      agreement().arrive(numbered(calls_));
-      notice_at_ = monotonic_ns() + first_notice.count();
-    }
-  }
-
-  [[nodiscard]] bool is_agreed() {
-    if (!asked_ || of_->trouble() != success) {
-      return true;
-    }
-    switch (agreement().await(0)) {
-      case outcome::granted:
-        return true;
-      case outcome::late:
-      case outcome::dropped:  // no pause of this library's begins an epoch
-        break;
-      case outcome::lost:
-        complain_of_death();
-        return true;
-      case outcome::differs:
-        complain_of_difference();
-        return true;
-    }
-    std::int64_t const now = monotonic_ns();
-    if (now >= look_at_) {
-      look_at_ = now + between_looks.count();
-      of_->ranks->look_for_deaths();
-    }
-    if (now >= notice_at_) {
-      complain_of_delay();
-      notice_at_ += between_notices.count();
-    }
-    return false;
-  }
-
-  [[nodiscard]] bool withdraw() {
-    if (!asked_) {
-      return false;
-    }
-    bool const owed = agreement().pause(false) >= agreement().number();
-    if (owed) {
-      agreement().resume();
-    }
-    return owed;
-  }
-
-  void make() {
-    int result = of_->trouble();
-    if (result == success) {
-      inside_nccl const here;
-      result = perform_all();
-    }
-    if (asked_) {
-      agreement().launched();
-    }
-    if (caller_ == &inside) {  // the thread that waits for the result
-      *direct_ = result;
-    } else if (result != success && result != in_progress) {
-      of_->fail(result);
-    }
-  }
-
-  /// Whether all ranks of one communicator take part, and of no other.
-  [[nodiscard]] bool is_of_all_ranks() const noexcept {
-    return std::all_of(calls_.begin(), calls_.end(), [this](collective const& call) {
-      return call.on == calls_.front().on && is_of_all(call.what);
-    });
-  }
-
-  [[nodiscard]] int perform_all() const noexcept {
-    if (calls_.size() == 1) {
-      return perform(calls_.front());
-    }
-    auto* const start = real<int()>("ncclGroupStart");
-    auto* const end = real<int()>("ncclGroupEnd");
-    int first = start();
-    for (auto const& call : calls_) {
-      int const result = first == success ? perform(call) : first;
-      first = first == success ? result : first;
-    }
-    int const ended = end();
-    return first == success ? ended : first;
-  }
-
-  void complain_of_death() {
-    of_->fail(remote_error);
-    std::fprintf(stderr, "sluice: rank %u has died; collective %llu, %s, will not be made\n",
-                 agreement().lost().value_or(0),
-                 static_cast<unsigned long long>(agreement().number()),
-                 to_text(numbered(calls_)).c_str());
-  }
-
-  void complain_of_difference() {
-    of_->fail(invalid_usage);
-    if (auto const found = agreement().difference()) {
-      std::fprintf(
-          stderr, "sluice: ranks differ in collective %llu: rank %u calls %s, rank %u calls %s\n",
-          static_cast<unsigned long long>(found->number), found->ranks[0],
-          to_text(found->calls[0]).c_str(), found->ranks[1], to_text(found->calls[1]).c_str());
-    }
-  }
-
-  void complain_of_delay() const {
-    std::fprintf(stderr, "sluice: collective %llu, %s, waits for ranks %s\n",
-                 static_cast<unsigned long long>(agreement().number()),
-                 to_text(numbered(calls_)).c_str(), list(agreement().missing()).c_str());
-  }
-
-  std::vector<collective> calls_;
-  std::shared_ptr<known_communicator> of_;  // the first call's
-  bool asked_ = false;
-  std::int64_t look_at_ = 0;
-  std::int64_t notice_at_ = 0;
-  int const* caller_ = nullptr;  // tells the thread
-  int* direct_ = nullptr;
+/// The one communicator whose calls may be of micro-batches: their numbers are the order in which ranks
+/// keep and drop those. The first that is used so, until it goes.
+struct inside_micro_batches {
+  std::atomic<bool> allowed{false};
+  std::mutex lock;
+  communicator which = nullptr;               // guarded by lock
+  std::shared_ptr<known_communicator> known;  // likewise
 };
+
+inside_micro_batches& the_inside() {
+  static inside_micro_batches& one = *std::make_unique<inside_micro_batches>().release();
+  return one;
+}
+
+std::shared_ptr<known_communicator> inside_communicator() {
+  inside_micro_batches& here = the_inside();
+  std::lock_guard const guard{here.lock};
+  return here.known;
+}
+
+/// Why a call cannot be part of a micro-batch; nullptr if it can.
+char const* why_not_inside(std::span<collective const> calls,
+                           std::shared_ptr<known_communicator> const& known) {
+  inside_micro_batches& here = the_inside();
+  if (!here.allowed.load(std::memory_order_acquire)) {
+    return "other ranks would wait for it if the micro-batch is discarded; call it between "
+           "micro-batches";
+  }
+  if (known->ranks == nullptr) {
+    return "its communicator's ranks do not agree on their collectives";
+  }
+  communicator const on = calls.front().on;
+  if (!std::all_of(calls.begin(), calls.end(), [on](collective const& call) {
+        return call.on == on && is_of_all(call.what);
+      })) {
+    return "only what all ranks of one communicator take part in can be run again";
+  }
+  std::lock_guard const guard{here.lock};
+  if (here.which == nullptr) {
+    here.which = on;
+    here.known = known;
+  }
+  return here.which == on ? nullptr
+                          : "another communicator is used inside of micro-batches already";
+}
+
+void allow_inside(int allow) {
+  the_inside().allowed.store(allow != 0, std::memory_order_release);
+}
+
+int keep_micro_batch(void (*keep)(void* of), void* of) {
+  auto known = inside_communicator();
+  if (known == nullptr) {
+    keep(of);
+    return 1;
+  }
+  return hand_over_end(std::move(known), gate()->micro_batch(), keep, of) ? 1 : 0;
+}
+
+void run_micro_batch_again() {
+  if (auto const known = inside_communicator(); known != nullptr) {
+    known->ranks->agreement().begin_epoch();
+  }
+}
+
+constexpr sluice_agreement offered{.size = sizeof(sluice_agreement),
+                                   .allow_inside = allow_inside,
+                                   .keep = keep_micro_batch,
+                                   .run_again = run_micro_batch_again};
+
+/// As the library is loaded.
+[[gnu::constructor]] void offer_agreement() {
+  if (gate() != nullptr) {
+    gate()->set_agreement(&offered);
+  }
+}
 
 }  // namespace
 
@@ -280,14 +158,7 @@ void* real_function(char const* name) noexcept {
 }
 
 bool is_watching() noexcept {
-  return inside == 0 && gate() != nullptr;
-}
-
-inside_nccl::inside_nccl() noexcept {
-  ++inside;
-}
-inside_nccl::~inside_nccl() {
-  --inside;
+  return !inside_nccl::here() && gate() != nullptr;
 }
 
 void flush() noexcept {
@@ -341,11 +212,21 @@ int submit(std::span<collective const> calls) {
       return earlier;
     }
   }
-  return pending_call::hand_over(std::make_unique<pending_call>(calls, std::move(first)));
+  std::uint64_t const micro_batch = gate()->micro_batch();
+  if (char const* const why = micro_batch != 0 ? why_not_inside(calls, first) : nullptr;
+      why != nullptr) {
+    std::fprintf(stderr, "sluice: %s was called inside of a micro-batch: %s\n",
+                 name_of(calls.front().what), why);
+    return invalid_usage;
+  }
+  return hand_over(calls, std::move(first), micro_batch);
 }
 
 int error_of(communicator which) noexcept {
   auto const known = find(which);
+  if (known != nullptr && known->ranks != nullptr) {
+    fail_if_others_died(*known);
+  }
   return known != nullptr ? known->error.load(std::memory_order_acquire) : int{success};
 }
 
@@ -354,9 +235,17 @@ void give_up(communicator which) noexcept {
 }
 
 void forget(communicator which) noexcept {
-  registry& in = the_registry();
-  std::lock_guard const guard{in.lock};
-  in.all.erase(which);
+  {
+    registry& in = the_registry();
+    std::lock_guard const guard{in.lock};
+    in.all.erase(which);
+  }
+  inside_micro_batches& here = the_inside();
+  std::lock_guard const guard{here.lock};
+  if (here.which == which) {
+    here.which = nullptr;
+    here.known = nullptr;
+  }
 }
 
 }  // namespace sluice::nccl_shim

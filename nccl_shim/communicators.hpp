@@ -25,15 +25,6 @@ namespace sluice::nccl_shim {
 /// Whether calls are to be looked at: there is a gate, and the calling thread is not inside of NCCL.
 [[nodiscard]] bool is_watching() noexcept;
 
-/// While it lives, what the calling thread calls is NCCL's own.
-class inside_nccl {
- public:
-  inside_nccl() noexcept;
-  inside_nccl(inside_nccl const&) = delete;
-  inside_nccl& operator=(inside_nccl const&) = delete;
-  ~inside_nccl();
-};
-
 /// Waits until all calls have been made that were left to the gate.
 void flush() noexcept;
 

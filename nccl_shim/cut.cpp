@@ -102,6 +102,34 @@ void cut::resume() noexcept {
   try_to_grant();
 }
 
+void cut::resume_without() noexcept {
+  std::uint64_t seen = shared_.word.load(std::memory_order_relaxed);
+  cut_word made;
+  do {
+    made = cut_word::unpack(seen);
+    --made.pausing;
+    made.epoch = static_cast<std::uint16_t>(made.epoch + (made.epoch == epoch_ ? 1 : 0));
+  } while (!shared_.word.compare_exchange_weak(seen, made.pack(), std::memory_order_seq_cst));
+  epoch_ = made.epoch;
+  --number_;
+  tell();
+  try_to_grant();
+}
+
+void cut::begin_epoch() noexcept {
+  std::uint64_t seen = shared_.word.load(std::memory_order_relaxed);
+  cut_word made;
+  do {
+    made = cut_word::unpack(seen);
+    ++made.epoch;
+  } while (!shared_.word.compare_exchange_weak(seen, made.pack(), std::memory_order_seq_cst));
+  tell();
+}
+
+void cut::follow() noexcept {
+  epoch_ = cut_word::unpack(shared_.word.load(std::memory_order_seq_cst)).epoch;
+}
+
 void cut::declare_lost(unsigned rank) noexcept {
   std::uint32_t nobody = 0;
   shared_.lost.compare_exchange_strong(nobody, rank + 1, std::memory_order_seq_cst);

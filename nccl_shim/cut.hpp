@@ -16,8 +16,9 @@
 /// has been granted; the others go on until a grant is missing. If its micro-batch is to run again, the
 /// pause begins an epoch: what has not been granted is dropped on all ranks.
 ///
-/// Thread-safety: of one rank's, `arrive`, `await` and `launched` from one thread, `pause`,
-/// `await_debts` and `resume` from another; the rest from any. Nothing throws or blocks but the waits.
+/// Thread-safety: of one rank's, `arrive`, `await`, `launched`, `follow` and `resume_without` from one
+/// thread, `pause`, `await_debts` and `resume` from another; the rest from any. Nothing throws or blocks
+/// but the waits.
 #pragma once
 
 #include <array>
@@ -102,6 +103,13 @@ class cut {
   /// Waits until this rank has launched all up to there: granted, lost or late.
   [[nodiscard]] outcome await_debts(std::uint64_t up_to, std::int64_t deadline_ns) noexcept;
   void resume() noexcept;
+  /// The same for a rank that has withdrawn from what it has arrived at and will not come back to it: in a
+  /// new epoch, if this one has not ended yet.
+  void resume_without() noexcept;
+  /// What has not been granted is dropped on all ranks.
+  void begin_epoch() noexcept;
+  /// This rank has nothing of an earlier epoch that could be dropped.
+  void follow() noexcept;
 
   /// Ends everybody's waits.
   void declare_lost(unsigned rank) noexcept;

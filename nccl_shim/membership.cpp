@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <mutex>
 #include <string_view>
 #include <utility>
 
@@ -132,6 +133,10 @@ bool membership::complete(unsigned rank, unsigned ranks) {
 }
 
 void membership::look_for_deaths() noexcept {
+  std::unique_lock const looking{looking_, std::try_to_lock};
+  if (!looking.owns_lock()) {
+    return;  // another thread does
+  }
   for (unsigned place = 0; place < others_.size(); ++place) {
     auto const& member = at_->members[place];
     pid_t const pid = member.pid.load(std::memory_order_acquire);

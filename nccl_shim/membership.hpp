@@ -17,6 +17,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -63,6 +64,7 @@ class membership {
   int file_;
   meeting* at_;
   std::optional<cut> cut_;
+  std::mutex looking_;       // guards the next one once the communicator is there
   std::vector<int> others_;  // a pidfd for each member, -1 where there is none
   unsigned place_ = 0;       // among the members
   unsigned children_ = 0;

@@ -1,10 +1,13 @@
 #include "runtime/gate/agreed_calls.hpp"
 
+#include <immintrin.h>
 #include <sched.h>
 
+#include <atomic>
 #include <chrono>
 #include <ctime>
 
+#include "runtime/gate/attach.hpp"
 #include "runtime/gate/futex.hpp"
 
 namespace sluice::gate {
@@ -16,11 +19,20 @@ using namespace std::chrono_literals;
 constexpr std::chrono::nanoseconds awake_for_others = 3ms;
 /// Later it is looked so often; a pause may have to wait as long.
 constexpr std::chrono::nanoseconds nap_for_others = 50us;
+/// At first without the kernel: ranks that do the same come to it at the same time.
+constexpr std::chrono::nanoseconds spun_for_others = 5us;
+
+constinit std::atomic<sluice_agreement const*> the_agreement{nullptr};
 
 }  // namespace
 
 void wait_for_others(std::int64_t since) noexcept {
-  if (monotonic_ns() - since < awake_for_others.count()) {
+  std::int64_t const waited = monotonic_ns() - since;
+  if (waited < spun_for_others.count()) {
+    _mm_pause();
+    return;
+  }
+  if (waited < awake_for_others.count()) {
     ::sched_yield();
     return;
   }
@@ -28,28 +40,54 @@ void wait_for_others(std::int64_t since) noexcept {
   ::nanosleep(&limit, nullptr);
 }
 
-int make_agreed(sluice_agreed_call const& call) noexcept {
+sluice_agreed_result make_agreed(sluice_agreed_call const& call) noexcept {
   thread_slot& self = this_thread();
-  gate& at = the_gate();
   if (!takes_part(self)) {
     call.make(call.of);
-    return 1;
+    return SLUICE_AGREED_MADE;
   }
-  if (self.expendable) {
-    return -1;
+  if (self.expendable && call.drop == nullptr) {
+    return SLUICE_AGREED_REFUSED;
   }
-  if (at.deferring()) {
+  if (the_gate().deferring()) {
     stream_use const where{static_cast<CUstream>(call.stream), false};
     submission_queue* const queue = queue_for(where);
     if (queue != nullptr && queue->push_agreed(self, call)) {
-      return 0;
+      return SLUICE_AGREED_LEFT;
     }
-    flush_submissions(std::nullopt);
   }
+  return make_agreed_now(call);
+}
+
+sluice_agreed_result make_agreed_now(sluice_agreed_call const& call) noexcept {
+  thread_slot& self = this_thread();
+  flush_if_deferring(std::nullopt);
   planned_work const work{{static_cast<CUstream>(call.stream), false}, any_kind};
-  while (!make_if_agreed(self, work, call, [] { return false; })) {
+  for (;;) {
+    switch (make_if_agreed(
+        self, work, call, [] { return false; }, [] { return false; })) {
+      case agreed_end::made:
+        return SLUICE_AGREED_MADE;
+      case agreed_end::dropped:
+        return SLUICE_AGREED_DROPPED;
+      case agreed_end::taken_back:
+        break;
+    }
   }
-  return 1;
+}
+
+void drop_micro_batch() noexcept {
+  if (auto const* const runtime = sharing_runtime(); runtime != nullptr) {
+    runtime->micro_batch_dropped();
+  }
+}
+
+void set_agreement(sluice_agreement const* offered) noexcept {
+  the_agreement.store(offered, std::memory_order_release);
+}
+
+sluice_agreement const* agreement() noexcept {
+  return the_agreement.load(std::memory_order_acquire);
 }
 
 }  // namespace sluice::gate

@@ -8,38 +8,65 @@
 
 namespace sluice::gate {
 
-/// As `sluice_gate_api` says of it.
-[[nodiscard]] int make_agreed(sluice_agreed_call const& call) noexcept;
+/// As `sluice_gate_api` says of them.
+[[nodiscard]] sluice_agreed_result make_agreed(sluice_agreed_call const& call) noexcept;
+[[nodiscard]] sluice_agreed_result make_agreed_now(sluice_agreed_call const& call) noexcept;
+void set_agreement(sluice_agreement const* offered) noexcept;
+[[nodiscard]] sluice_agreement const* agreement() noexcept;
 /// A moment, shorter when the waiting has begun only lately.
 void wait_for_others(std::int64_t since) noexcept;
 
+/// The others have dropped the micro-batch that is running: what it goes on to launch is dropped here, too.
+void drop_micro_batch() noexcept;
+
+enum class agreed_end {
+  made,
+  dropped,    ///< it belonged to a micro-batch that was
+  taken_back  ///< the thread had to leave the gate: ask again
+};
+
 /// Asks, and makes the call when all have agreed. The thread stays inside the gate meanwhile, so that
 /// whoever closes it knows whether the call will be made yet; it goes on with `something_else`, which
-/// says whether it found anything to do. False if the thread had to leave, and the question was taken
-/// back.
-template <typename SomethingElse>
-[[nodiscard]] bool make_if_agreed(thread_slot& self, planned_work const& work,
-                                  sluice_agreed_call const& call, SomethingElse something_else) {
+/// says whether it found anything to do. `is_dropped` says whether this process has dropped the call,
+/// which what has been agreed to is not.
+template <typename IsDropped, typename SomethingElse>
+[[nodiscard]] agreed_end make_if_agreed(thread_slot& self, planned_work const& work,
+                                        sluice_agreed_call const& call, IsDropped is_dropped,
+                                        SomethingElse something_else) {
   gate& at = the_gate();
-  if (at.enter(self, work) != CUDA_SUCCESS) {
-    return false;
+  bool const refused = at.enter(self, work) != CUDA_SUCCESS;
+  if (refused || is_dropped()) {
+    if (!refused) {
+      at.leave(self);
+    }
+    call.drop(call.of);
+    return agreed_end::dropped;
   }
   call.ask(call.of);
-  for (std::int64_t const since = monotonic_ns(); call.is_agreed(call.of) == 0;) {
-    if (at.wants_out(self)) {
+  int agreed = 0;
+  for (std::int64_t const since = monotonic_ns(); (agreed = call.is_agreed(call.of)) == 0;) {
+    if (is_dropped() || at.wants_out(self)) {
       if (call.withdraw(call.of) != 0) {
         break;
       }
       at.leave(self);
-      return false;
+      return agreed_end::taken_back;  // what is dropped is found to be when it is asked again
     }
     if (!something_else()) {
       wait_for_others(since);
     }
   }
+  if (agreed == 2) {
+    at.leave(self);
+    if (!is_dropped()) {
+      drop_micro_batch();
+    }
+    call.drop(call.of);
+    return agreed_end::dropped;
+  }
   call.make(call.of);
   at.leave(self);
-  return true;
+  return agreed_end::made;
 }
 
 }  // namespace sluice::gate

@@ -42,12 +42,37 @@ struct sluice_agreed_call {
   void* of;
   /* Everything before it is with the driver: asks the others. Also after each `withdraw`. */
   void (*ask)(void* of);
-  /* 1 when they have agreed, or never will; asked again and again, it must not wait long. */
+  /* 1 when they have agreed, or never will; 2 when they have dropped the micro-batch that it belongs
+   * to; asked again and again, it must not wait long. */
   int (*is_agreed)(void* of);
   /* The gate is closing: takes the question back. 1 if they have agreed in between. */
   int (*withdraw)(void* of);
   /* Makes it. What it calls of the driver belongs to it and passes. The last call of all. */
   void (*make)(void* of);
+  /* Instead of `make`: it belonged to a micro-batch that has been dropped. NULL: such a thread's call is
+   * refused. */
+  void (*drop)(void* of);
+};
+
+/* What becomes of a call that needs agreement. */
+enum sluice_agreed_result {
+  SLUICE_AGREED_REFUSED = -1,
+  SLUICE_AGREED_LEFT = 0, /* to the gate's thread */
+  SLUICE_AGREED_MADE = 1,
+  SLUICE_AGREED_DROPPED = 2
+};
+
+/* Offered by whoever asks the other processes of a job, for micro-batches in which they work together:
+ * all of them keep such a one, or all run it again. Other functions of it may be called from any thread. */
+struct sluice_agreement {
+  size_t size;
+  /* Expendable threads may call what needs agreement (1), or not (0). */
+  void (*allow_inside)(int allow);
+  /* Asks the others to keep the calling thread's micro-batch. When they have agreed it calls `keep`, from
+   * inside the gate. 1 if it has; 0 if the micro-batch has been dropped. */
+  int (*keep)(void (*keep)(void* of), void* of);
+  /* This process runs its micro-batch again, so that the others must, too. */
+  void (*run_again)(void);
 };
 
 /* What the gate offers to the runtime. */
@@ -129,10 +154,18 @@ struct sluice_gate_api {
    * (CLOCK_MONOTONIC) passes first. */
   int (*commit_made)(int64_t deadline_ns);
   /* Makes a call that needs agreement, in its turn: it is left to the gate's thread (0), or has been
-   * made (1). Until it has been made its stream waits, and what depends on that. A thread that is
-   * exempt, or inside of another call, makes it without asking. -1: an expendable thread's is not made, since others
-   * would wait for what a discard drops. */
+   * made (1) or dropped (2). Until it has been made its stream waits, and what depends on that. A thread
+   * that is exempt, or inside of another call, makes it without asking. -1: an expendable thread's is not
+   * made, since others would wait for what a discard drops, unless it can be dropped as well. */
   int (*make_agreed)(struct sluice_agreed_call const* call);
+  /* The same after all that was left to the gate's thread: the calling thread waits for it. */
+  int (*make_agreed_now)(struct sluice_agreed_call const* call);
+  /* Counts the calling thread's micro-batches: tries of them, each from expendable_thread(1) on; 0 outside
+   * of one. */
+  uint64_t (*micro_batch)(void);
+  /* Who asks the others; NULL: nobody does. To be set before the first launch. */
+  void (*set_agreement)(struct sluice_agreement const* offered);
+  struct sluice_agreement const* (*agreement)(void);
 };
 
 enum sluice_alloc_status {
@@ -156,6 +189,8 @@ struct sluice_runtime_api {
   int (*address_range)(uint64_t address, uint64_t* base, size_t* bytes);
   /* 1 if the address lies in memory of the pool, persistent or not. */
   int (*holds)(uint64_t address);
+  /* Other processes have dropped the micro-batch that is running here. */
+  void (*micro_batch_dropped)(void);
 };
 
 /* Exported by the runtime library. Returns its table, or NULL if this process does not share (the

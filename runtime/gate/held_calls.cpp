@@ -14,7 +14,7 @@ void submission_queue::hold_behind(thread_slot& self, std::uint64_t number) {
     if (deferred_call& call = call_of(first); !call.agreed) {
       held_.pop_front();
       end_with(first, make(self, call));
-    } else if (come_to_terms(self)) {
+    } else if (come_to_terms(self) != agreed_end::taken_back) {
       held_.pop_front();
       end_with(first, CUDA_SUCCESS);
     }
@@ -32,13 +32,15 @@ void submission_queue::hold(std::uint64_t number) {
   }
 }
 
-/// Makes the first of the held calls, when all have agreed to it. False if it had to leave the gate.
-bool submission_queue::come_to_terms(thread_slot& self) {
+/// Makes the first of the held calls, when all have agreed to it, or drops it.
+agreed_end submission_queue::come_to_terms(thread_slot& self) {
   deferred_call const& call = call_of(held_.front());
   sluice_agreed_call agreed{};
   std::memcpy(&agreed, call.parameters.get(), sizeof(agreed));
   take_exemptions(self, call);
-  return make_if_agreed(self, call.work, agreed, [&] { return take_one_beside(self); });
+  return make_if_agreed(
+      self, call.work, agreed, [&] { return is_dropped(call); },
+      [&] { return take_one_beside(self); });
 }
 
 /// Takes the next call out of the queue, and makes or holds it. False if it has to wait.

@@ -57,6 +57,8 @@ using kind_of_call = work_key;
 /// Of a call that is accepted in any form.
 inline constexpr kind_of_call any_kind = 0;
 
+enum class agreed_end;  // agreed_calls.hpp
+
 /// A stream by one name: the legacy stream has two.
 [[nodiscard]] inline void* name_of(stream_use where) noexcept {
   return where.handle == nullptr ? CU_STREAM_LEGACY : where.handle;
@@ -252,7 +254,7 @@ class submission_queue {
 
   // held_calls.cpp
   void hold_behind(thread_slot& self, std::uint64_t number);
-  [[nodiscard]] bool come_to_terms(thread_slot& self);
+  [[nodiscard]] agreed_end come_to_terms(thread_slot& self);
   [[nodiscard]] bool take_one_beside(thread_slot& self);
   [[nodiscard]] bool make_beside(thread_slot& self, std::uint64_t number);
   void hold(std::uint64_t number);

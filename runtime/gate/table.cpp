@@ -48,7 +48,12 @@ constexpr sluice_gate_api table = {
           the_gate().set_run_ahead(std::chrono::nanoseconds{nanoseconds});
         },
     .launches = all_launches,
-    .expendable_thread = [](int expendable) { this_thread().expendable = expendable != 0; },
+    .expendable_thread =
+        [](int expendable) {
+          thread_slot& self = this_thread();
+          self.expendable = expendable != 0;
+          self.micro_batch += self.expendable ? 1 : 0;
+        },
     .unit_ended = []() -> int64_t { return streams().unit_ended_ns(); },
     .set_demand_word = [](uint64_t const volatile* word) { the_gate().set_demand_word(word); },
     .demand_answered = [](uint64_t demand) { the_gate().demand_answered(demand); },
@@ -88,7 +93,14 @@ constexpr sluice_gate_api table = {
       return 1;
     },
     .commit_made = [](int64_t deadline_ns) { return the_commit().await_end(deadline_ns) ? 1 : 0; },
-    .make_agreed = [](sluice_agreed_call const* call) { return make_agreed(*call); },
+    .make_agreed = [](sluice_agreed_call const* call) -> int { return make_agreed(*call); },
+    .make_agreed_now = [](sluice_agreed_call const* call) -> int { return make_agreed_now(*call); },
+    .micro_batch = []() -> uint64_t {
+      thread_slot const& self = this_thread();
+      return self.expendable ? self.micro_batch : 0;
+    },
+    .set_agreement = set_agreement,
+    .agreement = agreement,
 };
 
 }  // namespace

@@ -37,8 +37,9 @@ struct alignas(64) thread_slot {
   // The rest is the owner's alone.
   bool exempt = false;
   bool protect = false;
-  bool expendable = false;   ///< what it launches belongs to the micro-batch
-  std::uint32_t commit = 0;  ///< what it launches belongs to that queued commit; 0: to none
+  bool expendable = false;        ///< what it launches belongs to the micro-batch …
+  std::uint64_t micro_batch = 0;  ///< … of that number
+  std::uint32_t commit = 0;       ///< what it launches belongs to that queued commit; 0: to none
   std::uint32_t next_remembered = 0;
   std::array<remembered_stream, 4> remembered{};
 

@@ -141,9 +141,10 @@ run_options complete(run_options options, environment const& inherited) {
   }
   if (auto const how = inherited.get("SLUICE_COLLECTIVES").value_or(""); !how.empty()) {
     if (how != "agree" && how != "plain") {
-      throw error{error_kind::invalid_argument,
-                  fmt::format("SLUICE_COLLECTIVES is {}, must be agree or plain; correct or unset it",
-                              telemetry::quoted(how))};
+      throw error{
+          error_kind::invalid_argument,
+          fmt::format("SLUICE_COLLECTIVES is {}, must be agree or plain; correct or unset it",
+                      telemetry::quoted(how))};
     }
     options.agree = how == "agree";
   }

@@ -70,6 +70,9 @@ SLUICE_EXPORT int sluice_commit_settle(uint32_t timeout_ms);
 /* 1: what the last commit that counts has launched is with the device, so that sluice_begin need not
  * wait for that. 0: not after `timeout_ms`; ask again. */
 SLUICE_EXPORT int sluice_commit_made(uint32_t timeout_ms);
+/* 1: micro-batches work together with those of other processes on GPUs, through collectives in forward or
+ * backward: all keep one, or all run it again. */
+SLUICE_EXPORT void sluice_work_together(int together);
 /* Ends the micro-batch without counting it; the gate lets launches through again. */
 SLUICE_EXPORT void sluice_discard(void);
 /* Nanoseconds that micro-batches have run for in vain: from their beginning until their memory went. */

@@ -88,9 +88,15 @@ int driver_holds(std::uint64_t address) {
   return state != nullptr && state->memory->owns(reinterpret_cast<void const*>(address)) ? 1 : 0;
 }
 
+void driver_micro_batch_dropped() {
+  if (auto* const state = sharing(); state != nullptr) {
+    state->memory->drop_micro_batch();
+  }
+}
+
 constexpr sluice_runtime_api driver_table{
-    sizeof(sluice_runtime_api), driver_mem_alloc, driver_mem_free, driver_mem_info,
-    driver_address_range,       driver_holds};
+    sizeof(sluice_runtime_api), driver_mem_alloc, driver_mem_free,           driver_mem_info,
+    driver_address_range,       driver_holds,     driver_micro_batch_dropped};
 
 }  // namespace
 }  // namespace sluice::step

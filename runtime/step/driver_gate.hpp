@@ -31,6 +31,20 @@ class driver_gate final : public launch_gate {
   bool await_commit(std::int64_t deadline_ns) override {
     return table_.commit_made(deadline_ns) != 0;
   }
+  void allow_inside(bool allow) override {
+    if (auto const* const others = table_.agreement(); others != nullptr) {
+      others->allow_inside(allow ? 1 : 0);
+    }
+  }
+  bool keep(void (*agreed)(void* of), void* of) override {
+    auto const* const others = table_.agreement();
+    return others != nullptr ? others->keep(agreed, of) != 0 : launch_gate::keep(agreed, of);
+  }
+  void run_again() override {
+    if (auto const* const others = table_.agreement(); others != nullptr) {
+      others->run_again();
+    }
+  }
   [[nodiscard]] std::int64_t unit_ended_ns() const override { return table_.unit_ended(); }
   [[nodiscard]] std::int64_t demand_seen_ns() const override { return table_.demand_seen(); }
   void demand_answered(memhandover::demand const& which) override {

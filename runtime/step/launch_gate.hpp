@@ -31,6 +31,13 @@ class launch_gate {
     return true;
   }
   [[nodiscard]] virtual bool await_commit(std::int64_t /*deadline_ns*/) { return true; }
+  /// As in sluice_agreement; without one there are no others.
+  virtual void allow_inside(bool /*allow*/) {}
+  [[nodiscard]] virtual bool keep(void (*agreed)(void* of), void* of) {
+    agreed(of);
+    return true;
+  }
+  virtual void run_again() {}
   /// When the unit that was executing as the gate was closed had ended; 0 if that is not known.
   [[nodiscard]] virtual std::int64_t unit_ended_ns() const { return 0; }
   /// When a launching thread first saw the demand that is being answered; 0 if none did.

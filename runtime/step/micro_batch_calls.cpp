@@ -109,6 +109,12 @@ int sluice_commit_made(uint32_t timeout_ms) {
   return state == nullptr || state->memory->await_commit(deadline_in(timeout_ms)) ? 1 : 0;
 }
 
+void sluice_work_together(int together) {
+  if (auto* const state = sharing(); state != nullptr) {
+    state->memory->work_together(together != 0);
+  }
+}
+
 void sluice_discard(void) {
   auto* const state = sharing();
   if (state == nullptr) {

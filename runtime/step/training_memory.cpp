@@ -100,6 +100,7 @@ void training_memory::begin() {
   exchange_idle();
   state_.store(arena_state::sound, std::memory_order_release);
   phase_ = phase::running;
+  others_know_ = false;
   begun_ns_ = memhandover::monotonic_ns();
   lost_ns_.reset();
   peak_ = arena_->ranges().used();
@@ -135,17 +136,56 @@ void training_memory::exchange_idle() {
   }
 }
 
+void training_memory::work_together(bool together) {
+  together_.store(together);
+  if (options_.gate != nullptr) {
+    options_.gate->allow_inside(together);
+  }
+}
+
+void training_memory::drop_micro_batch() {
+  std::lock_guard const lock{mutex_};
+  if (phase_ != phase::running || state() != arena_state::sound) {
+    return;
+  }
+  others_know_ = true;
+  state_.store(arena_state::revoked, std::memory_order_release);
+  lost_ns_ = lost_ns_.value_or(memhandover::monotonic_ns());
+  options_.gate->abort_begin();
+}
+
+/// The micro-batch that is running will run again; mutex_ is held.
+void training_memory::tell_others() {
+  if (together_.load() && !std::exchange(others_know_, true)) {
+    options_.gate->run_again();
+  }
+}
+
+/// Reaches the commit when all processes agree to it.
+bool training_memory::keep_together() {
+  struct question {
+    training_memory& memory;
+    bool kept = false;
+  } asked{*this};
+  auto const keep = [](void* of) {
+    auto& self = *static_cast<question*>(of);
+    self.kept = self.memory.reach_commit();
+  };
+  return state() == arena_state::sound && options_.gate->keep(keep, &asked) && asked.kept;
+}
+
 commit_start training_memory::commit_begin(bool may_defer) {
   auto* const gate = options_.gate;
+  bool const together = gate != nullptr && together_.load();
   deferred_ =
-      may_defer && gate != nullptr && state() == arena_state::sound &&
+      may_defer && !together && gate != nullptr && state() == arena_state::sound &&
       gate->defer_commit(
           [](void* of) { return static_cast<training_memory*>(of)->reach_commit() ? 1 : 0; }, this);
   if (!deferred_) {
     if (gate != nullptr) {
       gate->flush();  // while the micro-batch can still be taken away
     }
-    if (!reach_commit()) {
+    if (!(together ? keep_together() : reach_commit())) {
       return commit_start::taken_away;
     }
   }
@@ -221,6 +261,7 @@ void training_memory::discard() {
     std::lock_guard const lock{mutex_};
     phase_ = phase::idle;
     commits_here = false;
+    tell_others();
     if (arena_->is_lost()) {
       replace_arena(retired_);
     } else if (options_.gate == nullptr && arena_->ranges().live() > 0) {

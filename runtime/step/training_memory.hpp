@@ -87,6 +87,11 @@ class training_memory {
   /// Waits until the launches of the last that counts have been made; false if the deadline passes.
   [[nodiscard]] bool await_commit(std::int64_t deadline_ns);
   void discard();
+  /// From now on micro-batches work together with those of other processes (collectives in forward or
+  /// backward): all of them keep one, or all run it again. Their commits are not deferred.
+  void work_together(bool together);
+  /// Others have dropped the micro-batch that is running: it has to be discarded, its memory stays.
+  void drop_micro_batch();
   /// When launches were let through again after memory of a micro-batch had gone last; 0: never.
   [[nodiscard]] std::int64_t reopened_ns() const noexcept { return reopened_ns_.load(); }
   [[nodiscard]] arena_state state() const noexcept {
@@ -173,6 +178,8 @@ class training_memory {
   void let_demands_pass(std::unique_lock<std::mutex>& lock);
   [[nodiscard]] bool fill(space& where, std::size_t bytes, std::unique_lock<std::mutex>& lock);
   [[nodiscard]] bool reach_commit() noexcept;
+  [[nodiscard]] bool keep_together();
+  void tell_others();
   void finish_commit(bool outlived) noexcept;
   void await_commit_end(std::unique_lock<std::mutex>& lock);
   void let_idle_go();
@@ -198,6 +205,8 @@ class training_memory {
   std::condition_variable demand_answered_;
   enum class phase { idle, running, committing } phase_ = phase::idle;
   bool deferred_ = false;              ///< the commit; of the thread that commits alone
+  std::atomic<bool> together_{false};  ///< see `work_together`
+  bool others_know_ = true;            ///< that the micro-batch runs again; guarded by mutex_
   std::atomic<bool> outlives_{false};  ///< what was made in the deferred commit's micro-batch
   std::optional<memhandover::chunk_history> history_;  ///< spaces tell it what becomes of them
   std::unique_ptr<space> arena_;

@@ -23,6 +23,7 @@
 
 #include "runtime/gate/gate_api.h"
 #include "tests/nccl_shim/fake_nccl.hpp"
+#include "tests/nccl_shim/micro_batches.hpp"
 
 using namespace std::chrono_literals;
 
@@ -179,9 +180,9 @@ struct rank_of_job {
     }
   }
 
-  /// Works and pauses until another rank has died, which one of them does after a while. As PyTorch's
-  /// watchdog does, a thread asks for errors and aborts.
-  void deaths() const {
+  /// One of the ranks dies after a while, if that is asked for. As PyTorch's watchdog does, a thread asks
+  /// for errors and aborts.
+  void die_some_time() const {
     int const after_us = number_in("DIES_AFTER_US", 0);
     if (number_in("DIES", -1) == rank) {
       std::thread{[after_us] {
@@ -197,6 +198,11 @@ struct rank_of_job {
       }
       report("abort", ncclCommAbort(all));
     }}.detach();
+  }
+
+  /// Works and pauses until another rank has died.
+  void deaths() const {
+    die_some_time();
     std::thread{[this] {
       for (std::minstd_rand random{static_cast<unsigned>(rank + 1)};;) {
         std::this_thread::sleep_for(std::chrono::microseconds{random() % 1000});
@@ -291,6 +297,12 @@ struct rank_of_job {
         ::_exit(0);
       }
       call_that_fails(1);
+    } else if (scenario == "together") {
+      die_some_time();
+      sluice::nccl_shim::testing::train_together(
+          {gate, rank, ranks, patience(), [this](int& from, int& to) { return reduce(from, to); },
+           [this] { synchronise(); }},
+          number_in("MICRO_BATCHES", 60), number_in("SECRETLY", 0) != 0);
     } else if (scenario == "expendable") {
       gate->expendable_thread(1);
       call_that_fails(1);

@@ -201,6 +201,42 @@ TEST_P(job, a_call_inside_of_a_micro_batch_is_refused) {
                                                              HasSubstr("failed with 5\n")))));
 }
 
+TEST_P(job, micro_batches_with_collectives_inside_are_kept_by_all_or_run_again) {
+  for (int const ranks : {2, 3}) {
+    std::filesystem::remove(folder() / "job");
+    auto const all = run("together", {}, ranks);
+    EXPECT_THAT(all, Each(ended_well));
+    EXPECT_THAT(all, Each(::testing::Field(&ended::output, "kept 60, some again\n")));
+  }
+  EXPECT_THAT(left(), IsEmpty());
+}
+
+TEST_P(job, where_others_are_not_told_of_what_runs_again_ranks_part) {
+  EXPECT_THAT(run("together", {{"SECRETLY", "1"}}),
+              ::testing::Contains(::testing::Field(
+                  &ended::output,
+                  ::testing::AnyOf(HasSubstr("sum "), HasSubstr("ranks differ in collective")))));
+}
+
+TEST_P(job, a_rank_that_dies_in_a_micro_batch_ends_the_others_waits) {
+  std::minstd_rand random{std::random_device{}()};
+  for (int i = 0; i < 6; ++i) {
+    std::filesystem::remove(folder() / "job");
+    auto const after_us = std::to_string(random() % 20'000);
+    SCOPED_TRACE("after " + after_us + " us");
+    auto const all = run("together",
+                         {{"DIES", "1"},
+                          {"DIES_AFTER_US", after_us},
+                          {"MICRO_BATCHES", "800"},
+                          {"PATIENCE_MS", "100"}},
+                         3);
+    for (std::size_t const rank : {0, 2}) {
+      EXPECT_EQ(all[rank].status, 0);
+      EXPECT_THAT(all[rank].output, HasSubstr("ended with 6\n"));
+    }
+  }
+}
+
 TEST_P(job, where_a_rank_does_not_take_part_nobody_is_asked) {
   auto const all = run("group", {{"RANK_WITHOUT", "1"}});
   EXPECT_THAT(all, Each(ended_well));

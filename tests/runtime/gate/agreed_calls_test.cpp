@@ -17,6 +17,7 @@ struct question {
   std::atomic<int> asked{0};
   std::atomic<int> withdrawn{0};
   std::atomic<int> made{0};
+  std::atomic<int> dropped{0};
   std::function<void()> launch;
 
   [[nodiscard]] sluice_agreed_call call(CUstream stream) {
@@ -33,7 +34,8 @@ struct question {
                 [](void* of) {
                   self(of).launch();
                   ++self(of).made;
-                }};
+                },
+            .drop = nullptr};
   }
   static question& self(void* of) { return *static_cast<question*>(of); }
 };
@@ -296,9 +298,45 @@ TEST_F(agreed_call, without_a_bound_the_calling_thread_asks) {
 TEST_F(agreed_call, in_a_micro_batch_it_is_refused) {
   gate.expendable_thread(1);
   sluice_agreed_call const call = asked.call(comm);
-  EXPECT_EQ(gate.make_agreed(&call), -1);
+  EXPECT_EQ(gate.make_agreed(&call), SLUICE_AGREED_REFUSED);
   gate.expendable_thread(0);
   EXPECT_EQ(asked.asked, 0);
+}
+
+TEST_F(agreed_call, of_a_micro_batch_that_is_discarded_it_is_dropped_and_what_comes_after_is_made) {
+  gate.expendable_thread(1);
+  sluice_agreed_call call = asked.call(comm);
+  call.drop = [](void* of) { ++question::self(of).dropped; };
+  EXPECT_EQ(gate.make_agreed(&call), SLUICE_AGREED_LEFT);
+  gate.abort_begin();
+  gate.expendable_thread(0);
+  gate.abort_end();
+  note(1, comm);
+  EXPECT_EQ(all_entries(), numbers(1, 2));
+  EXPECT_EQ(asked.dropped, 1);
+  EXPECT_EQ(asked.made, 0);
+  EXPECT_EQ(asked.withdrawn, asked.asked > 0 ? 1 : 0);
+}
+
+TEST_F(agreed_call, that_others_have_dropped_is_not_made) {
+  sluice_agreed_call call = asked.call(comm);
+  call.is_agreed = [](void*) { return 2; };
+  call.drop = [](void* of) { ++question::self(of).dropped; };
+  EXPECT_EQ(gate.make_agreed_now(&call), SLUICE_AGREED_DROPPED);
+  EXPECT_EQ(asked.dropped, 1);
+  EXPECT_EQ(asked.made, 0);
+}
+
+TEST_F(agreed_call, micro_batches_are_counted_and_outside_there_is_none) {
+  EXPECT_EQ(gate.micro_batch(), 0);
+  gate.expendable_thread(1);
+  auto const first = gate.micro_batch();
+  EXPECT_GT(first, 0);
+  gate.expendable_thread(0);
+  EXPECT_EQ(gate.micro_batch(), 0);
+  gate.expendable_thread(1);
+  EXPECT_EQ(gate.micro_batch(), first + 1);
+  gate.expendable_thread(0);
 }
 
 }  // namespace

@@ -125,7 +125,8 @@ struct agreed_launch {
             [](void* of) {
               std::unique_ptr<agreed_launch> const made{self(of)};
               *made->failures += made->make() != CUDA_SUCCESS ? 1 : 0;
-            }};
+            },
+        .drop = nullptr};
     return gate.make_agreed(&call) >= 0 ? CUDA_SUCCESS : CUDA_ERROR_NOT_PERMITTED;
   }
 };

@@ -18,6 +18,8 @@ std::atomic<int> attached{0};
 std::atomic<int> attached_device{-1};
 std::atomic<sluice_gate_api const*> gate{nullptr};
 std::atomic<std::size_t> largest_served{0};
+std::atomic<void*> dropped_of{nullptr};
+std::atomic<void (*)(void* of)> dropped{nullptr};
 
 std::mutex lock;  // guards the rest
 std::size_t room_left = 0;
@@ -74,8 +76,14 @@ int holds(std::uint64_t address) {
   return range(address, &base, &bytes) == SLUICE_ALLOC_OK ? 1 : 0;
 }
 
+void drop_micro_batch() {
+  if (auto* const called = dropped.load(); called != nullptr) {
+    called(dropped_of);
+  }
+}
+
 constexpr sluice_runtime_api table{
-    sizeof(sluice_runtime_api), allocate, release, info, range, holds};
+    sizeof(sluice_runtime_api), allocate, release, info, range, holds, drop_micro_batch};
 
 }  // namespace
 
@@ -109,6 +117,10 @@ EXPORTED void test_runtime_serve(std::size_t largest, std::size_t room) {
   std::lock_guard const guard{lock};
   largest_served = largest;
   room_left = room;
+}
+EXPORTED void test_runtime_on_drop(void (*called)(void* of), void* of) {
+  dropped_of = of;
+  dropped = called;
 }
 EXPORTED int test_runtime_live() {
   std::lock_guard const guard{lock};

@@ -97,9 +97,9 @@ TEST(complete, what_is_asked_for_comes_before_what_the_environment_says) {
 }
 
 TEST(complete, a_variable_with_an_impossible_value_is_named) {
-  for (auto const* entry : {"SLUICE_BACKEND=gpu", "SLUICE_DEVICE=-1", "SLUICE_DEVICE=one",
-                            "SLUICE_POOL_BYTES=4GiB", "SLUICE_POOL_BYTES=-5",
-                            "SLUICE_COLLECTIVES=nccl"}) {
+  for (auto const* entry :
+       {"SLUICE_BACKEND=gpu", "SLUICE_DEVICE=-1", "SLUICE_DEVICE=one", "SLUICE_POOL_BYTES=4GiB",
+        "SLUICE_POOL_BYTES=-5", "SLUICE_COLLECTIVES=nccl"}) {
     std::string const text{entry};
     try {
       (void)complete({}, environment{{text}});

@@ -58,6 +58,10 @@ constexpr sluice_gate_api open_gate{
     },
     .commit_made = [](std::int64_t) { return 1; },
     .make_agreed = [](sluice_agreed_call const*) { return 1; },
+    .make_agreed_now = [](sluice_agreed_call const*) { return 1; },
+    .micro_batch = []() -> std::uint64_t { return 0; },
+    .set_agreement = [](sluice_agreement const*) {},
+    .agreement = []() -> sluice_agreement const* { return nullptr; },
 };
 
 template <typename Function>

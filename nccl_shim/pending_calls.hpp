@@ -1,0 +1,66 @@
+/// What waits in the gate's queue until the ranks of a communicator have agreed to it.
+///
+///   handed over ──ask──► asked ──granted──► made
+///                  ▲       │  └──dropped──► its micro-batch runs again
+///                  └───────┘ the gate closes: withdrawn
+///
+/// Thread-safety: a question is one thread's at a time, the gate sees to that.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "nccl_shim/collective.hpp"
+#include "nccl_shim/membership.hpp"
+#include "nccl_shim/nccl_abi.hpp"
+#include "runtime/gate/gate_api.h"
+
+namespace sluice::nccl_shim {
+
+/// What is known of a communicator.
+struct known_communicator {
+  std::unique_ptr<membership> ranks;  ///< nullptr: they do not agree
+  std::atomic<int> error{success};
+  std::atomic<bool> given_up{false};
+  std::atomic<std::int64_t> death_seen_ns{0};  ///< when somebody who asked for errors first saw one
+  // Of whoever asks: micro-batches of this process, 0 for none.
+  std::uint64_t asked_in = 0;  ///< the last that something was asked in …
+  std::uint64_t made_in = 0;   ///< … and that something was made in
+
+  /// Why calls are not made.
+  [[nodiscard]] int trouble() const noexcept {
+    return given_up.load(std::memory_order_acquire) ? int{remote_error}
+                                                    : error.load(std::memory_order_acquire);
+  }
+  void fail(int why) noexcept {
+    int none = success;
+    error.compare_exchange_strong(none, why, std::memory_order_acq_rel);
+  }
+};
+
+/// The gate's table; nullptr if there is no gate, or this process is not to share.
+[[nodiscard]] sluice_gate_api const* gate() noexcept;
+
+/// While it lives, what the calling thread calls is NCCL's own.
+class inside_nccl {
+ public:
+  inside_nccl() noexcept;
+  inside_nccl(inside_nccl const&) = delete;
+  inside_nccl& operator=(inside_nccl const&) = delete;
+  ~inside_nccl();
+  [[nodiscard]] static bool here() noexcept;
+};
+
+/// Hands a call, or a group of some, over to the gate. `micro_batch` of this process, 0: of none.
+[[nodiscard]] int hand_over(std::span<collective const> calls,
+                            std::shared_ptr<known_communicator> of, std::uint64_t micro_batch);
+
+/// Asks the other ranks to keep that micro-batch; calls `keep` when they have agreed. False if they have
+/// dropped it.
+[[nodiscard]] bool hand_over_end(std::shared_ptr<known_communicator> of, std::uint64_t micro_batch,
+                                 void (*keep)(void* of), void* keep_of);
+
+}  // namespace sluice::nccl_shim

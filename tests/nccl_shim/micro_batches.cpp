@@ -1,0 +1,183 @@
+#include "tests/nccl_shim/micro_batches.hpp"
+
+#include <dlfcn.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <mutex>
+#include <random>
+#include <thread>
+
+#include "tests/runtime/gate/test_runtime.h"
+
+namespace sluice::nccl_shim::testing {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr int calls_inside = 5;
+
+std::int64_t in(std::chrono::nanoseconds span) {
+  return (std::chrono::steady_clock::now().time_since_epoch() + span).count();
+}
+
+/// As training_memory: who discards, who takes memory, and who hears of others' discards.
+class micro_batch {
+ public:
+  micro_batch(sluice_gate_api const& gate, bool secretly)
+      : gate_{gate}, others_{*gate.agreement()}, secretly_{secretly} {
+    others_.allow_inside(1);
+  }
+
+  void begin() {
+    std::lock_guard const guard{lock_};
+    running_ = true;
+    others_know_ = false;
+    gate_.expendable_thread(1);
+  }
+
+  /// Whether it counts; if not, it has been discarded.
+  [[nodiscard]] bool end() {
+    gate_.flush();
+    bool const kept =
+        is_sound() &&
+        others_.keep([](void* of) { static_cast<micro_batch*>(of)->keep(); }, this) != 0;
+    gate_.expendable_thread(0);
+    std::lock_guard const guard{lock_};
+    if (!kept) {
+      running_ = false;
+      tell_others();
+      sound_ = true;
+      gate_.abort_end();
+    }
+    return kept;
+  }
+
+  /// Takes its memory, if it is running.
+  void take(std::chrono::nanoseconds patience) {
+    if (gate_.close(in(patience)) != 0) {
+      std::printf("a thread stays inside of the gate\n");
+      return;
+    }
+    bool const rests = gate_.wait_idle(in(patience)) == 0;
+    if (!rests) {
+      std::printf("the device does not come to rest\n");
+    }
+    {
+      std::lock_guard const guard{lock_};
+      if (rests && running_ && sound_) {
+        sound_ = false;
+        tell_others();
+        gate_.abort_begin();
+      }
+    }
+    gate_.open();
+  }
+
+  /// Others have dropped it.
+  void drop() {
+    std::lock_guard const guard{lock_};
+    if (running_ && sound_) {
+      others_know_ = true;
+      sound_ = false;
+      gate_.abort_begin();
+    }
+  }
+
+ private:
+  [[nodiscard]] bool is_sound() {
+    std::lock_guard const guard{lock_};
+    return sound_;
+  }
+  void keep() {
+    std::lock_guard const guard{lock_};
+    if (!sound_) {
+      std::printf("kept what had been taken\n");
+    }
+    running_ = false;
+  }
+  void tell_others() {
+    if (!others_know_ && !secretly_) {
+      others_know_ = true;
+      others_.run_again();
+    }
+  }
+
+  sluice_gate_api const& gate_;
+  sluice_agreement const& others_;
+  bool secretly_;
+  std::mutex lock_;  // guards the rest
+  bool running_ = false;
+  bool sound_ = true;
+  bool others_know_ = true;
+};
+
+}  // namespace
+
+void train_together(training const& job, int micro_batches, bool secretly) {
+  static micro_batch current{*job.gate, secretly};
+  void* const runtime = ::dlopen(std::getenv("SLUICE_RUNTIME_LIBRARY"), RTLD_NOW | RTLD_NOLOAD);
+  reinterpret_cast<decltype(&test_runtime_on_drop)>(::dlsym(runtime, "test_runtime_on_drop"))(
+      [](void* of) { static_cast<micro_batch*>(of)->drop(); }, &current);
+  static std::atomic<bool> over{false};
+  std::thread taker{[&job] {
+    std::minstd_rand random{static_cast<unsigned>(job.rank + 1)};
+    while (!over.load()) {
+      std::this_thread::sleep_for(std::chrono::microseconds{random() % 4000});
+      current.take(job.patience);
+    }
+  }};
+  std::minstd_rand random{static_cast<unsigned>(job.rank + 100)};
+  struct numbers {
+    std::array<int, calls_inside + 1> from;
+    std::array<int, calls_inside + 1> to;
+  };
+  static std::deque<numbers> all;  // of every try: what was launched may be under way until the end
+  int error = 0;
+  int again = 0;
+  int kept = 0;
+  auto const call = [&](numbers& of, int which) {
+    auto const at = static_cast<std::size_t>(which);
+    of.from.at(at) = (kept * 10 + which) * (job.rank + 1);
+    error = error != 0 ? error : job.reduce(of.from.at(at), of.to.at(at));
+    if (random() % 4 == 0) {
+      std::this_thread::sleep_for(std::chrono::microseconds{random() % 400});
+    }
+  };
+  while (kept < micro_batches && error == 0) {
+    numbers& own = all.emplace_back();
+    current.begin();
+    for (int i = 0; i < calls_inside; ++i) {
+      call(own, i);
+    }
+    if (!current.end()) {
+      ++again;
+      continue;
+    }
+    call(own, calls_inside);  // between micro-batches
+    if (error != 0) {
+      break;
+    }
+    job.synchronise();
+    for (int i = 0; i <= calls_inside; ++i) {
+      int const expected = (kept * 10 + i) * job.ranks * (job.ranks + 1) / 2;
+      if (own.to.at(static_cast<std::size_t>(i)) != expected) {
+        std::printf("sum %d of %d is %d\n", i, kept, own.to.at(static_cast<std::size_t>(i)));
+      }
+    }
+    ++kept;
+  }
+  over = true;
+  taker.join();
+  if (error != 0) {
+    std::printf("ended with %d\n", error);
+  } else {
+    std::printf("kept %d, %s again\n", kept, again > 0 ? "some" : "none");
+  }
+}
+
+}  // namespace sluice::nccl_shim::testing

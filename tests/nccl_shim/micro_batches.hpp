@@ -1,0 +1,27 @@
+/// Training whose micro-batches have collectives inside, and lose their memory at random instants: what
+/// the runtime library does of it, without memory.
+#pragma once
+
+#include <chrono>
+#include <functional>
+
+#include "runtime/gate/gate_api.h"
+
+namespace sluice::nccl_shim::testing {
+
+struct training {
+  sluice_gate_api const* gate;
+  int rank;
+  int ranks;
+  std::chrono::nanoseconds patience;  ///< for a device to come to rest
+  /// An all-reduce of one number; returns NCCL's result.
+  std::function<int(int& from, int& to)> reduce;
+  std::function<void()> synchronise;
+};
+
+/// Trains so many micro-batches of some all-reduces each, with one between them. Prints sums that are
+/// wrong, then how many of them were kept, or the error that it ended with. If `secretly`, others are
+/// not told of what runs again.
+void train_together(training const& job, int micro_batches, bool secretly);
+
+}  // namespace sluice::nccl_shim::testing
