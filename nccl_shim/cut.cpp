@@ -126,10 +126,6 @@ void cut::begin_epoch() noexcept {
   tell();
 }
 
-void cut::follow() noexcept {
-  epoch_ = cut_word::unpack(shared_.word.load(std::memory_order_seq_cst)).epoch;
-}
-
 void cut::declare_lost(unsigned rank) noexcept {
   std::uint32_t nobody = 0;
   shared_.lost.compare_exchange_strong(nobody, rank + 1, std::memory_order_seq_cst);

@@ -108,8 +108,11 @@ class cut {
   void resume_without() noexcept;
   /// What has not been granted is dropped on all ranks.
   void begin_epoch() noexcept;
-  /// This rank has nothing of an earlier epoch that could be dropped.
-  void follow() noexcept;
+  [[nodiscard]] std::uint16_t epoch() const noexcept {
+    return cut_word::unpack(shared_.word.load(std::memory_order_seq_cst)).epoch;
+  }
+  /// What this rank arrives at next belongs to that epoch.
+  void follow(std::uint16_t epoch) noexcept { epoch_ = epoch; }
 
   /// Ends everybody's waits.
   void declare_lost(unsigned rank) noexcept;

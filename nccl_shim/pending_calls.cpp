@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -40,8 +41,14 @@ class question {
            std::uint64_t micro_batch, bool is_of_all_ranks)
       : of_{std::move(of)},
         what_{what},
-        micro_batch_{micro_batch},
-        is_of_all_ranks_{is_of_all_ranks} {}
+        is_of_micro_batch_{micro_batch != 0},
+        is_of_all_ranks_{is_of_all_ranks} {
+    // A micro-batch belongs to the epoch that it began in: what this process runs again has had another
+    // one begin before, so that nothing of the try before can be granted any more.
+    if (is_of_micro_batch_ && std::exchange(of_->last_micro_batch, micro_batch) != micro_batch) {
+      begins_in_ = agreement().epoch();
+    }
+  }
   question(question const&) = delete;
   question& operator=(question const&) = delete;
   virtual ~question() = default;
@@ -73,7 +80,6 @@ class question {
   virtual void perform() = 0;
 
   [[nodiscard]] known_communicator& of() const noexcept { return *of_; }
-  void made() noexcept { of_->made_in = micro_batch_; }
 
  private:
   /// What becomes of it, as the gate calls that.
@@ -89,10 +95,11 @@ class question {
       agreement().resume();
       return;
     }
-    if (micro_batch_ == 0 || micro_batch_ != of_->asked_in) {
-      agreement().follow();  // the first of its micro-batch: nothing of that has been sent before
+    if (!is_of_micro_batch_) {
+      agreement().follow(agreement().epoch());
+    } else if (begins_in_) {
+      agreement().follow(*begins_in_);
     }
-    of_->asked_in = micro_batch_;
     agreement().arrive(what_);
     notice_at_ = monotonic_ns() + first_notice.count();
   }
@@ -107,12 +114,11 @@ class question {
       case outcome::late:
         break;
       case outcome::dropped:
-        if (micro_batch_ != 0 && micro_batch_ == of_->made_in) {
+        if (is_of_micro_batch_) {
           asked_ = false;
           return dropped;
         }
-        agreement().arrive(
-            what_);  // it is the same in the new epoch: nothing before it was dropped
+        agreement().arrive(what_);  // it comes before the micro-batch that was dropped
         break;
       case outcome::lost:
         complain_of_death();
@@ -176,7 +182,8 @@ class question {
 
   std::shared_ptr<known_communicator> of_;
   numbered_call what_;
-  std::uint64_t micro_batch_;
+  bool is_of_micro_batch_;
+  std::optional<std::uint16_t> begins_in_;  // the epoch of the micro-batch that it is the first of
   bool is_of_all_ranks_;
   bool asked_ = false;
   std::int64_t look_at_ = 0;
@@ -204,7 +211,6 @@ class pending_call final : public question {
     int result = of().trouble();
     if (result == success) {
       inside_nccl const here;
-      made();
       result = perform_all();
     }
     if (caller_ == &inside) {  // the thread that waits for the result

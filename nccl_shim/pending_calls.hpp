@@ -26,9 +26,7 @@ struct known_communicator {
   std::atomic<int> error{success};
   std::atomic<bool> given_up{false};
   std::atomic<std::int64_t> death_seen_ns{0};  ///< when somebody who asked for errors first saw one
-  // Of whoever asks: micro-batches of this process, 0 for none.
-  std::uint64_t asked_in = 0;  ///< the last that something was asked in …
-  std::uint64_t made_in = 0;   ///< … and that something was made in
+  std::uint64_t last_micro_batch = 0;          ///< that had a call; of the thread that trains alone
 
   /// Why calls are not made.
   [[nodiscard]] int trouble() const noexcept {

@@ -53,8 +53,8 @@ std::byte* training_memory::allocate_arena(std::size_t bytes) {
     state_.store(arena_state::starved, std::memory_order_release);
     lost_ns_ = lost_ns_.value_or(memhandover::monotonic_ns());
     if (options_.gate != nullptr && phase_ == phase::running) {
-      tell_others();
       options_.gate->abort_begin();
+      tell_others();
       if (auto* const address = arena_->allocate_unbacked(bytes)) {
         return address;
       }

@@ -154,7 +154,8 @@ void training_memory::drop_micro_batch() {
   options_.gate->abort_begin();
 }
 
-/// The micro-batch that is running will run again; mutex_ is held.
+/// The micro-batch that is running will run again; mutex_ is held. Its launches are dropped already, or over:
+/// none of them may be taken for one of the next try.
 void training_memory::tell_others() {
   if (together_.load() && !std::exchange(others_know_, true)) {
     options_.gate->run_again();

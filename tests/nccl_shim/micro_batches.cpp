@@ -71,8 +71,8 @@ class micro_batch {
       std::lock_guard const guard{lock_};
       if (rests && running_ && sound_) {
         sound_ = false;
-        tell_others();
         gate_.abort_begin();
+        tell_others();
       }
     }
     gate_.open();
