@@ -121,7 +121,7 @@ numbered_call numbered(std::span<collective const> calls) noexcept {
 
 std::string to_text(numbered_call const& call) {
   auto const what = call.operation & ((1U << group_shift) - 1);
-  std::string const name = what < names.size() ? names.at(what) : "an unknown call";
+  std::string name = what < names.size() ? names.at(what) : "an unknown call";
   if (auto const size = call.operation >> group_shift; size > 0) {
     return "a group of " + std::to_string(size) + " calls from " + name + " on";
   }
