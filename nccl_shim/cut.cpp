@@ -38,6 +38,19 @@ void sleep_while(std::atomic<std::uint32_t>& word, std::uint32_t seen,
 
 }  // namespace
 
+/// Changes the word as `how` does it, and returns what it has made of it.
+template <typename Change>
+cut_word cut::change(Change how) noexcept {
+  std::uint64_t seen = shared_.word.load(std::memory_order_relaxed);
+  for (;;) {
+    cut_word made = cut_word::unpack(seen);
+    how(made);
+    if (shared_.word.compare_exchange_weak(seen, made.pack(), std::memory_order_seq_cst)) {
+      return made;
+    }
+  }
+}
+
 void cut::arrive(numbered_call const& what) noexcept {
   auto& own = shared_.ranks[rank_];
   own.call[0].store(what.operation, std::memory_order_relaxed);
@@ -75,13 +88,10 @@ void cut::launched() noexcept {
 }
 
 std::uint64_t cut::pause(bool again) noexcept {
-  std::uint64_t seen = shared_.word.load(std::memory_order_relaxed);
-  cut_word made;
-  do {
-    made = cut_word::unpack(seen);
-    ++made.pausing;
-    made.epoch = static_cast<std::uint16_t>(made.epoch + (again ? 1 : 0));
-  } while (!shared_.word.compare_exchange_weak(seen, made.pack(), std::memory_order_seq_cst));
+  auto const made = change([again](cut_word& word) {
+    ++word.pausing;
+    word.epoch = static_cast<std::uint16_t>(word.epoch + (again ? 1 : 0));
+  });
   if (again) {
     tell();
   }
@@ -103,26 +113,17 @@ void cut::resume() noexcept {
 }
 
 void cut::resume_without() noexcept {
-  std::uint64_t seen = shared_.word.load(std::memory_order_relaxed);
-  cut_word made;
-  do {
-    made = cut_word::unpack(seen);
-    --made.pausing;
-    made.epoch = static_cast<std::uint16_t>(made.epoch + (made.epoch == epoch_ ? 1 : 0));
-  } while (!shared_.word.compare_exchange_weak(seen, made.pack(), std::memory_order_seq_cst));
-  epoch_ = made.epoch;
+  epoch_ = change([this](cut_word& word) {
+             --word.pausing;
+             word.epoch = static_cast<std::uint16_t>(word.epoch + (word.epoch == epoch_ ? 1 : 0));
+           }).epoch;
   --number_;
   tell();
   try_to_grant();
 }
 
 void cut::begin_epoch() noexcept {
-  std::uint64_t seen = shared_.word.load(std::memory_order_relaxed);
-  cut_word made;
-  do {
-    made = cut_word::unpack(seen);
-    ++made.epoch;
-  } while (!shared_.word.compare_exchange_weak(seen, made.pack(), std::memory_order_seq_cst));
+  change([](cut_word& word) { ++word.epoch; });
   tell();
 }
 

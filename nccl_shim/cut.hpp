@@ -134,6 +134,8 @@ class cut {
   [[nodiscard]] glance look(cut_word const& at) const noexcept;
   [[nodiscard]] numbered_call call_of(unsigned rank) const noexcept;
   void try_to_grant() noexcept;
+  template <typename Change>
+  cut_word change(Change how) noexcept;
   void tell() noexcept;
   template <typename Ask>
   [[nodiscard]] outcome wait(std::int64_t deadline_ns, Ask ask) noexcept;
