@@ -137,7 +137,8 @@ def main() -> int:
                    **{f"{phase}_demands_percent": single(100 * outcome.demands[phase] / args.demands)
                       for phase in PHASES}}
         print(f"{params or label}: {outcome}", file=sys.stderr, flush=True)
-        cells.append(Cell({**params, "workers": label, "demands": args.demands, "seed": args.seed}, metrics, {"equal_ratio.value": ">= 1"}))
+        params |= {"workers": label, "demands": args.demands, "seed": args.seed}
+        cells.append(Cell(params, metrics, {"equal_ratio.value": ">= 1"}))
     write("exactness", cells, gpus=1 if args.backend == "cuda" else 0, accumulate=True)
     return 0 if all(all(cell.met().values()) for cell in cells) else 1
 

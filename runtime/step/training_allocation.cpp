@@ -53,8 +53,7 @@ std::byte* training_memory::allocate_arena(std::size_t bytes) {
     state_.store(arena_state::starved, std::memory_order_release);
     lost_ns_ = lost_ns_.value_or(memhandover::monotonic_ns());
     if (options_.gate != nullptr && phase_ == phase::running) {
-      options_.gate->abort_begin();
-      tell_others();
+      abort_launches();
       if (auto* const address = arena_->allocate_unbacked(bytes)) {
         return address;
       }

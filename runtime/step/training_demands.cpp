@@ -239,9 +239,7 @@ void training_memory::revoke(division parts, memhandover::demand_answer& answer)
       stock_->add(kept);
       unmapping_ = 0;
       if (arena_->revoked() && phase_ == phase::running) {
-        gate->abort_begin();  // until `discard`; if that has been called already there is nothing
-                              // left to abort
-        tell_others();
+        abort_launches();  // if `discard` has been called already there is nothing left to abort
       }
       gate->open();
       note_reopened(in_use);

@@ -151,11 +151,17 @@ void training_memory::drop_micro_batch() {
   others_know_ = true;
   state_.store(arena_state::revoked, std::memory_order_release);
   lost_ns_ = lost_ns_.value_or(memhandover::monotonic_ns());
-  options_.gate->abort_begin();
+  abort_launches();
 }
 
-/// The micro-batch that is running will run again; mutex_ is held. Its launches are dropped already, or over:
-/// none of them may be taken for one of the next try.
+/// Until `discard` what the micro-batch launches is dropped; mutex_ is held. Others hear of it only then:
+/// nothing of it may be taken for a launch of the next try.
+void training_memory::abort_launches() {
+  options_.gate->abort_begin();
+  tell_others();
+}
+
+/// The micro-batch that is running will run again; mutex_ is held.
 void training_memory::tell_others() {
   if (together_.load() && !std::exchange(others_know_, true)) {
     options_.gate->run_again();

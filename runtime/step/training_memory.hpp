@@ -179,6 +179,7 @@ class training_memory {
   [[nodiscard]] bool fill(space& where, std::size_t bytes, std::unique_lock<std::mutex>& lock);
   [[nodiscard]] bool reach_commit() noexcept;
   [[nodiscard]] bool keep_together();
+  void abort_launches();
   void tell_others();
   void finish_commit(bool outlived) noexcept;
   void await_commit_end(std::unique_lock<std::mutex>& lock);

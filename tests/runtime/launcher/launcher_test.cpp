@@ -64,6 +64,8 @@ TEST(sharing_environment, leaves_collectives_to_nccl_if_that_was_asked_for) {
   auto const agree = complete({}, environment{{"SLUICE_COLLECTIVES=agree"}});
   EXPECT_EQ(sharing_environment({}, installed, agree, {"/r", "cuda"}).get("LD_PRELOAD"),
             "/opt/lib/libsluice_gate.so:/opt/lib/libsluice_nccl.so");
+  EXPECT_EQ(sharing_environment({}, installed, agree, {"/r", "host"}).get("LD_PRELOAD"),
+            std::nullopt);
 }
 
 TEST(sharing_environment, leaves_the_preloads_alone_for_a_pool_on_the_host) {

@@ -194,7 +194,8 @@ def process(rank: int, folder: Path, bodies: tuple[str, ...]) -> None:
 
 
 @pytest.mark.deadline(180)
-@pytest.mark.parametrize("bodies", [("same_as_one", "overlapping", "nothing_outlives"), ("unused", "buffers", "refused", "again")], ids=" ".join)
+@pytest.mark.parametrize("bodies", [("same_as_one", "overlapping", "nothing_outlives"),
+                                    ("unused", "buffers", "refused", "again")], ids=" ".join)
 def test_in_processes_that_train_together(tmp_path, monkeypatch, bodies):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     multiprocessing.spawn(process, (tmp_path, bodies), nprocs=RANKS)
