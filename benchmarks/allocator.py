@@ -8,10 +8,11 @@ one micro-batch, optimizer, all in one thread. One is plain PyTorch. The other r
 backward in the step arena and everything else in persistent memory, but without what `sluice.Step` adds: no
 accumulators, nothing saved for a retry. `overhead` measures those.
 
-`peak_memory_ratio` (CUDA) compares from the start of both: the chunks that the pool has granted to the job, arena,
-persistent and spare ones, with the most that plain torch has reserved. A job gives chunks back only to a server, and
-there is none, so that what it holds at the end is its peak. Memory that libraries take without torch counts in the pool
-alone. The host has no such figure: torch reserves nothing there.
+`peak_memory_ratio` (CUDA) compares all that the device has given to either process since its context was there: torch's
+memory, libraries', and the driver's for kernels that are loaded. Neither gives any of it back: plain torch keeps what it
+has reserved, and a job gives chunks of the pool only to a server, of which there is none. So what is gone at the end is
+the peak. In the pool that is the chunks that were granted, arena, persistent and spare ones, and what the device has less
+beside the pool. One process takes its memory after the other. The host has no such figure: torch reserves nothing there.
 """
 
 import contextlib
@@ -62,14 +63,35 @@ class PoolMemory:
 
 def held_bytes() -> dict[str, int]:
     """Bytes of the chunks that the ledger says are this job's, all of them, and those of the arena in use, unused ones and
-    persistent ones; and what torch says that it has reserved in them at most."""
-    import torch
-
+    persistent ones."""
     status = subprocess.run([os.environ["SLUICE_BROKER"], "status", "--json"], capture_output=True, check=True)
     own = next(client for client in json.loads(status.stdout)["clients"] if client["pid"] == os.getpid())
-    return {"peak_bytes": own["bytes"], "arena_bytes": own["arena_bytes"] - own["spare_bytes"],
-            "spare_bytes": own["spare_bytes"], "persistent_bytes": own["persistent_bytes"],
-            "torch_peak_bytes": torch.cuda.max_memory_reserved()}
+    return {"granted_bytes": own["bytes"], "arena_bytes": own["arena_bytes"] - own["spare_bytes"],
+            "spare_bytes": own["spare_bytes"], "persistent_bytes": own["persistent_bytes"]}
+
+
+def train(workload: Workload, memory: PoolMemory | None) -> Iterator[None]:
+    """Trains a step whenever it is asked for one. Takes no memory before."""
+    import torch
+
+    torch.manual_seed(0)
+    job = workload.make(workload.batch)
+
+    def forward_backward(batch: tuple, inside: contextlib.AbstractContextManager) -> None:
+        with inside, torch.autograd.set_multithreading_enabled(False):
+            job.loss(*batch).backward()
+
+    for param in job.model.parameters():
+        param.grad = torch.zeros_like(param)
+    forward_backward(tuple(each[:SAMPLES_BEFORE] for each in job.batch), contextlib.nullcontext())
+    if workload.backend == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    while True:
+        job.optimizer.zero_grad(set_to_none=False)
+        forward_backward(job.batch, memory.micro_batch(workload.batch) if memory else contextlib.nullcontext())
+        job.optimizer.step()
+        yield
 
 
 def work(workload: Workload, pooled: bool) -> None:
@@ -77,56 +99,46 @@ def work(workload: Workload, pooled: bool) -> None:
     import torch
 
     cuda = workload.backend == "cuda"
-    torch.manual_seed(0)
     # Before anything else takes memory, so that on the host, too, all of it is the pool's.
     memory = PoolMemory(cuda) if pooled else None
-    job = workload.make(workload.batch)
-
-    def forward_backward(batch: tuple, inside: contextlib.AbstractContextManager) -> None:
-        with inside, torch.autograd.set_multithreading_enabled(False):
-            job.loss(*batch).backward()
-
-    def step() -> None:
-        job.optimizer.zero_grad(set_to_none=False)
-        forward_backward(job.batch, memory.micro_batch(workload.batch) if pooled else contextlib.nullcontext())
-        job.optimizer.step()
-
-    for param in job.model.parameters():
-        param.grad = torch.zeros_like(param)
-    forward_backward(tuple(each[:SAMPLES_BEFORE] for each in job.batch), contextlib.nullcontext())
-    if cuda:
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
+    steps = train(workload, memory)
 
     def settle() -> None:
         if cuda:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize()  # makes the context, if there is none
 
-    def peak() -> dict:
+    def bytes_so_far() -> dict:
         if not cuda:
             return {}
-        return held_bytes() if pooled else {"peak_bytes": torch.cuda.max_memory_reserved()}
+        return {"torch_peak_bytes": torch.cuda.max_memory_reserved(), **(held_bytes() if pooled else {})}
 
-    answer(step, settle, peak)
+    answer(lambda: next(steps), settle, bytes_so_far)
 
 
 # --- the process that measures ----------------------------------------------------------------------------------------
+
+
+def free_bytes() -> int:
+    """What the device has left, in whoever's hands."""
+    import torch
+
+    return torch.cuda.mem_get_info()[0]
 
 
 def peaks(workload: Workload, last: dict[str, dict]) -> tuple[dict, dict]:
     """Metrics of memory, and the targets."""
     if workload.backend != "cuda":
         return {}, TARGETS
-    plain, pool = (last[name]["peak_bytes"] for name in ("plain", "pool"))
-    return {"peak_memory_ratio": single(pool / plain, "plain torch's peak of reserved bytes, same run"),
-            "plain_peak_bytes": single(plain), **{f"pool_{name}": single(value) for name, value in last["pool"].items()
-                                                  if name.endswith("_bytes")}}, TARGETS | MEMORY_TARGETS
+    plain, pool = last["plain"]["taken_bytes"], last["pool"]["taken_bytes"] + last["pool"]["granted_bytes"]
+    parts = {f"{name}_{key}": single(value) for name in last for key, value in last[name].items() if key.endswith("_bytes")}
+    return {"peak_memory_ratio": single(pool / plain, "what the device has given plain torch's process, same run"),
+            **parts}, TARGETS | MEMORY_TARGETS
 
 
 def main() -> int:
     comparison = Comparison(
         "allocator", "Cost of the pool's memory on a training step.", Path(__file__).resolve(), "pool",
-        ("host-convnet-1", "cuda-resnet50-1", "cuda-gpt2-medium-1"), pairs=16, more=peaks)
+        ("host-convnet-1", "cuda-resnet50-1", "cuda-gpt2-medium-1"), pairs=16, more=peaks, free_bytes=free_bytes)
     options = comparison.options()
     if options.worker:
         work(WORKLOADS[options.worker], options.shared)

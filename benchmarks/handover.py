@@ -6,7 +6,7 @@ A handover counts where at least 90 % of its bytes came from a micro-batch that 
 which gives first what it does not use; the others are counted apart.
 The server takes a language model's tensors of that size, as in earnest, or with --range one range, which has to be
 stitched where the chunks are no neighbours. With --habits the main thread of training does something else besides, and
-every handover counts.
+every handover counts; with --awake the thread that answers demands does not sleep (SLUICE_CONTROL_THREAD).
 """
 
 from __future__ import annotations
@@ -72,12 +72,14 @@ HABIT_COUNT = 100
 LONGEST_UNIT_US = 1000
 
 
-def measure(backend: str, size: Size, binaries: Path, habit: str | None = None, options: Sequence[str] = ()) -> dict:
+def measure(backend: str, size: Size, binaries: Path, habit: str | None = None, options: Sequence[str] = (),
+            awake: bool = False) -> dict:
     """Metrics of the handovers of one size; `options` go to the server that takes the memory."""
     mib, job = size.mib, [*size.job, *(("--habit", habit) if habit else ())]
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         os.chmod(folder, 0o700)
-        environment = {**os.environ, "SLUICE_BROKER_IDLE_EXIT_MS": "2000", "OMP_NUM_THREADS": "2"}
+        environment = {**os.environ, "SLUICE_BROKER_IDLE_EXIT_MS": "2000", "OMP_NUM_THREADS": "2",
+                       "SLUICE_CONTROL_THREAD": "awake" if awake else "asleep"}
         memory = ["--memory", size.pool or f"{3 * mib + 256}MiB"]
         command = [sys.executable, ROOT / "benchmarks" / "jobs.py", "--device", "cuda" if backend == "cuda" else "cpu", *job]
         with job_in_pool(binaries / "sluice", backend, folder, memory, command, environment):
@@ -115,6 +117,7 @@ def main() -> None:
     parser.add_argument("--job", default="", help="only the jobs whose arguments contain this, such as 'depth 88'")
     parser.add_argument("--count", type=int, help="handovers of each size, instead of what the size says")
     parser.add_argument("--habits", nargs="*", choices=HABITS, default=[], help="see jobs.py")
+    parser.add_argument("--awake", action="store_true", help="the thread that answers does not sleep")
     parser.add_argument("--range", action="store_true", help="one range instead of a model's tensors")
     parser.add_argument("--seconds", type=int, help="each size ends with fewer handovers after so long")
     parser.add_argument("--seed", type=int, default=1, help="of the demands' instants; another one makes another cell")
@@ -129,9 +132,11 @@ def main() -> None:
             continue
         for habit in args.habits or (None,):
             part = replace(size, count=args.count or (HABIT_COUNT if habit else size.count))
-            metrics = measure(args.backend, part, ROOT / "build" / args.preset / "bin", habit, options)
+            metrics = measure(args.backend, part, ROOT / "build" / args.preset / "bin", habit, options,
+                              args.awake)
             params = {"size_mib": size.mib, "job": " ".join(size.job), "placement": "range" if args.range else "tensors",
-                      "seed": args.seed, **({"habit": habit} if habit else {})}
+                      "seed": args.seed, **({"habit": habit} if habit else {}),
+                      **({"control_thread": "awake"} if args.awake else {})}
             cells.append(Cell(params, metrics, TARGETS[args.backend].get(size.mib, {})))
             print(f"{params} done", file=sys.stderr, flush=True)
     write("handover", cells, gpus=1 if args.backend == "cuda" else 0, accumulate=True)

@@ -69,17 +69,31 @@ class Worker:
         return json.loads(said)
 
 
-def in_turn(workers: dict[str, Worker], pairs: int, window: float) -> tuple[dict[str, list[float]], dict[str, dict]]:
-    """Milliseconds of a step by worker and window of at least so many seconds, and the workers' last answers."""
-    for worker in workers.values():
-        worker.run(WARM_UP_STEPS)
-    pace = max(worker.run(2)["seconds"] / 2 for worker in workers.values())
+def in_turn(workers: dict[str, Worker], pairs: int, window: float,
+            free_bytes: Callable[[], int] | None = None) -> tuple[dict[str, list[float]], dict[str, dict]]:
+    """Milliseconds of a step by worker and window of at least so many seconds, and the workers' last answers; with
+    `taken_bytes`, by how much `free_bytes` has become less while a worker made its steps, if that is given."""
+    taken = dict.fromkeys(workers, 0)
+
+    def run(name: str, steps: int) -> dict:
+        if free_bytes is None:
+            return workers[name].run(steps)
+        before = free_bytes()
+        said = workers[name].run(steps)
+        taken[name] += before - free_bytes()
+        return said | {"taken_bytes": taken[name]}
+
+    for worker in workers.values() if free_bytes else ():
+        worker.run(0)  # it is there, and has taken what it needs for that
+    for name in workers:
+        run(name, WARM_UP_STEPS)
+    pace = max(run(name, 2)["seconds"] / 2 for name in workers)
     steps = max(1, math.ceil(window / pace))
     ms: dict[str, list[float]] = {name: [] for name in workers}
     last: dict[str, dict] = {}
     for pair in range(pairs):
         for name in workers if pair % 2 == 0 else reversed(workers):
-            last[name] = workers[name].run(steps)
+            last[name] = run(name, steps)
             ms[name].append(last[name]["seconds"] / steps * 1e3)
     return ms, last
 
@@ -96,7 +110,7 @@ class Comparison:
     """A benchmark of this kind: a program that measures, and is itself the process that is measured.
 
     `more` gets the workload and the last answer of both workers ("plain" and `other`), and returns metrics of its own and
-    the cell's targets. It may raise `Failed`.
+    the cell's targets. It may raise `Failed`. `free_bytes`: see `in_turn`; called on CUDA alone.
     """
 
     name: str
@@ -106,6 +120,7 @@ class Comparison:
     workloads: tuple[str, ...]
     pairs: int
     more: Callable[[Workload, dict[str, dict]], tuple[dict, dict]]
+    free_bytes: Callable[[], int] | None = None
 
     def options(self) -> argparse.Namespace:
         """The command line. With `worker`, a key of WORKLOADS, this process is one that is measured, and `shared` says
@@ -150,7 +165,7 @@ class Comparison:
         workload = WORKLOADS[key]
         with Stage(sluice, ROOT / "build" / self.name / key) as stage:
             workers = self.workers(stage, key)
-            ms, last = in_turn(workers, pairs, window)
+            ms, last = in_turn(workers, pairs, window, self.free_bytes if workload.backend == "cuda" else None)
         more, targets = self.more(workload, last)
         ratios = [other / plain for plain, other in zip(ms["plain"], ms[self.other])]
         metrics = {"step_ratio": single(statistics.median(ratios), "plain torch, same run", interval(ratios)),

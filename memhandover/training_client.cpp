@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <condition_variable>
 #include <csignal>
 #include <mutex>
@@ -62,6 +63,7 @@ class training_member final : public training_client {
   void release(std::span<std::uint32_t const> chunks) override;
   bool wait_grantable(std::uint32_t count, steady_clock::time_point deadline) override;
   void watch(std::function<void()> look, milliseconds every) override;
+  void stay_awake() override;
 
   void abandon_in_child() noexcept override {
     member_.abandon_in_child();
@@ -72,6 +74,7 @@ class training_member final : public training_client {
   [[nodiscard]] client_control& control() const noexcept { return view().controls()[slot()]; }
   void ring_writer() const { (void)::eventfd_write(files().doorbell.get(), 1); }
   void run();
+  void await_events(std::span<pollfd> events);
   void answer_demand();
   template <typename Condition>
   bool await(std::unique_lock<std::mutex>& lock, steady_clock::time_point deadline,
@@ -90,6 +93,7 @@ class training_member final : public training_client {
   std::uint32_t waiting_ = 0;      ///< threads in `wait_grantable`
   std::function<void()> look_;
   milliseconds look_every_{};
+  std::atomic<bool> awake_{false};
   std::uint32_t answered_ = 0;  ///< control thread only
   std::thread thread_;
 };
@@ -99,7 +103,7 @@ void training_member::run() {
   for (;;) {
     std::array<pollfd, 3> polled{
         {{stop_.get(), POLLIN, 0}, {member_.bell(), POLLIN, 0}, {member_.news(), POLLIN, 0}}};
-    ::poll(polled.data(), polled.size(), static_cast<int>(patience().count()));
+    await_events(polled);
     if (polled[0].revents != 0) {
       return;
     }
@@ -118,6 +122,19 @@ void training_member::run() {
     (void)member_.attend(polled[2].revents != 0);
     look();
   }
+}
+
+void training_member::await_events(std::span<pollfd> events) {
+  auto const limit = patience();
+  auto const end = steady_clock::now() + limit;
+  while (awake_.load(std::memory_order_relaxed) && view().header().serving_now.load() != 0) {
+    if (::poll(events.data(), events.size(), 0) > 0 ||
+        (limit.count() >= 0 && steady_clock::now() >= end)) {
+      return;
+    }
+    std::this_thread::yield();
+  }
+  ::poll(events.data(), events.size(), static_cast<int>(limit.count()));
 }
 
 /// How long nothing needs to be done unless somebody rings; negative: for ever.
@@ -145,6 +162,11 @@ void training_member::watch(std::function<void()> look, milliseconds every) {
     look_ = std::move(look);
     look_every_ = every;
   }
+  (void)::eventfd_write(member_.bell(), 1);
+}
+
+void training_member::stay_awake() {
+  awake_.store(true, std::memory_order_relaxed);
   (void)::eventfd_write(member_.bell(), 1);
 }
 

@@ -83,6 +83,10 @@ class training_client {
   /// says is noticed although nobody rings. To be called once.
   virtual void watch(std::function<void()> look, std::chrono::milliseconds every) = 0;
 
+  /// From now on the control thread does not sleep while a server is attached: it takes a processor, and
+  /// sees a demand without being woken.
+  virtual void stay_awake() = 0;
+
   /// After a fork, in the child: forgets thread and broker; the object may then only be leaked.
   virtual void abandon_in_child() noexcept = 0;
 };

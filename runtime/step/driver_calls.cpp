@@ -1,12 +1,9 @@
 /// The C boundary, CUDA: the driver's memory calls, which the gate hands over, are answered from the
 /// pool.
-#include <spdlog/spdlog.h>
-
 #include <atomic>
 #include <cstddef>
 #include <string>
 
-#include "memhandover/shared_text.hpp"
 #include "runtime/step/process_state.hpp"
 
 namespace sluice::step {
@@ -14,16 +11,6 @@ namespace {
 
 /// Until it has been said, or somebody else says it.
 std::atomic<bool> says_shortages{true};
-
-/// Whether launches that find no room are left to a thread of the gate's, or wait for it.
-bool defers_submission() {
-  auto const text = environment("SLUICE_SUBMISSION");
-  if (!text.empty() && text != "direct" && text != "deferred") {
-    spdlog::warn("SLUICE_SUBMISSION is {}, must be direct or deferred; deferred is used",
-                 memhandover::readable_text(text));
-  }
-  return text != "direct";
-}
 
 bool on_pool_device(process_state const& state, int device) {
   return state.memory != nullptr && device == state.device;
@@ -132,7 +119,7 @@ SLUICE_EXPORT sluice_runtime_api const* sluice_runtime_attach(sluice_gate_api co
     options.driver = state->driver;
     options.gate = state->gate.get();
     state->memory = std::make_unique<training_memory>(std::move(options));
-    gate->set_deferred(defers_submission() ? 1 : 0);
+    gate->set_deferred(environment_says("SLUICE_SUBMISSION", "direct", "deferred") ? 0 : 1);
     gate->set_pause_word(reinterpret_cast<std::uint64_t const volatile*>(
         &state->memory->client().view().header().pause_until_ns));
     auto const& client = state->memory->client();

@@ -1,6 +1,7 @@
 #include "runtime/step/process_state.hpp"
 
 #include <pthread.h>
+#include <spdlog/spdlog.h>
 
 #include <atomic>
 #include <cstdio>
@@ -90,6 +91,9 @@ void share(std::unique_ptr<process_state> state) {
                  [] { ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child); });
   auto* const kept = state.release();
   shared_state.store(kept, std::memory_order_release);
+  if (environment_says("SLUICE_CONTROL_THREAD", "awake", "asleep")) {
+    kept->memory->client().stay_awake();
+  }
   // A job that knows nothing of micro-batches is bounded as well.
   kept->memory->client().watch(
       [kept] {
@@ -139,6 +143,15 @@ training_memory::options options_of_job(char const* backend) {
 std::string environment(char const* name) {
   char const* value = std::getenv(name);
   return value == nullptr ? "" : value;
+}
+
+bool environment_says(char const* name, char const* word, char const* usual) {
+  auto const text = environment(name);
+  if (!text.empty() && text != word && text != usual) {
+    spdlog::warn("{} is {}, must be {} or {}; {} is used", name, memhandover::readable_text(text),
+                 word, usual, usual);
+  }
+  return text == word;
 }
 
 void say(std::string const& text) {

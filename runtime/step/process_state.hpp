@@ -53,6 +53,8 @@ void wait_for_device(process_state const& state);
 [[nodiscard]] training_memory::options options_of_job(char const* backend);
 /// Empty if it is not set.
 [[nodiscard]] std::string environment(char const* name);
+/// Whether that variable is `word`, and not what is `usual`; another one is logged.
+[[nodiscard]] bool environment_says(char const* name, char const* word, char const* usual);
 /// A line for the user, on standard error.
 void say(std::string const& text);
 

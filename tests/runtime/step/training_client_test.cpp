@@ -6,8 +6,12 @@
 
 #include <atomic>
 #include <chrono>
+#include <filesystem>
+#include <fstream>
 #include <future>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "memhandover/serving_pool.hpp"
@@ -53,6 +57,57 @@ TEST(training_client_test, who_asks_is_answered_although_a_demand_waits_for_whoe
   serving.join();
 
   EXPECT_TRUE(in_time);
+}
+
+/// Nanoseconds that this process's control thread has computed for.
+std::uint64_t control_thread_ran() {
+  for (auto const& thread : std::filesystem::directory_iterator{"/proc/self/task"}) {
+    std::string name;
+    std::ifstream{thread.path() / "comm"} >> name;
+    if (name == "sluice-control") {
+      std::uint64_t ran = 0;
+      std::ifstream{thread.path() / "schedstat"} >> ran;
+      return ran;
+    }
+  }
+  return 0;  // it has not named itself yet
+}
+
+TEST(training_client_test, the_control_thread_can_be_told_to_stay_awake_while_a_server_is_there) {
+  fault_world world{"host"};
+  world.start_broker();
+  auto const job = training_client::join(world.broker(), "job",
+                                         [](demand const& /*what*/) { return demand_answer{}; });
+  auto const computes_for = [](std::chrono::nanoseconds so_long) {
+    auto const before = control_thread_ran();
+    auto const deadline = steady_clock::now() + 60s;
+    while (control_thread_ran() - before < static_cast<std::uint64_t>(so_long.count())) {
+      if (steady_clock::now() > deadline) {
+        return false;
+      }
+      std::this_thread::yield();
+    }
+    return true;
+  };
+  auto const falls_asleep = [] {
+    auto const deadline = steady_clock::now() + 60s;
+    for (auto before = control_thread_ran(); steady_clock::now() < deadline;) {
+      std::this_thread::sleep_for(100ms);  // is what is measured: nothing is computed in it
+      if (auto const now = control_thread_ran(); now - std::exchange(before, now) < 1'000'000) {
+        return true;
+      }
+    }
+    return false;
+  };
+
+  job->stay_awake();
+  EXPECT_TRUE(falls_asleep());
+  auto server = world.join_server();
+  job->watch([] {}, 10ms);  // else nobody tells it of the server
+  EXPECT_TRUE(computes_for(100ms));
+  EXPECT_GT(server->acquire(1, steady_clock::now() + 60s).bytes(), 0U);
+  server.reset();
+  EXPECT_TRUE(falls_asleep());
 }
 
 }  // namespace
