@@ -106,7 +106,8 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
                 if isinstance(value, torch.Tensor)]
     result = hashlib.sha256()
     for tensor in tensors:
-        result.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        own = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # of a tensor in shards
+        result.update(own.detach().cpu().contiguous().numpy().tobytes())
     return result.hexdigest()
 
 

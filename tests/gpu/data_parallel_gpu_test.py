@@ -1,4 +1,4 @@
-"""Replicas on several GPUs, whose ranks agree on each collective: disturbed, they learn what undisturbed ones learn."""
+"""Replicas and shards on several GPUs, whose ranks agree on each collective: disturbed, they learn what undisturbed ones learn."""
 
 import os
 import random
@@ -22,12 +22,14 @@ JOB = replace(exactness.CUDA, arguments=("--device", "cuda"), script=ROOT / "tes
 
 
 @pytest.mark.deadline(300)
+@pytest.mark.parametrize("kind", ["replicas", "shards"])
 @pytest.mark.parametrize("submission", ["deferred", "direct"])
-def test_disturbed_training_is_bit_equal_to_undisturbed(build, submission, monkeypatch):
+def test_disturbed_training_is_bit_equal_to_undisturbed(build, submission, kind, monkeypatch):
     monkeypatch.setenv("SLUICE_SUBMISSION", submission)
     seed = random.randrange(1 << 31)
     print(f"seed {seed}")
-    outcome = exactness.compare(JOB, DEMANDS, seed, build / "bin")
+    more = ("--shards",) if kind == "shards" else ()
+    outcome = exactness.compare(replace(JOB, arguments=(*JOB.arguments, *more)), DEMANDS, seed, build / "bin")
     print(outcome.disturbed["stats"])
     assert outcome.disturbed["shared"] and not outcome.undisturbed["shared"]
     assert sum(outcome.disturbed["stats"]["discards"]) >= DEMANDS // 8

@@ -1,4 +1,5 @@
-"""A training job of two processes, whose model is in DistributedDataParallel; see benchmarks/exact_job.py for its command line.
+"""A training job of two processes, whose model is in DistributedDataParallel, or with --shards in shards; see
+benchmarks/exact_job.py for the rest of its command line.
 
 It starts the two with torchrun. What it writes is of both: their digests, the losses of the first, discards of either.
 """
@@ -14,6 +15,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 import sluice
 
@@ -24,15 +27,29 @@ from exact_job import digest, network  # noqa: E402
 RANKS = 2
 #: By device: the network's width, each process's samples a step, and the most of them in a slice.
 SIZES = {"cpu": (16, (80, 48), 32), "cuda": (64, (4096, 3072), 1024)}
+SLICES_OF_SHARDS = 4  # as many in each process
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=SIZES, default="cpu")
+    parser.add_argument("--shards", action="store_true")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--until", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
+
+
+def sharded(model: nn.Sequential) -> nn.Module:
+    """Convolutions and linear layers by themselves, and the rest."""
+    for layer in model:
+        if isinstance(layer, (nn.Conv2d, nn.Linear)):
+            fully_shard(layer)
+    return fully_shard(model)
+
+
+def whole(param: nn.Parameter) -> torch.Tensor:
+    return param.detach().full_tensor() if isinstance(param, DTensor) else param.detach()
 
 
 def train(args: argparse.Namespace) -> None:
@@ -45,7 +62,9 @@ def train(args: argparse.Namespace) -> None:
     rank = distributed.get_rank()
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
-    model = nn.parallel.DistributedDataParallel(network(width).to(device))
+    model = sharded(network(width).to(device)) if args.shards else nn.parallel.DistributedDataParallel(network(width).to(device))
+    if args.shards:
+        micro_batch = samples[rank] // SLICES_OF_SHARDS
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     step = sluice.Step(model, optimizer, micro_batch, adapt=False, clip_norm=1.0)
     torch.manual_seed(rank)  # dropout is each process's own
@@ -61,7 +80,7 @@ def train(args: argparse.Namespace) -> None:
         over = bool(ending)
     own = {"digest": digest(model, optimizer), "losses": [loss.item().hex() for loss in losses], "stats": step.stats(),
            "shared": step.shared,
-           "parameters": [hashlib.sha256(param.detach().cpu().numpy().tobytes()).hexdigest() for param in model.parameters()]}
+           "parameters": [hashlib.sha256(whole(param).cpu().numpy().tobytes()).hexdigest() for param in model.parameters()]}
     args.out.with_suffix(f".{rank}").write_text(json.dumps(own))
     distributed.destroy_process_group()
 

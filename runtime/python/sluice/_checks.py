@@ -14,24 +14,27 @@ from sluice.errors import SluiceError
 
 if TYPE_CHECKING:
     from sluice._micro_batch import MicroBatch
+    from sluice._processes import Processes
 
 #: The micro-batches that run at this moment, of all threads. Appended to and removed from under the interpreter's lock.
 running: list[MicroBatch] = []
 
 
-def refuse_parallel(model: nn.Module, reduces: bool) -> None:
-    """Raises SluiceError for wrappers whose work on other devices or in other processes cannot run again. ``reduces``: whether
-    gradients of ``DistributedDataParallel`` are reduced outside of micro-batches."""
+def refuse_parallel(model: nn.Module, processes: Processes | None, cuda: bool) -> None:
+    """Raises SluiceError for modules whose work on other devices or in other processes cannot run again. ``processes``: those
+    that train the model, and whose work can."""
+    if processes is not None and getattr(processes, "offloaded", False):
+        raise SluiceError("shards that lie on the host are not shared memory of the GPU: leave CPUOffloadPolicy out; under "
+                          "`sluice run` memory goes only while somebody else needs it")
+    if processes is not None and processes.inside and not cuda:
+        raise SluiceError("a model in shards gathers parameters inside of forward, and a micro-batch that runs again would wait "
+                          "for processes that do not run theirs; on GPUs they agree on it, on the host use "
+                          "DistributedDataParallel, or train without `sluice run`")
     for module in model.modules():
         if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
             raise SluiceError("nn.DataParallel works on several GPUs at once, of which sluice shares one a process; pass "
                               "the module inside of it (model.module), or list one GPU in device_ids")
-        distributed = not reduces and isinstance(module, nn.parallel.DistributedDataParallel)
-        if not distributed and (fsdp := sys.modules.get("torch.distributed.fsdp")) is not None:
-            kinds = tuple(getattr(fsdp, name) for name in ("FullyShardedDataParallel", "FSDPModule")
-                          if hasattr(fsdp, name))
-            distributed = isinstance(module, kinds)
-        if distributed and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        if _reduces_inside(module, processes) and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             raise SluiceError(
                 f"{type(module).__name__} reduces gradients inside of backward, and a micro-batch that runs again would "
                 "wait for processes that do not run theirs; pass the module inside of it (model.module) and reduce the "
@@ -42,10 +45,17 @@ def refuse_parallel(model: nn.Module, reduces: bool) -> None:
                               "runs again would wait for them; take BatchNorm, or GroupNorm")
 
 
+def _reduces_inside(module: nn.Module, processes: Processes | None) -> bool:
+    """Whether it reduces gradients by itself, and nobody sees to it that it can run again."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    kinds = () if processes is not None else (nn.parallel.DistributedDataParallel, *((fsdp.FSDPModule,) if fsdp else ()))
+    return isinstance(module, (*kinds, *((fsdp.FullyShardedDataParallel,) if fsdp else ())))
+
+
 def collectives_are_plain() -> SluiceError:
     """For ranks on GPUs that cannot agree on what they send each other."""
-    return SluiceError("DistributedDataParallel on GPUs needs libsluice_nccl.so, which lets its ranks agree on each collective and "
-                       "is not in this process; leave LD_PRELOAD as `sluice run` sets it, and SLUICE_COLLECTIVES unset")
+    return SluiceError("training in several processes on GPUs needs libsluice_nccl.so, which lets them agree on each collective "
+                       "and is not in this process; leave LD_PRELOAD as `sluice run` sets it, and SLUICE_COLLECTIVES unset")
 
 
 def refuse_recorded_graphs(device: int) -> None:

@@ -19,10 +19,11 @@ from sluice._losses import Losses
 from sluice._micro_batch import MicroBatch, Rehearsal, refuse_survivors
 from sluice._modules import Parts, is_compiled
 from sluice._planning import Planner
+from sluice._processes import Processes
 from sluice._random import RandomState
-from sluice._replicas import Replicas
 from sluice._trouble import Trouble
 from sluice._update import Update
+from sluice.errors import SluiceError
 
 #: Samples of the rehearsal before the first step: two, since batch statistics need more than one.
 REHEARSAL_SAMPLES = 2
@@ -62,19 +63,23 @@ class Engine:
         micro_batch: Most samples in a slice. None: the whole batch.
         adapt: Whether a slice may become smaller when memory is short. None: unless there are batch statistics.
         generators: Random generators that the loss function uses (see ``RandomState``).
-        replicas: The model's, if the caller has their gradients reduced.
+        processes: Those that train the model together, if the caller has their gradients reduced.
 
     Not thread-safe.
     """
 
     def __init__(self, model: nn.Module, param_groups: list[dict[str, Any]], micro_batch: int | None,
-                 adapt: bool | None, generators: Iterable[Any], replicas: Replicas | None = None) -> None:
+                 adapt: bool | None, generators: Iterable[Any], processes: Processes | None = None) -> None:
         self._micro_batch = checked_micro_batch(micro_batch)
         self._model = model
         self._parts = Parts(model)
         self._param_groups = param_groups
+        self._inside = processes is not None and processes.inside
+        if self._inside and adapt:
+            raise SluiceError("the processes of a model in shards must have as many slices each, so that none can become smaller: "
+                              "leave adapt out")
         if adapt is None:
-            adapt = not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+            adapt = not self._inside and not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
         params = trained(self._parts, param_groups)
         self.cuda = params[0].is_cuda
         self._random = RandomState(generators, self.cuda)
@@ -82,9 +87,11 @@ class Engine:
         self.arena = make_arena(self.runtime, self.cuda) if self.runtime else None
         self.trouble = Trouble(self.runtime) if self.runtime else None
         if self.runtime:
-            if replicas is not None and self.cuda and not _runtime.ranks_agree():
+            if processes is not None and self.cuda and not _runtime.ranks_agree():
                 raise _checks.collectives_are_plain()
-            _checks.refuse_parallel(model, reduces=replicas is not None)
+            _checks.refuse_parallel(model, processes, self.cuda)
+            if self._inside:
+                self.runtime.work_together(1)
             if self.cuda:
                 self.trouble.watch_cuda()
         self._rehearsed = self.runtime is None
@@ -92,9 +99,9 @@ class Engine:
         self.gradients = Gradients(params, apart=self.runtime is not None)
         self.may_defer = _of_one_kind(params)  # commits: what is done at once to tensors on the CPU cannot be dropped
         self.buffers = Buffers(self._parts)
-        self.replicas = replicas
-        if replicas is not None:
-            replicas.follow(params)
+        self.processes = processes
+        if processes is not None:
+            processes.follow(params)
         self.running = False
         self.unsettled: MicroBatch | None = None  # its commit lies in the gate's queue, and nobody waits for it
         self._follow_later = False
@@ -133,9 +140,9 @@ class Engine:
             self.unsettled.close()
         if losses is not None:
             losses.samples = total
-        if self.replicas is not None:
-            self.replicas.begin_batch()
-        if lazily:
+        if self.processes is not None:
+            self.processes.begin_batch(total)
+        if lazily and not self._inside:  # in shards, modules have other parameters while forward runs
             self.gradients.forget()
             self._follow_later = True
         else:
@@ -164,7 +171,7 @@ class Engine:
 
     def _may_overlap(self) -> bool:
         """Whether the last micro-batch's gradients may go to other processes while its backward runs: then it counts."""
-        if self.replicas is None or not self.replicas.may_overlap or self.counts["steps"] < OPTIMIZER_WARM_UP_STEPS:
+        if self.processes is None or not self.processes.may_overlap or self.counts["steps"] < OPTIMIZER_WARM_UP_STEPS:
             return False
         return not (self.runtime and self.runtime.serving())
 
@@ -217,8 +224,8 @@ class Engine:
         if len(params) != len(self.gradients.params) or not all(map(operator.is_, params, self.gradients.params)):
             self.gradients.follow(params)
             self.may_defer = _of_one_kind(params)
-            if self.replicas is not None:
-                self.replicas.follow(params)
+            if self.processes is not None:
+                self.processes.follow(params)
 
     # --- what micro-batches need ---------------------------------------------------------------------------------------
 
@@ -235,6 +242,12 @@ class Engine:
         """To be called where the device has something to do: gets what the next ``save`` would have to wait for."""
         self._random.foresee()
 
+    def abandon(self) -> None:
+        """A try has been left where it was."""
+        self.gradients.forget()
+        if self.processes is not None:
+            self.processes.reset()
+
     def restore(self, rewind: bool = True) -> None:
         """Puts it back; without ``rewind`` all but random state."""
         if rewind:
@@ -250,7 +263,7 @@ class Engine:
         """
         runtime = self.runtime
         state = runtime.arena_state()
-        self.gradients.forget()
+        self.abandon()
         self.counts["discards"] += 1
         runtime.plan_discarded(size, state)
         runtime.discard()

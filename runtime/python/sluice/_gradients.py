@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch import nn
 
 from sluice.errors import SluiceError
+
+
+def is_shard(tensor: torch.Tensor) -> bool:
+    """Whether other processes have the rest of it."""
+    parts = sys.modules.get("torch.distributed.tensor")
+    return parts is not None and isinstance(tensor, parts.DTensor)
 
 
 class Gradients:
@@ -23,6 +31,7 @@ class Gradients:
 
     def __init__(self, params: list[nn.Parameter], apart: bool) -> None:
         self.params = params
+        self._in_parts = any(map(is_shard, params))
         # Made before the first micro-batch, so that they do not settle between memory that is given back.
         self._sums = {param: torch.empty_like(param) for param in params} if apart else None
         self._begun: set[nn.Parameter] = set()
@@ -36,6 +45,7 @@ class Gradients:
             if id(param) not in known:
                 param.grad = None
         self.params = params
+        self._in_parts = any(map(is_shard, params))
         if self._sums is not None:
             # What is missing is made by `make_sums`: this may lie in a micro-batch.
             self._sums = {param: self._sums[param] for param in params if param in self._sums}
@@ -104,9 +114,9 @@ class Gradients:
             into[1].append(grad)
             param.grad = None
         if firsts[0]:
-            torch._foreach_copy_(*firsts)
+            torch._foreach_copy_(*map(self._own, firsts))
         if addends[0]:
-            torch._foreach_add_(*addends)
+            torch._foreach_add_(*map(self._own, addends))
 
     def total_of(self, param: nn.Parameter) -> torch.Tensor | None:
         """With the gradient of a micro-batch that has not been taken; None if there is none."""
@@ -142,7 +152,11 @@ class Gradients:
     def divide(self, by: float | torch.Tensor) -> None:
         """Divides the finished sums."""
         if self._finished:
-            torch._foreach_div_(list(self._finished.values()), by)
+            torch._foreach_div_(self._own(list(self._finished.values())), by)
+
+    def _own(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What this process has of them."""
+        return [tensor.to_local() if is_shard(tensor) else tensor for tensor in tensors] if self._in_parts else tensors
 
     def show(self) -> None:
         """Makes the finished sums the parameters' gradients."""

@@ -98,6 +98,11 @@ class Losses:
         return self._reduction == "sum"
 
     @property
+    def by_samples(self) -> bool:
+        """Whether it is a mean over samples; known when the first slice has come."""
+        return not self.is_sum and not self._weighted
+
+    @property
     def contribution(self) -> torch.Tensor:
         """The loss of this process's part of a batch that several processes have parts of, before it is divided."""
         return self._loss

@@ -93,8 +93,9 @@ class MicroBatch:
             part = torch.zeros_like(part)  # a mean over nothing is not a number
         else:
             if self._overlaps:
-                self._engine.replicas.start(self._engine.gradients, self._losses, weight)
-            (part if self._scaler is None else self._scaler.scale(part)).backward()
+                self._engine.processes.start(self._engine.gradients, self._losses, weight)
+            scaled = part if self._engine.processes is None else self._engine.processes.scaled(part, self._losses)
+            (scaled if self._scaler is None else self._scaler.scale(scaled)).backward()
         self.ran(part, weight)
 
     def ran(self, part: torch.Tensor, weight: float | torch.Tensor | None = None) -> None:
@@ -147,8 +148,8 @@ class MicroBatch:
             # From here it is like a commit; if its memory has gone already, it is like any other.
             self._overlaps = self._overlaps and engine.runtime.commit_begin(False) != _runtime.TAKEN_AWAY
         self.thread = threading.get_ident()
-        if engine.replicas:
-            engine.replicas.begin_micro_batch()
+        if engine.processes:
+            engine.processes.begin_micro_batch()
         engine.running = True
         _checks.running.append(self)
 
@@ -180,8 +181,8 @@ class MicroBatch:
         engine = self._engine
         _checks.running.remove(self)
         engine.running = False
-        if engine.replicas:
-            engine.replicas.end_micro_batch()
+        if engine.processes:
+            engine.processes.end_micro_batch()
         self.thread = 0
         self._batch = ()  # and with it the gradients of inputs that have asked for one
         try:
@@ -199,7 +200,7 @@ class MicroBatch:
                 raise _no_backward()
             return False
         if self._overlaps:
-            self._engine.replicas.send_rest()
+            self._engine.processes.send_rest()
         self._kept = _batches.copied(self._kept)
         self._add_loss()
         self._count()
@@ -313,8 +314,8 @@ class MicroBatch:
             outside = engine.storages() | self._given
             self._names.rebind(lambda value: _promoted(value, outside))
         if self._overlaps:
-            engine.replicas.send_rest()
-            engine.replicas.take(engine.gradients)
+            engine.processes.send_rest()
+            engine.processes.take(engine.gradients)
         engine.gradients.take(in_place)
         engine.buffers.keep()
         if not engine.cuda:
@@ -332,7 +333,7 @@ class MicroBatch:
         """The block failed by itself: nothing of this slice counts, and the caller hears of it."""
         engine = self._engine
         _empty_backward_queue()
-        engine.gradients.forget()
+        engine.abandon()
         engine.buffers.keep()
         if engine.cuda:
             torch.cuda.synchronize()  # what lies in the gate's queue when the micro-batch ends is dropped
@@ -365,7 +366,7 @@ class Rehearsal(MicroBatch):
 
     def _end(self, failure: BaseException | None) -> bool:
         engine = self._engine
-        engine.gradients.forget()
+        engine.abandon()
         engine.restore()
         self.failed = failure is not None
         if failure is not None and not isinstance(failure, Exception):

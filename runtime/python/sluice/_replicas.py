@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sluice._gradients import Gradients
 from sluice._losses import Losses
+from sluice._processes import Processes
 from sluice.errors import SluiceError
 
 #: Gradients are reduced in pieces of so many bytes, as DistributedDataParallel does; after backward two of them exist at a time.
@@ -21,13 +22,11 @@ BUCKET_BYTES = 25 << 20
 _HAS_REDUCED = "_static_graph_delay_allreduce_enqueued"
 
 
-class Replicas:
+class Replicas(Processes):
     """The processes of a model in ``DistributedDataParallel``.
 
     Each process runs its slices for itself, as often as it has to; none of them waits for another inside of a micro-batch.
-    After the last one their gradients are added up, as if one process had had all the samples::
-
-        follow ─► (begin_batch ─► (micro-batch, `apart`)… ─► reduce ─► the optimizer)…
+    After the last one their gradients are added up, as if one process had had all the samples.
 
     A last micro-batch that cannot be taken away any more, because there is no server, has its gradients sent while its
     backward still runs: ``start`` before it, ``take`` after it. It is the same collectives in the same order, so that
@@ -91,7 +90,7 @@ class Replicas:
                                   "is on its way to the other processes already. Let the first step do it, too")
             self._under_way.ready(param)
 
-    def begin_batch(self) -> None:
+    def begin_batch(self, samples: int) -> None:
         """Gives every process the buffers of the first, if that was asked for."""
         self._under_way = None
         for each in self._wrappers:
@@ -131,13 +130,7 @@ class Replicas:
 
     @torch.no_grad()
     def reduce(self, gradients: Gradients, losses: Losses) -> torch.Tensor:
-        """Makes the finished sums those of all processes, divided as the reduction says. Returns their loss, a scalar.
-
-        A parameter that some process has no gradient of counts as zero there; one that none has gets none.
-
-        Raises:
-            ValueError: if the weights of all slices of all processes are zero.
-        """
+        """A parameter that some process has no gradient of counts as zero there; one that none has gets none."""
         finished = gradients.finished
         reduction = self._under_way
         if reduction is None:

@@ -13,10 +13,14 @@ from torch import nn
 
 from sluice import _losses
 from sluice._engine import OPTIMIZER_WARM_UP_STEPS, Engine
+from sluice._gradients import is_shard
 from sluice._losses import Losses
 from sluice._micro_batch import MicroBatch
+from sluice._processes import Processes
 from sluice._replicas import Replicas
+from sluice._shards import Shards
 from sluice._update import Update, can_be_taken_back
+from sluice.errors import SluiceError
 
 
 class Step:
@@ -35,7 +39,8 @@ class Step:
         optimizer: Any optimizer over parameters of ``model``.
         micro_batch: Most samples in a slice. None: the whole batch.
         adapt: Whether a slice may become smaller when memory is short. None: unless the model has batch statistics,
-            whose result depends on the slicing. If not, training waits until a whole slice fits.
+            whose result depends on the slicing, or is in shards, whose processes have as many slices each. If not, training
+            waits until a whole slice fits.
         reduction: "mean" if the loss of a slice is a mean, over samples or over a weight that comes with it; "sum" if it
             is a sum over samples.
         generators: Random generators that the loss function uses besides the default ones of torch, Python and NumPy:
@@ -49,7 +54,7 @@ class Step:
     Raises:
         TypeError: for an argument of the wrong type.
         ValueError: for one of the wrong value.
-        SluiceError: for a model that works on several GPUs, or in several processes on GPUs, under ``sluice run``.
+        SluiceError: under ``sluice run`` for a model whose work on several GPUs, or in several processes, cannot run again.
 
     Not thread-safe: one step at a time, from one thread.
     """
@@ -84,7 +89,7 @@ class Step:
         self._reduction = reduction
         self.model = model
         self.optimizer = optimizer
-        self._engine = Engine(model, optimizer.param_groups, micro_batch, adapt, generators, Replicas.find(model))
+        self._engine = Engine(model, optimizer.param_groups, micro_batch, adapt, generators, _processes_of(model))
         self._runtime = self._engine.runtime
         self._arena = self._engine.arena
         self._loss: torch.Tensor | None = None
@@ -186,7 +191,7 @@ class Step:
 
     def _early_update(self, losses: Losses) -> Update | None:
         """What the last micro-batch may run before it is known to count. The first steps make the optimizer's state."""
-        if (self._scaler or not self.shared or self._engine.replicas or self._engine.counts["steps"] < OPTIMIZER_WARM_UP_STEPS
+        if (self._scaler or not self.shared or self._engine.processes or self._engine.counts["steps"] < OPTIMIZER_WARM_UP_STEPS
                 or not can_be_taken_back(self.optimizer)):
             return None
 
@@ -205,9 +210,9 @@ class Step:
 
     def _show_gradients(self, losses: Losses) -> torch.Tensor:
         """Gives the parameters the gradients of the batch. Returns its loss."""
-        gradients, replicas = self._engine.gradients, self._engine.replicas
-        if replicas is not None:
-            loss = replicas.reduce(gradients, losses)
+        gradients, processes = self._engine.gradients, self._engine.processes
+        if processes is not None:
+            loss = processes.reduce(gradients, losses)
         else:
             if (divisor := losses.divisor) is not None:
                 gradients.divide(divisor)
@@ -219,7 +224,8 @@ class Step:
     def _clip(self) -> None:
         if self._clip_norm is not None:
             params = [param for group in self.optimizer.param_groups for param in group["params"]]
-            self._grad_norm = torch.nn.utils.clip_grad_norm_(params, self._clip_norm)
+            norm = torch.nn.utils.clip_grad_norm_(params, self._clip_norm)
+            self._grad_norm = norm.full_tensor() if is_shard(norm) else norm
 
     def _apply(self, losses: Losses) -> torch.Tensor:
         """Runs the optimizer on the gradients of the batch. Returns its loss."""
@@ -260,6 +266,14 @@ class Step:
         self._loss = first[0]
         self._engine.count_step(batch)
         return self._loss
+
+
+def _processes_of(model: nn.Module) -> Processes | None:
+    """Those that train it together. Raises SluiceError if they are of two kinds."""
+    replicas, shards = Replicas.find(model), Shards.find(model)
+    if replicas is not None and shards is not None:
+        raise SluiceError("a model can be in DistributedDataParallel or sharded by fully_shard, not both")
+    return replicas if replicas is not None else shards
 
 
 def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:

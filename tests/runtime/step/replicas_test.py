@@ -3,7 +3,6 @@
 import faulthandler
 import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: E
 
 import torch.utils.checkpoint  # noqa: E402
 
-from scripted_runtime import ScriptedRuntime, sharing  # noqa: E402
+from scripted_runtime import PatientRuntime, sharing  # noqa: E402
 
 import sluice  # noqa: E402
 
@@ -103,16 +102,6 @@ def overlapping(rank: int) -> None:
         assert all(torch.equal(*pair) for pair in zip(weights, results[0][0], strict=True))
 
 
-class PatientRuntime(ScriptedRuntime):
-    """Gloo's threads let go of what they have sent a moment after that has arrived."""
-
-    def commit_end(self, samples: int, outlived: int) -> None:
-        deadline = time.monotonic() + 5.0
-        while self._alive() and time.monotonic() < deadline:
-            os.sched_yield()
-        super().commit_end(samples, outlived)
-
-
 def nothing_outlives(_rank: int) -> None:
     """What is made to send gradients in a micro-batch does not live on in its memory."""
     with sharing(PatientRuntime(serving=False)) as runtime:
@@ -134,7 +123,7 @@ def again(_rank: int) -> None:
 
     for _ in range(STEPS):
         step(loss_of, torch.ones(2, 1))
-    assert not step._engine.replicas.may_overlap
+    assert not step._engine.processes.may_overlap
 
 
 def unused(rank: int) -> None:

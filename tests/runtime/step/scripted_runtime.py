@@ -7,7 +7,10 @@ micro-batch, so that a test can ask what lives on.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -82,11 +85,13 @@ class ScriptedRuntime:
         self._state = _runtime.SOUND
         self._tries = 0
         self._operators = 0
+        self.operators = 0  # of the longest micro-batch
         self._storages: dict[int, StorageWeakRef] = {}
         self._gone: list[StorageWeakRef] = []
         self._largest, self._fixed = 0, 0
         self.discards = 0
         self.dropped = 0  # commits that had been deferred
+        self.together = False  # whether micro-batches work together with other processes
         self.interrupt = False  # whether a signal's handler raises at the next wait for a commit
         self._settling = 0
         self.left_behind: list[int] = []  # storages that lived on, at each commit
@@ -97,6 +102,7 @@ class ScriptedRuntime:
         if self._operators == self._operator and self._tries % 2 == 1:
             self._revoke()
         self._operators += 1
+        self.operators = max(self.operators, self._operators)
         if self._state != _runtime.SOUND and not self._silently:
             raise MemoryGone("sluice: the micro-batch's memory has been taken away")
 
@@ -115,6 +121,9 @@ class ScriptedRuntime:
         return [each for each in self._storages.values() if not each.expired()]
 
     # --- what the step asks --------------------------------------------------------------------------------------------
+
+    def work_together(self, together: int) -> None:
+        self.together = bool(together)
 
     def begin(self, _micro_batch: int, _global_batch: int) -> int:
         self._tries += 1
@@ -196,6 +205,24 @@ class ScriptedRuntime:
 
     def shortage(self) -> bytes:
         return b"nobody holds anything"
+
+
+class PatientRuntime(ScriptedRuntime):
+    """Gloo's threads let go of what they have sent a moment after that has arrived."""
+
+    def commit_end(self, samples: int, outlived: int) -> None:
+        _wait_until_gone(self._alive)
+        super().commit_end(samples, outlived)
+
+    def survivors(self) -> int:
+        _wait_until_gone(super().survivors)
+        return super().survivors()
+
+
+def _wait_until_gone(left: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 5.0
+    while left() and time.monotonic() < deadline:
+        os.sched_yield()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,60 @@
+"""What a step asks of the processes that train a model together."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from sluice._gradients import Gradients
+from sluice._losses import Losses
+
+
+class Processes:
+    """Several processes that train one model::
+
+        follow ─► (begin_batch ─► (micro-batch)… ─► reduce ─► the optimizer)…
+
+    All of them call the same functions in the same order.
+    """
+
+    #: Whether they work together inside of micro-batches, in forward or backward. All keep one then, or none does.
+    inside = False
+    #: Whether a last micro-batch that nothing can take away may have its gradients sent while backward runs: ``start``
+    #: before it, ``send_rest`` and ``take`` after it.
+    may_overlap = False
+
+    def follow(self, params: list[nn.Parameter]) -> None:
+        """From now on it is these parameters' gradients."""
+
+    def begin_batch(self, samples: int) -> None:
+        """A global batch begins, of which this process has so many samples."""
+
+    def begin_micro_batch(self) -> None:
+        """A try at a slice begins."""
+
+    def end_micro_batch(self) -> None:
+        """And ends, whatever came of it."""
+
+    def scaled(self, part: torch.Tensor, losses: Losses) -> torch.Tensor:
+        """What backward runs on, for what a slice adds to the loss of this process's part."""
+        return part
+
+    def reset(self) -> None:
+        """A try has been left in the middle of forward or backward: the next one begins as if it had not been."""
+
+    def start(self, gradients: Gradients, losses: Losses, weight: float | torch.Tensor | None) -> None:
+        raise NotImplementedError
+
+    def send_rest(self) -> None:
+        raise NotImplementedError
+
+    def take(self, gradients: Gradients) -> None:
+        raise NotImplementedError
+
+    def reduce(self, gradients: Gradients, losses: Losses) -> torch.Tensor:
+        """Makes the finished sums those of all processes, divided as the reduction says. Returns their loss, a scalar.
+
+        Raises:
+            ValueError: if the weights of all slices of all processes are zero.
+        """
+        raise NotImplementedError

@@ -1,0 +1,124 @@
+"""Fully sharded training (``torch.distributed.fsdp.fully_shard``): each process has a part of every parameter."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+from sluice._gradients import Gradients
+from sluice._losses import Losses
+from sluice._processes import Processes
+from sluice.errors import SluiceError
+
+
+class Shards(Processes):
+    """The processes of a model whose modules were given to ``fully_shard``.
+
+    Parameters are gathered in forward and again in backward, gradients are reduced in backward, all inside of
+    micro-batches; so a micro-batch counts in all processes or in none. What a process has of a gradient then adds up on
+    its own.
+
+    torch's modules remember how far a pass has come. One that was left in its middle would make the next skip what it
+    takes for done, and compute with memory that has gone: ``reset`` takes that back.
+
+    Raises:
+        SluiceError: for shards over more than one dimension of a mesh, or over different processes.
+    """
+
+    def __init__(self, modules: list[Any]) -> None:
+        self._states = list({id(state): state for state in (each._get_fsdp_state() for each in modules)}.values())
+        groups = [state._fsdp_param_group for state in self._states if state._fsdp_param_group is not None]
+        meshes = {group.mesh_info.mesh for group in groups}
+        if len(meshes) != 1 or next(iter(meshes)).ndim != 1 or any(group._use_post_forward_mesh for group in groups):
+            raise SluiceError("all modules of a model must be sharded over the same processes, as one dimension: give "
+                              "fully_shard the same one-dimensional mesh everywhere, and a bool for reshard_after_forward")
+        self._group = groups[0].mesh_info.shard_process_group
+        self._count = distributed.get_world_size(self._group)
+        self._device = groups[0].device
+        self.offloaded = any(param.offload_to_cpu for group in groups for param in group.fsdp_params)
+        self.inside = self._count > 1
+        self._factor: torch.Tensor | None = None
+        self._reshard()
+
+    @classmethod
+    def find(cls, model: nn.Module) -> Shards | None:
+        """Those of a model; None if it has none."""
+        fsdp = sys.modules.get("torch.distributed.fsdp")
+        modules = [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)] if fsdp else []
+        return cls(modules) if modules else None
+
+    def begin_batch(self, samples: int) -> None:
+        for state in self._states:
+            group = state._fsdp_param_group
+            if group is not None and not (group.reduce_grads and group.all_reduce_grads and group.reshard_after_backward):
+                raise SluiceError("gradients of shards are added up from slice to slice already: leave "
+                                  "set_requires_gradient_sync, set_requires_all_reduce and set_reshard_after_backward as "
+                                  "they are")
+            if not state._state_ctx.is_last_backward:
+                raise SluiceError("a step's backward is complete by itself: leave set_is_last_backward as it is")
+        self._reshard()  # an evaluation leaves the outermost parameters gathered
+        total = torch.full((), float(samples), dtype=torch.float64, device=self._device)
+        distributed.all_reduce(total, group=self._group)
+        self._factor = samples * self._count / total
+
+    def scaled(self, part: torch.Tensor, losses: Losses) -> torch.Tensor:
+        """torch takes the mean over processes, which may have different numbers of samples."""
+        return part * self._factor.to(part.dtype) if losses.by_samples else part
+
+    @torch.no_grad()
+    def reduce(self, gradients: Gradients, losses: Losses) -> torch.Tensor:
+        factor, amount = losses.amount()
+        header = torch.zeros(2, dtype=torch.float64, device=self._device)
+        header[0] = factor * losses.contribution
+        if amount is not None:
+            header[1] = amount
+        distributed.all_reduce(header, group=self._group)
+        loss, amount = header
+        if losses.is_sum:
+            gradients.divide(1.0 / self._count)
+        elif not losses.by_samples:
+            if amount.is_cpu and amount == 0.0:
+                raise ValueError("the weights of a batch's slices must not all be zero, in all processes")
+            gradients.divide(amount / self._count)
+        return (loss if losses.is_sum else loss / amount).to(losses.contribution.dtype)
+
+    def reset(self) -> None:
+        from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+
+        for state in self._states:
+            state._training_state = TrainingState.IDLE
+            state._modules_to_run_forward.clear()
+            state._state_ctx.iter_forward_root = None
+            state._state_ctx.post_backward_final_callback_queued = False
+            shared = state._comm_ctx
+            if hasattr(shared, "post_forward_order"):  # else it has never run
+                shared.post_forward_order.clear()
+                shared.all_gather_state = shared.reduce_scatter_state = None
+            if state._fsdp_param_group is not None:
+                _reset(state._fsdp_param_group, TrainingState.IDLE)
+
+    def _reshard(self) -> None:
+        for state in self._states:
+            if state._fsdp_param_group is not None:
+                state._fsdp_param_group.reshard()
+
+
+def _reset(group: Any, idle: Any) -> None:
+    """The parameters of one module: each process has its part again, and nothing is under way."""
+    group._training_state = idle
+    if group._all_gather_result is not None:
+        work = group._all_gather_result.all_gather_work
+        if isinstance(work, distributed.Work):
+            work.wait()  # it writes into memory that goes
+    group._all_gather_result = group._post_reduce_event = group._reshard_after_forward_event = None
+    group._all_reduce_state = group._partial_reduce_output = None
+    group._post_forward_indices.clear()
+    group._sharded_state = type(group._sharded_state).SHARDED
+    for param in group.fsdp_params:
+        param.unsharded_accumulated_grad = None
+        if hasattr(param, "_unsharded_param"):
+            param._unsharded_param.grad = None
+        param.to_sharded()

@@ -1,0 +1,266 @@
+"""A model in shards (`fully_shard`) learns what one process learns that has all the samples, however often it is disturbed."""
+
+import contextlib
+import faulthandler
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "runtime" / "python"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+torch = pytest.importorskip("torch")
+
+from torch import distributed, multiprocessing, nn  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard  # noqa: E402
+
+from scripted_runtime import PatientRuntime, sharing  # noqa: E402
+
+import sluice  # noqa: E402
+from sluice import _checks, _shards  # noqa: E402
+
+RANKS = 2
+STEPS = 3
+EVERY = int(os.environ.get("SLUICE_TEST_EVERY", "3"))  # one of so many operators is one that micro-batches are left at
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.outer(torch.tanh(self.inner(x)))
+
+
+class Network(nn.Module):
+    """Its first and last layers are the outermost module's own, which torch leaves gathered between forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.blocks = nn.Sequential(Block(), Block())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.blocks(self.first(x)))
+
+
+def model(sharded: bool = True, **how) -> nn.Module:
+    torch.manual_seed(0)
+    module = Network().double()
+    if sharded:
+        for block in module.blocks:
+            fully_shard(block, **how)
+        fully_shard(module, **how)
+    return module
+
+
+def samples(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return (torch.randn(count, 4, dtype=torch.double, generator=generator), torch.randint(3, (count,), generator=generator),
+            torch.rand(count, dtype=torch.double, generator=generator))
+
+
+def whole(module: nn.Module) -> list[torch.Tensor]:
+    return [param.full_tensor() if hasattr(param, "full_tensor") else param for param in module.parameters()]
+
+
+def trained(module: nn.Module, part: slice, count: int, way: str = "mean", size: int | None = 2, steps: int = STEPS,
+            **how) -> tuple[list[torch.Tensor], list[float]]:
+    """The weights and losses of some steps on part of the samples."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.3, momentum=0.9)
+    step = sluice.Step(module, optimizer, size, reduction="sum" if way == "sum" else "mean", **how)
+
+    def loss_of(x, y, weight):
+        each = nn.functional.cross_entropy(module(x), y, reduction="none")
+        if way == "weights":
+            return (each * weight).sum() / weight.sum(), weight.sum()
+        return each.sum() if way == "sum" else each.mean()
+
+    losses = [float(step(loss_of, *(of[part] for of in samples(count)))) for _ in range(steps)]
+    return [param.detach() for param in whole(module)], losses
+
+
+# --- what the processes do ----------------------------------------------------------------------------------------------------
+
+
+def same_as_one(rank: int) -> None:
+    for parts in ((6, 6), (8, 5)):
+        count = sum(parts)
+        part = slice(0, parts[0]) if rank == 0 else slice(parts[0], count)
+        size = -(-parts[rank] // 3)  # as many slices in both
+        for way in ("mean", "weights", "sum"):
+            mine, losses = trained(model(), part, count, way, size, clip_norm=1.0)
+            one, expected = trained(model(sharded=False), slice(0, count), count, way, clip_norm=1.0)
+            assert losses == pytest.approx(expected, rel=1e-12), (way, parts)
+            for param, wanted in zip(mine, one, strict=True):
+                torch.testing.assert_close(param, wanted, rtol=1e-11, atol=1e-13)
+
+
+def same_as_by_hand(rank: int) -> None:
+    """And bit by bit what torch computes by itself, with equal parts in one slice."""
+    part = slice(4 * rank, 4 * rank + 4)
+    x, y, _ = (of[part] for of in samples(8))
+    mine, losses = trained(model(), part, 8, size=None)
+    module = model()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.3, momentum=0.9)
+    for loss in losses:
+        value = nn.functional.cross_entropy(module(x), y)
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        distributed.all_reduce(value)
+        assert loss == pytest.approx(value.item() / RANKS, rel=1e-15)
+    assert all(torch.equal(*pair) for pair in zip(mine, whole(module), strict=True))
+
+
+@contextlib.contextmanager
+def disturbed(operator: int | None, silently: bool = False) -> Iterator[PatientRuntime]:
+    """On GPUs processes agree on what they drop; here they lose their memory at the same operator."""
+    refuse = _checks.refuse_parallel
+    _checks.refuse_parallel = lambda *_: None
+    try:
+        with sharing(PatientRuntime(operator, silently)) as runtime:
+            yield runtime
+    finally:
+        _checks.refuse_parallel = refuse
+
+
+def left_anywhere(rank: int) -> None:
+    """Left at any operator of forward and backward, and of torch's hooks in them, by an exception or at its end."""
+    part = slice(4 * rank, 4 * rank + 4)
+    with disturbed(None) as undisturbed:
+        weights, losses = trained(model(), part, 8, size=None, steps=2)
+    assert undisturbed.together and undisturbed.operators > 100
+    for silently in (False, True):
+        for operator in range(0, undisturbed.operators + EVERY, EVERY):
+            with disturbed(operator, silently) as runtime:
+                mine, its = trained(model(), part, 8, size=None, steps=2)
+            assert runtime.discards == 2, operator
+            assert its == losses, (operator, silently)
+            assert all(torch.equal(*pair) for pair in zip(mine, weights, strict=True)), (operator, silently)
+
+
+def left_for_good(rank: int) -> None:
+    """The training code's own exception ends a step; the next one is as if it had not been."""
+    part = slice(4 * rank, 4 * rank + 4)
+    x, y, _ = (of[part] for of in samples(8))
+    results = []
+    for breaks in (False, True):
+        module = model()
+        with disturbed(None):
+            step = sluice.Step(module, torch.optim.SGD(module.parameters(), lr=0.3))
+            step(lambda x, y: nn.functional.cross_entropy(module(x), y), x, y)
+            if breaks:
+                handle = module.blocks[1].register_forward_pre_hook(lambda *_: 1 / 0)
+                with pytest.raises(ZeroDivisionError):
+                    step(lambda x, y: nn.functional.cross_entropy(module(x), y), x, y)
+                handle.remove()
+            step(lambda x, y: nn.functional.cross_entropy(module(x), y), x, y)
+        results.append(whole(module))
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+def after_an_evaluation(rank: int) -> None:
+    """It leaves parameters gathered, which a step must neither train nor lose."""
+    part = slice(4 * rank, 4 * rank + 4)
+    x, y, _ = (of[part] for of in samples(8))
+    results = []
+    for evaluates in (False, True):
+        module = model()
+        with disturbed(20):
+            step = sluice.Step(module, torch.optim.SGD(module.parameters(), lr=0.3))
+            for _ in range(STEPS):
+                if evaluates:
+                    with torch.no_grad():
+                        module(x)
+                step(lambda x, y: nn.functional.cross_entropy(module(x), y), x, y)
+        results.append(whole(module))
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+def in_low_precision(rank: int) -> None:
+    """Gathered in bfloat16, scaled, and the norm clipped: as by hand."""
+    x, y, _ = (of[4 * rank: 4 * rank + 4].float() if of.is_floating_point() else of[4 * rank: 4 * rank + 4] for of in samples(8))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    results = []
+    for by_hand in (False, True):
+        module = model(sharded=False).float()
+        for each in (*module.blocks, module):
+            fully_shard(each, mp_policy=policy)
+        optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=2)
+        step = sluice.Step(module, optimizer, scaler=scaler, clip_norm=0.5)
+        for _ in range(STEPS):
+            if not by_hand:
+                step(lambda x, y: nn.functional.cross_entropy(module(x).float(), y), x, y)
+                continue
+            scaler.scale(nn.functional.cross_entropy(module(x).float(), y)).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(module.parameters(), 0.5)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        results.append([*whole(module), torch.tensor(scaler.get_scale())])
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+def refused(_rank: int) -> None:
+    def step(module: nn.Module, **how) -> sluice.Step:
+        return sluice.Step(module, torch.optim.SGD(module.parameters(), lr=0.1), **how)
+
+    def train(module: nn.Module) -> None:
+        step(module)(lambda x: module(x).sum(), torch.ones(2, 4, dtype=torch.double))
+
+    with pytest.raises(sluice.SluiceError, match="leave adapt out"):
+        step(model(), adapt=True)
+    with sharing(PatientRuntime()), pytest.raises(sluice.SluiceError, match="on the host use DistributedDataParallel"):
+        step(model())
+    mesh = init_device_mesh("cpu", (1, RANKS), mesh_dim_names=("replicas", "shards"))
+    with pytest.raises(sluice.SluiceError, match="the same one-dimensional mesh"):
+        step(model(mesh=mesh))
+    module = model()
+    module.set_requires_gradient_sync(False)
+    with pytest.raises(sluice.SluiceError, match="leave set_requires_gradient_sync"):
+        train(module)
+    module = model()
+    module.set_is_last_backward(False)
+    with pytest.raises(sluice.SluiceError, match="leave set_is_last_backward"):
+        train(module)
+    module = model()
+    with pytest.raises(ValueError, match="must not all be zero, in all processes"):
+        step(module)(lambda x: (module(x).sum(), 0.0), torch.ones(2, 4, dtype=torch.double))
+    with sharing(PatientRuntime()), pytest.raises(sluice.SluiceError, match="leave CPUOffloadPolicy out"):
+        step(model(offload_policy=CPUOffloadPolicy(pin_memory=False)))
+
+
+def not_taken_back(rank: int) -> None:
+    """Were torch's modules left as they are, a try after one that was left in backward would go wrong."""
+    part = slice(4 * rank, 4 * rank + 4)
+    with disturbed(None) as undisturbed:
+        trained(model(), part, 8, size=None, steps=2)
+    _shards.Shards.reset = lambda self: None
+    with disturbed(undisturbed.operators * 3 // 4), pytest.raises(sluice.Survivors):
+        trained(model(), part, 8, size=None, steps=2)
+
+
+def process(rank: int, folder: Path, bodies: tuple[str, ...]) -> None:
+    faulthandler.dump_traceback_later(100, exit=True)  # where it hangs, if it does
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
+    for body in bodies:
+        globals()[body](rank)
+    distributed.destroy_process_group()
+    os._exit(0)  # gloo's threads are at times not joined when Python ends, which aborts the process
+
+
+@pytest.mark.deadline(180)
+@pytest.mark.parametrize("bodies", [
+    ("same_as_one", "same_as_by_hand", "in_low_precision", "refused"), ("left_anywhere",),
+    ("left_for_good", "after_an_evaluation", "not_taken_back")], ids=" ".join)
+def test_in_processes_that_train_together(tmp_path, monkeypatch, bodies):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    multiprocessing.spawn(process, (tmp_path, bodies), nprocs=RANKS)
