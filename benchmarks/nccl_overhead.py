@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What it costs replicas of a model that their ranks agree on each collective, against plain PyTorch's.
+"""What it costs replicas of a model, and shards, that their ranks agree on each collective, against plain PyTorch's.
 
     ./benchmarks/run.sh nccl_overhead [--backend auto|host|cuda] [--pairs 12] [--window 2]
 
-Two jobs of several processes make the same steps of the same model in turn (pairs.py): DistributedDataParallel by itself, and
-in `sluice.Step` under `sluice run`. Once as they are, and once with one rank that sleeps up to a millisecond before each step.
+Two jobs of several processes make the same steps of the same model in turn (pairs.py): DistributedDataParallel, or a model that
+fully_shard was given, by itself, and in `sluice.Step` under `sluice run`. Once as they are, and once with one rank that sleeps up to a millisecond before each step.
 Then each makes all-reduces of several sizes, one after another. There is a rank for each GPU; on the host, where gloo is all
 there is and nobody has to agree, two, without a target.
 """
@@ -23,7 +23,7 @@ from records import Cell, distribution, single, write
 
 from demonstration.processes import Failed, Stage
 
-KEYS = ("host-charlm-1", "cuda-resnet50-1", "cuda-gpt2-medium-1")
+KEYS = ("host-charlm-1", "cuda-resnet50-1", "cuda-gpt2-medium-1", "cuda-gpt2-xl-sharded-1")
 TARGET = {"step_ratio.value": "<= 1.005"}
 #: By backend: bytes, and how many in a window.
 ALL_REDUCES = {"cuda": {1 << 10: 2000, 1 << 16: 2000, 1 << 22: 300, 1 << 28: 20}, "host": {1 << 10: 200, 1 << 20: 20}}

@@ -124,6 +124,20 @@ def gpt2_on_cuda(batch: int, layers: int = 24) -> Job:
     return Job(model, torch.optim.AdamW(model.parameters(), fused=True), (tokens,), loss)
 
 
+def gpt2_sharded_on_cuda(batch: int) -> Job:
+    """GPT-2 XL in shards, a layer each; for a rank of a process group."""
+    import torch
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(n_embd=1600, n_layer=48, n_head=25, use_cache=False)).cuda()
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for layer in (*model.transformer.h, model):
+        fully_shard(layer, mp_policy=policy)
+    tokens = torch.randint(50257, (batch, 1024), device="cuda")
+    return Job(model, torch.optim.AdamW(model.parameters(), fused=True), (tokens,), lambda x: model(x, labels=x).loss)
+
+
 def gpt2_compiled_on_cuda(batch: int) -> Job:
     job = gpt2_on_cuda(batch)
     job.model.compile()
@@ -164,5 +178,6 @@ WORKLOADS = {f"{each.backend}-{each.name}-{each.micro_batches}": each for each i
     Workload("resnet50", "cuda", 128, 1, resnet50_on_cuda, ("torchvision",), "bf16"),
     Workload("gpt2-medium", "cuda", 8, 1, gpt2_on_cuda, ("transformers",), "bf16"),
     Workload("gpt2-medium", "cuda", 8, 4, gpt2_on_cuda, ("transformers",), "bf16"),
+    Workload("gpt2-xl-sharded", "cuda", 4, 1, gpt2_sharded_on_cuda, ("transformers",), "bf16"),
     Workload("vit-l-16", "cuda", 64, 1, vit_on_cuda, ("torchvision",), "bf16"),
 )}

@@ -64,7 +64,8 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Replica:
-    """One rank of a model in DistributedDataParallel, in a process group of its own: NCCL's on a GPU, else gloo's."""
+    """One rank of a model in DistributedDataParallel, or in shards, in a process group of its own: NCCL's on a GPU, else
+    gloo's."""
 
     device: Any  # a torch.device
     job: Job
@@ -77,6 +78,7 @@ class Replica:
 def make_replica(workload: Workload, ranks: Ranks, shared: bool) -> Replica:
     import torch
     from torch import distributed, nn
+    from torch.distributed.tensor import DTensor
 
     cuda = workload.backend == "cuda"
     device = torch.device("cuda", ranks.rank) if cuda else torch.device("cpu")
@@ -97,7 +99,9 @@ def make_replica(workload: Workload, ranks: Ranks, shared: bool) -> Replica:
         def forward(self, *batch: torch.Tensor) -> torch.Tensor:
             return job.loss(*batch)
 
-    model = nn.parallel.DistributedDataParallel(Loss(), device_ids=[ranks.rank] if cuda else None)
+    model = Loss()
+    if not any(isinstance(param, DTensor) for param in model.parameters()):  # else it is in shards
+        model = nn.parallel.DistributedDataParallel(model, device_ids=[ranks.rank] if cuda else None)
     owner = None
     if shared:
         import sluice
