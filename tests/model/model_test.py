@@ -126,3 +126,21 @@ def test_ranks_stop_at_one_cut_and_all_go_on(tmp_path, switches):
 ])
 def test_each_part_of_the_cut_is_needed(tmp_path, switch, violated):
     assert violated in search(tmp_path, "cut", switch).output
+
+
+@pytest.mark.parametrize("switches", [(), ("INSIDE=2",), ("BATCHES=1", "SHORT=1"), ("DEATH", "BATCHES=1", "TAKEN=1"),
+                                      ("RANKS=3", "TAKEN=1", "BATCHES=1")])
+def test_ranks_keep_the_same_micro_batches(tmp_path, switches):
+    assert_sound(search(tmp_path, "together", *switches), at_least=100_000)
+
+
+@pytest.mark.parametrize("switches, violated", [
+    (("NO_TELL",), "work"),
+    (("TELL_FIRST",), "work"),
+    (("NO_BEGIN",), "work_of"),
+    (("NO_BACK", "SHORT=1", "BATCHES=1"), "work_of"),
+    (("NO_DEBT",), "work_of"),
+    (("NO_AGAIN",), "work"),
+])
+def test_each_part_of_keeping_them_together_is_needed(tmp_path, switches, violated):
+    assert violated in search(tmp_path, "together", *switches).output
