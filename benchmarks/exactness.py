@@ -3,13 +3,15 @@
 A job (exact_job.py) trains under `sluice run` while a server takes memory from it; then the same number of steps is
 trained in plain PyTorch. Weights, buffers and optimizer state must agree in every bit. A demand counts for the phase
 that the job's Python was in at that instant; on CUDA the GPU is behind it, by up to a step. Without hooks around it the
-optimizer counts as commit.
+optimizer counts as commit. With --kinds it is a job with a rank on each of two GPUs (exact_ranks_job.py), replicas or
+shards, and a server on either takes memory from its rank.
 """
 
 from __future__ import annotations
 
 import argparse
 import bisect
+import concurrent.futures
 import json
 import os
 import subprocess
@@ -36,6 +38,7 @@ class Job:
     most_delay_ms: int
     pool: tuple[str, ...] = ()  # options of `sluice run`
     script: Path = BENCHMARKS / "exact_job.py"  # or another program that takes --until, --steps and --out, and writes the same
+    devices: tuple[int, ...] = ()  # a server on each; empty: on the pool's only one
 
 
 HOST = Job("host", ("--device", "cpu", "--hooked"), 28 << 20, 150, ("--memory", "192MiB"))
@@ -46,6 +49,11 @@ MODELS = {
               most_delay_ms, ("--memory", memory))
     for name, batch, micro_batch, memory, most_delay_ms in (
         ("resnet50", "128", "32", "12GiB", 50), ("gpt2-medium", "8", "2", "32GiB", 120), ("vit-l-16", "64", "16", "32GiB", 120))
+}
+# Of two ranks, each on a GPU of its own.
+KINDS = {
+    kind: Job("cuda", ("--device", "cuda", *more), 3 << 30, 40, ("--memory", "6GiB"), BENCHMARKS / "exact_ranks_job.py", (0, 1))
+    for kind, more in (("replicas", ()), ("shards", ("--shards",)))
 }
 
 
@@ -77,7 +85,7 @@ def environment() -> dict[str, str]:
 
 
 def compare(job: Job, demands: int, seed: int, binaries: Path, more: tuple[str, ...] = ()) -> Outcome:
-    """Trains disturbed by so many demands, then undisturbed. `more` goes to both jobs."""
+    """Trains disturbed by so many demands on each device, then undisturbed. `more` goes to both jobs."""
     with tempfile.TemporaryDirectory(prefix="sluice-exact-") as name:
         folder = Path(name)
         interpreter = [sys.executable] if job.script.suffix == ".py" else []
@@ -85,24 +93,26 @@ def compare(job: Job, demands: int, seed: int, binaries: Path, more: tuple[str, 
         with job_in_pool(binaries / "sluice", job.backend, folder, [*job.pool, "--require-pool"],
                          [*command, "--until", folder / "enough", "--out", folder / "disturbed.json"],
                          environment()) as training:
-            server = subprocess.run(
-                [binaries / "sluice-bench-handover", "--runtime-dir", folder, "--bytes", str(job.demand_bytes),
-                 "--count", str(demands), "--delay-ms", str(job.most_delay_ms), "--seed", str(seed), "--range"],
-                env={**environment(), "SLUICE_BROKER": str(binaries / "sluice")}, capture_output=True, text=True,
-                check=False)
+            with concurrent.futures.ThreadPoolExecutor() as pool:
+                servers = list(pool.map(lambda at: subprocess.run(
+                    [binaries / "sluice-bench-handover", "--runtime-dir", folder, "--bytes", str(job.demand_bytes),
+                     "--count", str(demands), "--delay-ms", str(job.most_delay_ms), "--seed", str(seed + at), "--range",
+                     *(["--device", str(job.devices[at])] if job.devices else [])],
+                    env={**environment(), "SLUICE_BROKER": str(binaries / "sluice")}, capture_output=True, text=True,
+                    check=False), range(len(job.devices) or 1)))
             (folder / "enough").touch()
             try:
                 ended = f"ended with {training.wait(120)}"
             except subprocess.TimeoutExpired:
                 ended = "has not ended"
-            if training.returncode != 0 or server.returncode:
-                raise RuntimeError(f"training {ended}; {server.stderr.strip()}")
+            if training.returncode != 0 or any(server.returncode for server in servers):
+                raise RuntimeError(f"training {ended}; {' '.join(server.stderr.strip() for server in servers)}")
         disturbed = json.loads((folder / "disturbed.json").read_text())
         subprocess.run([*command, "--steps", str(disturbed["steps"]), "--out", folder / "undisturbed.json"],
                        env=environment(), check=True)
         undisturbed = json.loads((folder / "undisturbed.json").read_text())
     began = [begin for begin, _ in disturbed["phases"]]
-    instants = [json.loads(line)["demanded_ns"] for line in server.stdout.splitlines()]
+    instants = [json.loads(line)["demanded_ns"] for server in servers for line in server.stdout.splitlines()]
     met = Counter(disturbed["phases"][bisect.bisect_right(began, instant) - 1][1] for instant in instants)
     return Outcome(disturbed, undisturbed, met)
 
@@ -116,6 +126,7 @@ def main() -> int:
     parser.add_argument("--demands", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--models", nargs="*", choices=MODELS, default=[], help="these, on a GPU, instead of a small network")
+    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=[], help="jobs on two GPUs instead")
     parser.add_argument("--preset", default="release")
     args = parser.parse_args()
     clear_up_on_sigterm()
@@ -125,21 +136,25 @@ def main() -> int:
             "2 spawned": ("--workers", "2", "--start-method", "spawn")}
     if args.backend == "cuda":
         ways["none, hooked optimizer"] = ("--hooked",)
-    jobs = [("none", MODELS[name], (), {"model": name}) for name in args.models] or [
-        (label, job, more, {}) for label, more in ways.items()]
+    jobs = [("none", KINDS[kind], (), {"kind": kind, "ranks": len(KINDS[kind].devices)}) for kind in args.kinds]
+    jobs += [("none", MODELS[name], (), {"model": name}) for name in args.models]
+    jobs = jobs or [(label, job, more, {}) for label, more in ways.items()]
     for label, job, more, params in jobs:
         outcome = compare(job, args.demands, args.seed, ROOT / "build" / args.preset / "bin", more)
+        demands = args.demands * (len(job.devices) or 1)
+        discards = outcome.disturbed["stats"]["discards"]
         metrics = {"equal_ratio": single(float(outcome.same), baseline="plain PyTorch, the same steps"),
-                   "demands_ratio": single(sum(outcome.demands.values()) / args.demands),
+                   "demands_ratio": single(sum(outcome.demands.values()) / demands),
                    "steps": single(outcome.disturbed["steps"]),
-                   "discards": single(outcome.disturbed["stats"]["discards"]),
-                   "optimizer_in_vain": single(outcome.disturbed["in_vain"]),
-                   **{f"{phase}_demands_percent": single(100 * outcome.demands[phase] / args.demands)
-                      for phase in PHASES}}
+                   "discards": single(sum(discards) if isinstance(discards, list) else discards)}
+        if not job.devices:
+            metrics |= {"optimizer_in_vain": single(outcome.disturbed["in_vain"]),
+                        **{f"{phase}_demands_percent": single(100 * outcome.demands[phase] / demands) for phase in PHASES}}
         print(f"{params or label}: {outcome}", file=sys.stderr, flush=True)
         params |= {"workers": label, "demands": args.demands, "seed": args.seed}
         cells.append(Cell(params, metrics, {"equal_ratio.value": ">= 1"}))
-    write("exactness", cells, gpus=1 if args.backend == "cuda" else 0, accumulate=True)
+    write("exactness", cells, gpus=0 if args.backend == "host" else max(len(job.devices) or 1 for _, job, _, _ in jobs),
+          accumulate=True)
     return 0 if all(all(cell.met().values()) for cell in cells) else 1
 
 

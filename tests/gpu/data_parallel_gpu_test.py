@@ -4,7 +4,6 @@ import os
 import random
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import exactness  # noqa: E402
 
 DEMANDS = 40
-JOB = replace(exactness.CUDA, arguments=("--device", "cuda"), script=ROOT / "tests" / "system" / "data_parallel_job.py")
 
 
 @pytest.mark.deadline(300)
@@ -28,19 +26,29 @@ def test_disturbed_training_is_bit_equal_to_undisturbed(build, submission, kind,
     monkeypatch.setenv("SLUICE_SUBMISSION", submission)
     seed = random.randrange(1 << 31)
     print(f"seed {seed}")
-    more = ("--shards",) if kind == "shards" else ()
-    outcome = exactness.compare(replace(JOB, arguments=(*JOB.arguments, *more)), DEMANDS, seed, build / "bin")
+    outcome = exactness.compare(exactness.KINDS[kind], DEMANDS, seed, build / "bin")
     print(outcome.disturbed["stats"])
     assert outcome.disturbed["shared"] and not outcome.undisturbed["shared"]
     assert sum(outcome.disturbed["stats"]["discards"]) >= DEMANDS // 8
     assert outcome.same, str(outcome)
 
 
-@pytest.mark.deadline(200)
-def test_without_a_server_no_step_waits_for_the_device(sluice, runtime_folder, checkout):
+def ranks(sluice: Path, checkout: Path, script: str) -> list[str]:
+    """What two ranks print, in order."""
     done = subprocess.run(
         [sluice, "run", "--backend", "cuda", "--memory", "4GiB", "--require-pool", "--", sys.executable, "-m",
-         "torch.distributed.run", "--standalone", "--nproc-per-node=2", Path(__file__).with_name("replicas_job.py")],
+         "torch.distributed.run", "--standalone", "--nproc-per-node=2", Path(__file__).with_name(script)],
         env={**os.environ, "PYTHONPATH": str(checkout / "runtime" / "python")}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert sorted(done.stdout.splitlines()) == ["rank 0 True True", "rank 1 True True"]
+    return sorted(done.stdout.splitlines())
+
+
+@pytest.mark.deadline(200)
+def test_without_a_server_no_step_waits_for_the_device(sluice, runtime_folder, checkout):
+    assert ranks(sluice, checkout, "replicas_job.py") == ["rank 0 True True", "rank 1 True True"]
+
+
+@pytest.mark.deadline(200)
+def test_ranks_with_unequal_parts_learn_what_one_gpu_learns_that_has_all(sluice, runtime_folder, checkout):
+    worst = [float(line.split()[2]) for line in ranks(sluice, checkout, "unequal_job.py")]
+    assert len(worst) == 2 and max(worst) < 1e-12, worst

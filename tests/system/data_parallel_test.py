@@ -24,7 +24,7 @@ from launching import reaches  # noqa: E402
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_digits.py"
 DEMANDS = 30
 JOB = replace(exactness.HOST, arguments=(), demand_bytes=20 << 20, most_delay_ms=150,
-              script=Path(__file__).with_name("data_parallel_job.py"))
+              script=exactness.BENCHMARKS / "exact_ranks_job.py")
 
 
 @pytest.mark.gloo

@@ -1,5 +1,5 @@
 """A training job of two processes, whose model is in DistributedDataParallel, or with --shards in shards; see
-benchmarks/exact_job.py for the rest of its command line.
+exact_job.py for the rest of its command line.
 
 It starts the two with torchrun. What it writes is of both: their digests, the losses of the first, discards of either.
 """
@@ -14,15 +14,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from exact_job import digest, network
 from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import sluice
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-from exact_job import digest, network  # noqa: E402
 
 RANKS = 2
 #: By device: the network's width, each process's samples a step, and the most of them in a slice.
@@ -68,12 +65,12 @@ def train(args: argparse.Namespace) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     step = sluice.Step(model, optimizer, micro_batch, adapt=False, clip_norm=1.0)
     torch.manual_seed(rank)  # dropout is each process's own
-    generator = torch.Generator().manual_seed(rank)
+    generator = torch.Generator(device).manual_seed(rank)
     losses: list[torch.Tensor] = []
     over = False
     while not over:
-        x = torch.randn(samples[rank], 3, 32, 32, generator=generator).to(device)
-        y = torch.randint(10, (samples[rank],), generator=generator).to(device)
+        x = torch.randn(samples[rank], 3, 32, 32, generator=generator, device=device)
+        y = torch.randint(10, (samples[rank],), generator=generator, device=device)
         losses.append(step(lambda x, y: F.cross_entropy(model(x), y), x, y))
         ending = torch.tensor(float(len(losses) == args.steps if args.steps else args.until.exists()), device=device)
         distributed.broadcast(ending, 0)
