@@ -27,6 +27,7 @@ class Workload:
     make: Callable[[int], Job]  # of the batch size
     packages: tuple[str, ...] = ()
     precision: str = "fp32"
+    of_ranks: bool = False  # whether it is made by every rank of a process group
 
     @property
     def params(self) -> dict:
@@ -178,6 +179,6 @@ WORKLOADS = {f"{each.backend}-{each.name}-{each.micro_batches}": each for each i
     Workload("resnet50", "cuda", 128, 1, resnet50_on_cuda, ("torchvision",), "bf16"),
     Workload("gpt2-medium", "cuda", 8, 1, gpt2_on_cuda, ("transformers",), "bf16"),
     Workload("gpt2-medium", "cuda", 8, 4, gpt2_on_cuda, ("transformers",), "bf16"),
-    Workload("gpt2-xl-sharded", "cuda", 4, 1, gpt2_sharded_on_cuda, ("transformers",), "bf16"),
+    Workload("gpt2-xl-sharded", "cuda", 4, 1, gpt2_sharded_on_cuda, ("transformers",), "bf16", of_ranks=True),
     Workload("vit-l-16", "cuda", 64, 1, vit_on_cuda, ("torchvision",), "bf16"),
 )}

@@ -52,15 +52,15 @@ class Worker:
         self._stage = stage
         self._process: subprocess.Popen = stage.start(name, command, captured=True, fed=True)
 
-    def run(self, steps: int | str) -> dict:
+    def run(self, steps: int | str, limit_seconds: float = LIMIT_SECONDS) -> dict:
         """The answer to one line. Throws `Failed` if the process ends, or does not answer in time."""
         try:
             self._process.stdin.write(f"{steps}\n".encode())
             self._process.stdin.flush()
             with selectors.DefaultSelector() as selector:
                 selector.register(self._process.stdout, selectors.EVENT_READ)
-                if not selector.select(LIMIT_SECONDS):
-                    raise self._stage.failure(self._process, f"did not answer within {LIMIT_SECONDS:.0f} s")
+                if not selector.select(limit_seconds):
+                    raise self._stage.failure(self._process, f"did not answer within {limit_seconds:.0f} s")
             said = self._process.stdout.readline()
         except BrokenPipeError:
             said = b""

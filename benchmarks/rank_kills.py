@@ -1,0 +1,250 @@
+#!/usr/bin/env python3
+"""What becomes of a job's other ranks, and of its memory, when one rank is killed at a random instant.
+
+    ./benchmarks/run.sh rank_kills [--kills 50] [--lanes 4] [--seed 1] [--kinds replicas shards]
+
+Jobs with a rank on each GPU train under `sluice run`, several at once, each in pools of its own, while servers take memory from
+all ranks. After a random number of steps and a random time one rank gets SIGKILL. The others must end by themselves: nobody
+tells them. Then the pools must have all their memory again. A rank that has not ended after a minute counts as a hang.
+On the host, over gloo, jobs are replicas. A run is one cell, named by its seed; the record's notes hold the sums.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import contextlib
+import json
+import os
+import random
+import select
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from brokers import clear_up_on_sigterm, end_broker
+from exactness import environment
+from records import ROOT, Cell, cells_of, distribution, single, write
+
+PLACE, COUNT, WHERE = "SLUICE_BENCH_RANK", "SLUICE_BENCH_RANKS", "SLUICE_BENCH_FOLDER"
+PROGRESS = struct.Struct("qq")  # of a rank: its process, steps
+POOL = {"host": "256MiB", "cuda": "6GiB"}
+DEMAND_BYTES = {"host": 20 << 20, "cuda": 3 << 30}
+START_SECONDS = 180.0
+END_SECONDS = 60.0
+FREE_SECONDS = 30.0
+MOST_STEPS = 30
+COUNTED = ("kills", "hangs", "leaked_chunks", "failed_starts")
+TARGETS = {"hangs.value": "<= 0", "leaked_chunks.value": "<= 0", "failed_starts.value": "<= 0"}
+
+
+# --- a rank -----------------------------------------------------------------------------------------------------------
+
+
+def work(backend: str, kind: str) -> None:
+    """Trains, and says how far it is, until it or another rank is killed."""
+    import torch
+    import torch.nn.functional as F
+    from exact_job import network
+    from exact_ranks_job import SIZES, sharded
+    from torch import distributed, nn
+
+    import sluice
+
+    rank, folder = int(os.environ[PLACE]), Path(os.environ[WHERE])
+    device = torch.device("cuda", rank) if backend == "cuda" else torch.device("cpu")
+    if backend == "cuda":
+        torch.cuda.set_device(device)
+    distributed.init_process_group("nccl" if backend == "cuda" else "gloo", init_method=f"file://{folder}/meeting", rank=rank,
+                                   world_size=int(os.environ[COUNT]))
+    width, samples, micro_batch = SIZES[device.type]
+    model = network(width).to(device)
+    model = sharded(model) if kind == "shards" else nn.parallel.DistributedDataParallel(model)
+    step = sluice.Step(model, torch.optim.AdamW(model.parameters(), lr=1e-3), micro_batch, adapt=False)
+    if not step.shared:
+        raise SystemExit("this process does not share the pool")
+    x = torch.randn(samples[1], 3, 32, 32, device=device)
+    y = torch.randint(10, (samples[1],), device=device)
+    with (folder / f"progress.{rank}").open("wb", buffering=0) as progress:
+        steps = 0
+        while True:
+            step(lambda x, y: F.cross_entropy(model(x), y), x, y)
+            steps += 1
+            os.pwrite(progress.fileno(), PROGRESS.pack(os.getpid(), steps), 0)
+
+
+# --- the process that kills -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Jobs one after the other, in pools of their own."""
+
+    backend: str
+    ranks: int
+    sluice: Path
+    runtime: Path
+
+    def _devices(self) -> list[list[str]]:
+        return [["--device", str(device)] for device in range(self.ranks)] if self.backend == "cuda" else [[]]
+
+    def run(self, kind: str, seed: int) -> dict:
+        """One job and one kill."""
+        dice = random.Random(seed)
+        with tempfile.TemporaryDirectory(prefix="sluice-ranks-") as name, (Path(name) / "log").open("wb") as log:
+            folder = Path(name)
+            command = [self.sluice, "run", "--require-pool", "--backend", self.backend, "--runtime-dir", self.runtime, "--memory",
+                       POOL[self.backend], "--", sys.executable, Path(__file__).resolve(), "--worker", kind, "--backend",
+                       self.backend]
+            jobs = [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                     env={**environment(), COUNT: str(self.ranks), PLACE: str(rank), WHERE: name})
+                    for rank in range(self.ranks)]
+            try:
+                with self._demands(seed):
+                    pids = self._await_steps(folder, jobs, dice.randint(2, MOST_STEPS))
+                    if pids is None:
+                        print(f"rank_kills: a job has not started:\n{(folder / 'log').read_text()[-3000:]}", file=sys.stderr)
+                        return {"failed_starts": 1}
+                    time.sleep(dice.uniform(0.0, 0.1))
+                    return self._kill(pids, dice.randrange(self.ranks))
+            finally:
+                for job in jobs:
+                    job.terminate()
+                for job in jobs:
+                    job.wait(60)
+
+    @contextlib.contextmanager
+    def _demands(self, seed: int) -> Iterator[None]:
+        """A server on each device, which takes memory at random instants; another one when it has lost its job."""
+        over = threading.Event()
+
+        def take(options: list[str]) -> None:
+            serve = [self.sluice.with_name("sluice-bench-handover"), "--runtime-dir", self.runtime, *options, "--bytes",
+                     str(DEMAND_BYTES[self.backend]), "--count", "100000", "--delay-ms", "60", "--seed", str(seed), "--range"]
+            while not over.is_set():
+                with subprocess.Popen(serve, env={**environment(), "SLUICE_BROKER": str(self.sluice)}, stdout=subprocess.DEVNULL,
+                                      stderr=subprocess.DEVNULL) as server:
+                    while server.poll() is None and not over.wait(0.05):
+                        pass
+                    server.terminate()
+
+        with concurrent.futures.ThreadPoolExecutor() as threads:
+            for options in self._devices():
+                threads.submit(take, options)
+            try:
+                yield
+            finally:
+                over.set()
+
+    def _await_steps(self, folder: Path, jobs: list[subprocess.Popen], steps: int) -> list[int] | None:
+        """The ranks' processes, when all have made so many steps; None if they do not."""
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline and all(job.poll() is None for job in jobs):
+            found = []
+            for rank in range(self.ranks):
+                with contextlib.suppress(OSError):
+                    said = (folder / f"progress.{rank}").read_bytes()
+                    if len(said) == PROGRESS.size and PROGRESS.unpack(said)[1] >= steps:
+                        found.append(PROGRESS.unpack(said)[0])
+            if len(found) == self.ranks:
+                return found
+            time.sleep(0.005)
+        return None
+
+    def _kill(self, pids: list[int], victim: int) -> dict:
+        handles = [os.pidfd_open(pid) for pid in pids]
+        try:
+            killed = time.monotonic()
+            signal.pidfd_send_signal(handles[victim], signal.SIGKILL)
+            hangs = 0
+            for handle in handles:
+                hangs += not select.select([handle], [], [], max(0.0, killed + END_SECONDS - time.monotonic()))[0]
+            ended = time.monotonic()
+            for handle in handles if hangs else ():
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+        finally:
+            for handle in handles:
+                os.close(handle)
+        return {"kills": 1, "hangs": hangs, "ended_ms": [(ended - killed) * 1e3] if not hangs else []}
+
+    def leaked(self) -> int:
+        """Chunks that are nobody's, and yet not free, when all jobs have gone."""
+        left = 0
+        for options in self._devices():
+            deadline = time.monotonic() + FREE_SECONDS
+            while True:
+                said = subprocess.run([self.sluice, "status", "--json", "--runtime-dir", self.runtime, *options],
+                                      capture_output=True, check=True)
+                pool = json.loads(said.stdout)["pool"]
+                missing = pool["bytes"] - pool["free_bytes"] - pool["dirty_bytes"]
+                if missing == 0 or time.monotonic() > deadline:
+                    break
+                time.sleep(0.05)
+            left += -(-missing // pool["chunk_bytes"])
+        return left
+
+
+def run_lane(lane: Lane, kinds: list[str], seeds: list[int]) -> dict:
+    found: dict = {name: 0 for name in COUNTED} | {"ended_ms": []}
+    for number, seed in enumerate(seeds):
+        for name, value in lane.run(kinds[number % len(kinds)], seed).items():
+            found[name] += value
+    found["leaked_chunks"] += lane.leaked()
+    end_broker(lane.runtime)
+    return found
+
+
+def sums(cells: list[dict]) -> list[str]:
+    total = {name: sum(cell["metrics"][name]["value"] for cell in cells) for name in COUNTED}
+    return [f"{len(cells)} runs in all: " + ", ".join(f"{round(value)} {name}" for name, value in total.items())]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Ranks that are killed.")
+    parser.add_argument("--backend", choices=["auto", "host", "cuda"], default="auto")
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--lanes", type=int, default=4, help="jobs at once (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kinds", nargs="+", choices=["replicas", "shards"], help="of jobs, in turn; default: what the backend has")
+    parser.add_argument("--preset", default="release")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(options.backend, options.worker)
+        return 0
+    clear_up_on_sigterm()
+    import torch
+
+    gpus = torch.cuda.device_count() if options.backend != "host" else 0
+    if gpus == 1:
+        raise SystemExit("rank_kills: this machine has one GPU; a rank needs one of its own")
+    backend = "cuda" if gpus else "host"
+    kinds = options.kinds or (["replicas", "shards"] if gpus else ["replicas"])
+    seeds = [options.seed * 100_000 + number for number in range(options.kills)]
+    with contextlib.ExitStack() as stack:
+        lanes = [Lane(backend, gpus or 2, ROOT / "build" / options.preset / "bin" / "sluice",
+                      Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-lane-"))))
+                 for _ in range(min(options.lanes, options.kills))]
+        with concurrent.futures.ThreadPoolExecutor() as threads:
+            parts = list(threads.map(lambda at: run_lane(lanes[at], kinds, seeds[at::len(lanes)]), range(len(lanes))))
+    found = {name: sum(part[name] for part in parts) for name in COUNTED}
+    params = {"ranks": gpus or 2, "kinds": " ".join(kinds), "seed": options.seed, "lanes": len(lanes)}
+    metrics = {name: single(value) for name, value in found.items()}
+    if ended := [each for part in parts for each in part["ended_ms"]]:
+        metrics["others_ended_ms"] = distribution(ended)
+    cell = Cell(params, metrics, TARGETS)
+    others = [each for each in cells_of("rank_kills", gpus=gpus) if each["params"] != params]
+    write("rank_kills", [cell], gpus=gpus, accumulate=True, notes=sums([*others, cell.as_json()]))
+    return 0 if all(cell.met().values()) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
