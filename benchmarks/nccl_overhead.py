@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """What it costs replicas of a model, and shards, that their ranks agree on each collective, against plain PyTorch's.
 
-    ./benchmarks/run.sh nccl_overhead [--backend auto|host|cuda] [--pairs 12] [--window 2]
+    ./benchmarks/run.sh nccl_overhead [--backend auto|host|cuda] [--pairs 12] [--window 2] [--asked]
 
 Two jobs of several processes make the same steps of the same model in turn (pairs.py): DistributedDataParallel, or a model that
-fully_shard was given, by itself, and in `sluice.Step` under `sluice run`. Once as they are, and once with one rank that sleeps up to a millisecond before each step.
-Then each makes all-reduces of several sizes, one after another. There is a rank for each GPU; on the host, where gloo is all
-there is and nobody has to agree, two, without a target.
+fully_shard was given, by itself, and in `sluice.Step` under `sluice run`. Once as they are, and once with one rank that sleeps up
+to a millisecond before each step. Then each makes all-reduces of several sizes, one after another. There is a rank for each GPU;
+on the host, where gloo is all there is and nobody has to agree, two, without a target.
+
+Ranks ask each other only while one of them has a server. With --asked they do, and launches are bounded, as if one had.
 """
 
 import os
@@ -18,6 +20,7 @@ from pathlib import Path
 
 from overhead_models import WORKLOADS, Workload  # also finds the examples
 from pairs import ROOT, Comparison
+from pause import DEFAULT_WAY, Pauser, bound_of
 from ranks import RANKS, all_ranks, make_replica
 from records import Cell, distribution, single, write
 
@@ -29,6 +32,8 @@ TARGET = {"step_ratio.value": "<= 1.005"}
 ALL_REDUCES = {"cuda": {1 << 10: 2000, 1 << 16: 2000, 1 << 22: 300, 1 << 28: 20}, "host": {1 << 10: 200, 1 << 20: 20}}
 WINDOWS = 7
 JITTER = "SLUICE_BENCH_JITTER_MS"
+#: pauser.cpp's library, if ranks are to ask each other.
+ASKED = "SLUICE_BENCH_ASKED"
 
 
 # --- the processes that are measured ----------------------------------------------------------------------------------
@@ -43,6 +48,8 @@ def work(workload: Workload, shared: bool) -> None:
         replica = make_replica(workload, ranks, shared)
         jitter_s = float(os.environ[JITTER]) / 1e3 if ranks.rank == 1 else 0.0
         dice = random.Random(ranks.rank)
+        if shared and ASKED in os.environ:
+            Pauser(Path(os.environ[ASKED])).bound(*bound_of(DEFAULT_WAY), replica.owner)
 
         def do(size: int, count: int) -> float:
             """Makes so many steps, or all-reduces of so many bytes. Returns the seconds that they took."""
@@ -101,13 +108,15 @@ def all_reduces(comparison: Comparison, key: str, sluice: Path) -> list[Cell]:
 def main() -> int:
     comparison = Comparison(
         "nccl_overhead", "Cost of agreeing on collectives.", Path(__file__).resolve(), "sluice", KEYS, pairs=12, more=undisturbed)
-    options = comparison.options()
+    options = comparison.options(asked="as if a server were there, for which ranks ask each other")
     if options.worker:
         workload = WORKLOADS[options.worker]
         work(workload, options.shared)
         return 0
     import torch
 
+    if options.asked:
+        os.environ[ASKED] = str(ROOT / "build" / "release" / "lib" / "libsluice_bench_pauser.so")
     gpus = torch.cuda.device_count() if options.backend != "host" else 0
     if gpus == 1:
         raise SystemExit("nccl_overhead: this machine has one GPU; a rank needs one of its own")
@@ -126,7 +135,9 @@ def main() -> int:
         cells += all_reduces(comparison, key, options.sluice.absolute())
     except Failed as failure:
         raise SystemExit(f"nccl_overhead: {failure}") from failure
-    write(comparison.name, **{**how, "cells": cells, "gpus": gpus})
+    if options.asked:
+        cells = [replace(cell, params={**cell.params, "asked": True}) for cell in cells]
+    write(comparison.name, **{**how, "cells": cells, "gpus": gpus, "accumulate": True})
     return 0
 
 

@@ -183,6 +183,9 @@ extern "C" {
 
 /// Bounds run-ahead to so many microseconds (0: no bound), with calls deferred or not.
 [[gnu::visibility("default")]] void sluice_bench_bound(int deferred, std::int64_t microseconds) {
+  if (auto const* const others = gate()->agreement(); others != nullptr) {
+    others->may_pause(microseconds > 0 ? 1 : 0);
+  }
   gate()->set_run_ahead(0);
   gate()->set_deferred(deferred);
   gate()->set_run_ahead(microseconds * 1000);

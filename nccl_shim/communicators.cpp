@@ -12,6 +12,7 @@
 #include <shared_mutex>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "nccl_shim/clock.hpp"
 #include "nccl_shim/pending_calls.hpp"
@@ -22,6 +23,9 @@ namespace {
 struct registry {
   std::shared_mutex lock;
   std::unordered_map<communicator, std::shared_ptr<known_communicator>> all;  // guarded by lock
+  bool may_pause = false;       // this process, so that others must be asked; likewise
+  bool works_together = false;  // in micro-batches, likewise
+  [[nodiscard]] bool must_agree() const noexcept { return may_pause || works_together; }
 };
 
 registry& the_registry() {
@@ -113,7 +117,43 @@ char const* why_not_inside(std::span<collective const> calls,
                           : "another communicator is used inside of micro-batches already";
 }
 
+/// Tells the ranks of all communicators whether this process needs to agree with them.
+void tell_need(bool registry::*why, bool holds) {
+  registry& in = the_registry();
+  std::lock_guard const guard{in.lock};
+  in.*why = holds;
+  for (auto const& [_, known] : in.all) {
+    if (known->ranks != nullptr) {
+      known->ranks->agreement().need(in.must_agree());
+    }
+  }
+}
+
+void may_pause(int may) {
+  tell_need(&registry::may_pause, may != 0);
+}
+
+int settle(std::int64_t deadline_ns) {
+  std::vector<std::shared_ptr<known_communicator>> all;
+  {
+    registry& in = the_registry();
+    std::shared_lock const guard{in.lock};
+    for (auto const& [_, known] : in.all) {
+      if (known->ranks != nullptr) {
+        all.push_back(known);
+      }
+    }
+  }
+  return std::all_of(all.begin(), all.end(),
+                     [deadline_ns](auto const& known) {
+                       return known->ranks->agreement().settle(deadline_ns) == outcome::granted;
+                     })
+             ? 1
+             : 0;
+}
+
 void allow_inside(int allow) {
+  tell_need(&registry::works_together, allow != 0);
   the_inside().allowed.store(allow != 0, std::memory_order_release);
 }
 
@@ -133,6 +173,8 @@ void run_micro_batch_again() {
 }
 
 constexpr sluice_agreement offered{.size = sizeof(sluice_agreement),
+                                   .may_pause = may_pause,
+                                   .settle = settle,
                                    .allow_inside = allow_inside,
                                    .keep = keep_micro_batch,
                                    .run_again = run_micro_batch_again};
@@ -192,6 +234,9 @@ void enlist(communicator made, std::unique_ptr<membership> of) {
   }
   registry& in = the_registry();
   std::lock_guard const guard{in.lock};
+  if (known->ranks != nullptr) {
+    known->ranks->agreement().need(in.must_agree());
+  }
   in.all[made] = std::move(known);
 }
 
@@ -226,6 +271,10 @@ int error_of(communicator which) noexcept {
   auto const known = find(which);
   if (known != nullptr && known->ranks != nullptr) {
     fail_if_others_died(*known);
+    if (known->ranks->agreement().difference()) {
+      known
+          ->fail_by_difference();  // the other rank may have found it, and this one's call be under way
+    }
   }
   return known != nullptr ? known->error.load(std::memory_order_acquire) : int{success};
 }

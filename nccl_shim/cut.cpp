@@ -9,6 +9,7 @@
 #include <chrono>
 #include <climits>
 #include <ctime>
+#include <utility>
 
 #include "nccl_shim/clock.hpp"
 
@@ -53,12 +54,20 @@ cut_word cut::change(Change how) noexcept {
 
 void cut::arrive(numbered_call const& what) noexcept {
   auto& own = shared_.ranks[rank_];
-  own.call[0].store(what.operation, std::memory_order_relaxed);
-  own.call[1].store(what.type, std::memory_order_relaxed);
-  own.call[2].store(what.count, std::memory_order_relaxed);
-  own.call[3].store(what.root, std::memory_order_relaxed);
-  // Of two that arrive at the same time one must see the other.
-  own.arrived.store(arrival(epoch_, ++number_), std::memory_order_seq_cst);
+  auto& call = own.calls[++number_ % remembered_calls];
+  call[0].store(what.operation, std::memory_order_relaxed);
+  call[1].store(what.type, std::memory_order_relaxed);
+  call[2].store(what.count, std::memory_order_relaxed);
+  call[3].store(what.root, std::memory_order_relaxed);
+  // Of two that arrive at the same time one must see the other; and who needs all to be asked sees this
+  // arrival, or is seen to need it.
+  own.arrived.store(arrival(epoch_, number_), std::memory_order_seq_cst);
+  if (cut_word::unpack(shared_.word.load(std::memory_order_seq_cst)).needed == 0) {
+    // If any two ranks differ, then two neighbours do, and the later one of them sees it.
+    compare_with((rank_ + 1) % ranks_);
+    compare_with((rank_ + ranks_ - 1) % ranks_);
+    return;
+  }
   try_to_grant();
 }
 
@@ -70,6 +79,9 @@ outcome cut::await(std::int64_t deadline_ns) noexcept {
     }
     if (auto const bad = trouble()) {
       return bad;
+    }
+    if (now.needed == 0) {
+      return outcome::granted;
     }
     if (now.epoch != epoch_) {
       epoch_ = now.epoch;
@@ -90,7 +102,9 @@ void cut::launched() noexcept {
 std::uint64_t cut::pause(bool again) noexcept {
   auto const made = change([again](cut_word& word) {
     ++word.pausing;
-    word.epoch = static_cast<std::uint16_t>(word.epoch + (again ? 1 : 0));
+    if (again) {
+      word.next_epoch();
+    }
   });
   if (again) {
     tell();
@@ -108,14 +122,16 @@ outcome cut::await_debts(std::uint64_t up_to, std::int64_t deadline_ns) noexcept
 }
 
 void cut::resume() noexcept {
-  shared_.word.fetch_sub(cut_word{0, 1, 0}.pack(), std::memory_order_seq_cst);
+  shared_.word.fetch_sub(cut_word::one_pausing, std::memory_order_seq_cst);
   try_to_grant();
 }
 
 void cut::resume_without() noexcept {
   epoch_ = change([this](cut_word& word) {
              --word.pausing;
-             word.epoch = static_cast<std::uint16_t>(word.epoch + (word.epoch == epoch_ ? 1 : 0));
+             if (word.epoch == epoch_) {
+               word.next_epoch();
+             }
            }).epoch;
   --number_;
   tell();
@@ -123,8 +139,62 @@ void cut::resume_without() noexcept {
 }
 
 void cut::begin_epoch() noexcept {
-  change([](cut_word& word) { ++word.epoch; });
+  change([](cut_word& word) { word.next_epoch(); });
   tell();
+}
+
+void cut::need(bool needs) noexcept {
+  if (std::exchange(needs_, needs) == needs) {
+    return;
+  }
+  settled_.store(!needs, std::memory_order_relaxed);
+  auto const made = change([needs](cut_word& word) {
+    word.catching_up = word.catching_up || (needs && word.needed == 0);
+    word.needed = static_cast<std::uint8_t>(word.needed + (needs ? 1 : -1));
+  });
+  if (needs && made.needed == 1) {
+    catch_up();
+  }
+  tell();
+}
+
+outcome cut::settle(std::int64_t deadline_ns) noexcept {
+  if (settled_.load(std::memory_order_relaxed)) {
+    return outcome::granted;
+  }
+  std::optional<std::uint64_t> owed;
+  auto const became = wait(deadline_ns, [this, &owed]() -> std::optional<outcome> {
+    auto const now = cut_word::unpack(shared_.word.load(std::memory_order_seq_cst));
+    if (now.needed == 0) {
+      return outcome::granted;
+    }
+    if (!owed && !now.catching_up) {
+      owed = now.granted;
+    }
+    if (owed && shared_.ranks[rank_].launched.load(std::memory_order_seq_cst) >= *owed) {
+      return outcome::granted;
+    }
+    return trouble();
+  });
+  if (became == outcome::granted) {
+    settled_.store(true, std::memory_order_relaxed);
+  }
+  return became;
+}
+
+/// By whoever was the first to need it, alone: the word does not come back to what it was meanwhile.
+/// What has been launched had been arrived at before its rank saw that nobody needed it.
+void cut::catch_up() noexcept {
+  std::uint64_t farthest = 0;
+  for (unsigned rank = 0; rank < ranks_; ++rank) {
+    farthest = std::max(farthest,
+                        shared_.ranks[rank].arrived.load(std::memory_order_seq_cst) & number_mask);
+  }
+  change([farthest](cut_word& word) {
+    word.granted = std::max(word.granted, farthest);
+    word.catching_up = false;
+  });
+  try_to_grant();
 }
 
 void cut::declare_lost(unsigned rank) noexcept {
@@ -145,13 +215,14 @@ std::optional<cut::difference_found> cut::difference() const noexcept {
   }
   std::array const ranks{static_cast<unsigned>(found >> 8U & 0xffU),
                          static_cast<unsigned>(found & 0xffU)};
-  return difference_found{(found >> 16U) - 1, ranks, {call_of(ranks[0]), call_of(ranks[1])}};
+  std::uint64_t const number = (found >> 16U) - 1;
+  return difference_found{number, ranks, {call_of(ranks[0], number), call_of(ranks[1], number)}};
 }
 
-numbered_call cut::call_of(unsigned rank) const noexcept {
-  auto const& call = shared_.ranks[rank % max_ranks].call;
-  return {call[0].load(std::memory_order_relaxed), call[1].load(std::memory_order_relaxed),
-          call[2].load(std::memory_order_relaxed), call[3].load(std::memory_order_relaxed)};
+numbered_call cut::call_of(unsigned rank, std::uint64_t number) const noexcept {
+  auto const& call = shared_.ranks[rank % max_ranks].calls[number % remembered_calls];
+  return {call[0].load(std::memory_order_acquire), call[1].load(std::memory_order_acquire),
+          call[2].load(std::memory_order_acquire), call[3].load(std::memory_order_acquire)};
 }
 
 std::vector<unsigned> cut::missing() const {
@@ -164,6 +235,25 @@ std::vector<unsigned> cut::missing() const {
   return found;
 }
 
+/// Whether a rank that is as far as this one, or farther, means the same call by this one's number.
+void cut::compare_with(unsigned neighbour) noexcept {
+  auto const& theirs = shared_.ranks[neighbour].arrived;
+  auto const remembers = [&] {
+    std::uint64_t const at = theirs.load(std::memory_order_seq_cst) & number_mask;
+    return at >= number_ && at + 1 < number_ + remembered_calls;  // it may be writing the next one
+  };
+  if (remembers() && call_of(neighbour, number_) != call_of(rank_, number_) && remembers()) {
+    declare_different(number_, std::min(rank_, neighbour), std::max(rank_, neighbour));
+  }
+}
+
+void cut::declare_different(std::uint64_t number, unsigned one, unsigned other) noexcept {
+  std::uint64_t none = 0;
+  shared_.differ.compare_exchange_strong(none, (number + 1) << 16U | one << 8U | other,
+                                         std::memory_order_seq_cst);
+  tell();
+}
+
 /// Whether all ranks have arrived at what comes after `at`, and mean the same by it.
 cut::glance cut::look(cut_word const& at) const noexcept {
   std::uint64_t const wanted = arrival(at.epoch, at.granted + 1);
@@ -173,7 +263,7 @@ cut::glance cut::look(cut_word const& at) const noexcept {
     }
   }
   for (unsigned rank = 1; rank < ranks_; ++rank) {
-    if (call_of(rank) != call_of(0)) {
+    if (call_of(rank, at.granted + 1) != call_of(0, at.granted + 1)) {
       return {sight::differ, {0, rank}};
     }
   }
@@ -186,6 +276,9 @@ void cut::try_to_grant() noexcept {
   std::uint64_t seen = shared_.word.load(std::memory_order_seq_cst);
   for (;;) {
     auto const at = cut_word::unpack(seen);
+    if (at.needed == 0 || at.catching_up) {
+      return;  // nobody waits, or somebody will look again
+    }
     auto const found = look(at);
     if (at.pausing != 0 || found.what != sight::all_alike) {
       // Somebody may have begun or ended a pause, or an epoch, before what was seen.
@@ -196,16 +289,12 @@ void cut::try_to_grant() noexcept {
       if (at.pausing != 0 || found.what == sight::somebody_missing) {
         return;
       }
-      std::uint64_t none = 0;
-      shared_.differ.compare_exchange_strong(
-          none, (at.granted + 2) << 16U | found.ranks[0] << 8U | found.ranks[1],
-          std::memory_order_seq_cst);
-      tell();
+      declare_different(at.granted + 1, found.ranks[0], found.ranks[1]);
       return;
     }
-    if (shared_.word.compare_exchange_strong(seen,
-                                             cut_word{at.epoch, at.pausing, at.granted + 1}.pack(),
-                                             std::memory_order_seq_cst)) {
+    auto granting = at;
+    ++granting.granted;
+    if (shared_.word.compare_exchange_strong(seen, granting.pack(), std::memory_order_seq_cst)) {
       tell();
       return;  // nobody can have arrived at the next one
     }

@@ -16,9 +16,13 @@
 /// has been granted; the others go on until a grant is missing. If its micro-batch is to run again, the
 /// pause begins an epoch: what has not been granted is dropped on all ranks.
 ///
+/// While no rank needs that, nobody waits: what a rank has arrived at is as good as granted. The first
+/// that needs it says so in the word, and then grants up to where the farthest has arrived.
+///
 /// Thread-safety: of one rank's, `arrive`, `await`, `launched`, `follow` and `resume_without` from one
-/// thread, `pause`, `await_debts` and `resume` from another; the rest from any. Nothing throws or blocks
-/// but the waits.
+/// thread, `pause`, `await_debts` and `resume` from another, `need` from one at a time, `settle` from one;
+/// the rest from any.
+/// Nothing throws or blocks but the waits.
 #pragma once
 
 #include <array>
@@ -34,16 +38,26 @@ inline constexpr unsigned max_ranks = 64;
 
 /// The word.
 struct cut_word {
-  std::uint16_t epoch = 0;
+  std::uint16_t epoch = 0;  ///< of 9 bits: it is only asked whether it is another one
+  bool catching_up =
+      false;  ///< the first that needs it has not granted what others have launched yet
+  std::uint8_t needed = 0;    ///< ranks that need it
   std::uint8_t pausing = 0;   ///< ranks that pause
   std::uint64_t granted = 0;  ///< less than 2⁴⁰: a million collectives a second for twelve days
 
+  static constexpr std::uint64_t one_pausing = std::uint64_t{1} << 40U;
+
+  constexpr void next_epoch() noexcept {
+    epoch = static_cast<std::uint16_t>((epoch + 1U) & 0x1ffU);
+  }
   [[nodiscard]] constexpr std::uint64_t pack() const noexcept {
-    return std::uint64_t{epoch} << 48U | std::uint64_t{pausing} << 40U | granted;
+    return std::uint64_t{epoch} << 55U | std::uint64_t{catching_up} << 54U |
+           std::uint64_t{needed} << 47U | std::uint64_t{pausing} << 40U | granted;
   }
   [[nodiscard]] static constexpr cut_word unpack(std::uint64_t word) noexcept {
-    return {static_cast<std::uint16_t>(word >> 48U), static_cast<std::uint8_t>(word >> 40U),
-            word & ((std::uint64_t{1} << 40U) - 1)};
+    return {static_cast<std::uint16_t>(word >> 55U), (word >> 54U & 1U) != 0,
+            static_cast<std::uint8_t>(word >> 47U & 0x7fU),
+            static_cast<std::uint8_t>(word >> 40U & 0x7fU), word & (one_pausing - 1)};
   }
   bool operator==(cut_word const&) const = default;
 };
@@ -58,12 +72,15 @@ struct numbered_call {
   bool operator==(numbered_call const&) const = default;
 };
 
+inline constexpr std::uint64_t remembered_calls = 32;
+
 /// In shared memory, zero at first. Each rank writes its own part.
 struct cut_memory {
   struct alignas(64) rank_part {
     std::atomic<std::uint64_t> arrived{0};   ///< {epoch: 16, number: 48}
     std::atomic<std::uint64_t> launched{0};  ///< the last number
-    std::array<std::atomic<std::uint64_t>, 4> call{};
+    /// The last calls, a number's at its remainder: ranks that nobody holds up may be apart.
+    std::array<std::array<std::atomic<std::uint64_t>, 4>, remembered_calls> calls{};
   };
   alignas(64) std::atomic<std::uint64_t> word{0};
   alignas(64) std::atomic<std::uint32_t> turn{0};  ///< grows with what somebody may wait for
@@ -97,6 +114,12 @@ class cut {
   [[nodiscard]] std::vector<unsigned> missing() const;
   /// The last number that this rank has arrived at.
   [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
+
+  /// Whether this rank needs that nobody launches what others may not. At first it does not.
+  void need(bool needs) noexcept;
+  /// After that: waits until this rank has launched what others, whom nobody held up, had launched before.
+  /// Granted, lost, differs or late. Where nobody has waited for that, others' devices may have to.
+  [[nodiscard]] outcome settle(std::int64_t deadline_ns) noexcept;
 
   /// Ends the grants; `again`: also what has not been granted in this epoch. Returns the cut.
   [[nodiscard]] std::uint64_t pause(bool again) noexcept;
@@ -132,7 +155,10 @@ class cut {
     std::array<unsigned, 2> ranks;
   };
   [[nodiscard]] glance look(cut_word const& at) const noexcept;
-  [[nodiscard]] numbered_call call_of(unsigned rank) const noexcept;
+  [[nodiscard]] numbered_call call_of(unsigned rank, std::uint64_t number) const noexcept;
+  void compare_with(unsigned neighbour) noexcept;
+  void declare_different(std::uint64_t number, unsigned one, unsigned other) noexcept;
+  void catch_up() noexcept;
   void try_to_grant() noexcept;
   template <typename Change>
   cut_word change(Change how) noexcept;
@@ -144,6 +170,8 @@ class cut {
   cut_memory& shared_;
   unsigned rank_;
   unsigned ranks_;
+  bool needs_ = false;
+  std::atomic<bool> settled_{true};
   std::uint64_t number_ = 0;
   std::uint16_t epoch_ = 0;
 };

@@ -124,7 +124,7 @@ class question {
         complain_of_death();
         return agreed;
       case outcome::differs:
-        complain_of_difference();
+        of_->fail_by_difference();
         return agreed;
     }
     std::int64_t const now = monotonic_ns();
@@ -162,16 +162,6 @@ class question {
     std::fprintf(stderr, "sluice: rank %u has died; collective %llu, %s, will not be made\n",
                  agreement().lost().value_or(0),
                  static_cast<unsigned long long>(agreement().number()), to_text(what_).c_str());
-  }
-
-  void complain_of_difference() {
-    of_->fail(invalid_usage);
-    if (auto const found = agreement().difference()) {
-      std::fprintf(
-          stderr, "sluice: ranks differ in collective %llu: rank %u calls %s, rank %u calls %s\n",
-          static_cast<unsigned long long>(found->number), found->ranks[0],
-          to_text(found->calls[0]).c_str(), found->ranks[1], to_text(found->calls[1]).c_str());
-    }
   }
 
   void complain_of_delay() const {
@@ -264,6 +254,16 @@ class pending_end final : public question {
 };
 
 }  // namespace
+
+void known_communicator::fail_by_difference() noexcept {
+  auto const found = ranks->agreement().difference();
+  if (fail(invalid_usage) && found) {
+    std::fprintf(
+        stderr, "sluice: ranks differ in collective %llu: rank %u calls %s, rank %u calls %s\n",
+        static_cast<unsigned long long>(found->number), found->ranks[0],
+        to_text(found->calls[0]).c_str(), found->ranks[1], to_text(found->calls[1]).c_str());
+  }
+}
 
 sluice_gate_api const* gate() noexcept {
   static sluice_gate_api const* const found = []() -> sluice_gate_api const* {

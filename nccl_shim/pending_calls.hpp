@@ -33,10 +33,13 @@ struct known_communicator {
     return given_up.load(std::memory_order_acquire) ? int{remote_error}
                                                     : error.load(std::memory_order_acquire);
   }
-  void fail(int why) noexcept {
+  /// Whether it is the first trouble.
+  bool fail(int why) noexcept {
     int none = success;
-    error.compare_exchange_strong(none, why, std::memory_order_acq_rel);
+    return error.compare_exchange_strong(none, why, std::memory_order_acq_rel);
   }
+  /// Its ranks mean different calls by one number: says which.
+  void fail_by_difference() noexcept;
 };
 
 /// The gate's table; nullptr if there is no gate, or this process is not to share.

@@ -66,6 +66,13 @@ enum sluice_agreed_result {
  * all of them keep such a one, or all run it again. Other functions of it may be called from any thread. */
 struct sluice_agreement {
   size_t size;
+  /* Whether the gate may be closed for a while (1). As long as that is so for none of the processes, what
+   * needs agreement is made without asking. */
+  void (*may_pause)(int may);
+  /* After that: waits until this process has made what others had made before they asked. Until then another
+   * one's device may wait for it, also while its gate is closed. 1, or 0 if the deadline passes. One thread
+   * at a time. */
+  int (*settle)(int64_t deadline_ns);
   /* Expendable threads may call what needs agreement (1), or not (0). */
   void (*allow_inside)(int allow);
   /* Asks the others to keep the calling thread's micro-batch. When they have agreed it calls `keep`, from

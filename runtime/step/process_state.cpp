@@ -49,6 +49,16 @@ void after_fork_in_child() {
   in_child.store(true);
 }
 
+/// If a server has come: waits for a moment until this process is as far as the other ranks.
+void settle_with_others(process_state const& state) {
+  constexpr std::chrono::milliseconds moment{2};
+  auto const* const others = state.gate_table != nullptr ? state.gate_table->agreement() : nullptr;
+  if (others != nullptr) {
+    static_cast<void>(
+        others->settle(memhandover::monotonic_ns() + std::chrono::nanoseconds{moment}.count()));
+  }
+}
+
 /// Shows what takes the device longer than the bound.
 void publish_long_units(process_state& state) {
   auto const bound = [&state] {
@@ -98,6 +108,7 @@ void share(std::unique_ptr<process_state> state) {
   kept->memory->client().watch(
       [kept] {
         bound_run_ahead(*kept);
+        settle_with_others(*kept);
         publish_long_units(*kept);
       },
       look_every);
@@ -112,10 +123,17 @@ void bound_run_ahead(process_state& state) {
     return;
   }
   state.run_ahead = wanted;
+  auto const* const others = state.gate_table != nullptr ? state.gate_table->agreement() : nullptr;
+  if (others != nullptr && wanted.count() > 0) {
+    others->may_pause(1);
+  }
   client.mailbox().run_ahead_ns.store(static_cast<std::uint64_t>(wanted.count()),
                                       std::memory_order_relaxed);
   if (state.gate_table != nullptr) {
     state.gate_table->set_run_ahead(wanted.count());
+  }
+  if (others != nullptr && wanted.count() == 0) {
+    others->may_pause(0);
   }
 }
 

@@ -8,13 +8,19 @@
  * epoch: then what has not been granted is dropped on every rank, back to the last commit, and is run again. A commit has a
  * number too, and nothing to launch.
  *
+ * While no rank needs that, nobody waits for grants; whoever is the first to need it grants up to where the farthest has
+ * arrived, and pauses when its rank is as far.
+ *
  *   -DDEATH        a rank may be killed at any instant
+ *   -DFREE         ranks need it only while they pause, and begin no epochs
  *   Each of these takes something away, and something must then be found wrong:
  *   -DNO_WORD      a grant does not look at who pauses in the same step
  *   -DNO_DEBT      a rank pauses without launching what is granted
  *   -DNO_EPOCH     an arrival does not say of which epoch it is
  *   -DNO_COMMIT    a rank commits without a number
  *   -DNO_RETRY     whoever resumes does not look whether something can be granted
+ *   -DNO_CATCH_UP  (with FREE) the first that needs it leaves the grants where they were
+ *   -DLOOK_FIRST   (with FREE) a rank looks whether anybody needs it before it says where it has arrived
  */
 #ifndef RANKS
 #define RANKS 2
@@ -36,6 +42,13 @@
 
 /* The word. */
 byte epoch, granted, pausing;
+#ifdef FREE
+byte needed;
+bit catching_up;
+#define ASKED (needed > 0 && !catching_up)
+#else
+#define ASKED true
+#endif
 /* Of each rank: what it has arrived at, and launched or committed. */
 byte arrived[RANKS], arrived_in[RANKS], launched[RANKS], committed[RANKS];
 byte running[RANKS];      /* collectives on its device; they end together */
@@ -70,8 +83,8 @@ inline try_to_grant() {
 #ifdef NO_WORD
        :: ok -> granted++
 #else
-       :: ok && pausing == 0 -> granted++
-       :: ok && pausing > 0 -> break
+       :: ok && pausing == 0 && ASKED -> granted++
+       :: ok && !(pausing == 0 && ASKED) -> break
 #endif
        :: !ok -> break
        fi
@@ -82,7 +95,7 @@ inline try_to_grant() {
 
 proctype rank(byte r) {
   byte number, known, batch, item, i;
-  bit ok;
+  bit ok, free;
   do
   :: batch == BATCHES -> break
   :: batch < BATCHES ->
@@ -101,10 +114,19 @@ proctype rank(byte r) {
      :: item < ITEMS ->
 #endif
         number = number + 1;
+#ifdef LOOK_FIRST
+        free = needed == 0;
+#endif
         atomic { arrived[r] = number; arrived_in[r] = known };
         try_to_grant();
         do
-        :: atomic { granted >= number && !closed[r] ->
+#ifdef FREE
+#ifndef LOOK_FIRST
+        :: !free && needed == 0 -> free = 1
+#endif
+#endif
+        :: atomic { (granted >= number || free) && !closed[r] ->
+             free = 0;
              launched[r] = number;
              if
              :: work[number] == 0 -> work[number] = batch * ITEMS + item + 1
@@ -131,14 +153,52 @@ over:
 proctype pauser(byte r) {
   byte n, cut, i;
   bit ok;
+#ifdef FREE
+  byte farthest;
+  bit first;
+#endif
   do
   :: n == PAUSES || dead -> break
   :: n < PAUSES ->
      n++;
+#ifdef FREE
+     atomic {
+       first = needed == 0;
+       catching_up = catching_up || first;
+       needed++
+     };
+     if
+     :: first ->
+        farthest = 0;
+        i = 0;
+        do
+        :: i < RANKS ->
+           if
+           :: arrived[i] > farthest -> farthest = arrived[i]
+           :: else
+           fi;
+           i++
+        :: i == RANKS -> break
+        od;
+        atomic {
+          i = 0;
+#ifndef NO_CATCH_UP
+          granted = (farthest > granted -> farthest : granted);
+#endif
+          catching_up = 0
+        };
+        try_to_grant()
+     :: else
+     fi;
+     atomic { !catching_up || dead; cut = granted };
+     launched[r] >= cut || dead;
+     atomic { pausing++; cut = granted };
+#else
      if
      :: atomic { pausing++; cut = granted }
      :: atomic { pausing++; cut = granted; epoch++ }
      fi;
+#endif
 #ifndef NO_DEBT
      launched[r] >= cut || dead;
 #endif
@@ -149,6 +209,9 @@ proctype pauser(byte r) {
      pausing--;
 #ifndef NO_RETRY
      try_to_grant()
+#ifdef FREE
+     ; needed--
+#endif
 #endif
   od
 }

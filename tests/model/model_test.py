@@ -112,7 +112,8 @@ def test_each_part_of_deferred_submission_is_needed(tmp_path, switch, violated):
 
 
 @pytest.mark.parametrize("switches", [(), ("PAUSES=2",), ("INSIDE=2",), ("DEATH", "BATCHES=1"),
-                                      ("RANKS=3", "PAUSERS=2", "BATCHES=1")])
+                                      ("RANKS=3", "PAUSERS=2", "BATCHES=1"), ("FREE",), ("FREE", "PAUSES=2", "BATCHES=1"),
+                                      ("FREE", "DEATH", "BATCHES=1"), ("FREE", "RANKS=3", "PAUSERS=2", "BATCHES=1")])
 def test_ranks_stop_at_one_cut_and_all_go_on(tmp_path, switches):
     assert_sound(search(tmp_path, "cut", *switches), at_least=100_000)
 
@@ -126,6 +127,11 @@ def test_ranks_stop_at_one_cut_and_all_go_on(tmp_path, switches):
 ])
 def test_each_part_of_the_cut_is_needed(tmp_path, switch, violated):
     assert violated in search(tmp_path, "cut", switch).output
+
+
+@pytest.mark.parametrize("switch, violated", [("NO_CATCH_UP", "launched"), ("LOOK_FIRST", "invalid end state")])
+def test_each_part_of_waiting_only_when_needed_is_needed(tmp_path, switch, violated):
+    assert violated in search(tmp_path, "cut", "FREE", switch).output
 
 
 @pytest.mark.parametrize("switches", [(), ("INSIDE=2",), ("BATCHES=1", "SHORT=1"), ("DEATH", "BATCHES=1", "TAKEN=1"),

@@ -6,6 +6,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -39,7 +41,84 @@ class two_ranks : public ::testing::Test {
   cut second{*shared, 1, 2};
 };
 
-TEST_F(two_ranks, a_number_is_granted_when_all_have_arrived) {
+/// Of whom one needs that both are asked.
+class two_ranks_that_agree : public two_ranks {
+ protected:
+  two_ranks_that_agree() { first.need(true); }
+};
+
+TEST_F(two_ranks, nobody_waits_while_nobody_needs_it) {
+  for (int i = 0; i < 5; ++i) {
+    first.arrive(reduce);
+    EXPECT_EQ(now(first), outcome::granted);
+    first.launched();
+  }
+  second.arrive(reduce);
+  EXPECT_EQ(now(second), outcome::granted);
+}
+
+TEST_F(two_ranks, the_first_that_needs_it_owes_what_the_other_has_launched) {
+  for (int i = 0; i < 3; ++i) {
+    first.arrive(reduce);
+    EXPECT_EQ(now(first), outcome::granted);
+    first.launched();
+  }
+  second.need(true);
+  EXPECT_EQ(second.settle(in(0ns)), outcome::late);
+  first.arrive(reduce);
+  EXPECT_EQ(now(first), outcome::late);
+  for (int i = 0; i < 3; ++i) {
+    second.arrive(reduce);
+    EXPECT_EQ(now(second), outcome::granted);
+    second.launched();
+  }
+  EXPECT_EQ(second.settle(in(0ns)), outcome::granted);
+  second.arrive(reduce);
+  EXPECT_EQ(now(second), outcome::granted);
+  EXPECT_EQ(now(first), outcome::granted);
+}
+
+TEST_F(two_ranks, who_waits_goes_on_when_nobody_needs_it_any_more) {
+  first.need(true);
+  second.need(true);
+  first.arrive(reduce);
+  first.need(false);
+  EXPECT_EQ(now(first), outcome::late);  // the other one does
+  std::jthread const waiting{[this] { EXPECT_EQ(first.await(in(10s)), outcome::granted); }};
+  while (shared->sleepers.load() == 0) {
+    std::this_thread::yield();
+  }
+  second.need(false);
+}
+
+TEST_F(two_ranks, calls_that_differ_are_found_by_the_later_rank_where_nobody_waits) {
+  numbered_call const other{2, 7, 100, 0};
+  for (int i = 0; i < 20; ++i) {
+    first.arrive(i == 5 ? other : reduce);
+    first.launched();
+  }
+  for (int i = 0; i < 5; ++i) {
+    second.arrive(reduce);
+    EXPECT_EQ(now(second), outcome::granted);
+    second.launched();
+  }
+  second.arrive(reduce);
+  EXPECT_EQ(now(second), outcome::differs);
+  auto const found = second.difference();
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->number, 6U);
+  EXPECT_EQ(found->calls, (std::array{other, reduce}));
+}
+
+TEST(cut_word, is_packed_and_unpacked) {
+  cut_word const word{0x1ff, true, 64, 64, (std::uint64_t{1} << 40U) - 1};
+  EXPECT_EQ(cut_word::unpack(word.pack()), word);
+  auto next = word;
+  next.next_epoch();
+  EXPECT_EQ(next.epoch, 0);
+}
+
+TEST_F(two_ranks_that_agree, a_number_is_granted_when_all_have_arrived) {
   first.arrive(reduce);
   EXPECT_EQ(now(first), outcome::late);
   second.arrive(reduce);
@@ -52,7 +131,7 @@ TEST_F(two_ranks, a_number_is_granted_when_all_have_arrived) {
   EXPECT_EQ(now(second), outcome::granted);  // still the first
 }
 
-TEST_F(two_ranks, a_pause_ends_the_grants_and_owes_what_was_granted) {
+TEST_F(two_ranks_that_agree, a_pause_ends_the_grants_and_owes_what_was_granted) {
   first.arrive(reduce);
   second.arrive(reduce);
   EXPECT_EQ(first.pause(false), 1U);
@@ -73,7 +152,8 @@ TEST_F(two_ranks, a_pause_ends_the_grants_and_owes_what_was_granted) {
   EXPECT_EQ(now(second), outcome::granted);
 }
 
-TEST_F(two_ranks, a_new_epoch_drops_what_was_not_granted_and_numbers_go_on_from_the_cut) {
+TEST_F(two_ranks_that_agree,
+       a_new_epoch_drops_what_was_not_granted_and_numbers_go_on_from_the_cut) {
   first.arrive(reduce);
   second.arrive(reduce);
   EXPECT_EQ(now(second), outcome::granted);
@@ -94,7 +174,7 @@ TEST_F(two_ranks, a_new_epoch_drops_what_was_not_granted_and_numbers_go_on_from_
   EXPECT_EQ(now(second), outcome::granted);
 }
 
-TEST_F(two_ranks, an_arrival_of_an_earlier_epoch_does_not_count) {
+TEST_F(two_ranks_that_agree, an_arrival_of_an_earlier_epoch_does_not_count) {
   first.arrive(reduce);
   EXPECT_EQ(second.pause(true), 0U);
   second.resume();
@@ -107,7 +187,7 @@ TEST_F(two_ranks, an_arrival_of_an_earlier_epoch_does_not_count) {
   EXPECT_EQ(now(second), outcome::granted);
 }
 
-TEST_F(two_ranks, calls_that_differ_are_named_and_end_all_waits) {
+TEST_F(two_ranks_that_agree, calls_that_differ_are_named_and_end_all_waits) {
   numbered_call const other{2, 7, 100, 0};
   first.arrive(reduce);
   second.arrive(other);
@@ -120,7 +200,7 @@ TEST_F(two_ranks, calls_that_differ_are_named_and_end_all_waits) {
   EXPECT_EQ(found->calls, (std::array{reduce, other}));
 }
 
-TEST_F(two_ranks, a_death_ends_all_waits_but_those_for_what_is_granted) {
+TEST_F(two_ranks_that_agree, a_death_ends_all_waits_but_those_for_what_is_granted) {
   first.arrive(reduce);
   second.arrive(reduce);
   EXPECT_EQ(first.lost(), std::nullopt);
@@ -133,7 +213,7 @@ TEST_F(two_ranks, a_death_ends_all_waits_but_those_for_what_is_granted) {
   EXPECT_EQ(now(first), outcome::lost);
 }
 
-TEST_F(two_ranks, who_sleeps_is_woken) {
+TEST_F(two_ranks_that_agree, who_sleeps_is_woken) {
   first.arrive(reduce);
   std::jthread const waiting{[this] { EXPECT_EQ(first.await(in(10s)), outcome::granted); }};
   while (shared->sleepers.load() == 0) {
@@ -157,7 +237,9 @@ class training_rank {
   static constexpr std::uint64_t inside = 3;
 
   training_rank(cut_memory& shared, unsigned rank, unsigned ranks, std::uint64_t batches)
-      : own_{shared, rank, ranks}, batches_{batches}, random_{std::random_device{}()} {}
+      : own_{shared, rank, ranks}, batches_{batches}, random_{std::random_device{}()} {
+    own_.need(true);
+  }
 
   void train() {
     for (std::uint64_t batch = 0; batch < batches_;) {
@@ -261,6 +343,86 @@ TEST(cut_stress, all_ranks_launch_the_same_whenever_they_are_paused) {
   }
 }
 
+/// A rank that makes so many calls, and needs to be asked about them now and then.
+class fickle_rank {
+ public:
+  fickle_rank(cut_memory& shared, unsigned rank, unsigned ranks, std::uint64_t calls)
+      : shared_{shared}, rank_{rank}, own_{shared, rank, ranks}, calls_{calls} {}
+
+  void train() {
+    for (std::uint64_t call = 1; call <= calls_; ++call) {
+      own_.arrive({call, 0, 0, 0});
+      ASSERT_EQ(own_.await(in(60s)), outcome::granted);
+      launched_.store(call);
+      own_.launched();
+    }
+  }
+
+  /// Until all have been made. While it needs to be asked, nobody has launched what is not granted.
+  void need_it(std::atomic<bool> const& over,
+               std::vector<std::unique_ptr<fickle_rank>> const& all) {
+    std::minstd_rand random{rank_ + 1};
+    while (!over.load()) {
+      own_.need(true);
+      for (auto looks = random() % 50; looks > 0; --looks) {
+        std::uint64_t farthest = 0;
+        for (auto const& one : all) {
+          farthest = std::max(farthest, one->launched_.load());
+        }
+        ASSERT_LE(farthest, cut_word::unpack(shared_.word.load()).granted);
+        std::this_thread::yield();
+      }
+      own_.need(false);
+      ++times_;
+      for (auto spins = random() % 50; spins > 0; --spins) {
+        std::this_thread::yield();
+      }
+    }
+  }
+
+  [[nodiscard]] std::uint64_t launches() const noexcept { return launched_.load(); }
+  [[nodiscard]] std::uint64_t times() const noexcept { return times_; }
+
+ private:
+  cut_memory& shared_;
+  unsigned rank_;
+  cut own_;
+  std::uint64_t calls_;
+  std::atomic<std::uint64_t> launched_{0};
+  std::uint64_t times_ = 0;
+};
+
+TEST(cut_stress, what_is_launched_is_granted_whenever_a_rank_begins_to_need_that) {
+  constexpr unsigned ranks = 3;
+  auto const calls = 100 * from_environment("SLUICE_TEST_BATCHES", 300);
+  auto const shared = std::make_unique<cut_memory>();
+  std::vector<std::unique_ptr<fickle_rank>> all;
+  for (unsigned rank = 0; rank < ranks; ++rank) {
+    all.push_back(std::make_unique<fickle_rank>(*shared, rank, ranks, calls));
+  }
+  std::atomic<bool> over{false};
+  {
+    std::vector<std::jthread> needing;
+    std::vector<std::jthread> trainers;
+    for (auto const& one : all) {
+      needing.emplace_back([&] { one->need_it(over, all); });
+    }
+    while (cut_word::unpack(shared->word.load()).needed == 0) {
+      std::this_thread::yield();  // else they may be done before anybody has needed it
+    }
+    for (auto const& one : all) {
+      trainers.emplace_back([&one] { one->train(); });
+    }
+    trainers.clear();
+    over = true;
+  }
+  for (auto const& one : all) {
+    EXPECT_EQ(one->launches(), calls);
+    EXPECT_GT(one->times(), 0U);
+  }
+  EXPECT_EQ(shared->differ.load(), 0U);
+}
+
 TEST(cut_processes, the_others_leave_their_waits_when_a_rank_is_killed) {
   constexpr unsigned ranks = 3;
   void* const memory = ::mmap(nullptr, sizeof(cut_memory), PROT_READ | PROT_WRITE,
@@ -274,6 +436,7 @@ TEST(cut_processes, the_others_leave_their_waits_when_a_rank_is_killed) {
       pid_t const pid = ::fork();
       if (pid == 0) {
         cut own{*shared, rank, ranks};
+        own.need(true);
         for (;;) {
           own.arrive(reduce);
           auto const became = own.await(in(60s));

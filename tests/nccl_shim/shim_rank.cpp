@@ -91,6 +91,7 @@ struct rank_of_job {
     others = static_cast<pausers*>(
         ::mmap(nullptr, sizeof(pausers), PROT_READ | PROT_WRITE, MAP_SHARED, shared, 0));
     ::close(shared);
+    may_pause(number_in("FICKLE", 0) == 0 && number_in("MAY_PAUSE", 1) != 0);
     if (number_in("DEFERRED", 0) != 0) {
       gate->set_deferred(1);
       gate->set_run_ahead(std::chrono::nanoseconds{100us}.count());
@@ -135,11 +136,25 @@ struct rank_of_job {
     return true;
   }
 
+  /// Whether other ranks must be asked. If so, returns when this one is as far as they are.
+  void may_pause(bool may) const {
+    if (auto const* const agreement = gate->agreement(); agreement != nullptr) {
+      agreement->may_pause(may ? 1 : 0);
+      if (agreement->settle(in(patience())) == 0) {
+        std::printf("rank %d does not catch up\n", rank);
+      }
+    }
+  }
+
   /// Pauses this rank's device again and again; each pause ends when all ranks have been at rest.
   void pause_now_and_then(int times) const {
+    bool const fickle = number_in("FICKLE", 0) != 0;
     std::minstd_rand random{static_cast<unsigned>(rank + 1)};
     for (int i = 0; i < times; ++i) {
       std::this_thread::sleep_for(std::chrono::microseconds{random() % 2000});
+      if (fickle) {
+        may_pause(true);
+      }
       if (gate->close(in(patience())) != 0 || gate->wait_idle(in(patience())) != 0) {
         std::printf("rank %d does not come to rest\n", rank);
         std::fflush(stdout);
@@ -153,6 +168,9 @@ struct rank_of_job {
         ::_exit(4);
       }
       gate->open();
+      if (fickle) {
+        may_pause(false);
+      }
     }
   }
 
@@ -272,7 +290,12 @@ struct rank_of_job {
     int from = 1;
     int to = 0;
     int const now = reduce(from, to, count);
-    int const later = left_error();
+    int later = left_error();
+    for (auto const until = in(patience());
+         now == 0 && later == 0 && number_in("AWAIT_ERROR", 0) != 0 && in(0s) < until;) {
+      std::this_thread::yield();
+      later = left_error();
+    }
     std::printf("failed with %d\n", now != 0 ? now : later);
   }
 

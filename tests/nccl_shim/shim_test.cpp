@@ -119,6 +119,18 @@ TEST_P(job, ranks_that_pause_together_come_to_rest_and_every_sum_is_right) {
   EXPECT_THAT(left(), IsEmpty());
 }
 
+TEST_P(job, ranks_that_may_pause_only_now_and_then_come_to_rest_when_they_do) {
+  for (int const ranks : {2, 3}) {
+    std::filesystem::remove(folder() / "job");
+    std::filesystem::remove(folder() / "job.pauses");
+    auto const all =
+        run("pauses", {{"COLLECTIVES", "8000"}, {"PAUSES", "200"}, {"FICKLE", "1"}}, ranks);
+    EXPECT_THAT(all, Each(ended_well));
+    EXPECT_THAT(all, Each(::testing::Field(&ended::output, IsEmpty())));
+  }
+  EXPECT_THAT(left(), IsEmpty());
+}
+
 TEST_P(job, without_the_shim_some_rank_does_not_come_to_rest) {
   preloaded = gate::gate_path();
   auto const all =
@@ -155,12 +167,15 @@ TEST_P(job, a_group_in_which_a_communicator_is_made_goes_to_nccl_as_it_is) {
 }
 
 TEST_P(job, ranks_that_differ_are_told_both_calls) {
-  auto const all = run("differ");
-  EXPECT_THAT(all, Each(::testing::Field(&ended::output, HasSubstr("failed with 5\n"))));
-  EXPECT_THAT(
-      all, Each(::testing::Field(
-               &ended::output, HasSubstr("rank 0 calls ncclAllReduce of 8 elements of type 2, "
-                                         "root 0, reduction 0, rank 1 calls ncclAllReduce of 9"))));
+  for (char const* const may_pause : {"1", "0"}) {
+    std::filesystem::remove(folder() / "job");
+    auto const all = run("differ", {{"MAY_PAUSE", may_pause}, {"AWAIT_ERROR", "1"}});
+    EXPECT_THAT(all, Each(::testing::Field(&ended::output, HasSubstr("failed with 5\n"))));
+    EXPECT_THAT(all, Each(::testing::Field(
+                         &ended::output,
+                         HasSubstr("rank 0 calls ncclAllReduce of 8 elements of type 2, "
+                                   "root 0, reduction 0, rank 1 calls ncclAllReduce of 9"))));
+  }
 }
 
 TEST_P(job, a_rank_that_waits_for_one_that_has_died_is_told_so) {
