@@ -104,7 +104,8 @@ class Lane:
                        POOL[self.backend], "--", sys.executable, Path(__file__).resolve(), "--worker", kind, "--backend",
                        self.backend]
             jobs = [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                     env={**environment(), COUNT: str(self.ranks), PLACE: str(rank), WHERE: name})
+                                     env={**environment(), COUNT: str(self.ranks), PLACE: str(rank), WHERE: name,
+                                          "GLOO_SOCKET_IFNAME": "lo"})
                     for rank in range(self.ranks)]
             try:
                 with self._demands(seed):
@@ -213,7 +214,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--lanes", type=int, default=4, help="jobs at once (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kinds", nargs="+", choices=["replicas", "shards"], help="of jobs, in turn; default: what the backend has")
+    parser.add_argument("--kinds", nargs="+", choices=["replicas", "shards"], help="of jobs, in turn; default: all that are shared")
     parser.add_argument("--preset", default="release")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -11,10 +11,14 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+torch = pytest.importorskip("torch")
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
@@ -60,28 +64,66 @@ def ranks_of(runtime_folder: Path) -> list[int]:
     return found
 
 
-@pytest.mark.gloo
-@pytest.mark.deadline(300)
-def test_when_a_process_is_killed_the_other_ends_and_the_pool_has_all_its_memory_again(sluice, runtime_folder, tmp_path):
-    log, until = tmp_path / "log", tmp_path / "until"
-    with (tmp_path / "output").open("wb") as output:
+@contextlib.contextmanager
+def trained_by_torchrun(sluice: Path, runtime_folder: Path, tmp_path: Path, device: str, *options: str) -> Iterator[Any]:
+    """The example in two processes; yields the job, its log of losses and its output. It ends when the file `until` is there."""
+    log, until, output = tmp_path / "log", tmp_path / "until", tmp_path / "output"
+    with output.open("wb") as written:
         job = subprocess.Popen(
-            [sluice, "run", "--runtime-dir", runtime_folder, "--memory", "256MiB", "--require-pool", "--", sys.executable, "-m",
-             "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python", "--", sys.executable, EXAMPLE,
-             "--device", "cpu", "--until", until, "--batch", "32", "--log", log, "--log-interval", "0"],
-            stdout=output, stderr=subprocess.STDOUT)
+            [sluice, "run", "--runtime-dir", runtime_folder, "--memory", "256MiB" if device == "cpu" else "4GiB", "--backend",
+             "host" if device == "cpu" else "cuda", "--require-pool", "--", sys.executable, "-m", "torch.distributed.run",
+             "--standalone", "--nproc-per-node", "2", *options, "--no-python", "--", sys.executable, EXAMPLE, "--device", device,
+             "--until", until, "--batch", "32", "--log", log, "--log-interval", "0"],
+            stdout=written, stderr=subprocess.STDOUT)
     try:
-        assert reaches(lambda: log.exists() and log.read_text().count("\n") >= 5, 120.0)
-        ranks = ranks_of(runtime_folder)
-        assert len(ranks) == 2
-        os.kill(random.choice(ranks), signal.SIGKILL)
-        assert job.wait(100) not in (0, None)
-        assert "torch.distributed.elastic" in (tmp_path / "output").read_text()
+        yield job, log, output
     finally:
         until.touch()
         job.terminate()
         job.wait(60)
-    pool = json.loads(subprocess.run([sluice, "status", "--json", "--runtime-dir", runtime_folder], capture_output=True,
-                                     check=True, timeout=60).stdout)
-    assert not pool["clients"]
-    assert pool["pool"]["free_bytes"] + pool["pool"]["dirty_bytes"] == pool["pool"]["bytes"], pool
+
+
+def all_is_free(sluice: Path, runtime_folder: Path, device: str) -> bool:
+    for option in [[]] if device == "cpu" else [["--device", "0"], ["--device", "1"]]:
+        said = subprocess.run([sluice, "status", "--json", "--runtime-dir", runtime_folder, *option], capture_output=True,
+                              check=True, timeout=60).stdout
+        pool = json.loads(said)
+        if pool["clients"] or pool["pool"]["free_bytes"] + pool["pool"]["dirty_bytes"] != pool["pool"]["bytes"]:
+            return False
+    return True
+
+
+def has_trained(log: Path, lines: int) -> bool:
+    return log.exists() and log.read_text().count("\n") >= lines
+
+
+DEVICES = [pytest.param("cpu", marks=pytest.mark.gloo), pytest.param("cuda", marks=pytest.mark.skipif(
+    torch.cuda.device_count() < 2, reason="needs two GPUs"))]
+
+
+@pytest.mark.deadline(300)
+@pytest.mark.parametrize("device", DEVICES)
+def test_when_a_process_is_killed_the_other_ends_and_the_pool_has_all_its_memory_again(sluice, runtime_folder, tmp_path, device):
+    with trained_by_torchrun(sluice, runtime_folder, tmp_path, device) as (job, log, output):
+        assert reaches(lambda: has_trained(log, 5), 120.0)
+        ranks = ranks_of(runtime_folder)
+        assert len(ranks) == 2
+        os.kill(random.choice(ranks), signal.SIGKILL)
+        assert job.wait(100) not in (0, None)
+        assert "torch.distributed.elastic" in output.read_text()
+    assert reaches(lambda: all_is_free(sluice, runtime_folder, device), 60.0)
+
+
+@pytest.mark.deadline(300)
+@pytest.mark.parametrize("device", DEVICES)
+def test_torchrun_starts_the_ranks_again_when_one_is_killed_and_they_share_as_before(sluice, runtime_folder, tmp_path, device):
+    with trained_by_torchrun(sluice, runtime_folder, tmp_path, device, "--max-restarts", "3") as (job, log, output):
+        assert reaches(lambda: has_trained(log, 5), 120.0)
+        before = set(ranks_of(runtime_folder))
+        log.unlink()  # the ranks that come next begin another
+        os.kill(random.choice(sorted(before)), signal.SIGKILL)
+        assert reaches(lambda: has_trained(log, 5) and len(set(ranks_of(runtime_folder)) - before) == 2, 200.0), output.read_text()
+        assert not before & set(ranks_of(runtime_folder))
+        (tmp_path / "until").touch()
+        assert job.wait(100) == 0, output.read_text()
+    assert reaches(lambda: all_is_free(sluice, runtime_folder, device), 60.0)
