@@ -23,7 +23,7 @@ running: list[MicroBatch] = []
 def refuse_parallel(model: nn.Module, processes: Processes | None, cuda: bool) -> None:
     """Raises SluiceError for modules whose work on other devices or in other processes cannot run again. ``processes``: those
     that train the model, and whose work can."""
-    if processes is not None and getattr(processes, "offloaded", False):
+    if processes is not None and processes.offloaded:
         raise SluiceError("shards that lie on the host are not shared memory of the GPU: leave CPUOffloadPolicy out; under "
                           "`sluice run` memory goes only while somebody else needs it")
     if processes is not None and processes.inside and not cuda:

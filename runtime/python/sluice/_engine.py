@@ -87,7 +87,7 @@ class Engine:
         self.arena = make_arena(self.runtime, self.cuda) if self.runtime else None
         self.trouble = Trouble(self.runtime) if self.runtime else None
         if self.runtime:
-            if processes is not None and self.cuda and not _runtime.ranks_agree():
+            if processes is not None and processes.several and self.cuda and not _runtime.ranks_agree():
                 raise _checks.collectives_are_plain()
             _checks.refuse_parallel(model, processes, self.cuda)
             if self._inside:

@@ -17,8 +17,12 @@ class Processes:
     All of them call the same functions in the same order.
     """
 
+    #: Whether there are others than this one.
+    several = True
     #: Whether they work together inside of micro-batches, in forward or backward. All keep one then, or none does.
     inside = False
+    #: Whether the model lies on the host, though it is trained on GPUs.
+    offloaded = False
     #: Whether a last micro-batch that nothing can take away may have its gradients sent while backward runs: ``start``
     #: before it, ``send_rest`` and ``take`` after it.
     may_overlap = False

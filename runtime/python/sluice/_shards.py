@@ -39,7 +39,7 @@ class Shards(Processes):
         self._count = distributed.get_world_size(self._group)
         self._device = groups[0].device
         self.offloaded = any(param.offload_to_cpu for group in groups for param in group.fsdp_params)
-        self.inside = self._count > 1
+        self.several = self.inside = self._count > 1
         self._factor: torch.Tensor | None = None
         self._reshard()
 

@@ -24,7 +24,7 @@ from sluice import _checks, _shards  # noqa: E402
 
 RANKS = 2
 STEPS = 3
-EVERY = int(os.environ.get("SLUICE_TEST_EVERY", "3"))  # one of so many operators is one that micro-batches are left at
+EVERY = int(os.environ.get("SLUICE_TEST_EVERY", "4"))  # one of so many operators is one that micro-batches are left at
 
 
 class Block(nn.Module):
@@ -247,10 +247,23 @@ def not_taken_back(rank: int) -> None:
         trained(model(), part, 8, size=None, steps=2)
 
 
-def process(rank: int, folder: Path, bodies: tuple[str, ...]) -> None:
-    faulthandler.dump_traceback_later(100, exit=True)  # where it hangs, if it does
+def alone(_rank: int) -> None:
+    """One process has all of every parameter, and nobody to ask."""
+    with sharing(PatientRuntime()) as undisturbed:
+        weights, losses = trained(model(), slice(0, 8), 8)
+    assert not undisturbed.together
+    assert losses == pytest.approx(trained(model(sharded=False), slice(0, 8), 8)[1], rel=1e-12)
+    for operator in range(0, undisturbed.operators, 5 * EVERY):
+        with sharing(PatientRuntime(operator)) as runtime:
+            mine, its = trained(model(), slice(0, 8), 8)
+        assert runtime.discards == 4 * STEPS
+        assert its == losses and all(torch.equal(*pair) for pair in zip(mine, weights, strict=True)), operator
+
+
+def process(rank: int, folder: Path, bodies: tuple[str, ...], ranks: int = RANKS) -> None:
+    faulthandler.dump_traceback_later(160, exit=True)  # where it hangs, if it does
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
     for body in bodies:
         globals()[body](rank)
     distributed.destroy_process_group()
@@ -264,3 +277,9 @@ def process(rank: int, folder: Path, bodies: tuple[str, ...]) -> None:
 def test_in_processes_that_train_together(tmp_path, monkeypatch, bodies):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     multiprocessing.spawn(process, (tmp_path, bodies), nprocs=RANKS)
+
+
+@pytest.mark.deadline(180)
+def test_in_one_process(tmp_path, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    multiprocessing.spawn(process, (tmp_path, ("alone",), 1), nprocs=1)
