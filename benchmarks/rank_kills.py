@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What becomes of a job's other ranks, and of its memory, when one rank is killed at a random instant.
 
-    ./benchmarks/run.sh rank_kills [--kills 50] [--lanes 4] [--seed 1] [--kinds replicas shards]
+    ./benchmarks/run.sh rank_kills [--kills 50] [--seconds 300] [--lanes 4] [--seed 1] [--kinds replicas shards]
 
 Jobs with a rank on each GPU train under `sluice run`, several at once, each in pools of its own, while servers take memory from
 all ranks. After a random number of steps and a random time one rank gets SIGKILL. The others must end by themselves: nobody
@@ -193,9 +193,11 @@ class Lane:
         return left
 
 
-def run_lane(lane: Lane, kinds: list[str], seeds: list[int]) -> dict:
+def run_lane(lane: Lane, kinds: list[str], seeds: list[int], over: threading.Event) -> dict:
     found: dict = {name: 0 for name in COUNTED} | {"ended_ms": []}
     for number, seed in enumerate(seeds):
+        if over.is_set():
+            break
         for name, value in lane.run(kinds[number % len(kinds)], seed).items():
             found[name] += value
     found["leaked_chunks"] += lane.leaked()
@@ -212,6 +214,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Ranks that are killed.")
     parser.add_argument("--backend", choices=["auto", "host", "cuda"], default="auto")
     parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seconds", type=float, help="after so long no more are begun")
     parser.add_argument("--lanes", type=int, default=4, help="jobs at once (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kinds", nargs="+", choices=["replicas", "shards"], help="of jobs, in turn; default: all that are shared")
@@ -234,9 +237,17 @@ def main() -> int:
         lanes = [Lane(backend, gpus or 2, ROOT / "build" / options.preset / "bin" / "sluice",
                       Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-lane-"))))
                  for _ in range(min(options.lanes, options.kills))]
+        over = threading.Event()
         with concurrent.futures.ThreadPoolExecutor() as threads:
-            parts = list(threads.map(lambda at: run_lane(lanes[at], kinds, seeds[at::len(lanes)]), range(len(lanes))))
+            running = [threads.submit(run_lane, lane, kinds, seeds[at::len(lanes)], over) for at, lane in enumerate(lanes)]
+            try:
+                concurrent.futures.wait(running, options.seconds)
+            finally:
+                over.set()
+            parts = [each.result() for each in running]
     found = {name: sum(part[name] for part in parts) for name in COUNTED}
+    if not found["kills"]:
+        raise SystemExit("rank_kills: nothing was killed")
     params = {"ranks": gpus or 2, "kinds": " ".join(kinds), "seed": options.seed, "lanes": len(lanes)}
     metrics = {name: single(value) for name, value in found.items()}
     if ended := [each for part in parts for each in part["ended_ms"]]:
