@@ -1,7 +1,5 @@
 """Replicas of a model in several processes learn what one process learns that has all their samples."""
 
-import faulthandler
-import os
 import sys
 from pathlib import Path
 
@@ -11,11 +9,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "runtime" / "python
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 torch = pytest.importorskip("torch")
 
-from torch import distributed, multiprocessing, nn  # noqa: E402
+from torch import distributed, nn  # noqa: E402
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: E402
 
 import torch.utils.checkpoint  # noqa: E402
 
+import gloo_processes  # noqa: E402
 from scripted_runtime import PatientRuntime, sharing  # noqa: E402
 
 import sluice  # noqa: E402
@@ -172,19 +171,8 @@ def refused(_rank: int) -> None:
 # --------------------------------------------------------------------------------------------------------------------------------
 
 
-def process(rank: int, folder: Path, bodies: tuple[str, ...]) -> None:
-    faulthandler.dump_traceback_later(100, exit=True)  # where it hangs, if it does
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
-    for body in bodies:
-        globals()[body](rank)
-    distributed.destroy_process_group()
-    os._exit(0)  # gloo's threads are at times not joined when Python ends, which aborts the process
-
-
 @pytest.mark.deadline(180)
-@pytest.mark.parametrize("bodies", [("same_as_one", "overlapping", "nothing_outlives"),
-                                    ("unused", "buffers", "refused", "again")], ids=" ".join)
-def test_in_processes_that_train_together(tmp_path, monkeypatch, bodies):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    multiprocessing.spawn(process, (tmp_path, bodies), nprocs=RANKS)
+@pytest.mark.parametrize("bodies", [(same_as_one, overlapping, nothing_outlives), (unused, buffers, refused, again)],
+                         ids=gloo_processes.names)
+def test_in_processes_that_train_together(tmp_path, bodies):
+    gloo_processes.run(tmp_path, bodies, RANKS)

@@ -1,7 +1,6 @@
 """A model in shards (`fully_shard`) learns what one process learns that has all the samples, however often it is disturbed."""
 
 import contextlib
-import faulthandler
 import os
 import sys
 from collections.abc import Iterator
@@ -13,10 +12,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "runtime" / "python
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 torch = pytest.importorskip("torch")
 
-from torch import distributed, multiprocessing, nn  # noqa: E402
+from torch import distributed, nn  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard  # noqa: E402
 
+import gloo_processes  # noqa: E402
 from scripted_runtime import PatientRuntime, sharing  # noqa: E402
 
 import sluice  # noqa: E402
@@ -260,26 +260,13 @@ def alone(_rank: int) -> None:
         assert its == losses and all(torch.equal(*pair) for pair in zip(mine, weights, strict=True)), operator
 
 
-def process(rank: int, folder: Path, bodies: tuple[str, ...], ranks: int = RANKS) -> None:
-    faulthandler.dump_traceback_later(160, exit=True)  # where it hangs, if it does
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
-    for body in bodies:
-        globals()[body](rank)
-    distributed.destroy_process_group()
-    os._exit(0)  # gloo's threads are at times not joined when Python ends, which aborts the process
+@pytest.mark.deadline(180)
+@pytest.mark.parametrize("bodies", [(same_as_one, same_as_by_hand, in_low_precision, refused), (left_anywhere,),
+                                    (left_for_good, after_an_evaluation, not_taken_back)], ids=gloo_processes.names)
+def test_in_processes_that_train_together(tmp_path, bodies):
+    gloo_processes.run(tmp_path, bodies, RANKS)
 
 
 @pytest.mark.deadline(180)
-@pytest.mark.parametrize("bodies", [
-    ("same_as_one", "same_as_by_hand", "in_low_precision", "refused"), ("left_anywhere",),
-    ("left_for_good", "after_an_evaluation", "not_taken_back")], ids=" ".join)
-def test_in_processes_that_train_together(tmp_path, monkeypatch, bodies):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    multiprocessing.spawn(process, (tmp_path, bodies), nprocs=RANKS)
-
-
-@pytest.mark.deadline(180)
-def test_in_one_process(tmp_path, monkeypatch):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    multiprocessing.spawn(process, (tmp_path, ("alone",), 1), nprocs=1)
+def test_in_one_process(tmp_path):
+    gloo_processes.run(tmp_path, (alone,), 1)
