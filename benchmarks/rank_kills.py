@@ -5,7 +5,7 @@
 
 Jobs with a rank on each GPU train under `sluice run`, several at once, each in pools of its own, while servers take memory from
 all ranks. After a random number of steps and a random time one rank gets SIGKILL. The others must end by themselves: nobody
-tells them. Then the pools must have all their memory again. A rank that has not ended after a minute counts as a hang.
+tells them. In the end the pools must have all their memory again. A rank that has not ended after a minute counts as a hang.
 On the host, over gloo, jobs are replicas. A run is one cell, named by its seed; the record's notes hold the sums.
 """
 
