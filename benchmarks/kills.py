@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from brokers import clear_up_on_sigterm
 from exactness import BENCHMARKS, ROOT, environment
-from records import Cell, cells_of, distribution, single, write
+from records import Cell, distribution, single, write
 
 MIB = 1 << 20
 LABELS = {"c++": "c++", "workers": "c++ with 8 workers", "torch": "torch"}
@@ -99,8 +99,7 @@ def main() -> int:
     cell = Cell({"clients": LABELS[args.clients], "seed": args.seed}, metrics,
                 {target: bound for target, bound in TARGETS.items() if target.rpartition(".")[0] in metrics})
     gpus = 1 if args.backend == "cuda" else 0
-    write("kills", [cell], gpus=gpus, accumulate=True,
-          notes=sums([*cells_of("kills", gpus=gpus), cell.as_json()]))
+    write("kills", [cell], gpus=gpus, accumulate=True, summary=sums)
     return 0 if all(cell.met().values()) else 1
 
 

@@ -30,8 +30,8 @@ from typing import Any
 from brokers import clear_up_on_sigterm
 from pairs import POOL, ROOT, Worker
 from pause import DEFAULT_WAY, Pauser, bound_of
-from ranks import RANKS, Ranks, all_ranks
-from records import Cell, cells_of, single, write
+from ranks import RANKS, Ranks, all_ranks, meet
+from records import Cell, single, write
 
 from demonstration.processes import Failed, Stage
 
@@ -99,7 +99,7 @@ class Checker:
             distributed.all_reduce(own, by, group=group)
             self._check(own, self._reduced(call))
         elif call.operation == "group":
-            several = [own, own.clone(), own.clone()][:GROUPED]
+            several = [own.clone() for _ in range(GROUPED)]
             with distributed._coalescing_manager(group=group, device=self._device):
                 for each in several:
                     distributed.all_reduce(each, by, group=group)
@@ -154,11 +154,7 @@ def work(options: argparse.Namespace) -> None:
 
     cuda = options.backend == "cuda"
     with all_ranks() as ranks:
-        device = torch.device("cuda", ranks.rank) if cuda else torch.device("cpu")
-        if cuda:
-            torch.cuda.set_device(device)
-        distributed.init_process_group("nccl" if cuda else "gloo", init_method=ranks.meeting, rank=ranks.rank,
-                                       world_size=ranks.count)
+        device = meet(options.backend, ranks)
         groups = [distributed.group.WORLD, *(distributed.new_group() for _ in range(COMMUNICATORS - 1))]
         pauser = None
         if cuda:
@@ -259,8 +255,7 @@ def main() -> int:
               **({"plain": True} if options.plain else {})}
     targets = {"timeouts.value": "> 0"} if options.plain else TARGETS
     cell = Cell(params, {name: single(value) for name, value in found.items()}, targets)
-    others = [each for each in cells_of("nccl_stress", gpus=gpus) if each["params"] != params]
-    write("nccl_stress", [cell], gpus=gpus, accumulate=True, notes=sums([*others, cell.as_json()]))
+    write("nccl_stress", [cell], gpus=gpus, accumulate=True, summary=sums)
     return 0 if all(cell.met().values()) else 1
 
 

@@ -31,9 +31,10 @@ from pathlib import Path
 
 from brokers import clear_up_on_sigterm, end_broker
 from exactness import environment
-from records import ROOT, Cell, cells_of, distribution, single, write
+from ranks import RANKS
+from records import ROOT, Cell, distribution, single, write
 
-PLACE, COUNT, WHERE = "SLUICE_BENCH_RANK", "SLUICE_BENCH_RANKS", "SLUICE_BENCH_FOLDER"
+PLACE, WHERE = "SLUICE_BENCH_RANK", "SLUICE_BENCH_FOLDER"
 PROGRESS = struct.Struct("qq")  # of a rank: its process, steps
 POOL = {"host": "256MiB", "cuda": "6GiB"}
 DEMAND_BYTES = {"host": 20 << 20, "cuda": 3 << 30}
@@ -63,7 +64,7 @@ def work(backend: str, kind: str) -> None:
     if backend == "cuda":
         torch.cuda.set_device(device)
     distributed.init_process_group("nccl" if backend == "cuda" else "gloo", init_method=f"file://{folder}/meeting", rank=rank,
-                                   world_size=int(os.environ[COUNT]))
+                                   world_size=int(os.environ[RANKS]))
     width, samples, micro_batch = SIZES[device.type]
     model = network(width).to(device)
     model = sharded(model) if kind == "shards" else nn.parallel.DistributedDataParallel(model)
@@ -104,7 +105,7 @@ class Lane:
                        POOL[self.backend], "--", sys.executable, Path(__file__).resolve(), "--worker", kind, "--backend",
                        self.backend]
             jobs = [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                     env={**environment(), COUNT: str(self.ranks), PLACE: str(rank), WHERE: name,
+                                     env={**environment(), RANKS: str(self.ranks), PLACE: str(rank), WHERE: name,
                                           "GLOO_SOCKET_IFNAME": "lo"})
                     for rank in range(self.ranks)]
             try:
@@ -253,8 +254,7 @@ def main() -> int:
     if ended := [each for part in parts for each in part["ended_ms"]]:
         metrics["others_ended_ms"] = distribution(ended)
     cell = Cell(params, metrics, TARGETS)
-    others = [each for each in cells_of("rank_kills", gpus=gpus) if each["params"] != params]
-    write("rank_kills", [cell], gpus=gpus, accumulate=True, notes=sums([*others, cell.as_json()]))
+    write("rank_kills", [cell], gpus=gpus, accumulate=True, summary=sums)
     return 0 if all(cell.met().values()) else 1
 
 

@@ -75,17 +75,27 @@ class Replica:
     settle: Callable[[], None]  # waits for what has been started
 
 
-def make_replica(workload: Workload, ranks: Ranks, shared: bool) -> Replica:
+def meet(backend: str, ranks: Ranks) -> Any:
+    """The process group of all ranks: NCCL's on GPUs, one each, else gloo's. Returns this rank's torch.device."""
     import torch
-    from torch import distributed, nn
-    from torch.distributed.tensor import DTensor
+    from torch import distributed
 
-    cuda = workload.backend == "cuda"
+    cuda = backend == "cuda"
     device = torch.device("cuda", ranks.rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
     distributed.init_process_group("nccl" if cuda else "gloo", init_method=ranks.meeting, rank=ranks.rank,
                                    world_size=ranks.count)
+    return device
+
+
+def make_replica(workload: Workload, ranks: Ranks, shared: bool) -> Replica:
+    import torch
+    from torch import nn
+    from torch.distributed.tensor import DTensor
+
+    cuda = workload.backend == "cuda"
+    device = meet(workload.backend, ranks)
     torch.manual_seed(0)
     job = workload.make(workload.batch)
 

@@ -19,7 +19,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -150,11 +150,13 @@ def slug(device: str, gpus: int) -> str:
 
 
 def write(name: str, cells: list[Cell], *, gpus: int = 0, accumulate: bool = False, notes: Iterable[str] = (),
+          summary: Callable[[list[dict]], list[str]] | None = None,
           folder: Path = RESULTS) -> Path:
     """Writes the record and prints its table.
 
     With `accumulate`, cells of the record that is there stay if their parameters were not measured this time; every
-    cell then carries its own commit, dirty and date. `notes` say what was left out.
+    cell then carries its own commit, dirty and date. `notes` say what was left out; `summary` writes more of them, from all
+    cells that the record will have.
     """
     if not cells:
         raise ValueError("a record needs at least one cell")
@@ -167,7 +169,7 @@ def write(name: str, cells: list[Cell], *, gpus: int = 0, accumulate: bool = Fal
     words = [Path(sys.argv[0]).stem, *sys.argv[1:]]
     record = {"name": name, **where, "date": date, **now,
               "command": shlex.join(["benchmarks/run.sh", *words]), "cells": measured}
-    if notes := list(notes):
+    if notes := [*notes, *(summary(measured) if summary else [])]:
         record["notes"] = notes
     folder.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")
@@ -182,11 +184,6 @@ def record_of(name: str, *, gpus: int = 0, folder: Path = RESULTS) -> dict:
     """This machine's record of that name, empty if there is none yet."""
     file = folder / f"{name}-{slug(machine(gpus)['device'], gpus)}.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-
-
-def cells_of(name: str, *, gpus: int = 0, folder: Path = RESULTS) -> list[dict]:
-    """The cells that this machine's record of that name has, none if there is no record yet."""
-    return record_of(name, gpus=gpus, folder=folder).get("cells", [])
 
 
 def _merged(file: Path, measured: list[dict]) -> list[dict]:

@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -74,7 +73,6 @@ void fail_if_others_died(known_communicator& of) noexcept {
 /// The one communicator whose calls may be of micro-batches: their numbers are the order in which ranks
 /// keep and drop those. The first that is used so, until it goes.
 struct inside_micro_batches {
-  std::atomic<bool> allowed{false};
   std::mutex lock;
   communicator which = nullptr;               // guarded by lock
   std::shared_ptr<known_communicator> known;  // likewise
@@ -91,11 +89,16 @@ std::shared_ptr<known_communicator> inside_communicator() {
   return here.known;
 }
 
+bool works_together() {
+  registry& in = the_registry();
+  std::shared_lock const guard{in.lock};
+  return in.works_together;
+}
+
 /// Why a call cannot be part of a micro-batch; nullptr if it can.
 char const* why_not_inside(std::span<collective const> calls,
                            std::shared_ptr<known_communicator> const& known) {
-  inside_micro_batches& here = the_inside();
-  if (!here.allowed.load(std::memory_order_acquire)) {
+  if (!works_together()) {
     return "other ranks would wait for it if the micro-batch is discarded; call it between "
            "micro-batches";
   }
@@ -108,6 +111,7 @@ char const* why_not_inside(std::span<collective const> calls,
       })) {
     return "only what all ranks of one communicator take part in can be run again";
   }
+  inside_micro_batches& here = the_inside();
   std::lock_guard const guard{here.lock};
   if (here.which == nullptr) {
     here.which = on;
@@ -154,7 +158,6 @@ int settle(std::int64_t deadline_ns) {
 
 void allow_inside(int allow) {
   tell_need(&registry::works_together, allow != 0);
-  the_inside().allowed.store(allow != 0, std::memory_order_release);
 }
 
 int keep_micro_batch(void (*keep)(void* of), void* of) {
@@ -271,9 +274,9 @@ int error_of(communicator which) noexcept {
   auto const known = find(which);
   if (known != nullptr && known->ranks != nullptr) {
     fail_if_others_died(*known);
+    // The other rank may have found it, and this one's call be under way.
     if (known->ranks->agreement().difference()) {
-      known
-          ->fail_by_difference();  // the other rank may have found it, and this one's call be under way
+      known->fail_by_difference();
     }
   }
   return known != nullptr ? known->error.load(std::memory_order_acquire) : int{success};

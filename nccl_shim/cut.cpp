@@ -162,20 +162,15 @@ outcome cut::settle(std::int64_t deadline_ns) noexcept {
   if (settled_.load(std::memory_order_relaxed)) {
     return outcome::granted;
   }
-  std::optional<std::uint64_t> owed;
-  auto const became = wait(deadline_ns, [this, &owed]() -> std::optional<outcome> {
+  std::uint64_t owed = 0;
+  auto became = wait(deadline_ns, [this, &owed]() -> std::optional<outcome> {
     auto const now = cut_word::unpack(shared_.word.load(std::memory_order_seq_cst));
-    if (now.needed == 0) {
-      return outcome::granted;
-    }
-    if (!owed && !now.catching_up) {
-      owed = now.granted;
-    }
-    if (owed && shared_.ranks[rank_].launched.load(std::memory_order_seq_cst) >= *owed) {
-      return outcome::granted;
-    }
-    return trouble();
+    owed = now.granted;
+    return now.catching_up ? trouble() : outcome::granted;
   });
+  if (became == outcome::granted) {
+    became = await_debts(owed, deadline_ns);
+  }
   if (became == outcome::granted) {
     settled_.store(true, std::memory_order_relaxed);
   }

@@ -36,6 +36,17 @@ class driver_gate final : public launch_gate {
       others->allow_inside(allow ? 1 : 0);
     }
   }
+  /// As in sluice_agreement.
+  void may_pause(bool may) {
+    if (auto const* const others = table_.agreement(); others != nullptr) {
+      others->may_pause(may ? 1 : 0);
+    }
+  }
+  void settle(std::int64_t deadline_ns) {
+    if (auto const* const others = table_.agreement(); others != nullptr) {
+      static_cast<void>(others->settle(deadline_ns));
+    }
+  }
   bool keep(void (*agreed)(void* of), void* of) override {
     auto const* const others = table_.agreement();
     return others != nullptr ? others->keep(agreed, of) != 0 : launch_gate::keep(agreed, of);

@@ -51,11 +51,9 @@ void after_fork_in_child() {
 
 /// If a server has come: waits for a moment until this process is as far as the other ranks.
 void settle_with_others(process_state const& state) {
-  constexpr std::chrono::milliseconds moment{2};
-  auto const* const others = state.gate_table != nullptr ? state.gate_table->agreement() : nullptr;
-  if (others != nullptr) {
-    static_cast<void>(
-        others->settle(memhandover::monotonic_ns() + std::chrono::nanoseconds{moment}.count()));
+  constexpr std::chrono::nanoseconds moment = std::chrono::milliseconds{2};
+  if (state.gate != nullptr) {
+    state.gate->settle(memhandover::monotonic_ns() + moment.count());
   }
 }
 
@@ -123,17 +121,11 @@ void bound_run_ahead(process_state& state) {
     return;
   }
   state.run_ahead = wanted;
-  auto const* const others = state.gate_table != nullptr ? state.gate_table->agreement() : nullptr;
-  if (others != nullptr && wanted.count() > 0) {
-    others->may_pause(1);
-  }
   client.mailbox().run_ahead_ns.store(static_cast<std::uint64_t>(wanted.count()),
                                       std::memory_order_relaxed);
-  if (state.gate_table != nullptr) {
+  if (state.gate != nullptr) {
+    state.gate->may_pause(wanted.count() > 0);
     state.gate_table->set_run_ahead(wanted.count());
-  }
-  if (others != nullptr && wanted.count() == 0) {
-    others->may_pause(0);
   }
 }
 

@@ -30,7 +30,7 @@ class Shards(Processes):
 
     def __init__(self, modules: list[Any]) -> None:
         self._states = list({id(state): state for state in (each._get_fsdp_state() for each in modules)}.values())
-        groups = [state._fsdp_param_group for state in self._states if state._fsdp_param_group is not None]
+        self._groups = groups = [state._fsdp_param_group for state in self._states if state._fsdp_param_group is not None]
         meshes = {group.mesh_info.mesh for group in groups}
         if len(meshes) != 1 or next(iter(meshes)).ndim != 1 or any(group._use_post_forward_mesh for group in groups):
             raise SluiceError("all modules of a model must be sharded over the same processes, as one dimension: give "
@@ -51,14 +51,11 @@ class Shards(Processes):
         return cls(modules) if modules else None
 
     def begin_batch(self, samples: int) -> None:
-        for state in self._states:
-            group = state._fsdp_param_group
-            if group is not None and not (group.reduce_grads and group.all_reduce_grads and group.reshard_after_backward):
-                raise SluiceError("gradients of shards are added up from slice to slice already: leave "
-                                  "set_requires_gradient_sync, set_requires_all_reduce and set_reshard_after_backward as "
-                                  "they are")
-            if not state._state_ctx.is_last_backward:
-                raise SluiceError("a step's backward is complete by itself: leave set_is_last_backward as it is")
+        if not all(group.reduce_grads and group.all_reduce_grads and group.reshard_after_backward for group in self._groups):
+            raise SluiceError("gradients of shards are added up from slice to slice already: leave "
+                              "set_requires_gradient_sync, set_requires_all_reduce and set_reshard_after_backward as they are")
+        if not all(state._state_ctx.is_last_backward for state in self._states):
+            raise SluiceError("a step's backward is complete by itself: leave set_is_last_backward as it is")
         self._reshard()  # an evaluation leaves the outermost parameters gathered
         total = torch.full((), float(samples), dtype=torch.float64, device=self._device)
         distributed.all_reduce(total, group=self._group)
@@ -97,13 +94,12 @@ class Shards(Processes):
             if hasattr(shared, "post_forward_order"):  # else it has never run
                 shared.post_forward_order.clear()
                 shared.all_gather_state = shared.reduce_scatter_state = None
-            if state._fsdp_param_group is not None:
-                _reset(state._fsdp_param_group, TrainingState.IDLE)
+        for group in self._groups:
+            _reset(group, TrainingState.IDLE)
 
     def _reshard(self) -> None:
-        for state in self._states:
-            if state._fsdp_param_group is not None:
-                state._fsdp_param_group.reshard()
+        for group in self._groups:
+            group.reshard()
 
 
 def _reset(group: Any, idle: Any) -> None:

@@ -1,4 +1,4 @@
-"""Functions of a test that several processes run, which gloo connects."""
+"""Functions of a test that several processes run, which gloo connects; and what their models are trained on."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import faulthandler
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import distributed, multiprocessing
+from torch import distributed, multiprocessing, nn
+
+import sluice
 
 #: After so long every process says where it is, and ends.
 PATIENCE_SECONDS = 160
@@ -17,6 +20,27 @@ PATIENCE_SECONDS = 160
 def run(folder: Path, bodies: tuple[Callable[[int], None], ...], ranks: int) -> None:
     """Runs the functions, one after the other, with the rank of each process. Raises what one of them raises."""
     multiprocessing.spawn(_process, (folder, bodies, ranks), nprocs=ranks)
+
+
+def samples(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Inputs of four numbers, their classes of three, and their weights."""
+    generator = torch.Generator().manual_seed(1)
+    return (torch.randn(count, 4, dtype=torch.double, generator=generator), torch.randint(3, (count,), generator=generator),
+            torch.rand(count, dtype=torch.double, generator=generator))
+
+
+def losses_of(module: nn.Module, part: slice, count: int, way: str, size: int | None, steps: int, **how: Any) -> list[float]:
+    """Trains some steps on part of the samples, in slices of that size. `way`: "mean", "weights" or "sum"."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.3, momentum=0.9)
+    step = sluice.Step(module, optimizer, size, reduction="sum" if way == "sum" else "mean", **how)
+
+    def loss_of(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> Any:
+        each = nn.functional.cross_entropy(module(x), y, reduction="none")
+        if way == "weights":
+            return (each * weight).sum() / weight.sum(), weight.sum()
+        return each.sum() if way == "sum" else each.mean()
+
+    return [float(step(loss_of, *(of[part] for of in samples(count)))) for _ in range(steps)]
 
 
 def names(bodies: tuple[Callable[[int], None], ...]) -> str:

@@ -40,24 +40,9 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
 
 
-def samples(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return (torch.randn(count, 4, dtype=torch.double, generator=generator), torch.randint(3, (count,), generator=generator),
-            torch.rand(count, dtype=torch.double, generator=generator))
-
-
 def trained(module: nn.Module, part: slice, count: int, way: str) -> tuple[list[torch.Tensor], list[float]]:
     """The weights and losses of some steps on part of the samples."""
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.3, momentum=0.9)
-    step = sluice.Step(module, optimizer, 2, reduction="sum" if way == "sum" else "mean")
-
-    def loss_of(x, y, weight):
-        each = nn.functional.cross_entropy(module(x), y, reduction="none")
-        if way == "weights":
-            return (each * weight).sum() / weight.sum(), weight.sum()
-        return each.sum() if way == "sum" else each.mean()
-
-    losses = [float(step(loss_of, *(of[part] for of in samples(count)))) for _ in range(STEPS)]
+    losses = gloo_processes.losses_of(module, part, count, way, 2, STEPS)
     return [param.detach() for param in module.parameters()], losses
 
 

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard  # noqa: E402
 
 import gloo_processes  # noqa: E402
+from gloo_processes import samples  # noqa: E402
 from scripted_runtime import PatientRuntime, sharing  # noqa: E402
 
 import sluice  # noqa: E402
@@ -58,12 +59,6 @@ def model(sharded: bool = True, **how) -> nn.Module:
     return module
 
 
-def samples(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return (torch.randn(count, 4, dtype=torch.double, generator=generator), torch.randint(3, (count,), generator=generator),
-            torch.rand(count, dtype=torch.double, generator=generator))
-
-
 def whole(module: nn.Module) -> list[torch.Tensor]:
     return [param.full_tensor() if hasattr(param, "full_tensor") else param for param in module.parameters()]
 
@@ -71,16 +66,7 @@ def whole(module: nn.Module) -> list[torch.Tensor]:
 def trained(module: nn.Module, part: slice, count: int, way: str = "mean", size: int | None = 2, steps: int = STEPS,
             **how) -> tuple[list[torch.Tensor], list[float]]:
     """The weights and losses of some steps on part of the samples."""
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.3, momentum=0.9)
-    step = sluice.Step(module, optimizer, size, reduction="sum" if way == "sum" else "mean", **how)
-
-    def loss_of(x, y, weight):
-        each = nn.functional.cross_entropy(module(x), y, reduction="none")
-        if way == "weights":
-            return (each * weight).sum() / weight.sum(), weight.sum()
-        return each.sum() if way == "sum" else each.mean()
-
-    losses = [float(step(loss_of, *(of[part] for of in samples(count)))) for _ in range(steps)]
+    losses = gloo_processes.losses_of(module, part, count, way, size, steps, **how)
     return [param.detach() for param in whole(module)], losses
 
 
