@@ -342,7 +342,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   try {
-    rank_of_job self;
+    static rank_of_job self;  // detached threads look at it until the process ends
     self.rank = std::atoi(argv[2]);
     self.ranks = std::atoi(argv[3]);
     self.file = argv[4];
