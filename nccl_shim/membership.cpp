@@ -28,9 +28,11 @@ void complain(std::string const& path) {
                path.c_str(), std::strerror(errno));
 }
 
-/// Whether nobody has it open: whoever has holds a shared lock.
+/// Whether nobody else has it open: whoever has holds a shared lock. Not where it has been removed: then its
+/// name may be that of another file, which somebody has open.
 bool is_left_over(int file) {
-  return ::flock(file, LOCK_EX | LOCK_NB) == 0;
+  struct stat found {};
+  return ::flock(file, LOCK_EX | LOCK_NB) == 0 && ::fstat(file, &found) == 0 && found.st_nlink > 0;
 }
 
 void remove_left_over(std::string const& folder) {
