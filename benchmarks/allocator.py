@@ -9,10 +9,11 @@ backward in the step arena and everything else in persistent memory, but without
 accumulators, nothing saved for a retry. `overhead` measures those.
 
 `peak_memory_ratio` (CUDA) compares all that the device has given to either process since its context was there: torch's
-memory, libraries', and the driver's for kernels that are loaded. Neither gives any of it back: plain torch keeps what it
-has reserved, and a job gives chunks of the pool only to a server, of which there is none. So what is gone at the end is
-the peak. In the pool that is the chunks that were granted, arena, persistent and spare ones, and what the device has less
-beside the pool. One process takes its memory after the other. The host has no such figure: torch reserves nothing there.
+memory, libraries', and the driver's for kernels that are loaded. Neither takes less later: plain torch keeps what it has
+reserved, and a job gives chunks of the pool to a server, of which there is none, or for as many others. So what is gone at
+the end is the peak. In the pool that is the chunks that were granted, arena, persistent and spare ones, and what the device
+has less beside the pool. One process takes its memory after the other. The host has no such figure: torch reserves nothing
+there.
 """
 
 import contextlib
@@ -40,12 +41,13 @@ class PoolMemory:
     """The step arena, as sluice.Step enters it."""
 
     def __init__(self, cuda: bool) -> None:
-        from sluice import _arena, _runtime
+        from sluice import _arena, _engine, _runtime
 
         self.runtime = _runtime.attach(cuda)
         if self.runtime is None:
             raise SystemExit("this process does not share the pool")
         self._arena = _arena.make_arena(self.runtime, cuda)
+        self._makes_room = _engine.OPTIMIZER_WARM_UP_STEPS
 
     @contextlib.contextmanager
     def micro_batch(self, samples: int) -> Iterator[None]:
@@ -59,6 +61,12 @@ class PoolMemory:
             raise SystemExit("the arena was lost though nothing asked for memory")
         self.runtime.commit_end(samples, self._arena.outlived())
         self.runtime.commit_settle(0)
+
+    def make_room(self) -> None:
+        """Before the optimizer runs."""
+        if self._makes_room > 0:
+            self._makes_room -= 1
+            self._arena.let_go()
 
 
 def held_bytes() -> dict[str, int]:
@@ -90,6 +98,8 @@ def train(workload: Workload, memory: PoolMemory | None) -> Iterator[None]:
     while True:
         job.optimizer.zero_grad(set_to_none=False)
         forward_backward(job.batch, memory.micro_batch(workload.batch) if memory else contextlib.nullcontext())
+        if memory:
+            memory.make_room()
         job.optimizer.step()
         yield
 

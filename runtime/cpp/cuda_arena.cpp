@@ -5,10 +5,14 @@
 #include <ATen/cuda/MemPool.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -33,6 +37,17 @@ std::shared_ptr<caching::CUDAAllocator> segment_provider() {
       });
 }
 
+/// Of what lives at once: if torch's segments come to more than a 16th beyond it, one large segment
+/// does better.
+constexpr std::uint64_t fragmentation = 16;
+
+/// Torch asks for a segment where no block that is cached is large enough, and never joins blocks of
+/// two: with tensors of many sizes, as in convolutional networks, a sixth of the memory is then of no
+/// use. So a micro-batch that has shown how many bytes live at once, in segments that come to much
+/// more, gets one segment of that size from the next time on. Where that does not help, since tensors
+/// are made on several streams or the allocator's settings keep large blocks from being split, it is
+/// left to torch again.
+///
 /// The pool is entered for the thread that runs the step alone: what other threads allocate
 /// meanwhile is never taken away. It is entered only while a micro-batch runs: an entered pool
 /// keeps the out-of-memory path from emptying the cache, and blocks of side streams from being
@@ -44,19 +59,24 @@ class cuda_arena final : public arena {
   void enter(std::int64_t samples) override {
     // Segments of another size of micro-batch would lie beside those that this one needs: torch
     // cannot free them while the pool is entered.
-    if (samples != samples_ || generation_ != sluice_generation()) {
+    if (samples != samples_ || lies_otherwise_ || generation_ != sluice_generation()) {
       let_go();
     }
     samples_ = samples;
-    if (!pool_) {
+    bool const fresh = !pool_;
+    if (fresh) {
       pool_.emplace(allocator_);
       generation_ = sluice_generation();
+      outside_bytes_ = allocated_bytes().current;
     }
     caching::beginAllocateToPool(device_, pool_->id(),
                                  [here = std::this_thread::get_id()](cudaStream_t) {
                                    return std::this_thread::get_id() == here;
                                  });
     entered_ = true;
+    if (fresh) {
+      make_whole(layouts_[samples_].whole_bytes);
+    }
   }
 
   void leave() noexcept override {
@@ -69,11 +89,11 @@ class cuda_arena final : public arena {
   }
 
   bool outlived() override {
-    if (!lives()) {
-      return false;
+    if (lives()) {
+      at::autocast::clear_cache();  // of an autocast that the user has entered around the step
     }
-    at::autocast::clear_cache();  // of an autocast that the user has entered around the step
     if (!lives()) {
+      choose_layout();
       return false;
     }
     if (!kept_) {
@@ -87,7 +107,12 @@ class cuda_arena final : public arena {
     return true;
   }
 
+  [[nodiscard]] std::uint64_t peak_bytes() override {
+    return std::max(sluice_arena_peak(), layouts_[samples_].most_bytes);
+  }
+
   void let_go() override {
+    lies_otherwise_ = false;
     if (pool_) {
       synchronize();  // nothing may read its segments any more
       pool_.reset();
@@ -102,6 +127,51 @@ class cuda_arena final : public arena {
   void clear_workspaces() override { at::cuda::clearCublasWorkspaces(); }
 
  private:
+  /// How the segments of a micro-batch lie, for one number of samples.
+  struct layout {
+    std::uint64_t most_bytes = 0;   ///< of all segments, so far
+    std::uint64_t whole_bytes = 0;  ///< of the one for all the rest; 0: as torch asks for them
+    bool final = false;
+  };
+
+  [[nodiscard]] c10::CachingAllocator::Stat allocated_bytes() const {
+    auto const all = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    return caching::getDeviceStats(device_).allocated_bytes.at(all);
+  }
+
+  /// Has torch cache one segment of so many bytes.
+  void make_whole(std::uint64_t bytes) {
+    if (bytes == 0) {
+      return;
+    }
+    try {
+      caching::raw_delete(
+          caching::raw_alloc_with_stream(bytes, c10::cuda::getCurrentCUDAStream(device_)));
+    } catch (c10::OutOfMemoryError const&) {
+      // Then torch asks for smaller ones, and says so if it gets none.
+    }
+  }
+
+  /// After a micro-batch of which nothing lives on.
+  void choose_layout() {
+    layout& of = layouts_[samples_];
+    std::uint64_t const segments = sluice_arena_peak();
+    if (of.final || segments <= of.most_bytes) {
+      return;
+    }
+    of.most_bytes = segments;
+    // If the peak was somebody else's, it is larger than this micro-batch's, and so is what is kept
+    // for it.
+    auto const lived = static_cast<std::uint64_t>(
+        std::max<std::int64_t>(allocated_bytes().peak - outside_bytes_, 0));
+    if (lived + lived / fragmentation >= segments) {
+      return;
+    }
+    of.final = of.whole_bytes >= lived;  // it has been tried
+    of.whole_bytes = of.final ? 0 : lived;
+    lies_otherwise_ = true;
+  }
+
   [[nodiscard]] bool lives() {
     return pool_ && !caching::checkPoolLiveAllocations(device_, pool_->id(), {});
   }
@@ -110,6 +180,9 @@ class cuda_arena final : public arena {
   std::shared_ptr<caching::CUDAAllocator> allocator_;
   std::optional<at::cuda::MemPool> pool_;
   std::int64_t samples_ = 0;
+  std::map<std::int64_t, layout> layouts_;  ///< by samples
+  bool lies_otherwise_ = false;             ///< than the layout of these samples now says
+  std::int64_t outside_bytes_ = 0;          ///< allocated when this pool was made
   std::uint64_t generation_ = 0;
   bool entered_ = false;
   bool kept_ = false;  ///< whether an arena was kept for something that outlived its micro-batch

@@ -182,7 +182,7 @@ bool engine::commit(slice const& of, contribution made, losses& into) {
     open_commit commit{*runtime_, of.samples};
     copy_out(made);
     commit.outlived = arena_->outlived();
-    peak = runtime_->arena_peak();
+    peak = arena_->peak_bytes();
   } catch (...) {
     gradients_.forget();
     throw;

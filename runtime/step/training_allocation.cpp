@@ -142,6 +142,9 @@ bool training_memory::fill(space& where, std::size_t bytes, std::unique_lock<std
   }
   auto const better = lasting && options_.gate != nullptr ? stock_->better_in_pool(needed) : 0;
   if (auto const asked = std::max(stock_->missing(needed), better); asked > 0) {
+    if (lasting && options_.gate != nullptr) {
+      give_back_idle_arena(asked);
+    }
     auto const answered = demands_answered_;
     lock.unlock();
     client_->ask(std::max(asked, options_.grow_by), kind, steady_clock::now() + grant_patience);
@@ -164,6 +167,14 @@ bool training_memory::fill(space& where, std::size_t bytes, std::unique_lock<std
   stock_->map_into(where, std::min(needed, most_at_once), kind);
   publish();
   return true;
+}
+
+/// Up to so many chunks that the arena does not use between micro-batches, for as many at the pool's other
+/// end: a job grows only where it uses all that it has.
+void training_memory::give_back_idle_arena(std::uint32_t count) {
+  if (phase_ == phase::idle && !arena_->is_lost()) {
+    client_->release(arena_->shrink(std::min(count, arena_->idle_chunks())));
+  }
 }
 
 /// How many chunks short of its next `needed` ones the arena would be even if the server gave

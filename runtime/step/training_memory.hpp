@@ -185,6 +185,7 @@ class training_memory {
   void await_commit_end(std::unique_lock<std::mutex>& lock);
   void let_idle_go();
   void exchange_idle();
+  void give_back_idle_arena(std::uint32_t count);
   [[nodiscard]] std::uint32_t short_for_good(std::uint32_t needed) const;
   [[nodiscard]] std::uint32_t chunks_kept() const;
   [[nodiscard]] std::uint64_t starved_in(std::size_t bytes) const;

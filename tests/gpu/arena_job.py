@@ -8,7 +8,17 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
-from memory_training import UNTIL, WIDTH, Training, is_rehearsal, own_status, ready, run  # first: sets up CUDA
+from memory_training import (  # first: sets up CUDA
+    MIB,
+    UNTIL,
+    WARM_UP_STEPS,
+    WIDTH,
+    Training,
+    is_rehearsal,
+    own_status,
+    ready,
+    run,
+)
 
 import torch
 from jobs import Deep
@@ -53,6 +63,35 @@ def side_streams() -> dict:
         return training.plain_loss(second)
 
     return watched(training, loss)
+
+
+def growing() -> dict:
+    """Each of some tensors is larger than all that was freed before it. Bytes of segments in the arena, by step."""
+    training, side = Training(), torch.cuda.Stream()
+    main = torch.cuda.current_stream()
+    values: list[float] = []
+    segments: dict[str, list[int]] = {"one stream": [], "two streams": []}
+
+    def loss(x: torch.Tensor, on: torch.cuda.Stream = main) -> torch.Tensor:
+        mean = torch.zeros((), device="cuda")
+        if not is_rehearsal(x):
+            on.wait_stream(main)
+            with torch.cuda.stream(on):
+                for mib in range(64, 769, 64):
+                    mean = mean + torch.ones(mib * MIB // 4, device="cuda").mean()
+            main.wait_stream(on)
+        return training.plain_loss(x) + mean
+
+    def train(steps: int, loss: Callable, where: str) -> None:
+        for _ in range(steps):
+            values.append(training(loss))
+            segments[where].append(training.step._engine.runtime.arena_peak())
+
+    train(WARM_UP_STEPS, loss, "one stream")
+    training.until_told(loss, lambda: train(1, loss, "one stream"))
+    # What was made for all of a micro-batch is of no use to another stream.
+    train(WARM_UP_STEPS, lambda x: loss(x, side), "two streams")
+    return {"segments": segments, "values": values, "discards": training.discards}
 
 
 def snapshot() -> dict:
@@ -298,5 +337,5 @@ def workspaces() -> dict:
 
 
 if __name__ == "__main__":
-    run(stats, side_streams, snapshot, shortage, cache_release, graphs, threads, kept_of_commits, kept_of_discards,
+    run(stats, side_streams, growing, snapshot, shortage, cache_release, graphs, threads, kept_of_commits, kept_of_discards,
         workspaces)

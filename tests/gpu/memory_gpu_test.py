@@ -80,6 +80,16 @@ def test_blocks_that_a_side_stream_has_used_are_used_again(job):
     expect_steady(job("side_streams", DEMANDS).said, FEWEST_DISCARDS)
 
 
+def test_a_micro_batch_that_leaves_its_blocks_in_pieces_gets_one_segment(job):
+    said = job("growing", DEMANDS).said
+    assert said["discards"] >= FEWEST_DISCARDS
+    first, *others = said["segments"]["one stream"]
+    assert max(others) <= 0.5 * first
+    both, *others = said["segments"]["two streams"]
+    assert both > first and max(others[1:]) < both
+    assert all(value == value for value in said["values"])
+
+
 def test_snapshots_and_recorded_history_show_the_arena(job):
     said = job("snapshot", DEMANDS).said
     assert said["discards"] >= FEWEST_DISCARDS

@@ -21,6 +21,9 @@ class arena {
   /// Whether anything made in the committed micro-batch lives on, as far as the runtime does not
   /// see it itself.
   [[nodiscard]] virtual bool outlived() = 0;
+  /// What the micro-batch that ends has needed, or more, if one of these samples has needed more at
+  /// first: from that one foresees what others need.
+  [[nodiscard]] virtual std::uint64_t peak_bytes() = 0;
   /// Forgets what torch has cached of it, since its memory may have been given away.
   virtual void let_go() = 0;
   /// Waits until the device has done all that it was given.

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from dataclasses import dataclass
 
 import torch
 
 from sluice._runtime import Runtime
+
+# Of what lives at once: if torch's segments come to more than that beyond it, one large segment does better.
+FRAGMENTATION = 1 / 16
 
 
 class HostArena:
@@ -26,12 +31,31 @@ class HostArena:
         """The runtime sees it itself."""
         return False
 
+    def peak_bytes(self) -> int:
+        """What the micro-batch that ends has needed."""
+        return self._runtime.arena_peak()
+
     def let_go(self) -> None:
         """Nothing to do: what no tensor uses is free."""
 
 
+@dataclass
+class Layout:
+    """How the segments of a micro-batch lie, for one number of samples."""
+
+    most_bytes: int = 0  # of all segments, so far
+    whole_bytes: int = 0  # of the one that all the rest is to fit into; 0: as torch asks for them
+    final: bool = False
+
+
 class CudaArena:
     """On CUDA torch's own caching allocator, over segments from the runtime.
+
+    Torch asks for a segment where no block that is cached is large enough, and never joins blocks of two: with tensors of
+    many sizes, as in convolutional networks, a sixth of the memory is then of no use. So a micro-batch that has shown
+    how many bytes live at once, in segments that come to much more, gets one segment of that size from the next time on.
+    Where that does not help, since tensors are made on several streams or the allocator's settings keep large blocks from
+    being split, it is left to torch again.
 
     The pool is entered for the thread that runs the step alone, which runs backward too (see ``Step``): what other
     threads allocate meanwhile is never taken away. It is entered only while a micro-batch runs: an entered pool keeps the
@@ -46,6 +70,9 @@ class CudaArena:
         )
         self._pool: torch.cuda.MemPool | None = None
         self._samples = 0
+        self._layouts: dict[int, Layout] = {}  # by samples
+        self._lies_otherwise = False  # than the layout of these samples now says
+        self._outside_bytes = 0  # allocated when this pool was made
         self._generation = 0
         self._entered = False
         self._kept = False  # whether an arena was kept for something that outlived its micro-batch
@@ -53,14 +80,18 @@ class CudaArena:
     def enter(self, samples: int) -> None:
         # Segments of another size of micro-batch would lie beside those that this one needs: torch cannot free them
         # while the pool is entered.
-        if samples != self._samples or self._generation != self._runtime.generation():
+        if samples != self._samples or self._lies_otherwise or self._generation != self._runtime.generation():
             self.let_go()
         self._samples = samples
-        if self._pool is None:
+        fresh = self._pool is None
+        if fresh:
             self._pool = torch.cuda.MemPool(self._allocator.allocator())
             self._generation = self._runtime.generation()
+            self._outside_bytes = self._allocated_bytes()["current"]
         torch._C._cuda_beginAllocateCurrentThreadToPool(self._device, self._pool.id)
         self._entered = True
+        if fresh:
+            self._make_whole(self._layout().whole_bytes)
 
     def leave(self) -> None:
         if self._entered:
@@ -71,10 +102,10 @@ class CudaArena:
 
     def outlived(self) -> bool:
         """Whether anything made in the committed micro-batch lives on."""
+        if self._lives():
+            torch.clear_autocast_cache()  # of an autocast that the user has entered around the step
         if not self._lives():
-            return False
-        torch.clear_autocast_cache()  # of an autocast that the user has entered around the step
-        if not self._lives():
+            self._choose_layout()
             return False
         if not self._kept:
             self._kept = True
@@ -85,6 +116,37 @@ class CudaArena:
             )
         return True
 
+    def peak_bytes(self) -> int:
+        """What the micro-batch that ends has needed, or more: what one of these samples needs at first, from which one
+        foresees what others need."""
+        return max(self._runtime.arena_peak(), self._layout().most_bytes)
+
+    def _allocated_bytes(self) -> dict[str, int]:
+        return torch.cuda.memory_stats_as_nested_dict(self._device)["allocated_bytes"]["all"]
+
+    def _layout(self) -> Layout:
+        return self._layouts.setdefault(self._samples, Layout())
+
+    def _make_whole(self, size: int) -> None:
+        """Has torch cache one segment of so many bytes."""
+        if size > 0:
+            with contextlib.suppress(torch.OutOfMemoryError):  # then torch asks for smaller ones, and says so if it gets none
+                torch.cuda.caching_allocator_delete(torch.cuda.caching_allocator_alloc(size, self._device))
+
+    def _choose_layout(self) -> None:
+        """After a micro-batch of which nothing lives on."""
+        layout, segments = self._layout(), self._runtime.arena_peak()
+        if layout.final or segments <= layout.most_bytes:
+            return
+        layout.most_bytes = segments
+        # If the peak was somebody else's, it is larger than this micro-batch's, and so is what is kept for it.
+        lived = self._allocated_bytes()["peak"] - self._outside_bytes
+        if lived * (1 + FRAGMENTATION) >= segments:
+            return
+        layout.final = layout.whole_bytes >= lived  # it has been tried
+        layout.whole_bytes = 0 if layout.final else lived
+        self._lies_otherwise = True
+
     def _lives(self) -> bool:
         return self._pool is not None and not torch._C._cuda_checkPoolLiveAllocations(
             self._device, self._pool.id, set()
@@ -93,6 +155,7 @@ class CudaArena:
     def let_go(self) -> None:
         """Forgets the pool and what torch has cached of it; its segments go back to the runtime, which may have given
         their memory away."""
+        self._lies_otherwise = False
         if self._pool is not None:
             torch.cuda.synchronize(self._device)  # nothing may read them any more
             self._pool = None

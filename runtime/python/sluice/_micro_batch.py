@@ -254,7 +254,7 @@ class MicroBatch:
                     self._update.run(may_be_dropped=False)
                 outlived = engine.arena.outlived()
             finally:
-                peak = runtime.arena_peak()
+                peak = engine.arena.peak_bytes()
                 runtime.commit_end(self.size, outlived)
             if not in_place:
                 self._add_loss()

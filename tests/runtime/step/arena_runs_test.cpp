@@ -216,6 +216,50 @@ TEST(starved_arena_test, what_a_discarded_micro_batch_has_not_freed_yet_goes_to_
   EXPECT_TRUE(memory.free(all));
 }
 
+/// Waits until so many of the pool's chunks are free, in vain at most for a while; returns how many are.
+std::uint32_t await_free(step::training_memory& memory, std::uint32_t wanted) {
+  auto const& view = memory.client().view();
+  auto const until = steady_clock::now() + 5s;
+  for (;;) {
+    std::uint32_t free = 0;
+    for (std::uint32_t chunk = 0; chunk < view.shape().chunk_count; ++chunk) {
+      free += view.chunk(chunk).is_free() ? 1 : 0;
+    }
+    if (free == wanted || steady_clock::now() > until) {
+      return free;
+    }
+    std::this_thread::yield();
+  }
+}
+
+TEST(idle_arena_test, persistent_memory_grows_by_what_the_arena_does_not_use) {
+  fault_world world{"cuda", pool_chunks};
+  world.start_broker();
+  idle_gate gate;
+  auto options = world.job();
+  options.gate = &gate;
+  step::training_memory memory{options};
+  auto const chunk = world.broker().chunk_bytes;
+  auto const micro_batch = [&](std::uint32_t chunks) {
+    memory.begin();
+    auto* const held = memory.allocate_arena(chunks * chunk);
+    EXPECT_EQ(memory.commit_begin(false), step::commit_start::begun);
+    memory.commit_end(false);
+    return held;
+  };
+
+  EXPECT_TRUE(memory.free(micro_batch(40)));
+  auto* const lasts = memory.allocate_persistent(10 * chunk);
+  EXPECT_EQ(await_free(memory, pool_chunks - 40), pool_chunks - 40);
+
+  auto* const cached = micro_batch(40);  // as torch keeps its segments for the next one
+  auto* const more = memory.allocate_persistent(5 * chunk);
+  EXPECT_EQ(await_free(memory, pool_chunks - 55), pool_chunks - 55);
+  for (auto* const each : {lasts, cached, more}) {
+    EXPECT_TRUE(memory.free(each));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(seeds, arena_runs_test,
                          testing::Combine(testing::Range(1U, 3U), testing::Values(0U, 6U)));
 
