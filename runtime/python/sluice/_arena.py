@@ -52,7 +52,7 @@ class CudaArena:
     """On CUDA torch's own caching allocator, over segments from the runtime.
 
     Torch asks for a segment where no block that is cached is large enough, and never joins blocks of two: with tensors of
-    many sizes, as in convolutional networks, a sixth of the memory is then of no use. So a micro-batch that has shown
+    many sizes, as in convolutional networks, much of the memory is then of no use. So a micro-batch that has shown
     how many bytes live at once, in segments that come to much more, gets one segment of that size from the next time on.
     Where that does not help, since tensors are made on several streams or the allocator's settings keep large blocks from
     being split, it is left to torch again.
