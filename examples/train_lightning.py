@@ -3,7 +3,10 @@
 
     python examples/train_lightning.py --steps 50
     build/release/bin/sluice run -- python examples/train_lightning.py --steps 50
+    build/release/bin/sluice run -- torchrun --nproc-per-node 2 examples/train_lightning.py --steps 50
 """
+
+import os
 
 import training  # first: it finds the package `sluice` in this checkout
 from training import Progress
@@ -17,7 +20,7 @@ def main() -> None:
     import torch
 
     import charlm
-    from sluice.integrations.lightning import SluiceStrategy
+    from sluice.integrations.lightning import SluiceDDPStrategy, SluiceStrategy
 
     size = charlm.Size(width=64, layers=4, heads=2, context=128, groups=1 << 12, batch=options.batch or 32,
                        micro_batch=options.micro_batch or 16)
@@ -41,13 +44,15 @@ def main() -> None:
         """Excerpts without end."""
 
         def __iter__(self):
-            excerpts = charlm.Excerpts(charlm.standard_library_text(), size.context, options.seed)
+            excerpts = charlm.Excerpts(charlm.standard_library_text(), size.context, options.seed + training.rank())
             while True:
                 yield excerpts.batch(size.batch)
 
-    strategy = SluiceStrategy(micro_batch=size.micro_batch)
+    several = training.in_several_processes()
+    strategy = (SluiceDDPStrategy if several else SluiceStrategy)(micro_batch=size.micro_batch)
     trainer = lightning.Trainer(
-        strategy=strategy, accelerator="cpu" if device.type == "cpu" else "gpu", devices=1, max_steps=-1, logger=False,
+        strategy=strategy, accelerator="cpu" if device.type == "cpu" else "gpu",
+        devices=int(os.environ["LOCAL_WORLD_SIZE"]) if several else 1, max_steps=-1, logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
     module = Module()
     progress = Progress(options)

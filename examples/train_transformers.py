@@ -3,6 +3,7 @@
 
     python examples/train_transformers.py --steps 50
     build/release/bin/sluice run -- python examples/train_transformers.py --steps 50
+    build/release/bin/sluice run -- torchrun --nproc-per-node 2 examples/train_transformers.py --steps 50
 """
 
 import os

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from brokers import end_broker  # noqa: E402
 from exactness import environment  # noqa: E402
 
+SCRIPTS = [("train_transformers.py", "accelerate"), ("train_lightning.py", "lightning")]
 DEMAND_BYTES, DEMANDS, MOST_DELAY_MS = 8 << 20, 3, 200
 
 
@@ -21,7 +22,7 @@ def lines_of(log: Path) -> list[dict]:
     return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.mark.parametrize("script, needed", [("train_transformers.py", "accelerate"), ("train_lightning.py", "lightning")])
+@pytest.mark.parametrize("script, needed", SCRIPTS)
 def test_handovers_leave_the_losses_as_they_are(sluice, runtime_folder, tmp_path, script, needed):
     pytest.importorskip(needed, reason=f"{needed} is not installed: see tests/requirements.txt")
     command = [sys.executable, EXAMPLES / script, "--device", "cpu", "--deterministic", "--log-interval", "0"]
@@ -50,3 +51,19 @@ def test_handovers_leave_the_losses_as_they_are(sluice, runtime_folder, tmp_path
     if all(line["commits"] == 2 * line["step"] for line in shared):  # no slice had to become smaller
         assert [line["loss"] for line in shared] == [line["loss"] for line in plain]
     assert [line["loss"] for line in shared] == pytest.approx([line["loss"] for line in plain], rel=1e-3)
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize("script, needed", SCRIPTS)
+def test_two_processes_train_in_one_pool(sluice, runtime_folder, tmp_path, script, needed):
+    pytest.importorskip(needed, reason=f"{needed} is not installed: see tests/requirements.txt")
+    done = subprocess.run(
+        [sluice, "run", "--backend", "host", "--memory", "192MiB", "--require-pool", "--", sys.executable, "-m",
+         "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python", "--", sys.executable, EXAMPLES / script,
+         "--device", "cpu", "--steps", "4", "--log-interval", "0", "--log", tmp_path / "log"],
+        env=environment(), capture_output=True, text=True, check=False)
+    end_broker(runtime_folder)
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = lines_of(tmp_path / "log")
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 4]
+    assert lines[-1]["loss"] < lines[0]["loss"]

@@ -161,7 +161,7 @@ class Engine:
             count = self._planner.next(total - done, largest)
             self.counts["micro_batch"] = count
             last = update if done + count == total else None
-            overlaps = done + count == total and self._may_overlap()
+            overlaps = done + count == total and losses is not None and self._may_overlap()
             micro = MicroBatch(self, _batches.cut(batch, done, done + count), count, total, losses, scaler, last, overlaps)
             yield from self._tried(micro)
             if micro.committed:

@@ -131,10 +131,25 @@ class Replicas(Processes):
     @torch.no_grad()
     def reduce(self, gradients: Gradients, losses: Losses) -> torch.Tensor:
         """A parameter that some process has no gradient of counts as zero there; one that none has gets none."""
-        finished = gradients.finished
         reduction = self._under_way
         if reduction is None:
-            reduction = _Reduction(self._group, self._buckets, finished.get, *losses.amount())
+            reduction = _Reduction(self._group, self._buckets, gradients.finished.get, *losses.amount())
+        self._under_way = None
+        total = self._share(gradients, reduction, reduction.factor * losses.contribution)
+        amount = reduction.amount
+        if not losses.is_sum and amount.is_cpu and amount == 0.0:
+            raise ValueError("the weights of a batch's slices must not all be zero, in all processes")
+        loss = total if losses.is_sum else total / amount
+        return loss.to(losses.contribution.dtype)
+
+    @torch.no_grad()
+    def average(self, gradients: Gradients) -> None:
+        """Makes the finished sums their mean over all processes, as DistributedDataParallel does in backward."""
+        self._share(gradients, _Reduction(self._group, self._buckets, gradients.finished.get, 1.0, 1.0), 0.0)
+
+    def _share(self, gradients: Gradients, reduction: _Reduction, contribution: float | torch.Tensor) -> torch.Tensor:
+        """Puts the sums of all processes where the finished ones lie. Returns the sum of what each contributes."""
+        finished = gradients.finished
 
         def put(param: nn.Parameter) -> torch.Tensor:
             if param not in finished:
@@ -143,22 +158,17 @@ class Replicas(Processes):
 
         reduction.send_rest(put)
         reduction.take(put)
-        self._under_way = None
-        amount, factor = reduction.amount, reduction.factor
-        header = torch.ones(1 + len(self._params), dtype=torch.float64, device=amount.device)
-        header[0] = factor * losses.contribution
+        header = torch.ones(1 + len(self._params), dtype=torch.float64, device=reduction.amount.device)
+        header[0] = contribution
         all_used = len(reduction.used) == len(self._params)
         if not all_used:  # from the host it takes a wait for the device
             header[1:] = torch.tensor([param in reduction.used for param in self._params], dtype=torch.float64)
         distributed.all_reduce(header, group=self._group)
-        if not losses.is_sum and amount.is_cpu and amount == 0.0:
-            raise ValueError("the weights of a batch's slices must not all be zero, in all processes")
         if not all_used:  # others may have what is missing here
             for param, count in zip(self._params, header[1:].tolist(), strict=True):
                 if count == 0.0:
                     finished.pop(param, None)
-        loss = header[0] if losses.is_sum else header[0] / amount
-        return loss.to(losses.contribution.dtype)
+        return header[0]
 
 
 class _Reduction:

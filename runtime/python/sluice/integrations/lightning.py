@@ -1,6 +1,8 @@
 """Lightning, in one line::
 
     trainer = lightning.Trainer(strategy=sluice.integrations.lightning.SluiceStrategy(micro_batch=32))
+
+and on several devices ``SluiceDDPStrategy``.
 """
 
 from __future__ import annotations
@@ -11,15 +13,81 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 
 from sluice import _batches
 from sluice._engine import Engine, checked_micro_batch
 from sluice._micro_batch import MicroBatch
+from sluice._replicas import Replicas
 from sluice.errors import SluiceError
 
 
-class SluiceStrategy(SingleDeviceStrategy):
+class _Sharing(Strategy):
+    """What makes a strategy of Lightning's one that shares; to be inherited before it."""
+
+    def _share(self, micro_batch: int | None, adapt: bool | None, generators: Iterable[Any]) -> None:
+        self._how = (checked_micro_batch(micro_batch), adapt, list(generators))
+        self._engine: Engine | None = None
+        self._replicas: Replicas | None = None
+
+    @property
+    def shared(self) -> bool:
+        """Whether this process shares the pool; False before the first step."""
+        return self._engine is not None and self._engine.runtime is not None
+
+    def stats(self) -> dict[str, float]:
+        """As ``Step.stats``; a step is one batch. Empty before the first."""
+        return self._engine.stats() if self._engine else {}
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Forward and backward of every slice of the batch. Returns the loss that the module would have returned."""
+        module = self.lightning_module
+        if self._engine is None:
+            self._replicas = Replicas.find(self.model)
+            self._engine = Engine(self.model, self._checked_optimizer().param_groups, *self._how, self._replicas)
+        engine = self._engine
+        batch, rest = args[0], args[1:]
+        trainer = module.trainer
+        first = trainer.fit_loop.batch_idx % trainer.accumulate_grad_batches == 0
+
+        def forward_backward(micro: MicroBatch) -> None:
+            with _recorded_logs(module) as logs:
+                output = super(_Sharing, self).training_step(micro.slices[0], *rest, **kwargs)
+                loss = _loss_of(output)
+                part = loss * micro.share if micro.share != 1.0 else loss
+                super(_Sharing, self).backward(part / trainer.accumulate_grad_batches, self.optimizers[0])
+            more = {key: value for key, value in output.items() if key != "loss"} if isinstance(output, dict) else None
+            micro.ran(part)
+            micro.keep((micro.size, part.detach(), more, logs))
+
+        with engine.explained():
+            kept = engine.run(forward_backward, (batch,), add=not first)
+            if self._replicas and not trainer.fit_loop._should_accumulate():
+                self._replicas.average(engine.gradients)
+        engine.count_step((batch,))
+        _log_again(module, [logs for *_, logs in kept], [size for size, *_ in kept])
+        loss = torch.stack([part for _, part, _, _ in kept]).sum()
+        if kept[0][2] is None:
+            return loss
+        return {"loss": loss, **_averaged([more for _, _, more, _ in kept], [size for size, *_ in kept])}
+
+    def backward(self, closure_loss: torch.Tensor, optimizer: torch.optim.Optimizer | None, *args: Any,
+                 **kwargs: Any) -> torch.Tensor:
+        """Backward has run with the slices; this gives the parameters what it has brought."""
+        self._engine.gradients.show()
+        self._engine.make_room()
+        return closure_loss
+
+    def _checked_optimizer(self) -> torch.optim.Optimizer:
+        module = self.lightning_module
+        if not module.automatic_optimization:
+            raise SluiceError("with manual optimization the module runs backward and optimizers itself, in one "
+                              "training_step that could not run again; set automatic_optimization = True, or write the "
+                              "loop with sluice.Step")
+        return self.optimizers[0]
+
+
+class SluiceStrategy(_Sharing, SingleDeviceStrategy):
     """Trains on one device, in micro-batches that may be taken away and run again.
 
     ``training_step`` is called once for each slice of the batch, and may be called again for it; so may the hooks around
@@ -45,8 +113,7 @@ class SluiceStrategy(SingleDeviceStrategy):
         super().__init__(device=device if device is not None else "cpu", **options)
         self._any_device = device is None
         self._devices: list[torch.device] = []
-        self._how = (checked_micro_batch(micro_batch), adapt, list(generators))
-        self._engine: Engine | None = None
+        self._share(micro_batch, adapt, generators)
 
     @property
     def parallel_devices(self) -> list[torch.device]:
@@ -57,63 +124,33 @@ class SluiceStrategy(SingleDeviceStrategy):
     def parallel_devices(self, devices: list[torch.device]) -> None:
         if len(devices) != 1:
             raise SluiceError(f"SluiceStrategy shares one GPU with one process, and the Trainer has {len(devices)} devices; "
-                              "set devices=1")
+                              "set devices=1, or take SluiceDDPStrategy, with a process for each")
         self._devices = devices
         if self._any_device:
             self._root_device = devices[0]
 
-    @property
-    def shared(self) -> bool:
-        """Whether this process shares the pool; False before the first step."""
-        return self._engine is not None and self._engine.runtime is not None
 
-    def stats(self) -> dict[str, float]:
-        """As ``Step.stats``; a step is one batch. Empty before the first."""
-        return self._engine.stats() if self._engine else {}
+class SluiceDDPStrategy(_Sharing, DDPStrategy):
+    """The same on several devices of one host, by a process for each that has a replica of the module.
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Forward and backward of every slice of the batch. Returns the loss that the module would have returned."""
-        module = self.lightning_module
-        if self._engine is None:
-            self._engine = Engine(module, self._checked_optimizer().param_groups, *self._how)
-        engine = self._engine
-        batch, rest = args[0], args[1:]
-        trainer = module.trainer
-        first = trainer.fit_loop.batch_idx % trainer.accumulate_grad_batches == 0
+    Each process runs its slices by itself; gradients are averaged once for a step of the optimizer, after the last one.
 
-        def forward_backward(micro: MicroBatch) -> None:
-            with _recorded_logs(module) as logs:
-                output = super(SluiceStrategy, self).training_step(micro.slices[0], *rest, **kwargs)
-                loss = _loss_of(output)
-                part = loss * micro.share if micro.share != 1.0 else loss
-                super(SluiceStrategy, self).backward(part / trainer.accumulate_grad_batches, self.optimizers[0])
-            more = {key: value for key, value in output.items() if key != "loss"} if isinstance(output, dict) else None
-            micro.ran(part)
-            micro.keep((micro.size, part.detach(), more, logs))
+    Args:
+        micro_batch: Most samples in a slice. None: the whole batch of a process.
+        adapt: As for ``Step``.
+        generators: As for ``Step``.
+        **options: For ``DDPStrategy``.
 
-        with engine.explained():
-            kept = engine.run(forward_backward, (batch,), add=not first)
-        engine.count_step((batch,))
-        _log_again(module, [logs for *_, logs in kept], [size for size, *_ in kept])
-        loss = torch.stack([part for _, part, _, _ in kept]).sum()
-        if kept[0][2] is None:
-            return loss
-        return {"loss": loss, **_averaged([more for _, _, more, _ in kept], [size for size, *_ in kept])}
+    Raises:
+        SluiceError: from ``fit``, for manual optimization, and for communication hooks.
+    """
 
-    def backward(self, closure_loss: torch.Tensor, optimizer: torch.optim.Optimizer | None, *args: Any,
-                 **kwargs: Any) -> torch.Tensor:
-        """Backward has run with the slices; this gives the parameters what it has brought."""
-        self._engine.gradients.show()
-        self._engine.make_room()
-        return closure_loss
+    strategy_name = "sluice_ddp"
 
-    def _checked_optimizer(self) -> torch.optim.Optimizer:
-        module = self.lightning_module
-        if not module.automatic_optimization:
-            raise SluiceError("with manual optimization the module runs backward and optimizers itself, in one "
-                              "training_step that could not run again; set automatic_optimization = True, or write the "
-                              "loop with sluice.Step")
-        return self.optimizers[0]
+    def __init__(self, micro_batch: int | None = None, *, adapt: bool | None = None, generators: Iterable[Any] = (),
+                 **options: Any) -> None:
+        super().__init__(**options)
+        self._share(micro_batch, adapt, generators)
 
 
 # --- what a training step says beside its loss ----------------------------------------------------------------------------

@@ -10,11 +10,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from accelerate import DistributedType
+from torch import distributed
 from transformers import Trainer
 
 from sluice import _batches
 from sluice._engine import REHEARSAL_SAMPLES, Engine, checked_micro_batch
 from sluice._micro_batch import MicroBatch
+from sluice._replicas import Replicas
 from sluice.errors import SluiceError
 
 
@@ -25,6 +28,7 @@ class Sharing:
         self._trainer = trainer
         self._how = (checked_micro_batch(micro_batch), adapt, list(generators))
         self._engine: Engine | None = None
+        self._replicas: Replicas | None = None
         self._training_step = trainer.training_step
         self._compute_loss = trainer.compute_loss
         self._share: float | None = None
@@ -41,10 +45,12 @@ class Sharing:
 
     def training_step(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """In place of the trainer's: its own, once for each slice of ``inputs``. Returns the batch's loss, detached."""
+        accelerator = self._trainer.accelerator
         if self._engine is None:
             _check(self._trainer)
-            optimizer = self._trainer.optimizer
-            self._engine = Engine(self._trainer.accelerator.unwrap_model(model), optimizer.param_groups, *self._how)
+            self._replicas = Replicas.find(model)
+            whole = model if self._replicas else accelerator.unwrap_model(model)
+            self._engine = Engine(whole, self._trainer.optimizer.param_groups, *self._how, self._replicas)
         divided = self._is_divided(model, inputs, num_items_in_batch)
 
         def forward_backward(micro: MicroBatch) -> None:
@@ -59,6 +65,8 @@ class Sharing:
         engine = self._engine
         with engine.explained():
             losses = engine.run(forward_backward, (inputs,), add=True)
+            if self._replicas and accelerator.sync_gradients:
+                self._replicas.average(engine.gradients)
         engine.gradients.show()
         engine.make_room()
         engine.count_step((inputs,))
@@ -86,12 +94,22 @@ class Sharing:
         if self._divided is None:
             few = _batches.cut(inputs, 0, min(REHEARSAL_SAMPLES, _batches.size_of(inputs)))
             once, twice = (self._loss_with(model, few, count) for count in (num_items_in_batch, 2 * num_items_in_batch))
-            self._divided = bool(abs(twice) < 0.75 * abs(once))
+            self._divided = self._agreed(abs(twice) < 0.75 * abs(once))
         return self._divided
+
+    def _agreed(self, answer: bool) -> bool:
+        """The first process's: all of them have to do the same."""
+        if self._replicas is None:
+            return answer
+        told = torch.tensor(float(answer), device=self._engine.gradients.params[0].device)
+        distributed.broadcast(told, 0)
+        return bool(told.item())
 
     def _loss_with(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any) -> float:
         """The loss for this count, leaving no trace."""
         trainer, engine = self._trainer, self._engine
+        if self._replicas:
+            model = trainer.accelerator.unwrap_model(model)
         model.train()
         engine.save()
         try:
@@ -110,15 +128,16 @@ def share(trainer: Trainer, micro_batch: int | None = None, *, adapt: bool | Non
     callbacks stay the trainer's, and see what they would see without.
 
     Args:
-        trainer: One process, one device; its ``compute_loss`` may be overridden.
+        trainer: One device, or a process for each in ``DistributedDataParallel``, as torchrun starts them; its
+            ``compute_loss`` may be overridden.
         micro_batch: Most samples in a slice. None: the whole batch.
         adapt: As for ``Step``.
         generators: As for ``Step``.
 
     Raises:
         TypeError: if it is not a ``transformers.Trainer``.
-        SluiceError: from ``train``, if it works on several GPUs or in several processes, or with an optimizer that runs
-            in backward.
+        SluiceError: from ``train``, if one process works on several GPUs, if several processes have parts of the model,
+            or with an optimizer that runs in backward.
     """
     if not isinstance(trainer, Trainer):
         raise TypeError(f"share takes a transformers.Trainer, not {type(trainer).__name__}")
@@ -129,10 +148,14 @@ def share(trainer: Trainer, micro_batch: int | None = None, *, adapt: bool | Non
 
 
 def _check(trainer: Trainer) -> None:
-    if trainer.args.n_gpu > 1 or trainer.accelerator.num_processes > 1:
-        raise SluiceError(f"this Trainer works on {max(trainer.args.n_gpu, trainer.accelerator.num_processes)} GPUs or "
-                          "processes, and sluice shares one GPU with one process; set CUDA_VISIBLE_DEVICES to one GPU, and "
-                          "do without torchrun")
+    if trainer.args.n_gpu > 1:
+        raise SluiceError(f"this Trainer works on {trainer.args.n_gpu} GPUs in one process, and sluice shares one GPU with "
+                          f"each; start it by torchrun --nproc-per-node={trainer.args.n_gpu}, or set CUDA_VISIBLE_DEVICES to "
+                          "one GPU")
+    if trainer.accelerator.distributed_type not in (DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU):
+        raise SluiceError(f"this Trainer's processes share a model by {trainer.accelerator.distributed_type.value}, and "
+                          "sluice knows replicas of it (DistributedDataParallel) here; a model that fully_shard was given "
+                          "can be trained by sluice.Step")
     if "lomo" in str(trainer.args.optim).lower():
         raise SluiceError(f"optim={trainer.args.optim} updates parameters inside of backward, which cannot run again; "
                           'use another, such as "adamw_torch"')
