@@ -1,11 +1,14 @@
 /// NCCL's functions, as the rest of the process finds them: preloaded, they come before NCCL's own.
 ///
 /// What is not here goes to NCCL directly: it puts no work on a stream, or only beside others' calls
-/// (registration, windows, reductions made for one communicator). The launches of functions that are not known pass the
+/// (reductions made for one communicator). The launches of functions that are not known pass the
 /// gate one by one, like any.
 #include <array>
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <utility>
@@ -112,6 +115,63 @@ std::string key_of(unique_id const& id) {
   std::snprintf(text.data(), text.size(), "%016llx%016llx", static_cast<unsigned long long>(one),
                 static_cast<unsigned long long>(other));
   return text.data();
+}
+
+/// A communicator's configuration, but that its calls return when they are done: else it would be a thread
+/// of NCCL's that puts their work on the device, at a time that nobody knows. Whoever asks whether they are
+/// done is told so.
+class blocking_config {
+ public:
+  explicit blocking_config(void* given) : used_{given} {
+    config_start start{};
+    if (given == nullptr || !is_watching()) {
+      return;
+    }
+    std::memcpy(&start, given, sizeof(start));
+    if (start.magic != config_magic || start.size < sizeof(start) || start.blocking != 0) {
+      return;
+    }
+    auto const* const bytes = static_cast<std::byte const*>(given);
+    own_.assign(bytes, bytes + start.size);
+    start.blocking = 1;
+    std::memcpy(own_.data(), &start, sizeof(start));
+    used_ = own_.data();
+  }
+  [[nodiscard]] void* get() const noexcept { return used_; }
+
+ private:
+  std::vector<std::byte> own_;
+  void* used_;
+};
+
+/// Whether NCCL must not know the buffer: registered memory is mapped by other ranks, which would keep it,
+/// and write to it, when it has changed its owner.
+bool changes_owner(void const* buffer) {
+  if (!is_watching() || !holds(buffer)) {
+    return false;
+  }
+  static std::atomic<bool> told{false};
+  if (!told.exchange(true)) {
+    std::fputs(
+        "sluice: memory of the pool is not registered with NCCL, since it can change its owner: "
+        "collectives take NCCL's own buffers instead\n",
+        stderr);
+  }
+  return true;
+}
+
+/// Registers a buffer by NCCL's function of that name, or leaves a handle that stands for nothing.
+template <typename... More>
+int register_buffer(char const* name, communicator on, void* buffer, std::size_t bytes,
+                    void** handle, More... more) {
+  if (!changes_owner(buffer)) {
+    return pass(name, on, buffer, bytes, handle, more...);
+  }
+  if (handle == nullptr) {
+    return invalid_argument;
+  }
+  *handle = nullptr;
+  return success;
 }
 
 /// Makes a communicator by `make`; its ranks agree if they can.
@@ -233,14 +293,18 @@ SLUICE_NCCL_CALL int ncclCommInitRank(communicator* made, int ranks, unique_id i
 
 SLUICE_NCCL_CALL int ncclCommInitRankConfig(communicator* made, int ranks, unique_id id, int rank,
                                             void* config) {
-  auto const make = [&] { return pass("ncclCommInitRankConfig", made, ranks, id, rank, config); };
+  blocking_config const blocking{config};
+  auto const make = [&] {
+    return pass("ncclCommInitRankConfig", made, ranks, id, rank, blocking.get());
+  };
   return is_watching() ? initialise(made, key_of(id), make) : make();
 }
 
 SLUICE_NCCL_CALL int ncclCommInitRankScalable(communicator* made, int ranks, int rank, int ids,
                                               unique_id* id, void* config) {
+  blocking_config const blocking{config};
   auto const make = [&] {
-    return pass("ncclCommInitRankScalable", made, ranks, rank, ids, id, config);
+    return pass("ncclCommInitRankScalable", made, ranks, rank, ids, id, blocking.get());
   };
   return is_watching() && ids > 0 && id != nullptr ? initialise(made, key_of(*id), make) : make();
 }
@@ -258,14 +322,18 @@ SLUICE_NCCL_CALL int ncclCommInitAll(communicator* made, int count, int const* d
 
 SLUICE_NCCL_CALL int ncclCommSplit(communicator parent, int colour, int order, communicator* made,
                                    void* config) {
-  auto const make = [&] { return pass("ncclCommSplit", parent, colour, order, made, config); };
+  blocking_config const blocking{config};
+  auto const make = [&] {
+    return pass("ncclCommSplit", parent, colour, order, made, blocking.get());
+  };
   return is_watching() ? initialise(made, key_of_child(parent, colour), make) : make();
 }
 
 SLUICE_NCCL_CALL int ncclCommShrink(communicator parent, int* excluded, int count,
                                     communicator* made, void* config, int flags) {
+  blocking_config const blocking{config};
   auto const make = [&] {
-    return pass("ncclCommShrink", parent, excluded, count, made, config, flags);
+    return pass("ncclCommShrink", parent, excluded, count, made, blocking.get(), flags);
   };
   return is_watching() ? initialise(made, std::nullopt, make) : make();
 }
@@ -307,6 +375,24 @@ SLUICE_NCCL_CALL int ncclCommGetAsyncError(communicator which, int* error) {
     *error = error_of(which);
   }
   return result;
+}
+
+SLUICE_NCCL_CALL int ncclCommRegister(communicator on, void* buffer, std::size_t bytes,
+                                      void** handle) {
+  return register_buffer("ncclCommRegister", on, buffer, bytes, handle);
+}
+
+SLUICE_NCCL_CALL int ncclCommDeregister(communicator on, void* handle) {
+  return handle == nullptr ? int{success} : pass("ncclCommDeregister", on, handle);
+}
+
+SLUICE_NCCL_CALL int ncclCommWindowRegister(communicator on, void* buffer, std::size_t bytes,
+                                            void** window, int flags) {
+  return register_buffer("ncclCommWindowRegister", on, buffer, bytes, window, flags);
+}
+
+SLUICE_NCCL_CALL int ncclCommWindowDeregister(communicator on, void* window) {
+  return window == nullptr ? int{success} : pass("ncclCommWindowDeregister", on, window);
 }
 
 // NOLINTEND(readability-identifier-naming)

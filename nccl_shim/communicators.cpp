@@ -206,6 +206,10 @@ bool is_watching() noexcept {
   return !inside_nccl::here() && gate() != nullptr;
 }
 
+bool holds(void const* address) noexcept {
+  return gate()->holds(reinterpret_cast<std::uint64_t>(address)) != 0;
+}
+
 void flush() noexcept {
   gate()->flush();
 }

@@ -25,6 +25,9 @@ namespace sluice::nccl_shim {
 /// Whether calls are to be looked at: there is a gate, and the calling thread is not inside of NCCL.
 [[nodiscard]] bool is_watching() noexcept;
 
+/// Whether the address lies in memory of the pool.
+[[nodiscard]] bool holds(void const* address) noexcept;
+
 /// Waits until all calls have been made that were left to the gate.
 void flush() noexcept;
 

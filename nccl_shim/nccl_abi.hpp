@@ -30,6 +30,15 @@ struct unique_id {
   std::array<char, 128> bytes;
 };
 
+/// What an ncclConfig_t begins with; it grows at its end.
+struct config_start {
+  std::size_t size;  ///< of all of it
+  unsigned magic;
+  unsigned version;
+  int blocking;
+};
+inline constexpr unsigned config_magic = 0xcafebeef;
+
 /// ncclRedOp_t below this are the same for all communicators; others are made for one.
 inline constexpr int usual_reductions = 5;
 /// Colour of a rank that gets no communicator from ncclCommSplit.

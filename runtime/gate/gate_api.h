@@ -173,6 +173,8 @@ struct sluice_gate_api {
   /* Who asks the others; NULL: nobody does. To be set before the first launch. */
   void (*set_agreement)(struct sluice_agreement const* offered);
   struct sluice_agreement const* (*agreement)(void);
+  /* 1 if the address lies in memory of the pool, which can change its owner. */
+  int (*holds)(uint64_t address);
 };
 
 enum sluice_alloc_status {

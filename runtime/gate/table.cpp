@@ -2,6 +2,7 @@
 #include <cerrno>
 
 #include "runtime/gate/agreed_calls.hpp"
+#include "runtime/gate/attach.hpp"
 #include "runtime/gate/dispatch.hpp"
 #include "runtime/gate/gate_api.h"
 
@@ -101,6 +102,10 @@ constexpr sluice_gate_api table = {
     },
     .set_agreement = set_agreement,
     .agreement = agreement,
+    .holds = [](uint64_t address) -> int {
+      sluice_runtime_api const* const runtime = sharing_runtime();
+      return runtime != nullptr ? runtime->holds(address) : 0;
+    },
 };
 
 }  // namespace

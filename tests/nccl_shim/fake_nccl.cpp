@@ -13,6 +13,7 @@
 #include <memory>
 #include <vector>
 
+#include "nccl_shim/nccl_abi.hpp"
 #include "runtime/gate/gate_api.h"
 #include "tests/fake_driver/fake_driver.h"
 
@@ -36,8 +37,10 @@ namespace {
 
 constexpr int unhandled_cuda_error = 1;
 constexpr int internal_error = 3;
+constexpr int invalid_argument = 4;
 constexpr int invalid_usage = 5;
 constexpr int remote_error = 6;
+constexpr int in_progress = 7;
 
 struct unique_id {
   std::array<char, 128> path;
@@ -95,9 +98,12 @@ int launch(piece call, CUstream where) {
 
 thread_local int depth = 0;
 
-}  // namespace
+bool is_ready(ncclComm const& which) {
+  return which.meeting().entered.load() >= static_cast<std::uint32_t>(which.ranks);
+}
 
-EXPORTED int ncclCommInitRank(ncclComm** made, int ranks, unique_id id, int rank) {
+/// Enters it; not waiting for the others.
+int enter(ncclComm** made, int ranks, unique_id const& id, int rank) {
   int const file = ::open(id.path.data(), O_RDWR | O_CREAT, 0600);
   if (file < 0 || ::ftruncate(file, sizeof(meeting_file)) != 0) {
     return internal_error;
@@ -109,10 +115,38 @@ EXPORTED int ncclCommInitRank(ncclComm** made, int ranks, unique_id id, int rank
                                               std::make_unique<std::atomic<bool>>(false).release()})
               .release();
   (*made)->meeting().entered.fetch_add(1);
-  while ((*made)->meeting().entered.load() < static_cast<std::uint32_t>(ranks)) {
+  return 0;
+}
+
+}  // namespace
+
+EXPORTED int ncclCommInitRank(ncclComm** made, int ranks, unique_id id, int rank) {
+  int const result = enter(made, ranks, id, rank);
+  while (result == 0 && !is_ready(**made)) {
     ::sched_yield();
   }
+  return result;
+}
+
+/// One that does not block returns at once; ncclCommGetAsyncError tells when all are there.
+EXPORTED int ncclCommInitRankConfig(ncclComm** made, int ranks, unique_id id, int rank,
+                                    sluice::nccl_shim::config_start const* config) {
+  if (config->blocking != 0) {
+    return ncclCommInitRank(made, ranks, id, rank);
+  }
+  int const result = enter(made, ranks, id, rank);
+  return result == 0 ? in_progress : result;
+}
+
+/// The handle is the buffer.
+EXPORTED int ncclCommRegister(ncclComm* /*on*/, void* buffer, std::size_t /*bytes*/,
+                              void** handle) {
+  *handle = buffer;
   return 0;
+}
+
+EXPORTED int ncclCommDeregister(ncclComm* /*on*/, void const* handle) {
+  return handle != nullptr ? 0 : invalid_argument;
 }
 
 /// All ranks have to be of one colour.
@@ -123,7 +157,7 @@ EXPORTED int ncclCommSplit(ncclComm* parent, int /*colour*/, int /*order*/, nccl
   (*made)->next = 0;
   (*made)->aborted = std::make_unique<std::atomic<bool>>(false).release();
   (*made)->meeting().entered.fetch_add(1);
-  while ((*made)->meeting().entered.load() < static_cast<std::uint32_t>(parent->ranks)) {
+  while (!is_ready(**made)) {
     ::sched_yield();
   }
   return 0;
@@ -139,8 +173,8 @@ EXPORTED int ncclCommUserRank(ncclComm const* of, int* rank) {
   return 0;
 }
 
-EXPORTED int ncclCommGetAsyncError(ncclComm const* /*of*/, int* error) {
-  *error = 0;
+EXPORTED int ncclCommGetAsyncError(ncclComm const* of, int* error) {
+  *error = is_ready(*of) ? 0 : in_progress;
   return 0;
 }
 

@@ -21,9 +21,11 @@
 #include <thread>
 #include <vector>
 
+#include "nccl_shim/nccl_abi.hpp"
 #include "runtime/gate/gate_api.h"
 #include "tests/nccl_shim/fake_nccl.hpp"
 #include "tests/nccl_shim/micro_batches.hpp"
+#include "tests/runtime/gate/test_runtime.h"
 
 using namespace std::chrono_literals;
 
@@ -33,6 +35,9 @@ struct unique_id {
 };
 extern "C" {
 int ncclCommInitRank(ncclComm** made, int ranks, unique_id id, int rank);
+int ncclCommInitRankConfig(ncclComm** made, int ranks, unique_id id, int rank, void* config);
+int ncclCommRegister(ncclComm* on, void* buffer, std::size_t bytes, void** handle);
+int ncclCommDeregister(ncclComm* on, void* handle);
 int ncclCommSplit(ncclComm* parent, int colour, int order, ncclComm** made, void* config);
 int ncclCommGetAsyncError(ncclComm* of, int* error);
 int ncclCommDestroy(ncclComm* which);
@@ -98,7 +103,13 @@ struct rank_of_job {
     }
     unique_id id{};
     file.copy(id.path.data(), id.path.size() - 1);
-    report("init", ncclCommInitRank(&all, ranks, id, rank));
+    if (number_in("NOT_BLOCKING", 0) != 0) {
+      sluice::nccl_shim::config_start config{sizeof(config), sluice::nccl_shim::config_magic, 0, 0};
+      report("init", ncclCommInitRankConfig(&all, ranks, id, rank, &config));
+      report("configuration", config.blocking);  // it is the caller's
+    } else {
+      report("init", ncclCommInitRank(&all, ranks, id, rank));
+    }
   }
 
   static void report(char const* what, int result) {
@@ -299,6 +310,23 @@ struct rank_of_job {
     std::printf("failed with %d\n", now != 0 ? now : later);
   }
 
+  /// Memory of the pool, and other memory.
+  void registration() const {
+    auto* const runtime = ::dlopen(std::getenv("SLUICE_RUNTIME_LIBRARY"), RTLD_NOW | RTLD_NOLOAD);
+    reinterpret_cast<decltype(&test_runtime_serve)>(::dlsym(runtime, "test_runtime_serve"))(64, 64);
+    CUdeviceptr pool = 0;
+    driver<decltype(&cuMemAlloc)>("cuMemAlloc_v2")(&pool, 64);
+    int own = 0;
+    for (void* const buffer : {reinterpret_cast<void*>(pool), static_cast<void*>(&own)}) {
+      void* handle = this->where;
+      report("register", ncclCommRegister(all, buffer, 64, &handle));
+      std::printf("%s\n", handle == buffer    ? "registered"
+                          : handle == nullptr ? "not registered"
+                                              : "?");
+      report("deregister", ncclCommDeregister(all, handle));
+    }
+  }
+
   void run(std::string const& scenario) {
     set_up();
     if (scenario == "pauses") {
@@ -313,6 +341,8 @@ struct rank_of_job {
       split();
     } else if (scenario == "differ") {
       call_that_fails(rank == 0 ? 8 : 9);
+    } else if (scenario == "registration") {
+      registration();
     } else if (scenario == "fail") {
       call_that_fails(sluice::fake_nccl::failing_count);
     } else if (scenario == "death") {

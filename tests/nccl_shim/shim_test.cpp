@@ -178,6 +178,19 @@ TEST_P(job, ranks_that_differ_are_told_both_calls) {
   }
 }
 
+TEST_P(job, communicators_that_are_not_to_block_are_agreed_on_as_well) {
+  auto const all = run("differ", {{"NOT_BLOCKING", "1"}, {"AWAIT_ERROR", "1"}});
+  EXPECT_THAT(all, Each(::testing::Field(&ended::output, ::testing::Not(HasSubstr("init")))));
+  EXPECT_THAT(all, Each(::testing::Field(&ended::output, HasSubstr("failed with 5\n"))));
+}
+
+TEST_P(job, memory_of_the_pool_is_not_registered) {
+  EXPECT_THAT(run("registration"),
+              Each(::testing::Field(
+                  &ended::output, ::testing::AllOf(HasSubstr("not registered with NCCL"),
+                                                   HasSubstr("\nnot registered\nregistered\n")))));
+}
+
 TEST_P(job, a_rank_that_waits_for_one_that_has_died_is_told_so) {
   auto const all = run("death");
   EXPECT_THAT(all[0].output, HasSubstr("rank 1 has died"));
