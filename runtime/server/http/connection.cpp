@@ -149,7 +149,6 @@ void connection::start_refused() {
 
 void connection::drain() {
   post([](connection& self) {
-    self.draining_ = true;
     if (self.state_ == state_t::idle) self.close();
   });
 }
@@ -159,7 +158,7 @@ void connection::abort() {
 }
 
 void connection::await_request() {
-  if (draining_) return close();
+  if (context_.registry.is_closed()) return close();
   ++sequence_;
   parser_.emplace();
   parser_->header_limit(context_.options.max_header_bytes);
@@ -301,7 +300,7 @@ void connection::on_result(std::uint64_t sequence, infer_result const& result) {
 
 void connection::respond(http_reply answer, bool keep_alive) {
   state_ = state_t::writing;
-  keep_alive_ = keep_alive && !draining_;
+  keep_alive_ = keep_alive && !context_.registry.is_closed();
   arm(context_.options.transfer_timeout);
   auto const status = static_cast<http::status>(answer.status);
   // An HTTP/1.0 client learns only from an answer of its own version that the connection stays

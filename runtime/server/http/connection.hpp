@@ -59,7 +59,7 @@ class connection : public std::enable_shared_from_this<connection> {
   void start();
   /// Answers 503 whatever comes: there are too many connections.
   void start_refused();
-  /// Finishes the request that is being received or answered, then closes.
+  /// The registry has been closed: finishes the request that is being received or answered, then closes.
   void drain();
   void abort();
 
@@ -109,7 +109,6 @@ class connection : public std::enable_shared_from_this<connection> {
   state_t state_ = state_t::idle;
   std::uint64_t sequence_ = 0;  ///< of the request; a result for another one comes too late
   bool keep_alive_ = false;     ///< of the answer being written
-  bool draining_ = false;
 };
 
 }  // namespace sluice::server

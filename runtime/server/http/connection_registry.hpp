@@ -17,7 +17,9 @@ class connection_registry {
   /// False once `close` has been called.
   bool add(std::shared_ptr<connection> const& member);
   void remove(std::shared_ptr<connection> const& member);
+  /// The endpoint stops: no connection is to take another request.
   void close();
+  [[nodiscard]] bool is_closed() const;
   [[nodiscard]] std::size_t size() const;
   [[nodiscard]] std::set<std::shared_ptr<connection>> members() const;
   /// False if some are left at `deadline`.

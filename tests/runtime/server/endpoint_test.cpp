@@ -494,16 +494,20 @@ TEST_F(http_endpoint, stop_finishes_what_runs_and_refuses_what_comes) {
   service_.hold();
   auto running = client();
   running.request("POST", "/v2/models/add/infer", addition(20, 22));
+  auto const body = addition(1, 1);
   auto receiving = client();
-  receiving.send("POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\n");
+  receiving.send(
+      fmt::format("POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\n"
+                  "Content-Length: {}\r\n\r\n",
+                  body.size()));
+  EXPECT_EQ(receiving.read_until("\r\n\r\n"), "HTTP/1.1 100 Continue\r\n\r\n");
   auto idle = client();
   service_.await_requests(1);
   await_connections(3);
 
   auto stopped = std::async(std::launch::async, [&] { endpoint_->stop(long_time); });
   EXPECT_TRUE(idle.ended());  // by now the server is draining
-  auto const body = addition(1, 1);
-  receiving.send(fmt::format("Content-Length: {}\r\n\r\n{}", body.size(), body));
+  receiving.send(body);
   service_.release();
 
   auto const response = running.read_response();
