@@ -13,6 +13,7 @@
  *
  *   -DDEATH        a rank may be killed at any instant
  *   -DFREE         ranks need it only while they pause, and begin no epochs
+ *   -DTRACE        for a simulation: prints each step that is one call of the code's, which cut_trace makes after it
  *   Each of these takes something away, and something must then be found wrong:
  *   -DNO_WORD      a grant does not look at who pauses in the same step
  *   -DNO_DEBT      a rank pauses without launching what is granted
@@ -39,6 +40,21 @@
 #endif
 #define ITEMS (INSIDE + 1)
 #define MOST (BATCHES * ITEMS + PAUSERS * PAUSES * INSIDE + 2)
+
+#ifdef TRACE
+#define CALL atomic {
+#define END }
+#define TELL(line, of, more) ; printf(line, of, more, epoch, granted, pausing, NEEDED)
+#ifdef FREE
+#define NEEDED needed
+#else
+#define NEEDED RANKS
+#endif
+#else
+#define CALL
+#define END
+#define TELL(line, of, more)
+#endif
 
 /* The word. */
 byte epoch, granted, pausing;
@@ -117,12 +133,18 @@ proctype rank(byte r) {
 #ifdef LOOK_FIRST
         free = needed == 0;
 #endif
+        CALL
         atomic { arrived[r] = number; arrived_in[r] = known };
-        try_to_grant();
+        try_to_grant() TELL("@ arrive %d %d %d %d %d %d\n", r, batch * ITEMS + item + 1)
+        END;
         do
 #ifdef FREE
+#ifdef TRACE
+        :: atomic { !free && needed == 0 -> free = 1 TELL("@ free %d %d %d %d %d %d\n", r, 0) }
+#else
 #ifndef LOOK_FIRST
         :: !free && needed == 0 -> free = 1
+#endif
 #endif
 #endif
         :: atomic { (granted >= number || free) && !closed[r] ->
@@ -135,11 +157,11 @@ proctype rank(byte r) {
              if
              :: item < INSIDE -> running[r]++; item++
              :: item == INSIDE -> committed[r]++; batch++; item = 0
-             fi
+             fi TELL("@ launch %d %d %d %d %d %d\n", r, number)
            };
            break
         :: atomic { granted < number && epoch != known && !closed[r] ->
-             known = epoch; number = number - 1; item = 0
+             known = epoch; number = number - 1; item = 0 TELL("@ drop %d %d %d %d %d %d\n", r, 0)
            };
            break
         :: dead -> goto over
@@ -162,6 +184,7 @@ proctype pauser(byte r) {
   :: n < PAUSES ->
      n++;
 #ifdef FREE
+     CALL
      atomic {
        first = needed == 0;
        catching_up = catching_up || first;
@@ -189,29 +212,37 @@ proctype pauser(byte r) {
         };
         try_to_grant()
      :: else
-     fi;
+     fi TELL("@ need %d %d %d %d %d %d\n", r, 0)
+     END;
+#ifdef TRACE  /* asked again and again, not waited for */
+     atomic { !catching_up && launched[r] >= granted -> cut = granted TELL("@ settle %d %d %d %d %d %d\n", r, 0) };
+#else
      atomic { !catching_up || dead; cut = granted };
      launched[r] >= cut || dead;
-     atomic { pausing++; cut = granted };
+#endif
+     atomic { pausing++; cut = granted TELL("@ pause %d %d %d %d %d %d\n", r, 0) };
 #else
      if
-     :: atomic { pausing++; cut = granted }
-     :: atomic { pausing++; cut = granted; epoch++ }
+     :: atomic { pausing++; cut = granted TELL("@ pause %d %d %d %d %d %d\n", r, 0) }
+     :: atomic { pausing++; cut = granted; epoch++ TELL("@ pause %d %d %d %d %d %d\n", r, 1) }
      fi;
 #endif
 #ifndef NO_DEBT
      launched[r] >= cut || dead;
 #endif
-     closed[r] = 1;
+     closed[r] = 1 TELL("@ rest %d %d %d %d %d %d\n", r, cut);
      running[r] == 0 || dead;
      assert(dead || launched[r] == cut);  /* nothing beyond it, and nothing owed */
      closed[r] = 0;
-     pausing--;
+     CALL
+     pausing--
 #ifndef NO_RETRY
-     try_to_grant()
-#ifdef FREE
-     ; needed--
+     ; try_to_grant()
 #endif
+     TELL("@ resume %d %d %d %d %d %d\n", r, 0)
+     END
+#ifdef FREE
+     ; CALL needed-- TELL("@ unneed %d %d %d %d %d %d\n", r, 0) END
 #endif
   od
 }

@@ -4,6 +4,7 @@ Spin makes a C program of a model that visits all its states (spinroot.com). Wha
 switches takes away, its first lines say.
 """
 
+import random
 import re
 import shutil
 import subprocess
@@ -132,6 +133,39 @@ def test_each_part_of_the_cut_is_needed(tmp_path, switch, violated):
 @pytest.mark.parametrize("switch, violated", [("NO_CATCH_UP", "launched"), ("LOOK_FIRST", "invalid end state")])
 def test_each_part_of_waiting_only_when_needed_is_needed(tmp_path, switch, violated):
     assert violated in search(tmp_path, "cut", "FREE", switch).output
+
+
+#: Longer runs than can be visited in all their states.
+LONG = ("BATCHES=4", "PAUSES=3", "INSIDE=2")
+RUNS = 50
+
+
+def replayed(folder: Path, build: Path, run: int, ranks: int, *switches: str) -> str:
+    """What the code says when it makes the steps of a run of the cut's model: how many, or the first difference. The run of a
+    wrong model may end with what is wrong."""
+    trace = subprocess.run(["spin", "-T", f"-n{run}", "-u10000", "-DTRACE", f"-DRANKS={ranks}", *(f"-D{each}" for each in LONG),
+                            *(f"-D{switch}" for switch in switches), str(MODELS / "cut.pml")],
+                           cwd=folder, capture_output=True, text=True, check=False)
+    needed = "free" if "FREE" in switches else "needed"
+    done = subprocess.run([build / "bin" / "sluice_cut_trace", str(ranks), needed], input=trace.stdout, capture_output=True,
+                          text=True, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("switches", [(), ("FREE",)])
+def test_the_code_does_what_the_model_of_the_cut_does(tmp_path, build, switches, ranks):
+    first = random.randrange(1, 1 << 20)
+    for run in range(first, first + RUNS):
+        said = replayed(tmp_path, build, run, ranks, *switches)
+        assert re.fullmatch(r"(\d{2,}) steps\n", said), f"spin -n{run}: {said}"
+
+
+@pytest.mark.parametrize("switches", [("NO_WORD",), ("NO_DEBT",), ("NO_EPOCH",), ("NO_COMMIT",), ("NO_RETRY",),
+                                      ("FREE", "NO_CATCH_UP")])
+def test_the_code_does_not_do_what_a_wrong_model_does(tmp_path, build, switches):
+    assert any("steps" not in replayed(tmp_path, build, run, 2, *switches) for run in range(1, 4 * RUNS))
 
 
 @pytest.mark.parametrize("switches", [(), ("INSIDE=2",), ("BATCHES=1", "SHORT=1"), ("DEATH", "BATCHES=1", "TAKEN=1"),
