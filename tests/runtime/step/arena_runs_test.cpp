@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <optional>
 #include <random>
 #include <thread>
 #include <tuple>
@@ -187,15 +188,25 @@ TEST_P(arena_runs_test, a_demand_at_any_instant_gets_its_chunks_and_as_neighbour
   EXPECT_EQ(parted, 0) << "of " << demands;
 }
 
-TEST(starved_arena_test, what_a_discarded_micro_batch_has_not_freed_yet_goes_to_a_demand_at_once) {
-  fault_world world{"cuda", pool_chunks};
-  world.start_broker();
-  idle_gate gate;
-  auto options = world.job();
-  options.gate = &gate;
-  step::training_memory memory{options};
-  auto const chunk = world.broker().chunk_bytes;
-  auto const server = world.join_server();
+/// A job in a pool.
+class one_job_test : public testing::Test {
+ protected:
+  one_job_test() {
+    world_.start_broker();
+    auto options = world_.job();
+    options.gate = &gate_;
+    memory_.emplace(options);
+  }
+
+  fault_world world_{"cuda", pool_chunks};
+  idle_gate gate_;
+  std::optional<step::training_memory> memory_;
+};
+
+TEST_F(one_job_test, what_a_discarded_micro_batch_has_not_freed_yet_goes_to_a_demand_at_once) {
+  auto& memory = *memory_;
+  auto const chunk = world_.broker().chunk_bytes;
+  auto const server = world_.join_server();
   memory.begin();
   auto* const held = memory.allocate_arena((pool_chunks - 1) * chunk);
   auto* const unbacked = memory.allocate_arena(2 * chunk);
@@ -232,14 +243,9 @@ std::uint32_t await_free(step::training_memory& memory, std::uint32_t wanted) {
   }
 }
 
-TEST(idle_arena_test, persistent_memory_grows_by_what_the_arena_does_not_use) {
-  fault_world world{"cuda", pool_chunks};
-  world.start_broker();
-  idle_gate gate;
-  auto options = world.job();
-  options.gate = &gate;
-  step::training_memory memory{options};
-  auto const chunk = world.broker().chunk_bytes;
+TEST_F(one_job_test, persistent_memory_grows_by_what_the_arena_does_not_use) {
+  auto& memory = *memory_;
+  auto const chunk = world_.broker().chunk_bytes;
   auto const micro_batch = [&](std::uint32_t chunks) {
     memory.begin();
     auto* const held = memory.allocate_arena(chunks * chunk);
