@@ -62,6 +62,7 @@ constexpr sluice_gate_api open_gate{
     .micro_batch = []() -> std::uint64_t { return 0; },
     .set_agreement = [](sluice_agreement const*) {},
     .agreement = []() -> sluice_agreement const* { return nullptr; },
+    .holds = [](std::uint64_t) { return 0; },
 };
 
 template <typename Function>
