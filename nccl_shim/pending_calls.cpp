@@ -274,7 +274,7 @@ sluice_gate_api const* gate() noexcept {
       return nullptr;
     }
     auto const* const offered = table();
-    constexpr auto needed = offsetof(sluice_gate_api, agreement) + sizeof(void*);
+    constexpr auto needed = offsetof(sluice_gate_api, holds) + sizeof(void*);
     return offered->size >= needed ? offered : nullptr;
   }();
   return found;

@@ -11,6 +11,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "nccl_shim/nccl_abi.hpp"
@@ -28,6 +30,7 @@ struct ncclComm {
   int ranks;
   std::size_t next;
   std::size_t children;
+  bool connected;
   std::atomic<bool>* aborted;  // never freed: kernels look at it
 
   [[nodiscard]] ranks_meeting& meeting() const { return file->communicators.at(which); }
@@ -96,6 +99,26 @@ int launch(piece call, CUstream where) {
              : unhandled_cuda_error;
 }
 
+/// As NCCL does before the first collective of a kind, in a thread of its own.
+void connect(ncclComm& which) {
+  if (std::exchange(which.connected, true)) {
+    return;
+  }
+  CUcontext context = nullptr;
+  of_driver<decltype(&cuCtxGetCurrent)>("cuCtxGetCurrent")(&context);
+  std::thread{[context] {
+    CUstream own = nullptr;
+    CUdeviceptr buffer = 0;
+    of_driver<decltype(&cuCtxSetCurrent)>("cuCtxSetCurrent")(context);
+    of_driver<decltype(&cuStreamCreate)>("cuStreamCreate")(&own, CU_STREAM_NON_BLOCKING);
+    of_driver<decltype(&cuMemAlloc)>("cuMemAlloc_v2")(&buffer, 64);
+    of_driver<decltype(&cuMemsetD8Async)>("cuMemsetD8Async")(buffer, 0, 64, own);
+    of_driver<decltype(&cuStreamSynchronize)>("cuStreamSynchronize")(own);
+    of_driver<decltype(&cuMemFree)>("cuMemFree_v2")(buffer);
+    of_driver<decltype(&cuStreamDestroy)>("cuStreamDestroy_v2")(own);
+  }}.join();
+}
+
 thread_local int depth = 0;
 
 bool is_ready(ncclComm const& which) {
@@ -112,6 +135,7 @@ int enter(ncclComm** made, int ranks, unique_id const& id, int rank) {
       ::mmap(nullptr, sizeof(meeting_file), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   ::close(file);
   *made = std::make_unique<ncclComm>(ncclComm{static_cast<meeting_file*>(at), 0, rank, ranks, 0, 0,
+                                              false,
                                               std::make_unique<std::atomic<bool>>(false).release()})
               .release();
   (*made)->meeting().entered.fetch_add(1);
@@ -155,6 +179,7 @@ EXPORTED int ncclCommSplit(ncclComm* parent, int /*colour*/, int /*order*/, nccl
   *made = std::make_unique<ncclComm>(*parent).release();
   (*made)->which = ++parent->children;
   (*made)->next = 0;
+  (*made)->connected = false;
   (*made)->aborted = std::make_unique<std::atomic<bool>>(false).release();
   (*made)->meeting().entered.fetch_add(1);
   while (!is_ready(**made)) {
@@ -211,6 +236,7 @@ EXPORTED int ncclAllReduce(void const* from, void* to, std::size_t count, int /*
   if (on->aborted->load()) {
     return remote_error;
   }
+  connect(*on);
   return launch({on, on->aborted, on->next++, static_cast<int const*>(from), static_cast<int*>(to)},
                 where);
 }
