@@ -6,6 +6,7 @@
 Jobs with a rank on each GPU train under `sluice run`, several at once, each in pools of its own, while servers take memory from
 all ranks. After a random number of steps and a random time one rank gets SIGKILL. The others must end by themselves: nobody
 tells them. In the end the pools must have all their memory again. A rank that has not ended after a minute counts as a hang.
+Ranks are forked by a process that has loaded torch and uses neither it nor the pool.
 On the host, over gloo, jobs are replicas. A run is one cell, named by its seed; the record's notes hold the sums.
 """
 
@@ -26,7 +27,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from brokers import clear_up_on_sigterm, end_broker
@@ -34,7 +35,6 @@ from exactness import environment
 from ranks import RANKS
 from records import ROOT, Cell, distribution, single, write
 
-PLACE, WHERE = "SLUICE_BENCH_RANK", "SLUICE_BENCH_FOLDER"
 PROGRESS = struct.Struct("qq")  # of a rank: its process, steps
 POOL = {"host": "256MiB", "cuda": "6GiB"}
 DEMAND_BYTES = {"host": 20 << 20, "cuda": 3 << 30}
@@ -49,7 +49,24 @@ TARGETS = {"hangs.value": "<= 0", "leaked_chunks.value": "<= 0", "failed_starts.
 # --- a rank -----------------------------------------------------------------------------------------------------------
 
 
-def work(backend: str, kind: str) -> None:
+def fork_ranks(backend: str, kind: str) -> None:
+    """Forks a job's ranks whenever it is told a folder. Returns when there are no more, and in each rank when that ends."""
+    import exact_job  # noqa: F401
+    import exact_ranks_job  # noqa: F401
+
+    import sluice  # noqa: F401
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    for line in sys.stdin:
+        for rank in range(int(os.environ[RANKS])):
+            if os.fork() == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
+                work(backend, kind, rank, Path(line.rstrip("\n")))
+                return
+
+
+def work(backend: str, kind: str, rank: int, folder: Path) -> None:
     """Trains, and says how far it is, until it or another rank is killed."""
     import torch
     import torch.nn.functional as F
@@ -59,7 +76,6 @@ def work(backend: str, kind: str) -> None:
 
     import sluice
 
-    rank, folder = int(os.environ[PLACE]), Path(os.environ[WHERE])
     device = torch.device("cuda", rank) if backend == "cuda" else torch.device("cpu")
     if backend == "cuda":
         torch.cuda.set_device(device)
@@ -92,6 +108,28 @@ class Lane:
     ranks: int
     sluice: Path
     runtime: Path
+    forkers: dict[str, subprocess.Popen] = field(default_factory=dict)  # of each kind of job
+
+    def _forker(self, kind: str) -> subprocess.Popen:
+        if kind not in self.forkers or self.forkers[kind].poll() is not None:
+            with self._log().open("ab") as log:
+                self.forkers[kind] = subprocess.Popen(
+                    [self.sluice, "run", "--require-pool", "--backend", self.backend, "--runtime-dir", self.runtime, "--memory",
+                     POOL[self.backend], "--", sys.executable, Path(__file__).resolve(), "--worker", kind, "--backend",
+                     self.backend], stdin=subprocess.PIPE, stdout=log, stderr=log,
+                    env={**environment(), RANKS: str(self.ranks), "GLOO_SOCKET_IFNAME": "lo"})
+        return self.forkers[kind]
+
+    def _log(self) -> Path:
+        return self.runtime / "ranks.log"
+
+    def end(self) -> None:
+        """Ends what forks ranks, and ranks that are left."""
+        for forker in self.forkers.values():
+            forker.terminate()
+            forker.wait(60)
+            forker.stdin.close()
+        self.forkers.clear()
 
     def _devices(self) -> list[list[str]]:
         return [["--device", str(device)] for device in range(self.ranks)] if self.backend == "cuda" else [[]]
@@ -99,28 +137,17 @@ class Lane:
     def run(self, kind: str, seed: int) -> dict:
         """One job and one kill."""
         dice = random.Random(seed)
-        with tempfile.TemporaryDirectory(prefix="sluice-ranks-") as name, (Path(name) / "log").open("wb") as log:
-            folder = Path(name)
-            command = [self.sluice, "run", "--require-pool", "--backend", self.backend, "--runtime-dir", self.runtime, "--memory",
-                       POOL[self.backend], "--", sys.executable, Path(__file__).resolve(), "--worker", kind, "--backend",
-                       self.backend]
-            jobs = [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                     env={**environment(), RANKS: str(self.ranks), PLACE: str(rank), WHERE: name,
-                                          "GLOO_SOCKET_IFNAME": "lo"})
-                    for rank in range(self.ranks)]
-            try:
-                with self._demands(seed):
-                    pids = self._await_steps(folder, jobs, dice.randint(2, MOST_STEPS))
-                    if pids is None:
-                        print(f"rank_kills: a job has not started:\n{(folder / 'log').read_text()[-3000:]}", file=sys.stderr)
-                        return {"failed_starts": 1}
-                    time.sleep(dice.uniform(0.0, 0.1))
-                    return self._kill(pids, dice.randrange(self.ranks))
-            finally:
-                for job in jobs:
-                    job.terminate()
-                for job in jobs:
-                    job.wait(60)
+        forker = self._forker(kind)
+        with tempfile.TemporaryDirectory(prefix="sluice-ranks-") as name, self._demands(seed):
+            forker.stdin.write(f"{name}\n".encode())
+            forker.stdin.flush()
+            pids = self._await_steps(Path(name), forker, dice.randint(2, MOST_STEPS))
+            if pids is None:
+                print(f"rank_kills: a job has not started:\n{self._log().read_text()[-3000:]}", file=sys.stderr)
+                self.end()
+                return {"failed_starts": 1}
+            time.sleep(dice.uniform(0.0, 0.1))
+            return self._kill(pids, dice.randrange(self.ranks))
 
     @contextlib.contextmanager
     def _demands(self, seed: int) -> Iterator[None]:
@@ -145,10 +172,10 @@ class Lane:
             finally:
                 over.set()
 
-    def _await_steps(self, folder: Path, jobs: list[subprocess.Popen], steps: int) -> list[int] | None:
+    def _await_steps(self, folder: Path, forker: subprocess.Popen, steps: int) -> list[int] | None:
         """The ranks' processes, when all have made so many steps; None if they do not."""
         deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline and all(job.poll() is None for job in jobs):
+        while time.monotonic() < deadline and forker.poll() is None:
             found = []
             for rank in range(self.ranks):
                 with contextlib.suppress(OSError):
@@ -201,6 +228,7 @@ def run_lane(lane: Lane, kinds: list[str], seeds: list[int], over: threading.Eve
             break
         for name, value in lane.run(kinds[number % len(kinds)], seed).items():
             found[name] += value
+    lane.end()
     found["leaked_chunks"] += lane.leaked()
     end_broker(lane.runtime)
     return found
@@ -223,7 +251,7 @@ def main() -> int:
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        work(options.backend, options.worker)
+        fork_ranks(options.backend, options.worker)
         return 0
     clear_up_on_sigterm()
     import torch
