@@ -42,6 +42,7 @@ START_SECONDS = 180.0
 END_SECONDS = 60.0
 FREE_SECONDS = 30.0
 MOST_STEPS = 30
+DELAY_MS = 30  # between demands, for each lane: they take each other's time
 COUNTED = ("kills", "hangs", "leaked_chunks", "failed_starts")
 TARGETS = {"hangs.value": "<= 0", "leaked_chunks.value": "<= 0", "failed_starts.value": "<= 0"}
 
@@ -108,6 +109,7 @@ class Lane:
     ranks: int
     sluice: Path
     runtime: Path
+    delay_ms: int  # most between two demands
     forkers: dict[str, subprocess.Popen] = field(default_factory=dict)  # of each kind of job
 
     def _forker(self, kind: str) -> subprocess.Popen:
@@ -156,7 +158,7 @@ class Lane:
 
         def take(options: list[str]) -> None:
             serve = [self.sluice.with_name("sluice-bench-handover"), "--runtime-dir", self.runtime, *options, "--bytes",
-                     str(DEMAND_BYTES[self.backend]), "--count", "100000", "--delay-ms", "60", "--seed", str(seed), "--range"]
+                     str(DEMAND_BYTES[self.backend]), "--count", "100000", "--delay-ms", str(self.delay_ms), "--seed", str(seed), "--range"]
             while not over.is_set():
                 with subprocess.Popen(serve, env={**environment(), "SLUICE_BROKER": str(self.sluice)}, stdout=subprocess.DEVNULL,
                                       stderr=subprocess.DEVNULL) as server:
@@ -264,7 +266,7 @@ def main() -> int:
     seeds = [options.seed * 100_000 + number for number in range(options.kills)]
     with contextlib.ExitStack() as stack:
         lanes = [Lane(backend, gpus or 2, ROOT / "build" / options.preset / "bin" / "sluice",
-                      Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-lane-"))))
+                      Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-lane-"))), DELAY_MS * options.lanes)
                  for _ in range(min(options.lanes, options.kills))]
         over = threading.Event()
         with concurrent.futures.ThreadPoolExecutor() as threads:
