@@ -158,7 +158,8 @@ class Lane:
 
         def take(options: list[str]) -> None:
             serve = [self.sluice.with_name("sluice-bench-handover"), "--runtime-dir", self.runtime, *options, "--bytes",
-                     str(DEMAND_BYTES[self.backend]), "--count", "100000", "--delay-ms", str(self.delay_ms), "--seed", str(seed), "--range"]
+                     str(DEMAND_BYTES[self.backend]), "--count", "100000", "--delay-ms", str(self.delay_ms), "--seed",
+                     str(seed), "--range"]
             while not over.is_set():
                 with subprocess.Popen(serve, env={**environment(), "SLUICE_BROKER": str(self.sluice)}, stdout=subprocess.DEVNULL,
                                       stderr=subprocess.DEVNULL) as server:
@@ -225,12 +226,14 @@ class Lane:
 
 def run_lane(lane: Lane, kinds: list[str], seeds: list[int], over: threading.Event) -> dict:
     found: dict = {name: 0 for name in COUNTED} | {"ended_ms": []}
-    for number, seed in enumerate(seeds):
-        if over.is_set():
-            break
-        for name, value in lane.run(kinds[number % len(kinds)], seed).items():
-            found[name] += value
-    lane.end()
+    try:
+        for number, seed in enumerate(seeds):
+            if over.is_set():
+                break
+            for name, value in lane.run(kinds[number % len(kinds)], seed).items():
+                found[name] += value
+    finally:
+        lane.end()
     found["leaked_chunks"] += lane.leaked()
     end_broker(lane.runtime)
     return found

@@ -140,9 +140,10 @@ bool training_memory::fill(space& where, std::size_t bytes, std::unique_lock<std
   if (stock_->missing(needed) > 0) {
     unmapped_.wait(lock, [this] { return unmapping_ == 0; });
   }
-  auto const better = lasting && options_.gate != nullptr ? stock_->better_in_pool(needed) : 0;
+  bool const chooses = lasting && options_.gate != nullptr;  // which of the pool's ends
+  auto const better = chooses ? stock_->better_in_pool(needed) : 0;
   if (auto const asked = std::max(stock_->missing(needed), better); asked > 0) {
-    if (lasting && options_.gate != nullptr) {
+    if (chooses) {
       give_back_idle_arena(asked);
     }
     auto const answered = demands_answered_;

@@ -20,11 +20,6 @@ void connection_registry::close() {
   closed_ = true;
 }
 
-bool connection_registry::is_closed() const {
-  std::lock_guard const lock{mutex_};
-  return closed_;
-}
-
 std::size_t connection_registry::size() const {
   std::lock_guard const lock{mutex_};
   return members_.size();

@@ -1,6 +1,7 @@
 /// Which connections of an endpoint are open, for counting and for ending them. Thread-safe.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -19,7 +20,8 @@ class connection_registry {
   void remove(std::shared_ptr<connection> const& member);
   /// The endpoint stops: no connection is to take another request.
   void close();
-  [[nodiscard]] bool is_closed() const;
+  /// Asked for every request, so without waiting for others.
+  [[nodiscard]] bool is_closed() const noexcept { return closed_; }
   [[nodiscard]] std::size_t size() const;
   [[nodiscard]] std::set<std::shared_ptr<connection>> members() const;
   /// False if some are left at `deadline`.
@@ -29,7 +31,7 @@ class connection_registry {
   mutable std::mutex mutex_;
   std::condition_variable emptied_;
   std::set<std::shared_ptr<connection>> members_;  // under mutex_
-  bool closed_ = false;                            // under mutex_
+  std::atomic<bool> closed_ = false;               // set under mutex_
 };
 
 }  // namespace sluice::server

@@ -43,6 +43,13 @@ def losses_of(module: nn.Module, part: slice, count: int, way: str, size: int | 
     return [float(step(loss_of, *(of[part] for of in samples(count)))) for _ in range(steps)]
 
 
+def expect_same_on_all(tensor: torch.Tensor) -> None:
+    """To be called by all ranks: each has the same bits."""
+    others = [torch.empty_like(tensor) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(others, tensor)
+    assert all(torch.equal(other, tensor) for other in others)
+
+
 def names(bodies: tuple[Callable[[int], None], ...]) -> str:
     return " ".join(body.__name__ for body in bodies)
 

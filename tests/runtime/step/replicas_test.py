@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "runtime" / "python
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 torch = pytest.importorskip("torch")
 
-from torch import distributed, nn  # noqa: E402
+from torch import nn  # noqa: E402
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: E402
 
 import torch.utils.checkpoint  # noqa: E402
@@ -60,9 +60,7 @@ def same_as_one(rank: int) -> None:
                 assert losses == pytest.approx(expected, rel=1e-12), (way, parts)
                 for param, wanted in zip(mine, one, strict=True):
                     torch.testing.assert_close(param, wanted, rtol=1e-11, atol=1e-13)
-                    others = [torch.empty_like(param) for _ in range(RANKS)]
-                    distributed.all_gather(others, param)
-                    assert all(torch.equal(other, param) for other in others)
+                    gloo_processes.expect_same_on_all(param)
 
 
 def overlapping(rank: int) -> None:
@@ -119,10 +117,7 @@ def unused(rank: int) -> None:
     after = dict(module.module.named_parameters())
     changed = {name for name in after if not torch.equal(after[name], before[name])}
     assert changed == {name for name in before if not name.startswith("none")}
-    whole = torch.cat([param.detach().flatten() for param in after.values()])
-    others = [torch.empty_like(whole) for _ in range(RANKS)]
-    distributed.all_gather(others, whole)
-    assert torch.equal(others[0], others[1])
+    gloo_processes.expect_same_on_all(torch.cat([param.detach().flatten() for param in after.values()]))
 
 
 def buffers(rank: int) -> None:
@@ -136,10 +131,7 @@ def buffers(rank: int) -> None:
         step(lambda x: module(x).square().mean(), torch.randn(8, 4) + rank)
     assert len(calls) == STEPS  # once a step, however many micro-batches
     module.eval()
-    seen = module(torch.ones(1, 4)).detach()
-    others = [torch.empty_like(seen) for _ in range(RANKS)]
-    distributed.all_gather(others, seen)
-    assert torch.equal(others[0], others[1])
+    gloo_processes.expect_same_on_all(module(torch.ones(1, 4)).detach())
 
 
 def refused(_rank: int) -> None:

@@ -1,7 +1,6 @@
 """Trainers in several processes learn with sluice what they learn in DistributedDataParallel alone, whatever is taken away."""
 
 import os
-import socket
 import sys
 import warnings
 from pathlib import Path
@@ -16,7 +15,6 @@ lightning = pytest.importorskip("lightning", reason="lightning is not installed:
 transformers = pytest.importorskip("transformers")
 
 from lightning.pytorch.strategies import DDPStrategy  # noqa: E402
-from torch import distributed  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 import gloo_processes  # noqa: E402
@@ -31,22 +29,18 @@ RANKS = 2
 
 
 def as_torchrun_starts(rank: int) -> None:
-    """What trainers read of the environment."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    """What trainers read of the environment. The processes have met already."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0", "WORLD_SIZE": str(RANKS),
                    "LOCAL_WORLD_SIZE": str(RANKS), "TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "127.0.0.1",
-                   "MASTER_PORT": str(port)}
+                   "MASTER_PORT": "1"}
     warnings.simplefilter("ignore")
     transformers.utils.logging.set_verbosity_error()
 
 
-def expect_same_on_all_ranks(params) -> torch.Tensor:
-    whole = torch.cat([param.detach().flatten() for param in params])
-    others = [torch.empty_like(whole) for _ in range(RANKS)]
-    distributed.all_gather(others, whole)
-    assert all(torch.equal(other, whole) for other in others)
+def weights_of_all(model: torch.nn.Module) -> torch.Tensor:
+    """The weights, which must be the same on all ranks."""
+    whole = torch.cat([param.detach().flatten() for param in model.parameters()])
+    gloo_processes.expect_same_on_all(whole)
     return whole
 
 
@@ -72,7 +66,7 @@ def transformers_trained(folder: Path, model_of, micro_batch: int | None, runtim
     shared = share(trainer, micro_batch) if shares else None
     with sharing(runtime):
         loss = trainer.train().training_loss
-    return expect_same_on_all_ranks(model.parameters()), loss, shared.stats() if shared else {}
+    return weights_of_all(model), loss, shared.stats() if shared else {}
 
 
 def with_transformers(rank: int) -> None:
@@ -110,7 +104,7 @@ def lightning_trained(strategy, runtime=None, **options):
     assert trainer.world_size == RANKS
     with sharing(runtime):
         trainer.fit(module, DataLoader(data, 8, shuffle=False))
-    return expect_same_on_all_ranks(module.parameters()), module.seen
+    return weights_of_all(module), module.seen
 
 
 def with_lightning(rank: int) -> None:
