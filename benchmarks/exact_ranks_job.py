@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from exact_job import digest, network
+from ranks import take_gpu
 from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -53,8 +54,7 @@ def train(args: argparse.Namespace) -> None:
     width, samples, micro_batch = SIZES[args.device]
     device = torch.device(args.device)
     if args.device == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
+        device = take_gpu(int(os.environ["LOCAL_RANK"]), RANKS)
     distributed.init_process_group("nccl" if args.device == "cuda" else "gloo")
     rank = distributed.get_rank()
     torch.manual_seed(0)

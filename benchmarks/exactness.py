@@ -4,7 +4,7 @@ A job (exact_job.py) trains under `sluice run` while a server takes memory from 
 trained in plain PyTorch. Weights, buffers and optimizer state must agree in every bit. A demand counts for the phase
 that the job's Python was in at that instant; on CUDA the GPU is behind it, by up to a step. Without hooks around it the
 optimizer counts as commit. With --kinds it is a job with a rank on each of two GPUs (exact_ranks_job.py), replicas or
-shards, and a server on either takes memory from its rank.
+shards, and a server on either takes memory from its rank; where there is one GPU, both share it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from brokers import clear_up_on_sigterm, job_in_pool
 
 BENCHMARKS = Path(__file__).resolve().parent
 ROOT = BENCHMARKS.parent
+RANKS = 2  # of exact_ranks_job.py
 PHASES = ("forward", "backward", "commit", "optimizer")
 
 
@@ -50,11 +51,16 @@ MODELS = {
     for name, batch, micro_batch, memory, most_delay_ms in (
         ("resnet50", "128", "32", "12GiB", 50), ("gpt2-medium", "8", "2", "32GiB", 120), ("vit-l-16", "64", "16", "32GiB", 120))
 }
-# Of two ranks, each on a GPU of its own.
-KINDS = {
-    kind: Job("cuda", ("--device", "cuda", *more), 3 << 30, 40, ("--memory", "6GiB"), BENCHMARKS / "exact_ranks_job.py", (0, 1))
-    for kind, more in (("replicas", ()), ("shards", ("--shards",)))
-}
+# Of two ranks, which may have to share a GPU.
+KINDS = {"replicas": (), "shards": ("--shards",)}
+
+
+def of_ranks(kind: str, gpus: int) -> Job:
+    """A job of a kind, on so many GPUs, of which it uses two at most."""
+    devices = tuple(range(min(gpus, RANKS)))
+    memory = f"{6 * RANKS // len(devices)}GiB"
+    return Job("cuda", ("--device", "cuda", *KINDS[kind]), 3 << 30, 40, ("--memory", memory), BENCHMARKS / "exact_ranks_job.py",
+               devices)
 
 
 @dataclass(frozen=True)
@@ -126,7 +132,7 @@ def main() -> int:
     parser.add_argument("--demands", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--models", nargs="*", choices=MODELS, default=[], help="these, on a GPU, instead of a small network")
-    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=[], help="jobs on two GPUs instead")
+    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=[], help="jobs of two ranks instead")
     parser.add_argument("--preset", default="release")
     args = parser.parse_args()
     clear_up_on_sigterm()
@@ -136,7 +142,8 @@ def main() -> int:
             "2 spawned": ("--workers", "2", "--start-method", "spawn")}
     if args.backend == "cuda":
         ways["none, hooked optimizer"] = ("--hooked",)
-    jobs = [("none", KINDS[kind], (), {"kind": kind, "ranks": len(KINDS[kind].devices)}) for kind in args.kinds]
+    gpus = torch.cuda.device_count()
+    jobs = [("none", of_ranks(kind, gpus), (), {"kind": kind, "ranks": RANKS}) for kind in args.kinds]
     jobs += [("none", MODELS[name], (), {"model": name}) for name in args.models]
     jobs = jobs or [(label, job, more, {}) for label, more in ways.items()]
     for label, job, more, params in jobs:

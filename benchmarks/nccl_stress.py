@@ -3,7 +3,7 @@
 
     ./benchmarks/run.sh nccl_stress [--seconds 60] [--seed 1] [--algorithm ring] [--protocol simple] [--plain]
 
-Ranks under `sluice run`, one on each GPU, make the same random calls, one program after another, over one to three
+Ranks under `sluice run`, one on each GPU or several on the only one, make the same random calls, one program after another, over one to three
 communicators: all-reduces, broadcasts, reductions to one rank, all-gathers and reduce-scatters, in place where that is possible,
 alone and in groups, of 8 B to 512 MiB, in any type and by any reduction. The data are small whole numbers, so that every result
 is known exactly. Meanwhile all ranks are paused at one instant, or one that is chosen by chance. A pause in which a rank does
@@ -232,6 +232,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--algorithm", choices=["any", "ring", "tree"], default="any")
     parser.add_argument("--protocol", choices=["any", "ll", "ll128", "simple"], default="any")
+    parser.add_argument("--ranks", type=int, default=2, help="at least (default %(default)s); they share what GPUs there are")
     parser.add_argument("--plain", action="store_true", help="leave NCCL alone: a control, which must get stuck")
     parser.add_argument("--sluice", type=Path, default=built / "bin" / "sluice")
     parser.add_argument("--pauser", type=Path, default=built / "lib" / "libsluice_bench_pauser.so")
@@ -246,12 +247,11 @@ def main() -> int:
     import torch
 
     gpus = torch.cuda.device_count() if options.backend != "host" else 0
-    if gpus == 1:
-        raise SystemExit("nccl_stress: this machine has one GPU; a rank needs one of its own")
     options.backend = "cuda" if gpus else "host"
-    os.environ[RANKS] = str(gpus or 2)
+    ranks = max(gpus, options.ranks)
+    os.environ[RANKS] = str(ranks)
     found = measure(options)
-    params = {"ranks": gpus or 2, "seed": options.seed, "algorithm": options.algorithm, "protocol": options.protocol,
+    params = {"ranks": ranks, "seed": options.seed, "algorithm": options.algorithm, "protocol": options.protocol,
               **({"plain": True} if options.plain else {})}
     targets = {"timeouts.value": "> 0"} if options.plain else TARGETS
     cell = Cell(params, {name: single(value) for name, value in found.items()}, targets)

@@ -3,7 +3,7 @@
 
     ./benchmarks/run.sh rank_kills [--kills 50] [--seconds 300] [--lanes 4] [--seed 1] [--kinds replicas shards]
 
-Jobs with a rank on each GPU train under `sluice run`, several at once, each in pools of its own, while servers take memory from
+Jobs with a rank on each GPU, or two on the only one, train under `sluice run`, several at once, each in pools of its own, while servers take memory from
 all ranks. After a random number of steps and a random time one rank gets SIGKILL. The others must end by themselves: nobody
 tells them. In the end the pools must have all their memory again. A rank that has not ended after a minute counts as a hang.
 Ranks are forked by a process that has loaded torch and uses neither it nor the pool.
@@ -32,11 +32,11 @@ from pathlib import Path
 
 from brokers import clear_up_on_sigterm, end_broker
 from exactness import environment
-from ranks import RANKS
+from ranks import RANKS, take_gpu
 from records import ROOT, Cell, distribution, single, write
 
 PROGRESS = struct.Struct("qq")  # of a rank: its process, steps
-POOL = {"host": "256MiB", "cuda": "6GiB"}
+POOL_MIB = {"host": 128, "cuda": 6 << 10}  # for each rank that shares it
 DEMAND_BYTES = {"host": 20 << 20, "cuda": 3 << 30}
 START_SECONDS = 180.0
 END_SECONDS = 60.0
@@ -77,11 +77,10 @@ def work(backend: str, kind: str, rank: int, folder: Path) -> None:
 
     import sluice
 
-    device = torch.device("cuda", rank) if backend == "cuda" else torch.device("cpu")
-    if backend == "cuda":
-        torch.cuda.set_device(device)
+    ranks = int(os.environ[RANKS])
+    device = take_gpu(rank, ranks) if backend == "cuda" else torch.device("cpu")
     distributed.init_process_group("nccl" if backend == "cuda" else "gloo", init_method=f"file://{folder}/meeting", rank=rank,
-                                   world_size=int(os.environ[RANKS]))
+                                   world_size=ranks)
     width, samples, micro_batch = SIZES[device.type]
     model = network(width).to(device)
     model = sharded(model) if kind == "shards" else nn.parallel.DistributedDataParallel(model)
@@ -107,6 +106,7 @@ class Lane:
 
     backend: str
     ranks: int
+    devices: int
     sluice: Path
     runtime: Path
     delay_ms: int  # most between two demands
@@ -117,7 +117,7 @@ class Lane:
             with self._log().open("ab") as log:
                 self.forkers[kind] = subprocess.Popen(
                     [self.sluice, "run", "--require-pool", "--backend", self.backend, "--runtime-dir", self.runtime, "--memory",
-                     POOL[self.backend], "--", sys.executable, Path(__file__).resolve(), "--worker", kind, "--backend",
+                     f"{POOL_MIB[self.backend] * -(-self.ranks // self.devices)}MiB", "--", sys.executable, Path(__file__).resolve(), "--worker", kind, "--backend",
                      self.backend], stdin=subprocess.PIPE, stdout=log, stderr=log,
                     env={**environment(), RANKS: str(self.ranks), "GLOO_SOCKET_IFNAME": "lo"})
         return self.forkers[kind]
@@ -134,7 +134,7 @@ class Lane:
         self.forkers.clear()
 
     def _devices(self) -> list[list[str]]:
-        return [["--device", str(device)] for device in range(self.ranks)] if self.backend == "cuda" else [[]]
+        return [["--device", str(device)] for device in range(self.devices)] if self.backend == "cuda" else [[]]
 
     def run(self, kind: str, seed: int) -> dict:
         """One job and one kill."""
@@ -262,13 +262,12 @@ def main() -> int:
     import torch
 
     gpus = torch.cuda.device_count() if options.backend != "host" else 0
-    if gpus == 1:
-        raise SystemExit("rank_kills: this machine has one GPU; a rank needs one of its own")
+    ranks = max(gpus, 2)
     backend = "cuda" if gpus else "host"
     kinds = options.kinds or (["replicas", "shards"] if gpus else ["replicas"])
     seeds = [options.seed * 100_000 + number for number in range(options.kills)]
     with contextlib.ExitStack() as stack:
-        lanes = [Lane(backend, gpus or 2, ROOT / "build" / options.preset / "bin" / "sluice",
+        lanes = [Lane(backend, ranks, max(gpus, 1), ROOT / "build" / options.preset / "bin" / "sluice",
                       Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-lane-"))), DELAY_MS * options.lanes)
                  for _ in range(min(options.lanes, options.kills))]
         over = threading.Event()
@@ -282,7 +281,7 @@ def main() -> int:
     found = {name: sum(part[name] for part in parts) for name in COUNTED}
     if not found["kills"]:
         raise SystemExit("rank_kills: nothing was killed")
-    params = {"ranks": gpus or 2, "kinds": " ".join(kinds), "seed": options.seed, "lanes": len(lanes)}
+    params = {"ranks": ranks, "kinds": " ".join(kinds), "seed": options.seed, "lanes": len(lanes)}
     metrics = {name: single(value) for name, value in found.items()}
     if ended := [each for part in parts for each in part["ended_ms"]]:
         metrics["others_ended_ms"] = distribution(ended)

@@ -75,15 +75,30 @@ class Replica:
     settle: Callable[[], None]  # waits for what has been started
 
 
+def take_gpu(rank: int, ranks: int) -> Any:
+    """The torch.device of a rank; current from now on. To be called before there is a communicator.
+
+    Where there are fewer GPUs than ranks, they share them. NCCL refuses two ranks of a host that have one GPU; so each is told
+    that it is a host of its own, and NCCL connects them by sockets. That is good for whether ranks do the right thing, not for
+    how long it takes: their kernels take turns on the GPU.
+    """
+    import torch
+
+    gpus = torch.cuda.device_count()
+    if ranks > gpus:
+        os.environ |= {"NCCL_HOSTID": f"rank-{rank}", "NCCL_SOCKET_IFNAME": "lo"}
+    device = torch.device("cuda", rank % gpus)
+    torch.cuda.set_device(device)
+    return device
+
+
 def meet(backend: str, ranks: Ranks) -> Any:
-    """The process group of all ranks: NCCL's on GPUs, one each, else gloo's. Returns this rank's torch.device."""
+    """The process group of all ranks: NCCL's on GPUs, else gloo's. Returns this rank's torch.device."""
     import torch
     from torch import distributed
 
     cuda = backend == "cuda"
-    device = torch.device("cuda", ranks.rank) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
+    device = take_gpu(ranks.rank, ranks.count) if cuda else torch.device("cpu")
     distributed.init_process_group("nccl" if cuda else "gloo", init_method=ranks.meeting, rank=ranks.rank,
                                    world_size=ranks.count)
     return device
@@ -111,7 +126,7 @@ def make_replica(workload: Workload, ranks: Ranks, shared: bool) -> Replica:
 
     model = Loss()
     if not any(isinstance(param, DTensor) for param in model.parameters()):  # else it is in shards
-        model = nn.parallel.DistributedDataParallel(model, device_ids=[ranks.rank] if cuda else None)
+        model = nn.parallel.DistributedDataParallel(model, device_ids=[device] if cuda else None)
     owner = None
     if shared:
         import sluice

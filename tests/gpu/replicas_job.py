@@ -3,14 +3,14 @@
 import os
 
 import torch
+from ranks import take_gpu
 from torch import distributed, nn
 
 import sluice
 
 
 def main() -> None:
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
+    device = take_gpu(int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"]))
     distributed.init_process_group("nccl")
     model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 8)).to(device))
     step = sluice.Step(model, torch.optim.AdamW(model.parameters(), fused=True))

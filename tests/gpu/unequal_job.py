@@ -4,6 +4,7 @@ all samples. Prints by how much the weights of the first two differ from the thi
 import os
 
 import torch
+from ranks import take_gpu
 from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 
@@ -29,8 +30,7 @@ def trained(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> list[torch.T
 
 
 def main() -> None:
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
+    device = take_gpu(int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"]))
     distributed.init_process_group("nccl")
     rank = distributed.get_rank()
     generator = torch.Generator(device).manual_seed(1)
