@@ -97,6 +97,21 @@ int perform(collective const& c) noexcept {
   return invalid_argument;
 }
 
+int perform(std::span<collective const> calls) noexcept {
+  if (calls.size() == 1) {
+    return perform(calls.front());
+  }
+  auto* const start = real<int()>("ncclGroupStart");
+  auto* const end = real<int()>("ncclGroupEnd");
+  int first = start();
+  for (auto const& call : calls) {
+    int const result = first == success ? perform(call) : first;
+    first = first == success ? result : first;
+  }
+  int const ended = end();
+  return first == success ? ended : first;
+}
+
 numbered_call numbered_end() noexcept {
   return {static_cast<std::uint64_t>(operation::keep), 0, 0, 0};
 }

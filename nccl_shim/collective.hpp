@@ -45,6 +45,8 @@ struct collective {
 }
 /// Calls NCCL. `invalid_usage` if this NCCL has no such function.
 [[nodiscard]] int perform(collective const& call) noexcept;
+/// The same for several: as one group.
+[[nodiscard]] int perform(std::span<collective const> calls) noexcept;
 /// What ranks must mean alike by the end of a micro-batch …
 [[nodiscard]] numbered_call numbered_end() noexcept;
 /// … by a call, or by several that are one group.

@@ -121,6 +121,16 @@ char const* why_not_inside(std::span<collective const> calls,
                           : "another communicator is used inside of micro-batches already";
 }
 
+/// Whether they are sends and receives whose ranks can tell each other that they have come to them.
+bool is_exchange(std::span<collective const> calls,
+                 std::span<std::shared_ptr<known_communicator> const> of) {
+  return std::none_of(calls.begin(), calls.end(),
+                      [](auto const& call) { return is_of_all(call.what); }) &&
+         std::all_of(of.begin(), of.end(), [](auto const& known) {
+           return known->ranks != nullptr && known->ranks->all_have_places();
+         });
+}
+
 /// Tells the ranks of all communicators whether this process needs to agree with them.
 void tell_need(bool registry::*why, bool holds) {
   registry& in = the_registry();
@@ -128,7 +138,7 @@ void tell_need(bool registry::*why, bool holds) {
   in.*why = holds;
   for (auto const& [_, known] : in.all) {
     if (known->ranks != nullptr) {
-      known->ranks->agreement().need(in.must_agree());
+      known->ranks->need(in.must_agree());
     }
   }
 }
@@ -150,7 +160,7 @@ int settle(std::int64_t deadline_ns) {
   }
   return std::all_of(all.begin(), all.end(),
                      [deadline_ns](auto const& known) {
-                       return known->ranks->agreement().settle(deadline_ns) == outcome::granted;
+                       return known->ranks->settle(deadline_ns) == outcome::granted;
                      })
              ? 1
              : 0;
@@ -216,7 +226,11 @@ void flush() noexcept {
 
 std::unique_ptr<membership> join(std::string const& key) {
   char const* const folder = std::getenv("SLUICE_RUNTIME_DIR");
-  return folder != nullptr && *folder != '\0' ? membership::join(folder, key) : nullptr;
+  if (folder == nullptr || *folder == '\0') {
+    return nullptr;
+  }
+  board const* const own = the_board();
+  return membership::join(folder, key, own != nullptr ? std::optional{own->place()} : std::nullopt);
 }
 
 void enlist(communicator made, std::unique_ptr<membership> of) {
@@ -242,7 +256,7 @@ void enlist(communicator made, std::unique_ptr<membership> of) {
   registry& in = the_registry();
   std::lock_guard const guard{in.lock};
   if (known->ranks != nullptr) {
-    known->ranks->agreement().need(in.must_agree());
+    known->ranks->need(in.must_agree());
   }
   in.all[made] = std::move(known);
 }
@@ -257,21 +271,24 @@ std::optional<std::string> key_of_child(communicator parent, int colour) {
 }
 
 int submit(std::span<collective const> calls) {
-  auto first = know(calls.front().on);
+  std::vector<std::shared_ptr<known_communicator>> of;  // of each call
+  of.reserve(calls.size());
   for (collective const& call : calls) {
-    auto const known = call.on == calls.front().on ? first : know(call.on);
-    if (int const earlier = known->trouble(); earlier != success) {
+    bool const again = !of.empty() && call.on == calls[of.size() - 1].on;
+    of.push_back(again ? of.back() : know(call.on));
+    if (int const earlier = of.back()->trouble(); earlier != success) {
       return earlier;
     }
   }
   std::uint64_t const micro_batch = gate()->micro_batch();
-  if (char const* const why = micro_batch != 0 ? why_not_inside(calls, first) : nullptr;
+  if (char const* const why = micro_batch != 0 ? why_not_inside(calls, of.front()) : nullptr;
       why != nullptr) {
     std::fprintf(stderr, "sluice: %s was called inside of a micro-batch: %s\n",
                  name_of(calls.front().what), why);
     return invalid_usage;
   }
-  return hand_over(calls, std::move(first), micro_batch);
+  return is_exchange(calls, of) ? hand_over_exchange(calls, of)
+                                : hand_over(calls, std::move(of.front()), micro_batch);
 }
 
 int error_of(communicator which) noexcept {

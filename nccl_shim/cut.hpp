@@ -121,6 +121,11 @@ class cut {
   /// Granted, lost, differs or late. Where nobody has waited for that, others' devices may have to.
   [[nodiscard]] outcome settle(std::int64_t deadline_ns) noexcept;
 
+  /// Whether any rank does.
+  [[nodiscard]] bool is_needed() const noexcept {
+    return cut_word::unpack(shared_.word.load(std::memory_order_seq_cst)).needed != 0;
+  }
+
   /// Ends the grants; `again`: also what has not been granted in this epoch. Returns the cut.
   [[nodiscard]] std::uint64_t pause(bool again) noexcept;
   /// Waits until this rank has launched all up to there: granted, lost or late.

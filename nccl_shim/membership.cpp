@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -15,6 +16,8 @@
 #include <mutex>
 #include <string_view>
 #include <utility>
+
+#include "nccl_shim/clock.hpp"
 
 namespace sluice::nccl_shim {
 namespace {
@@ -77,7 +80,8 @@ int open_shared(std::string const& path) {
 
 }  // namespace
 
-std::unique_ptr<membership> membership::join(std::string const& folder, std::string const& key) {
+std::unique_ptr<membership> membership::join(std::string const& folder, std::string const& key,
+                                             std::optional<unsigned> place) {
   remove_left_over(folder);
   std::string path = folder + '/' + std::string{prefix} + key;
   int const file = open_shared(path);
@@ -96,7 +100,9 @@ std::unique_ptr<membership> membership::join(std::string const& folder, std::str
       new membership{std::move(path), key, file, static_cast<meeting*>(at)}};
   made->place_ = made->at_->joined.fetch_add(1, std::memory_order_seq_cst);
   if (made->place_ < max_ranks) {
-    made->at_->members[made->place_].pid.store(::getpid(), std::memory_order_release);
+    auto& self = made->at_->members[made->place_];
+    self.pid.store(::getpid(), std::memory_order_release);
+    self.place.store(place ? *place + 1 : 0, std::memory_order_release);
   }
   return made;
 }
@@ -128,10 +134,43 @@ bool membership::complete(unsigned rank, unsigned ranks) {
   at_->members[place_].rank.store(rank, std::memory_order_release);
   others_.assign(ranks, -1);
   cut_.emplace(at_->agreed, rank, ranks);
+  exchanges_.emplace(at_->exchanged, rank, ranks);
+  std::uint64_t places = 0;
+  all_have_places_ = true;
+  for (unsigned each = 0; each < ranks; ++each) {
+    std::uint64_t const place =
+        std::uint64_t{1} << at_->members[each].place.load(std::memory_order_acquire);
+    all_have_places_ = all_have_places_ && place != 1 && (places & place) == 0;
+    places |= place;
+  }
+  exchanges_->take_place(at_->members[place_].place.load(std::memory_order_relaxed));
   if (rank == 0) {
     ::unlink(path_.c_str());  // all have it open
   }
   return true;
+}
+
+void membership::need(bool needs) noexcept {
+  exchanges_settled_.store(!needs, std::memory_order_relaxed);
+  cut_->need(needs);
+}
+
+outcome membership::settle(std::int64_t deadline_ns) noexcept {
+  outcome const became = cut_->settle(deadline_ns);
+  if (became != outcome::granted || exchanges_settled_.load(std::memory_order_relaxed)) {
+    return became;
+  }
+  while (exchanges_->owes()) {
+    if (cut_->lost()) {
+      return outcome::lost;
+    }
+    if (monotonic_ns() >= deadline_ns) {
+      return outcome::late;
+    }
+    ::sched_yield();
+  }
+  exchanges_settled_.store(true, std::memory_order_relaxed);
+  return outcome::granted;
 }
 
 void membership::look_for_deaths() noexcept {

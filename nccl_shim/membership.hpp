@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "nccl_shim/cut.hpp"
+#include "nccl_shim/exchanges.hpp"
 
 namespace sluice::nccl_shim {
 
@@ -31,17 +32,21 @@ struct meeting {
   struct member {
     std::atomic<std::int32_t> pid;
     std::atomic<std::uint32_t> rank;
+    std::atomic<std::uint32_t> place;  ///< 1 + its place on the board; 0: none
   };
   std::atomic<std::uint32_t> joined;
   std::array<member, max_ranks> members;  ///< in the order in which they have joined
   cut_memory agreed;
+  exchange_memory exchanged;
 };
 
 class membership {
  public:
-  /// Nothing if the folder or the file cannot be used; the reason has been printed.
-  [[nodiscard]] static std::unique_ptr<membership> join(std::string const& folder,
-                                                        std::string const& key);
+  /// With this process's place on the board, if it has one. Nothing if the folder or the file cannot be used; the
+  /// reason has been printed.
+  [[nodiscard]] static std::unique_ptr<membership> join(
+      std::string const& folder, std::string const& key,
+      std::optional<unsigned> place = std::nullopt);
   membership(membership const&) = delete;
   membership& operator=(membership const&) = delete;
   ~membership();
@@ -51,6 +56,14 @@ class membership {
   [[nodiscard]] unsigned joined() const noexcept;
   [[nodiscard]] std::string const& key() const noexcept { return key_; }
   [[nodiscard]] cut& agreement() noexcept { return *cut_; }
+  [[nodiscard]] exchanges& transfers() noexcept { return *exchanges_; }
+  /// Whether ranks can wait for each other's sends and receives: each is a process with a place of its own.
+  [[nodiscard]] bool all_have_places() const noexcept { return all_have_places_; }
+  /// Whether this rank needs the others to agree.
+  void need(bool needs) noexcept;
+  /// After that: waits until it has launched what others had launched before, collectives, sends and receives.
+  /// Granted, lost, differs or late. Where nobody has waited for that, others' devices may have to.
+  [[nodiscard]] outcome settle(std::int64_t deadline_ns) noexcept;
   /// Tells the others of ranks that have died.
   void look_for_deaths() noexcept;
   /// How many communicators have been split off.
@@ -64,9 +77,12 @@ class membership {
   int file_;
   meeting* at_;
   std::optional<cut> cut_;
+  std::optional<exchanges> exchanges_;
   std::mutex looking_;       // guards the next one once the communicator is there
   std::vector<int> others_;  // a pidfd for each member, -1 where there is none
   unsigned place_ = 0;       // among the members
+  bool all_have_places_ = false;
+  std::atomic<bool> exchanges_settled_{true};
   unsigned children_ = 0;
 };
 

@@ -11,34 +11,18 @@
 #include <string>
 #include <utility>
 
-#include "nccl_shim/clock.hpp"
+#include "nccl_shim/question.hpp"
 
 namespace sluice::nccl_shim {
 namespace {
 
-using namespace std::chrono_literals;
-
-/// How often it is looked whether a rank that is waited for has died.
-constexpr std::chrono::nanoseconds between_looks = 20ms;
-/// After which it is told who is waited for, and again every so often.
-constexpr std::chrono::nanoseconds first_notice = 30s;
-constexpr std::chrono::nanoseconds between_notices = 60s;
-
 thread_local constinit int inside [[gnu::tls_model("initial-exec")]] = 0;
 
-std::string list(std::vector<unsigned> const& ranks) {
-  std::string text;
-  for (unsigned const rank : ranks) {
-    text += (text.empty() ? "" : ", ") + std::to_string(rank);
-  }
-  return text;
-}
-
-/// What the ranks are asked about.
-class question {
+/// What stands for a number of the cut: all ranks of a communicator are asked.
+class numbered_question : public question {
  public:
-  question(numbered_call const& what, std::shared_ptr<known_communicator> of,
-           std::uint64_t micro_batch, bool is_of_all_ranks)
+  numbered_question(numbered_call const& what, std::shared_ptr<known_communicator> of,
+                    std::uint64_t micro_batch, bool is_of_all_ranks)
       : of_{std::move(of)},
         what_{what},
         is_of_micro_batch_{micro_batch != 0},
@@ -49,45 +33,16 @@ class question {
       begins_in_ = agreement().epoch();
     }
   }
-  question(question const&) = delete;
-  question& operator=(question const&) = delete;
-  virtual ~question() = default;
-
-  /// As the gate sees it. `make` and `drop` end it.
-  [[nodiscard]] sluice_agreed_call as_call(stream where) {
-    return {.stream = where,
-            .of = this,
-            .ask = [](void* of) { static_cast<question*>(of)->ask(); },
-            .is_agreed = [](void* of) -> int { return static_cast<question*>(of)->is_agreed(); },
-            .withdraw = [](void* of) { return static_cast<question*>(of)->withdraw() ? 1 : 0; },
-            .make =
-                [](void* of) {
-                  std::unique_ptr<question> const self{static_cast<question*>(of)};
-                  self->perform();
-                  if (self->asked_) {
-                    self->agreement().launched();
-                  }
-                },
-            .drop =
-                [](void* of) {
-                  std::unique_ptr<question> const self{static_cast<question*>(of)};
-                  self->drop();
-                }};
-  }
 
  protected:
-  /// All have agreed, or never will: `of_` says why.
   virtual void perform() = 0;
 
   [[nodiscard]] known_communicator& of() const noexcept { return *of_; }
 
  private:
-  /// What becomes of it, as the gate calls that.
-  enum answer : int { not_yet = 0, agreed = 1, dropped = 2 };
-
   [[nodiscard]] cut& agreement() const { return of_->ranks->agreement(); }
 
-  void ask() {
+  void ask() override {
     if (of_->ranks == nullptr || !is_of_all_ranks_ || of_->trouble() != success) {
       return;  // nobody is to be asked, or it will not be made anyhow
     }
@@ -95,19 +50,31 @@ class question {
       agreement().resume();
       return;
     }
+    waiting_.begin();
     if (!is_of_micro_batch_) {
       agreement().follow(agreement().epoch());
     } else if (begins_in_) {
       agreement().follow(*begins_in_);
     }
-    agreement().arrive(what_);
-    notice_at_ = monotonic_ns() + first_notice.count();
+    arrive();
   }
 
-  [[nodiscard]] answer is_agreed() {
-    if (!asked_ || of_->trouble() != success) {
-      return agreed;
+  void arrive() {
+    agreement().arrive(what_);
+    if (board* const at = the_board(); at != nullptr) {
+      at->progressed();
     }
+  }
+
+  [[nodiscard]] answer is_agreed() override {
+    answer const became = asked_ && of_->trouble() == success ? look() : agreed;
+    if (became != not_yet) {
+      show_nothing();
+    }
+    return became;
+  }
+
+  [[nodiscard]] answer look() {
     switch (agreement().await(0)) {
       case outcome::granted:
         return agreed;
@@ -118,7 +85,7 @@ class question {
           asked_ = false;
           return dropped;
         }
-        agreement().arrive(what_);  // it comes before the micro-batch that was dropped
+        arrive();  // it comes before the micro-batch that was dropped
         break;
       case outcome::lost:
         complain_of_death();
@@ -127,22 +94,42 @@ class question {
         of_->fail_by_difference();
         return agreed;
     }
-    std::int64_t const now = monotonic_ns();
-    if (now >= look_at_) {
-      look_at_ = now + between_looks.count();
+    if (waiting_.looks()) {
       of_->ranks->look_for_deaths();
     }
-    if (now >= notice_at_) {
+    if (waiting_.tells()) {
       complain_of_delay();
-      notice_at_ += between_notices.count();
+    }
+    if (waiting_.shows()) {
+      show();
     }
     return not_yet;
   }
 
-  [[nodiscard]] bool withdraw() {
+  /// For those that wait for what this process sends or receives behind it.
+  void show() {
+    board* const at = the_board();
+    if (at == nullptr) {
+      return;
+    }
+    shown_ = at->wait(this, board::reason::collective,
+                      [this] {
+                        return of_->ranks->transfers().places_of(agreement().missing()).known_places();
+                      }) ||
+             shown_;
+  }
+
+  void show_nothing() {
+    if (std::exchange(shown_, false)) {
+      static_cast<void>(the_board()->take_back(this));
+    }
+  }
+
+  [[nodiscard]] bool withdraw() override {
     if (!asked_) {
       return false;
     }
+    show_nothing();
     bool const owed = agreement().pause(false) >= agreement().number();
     if (owed) {
       agreement().resume();
@@ -150,8 +137,14 @@ class question {
     return owed;
   }
 
-  /// This process has dropped it, or all have.
-  void drop() {
+  void make() override {
+    perform();
+    if (asked_) {
+      agreement().launched();
+    }
+  }
+
+  void drop() override {
     if (asked_) {  // it has been withdrawn
       agreement().resume_without();
     }
@@ -176,18 +169,18 @@ class question {
   std::optional<std::uint16_t> begins_in_;  // the epoch of the micro-batch that it is the first of
   bool is_of_all_ranks_;
   bool asked_ = false;
-  std::int64_t look_at_ = 0;
-  std::int64_t notice_at_ = 0;
+  bool shown_ = false;  // on the board
+  waiting_time waiting_;
 };
 
 /// A call of NCCL's, or a group.
-class pending_call final : public question {
+class pending_call final : public numbered_question {
  public:
   pending_call(std::span<collective const> calls, std::shared_ptr<known_communicator> first,
                std::uint64_t micro_batch, int& direct)
-      : question{numbered(calls), std::move(first), micro_batch, are_of_all_ranks(calls)},
+      : numbered_question{numbered(calls), std::move(first), micro_batch, are_of_all_ranks(calls)},
         calls_{calls.begin(), calls.end()},
-        direct_{direct} {}
+        result_{direct} {}
 
  private:
   /// Whether all ranks of one communicator take part, and of no other.
@@ -201,41 +194,21 @@ class pending_call final : public question {
     int result = of().trouble();
     if (result == success) {
       inside_nccl const here;
-      result = perform_all();
+      result = nccl_shim::perform(calls_);
     }
-    if (caller_ == &inside) {  // the thread that waits for the result
-      direct_ = result;
-    } else if (result != success && result != in_progress) {
-      of().fail(result);
-    }
-  }
-
-  [[nodiscard]] int perform_all() const noexcept {
-    if (calls_.size() == 1) {
-      return nccl_shim::perform(calls_.front());
-    }
-    auto* const start = real<int()>("ncclGroupStart");
-    auto* const end = real<int()>("ncclGroupEnd");
-    int first = start();
-    for (auto const& call : calls_) {
-      int const result = first == success ? nccl_shim::perform(call) : first;
-      first = first == success ? result : first;
-    }
-    int const ended = end();
-    return first == success ? ended : first;
+    result_.is(result, of());
   }
 
   std::vector<collective> calls_;
-  int const* caller_ = &inside;  // tells the thread
-  int& direct_;                  // of its
+  call_result result_;
 };
 
 /// The end of a micro-batch.
-class pending_end final : public question {
+class pending_end final : public numbered_question {
  public:
   pending_end(std::shared_ptr<known_communicator> of, std::uint64_t micro_batch,
               void (*keep)(void* of), void* keep_of, bool& kept)
-      : question{numbered_end(), std::move(of), micro_batch, true},
+      : numbered_question{numbered_end(), std::move(of), micro_batch, true},
         keep_{keep},
         keep_of_{keep_of},
         kept_{kept} {}
@@ -278,6 +251,14 @@ sluice_gate_api const* gate() noexcept {
     return offered->size >= needed ? offered : nullptr;
   }();
   return found;
+}
+
+board* the_board() noexcept {
+  static board* const one = []() -> board* {
+    char const* const folder = std::getenv("SLUICE_RUNTIME_DIR");
+    return folder != nullptr && *folder != '\0' ? board::open(folder).release() : nullptr;
+  }();  // threads call until the end
+  return one;
 }
 
 inside_nccl::inside_nccl() noexcept {

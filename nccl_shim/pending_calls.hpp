@@ -13,6 +13,7 @@
 #include <span>
 #include <vector>
 
+#include "nccl_shim/board.hpp"
 #include "nccl_shim/collective.hpp"
 #include "nccl_shim/membership.hpp"
 #include "nccl_shim/nccl_abi.hpp"
@@ -45,6 +46,9 @@ struct known_communicator {
 /// The gate's table; nullptr if there is no gate, or this process is not to share.
 [[nodiscard]] sluice_gate_api const* gate() noexcept;
 
+/// Where this process says whom it waits for; nullptr if it cannot. From the first communicator on.
+[[nodiscard]] board* the_board() noexcept;
+
 /// While it lives, what the calling thread calls is NCCL's own.
 class inside_nccl {
  public:
@@ -58,6 +62,10 @@ class inside_nccl {
 /// Hands a call, or a group of some, over to the gate. `micro_batch` of this process, 0: of none.
 [[nodiscard]] int hand_over(std::span<collective const> calls,
                             std::shared_ptr<known_communicator> of, std::uint64_t micro_batch);
+
+/// The same for sends and receives, of any communicators whose ranks agree.
+[[nodiscard]] int hand_over_exchange(std::span<collective const> calls,
+                                     std::span<std::shared_ptr<known_communicator> const> of);
 
 /// Asks the other ranks to keep that micro-batch; calls `keep` when they have agreed. False if they have
 /// dropped it.

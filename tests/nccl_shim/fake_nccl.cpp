@@ -32,6 +32,8 @@ struct ncclComm {
   std::size_t children;
   bool connected;
   std::atomic<bool>* aborted;  // never freed: kernels look at it
+  std::array<std::size_t, most_ranks> sends{};     // by peer
+  std::array<std::size_t, most_ranks> receives{};  // likewise
 
   [[nodiscard]] ranks_meeting& meeting() const { return file->communicators.at(which); }
 };
@@ -72,29 +74,75 @@ void meet(void** parameters) {
   *call.to = static_cast<int>(at.sum.at(call.number).load());
 }
 
+/// A send or a receive.
+struct transfer {
+  channel* over;
+  std::size_t number;
+  int const* from;  // of a send
+  int* to;          // of a receive
+
+  /// Whether it is done; else it must be tried again.
+  [[nodiscard]] bool advance() const {
+    auto& element = over->elements.at(number % buffered_sends);
+    if (from != nullptr) {
+      if (over->sent.load() != number || over->received.load() + buffered_sends <= number) {
+        return false;
+      }
+      element.store(*from);
+      over->sent.store(number + 1);
+      return true;
+    }
+    if (over->received.load() != number || over->sent.load() <= number) {
+      return false;
+    }
+    *to = element.load();
+    over->received.store(number + 1);
+    return true;
+  }
+};
+
+/// Those of a group, of which NCCL makes one kernel: they go on beside each other.
+struct transfers {
+  std::vector<transfer> left;
+  std::atomic<bool>* aborted;
+};
+
+void move(void** parameters) {
+  transfers* given = nullptr;
+  std::memcpy(&given, parameters[0], sizeof(given));
+  std::unique_ptr<transfers> const all{given};
+  while (!all->left.empty() && !all->aborted->load()) {
+    std::erase_if(all->left, [](transfer const& each) { return each.advance(); });
+    ::sched_yield();
+  }
+}
+
 template <typename Function>
 Function of_driver(char const* name) {
   void* const driver = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   return reinterpret_cast<Function>(::dlsym(driver, name));
 }
 
-CUfunction kernel() {
-  static CUfunction const made = [] {
+/// A kernel with one parameter.
+template <typename Parameter>
+CUfunction kernel(void (*body)(void** parameters)) {
+  static CUfunction const made = [body] {
     auto const table =
         reinterpret_cast<sluice_gate_api const* (*)()>(::dlsym(RTLD_DEFAULT, "sluice_gate_table"));
     auto const make =
         reinterpret_cast<decltype(&fake_register_kernel)>(table()->real("fake_register_kernel"));
-    static std::size_t const size = sizeof(piece);
-    return static_cast<CUfunction>(make(meet, &size, 1, 0));
+    static std::size_t const size = sizeof(Parameter);
+    return static_cast<CUfunction>(make(body, &size, 1, 0));
   }();
   return made;
 }
 
-int launch(piece call, CUstream where) {
+template <typename Parameter>
+int launch(void (*body)(void** parameters), Parameter parameter, CUstream where) {
   static auto* const launch_kernel = of_driver<decltype(&cuLaunchKernel)>("cuLaunchKernel");
-  std::array<void*, 1> parameters{&call};
-  return launch_kernel(kernel(), 1, 1, 1, 1, 1, 1, 0, where, parameters.data(), nullptr) ==
-                 CUDA_SUCCESS
+  std::array<void*, 1> parameters{&parameter};
+  return launch_kernel(kernel<Parameter>(body), 1, 1, 1, 1, 1, 1, 0, where, parameters.data(),
+                       nullptr) == CUDA_SUCCESS
              ? 0
              : unhandled_cuda_error;
 }
@@ -120,6 +168,29 @@ void connect(ncclComm& which) {
 }
 
 thread_local int depth = 0;
+/// The sends and receives of the group that is open, of one communicator.
+thread_local std::vector<transfer> open_transfers;
+thread_local std::atomic<bool>* open_aborted = nullptr;
+thread_local CUstream open_where = nullptr;
+
+int launch_transfers(std::vector<transfer> all, std::atomic<bool>* aborted, CUstream where) {
+  auto given = std::make_unique<transfers>(transfers{std::move(all), aborted});
+  return launch(move, given.release(), where);
+}
+
+int take(transfer const& one, ncclComm& on, CUstream where) {
+  if (on.aborted->load()) {
+    return remote_error;
+  }
+  connect(on);
+  if (depth == 0) {
+    return launch_transfers({one}, on.aborted, where);
+  }
+  open_transfers.push_back(one);
+  open_aborted = on.aborted;
+  open_where = where;
+  return 0;
+}
 
 bool is_ready(ncclComm const& which) {
   return which.meeting().entered.load() >= static_cast<std::uint32_t>(which.ranks);
@@ -224,8 +295,26 @@ EXPORTED int ncclGroupEnd() {
   if (depth == 0) {
     return invalid_usage;
   }
-  --depth;
-  return 0;
+  if (--depth > 0 || open_transfers.empty()) {
+    return 0;
+  }
+  return launch_transfers(std::exchange(open_transfers, {}), open_aborted, open_where);
+}
+
+EXPORTED int ncclSend(void const* from, std::size_t /*count*/, int /*type*/, int peer,
+                      ncclComm* on, CUstream where) {
+  auto const to = static_cast<std::size_t>(peer);
+  return take({&on->meeting().channels.at(static_cast<std::size_t>(on->rank)).at(to),
+               on->sends.at(to)++, static_cast<int const*>(from), nullptr},
+              *on, where);
+}
+
+EXPORTED int ncclRecv(void* to, std::size_t /*count*/, int /*type*/, int peer, ncclComm* on,
+                      CUstream where) {
+  auto const from = static_cast<std::size_t>(peer);
+  return take({&on->meeting().channels.at(from).at(static_cast<std::size_t>(on->rank)),
+               on->receives.at(from)++, nullptr, static_cast<int*>(to)},
+              *on, where);
 }
 
 EXPORTED int ncclAllReduce(void const* from, void* to, std::size_t count, int /*type*/,
@@ -237,6 +326,8 @@ EXPORTED int ncclAllReduce(void const* from, void* to, std::size_t count, int /*
     return remote_error;
   }
   connect(*on);
-  return launch({on, on->aborted, on->next++, static_cast<int const*>(from), static_cast<int*>(to)},
+  return launch(meet,
+                piece{on, on->aborted, on->next++, static_cast<int const*>(from),
+                      static_cast<int*>(to)},
                 where);
 }

@@ -3,7 +3,7 @@
 /// It stands in for libnccl.so.2 where there is no GPU: ranks are processes, and a collective is a
 /// kernel of the fake driver that ends only when all ranks have begun theirs, as NCCL's do. A unique
 /// id is the path of a file in which the ranks meet. Calls are of `int`s; sums are of the first
-/// element.
+/// element. A few sends to a rank end before it has received them, as NCCL's small ones do.
 #pragma once
 
 #include <array>
@@ -17,12 +17,23 @@ namespace sluice::fake_nccl {
 inline constexpr std::size_t failing_count = 666;
 inline constexpr std::size_t most_collectives = 8192;
 inline constexpr std::size_t most_communicators = 3;
+inline constexpr std::size_t most_ranks = 4;
+/// So many that are sent need nobody who receives them.
+inline constexpr std::size_t buffered_sends = 4;
+
+/// From one rank to another.
+struct channel {
+  std::atomic<std::size_t> sent;
+  std::atomic<std::size_t> received;
+  std::array<std::atomic<int>, buffered_sends> elements;
+};
 
 /// The ranks of one communicator, zero at first.
 struct ranks_meeting {
   std::atomic<std::uint32_t> entered;
   std::array<std::atomic<std::uint32_t>, most_collectives> begun;
   std::array<std::atomic<std::int64_t>, most_collectives> sum;
+  std::array<std::array<channel, most_ranks>, most_ranks> channels;  // by sender and receiver
 };
 
 struct meeting_file {

@@ -23,6 +23,7 @@
 
 #include "nccl_shim/nccl_abi.hpp"
 #include "runtime/gate/gate_api.h"
+#include "tests/nccl_shim/exchanges_job.hpp"
 #include "tests/nccl_shim/fake_nccl.hpp"
 #include "tests/nccl_shim/micro_batches.hpp"
 #include "tests/runtime/gate/test_runtime.h"
@@ -44,6 +45,7 @@ int ncclCommDestroy(ncclComm* which);
 int ncclCommAbort(ncclComm* which);
 int ncclGroupStart();
 int ncclGroupEnd();
+int ncclRecv(void* to, std::size_t count, int type, int peer, ncclComm* on, CUstream where);
 int ncclAllReduce(void const* from, void* to, std::size_t count, int type, int reduction,
                   ncclComm* on, CUstream where);
 }
@@ -209,6 +211,24 @@ struct rank_of_job {
     }
   }
 
+  /// Sends and receives, and pauses.
+  void exchanges() const {
+    ncclComm* other = nullptr;
+    CUstream beside = nullptr;
+    report("split", ncclCommSplit(all, 0, rank, &other, nullptr));
+    driver<decltype(&cuStreamCreate)>("cuStreamCreate")(&beside, CU_STREAM_NON_BLOCKING);
+    std::thread pauser{[this] { pause_now_and_then(number_in("PAUSES", 100)); }};
+    sluice::nccl_shim::testing::exchange({rank, ranks, all, other, where, beside,
+                                          [&] {
+                                            pauser.join();
+                                            synchronise();
+                                            driver<decltype(&cuStreamSynchronize)>(
+                                                "cuStreamSynchronize")(beside);
+                                          }},
+                                         number_in("ROUNDS", 2000));
+    report("left", left_error());
+  }
+
   /// One of the ranks dies after a while, if that is asked for. As PyTorch's watchdog does, a thread asks
   /// for errors and aborts.
   void die_some_time() const {
@@ -310,6 +330,16 @@ struct rank_of_job {
     std::printf("failed with %d\n", now != 0 ? now : later);
   }
 
+  /// The other rank does not live to send.
+  void receive_from_the_dead() const {
+    if (rank == 1) {
+      ::_exit(0);
+    }
+    int to = 0;
+    int const now = ncclRecv(&to, 1, 2, 1, all, where);
+    std::printf("failed with %d\n", now != 0 ? now : left_error());
+  }
+
   /// Memory of the pool, and other memory.
   void registration() const {
     auto* const runtime = ::dlopen(std::getenv("SLUICE_RUNTIME_LIBRARY"), RTLD_NOW | RTLD_NOLOAD);
@@ -331,6 +361,10 @@ struct rank_of_job {
     set_up();
     if (scenario == "pauses") {
       pauses();
+    } else if (scenario == "exchanges") {
+      exchanges();
+    } else if (scenario == "receive") {
+      receive_from_the_dead();
     } else if (scenario == "deaths") {
       deaths();
     } else if (scenario == "group") {

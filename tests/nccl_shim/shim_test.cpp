@@ -133,10 +133,37 @@ TEST_P(job, ranks_that_may_pause_only_now_and_then_come_to_rest_when_they_do) {
 
 TEST_P(job, without_the_shim_some_rank_does_not_come_to_rest) {
   preloaded = gate::gate_path();
-  auto const all =
-      run("pauses", {{"COLLECTIVES", "8000"}, {"PAUSES", "1000"}, {"PATIENCE_MS", "2000"}});
-  EXPECT_THAT(all, ::testing::Contains(
-                       ::testing::Field(&ended::output, HasSubstr("does not come to rest"))));
+  for (char const* const scenario : {"pauses", "exchanges"}) {
+    std::filesystem::remove(folder() / "job");
+    std::filesystem::remove(folder() / "job.pauses");
+    auto const all = run(scenario, {{"COLLECTIVES", "8000"},
+                                    {"ROUNDS", "8000"},
+                                    {"PAUSES", "1000"},
+                                    {"PATIENCE_MS", "2000"}});
+    EXPECT_THAT(all, ::testing::Contains(
+                         ::testing::Field(&ended::output, HasSubstr("does not come to rest"))));
+  }
+}
+
+TEST_P(job, ranks_that_send_and_receive_come_to_rest_and_all_of_it_arrives) {
+  for (int const ranks : {2, 3, 4}) {
+    for (char const* const fickle : {"0", "1"}) {
+      std::filesystem::remove(folder() / "job");
+      std::filesystem::remove(folder() / "job.pauses");
+      SCOPED_TRACE(std::to_string(ranks) + " ranks, fickle " + fickle);
+      auto const all = run(
+          "exchanges", {{"ROUNDS", "3000"}, {"PAUSES", "100"}, {"FICKLE", fickle}}, ranks);
+      EXPECT_THAT(all, Each(ended_well));
+      EXPECT_THAT(all, Each(::testing::Field(&ended::output, IsEmpty())));
+    }
+  }
+  EXPECT_THAT(left(), IsEmpty());
+}
+
+TEST_P(job, a_rank_that_receives_from_one_that_has_died_is_told_so) {
+  auto const all = run("receive");
+  EXPECT_THAT(all[0].output, HasSubstr("rank 1 has died; ncclRecv will not be made"));
+  EXPECT_THAT(all[0].output, HasSubstr("failed with 6\n"));
 }
 
 TEST_P(job, a_group_is_one_call) {

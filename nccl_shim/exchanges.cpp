@@ -1,0 +1,110 @@
+#include "nccl_shim/exchanges.hpp"
+
+#include <utility>
+
+namespace sluice::nccl_shim {
+namespace {
+
+constexpr unsigned sends_shift = 32;
+
+constexpr std::uint32_t sends_of(std::uint64_t made) {
+  return static_cast<std::uint32_t>(made >> sends_shift);
+}
+constexpr std::uint32_t receives_of(std::uint64_t made) {
+  return static_cast<std::uint32_t>(made);
+}
+/// Of counts that may have begun again at zero, and are never far apart.
+constexpr bool is_less(std::uint32_t one, std::uint32_t other) {
+  return static_cast<std::int32_t>(one - other) < 0;
+}
+
+/// What a count becomes by more of either, which do not run into each other.
+constexpr std::uint64_t with_more(std::uint64_t made, std::uint32_t sends, std::uint32_t receives) {
+  return std::uint64_t{sends_of(made) + sends} << sends_shift |
+         static_cast<std::uint32_t>(receives_of(made) + receives);
+}
+
+/// Sends and receives by peer.
+std::array<std::uint64_t, max_ranks> by_peer(std::span<transfer const> all) {
+  std::array<std::uint64_t, max_ranks> counts{};
+  for (transfer const& each : all) {
+    auto& count = counts[each.peer % max_ranks];
+    count = with_more(count, each.is_send ? 1 : 0, each.is_send ? 0 : 1);
+  }
+  return counts;
+}
+
+}  // namespace
+
+void exchanges::take_place(std::uint32_t place) noexcept {
+  shared_.ranks[rank_].place.store(place, std::memory_order_seq_cst);
+}
+
+lacking exchanges::lacks(std::span<transfer const> all) const {
+  auto const more = by_peer(all);
+  std::vector<unsigned> missing;
+  for (unsigned peer = 0; peer < ranks_; ++peer) {
+    if (more[peer] == 0 || peer == rank_) {
+      continue;
+    }
+    std::uint64_t const own =
+        with_more(made_by(rank_, peer), sends_of(more[peer]), receives_of(more[peer]));
+    std::uint64_t const theirs = made_by(peer, rank_);
+    bool const sends_wait = sends_of(more[peer]) != 0 && is_less(receives_of(theirs), sends_of(own));
+    bool const receives_wait =
+        receives_of(more[peer]) != 0 && is_less(sends_of(theirs), receives_of(own));
+    if (sends_wait || receives_wait) {
+      missing.push_back(peer);
+    }
+  }
+  return places_of(std::move(missing));
+}
+
+lacking exchanges::places_of(std::vector<unsigned> ranks) const {
+  lacking result{std::move(ranks)};
+  for (unsigned const rank : result.ranks) {
+    std::uint32_t const place = shared_.ranks[rank].place.load(std::memory_order_seq_cst);
+    result.all_have_one = result.all_have_one && place != 0;
+    result.places |= place != 0 ? std::uint32_t{1} << (place - 1) : 0;
+  }
+  return result;
+}
+
+void exchanges::begin_passing() noexcept {
+  shared_.ranks[rank_].passing.fetch_add(1, std::memory_order_seq_cst);
+}
+
+void exchanges::end_passing() noexcept {
+  shared_.ranks[rank_].passing.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+void exchanges::made(std::span<transfer const> all) noexcept {
+  auto const more = by_peer(all);
+  for (unsigned peer = 0; peer < ranks_; ++peer) {
+    if (more[peer] != 0) {
+      shared_.ranks[rank_].made[peer].store(
+          with_more(made_by(rank_, peer), sends_of(more[peer]), receives_of(more[peer])),
+          std::memory_order_seq_cst);
+    }
+  }
+}
+
+bool exchanges::owes() const noexcept {
+  for (unsigned peer = 0; peer < ranks_; ++peer) {
+    if (peer == rank_) {
+      continue;
+    }
+    // Whether it passes is looked at first: what it has passed by then has been counted.
+    if (shared_.ranks[peer].passing.load(std::memory_order_seq_cst) != 0) {
+      return true;
+    }
+    std::uint64_t const own = made_by(rank_, peer);
+    std::uint64_t const theirs = made_by(peer, rank_);
+    if (is_less(receives_of(own), sends_of(theirs)) || is_less(sends_of(own), receives_of(theirs))) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace sluice::nccl_shim

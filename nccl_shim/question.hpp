@@ -1,0 +1,75 @@
+/// A call as the gate's queue has it: what other ranks are asked before it is made, and what becomes of it.
+#pragma once
+
+#include <pthread.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "nccl_shim/collective.hpp"
+#include "nccl_shim/nccl_abi.hpp"
+#include "nccl_shim/pending_calls.hpp"
+#include "runtime/gate/gate_api.h"
+
+namespace sluice::nccl_shim {
+
+/// What the ranks are asked about.
+class question {
+ public:
+  /// What becomes of it, as the gate calls that.
+  enum answer : int { not_yet = 0, agreed = 1, dropped = 2 };
+
+  question() = default;
+  question(question const&) = delete;
+  question& operator=(question const&) = delete;
+  virtual ~question() = default;
+
+  /// As the gate sees it. `make` and `drop` end it.
+  [[nodiscard]] sluice_agreed_call as_call(stream where);
+
+ protected:
+  virtual void ask() = 0;
+  [[nodiscard]] virtual answer is_agreed() = 0;
+  /// Whether it has been agreed to in between.
+  [[nodiscard]] virtual bool withdraw() = 0;
+  /// All have agreed, or never will: why is known of the communicator.
+  virtual void make() = 0;
+  /// This process has dropped it, or all have.
+  virtual void drop() = 0;
+};
+
+/// The result of a call: its thread's, as long as that waits for it, and else the communicator's.
+class call_result {
+ public:
+  explicit call_result(int& of_thread) noexcept;
+  void is(int result, known_communicator& of) const noexcept;
+
+ private:
+  int& of_thread_;  // only that thread's to use
+  pthread_t thread_;
+};
+
+/// What somebody who waits for other ranks does now and then.
+class waiting_time {
+ public:
+  void begin() noexcept;
+  /// Whether it is time again to look whether one of them has died.
+  [[nodiscard]] bool looks() noexcept;
+  /// … to tell who is waited for.
+  [[nodiscard]] bool tells() noexcept;
+  /// … to say on the board for whom.
+  [[nodiscard]] bool shows() noexcept;
+
+ private:
+  std::int64_t look_at_ = 0;
+  std::int64_t tell_at_ = 0;
+  std::int64_t show_at_ = 0;
+};
+
+/// "0, 1, 5".
+[[nodiscard]] std::string list(std::vector<unsigned> const& ranks);
+
+}  // namespace sluice::nccl_shim
