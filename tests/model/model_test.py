@@ -184,3 +184,20 @@ def test_ranks_keep_the_same_micro_batches(tmp_path, switches):
 ])
 def test_each_part_of_keeping_them_together_is_needed(tmp_path, switches, violated):
     assert violated in search(tmp_path, "together", *switches).output
+
+
+@pytest.mark.parametrize("switches", [("RANKS=2", "PAUSERS=2"), ("RANKS=2", "PAUSERS=2", "ROUNDS=3"), ("ROUNDS=1",),
+                                      ("RANKS=2", "CROSS", "ROUNDS=1")])
+def test_no_paused_rank_is_waited_for_by_what_others_exchange(tmp_path, switches):
+    assert_sound(search(tmp_path, "exchanges", *switches), at_least=100_000)
+
+
+@pytest.mark.parametrize("switches, violated", [
+    (("NO_VERSION", "RANKS=2"), "needs"),
+    (("NO_DEBT", "RANKS=2"), "needs"),
+    (("NO_PROGRESS", "RANKS=2"), "needs"),
+    (("NO_MUTUAL",), "needs"),
+    (("ONE_BY_ONE", "CROSS", "RANKS=2", "ROUNDS=1"), "invalid end state"),
+])
+def test_each_part_of_exchanges_is_needed(tmp_path, switches, violated):
+    assert violated in search(tmp_path, "exchanges", *switches).output

@@ -159,9 +159,10 @@ struct rank_of_job {
     }
   }
 
-  /// Pauses this rank's device again and again; each pause ends when all ranks have been at rest.
+  /// Pauses this rank's device again and again; each pause ends when all ranks have been at rest, or at once.
   void pause_now_and_then(int times) const {
     bool const fickle = number_in("FICKLE", 0) != 0;
+    bool const alone = number_in("ALONE", 0) != 0;
     std::minstd_rand random{static_cast<unsigned>(rank + 1)};
     for (int i = 0; i < times; ++i) {
       std::this_thread::sleep_for(std::chrono::microseconds{random() % 2000});
@@ -174,7 +175,7 @@ struct rank_of_job {
         ::_exit(3);
       }
       std::uint64_t const launches = gate->launches();
-      bool const met = meet_pausers(static_cast<std::uint32_t>(i) + 1);
+      bool const met = alone || meet_pausers(static_cast<std::uint32_t>(i) + 1);
       if (!met || gate->launches() != launches) {
         std::printf("%s\n", met ? "launched in a pause" : "a rank is missing");
         std::fflush(stdout);
