@@ -33,7 +33,9 @@ constexpr std::array variant_versions{
     variant_version{"cuCtxCreate_v3", 11040},
     variant_version{"cuCtxCreate_v4", 12050},
     variant_version{"cuEventElapsedTime_v2", 12080},
+    variant_version{"cuStreamGetCaptureInfo_v2", 11030},
     variant_version{"cuStreamGetCaptureInfo_v3", 12030},
+    variant_version{"cuGraphExecUpdate_v2", 12000},
 };
 
 int since(std::string const& symbol) {

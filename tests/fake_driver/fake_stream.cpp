@@ -65,6 +65,16 @@ bool some_blocking_stream_is_captured() {
   return false;
 }
 
+void release_streams_of(capture const& ended) {
+  registry& known = the_registry();
+  std::lock_guard const guard{known.lock};
+  for (auto const& one : known.all) {
+    if (one->captured_by.get() == &ended) {
+      one->captured_by = nullptr;
+    }
+  }
+}
+
 CUstream publish(std::shared_ptr<stream> const& made) {
   auto* handle = reinterpret_cast<CUstream>(made.get());
   registry& known = the_registry();
@@ -213,7 +223,7 @@ CUresult enqueue(CUstream handle, bool per_thread_default, work piece) {
     if (on->captured_by->broken) {
       return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     }
-    on->captured_by->recorded.push_back(std::move(piece));
+    on->captured_by->into->pieces.push_back(std::move(piece));
     return CUDA_SUCCESS;
   }
   if (on->legacy() && !all.active.empty() && some_blocking_stream_is_captured()) {

@@ -40,11 +40,17 @@ struct event {
   std::shared_ptr<capture> recorded_inside;  // guarded by lock
 };
 
+struct graph {
+  std::vector<work> pieces;
+};
+
 struct capture {
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
   std::thread::id thread;
   bool broken = false;
-  std::vector<work> recorded;
+  std::uint64_t id = 0;
+  graph* into = nullptr;  ///< its own until it ends, unless it was given one
+  bool was_given = false;
 };
 
 class stream : public std::enable_shared_from_this<stream> {
@@ -106,6 +112,8 @@ struct capture_list {
 /// Whether a stream is being captured that orders itself with the legacy stream. To be called with
 /// that lock.
 [[nodiscard]] bool some_blocking_stream_is_captured();
+/// Its streams leave a capture that has ended. To be called with that lock.
+void release_streams_of(capture const& ended);
 
 /// Makes a created stream known by its handle, or unknown again.
 [[nodiscard]] CUstream publish(std::shared_ptr<stream> const& made);

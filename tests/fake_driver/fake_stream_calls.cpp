@@ -1,4 +1,4 @@
-/// Stream, event, capture and graph calls.
+/// Stream and event calls.
 #include <chrono>
 #include <memory>
 #include <thread>
@@ -11,20 +11,9 @@ using namespace sluice::fake;
 
 namespace {
 
-struct graph {
-  std::vector<work> pieces;
-};
-
 event* event_of(CUevent handle) {
   return reinterpret_cast<event*>(handle);
 }
-graph* graph_of(CUgraph handle) {
-  return reinterpret_cast<graph*>(handle);
-}
-graph* graph_of(CUgraphExec handle) {
-  return reinterpret_cast<graph*>(handle);
-}
-
 CUresult no_stream() {
   return current_context() == nullptr ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_INVALID_HANDLE;
 }
@@ -92,70 +81,6 @@ CUresult wait_for_event(CUstream where, CUevent handle, bool per_thread) {
     point = one.last;
   }
   return point == nullptr ? CUDA_SUCCESS : enqueue(where, per_thread, [point] { point->wait(); });
-}
-
-CUresult capture_status(CUstream handle, bool per_thread, CUstreamCaptureStatus* status) {
-  std::shared_ptr<stream> const on = stream_of(handle, per_thread);
-  if (on == nullptr) {
-    return no_stream();
-  }
-  std::lock_guard const guard{captures().lock};
-  if (on->legacy() && some_blocking_stream_is_captured()) {
-    return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-  }
-  *status = on->captured_by == nullptr ? CU_STREAM_CAPTURE_STATUS_NONE
-            : on->captured_by->broken  ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
-                                       : CU_STREAM_CAPTURE_STATUS_ACTIVE;
-  return CUDA_SUCCESS;
-}
-
-CUresult begin_capture(CUstream handle, CUstreamCaptureMode mode, bool per_thread) {
-  std::shared_ptr<stream> const on = stream_of(handle, per_thread);
-  if (on == nullptr) {
-    return no_stream();
-  }
-  if (on->legacy()) {
-    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  }
-  std::lock_guard const guard{captures().lock};
-  if (on->captured_by != nullptr) {
-    return CUDA_ERROR_ILLEGAL_STATE;
-  }
-  on->captured_by = std::make_shared<capture>();
-  on->captured_by->mode = mode;
-  on->captured_by->thread = std::this_thread::get_id();
-  captures().active.insert(on->captured_by);
-  return CUDA_SUCCESS;
-}
-
-CUresult end_capture(CUstream handle, CUgraph* out, bool per_thread) {
-  std::shared_ptr<stream> const on = stream_of(handle, per_thread);
-  if (on == nullptr) {
-    return no_stream();
-  }
-  std::lock_guard const guard{captures().lock};
-  std::shared_ptr<capture> const ended = std::exchange(on->captured_by, nullptr);
-  if (ended == nullptr) {
-    return CUDA_ERROR_ILLEGAL_STATE;
-  }
-  captures().active.erase(ended);
-  if (ended->broken) {
-    *out = nullptr;
-    return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  }
-  *out = reinterpret_cast<CUgraph>(new graph{std::move(ended->recorded)});
-  return CUDA_SUCCESS;
-}
-
-CUresult launch_graph(CUgraphExec handle, CUstream where, bool per_thread) {
-  if (handle == nullptr) {
-    return CUDA_ERROR_INVALID_HANDLE;
-  }
-  return enqueue(where, per_thread, [pieces = graph_of(handle)->pieces] {
-    for (work const& piece : pieces) {
-      piece();
-    }
-  });
 }
 
 CUresult elapsed(float* milliseconds, CUevent from, CUevent to) {
@@ -288,59 +213,4 @@ SLUICE_FAKE_CALL CUresult cuEventElapsedTime_v2(float* milliseconds, CUevent fro
 SLUICE_FAKE_CALL CUresult cuEventElapsedTime(float* milliseconds, CUevent from, CUevent to) {
   SLUICE_FAKE_ENTER
   return elapsed(milliseconds, from, to);
-}
-
-SLUICE_FAKE_CALL CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
-  SLUICE_FAKE_ENTER
-  std::swap(*mode, thread_capture_mode());
-  return CUDA_SUCCESS;
-}
-SLUICE_FAKE_CALL CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
-  SLUICE_FAKE_ENTER
-  return capture_status(handle, false, status);
-}
-SLUICE_FAKE_CALL CUresult cuStreamIsCapturing_ptsz(CUstream handle, CUstreamCaptureStatus* status) {
-  SLUICE_FAKE_ENTER
-  return capture_status(handle, true, status);
-}
-SLUICE_FAKE_CALL CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode) {
-  SLUICE_FAKE_ENTER
-  return begin_capture(handle, mode, false);
-}
-SLUICE_FAKE_CALL CUresult cuStreamBeginCapture_v2_ptsz(CUstream handle, CUstreamCaptureMode mode) {
-  SLUICE_FAKE_ENTER
-  return begin_capture(handle, mode, true);
-}
-SLUICE_FAKE_CALL CUresult cuStreamEndCapture(CUstream handle, CUgraph* out) {
-  SLUICE_FAKE_ENTER
-  return end_capture(handle, out, false);
-}
-SLUICE_FAKE_CALL CUresult cuStreamEndCapture_ptsz(CUstream handle, CUgraph* out) {
-  SLUICE_FAKE_ENTER
-  return end_capture(handle, out, true);
-}
-
-SLUICE_FAKE_CALL CUresult cuGraphInstantiateWithFlags(CUgraphExec* out, CUgraph handle,
-                                                      unsigned long long /*flags*/) {
-  SLUICE_FAKE_ENTER
-  *out = reinterpret_cast<CUgraphExec>(new graph{*graph_of(handle)});
-  return CUDA_SUCCESS;
-}
-SLUICE_FAKE_CALL CUresult cuGraphLaunch(CUgraphExec handle, CUstream where) {
-  SLUICE_FAKE_ENTER
-  return launch_graph(handle, where, false);
-}
-SLUICE_FAKE_CALL CUresult cuGraphLaunch_ptsz(CUgraphExec handle, CUstream where) {
-  SLUICE_FAKE_ENTER
-  return launch_graph(handle, where, true);
-}
-SLUICE_FAKE_CALL CUresult cuGraphExecDestroy(CUgraphExec handle) {
-  SLUICE_FAKE_ENTER
-  delete graph_of(handle);
-  return CUDA_SUCCESS;
-}
-SLUICE_FAKE_CALL CUresult cuGraphDestroy(CUgraph handle) {
-  SLUICE_FAKE_ENTER
-  delete graph_of(handle);
-  return CUDA_SUCCESS;
 }
