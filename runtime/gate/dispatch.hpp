@@ -107,8 +107,8 @@ template <typename Submit>
 
 /// Whether there are captures under way, in which calls become parts of a graph: they go straight.
 [[nodiscard]] bool captures_are_under_way() noexcept;
-/// A capture has begun on the stream, or the stream is about to go.
-void note_capture(CUstream stream);
+/// A capture has begun on the stream, into a new graph or one that there was; or the stream is about to go.
+void note_capture(stream_use where, bool into_new);
 void forget_capture(CUstream stream);
 
 /// The queue that may take a call on that stream; nullptr if the call has to be made by its thread.

@@ -34,7 +34,15 @@ inline constexpr std::size_t symbol_count = 0
     ;
 
 /// What the gate does with an entry point; generate.py decides by rule.
-enum class symbol_class : std::uint8_t { deferred, gated, special, refused, passed, drains };
+enum class symbol_class : std::uint8_t {
+  deferred,
+  gated,
+  special,
+  refused,
+  carries,
+  passed,
+  drains
+};
 
 struct symbol_info {
   char const* name;

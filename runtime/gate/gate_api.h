@@ -54,6 +54,23 @@ struct sluice_agreed_call {
   void (*drop)(void* of);
 };
 
+/* A launch of a graph that holds what needs agreement. */
+struct sluice_graph_launch {
+  void* stream;
+  void* of;
+  /* Launches it, when all have agreed: the driver's result, 0 for success. */
+  int (*make)(void* of);
+  /* The last call of all, whether it has been launched or not. */
+  void (*end)(void* of);
+};
+
+/* What becomes of such a launch. */
+enum sluice_graph_result {
+  SLUICE_GRAPH_REFUSED = -1,
+  SLUICE_GRAPH_PASSES = 0, /* like a graph that holds none */
+  SLUICE_GRAPH_AGREED = 1
+};
+
 /* What becomes of a call that needs agreement. */
 enum sluice_agreed_result {
   SLUICE_AGREED_REFUSED = -1,
@@ -80,6 +97,13 @@ struct sluice_agreement {
   int (*keep)(void (*keep)(void* of), void* of);
   /* This process runs its micro-batch again, so that the others must, too. */
   void (*run_again)(void);
+  /* Of what `attach_to_capture` was given: something for a graph that holds `one` and then `other`. */
+  void* (*join)(void* one, void* other);
+  void (*release)(void* held);
+  /* A graph that holds it is to be launched. AGREED: `call` is to be made instead; it makes the launch and
+   * ends it, or ends it alone. Else whoever asks ends it. */
+  enum sluice_graph_result (*agree_on_launch)(void* held, struct sluice_graph_launch const* launch,
+                                              struct sluice_agreed_call* call);
 };
 
 /* What the gate offers to the runtime. */
@@ -175,6 +199,10 @@ struct sluice_gate_api {
   struct sluice_agreement const* (*agreement)(void);
   /* 1 if the address lies in memory of the pool, which can change its owner. */
   int (*holds)(uint64_t address);
+  /* Whether the stream is being captured. If so, the graph that becomes of it holds what `held` stands for,
+   * and whatever is made of that graph: its launches need agreement. `held` is then released by the
+   * agreement's `release`. NULL: only asks. */
+  int (*attach_to_capture)(void* stream, void* held);
 };
 
 enum sluice_alloc_status {

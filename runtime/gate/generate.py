@@ -1,11 +1,12 @@
 """Generates the part of the gate that follows from cuda.h: jump stubs, typed wrappers, table of symbols.
 
-Every entry point gets one of six classes, by rule from its name, so that a newer header needs no list to be kept:
+Every entry point gets one of seven classes, by rule from its name, so that a newer header needs no list to be kept:
 
     deferred  puts work on the device and may be left to the submitter: passes through the gate, now or later
     gated     puts work on the device: waits for what was left to the submitter, then passes through the gate
     special   written by hand, because the gate has something to say there (memory, events, cuGetProcAddress, ...)
     refused   answers CUDA_ERROR_NOT_SUPPORTED: the gate could not hold it
+    carries   makes, changes or ends a graph: what the graph holds that needs agreement goes with it
     passed    neither sees nor changes what was left to the submitter: one jump to the driver
     drains    everything else: waits for what was left to the submitter, then jumps to the driver
 
@@ -37,8 +38,8 @@ GATED = tuple(
 )
 # All that there is to these calls is in their parameters, which can be kept.
 DEFERRED = re.compile(r"cuLaunch(Kernel|KernelEx|CooperativeKernel)|cuGraphLaunch|cuMemset\w+Async|cuMemcpyDtoDAsync")
-# Of these some parameters lie elsewhere, and are copied by hand.
-COPIED_BY_HAND = re.compile(r"cuLaunch(Kernel|KernelEx|CooperativeKernel)")
+# Of kernels some parameters lie elsewhere, and are copied by hand; some graphs need agreement.
+WRITTEN_BY_HAND = re.compile(r"cuLaunch(Kernel|KernelEx|CooperativeKernel)|cuGraphLaunch")
 # Creates, describes, looks up or enters; work that has been accepted but not submitted makes no difference to it.
 PASSED = re.compile(
     r"cu\w*Get(?!Proc)\w*|cuInit|cuDriverGetVersion|cuDevice(CanAccessPeer|ComputeCapability|TotalMem|PrimaryCtxRetain)"
@@ -52,6 +53,19 @@ PASSED = re.compile(
 )
 # What a discarded micro-batch may leave undone: nobody on the host sees the result before the discard.
 DROPPABLE = re.compile(DEFERRED.pattern + r"|cuMemcpyHtoDAsync")
+# What is noted of graphs, with the call's parameters by their place: before it is made, since the driver may give a handle
+# out again at once, or when it has succeeded.
+CARRIES_BEFORE = {"cuGraphDestroy": "graph_goes({0})", "cuGraphExecDestroy": "executable_goes({0})"}
+CARRIES_AFTER = {
+    "cuGraphCreate": "graph_is_new(*{0})",
+    "cuGraphClone": "graph_is_copy(*{0}, {1})",
+    "cuGraphAddChildGraphNode": "graph_gets_child({1}, {4})",
+    "cuGraphAddNode": "graph_gets_node({1}, {last})",
+    "cuGraphInstantiate": "executable_is_of(*{0}, {1})",
+    "cuGraphInstantiateWithFlags": "executable_is_of(*{0}, {1})",
+    "cuGraphInstantiateWithParams": "executable_is_of(*{0}, {1})",
+    "cuGraphExecUpdate": "executable_is_of({0}, {1})",
+}
 REFUSED = frozenset({"cuLaunchCooperativeKernelMultiDevice"})
 SPECIAL = frozenset({
     "cuInit", "cuGetErrorName", "cuGetErrorString", "cuGetProcAddress", "cuGetProcAddress_v2",
@@ -89,6 +103,8 @@ def classify(entry: EntryPoint) -> str:
         return "special"
     if entry.base in REFUSED:
         return "refused"
+    if entry.base in CARRIES_BEFORE or entry.base in CARRIES_AFTER:
+        return "carries"
     if any(pattern.fullmatch(entry.base) for pattern in GATED):
         if entry.returns != "CUresult":
             raise HeaderError(f"{entry.name} returns '{entry.returns}': the gate can only hold calls returning CUresult")
@@ -159,15 +175,35 @@ def wrapper(entry: EntryPoint) -> str:
 }}
 """
     if entry.base.startswith("cuStreamBeginCapture"):
-        stream = entry.parameters()[0].name
+        into_new = "false" if entry.base.endswith("ToGraph") else "true"
         return begin + f"""  CUresult const result = dispatch(call, [&] {submit});
   if (result == CUDA_SUCCESS) {{
-    note_capture({stream});
+    note_capture({stream_of(entry)}, {into_new});
   }}
   return result;
 }}
 """
     return begin + f"  return dispatch(call, [&] {submit});\n}}\n"
+
+
+def carrier(entry: EntryPoint) -> str:
+    """The C++ definition that answers for one entry point that makes, changes or ends a graph."""
+    parameters = entry.parameters()
+    declared = ", ".join(f"{p.type} {p.name}" for p in parameters)
+    types = ", ".join(p.type for p in parameters)
+    names = [p.name for p in parameters]
+
+    def noted(rules: dict[str, str]) -> str:
+        return rules[entry.base].format(*names, last=names[-1])
+
+    flush = "" if PASSED.fullmatch(entry.base) else f"  flush_if_deferring(symbol::of_{entry.name});\n"
+    before = f"  {noted(CARRIES_BEFORE)};\n" if entry.base in CARRIES_BEFORE else ""
+    after = f"  if (result == CUDA_SUCCESS) {{\n    {noted(CARRIES_AFTER)};\n  }}\n" if entry.base in CARRIES_AFTER else ""
+    return f"""SLUICE_DRIVER_CALL CUresult {entry.name}({declared}) {{
+{flush}{before}  CUresult const result = real<CUresult (*)({types})>(symbol::of_{entry.name})({", ".join(names)});
+{after}  return result;
+}}
+"""
 
 
 def stubs(classes: dict[str, str]) -> str:
@@ -233,13 +269,13 @@ def symbols(classes: dict[str, str]) -> str:
 
 
 def wrappers(entries: list[EntryPoint]) -> str:
-    """The C++ file with all gated calls.
+    """The C++ file with all gated calls and those that carry.
 
     driver.hpp includes cuda.h with every variant declared, so the compiler compares each signature with the header's.
     """
-    return ("#include \"runtime/gate/dispatch.hpp\"\n\n"
+    return ("#include \"runtime/gate/agreed_graphs.hpp\"\n#include \"runtime/gate/dispatch.hpp\"\n\n"
             "#pragma GCC diagnostic ignored \"-Wdeprecated-declarations\"\n\n"
-            "using namespace sluice::gate;  // NOLINT\n\n" + "\n".join(wrapper(entry) for entry in entries))  # fmt: skip
+            "using namespace sluice::gate;  // NOLINT\n\n" + "\n".join(carrier(entry) if classify(entry) == "carries" else wrapper(entry) for entry in entries))  # fmt: skip
 
 
 def read_driver(headers: pathlib.Path) -> dict[str, EntryPoint]:
@@ -265,8 +301,8 @@ def generate(headers: pathlib.Path, output: pathlib.Path) -> None:
     classes |= {name: "special" for name in SPECIAL if name not in classes}
     classes = dict(sorted(classes.items()))
     output.mkdir(parents=True, exist_ok=True)
-    by_hand = [name for name in classes if name in entries and COPIED_BY_HAND.fullmatch(entries[name].base)]
-    gated = [entries[name] for name, kind in classes.items() if kind in ("gated", "deferred") and name not in by_hand]
+    by_hand = [name for name in classes if name in entries and WRITTEN_BY_HAND.fullmatch(entries[name].base)]
+    gated = [entries[name] for name, kind in classes.items() if kind in ("gated", "deferred", "carries") and name not in by_hand]
     (output / "driver_stubs.S").write_text(stubs(classes))
     (output / "driver_symbols.inc").write_text(symbols(classes))
     (output / "gated_calls.cpp").write_text(wrappers(gated))

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <set>
 
+#include "runtime/gate/agreed_graphs.hpp"
 #include "runtime/gate/dispatch.hpp"
 
 using namespace sluice::gate;
@@ -128,9 +129,13 @@ void change_captures(CUstream stream, bool begins) {
   captures.store(known.streams.size(), std::memory_order_release);
 }
 
-CUresult end_capture(symbol which, CUstream stream, CUgraph* graph) {
-  CUresult const result = real<CUresult (*)(CUstream, CUgraph*)>(which)(stream, graph);
-  change_captures(stream, false);
+CUresult end_capture(symbol which, stream_use where, CUgraph* graph) {
+  CUgraph const captured = captured_graph(where);
+  CUresult const result = real<CUresult (*)(CUstream, CUgraph*)>(which)(where.handle, graph);
+  if (result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) {  // it goes on
+    change_captures(where.handle, false);
+    capture_has_ended(captured, result == CUDA_SUCCESS ? *graph : nullptr);
+  }
   return result;
 }
 
@@ -142,8 +147,11 @@ bool captures_are_under_way() noexcept {
   return captures.load(std::memory_order_acquire) != 0;
 }
 
-void note_capture(CUstream stream) {
-  change_captures(stream, true);
+void note_capture(stream_use where, bool into_new) {
+  change_captures(where.handle, true);
+  if (into_new) {
+    graph_is_new(captured_graph(where));
+  }
 }
 
 void forget_capture(CUstream stream) {
@@ -181,7 +189,7 @@ void forget_capture(CUstream stream) {
     return query_stream(symbol::of_cuStreamQuery##suffix, {stream, per_thread});                \
   }                                                                                             \
   SLUICE_DRIVER_CALL CUresult cuStreamEndCapture##suffix(CUstream stream, CUgraph* graph) {     \
-    return end_capture(symbol::of_cuStreamEndCapture##suffix, stream, graph);                   \
+    return end_capture(symbol::of_cuStreamEndCapture##suffix, {stream, per_thread}, graph);     \
   }
 
 SLUICE_STREAM_CALLS(, false)

@@ -215,10 +215,7 @@ bool submission_queue::await(std::uint64_t number, extent what, bool interruptib
 }
 
 void submission_queue::end_with(std::uint64_t number, CUresult result) {
-  if (result != CUDA_SUCCESS) {
-    CUresult none = CUDA_SUCCESS;
-    error_.compare_exchange_strong(none, result, std::memory_order_acq_rel);
-  }
+  keep_error(result);
   ended_[number % capacity].store(number, std::memory_order_seq_cst);
   std::uint64_t made = made_.load(std::memory_order_relaxed);
   while (ended_[(made + 1) % capacity].load(std::memory_order_relaxed) == made + 1) {

@@ -173,6 +173,14 @@ class submission_queue {
                : error_.exchange(CUDA_SUCCESS, std::memory_order_acq_rel);
   }
 
+  /// Keeps an error for that, unless there is an earlier one.
+  void keep_error(CUresult result) noexcept {
+    CUresult none = CUDA_SUCCESS;
+    if (result != CUDA_SUCCESS) {
+      error_.compare_exchange_strong(none, result, std::memory_order_acq_rel);
+    }
+  }
+
   /// Flushes and ends the submitter; the context is about to go.
   void end();
 

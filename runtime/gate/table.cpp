@@ -2,6 +2,7 @@
 #include <cerrno>
 
 #include "runtime/gate/agreed_calls.hpp"
+#include "runtime/gate/agreed_graphs.hpp"
 #include "runtime/gate/attach.hpp"
 #include "runtime/gate/dispatch.hpp"
 #include "runtime/gate/gate_api.h"
@@ -105,6 +106,9 @@ constexpr sluice_gate_api table = {
     .holds = [](uint64_t address) -> int {
       sluice_runtime_api const* const runtime = sharing_runtime();
       return runtime != nullptr ? runtime->holds(address) : 0;
+    },
+    .attach_to_capture = [](void* stream, void* held) -> int {
+      return attach_to_capture(static_cast<CUstream>(stream), held) ? 1 : 0;
     },
 };
 

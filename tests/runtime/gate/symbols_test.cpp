@@ -11,7 +11,7 @@
 namespace sluice::gate {
 namespace {
 
-enum class kind { deferred, gated, special, refused, passed, drains };
+enum class kind { deferred, gated, special, refused, carries, passed, drains };
 
 struct listed_symbol {
   char const* name;
