@@ -20,7 +20,8 @@ constexpr std::array names{"",
                            "ncclScatter",
                            "ncclSend",
                            "ncclRecv",
-                           "the end of a micro-batch"};
+                           "the end of a micro-batch",
+                           "a CUDA graph"};
 
 /// NCCL's functions by operation, once they have been looked up.
 constinit std::array<std::atomic<void*>, names.size()> known_functions{};
@@ -66,6 +67,18 @@ numbered_call numbered(collective const& call) noexcept {
 
 constexpr unsigned group_shift = 8;
 
+void add_to(hash& all, numbered_call const& one) noexcept {
+  all.add(one.operation);
+  all.add(one.type);
+  all.add(one.count);
+  all.add(one.root);
+}
+
+/// The launch of a graph of that many calls.
+numbered_call graph_of(std::uint64_t calls, hash const& alike) noexcept {
+  return {static_cast<std::uint64_t>(operation::graph) | calls << group_shift, 0, alike.value(), 0};
+}
+
 }  // namespace
 
 char const* name_of(operation what) noexcept {
@@ -92,6 +105,7 @@ int perform(collective const& c) noexcept {
     case operation::send:
       return call(c.what, c.from, c.count, c.type, c.root, c.on, c.where);
     case operation::keep:
+    case operation::graph:
       break;
   }
   return invalid_argument;
@@ -123,21 +137,34 @@ numbered_call numbered(std::span<collective const> calls) noexcept {
   }
   hash all;
   for (collective const& each : calls) {
-    numbered_call const one = numbered(each);
-    all.add(one.operation);
-    all.add(one.type);
-    all.add(one.count);
-    all.add(one.root);
+    add_to(all, numbered(each));
   }
   result.operation |= calls.size() << group_shift;
   result.count = all.value();
   return result;
 }
 
+numbered_call numbered_graph(std::span<collective const> calls) noexcept {
+  hash all;
+  add_to(all, numbered(calls));
+  return graph_of(calls.size(), all);
+}
+
+numbered_call joined(numbered_call const& one, numbered_call const& other) noexcept {
+  hash both;
+  add_to(both, one);
+  add_to(both, other);
+  return graph_of((one.operation >> group_shift) + (other.operation >> group_shift), both);
+}
+
 std::string to_text(numbered_call const& call) {
   auto const what = call.operation & ((1U << group_shift) - 1);
   std::string name = what < names.size() ? names.at(what) : "an unknown call";
-  if (auto const size = call.operation >> group_shift; size > 0) {
+  auto const size = call.operation >> group_shift;
+  if (what == static_cast<std::uint64_t>(operation::graph)) {
+    return name + " of " + std::to_string(size) + " collectives";
+  }
+  if (size > 0) {
     return "a group of " + std::to_string(size) + " calls from " + name + " on";
   }
   if (what == static_cast<std::uint64_t>(operation::keep)) {

@@ -22,7 +22,8 @@ enum class operation : std::uint8_t {
   scatter,
   send,
   receive,
-  keep  ///< no call of NCCL: the end of a micro-batch that all ranks keep
+  keep,  ///< no call of NCCL: the end of a micro-batch that all ranks keep
+  graph  ///< none either: the launch of a CUDA graph that holds some
 };
 
 struct collective {
@@ -51,6 +52,10 @@ struct collective {
 [[nodiscard]] numbered_call numbered_end() noexcept;
 /// … by a call, or by several that are one group.
 [[nodiscard]] numbered_call numbered(std::span<collective const> calls) noexcept;
+/// … by the launch of a graph that holds those calls …
+[[nodiscard]] numbered_call numbered_graph(std::span<collective const> calls) noexcept;
+/// … or what two graphs hold, one after the other.
+[[nodiscard]] numbered_call joined(numbered_call const& one, numbered_call const& other) noexcept;
 /// "ncclAllReduce of 1024 elements of type 7".
 [[nodiscard]] std::string to_text(numbered_call const& call);
 

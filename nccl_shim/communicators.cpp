@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "nccl_shim/clock.hpp"
+#include "nccl_shim/graphs.hpp"
 #include "nccl_shim/pending_calls.hpp"
 
 namespace sluice::nccl_shim {
@@ -185,12 +187,49 @@ void run_micro_batch_again() {
   }
 }
 
+/// A graph that is not one number is launched without asking, and only between micro-batches.
+sluice_graph_result agree_on_launch(void* held, sluice_graph_launch const* launch,
+                                    sluice_agreed_call* call) {
+  auto const& graph = *static_cast<graph_calls const*>(held);
+  if (graph.of->trouble() != success) {
+    return SLUICE_GRAPH_REFUSED;
+  }
+  std::uint64_t const micro_batch = gate()->micro_batch();
+  if (micro_batch != 0) {
+    char const* const why = graph.is_one ? why_not_inside({&graph.first, 1}, graph.of)
+                                         : "it is not of all ranks of one communicator alone";
+    if (why != nullptr) {
+      std::fprintf(stderr, "sluice: %s was launched inside of a micro-batch: %s\n",
+                   to_text(graph.alike).c_str(), why);
+      return SLUICE_GRAPH_REFUSED;
+    }
+  }
+  if (!graph.is_one) {
+    static std::atomic<bool> told{false};
+    if (!told.exchange(true)) {
+      std::fputs(
+          "sluice: a CUDA graph has collectives of several communicators, or sends and receives: "
+          "ranks do not agree on its launches, and a pause may wait for other ranks\n",
+          stderr);
+    }
+    return SLUICE_GRAPH_PASSES;
+  }
+  if (graph.of->ranks == nullptr) {
+    return SLUICE_GRAPH_PASSES;  // which has been told when the communicator was made
+  }
+  *call = as_agreed(graph.alike, graph.of, micro_batch, *launch);
+  return SLUICE_GRAPH_AGREED;
+}
+
 constexpr sluice_agreement offered{.size = sizeof(sluice_agreement),
                                    .may_pause = may_pause,
                                    .settle = settle,
                                    .allow_inside = allow_inside,
                                    .keep = keep_micro_batch,
-                                   .run_again = run_micro_batch_again};
+                                   .run_again = run_micro_batch_again,
+                                   .join = join_graphs,
+                                   .release = release_graph,
+                                   .agree_on_launch = agree_on_launch};
 
 /// As the library is loaded.
 [[gnu::constructor]] void offer_agreement() {
@@ -279,6 +318,9 @@ int submit(std::span<collective const> calls) {
     if (int const earlier = of.back()->trouble(); earlier != success) {
       return earlier;
     }
+  }
+  if (auto const captured = capture(calls, of.front())) {
+    return *captured;
   }
   std::uint64_t const micro_batch = gate()->micro_batch();
   if (char const* const why = micro_batch != 0 ? why_not_inside(calls, of.front()) : nullptr;

@@ -18,6 +18,7 @@ using stream = CUstream_st*;
 /// ncclResult_t.
 enum result : int {
   success = 0,
+  unhandled_cuda_error = 1,
   system_error = 2,
   invalid_argument = 4,
   invalid_usage = 5,

@@ -177,8 +177,9 @@ class numbered_question : public question {
 class pending_call final : public numbered_question {
  public:
   pending_call(std::span<collective const> calls, std::shared_ptr<known_communicator> first,
-               std::uint64_t micro_batch, int& direct)
-      : numbered_question{numbered(calls), std::move(first), micro_batch, are_of_all_ranks(calls)},
+               std::uint64_t micro_batch, int& direct, bool captured = false)
+      : numbered_question{numbered(calls), std::move(first), micro_batch,
+                          !captured && are_of_all_ranks(calls)},
         calls_{calls.begin(), calls.end()},
         result_{direct} {}
 
@@ -201,6 +202,28 @@ class pending_call final : public numbered_question {
 
   std::vector<collective> calls_;
   call_result result_;
+};
+
+/// The launch of a graph that holds some.
+class pending_graph final : public numbered_question {
+ public:
+  pending_graph(numbered_call const& what, std::shared_ptr<known_communicator> of,
+                std::uint64_t micro_batch, sluice_graph_launch const& launch)
+      : numbered_question{what, std::move(of), micro_batch, true}, launch_{launch} {}
+  pending_graph(pending_graph const&) = delete;
+  pending_graph& operator=(pending_graph const&) = delete;
+  ~pending_graph() override { launch_.end(launch_.of); }
+
+ private:
+  void perform() override {
+    if (of().trouble() == success && launch_.make(launch_.of) != 0) {
+      result_.is(unhandled_cuda_error, of());
+    }
+  }
+
+  sluice_graph_launch launch_;
+  int of_thread_ = success;  // which has it from the driver
+  call_result result_{of_thread_};
 };
 
 /// The end of a micro-batch.
@@ -247,7 +270,7 @@ sluice_gate_api const* gate() noexcept {
       return nullptr;
     }
     auto const* const offered = table();
-    constexpr auto needed = offsetof(sluice_gate_api, holds) + sizeof(void*);
+    constexpr auto needed = offsetof(sluice_gate_api, attach_to_capture) + sizeof(void*);
     return offered->size >= needed ? offered : nullptr;
   }();
   return found;
@@ -278,6 +301,20 @@ int hand_over(std::span<collective const> calls, std::shared_ptr<known_communica
   sluice_agreed_call const handed = call.release()->as_call(calls.front().where);
   // What has been left has its errors come later, and what has been dropped succeeds undone.
   return gate()->make_agreed(&handed) == SLUICE_AGREED_MADE ? result : int{success};
+}
+
+int hand_over_captured(std::span<collective const> calls, std::shared_ptr<known_communicator> of) {
+  int result = success;
+  auto call = std::make_unique<pending_call>(calls, std::move(of), 0, result, true);
+  sluice_agreed_call const handed = call.release()->as_call(calls.front().where);
+  // Beside a capture nothing is left for later. A graph must not lack what has been dropped.
+  return gate()->make_agreed(&handed) == SLUICE_AGREED_MADE ? result : int{system_error};
+}
+
+sluice_agreed_call as_agreed(numbered_call const& graph, std::shared_ptr<known_communicator> of,
+                             std::uint64_t micro_batch, sluice_graph_launch const& launch) {
+  auto call = std::make_unique<pending_graph>(graph, std::move(of), micro_batch, launch);
+  return call.release()->as_call(static_cast<stream>(launch.stream));
 }
 
 bool hand_over_end(std::shared_ptr<known_communicator> of, std::uint64_t micro_batch,

@@ -66,6 +66,14 @@ class inside_nccl {
 /// The same for sends and receives, of any communicators whose ranks agree.
 [[nodiscard]] int hand_over_exchange(std::span<collective const> calls,
                                      std::span<std::shared_ptr<known_communicator> const> of);
+/// The same for what is captured: the graph's launches are asked about, not this.
+[[nodiscard]] int hand_over_captured(std::span<collective const> calls,
+                                     std::shared_ptr<known_communicator> of);
+/// The launch of a graph, as the gate is to make it instead.
+[[nodiscard]] sluice_agreed_call as_agreed(numbered_call const& graph,
+                                           std::shared_ptr<known_communicator> of,
+                                           std::uint64_t micro_batch,
+                                           sluice_graph_launch const& launch);
 
 /// Asks the other ranks to keep that micro-batch; calls `keep` when they have agreed. False if they have
 /// dropped it.

@@ -29,6 +29,7 @@ struct ncclComm {
   int rank;
   int ranks;
   std::size_t next;
+  std::size_t captured;
   std::size_t children;
   bool connected;
   std::atomic<bool>* aborted;  // never freed: kernels look at it
@@ -56,6 +57,8 @@ struct piece {
   ncclComm* on;
   std::atomic<bool>* aborted;
   std::size_t number;
+  std::atomic<std::size_t>*
+      runs;  ///< of one in a graph, so far; never freed. nullptr: it runs once
   int const* from;
   int* to;
 };
@@ -65,6 +68,9 @@ void meet(void** parameters) {
   piece call{};
   std::memcpy(&call, parameters[0], sizeof(call));
   ranks_meeting& at = call.on->meeting();
+  if (call.runs != nullptr) {
+    call.number += call.runs->fetch_add(1);
+  }
   at.sum.at(call.number).fetch_add(*call.from);
   at.begun.at(call.number).fetch_add(1);
   while (at.begun.at(call.number).load() < static_cast<std::uint32_t>(call.on->ranks) &&
@@ -147,6 +153,12 @@ int launch(void (*body)(void** parameters), Parameter parameter, CUstream where)
              : unhandled_cuda_error;
 }
 
+bool is_capturing(CUstream where) {
+  static auto* const ask = of_driver<decltype(&cuStreamIsCapturing)>("cuStreamIsCapturing");
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return ask(where, &status) == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_ACTIVE;
+}
+
 /// As NCCL does before the first collective of a kind, in a thread of its own.
 void connect(ncclComm& which) {
   if (std::exchange(which.connected, true)) {
@@ -206,7 +218,7 @@ int enter(ncclComm** made, int ranks, unique_id const& id, int rank) {
       ::mmap(nullptr, sizeof(meeting_file), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   ::close(file);
   *made = std::make_unique<ncclComm>(ncclComm{static_cast<meeting_file*>(at), 0, rank, ranks, 0, 0,
-                                              false,
+                                              0, false,
                                               std::make_unique<std::atomic<bool>>(false).release()})
               .release();
   (*made)->meeting().entered.fetch_add(1);
@@ -250,6 +262,7 @@ EXPORTED int ncclCommSplit(ncclComm* parent, int /*colour*/, int /*order*/, nccl
   *made = std::make_unique<ncclComm>(*parent).release();
   (*made)->which = ++parent->children;
   (*made)->next = 0;
+  (*made)->captured = 0;
   (*made)->connected = false;
   (*made)->aborted = std::make_unique<std::atomic<bool>>(false).release();
   (*made)->meeting().entered.fetch_add(1);
@@ -326,8 +339,12 @@ EXPORTED int ncclAllReduce(void const* from, void* to, std::size_t count, int /*
     return remote_error;
   }
   connect(*on);
-  return launch(meet,
-                piece{on, on->aborted, on->next++, static_cast<int const*>(from),
-                      static_cast<int*>(to)},
-                where);
+  piece call{on, on->aborted, 0, nullptr, static_cast<int const*>(from), static_cast<int*>(to)};
+  if (is_capturing(where)) {
+    call.number = most_collectives + most_runs * on->captured++;
+    call.runs = std::make_unique<std::atomic<std::size_t>>(0).release();
+  } else {
+    call.number = on->next++;
+  }
+  return launch(meet, call, where);
 }

@@ -27,12 +27,16 @@ struct channel {
   std::atomic<std::size_t> received;
   std::array<std::atomic<int>, buffered_sends> elements;
 };
+/// A communicator's calls in graphs, and how often each may run.
+inline constexpr std::size_t most_captured = 4;
+inline constexpr std::size_t most_runs = 8192;
+inline constexpr std::size_t most_meetings = most_collectives + most_captured * most_runs;
 
 /// The ranks of one communicator, zero at first.
 struct ranks_meeting {
   std::atomic<std::uint32_t> entered;
-  std::array<std::atomic<std::uint32_t>, most_collectives> begun;
-  std::array<std::atomic<std::int64_t>, most_collectives> sum;
+  std::array<std::atomic<std::uint32_t>, most_meetings> begun;
+  std::array<std::atomic<std::int64_t>, most_meetings> sum;
   std::array<std::array<channel, most_ranks>, most_ranks> channels;  // by sender and receiver
 };
 

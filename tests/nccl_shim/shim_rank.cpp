@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -25,6 +26,7 @@
 #include "runtime/gate/gate_api.h"
 #include "tests/nccl_shim/exchanges_job.hpp"
 #include "tests/nccl_shim/fake_nccl.hpp"
+#include "tests/nccl_shim/graph_of_reduces.hpp"
 #include "tests/nccl_shim/micro_batches.hpp"
 #include "tests/runtime/gate/test_runtime.h"
 
@@ -74,6 +76,7 @@ struct rank_of_job {
   ncclComm* all = nullptr;
   sluice_gate_api const* gate = nullptr;
   pausers* others = nullptr;
+  std::unique_ptr<sluice::nccl_shim::testing::graph_of_reduces> graph;  // by which it reduces
 
   template <typename Function>
   static Function driver(char const* name) {
@@ -112,6 +115,19 @@ struct rank_of_job {
     } else {
       report("init", ncclCommInitRank(&all, ranks, id, rank));
     }
+    if (number_in("GRAPHS", 0) != 0) {
+      make_graph();
+    }
+  }
+
+  void make_graph() {
+    using sluice::nccl_shim::testing::graph_of_reduces;
+    graph = std::make_unique<graph_of_reduces>(sluice::nccl_shim::testing::graph_of_reduces_needs{
+        gate,
+        [](char const* name) {
+          return ::dlsym(::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), name);
+        },
+        [this](int& from, int& to) { return reduce(from, to); }, where, ranks});
   }
 
   static void report(char const* what, int result) {
@@ -121,6 +137,9 @@ struct rank_of_job {
   }
 
   [[nodiscard]] int reduce(int& from, int& to, std::size_t count = 1) const {
+    if (graph != nullptr) {
+      return graph->reduce(from, to);
+    }
     return ncclAllReduce(&from, &to, count, 2, 0, all, where);
   }
   void synchronise() const { driver<decltype(&cuStreamSynchronize)>("cuStreamSynchronize")(where); }
@@ -205,6 +224,7 @@ struct rank_of_job {
     pauser.join();
     synchronise();
     report("left", left_error());
+    report("wrong", sluice::nccl_shim::testing::graph_of_reduces::wrong());
     for (int i = 0; i < count; ++i) {
       if (to[static_cast<std::size_t>(i)] != i * ranks * (ranks + 1) / 2) {
         std::printf("sum %d is %d\n", i, to[static_cast<std::size_t>(i)]);

@@ -131,17 +131,35 @@ TEST_P(job, ranks_that_may_pause_only_now_and_then_come_to_rest_when_they_do) {
   EXPECT_THAT(left(), IsEmpty());
 }
 
+TEST_P(job, ranks_that_launch_graphs_of_collectives_come_to_rest_as_well) {
+  for (char const* const fickle : {"0", "1"}) {
+    for (int const ranks : {2, 3}) {
+      std::filesystem::remove(folder() / "job");
+      std::filesystem::remove(folder() / "job.pauses");
+      auto const all = run(
+          "pauses",
+          {{"GRAPHS", "1"}, {"COLLECTIVES", "4000"}, {"PAUSES", "200"}, {"FICKLE", fickle}}, ranks);
+      EXPECT_THAT(all, Each(ended_well));
+      EXPECT_THAT(all, Each(::testing::Field(&ended::output, IsEmpty())));
+    }
+  }
+  EXPECT_THAT(left(), IsEmpty());
+}
+
 TEST_P(job, without_the_shim_some_rank_does_not_come_to_rest) {
   preloaded = gate::gate_path();
-  for (char const* const scenario : {"pauses", "exchanges"}) {
-    std::filesystem::remove(folder() / "job");
-    std::filesystem::remove(folder() / "job.pauses");
-    auto const all = run(scenario, {{"COLLECTIVES", "8000"},
-                                    {"ROUNDS", "8000"},
-                                    {"PAUSES", "1000"},
-                                    {"PATIENCE_MS", "2000"}});
-    EXPECT_THAT(all, ::testing::Contains(
-                         ::testing::Field(&ended::output, HasSubstr("does not come to rest"))));
+  for (char const* const graphs : {"0", "1"}) {
+    for (char const* const scenario : {"pauses", "exchanges"}) {
+      std::filesystem::remove(folder() / "job");
+      std::filesystem::remove(folder() / "job.pauses");
+      auto const all = run(scenario, {{"GRAPHS", graphs},
+                                      {"COLLECTIVES", "8000"},
+                                      {"ROUNDS", "8000"},
+                                      {"PAUSES", "1000"},
+                                      {"PATIENCE_MS", "2000"}});
+      EXPECT_THAT(all, ::testing::Contains(
+                           ::testing::Field(&ended::output, HasSubstr("does not come to rest"))));
+    }
   }
 }
 
@@ -268,6 +286,15 @@ TEST_P(job, micro_batches_with_collectives_inside_are_kept_by_all_or_run_again) 
     EXPECT_THAT(all, Each(::testing::Field(&ended::output, "kept 60, some again\n")));
   }
   EXPECT_THAT(left(), IsEmpty());
+}
+
+TEST_P(job, graphs_of_collectives_inside_of_micro_batches_are_kept_by_all_or_launched_again) {
+  for (int const ranks : {2, 3}) {
+    std::filesystem::remove(folder() / "job");
+    auto const all = run("together", {{"GRAPHS", "1"}}, ranks);
+    EXPECT_THAT(all, Each(ended_well));
+    EXPECT_THAT(all, Each(::testing::Field(&ended::output, "kept 60, some again\n")));
+  }
 }
 
 TEST_P(job, where_others_are_not_told_of_what_runs_again_ranks_part) {

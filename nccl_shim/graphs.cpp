@@ -1,0 +1,45 @@
+#include "nccl_shim/graphs.hpp"
+
+#include <algorithm>
+
+namespace sluice::nccl_shim {
+namespace {
+
+bool are_of_one(std::span<collective const> calls) noexcept {
+  return std::all_of(calls.begin(), calls.end(), [&calls](collective const& call) {
+    return call.on == calls.front().on && is_of_all(call.what);
+  });
+}
+
+}  // namespace
+
+std::optional<int> capture(std::span<collective const> calls,
+                           std::shared_ptr<known_communicator> const& of) {
+  stream const where = calls.front().where;
+  if (gate()->attach_to_capture(where, nullptr) == 0) {
+    return std::nullopt;
+  }
+  int const result = hand_over_captured(calls, of);
+  if (result == success || result == in_progress) {
+    auto recorded = std::make_unique<graph_calls>(
+        graph_calls{calls.front(), of, are_of_one(calls), numbered_graph(calls)});
+    if (gate()->attach_to_capture(where, recorded.get()) != 0) {
+      recorded.release();  // the graph's, until `release_graph`
+    }
+  }
+  return result;
+}
+
+void* join_graphs(void* one, void* other) {
+  auto both = std::make_unique<graph_calls>(*static_cast<graph_calls const*>(one));
+  auto const& more = *static_cast<graph_calls const*>(other);
+  both->is_one = both->is_one && more.is_one && both->of == more.of;
+  both->alike = joined(both->alike, more.alike);
+  return both.release();
+}
+
+void release_graph(void* held) {
+  std::unique_ptr<graph_calls> const gone{static_cast<graph_calls*>(held)};
+}
+
+}  // namespace sluice::nccl_shim

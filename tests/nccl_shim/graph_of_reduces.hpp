@@ -1,0 +1,42 @@
+/// All-reduces of a job's rank by launches of a CUDA graph that has recorded them.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <functional>
+
+#include "runtime/gate/gate_api.h"
+
+namespace sluice::nccl_shim::testing {
+
+/// What it needs of the job: the driver's functions by name, and a call of NCCL's for the stream.
+struct graph_of_reduces_needs {
+  sluice_gate_api const* gate;
+  std::function<void*(char const*)> driver;
+  std::function<int(int& from, int& to)> reduce;
+  CUstream where;
+  int ranks;
+};
+
+/// One graph with two all-reduces, instantiated from a clone of what was captured. It is launched again and
+/// again, between kernels that bring its number and take the sum. One thread's.
+class graph_of_reduces {
+ public:
+  explicit graph_of_reduces(graph_of_reduces_needs needs);
+  /// As NCCL's call would: 0, or the driver's error.
+  [[nodiscard]] int reduce(int& from, int& to);
+  /// Numbers that were not summed up over all ranks beside the others.
+  [[nodiscard]] static int wrong();
+
+ private:
+  graph_of_reduces_needs needs_;
+  CUgraphExec executable_ = nullptr;
+  CUfunction copy_ = nullptr;
+  int from_ = 0;  // the rest is the device's
+  int to_ = 0;
+  int one_ = 1;
+  int count_ = 0;
+};
+
+}  // namespace sluice::nccl_shim::testing
