@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "runtime/gate/agreed_calls.hpp"
+#include "runtime/gate/driver_calls.hpp"
 
 namespace sluice::gate {
 namespace {
@@ -79,10 +80,6 @@ content joined(content const& one, content const& other) {
   return {by->join(one.get(), other.get()), by->release};
 }
 
-CUstream handle_of(stream_use where) noexcept {
-  return is_per_thread(where) ? CU_STREAM_PER_THREAD : where.handle;
-}
-
 /// A launch that is made when all have agreed: now, or by the submitter.
 class pending_launch {
  public:
@@ -144,7 +141,7 @@ CUgraph captured_graph(stream_use where) noexcept {
   CUgraph graph = nullptr;
   auto const ask = real<driver_function>(symbol::of_cuStreamGetCaptureInfo_v2);
   bool const known =
-      ask(handle_of(where), &status, nullptr, &graph, nullptr, nullptr) == CUDA_SUCCESS;
+      ask(driver::handle_of(where), &status, nullptr, &graph, nullptr, nullptr) == CUDA_SUCCESS;
   return known && status == CU_STREAM_CAPTURE_STATUS_ACTIVE ? graph : nullptr;
 }
 
@@ -204,7 +201,7 @@ std::optional<CUresult> launch_agreed(gated_call const& call, CUgraphExec execut
       return std::nullopt;
     }
   }
-  CUstream const stream = handle_of(call.work.stream);
+  CUstream const stream = driver::handle_of(call.work.stream);
   auto const pending = std::make_shared<pending_launch>(call, executable);
   sluice_graph_launch const launch = as_launch(pending, stream);
   sluice_agreed_call agreed{};

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "runtime/gate/driver.hpp"
+#include "runtime/gate/streams.hpp"
 
 namespace sluice::gate::driver {
 
@@ -14,6 +15,11 @@ inline CUcontext current_context() {
   bool const known =
       real<CUresult (*)(CUcontext*)>(symbol::of_cuCtxGetCurrent)(&context) == CUDA_SUCCESS;
   return known ? context : nullptr;
+}
+
+/// A stream by a handle that means the same in every function.
+inline CUstream handle_of(stream_use where) noexcept {
+  return is_per_thread(where) ? CU_STREAM_PER_THREAD : where.handle;
 }
 
 /// The ordinal of the current context's device, or -1.

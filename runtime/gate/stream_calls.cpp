@@ -1,11 +1,14 @@
 /// Calls that order streams, ask them, or wait for them. Events are recorded and waited for in their
 /// turn; what is asked is answered as if everything accepted were with the driver, which has not
 /// done it yet.
+#include <iterator>
+#include <map>
+#include <memory>
 #include <mutex>
-#include <set>
 
 #include "runtime/gate/agreed_graphs.hpp"
 #include "runtime/gate/dispatch.hpp"
+#include "runtime/gate/driver_calls.hpp"
 
 using namespace sluice::gate;
 
@@ -106,34 +109,41 @@ CUresult elapsed_time(symbol which, float* milliseconds, CUevent from, CUevent t
   return real<CUresult (*)(float*, CUevent, CUevent)>(which)(milliseconds, from, to);
 }
 
-/// Streams from the beginning of a capture to its end.
+/// Captures by the stream that they have begun on, until they end there.
 struct capture_set {
   std::mutex lock;
-  std::multiset<CUstream> streams;  // guarded by lock
+  std::multimap<CUstream, CUgraph> graphs;  // guarded by lock; by what the driver calls the graph
 };
 constinit std::atomic<std::size_t> captures{0};
 
-capture_set& capturing_streams() {
+capture_set& current_captures() {
   static capture_set& one = *std::make_unique<capture_set>().release();
   return one;
 }
 
-void change_captures(CUstream stream, bool begins) {
-  capture_set& known = capturing_streams();
-  std::lock_guard const guard{known.lock};
-  if (begins) {
-    known.streams.insert(stream);
-  } else if (auto const found = known.streams.find(stream); found != known.streams.end()) {
-    known.streams.erase(found);
+/// Takes a capture out; its graph, or nullptr. The per-thread stream may have several, of which `known` is
+/// the one, if the driver still tells; it does not of one that is invalid.
+CUgraph take_capture(CUstream stream, CUgraph known) {
+  capture_set& all = current_captures();
+  std::lock_guard const guard{all.lock};
+  auto [found, end] = all.graphs.equal_range(stream);
+  while (found != end && known != nullptr && found->second != known && std::next(found) != end) {
+    ++found;
   }
-  captures.store(known.streams.size(), std::memory_order_release);
+  if (found == end) {
+    return known;
+  }
+  CUgraph const graph = found->second;
+  all.graphs.erase(found);
+  captures.store(all.graphs.size(), std::memory_order_release);
+  return graph;
 }
 
 CUresult end_capture(symbol which, stream_use where, CUgraph* graph) {
-  CUgraph const captured = captured_graph(where);
+  CUgraph const known = captured_graph(where);
   CUresult const result = real<CUresult (*)(CUstream, CUgraph*)>(which)(where.handle, graph);
-  if (result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) {  // it goes on
-    change_captures(where.handle, false);
+  if (result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) {  // else it goes on
+    CUgraph const captured = take_capture(driver::handle_of(where), known);
     capture_has_ended(captured, result == CUDA_SUCCESS ? *graph : nullptr);
   }
   return result;
@@ -148,15 +158,19 @@ bool captures_are_under_way() noexcept {
 }
 
 void note_capture(stream_use where, bool into_new) {
-  change_captures(where.handle, true);
+  CUgraph const graph = captured_graph(where);
   if (into_new) {
-    graph_is_new(captured_graph(where));
+    graph_is_new(graph);
   }
+  capture_set& all = current_captures();
+  std::lock_guard const guard{all.lock};
+  all.graphs.emplace(driver::handle_of(where), graph);
+  captures.store(all.graphs.size(), std::memory_order_release);
 }
 
 void forget_capture(CUstream stream) {
   if (captures_are_under_way()) {
-    change_captures(stream, false);
+    capture_has_ended(take_capture(stream, nullptr), nullptr);
   }
 }
 
