@@ -162,7 +162,7 @@ std::string to_text(numbered_call const& call) {
   std::string name = what < names.size() ? names.at(what) : "an unknown call";
   auto const size = call.operation >> group_shift;
   if (what == static_cast<std::uint64_t>(operation::graph)) {
-    return name + " of " + std::to_string(size) + " collectives";
+    return name + " of " + std::to_string(size) + (size == 1 ? " collective" : " collectives");
   }
   if (size > 0) {
     return "a group of " + std::to_string(size) + " calls from " + name + " on";

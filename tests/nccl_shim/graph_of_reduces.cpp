@@ -55,8 +55,8 @@ graph_of_reduces::graph_of_reduces(graph_of_reduces_needs needs) : needs_{std::m
   CUgraph captured = nullptr;
   CUgraph cloned = nullptr;
   expect("begin", begin(needs_.where, CU_STREAM_CAPTURE_MODE_RELAXED));
-  expect("first", needs_.reduce(from_, to_));
-  expect("second", needs_.reduce(one_, count_));
+  expect("first", needs_.record(1, from_, to_));
+  expect("second", needs_.record(2, one_, count_));
   expect("end", end(needs_.where, &captured));
   expect("clone", clone(&cloned, captured));
   expect("destroy", destroy(captured));

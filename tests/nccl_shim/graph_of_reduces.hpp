@@ -10,11 +10,11 @@
 
 namespace sluice::nccl_shim::testing {
 
-/// What it needs of the job: the driver's functions by name, and a call of NCCL's for the stream.
+/// What it needs of the job: the driver's functions by name, and the first and second call of NCCL's.
 struct graph_of_reduces_needs {
   sluice_gate_api const* gate;
   std::function<void*(char const*)> driver;
-  std::function<int(int& from, int& to)> reduce;
+  std::function<int(int which, int& from, int& to)> record;
   CUstream where;
   int ranks;
 };

@@ -127,7 +127,17 @@ struct rank_of_job {
         [](char const* name) {
           return ::dlsym(::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), name);
         },
-        [this](int& from, int& to) { return reduce(from, to); }, where, ranks});
+        [this](int which, int& from, int& to) { return record(which, from, to); }, where, ranks});
+  }
+
+  /// Records the first or second of the graph's reduces.
+  [[nodiscard]] int record(int which, int& from, int& to) const {
+    ncclComm* on = all;
+    if (which == 2 && number_in("GRAPH_OF_TWO_COMMUNICATORS", 0) != 0) {
+      report("split", ncclCommSplit(all, 0, rank, &on, nullptr));
+    }
+    bool const lacks = which == 2 && rank == 1 && number_in("GRAPHS_DIFFER", 0) != 0;
+    return lacks ? 0 : ncclAllReduce(&from, &to, 1, 2, 0, on, where);
   }
 
   static void report(char const* what, int result) {

@@ -227,6 +227,33 @@ TEST_P(job, ranks_that_differ_are_told_both_calls) {
   }
 }
 
+TEST_P(job, ranks_whose_graphs_differ_are_told_both) {
+  for (char const* const may_pause : {"1", "0"}) {
+    std::filesystem::remove(folder() / "job");
+    auto const all = run(
+        "differ",
+        {{"GRAPHS", "1"}, {"GRAPHS_DIFFER", "1"}, {"MAY_PAUSE", may_pause}, {"AWAIT_ERROR", "1"}});
+    // Who finds it in the launch is told by the driver, others by the communicator.
+    EXPECT_THAT(all, Each(::testing::Field(&ended::output,
+                                           ::testing::AnyOf(HasSubstr("failed with 5\n"),
+                                                            HasSubstr("failed with 800\n")))));
+    EXPECT_THAT(all, Each(::testing::Field(
+                         &ended::output, HasSubstr("rank 0 calls a CUDA graph of 2 collectives, "
+                                                   "rank 1 calls a CUDA graph of 1 collective"))));
+  }
+}
+
+TEST_P(job, a_graph_with_two_communicators_passes_and_that_is_told_once) {
+  auto const all =
+      run("pauses", {{"GRAPHS", "1"}, {"GRAPH_OF_TWO_COMMUNICATORS", "1"}, {"PAUSES", "0"}});
+  EXPECT_THAT(all, Each(ended_well));
+  EXPECT_THAT(all, Each(::testing::Field(
+                       &ended::output,
+                       "sluice: a CUDA graph has collectives of several communicators, or sends "
+                       "and receives: ranks do not agree on its launches, and a pause may wait for "
+                       "other ranks\n")));
+}
+
 TEST_P(job, communicators_that_are_not_to_block_are_agreed_on_as_well) {
   auto const all = run("differ", {{"NOT_BLOCKING", "1"}, {"AWAIT_ERROR", "1"}});
   EXPECT_THAT(all, Each(::testing::Field(&ended::output, ::testing::Not(HasSubstr("init")))));
@@ -276,6 +303,15 @@ TEST_P(job, a_call_inside_of_a_micro_batch_is_refused) {
       run("expendable"),
       Each(::testing::Field(&ended::output, ::testing::AllOf(HasSubstr("inside of a micro-batch"),
                                                              HasSubstr("failed with 5\n")))));
+}
+
+TEST_P(job, a_launch_of_a_graph_inside_of_a_micro_batch_is_refused) {
+  EXPECT_THAT(run("expendable", {{"GRAPHS", "1"}}),
+              Each(::testing::Field(
+                  &ended::output,
+                  ::testing::AllOf(HasSubstr("a CUDA graph of 2 collectives was launched inside of "
+                                             "a micro-batch: other ranks would wait"),
+                                   HasSubstr("failed with 800\n")))));
 }
 
 TEST_P(job, micro_batches_with_collectives_inside_are_kept_by_all_or_run_again) {

@@ -100,6 +100,22 @@ class Generator(unittest.TestCase):
         self.assertIn("SLUICE_DRIVER_SYMBOL(cuMemsetD8Async, deferred)", files["driver_symbols.inc"])
         self.assertIn("SLUICE_DRIVER_SYMBOL(cuMemcpyHtoDAsync_v2, gated)", files["driver_symbols.inc"])
 
+    def test_what_makes_graphs_of_graphs_is_noted_in_every_variant(self):
+        more = ("CUresult CUDAAPI cuGraphClone(CUgraph *out, CUgraph of);\n"
+                "CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph of, unsigned long long flags);\n"
+                "CUresult CUDAAPI cuGraphAddNode_v2(CUgraphNode *n, CUgraph to, size_t count, CUgraphNodeParams *what);\n"
+                "CUresult CUDAAPI cuGraphDestroy(CUgraph gone);\n")  # fmt: skip
+        files = self.generate(HEADER + more)
+        self.assertIn("SLUICE_DRIVER_SYMBOL(cuGraphClone, carries)", files["driver_symbols.inc"])
+        self.assertIn("graph_is_copy(*out, of);", files["gated_calls.cpp"])
+        self.assertIn("executable_is_of(*out, of);", files["gated_calls.cpp"])
+        self.assertIn("graph_gets_node(to, what);", files["gated_calls.cpp"])
+        # What ends a graph waits for launches that were left, and what it held is forgotten before its handle is free.
+        destroy = files["gated_calls.cpp"].split("cuGraphDestroy(CUgraph gone)")[1]
+        self.assertLess(destroy.index("flush_if_deferring"), destroy.index("graph_goes(gone)"))
+        self.assertLess(destroy.index("graph_goes(gone)"), destroy.index("real<"))
+        self.assertNotIn("flush_if_deferring", files["gated_calls.cpp"].split("cuGraphClone(")[1].split("\n}\n")[0])
+
     def test_what_is_not_known_to_be_beside_the_queue_waits_for_it(self):
         symbols = self.generate(HEADER + "CUresult CUDAAPI cuStreamForsake(CUstream s);\n")["driver_symbols.inc"]
         self.assertIn("SLUICE_DRIVER_SYMBOL(cuStreamForsake, drains)", symbols)
