@@ -24,7 +24,7 @@ std::optional<int> capture(std::span<collective const> calls,
     auto recorded = std::make_unique<graph_calls>(
         graph_calls{calls.front(), of, are_of_one(calls), numbered_graph(calls)});
     if (gate()->attach_to_capture(where, recorded.get()) != 0) {
-      recorded.release();  // the graph's, until `release_graph`
+      static_cast<void>(recorded.release());  // the graph's, until `release_graph`
     }
   }
   return result;

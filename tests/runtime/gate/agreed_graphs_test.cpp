@@ -228,6 +228,8 @@ TEST_F(agreed_graph, a_stream_that_has_joined_the_capture_is_part_of_it) {
   EXPECT_EQ(cuda.wait_event(where, joined, 0), CUDA_SUCCESS);
   EXPECT_THAT(launch(end_capture()), ElementsAre(ElementsAre(1)));
   EXPECT_EQ(gate.attach_to_capture(forked, nullptr), 0);
+  EXPECT_EQ(cuda.destroy_event(begun), CUDA_SUCCESS);
+  EXPECT_EQ(cuda.destroy_event(joined), CUDA_SUCCESS);
 }
 
 TEST_F(agreed_graph, a_clone_holds_what_the_graph_held_and_outlives_it) {
