@@ -149,17 +149,21 @@ void may_pause(int may) {
   tell_need(&registry::may_pause, may != 0);
 }
 
-int settle(std::int64_t deadline_ns) {
+/// The communicators whose ranks agree.
+std::vector<std::shared_ptr<known_communicator>> agreeing() {
   std::vector<std::shared_ptr<known_communicator>> all;
-  {
-    registry& in = the_registry();
-    std::shared_lock const guard{in.lock};
-    for (auto const& [_, known] : in.all) {
-      if (known->ranks != nullptr) {
-        all.push_back(known);
-      }
+  registry& in = the_registry();
+  std::shared_lock const guard{in.lock};
+  for (auto const& [_, known] : in.all) {
+    if (known->ranks != nullptr) {
+      all.push_back(known);
     }
   }
+  return all;
+}
+
+int settle(std::int64_t deadline_ns) {
+  auto const all = agreeing();
   return std::all_of(all.begin(), all.end(),
                      [deadline_ns](auto const& known) {
                        return known->ranks->settle(deadline_ns) == outcome::granted;
@@ -253,6 +257,11 @@ void* real_function(char const* name) noexcept {
 
 bool is_watching() noexcept {
   return !inside_nccl::here() && gate() != nullptr;
+}
+
+bool owes_others() {
+  auto const all = agreeing();
+  return std::any_of(all.begin(), all.end(), [](auto const& known) { return known->ranks->owes(); });
 }
 
 bool holds(void const* address) noexcept {

@@ -126,6 +126,12 @@ class cut {
     return cut_word::unpack(shared_.word.load(std::memory_order_seq_cst)).needed != 0;
   }
 
+  /// Whether others' devices wait for what this rank has not launched yet.
+  [[nodiscard]] bool owes() const noexcept {
+    return cut_word::unpack(shared_.word.load(std::memory_order_seq_cst)).granted >
+           shared_.ranks[rank_].launched.load(std::memory_order_seq_cst);
+  }
+
   /// Ends the grants; `again`: also what has not been granted in this epoch. Returns the cut.
   [[nodiscard]] std::uint64_t pause(bool again) noexcept;
   /// Waits until this rank has launched all up to there: granted, lost or late.

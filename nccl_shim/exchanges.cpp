@@ -94,13 +94,18 @@ bool exchanges::owes() const noexcept {
     if (peer == rank_) {
       continue;
     }
-    // Whether it passes is looked at first: what it has passed by then has been counted.
-    if (shared_.ranks[peer].passing.load(std::memory_order_seq_cst) != 0) {
-      return true;
-    }
     std::uint64_t const own = made_by(rank_, peer);
     std::uint64_t const theirs = made_by(peer, rank_);
     if (is_less(receives_of(own), sends_of(theirs)) || is_less(sends_of(own), receives_of(theirs))) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool exchanges::others_are_passing() const noexcept {
+  for (unsigned peer = 0; peer < ranks_; ++peer) {
+    if (peer != rank_ && shared_.ranks[peer].passing.load(std::memory_order_seq_cst) != 0) {
       return true;
     }
   }

@@ -59,8 +59,10 @@ class exchanges {
   void end_passing() noexcept;
   /// They have been made.
   void made(std::span<transfer const> all) noexcept;
-  /// Whether other ranks have made, or are about to make without asking, what this one has not.
+  /// Whether other ranks have made what this one has not.
   [[nodiscard]] bool owes() const noexcept;
+  /// Whether other ranks are about to make some without asking.
+  [[nodiscard]] bool others_are_passing() const noexcept;
 
  private:
   [[nodiscard]] std::uint64_t made_by(unsigned rank, unsigned peer) const noexcept {

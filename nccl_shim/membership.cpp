@@ -160,7 +160,8 @@ outcome membership::settle(std::int64_t deadline_ns) noexcept {
   if (became != outcome::granted || exchanges_settled_.load(std::memory_order_relaxed)) {
     return became;
   }
-  while (exchanges_->owes()) {
+  // In this order: what they have passed by then has been counted.
+  while (exchanges_->others_are_passing() || exchanges_->owes()) {
     if (cut_->lost()) {
       return outcome::lost;
     }

@@ -64,6 +64,8 @@ class membership {
   /// After that: waits until it has launched what others had launched before, collectives, sends and receives.
   /// Granted, lost, differs or late. Where nobody has waited for that, others' devices may have to.
   [[nodiscard]] outcome settle(std::int64_t deadline_ns) noexcept;
+  /// Whether others' devices wait for what this rank has not launched yet.
+  [[nodiscard]] bool owes() const noexcept { return cut_->owes() || exchanges_->owes(); }
   /// Tells the others of ranks that have died.
   void look_for_deaths() noexcept;
   /// How many communicators have been split off.

@@ -46,6 +46,9 @@ struct known_communicator {
 /// The gate's table; nullptr if there is no gate, or this process is not to share.
 [[nodiscard]] sluice_gate_api const* gate() noexcept;
 
+/// Whether other ranks' devices wait for a call of this process, of any communicator, that it has not made yet.
+[[nodiscard]] bool owes_others();
+
 /// Where this process says whom it waits for; nullptr if it cannot. From the first communicator on.
 [[nodiscard]] board* the_board() noexcept;
 

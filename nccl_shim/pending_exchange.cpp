@@ -61,6 +61,9 @@ class pending_exchange final : public question {
     if (shown_ && the_board()->let_go()) {
       return agreed;
     }
+    if (waiting_.shows() && owes_others()) {
+      return agreed;  // others launched it without asking; what comes before it must not wait for them
+    }
     if (waiting_.looks()) {
       look_for_deaths();
     }

@@ -54,17 +54,21 @@ TEST_F(exchanges_test, places_are_known_when_all_have_told_theirs) {
   EXPECT_EQ(third.lacks(from_both).known_places(), 0b100001U);
 }
 
-TEST_F(exchanges_test, a_rank_owes_what_others_have_made_or_are_about_to_make) {
+TEST_F(exchanges_test, a_rank_owes_what_others_have_made) {
   EXPECT_FALSE(second.owes());
   first.made(to_second);
   EXPECT_TRUE(second.owes());
   EXPECT_FALSE(first.owes() || third.owes());
   second.made(from_first);
   EXPECT_FALSE(second.owes());
+}
+
+TEST_F(exchanges_test, others_know_who_passes) {
   first.begin_passing();
-  EXPECT_TRUE(second.owes());
+  EXPECT_TRUE(second.others_are_passing());
+  EXPECT_FALSE(first.others_are_passing());
   first.end_passing();
-  EXPECT_FALSE(second.owes());
+  EXPECT_FALSE(second.others_are_passing());
 }
 
 TEST_F(exchanges_test, counts_may_begin_again) {
