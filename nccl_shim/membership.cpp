@@ -22,7 +22,7 @@
 namespace sluice::nccl_shim {
 namespace {
 
-constexpr std::string_view prefix = "cut-";
+constexpr std::string_view file_prefix = "cut-";
 
 void complain(std::string const& path) {
   std::fprintf(stderr,
@@ -44,7 +44,7 @@ void remove_left_over(std::string const& folder) {
     return;
   }
   while (dirent const* const entry = ::readdir(entries.get())) {
-    if (!std::string_view{entry->d_name}.starts_with(prefix)) {
+    if (!std::string_view{entry->d_name}.starts_with(file_prefix)) {
       continue;
     }
     std::string const path = folder + '/' + entry->d_name;
@@ -83,7 +83,7 @@ int open_shared(std::string const& path) {
 std::unique_ptr<membership> membership::join(std::string const& folder, std::string const& key,
                                              std::optional<unsigned> place) {
   remove_left_over(folder);
-  std::string path = folder + '/' + std::string{prefix} + key;
+  std::string path = folder + '/' + std::string{file_prefix} + key;
   int const file = open_shared(path);
   void* at = MAP_FAILED;
   if (file >= 0 && ::ftruncate(file, sizeof(meeting)) == 0) {
@@ -133,7 +133,8 @@ bool membership::complete(unsigned rank, unsigned ranks) {
   }
   at_->members[place_].rank.store(rank, std::memory_order_release);
   others_.assign(ranks, -1);
-  cut_.emplace(at_->agreed, rank, ranks);
+  words_ = std::make_unique<words_in_memory>(at_->agreed, rank, ranks);
+  cut_.emplace(*words_, rank, ranks);
   exchanges_.emplace(at_->exchanged, rank, ranks);
   std::uint64_t places = 0;
   all_have_places_ = true;

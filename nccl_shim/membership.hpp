@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "nccl_shim/cut.hpp"
+#include "nccl_shim/cut_memory.hpp"
 #include "nccl_shim/exchanges.hpp"
 
 namespace sluice::nccl_shim {
@@ -78,6 +79,7 @@ class membership {
   std::string key_;
   int file_;
   meeting* at_;
+  std::unique_ptr<cut_words> words_;
   std::optional<cut> cut_;
   std::optional<exchanges> exchanges_;
   std::mutex looking_;       // guards the next one once the communicator is there

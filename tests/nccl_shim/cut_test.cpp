@@ -2,7 +2,6 @@
 #include "nccl_shim/cut.hpp"
 
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,17 +13,21 @@
 #include <cstdlib>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <random>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "tests/nccl_shim/places.hpp"
+
 namespace sluice::nccl_shim {
 namespace {
 
 using namespace std::chrono_literals;
+using testing::make_place;
+using testing::place;
+using testing::place_kind;
 
 std::int64_t in(std::chrono::nanoseconds span) {
   return (std::chrono::steady_clock::now().time_since_epoch() + span).count();
@@ -32,13 +35,15 @@ std::int64_t in(std::chrono::nanoseconds span) {
 
 constexpr numbered_call reduce{1, 7, 100, 0};
 
-class two_ranks : public ::testing::Test {
+class two_ranks : public ::testing::TestWithParam<place_kind> {
  protected:
   [[nodiscard]] static outcome now(cut& of) { return of.await(in(0ns)); }
 
-  std::unique_ptr<cut_memory> shared = std::make_unique<cut_memory>();
-  cut first{*shared, 0, 2};
-  cut second{*shared, 1, 2};
+  std::unique_ptr<place> shared = make_place(GetParam());
+  std::unique_ptr<cut_words> words_of_first = shared->words_of(0, 2);
+  std::unique_ptr<cut_words> words_of_second = shared->words_of(1, 2);
+  cut first{*words_of_first, 0, 2};
+  cut second{*words_of_second, 1, 2};
 };
 
 /// Of whom one needs that both are asked.
@@ -47,7 +52,7 @@ class two_ranks_that_agree : public two_ranks {
   two_ranks_that_agree() { first.need(true); }
 };
 
-TEST_F(two_ranks, nobody_waits_while_nobody_needs_it) {
+TEST_P(two_ranks, nobody_waits_while_nobody_needs_it) {
   for (int i = 0; i < 5; ++i) {
     first.arrive(reduce);
     EXPECT_EQ(now(first), outcome::granted);
@@ -57,7 +62,7 @@ TEST_F(two_ranks, nobody_waits_while_nobody_needs_it) {
   EXPECT_EQ(now(second), outcome::granted);
 }
 
-TEST_F(two_ranks, the_first_that_needs_it_owes_what_the_other_has_launched) {
+TEST_P(two_ranks, the_first_that_needs_it_owes_what_the_other_has_launched) {
   for (int i = 0; i < 3; ++i) {
     first.arrive(reduce);
     EXPECT_EQ(now(first), outcome::granted);
@@ -78,20 +83,18 @@ TEST_F(two_ranks, the_first_that_needs_it_owes_what_the_other_has_launched) {
   EXPECT_EQ(now(first), outcome::granted);
 }
 
-TEST_F(two_ranks, who_waits_goes_on_when_nobody_needs_it_any_more) {
+TEST_P(two_ranks, who_waits_goes_on_when_nobody_needs_it_any_more) {
   first.need(true);
   second.need(true);
   first.arrive(reduce);
   first.need(false);
   EXPECT_EQ(now(first), outcome::late);  // the other one does
   std::jthread const waiting{[this] { EXPECT_EQ(first.await(in(10s)), outcome::granted); }};
-  while (shared->sleepers.load() == 0) {
-    std::this_thread::yield();
-  }
+  shared->await_sleeper();
   second.need(false);
 }
 
-TEST_F(two_ranks, calls_that_differ_are_found_by_the_later_rank_where_nobody_waits) {
+TEST_P(two_ranks, calls_that_differ_are_found_by_the_later_rank_where_nobody_waits) {
   numbered_call const other{2, 7, 100, 0};
   for (int i = 0; i < 20; ++i) {
     first.arrive(i == 5 ? other : reduce);
@@ -118,7 +121,7 @@ TEST(cut_word, is_packed_and_unpacked) {
   EXPECT_EQ(next.epoch, 0);
 }
 
-TEST_F(two_ranks_that_agree, a_number_is_granted_when_all_have_arrived) {
+TEST_P(two_ranks_that_agree, a_number_is_granted_when_all_have_arrived) {
   first.arrive(reduce);
   EXPECT_EQ(now(first), outcome::late);
   second.arrive(reduce);
@@ -131,7 +134,7 @@ TEST_F(two_ranks_that_agree, a_number_is_granted_when_all_have_arrived) {
   EXPECT_EQ(now(second), outcome::granted);  // still the first
 }
 
-TEST_F(two_ranks_that_agree, a_pause_ends_the_grants_and_owes_what_was_granted) {
+TEST_P(two_ranks_that_agree, a_pause_ends_the_grants_and_owes_what_was_granted) {
   first.arrive(reduce);
   second.arrive(reduce);
   EXPECT_EQ(first.pause(false), 1U);
@@ -152,7 +155,7 @@ TEST_F(two_ranks_that_agree, a_pause_ends_the_grants_and_owes_what_was_granted) 
   EXPECT_EQ(now(second), outcome::granted);
 }
 
-TEST_F(two_ranks_that_agree,
+TEST_P(two_ranks_that_agree,
        a_new_epoch_drops_what_was_not_granted_and_numbers_go_on_from_the_cut) {
   first.arrive(reduce);
   second.arrive(reduce);
@@ -174,7 +177,7 @@ TEST_F(two_ranks_that_agree,
   EXPECT_EQ(now(second), outcome::granted);
 }
 
-TEST_F(two_ranks_that_agree, an_arrival_of_an_earlier_epoch_does_not_count) {
+TEST_P(two_ranks_that_agree, an_arrival_of_an_earlier_epoch_does_not_count) {
   first.arrive(reduce);
   EXPECT_EQ(second.pause(true), 0U);
   second.resume();
@@ -187,7 +190,7 @@ TEST_F(two_ranks_that_agree, an_arrival_of_an_earlier_epoch_does_not_count) {
   EXPECT_EQ(now(second), outcome::granted);
 }
 
-TEST_F(two_ranks_that_agree, calls_that_differ_are_named_and_end_all_waits) {
+TEST_P(two_ranks_that_agree, calls_that_differ_are_named_and_end_all_waits) {
   numbered_call const other{2, 7, 100, 0};
   first.arrive(reduce);
   second.arrive(other);
@@ -200,7 +203,7 @@ TEST_F(two_ranks_that_agree, calls_that_differ_are_named_and_end_all_waits) {
   EXPECT_EQ(found->calls, (std::array{reduce, other}));
 }
 
-TEST_F(two_ranks_that_agree, a_death_ends_all_waits_but_those_for_what_is_granted) {
+TEST_P(two_ranks_that_agree, a_death_ends_all_waits_but_those_for_what_is_granted) {
   first.arrive(reduce);
   second.arrive(reduce);
   EXPECT_EQ(first.lost(), std::nullopt);
@@ -213,12 +216,10 @@ TEST_F(two_ranks_that_agree, a_death_ends_all_waits_but_those_for_what_is_grante
   EXPECT_EQ(now(first), outcome::lost);
 }
 
-TEST_F(two_ranks_that_agree, who_sleeps_is_woken) {
+TEST_P(two_ranks_that_agree, who_sleeps_is_woken) {
   first.arrive(reduce);
   std::jthread const waiting{[this] { EXPECT_EQ(first.await(in(10s)), outcome::granted); }};
-  while (shared->sleepers.load() == 0) {
-    std::this_thread::yield();
-  }
+  shared->await_sleeper();
   second.arrive(reduce);
 }
 
@@ -236,8 +237,11 @@ class training_rank {
   };
   static constexpr std::uint64_t inside = 3;
 
-  training_rank(cut_memory& shared, unsigned rank, unsigned ranks, std::uint64_t batches)
-      : own_{shared, rank, ranks}, batches_{batches}, random_{std::random_device{}()} {
+  training_rank(place& shared, unsigned rank, unsigned ranks, std::uint64_t batches)
+      : words_{shared.words_of(rank, ranks)},
+        own_{*words_, rank, ranks},
+        batches_{batches},
+        random_{std::random_device{}()} {
     own_.need(true);
   }
 
@@ -286,6 +290,7 @@ class training_rank {
   [[nodiscard]] std::uint64_t dropped() const noexcept { return dropped_; }
 
  private:
+  std::unique_ptr<cut_words> words_;
   cut own_;
   std::uint64_t batches_;
   std::minstd_rand random_;
@@ -301,9 +306,9 @@ struct disturbance {
 };
 
 /// Four ranks train so many micro-batches, each of them paused again and again.
-disturbance train_and_pause(std::uint64_t batches) {
+disturbance train_and_pause(place_kind where, std::uint64_t batches) {
   constexpr unsigned ranks = 4;
-  auto const shared = std::make_unique<cut_memory>();
+  auto const shared = make_place(where);
   std::vector<std::unique_ptr<training_rank>> all;
   for (unsigned rank = 0; rank < ranks; ++rank) {
     all.push_back(std::make_unique<training_rank>(*shared, rank, ranks, batches));
@@ -331,13 +336,16 @@ disturbance train_and_pause(std::uint64_t batches) {
   return seen;
 }
 
-TEST(cut_stress, all_ranks_launch_the_same_whenever_they_are_paused) {
-  auto const batches = from_environment("SLUICE_TEST_BATCHES", 300);
+class cut_stress : public ::testing::TestWithParam<place_kind> {};
+
+TEST_P(cut_stress, all_ranks_launch_the_same_whenever_they_are_paused) {
+  auto const batches =
+      make_place(GetParam())->some_of(from_environment("SLUICE_TEST_BATCHES", 300));
   disturbance all;
   // On few processors the ranks may be done before anybody has paused them.
   for (int round = 0; (all.pauses < batches / 10 || all.dropped == 0) && !HasFailure(); ++round) {
     ASSERT_LT(round, 1000);
-    auto const seen = train_and_pause(batches);
+    auto const seen = train_and_pause(GetParam(), batches);
     all.pauses += seen.pauses;
     all.dropped += seen.dropped;
   }
@@ -346,8 +354,11 @@ TEST(cut_stress, all_ranks_launch_the_same_whenever_they_are_paused) {
 /// A rank that makes so many calls, and needs to be asked about them now and then.
 class fickle_rank {
  public:
-  fickle_rank(cut_memory& shared, unsigned rank, unsigned ranks, std::uint64_t calls)
-      : shared_{shared}, rank_{rank}, own_{shared, rank, ranks}, calls_{calls} {}
+  fickle_rank(place& shared, unsigned rank, unsigned ranks, std::uint64_t calls)
+      : words_{shared.words_of(rank, ranks)},
+        rank_{rank},
+        own_{*words_, rank, ranks},
+        calls_{calls} {}
 
   void train() {
     for (std::uint64_t call = 1; call <= calls_; ++call) {
@@ -364,12 +375,15 @@ class fickle_rank {
     std::minstd_rand random{rank_ + 1};
     while (!over.load()) {
       own_.need(true);
+      while (cut_word::unpack(words_->look().word).catching_up) {
+        std::this_thread::yield();  // another one was the first
+      }
       for (auto looks = random() % 50; looks > 0; --looks) {
         std::uint64_t farthest = 0;
         for (auto const& one : all) {
           farthest = std::max(farthest, one->launched_.load());
         }
-        ASSERT_LE(farthest, cut_word::unpack(shared_.word.load()).granted);
+        ASSERT_LE(farthest, cut_word::unpack(words_->look().word).granted);
         std::this_thread::yield();
       }
       own_.need(false);
@@ -384,7 +398,7 @@ class fickle_rank {
   [[nodiscard]] std::uint64_t times() const noexcept { return times_; }
 
  private:
-  cut_memory& shared_;
+  std::unique_ptr<cut_words> words_;
   unsigned rank_;
   cut own_;
   std::uint64_t calls_;
@@ -392,10 +406,11 @@ class fickle_rank {
   std::uint64_t times_ = 0;
 };
 
-TEST(cut_stress, what_is_launched_is_granted_whenever_a_rank_begins_to_need_that) {
+TEST_P(cut_stress, what_is_launched_is_granted_whenever_a_rank_begins_to_need_that) {
   constexpr unsigned ranks = 3;
-  auto const calls = 100 * from_environment("SLUICE_TEST_BATCHES", 300);
-  auto const shared = std::make_unique<cut_memory>();
+  auto const shared = make_place(GetParam());
+  auto const calls = shared->some_of(100 * from_environment("SLUICE_TEST_BATCHES", 300));
+  auto const words = shared->words_of(0, ranks);
   std::vector<std::unique_ptr<fickle_rank>> all;
   for (unsigned rank = 0; rank < ranks; ++rank) {
     all.push_back(std::make_unique<fickle_rank>(*shared, rank, ranks, calls));
@@ -407,7 +422,7 @@ TEST(cut_stress, what_is_launched_is_granted_whenever_a_rank_begins_to_need_that
     for (auto const& one : all) {
       needing.emplace_back([&] { one->need_it(over, all); });
     }
-    while (cut_word::unpack(shared->word.load()).needed == 0) {
+    while (cut_word::unpack(words->look().word).needed == 0) {
       std::this_thread::yield();  // else they may be done before anybody has needed it
     }
     for (auto const& one : all) {
@@ -420,22 +435,25 @@ TEST(cut_stress, what_is_launched_is_granted_whenever_a_rank_begins_to_need_that
     EXPECT_EQ(one->launches(), calls);
     EXPECT_GT(one->times(), 0U);
   }
-  EXPECT_EQ(shared->differ.load(), 0U);
+  EXPECT_EQ(words->look().differ, 0U);
 }
 
-TEST(cut_processes, the_others_leave_their_waits_when_a_rank_is_killed) {
+class cut_processes : public ::testing::TestWithParam<place_kind> {};
+
+TEST_P(cut_processes, the_others_leave_their_waits_when_a_rank_is_killed) {
   constexpr unsigned ranks = 3;
-  void* const memory = ::mmap(nullptr, sizeof(cut_memory), PROT_READ | PROT_WRITE,
-                              MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  ASSERT_NE(memory, MAP_FAILED);
   std::mt19937 random{std::random_device{}()};
-  for (std::uint64_t round = from_environment("SLUICE_TEST_KILLS", 20); round > 0; --round) {
-    auto* const shared = new (memory) cut_memory;
+  auto const kills = make_place(GetParam())->some_of(from_environment("SLUICE_TEST_KILLS", 20));
+  for (std::uint64_t round = kills; round > 0; --round) {
+    auto const shared = make_place(GetParam());
+    auto const words = shared->words_of(0, ranks);
+    auto const far = shared->some_of(random() % 2000);
     std::vector<pid_t> pids;
     for (unsigned rank = 0; rank < ranks; ++rank) {
       pid_t const pid = ::fork();
       if (pid == 0) {
-        cut own{*shared, rank, ranks};
+        auto const own_words = shared->words_of(rank, ranks);
+        cut own{*own_words, rank, ranks};
         own.need(true);
         for (;;) {
           own.arrive(reduce);
@@ -448,21 +466,32 @@ TEST(cut_processes, the_others_leave_their_waits_when_a_rank_is_killed) {
       }
       pids.push_back(pid);
     }
-    auto const far = random() % 2000;
-    while (cut_word::unpack(shared->word.load()).granted < far) {
+    while (cut_word::unpack(words->look().word).granted < far) {
       std::this_thread::yield();
     }
     ASSERT_EQ(::kill(pids[1], SIGKILL), 0);
     int status = 0;
     ASSERT_EQ(::waitpid(pids[1], &status, 0), pids[1]);
-    cut{*shared, 0, ranks}.declare_lost(1);
+    cut{*words, 0, ranks}.declare_lost(1);
     for (unsigned const rank : {0U, 2U}) {
       ASSERT_EQ(::waitpid(pids[rank], &status, 0), pids[rank]);
       EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "rank " << rank;
     }
   }
-  ::munmap(memory, sizeof(cut_memory));
 }
+
+#ifdef SLUICE_WITH_TORCH
+auto const everywhere = ::testing::Values(place_kind::memory, place_kind::store);
+#else
+auto const everywhere = ::testing::Values(place_kind::memory);
+#endif
+std::string name_of_case(::testing::TestParamInfo<place_kind> const& of) {
+  return testing::name_of(of.param);
+}
+INSTANTIATE_TEST_SUITE_P(words, two_ranks, everywhere, name_of_case);
+INSTANTIATE_TEST_SUITE_P(words, two_ranks_that_agree, everywhere, name_of_case);
+INSTANTIATE_TEST_SUITE_P(words, cut_stress, everywhere, name_of_case);
+INSTANTIATE_TEST_SUITE_P(words, cut_processes, everywhere, name_of_case);
 
 }  // namespace
 }  // namespace sluice::nccl_shim

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "nccl_shim/cut.hpp"
+#include "nccl_shim/cut_memory.hpp"
 
 namespace sluice::nccl_shim {
 namespace {
@@ -50,7 +51,8 @@ class replay {
   /// `always`: all ranks need it all the time.
   replay(unsigned ranks, bool always) : free_(ranks), cuts_(ranks) {
     for (unsigned rank = 0; rank < ranks; ++rank) {
-      all_.push_back(std::make_unique<cut>(*shared_, rank, ranks));
+      words_.push_back(std::make_unique<words_in_memory>(*shared_, rank, ranks));
+      all_.push_back(std::make_unique<cut>(*words_.back(), rank, ranks));
       if (always) {
         all_.back()->need(true);
       }
@@ -116,6 +118,7 @@ class replay {
   }
 
   std::unique_ptr<cut_memory> shared_ = std::make_unique<cut_memory>();
+  std::vector<std::unique_ptr<cut_words>> words_;
   std::vector<std::unique_ptr<cut>> all_;
   std::vector<bool> free_;  ///< nobody needed it when this rank looked
   std::vector<std::uint64_t> cuts_;

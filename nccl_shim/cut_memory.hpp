@@ -1,0 +1,58 @@
+/// The words of a cut whose ranks are on one host, in memory that they share.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+#include "nccl_shim/cut_words.hpp"
+
+namespace sluice::nccl_shim {
+
+/// In shared memory, zero at first. Each rank writes its own part.
+struct cut_memory {
+  struct alignas(64) rank_part {
+    std::atomic<std::uint64_t> arrived{0};   ///< {epoch: 16, number: 48}
+    std::atomic<std::uint64_t> launched{0};  ///< the last number
+    /// The last calls, a number's at its remainder: ranks that nobody holds up may be apart.
+    std::array<std::array<std::atomic<std::uint64_t>, 4>, remembered_calls> calls{};
+  };
+  alignas(64) std::atomic<std::uint64_t> word{0};
+  alignas(64) std::atomic<std::uint32_t> turn{0};  ///< grows with what somebody may wait for
+  std::atomic<std::uint32_t> sleepers{0};
+  std::atomic<std::uint32_t> lost{0};    ///< 1 + a rank that has died
+  std::atomic<std::uint64_t> differ{0};  ///< {1 + number: 48, rank: 8, rank: 8} whose calls differ
+  std::array<rank_part, max_ranks> ranks;
+};
+
+/// One rank's way to it.
+class words_in_memory final : public cut_words {
+ public:
+  words_in_memory(cut_memory& shared, unsigned rank, unsigned ranks) noexcept
+      : shared_{shared}, rank_{rank}, ranks_{ranks} {}
+
+  [[nodiscard]] view look() noexcept override;
+  [[nodiscard]] bool exchange(std::uint64_t& seen, std::uint64_t made) noexcept override;
+  void arrive(std::uint64_t at, numbered_call const& what) noexcept override;
+  void arrivals(std::span<std::uint64_t> of_ranks) noexcept override;
+  [[nodiscard]] numbered_call call_of(unsigned rank, std::uint64_t number) noexcept override;
+  [[nodiscard]] glance look_at_all(std::uint64_t at) noexcept override;
+  [[nodiscard]] bool differs(unsigned neighbour, std::uint64_t number) noexcept override;
+  void launched(std::uint64_t number) noexcept override;
+  [[nodiscard]] std::uint64_t launched() noexcept override;
+  void lose(unsigned rank) noexcept override;
+  void differ(std::uint64_t differ) noexcept override;
+  [[nodiscard]] std::uint32_t turn() noexcept override;
+  void tell() noexcept override;
+  void wait(std::uint32_t seen, std::chrono::nanoseconds waited,
+            std::chrono::nanoseconds at_most) noexcept override;
+  [[nodiscard]] std::chrono::nanoseconds between_looks(
+      std::chrono::nanoseconds waited) const noexcept override;
+
+ private:
+  cut_memory& shared_;
+  unsigned rank_;
+  unsigned ranks_;
+};
+
+}  // namespace sluice::nccl_shim

@@ -1,0 +1,140 @@
+#include "nccl_shim/store.hpp"
+
+#include <dlfcn.h>
+
+#include <array>
+#include <cstdio>
+#include <utility>
+#include <vector>
+
+namespace sluice::nccl_shim {
+namespace {
+
+sluice_store_value value_of(std::span<std::byte const> bytes) {
+  // Of what is given nothing is written; the table has one type for both.
+  return {const_cast<std::byte*>(bytes.data()), bytes.size()};
+}
+
+sluice_store_api const* table_of(std::string const& library) {
+  // It stays: threads of torch's run on in it.
+  void* const opened = ::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  auto* const table =
+      opened == nullptr
+          ? nullptr
+          : reinterpret_cast<decltype(&sluice_store_table)>(::dlsym(opened, "sluice_store_table"));
+  if (table == nullptr) {
+    char const* const why = ::dlerror();
+    std::fprintf(stderr,
+                 "sluice: ranks on several hosts agree through libsluice_store.so, which belongs "
+                 "beside libsluice_nccl.so and needs the job's torch: %s\n",
+                 why != nullptr ? why : library.c_str());
+    return nullptr;
+  }
+  sluice_store_api const* const offered = table();
+  if (offered->size < sizeof(sluice_store_api)) {
+    std::fprintf(stderr, "sluice: %s is of an older Sluice than libsluice_nccl.so beside it\n",
+                 library.c_str());
+    return nullptr;
+  }
+  return offered;
+}
+
+}  // namespace
+
+std::unique_ptr<store> store::open(std::string const& library, address const& at) {
+  sluice_store_api const* const table = table_of(library);
+  if (table == nullptr) {
+    return nullptr;
+  }
+  sluice_store_error why{};
+  sluice_store* const opened = table->open(at.host.c_str(), at.port, at.patience.count(), &why);
+  if (opened == nullptr) {
+    std::fprintf(stderr,
+                 "sluice: no store of torch's answers at MASTER_ADDR:MASTER_PORT, which is %s:%u, "
+                 "so that ranks on several hosts do not agree where they pause: %s\n",
+                 at.host.c_str(), unsigned{at.port}, why.text);
+    return nullptr;
+  }
+  return std::unique_ptr<store>{new store{table, opened, at}};
+}
+
+store::store(sluice_store_api const* table, sluice_store* of, address at) noexcept
+    : table_{table}, of_{of}, at_{std::move(at)} {}
+
+store::~store() {
+  table_->close(of_);
+}
+
+std::string store::name() const {
+  return "the store at " + at_.host + ':' + std::to_string(at_.port);
+}
+
+bool store::has(int made, sluice_store_error const& why) noexcept {
+  if (made == 0) {
+    return true;
+  }
+  if (!gone_.exchange(true, std::memory_order_acq_rel)) {
+    std::fprintf(stderr,
+                 "sluice: %s, by which ranks on several hosts agree, does not answer: %s. It lives "
+                 "with torchrun on the first host, or with rank 0\n",
+                 name().c_str(), why.text);
+  }
+  return false;
+}
+
+void store::set(std::span<written const> all) noexcept {
+  std::array<char const*, 2> keys{};
+  std::array<sluice_store_value, 2> values{};
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    keys.at(i) = all[i].key.c_str();
+    values.at(i) = value_of(all[i].value);
+  }
+  sluice_store_error why{};
+  if (!is_gone()) {
+    static_cast<void>(has(table_->set(of_, keys.data(), values.data(), all.size(), &why), why));
+  }
+}
+
+std::optional<std::span<std::byte>> store::compare_set(std::string const& key,
+                                                       std::span<std::byte const> expected,
+                                                       std::span<std::byte const> desired,
+                                                       std::span<std::byte> room) noexcept {
+  sluice_store_error why{};
+  auto const old = value_of(expected);
+  auto const made = value_of(desired);
+  sluice_store_value found{room.data(), room.size()};
+  if (is_gone() || !has(table_->compare_set(of_, key.c_str(), &old, &made, &found, &why), why)) {
+    return std::nullopt;
+  }
+  return room.first(found.size);
+}
+
+bool store::get(std::span<std::string const> keys, std::span<std::byte> values) noexcept {
+  std::vector<char const*> names;
+  std::vector<sluice_store_value> into;
+  std::size_t const size = values.size() / keys.size();
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    names.push_back(keys[i].c_str());
+    into.push_back({values.subspan(i * size, size).data(), size});
+  }
+  sluice_store_error why{};
+  return !is_gone() && has(table_->get(of_, names.data(), into.data(), keys.size(), &why), why);
+}
+
+std::optional<std::int64_t> store::add(std::string const& key, std::int64_t summand) noexcept {
+  sluice_store_error why{};
+  std::int64_t sum = 0;
+  if (is_gone() || !has(table_->add(of_, key.c_str(), summand, &sum, &why), why)) {
+    return std::nullopt;
+  }
+  return sum;
+}
+
+void store::remove(std::string const& key) noexcept {
+  sluice_store_error why{};
+  if (!is_gone()) {
+    static_cast<void>(has(table_->remove(of_, key.c_str(), &why), why));
+  }
+}
+
+}  // namespace sluice::nccl_shim
