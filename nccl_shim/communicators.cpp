@@ -16,6 +16,7 @@
 
 #include "nccl_shim/clock.hpp"
 #include "nccl_shim/graphs.hpp"
+#include "nccl_shim/hosts.hpp"
 #include "nccl_shim/pending_calls.hpp"
 
 namespace sluice::nccl_shim {
@@ -67,8 +68,9 @@ void fail_if_others_died(known_communicator& of) noexcept {
   std::int64_t const now = monotonic_ns();
   std::int64_t seen = 0;
   if (!of.death_seen_ns.compare_exchange_strong(seen, now, std::memory_order_acq_rel) &&
-      now - seen > moment.count()) {
-    of.fail(remote_error);
+      now - seen > moment.count() && of.fail(remote_error)) {
+    std::fprintf(stderr, "sluice: %s: what its collectives have begun will not end\n",
+                 of.ranks->loss().c_str());
   }
 }
 
@@ -278,7 +280,8 @@ std::unique_ptr<membership> join(std::string const& key) {
     return nullptr;
   }
   board const* const own = the_board();
-  return membership::join(folder, key, own != nullptr ? std::optional{own->place()} : std::nullopt);
+  return membership::join(folder, key, store_of_job(),
+                          own != nullptr ? std::optional{own->place()} : std::nullopt);
 }
 
 void enlist(communicator made, std::unique_ptr<membership> of) {
@@ -295,11 +298,10 @@ void enlist(communicator made, std::unique_ptr<membership> of) {
   if (agrees && of->complete(static_cast<unsigned>(rank), static_cast<unsigned>(ranks))) {
     known->ranks = std::move(of);
   } else if (agrees && rank == 0) {
-    std::fprintf(
-        stderr,
-        "sluice: %u of a communicator's %d ranks are under `sluice run` on this host (at most "
-        "%u): its ranks do not agree where they pause, and a pause may wait for others\n",
-        of->joined(), ranks, max_ranks);
+    std::fprintf(stderr,
+                 "sluice: %s: its ranks do not agree where they pause, and a pause may wait for "
+                 "others\n",
+                 of->why_alone(static_cast<unsigned>(ranks)).c_str());
   }
   registry& in = the_registry();
   std::lock_guard const guard{in.lock};

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
@@ -18,6 +19,7 @@
 #include <utility>
 
 #include "nccl_shim/clock.hpp"
+#include "nccl_shim/words_in_store.hpp"
 
 namespace sluice::nccl_shim {
 namespace {
@@ -81,7 +83,7 @@ int open_shared(std::string const& path) {
 }  // namespace
 
 std::unique_ptr<membership> membership::join(std::string const& folder, std::string const& key,
-                                             std::optional<unsigned> place) {
+                                             store* across, std::optional<unsigned> place) {
   remove_left_over(folder);
   std::string path = folder + '/' + std::string{file_prefix} + key;
   int const file = open_shared(path);
@@ -104,6 +106,9 @@ std::unique_ptr<membership> membership::join(std::string const& folder, std::str
     self.pid.store(::getpid(), std::memory_order_release);
     self.place.store(place ? *place + 1 : 0, std::memory_order_release);
   }
+  if (across != nullptr) {
+    made->across_ = store_meeting::join(*across, key);
+  }
   return made;
 }
 
@@ -111,6 +116,7 @@ membership::membership(std::string path, std::string key, int file, meeting* at)
     : path_{std::move(path)}, key_{std::move(key)}, file_{file}, at_{at} {}
 
 membership::~membership() {
+  beat_.reset();  // it tells of what it finds by the cut
   for (int const other : others_) {
     if (other >= 0) {
       ::close(other);
@@ -127,25 +133,46 @@ unsigned membership::joined() const noexcept {
   return at_->joined.load(std::memory_order_seq_cst);
 }
 
+/// Where all ranks meet; nullptr if that is nowhere.
+std::unique_ptr<cut_words> membership::words_for(unsigned rank, unsigned ranks) {
+  if (ranks > max_ranks || rank >= ranks) {
+    return nullptr;
+  }
+  if (joined() == ranks) {
+    across_.reset();
+    return std::make_unique<words_in_memory>(at_->agreed, rank, ranks);
+  }
+  // If it is gone by now, some may know that all have joined: then it is lost to all, and not asked for less.
+  if (across_ == nullptr || across_->joined().value_or(ranks) != ranks) {
+    return nullptr;
+  }
+  across_->tell_host(rank);
+  return std::make_unique<words_in_store>(across_->in(), across_->prefix(), rank, ranks);
+}
+
 bool membership::complete(unsigned rank, unsigned ranks) {
-  if (ranks > max_ranks || rank >= ranks || joined() != ranks) {
+  words_ = words_for(rank, ranks);
+  if (words_ == nullptr) {
     return false;
   }
   at_->members[place_].rank.store(rank, std::memory_order_release);
-  others_.assign(ranks, -1);
-  words_ = std::make_unique<words_in_memory>(at_->agreed, rank, ranks);
+  others_.assign(joined(), -1);
   cut_.emplace(*words_, rank, ranks);
   exchanges_.emplace(at_->exchanged, rank, ranks);
   std::uint64_t places = 0;
-  all_have_places_ = true;
-  for (unsigned each = 0; each < ranks; ++each) {
+  all_have_places_ = across_ == nullptr;
+  for (unsigned each = 0; each < joined(); ++each) {
     std::uint64_t const place =
         std::uint64_t{1} << at_->members[each].place.load(std::memory_order_acquire);
     all_have_places_ = all_have_places_ && place != 1 && (places & place) == 0;
     places |= place;
   }
   exchanges_->take_place(at_->members[place_].place.load(std::memory_order_relaxed));
-  if (rank == 0) {
+  if (across_ != nullptr) {
+    beat_ = std::make_unique<heartbeat>(across_->in(), across_->prefix(), rank, ranks,
+                                        [this](unsigned silent) { cut_->declare_lost(silent); });
+  }
+  if (place_ == 0) {
     ::unlink(path_.c_str());  // all have it open
   }
   return true;
@@ -173,6 +200,34 @@ outcome membership::settle(std::int64_t deadline_ns) noexcept {
   }
   exchanges_settled_.store(true, std::memory_order_relaxed);
   return outcome::granted;
+}
+
+std::string membership::why_alone(unsigned ranks) const {
+  std::string const of = " of a communicator's " + std::to_string(ranks) + " ranks ";
+  std::string const most = " (at most " + std::to_string(max_ranks) + ')';
+  if (across_ == nullptr) {
+    return std::to_string(joined()) + of + "are under `sluice run` on this host" + most;
+  }
+  return std::to_string(across_->joined().value_or(0)) + of +
+         "are under `sluice run` and have joined in " + across_->in().name() + most;
+}
+
+std::string membership::loss() const {
+  auto const lost = cut_->lost();
+  if (!lost) {
+    return {};
+  }
+  if (across_ == nullptr) {
+    return "rank " + std::to_string(*lost) + " has died";
+  }
+  if (*lost == the_words) {
+    return across_->in().name() + " is gone";
+  }
+  std::string const host = across_->host_of(*lost);
+  return "rank " + std::to_string(*lost) + " on " + (host.empty() ? "another host" : host) +
+         " has died, or has been silent for " +
+         std::to_string(std::chrono::duration_cast<std::chrono::seconds>(across_->in().at().patience).count()) +
+         " s";
 }
 
 void membership::look_for_deaths() noexcept {

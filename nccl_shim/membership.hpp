@@ -1,14 +1,14 @@
-/// The ranks of one communicator that are on this host and under `sluice run`, and the cut that they
-/// share.
+/// The ranks of one communicator that are under `sluice run`, and the cut that they share.
 ///
 ///   joined ──NCCL's communicator is there──► agreeing, if all ranks have joined by then
-///                                       └──► alone: the rest is on other hosts, or not under
-///                                            `sluice run`; calls are made without asking
+///                                       └──► alone: the rest is not under `sluice run`, or on hosts that
+///                                            share no store; calls are made without asking
 ///
 /// Each rank joins before it makes its communicator, and NCCL returns from that when all ranks have
 /// come to it: so that all of them find the same. They meet in a file of the runtime folder, named by
 /// what NCCL tells all ranks, which goes when all have it open. What ranks leave that die before,
-/// the next to join removes.
+/// the next to join removes. In a job on several hosts they meet in its store as well, and agree through
+/// that where not all are in the file.
 ///
 /// Thread-safety: as `cut`; `complete` once, before the rest.
 #pragma once
@@ -25,6 +25,8 @@
 #include "nccl_shim/cut.hpp"
 #include "nccl_shim/cut_memory.hpp"
 #include "nccl_shim/exchanges.hpp"
+#include "nccl_shim/heartbeat.hpp"
+#include "nccl_shim/store_meeting.hpp"
 
 namespace sluice::nccl_shim {
 
@@ -43,10 +45,10 @@ struct meeting {
 
 class membership {
  public:
-  /// With this process's place on the board, if it has one. Nothing if the folder or the file cannot be used; the
-  /// reason has been printed.
+  /// `across` is the store of a job on several hosts, `place` this process's on the board, if it has one. Nothing if
+  /// the folder or the file cannot be used; the reason has been printed.
   [[nodiscard]] static std::unique_ptr<membership> join(
-      std::string const& folder, std::string const& key,
+      std::string const& folder, std::string const& key, store* across = nullptr,
       std::optional<unsigned> place = std::nullopt);
   membership(membership const&) = delete;
   membership& operator=(membership const&) = delete;
@@ -54,11 +56,14 @@ class membership {
 
   /// The communicator is there. Whether its ranks agree; not where some have not joined.
   [[nodiscard]] bool complete(unsigned rank, unsigned ranks);
+  /// How many have joined on this host.
   [[nodiscard]] unsigned joined() const noexcept;
+  /// Why its ranks do not agree, of whom there are so many.
+  [[nodiscard]] std::string why_alone(unsigned ranks) const;
   [[nodiscard]] std::string const& key() const noexcept { return key_; }
   [[nodiscard]] cut& agreement() noexcept { return *cut_; }
   [[nodiscard]] exchanges& transfers() noexcept { return *exchanges_; }
-  /// Whether ranks can wait for each other's sends and receives: each is a process with a place of its own.
+  /// Whether ranks can wait for each other's sends and receives: each is a process of this host, with a place of its own.
   [[nodiscard]] bool all_have_places() const noexcept { return all_have_places_; }
   /// Whether this rank needs the others to agree.
   void need(bool needs) noexcept;
@@ -67,21 +72,26 @@ class membership {
   [[nodiscard]] outcome settle(std::int64_t deadline_ns) noexcept;
   /// Whether others' devices wait for what this rank has not launched yet.
   [[nodiscard]] bool owes() const noexcept { return cut_->owes() || exchanges_->owes(); }
-  /// Tells the others of ranks that have died.
+  /// Who is lost; empty if nobody.
+  [[nodiscard]] std::string loss() const;
+  /// Tells the others of ranks that have died on this host.
   void look_for_deaths() noexcept;
   /// How many communicators have been split off.
   [[nodiscard]] unsigned next_child() noexcept { return ++children_; }
 
  private:
   membership(std::string path, std::string key, int file, meeting* at) noexcept;
+  [[nodiscard]] std::unique_ptr<cut_words> words_for(unsigned rank, unsigned ranks);
 
   std::string path_;
   std::string key_;
   int file_;
   meeting* at_;
+  std::unique_ptr<store_meeting> across_;  // until it is known that all are on this host
   std::unique_ptr<cut_words> words_;
   std::optional<cut> cut_;
   std::optional<exchanges> exchanges_;
+  std::unique_ptr<heartbeat> beat_;  // where the words are in the store
   std::mutex looking_;       // guards the next one once the communicator is there
   std::vector<int> others_;  // a pidfd for each member, -1 where there is none
   unsigned place_ = 0;       // among the members

@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "nccl_shim/clock.hpp"
 #include "nccl_shim/question.hpp"
 
 namespace sluice::nccl_shim {
@@ -75,6 +76,9 @@ class numbered_question : public question {
   }
 
   [[nodiscard]] answer look() {
+    if (asked_at_ != 0 && monotonic_ns() < ask_again_at_) {
+      return not_yet;
+    }
     switch (agreement().await(0)) {
       case outcome::granted:
         return agreed;
@@ -94,6 +98,9 @@ class numbered_question : public question {
         of_->fail_by_difference();
         return agreed;
     }
+    std::int64_t const now = monotonic_ns();
+    asked_at_ = asked_at_ == 0 ? now : asked_at_;
+    ask_again_at_ = now + agreement().between_looks(std::chrono::nanoseconds{now - asked_at_}).count();
     if (waiting_.looks()) {
       of_->ranks->look_for_deaths();
     }
@@ -109,7 +116,7 @@ class numbered_question : public question {
   /// For those that wait for what this process sends or receives behind it.
   void show() {
     board* const at = the_board();
-    if (at == nullptr) {
+    if (at == nullptr || !of_->ranks->all_have_places()) {
       return;
     }
     shown_ = at->wait(this, board::reason::collective,
@@ -152,8 +159,8 @@ class numbered_question : public question {
 
   void complain_of_death() {
     of_->fail(remote_error);
-    std::fprintf(stderr, "sluice: rank %u has died; collective %llu, %s, will not be made\n",
-                 agreement().lost().value_or(0),
+    std::fprintf(stderr, "sluice: %s; collective %llu, %s, will not be made\n",
+                 of_->ranks->loss().c_str(),
                  static_cast<unsigned long long>(agreement().number()), to_text(what_).c_str());
   }
 
@@ -169,7 +176,9 @@ class numbered_question : public question {
   std::optional<std::uint16_t> begins_in_;  // the epoch of the micro-batch that it is the first of
   bool is_of_all_ranks_;
   bool asked_ = false;
-  bool shown_ = false;  // on the board
+  bool shown_ = false;             // on the board
+  std::int64_t asked_at_ = 0;      // first in vain
+  std::int64_t ask_again_at_ = 0;  // not before
   waiting_time waiting_;
 };
 

@@ -153,9 +153,9 @@ class pending_exchange final : public question {
   void look_for_deaths() {
     for (part const& each : parts_) {
       each.of->ranks->look_for_deaths();
-      auto const lost = each.of->ranks->agreement().lost();
-      if (lost && each.of->fail(remote_error)) {
-        std::fprintf(stderr, "sluice: rank %u has died; %s will not be made\n", *lost,
+      auto const lost = each.of->ranks->loss();
+      if (!lost.empty() && each.of->fail(remote_error)) {
+        std::fprintf(stderr, "sluice: %s; %s will not be made\n", lost.c_str(),
                      name_of(calls_.front().what));
       }
     }

@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <memory>
 #include <random>
 #include <stdexcept>
@@ -265,9 +266,10 @@ struct rank_of_job {
   void die_some_time() const {
     int const after_us = number_in("DIES_AFTER_US", 0);
     if (number_in("DIES", -1) == rank) {
+      std::ofstream{file + ".dies"} << ::getpid() << std::endl;  // whoever stops it has to end it
       std::thread{[after_us] {
         std::this_thread::sleep_for(std::chrono::microseconds{after_us});
-        ::kill(::getpid(), SIGKILL);
+        ::kill(::getpid(), number_in("DIES_BY", SIGKILL));
       }}.detach();
     }
     std::thread{[this] {

@@ -2,35 +2,25 @@
 /// driver and the fake NCCL.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <array>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <map>
-#include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "tests/nccl_shim/ranks.hpp"
 #include "tests/runtime/gate/built_files.hpp"
 
 namespace sluice::nccl_shim {
 namespace {
 
-using gate::built;
+using testing::ended;
+using testing::variables;
 using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-using variables = std::map<std::string, std::string>;
-
-struct ended {
-  int status = -1;
-  std::string output;
-};
 
 /// A job's ranks, each a process, in a folder of their own.
 class job : public ::testing::TestWithParam<bool> {
@@ -44,21 +34,17 @@ class job : public ::testing::TestWithParam<bool> {
   /// Runs so many ranks, until all have ended.
   [[nodiscard]] std::vector<ended> run(std::string const& scenario, variables const& more = {},
                                        int ranks = 2) const {
-    std::vector<std::unique_ptr<FILE, int (*)(FILE*)>> pipes;
+    testing::running_ranks all;
     for (int rank = 0; rank < ranks; ++rank) {
-      pipes.emplace_back(::popen(command(scenario, rank, ranks, more).c_str(), "r"), &::pclose);
-    }
-    std::vector<ended> result;
-    for (auto& pipe : pipes) {
-      ended one;
-      std::array<char, 4096> buffer{};
-      while (std::fgets(buffer.data(), static_cast<int>(buffer.size()), pipe.get()) != nullptr) {
-        one.output += buffer.data();
+      auto own = more;
+      own.emplace("DEFERRED", GetParam() ? "1" : "0");
+      if (auto const without = more.find("RANK_WITHOUT");
+          without != more.end() && std::stoi(without->second) == rank) {
+        own["SLUICE_RUN"] = "";
       }
-      one.status = WEXITSTATUS(::pclose(pipe.release()));
-      result.push_back(std::move(one));
+      all.start({scenario, rank, ranks, folder_, folder_ / "job", preloaded, {}, own});
     }
-    return result;
+    return all.wait_for_all();
   }
   [[nodiscard]] std::filesystem::path const& folder() const { return folder_; }
   /// What the ranks have left where they met.
@@ -72,37 +58,9 @@ class job : public ::testing::TestWithParam<bool> {
     return names;
   }
 
-  std::string preloaded = gate::gate_path() + ":" + built("lib/libsluice_nccl.so");
+  std::string preloaded = testing::usual_libraries();
 
  private:
-  [[nodiscard]] std::string command(std::string const& scenario, int rank, int ranks,
-                                    variables const& more) const {
-    variables all{
-        {"SLUICE_REAL_LIBCUDA", gate::fake_driver_path()},
-        {"SLUICE_RUN", "1"},
-        {"SLUICE_RUNTIME_DIR", folder_.string()},
-        {"SLUICE_RUNTIME_LIBRARY", gate::test_runtime_path()},
-        {"LD_LIBRARY_PATH", built("lib/fake_nccl")},
-        {"DEFERRED", GetParam() ? "1" : "0"},
-        // The sanitizers' run-time libraries have to come first, which a preloaded library
-        // prevents; it does no harm here.
-        {"ASAN_OPTIONS", "verify_asan_link_order=0:detect_leaks=0"}};
-    for (auto const& [name, value] : more) {
-      all[name] = value;
-    }
-    if (auto const own = more.find("RANK_WITHOUT");
-        own != more.end() && std::stoi(own->second) == rank) {
-      all["SLUICE_RUN"] = "";
-    }
-    std::string text = "env";
-    for (auto const& [name, value] : all) {
-      text += " " + name + "='" + value + "'";
-    }
-    return text + " LD_PRELOAD='" + preloaded + "' " + built("bin/sluice_shim_rank") + " " +
-           scenario + " " + std::to_string(rank) + " " + std::to_string(ranks) + " " +
-           (folder_ / "job").string() + " 2>&1";
-  }
-
   std::filesystem::path folder_;
 };
 
