@@ -68,9 +68,11 @@ void fail_if_others_died(known_communicator& of) noexcept {
   std::int64_t const now = monotonic_ns();
   std::int64_t seen = 0;
   if (!of.death_seen_ns.compare_exchange_strong(seen, now, std::memory_order_acq_rel) &&
-      now - seen > moment.count() && of.fail(remote_error)) {
-    std::fprintf(stderr, "sluice: %s: what its collectives have begun will not end\n",
+      now - seen > moment.count() && of.trouble() == success) {
+    // Said first: whoever sees the error may end the process.
+    std::fprintf(stderr, "sluice: %s; what has been begun with it does not end\n",
                  of.ranks->loss().c_str());
+    of.fail(remote_error);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <mutex>
 
 namespace sluice::nccl_shim {
 namespace {
@@ -52,11 +53,11 @@ job_hosts hosts_of_job(environment const& variable) {
   if (host.empty()) {
     found.problem = "MASTER_ADDR must be the host of the job's store, as torchrun sets it";
   } else if (!port_number) {
-    found.problem = "MASTER_PORT must be the port of the job's store, as torchrun sets it, not '" +
-                    port + '\'';
+    found.problem =
+        "MASTER_PORT must be the port of the job's store, as torchrun sets it, not '" + port + '\'';
   } else if (!patience.empty() && !seconds) {
-    found.problem = "SLUICE_LOST_AFTER must be a number of seconds from 1 to 3600, not '" +
-                    patience + '\'';
+    found.problem =
+        "SLUICE_LOST_AFTER must be a number of seconds from 1 to 3600, not '" + patience + '\'';
   } else {
     found.store_at = {host, static_cast<std::uint16_t>(*port_number),
                       seconds ? std::chrono::seconds{*seconds} : usual_patience};
@@ -65,8 +66,10 @@ job_hosts hosts_of_job(environment const& variable) {
 }
 
 store* store_of_job() {
-  // It stays until the end: threads ask it until then.
-  static store* const one = []() -> store* {
+  // It stays until the end: threads ask it until then. What torch needs for that goes before they do.
+  static store* one = nullptr;
+  static std::once_flag once;
+  std::call_once(once, [] {
     auto const hosts = hosts_of_job([](char const* name) -> std::string {
       char const* const value = std::getenv(name);
       return value != nullptr ? value : "";
@@ -75,8 +78,11 @@ store* store_of_job() {
       std::fprintf(stderr, "sluice: ranks on several hosts do not agree where they pause: %s\n",
                    hosts.problem.c_str());
     }
-    return hosts.store_at ? store::open(store_library(), *hosts.store_at).release() : nullptr;
-  }();
+    one = hosts.store_at ? store::open(store_library(), *hosts.store_at).release() : nullptr;
+    if (one != nullptr) {
+      std::atexit([] { one->retire(); });
+    }
+  });
   return one;
 }
 

@@ -226,7 +226,9 @@ std::string membership::loss() const {
   std::string const host = across_->host_of(*lost);
   return "rank " + std::to_string(*lost) + " on " + (host.empty() ? "another host" : host) +
          " has died, or has been silent for " +
-         std::to_string(std::chrono::duration_cast<std::chrono::seconds>(across_->in().at().patience).count()) +
+         std::to_string(
+             std::chrono::duration_cast<std::chrono::seconds>(across_->in().at().patience)
+                 .count()) +
          " s";
 }
 

@@ -92,9 +92,9 @@ class membership {
   std::optional<cut> cut_;
   std::optional<exchanges> exchanges_;
   std::unique_ptr<heartbeat> beat_;  // where the words are in the store
-  std::mutex looking_;       // guards the next one once the communicator is there
-  std::vector<int> others_;  // a pidfd for each member, -1 where there is none
-  unsigned place_ = 0;       // among the members
+  std::mutex looking_;               // guards the next one once the communicator is there
+  std::vector<int> others_;          // a pidfd for each member, -1 where there is none
+  unsigned place_ = 0;               // among the members
   bool all_have_places_ = false;
   std::atomic<bool> exchanges_settled_{true};
   unsigned children_ = 0;

@@ -100,7 +100,8 @@ class numbered_question : public question {
     }
     std::int64_t const now = monotonic_ns();
     asked_at_ = asked_at_ == 0 ? now : asked_at_;
-    ask_again_at_ = now + agreement().between_looks(std::chrono::nanoseconds{now - asked_at_}).count();
+    ask_again_at_ =
+        now + agreement().between_looks(std::chrono::nanoseconds{now - asked_at_}).count();
     if (waiting_.looks()) {
       of_->ranks->look_for_deaths();
     }
@@ -158,10 +159,11 @@ class numbered_question : public question {
   }
 
   void complain_of_death() {
-    of_->fail(remote_error);
+    // Said first: whoever sees the error may end the process.
     std::fprintf(stderr, "sluice: %s; collective %llu, %s, will not be made\n",
-                 of_->ranks->loss().c_str(),
-                 static_cast<unsigned long long>(agreement().number()), to_text(what_).c_str());
+                 of_->ranks->loss().c_str(), static_cast<unsigned long long>(agreement().number()),
+                 to_text(what_).c_str());
+    of_->fail(remote_error);
   }
 
   void complain_of_delay() const {

@@ -1,18 +1,21 @@
 #include "nccl_shim/store.hpp"
 
 #include <dlfcn.h>
+#include <sched.h>
 
 #include <array>
+#include <chrono>
 #include <cstdio>
 #include <utility>
 #include <vector>
+
+#include "nccl_shim/clock.hpp"
 
 namespace sluice::nccl_shim {
 namespace {
 
 sluice_store_value value_of(std::span<std::byte const> bytes) {
-  // Of what is given nothing is written; the table has one type for both.
-  return {const_cast<std::byte*>(bytes.data()), bytes.size()};
+  return {bytes.data(), bytes.size()};
 }
 
 sluice_store_api const* table_of(std::string const& library) {
@@ -58,6 +61,35 @@ std::unique_ptr<store> store::open(std::string const& library, address const& at
   return std::unique_ptr<store>{new store{table, opened, at}};
 }
 
+/// A call that is under way, unless the store is gone.
+class store::call {
+ public:
+  explicit call(store& of) noexcept : of_{of} {
+    of.under_way_.fetch_add(1, std::memory_order_seq_cst);
+  }
+  call(call const&) = delete;
+  call& operator=(call const&) = delete;
+  ~call() { of_.under_way_.fetch_sub(1, std::memory_order_seq_cst); }
+
+  [[nodiscard]] bool may_be_made() const noexcept { return !of_.is_gone(); }
+  /// By what a function of the table has returned. False if it has failed.
+  [[nodiscard]] bool has_been(int made) const noexcept { return of_.has(made, why); }
+
+  sluice_store_error why{};
+
+ private:
+  store& of_;
+};
+
+void store::retire() noexcept {
+  constexpr std::chrono::nanoseconds moment = std::chrono::seconds{1};
+  gone_.store(true, std::memory_order_seq_cst);
+  for (auto const until = monotonic_ns() + moment.count();
+       under_way_.load(std::memory_order_seq_cst) != 0 && monotonic_ns() < until;) {
+    ::sched_yield();
+  }
+}
+
 store::store(sluice_store_api const* table, sluice_store* of, address at) noexcept
     : table_{table}, of_{of}, at_{std::move(at)} {}
 
@@ -89,9 +121,10 @@ void store::set(std::span<written const> all) noexcept {
     keys.at(i) = all[i].key.c_str();
     values.at(i) = value_of(all[i].value);
   }
-  sluice_store_error why{};
-  if (!is_gone()) {
-    static_cast<void>(has(table_->set(of_, keys.data(), values.data(), all.size(), &why), why));
+  call one{*this};
+  if (one.may_be_made()) {
+    static_cast<void>(
+        one.has_been(table_->set(of_, keys.data(), values.data(), all.size(), &one.why)));
   }
 }
 
@@ -99,11 +132,12 @@ std::optional<std::span<std::byte>> store::compare_set(std::string const& key,
                                                        std::span<std::byte const> expected,
                                                        std::span<std::byte const> desired,
                                                        std::span<std::byte> room) noexcept {
-  sluice_store_error why{};
+  call one{*this};
   auto const old = value_of(expected);
   auto const made = value_of(desired);
-  sluice_store_value found{room.data(), room.size()};
-  if (is_gone() || !has(table_->compare_set(of_, key.c_str(), &old, &made, &found, &why), why)) {
+  sluice_store_room found{room.data(), room.size()};
+  if (!one.may_be_made() ||
+      !one.has_been(table_->compare_set(of_, key.c_str(), &old, &made, &found, &one.why))) {
     return std::nullopt;
   }
   return room.first(found.size);
@@ -111,29 +145,30 @@ std::optional<std::span<std::byte>> store::compare_set(std::string const& key,
 
 bool store::get(std::span<std::string const> keys, std::span<std::byte> values) noexcept {
   std::vector<char const*> names;
-  std::vector<sluice_store_value> into;
+  std::vector<sluice_store_room> into;
   std::size_t const size = values.size() / keys.size();
   for (std::size_t i = 0; i < keys.size(); ++i) {
     names.push_back(keys[i].c_str());
     into.push_back({values.subspan(i * size, size).data(), size});
   }
-  sluice_store_error why{};
-  return !is_gone() && has(table_->get(of_, names.data(), into.data(), keys.size(), &why), why);
+  call one{*this};
+  return one.may_be_made() &&
+         one.has_been(table_->get(of_, names.data(), into.data(), keys.size(), &one.why));
 }
 
 std::optional<std::int64_t> store::add(std::string const& key, std::int64_t summand) noexcept {
-  sluice_store_error why{};
+  call one{*this};
   std::int64_t sum = 0;
-  if (is_gone() || !has(table_->add(of_, key.c_str(), summand, &sum, &why), why)) {
+  if (!one.may_be_made() || !one.has_been(table_->add(of_, key.c_str(), summand, &sum, &one.why))) {
     return std::nullopt;
   }
   return sum;
 }
 
 void store::remove(std::string const& key) noexcept {
-  sluice_store_error why{};
-  if (!is_gone()) {
-    static_cast<void>(has(table_->remove(of_, key.c_str(), &why), why));
+  call one{*this};
+  if (one.may_be_made()) {
+    static_cast<void>(one.has_been(table_->remove(of_, key.c_str(), &one.why)));
   }
 }
 

@@ -1,6 +1,6 @@
 /// A store that ranks on several hosts reach over the network, through the table of store_api.h.
 ///
-///   open ──a call fails──► gone, for good: no call does anything any more
+///   open ──a call fails, or the process ends──► gone, for good: no call does anything any more
 ///
 /// It goes at the first failure, since nobody knows then what it has done. The reason is printed once.
 ///
@@ -60,7 +60,11 @@ class store {
                                                 std::int64_t summand) noexcept;
   void remove(std::string const& key) noexcept;
 
+  /// The process ends, and what calls need with it: makes it go, and waits a moment for those under way.
+  void retire() noexcept;
+
  private:
+  class call;
   store(sluice_store_api const* table, sluice_store* of, address at) noexcept;
   /// Whether a call has been made.
   [[nodiscard]] bool has(int made, sluice_store_error const& why) noexcept;
@@ -69,6 +73,7 @@ class store {
   sluice_store* of_;
   address at_;
   std::atomic<bool> gone_{false};
+  std::atomic<int> under_way_{0};
 };
 
 }  // namespace sluice::nccl_shim

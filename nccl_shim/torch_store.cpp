@@ -41,7 +41,7 @@ bytes bytes_of(sluice_store_value const& value) {
   return {first, first + value.size};
 }
 
-void hand_out(bytes const& found, sluice_store_value& into) {
+void hand_out(bytes const& found, sluice_store_room& into) {
   if (found.size() > into.size) {
     throw std::runtime_error{"a key holds " + std::to_string(found.size()) + " bytes, but " +
                              std::to_string(into.size) + " were expected"};
@@ -130,14 +130,14 @@ int set(sluice_store* store, char const* const* keys, sluice_store_value const* 
 }
 
 int compare_set(sluice_store* store, char const* key, sluice_store_value const* expected,
-                sluice_store_value const* desired, sluice_store_value* found,
+                sluice_store_value const* desired, sluice_store_room* found,
                 sluice_store_error* why) {
   return guarded(why, [&] {
     hand_out(store->of->compareSet(key, bytes_of(*expected), bytes_of(*desired)), *found);
   });
 }
 
-int get(sluice_store* store, char const* const* keys, sluice_store_value* into, std::size_t count,
+int get(sluice_store* store, char const* const* keys, sluice_store_room* into, std::size_t count,
         sluice_store_error* why) {
   return guarded(why, [&] {
     if (count == 1) {

@@ -46,7 +46,7 @@ void words_in_store::remove(store& in, std::string const& prefix, unsigned ranks
   in.remove(prefix + "word");
 }
 
-words_in_store::words_in_store(store& in, std::string prefix, unsigned rank, unsigned ranks)
+words_in_store::words_in_store(store& in, std::string const& prefix, unsigned rank, unsigned ranks)
     : in_{in},
       word_key_{prefix + "word"},
       calls_prefix_{prefix + "calls/"},

@@ -45,7 +45,7 @@ struct stored_calls {
 class words_in_store final : public cut_words {
  public:
   /// `prefix` of the keys, which have been made.
-  words_in_store(store& in, std::string prefix, unsigned rank, unsigned ranks);
+  words_in_store(store& in, std::string const& prefix, unsigned rank, unsigned ranks);
 
   /// Makes the word, and the part of one rank, where they are not yet.
   static void make(store& in, std::string const& prefix, unsigned rank);

@@ -52,6 +52,9 @@ has_header() {
   return 1
 }
 
+# Its folder is on root's path alone.
+has_ip() { has_command ip || [[ -x /usr/sbin/ip || -x /sbin/ip ]]; }
+
 has_boost() {
   local version
   has_header boost/beast.hpp && has_header boost/version.hpp || return 1
@@ -77,6 +80,7 @@ for_each_package() {
   "$1" libgtest-dev has_header gtest/gtest.h
   "$1" libgmock-dev has_header gmock/gmock.h
   "$1" spin has_command spin
+  "$1" iproute2 has_ip
   "$1" libbenchmark-dev has_header benchmark/benchmark.h
   if [[ $2 == yes ]]; then
     # By version: other releases format and warn differently.

@@ -28,16 +28,16 @@ namespace sluice::nccl_shim {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::ended;
-using testing::running_ranks;
-using testing::two_hosts;
-using testing::variables;
 using ::testing::AllOf;
 using ::testing::Each;
+using testing::ended;
 using ::testing::Field;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
+using testing::running_ranks;
+using testing::two_hosts;
+using testing::variables;
 
 auto says(std::string const& text) {
   return Field(&ended::output, HasSubstr(text));
@@ -111,12 +111,10 @@ class job_on_two_hosts : public ::testing::TestWithParam<bool> {
     for (int rank = 0; rank < ranks; ++rank) {
       std::size_t const host = rank < on_first ? 0 : 1;
       int const beside = host == 0 ? on_first : ranks - on_first;
-      variables own{{"DEFERRED", GetParam() ? "1" : "0"},
-                    {"WORLD_SIZE", std::to_string(ranks)},
-                    {"LOCAL_WORLD_SIZE", std::to_string(beside)},
-                    {"MASTER_ADDR", two_hosts::address(0)},
-                    {"MASTER_PORT", std::to_string(store->port())},
-                    {"SLUICE_LOST_AFTER", "10"}};
+      variables own{
+          {"DEFERRED", GetParam() ? "1" : "0"},           {"WORLD_SIZE", std::to_string(ranks)},
+          {"LOCAL_WORLD_SIZE", std::to_string(beside)},   {"MASTER_ADDR", two_hosts::address(0)},
+          {"MASTER_PORT", std::to_string(store->port())}, {"SLUICE_LOST_AFTER", "10"}};
       for (auto const& [variable, value] : more) {
         own[variable] = value;
       }
@@ -305,8 +303,9 @@ TEST_P(job_on_two_hosts, where_one_rank_does_not_take_part_nobody_is_asked) {
   start("group");
   auto const became = all.wait_for_all();
   EXPECT_THAT(became, Each(works_alone));
-  EXPECT_THAT(became[0], says("2 of a communicator's 3 ranks are under `sluice run` and have joined "
-                              "in the store at"));
+  EXPECT_THAT(became[0],
+              says("2 of a communicator's 3 ranks are under `sluice run` and have joined "
+                   "in the store at"));
 }
 
 INSTANTIATE_TEST_SUITE_P(calls, job_on_two_hosts, ::testing::Bool(),

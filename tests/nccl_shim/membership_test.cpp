@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <barrier>
+#include <chrono>
 #include <cstddef>
 #include <cstdlib>
 #include <filesystem>
@@ -12,6 +13,9 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "tests/nccl_shim/store_server.hpp"
+#include "tests/runtime/gate/built_files.hpp"
 
 namespace sluice::nccl_shim {
 namespace {
@@ -67,6 +71,79 @@ TEST_F(membership_test, who_leaves_does_not_take_the_file_of_those_that_have_com
   EXPECT_EQ(third->joined(), 2);
   EXPECT_EQ(fourth->joined(), 2);
 }
+
+#ifdef SLUICE_WITH_TORCH
+
+/// Ranks that are in folders of their own, as on several hosts, and have a store.
+class membership_across_hosts : public membership_test {
+ protected:
+  [[nodiscard]] std::unique_ptr<store> connection() const {
+    return store::open(gate::built("lib/libsluice_store.so"),
+                       {"127.0.0.1", server_.port(), std::chrono::seconds{10}});
+  }
+  /// One that is the only one on its host.
+  [[nodiscard]] std::unique_ptr<membership> join(store& across, std::string const& host) const {
+    auto const own = folder() / host;
+    std::filesystem::create_directories(own);
+    return membership::join(own.string(), "key", &across);
+  }
+  /// What a counter of the communicator has come to.
+  [[nodiscard]] static std::int64_t count(store& in, std::string const& counter) {
+    return in.add("sluice/key/" + counter, 0).value_or(-1);
+  }
+
+ private:
+  testing::store_server server_;
+};
+
+TEST_F(membership_across_hosts, all_that_join_agree_and_leave_nothing_behind) {
+  auto const one = connection();
+  auto const other = connection();
+  auto first = join(*one, "a");
+  auto second = join(*other, "b");
+  ASSERT_TRUE(first->complete(0, 2));
+  ASSERT_TRUE(second->complete(1, 2));
+  first->agreement().need(true);
+  first->agreement().arrive({1, 7, 100, 0});
+  EXPECT_EQ(first->agreement().await(0), outcome::late);
+  second->agreement().arrive({1, 7, 100, 0});
+  EXPECT_EQ(first->agreement().await(0), outcome::granted);
+  first.reset();
+  EXPECT_EQ(count(*one, "joined"), 2);
+  second.reset();
+  for (char const* const counter : {"places", "joined", "left"}) {
+    EXPECT_EQ(count(*one, counter), 0) << counter;
+  }
+}
+
+TEST_F(membership_across_hosts, none_agrees_where_some_have_not_joined) {
+  auto const one = connection();
+  auto const other = connection();
+  auto const first = join(*one, "a");
+  auto const second = join(*other, "b");
+  EXPECT_FALSE(first->complete(0, 3));
+  EXPECT_FALSE(second->complete(1, 3));
+  EXPECT_THAT(first->why_alone(3), ::testing::HasSubstr("2 of a communicator's 3 ranks"));
+}
+
+TEST_F(membership_across_hosts, a_store_that_goes_is_a_loss) {
+  auto const one = connection();
+  auto const other = connection();
+  auto const first = join(*one, "a");
+  auto const second = join(*other, "b");
+  ASSERT_TRUE(first->complete(0, 2));
+  ASSERT_TRUE(second->complete(1, 2));
+  first->agreement().need(true);
+  first->agreement().arrive({1, 7, 100, 0});
+  one->retire();
+  EXPECT_EQ(first->agreement().await(0), outcome::lost);
+  EXPECT_EQ(first->agreement().lost(), the_words);
+  EXPECT_EQ(first->loss(), one->name() + " is gone");
+  EXPECT_EQ(first->agreement().pause(false), 0);
+  first->agreement().resume();
+}
+
+#endif
 
 }  // namespace
 }  // namespace sluice::nccl_shim

@@ -11,15 +11,14 @@ namespace sluice::nccl_shim::testing {
 namespace {
 
 std::string command(rank_setup const& of) {
-  variables all{
-      {"SLUICE_REAL_LIBCUDA", gate::fake_driver_path()},
-      {"SLUICE_RUN", "1"},
-      {"SLUICE_RUNTIME_DIR", of.runtime_folder.string()},
-      {"SLUICE_RUNTIME_LIBRARY", gate::test_runtime_path()},
-      {"LD_LIBRARY_PATH", gate::built("lib/fake_nccl")},
-      // The sanitizers' run-time libraries have to come first, which a preloaded library
-      // prevents; it does no harm here.
-      {"ASAN_OPTIONS", "verify_asan_link_order=0:detect_leaks=0"}};
+  variables all{{"SLUICE_REAL_LIBCUDA", gate::fake_driver_path()},
+                {"SLUICE_RUN", "1"},
+                {"SLUICE_RUNTIME_DIR", of.runtime_folder.string()},
+                {"SLUICE_RUNTIME_LIBRARY", gate::test_runtime_path()},
+                {"LD_LIBRARY_PATH", gate::built("lib/fake_nccl")},
+                // The sanitizers' run-time libraries have to come first, which a preloaded library
+                // prevents; it does no harm here.
+                {"ASAN_OPTIONS", "verify_asan_link_order=0:detect_leaks=0"}};
   for (auto const& [name, value] : of.more) {
     all[name] = value;
   }

@@ -16,11 +16,11 @@
 namespace sluice::nccl_shim {
 namespace {
 
-using testing::ended;
-using testing::variables;
 using ::testing::Each;
+using testing::ended;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using testing::variables;
 
 /// A job's ranks, each a process, in a folder of their own.
 class job : public ::testing::TestWithParam<bool> {

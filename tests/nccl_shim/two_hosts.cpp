@@ -72,7 +72,14 @@ std::string two_hosts::address(std::size_t host) {
 
 std::vector<std::string> two_hosts::command(std::size_t host) const {
   std::string const& own = name(host);
-  return {"ip", "netns", "exec", own, "unshare", "--uts", "sh", "-c",
+  return {"ip",
+          "netns",
+          "exec",
+          own,
+          "unshare",
+          "--uts",
+          "sh",
+          "-c",
           "echo " + own + " > /proc/sys/kernel/hostname && mount --bind " + name_table_ +
               " /etc/hosts && exec \"$0\" \"$@\""};
 }
