@@ -37,15 +37,18 @@ void cut::arrive(numbered_call const& what) noexcept {
   // Of two that arrive at the same time one must see the other; and who needs all to be asked sees this
   // arrival, or is seen to need it.
   words_.arrive(arrival(epoch_, ++number_), what);
-  if (cut_word::unpack(words_.look().word).needed == 0) {
-    // If any two ranks differ, then two neighbours do, and the later one of them sees it.
+  auto const now = cut_word::unpack(words_.look().word);
+  if (now.needed == 0 || now.granted >= number_) {
+    // Nobody compares all ranks' calls, not even those that this one owes. If any two ranks differ, then two
+    // neighbours do, and the later one of them sees it.
     compare_with((rank_ + 1) % ranks_);
     if (ranks_ > 2) {
       compare_with((rank_ + ranks_ - 1) % ranks_);
     }
-    return;
   }
-  try_to_grant();
+  if (now.needed != 0) {
+    try_to_grant();
+  }
 }
 
 outcome cut::await(std::int64_t deadline_ns) noexcept {

@@ -113,6 +113,19 @@ TEST_P(two_ranks, calls_that_differ_are_found_by_the_later_rank_where_nobody_wai
   EXPECT_EQ(found->calls, (std::array{other, reduce}));
 }
 
+TEST_P(two_ranks, calls_that_differ_are_found_among_those_that_are_owed) {
+  numbered_call const other{2, 7, 100, 0};
+  first.arrive(other);
+  EXPECT_EQ(now(first), outcome::granted);
+  first.launched();
+  second.need(true);
+  second.arrive(reduce);
+  auto const found = second.difference();
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->number, 1U);
+  EXPECT_EQ(found->calls, (std::array{other, reduce}));
+}
+
 TEST(cut_word, is_packed_and_unpacked) {
   cut_word const word{0x1ff, true, 64, 64, (std::uint64_t{1} << 40U) - 1};
   EXPECT_EQ(cut_word::unpack(word.pack()), word);
