@@ -63,6 +63,7 @@ constexpr sluice_gate_api open_gate{
     .set_agreement = [](sluice_agreement const*) {},
     .agreement = []() -> sluice_agreement const* { return nullptr; },
     .holds = [](std::uint64_t) { return 0; },
+    .attach_to_capture = [](void*, void*) { return 0; },
 };
 
 template <typename Function>
