@@ -3,15 +3,15 @@
 
     ./benchmarks/run.sh nccl_stress [--seconds 60] [--seed 1] [--algorithm ring] [--protocol simple] [--plain]
 
-Ranks under `sluice run`, one on each GPU or several on the only one, make the same random calls, one program after another, over one to three
-communicators: all-reduces, broadcasts, reductions to one rank, all-gathers and reduce-scatters, in place where that is possible,
-alone and in groups, of 8 B to 512 MiB, in any type and by any reduction. The data are small whole numbers, so that every result
-is known exactly. Meanwhile all ranks are paused at one instant, or one that is chosen by chance. A pause in which a rank does
+Ranks under `sluice run`, one on each GPU or several on the only one, make the same random calls, one program after another, over
+one to three communicators: all-reduces, broadcasts, reductions to one rank, all-gathers and reduce-scatters, in place where that
+is possible, alone and in groups; what PyTorch makes of sends and receives (all-to-all, gather, scatter, a ring); launches of a
+graph that holds an all-reduce; of 8 B to 512 MiB, in any type and by any reduction. The data are small whole numbers, so that
+every result is known exactly. Meanwhile all ranks are paused at one instant, or one that is chosen by chance. A pause in which a rank does
 not come to rest within two seconds, and a program that does not end, count as timeouts.
 
 --plain leaves NCCL alone: then ranks that are paused at one instant must get stuck. A run is one cell, named by its seed; the
-record's notes hold the sums over all of them. On the host, over gloo, nobody is paused. Calls that PyTorch makes of sends and
-receives (all-to-all, gather, scatter) are left out: ranks do not agree on those (docs/collectives.md).
+record's notes hold the sums over all of them. On the host, over gloo, nobody is paused, and only the first four are made.
 """
 
 from __future__ import annotations
@@ -35,14 +35,17 @@ from records import Cell, single, write
 
 from demonstration.processes import Failed, Stage
 
-OPERATIONS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "group")
+OPERATIONS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "group", "all_to_all", "gather", "scatter",
+              "ring", "graph")
+BY_PEER = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")  # what is larger by as many times as there are ranks
 GLOO_OPERATIONS = OPERATIONS[:4]
 TYPES = ("float32", "float16", "bfloat16", "float64", "int32", "int64", "uint8")
 REDUCTIONS = ("sum", "prod", "min", "max", "avg")
 CALLS = 40  # of one program
 COMMUNICATORS = 3
 GROUPED = 3  # all-reduces in a group
-LARGEST = {"cuda": 512 << 20, "host": 1 << 20}
+LARGEST_MIB = {"cuda": 512, "host": 1}
+GRAPH_ELEMENTS = 1 << 16
 PROGRAM_SECONDS = 60.0  # within which one ends, whatever pauses it has
 COUNTED = ("collectives", "wrong", "timeouts", "pauses")
 TARGETS = {"wrong.value": "<= 0", "timeouts.value": "<= 0"}
@@ -62,14 +65,13 @@ class Call:
     salt: int
 
 
-def calls(dice: random.Random, cuda: bool, ranks: int) -> Iterator[Call]:
-    largest = LARGEST["cuda" if cuda else "host"]
+def calls(dice: random.Random, cuda: bool, ranks: int, largest: int) -> Iterator[Call]:
     communicators = dice.randint(1, COMMUNICATORS)
     for _ in range(CALLS):
         operation = dice.choice(OPERATIONS if cuda else GLOO_OPERATIONS)
         kind = dice.choice(TYPES)
         reductions = REDUCTIONS if cuda and ("float" in kind) else REDUCTIONS[:4]
-        most = largest // ranks if operation in ("all_gather", "reduce_scatter") else largest
+        most = largest // ranks if operation in BY_PEER else largest
         size = int(8 * (most / 8) ** dice.random())
         yield Call(operation, dice.randrange(communicators), kind, dice.choice(reductions), size, dice.randrange(ranks),
                    dice.random() < 0.5, dice.randrange(1000))
@@ -89,6 +91,11 @@ class Checker:
         self._device = device
         self._groups = groups
         self.wrong = torch.zeros((), dtype=torch.int64, device=device)
+        self._in_graph: Any = None
+
+    @property
+    def is_new(self) -> bool:
+        return self._in_graph is None
 
     def make(self, call: Call) -> None:
         distributed = self._torch.distributed
@@ -117,6 +124,31 @@ class Checker:
             part = whole.view(self._ranks.count, -1)[self._ranks.rank]
             distributed.all_gather_into_tensor(whole, part.copy_(own) if call.in_place else own, group=group)
             self._check(whole, self._torch.cat([self._given(call, rank) for rank in range(self._ranks.count)]))
+        elif call.operation == "all_to_all":
+            parts = self._torch.cat([self._given(call, self._ranks.rank, of=peer) for peer in range(self._ranks.count)])
+            whole = self._torch.empty_like(parts)
+            distributed.all_to_all_single(whole, parts, group=group)
+            self._check(whole, self._torch.cat([self._given(call, rank, of=self._ranks.rank) for rank in range(self._ranks.count)]))
+        elif call.operation == "gather":
+            is_root = self._ranks.rank == call.root
+            parts = [self._torch.empty_like(own) for _ in range(self._ranks.count)] if is_root else None
+            distributed.gather(own, parts, call.root, group=group)
+            for rank, part in enumerate(parts or []):
+                self._check(part, self._given(call, rank))
+        elif call.operation == "scatter":
+            parts = [self._given(call, call.root, of=peer) for peer in range(self._ranks.count)]
+            distributed.scatter(own, parts if self._ranks.rank == call.root else None, call.root, group=group)
+            self._check(own, parts[self._ranks.rank])
+        elif call.operation == "ring":
+            count, rank = self._ranks.count, self._ranks.rank
+            came = self._torch.empty_like(own)
+            both = [distributed.P2POp(distributed.isend, own, (rank + 1) % count, group),
+                    distributed.P2POp(distributed.irecv, came, (rank - 1) % count, group)]
+            for work in distributed.batch_isend_irecv(both):
+                work.wait()
+            self._check(came, self._given(call, (rank - 1) % count))
+        elif call.operation == "graph":
+            self._launch_graph(call)
         else:
             share = max(1, own.numel() // self._ranks.count)
             own = self._torch.cat([own] * self._ranks.count)[:share * self._ranks.count]
@@ -126,13 +158,27 @@ class Checker:
             expected = self._torch.cat([self._reduced(call)] * self._ranks.count)
             self._check(part, expected[place])
 
-    def _given(self, call: Call, rank: int) -> Any:
-        """What a rank gives: numbers so small that results are exact in every type."""
+    def capture(self) -> None:
+        """Makes the graph. To be called while nobody is paused, as a capture would have to be tried again."""
+        numbers = self._torch.zeros(GRAPH_ELEMENTS, device=self._device)
+        graph = self._torch.cuda.CUDAGraph()
+        with self._torch.cuda.graph(graph):
+            self._torch.distributed.all_reduce(numbers, group=self._groups[0])
+        self._in_graph = graph, numbers
+
+    def _launch_graph(self, call: Call) -> None:
+        graph, numbers = self._in_graph
+        numbers.fill_(call.salt * (self._ranks.rank + 1))
+        graph.replay()
+        self._check(numbers, call.salt * self._ranks.count * (self._ranks.count + 1) / 2)
+
+    def _given(self, call: Call, rank: int, of: int = 0) -> Any:
+        """What a rank gives, of several parts one: numbers so small that results are exact in every type."""
         dtype = getattr(self._torch, call.type)
         count = max(1, call.bytes // dtype.itemsize)
         numbers = self._torch.arange(count, dtype=self._torch.int32, device=self._device)
         several = 2 if call.reduction == "prod" else 8
-        return ((numbers * (2 * rank + 3) + call.salt + rank) % several + (several == 2)).to(dtype)
+        return ((numbers * (2 * rank + 3) + call.salt + rank + 3 * of) % several + (several == 2)).to(dtype)
 
     def _reduced(self, call: Call) -> Any:
         given = [self._given(call, rank) for rank in range(self._ranks.count)]
@@ -157,6 +203,7 @@ def work(options: argparse.Namespace) -> None:
         device = meet(options.backend, ranks)
         groups = [distributed.group.WORLD, *(distributed.new_group() for _ in range(COMMUNICATORS - 1))]
         pauser = None
+        checker = Checker(ranks, device, groups)
         if cuda:
             torch.zeros(1, device=device)  # the gate joins
             pauser = Pauser(options.library)
@@ -164,15 +211,17 @@ def work(options: argparse.Namespace) -> None:
         for line in ranks.told():
             dice = random.Random(int(line))
             one_rank_each = dice.random() < 0.5 and not options.plain
-            checker = Checker(ranks, device, groups)
+            checker.wrong.zero_()
             for group in groups:
                 distributed.barrier(group=group)
+            if cuda and checker.is_new:
+                checker.capture()
             paused: dict = {"took_us": []}
             if pauser is not None:
                 torch.cuda.synchronize()
                 pauser.bound(*bound_of(DEFAULT_WAY), None)
                 pauser.start(int(line), one_rank_each)
-            for call in calls(dice, cuda, ranks.count):
+            for call in calls(dice, cuda, ranks.count, options.largest << 20):
                 checker.make(call)
             if pauser is not None:
                 torch.cuda.synchronize()
@@ -198,7 +247,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         file = stage.folder / "instants"
         file.unlink(missing_ok=True)
         command = [sys.executable, Path(__file__).resolve(), "--worker", "--backend", options.backend, "--library",
-                   options.pauser.absolute(), "--file", file, *(["--plain"] if options.plain else [])]
+                   options.pauser.absolute(), "--file", file, "--largest", options.largest, *(["--plain"] if options.plain else [])]
         job = Worker(stage, "ranks", [stage.sluice, "run", "--require-pool", "--backend", options.backend, "--memory",
                                       POOL[options.backend], "--", *command])
         job.run(options.seed << 20)  # makes the communicators; does not count
@@ -233,6 +282,7 @@ def main() -> int:
     parser.add_argument("--algorithm", choices=["any", "ring", "tree"], default="any")
     parser.add_argument("--protocol", choices=["any", "ll", "ll128", "simple"], default="any")
     parser.add_argument("--ranks", type=int, default=2, help="at least (default %(default)s); they share what GPUs there are")
+    parser.add_argument("--largest", type=int, help="MiB that a rank gives at most; default 512, on the host 1")
     parser.add_argument("--plain", action="store_true", help="leave NCCL alone: a control, which must get stuck")
     parser.add_argument("--sluice", type=Path, default=built / "bin" / "sluice")
     parser.add_argument("--pauser", type=Path, default=built / "lib" / "libsluice_bench_pauser.so")
@@ -248,10 +298,11 @@ def main() -> int:
 
     gpus = torch.cuda.device_count() if options.backend != "host" else 0
     options.backend = "cuda" if gpus else "host"
+    options.largest = options.largest or LARGEST_MIB[options.backend]
     ranks = max(gpus, options.ranks)
     os.environ[RANKS] = str(ranks)
     found = measure(options)
-    params = {"ranks": ranks, "seed": options.seed, "algorithm": options.algorithm, "protocol": options.protocol,
+    params = {"ranks": ranks, "seed": options.seed, "algorithm": options.algorithm, "protocol": options.protocol, "largest_mib": options.largest,
               **({"plain": True} if options.plain else {})}
     targets = {"timeouts.value": "> 0"} if options.plain else TARGETS
     cell = Cell(params, {name: single(value) for name, value in found.items()}, targets)
