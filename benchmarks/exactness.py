@@ -51,15 +51,16 @@ MODELS = {
     for name, batch, micro_batch, memory, most_delay_ms in (
         ("resnet50", "128", "32", "12GiB", 50), ("gpt2-medium", "8", "2", "32GiB", 120), ("vit-l-16", "64", "16", "32GiB", 120))
 }
-# Of two ranks, which may have to share a GPU.
-KINDS = {"replicas": (), "shards": ("--shards",)}
+# Of two ranks, which may have to share a GPU: more arguments, and what a demand takes, which is less than an arena.
+KINDS = {"replicas": ((), 3 << 30), "shards": (("--shards",), 2 << 30)}
 
 
 def of_ranks(kind: str, gpus: int) -> Job:
     """A job of a kind, on so many GPUs, of which it uses two at most."""
     devices = tuple(range(min(gpus, RANKS)))
     memory = f"{6 * RANKS // len(devices)}GiB"
-    return Job("cuda", ("--device", "cuda", *KINDS[kind]), 3 << 30, 40, ("--memory", memory), BENCHMARKS / "exact_ranks_job.py",
+    more, demand_bytes = KINDS[kind]
+    return Job("cuda", ("--device", "cuda", *more), demand_bytes, 40, ("--memory", memory), BENCHMARKS / "exact_ranks_job.py",
                devices)
 
 

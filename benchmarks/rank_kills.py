@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
+import faulthandler
 import json
 import os
 import random
@@ -69,6 +70,7 @@ def fork_ranks(backend: str, kind: str) -> None:
 
 def work(backend: str, kind: str, rank: int, folder: Path) -> None:
     """Trains, and says how far it is, until it or another rank is killed."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     import torch
     import torch.nn.functional as F
     from exact_job import network
@@ -149,7 +151,10 @@ class Lane:
                 self.end()
                 return {"failed_starts": 1}
             time.sleep(dice.uniform(0.0, 0.1))
-            return self._kill(pids, dice.randrange(self.ranks))
+            found = self._kill(pids, dice.randrange(self.ranks))
+            if found["hangs"]:
+                print(f"rank_kills: a rank of {kind} has not ended:\n{self._log().read_text()[-6000:]}", file=sys.stderr)
+            return found
 
     @contextlib.contextmanager
     def _demands(self, seed: int) -> Iterator[None]:
@@ -197,7 +202,11 @@ class Lane:
             signal.pidfd_send_signal(handles[victim], signal.SIGKILL)
             hangs = 0
             for handle in handles:
-                hangs += not select.select([handle], [], [], max(0.0, killed + END_SECONDS - time.monotonic()))[0]
+                ends = select.select([handle], [], [], max(0.0, killed + END_SECONDS - time.monotonic()))[0]
+                hangs += not ends
+                if not ends:
+                    signal.pidfd_send_signal(handle, signal.SIGUSR1)  # says where it is, in the log
+                    select.select([handle], [], [], 1.0)
             ended = time.monotonic()
             for handle in handles if hangs else ():
                 with contextlib.suppress(ProcessLookupError):

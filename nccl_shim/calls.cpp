@@ -355,8 +355,7 @@ SLUICE_NCCL_CALL int ncclCommDestroy(communicator which) {
 
 SLUICE_NCCL_CALL int ncclCommAbort(communicator which) {
   if (is_watching()) {
-    give_up(which);  // for good: who calls it all the same is told so
-    flush();
+    give_up(which);  // who calls it all the same is told so
   }
   return pass("ncclCommAbort", which);
 }
@@ -364,7 +363,6 @@ SLUICE_NCCL_CALL int ncclCommAbort(communicator which) {
 SLUICE_NCCL_CALL int ncclCommRevoke(communicator which, int flags) {
   if (is_watching()) {
     give_up(which);
-    flush();
   }
   return pass("ncclCommRevoke", which, flags);
 }

@@ -1,6 +1,7 @@
 #include "nccl_shim/communicators.hpp"
 
 #include <dlfcn.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
@@ -359,7 +360,14 @@ int error_of(communicator which) noexcept {
 }
 
 void give_up(communicator which) noexcept {
-  know(which)->given_up.store(true, std::memory_order_release);
+  constexpr std::chrono::nanoseconds patience = std::chrono::seconds{1};
+  auto const known = know(which);
+  known->given_up.store(true, std::memory_order_seq_cst);
+  // Not for what is still to be called: the device that all that waits for may be waiting for the abort.
+  std::int64_t const until = monotonic_ns() + patience.count();
+  while (known->being_called.load(std::memory_order_seq_cst) != 0 && monotonic_ns() < until) {
+    ::sched_yield();
+  }
 }
 
 void forget(communicator which) noexcept {

@@ -42,7 +42,8 @@ void enlist(communicator made, std::unique_ptr<membership> of);
 [[nodiscard]] int submit(std::span<collective const> calls);
 /// The error that the calls of a communicator have left; `success` if none.
 [[nodiscard]] int error_of(communicator which) noexcept;
-/// Ends the waits for it.
+/// Ends the waits for it, for good: NCCL is not called about it any more. Returns when it is not, or after a second:
+/// what NCCL is in the middle of then may be ended by its abort alone.
 void give_up(communicator which) noexcept;
 /// It is about to go.
 void forget(communicator which) noexcept;

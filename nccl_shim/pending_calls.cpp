@@ -203,7 +203,8 @@ class pending_call final : public numbered_question {
   }
 
   void perform() override {
-    int result = of().trouble();
+    calling const now{of()};
+    int result = now.trouble();
     if (result == success) {
       inside_nccl const here;
       result = nccl_shim::perform(calls_);
@@ -227,7 +228,8 @@ class pending_graph final : public numbered_question {
 
  private:
   void perform() override {
-    if (of().trouble() == success && launch_.make(launch_.of) != 0) {
+    calling const now{of()};
+    if (now.trouble() == success && launch_.make(launch_.of) != 0) {
       result_.is(unhandled_cuda_error, of());
     }
   }

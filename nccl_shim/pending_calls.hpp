@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "nccl_shim/board.hpp"
@@ -27,11 +28,12 @@ struct known_communicator {
   std::atomic<int> error{success};
   std::atomic<bool> given_up{false};
   std::atomic<std::int64_t> death_seen_ns{0};  ///< when somebody who asked for errors first saw one
+  std::atomic<std::uint32_t> being_called{0};  ///< by so many calls of NCCL's functions just now
   std::uint64_t last_micro_batch = 0;          ///< that had a call; of the thread that trains alone
 
   /// Why calls are not made.
   [[nodiscard]] int trouble() const noexcept {
-    return given_up.load(std::memory_order_acquire) ? int{remote_error}
+    return given_up.load(std::memory_order_seq_cst) ? int{remote_error}
                                                     : error.load(std::memory_order_acquire);
   }
   /// Whether it is the first trouble.
@@ -41,6 +43,28 @@ struct known_communicator {
   }
   /// Its ranks mean different calls by one number: says which.
   void fail_by_difference() noexcept;
+};
+
+/// While it lives NCCL may be called about the communicator, unless there is trouble, and whoever aborts it waits.
+class calling {
+ public:
+  explicit calling(known_communicator& on) noexcept : on_{&on} {
+    on.being_called.fetch_add(1, std::memory_order_seq_cst);
+  }
+  calling(calling const&) = delete;
+  calling& operator=(calling const&) = delete;
+  calling(calling&& other) noexcept : on_{std::exchange(other.on_, nullptr)} {}
+  calling& operator=(calling&&) = delete;
+  ~calling() {
+    if (on_ != nullptr) {
+      on_->being_called.fetch_sub(1, std::memory_order_seq_cst);
+    }
+  }
+  /// Of after that.
+  [[nodiscard]] int trouble() const noexcept { return on_->trouble(); }
+
+ private:
+  known_communicator* on_;
 };
 
 /// The gate's table; nullptr if there is no gate, or this process is not to share.

@@ -110,6 +110,11 @@ class pending_exchange final : public question {
   }
 
   void make() override {
+    std::vector<calling> now;
+    now.reserve(parts_.size());
+    for (part const& each : parts_) {
+      now.emplace_back(*each.of);
+    }
     known_communicator* const failed = trouble();
     int result = failed != nullptr ? failed->trouble() : int{success};
     if (failed == nullptr) {

@@ -363,6 +363,43 @@ struct rank_of_job {
     std::printf("failed with %d\n", now != 0 ? now : later);
   }
 
+  /// The other rank does not live to take part in what this one has launched already, so that its device comes to
+  /// nothing of what lies behind that; not even by way of the gate's thread, which keeps close to it.
+  void abort_beside_a_device_that_hangs() const {
+    auto const until = in(patience());
+    if (rank == 1) {
+      while (others->came.load() == 0 && in(0s) < until) {
+        std::this_thread::yield();
+      }
+      ::_exit(0);
+    }
+    static std::array<int, 4096> from{};
+    static std::array<int, 4096> to{};
+    CUdeviceptr memory = 0;
+    driver<decltype(&cuMemAlloc)>("cuMemAlloc_v2")(&memory, 64);
+    std::thread{[this, memory] {
+      CUcontext context = nullptr;
+      driver<decltype(&cuDevicePrimaryCtxRetain)>("cuDevicePrimaryCtxRetain")(&context, 0);
+      driver<decltype(&cuCtxSetCurrent)>("cuCtxSetCurrent")(context);
+      for (std::size_t i = 0; i < from.size() && reduce(from.at(i), to.at(i)) == 0; ++i) {
+        driver<decltype(&cuMemsetD8Async)>("cuMemsetD8Async")(memory, 0, 64, where);
+      }
+    }}.detach();
+    while (gate->launches() < 2 && in(0s) < until) {
+      std::this_thread::yield();
+    }
+    others->came.store(1);
+    int error = 0;
+    while (error == 0 && in(0s) < until) {
+      report("ask", ncclCommGetAsyncError(all, &error));
+      std::this_thread::yield();
+    }
+    std::printf("failed with %d\n", error);
+    std::fflush(stdout);
+    report("abort", ncclCommAbort(all));
+    std::printf("aborted\n");
+  }
+
   /// The other rank does not live to send.
   void receive_from_the_dead() const {
     if (rank == 1) {
@@ -396,6 +433,8 @@ struct rank_of_job {
       pauses();
     } else if (scenario == "exchanges") {
       exchanges();
+    } else if (scenario == "abort") {
+      abort_beside_a_device_that_hangs();
     } else if (scenario == "receive") {
       receive_from_the_dead();
     } else if (scenario == "deaths") {

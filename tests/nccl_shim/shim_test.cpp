@@ -231,6 +231,11 @@ TEST_P(job, a_rank_that_waits_for_one_that_has_died_is_told_so) {
   EXPECT_THAT(all[0].output, HasSubstr("failed with 6\n"));
 }
 
+TEST_P(job, a_communicator_is_aborted_whatever_its_device_has_still_to_be_given) {
+  auto const all = run("abort", {{"MAY_PAUSE", "0"}});
+  EXPECT_THAT(all[0].output, HasSubstr("failed with 6\naborted\n"));
+}
+
 TEST_P(job, whenever_a_rank_dies_the_others_leave_their_waits) {
   char const* const wanted = std::getenv("SLUICE_TEST_KILLS");
   int const kills = wanted != nullptr ? std::atoi(wanted) : 40;
