@@ -42,6 +42,8 @@ DEMAND_BYTES = {"host": 20 << 20, "cuda": 3 << 30}
 START_SECONDS = 180.0
 END_SECONDS = 60.0
 FREE_SECONDS = 30.0
+#: PyTorch's watchdog sleeps four times as long before it ends a process whose communicator has failed, else a minute.
+DUMP = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000"}
 MOST_STEPS = 30
 DELAY_MS = 30  # between demands, for each lane: they take each other's time
 COUNTED = ("kills", "hangs", "leaked_chunks", "failed_starts")
@@ -121,7 +123,7 @@ class Lane:
                     [self.sluice, "run", "--require-pool", "--backend", self.backend, "--runtime-dir", self.runtime, "--memory",
                      f"{POOL_MIB[self.backend] * -(-self.ranks // self.devices)}MiB", "--", sys.executable, Path(__file__).resolve(), "--worker", kind, "--backend",
                      self.backend], stdin=subprocess.PIPE, stdout=log, stderr=log,
-                    env={**environment(), RANKS: str(self.ranks), "GLOO_SOCKET_IFNAME": "lo"})
+                    env={**environment(), RANKS: str(self.ranks), "GLOO_SOCKET_IFNAME": "lo", **DUMP})
         return self.forkers[kind]
 
     def _log(self) -> Path:
