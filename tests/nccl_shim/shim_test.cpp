@@ -134,8 +134,8 @@ TEST_P(job, ranks_that_send_and_receive_come_to_rest_and_all_of_it_arrives) {
 }
 
 TEST_P(job, ranks_that_send_and_receive_may_pause_only_now_and_then) {
-  auto const all = run(
-      "exchanges", {{"ROUNDS", "3000"}, {"PAUSES", "100"}, {"FICKLE", "1"}, {"ALONE", "1"}}, 3);
+  auto const all =
+      run("exchanges", {{"ROUNDS", "3000"}, {"PAUSES", "100"}, {"FICKLE", "1"}, {"ALONE", "1"}}, 3);
   EXPECT_THAT(all, Each(ended_well));
   EXPECT_THAT(all, Each(::testing::Field(&ended::output, IsEmpty())));
 }
