@@ -40,7 +40,8 @@ std::optional<unsigned> take_place(board_memory& at) {
   for (unsigned place = 0; place < most_places; ++place) {
     auto& of = at.places[place];
     std::int32_t owner = of.pid.load(std::memory_order_acquire);
-    bool const is_free = owner == 0 || owner == ::getpid() || (::kill(owner, 0) != 0 && errno == ESRCH);
+    bool const is_free =
+        owner == 0 || owner == ::getpid() || (::kill(owner, 0) != 0 && errno == ESRCH);
     if (is_free && of.pid.compare_exchange_strong(owner, ::getpid(), std::memory_order_acq_rel)) {
       of.waiting.store(0, std::memory_order_seq_cst);
       at.word.fetch_add(one_version, std::memory_order_seq_cst);
@@ -69,19 +70,21 @@ std::unique_ptr<board> board::open(std::string const& folder) {
     ::close(file);
   }
   if (at == MAP_FAILED) {
-    std::fprintf(stderr,
-                 "sluice: %s cannot be used: %s. A pause may have to wait for what other ranks send "
-                 "or receive.\n",
-                 path.c_str(), std::strerror(why));
+    std::fprintf(
+        stderr,
+        "sluice: %s cannot be used: %s. A pause may have to wait for what other ranks send "
+        "or receive.\n",
+        path.c_str(), std::strerror(why));
     return nullptr;
   }
   auto* const memory = static_cast<board_memory*>(at);
   auto const place = take_place(*memory);
   if (!place) {
-    std::fprintf(stderr,
-                 "sluice: %u processes in %s use NCCL already. A pause of this one may have to wait "
-                 "for what other ranks send or receive.\n",
-                 most_places, folder.c_str());
+    std::fprintf(
+        stderr,
+        "sluice: %u processes in %s use NCCL already. A pause of this one may have to wait "
+        "for what other ranks send or receive.\n",
+        most_places, folder.c_str());
     unmap(memory);
     return nullptr;
   }
@@ -120,7 +123,7 @@ bool board::show(void const* who, reason why, std::uint32_t places,
   who_ = who;
   why_ = why;
   shared_.places[place_].waiting.store(waiting_for(why, places, progress),
-                                        std::memory_order_seq_cst);
+                                       std::memory_order_seq_cst);
   return true;
 }
 

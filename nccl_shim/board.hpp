@@ -31,7 +31,7 @@ inline constexpr unsigned most_places = 32;
 /// In shared memory, zero at first.
 struct board_memory {
   struct alignas(64) place {
-    std::atomic<std::int32_t> pid;       ///< whose it is; another's when that has died
+    std::atomic<std::int32_t> pid;  ///< whose it is; another's when that has died
     /// {progress of those that it waits for, taken together: 30, reason: 2, their places: 32}; its owner's.
     std::atomic<std::uint64_t> waiting;
     std::atomic<std::uint32_t> progress;  ///< grows with its part in what others may wait for
@@ -85,9 +85,9 @@ class board {
   board_memory& shared_;
   std::unique_ptr<board_memory, void (*)(board_memory*)> mapped_{nullptr, nullptr};
   unsigned place_;
-  std::mutex one_;              // of this process's threads
-  void const* who_ = nullptr;   // waits; guarded by one_
-  reason why_ = reason::none;   // likewise
+  std::mutex one_;             // of this process's threads
+  void const* who_ = nullptr;  // waits; guarded by one_
+  reason why_ = reason::none;  // likewise
 };
 
 }  // namespace sluice::nccl_shim

@@ -266,7 +266,8 @@ bool is_watching() noexcept {
 
 bool owes_others() {
   auto const all = agreeing();
-  return std::any_of(all.begin(), all.end(), [](auto const& known) { return known->ranks->owes(); });
+  return std::any_of(all.begin(), all.end(),
+                     [](auto const& known) { return known->ranks->owes(); });
 }
 
 bool holds(void const* address) noexcept {

@@ -50,7 +50,8 @@ lacking exchanges::lacks(std::span<transfer const> all) const {
     std::uint64_t const own =
         with_more(made_by(rank_, peer), sends_of(more[peer]), receives_of(more[peer]));
     std::uint64_t const theirs = made_by(peer, rank_);
-    bool const sends_wait = sends_of(more[peer]) != 0 && is_less(receives_of(theirs), sends_of(own));
+    bool const sends_wait =
+        sends_of(more[peer]) != 0 && is_less(receives_of(theirs), sends_of(own));
     bool const receives_wait =
         receives_of(more[peer]) != 0 && is_less(sends_of(theirs), receives_of(own));
     if (sends_wait || receives_wait) {
@@ -96,7 +97,8 @@ bool exchanges::owes() const noexcept {
     }
     std::uint64_t const own = made_by(rank_, peer);
     std::uint64_t const theirs = made_by(peer, rank_);
-    if (is_less(receives_of(own), sends_of(theirs)) || is_less(sends_of(own), receives_of(theirs))) {
+    if (is_less(receives_of(own), sends_of(theirs)) ||
+        is_less(sends_of(own), receives_of(theirs))) {
       return true;
     }
   }

@@ -162,8 +162,8 @@ bool membership::complete(unsigned rank, unsigned ranks) {
   std::uint64_t places = 0;
   all_have_places_ = across_ == nullptr;
   for (unsigned each = 0; each < joined(); ++each) {
-    std::uint64_t const place =
-        std::uint64_t{1} << at_->members[each].place.load(std::memory_order_acquire);
+    std::uint64_t const place = std::uint64_t{1}
+                                << at_->members[each].place.load(std::memory_order_acquire);
     all_have_places_ = all_have_places_ && place != 1 && (places & place) == 0;
     places |= place;
   }

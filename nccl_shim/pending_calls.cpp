@@ -120,11 +120,9 @@ class numbered_question : public question {
     if (at == nullptr || !of_->ranks->all_have_places()) {
       return;
     }
-    shown_ = at->wait(this, board::reason::collective,
-                      [this] {
-                        return of_->ranks->transfers().places_of(agreement().missing()).known_places();
-                      }) ||
-             shown_;
+    shown_ = at->wait(this, board::reason::collective, [this] {
+      return of_->ranks->transfers().places_of(agreement().missing()).known_places();
+    }) || shown_;
   }
 
   void show_nothing() {

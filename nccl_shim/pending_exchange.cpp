@@ -56,8 +56,9 @@ class pending_exchange final : public question {
     if (lacks().ranks.empty()) {
       return agreed;  // all others have made theirs
     }
-    shown_ = the_board()->wait(this, board::reason::exchange, [this] { return lacks().known_places(); }) ||
-             shown_;
+    shown_ = the_board()->wait(this, board::reason::exchange, [this] {
+      return lacks().known_places();
+    }) || shown_;
     if (shown_ && the_board()->let_go()) {
       return agreed;
     }
@@ -90,9 +91,8 @@ class pending_exchange final : public question {
   }
 
   [[nodiscard]] bool is_needed() const {
-    return std::any_of(parts_.begin(), parts_.end(), [](part const& each) {
-      return each.of->ranks->agreement().is_needed();
-    });
+    return std::any_of(parts_.begin(), parts_.end(),
+                       [](part const& each) { return each.of->ranks->agreement().is_needed(); });
   }
 
   void end_passing() const {
@@ -138,9 +138,8 @@ class pending_exchange final : public question {
 
   /// A communicator that makes no more calls.
   [[nodiscard]] known_communicator* trouble() const noexcept {
-    auto const found = std::find_if(parts_.begin(), parts_.end(), [](part const& each) {
-      return each.of->trouble() != success;
-    });
+    auto const found = std::find_if(parts_.begin(), parts_.end(),
+                                    [](part const& each) { return each.of->trouble() != success; });
     return found != parts_.end() ? found->of.get() : nullptr;
   }
 

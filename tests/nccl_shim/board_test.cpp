@@ -110,7 +110,8 @@ TEST_F(board_test, what_is_said_of_somebody_who_has_done_its_part_counts_no_more
 
 TEST_F(board_test, whom_it_waits_for_must_be_the_same_after_their_progress_was_read) {
   std::uint32_t places = 0b110;
-  EXPECT_FALSE(at(0).wait(who(0), why::exchange, [&places] { return std::exchange(places, 0b100); }));
+  EXPECT_FALSE(
+      at(0).wait(who(0), why::exchange, [&places] { return std::exchange(places, 0b100); }));
   EXPECT_FALSE(at(0).wait(who(0), why::exchange, [] { return 0U; }));
 }
 

@@ -32,7 +32,7 @@ struct ncclComm {
   std::size_t captured;
   std::size_t children;
   bool connected;
-  std::atomic<bool>* aborted;  // never freed: kernels look at it
+  std::atomic<bool>* aborted;                      // never freed: kernels look at it
   std::array<std::size_t, most_ranks> sends{};     // by peer
   std::array<std::size_t, most_ranks> receives{};  // likewise
 
@@ -314,8 +314,8 @@ EXPORTED int ncclGroupEnd() {
   return launch_transfers(std::exchange(open_transfers, {}), open_aborted, open_where);
 }
 
-EXPORTED int ncclSend(void const* from, std::size_t /*count*/, int /*type*/, int peer,
-                      ncclComm* on, CUstream where) {
+EXPORTED int ncclSend(void const* from, std::size_t /*count*/, int /*type*/, int peer, ncclComm* on,
+                      CUstream where) {
   auto const to = static_cast<std::size_t>(peer);
   return take({&on->meeting().channels.at(static_cast<std::size_t>(on->rank)).at(to),
                on->sends.at(to)++, static_cast<int const*>(from), nullptr},

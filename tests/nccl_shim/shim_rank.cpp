@@ -250,14 +250,14 @@ struct rank_of_job {
     report("split", ncclCommSplit(all, 0, rank, &other, nullptr));
     driver<decltype(&cuStreamCreate)>("cuStreamCreate")(&beside, CU_STREAM_NON_BLOCKING);
     std::thread pauser{[this] { pause_now_and_then(number_in("PAUSES", 100)); }};
-    sluice::nccl_shim::testing::exchange({rank, ranks, all, other, where, beside,
-                                          [&] {
-                                            pauser.join();
-                                            synchronise();
-                                            driver<decltype(&cuStreamSynchronize)>(
-                                                "cuStreamSynchronize")(beside);
-                                          }},
-                                         number_in("ROUNDS", 2000));
+    sluice::nccl_shim::testing::exchange(
+        {rank, ranks, all, other, where, beside,
+         [&] {
+           pauser.join();
+           synchronise();
+           driver<decltype(&cuStreamSynchronize)>("cuStreamSynchronize")(beside);
+         }},
+        number_in("ROUNDS", 2000));
     report("left", left_error());
   }
 
