@@ -108,7 +108,7 @@ class numbered_question : public question {
     if (waiting_.tells()) {
       complain_of_delay();
     }
-    if (waiting_.shows()) {
+    if (waiting_.looks_around()) {
       show();
     }
     return not_yet;

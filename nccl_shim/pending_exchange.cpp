@@ -62,7 +62,7 @@ class pending_exchange final : public question {
     if (shown_ && the_board()->let_go()) {
       return agreed;
     }
-    if (waiting_.shows() && owes_others()) {
+    if (waiting_.looks_around() && owes_others()) {
       return agreed;  // others launched it without asking; what comes before it must not wait for them
     }
     if (waiting_.looks()) {

@@ -15,7 +15,7 @@ constexpr std::chrono::nanoseconds between_looks = 20ms;
 constexpr std::chrono::nanoseconds first_notice = 30s;
 constexpr std::chrono::nanoseconds between_notices = 60s;
 /// Who waits for so long may be one of several that wait for each other.
-constexpr std::chrono::nanoseconds between_shows = 1ms;
+constexpr std::chrono::nanoseconds between_rounds = 1ms;
 
 /// Whether the time has come; then the next one is so much later.
 bool comes(std::int64_t& at, std::chrono::nanoseconds between) noexcept {
@@ -61,7 +61,7 @@ void call_result::is(int result, known_communicator& of) const noexcept {
 void waiting_time::begin() noexcept {
   std::int64_t const now = monotonic_ns();
   tell_at_ = now + first_notice.count();
-  show_at_ = now + between_shows.count();
+  look_around_at_ = now + between_rounds.count();
 }
 
 bool waiting_time::looks() noexcept {
@@ -72,8 +72,8 @@ bool waiting_time::tells() noexcept {
   return comes(tell_at_, between_notices);
 }
 
-bool waiting_time::shows() noexcept {
-  return comes(show_at_, between_shows);
+bool waiting_time::looks_around() noexcept {
+  return comes(look_around_at_, between_rounds);
 }
 
 std::string list(std::vector<unsigned> const& ranks) {

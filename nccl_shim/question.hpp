@@ -60,13 +60,13 @@ class waiting_time {
   [[nodiscard]] bool looks() noexcept;
   /// … to tell who is waited for.
   [[nodiscard]] bool tells() noexcept;
-  /// … to say on the board for whom.
-  [[nodiscard]] bool shows() noexcept;
+  /// … to say on the board for whom, or to see who waits for this process.
+  [[nodiscard]] bool looks_around() noexcept;
 
  private:
   std::int64_t look_at_ = 0;
   std::int64_t tell_at_ = 0;
-  std::int64_t show_at_ = 0;
+  std::int64_t look_around_at_ = 0;
 };
 
 /// "0, 1, 5".
