@@ -12,6 +12,7 @@
 #include <random>
 #include <thread>
 
+#include "tests/nccl_shim/pausing.hpp"
 #include "tests/runtime/gate/test_runtime.h"
 
 namespace sluice::nccl_shim::testing {
@@ -20,10 +21,6 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr int calls_inside = 5;
-
-std::int64_t in(std::chrono::nanoseconds span) {
-  return (std::chrono::steady_clock::now().time_since_epoch() + span).count();
-}
 
 /// As training_memory: who discards, who takes memory, and who hears of others' discards.
 class micro_batch {

@@ -4,8 +4,6 @@
 ///   sluice_shim_rank SCENARIO RANK RANKS FILE     prints what it sees, exits with 0 if it ends
 #include <cuda.h>
 #include <dlfcn.h>
-#include <fcntl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <array>
@@ -29,9 +27,14 @@
 #include "tests/nccl_shim/fake_nccl.hpp"
 #include "tests/nccl_shim/graph_of_reduces.hpp"
 #include "tests/nccl_shim/micro_batches.hpp"
+#include "tests/nccl_shim/pausing.hpp"
 #include "tests/runtime/gate/test_runtime.h"
 
 using namespace std::chrono_literals;
+using sluice::nccl_shim::testing::in;
+using sluice::nccl_shim::testing::number_in;
+using sluice::nccl_shim::testing::patience;
+using sluice::nccl_shim::testing::rank_that_pauses;
 
 struct ncclComm;
 struct unique_id {
@@ -55,20 +58,6 @@ int ncclAllReduce(void const* from, void* to, std::size_t count, int type, int r
 
 namespace {
 
-std::int64_t in(std::chrono::nanoseconds span) {
-  return (std::chrono::steady_clock::now().time_since_epoch() + span).count();
-}
-
-int number_in(char const* name, int otherwise) {
-  char const* const text = std::getenv(name);
-  return text != nullptr ? std::atoi(text) : otherwise;
-}
-
-/// Where the ranks' pausing threads wait for each other.
-struct pausers {
-  std::atomic<std::uint32_t> came;
-};
-
 struct rank_of_job {
   int rank = 0;
   int ranks = 0;
@@ -76,7 +65,7 @@ struct rank_of_job {
   CUstream where = nullptr;
   ncclComm* all = nullptr;
   sluice_gate_api const* gate = nullptr;
-  pausers* others = nullptr;
+  std::unique_ptr<rank_that_pauses> pausing;
   std::unique_ptr<sluice::nccl_shim::testing::graph_of_reduces> graph;  // by which it reduces
 
   template <typename Function>
@@ -95,14 +84,8 @@ struct rank_of_job {
         ::dlsym(RTLD_DEFAULT, "sluice_gate_table"))();
     CUdeviceptr memory = 0;  // so that the gate has attached before somebody else closes it
     driver<decltype(&cuMemAlloc)>("cuMemAlloc_v2")(&memory, 1);
-    int const shared = ::open((file + ".pauses").c_str(), O_RDWR | O_CREAT, 0600);
-    if (shared < 0 || ::ftruncate(shared, sizeof(pausers)) != 0) {
-      throw std::runtime_error{"no file to meet in"};
-    }
-    others = static_cast<pausers*>(
-        ::mmap(nullptr, sizeof(pausers), PROT_READ | PROT_WRITE, MAP_SHARED, shared, 0));
-    ::close(shared);
-    may_pause(number_in("FICKLE", 0) == 0 && number_in("MAY_PAUSE", 1) != 0);
+    pausing = std::make_unique<rank_that_pauses>(*gate, rank, ranks, file + ".pauses");
+    pausing->may_pause(number_in("FICKLE", 0) == 0 && number_in("MAY_PAUSE", 1) != 0);
     if (number_in("DEFERRED", 0) != 0) {
       gate->set_deferred(1);
       gate->set_run_ahead(std::chrono::nanoseconds{100us}.count());
@@ -162,65 +145,9 @@ struct rank_of_job {
     return error;
   }
 
-  [[nodiscard]] static std::chrono::milliseconds patience() {
-    return std::chrono::milliseconds{number_in("PATIENCE_MS", 60'000)};
-  }
-
-  /// Waits until all ranks' pausing threads are here.
-  [[nodiscard]] bool meet_pausers(std::uint32_t round) const {
-    others->came.fetch_add(1);
-    std::int64_t const until = in(2 * patience());
-    while (others->came.load() < round * static_cast<std::uint32_t>(ranks)) {
-      if (in(0s) > until) {
-        return false;
-      }
-      std::this_thread::yield();
-    }
-    return true;
-  }
-
-  /// Whether other ranks must be asked. If so, returns when this one is as far as they are.
-  void may_pause(bool may) const {
-    if (auto const* const agreement = gate->agreement(); agreement != nullptr) {
-      agreement->may_pause(may ? 1 : 0);
-      if (agreement->settle(in(patience())) == 0) {
-        std::printf("rank %d does not catch up\n", rank);
-      }
-    }
-  }
-
-  /// Pauses this rank's device again and again; each pause ends when all ranks have been at rest, or at once.
-  void pause_now_and_then(int times) const {
-    bool const fickle = number_in("FICKLE", 0) != 0;
-    bool const alone = number_in("ALONE", 0) != 0;
-    std::minstd_rand random{static_cast<unsigned>(rank + 1)};
-    for (int i = 0; i < times; ++i) {
-      std::this_thread::sleep_for(std::chrono::microseconds{random() % 2000});
-      if (fickle) {
-        may_pause(true);
-      }
-      if (gate->close(in(patience())) != 0 || gate->wait_idle(in(patience())) != 0) {
-        std::printf("rank %d does not come to rest\n", rank);
-        std::fflush(stdout);
-        ::_exit(3);
-      }
-      std::uint64_t const launches = gate->launches();
-      bool const met = alone || meet_pausers(static_cast<std::uint32_t>(i) + 1);
-      if (!met || gate->launches() != launches) {
-        std::printf("%s\n", met ? "launched in a pause" : "a rank is missing");
-        std::fflush(stdout);
-        ::_exit(4);
-      }
-      gate->open();
-      if (fickle) {
-        may_pause(false);
-      }
-    }
-  }
-
   void pauses() const {
     int const count = number_in("COLLECTIVES", 1000);
-    std::thread pauser{[this] { pause_now_and_then(number_in("PAUSES", 100)); }};
+    std::thread pauser{[this] { pausing->now_and_then(number_in("PAUSES", 100)); }};
     std::vector<int> from(static_cast<std::size_t>(count));
     std::vector<int> to(static_cast<std::size_t>(count));
     std::minstd_rand random{static_cast<unsigned>(rank + 100)};
@@ -249,7 +176,7 @@ struct rank_of_job {
     CUstream beside = nullptr;
     report("split", ncclCommSplit(all, 0, rank, &other, nullptr));
     driver<decltype(&cuStreamCreate)>("cuStreamCreate")(&beside, CU_STREAM_NON_BLOCKING);
-    std::thread pauser{[this] { pause_now_and_then(number_in("PAUSES", 100)); }};
+    std::thread pauser{[this] { pausing->now_and_then(number_in("PAUSES", 100)); }};
     sluice::nccl_shim::testing::exchange(
         {rank, ranks, all, other, where, beside,
          [&] {
@@ -368,7 +295,7 @@ struct rank_of_job {
   void abort_beside_a_device_that_hangs() const {
     auto const until = in(patience());
     if (rank == 1) {
-      while (others->came.load() == 0 && in(0s) < until) {
+      while (pausing->came() == 0 && in(0s) < until) {
         std::this_thread::yield();
       }
       ::_exit(0);
@@ -388,7 +315,7 @@ struct rank_of_job {
     while (gate->launches() < 2 && in(0s) < until) {
       std::this_thread::yield();
     }
-    others->came.store(1);
+    pausing->come();
     int error = 0;
     while (error == 0 && in(0s) < until) {
       report("ask", ncclCommGetAsyncError(all, &error));
