@@ -31,6 +31,9 @@ struct registry {
   [[nodiscard]] bool must_agree() const noexcept { return may_pause || works_together; }
 };
 
+/// Threads that wait for what was left to the gate.
+constinit std::atomic<unsigned> flushing{0};
+
 registry& the_registry() {
   static registry& one = *std::make_unique<registry>().release();  // threads call until the end
   return one;
@@ -275,7 +278,13 @@ bool holds(void const* address) noexcept {
 }
 
 void flush() noexcept {
+  flushing.fetch_add(1, std::memory_order_seq_cst);
   gate()->flush();
+  flushing.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+bool is_flushing() noexcept {
+  return flushing.load(std::memory_order_seq_cst) != 0;
 }
 
 std::unique_ptr<membership> join(std::string const& key) {

@@ -73,6 +73,9 @@ class calling {
 /// Whether other ranks' devices wait for a call of this process, of any communicator, that it has not made yet.
 [[nodiscard]] bool owes_others();
 
+/// Whether a thread waits for what was left to the gate, to make a communicator, say: the other ranks may be there already.
+[[nodiscard]] bool is_flushing() noexcept;
+
 /// Where this process says whom it waits for; nullptr if it cannot. From the first communicator on.
 [[nodiscard]] board* the_board() noexcept;
 

@@ -50,7 +50,7 @@ class pending_exchange final : public question {
   }
 
   [[nodiscard]] answer is_agreed() override {
-    if (trouble() != nullptr || passes()) {
+    if (trouble() != nullptr || passes() || is_flushing()) {
       return agreed;
     }
     if (lacks().ranks.empty()) {

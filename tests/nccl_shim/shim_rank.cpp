@@ -51,6 +51,7 @@ int ncclCommDestroy(ncclComm* which);
 int ncclCommAbort(ncclComm* which);
 int ncclGroupStart();
 int ncclGroupEnd();
+int ncclSend(void const* from, std::size_t count, int type, int peer, ncclComm* on, CUstream where);
 int ncclRecv(void* to, std::size_t count, int type, int peer, ncclComm* on, CUstream where);
 int ncclAllReduce(void const* from, void* to, std::size_t count, int type, int reduction,
                   ncclComm* on, CUstream where);
@@ -327,6 +328,22 @@ struct rank_of_job {
     std::printf("aborted\n");
   }
 
+  /// A communicator is made between a send and its receive: whoever makes it waits for what was left before.
+  void send_before_a_split() const {
+    ncclComm* child = nullptr;
+    int number = 7;
+    if (rank == 0) {
+      report("send", ncclSend(&number, 1, 2, 1, all, where));
+    }
+    report("split", ncclCommSplit(all, 0, rank, &child, nullptr));
+    if (rank == 1) {
+      number = 0;
+      report("receive", ncclRecv(&number, 1, 2, 0, all, where));
+    }
+    synchronise();
+    std::printf("%d\n", number);
+  }
+
   /// The other rank does not live to send.
   void receive_from_the_dead() const {
     if (rank == 1) {
@@ -362,6 +379,8 @@ struct rank_of_job {
       exchanges();
     } else if (scenario == "abort") {
       abort_beside_a_device_that_hangs();
+    } else if (scenario == "send before split") {
+      send_before_a_split();
     } else if (scenario == "receive") {
       receive_from_the_dead();
     } else if (scenario == "deaths") {

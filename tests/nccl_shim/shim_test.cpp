@@ -140,6 +140,11 @@ TEST_P(job, ranks_that_send_and_receive_may_pause_only_now_and_then) {
   EXPECT_THAT(all, Each(::testing::Field(&ended::output, IsEmpty())));
 }
 
+TEST_P(job, what_was_left_before_a_communicator_is_made_does_not_wait_for_those_that_make_it) {
+  EXPECT_THAT(run("'send before split'", {{"DEFERRED", "1"}}),
+              Each(::testing::Field(&ended::output, "7\n")));
+}
+
 TEST_P(job, a_rank_that_receives_from_one_that_has_died_is_told_so) {
   auto const all = run("receive");
   EXPECT_THAT(all[0].output, HasSubstr("rank 1 has died; ncclRecv will not be made"));
