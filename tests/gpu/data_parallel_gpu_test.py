@@ -2,6 +2,7 @@
 
 Where there is one GPU the ranks share it (benchmarks/ranks.py)."""
 
+import argparse
 import os
 import random
 import subprocess
@@ -17,6 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import exactness  # noqa: E402
+import nccl_stress  # noqa: E402
+from ranks import RANKS  # noqa: E402
 
 DEMANDS = 40
 
@@ -55,3 +58,15 @@ def test_without_a_server_no_step_waits_for_the_device(sluice, runtime_folder, c
 def test_ranks_with_unequal_parts_learn_what_one_gpu_learns_that_has_all(sluice, runtime_folder, checkout):
     worst = [float(line.split()[2]) for line in ranks(sluice, checkout, "unequal_job.py")]
     assert len(worst) == 2 and max(worst) < 1e-12, worst
+
+
+@pytest.mark.deadline(200)
+def test_collectives_exchanges_and_graphs_are_right_while_ranks_are_paused(build, monkeypatch):
+    monkeypatch.setenv(RANKS, str(max(2, torch.cuda.device_count())))
+    seed = random.randrange(1 << 31)
+    print(f"seed {seed}")
+    found = nccl_stress.measure(argparse.Namespace(
+        backend="cuda", seconds=10.0, seed=seed, algorithm="any", protocol="any", plain=False, largest=64,
+        sluice=build / "bin" / "sluice", pauser=build / "lib" / "libsluice_bench_pauser.so"))
+    assert found["collectives"] > 0 and found["pauses"] > 0, found
+    assert found["wrong"] == 0 and found["timeouts"] == 0, found
