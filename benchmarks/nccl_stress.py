@@ -7,8 +7,8 @@ Ranks under `sluice run`, one on each GPU or several on the only one, make the s
 one to three communicators: all-reduces, broadcasts, reductions to one rank, all-gathers and reduce-scatters, in place where that
 is possible, alone and in groups; what PyTorch makes of sends and receives (all-to-all, gather, scatter, a ring); launches of a
 graph that holds an all-reduce; of 8 B to 512 MiB, in any type and by any reduction. The data are small whole numbers, so that
-every result is known exactly. Meanwhile all ranks are paused at one instant, or one that is chosen by chance. A pause in which a rank does
-not come to rest within two seconds, and a program that does not end, count as timeouts.
+every result is known exactly. Meanwhile all ranks are paused at one instant, or one that is chosen by chance. A pause in which a
+rank does not come to rest within two seconds, and a program that does not end, count as timeouts.
 
 --plain leaves NCCL alone: then ranks that are paused at one instant must get stuck. A run is one cell, named by its seed; the
 record's notes hold the sums over all of them. On the host, over gloo, nobody is paused, and only the first four are made.
@@ -247,7 +247,8 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         file = stage.folder / "instants"
         file.unlink(missing_ok=True)
         command = [sys.executable, Path(__file__).resolve(), "--worker", "--backend", options.backend, "--library",
-                   options.pauser.absolute(), "--file", file, "--largest", options.largest, *(["--plain"] if options.plain else [])]
+                   options.pauser.absolute(), "--file", file, "--largest", options.largest,
+                   *(["--plain"] if options.plain else [])]
         job = Worker(stage, "ranks", [stage.sluice, "run", "--require-pool", "--backend", options.backend, "--memory",
                                       POOL[options.backend], "--", *command])
         job.run(options.seed << 20)  # makes the communicators; does not count
@@ -302,7 +303,8 @@ def main() -> int:
     ranks = max(gpus, options.ranks)
     os.environ[RANKS] = str(ranks)
     found = measure(options)
-    params = {"ranks": ranks, "seed": options.seed, "algorithm": options.algorithm, "protocol": options.protocol, "largest_mib": options.largest,
+    params = {"ranks": ranks, "seed": options.seed, "algorithm": options.algorithm, "protocol": options.protocol,
+              "largest_mib": options.largest,
               **({"plain": True} if options.plain else {})}
     targets = {"timeouts.value": "> 0"} if options.plain else TARGETS
     cell = Cell(params, {name: single(value) for name, value in found.items()}, targets)

@@ -3,8 +3,8 @@
 
     ./benchmarks/run.sh rank_kills [--kills 50] [--seconds 300] [--lanes 4] [--seed 1] [--kinds replicas shards]
 
-Jobs with a rank on each GPU, or two on the only one, train under `sluice run`, several at once, each in pools of its own, while servers take memory from
-all ranks. After a random number of steps and a random time one rank gets SIGKILL. The others must end by themselves: nobody
+Jobs with a rank on each GPU, or two on the only one, train under `sluice run`, several at once, each in pools of its own, while
+servers take memory from all ranks. After a random number of steps and a random time one rank gets SIGKILL. The others must end by themselves: nobody
 tells them. In the end the pools must have all their memory again. A rank that has not ended after a minute counts as a hang.
 Ranks are forked by a process that has loaded torch and uses neither it nor the pool.
 On the host, over gloo, jobs are replicas. A run is one cell, named by its seed; the record's notes hold the sums.
@@ -121,8 +121,8 @@ class Lane:
             with self._log().open("ab") as log:
                 self.forkers[kind] = subprocess.Popen(
                     [self.sluice, "run", "--require-pool", "--backend", self.backend, "--runtime-dir", self.runtime, "--memory",
-                     f"{POOL_MIB[self.backend] * -(-self.ranks // self.devices)}MiB", "--", sys.executable, Path(__file__).resolve(), "--worker", kind, "--backend",
-                     self.backend], stdin=subprocess.PIPE, stdout=log, stderr=log,
+                     f"{POOL_MIB[self.backend] * -(-self.ranks // self.devices)}MiB", "--", sys.executable,
+                     Path(__file__).resolve(), "--worker", kind, "--backend", self.backend], stdin=subprocess.PIPE, stdout=log, stderr=log,
                     env={**environment(), RANKS: str(self.ranks), "GLOO_SOCKET_IFNAME": "lo", **DUMP})
         return self.forkers[kind]
 

@@ -35,6 +35,13 @@ constexpr std::uint32_t progress_seen(std::uint64_t waiting) {
   return static_cast<std::uint32_t>(waiting >> progress_shift);
 }
 
+/// Nobody waits there any more, nor is to be let go.
+void clear(board_memory& at, unsigned place) {
+  at.places[place].waiting.store(0, std::memory_order_seq_cst);
+  at.word.fetch_add(one_version, std::memory_order_seq_cst);
+  at.word.fetch_and(~(std::uint64_t{1} << place), std::memory_order_seq_cst);
+}
+
 /// A place for this process: nobody's, or that of one that has died.
 std::optional<unsigned> take_place(board_memory& at) {
   for (unsigned place = 0; place < most_places; ++place) {
@@ -43,9 +50,7 @@ std::optional<unsigned> take_place(board_memory& at) {
     bool const is_free =
         owner == 0 || owner == ::getpid() || (::kill(owner, 0) != 0 && errno == ESRCH);
     if (is_free && of.pid.compare_exchange_strong(owner, ::getpid(), std::memory_order_acq_rel)) {
-      of.waiting.store(0, std::memory_order_seq_cst);
-      at.word.fetch_add(one_version, std::memory_order_seq_cst);
-      at.word.fetch_and(~(std::uint64_t{1} << place), std::memory_order_seq_cst);
+      clear(at, place);
       return place;
     }
   }
@@ -192,9 +197,7 @@ void board::made(void const* who) noexcept {
   if (who_ != who) {
     return;
   }
-  shared_.places[place_].waiting.store(0, std::memory_order_seq_cst);
-  shared_.word.fetch_add(one_version, std::memory_order_seq_cst);
-  shared_.word.fetch_and(~std::uint64_t{own_bit()}, std::memory_order_seq_cst);
+  clear(shared_, place_);
   who_ = nullptr;
 }
 

@@ -1,5 +1,6 @@
 #include "nccl_shim/collective.hpp"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <string>
@@ -83,6 +84,12 @@ numbered_call graph_of(std::uint64_t calls, hash const& alike) noexcept {
 
 char const* name_of(operation what) noexcept {
   return names.at(static_cast<std::size_t>(what));
+}
+
+bool are_of_all(std::span<collective const> calls) noexcept {
+  return std::all_of(calls.begin(), calls.end(), [&calls](collective const& call) {
+    return call.on == calls.front().on && is_of_all(call.what);
+  });
 }
 
 int perform(collective const& c) noexcept {

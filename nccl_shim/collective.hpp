@@ -44,6 +44,8 @@ struct collective {
 [[nodiscard]] constexpr bool is_of_all(operation what) noexcept {
   return what != operation::send && what != operation::receive;
 }
+/// Whether all ranks of one communicator take part in each of them, and of no other.
+[[nodiscard]] bool are_of_all(std::span<collective const> calls) noexcept;
 /// Calls NCCL. `invalid_usage` if this NCCL has no such function.
 [[nodiscard]] int perform(collective const& call) noexcept;
 /// The same for several: as one group.

@@ -116,9 +116,7 @@ char const* why_not_inside(std::span<collective const> calls,
     return "its communicator's ranks do not agree on their collectives";
   }
   communicator const on = calls.front().on;
-  if (!std::all_of(calls.begin(), calls.end(), [on](collective const& call) {
-        return call.on == on && is_of_all(call.what);
-      })) {
+  if (!are_of_all(calls)) {
     return "only what all ranks of one communicator take part in can be run again";
   }
   inside_micro_batches& here = the_inside();

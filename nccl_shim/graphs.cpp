@@ -1,18 +1,6 @@
 #include "nccl_shim/graphs.hpp"
 
-#include <algorithm>
-
 namespace sluice::nccl_shim {
-namespace {
-
-bool are_of_one(std::span<collective const> calls) noexcept {
-  return std::all_of(calls.begin(), calls.end(), [&calls](collective const& call) {
-    return call.on == calls.front().on && is_of_all(call.what);
-  });
-}
-
-}  // namespace
-
 std::optional<int> capture(std::span<collective const> calls,
                            std::shared_ptr<known_communicator> const& of) {
   stream const where = calls.front().where;
@@ -22,7 +10,7 @@ std::optional<int> capture(std::span<collective const> calls,
   int const result = hand_over_captured(calls, of);
   if (result == success || result == in_progress) {
     auto recorded = std::make_unique<graph_calls>(
-        graph_calls{calls.front(), of, are_of_one(calls), numbered_graph(calls)});
+        graph_calls{calls.front(), of, are_of_all(calls), numbered_graph(calls)});
     if (gate()->attach_to_capture(where, recorded.get()) != 0) {
       static_cast<void>(recorded.release());  // the graph's, until `release_graph`
     }

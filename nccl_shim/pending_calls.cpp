@@ -2,7 +2,6 @@
 
 #include <dlfcn.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
@@ -188,18 +187,11 @@ class pending_call final : public numbered_question {
   pending_call(std::span<collective const> calls, std::shared_ptr<known_communicator> first,
                std::uint64_t micro_batch, int& direct, bool captured = false)
       : numbered_question{numbered(calls), std::move(first), micro_batch,
-                          !captured && are_of_all_ranks(calls)},
+                          !captured && are_of_all(calls)},
         calls_{calls.begin(), calls.end()},
         result_{direct} {}
 
  private:
-  /// Whether all ranks of one communicator take part, and of no other.
-  [[nodiscard]] static bool are_of_all_ranks(std::span<collective const> calls) noexcept {
-    return std::all_of(calls.begin(), calls.end(), [&calls](collective const& call) {
-      return call.on == calls.front().on && is_of_all(call.what);
-    });
-  }
-
   void perform() override {
     calling const now{of()};
     int result = now.trouble();
