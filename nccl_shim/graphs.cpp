@@ -1,6 +1,7 @@
 #include "nccl_shim/graphs.hpp"
 
 namespace sluice::nccl_shim {
+
 std::optional<int> capture(std::span<collective const> calls,
                            std::shared_ptr<known_communicator> const& of) {
   stream const where = calls.front().where;
