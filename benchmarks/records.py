@@ -10,7 +10,9 @@ end in their unit (`_us`, `_ms`, `_bytes`, `_per_s`, `_ratio`, `_percent`). A ta
 as `<= 500`; `met` is computed from it. What was missed stays in the file as false.
 """
 
+import contextlib
 import datetime
+import fcntl
 import json
 import math
 import os
@@ -19,7 +21,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -155,7 +157,7 @@ def write(name: str, cells: list[Cell], *, gpus: int = 0, accumulate: bool = Fal
     """Writes the record and prints its table.
 
     With `accumulate`, cells of the record that is there stay if their parameters were not measured this time; every
-    cell then carries its own commit, dirty and date. `notes` say what was left out; `summary` writes more of them, from all
+    cell then carries its own commit, dirty, date and device. Several runs may accumulate at once. `notes` say what was left out; `summary` writes more of them, from all
     cells that the record will have.
     """
     if not cells:
@@ -164,17 +166,18 @@ def write(name: str, cells: list[Cell], *, gpus: int = 0, accumulate: bool = Fal
     date = datetime.date.today().isoformat()
     file = folder / f"{name}-{slug(now['device'], gpus)}.json"
     measured = [cell.as_json() for cell in cells]
-    if accumulate:
-        measured = _merged(file, [{**cell, **where, "date": date} for cell in measured])
     words = [Path(sys.argv[0]).stem, *sys.argv[1:]]
-    record = {"name": name, **where, "date": date, **now,
-              "command": shlex.join(["benchmarks/run.sh", *words]), "cells": measured}
-    if notes := [*notes, *(summary(measured) if summary else [])]:
-        record["notes"] = notes
     folder.mkdir(parents=True, exist_ok=True)
-    part = file.with_suffix(".part")
-    part.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    part.replace(file)
+    with _alone(folder):
+        if accumulate:
+            measured = _merged(file, [{**cell, **where, "date": date, "device": now["device"]} for cell in measured])
+        record = {"name": name, **where, "date": date, **now,
+                  "command": shlex.join(["benchmarks/run.sh", *words]), "cells": measured}
+        if notes := [*notes, *(summary(measured) if summary else [])]:
+            record["notes"] = notes
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        part.replace(file)
     print(table(record))
     print(f"written to {file}" + (" (dirty: for trying, not for quoting)" if where["dirty"] else ""))
     return file
@@ -186,12 +189,23 @@ def record_of(name: str, *, gpus: int = 0, folder: Path = RESULTS) -> dict:
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Nobody else writes to the folder meanwhile."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def _merged(file: Path, measured: list[dict]) -> list[dict]:
     """The new cells, and those of the file whose parameters are not among them, in the file's order."""
     if not file.exists():
         return measured
     old = json.loads(file.read_text(encoding="utf-8"))
-    inherited = {key: old[key] for key in ("commit", "dirty", "date")}
+    inherited = {key: old[key] for key in ("commit", "dirty", "date", "device")}
     fresh = {json.dumps(cell["params"], sort_keys=True): cell for cell in measured}
     kept = [fresh.pop(json.dumps(cell["params"], sort_keys=True), {**inherited, **cell}) for cell in old["cells"]]
     return kept + list(fresh.values())
