@@ -129,14 +129,12 @@ char const* why_not_inside(std::span<collective const> calls,
                           : "another communicator is used inside of micro-batches already";
 }
 
-/// Whether they are sends and receives whose ranks can tell each other that they have come to them.
+/// Whether they have no number, and their ranks can tell each other that they have come to them.
 bool is_exchange(std::span<collective const> calls,
                  std::span<std::shared_ptr<known_communicator> const> of) {
-  return std::none_of(calls.begin(), calls.end(),
-                      [](auto const& call) { return is_of_all(call.what); }) &&
-         std::all_of(of.begin(), of.end(), [](auto const& known) {
-           return known->ranks != nullptr && known->ranks->all_have_places();
-         });
+  return !are_of_all(calls) && std::all_of(of.begin(), of.end(), [](auto const& known) {
+    return known->ranks != nullptr && known->ranks->all_have_places();
+  });
 }
 
 /// Tells the ranks of all communicators whether this process needs to agree with them.

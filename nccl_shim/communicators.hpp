@@ -5,8 +5,8 @@
 ///                            the gate opens    └───┘ it closes: the question is taken back
 ///
 /// Without a gate, and outside of `sluice run`, everything goes to NCCL at once. So do calls of
-/// communicators whose ranks cannot agree: those made by other means than `join`, point-to-point
-/// calls, and groups over several communicators; they pass the gate in their turn.
+/// communicators whose ranks cannot agree, those made by other means than `join` for one: they pass the gate in
+/// their turn.
 ///
 /// Thread-safety: everything may be called from any thread, as far as NCCL allows it.
 #pragma once

@@ -61,6 +61,16 @@ lacking exchanges::lacks(std::span<transfer const> all) const {
   return places_of(std::move(missing));
 }
 
+std::vector<unsigned> exchanges::others() const {
+  std::vector<unsigned> found;
+  for (unsigned rank = 0; rank < ranks_; ++rank) {
+    if (rank != rank_) {
+      found.push_back(rank);
+    }
+  }
+  return found;
+}
+
 lacking exchanges::places_of(std::vector<unsigned> ranks) const {
   lacking result{std::move(ranks)};
   for (unsigned const rank : result.ranks) {

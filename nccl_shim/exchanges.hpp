@@ -1,5 +1,5 @@
 /// What the ranks of a communicator have sent to and received from each other: which of them a rank's next
-/// sends and receives wait for.
+/// sends and receives wait for. Of a group's collectives each counts as both, with all other ranks.
 ///
 /// The n-th send from one rank to another is what the n-th receive there takes. A rank *lacks* another one when
 /// that has not made its part of what the first is about to make.
@@ -52,6 +52,7 @@ class exchanges {
   /// 1 + this rank's place on the board; 0: it has none.
   void take_place(std::uint32_t place) noexcept;
   [[nodiscard]] lacking lacks(std::span<transfer const> all) const;
+  [[nodiscard]] std::vector<unsigned> others() const;
   /// The places of some ranks.
   [[nodiscard]] lacking places_of(std::vector<unsigned> ranks) const;
 

@@ -1,4 +1,5 @@
-/// Sends and receives that wait until those at their other ends have come to theirs.
+/// Sends, receives, and groups that are not of one communicator's collectives alone: they wait until those that take part
+/// in them have come to theirs.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -18,6 +19,17 @@ struct part {
   std::vector<transfer> transfers;
 
   [[nodiscard]] exchanges& counts() const { return of->ranks->transfers(); }
+  /// A collective is like a send to, and a receive from, all other ranks.
+  void add(collective const& call) {
+    if (!is_of_all(call.what)) {
+      transfers.push_back({static_cast<unsigned>(call.root), call.what == operation::send});
+      return;
+    }
+    for (unsigned const peer : counts().others()) {
+      transfers.push_back({peer, true});
+      transfers.push_back({peer, false});
+    }
+  }
 };
 
 std::vector<part> parts_of(std::span<collective const> calls,
@@ -29,13 +41,12 @@ std::vector<part> parts_of(std::span<collective const> calls,
     if (found == parts.end()) {
       found = parts.insert(found, part{of[i], {}});
     }
-    found->transfers.push_back(
-        {static_cast<unsigned>(calls[i].root), calls[i].what == operation::send});
+    found->add(calls[i]);
   }
   return parts;
 }
 
-/// A send, a receive, or a group of some.
+/// A send, a receive, or a group.
 class pending_exchange final : public question {
  public:
   pending_exchange(std::span<collective const> calls,

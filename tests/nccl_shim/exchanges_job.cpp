@@ -140,6 +140,23 @@ void around_an_all_reduce(exchanging const& job, traffic& with) {
   }
 }
 
+/// Collectives of two communicators as one group.
+void reduce_twice(exchanging const& job, traffic& with) {
+  traffic::start();
+  with.reduce(job.all, job.where);
+  with.reduce(job.other, job.where);
+  traffic::end();
+}
+
+/// A collective between a send and a receive, as one group.
+void reduce_in_a_ring(exchanging const& job, traffic& with) {
+  traffic::start();
+  with.send((job.rank + 1) % job.ranks, job.all);
+  with.reduce(job.all, job.where);
+  with.receive((job.rank + job.ranks - 1) % job.ranks, job.all);
+  traffic::end();
+}
+
 }  // namespace
 
 void exchange(exchanging const& job, int rounds) {
@@ -148,7 +165,7 @@ void exchange(exchanging const& job, int rounds) {
   traffic with{job};
   for (int i = 0; i < rounds; ++i) {
     with.next_round();
-    switch (alike() % 16) {
+    switch (alike() % 20) {
       case 0:
         cross(job, with);
         break;
@@ -173,7 +190,15 @@ void exchange(exchanging const& job, int rounds) {
         break;
       case 10:
       case 11:
+        reduce_twice(job, with);
+        break;
       case 12:
+      case 13:
+        reduce_in_a_ring(job, with);
+        break;
+      case 14:
+      case 15:
+      case 16:
         all_to_all(job, with);
         break;
       default:

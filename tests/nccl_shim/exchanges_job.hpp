@@ -1,5 +1,6 @@
 /// A rank that sends to and receives from the others, in every way that the ranks of a job do it: in groups and
-/// alone, over one communicator and two, in an order that would not do if each call waited for its other end.
+/// alone, over one communicator and two, with collectives among them, in an order that would not do if each call
+/// waited for its other end.
 #pragma once
 
 #include <cuda.h>
