@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "nccl_shim/clock.hpp"
+#include "nccl_shim/domain.hpp"
 #include "nccl_shim/graphs.hpp"
 #include "nccl_shim/hosts.hpp"
 #include "nccl_shim/pending_calls.hpp"
@@ -80,55 +81,6 @@ void fail_if_others_died(known_communicator& of) noexcept {
   }
 }
 
-/// The one communicator whose calls may be of micro-batches: their numbers are the order in which ranks
-/// keep and drop those. The first that is used so, until it goes.
-struct inside_micro_batches {
-  std::mutex lock;
-  communicator which = nullptr;               // guarded by lock
-  std::shared_ptr<known_communicator> known;  // likewise
-};
-
-inside_micro_batches& the_inside() {
-  static inside_micro_batches& one = *std::make_unique<inside_micro_batches>().release();
-  return one;
-}
-
-std::shared_ptr<known_communicator> inside_communicator() {
-  inside_micro_batches& here = the_inside();
-  std::lock_guard const guard{here.lock};
-  return here.known;
-}
-
-bool works_together() {
-  registry& in = the_registry();
-  std::shared_lock const guard{in.lock};
-  return in.works_together;
-}
-
-/// Why a call cannot be part of a micro-batch; nullptr if it can.
-char const* why_not_inside(std::span<collective const> calls,
-                           std::shared_ptr<known_communicator> const& known) {
-  if (!works_together()) {
-    return "other ranks would wait for it if the micro-batch is discarded; call it between "
-           "micro-batches";
-  }
-  if (known->ranks == nullptr) {
-    return "its communicator's ranks do not agree on their collectives";
-  }
-  communicator const on = calls.front().on;
-  if (!are_of_all(calls)) {
-    return "only what all ranks of one communicator take part in can be run again";
-  }
-  inside_micro_batches& here = the_inside();
-  std::lock_guard const guard{here.lock};
-  if (here.which == nullptr) {
-    here.which = on;
-    here.known = known;
-  }
-  return here.which == on ? nullptr
-                          : "another communicator is used inside of micro-batches already";
-}
-
 /// Whether they have no number, and their ranks can tell each other that they have come to them.
 bool is_exchange(std::span<collective const> calls,
                  std::span<std::shared_ptr<known_communicator> const> of) {
@@ -177,22 +129,40 @@ int settle(std::int64_t deadline_ns) {
 }
 
 void allow_inside(int allow) {
+  allow_inside_micro_batches(allow != 0);
   tell_need(&registry::works_together, allow != 0);
 }
 
+int end_with(void* communicator) {
+  auto const which = static_cast<nccl_shim::communicator>(communicator);
+  auto const known = find(which);
+  return known != nullptr && make_domain(which, known) ? 1 : 0;
+}
+
 int keep_micro_batch(void (*keep)(void* of), void* of) {
-  auto known = inside_communicator();
-  if (known == nullptr) {
+  auto const at = end_of_micro_batch(gate()->micro_batch());
+  if (!at) {
     keep(of);
     return 1;
   }
-  return hand_over_end(std::move(known), gate()->micro_batch(), keep, of) ? 1 : 0;
+  return hand_over_end(*at, keep, of) ? 1 : 0;
 }
 
 void run_micro_batch_again() {
-  if (auto const known = inside_communicator(); known != nullptr) {
+  if (auto const known = the_domain(); known != nullptr) {
     known->ranks->agreement().begin_epoch();
   }
+}
+
+/// The calling thread's micro-batch has the call; there may be none.
+place_inside take_in(std::span<collective const> calls,
+                     std::shared_ptr<known_communicator> const& known) {
+  std::uint64_t const micro_batch = gate()->micro_batch();
+  return micro_batch != 0 ? inside_micro_batch(micro_batch, calls, known) : place_inside{};
+}
+
+void complain_of_place(char const* called, char const* why) {
+  std::fprintf(stderr, "sluice: %s inside of a micro-batch: %s\n", called, why);
 }
 
 /// A graph that is not one number is launched without asking, and only between micro-batches.
@@ -202,15 +172,13 @@ sluice_graph_result agree_on_launch(void* held, sluice_graph_launch const* launc
   if (graph.of->trouble() != success) {
     return SLUICE_GRAPH_REFUSED;
   }
-  std::uint64_t const micro_batch = gate()->micro_batch();
-  if (micro_batch != 0) {
-    char const* const why = graph.is_one ? why_not_inside({&graph.first, 1}, graph.of)
-                                         : "it is not of all ranks of one communicator alone";
-    if (why != nullptr) {
-      std::fprintf(stderr, "sluice: %s was launched inside of a micro-batch: %s\n",
-                   to_text(graph.alike).c_str(), why);
-      return SLUICE_GRAPH_REFUSED;
-    }
+  auto place = take_in({&graph.first, 1}, graph.of);
+  if (gate()->micro_batch() != 0 && !graph.is_one) {
+    place.why_not = "it is not of all ranks of one communicator alone";
+  }
+  if (place.why_not != nullptr) {
+    complain_of_place((to_text(graph.alike) + " was launched").c_str(), place.why_not);
+    return SLUICE_GRAPH_REFUSED;
   }
   if (!graph.is_one) {
     static std::atomic<bool> told{false};
@@ -225,7 +193,7 @@ sluice_graph_result agree_on_launch(void* held, sluice_graph_launch const* launc
   if (graph.of->ranks == nullptr) {
     return SLUICE_GRAPH_PASSES;  // which has been told when the communicator was made
   }
-  *call = as_agreed(graph.alike, graph.of, micro_batch, *launch);
+  *call = as_agreed(graph.alike, graph.of, std::move(place.of), *launch);
   return SLUICE_GRAPH_AGREED;
 }
 
@@ -233,6 +201,7 @@ constexpr sluice_agreement offered{.size = sizeof(sluice_agreement),
                                    .may_pause = may_pause,
                                    .settle = settle,
                                    .allow_inside = allow_inside,
+                                   .end_with = end_with,
                                    .keep = keep_micro_batch,
                                    .run_again = run_micro_batch_again,
                                    .join = join_graphs,
@@ -342,15 +311,14 @@ int submit(std::span<collective const> calls) {
   if (auto const captured = capture(calls, of.front())) {
     return *captured;
   }
-  std::uint64_t const micro_batch = gate()->micro_batch();
-  if (char const* const why = micro_batch != 0 ? why_not_inside(calls, of.front()) : nullptr;
-      why != nullptr) {
-    std::fprintf(stderr, "sluice: %s was called inside of a micro-batch: %s\n",
-                 name_of(calls.front().what), why);
+  auto place = take_in(calls, of.front());
+  if (place.why_not != nullptr) {
+    complain_of_place((std::string{name_of(calls.front().what)} + " was called").c_str(),
+                      place.why_not);
     return invalid_usage;
   }
   return is_exchange(calls, of) ? hand_over_exchange(calls, of)
-                                : hand_over(calls, std::move(of.front()), micro_batch);
+                                : hand_over(calls, std::move(of.front()), std::move(place.of));
 }
 
 int error_of(communicator which) noexcept {
@@ -382,12 +350,7 @@ void forget(communicator which) noexcept {
     std::lock_guard const guard{in.lock};
     in.all.erase(which);
   }
-  inside_micro_batches& here = the_inside();
-  std::lock_guard const guard{here.lock};
-  if (here.which == which) {
-    here.which = nullptr;
-    here.known = nullptr;
-  }
+  forget_domain(which);
 }
 
 }  // namespace sluice::nccl_shim

@@ -118,6 +118,43 @@ void cut::begin_epoch() noexcept {
   words_.tell();
 }
 
+void cut::end_epoch(std::uint16_t which) noexcept {
+  change([which](cut_word& word) {
+    if (word.epoch == which) {
+      word.next_epoch();
+    }
+  });
+  words_.tell();
+}
+
+void cut::catch_up_with(cut const& leading) noexcept {
+  change([&leading](cut_word& word) { word.epoch = leading.epoch(); });
+  words_.tell();
+}
+
+/// Epochs come round again, so that only the leading one's, read last, tells which of two is the later.
+void cut::catch_up_with(cut const& leading, std::uint16_t epoch) noexcept {
+  if (this->epoch() == epoch) {
+    return;
+  }
+  change([&leading, epoch](cut_word& word) {
+    auto const latest = leading.epoch();
+    if (cut_word::behind(word.epoch, latest) > cut_word::behind(epoch, latest)) {
+      word.epoch = epoch;
+    }
+  });
+}
+
+void cut::resume_without(cut const& leading) noexcept {
+  epoch_ = change([&leading](cut_word& word) {
+             --word.pausing;
+             word.epoch = leading.epoch();
+           }).epoch;
+  --number_;
+  words_.tell();
+  try_to_grant();
+}
+
 void cut::need(bool needs) noexcept {
   if (std::exchange(needs_, needs) == needs) {
     return;
@@ -128,7 +165,7 @@ void cut::need(bool needs) noexcept {
     word.needed = static_cast<std::uint8_t>(word.needed + (needs ? 1 : -1));
   });
   if (needs && made.needed == 1) {
-    catch_up();
+    grant_what_was_launched();
   }
   words_.tell();
 }
@@ -155,7 +192,7 @@ outcome cut::settle(std::int64_t deadline_ns) noexcept {
 
 /// By whoever was the first to need it, alone: the word does not come back to what it was meanwhile.
 /// What has been launched had been arrived at before its rank saw that nobody needed it.
-void cut::catch_up() noexcept {
+void cut::grant_what_was_launched() noexcept {
   std::array<std::uint64_t, max_ranks> arrived{};
   words_.arrivals(std::span{arrived}.first(ranks_));
   std::uint64_t farthest = 0;

@@ -89,11 +89,20 @@ class cut {
   void resume_without() noexcept;
   /// What has not been granted is dropped on all ranks.
   void begin_epoch() noexcept;
+  /// The same, if that epoch has not ended yet.
+  void end_epoch(std::uint16_t which) noexcept;
   [[nodiscard]] std::uint16_t epoch() const noexcept {
     return cut_word::unpack(words_.look().word).epoch;
   }
   /// What this rank arrives at next belongs to that epoch.
   void follow(std::uint16_t epoch) noexcept { epoch_ = epoch; }
+
+  /// Where epochs are those of another cut, the leading one, whose ranks are more: this one's becomes the present one …
+  void catch_up_with(cut const& leading) noexcept;
+  /// … or a recent one, if it has not got as far.
+  void catch_up_with(cut const& leading, std::uint16_t epoch) noexcept;
+  /// As without it, when the leading one's epoch in which this rank arrived has ended.
+  void resume_without(cut const& leading) noexcept;
 
   /// Ends everybody's waits.
   void declare_lost(unsigned rank) noexcept;
@@ -115,7 +124,7 @@ class cut {
  private:
   void compare_with(unsigned neighbour) noexcept;
   void declare_different(std::uint64_t number, unsigned one, unsigned other) noexcept;
-  void catch_up() noexcept;
+  void grant_what_was_launched() noexcept;
   void try_to_grant() noexcept;
   template <typename Change>
   cut_word change(Change how) noexcept;

@@ -133,6 +133,22 @@ unsigned membership::joined() const noexcept {
   return at_->joined.load(std::memory_order_seq_cst);
 }
 
+std::span<meeting::member const> membership::members() const noexcept {
+  return std::span{at_->members}.first(std::min(joined(), max_ranks));
+}
+
+bool membership::is_part_of(membership const& whole) const noexcept {
+  auto const process = [](meeting::member const& each) {
+    return each.pid.load(std::memory_order_acquire);
+  };
+  auto const others = whole.members();
+  return std::all_of(members().begin(), members().end(), [&](meeting::member const& own) {
+    return std::any_of(others.begin(), others.end(), [&](meeting::member const& other) {
+      return process(own) == process(other);
+    });
+  });
+}
+
 /// Where all ranks meet; nullptr if that is nowhere.
 std::unique_ptr<cut_words> membership::words_for(unsigned rank, unsigned ranks) {
   if (ranks > max_ranks || rank >= ranks) {

@@ -19,6 +19,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -65,6 +66,8 @@ class membership {
   [[nodiscard]] exchanges& transfers() noexcept { return *exchanges_; }
   /// Whether ranks can wait for each other's sends and receives: each is a process of this host, with a place of its own.
   [[nodiscard]] bool all_have_places() const noexcept { return all_have_places_; }
+  /// Whether all of its processes on this host are among another's.
+  [[nodiscard]] bool is_part_of(membership const& whole) const noexcept;
   /// Whether this rank needs the others to agree.
   void need(bool needs) noexcept;
   /// After that: waits until it has launched what others had launched before, collectives, sends and receives.
@@ -81,6 +84,7 @@ class membership {
 
  private:
   membership(std::string path, std::string key, int file, meeting* at) noexcept;
+  [[nodiscard]] std::span<meeting::member const> members() const noexcept;
   [[nodiscard]] std::unique_ptr<cut_words> words_for(unsigned rank, unsigned ranks);
 
   std::string path_;

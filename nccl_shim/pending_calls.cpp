@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
@@ -22,17 +23,11 @@ thread_local constinit int inside [[gnu::tls_model("initial-exec")]] = 0;
 class numbered_question : public question {
  public:
   numbered_question(numbered_call const& what, std::shared_ptr<known_communicator> of,
-                    std::uint64_t micro_batch, bool is_of_all_ranks)
+                    std::optional<attempt> place, bool is_of_all_ranks)
       : of_{std::move(of)},
         what_{what},
-        is_of_micro_batch_{micro_batch != 0},
-        is_of_all_ranks_{is_of_all_ranks} {
-    // A micro-batch belongs to the epoch that it began in: what this process runs again has had another
-    // one begin before, so that nothing of the try before can be granted any more.
-    if (is_of_micro_batch_ && std::exchange(of_->last_micro_batch, micro_batch) != micro_batch) {
-      begins_in_ = agreement().epoch();
-    }
-  }
+        inside_{std::move(place)},
+        is_of_all_ranks_{is_of_all_ranks} {}
 
  protected:
   virtual void perform() = 0;
@@ -41,6 +36,9 @@ class numbered_question : public question {
 
  private:
   [[nodiscard]] cut& agreement() const { return of_->ranks->agreement(); }
+  [[nodiscard]] cut& leading() const { return inside_->domain->ranks->agreement(); }
+  /// Whether it is part of a micro-batch that ends with another communicator.
+  [[nodiscard]] bool follows() const noexcept { return inside_ && inside_->domain != of_; }
 
   void ask() override {
     if (of_->ranks == nullptr || !is_of_all_ranks_ || of_->trouble() != success) {
@@ -51,11 +49,12 @@ class numbered_question : public question {
       return;
     }
     waiting_.begin();
-    if (!is_of_micro_batch_) {
-      agreement().follow(agreement().epoch());
-    } else if (begins_in_) {
-      agreement().follow(*begins_in_);
+    if (follows()) {
+      agreement().catch_up_with(leading(), inside_->epoch);
     }
+    // What this process runs again has had another epoch begin before, so that nothing of the attempt before
+    // can be granted any more.
+    agreement().follow(inside_ ? inside_->epoch : agreement().epoch());
     arrive();
   }
 
@@ -78,20 +77,23 @@ class numbered_question : public question {
     if (asked_at_ != 0 && monotonic_ns() < ask_again_at_) {
       return not_yet;
     }
+    if (follows() && leading().epoch() != inside_->epoch) {
+      agreement().catch_up_with(leading());
+    }
     switch (agreement().await(0)) {
       case outcome::granted:
         return agreed;
       case outcome::late:
         break;
       case outcome::dropped:
-        if (is_of_micro_batch_) {
+        if (inside_) {
           asked_ = false;
           return dropped;
         }
         arrive();  // it comes before the micro-batch that was dropped
         break;
       case outcome::lost:
-        complain_of_death();
+        complain_of_death(*of_);
         return agreed;
       case outcome::differs:
         of_->fail_by_difference();
@@ -99,10 +101,9 @@ class numbered_question : public question {
     }
     std::int64_t const now = monotonic_ns();
     asked_at_ = asked_at_ == 0 ? now : asked_at_;
-    ask_again_at_ =
-        now + agreement().between_looks(std::chrono::nanoseconds{now - asked_at_}).count();
+    ask_again_at_ = now + between_looks(std::chrono::nanoseconds{now - asked_at_}).count();
     if (waiting_.looks()) {
-      of_->ranks->look_for_deaths();
+      look_for_deaths();
     }
     if (waiting_.tells()) {
       complain_of_delay();
@@ -111,6 +112,23 @@ class numbered_question : public question {
       show();
     }
     return not_yet;
+  }
+
+  [[nodiscard]] std::chrono::nanoseconds between_looks(std::chrono::nanoseconds waited) const {
+    auto const own = agreement().between_looks(waited);
+    return follows() ? std::max(own, leading().between_looks(waited)) : own;
+  }
+
+  /// Those that are waited for may wait for others of the micro-batch's ranks.
+  void look_for_deaths() {
+    of_->ranks->look_for_deaths();
+    if (!follows()) {
+      return;
+    }
+    inside_->domain->ranks->look_for_deaths();
+    if (leading().lost()) {
+      complain_of_death(*inside_->domain);
+    }
   }
 
   /// For those that wait for what this process sends or receives behind it.
@@ -150,15 +168,22 @@ class numbered_question : public question {
   }
 
   void drop() override {
-    if (asked_) {  // it has been withdrawn
+    if (!asked_) {
+      return;
+    }
+    // It has been withdrawn.
+    if (follows()) {
+      leading().end_epoch(inside_->epoch);
+      agreement().resume_without(leading());
+    } else {
       agreement().resume_without();
     }
   }
 
-  void complain_of_death() {
+  void complain_of_death(known_communicator const& among) {
     // Said first: whoever sees the error may end the process.
     std::fprintf(stderr, "sluice: %s; collective %llu, %s, will not be made\n",
-                 of_->ranks->loss().c_str(), static_cast<unsigned long long>(agreement().number()),
+                 among.ranks->loss().c_str(), static_cast<unsigned long long>(agreement().number()),
                  to_text(what_).c_str());
     of_->fail(remote_error);
   }
@@ -171,8 +196,7 @@ class numbered_question : public question {
 
   std::shared_ptr<known_communicator> of_;
   numbered_call what_;
-  bool is_of_micro_batch_;
-  std::optional<std::uint16_t> begins_in_;  // the epoch of the micro-batch that it is the first of
+  std::optional<attempt> inside_;  // a micro-batch
   bool is_of_all_ranks_;
   bool asked_ = false;
   bool shown_ = false;             // on the board
@@ -185,8 +209,8 @@ class numbered_question : public question {
 class pending_call final : public numbered_question {
  public:
   pending_call(std::span<collective const> calls, std::shared_ptr<known_communicator> first,
-               std::uint64_t micro_batch, int& direct, bool captured = false)
-      : numbered_question{numbered(calls), std::move(first), micro_batch,
+               std::optional<attempt> place, int& direct, bool captured = false)
+      : numbered_question{numbered(calls), std::move(first), std::move(place),
                           !captured && are_of_all(calls)},
         calls_{calls.begin(), calls.end()},
         result_{direct} {}
@@ -210,8 +234,8 @@ class pending_call final : public numbered_question {
 class pending_graph final : public numbered_question {
  public:
   pending_graph(numbered_call const& what, std::shared_ptr<known_communicator> of,
-                std::uint64_t micro_batch, sluice_graph_launch const& launch)
-      : numbered_question{what, std::move(of), micro_batch, true}, launch_{launch} {}
+                std::optional<attempt> place, sluice_graph_launch const& launch)
+      : numbered_question{what, std::move(of), std::move(place), true}, launch_{launch} {}
   pending_graph(pending_graph const&) = delete;
   pending_graph& operator=(pending_graph const&) = delete;
   ~pending_graph() override { launch_.end(launch_.of); }
@@ -232,9 +256,8 @@ class pending_graph final : public numbered_question {
 /// The end of a micro-batch.
 class pending_end final : public numbered_question {
  public:
-  pending_end(std::shared_ptr<known_communicator> of, std::uint64_t micro_batch,
-              void (*keep)(void* of), void* keep_of, bool& kept)
-      : numbered_question{numbered_end(), std::move(of), micro_batch, true},
+  pending_end(attempt const& at, void (*keep)(void* of), void* keep_of, bool& kept)
+      : numbered_question{numbered_end(), at.domain, at, true},
         keep_{keep},
         keep_of_{keep_of},
         kept_{kept} {}
@@ -298,9 +321,9 @@ bool inside_nccl::here() noexcept {
 }
 
 int hand_over(std::span<collective const> calls, std::shared_ptr<known_communicator> of,
-              std::uint64_t micro_batch) {
+              std::optional<attempt> place) {
   int result = success;
-  auto call = std::make_unique<pending_call>(calls, std::move(of), micro_batch, result);
+  auto call = std::make_unique<pending_call>(calls, std::move(of), std::move(place), result);
   sluice_agreed_call const handed = call.release()->as_call(calls.front().where);
   // What has been left has its errors come later, and what has been dropped succeeds undone.
   return gate()->make_agreed(&handed) == SLUICE_AGREED_MADE ? result : int{success};
@@ -308,22 +331,21 @@ int hand_over(std::span<collective const> calls, std::shared_ptr<known_communica
 
 int hand_over_captured(std::span<collective const> calls, std::shared_ptr<known_communicator> of) {
   int result = success;
-  auto call = std::make_unique<pending_call>(calls, std::move(of), 0, result, true);
+  auto call = std::make_unique<pending_call>(calls, std::move(of), std::nullopt, result, true);
   sluice_agreed_call const handed = call.release()->as_call(calls.front().where);
   // Beside a capture nothing is left for later. A graph must not lack what has been dropped.
   return gate()->make_agreed(&handed) == SLUICE_AGREED_MADE ? result : int{system_error};
 }
 
 sluice_agreed_call as_agreed(numbered_call const& graph, std::shared_ptr<known_communicator> of,
-                             std::uint64_t micro_batch, sluice_graph_launch const& launch) {
-  auto call = std::make_unique<pending_graph>(graph, std::move(of), micro_batch, launch);
+                             std::optional<attempt> place, sluice_graph_launch const& launch) {
+  auto call = std::make_unique<pending_graph>(graph, std::move(of), std::move(place), launch);
   return call.release()->as_call(static_cast<stream>(launch.stream));
 }
 
-bool hand_over_end(std::shared_ptr<known_communicator> of, std::uint64_t micro_batch,
-                   void (*keep)(void* of), void* keep_of) {
+bool hand_over_end(attempt const& at, void (*keep)(void* of), void* keep_of) {
   bool kept = false;
-  auto end = std::make_unique<pending_end>(std::move(of), micro_batch, keep, keep_of, kept);
+  auto end = std::make_unique<pending_end>(at, keep, keep_of, kept);
   sluice_agreed_call const handed = end.release()->as_call(nullptr);
   static_cast<void>(gate()->make_agreed_now(&handed));
   return kept;

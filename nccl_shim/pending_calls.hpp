@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -29,7 +30,6 @@ struct known_communicator {
   std::atomic<bool> given_up{false};
   std::atomic<std::int64_t> death_seen_ns{0};  ///< when somebody who asked for errors first saw one
   std::atomic<std::uint32_t> being_called{0};  ///< by so many calls of NCCL's functions just now
-  std::uint64_t last_micro_batch = 0;          ///< that had a call; of the thread that trains alone
 
   /// Why calls are not made.
   [[nodiscard]] int trouble() const noexcept {
@@ -43,6 +43,12 @@ struct known_communicator {
   }
   /// Its ranks mean different calls by one number: says which.
   void fail_by_difference() noexcept;
+};
+
+/// At a micro-batch: the communicator that it ends with, and the epoch of that in which it made its first call.
+struct attempt {
+  std::shared_ptr<known_communicator> domain;
+  std::uint16_t epoch;
 };
 
 /// While it lives NCCL may be called about the communicator, unless there is trouble, and whoever aborts it waits.
@@ -89,11 +95,11 @@ class inside_nccl {
   [[nodiscard]] static bool here() noexcept;
 };
 
-/// Hands a call, or a group of some, over to the gate. `micro_batch` of this process, 0: of none.
+/// Hands a call, or a group of some, over to the gate; `place`: as part of a micro-batch.
 [[nodiscard]] int hand_over(std::span<collective const> calls,
-                            std::shared_ptr<known_communicator> of, std::uint64_t micro_batch);
+                            std::shared_ptr<known_communicator> of, std::optional<attempt> place);
 
-/// The same for sends and receives, of any communicators whose ranks agree.
+/// The same for what has no number, of any communicators whose ranks agree.
 [[nodiscard]] int hand_over_exchange(std::span<collective const> calls,
                                      std::span<std::shared_ptr<known_communicator> const> of);
 /// The same for what is captured: the graph's launches are asked about, not this.
@@ -102,12 +108,11 @@ class inside_nccl {
 /// The launch of a graph, as the gate is to make it instead.
 [[nodiscard]] sluice_agreed_call as_agreed(numbered_call const& graph,
                                            std::shared_ptr<known_communicator> of,
-                                           std::uint64_t micro_batch,
+                                           std::optional<attempt> place,
                                            sluice_graph_launch const& launch);
 
 /// Asks the other ranks to keep that micro-batch; calls `keep` when they have agreed. False if they have
 /// dropped it.
-[[nodiscard]] bool hand_over_end(std::shared_ptr<known_communicator> of, std::uint64_t micro_batch,
-                                 void (*keep)(void* of), void* keep_of);
+[[nodiscard]] bool hand_over_end(attempt const& at, void (*keep)(void* of), void* keep_of);
 
 }  // namespace sluice::nccl_shim

@@ -92,6 +92,9 @@ struct sluice_agreement {
   int (*settle)(int64_t deadline_ns);
   /* Expendable threads may call what needs agreement (1), or not (0). */
   void (*allow_inside)(int allow);
+  /* Micro-batches end with that communicator of NCCL, whose ranks are all that work together; else with the
+   * first that one uses. 1, or 0 if its ranks do not agree. */
+  int (*end_with)(void* communicator);
   /* Asks the others to keep the calling thread's micro-batch. When they have agreed it calls `keep`, from
    * inside the gate. 1 if it has; 0 if the micro-batch has been dropped. */
   int (*keep)(void (*keep)(void* of), void* of);

@@ -73,6 +73,9 @@ SLUICE_EXPORT int sluice_commit_made(uint32_t timeout_ms);
 /* 1: micro-batches work together with those of other processes on GPUs, through collectives in forward or
  * backward: all keep one, or all run it again. */
 SLUICE_EXPORT void sluice_work_together(int together);
+/* They end with this communicator of NCCL (an ncclComm_t), which has all ranks that work together; those of others that
+ * a micro-batch uses must be among them. Else with the first that one uses. 1, or 0 if its ranks do not agree. */
+SLUICE_EXPORT int sluice_end_with(void* communicator);
 /* Ends the micro-batch without counting it; the gate lets launches through again. */
 SLUICE_EXPORT void sluice_discard(void);
 /* Nanoseconds that micro-batches have run for in vain: from their beginning until their memory went. */

@@ -36,6 +36,10 @@ class driver_gate final : public launch_gate {
       others->allow_inside(allow ? 1 : 0);
     }
   }
+  bool end_with(void* communicator) override {
+    auto const* const others = table_.agreement();
+    return others != nullptr && others->end_with(communicator) != 0;
+  }
   /// As in sluice_agreement.
   void may_pause(bool may) {
     if (auto const* const others = table_.agreement(); others != nullptr) {

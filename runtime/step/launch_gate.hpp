@@ -33,6 +33,7 @@ class launch_gate {
   [[nodiscard]] virtual bool await_commit(std::int64_t /*deadline_ns*/) { return true; }
   /// As in sluice_agreement; without one there are no others.
   virtual void allow_inside(bool /*allow*/) {}
+  [[nodiscard]] virtual bool end_with(void* /*communicator*/) { return false; }
   [[nodiscard]] virtual bool keep(void (*agreed)(void* of), void* of) {
     agreed(of);
     return true;

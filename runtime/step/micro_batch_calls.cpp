@@ -115,6 +115,11 @@ void sluice_work_together(int together) {
   }
 }
 
+int sluice_end_with(void* communicator) {
+  auto* const state = sharing();
+  return state != nullptr && state->memory->end_with(communicator) ? 1 : 0;
+}
+
 void sluice_discard(void) {
   auto* const state = sharing();
   if (state == nullptr) {

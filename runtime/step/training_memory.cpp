@@ -143,6 +143,10 @@ void training_memory::work_together(bool together) {
   }
 }
 
+bool training_memory::end_with(void* communicator) {
+  return options_.gate != nullptr && options_.gate->end_with(communicator);
+}
+
 void training_memory::drop_micro_batch() {
   std::lock_guard const lock{mutex_};
   if (phase_ != phase::running || state() != arena_state::sound) {

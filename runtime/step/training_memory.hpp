@@ -90,6 +90,8 @@ class training_memory {
   /// From now on micro-batches work together with those of other processes (collectives in forward or
   /// backward): all of them keep one, or all run it again. Their commits are not deferred.
   void work_together(bool together);
+  /// They end with that communicator of NCCL; false if its ranks do not agree.
+  [[nodiscard]] bool end_with(void* communicator);
   /// Others have dropped the micro-batch that is running: it has to be discarded, its memory stays.
   void drop_micro_batch();
   /// When launches were let through again after memory of a micro-batch had gone last; 0: never.

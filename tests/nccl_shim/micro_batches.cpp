@@ -2,9 +2,9 @@
 
 #include <dlfcn.h>
 
-#include <array>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
@@ -19,8 +19,6 @@ namespace sluice::nccl_shim::testing {
 namespace {
 
 using namespace std::chrono_literals;
-
-constexpr int calls_inside = 5;
 
 /// As training_memory: who discards, who takes memory, and who hears of others' discards.
 class micro_batch {
@@ -133,40 +131,48 @@ void train_together(training const& job, int micro_batches, bool secretly) {
     }
   }};
   std::minstd_rand random{static_cast<unsigned>(job.rank + 100)};
-  struct numbers {
-    std::array<int, calls_inside + 1> from;
-    std::array<int, calls_inside + 1> to;
+  struct sum {
+    int from;
+    int to;
+    int expected;
   };
-  static std::deque<numbers> all;  // of every try: what was launched may be under way until the end
+  static std::deque<sum> all;  // of every try: what was launched may be under way until the end
   int error = 0;
   int again = 0;
-  auto const call = [&](numbers& of, int which) {
-    auto const at = static_cast<std::size_t>(which);
-    of.from.at(at) = (kept.load() * 10 + which) * (job.rank + 1);
-    error = error != 0 ? error : job.reduce(of.from.at(at), of.to.at(at));
+  auto const call = [&](adders const& with, int round) {
+    int const number = kept.load() * 100 + with.name * 10 + round;
+    int expected = 0;
+    for (int const rank : with.ranks) {
+      expected += number * (rank + 1);
+    }
+    sum& own = all.emplace_back(sum{number * (job.rank + 1), 0, expected});
+    error = error != 0 ? error : with.reduce(own.from, own.to);
     if (random() % 4 == 0) {
       std::this_thread::sleep_for(std::chrono::microseconds{random() % 400});
     }
   };
   while (kept < micro_batches && error == 0) {
-    numbers& own = all.emplace_back();
+    std::size_t const first = all.size();
     current.begin();
-    for (int i = 0; i < calls_inside; ++i) {
-      call(own, i);
+    for (int round = 0; round < job.rounds; ++round) {
+      for (adders const& with : job.with) {
+        call(with, round);
+      }
     }
     if (!current.end()) {
       ++again;
       continue;
     }
-    call(own, calls_inside);  // between micro-batches
+    for (adders const& with : job.with) {  // between micro-batches
+      call(with, job.rounds);
+    }
     if (error != 0) {
       break;
     }
     job.synchronise();
-    for (int i = 0; i <= calls_inside; ++i) {
-      int const expected = (kept * 10 + i) * job.ranks * (job.ranks + 1) / 2;
-      if (own.to.at(static_cast<std::size_t>(i)) != expected) {
-        std::printf("sum %d of %d is %d\n", i, kept.load(), own.to.at(static_cast<std::size_t>(i)));
+    for (std::size_t i = first; i < all.size(); ++i) {
+      if (all[i].to != all[i].expected) {
+        std::printf("sum %zu of %d is %d\n", i - first, kept.load(), all[i].to);
       }
     }
     ++kept;

@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -14,11 +15,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "nccl_shim/nccl_abi.hpp"
@@ -65,6 +69,7 @@ struct rank_of_job {
   std::string file;
   CUstream where = nullptr;
   ncclComm* all = nullptr;
+  std::vector<ncclComm*> parts;  // of some of the ranks
   sluice_gate_api const* gate = nullptr;
   std::unique_ptr<rank_that_pauses> pausing;
   std::unique_ptr<sluice::nccl_shim::testing::graph_of_reduces> graph;  // by which it reduces
@@ -190,7 +195,7 @@ struct rank_of_job {
   }
 
   /// One of the ranks dies after a while, if that is asked for. As PyTorch's watchdog does, a thread asks
-  /// for errors and aborts.
+  /// for errors, of all communicators, and aborts them.
   void die_some_time() const {
     int const after_us = number_in("DIES_AFTER_US", 0);
     if (number_in("DIES", -1) == rank) {
@@ -201,12 +206,20 @@ struct rank_of_job {
       }}.detach();
     }
     std::thread{[this] {
+      auto communicators = parts;
+      communicators.push_back(all);
       int error = 0;
       while (error == 0) {
         std::this_thread::sleep_for(1ms);
-        report("ask", ncclCommGetAsyncError(all, &error));
+        for (ncclComm* const each : communicators) {
+          int own = 0;
+          report("ask", ncclCommGetAsyncError(each, &own));
+          error = own != 0 ? own : error;
+        }
       }
-      report("abort", ncclCommAbort(all));
+      for (ncclComm* const each : communicators) {
+        report("abort", ncclCommAbort(each));
+      }
     }}.detach();
   }
 
@@ -371,6 +384,43 @@ struct rank_of_job {
     }
   }
 
+  /// Those that this rank adds up numbers with in its micro-batches: all, and if that is asked for two smaller
+  /// communicators, which with four ranks are a shard's and a replica's, with three only of neighbours.
+  [[nodiscard]] std::vector<sluice::nccl_shim::testing::adders> adding() {
+    std::vector<sluice::nccl_shim::testing::adders> all_of_them;
+    if (number_in("SEVERAL", 0) != 0) {
+      std::vector<std::vector<int>> const those =
+          ranks == 4 ? std::vector<std::vector<int>>{{0, 1}, {2, 3}, {0, 2}, {1, 3}}
+                     : std::vector<std::vector<int>>{{0, 1}, {1, 2}};
+      for (auto const& part : those) {
+        int const name = static_cast<int>(&part - those.data()) + 1;
+        auto const at = std::find(part.begin(), part.end(), rank);
+        if (at != part.end()) {
+          all_of_them.push_back({name, part, adding_in(name, static_cast<int>(at - part.begin()))});
+        }
+      }
+      if (number_in("UNTOLD", 0) == 0) {
+        report("end", gate->agreement()->end_with(all) == 1 ? 0 : 1);
+      }
+    }
+    std::vector<int> everybody(static_cast<std::size_t>(ranks));
+    std::iota(everybody.begin(), everybody.end(), 0);
+    all_of_them.push_back({0, everybody, [this](int& from, int& to) { return reduce(from, to); }});
+    return all_of_them;
+  }
+
+  /// By a communicator of two.
+  [[nodiscard]] std::function<int(int& from, int& to)> adding_in(int name, int own_rank) {
+    unique_id id{};
+    (file + ".part" + std::to_string(name)).copy(id.path.data(), id.path.size() - 1);
+    ncclComm* made = nullptr;
+    report("part", ncclCommInitRank(&made, 2, id, own_rank));
+    parts.push_back(made);
+    return [this, made](int& from, int& to) {
+      return ncclAllReduce(&from, &to, 1, 2, 0, made, where);
+    };
+  }
+
   void run(std::string const& scenario) {
     set_up();
     if (scenario == "pauses") {
@@ -403,9 +453,10 @@ struct rank_of_job {
       }
       call_that_fails(1);
     } else if (scenario == "together") {
+      auto with = adding();
       die_some_time();
       sluice::nccl_shim::testing::train_together(
-          {gate, rank, ranks, patience(), [this](int& from, int& to) { return reduce(from, to); },
+          {gate, rank, patience(), std::move(with), number_in("SEVERAL", 0) != 0 ? 2 : 5,
            [this] { synchronise(); }},
           number_in("MICRO_BATCHES", 60), number_in("SECRETLY", 0) != 0);
     } else if (scenario == "expendable") {

@@ -47,6 +47,14 @@ class job : public ::testing::TestWithParam<bool> {
     return all.wait_for_all();
   }
   [[nodiscard]] std::filesystem::path const& folder() const { return folder_; }
+  /// The next job's ranks meet anew.
+  void remove_meetings() const {
+    for (auto const& entry : std::filesystem::directory_iterator{folder_}) {
+      if (entry.path().filename().string().starts_with("job")) {
+        std::filesystem::remove(entry);
+      }
+    }
+  }
   /// What the ranks have left where they met.
   [[nodiscard]] std::vector<std::string> left() const {
     std::vector<std::string> names;
@@ -68,8 +76,7 @@ auto const ended_well = ::testing::Field(&ended::status, 0);
 
 TEST_P(job, ranks_that_pause_together_come_to_rest_and_every_sum_is_right) {
   for (int const ranks : {2, 3}) {
-    std::filesystem::remove(folder() / "job");
-    std::filesystem::remove(folder() / "job.pauses");
+    remove_meetings();
     auto const all = run("pauses", {{"COLLECTIVES", "4000"}, {"PAUSES", "200"}}, ranks);
     EXPECT_THAT(all, Each(ended_well));
     EXPECT_THAT(all, Each(::testing::Field(&ended::output, IsEmpty())));
@@ -79,8 +86,7 @@ TEST_P(job, ranks_that_pause_together_come_to_rest_and_every_sum_is_right) {
 
 TEST_P(job, ranks_that_may_pause_only_now_and_then_come_to_rest_when_they_do) {
   for (int const ranks : {2, 3}) {
-    std::filesystem::remove(folder() / "job");
-    std::filesystem::remove(folder() / "job.pauses");
+    remove_meetings();
     auto const all =
         run("pauses", {{"COLLECTIVES", "8000"}, {"PAUSES", "200"}, {"FICKLE", "1"}}, ranks);
     EXPECT_THAT(all, Each(ended_well));
@@ -92,8 +98,7 @@ TEST_P(job, ranks_that_may_pause_only_now_and_then_come_to_rest_when_they_do) {
 TEST_P(job, ranks_that_launch_graphs_of_collectives_come_to_rest_as_well) {
   for (char const* const fickle : {"0", "1"}) {
     for (int const ranks : {2, 3}) {
-      std::filesystem::remove(folder() / "job");
-      std::filesystem::remove(folder() / "job.pauses");
+      remove_meetings();
       auto const all = run(
           "pauses",
           {{"GRAPHS", "1"}, {"COLLECTIVES", "4000"}, {"PAUSES", "200"}, {"FICKLE", fickle}}, ranks);
@@ -108,8 +113,7 @@ TEST_P(job, without_the_shim_some_rank_does_not_come_to_rest) {
   preloaded = gate::gate_path();
   for (char const* const graphs : {"0", "1"}) {
     for (char const* const scenario : {"pauses", "exchanges"}) {
-      std::filesystem::remove(folder() / "job");
-      std::filesystem::remove(folder() / "job.pauses");
+      remove_meetings();
       auto const all = run(scenario, {{"GRAPHS", graphs},
                                       {"COLLECTIVES", "8000"},
                                       {"ROUNDS", "8000"},
@@ -123,8 +127,7 @@ TEST_P(job, without_the_shim_some_rank_does_not_come_to_rest) {
 
 TEST_P(job, ranks_that_send_and_receive_come_to_rest_and_all_of_it_arrives) {
   for (int const ranks : {2, 3, 4}) {
-    std::filesystem::remove(folder() / "job");
-    std::filesystem::remove(folder() / "job.pauses");
+    remove_meetings();
     SCOPED_TRACE(std::to_string(ranks) + " ranks");
     auto const all = run("exchanges", {{"ROUNDS", "3000"}, {"PAUSES", "100"}}, ranks);
     EXPECT_THAT(all, Each(ended_well));
@@ -180,7 +183,7 @@ TEST_P(job, a_group_in_which_a_communicator_is_made_goes_to_nccl_as_it_is) {
 
 TEST_P(job, ranks_that_differ_are_told_both_calls) {
   for (char const* const may_pause : {"1", "0"}) {
-    std::filesystem::remove(folder() / "job");
+    remove_meetings();
     auto const all = run("differ", {{"MAY_PAUSE", may_pause}, {"AWAIT_ERROR", "1"}});
     EXPECT_THAT(all, Each(::testing::Field(&ended::output, HasSubstr("failed with 5\n"))));
     EXPECT_THAT(all, Each(::testing::Field(
@@ -192,7 +195,7 @@ TEST_P(job, ranks_that_differ_are_told_both_calls) {
 
 TEST_P(job, ranks_whose_graphs_differ_are_told_both) {
   for (char const* const may_pause : {"1", "0"}) {
-    std::filesystem::remove(folder() / "job");
+    remove_meetings();
     auto const all = run(
         "differ",
         {{"GRAPHS", "1"}, {"GRAPHS_DIFFER", "1"}, {"MAY_PAUSE", may_pause}, {"AWAIT_ERROR", "1"}});
@@ -246,7 +249,7 @@ TEST_P(job, whenever_a_rank_dies_the_others_leave_their_waits) {
   int const kills = wanted != nullptr ? std::atoi(wanted) : 40;
   std::minstd_rand random{std::random_device{}()};
   for (int i = 0; i < kills; ++i) {
-    std::filesystem::remove(folder() / "job");
+    remove_meetings();
     auto const victim = random() % 3;
     auto const after_us = std::to_string(random() % 30'000);
     SCOPED_TRACE("rank " + std::to_string(victim) + " after " + after_us + " us");
@@ -284,7 +287,7 @@ TEST_P(job, a_launch_of_a_graph_inside_of_a_micro_batch_is_refused) {
 
 TEST_P(job, micro_batches_with_collectives_inside_are_kept_by_all_or_run_again) {
   for (int const ranks : {2, 3}) {
-    std::filesystem::remove(folder() / "job");
+    remove_meetings();
     auto const all = run("together", {}, ranks);
     EXPECT_THAT(all, Each(ended_well));
     EXPECT_THAT(all, Each(::testing::Field(&ended::output, "kept 60, some again\n")));
@@ -294,11 +297,32 @@ TEST_P(job, micro_batches_with_collectives_inside_are_kept_by_all_or_run_again) 
 
 TEST_P(job, graphs_of_collectives_inside_of_micro_batches_are_kept_by_all_or_launched_again) {
   for (int const ranks : {2, 3}) {
-    std::filesystem::remove(folder() / "job");
+    remove_meetings();
     auto const all = run("together", {{"GRAPHS", "1"}}, ranks);
     EXPECT_THAT(all, Each(ended_well));
     EXPECT_THAT(all, Each(::testing::Field(&ended::output, "kept 60, some again\n")));
   }
+}
+
+TEST_P(job, micro_batches_with_several_communicators_inside_are_kept_by_all_or_run_again) {
+  for (int const ranks : {3, 4}) {
+    SCOPED_TRACE(std::to_string(ranks) + " ranks");
+    remove_meetings();
+    auto const all = run("together", {{"SEVERAL", "1"}}, ranks);
+    EXPECT_THAT(all, Each(ended_well));
+    EXPECT_THAT(all, Each(::testing::Field(&ended::output, "kept 60, some again\n")));
+  }
+  EXPECT_THAT(left(), IsEmpty());
+}
+
+TEST_P(job, a_communicator_with_ranks_that_do_not_end_the_micro_batch_is_refused_inside) {
+  auto const all = run("together", {{"SEVERAL", "1"}, {"UNTOLD", "1"}}, 4);
+  EXPECT_THAT(all,
+              Each(::testing::Field(
+                  &ended::output,
+                  ::testing::AllOf(HasSubstr("ncclAllReduce was called inside of a micro-batch: "
+                                             "its communicator has ranks that are not in"),
+                                   HasSubstr("ended with 5\n")))));
 }
 
 TEST_P(job, where_others_are_not_told_of_what_runs_again_ranks_part) {
@@ -310,19 +334,24 @@ TEST_P(job, where_others_are_not_told_of_what_runs_again_ranks_part) {
 
 TEST_P(job, a_rank_that_dies_in_a_micro_batch_ends_the_others_waits) {
   std::minstd_rand random{std::random_device{}()};
-  for (int i = 0; i < 6; ++i) {
-    std::filesystem::remove(folder() / "job");
+  for (int i = 0; i < 12; ++i) {
+    remove_meetings();
+    bool const several = i % 2 == 1;
+    int const ranks = several ? 4 : 3;
     auto const after_us = std::to_string(random() % 20'000);
-    SCOPED_TRACE("after " + after_us + " us");
+    SCOPED_TRACE("after " + after_us + " us, of " + std::to_string(ranks) + " ranks");
     auto const all = run("together",
                          {{"DIES", "1"},
                           {"DIES_AFTER_US", after_us},
+                          {"SEVERAL", several ? "1" : "0"},
                           {"MICRO_BATCHES", "800"},
                           {"PATIENCE_MS", "100"}},
-                         3);
-    for (std::size_t const rank : {0, 2}) {
-      EXPECT_EQ(all[rank].status, 0);
-      EXPECT_THAT(all[rank].output, HasSubstr("ended with 6\n"));
+                         ranks);
+    for (int rank = 0; rank < ranks; ++rank) {
+      if (rank != 1) {
+        EXPECT_EQ(all[static_cast<std::size_t>(rank)].status, 0);
+        EXPECT_THAT(all[static_cast<std::size_t>(rank)].output, HasSubstr("ended with 6\n"));
+      }
     }
   }
 }

@@ -82,6 +82,7 @@ constexpr sluice_agreement agreement{
     .may_pause = nullptr,
     .settle = nullptr,
     .allow_inside = nullptr,
+    .end_with = nullptr,
     .keep = nullptr,
     .run_again = nullptr,
     .join = [](void* one, void* other) -> void* {
