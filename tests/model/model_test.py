@@ -25,10 +25,11 @@ class Search:
     output: str
 
 
-def search(folder: Path, model: str, *switches: str, claim: str = "", fairly: bool = False) -> Search:
+def search(folder: Path, model: str, *switches: str, claim: str = "", fairly: bool = False, ends: bool = False) -> Search:
     """Visits all states of a model, in search of a failed assertion or, with a claim, of a run that breaks it.
 
-    `fairly` leaves out runs in which somebody who could go on for ever never does.
+    `fairly` leaves out runs in which somebody who could go on for ever never does. `ends` also searches for a run that never
+    ends; the states are then counted with and without what looks for it.
     """
     def run(*command: str) -> str:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
@@ -37,8 +38,9 @@ def search(folder: Path, model: str, *switches: str, claim: str = "", fairly: bo
 
     defined = [f"-D{switch}" for switch in switches]
     run("spin", *defined, "-a", str(MODELS / f"{model}.pml"))
-    run("cc", "-O2", "-o", "pan", "pan.c", *(["-DNFAIR=4"] if fairly else ["-DSAFETY"]), *([] if claim else ["-DNOCLAIM"]))
-    output = run("./pan", f"-m{DEEPEST}", *(["-a", "-f"] if fairly else []), *(["-N", claim] if claim else []))
+    kind, how = ("-DNFAIR=4", ["-a", "-f"]) if fairly else ("-DNP", ["-l"]) if ends else ("-DSAFETY", [])
+    run("cc", "-O2", "-o", "pan", "pan.c", kind, *([] if claim else ["-DNOCLAIM"]))
+    output = run("./pan", f"-m{DEEPEST}", *how, *(["-N", claim] if claim else []))
     assert "depth too small" not in output, output
     found = re.search(r"errors: (\d+)\n\s*(\d+) states, stored", output)
     assert found, output
@@ -192,6 +194,39 @@ def test_ranks_keep_the_same_micro_batches(tmp_path, switches):
 ])
 def test_each_part_of_keeping_them_together_is_needed(tmp_path, switches, violated):
     assert_wrong(search(tmp_path, "together", *switches), violated)
+
+
+@pytest.mark.parametrize("switches", [("TAKEN=2",), ("SHORT=1",), ("DEATH",), ("BETWEEN=D",), ("PAIR", "TAKEN=2", "BATCHES=2"),
+                                      ("PAIR", "TAKEN=2", "INSIDE=3", "OF_ALL"), ("RING",), ("GRID",), ("PRESENT", "TAKEN=2"),
+                                      ("PRESENT", "GRID")])
+def test_ranks_of_several_communicators_keep_the_same_micro_batches(tmp_path, switches):
+    assert_sound(search(tmp_path, "domain", *switches), at_least=100_000)
+
+
+@pytest.mark.parametrize("switches", [(), ("TAKEN=0", "SHORT=1"), ("PAIR", "TAKEN=2", "INSIDE=3"), ("PRESENT",)])
+def test_no_micro_batch_of_several_communicators_runs_again_for_ever(tmp_path, switches):
+    assert_sound(search(tmp_path, "domain", *switches, ends=True), at_least=100_000)
+
+
+@pytest.mark.parametrize("switches, violated", [
+    (("NO_RAISE",), "invalid end state"),
+    (("SET",), "work_of"),
+    (("OLD_LOOK",), "work_of"),
+    (("PRESENT", "OLD_LOOK"), "work_of"),
+    (("NO_LOOK", "RING", "TAKEN=2"), "invalid end state"),
+    (("NO_LOOK", "GRID", "TAKEN=2"), "invalid end state"),
+    (("NO_STOP",), "work_of"),
+    (("NO_RELOOK",), "work_of"),
+    (("NO_BEGIN",), "work_of"),
+    (("NO_BACK",), "work_of"),
+    (("NO_MOVE", "TAKEN=0", "SHORT=1"), "work_of"),
+    (("BACK_FIRST", "TAKEN=0", "SHORT=1", "INSIDE=3"), "work"),
+    (("NO_TELL",), "invalid end state"),
+    (("NO_DEBT",), "work_of"),
+    (("NO_AGAIN", "BETWEEN=D"), "invalid end state"),
+])
+def test_each_part_of_keeping_several_communicators_together_is_needed(tmp_path, switches, violated):
+    assert_wrong(search(tmp_path, "domain", *switches), violated)
 
 
 @pytest.mark.parametrize("switches", [("RANKS=2", "PAUSERS=2"), ("RANKS=2", "PAUSERS=2", "ROUNDS=3"), ("ROUNDS=1",),
