@@ -25,10 +25,11 @@ class Search:
     output: str
 
 
-def search(folder: Path, model: str, *switches: str, claim: str = "", fairly: bool = False) -> Search:
+def search(folder: Path, model: str, *switches: str, claim: str = "", fairly: bool = False, ends: bool = False) -> Search:
     """Visits all states of a model, in search of a failed assertion or, with a claim, of a run that breaks it.
 
-    `fairly` leaves out runs in which somebody who could go on for ever never does.
+    `fairly` leaves out runs in which somebody who could go on for ever never does. `ends` also searches for a run that never
+    ends; the states are then counted with and without what looks for it.
     """
     def run(*command: str) -> str:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
@@ -37,8 +38,9 @@ def search(folder: Path, model: str, *switches: str, claim: str = "", fairly: bo
 
     defined = [f"-D{switch}" for switch in switches]
     run("spin", *defined, "-a", str(MODELS / f"{model}.pml"))
-    run("cc", "-O2", "-o", "pan", "pan.c", *(["-DNFAIR=4"] if fairly else ["-DSAFETY"]), *([] if claim else ["-DNOCLAIM"]))
-    output = run("./pan", f"-m{DEEPEST}", *(["-a", "-f"] if fairly else []), *(["-N", claim] if claim else []))
+    kind, how = ("-DNFAIR=4", ["-a", "-f"]) if fairly else ("-DNP", ["-l"]) if ends else ("-DSAFETY", [])
+    run("cc", "-O2", "-o", "pan", "pan.c", kind, *([] if claim else ["-DNOCLAIM"]))
+    output = run("./pan", f"-m{DEEPEST}", *how, *(["-N", claim] if claim else []))
     assert "depth too small" not in output, output
     found = re.search(r"errors: (\d+)\n\s*(\d+) states, stored", output)
     assert found, output
@@ -51,6 +53,14 @@ def assert_sound(visited: Search, at_least: int = 0) -> None:
     """Nothing was found wrong, and the model did not shrink to nothing."""
     assert visited.errors == 0, visited.output
     assert visited.states > at_least
+
+
+def assert_wrong(visited: Search, violated: str) -> None:
+    """A run was found that goes wrong, in this way."""
+    assert visited.errors == 1, visited.output
+    found = re.search(r"pan:1: (.*) \(at depth", visited.output)
+    assert found, visited.output
+    assert violated in found[1]
 
 
 #: The handover with launches that are left to the submitter; three demands show nothing that two do not, in three times
@@ -66,7 +76,7 @@ def test_nothing_is_launched_while_the_gate_is_proven_closed(tmp_path, switches)
 
 
 def test_without_a_barrier_the_gates_proof_is_none(tmp_path):
-    assert "!(proven)" in search(tmp_path, "gate", "NO_BARRIER").output
+    assert_wrong(search(tmp_path, "gate", "NO_BARRIER"), "!(proven)")
 
 
 @pytest.mark.parametrize("switches", [(), ("FENCED",)])
@@ -98,7 +108,7 @@ def test_demands_are_answered_and_training_goes_on(tmp_path, claim, switches):
     ("NO_VICTIM", "dropped_new", "spares"),
 ])
 def test_each_part_of_the_handover_is_needed(tmp_path, switch, violated, claim, switches):
-    assert violated in search(tmp_path, "handover", switch, *switches, claim=claim).output
+    assert_wrong(search(tmp_path, "handover", switch, *switches, claim=claim), violated)
 
 
 @pytest.mark.parametrize("switch, violated", [
@@ -109,7 +119,7 @@ def test_each_part_of_the_handover_is_needed(tmp_path, switch, violated, claim, 
     ("NO_WAIT", "owner=="),
 ])
 def test_each_part_of_deferred_submission_is_needed(tmp_path, switch, violated):
-    assert violated in search(tmp_path, "handover", switch, *DEFERRED).output
+    assert_wrong(search(tmp_path, "handover", switch, *DEFERRED), violated)
 
 
 @pytest.mark.parametrize("switches", [(), ("PAUSES=2",), ("INSIDE=2",), ("DEATH", "BATCHES=1"),
@@ -127,12 +137,12 @@ def test_ranks_stop_at_one_cut_and_all_go_on(tmp_path, switches):
     ("NO_RETRY", "invalid end state"),
 ])
 def test_each_part_of_the_cut_is_needed(tmp_path, switch, violated):
-    assert violated in search(tmp_path, "cut", switch).output
+    assert_wrong(search(tmp_path, "cut", switch), violated)
 
 
 @pytest.mark.parametrize("switch, violated", [("NO_CATCH_UP", "launched"), ("LOOK_FIRST", "invalid end state")])
 def test_each_part_of_waiting_only_when_needed_is_needed(tmp_path, switch, violated):
-    assert violated in search(tmp_path, "cut", "FREE", switch).output
+    assert_wrong(search(tmp_path, "cut", "FREE", switch), violated)
 
 
 #: Longer runs than can be visited in all their states.
@@ -183,7 +193,40 @@ def test_ranks_keep_the_same_micro_batches(tmp_path, switches):
     (("NO_AGAIN",), "work"),
 ])
 def test_each_part_of_keeping_them_together_is_needed(tmp_path, switches, violated):
-    assert violated in search(tmp_path, "together", *switches).output
+    assert_wrong(search(tmp_path, "together", *switches), violated)
+
+
+@pytest.mark.parametrize("switches", [("TAKEN=2",), ("SHORT=1",), ("DEATH",), ("BETWEEN=D",), ("PAIR", "TAKEN=2", "BATCHES=2"),
+                                      ("PAIR", "TAKEN=2", "INSIDE=3", "OF_ALL"), ("RING",), ("GRID",), ("PRESENT", "TAKEN=2"),
+                                      ("PRESENT", "GRID")])
+def test_ranks_of_several_communicators_keep_the_same_micro_batches(tmp_path, switches):
+    assert_sound(search(tmp_path, "domain", *switches), at_least=100_000)
+
+
+@pytest.mark.parametrize("switches", [(), ("TAKEN=0", "SHORT=1"), ("PAIR", "TAKEN=2", "INSIDE=3"), ("PRESENT",)])
+def test_no_micro_batch_of_several_communicators_runs_again_for_ever(tmp_path, switches):
+    assert_sound(search(tmp_path, "domain", *switches, ends=True), at_least=100_000)
+
+
+@pytest.mark.parametrize("switches, violated", [
+    (("NO_RAISE",), "invalid end state"),
+    (("SET",), "work_of"),
+    (("OLD_LOOK",), "work_of"),
+    (("PRESENT", "OLD_LOOK"), "work_of"),
+    (("NO_LOOK", "RING", "TAKEN=2"), "invalid end state"),
+    (("NO_LOOK", "GRID", "TAKEN=2"), "invalid end state"),
+    (("NO_STOP",), "work_of"),
+    (("NO_RELOOK",), "work_of"),
+    (("NO_BEGIN",), "work_of"),
+    (("NO_BACK",), "work_of"),
+    (("NO_MOVE", "TAKEN=0", "SHORT=1"), "work_of"),
+    (("BACK_FIRST", "TAKEN=0", "SHORT=1", "INSIDE=3"), "work"),
+    (("NO_TELL",), "invalid end state"),
+    (("NO_DEBT",), "work_of"),
+    (("NO_AGAIN", "BETWEEN=D"), "invalid end state"),
+])
+def test_each_part_of_keeping_several_communicators_together_is_needed(tmp_path, switches, violated):
+    assert_wrong(search(tmp_path, "domain", *switches), violated)
 
 
 @pytest.mark.parametrize("switches", [("RANKS=2", "PAUSERS=2"), ("RANKS=2", "PAUSERS=2", "ROUNDS=3"), ("ROUNDS=1",),
@@ -200,4 +243,4 @@ def test_no_paused_rank_is_waited_for_by_what_others_exchange(tmp_path, switches
     (("ONE_BY_ONE", "CROSS", "RANKS=2", "ROUNDS=1"), "invalid end state"),
 ])
 def test_each_part_of_exchanges_is_needed(tmp_path, switches, violated):
-    assert violated in search(tmp_path, "exchanges", *switches).output
+    assert_wrong(search(tmp_path, "exchanges", *switches), violated)
