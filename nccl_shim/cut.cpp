@@ -127,22 +127,21 @@ void cut::end_epoch(std::uint16_t which) noexcept {
   words_.tell();
 }
 
+/// The leading one's is read after what the exchange expects: this one's has never got farther, so that it does not
+/// go back.
 void cut::catch_up_with(cut const& leading) noexcept {
-  change([&leading](cut_word& word) { word.epoch = leading.epoch(); });
-  words_.tell();
-}
-
-/// Epochs come round again, so that only the leading one's, read last, tells which of two is the later.
-void cut::catch_up_with(cut const& leading, std::uint16_t epoch) noexcept {
-  if (this->epoch() == epoch) {
-    return;
-  }
-  change([&leading, epoch](cut_word& word) {
-    auto const latest = leading.epoch();
-    if (cut_word::behind(word.epoch, latest) > cut_word::behind(epoch, latest)) {
-      word.epoch = epoch;
+  std::uint64_t seen = words_.look().word;
+  for (;;) {
+    cut_word made = cut_word::unpack(seen);
+    auto const epoch = leading.epoch();
+    if (std::exchange(made.epoch, epoch) == epoch) {
+      return;
     }
-  });
+    if (words_.exchange(seen, made.pack())) {
+      words_.tell();
+      return;
+    }
+  }
 }
 
 void cut::resume_without(cut const& leading) noexcept {

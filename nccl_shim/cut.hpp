@@ -97,10 +97,8 @@ class cut {
   /// What this rank arrives at next belongs to that epoch.
   void follow(std::uint16_t epoch) noexcept { epoch_ = epoch; }
 
-  /// Where epochs are those of another cut, the leading one, whose ranks are more: this one's becomes the present one …
+  /// Where epochs are those of another cut, the leading one, whose ranks are more: this one's becomes the present one.
   void catch_up_with(cut const& leading) noexcept;
-  /// … or a recent one, if it has not got as far.
-  void catch_up_with(cut const& leading, std::uint16_t epoch) noexcept;
   /// As without it, when the leading one's epoch in which this rank arrived has ended.
   void resume_without(cut const& leading) noexcept;
 

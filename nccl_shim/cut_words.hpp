@@ -34,11 +34,6 @@ struct cut_word {
   constexpr void next_epoch() noexcept {
     epoch = static_cast<std::uint16_t>((epoch + 1U) & 0x1ffU);
   }
-  /// How many epochs before `latest` an earlier one was.
-  [[nodiscard]] static constexpr unsigned behind(std::uint16_t earlier,
-                                                 std::uint16_t latest) noexcept {
-    return (latest - earlier) & 0x1ffU;
-  }
   [[nodiscard]] constexpr std::uint64_t pack() const noexcept {
     return std::uint64_t{epoch} << 55U | std::uint64_t{catching_up} << 54U |
            std::uint64_t{needed} << 47U | std::uint64_t{pausing} << 40U | granted;

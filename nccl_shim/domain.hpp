@@ -4,7 +4,7 @@
 /// is that of the attempts: calls of other communicators, whose ranks are some of its own, belong to it, too.
 ///
 ///   the domain's epoch   t ────────────────────────────────► t + 1, whoever runs its micro-batch again
-///   another's            … ──raised by its first call──► t ──raised by whoever sees that──► t + 1
+///   another's            … ──raised by a call──► t ─────raised by whoever sees that──────► t + 1
 ///
 /// Another communicator's epoch follows the domain's, never the other way round: who finds its own attempt dropped in
 /// one finds it dropped in all.

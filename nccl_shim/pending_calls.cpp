@@ -50,7 +50,7 @@ class numbered_question : public question {
     }
     waiting_.begin();
     if (follows()) {
-      agreement().catch_up_with(leading(), inside_->epoch);
+      agreement().catch_up_with(leading());
     }
     // What this process runs again has had another epoch begin before, so that nothing of the attempt before
     // can be granted any more.
