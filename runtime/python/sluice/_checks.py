@@ -40,9 +40,11 @@ def refuse_parallel(model: nn.Module, processes: Processes | None, cuda: bool) -
                 "wait for processes that do not run theirs; pass the module inside of it (model.module) and reduce the "
                 "gradients in a hook of the optimizer (register_step_pre_hook), or train in one process")
         several = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if several and isinstance(module, nn.SyncBatchNorm) and torch.distributed.get_world_size(module.process_group) > 1:
+        if (processes is None and several and isinstance(module, nn.SyncBatchNorm)
+                and torch.distributed.get_world_size(module.process_group) > 1):
             raise SluiceError("SyncBatchNorm works together with other processes inside of forward, and a micro-batch that "
-                              "runs again would wait for them; take BatchNorm, or GroupNorm")
+                              "runs again would wait for them; put the model into DistributedDataParallel, whose processes "
+                              "keep the same micro-batches then")
 
 
 def _reduces_inside(module: nn.Module, processes: Processes | None) -> bool:
@@ -56,6 +58,12 @@ def collectives_are_plain() -> SluiceError:
     """For ranks on GPUs that cannot agree on what they send each other."""
     return SluiceError("training in several processes on GPUs needs libsluice_nccl.so, which lets them agree on each collective "
                        "and is not in this process; leave LD_PRELOAD as `sluice run` sets it, and SLUICE_COLLECTIVES unset")
+
+
+def ranks_do_not_agree() -> SluiceError:
+    """For ranks that would have to keep the same micro-batches."""
+    return SluiceError("processes that work together inside of micro-batches must agree on which they keep, and these do not; why, "
+                       "the first of them has said on standard error when their communicator was made")
 
 
 def refuse_recorded_graphs(device: int) -> None:

@@ -76,8 +76,8 @@ class Engine:
         self._param_groups = param_groups
         self._inside = processes is not None and processes.inside
         if self._inside and adapt:
-            raise SluiceError("the processes of a model in shards must have as many slices each, so that none can become smaller: "
-                              "leave adapt out")
+            raise SluiceError("processes that work together inside of micro-batches, as those of a model in shards or with "
+                              "SyncBatchNorm do, must have as many slices each, so that none can become smaller: leave adapt out")
         if adapt is None:
             adapt = not self._inside and not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
         params = trained(self._parts, param_groups)
@@ -142,6 +142,8 @@ class Engine:
             losses.samples = total
         if self.processes is not None:
             self.processes.begin_batch(total)
+            if self.runtime and self.cuda and self._inside and not self.runtime.end_with(self.processes.communicator()):
+                raise _checks.ranks_do_not_agree()
         if lazily and not self._inside:  # in shards, modules have other parameters while forward runs
             self.gradients.forget()
             self._follow_later = True

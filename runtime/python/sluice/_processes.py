@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from sluice._gradients import Gradients
 from sluice._losses import Losses
+from sluice.errors import SluiceError
 
 
 class Processes:
@@ -32,6 +35,11 @@ class Processes:
 
     def begin_batch(self, samples: int) -> None:
         """A global batch begins, of which this process has so many samples."""
+
+    def communicator(self) -> int:
+        """The NCCL communicator of all of them, as an address. Of those on GPUs that work together inside of micro-batches;
+        to be called by all at the same time."""
+        raise NotImplementedError
 
     def begin_micro_batch(self) -> None:
         """A try at a slice begins."""
@@ -62,3 +70,24 @@ class Processes:
             ValueError: if the weights of all slices of all processes are zero.
         """
         raise NotImplementedError
+
+
+def communicator_of(group: Any, device: torch.device) -> int:
+    """A process group's NCCL communicator, as an address: made, if it has none yet, by all its processes at the same time."""
+    backend = group._get_backend(device)
+    if not backend._comm_ptr():
+        distributed.all_reduce(torch.zeros((), device=device), group=group)
+    return backend._comm_ptr()
+
+
+def synchronised_norms(model: nn.Module) -> list[nn.SyncBatchNorm]:
+    """Those that work together with other processes."""
+    return [module for module in model.modules()
+            if isinstance(module, nn.SyncBatchNorm) and distributed.get_world_size(module.process_group) > 1]
+
+
+def refuse_strangers(group: Any, others: Any, what: str) -> None:
+    """Raises SluiceError if another process group has processes that the first one has not."""
+    if not set(distributed.get_process_group_ranks(others)) <= set(distributed.get_process_group_ranks(group)):
+        raise SluiceError(f"{what} works together with processes that do not train the model: all that work together inside of "
+                          "a micro-batch must be in the process group of its replicas or shards")

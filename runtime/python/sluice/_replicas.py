@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sluice._gradients import Gradients
 from sluice._losses import Losses
-from sluice._processes import Processes
+from sluice._processes import Processes, communicator_of, refuse_strangers, synchronised_norms
 from sluice.errors import SluiceError
 
 #: Gradients are reduced in pieces of so many bytes, as DistributedDataParallel does; after backward two of them exist at a time.
@@ -25,8 +25,9 @@ _HAS_REDUCED = "_static_graph_delay_allreduce_enqueued"
 class Replicas(Processes):
     """The processes of a model in ``DistributedDataParallel``.
 
-    Each process runs its slices for itself, as often as it has to; none of them waits for another inside of a micro-batch.
-    After the last one their gradients are added up, as if one process had had all the samples.
+    Each process runs its slices for itself, as often as it has to; none of them waits for another inside of a micro-batch,
+    but where batch statistics are those of all (``SyncBatchNorm``). After the last one their gradients are added up, as if one
+    process had had all the samples.
 
     A last micro-batch that cannot be taken away any more, because there is no server, has its gradients sent while its
     backward still runs: ``start`` before it, ``take`` after it. It is the same collectives in the same order, so that
@@ -36,7 +37,7 @@ class Replicas(Processes):
         SluiceError: for wrappers in different process groups, and for settings that change what is reduced.
     """
 
-    def __init__(self, wrappers: list[nn.parallel.DistributedDataParallel]) -> None:
+    def __init__(self, wrappers: list[nn.parallel.DistributedDataParallel], norms: list[nn.SyncBatchNorm]) -> None:
         self._wrappers = wrappers
         self._group = wrappers[0].process_group
         self._stack = contextlib.ExitStack()
@@ -46,6 +47,9 @@ class Replicas(Processes):
         self._fired: set[nn.Parameter] = set()
         self._fires_again = False
         self._under_way: _Reduction | None = None
+        self.inside = bool(norms)
+        for norm in norms:
+            refuse_strangers(self._group, norm.process_group or distributed.group.WORLD, "SyncBatchNorm")
         for each in wrappers:
             if each.process_group != self._group:
                 raise SluiceError("the DistributedDataParallel modules of one model must have the same process group")
@@ -63,7 +67,7 @@ class Replicas(Processes):
             return None
         wrappers = [module for module in model.modules() if isinstance(module, nn.parallel.DistributedDataParallel)]
         several = any(distributed.get_world_size(each.process_group) > 1 for each in wrappers)
-        return cls(wrappers) if several else None
+        return cls(wrappers, synchronised_norms(model)) if several else None
 
     def follow(self, params: list[nn.Parameter]) -> None:
         """From now on it is these parameters' gradients, as far as they are the wrappers'."""
@@ -79,7 +83,7 @@ class Replicas(Processes):
     def may_overlap(self) -> bool:
         """Whether a parameter's gradient is complete when backward has first come to it. Where layers run again in a backward
         of their own (reentrant checkpoints) it comes several times."""
-        return not self._fires_again
+        return not self._fires_again and not self.inside
 
     def _has_gradient(self, param: nn.Parameter) -> None:
         self._fires_again |= param in self._fired
@@ -96,6 +100,9 @@ class Replicas(Processes):
         for each in self._wrappers:
             if each.broadcast_buffers and each.modules_buffers:
                 each._sync_buffers()
+
+    def communicator(self) -> int:
+        return communicator_of(self._group, self._params[0].device)
 
     def begin_micro_batch(self) -> None:
         """Until ``end_micro_batch`` the wrappers leave buffers and gradients to themselves."""

@@ -27,6 +27,7 @@ _SIGNATURES = {
     "sluice_commit_made": (ctypes.c_int, [ctypes.c_uint32]),
     "sluice_discard": (None, []),
     "sluice_work_together": (None, [ctypes.c_int]),
+    "sluice_end_with": (ctypes.c_int, [ctypes.c_void_p]),
     "sluice_discarded_ns": (ctypes.c_uint64, []),
     "sluice_reopened_ns": (ctypes.c_int64, []),
     "sluice_survivors": (ctypes.c_uint64, []),

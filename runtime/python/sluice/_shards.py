@@ -10,12 +10,13 @@ from torch import distributed, nn
 
 from sluice._gradients import Gradients
 from sluice._losses import Losses
-from sluice._processes import Processes
+from sluice._processes import Processes, communicator_of, refuse_strangers, synchronised_norms
 from sluice.errors import SluiceError
 
 
 class Shards(Processes):
-    """The processes of a model whose modules were given to ``fully_shard``.
+    """The processes of a model whose modules were given to ``fully_shard``, over a mesh of one dimension, or, as replicas of
+    shards, of two.
 
     Parameters are gathered in forward and again in backward, gradients are reduced in backward, all inside of
     micro-batches; so a micro-batch counts in all processes or in none. What a process has of a gradient then adds up on
@@ -25,17 +26,17 @@ class Shards(Processes):
     takes for done, and compute with memory that has gone: ``reset`` takes that back.
 
     Raises:
-        SluiceError: for shards over more than one dimension of a mesh, or over different processes.
+        SluiceError: for shards over different meshes, and for a mesh of two dimensions that has not all processes.
     """
 
     def __init__(self, modules: list[Any]) -> None:
         self._states = list({id(state): state for state in (each._get_fsdp_state() for each in modules)}.values())
         self._groups = groups = [state._fsdp_param_group for state in self._states if state._fsdp_param_group is not None]
         meshes = {group.mesh_info.mesh for group in groups}
-        if len(meshes) != 1 or next(iter(meshes)).ndim != 1 or any(group._use_post_forward_mesh for group in groups):
-            raise SluiceError("all modules of a model must be sharded over the same processes, as one dimension: give "
-                              "fully_shard the same one-dimensional mesh everywhere, and a bool for reshard_after_forward")
-        self._group = groups[0].mesh_info.shard_process_group
+        if len(meshes) != 1 or any(group._use_post_forward_mesh for group in groups):
+            raise SluiceError("all modules of a model must be sharded over the same processes: give fully_shard the same mesh "
+                              "everywhere, and a bool for reshard_after_forward")
+        self._group = _group_of(groups[0].mesh_info)
         self._count = distributed.get_world_size(self._group)
         self._device = groups[0].device
         self.offloaded = any(param.offload_to_cpu for group in groups for param in group.fsdp_params)
@@ -48,7 +49,12 @@ class Shards(Processes):
         """Those of a model; None if it has none."""
         fsdp = sys.modules.get("torch.distributed.fsdp")
         modules = [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)] if fsdp else []
-        return cls(modules) if modules else None
+        if not modules:
+            return None
+        shards = cls(modules)
+        for each in synchronised_norms(model):
+            refuse_strangers(shards._group, each.process_group or distributed.group.WORLD, "SyncBatchNorm")
+        return shards
 
     def begin_batch(self, samples: int) -> None:
         if not all(group.reduce_grads and group.all_reduce_grads and group.reshard_after_backward for group in self._groups):
@@ -60,6 +66,9 @@ class Shards(Processes):
         total = torch.full((), float(samples), dtype=torch.float64, device=self._device)
         distributed.all_reduce(total, group=self._group)
         self._factor = samples * self._count / total
+
+    def communicator(self) -> int:
+        return communicator_of(self._group, self._device)
 
     def scaled(self, part: torch.Tensor, losses: Losses) -> torch.Tensor:
         """torch takes the mean over processes, which may have different numbers of samples."""
@@ -100,6 +109,16 @@ class Shards(Processes):
     def _reshard(self) -> None:
         for group in self._groups:
             group.reshard()
+
+
+def _group_of(info: Any) -> Any:
+    """The process group of a mesh."""
+    if info.mesh.ndim == 1:
+        return info.shard_process_group
+    if info.mesh.size() != distributed.get_world_size():
+        raise SluiceError(f"a mesh of {info.mesh.ndim} dimensions must have all {distributed.get_world_size()} processes of the "
+                          f"job, not {info.mesh.size()}: micro-batches are kept by all together")
+    return distributed.group.WORLD
 
 
 def _reset(group: Any, idle: Any) -> None:

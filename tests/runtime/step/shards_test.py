@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 torch = pytest.importorskip("torch")
 
 from torch import distributed, nn  # noqa: E402
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard  # noqa: E402
 
 import gloo_processes  # noqa: E402
@@ -73,13 +73,21 @@ def trained(module: nn.Module, part: slice, count: int, way: str = "mean", size:
 # --- what the processes do ----------------------------------------------------------------------------------------------------
 
 
+def hybrid() -> DeviceMesh | None:
+    """Replicas of shards, where there are enough processes for both."""
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards")) if distributed.get_world_size() == 4 else None
+
+
 def same_as_one(rank: int) -> None:
-    for parts in ((6, 6), (8, 5)):
+    mesh = hybrid()
+    for parts in ((6, 6, 3, 3), (8, 5, 3, 7)):
+        parts = parts[:distributed.get_world_size()]
         count = sum(parts)
-        part = slice(0, parts[0]) if rank == 0 else slice(parts[0], count)
-        size = -(-parts[rank] // 3)  # as many slices in both
+        first = sum(parts[:rank])
+        part = slice(first, first + parts[rank])
+        size = -(-parts[rank] // 3)  # three slices in each
         for way in ("mean", "weights", "sum"):
-            mine, losses = trained(model(), part, count, way, size, clip_norm=1.0)
+            mine, losses = trained(model(mesh=mesh), part, count, way, size, clip_norm=1.0)
             one, expected = trained(model(sharded=False), slice(0, count), count, way, clip_norm=1.0)
             assert losses == pytest.approx(expected, rel=1e-12), (way, parts)
             for param, wanted in zip(mine, one, strict=True):
@@ -117,14 +125,17 @@ def disturbed(operator: int | None, silently: bool = False) -> Iterator[PatientR
 
 def left_anywhere(rank: int) -> None:
     """Left at any operator of forward and backward, and of torch's hooks in them, by an exception or at its end."""
+    mesh = hybrid()
     part = slice(4 * rank, 4 * rank + 4)
+    count = 4 * distributed.get_world_size()
+    every = EVERY * (1 if mesh is None else 5)
     with disturbed(None) as undisturbed:
-        weights, losses = trained(model(), part, 8, size=None, steps=2)
+        weights, losses = trained(model(mesh=mesh), part, count, size=None, steps=2)
     assert undisturbed.together and undisturbed.operators > 100
     for silently in (False, True):
-        for operator in range(0, undisturbed.operators + EVERY, EVERY):
+        for operator in range(0, undisturbed.operators + every, every):
             with disturbed(operator, silently) as runtime:
-                mine, its = trained(model(), part, 8, size=None, steps=2)
+                mine, its = trained(model(mesh=mesh), part, count, size=None, steps=2)
             assert runtime.discards == 2, operator
             assert its == losses, (operator, silently)
             assert all(torch.equal(*pair) for pair in zip(mine, weights, strict=True)), (operator, silently)
@@ -194,7 +205,7 @@ def in_low_precision(rank: int) -> None:
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
-def refused(_rank: int) -> None:
+def refused(rank: int) -> None:
     def step(module: nn.Module, **how) -> sluice.Step:
         return sluice.Step(module, torch.optim.SGD(module.parameters(), lr=0.1), **how)
 
@@ -205,9 +216,15 @@ def refused(_rank: int) -> None:
         step(model(), adapt=True)
     with sharing(PatientRuntime()), pytest.raises(sluice.SluiceError, match="on the host use DistributedDataParallel"):
         step(model())
-    mesh = init_device_mesh("cpu", (1, RANKS), mesh_dim_names=("replicas", "shards"))
-    with pytest.raises(sluice.SluiceError, match="the same one-dimensional mesh"):
-        step(model(mesh=mesh))
+    some = DeviceMesh("cpu", [[0]], mesh_dim_names=("replicas", "shards"))
+    if rank == 0:
+        with pytest.raises(sluice.SluiceError, match="must have all 2 processes of the job, not 1"):
+            step(model(mesh=some))
+    module = model()
+    fully_shard(extra := nn.Linear(4, 4), mesh=init_device_mesh("cpu", (1, RANKS), mesh_dim_names=("replicas", "shards")))
+    module.extra = extra
+    with pytest.raises(sluice.SluiceError, match="the same mesh everywhere"):
+        step(module)
     module = model()
     module.set_requires_gradient_sync(False)
     with pytest.raises(sluice.SluiceError, match="leave set_requires_gradient_sync"):
@@ -251,6 +268,12 @@ def alone(_rank: int) -> None:
                                     (left_for_good, after_an_evaluation, not_taken_back)], ids=gloo_processes.names)
 def test_in_processes_that_train_together(tmp_path, bodies):
     gloo_processes.run(tmp_path, bodies, RANKS)
+
+
+@pytest.mark.deadline(180)
+@pytest.mark.parametrize("body", [same_as_one, left_anywhere], ids=lambda body: body.__name__)
+def test_in_replicas_of_shards(tmp_path, body):
+    gloo_processes.run(tmp_path, (body,), 2 * RANKS)
 
 
 @pytest.mark.deadline(180)

@@ -245,7 +245,7 @@ def test_models_that_work_in_several_places_are_refused_where_memory_is_shared(m
 def test_statistics_of_several_processes_are_refused(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda _group=None: 2)
-    with pytest.raises(sluice.SluiceError, match="take BatchNorm, or GroupNorm"):
+    with pytest.raises(sluice.SluiceError, match="put the model into DistributedDataParallel"):
         made(ScriptedRuntime(), nn.Sequential(nn.Linear(3, 2), nn.SyncBatchNorm(2)))
 
 
