@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -21,6 +23,8 @@ class Processes:
     several = True
     #: Whether they work together inside of micro-batches, in forward or backward. All keep one then, or none does.
     inside = False
+    #: As torch.distributed knows them, where they do.
+    group: Any = None
     #: Whether the model lies on the host, though it is trained on GPUs.
     offloaded = False
     #: Whether a last micro-batch that nothing can take away may have its gradients sent while backward runs: ``start``

@@ -43,6 +43,10 @@ class Shards(Processes):
         self._factor: torch.Tensor | None = None
         self._reshard()
 
+    @property
+    def group(self) -> Any:
+        return self._group
+
     @classmethod
     def find(cls, model: nn.Module) -> Shards | None:
         """Those of a model; None if it has none."""
