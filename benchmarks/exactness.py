@@ -4,7 +4,7 @@ A job (exact_job.py) trains under `sluice run` while a server takes memory from 
 trained in plain PyTorch. Weights, buffers and optimizer state must agree in every bit. A demand counts for the phase
 that the job's Python was in at that instant; on CUDA the GPU is behind it, by up to a step. Without hooks around it the
 optimizer counts as commit. With --kinds it is a job with a rank on each of two GPUs (exact_ranks_job.py), replicas or
-shards, and a server on either takes memory from its rank; where there is one GPU, both share it.
+shards, and a server on either takes memory from its rank; where there is one GPU, or none, both share it.
 """
 
 from __future__ import annotations
@@ -51,15 +51,18 @@ MODELS = {
     for name, batch, micro_batch, memory, most_delay_ms in (
         ("resnet50", "128", "32", "12GiB", 50), ("gpt2-medium", "8", "2", "32GiB", 120), ("vit-l-16", "64", "16", "32GiB", 120))
 }
-# Of two ranks, which may have to share a GPU: more arguments, and what a demand takes, which is less than an arena.
-KINDS = {"replicas": ((), 3 << 30), "shards": (("--shards",), 2 << 30)}
+# Of two ranks, which may have to share a GPU: more arguments, and what a demand takes on a GPU, and on the host, which is less
+# than an arena.
+KINDS = {"replicas": ((), 3 << 30, 20 << 20), "shards": (("--shards",), 2 << 30, 20 << 20)}
 
 
 def of_ranks(kind: str, gpus: int) -> Job:
-    """A job of a kind, on so many GPUs, of which it uses two at most."""
+    """A job of a kind, on so many GPUs, of which it uses two at most; 0: on the host."""
+    more, demand_bytes, host_demand_bytes = KINDS[kind]
+    if gpus == 0:
+        return Job("host", more, host_demand_bytes, 150, HOST.pool, BENCHMARKS / "exact_ranks_job.py")
     devices = tuple(range(min(gpus, RANKS)))
     memory = f"{6 * RANKS // len(devices)}GiB"
-    more, demand_bytes = KINDS[kind]
     return Job("cuda", ("--device", "cuda", *more), demand_bytes, 40, ("--memory", memory), BENCHMARKS / "exact_ranks_job.py",
                devices)
 
@@ -143,7 +146,7 @@ def main() -> int:
             "2 spawned": ("--workers", "2", "--start-method", "spawn")}
     if args.backend == "cuda":
         ways["none, hooked optimizer"] = ("--hooked",)
-    gpus = torch.cuda.device_count()
+    gpus = torch.cuda.device_count() if args.backend == "cuda" else 0
     jobs = [("none", of_ranks(kind, gpus), (), {"kind": kind, "ranks": RANKS}) for kind in args.kinds]
     jobs += [("none", MODELS[name], (), {"model": name}) for name in args.models]
     jobs = jobs or [(label, job, more, {}) for label, more in ways.items()]
@@ -155,7 +158,7 @@ def main() -> int:
                    "demands_ratio": single(sum(outcome.demands.values()) / demands),
                    "steps": single(outcome.disturbed["steps"]),
                    "discards": single(sum(discards) if isinstance(discards, list) else discards)}
-        if not job.devices:
+        if "in_vain" in outcome.disturbed:
             metrics |= {"optimizer_in_vain": single(outcome.disturbed["in_vain"]),
                         **{f"{phase}_demands_percent": single(100 * outcome.demands[phase] / demands) for phase in PHASES}}
         print(f"{params or label}: {outcome}", file=sys.stderr, flush=True)

@@ -70,8 +70,9 @@ SLUICE_EXPORT int sluice_commit_settle(uint32_t timeout_ms);
 /* 1: what the last commit that counts has launched is with the device, so that sluice_begin need not
  * wait for that. 0: not after `timeout_ms`; ask again. */
 SLUICE_EXPORT int sluice_commit_made(uint32_t timeout_ms);
-/* 1: micro-batches work together with those of other processes on GPUs, through collectives in forward or
- * backward: all keep one, or all run it again. */
+/* 1: micro-batches work together with those of other processes, through collectives in forward or backward: all
+ * keep one, or all run it again. On the host each collective, and sluice_commit_begin, is asked about first
+ * (sluice_agree). */
 SLUICE_EXPORT void sluice_work_together(int together);
 /* They end with this communicator of NCCL (an ncclComm_t), which has all ranks that work together; those of others that
  * a micro-batch uses must be among them. Else with the first that one uses. 1, or 0 if its ranks do not agree. */
@@ -127,6 +128,48 @@ SLUICE_EXPORT void sluice_host_boundary(void);
  * outermost one of a thread that is in it has ended. */
 SLUICE_EXPORT void sluice_host_operator_begin(void);
 SLUICE_EXPORT void sluice_host_operator_end(void);
+
+/* Ranks of a job on one host, which agree on their collectives. All join by a key that no other ranks know; when all
+ * have returned from that, each says which of them it is. SLUICE_OK or SLUICE_FAILED. Others may be joined later: they
+ * take the place of these. */
+SLUICE_EXPORT int sluice_ranks_join(char const* key);
+SLUICE_EXPORT int sluice_ranks_complete(unsigned rank, unsigned ranks);
+
+/* What a rank is about to do; all must mean the same. */
+struct sluice_collective {
+  uint64_t operation;
+  uint64_t type;
+  uint64_t count;
+  uint64_t root;
+};
+
+enum sluice_answer {
+  SLUICE_LATER = 0,   /* ask again */
+  SLUICE_GRANTED = 1, /* make it, and say so by sluice_agree_made */
+  SLUICE_DROPPED = 2, /* the micro-batch runs again */
+  SLUICE_LOST = 3,    /* a rank has died: sluice_ranks_loss */
+  SLUICE_DIFFERS = 4  /* ranks mean different calls by it: sluice_ranks_difference */
+};
+
+/* Asks the other ranks about the calling thread's next collective, which is part of its micro-batch (`inside`) or not,
+ * and waits up to `timeout_ms`. From SLUICE_GRANTED until sluice_agree_made the arena is not taken. One thread at a
+ * time. */
+SLUICE_EXPORT int sluice_agree(struct sluice_collective const* what, int inside,
+                               uint32_t timeout_ms);
+/* What was granted has been made, or has failed. */
+SLUICE_EXPORT void sluice_agree_made(void);
+/* Takes a question back that is still open. SLUICE_GRANTED if it was too late for that: make it; else SLUICE_DROPPED,
+ * on all ranks. */
+SLUICE_EXPORT int sluice_agree_withdraw(void);
+/* The number of the calling thread's last question; all ranks have the same. */
+SLUICE_EXPORT uint64_t sluice_ranks_number(void);
+/* The ranks that have not come to the open question, into `ranks`, at most `most`; how many there are. */
+SLUICE_EXPORT unsigned sluice_ranks_missing(unsigned* ranks, unsigned most);
+/* Who is lost: a few words, valid until the thread's next call; empty if nobody. */
+SLUICE_EXPORT char const* sluice_ranks_loss(void);
+/* Two ranks that differ, and what they mean by the number. 0 if none do. */
+SLUICE_EXPORT int sluice_ranks_difference(uint64_t* number, unsigned ranks[2],
+                                          struct sluice_collective calls[2]);
 
 #ifdef __cplusplus
 }

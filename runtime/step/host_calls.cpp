@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "memhandover/ledger.hpp"
+#include "runtime/step/host_operators.hpp"
 #include "runtime/step/process_state.hpp"
 
 namespace sluice::step {
@@ -19,19 +20,33 @@ thread_local bool operator_in_arena = false;
 
 /// A compute pause holds the thread here.
 void await_pause_end(process_state const& state) {
-  auto const& until = state.memory->client().view().header().pause_until_ns;
-  auto held = [&] {
-    auto const limit = until.load(std::memory_order_acquire);
-    return limit != 0 && monotonic_ns() < static_cast<std::int64_t>(limit) &&
-           !(training_memory::committing() && state.memory->urgent());
-  };
-  while (held()) {
+  while (is_held(state)) {
     timespec const slice{0, 50'000};
     ::nanosleep(&slice, nullptr);
   }
 }
 
 }  // namespace
+
+bool is_held(process_state const& state) {
+  auto const limit =
+      state.memory->client().view().header().pause_until_ns.load(std::memory_order_acquire);
+  return limit != 0 && monotonic_ns() < static_cast<std::int64_t>(limit) &&
+         !(training_memory::committing() && state.memory->urgent());
+}
+
+void leave_operator(process_state& state) {
+  if (operator_in_arena) {
+    state.memory->operators().operator_end();
+  }
+}
+
+void come_back_to_operator(process_state& state) {
+  if (operator_in_arena) {
+    state.memory->operators().operator_begin();
+  }
+}
+
 }  // namespace sluice::step
 
 using namespace sluice::step;

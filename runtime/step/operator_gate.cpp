@@ -1,6 +1,9 @@
 #include "runtime/step/operator_gate.hpp"
 
+#include <utility>
+
 #include "memhandover/ledger.hpp"
+#include "runtime/step/rank_agreement.hpp"
 
 namespace sluice::step {
 
@@ -14,6 +17,10 @@ void operator_gate::operator_begin() {
     std::unique_lock lock{mutex_};
     opened_.wait(lock, [this] { return !closed_.load(); });
   }
+}
+
+void operator_gate::operator_pass() noexcept {
+  running_.fetch_add(1);
 }
 
 void operator_gate::operator_end() noexcept {
@@ -34,10 +41,17 @@ void operator_gate::leave() noexcept {
 bool operator_gate::close(std::int64_t /*deadline_ns*/) {
   ended_ns_.store(0);
   closed_.store(true);
+  paused_ = ranks_.load();
+  if (paused_ != nullptr) {
+    paused_->pause();
+  }
   return true;
 }
 
 bool operator_gate::wait_idle(std::int64_t deadline_ns) {
+  if (paused_ != nullptr && !paused_->await_debts(deadline_ns)) {
+    return false;
+  }
   auto const patience = std::chrono::nanoseconds{deadline_ns - memhandover::monotonic_ns()};
   std::unique_lock lock{mutex_};
   return none_runs_.wait_for(lock, patience, [this] { return running_.load() == 0; });
@@ -49,6 +63,15 @@ void operator_gate::open() {
     closed_.store(false);
   }
   opened_.notify_all();
+  if (auto* const ranks = std::exchange(paused_, nullptr)) {
+    ranks->resume();
+  }
+}
+
+void operator_gate::run_again() {
+  if (auto* const ranks = ranks_.load()) {
+    ranks->run_again();
+  }
 }
 
 }  // namespace sluice::step

@@ -5,7 +5,10 @@
 /// finds zeroes there never ends, or reads where nothing is. So an operator is to the host what a
 /// kernel is to the device: once it has begun, it is waited for.
 ///
-/// Thread-safety: begin and end from the threads that compute; the rest from one other thread.
+/// A collective that other ranks have agreed to passes a closed gate, since they make it as well and would wait: whoever
+/// closes the gate ends such grants first.
+///
+/// Thread-safety: begin, pass, end and `agree_with` from the threads that compute; the rest from one other thread.
 #pragma once
 
 #include <atomic>
@@ -18,11 +21,18 @@
 
 namespace sluice::step {
 
+class rank_agreement;
+
 class operator_gate final : public launch_gate {
  public:
   /// The calling thread is about to run an operator, and returns when it may.
   void operator_begin();
+  /// The same for a collective that has been granted: it may at once.
+  void operator_pass() noexcept;
   void operator_end() noexcept;
+
+  /// From now on collectives are agreed on with those ranks. They stay.
+  void agree_with(rank_agreement& ranks) noexcept { ranks_.store(&ranks); }
 
   /// From now on no operator begins.
   bool close(std::int64_t deadline_ns) override;
@@ -35,6 +45,7 @@ class operator_gate final : public launch_gate {
   void abort_begin() override {}
   void abort_end() override {}
   void set_urgent(bool /*urgent*/) override {}
+  void run_again() override;
 
  private:
   void leave() noexcept;
@@ -47,6 +58,8 @@ class operator_gate final : public launch_gate {
   std::condition_variable none_runs_;
   /// When one ended since the gate was closed; 0: none did.
   std::atomic<std::int64_t> ended_ns_{0};
+  std::atomic<rank_agreement*> ranks_{nullptr};
+  rank_agreement* paused_ = nullptr;  ///< of whoever closes the gate
 };
 
 }  // namespace sluice::step

@@ -1,6 +1,7 @@
 /// What a training process has of the pool: one state, shared by all functions of the C boundary.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <exception>
@@ -13,6 +14,7 @@
 #include "runtime/gate/gate_api.h"
 #include "runtime/step/c_api.h"
 #include "runtime/step/driver_gate.hpp"
+#include "runtime/step/rank_agreement.hpp"
 #include "runtime/step/training_memory.hpp"
 #include "scheduler/batch_planner.hpp"
 
@@ -28,6 +30,7 @@ struct process_state {
   std::unique_ptr<driver_gate> gate;
   std::shared_ptr<memhandover::cuda_driver const> driver;
   std::unique_ptr<training_memory> memory;
+  std::atomic<rank_agreement*> ranks{nullptr};  ///< of the host; stays once it is there
   std::mutex planner_mutex;
   std::unique_ptr<scheduler::batch_planner> planner;
   std::mutex run_ahead_mutex;

@@ -57,6 +57,8 @@ std::byte* training_memory::allocate_arena(std::size_t bytes) {
       if (auto* const address = arena_->allocate_unbacked(bytes)) {
         return address;
       }
+    } else if (phase_ == phase::running) {
+      tell_others();
     }
     throw error{error_kind::out_of_memory, "the step arena holds " +
                                                format_bytes(arena_->ranges().used()) +

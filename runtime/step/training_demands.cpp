@@ -224,6 +224,9 @@ void training_memory::revoke(division parts, memhandover::demand_answer& answer)
   auto& kept = parts.kept;
   if (gate == nullptr) {
     stock_->add(kept);
+    if (in_use) {
+      tell_others();  // before anybody is granted more
+    }
     operators_.open();
     note_reopened(in_use);
     return;

@@ -100,6 +100,7 @@ void training_memory::begin() {
   exchange_idle();
   state_.store(arena_state::sound, std::memory_order_release);
   phase_ = phase::running;
+  micro_batch_.fetch_add(1);
   others_know_ = false;
   begun_ns_ = memhandover::monotonic_ns();
   lost_ns_.reset();
@@ -155,7 +156,9 @@ void training_memory::drop_micro_batch() {
   others_know_ = true;
   state_.store(arena_state::revoked, std::memory_order_release);
   lost_ns_ = lost_ns_.value_or(memhandover::monotonic_ns());
-  abort_launches();
+  if (options_.gate != nullptr) {
+    abort_launches();
+  }
 }
 
 /// Until `discard` what the micro-batch launches is dropped; mutex_ is held. Others hear of it only then:
@@ -168,7 +171,7 @@ void training_memory::abort_launches() {
 /// The micro-batch that is running will run again; mutex_ is held.
 void training_memory::tell_others() {
   if (together_.load() && !std::exchange(others_know_, true)) {
-    options_.gate->run_again();
+    computing().run_again();
   }
 }
 

@@ -88,12 +88,15 @@ class training_memory {
   [[nodiscard]] bool await_commit(std::int64_t deadline_ns);
   void discard();
   /// From now on micro-batches work together with those of other processes (collectives in forward or
-  /// backward): all of them keep one, or all run it again. Their commits are not deferred.
+  /// backward): all of them keep one, or all run it again. Their commits are not deferred. On the host whoever calls
+  /// `commit_begin` has asked the others before.
   void work_together(bool together);
   /// They end with that communicator of NCCL; false if its ranks do not agree.
   [[nodiscard]] bool end_with(void* communicator);
   /// Others have dropped the micro-batch that is running: it has to be discarded, its memory stays.
   void drop_micro_batch();
+  /// Counts the micro-batches, each try of one.
+  [[nodiscard]] std::uint64_t micro_batch() const noexcept { return micro_batch_.load(); }
   /// When launches were let through again after memory of a micro-batch had gone last; 0: never.
   [[nodiscard]] std::int64_t reopened_ns() const noexcept { return reopened_ns_.load(); }
   [[nodiscard]] arena_state state() const noexcept {
@@ -234,6 +237,7 @@ class training_memory {
   std::vector<std::pair<space*, std::byte*>> fork_copies_;
   std::atomic<arena_state> state_{arena_state::sound};
   std::atomic<std::uint64_t> generation_{1};
+  std::atomic<std::uint64_t> micro_batch_{0};
   std::atomic<bool> urgent_{false};
 };
 

@@ -22,7 +22,7 @@ MAY_INCLUDE = {
     "memhandover": set(),
     "nccl_shim": {"runtime/gate"},
     "runtime/gate": {"memhandover"},
-    "runtime": {"scheduler", "memhandover"},
+    "runtime": {"scheduler", "memhandover", "nccl_shim"},
     "benchmarks": {"scheduler", "memhandover", "runtime"},
     "tests": {"scheduler", "memhandover", "nccl_shim", "runtime"},
 }

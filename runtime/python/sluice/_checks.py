@@ -26,10 +26,9 @@ def refuse_parallel(model: nn.Module, processes: Processes | None, cuda: bool) -
     if processes is not None and processes.offloaded:
         raise SluiceError("shards that lie on the host are not shared memory of the GPU: leave CPUOffloadPolicy out; under "
                           "`sluice run` memory goes only while somebody else needs it")
-    if processes is not None and processes.inside and not cuda:
-        raise SluiceError("a model in shards gathers parameters inside of forward, and a micro-batch that runs again would wait "
-                          "for processes that do not run theirs; on GPUs they agree on it, on the host use "
-                          "DistributedDataParallel, or train without `sluice run`")
+    if processes is not None and processes.in_parts and not cuda:
+        raise SluiceError("on the host a process agrees with all others on what they keep, and not with some: give fully_shard a "
+                          "mesh of one dimension, or train without `sluice run`")
     for module in model.modules():
         if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
             raise SluiceError("nn.DataParallel works on several GPUs at once, of which sluice shares one a process; pass "

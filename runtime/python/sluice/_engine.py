@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import operator
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from sluice import _batches, _checks, _runtime
+from sluice import _agreement, _batches, _checks, _runtime
 from sluice._arena import make_arena
 from sluice._buffers import Buffers
 from sluice._gradients import Gradients
@@ -32,6 +33,10 @@ REHEARSAL_SAMPLES = 2
 OPTIMIZER_WARM_UP_STEPS = 2
 
 
+#: How long what other threads still hold of a discarded micro-batch is waited for.
+THREADS_END_MS = 2000
+
+
 def checked_micro_batch(micro_batch: Any) -> int | None:
     """The most samples in a slice. Raises TypeError or ValueError."""
     if micro_batch is not None and (isinstance(micro_batch, bool) or not isinstance(micro_batch, int)):
@@ -48,6 +53,10 @@ def trained(parts: Parts, param_groups: list[dict[str, Any]]) -> list[nn.Paramet
     if not found:
         raise ValueError("the optimizer has no parameter that requires a gradient")
     return list((found | {id(param): param for param in parts.parameters if param.requires_grad}).values())
+
+
+def _wait_for_threads() -> None:
+    time.sleep(0.001)
 
 
 def _of_one_kind(params: list[nn.Parameter]) -> bool:
@@ -94,6 +103,7 @@ class Engine:
                 self.runtime.work_together(1)
             if self.cuda:
                 self.trouble.watch_cuda()
+        self.agreement = _agreement.join(self.runtime, processes.group) if self._inside and not self.cuda else None
         self._rehearsed = self.runtime is None
         self._planner = Planner(self.runtime, adapt)
         self.gradients = Gradients(params, apart=self.runtime is not None)
@@ -141,9 +151,12 @@ class Engine:
         if losses is not None:
             losses.samples = total
         if self.processes is not None:
-            self.processes.begin_batch(total)
-            if self.runtime and self.cuda and self._inside and not self.runtime.end_with(self.processes.communicator()):
-                raise _checks.ranks_do_not_agree()
+            with self.asking(inside=False):
+                self.processes.begin_batch(total)
+            if self.runtime and self.cuda and self._inside:
+                communicator = self.processes.communicator(self.gradients.params[0].device)
+                if not self.runtime.end_with(communicator):
+                    raise _checks.ranks_do_not_agree()
         if lazily and not self._inside:  # in shards, modules have other parameters while forward runs
             self.gradients.forget()
             self._follow_later = True
@@ -231,6 +244,13 @@ class Engine:
 
     # --- what micro-batches need ---------------------------------------------------------------------------------------
 
+    def asking(self, inside: bool) -> contextlib.AbstractContextManager:
+        """In it, this thread asks other processes before it makes a collective; ``inside`` of a micro-batch."""
+        return self.agreement.asking(inside) if self.agreement else contextlib.nullcontext()
+
+    def commit_begin(self, may_defer: bool) -> int:
+        return self.agreement.commit_begin() if self.agreement else self.runtime.commit_begin(may_defer)
+
     def storages(self) -> set[int]:
         """Addresses of the storages of parameters and buffers, which lie outside the arena."""
         return _batches.storages_of([*self._model.parameters(), *self._model.buffers(), *self.gradients.params])
@@ -281,6 +301,8 @@ class Engine:
             # Blocks that a side stream has used are only freed, and segments of a dropped pool only given back, when
             # torch's cache is emptied. cuBLAS keeps a workspace for a stream that the micro-batch was the first to use.
             means = [lambda: None, *means, torch._C._cuda_clearCublasWorkspaces]
+        if self.agreement:
+            means += [_wait_for_threads] * THREADS_END_MS  # gloo's let go of what they have sent a moment later
         for end in means:
             if self.runtime.survivors() == 0:
                 break

@@ -38,6 +38,9 @@ class MicroBatch:
     Not thread-safe.
     """
 
+    #: Whether it is one that other processes keep or run again as well.
+    is_kept = True
+
     def __init__(self, engine: Engine, batch: tuple, size: int, total: int, losses: _losses.Losses | None,
                  scaler: torch.amp.GradScaler | None, update: Update | None = None, overlaps: bool = False) -> None:
         self._engine = engine
@@ -49,6 +52,7 @@ class MicroBatch:
         self._names: BoundNames | None = None
         self._given: set[int] = set()
         self._threading: Any = None
+        self._asking: Any = None
         self._part: torch.Tensor | None = None
         self._weight: float | torch.Tensor | None = None
         self._started = 0.0
@@ -150,6 +154,8 @@ class MicroBatch:
         self.thread = threading.get_ident()
         if engine.processes:
             engine.processes.begin_micro_batch()
+        self._asking = engine.asking(self.is_kept)
+        self._asking.__enter__()
         engine.running = True
         _checks.running.append(self)
 
@@ -181,6 +187,7 @@ class MicroBatch:
         engine = self._engine
         _checks.running.remove(self)
         engine.running = False
+        self._asking.__exit__(None, None, None)
         if engine.processes:
             engine.processes.end_micro_batch()
         self.thread = 0
@@ -238,7 +245,12 @@ class MicroBatch:
         failure: BaseException | None = None
         peak = 0
         engine.unsettled = self
-        start = _runtime.BEGUN if self._overlaps else runtime.commit_begin(may_defer)
+        try:
+            start = _runtime.BEGUN if self._overlaps else engine.commit_begin(may_defer)
+        except BaseException:  # other processes had to be asked, and cannot be
+            engine.unsettled = None
+            self._give_up()
+            raise
         if start == _runtime.TAKEN_AWAY:
             engine.unsettled = None
             return False
@@ -353,6 +365,7 @@ class Rehearsal(MicroBatch):
     away, and lies close together.
     """
 
+    is_kept = False
     failed = False
 
     def _enter(self) -> None:

@@ -24,6 +24,10 @@ class Processes:
     several = True
     #: Whether they work together inside of micro-batches, in forward or backward. All keep one then, or none does.
     inside = False
+    #: As torch.distributed knows them, where they do.
+    group: Any = None
+    #: Whether they also work together in groups of some of them.
+    in_parts = False
     #: Whether the model lies on the host, though it is trained on GPUs.
     offloaded = False
     #: Whether a last micro-batch that nothing can take away may have its gradients sent while backward runs: ``start``
@@ -36,10 +40,12 @@ class Processes:
     def begin_batch(self, samples: int) -> None:
         """A global batch begins, of which this process has so many samples."""
 
-    def communicator(self) -> int:
-        """The NCCL communicator of all of them, as an address. Of those on GPUs that work together inside of micro-batches;
-        to be called by all at the same time."""
-        raise NotImplementedError
+    def communicator(self, device: torch.device) -> int:
+        """The NCCL communicator of the group, as an address: made, if there is none yet, by all at the same time."""
+        backend = self.group._get_backend(device)
+        if not backend._comm_ptr():
+            distributed.all_reduce(torch.zeros((), device=device), group=self.group)
+        return backend._comm_ptr()
 
     def begin_micro_batch(self) -> None:
         """A try at a slice begins."""
@@ -70,14 +76,6 @@ class Processes:
             ValueError: if the weights of all slices of all processes are zero.
         """
         raise NotImplementedError
-
-
-def communicator_of(group: Any, device: torch.device) -> int:
-    """A process group's NCCL communicator, as an address: made, if it has none yet, by all its processes at the same time."""
-    backend = group._get_backend(device)
-    if not backend._comm_ptr():
-        distributed.all_reduce(torch.zeros((), device=device), group=group)
-    return backend._comm_ptr()
 
 
 def synchronised_norms(model: nn.Module) -> list[nn.SyncBatchNorm]:

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sluice._gradients import Gradients
 from sluice._losses import Losses
-from sluice._processes import Processes, communicator_of, refuse_strangers, synchronised_norms
+from sluice._processes import Processes, refuse_strangers, synchronised_norms
 from sluice.errors import SluiceError
 
 #: Gradients are reduced in pieces of so many bytes, as DistributedDataParallel does; after backward two of them exist at a time.
@@ -39,7 +39,7 @@ class Replicas(Processes):
 
     def __init__(self, wrappers: list[nn.parallel.DistributedDataParallel], norms: list[nn.SyncBatchNorm]) -> None:
         self._wrappers = wrappers
-        self._group = wrappers[0].process_group
+        self.group = wrappers[0].process_group
         self._stack = contextlib.ExitStack()
         self._params: list[nn.Parameter] = []
         self._buckets: list[list[nn.Parameter]] = []
@@ -49,9 +49,9 @@ class Replicas(Processes):
         self._under_way: _Reduction | None = None
         self.inside = bool(norms)
         for norm in norms:
-            refuse_strangers(self._group, norm.process_group or distributed.group.WORLD, "SyncBatchNorm")
+            refuse_strangers(self.group, norm.process_group or distributed.group.WORLD, "SyncBatchNorm")
         for each in wrappers:
-            if each.process_group != self._group:
+            if each.process_group != self.group:
                 raise SluiceError("the DistributedDataParallel modules of one model must have the same process group")
             if each._comm_hooks:
                 raise SluiceError("a communication hook of DistributedDataParallel would not be called: gradients are reduced "
@@ -101,9 +101,6 @@ class Replicas(Processes):
             if each.broadcast_buffers and each.modules_buffers:
                 each._sync_buffers()
 
-    def communicator(self) -> int:
-        return communicator_of(self._group, self._params[0].device)
-
     def begin_micro_batch(self) -> None:
         """Until ``end_micro_batch`` the wrappers leave buffers and gradients to themselves."""
         self._fired.clear()
@@ -122,7 +119,7 @@ class Replicas(Processes):
     def start(self, gradients: Gradients, losses: Losses, weight: float | torch.Tensor | None) -> None:
         """Before the last micro-batch's backward, which brings that weight, and which nothing can take away: from here
         gradients are sent as they come."""
-        self._under_way = _Reduction(self._group, self._buckets, gradients.total_of, *losses.amount(weight))
+        self._under_way = _Reduction(self.group, self._buckets, gradients.total_of, *losses.amount(weight))
 
     def send_rest(self) -> None:
         """After that backward: sends what it has not come to. There was no backward if the slice weighs nothing."""
@@ -140,7 +137,7 @@ class Replicas(Processes):
         """A parameter that some process has no gradient of counts as zero there; one that none has gets none."""
         reduction = self._under_way
         if reduction is None:
-            reduction = _Reduction(self._group, self._buckets, gradients.finished.get, *losses.amount())
+            reduction = _Reduction(self.group, self._buckets, gradients.finished.get, *losses.amount())
         self._under_way = None
         total = self._share(gradients, reduction, reduction.factor * losses.contribution)
         amount = reduction.amount
@@ -152,7 +149,7 @@ class Replicas(Processes):
     @torch.no_grad()
     def average(self, gradients: Gradients) -> None:
         """Makes the finished sums their mean over all processes, as DistributedDataParallel does in backward."""
-        self._share(gradients, _Reduction(self._group, self._buckets, gradients.finished.get, 1.0, 1.0), 0.0)
+        self._share(gradients, _Reduction(self.group, self._buckets, gradients.finished.get, 1.0, 1.0), 0.0)
 
     def _share(self, gradients: Gradients, reduction: _Reduction, contribution: float | torch.Tensor) -> torch.Tensor:
         """Puts the sums of all processes where the finished ones lie. Returns the sum of what each contributes."""
@@ -170,7 +167,7 @@ class Replicas(Processes):
         all_used = len(reduction.used) == len(self._params)
         if not all_used:  # from the host it takes a wait for the device
             header[1:] = torch.tensor([param in reduction.used for param in self._params], dtype=torch.float64)
-        distributed.all_reduce(header, group=self._group)
+        distributed.all_reduce(header, group=self.group)
         if not all_used:  # others may have what is missing here
             for param, count in zip(self._params, header[1:].tolist(), strict=True):
                 if count == 0.0:

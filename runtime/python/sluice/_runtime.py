@@ -12,6 +12,14 @@ SOUND, REVOKED, STARVED = 0, 1, 2
 HOST, CUDA = 1, 2
 TAKEN_AWAY, BEGUN, DEFERRED = 0, 1, 2  # commit_begin; deferred: commit_settle will tell
 OPEN = -1  # commit_settle: not yet
+LATER, GRANTED, DROPPED, LOST, DIFFERS = range(5)  # agree
+
+
+class Collective(ctypes.Structure):
+    """What the ranks of a job on the host are asked about."""
+
+    _fields_ = [(name, ctypes.c_uint64) for name in ("operation", "type", "count", "root")]
+
 
 _SIGNATURES = {
     "sluice_last_error": (ctypes.c_char_p, []),
@@ -39,12 +47,23 @@ _SIGNATURES = {
     "sluice_shortage": (ctypes.c_char_p, []),
     "sluice_say_shortages": (None, [ctypes.c_int]),
     "sluice_wait_memory": (ctypes.c_int, [ctypes.c_uint64, ctypes.c_uint32]),
+    "sluice_ranks_join": (ctypes.c_int, [ctypes.c_char_p]),
+    "sluice_ranks_complete": (ctypes.c_int, [ctypes.c_uint, ctypes.c_uint]),
+    "sluice_agree": (ctypes.c_int, [ctypes.POINTER(Collective), ctypes.c_int, ctypes.c_uint32]),
+    "sluice_agree_made": (None, []),
+    "sluice_agree_withdraw": (ctypes.c_int, []),
+    "sluice_ranks_number": (ctypes.c_uint64, []),
+    "sluice_ranks_missing": (ctypes.c_uint, [ctypes.POINTER(ctypes.c_uint), ctypes.c_uint]),
+    "sluice_ranks_loss": (ctypes.c_char_p, []),
+    "sluice_ranks_difference": (ctypes.c_int, [ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_uint),
+                                               ctypes.POINTER(Collective)]),
     "sluice_plan_start": (ctypes.c_int, [ctypes.c_uint32, ctypes.c_int]),
     "sluice_plan_next": (ctypes.c_uint32, [ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint64)]),
     "sluice_plan_committed": (None, [ctypes.c_uint32, ctypes.c_uint64, ctypes.c_double]),
     "sluice_plan_discarded": (None, [ctypes.c_uint32, ctypes.c_int]),
 }
 
+MOST_RANKS = 64  # that agree
 SUPPORTED_TORCH = "2.11"
 
 
@@ -67,6 +86,17 @@ class Runtime:
         """Samples of the next micro-batch, 0 to wait, and the bytes that it needs or waits for."""
         needed = ctypes.c_uint64()
         return self.plan_next(remaining, ctypes.byref(needed)), needed.value
+
+    def missing(self) -> list[int]:
+        """The ranks that have not come to what this one asks."""
+        ranks = (ctypes.c_uint * MOST_RANKS)()
+        return list(ranks[:self.ranks_missing(ranks, MOST_RANKS)])
+
+    def difference(self) -> tuple[int, list[int], list[Collective]]:
+        """A number, and two ranks that mean different calls by it."""
+        number, ranks, calls = ctypes.c_uint64(), (ctypes.c_uint * 2)(), (Collective * 2)()
+        self.ranks_difference(ctypes.byref(number), ranks, calls)
+        return number.value, list(ranks), list(calls)
 
 
 _attached: Runtime | None = None

@@ -10,7 +10,7 @@ from torch import distributed, nn
 
 from sluice._gradients import Gradients
 from sluice._losses import Losses
-from sluice._processes import Processes, communicator_of, refuse_strangers, synchronised_norms
+from sluice._processes import Processes, refuse_strangers, synchronised_norms
 from sluice.errors import SluiceError
 
 
@@ -36,8 +36,9 @@ class Shards(Processes):
         if len(meshes) != 1 or any(group._use_post_forward_mesh for group in groups):
             raise SluiceError("all modules of a model must be sharded over the same processes: give fully_shard the same mesh "
                               "everywhere, and a bool for reshard_after_forward")
-        self._group = _group_of(groups[0].mesh_info)
-        self._count = distributed.get_world_size(self._group)
+        self.group = _group_of(groups[0].mesh_info)
+        self._count = distributed.get_world_size(self.group)
+        self.in_parts = groups[0].mesh_info.mesh.ndim > 1
         self._device = groups[0].device
         self.offloaded = any(param.offload_to_cpu for group in groups for param in group.fsdp_params)
         self.several = self.inside = self._count > 1
@@ -53,7 +54,7 @@ class Shards(Processes):
             return None
         shards = cls(modules)
         for each in synchronised_norms(model):
-            refuse_strangers(shards._group, each.process_group or distributed.group.WORLD, "SyncBatchNorm")
+            refuse_strangers(shards.group, each.process_group or distributed.group.WORLD, "SyncBatchNorm")
         return shards
 
     def begin_batch(self, samples: int) -> None:
@@ -64,11 +65,8 @@ class Shards(Processes):
             raise SluiceError("a step's backward is complete by itself: leave set_is_last_backward as it is")
         self._reshard()  # an evaluation leaves the outermost parameters gathered
         total = torch.full((), float(samples), dtype=torch.float64, device=self._device)
-        distributed.all_reduce(total, group=self._group)
+        distributed.all_reduce(total, group=self.group)
         self._factor = samples * self._count / total
-
-    def communicator(self) -> int:
-        return communicator_of(self._group, self._device)
 
     def scaled(self, part: torch.Tensor, losses: Losses) -> torch.Tensor:
         """torch takes the mean over processes, which may have different numbers of samples."""
@@ -81,7 +79,7 @@ class Shards(Processes):
         header[0] = factor * losses.contribution
         if amount is not None:
             header[1] = amount
-        distributed.all_reduce(header, group=self._group)
+        distributed.all_reduce(header, group=self.group)
         loss, amount = header
         if losses.is_sum:
             gradients.divide(1.0 / self._count)

@@ -212,7 +212,8 @@ class Step:
         """Gives the parameters the gradients of the batch. Returns its loss."""
         gradients, processes = self._engine.gradients, self._engine.processes
         if processes is not None:
-            loss = processes.reduce(gradients, losses)
+            with self._engine.asking(inside=False):
+                loss = processes.reduce(gradients, losses)
         else:
             if (divisor := losses.divisor) is not None:
                 gradients.divide(divisor)

@@ -1,0 +1,227 @@
+"""What processes on the host ask each other before a collective of a micro-batch, so that all keep it or all run it again.
+
+Gloo's collectives do not end before all processes have made theirs. So each asks the others first, and waits where its memory
+can be taken away; what is granted is made by all of them, to its end (docs/collectives.md, "On the host").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from sluice import _runtime
+from sluice._micro_batch import Discarded
+from sluice._runtime import Collective, Runtime
+from sluice.errors import SluiceError
+
+#: How long one wait lasts before Python looks at its signals again.
+SLICE_MS = 50
+#: After so long it is told who is waited for, and again every so often.
+FIRST_NOTICE_SECONDS, NOTICE_SECONDS = 30.0, 60.0
+
+#: What all processes make together, and which of its arguments all have alike.
+_COLLECTIVES: dict[str, str | None] = {
+    "c10d::allreduce_": "tensors", "c10d::allreduce_coalesced_": "tensors", "c10d::broadcast_": "tensors", "c10d::reduce_": "tensors",
+    "c10d::allgather_": "output_tensors", "c10d::_allgather_base_": "output_tensor", "c10d::allgather_coalesced_": "output_lists",
+    "c10d::allgather_into_tensor_coalesced_": "outputs", "c10d::reduce_scatter_": "input_tensors",
+    "c10d::_reduce_scatter_base_": "input_tensor", "c10d::reduce_scatter_tensor_coalesced_": "inputs",
+    "c10d::gather_": "input_tensors", "c10d::scatter_": "output_tensors", "c10d::alltoall_": None, "c10d::alltoall_base_": None,
+    "c10d::barrier": None,
+    "_c10d_functional::all_reduce": "input", "_c10d_functional::all_reduce_": "input", "_c10d_functional::broadcast": "input",
+    "_c10d_functional::broadcast_": "input", "_c10d_functional::all_reduce_coalesced": "inputs",
+    "_c10d_functional::all_reduce_coalesced_": "inputs", "_c10d_functional::all_gather_into_tensor": "input",
+    "_c10d_functional::all_gather_into_tensor_out": "input", "_c10d_functional::all_gather_into_tensor_coalesced": "inputs",
+    "_c10d_functional::reduce_scatter_tensor": "input", "_c10d_functional::reduce_scatter_tensor_out": "input",
+    "_c10d_functional::reduce_scatter_tensor_coalesced": "inputs", "_c10d_functional::all_to_all_single": None,
+}
+_END = "the end of a micro-batch"
+_NAMES = [_END, *_COLLECTIVES]
+_TYPES = ["nothing", *sorted({str(each) for each in vars(torch).values() if isinstance(each, torch.dtype)})]
+
+_agreed: Agreement | None = None
+
+
+def join(runtime: Runtime | None, group: Any) -> Agreement | None:
+    """To be called by all processes of a group; None if they do not share.
+
+    Raises:
+        SluiceError: in all of them, if some cannot agree with the others.
+    """
+    global _agreed
+    # Processes know each other by their numbers, and meet in the pool's folder.
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
+        place = (boot.read(), os.readlink("/proc/self/ns/pid"), os.path.realpath(os.environ.get("SLUICE_RUNTIME_DIR", "")))
+    plain = os.environ.get("SLUICE_COLLECTIVES") == "plain"
+    all_of_them = _gathered((runtime is not None, plain, place, os.getpid(), secrets.token_hex(8)), group)
+    shares, plains, places, pids, nonces = zip(*all_of_them, strict=True)
+    if not any(shares):
+        return None
+    if not all(shares) or len(set(places)) > 1 or any(plains):
+        raise SluiceError("the processes of a model in shards keep a micro-batch together, and agree on that on one host, all under "
+                          "one `sluice run`, with SLUICE_COLLECTIVES unset; start them so, or train without `sluice run`")
+    if _agreed is None or _agreed.pids != pids:
+        joined = runtime.ranks_join(nonces[0].encode()) == 0
+        rank = distributed.get_rank(group)
+        if not all(_gathered(joined, group)) or runtime.ranks_complete(rank, len(pids)) != 0:
+            raise SluiceError("the processes of a model in shards cannot agree on what they keep: "
+                              f"{'others cannot join' if joined and runtime.error() == '' else runtime.error()}")
+        _agreed = Agreement(runtime, group, pids)
+    return _agreed
+
+
+def _gathered(mine: Any, group: Any) -> list[Any]:
+    found: list[Any] = [None] * distributed.get_world_size(group)
+    distributed.all_gather_object(found, mine, group=group)
+    return found
+
+
+class Agreement:
+    """With the processes of one group. One at a time in a process; of its thread that trains."""
+
+    def __init__(self, runtime: Runtime, group: Any, pids: tuple[int, ...]) -> None:
+        self.pids = pids
+        self._runtime = runtime
+        self._members = set(distributed.get_process_group_ranks(group))
+        self._patience = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+
+    def asking(self, inside: bool) -> contextlib.AbstractContextManager:
+        """In it, collectives of this thread are asked about; ``inside`` of a micro-batch that may be dropped."""
+        return _Asking(self, inside)
+
+    def commit_begin(self) -> int:
+        """Begins the commit of the micro-batch if all keep it."""
+        try:
+            return self._granted(Collective(_NAMES.index(_END)), True, self._begin, self._keep_and_leave)
+        except Discarded:
+            return _runtime.TAKEN_AWAY
+
+    def _begin(self) -> int:
+        start = self._runtime.commit_begin(0)
+        if start != _runtime.BEGUN:
+            raise SluiceError("a micro-batch that all processes keep has lost its memory")
+        return start
+
+    def _keep_and_leave(self) -> None:
+        self._begin()
+        self._runtime.commit_end(0, 0)
+
+    def make(self, func: Any, args: tuple, kwargs: dict[str, Any], inside: bool) -> Any:
+        what = self._numbered(func, args, kwargs)
+        if what is None:
+            return func(*args, **kwargs)
+
+        def made() -> Any:
+            result = func(*args, **kwargs)
+            for each in tree_leaves(result):  # gloo's threads write into its memory until then
+                if isinstance(each, torch.ScriptObject):
+                    distributed.Work.unbox(each).wait()
+                elif func.namespace != "c10d":
+                    torch.ops._c10d_functional.wait_tensor(each)
+            return result
+
+        return self._granted(what, inside, made, made)
+
+    def _granted(self, what: Collective, inside: bool, make: Callable[[], Any], interrupted: Callable[[], Any]) -> Any:
+        """Makes it when all have come to it. What has been granted as an exception arrives, all others make: then
+        ``interrupted`` does."""
+        why: BaseException | None = None
+        try:
+            self._ask(what, inside)
+        except BaseException as failure:
+            if self._runtime.agree_withdraw() != _runtime.GRANTED:
+                raise
+            why = failure
+        try:
+            result = make() if why is None else interrupted()
+        finally:
+            self._runtime.agree_made()
+        if why is not None:
+            raise why
+        return result
+
+    def _ask(self, what: Collective, inside: bool) -> None:
+        runtime = self._runtime
+        began = time.monotonic()
+        tells_at = began + min(FIRST_NOTICE_SECONDS, self._patience / 2)
+        while (answer := runtime.agree(ctypes.byref(what), int(inside), SLICE_MS)) == _runtime.LATER:
+            now = time.monotonic()
+            waits = f"collective {runtime.ranks_number()}, {_text(what)}, "
+            if now >= began + self._patience:
+                raise SluiceError(f"{waits}has waited for {_ranks(runtime.missing())} as long as its process group does, "
+                                  f"{self._patience:g} s")
+            if now >= tells_at:
+                tells_at = now + NOTICE_SECONDS
+                print(f"sluice: {waits}waits for {_ranks(runtime.missing())}", file=sys.stderr, flush=True)
+        if answer == _runtime.DROPPED:
+            raise Discarded
+        if answer == _runtime.LOST:
+            raise SluiceError(f"{runtime.ranks_loss().decode()}; collective {runtime.ranks_number()}, {_text(what)}, will not be made")
+        if answer == _runtime.DIFFERS:
+            number, ranks, calls = runtime.difference()
+            raise SluiceError(f"ranks differ in collective {number}: " + ", ".join(
+                f"rank {rank} calls {_text(call)}" for rank, call in zip(ranks, calls, strict=True)))
+
+    def _numbered(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Collective | None:
+        """What is asked; None if it is nobody else's business."""
+        given = {argument.name: value for argument, value in zip(func._schema.arguments, args)} | kwargs
+        if "process_group" in given:
+            group = distributed.ProcessGroup.unbox(given["process_group"])
+        elif "group_name" in given:
+            group = distributed.distributed_c10d._resolve_process_group(given["group_name"])
+        else:
+            return None
+        members = set(distributed.get_process_group_ranks(group))
+        if len(members) == 1:
+            return None
+        name = func._schema.name
+        if name not in _COLLECTIVES or members != self._members:
+            raise SluiceError(f"{name} was called inside of a micro-batch: only what all processes that train the model take part in "
+                              "can be run again; call it between micro-batches")
+        alike = _COLLECTIVES[name]
+        tensors = [each for each in tree_leaves(given[alike]) if isinstance(each, torch.Tensor)] if alike else []
+        return Collective(_NAMES.index(name), _TYPES.index(str(tensors[0].dtype)) if tensors else 0,
+                          sum(each.numel() for each in tensors), given.get("root_rank", given.get("src", 0)))
+
+
+class _Asking(TorchDispatchMode):
+    """Sees what the thread gives to process groups, in backward, too: on the host that runs in the thread that called it."""
+
+    def __init__(self, agreement: Agreement, inside: bool) -> None:
+        super().__init__()
+        self._agreement = agreement
+        self._inside = inside
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # what torch.compile makes is compiled as outside of it
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if any(kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for kind in types):
+            return NotImplemented  # tensors of other kinds, DTensor say, first: what they do themselves is seen then
+        if getattr(func, "namespace", "") in ("c10d", "_c10d_functional"):
+            return self._agreement.make(func, args, kwargs or {}, self._inside)
+        return func(*args, **(kwargs or {}))
+
+
+def _text(what: Collective) -> str:
+    name = _NAMES[what.operation].rpartition("::")[2].strip("_")
+    if what.type == 0:
+        return name
+    return f"{name} of {what.count} {_TYPES[what.type].removeprefix('torch.')}" + (f", root {what.root}" if what.root else "")
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"

@@ -1,0 +1,82 @@
+/// What a training process on the host asks the other ranks of its job before a collective of a micro-batch, and
+/// before the end of one: all keep a micro-batch, or all run it again (nccl_shim/cut.hpp).
+///
+///   ─ask─► asked ──granted──► passing ──made──►
+///            │ ▲ └─dropped──► the micro-batch runs again
+///            └─┘ held by a compute pause: the question is taken back meanwhile
+///
+/// Whoever asks is in no operator, so that its memory can be taken while it waits. The control thread pauses the
+/// cut before it takes any: what has been granted by then is made first, in an operator that a closed gate lets
+/// pass, since the other ranks make it as well. A micro-batch belongs to the epoch in which it asks first, and a rank
+/// whose memory goes begins another: what others ask for in the old one is dropped.
+///
+/// Thread-safety: `join`, `complete` and questions from the thread that trains, of which one is open at a time; `pause`,
+/// `await_debts` and `resume` from the control thread; `run_again` from either.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "nccl_shim/cut.hpp"
+#include "nccl_shim/membership.hpp"
+
+namespace sluice::step {
+
+class rank_agreement {
+ public:
+  /// Meets the other ranks in the folder, by a key that they know and nobody else. Nothing if the folder cannot be
+  /// used; the reason has been printed.
+  [[nodiscard]] static std::unique_ptr<rank_agreement> join(std::string const& folder,
+                                                            std::string const& key);
+  /// All have joined that ever will. False if those are not all.
+  [[nodiscard]] bool complete(unsigned rank, unsigned ranks);
+
+  // --- questions
+  /// The next question is of that micro-batch, counted from 1; 0: of none. Before it is looked whether its memory is
+  /// there: whoever has lost it has begun an epoch since, which the micro-batch must not be taken for a part of.
+  void follow(std::uint64_t micro_batch) noexcept;
+  void ask(nccl_shim::numbered_call const& what) noexcept;
+  [[nodiscard]] bool is_open() const noexcept { return open_; }
+  /// Whether a compute pause holds this thread: then nothing is granted meanwhile, unless it has been already.
+  void hold(bool held) noexcept;
+  /// What has become of it by the deadline (CLOCK_MONOTONIC). `late`: it is still open. Also looks for ranks that have
+  /// died.
+  [[nodiscard]] nccl_shim::outcome await(std::int64_t deadline_ns) noexcept;
+  /// Takes an open question back for good. True if it has been granted: then it must be made.
+  [[nodiscard]] bool withdraw() noexcept;
+  /// What was granted has been made.
+  void made() noexcept;
+
+  [[nodiscard]] std::uint64_t number() const noexcept { return agreed().number(); }
+  /// The ranks that have not come to the open question.
+  [[nodiscard]] std::vector<unsigned> missing() const { return agreed().missing(); }
+  /// Who is lost, in words; empty if nobody.
+  [[nodiscard]] std::string loss() const { return ranks_->loss(); }
+  [[nodiscard]] std::optional<nccl_shim::cut::difference_found> difference() const noexcept {
+    return agreed().difference();
+  }
+
+  // --- pauses
+  void pause() noexcept;
+  /// Waits until what was granted before has been made. False if that is not so by the deadline.
+  [[nodiscard]] bool await_debts(std::int64_t deadline_ns) noexcept;
+  void resume() noexcept;
+  /// This rank's micro-batch runs again, and so must the others'.
+  void run_again() noexcept { agreed().begin_epoch(); }
+
+ private:
+  explicit rank_agreement(std::unique_ptr<nccl_shim::membership> ranks) noexcept;
+  [[nodiscard]] nccl_shim::cut& agreed() const noexcept { return ranks_->agreement(); }
+
+  std::unique_ptr<nccl_shim::membership> ranks_;
+  std::uint64_t micro_batch_ = 0;  ///< that asked last
+  bool open_ = false;
+  bool held_ = false;
+  std::int64_t look_at_ = 0;  ///< when it is looked for deaths again
+  std::uint64_t cut_ = 0;     ///< of the control thread's pause
+};
+
+}  // namespace sluice::step

@@ -1,0 +1,327 @@
+/// What ranks on the host ask each other, and what becomes of it when their memory is taken away.
+#include "runtime/step/rank_agreement.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "memhandover/ledger.hpp"
+#include "runtime/step/operator_gate.hpp"
+
+namespace sluice::step {
+namespace {
+
+using memhandover::monotonic_ns;
+using nccl_shim::numbered_call;
+using nccl_shim::outcome;
+
+constexpr numbered_call gather{1, 7, 100, 0};
+constexpr numbered_call scatter{2, 7, 100, 0};
+constexpr numbered_call end{3, 0, 0, 0};
+constexpr std::int64_t never = std::int64_t{1} << 62U;
+
+class rank_agreement_test : public ::testing::Test {
+ protected:
+  rank_agreement_test() {
+    std::string name = ::testing::TempDir() + "sluice-ranks-XXXXXX";
+    folder_ = ::mkdtemp(name.data());
+  }
+  ~rank_agreement_test() override { std::filesystem::remove_all(folder_); }
+
+  /// As many ranks, each as if it were a process.
+  [[nodiscard]] std::vector<std::unique_ptr<rank_agreement>> joined(unsigned count) const {
+    std::vector<std::unique_ptr<rank_agreement>> ranks;
+    for (unsigned rank = 0; rank < count; ++rank) {
+      ranks.push_back(rank_agreement::join(folder_.string(), "key"));
+    }
+    for (unsigned rank = 0; rank < count; ++rank) {
+      EXPECT_TRUE(ranks[rank]->complete(rank, count));
+    }
+    return ranks;
+  }
+  [[nodiscard]] std::filesystem::path const& folder() const { return folder_; }
+
+ private:
+  std::filesystem::path folder_;
+};
+
+void ask(rank_agreement& rank, std::uint64_t micro_batch, numbered_call const& what) {
+  rank.follow(micro_batch);
+  rank.ask(what);
+}
+
+TEST_F(rank_agreement_test, what_all_have_come_to_is_granted) {
+  auto const ranks = joined(2);
+  ask(*ranks[0], 1, gather);
+  EXPECT_EQ(ranks[0]->await(0), outcome::late);
+  EXPECT_THAT(ranks[0]->missing(), ::testing::ElementsAre(1));
+  EXPECT_TRUE(ranks[0]->is_open());
+  ask(*ranks[1], 1, gather);
+  EXPECT_EQ(ranks[0]->await(0), outcome::granted);
+  EXPECT_EQ(ranks[1]->await(0), outcome::granted);
+  EXPECT_FALSE(ranks[0]->is_open());
+  EXPECT_EQ(ranks[0]->number(), 1);
+}
+
+TEST_F(rank_agreement_test, ranks_that_mean_different_calls_hear_of_both) {
+  auto const ranks = joined(2);
+  ask(*ranks[0], 1, gather);
+  ask(*ranks[1], 1, scatter);
+  for (auto const& rank : ranks) {
+    EXPECT_EQ(rank->await(never), outcome::differs);
+    auto const found = rank->difference();
+    ASSERT_TRUE(found);
+    EXPECT_THAT(found->calls, ::testing::ElementsAre(gather, scatter));
+  }
+}
+
+TEST_F(rank_agreement_test, nobody_is_granted_what_a_compute_pause_holds_back) {
+  auto const ranks = joined(2);
+  ask(*ranks[0], 1, gather);
+  ranks[0]->hold(true);
+  ask(*ranks[1], 1, gather);
+  EXPECT_EQ(ranks[1]->await(0), outcome::late);
+  ranks[0]->hold(false);
+  EXPECT_EQ(ranks[0]->await(0), outcome::granted);
+  EXPECT_EQ(ranks[1]->await(0), outcome::granted);
+}
+
+TEST_F(rank_agreement_test, what_has_been_granted_is_made_though_a_compute_pause_begins) {
+  auto const ranks = joined(2);
+  ask(*ranks[0], 1, gather);
+  ask(*ranks[1], 1, gather);
+  ranks[0]->hold(true);
+  EXPECT_EQ(ranks[0]->await(0), outcome::granted);
+  ranks[0]->made();
+  EXPECT_EQ(ranks[1]->await(0), outcome::granted);
+  ranks[1]->made();
+  ask(*ranks[0], 1, scatter);  // the pause of the cut has not been left behind
+  ask(*ranks[1], 1, scatter);
+  EXPECT_EQ(ranks[1]->await(0), outcome::granted);
+}
+
+TEST_F(rank_agreement_test, all_run_a_micro_batch_again_that_one_does) {
+  auto const ranks = joined(2);
+  for (auto const& rank : ranks) {
+    ask(*rank, 1, gather);
+  }
+  for (auto const& rank : ranks) {
+    EXPECT_EQ(rank->await(0), outcome::granted);
+    rank->made();
+  }
+  ranks[0]->run_again();
+  ask(*ranks[0], 2, gather);
+  ask(*ranks[1], 1, end);
+  EXPECT_EQ(ranks[1]->await(0), outcome::dropped);
+  EXPECT_EQ(ranks[0]->await(0), outcome::late);
+  ask(*ranks[1], 2, gather);
+  EXPECT_EQ(ranks[0]->await(0), outcome::granted);
+  EXPECT_EQ(ranks[1]->await(0), outcome::granted);
+}
+
+TEST_F(rank_agreement_test, a_micro_batch_that_has_asked_nothing_yet_need_not_run_again) {
+  auto const ranks = joined(2);
+  ranks[0]->run_again();
+  ask(*ranks[0], 2, gather);
+  ask(*ranks[1], 1, gather);
+  EXPECT_EQ(ranks[1]->await(0), outcome::granted);
+}
+
+TEST_F(rank_agreement_test, what_lies_between_micro_batches_is_asked_again) {
+  auto const ranks = joined(2);
+  ask(*ranks[0], 0, gather);
+  ranks[1]->run_again();
+  EXPECT_EQ(ranks[0]->await(0), outcome::dropped);
+  ranks[0]->ask(gather);
+  ask(*ranks[1], 0, gather);
+  EXPECT_EQ(ranks[0]->await(0), outcome::granted);
+}
+
+TEST_F(rank_agreement_test, a_question_can_be_taken_back_until_it_is_granted) {
+  auto const ranks = joined(2);
+  ask(*ranks[0], 1, gather);
+  EXPECT_FALSE(ranks[0]->withdraw());
+  ask(*ranks[0], 2, gather);
+  ask(*ranks[1], 1, gather);
+  EXPECT_TRUE(ranks[0]->withdraw());
+  EXPECT_EQ(ranks[1]->await(0), outcome::granted);
+}
+
+TEST_F(rank_agreement_test, a_pause_waits_until_what_was_granted_has_been_made) {
+  auto const ranks = joined(2);
+  for (auto const& rank : ranks) {
+    ask(*rank, 1, gather);
+  }
+  ranks[0]->pause();
+  EXPECT_FALSE(ranks[0]->await_debts(0));
+  EXPECT_EQ(ranks[0]->await(0), outcome::granted);
+  ranks[0]->made();
+  EXPECT_TRUE(ranks[0]->await_debts(0));
+  ask(*ranks[0], 1, scatter);
+  EXPECT_EQ(ranks[1]->await(0), outcome::granted);
+  ranks[1]->made();
+  ask(*ranks[1], 1, scatter);
+  EXPECT_EQ(ranks[1]->await(0), outcome::late);
+  ranks[0]->resume();
+  EXPECT_EQ(ranks[1]->await(0), outcome::granted);
+}
+
+TEST_F(rank_agreement_test, a_closed_gate_lets_pass_what_was_granted) {
+  auto const ranks = joined(2);
+  operator_gate gate;
+  gate.agree_with(*ranks[0]);
+  for (auto const& rank : ranks) {
+    ask(*rank, 1, gather);
+  }
+  ASSERT_TRUE(gate.close(0));
+  EXPECT_FALSE(gate.wait_idle(0));
+  ASSERT_EQ(ranks[0]->await(0), outcome::granted);
+  gate.operator_pass();
+  ranks[0]->made();
+  EXPECT_FALSE(gate.wait_idle(0));
+  gate.operator_end();
+  EXPECT_TRUE(gate.wait_idle(monotonic_ns()));
+  gate.open();
+}
+
+TEST_F(rank_agreement_test, whoever_waits_for_a_rank_that_dies_hears_which) {
+  auto own = rank_agreement::join(folder().string(), "key");
+  std::array<int, 2> said{};
+  ASSERT_EQ(::pipe(said.data()), 0);
+  pid_t const other = ::fork();
+  if (other == 0) {
+    auto const theirs = rank_agreement::join(folder().string(), "key");
+    char const done = theirs != nullptr && theirs->complete(1, 2) ? '1' : '0';
+    static_cast<void>(::write(said[1], &done, 1));
+    for (;;) {
+      ::pause();
+    }
+  }
+  char done = 0;
+  ASSERT_EQ(::read(said[0], &done, 1), 1);
+  ASSERT_EQ(done, '1');
+  ASSERT_TRUE(own->complete(0, 2));
+  ask(*own, 1, gather);
+  EXPECT_EQ(own->await(0), outcome::late);
+  ASSERT_EQ(::kill(other, SIGKILL), 0);
+  ASSERT_EQ(::waitpid(other, nullptr, 0), other);
+  EXPECT_EQ(own->await(never), outcome::lost);
+  EXPECT_EQ(own->loss(), "rank 1 has died");
+  for (int const end_of_pipe : said) {
+    ::close(end_of_pipe);
+  }
+}
+
+/// A rank's two threads: one trains, the other takes its memory.
+class disturbed_rank {
+ public:
+  disturbed_rank(rank_agreement& ranks, unsigned seed) : ranks_{ranks}, dice_{seed} {
+    gate_.agree_with(ranks);
+  }
+
+  /// Keeps that many micro-batches. Returns the numbers of their ends.
+  [[nodiscard]] std::vector<std::uint64_t> train(unsigned count) {
+    std::vector<std::uint64_t> kept;
+    std::uint64_t tries = 0;
+    while (kept.size() < count) {
+      ++tries;
+      sound_ = true;
+      bool whole = true;
+      for (auto const& what : {gather, scatter, gather, end}) {
+        whole = whole && make(tries, what);
+      }
+      if (whole) {
+        kept.push_back(ranks_.number());
+      } else {
+        ++discards_;
+      }
+    }
+    over_ = true;
+    return kept;
+  }
+
+  /// Until the other is done. Each pause must find this rank at rest.
+  void disturb() {
+    while (!over_) {
+      std::uniform_int_distribution<int> shares{0, 40};
+      for (int share = shares(dice_); share > 0; --share) {
+        std::this_thread::yield();
+      }
+      EXPECT_TRUE(gate_.close(never));
+      EXPECT_TRUE(gate_.wait_idle(never));
+      EXPECT_FALSE(makes_);
+      if (shares(dice_) % 2 == 0 && sound_.exchange(false)) {
+        gate_.run_again();
+      }
+      EXPECT_FALSE(makes_);
+      gate_.open();
+    }
+  }
+
+  [[nodiscard]] unsigned discards() const { return discards_; }
+
+ private:
+  [[nodiscard]] bool make(std::uint64_t micro_batch, numbered_call const& what) {
+    ranks_.follow(micro_batch);
+    if (!sound_) {
+      return false;
+    }
+    ranks_.ask(what);
+    if (ranks_.await(never) != outcome::granted) {
+      return false;
+    }
+    gate_.operator_pass();
+    makes_ = true;
+    std::this_thread::yield();
+    EXPECT_TRUE(sound_);  // memory goes before something is granted, or when it has been made
+    makes_ = false;
+    gate_.operator_end();
+    ranks_.made();
+    return true;
+  }
+
+  rank_agreement& ranks_;
+  operator_gate gate_;
+  std::mt19937 dice_;
+  std::atomic<bool> sound_{true};
+  std::atomic<bool> makes_{false};
+  std::atomic<bool> over_{false};
+  unsigned discards_ = 0;
+};
+
+TEST_F(rank_agreement_test, ranks_that_lose_their_memory_at_random_keep_the_same_micro_batches) {
+  constexpr unsigned count = 3;
+  constexpr unsigned micro_batches = 2000;
+  auto const ranks = joined(count);
+  std::vector<std::unique_ptr<disturbed_rank>> all;
+  std::array<std::vector<std::uint64_t>, count> kept;
+  {
+    std::vector<std::jthread> threads;
+    for (unsigned rank = 0; rank < count; ++rank) {
+      all.push_back(std::make_unique<disturbed_rank>(*ranks[rank], rank));
+    }
+    for (unsigned rank = 0; rank < count; ++rank) {
+      threads.emplace_back([&, rank] { kept.at(rank) = all[rank]->train(micro_batches); });
+      threads.emplace_back([&, rank] { all[rank]->disturb(); });
+    }
+  }
+  EXPECT_THAT(kept, ::testing::Each(kept[0]));
+  EXPECT_GT(all[0]->discards(), 0);
+}
+
+}  // namespace
+}  // namespace sluice::step
