@@ -1,7 +1,7 @@
-"""A training job of two processes, whose model is in DistributedDataParallel, or with --shards in shards; see
-exact_job.py for the rest of its command line.
+"""A training job of several processes, whose model is in DistributedDataParallel, there also with batch statistics of all, or
+in shards, or in replicas of shards; see exact_job.py for the rest of its command line.
 
-It starts the two with torchrun. What it writes is of both: their digests, the losses of the first, discards of either.
+It starts them with torchrun. What it writes is of all: their digests, the losses of the first, discards of each.
 """
 
 import argparse
@@ -15,35 +15,47 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from exact_job import digest, network
+from exactness import KINDS
 from ranks import take_gpu
 from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import sluice
 
-RANKS = 2
-#: By device: the network's width, each process's samples a step, and the most of them in a slice.
+#: By device: the network's width, samples a step of even processes and of odd ones, and the most of them in a slice.
 SIZES = {"cpu": (16, (80, 48), 32), "cuda": (64, (4096, 3072), 1024)}
-SLICES_OF_SHARDS = 4  # as many in each process
+SLICES = 4  # as many in each process, where they work together inside of micro-batches
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=SIZES, default="cpu")
-    parser.add_argument("--shards", action="store_true")
+    parser.add_argument("--kind", choices=KINDS, default="replicas")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--until", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
 
 
-def sharded(model: nn.Sequential) -> nn.Module:
+def sharded(model: nn.Sequential, mesh: DeviceMesh | None = None) -> nn.Module:
     """Convolutions and linear layers by themselves, and the rest."""
     for layer in model:
         if isinstance(layer, (nn.Conv2d, nn.Linear)):
-            fully_shard(layer)
-    return fully_shard(model)
+            fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def wrapped(model: nn.Sequential, kind: str, device: torch.device) -> nn.Module:
+    """As training in several processes wants it."""
+    if kind == "shards":
+        return sharded(model)
+    if kind == "hybrid":
+        return sharded(model, init_device_mesh(device.type, (2, 2), mesh_dim_names=("replicas", "shards")))
+    if kind == "synchronised":
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    return nn.parallel.DistributedDataParallel(model)
 
 
 def whole(param: nn.Parameter) -> torch.Tensor:
@@ -54,14 +66,15 @@ def train(args: argparse.Namespace) -> None:
     width, samples, micro_batch = SIZES[args.device]
     device = torch.device(args.device)
     if args.device == "cuda":
-        device = take_gpu(int(os.environ["LOCAL_RANK"]), RANKS)
+        device = take_gpu(int(os.environ["LOCAL_RANK"]), KINDS[args.kind].ranks)
     distributed.init_process_group("nccl" if args.device == "cuda" else "gloo")
     rank = distributed.get_rank()
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
-    model = sharded(network(width).to(device)) if args.shards else nn.parallel.DistributedDataParallel(network(width).to(device))
-    if args.shards:
-        micro_batch = samples[rank] // SLICES_OF_SHARDS
+    model = wrapped(network(width).to(device), args.kind, device)
+    count = samples[rank % len(samples)]
+    if args.kind != "replicas":
+        micro_batch = count // SLICES
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     step = sluice.Step(model, optimizer, micro_batch, adapt=False, clip_norm=1.0)
     torch.manual_seed(rank)  # dropout is each process's own
@@ -69,8 +82,8 @@ def train(args: argparse.Namespace) -> None:
     losses: list[torch.Tensor] = []
     over = False
     while not over:
-        x = torch.randn(samples[rank], 3, 32, 32, generator=generator, device=device)
-        y = torch.randint(10, (samples[rank],), generator=generator, device=device)
+        x = torch.randn(count, 3, 32, 32, generator=generator, device=device)
+        y = torch.randint(10, (count,), generator=generator, device=device)
         losses.append(step(lambda x, y: F.cross_entropy(model(x), y), x, y))
         ending = torch.tensor(float(len(losses) == args.steps if args.steps else args.until.exists()), device=device)
         distributed.broadcast(ending, 0)
@@ -87,9 +100,9 @@ def main() -> None:
     if "RANK" in os.environ:
         train(args)
         return
-    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", __file__,
+    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={KINDS[args.kind].ranks}", __file__,
                     *sys.argv[1:]], check=True)
-    ranks = [json.loads(args.out.with_suffix(f".{rank}").read_text()) for rank in range(RANKS)]
+    ranks = [json.loads(args.out.with_suffix(f".{rank}").read_text()) for rank in range(KINDS[args.kind].ranks)]
     first = ranks[0]
     assert all(each[key] == first[key] for each in ranks for key in ("losses", "parameters")), "the processes have parted"
     args.out.write_text(json.dumps({

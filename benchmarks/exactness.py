@@ -3,8 +3,8 @@
 A job (exact_job.py) trains under `sluice run` while a server takes memory from it; then the same number of steps is
 trained in plain PyTorch. Weights, buffers and optimizer state must agree in every bit. A demand counts for the phase
 that the job's Python was in at that instant; on CUDA the GPU is behind it, by up to a step. Without hooks around it the
-optimizer counts as commit. With --kinds it is a job with a rank on each of two GPUs (exact_ranks_job.py), replicas or
-shards, and a server on either takes memory from its rank; where there is one GPU, or none, both share it.
+optimizer counts as commit. With --kinds it is a job with a rank on each of two or four GPUs (exact_ranks_job.py), and a
+server on each takes memory from its rank; where there are fewer GPUs, or none, they share.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from brokers import clear_up_on_sigterm, job_in_pool
 
 BENCHMARKS = Path(__file__).resolve().parent
 ROOT = BENCHMARKS.parent
-RANKS = 2  # of exact_ranks_job.py
 PHASES = ("forward", "backward", "commit", "optimizer")
 
 
@@ -51,20 +50,32 @@ MODELS = {
     for name, batch, micro_batch, memory, most_delay_ms in (
         ("resnet50", "128", "32", "12GiB", 50), ("gpt2-medium", "8", "2", "32GiB", 120), ("vit-l-16", "64", "16", "32GiB", 120))
 }
-# Of two ranks, which may have to share a GPU: more arguments, and what a demand takes on a GPU, and on the host, which is less
-# than an arena.
-KINDS = {"replicas": ((), 3 << 30, 20 << 20), "shards": (("--shards",), 2 << 30, 20 << 20)}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Of jobs of several ranks, which may have to share a GPU. A demand takes less than an arena."""
+
+    ranks: int
+    demand_bytes: int
+    host_demand_bytes: int | None  # None: not for the host
+
+
+KINDS = {"replicas": Kind(2, 3 << 30, 20 << 20), "synchronised": Kind(2, 3 << 30, None), "shards": Kind(2, 2 << 30, 20 << 20),
+         "hybrid": Kind(4, 2 << 30, None)}
 
 
 def of_ranks(kind: str, gpus: int) -> Job:
-    """A job of a kind, on so many GPUs, of which it uses two at most; 0: on the host."""
-    more, demand_bytes, host_demand_bytes = KINDS[kind]
+    """A job of a kind, on as many GPUs as it has ranks, if there are so many; 0: on the host."""
+    script = BENCHMARKS / "exact_ranks_job.py"
+    of = KINDS[kind]
     if gpus == 0:
-        return Job("host", more, host_demand_bytes, 150, HOST.pool, BENCHMARKS / "exact_ranks_job.py")
-    devices = tuple(range(min(gpus, RANKS)))
-    memory = f"{6 * RANKS // len(devices)}GiB"
-    return Job("cuda", ("--device", "cuda", *more), demand_bytes, 40, ("--memory", memory), BENCHMARKS / "exact_ranks_job.py",
-               devices)
+        if of.host_demand_bytes is None:
+            raise SystemExit(f"exactness: {kind} is for GPUs alone")
+        return Job("host", ("--kind", kind), of.host_demand_bytes, 150, HOST.pool, script)
+    devices = tuple(range(min(gpus, of.ranks)))
+    memory = f"{6 * -(-of.ranks // len(devices))}GiB"
+    return Job("cuda", ("--device", "cuda", "--kind", kind), of.demand_bytes, 40, ("--memory", memory), script, devices)
 
 
 @dataclass(frozen=True)
@@ -136,7 +147,7 @@ def main() -> int:
     parser.add_argument("--demands", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--models", nargs="*", choices=MODELS, default=[], help="these, on a GPU, instead of a small network")
-    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=[], help="jobs of two ranks instead")
+    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=[], help="jobs of several ranks instead")
     parser.add_argument("--preset", default="release")
     args = parser.parse_args()
     clear_up_on_sigterm()
@@ -147,7 +158,7 @@ def main() -> int:
     if args.backend == "cuda":
         ways["none, hooked optimizer"] = ("--hooked",)
     gpus = torch.cuda.device_count() if args.backend == "cuda" else 0
-    jobs = [("none", of_ranks(kind, gpus), (), {"kind": kind, "ranks": RANKS}) for kind in args.kinds]
+    jobs = [("none", of_ranks(kind, gpus), (), {"kind": kind, "ranks": KINDS[kind].ranks}) for kind in args.kinds]
     jobs += [("none", MODELS[name], (), {"model": name}) for name in args.models]
     jobs = jobs or [(label, job, more, {}) for label, more in ways.items()]
     for label, job, more, params in jobs:

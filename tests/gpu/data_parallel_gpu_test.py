@@ -1,4 +1,4 @@
-"""Replicas and shards of two ranks, which agree on each collective: disturbed, they learn what undisturbed ones learn.
+"""Replicas and shards of several ranks, which agree on each collective: disturbed, they learn what undisturbed ones learn.
 
 Where there is one GPU the ranks share it (benchmarks/ranks.py)."""
 
@@ -25,7 +25,7 @@ DEMANDS = 40
 
 
 @pytest.mark.deadline(300)
-@pytest.mark.parametrize("kind", ["replicas", "shards"])
+@pytest.mark.parametrize("kind", exactness.KINDS)
 @pytest.mark.parametrize("submission", ["deferred", "direct"])
 def test_disturbed_training_is_bit_equal_to_undisturbed(build, submission, kind, monkeypatch):
     monkeypatch.setenv("SLUICE_SUBMISSION", submission)
