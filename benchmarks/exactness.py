@@ -61,7 +61,7 @@ class Kind:
     host_demand_bytes: int | None  # None: not for the host
 
 
-KINDS = {"replicas": Kind(2, 3 << 30, 20 << 20), "synchronised": Kind(2, 3 << 30, None), "shards": Kind(2, 2 << 30, 20 << 20),
+KINDS = {"replicas": Kind(2, 3 << 30, 20 << 20), "synchronised": Kind(2, 2 << 30, None), "shards": Kind(2, 2 << 30, 20 << 20),
          "hybrid": Kind(4, 2 << 30, None)}
 
 
