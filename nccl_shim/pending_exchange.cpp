@@ -126,12 +126,19 @@ class pending_exchange final : public question {
     for (part const& each : parts_) {
       now.emplace_back(*each.of);
     }
+    tell_made();
     known_communicator* const failed = trouble();
     int result = failed != nullptr ? failed->trouble() : int{success};
     if (failed == nullptr) {
       inside_nccl const here;
       result = perform(calls_);
     }
+    result_.is(result, failed != nullptr ? *failed : *parts_.front().of);
+  }
+
+  /// Before NCCL is called, which may wait for the other ranks there, to connect: they must not be waiting for this one.
+  /// Nothing can keep it from being made any more.
+  void tell_made() {
     for (part const& each : parts_) {
       each.counts().made(each.transfers);
     }
@@ -142,7 +149,6 @@ class pending_exchange final : public question {
     if (shown_) {
       the_board()->made(this);
     }
-    result_.is(result, failed != nullptr ? *failed : *parts_.front().of);
   }
 
   void drop() override {}  // it has been withdrawn, and others go on waiting
