@@ -26,7 +26,8 @@ class Shards(Processes):
     takes for done, and compute with memory that has gone: ``reset`` takes that back.
 
     Raises:
-        SluiceError: for shards over different meshes, and for a mesh of two dimensions that has not all processes.
+        SluiceError: for shards over different meshes, for a mesh of two dimensions that has not all processes, and beside
+            tensor parallelism.
     """
 
     def __init__(self, modules: list[Any]) -> None:
@@ -36,9 +37,13 @@ class Shards(Processes):
         if len(meshes) != 1 or any(group._use_post_forward_mesh for group in groups):
             raise SluiceError("all modules of a model must be sharded over the same processes: give fully_shard the same mesh "
                               "everywhere, and a bool for reshard_after_forward")
+        mesh = groups[0].mesh_info.mesh
+        if any(param.sharded_param.device_mesh.ndim > mesh.ndim for group in groups for param in group.fsdp_params):
+            raise SluiceError("parameters that are in parts for another reason, tensor parallelism, say, are not understood beside "
+                              "fully_shard's; take fully_shard alone")
         self.group = _group_of(groups[0].mesh_info)
         self._count = distributed.get_world_size(self.group)
-        self.in_parts = groups[0].mesh_info.mesh.ndim > 1
+        self.in_parts = mesh.ndim > 1
         self._device = groups[0].device
         self.offloaded = any(param.offload_to_cpu for group in groups for param in group.fsdp_params)
         self.several = self.inside = self._count > 1

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 from torch import distributed, nn  # noqa: E402
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard  # noqa: E402
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module  # noqa: E402
 
 import gloo_processes  # noqa: E402
 from gloo_processes import samples  # noqa: E402
@@ -225,6 +226,10 @@ def refused(rank: int) -> None:
     module.extra = extra
     with pytest.raises(sluice.SluiceError, match="the same mesh everywhere"):
         step(module)
+    both = init_device_mesh("cpu", (1, RANKS), mesh_dim_names=("shards", "tensors"))
+    module = parallelize_module(nn.Linear(4, 4).double(), both["tensors"], ColwiseParallel())
+    with pytest.raises(sluice.SluiceError, match="take fully_shard alone"):
+        step(fully_shard(module, mesh=both["shards"]))
     module = model()
     module.set_requires_gradient_sync(False)
     with pytest.raises(sluice.SluiceError, match="leave set_requires_gradient_sync"):
