@@ -60,7 +60,7 @@ def of_ranks(kind: str, gpus: int) -> Job:
     """A job of a kind, on so many GPUs, of which it uses two at most; 0: on the host."""
     more, demand_bytes, host_demand_bytes = KINDS[kind]
     if gpus == 0:
-        return Job("host", more, host_demand_bytes, 150, HOST.pool, BENCHMARKS / "exact_ranks_job.py")
+        return Job("host", more, host_demand_bytes, 300, HOST.pool, BENCHMARKS / "exact_ranks_job.py")
     devices = tuple(range(min(gpus, RANKS)))
     memory = f"{6 * RANKS // len(devices)}GiB"
     return Job("cuda", ("--device", "cuda", *more), demand_bytes, 40, ("--memory", memory), BENCHMARKS / "exact_ranks_job.py",
