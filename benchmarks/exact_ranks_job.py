@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -62,12 +63,13 @@ def whole(param: nn.Parameter) -> torch.Tensor:
     return param.detach().full_tensor() if isinstance(param, DTensor) else param.detach()
 
 
-def train(args: argparse.Namespace) -> None:
+def train(args: argparse.Namespace, **meeting: Any) -> None:
+    """A rank's part. `meeting`: of the process group, if its environment does not tell."""
     width, samples, micro_batch = SIZES[args.device]
     device = torch.device(args.device)
     if args.device == "cuda":
         device = take_gpu(int(os.environ["LOCAL_RANK"]), KINDS[args.kind].ranks)
-    distributed.init_process_group("nccl" if args.device == "cuda" else "gloo")
+    distributed.init_process_group("nccl" if args.device == "cuda" else "gloo", **meeting)
     rank = distributed.get_rank()
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
@@ -102,6 +104,11 @@ def main() -> None:
         return
     subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={KINDS[args.kind].ranks}", __file__,
                     *sys.argv[1:]], check=True)
+    collect(args)
+
+
+def collect(args: argparse.Namespace) -> None:
+    """What all ranks have written, in one file."""
     ranks = [json.loads(args.out.with_suffix(f".{rank}").read_text()) for rank in range(KINDS[args.kind].ranks)]
     first = ranks[0]
     assert all(each[key] == first[key] for each in ranks for key in ("losses", "parameters")), "the processes have parted"

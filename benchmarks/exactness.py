@@ -72,7 +72,7 @@ def of_ranks(kind: str, gpus: int) -> Job:
     if gpus == 0:
         if of.host_demand_bytes is None:
             raise SystemExit(f"exactness: {kind} is for GPUs alone")
-        return Job("host", ("--kind", kind), of.host_demand_bytes, 150, HOST.pool, script)
+        return Job("host", ("--kind", kind), of.host_demand_bytes, 300, HOST.pool, script)
     devices = tuple(range(min(gpus, of.ranks)))
     memory = f"{6 * -(-of.ranks // len(devices))}GiB"
     return Job("cuda", ("--device", "cuda", "--kind", kind), of.demand_bytes, 40, ("--memory", memory), script, devices)

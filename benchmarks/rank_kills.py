@@ -7,7 +7,7 @@ Jobs with a rank on each GPU, or two on the only one, train under `sluice run`, 
 servers take memory from all ranks. After a random number of steps and a random time one rank gets SIGKILL. The others must end by themselves: nobody
 tells them. In the end the pools must have all their memory again. A rank that has not ended after a minute counts as a hang.
 Ranks are forked by a process that has loaded torch and uses neither it nor the pool.
-On the host, over gloo, jobs are replicas. A run is one cell, named by its seed; the record's notes hold the sums.
+On the host there are two ranks, which gloo connects. A run is one cell, named by its seed; the record's notes hold the sums.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, help="after so long no more are begun")
     parser.add_argument("--lanes", type=int, default=4, help="jobs at once (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kinds", nargs="+", choices=["replicas", "shards"], help="of jobs, in turn; default: all that are shared")
+    parser.add_argument("--kinds", nargs="+", choices=["replicas", "shards"], help="of jobs, in turn; default: both")
     parser.add_argument("--preset", default="release")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -275,7 +275,7 @@ def main() -> int:
     gpus = torch.cuda.device_count() if options.backend != "host" else 0
     ranks = max(gpus, 2)
     backend = "cuda" if gpus else "host"
-    kinds = options.kinds or (["replicas", "shards"] if gpus else ["replicas"])
+    kinds = options.kinds or ["replicas", "shards"]
     seeds = [options.seed * 100_000 + number for number in range(options.kills)]
     with contextlib.ExitStack() as stack:
         lanes = [Lane(backend, ranks, max(gpus, 1), ROOT / "build" / options.preset / "bin" / "sluice",

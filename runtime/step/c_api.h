@@ -152,14 +152,14 @@ enum sluice_answer {
 };
 
 /* Asks the other ranks about the calling thread's next collective, which is part of its micro-batch (`inside`) or not,
- * and waits up to `timeout_ms`. From SLUICE_GRANTED until sluice_agree_made the arena is not taken. One thread at a
- * time. */
+ * and waits up to `timeout_ms`. From SLUICE_GRANTED until sluice_agree_made the arena is not taken, and whatever the
+ * process allocates lies outside of the pool. One thread at a time. */
 SLUICE_EXPORT int sluice_agree(struct sluice_collective const* what, int inside,
                                uint32_t timeout_ms);
 /* What was granted has been made, or has failed. */
 SLUICE_EXPORT void sluice_agree_made(void);
-/* Takes a question back that is still open. SLUICE_GRANTED if it was too late for that: make it; else SLUICE_DROPPED,
- * on all ranks. */
+/* Takes a question back. SLUICE_GRANTED if it was too late for that, and it has not been made yet: make it; else
+ * SLUICE_DROPPED, on all ranks. */
 SLUICE_EXPORT int sluice_agree_withdraw(void);
 /* The number of the calling thread's last question; all ranks have the same. */
 SLUICE_EXPORT uint64_t sluice_ranks_number(void);

@@ -85,6 +85,10 @@ int sluice_host_alloc(void** address, size_t bytes) {
   constexpr std::size_t smallest_in_arena = 4096;
   constexpr std::size_t smallest_persistent = 65536;
   auto* const state = sharing();
+  // What is granted must be made, whether the pool has memory for it or not. Gloo allocates in threads of its own, too.
+  if (state != nullptr && state->makes_granted.load()) {
+    return SLUICE_FAILED;
+  }
   if (state == nullptr || bytes < (thread_in_arena ? smallest_in_arena : smallest_persistent)) {
     return SLUICE_FAILED;
   }

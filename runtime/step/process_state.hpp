@@ -31,6 +31,7 @@ struct process_state {
   std::shared_ptr<memhandover::cuda_driver const> driver;
   std::unique_ptr<training_memory> memory;
   std::atomic<rank_agreement*> ranks{nullptr};  ///< of the host; stays once it is there
+  std::atomic<bool> makes_granted{false};       ///< what other ranks have agreed to
   std::mutex planner_mutex;
   std::unique_ptr<scheduler::batch_planner> planner;
   std::mutex run_ahead_mutex;

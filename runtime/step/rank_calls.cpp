@@ -46,6 +46,7 @@ bool is_sound(process_state const& state) {
 
 int granted(process_state& state) {
   state.memory->operators().operator_pass();
+  state.makes_granted.store(true);
   return SLUICE_GRANTED;
 }
 
@@ -138,6 +139,7 @@ int sluice_agree(struct sluice_collective const* what, int inside, uint32_t time
 void sluice_agree_made(void) {
   auto* const state = sharing();
   if (auto* const ranks = agreement()) {
+    state->makes_granted.store(false);
     state->memory->operators().operator_end();
     ranks->made();
     come_back_to_operator(*state);
@@ -148,7 +150,7 @@ int sluice_agree_withdraw(void) {
   auto* const state = sharing();
   auto* const ranks = agreement();
   if (ranks == nullptr || !ranks->is_open()) {
-    return SLUICE_DROPPED;
+    return ranks != nullptr && state->makes_granted.load() ? SLUICE_GRANTED : SLUICE_DROPPED;
   }
   return ranks->withdraw() ? granted(*state) : ended(*state, SLUICE_DROPPED);
 }

@@ -52,13 +52,17 @@ _TYPES = ["nothing", *sorted({str(each) for each in vars(torch).values() if isin
 _agreed: Agreement | None = None
 
 
-def join(runtime: Runtime | None, group: Any) -> Agreement | None:
-    """To be called by all processes of a group; None if they do not share.
+def join(runtime: Runtime | None, group: Any, in_parts: bool) -> Agreement | None:
+    """To be called by all processes of a group; None if they do not share. ``in_parts``: some of them work together without the
+    others, too.
 
     Raises:
         SluiceError: in all of them, if some cannot agree with the others.
     """
     global _agreed
+    if runtime is not None and in_parts:
+        raise SluiceError("on the host a process agrees with all others on what they keep, and not with some: give fully_shard a "
+                          "mesh of one dimension, or train without `sluice run`")
     # Processes know each other by their numbers, and meet in the pool's folder.
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
         place = (boot.read(), os.readlink("/proc/self/ns/pid"), os.path.realpath(os.environ.get("SLUICE_RUNTIME_DIR", "")))

@@ -26,9 +26,6 @@ def refuse_parallel(model: nn.Module, processes: Processes | None, cuda: bool) -
     if processes is not None and processes.offloaded:
         raise SluiceError("shards that lie on the host are not shared memory of the GPU: leave CPUOffloadPolicy out; under "
                           "`sluice run` memory goes only while somebody else needs it")
-    if processes is not None and processes.in_parts and not cuda:
-        raise SluiceError("on the host a process agrees with all others on what they keep, and not with some: give fully_shard a "
-                          "mesh of one dimension, or train without `sluice run`")
     for module in model.modules():
         if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
             raise SluiceError("nn.DataParallel works on several GPUs at once, of which sluice shares one a process; pass "

@@ -103,7 +103,9 @@ class Engine:
                 self.runtime.work_together(1)
             if self.cuda:
                 self.trouble.watch_cuda()
-        self.agreement = _agreement.join(self.runtime, processes.group) if self._inside and not self.cuda else None
+        self.agreement = None
+        if self._inside and not self.cuda:
+            self.agreement = _agreement.join(self.runtime, processes.group, processes.in_parts)
         self._rehearsed = self.runtime is None
         self._planner = Planner(self.runtime, adapt)
         self.gradients = Gradients(params, apart=self.runtime is not None)

@@ -22,7 +22,7 @@ from gloo_processes import samples  # noqa: E402
 from scripted_runtime import PatientRuntime, sharing  # noqa: E402
 
 import sluice  # noqa: E402
-from sluice import _checks, _shards  # noqa: E402
+from sluice import _agreement, _shards  # noqa: E402
 
 RANKS = 2
 STEPS = 3
@@ -114,14 +114,14 @@ def same_as_by_hand(rank: int) -> None:
 
 @contextlib.contextmanager
 def disturbed(operator: int | None, silently: bool = False) -> Iterator[PatientRuntime]:
-    """On GPUs processes agree on what they drop; here they lose their memory at the same operator."""
-    refuse = _checks.refuse_parallel
-    _checks.refuse_parallel = lambda *_: None
+    """Processes need not agree on what they drop where they lose their memory at the same operator."""
+    join = _agreement.join
+    _agreement.join = lambda *_: None
     try:
         with sharing(PatientRuntime(operator, silently)) as runtime:
             yield runtime
     finally:
-        _checks.refuse_parallel = refuse
+        _agreement.join = join
 
 
 def left_anywhere(rank: int) -> None:
@@ -215,14 +215,17 @@ def refused(rank: int) -> None:
 
     with pytest.raises(sluice.SluiceError, match="leave adapt out"):
         step(model(), adapt=True)
-    with sharing(PatientRuntime()), pytest.raises(sluice.SluiceError, match="on the host use DistributedDataParallel"):
+    with sharing(PatientRuntime() if rank == 0 else None), pytest.raises(sluice.SluiceError, match="all under one `sluice run`"):
         step(model())
     some = DeviceMesh("cpu", [[0]], mesh_dim_names=("replicas", "shards"))
     if rank == 0:
         with pytest.raises(sluice.SluiceError, match="must have all 2 processes of the job, not 1"):
             step(model(mesh=some))
+    over_both = init_device_mesh("cpu", (1, RANKS), mesh_dim_names=("replicas", "shards"))
+    with sharing(PatientRuntime()), pytest.raises(sluice.SluiceError, match="a mesh of one dimension"):
+        step(model(mesh=over_both))
     module = model()
-    fully_shard(extra := nn.Linear(4, 4), mesh=init_device_mesh("cpu", (1, RANKS), mesh_dim_names=("replicas", "shards")))
+    fully_shard(extra := nn.Linear(4, 4), mesh=over_both)
     module.extra = extra
     with pytest.raises(sluice.SluiceError, match="the same mesh everywhere"):
         step(module)
