@@ -23,9 +23,8 @@ rank_agreement::rank_agreement(std::unique_ptr<nccl_shim::membership> ranks) noe
 std::unique_ptr<rank_agreement> rank_agreement::join(std::string const& folder,
                                                      std::string const& key) {
   auto joined = nccl_shim::membership::join(folder, key);
-  return joined == nullptr
-             ? nullptr
-             : std::unique_ptr<rank_agreement>{new rank_agreement{std::move(joined)}};
+  return joined == nullptr ? nullptr
+                           : std::unique_ptr<rank_agreement>{new rank_agreement{std::move(joined)}};
 }
 
 bool rank_agreement::complete(unsigned rank, unsigned ranks) {
