@@ -9,6 +9,8 @@
 /// what NCCL tells all ranks, which goes when all have it open. What ranks leave that die before,
 /// the next to join removes. In a job on several hosts they meet in its store as well, and agree through
 /// that where not all are in the file.
+/// Ranks on the host, which gloo connects, meet by a key that they send each other
+/// (runtime/step/rank_agreement.hpp).
 ///
 /// Thread-safety: as `cut`; `complete` once, before the rest.
 #pragma once
