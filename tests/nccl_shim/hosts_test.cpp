@@ -176,6 +176,12 @@ TEST_P(job_on_two_hosts, micro_batches_with_collectives_inside_are_kept_by_all_o
               Each(AllOf(ended_well, Field(&ended::output, "kept 20, some again\n"))));
 }
 
+TEST_P(job_on_two_hosts, so_are_those_with_several_communicators_of_one_host_and_of_both) {
+  start("together", {{"MICRO_BATCHES", "20"}, {"SEVERAL", "1"}});
+  EXPECT_THAT(all.wait_for_all(),
+              Each(AllOf(ended_well, Field(&ended::output, "kept 20, some again\n"))));
+}
+
 TEST_P(job_on_two_hosts, what_is_split_off_has_numbers_of_its_own) {
   start("split");
   EXPECT_THAT(all.wait_for_all(), Each(AllOf(ended_well, Field(&ended::output, "6 6\n"))));
