@@ -48,10 +48,6 @@ constexpr int invalid_usage = 5;
 constexpr int remote_error = 6;
 constexpr int in_progress = 7;
 
-struct unique_id {
-  std::array<char, 128> path;
-};
-
 /// A call in a group, of which NCCL makes one kernel.
 struct piece {
   ncclComm* on;

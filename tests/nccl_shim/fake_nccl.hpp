@@ -21,6 +21,11 @@ inline constexpr std::size_t most_ranks = 4;
 /// So many that are sent need nobody who receives them.
 inline constexpr std::size_t buffered_sends = 4;
 
+/// As NCCL's, of the same size.
+struct unique_id {
+  std::array<char, 128> path;
+};
+
 /// From one rank to another.
 struct channel {
   std::atomic<std::size_t> sent;

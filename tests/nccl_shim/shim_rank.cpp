@@ -6,7 +6,6 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -15,7 +14,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <functional>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -31,6 +29,7 @@
 #include "tests/nccl_shim/fake_nccl.hpp"
 #include "tests/nccl_shim/graph_of_reduces.hpp"
 #include "tests/nccl_shim/micro_batches.hpp"
+#include "tests/nccl_shim/parts_of_job.hpp"
 #include "tests/nccl_shim/pausing.hpp"
 #include "tests/runtime/gate/test_runtime.h"
 
@@ -41,12 +40,10 @@ using sluice::nccl_shim::testing::patience;
 using sluice::nccl_shim::testing::rank_that_pauses;
 
 struct ncclComm;
-struct unique_id {
-  std::array<char, 128> path;
-};
 extern "C" {
-int ncclCommInitRank(ncclComm** made, int ranks, unique_id id, int rank);
-int ncclCommInitRankConfig(ncclComm** made, int ranks, unique_id id, int rank, void* config);
+int ncclCommInitRank(ncclComm** made, int ranks, sluice::fake_nccl::unique_id id, int rank);
+int ncclCommInitRankConfig(ncclComm** made, int ranks, sluice::fake_nccl::unique_id id, int rank,
+                           void* config);
 int ncclCommRegister(ncclComm* on, void* buffer, std::size_t bytes, void** handle);
 int ncclCommDeregister(ncclComm* on, void* handle);
 int ncclCommSplit(ncclComm* parent, int colour, int order, ncclComm** made, void* config);
@@ -96,7 +93,7 @@ struct rank_of_job {
       gate->set_deferred(1);
       gate->set_run_ahead(std::chrono::nanoseconds{100us}.count());
     }
-    unique_id id{};
+    sluice::fake_nccl::unique_id id{};
     file.copy(id.path.data(), id.path.size() - 1);
     if (number_in("NOT_BLOCKING", 0) != 0) {
       sluice::nccl_shim::config_start config{sizeof(config), sluice::nccl_shim::config_magic, 0, 0};
@@ -384,41 +381,21 @@ struct rank_of_job {
     }
   }
 
-  /// Those that this rank adds up numbers with in its micro-batches: all, and if that is asked for two smaller
-  /// communicators, which with four ranks are a shard's and a replica's, with three only of neighbours.
+  /// Those that this rank adds up numbers with in its micro-batches: all, and parts of them, if that is asked for.
   [[nodiscard]] std::vector<sluice::nccl_shim::testing::adders> adding() {
-    std::vector<sluice::nccl_shim::testing::adders> all_of_them;
+    std::vector<sluice::nccl_shim::testing::adders> with;
     if (number_in("SEVERAL", 0) != 0) {
-      std::vector<std::vector<int>> const those =
-          ranks == 4 ? std::vector<std::vector<int>>{{0, 1}, {2, 3}, {0, 2}, {1, 3}}
-                     : std::vector<std::vector<int>>{{0, 1}, {1, 2}};
-      for (auto const& part : those) {
-        int const name = static_cast<int>(&part - those.data()) + 1;
-        auto const at = std::find(part.begin(), part.end(), rank);
-        if (at != part.end()) {
-          all_of_them.push_back({name, part, adding_in(name, static_cast<int>(at - part.begin()))});
-        }
-      }
+      auto made = sluice::nccl_shim::testing::parts_of_job(rank, ranks, file, where);
+      with = std::move(made.with);
+      parts = std::move(made.communicators);
       if (number_in("UNTOLD", 0) == 0) {
         report("end", gate->agreement()->end_with(all) == 1 ? 0 : 1);
       }
     }
     std::vector<int> everybody(static_cast<std::size_t>(ranks));
     std::iota(everybody.begin(), everybody.end(), 0);
-    all_of_them.push_back({0, everybody, [this](int& from, int& to) { return reduce(from, to); }});
-    return all_of_them;
-  }
-
-  /// By a communicator of two.
-  [[nodiscard]] std::function<int(int& from, int& to)> adding_in(int name, int own_rank) {
-    unique_id id{};
-    (file + ".part" + std::to_string(name)).copy(id.path.data(), id.path.size() - 1);
-    ncclComm* made = nullptr;
-    report("part", ncclCommInitRank(&made, 2, id, own_rank));
-    parts.push_back(made);
-    return [this, made](int& from, int& to) {
-      return ncclAllReduce(&from, &to, 1, 2, 0, made, where);
-    };
+    with.push_back({0, everybody, [this](int& from, int& to) { return reduce(from, to); }});
+    return with;
   }
 
   void run(std::string const& scenario) {
