@@ -88,7 +88,8 @@ place_inside inside_micro_batch(std::uint64_t micro_batch, std::span<collective 
   }
   if (here.known != known && !known->ranks->is_part_of(*here.known->ranks)) {
     return refused(
-        "its communicator has ranks that are not in the one that micro-batches end with");
+        "its communicator has ranks that are not in the one that micro-batches end with; name "
+        "one that has all by sluice_end_with");
   }
   return {here.attempt_at(micro_batch)};
 }
