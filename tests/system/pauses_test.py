@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,12 @@ import pytest
 from server_models import Slow
 from serving import PATIENCE_SECONDS, Server, World, eventually, integer
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from exactness import environment  # noqa: E402
+
 JOB = Path(__file__).with_name("paused_job.py")
+SHARDS = Path(__file__).with_name("shards_job.py")
 
 
 @pytest.fixture
@@ -22,11 +28,11 @@ def slow(world):
 
 
 @contextlib.contextmanager
-def training(world: World, name: str, **environment: str):
-    """A job of that name, once it has trained."""
+def training(world: World, name: str, command: tuple = (JOB,), **more: str):
+    """A job of that name, once it has trained; `command` without the file that ends it."""
     until = world.folder / f"{name}-until"
-    job = subprocess.Popen([world.program, "run", "--require-pool", "--name", name, "--", sys.executable, JOB, until],
-                           env={**os.environ, **environment})
+    job = subprocess.Popen([world.program, "run", "--require-pool", "--name", name, "--", sys.executable, *command, until],
+                           env={**os.environ, **more})
     try:
         eventually(lambda: (world.job(name) or {}).get("samples"), f"{name} trains")
         yield job
@@ -83,6 +89,24 @@ def test_a_job_goes_on_under_load_without_end(world, slow):
         assert "\ncompute pauses\n  count" in text
         assert "  50.0%  " in text
     assert server.status()["requests"]["failed"] == 0
+
+
+@pytest.mark.deadline(200)
+def test_ranks_that_work_together_go_on_under_load_without_end(world, slow, tmp_path):
+    """Each is paused by itself, also while it waits for the other."""
+    server = world.serve(world.policy("slow", memory="192MiB", training="min_share: 50%"))
+    out = tmp_path / "paused.json"
+    with training(world, "ranks", (SHARDS, "--way", "train", "--out", out, "--until"), **environment()), load_without_end(server):
+        before = server.status()["pauses"]["cut_short"]
+        eventually(lambda: server.status()["pauses"]["cut_short"] >= before + 3, "pauses end for the job's share")
+        samples = world.job("ranks")["samples"]
+        eventually(lambda: world.job("ranks")["samples"] > samples, "the job trains on")
+    paused = json.loads(out.read_text())
+    subprocess.run([sys.executable, SHARDS, "--way", "train", "--steps", str(paused["steps"]), "--out", out], env=environment(),
+                   check=True)
+    undisturbed = json.loads(out.read_text())
+    assert paused["shared"] and not undisturbed["shared"]
+    assert (paused["digest"], paused["losses"]) == (undisturbed["digest"], undisturbed["losses"])
 
 
 def test_a_job_without_a_share_is_paused_as_long_as_requests_are_in_flight(world, slow):

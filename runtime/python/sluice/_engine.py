@@ -107,7 +107,7 @@ class Engine:
         if self._inside and not self.cuda:
             self.agreement = _agreement.join(self.runtime, processes.group, processes.in_parts)
         self._rehearsed = self.runtime is None
-        self._planner = Planner(self.runtime, adapt)
+        self._planner = Planner(self.runtime, adapt, self._inside)
         self.gradients = Gradients(params, apart=self.runtime is not None)
         self.may_defer = _of_one_kind(params)  # commits: what is done at once to tensors on the CPU cannot be dropped
         self.buffers = Buffers(self._parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 from sluice._runtime import Runtime
@@ -10,6 +11,8 @@ from sluice.errors import OutOfMemory
 
 #: How long one wait for memory lasts before Python looks at its signals again.
 WAIT_SLICE_MS = 100
+#: After so long a process that others wait for tells that it waits, and again every so often.
+FIRST_NOTICE_SECONDS, NOTICE_SECONDS = 30.0, 60.0
 
 
 class Planner:
@@ -18,14 +21,16 @@ class Planner:
     Args:
         runtime: None for plain PyTorch.
         adapt: Whether a micro-batch may become smaller when memory is short.
+        together: Whether other processes wait for this one's micro-batches.
     """
 
     #: Who has started the process's one planner, and for how many samples.
     _started: tuple[Planner, int] | None = None
 
-    def __init__(self, runtime: Runtime | None, adapt: bool) -> None:
+    def __init__(self, runtime: Runtime | None, adapt: bool, together: bool) -> None:
         self._runtime = runtime
         self._adapt = adapt
+        self._together = together
         self.wait_seconds = 0.0
 
     def next(self, remaining: int, largest: int) -> int:
@@ -51,6 +56,7 @@ class Planner:
         """Waits until the arena could have ``needed`` bytes; an interrupt ends it."""
         runtime = self._runtime
         started = time.perf_counter()
+        tells_at = started + FIRST_NOTICE_SECONDS
         while not runtime.wait_memory(needed, WAIT_SLICE_MS):
             # Not the sum of what each holds now: a chunk on its way from one to another would be missing.
             within_reach = runtime.reachable_bytes()
@@ -60,4 +66,8 @@ class Planner:
                     f"have of the pool's {runtime.pool_bytes()}; lower micro_batch, or give the pool more memory\n"
                     f"{shortage(runtime)}"
                 )
+            if self._together and time.perf_counter() >= tells_at:
+                tells_at += NOTICE_SECONDS
+                print(f"sluice: a micro-batch of {count} samples waits for {needed} bytes, and other processes for it, which may be "
+                      f"those that hold them\n{shortage(runtime)}", file=sys.stderr, flush=True)
         self.wait_seconds += time.perf_counter() - started
