@@ -104,8 +104,8 @@ def main() -> None:
         if args.device == "cpu":
             os._exit(0)  # gloo's threads are at times not joined when Python ends, which aborts the process
         return
-    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={KINDS[args.kind].ranks}", __file__,
-                    *sys.argv[1:]], check=True)
+    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone",
+                    f"--nproc-per-node={KINDS[args.kind].ranks}", __file__, *sys.argv[1:]], check=True)
     collect(args)
 
 

@@ -172,8 +172,10 @@ sluice_graph_result agree_on_launch(void* held, sluice_graph_launch const* launc
   if (graph.of->trouble() != success) {
     return SLUICE_GRAPH_REFUSED;
   }
-  auto place = take_in({&graph.first, 1}, graph.of);
-  if (gate()->micro_batch() != 0 && !graph.is_one) {
+  place_inside place;
+  if (graph.is_one) {
+    place = take_in({&graph.first, 1}, graph.of);
+  } else if (gate()->micro_batch() != 0) {
     place.why_not = "it is not of all ranks of one communicator alone";
   }
   if (place.why_not != nullptr) {

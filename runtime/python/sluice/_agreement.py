@@ -22,13 +22,12 @@ from torch.utils._pytree import tree_leaves
 
 from sluice import _runtime
 from sluice._micro_batch import Discarded
+from sluice._planning import FIRST_NOTICE_SECONDS, NOTICE_SECONDS
 from sluice._runtime import Collective, Runtime
 from sluice.errors import SluiceError
 
 #: How long one wait lasts before Python looks at its signals again.
 SLICE_MS = 50
-#: After so long it is told who is waited for, and again every so often.
-FIRST_NOTICE_SECONDS, NOTICE_SECONDS = 30.0, 60.0
 
 #: What all processes make together, and which of its arguments all have alike.
 _COLLECTIVES: dict[str, str | None] = {

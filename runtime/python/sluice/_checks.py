@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from sluice._processes import synchronised_norms
 from sluice.errors import SluiceError
 
 if TYPE_CHECKING:
@@ -35,12 +36,10 @@ def refuse_parallel(model: nn.Module, processes: Processes | None, cuda: bool) -
                 f"{type(module).__name__} reduces gradients inside of backward, and a micro-batch that runs again would "
                 "wait for processes that do not run theirs; pass the module inside of it (model.module) and reduce the "
                 "gradients in a hook of the optimizer (register_step_pre_hook), or train in one process")
-        several = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if (processes is None and several and isinstance(module, nn.SyncBatchNorm)
-                and torch.distributed.get_world_size(module.process_group) > 1):
-            raise SluiceError("SyncBatchNorm works together with other processes inside of forward, and a micro-batch that "
-                              "runs again would wait for them; put the model into DistributedDataParallel, whose processes "
-                              "keep the same micro-batches then")
+    if processes is None and synchronised_norms(model):
+        raise SluiceError("SyncBatchNorm works together with other processes inside of forward, and a micro-batch that "
+                          "runs again would wait for them; put the model into DistributedDataParallel, whose processes "
+                          "keep the same micro-batches then")
 
 
 def _reduces_inside(module: nn.Module, processes: Processes | None) -> bool:

@@ -11,7 +11,7 @@ from sluice.errors import OutOfMemory
 
 #: How long one wait for memory lasts before Python looks at its signals again.
 WAIT_SLICE_MS = 100
-#: After so long a process that others wait for tells that it waits, and again every so often.
+#: After so long a process that waits while others do tells for what or for whom, and again every so often.
 FIRST_NOTICE_SECONDS, NOTICE_SECONDS = 30.0, 60.0
 
 

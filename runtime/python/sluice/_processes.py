@@ -80,12 +80,17 @@ class Processes:
 
 def synchronised_norms(model: nn.Module) -> list[nn.SyncBatchNorm]:
     """Those that work together with other processes."""
+    if not distributed.is_available() or not distributed.is_initialized():
+        return []
     return [module for module in model.modules()
             if isinstance(module, nn.SyncBatchNorm) and distributed.get_world_size(module.process_group) > 1]
 
 
-def refuse_strangers(group: Any, others: Any, what: str) -> None:
-    """Raises SluiceError if another process group has processes that the first one has not."""
-    if not set(distributed.get_process_group_ranks(others)) <= set(distributed.get_process_group_ranks(group)):
-        raise SluiceError(f"{what} works together with processes that do not train the model: all that work together inside of "
+def has_common_statistics(model: nn.Module, group: Any) -> bool:
+    """Whether it takes batch statistics with other processes. Raises SluiceError if some of them are not in the group."""
+    norms = synchronised_norms(model)
+    members = set(distributed.get_process_group_ranks(group))
+    if not all(members.issuperset(distributed.get_process_group_ranks(norm.process_group)) for norm in norms):
+        raise SluiceError("SyncBatchNorm works together with processes that do not train the model: all that work together inside of "
                           "a micro-batch must be in the process group of its replicas or shards")
+    return bool(norms)

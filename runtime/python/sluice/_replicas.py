@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sluice._gradients import Gradients
 from sluice._losses import Losses
-from sluice._processes import Processes, refuse_strangers, synchronised_norms
+from sluice._processes import Processes, has_common_statistics
 from sluice.errors import SluiceError
 
 #: Gradients are reduced in pieces of so many bytes, as DistributedDataParallel does; after backward two of them exist at a time.
@@ -37,7 +37,7 @@ class Replicas(Processes):
         SluiceError: for wrappers in different process groups, and for settings that change what is reduced.
     """
 
-    def __init__(self, wrappers: list[nn.parallel.DistributedDataParallel], norms: list[nn.SyncBatchNorm]) -> None:
+    def __init__(self, wrappers: list[nn.parallel.DistributedDataParallel]) -> None:
         self._wrappers = wrappers
         self.group = wrappers[0].process_group
         self._stack = contextlib.ExitStack()
@@ -47,9 +47,6 @@ class Replicas(Processes):
         self._fired: set[nn.Parameter] = set()
         self._fires_again = False
         self._under_way: _Reduction | None = None
-        self.inside = bool(norms)
-        for norm in norms:
-            refuse_strangers(self.group, norm.process_group or distributed.group.WORLD, "SyncBatchNorm")
         for each in wrappers:
             if each.process_group != self.group:
                 raise SluiceError("the DistributedDataParallel modules of one model must have the same process group")
@@ -67,7 +64,11 @@ class Replicas(Processes):
             return None
         wrappers = [module for module in model.modules() if isinstance(module, nn.parallel.DistributedDataParallel)]
         several = any(distributed.get_world_size(each.process_group) > 1 for each in wrappers)
-        return cls(wrappers, synchronised_norms(model)) if several else None
+        if not several:
+            return None
+        replicas = cls(wrappers)
+        replicas.inside = has_common_statistics(model, replicas.group)
+        return replicas
 
     def follow(self, params: list[nn.Parameter]) -> None:
         """From now on it is these parameters' gradients, as far as they are the wrappers'."""

@@ -10,7 +10,7 @@ from torch import distributed, nn
 
 from sluice._gradients import Gradients
 from sluice._losses import Losses
-from sluice._processes import Processes, refuse_strangers, synchronised_norms
+from sluice._processes import Processes, has_common_statistics
 from sluice.errors import SluiceError
 
 
@@ -58,8 +58,7 @@ class Shards(Processes):
         if not modules:
             return None
         shards = cls(modules)
-        for each in synchronised_norms(model):
-            refuse_strangers(shards.group, each.process_group or distributed.group.WORLD, "SyncBatchNorm")
+        has_common_statistics(model, shards.group)
         return shards
 
     def begin_batch(self, samples: int) -> None:
