@@ -35,3 +35,24 @@ def test_disturbed_training_is_bit_equal_to_undisturbed(sluice, workers):
     assert outcome.demands["forward"] and outcome.demands["backward"]
     assert outcome.demands["commit"] + outcome.demands["optimizer"]
     assert outcome.same, str(outcome)
+
+
+def learnt(what: str) -> dict:
+    return {"digest": what, "losses": [], "steps": 1}
+
+
+@pytest.mark.parametrize(("runs", "found", "count"), [
+    ("a", "a", 1),  # as the disturbed one
+    ("bb", "b", 2),
+    ("baa", "a", 3),  # plain PyTorch differed once: the disturbed run does not count as its second
+    ("bcdeb", "b", 5),
+])
+def test_plain_training_that_differs_must_agree_with_itself(runs, found, count):
+    each = iter(runs)
+    assert exactness.reference(lambda: learnt(next(each)), learnt("a")) == (learnt(found), count)
+
+
+def test_nothing_is_compared_with_plain_training_that_never_agrees():
+    each = iter("bcdef")
+    with pytest.raises(RuntimeError, match="something else in each of five runs"):
+        exactness.reference(lambda: learnt(next(each)), learnt("a"))
