@@ -1,5 +1,6 @@
 """A training job of several processes, whose model is in DistributedDataParallel, there also with batch statistics of all, or
-in shards, or in replicas of shards; see exact_job.py for the rest of its command line.
+in shards, in replicas of shards, in parts of its linear layers ("tensors"), or in shards of such parts ("grid"); see exact_job.py for
+the rest of its command line.
 
 It starts them with torchrun. What it writes is of all: their digests, the losses of the first, discards of each.
 """
@@ -22,6 +23,7 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import sluice
 
@@ -48,12 +50,23 @@ def sharded(model: nn.Sequential, mesh: DeviceMesh | None = None) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
+def in_parts(model: nn.Sequential, mesh: DeviceMesh) -> nn.Sequential:
+    """Each process has half of what lies between the linear layers."""
+    inner, outer = (str(at) for at, layer in enumerate(model) if isinstance(layer, nn.Linear))
+    return parallelize_module(model, mesh, {inner: ColwiseParallel(), outer: RowwiseParallel()})
+
+
 def wrapped(model: nn.Sequential, kind: str, device: torch.device) -> nn.Module:
     """As training in several processes wants it."""
     if kind == "shards":
         return sharded(model)
     if kind == "hybrid":
         return sharded(model, init_device_mesh(device.type, (2, 2), mesh_dim_names=("replicas", "shards")))
+    if kind == "tensors":
+        return in_parts(model, init_device_mesh(device.type, (2,)))
+    if kind == "grid":
+        mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("shards", "parts"))
+        return sharded(in_parts(model, mesh["parts"]), mesh["shards"])
     if kind == "synchronised":
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     return nn.parallel.DistributedDataParallel(model)
@@ -70,17 +83,19 @@ def train(args: argparse.Namespace, **meeting: Any) -> None:
     if args.device == "cuda":
         device = take_gpu(int(os.environ["LOCAL_RANK"]), KINDS[args.kind].ranks)
     distributed.init_process_group("nccl" if args.device == "cuda" else "gloo", **meeting)
-    rank = distributed.get_rank()
+    rank, copies = distributed.get_rank(), KINDS[args.kind].copies
+    part = rank // copies  # of the samples
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
     model = wrapped(network(width).to(device), args.kind, device)
-    count = samples[rank % len(samples)]
+    count = samples[part % len(samples)]
     if args.kind != "replicas":
         micro_batch = count // SLICES
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    step = sluice.Step(model, optimizer, micro_batch, adapt=False, clip_norm=1.0)
-    torch.manual_seed(rank)  # dropout is each process's own
-    generator = torch.Generator(device).manual_seed(rank)
+    clip_norm = 1.0 if copies == 1 else None  # torch's clipping wants all parameters to be laid out alike
+    step = sluice.Step(model, optimizer, micro_batch, adapt=False, clip_norm=clip_norm)
+    torch.manual_seed(part)  # dropout is each part's own
+    generator = torch.Generator(device).manual_seed(part)
     losses: list[torch.Tensor] = []
     over = False
     while not over:

@@ -62,10 +62,11 @@ class Kind:
     ranks: int
     demand_bytes: int
     host_demand_bytes: int | None  # None: not for the host
+    copies: int = 1  # ranks that have the same samples, and different parts of the same layers
 
 
 KINDS = {"replicas": Kind(2, 3 << 30, 20 << 20), "synchronised": Kind(2, 2 << 30, None), "shards": Kind(2, 2 << 30, 20 << 20),
-         "hybrid": Kind(4, 2 << 30, None)}
+         "hybrid": Kind(4, 2 << 30, 20 << 20), "tensors": Kind(2, 2 << 30, 20 << 20, 2), "grid": Kind(4, 2 << 30, 20 << 20, 2)}
 
 
 def of_ranks(kind: str, gpus: int) -> Job:

@@ -129,11 +129,18 @@ SLUICE_EXPORT void sluice_host_boundary(void);
 SLUICE_EXPORT void sluice_host_operator_begin(void);
 SLUICE_EXPORT void sluice_host_operator_end(void);
 
-/* Ranks of a job on one host, which agree on their collectives. All join by a key that no other ranks know; when all
- * have returned from that, each says which of them it is. SLUICE_OK or SLUICE_FAILED. Others may be joined later: they
- * take the place of these. */
-SLUICE_EXPORT int sluice_ranks_join(char const* key);
-SLUICE_EXPORT int sluice_ranks_complete(unsigned rank, unsigned ranks);
+/* A rank's place in a group of some. */
+struct sluice_place {
+  unsigned rank;
+  unsigned ranks;
+};
+
+/* Ranks of a job on one host, which agree on their collectives. All join by a key that no other ranks know: the first is
+ * that of all, which end micro-batches together, others are those of groups of some of them, in whose collectives this
+ * rank takes part. When all have returned from that, each says which of them it is in each. SLUICE_OK or SLUICE_FAILED.
+ * Others may be joined later: they take the place of these. */
+SLUICE_EXPORT int sluice_ranks_join(char const* const* keys, unsigned groups);
+SLUICE_EXPORT int sluice_ranks_complete(struct sluice_place const* in_each);
 
 /* What a rank is about to do; all must mean the same. */
 struct sluice_collective {
@@ -151,23 +158,23 @@ enum sluice_answer {
   SLUICE_DIFFERS = 4  /* ranks mean different calls by it: sluice_ranks_difference */
 };
 
-/* Asks the other ranks about the calling thread's next collective, which is part of its micro-batch (`inside`) or not,
- * and waits up to `timeout_ms`. From SLUICE_GRANTED until sluice_agree_made the arena is not taken, and whatever the
+/* Asks the other ranks of a group, by the order of its key, about the calling thread's next collective, which is part of
+ * its micro-batch (`inside`) or not, and waits up to `timeout_ms`. From SLUICE_GRANTED until sluice_agree_made the arena is not taken, and whatever the
  * process allocates lies outside of the pool. One thread at a time. */
-SLUICE_EXPORT int sluice_agree(struct sluice_collective const* what, int inside,
+SLUICE_EXPORT int sluice_agree(unsigned group, struct sluice_collective const* what, int inside,
                                uint32_t timeout_ms);
 /* What was granted has been made, or has failed. */
 SLUICE_EXPORT void sluice_agree_made(void);
 /* Takes a question back. SLUICE_GRANTED if it was too late for that, and it has not been made yet: make it; else
  * SLUICE_DROPPED, on all ranks. */
 SLUICE_EXPORT int sluice_agree_withdraw(void);
-/* The number of the calling thread's last question; all ranks have the same. */
+/* The number of the calling thread's last question; all ranks of its group have the same. */
 SLUICE_EXPORT uint64_t sluice_ranks_number(void);
-/* The ranks that have not come to the open question, into `ranks`, at most `most`; how many there are. */
+/* The ranks of its group that have not come to the open question, into `ranks`, at most `most`; how many there are. */
 SLUICE_EXPORT unsigned sluice_ranks_missing(unsigned* ranks, unsigned most);
-/* Who is lost: a few words, valid until the thread's next call; empty if nobody. */
+/* Who of all is lost: a few words, valid until the thread's next call; empty if nobody. */
 SLUICE_EXPORT char const* sluice_ranks_loss(void);
-/* Two ranks that differ, and what they mean by the number. 0 if none do. */
+/* Two ranks of its group that differ, and what they mean by the number. 0 if none do. */
 SLUICE_EXPORT int sluice_ranks_difference(uint64_t* number, unsigned ranks[2],
                                           struct sluice_collective calls[2]);
 

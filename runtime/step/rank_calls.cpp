@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "memhandover/ledger.hpp"
 #include "runtime/step/host_operators.hpp"
@@ -62,13 +63,14 @@ using namespace sluice::step;
 
 extern "C" {
 
-int sluice_ranks_join(char const* key) {
+int sluice_ranks_join(char const* const* keys, unsigned groups) {
   auto* const state = sharing();
   if (state == nullptr) {
     return SLUICE_FAILED;
   }
-  return guarded([key] {
-    joined() = rank_agreement::join(environment("SLUICE_RUNTIME_DIR"), key);
+  return guarded([=] {
+    std::vector<std::string> const names{keys, keys + groups};
+    joined() = rank_agreement::join(environment("SLUICE_RUNTIME_DIR"), names);
     if (joined() == nullptr) {
       throw sluice::error{sluice::error_kind::unsupported,
                           "the ranks of this job cannot meet in the folder of the pool"};
@@ -76,13 +78,17 @@ int sluice_ranks_join(char const* key) {
   });
 }
 
-int sluice_ranks_complete(unsigned rank, unsigned ranks) {
+int sluice_ranks_complete(struct sluice_place const* in_each) {
   auto* const state = sharing();
   if (state == nullptr || joined() == nullptr) {
     return SLUICE_FAILED;
   }
   return guarded([=] {
-    if (!joined()->complete(rank, ranks)) {
+    std::vector<rank_agreement::place> places;
+    for (std::size_t group = 0; group < joined()->groups(); ++group) {
+      places.push_back({in_each[group].rank, in_each[group].ranks});
+    }
+    if (!joined()->complete(places)) {
       joined().reset();
       throw sluice::error{sluice::error_kind::unsupported,
                           "other ranks of this job have not joined, or are too many"};
@@ -94,7 +100,8 @@ int sluice_ranks_complete(unsigned rank, unsigned ranks) {
   });
 }
 
-int sluice_agree(struct sluice_collective const* what, int inside, uint32_t timeout_ms) {
+int sluice_agree(unsigned group, struct sluice_collective const* what, int inside,
+                 uint32_t timeout_ms) {
   auto* const state = sharing();
   auto* const ranks = agreement();
   if (ranks == nullptr) {
@@ -108,7 +115,7 @@ int sluice_agree(struct sluice_collective const* what, int inside, uint32_t time
       return SLUICE_DROPPED;
     }
     leave_operator(*state);
-    ranks->ask(numbered(*what));
+    ranks->ask(numbered(*what), group);
   }
   for (;;) {
     // What has lost its memory is dropped, paused or not.
@@ -121,7 +128,7 @@ int sluice_agree(struct sluice_collective const* what, int inside, uint32_t time
           state->memory->drop_micro_batch();
           return ended(*state, SLUICE_DROPPED);
         }
-        ranks->ask(numbered(*what));  // it comes before the micro-batch that was dropped
+        ranks->ask(numbered(*what), group);  // it comes before the micro-batch that was dropped
         break;
       case outcome::lost:
         return ended(*state, SLUICE_LOST);

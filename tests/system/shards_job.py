@@ -1,7 +1,8 @@
-"""A job of two ranks on the host, whose model is in shards. Started without --rank it starts both, and ends when they have.
+"""A job of ranks on the host that work together inside of micro-batches. Started without --rank it starts all, and ends when they
+have.
 
     --way train     as exact_ranks_job.py, whose other options it takes
-    --way …         a rank does something that the other does not: a function of that name, below
+    --way …         of two, whose model is in shards, one does something that the other does not: a function of that name, below
 
 Each rank writes what has become of it to OUT.RANK.
 """
@@ -28,10 +29,11 @@ from torch.distributed.fsdp import fully_shard
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import exact_ranks_job  # noqa: E402
+import exactness  # noqa: E402
 
 import sluice  # noqa: E402
 
-RANKS = 2
+RANKS = 2  # but as many as the kind has, to train
 PATIENCE_SECONDS = 200
 GROUP_PATIENCE = datetime.timedelta(seconds=6)  # where a rank is stopped
 SAMPLES = 6
@@ -148,6 +150,7 @@ def interrupted(training: Training, rank: int) -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--way", default="train")
+    parser.add_argument("--kind", choices=exactness.KINDS, default="shards")
     parser.add_argument("--rank", type=int)
     parser.add_argument("--meeting", type=Path)
     parser.add_argument("--steps", type=int)
@@ -158,9 +161,9 @@ def arguments() -> argparse.Namespace:
 
 def work(args: argparse.Namespace) -> None:
     faulthandler.dump_traceback_later(PATIENCE_SECONDS, exit=True)
-    meeting = {"init_method": f"file://{args.meeting}", "rank": args.rank, "world_size": RANKS}
+    meeting = {"init_method": f"file://{args.meeting}", "rank": args.rank, "world_size": exactness.KINDS[args.kind].ranks}
     if args.way == "train":
-        exact_ranks_job.train(argparse.Namespace(**vars(args), device="cpu", kind="shards"), **meeting)
+        exact_ranks_job.train(argparse.Namespace(**vars(args), device="cpu"), **meeting)
         return
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", timeout=GROUP_PATIENCE if args.way == "stopped" else None, **meeting)
@@ -182,11 +185,11 @@ def main() -> None:
         os._exit(0)  # gloo's threads are at times not joined when Python ends, which aborts the process
     with tempfile.TemporaryDirectory(prefix="sluice-shards-") as folder:
         ranks = [subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--rank", str(rank), "--meeting", f"{folder}/meeting"],
-                                  env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"}) for rank in range(RANKS)]
+                                  env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"}) for rank in range(exactness.KINDS[args.kind].ranks)]
         ended = [rank.wait() for rank in ranks]
     if args.way == "train":
         assert not any(ended), ended
-        exact_ranks_job.collect(argparse.Namespace(**vars(args), kind="shards"))
+        exact_ranks_job.collect(args)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Two processes with shards of a model, on the host: whichever loses its memory, they learn what undisturbed ones learn; and
-what the other hears when one of them does something else.
+"""Processes with shards of a model, or other parts of it, on the host: whichever loses its memory, they learn what undisturbed
+ones learn; and what others hear when one of them does something else.
 """
 
 import json
@@ -17,14 +17,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import exactness  # noqa: E402
 from disturbing import discards_of  # noqa: E402
 
-DEMANDS = 20
+DEMANDS = 16
 SCRIPT = Path(__file__).resolve().parent / "shards_job.py"
-JOB = replace(exactness.of_ranks("shards", 0), arguments=(), script=SCRIPT)
 pytestmark = pytest.mark.deadline(300)
 
 
-def test_disturbed_training_is_bit_equal_to_undisturbed(sluice):
-    assert min(discards_of(JOB, DEMANDS, sluice)) >= DEMANDS // 8
+@pytest.mark.parametrize("kind", ["shards", "hybrid", "tensors", "grid"])
+def test_disturbed_training_is_bit_equal_to_undisturbed(sluice, kind):
+    job = replace(exactness.of_ranks(kind, 0), script=SCRIPT)
+    assert min(discards_of(job, DEMANDS, sluice)) >= DEMANDS // 8
 
 
 def become_of(sluice: Path, runtime_folder: Path, tmp_path: Path, way: str) -> tuple[list[dict], str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -51,17 +52,14 @@ _TYPES = ["nothing", *sorted({str(each) for each in vars(torch).values() if isin
 _agreed: Agreement | None = None
 
 
-def join(runtime: Runtime | None, group: Any, in_parts: bool) -> Agreement | None:
-    """To be called by all processes of a group; None if they do not share. ``in_parts``: some of them work together without the
-    others, too.
+def join(runtime: Runtime | None, group: Any, groups: tuple[Any, ...] = ()) -> Agreement | None:
+    """To be called by all processes of ``group``; None if they do not share. ``groups``: of some of them, in which this one
+    works together with those, too.
 
     Raises:
         SluiceError: in all of them, if some cannot agree with the others.
     """
     global _agreed
-    if runtime is not None and in_parts:
-        raise SluiceError("on the host a process agrees with all others on what they keep, and not with some: give fully_shard a "
-                          "mesh of one dimension, or train without `sluice run`")
     # Processes know each other by their numbers, and meet in the pool's folder.
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
         place = (boot.read(), os.readlink("/proc/self/ns/pid"), os.path.realpath(os.environ.get("SLUICE_RUNTIME_DIR", "")))
@@ -71,15 +69,18 @@ def join(runtime: Runtime | None, group: Any, in_parts: bool) -> Agreement | Non
     if not any(shares):
         return None
     if not all(shares) or len(set(places)) > 1 or any(plains):
-        raise SluiceError("the processes of a model in shards keep a micro-batch together, and agree on that on one host, all under "
-                          "one `sluice run`, with SLUICE_COLLECTIVES unset; start them so, or train without `sluice run`")
-    if _agreed is None or _agreed.pids != pids:
-        joined = runtime.ranks_join(nonces[0].encode()) == 0
-        rank = distributed.get_rank(group)
-        if not all(_gathered(joined, group)) or runtime.ranks_complete(rank, len(pids)) != 0:
-            raise SluiceError("the processes of a model in shards cannot agree on what they keep: "
+        raise SluiceError("processes that work together inside of micro-batches keep them together, and agree on that on one host, "
+                          "all under one `sluice run`, with SLUICE_COLLECTIVES unset; start them so, or train without `sluice run`")
+    everybody = _ranks_of(group)
+    members = [everybody, *dict.fromkeys(each for each in map(_ranks_of, groups) if each != everybody and len(each) > 1)]
+    if _agreed is None or (_agreed.pids, _agreed.members) != (pids, members):
+        nonce_of = dict(zip(everybody, nonces, strict=True))
+        keys = ["-".join([nonce_of[each[0]], *map(str, each)]) for each in members]
+        joined = runtime.join_groups(keys)
+        if not all(_gathered(joined, group)) or not runtime.complete_groups(_places_in(members)):
+            raise SluiceError("processes that work together inside of micro-batches cannot agree on what they keep: "
                               f"{'others cannot join' if joined and runtime.error() == '' else runtime.error()}")
-        _agreed = Agreement(runtime, group, pids)
+        _agreed = Agreement(runtime, group, pids, members)
     return _agreed
 
 
@@ -89,13 +90,24 @@ def _gathered(mine: Any, group: Any) -> list[Any]:
     return found
 
 
-class Agreement:
-    """With the processes of one group. One at a time in a process; of its thread that trains."""
+def _ranks_of(group: Any) -> tuple[int, ...]:
+    """In their order in the group, as the job counts them."""
+    return tuple(distributed.get_process_group_ranks(group))
 
-    def __init__(self, runtime: Runtime, group: Any, pids: tuple[int, ...]) -> None:
+
+def _places_in(members: list[tuple[int, ...]]) -> list[tuple[int, int]]:
+    """This process's rank in each, and how many there are."""
+    return [(each.index(distributed.get_rank()), len(each)) for each in members]
+
+
+class Agreement:
+    """With the processes of one group, and of groups of some of them. One at a time in a process; of its thread that trains."""
+
+    def __init__(self, runtime: Runtime, group: Any, pids: tuple[int, ...], members: list[tuple[int, ...]]) -> None:
         self.pids = pids
+        self.members = members  # of each group, as the job counts them
         self._runtime = runtime
-        self._members = set(distributed.get_process_group_ranks(group))
+        self._number_of = {frozenset(each): number for number, each in enumerate(members)}
         self._patience = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
 
     def asking(self, inside: bool) -> contextlib.AbstractContextManager:
@@ -105,7 +117,7 @@ class Agreement:
     def commit_begin(self) -> int:
         """Begins the commit of the micro-batch if all keep it."""
         try:
-            return self._granted(Collective(_NAMES.index(_END)), True, self._begin, self._keep_and_leave)
+            return self._granted(0, Collective(_NAMES.index(_END)), True, self._begin, self._keep_and_leave)
         except Discarded:
             return _runtime.TAKEN_AWAY
 
@@ -120,8 +132,8 @@ class Agreement:
         self._runtime.commit_end(0, 0)
 
     def make(self, func: Any, args: tuple, kwargs: dict[str, Any], inside: bool) -> Any:
-        what = self._numbered(func, args, kwargs)
-        if what is None:
+        asked = self._numbered(func, args, kwargs)
+        if asked is None:
             return func(*args, **kwargs)
 
         def made() -> Any:
@@ -133,14 +145,14 @@ class Agreement:
                     torch.ops._c10d_functional.wait_tensor(each)
             return result
 
-        return self._granted(what, inside, made, made)
+        return self._granted(*asked, inside, made, made)
 
-    def _granted(self, what: Collective, inside: bool, make: Callable[[], Any], interrupted: Callable[[], Any]) -> Any:
-        """Makes it when all have come to it. What has been granted as an exception arrives, all others make: then
+    def _granted(self, group: int, what: Collective, inside: bool, make: Callable[[], Any], interrupted: Callable[[], Any]) -> Any:
+        """Makes it when all of the group have come to it. What has been granted as an exception arrives, all others make: then
         ``interrupted`` does."""
         why: BaseException | None = None
         try:
-            self._ask(what, inside)
+            self._ask(group, what, inside)
         except BaseException as failure:
             if self._runtime.agree_withdraw() != _runtime.GRANTED:
                 raise
@@ -153,19 +165,19 @@ class Agreement:
             raise why
         return result
 
-    def _ask(self, what: Collective, inside: bool) -> None:
-        runtime = self._runtime
+    def _ask(self, group: int, what: Collective, inside: bool) -> None:
+        runtime, members = self._runtime, self.members[group]
         began = time.monotonic()
         tells_at = began + min(FIRST_NOTICE_SECONDS, self._patience / 2)
-        while (answer := runtime.agree(ctypes.byref(what), int(inside), SLICE_MS)) == _runtime.LATER:
+        while (answer := runtime.agree(group, ctypes.byref(what), int(inside), SLICE_MS)) == _runtime.LATER:
             now = time.monotonic()
             waits = f"collective {runtime.ranks_number()}, {_text(what)}, "
             if now >= began + self._patience:
-                raise SluiceError(f"{waits}has waited for {_ranks(runtime.missing())} as long as its process group does, "
+                raise SluiceError(f"{waits}has waited for {_ranks(members, runtime.missing())} as long as its process group does, "
                                   f"{self._patience:g} s")
             if now >= tells_at:
                 tells_at = now + NOTICE_SECONDS
-                print(f"sluice: {waits}waits for {_ranks(runtime.missing())}", file=sys.stderr, flush=True)
+                print(f"sluice: {waits}waits for {_ranks(members, runtime.missing())}", file=sys.stderr, flush=True)
         if answer == _runtime.DROPPED:
             raise Discarded
         if answer == _runtime.LOST:
@@ -173,10 +185,10 @@ class Agreement:
         if answer == _runtime.DIFFERS:
             number, ranks, calls = runtime.difference()
             raise SluiceError(f"ranks differ in collective {number}: " + ", ".join(
-                f"rank {rank} calls {_text(call)}" for rank, call in zip(ranks, calls, strict=True)))
+                f"rank {members[rank]} calls {_text(call)}" for rank, call in zip(ranks, calls, strict=True)))
 
-    def _numbered(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Collective | None:
-        """What is asked; None if it is nobody else's business."""
+    def _numbered(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[int, Collective] | None:
+        """Which group is asked, and what; None if it is nobody else's business."""
         given = {argument.name: value for argument, value in zip(func._schema.arguments, args)} | kwargs
         if "process_group" in given:
             group = distributed.ProcessGroup.unbox(given["process_group"])
@@ -184,17 +196,25 @@ class Agreement:
             group = distributed.distributed_c10d._resolve_process_group(given["group_name"])
         else:
             return None
-        members = set(distributed.get_process_group_ranks(group))
-        if len(members) == 1:
+        ranks = frozenset(_ranks_of(group))
+        if len(ranks) == 1:
             return None
         name = func._schema.name
-        if name not in _COLLECTIVES or members != self._members:
-            raise SluiceError(f"{name} was called inside of a micro-batch: only what all processes that train the model take part in "
-                              "can be run again; call it between micro-batches")
+        number = self._number_of.get(ranks)
+        if name not in _COLLECTIVES or number is None:
+            raise SluiceError(f"{name} was called inside of a micro-batch: only collectives of the process groups that the model is "
+                              "laid out over can be run again; call it between micro-batches")
         alike = _COLLECTIVES[name]
         tensors = [each for each in tree_leaves(given[alike]) if isinstance(each, torch.Tensor)] if alike else []
-        return Collective(_NAMES.index(name), _TYPES.index(str(tensors[0].dtype)) if tensors else 0,
+        return number, Collective(_NAMES.index(name), _TYPES.index(str(tensors[0].dtype)) if tensors else 0,
                           sum(each.numel() for each in tensors), given.get("root_rank", given.get("src", 0)))
+
+
+def has_others(types: Any) -> bool:
+    """Whether there are tensors of other kinds, DTensor say, whose turn it is first: what they do themselves is seen then. Fake
+    ones, by which DTensor finds out about shapes, do nothing."""
+    kinds = [kind for kind in types if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__]
+    return bool(kinds) and not any(issubclass(kind, FakeTensor) for kind in kinds)
 
 
 class _Asking(TorchDispatchMode):
@@ -212,8 +232,8 @@ class _Asking(TorchDispatchMode):
         return True  # what torch.compile makes is compiled as outside of it
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if any(kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for kind in types):
-            return NotImplemented  # tensors of other kinds, DTensor say, first: what they do themselves is seen then
+        if has_others(types):
+            return NotImplemented
         if getattr(func, "namespace", "") in ("c10d", "_c10d_functional"):
             return self._agreement.make(func, args, kwargs or {}, self._inside)
         return func(*args, **(kwargs or {}))
@@ -226,5 +246,6 @@ def _text(what: Collective) -> str:
     return f"{name} of {what.count} {_TYPES[what.type].removeprefix('torch.')}" + (f", root {what.root}" if what.root else "")
 
 
-def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"
+def _ranks(members: tuple[int, ...], ranks: list[int]) -> str:
+    """Of a group, as the job counts them."""
+    return f"rank{'s' * (len(ranks) != 1)} {', '.join(str(members[rank]) for rank in ranks)}"

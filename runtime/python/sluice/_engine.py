@@ -85,8 +85,9 @@ class Engine:
         self._param_groups = param_groups
         self._inside = processes is not None and processes.inside
         if self._inside and adapt:
-            raise SluiceError("processes that work together inside of micro-batches, as those of a model in shards or with "
-                              "SyncBatchNorm do, must have as many slices each, so that none can become smaller: leave adapt out")
+            raise SluiceError("processes that work together inside of micro-batches, as those of a model in shards, with tensor "
+                              "parallelism or with SyncBatchNorm do, must have as many slices each, so that none can become smaller: "
+                              "leave adapt out")
         if adapt is None:
             adapt = not self._inside and not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
         params = trained(self._parts, param_groups)
@@ -105,7 +106,7 @@ class Engine:
                 self.trouble.watch_cuda()
         self.agreement = None
         if self._inside and not self.cuda:
-            self.agreement = _agreement.join(self.runtime, processes.group, processes.in_parts)
+            self.agreement = _agreement.join(self.runtime, processes.group, processes.groups)
         self._rehearsed = self.runtime is None
         self._planner = Planner(self.runtime, adapt, self._inside)
         self.gradients = Gradients(params, apart=self.runtime is not None)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from sluice._gradients import Gradients
 
 REDUCTIONS = ("mean", "sum")
 
@@ -122,6 +125,12 @@ class Losses:
         if isinstance(self._weight, float) and self._weight == 0.0:
             raise ValueError("the weights of a batch's slices must not all be zero")
         return self._weight
+
+    def divide(self, gradients: Gradients) -> torch.Tensor:
+        """Divides the finished sums of the gradients as the loss is divided. Returns that, a scalar, detached."""
+        if (divisor := self.divisor) is not None:
+            gradients.divide(divisor)
+        return self.result()
 
     def result(self) -> torch.Tensor:
         """The batch's loss, a scalar, detached."""

@@ -26,8 +26,8 @@ class Processes:
     inside = False
     #: As torch.distributed knows them, where they do.
     group: Any = None
-    #: Whether they also work together in groups of some of them.
-    in_parts = False
+    #: Process groups of some of them in which they work together, too.
+    groups: tuple[Any, ...] = ()
     #: Whether the model lies on the host, though it is trained on GPUs.
     offloaded = False
     #: Whether a last micro-batch that nothing can take away may have its gradients sent while backward runs: ``start``

@@ -21,6 +21,12 @@ class Collective(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint64) for name in ("operation", "type", "count", "root")]
 
 
+class _Place(ctypes.Structure):
+    """A rank's, in a group of some."""
+
+    _fields_ = [("rank", ctypes.c_uint), ("ranks", ctypes.c_uint)]
+
+
 _SIGNATURES = {
     "sluice_last_error": (ctypes.c_char_p, []),
     "sluice_join_host": (ctypes.c_int, []),
@@ -47,9 +53,9 @@ _SIGNATURES = {
     "sluice_shortage": (ctypes.c_char_p, []),
     "sluice_say_shortages": (None, [ctypes.c_int]),
     "sluice_wait_memory": (ctypes.c_int, [ctypes.c_uint64, ctypes.c_uint32]),
-    "sluice_ranks_join": (ctypes.c_int, [ctypes.c_char_p]),
-    "sluice_ranks_complete": (ctypes.c_int, [ctypes.c_uint, ctypes.c_uint]),
-    "sluice_agree": (ctypes.c_int, [ctypes.POINTER(Collective), ctypes.c_int, ctypes.c_uint32]),
+    "sluice_ranks_join": (ctypes.c_int, [ctypes.POINTER(ctypes.c_char_p), ctypes.c_uint]),
+    "sluice_ranks_complete": (ctypes.c_int, [ctypes.POINTER(_Place)]),
+    "sluice_agree": (ctypes.c_int, [ctypes.c_uint, ctypes.POINTER(Collective), ctypes.c_int, ctypes.c_uint32]),
     "sluice_agree_made": (None, []),
     "sluice_agree_withdraw": (ctypes.c_int, []),
     "sluice_ranks_number": (ctypes.c_uint64, []),
@@ -87,8 +93,16 @@ class Runtime:
         needed = ctypes.c_uint64()
         return self.plan_next(remaining, ctypes.byref(needed)), needed.value
 
+    def join_groups(self, keys: list[str]) -> bool:
+        """Of ranks that agree, by what each group is called; the first has all."""
+        return self.ranks_join((ctypes.c_char_p * len(keys))(*(key.encode() for key in keys)), len(keys)) == 0
+
+    def complete_groups(self, places: list[tuple[int, int]]) -> bool:
+        """When all ranks have joined: which this one is in each, of how many."""
+        return self.ranks_complete((_Place * len(places))(*places)) == 0
+
     def missing(self) -> list[int]:
-        """The ranks that have not come to what this one asks."""
+        """The ranks of the group that have not come to what this one asks."""
         ranks = (ctypes.c_uint * MOST_RANKS)()
         return list(ranks[:self.ranks_missing(ranks, MOST_RANKS)])
 

@@ -10,13 +10,14 @@ from torch import distributed, nn
 
 from sluice._gradients import Gradients
 from sluice._losses import Losses
-from sluice._processes import Processes, has_common_statistics
+from sluice._meshes import MeshProcesses
+from sluice._processes import has_common_statistics
 from sluice.errors import SluiceError
 
 
-class Shards(Processes):
-    """The processes of a model whose modules were given to ``fully_shard``, over a mesh of one dimension, or, as replicas of
-    shards, of two.
+class Shards(MeshProcesses):
+    """The processes of a model whose modules were given to ``fully_shard``, over a mesh of one dimension, or of several, as
+    replicas of shards, or beside tensor parallelism.
 
     Parameters are gathered in forward and again in backward, gradients are reduced in backward, all inside of
     micro-batches; so a micro-batch counts in all processes or in none. What a process has of a gradient then adds up on
@@ -26,8 +27,7 @@ class Shards(Processes):
     takes for done, and compute with memory that has gone: ``reset`` takes that back.
 
     Raises:
-        SluiceError: for shards over different meshes, for a mesh of two dimensions that has not all processes, and beside
-            tensor parallelism.
+        SluiceError: for shards over different meshes, and for a mesh of several dimensions that has not all processes.
     """
 
     def __init__(self, modules: list[Any]) -> None:
@@ -38,12 +38,10 @@ class Shards(Processes):
             raise SluiceError("all modules of a model must be sharded over the same processes: give fully_shard the same mesh "
                               "everywhere, and a bool for reshard_after_forward")
         mesh = groups[0].mesh_info.mesh
-        if any(param.sharded_param.device_mesh.ndim > mesh.ndim for group in groups for param in group.fsdp_params):
-            raise SluiceError("parameters that are in parts for another reason, tensor parallelism, say, are not understood beside "
-                              "fully_shard's; take fully_shard alone")
-        self.group = _group_of(groups[0].mesh_info)
+        super().__init__([mesh, *(param.sharded_param.device_mesh for group in groups for param in group.fsdp_params)])
         self._count = distributed.get_world_size(self.group)
-        self.in_parts = mesh.ndim > 1
+        #: Processes that have the same samples: they have different parts of the same layers.
+        self._copies = self._count // mesh.size()
         self._device = groups[0].device
         self.offloaded = any(param.offload_to_cpu for group in groups for param in group.fsdp_params)
         self.several = self.inside = self._count > 1
@@ -86,7 +84,8 @@ class Shards(Processes):
         distributed.all_reduce(header, group=self.group)
         loss, amount = header
         if losses.is_sum:
-            gradients.divide(1.0 / self._count)
+            gradients.divide(self._copies / self._count)
+            loss = loss / self._copies
         elif not losses.by_samples:
             if amount.is_cpu and amount == 0.0:
                 raise ValueError("the weights of a batch's slices must not all be zero, in all processes")
@@ -96,6 +95,7 @@ class Shards(Processes):
     def reset(self) -> None:
         from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
+        super().reset()
         for state in self._states:
             state._training_state = TrainingState.IDLE
             state._modules_to_run_forward.clear()
@@ -111,16 +111,6 @@ class Shards(Processes):
     def _reshard(self) -> None:
         for group in self._groups:
             group.reshard()
-
-
-def _group_of(info: Any) -> Any:
-    """The process group of a mesh."""
-    if info.mesh.ndim == 1:
-        return info.shard_process_group
-    if info.mesh.size() != distributed.get_world_size():
-        raise SluiceError(f"a mesh of {info.mesh.ndim} dimensions must have all {distributed.get_world_size()} processes of the "
-                          f"job, not {info.mesh.size()}: micro-batches are kept by all together")
-    return distributed.group.WORLD
 
 
 def _reset(group: Any, idle: Any) -> None:

@@ -19,6 +19,7 @@ from sluice._micro_batch import MicroBatch
 from sluice._processes import Processes
 from sluice._replicas import Replicas
 from sluice._shards import Shards
+from sluice._tensor_parallel import TensorParallel
 from sluice._update import Update, can_be_taken_back
 from sluice.errors import SluiceError
 
@@ -215,9 +216,7 @@ class Step:
             with self._engine.asking(inside=False):
                 loss = processes.reduce(gradients, losses)
         else:
-            if (divisor := losses.divisor) is not None:
-                gradients.divide(divisor)
-            loss = losses.result()
+            loss = losses.divide(gradients)
         gradients.show()
         self._engine.make_room()
         return loss
@@ -274,7 +273,8 @@ def _processes_of(model: nn.Module) -> Processes | None:
     replicas, shards = Replicas.find(model), Shards.find(model)
     if replicas is not None and shards is not None:
         raise SluiceError("a model can be in DistributedDataParallel or sharded by fully_shard, not both")
-    return replicas if replicas is not None else shards
+    found = replicas if replicas is not None else shards
+    return found if found is not None else TensorParallel.find(model)
 
 
 def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:

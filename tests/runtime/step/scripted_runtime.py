@@ -17,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sluice import _engine, _runtime
+from sluice._agreement import has_others
 
 AT_COMMIT = 1 << 30  # an operator that no micro-batch reaches
 
@@ -33,6 +34,8 @@ class _Boundary(TorchDispatchMode):
         self._runtime = runtime
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if has_others(types):
+            return NotImplemented  # DTensor's operators are those that it runs itself
         self._runtime.boundary()
         kwargs = kwargs or {}
         result = func(*args, **kwargs)

@@ -1,9 +1,6 @@
-"""A model in shards (`fully_shard`) learns what one process learns that has all the samples, however often it is disturbed."""
+"""A model in shards (`fully_shard`) learns what torch learns by itself, and what is refused; see layouts_test.py, too."""
 
-import contextlib
-import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,84 +12,19 @@ torch = pytest.importorskip("torch")
 from torch import distributed, nn  # noqa: E402
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard  # noqa: E402
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module  # noqa: E402
 
 import gloo_processes  # noqa: E402
 from gloo_processes import samples  # noqa: E402
+from layouts import EVERY, STEPS, disturbed, model, trained, whole  # noqa: E402
 from scripted_runtime import PatientRuntime, sharing  # noqa: E402
 
 import sluice  # noqa: E402
-from sluice import _agreement, _shards  # noqa: E402
+from sluice import _shards  # noqa: E402
 
 RANKS = 2
-STEPS = 3
-EVERY = int(os.environ.get("SLUICE_TEST_EVERY", "4"))  # one of so many operators is one that micro-batches are left at
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.outer = nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.outer(torch.tanh(self.inner(x)))
-
-
-class Network(nn.Module):
-    """Its first and last layers are the outermost module's own, which torch leaves gathered between forward and backward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
-        self.blocks = nn.Sequential(Block(), Block())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.blocks(self.first(x)))
-
-
-def model(sharded: bool = True, **how) -> nn.Module:
-    torch.manual_seed(0)
-    module = Network().double()
-    if sharded:
-        for block in module.blocks:
-            fully_shard(block, **how)
-        fully_shard(module, **how)
-    return module
-
-
-def whole(module: nn.Module) -> list[torch.Tensor]:
-    return [param.full_tensor() if hasattr(param, "full_tensor") else param for param in module.parameters()]
-
-
-def trained(module: nn.Module, part: slice, count: int, way: str = "mean", size: int | None = 2, steps: int = STEPS,
-            **how) -> tuple[list[torch.Tensor], list[float]]:
-    """The weights and losses of some steps on part of the samples."""
-    losses = gloo_processes.losses_of(module, part, count, way, size, steps, **how)
-    return [param.detach() for param in whole(module)], losses
 
 
 # --- what the processes do ----------------------------------------------------------------------------------------------------
-
-
-def hybrid() -> DeviceMesh | None:
-    """Replicas of shards, where there are enough processes for both."""
-    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards")) if distributed.get_world_size() == 4 else None
-
-
-def same_as_one(rank: int) -> None:
-    mesh = hybrid()
-    for parts in ((6, 6, 3, 3), (8, 5, 3, 7)):
-        parts = parts[:distributed.get_world_size()]
-        count = sum(parts)
-        first = sum(parts[:rank])
-        part = slice(first, first + parts[rank])
-        size = -(-parts[rank] // 3)  # three slices in each
-        for way in ("mean", "weights", "sum"):
-            mine, losses = trained(model(mesh=mesh), part, count, way, size, clip_norm=1.0)
-            one, expected = trained(model(sharded=False), slice(0, count), count, way, clip_norm=1.0)
-            assert losses == pytest.approx(expected, rel=1e-12), (way, parts)
-            for param, wanted in zip(mine, one, strict=True):
-                torch.testing.assert_close(param, wanted, rtol=1e-11, atol=1e-13)
 
 
 def same_as_by_hand(rank: int) -> None:
@@ -110,36 +42,6 @@ def same_as_by_hand(rank: int) -> None:
         distributed.all_reduce(value)
         assert loss == pytest.approx(value.item() / RANKS, rel=1e-15)
     assert all(torch.equal(*pair) for pair in zip(mine, whole(module), strict=True))
-
-
-@contextlib.contextmanager
-def disturbed(operator: int | None, silently: bool = False) -> Iterator[PatientRuntime]:
-    """Processes need not agree on what they drop where they lose their memory at the same operator."""
-    join = _agreement.join
-    _agreement.join = lambda *_: None
-    try:
-        with sharing(PatientRuntime(operator, silently)) as runtime:
-            yield runtime
-    finally:
-        _agreement.join = join
-
-
-def left_anywhere(rank: int) -> None:
-    """Left at any operator of forward and backward, and of torch's hooks in them, by an exception or at its end."""
-    mesh = hybrid()
-    part = slice(4 * rank, 4 * rank + 4)
-    count = 4 * distributed.get_world_size()
-    every = EVERY * (1 if mesh is None else 5)
-    with disturbed(None) as undisturbed:
-        weights, losses = trained(model(mesh=mesh), part, count, size=None, steps=2)
-    assert undisturbed.together and undisturbed.operators > 100
-    for silently in (False, True):
-        for operator in range(0, undisturbed.operators + every, every):
-            with disturbed(operator, silently) as runtime:
-                mine, its = trained(model(mesh=mesh), part, count, size=None, steps=2)
-            assert runtime.discards == 2, operator
-            assert its == losses, (operator, silently)
-            assert all(torch.equal(*pair) for pair in zip(mine, weights, strict=True)), (operator, silently)
 
 
 def left_for_good(rank: int) -> None:
@@ -186,7 +88,7 @@ def in_low_precision(rank: int) -> None:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     results = []
     for by_hand in (False, True):
-        module = model(sharded=False).float()
+        module = model(None).float()
         for each in (*module.blocks, module):
             fully_shard(each, mp_policy=policy)
         optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
@@ -219,20 +121,14 @@ def refused(rank: int) -> None:
         step(model())
     some = DeviceMesh("cpu", [[0]], mesh_dim_names=("replicas", "shards"))
     if rank == 0:
-        with pytest.raises(sluice.SluiceError, match="must have all 2 processes of the job, not 1"):
+        with pytest.raises(sluice.SluiceError, match="a mesh of all 2 processes of the job, but the largest has 1"):
             step(model(mesh=some))
     over_both = init_device_mesh("cpu", (1, RANKS), mesh_dim_names=("replicas", "shards"))
-    with sharing(PatientRuntime()), pytest.raises(sluice.SluiceError, match="a mesh of one dimension"):
-        step(model(mesh=over_both))
     module = model()
     fully_shard(extra := nn.Linear(4, 4), mesh=over_both)
     module.extra = extra
     with pytest.raises(sluice.SluiceError, match="the same mesh everywhere"):
         step(module)
-    both = init_device_mesh("cpu", (1, RANKS), mesh_dim_names=("shards", "tensors"))
-    module = parallelize_module(nn.Linear(4, 4).double(), both["tensors"], ColwiseParallel())
-    with pytest.raises(sluice.SluiceError, match="take fully_shard alone"):
-        step(fully_shard(module, mesh=both["shards"]))
     module = model()
     module.set_requires_gradient_sync(False)
     with pytest.raises(sluice.SluiceError, match="leave set_requires_gradient_sync"):
@@ -263,7 +159,7 @@ def alone(_rank: int) -> None:
     with sharing(PatientRuntime()) as undisturbed:
         weights, losses = trained(model(), slice(0, 8), 8)
     assert not undisturbed.together
-    assert losses == pytest.approx(trained(model(sharded=False), slice(0, 8), 8)[1], rel=1e-12)
+    assert losses == pytest.approx(trained(model(None), slice(0, 8), 8)[1], rel=1e-12)
     for operator in range(0, undisturbed.operators, 5 * EVERY):
         with sharing(PatientRuntime(operator)) as runtime:
             mine, its = trained(model(), slice(0, 8), 8)
@@ -272,16 +168,9 @@ def alone(_rank: int) -> None:
 
 
 @pytest.mark.deadline(180)
-@pytest.mark.parametrize("bodies", [(same_as_one, same_as_by_hand, in_low_precision, refused), (left_anywhere,),
-                                    (left_for_good, after_an_evaluation, not_taken_back)], ids=gloo_processes.names)
+@pytest.mark.parametrize("bodies", [(same_as_by_hand, in_low_precision, refused), (left_for_good, after_an_evaluation, not_taken_back)], ids=gloo_processes.names)
 def test_in_processes_that_train_together(tmp_path, bodies):
     gloo_processes.run(tmp_path, bodies, RANKS)
-
-
-@pytest.mark.deadline(180)
-@pytest.mark.parametrize("body", [same_as_one, left_anywhere], ids=lambda body: body.__name__)
-def test_in_replicas_of_shards(tmp_path, body):
-    gloo_processes.run(tmp_path, (body,), 2 * RANKS)
 
 
 @pytest.mark.deadline(180)
