@@ -17,6 +17,7 @@
  *   -DGRID         four ranks, shards {1, 3} and {0, 2}, replicas {1, 2} and {0, 3}
  *   -DOF_ALL       calls inside are of D, too, after the others
  *   -DPRESENT      a rank raises the word's epoch to D's present one before it arrives, not to its try's
+ *   -DCONTROL      as on the host: who takes the memory pauses the rank's words itself, and the rank goes on waiting
  *   -DDEATH        a rank may be killed at any instant
  *   Each of these takes something away, and something must then be found wrong:
  *   -DNO_RAISE     a rank arrives in its try's epoch whatever the word's is
@@ -31,6 +32,7 @@
  *   -DBACK_FIRST   … moves its word on before D
  *   -DNO_TELL      a rank runs a micro-batch again without beginning an epoch
  *   -DNO_DEBT      a question is taken back though it is granted
+ *   -DNO_FOLLOW    who takes the memory, as on the host, ends its pauses with the others' words in the old epoch
  *   -DNO_AGAIN     what was called between two micro-batches is not asked for again when an epoch begins
  */
 #ifdef PAIR
@@ -97,6 +99,9 @@ bit inside[RANKS];
 bit begun[RANKS], lost[RANKS], told[RANKS];
 byte item[RANKS];         /* the call whose turn it is */
 bit short_of[RANKS];      /* it has found no memory, and says so */
+#ifdef CONTROL
+byte launched[RANKS * COMMS];
+#endif
 bit dead;
 /* The ranks that have made the number granted last, until all have: so long it runs on their devices. What the first of
  * them made, from 1, and the epoch that its micro-batch began in. */
@@ -184,12 +189,18 @@ proctype rank(byte r) {
      };
 turn:
      atomic {
+#ifndef CONTROL
        gate[r] == IS_OPEN || dead;
+#endif
        if
        :: dead -> goto over
        :: lost[r] && item[r] > 0 && !dead -> goto gone
        :: else
        fi;
+#ifdef CONTROL
+     };
+     atomic {
+#endif
        inside[r] = 1;
        if
        :: asked -> pausing[c]--; try_to_grant(c); goto waits
@@ -253,6 +264,7 @@ waits:
 #endif
         }
 #endif
+#ifndef CONTROL
      :: atomic { (gate[r] == CLOSING || lost[r] && item[r] > 0) && !dead ->
           pausing[c]++;
 #ifndef NO_DEBT
@@ -264,6 +276,7 @@ waits:
           inside[r] = 0
         };
         goto turn
+#endif
      :: atomic { dead && granted[c] < number[c] -> goto over }
      od;
 make:
@@ -279,6 +292,10 @@ make:
        fi;
        assert(dead || gate[r] != CLOSED);
        made[c] = made[c] | (1 << r);
+#ifdef CONTROL
+       assert(dead || item[r] == 0 || !lost[r]);  /* it would be made with memory that has gone */
+       launched[AT(r, c)] = number[c];
+#endif
        if
        :: made[c] == MEMBERS(c) -> made[c] = 0; work[c] = 0; work_of[c] = 0
        :: else
@@ -346,25 +363,42 @@ over:
   skip
 }
 
+#define IS_BUSY(r) (RUNS(r, 0) || RUNS(r, 1) || RUNS(r, D) || (D > 2 && RUNS(r, 2 % COMMS)) || (D > 3 && RUNS(r, 3 % COMMS)))
+
 /* Takes memory of a micro-batch, if there is one; or it is only a pause. */
 proctype taker(byte r) {
   byte n;
   bit again;
+#ifdef CONTROL
+  byte c, i, cut[COMMS];
+  bit ok;
+#endif
   do
   :: n == TIMES || dead -> break
   :: else ->
      n++;
      gate[r] = CLOSING;
+#ifdef CONTROL
+     do
+     :: atomic { c < COMMS ->
+          if
+          :: IS_IN(r, c) -> pausing[c]++; cut[c] = granted[c]
+          :: else
+          fi;
+          c++
+        }
+     :: atomic { c == COMMS -> c = 0; break }
+     od;
+     do
+     :: atomic { c < COMMS && (dead || launched[AT(r, c)] >= cut[c]) -> cut[c] = 0; c++ }
+     :: atomic { c == COMMS -> c = 0; break }
+     od;
+     gate[r] = CLOSED;
+#else
      atomic { !inside[r] || dead; gate[r] = CLOSED };
+#endif
      atomic {
-       dead || !(RUNS(r, 0) || RUNS(r, 1) || RUNS(r, D)
-#if D > 2
-                 || RUNS(r, 2)
-#endif
-#if D > 3
-                 || RUNS(r, 3)
-#endif
-                );
+       dead || !IS_BUSY(r);
        if
        :: again = begun[r] && !lost[r]; lost[r] = lost[r] || again
        :: begun[r] && !lost[r]
@@ -372,9 +406,33 @@ proctype taker(byte r) {
      };
      if
      :: again -> atomic { again = 0; tell() }
+#if defined(CONTROL) && !defined(NO_FOLLOW)
+        do
+        :: atomic { c < D ->
+             if
+             :: IS_IN(r, c) -> raise(c, epoch[D], epoch[D])
+             :: else
+             fi;
+             c++
+           }
+        :: atomic { c == D -> c = 0; break }
+        od
+#endif
      :: else
      fi;
-     gate[r] = IS_OPEN
+     gate[r] = IS_OPEN;
+#ifdef CONTROL
+     do
+     :: atomic { c < COMMS ->
+          if
+          :: IS_IN(r, c) -> pausing[c]--; try_to_grant(c)
+          :: else
+          fi;
+          c++
+        }
+     :: atomic { c == COMMS -> c = 0; break }
+     od
+#endif
   od
 }
 

@@ -198,12 +198,14 @@ def test_each_part_of_keeping_them_together_is_needed(tmp_path, switches, violat
 
 @pytest.mark.parametrize("switches", [("TAKEN=2",), ("SHORT=1",), ("DEATH",), ("BETWEEN=D",), ("PAIR", "TAKEN=2", "BATCHES=2"),
                                       ("PAIR", "TAKEN=2", "INSIDE=3", "OF_ALL"), ("RING",), ("GRID",), ("PRESENT", "TAKEN=2"),
-                                      ("PRESENT", "GRID")])
+                                      ("PRESENT", "GRID"), ("CONTROL", "PRESENT"), ("CONTROL", "PRESENT", "PAIR", "TAKEN=2"),
+                                      ("CONTROL", "PRESENT", "DEATH")])
 def test_ranks_of_several_communicators_keep_the_same_micro_batches(tmp_path, switches):
     assert_sound(search(tmp_path, "domain", *switches), at_least=100_000)
 
 
-@pytest.mark.parametrize("switches", [(), ("TAKEN=0", "SHORT=1"), ("PAIR", "TAKEN=2", "INSIDE=3"), ("PRESENT",)])
+@pytest.mark.parametrize("switches", [(), ("TAKEN=0", "SHORT=1"), ("PAIR", "TAKEN=2", "INSIDE=3"), ("PRESENT",),
+                                      ("CONTROL", "PRESENT")])
 def test_no_micro_batch_of_several_communicators_runs_again_for_ever(tmp_path, switches):
     assert_sound(search(tmp_path, "domain", *switches, ends=True), at_least=100_000)
 
@@ -224,6 +226,7 @@ def test_no_micro_batch_of_several_communicators_runs_again_for_ever(tmp_path, s
     (("NO_TELL",), "invalid end state"),
     (("NO_DEBT",), "work_of"),
     (("NO_AGAIN", "BETWEEN=D"), "invalid end state"),
+    (("CONTROL", "PRESENT", "NO_FOLLOW"), "lost"),
 ])
 def test_each_part_of_keeping_several_communicators_together_is_needed(tmp_path, switches, violated):
     assert_wrong(search(tmp_path, "domain", *switches), violated)
