@@ -31,7 +31,7 @@ UNITS = ("us", "ms", "s", "bytes", "per_s", "ratio", "percent")
 #: Metrics without a unit.
 COUNTS = ("aborts", "rebuilds", "kills", "killed_trainers", "killed_servers", "killed_brokers", "leaked_chunks", "hangs",
           "server_errors", "wrong_contents", "failed_starts", "served", "handovers", "probes",
-          "probes_that_saw", "revocations", "faults", "refused", "stitched_ranges", "stitched_chunks",
+          "probes_that_saw", "revocations", "faults", "refused", "undisturbed_runs", "stitched_ranges", "stitched_chunks",
           "stitched_chunks_mean", "touched_chunks", "kept_chunks", "runs", "steps", "discards",
           "optimizer_in_vain", "discarding_steps", "collectives", "wrong", "timeouts", "pauses")
 BOUND = re.compile(r"(<=|>=|<|>)\s*([0-9.eE+-]+)")
