@@ -159,8 +159,8 @@ enum sluice_answer {
 };
 
 /* Asks the other ranks of a group, by the order of its key, about the calling thread's next collective, which is part of
- * its micro-batch (`inside`) or not, and waits up to `timeout_ms`. From SLUICE_GRANTED until sluice_agree_made the arena is not taken, and whatever the
- * process allocates lies outside of the pool. One thread at a time. */
+ * its micro-batch (`inside`) or not, and waits up to `timeout_ms`. From SLUICE_GRANTED until sluice_agree_made the arena
+ * is not taken, and whatever the process allocates lies outside of the pool. One thread at a time. */
 SLUICE_EXPORT int sluice_agree(unsigned group, struct sluice_collective const* what, int inside,
                                uint32_t timeout_ms);
 /* What was granted has been made, or has failed. */

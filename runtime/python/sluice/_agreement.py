@@ -64,23 +64,23 @@ def join(runtime: Runtime | None, group: Any, groups: tuple[Any, ...] = ()) -> A
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
         place = (boot.read(), os.readlink("/proc/self/ns/pid"), os.path.realpath(os.environ.get("SLUICE_RUNTIME_DIR", "")))
     plain = os.environ.get("SLUICE_COLLECTIVES") == "plain"
-    all_of_them = _gathered((runtime is not None, plain, place, os.getpid(), secrets.token_hex(8)), group)
-    shares, plains, places, pids, nonces = zip(*all_of_them, strict=True)
+    everybody = _ranks_of(group)
+    members = [everybody, *dict.fromkeys(each for each in map(_ranks_of, groups) if each != everybody and len(each) > 1)]
+    all_of_them = _gathered((runtime is not None, plain, place, secrets.token_hex(8), (os.getpid(), members)), group)
+    shares, plains, places, nonces, who = zip(*all_of_them, strict=True)
     if not any(shares):
         return None
     if not all(shares) or len(set(places)) > 1 or any(plains):
         raise SluiceError("processes that work together inside of micro-batches keep them together, and agree on that on one host, "
                           "all under one `sluice run`, with SLUICE_COLLECTIVES unset; start them so, or train without `sluice run`")
-    everybody = _ranks_of(group)
-    members = [everybody, *dict.fromkeys(each for each in map(_ranks_of, groups) if each != everybody and len(each) > 1)]
-    if _agreed is None or (_agreed.pids, _agreed.members) != (pids, members):
+    if _agreed is None or _agreed.who != who:
         nonce_of = dict(zip(everybody, nonces, strict=True))
         keys = ["-".join([nonce_of[each[0]], *map(str, each)]) for each in members]
         joined = runtime.join_groups(keys)
         if not all(_gathered(joined, group)) or not runtime.complete_groups(_places_in(members)):
             raise SluiceError("processes that work together inside of micro-batches cannot agree on what they keep: "
                               f"{'others cannot join' if joined and runtime.error() == '' else runtime.error()}")
-        _agreed = Agreement(runtime, group, pids, members)
+        _agreed = Agreement(runtime, group, who, members)
     return _agreed
 
 
@@ -103,8 +103,8 @@ def _places_in(members: list[tuple[int, ...]]) -> list[tuple[int, int]]:
 class Agreement:
     """With the processes of one group, and of groups of some of them. One at a time in a process; of its thread that trains."""
 
-    def __init__(self, runtime: Runtime, group: Any, pids: tuple[int, ...], members: list[tuple[int, ...]]) -> None:
-        self.pids = pids
+    def __init__(self, runtime: Runtime, group: Any, who: tuple, members: list[tuple[int, ...]]) -> None:
+        self.who = who  # all processes, and what groups each is in
         self.members = members  # of each group, as the job counts them
         self._runtime = runtime
         self._number_of = {frozenset(each): number for number, each in enumerate(members)}
@@ -210,11 +210,14 @@ class Agreement:
                           sum(each.numel() for each in tensors), given.get("root_rank", given.get("src", 0)))
 
 
+def are_fake(types: Any) -> bool:
+    """Whether nothing is computed: DTensor finds out about shapes."""
+    return any(issubclass(kind, FakeTensor) for kind in types)
+
+
 def has_others(types: Any) -> bool:
-    """Whether there are tensors of other kinds, DTensor say, whose turn it is first: what they do themselves is seen then. Fake
-    ones, by which DTensor finds out about shapes, do nothing."""
-    kinds = [kind for kind in types if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__]
-    return bool(kinds) and not any(issubclass(kind, FakeTensor) for kind in kinds)
+    """Whether there are tensors of other kinds, DTensor say, whose turn it is first: what they do themselves is seen then."""
+    return any(kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for kind in types)
 
 
 class _Asking(TorchDispatchMode):
@@ -232,6 +235,8 @@ class _Asking(TorchDispatchMode):
         return True  # what torch.compile makes is compiled as outside of it
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if are_fake(types):
+            return func(*args, **(kwargs or {}))
         if has_others(types):
             return NotImplemented
         if getattr(func, "namespace", "") in ("c10d", "_c10d_functional"):

@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sluice import _engine, _runtime
-from sluice._agreement import has_others
+from sluice._agreement import are_fake, has_others
 
 AT_COMMIT = 1 << 30  # an operator that no micro-batch reaches
 
@@ -34,10 +34,12 @@ class _Boundary(TorchDispatchMode):
         self._runtime = runtime
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if are_fake(types):
+            return func(*args, **kwargs)
         if has_others(types):
             return NotImplemented  # DTensor's operators are those that it runs itself
         self._runtime.boundary()
-        kwargs = kwargs or {}
         result = func(*args, **kwargs)
         given = {t.untyped_storage()._cdata for t in torch.utils._pytree.tree_leaves((args, kwargs))
                  if isinstance(t, torch.Tensor)}
