@@ -399,8 +399,8 @@ class disturbed_rank {
 
 /// Ranks that make these calls in each micro-batch, and keep the same ones.
 void expect_the_same_kept(std::vector<std::unique_ptr<rank_agreement>> const& ranks,
-                          std::vector<std::vector<disturbed_rank::call>> const& calls) {
-  constexpr unsigned micro_batches = 2000;
+                          std::vector<std::vector<disturbed_rank::call>> const& calls,
+                          unsigned micro_batches) {
   auto const count = static_cast<unsigned>(ranks.size());
   std::vector<std::unique_ptr<disturbed_rank>> all;
   std::vector<std::vector<std::uint64_t>> kept(count);
@@ -420,20 +420,21 @@ void expect_the_same_kept(std::vector<std::unique_ptr<rank_agreement>> const& ra
 
 TEST_F(rank_agreement_test, ranks_that_lose_their_memory_at_random_keep_the_same_micro_batches) {
   std::vector<disturbed_rank::call> const calls{{gather, 0}, {scatter, 0}, {gather, 0}, {end, 0}};
-  expect_the_same_kept(joined(3), {calls, calls, calls});
+  expect_the_same_kept(joined(3), {calls, calls, calls}, 2000);
 }
 
 TEST_F(rank_agreement_test, so_do_ranks_that_work_together_in_groups) {
   // Shards {0, 1} and {2, 3}, replicas {0, 2} and {1, 3}.
   std::vector<disturbed_rank::call> const calls{{gather, 1}, {scatter, 1}, {gather, 2}, {end, 0}};
-  expect_the_same_kept(joined(4, {{0, 1}, {2, 3}, {0, 2}, {1, 3}}), {calls, calls, calls, calls});
+  expect_the_same_kept(joined(4, {{0, 1}, {2, 3}, {0, 2}, {1, 3}}), {calls, calls, calls, calls},
+                       500);
 }
 
 TEST_F(rank_agreement_test, and_those_of_which_some_are_in_no_group) {
   std::vector<disturbed_rank::call> const grouped{
       {gather, 1}, {scatter, 0}, {scatter, 1}, {end, 0}};
   std::vector<disturbed_rank::call> const alone{{scatter, 0}, {end, 0}};
-  expect_the_same_kept(joined(3, {{0, 1}}), {grouped, grouped, alone});
+  expect_the_same_kept(joined(3, {{0, 1}}), {grouped, grouped, alone}, 500);
 }
 
 }  // namespace
