@@ -168,7 +168,8 @@ def alone(_rank: int) -> None:
 
 
 @pytest.mark.deadline(180)
-@pytest.mark.parametrize("bodies", [(same_as_by_hand, in_low_precision, refused), (left_for_good, after_an_evaluation, not_taken_back)], ids=gloo_processes.names)
+@pytest.mark.parametrize("bodies", [(same_as_by_hand, in_low_precision, refused),
+                                    (left_for_good, after_an_evaluation, not_taken_back)], ids=gloo_processes.names)
 def test_in_processes_that_train_together(tmp_path, bodies):
     gloo_processes.run(tmp_path, bodies, RANKS)
 
