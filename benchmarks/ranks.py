@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -33,10 +34,19 @@ def all_ranks() -> Iterator["Ranks"]:
         meeting = f"file://{folder}/meeting"
         others = [subprocess.Popen([sys.executable, *sys.argv], stdin=subprocess.PIPE,
                                    env={**os.environ, OTHER: f"{rank} {meeting}"}) for rank in range(1, count)]
+        for other in others:
+            threading.Thread(target=_end_with, args=(other,), daemon=True).start()
         yield Ranks(0, count, meeting, others)
         for other in others:
             if other.wait(120) != 0:
                 raise SystemExit(f"another rank ended with {other.returncode}")
+
+
+def _end_with(other: subprocess.Popen) -> None:
+    """A rank that fails leaves this one in a collective that never ends; whoever measures is to hear of it now."""
+    if status := other.wait():
+        print(f"another rank ended with {status}", file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 @dataclass(frozen=True)

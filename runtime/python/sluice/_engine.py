@@ -15,7 +15,7 @@ from torch import nn
 from sluice import _agreement, _batches, _checks, _runtime
 from sluice._arena import make_arena
 from sluice._buffers import Buffers
-from sluice._gradients import Gradients
+from sluice._gradients import Gradients, separate_sums
 from sluice._losses import Losses
 from sluice._micro_batch import MicroBatch, Rehearsal, refuse_survivors
 from sluice._modules import Parts, is_compiled
@@ -109,12 +109,12 @@ class Engine:
             self.agreement = _agreement.join(self.runtime, processes.group, processes.groups)
         self._rehearsed = self.runtime is None
         self._planner = Planner(self.runtime, adapt, self._inside)
-        self.gradients = Gradients(params, apart=self.runtime is not None)
-        self.may_defer = _of_one_kind(params)  # commits: what is done at once to tensors on the CPU cannot be dropped
-        self.buffers = Buffers(self._parts)
         self.processes = processes
         if processes is not None:
             processes.follow(params)
+        self.gradients = Gradients(params, self.runtime is not None, separate_sums if processes is None else processes.room)
+        self.may_defer = _of_one_kind(params)  # commits: what is done at once to tensors on the CPU cannot be dropped
+        self.buffers = Buffers(self._parts)
         self.running = False
         self.unsettled: MicroBatch | None = None  # its commit lies in the gate's queue, and nobody waits for it
         self._follow_later = False
@@ -240,10 +240,10 @@ class Engine:
         self._parts.refresh()
         params = trained(self._parts, self._param_groups)
         if len(params) != len(self.gradients.params) or not all(map(operator.is_, params, self.gradients.params)):
-            self.gradients.follow(params)
-            self.may_defer = _of_one_kind(params)
             if self.processes is not None:
                 self.processes.follow(params)
+            self.gradients.follow(params)
+            self.may_defer = _of_one_kind(params)
 
     # --- what micro-batches need ---------------------------------------------------------------------------------------
 

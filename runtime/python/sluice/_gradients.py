@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
 
+from sluice._buckets import Bucket
 from sluice.errors import SluiceError
 
 
@@ -14,6 +16,11 @@ def is_shard(tensor: torch.Tensor) -> bool:
     """Whether other processes have the rest of it."""
     parts = sys.modules.get("torch.distributed.tensor")
     return parts is not None and isinstance(tensor, parts.DTensor)
+
+
+def separate_sums(params: Iterable[nn.Parameter]) -> dict[int, torch.Tensor]:
+    """Room for the sum of each parameter's gradients, by ``id``."""
+    return {id(param): torch.empty_like(param) for param in params}
 
 
 class Gradients:
@@ -25,18 +32,21 @@ class Gradients:
     one micro-batch, and nobody asks for its memory meanwhile, they may stay there until the optimizer has run.
 
     Args:
-        params: Whose gradients.
+        params: Whose gradients. What is kept of each is found by its ``id``: hashing a tensor is a call of a Python function.
         apart: Whether to keep the sums in memory of their own, since the gradients' memory may be taken away.
+        room: Makes that memory, for all of them.
     """
 
-    def __init__(self, params: list[nn.Parameter], apart: bool) -> None:
+    def __init__(self, params: list[nn.Parameter], apart: bool,
+                 room: Callable[[list[nn.Parameter]], dict[int, torch.Tensor]] = separate_sums) -> None:
         self.params = params
+        self._room = room
         self._in_parts = any(map(is_shard, params))
         # Made before the first micro-batch, so that they do not settle between memory that is given back.
-        self._sums = {param: torch.empty_like(param) for param in params} if apart else None
-        self._begun: set[nn.Parameter] = set()
+        self._sums = room(params) if apart else None
+        self._begun: set[int] = set()
         self._in_place = False
-        self._finished: dict[nn.Parameter, torch.Tensor] = {}
+        self._finished: dict[int, torch.Tensor] = {}
 
     def follow(self, params: list[nn.Parameter]) -> None:
         """From now on it is these parameters' gradients; those of others that there were are forgotten."""
@@ -47,13 +57,12 @@ class Gradients:
         self.params = params
         self._in_parts = any(map(is_shard, params))
         if self._sums is not None:
-            # What is missing is made by `make_sums`: this may lie in a micro-batch.
-            self._sums = {param: self._sums[param] for param in params if param in self._sums}
+            self._sums = {}  # made by `make_sums`: this may lie in a micro-batch
 
     def make_sums(self) -> None:
-        """Makes the sums that parameters which have come since do not have yet."""
+        """Makes the sums anew if there are other parameters now."""
         if self._sums is not None and len(self._sums) < len(self.params):
-            self._sums |= {param: torch.empty_like(param) for param in self.params if param not in self._sums}
+            self._sums = self._room(self.params)
 
     def start(self) -> None:
         """Starts a global batch, whose parameters have no gradients but those that have been made in it."""
@@ -71,9 +80,9 @@ class Gradients:
             if add and grad is not None:
                 if self._sums is None:
                     continue
-                if grad is not self._sums[param]:
-                    self._sums[param].copy_(grad)
-                self._begun.add(param)
+                if grad is not self._sums[id(param)]:
+                    self._sums[id(param)].copy_(grad)
+                self._begun.add(id(param))
             param.grad = None
 
     def forget(self) -> None:
@@ -81,36 +90,40 @@ class Gradients:
         for param in self.params:
             param.grad = None
 
-    def state(self) -> set[nn.Parameter]:
+    def state(self) -> set[int]:
         """What ``take`` changes on the host."""
         return set(self._begun)
 
-    def put_back(self, state: set[nn.Parameter]) -> None:
+    def put_back(self, state: set[int]) -> None:
         """After a ``take`` whose launches have been dropped, and whatever followed it."""
         self._begun = state
         self.forget()
 
-    @torch.no_grad()
     def take(self, in_place: bool = False) -> None:
         """Adds the gradients of a micro-batch to the sums; the first is copied. ``in_place``: it is the batch's only one, and
         ``clear`` comes before its memory goes."""
         self._in_place = in_place
-        if self._sums is None or in_place:
-            return
+        if self._sums is not None and not in_place:
+            self._take(self.params)
+
+    @torch.no_grad()
+    def _take(self, params: list[nn.Parameter]) -> None:
+        sums, begun = self._sums, self._begun
         firsts, addends = ([], []), ([], [])
-        for param in self.params:
+        for param in params:
             grad = param.grad
             if grad is None:
                 continue
             if grad.layout != torch.strided:
                 raise SluiceError("sparse gradients cannot be added up outside of a micro-batch; make the embedding with "
                                   "sparse=False")
-            if param in self._begun:
+            key = id(param)
+            if key in begun:
                 into = addends
             else:
                 into = firsts
-                self._begun.add(param)
-            into[0].append(self._sums[param])
+                begun.add(key)
+            into[0].append(sums[key])
             into[1].append(grad)
             param.grad = None
         if firsts[0]:
@@ -118,35 +131,42 @@ class Gradients:
         if addends[0]:
             torch._foreach_add_(*map(self._own, addends))
 
-    def total_of(self, param: nn.Parameter) -> torch.Tensor | None:
-        """With the gradient of a micro-batch that has not been taken; None if there is none."""
-        grad = param.grad
-        if self._sums is None or param not in self._begun:
-            return grad
-        return self._sums[param] if grad is None else self._sums[param] + grad
-
-    def put(self, param: nn.Parameter) -> torch.Tensor:
-        """Where another sum is to be written, instead of taking the micro-batch's gradient."""
-        param.grad = None
-        self._begun.add(param)
-        return self._sums[param]
+    @torch.no_grad()
+    def bring_to(self, bucket: Bucket) -> set[int]:
+        """Has the totals of its parameters there, with the gradients of a micro-batch that has not been taken. Returns those
+        that have none, by ``id``."""
+        if self._sums is not None:  # the bucket has given room for them
+            self._take(bucket.params)
+            totals = [self._sums[id(param)] if id(param) in self._begun else None for param in bucket.params]
+        else:
+            totals = [param.grad for param in bucket.params]
+            for param, total, place in zip(bucket.params, totals, bucket.sums, strict=True):
+                param.grad = None if total is None else place
+        bucket.bring(totals)
+        return {id(param) for param, total in zip(bucket.params, totals, strict=True) if total is None}
 
     def finish(self) -> None:
         """The last micro-batch has been taken; no parameter has a gradient until ``show``."""
         if self._sums is None or self._in_place:
-            self._finished = {param: param.grad for param in self.params if param.grad is not None}
+            self._finished = {id(param): param.grad for param in self.params if param.grad is not None}
             self.forget()
         else:
-            self._finished = {param: self._sums[param] for param in self.params if param in self._begun}
+            self._finished = {key: total for key, total in self._sums.items() if key in self._begun}
 
-    @property
-    def finished(self) -> dict[nn.Parameter, torch.Tensor]:
-        """The finished sums, to be changed before they are shown; without parameters that have no gradient."""
-        return self._finished
+    @torch.no_grad()
+    def bring_finished_to(self, bucket: Bucket) -> set[int]:
+        """Like ``bring_to``, the finished sums, which lie there from now on."""
+        totals = [self._finished.get(id(param)) for param in bucket.params]
+        bucket.bring(totals)
+        return {id(param) for param, total in zip(bucket.params, totals, strict=True) if total is None}
 
-    def zero_of(self, param: nn.Parameter) -> torch.Tensor:
-        """A sum for a parameter that no micro-batch had a gradient of."""
-        return torch.zeros_like(param) if self._sums is None else self._sums[param].zero_()
+    def replace_finished(self, by: dict[int, torch.Tensor]) -> None:
+        """There are other sums of some parameters, by ``id``, also of those that had none."""
+        self._finished.update(by)
+
+    def leave_out(self, param: nn.Parameter) -> None:
+        """It has no gradient in this batch."""
+        self._finished.pop(id(param), None)
 
     @torch.no_grad()
     def divide(self, by: float | torch.Tensor) -> None:
@@ -160,8 +180,9 @@ class Gradients:
 
     def show(self) -> None:
         """Makes the finished sums the parameters' gradients."""
-        for param, total in self._finished.items():
-            param.grad = total
+        for param in self.params:
+            if (total := self._finished.get(id(param))) is not None:
+                param.grad = total
 
     def clear(self) -> None:
         """The gradients of the batch have been used: no parameter has one any more."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-from sluice._gradients import Gradients
+from sluice._gradients import Gradients, separate_sums
 from sluice._losses import Losses
 from sluice.errors import SluiceError
 
@@ -36,6 +36,10 @@ class Processes:
 
     def follow(self, params: list[nn.Parameter]) -> None:
         """From now on it is these parameters' gradients."""
+
+    def room(self, params: list[nn.Parameter]) -> dict[int, torch.Tensor]:
+        """Where the sums of these parameters' gradients are to lie, by ``id``: all of them, after ``follow``."""
+        return separate_sums(params)
 
     def begin_batch(self, samples: int) -> None:
         """A global batch begins, of which this process has so many samples."""

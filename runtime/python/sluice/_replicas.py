@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import distributed, nn
 from torch.utils.hooks import RemovableHandle
 
-from sluice._gradients import Gradients
+from sluice._buckets import Bucket, in_buckets
+from sluice._gradients import Gradients, separate_sums
 from sluice._losses import Losses
 from sluice._processes import Processes, has_common_statistics
 from sluice.errors import SluiceError
-
-#: Gradients are reduced in pieces of so many bytes, as DistributedDataParallel does; after backward two of them exist at a time.
-BUCKET_BYTES = 25 << 20
 
 #: Whether a wrapper with a static graph takes its first reduction for begun.
 _HAS_REDUCED = "_static_graph_delay_allreduce_enqueued"
@@ -42,9 +40,9 @@ class Replicas(Processes):
         self.group = wrappers[0].process_group
         self._stack = contextlib.ExitStack()
         self._params: list[nn.Parameter] = []
-        self._buckets: list[list[nn.Parameter]] = []
+        self._buckets: list[Bucket] = []
         self._hooks: list[RemovableHandle] = []
-        self._fired: set[nn.Parameter] = set()
+        self._tries = 0  # of micro-batches
         self._fires_again = False
         self._under_way: _Reduction | None = None
         for each in wrappers:
@@ -75,10 +73,21 @@ class Replicas(Processes):
         mine = {id(param) for each in self._wrappers for name, param in each.module.named_parameters()
                 if name not in each.parameters_to_ignore}
         self._params = [param for param in params if id(param) in mine]
-        self._buckets = list(_buckets(self._params[::-1]))  # about in the order in which backward comes to them
+        self._buckets = list(in_buckets(self._params[::-1]))  # about in the order in which backward comes to them
         for hook in self._hooks:
             hook.remove()
-        self._hooks = [param.register_post_accumulate_grad_hook(self._has_gradient) for param in self._params]
+        self._hooks = [param.register_post_accumulate_grad_hook(self._told_of(place))
+                       for place, bucket in enumerate(self._buckets) for param in bucket.params]
+
+    def room(self, params: list[nn.Parameter]) -> dict[int, torch.Tensor]:
+        """Side by side, as they are reduced."""
+        sums = self._made_sums()
+        return separate_sums(param for param in params if id(param) not in sums) | sums
+
+    def _made_sums(self) -> dict[int, torch.Tensor]:
+        for bucket in self._buckets:
+            bucket.make()
+        return {id(param): total for bucket in self._buckets for param, total in zip(bucket.params, bucket.sums, strict=True)}
 
     @property
     def may_overlap(self) -> bool:
@@ -86,25 +95,34 @@ class Replicas(Processes):
         of their own (reentrant checkpoints) it comes several times."""
         return not self._fires_again and not self.inside
 
-    def _has_gradient(self, param: nn.Parameter) -> None:
-        self._fires_again |= param in self._fired
-        self._fired.add(param)
-        if self._under_way is not None:
-            if self._fires_again:
-                raise SluiceError("backward came to a parameter twice, which it had not done in the steps before; its gradient "
-                                  "is on its way to the other processes already. Let the first step do it, too")
-            self._under_way.ready(param)
+    def _told_of(self, place: int) -> Callable[[nn.Parameter], None]:
+        """What a parameter of the bucket at that place calls when backward has come to it."""
+        last = 0
+
+        def has_gradient(_param: nn.Parameter) -> None:
+            nonlocal last
+            self._fires_again |= last == self._tries
+            last = self._tries
+            if self._under_way is not None:
+                if self._fires_again:
+                    raise SluiceError("backward came to a parameter twice, which it had not done in the steps before; its "
+                                      "gradient is on its way to the other processes already. Let the first step do it, too")
+                self._under_way.ready(place)
+
+        return has_gradient
 
     def begin_batch(self, samples: int) -> None:
         """Gives every process the buffers of the first, if that was asked for."""
-        self._under_way = None
+        if self._under_way is not None:  # of a step that failed; what is sent lies where sums do
+            self._under_way.wait()
+            self._under_way = None
         for each in self._wrappers:
             if each.broadcast_buffers and each.modules_buffers:
                 each._sync_buffers()
 
     def begin_micro_batch(self) -> None:
         """Until ``end_micro_batch`` the wrappers leave buffers and gradients to themselves."""
-        self._fired.clear()
+        self._tries += 1
         for each in self._wrappers:
             self._stack.enter_context(each.no_sync())
             each.require_forward_param_sync = False
@@ -120,7 +138,8 @@ class Replicas(Processes):
     def start(self, gradients: Gradients, losses: Losses, weight: float | torch.Tensor | None) -> None:
         """Before the last micro-batch's backward, which brings that weight, and which nothing can take away: from here
         gradients are sent as they come."""
-        self._under_way = _Reduction(self.group, self._buckets, gradients.total_of, *losses.amount(weight))
+        if all(bucket.flat is not None for bucket in self._buckets):  # else parameters have come since, and there is no room yet
+            self._under_way = _Reduction(self.group, self._buckets, gradients.bring_to, *losses.amount(weight))
 
     def send_rest(self) -> None:
         """After that backward: sends what it has not come to. There was no backward if the slice weighs nothing."""
@@ -128,9 +147,9 @@ class Replicas(Processes):
             self._under_way.send_rest()
 
     def take(self, gradients: Gradients) -> None:
-        """And waits for the sums, and puts them where they last. To be called outside of the arena."""
+        """And waits for the sums. To be called outside of the arena."""
         if self._under_way is not None:
-            self._under_way.take(gradients.put)
+            self._under_way.wait()
             self._under_way.amount = self._under_way.amount.clone()
 
     @torch.no_grad()
@@ -138,7 +157,7 @@ class Replicas(Processes):
         """A parameter that some process has no gradient of counts as zero there; one that none has gets none."""
         reduction = self._under_way
         if reduction is None:
-            reduction = _Reduction(self.group, self._buckets, gradients.finished.get, *losses.amount())
+            reduction = self._begun(gradients, *losses.amount())
         self._under_way = None
         total = self._share(gradients, reduction, reduction.factor * losses.contribution)
         amount = reduction.amount
@@ -150,29 +169,28 @@ class Replicas(Processes):
     @torch.no_grad()
     def average(self, gradients: Gradients) -> None:
         """Makes the finished sums their mean over all processes, as DistributedDataParallel does in backward."""
-        self._share(gradients, _Reduction(self.group, self._buckets, gradients.finished.get, 1.0, 1.0), 0.0)
+        self._share(gradients, self._begun(gradients, 1.0, 1.0), 0.0)
+
+    def _begun(self, gradients: Gradients, factor: float, amount: float | torch.Tensor | None) -> _Reduction:
+        """The reduction of the finished sums."""
+        for bucket in self._buckets:
+            bucket.make()
+        return _Reduction(self.group, self._buckets, gradients.bring_finished_to, factor, amount)
 
     def _share(self, gradients: Gradients, reduction: _Reduction, contribution: float | torch.Tensor) -> torch.Tensor:
-        """Puts the sums of all processes where the finished ones lie. Returns the sum of what each contributes."""
-        finished = gradients.finished
-
-        def put(param: nn.Parameter) -> torch.Tensor:
-            if param not in finished:
-                finished[param] = gradients.zero_of(param)
-            return finished[param]
-
-        reduction.send_rest(put)
-        reduction.take(put)
+        """Makes the finished sums those of all processes. Returns the sum of what each contributes."""
+        reduction.send_rest()
+        reduction.wait()
+        gradients.replace_finished(self._made_sums())
         header = torch.ones(1 + len(self._params), dtype=torch.float64, device=reduction.amount.device)
         header[0] = contribution
-        all_used = len(reduction.used) == len(self._params)
-        if not all_used:  # from the host it takes a wait for the device
-            header[1:] = torch.tensor([param in reduction.used for param in self._params], dtype=torch.float64)
+        if reduction.unused:  # from the host it takes a wait for the device
+            header[1:] = torch.tensor([id(param) not in reduction.unused for param in self._params], dtype=torch.float64)
         distributed.all_reduce(header, group=self.group)
-        if not all_used:  # others may have what is missing here
+        if reduction.unused:  # others may have what is missing here
             for param, count in zip(self._params, header[1:].tolist(), strict=True):
                 if count == 0.0:
-                    finished.pop(param, None)
+                    gradients.leave_out(param)
         return header[0]
 
 
@@ -180,78 +198,57 @@ class _Reduction:
     """One batch's gradients on their way: in pieces, whose order is the same in all processes.
 
     Args:
-        total: The sum of a parameter's gradients here; None if it has none.
-        factor: By what to multiply it before it is added to others'.
+        bring: Has a bucket's totals there, and returns the parameters that have none here, by ``id``.
+        factor: By what to multiply gradients before they are added to others'.
         amount: What this process's part counts in the mean of all; None if it is no mean.
     """
 
-    def __init__(self, group: Any, buckets: list[list[nn.Parameter]],
-                 total: Callable[[nn.Parameter], torch.Tensor | None], factor: float,
+    def __init__(self, group: Any, buckets: list[Bucket], bring: Callable[[Bucket], set[int]], factor: float,
                  amount: float | torch.Tensor | None) -> None:
         self._group = group
         self._buckets = buckets
-        self._total = total
-        self._place = {param: place for place, bucket in enumerate(buckets) for param in bucket}
-        self._missing = [len(bucket) for bucket in buckets]
+        self._bring = bring
+        self._missing = [len(bucket.params) for bucket in buckets]
         self._sent = 0
-        self._pending: list[tuple[distributed.Work, torch.Tensor, list[nn.Parameter]]] = []
+        self._pending: list[distributed.Work] = []
+        self._scale: torch.Tensor | None = None
+        self._is_mean = amount is not None
         self.factor = factor
-        self.used: set[nn.Parameter] = set()
-        self.amount = torch.zeros((), dtype=torch.float64, device=buckets[0][0].device)
+        self.unused: set[int] = set()
+        self.amount = torch.zeros((), dtype=torch.float64, device=buckets[0].params[0].device)
         self.amount += 1.0 if amount is None else amount
         self._amount_known = distributed.all_reduce(self.amount, group=group, async_op=True)
-        self._is_mean = amount is not None
 
-    def ready(self, param: nn.Parameter) -> None:
-        """The parameter's gradient is complete."""
-        self._missing[self._place[param]] -= 1
+    def ready(self, place: int) -> None:
+        """A gradient of the bucket at that place is complete."""
+        self._missing[place] -= 1
         while self._sent < len(self._buckets) and self._missing[self._sent] == 0:
             self._send()
 
-    def send_rest(self, put: Callable[[nn.Parameter], torch.Tensor] | None = None) -> None:
-        """Sends what has not been; takes meanwhile what has come, if that is told where to go."""
+    def send_rest(self) -> None:
+        """Sends what has not been."""
         while self._sent < len(self._buckets):
             self._send()
-            if put is not None and len(self._pending) > 1:
-                self._take_first(put)
 
-    def take(self, put: Callable[[nn.Parameter], torch.Tensor]) -> None:
-        """Waits for all sums, and copies each into the tensor that ``put`` returns."""
-        while self._pending:
-            self._take_first(put)
+    def wait(self) -> None:
+        """Has the current stream, or the host, wait for what was sent."""
+        if self._amount_known is not None:
+            self._amount_known.wait()
+            self._amount_known = None
+        for each in self._pending:
+            each.wait()
+        self._pending.clear()
+        self._scale = None
 
     @torch.no_grad()
     def _send(self) -> None:
         bucket = self._buckets[self._sent]
         self._sent += 1
-        totals = {param: self._total(param) for param in bucket}
-        self.used |= {param for param, total in totals.items() if total is not None}
-        flat = torch.cat([torch.zeros_like(param).reshape(-1) if total is None else total.reshape(-1)
-                          for param, total in totals.items()])
+        self.unused |= self._bring(bucket)
         if self._amount_known is not None:
             self._amount_known.wait()
             self._amount_known = None
-        flat.mul_(self.factor / self.amount if self._is_mean else self.factor)
-        self._pending.append((distributed.all_reduce(flat, group=self._group, async_op=True), flat, bucket))
-
-    @torch.no_grad()
-    def _take_first(self, put: Callable[[nn.Parameter], torch.Tensor]) -> None:
-        work, flat, bucket = self._pending.pop(0)
-        work.wait()
-        parts = flat.split([param.numel() for param in bucket])
-        torch._foreach_copy_([put(param) for param in bucket],
-                             [part.view_as(param) for part, param in zip(parts, bucket, strict=True)])
-
-
-def _buckets(params: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Parameters of one type and device together, in their order."""
-    open_ones: dict[tuple, list[nn.Parameter]] = {}
-    filled: dict[tuple, int] = {}
-    for each in params:
-        kind = (each.dtype, each.device)
-        open_ones.setdefault(kind, []).append(each)
-        filled[kind] = filled.get(kind, 0) + each.nbytes
-        if filled[kind] >= BUCKET_BYTES:
-            del filled[kind]
-            yield open_ones.pop(kind)
-    yield from open_ones.values()
+            self._scale = self.factor / self.amount if self._is_mean else None
+        if self._scale is not None:
+            bucket.flat.mul_(self._scale)
+        self._pending.append(distributed.all_reduce(bucket.flat, group=self._group, async_op=True))

@@ -191,9 +191,11 @@ class Step:
         return Losses(self._reduction)
 
     def _early_update(self, losses: Losses) -> Update | None:
-        """What the last micro-batch may run before it is known to count. The first steps make the optimizer's state."""
-        if (self._scaler or not self.shared or self._engine.processes or self._engine.counts["steps"] < OPTIMIZER_WARM_UP_STEPS
-                or not can_be_taken_back(self.optimizer)):
+        """What the last micro-batch may run before it is known to count. The first steps make the optimizer's state. Replicas'
+        gradients have been sent by then, and left where autograd puts them."""
+        processes = self._engine.processes
+        if (self._scaler or not self.shared or (processes is not None and not processes.inside)
+                or self._engine.counts["steps"] < OPTIMIZER_WARM_UP_STEPS or not can_be_taken_back(self.optimizer)):
             return None
 
         def body() -> torch.Tensor:

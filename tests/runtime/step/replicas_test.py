@@ -65,13 +65,13 @@ def same_as_one(rank: int) -> None:
 
 def overlapping(rank: int) -> None:
     """Sent while backward runs, or after it: the same, bit by bit; and processes may do one or the other."""
-    from sluice import _replicas
+    from sluice import _buckets, _replicas
 
     started, sent = [], []
     start, send = _replicas.Replicas.start, _replicas._Reduction._send
     _replicas.Replicas.start = lambda *args: (started.append(1), start(*args))[1]
     _replicas._Reduction._send = lambda self: (sent.append(self._sent), send(self))[1]
-    _replicas.BUCKET_BYTES = 64
+    _buckets.BUCKET_BYTES = 64
     results = []
     for overlaps in (True, False, rank == 0):
         _replicas.Replicas.may_overlap = property(lambda _self, overlaps=overlaps: overlaps)
