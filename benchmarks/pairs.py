@@ -134,7 +134,7 @@ class Comparison:
         parser.add_argument("--worker", choices=self.workloads, help=argparse.SUPPRESS)
         parser.add_argument("--shared", action="store_true", help=argparse.SUPPRESS)
         for name, text in switches.items():
-            parser.add_argument(f"--{name}", action="store_true", help=text)
+            parser.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=text)
         options = parser.parse_args()
         if not options.worker and options.pairs < 2:
             parser.error("--pairs must be at least 2")

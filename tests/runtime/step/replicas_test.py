@@ -1,5 +1,6 @@
 """Replicas of a model in several processes learn what one process learns that has all their samples."""
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -109,15 +110,36 @@ def again(_rank: int) -> None:
 
 
 def unused(rank: int) -> None:
-    torch.manual_seed(0)
-    module = Parallel(Branches(), find_unused_parameters=True)
-    before = {name: param.detach().clone() for name, param in module.module.named_parameters()}
-    step = sluice.Step(module, torch.optim.SGD(module.parameters(), lr=0.1, weight_decay=0.1))
-    step(lambda x: module(x, rank == 0).square().mean(), torch.ones(2, 4))
-    after = dict(module.module.named_parameters())
-    changed = {name for name in after if not torch.equal(after[name], before[name])}
-    assert changed == {name for name in before if not name.startswith("none")}
-    gloo_processes.expect_same_on_all(torch.cat([param.detach().flatten() for param in after.values()]))
+    """Also where gradients are sent while backward runs, before it is known what it does not come to."""
+    for runtime in (None, PatientRuntime(serving=False)):
+        with sharing(runtime) if runtime else contextlib.nullcontext():
+            torch.manual_seed(0)
+            module = Parallel(Branches(), find_unused_parameters=True)
+            before = {name: param.detach().clone() for name, param in module.module.named_parameters()}
+            step = sluice.Step(module, torch.optim.SGD(module.parameters(), lr=0.1, weight_decay=0.1))
+            for turn in range(STEPS):
+                step(lambda x: module(x, rank == 0).square().mean(), torch.ones(2, 4))
+                after = dict(module.module.named_parameters())
+                changed = {name for name in after if not torch.equal(after[name], before[name])}
+                assert changed == {name for name in before if not name.startswith("none")}, turn
+                gloo_processes.expect_same_on_all(torch.cat([param.detach().flatten() for param in after.values()]))
+
+
+def thawed(rank: int) -> None:
+    """Parameters that come and go between steps, in the middle of sending early."""
+    part = slice(4 * rank, 4 * rank + 4)
+    x, y, _ = gloo_processes.samples(8)
+    results = []
+    for module, mine in ((Parallel(model()), part), (model(), slice(0, 8))):
+        step = sluice.Step(module, torch.optim.SGD(module.parameters(), lr=0.3))
+        first = next(module.parameters())
+        for turn in range(2 * STEPS):
+            first.requires_grad_(turn % 4 != 3)
+            step(lambda x, y, module=module: nn.functional.cross_entropy(module(x), y), x[mine], y[mine])
+            assert (first.grad is None) and step._engine.counts["steps"] == turn + 1
+        results.append([param.detach() for param in module.parameters()])
+    for param, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(param, wanted, rtol=1e-11, atol=1e-13)
 
 
 def buffers(rank: int) -> None:
@@ -149,7 +171,7 @@ def refused(_rank: int) -> None:
 
 
 @pytest.mark.deadline(180)
-@pytest.mark.parametrize("bodies", [(same_as_one, overlapping, nothing_outlives), (unused, buffers, refused, again)],
+@pytest.mark.parametrize("bodies", [(same_as_one, overlapping, nothing_outlives), (unused, thawed, buffers, refused, again)],
                          ids=gloo_processes.names)
 def test_in_processes_that_train_together(tmp_path, bodies):
     gloo_processes.run(tmp_path, bodies, RANKS)
