@@ -38,12 +38,12 @@ open_group& group() {
 }
 
 /// Calls NCCL's function of that name as it is.
-template <typename... Arguments>
-int pass(char const* name, Arguments... arguments) {
-  auto* const function = real<int(Arguments...)>(name);
+template <function_name Name, typename... Arguments>
+int pass(Arguments... arguments) {
+  auto* const function = real<Name, int(Arguments...)>();
   if (function == nullptr) {
     std::fprintf(stderr, "sluice: there is no NCCL in this process with %s; it needs a newer one\n",
-                 name);
+                 Name.text.data());
     return invalid_usage;
   }
   inside_nccl const here;
@@ -76,7 +76,7 @@ int go_straight() {
   own.given_to_nccl = true;
   int result = success;
   for (int level = 0; level < own.depth && result == success; ++level) {
-    result = pass("ncclGroupStart");
+    result = pass<"ncclGroupStart">();
   }
   inside_nccl const here;
   for (collective const& call : std::exchange(own.calls, {})) {
@@ -86,10 +86,10 @@ int go_straight() {
 }
 
 /// Ends a level of a group that NCCL has, by its function of that name.
-template <typename... Arguments>
-int end_level(char const* name, Arguments... arguments) {
+template <function_name Name, typename... Arguments>
+int end_level(Arguments... arguments) {
   open_group& own = group();
-  int const result = pass(name, arguments...);
+  int const result = pass<Name>(arguments...);
   if (--own.depth == 0) {
     own.given_to_nccl = false;
     for (communicator const* const made : std::exchange(own.made, {})) {
@@ -161,11 +161,10 @@ bool changes_owner(void const* buffer) {
 }
 
 /// Registers a buffer by NCCL's function of that name, or leaves a handle that stands for nothing.
-template <typename... More>
-int register_buffer(char const* name, communicator on, void* buffer, std::size_t bytes,
-                    void** handle, More... more) {
+template <function_name Name, typename... More>
+int register_buffer(communicator on, void* buffer, std::size_t bytes, void** handle, More... more) {
   if (!changes_owner(buffer)) {
-    return pass(name, on, buffer, bytes, handle, more...);
+    return pass<Name>(on, buffer, bytes, handle, more...);
   }
   if (handle == nullptr) {
     return invalid_argument;
@@ -258,19 +257,19 @@ SLUICE_NCCL_CALL int ncclRecv(void* to, std::size_t count, int type, int peer, c
 
 SLUICE_NCCL_CALL int ncclGroupStart() {
   if (!is_watching()) {
-    return pass("ncclGroupStart");
+    return pass<"ncclGroupStart">();
   }
   ++group().depth;
-  return group().given_to_nccl ? pass("ncclGroupStart") : int{success};
+  return group().given_to_nccl ? pass<"ncclGroupStart">() : int{success};
 }
 
 SLUICE_NCCL_CALL int ncclGroupEnd() {
   open_group& own = group();
   if (!is_watching() || own.depth == 0) {
-    return pass("ncclGroupEnd");
+    return pass<"ncclGroupEnd">();
   }
   if (own.given_to_nccl) {
-    return end_level("ncclGroupEnd");
+    return end_level<"ncclGroupEnd">();
   }
   if (--own.depth > 0 || own.calls.empty()) {
     return success;
@@ -282,12 +281,12 @@ SLUICE_NCCL_CALL int ncclGroupSimulateEnd(void* result) {
   if (int const failed = go_straight(); failed != success) {
     return failed;
   }
-  return group().given_to_nccl ? end_level("ncclGroupSimulateEnd", result)
-                               : pass("ncclGroupSimulateEnd", result);
+  return group().given_to_nccl ? end_level<"ncclGroupSimulateEnd">(result)
+                               : pass<"ncclGroupSimulateEnd">(result);
 }
 
 SLUICE_NCCL_CALL int ncclCommInitRank(communicator* made, int ranks, unique_id id, int rank) {
-  auto const make = [&] { return pass("ncclCommInitRank", made, ranks, id, rank); };
+  auto const make = [&] { return pass<"ncclCommInitRank">(made, ranks, id, rank); };
   return is_watching() ? initialise(made, key_of(id), make) : make();
 }
 
@@ -295,7 +294,7 @@ SLUICE_NCCL_CALL int ncclCommInitRankConfig(communicator* made, int ranks, uniqu
                                             void* config) {
   blocking_config const blocking{config};
   auto const make = [&] {
-    return pass("ncclCommInitRankConfig", made, ranks, id, rank, blocking.get());
+    return pass<"ncclCommInitRankConfig">(made, ranks, id, rank, blocking.get());
   };
   return is_watching() ? initialise(made, key_of(id), make) : make();
 }
@@ -304,7 +303,7 @@ SLUICE_NCCL_CALL int ncclCommInitRankScalable(communicator* made, int ranks, int
                                               unique_id* id, void* config) {
   blocking_config const blocking{config};
   auto const make = [&] {
-    return pass("ncclCommInitRankScalable", made, ranks, rank, ids, id, blocking.get());
+    return pass<"ncclCommInitRankScalable">(made, ranks, rank, ids, id, blocking.get());
   };
   return is_watching() && ids > 0 && id != nullptr ? initialise(made, key_of(*id), make) : make();
 }
@@ -313,7 +312,7 @@ SLUICE_NCCL_CALL int ncclCommInitAll(communicator* made, int count, int const* d
   if (int const failed = go_straight(); failed != success) {
     return failed;
   }
-  int const result = pass("ncclCommInitAll", made, count, devices);
+  int const result = pass<"ncclCommInitAll">(made, count, devices);
   for (int i = 0; is_watching() && result == success && i < count; ++i) {
     enlist(made[i], nullptr);
   }
@@ -324,7 +323,7 @@ SLUICE_NCCL_CALL int ncclCommSplit(communicator parent, int colour, int order, c
                                    void* config) {
   blocking_config const blocking{config};
   auto const make = [&] {
-    return pass("ncclCommSplit", parent, colour, order, made, blocking.get());
+    return pass<"ncclCommSplit">(parent, colour, order, made, blocking.get());
   };
   return is_watching() ? initialise(made, key_of_child(parent, colour), make) : make();
 }
@@ -333,7 +332,7 @@ SLUICE_NCCL_CALL int ncclCommShrink(communicator parent, int* excluded, int coun
                                     communicator* made, void* config, int flags) {
   blocking_config const blocking{config};
   auto const make = [&] {
-    return pass("ncclCommShrink", parent, excluded, count, made, blocking.get(), flags);
+    return pass<"ncclCommShrink">(parent, excluded, count, made, blocking.get(), flags);
   };
   return is_watching() ? initialise(made, std::nullopt, make) : make();
 }
@@ -342,7 +341,7 @@ SLUICE_NCCL_CALL int ncclCommFinalize(communicator which) {
   if (int const failed = go_straight(); failed != success) {
     return failed;
   }
-  return pass("ncclCommFinalize", which);
+  return pass<"ncclCommFinalize">(which);
 }
 
 SLUICE_NCCL_CALL int ncclCommDestroy(communicator which) {
@@ -350,25 +349,25 @@ SLUICE_NCCL_CALL int ncclCommDestroy(communicator which) {
     return failed;
   }
   forget(which);
-  return pass("ncclCommDestroy", which);
+  return pass<"ncclCommDestroy">(which);
 }
 
 SLUICE_NCCL_CALL int ncclCommAbort(communicator which) {
   if (is_watching()) {
     give_up(which);  // who calls it all the same is told so
   }
-  return pass("ncclCommAbort", which);
+  return pass<"ncclCommAbort">(which);
 }
 
 SLUICE_NCCL_CALL int ncclCommRevoke(communicator which, int flags) {
   if (is_watching()) {
     give_up(which);
   }
-  return pass("ncclCommRevoke", which, flags);
+  return pass<"ncclCommRevoke">(which, flags);
 }
 
 SLUICE_NCCL_CALL int ncclCommGetAsyncError(communicator which, int* error) {
-  int const result = pass("ncclCommGetAsyncError", which, error);
+  int const result = pass<"ncclCommGetAsyncError">(which, error);
   if (is_watching() && result == success && error != nullptr && *error == success) {
     *error = error_of(which);
   }
@@ -377,20 +376,20 @@ SLUICE_NCCL_CALL int ncclCommGetAsyncError(communicator which, int* error) {
 
 SLUICE_NCCL_CALL int ncclCommRegister(communicator on, void* buffer, std::size_t bytes,
                                       void** handle) {
-  return register_buffer("ncclCommRegister", on, buffer, bytes, handle);
+  return register_buffer<"ncclCommRegister">(on, buffer, bytes, handle);
 }
 
 SLUICE_NCCL_CALL int ncclCommDeregister(communicator on, void* handle) {
-  return handle == nullptr ? int{success} : pass("ncclCommDeregister", on, handle);
+  return handle == nullptr ? int{success} : pass<"ncclCommDeregister">(on, handle);
 }
 
 SLUICE_NCCL_CALL int ncclCommWindowRegister(communicator on, void* buffer, std::size_t bytes,
                                             void** window, int flags) {
-  return register_buffer("ncclCommWindowRegister", on, buffer, bytes, window, flags);
+  return register_buffer<"ncclCommWindowRegister">(on, buffer, bytes, window, flags);
 }
 
 SLUICE_NCCL_CALL int ncclCommWindowDeregister(communicator on, void* window) {
-  return window == nullptr ? int{success} : pass("ncclCommWindowDeregister", on, window);
+  return window == nullptr ? int{success} : pass<"ncclCommWindowDeregister">(on, window);
 }
 
 // NOLINTEND(readability-identifier-naming)

@@ -122,8 +122,8 @@ int perform(std::span<collective const> calls) noexcept {
   if (calls.size() == 1) {
     return perform(calls.front());
   }
-  auto* const start = real<int()>("ncclGroupStart");
-  auto* const end = real<int()>("ncclGroupEnd");
+  auto* const start = real<"ncclGroupStart", int()>();
+  auto* const end = real<"ncclGroupEnd", int()>();
   int first = start();
   for (auto const& call : calls) {
     int const result = first == success ? perform(call) : first;

@@ -271,8 +271,8 @@ void enlist(communicator made, std::unique_ptr<membership> of) {
   bool agrees = false;
   {
     inside_nccl const here;
-    auto* const count = real<int(communicator, int*)>("ncclCommCount");
-    auto* const own = real<int(communicator, int*)>("ncclCommUserRank");
+    auto* const count = real<"ncclCommCount", int(communicator, int*)>();
+    auto* const own = real<"ncclCommUserRank", int(communicator, int*)>();
     agrees = of != nullptr && count(made, &ranks) == success && own(made, &rank) == success;
   }
   if (agrees && of->complete(static_cast<unsigned>(rank), static_cast<unsigned>(ranks))) {
@@ -325,14 +325,17 @@ int submit(std::span<collective const> calls) {
 
 int error_of(communicator which) noexcept {
   auto const known = find(which);
-  if (known != nullptr && known->ranks != nullptr) {
+  if (known == nullptr) {
+    return success;
+  }
+  if (known->ranks != nullptr && known->may_look_around()) {
     fail_if_others_died(*known);
     // The other rank may have found it, and this one's call be under way.
     if (known->ranks->agreement().difference()) {
       known->fail_by_difference();
     }
   }
-  return known != nullptr ? known->error.load(std::memory_order_acquire) : int{success};
+  return known->error.load(std::memory_order_acquire);
 }
 
 void give_up(communicator which) noexcept {

@@ -2,7 +2,9 @@
 /// needed to build. Source: nccl.h of 2.18 to 2.28; the values are part of its binary interface.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 
 extern "C" {
@@ -45,12 +47,29 @@ inline constexpr int usual_reductions = 5;
 /// Colour of a rank that gets no communicator from ncclCommSplit.
 inline constexpr int no_colour = -1;
 
-/// NCCL's own function of that name; nullptr if there is no NCCL in this process, or it is too old.
+/// NCCL's own function of that name; nullptr if there is no NCCL in this process, or it is too old. Goes through the
+/// names of all libraries of the process, PyTorch's some hundreds of them, under the loader's lock.
 [[nodiscard]] void* real_function(char const* name) noexcept;
 
-template <typename Function>
-[[nodiscard]] Function* real(char const* name) noexcept {
-  return reinterpret_cast<Function*>(real_function(name));
+/// A function's name, as a template's argument.
+template <std::size_t Size>
+struct function_name {
+  std::array<char, Size> text{};
+  consteval function_name(char const (&of)[Size]) {  // NOLINT: a literal is one
+    std::copy_n(of, Size, text.begin());
+  }
+};
+
+/// The same, looked for until it has been found.
+template <function_name Name, typename Function>
+[[nodiscard]] Function* real() noexcept {
+  static constinit std::atomic<void*> known{nullptr};
+  void* found = known.load(std::memory_order_acquire);
+  if (found == nullptr) {
+    found = real_function(Name.text.data());
+    known.store(found, std::memory_order_release);
+  }
+  return reinterpret_cast<Function*>(found);
 }
 
 }  // namespace sluice::nccl_shim

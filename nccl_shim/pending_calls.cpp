@@ -48,7 +48,6 @@ class numbered_question : public question {
       agreement().resume();
       return;
     }
-    waiting_.begin();
     if (follows()) {
       agreement().catch_up_with(leading());
     }
@@ -100,7 +99,10 @@ class numbered_question : public question {
         return agreed;
     }
     std::int64_t const now = monotonic_ns();
-    asked_at_ = asked_at_ == 0 ? now : asked_at_;
+    if (asked_at_ == 0) {
+      asked_at_ = now;
+      waiting_.begin();
+    }
     ask_again_at_ = now + between_looks(std::chrono::nanoseconds{now - asked_at_}).count();
     if (waiting_.looks()) {
       look_for_deaths();
@@ -285,6 +287,14 @@ void known_communicator::fail_by_difference() noexcept {
         static_cast<unsigned long long>(found->number), found->ranks[0],
         to_text(found->calls[0]).c_str(), found->ranks[1], to_text(found->calls[1]).c_str());
   }
+}
+
+bool known_communicator::may_look_around() noexcept {
+  constexpr std::chrono::nanoseconds between = std::chrono::milliseconds{5};
+  std::int64_t const now = monotonic_ns();
+  std::int64_t last = looked_around_ns.load(std::memory_order_relaxed);
+  return now - last >= between.count() &&
+         looked_around_ns.compare_exchange_strong(last, now, std::memory_order_relaxed);
 }
 
 sluice_gate_api const* gate() noexcept {

@@ -29,6 +29,8 @@ struct known_communicator {
   std::atomic<int> error{success};
   std::atomic<bool> given_up{false};
   std::atomic<std::int64_t> death_seen_ns{0};  ///< when somebody who asked for errors first saw one
+  std::atomic<std::int64_t> looked_around_ns{
+      0};  ///< when who asks for errors last looked at the other ranks
   std::atomic<std::uint32_t> being_called{0};  ///< by so many calls of NCCL's functions just now
 
   /// Why calls are not made.
@@ -43,6 +45,9 @@ struct known_communicator {
   }
   /// Its ranks mean different calls by one number: says which.
   void fail_by_difference() noexcept;
+  /// Whether it is long enough since somebody who asked for errors has looked at the other ranks. PyTorch asks
+  /// for each collective that is under way, and who calls another one waits for it.
+  [[nodiscard]] bool may_look_around() noexcept;
 };
 
 /// At a micro-batch: the communicator that it ends with, and the epoch of that in which it made its first call.

@@ -43,8 +43,10 @@ template <typename IsDropped, typename SomethingElse>
     return agreed_end::dropped;
   }
   call.ask(call.of);
-  int agreed = 0;
-  for (std::int64_t const since = monotonic_ns(); (agreed = call.is_agreed(call.of)) == 0;) {
+  int agreed = call.is_agreed(call.of);
+  // What is agreed on at once, most calls, is not to wait for the clock.
+  for (std::int64_t const since = agreed == 0 ? monotonic_ns() : 0; agreed == 0;
+       agreed = call.is_agreed(call.of)) {
     if (is_dropped() || at.wants_out(self)) {
       if (call.withdraw(call.of) != 0) {
         break;
