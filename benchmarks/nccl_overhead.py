@@ -11,6 +11,7 @@ on the host, where gloo is all there is and nobody has to agree, two, without a 
 Ranks ask each other only while one of them has a server. With --asked they do, and launches are bounded, as if one had.
 """
 
+import contextlib
 import os
 import random
 import statistics
@@ -22,7 +23,7 @@ from brokers import clear_up_on_sigterm
 from overhead_models import WORKLOADS, Workload  # also finds the examples
 from pairs import ROOT, Comparison, interval
 from pause import DEFAULT_WAY, Pauser, bound_of
-from ranks import RANKS, all_ranks, make_replica
+from ranks import RANKS, all_ranks, make_replica, on_processor_of_its_own
 from records import Cell, distribution, single, write
 
 from demonstration.processes import Failed, Stage
@@ -74,7 +75,8 @@ def work(workload: Workload, shared: bool) -> None:
 
         for line in ranks.told():
             size, count = map(int, line.split()) if " " in line.strip() else (0, int(line))
-            seconds = do(size, count)
+            with on_processor_of_its_own(ranks.rank, ranks.count) if size > 0 else contextlib.nullcontext():
+                seconds = do(size, count)
             ranks.answer({"seconds": seconds, "discards": replica.owner.stats()["discards"] if shared else 0})
         distributed.destroy_process_group()
 

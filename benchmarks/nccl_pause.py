@@ -84,7 +84,8 @@ def train(workload: Workload, until: Path) -> None:
     from torch import distributed
 
     with all_ranks() as ranks:
-        replica = make_replica(workload, ranks, shared=True)
+        # Smaller slices would leave an arena that is never full again.
+        replica = make_replica(workload, ranks, shared=True, adapt=False)
         over = torch.zeros((), device=replica.device)
         while not over:
             for _ in range(8):

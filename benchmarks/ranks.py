@@ -72,6 +72,31 @@ class Ranks:
             print(json.dumps(of_it), flush=True)
 
 
+@contextlib.contextmanager
+def on_processor_of_its_own(rank: int, ranks: int) -> Iterator[None]:
+    """Meanwhile the calling thread has a processor to itself, and this process's others share the rest; every job's rank the
+    same one. A thread beside which another one of its process runs on the same core takes half as long again for a call, and
+    where threads come to lie is chance. Where there are few processors nothing changes."""
+    all_of_them = sorted(os.sched_getaffinity(0))
+    apart = len(all_of_them) // (2 * ranks)  # its neighbour may be the same core's
+    if apart < 4:
+        yield
+        return
+    own = all_of_them[2 * apart * rank]
+    rest = set(all_of_them) - {at for other in range(ranks) for at in all_of_them[2 * apart * other:2 * apart * other + 2]}
+    threads = [int(name) for name in os.listdir("/proc/self/task")]
+    try:
+        for thread in threads:
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.sched_setaffinity(thread, rest)
+        os.sched_setaffinity(0, {own})
+        yield
+    finally:
+        for thread in [0, *threads]:
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(thread, all_of_them)
+
+
 @dataclass(frozen=True)
 class Replica:
     """One rank of a model in DistributedDataParallel, or in shards, in a process group of its own: NCCL's on a GPU, else
@@ -114,7 +139,8 @@ def meet(backend: str, ranks: Ranks) -> Any:
     return device
 
 
-def make_replica(workload: Workload, ranks: Ranks, shared: bool) -> Replica:
+def make_replica(workload: Workload, ranks: Ranks, shared: bool, adapt: bool | None = None) -> Replica:
+    """`adapt`: as `sluice.Step` has it."""
     import torch
     from torch import nn
     from torch.distributed.tensor import DTensor
@@ -141,7 +167,7 @@ def make_replica(workload: Workload, ranks: Ranks, shared: bool) -> Replica:
     if shared:
         import sluice
 
-        owner = sluice.Step(model, job.optimizer)
+        owner = sluice.Step(model, job.optimizer, adapt=adapt)
         if not owner.shared:
             raise SystemExit("this process does not share the pool")
 

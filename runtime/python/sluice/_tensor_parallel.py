@@ -22,6 +22,7 @@ class TensorParallel(MeshProcesses):
     """
 
     inside = True
+    shown_on_gpus = False
 
     @classmethod
     def find(cls, model: nn.Module) -> TensorParallel | None:

@@ -77,12 +77,12 @@ def trained(module: nn.Module, part: slice, count: int, way: str = "mean", size:
 
 
 @contextlib.contextmanager
-def disturbed(operator: int | None, silently: bool = False) -> Iterator[PatientRuntime]:
+def disturbed(operator: int | None, silently: bool = False, serving: bool = True) -> Iterator[PatientRuntime]:
     """Processes need not agree on what they drop where they lose their memory at the same operator."""
     join = _agreement.join
     _agreement.join = lambda *_: None
     try:
-        with sharing(PatientRuntime(operator, silently)) as runtime:
+        with sharing(PatientRuntime(operator, silently, serving=serving)) as runtime:
             yield runtime
     finally:
         _agreement.join = join

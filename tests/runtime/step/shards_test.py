@@ -19,7 +19,7 @@ from layouts import EVERY, STEPS, disturbed, model, trained, whole  # noqa: E402
 from scripted_runtime import PatientRuntime, sharing  # noqa: E402
 
 import sluice  # noqa: E402
-from sluice import _shards  # noqa: E402
+from sluice import _gradients, _shards  # noqa: E402
 
 RANKS = 2
 
@@ -42,6 +42,27 @@ def same_as_by_hand(rank: int) -> None:
         distributed.all_reduce(value)
         assert loss == pytest.approx(value.item() / RANKS, rel=1e-15)
     assert all(torch.equal(*pair) for pair in zip(mine, whole(module), strict=True))
+
+
+def without_a_server(rank: int) -> None:
+    """The optimizer takes gradients where autograd has put them, in the commit, also beside a process that has a server."""
+    part = slice(4 * rank, 4 * rank + 4)
+    taken = []
+    take = _gradients.Gradients.take
+    _gradients.Gradients.take = lambda self, in_place=False: (taken.append(in_place), take(self, in_place))[1]
+    results = []
+    for serving in (True, False, rank == 0):
+        for way in ("mean", "weights", "sum"):
+            taken.clear()
+            with disturbed(None, serving=serving) as runtime:
+                results.append(trained(model(), part, 8, way, size=None, steps=5, clip_norm=1.0))
+            assert taken == [False] * 2 + [not serving] * 3
+            assert not any(runtime.left_behind)
+    _gradients.Gradients.take = take
+    for at, (weights, losses) in enumerate(results):
+        expected, its = results[at % 3]
+        assert losses == its
+        assert all(torch.equal(*pair) for pair in zip(weights, expected, strict=True))
 
 
 def left_for_good(rank: int) -> None:
@@ -169,7 +190,7 @@ def alone(_rank: int) -> None:
 
 @pytest.mark.deadline(180)
 @pytest.mark.parametrize("bodies", [(same_as_by_hand, in_low_precision, refused),
-                                    (left_for_good, after_an_evaluation, not_taken_back)], ids=gloo_processes.names)
+                                    (without_a_server, left_for_good, after_an_evaluation, not_taken_back)], ids=gloo_processes.names)
 def test_in_processes_that_train_together(tmp_path, bodies):
     gloo_processes.run(tmp_path, bodies, RANKS)
 
