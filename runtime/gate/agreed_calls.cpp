@@ -76,9 +76,12 @@ sluice_agreed_result make_agreed_now(sluice_agreed_call const& call) noexcept {
   }
 }
 
-void drop_micro_batch() noexcept {
+void drop_micro_batch(std::uint64_t aborts) noexcept {
+  auto const is_running = [](void const* which) {
+    return the_gate().aborts() == *static_cast<std::uint64_t const*>(which) ? 1 : 0;
+  };
   if (auto const* const runtime = sharing_runtime(); runtime != nullptr) {
-    runtime->micro_batch_dropped();
+    runtime->micro_batch_dropped(is_running, &aborts);
   }
 }
 

@@ -16,8 +16,9 @@ void set_agreement(sluice_agreement const* offered) noexcept;
 /// A moment, shorter when the waiting has begun only lately.
 void wait_for_others(std::int64_t since) noexcept;
 
-/// The others have dropped the micro-batch that is running: what it goes on to launch is dropped here, too.
-void drop_micro_batch() noexcept;
+/// The others have dropped the micro-batch that was running when so many aborts had ended: what it goes on to launch
+/// is dropped here, too.
+void drop_micro_batch(std::uint64_t aborts) noexcept;
 
 enum class agreed_end {
   made,
@@ -35,6 +36,8 @@ template <typename IsDropped, typename SomethingElse>
                                         SomethingElse something_else) {
   gate& at = the_gate();
   bool const refused = at.enter(self, work) != CUDA_SUCCESS;
+  std::uint64_t const aborts =
+      at.aborts();  // before it is known that none has ended since the call
   if (refused || is_dropped()) {
     if (!refused) {
       at.leave(self);
@@ -60,9 +63,7 @@ template <typename IsDropped, typename SomethingElse>
   }
   if (agreed == 2) {
     at.leave(self);
-    if (!is_dropped()) {
-      drop_micro_batch();
-    }
+    drop_micro_batch(aborts);
     call.drop(call.of);
     return agreed_end::dropped;
   }

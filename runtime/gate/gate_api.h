@@ -229,8 +229,9 @@ struct sluice_runtime_api {
   int (*address_range)(uint64_t address, uint64_t* base, size_t* bytes);
   /* 1 if the address lies in memory of the pool, persistent or not. */
   int (*holds)(uint64_t address);
-  /* Other processes have dropped the micro-batch that is running here. */
-  void (*micro_batch_dropped)(void);
+  /* Other processes have dropped the micro-batch that is running here, as long as `is_running(which)` is 1:
+   * to be asked where no abort can end meanwhile. It may have been discarded since, and the next one runs. */
+  void (*micro_batch_dropped)(int (*is_running)(void const* which), void const* which);
 };
 
 /* Exported by the runtime library. Returns its table, or NULL if this process does not share (the

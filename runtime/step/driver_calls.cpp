@@ -75,9 +75,9 @@ int driver_holds(std::uint64_t address) {
   return state != nullptr && state->memory->owns(reinterpret_cast<void const*>(address)) ? 1 : 0;
 }
 
-void driver_micro_batch_dropped() {
+void driver_micro_batch_dropped(int (*is_running)(void const* which), void const* which) {
   if (auto* const state = sharing(); state != nullptr) {
-    state->memory->drop_micro_batch();
+    state->memory->drop_micro_batch([&] { return is_running(which) != 0; });
   }
 }
 

@@ -125,7 +125,7 @@ int sluice_agree(unsigned group, struct sluice_collective const* what, int insid
         return granted(*state);
       case outcome::dropped:
         if (inside != 0) {
-          state->memory->drop_micro_batch();
+          state->memory->drop_micro_batch([] { return true; });  // this thread runs it
           return ended(*state, SLUICE_DROPPED);
         }
         ranks->ask(numbered(*what), group);  // it comes before the micro-batch that was dropped

@@ -148,9 +148,9 @@ bool training_memory::end_with(void* communicator) {
   return options_.gate != nullptr && options_.gate->end_with(communicator);
 }
 
-void training_memory::drop_micro_batch() {
+void training_memory::drop_micro_batch(std::function<bool()> const& is_running) {
   std::lock_guard const lock{mutex_};
-  if (phase_ != phase::running || state() != arena_state::sound) {
+  if (phase_ != phase::running || state() != arena_state::sound || !is_running()) {
     return;
   }
   others_know_ = true;

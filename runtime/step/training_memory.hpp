@@ -93,8 +93,9 @@ class training_memory {
   void work_together(bool together);
   /// They end with that communicator of NCCL; false if its ranks do not agree.
   [[nodiscard]] bool end_with(void* communicator);
-  /// Others have dropped the micro-batch that is running: it has to be discarded, its memory stays.
-  void drop_micro_batch();
+  /// Others have dropped the micro-batch that is running: it has to be discarded, its memory stays. `is_running`: whether
+  /// it still is that one.
+  void drop_micro_batch(std::function<bool()> const& is_running);
   /// Counts the micro-batches, each try of one.
   [[nodiscard]] std::uint64_t micro_batch() const noexcept { return micro_batch_.load(); }
   /// When launches were let through again after memory of a micro-batch had gone last; 0: never.

@@ -35,6 +35,11 @@ class micro_batch {
     gate_.expendable_thread(1);
   }
 
+  [[nodiscard]] bool is_sound() {
+    std::lock_guard const guard{lock_};
+    return sound_;
+  }
+
   /// Whether it counts; if not, it has been discarded.
   [[nodiscard]] bool end() {
     gate_.flush();
@@ -42,17 +47,20 @@ class micro_batch {
         is_sound() &&
         others_.keep([](void* of) { static_cast<micro_batch*>(of)->keep(); }, this) != 0;
     gate_.expendable_thread(0);
-    std::lock_guard const guard{lock_};
     if (!kept) {
-      running_ = false;
-      tell_others();
-      sound_ = true;
-      gate_.abort_end();
+      discard();
     }
     return kept;
   }
 
-  /// Takes its memory, if it is running.
+  /// What has lost its memory is left where it is.
+  void leave() {
+    gate_.expendable_thread(0);
+    discard();
+  }
+
+  /// Takes its memory, if it is running. The server has it before launches are let through again; it may have been
+  /// discarded by then.
   void take(std::chrono::nanoseconds patience) {
     if (gate_.close(in(patience)) != 0) {
       std::printf("a thread stays inside of the gate\n");
@@ -62,21 +70,28 @@ class micro_batch {
     if (!rests) {
       std::printf("the device does not come to rest\n");
     }
-    {
-      std::lock_guard const guard{lock_};
-      if (rests && running_ && sound_) {
+    if (rests) {
+      std::unique_lock lock{lock_};
+      if (bool const takes = running_ && sound_; takes) {
+        int const which = discarded_;
         sound_ = false;
-        gate_.abort_begin();
-        tell_others();
+        lock.unlock();
+        std::this_thread::sleep_for(std::chrono::microseconds{which % 4 * 50});
+        lock.lock();
+        if (running_ && discarded_ == which) {
+          gate_.abort_begin();
+          tell_others();
+        }
       }
     }
     gate_.open();
   }
 
-  /// Others have dropped it.
-  void drop() {
+  /// Others have dropped it, if it still is the one that they mean.
+  template <typename IsRunning>
+  void drop(IsRunning is_running) {
     std::lock_guard const guard{lock_};
-    if (running_ && sound_) {
+    if (running_ && sound_ && is_running()) {
       others_know_ = true;
       sound_ = false;
       gate_.abort_begin();
@@ -84,9 +99,13 @@ class micro_batch {
   }
 
  private:
-  [[nodiscard]] bool is_sound() {
+  void discard() {
     std::lock_guard const guard{lock_};
-    return sound_;
+    running_ = false;
+    tell_others();
+    sound_ = true;
+    ++discarded_;
+    gate_.abort_end();
   }
   void keep() {
     std::lock_guard const guard{lock_};
@@ -109,6 +128,7 @@ class micro_batch {
   bool running_ = false;
   bool sound_ = true;
   bool others_know_ = true;
+  int discarded_ = 0;
 };
 
 }  // namespace
@@ -117,7 +137,10 @@ void train_together(training const& job, int micro_batches, bool secretly) {
   static micro_batch current{*job.gate, secretly};
   void* const runtime = ::dlopen(std::getenv("SLUICE_RUNTIME_LIBRARY"), RTLD_NOW | RTLD_NOLOAD);
   reinterpret_cast<decltype(&test_runtime_on_drop)>(::dlsym(runtime, "test_runtime_on_drop"))(
-      [](void* of) { static_cast<micro_batch*>(of)->drop(); }, &current);
+      [](void* of, int (*is_running)(void const* which), void const* which) {
+        static_cast<micro_batch*>(of)->drop([&] { return is_running(which) != 0; });
+      },
+      &current);
   static std::atomic<bool> over{false};
   static std::atomic<int> kept{0};
   std::thread taker{[&job] {
@@ -154,12 +177,17 @@ void train_together(training const& job, int micro_batches, bool secretly) {
   while (kept < micro_batches && error == 0) {
     std::size_t const first = all.size();
     current.begin();
-    for (int round = 0; round < job.rounds; ++round) {
+    bool leaves = false;
+    for (int round = 0; round < job.rounds && !leaves; ++round) {
       for (adders const& with : job.with) {
         call(with, round);
       }
+      leaves = random() % 2 == 0 && !current.is_sound();
     }
-    if (!current.end()) {
+    if (leaves) {
+      current.leave();
+    }
+    if (leaves || !current.end()) {
       ++again;
       continue;
     }

@@ -84,6 +84,37 @@ TEST_F(attach, waits_for_a_context) {
   EXPECT_EQ(attached(), 1);
 }
 
+TEST_F(attach, who_hears_late_that_others_have_dropped_a_micro_batch_is_told_that_another_runs) {
+  make_sure_of_runtime();
+  struct hearing {
+    sluice_gate_api const& gate;
+    std::vector<int> is_running;
+  } heard{gate, {}};
+  auto const on_drop = runtime().get<decltype(&test_runtime_on_drop)>("test_runtime_on_drop");
+  on_drop(
+      [](void* of, int (*is_running)(void const* which), void const* which) {
+        auto& self = *static_cast<hearing*>(of);
+        self.is_running.push_back(is_running(which));
+        self.gate
+            .abort_begin();  // it is discarded for a reason of its own, and the next one begins
+        self.gate.abort_end();
+        self.is_running.push_back(is_running(which));
+      },
+      &heard);
+  sluice_agreed_call const call{.stream = nullptr,
+                                .of = nullptr,
+                                .ask = [](void*) {},
+                                .is_agreed = [](void*) { return 2; },
+                                .withdraw = [](void*) { return 0; },
+                                .make = [](void*) {},
+                                .drop = [](void*) {}};
+  gate.expendable_thread(1);
+  EXPECT_EQ(gate.make_agreed_now(&call), SLUICE_AGREED_DROPPED);
+  gate.expendable_thread(0);
+  on_drop(nullptr, nullptr);
+  EXPECT_EQ(heard.is_running, (std::vector{1, 0}));
+}
+
 TEST_F(attach, an_allocation_comes_from_the_pool_or_from_the_driver_as_the_runtime_says) {
   make_sure_of_runtime();
   serve(1000, 1500);

@@ -19,7 +19,8 @@ std::atomic<int> attached_device{-1};
 std::atomic<sluice_gate_api const*> gate{nullptr};
 std::atomic<std::size_t> largest_served{0};
 std::atomic<void*> dropped_of{nullptr};
-std::atomic<void (*)(void* of)> dropped{nullptr};
+std::atomic<void (*)(void* of, int (*is_running)(void const* which), void const* which)> dropped{
+    nullptr};
 
 std::mutex lock;  // guards the rest
 std::size_t room_left = 0;
@@ -76,9 +77,9 @@ int holds(std::uint64_t address) {
   return range(address, &base, &bytes) == SLUICE_ALLOC_OK ? 1 : 0;
 }
 
-void drop_micro_batch() {
+void drop_micro_batch(int (*is_running)(void const* which), void const* which) {
   if (auto* const called = dropped.load(); called != nullptr) {
-    called(dropped_of);
+    called(dropped_of, is_running, which);
   }
 }
 
@@ -118,7 +119,9 @@ EXPORTED void test_runtime_serve(std::size_t largest, std::size_t room) {
   largest_served = largest;
   room_left = room;
 }
-EXPORTED void test_runtime_on_drop(void (*called)(void* of), void* of) {
+EXPORTED void test_runtime_on_drop(void (*called)(void* of, int (*is_running)(void const* which),
+                                                  void const* which),
+                                   void* of) {
   dropped_of = of;
   dropped = called;
 }

@@ -16,8 +16,10 @@ struct sluice_gate_api const* test_runtime_gate(void);
 /* Allocations up to `largest` bytes are answered from the pool, as long as `room` bytes are left in
  * it. */
 void test_runtime_serve(size_t largest, size_t room);
-/* Called when the gate says that others have dropped the micro-batch. */
-void test_runtime_on_drop(void (*called)(void* of), void* of);
+/* Called when the gate says that others have dropped the micro-batch, as long as that runs. */
+void test_runtime_on_drop(void (*called)(void* of, int (*is_running)(void const* which),
+                                         void const* which),
+                          void* of);
 /* Allocations of the pool that live. */
 int test_runtime_live(void);
 
