@@ -50,15 +50,19 @@ struct pool_name {
   std::optional<int> device;
 };
 
-/// What the broker says of the pool's one training job; null while there is none.
+/// What the broker says of the pool's training job, or of the process of it that has the largest arena; null while
+/// there is none.
 nlohmann::json training_job(pool_name const& where) {
   try {
     auto const status = memhandover::query_status(where.runtime_dir, where.device);
+    nlohmann::json found;
     for (auto const& client : status["clients"]) {
-      if (client["kind"] == "training") {
-        return client;
+      if (client["kind"] == "training" &&
+          (found.is_null() || client["arena_bytes"] > found["arena_bytes"])) {
+        found = client;
       }
     }
+    return found;
   } catch (error const& why) {
     if (why.kind() != error_kind::unavailable && why.kind() != error_kind::not_found) {
       throw;
