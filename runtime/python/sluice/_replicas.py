@@ -97,7 +97,7 @@ class Replicas(Processes):
 
     def _told_of(self, place: int) -> Callable[[nn.Parameter], None]:
         """What a parameter of the bucket at that place calls when backward has come to it."""
-        last = 0
+        last = -1  # no try yet
 
         def has_gradient(_param: nn.Parameter) -> None:
             nonlocal last

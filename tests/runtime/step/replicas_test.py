@@ -68,6 +68,10 @@ def overlapping(rank: int) -> None:
     """Sent while backward runs, or after it: the same, bit by bit; and processes may do one or the other."""
     from sluice import _buckets, _replicas
 
+    module = Parallel(model())
+    step = sluice.Step(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    module(torch.ones(1, 4, dtype=torch.double)).sum().backward()  # somebody's own, before there was a micro-batch
+    assert step._engine.processes.may_overlap
     started, sent = [], []
     start, send = _replicas.Replicas.start, _replicas._Reduction._send
     _replicas.Replicas.start = lambda *args: (started.append(1), start(*args))[1]
