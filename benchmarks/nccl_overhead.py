@@ -146,17 +146,17 @@ def main() -> int:
         params = more | ({"asked": True} if options.asked else {})
         write(comparison.name, [replace(cell, params=cell.params | params) for cell in cells], gpus=gpus, accumulate=True)
 
-    keys = [key for key in KEYS if WORKLOADS[key].backend == backend]
+    first = next(key for key in KEYS if WORKLOADS[key].backend == backend)
     os.environ[JITTER] = "0"
     try:
-        record(all_reduces(comparison, keys[0], options.sluice.absolute()), {})
+        record(all_reduces(comparison, first, options.sluice.absolute()), {})
     except Failed as failure:
         raise SystemExit(f"nccl_overhead: {failure}") from failure
-    for key in () if options.all_reduces else options.only or keys:
-        for jitter_ms in (0, 1):
-            os.environ[JITTER] = str(jitter_ms)
-            options.only = [key]
-            record(comparison.measured(options)["cells"], {"ranks": gpus or 2, "jitter_ms": jitter_ms})
+    for jitter_ms in () if options.all_reduces else (0, 1):
+        os.environ[JITTER] = str(jitter_ms)
+        how = {"ranks": gpus or 2, "jitter_ms": jitter_ms}
+        for note in comparison.measured(options, lambda cell, how=how: record([cell], how))["notes"]:
+            print(note)
     return 0
 
 

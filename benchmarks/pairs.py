@@ -142,8 +142,9 @@ class Comparison:
             parser.error(f"there is no {options.sluice}; run ./scripts/build.sh")
         return options
 
-    def measured(self, options: argparse.Namespace) -> dict:
-        """Measures what the command line asks for; what `write` is to be told. Raises SystemExit if that fails."""
+    def measured(self, options: argparse.Namespace, each: Callable[[Cell], None] = lambda _cell: None) -> dict:
+        """Measures what the command line asks for; what `write` is to be told. `each` is given every cell at once. Raises
+        SystemExit if that fails."""
         backend = options.backend if options.backend != "auto" else "cuda" if has_cuda() else "host"
         cells, notes = [], []
         for key in self.workloads:
@@ -157,6 +158,7 @@ class Comparison:
             print(f"==> {key}", flush=True)
             try:
                 cells.append(self._cell(key, options.sluice.absolute(), options.pairs, options.window))
+                each(cells[-1])
             except Failed as failure:
                 raise SystemExit(f"{self.name}: {failure}") from failure
         if not cells:

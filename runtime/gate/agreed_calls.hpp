@@ -36,8 +36,8 @@ template <typename IsDropped, typename SomethingElse>
                                         SomethingElse something_else) {
   gate& at = the_gate();
   bool const refused = at.enter(self, work) != CUDA_SUCCESS;
-  std::uint64_t const aborts =
-      at.aborts();  // before it is known that none has ended since the call
+  // Read before it is known that none has ended since the call.
+  std::uint64_t const aborts = at.aborts();
   if (refused || is_dropped()) {
     if (!refused) {
       at.leave(self);

@@ -36,8 +36,8 @@ class Bucket:
         self.sums = [self.flat.as_strided(param.size(), torch.empty_like(param, device="meta").stride(), start)
                      for param, start in zip(self.params, starts, strict=True)]
 
-    def bring(self, totals: list[torch.Tensor | None]) -> None:
-        """Has these gradients where the sums lie, and zeros where there is none."""
+    def bring(self, totals: list[torch.Tensor | None]) -> set[int]:
+        """Has these gradients where the sums lie, and zeros where there is none. Returns the parameters without, by ``id``."""
         places, others = [], []
         for place, total in zip(self.sums, totals, strict=True):
             if total is None:
@@ -47,6 +47,7 @@ class Bucket:
                 others.append(total)
         if places:
             torch._foreach_copy_(places, others)
+        return {id(param) for param, total in zip(self.params, totals, strict=True) if total is None}
 
 
 def in_buckets(params: list[nn.Parameter]) -> Iterator[Bucket]:

@@ -142,8 +142,7 @@ class Gradients:
             totals = [param.grad for param in bucket.params]
             for param, total, place in zip(bucket.params, totals, bucket.sums, strict=True):
                 param.grad = None if total is None else place
-        bucket.bring(totals)
-        return {id(param) for param, total in zip(bucket.params, totals, strict=True) if total is None}
+        return bucket.bring(totals)
 
     def finish(self) -> None:
         """The last micro-batch has been taken; no parameter has a gradient until ``show``."""
@@ -156,9 +155,7 @@ class Gradients:
     @torch.no_grad()
     def bring_finished_to(self, bucket: Bucket) -> set[int]:
         """Like ``bring_to``, the finished sums, which lie there from now on."""
-        totals = [self._finished.get(id(param)) for param in bucket.params]
-        bucket.bring(totals)
-        return {id(param) for param, total in zip(bucket.params, totals, strict=True) if total is None}
+        return bucket.bring([self._finished.get(id(param)) for param in bucket.params])
 
     def replace_finished(self, by: dict[int, torch.Tensor]) -> None:
         """There are other sums of some parameters, by ``id``, also of those that had none."""

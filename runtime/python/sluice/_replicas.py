@@ -232,23 +232,24 @@ class _Reduction:
 
     def wait(self) -> None:
         """Has the current stream, or the host, wait for what was sent."""
-        if self._amount_known is not None:
-            self._amount_known.wait()
-            self._amount_known = None
+        self._await_amount()
         for each in self._pending:
             each.wait()
         self._pending.clear()
         self._scale = None
+
+    def _await_amount(self) -> None:
+        if self._amount_known is not None:
+            self._amount_known.wait()
+            self._amount_known = None
+            self._scale = self.factor / self.amount if self._is_mean else None
 
     @torch.no_grad()
     def _send(self) -> None:
         bucket = self._buckets[self._sent]
         self._sent += 1
         self.unused |= self._bring(bucket)
-        if self._amount_known is not None:
-            self._amount_known.wait()
-            self._amount_known = None
-            self._scale = self.factor / self.amount if self._is_mean else None
+        self._await_amount()
         if self._scale is not None:
             bucket.flat.mul_(self._scale)
         self._pending.append(distributed.all_reduce(bucket.flat, group=self._group, async_op=True))
