@@ -91,7 +91,8 @@ def train(args: argparse.Namespace, **meeting: Any) -> None:
     count = samples[part % len(samples)]
     if args.kind != "replicas":
         micro_batch = count // SLICES
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    # On GPUs torch would update many parameters in one call, which must then all be DTensors, or none.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False if args.kind == "tensors" else None)
     clip_norm = 1.0 if copies == 1 else None  # torch's clipping wants all parameters to be laid out alike
     step = sluice.Step(model, optimizer, micro_batch, adapt=False, clip_norm=clip_norm)
     torch.manual_seed(part)  # dropout is each part's own

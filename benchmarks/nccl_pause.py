@@ -183,9 +183,11 @@ def handover(workload: Workload, options: argparse.Namespace) -> Iterator[Cell]:
             for sample in map(json.loads, said.splitlines()):
                 by_instant.setdefault(sample["demanded_ns"] // (EVERY_MS * 1_000_000), []).append(sample)
         until.touch()
-        training.wait(120)
+        ended = training.wait(120)
     if any(server.returncode for server in servers):
         raise Failed(f"{workload.name}: a server failed")
+    if ended != 0:
+        raise Failed(f"{workload.name}: training ended with {ended}")
     together = [each for each in by_instant.values() if len(each) == len(servers) and all(one["counts"] for one in each)]
     if not together:
         raise Failed(f"{workload.name}: no handover of all ranks at one instant, of {len(by_instant)}")

@@ -49,11 +49,6 @@ std::uint64_t as_count(double x) {
   return x <= 0.0 ? 0 : static_cast<std::uint64_t>(std::min(x, most));
 }
 
-// After running out of memory in `arena_bytes`, this much is worth a new attempt.
-std::uint64_t enough_after(std::uint64_t arena_bytes) {
-  return as_count(std::ceil(memory_margin * as_double(arena_bytes))) + 1;
-}
-
 }  // namespace
 
 void cost_model::add(std::uint64_t samples, double value) {
@@ -141,6 +136,37 @@ std::uint64_t batch_planner::where_growth_ends() const {
                                    settings_.largest);
 }
 
+// The least in which this size, or a larger one, has always run of late; the largest number if neither has.
+std::uint64_t batch_planner::has_run_in(std::uint64_t samples) const {
+  std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
+  for (auto const& p : memory_.points()) {
+    if (p.samples >= samples) {
+      least = std::min(least, as_count(*std::max_element(p.values.begin(), p.values.end())));
+    }
+  }
+  return least;
+}
+
+// The largest size that has always run in so much of late; 0 if none has.
+std::uint64_t batch_planner::largest_that_ran_in(std::uint64_t arena_bytes) const {
+  std::uint64_t found = 0;
+  for (auto const& p : memory_.points()) {
+    if (as_count(*std::max_element(p.values.begin(), p.values.end())) <= arena_bytes) {
+      found = std::max(found, p.samples);
+    }
+  }
+  return found;
+}
+
+// What is worth a new attempt at the size that ran out of memory: what it has run in before, if there was less this time,
+// and never more than a margin above that. Else who holds all the rest would end training.
+std::uint64_t batch_planner::worth_trying_again() const {
+  std::uint64_t const with_margin =
+      as_count(std::ceil(memory_margin * as_double(shortage_.arena_bytes))) + 1;
+  std::uint64_t const before = has_run_in(shortage_.samples);
+  return before > shortage_.arena_bytes ? std::min(with_margin, before) : with_margin;
+}
+
 // What a micro-batch of this size is sure to need: it is not less than what the same size or a
 // smaller one needed.
 std::uint64_t batch_planner::least_known_need(std::uint64_t samples) const {
@@ -151,7 +177,7 @@ std::uint64_t batch_planner::least_known_need(std::uint64_t samples) const {
     }
   }
   if (shortage_.samples > 0 && shortage_.samples <= samples) {
-    known = std::max(known, enough_after(shortage_.arena_bytes));
+    known = std::max(known, worth_trying_again());
   }
   return known;
 }
@@ -176,9 +202,9 @@ batch_planner::slice batch_planner::plan(input const& now) const {
     most = std::min(limit_, where_growth_ends());
     if (cost.slope > 0.0) {
       double const room = as_double(now.arena_bytes) / memory_margin - cost.base;
-      most = std::min(most, as_count(room / cost.slope));
+      most = std::min(most, std::max(as_count(room / cost.slope), largest_that_ran_in(now.arena_bytes)));
     }
-    if (shortage_.samples > 0 && now.arena_bytes < enough_after(shortage_.arena_bytes)) {
+    if (shortage_.samples > 0 && now.arena_bytes < worth_trying_again()) {
       most = std::min(most, shortage_.samples - 1);
     }
     most = std::max<std::uint64_t>(1, most);

@@ -8,7 +8,8 @@
 /// quarter with each commit. Remaining samples are spread evenly, so the micro-batches of a step
 /// add up to the global batch exactly. It waits only on evidence (the smallest micro-batch was
 /// measured to need more, or ran out of memory in as much), never on an extrapolation: trying costs
-/// little, and a wrong estimate that forbids trying would never be corrected.
+/// little, and a wrong estimate that forbids trying would never be corrected. A size that has run in as
+/// much is tried in as much again.
 ///
 ///   batch_planner planner{{.largest = 64}};
 ///   while (remaining > 0) {
@@ -110,6 +111,9 @@ class batch_planner {
   };
 
   [[nodiscard]] std::uint64_t where_growth_ends() const;
+  [[nodiscard]] std::uint64_t has_run_in(std::uint64_t samples) const;
+  [[nodiscard]] std::uint64_t largest_that_ran_in(std::uint64_t arena_bytes) const;
+  [[nodiscard]] std::uint64_t worth_trying_again() const;
   [[nodiscard]] std::uint64_t least_known_need(std::uint64_t samples) const;
   void shrink_below(std::uint64_t samples) noexcept;
 

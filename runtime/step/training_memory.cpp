@@ -349,10 +349,10 @@ bool training_memory::wait_capacity(std::uint64_t bytes, milliseconds patience) 
     std::lock_guard const lock{mutex_};
     own = (arena_->chunks().size() + unused()) * chunk;
   }
-  if (own > bytes) {
+  if (own >= bytes) {
     return true;
   }
-  auto const missing = static_cast<std::uint32_t>((bytes - own) / chunk + 1);
+  auto const missing = static_cast<std::uint32_t>((bytes - own - 1) / chunk + 1);
   if (client_->wait_grantable(missing, steady_clock::now() + patience)) {
     return true;
   }

@@ -272,6 +272,34 @@ TEST(batch_planner, with_a_fixed_size_keeps_it_after_everything) {
             j.bytes(48));
 }
 
+TEST(batch_planner, waits_for_no_more_than_its_size_has_run_in) {
+  batch_planner planner{{.largest = 48, .fixed = true}};
+  job const j;
+  j.run(planner, 48);  // in 5 800 bytes
+  planner.out_of_memory(48, 5700);
+  EXPECT_EQ(planner.plan({.remaining_samples = 48, .arena_bytes = 5800}).samples, 48U);
+  auto const short_of_it = planner.plan({.remaining_samples = 48, .arena_bytes = 5799});
+  EXPECT_TRUE(short_of_it.wait);
+  EXPECT_EQ(short_of_it.needed_bytes, 5800U);
+  planner.out_of_memory(48, 5800);  // which is not enough any more
+  EXPECT_GT(planner.plan({.remaining_samples = 48, .arena_bytes = 5800}).needed_bytes, 5800U);
+}
+
+TEST(batch_planner, keeps_a_size_in_as_much_as_it_has_run_in) {
+  batch_planner planner{{.largest = 64}};
+  job const j{.base_s = 1.0};
+  j.run(planner, 16);
+  j.run(planner, 64);  // in 7 400 bytes
+  EXPECT_EQ(planner.plan({.remaining_samples = 256, .arena_bytes = 7400}).samples, 64U);
+  EXPECT_LT(planner.plan({.remaining_samples = 256, .arena_bytes = 7399}).samples, 64U);
+  planner.out_of_memory(64, 7400);
+  for (int i = 0; i < 20; ++i) {
+    auto const n = planner.plan({.remaining_samples = 256, .arena_bytes = 7400}).samples;
+    EXPECT_LT(n, 64U);
+    j.run(planner, n);
+  }
+}
+
 TEST(batch_planner, remembers_only_the_sizes_used_last) {
   cost_model model;
   for (std::uint64_t n = 1; n <= 100; ++n) {

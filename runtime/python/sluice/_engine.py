@@ -108,7 +108,7 @@ class Engine:
         if self._inside and not self.cuda:
             self.agreement = _agreement.join(self.runtime, processes.group, processes.groups)
         self._rehearsed = self.runtime is None
-        self._planner = Planner(self.runtime, adapt, self._inside)
+        self._planner = Planner(self.runtime, adapt, processes is not None and processes.several)
         self.processes = processes
         if processes is not None:
             processes.follow(params)

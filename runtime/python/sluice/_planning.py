@@ -21,7 +21,7 @@ class Planner:
     Args:
         runtime: None for plain PyTorch.
         adapt: Whether a micro-batch may become smaller when memory is short.
-        together: Whether other processes wait for this one's micro-batches.
+        together: Whether other processes wait for this one, in its micro-batches or at the end of its steps.
     """
 
     #: Who has started the process's one planner, and for how many samples.
