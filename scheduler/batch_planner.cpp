@@ -139,7 +139,7 @@ std::uint64_t batch_planner::where_growth_ends() const {
 // The least in which this size, or a larger one, has always run of late; the largest number if neither has.
 std::uint64_t batch_planner::has_run_in(std::uint64_t samples) const {
   std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
-  for (auto const& p : memory_.points()) {
+  for (auto const& p : ran_in_.points()) {
     if (p.samples >= samples) {
       least = std::min(least, as_count(*std::max_element(p.values.begin(), p.values.end())));
     }
@@ -150,7 +150,7 @@ std::uint64_t batch_planner::has_run_in(std::uint64_t samples) const {
 // The largest size that has always run in so much of late; 0 if none has.
 std::uint64_t batch_planner::largest_that_ran_in(std::uint64_t arena_bytes) const {
   std::uint64_t found = 0;
-  for (auto const& p : memory_.points()) {
+  for (auto const& p : ran_in_.points()) {
     if (as_count(*std::max_element(p.values.begin(), p.values.end())) <= arena_bytes) {
       found = std::max(found, p.samples);
     }
@@ -171,7 +171,7 @@ std::uint64_t batch_planner::worth_trying_again() const {
 // smaller one needed.
 std::uint64_t batch_planner::least_known_need(std::uint64_t samples) const {
   std::uint64_t known = 1;
-  for (auto const& p : memory_.points()) {
+  for (auto const& p : ran_in_.points()) {
     if (p.samples <= samples) {
       known = std::max(known, as_count(*std::min_element(p.values.begin(), p.values.end())));
     }
@@ -215,11 +215,13 @@ batch_planner::slice batch_planner::plan(input const& now) const {
   return {.samples = samples, .slices_left = slices, .needed_bytes = need(samples)};
 }
 
-void batch_planner::committed(std::uint64_t samples, std::uint64_t peak_bytes, seconds took) {
+void batch_planner::committed(std::uint64_t samples, std::uint64_t bytes, seconds took,
+                              std::uint64_t at_first_bytes) {
   if (samples == 0) {
     return;
   }
-  memory_.add(samples, as_double(peak_bytes));
+  memory_.add(samples, as_double(std::max(bytes, at_first_bytes)));
+  ran_in_.add(samples, as_double(bytes));
   if (took.count() > 0.0 && std::isfinite(took.count())) {
     time_.add(samples, took.count());
     time_.forget_older(times_believed);

@@ -16,7 +16,7 @@
 ///     auto next = planner.plan({.remaining_samples = remaining, .arena_bytes = free_to_us});
 ///     if (next.wait) { … until next.needed_bytes are there …; continue; }
 ///     … run next.samples …
-///     planner.committed(next.samples, peak_bytes, took);         // or discarded(), or
+///     planner.committed(next.samples, bytes, took);              // or discarded(), or
 ///     out_of_memory() remaining -= next.samples;
 ///   }
 ///
@@ -92,8 +92,10 @@ class batch_planner {
 
   [[nodiscard]] slice plan(input const& now) const;
 
-  /// A micro-batch ran and counts. `peak_bytes` of the arena; `took` without time spent paused.
-  void committed(std::uint64_t samples, std::uint64_t peak_bytes, seconds took);
+  /// A micro-batch ran in so many bytes of the arena and counts; `took` without time spent paused. `at_first_bytes`, if it is
+  /// more, is what so many samples took before it was known how their tensors lie best: so does another size.
+  void committed(std::uint64_t samples, std::uint64_t bytes, seconds took,
+                 std::uint64_t at_first_bytes = 0);
   /// Its memory was taken away.
   void discarded(std::uint64_t samples);
   /// It did not fit into `arena_bytes`.
@@ -120,7 +122,8 @@ class batch_planner {
   settings settings_;
   std::uint64_t limit_;  // after discards; equals settings_.largest when all is calm
   shortage shortage_;
-  cost_model memory_;
+  cost_model memory_;  // at first
+  cost_model ran_in_;
   cost_model time_;
 };
 

@@ -107,8 +107,8 @@ class cuda_arena final : public arena {
     return true;
   }
 
-  [[nodiscard]] std::uint64_t peak_bytes() override {
-    return std::max(sluice_arena_peak(), layouts_[samples_].most_bytes);
+  [[nodiscard]] needed_bytes needed() override {
+    return {sluice_arena_peak(), std::max(sluice_arena_peak(), layouts_[samples_].most_bytes)};
   }
 
   void let_go() override {

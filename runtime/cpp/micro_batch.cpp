@@ -177,19 +177,20 @@ bool engine::commit(slice const& of, contribution made, losses& into) {
   if (runtime_->commit_begin(0) == 0) {
     return false;
   }
-  std::uint64_t peak = 0;
+  arena::needed_bytes needed{};
   try {
     open_commit commit{*runtime_, of.samples};
     copy_out(made);
     commit.outlived = arena_->outlived();
-    peak = arena_->peak_bytes();
+    needed = arena_->needed();
   } catch (...) {
     gradients_.forget();
     throw;
   }
   into.add(made);
   std::chrono::duration<double> const took = std::chrono::steady_clock::now() - begun_;
-  runtime_->plan_committed(static_cast<std::uint32_t>(of.samples), peak, took.count());
+  runtime_->plan_committed(static_cast<std::uint32_t>(of.samples), needed.now, needed.at_first,
+                           took.count());
   return true;
 }
 

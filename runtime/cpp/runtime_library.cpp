@@ -145,7 +145,9 @@ class host_arena final : public arena {
   void enter(std::int64_t /*samples*/) override { runtime_.enter(1); }
   void leave() noexcept override { runtime_.enter(0); }
   bool outlived() override { return false; }
-  [[nodiscard]] std::uint64_t peak_bytes() override { return runtime_.arena_peak(); }
+  [[nodiscard]] needed_bytes needed() override {
+    return {runtime_.arena_peak(), runtime_.arena_peak()};
+  }
   void let_go() override {}
   void synchronize() override {}
   void empty_cache() override {}

@@ -102,7 +102,7 @@ SLUICE_EXPORT char const* sluice_shortage(void);
 /* Whether the runtime itself says so on standard error, once, when an allocation of the driver's
  * does not fit (1, as at first), or somebody else does it better (0). */
 SLUICE_EXPORT void sluice_say_shortages(int say);
-/* Waits until the arena could have more than `bytes`, at most `timeout_ms`; 1 if so. */
+/* Waits until the arena could have `bytes`, at most `timeout_ms`; 1 if so. */
 SLUICE_EXPORT int sluice_wait_memory(uint64_t bytes, uint32_t timeout_ms);
 
 /* The planner of micro-batch sizes (scheduler/batch_planner.hpp); one for the process. `fixed`:
@@ -110,7 +110,10 @@ SLUICE_EXPORT int sluice_wait_memory(uint64_t bytes, uint32_t timeout_ms);
 SLUICE_EXPORT int sluice_plan_start(uint32_t largest, int fixed);
 /* Samples of the next micro-batch; 0: wait until the arena could have *needed_bytes. */
 SLUICE_EXPORT uint32_t sluice_plan_next(uint32_t remaining, uint64_t* needed_bytes);
-SLUICE_EXPORT void sluice_plan_committed(uint32_t samples, uint64_t peak_bytes, double seconds);
+/* A micro-batch has run in `bytes`; one of so many samples takes `at_first_bytes`, not less, as long as
+ * it is not known how its tensors lie best. */
+SLUICE_EXPORT void sluice_plan_committed(uint32_t samples, uint64_t bytes, uint64_t at_first_bytes,
+                                         double seconds);
 SLUICE_EXPORT void sluice_plan_discarded(uint32_t samples, int arena_state);
 
 /* Segment provider for torch's MemPool on CUDA (signature of CUDAPluggableAllocator). */

@@ -33,11 +33,12 @@ uint32_t sluice_plan_next(uint32_t remaining, uint64_t* needed_bytes) {
   return next.wait ? 0 : static_cast<uint32_t>(next.samples);
 }
 
-void sluice_plan_committed(uint32_t samples, uint64_t peak_bytes, double seconds) {
+void sluice_plan_committed(uint32_t samples, uint64_t bytes, uint64_t at_first_bytes,
+                           double seconds) {
   auto* const state = sharing();
   if (state != nullptr && state->planner != nullptr) {
     std::lock_guard const lock{state->planner_mutex};
-    state->planner->committed(samples, peak_bytes, sluice::scheduler::seconds{seconds});
+    state->planner->committed(samples, bytes, sluice::scheduler::seconds{seconds}, at_first_bytes);
   }
 }
 

@@ -25,7 +25,7 @@ DEMANDS = 40
 
 
 @pytest.mark.deadline(300)
-@pytest.mark.parametrize("kind", [kind for kind in exactness.KINDS if kind != "tensors"])  # which is refused on GPUs
+@pytest.mark.parametrize("kind", exactness.KINDS)
 @pytest.mark.parametrize("submission", ["deferred", "direct"])
 def test_disturbed_training_is_bit_equal_to_undisturbed(build, submission, kind, monkeypatch):
     monkeypatch.setenv("SLUICE_SUBMISSION", submission)

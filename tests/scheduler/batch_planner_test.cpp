@@ -285,6 +285,19 @@ TEST(batch_planner, waits_for_no_more_than_its_size_has_run_in) {
   EXPECT_GT(planner.plan({.remaining_samples = 48, .arena_bytes = 5800}).needed_bytes, 5800U);
 }
 
+TEST(batch_planner, does_not_wait_for_what_a_size_has_needed_at_first_alone) {
+  batch_planner planner{{.largest = 48, .fixed = true}};
+  planner.committed(48, 6200, seconds{1.0}, 6200);
+  planner.committed(48, 5800, seconds{1.0}, 6200);
+  EXPECT_EQ(planner.plan({.remaining_samples = 48, .arena_bytes = 5800}).samples, 48U);
+  EXPECT_GT(planner.bytes_per_micro_batch().at(48), 6199.0);
+  for (int i = 0; i < 5; ++i) {
+    planner.committed(48, 5800, seconds{1.0}, 6200);
+  }
+  planner.out_of_memory(48, 5700);
+  EXPECT_EQ(planner.plan({.remaining_samples = 48, .arena_bytes = 5800}).samples, 48U);
+}
+
 TEST(batch_planner, keeps_a_size_in_as_much_as_it_has_run_in) {
   batch_planner planner{{.largest = 64}};
   job const j{.base_s = 1.0};

@@ -13,6 +13,12 @@ namespace sluice::detail {
 /// has no libtorch_cuda. Not thread-safe.
 class arena {
  public:
+  /// Of a micro-batch.
+  struct needed_bytes {
+    std::uint64_t now;
+    std::uint64_t at_first;  ///< one of so many samples, from which one foresees what others need
+  };
+
   virtual ~arena() = default;
   /// Before a micro-batch of so many samples.
   virtual void enter(std::int64_t samples) = 0;
@@ -21,9 +27,8 @@ class arena {
   /// Whether anything made in the committed micro-batch lives on, as far as the runtime does not
   /// see it itself.
   [[nodiscard]] virtual bool outlived() = 0;
-  /// What the micro-batch that ends has needed, or more, if one of these samples has needed more at
-  /// first: from that one foresees what others need.
-  [[nodiscard]] virtual std::uint64_t peak_bytes() = 0;
+  /// What the micro-batch that ends has needed.
+  [[nodiscard]] virtual needed_bytes needed() = 0;
   /// Forgets what torch has cached of it, since its memory may have been given away.
   virtual void let_go() = 0;
   /// Waits until the device has done all that it was given.

@@ -31,9 +31,9 @@ class HostArena:
         """The runtime sees it itself."""
         return False
 
-    def peak_bytes(self) -> int:
-        """What the micro-batch that ends has needed."""
-        return self._runtime.arena_peak()
+    def needed_bytes(self) -> tuple[int, int]:
+        """What the micro-batch that ends has needed, twice (see ``CudaArena``)."""
+        return self._runtime.arena_peak(), self._runtime.arena_peak()
 
     def let_go(self) -> None:
         """Nothing to do: what no tensor uses is free."""
@@ -116,10 +116,10 @@ class CudaArena:
             )
         return True
 
-    def peak_bytes(self) -> int:
-        """What the micro-batch that ends has needed, or more: what one of these samples needs at first, from which one
-        foresees what others need."""
-        return max(self._runtime.arena_peak(), self._layout().most_bytes)
+    def needed_bytes(self) -> tuple[int, int]:
+        """What the micro-batch that ends has needed; and what one of so many samples needs at first, from which one foresees
+        what others need."""
+        return self._runtime.arena_peak(), max(self._runtime.arena_peak(), self._layout().most_bytes)
 
     def _allocated_bytes(self) -> dict[str, int]:
         return torch.cuda.memory_stats_as_nested_dict(self._device)["allocated_bytes"]["all"]

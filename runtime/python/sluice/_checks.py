@@ -21,16 +21,12 @@ if TYPE_CHECKING:
 running: list[MicroBatch] = []
 
 
-def refuse_parallel(model: nn.Module, processes: Processes | None, cuda: bool) -> None:
+def refuse_parallel(model: nn.Module, processes: Processes | None) -> None:
     """Raises SluiceError for modules whose work on other devices or in other processes cannot run again. ``processes``: those
     that train the model, and whose work can."""
     if processes is not None and processes.offloaded:
         raise SluiceError("shards that lie on the host are not shared memory of the GPU: leave CPUOffloadPolicy out; under "
                           "`sluice run` memory goes only while somebody else needs it")
-    if cuda and processes is not None and not processes.shown_on_gpus:
-        raise SluiceError("tensor parallelism alone is not trained on GPUs under `sluice run` yet, since it has not been shown that "
-                          "it learns there what it learns undisturbed; give the model to fully_shard over another dimension of "
-                          "its mesh, or start it without `sluice run`")
     for module in model.modules():
         if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
             raise SluiceError("nn.DataParallel works on several GPUs at once, of which sluice shares one a process; pass "

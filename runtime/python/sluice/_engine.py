@@ -99,7 +99,7 @@ class Engine:
         if self.runtime:
             if processes is not None and processes.several and self.cuda and not _runtime.ranks_agree():
                 raise _checks.collectives_are_plain()
-            _checks.refuse_parallel(model, processes, self.cuda)
+            _checks.refuse_parallel(model, processes)
             if self._inside:
                 self.runtime.work_together(1)
             if self.cuda:

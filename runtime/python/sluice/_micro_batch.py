@@ -243,7 +243,7 @@ class MicroBatch:
         gradients = engine.gradients.state()
         losses = self._losses.state() if self._losses is not None else None
         failure: BaseException | None = None
-        peak = 0
+        needed = (0, 0)
         engine.unsettled = self
         try:
             start = _runtime.BEGUN if self._overlaps else engine.commit_begin(may_defer)
@@ -266,7 +266,7 @@ class MicroBatch:
                     self._update.run(may_be_dropped=False)
                 outlived = engine.arena.outlived()
             finally:
-                peak = engine.arena.peak_bytes()
+                needed = engine.arena.needed_bytes()
                 runtime.commit_end(self.size, outlived)
             if not in_place:
                 self._add_loss()
@@ -295,7 +295,7 @@ class MicroBatch:
                 raise failure
             finally:
                 del failure  # a frame and an exception that hold each other would keep the slice's tensors
-        runtime.plan_committed(self.size, peak, time.perf_counter() - self._started)
+        runtime.plan_committed(self.size, *needed, time.perf_counter() - self._started)
         self._count()
         return True
 

@@ -28,8 +28,6 @@ class Processes:
     group: Any = None
     #: Process groups of some of them in which they work together, too.
     groups: tuple[Any, ...] = ()
-    #: Whether what they learn on GPUs has been shown to be what they learn undisturbed.
-    shown_on_gpus = True
     #: Whether the model lies on the host, though it is trained on GPUs.
     offloaded = False
     #: Whether a last micro-batch that nothing can take away may have its gradients sent while backward runs: ``start``

@@ -65,7 +65,7 @@ _SIGNATURES = {
                                                ctypes.POINTER(Collective)]),
     "sluice_plan_start": (ctypes.c_int, [ctypes.c_uint32, ctypes.c_int]),
     "sluice_plan_next": (ctypes.c_uint32, [ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint64)]),
-    "sluice_plan_committed": (None, [ctypes.c_uint32, ctypes.c_uint64, ctypes.c_double]),
+    "sluice_plan_committed": (None, [ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_double]),
     "sluice_plan_discarded": (None, [ctypes.c_uint32, ctypes.c_int]),
 }
 

@@ -22,7 +22,6 @@ class TensorParallel(MeshProcesses):
     """
 
     inside = True
-    shown_on_gpus = False
 
     @classmethod
     def find(cls, model: nn.Module) -> TensorParallel | None:

@@ -96,7 +96,8 @@ uint32_t sluice_plan_next(uint32_t remaining, uint64_t* needed_bytes) {
   script.planned.push_back(*needed_bytes != 0 ? 0 : std::min(remaining, script.next));
   return script.planned.back();
 }
-void sluice_plan_committed(uint32_t /*samples*/, uint64_t /*peak_bytes*/, double /*seconds*/) {}
+void sluice_plan_committed(uint32_t /*samples*/, uint64_t /*bytes*/, uint64_t /*at_first_bytes*/,
+                           double /*seconds*/) {}
 void sluice_plan_discarded(uint32_t samples, int arena_state) {
   auto& script = the_script();
   script.calls.emplace_back(arena_state == SLUICE_ARENA_REVOKED   ? "plan_discarded, revoked"

@@ -21,8 +21,6 @@ from layouts import EVERY, LAYOUTS, disturbed, model, trained  # noqa: E402
 from scripted_runtime import PatientRuntime, sharing  # noqa: E402
 
 import sluice  # noqa: E402
-from sluice import _checks  # noqa: E402
-from sluice._tensor_parallel import TensorParallel  # noqa: E402
 
 PARTS = ((6, 6, 3, 3), (8, 5, 3, 7))  # samples of each process, or of several that have the same
 
@@ -83,8 +81,6 @@ def refused(rank: int) -> None:
     module = parallelize_module(nn.Linear(4, 4), init_device_mesh("cpu", (2,)), ColwiseParallel())
     with pytest.raises(sluice.SluiceError, match="with tensor parallelism .* leave adapt out"):
         sluice.Step(module, torch.optim.SGD(module.parameters(), lr=0.1), adapt=True)
-    with pytest.raises(sluice.SluiceError, match="tensor parallelism alone is not trained on GPUs"):
-        _checks.refuse_parallel(module, TensorParallel.find(module), cuda=True)
     with sharing(PatientRuntime() if rank == 0 else None), pytest.raises(sluice.SluiceError, match="all under one `sluice run`"):
         sluice.Step(module, torch.optim.SGD(module.parameters(), lr=0.1))
 

@@ -199,7 +199,7 @@ class ScriptedRuntime:
         slices = -(-remaining // self._largest)
         return -(-remaining // slices), 0
 
-    def plan_committed(self, _samples: int, _peak_bytes: int, _seconds: float) -> None:
+    def plan_committed(self, _samples: int, _bytes: int, _at_first_bytes: int, _seconds: float) -> None:
         pass
 
     def plan_discarded(self, _samples: int, _state: int) -> None:
