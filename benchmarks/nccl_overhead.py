@@ -5,47 +5,39 @@
 
 Two jobs of several processes make the same steps of the same model in turn (pairs.py): DistributedDataParallel, or a model that
 fully_shard was given, by itself, and in `sluice.Step` under `sluice run`. Once as they are, and once with one rank that sleeps up
-to a millisecond before each step. Before that each makes all-reduces of several sizes, one after another. There is a rank for each GPU;
-on the host, where gloo is all there is and nobody has to agree, two, without a target.
+to a millisecond before each step. Before that other jobs make all-reduces of several sizes, one after another (all_reduces.py). There is
+a rank for each GPU; on the host, where gloo is all there is and nobody has to agree, two, without a target.
 
 Ranks ask each other only while one of them has a server. With --asked they do, and launches are bounded, as if one had.
 """
 
-import contextlib
 import os
 import random
-import statistics
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import all_reduces
+from all_reduces import ASKED
 from brokers import clear_up_on_sigterm
 from overhead_models import WORKLOADS, Workload  # also finds the examples
-from pairs import ROOT, Comparison, interval
+from pairs import ROOT, Comparison
 from pause import DEFAULT_WAY, Pauser, bound_of
-from ranks import RANKS, all_ranks, make_replica, on_processor_of_its_own
-from records import Cell, distribution, single, write
+from ranks import RANKS, all_ranks, make_replica
+from records import Cell, write
 
-from demonstration.processes import Failed, Stage
+from demonstration.processes import Failed
 
 KEYS = ("host-charlm-1", "cuda-resnet50-1", "cuda-gpt2-medium-1", "cuda-gpt2-xl-sharded-1")
 TARGET = {"step_ratio.value": "<= 1.005"}
-#: By backend: bytes, how many in a window, and windows: what one lasts varies by more than what is looked for.
-ALL_REDUCES = {"cuda": ((1 << 10, 400, 300), (1 << 16, 400, 100), (1 << 22, 300, 200), (1 << 28, 10, 60)),
-               "host": ((1 << 10, 50, 60), (1 << 20, 5, 60))}
-#: From so many bytes on nothing must be measurable.
-LARGE = 4 << 20
 JITTER = "SLUICE_BENCH_JITTER_MS"
-#: pauser.cpp's library, if ranks are to ask each other.
-ASKED = "SLUICE_BENCH_ASKED"
 
 
 # --- the processes that are measured ----------------------------------------------------------------------------------
 
 
 def work(workload: Workload, shared: bool) -> None:
-    """One rank: does what the first reads from standard input, a line `STEPS` or `BYTES ALL_REDUCES`."""
-    import torch
+    """One rank: makes as many steps as the first reads from standard input."""
     from torch import distributed
 
     with all_ranks() as ranks:
@@ -55,29 +47,17 @@ def work(workload: Workload, shared: bool) -> None:
         if shared and ASKED in os.environ:
             Pauser(Path(os.environ[ASKED])).bound(*bound_of(DEFAULT_WAY), replica.owner)
 
-        def do(size: int, count: int) -> float:
-            """Makes so many steps, or all-reduces of so many bytes. Returns the seconds that they took."""
-            data = torch.zeros(size // 4, device=replica.device)
-            for _ in range(count // 8 if size > 0 else 0):  # the other job has had the processors, and their caches
-                distributed.all_reduce(data)
+        for line in ranks.told():
             distributed.barrier()
             replica.settle()
             started = time.perf_counter()
-            for _ in range(count):
-                if size > 0:
-                    distributed.all_reduce(data)
-                    continue
+            for _ in range(int(line)):
                 if jitter_s > 0.0:
                     time.sleep(dice.uniform(0.0, jitter_s))
                 replica.step()
             replica.settle()
-            return time.perf_counter() - started
-
-        for line in ranks.told():
-            size, count = map(int, line.split()) if " " in line.strip() else (0, int(line))
-            with on_processor_of_its_own(ranks.rank, ranks.count) if size > 0 else contextlib.nullcontext():
-                seconds = do(size, count)
-            ranks.answer({"seconds": seconds, "discards": replica.owner.stats()["discards"] if shared else 0})
+            ranks.answer({"seconds": time.perf_counter() - started,
+                          "discards": replica.owner.stats()["discards"] if shared else 0})
         distributed.destroy_process_group()
 
 
@@ -89,34 +69,6 @@ def undisturbed(workload: Workload, last: dict[str, dict]) -> tuple[dict, dict]:
     if discards := last["sluice"]["discards"]:
         raise Failed(f"{workload.name}: {discards} micro-batches were discarded though nothing asked for memory")
     return {}, TARGET if workload.backend == "cuda" else {}
-
-
-def all_reduces(comparison: Comparison, key: str, sluice: Path) -> list[Cell]:
-    """All-reduces by themselves, in the first workload's jobs."""
-    cells = []
-    with Stage(sluice, ROOT / "build" / comparison.name / "all_reduce") as stage:
-        workers = comparison.workers(stage, key)
-        all_sizes = ALL_REDUCES[WORKLOADS[key].backend]
-        for size, count, windows in all_sizes:
-            us: dict[str, list[float]] = {name: [] for name in workers}
-            for window in range(windows + 1):
-                for name in workers if window % 2 == 0 else reversed(workers):
-                    seconds = workers[name].run(f"{size} {count}")["seconds"]
-                    if window > 0:  # the first one makes connections
-                        us[name].append(seconds / count * 1e6)
-            differences = [other - plain for plain, other in zip(us["plain"], us[comparison.other])]
-            low, high = interval(differences)
-            metrics = {"added_us": single(statistics.median(differences), "plain torch, same run", (low, high)),
-                       **{f"{name}_us": distribution(samples) for name, samples in us.items()}}
-            targets = {}
-            if size >= LARGE:
-                metrics["measurable_us"] = single(max(0.0, low))
-                targets = {"measurable_us.value": "<= 0"}
-            elif size == all_sizes[0][0]:
-                targets = {"added_us.value": "<= 1"}
-            cells.append(Cell({"all_reduce_bytes": size, "ranks": int(os.environ[RANKS])}, metrics,
-                              targets if WORKLOADS[key].backend == "cuda" else {}))
-    return cells
 
 
 def main() -> int:
@@ -146,10 +98,8 @@ def main() -> int:
         params = more | ({"asked": True} if options.asked else {})
         write(comparison.name, [replace(cell, params=cell.params | params) for cell in cells], gpus=gpus, accumulate=True)
 
-    first = next(key for key in KEYS if WORKLOADS[key].backend == backend)
-    os.environ[JITTER] = "0"
     try:
-        record(all_reduces(comparison, first, options.sluice.absolute()), {})
+        record(all_reduces.measure(backend, options.sluice.absolute()), {})
     except Failed as failure:
         raise SystemExit(f"nccl_overhead: {failure}") from failure
     for jitter_ms in () if options.all_reduces else (0, 1):

@@ -47,6 +47,7 @@ GROUPED = 3  # all-reduces in a group
 LARGEST_MIB = {"cuda": 512, "host": 1}
 GRAPH_ELEMENTS = 1 << 16
 PROGRAM_SECONDS = 60.0  # within which one ends, whatever pauses it has
+NONE = 0  # the seed of no program
 COUNTED = ("collectives", "wrong", "timeouts", "pauses")
 TARGETS = {"wrong.value": "<= 0", "timeouts.value": "<= 0"}
 
@@ -216,6 +217,9 @@ def work(options: argparse.Namespace) -> None:
                 distributed.barrier(group=group)
             if cuda and checker.is_new:
                 checker.capture()
+            if int(line) == NONE:
+                ranks.answer({})
+                continue
             paused: dict = {"took_us": []}
             if pauser is not None:
                 torch.cuda.synchronize()
@@ -251,17 +255,17 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
                    *(["--plain"] if options.plain else [])]
         job = Worker(stage, "ranks", [stage.sluice, "run", "--require-pool", "--backend", options.backend, "--memory",
                                       POOL[options.backend], "--", *command])
-        job.run(options.seed << 20)  # makes the communicators; does not count
+        job.run(NONE)  # makes the communicators
         started = time.monotonic()
         programs = 0
         while time.monotonic() - started < options.seconds:
-            programs += 1
             try:
-                answer = job.run((options.seed << 20) + programs, PROGRAM_SECONDS)
+                answer = job.run((options.seed << 20) + programs + 1, PROGRAM_SECONDS)
             except Failed as failure:
                 print(f"nccl_stress: {failure}", file=sys.stderr)
                 found["timeouts"] += 1
                 break
+            programs += 1
             for name in COUNTED:
                 found[name] += answer[name]
         return {**found, "checked_s": time.monotonic() - started}

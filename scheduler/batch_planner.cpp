@@ -202,7 +202,8 @@ batch_planner::slice batch_planner::plan(input const& now) const {
     most = std::min(limit_, where_growth_ends());
     if (cost.slope > 0.0) {
       double const room = as_double(now.arena_bytes) / memory_margin - cost.base;
-      most = std::min(most, std::max(as_count(room / cost.slope), largest_that_ran_in(now.arena_bytes)));
+      most = std::min(most,
+                      std::max(as_count(room / cost.slope), largest_that_ran_in(now.arena_bytes)));
     }
     if (shortage_.samples > 0 && now.arena_bytes < worth_trying_again()) {
       most = std::min(most, shortage_.samples - 1);

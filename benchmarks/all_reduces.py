@@ -1,0 +1,130 @@
+"""What an all-reduce takes in plain PyTorch's processes and in those that `sluice run` starts; nccl_overhead's first part.
+
+What is looked for is less than what two processes that do the same differ by, for as long as they live: by where their memory
+lies, or their threads. So there are several jobs of each kind, and it is the jobs that are compared, each by its median: all live
+all the time, one at a time makes a window of all-reduces, and the order within a round of windows is drawn anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+
+from pairs import ROOT, Worker
+from pause import DEFAULT_WAY, Pauser, bound_of
+from ranks import RANKS, all_ranks, meet, on_processor_of_its_own
+from records import Cell, distribution, single
+
+from demonstration.processes import Stage
+
+KINDS = ("plain", "sluice")
+JOBS = {"cuda": 4, "host": 2}  # of each
+MEMORY = {"cuda": "16GiB", "host": "1GiB"}  # of the pool
+#: By backend: bytes, how many in a window, and rounds.
+SIZES = {"cuda": ((1 << 10, 400, 60), (1 << 16, 400, 30), (1 << 22, 300, 40), (1 << 28, 40, 20)),
+         "host": ((1 << 10, 50, 20), (1 << 20, 5, 20))}
+#: From so many bytes on nothing must be measurable.
+LARGE = 4 << 20
+#: pauser.cpp's library, if ranks are to ask each other.
+ASKED = "SLUICE_BENCH_ASKED"
+
+
+# --- the processes that are measured ----------------------------------------------------------------------------------
+
+
+def work(backend: str, shared: bool) -> None:
+    """One rank: makes what the first reads from standard input, a line `BYTES ALL_REDUCES`."""
+    import torch
+    from torch import distributed
+
+    settle = torch.cuda.synchronize if backend == "cuda" else lambda: None
+    with all_ranks() as ranks:
+        device = meet(backend, ranks)
+        torch.zeros(1, device=device)  # on a GPU the gate joins
+        if shared and ASKED in os.environ:
+            Pauser(Path(os.environ[ASKED])).bound(*bound_of(DEFAULT_WAY), None)
+
+        def take(size: int, count: int) -> float:
+            """Returns the seconds that they took."""
+            data = torch.zeros(size // 4, device=device)
+            for _ in range(max(1, count // 8)):  # another job has had the processors, and their caches
+                distributed.all_reduce(data)
+            distributed.barrier()
+            settle()
+            started = time.perf_counter()
+            for _ in range(count):
+                distributed.all_reduce(data)
+            settle()
+            return time.perf_counter() - started
+
+        for line in ranks.told():
+            with on_processor_of_its_own(ranks.rank, ranks.count) if backend == "cuda" else contextlib.nullcontext():
+                seconds = take(*map(int, line.split()))
+            ranks.answer({"seconds": seconds})
+        distributed.destroy_process_group()
+
+
+# --- the process that measures ----------------------------------------------------------------------------------------
+
+
+def measure(backend: str, sluice: Path) -> list[Cell]:
+    """A cell for each size. Raises Failed."""
+    cells = []
+    with Stage(sluice, ROOT / "build" / "nccl_overhead" / "all_reduces") as stage:
+        worker = [sys.executable, Path(__file__).resolve(), backend]
+        commands = {"plain": worker, "sluice": [stage.sluice, "run", "--require-pool", "--backend", backend, "--memory",
+                                                MEMORY[backend], "--", *worker, "--shared"]}
+        jobs = [(kind, Worker(stage, f"{kind}-{job}", commands[kind])) for job in range(JOBS[backend]) for kind in KINDS]
+        dice = random.Random(0)
+        for size, count, rounds in SIZES[backend]:
+            us: list[list[float]] = [[] for _ in jobs]
+            for each in range(rounds + 1):
+                for at in dice.sample(range(len(jobs)), len(jobs)):
+                    seconds = jobs[at][1].run(f"{size} {count}")["seconds"]
+                    if each > 0:  # the first one makes connections
+                        us[at].append(seconds / count * 1e6)
+            cells.append(_cell(size, backend, {kind: [samples for (of, _), samples in zip(jobs, us, strict=True) if of == kind]
+                                               for kind in KINDS}))
+    return cells
+
+
+def _cell(size: int, backend: str, us: dict[str, list[list[float]]]) -> Cell:
+    """`us`: by kind and job, of each window."""
+    typical = {kind: [statistics.median(samples) for samples in us[kind]] for kind in KINDS}
+    low, high = _interval(typical)
+    metrics = {"added_us": single(_added(typical), "plain torch, same run", (low, high)),
+               **{f"{kind}_us": distribution(sum(us[kind], [])) for kind in KINDS},
+               **{f"{kind}_spread_us": single(max(typical[kind]) - min(typical[kind])) for kind in KINDS}}
+    targets = {}
+    if size >= LARGE:
+        metrics["measurable_us"] = single(max(0.0, low))
+        targets = {"measurable_us.value": "<= 0"}
+    elif size == SIZES[backend][0][0]:
+        targets = {"added_us.value": "<= 1"}
+    return Cell({"all_reduce_bytes": size, "ranks": int(os.environ[RANKS]), "jobs": JOBS[backend]}, metrics,
+                targets if backend == "cuda" else {})
+
+
+def _added(typical: dict[str, list[float]]) -> float:
+    return statistics.median(typical["sluice"]) - statistics.median(typical["plain"])
+
+
+def _interval(typical: dict[str, list[float]], resamples: int = 4000) -> tuple[float, float]:
+    """95 % bootstrap interval; what is drawn again is jobs."""
+    dice = random.Random(0)
+    found = sorted(_added({kind: dice.choices(of, k=len(of)) for kind, of in typical.items()}) for _ in range(resamples))
+    return found[int(0.025 * resamples)], found[int(0.975 * resamples) - 1]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("backend", choices=JOBS)
+    parser.add_argument("--shared", action="store_true")
+    chosen = parser.parse_args()
+    work(chosen.backend, chosen.shared)
