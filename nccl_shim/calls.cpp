@@ -274,7 +274,9 @@ SLUICE_NCCL_CALL int ncclGroupEnd() {
   if (--own.depth > 0 || own.calls.empty()) {
     return success;
   }
-  return submit(std::exchange(own.calls, {}));
+  int const result = submit(own.calls);
+  own.calls.clear();  // and keeps its room: a group for each collective is what PyTorch makes
+  return result;
 }
 
 SLUICE_NCCL_CALL int ncclGroupSimulateEnd(void* result) {

@@ -81,10 +81,20 @@ void fail_if_others_died(known_communicator& of) noexcept {
   }
 }
 
-/// Whether they have no number, and their ranks can tell each other that they have come to them.
-bool is_exchange(std::span<collective const> calls,
-                 std::span<std::shared_ptr<known_communicator> const> of) {
-  return !are_of_all(calls) && std::all_of(of.begin(), of.end(), [](auto const& known) {
+/// The communicator of each call; `first` is the first one's.
+std::vector<std::shared_ptr<known_communicator>> of_each(
+    std::span<collective const> calls, std::shared_ptr<known_communicator> const& first) {
+  std::vector<std::shared_ptr<known_communicator>> of{first};
+  of.reserve(calls.size());
+  for (std::size_t at = 1; at < calls.size(); ++at) {
+    of.push_back(calls[at].on == calls[at - 1].on ? of.back() : know(calls[at].on));
+  }
+  return of;
+}
+
+/// Whether there are some, and the ranks of each can tell each other that they have come to its calls.
+bool can_tell_each_other(std::span<std::shared_ptr<known_communicator> const> all) {
+  return !all.empty() && std::all_of(all.begin(), all.end(), [](auto const& known) {
     return known->ranks != nullptr && known->ranks->all_have_places();
   });
 }
@@ -301,26 +311,30 @@ std::optional<std::string> key_of_child(communicator parent, int colour) {
 }
 
 int submit(std::span<collective const> calls) {
-  std::vector<std::shared_ptr<known_communicator>> of;  // of each call
-  of.reserve(calls.size());
-  for (collective const& call : calls) {
-    bool const again = !of.empty() && call.on == calls[of.size() - 1].on;
-    of.push_back(again ? of.back() : know(call.on));
-    if (int const earlier = of.back()->trouble(); earlier != success) {
-      return earlier;
+  auto first = know(calls.front().on);
+  if (int const earlier = first->trouble(); earlier != success) {
+    return earlier;
+  }
+  std::vector<std::shared_ptr<known_communicator>> of;  // of each call, where it may be an exchange
+  if (!are_of_all(calls)) {
+    of = of_each(calls, first);
+    auto const troubled = std::find_if(
+        of.begin(), of.end(), [](auto const& known) { return known->trouble() != success; });
+    if (troubled != of.end()) {
+      return (*troubled)->trouble();
     }
   }
-  if (auto const captured = capture(calls, of.front())) {
+  if (auto const captured = capture(calls, first)) {
     return *captured;
   }
-  auto place = take_in(calls, of.front());
+  auto place = take_in(calls, first);
   if (place.why_not != nullptr) {
     complain_of_place((std::string{name_of(calls.front().what)} + " was called").c_str(),
                       place.why_not);
     return invalid_usage;
   }
-  return is_exchange(calls, of) ? hand_over_exchange(calls, of)
-                                : hand_over(calls, std::move(of.front()), std::move(place.of));
+  return can_tell_each_other(of) ? hand_over_exchange(calls, of)
+                                 : hand_over(calls, std::move(first), std::move(place.of));
 }
 
 int error_of(communicator which) noexcept {

@@ -283,13 +283,14 @@ void cut::try_to_grant() noexcept {
 
 template <typename Ask>
 outcome cut::wait(std::int64_t deadline_ns, Ask ask) noexcept {
-  std::int64_t const since = monotonic_ns();
+  std::int64_t since = 0;
   for (;;) {
     std::uint32_t const seen = words_.turn();
     if (auto const known = ask()) {
       return *known;
     }
     std::int64_t const now = monotonic_ns();
+    since = since == 0 ? now : since;
     if (now >= deadline_ns) {
       return outcome::late;
     }

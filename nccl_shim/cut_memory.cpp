@@ -39,14 +39,23 @@ bool words_in_memory::exchange(std::uint64_t& seen, std::uint64_t made) noexcept
   return shared_.word.compare_exchange_strong(seen, made, std::memory_order_seq_cst);
 }
 
-void words_in_memory::arrive(std::uint64_t at, numbered_call const& what) noexcept {
+/// A processor without `prefetchw` takes it for nothing.
+[[gnu::target("prfchw")]] void words_in_memory::arrive(std::uint64_t at,
+                                                       numbered_call const& what) noexcept {
   auto& own = shared_.ranks[rank_];
-  auto& call = own.calls[(at & number_mask) % remembered_calls];
-  call[0].store(what.operation, std::memory_order_relaxed);
-  call[1].store(what.type, std::memory_order_relaxed);
-  call[2].store(what.count, std::memory_order_relaxed);
-  call[3].store(what.root, std::memory_order_relaxed);
+  std::uint64_t const number = at & number_mask;
+  auto& call = own.calls[number % remembered_calls];
+  call.at.store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  call.what[0].store(what.operation, std::memory_order_relaxed);
+  call.what[1].store(what.type, std::memory_order_relaxed);
+  call.what[2].store(what.count, std::memory_order_relaxed);
+  call.what[3].store(what.root, std::memory_order_relaxed);
+  call.at.store(at, std::memory_order_seq_cst);  // of two that arrive, one sees the other's
   own.arrived.store(at, std::memory_order_seq_cst);
+  // Others have read it. Fetched now, it is this processor's own by the next call, which would wait for that.
+  constexpr int to_write = 1;
+  __builtin_prefetch(&own.calls[(number + 1) % remembered_calls], to_write);
 }
 
 void words_in_memory::arrivals(std::span<std::uint64_t> of_ranks) noexcept {
@@ -56,9 +65,9 @@ void words_in_memory::arrivals(std::span<std::uint64_t> of_ranks) noexcept {
 }
 
 numbered_call words_in_memory::call_of(unsigned rank, std::uint64_t number) noexcept {
-  auto const& call = shared_.ranks[rank % max_ranks].calls[number % remembered_calls];
-  return {call[0].load(std::memory_order_acquire), call[1].load(std::memory_order_acquire),
-          call[2].load(std::memory_order_acquire), call[3].load(std::memory_order_acquire)};
+  auto const& what = shared_.ranks[rank % max_ranks].calls[number % remembered_calls].what;
+  return {what[0].load(std::memory_order_acquire), what[1].load(std::memory_order_acquire),
+          what[2].load(std::memory_order_acquire), what[3].load(std::memory_order_acquire)};
 }
 
 cut_words::glance words_in_memory::look_at_all(std::uint64_t at) noexcept {
@@ -77,11 +86,13 @@ cut_words::glance words_in_memory::look_at_all(std::uint64_t at) noexcept {
 }
 
 bool words_in_memory::differs(unsigned neighbour, std::uint64_t number) noexcept {
-  auto const& theirs = shared_.ranks[neighbour].arrived;
-  auto const remembers = [&] {
-    return is_remembered(theirs.load(std::memory_order_seq_cst), number);
-  };
-  return remembers() && call_of(neighbour, number) != call_of(rank_, number) && remembers();
+  auto const& at = shared_.ranks[neighbour].calls[number % remembered_calls].at;
+  std::uint64_t const before = at.load(std::memory_order_seq_cst);
+  if ((before & number_mask) != number) {
+    return false;  // it has not come to that yet, or does not remember
+  }
+  bool const different = call_of(neighbour, number) != call_of(rank_, number);
+  return different && at.load(std::memory_order_acquire) == before;
 }
 
 void words_in_memory::launched(std::uint64_t number) noexcept {

@@ -10,12 +10,19 @@
 namespace sluice::nccl_shim {
 
 /// In shared memory, zero at first. Each rank writes its own part.
+///
+/// While nobody needs to be asked, others read no more of a part than the call of one number. So what its rank writes with each
+/// call stays in that rank's cache, and one line of another's has to come over.
 struct cut_memory {
+  struct alignas(64) call {
+    std::atomic<std::uint64_t> at{0};  ///< as in `arrived`; 0 while the rest is being written
+    std::array<std::atomic<std::uint64_t>, 4> what{};
+  };
   struct alignas(64) rank_part {
     std::atomic<std::uint64_t> arrived{0};   ///< {epoch: 16, number: 48}
     std::atomic<std::uint64_t> launched{0};  ///< the last number
     /// The last calls, a number's at its remainder: ranks that nobody holds up may be apart.
-    std::array<std::array<std::atomic<std::uint64_t>, 4>, remembered_calls> calls{};
+    std::array<call, remembered_calls> calls{};
   };
   alignas(64) std::atomic<std::uint64_t> word{0};
   alignas(64) std::atomic<std::uint32_t> turn{0};  ///< grows with what somebody may wait for

@@ -214,7 +214,8 @@ class pending_call final : public numbered_question {
                std::optional<attempt> place, int& direct, bool captured = false)
       : numbered_question{numbered(calls), std::move(first), std::move(place),
                           !captured && are_of_all(calls)},
-        calls_{calls.begin(), calls.end()},
+        first_{calls.front()},
+        others_{calls.begin() + 1, calls.end()},
         result_{direct} {}
 
  private:
@@ -223,12 +224,19 @@ class pending_call final : public numbered_question {
     int result = now.trouble();
     if (result == success) {
       inside_nccl const here;
-      result = nccl_shim::perform(calls_);
+      result = others_.empty() ? nccl_shim::perform(first_) : perform_all();
     }
     result_.is(result, of());
   }
 
-  std::vector<collective> calls_;
+  [[nodiscard]] int perform_all() const {
+    std::vector<collective> all{first_};
+    all.insert(all.end(), others_.begin(), others_.end());
+    return nccl_shim::perform(all);
+  }
+
+  collective first_;
+  std::vector<collective> others_;  // most calls are alone, and nothing is to be allocated for that
   call_result result_;
 };
 
