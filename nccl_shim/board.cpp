@@ -105,7 +105,7 @@ board::~board() {
   }
 }
 
-void board::progressed() noexcept {
+[[gnu::hot]] void board::progressed() noexcept {
   shared_.places[place_].progress.fetch_add(1, std::memory_order_seq_cst);
 }
 

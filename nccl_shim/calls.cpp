@@ -20,6 +20,8 @@
 using namespace sluice::nccl_shim;
 
 #define SLUICE_NCCL_CALL extern "C" __attribute__((visibility("default")))
+/// One that most collectives come by.
+#define SLUICE_NCCL_HOT_CALL SLUICE_NCCL_CALL __attribute__((hot))
 
 namespace {
 
@@ -32,9 +34,17 @@ struct open_group {
   std::vector<communicator*> made;  // by calls in it: there when it has ended
 };
 
-open_group& group() {
+open_group& make_group() {
   thread_local open_group one;
   return one;
+}
+
+[[gnu::hot]] open_group& group() {
+  thread_local constinit open_group* own [[gnu::tls_model("initial-exec")]] = nullptr;
+  if (own == nullptr) [[unlikely]] {
+    own = &make_group();
+  }
+  return *own;
 }
 
 /// Calls NCCL's function of that name as it is.
@@ -50,7 +60,7 @@ int pass(Arguments... arguments) {
   return function(arguments...);
 }
 
-int take(collective const& call) {
+[[gnu::hot]] int take(collective const& call) {
   if (!is_watching() || group().given_to_nccl) {
     inside_nccl const here;
     return perform(call);
@@ -200,13 +210,13 @@ int initialise(communicator* made, std::optional<std::string> const& key, Make c
 
 // NOLINTBEGIN(readability-identifier-naming): they are NCCL's
 
-SLUICE_NCCL_CALL int ncclAllReduce(void const* from, void* to, std::size_t count, int type,
-                                   int reduction, communicator on, stream where) {
+SLUICE_NCCL_HOT_CALL int ncclAllReduce(void const* from, void* to, std::size_t count, int type,
+                                       int reduction, communicator on, stream where) {
   return take({operation::all_reduce, from, to, count, type, reduction, 0, on, where});
 }
 
-SLUICE_NCCL_CALL int ncclBroadcast(void const* from, void* to, std::size_t count, int type,
-                                   int root, communicator on, stream where) {
+SLUICE_NCCL_HOT_CALL int ncclBroadcast(void const* from, void* to, std::size_t count, int type,
+                                       int root, communicator on, stream where) {
   return take({operation::broadcast, from, to, count, type, 0, root, on, where});
 }
 
@@ -215,18 +225,18 @@ SLUICE_NCCL_CALL int ncclBcast(void* buffer, std::size_t count, int type, int ro
   return take({operation::bcast, nullptr, buffer, count, type, 0, root, on, where});
 }
 
-SLUICE_NCCL_CALL int ncclReduce(void const* from, void* to, std::size_t count, int type,
-                                int reduction, int root, communicator on, stream where) {
+SLUICE_NCCL_HOT_CALL int ncclReduce(void const* from, void* to, std::size_t count, int type,
+                                    int reduction, int root, communicator on, stream where) {
   return take({operation::reduce, from, to, count, type, reduction, root, on, where});
 }
 
-SLUICE_NCCL_CALL int ncclAllGather(void const* from, void* to, std::size_t count, int type,
-                                   communicator on, stream where) {
+SLUICE_NCCL_HOT_CALL int ncclAllGather(void const* from, void* to, std::size_t count, int type,
+                                       communicator on, stream where) {
   return take({operation::all_gather, from, to, count, type, 0, 0, on, where});
 }
 
-SLUICE_NCCL_CALL int ncclReduceScatter(void const* from, void* to, std::size_t count, int type,
-                                       int reduction, communicator on, stream where) {
+SLUICE_NCCL_HOT_CALL int ncclReduceScatter(void const* from, void* to, std::size_t count, int type,
+                                           int reduction, communicator on, stream where) {
   return take({operation::reduce_scatter, from, to, count, type, reduction, 0, on, where});
 }
 
@@ -255,7 +265,7 @@ SLUICE_NCCL_CALL int ncclRecv(void* to, std::size_t count, int type, int peer, c
   return take({operation::receive, nullptr, to, count, type, 0, peer, on, where});
 }
 
-SLUICE_NCCL_CALL int ncclGroupStart() {
+SLUICE_NCCL_HOT_CALL int ncclGroupStart() {
   if (!is_watching()) {
     return pass<"ncclGroupStart">();
   }
@@ -263,7 +273,7 @@ SLUICE_NCCL_CALL int ncclGroupStart() {
   return group().given_to_nccl ? pass<"ncclGroupStart">() : int{success};
 }
 
-SLUICE_NCCL_CALL int ncclGroupEnd() {
+SLUICE_NCCL_HOT_CALL int ncclGroupEnd() {
   open_group& own = group();
   if (!is_watching() || own.depth == 0) {
     return pass<"ncclGroupEnd">();

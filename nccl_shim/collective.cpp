@@ -86,13 +86,13 @@ char const* name_of(operation what) noexcept {
   return names.at(static_cast<std::size_t>(what));
 }
 
-bool are_of_all(std::span<collective const> calls) noexcept {
+[[gnu::hot]] bool are_of_all(std::span<collective const> calls) noexcept {
   return std::all_of(calls.begin(), calls.end(), [&calls](collective const& call) {
     return call.on == calls.front().on && is_of_all(call.what);
   });
 }
 
-int perform(collective const& c) noexcept {
+[[gnu::hot]] int perform(collective const& c) noexcept {
   switch (c.what) {
     case operation::all_reduce:
     case operation::reduce_scatter:
@@ -118,7 +118,7 @@ int perform(collective const& c) noexcept {
   return invalid_argument;
 }
 
-int perform(std::span<collective const> calls) noexcept {
+[[gnu::hot]] int perform(std::span<collective const> calls) noexcept {
   if (calls.size() == 1) {
     return perform(calls.front());
   }
@@ -137,7 +137,7 @@ numbered_call numbered_end() noexcept {
   return {static_cast<std::uint64_t>(operation::keep), 0, 0, 0};
 }
 
-numbered_call numbered(std::span<collective const> calls) noexcept {
+[[gnu::hot]] numbered_call numbered(std::span<collective const> calls) noexcept {
   numbered_call result = numbered(calls.front());
   if (calls.size() == 1) {
     return result;

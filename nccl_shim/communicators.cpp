@@ -32,6 +32,9 @@ struct registry {
   [[nodiscard]] bool must_agree() const noexcept { return may_pause || works_together; }
 };
 
+/// Grows with each change of what the registry holds.
+constinit std::atomic<std::uint64_t> registry_version{1};
+
 /// Threads that wait for what was left to the gate.
 constinit std::atomic<unsigned> flushing{0};
 
@@ -47,6 +50,23 @@ std::shared_ptr<known_communicator> find(communicator which) {
   return found != in.all.end() ? found->second : nullptr;
 }
 
+/// The same without asking the registry, if it was this thread's last and nothing has changed since. It lives until NCCL
+/// is told to destroy it, which nobody may do while it is called.
+[[gnu::hot]] known_communicator* find_again(communicator which) {
+  struct last_found {
+    communicator which;
+    known_communicator* known;
+    std::uint64_t version;
+  };
+  thread_local constinit last_found last [[gnu::tls_model("initial-exec")]]{};
+  if (last.which != which || last.version != registry_version.load(std::memory_order_acquire))
+      [[unlikely]] {
+    std::uint64_t const version = registry_version.load(std::memory_order_acquire);
+    last = {which, find(which).get(), version};
+  }
+  return last.known;
+}
+
 /// The same; one that is not known yet is from now on.
 std::shared_ptr<known_communicator> know(communicator which) {
   if (auto known = find(which); known != nullptr) {
@@ -56,6 +76,7 @@ std::shared_ptr<known_communicator> know(communicator which) {
   std::lock_guard const guard{in.lock};
   auto& place = in.all[which];
   if (place == nullptr) {
+    registry_version.fetch_add(1, std::memory_order_release);
     place = std::make_shared<known_communicator>();
   }
   return place;
@@ -175,6 +196,34 @@ void complain_of_place(char const* called, char const* why) {
   std::fprintf(stderr, "sluice: %s inside of a micro-batch: %s\n", called, why);
 }
 
+/// Makes what cannot be made at once.
+int submit_in_turn(std::span<collective const> calls) {
+  auto first = know(calls.front().on);
+  if (int const earlier = first->trouble(); earlier != success) {
+    return earlier;
+  }
+  std::vector<std::shared_ptr<known_communicator>> of;  // of each call, where it may be an exchange
+  if (!are_of_all(calls)) {
+    of = of_each(calls, first);
+    auto const troubled = std::find_if(
+        of.begin(), of.end(), [](auto const& known) { return known->trouble() != success; });
+    if (troubled != of.end()) {
+      return (*troubled)->trouble();
+    }
+  }
+  if (auto const captured = capture(calls, first)) {
+    return *captured;
+  }
+  auto place = take_in(calls, first);
+  if (place.why_not != nullptr) {
+    complain_of_place((std::string{name_of(calls.front().what)} + " was called").c_str(),
+                      place.why_not);
+    return invalid_usage;
+  }
+  return can_tell_each_other(of) ? hand_over_exchange(calls, of)
+                                 : hand_over(calls, std::move(first), std::move(place.of));
+}
+
 /// A graph that is not one number is launched without asking, and only between micro-batches.
 sluice_graph_result agree_on_launch(void* held, sluice_graph_launch const* launch,
                                     sluice_agreed_call* call) {
@@ -240,7 +289,7 @@ void* real_function(char const* name) noexcept {
   return found;
 }
 
-bool is_watching() noexcept {
+[[gnu::hot]] bool is_watching() noexcept {
   return !inside_nccl::here() && gate() != nullptr;
 }
 
@@ -298,6 +347,7 @@ void enlist(communicator made, std::unique_ptr<membership> of) {
   if (known->ranks != nullptr) {
     known->ranks->need(in.must_agree());
   }
+  registry_version.fetch_add(1, std::memory_order_release);
   in.all[made] = std::move(known);
 }
 
@@ -310,31 +360,15 @@ std::optional<std::string> key_of_child(communicator parent, int colour) {
   return colour == no_colour ? std::nullopt : std::optional{key + '-' + std::to_string(colour)};
 }
 
-int submit(std::span<collective const> calls) {
-  auto first = know(calls.front().on);
-  if (int const earlier = first->trouble(); earlier != success) {
-    return earlier;
-  }
-  std::vector<std::shared_ptr<known_communicator>> of;  // of each call, where it may be an exchange
-  if (!are_of_all(calls)) {
-    of = of_each(calls, first);
-    auto const troubled = std::find_if(
-        of.begin(), of.end(), [](auto const& known) { return known->trouble() != success; });
-    if (troubled != of.end()) {
-      return (*troubled)->trouble();
+[[gnu::hot]] int submit(std::span<collective const> calls) {
+  if (auto* const known = find_again(calls.front().on);
+      known != nullptr && known->ranks != nullptr && known->trouble() == success &&
+      are_of_all(calls)) {
+    if (auto const made = make_at_once(calls, *known)) {
+      return *made;
     }
   }
-  if (auto const captured = capture(calls, first)) {
-    return *captured;
-  }
-  auto place = take_in(calls, first);
-  if (place.why_not != nullptr) {
-    complain_of_place((std::string{name_of(calls.front().what)} + " was called").c_str(),
-                      place.why_not);
-    return invalid_usage;
-  }
-  return can_tell_each_other(of) ? hand_over_exchange(calls, of)
-                                 : hand_over(calls, std::move(first), std::move(place.of));
+  return submit_in_turn(calls);
 }
 
 int error_of(communicator which) noexcept {
@@ -367,6 +401,7 @@ void forget(communicator which) noexcept {
   {
     registry& in = the_registry();
     std::lock_guard const guard{in.lock};
+    registry_version.fetch_add(1, std::memory_order_release);
     in.all.erase(which);
   }
   forget_domain(which);

@@ -37,6 +37,22 @@ void cut::arrive(numbered_call const& what) noexcept {
   // Of two that arrive at the same time one must see the other; and who needs all to be asked sees this
   // arrival, or is seen to need it.
   words_.arrive(arrival(epoch_, ++number_), what);
+  has_arrived();
+}
+
+[[gnu::hot]] cut_words::passing cut::pass(numbered_call const& what) noexcept {
+  auto const became = words_.pass(number_ + 1, epoch_, what);
+  if (became == cut_words::passing::refused) {
+    return became;
+  }
+  ++number_;
+  if (became == cut_words::passing::unclear) {
+    has_arrived();
+  }
+  return became;
+}
+
+void cut::has_arrived() noexcept {
   auto const now = cut_word::unpack(words_.look().word);
   if (now.needed == 0 || now.granted >= number_) {
     // Nobody compares all ranks' calls, not even those that this one owes. If any two ranks differ, then two
@@ -73,7 +89,7 @@ outcome cut::await(std::int64_t deadline_ns) noexcept {
   });
 }
 
-void cut::launched() noexcept {
+[[gnu::hot]] void cut::launched() noexcept {
   words_.launched(number_);
 }
 

@@ -19,7 +19,7 @@
 /// While no rank needs that, nobody waits: what a rank has arrived at is as good as granted. The first
 /// that needs it says so in the word, and then grants up to where the farthest has arrived.
 ///
-/// Thread-safety: of one rank's, `arrive`, `await`, `launched`, `follow` and `resume_without` from one
+/// Thread-safety: of one rank's, `arrive`, `pass`, `await`, `launched`, `follow` and `resume_without` from one
 /// thread, `pause`, `await_debts` and `resume` from another, `need` from one at a time, `settle` from one;
 /// the rest from any.
 /// Nothing throws or blocks but the waits, as far as the words do not: those of several hosts are asked for
@@ -54,6 +54,9 @@ class cut {
 
   /// All before the next number is with the device.
   void arrive(numbered_call const& what) noexcept;
+  /// Arrives, if nobody needs to be asked: `passed`, what was arrived at is granted; `refused`, nothing has been done;
+  /// `unclear`, it has been arrived at.
+  [[nodiscard]] cut_words::passing pass(numbered_call const& what) noexcept;
   /// Waits for what becomes of it. Deadlines are CLOCK_MONOTONIC nanoseconds.
   [[nodiscard]] outcome await(std::int64_t deadline_ns) noexcept;
   /// What was granted has been launched.
@@ -120,6 +123,7 @@ class cut {
   [[nodiscard]] std::optional<difference_found> difference() const noexcept;
 
  private:
+  void has_arrived() noexcept;
   void compare_with(unsigned neighbour) noexcept;
   void declare_different(std::uint64_t number, unsigned one, unsigned other) noexcept;
   void grant_what_was_launched() noexcept;

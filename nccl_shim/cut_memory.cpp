@@ -40,8 +40,8 @@ bool words_in_memory::exchange(std::uint64_t& seen, std::uint64_t made) noexcept
 }
 
 /// A processor without `prefetchw` takes it for nothing.
-[[gnu::target("prfchw")]] void words_in_memory::arrive(std::uint64_t at,
-                                                       numbered_call const& what) noexcept {
+[[gnu::hot, gnu::target("prfchw")]] void words_in_memory::arrive(
+    std::uint64_t at, numbered_call const& what) noexcept {
   auto& own = shared_.ranks[rank_];
   std::uint64_t const number = at & number_mask;
   auto& call = own.calls[number % remembered_calls];
@@ -51,11 +51,32 @@ bool words_in_memory::exchange(std::uint64_t& seen, std::uint64_t made) noexcept
   call.what[1].store(what.type, std::memory_order_relaxed);
   call.what[2].store(what.count, std::memory_order_relaxed);
   call.what[3].store(what.root, std::memory_order_relaxed);
-  call.at.store(at, std::memory_order_seq_cst);  // of two that arrive, one sees the other's
-  own.arrived.store(at, std::memory_order_seq_cst);
+  call.at.store(at, std::memory_order_release);
+  own.arrived.store(at, std::memory_order_release);
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // of two that arrive, one sees the other's
   // Others have read it. Fetched now, it is this processor's own by the next call, which would wait for that.
   constexpr int to_write = 1;
   __builtin_prefetch(&own.calls[(number + 1) % remembered_calls], to_write);
+}
+
+/// Whether nobody needs to be asked, and nobody is in trouble.
+[[gnu::hot]] bool words_in_memory::needs_nothing(cut_word word) const noexcept {
+  return word.needed == 0 && shared_.lost.load(std::memory_order_seq_cst) == 0 &&
+         shared_.differ.load(std::memory_order_seq_cst) == 0;
+}
+
+[[gnu::hot]] cut_words::passing words_in_memory::pass(std::uint64_t number, std::uint16_t& epoch,
+                                                      numbered_call const& what) noexcept {
+  auto const before = cut_word::unpack(shared_.word.load(std::memory_order_seq_cst));
+  if (!needs_nothing(before)) {
+    return passing::refused;
+  }
+  epoch = before.epoch;
+  words_in_memory::arrive(arrival(epoch, number), what);
+  auto const now = cut_word::unpack(shared_.word.load(std::memory_order_seq_cst));
+  bool const alike = !differs((rank_ + 1) % ranks_, number) &&
+                     (ranks_ <= 2 || !differs((rank_ + ranks_ - 1) % ranks_, number));
+  return alike && needs_nothing(now) ? passing::passed : passing::unclear;
 }
 
 void words_in_memory::arrivals(std::span<std::uint64_t> of_ranks) noexcept {
@@ -85,7 +106,7 @@ cut_words::glance words_in_memory::look_at_all(std::uint64_t at) noexcept {
   return {sight::all_alike, {}};
 }
 
-bool words_in_memory::differs(unsigned neighbour, std::uint64_t number) noexcept {
+[[gnu::hot]] bool words_in_memory::differs(unsigned neighbour, std::uint64_t number) noexcept {
   auto const& at = shared_.ranks[neighbour].calls[number % remembered_calls].at;
   std::uint64_t const before = at.load(std::memory_order_seq_cst);
   if ((before & number_mask) != number) {
@@ -95,7 +116,7 @@ bool words_in_memory::differs(unsigned neighbour, std::uint64_t number) noexcept
   return different && at.load(std::memory_order_acquire) == before;
 }
 
-void words_in_memory::launched(std::uint64_t number) noexcept {
+[[gnu::hot]] void words_in_memory::launched(std::uint64_t number) noexcept {
   shared_.ranks[rank_].launched.store(number, std::memory_order_seq_cst);
   if (cut_word::unpack(shared_.word.load(std::memory_order_seq_cst)).pausing != 0) {
     tell();  // it may be this rank that pauses, and waits for that

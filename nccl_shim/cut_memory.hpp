@@ -25,10 +25,10 @@ struct cut_memory {
     std::array<call, remembered_calls> calls{};
   };
   alignas(64) std::atomic<std::uint64_t> word{0};
+  std::atomic<std::uint64_t> differ{0};  ///< {1 + number: 48, rank: 8, rank: 8} whose calls differ
+  std::atomic<std::uint32_t> lost{0};    ///< 1 + a rank that has died
   alignas(64) std::atomic<std::uint32_t> turn{0};  ///< grows with what somebody may wait for
   std::atomic<std::uint32_t> sleepers{0};
-  std::atomic<std::uint32_t> lost{0};    ///< 1 + a rank that has died
-  std::atomic<std::uint64_t> differ{0};  ///< {1 + number: 48, rank: 8, rank: 8} whose calls differ
   std::array<rank_part, max_ranks> ranks;
 };
 
@@ -41,6 +41,8 @@ class words_in_memory final : public cut_words {
   [[nodiscard]] view look() noexcept override;
   [[nodiscard]] bool exchange(std::uint64_t& seen, std::uint64_t made) noexcept override;
   void arrive(std::uint64_t at, numbered_call const& what) noexcept override;
+  [[nodiscard]] passing pass(std::uint64_t number, std::uint16_t& epoch,
+                             numbered_call const& what) noexcept override;
   void arrivals(std::span<std::uint64_t> of_ranks) noexcept override;
   [[nodiscard]] numbered_call call_of(unsigned rank, std::uint64_t number) noexcept override;
   [[nodiscard]] glance look_at_all(std::uint64_t at) noexcept override;
@@ -57,6 +59,8 @@ class words_in_memory final : public cut_words {
       std::chrono::nanoseconds waited) const noexcept override;
 
  private:
+  [[nodiscard]] bool needs_nothing(cut_word word) const noexcept;
+
   cut_memory& shared_;
   unsigned rank_;
   unsigned ranks_;

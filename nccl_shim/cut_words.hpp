@@ -98,6 +98,14 @@ class cut_words {
 
   /// This rank has come to an arrival, and means that by its number.
   virtual void arrive(std::uint64_t at, numbered_call const& what) noexcept = 0;
+  /// The same in the epoch that there is, if no rank needs to be asked and none is in trouble; else it is `refused`, and
+  /// nothing has been done. `unclear`: it has arrived, and one of that has changed meanwhile, or a neighbour seems to mean
+  /// another call. Words over a network always refuse.
+  enum class passing : std::uint8_t { refused, passed, unclear };
+  [[nodiscard]] virtual passing pass(std::uint64_t /*number*/, std::uint16_t& /*epoch*/,
+                                     numbered_call const& /*what*/) noexcept {
+    return passing::refused;
+  }
   /// Where each of so many ranks has arrived.
   virtual void arrivals(std::span<std::uint64_t> of_ranks) noexcept = 0;
   [[nodiscard]] virtual numbered_call call_of(unsigned rank, std::uint64_t number) noexcept = 0;

@@ -19,6 +19,23 @@ namespace {
 
 thread_local constinit int inside [[gnu::tls_model("initial-exec")]] = 0;
 
+/// For those that wait for this process.
+[[gnu::hot]] void tell_of_progress() noexcept {
+  if (board* const at = the_board(); at != nullptr) {
+    at->progressed();
+  }
+}
+
+/// Calls NCCL, unless there is trouble.
+[[gnu::hot]] int make_calls(std::span<collective const> calls, known_communicator& on) noexcept {
+  calling const now{on};
+  if (int const trouble = now.trouble(); trouble != success) {
+    return trouble;
+  }
+  inside_nccl const here;
+  return perform(calls);
+}
+
 /// What stands for a number of the cut: all ranks of a communicator are asked.
 class numbered_question : public question {
  public:
@@ -28,6 +45,9 @@ class numbered_question : public question {
         what_{what},
         inside_{std::move(place)},
         is_of_all_ranks_{is_of_all_ranks} {}
+
+  /// It has been arrived at already.
+  void has_arrived() noexcept { asked_ = true; }
 
  protected:
   virtual void perform() = 0;
@@ -59,9 +79,7 @@ class numbered_question : public question {
 
   void arrive() {
     agreement().arrive(what_);
-    if (board* const at = the_board(); at != nullptr) {
-      at->progressed();
-    }
+    tell_of_progress();
   }
 
   [[nodiscard]] answer is_agreed() override {
@@ -220,19 +238,13 @@ class pending_call final : public numbered_question {
 
  private:
   void perform() override {
-    calling const now{of()};
-    int result = now.trouble();
-    if (result == success) {
-      inside_nccl const here;
-      result = others_.empty() ? nccl_shim::perform(first_) : perform_all();
+    if (others_.empty()) {
+      result_.is(make_calls({&first_, 1}, of()), of());
+      return;
     }
-    result_.is(result, of());
-  }
-
-  [[nodiscard]] int perform_all() const {
     std::vector<collective> all{first_};
     all.insert(all.end(), others_.begin(), others_.end());
-    return nccl_shim::perform(all);
+    result_.is(make_calls(all, of()), of());
   }
 
   collective first_;
@@ -285,6 +297,22 @@ class pending_end final : public numbered_question {
   bool& kept_;
 };
 
+/// Goes on with a call that was about to be made at once, inside the gate: it has been arrived at, and the others have to be
+/// asked after all.
+[[gnu::cold]] int ask_after_all(std::span<collective const> calls,
+                                std::shared_ptr<known_communicator> of) {
+  int result = success;
+  auto call = std::make_unique<pending_call>(calls, std::move(of), std::nullopt, result);
+  call->has_arrived();
+  sluice_agreed_call const handed = call.release()->as_call(calls.front().where);
+  bool const granted = handed.withdraw(handed.of) != 0;
+  if (granted) {
+    handed.make(handed.of);
+  }
+  gate()->leave();
+  return granted || gate()->make_agreed(&handed) == SLUICE_AGREED_MADE ? result : int{success};
+}
+
 }  // namespace
 
 void known_communicator::fail_by_difference() noexcept {
@@ -305,7 +333,7 @@ bool known_communicator::may_look_around() noexcept {
          looked_around_ns.compare_exchange_strong(last, now, std::memory_order_relaxed);
 }
 
-sluice_gate_api const* gate() noexcept {
+[[gnu::hot]] sluice_gate_api const* gate() noexcept {
   static sluice_gate_api const* const found = []() -> sluice_gate_api const* {
     char const* const run = std::getenv("SLUICE_RUN");
     auto* const table =
@@ -314,13 +342,13 @@ sluice_gate_api const* gate() noexcept {
       return nullptr;
     }
     auto const* const offered = table();
-    constexpr auto needed = offsetof(sluice_gate_api, attach_to_capture) + sizeof(void*);
+    constexpr auto needed = offsetof(sluice_gate_api, leave) + sizeof(void*);
     return offered->size >= needed ? offered : nullptr;
   }();
   return found;
 }
 
-board* the_board() noexcept {
+[[gnu::hot]] board* the_board() noexcept {
   static board* const one = []() -> board* {
     char const* const folder = std::getenv("SLUICE_RUNTIME_DIR");
     return folder != nullptr && *folder != '\0' ? board::open(folder).release() : nullptr;
@@ -336,6 +364,26 @@ inside_nccl::~inside_nccl() {
 }
 bool inside_nccl::here() noexcept {
   return inside != 0;
+}
+
+[[gnu::hot]] std::optional<int> make_at_once(std::span<collective const> calls,
+                                             known_communicator& of) {
+  if (gate()->enter_at_once() == 0) {
+    return std::nullopt;
+  }
+  auto const became = of.ranks->agreement().pass(numbered(calls));
+  if (became == cut_words::passing::refused) {
+    gate()->leave();
+    return std::nullopt;
+  }
+  tell_of_progress();
+  if (became == cut_words::passing::unclear) {
+    return ask_after_all(calls, of.shared_from_this());
+  }
+  int const result = make_calls(calls, of);
+  of.ranks->agreement().launched();
+  gate()->leave();
+  return result;
 }
 
 int hand_over(std::span<collective const> calls, std::shared_ptr<known_communicator> of,

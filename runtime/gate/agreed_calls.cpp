@@ -76,6 +76,13 @@ sluice_agreed_result make_agreed_now(sluice_agreed_call const& call) noexcept {
   }
 }
 
+[[gnu::hot]] bool enter_at_once() noexcept {
+  thread_slot& self = this_thread();
+  bool const has_to_wait_for_nothing =
+      takes_part(self) && !self.expendable && self.commit == 0 && !captures_are_under_way();
+  return has_to_wait_for_nothing && the_gate().enter_if_it_holds_nobody(self);
+}
+
 void drop_micro_batch(std::uint64_t aborts) noexcept {
   auto const is_running = [](void const* which) {
     return the_gate().aborts() == *static_cast<std::uint64_t const*>(which) ? 1 : 0;

@@ -53,14 +53,11 @@ bool membarrier(int command) {
   return ::syscall(SYS_membarrier, command, 0, 0) == 0;
 }
 
-constinit gate process_gate;
 thread_local constinit bool preparing_here [[gnu::tls_model("initial-exec")]] = false;
 
 }  // namespace
 
-gate& the_gate() noexcept {
-  return process_gate;
-}
+constinit gate process_gate;
 
 std::int64_t monotonic_ns() noexcept {
   timespec now{};
@@ -200,13 +197,8 @@ gate::verdict gate::judge(std::uint32_t now, thread_slot const& self, bool attac
 }
 
 bool gate::demand_holds() {
-  std::uint64_t const volatile* word = demand_word_.load(std::memory_order_acquire);
-  if (word == nullptr) {
-    return false;
-  }
-  std::uint64_t const demand = __atomic_load_n(word, __ATOMIC_ACQUIRE);
-  bool const wants_chunks = static_cast<std::uint32_t>(demand) != 0;
-  if (!wants_chunks || demand == answered_.load(std::memory_order_acquire)) {
+  std::uint64_t const demand = read(demand_word_);
+  if (!wants_chunks(demand) || demand == answered_.load(std::memory_order_acquire)) {
     return false;
   }
   std::int64_t const now = monotonic_ns();
@@ -218,11 +210,10 @@ bool gate::demand_holds() {
 }
 
 bool gate::pause_holds(std::uint32_t now, thread_slot const& self) const {
-  std::uint64_t const volatile* word = pause_word_.load(std::memory_order_acquire);
-  if (word == nullptr || (self.protect && (now & mode::urgent) != 0)) {
+  if (self.protect && (now & mode::urgent) != 0) {
     return false;
   }
-  std::uint64_t const until = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+  std::uint64_t const until = read(pause_word_);
   return until != 0 && static_cast<std::uint64_t>(monotonic_ns()) < until;
 }
 
@@ -306,15 +297,15 @@ void gate::open() {
 
 void gate::set_pause_word(std::uint64_t const volatile* until_ns) {
   prepare();
-  pause_word_.store(until_ns, std::memory_order_release);
+  pause_word_.store(until_ns != nullptr ? until_ns : &no_word, std::memory_order_release);
   until_ns != nullptr ? change(mode::paused, 0) : change(0, mode::paused);
 }
 
 void gate::set_demand_word(std::uint64_t const volatile* word) {
   prepare();
-  answered_.store(word != nullptr ? __atomic_load_n(word, __ATOMIC_ACQUIRE) : 0,
-                  std::memory_order_release);
-  demand_word_.store(word, std::memory_order_release);
+  std::uint64_t const volatile* const looked_at = word != nullptr ? word : &no_word;
+  answered_.store(__atomic_load_n(looked_at, __ATOMIC_ACQUIRE), std::memory_order_release);
+  demand_word_.store(looked_at, std::memory_order_release);
   word != nullptr ? change(mode::watching, 0) : change(0, mode::watching);
 }
 
@@ -324,9 +315,7 @@ void gate::demand_answered(std::uint64_t demand) {
 }
 
 std::int64_t gate::demand_seen_ns() const noexcept {
-  std::uint64_t const volatile* word = demand_word_.load(std::memory_order_acquire);
-  bool const seen = word != nullptr && seen_.load(std::memory_order_acquire) ==
-                                           __atomic_load_n(word, __ATOMIC_ACQUIRE);
+  bool const seen = seen_.load(std::memory_order_acquire) == read(demand_word_);
   return seen ? seen_ns_.load(std::memory_order_acquire) : 0;
 }
 

@@ -62,6 +62,9 @@ extern std::atomic<std::uint32_t> sluice_gate_defers;
 void sluice_flush_submissions(std::uint32_t symbol_index);
 }
 
+/// What the gate looks at while it was given no word: it asks for nothing.
+inline constexpr std::uint64_t no_word = 0;
+
 class gate {
  public:
   constexpr gate() noexcept = default;
@@ -75,12 +78,23 @@ class gate {
     self.inside.store(1, std::memory_order_relaxed);
     std::atomic_signal_fence(
         std::memory_order_seq_cst);  // the other half is the membarrier in close()
-    if (mode_.load(std::memory_order_relaxed) == 0) [[likely]] {
+    if (holds_nobody()) [[likely]] {
       return CUDA_SUCCESS;
     }
     return enter_slowly(self, work);
   }
   void leave(thread_slot& self) noexcept { self.inside.store(0, std::memory_order_release); }
+  /// Lets the calling thread inside if there is no reason to hold anybody, nor to leave a call to a submitter.
+  /// Else it is outside.
+  [[nodiscard]] bool enter_if_it_holds_nobody(thread_slot& self) {
+    self.inside.store(1, std::memory_order_relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    bool const inside = holds_nobody();
+    if (!inside) {
+      leave(self);
+    }
+    return inside;
+  }
   /// Lets the calling thread inside if it may enter at once. Else it is outside.
   [[nodiscard]] bool try_enter(thread_slot& self, planned_work const& work);
   /// Whether the calling thread, which is inside, would be held if it came now: then whoever closes
@@ -143,6 +157,20 @@ class gate {
  private:
   enum class verdict { enter, refuse, attach, wait_for_change, wait_for_pause, wait_for_room };
 
+  /// Whether it is open, and those who could ask for something ask for nothing.
+  [[nodiscard]] bool holds_nobody() const noexcept {
+    std::uint32_t const now = mode_.load(std::memory_order_relaxed);
+    return (now & ~(mode::paused | mode::watching)) == 0 && read(pause_word_) == 0 &&
+           !wants_chunks(read(demand_word_));
+  }
+  [[nodiscard]] static std::uint64_t read(
+      std::atomic<std::uint64_t const volatile*> const& word) noexcept {
+    return __atomic_load_n(word.load(std::memory_order_acquire), __ATOMIC_ACQUIRE);
+  }
+  [[nodiscard]] static bool wants_chunks(std::uint64_t demand) noexcept {
+    return static_cast<std::uint32_t>(demand) != 0;
+  }
+
   [[nodiscard]] CUresult enter_slowly(thread_slot& self, planned_work const& work);
   [[nodiscard]] std::uint32_t step_in(thread_slot& self) const;
   [[nodiscard]] verdict judge(std::uint32_t now, thread_slot const& self, bool attach_failed);
@@ -162,8 +190,8 @@ class gate {
 
   std::atomic<std::uint32_t> mode_{mode::unprepared};
   std::atomic<std::uint32_t> sleepers_{0};  // threads that a change must wake
-  std::atomic<std::uint64_t const volatile*> pause_word_{nullptr};
-  std::atomic<std::uint64_t const volatile*> demand_word_{nullptr};
+  std::atomic<std::uint64_t const volatile*> pause_word_{&no_word};
+  std::atomic<std::uint64_t const volatile*> demand_word_{&no_word};
   std::atomic<std::uint64_t> answered_{0};  // the last demand that needs nobody held any more
   std::atomic<std::uint64_t> seen_{0};      // the demand that a thread saw last, and when first
   std::atomic<std::int64_t> seen_ns_{0};
@@ -175,8 +203,11 @@ class gate {
   std::mutex preparing_;
 };
 
+extern gate process_gate [[gnu::visibility("hidden")]];
 /// The process's one gate. Never destroyed: threads launch until the process is gone.
-[[nodiscard]] gate& the_gate() noexcept;
+[[nodiscard]] inline gate& the_gate() noexcept {
+  return process_gate;
+}
 
 /// CLOCK_MONOTONIC, in nanoseconds.
 [[nodiscard]] std::int64_t monotonic_ns() noexcept;

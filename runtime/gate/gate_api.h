@@ -206,6 +206,12 @@ struct sluice_gate_api {
    * and whatever is made of that graph: its launches need agreement. `held` is then released by the
    * agreement's `release`. NULL: only asks. */
   int (*attach_to_capture)(void* stream, void* held);
+  /* For what needs agreement, and what nobody has to be asked about: lets the calling thread inside (1) if
+   * its call would be made at once, lie in no queue and be part of nothing that can be dropped. Else 0:
+   * make_agreed() knows what becomes of it. What the thread calls of the driver inside passes. */
+  int (*enter_at_once)(void);
+  /* After that. */
+  void (*leave)(void);
 };
 
 enum sluice_alloc_status {

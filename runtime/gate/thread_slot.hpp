@@ -32,7 +32,8 @@ struct alignas(64) thread_slot {
   /// 1 while the thread is between the gate and the end of the driver's call. Written by the owner;
   /// `gate::close` reads it from outside.
   std::atomic<std::uint32_t> inside{0};
-  std::atomic<std::uint32_t> taken{1};  ///< 0 once the owner has ended
+  std::atomic<std::uint32_t> taken{1};     ///< 0 once the owner has ended
+  std::atomic<std::uint64_t> launches{0};  ///< written by the owner, read by anyone
 
   // The rest is the owner's alone.
   bool exempt = false;
@@ -43,8 +44,7 @@ struct alignas(64) thread_slot {
   std::uint32_t next_remembered = 0;
   std::array<remembered_stream, 4> remembered{};
 
-  std::atomic<std::uint64_t> launches{0};  ///< written by the owner, read by anyone
-  thread_slot* next = nullptr;             ///< constant once the slot is in the list
+  thread_slot* next = nullptr;  ///< constant once the slot is in the list
 };
 
 extern thread_local constinit thread_slot* current_slot [[gnu::tls_model("initial-exec")]];

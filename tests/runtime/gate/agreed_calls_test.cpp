@@ -1,7 +1,10 @@
 /// Calls that others have to agree to: they wait their turn, and hold no more than what comes behind
 /// them.
 #include <atomic>
+#include <cerrno>
+#include <chrono>
 #include <functional>
+#include <future>
 #include <thread>
 #include <vector>
 
@@ -325,6 +328,57 @@ TEST_F(agreed_call, that_others_have_dropped_is_not_made) {
   EXPECT_EQ(gate.make_agreed_now(&call), SLUICE_AGREED_DROPPED);
   EXPECT_EQ(asked.dropped, 1);
   EXPECT_EQ(asked.made, 0);
+}
+
+TEST_F(agreed_call, that_needs_nobody_is_made_inside_the_gate_which_is_not_closed_meanwhile) {
+  gate.set_run_ahead(0);
+  ASSERT_EQ(gate.enter_at_once(), 1);
+  EXPECT_EQ(gate.enter_at_once(), 0);  // it belongs to what the thread is inside for
+  auto const close_by_another = [this](std::chrono::nanoseconds patience) {
+    return std::async(std::launch::async, [&] { return gate.close(in(patience)); }).get();
+  };
+  EXPECT_EQ(close_by_another(2ms), ETIMEDOUT);
+  note(1, comm);
+  gate.leave();
+  EXPECT_EQ(close_by_another(10s), 0);
+  gate.open();
+  EXPECT_EQ(all_entries(), numbers(1, 2));
+}
+
+TEST_F(agreed_call, that_needs_nobody_waits_its_turn_where_there_is_a_reason_to) {
+  EXPECT_EQ(gate.enter_at_once(), 0);  // it may have to be left to the submitter
+  gate.set_run_ahead(0);
+  gate.expendable_thread(1);
+  EXPECT_EQ(gate.enter_at_once(), 0);
+  gate.expendable_thread(0);
+  gate.exempt_thread(1);
+  EXPECT_EQ(gate.enter_at_once(), 0);
+  gate.exempt_thread(0);
+  EXPECT_EQ(cuda.begin_capture(comm, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+  EXPECT_EQ(gate.enter_at_once(), 0);  // it may be captured
+  CUgraph captured = nullptr;
+  EXPECT_EQ(cuda.end_capture(comm, &captured), CUDA_SUCCESS);
+  static std::uint64_t pause_until = 0;
+  gate.set_pause_word(&pause_until);
+  static std::uint64_t demand = 0;
+  gate.set_demand_word(&demand);
+  EXPECT_EQ(gate.enter_at_once(), 1);
+  gate.leave();
+  pause_until = static_cast<std::uint64_t>(in(10s));
+  EXPECT_EQ(gate.enter_at_once(), 0);
+  pause_until = 0;
+  demand = std::uint64_t{1} << 32U | 4;
+  EXPECT_EQ(gate.enter_at_once(), 0);
+  demand = 0;
+  ASSERT_EQ(gate.close(in(10s)), 0);
+  EXPECT_EQ(std::async(std::launch::async, [&] { return gate.enter_at_once(); }).get(), 0);
+  gate.open();
+  EXPECT_EQ(gate.enter_at_once(), 1);
+  gate.leave();
+  gate.set_pause_word(nullptr);
+  gate.set_demand_word(nullptr);
+  EXPECT_EQ(gate.enter_at_once(), 1);
+  gate.leave();
 }
 
 TEST_F(agreed_call, micro_batches_are_counted_and_outside_there_is_none) {

@@ -64,6 +64,8 @@ constexpr sluice_gate_api open_gate{
     .agreement = []() -> sluice_agreement const* { return nullptr; },
     .holds = [](std::uint64_t) { return 0; },
     .attach_to_capture = [](void*, void*) { return 0; },
+    .enter_at_once = [] { return 0; },
+    .leave = [] {},
 };
 
 template <typename Function>
