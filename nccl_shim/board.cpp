@@ -105,10 +105,6 @@ board::~board() {
   }
 }
 
-[[gnu::hot]] void board::progressed() noexcept {
-  shared_.places[place_].progress.fetch_add(1, std::memory_order_seq_cst);
-}
-
 std::uint32_t board::progress_of(std::uint32_t places) const noexcept {
   std::uint32_t sum = 0;
   for (; places != 0; places &= places - 1) {

@@ -57,7 +57,9 @@ class board {
   [[nodiscard]] unsigned place() const noexcept { return place_; }
 
   /// This process has done its part in something: others may wait for it no longer.
-  void progressed() noexcept;
+  void progressed() noexcept {
+    shared_.places[place_].progress.fetch_add(1, std::memory_order_seq_cst);
+  }
   /// `who`, a call of this process, waits for the places that `missing` finds, if any. False if not, or if another
   /// call waits; an exchange comes before a collective.
   template <typename Missing>

@@ -50,21 +50,25 @@ std::shared_ptr<known_communicator> find(communicator which) {
   return found != in.all.end() ? found->second : nullptr;
 }
 
-/// The same without asking the registry, if it was this thread's last and nothing has changed since. It lives until NCCL
-/// is told to destroy it, which nobody may do while it is called.
-[[gnu::hot]] known_communicator* find_again(communicator which) {
-  struct last_found {
-    communicator which;
-    known_communicator* known;
-    std::uint64_t version;
-  };
-  thread_local constinit last_found last [[gnu::tls_model("initial-exec")]]{};
+/// What a thread has called last, as long as the registry does not change: it lives until NCCL is told to destroy it, which
+/// nobody may do while it is called.
+struct last_called {
+  communicator which;
+  known_communicator* known;
+  cut* agreement;  // nullptr: its ranks do not agree
+  std::uint64_t version;
+};
+
+[[gnu::hot]] last_called const& find_again(communicator which) {
+  thread_local constinit last_called last [[gnu::tls_model("initial-exec")]]{};
   if (last.which != which || last.version != registry_version.load(std::memory_order_acquire))
       [[unlikely]] {
     std::uint64_t const version = registry_version.load(std::memory_order_acquire);
-    last = {which, find(which).get(), version};
+    auto* const known = find(which).get();
+    bool const agrees = known != nullptr && known->ranks != nullptr;
+    last = {which, known, agrees ? &known->ranks->agreement() : nullptr, version};
   }
-  return last.known;
+  return last;
 }
 
 /// The same; one that is not known yet is from now on.
@@ -361,10 +365,9 @@ std::optional<std::string> key_of_child(communicator parent, int colour) {
 }
 
 [[gnu::hot]] int submit(std::span<collective const> calls) {
-  if (auto* const known = find_again(calls.front().on);
-      known != nullptr && known->ranks != nullptr && known->trouble() == success &&
-      are_of_all(calls)) {
-    if (auto const made = make_at_once(calls, *known)) {
+  auto const& last = find_again(calls.front().on);
+  if (last.agreement != nullptr && last.known->trouble() == success && are_of_all(calls)) {
+    if (auto const made = make_at_once(calls, *last.known, *last.agreement)) {
       return *made;
     }
   }

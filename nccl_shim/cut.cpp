@@ -7,9 +7,12 @@
 #include <utility>
 
 #include "nccl_shim/clock.hpp"
+#include "nccl_shim/cut_memory.hpp"
 
 namespace sluice::nccl_shim {
 namespace {
+
+constexpr int to_write = 1;  // of a prefetch
 
 std::optional<outcome> trouble(cut_words::view const& seen) noexcept {
   if (seen.lost != 0) {
@@ -40,16 +43,34 @@ void cut::arrive(numbered_call const& what) noexcept {
   has_arrived();
 }
 
-[[gnu::hot]] cut_words::passing cut::pass(numbered_call const& what) noexcept {
-  auto const became = words_.pass(number_ + 1, epoch_, what);
-  if (became == cut_words::passing::refused) {
-    return became;
+[[gnu::hot]] passing cut::pass(numbered_call const& what) noexcept {
+  if (memory_ == nullptr) {
+    return passing::refused;
   }
-  ++number_;
-  if (became == cut_words::passing::unclear) {
+  auto const before = cut_word::unpack(memory_->word.load(std::memory_order_seq_cst));
+  if (!memory_->needs_nothing(before)) {
+    return passing::refused;
+  }
+  epoch_ = before.epoch;
+  memory_->say(rank_, arrival(epoch_, ++number_), what);
+  auto const now = cut_word::unpack(memory_->word.load(std::memory_order_seq_cst));
+  bool const alike = !memory_->differs(rank_, next_rank(), number_) &&
+                     (ranks_ <= 2 || !memory_->differs(rank_, last_rank(), number_));
+  if (!alike || !memory_->needs_nothing(now)) {
     has_arrived();
+    return passing::unclear;
   }
-  return became;
+  return passing::passed;
+}
+
+[[gnu::hot]] void cut::prepare_to_pass() const noexcept {
+  if (memory_ == nullptr) {
+    return;
+  }
+  __builtin_prefetch(&memory_->word);
+  __builtin_prefetch(&memory_->ranks[rank_], to_write);
+  __builtin_prefetch(&memory_->slot_of(next_rank(), number_ + 1));
+  __builtin_prefetch(&memory_->slot_of(last_rank(), number_ + 1));
 }
 
 void cut::has_arrived() noexcept {
@@ -57,9 +78,9 @@ void cut::has_arrived() noexcept {
   if (now.needed == 0 || now.granted >= number_) {
     // Nobody compares all ranks' calls, not even those that this one owes. If any two ranks differ, then two
     // neighbours do, and the later one of them sees it.
-    compare_with((rank_ + 1) % ranks_);
+    compare_with(next_rank());
     if (ranks_ > 2) {
-      compare_with((rank_ + ranks_ - 1) % ranks_);
+      compare_with(last_rank());
     }
   }
   if (now.needed != 0) {
@@ -89,8 +110,17 @@ outcome cut::await(std::int64_t deadline_ns) noexcept {
   });
 }
 
-[[gnu::hot]] void cut::launched() noexcept {
-  words_.launched(number_);
+/// A processor without `prefetchw` takes it for nothing.
+[[gnu::hot, gnu::target("prfchw")]] void cut::launched() noexcept {
+  if (memory_ == nullptr) {
+    words_.launched(number_);
+    return;
+  }
+  if (memory_->set_launched(rank_, number_).pausing != 0) {
+    words_.tell();  // it may be this rank that pauses, and waits for that
+  }
+  // Others have read it. Fetched now, it is this processor's own by the next call, which would wait for that.
+  __builtin_prefetch(&memory_->slot_of(rank_, number_ + 1), to_write);
 }
 
 std::uint64_t cut::pause(bool again) noexcept {

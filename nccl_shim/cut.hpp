@@ -45,18 +45,26 @@ enum class outcome {
   late      ///< the deadline has passed; ask again
 };
 
-/// One rank's part in it.
-class cut {
+/// What has become of a number that a rank would rather not wait for.
+enum class passing {
+  refused,  ///< somebody needs to be asked: nothing has been done
+  passed,   ///< it has been arrived at, and granted
+  unclear  ///< it has been arrived at, and somebody needs to be asked by now, or another call may be meant
+};
+
+/// One rank's part in it. What a call needs of it lies in one line of the cache.
+class alignas(64) cut {
  public:
   /// `words` are this rank's way to what all share.
   cut(cut_words& words, unsigned rank, unsigned ranks) noexcept
-      : words_{words}, rank_{rank}, ranks_{ranks} {}
+      : memory_{words.memory()}, rank_{rank}, ranks_{ranks}, words_{words} {}
 
   /// All before the next number is with the device.
   void arrive(numbered_call const& what) noexcept;
-  /// Arrives, if nobody needs to be asked: `passed`, what was arrived at is granted; `refused`, nothing has been done;
-  /// `unclear`, it has been arrived at.
-  [[nodiscard]] cut_words::passing pass(numbered_call const& what) noexcept;
+  /// Arrives in the epoch that there is, if nobody needs to be asked. Over a network it is always refused.
+  [[nodiscard]] passing pass(numbered_call const& what) noexcept;
+  /// What `pass` will look at is fetched meanwhile.
+  void prepare_to_pass() const noexcept;
   /// Waits for what becomes of it. Deadlines are CLOCK_MONOTONIC nanoseconds.
   [[nodiscard]] outcome await(std::int64_t deadline_ns) noexcept;
   /// What was granted has been launched.
@@ -133,13 +141,17 @@ class cut {
   template <typename Ask>
   [[nodiscard]] outcome wait(std::int64_t deadline_ns, Ask ask) noexcept;
 
-  cut_words& words_;
+  [[nodiscard]] unsigned next_rank() const noexcept { return (rank_ + 1) % ranks_; }
+  [[nodiscard]] unsigned last_rank() const noexcept { return (rank_ + ranks_ - 1) % ranks_; }
+
+  cut_memory* memory_;
+  std::uint64_t number_ = 0;
   unsigned rank_;
   unsigned ranks_;
+  std::uint16_t epoch_ = 0;
   bool needs_ = false;
   std::atomic<bool> settled_{true};
-  std::uint64_t number_ = 0;
-  std::uint16_t epoch_ = 0;
+  cut_words& words_;
 };
 
 }  // namespace sluice::nccl_shim

@@ -39,44 +39,8 @@ bool words_in_memory::exchange(std::uint64_t& seen, std::uint64_t made) noexcept
   return shared_.word.compare_exchange_strong(seen, made, std::memory_order_seq_cst);
 }
 
-/// A processor without `prefetchw` takes it for nothing.
-[[gnu::hot, gnu::target("prfchw")]] void words_in_memory::arrive(
-    std::uint64_t at, numbered_call const& what) noexcept {
-  auto& own = shared_.ranks[rank_];
-  std::uint64_t const number = at & number_mask;
-  auto& call = own.calls[number % remembered_calls];
-  call.at.store(0, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);
-  call.what[0].store(what.operation, std::memory_order_relaxed);
-  call.what[1].store(what.type, std::memory_order_relaxed);
-  call.what[2].store(what.count, std::memory_order_relaxed);
-  call.what[3].store(what.root, std::memory_order_relaxed);
-  call.at.store(at, std::memory_order_release);
-  own.arrived.store(at, std::memory_order_release);
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // of two that arrive, one sees the other's
-  // Others have read it. Fetched now, it is this processor's own by the next call, which would wait for that.
-  constexpr int to_write = 1;
-  __builtin_prefetch(&own.calls[(number + 1) % remembered_calls], to_write);
-}
-
-/// Whether nobody needs to be asked, and nobody is in trouble.
-[[gnu::hot]] bool words_in_memory::needs_nothing(cut_word word) const noexcept {
-  return word.needed == 0 && shared_.lost.load(std::memory_order_seq_cst) == 0 &&
-         shared_.differ.load(std::memory_order_seq_cst) == 0;
-}
-
-[[gnu::hot]] cut_words::passing words_in_memory::pass(std::uint64_t number, std::uint16_t& epoch,
-                                                      numbered_call const& what) noexcept {
-  auto const before = cut_word::unpack(shared_.word.load(std::memory_order_seq_cst));
-  if (!needs_nothing(before)) {
-    return passing::refused;
-  }
-  epoch = before.epoch;
-  words_in_memory::arrive(arrival(epoch, number), what);
-  auto const now = cut_word::unpack(shared_.word.load(std::memory_order_seq_cst));
-  bool const alike = !differs((rank_ + 1) % ranks_, number) &&
-                     (ranks_ <= 2 || !differs((rank_ + ranks_ - 1) % ranks_, number));
-  return alike && needs_nothing(now) ? passing::passed : passing::unclear;
+void words_in_memory::arrive(std::uint64_t at, numbered_call const& what) noexcept {
+  shared_.say(rank_, at, what);
 }
 
 void words_in_memory::arrivals(std::span<std::uint64_t> of_ranks) noexcept {
@@ -86,9 +50,7 @@ void words_in_memory::arrivals(std::span<std::uint64_t> of_ranks) noexcept {
 }
 
 numbered_call words_in_memory::call_of(unsigned rank, std::uint64_t number) noexcept {
-  auto const& what = shared_.ranks[rank % max_ranks].calls[number % remembered_calls].what;
-  return {what[0].load(std::memory_order_acquire), what[1].load(std::memory_order_acquire),
-          what[2].load(std::memory_order_acquire), what[3].load(std::memory_order_acquire)};
+  return shared_.call_of(rank, number);
 }
 
 cut_words::glance words_in_memory::look_at_all(std::uint64_t at) noexcept {
@@ -106,19 +68,12 @@ cut_words::glance words_in_memory::look_at_all(std::uint64_t at) noexcept {
   return {sight::all_alike, {}};
 }
 
-[[gnu::hot]] bool words_in_memory::differs(unsigned neighbour, std::uint64_t number) noexcept {
-  auto const& at = shared_.ranks[neighbour].calls[number % remembered_calls].at;
-  std::uint64_t const before = at.load(std::memory_order_seq_cst);
-  if ((before & number_mask) != number) {
-    return false;  // it has not come to that yet, or does not remember
-  }
-  bool const different = call_of(neighbour, number) != call_of(rank_, number);
-  return different && at.load(std::memory_order_acquire) == before;
+bool words_in_memory::differs(unsigned neighbour, std::uint64_t number) noexcept {
+  return shared_.differs(rank_, neighbour, number);
 }
 
 [[gnu::hot]] void words_in_memory::launched(std::uint64_t number) noexcept {
-  shared_.ranks[rank_].launched.store(number, std::memory_order_seq_cst);
-  if (cut_word::unpack(shared_.word.load(std::memory_order_seq_cst)).pausing != 0) {
+  if (shared_.set_launched(rank_, number).pausing != 0) {
     tell();  // it may be this rank that pauses, and waits for that
   }
 }

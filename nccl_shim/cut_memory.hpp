@@ -30,6 +30,50 @@ struct cut_memory {
   alignas(64) std::atomic<std::uint32_t> turn{0};  ///< grows with what somebody may wait for
   std::atomic<std::uint32_t> sleepers{0};
   std::array<rank_part, max_ranks> ranks;
+
+  [[nodiscard]] call& slot_of(unsigned rank, std::uint64_t number) noexcept {
+    return ranks[rank].calls[number % remembered_calls];
+  }
+  /// As `cut_words` says of them, for that rank.
+  [[nodiscard]] numbered_call call_of(unsigned rank, std::uint64_t number) const noexcept {
+    auto const& what = ranks[rank % max_ranks].calls[number % remembered_calls].what;
+    return {what[0].load(std::memory_order_acquire), what[1].load(std::memory_order_acquire),
+            what[2].load(std::memory_order_acquire), what[3].load(std::memory_order_acquire)};
+  }
+  void say(unsigned rank, std::uint64_t at, numbered_call const& what) noexcept {
+    auto& own = ranks[rank];
+    auto& slot = own.calls[(at & number_mask) % remembered_calls];
+    slot.at.store(0, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_release);
+    slot.what[0].store(what.operation, std::memory_order_relaxed);
+    slot.what[1].store(what.type, std::memory_order_relaxed);
+    slot.what[2].store(what.count, std::memory_order_relaxed);
+    slot.what[3].store(what.root, std::memory_order_relaxed);
+    slot.at.store(at, std::memory_order_release);
+    own.arrived.store(at, std::memory_order_release);
+    std::atomic_thread_fence(
+        std::memory_order_seq_cst);  // of two that arrive, one sees the other's
+  }
+  [[nodiscard]] bool differs(unsigned rank, unsigned neighbour,
+                             std::uint64_t number) const noexcept {
+    auto const& at = ranks[neighbour].calls[number % remembered_calls].at;
+    std::uint64_t const before = at.load(std::memory_order_seq_cst);
+    if ((before & number_mask) != number) {
+      return false;  // it has not come to that yet, or does not remember
+    }
+    bool const different = call_of(neighbour, number) != call_of(rank, number);
+    return different && at.load(std::memory_order_acquire) == before;
+  }
+  /// The word after that.
+  cut_word set_launched(unsigned rank, std::uint64_t number) noexcept {
+    ranks[rank].launched.store(number, std::memory_order_seq_cst);
+    return cut_word::unpack(word.load(std::memory_order_seq_cst));
+  }
+  /// Whether no rank needs to be asked, nor is in trouble.
+  [[nodiscard]] bool needs_nothing(cut_word now) const noexcept {
+    return now.needed == 0 && lost.load(std::memory_order_seq_cst) == 0 &&
+           differ.load(std::memory_order_seq_cst) == 0;
+  }
 };
 
 /// One rank's way to it.
@@ -38,11 +82,10 @@ class words_in_memory final : public cut_words {
   words_in_memory(cut_memory& shared, unsigned rank, unsigned ranks) noexcept
       : shared_{shared}, rank_{rank}, ranks_{ranks} {}
 
+  [[nodiscard]] cut_memory* memory() noexcept override { return &shared_; }
   [[nodiscard]] view look() noexcept override;
   [[nodiscard]] bool exchange(std::uint64_t& seen, std::uint64_t made) noexcept override;
   void arrive(std::uint64_t at, numbered_call const& what) noexcept override;
-  [[nodiscard]] passing pass(std::uint64_t number, std::uint16_t& epoch,
-                             numbered_call const& what) noexcept override;
   void arrivals(std::span<std::uint64_t> of_ranks) noexcept override;
   [[nodiscard]] numbered_call call_of(unsigned rank, std::uint64_t number) noexcept override;
   [[nodiscard]] glance look_at_all(std::uint64_t at) noexcept override;
@@ -59,8 +102,6 @@ class words_in_memory final : public cut_words {
       std::chrono::nanoseconds waited) const noexcept override;
 
  private:
-  [[nodiscard]] bool needs_nothing(cut_word word) const noexcept;
-
   cut_memory& shared_;
   unsigned rank_;
   unsigned ranks_;

@@ -74,6 +74,8 @@ inline constexpr std::uint64_t number_mask = (std::uint64_t{1} << number_bits) -
 /// In the place of a rank that is lost: what all share is, and with it everybody.
 inline constexpr unsigned the_words = 0xffff;
 
+struct cut_memory;
+
 class cut_words {
  public:
   struct view {
@@ -92,20 +94,15 @@ class cut_words {
   cut_words& operator=(cut_words const&) = delete;
   virtual ~cut_words() = default;
 
+  /// Where they lie, for whoever has no time for a detour; nullptr if that is not memory.
+  [[nodiscard]] virtual cut_memory* memory() noexcept { return nullptr; }
+
   [[nodiscard]] virtual view look() noexcept = 0;
   /// Makes the word `made` if it is `seen`; else `seen` becomes what it is. May fail as if it were not.
   [[nodiscard]] virtual bool exchange(std::uint64_t& seen, std::uint64_t made) noexcept = 0;
 
   /// This rank has come to an arrival, and means that by its number.
   virtual void arrive(std::uint64_t at, numbered_call const& what) noexcept = 0;
-  /// The same in the epoch that there is, if no rank needs to be asked and none is in trouble; else it is `refused`, and
-  /// nothing has been done. `unclear`: it has arrived, and one of that has changed meanwhile, or a neighbour seems to mean
-  /// another call. Words over a network always refuse.
-  enum class passing : std::uint8_t { refused, passed, unclear };
-  [[nodiscard]] virtual passing pass(std::uint64_t /*number*/, std::uint16_t& /*epoch*/,
-                                     numbered_call const& /*what*/) noexcept {
-    return passing::refused;
-  }
   /// Where each of so many ranks has arrived.
   virtual void arrivals(std::span<std::uint64_t> of_ranks) noexcept = 0;
   [[nodiscard]] virtual numbered_call call_of(unsigned rank, std::uint64_t number) noexcept = 0;

@@ -367,21 +367,22 @@ bool inside_nccl::here() noexcept {
 }
 
 [[gnu::hot]] std::optional<int> make_at_once(std::span<collective const> calls,
-                                             known_communicator& of) {
+                                             known_communicator& of, cut& agreement) {
+  agreement.prepare_to_pass();
   if (gate()->enter_at_once() == 0) {
     return std::nullopt;
   }
-  auto const became = of.ranks->agreement().pass(numbered(calls));
-  if (became == cut_words::passing::refused) {
+  auto const became = agreement.pass(numbered(calls));
+  if (became == passing::refused) {
     gate()->leave();
     return std::nullopt;
   }
   tell_of_progress();
-  if (became == cut_words::passing::unclear) {
+  if (became == passing::unclear) {
     return ask_after_all(calls, of.shared_from_this());
   }
   int const result = make_calls(calls, of);
-  of.ranks->agreement().launched();
+  agreement.launched();
   gate()->leave();
   return result;
 }

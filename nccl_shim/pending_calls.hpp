@@ -24,7 +24,7 @@
 namespace sluice::nccl_shim {
 
 /// What is known of a communicator.
-struct known_communicator : std::enable_shared_from_this<known_communicator> {
+struct alignas(64) known_communicator : std::enable_shared_from_this<known_communicator> {
   std::unique_ptr<membership> ranks;  ///< nullptr: they do not agree
   std::atomic<int> error{success};
   std::atomic<bool> given_up{false};
@@ -100,10 +100,10 @@ class inside_nccl {
   [[nodiscard]] static bool here() noexcept;
 };
 
-/// Makes a call, or a group of some, of all ranks of that communicator, if nothing lies before it and nobody has to be
-/// asked; nothing: it is to be handed over.
+/// Makes a call, or a group of some, of all ranks of that communicator, which agree by `agreement`, if nothing lies before
+/// it and nobody has to be asked; nothing: it is to be handed over.
 [[nodiscard]] std::optional<int> make_at_once(std::span<collective const> calls,
-                                              known_communicator& of);
+                                              known_communicator& of, cut& agreement);
 
 /// Hands a call, or a group of some, over to the gate; `place`: as part of a micro-batch.
 [[nodiscard]] int hand_over(std::span<collective const> calls,

@@ -76,11 +76,15 @@ sluice_agreed_result make_agreed_now(sluice_agreed_call const& call) noexcept {
   }
 }
 
-[[gnu::hot]] bool enter_at_once() noexcept {
+[[gnu::hot]] int enter_at_once() noexcept {
   thread_slot& self = this_thread();
   bool const has_to_wait_for_nothing =
       takes_part(self) && !self.expendable && self.commit == 0 && !captures_are_under_way();
-  return has_to_wait_for_nothing && the_gate().enter_if_it_holds_nobody(self);
+  return has_to_wait_for_nothing && the_gate().enter_if_it_holds_nobody(self) ? 1 : 0;
+}
+
+[[gnu::hot]] void leave() noexcept {
+  the_gate().leave(this_thread());
 }
 
 void drop_micro_batch(std::uint64_t aborts) noexcept {

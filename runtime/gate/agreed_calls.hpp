@@ -11,7 +11,8 @@ namespace sluice::gate {
 /// As `sluice_gate_api` says of them.
 [[nodiscard]] sluice_agreed_result make_agreed(sluice_agreed_call const& call) noexcept;
 [[nodiscard]] sluice_agreed_result make_agreed_now(sluice_agreed_call const& call) noexcept;
-[[nodiscard]] bool enter_at_once() noexcept;
+[[nodiscard]] int enter_at_once() noexcept;
+void leave() noexcept;
 void set_agreement(sluice_agreement const* offered) noexcept;
 [[nodiscard]] sluice_agreement const* agreement() noexcept;
 /// A moment, shorter when the waiting has begun only lately.

@@ -38,6 +38,7 @@ enum class symbol_class : std::uint8_t {
   deferred,
   gated,
   special,
+  ordered,
   refused,
   carries,
   passed,

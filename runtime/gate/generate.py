@@ -1,10 +1,12 @@
 """Generates the part of the gate that follows from cuda.h: jump stubs, typed wrappers, table of symbols.
 
-Every entry point gets one of seven classes, by rule from its name, so that a newer header needs no list to be kept:
+Every entry point gets one of eight classes, by rule from its name, so that a newer header needs no list to be kept:
 
     deferred  puts work on the device and may be left to the submitter: passes through the gate, now or later
     gated     puts work on the device: waits for what was left to the submitter, then passes through the gate
-    special   written by hand, because the gate has something to say there (memory, events, cuGetProcAddress, ...)
+    special   written by hand, because the gate has something to say there (memory, cuGetProcAddress, ...)
+    ordered   events, and streams that are waited for or asked: written by hand, for while something is left to the
+              submitter, and takes its turn there; else one jump to the driver
     refused   answers CUDA_ERROR_NOT_SUPPORTED: the gate could not hold it
     carries   makes, changes or ends a graph: what the graph holds that needs agreement goes with it
     passed    neither sees nor changes what was left to the submitter: one jump to the driver
@@ -72,14 +74,16 @@ SPECIAL = frozenset({
     "cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemFree_v2", "cuMemGetInfo_v2", "cuMemGetAddressRange_v2",
     "cuMemAllocAsync", "cuMemAllocAsync_ptsz", "cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz",
     "cuIpcGetMemHandle", "cuModuleUnload", "cuLibraryUnload", "cuFuncSetAttribute", "cuKernelSetAttribute",
+    "cuStreamEndCapture", "cuStreamEndCapture_ptsz", "cuStreamDestroy", "cuStreamDestroy_v2", "cuCtxDestroy", "cuCtxDestroy_v2",
+    "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxReset",
+    "cuDevicePrimaryCtxReset_v2",
+})  # fmt: skip
+ORDERED = frozenset({
     "cuCtxSynchronize", "cuCtxSynchronize_v2",
     "cuEventRecord", "cuEventRecord_ptsz", "cuEventRecordWithFlags", "cuEventRecordWithFlags_ptsz", "cuEventQuery",
     "cuEventSynchronize", "cuEventDestroy", "cuEventDestroy_v2", "cuEventElapsedTime", "cuEventElapsedTime_v2",
     "cuStreamWaitEvent", "cuStreamWaitEvent_ptsz", "cuStreamSynchronize", "cuStreamSynchronize_ptsz",
-    "cuStreamQuery", "cuStreamQuery_ptsz", "cuStreamEndCapture", "cuStreamEndCapture_ptsz",
-    "cuStreamDestroy", "cuStreamDestroy_v2", "cuCtxDestroy", "cuCtxDestroy_v2",
-    "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxReset",
-    "cuDevicePrimaryCtxReset_v2",
+    "cuStreamQuery", "cuStreamQuery_ptsz",
 })  # fmt: skip
 # Words that mark a launch, unless the name also says that it only describes one (a graph's node).
 LAUNCH_WORDS = ("Launch", "Memcpy", "Memset")
@@ -101,6 +105,8 @@ def classify(entry: EntryPoint) -> str:
     """
     if entry.name in SPECIAL:
         return "special"
+    if entry.name in ORDERED:
+        return "ordered"
     if entry.base in REFUSED:
         return "refused"
     if entry.base in CARRIES_BEFORE or entry.base in CARRIES_AFTER:
@@ -219,6 +225,7 @@ def stubs(classes: dict[str, str]) -> str:
             "passed": jump,
             "refused": f"  mov ${NOT_SUPPORTED}, %eax\n  ret",
             "drains": f"  cmpl $0, sluice_gate_defers(%rip)\n  jne 1f\n{jump}\n1: push ${index}\n  jmp sluice_drain",
+            "ordered": f"  cmpl $0, sluice_gate_defers(%rip)\n  jne 1f\n{jump}\n1: jmp sluice_ordered_{name}",
         }
         if kind in bodies:
             out.append(f".globl {name}\n.type {name}, @function\n.p2align 4\n{name}:\n{bodies[kind]}\n.size {name}, .-{name}")
@@ -298,7 +305,7 @@ def generate(headers: pathlib.Path, output: pathlib.Path) -> None:
     if "cuLaunchKernel" not in entries:
         raise HeaderError(f"{headers / 'cuda.h'} does not declare cuLaunchKernel: it is not the CUDA driver's header")
     classes = {name: classify(entry) for name, entry in entries.items()}
-    classes |= {name: "special" for name in SPECIAL if name not in classes}
+    classes |= {name: kind for kind, names in (("special", SPECIAL), ("ordered", ORDERED)) for name in names if name not in classes}
     classes = dict(sorted(classes.items()))
     output.mkdir(parents=True, exist_ok=True)
     by_hand = [name for name in classes if name in entries and WRITTEN_BY_HAND.fullmatch(entries[name].base)]

@@ -176,30 +176,34 @@ void forget_capture(CUstream stream) {
 
 }  // namespace sluice::gate
 
+/// Of a function that stands for the driver's while something may lie in queues; see generate.py.
+#define SLUICE_ORDERED_CALL extern "C" __attribute__((visibility("hidden")))
+
 #define SLUICE_STREAM_CALLS(suffix, per_thread)                                                 \
-  SLUICE_DRIVER_CALL CUresult cuEventRecord##suffix(CUevent event, CUstream stream) {           \
+  SLUICE_ORDERED_CALL CUresult sluice_ordered_cuEventRecord##suffix(CUevent event,              \
+                                                                    CUstream stream) {          \
     return record(symbol::of_cuEventRecord##suffix, {stream, per_thread}, event, [=] {          \
       return real<CUresult (*)(CUevent, CUstream)>(symbol::of_cuEventRecord##suffix)(event,     \
                                                                                      stream);   \
     });                                                                                         \
   }                                                                                             \
-  SLUICE_DRIVER_CALL CUresult cuEventRecordWithFlags##suffix(CUevent event, CUstream stream,    \
-                                                             unsigned flags) {                  \
+  SLUICE_ORDERED_CALL CUresult sluice_ordered_cuEventRecordWithFlags##suffix(                   \
+      CUevent event, CUstream stream, unsigned flags) {                                         \
     return record(symbol::of_cuEventRecordWithFlags##suffix, {stream, per_thread}, event, [=] { \
       using driver_function = CUresult (*)(CUevent, CUstream, unsigned);                        \
       return real<driver_function>(symbol::of_cuEventRecordWithFlags##suffix)(event, stream,    \
                                                                               flags);           \
     });                                                                                         \
   }                                                                                             \
-  SLUICE_DRIVER_CALL CUresult cuStreamWaitEvent##suffix(CUstream stream, CUevent event,         \
-                                                        unsigned flags) {                       \
+  SLUICE_ORDERED_CALL CUresult sluice_ordered_cuStreamWaitEvent##suffix(                        \
+      CUstream stream, CUevent event, unsigned flags) {                                         \
     return wait_for_event({stream, per_thread}, event, flags,                                   \
                           symbol::of_cuStreamWaitEvent##suffix);                                \
   }                                                                                             \
-  SLUICE_DRIVER_CALL CUresult cuStreamSynchronize##suffix(CUstream stream) {                    \
+  SLUICE_ORDERED_CALL CUresult sluice_ordered_cuStreamSynchronize##suffix(CUstream stream) {    \
     return synchronise_stream(symbol::of_cuStreamSynchronize##suffix, {stream, per_thread});    \
   }                                                                                             \
-  SLUICE_DRIVER_CALL CUresult cuStreamQuery##suffix(CUstream stream) {                          \
+  SLUICE_ORDERED_CALL CUresult sluice_ordered_cuStreamQuery##suffix(CUstream stream) {          \
     return query_stream(symbol::of_cuStreamQuery##suffix, {stream, per_thread});                \
   }                                                                                             \
   SLUICE_DRIVER_CALL CUresult cuStreamEndCapture##suffix(CUstream stream, CUgraph* graph) {     \
@@ -209,19 +213,19 @@ void forget_capture(CUstream stream) {
 SLUICE_STREAM_CALLS(, false)
 SLUICE_STREAM_CALLS(_ptsz, true)
 
-SLUICE_DRIVER_CALL CUresult cuCtxSynchronize() {
+SLUICE_ORDERED_CALL CUresult sluice_ordered_cuCtxSynchronize() {
   return synchronise_context(symbol::of_cuCtxSynchronize, nullptr);
 }
-SLUICE_DRIVER_CALL CUresult cuCtxSynchronize_v2(CUcontext context) {
+SLUICE_ORDERED_CALL CUresult sluice_ordered_cuCtxSynchronize_v2(CUcontext context) {
   return synchronise_context(symbol::of_cuCtxSynchronize_v2, context);
 }
-SLUICE_DRIVER_CALL CUresult cuEventQuery(CUevent event) {
+SLUICE_ORDERED_CALL CUresult sluice_ordered_cuEventQuery(CUevent event) {
   if (queues_matter() && record_is_pending(event)) {
     return CUDA_ERROR_NOT_READY;
   }
   return real<CUresult (*)(CUevent)>(symbol::of_cuEventQuery)(event);
 }
-SLUICE_DRIVER_CALL CUresult cuEventSynchronize(CUevent event) {
+SLUICE_ORDERED_CALL CUresult sluice_ordered_cuEventSynchronize(CUevent event) {
   auto const wait = [event] {
     return real<CUresult (*)(CUevent)>(symbol::of_cuEventSynchronize)(event);
   };
@@ -231,15 +235,17 @@ SLUICE_DRIVER_CALL CUresult cuEventSynchronize(CUevent event) {
   flush_record(event);
   return wait_after_flush(wait);
 }
-SLUICE_DRIVER_CALL CUresult cuEventDestroy(CUevent event) {
+SLUICE_ORDERED_CALL CUresult sluice_ordered_cuEventDestroy(CUevent event) {
   return destroy_event(symbol::of_cuEventDestroy, event);
 }
-SLUICE_DRIVER_CALL CUresult cuEventDestroy_v2(CUevent event) {
+SLUICE_ORDERED_CALL CUresult sluice_ordered_cuEventDestroy_v2(CUevent event) {
   return destroy_event(symbol::of_cuEventDestroy_v2, event);
 }
-SLUICE_DRIVER_CALL CUresult cuEventElapsedTime(float* milliseconds, CUevent from, CUevent to) {
+SLUICE_ORDERED_CALL CUresult sluice_ordered_cuEventElapsedTime(float* milliseconds, CUevent from,
+                                                               CUevent to) {
   return elapsed_time(symbol::of_cuEventElapsedTime, milliseconds, from, to);
 }
-SLUICE_DRIVER_CALL CUresult cuEventElapsedTime_v2(float* milliseconds, CUevent from, CUevent to) {
+SLUICE_ORDERED_CALL CUresult sluice_ordered_cuEventElapsedTime_v2(float* milliseconds, CUevent from,
+                                                                  CUevent to) {
   return elapsed_time(symbol::of_cuEventElapsedTime_v2, milliseconds, from, to);
 }

@@ -110,8 +110,8 @@ constexpr sluice_gate_api table = {
     .attach_to_capture = [](void* stream, void* held) -> int {
       return attach_to_capture(static_cast<CUstream>(stream), held) ? 1 : 0;
     },
-    .enter_at_once = []() -> int { return enter_at_once() ? 1 : 0; },
-    .leave = [] { the_gate().leave(this_thread()); },
+    .enter_at_once = enter_at_once,
+    .leave = leave,
 };
 
 }  // namespace

@@ -126,10 +126,7 @@ TEST_P(two_ranks, calls_that_differ_are_found_among_those_that_are_owed) {
   EXPECT_EQ(found->calls, (std::array{other, reduce}));
 }
 
-class two_ranks_in_memory : public two_ranks {
- protected:
-  using passing = cut_words::passing;
-};
+class two_ranks_in_memory : public two_ranks {};
 
 TEST_P(two_ranks_in_memory, what_nobody_needs_to_be_asked_about_is_passed_in_one_step) {
   for (int i = 0; i < 3; ++i) {
@@ -437,10 +434,10 @@ class fickle_rank {
     for (std::uint64_t call = 1; call <= calls_; ++call) {
       numbered_call const what{call, 0, 0, 0};
       auto const became = own_.pass(what);
-      if (became == cut_words::passing::refused) {
+      if (became == passing::refused) {
         own_.arrive(what);
       }
-      if (became != cut_words::passing::passed) {
+      if (became != passing::passed) {
         ASSERT_EQ(own_.await(in(60s)), outcome::granted);
       }
       launched_.store(call);

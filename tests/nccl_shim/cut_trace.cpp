@@ -82,7 +82,7 @@ class replay {
       numbered_call const what{.operation = next.more, .type = 0, .count = 0, .root = 0};
       // Passed in one step where that can be, every other time: what comes after must be the same.
       bool const may_pass = next.more % 2 == 0 && of.epoch() == next.after.epoch;
-      if (!may_pass || of.pass(what) == cut_words::passing::refused) {
+      if (!may_pass || of.pass(what) == passing::refused) {
         of.arrive(what);
       }
       return true;
