@@ -225,7 +225,7 @@ def stubs(classes: dict[str, str]) -> str:
             "passed": jump,
             "refused": f"  mov ${NOT_SUPPORTED}, %eax\n  ret",
             "drains": f"  cmpl $0, sluice_gate_defers(%rip)\n  jne 1f\n{jump}\n1: push ${index}\n  jmp sluice_drain",
-            "ordered": f"  cmpl $0, sluice_gate_defers(%rip)\n  jne 1f\n{jump}\n1: jmp sluice_ordered_{name}",
+            "ordered": f"  cmpl $0, sluice_gate_defers(%rip)\n  jne 1f\n{jump}\n1: jmp {name}_in_turn",
         }
         if kind in bodies:
             out.append(f".globl {name}\n.type {name}, @function\n.p2align 4\n{name}:\n{bodies[kind]}\n.size {name}, .-{name}")

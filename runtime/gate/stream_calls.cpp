@@ -179,53 +179,52 @@ void forget_capture(CUstream stream) {
 /// Of a function that stands for the driver's while something may lie in queues; see generate.py.
 #define SLUICE_ORDERED_CALL extern "C" __attribute__((visibility("hidden")))
 
-#define SLUICE_STREAM_CALLS(suffix, per_thread)                                                 \
-  SLUICE_ORDERED_CALL CUresult sluice_ordered_cuEventRecord##suffix(CUevent event,              \
-                                                                    CUstream stream) {          \
-    return record(symbol::of_cuEventRecord##suffix, {stream, per_thread}, event, [=] {          \
-      return real<CUresult (*)(CUevent, CUstream)>(symbol::of_cuEventRecord##suffix)(event,     \
-                                                                                     stream);   \
-    });                                                                                         \
-  }                                                                                             \
-  SLUICE_ORDERED_CALL CUresult sluice_ordered_cuEventRecordWithFlags##suffix(                   \
-      CUevent event, CUstream stream, unsigned flags) {                                         \
-    return record(symbol::of_cuEventRecordWithFlags##suffix, {stream, per_thread}, event, [=] { \
-      using driver_function = CUresult (*)(CUevent, CUstream, unsigned);                        \
-      return real<driver_function>(symbol::of_cuEventRecordWithFlags##suffix)(event, stream,    \
-                                                                              flags);           \
-    });                                                                                         \
-  }                                                                                             \
-  SLUICE_ORDERED_CALL CUresult sluice_ordered_cuStreamWaitEvent##suffix(                        \
-      CUstream stream, CUevent event, unsigned flags) {                                         \
-    return wait_for_event({stream, per_thread}, event, flags,                                   \
-                          symbol::of_cuStreamWaitEvent##suffix);                                \
-  }                                                                                             \
-  SLUICE_ORDERED_CALL CUresult sluice_ordered_cuStreamSynchronize##suffix(CUstream stream) {    \
-    return synchronise_stream(symbol::of_cuStreamSynchronize##suffix, {stream, per_thread});    \
-  }                                                                                             \
-  SLUICE_ORDERED_CALL CUresult sluice_ordered_cuStreamQuery##suffix(CUstream stream) {          \
-    return query_stream(symbol::of_cuStreamQuery##suffix, {stream, per_thread});                \
-  }                                                                                             \
-  SLUICE_DRIVER_CALL CUresult cuStreamEndCapture##suffix(CUstream stream, CUgraph* graph) {     \
-    return end_capture(symbol::of_cuStreamEndCapture##suffix, {stream, per_thread}, graph);     \
+#define SLUICE_STREAM_CALLS(suffix, per_thread)                                                    \
+  SLUICE_ORDERED_CALL CUresult cuEventRecord##suffix##_in_turn(CUevent event, CUstream stream) {   \
+    return record(symbol::of_cuEventRecord##suffix, {stream, per_thread}, event, [=] {             \
+      return real<CUresult (*)(CUevent, CUstream)>(symbol::of_cuEventRecord##suffix)(event,        \
+                                                                                     stream);      \
+    });                                                                                            \
+  }                                                                                                \
+  SLUICE_ORDERED_CALL CUresult cuEventRecordWithFlags##suffix##_in_turn(                           \
+      CUevent event, CUstream stream, unsigned flags) {                                            \
+    return record(symbol::of_cuEventRecordWithFlags##suffix, {stream, per_thread}, event, [=] {    \
+      using driver_function = CUresult (*)(CUevent, CUstream, unsigned);                           \
+      return real<driver_function>(symbol::of_cuEventRecordWithFlags##suffix)(event, stream,       \
+                                                                              flags);              \
+    });                                                                                            \
+  }                                                                                                \
+  SLUICE_ORDERED_CALL CUresult cuStreamWaitEvent##suffix##_in_turn(CUstream stream, CUevent event, \
+                                                                   unsigned flags) {               \
+    return wait_for_event({stream, per_thread}, event, flags,                                      \
+                          symbol::of_cuStreamWaitEvent##suffix);                                   \
+  }                                                                                                \
+  SLUICE_ORDERED_CALL CUresult cuStreamSynchronize##suffix##_in_turn(CUstream stream) {            \
+    return synchronise_stream(symbol::of_cuStreamSynchronize##suffix, {stream, per_thread});       \
+  }                                                                                                \
+  SLUICE_ORDERED_CALL CUresult cuStreamQuery##suffix##_in_turn(CUstream stream) {                  \
+    return query_stream(symbol::of_cuStreamQuery##suffix, {stream, per_thread});                   \
+  }                                                                                                \
+  SLUICE_DRIVER_CALL CUresult cuStreamEndCapture##suffix(CUstream stream, CUgraph* graph) {        \
+    return end_capture(symbol::of_cuStreamEndCapture##suffix, {stream, per_thread}, graph);        \
   }
 
 SLUICE_STREAM_CALLS(, false)
 SLUICE_STREAM_CALLS(_ptsz, true)
 
-SLUICE_ORDERED_CALL CUresult sluice_ordered_cuCtxSynchronize() {
+SLUICE_ORDERED_CALL CUresult cuCtxSynchronize_in_turn() {
   return synchronise_context(symbol::of_cuCtxSynchronize, nullptr);
 }
-SLUICE_ORDERED_CALL CUresult sluice_ordered_cuCtxSynchronize_v2(CUcontext context) {
+SLUICE_ORDERED_CALL CUresult cuCtxSynchronize_v2_in_turn(CUcontext context) {
   return synchronise_context(symbol::of_cuCtxSynchronize_v2, context);
 }
-SLUICE_ORDERED_CALL CUresult sluice_ordered_cuEventQuery(CUevent event) {
+SLUICE_ORDERED_CALL CUresult cuEventQuery_in_turn(CUevent event) {
   if (queues_matter() && record_is_pending(event)) {
     return CUDA_ERROR_NOT_READY;
   }
   return real<CUresult (*)(CUevent)>(symbol::of_cuEventQuery)(event);
 }
-SLUICE_ORDERED_CALL CUresult sluice_ordered_cuEventSynchronize(CUevent event) {
+SLUICE_ORDERED_CALL CUresult cuEventSynchronize_in_turn(CUevent event) {
   auto const wait = [event] {
     return real<CUresult (*)(CUevent)>(symbol::of_cuEventSynchronize)(event);
   };
@@ -235,17 +234,17 @@ SLUICE_ORDERED_CALL CUresult sluice_ordered_cuEventSynchronize(CUevent event) {
   flush_record(event);
   return wait_after_flush(wait);
 }
-SLUICE_ORDERED_CALL CUresult sluice_ordered_cuEventDestroy(CUevent event) {
+SLUICE_ORDERED_CALL CUresult cuEventDestroy_in_turn(CUevent event) {
   return destroy_event(symbol::of_cuEventDestroy, event);
 }
-SLUICE_ORDERED_CALL CUresult sluice_ordered_cuEventDestroy_v2(CUevent event) {
+SLUICE_ORDERED_CALL CUresult cuEventDestroy_v2_in_turn(CUevent event) {
   return destroy_event(symbol::of_cuEventDestroy_v2, event);
 }
-SLUICE_ORDERED_CALL CUresult sluice_ordered_cuEventElapsedTime(float* milliseconds, CUevent from,
-                                                               CUevent to) {
+SLUICE_ORDERED_CALL CUresult cuEventElapsedTime_in_turn(float* milliseconds, CUevent from,
+                                                        CUevent to) {
   return elapsed_time(symbol::of_cuEventElapsedTime, milliseconds, from, to);
 }
-SLUICE_ORDERED_CALL CUresult sluice_ordered_cuEventElapsedTime_v2(float* milliseconds, CUevent from,
-                                                                  CUevent to) {
+SLUICE_ORDERED_CALL CUresult cuEventElapsedTime_v2_in_turn(float* milliseconds, CUevent from,
+                                                           CUevent to) {
   return elapsed_time(symbol::of_cuEventElapsedTime_v2, milliseconds, from, to);
 }
