@@ -29,7 +29,15 @@ struct registry {
   std::unordered_map<communicator, std::shared_ptr<known_communicator>> all;  // guarded by lock
   bool may_pause = false;       // this process, so that others must be asked; likewise
   bool works_together = false;  // in micro-batches, likewise
+  /// Communicators that are gone, but not from under the feet of whoever was in the middle of a call that was aborted.
+  std::vector<std::shared_ptr<known_communicator>> still_called;  // likewise
   [[nodiscard]] bool must_agree() const noexcept { return may_pause || works_together; }
+  /// To be called with the lock, before what is known of one is replaced or removed.
+  void retire(std::shared_ptr<known_communicator> const& one) {
+    if (one != nullptr && one->being_called.load(std::memory_order_seq_cst) != 0) {
+      still_called.push_back(one);
+    }
+  }
 };
 
 /// Grows with each change of what the registry holds.
@@ -50,8 +58,8 @@ std::shared_ptr<known_communicator> find(communicator which) {
   return found != in.all.end() ? found->second : nullptr;
 }
 
-/// What a thread has called last, as long as the registry does not change: it lives until NCCL is told to destroy it, which
-/// nobody may do while it is called.
+/// What a thread has called last, as long as the registry does not change. It lives as long as it is called, and NCCL is not
+/// told to destroy it.
 struct last_called {
   communicator which;
   known_communicator* known;
@@ -352,7 +360,9 @@ void enlist(communicator made, std::unique_ptr<membership> of) {
     known->ranks->need(in.must_agree());
   }
   registry_version.fetch_add(1, std::memory_order_release);
-  in.all[made] = std::move(known);
+  auto& place = in.all[made];
+  in.retire(place);
+  place = std::move(known);
 }
 
 std::optional<std::string> key_of_child(communicator parent, int colour) {
@@ -405,7 +415,10 @@ void forget(communicator which) noexcept {
     registry& in = the_registry();
     std::lock_guard const guard{in.lock};
     registry_version.fetch_add(1, std::memory_order_release);
-    in.all.erase(which);
+    if (auto const found = in.all.find(which); found != in.all.end()) {
+      in.retire(found->second);
+      in.all.erase(found);
+    }
   }
   forget_domain(which);
 }

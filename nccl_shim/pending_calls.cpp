@@ -27,8 +27,7 @@ thread_local constinit int inside [[gnu::tls_model("initial-exec")]] = 0;
 }
 
 /// Calls NCCL, unless there is trouble.
-[[gnu::hot]] int make_calls(std::span<collective const> calls, known_communicator& on) noexcept {
-  calling const now{on};
+[[gnu::hot]] int make_calls(std::span<collective const> calls, calling const& now) noexcept {
   if (int const trouble = now.trouble(); trouble != success) {
     return trouble;
   }
@@ -238,13 +237,14 @@ class pending_call final : public numbered_question {
 
  private:
   void perform() override {
+    calling const now{of()};
     if (others_.empty()) {
-      result_.is(make_calls({&first_, 1}, of()), of());
+      result_.is(make_calls({&first_, 1}, now), of());
       return;
     }
     std::vector<collective> all{first_};
     all.insert(all.end(), others_.begin(), others_.end());
-    result_.is(make_calls(all, of()), of());
+    result_.is(make_calls(all, now), of());
   }
 
   collective first_;
@@ -372,17 +372,22 @@ bool inside_nccl::here() noexcept {
   if (gate()->enter_at_once() == 0) {
     return std::nullopt;
   }
-  auto const became = agreement.pass(numbered(calls));
-  if (became == passing::refused) {
-    gate()->leave();
-    return std::nullopt;
+  std::optional<int> result;
+  auto became = passing::refused;
+  {
+    calling const now{of};
+    became = agreement.pass(numbered(calls));
+    if (became != passing::refused) {
+      tell_of_progress();
+    }
+    if (became == passing::passed) {
+      result = make_calls(calls, now);
+      agreement.launched();
+    }
   }
-  tell_of_progress();
   if (became == passing::unclear) {
     return ask_after_all(calls, of.shared_from_this());
   }
-  int const result = make_calls(calls, of);
-  agreement.launched();
   gate()->leave();
   return result;
 }
