@@ -96,7 +96,8 @@ outcome cut::await(std::int64_t deadline_ns) noexcept {
       return outcome::granted;
     }
     if (auto const bad = trouble(seen)) {
-      return bad;
+      // The others have launched what was granted before that, and after the word was read.
+      return is_granted() ? outcome::granted : bad;
     }
     if (now.needed == 0) {
       return outcome::granted;

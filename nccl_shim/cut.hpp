@@ -67,6 +67,10 @@ class alignas(64) cut {
   void prepare_to_pass() const noexcept;
   /// Waits for what becomes of it. Deadlines are CLOCK_MONOTONIC nanoseconds.
   [[nodiscard]] outcome await(std::int64_t deadline_ns) noexcept;
+  /// Whether it is granted already.
+  [[nodiscard]] bool is_granted() const noexcept {
+    return cut_word::unpack(words_.look().word).granted >= number_;
+  }
   /// What was granted has been launched.
   void launched() noexcept;
   /// The ranks that have not arrived at this rank's number.

@@ -145,7 +145,8 @@ class numbered_question : public question {
       return;
     }
     inside_->domain->ranks->look_for_deaths();
-    if (leading().lost()) {
+    // What has been granted meanwhile is made: the others have launched it.
+    if (leading().lost() && !agreement().is_granted()) {
       complain_of_death(*inside_->domain);
     }
   }

@@ -11,9 +11,11 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -284,6 +286,74 @@ TEST_P(two_ranks_that_agree, a_death_ends_all_waits_but_those_for_what_is_grante
   first.launched();
   first.arrive(reduce);
   EXPECT_EQ(now(first), outcome::lost);
+}
+
+/// A rank's words, between whose looks at the word and at what is wrong something happens, once.
+class slow_words final : public cut_words {
+ public:
+  explicit slow_words(cut_words& behind) : behind_{behind} {}
+  void happens(std::function<void()> what) { happens_ = std::move(what); }
+
+  [[nodiscard]] view look() noexcept override {
+    view seen = behind_.look();
+    if (auto const what = std::exchange(happens_, nullptr)) {
+      what();
+      std::uint64_t const word = seen.word;
+      seen = behind_.look();
+      seen.word = word;
+    }
+    return seen;
+  }
+  [[nodiscard]] bool exchange(std::uint64_t& seen, std::uint64_t made) noexcept override {
+    return behind_.exchange(seen, made);
+  }
+  void arrive(std::uint64_t at, numbered_call const& what) noexcept override {
+    behind_.arrive(at, what);
+  }
+  void arrivals(std::span<std::uint64_t> of_ranks) noexcept override { behind_.arrivals(of_ranks); }
+  [[nodiscard]] numbered_call call_of(unsigned rank, std::uint64_t number) noexcept override {
+    return behind_.call_of(rank, number);
+  }
+  [[nodiscard]] glance look_at_all(std::uint64_t at) noexcept override {
+    return behind_.look_at_all(at);
+  }
+  [[nodiscard]] bool differs(unsigned neighbour, std::uint64_t number) noexcept override {
+    return behind_.differs(neighbour, number);
+  }
+  void launched(std::uint64_t number) noexcept override { behind_.launched(number); }
+  [[nodiscard]] std::uint64_t launched() noexcept override { return behind_.launched(); }
+  void lose(unsigned rank) noexcept override { behind_.lose(rank); }
+  void differ(std::uint64_t differ) noexcept override { behind_.differ(differ); }
+  [[nodiscard]] std::uint32_t turn() noexcept override { return behind_.turn(); }
+  void tell() noexcept override { behind_.tell(); }
+  void wait(std::uint32_t seen, std::chrono::nanoseconds waited,
+            std::chrono::nanoseconds at_most) noexcept override {
+    behind_.wait(seen, waited, at_most);
+  }
+  [[nodiscard]] std::chrono::nanoseconds between_looks(
+      std::chrono::nanoseconds waited) const noexcept override {
+    return behind_.between_looks(waited);
+  }
+
+ private:
+  cut_words& behind_;
+  std::function<void()> happens_;
+};
+
+TEST_P(two_ranks_that_agree, what_was_granted_before_a_death_is_launched_by_who_sees_both_at_once) {
+  slow_words slow{*words_of_second};
+  cut late{slow, 1, 2};
+  late.arrive(reduce);
+  slow.happens([this] {
+    first.arrive(reduce);
+    EXPECT_EQ(now(first), outcome::granted);
+    first.launched();
+    first.declare_lost(0);
+  });
+  EXPECT_EQ(now(late), outcome::granted);
+  late.launched();
+  late.arrive(reduce);
+  EXPECT_EQ(now(late), outcome::lost);
 }
 
 TEST_P(two_ranks_that_agree, who_sleeps_is_woken) {
