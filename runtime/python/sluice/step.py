@@ -275,8 +275,13 @@ def _processes_of(model: nn.Module) -> Processes | None:
     replicas, shards = Replicas.find(model), Shards.find(model)
     if replicas is not None and shards is not None:
         raise SluiceError("a model can be in DistributedDataParallel or sharded by fully_shard, not both")
-    found = replicas if replicas is not None else shards
-    return found if found is not None else TensorParallel.find(model)
+    if shards is not None:
+        return shards
+    parts = TensorParallel.find(model)
+    if replicas is not None and parts is not None:
+        raise SluiceError("a model can be in DistributedDataParallel or have layers in parts, not both; beside those, "
+                          "fully_shard trains replicas and shards")
+    return replicas if replicas is not None else parts
 
 
 def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:

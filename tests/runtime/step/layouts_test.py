@@ -83,6 +83,9 @@ def refused(rank: int) -> None:
         sluice.Step(module, torch.optim.SGD(module.parameters(), lr=0.1), adapt=True)
     with sharing(PatientRuntime() if rank == 0 else None), pytest.raises(sluice.SluiceError, match="all under one `sluice run`"):
         sluice.Step(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    beside = nn.Sequential(nn.parallel.DistributedDataParallel(nn.Linear(4, 4)), module)
+    with pytest.raises(sluice.SluiceError, match="in DistributedDataParallel or have layers in parts, not both; .* fully_shard"):
+        sluice.Step(beside, torch.optim.SGD(beside.parameters(), lr=0.1))
 
 
 @pytest.mark.parametrize(("body", "ranks"), [(refused, 2), (refused_in_some_processes, 4)], ids=["two", "four"])
