@@ -358,6 +358,7 @@ TEST_F(agreed_call, that_needs_nobody_waits_its_turn_where_there_is_a_reason_to)
   EXPECT_EQ(gate.enter_at_once(), 0);  // it may be captured
   CUgraph captured = nullptr;
   EXPECT_EQ(cuda.end_capture(comm, &captured), CUDA_SUCCESS);
+  EXPECT_EQ(cuda.destroy_graph(captured), CUDA_SUCCESS);
   static std::uint64_t pause_until = 0;
   gate.set_pause_word(&pause_until);
   static std::uint64_t demand = 0;
