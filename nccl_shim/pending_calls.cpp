@@ -369,10 +369,10 @@ bool inside_nccl::here() noexcept {
 
 [[gnu::hot]] std::optional<int> make_at_once(std::span<collective const> calls,
                                              known_communicator& of, cut& agreement) {
-  agreement.prepare_to_pass();
   if (gate()->enter_at_once() == 0) {
     return std::nullopt;
   }
+  agreement.prepare_to_pass();  // not before: until now it may have been the submitter's
   std::optional<int> result;
   auto became = passing::refused;
   {

@@ -159,7 +159,7 @@ class gate {
 
   /// Whether it is open, and those who could ask for something ask for nothing.
   [[nodiscard]] bool holds_nobody() const noexcept {
-    std::uint32_t const now = mode_.load(std::memory_order_relaxed);
+    std::uint32_t const now = mode_.load(std::memory_order_acquire);
     return (now & ~(mode::paused | mode::watching)) == 0 && read(pause_word_) == 0 &&
            !wants_chunks(read(demand_word_));
   }
