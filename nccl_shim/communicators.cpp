@@ -32,16 +32,23 @@ struct registry {
   /// Communicators that are gone, but not from under the feet of whoever was in the middle of a call that was aborted.
   std::vector<std::shared_ptr<known_communicator>> still_called;  // likewise
   [[nodiscard]] bool must_agree() const noexcept { return may_pause || works_together; }
-  /// To be called with the lock, before what is known of one is replaced or removed.
-  void retire(std::shared_ptr<known_communicator> const& one) {
-    if (one != nullptr && one->being_called.load(std::memory_order_seq_cst) != 0) {
-      still_called.push_back(one);
-    }
-  }
+  /// What is known of one from now on; nullptr: nothing. To be called with the lock.
+  void know(communicator which, std::shared_ptr<known_communicator> one);
 };
 
 /// Grows with each change of what the registry holds.
 constinit std::atomic<std::uint64_t> registry_version{1};
+
+void registry::know(communicator which, std::shared_ptr<known_communicator> one) {
+  registry_version.fetch_add(1, std::memory_order_release);
+  auto const before = all.extract(which);
+  if (!before.empty() && before.mapped()->being_called.load(std::memory_order_seq_cst) != 0) {
+    still_called.push_back(before.mapped());
+  }
+  if (one != nullptr) {
+    all.emplace(which, std::move(one));
+  }
+}
 
 /// Threads that wait for what was left to the gate.
 constinit std::atomic<unsigned> flushing{0};
@@ -69,9 +76,8 @@ struct last_called {
 
 [[gnu::hot]] last_called const& find_again(communicator which) {
   thread_local constinit last_called last [[gnu::tls_model("initial-exec")]]{};
-  if (last.which != which || last.version != registry_version.load(std::memory_order_acquire))
-      [[unlikely]] {
-    std::uint64_t const version = registry_version.load(std::memory_order_acquire);
+  std::uint64_t const version = registry_version.load(std::memory_order_acquire);
+  if (last.which != which || last.version != version) [[unlikely]] {
     auto* const known = find(which).get();
     bool const agrees = known != nullptr && known->ranks != nullptr;
     last = {which, known, agrees ? &known->ranks->agreement() : nullptr, version};
@@ -86,12 +92,12 @@ std::shared_ptr<known_communicator> know(communicator which) {
   }
   registry& in = the_registry();
   std::lock_guard const guard{in.lock};
-  auto& place = in.all[which];
-  if (place == nullptr) {
-    registry_version.fetch_add(1, std::memory_order_release);
-    place = std::make_shared<known_communicator>();
+  if (auto const found = in.all.find(which); found != in.all.end()) {
+    return found->second;  // by another thread since
   }
-  return place;
+  auto made = std::make_shared<known_communicator>();
+  in.know(which, made);
+  return made;
 }
 
 /// Whoever asks for errors has work under way, which never ends without the rank that has died: nobody
@@ -359,10 +365,7 @@ void enlist(communicator made, std::unique_ptr<membership> of) {
   if (known->ranks != nullptr) {
     known->ranks->need(in.must_agree());
   }
-  registry_version.fetch_add(1, std::memory_order_release);
-  auto& place = in.all[made];
-  in.retire(place);
-  place = std::move(known);
+  in.know(made, std::move(known));
 }
 
 std::optional<std::string> key_of_child(communicator parent, int colour) {
@@ -414,11 +417,7 @@ void forget(communicator which) noexcept {
   {
     registry& in = the_registry();
     std::lock_guard const guard{in.lock};
-    registry_version.fetch_add(1, std::memory_order_release);
-    if (auto const found = in.all.find(which); found != in.all.end()) {
-      in.retire(found->second);
-      in.all.erase(found);
-    }
+    in.know(which, nullptr);
   }
   forget_domain(which);
 }

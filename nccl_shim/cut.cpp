@@ -12,8 +12,6 @@
 namespace sluice::nccl_shim {
 namespace {
 
-constexpr int to_write = 1;  // of a prefetch
-
 std::optional<outcome> trouble(cut_words::view const& seen) noexcept {
   if (seen.lost != 0) {
     return outcome::lost;
@@ -52,7 +50,7 @@ void cut::arrive(numbered_call const& what) noexcept {
     return passing::refused;
   }
   epoch_ = before.epoch;
-  memory_->say(rank_, arrival(epoch_, ++number_), what);
+  memory_->arrive(rank_, arrival(epoch_, ++number_), what);
   auto const now = cut_word::unpack(memory_->word.load(std::memory_order_seq_cst));
   bool const alike = !memory_->differs(rank_, next_rank(), number_) &&
                      (ranks_ <= 2 || !memory_->differs(rank_, last_rank(), number_));
@@ -67,6 +65,7 @@ void cut::arrive(numbered_call const& what) noexcept {
   if (memory_ == nullptr) {
     return;
   }
+  constexpr int to_write = 1;
   __builtin_prefetch(&memory_->word);
   __builtin_prefetch(&memory_->ranks[rank_], to_write);
   __builtin_prefetch(&memory_->slot_of(next_rank(), number_ + 1));
@@ -111,17 +110,8 @@ outcome cut::await(std::int64_t deadline_ns) noexcept {
   });
 }
 
-/// A processor without `prefetchw` takes it for nothing.
-[[gnu::hot, gnu::target("prfchw")]] void cut::launched() noexcept {
-  if (memory_ == nullptr) {
-    words_.launched(number_);
-    return;
-  }
-  if (memory_->set_launched(rank_, number_).pausing != 0) {
-    words_.tell();  // it may be this rank that pauses, and waits for that
-  }
-  // Others have read it. Fetched now, it is this processor's own by the next call, which would wait for that.
-  __builtin_prefetch(&memory_->slot_of(rank_, number_ + 1), to_write);
+[[gnu::hot]] void cut::launched() noexcept {
+  memory_ != nullptr ? memory_->launched(rank_, number_) : words_.launched(number_);
 }
 
 std::uint64_t cut::pause(bool again) noexcept {

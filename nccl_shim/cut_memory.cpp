@@ -29,6 +29,25 @@ void sleep_while(std::atomic<std::uint32_t>& word, std::uint32_t seen,
 
 }  // namespace
 
+/// A processor without `prefetchw` takes it for nothing.
+[[gnu::hot, gnu::target("prfchw")]] void cut_memory::launched(unsigned rank,
+                                                              std::uint64_t number) noexcept {
+  ranks[rank].launched.store(number, std::memory_order_seq_cst);
+  if (cut_word::unpack(word.load(std::memory_order_seq_cst)).pausing != 0) {
+    tell();  // it may be this rank that pauses, and waits for that
+  }
+  // Others have read it. Fetched now, it is this processor's own by the next call, which would wait for that.
+  constexpr int to_write = 1;
+  __builtin_prefetch(&slot_of(rank, number + 1), to_write);
+}
+
+void cut_memory::tell() noexcept {
+  turn.fetch_add(1, std::memory_order_seq_cst);
+  if (sleepers.load(std::memory_order_seq_cst) != 0) {
+    ::syscall(SYS_futex, &turn, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  }
+}
+
 cut_words::view words_in_memory::look() noexcept {
   std::uint64_t const word = shared_.word.load(std::memory_order_seq_cst);  // before the troubles
   return {word, shared_.lost.load(std::memory_order_seq_cst),
@@ -40,7 +59,7 @@ bool words_in_memory::exchange(std::uint64_t& seen, std::uint64_t made) noexcept
 }
 
 void words_in_memory::arrive(std::uint64_t at, numbered_call const& what) noexcept {
-  shared_.say(rank_, at, what);
+  shared_.arrive(rank_, at, what);
 }
 
 void words_in_memory::arrivals(std::span<std::uint64_t> of_ranks) noexcept {
@@ -72,10 +91,8 @@ bool words_in_memory::differs(unsigned neighbour, std::uint64_t number) noexcept
   return shared_.differs(rank_, neighbour, number);
 }
 
-[[gnu::hot]] void words_in_memory::launched(std::uint64_t number) noexcept {
-  if (shared_.set_launched(rank_, number).pausing != 0) {
-    tell();  // it may be this rank that pauses, and waits for that
-  }
+void words_in_memory::launched(std::uint64_t number) noexcept {
+  shared_.launched(rank_, number);
 }
 
 std::uint64_t words_in_memory::launched() noexcept {
@@ -97,10 +114,7 @@ std::uint32_t words_in_memory::turn() noexcept {
 }
 
 void words_in_memory::tell() noexcept {
-  shared_.turn.fetch_add(1, std::memory_order_seq_cst);
-  if (shared_.sleepers.load(std::memory_order_seq_cst) != 0) {
-    ::syscall(SYS_futex, &shared_.turn, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-  }
+  shared_.tell();
 }
 
 void words_in_memory::wait(std::uint32_t seen, std::chrono::nanoseconds waited,

@@ -32,17 +32,16 @@ struct cut_memory {
   std::array<rank_part, max_ranks> ranks;
 
   [[nodiscard]] call& slot_of(unsigned rank, std::uint64_t number) noexcept {
-    return ranks[rank].calls[number % remembered_calls];
+    return ranks[rank % max_ranks].calls[number % remembered_calls];
   }
   /// As `cut_words` says of them, for that rank.
-  [[nodiscard]] numbered_call call_of(unsigned rank, std::uint64_t number) const noexcept {
-    auto const& what = ranks[rank % max_ranks].calls[number % remembered_calls].what;
+  [[nodiscard]] numbered_call call_of(unsigned rank, std::uint64_t number) noexcept {
+    auto const& what = slot_of(rank, number).what;
     return {what[0].load(std::memory_order_acquire), what[1].load(std::memory_order_acquire),
             what[2].load(std::memory_order_acquire), what[3].load(std::memory_order_acquire)};
   }
-  void say(unsigned rank, std::uint64_t at, numbered_call const& what) noexcept {
-    auto& own = ranks[rank];
-    auto& slot = own.calls[(at & number_mask) % remembered_calls];
+  void arrive(unsigned rank, std::uint64_t at, numbered_call const& what) noexcept {
+    auto& slot = slot_of(rank, at & number_mask);
     slot.at.store(0, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_release);
     slot.what[0].store(what.operation, std::memory_order_relaxed);
@@ -50,13 +49,12 @@ struct cut_memory {
     slot.what[2].store(what.count, std::memory_order_relaxed);
     slot.what[3].store(what.root, std::memory_order_relaxed);
     slot.at.store(at, std::memory_order_release);
-    own.arrived.store(at, std::memory_order_release);
-    std::atomic_thread_fence(
-        std::memory_order_seq_cst);  // of two that arrive, one sees the other's
+    ranks[rank].arrived.store(at, std::memory_order_release);
+    // Of two that arrive, one sees the other's.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
   }
-  [[nodiscard]] bool differs(unsigned rank, unsigned neighbour,
-                             std::uint64_t number) const noexcept {
-    auto const& at = ranks[neighbour].calls[number % remembered_calls].at;
+  [[nodiscard]] bool differs(unsigned rank, unsigned neighbour, std::uint64_t number) noexcept {
+    auto const& at = slot_of(neighbour, number).at;
     std::uint64_t const before = at.load(std::memory_order_seq_cst);
     if ((before & number_mask) != number) {
       return false;  // it has not come to that yet, or does not remember
@@ -64,11 +62,8 @@ struct cut_memory {
     bool const different = call_of(neighbour, number) != call_of(rank, number);
     return different && at.load(std::memory_order_acquire) == before;
   }
-  /// The word after that.
-  cut_word set_launched(unsigned rank, std::uint64_t number) noexcept {
-    ranks[rank].launched.store(number, std::memory_order_seq_cst);
-    return cut_word::unpack(word.load(std::memory_order_seq_cst));
-  }
+  void launched(unsigned rank, std::uint64_t number) noexcept;
+  void tell() noexcept;
   /// Whether no rank needs to be asked, nor is in trouble.
   [[nodiscard]] bool needs_nothing(cut_word now) const noexcept {
     return now.needed == 0 && lost.load(std::memory_order_seq_cst) == 0 &&

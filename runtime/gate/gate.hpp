@@ -75,10 +75,7 @@ class gate {
   /// Lets the calling thread inside, or holds it until it may enter. Anything but CUDA_SUCCESS
   /// refuses it: then it is outside and must not call the driver.
   [[nodiscard]] CUresult enter(thread_slot& self, planned_work const& work) {
-    self.inside.store(1, std::memory_order_relaxed);
-    std::atomic_signal_fence(
-        std::memory_order_seq_cst);  // the other half is the membarrier in close()
-    if (holds_nobody()) [[likely]] {
+    if (enter_if_it_holds_nobody(self)) [[likely]] {
       return CUDA_SUCCESS;
     }
     return enter_slowly(self, work);
@@ -88,7 +85,8 @@ class gate {
   /// Else it is outside.
   [[nodiscard]] bool enter_if_it_holds_nobody(thread_slot& self) {
     self.inside.store(1, std::memory_order_relaxed);
-    std::atomic_signal_fence(std::memory_order_seq_cst);
+    std::atomic_signal_fence(
+        std::memory_order_seq_cst);  // the other half is the membarrier in close()
     bool const inside = holds_nobody();
     if (!inside) {
       leave(self);

@@ -1,6 +1,7 @@
 /// The gate stands where the driver stood: same names, same functions behind them, by either way of
 /// asking.
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <set>
 #include <string_view>
@@ -109,6 +110,26 @@ TEST_F(symbols, every_call_reaches_the_drivers_function_of_the_same_name) {
     ++reached;
   }
   EXPECT_GT(reached, 500);
+}
+
+TEST_F(symbols, every_ordered_call_reaches_it_as_well_while_something_may_be_deferred) {
+  constexpr auto injected = CUDA_ERROR_LAUNCH_FAILED;
+  gate.set_deferred(1);
+  gate.set_run_ahead(std::chrono::nanoseconds{std::chrono::milliseconds{1}}.count());
+  int reached = 0;
+  for (auto const& [name, of] : all_symbols()) {
+    if (of == kind::ordered) {
+      std::uint64_t const before = driver.calls(name.c_str());
+      driver.fail(name.c_str(), injected, 0);
+      EXPECT_EQ(call_with_zeros(gate_library().find(name)), injected) << name;
+      driver.fail(name.c_str(), 0, 0);
+      EXPECT_GE(driver.calls(name.c_str()), before + 1) << name;
+      ++reached;
+    }
+  }
+  EXPECT_GE(reached, 18);
+  gate.set_run_ahead(0);
+  gate.set_deferred(0);
 }
 
 TEST_F(symbols, every_gated_call_is_held_by_the_gate) {
