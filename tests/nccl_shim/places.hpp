@@ -1,6 +1,10 @@
 /// Where the words of a cut may lie, for tests that are to hold wherever they do.
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -29,5 +33,20 @@ enum class place_kind { memory, store };
 /// A new one, in which nothing has happened yet.
 [[nodiscard]] std::unique_ptr<place> make_place(place_kind kind);
 [[nodiscard]] std::string name_of(place_kind kind);
+
+/// For suites of tests: all kinds that there are here, and what a case of one is called.
+#ifdef SLUICE_WITH_TORCH
+inline auto const everywhere = ::testing::Values(place_kind::memory, place_kind::store);
+#else
+inline auto const everywhere = ::testing::Values(place_kind::memory);
+#endif
+[[nodiscard]] inline std::string name_of_case(::testing::TestParamInfo<place_kind> const& of) {
+  return name_of(of.param);
+}
+
+/// So long from now, as a deadline.
+[[nodiscard]] inline std::int64_t in(std::chrono::nanoseconds span) {
+  return (std::chrono::steady_clock::now().time_since_epoch() + span).count();
+}
 
 }  // namespace sluice::nccl_shim::testing
