@@ -1,7 +1,8 @@
 /// A job launches through the gate, and a server takes its arena at random instants: no launch
 /// touches what has been taken, and what the job learns is what it would have learned undisturbed.
 ///
-/// SLUICE_TEST_DISCARDS sets how many micro-batches have to be lost (100).
+/// SLUICE_TEST_DISCARDS sets how many micro-batches have to be lost (100), and as many more as it
+/// takes for each of the ways to lose or keep one to have been seen.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -102,6 +103,10 @@ class gated_job {
   /// Commits that were left to the submitter, and how many of them it has dropped.
   [[nodiscard]] std::uint64_t deferred_commits() const noexcept { return deferred_; }
   [[nodiscard]] std::uint64_t dropped_commits() const noexcept { return dropped_; }
+  /// Whether the submitter has dropped a commit, and has made another.
+  [[nodiscard]] bool dropped_and_made() const noexcept {
+    return dropped_ > 0 && deferred_ > dropped_;
+  }
 
  private:
   static constexpr word links = 12;
@@ -273,7 +278,11 @@ TEST_P(revocation_test, what_is_learned_is_what_was_committed_whatever_is_taken_
   {
     std::jthread const serving{
         [&](std::stop_token const& stop) { serve(stop, *server, world_.broker().chunk_bytes); }};
-    for (int i = 0; job.discards() < discards && !HasFailure(); ++i) {
+    // When a demand comes is chance, and whether a commit waits then; ever so many may not meet one.
+    auto const enough = [&] {
+      return job.discards() >= discards && (!GetParam() || job.dropped_and_made());
+    };
+    for (int i = 0; !enough() && job.discards() < 100 * discards && !HasFailure(); ++i) {
       job.step();
       if (i % 50 == 0) {
         job.check();
@@ -282,8 +291,9 @@ TEST_P(revocation_test, what_is_learned_is_what_was_committed_whatever_is_taken_
   }
   job.check();
   EXPECT_EQ(gate_.deferred() > deferred_before, GetParam());
-  EXPECT_EQ(job.deferred_commits() > job.dropped_commits(), GetParam());
-  EXPECT_EQ(job.dropped_commits() > 0, GetParam());
+  EXPECT_EQ(job.dropped_and_made(), GetParam())
+      << job.deferred_commits() << " left to the submitter, " << job.dropped_commits()
+      << " dropped";
 }
 
 TEST_P(revocation_test, a_demand_does_not_wait_for_what_was_launched_ahead_of_the_device) {
