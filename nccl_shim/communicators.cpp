@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
@@ -120,22 +121,24 @@ void fail_if_others_died(known_communicator& of) noexcept {
   }
 }
 
-/// The communicator of each call; `first` is the first one's.
-std::vector<std::shared_ptr<known_communicator>> of_each(
-    std::span<collective const> calls, std::shared_ptr<known_communicator> const& first) {
-  std::vector<std::shared_ptr<known_communicator>> of{first};
+/// The communicator of each call.
+std::vector<std::shared_ptr<known_communicator>> of_each(std::span<collective const> calls) {
+  std::vector<std::shared_ptr<known_communicator>> of;
   of.reserve(calls.size());
-  for (std::size_t at = 1; at < calls.size(); ++at) {
-    of.push_back(calls[at].on == calls[at - 1].on ? of.back() : know(calls[at].on));
+  for (std::size_t at = 0; at < calls.size(); ++at) {
+    bool const is_same = at > 0 && calls[at].on == calls[at - 1].on;
+    of.push_back(is_same ? of.back() : know(calls[at].on));
   }
   return of;
 }
 
-/// Whether there are some, and the ranks of each can tell each other that they have come to its calls.
-bool can_tell_each_other(std::span<std::shared_ptr<known_communicator> const> all) {
-  return !all.empty() && std::all_of(all.begin(), all.end(), [](auto const& known) {
-    return known->ranks != nullptr && known->ranks->all_have_places();
-  });
+/// Whether its ranks can tell each other that they have come to its calls.
+bool can_tell_each_other(std::shared_ptr<known_communicator> const& known) {
+  return known->ranks != nullptr && known->ranks->all_have_places();
+}
+
+bool has_trouble(std::shared_ptr<known_communicator> const& known) {
+  return known->trouble() != success;
 }
 
 /// Tells the ranks of all communicators whether this process needs to agree with them.
@@ -216,42 +219,42 @@ void complain_of_place(char const* called, char const* why) {
 
 /// Makes what cannot be made at once.
 int submit_in_turn(std::span<collective const> calls) {
-  auto first = know(calls.front().on);
-  if (int const earlier = first->trouble(); earlier != success) {
-    return earlier;
+  auto const of = of_each(calls);
+  auto const troubled = std::find_if(of.begin(), of.end(), has_trouble);
+  if (troubled != of.end()) {
+    return (*troubled)->trouble();
   }
-  std::vector<std::shared_ptr<known_communicator>> of;  // of each call, where it may be an exchange
-  if (!are_of_all(calls)) {
-    of = of_each(calls, first);
-    auto const troubled = std::find_if(
-        of.begin(), of.end(), [](auto const& known) { return known->trouble() != success; });
-    if (troubled != of.end()) {
-      return (*troubled)->trouble();
-    }
-  }
-  if (auto const captured = capture(calls, first)) {
+  if (auto const captured = capture(calls, of)) {
     return *captured;
   }
-  auto place = take_in(calls, first);
+  auto place = take_in(calls, of.front());
   if (place.why_not != nullptr) {
     complain_of_place((std::string{name_of(calls.front().what)} + " was called").c_str(),
                       place.why_not);
     return invalid_usage;
   }
-  return can_tell_each_other(of) ? hand_over_exchange(calls, of)
-                                 : hand_over(calls, std::move(first), std::move(place.of));
+  bool const is_exchange =
+      !are_of_all(calls) && std::all_of(of.begin(), of.end(), can_tell_each_other);
+  return is_exchange ? hand_over_exchange(calls, parts_of(calls, of))
+                     : hand_over(calls, of.front(), std::move(place.of));
 }
 
-/// A graph that is not one number is launched without asking, and only between micro-batches.
+/// A graph that is not one number is launched between micro-batches only: with those that exchange something with
+/// it, or, if they cannot tell each other, without asking.
 sluice_graph_result agree_on_launch(void* held, sluice_graph_launch const* launch,
                                     sluice_agreed_call* call) {
   auto const& graph = *static_cast<graph_calls const*>(held);
-  if (graph.of->trouble() != success) {
+  auto const all = [&graph](auto const& is) {
+    return std::all_of(graph.parts.begin(), graph.parts.end(),
+                       [&is](exchange_part const& part) { return is(part.of); });
+  };
+  if (!all(std::not_fn(has_trouble))) {
     return SLUICE_GRAPH_REFUSED;
   }
+  auto const& of = graph.parts.front().of;
   place_inside place;
   if (graph.is_one) {
-    place = take_in({&graph.first, 1}, graph.of);
+    place = take_in({&graph.first, 1}, of);
   } else if (gate()->micro_batch() != 0) {
     place.why_not = "it is not of all ranks of one communicator alone";
   }
@@ -259,20 +262,24 @@ sluice_graph_result agree_on_launch(void* held, sluice_graph_launch const* launc
     complain_of_place((to_text(graph.alike) + " was launched").c_str(), place.why_not);
     return SLUICE_GRAPH_REFUSED;
   }
-  if (!graph.is_one) {
+  if (graph.is_one && of->ranks == nullptr) {
+    return SLUICE_GRAPH_PASSES;  // which has been told when the communicator was made
+  }
+  if (!graph.is_one && !all(can_tell_each_other)) {
     static std::atomic<bool> told{false};
     if (!told.exchange(true)) {
       std::fputs(
-          "sluice: a CUDA graph has collectives of several communicators, or sends and receives: "
-          "ranks do not agree on its launches, and a pause may wait for other ranks\n",
+          "sluice: a CUDA graph has collectives of several communicators, or sends and receives, "
+          "and "
+          "not all of its ranks are processes of this host under `sluice run`: they do not agree "
+          "on "
+          "its launches, and a pause may wait for other ranks\n",
           stderr);
     }
     return SLUICE_GRAPH_PASSES;
   }
-  if (graph.of->ranks == nullptr) {
-    return SLUICE_GRAPH_PASSES;  // which has been told when the communicator was made
-  }
-  *call = as_agreed(graph.alike, graph.of, std::move(place.of), *launch);
+  *call = graph.is_one ? as_agreed(graph.alike, of, std::move(place.of), *launch)
+                       : as_exchange(graph.alike, graph.parts, *launch);
   return SLUICE_GRAPH_AGREED;
 }
 

@@ -1,5 +1,6 @@
 #include "nccl_shim/exchanges.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace sluice::nccl_shim {
@@ -24,38 +25,36 @@ constexpr std::uint64_t with_more(std::uint64_t made, std::uint32_t sends, std::
          static_cast<std::uint32_t>(receives_of(made) + receives);
 }
 
-/// Sends and receives by peer.
-std::array<std::uint64_t, max_ranks> by_peer(std::span<transfer const> all) {
-  std::array<std::uint64_t, max_ranks> counts{};
-  for (transfer const& each : all) {
-    auto& count = counts[each.peer % max_ranks];
-    count = with_more(count, each.is_send ? 1 : 0, each.is_send ? 0 : 1);
-  }
-  return counts;
-}
-
 }  // namespace
+
+void add(std::vector<transfers>& all, transfers const& more) {
+  auto const at =
+      std::lower_bound(all.begin(), all.end(), more.peer,
+                       [](transfers const& each, unsigned peer) { return each.peer < peer; });
+  if (at == all.end() || at->peer != more.peer) {
+    all.insert(at, more);
+    return;
+  }
+  at->sends += more.sends;
+  at->receives += more.receives;
+}
 
 void exchanges::take_place(std::uint32_t place) noexcept {
   shared_.ranks[rank_].place.store(place, std::memory_order_seq_cst);
 }
 
-lacking exchanges::lacks(std::span<transfer const> all) const {
-  auto const more = by_peer(all);
+lacking exchanges::lacks(std::span<transfers const> all) const {
   std::vector<unsigned> missing;
-  for (unsigned peer = 0; peer < ranks_; ++peer) {
-    if (more[peer] == 0 || peer == rank_) {
+  for (transfers const& more : all) {
+    if (more.peer == rank_ || more.peer >= ranks_) {  // NCCL refuses the latter
       continue;
     }
-    std::uint64_t const own =
-        with_more(made_by(rank_, peer), sends_of(more[peer]), receives_of(more[peer]));
-    std::uint64_t const theirs = made_by(peer, rank_);
-    bool const sends_wait =
-        sends_of(more[peer]) != 0 && is_less(receives_of(theirs), sends_of(own));
-    bool const receives_wait =
-        receives_of(more[peer]) != 0 && is_less(sends_of(theirs), receives_of(own));
+    std::uint64_t const own = with_more(made_by(rank_, more.peer), more.sends, more.receives);
+    std::uint64_t const theirs = made_by(more.peer, rank_);
+    bool const sends_wait = more.sends != 0 && is_less(receives_of(theirs), sends_of(own));
+    bool const receives_wait = more.receives != 0 && is_less(sends_of(theirs), receives_of(own));
     if (sends_wait || receives_wait) {
-      missing.push_back(peer);
+      missing.push_back(more.peer);
     }
   }
   return places_of(std::move(missing));
@@ -89,12 +88,11 @@ void exchanges::end_passing() noexcept {
   shared_.ranks[rank_].passing.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-void exchanges::made(std::span<transfer const> all) noexcept {
-  auto const more = by_peer(all);
-  for (unsigned peer = 0; peer < ranks_; ++peer) {
-    if (more[peer] != 0) {
-      shared_.ranks[rank_].made[peer].store(
-          with_more(made_by(rank_, peer), sends_of(more[peer]), receives_of(more[peer])),
+void exchanges::made(std::span<transfers const> all) noexcept {
+  for (transfers const& more : all) {
+    if (more.peer < ranks_) {
+      shared_.ranks[rank_].made[more.peer].store(
+          with_more(made_by(rank_, more.peer), more.sends, more.receives),
           std::memory_order_seq_cst);
     }
   }

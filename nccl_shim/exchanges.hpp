@@ -17,10 +17,15 @@
 
 namespace sluice::nccl_shim {
 
-struct transfer {
+/// With one rank.
+struct transfers {
   unsigned peer;
-  bool is_send;
+  std::uint32_t sends;
+  std::uint32_t receives;
 };
+
+/// Those with each rank, one after the other, and what comes to them.
+void add(std::vector<transfers>& all, transfers const& more);
 
 /// In shared memory, zero at first. Each rank writes its own part.
 struct exchange_memory {
@@ -44,6 +49,7 @@ struct lacking {
 };
 
 /// One rank's part in it.
+/// What is given to it has no rank twice.
 class exchanges {
  public:
   exchanges(exchange_memory& shared, unsigned rank, unsigned ranks) noexcept
@@ -51,7 +57,7 @@ class exchanges {
 
   /// 1 + this rank's place on the board; 0: it has none.
   void take_place(std::uint32_t place) noexcept;
-  [[nodiscard]] lacking lacks(std::span<transfer const> all) const;
+  [[nodiscard]] lacking lacks(std::span<transfers const> all) const;
   [[nodiscard]] std::vector<unsigned> others() const;
   /// The places of some ranks.
   [[nodiscard]] lacking places_of(std::vector<unsigned> ranks) const;
@@ -60,7 +66,7 @@ class exchanges {
   void begin_passing() noexcept;
   void end_passing() noexcept;
   /// They have been made.
-  void made(std::span<transfer const> all) noexcept;
+  void made(std::span<transfers const> all) noexcept;
   /// Whether other ranks have made what this one has not.
   [[nodiscard]] bool owes() const noexcept;
   /// Whether other ranks are about to make some without asking.

@@ -259,21 +259,16 @@ class pending_graph final : public numbered_question {
   pending_graph(numbered_call const& what, std::shared_ptr<known_communicator> of,
                 std::optional<attempt> place, sluice_graph_launch const& launch)
       : numbered_question{what, std::move(of), std::move(place), true}, launch_{launch} {}
-  pending_graph(pending_graph const&) = delete;
-  pending_graph& operator=(pending_graph const&) = delete;
-  ~pending_graph() override { launch_.end(launch_.of); }
 
  private:
   void perform() override {
     calling const now{of()};
-    if (now.trouble() == success && launch_.make(launch_.of) != 0) {
-      result_.is(unhandled_cuda_error, of());
+    if (now.trouble() == success) {
+      launch_.make(of());
     }
   }
 
-  sluice_graph_launch launch_;
-  int of_thread_ = success;  // which has it from the driver
-  call_result result_{of_thread_};
+  graph_launch launch_;
 };
 
 /// The end of a micro-batch.

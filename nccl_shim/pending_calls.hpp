@@ -56,6 +56,18 @@ struct attempt {
   std::uint16_t epoch;
 };
 
+/// What one communicator has of an exchange: of sends, receives, and collectives that are not all of one communicator.
+/// A collective is like a send to, and a receive from, all other ranks.
+struct exchange_part {
+  std::shared_ptr<known_communicator> of;
+  std::vector<transfers> with;  ///< none where its ranks do not agree
+};
+/// Of each communicator once; `of` are those of the calls, one by one.
+[[nodiscard]] std::vector<exchange_part> parts_of(
+    std::span<collective const> calls, std::span<std::shared_ptr<known_communicator> const> of);
+/// Adds what comes after it.
+void add(std::vector<exchange_part>& all, std::span<exchange_part const> more);
+
 /// While it lives NCCL may be called about the communicator, unless there is trouble, and whoever aborts it waits.
 class calling {
  public:
@@ -111,7 +123,7 @@ class inside_nccl {
 
 /// The same for what has no number, of any communicators whose ranks agree.
 [[nodiscard]] int hand_over_exchange(std::span<collective const> calls,
-                                     std::span<std::shared_ptr<known_communicator> const> of);
+                                     std::vector<exchange_part> parts);
 /// The same for what is captured: the graph's launches are asked about, not this.
 [[nodiscard]] int hand_over_captured(std::span<collective const> calls,
                                      std::shared_ptr<known_communicator> of);
@@ -120,6 +132,10 @@ class inside_nccl {
                                            std::shared_ptr<known_communicator> of,
                                            std::optional<attempt> place,
                                            sluice_graph_launch const& launch);
+/// The same where that has no number.
+[[nodiscard]] sluice_agreed_call as_exchange(numbered_call const& graph,
+                                             std::vector<exchange_part> parts,
+                                             sluice_graph_launch const& launch);
 
 /// Asks the other ranks to keep that micro-batch; calls `keep` when they have agreed. False if they have
 /// dropped it.

@@ -1,10 +1,11 @@
-/// Sends, receives, and groups that are not of one communicator's collectives alone: they wait until those that take part
-/// in them have come to theirs.
+/// Sends, receives, groups that are not of one communicator's collectives alone, and graphs that hold such: they wait until
+/// those that take part in them have come to theirs.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -13,45 +14,20 @@
 namespace sluice::nccl_shim {
 namespace {
 
-/// What one communicator has of them.
-struct part {
-  std::shared_ptr<known_communicator> of;
-  std::vector<transfer> transfers;
-
-  [[nodiscard]] exchanges& counts() const { return of->ranks->transfers(); }
-  /// A collective is like a send to, and a receive from, all other ranks.
-  void add(collective const& call) {
-    if (!is_of_all(call.what)) {
-      transfers.push_back({static_cast<unsigned>(call.root), call.what == operation::send});
-      return;
-    }
-    for (unsigned const peer : counts().others()) {
-      transfers.push_back({peer, true});
-      transfers.push_back({peer, false});
-    }
-  }
-};
-
-std::vector<part> parts_of(std::span<collective const> calls,
-                           std::span<std::shared_ptr<known_communicator> const> of) {
-  std::vector<part> parts;
-  for (std::size_t i = 0; i < calls.size(); ++i) {
-    auto const same = [&](part const& each) { return each.of == of[i]; };
-    auto found = std::find_if(parts.begin(), parts.end(), same);
-    if (found == parts.end()) {
-      found = parts.insert(found, part{of[i], {}});
-    }
-    found->add(calls[i]);
-  }
-  return parts;
-}
-
-/// A send, a receive, or a group.
-class pending_exchange final : public question {
+/// What stands for an exchange: the ranks at its other ends are asked.
+class exchange_question : public question {
  public:
-  pending_exchange(std::span<collective const> calls,
-                   std::span<std::shared_ptr<known_communicator> const> of, int& direct)
-      : calls_{calls.begin(), calls.end()}, parts_{parts_of(calls, of)}, result_{direct} {}
+  explicit exchange_question(std::vector<exchange_part> parts) : parts_{std::move(parts)} {}
+
+ protected:
+  /// No communicator has trouble.
+  virtual void perform() = 0;
+  /// One has, and nothing is to be made.
+  virtual void give_up(known_communicator& troubled) = 0;
+  /// For whoever reads of it.
+  [[nodiscard]] virtual std::string text() const = 0;
+
+  [[nodiscard]] known_communicator& first() const noexcept { return *parts_.front().of; }
 
  private:
   void ask() override {
@@ -80,7 +56,7 @@ class pending_exchange final : public question {
       look_for_deaths();
     }
     if (waiting_.tells()) {
-      std::fprintf(stderr, "sluice: %s waits for ranks %s\n", name_of(calls_.front().what),
+      std::fprintf(stderr, "sluice: %s waits for ranks %s\n", text().c_str(),
                    list(lacks().ranks).c_str());
     }
     return not_yet;
@@ -91,8 +67,8 @@ class pending_exchange final : public question {
     if (is_needed()) {
       return false;
     }
-    for (part const& each : parts_) {
-      each.counts().begin_passing();
+    for (exchange_part const& each : parts_) {
+      counts(each).begin_passing();
     }
     passing_ = !is_needed();
     if (!passing_) {
@@ -102,13 +78,14 @@ class pending_exchange final : public question {
   }
 
   [[nodiscard]] bool is_needed() const {
-    return std::any_of(parts_.begin(), parts_.end(),
-                       [](part const& each) { return each.of->ranks->agreement().is_needed(); });
+    return std::any_of(parts_.begin(), parts_.end(), [](exchange_part const& each) {
+      return each.of->ranks->agreement().is_needed();
+    });
   }
 
   void end_passing() const {
-    for (part const& each : parts_) {
-      each.counts().end_passing();
+    for (exchange_part const& each : parts_) {
+      counts(each).end_passing();
     }
   }
 
@@ -123,24 +100,22 @@ class pending_exchange final : public question {
   void make() override {
     std::vector<calling> now;
     now.reserve(parts_.size());
-    for (part const& each : parts_) {
+    for (exchange_part const& each : parts_) {
       now.emplace_back(*each.of);
     }
     tell_made();
-    known_communicator* const failed = trouble();
-    int result = failed != nullptr ? failed->trouble() : int{success};
-    if (failed == nullptr) {
-      inside_nccl const here;
-      result = perform(calls_);
+    if (known_communicator* const troubled = trouble(); troubled != nullptr) {
+      give_up(*troubled);
+    } else {
+      perform();
     }
-    result_.is(result, failed != nullptr ? *failed : *parts_.front().of);
   }
 
   /// Before NCCL is called, which may wait for the other ranks there, to connect: they must not be waiting for this one.
   /// Nothing can keep it from being made any more.
   void tell_made() {
-    for (part const& each : parts_) {
-      each.counts().made(each.transfers);
+    for (exchange_part const& each : parts_) {
+      counts(each).made(each.with);
     }
     the_board()->progressed();
     if (passing_) {
@@ -155,15 +130,16 @@ class pending_exchange final : public question {
 
   /// A communicator that makes no more calls.
   [[nodiscard]] known_communicator* trouble() const noexcept {
-    auto const found = std::find_if(parts_.begin(), parts_.end(),
-                                    [](part const& each) { return each.of->trouble() != success; });
+    auto const found = std::find_if(parts_.begin(), parts_.end(), [](exchange_part const& each) {
+      return each.of->trouble() != success;
+    });
     return found != parts_.end() ? found->of.get() : nullptr;
   }
 
   [[nodiscard]] lacking lacks() const {
     lacking all;
-    for (part const& each : parts_) {
-      lacking const more = each.counts().lacks(each.transfers);
+    for (exchange_part const& each : parts_) {
+      lacking const more = counts(each).lacks(each.with);
       all.ranks.insert(all.ranks.end(), more.ranks.begin(), more.ranks.end());
       all.places |= more.places;
       all.all_have_one = all.all_have_one && more.all_have_one;
@@ -172,33 +148,111 @@ class pending_exchange final : public question {
   }
 
   void look_for_deaths() {
-    for (part const& each : parts_) {
+    for (exchange_part const& each : parts_) {
       each.of->ranks->look_for_deaths();
       auto const lost = each.of->ranks->loss();
       if (!lost.empty() && each.of->fail(remote_error)) {
-        std::fprintf(stderr, "sluice: %s; %s will not be made\n", lost.c_str(),
-                     name_of(calls_.front().what));
+        std::fprintf(stderr, "sluice: %s; %s will not be made\n", lost.c_str(), text().c_str());
       }
     }
   }
 
-  std::vector<collective> calls_;
-  std::vector<part> parts_;
-  call_result result_;
+  [[nodiscard]] static exchanges& counts(exchange_part const& of) {
+    return of.of->ranks->transfers();
+  }
+
+  std::vector<exchange_part> parts_;
   bool asked_ = false;
   bool passing_ = false;
   bool shown_ = false;  // on the board
   waiting_time waiting_;
 };
 
+/// A send, a receive, or a group.
+class pending_exchange final : public exchange_question {
+ public:
+  pending_exchange(std::span<collective const> calls, std::vector<exchange_part> parts, int& direct)
+      : exchange_question{std::move(parts)}, calls_{calls.begin(), calls.end()}, result_{direct} {}
+
+ private:
+  void perform() override {
+    inside_nccl const here;
+    result_.is(nccl_shim::perform(calls_), first());
+  }
+  void give_up(known_communicator& troubled) override { result_.is(troubled.trouble(), troubled); }
+  [[nodiscard]] std::string text() const override { return name_of(calls_.front().what); }
+
+  std::vector<collective> calls_;
+  call_result result_;
+};
+
+/// The launch of a graph.
+class pending_graph_exchange final : public exchange_question {
+ public:
+  pending_graph_exchange(numbered_call const& what, std::vector<exchange_part> parts,
+                         sluice_graph_launch const& launch)
+      : exchange_question{std::move(parts)}, what_{what}, launch_{launch} {}
+
+ private:
+  void perform() override { launch_.make(first()); }
+  void give_up(known_communicator& /*troubled*/) override {}  // the launch was refused
+  [[nodiscard]] std::string text() const override { return to_text(what_); }
+
+  numbered_call what_;
+  graph_launch launch_;
+};
+
+std::vector<transfers> transfers_of(collective const& call, known_communicator const& on) {
+  if (on.ranks == nullptr) {
+    return {};
+  }
+  if (!is_of_all(call.what)) {
+    std::uint32_t const sends = call.what == operation::send ? 1 : 0;
+    return {{static_cast<unsigned>(call.root), sends, 1 - sends}};
+  }
+  std::vector<transfers> all;
+  for (unsigned const peer : on.ranks->transfers().others()) {
+    all.push_back({peer, 1, 1});
+  }
+  return all;
+}
+
 }  // namespace
 
-int hand_over_exchange(std::span<collective const> calls,
-                       std::span<std::shared_ptr<known_communicator> const> of) {
+std::vector<exchange_part> parts_of(std::span<collective const> calls,
+                                    std::span<std::shared_ptr<known_communicator> const> of) {
+  std::vector<exchange_part> parts;
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    exchange_part const one{of[i], transfers_of(calls[i], *of[i])};
+    add(parts, {&one, 1});
+  }
+  return parts;
+}
+
+void add(std::vector<exchange_part>& all, std::span<exchange_part const> more) {
+  for (exchange_part const& each : more) {
+    auto const same = [&](exchange_part const& known) { return known.of == each.of; };
+    auto found = std::find_if(all.begin(), all.end(), same);
+    if (found == all.end()) {
+      found = all.insert(found, exchange_part{each.of, {}});
+    }
+    for (transfers const& with : each.with) {
+      add(found->with, with);
+    }
+  }
+}
+
+int hand_over_exchange(std::span<collective const> calls, std::vector<exchange_part> parts) {
   int result = success;
-  auto call = std::make_unique<pending_exchange>(calls, of, result);
+  auto call = std::make_unique<pending_exchange>(calls, std::move(parts), result);
   sluice_agreed_call const handed = call.release()->as_call(calls.front().where);
   return gate()->make_agreed(&handed) == SLUICE_AGREED_MADE ? result : int{success};
+}
+
+sluice_agreed_call as_exchange(numbered_call const& graph, std::vector<exchange_part> parts,
+                               sluice_graph_launch const& launch) {
+  auto call = std::make_unique<pending_graph_exchange>(graph, std::move(parts), launch);
+  return call.release()->as_call(static_cast<stream>(launch.stream));
 }
 
 }  // namespace sluice::nccl_shim

@@ -58,6 +58,12 @@ void call_result::is(int result, known_communicator& of) const noexcept {
   }
 }
 
+void graph_launch::make(known_communicator& of) const noexcept {
+  if (what_.make(what_.of) != 0) {
+    result_.is(unhandled_cuda_error, of);
+  }
+}
+
 void waiting_time::begin() noexcept {
   std::int64_t const now = monotonic_ns();
   tell_at_ = now + first_notice.count();

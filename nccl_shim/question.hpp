@@ -52,6 +52,21 @@ class call_result {
   pthread_t thread_;
 };
 
+/// The launch of a graph, which ends with this. Its thread has the driver's error, or the communicator one.
+class graph_launch {
+ public:
+  explicit graph_launch(sluice_graph_launch const& what) noexcept : what_{what} {}
+  graph_launch(graph_launch const&) = delete;
+  graph_launch& operator=(graph_launch const&) = delete;
+  ~graph_launch() { what_.end(what_.of); }
+  void make(known_communicator& of) const noexcept;
+
+ private:
+  sluice_graph_launch what_;
+  int of_thread_ = success;  // who launches it has it from the driver
+  call_result result_{of_thread_};
+};
+
 /// What somebody who waits for other ranks does now and then.
 class waiting_time {
  public:

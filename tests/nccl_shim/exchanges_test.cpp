@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 namespace sluice::nccl_shim {
 namespace {
@@ -22,9 +23,9 @@ class exchanges_test : public ::testing::Test {
   exchanges third{*memory, 2, 3};
 };
 
-constexpr std::array to_second{transfer{1, true}};
-constexpr std::array from_first{transfer{0, false}};
-constexpr std::array twice_from_first{transfer{0, false}, transfer{0, false}};
+constexpr std::array to_second{transfers{1, 1, 0}};
+constexpr std::array from_first{transfers{0, 0, 1}};
+constexpr std::array twice_from_first{transfers{0, 0, 2}};
 
 TEST_F(exchanges_test, a_send_waits_for_its_receive_and_not_for_an_earlier_one) {
   EXPECT_THAT(first.lacks(to_second).ranks, ElementsAre(1));
@@ -43,12 +44,31 @@ TEST_F(exchanges_test, a_group_waits_until_all_of_it_has_its_other_end) {
 }
 
 TEST_F(exchanges_test, who_sends_to_itself_waits_for_nobody) {
-  EXPECT_THAT(first.lacks(std::array{transfer{0, true}, transfer{0, false}}).ranks, IsEmpty());
+  EXPECT_THAT(first.lacks(std::array{transfers{0, 1, 1}}).ranks, IsEmpty());
+}
+
+TEST_F(exchanges_test, what_goes_to_nobody_of_its_communicator_is_left_to_nccl_to_refuse) {
+  constexpr std::array to_nobody{transfers{3, 1, 0}, transfers{0xffffffff, 1, 0}};
+  EXPECT_THAT(first.lacks(to_nobody).ranks, IsEmpty());
+  first.made(to_nobody);
+  EXPECT_FALSE(first.owes() || second.owes() || third.owes());
+}
+
+TEST_F(exchanges_test, what_is_added_up_has_each_rank_once) {
+  std::vector<transfers> all;
+  for (transfers const& each : {transfers{2, 1, 0}, transfers{0, 0, 1}, transfers{2, 1, 3}}) {
+    add(all, each);
+  }
+  ASSERT_EQ(all.size(), 2U);
+  EXPECT_EQ(all[0].peer, 0U);
+  EXPECT_EQ(all[1].peer, 2U);
+  EXPECT_EQ(all[1].sends, 2U);
+  EXPECT_EQ(all[1].receives, 3U);
 }
 
 TEST_F(exchanges_test, places_are_known_when_all_have_told_theirs) {
   first.take_place(6);
-  std::array const from_both{transfer{0, false}, transfer{1, false}};
+  constexpr std::array from_both{transfers{0, 0, 1}, transfers{1, 0, 1}};
   EXPECT_EQ(third.lacks(from_both).known_places(), 0U);
   second.take_place(1);
   EXPECT_EQ(third.lacks(from_both).known_places(), 0b100001U);

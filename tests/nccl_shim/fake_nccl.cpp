@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -32,9 +33,7 @@ struct ncclComm {
   std::size_t captured;
   std::size_t children;
   bool connected;
-  std::atomic<bool>* aborted;                      // never freed: kernels look at it
-  std::array<std::size_t, most_ranks> sends{};     // by peer
-  std::array<std::size_t, most_ranks> receives{};  // likewise
+  std::atomic<bool>* aborted;  // never freed: kernels look at it
 
   [[nodiscard]] ranks_meeting& meeting() const { return file->communicators.at(which); }
 };
@@ -79,9 +78,9 @@ void meet(void** parameters) {
 /// A send or a receive.
 struct transfer {
   channel* over;
-  std::size_t number;
-  int const* from;  // of a send
-  int* to;          // of a receive
+  int const* from;         // of a send
+  int* to;                 // of a receive
+  std::size_t number = 0;  // known when it begins
 
   /// Whether it is done; else it must be tried again.
   [[nodiscard]] bool advance() const {
@@ -105,16 +104,28 @@ struct transfer {
 
 /// Those of a group, of which NCCL makes one kernel: they go on beside each other.
 struct transfers {
-  std::vector<transfer> left;
+  std::vector<transfer> all;
   std::atomic<bool>* aborted;
+  bool is_in_graph;  // begins again and again
 };
 
 void move(void** parameters) {
   transfers* given = nullptr;
   std::memcpy(&given, parameters[0], sizeof(given));
-  std::unique_ptr<transfers> const all{given};
-  while (!all->left.empty() && !all->aborted->load()) {
-    std::erase_if(all->left, [](transfer const& each) { return each.advance(); });
+  std::vector<transfer> left = given->all;
+  auto const* const aborted = given->aborted;
+  if (!given->is_in_graph) {
+    std::unique_ptr<transfers> const done{given};
+  }
+  for (auto each = left.begin(); each != left.end(); ++each) {
+    auto const before = std::count_if(left.begin(), each, [&](transfer const& other) {
+      return other.over == each->over && (other.from == nullptr) == (each->from == nullptr);
+    });
+    auto const& done = each->from != nullptr ? each->over->sent : each->over->received;
+    each->number = done.load() + static_cast<std::size_t>(before);
+  }
+  while (!left.empty() && !aborted->load()) {
+    std::erase_if(left, [](transfer const& each) { return each.advance(); });
     ::sched_yield();
   }
 }
@@ -182,7 +193,7 @@ thread_local std::atomic<bool>* open_aborted = nullptr;
 thread_local CUstream open_where = nullptr;
 
 int launch_transfers(std::vector<transfer> all, std::atomic<bool>* aborted, CUstream where) {
-  auto given = std::make_unique<transfers>(transfers{std::move(all), aborted});
+  auto given = std::make_unique<transfers>(transfers{std::move(all), aborted, is_capturing(where)});
   return launch(move, given.release(), where);
 }
 
@@ -314,15 +325,15 @@ EXPORTED int ncclSend(void const* from, std::size_t /*count*/, int /*type*/, int
                       CUstream where) {
   auto const to = static_cast<std::size_t>(peer);
   return take({&on->meeting().channels.at(static_cast<std::size_t>(on->rank)).at(to),
-               on->sends.at(to)++, static_cast<int const*>(from), nullptr},
+               static_cast<int const*>(from), nullptr},
               *on, where);
 }
 
 EXPORTED int ncclRecv(void* to, std::size_t /*count*/, int /*type*/, int peer, ncclComm* on,
                       CUstream where) {
   auto const from = static_cast<std::size_t>(peer);
-  return take({&on->meeting().channels.at(from).at(static_cast<std::size_t>(on->rank)),
-               on->receives.at(from)++, nullptr, static_cast<int*>(to)},
+  return take({&on->meeting().channels.at(from).at(static_cast<std::size_t>(on->rank)), nullptr,
+               static_cast<int*>(to)},
               *on, where);
 }
 

@@ -14,19 +14,19 @@ namespace {
 
 std::atomic<int> wrong_counts{0};
 
-/// The kernel around the graph: copies a number, and looks that a sum of ones is what it should be.
+/// The kernel around the graph: copies a number, and looks that what has become of a one is what it should be.
 struct copied {
   int const* from;
   int* to;
-  int const* count;
-  int ranks;
+  int const* became;
+  int expected;
 };
 
 void copy(void** parameters) {
   copied call{};
   std::memcpy(&call, parameters[0], sizeof(call));
   *call.to = *call.from;
-  if (call.count != nullptr && *call.count != call.ranks) {
+  if (call.became != nullptr && *call.became != call.expected) {
     wrong_counts.fetch_add(1);
   }
 }
@@ -56,7 +56,7 @@ graph_of_reduces::graph_of_reduces(graph_of_reduces_needs needs) : needs_{std::m
   CUgraph cloned = nullptr;
   expect("begin", begin(needs_.where, CU_STREAM_CAPTURE_MODE_RELAXED));
   expect("first", needs_.record(1, from_, to_));
-  expect("second", needs_.record(2, one_, count_));
+  expect("second", needs_.record(2, one_, became_));
   expect("end", end(needs_.where, &captured));
   expect("clone", clone(&cloned, captured));
   expect("destroy", destroy(captured));
@@ -74,7 +74,7 @@ int graph_of_reduces::reduce(int& from, int& to) {
   };
   int result = copy_number({&from, &from_, nullptr, 0});
   result = result != 0 ? result : launch_graph(executable_, needs_.where);
-  return result != 0 ? result : copy_number({&to_, &to, &count_, needs_.ranks});
+  return result != 0 ? result : copy_number({&to_, &to, &became_, needs_.of_one});
 }
 
 int graph_of_reduces::wrong() {

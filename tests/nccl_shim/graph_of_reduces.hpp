@@ -1,4 +1,4 @@
-/// All-reduces of a job's rank by launches of a CUDA graph that has recorded them.
+/// All-reduces of a job's rank by launches of a CUDA graph that has recorded them, with something else.
 #pragma once
 
 #include <cuda.h>
@@ -10,23 +10,23 @@
 
 namespace sluice::nccl_shim::testing {
 
-/// What it needs of the job: the driver's functions by name, and the first and second call of NCCL's.
+/// What it needs of the job: the driver's functions by name, and the first and second call of NCCL's. The first adds up numbers.
 struct graph_of_reduces_needs {
   sluice_gate_api const* gate;
   std::function<void*(char const*)> driver;
   std::function<int(int which, int& from, int& to)> record;
   CUstream where;
-  int ranks;
+  int of_one;  ///< what the second makes of a one
 };
 
-/// One graph with two all-reduces, instantiated from a clone of what was captured. It is launched again and
+/// One graph with two calls, instantiated from a clone of what was captured. It is launched again and
 /// again, between kernels that bring its number and take the sum. One thread's.
 class graph_of_reduces {
  public:
   explicit graph_of_reduces(graph_of_reduces_needs needs);
   /// As NCCL's call would: 0, or the driver's error.
   [[nodiscard]] int reduce(int& from, int& to);
-  /// Numbers that were not summed up over all ranks beside the others.
+  /// How often the second has made something else.
   [[nodiscard]] static int wrong();
 
  private:
@@ -36,7 +36,7 @@ class graph_of_reduces {
   int from_ = 0;  // the rest is the device's
   int to_ = 0;
   int one_ = 1;
-  int count_ = 0;
+  int became_ = 0;
 };
 
 }  // namespace sluice::nccl_shim::testing

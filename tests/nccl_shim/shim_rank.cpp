@@ -114,12 +114,19 @@ struct rank_of_job {
         [](char const* name) {
           return ::dlsym(::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), name);
         },
-        [this](int which, int& from, int& to) { return record(which, from, to); }, where, ranks});
+        [this](int which, int& from, int& to) { return record(which, from, to); }, where,
+        number_in("GRAPH_SENDS", 0) != 0 ? 1 : ranks});
   }
 
-  /// Records the first or second of the graph's reduces.
+  /// Records the first or second of the graph's calls.
   [[nodiscard]] int record(int which, int& from, int& to) const {
     ncclComm* on = all;
+    if (which == 2 && number_in("GRAPH_SENDS", 0) != 0) {
+      report("start", ncclGroupStart());
+      report("send", ncclSend(&from, 1, 2, (rank + 1) % ranks, all, where));
+      report("receive", ncclRecv(&to, 1, 2, (rank + ranks - 1) % ranks, all, where));
+      return ncclGroupEnd();
+    }
     if (which == 2 && number_in("GRAPH_OF_TWO_COMMUNICATORS", 0) != 0) {
       report("split", ncclCommSplit(all, 0, rank, &on, nullptr));
     }
