@@ -1,5 +1,8 @@
 """What an all-reduce takes in plain PyTorch's processes and in those that `sluice run` starts; nccl_overhead's first part.
 
+On GPUs they are made in two ways: by PyTorch, whose calls take longer than the device does with all but large ones, and by NCCL's own
+call, as nccl-tests makes them.
+
 What is looked for is less than what two processes that do the same differ by, for as long as they live: by where their memory
 lies, or their threads. So there are several jobs of each kind, and it is the jobs that are compared, each by its median: all live
 all the time, one at a time makes a window of all-reduces, and the order within a round of windows is drawn anew.
@@ -9,26 +12,30 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
+import itertools
 import os
 import random
 import statistics
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from pairs import ROOT, Worker
 from pause import DEFAULT_WAY, Pauser, bound_of
-from ranks import RANKS, all_ranks, meet, on_processor_of_its_own
+from ranks import RANKS, Ranks, all_ranks, meet, on_processor_of_its_own
 from records import Cell, distribution, single
 
 from demonstration.processes import Stage
 
 KINDS = ("plain", "sluice")
-JOBS = {"cuda": 4, "host": 2}  # of each
-MEMORY = {"cuda": "16GiB", "host": "1GiB"}  # of the pool
+JOBS = {"cuda": 6, "host": 2}  # of each
+MEMORY = {"cuda": "8GiB", "host": "1GiB"}  # of the pool
 #: By backend: bytes, how many in a window, and rounds.
 SIZES = {"cuda": ((1 << 10, 400, 60), (1 << 16, 400, 30), (1 << 22, 300, 40), (1 << 28, 40, 20)),
          "host": ((1 << 10, 50, 20), (1 << 20, 5, 20))}
+WAYS = {"cuda": ("torch.distributed", "NCCL"), "host": ("torch.distributed",)}
 #: From so many bytes on nothing must be measurable.
 LARGE = 4 << 20
 #: pauser.cpp's library, if ranks are to ask each other.
@@ -38,8 +45,52 @@ ASKED = "SLUICE_BENCH_ASKED"
 # --- the processes that are measured ----------------------------------------------------------------------------------
 
 
+class Nccl:
+    """NCCL's own calls, on a communicator of all ranks beside PyTorch's. Raises RuntimeError with what NCCL returns."""
+
+    class _UniqueId(ctypes.Structure):
+        _fields_ = [("bytes", ctypes.c_char * 128)]
+
+    def __init__(self, ranks: Ranks, device: Any) -> None:
+        import torch
+        from torch import distributed
+
+        unique, self._on = Nccl._UniqueId(), ctypes.c_void_p()
+        if ranks.rank == 0:
+            self._call("ncclGetUniqueId", ctypes.byref(unique))
+        told = [ctypes.string_at(ctypes.byref(unique), ctypes.sizeof(unique))]
+        distributed.broadcast_object_list(told, device=device)
+        self._call("ncclCommInitRank", ctypes.byref(self._on), ranks.count, Nccl._UniqueId.from_buffer_copy(told[0]), ranks.rank)
+        self._stream = torch.cuda.Stream()
+        self._all_reduces = ctypes.CDLL(str(ROOT / "build" / "release" / "lib" / "libsluice_bench_all_reduces.so"))
+
+    def all_reduces(self, data: Any, times: int) -> None:
+        """In place."""
+        _raise_if("ncclAllReduce", self._all_reduces.sluice_bench_all_reduces(
+            Nccl._function("ncclAllReduce"), ctypes.c_void_p(data.data_ptr()), ctypes.c_size_t(data.numel()), self._on,
+            ctypes.c_void_p(self._stream.cuda_stream), times))
+
+    def end(self) -> None:
+        self._call("ncclCommDestroy", self._on)
+
+    @staticmethod
+    def _function(name: str) -> Any:
+        """As PyTorch finds it: one that is preloaded comes first."""
+        process = ctypes.CDLL(None)
+        return getattr(process if hasattr(process, name) else ctypes.CDLL("libnccl.so.2"), name)
+
+    @staticmethod
+    def _call(name: str, *arguments: Any) -> None:
+        _raise_if(name, Nccl._function(name)(*arguments))
+
+
+def _raise_if(name: str, error: int) -> None:
+    if error:
+        raise RuntimeError(f"{name}: {error}")
+
+
 def work(backend: str, shared: bool) -> None:
-    """One rank: makes what the first reads from standard input, a line `BYTES ALL_REDUCES`."""
+    """One rank: makes what the first reads from standard input, a line `WAY BYTES ALL_REDUCES`."""
     import torch
     from torch import distributed
 
@@ -50,23 +101,33 @@ def work(backend: str, shared: bool) -> None:
         if shared and ASKED in os.environ:
             Pauser(Path(os.environ[ASKED])).bound(*bound_of(DEFAULT_WAY), None)
 
-        def take(size: int, count: int) -> float:
+        nccl = Nccl(ranks, device) if "NCCL" in WAYS[backend] else None
+
+        def by_torch(data: torch.Tensor, times: int) -> None:
+            for _ in range(times):
+                distributed.all_reduce(data)
+
+        ways = {"torch.distributed": by_torch, "NCCL": nccl.all_reduces if nccl else None}
+
+        def take(way: str, size: int, count: int) -> float:
             """Returns the seconds that they took."""
             data = torch.zeros(size // 4, device=device)
-            for _ in range(max(1, count // 8)):  # another job has had the processors, and their caches
-                distributed.all_reduce(data)
+            settle()
+            ways[way](data, max(1, count // 8))  # another job has had the processors, and their caches
             distributed.barrier()
             settle()
             started = time.perf_counter()
-            for _ in range(count):
-                distributed.all_reduce(data)
+            ways[way](data, count)
             settle()
             return time.perf_counter() - started
 
         for line in ranks.told():
             with on_processor_of_its_own(ranks.rank, ranks.count) if backend == "cuda" else contextlib.nullcontext():
-                seconds = take(*map(int, line.split()))
+                way, size, count = line.split()
+                seconds = take(way, int(size), int(count))
             ranks.answer({"seconds": seconds})
+        if nccl:
+            nccl.end()
         distributed.destroy_process_group()
 
 
@@ -74,7 +135,7 @@ def work(backend: str, shared: bool) -> None:
 
 
 def measure(backend: str, sluice: Path) -> list[Cell]:
-    """A cell for each size. Raises Failed."""
+    """A cell for each way and size. Raises Failed."""
     cells = []
     with Stage(sluice, ROOT / "build" / "nccl_overhead" / "all_reduces") as stage:
         worker = [sys.executable, Path(__file__).resolve(), backend]
@@ -82,19 +143,19 @@ def measure(backend: str, sluice: Path) -> list[Cell]:
                                                 MEMORY[backend], "--", *worker, "--shared"]}
         jobs = [(kind, Worker(stage, f"{kind}-{job}", commands[kind])) for job in range(JOBS[backend]) for kind in KINDS]
         dice = random.Random(0)
-        for size, count, rounds in SIZES[backend]:
+        for way, (size, count, rounds) in itertools.product(WAYS[backend], SIZES[backend]):
             us: list[list[float]] = [[] for _ in jobs]
             for each in range(rounds + 1):
                 for at in dice.sample(range(len(jobs)), len(jobs)):
-                    seconds = jobs[at][1].run(f"{size} {count}")["seconds"]
+                    seconds = jobs[at][1].run(f"{way} {size} {count}")["seconds"]
                     if each > 0:  # the first one makes connections
                         us[at].append(seconds / count * 1e6)
-            cells.append(_cell(size, backend, {kind: [samples for (of, _), samples in zip(jobs, us, strict=True) if of == kind]
+            cells.append(_cell(way, size, backend, {kind: [samples for (of, _), samples in zip(jobs, us, strict=True) if of == kind]
                                                for kind in KINDS}))
     return cells
 
 
-def _cell(size: int, backend: str, us: dict[str, list[list[float]]]) -> Cell:
+def _cell(way: str, size: int, backend: str, us: dict[str, list[list[float]]]) -> Cell:
     """`us`: by kind and job, of each window."""
     typical = {kind: [statistics.median(samples) for samples in us[kind]] for kind in KINDS}
     low, high = _interval(typical)
@@ -107,7 +168,7 @@ def _cell(size: int, backend: str, us: dict[str, list[list[float]]]) -> Cell:
         targets = {"measurable_us.value": "<= 0"}
     elif size == SIZES[backend][0][0]:
         targets = {"added_us.value": "<= 1"}
-    return Cell({"all_reduce_bytes": size, "ranks": int(os.environ[RANKS]), "jobs": JOBS[backend]}, metrics,
+    return Cell({"all_reduce_bytes": size, "by": way, "ranks": int(os.environ[RANKS]), "jobs": JOBS[backend]}, metrics,
                 targets if backend == "cuda" else {})
 
 
