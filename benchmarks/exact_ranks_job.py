@@ -1,6 +1,6 @@
 """A training job of several processes, whose model is in DistributedDataParallel, there also with batch statistics of all, or
-in shards, in replicas of shards, in parts of its linear layers ("tensors"), or in shards of such parts ("grid"); see exact_job.py for
-the rest of its command line.
+in shards, in replicas of shards, in parts of its linear layers ("tensors"), or in shards of such parts ("grid"). Shards may be of blocks of
+layers that keep no activations ("checkpointed"), or are compiled. See exact_job.py for the rest of its command line.
 
 It starts them with torchrun. What it writes is of all: their digests, the losses of the first, discards of each.
 """
@@ -20,10 +20,13 @@ from exact_job import digest, network
 from exactness import KINDS
 from ranks import take_gpu
 from torch import distributed, nn
+from torch.distributed import checkpoint as checkpoint_files
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils.checkpoint import checkpoint
 
 import sluice
 
@@ -36,10 +39,35 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=SIZES, default="cpu")
     parser.add_argument("--kind", choices=KINDS, default="replicas")
+    parser.add_argument("--layers", choices=("plain", "checkpointed", "compiled"), default="plain")
+    parser.add_argument("--through", type=Path, help="every fifth step what has been learned goes through a checkpoint in this folder")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--until", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
+
+
+class Block(nn.Module):
+    """Layers, one after another. A module of its own: torch.compile leaves those of torch alone."""
+
+    def __init__(self, layers: list[nn.Module], checkpointed: bool) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+        self.checkpointed = checkpointed
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.layers, x, use_reentrant=False) if self.checkpointed else self.layers(x)
+
+
+def in_blocks(model: nn.Sequential, kind: str, device: torch.device) -> nn.Module:
+    """Shards of blocks that each begin with a convolution or a linear layer."""
+    starts = [at for at, layer in enumerate(model) if isinstance(layer, (nn.Conv2d, nn.Linear))]
+    blocks = [Block(list(model)[at:end], kind == "checkpointed") for at, end in zip(starts, [*starts[1:], len(model)], strict=True)]
+    for block in blocks:
+        if kind == "compiled":
+            block.compile(backend="inductor" if device.type == "cuda" else "aot_eager")
+        fully_shard(block)
+    return fully_shard(nn.Sequential(*blocks))
 
 
 def sharded(model: nn.Sequential, mesh: DeviceMesh | None = None) -> nn.Module:
@@ -56,10 +84,12 @@ def in_parts(model: nn.Sequential, mesh: DeviceMesh) -> nn.Sequential:
     return parallelize_module(model, mesh, {inner: ColwiseParallel(), outer: RowwiseParallel()})
 
 
-def wrapped(model: nn.Sequential, kind: str, device: torch.device) -> nn.Module:
+def wrapped(model: nn.Sequential, kind: str, layers: str, device: torch.device) -> nn.Module:
     """As training in several processes wants it."""
     if kind == "shards":
-        return sharded(model)
+        return sharded(model) if layers == "plain" else in_blocks(model, layers, device)
+    if layers != "plain":
+        raise SystemExit(f"layers of {kind} are plain")
     if kind == "hybrid":
         return sharded(model, init_device_mesh(device.type, (2, 2), mesh_dim_names=("replicas", "shards")))
     if kind == "tensors":
@@ -70,6 +100,21 @@ def wrapped(model: nn.Sequential, kind: str, device: torch.device) -> nn.Module:
     if kind == "synchronised":
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     return nn.parallel.DistributedDataParallel(model)
+
+
+def go_through(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Saves both, spoils the weights, and loads what was saved."""
+    def state() -> dict[str, Any]:
+        weights, rest = get_state_dict(model, optimizer)
+        return {"model": weights, "optimizer": rest}
+
+    checkpoint_files.save(state(), checkpoint_id=folder)
+    with torch.no_grad():
+        for param in model.parameters():
+            param.mul_(0.5)
+    loaded = state()
+    checkpoint_files.load(loaded, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
 
 
 def whole(param: nn.Parameter) -> torch.Tensor:
@@ -87,7 +132,7 @@ def train(args: argparse.Namespace, **meeting: Any) -> None:
     part = rank // copies  # of the samples
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
-    model = wrapped(network(width).to(device), args.kind, device)
+    model = wrapped(network(width).to(device), args.kind, args.layers, device)
     count = samples[part % len(samples)]
     if args.kind != "replicas":
         micro_batch = count // SLICES
@@ -103,6 +148,8 @@ def train(args: argparse.Namespace, **meeting: Any) -> None:
         x = torch.randn(count, 3, 32, 32, generator=generator, device=device)
         y = torch.randint(10, (count,), generator=generator, device=device)
         losses.append(step(lambda x, y: F.cross_entropy(model(x), y), x, y))
+        if args.through and len(losses) % 5 == 0:
+            go_through(args.through, model, optimizer)
         ending = torch.tensor(float(len(losses) == args.steps if args.steps else args.until.exists()), device=device)
         distributed.broadcast(ending, 0)
         over = bool(ending)

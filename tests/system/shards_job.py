@@ -151,6 +151,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--way", default="train")
     parser.add_argument("--kind", choices=exactness.KINDS, default="shards")
+    parser.add_argument("--layers", default="plain")
+    parser.add_argument("--through", type=Path)
     parser.add_argument("--rank", type=int)
     parser.add_argument("--meeting", type=Path)
     parser.add_argument("--steps", type=int)

@@ -28,6 +28,21 @@ def test_disturbed_training_is_bit_equal_to_undisturbed(sluice, kind):
     assert min(discards_of(job, DEMANDS, sluice)) >= DEMANDS // 8
 
 
+@pytest.mark.parametrize("layers", ["checkpointed", "compiled"])
+def test_shards_of_layers_that_are_run_twice_or_compiled_are_trained_as_exactly(sluice, layers):
+    check_shards(sluice, "--layers", layers)
+
+
+def test_shards_that_go_through_checkpoints_are_trained_as_exactly(sluice, tmp_path):
+    check_shards(sluice, "--through", tmp_path)
+
+
+def check_shards(sluice: Path, *more: str | Path) -> None:
+    job = exactness.of_ranks("shards", 0)
+    job = replace(job, script=SCRIPT, arguments=(*job.arguments, *more))
+    assert min(discards_of(job, DEMANDS // 2, sluice)) >= 1
+
+
 def become_of(sluice: Path, runtime_folder: Path, tmp_path: Path, way: str) -> tuple[list[dict], str]:
     """Of each rank, if it lives to tell; and what they have said on standard error."""
     out = tmp_path / "out"
