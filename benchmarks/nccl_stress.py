@@ -6,7 +6,7 @@
 Ranks under `sluice run`, one on each GPU or several on the only one, make the same random calls, one program after another, over
 one to three communicators: all-reduces, broadcasts, reductions to one rank, all-gathers and reduce-scatters, in place where that
 is possible, alone and in groups; what PyTorch makes of sends and receives (all-to-all, gather, scatter, a ring); launches of a
-graph that holds an all-reduce; of 8 B to 512 MiB, in any type and by any reduction. The data are small whole numbers, so that
+graph that holds an all-reduce, or a ring and all-reduces of two communicators; of 8 B to 512 MiB, in any type and by any reduction. The data are small whole numbers, so that
 every result is known exactly. Meanwhile all ranks are paused at one instant, or one that is chosen by chance. A pause in which a
 rank does not come to rest within two seconds, and a program that does not end, count as timeouts.
 
@@ -92,11 +92,11 @@ class Checker:
         self._device = device
         self._groups = groups
         self.wrong = torch.zeros((), dtype=torch.int64, device=device)
-        self._in_graph: Any = None
+        self._graphs: list[tuple[Any, Any, Any]] = []  # each with its numbers, and with what comes around a ring
 
     @property
     def is_new(self) -> bool:
-        return self._in_graph is None
+        return not self._graphs
 
     def make(self, call: Call) -> None:
         distributed = self._torch.distributed
@@ -141,13 +141,9 @@ class Checker:
             distributed.scatter(own, parts if self._ranks.rank == call.root else None, call.root, group=group)
             self._check(own, parts[self._ranks.rank])
         elif call.operation == "ring":
-            count, rank = self._ranks.count, self._ranks.rank
             came = self._torch.empty_like(own)
-            both = [distributed.P2POp(distributed.isend, own, (rank + 1) % count, group),
-                    distributed.P2POp(distributed.irecv, came, (rank - 1) % count, group)]
-            for work in distributed.batch_isend_irecv(both):
-                work.wait()
-            self._check(came, self._given(call, (rank - 1) % count))
+            self._pass_on(own, came, group)
+            self._check(came, self._given(call, self._before))
         elif call.operation == "graph":
             self._launch_graph(call)
         else:
@@ -160,18 +156,45 @@ class Checker:
             self._check(part, expected[place])
 
     def capture(self) -> None:
-        """Makes the graph. To be called while nobody is paused, as a capture would have to be tried again."""
-        numbers = self._torch.zeros(GRAPH_ELEMENTS, device=self._device)
-        graph = self._torch.cuda.CUDAGraph()
-        with self._torch.cuda.graph(graph):
-            self._torch.distributed.all_reduce(numbers, group=self._groups[0])
-        self._in_graph = graph, numbers
+        """Makes the graphs. To be called while nobody is paused, as a capture would have to be tried again."""
+        distributed = self._torch.distributed
+        for several in (False, True):
+            numbers, came = (self._torch.zeros(GRAPH_ELEMENTS, device=self._device) for _ in range(2))
+
+            def body(numbers: Any = numbers, came: Any = came, several: bool = several) -> None:
+                if several:
+                    self._pass_on(numbers, came, self._groups[2])
+                    distributed.all_reduce(numbers, group=self._groups[1])
+                distributed.all_reduce(numbers, group=self._groups[0])
+
+            body()  # makes connections
+            self._torch.cuda.synchronize()
+            graph = self._torch.cuda.CUDAGraph()
+            with self._torch.cuda.graph(graph):
+                body()
+            self._graphs.append((graph, numbers, came))
 
     def _launch_graph(self, call: Call) -> None:
-        graph, numbers = self._in_graph
+        several = call.in_place  # there is no other place
+        graph, numbers, came = self._graphs[several]
         numbers.fill_(call.salt * (self._ranks.rank + 1))
         graph.replay()
-        self._check(numbers, call.salt * self._ranks.count * (self._ranks.count + 1) / 2)
+        count = self._ranks.count
+        self._check(numbers, call.salt * count * (count + 1) / 2 * (count if several else 1))
+        if several:
+            self._check(came, call.salt * (self._before + 1))
+
+    @property
+    def _before(self) -> int:
+        """The rank that sends to this one in a ring."""
+        return (self._ranks.rank - 1) % self._ranks.count
+
+    def _pass_on(self, own: Any, came: Any, group: Any) -> None:
+        distributed = self._torch.distributed
+        both = [distributed.P2POp(distributed.isend, own, (self._ranks.rank + 1) % self._ranks.count, group),
+                distributed.P2POp(distributed.irecv, came, self._before, group)]
+        for work in distributed.batch_isend_irecv(both):
+            work.wait()
 
     def _given(self, call: Call, rank: int, of: int = 0) -> Any:
         """What a rank gives, of several parts one: numbers so small that results are exact in every type."""

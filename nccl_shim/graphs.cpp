@@ -22,7 +22,7 @@ std::optional<int> capture(std::span<collective const> calls,
 void* join_graphs(void* one, void* other) {
   auto both = std::make_unique<graph_calls>(*static_cast<graph_calls const*>(one));
   auto const& more = *static_cast<graph_calls const*>(other);
-  both->is_one = both->is_one && more.is_one && both->first.on == more.first.on;
+  both->is_one = both->is_one && more.is_one && both->parts.front().of == more.parts.front().of;
   add(both->parts, more.parts);
   both->alike = joined(both->alike, more.alike);
   return both.release();

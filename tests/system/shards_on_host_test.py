@@ -40,7 +40,7 @@ def test_shards_that_go_through_checkpoints_are_trained_as_exactly(sluice, tmp_p
 def check_shards(sluice: Path, *more: str | Path) -> None:
     job = exactness.of_ranks("shards", 0)
     job = replace(job, script=SCRIPT, arguments=(*job.arguments, *more))
-    assert min(discards_of(job, DEMANDS // 2, sluice)) >= 1
+    assert min(discards_of(job, DEMANDS, sluice)) >= 1
 
 
 def become_of(sluice: Path, runtime_folder: Path, tmp_path: Path, way: str) -> tuple[list[dict], str]:
