@@ -62,12 +62,13 @@ class Nccl:
         distributed.broadcast_object_list(told, device=device)
         self._call("ncclCommInitRank", ctypes.byref(self._on), ranks.count, Nccl._UniqueId.from_buffer_copy(told[0]), ranks.rank)
         self._stream = torch.cuda.Stream()
+        self._make = Nccl._function("ncclAllReduce")
         self._all_reduces = ctypes.CDLL(str(ROOT / "build" / "release" / "lib" / "libsluice_bench_all_reduces.so"))
 
     def all_reduces(self, data: Any, times: int) -> None:
         """In place."""
         _raise_if("ncclAllReduce", self._all_reduces.sluice_bench_all_reduces(
-            Nccl._function("ncclAllReduce"), ctypes.c_void_p(data.data_ptr()), ctypes.c_size_t(data.numel()), self._on,
+            self._make, ctypes.c_void_p(data.data_ptr()), ctypes.c_size_t(data.numel()), self._on,
             ctypes.c_void_p(self._stream.cuda_stream), times))
 
     def end(self) -> None:
@@ -101,13 +102,12 @@ def work(backend: str, shared: bool) -> None:
         if shared and ASKED in os.environ:
             Pauser(Path(os.environ[ASKED])).bound(*bound_of(DEFAULT_WAY), None)
 
-        nccl = Nccl(ranks, device) if "NCCL" in WAYS[backend] else None
-
         def by_torch(data: torch.Tensor, times: int) -> None:
             for _ in range(times):
                 distributed.all_reduce(data)
 
-        ways = {"torch.distributed": by_torch, "NCCL": nccl.all_reduces if nccl else None}
+        nccl = Nccl(ranks, device) if "NCCL" in WAYS[backend] else None
+        ways = {"torch.distributed": by_torch} | ({"NCCL": nccl.all_reduces} if nccl else {})
 
         def take(way: str, size: int, count: int) -> float:
             """Returns the seconds that they took."""
@@ -151,7 +151,7 @@ def measure(backend: str, sluice: Path) -> list[Cell]:
                     if each > 0:  # the first one makes connections
                         us[at].append(seconds / count * 1e6)
             cells.append(_cell(way, size, backend, {kind: [samples for (of, _), samples in zip(jobs, us, strict=True) if of == kind]
-                                               for kind in KINDS}))
+                                                    for kind in KINDS}))
     return cells
 
 

@@ -1,6 +1,6 @@
 """A training job of several processes, whose model is in DistributedDataParallel, there also with batch statistics of all, or
-in shards, in replicas of shards, in parts of its linear layers ("tensors"), or in shards of such parts ("grid"). Shards may be of blocks of
-layers that keep no activations ("checkpointed"), or are compiled. See exact_job.py for the rest of its command line.
+in shards, in replicas of shards, in parts of its linear layers ("tensors"), or in shards of such parts ("grid"). Shards may be of
+blocks of layers that keep no activations ("checkpointed"), or are compiled. See exact_job.py for the rest of its command line.
 
 It starts them with torchrun. What it writes is of all: their digests, the losses of the first, discards of each.
 """
@@ -59,12 +59,13 @@ class Block(nn.Module):
         return checkpoint(self.layers, x, use_reentrant=False) if self.checkpointed else self.layers(x)
 
 
-def in_blocks(model: nn.Sequential, kind: str, device: torch.device) -> nn.Module:
+def in_blocks(model: nn.Sequential, layers: str, device: torch.device) -> nn.Module:
     """Shards of blocks that each begin with a convolution or a linear layer."""
     starts = [at for at, layer in enumerate(model) if isinstance(layer, (nn.Conv2d, nn.Linear))]
-    blocks = [Block(list(model)[at:end], kind == "checkpointed") for at, end in zip(starts, [*starts[1:], len(model)], strict=True)]
+    ends = [*starts[1:], len(model)]
+    blocks = [Block(list(model)[at:end], layers == "checkpointed") for at, end in zip(starts, ends, strict=True)]
     for block in blocks:
-        if kind == "compiled":
+        if layers == "compiled":
             block.compile(backend="inductor" if device.type == "cuda" else "aot_eager")
         fully_shard(block)
     return fully_shard(nn.Sequential(*blocks))

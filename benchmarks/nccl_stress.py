@@ -6,9 +6,10 @@
 Ranks under `sluice run`, one on each GPU or several on the only one, make the same random calls, one program after another, over
 one to three communicators: all-reduces, broadcasts, reductions to one rank, all-gathers and reduce-scatters, in place where that
 is possible, alone and in groups; what PyTorch makes of sends and receives (all-to-all, gather, scatter, a ring); launches of a
-graph that holds an all-reduce, or a ring and all-reduces of two communicators; of 8 B to 512 MiB, in any type and by any reduction. The data are small whole numbers, so that
-every result is known exactly. Meanwhile all ranks are paused at one instant, or one that is chosen by chance. A pause in which a
-rank does not come to rest within two seconds, and a program that does not end, count as timeouts.
+graph that holds an all-reduce, or a ring and all-reduces of two communicators; of 8 B to 512 MiB, in any type and by any
+reduction. The data are small whole numbers, so that every result is known exactly. Meanwhile all ranks are paused at one instant,
+or one that is chosen by chance. A pause in which a rank does not come to rest within two seconds, and a program that does not end,
+count as timeouts.
 
 --plain leaves NCCL alone: then ranks that are paused at one instant must get stuck. A run is one cell, named by its seed; the
 record's notes hold the sums over all of them. On the host, over gloo, nobody is paused, and only the first four are made.
@@ -157,22 +158,20 @@ class Checker:
 
     def capture(self) -> None:
         """Makes the graphs. To be called while nobody is paused, as a capture would have to be tried again."""
-        distributed = self._torch.distributed
         for several in (False, True):
             numbers, came = (self._torch.zeros(GRAPH_ELEMENTS, device=self._device) for _ in range(2))
-
-            def body(numbers: Any = numbers, came: Any = came, several: bool = several) -> None:
-                if several:
-                    self._pass_on(numbers, came, self._groups[2])
-                    distributed.all_reduce(numbers, group=self._groups[1])
-                distributed.all_reduce(numbers, group=self._groups[0])
-
-            body()  # makes connections
+            self._fill_graph(several, numbers, came)  # makes connections
             self._torch.cuda.synchronize()
             graph = self._torch.cuda.CUDAGraph()
             with self._torch.cuda.graph(graph):
-                body()
+                self._fill_graph(several, numbers, came)
             self._graphs.append((graph, numbers, came))
+
+    def _fill_graph(self, several: bool, numbers: Any, came: Any) -> None:
+        if several:
+            self._pass_on(numbers, came, self._groups[2])
+            self._torch.distributed.all_reduce(numbers, group=self._groups[1])
+        self._torch.distributed.all_reduce(numbers, group=self._groups[0])
 
     def _launch_graph(self, call: Call) -> None:
         several = call.in_place  # there is no other place

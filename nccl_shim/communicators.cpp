@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <functional>
 #include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
@@ -220,7 +219,7 @@ void complain_of_place(char const* called, char const* why) {
 /// Makes what cannot be made at once.
 int submit_in_turn(std::span<collective const> calls) {
   auto const of = of_each(calls);
-  auto const troubled = std::find_if(of.begin(), of.end(), has_trouble);
+  auto const troubled = std::ranges::find_if(of, has_trouble);
   if (troubled != of.end()) {
     return (*troubled)->trouble();
   }
@@ -233,8 +232,7 @@ int submit_in_turn(std::span<collective const> calls) {
                       place.why_not);
     return invalid_usage;
   }
-  bool const is_exchange =
-      !are_of_all(calls) && std::all_of(of.begin(), of.end(), can_tell_each_other);
+  bool const is_exchange = !are_of_all(calls) && std::ranges::all_of(of, can_tell_each_other);
   return is_exchange ? hand_over_exchange(calls, parts_of(calls, of))
                      : hand_over(calls, of.front(), std::move(place.of));
 }
@@ -244,11 +242,7 @@ int submit_in_turn(std::span<collective const> calls) {
 sluice_graph_result agree_on_launch(void* held, sluice_graph_launch const* launch,
                                     sluice_agreed_call* call) {
   auto const& graph = *static_cast<graph_calls const*>(held);
-  auto const all = [&graph](auto const& is) {
-    return std::all_of(graph.parts.begin(), graph.parts.end(),
-                       [&is](exchange_part const& part) { return is(part.of); });
-  };
-  if (!all(std::not_fn(has_trouble))) {
+  if (std::ranges::any_of(graph.parts, has_trouble, &exchange_part::of)) {
     return SLUICE_GRAPH_REFUSED;
   }
   auto const& of = graph.parts.front().of;
@@ -265,15 +259,13 @@ sluice_graph_result agree_on_launch(void* held, sluice_graph_launch const* launc
   if (graph.is_one && of->ranks == nullptr) {
     return SLUICE_GRAPH_PASSES;  // which has been told when the communicator was made
   }
-  if (!graph.is_one && !all(can_tell_each_other)) {
+  if (!graph.is_one && !std::ranges::all_of(graph.parts, can_tell_each_other, &exchange_part::of)) {
     static std::atomic<bool> told{false};
     if (!told.exchange(true)) {
       std::fputs(
           "sluice: a CUDA graph has collectives of several communicators, or sends and receives, "
-          "and "
-          "not all of its ranks are processes of this host under `sluice run`: they do not agree "
-          "on "
-          "its launches, and a pause may wait for other ranks\n",
+          "and not all of its ranks are processes of this host under `sluice run`: they do not "
+          "agree on its launches, and a pause may wait for other ranks\n",
           stderr);
     }
     return SLUICE_GRAPH_PASSES;

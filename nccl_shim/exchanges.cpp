@@ -28,9 +28,7 @@ constexpr std::uint64_t with_more(std::uint64_t made, std::uint32_t sends, std::
 }  // namespace
 
 void add(std::vector<transfers>& all, transfers const& more) {
-  auto const at =
-      std::lower_bound(all.begin(), all.end(), more.peer,
-                       [](transfers const& each, unsigned peer) { return each.peer < peer; });
+  auto const at = std::ranges::lower_bound(all, more.peer, {}, &transfers::peer);
   if (at == all.end() || at->peer != more.peer) {
     all.insert(at, more);
     return;

@@ -24,7 +24,7 @@ struct transfers {
   std::uint32_t receives;
 };
 
-/// Those with each rank, one after the other, and what comes to them.
+/// Adds to what there is with that rank; each rank is in it once, in their order.
 void add(std::vector<transfers>& all, transfers const& more);
 
 /// In shared memory, zero at first. Each rank writes its own part.

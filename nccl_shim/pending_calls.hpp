@@ -65,7 +65,7 @@ struct exchange_part {
 /// Of each communicator once; `of` are those of the calls, one by one.
 [[nodiscard]] std::vector<exchange_part> parts_of(
     std::span<collective const> calls, std::span<std::shared_ptr<known_communicator> const> of);
-/// Adds what comes after it.
+/// Adds to what there is of each communicator.
 void add(std::vector<exchange_part>& all, std::span<exchange_part const> more);
 
 /// While it lives NCCL may be called about the communicator, unless there is trouble, and whoever aborts it waits.

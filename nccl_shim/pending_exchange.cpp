@@ -231,8 +231,7 @@ std::vector<exchange_part> parts_of(std::span<collective const> calls,
 
 void add(std::vector<exchange_part>& all, std::span<exchange_part const> more) {
   for (exchange_part const& each : more) {
-    auto const same = [&](exchange_part const& known) { return known.of == each.of; };
-    auto found = std::find_if(all.begin(), all.end(), same);
+    auto found = std::ranges::find(all, each.of, &exchange_part::of);
     if (found == all.end()) {
       found = all.insert(found, exchange_part{each.of, {}});
     }

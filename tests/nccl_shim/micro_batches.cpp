@@ -147,7 +147,8 @@ void train_together(training const& job, int micro_batches, bool secretly) {
     std::minstd_rand random{static_cast<unsigned>(job.rank + 1)};
     for (int taken = 0; !over.load();) {
       std::this_thread::sleep_for(std::chrono::microseconds{random() % 4000});
-      if (taken < 2 * (kept.load() + 1)) {  // however slow the machine is, some are kept
+      if (job.loses_memory &&
+          taken < 2 * (kept.load() + 1)) {  // however slow the machine is, some are kept
         current.take(job.patience);
         ++taken;
       }

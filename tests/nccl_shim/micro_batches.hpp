@@ -24,6 +24,7 @@ struct training {
   std::chrono::nanoseconds patience;  ///< for a device to come to rest
   std::vector<adders> with;           ///< that this rank is one of
   int rounds;                         ///< of one all-reduce of each, in a micro-batch
+  bool loses_memory;                  ///< at random instants
   std::function<void()> synchronise;
 };
 

@@ -441,7 +441,7 @@ struct rank_of_job {
       die_some_time();
       sluice::nccl_shim::testing::train_together(
           {gate, rank, patience(), std::move(with), number_in("SEVERAL", 0) != 0 ? 2 : 5,
-           [this] { synchronise(); }},
+           number_in("LOSES_MEMORY", 1) != 0, [this] { synchronise(); }},
           number_in("MICRO_BATCHES", 60), number_in("SECRETLY", 0) != 0);
     } else if (scenario == "expendable") {
       gate->expendable_thread(1);
