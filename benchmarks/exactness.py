@@ -174,8 +174,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--models", nargs="*", choices=MODELS, default=[], help="these, on a GPU, instead of a small network")
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=[], help="jobs of several ranks instead")
+    parser.add_argument("--layers", choices=("plain", "checkpointed", "compiled"), default="plain", help="of shards")
+    parser.add_argument("--through-checkpoints", action="store_true",
+                        help="after each step what jobs of several ranks have learned goes through a checkpoint")
     parser.add_argument("--preset", default="release")
     args = parser.parse_args()
+    if args.kinds != ["shards"] and args.layers != "plain":
+        parser.error(f"--layers {args.layers} is for --kinds shards")
+    if not args.kinds and args.through_checkpoints:
+        parser.error("--through-checkpoints is for --kinds")
     clear_up_on_sigterm()
     job = HOST if args.backend == "host" else CUDA
     cells = []
@@ -184,7 +191,14 @@ def main() -> int:
     if args.backend == "cuda":
         ways["none, hooked optimizer"] = ("--hooked",)
     gpus = torch.cuda.device_count() if args.backend == "cuda" else 0
-    jobs = [("none", of_ranks(kind, gpus), (), {"kind": kind, "ranks": KINDS[kind].ranks}) for kind in args.kinds]
+    more_of_ranks: tuple[str, ...] = () if args.layers == "plain" else ("--layers", args.layers)
+    params_of_ranks = {} if args.layers == "plain" else {"layers": args.layers}
+    if args.through_checkpoints:
+        checkpoints = tempfile.TemporaryDirectory(prefix="sluice-exact-")
+        more_of_ranks += ("--through", checkpoints.name)
+        params_of_ranks["through"] = "checkpoints"
+    jobs = [("none", of_ranks(kind, gpus), more_of_ranks, {"kind": kind, "ranks": KINDS[kind].ranks} | params_of_ranks)
+            for kind in args.kinds]
     jobs += [("none", MODELS[name], (), {"model": name}) for name in args.models]
     jobs = jobs or [(label, job, more, {}) for label, more in ways.items()]
     for label, job, more, params in jobs:

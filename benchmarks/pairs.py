@@ -130,6 +130,7 @@ class Comparison:
         parser.add_argument("--only", choices=self.workloads, action="append", help="measure this alone; may be repeated")
         parser.add_argument("--pairs", type=int, default=self.pairs, help="of windows (default %(default)s)")
         parser.add_argument("--window", type=float, default=2.0, metavar="SECONDS", help="at least (default %(default)s)")
+        parser.add_argument("--memory", help=f"of the pool (default {POOL['cuda']}, on the host {POOL['host']})")
         parser.add_argument("--sluice", type=Path, default=ROOT / "build" / "release" / "bin" / "sluice")
         parser.add_argument("--worker", choices=self.workloads, help=argparse.SUPPRESS)
         parser.add_argument("--shared", action="store_true", help=argparse.SUPPRESS)
@@ -157,7 +158,7 @@ class Comparison:
                 continue
             print(f"==> {key}", flush=True)
             try:
-                cells.append(self._cell(key, options.sluice.absolute(), options.pairs, options.window))
+                cells.append(self._cell(key, options))
                 each(cells[-1])
             except Failed as failure:
                 raise SystemExit(f"{self.name}: {failure}") from failure
@@ -165,25 +166,25 @@ class Comparison:
             raise SystemExit("\n".join([f"{self.name}: nothing was measured", *notes]))
         return {"cells": cells, "gpus": 1 if backend == "cuda" else 0, "notes": notes, "accumulate": bool(options.only)}
 
-    def _cell(self, key: str, sluice: Path, pairs: int, window: float) -> Cell:
+    def _cell(self, key: str, options: argparse.Namespace) -> Cell:
         workload = WORKLOADS[key]
-        with Stage(sluice, ROOT / "build" / self.name / key) as stage:
-            workers = self.workers(stage, key)
-            ms, last = in_turn(workers, pairs, window, self.free_bytes if workload.backend == "cuda" else None)
+        with Stage(options.sluice.absolute(), ROOT / "build" / self.name / key) as stage:
+            workers = self.workers(stage, key, options.memory or POOL[workload.backend])
+            ms, last = in_turn(workers, options.pairs, options.window, self.free_bytes if workload.backend == "cuda" else None)
         more, targets = self.more(workload, last)
         ratios = [other / plain for plain, other in zip(ms["plain"], ms[self.other])]
         metrics = {"step_ratio": single(statistics.median(ratios), "plain torch, same run", interval(ratios)),
                    **{f"{name}_step_ms": distribution(samples) for name, samples in ms.items()}}
         return Cell(workload.params, metrics | more, targets)
 
-    def workers(self, stage: Stage, key: str) -> dict[str, Worker]:
-        """Starts the two processes that are measured."""
-        return {name: Worker(stage, name, self._command(key, name == self.other, stage.sluice))
+    def workers(self, stage: Stage, key: str, memory: str) -> dict[str, Worker]:
+        """Starts the two processes that are measured; the pool has so much memory."""
+        return {name: Worker(stage, name, self._command(key, name == self.other, stage.sluice, memory))
                 for name in ("plain", self.other)}
 
-    def _command(self, key: str, shared: bool, sluice: Path) -> list:
+    def _command(self, key: str, shared: bool, sluice: Path, memory: str) -> list:
         worker = [sys.executable, self.program, "--worker", key]
         if not shared:
             return worker
         backend = WORKLOADS[key].backend
-        return [sluice, "run", "--require-pool", "--backend", backend, "--memory", POOL[backend], "--", *worker, "--shared"]
+        return [sluice, "run", "--require-pool", "--backend", backend, "--memory", memory, "--", *worker, "--shared"]

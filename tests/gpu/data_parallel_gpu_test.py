@@ -24,18 +24,33 @@ from ranks import RANKS  # noqa: E402
 DEMANDS = 40
 
 
+def check_exactness(build: Path, kind: str, *more: str) -> None:
+    seed = random.randrange(1 << 31)
+    print(f"seed {seed}")
+    outcome = exactness.compare(exactness.of_ranks(kind, torch.cuda.device_count()), DEMANDS, seed, build / "bin", more)
+    print(outcome.disturbed["stats"])
+    assert outcome.disturbed["shared"] and not outcome.undisturbed["shared"]
+    assert sum(outcome.disturbed["stats"]["discards"]) >= DEMANDS // 8
+    assert outcome.same, str(outcome)
+
+
 @pytest.mark.deadline(300)
 @pytest.mark.parametrize("kind", exactness.KINDS)
 @pytest.mark.parametrize("submission", ["deferred", "direct"])
 def test_disturbed_training_is_bit_equal_to_undisturbed(build, submission, kind, monkeypatch):
     monkeypatch.setenv("SLUICE_SUBMISSION", submission)
-    seed = random.randrange(1 << 31)
-    print(f"seed {seed}")
-    outcome = exactness.compare(exactness.of_ranks(kind, torch.cuda.device_count()), DEMANDS, seed, build / "bin")
-    print(outcome.disturbed["stats"])
-    assert outcome.disturbed["shared"] and not outcome.undisturbed["shared"]
-    assert sum(outcome.disturbed["stats"]["discards"]) >= DEMANDS // 8
-    assert outcome.same, str(outcome)
+    check_exactness(build, kind)
+
+
+@pytest.mark.deadline(300)
+@pytest.mark.parametrize("layers", ["checkpointed", "compiled"])
+def test_so_is_that_of_shards_of_layers_that_are_run_twice_or_compiled(build, layers):
+    check_exactness(build, "shards", "--layers", layers)
+
+
+@pytest.mark.deadline(300)
+def test_so_is_that_of_shards_that_go_through_checkpoints(build, tmp_path):
+    check_exactness(build, "shards", "--through", str(tmp_path))
 
 
 def ranks(sluice: Path, checkout: Path, script: str) -> list[str]:
