@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """What it costs replicas of a model, and shards, that their ranks agree on each collective, against plain PyTorch's.
 
-    ./benchmarks/run.sh nccl_overhead [--backend auto|host|cuda] [--pairs 12] [--window 2] [--asked] [--all-reduces]
+    ./benchmarks/run.sh nccl_overhead [--backend auto|host|cuda] [--jobs 1] [--pairs 12] [--window 2] [--asked] [--all-reduces]
 
 Two jobs of several processes make the same steps of the same model in turn (pairs.py): DistributedDataParallel, or a model that
 fully_shard was given, by itself, and in `sluice.Step` under `sluice run`. Once as they are, and once with one rank that sleeps up
-to a millisecond before each step. Before that other jobs make all-reduces of several sizes, one after another (all_reduces.py). There is
-a rank for each GPU; on the host, where gloo is all there is and nobody has to agree, two, without a target.
+to a millisecond before each step. Before that, unless --only names models, other jobs make all-reduces of several sizes, one after
+another (all_reduces.py). There is a rank for each GPU; on the host, where gloo is all there is and nobody has to agree, two, without a
+target.
 
-Ranks ask each other only while one of them has a server. With --asked they do, and launches are bounded, as if one had.
+Ranks ask each other while one of them has a server, and where they work together inside of micro-batches, as shards do. With --asked
+replicas do as well, and launches are bounded, as if one had a server.
 """
 
 import os
@@ -74,7 +76,7 @@ def undisturbed(workload: Workload, last: dict[str, dict]) -> tuple[dict, dict]:
 def main() -> int:
     comparison = Comparison(
         "nccl_overhead", "Cost of agreeing on collectives.", Path(__file__).resolve(), "sluice", KEYS, pairs=12, more=undisturbed)
-    options = comparison.options(asked="as if a server were there, for which ranks ask each other",
+    options = comparison.options(asked="as if a server were there, for which replicas ask each other",
                                  all_reduces="measure these alone, and no steps")
     if options.worker:
         workload = WORKLOADS[options.worker]
@@ -98,10 +100,11 @@ def main() -> int:
         params = more | ({"asked": True} if options.asked else {})
         write(comparison.name, [replace(cell, params=cell.params | params) for cell in cells], gpus=gpus, accumulate=True)
 
-    try:
-        record(all_reduces.measure(backend, options.sluice.absolute()), {})
-    except Failed as failure:
-        raise SystemExit(f"nccl_overhead: {failure}") from failure
+    if options.all_reduces or not options.only:
+        try:
+            record(all_reduces.measure(backend, options.sluice.absolute()), {})
+        except Failed as failure:
+            raise SystemExit(f"nccl_overhead: {failure}") from failure
     for jitter_ms in () if options.all_reduces else (0, 1):
         os.environ[JITTER] = str(jitter_ms)
         how = {"ranks": gpus or 2, "jitter_ms": jitter_ms}

@@ -3,6 +3,10 @@
 Two processes do the same work in turn, so that drift of the machine falls on both alike. Both live all the time but only
 one runs at once: in turn each is told to make so many steps, which is a window; the order within a pair of windows
 changes from pair to pair. What is compared is the median of the pairs' ratios; its interval comes from resampling pairs.
+
+Two processes that do the same differ, too, for as long as they live: by where their threads and their memory lie. Work that the
+host bounds shows that. With several jobs, one couple of processes after another, the median is over the couples', and what is
+resampled is couples, and pairs in each.
 """
 
 from __future__ import annotations
@@ -98,11 +102,16 @@ def in_turn(workers: dict[str, Worker], pairs: int, window: float,
     return ms, last
 
 
-def interval(ratios: list[float], resamples: int = 4000) -> tuple[float, float]:
-    """95 % bootstrap interval of the median of paired ratios."""
+def typical(ratios: list[list[float]]) -> float:
+    """By couple of processes: the median of each one's median of paired ratios."""
+    return statistics.median(statistics.median(of) for of in ratios)
+
+
+def interval(ratios: list[list[float]], resamples: int = 4000) -> tuple[float, float]:
+    """95 % bootstrap interval of that."""
     dice = random.Random(0)
-    medians = sorted(statistics.median(dice.choices(ratios, k=len(ratios))) for _ in range(resamples))
-    return medians[int(0.025 * resamples)], medians[int(0.975 * resamples) - 1]
+    found = sorted(typical([dice.choices(of, k=len(of)) for of in dice.choices(ratios, k=len(ratios))]) for _ in range(resamples))
+    return found[int(0.025 * resamples)], found[int(0.975 * resamples) - 1]
 
 
 @dataclass(frozen=True)
@@ -130,6 +139,7 @@ class Comparison:
         parser.add_argument("--only", choices=self.workloads, action="append", help="measure this alone; may be repeated")
         parser.add_argument("--pairs", type=int, default=self.pairs, help="of windows (default %(default)s)")
         parser.add_argument("--window", type=float, default=2.0, metavar="SECONDS", help="at least (default %(default)s)")
+        parser.add_argument("--jobs", type=int, default=1, help="couples of processes, one after another (default %(default)s)")
         parser.add_argument("--memory", help=f"of the pool (default {POOL['cuda']}, on the host {POOL['host']})")
         parser.add_argument("--sluice", type=Path, default=ROOT / "build" / "release" / "bin" / "sluice")
         parser.add_argument("--worker", choices=self.workloads, help=argparse.SUPPRESS)
@@ -139,6 +149,8 @@ class Comparison:
         options = parser.parse_args()
         if not options.worker and options.pairs < 2:
             parser.error("--pairs must be at least 2")
+        if options.jobs < 1:
+            parser.error("--jobs must be at least 1")
         if not options.worker and not options.sluice.exists():
             parser.error(f"there is no {options.sluice}; run ./scripts/build.sh")
         return options
@@ -168,14 +180,19 @@ class Comparison:
 
     def _cell(self, key: str, options: argparse.Namespace) -> Cell:
         workload = WORKLOADS[key]
-        with Stage(options.sluice.absolute(), ROOT / "build" / self.name / key) as stage:
-            workers = self.workers(stage, key, options.memory or POOL[workload.backend])
-            ms, last = in_turn(workers, options.pairs, options.window, self.free_bytes if workload.backend == "cuda" else None)
-        more, targets = self.more(workload, last)
-        ratios = [other / plain for plain, other in zip(ms["plain"], ms[self.other])]
-        metrics = {"step_ratio": single(statistics.median(ratios), "plain torch, same run", interval(ratios)),
+        ms: dict[str, list[float]] = {"plain": [], self.other: []}
+        ratios: list[list[float]] = []
+        for _ in range(options.jobs):
+            with Stage(options.sluice.absolute(), ROOT / "build" / self.name / key) as stage:
+                workers = self.workers(stage, key, options.memory or POOL[workload.backend])
+                of_job, last = in_turn(workers, options.pairs, options.window, self.free_bytes if workload.backend == "cuda" else None)
+            more, targets = self.more(workload, last)
+            ratios.append([other / plain for plain, other in zip(of_job["plain"], of_job[self.other])])
+            for name, samples in of_job.items():
+                ms[name] += samples
+        metrics = {"step_ratio": single(typical(ratios), "plain torch, same run", interval(ratios)),
                    **{f"{name}_step_ms": distribution(samples) for name, samples in ms.items()}}
-        return Cell(workload.params, metrics | more, targets)
+        return Cell(workload.params | ({"jobs": options.jobs} if options.jobs > 1 else {}), metrics | more, targets)
 
     def workers(self, stage: Stage, key: str, memory: str) -> dict[str, Worker]:
         """Starts the two processes that are measured; the pool has so much memory."""

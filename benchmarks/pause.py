@@ -178,7 +178,7 @@ def cell(workload: Workload, chosen: str, jobs: dict[str, Job], options: argpars
     ratios = [other / plain for plain, other in zip(ms["plain"], ms["sluice"])]
     deferred, bound = bound_of(chosen)
     metrics = {"pause_us": distribution(took), "excess_us": distribution(excess), "lost_us": single(statistics.median(lost)),
-               "step_ratio": single(statistics.median(ratios), "plain torch, same run", interval(ratios)),
+               "step_ratio": single(statistics.median(ratios), "plain torch, same run", interval([ratios])),
                **{f"{name}_step_ms": distribution(samples) for name, samples in ms.items()}}
     params = {**workload.params, "submission": "deferred" if deferred else "direct", "run_ahead_us": bound}
     targets = UNBOUND_TARGETS if bound == 0 else TARGETS if chosen == DEFAULT_WAY else {}

@@ -107,6 +107,14 @@ def both_raise(training: Training, _rank: int) -> None:
     assert all(torch.equal(*pair) for pair in zip(training.weights(), other.weights(), strict=True))
 
 
+def one_rehearsal_fails(training: Training, rank: int) -> None:
+    def fail() -> None:
+        if rank == 0 and training.step.stats()["micro_batch"] == 0:  # no slice has been cut yet
+            raise RuntimeError("no room for a workspace")
+
+    training.run(fail)
+
+
 def killed(training: Training, rank: int) -> None:
     training.run()
     training.run(once(lambda: os.kill(os.getpid(), signal.SIGKILL)) if rank == 1 else lambda: None)

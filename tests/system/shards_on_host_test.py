@@ -66,6 +66,13 @@ def test_what_all_raise_ends_a_step_and_the_next_is_as_if_it_had_not_been(sluice
     assert [rank["raised"] for rank in ranks] == ["", ""]
 
 
+def test_when_the_rehearsal_of_one_fails_it_tells_so_beside_what_comes_of_it(sluice, runtime_folder, tmp_path):
+    ranks, _ = become_of(sluice, runtime_folder, tmp_path, "one_rehearsal_fails")
+    assert all(rank["raised"].startswith("SluiceError: ranks differ in collective") for rank in ranks)
+    cause = "sluice's rehearsal with 2 samples had failed before: RuntimeError: no room for a workspace"
+    assert [cause in rank["raised"] for rank in ranks] == [True, False]
+
+
 def test_when_one_is_killed_the_other_hears_which(sluice, runtime_folder, tmp_path):
     ranks, _ = become_of(sluice, runtime_folder, tmp_path, "killed")
     assert ranks[0]["raised"].startswith("SluiceError: rank 1 has died; collective") and not ranks[1]

@@ -184,6 +184,8 @@ class Engine:
             yield from self._tried(micro)
             if micro.committed:
                 done += count
+                if self.trouble:
+                    self.trouble.forget_rehearsal()
         if update is None or not update.has_run:
             self.gradients.finish()
 

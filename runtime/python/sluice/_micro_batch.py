@@ -385,6 +385,7 @@ class Rehearsal(MicroBatch):
         if failure is not None and not isinstance(failure, Exception):
             return False
         if failure is not None:  # if it is not the size that it minds, the first slice says so again
+            engine.trouble.rehearsal_failed(failure, self.size)
             _let_go_of(failure)
         self._part = self._weight = self._kept = None
         if self._names is not None:

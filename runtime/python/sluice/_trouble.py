@@ -33,6 +33,10 @@ def _extend(why: BaseException, sentence: str) -> None:
         why.args = (f"{text}\n{sentence}", *why.args[1:])
 
 
+def _told(why: BaseException) -> str:
+    return f"{type(why).__name__}: {why}"
+
+
 class Trouble:
     """Explains exceptions of one process that shares the pool.
 
@@ -43,6 +47,8 @@ class Trouble:
         self._runtime = runtime
         self._here = threading.local()
         self._said_at = -SECONDS_BETWEEN_WORDS
+        self._rehearsal: str | None = None  # what it has failed with
+        self._samples = 0  # of it
 
     @contextlib.contextmanager
     def explained(self, discards: Callable[[], int]) -> Iterator[None]:
@@ -60,8 +66,20 @@ class Trouble:
         finally:
             self._here.explains = False
 
+    def rehearsal_failed(self, why: Exception, samples: int) -> None:
+        """Training goes on: what the rehearsal minds may be its size. But in a rank whose rehearsal alone has failed the next
+        failure is that ranks differ, which tells nothing of the cause."""
+        self.explain(why, 0)
+        self._rehearsal, self._samples = _told(why), samples
+
+    def forget_rehearsal(self) -> None:
+        """A micro-batch has been committed."""
+        self._rehearsal = None
+
     def explain(self, why: BaseException, discards: int) -> None:
-        """Extends the message of an exception, if the pool has to do with it."""
+        """Extends the message of an exception, if the pool has to do with it, or if the rehearsal has failed otherwise."""
+        if isinstance(why, RuntimeError) and self._rehearsal is not None and self._rehearsal != _told(why):
+            _extend(why, f"sluice's rehearsal with {self._samples} samples had failed before: {self._rehearsal}")
         if isinstance(why, torch.OutOfMemoryError):
             _extend(why, shortage(self._runtime))
         elif isinstance(why, RuntimeError) and discards > 0 and any(fault in str(why) for fault in FAULTS):

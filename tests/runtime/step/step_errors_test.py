@@ -133,6 +133,40 @@ def test_tensors_that_leak_out_of_a_discarded_slice_are_an_error():
         step(lambda x: leaked.append(step.model(x)) or leaked[-1].square().mean(), X)
 
 
+def failing(*failures):
+    """A loss function that raises these, one in each of its first calls; None: it does not."""
+    left = list(failures)
+
+    def act():
+        if left and (why := left.pop(0)) is not None:
+            raise why
+
+    return act
+
+
+def test_what_fails_after_a_rehearsal_has_failed_otherwise_tells_of_both():
+    step = made(ScriptedRuntime())
+    act = failing(RuntimeError("no kernel for 2"), RuntimeError("ranks differ in collective 28"))
+    with pytest.raises(RuntimeError, match="^ranks differ in collective 28\nsluice's rehearsal with 2 samples had failed before: "
+                                           "RuntimeError: no kernel for 2$"):
+        step(lambda x: act() or loss_of(step)(x), X)
+    step(loss_of(step), X)
+    later = failing(RuntimeError("another one"))
+    with pytest.raises(RuntimeError, match="^another one$"):
+        step(lambda x: later(), X)
+
+
+@pytest.mark.parametrize("failures, told", [
+    ((RuntimeError("not twice"), RuntimeError("not twice")), "^not twice$"),
+    ((RuntimeError("a rehearsal's"), None, RuntimeError("one that follows a commit")), "^one that follows a commit$"),
+])
+def test_what_fails_as_the_rehearsal_did_or_after_a_commit_tells_of_itself_alone(failures, told):
+    step = made(ScriptedRuntime())
+    act = failing(*failures)
+    with pytest.raises(RuntimeError, match=told):
+        step(lambda x: act() or loss_of(step)(x), X)
+
+
 def test_sparse_gradients_are_refused():
     model = nn.Embedding(5, 2, sparse=True)
     step = made(ScriptedRuntime(watch=False), model)
