@@ -2,6 +2,7 @@
 """What it costs replicas of a model, and shards, that their ranks agree on each collective, against plain PyTorch's.
 
     ./benchmarks/run.sh nccl_overhead [--backend auto|host|cuda] [--jobs 1] [--pairs 12] [--window 2] [--asked] [--all-reduces]
+    [--without-jitter]
 
 Two jobs of several processes make the same steps of the same model in turn (pairs.py): DistributedDataParallel, or a model that
 fully_shard was given, by itself, and in `sluice.Step` under `sluice run`. Once as they are, and once with one rank that sleeps up
@@ -77,7 +78,7 @@ def main() -> int:
     comparison = Comparison(
         "nccl_overhead", "Cost of agreeing on collectives.", Path(__file__).resolve(), "sluice", KEYS, pairs=12, more=undisturbed)
     options = comparison.options(asked="as if a server were there, for which replicas ask each other",
-                                 all_reduces="measure these alone, and no steps")
+                                 all_reduces="measure these alone, and no steps", without_jitter="leave out the steps before which a rank sleeps")
     if options.worker:
         workload = WORKLOADS[options.worker]
         work(workload, options.shared)
@@ -105,7 +106,7 @@ def main() -> int:
             record(all_reduces.measure(backend, options.sluice.absolute()), {})
         except Failed as failure:
             raise SystemExit(f"nccl_overhead: {failure}") from failure
-    for jitter_ms in () if options.all_reduces else (0, 1):
+    for jitter_ms in () if options.all_reduces else (0,) if options.without_jitter else (0, 1):
         os.environ[JITTER] = str(jitter_ms)
         how = {"ranks": gpus or 2, "jitter_ms": jitter_ms}
         for note in comparison.measured(options, lambda cell, how=how: record([cell], how))["notes"]:
