@@ -24,6 +24,28 @@ constexpr std::chrono::nanoseconds spun_for_others = 5us;
 
 constinit std::atomic<sluice_agreement const*> the_agreement{nullptr};
 
+template <typename GivesUp>
+agreed_end ask_and_make(thread_slot& self, sluice_agreed_call const& call, GivesUp gives_up) {
+  planned_work const work{{static_cast<CUstream>(call.stream), false}, any_kind};
+  return make_if_agreed(
+      self, work, call, [] { return false; }, gives_up, [] { return false; });
+}
+
+sluice_agreed_result result_of(agreed_end became) noexcept {
+  return became == agreed_end::made ? SLUICE_AGREED_MADE : SLUICE_AGREED_DROPPED;
+}
+
+/// Leaves it to the submitter, which takes calls behind it from then on. False if that takes none.
+bool leave_to(submission_queue& queue, thread_slot const& self, sluice_agreed_call const& call) {
+  constexpr int tries =
+      3;  // a submitter that runs empty may end it again before there is something in its queue
+  bool left = the_gate().deferring() && queue.push_agreed(self, call);
+  for (int i = 0; !left && i < tries && the_gate().defer_for_others(); ++i) {
+    left = queue.push_agreed(self, call);
+  }
+  return left;
+}
+
 }  // namespace
 
 void wait_for_others(std::int64_t since) noexcept {
@@ -49,29 +71,30 @@ sluice_agreed_result make_agreed(sluice_agreed_call const& call) noexcept {
   if (self.expendable && call.drop == nullptr) {
     return SLUICE_AGREED_REFUSED;
   }
-  if (the_gate().deferring()) {
-    stream_use const where{static_cast<CUstream>(call.stream), false};
-    submission_queue* const queue = queue_for(where);
-    if (queue != nullptr && queue->push_agreed(self, call)) {
-      return SLUICE_AGREED_LEFT;
+  bool const leaves = the_gate().deferring() || the_gate().defers();
+  submission_queue* const queue =
+      leaves ? queue_for({static_cast<CUstream>(call.stream), false}) : nullptr;
+  if (queue == nullptr) {
+    return make_agreed_now(call);
+  }
+  if (!the_gate().deferring()) {
+    // The last of the ranks, for which the others' devices wait, makes it at once.
+    std::int64_t const give_up_at = monotonic_ns() + spun_for_others.count();
+    auto const became =
+        ask_and_make(self, call, [give_up_at] { return monotonic_ns() > give_up_at; });
+    if (became != agreed_end::taken_back) {
+      return result_of(became);
     }
   }
-  return make_agreed_now(call);
+  return leave_to(*queue, self, call) ? SLUICE_AGREED_LEFT : make_agreed_now(call);
 }
 
 sluice_agreed_result make_agreed_now(sluice_agreed_call const& call) noexcept {
-  thread_slot& self = this_thread();
   flush_if_deferring(std::nullopt);
-  planned_work const work{{static_cast<CUstream>(call.stream), false}, any_kind};
   for (;;) {
-    switch (make_if_agreed(
-        self, work, call, [] { return false; }, [] { return false; })) {
-      case agreed_end::made:
-        return SLUICE_AGREED_MADE;
-      case agreed_end::dropped:
-        return SLUICE_AGREED_DROPPED;
-      case agreed_end::taken_back:
-        break;
+    auto const became = ask_and_make(this_thread(), call, [] { return false; });
+    if (became != agreed_end::taken_back) {
+      return result_of(became);
     }
   }
 }

@@ -25,17 +25,17 @@ void drop_micro_batch(std::uint64_t aborts) noexcept;
 enum class agreed_end {
   made,
   dropped,    ///< it belonged to a micro-batch that was
-  taken_back  ///< the thread had to leave the gate: ask again
+  taken_back  ///< the thread had to leave the gate, or has given up: ask again
 };
 
 /// Asks, and makes the call when all have agreed. The thread stays inside the gate meanwhile, so that
 /// whoever closes it knows whether the call will be made yet; it goes on with `something_else`, which
 /// says whether it found anything to do. `is_dropped` says whether this process has dropped the call,
-/// which what has been agreed to is not.
-template <typename IsDropped, typename SomethingElse>
+/// which what has been agreed to is not; `gives_up` whether the thread is not to wait any longer.
+template <typename IsDropped, typename GivesUp, typename SomethingElse>
 [[nodiscard]] agreed_end make_if_agreed(thread_slot& self, planned_work const& work,
                                         sluice_agreed_call const& call, IsDropped is_dropped,
-                                        SomethingElse something_else) {
+                                        GivesUp gives_up, SomethingElse something_else) {
   gate& at = the_gate();
   bool const refused = at.enter(self, work) != CUDA_SUCCESS;
   // Read before it is known that none has ended since the call.
@@ -52,7 +52,7 @@ template <typename IsDropped, typename SomethingElse>
   // What is agreed on at once, most calls, is not to wait for the clock.
   for (std::int64_t const since = agreed == 0 ? monotonic_ns() : 0; agreed == 0;
        agreed = call.is_agreed(call.of)) {
-    if (is_dropped() || at.wants_out(self)) {
+    if (is_dropped() || at.wants_out(self) || gives_up()) {
       if (call.withdraw(call.of) != 0) {
         break;
       }

@@ -334,9 +334,9 @@ void gate::set_run_ahead(std::chrono::nanoseconds bound) {
     std::lock_guard const guard{bounding_};
     run_ahead_ns_.store(bound.count(), std::memory_order_release);
     if (bound.count() > 0) {
-      bool const defers = defers_.load(std::memory_order_acquire);
-      sluice_gate_defers.fetch_or(defers ? 1 : 0, std::memory_order_release);
-      change(mode::bounded | (defers ? mode::deferring : 0), 0);
+      bool const leaves = defers();
+      sluice_gate_defers.fetch_or(leaves ? 1 : 0, std::memory_order_release);
+      change(mode::bounded | (leaves ? mode::deferring : 0), 0);
       return;
     }
     change(0, mode::bounded);
@@ -344,13 +344,29 @@ void gate::set_run_ahead(std::chrono::nanoseconds bound) {
   defer_no_longer();
 }
 
+bool gate::defer_for_others() {
+  std::lock_guard const guard{bounding_};
+  if (!defers()) {
+    return false;
+  }
+  sluice_gate_defers.store(1, std::memory_order_release);
+  change(mode::agreeing | mode::deferring, 0);
+  return true;
+}
+
 void gate::defer_no_longer() {
   std::lock_guard const guard{bounding_};
   std::uint32_t const now = mode_.load(std::memory_order_acquire);
-  // Without a bound nothing is accepted any more, so that what is empty stays empty.
-  if ((now & mode::deferring) != 0 && (now & mode::bounded) == 0 && submissions_are_settled()) {
+  if ((now & mode::deferring) == 0 || (now & mode::bounded) != 0) {
+    return;
+  }
+  // From here nothing is accepted any more, so that what is empty stays empty.
+  change(0, mode::agreeing);
+  if (submissions_are_settled()) {
     change(0, mode::deferring);
     sluice_gate_defers.store(0, std::memory_order_release);
+  } else {
+    change(now & mode::agreeing, 0);
   }
 }
 

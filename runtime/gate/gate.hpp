@@ -53,6 +53,8 @@ inline constexpr std::uint32_t inert = 1U << 8;     ///< forked child
 inline constexpr std::uint32_t watching = 1U << 9;  ///< there is a demand word to look at
 inline constexpr std::uint32_t deferring =
     1U << 10;  ///< calls may be left to a submitter, and some may still lie there
+inline constexpr std::uint32_t agreeing =
+    1U << 11;  ///< also without a bound: others have to agree to one
 }  // namespace mode
 
 extern "C" {
@@ -119,9 +121,13 @@ class gate {
   /// At most so much predicted work lies before a call that is let in; 0: no bound.
   void set_run_ahead(std::chrono::nanoseconds bound);
   /// Whether a bounded thread leaves its calls to a submitter (submission.hpp) instead of waiting for
-  /// room. Applies from the next `set_run_ahead` on.
+  /// room. Applies from the next `set_run_ahead` on, and to the next call that others have to agree to.
   void set_deferred(bool on) { defers_.store(on, std::memory_order_release); }
-  /// Lets calls go straight again if run-ahead is no longer bounded and nothing lies in a queue.
+  [[nodiscard]] bool defers() const noexcept { return defers_.load(std::memory_order_acquire); }
+  /// Has calls left to a submitter also while run-ahead is not bounded, behind one that others have to agree to.
+  /// False if a thread is to wait itself. It ends when nothing lies in a queue any more.
+  [[nodiscard]] bool defer_for_others();
+  /// Lets calls go straight again if run-ahead is not bounded, or no longer, and nothing lies in a queue.
   void defer_no_longer();
 
   [[nodiscard]] std::chrono::nanoseconds run_ahead_bound() const noexcept {
@@ -130,6 +136,10 @@ class gate {
   /// Whether calls have to be noted for the bound.
   [[nodiscard]] bool bounded() const noexcept {
     return (mode_.load(std::memory_order_relaxed) & mode::bounded) != 0;
+  }
+  /// Whether a submitter takes calls. Told without its queue's lock it may have changed before it is known.
+  [[nodiscard]] bool leaves_calls() const noexcept {
+    return (mode_.load(std::memory_order_relaxed) & (mode::bounded | mode::agreeing)) != 0;
   }
   [[nodiscard]] bool inert() const noexcept {
     return (mode_.load(std::memory_order_relaxed) & mode::inert) != 0;

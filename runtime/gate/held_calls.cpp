@@ -39,7 +39,7 @@ agreed_end submission_queue::come_to_terms(thread_slot& self) {
   std::memcpy(&agreed, call.parameters.get(), sizeof(agreed));
   take_exemptions(self, call);
   return make_if_agreed(
-      self, call.work, agreed, [&] { return is_dropped(call); },
+      self, call.work, agreed, [&] { return is_dropped(call); }, [] { return false; },
       [&] { return take_one_beside(self); });
 }
 

@@ -67,7 +67,7 @@ bool submission_queue::start() {
 deferred_call* submission_queue::reserve(std::unique_lock<std::mutex>& lock, kind_of_call kind) {
   std::size_t length = usual_length;
   for (;;) {
-    if (!the_gate().bounded() || (kind != any_kind && kinds_.count(kind) == 0)) {
+    if (!the_gate().leaves_calls() || (kind != any_kind && kinds_.count(kind) == 0)) {
       return nullptr;
     }
     std::uint64_t const next = accepted_.load(std::memory_order_relaxed);

@@ -2,7 +2,7 @@
 ///
 /// A launching thread that had to wait for room on the device could not run ahead, and would show
 /// each of its own hiccups to the device. So while run-ahead is bounded it leaves its calls here and
-/// goes on:
+/// goes on; without a bound, too, behind a call that others have not agreed to yet:
 ///
 ///   launching threads ──push──► [ … | … | … ] ──submitter──► gate ──► driver
 ///                                   └── of an aborted micro-batch ──► dropped
@@ -114,7 +114,7 @@ class submission_queue {
   }
 
   /// Takes a call; `Call` is copied and called later. False if it cannot be taken: the driver has not
-  /// accepted that kind before, or run-ahead is no longer bounded. Waits while the queue is full.
+  /// accepted that kind before, or calls go straight by now. Waits while the queue is full.
   template <typename Call>
   [[nodiscard]] bool push(thread_slot const& self, planned_work const& work, kind_of_call kind,
                           Call const& call) {
@@ -127,16 +127,16 @@ class submission_queue {
     return push(self, work, kind, bytes, caller, fill, {}) != 0;
   }
   /// Takes something that the submitter is to do beside the gate. Returns its number, 0 if it is not
-  /// taken because run-ahead is not bounded.
+  /// taken because calls go straight.
   template <typename Call>
   [[nodiscard]] std::uint64_t push_step(thread_slot const& self, Call const& call) {
     return push_copy(self, {}, any_kind, call, {nullptr, false, true});
   }
   /// Takes the decision on the commit. The submitter comes to it before it makes the last of what lies
   /// before it, so that whoever waits for the decision has heard of it when the device has done that.
-  /// False if nothing lies in the queue, or run-ahead is not bounded.
+  /// False if nothing lies in the queue, or calls go straight.
   [[nodiscard]] bool push_decision(thread_slot const& self);
-  /// Takes a call that others have to agree to. False if run-ahead is not bounded.
+  /// Takes a call that others have to agree to. False if calls go straight.
   [[nodiscard]] bool push_agreed(thread_slot const& self, sluice_agreed_call const& call);
   /// Takes the record of an event on a stream, or a stream's wait for one.
   template <typename Call>

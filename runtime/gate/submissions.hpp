@@ -25,7 +25,7 @@ struct flush_count {
 [[nodiscard]] flush_count const& flushes_by(symbol cause) noexcept;
 /// The first error that any queue holds; see `take_error`.
 [[nodiscard]] CUresult take_submission_error() noexcept;
-/// Whether no queue holds anything; only once run-ahead is no longer bounded does it stay so.
+/// Whether no queue holds anything; only once none takes any more does it stay so.
 [[nodiscard]] bool submissions_are_settled() noexcept;
 /// Whether an event's record, or any call that names it, has still to be made.
 [[nodiscard]] bool record_is_pending(CUevent event) noexcept;

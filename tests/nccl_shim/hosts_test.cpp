@@ -87,7 +87,7 @@ TEST_F(environment_of_job, is_told_what_is_wrong_with_it_and_what_would_be_right
 }
 
 /// A job with two ranks on the first host, where the store is, and the rest on the second.
-class job_on_two_hosts : public ::testing::TestWithParam<bool> {
+class job_on_two_hosts : public ::testing::TestWithParam<char const*> {
  protected:
   static void SetUpTestSuite() { hosts = std::make_unique<two_hosts>(); }
   static void TearDownTestSuite() { hosts.reset(); }
@@ -111,10 +111,12 @@ class job_on_two_hosts : public ::testing::TestWithParam<bool> {
     for (int rank = 0; rank < ranks; ++rank) {
       std::size_t const host = rank < on_first ? 0 : 1;
       int const beside = host == 0 ? on_first : ranks - on_first;
-      variables own{
-          {"DEFERRED", GetParam() ? "1" : "0"},           {"WORLD_SIZE", std::to_string(ranks)},
-          {"LOCAL_WORLD_SIZE", std::to_string(beside)},   {"MASTER_ADDR", two_hosts::address(0)},
-          {"MASTER_PORT", std::to_string(store->port())}, {"SLUICE_LOST_AFTER", "10"}};
+      variables own{{"SUBMISSION", GetParam()},
+                    {"WORLD_SIZE", std::to_string(ranks)},
+                    {"LOCAL_WORLD_SIZE", std::to_string(beside)},
+                    {"MASTER_ADDR", two_hosts::address(0)},
+                    {"MASTER_PORT", std::to_string(store->port())},
+                    {"SLUICE_LOST_AFTER", "10"}};
       for (auto const& [variable, value] : more) {
         own[variable] = value;
       }
@@ -314,8 +316,9 @@ TEST_P(job_on_two_hosts, where_one_rank_does_not_take_part_nobody_is_asked) {
                    "in the store at"));
 }
 
-INSTANTIATE_TEST_SUITE_P(calls, job_on_two_hosts, ::testing::Bool(),
-                         [](auto const& of) { return of.param ? "deferred" : "direct"; });
+INSTANTIATE_TEST_SUITE_P(calls, job_on_two_hosts,
+                         ::testing::Values("direct", "deferred", "unbound"),
+                         [](auto const& of) { return of.param; });
 
 }  // namespace
 }  // namespace sluice::nccl_shim

@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -89,10 +90,9 @@ struct rank_of_job {
     driver<decltype(&cuMemAlloc)>("cuMemAlloc_v2")(&memory, 1);
     pausing = std::make_unique<rank_that_pauses>(*gate, rank, ranks, file + ".pauses");
     pausing->may_pause(number_in("FICKLE", 0) == 0 && number_in("MAY_PAUSE", 1) != 0);
-    if (number_in("DEFERRED", 0) != 0) {
-      gate->set_deferred(1);
-      gate->set_run_ahead(std::chrono::nanoseconds{100us}.count());
-    }
+    std::string const submission = std::getenv("SUBMISSION");
+    gate->set_deferred(submission != "direct" ? 1 : 0);
+    gate->set_run_ahead(submission == "deferred" ? std::chrono::nanoseconds{100us}.count() : 0);
     sluice::fake_nccl::unique_id id{};
     file.copy(id.path.data(), id.path.size() - 1);
     if (number_in("NOT_BLOCKING", 0) != 0) {
@@ -178,6 +178,26 @@ struct rank_of_job {
         std::printf("sum %d is %d\n", i, to[static_cast<std::size_t>(i)]);
       }
     }
+  }
+
+  /// The first has made all its calls before any other makes one.
+  void far_ahead() const {
+    std::vector<int> from(static_cast<std::size_t>(number_in("COLLECTIVES", 50)), rank + 1);
+    std::vector<int> to(from.size());
+    for (auto const until = in(patience()); rank != 0 && pausing->came() == 0;) {
+      if (in(0s) > until) {
+        throw std::runtime_error{"the first waits for the others"};
+      }
+      std::this_thread::yield();
+    }
+    for (std::size_t i = 0; i < from.size(); ++i) {
+      report("reduce", reduce(from[i], to[i]));
+    }
+    if (rank == 0) {
+      pausing->come();
+    }
+    synchronise();
+    std::printf("%td sums are right\n", std::count(to.begin(), to.end(), ranks * (ranks + 1) / 2));
   }
 
   /// Sends and receives, and pauses.
@@ -423,6 +443,8 @@ struct rank_of_job {
       group();
     } else if (scenario == "split in group") {
       split_in_group();
+    } else if (scenario == "far ahead") {
+      far_ahead();
     } else if (scenario == "split") {
       split();
     } else if (scenario == "differ") {

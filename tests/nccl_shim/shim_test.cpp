@@ -23,7 +23,7 @@ using ::testing::IsEmpty;
 using testing::variables;
 
 /// A job's ranks, each a process, in a folder of their own.
-class job : public ::testing::TestWithParam<bool> {
+class job : public ::testing::TestWithParam<char const*> {
  protected:
   job() {
     std::string name = ::testing::TempDir() + "sluice-shim-XXXXXX";
@@ -37,7 +37,7 @@ class job : public ::testing::TestWithParam<bool> {
     testing::running_ranks all;
     for (int rank = 0; rank < ranks; ++rank) {
       auto own = more;
-      own.emplace("DEFERRED", GetParam() ? "1" : "0");
+      own.emplace("SUBMISSION", GetParam());
       if (auto const without = more.find("RANK_WITHOUT");
           without != more.end() && std::stoi(without->second) == rank) {
         own["SLUICE_RUN"] = "";
@@ -72,6 +72,9 @@ class job : public ::testing::TestWithParam<bool> {
   std::filesystem::path folder_;
 };
 
+/// What takes long is not tried in all ways.
+class job_at_length : public job {};
+
 auto const ended_well = ::testing::Field(&ended::status, 0);
 
 TEST_P(job, ranks_that_pause_together_come_to_rest_and_every_sum_is_right) {
@@ -95,7 +98,7 @@ TEST_P(job, ranks_that_may_pause_only_now_and_then_come_to_rest_when_they_do) {
   EXPECT_THAT(left(), IsEmpty());
 }
 
-TEST_P(job, ranks_that_launch_graphs_of_collectives_come_to_rest_as_well) {
+TEST_P(job_at_length, ranks_that_launch_graphs_of_collectives_come_to_rest_as_well) {
   for (char const* const fickle : {"0", "1"}) {
     for (int const ranks : {2, 3}) {
       remove_meetings();
@@ -109,7 +112,15 @@ TEST_P(job, ranks_that_launch_graphs_of_collectives_come_to_rest_as_well) {
   EXPECT_THAT(left(), IsEmpty());
 }
 
-TEST_P(job, without_the_shim_some_rank_does_not_come_to_rest) {
+class job_with_submitter : public job {};
+
+TEST_P(job_with_submitter, a_rank_goes_on_while_it_waits_for_one_that_comes_only_when_it_has) {
+  auto const all = run("'far ahead'", {{"COLLECTIVES", "50"}});
+  EXPECT_THAT(all, Each(ended_well));
+  EXPECT_THAT(all, Each(::testing::Field(&ended::output, "50 sums are right\n")));
+}
+
+TEST_P(job_at_length, without_the_shim_some_rank_does_not_come_to_rest) {
   preloaded = gate::gate_path();
   for (char const* const graphs : {"0", "1"}) {
     for (char const* const scenario : {"pauses", "exchanges"}) {
@@ -144,7 +155,7 @@ TEST_P(job, ranks_that_send_and_receive_may_pause_only_now_and_then) {
 }
 
 TEST_P(job, what_was_left_before_a_communicator_is_made_does_not_wait_for_those_that_make_it) {
-  EXPECT_THAT(run("'send before split'", {{"DEFERRED", "1"}}),
+  EXPECT_THAT(run("'send before split'", {{"SUBMISSION", "deferred"}}),
               Each(::testing::Field(&ended::output, "7\n")));
 }
 
@@ -209,7 +220,8 @@ TEST_P(job, ranks_whose_graphs_differ_are_told_both) {
   }
 }
 
-TEST_P(job, ranks_that_launch_graphs_of_two_communicators_or_with_sends_come_to_rest_as_well) {
+TEST_P(job_at_length,
+       ranks_that_launch_graphs_of_two_communicators_or_with_sends_come_to_rest_as_well) {
   for (char const* const holds : {"GRAPH_OF_TWO_COMMUNICATORS", "GRAPH_SENDS"}) {
     for (char const* const fickle : {"0", "1"}) {
       for (int const ranks : {2, 3}) {
@@ -274,7 +286,7 @@ TEST_P(job, a_communicator_is_aborted_whatever_its_device_has_still_to_be_given)
   EXPECT_THAT(all[0].output, HasSubstr("failed with 6\naborted\n"));
 }
 
-TEST_P(job, whenever_a_rank_dies_the_others_leave_their_waits) {
+TEST_P(job_at_length, whenever_a_rank_dies_the_others_leave_their_waits) {
   char const* const wanted = std::getenv("SLUICE_TEST_KILLS");
   int const kills = wanted != nullptr ? std::atoi(wanted) : 40;
   std::minstd_rand random{std::random_device{}()};
@@ -403,8 +415,16 @@ TEST_P(job, where_a_rank_does_not_take_part_nobody_is_asked) {
   EXPECT_THAT(left(), IsEmpty());
 }
 
-INSTANTIATE_TEST_SUITE_P(calls, job, ::testing::Bool(),
-                         [](auto const& of) { return of.param ? "deferred" : "direct"; });
+std::string name_of_way(::testing::TestParamInfo<char const*> const& of) {
+  return of.param;
+}
+
+INSTANTIATE_TEST_SUITE_P(calls, job, ::testing::Values("direct", "deferred", "unbound"),
+                         name_of_way);
+INSTANTIATE_TEST_SUITE_P(calls, job_with_submitter, ::testing::Values("deferred", "unbound"),
+                         name_of_way);
+INSTANTIATE_TEST_SUITE_P(calls, job_at_length, ::testing::Values("direct", "deferred"),
+                         name_of_way);
 
 }  // namespace
 }  // namespace sluice::nccl_shim
