@@ -1,21 +1,20 @@
 /// Tells ranks on other hosts that this one lives, and finds those that have fallen silent.
 ///
-/// Each rank counts under "beat/RANK" in the store, by a thread of its own. One whose count stays the same
-/// for as long as the store's patience is lost: it has died, or its host, or what lies between, or it has
-/// been stopped. A rank that leaves in good order says so, and is not missed.
+/// Each rank counts under "beat/RANK" in the store, by a thread of its own. One that is silent for as long as
+/// the store's patience (`silences`) is lost: it has died, or its host, or what lies between, or it has been
+/// stopped. A rank that leaves in good order says so, and is not missed.
 ///
 /// Thread-safety: `lost` is called by the thread, while this lives.
 #pragma once
 
-#include <array>
 #include <condition_variable>
-#include <cstdint>
 #include <functional>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "nccl_shim/silences.hpp"
 #include "nccl_shim/store.hpp"
 
 namespace sluice::nccl_shim {
@@ -34,16 +33,14 @@ class heartbeat {
   static void remove(store& in, std::string const& prefix, unsigned ranks);
 
  private:
-  using beat = std::array<char, 24>;  // a number, or that it has left
   void run(std::stop_token const& ends);
-  void look(std::int64_t now);
+  void look();
 
   store& in_;
   std::vector<std::string> keys_;
   unsigned rank_;
   std::function<void(unsigned rank)> lost_;
-  std::vector<beat> seen_;           // of each rank; the thread's alone
-  std::vector<std::int64_t> since_;  // likewise
+  silences silences_;  // the thread's alone
   std::mutex lock_;
   std::condition_variable_any ended_;
   std::jthread thread_;  // the last: it uses the rest

@@ -162,23 +162,26 @@ class job_on_two_hosts : public ::testing::TestWithParam<char const*> {
   std::filesystem::path folder_;
 };
 
-TEST_P(job_on_two_hosts, ranks_that_pause_together_come_to_rest_and_every_sum_is_right) {
+/// What is tried in all ways.
+class training_on_two_hosts : public job_on_two_hosts {};
+
+TEST_P(training_on_two_hosts, ranks_that_pause_together_come_to_rest_and_every_sum_is_right) {
   start("pauses", {{"COLLECTIVES", "300"}, {"PAUSES", "20"}});
   EXPECT_THAT(all.wait_for_all(), Each(AllOf(ended_well, says_nothing)));
 }
 
-TEST_P(job_on_two_hosts, ranks_that_may_pause_only_now_and_then_come_to_rest_when_they_do) {
+TEST_P(training_on_two_hosts, ranks_that_may_pause_only_now_and_then_come_to_rest_when_they_do) {
   start("pauses", {{"COLLECTIVES", "300"}, {"PAUSES", "20"}, {"FICKLE", "1"}});
   EXPECT_THAT(all.wait_for_all(), Each(AllOf(ended_well, says_nothing)));
 }
 
-TEST_P(job_on_two_hosts, micro_batches_with_collectives_inside_are_kept_by_all_or_run_again) {
+TEST_P(training_on_two_hosts, micro_batches_with_collectives_inside_are_kept_by_all_or_run_again) {
   start("together", {{"MICRO_BATCHES", "20"}});
   EXPECT_THAT(all.wait_for_all(),
               Each(AllOf(ended_well, Field(&ended::output, "kept 20, some again\n"))));
 }
 
-TEST_P(job_on_two_hosts, so_are_those_with_several_communicators_of_one_host_and_of_both) {
+TEST_P(training_on_two_hosts, so_are_those_with_several_communicators_of_one_host_and_of_both) {
   start("together", {{"MICRO_BATCHES", "20"}, {"SEVERAL", "1"}});
   EXPECT_THAT(all.wait_for_all(),
               Each(AllOf(ended_well, Field(&ended::output, "kept 20, some again\n"))));
@@ -316,9 +319,14 @@ TEST_P(job_on_two_hosts, where_one_rank_does_not_take_part_nobody_is_asked) {
                    "in the store at"));
 }
 
-INSTANTIATE_TEST_SUITE_P(calls, job_on_two_hosts,
-                         ::testing::Values("direct", "deferred", "unbound"),
-                         [](auto const& of) { return of.param; });
+std::string name_of_way(::testing::TestParamInfo<char const*> const& of) {
+  return of.param;
+}
+
+INSTANTIATE_TEST_SUITE_P(calls, job_on_two_hosts, ::testing::Values("direct", "deferred"),
+                         name_of_way);
+INSTANTIATE_TEST_SUITE_P(calls, training_on_two_hosts,
+                         ::testing::Values("direct", "deferred", "unbound"), name_of_way);
 
 }  // namespace
 }  // namespace sluice::nccl_shim
