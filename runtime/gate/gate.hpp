@@ -53,8 +53,7 @@ inline constexpr std::uint32_t inert = 1U << 8;     ///< forked child
 inline constexpr std::uint32_t watching = 1U << 9;  ///< there is a demand word to look at
 inline constexpr std::uint32_t deferring =
     1U << 10;  ///< calls may be left to a submitter, and some may still lie there
-inline constexpr std::uint32_t agreeing =
-    1U << 11;  ///< also without a bound: others have to agree to one
+inline constexpr std::uint32_t agreeing = 1U << 11;  ///< also without a bound
 }  // namespace mode
 
 extern "C" {

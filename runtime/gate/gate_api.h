@@ -158,7 +158,8 @@ struct sluice_gate_api {
   /* When a thread first saw the demand that stands in the word (CLOCK_MONOTONIC); 0: none did. */
   int64_t (*demand_seen)(void);
   /* While run-ahead is bounded: calls that find no room are left to a thread of the gate's, in their
-   * order (1), or the calling thread waits for room (0). To be set before set_run_ahead. */
+   * order (1), or the calling thread waits for room (0). To be set before set_run_ahead. Bounded or not,
+   * likewise with calls that others have not agreed to yet, and those behind them. */
   void (*set_deferred)(int deferred);
   /* Waits until all calls that were left to that thread have been made or, by an abort, dropped. Not
    * while the gate is closed by the calling thread. */
