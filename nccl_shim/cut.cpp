@@ -12,11 +12,12 @@
 namespace sluice::nccl_shim {
 namespace {
 
+/// A rank may have died of it that calls differ.
 std::optional<outcome> trouble(cut_words::view const& seen) noexcept {
-  if (seen.lost != 0) {
-    return outcome::lost;
+  if (seen.differ != 0) {
+    return outcome::differs;
   }
-  return seen.differ != 0 ? std::optional{outcome::differs} : std::nullopt;
+  return seen.lost != 0 ? std::optional{outcome::lost} : std::nullopt;
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 #include "tests/nccl_shim/exchanges_job.hpp"
+#include "tests/nccl_shim/nccl_calls.hpp"
 
 #include <chrono>
 #include <cstddef>
@@ -6,15 +7,6 @@
 #include <deque>
 #include <random>
 #include <thread>
-
-extern "C" {
-int ncclGroupStart();
-int ncclGroupEnd();
-int ncclAllReduce(void const* from, void* to, std::size_t count, int type, int reduction,
-                  ncclComm* on, CUstream where);
-int ncclSend(void const* from, std::size_t count, int type, int peer, ncclComm* on, CUstream where);
-int ncclRecv(void* to, std::size_t count, int type, int peer, ncclComm* on, CUstream where);
-}
 
 namespace sluice::nccl_shim::testing {
 namespace {

@@ -5,12 +5,7 @@
 #include <stdexcept>
 
 #include "tests/nccl_shim/fake_nccl.hpp"
-
-extern "C" {
-int ncclCommInitRank(ncclComm** made, int ranks, sluice::fake_nccl::unique_id id, int rank);
-int ncclAllReduce(void const* from, void* to, std::size_t count, int type, int reduction,
-                  ncclComm* on, CUstream where);
-}
+#include "tests/nccl_shim/nccl_calls.hpp"
 
 namespace sluice::nccl_shim::testing {
 
