@@ -264,7 +264,8 @@ TEST_P(two_ranks_that_agree, calls_that_differ_are_named_and_end_all_waits) {
   EXPECT_EQ(found->calls, (std::array{reduce, other}));
 }
 
-TEST_P(two_ranks_that_agree, a_rank_that_ends_since_calls_differ_has_the_other_hear_of_the_difference) {
+TEST_P(two_ranks_that_agree,
+       a_rank_that_ends_since_calls_differ_has_the_other_hear_of_the_difference) {
   first.arrive(reduce);
   second.arrive({2, 7, 100, 0});
   EXPECT_EQ(now(first), outcome::differs);

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from sluice._runtime import Runtime
+from sluice.errors import OutOfMemory
 
 #: What CUDA says of an access to an address without memory.
 FAULTS = ("illegal memory access", "unspecified launch failure")
@@ -78,7 +79,8 @@ class Trouble:
 
     def explain(self, why: BaseException, discards: int) -> None:
         """Extends the message of an exception, if the pool has to do with it, or if the rehearsal has failed otherwise."""
-        if isinstance(why, RuntimeError) and self._rehearsal is not None and self._rehearsal != _told(why):
+        tells_itself = isinstance(why, (torch.OutOfMemoryError, OutOfMemory)) or self._rehearsal in (None, _told(why))
+        if isinstance(why, RuntimeError) and not tells_itself:
             _extend(why, f"sluice's rehearsal with {self._samples} samples had failed before: {self._rehearsal}")
         if isinstance(why, torch.OutOfMemoryError):
             _extend(why, shortage(self._runtime))

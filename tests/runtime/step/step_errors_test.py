@@ -158,9 +158,10 @@ def test_what_fails_after_a_rehearsal_has_failed_otherwise_tells_of_both():
 
 @pytest.mark.parametrize("failures, told", [
     ((RuntimeError("not twice"), RuntimeError("not twice")), "^not twice$"),
+    ((RuntimeError("a rehearsal's"), sluice.OutOfMemory("needs more")), "^needs more$"),
     ((RuntimeError("a rehearsal's"), None, RuntimeError("one that follows a commit")), "^one that follows a commit$"),
 ])
-def test_what_fails_as_the_rehearsal_did_or_after_a_commit_tells_of_itself_alone(failures, told):
+def test_what_fails_as_the_rehearsal_did_or_for_memory_or_after_a_commit_tells_of_itself_alone(failures, told):
     step = made(ScriptedRuntime())
     act = failing(*failures)
     with pytest.raises(RuntimeError, match=told):
