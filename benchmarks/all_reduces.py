@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pairs import ROOT, Worker
+from pairs import ROOT, Worker, bootstrap
 from pause import DEFAULT_WAY, Pauser, bound_of
 from ranks import RANKS, Ranks, all_ranks, meet, on_processor_of_its_own
 from records import Cell, distribution, single
@@ -176,11 +176,9 @@ def _added(typical: dict[str, list[float]]) -> float:
     return statistics.median(typical["sluice"]) - statistics.median(typical["plain"])
 
 
-def _interval(typical: dict[str, list[float]], resamples: int = 4000) -> tuple[float, float]:
-    """95 % bootstrap interval; what is drawn again is jobs."""
-    dice = random.Random(0)
-    found = sorted(_added({kind: dice.choices(of, k=len(of)) for kind, of in typical.items()}) for _ in range(resamples))
-    return found[int(0.025 * resamples)], found[int(0.975 * resamples) - 1]
+def _interval(typical: dict[str, list[float]]) -> tuple[float, float]:
+    """What is drawn again is jobs."""
+    return bootstrap(lambda dice: _added({kind: dice.choices(of, k=len(of)) for kind, of in typical.items()}))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from exact_job import digest, network
-from exactness import KINDS
+from exactness import KINDS, LAYERS
 from ranks import take_gpu
 from torch import distributed, nn
 from torch.distributed import checkpoint as checkpoint_files
@@ -39,7 +39,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=SIZES, default="cpu")
     parser.add_argument("--kind", choices=KINDS, default="replicas")
-    parser.add_argument("--layers", choices=("plain", "checkpointed", "compiled"), default="plain")
+    parser.add_argument("--layers", choices=LAYERS, default="plain")
     parser.add_argument("--through", type=Path, help="after each step what has been learned goes through a checkpoint in this folder")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--until", type=Path)

@@ -69,6 +69,10 @@ KINDS = {"replicas": Kind(2, 3 << 30, 20 << 20), "synchronised": Kind(2, 2 << 30
          "hybrid": Kind(4, 2 << 30, 20 << 20), "tensors": Kind(2, 2 << 30, 20 << 20, 2), "grid": Kind(4, 2 << 30, 20 << 20, 2)}
 
 
+#: What shards may be of, in exact_ranks_job.py.
+LAYERS = ("plain", "checkpointed", "compiled")
+
+
 def of_ranks(kind: str, gpus: int) -> Job:
     """A job of a kind, on as many GPUs as it has ranks, if there are so many; 0: on the host."""
     script = BENCHMARKS / "exact_ranks_job.py"
@@ -174,7 +178,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--models", nargs="*", choices=MODELS, default=[], help="these, on a GPU, instead of a small network")
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=[], help="jobs of several ranks instead")
-    parser.add_argument("--layers", choices=("plain", "checkpointed", "compiled"), default="plain", help="of shards")
+    parser.add_argument("--layers", choices=LAYERS, default="plain", help="of shards")
     parser.add_argument("--through-checkpoints", action="store_true",
                         help="after each step what jobs of several ranks have learned goes through a checkpoint")
     parser.add_argument("--preset", default="release")
@@ -191,7 +195,7 @@ def main() -> int:
     if args.backend == "cuda":
         ways["none, hooked optimizer"] = ("--hooked",)
     gpus = torch.cuda.device_count() if args.backend == "cuda" else 0
-    more_of_ranks: tuple[str, ...] = () if args.layers == "plain" else ("--layers", args.layers)
+    more_of_ranks: tuple[str, ...] = ("--layers", args.layers)
     params_of_ranks = {} if args.layers == "plain" else {"layers": args.layers}
     if args.through_checkpoints:
         checkpoints = tempfile.TemporaryDirectory(prefix="sluice-exact-")

@@ -107,11 +107,16 @@ def typical(ratios: list[list[float]]) -> float:
     return statistics.median(statistics.median(of) for of in ratios)
 
 
-def interval(ratios: list[list[float]], resamples: int = 4000) -> tuple[float, float]:
-    """95 % bootstrap interval of that."""
+def bootstrap(drawn: Callable[[random.Random], float], resamples: int = 4000) -> tuple[float, float]:
+    """95 % interval of what `drawn` finds in one resample."""
     dice = random.Random(0)
-    found = sorted(typical([dice.choices(of, k=len(of)) for of in dice.choices(ratios, k=len(ratios))]) for _ in range(resamples))
+    found = sorted(drawn(dice) for _ in range(resamples))
     return found[int(0.025 * resamples)], found[int(0.975 * resamples) - 1]
+
+
+def interval(ratios: list[list[float]]) -> tuple[float, float]:
+    """Of what is typical of them."""
+    return bootstrap(lambda dice: typical([dice.choices(of, k=len(of)) for of in dice.choices(ratios, k=len(ratios))]))
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,14 @@ class agreed_call : public submission {
   void wait_for(CUevent which, CUstream stream) const {
     EXPECT_EQ(cuda.wait_event(stream, which, 0), CUDA_SUCCESS);
   }
+  /// Whether calls go straight, sooner or later.
+  [[nodiscard]] bool eventually_straight() const {
+    bool const straight = eventually([this] { return gate.enter_at_once() != 0; });
+    if (straight) {
+      gate.leave();
+    }
+    return straight;
+  }
   /// What has been written once everything is done.
   [[nodiscard]] std::vector<int> all_entries() const {
     EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
@@ -326,13 +334,7 @@ TEST_F(agreed_call, without_a_bound_calls_go_straight_again_when_it_has_been_mad
     one.agreed = true;
     EXPECT_EQ(cuda.synchronise(comm), CUDA_SUCCESS);
     EXPECT_EQ(take_entries(), numbers(1, 3));
-    EXPECT_TRUE(eventually([this] {
-      bool const straight = gate.enter_at_once() != 0;
-      if (straight) {
-        gate.leave();
-      }
-      return straight;
-    }));
+    EXPECT_TRUE(eventually_straight());
     auto const left = gate.deferred();
     note(3, comm);
     EXPECT_EQ(gate.deferred(), left);
@@ -343,8 +345,7 @@ TEST_F(agreed_call, without_a_bound_calls_go_straight_again_when_it_has_been_mad
 TEST_F(agreed_call, without_a_bound_and_a_submitter_the_calling_thread_waits) {
   gate.set_deferred(0);
   gate.set_run_ahead(0);
-  EXPECT_TRUE(eventually([this] { return gate.enter_at_once() != 0; }));
-  gate.leave();
+  EXPECT_TRUE(eventually_straight());
   auto waits = std::async(std::launch::async, [this] {
     EXPECT_EQ(cuda.set_current(context), CUDA_SUCCESS);
     asked.launch = [this] { note(1, comm); };
