@@ -10,10 +10,14 @@ to a millisecond before each step. Before that, unless --only names models, othe
 another (all_reduces.py). There is a rank for each GPU; on the host, where gloo is all there is and nobody has to agree, two, without a
 target.
 
+The thread that trains has the same processor in both jobs, one for each rank: where the host bounds a step, what a processor
+happens to share its core with says more than anything else.
+
 Ranks ask each other while one of them has a server, and where they work together inside of micro-batches, as shards do. With --asked
 replicas do as well, and launches are bounded, as if one had a server.
 """
 
+import contextlib
 import os
 import random
 import time
@@ -26,7 +30,7 @@ from brokers import clear_up_on_sigterm
 from overhead_models import WORKLOADS, Workload  # also finds the examples
 from pairs import ROOT, Comparison
 from pause import DEFAULT_WAY, Pauser, bound_of
-from ranks import RANKS, all_ranks, make_replica
+from ranks import RANKS, all_ranks, make_replica, on_processor_of_its_own
 from records import Cell, write
 
 from demonstration.processes import Failed
@@ -51,16 +55,17 @@ def work(workload: Workload, shared: bool) -> None:
             Pauser(Path(os.environ[ASKED])).bound(*bound_of(DEFAULT_WAY), replica.owner)
 
         for line in ranks.told():
-            distributed.barrier()
-            replica.settle()
-            started = time.perf_counter()
-            for _ in range(int(line)):
-                if jitter_s > 0.0:
-                    time.sleep(dice.uniform(0.0, jitter_s))
-                replica.step()
-            replica.settle()
-            ranks.answer({"seconds": time.perf_counter() - started,
-                          "discards": replica.owner.stats()["discards"] if shared else 0})
+            with on_processor_of_its_own(ranks.rank, ranks.count) if workload.backend == "cuda" else contextlib.nullcontext():
+                distributed.barrier()
+                replica.settle()
+                started = time.perf_counter()
+                for _ in range(int(line)):
+                    if jitter_s > 0.0:
+                        time.sleep(dice.uniform(0.0, jitter_s))
+                    replica.step()
+                replica.settle()
+                seconds = time.perf_counter() - started
+            ranks.answer({"seconds": seconds, "discards": replica.owner.stats()["discards"] if shared else 0})
         distributed.destroy_process_group()
 
 

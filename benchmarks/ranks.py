@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from overhead_models import Job, Workload
@@ -72,11 +73,18 @@ class Ranks:
             print(json.dumps(of_it), flush=True)
 
 
+def _name_of(thread: int) -> str:
+    with contextlib.suppress(OSError):  # it has ended
+        return Path(f"/proc/self/task/{thread}/comm").read_text().rstrip("\n")
+    return ""
+
+
 @contextlib.contextmanager
 def on_processor_of_its_own(rank: int, ranks: int) -> Iterator[None]:
     """Meanwhile the calling thread has a processor to itself, and this process's others share the rest; every job's rank the
     same one. A thread beside which another one of its process runs on the same core takes half as long again for a call, and
-    where threads come to lie is chance. Where there are few processors nothing changes."""
+    where threads come to lie is chance. Autograd's threads, for which the calling one waits, are with it. Where there are
+    few processors nothing changes."""
     all_of_them = sorted(os.sched_getaffinity(0))
     apart = len(all_of_them) // (2 * ranks)  # its neighbour may be the same core's
     if apart < 4:
@@ -85,11 +93,11 @@ def on_processor_of_its_own(rank: int, ranks: int) -> Iterator[None]:
     own = all_of_them[2 * apart * rank]
     rest = set(all_of_them) - {at for other in range(ranks) for at in all_of_them[2 * apart * other:2 * apart * other + 2]}
     threads = [int(name) for name in os.listdir("/proc/self/task")]
+    with_it = {threading.get_native_id(), *(thread for thread in threads if _name_of(thread).startswith("pt_autograd"))}
     try:
         for thread in threads:
             with contextlib.suppress(ProcessLookupError):  # it has ended
-                os.sched_setaffinity(thread, rest)
-        os.sched_setaffinity(0, {own})
+                os.sched_setaffinity(thread, {own} if thread in with_it else rest)
         yield
     finally:
         for thread in [0, *threads]:

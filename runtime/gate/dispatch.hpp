@@ -118,7 +118,7 @@ void forget_capture(CUstream stream);
 }
 
 /// Makes a call that may be left to the submitter: at once where nothing is before it, there is room,
-/// and the gate is open. `defer` pushes it onto a queue, and says whether the queue has taken it.
+/// the gate is open, and it is not for others that calls are left. `defer` pushes it onto a queue, and says whether the queue has taken it.
 template <typename Submit, typename Defer>
 [[nodiscard]] CUresult dispatch_or_defer(gated_call const& call, kind_of_call kind, Submit&& submit,
                                          Defer&& defer) noexcept {
@@ -139,7 +139,8 @@ template <typename Submit, typename Defer>
     return earlier;
   }
   CUresult result = CUDA_SUCCESS;
-  bool const straight = queue->is_empty();
+  // Where nothing bounds run-ahead the device waits for what threads do: they leave it all.
+  bool const straight = queue->is_empty() && !at.leaves_all();
   if (straight && call.droppable && the_commit().is_dropped(self.commit)) {
     return CUDA_SUCCESS;  // asked again: only with an empty queue the answer is final
   }

@@ -38,6 +38,16 @@ inline bool primary_context_is_active(CUdevice device) {
   return ask(device, &flags, &active) == CUDA_SUCCESS && active != 0;
 }
 
+/// Whether memory of the host is page-locked: what copies from it asynchronously reads it later.
+inline bool is_pinned(void const* where) {
+  unsigned kind = 0;
+  auto const ask =
+      real<CUresult (*)(void*, CUpointer_attribute, CUdeviceptr)>(symbol::of_cuPointerGetAttribute);
+  return ask(&kind, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, reinterpret_cast<CUdeviceptr>(where)) ==
+             CUDA_SUCCESS &&
+         kind == CU_MEMORYTYPE_HOST;
+}
+
 /// A new event in the current context, or nullptr. One that knows when it happened (`timed`) costs the
 /// device several microseconds more.
 inline CUevent create_event(bool timed) {

@@ -124,7 +124,7 @@ class gate {
   void set_deferred(bool on) { defers_.store(on, std::memory_order_release); }
   [[nodiscard]] bool defers() const noexcept { return defers_.load(std::memory_order_acquire); }
   /// Has calls left to a submitter also while run-ahead is not bounded, behind one that others have to agree to.
-  /// False if a thread is to wait itself. It ends when nothing lies in a queue any more.
+  /// False if a thread is to wait itself. The submitter ends it.
   [[nodiscard]] bool defer_for_others();
   /// Lets calls go straight again if run-ahead is not bounded, or no longer, and nothing lies in a queue.
   void defer_no_longer();
@@ -139,6 +139,11 @@ class gate {
   /// Whether a submitter takes calls. Told without its queue's lock it may have changed before it is known.
   [[nodiscard]] bool leaves_calls() const noexcept {
     return (mode_.load(std::memory_order_relaxed) & (mode::bounded | mode::agreeing)) != 0;
+  }
+  /// Whether it takes them also where they could go straight.
+  [[nodiscard]] bool leaves_all() const noexcept {
+    return (mode_.load(std::memory_order_relaxed) & (mode::bounded | mode::agreeing)) ==
+           mode::agreeing;
   }
   [[nodiscard]] bool inert() const noexcept {
     return (mode_.load(std::memory_order_relaxed) & mode::inert) != 0;

@@ -39,7 +39,9 @@ GATED = tuple(
     )
 )
 # All that there is to these calls is in their parameters, which can be kept.
-DEFERRED = re.compile(r"cuLaunch(Kernel|KernelEx|CooperativeKernel)|cuGraphLaunch|cuMemset\w+Async|cuMemcpyDtoDAsync")
+DEFERRED = re.compile(r"cuLaunch(Kernel|KernelEx|CooperativeKernel)|cuGraphLaunch|cuMemset\w+Async|cuMemcpy(DtoD|HtoD)Async")
+# From memory of the host only if it is pinned: whoever has such a copy made leaves it as it is until that is done.
+FROM_HOST = re.compile(r"cuMemcpyHtoDAsync")
 # Of kernels some parameters lie elsewhere, and are copied by hand; some graphs need agreement.
 WRITTEN_BY_HAND = re.compile(r"cuLaunch(Kernel|KernelEx|CooperativeKernel)|cuGraphLaunch")
 # Creates, describes, looks up or enters; work that has been accepted but not submitted makes no difference to it.
@@ -54,7 +56,7 @@ PASSED = re.compile(
     r"|cuGraph(Create|Clone|DebugDotPrint|Add\w+|NodeFindInClone)|cuMulticast(Create|AddDevice)"
 )
 # What a discarded micro-batch may leave undone: nobody on the host sees the result before the discard.
-DROPPABLE = re.compile(DEFERRED.pattern + r"|cuMemcpyHtoDAsync")
+DROPPABLE = DEFERRED
 # What is noted of graphs, with the call's parameters by their place: before it is made, since the driver may give a handle
 # out again at once, or when it has succeeded.
 CARRIES_BEFORE = {"cuGraphDestroy": "graph_goes({0})", "cuGraphExecDestroy": "executable_goes({0})"}
@@ -174,9 +176,10 @@ def wrapper(entry: EntryPoint) -> str:
 """
     submit = f"{{ return real<driver_function>(symbol::of_{entry.name})({names}); }}"
     if DEFERRED.fullmatch(entry.base):
+        condition = f"driver::is_pinned({parameters[1].name}) && " if FROM_HOST.fullmatch(entry.base) else ""
         return begin + f"""  auto const submit = [=] {submit};
   return dispatch_or_defer(call, any_kind, submit, [&](submission_queue& queue, thread_slot const& self) {{
-    return queue.push(self, work, any_kind, submit);
+    return {condition}queue.push(self, work, any_kind, submit);
   }});
 }}
 """
@@ -280,7 +283,8 @@ def wrappers(entries: list[EntryPoint]) -> str:
 
     driver.hpp includes cuda.h with every variant declared, so the compiler compares each signature with the header's.
     """
-    return ("#include \"runtime/gate/agreed_graphs.hpp\"\n#include \"runtime/gate/dispatch.hpp\"\n\n"
+    return ("#include \"runtime/gate/agreed_graphs.hpp\"\n#include \"runtime/gate/dispatch.hpp\"\n"
+            "#include \"runtime/gate/driver_calls.hpp\"\n\n"
             "#pragma GCC diagnostic ignored \"-Wdeprecated-declarations\"\n\n"
             "using namespace sluice::gate;  // NOLINT\n\n" + "\n".join(carrier(entry) if classify(entry) == "carries" else wrapper(entry) for entry in entries))  # fmt: skip
 

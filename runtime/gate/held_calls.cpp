@@ -26,6 +26,9 @@ void submission_queue::hold_behind(thread_slot& self, std::uint64_t number) {
 void submission_queue::hold(std::uint64_t number) {
   deferred_call const& call = call_of(number);
   held_.push_back(number);
+  if (call.agreed) {
+    agreed_ns_ = monotonic_ns();
+  }
   held_streams_.insert(name_of(call.work.stream));
   if (call.event != nullptr) {
     held_events_.insert(call.event);

@@ -12,6 +12,9 @@ namespace sluice::gate {
 
 /// Waking a thread costs as much as ten launches, so short waits are waited out awake.
 inline constexpr std::chrono::microseconds spun_at_most{50};
+/// Without a bound calls are left for so long after one that others had to agree to: until the next one
+/// usually, since whoever works with others has one in every layer.
+inline constexpr std::chrono::milliseconds left_behind_others{20};
 /// Longer ones asleep; a lost wake-up would cost no more than this.
 inline constexpr std::chrono::milliseconds nap_at_most{20};
 

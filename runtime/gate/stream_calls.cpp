@@ -95,11 +95,18 @@ CUresult query_stream(symbol which, stream_use where) {
   return real<CUresult (*)(CUstream)>(which)(where.handle);
 }
 
+/// Behind the calls that name it. Python destroys events that a collective waits for as a matter of
+/// course, and is not to wait for those. The driver gives the handle to nobody else before that.
 CUresult destroy_event(symbol which, CUevent event) {
-  if (queues_matter() && event_is_in_use(event)) {
-    flush_submissions(which);
+  auto const destroy = [=] { return real<CUresult (*)(CUevent)>(which)(event); };
+  submission_queue* const queue = queues_matter() ? last_queue_that_uses(event) : nullptr;
+  if (queue != nullptr) {
+    if (queue->push_end_of(this_thread(), event, destroy)) {
+      return CUDA_SUCCESS;
+    }
+    queue->flush_event(event);
   }
-  return real<CUresult (*)(CUevent)>(which)(event);
+  return destroy();
 }
 
 CUresult elapsed_time(symbol which, float* milliseconds, CUevent from, CUevent to) {

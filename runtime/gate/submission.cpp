@@ -101,6 +101,7 @@ std::uint64_t submission_queue::publish(deferred_call& place, thread_slot const&
   if (named.event != nullptr) {
     event_use& use = events_[named.event];
     use.used = number;
+    use.where = place.work.stream;
     use.recorded = named.records ? number : use.recorded;
   }
   accepted_.store(number, std::memory_order_seq_cst);
@@ -234,10 +235,12 @@ bool submission_queue::await_call() {
   if (here() || spin_until(here)) {
     return true;
   }
-  the_gate().defer_no_longer();
   while (!here()) {
     if (ending_.load(std::memory_order_acquire)) {
       return false;
+    }
+    if (monotonic_ns() - agreed_ns_ >= std::chrono::nanoseconds{left_behind_others}.count()) {
+      the_gate().defer_no_longer();
     }
     std::uint32_t const seen = came_.load(std::memory_order_acquire);
     asleep_.store(1, std::memory_order_seq_cst);

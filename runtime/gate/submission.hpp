@@ -144,6 +144,12 @@ class submission_queue {
                                 bool records, Call const& call) {
     return push_copy(self, {where, 0}, any_kind, call, {event, records, true}) != 0;
   }
+  /// Takes the end of an event, behind the calls that name it. False if none of those is left.
+  template <typename Call>
+  [[nodiscard]] bool push_end_of(thread_slot const& self, CUevent event, Call const& call) {
+    event_use const last = last_use(event);
+    return !has_been_made(last.used) && push_event(self, last.where, event, false, call);
+  }
 
   /// The driver has accepted a call of that kind.
   void accept(kind_of_call kind);
@@ -156,9 +162,11 @@ class submission_queue {
   [[nodiscard]] bool flush_to(std::uint64_t number, std::int64_t deadline_ns) {
     return await(number, extent::all_before, false, deadline_ns);
   }
-  /// The same up to the last record of that event, or up to the last use of the stream.
+  /// The same up to the last record of that event, or the last call that names it, or up to the last use
+  /// of the stream.
   void flush_record(CUevent event) { await(last_use(event).recorded, extent::itself); }
   void flush_stream(stream_use where);
+  void flush_event(CUevent event) { await(last_use(event).used, extent::itself); }
   [[nodiscard]] bool record_is_pending(CUevent event) {
     return !has_been_made(last_use(event).recorded);
   }
@@ -196,6 +204,7 @@ class submission_queue {
   struct event_use {
     std::uint64_t recorded = 0;  ///< number of the last record of it
     std::uint64_t used = 0;      ///< and of the last call that names it
+    stream_use where{};          ///< of that
   };
 
   struct named_event {
@@ -284,7 +293,8 @@ class submission_queue {
       ended_{};  // by place, the last that has been made
 
   // The submitter's alone:
-  std::uint64_t taken_ = 0;  // the last call that it has made or held
+  std::uint64_t taken_ = 0;     // the last call that it has made or held
+  std::int64_t agreed_ns_ = 0;  // when it held the last one that others have to agree to
   std::deque<std::uint64_t>
       held_;  // in their order; their places are not used again before they end
   std::unordered_set<void*> held_streams_;  // that those have used since there were none

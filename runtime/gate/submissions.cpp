@@ -107,10 +107,17 @@ bool record_is_pending(CUevent event) noexcept {
   return any;
 }
 
-bool event_is_in_use(CUevent event) noexcept {
-  bool any = false;
-  for_each_queue([&](submission_queue& one) { any = any || one.uses_event(event); });
-  return any;
+submission_queue* last_queue_that_uses(CUevent event) noexcept {
+  submission_queue* found = nullptr;
+  for_each_queue([&](submission_queue& one) {
+    if (one.uses_event(event)) {
+      if (found != nullptr) {
+        found->flush_event(event);
+      }
+      found = &one;
+    }
+  });
+  return found;
 }
 
 void flush_record(CUevent event) noexcept {

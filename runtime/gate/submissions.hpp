@@ -27,9 +27,11 @@ struct flush_count {
 [[nodiscard]] CUresult take_submission_error() noexcept;
 /// Whether no queue holds anything; only once none takes any more does it stay so.
 [[nodiscard]] bool submissions_are_settled() noexcept;
-/// Whether an event's record, or any call that names it, has still to be made.
+/// Whether an event's record has still to be made.
 [[nodiscard]] bool record_is_pending(CUevent event) noexcept;
-[[nodiscard]] bool event_is_in_use(CUevent event) noexcept;
+/// The queue in which calls that name an event have still to be made; nullptr if there is none. If there
+/// are several, it waits for those of the others.
+[[nodiscard]] submission_queue* last_queue_that_uses(CUevent event) noexcept;
 /// Waits until an event's last record has been made.
 void flush_record(CUevent event) noexcept;
 /// Flushes what a stream that is about to be asked or waited for has been given.

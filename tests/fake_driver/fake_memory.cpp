@@ -291,6 +291,20 @@ SLUICE_FAKE_CALL CUresult cuMemFreeHost(void* where) {
   return remove_area(address_of(where), area_kind::pinned);
 }
 
+SLUICE_FAKE_CALL CUresult cuPointerGetAttribute(void* out, CUpointer_attribute which,
+                                                CUdeviceptr address) {
+  SLUICE_FAKE_ENTER
+  memory& in = the_memory();
+  std::lock_guard const guard{in.lock};
+  auto const found = area_containing(in, address);
+  if (which != CU_POINTER_ATTRIBUTE_MEMORY_TYPE || found == in.areas.end()) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  bool const is_pinned = found->second.kind == area_kind::pinned;
+  *static_cast<unsigned*>(out) = is_pinned ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+  return CUDA_SUCCESS;
+}
+
 SLUICE_FAKE_CALL CUresult
 cuMemGetAllocationGranularity(std::size_t* out, CUmemAllocationProp const* wanted,
                               CUmemAllocationGranularity_flags /*option*/) {

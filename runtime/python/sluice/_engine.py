@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import operator
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -46,13 +47,34 @@ def checked_micro_batch(micro_batch: Any) -> int | None:
     return micro_batch
 
 
-def trained(parts: Parts, param_groups: list[dict[str, Any]]) -> list[nn.Parameter]:
-    """The parameters that require a gradient: the optimizer's, then the model's others."""
-    # By identity: hashing a tensor is a call of a Python function.
-    found = {id(param): param for group in param_groups for param in group["params"] if param.requires_grad}
-    if not found:
-        raise ValueError("the optimizer has no parameter that requires a gradient")
-    return list((found | {id(param): param for param in parts.parameters if param.requires_grad}).values())
+class Trained:
+    """The parameters that require a gradient: the optimizer's, then the model's others.
+
+    Looked for in every step, while the device waits; to see that nothing has changed takes a third of that.
+    """
+
+    def __init__(self, parts: Parts, param_groups: list[dict[str, Any]]) -> None:
+        self._parts = parts
+        self._param_groups = param_groups
+        self._candidates: list[nn.Parameter] = []
+        self._answers: list[bool] = []
+        self._found: list[nn.Parameter] = []
+
+    def look(self) -> list[nn.Parameter]:
+        """Raises ValueError if the optimizer has none."""
+        of_optimizer = [param for group in self._param_groups for param in group["params"]]
+        candidates = of_optimizer + self._parts.parameters
+        answers = list(map(_requires_grad, candidates))
+        if answers != self._answers or not all(map(operator.is_, candidates, self._candidates)):
+            if not any(answers[:len(of_optimizer)]):
+                raise ValueError("the optimizer has no parameter that requires a gradient")
+            # By identity: hashing a tensor is a call of a Python function.
+            self._found = list({id(param): param for param in itertools.compress(candidates, answers)}.values())
+            self._candidates, self._answers = candidates, answers
+        return self._found
+
+
+_requires_grad = operator.attrgetter("requires_grad")
 
 
 def _wait_for_threads() -> None:
@@ -82,7 +104,6 @@ class Engine:
         self._micro_batch = checked_micro_batch(micro_batch)
         self._model = model
         self._parts = Parts(model)
-        self._param_groups = param_groups
         self._inside = processes is not None and processes.inside
         if self._inside and adapt:
             raise SluiceError("processes that work together inside of micro-batches, as those of a model in shards, with tensor "
@@ -90,7 +111,8 @@ class Engine:
                               "leave adapt out")
         if adapt is None:
             adapt = not self._inside and not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-        params = trained(self._parts, param_groups)
+        self._trained = Trained(self._parts, param_groups)
+        params = self._trained.look()
         self.cuda = params[0].is_cuda
         self._random = RandomState(generators, self.cuda)
         self.runtime = _runtime.attach(self.cuda)
@@ -240,7 +262,7 @@ class Engine:
     def _follow_params(self) -> None:
         """Parameters may be frozen, thawed and added between steps."""
         self._parts.refresh()
-        params = trained(self._parts, self._param_groups)
+        params = self._trained.look()
         if len(params) != len(self.gradients.params) or not all(map(operator.is_, params, self.gradients.params)):
             if self.processes is not None:
                 self.processes.follow(params)

@@ -47,6 +47,7 @@ class Gradients:
         self._begun: set[int] = set()
         self._in_place = False
         self._finished: dict[int, torch.Tensor] = {}
+        self._are_shown = False  # the finished sums are the parameters' gradients
 
     def follow(self, params: list[nn.Parameter]) -> None:
         """From now on it is these parameters' gradients; those of others that there were are forgotten."""
@@ -67,7 +68,7 @@ class Gradients:
     def start(self) -> None:
         """Starts a global batch, whose parameters have no gradients but those that have been made in it."""
         self._begun = set()
-        self._in_place = False
+        self._in_place = self._are_shown = False
         self._finished = {}
 
     @torch.no_grad()
@@ -145,10 +146,10 @@ class Gradients:
         return bucket.bring(totals)
 
     def finish(self) -> None:
-        """The last micro-batch has been taken; no parameter has a gradient until ``show``."""
-        if self._sums is None or self._in_place:
-            self._finished = {id(param): param.grad for param in self.params if param.grad is not None}
-            self.forget()
+        """The last micro-batch has been taken; ``show`` makes its sums the parameters' gradients, if they are not yet."""
+        self._are_shown = self._sums is None or self._in_place
+        if self._are_shown:
+            self._finished = {id(param): grad for param in self.params if (grad := param.grad) is not None}
         else:
             self._finished = {key: total for key, total in self._sums.items() if key in self._begun}
 
@@ -159,11 +160,15 @@ class Gradients:
 
     def replace_finished(self, by: dict[int, torch.Tensor]) -> None:
         """There are other sums of some parameters, by ``id``, also of those that had none."""
+        if self._are_shown:
+            self._are_shown = False
+            self.forget()
         self._finished.update(by)
 
     def leave_out(self, param: nn.Parameter) -> None:
         """It has no gradient in this batch."""
         self._finished.pop(id(param), None)
+        param.grad = None
 
     @torch.no_grad()
     def divide(self, by: float | torch.Tensor) -> None:
@@ -177,6 +182,8 @@ class Gradients:
 
     def show(self) -> None:
         """Makes the finished sums the parameters' gradients."""
+        if self._are_shown:
+            return
         for param in self.params:
             if (total := self._finished.get(id(param))) is not None:
                 param.grad = total

@@ -47,8 +47,9 @@ class Processes:
     def communicator(self, device: torch.device) -> int:
         """The NCCL communicator of the group, as an address: made, if there is none yet, by all at the same time."""
         backend = self.group._get_backend(device)
-        if not backend._comm_ptr():
-            distributed.all_reduce(torch.zeros((), device=device), group=self.group)
+        if found := backend._comm_ptr():
+            return found
+        distributed.all_reduce(torch.zeros((), device=device), group=self.group)
         return backend._comm_ptr()
 
     def begin_micro_batch(self) -> None:

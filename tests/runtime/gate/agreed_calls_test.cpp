@@ -163,6 +163,20 @@ TEST_F(agreed_call, an_event_that_a_held_call_waits_for_is_not_recorded_anew) {
   EXPECT_EQ(all_entries().size(), 2U);
 }
 
+TEST_F(agreed_call, nobody_waits_to_destroy_an_event_that_it_holds) {
+  CUevent const of_it = event();
+  leave_and_ask(asked, 1, comm);
+  record(of_it, comm);
+  wait_for(of_it, other);
+  note(2, other);
+  EXPECT_EQ(cuda.destroy_event(of_it), CUDA_SUCCESS);
+  note(3);
+  EXPECT_EQ(cuda.synchronise(nullptr), CUDA_SUCCESS);  // which is not held by that either
+  EXPECT_EQ(take_entries(), numbers(3, 4));
+  asked.agreed = true;
+  EXPECT_EQ(all_entries(), numbers(1, 3));
+}
+
 TEST_F(agreed_call, the_legacy_stream_waits_for_a_stream_that_it_is_ordered_with) {
   CUstream const ordered = blocking();
   leave_and_ask(asked, 1, ordered);
@@ -340,6 +354,24 @@ TEST_F(agreed_call, without_a_bound_calls_go_straight_again_when_it_has_been_mad
     EXPECT_EQ(gate.deferred(), left);
     EXPECT_EQ(all_entries(), numbers(3, 4));
   }
+}
+
+TEST_F(agreed_call, without_a_bound_what_comes_soon_after_it_is_left_as_well) {
+  gate.set_run_ahead(0);
+  bool was_left = false;
+  for (int round = 0; round < 100 && !was_left; ++round) {  // the machine may stand still meanwhile
+    question one;
+    leave(one, 1, comm);
+    one.agreed = true;
+    EXPECT_EQ(cuda.synchronise(comm), CUDA_SUCCESS);
+    auto const soon = in(500us);
+    EXPECT_TRUE(eventually([&] { return in(0us) > soon; }));
+    auto const left = gate.deferred();
+    note(2, comm);
+    was_left = gate.deferred() > left;
+    EXPECT_EQ(all_entries(), numbers(1, 3));
+  }
+  EXPECT_TRUE(was_left);
 }
 
 TEST_F(agreed_call, without_a_bound_and_a_submitter_the_calling_thread_waits) {

@@ -130,6 +130,12 @@ struct driver_calls {
   decltype(&cuIpcGetMemHandle) ipc_handle =
       gate_library().get<decltype(&cuIpcGetMemHandle)>("cuIpcGetMemHandle");
   decltype(&cuMemcpyHtoD) copy_in = gate_library().get<decltype(&cuMemcpyHtoD)>("cuMemcpyHtoD_v2");
+  decltype(&cuMemcpyHtoDAsync) copy_in_later =
+      gate_library().get<decltype(&cuMemcpyHtoDAsync)>("cuMemcpyHtoDAsync_v2");
+  decltype(&cuMemAllocHost) allocate_pinned =
+      gate_library().get<decltype(&cuMemAllocHost)>("cuMemAllocHost_v2");
+  decltype(&cuMemFreeHost) free_pinned =
+      gate_library().get<decltype(&cuMemFreeHost)>("cuMemFreeHost");
   decltype(&cuMemcpyDtoH) copy_out = gate_library().get<decltype(&cuMemcpyDtoH)>("cuMemcpyDtoH_v2");
 };
 

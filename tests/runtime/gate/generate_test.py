@@ -98,7 +98,11 @@ class Generator(unittest.TestCase):
         self.assertIn("SLUICE_DRIVER_SYMBOL(cuLaunchKernel, deferred)", files["driver_symbols.inc"])
         self.assertIn("queue.push(self, work, any_kind, submit)", files["gated_calls.cpp"])
         self.assertIn("SLUICE_DRIVER_SYMBOL(cuMemsetD8Async, deferred)", files["driver_symbols.inc"])
-        self.assertIn("SLUICE_DRIVER_SYMBOL(cuMemcpyHtoDAsync_v2, gated)", files["driver_symbols.inc"])
+        self.assertNotIn("is_pinned", files["gated_calls.cpp"].split("cuMemsetD8Async(")[1].split("\n}\n")[0])
+
+    def test_copies_from_the_host_are_left_only_if_its_memory_is_pinned(self):
+        self.assertIn("SLUICE_DRIVER_SYMBOL(cuMemcpyHtoDAsync_v2, deferred)", self.generate(HEADER)["driver_symbols.inc"])
+        self.assertIn("return driver::is_pinned(src) && queue.push(", self.wrapper("cuMemcpyHtoDAsync_v2"))
 
     def test_what_makes_graphs_of_graphs_is_noted_in_every_variant(self):
         more = ("CUresult CUDAAPI cuGraphClone(CUgraph *out, CUgraph of);\n"

@@ -185,29 +185,82 @@ TEST_F(submission, copies_and_fills_keep_their_place) {
   EXPECT_EQ(cuda.free_memory(to), CUDA_SUCCESS);
 }
 
-TEST_F(submission, what_ends_an_object_waits_for_the_calls_that_name_it) {
-  CUstream const going = stream();
-  CUevent const recorded = event();
+TEST_F(submission, copies_from_pinned_memory_are_left_and_others_wait) {
+  CUdeviceptr const to = memory(4096);
+  void* pinned = nullptr;
+  ASSERT_EQ(cuda.allocate_pinned(&pinned, 4096), CUDA_SUCCESS);
+  auto* const numbers_there = static_cast<unsigned*>(pinned);
+  numbers_there[1023] = 7;
   close();
-  std::atomic<int> ended{0};
-  for (int i = 0; i < 5; ++i) {
-    note(i, going);
-  }
-  EXPECT_EQ(cuda.record(recorded, going), CUDA_SUCCESS);
-  auto const ending = thread([&] {
-    EXPECT_EQ(cuda.destroy_event(recorded), CUDA_SUCCESS);
-    ++ended;
-    EXPECT_EQ(cuda.destroy_stream(going), CUDA_SUCCESS);
-    ++ended;
+  EXPECT_EQ(cuda.copy_in_later(to, pinned, 4096, nullptr), CUDA_SUCCESS);
+  numbers_there[1023] = 8;  // as with the driver alone, it is read later
+  std::array<unsigned, 1024> pageable{};
+  pageable[1023] = 9;
+  std::atomic<bool> copied{false};
+  auto const copying = thread([&] {
+    EXPECT_EQ(cuda.copy_in_later(to, pageable.data(), sizeof(pageable), nullptr), CUDA_SUCCESS);
+    pageable[1023] = 10;
+    copied = true;
   });
   for (int i = 0; i < 1000; ++i) {
     std::this_thread::yield();
   }
-  EXPECT_EQ(ended, 0);
+  EXPECT_FALSE(copied);
   gate.open();
-  EXPECT_TRUE(eventually([&] { return ended == 2; }));
+  EXPECT_TRUE(eventually([&] { return copied.load(); }));
+  unsigned seen = 0;
+  EXPECT_EQ(cuda.copy_out(&seen, to + 1023 * sizeof(unsigned), sizeof(seen)), CUDA_SUCCESS);
+  EXPECT_EQ(seen, 9U);
+  close();
+  EXPECT_EQ(cuda.copy_in_later(to, pinned, 4096, nullptr), CUDA_SUCCESS);
+  gate.open();
+  EXPECT_EQ(cuda.free_pinned(pinned), CUDA_SUCCESS);  // which waits for what lies before it
+  EXPECT_EQ(cuda.copy_out(&seen, to + 1023 * sizeof(unsigned), sizeof(seen)), CUDA_SUCCESS);
+  EXPECT_EQ(seen, 8U);
+  EXPECT_EQ(cuda.free_memory(to), CUDA_SUCCESS);
+}
+
+TEST_F(submission, what_ends_an_object_waits_for_the_calls_that_name_it) {
+  CUstream const going = stream();
+  close();
+  std::atomic<bool> ended{false};
+  for (int i = 0; i < 5; ++i) {
+    note(i, going);
+  }
+  auto const ending = thread([&] {
+    EXPECT_EQ(cuda.destroy_stream(going), CUDA_SUCCESS);
+    ended = true;
+  });
+  for (int i = 0; i < 1000; ++i) {
+    std::this_thread::yield();
+  }
+  EXPECT_FALSE(ended);
+  gate.open();
+  EXPECT_TRUE(eventually([&] { return ended.load(); }));
   EXPECT_TRUE(eventually_written(5));
   EXPECT_EQ(take_entries(), numbers(0, 5));
+}
+
+TEST_F(submission, an_event_ends_behind_the_calls_that_name_it_and_nobody_waits_for_that) {
+  CUstream const behind = stream();
+  CUevent const recorded = event();
+  CUevent const unused = event();
+  auto const ended = [this, before = driver.calls("cuEventDestroy_v2")] {
+    return driver.calls("cuEventDestroy_v2") - before;
+  };
+  close();
+  note(0);
+  EXPECT_EQ(cuda.record(recorded, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(cuda.wait_event(behind, recorded, 0), CUDA_SUCCESS);
+  note(1, behind);
+  EXPECT_EQ(cuda.destroy_event(recorded), CUDA_SUCCESS);
+  EXPECT_EQ(ended(), 0);
+  EXPECT_EQ(cuda.destroy_event(unused), CUDA_SUCCESS);
+  EXPECT_EQ(ended(), 1);
+  gate.open();
+  EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
+  EXPECT_EQ(ended(), 2);
+  EXPECT_EQ(take_entries(), numbers(0, 2));
 }
 
 TEST_F(submission, a_launch_that_the_driver_refuses_for_its_form_is_refused_at_once) {
@@ -439,14 +492,50 @@ TEST_F(submission, another_threads_calls_wait_for_what_was_left_before_it_was_to
   EXPECT_EQ(take_entries(), numbers(0, 40));
 }
 
-TEST_F(submission, a_context_is_destroyed_after_what_was_left_for_it) {
+/// Makes a context, current from now on; nullptr if the driver makes none.
+CUcontext another_context() {
   static auto const create =
       gate_library().get<CUresult (*)(CUcontext*, CUctxCreateParams*, unsigned, CUdevice)>(
           "cuCtxCreate_v4");
+  CUcontext made = nullptr;
+  return create(&made, nullptr, 0, 0) == CUDA_SUCCESS ? made : nullptr;
+}
+
+CUresult destroy_context(CUcontext which) {
   static auto const destroy = gate_library().get<CUresult (*)(CUcontext)>("cuCtxDestroy_v2");
+  return destroy(which);
+}
+
+TEST_F(submission, an_event_that_calls_in_two_contexts_name_ends_behind_both) {
+  CUcontext const other = another_context();
+  if (other == nullptr) {
+    GTEST_SKIP() << "the fake driver makes no contexts";
+  }
+  CUfunction const slow = kernel(2ms);
+  CUstream const there = stream();
+  auto const before = driver.calls("cuEventDestroy_v2");
+  for (int round = 0; round < 10; ++round) {
+    CUevent const named = event();
+    EXPECT_EQ(cuda.set_current(other), CUDA_SUCCESS);
+    EXPECT_EQ(launch(slow, there), CUDA_SUCCESS);
+    EXPECT_EQ(launch(slow, there), CUDA_SUCCESS);
+    EXPECT_EQ(cuda.wait_event(there, named, 0), CUDA_SUCCESS);
+    EXPECT_EQ(cuda.set_current(context), CUDA_SUCCESS);
+    EXPECT_EQ(launch(slow), CUDA_SUCCESS);
+    EXPECT_EQ(launch(slow), CUDA_SUCCESS);
+    EXPECT_EQ(cuda.record(named, nullptr), CUDA_SUCCESS);
+    EXPECT_EQ(cuda.destroy_event(named), CUDA_SUCCESS);
+  }
+  EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
+  EXPECT_EQ(driver.calls("cuEventDestroy_v2") - before, 10);
+  EXPECT_EQ(destroy_context(other), CUDA_SUCCESS);
+  EXPECT_EQ(cuda.set_current(context), CUDA_SUCCESS);
+}
+
+TEST_F(submission, a_context_is_destroyed_after_what_was_left_for_it) {
   for (int round = 0; round < 5; ++round) {
-    CUcontext other = nullptr;
-    if (create(&other, nullptr, 0, 0) != CUDA_SUCCESS) {
+    CUcontext const other = another_context();
+    if (other == nullptr) {
       GTEST_SKIP() << "the fake driver makes no contexts";
     }
     note(-1);
@@ -456,7 +545,7 @@ TEST_F(submission, a_context_is_destroyed_after_what_was_left_for_it) {
     EXPECT_EQ(launch(slow), CUDA_SUCCESS);
     EXPECT_EQ(launch(slow), CUDA_SUCCESS);
     note(5);
-    EXPECT_EQ(destroy(other), CUDA_SUCCESS);
+    EXPECT_EQ(destroy_context(other), CUDA_SUCCESS);
     EXPECT_TRUE(eventually_written(1));
     EXPECT_EQ(take_entries(), numbers(5, 6));
     EXPECT_EQ(cuda.set_current(context), CUDA_SUCCESS);
