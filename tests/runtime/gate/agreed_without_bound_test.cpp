@@ -91,7 +91,8 @@ TEST_F(without_a_bound, and_a_submitter_the_calling_thread_waits) {
 }
 
 /// Others agree sooner or later, and the bound comes and goes.
-TEST_F(without_a_bound, every_stream_keeps_its_order_while_calls_are_left_and_go_straight_by_turns) {
+TEST_F(without_a_bound,
+       every_stream_keeps_its_order_while_calls_are_left_and_go_straight_by_turns) {
   constexpr int rounds = 2000;
   std::atomic<question*> open{nullptr};
   std::atomic<bool> over{false};

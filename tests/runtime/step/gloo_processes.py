@@ -19,7 +19,8 @@ PATIENCE_SECONDS = 160
 
 def run(folder: Path, bodies: tuple[Callable[[int], None], ...], ranks: int) -> None:
     """Runs the functions, one after the other, with the rank of each process. Raises what one of them raises."""
-    multiprocessing.spawn(_process, (folder, bodies, ranks), nprocs=ranks)
+    of_this_test = dict(os.environ)  # the fork server has that of its own start
+    multiprocessing.start_processes(_process, (folder, bodies, ranks, of_this_test), nprocs=ranks, start_method="forkserver")
 
 
 def samples(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -54,8 +55,10 @@ def names(bodies: tuple[Callable[[int], None], ...]) -> str:
     return " ".join(body.__name__ for body in bodies)
 
 
-def _process(rank: int, folder: Path, bodies: tuple[Callable[[int], None], ...], ranks: int) -> None:
+def _process(rank: int, folder: Path, bodies: tuple[Callable[[int], None], ...], ranks: int, environment: dict[str, str]) -> None:
     faulthandler.dump_traceback_later(PATIENCE_SECONDS, exit=True)
+    os.environ.clear()
+    os.environ |= environment
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
