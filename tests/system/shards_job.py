@@ -1,5 +1,4 @@
-"""A job of ranks on the host that work together inside of micro-batches. Started without --rank it starts all, and ends when they
-have.
+"""A job of ranks on the host that work together inside of micro-batches. It ends when all have.
 
     --way train     as exact_ranks_job.py, whose other options it takes
     --way …         of two, whose model is in shards, one does something that the other does not: a function of that name, below
@@ -15,9 +14,9 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,8 +160,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kind", choices=exactness.KINDS, default="shards")
     parser.add_argument("--layers", default="plain")
     parser.add_argument("--through", type=Path)
-    parser.add_argument("--rank", type=int)
-    parser.add_argument("--meeting", type=Path)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--until", type=Path)
     parser.add_argument("--out", type=Path, required=True)
@@ -187,16 +184,27 @@ def work(args: argparse.Namespace) -> None:
     args.out.with_suffix(f".{args.rank}").write_text(json.dumps(found))
 
 
+def start(rank: int, args: argparse.Namespace, meeting: str) -> int:
+    """A process of that rank, as its pid. Forked: to import torch takes longer than most of what it does then."""
+    if pid := os.fork():
+        return pid
+    args.rank, args.meeting = rank, meeting
+    try:
+        work(args)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stderr.flush()
+    os._exit(status)  # gloo's threads are at times not joined when Python ends, which aborts the process
+
+
 def main() -> None:
     args = arguments()
-    if args.rank is not None:
-        work(args)
-        sys.stderr.flush()
-        os._exit(0)  # gloo's threads are at times not joined when Python ends, which aborts the process
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     with tempfile.TemporaryDirectory(prefix="sluice-shards-") as folder:
-        ranks = [subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--rank", str(rank), "--meeting", f"{folder}/meeting"],
-                                  env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"}) for rank in range(exactness.KINDS[args.kind].ranks)]
-        ended = [rank.wait() for rank in ranks]
+        ranks = [start(rank, args, f"{folder}/meeting") for rank in range(exactness.KINDS[args.kind].ranks)]
+        ended = [os.waitpid(pid, 0)[1] for pid in ranks]
     if args.way == "train":
         assert not any(ended), ended
         exact_ranks_job.collect(args)
