@@ -118,7 +118,8 @@ void forget_capture(CUstream stream);
 }
 
 /// Makes a call that may be left to the submitter: at once where nothing is before it, there is room,
-/// the gate is open, and it is not for others that calls are left. `defer` pushes it onto a queue, and says whether the queue has taken it.
+/// the gate is open, and it is not for others that calls are left. `defer` pushes it onto a queue, and
+/// says whether the queue has taken it.
 template <typename Submit, typename Defer>
 [[nodiscard]] CUresult dispatch_or_defer(gated_call const& call, kind_of_call kind, Submit&& submit,
                                          Defer&& defer) noexcept {
