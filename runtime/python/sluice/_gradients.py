@@ -145,11 +145,14 @@ class Gradients:
                 param.grad = None if total is None else place
         return bucket.bring(totals)
 
-    def finish(self) -> None:
-        """The last micro-batch has been taken; ``show`` makes its sums the parameters' gradients, if they are not yet."""
-        self._are_shown = self._sums is None or self._in_place
-        if self._are_shown:
+    def finish(self, show_follows: bool = False) -> None:
+        """The last micro-batch has been taken; no parameter has a gradient until ``show``. ``show_follows``: nobody looks at
+        them before that, so that what they have need not be taken away and given back."""
+        self._are_shown = show_follows and (self._sums is None or self._in_place)
+        if self._sums is None or self._in_place:
             self._finished = {id(param): grad for param in self.params if (grad := param.grad) is not None}
+            if not show_follows:
+                self.forget()
         else:
             self._finished = {key: total for key, total in self._sums.items() if key in self._begun}
 

@@ -199,7 +199,7 @@ class Step:
             return None
 
         def body() -> torch.Tensor:
-            self._engine.gradients.finish()
+            self._engine.gradients.finish(show_follows=True)
             return self._apply(losses)
 
         return Update(self.optimizer, body)
