@@ -11,7 +11,6 @@ all the time, one at a time makes a window of all-reduces, and the order within 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import ctypes
 import itertools
 import os
@@ -122,7 +121,7 @@ def work(backend: str, shared: bool) -> None:
             return time.perf_counter() - started
 
         for line in ranks.told():
-            with on_processor_of_its_own(ranks.rank, ranks.count) if backend == "cuda" else contextlib.nullcontext():
+            with on_processor_of_its_own(ranks, backend):
                 way, size, count = line.split()
                 seconds = take(way, int(size), int(count))
             ranks.answer({"seconds": seconds})

@@ -17,7 +17,6 @@ Ranks ask each other while one of them has a server, and where they work togethe
 replicas do as well, and launches are bounded, as if one had a server.
 """
 
-import contextlib
 import os
 import random
 import time
@@ -55,7 +54,7 @@ def work(workload: Workload, shared: bool) -> None:
             Pauser(Path(os.environ[ASKED])).bound(*bound_of(DEFAULT_WAY), replica.owner)
 
         for line in ranks.told():
-            with on_processor_of_its_own(ranks.rank, ranks.count) if workload.backend == "cuda" else contextlib.nullcontext():
+            with on_processor_of_its_own(ranks, workload.backend):
                 distributed.barrier()
                 replica.settle()
                 started = time.perf_counter()

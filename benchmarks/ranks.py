@@ -80,18 +80,18 @@ def _name_of(thread: int) -> str:
 
 
 @contextlib.contextmanager
-def on_processor_of_its_own(rank: int, ranks: int) -> Iterator[None]:
+def on_processor_of_its_own(ranks: Ranks, backend: str) -> Iterator[None]:
     """Meanwhile the calling thread has a processor to itself, and this process's others share the rest; every job's rank the
     same one. A thread beside which another one of its process runs on the same core takes half as long again for a call, and
-    where threads come to lie is chance. Autograd's threads, for which the calling one waits, are with it. Where there are
-    few processors nothing changes."""
+    where threads come to lie is chance. Autograd's threads, for which the calling one waits, are with it. On the host, where
+    all threads compute, and where there are few processors, nothing changes."""
     all_of_them = sorted(os.sched_getaffinity(0))
-    apart = len(all_of_them) // (2 * ranks)  # its neighbour may be the same core's
-    if apart < 4:
+    apart = len(all_of_them) // (2 * ranks.count)  # its neighbour may be the same core's
+    if backend != "cuda" or apart < 4:
         yield
         return
-    own = all_of_them[2 * apart * rank]
-    rest = set(all_of_them) - {at for other in range(ranks) for at in all_of_them[2 * apart * other:2 * apart * other + 2]}
+    own = all_of_them[2 * apart * ranks.rank]
+    rest = set(all_of_them) - {at for other in range(ranks.count) for at in all_of_them[2 * apart * other:2 * apart * other + 2]}
     threads = [int(name) for name in os.listdir("/proc/self/task")]
     with_it = {threading.get_native_id(), *(thread for thread in threads if _name_of(thread).startswith("pt_autograd"))}
     try:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import operator
-
 import torch
 from torch import nn
 
-from sluice._modules import Parts
+from sluice._modules import Parts, are_same
 
 
 class Buffers:
@@ -41,7 +39,7 @@ class Buffers:
         buffers = [buffer for _, _, buffer in self._places]
         forms = [(buffer.shape, buffer.dtype, buffer.device) for buffer in buffers]
         self._addresses = None  # should there be no memory for what follows
-        if forms != self._forms or len(buffers) != len(self._buffers) or not all(map(operator.is_, buffers, self._buffers)):
+        if forms != self._forms or not are_same(buffers, self._buffers):
             self._buffers = []
             self._groups = _grouped(buffers)
             self._buffers, self._forms = buffers, forms

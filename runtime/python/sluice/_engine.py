@@ -19,7 +19,7 @@ from sluice._buffers import Buffers
 from sluice._gradients import Gradients, separate_sums
 from sluice._losses import Losses
 from sluice._micro_batch import MicroBatch, Rehearsal, refuse_survivors
-from sluice._modules import Parts, is_compiled
+from sluice._modules import Parts, are_same, is_compiled
 from sluice._planning import Planner
 from sluice._processes import Processes
 from sluice._random import RandomState
@@ -65,7 +65,7 @@ class Trained:
         """Raises ValueError if the optimizer has none."""
         of_optimizer = [param for group in self._param_groups for param in group["params"]]
         candidates = of_optimizer + self._parts.parameters
-        if len(candidates) != len(self._candidates) or not all(map(operator.is_, candidates, self._candidates)):
+        if not are_same(candidates, self._candidates):
             # By identity: hashing a tensor is a call of a Python function.
             self._each = list({id(param): param for param in candidates}.values())
             self._candidates, self._answers = candidates, None
@@ -267,7 +267,7 @@ class Engine:
         """Parameters may be frozen, thawed and added between steps."""
         self._parts.refresh()
         params = self._trained.look()
-        if len(params) != len(self.gradients.params) or not all(map(operator.is_, params, self.gradients.params)):
+        if not are_same(params, self.gradients.params):
             if self.processes is not None:
                 self.processes.follow(params)
             self.gradients.follow(params)

@@ -148,8 +148,9 @@ class Gradients:
     def finish(self, show_follows: bool = False) -> None:
         """The last micro-batch has been taken; no parameter has a gradient until ``show``. ``show_follows``: nobody looks at
         them before that, so that what they have need not be taken away and given back."""
-        self._are_shown = show_follows and (self._sums is None or self._in_place)
-        if self._sums is None or self._in_place:
+        are_params_own = self._sums is None or self._in_place
+        self._are_shown = are_params_own and show_follows
+        if are_params_own:
             self._finished = {id(param): grad for param in self.params if (grad := param.grad) is not None}
             if not show_follows:
                 self.forget()

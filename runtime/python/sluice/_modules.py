@@ -35,7 +35,7 @@ class Parts:
     def refresh(self) -> None:
         """Looks again. Where something has changed, the lists are other ones afterwards."""
         entries = _values(self._full)
-        if (entries and len(entries) == len(self._entries) and all(map(operator.is_, entries, self._entries))
+        if (entries and are_same(entries, self._entries)
                 and not any(map(len, self._empty)) and _names(self._named) == self._names):
             return
         modules = _modules_of(self._model)
@@ -58,6 +58,11 @@ def is_compiled(what: Any) -> bool:
         return hasattr(what, "_torchdynamo_orig_callable")
     return any(isinstance(module, dynamo.OptimizedModule) or getattr(module, "_compiled_call_impl", None) is not None
                for module in what.modules())
+
+
+def are_same(some: list, others: list) -> bool:
+    """Whether they hold the same objects; tensors that are equal may be others."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 def _values(tables: list) -> list:

@@ -180,6 +180,13 @@ struct fake_calls_table {
   return true;
 }
 
+/// Long enough for a thread that waits for nothing to have gone on, usually.
+inline void let_others_run() {
+  for (int i = 0; i < 1000; ++i) {
+    std::this_thread::yield();
+  }
+}
+
 /// An initialised device with its primary context current, and a gate in its first state before and
 /// after each test.
 class gate_test : public ::testing::Test {

@@ -61,9 +61,7 @@ TEST_F(gating, a_held_launch_goes_on_when_the_gate_opens) {
     done = true;
   });
   started.wait();
-  for (int i = 0; i < 1000; ++i) {
-    std::this_thread::yield();
-  }
+  let_others_run();
   EXPECT_FALSE(done);
   EXPECT_EQ(begun(), before);
   gate.open();
@@ -172,9 +170,7 @@ TEST_F(gating, taking_a_compute_pause_back_lets_launches_go_on) {
     done = true;
   });
   started.wait();
-  for (int i = 0; i < 1000; ++i) {
-    std::this_thread::yield();
-  }
+  let_others_run();
   EXPECT_EQ(begun(), before);
   __atomic_store_n(&word, 0, __ATOMIC_RELEASE);
   EXPECT_TRUE(eventually([&] { return done.load(); }));
@@ -211,9 +207,7 @@ TEST_F(gating, a_protected_thread_passes_a_pause_only_while_a_demand_waits) {
     done = true;
   });
   started.wait();
-  for (int i = 0; i < 1000; ++i) {
-    std::this_thread::yield();
-  }
+  let_others_run();
   EXPECT_EQ(begun(), before);
   gate.set_urgent(1);
   EXPECT_TRUE(eventually([&] { return done.load(); }));

@@ -202,9 +202,7 @@ TEST_F(submission, copies_from_pinned_memory_are_left_and_others_wait) {
     pageable[1023] = 10;
     copied = true;
   });
-  for (int i = 0; i < 1000; ++i) {
-    std::this_thread::yield();
-  }
+  let_others_run();
   EXPECT_FALSE(copied);
   gate.open();
   EXPECT_TRUE(eventually([&] { return copied.load(); }));
@@ -231,9 +229,7 @@ TEST_F(submission, what_ends_an_object_waits_for_the_calls_that_name_it) {
     EXPECT_EQ(cuda.destroy_stream(going), CUDA_SUCCESS);
     ended = true;
   });
-  for (int i = 0; i < 1000; ++i) {
-    std::this_thread::yield();
-  }
+  let_others_run();
   EXPECT_FALSE(ended);
   gate.open();
   EXPECT_TRUE(eventually([&] { return ended.load(); }));
@@ -364,9 +360,7 @@ TEST_F(submission, what_a_function_has_been_told_already_waits_for_nothing) {
     EXPECT_EQ(set(noting, shared, 60'000), CUDA_SUCCESS);
     changed = true;
   });
-  for (int i = 0; i < 1000; ++i) {
-    std::this_thread::yield();
-  }
+  let_others_run();
   EXPECT_FALSE(changed);
   gate.open();
   EXPECT_TRUE(eventually([&] { return changed.load(); }));
@@ -391,9 +385,7 @@ TEST_F(submission, what_a_call_has_waited_for_is_counted_under_its_name) {
     close();
     note(1);
     auto freeing = thread([&] { EXPECT_EQ(cuda.free_memory(memory), CUDA_SUCCESS); });
-    for (int i = 0; i < 1000; ++i) {
-      std::this_thread::yield();
-    }
+    let_others_run();
     gate.open();
     freeing.join();
     return waits() > before;
@@ -420,9 +412,7 @@ TEST_F(submission, a_capture_takes_what_is_launched_in_it_and_nothing_that_was_l
     EXPECT_EQ(cuda.destroy_exec(ready), CUDA_SUCCESS);
     EXPECT_EQ(cuda.destroy_graph(graph), CUDA_SUCCESS);
   });
-  for (int i = 0; i < 1000; ++i) {
-    std::this_thread::yield();
-  }
+  let_others_run();
   EXPECT_FALSE(begun_capture);
   gate.open();
   EXPECT_TRUE(eventually_written(4));
