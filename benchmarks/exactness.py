@@ -65,7 +65,7 @@ class Kind:
     copies: int = 1  # ranks that have the same samples, and different parts of the same layers
 
 
-KINDS = {"replicas": Kind(2, 3 << 30, 20 << 20), "synchronised": Kind(2, 2 << 30, None), "shards": Kind(2, 2 << 30, 20 << 20),
+KINDS = {"replicas": Kind(2, 3 << 30, 20 << 20), "synchronised": Kind(2, 2 << 30, None), "shards": Kind(2, 1536 << 20, 20 << 20),
          "hybrid": Kind(4, 2 << 30, 20 << 20), "tensors": Kind(2, 2 << 30, 20 << 20, 2), "grid": Kind(4, 2 << 30, 20 << 20, 2)}
 
 

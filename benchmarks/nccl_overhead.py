@@ -2,7 +2,7 @@
 """What it costs replicas of a model, and shards, that their ranks agree on each collective, against plain PyTorch's.
 
     ./benchmarks/run.sh nccl_overhead [--backend auto|host|cuda] [--jobs 1] [--pairs 12] [--window 2] [--asked] [--all-reduces]
-    [--without-jitter]
+    [--jitter-ms 0 1]
 
 Two jobs of several processes make the same steps of the same model in turn (pairs.py): DistributedDataParallel, or a model that
 fully_shard was given, by itself, and in `sluice.Step` under `sluice run`. Once as they are, and once with one rank that sleeps up
@@ -17,6 +17,7 @@ Ranks ask each other while one of them has a server, and where they work togethe
 replicas do as well, and launches are bounded, as if one had a server.
 """
 
+import argparse
 import os
 import random
 import time
@@ -78,11 +79,24 @@ def undisturbed(workload: Workload, last: dict[str, dict]) -> tuple[dict, dict]:
     return {}, TARGET if workload.backend == "cuda" else {}
 
 
+def _milliseconds(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is less than 0")
+    return value
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--asked", action="store_true", help="as if a server were there, for which replicas ask each other")
+    parser.add_argument("--all-reduces", action="store_true", help="measure these alone, and no steps")
+    parser.add_argument("--jitter-ms", type=_milliseconds, nargs="+", default=[0, 1], metavar="MS",
+                        help="the most that rank 1 sleeps before each step; may be several (default 0 1)")
+
+
 def main() -> int:
     comparison = Comparison(
         "nccl_overhead", "Cost of agreeing on collectives.", Path(__file__).resolve(), "sluice", KEYS, pairs=12, more=undisturbed)
-    options = comparison.options(asked="as if a server were there, for which replicas ask each other",
-                                 all_reduces="measure these alone, and no steps", without_jitter="leave out the steps before which a rank sleeps")
+    options = comparison.options(add_options)
     if options.worker:
         workload = WORKLOADS[options.worker]
         work(workload, options.shared)
@@ -110,7 +124,7 @@ def main() -> int:
             record(all_reduces.measure(backend, options.sluice.absolute()), {})
         except Failed as failure:
             raise SystemExit(f"nccl_overhead: {failure}") from failure
-    for jitter_ms in () if options.all_reduces else (0,) if options.without_jitter else (0, 1):
+    for jitter_ms in [] if options.all_reduces else options.jitter_ms:
         os.environ[JITTER] = str(jitter_ms)
         how = {"ranks": gpus or 2, "jitter_ms": jitter_ms}
         for note in comparison.measured(options, lambda cell, how=how: record([cell], how))["notes"]:

@@ -136,9 +136,9 @@ class Comparison:
     more: Callable[[Workload, dict[str, dict]], tuple[dict, dict]]
     free_bytes: Callable[[], int] | None = None
 
-    def options(self, **switches: str) -> argparse.Namespace:
-        """The command line, with switches of the benchmark's own and what they say of themselves. With `worker`, a key of
-        WORKLOADS, this process is one that is measured, and `shared` says that it is the other one."""
+    def options(self, add_own: Callable[[argparse.ArgumentParser], None] = lambda _parser: None) -> argparse.Namespace:
+        """The command line, with what the benchmark adds of its own. With `worker`, a key of WORKLOADS, this process is one that is
+        measured, and `shared` says that it is the other one."""
         parser = argparse.ArgumentParser(description=self.description)
         parser.add_argument("--backend", choices=["auto", "host", "cuda"], default="auto")
         parser.add_argument("--only", choices=self.workloads, action="append", help="measure this alone; may be repeated")
@@ -149,8 +149,7 @@ class Comparison:
         parser.add_argument("--sluice", type=Path, default=ROOT / "build" / "release" / "bin" / "sluice")
         parser.add_argument("--worker", choices=self.workloads, help=argparse.SUPPRESS)
         parser.add_argument("--shared", action="store_true", help=argparse.SUPPRESS)
-        for name, text in switches.items():
-            parser.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=text)
+        add_own(parser)
         options = parser.parse_args()
         if not options.worker and options.pairs < 2:
             parser.error("--pairs must be at least 2")

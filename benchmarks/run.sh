@@ -15,7 +15,7 @@ program=$here/$name.py
 
 if [[ ! $name =~ ^[a-z][a-z0-9_]*$ || $name == records || ! -e $program ]]; then
   echo 'run.sh: name a benchmark:' >&2
-  grep -lE '^    write\(' "$here"/*.py | sed 's|.*/|  |; s|\.py$||; /^  records$/d' >&2
+  grep -lE '^ +write\(' "$here"/*.py | sed 's|.*/|  |; s|\.py$||; /^  records$/d' >&2
   exit 2
 fi
 if [[ ! -e $root/.cache/python ]]; then
