@@ -21,6 +21,8 @@ from memory_training import (  # first: sets up CUDA
 )
 
 import torch
+from exact_job import network
+from exact_ranks_job import Block
 from jobs import Deep
 
 import sluice
@@ -336,6 +338,18 @@ def workspaces() -> dict:
             "discards": training.discards}
 
 
+def compiled() -> dict:
+    """Libraries that the first linear layer is the first to use find the convolutions' activations there."""
+    model = Block(list(network(64)), checkpointed=False).cuda()
+    model.compile()
+    step = sluice.Step(model, torch.optim.SGD(model.parameters(), lr=0.01), adapt=False)
+    x, y = torch.randn(2048, 3, 32, 32, device="cuda"), torch.zeros(2048, dtype=torch.int64, device="cuda")
+    for _ in range(WARM_UP_STEPS):
+        step(lambda x, y: torch.nn.functional.cross_entropy(model(x), y), x, y)
+    ready()
+    return {"persistent": own_status()["persistent_bytes"], "needed": step._engine.runtime.arena_peak()}
+
+
 if __name__ == "__main__":
     run(stats, side_streams, growing, snapshot, shortage, cache_release, graphs, threads, kept_of_commits, kept_of_discards,
-        workspaces)
+        workspaces, compiled)

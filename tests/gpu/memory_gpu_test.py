@@ -151,6 +151,12 @@ def test_library_workspaces_born_in_a_micro_batch_are_no_survivors(job):
     assert said["steps"] > 0 and said["finite"]
 
 
+def test_what_the_rehearsal_of_a_compiled_model_needs_goes_back(job):
+    said = job("compiled").said
+    assert said["needed"] > GIB
+    assert said["persistent"] <= said["needed"] / 4
+
+
 def test_memory_of_other_libraries_is_persistent_pool_memory(job, sluice):
     said = job("foreign", DEMANDS).said
     assert said["discards"] >= FEWEST_DISCARDS

@@ -18,7 +18,7 @@ from sluice._arena import make_arena
 from sluice._buffers import Buffers
 from sluice._gradients import Gradients, separate_sums
 from sluice._losses import Losses
-from sluice._micro_batch import MicroBatch, Rehearsal, refuse_survivors
+from sluice._micro_batch import EagerRehearsal, MicroBatch, Rehearsal, refuse_survivors
 from sluice._modules import Parts, are_same, is_compiled
 from sluice._planning import Planner
 from sluice._processes import Processes
@@ -194,10 +194,10 @@ class Engine:
             self.gradients.begin(add)
         largest = min(self._micro_batch or total, total)
         if not self._rehearsed:
-            for count in self._rehearsals(total, largest, is_compiled(self._model) or is_compiled(loss_fn)):
-                rehearsal = Rehearsal(self, _batches.cut(batch, 0, count), count, total, losses, scaler)
+            for kind, count in self._rehearsals(total, largest, is_compiled(self._model) or is_compiled(loss_fn)):
+                rehearsal = kind(self, _batches.cut(batch, 0, count), count, total, losses, scaler)
                 yield from self._tried(rehearsal)
-                if not rehearsal.failed:
+                if kind is Rehearsal and not rehearsal.failed:
                     break
             self._rehearsed = True
         done = 0
@@ -221,12 +221,18 @@ class Engine:
             return False
         return not (self.runtime and self.runtime.serving())
 
-    def _rehearsals(self, total: int, largest: int, compiled: bool) -> Iterator[int]:
-        """Samples of the rehearsal, and of another one should that fail. What torch.compile has seen with two samples it would
-        compile for any number of them from then on, with slower code."""
+    def _rehearsals(self, total: int, largest: int, compiled: bool) -> Iterator[tuple[type[Rehearsal], int]]:
+        """The rehearsal, with how many samples, and another one should it fail.
+
+        What torch.compile has seen with two samples it would compile for any number of them from then on, with slower code. So
+        it sees a whole slice. That comes after one of two samples that it does not see: what libraries create among the
+        tensors of a whole slice would keep the memory below it persistent when those have gone.
+        """
+        few = min(REHEARSAL_SAMPLES, total)
         if compiled:
-            yield self._planner.next(total, largest)
-        yield min(REHEARSAL_SAMPLES, total)
+            yield EagerRehearsal, few
+            yield Rehearsal, self._planner.next(total, largest)
+        yield Rehearsal, few
 
     def begin_gradients(self) -> None:
         """Looks at the parameters, if that was put off."""

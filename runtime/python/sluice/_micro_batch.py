@@ -397,6 +397,18 @@ class Rehearsal(MicroBatch):
         return True
 
 
+class EagerRehearsal(Rehearsal):
+    """One in which torch.compile leaves everything as it is."""
+
+    def _enter(self) -> None:
+        super()._enter()
+        self._stance = torch.compiler.set_stance("force_eager")
+
+    def _leave(self) -> None:
+        self._stance.__exit__(None, None, None)
+        super()._leave()
+
+
 class Discarded(Exception):
     """The slice's memory has gone, so that backward would be for nothing."""
 

@@ -464,12 +464,26 @@ def test_a_compiled_model_is_run_again(backend):
     same(disturbed, way().train(None))
 
 
+class Eager(nn.Module):
+    """Remembers the sizes of batches that it is run on as Python has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            self.sizes.append(len(x))
+        return x
+
+
 class Around(nn.Module):
     """A module of one's own: torch's are not compiled in place."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = network()
+        self.eager = Eager()
+        self.inner = nn.Sequential(self.eager, network())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.inner(x)
@@ -486,6 +500,7 @@ def test_a_compiled_model_is_compiled_for_the_sizes_of_its_slices_alone(what):
 
     torch._dynamo.reset()
     model = Around()
+    eager = model.eager
 
     def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(model(x), y)
@@ -503,6 +518,7 @@ def test_a_compiled_model_is_compiled_for_the_sizes_of_its_slices_alone(what):
     for _ in range(2):
         step(loss, *batch(12))
     assert sizes == [12]
+    assert eager.sizes == [2], "before that, for what libraries create once"
 
 
 # --- against arithmetic that is written down here -----------------------------------------------------------------------
