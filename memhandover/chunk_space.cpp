@@ -15,9 +15,15 @@ chunk_space::chunk_space(device_memory& memory, std::uint32_t capacity, std::siz
       ranges_(alignment) {}
 
 chunk_space::~chunk_space() {
-  auto const mapped = std::max({static_cast<std::uint32_t>(chunks_.size()),
-                                static_cast<std::uint32_t>(left_mapped_.size()), private_pages_});
-  memory_.unmap(base_, mapped);
+  if (closed_) {
+    for (auto const [first, count] : runs_without(std::vector<bool>(chunks_.size()))) {
+      memory_.unmap(base_ + first * memory_.shape().chunk_bytes, count);
+    }
+  } else {
+    memory_.unmap(base_,
+                  std::max({static_cast<std::uint32_t>(chunks_.size()),
+                            static_cast<std::uint32_t>(left_mapped_.size()), private_pages_}));
+  }
   memory_.release(base_, reserved_);
 }
 
@@ -37,6 +43,9 @@ void chunk_space::tell(happening kind, std::span<std::uint32_t const> chunks,
 }
 
 std::byte* chunk_space::allocate(std::size_t bytes) {
+  if (closed_) {
+    return nullptr;
+  }
   auto const offset = ranges_.allocate(bytes);
   return offset ? base_ + *offset : nullptr;
 }
@@ -51,7 +60,16 @@ std::byte* chunk_space::allocate_unbacked(std::size_t bytes) {
 }
 
 std::size_t chunk_space::free(std::byte* address) {
-  return ranges_.free(static_cast<std::size_t>(address - base_));
+  auto const offset = static_cast<std::size_t>(address - base_);
+  auto const size = ranges_.free(offset);
+  if (size > 0 && closed_) {
+    auto const chunk = memory_.shape().chunk_bytes;
+    auto const [start, bytes] = ranges_.free_around(offset).value();
+    for (auto at = offset / chunk; at <= (offset + size - 1) / chunk; ++at) {
+      stays_[at] = start > at * chunk || start + bytes < (at + 1) * chunk;
+    }
+  }
+  return size;
 }
 
 bool chunk_space::contains(void const* address) const noexcept {
@@ -98,6 +116,55 @@ std::vector<std::uint32_t> chunk_space::shrink(std::uint32_t count, unmapping ho
   chunks_.resize(keep);
   if (taken > 0) {
     ranges_.shrink((std::exchange(beyond_, 0) + taken) * chunk);
+  }
+  return released;
+}
+
+std::vector<bool> chunk_space::in_use() const {
+  auto const chunk = memory_.shape().chunk_bytes;
+  std::vector<bool> used(chunks_.size());
+  ranges_.for_each([&](std::size_t offset, std::size_t size) {
+    for (auto at = offset / chunk; at <= (offset + size - 1) / chunk; ++at) {
+      used[at] = true;
+    }
+  });
+  return used;
+}
+
+chunk_space::unused_memory chunk_space::unused() const {
+  auto const used = in_use();
+  auto const staying = static_cast<std::uint32_t>(std::count(used.begin(), used.end(), true));
+  return {static_cast<std::uint32_t>(used.size()) - staying,
+          staying * memory_.shape().chunk_bytes - ranges_.used()};
+}
+
+std::vector<chunk_space::run> chunk_space::runs_without(std::vector<bool> const& staying) const {
+  std::vector<run> found;
+  for (std::size_t at = 0; at < chunks_.size(); ++at) {
+    if (staying[at] || chunks_[at] == no_chunk) {
+      continue;
+    }
+    if (found.empty() || found.back().first + found.back().count < at) {
+      found.push_back({at, 0});
+    }
+    ++found.back().count;
+  }
+  return found;
+}
+
+std::vector<std::uint32_t> chunk_space::close() {
+  if (!std::exchange(closed_, true)) {
+    stays_ = in_use();
+  }
+  std::vector<std::uint32_t> released;
+  for (auto const [first, count] : runs_without(stays_)) {
+    auto const going = std::span{chunks_}.subspan(first, count);
+    auto* const at = base_ + first * memory_.shape().chunk_bytes;
+    memory_.unmap(at, count);
+    tell(happening::unmapped, going, at);
+    released.insert(released.end(), going.begin(), going.end());
+    std::fill(going.begin(), going.end(), no_chunk);
+    gaps_ += count;
   }
   return released;
 }

@@ -2,7 +2,8 @@
 /// gaps.
 ///
 ///   empty ──grow──► mapped ──revoke──► revoked     addresses stay reserved; what still lives there
-///           ◄─shrink─                              reads zeros on the host and faults on CUDA
+///           ◄─shrink─  │                           reads zeros on the host and faults on CUDA
+///                      └───close──► closed         what lives stays until it is freed; nothing is added
 ///
 /// Work that will be thrown away may go on allocating: `allocate_unbacked` hands out addresses that
 /// nothing was ever mapped at.
@@ -55,7 +56,7 @@ class chunk_space {
   /// How many more chunks would make `bytes` fit.
   [[nodiscard]] std::uint32_t chunks_needed(std::size_t bytes) const;
   [[nodiscard]] std::uint32_t room() const noexcept {
-    return unbacked() ? 0 : capacity_ - static_cast<std::uint32_t>(chunks_.size());
+    return unbacked() || closed_ ? 0 : capacity_ - static_cast<std::uint32_t>(chunks_.size());
   }
   /// Maps chunks behind the ones there are. If it throws, nothing has changed.
   void grow(std::span<std::uint32_t const> chunks);
@@ -65,6 +66,17 @@ class chunk_space {
   /// Unmaps up to `count` of them and returns them; `soon` leaves work to `device_memory::sweep`.
   [[nodiscard]] std::vector<std::uint32_t> shrink(std::uint32_t count,
                                                   unmapping how = unmapping::whole);
+  struct unused_memory {
+    std::uint32_t chunks = 0;       ///< in which nothing lives, wherever they lie
+    std::uint64_t other_bytes = 0;  ///< free in the rest
+    bool operator==(unused_memory const&) const = default;
+  };
+  [[nodiscard]] unused_memory unused() const;
+  /// Unmaps every chunk in which nothing lives, and returns them, ascending by address. From then on nothing
+  /// is allocated here any more; called again, it does the same with what has been freed since. Not for a
+  /// space that is revoked, or has given out addresses without memory.
+  [[nodiscard]] std::vector<std::uint32_t> close();
+  [[nodiscard]] bool closed() const noexcept { return closed_; }
   /// Takes all memory away although it may be in use: `chunks()` is empty then. `unmap_now` false
   /// leaves the mappings for `finish_revoke`, for a caller who has made sure that nothing runs. If it
   /// throws, nothing has changed.
@@ -73,7 +85,15 @@ class chunk_space {
 
   [[nodiscard]] range_allocator const& ranges() const noexcept { return ranges_; }
   [[nodiscard]] std::byte* base() const noexcept { return base_; }
+  /// By position; not of a closed space.
   [[nodiscard]] std::span<std::uint32_t const> chunks() const noexcept { return chunks_; }
+  [[nodiscard]] std::uint32_t mapped_chunks() const noexcept {
+    return static_cast<std::uint32_t>(chunks_.size()) - gaps_;
+  }
+  /// From the first address to the end of the last chunk that was mapped.
+  [[nodiscard]] std::size_t bytes() const noexcept {
+    return chunks_.size() * memory_.shape().chunk_bytes;
+  }
   [[nodiscard]] bool revoked() const noexcept { return revoked_; }
   /// Not all of what lives here has memory: the work that it is for must be thrown away.
   [[nodiscard]] bool is_lost() const noexcept { return revoked() || unbacked(); }
@@ -81,6 +101,18 @@ class chunk_space {
   [[nodiscard]] bool holds_private_pages() const noexcept { return behind_ == backing::process; }
 
  private:
+  /// In the place of a chunk that `close` has unmapped.
+  static constexpr std::uint32_t no_chunk = ~std::uint32_t{0};
+
+  struct run {
+    std::size_t first;  ///< position
+    std::uint32_t count;
+  };
+
+  /// By position, whether something lives in it.
+  [[nodiscard]] std::vector<bool> in_use() const;
+  /// Of the chunks that are mapped.
+  [[nodiscard]] std::vector<run> runs_without(std::vector<bool> const& staying) const;
   void tell(happening kind, std::span<std::uint32_t const> chunks, std::byte const* at) const;
 
   device_memory& memory_;
@@ -91,9 +123,12 @@ class chunk_space {
   range_allocator ranges_;
   std::vector<std::uint32_t> chunks_;       ///< mapped at base_ + i × chunk_bytes
   std::vector<std::uint32_t> left_mapped_;  ///< chunks that a revoke has left for `finish_revoke`
+  std::vector<bool> stays_;          ///< by position, of a closed space: something lives in it
   std::uint32_t private_pages_ = 0;  ///< chunks' worth of private pages that a revoke has put there
   std::uint32_t beyond_ = 0;         ///< chunks' worth of addresses that may be allocated unbacked
+  std::uint32_t gaps_ = 0;           ///< positions that hold `no_chunk`
   bool revoked_ = false;
+  bool closed_ = false;
   chunk_history* history_ = nullptr;
   std::string name_;
   std::uint64_t generation_ = 0;

@@ -3,6 +3,20 @@
 #include <algorithm>
 
 namespace sluice::memhandover {
+namespace {
+
+/// Of ranges, as start and size, the one that `offset` lies in.
+std::optional<std::pair<std::size_t, std::size_t>> one_with(
+    std::map<std::size_t, std::size_t> const& ranges, std::size_t offset) {
+  auto const after = ranges.upper_bound(offset);
+  if (after == ranges.begin()) {
+    return std::nullopt;
+  }
+  auto const range = *std::prev(after);
+  return offset < range.first + range.second ? std::optional{range} : std::nullopt;
+}
+
+}  // namespace
 
 std::optional<std::size_t> range_allocator::allocate(std::size_t bytes) {
   auto const size = rounded(bytes);
@@ -55,12 +69,12 @@ std::size_t range_allocator::size_at(std::size_t offset) const {
 
 std::optional<std::pair<std::size_t, std::size_t>> range_allocator::containing(
     std::size_t offset) const {
-  auto after = live_.upper_bound(offset);
-  if (after == live_.begin()) {
-    return std::nullopt;
-  }
-  auto const range = *std::prev(after);
-  return offset < range.first + range.second ? std::optional{range} : std::nullopt;
+  return one_with(live_, offset);
+}
+
+std::optional<std::pair<std::size_t, std::size_t>> range_allocator::free_around(
+    std::size_t offset) const {
+  return one_with(free_, offset);
 }
 
 std::size_t range_allocator::shortage(std::size_t bytes) const {

@@ -30,6 +30,10 @@ class range_allocator {
   [[nodiscard]] std::optional<std::pair<std::size_t, std::size_t>> containing(
       std::size_t offset) const;
 
+  /// The free range that `offset` lies in, as start and size; nothing if it is in use.
+  [[nodiscard]] std::optional<std::pair<std::size_t, std::size_t>> free_around(
+      std::size_t offset) const;
+
   /// How much the capacity must grow so that `bytes` fit: 0 if they fit now.
   [[nodiscard]] std::size_t shortage(std::size_t bytes) const;
   void grow(std::size_t bytes);

@@ -189,11 +189,13 @@ std::uint32_t training_memory::short_for_good(std::uint32_t needed) const {
 }
 
 std::uint32_t training_memory::chunks_kept() const {
-  auto kept = persistent_->chunks().size();
-  for (auto const& old : promoted_) {
-    kept += old->chunks().size();
+  auto kept = persistent_->mapped_chunks();
+  for (auto const* list : {&promoted_, &sparse_}) {
+    for (auto const& old : *list) {
+      kept += old->mapped_chunks();
+    }
   }
-  return static_cast<std::uint32_t>(kept);
+  return kept;
 }
 
 std::uint64_t training_memory::reachable_bytes() const {
@@ -211,12 +213,14 @@ bool training_memory::free(std::byte* address) {
   if (persistent_->contains(address)) {
     return persistent_->free(address) > 0;  // what is idle then, `begin` sees to
   }
-  for (auto* list : {&retired_, &promoted_}) {
+  for (auto* list : {&retired_, &promoted_, &sparse_}) {
     for (auto& candidate : *list) {
       if (candidate->contains(address)) {
         bool const freed = candidate->free(address) > 0;
-        if (list == &promoted_) {
-          stock_->add(candidate->shrink(candidate->idle_chunks()));
+        if (list == &sparse_) {
+          let_go(candidate->close());
+        } else if (candidate->closed()) {
+          stock_->add(candidate->close());
         }
         drop_empty(*list);
         publish();
@@ -234,7 +238,8 @@ bool training_memory::owns(void const* address) const {
   };
   return holds(arena_) || holds(persistent_) ||
          std::any_of(retired_.begin(), retired_.end(), holds) ||
-         std::any_of(promoted_.begin(), promoted_.end(), holds);
+         std::any_of(promoted_.begin(), promoted_.end(), holds) ||
+         std::any_of(sparse_.begin(), sparse_.end(), holds);
 }
 
 bool training_memory::is_former(void const* address) const {
@@ -246,12 +251,16 @@ bool training_memory::is_former(void const* address) const {
 
 std::pair<std::byte*, std::size_t> training_memory::persistent_range(std::byte* address) const {
   std::lock_guard const lock{mutex_};
-  if (!persistent_->contains(address)) {
+  auto const* lies_in = persistent_.get();
+  for (auto const& old : sparse_) {
+    lies_in = old->contains(address) ? old.get() : lies_in;
+  }
+  if (!lies_in->contains(address)) {
     return {nullptr, 0};
   }
   auto const range =
-      persistent_->ranges().containing(static_cast<std::size_t>(address - persistent_->base()));
-  return range ? std::pair{persistent_->base() + range->first, range->second}
+      lies_in->ranges().containing(static_cast<std::size_t>(address - lies_in->base()));
+  return range ? std::pair{lies_in->base() + range->first, range->second}
                : std::pair{static_cast<std::byte*>(nullptr), std::size_t{0}};
 }
 

@@ -36,12 +36,9 @@ training_memory::training_memory(options how) : options_(std::move(how)) {
     std::lock_guard const lock{mutex_};
     memory_ = memhandover::open_device_memory(client_->view().shape(), client_->files().chunks,
                                               options_.driver);
-    auto const chunks = client_->view().shape().chunk_count;
     stock_.emplace(*client_, *memory_);
     history_.emplace(client_->view(), client_->slot());
-    persistent_ =
-        std::make_unique<space>(*memory_, chunks, options_.alignment, options_.persistent);
-    persistent_->record_in(*history_, "persistent", 0);
+    persistent_ = new_persistent();
     arena_ = new_arena(generation_.load());
   } catch (...) {
     client_.reset();  // its thread uses what is destroyed with this object
@@ -61,7 +58,7 @@ training_memory::~training_memory() {
     phase_ = phase::idle;
     ending.push_back(std::move(arena_));
     ending.push_back(std::move(persistent_));
-    for (auto* list : {&retired_, &promoted_}) {
+    for (auto* list : {&retired_, &promoted_, &sparse_}) {
       std::move(list->begin(), list->end(), std::back_inserter(ending));
       list->clear();
     }
@@ -81,6 +78,14 @@ std::unique_ptr<chunk_space> training_memory::new_arena(std::uint64_t generation
                                        options_.gate != nullptr ? chunks : 0);
   arena->record_in(*history_, "arena", generation);
   return arena;
+}
+
+std::unique_ptr<chunk_space> training_memory::new_persistent() {
+  auto const chunks = client_->view().shape().chunk_count;
+  auto persistent =
+      std::make_unique<space>(*memory_, chunks, options_.alignment, options_.persistent);
+  persistent->record_in(*history_, "persistent", 0);
+  return persistent;
 }
 
 void training_memory::begin() {
@@ -108,20 +113,44 @@ void training_memory::begin() {
   began_empty_ = peak_ == 0;
 }
 
+/// Before the first micro-batch: if what lasts lies scattered over the memory that has served to set the job up, that
+/// memory goes all the same, unless more would be lost in what stays.
+void training_memory::leave_sparse() {
+  auto const unused = persistent_->unused();
+  if (unused.chunks * memory_->shape().chunk_bytes <= unused.other_bytes) {
+    return;
+  }
+  try {
+    auto fresh = new_persistent();
+    sparse_.push_back(std::exchange(persistent_, std::move(fresh)));
+  } catch (std::exception const& why) {
+    spdlog::error("memory that has served to set the job up stays reason=\"{}\"", why.what());
+    return;
+  }
+  let_go(sparse_.back()->close());
+  drop_empty(sparse_);
+}
+
+/// Chunks of persistent memory that the arena is not to have, which they would part: they lie at the pool's other end.
+void training_memory::let_go(std::vector<std::uint32_t> const& chunks) {
+  if (options_.gate == nullptr) {
+    stock_->add(chunks);
+  } else {
+    client_->release(chunks);
+  }
+}
+
 /// Persistent chunks that nothing has needed for a while go: on the host all that are idle, because
 /// blocks come and go there one by one, and everywhere those that are idle before the first
-/// micro-batch, because they served to set the job up. On CUDA they go to the pool, not to the arena,
-/// which they would part: they lie at the pool's other end.
+/// micro-batch, because they served to set the job up.
 void training_memory::let_idle_go() {
+  if (idle_go_at_ == 0) {
+    leave_sparse();
+  }
   auto const idle = persistent_->idle_chunks();
   bool const all = options_.gate == nullptr || idle_go_at_ == 0;
   if (all || turns_ >= idle_go_at_) {
-    auto const gone = persistent_->shrink(all ? idle : std::min(idle, least_idle_));
-    if (options_.gate == nullptr) {
-      stock_->add(gone);
-    } else {
-      client_->release(gone);
-    }
+    let_go(persistent_->shrink(all ? idle : std::min(idle, least_idle_)));
     least_idle_ = persistent_->idle_chunks();
     idle_go_at_ = turns_ + turns_to_miss_idle;
   }
@@ -296,7 +325,9 @@ void training_memory::discard() {
 /// Puts the arena away among `old` and begins another.
 void training_memory::replace_arena(std::vector<std::unique_ptr<space>>& old) {
   auto fresh = new_arena(generation_.load() + 1);
-  if (!arena_->revoked()) {
+  if (&old == &promoted_) {
+    stock_->add(arena_->close());
+  } else if (!arena_->revoked()) {
     stock_->add(arena_->shrink(arena_->idle_chunks()));
   }
   old.push_back(std::exchange(arena_, std::move(fresh)));
@@ -309,7 +340,9 @@ void training_memory::drop_empty(std::vector<std::unique_ptr<space>>& spaces) {
     if (candidate->ranges().live() > 0 || candidate->awaits_unmapping()) {
       return false;
     }
-    if (!candidate->revoked()) {
+    if (candidate->closed()) {
+      stock_->add(candidate->close());
+    } else if (!candidate->revoked()) {
       stock_->add(candidate->shrink(candidate->idle_chunks()));
     }
     return true;
@@ -372,12 +405,11 @@ void training_memory::publish() {
 
 void training_memory::before_fork() {
   mutex_.lock();
-  auto const chunk = memory_->shape().chunk_bytes;
   auto copy = [&](space& shared) {
     if (shared.revoked() || shared.ranges().live() == 0) {
       return;
     }
-    auto const bytes = shared.chunks().size() * chunk;
+    auto const bytes = shared.bytes();
     void* const twin = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (twin != MAP_FAILED) {
@@ -396,7 +428,7 @@ void training_memory::before_fork() {
 
 void training_memory::after_fork_in_parent() {
   for (auto const& [shared, twin] : fork_copies_) {
-    ::munmap(twin, shared->chunks().size() * memory_->shape().chunk_bytes);
+    ::munmap(twin, shared->bytes());
   }
   fork_copies_.clear();
   mutex_.unlock();
@@ -404,7 +436,7 @@ void training_memory::after_fork_in_parent() {
 
 void training_memory::after_fork_in_child() {
   for (auto const& [shared, twin] : fork_copies_) {
-    auto const bytes = shared->chunks().size() * memory_->shape().chunk_bytes;
+    auto const bytes = shared->bytes();
     ::mremap(twin, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, shared->base());
   }
   client_->abandon_in_child();

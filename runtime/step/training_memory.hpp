@@ -11,8 +11,9 @@
 /// is known from then on; the next micro-batch begins when the commit has been made.
 ///
 /// An arena that has been revoked is *retired*: its addresses are not used again while an
-/// allocation in it lives. One whose allocations outlive a commit is *promoted*: it stays mapped
-/// and is never a victim.
+/// allocation in it lives. One whose allocations outlive a commit is *promoted*: the chunks that hold
+/// them stay mapped and are never a victim. So does persistent memory that was left *sparse* when the
+/// job had been set up: what lasts stays in it until it is freed, and everything new lies elsewhere.
 ///
 /// Victims of a demand, in this order: chunks without a mapping, idle chunks at the end of arena
 /// and of persistent memory, then the arena as a whole.
@@ -190,6 +191,8 @@ class training_memory {
   void finish_commit(bool outlived) noexcept;
   void await_commit_end(std::unique_lock<std::mutex>& lock);
   void let_idle_go();
+  void leave_sparse();
+  void let_go(std::vector<std::uint32_t> const& chunks);
   void exchange_idle();
   void give_back_idle_arena(std::uint32_t count);
   [[nodiscard]] std::uint32_t short_for_good(std::uint32_t needed) const;
@@ -198,6 +201,7 @@ class training_memory {
   void replace_arena(std::vector<std::unique_ptr<space>>& old);
   void drop_empty(std::vector<std::unique_ptr<space>>& spaces);
   [[nodiscard]] std::unique_ptr<space> new_arena(std::uint64_t generation);
+  [[nodiscard]] std::unique_ptr<space> new_persistent();
   void publish();
 
   /// Who can be stopped from computing with the arena.
@@ -226,8 +230,9 @@ class training_memory {
   std::uint32_t least_idle_ = 0;  ///< persistent chunks, since that was last done
   std::vector<std::unique_ptr<space>> retired_;
   std::vector<std::unique_ptr<space>> promoted_;
-  std::optional<chunk_stock> stock_;  ///< ours, not mapped
-  std::uint32_t unmapping_ = 0;       ///< ours, still mapped in an arena that has been revoked
+  std::vector<std::unique_ptr<space>> sparse_;  ///< former persistent memory
+  std::optional<chunk_stock> stock_;            ///< ours, not mapped
+  std::uint32_t unmapping_ = 0;  ///< ours, still mapped in an arena that has been revoked
   std::condition_variable unmapped_;
   std::size_t peak_ = 0;
   std::int64_t begun_ns_ = 0;                 ///< when the micro-batch began …

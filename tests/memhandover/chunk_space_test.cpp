@@ -155,6 +155,35 @@ TEST_F(chunk_space_test, work_that_is_thrown_away_gets_addresses_without_memory)
   EXPECT_EQ(space.shrink(2), numbers(0, 1));
 }
 
+TEST_F(chunk_space_test, a_closed_one_has_only_the_chunks_in_which_something_lives) {
+  chunk_space space{*memory_, 16, 64, chunk_space::backing::pool};
+  space.grow(numbers(3, 8));
+  auto* const low = space.allocate(32_KiB);
+  auto* const large = space.allocate(3 * 64_KiB);
+  auto* const across = space.allocate(64_KiB);
+  auto* const high = space.allocate(64_KiB);
+  ASSERT_NE(high, nullptr);
+  EXPECT_EQ(space.unused(), (chunk_space::unused_memory{2, 32_KiB}));  // at the end
+
+  EXPECT_EQ(space.free(large), 3 * 64_KiB);
+  EXPECT_EQ(space.unused(), (chunk_space::unused_memory{4, 3 * 32_KiB}));
+  EXPECT_EQ(space.close(), (std::vector<std::uint32_t>{4, 5, 9, 10}));
+  EXPECT_EQ(space.mapped_chunks(), 4U);
+  EXPECT_TRUE(readable(low) && readable(across) && readable(high));
+  EXPECT_FALSE(readable(large + 64_KiB) || readable(high + 2 * 64_KiB));
+  EXPECT_EQ(space.allocate(1), nullptr) << "what is free may have no memory";
+  EXPECT_EQ(space.room(), 0U);
+
+  EXPECT_EQ(space.free(across), 64_KiB);
+  EXPECT_EQ(space.close(), numbers(6, 1));
+  EXPECT_EQ(space.free(low), 32_KiB);
+  EXPECT_EQ(space.close(), numbers(3, 1));
+  EXPECT_EQ(space.close(), numbers(0, 0));
+  EXPECT_EQ(space.free(high), 64_KiB);
+  EXPECT_EQ(space.close(), numbers(7, 2));
+  EXPECT_EQ(space.mapped_chunks(), 0U);
+}
+
 TEST_F(chunk_space_test, private_backing_leaves_the_pools_chunk_untouched) {
   chunk_space space{*memory_, 16, 64, chunk_space::backing::process};
   space.grow(numbers(3, 1));

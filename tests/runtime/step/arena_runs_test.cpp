@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <optional>
 #include <random>
 #include <thread>
@@ -264,6 +265,72 @@ TEST_F(one_job_test, persistent_memory_grows_by_what_the_arena_does_not_use) {
   for (auto* const each : {lasts, cached, more}) {
     EXPECT_TRUE(memory.free(each));
   }
+}
+
+TEST_F(one_job_test, what_has_served_to_set_it_up_goes_from_below_what_lasts) {
+  auto& memory = *memory_;
+  auto const chunk = world_.broker().chunk_bytes;
+  auto* const first = memory.allocate_persistent(chunk / 2);
+  auto* const prepared = memory.allocate_persistent(preparation * chunk);
+  auto* const lasts = memory.allocate_persistent(2 * chunk);
+  EXPECT_TRUE(memory.free(prepared));
+
+  memory.begin();
+  EXPECT_EQ(await_free(memory, pool_chunks - 4), pool_chunks - 4);
+  auto* const held = memory.allocate_arena((pool_chunks - 4) * chunk);
+  EXPECT_EQ(memory.state(), step::arena_state::sound);
+  EXPECT_EQ(memory.commit_begin(false), step::commit_start::begun);
+  memory.commit_end(false);
+  EXPECT_TRUE(memory.free(held));
+
+  EXPECT_EQ(memory.persistent_range(lasts + chunk), std::pair(lasts, 2 * chunk));
+  EXPECT_EQ(memory.persistent_range(prepared).first, nullptr);
+  auto* const more = memory.allocate_persistent(chunk);
+  EXPECT_EQ(memory.persistent_range(more), std::pair(more, chunk));
+  std::memset(more, 1, chunk);
+  std::memset(lasts, 2, 2 * chunk);
+  for (auto* const each : {lasts, first, more}) {
+    EXPECT_TRUE(memory.owns(each));
+    EXPECT_TRUE(memory.free(each));
+  }
+  EXPECT_FALSE(memory.owns(lasts));
+}
+
+TEST_F(one_job_test, setting_it_up_leaves_its_memory_where_little_has_gone) {
+  auto& memory = *memory_;
+  auto const chunk = world_.broker().chunk_bytes;
+  auto* const first = memory.allocate_persistent(chunk / 4);
+  auto* const prepared = memory.allocate_persistent(chunk * 7 / 4);
+  auto* const lasts = memory.allocate_persistent(chunk / 4);
+  EXPECT_TRUE(memory.free(prepared));
+  memory.begin();
+  auto* const again = memory.allocate_persistent(chunk * 7 / 4);
+  EXPECT_EQ(again, prepared) << "for one chunk the rest of two was given up";
+  memory.discard();
+  for (auto* const each : {first, lasts, again}) {
+    EXPECT_TRUE(memory.free(each));
+  }
+}
+
+TEST_F(one_job_test, of_an_arena_in_which_something_lives_on_that_alone_is_kept) {
+  auto& memory = *memory_;
+  auto const chunk = world_.broker().chunk_bytes;
+  memory.begin();
+  auto* const goes = memory.allocate_arena(60 * chunk);
+  auto* const lives_on = memory.allocate_arena(chunk);
+  EXPECT_EQ(memory.commit_begin(false), step::commit_start::begun);
+  memory.commit_end(true);
+  EXPECT_TRUE(memory.free(goes));
+
+  memory.begin();
+  auto* const held = memory.allocate_arena((pool_chunks - 1) * chunk);
+  EXPECT_EQ(memory.state(), step::arena_state::sound);
+  EXPECT_EQ(memory.commit_begin(false), step::commit_start::begun);
+  memory.commit_end(false);
+  std::memset(lives_on, 1, chunk);
+  EXPECT_TRUE(memory.free(held));
+  EXPECT_TRUE(memory.free(lives_on));
+  EXPECT_FALSE(memory.owns(lives_on));
 }
 
 INSTANTIATE_TEST_SUITE_P(seeds, arena_runs_test,
