@@ -129,18 +129,23 @@ void training_memory::let_demands_pass(std::unique_lock<std::mutex>& lock) {
 /// Maps chunks into `where`, so that `bytes` fit sooner or later; false if there are too few. The lock
 /// is let go while the pool is asked.
 bool training_memory::fill(space& where, std::size_t bytes, std::unique_lock<std::mutex>& lock) {
+  bool const lasting = &where == persistent_.get();
+  // Meanwhile another thread may have begun the first micro-batch.
+  auto const was_left = [&] { return lasting && persistent_.get() != &where; };
   let_demands_pass(lock);
-  if (where.is_lost()) {
-    return true;  // that is what the demand took
+  if (was_left() || where.is_lost()) {
+    return true;  // the latter is what the demand took
   }
   auto const needed = where.chunks_needed(bytes);
   if (needed > where.room()) {
     return false;
   }
-  bool const lasting = &where == persistent_.get();
   auto const kind = lasting ? lifetime::lasting : lifetime::revocable;
   if (stock_->missing(needed) > 0) {
     unmapped_.wait(lock, [this] { return unmapping_ == 0; });
+    if (was_left()) {
+      return true;
+    }
   }
   bool const chooses = lasting && options_.gate != nullptr;  // which of the pool's ends
   auto const better = chooses ? stock_->better_in_pool(needed) : 0;
@@ -153,8 +158,8 @@ bool training_memory::fill(space& where, std::size_t bytes, std::unique_lock<std
     client_->ask(std::max(asked, options_.grow_by), kind, steady_clock::now() + grant_patience);
     lock.lock();
     stock_->collect();
-    if (demands_answered_ != answered) {
-      return true;  // it may have had what was granted here: look again
+    if (was_left() || demands_answered_ != answered) {
+      return true;  // the demand may have had what was granted here: look again
     }
     if (!lasting && options_.gate != nullptr) {
       stock_->add(persistent_->shrink(short_for_good(needed)));

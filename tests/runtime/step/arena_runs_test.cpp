@@ -2,6 +2,7 @@
 /// server demands are neighbours and need no mapping.
 
 #include <gtest/gtest.h>
+#include <immintrin.h>
 
 #include <algorithm>
 #include <array>
@@ -294,6 +295,40 @@ TEST_F(one_job_test, what_has_served_to_set_it_up_goes_from_below_what_lasts) {
     EXPECT_TRUE(memory.free(each));
   }
   EXPECT_FALSE(memory.owns(lasts));
+}
+
+TEST_F(one_job_test, another_thread_allocates_while_it_begins_its_first_micro_batch) {
+  constexpr std::uint32_t jobs = 30;
+  constexpr std::uint32_t more = preparation + 2;  // than what is freed before
+  auto const chunk = world_.broker().chunk_bytes;
+  for (std::uint32_t job = 0; job < jobs; ++job) {
+    memory_.reset();
+    auto options = world_.job();
+    options.gate = &gate_;
+    auto& memory = memory_.emplace(options);
+    auto* const prepared = memory.allocate_persistent(preparation * chunk);
+    auto* const lasts = job % 2 == 0 ? memory.allocate_persistent(chunk) : nullptr;
+    EXPECT_TRUE(memory.free(prepared));
+    std::byte* other = nullptr;
+    std::atomic<bool> under_way{false};
+    std::thread allocating{[&] {
+      under_way = true;
+      other = memory.allocate_persistent(more * chunk);
+    }};
+    while (!under_way) {
+      std::this_thread::yield();
+    }
+    for (std::uint32_t i = 0; i < 100 * job; ++i) {
+      _mm_pause();
+    }
+    memory.begin();
+    memory.discard();
+    allocating.join();
+    EXPECT_EQ(memory.client().mailbox().persistent_chunks, more + (lasts != nullptr ? 1 : 0));
+    std::memset(other, 1, more * chunk);
+    EXPECT_TRUE(memory.free(other));
+    EXPECT_TRUE(lasts == nullptr || memory.free(lasts));
+  }
 }
 
 TEST_F(one_job_test, setting_it_up_leaves_its_memory_where_little_has_gone) {
