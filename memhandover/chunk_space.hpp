@@ -71,6 +71,7 @@ class chunk_space {
     std::uint64_t other_bytes = 0;  ///< free in the rest
     bool operator==(unused_memory const&) const = default;
   };
+  /// Not of a closed space.
   [[nodiscard]] unused_memory unused() const;
   /// Unmaps every chunk in which nothing lives, and returns them, ascending by address. From then on nothing
   /// is allocated here any more; called again, it does the same with what has been freed since. Not for a
