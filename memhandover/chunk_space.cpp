@@ -16,7 +16,7 @@ chunk_space::chunk_space(device_memory& memory, std::uint32_t capacity, std::siz
 
 chunk_space::~chunk_space() {
   if (closed_) {
-    for (auto const [first, count] : runs_without(std::vector<bool>(chunks_.size()))) {
+    for (auto const [first, count] : mapped_runs(which::all)) {
       memory_.unmap(base_ + first * memory_.shape().chunk_bytes, count);
     }
   } else {
@@ -60,16 +60,7 @@ std::byte* chunk_space::allocate_unbacked(std::size_t bytes) {
 }
 
 std::size_t chunk_space::free(std::byte* address) {
-  auto const offset = static_cast<std::size_t>(address - base_);
-  auto const size = ranges_.free(offset);
-  if (size > 0 && closed_) {
-    auto const chunk = memory_.shape().chunk_bytes;
-    auto const [start, bytes] = ranges_.free_around(offset).value();
-    for (auto at = offset / chunk; at <= (offset + size - 1) / chunk; ++at) {
-      stays_[at] = start > at * chunk || start + bytes < (at + 1) * chunk;
-    }
-  }
-  return size;
+  return ranges_.free(static_cast<std::size_t>(address - base_));
 }
 
 bool chunk_space::contains(void const* address) const noexcept {
@@ -120,28 +111,16 @@ std::vector<std::uint32_t> chunk_space::shrink(std::uint32_t count, unmapping ho
   return released;
 }
 
-std::vector<bool> chunk_space::in_use() const {
+bool chunk_space::is_unused(std::size_t position) const {
   auto const chunk = memory_.shape().chunk_bytes;
-  std::vector<bool> used(chunks_.size());
-  ranges_.for_each([&](std::size_t offset, std::size_t size) {
-    for (auto at = offset / chunk; at <= (offset + size - 1) / chunk; ++at) {
-      used[at] = true;
-    }
-  });
-  return used;
+  auto const around = ranges_.free_around(position * chunk);
+  return around && around->first + around->second >= (position + 1) * chunk;
 }
 
-chunk_space::unused_memory chunk_space::unused() const {
-  auto const used = in_use();
-  auto const staying = static_cast<std::uint32_t>(std::count(used.begin(), used.end(), true));
-  return {static_cast<std::uint32_t>(used.size()) - staying,
-          staying * memory_.shape().chunk_bytes - ranges_.used()};
-}
-
-std::vector<chunk_space::run> chunk_space::runs_without(std::vector<bool> const& staying) const {
+std::vector<chunk_space::run> chunk_space::mapped_runs(which wanted) const {
   std::vector<run> found;
   for (std::size_t at = 0; at < chunks_.size(); ++at) {
-    if (staying[at] || chunks_[at] == no_chunk) {
+    if (chunks_[at] == no_chunk || (wanted == which::unused && !is_unused(at))) {
       continue;
     }
     if (found.empty() || found.back().first + found.back().count < at) {
@@ -152,12 +131,20 @@ std::vector<chunk_space::run> chunk_space::runs_without(std::vector<bool> const&
   return found;
 }
 
-std::vector<std::uint32_t> chunk_space::close() {
-  if (!std::exchange(closed_, true)) {
-    stays_ = in_use();
+chunk_space::unused_memory chunk_space::unused() const {
+  unused_memory found;
+  for (auto const [first, count] : mapped_runs(which::unused)) {
+    found.chunks += count;
   }
+  found.other_bytes =
+      (mapped_chunks() - found.chunks) * memory_.shape().chunk_bytes - ranges_.used();
+  return found;
+}
+
+std::vector<std::uint32_t> chunk_space::close() {
+  closed_ = true;
   std::vector<std::uint32_t> released;
-  for (auto const [first, count] : runs_without(stays_)) {
+  for (auto const [first, count] : mapped_runs(which::unused)) {
     auto const going = std::span{chunks_}.subspan(first, count);
     auto* const at = base_ + first * memory_.shape().chunk_bytes;
     memory_.unmap(at, count);

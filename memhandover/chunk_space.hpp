@@ -71,7 +71,6 @@ class chunk_space {
     std::uint64_t other_bytes = 0;  ///< free in the rest
     bool operator==(unused_memory const&) const = default;
   };
-  /// Not of a closed space.
   [[nodiscard]] unused_memory unused() const;
   /// Unmaps every chunk in which nothing lives, and returns them, ascending by address. From then on nothing
   /// is allocated here any more; called again, it does the same with what has been freed since. Not for a
@@ -110,10 +109,9 @@ class chunk_space {
     std::uint32_t count;
   };
 
-  /// By position, whether something lives in it.
-  [[nodiscard]] std::vector<bool> in_use() const;
-  /// Of the chunks that are mapped.
-  [[nodiscard]] std::vector<run> runs_without(std::vector<bool> const& staying) const;
+  enum class which { all, unused };
+  [[nodiscard]] bool is_unused(std::size_t position) const;
+  [[nodiscard]] std::vector<run> mapped_runs(which wanted) const;
   void tell(happening kind, std::span<std::uint32_t const> chunks, std::byte const* at) const;
 
   device_memory& memory_;
@@ -124,7 +122,6 @@ class chunk_space {
   range_allocator ranges_;
   std::vector<std::uint32_t> chunks_;       ///< mapped at base_ + i × chunk_bytes
   std::vector<std::uint32_t> left_mapped_;  ///< chunks that a revoke has left for `finish_revoke`
-  std::vector<bool> stays_;          ///< by position, of a closed space: something lives in it
   std::uint32_t private_pages_ = 0;  ///< chunks' worth of private pages that a revoke has put there
   std::uint32_t beyond_ = 0;         ///< chunks' worth of addresses that may be allocated unbacked
   std::uint32_t gaps_ = 0;           ///< positions that hold `no_chunk`

@@ -113,8 +113,8 @@ void training_memory::begin() {
   began_empty_ = peak_ == 0;
 }
 
-/// Before the first micro-batch: if what lasts lies scattered over the memory that has served to set the job up, that
-/// memory goes all the same, unless more would be lost in what stays.
+/// Before the first micro-batch: what has served to set the job up goes from below what lasts as well, unless more would
+/// be lost in the chunks that stay.
 void training_memory::leave_sparse() {
   auto const unused = persistent_->unused();
   if (unused.chunks * memory_->shape().chunk_bytes <= unused.other_bytes) {
@@ -128,7 +128,6 @@ void training_memory::leave_sparse() {
     return;
   }
   let_go(sparse_.back()->close());
-  drop_empty(sparse_);
 }
 
 /// Chunks of persistent memory that the arena is not to have, which they would part: they lie at the pool's other end.
@@ -144,13 +143,14 @@ void training_memory::let_go(std::vector<std::uint32_t> const& chunks) {
 /// blocks come and go there one by one, and everywhere those that are idle before the first
 /// micro-batch, because they served to set the job up.
 void training_memory::let_idle_go() {
-  if (idle_go_at_ == 0) {
-    leave_sparse();
-  }
   auto const idle = persistent_->idle_chunks();
-  bool const all = options_.gate == nullptr || idle_go_at_ == 0;
+  bool const first = idle_go_at_ == 0;
+  bool const all = options_.gate == nullptr || first;
   if (all || turns_ >= idle_go_at_) {
     let_go(persistent_->shrink(all ? idle : std::min(idle, least_idle_)));
+    if (first) {
+      leave_sparse();
+    }
     least_idle_ = persistent_->idle_chunks();
     idle_go_at_ = turns_ + turns_to_miss_idle;
   }
@@ -340,9 +340,7 @@ void training_memory::drop_empty(std::vector<std::unique_ptr<space>>& spaces) {
     if (candidate->ranges().live() > 0 || candidate->awaits_unmapping()) {
       return false;
     }
-    if (candidate->closed()) {
-      stock_->add(candidate->close());
-    } else if (!candidate->revoked()) {
+    if (!candidate->revoked() && !candidate->closed()) {
       stock_->add(candidate->shrink(candidate->idle_chunks()));
     }
     return true;

@@ -18,11 +18,12 @@ from sluice._arena import make_arena
 from sluice._buffers import Buffers
 from sluice._gradients import Gradients, separate_sums
 from sluice._losses import Losses
-from sluice._micro_batch import EagerRehearsal, MicroBatch, Rehearsal, refuse_survivors
+from sluice._micro_batch import MicroBatch, refuse_survivors
 from sluice._modules import Parts, are_same, is_compiled
 from sluice._planning import Planner
 from sluice._processes import Processes
 from sluice._random import RandomState
+from sluice._rehearsal import EagerRehearsal, Rehearsal
 from sluice._trouble import Trouble
 from sluice._update import Update
 from sluice.errors import SluiceError

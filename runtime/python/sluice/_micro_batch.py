@@ -230,7 +230,7 @@ class MicroBatch:
         if failure is None and self._commit_apart(may_defer):
             return False
         if failure is not None:
-            _let_go_of(failure)
+            let_go_of(failure)
         self._part = self._weight = self._kept = None
         if self._names is not None:
             self._names.take_back()
@@ -285,7 +285,7 @@ class MicroBatch:
             if failure is None:
                 return False
             if isinstance(failure, Exception):
-                _let_go_of(failure)
+                let_go_of(failure)
                 return False
             with contextlib.suppress(Survivors):  # what has interrupted it holds them
                 engine.discard(self.size)
@@ -358,57 +358,6 @@ class MicroBatch:
             engine.buffers.restore()
 
 
-class Rehearsal(MicroBatch):
-    """A try outside the arena, whose result is forgotten.
-
-    What libraries and modules create once (workspaces, handles, cached masks) is then not born in memory that is taken
-    away, and lies close together.
-    """
-
-    is_kept = False
-    failed = False
-
-    def _enter(self) -> None:
-        if self._engine.cuda:
-            self._threading = torch.autograd.set_multithreading_enabled(False)
-
-    def _leave(self) -> None:
-        if self._threading is not None:
-            self._threading.__exit__(None, None, None)
-            self._threading = None
-
-    def _end(self, failure: BaseException | None) -> bool:
-        engine = self._engine
-        engine.abandon()
-        engine.restore()
-        self.failed = failure is not None
-        if failure is not None and not isinstance(failure, Exception):
-            return False
-        if failure is not None:  # if it is not the size that it minds, the first slice says so again
-            engine.trouble.rehearsal_failed(failure, self.size)
-            _let_go_of(failure)
-        self._part = self._weight = self._kept = None
-        if self._names is not None:
-            self._names.take_back()
-        torch.clear_autocast_cache()
-        if engine.cuda:
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
-        return True
-
-
-class EagerRehearsal(Rehearsal):
-    """One in which torch.compile leaves everything as it is."""
-
-    def _enter(self) -> None:
-        super()._enter()
-        self._stance = torch.compiler.set_stance("force_eager")
-
-    def _leave(self) -> None:
-        self._stance.__exit__(None, None, None)
-        super()._leave()
-
-
 class Discarded(Exception):
     """The slice's memory has gone, so that backward would be for nothing."""
 
@@ -432,7 +381,7 @@ def _empty_backward_queue() -> None:
     torch.ones((), requires_grad=True).backward()
 
 
-def _let_go_of(failure: BaseException) -> None:
+def let_go_of(failure: BaseException) -> None:
     """Ends what an exception keeps alive of the discarded tensors: frames, and what backward had still to do."""
     _empty_backward_queue()
     chain: list[BaseException | None] = [failure]

@@ -1,0 +1,58 @@
+"""Tries before the first step, so that what is created once is not born in a micro-batch."""
+
+from __future__ import annotations
+
+import torch
+
+from sluice._micro_batch import MicroBatch, let_go_of
+
+
+class Rehearsal(MicroBatch):
+    """A try outside the arena, whose result is forgotten.
+
+    What libraries and modules create once (workspaces, handles, cached masks) is then not born in memory that is taken
+    away, and lies close together.
+    """
+
+    is_kept = False
+    failed = False
+
+    def _enter(self) -> None:
+        if self._engine.cuda:
+            self._threading = torch.autograd.set_multithreading_enabled(False)
+
+    def _leave(self) -> None:
+        if self._threading is not None:
+            self._threading.__exit__(None, None, None)
+            self._threading = None
+
+    def _end(self, failure: BaseException | None) -> bool:
+        engine = self._engine
+        engine.abandon()
+        engine.restore()
+        self.failed = failure is not None
+        if failure is not None and not isinstance(failure, Exception):
+            return False
+        if failure is not None:  # if it is not the size that it minds, the first slice says so again
+            engine.trouble.rehearsal_failed(failure, self.size)
+            let_go_of(failure)
+        self._part = self._weight = self._kept = None
+        if self._names is not None:
+            self._names.take_back()
+        torch.clear_autocast_cache()
+        if engine.cuda:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        return True
+
+
+class EagerRehearsal(Rehearsal):
+    """One in which torch.compile leaves everything as it is."""
+
+    def _enter(self) -> None:
+        super()._enter()
+        self._stance = torch.compiler.set_stance("force_eager")
+
+    def _leave(self) -> None:
+        self._stance.__exit__(None, None, None)
+        super()._leave()

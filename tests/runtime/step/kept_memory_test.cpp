@@ -1,0 +1,205 @@
+/// What a job keeps of its memory, and what goes to others: at once, before the first micro-batch, and while something lives
+/// on.
+
+#include <gtest/gtest.h>
+#include <immintrin.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <optional>
+#include <thread>
+
+#include "tests/runtime/step/fault_world.hpp"
+
+namespace sluice::test::kept_memory {
+namespace {
+
+using namespace std::chrono_literals;
+using std::chrono::steady_clock;
+
+constexpr std::uint32_t pool_chunks = 96;
+/// That a job has before its first micro-batch, and frees.
+constexpr std::uint32_t preparation = 24;
+
+/// A job in a pool.
+class one_job_test : public testing::Test {
+ protected:
+  one_job_test() {
+    world_.start_broker();
+    join();
+  }
+
+  step::training_memory& join() {
+    auto options = world_.job();
+    options.gate = &gate_;
+    return memory_.emplace(options);
+  }
+  void commit(bool outlived = false) {
+    EXPECT_EQ(memory_->commit_begin(false), step::commit_start::begun);
+    memory_->commit_end(outlived);
+  }
+
+  fault_world world_{"cuda", pool_chunks};
+  idle_gate gate_;
+  std::optional<step::training_memory> memory_;
+};
+
+TEST_F(one_job_test, what_a_discarded_micro_batch_has_not_freed_yet_goes_to_a_demand_at_once) {
+  auto& memory = *memory_;
+  auto const chunk = world_.broker().chunk_bytes;
+  auto const server = world_.join_server();
+  memory.begin();
+  auto* const held = memory.allocate_arena((pool_chunks - 1) * chunk);
+  auto* const unbacked = memory.allocate_arena(2 * chunk);
+  ASSERT_EQ(memory.state(), step::arena_state::starved);
+  memory.discard();
+
+  auto const given = server->acquire_chunks(pool_chunks / 2, steady_clock::now() + 5s, nullptr);
+
+  EXPECT_EQ(given.size(), pool_chunks / 2);
+  server->give_back_chunks(given);
+  EXPECT_TRUE(memory.free(held));
+  EXPECT_TRUE(memory.free(unbacked));
+  memory.begin();
+  auto* const all = memory.allocate_arena(pool_chunks * chunk);
+  EXPECT_EQ(memory.state(), step::arena_state::sound) << "some chunks are lost";
+  commit();
+  EXPECT_TRUE(memory.free(all));
+}
+
+/// Waits until so many of the pool's chunks are free, in vain at most for a while; returns how many are.
+std::uint32_t await_free(step::training_memory& memory, std::uint32_t wanted) {
+  auto const& view = memory.client().view();
+  auto const until = steady_clock::now() + 5s;
+  for (;;) {
+    std::uint32_t free = 0;
+    for (std::uint32_t chunk = 0; chunk < view.shape().chunk_count; ++chunk) {
+      free += view.chunk(chunk).is_free() ? 1 : 0;
+    }
+    if (free == wanted || steady_clock::now() > until) {
+      return free;
+    }
+    std::this_thread::yield();
+  }
+}
+
+TEST_F(one_job_test, persistent_memory_grows_by_what_the_arena_does_not_use) {
+  auto& memory = *memory_;
+  auto const chunk = world_.broker().chunk_bytes;
+  auto const micro_batch = [&](std::uint32_t chunks) {
+    memory.begin();
+    auto* const held = memory.allocate_arena(chunks * chunk);
+    commit();
+    return held;
+  };
+
+  EXPECT_TRUE(memory.free(micro_batch(40)));
+  auto* const lasts = memory.allocate_persistent(10 * chunk);
+  EXPECT_EQ(await_free(memory, pool_chunks - 40), pool_chunks - 40);
+
+  auto* const cached = micro_batch(40);  // as torch keeps its segments for the next one
+  auto* const more = memory.allocate_persistent(5 * chunk);
+  EXPECT_EQ(await_free(memory, pool_chunks - 55), pool_chunks - 55);
+  for (auto* const each : {lasts, cached, more}) {
+    EXPECT_TRUE(memory.free(each));
+  }
+}
+
+TEST_F(one_job_test, what_has_served_to_set_it_up_goes_from_below_what_lasts) {
+  auto& memory = *memory_;
+  auto const chunk = world_.broker().chunk_bytes;
+  auto* const first = memory.allocate_persistent(chunk / 2);
+  auto* const prepared = memory.allocate_persistent(preparation * chunk);
+  auto* const lasts = memory.allocate_persistent(2 * chunk);
+  EXPECT_TRUE(memory.free(prepared));
+
+  memory.begin();
+  EXPECT_EQ(await_free(memory, pool_chunks - 4), pool_chunks - 4);
+  auto* const held = memory.allocate_arena((pool_chunks - 4) * chunk);
+  EXPECT_EQ(memory.state(), step::arena_state::sound);
+  commit();
+  EXPECT_TRUE(memory.free(held));
+
+  EXPECT_EQ(memory.persistent_range(lasts + chunk), std::pair(lasts, 2 * chunk));
+  EXPECT_EQ(memory.persistent_range(prepared).first, nullptr);
+  auto* const more = memory.allocate_persistent(chunk);
+  EXPECT_EQ(memory.persistent_range(more), std::pair(more, chunk));
+  std::memset(more, 1, chunk);
+  std::memset(lasts, 2, 2 * chunk);
+  for (auto* const each : {lasts, first, more}) {
+    EXPECT_TRUE(memory.owns(each));
+    EXPECT_TRUE(memory.free(each));
+  }
+  EXPECT_FALSE(memory.owns(lasts));
+}
+
+TEST_F(one_job_test, another_thread_allocates_while_it_begins_its_first_micro_batch) {
+  constexpr std::uint32_t jobs = 30;
+  constexpr std::uint32_t more = preparation + 2;  // than what is freed before
+  auto const chunk = world_.broker().chunk_bytes;
+  for (std::uint32_t job = 0; job < jobs; ++job) {
+    memory_.reset();
+    auto& memory = join();
+    auto* const prepared = memory.allocate_persistent(preparation * chunk);
+    auto* const lasts = job % 2 == 0 ? memory.allocate_persistent(chunk) : nullptr;
+    EXPECT_TRUE(memory.free(prepared));
+    std::byte* other = nullptr;
+    std::atomic<bool> under_way{false};
+    std::thread allocating{[&] {
+      under_way = true;
+      other = memory.allocate_persistent(more * chunk);
+    }};
+    while (!under_way) {
+      std::this_thread::yield();
+    }
+    for (std::uint32_t i = 0; i < 100 * job; ++i) {
+      _mm_pause();
+    }
+    memory.begin();
+    memory.discard();
+    allocating.join();
+    EXPECT_EQ(memory.client().mailbox().persistent_chunks, more + (lasts != nullptr ? 1 : 0));
+    std::memset(other, 1, more * chunk);
+    EXPECT_TRUE(memory.free(other));
+    EXPECT_TRUE(lasts == nullptr || memory.free(lasts));
+  }
+}
+
+TEST_F(one_job_test, setting_it_up_leaves_its_memory_where_little_has_gone) {
+  auto& memory = *memory_;
+  auto const chunk = world_.broker().chunk_bytes;
+  auto* const first = memory.allocate_persistent(chunk / 4);
+  auto* const prepared = memory.allocate_persistent(chunk * 7 / 4);
+  auto* const lasts = memory.allocate_persistent(chunk / 4);
+  EXPECT_TRUE(memory.free(prepared));
+  memory.begin();
+  auto* const again = memory.allocate_persistent(chunk * 7 / 4);
+  EXPECT_EQ(again, prepared) << "for one chunk the rest of two was given up";
+  memory.discard();
+  for (auto* const each : {first, lasts, again}) {
+    EXPECT_TRUE(memory.free(each));
+  }
+}
+
+TEST_F(one_job_test, of_an_arena_in_which_something_lives_on_that_alone_is_kept) {
+  auto& memory = *memory_;
+  auto const chunk = world_.broker().chunk_bytes;
+  memory.begin();
+  auto* const goes = memory.allocate_arena(60 * chunk);
+  auto* const lives_on = memory.allocate_arena(chunk);
+  commit(true);
+  EXPECT_TRUE(memory.free(goes));
+
+  memory.begin();
+  auto* const held = memory.allocate_arena((pool_chunks - 1) * chunk);
+  EXPECT_EQ(memory.state(), step::arena_state::sound);
+  commit();
+  std::memset(lives_on, 1, chunk);
+  EXPECT_TRUE(memory.free(held));
+  EXPECT_TRUE(memory.free(lives_on));
+  EXPECT_FALSE(memory.owns(lives_on));
+}
+
+}  // namespace
+}  // namespace sluice::test::kept_memory
