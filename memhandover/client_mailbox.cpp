@@ -10,11 +10,12 @@ client_mailbox::client_mailbox(ledger_view const& view, std::uint32_t slot)
       known_epoch_(view.header().chunk_count),
       held_(view.header().chunk_count) {}
 
-void client_mailbox::ask(std::uint32_t count, lifetime kind) {
+void client_mailbox::ask(std::uint32_t count, lifetime kind, precedence turn) {
   auto& word = mailbox().request;
   auto const number = numbered::unpack(word.load(std::memory_order_relaxed)).seq + 1;
   auto const wish = std::min(count, view_.header().chunk_count) |
-                    (kind == lifetime::lasting ? request_lasting : 0);
+                    (kind == lifetime::lasting ? request_lasting : 0) |
+                    (turn == precedence::before_demands ? request_before_demands : 0);
   word.store(numbered{number, wish}.pack(), std::memory_order_release);
   withdrawn_ = false;
 }

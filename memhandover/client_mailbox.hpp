@@ -23,13 +23,17 @@ namespace sluice::memhandover {
 /// Whether chunks are for memory that can be taken back at any time, or that stays.
 enum class lifetime { revocable, lasting };
 
+/// Whether what the server is waiting for is kept from a request. A commit goes before: the server may be
+/// waiting for its end.
+enum class precedence { after_demands, before_demands };
+
 class client_mailbox {
  public:
   /// The mailbox of `slot`, which this process is. `view` must outlive this object.
   client_mailbox(ledger_view const& view, std::uint32_t slot);
 
   /// Asks for `count` more chunks, in place of what was asked for before.
-  void ask(std::uint32_t count, lifetime kind);
+  void ask(std::uint32_t count, lifetime kind, precedence turn = precedence::after_demands);
   /// Whether the writer has answered the last `ask` or `withdraw`.
   [[nodiscard]] bool answered() const noexcept;
   /// Takes the last request back, so that a writer who comes late grants nothing that nobody

@@ -42,7 +42,7 @@
 namespace sluice::memhandover {
 
 inline constexpr std::uint64_t ledger_magic = 0x31474c4543494c53;  // "SLICELG1"
-inline constexpr std::uint32_t layout_version = 8;
+inline constexpr std::uint32_t layout_version = 9;
 inline constexpr std::uint32_t max_clients = 32;
 inline constexpr std::uint32_t broker_slot = 0xffff;
 inline constexpr std::uint16_t left_slot = 0xfffe;  ///< serving, but its server is dead
@@ -92,6 +92,9 @@ struct numbered {
 /// from the pool's end, the others from its beginning, so that what training can give back lies
 /// together.
 inline constexpr std::uint32_t request_lasting = 1U << 31U;
+/// A request of a commit, for whose end a demand may be waiting: it is granted what the server has reserved
+/// or is waiting for, too.
+inline constexpr std::uint32_t request_before_demands = 1U << 30U;
 
 /// One finished handover, as `sluice status` shows it. Times in nanoseconds from the demand.
 struct handover_entry {
@@ -152,6 +155,8 @@ struct alignas(64) client_control {
       demand;  ///< `numbered`: give up so many chunks; a newer number replaces an older one
   std::atomic<std::uint64_t> grant;      ///< `numbered`: answer to the request of that number
   std::atomic<std::uint64_t> mail_read;  ///< messages of the client's mailbox that have been taken
+  std::atomic<std::uint32_t> refused;    ///< most chunks at once that the server went without, since
+                                         ///< clients keep the rest for good; 0: none
 };
 
 /// Work that takes a GPU longer than the bound of run-ahead, as last predicted; 0 times: the place is
@@ -179,6 +184,7 @@ struct alignas(64) mailbox_header {
   std::atomic<std::uint32_t> arena_chunks;  ///< revocable; `spare_chunks` of them are not in use
   std::atomic<std::uint32_t> spare_chunks, persistent_chunks;
   std::atomic<std::uint32_t> waiting;  ///< 1 while training waits for memory
+  std::atomic<std::uint32_t> kept_chunks;  ///< that no demand gets
   long_unit_entry long_units[max_long_units];
 };
 

@@ -98,11 +98,13 @@ void ledger_writer::answer_request(std::uint32_t slot) {
     return;
   }
   bool const lasting = (asked.chunks & request_lasting) != 0;
-  auto const wish = asked.chunks & ~request_lasting;
-  if (left_ > 0 && wish > grantable()) {
-    let_go(wish - grantable());
+  bool const goes_first = (asked.chunks & request_before_demands) != 0;
+  auto const wish = asked.chunks & ~(request_lasting | request_before_demands);
+  auto const to_be_had = [&] { return goes_first ? free_ : grantable(); };
+  if (left_ > 0 && wish > to_be_had()) {
+    let_go(wish - to_be_had());
   }
-  auto const count = std::min(wish, grantable());
+  auto const count = std::min(wish, to_be_had());
   auto const total = view_.header().chunk_count;
   std::uint32_t given = 0;
   for (std::uint32_t tried = 0; tried < total && given < count; ++tried) {
@@ -213,6 +215,11 @@ std::uint32_t ledger_writer::demand(std::uint32_t slot, std::uint32_t count) {
   return next.seq;
 }
 
+void ledger_writer::tell_refused(std::uint32_t slot, std::uint32_t count) {
+  auto& most = view_.controls()[slot].refused;
+  most.store(std::max(most.load(std::memory_order_relaxed), count), std::memory_order_relaxed);
+}
+
 std::uint32_t ledger_writer::reclaim(std::uint32_t slot) {
   std::uint32_t freed = 0;
   for (std::uint32_t i = 0; i < view_.header().chunk_count; ++i) {
@@ -227,6 +234,7 @@ std::uint32_t ledger_writer::reclaim(std::uint32_t slot) {
   control.mail_read.store(mailbox.mail_written.load(std::memory_order_acquire),
                           std::memory_order_release);
   control.grant.store(numbered{numbered::unpack(mailbox.request.load()).seq, 0}.pack());
+  control.refused.store(0, std::memory_order_relaxed);
   bells_.at(slot).reset();
   publish_grantable();
   return freed;

@@ -57,6 +57,10 @@ class ledger_writer {
   /// answered.
   std::uint32_t demand(std::uint32_t slot, std::uint32_t count);
 
+  /// Lets the client in `slot` know that the server went without `count` chunks, since clients keep too many. It is
+  /// not rung for it.
+  void tell_refused(std::uint32_t slot, std::uint32_t count);
+
   /// Everything that `slot` held becomes dirty, and its mailbox is emptied for the next client
   /// there. Call only when no process can reach the chunks any more. Returns how many chunks came
   /// free.

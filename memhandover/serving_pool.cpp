@@ -95,7 +95,11 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
     auto const free = writer_->free_chunks() + writer_->left_chunks();
     auto const training = writer_->training_chunks();
     auto const serving = of.chunk_count - std::min(of.chunk_count, free + training);
-    return {of.bytes(), free * of.chunk_bytes, training * of.chunk_bytes, serving * of.chunk_bytes};
+    return {.total_bytes = of.bytes(),
+            .free_bytes = free * of.chunk_bytes,
+            .training_bytes = training * of.chunk_bytes,
+            .serving_bytes = serving * of.chunk_bytes,
+            .kept_bytes = acquisition_.kept_for_good() * of.chunk_bytes};
   }
 
   [[nodiscard]] placement acquire(std::uint64_t bytes, steady_clock::time_point deadline,

@@ -54,6 +54,7 @@ struct pool_usage {
   std::uint64_t free_bytes = 0;  ///< free, dirty, or left by a dead server
   std::uint64_t training_bytes = 0;
   std::uint64_t serving_bytes = 0;
+  std::uint64_t kept_bytes = 0;  ///< of training's: what it keeps, whatever is demanded
 };
 
 class serving_pool;

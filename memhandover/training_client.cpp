@@ -57,7 +57,8 @@ class training_member final : public training_client {
   [[nodiscard]] std::uint32_t slot() const noexcept override { return member_.slot(); }
   [[nodiscard]] mailbox_header& mailbox() const noexcept override { return view().mailbox(slot()); }
 
-  void ask(std::uint32_t count, lifetime kind, steady_clock::time_point deadline) override;
+  void ask(std::uint32_t count, lifetime kind, steady_clock::time_point deadline,
+           precedence turn) override;
   [[nodiscard]] std::vector<std::uint32_t> collect(
       std::vector<std::uint32_t>* needs_scrub) override;
   void release(std::span<std::uint32_t const> chunks) override;
@@ -181,7 +182,9 @@ void training_member::answer_demand() {
   answer.noticed_ns = answer.closed_ns = answer.idle_ns = awake;
   if (asked.chunks > 0) {
     try {
-      answer = on_demand_({asked.seq, asked.chunks, awake});
+      answer = on_demand_({asked.seq, asked.chunks, awake, [&] {
+                             return numbered::unpack(control().demand.load()).seq == asked.seq;
+                           }});
     } catch (std::exception const& why) {
       spdlog::error("a demand could not be met reason=\"{}\"", why.what());
     }
@@ -219,10 +222,11 @@ bool training_member::await(std::unique_lock<std::mutex>& lock, steady_clock::ti
   return true;
 }
 
-void training_member::ask(std::uint32_t count, lifetime kind, steady_clock::time_point deadline) {
+void training_member::ask(std::uint32_t count, lifetime kind, steady_clock::time_point deadline,
+                          precedence turn) {
   std::lock_guard const alone{asking_};
   std::unique_lock lock{mutex_};
-  box_.ask(count, kind);
+  box_.ask(count, kind, turn);
   uncollected_ += count;
   ring_writer();
   if (!await(lock, deadline, [&] { return box_.answered(); })) {

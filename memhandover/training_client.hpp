@@ -30,6 +30,8 @@ struct demand {
   std::uint32_t number = 0;
   std::uint32_t chunks = 0;
   std::int64_t awake_ns = 0;  ///< when the control thread saw it
+  /// Whether the server still waits for the answer. From any thread, as long as the handler runs.
+  std::function<bool()> stands;
 };
 
 /// What was given up, and when the steps to it were done (CLOCK_MONOTONIC nanoseconds).
@@ -65,7 +67,8 @@ class training_client {
   /// Asks for `count` chunks and waits until the writer has granted what it can at once; `collect`
   /// has them then. Nothing is granted if no writer has answered by the deadline.
   virtual void ask(std::uint32_t count, lifetime kind,
-                   std::chrono::steady_clock::time_point deadline) = 0;
+                   std::chrono::steady_clock::time_point deadline,
+                   precedence turn = precedence::after_demands) = 0;
   /// What has been granted to those who asked, maybe in other threads, since the last call. So a
   /// demand can have at once what a thread has not come back for. Chunks whose contents were
   /// another's are appended to `needs_scrub` if that is given.

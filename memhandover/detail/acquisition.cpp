@@ -71,7 +71,11 @@ std::vector<std::uint32_t> acquisition::obtain(std::uint64_t bytes,
   if (writer.free_chunks() < count) {
     writer.let_go(count - writer.free_chunks());
   }
-  std::vector<std::uint32_t> asked;
+  if (writer.free_chunks() < count) {
+    refuse_hopeless(count);
+    refuse_again(count);
+  }
+  std::vector<std::uint32_t> asked;  // who have given all that they can
   while (writer.free_chunks() < count) {
     auto const slot = richest(asked);
     if (!slot && dying_hold()) {
@@ -84,19 +88,81 @@ std::vector<std::uint32_t> acquisition::obtain(std::uint64_t bytes,
       }
     }
     if (!slot) {
+      note_futile(count, report);
       throw error{error_kind::out_of_memory,
                   format_bytes(bytes) + " are wanted but only " +
                       format_bytes(writer.free_chunks() * shape.chunk_bytes) + " can be had; " +
                       holders()};
     }
-    asked.push_back(*slot);
+    auto const before = writer.free_chunks();
     demand_from(*slot, wanted, lock, report);
+    if (writer.free_chunks() <= before) {
+      asked.push_back(*slot);
+    }
   }
+  futile_ = {};
   auto const slot = static_cast<std::uint16_t>(of_.slot);
   if (foreseen.size() == count && writer.take_these(foreseen, slot)) {
     return foreseen;
   }
   return writer.take(count, slot);
+}
+
+/// Nothing is taken from anybody for what can never be had while clients keep what they keep. They are told.
+void acquisition::refuse_hopeless(std::uint32_t count) {
+  auto const shape = of_.view.shape();
+  auto& writer = *of_.writer;
+  auto reachable = writer.free_chunks();
+  std::string keepers;
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    if (slot == of_.slot) {
+      continue;
+    }
+    auto const kept = is_live_training(slot) ? kept_by(slot) : 0;
+    reachable += writer.held_by(slot) - kept;
+    if (kept > 0) {
+      auto const& entry = of_.view.clients()[slot];
+      keepers += (keepers.empty() ? "" : ", ") + std::string{"pid "} + std::to_string(entry.pid.load()) + " (" +
+                 readable_text(text_of(entry.name)) + ") keeps " + format_bytes(kept * shape.chunk_bytes);
+    }
+  }
+  if (reachable >= count || keepers.empty()) {
+    return;
+  }
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    if (is_live_training(slot) && kept_by(slot) > 0) {
+      writer.tell_refused(slot, count);
+    }
+  }
+  throw error{error_kind::out_of_memory,
+              format_bytes(count * shape.chunk_bytes) + " are wanted, and at most " +
+                  format_bytes(reachable * shape.chunk_bytes) + " of the pool's " +
+                  format_bytes(shape.bytes()) +
+                  " can be had beside what training keeps outside of its micro-batches: " + keepers +
+                  "; nothing was taken from training for it. A larger pool (pool.memory) would help"};
+}
+
+void acquisition::refuse_again(std::uint32_t count) const {
+  auto const left = futile_.until - steady_clock::now();
+  if (futile_.chunks == 0 || count < futile_.chunks || left <= nanoseconds::zero()) {
+    return;
+  }
+  throw error{error_kind::out_of_memory,
+              format_bytes(count * of_.view.shape().chunk_bytes) +
+                  " are wanted; as much was demanded from training in vain a moment ago, at the cost of its "
+                  "micro-batches, and will be again in " +
+                  std::to_string(std::chrono::ceil<std::chrono::milliseconds>(left).count()) + " ms; " +
+                  holders()};
+}
+
+void acquisition::note_futile(std::uint32_t count, handover_report const& report) {
+  constexpr std::chrono::milliseconds first{1000};
+  constexpr std::chrono::milliseconds longest{60'000};
+  if (report.bytes_live > 0) {
+    auto const pause = futile_.chunks == 0 ? first : std::min(2 * futile_.pause, longest);
+    auto const least = futile_.chunks == 0 ? count : std::min(count, futile_.chunks);
+    futile_ = {least, steady_clock::now() + pause, pause};
+  }
 }
 
 /// Demands what is missing, and waits for the answer.
@@ -179,19 +245,35 @@ void acquisition::add_phases(std::uint32_t slot, std::int64_t start_ns,
   report.ledger = time_between(released, monotonic_ns());
 }
 
-/// The live training client that holds most and has not been asked yet.
+bool acquisition::is_live_training(std::uint32_t slot) const {
+  auto const& entry = of_.view.clients()[slot];
+  return has_status(entry, client_status::live) &&
+         entry.kind.load() == static_cast<std::uint32_t>(client_kind::training);
+}
+
+/// What a training client says that no demand gets, at most what it has.
+std::uint32_t acquisition::kept_by(std::uint32_t slot) const {
+  return std::min(of_.view.mailbox(slot).kept_chunks.load(), of_.writer->held_by(slot));
+}
+
+std::uint32_t acquisition::kept_for_good() const {
+  std::uint32_t kept = 0;
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    kept += is_live_training(slot) ? kept_by(slot) : 0;
+  }
+  return kept;
+}
+
+/// The live training client that could give most and has not given all that it can.
 std::optional<std::uint32_t> acquisition::richest(std::vector<std::uint32_t> const& asked) const {
   std::optional<std::uint32_t> best;
   std::uint32_t most = 0;
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
-    auto const& entry = of_.view.clients()[slot];
-    if (!has_status(entry, client_status::live) ||
-        entry.kind.load() != static_cast<std::uint32_t>(client_kind::training) ||
-        std::find(asked.begin(), asked.end(), slot) != asked.end()) {
+    if (!is_live_training(slot) || std::find(asked.begin(), asked.end(), slot) != asked.end()) {
       continue;
     }
-    if (auto const held = of_.writer->held_by(slot); held > most) {
-      most = held;
+    if (auto const to_give = of_.writer->held_by(slot) - kept_by(slot); to_give > most) {
+      most = to_give;
       best = slot;
     }
   }

@@ -33,6 +33,9 @@ class acquisition {
 
   explicit acquisition(parts const& of);
 
+  /// Chunks that live training clients keep whatever is demanded; with the mutex.
+  [[nodiscard]] std::uint32_t kept_for_good() const;
+
   /// Chunks for `bytes`, the server's from then on, neighbours if possible; adds what it took to `report`.
   /// One call at a time, without the mutex. `meanwhile` as in `chunk_pool::acquire_chunks`. Throws as
   /// `serving_pool::acquire`.
@@ -50,17 +53,30 @@ class acquisition {
     std::vector<std::uint32_t>& foreseen;  ///< what `meanwhile` was called with last
   };
 
+  /// A demand that took what micro-batches were using, and was not met all the same.
+  struct futile_demand {
+    std::uint32_t chunks = 0;
+    std::chrono::steady_clock::time_point until;  ///< for so long none of that size is made
+    std::chrono::milliseconds pause{};
+  };
+
+  void refuse_hopeless(std::uint32_t count);
+  void refuse_again(std::uint32_t count) const;
+  void note_futile(std::uint32_t count, handover_report const& report);
   void demand_from(std::uint32_t slot, wish const& wanted, std::unique_lock<std::mutex>& lock,
                    handover_report& report);
   [[nodiscard]] std::vector<std::uint32_t> foresee(std::uint32_t slot, std::uint32_t demanded,
                                                    std::uint32_t wanted) const;
   void add_phases(std::uint32_t slot, std::int64_t start_ns, handover_report& report) const;
+  [[nodiscard]] bool is_live_training(std::uint32_t slot) const;
+  [[nodiscard]] std::uint32_t kept_by(std::uint32_t slot) const;
   [[nodiscard]] std::optional<std::uint32_t> richest(std::vector<std::uint32_t> const& asked) const;
   [[nodiscard]] bool dying_hold() const;
   [[nodiscard]] std::string holders() const;
 
   parts of_;
   bool stays_awake_;
+  futile_demand futile_;
 };
 
 /// Writes a handover into the ledger's list of recent ones, for `sluice pool show`.

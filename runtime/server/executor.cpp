@@ -213,14 +213,18 @@ void model_host::impl::load(lock_type& lock, model_index number, clock::time_poi
   model.idle_since = end;
   if (failure) {
     model.state = model_state::cold;
-    spdlog::warn("cold start failed model={} bytes={} after_us={:.0f} kind={} reason={}",
-                 model.is.name, model.is.model->bytes(), microseconds(end - begin),
-                 to_string(failure->kind()), telemetry::quoted(failure->what()));
+    // Once, however often it is tried again: the answers say it each time.
+    bool const is_new = std::exchange(model.failing_with, failure->kind()) != failure->kind();
+    spdlog::log(is_new ? spdlog::level::warn : spdlog::level::debug,
+                "cold start failed model={} bytes={} after_us={:.0f} kind={} reason={}",
+                model.is.name, model.is.model->bytes(), microseconds(end - begin),
+                to_string(failure->kind()), telemetry::quoted(failure->what()));
     refuse_all_of(number, {failure->kind(), fmt::format("model '{}' cannot be loaded: {}",
                                                         model.is.name, failure->what())});
     return;
   }
   model.state = model_state::warm;
+  model.failing_with.reset();
   model.controller.on_load(end, end - begin, event.report.total);
   log_cold_start(event, end - begin);
   handovers_.push_back(std::move(event));
@@ -234,10 +238,11 @@ memhandover::loaded_tensors model_host::impl::obtain(slot const& model, clock::t
                                                      memhandover::handover_report& report) {
   auto const bytes = model.is.model->bytes();
   for (;;) {
-    // Asking training first, in vain, would cost it a micro-batch.
+    // Asking training first, in vain, would cost it a micro-batch; and releasing models in vain, their next
+    // requests a cold start.
     auto const usage = pool_->usage();
-    bool const can_fit = bytes <= usage.total_bytes;
-    auto const to_be_had = usage.free_bytes + usage.training_bytes + heap_.hole_bytes();
+    bool const can_fit = bytes <= usage.total_bytes - usage.kept_bytes;
+    auto const to_be_had = usage.free_bytes + usage.training_bytes - usage.kept_bytes + heap_.hole_bytes();
     if (can_fit && to_be_had < bytes && evict_for(model)) {
       continue;
     }

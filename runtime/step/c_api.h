@@ -131,6 +131,10 @@ SLUICE_EXPORT void sluice_host_boundary(void);
  * outermost one of a thread that is in it has ended. */
 SLUICE_EXPORT void sluice_host_operator_begin(void);
 SLUICE_EXPORT void sluice_host_operator_end(void);
+/* What runs from here to the end only calls operators, and is none itself: neither is the one that it may
+ * have been called in until then. The arena may be taken between those that it calls. */
+SLUICE_EXPORT void sluice_host_caller_begin(void);
+SLUICE_EXPORT void sluice_host_caller_end(void);
 
 /* A rank's place in a group of some. */
 struct sluice_place {

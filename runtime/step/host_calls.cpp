@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <ctime>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "memhandover/ledger.hpp"
 #include "runtime/step/host_operators.hpp"
@@ -14,9 +16,16 @@ namespace {
 using memhandover::monotonic_ns;
 
 thread_local bool thread_in_arena = false;
-/// Operators that this thread is in, one within the other, and whether the outermost holds the arena.
-thread_local int operators_here = 0;
-thread_local bool operator_in_arena = false;
+
+/// Operators that a thread is in, one within the other, and whether the outermost holds the arena.
+struct nesting {
+  int operators = 0;
+  bool holds_arena = false;
+};
+thread_local nesting here;
+/// Of those who have called, from within an operator or not, what now runs: autograd, which runs a backward of its
+/// own in a node of another one, or a function in Python.
+thread_local std::vector<nesting> callers;
 
 /// A compute pause holds the thread here.
 void await_pause_end(process_state const& state) {
@@ -36,13 +45,13 @@ bool is_held(process_state const& state) {
 }
 
 void leave_operator(process_state& state) {
-  if (operator_in_arena) {
+  if (here.holds_arena) {
     state.memory->operators().operator_end();
   }
 }
 
 void come_back_to_operator(process_state& state) {
-  if (operator_in_arena) {
+  if (here.holds_arena) {
     state.memory->operators().operator_begin();
   }
 }
@@ -119,23 +128,41 @@ void sluice_host_boundary(void) {
 
 void sluice_host_operator_begin(void) {
   auto* const state = sharing();
-  if (operators_here++ > 0 || state == nullptr) {
+  if (here.operators++ > 0 || state == nullptr) {
     return;
   }
   await_pause_end(*state);
   if (thread_in_arena) {
     state->memory->operators().operator_begin();
-    operator_in_arena = true;
+    here.holds_arena = true;
   }
 }
 
 void sluice_host_operator_end(void) {
-  operators_here = std::max(operators_here, 1) - 1;  // one may have begun before anybody looked
-  if (operators_here == 0 && operator_in_arena) {
-    operator_in_arena = false;
+  here.operators = std::max(here.operators, 1) - 1;  // one may have begun before anybody looked
+  if (here.operators == 0 && here.holds_arena) {
+    here.holds_arena = false;
     if (auto* const state = sharing()) {
       state->memory->operators().operator_end();
     }
+  }
+}
+
+void sluice_host_caller_begin(void) {
+  if (auto* const state = sharing()) {
+    leave_operator(*state);
+  }
+  callers.push_back(std::exchange(here, {}));
+}
+
+void sluice_host_caller_end(void) {
+  if (callers.empty()) {
+    return;  // it had begun before anybody looked
+  }
+  here = callers.back();
+  callers.pop_back();
+  if (auto* const state = sharing()) {
+    come_back_to_operator(*state);
   }
 }
 }

@@ -9,6 +9,7 @@
 #include <iterator>
 #include <utility>
 
+#include "memhandover/bytes.hpp"
 #include "memhandover/shared_text.hpp"
 #include "runtime/step/run_ahead_choice.hpp"
 #include "runtime/telemetry/logging.hpp"
@@ -81,6 +82,24 @@ void publish_long_units(process_state& state) {
   }
 }
 
+/// Says once that requests are refused because of what this job keeps.
+void tell_refusal(process_state& state) {
+  auto const& client = state.memory->client();
+  auto const refused = client.view().controls()[client.slot()].refused.load();
+  if (refused <= state.refused_told) {
+    return;
+  }
+  state.refused_told = refused;
+  auto const shape = client.view().shape();
+  auto const kept = client.mailbox().kept_chunks.load();
+  say("the inference server wants " + format_bytes(refused * shape.chunk_bytes) + " of the pool's " +
+      format_bytes(shape.bytes()) +
+      " at once, which cannot be had while training runs: this job keeps " +
+      format_bytes(kept * shape.chunk_bytes) +
+      " (parameters, gradients, optimizer state, data) whatever is demanded. Its requests are refused, and nothing is "
+      "taken from training for them. A larger pool would help (--memory of `sluice run`, pool.memory of the policy)");
+}
+
 }  // namespace
 
 process_state* sharing() noexcept {
@@ -108,6 +127,7 @@ void share(std::unique_ptr<process_state> state) {
         bound_run_ahead(*kept);
         settle_with_others(*kept);
         publish_long_units(*kept);
+        tell_refusal(*kept);
       },
       look_every);
 }

@@ -36,6 +36,7 @@ struct process_state {
   std::unique_ptr<scheduler::batch_planner> planner;
   std::mutex run_ahead_mutex;
   std::chrono::nanoseconds run_ahead{};  ///< as the gate has it; guarded by run_ahead_mutex
+  std::uint32_t refused_told = 0;        ///< of the control thread alone
 };
 
 /// Null without a pool, and in a forked child, which has the memory but no thread and no place in the pool.

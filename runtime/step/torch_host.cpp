@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 
 #include <cstring>
+#include <memory>
 
 #include "runtime/step/c_api.h"
 
@@ -53,13 +54,24 @@ std::unique_ptr<at::ObserverContext> at_backward_node(at::RecordFunction const& 
   return nullptr;
 }
 
-std::unique_ptr<at::ObserverContext> before_operator(at::RecordFunction const& /*function*/) {
-  sluice_host_operator_begin();
-  return nullptr;
+/// Marks what bears a name without being an operator: autograd's evaluation of a node, a function in Python.
+struct caller_mark : at::ObserverContext {};
+
+std::unique_ptr<at::ObserverContext> before_function(at::RecordFunction const& function) {
+  if (function.operator_name().has_value()) {
+    sluice_host_operator_begin();
+    return nullptr;
+  }
+  sluice_host_caller_begin();
+  return std::make_unique<caller_mark>();
 }
 
-void after_operator(at::RecordFunction const& /*function*/, at::ObserverContext* /*none*/) {
-  sluice_host_operator_end();
+void after_function(at::RecordFunction const& /*function*/, at::ObserverContext* mark) {
+  if (mark == nullptr) {
+    sluice_host_operator_end();
+  } else {
+    sluice_host_caller_end();
+  }
 }
 
 }  // namespace
@@ -80,7 +92,7 @@ extern "C" SLUICE_EXPORT int sluice_torch_host_install(void) {
   c10::SetCPUAllocator(&ours, above_the_default);
   at::addGlobalCallback(
       at::RecordFunctionCallback(at_backward_node).scopes({at::RecordScope::BACKWARD_FUNCTION}));
-  at::addGlobalCallback(at::RecordFunctionCallback(before_operator, after_operator)
+  at::addGlobalCallback(at::RecordFunctionCallback(before_function, after_function)
                             .scopes({at::RecordScope::FUNCTION}));
   return 0;
 }

@@ -11,6 +11,7 @@ namespace sluice::step {
 namespace {
 
 using memhandover::lifetime;
+using memhandover::precedence;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
@@ -84,6 +85,7 @@ std::byte* training_memory::allocate_persistent(std::size_t bytes) {
   for (;;) {
     if (auto* const address = persistent_->allocate(bytes)) {
       least_idle_ = std::min(least_idle_, persistent_->idle_chunks());
+      publish_kept();
       return address;
     }
     if (!fill(*persistent_, bytes, lock) && !await_persistent(bytes, deadline, lock)) {
@@ -111,9 +113,15 @@ bool training_memory::await_persistent(std::size_t bytes, steady_clock::time_poi
     return true;
   }
   bool const server_is_there = client_->view().header().serving_now.load() != 0;
+  auto const commit_waits = [this](bool waits) {
+    commit_waits_ = committing() ? waits : commit_waits_;
+  };
+  commit_waits(true);
+  commit_changed_.notify_all();  // who waits for its end would hold up what it waits for
   lock.unlock();
   bool const granted = server_is_there && client_->wait_grantable(wanted, deadline);
   lock.lock();
+  commit_waits(false);
   return granted;
 }
 
@@ -155,7 +163,8 @@ bool training_memory::fill(space& where, std::size_t bytes, std::unique_lock<std
     }
     auto const answered = demands_answered_;
     lock.unlock();
-    client_->ask(std::max(asked, options_.grow_by), kind, steady_clock::now() + grant_patience);
+    client_->ask(std::max(asked, options_.grow_by), kind, steady_clock::now() + grant_patience,
+                 committing() ? precedence::before_demands : precedence::after_demands);
     lock.lock();
     stock_->collect();
     if (was_left() || demands_answered_ != answered) {
@@ -216,7 +225,9 @@ bool training_memory::free(std::byte* address) {
     return arena_->free(address) > 0;
   }
   if (persistent_->contains(address)) {
-    return persistent_->free(address) > 0;  // what is idle then, `begin` sees to
+    bool const freed = persistent_->free(address) > 0;  // what is idle then, `begin` sees to
+    publish_kept();
+    return freed;
   }
   for (auto* list : {&retired_, &promoted_, &sparse_}) {
     for (auto& candidate : *list) {

@@ -19,12 +19,23 @@ using memhandover::monotonic_ns;
 /// unit it may meet. An operator on few processors may take many seconds.
 constexpr std::int64_t kernel_patience_ns = 2'000'000'000;
 constexpr std::int64_t operator_patience_ns = 60'000'000'000;
+/// How often the control thread asks, while it waits for a commit, whether the server still waits for it.
+constexpr std::chrono::milliseconds look_every{20};
 
 std::uint32_t still_missing(std::uint32_t wanted, std::vector<std::uint32_t> const& given) {
   return wanted - std::min(wanted, static_cast<std::uint32_t>(given.size()));
 }
 
 }  // namespace
+
+/// How many chunks `take_idle` would find.
+std::uint32_t training_memory::idle() const {
+  auto count = stock_->size();
+  for (auto const* const candidate : {arena_.get(), persistent_.get()}) {
+    count += candidate->revoked() ? 0 : candidate->idle_chunks();
+  }
+  return count;
+}
 
 /// Chunks that nothing uses: those without a mapping, then the idle ends of arena and persistent
 /// memory.
@@ -105,10 +116,13 @@ memhandover::demand_answer training_memory::give_up(memhandover::demand const& w
     answer.closed_ns = answer.idle_ns = monotonic_ns();
     return answer;  // still being set up: there is nothing to give
   }
-  await_commit_end(lock);
-  ++demands_answered_;
-  stock_->collect();  // a thread may not have come back for it yet
   auto* const gate = options_.gate;
+  stock_->collect();  // a thread may not have come back for it yet
+  // What a commit may still need is not taken while that would not do.
+  auto const unused_ones = [&] { return gate == nullptr ? idle() : stock_->size(); };
+  bool const may_revoke = unused_ones() >= wanted.chunks || await_commit_end(lock, wanted);
+  ++demands_answered_;
+  stock_->collect();
   answer.closed_ns = answer.idle_ns = monotonic_ns();
   if (gate == nullptr) {
     take_idle(wanted.chunks, answer.chunks);
@@ -116,10 +130,9 @@ memhandover::demand_answer training_memory::give_up(memhandover::demand const& w
   } else if (stock_->size() >= wanted.chunks) {
     give_stock(wanted.chunks, answer.chunks);
   }
-  auto const missing = still_missing(wanted.chunks, answer.chunks);
-  if (missing > 0 && !revocable().empty()) {
+  if (may_revoke && still_missing(wanted.chunks, answer.chunks) > 0 && !revocable().empty()) {
     try {
-      revoke_behind_gate(missing, lock, answer);
+      revoke_behind_gate(wanted, lock, answer);
     } catch (error const& why) {
       // What has been taken already is the server's; the arena is as it was.
       spdlog::error("the arena could not be taken away reason=\"{}\"", why.what());
@@ -128,14 +141,21 @@ memhandover::demand_answer training_memory::give_up(memhandover::demand const& w
   if (answer.chunks.empty()) {
     give_stock(wanted.chunks, answer.chunks);  // less than was asked for, but all there is
   }
+  if (may_revoke && gate != nullptr) {
+    // What the optimizer gives back and asks for again goes only where all the rest is too little.
+    auto const rest = persistent_->shrink(still_missing(wanted.chunks, answer.chunks));
+    answer.chunks.insert(answer.chunks.end(), rest.begin(), rest.end());
+  }
   publish();
   return answer;
 }
 
-/// A commit is short, and what it adds up must not be lost. A compute pause lets it through meanwhile.
-void training_memory::await_commit_end(std::unique_lock<std::mutex>& lock) {
+/// A commit is short, and what it adds up must not be lost. A compute pause lets it through meanwhile. False: it waits
+/// for memory that the server would have to give, or the server waits no longer.
+bool training_memory::await_commit_end(std::unique_lock<std::mutex>& lock,
+                                       memhandover::demand const& wanted) {
   if (phase_ != phase::committing) {
-    return;
+    return true;
   }
   auto const hurry = [this](bool on) {
     urgent_.store(on, std::memory_order_release);
@@ -144,8 +164,12 @@ void training_memory::await_commit_end(std::unique_lock<std::mutex>& lock) {
     }
   };
   hurry(true);
-  commit_ended_.wait(lock, [this] { return phase_ != phase::committing; });
+  auto const ended = [this] { return phase_ != phase::committing; };
+  while (!commit_changed_.wait_for(lock, look_every, [&] { return ended() || commit_waits_; }) &&
+         wanted.stands()) {
+  }
   hurry(false);
+  return ended();
 }
 
 /// What can be taken although it is in use: the arena, and on CUDA what a micro-batch that got too
@@ -254,8 +278,10 @@ void training_memory::revoke(division parts, memhandover::demand_answer& answer)
 }
 
 /// Closes the gate, waits until nothing runs, and takes what is revocable.
-void training_memory::revoke_behind_gate(std::uint32_t count, std::unique_lock<std::mutex>& lock,
+void training_memory::revoke_behind_gate(memhandover::demand const& wanted,
+                                         std::unique_lock<std::mutex>& lock,
                                          memhandover::demand_answer& answer) {
+  auto const count = still_missing(wanted.chunks, answer.chunks);
   auto* const gate = &computing();
   auto const deadline =
       monotonic_ns() + (options_.gate != nullptr ? kernel_patience_ns : operator_patience_ns);
@@ -282,7 +308,9 @@ void training_memory::revoke_behind_gate(std::uint32_t count, std::unique_lock<s
     if (!closed || !idle) {
       return;
     }
-    await_commit_end(lock);  // it began in between
+    if (!await_commit_end(lock, wanted)) {  // it began in between
+      return;
+    }
   }
   auto const victims = revocable();
   if (victims.empty()) {

@@ -63,7 +63,7 @@ training_memory::~training_memory() {
       list->clear();
     }
   }
-  commit_ended_.notify_all();
+  commit_changed_.notify_all();
   ending.clear();
   client_.reset();  // ends the thread that uses what is destroyed next
 }
@@ -103,6 +103,7 @@ void training_memory::begin() {
   drop_empty(promoted_);
   let_idle_go();
   exchange_idle();
+  publish_kept();
   state_.store(arena_state::sound, std::memory_order_release);
   phase_ = phase::running;
   micro_batch_.fetch_add(1);
@@ -296,7 +297,7 @@ void training_memory::finish_commit(bool outlived) noexcept {
     }
     publish();
   }
-  commit_ended_.notify_all();
+  commit_changed_.notify_all();
 }
 
 void training_memory::discard() {
@@ -319,7 +320,7 @@ void training_memory::discard() {
       options_.gate->abort_end();
     }
   }
-  commit_ended_.notify_all();
+  commit_changed_.notify_all();
 }
 
 /// Puts the arena away among `old` and begins another.
@@ -399,6 +400,13 @@ void training_memory::publish() {
                          std::memory_order_relaxed);
   box.spare_chunks.store(unused(), std::memory_order_relaxed);
   box.persistent_chunks.store(chunks_kept(), std::memory_order_relaxed);
+  publish_kept();
+}
+
+/// What no demand gets. The server demands nothing that cannot be had for it.
+void training_memory::publish_kept() {
+  client_->mailbox().kept_chunks.store(chunks_kept() - persistent_->idle_chunks(),
+                                       std::memory_order_relaxed);
 }
 
 void training_memory::before_fork() {

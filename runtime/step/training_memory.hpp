@@ -6,7 +6,8 @@
 ///                      └───────── discard ──► idle
 ///
 /// A demand takes the whole arena: at once while idle; while running, and the micro-batch is
-/// discarded; after commit_end while committing. If launches are deferred, so is a commit: the phase
+/// discarded; after commit_end while committing. It never waits for a commit that waits for the pool itself: then it
+/// is given what nothing uses, and the server decides. If launches are deferred, so is a commit: the phase
 /// changes when the submitter gets there, and until then the micro-batch is running. Whether it counts
 /// is known from then on; the next micro-batch begins when the commit has been made.
 ///
@@ -168,10 +169,11 @@ class training_memory {
   [[nodiscard]] memhandover::demand_answer give_up(memhandover::demand const& wanted);
   /// Chunks of ours that hold nothing.
   [[nodiscard]] std::uint32_t unused() const { return stock_->size() + unmapping_; }
+  [[nodiscard]] std::uint32_t idle() const;
   void take_idle(std::uint32_t count, std::vector<std::uint32_t>& given);
   [[nodiscard]] std::vector<space*> revocable() const;
   void note_reopened(bool in_use) noexcept;
-  void revoke_behind_gate(std::uint32_t count, std::unique_lock<std::mutex>& lock,
+  void revoke_behind_gate(memhandover::demand const& wanted, std::unique_lock<std::mutex>& lock,
                           memhandover::demand_answer& answer);
   [[nodiscard]] division divide(std::uint32_t count, std::vector<std::uint32_t> const& given) const;
   void revoke(division parts, memhandover::demand_answer& answer);
@@ -189,7 +191,8 @@ class training_memory {
   void abort_launches();
   void tell_others();
   void finish_commit(bool outlived) noexcept;
-  void await_commit_end(std::unique_lock<std::mutex>& lock);
+  [[nodiscard]] bool await_commit_end(std::unique_lock<std::mutex>& lock,
+                                      memhandover::demand const& wanted);
   void let_idle_go();
   void leave_sparse();
   void let_go(std::vector<std::uint32_t> const& chunks);
@@ -203,6 +206,7 @@ class training_memory {
   [[nodiscard]] std::unique_ptr<space> new_arena(std::uint64_t generation);
   [[nodiscard]] std::unique_ptr<space> new_persistent();
   void publish();
+  void publish_kept();
 
   /// Who can be stopped from computing with the arena.
   [[nodiscard]] launch_gate& computing() noexcept;
@@ -212,7 +216,8 @@ class training_memory {
   std::unique_ptr<memhandover::device_memory> memory_;
   std::unique_ptr<memhandover::training_client> client_;
   mutable std::mutex mutex_;  ///< guards what follows
-  std::condition_variable commit_ended_;
+  std::condition_variable commit_changed_;  ///< it has ended, or waits for the pool
+  bool commit_waits_ = false;
   std::atomic<std::uint32_t> demands_waiting_{0};  ///< the control thread wants the lock
   std::condition_variable demand_answered_;
   enum class phase { idle, running, committing } phase_ = phase::idle;

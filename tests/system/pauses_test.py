@@ -11,14 +11,16 @@ import threading
 from pathlib import Path
 
 import pytest
-from server_models import Slow
-from serving import PATIENCE_SECONDS, Server, World, eventually, integer
+import torch
+from server_models import Affine, Slow
+from serving import PATIENCE_SECONDS, Server, World, eventually, floats, integer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from exactness import environment  # noqa: E402
 
 JOB = Path(__file__).with_name("paused_job.py")
+REENTRANT = Path(__file__).with_name("reentrant_job.py")
 SHARDS = Path(__file__).with_name("shards_job.py")
 
 
@@ -118,6 +120,19 @@ def test_a_job_without_a_share_is_paused_as_long_as_requests_are_in_flight(world
             assert (seen["cut_short"], seen["withheld_s"]) == (0, 0.0)
         samples = world.job("job")["samples"]
         eventually(lambda: world.job("job")["samples"] > samples, "the job goes on after the last request")
+
+
+def test_no_demand_waits_for_a_thread_that_its_own_pause_holds(world):
+    """Such a thread would be held until the request has failed: training has no share that would end the pause."""
+    module = world.models.add("large", Affine(padding_mib=44), {"x": ("TYPE_FP32", [3])}, {"y": ("TYPE_FP32", [2])})
+    server = world.serve(world.policy("large", idle="20ms", training="pause: on_cold_start, min_share: 0%"))
+    x = torch.randn(1, 3)
+    with training(world, "job", (REENTRANT,)):
+        for loads in range(1, 21):
+            assert torch.allclose(server.outputs("large", [floats("x", x)])[0], module(x))
+            assert server.model("large")["cold_starts"] == loads
+            eventually(lambda: server.model("large")["state"] == "cold", "it is released")
+        assert world.job("job")["discards"] > 0
 
 
 def test_jobs_keep_the_run_ahead_that_the_server_publishes(world, slow):

@@ -56,7 +56,7 @@ class heap_pool final : public memhandover::serving_pool,
   [[nodiscard]] memhandover::pool_usage usage() const override {
     std::lock_guard const lock{mutex_};
     return {shape_.bytes(), chunk * count(owner::nobody), chunk * count(owner::training),
-            chunk * count(owner::serving)};
+            chunk * count(owner::serving), chunk * kept_};
   }
 
   /// Contiguous memory is stitched, always.
@@ -192,6 +192,11 @@ class heap_pool final : public memhandover::serving_pool,
                               }}};
   }
 
+  /// So many chunks of training's are kept from whoever demands them.
+  void keep(std::uint32_t chunks) {
+    std::lock_guard const lock{mutex_};
+    kept_ = chunks;
+  }
   /// The next memory that is wanted is not free, and training does not give it. Nothing is free until
   /// training has been asked again.
   void fail_next(error_kind kind) {
@@ -328,6 +333,7 @@ class heap_pool final : public memhandover::serving_pool,
   int failing_claims_ = 0;
   std::chrono::nanoseconds run_ahead_{0};
   bool foresees_wrongly_ = false;
+  std::uint32_t kept_ = 0;
   std::optional<error_kind> failure_;
   bool short_ = false;  // the last acquisition failed for want of memory: nothing is free
 };

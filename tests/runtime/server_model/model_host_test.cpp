@@ -220,6 +220,17 @@ TEST_F(a_host, evicts_when_training_cannot_give_what_it_seemed_to_have) {
   EXPECT_EQ(host_->state(0), model_state::cold);
 }
 
+TEST_F(a_host, does_not_evict_for_a_model_that_is_larger_than_what_training_leaves) {
+  add(5);
+  add(7, scheduler::seconds{1e6}, 5 * heap_pool::chunk);
+  start(8, 4);
+  EXPECT_EQ(sum_of(ask(0, 1)), 11);
+  pool_->keep(4);
+  pool_->fail_next(error_kind::out_of_memory);
+  EXPECT_EQ(failure_of(ask(1, 1)), error_kind::out_of_memory);
+  EXPECT_EQ(host_->state(0), model_state::warm);
+}
+
 TEST_F(a_host, does_not_evict_for_a_model_that_is_larger_than_the_pool) {
   add(5);
   controls_.push_back(std::make_shared<model_control>());

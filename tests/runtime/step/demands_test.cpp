@@ -1,0 +1,223 @@
+/// What a demand waits for, and what it does not: commits that go on, and commits that wait for the pool themselves; and
+/// what is not demanded at all, because it can never be had.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "memhandover/error.hpp"
+#include "tests/runtime/step/fault_world.hpp"
+
+namespace sluice::test::demands {
+namespace {
+
+using namespace std::chrono_literals;
+using memhandover::demand;
+using memhandover::demand_answer;
+using memhandover::lifetime;
+using memhandover::training_client;
+using std::chrono::steady_clock;
+
+/// So long nothing here may take; what waits in vain waits for longer.
+constexpr auto patience = 20s;
+
+/// A job that holds the whole pool, and a server; on the host, and on a GPU whose driver is a fake one.
+class demands_test : public testing::TestWithParam<char const*> {
+ protected:
+  demands_test() : world_{GetParam()} {
+    world_.start_broker();
+    auto options = world_.job();
+    if (on_gpu()) {
+      options.gate = &gate_;
+    }
+    memory_.emplace(options);
+    server_ = world_.join_server();
+    chunk_ = server_->shape().chunk_bytes;
+    chunks_ = server_->shape().chunk_count;
+  }
+
+  [[nodiscard]] static bool on_gpu() { return std::string{GetParam()} == "cuda"; }
+
+  void begin_commit() {
+    ASSERT_EQ(memory_->commit_begin(false), step::commit_start::begun);
+  }
+  /// What the server gets, of so many chunks; nothing if it has to go without.
+  std::optional<memhandover::placement> acquire(std::uint32_t chunks) {
+    try {
+      return server_->acquire(chunks * chunk_, steady_clock::now() + patience);
+    } catch (error const& why) {
+      EXPECT_EQ(why.kind(), error_kind::out_of_memory) << why.what();
+      said_ = why.what();
+      return std::nullopt;
+    }
+  }
+  /// Once the control thread has been asked for something.
+  void await_demand() {
+    auto const& demand = memory_->client().view().controls()[memory_->client().slot()].demand;
+    while (memhandover::numbered::unpack(demand.load()).chunks == 0) {
+      std::this_thread::yield();
+    }
+  }
+
+  fault_world world_;
+  idle_gate gate_;
+  std::optional<step::training_memory> memory_;
+  std::shared_ptr<memhandover::serving_pool> server_;
+  std::uint64_t chunk_ = 0;
+  std::uint32_t chunks_ = 0;
+  std::string said_;
+};
+
+TEST_P(demands_test, what_nobody_uses_is_given_while_a_commit_goes_on) {
+  memory_->begin();
+  auto* const used = memory_->allocate_arena(4 * chunk_);
+  auto* const rest = memory_->allocate_arena((chunks_ - 4) * chunk_);
+  ASSERT_TRUE(memory_->free(rest));
+  begin_commit();
+  if (on_gpu()) {
+    // What a job on a GPU has mapped it gives only behind its closed gate.
+    ASSERT_TRUE(memory_->free(used));
+    memory_->commit_end(false);
+    auto const all = acquire(chunks_);
+    ASSERT_TRUE(all.has_value());
+    return;
+  }
+
+  auto const given = acquire(chunks_ / 2);
+
+  ASSERT_TRUE(given.has_value());
+  EXPECT_EQ(given->bytes(), chunks_ / 2 * chunk_);
+  EXPECT_EQ(memory_->state(), step::arena_state::sound);
+  memory_->commit_end(true);
+  ASSERT_TRUE(memory_->free(used));
+}
+
+TEST_P(demands_test, a_commit_has_what_it_needs_of_what_the_server_waits_for) {
+  memory_->begin();
+  auto* const used = memory_->allocate_arena((chunks_ - 4) * chunk_);
+  begin_commit();
+  std::optional<memhandover::placement> given;
+  std::jthread serving{[&] { given = acquire(chunks_ / 2); }};
+  await_demand();
+
+  // Four chunks are nobody's, and the server waits for twelve.
+  auto* const kept = memory_->allocate_persistent(2 * chunk_);
+  ASSERT_TRUE(memory_->free(used));
+  memory_->commit_end(false);
+  serving.join();
+
+  ASSERT_TRUE(given.has_value()) << said_;
+  EXPECT_EQ(given->bytes(), chunks_ / 2 * chunk_);
+  ASSERT_TRUE(memory_->free(kept));
+}
+
+TEST_P(demands_test, a_commit_that_waits_for_the_pool_is_not_waited_for) {
+  auto first = acquire(4);
+  ASSERT_TRUE(first.has_value());
+  memory_->begin();
+  auto* const used = memory_->allocate_arena((chunks_ - 4) * chunk_);
+  begin_commit();
+  std::atomic<bool> refused{false};
+  std::jthread serving{[&] {
+    auto const before = steady_clock::now();
+    EXPECT_FALSE(acquire(chunks_ / 2).has_value());
+    EXPECT_LT(steady_clock::now() - before, patience);
+    refused = true;
+    first.reset();  // which is what the commit waits for
+  }};
+  await_demand();
+
+  auto* const kept = memory_->allocate_persistent(2 * chunk_);
+  EXPECT_TRUE(refused);
+  ASSERT_TRUE(memory_->free(used));
+  memory_->commit_end(false);
+  serving.join();
+
+  EXPECT_TRUE(acquire(chunks_ / 2).has_value()) << said_;
+  ASSERT_TRUE(memory_->free(kept));
+}
+
+TEST_P(demands_test, a_demand_that_is_withdrawn_leaves_a_commit_alone) {
+  memory_->begin();
+  auto* const used = memory_->allocate_arena(chunks_ * chunk_);
+  begin_commit();
+  EXPECT_THROW((void)server_->acquire(chunk_, steady_clock::now() + 50ms), error);
+  while (memory_->urgent()) {
+    std::this_thread::yield();
+  }
+  ASSERT_TRUE(memory_->free(used));
+  memory_->commit_end(false);
+  EXPECT_TRUE(acquire(chunks_ / 2).has_value()) << said_;
+}
+
+TEST_P(demands_test, nothing_is_taken_for_what_can_never_be_had) {
+  auto* const kept = memory_->allocate_persistent(4 * chunk_);
+  memory_->begin();
+  auto* const used = memory_->allocate_arena((chunks_ - 4) * chunk_);
+
+  EXPECT_FALSE(acquire(chunks_ - 3).has_value());
+  EXPECT_NE(said_.find("at most"), std::string::npos) << said_;
+  EXPECT_NE(said_.find("keeps"), std::string::npos) << said_;
+  EXPECT_EQ(memory_->state(), step::arena_state::sound) << "the micro-batch goes on";
+  auto const& told = memory_->client().view().controls()[memory_->client().slot()].refused;
+  EXPECT_EQ(told.load(), chunks_ - 3);
+
+  ASSERT_TRUE(memory_->free(kept));
+  auto const given = acquire(chunks_ - 3);
+  EXPECT_TRUE(given.has_value()) << said_;
+  EXPECT_EQ(memory_->state(), step::arena_state::revoked);
+  memory_->free(used);
+  memory_->discard();
+}
+
+INSTANTIATE_TEST_SUITE_P(both, demands_test, testing::Values("host", "cuda"),
+                         [](auto const& of) { return std::string{of.param}; });
+
+TEST(futile_demands_test, one_that_costs_micro_batches_in_vain_is_not_made_again_at_once) {
+  fault_world world{"host"};
+  world.start_broker();
+  std::atomic<int> demanded{0};
+  std::vector<std::uint32_t> held;
+  // It says nothing of the chunks that it keeps.
+  constexpr std::size_t kept = 3;
+  auto const job = training_client::join(world.broker(), "job", [&](demand const& /*what*/) {
+    ++demanded;
+    demand_answer given;
+    for (; held.size() > kept; held.pop_back()) {
+      given.chunks.push_back(held.back());
+      ++given.live_chunks;
+    }
+    return given;
+  });
+  auto const all = job->view().shape();
+  job->ask(all.chunk_count, lifetime::revocable, steady_clock::now() + patience);
+  held = job->collect();
+  ASSERT_EQ(held.size(), all.chunk_count);
+  auto const server = world.join_server();
+  auto const refusal = [&](std::uint64_t bytes) {
+    try {
+      (void)server->acquire(bytes, steady_clock::now() + patience);
+    } catch (error const& why) {
+      EXPECT_EQ(why.kind(), error_kind::out_of_memory);
+      return std::string{why.what()};
+    }
+    return std::string{};
+  };
+
+  EXPECT_NE(refusal(all.bytes()).find("can be had"), std::string::npos);
+  auto const before = demanded.load();
+  EXPECT_GT(before, 0);
+  EXPECT_NE(refusal(all.bytes()).find("in vain"), std::string::npos);
+  EXPECT_EQ(demanded, before);
+
+  auto const less = server->acquire(all.chunk_bytes, steady_clock::now() + patience);
+  EXPECT_EQ(less.bytes(), all.chunk_bytes) << "less is had as before";
+}
+
+}  // namespace
+}  // namespace sluice::test::demands
