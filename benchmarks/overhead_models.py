@@ -35,17 +35,18 @@ class Workload:
                 "precision": self.precision}
 
 
-def plain_step(job: Job, micro_batches: int) -> Callable[[], None]:
-    """The usual loop: gradients accumulate over slices whose losses are weighted by their share."""
+def plain_step(job: Job, micro_batches: int) -> Callable[[], Any]:
+    """The usual loop: gradients accumulate over slices whose losses are weighted by their share. It returns the last one's."""
     total = len(job.batch[0])
     bounds = [total * i // micro_batches for i in range(micro_batches + 1)]
 
-    def step() -> None:
+    def step() -> Any:
         job.optimizer.zero_grad(set_to_none=True)
         for start, stop in zip(bounds, bounds[1:]):
             loss = job.loss(*(each[start:stop] for each in job.batch))
             (loss if micro_batches == 1 else loss * ((stop - start) / total)).backward()
         job.optimizer.step()
+        return loss.detach()
 
     return step
 

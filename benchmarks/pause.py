@@ -9,7 +9,8 @@ server; `direct-B` makes the launching thread wait for room, `deferred-B` leaves
 most B µs of predicted work outstanding. For each of these ways windows without pauses show the cost, further windows with
 pauses every 5 to 15 ms what a pause takes. Excess is what a pause takes beyond the end of the unit (kernel, copy, graph)
 that was executing; `lost_us` what a pause costs training's time, that ends as soon as the device is idle: until it is busy
-again. The job that is one CUDA graph does not use the step API. Needs a GPU.
+again. The job that is one CUDA graph does not use the step API. With --read-losses both processes read the loss back in
+every step, as loops that log it do. Needs a GPU.
 """
 
 import argparse
@@ -103,7 +104,7 @@ class Pauser:
                 "stuck": stuck.value}
 
 
-def work(workload: Workload, library: Path | None) -> None:
+def work(workload: Workload, library: Path | None, read_losses: bool) -> None:
     """Reads what to do from standard input, a JSON object a line, and answers each with what it took."""
     import torch
 
@@ -120,10 +121,15 @@ def work(workload: Workload, library: Path | None) -> None:
     if job.step:
         step = job.step
     elif library:
-        def step() -> None:
-            owner(job.loss, *job.batch)
+        def step() -> torch.Tensor:
+            return owner(job.loss, *job.batch)
     else:
         step = plain_step(job, workload.micro_batches)
+    if read_losses:
+        launch = step
+
+        def step() -> None:
+            launch().item()
 
     for line in sys.stdin:
         wanted = json.loads(line)
@@ -180,7 +186,8 @@ def cell(workload: Workload, chosen: str, jobs: dict[str, Job], options: argpars
     metrics = {"pause_us": distribution(took), "excess_us": distribution(excess), "lost_us": single(statistics.median(lost)),
                "step_ratio": single(statistics.median(ratios), "plain torch, same run", interval([ratios])),
                **{f"{name}_step_ms": distribution(samples) for name, samples in ms.items()}}
-    params = {**workload.params, "submission": "deferred" if deferred else "direct", "run_ahead_us": bound}
+    params = {**workload.params, "submission": "deferred" if deferred else "direct", "run_ahead_us": bound,
+              **({"losses": "read"} if options.read_losses else {})}
     targets = UNBOUND_TARGETS if bound == 0 else TARGETS if chosen == DEFAULT_WAY else {}
     if workload.name in ONE_UNIT and bound > 0:
         targets = {}
@@ -189,7 +196,8 @@ def cell(workload: Workload, chosen: str, jobs: dict[str, Job], options: argpars
 
 def measure(workload: Workload, options: argparse.Namespace) -> Iterator[Cell]:
     with Stage(options.sluice.absolute(), ROOT / "build" / "pause" / workload.name) as stage:
-        plain = [sys.executable, Path(__file__).resolve(), "--worker", workload.name]
+        plain = [sys.executable, Path(__file__).resolve(), "--worker", workload.name,
+                 *(["--read-losses"] if options.read_losses else [])]
         shared = [stage.sluice, "run", "--require-pool", "--backend", "cuda", "--memory", POOL["cuda"], "--",
                   *plain, "--library", options.pauser.absolute()]
         jobs = {"plain": Job(stage, "plain", plain), "sluice": Job(stage, "sluice", shared)}
@@ -210,13 +218,14 @@ def main() -> int:
     parser.add_argument("--pauses-elsewhere", type=int, default=300, help="of other ways (default %(default)s)")
     parser.add_argument("--pairs", type=int, default=10, help="of windows (default %(default)s)")
     parser.add_argument("--window", type=float, default=1.0, metavar="SECONDS", help="default %(default)s")
+    parser.add_argument("--read-losses", action="store_true", help="in every step")
     parser.add_argument("--sluice", type=Path, default=built / "bin" / "sluice")
     parser.add_argument("--pauser", type=Path, default=built / "lib" / "libsluice_bench_pauser.so")
     parser.add_argument("--worker", choices=WORKLOADS, help=argparse.SUPPRESS)
     parser.add_argument("--library", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        work(WORKLOADS[options.worker], options.library)
+        work(WORKLOADS[options.worker], options.library, options.read_losses)
         return 0
     if options.pairs < 2 or options.pauses < 1 or options.pauses_elsewhere < 1:
         parser.error("--pairs must be at least 2, --pauses and --pauses-elsewhere at least 1")

@@ -185,6 +185,8 @@ struct alignas(64) mailbox_header {
   std::atomic<std::uint32_t> spare_chunks, persistent_chunks;
   std::atomic<std::uint32_t> waiting;  ///< 1 while training waits for memory
   std::atomic<std::uint32_t> kept_chunks;  ///< that no demand gets
+  /// Of those: nothing lives in them, but beyond them something does. Looked for every 100 ms.
+  std::atomic<std::uint32_t> stranded_chunks;
   long_unit_entry long_units[max_long_units];
 };
 

@@ -195,6 +195,8 @@ nlohmann::json describe_pool(ledger_view const& view) {
       client.update({{"arena_bytes", mailbox.arena_chunks.load() * header.chunk_bytes},
                      {"spare_bytes", mailbox.spare_chunks.load() * header.chunk_bytes},
                      {"persistent_bytes", mailbox.persistent_chunks.load() * header.chunk_bytes},
+                     {"kept_bytes", mailbox.kept_chunks.load() * header.chunk_bytes},
+                     {"stranded_bytes", mailbox.stranded_chunks.load() * header.chunk_bytes},
                      {"micro_batch", mailbox.micro_batch.load()},
                      {"global_batch", mailbox.global_batch.load()},
                      {"run_ahead_us", microseconds_or_null(run_ahead_of(mailbox))},

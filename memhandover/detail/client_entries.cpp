@@ -42,7 +42,8 @@ void write_client(ledger_view const& view, std::uint32_t slot, new_client const&
   // A mailbox may have had an earlier owner; what it counted must not be shown as this one's.
   auto& mailbox = view.mailbox(slot);
   for (auto* value : {&mailbox.micro_batch, &mailbox.global_batch, &mailbox.arena_chunks,
-                      &mailbox.spare_chunks, &mailbox.persistent_chunks, &mailbox.kept_chunks, &mailbox.waiting}) {
+                      &mailbox.spare_chunks, &mailbox.persistent_chunks, &mailbox.kept_chunks,
+                      &mailbox.stranded_chunks, &mailbox.waiting}) {
     value->store(0);
   }
   for (auto* value :

@@ -213,6 +213,9 @@ struct sluice_gate_api {
   int (*enter_at_once)(void);
   /* After that. */
   void (*leave)(void);
+  /* Returns when the device has done all that was launched before the call. No synchronisation of the context: streams
+   * that are being captured are left alone, and so are their captures. */
+  void (*wait_launched)(void);
 };
 
 enum sluice_alloc_status {
@@ -226,7 +229,7 @@ struct sluice_runtime_api {
   size_t size;
   /* cuMemAlloc from the pool's persistent range. NOT_OURS: let the driver answer. */
   int (*mem_alloc)(int device, uint64_t* address, size_t bytes);
-  /* cuMemFree. NOT_OURS: the address is not the pool's. */
+  /* cuMemFree, of what nothing on the device uses any more. NOT_OURS: the address is not the pool's. */
   int (*mem_free)(uint64_t address);
   /* cuMemGetInfo as the job should see it: what cuMemAlloc would find without waiting, and the pool.
    * NOT_OURS: let the driver answer. */

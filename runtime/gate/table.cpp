@@ -1,5 +1,6 @@
 /// The table that the gate offers to the runtime: see gate_api.h.
 #include <cerrno>
+#include <limits>
 
 #include "runtime/gate/agreed_calls.hpp"
 #include "runtime/gate/agreed_graphs.hpp"
@@ -22,6 +23,13 @@ int close_gate(std::int64_t deadline_ns) {
 
 int wait_until_idle(std::int64_t deadline_ns) {
   return the_gate().inert() || streams().wait_idle(deadline_ns, true) ? 0 : ETIMEDOUT;
+}
+
+void wait_for_launches() {
+  if (!the_gate().inert()) {
+    flush_if_deferring(std::nullopt);
+    static_cast<void>(streams().wait_idle(std::numeric_limits<std::int64_t>::max(), false));
+  }
 }
 
 std::uint64_t all_launches() {
@@ -112,6 +120,7 @@ constexpr sluice_gate_api table = {
     },
     .enter_at_once = enter_at_once,
     .leave = leave,
+    .wait_launched = wait_for_launches,
 };
 
 }  // namespace

@@ -42,7 +42,6 @@ int driver_mem_free(std::uint64_t address) {
   if (state == nullptr || state->memory->persistent_range(where).first != where) {
     return SLUICE_ALLOC_NOT_OURS;
   }
-  wait_for_device(*state);
   return state->memory->free(where) ? SLUICE_ALLOC_OK : SLUICE_ALLOC_NOT_OURS;
 }
 

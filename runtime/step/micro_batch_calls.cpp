@@ -197,7 +197,7 @@ void sluice_arena_free(void* address, ssize_t /*bytes*/, int /*device*/, void* /
     // What is freed of the arena stays mapped for the next micro-batch. Of a former one it may be
     // unmapped.
     if (state->gate_table != nullptr && state->memory->is_former(address)) {
-      wait_for_device(*state);
+      state->gate_table->wait_launched();
     }
     (void)guarded([&] { state->memory->free(static_cast<std::byte*>(address)); });
   }

@@ -128,6 +128,7 @@ void share(std::unique_ptr<process_state> state) {
         settle_with_others(*kept);
         publish_long_units(*kept);
         tell_refusal(*kept);
+        kept->memory->publish_stranded();
       },
       look_every);
 }
@@ -147,12 +148,6 @@ void bound_run_ahead(process_state& state) {
     state.gate->may_pause(wanted.count() > 0);
     state.gate_table->set_run_ahead(wanted.count());
   }
-}
-
-void wait_for_device(process_state const& state) {
-  using synchronize = CUresult (*)();
-  state.gate_table->flush();
-  reinterpret_cast<synchronize>(state.gate_table->real("cuCtxSynchronize"))();
 }
 
 training_memory::options options_of_job(char const* backend) {

@@ -49,10 +49,6 @@ void share(std::unique_ptr<process_state> state);
 /// A short queue on the device is what makes a pause short: follows the server's wish and the job's.
 void bound_run_ahead(process_state& state);
 
-/// Waits until the device has done all that this process gave it. The driver's own free does, and its callers rely on
-/// that.
-void wait_for_device(process_state const& state);
-
 /// What the environment says of this job: its broker and its name. Sets up logging before anything of ours can log,
 /// because standard output belongs to the user's program.
 [[nodiscard]] training_memory::options options_of_job(char const* backend);

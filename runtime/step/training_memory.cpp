@@ -409,6 +409,12 @@ void training_memory::publish_kept() {
                                        std::memory_order_relaxed);
 }
 
+void training_memory::publish_stranded() const {
+  std::lock_guard const lock{mutex_};
+  client_->mailbox().stranded_chunks.store(
+      persistent_->unused().chunks - persistent_->idle_chunks(), std::memory_order_relaxed);
+}
+
 void training_memory::before_fork() {
   mutex_.lock();
   auto copy = [&](space& shared) {

@@ -141,6 +141,8 @@ class training_memory {
   [[nodiscard]] std::pair<std::byte*, std::size_t> persistent_range(std::byte* address) const;
   /// What `allocate_persistent` would find without waiting for the server.
   [[nodiscard]] std::uint64_t persistent_free_bytes() const;
+  /// Shows in the mailbox how much persistent memory nothing uses that is kept all the same.
+  void publish_stranded() const;
   /// Who holds the pool's memory and what would leave this job more of it, in two sentences.
   [[nodiscard]] std::string shortage() const;
 

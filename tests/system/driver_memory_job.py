@@ -6,6 +6,7 @@
 import ctypes
 import json
 import os
+import threading
 
 cuda = ctypes.CDLL("libcuda.so.1")  # the gate, which is preloaded
 runtime = ctypes.CDLL(os.environ["SLUICE_RUNTIME_LIBRARY"])
@@ -87,6 +88,30 @@ said["small"] = {"results": [result for result, _ in blocks], "bytes": sum(sizes
 for _, address in blocks:
     free(address)
 said["small freed"] = memory()
+
+# Memory is freed by one thread while another one captures.
+stream, graph = ctypes.c_void_p(), ctypes.c_void_p()
+check(cuda.cuStreamCreate(ctypes.byref(stream), 1))
+_, mine = allocate(10 * MIB)
+segment = runtime.sluice_arena_alloc(100 * MIB, 0, None)
+runtime.sluice_begin(4, 4)
+assert runtime.sluice_commit_begin(0) == 1
+runtime.sluice_commit_end(4, 1)  # the segment's arena is a former one
+assert runtime.sluice_commit_settle(0) == 1
+check(cuda.cuStreamBeginCapture_v2(stream, 1))
+
+
+def free_both() -> None:
+    check(cuda.cuCtxSetCurrent(context))
+    free(mine)
+    runtime.sluice_arena_free(segment, 100 * MIB, 0, None)
+
+
+other = threading.Thread(target=free_both)
+other.start()
+other.join()
+said["capture"] = cuda.cuStreamEndCapture(stream, ctypes.byref(graph))
+said["freed beside a capture"] = memory()
 
 place = ctypes.byref(ctypes.c_uint64())
 said["other memory"] = [cuda.cuMemAllocManaged(place, ctypes.c_size_t(MIB), 1),

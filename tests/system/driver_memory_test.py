@@ -61,6 +61,12 @@ def test_what_outlives_its_commit_keeps_its_arena_and_no_chunk_more(job):
     assert said["kept no more"] == [POOL, POOL]
 
 
+def test_freeing_memory_leaves_captures_of_other_threads_alone(job):
+    said, _ = job
+    assert said["capture"] == 0
+    assert said["freed beside a capture"] == [POOL, POOL]
+
+
 def test_pool_memory_has_no_ipc_handle_and_that_is_said_once(job):
     said, complaints = job
     assert said["handles"] == [NOT_SUPPORTED] * 3

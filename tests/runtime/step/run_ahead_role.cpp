@@ -66,6 +66,7 @@ constexpr sluice_gate_api open_gate{
     .attach_to_capture = [](void*, void*) { return 0; },
     .enter_at_once = [] { return 0; },
     .leave = [] {},
+    .wait_launched = [] {},
 };
 
 template <typename Function>
