@@ -242,14 +242,12 @@ class Engine:
             self._follow_params()
             self.gradients.start()
 
-    def run(self, body: Callable[[MicroBatch], None], batch: tuple, **how: Any) -> list[Any]:
-        """Runs ``body`` as the block of every try. Returns what each committed one has kept."""
-        kept = []
+    def run(self, body: Callable[[MicroBatch], None], batch: tuple, **how: Any) -> Iterator[Any]:
+        """Runs ``body`` as the block of every try. Yields what each committed one has kept."""
         for micro in self.micro_batches(batch, **how):
             micro.run(body)
             if micro.committed:
-                kept.append(micro.kept)
-        return kept
+                yield micro.kept
 
     def make_room(self) -> None:
         """Before the optimizer runs for the first times: gives it the memory that torch has cached for the arena."""

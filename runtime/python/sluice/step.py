@@ -21,6 +21,7 @@ from sluice._replicas import Replicas
 from sluice._shards import Shards
 from sluice._tensor_parallel import TensorParallel
 from sluice._update import Update, can_be_taken_back
+from sluice._values import Values
 from sluice.errors import SluiceError
 
 
@@ -95,6 +96,7 @@ class Step:
         self._arena = self._engine.arena
         self._loss: torch.Tensor | None = None
         self._grad_norm: torch.Tensor | None = None
+        self._values: dict[Any, Any] = {}
 
     @property
     def shared(self) -> bool:
@@ -105,6 +107,14 @@ class Step:
     def loss(self) -> torch.Tensor | None:
         """The last step's loss, a scalar, detached; None before the first."""
         return self._loss
+
+    @property
+    def values(self) -> dict[Any, Any]:
+        """What the last call's loss function has returned beside its loss, by name, for the whole batch of this process: each
+        sample counts once, however often its slice has run. Tensors with one row a sample are joined, in the batch's order;
+        numbers and scalar tensors add up as losses do: by samples, by weight, or, with ``reduction="sum"``, as they are.
+        Detached; empty if it has returned nothing else."""
+        return self._values
 
     @property
     def grad_norm(self) -> torch.Tensor | None:
@@ -121,7 +131,9 @@ class Step:
 
         Args:
             loss_fn: Called with one slice of each element of ``batch``; returns the slice's loss, a scalar, or the loss
-                and its weight, a number or a scalar tensor, not negative.
+                and its weight, a number or a scalar tensor, not negative; or a mapping that has the loss as "loss", if need
+                be its weight as "weight", and under other names what ``values`` is to have: numbers, scalar tensors, and
+                tensors with one row for each of the slice's samples.
             *batch: Tensors, or tuples, lists and mappings of them, with the samples in dimension 0.
 
         Returns:
@@ -146,9 +158,9 @@ class Step:
                 return self._step_with_closure(loss_fn, batch)
             losses = self._begin()
             update = self._early_update(losses)
-            self._accumulate(loss_fn, batch, losses, update)
+            brought = self._accumulate(loss_fn, batch, losses, update)
             ahead = update is not None and update.has_run
-            return self._finish(batch, update.loss if ahead else self._apply(losses))
+            return self._finish(batch, update.loss if ahead else self._apply(losses), brought.of_batch())
 
     def micro_batches(self, *batch: Any) -> Iterator[MicroBatch]:
         """The same for a loop that is written by hand; when it is over, the optimizer has run::
@@ -179,7 +191,7 @@ class Step:
                 break
             yield micro
         with self._engine.explained():
-            self._finish(batch, self._apply(losses))
+            self._finish(batch, self._apply(losses), {})
 
     # --- the parts of a step -------------------------------------------------------------------------------------------
 
@@ -204,12 +216,20 @@ class Step:
 
         return Update(self.optimizer, body)
 
-    def _accumulate(self, loss_fn: Callable[..., Any], batch: tuple, losses: Losses, update: Update | None = None) -> None:
-        def forward_backward(micro: MicroBatch) -> None:
-            micro.backward(*_losses.loss_and_weight(loss_fn(*micro.slices)))
+    def _accumulate(self, loss_fn: Callable[..., Any], batch: tuple, losses: Losses, update: Update | None = None) -> Values:
+        """Runs all micro-batches. Returns what the loss function has returned beside their losses."""
+        brought = Values(losses.is_sum)
 
-        self._engine.run(forward_backward, batch, losses=losses, scaler=self._scaler, update=update, lazily=True,
-                         loss_fn=loss_fn)
+        def forward_backward(micro: MicroBatch) -> None:
+            loss, weight, values = _losses.taken_apart(loss_fn(*micro.slices))
+            values = brought.checked(values, micro.size)
+            micro.backward(loss, weight)
+            micro.keep((values, micro.size, weight))
+
+        for kept in self._engine.run(forward_backward, batch, losses=losses, scaler=self._scaler, update=update, lazily=True,
+                                     loss_fn=loss_fn):
+            brought.add(*kept)
+        return brought
 
     def _show_gradients(self, losses: Losses) -> torch.Tensor:
         """Gives the parameters the gradients of the batch. Returns its loss."""
@@ -243,31 +263,29 @@ class Step:
         self._engine.gradients.clear()
         return loss
 
-    def _finish(self, batch: tuple, loss: torch.Tensor) -> torch.Tensor:
-        self._loss = loss
+    def _finish(self, batch: tuple, loss: torch.Tensor, values: dict[Any, Any]) -> torch.Tensor:
+        self._loss, self._values = loss, values
         self._engine.count_step(batch)
         return loss
 
     def _step_with_closure(self, loss_fn: Callable[..., Any], batch: tuple) -> torch.Tensor:
-        first: list[torch.Tensor] = []
+        first: list[tuple[torch.Tensor, dict[Any, Any]]] = []
 
         def closure() -> torch.Tensor:
             with torch.enable_grad():
                 losses = self._begin()
-                self._accumulate(loss_fn, batch, losses)
+                brought = self._accumulate(loss_fn, batch, losses)
             loss = self._show_gradients(losses)
             self._clip()
             if not first:
-                first.append(loss)
+                first.append((loss, brought.of_batch()))
             return loss
 
         self.optimizer.step(closure)
         self._engine.gradients.clear()
         if not first:
             raise ValueError(f"{type(self.optimizer).__name__} has not called its closure; leave closure=True out")
-        self._loss = first[0]
-        self._engine.count_step(batch)
-        return self._loss
+        return self._finish(batch, *first[0])
 
 
 def _processes_of(model: nn.Module) -> Processes | None:

@@ -64,7 +64,7 @@ class Sharing:
 
         engine = self._engine
         with engine.explained():
-            losses = engine.run(forward_backward, (inputs,), add=True)
+            losses = list(engine.run(forward_backward, (inputs,), add=True))
             if self._replicas and accelerator.sync_gradients:
                 self._replicas.average(engine.gradients)
         engine.gradients.show()
