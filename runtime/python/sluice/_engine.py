@@ -19,13 +19,15 @@ from sluice._buffers import Buffers
 from sluice._gradients import Gradients, separate_sums
 from sluice._losses import Losses
 from sluice._micro_batch import MicroBatch, refuse_survivors
-from sluice._modules import Parts, are_same, is_compiled
+from sluice._modules import Parts, are_same, is_anything_compiled, is_compiled
+from sluice._outside import Outside, code_of
 from sluice._planning import Planner
 from sluice._processes import Processes
 from sluice._random import RandomState
 from sluice._rehearsal import EagerRehearsal, Rehearsal
 from sluice._trouble import Trouble
 from sluice._update import Update
+from sluice._watch import Watch
 from sluice.errors import SluiceError
 
 #: Samples of the rehearsal before the first step: two, since batch statistics need more than one.
@@ -142,6 +144,8 @@ class Engine:
         self.gradients = Gradients(params, self.runtime is not None, separate_sums if processes is None else processes.room)
         self.may_defer = _of_one_kind(params)  # commits: what is done at once to tensors on the CPU cannot be dropped
         self.buffers = Buffers(self._parts)
+        self.outside = Outside(model)
+        self._lost_unwatched = False  # the last try, which nobody has looked at
         self.running = False
         self.unsettled: MicroBatch | None = None  # its commit lies in the gate's queue, and nobody waits for it
         self._follow_later = False
@@ -194,9 +198,11 @@ class Engine:
             self._follow_params()
             self.gradients.begin(add)
         largest = min(self._micro_batch or total, total)
+        code = code_of(loss_fn)
         if not self._rehearsed:
-            for kind, count in self._rehearsals(total, largest, is_compiled(self._model) or is_compiled(loss_fn)):
-                rehearsal = kind(self, _batches.cut(batch, 0, count), count, total, losses, scaler)
+            compiled = is_anything_compiled() or is_compiled(self._model) or is_compiled(loss_fn)
+            for kind, count in self._rehearsals(total, largest, compiled):
+                rehearsal = kind(self, _batches.cut(batch, 0, count), count, total, losses, scaler, code=code)
                 yield from self._tried(rehearsal)
                 if kind is Rehearsal and not rehearsal.failed:
                     break
@@ -207,7 +213,7 @@ class Engine:
             self.counts["micro_batch"] = count
             last = update if done + count == total else None
             overlaps = done + count == total and losses is not None and self._may_overlap()
-            micro = MicroBatch(self, _batches.cut(batch, done, done + count), count, total, losses, scaler, last, overlaps)
+            micro = MicroBatch(self, _batches.cut(batch, done, done + count), count, total, losses, scaler, last, overlaps, code)
             yield from self._tried(micro)
             if micro.committed:
                 done += count
@@ -291,10 +297,40 @@ class Engine:
         """Addresses of the storages of parameters and buffers, which lie outside the arena."""
         return _batches.storages_of([*self._model.parameters(), *self._model.buffers(), *self.gradients.params])
 
-    def save(self) -> None:
-        """Remembers what a micro-batch changes besides gradients: random state, and buffers of the model."""
+    def save(self, batch: tuple = ()) -> None:
+        """Remembers what a micro-batch with that slice changes besides gradients: random state, buffers of the model, and what is
+        known outside of it."""
         self._random.save()
         self.buffers.save()
+        self.outside.save(batch)
+
+    def watch(self, batch: tuple, code: Any, is_eager: bool = False) -> Watch | None:
+        """Has the micro-batch that begins looked at, should it change something outside of the model that is not known.
+
+        All that torch.compile has made would be compiled again for the hooks that tell of modules.
+        """
+        modules = is_eager or not is_anything_compiled()
+        if not self.outside.is_known(code):
+            return self.outside.watch(modules, not self._inside, batch)
+        return self.outside.watch(True, False) if self._lost_unwatched and modules else None
+
+    def refuse_outside(self, watch: Watch | None) -> None:
+        """Raises SluiceError if a micro-batch has changed what cannot be put back, should it be discarded."""
+        if watch is not None:
+            watch.refuse_gradients(set(map(id, self.gradients.params)))
+            if self._lost_unwatched:
+                self._lost_unwatched = False
+                watch.refuse_changes()
+
+    @contextlib.contextmanager
+    def leaving_no_trace(self) -> Iterator[None]:
+        """What runs in it has never been, but for gradients."""
+        self.save()
+        try:
+            with self.outside.watch(not is_anything_compiled(), not self._inside):
+                yield
+        finally:
+            self.restore()
 
     def foresee(self) -> None:
         """To be called where the device has something to do: gets what the next ``save`` would have to wait for."""
@@ -311,6 +347,7 @@ class Engine:
         if rewind:
             self._random.restore()
         self.buffers.restore()
+        self.outside.restore()
 
     def discard(self, size: int, rewind: bool = True) -> None:
         """Ends a micro-batch of so many samples that has lost its memory, and puts everything back; without ``rewind`` all
@@ -323,6 +360,7 @@ class Engine:
         state = runtime.arena_state()
         self.abandon()
         self.counts["discards"] += 1
+        self._lost_unwatched = not self.outside.is_watched
         runtime.plan_discarded(size, state)
         runtime.discard()
         self.arena.let_go()

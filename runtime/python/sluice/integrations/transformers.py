@@ -111,13 +111,8 @@ class Sharing:
         if self._replicas:
             model = trainer.accelerator.unwrap_model(model)
         model.train()
-        engine.save()
-        try:
-            with torch.no_grad(), trainer.compute_loss_context_manager():
-                return float(self._compute_loss(model, trainer._prepare_inputs(inputs),
-                                                num_items_in_batch=num_items_in_batch))
-        finally:
-            engine.restore()
+        with engine.leaving_no_trace(), torch.no_grad(), trainer.compute_loss_context_manager():
+            return float(self._compute_loss(model, trainer._prepare_inputs(inputs), num_items_in_batch=num_items_in_batch))
 
 
 def share(trainer: Trainer, micro_batch: int | None = None, *, adapt: bool | None = None,
