@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import numbers
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sluice import _losses
+from sluice import _losses, _optimizers
 from sluice._engine import OPTIMIZER_WARM_UP_STEPS, Engine
 from sluice._gradients import is_shard
 from sluice._losses import Losses
@@ -20,7 +19,7 @@ from sluice._processes import Processes
 from sluice._replicas import Replicas
 from sluice._shards import Shards
 from sluice._tensor_parallel import TensorParallel
-from sluice._update import Update, can_be_taken_back
+from sluice._update import Update
 from sluice._values import Values
 from sluice.errors import SluiceError
 
@@ -38,7 +37,7 @@ class Step:
 
     Args:
         model: Module whose parameters are trained.
-        optimizer: Any optimizer over parameters of ``model``.
+        optimizer: Any optimizer over parameters of ``model``, and perhaps of others; also one that wraps another.
         micro_batch: Most samples in a slice. None: the whole batch.
         adapt: Whether a slice may become smaller when memory is short. None: unless the model has batch statistics,
             whose result depends on the slicing, or is in shards, whose processes have as many slices each. If not, training
@@ -76,13 +75,13 @@ class Step:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
+        _optimizers.checked(optimizer)
         if reduction not in _losses.REDUCTIONS:
             raise ValueError(f'reduction must be "mean" or "sum", not {reduction!r}')
         if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
             raise TypeError(f"scaler must be a torch.amp.GradScaler, not {type(scaler).__name__}")
-        self._needs_closure = _needs_closure(optimizer) if closure is None else closure
+        _optimizers.refuse_another_models(optimizer, model)
+        self._needs_closure = _optimizers.needs_closure(optimizer) if closure is None else closure
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         if self._scaler and self._needs_closure:
             raise ValueError("a gradient scaler cannot be used with an optimizer that calls a closure: the scale would "
@@ -196,6 +195,7 @@ class Step:
     # --- the parts of a step -------------------------------------------------------------------------------------------
 
     def _begin(self) -> Losses:
+        _optimizers.refuse_skipping(self.optimizer)
         if self._scaler:
             # The scale is a tensor that the scaler makes when it first scales: not in memory that is taken away. From
             # here to the optimizer it is only read.
@@ -207,7 +207,7 @@ class Step:
         gradients have been sent by then, and left where autograd puts them."""
         processes = self._engine.processes
         if (self._scaler or not self.shared or (processes is not None and not processes.inside)
-                or self._engine.counts["steps"] < OPTIMIZER_WARM_UP_STEPS or not can_be_taken_back(self.optimizer)):
+                or self._engine.counts["steps"] < OPTIMIZER_WARM_UP_STEPS or not _optimizers.can_be_taken_back(self.optimizer)):
             return None
 
         def body() -> torch.Tensor:
@@ -300,11 +300,6 @@ def _processes_of(model: nn.Module) -> Processes | None:
         raise SluiceError("a model can be in DistributedDataParallel or have layers in parts, not both; beside those, "
                           "fully_shard trains replicas and shards")
     return replicas if replicas is not None else parts
-
-
-def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    parameter = inspect.signature(optimizer.step).parameters.get("closure")
-    return parameter is not None and parameter.default is inspect.Parameter.empty
 
 
 def _checked_clip_norm(clip_norm: Any) -> float | None:
