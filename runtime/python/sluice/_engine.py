@@ -6,6 +6,7 @@ import contextlib
 import gc
 import itertools
 import operator
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -123,6 +124,7 @@ class Engine:
         self.cuda = params[0].is_cuda
         self._random = RandomState(generators, self.cuda)
         self.runtime = _runtime.attach(self.cuda)
+        self._process = os.getpid()
         self.arena = make_arena(self.runtime, self.cuda) if self.runtime else None
         self.trouble = Trouble(self.runtime) if self.runtime else None
         if self.runtime:
@@ -178,6 +180,7 @@ class Engine:
         total = _batches.size_of(batch)
         if total < 1:
             raise ValueError("a step needs at least one tensor with at least one sample in dimension 0")
+        self.refuse_child()
         if self.running:
             raise RuntimeError("a step cannot begin inside of a micro-batch")
         if self.unsettled is not None:
@@ -292,6 +295,14 @@ class Engine:
 
     def commit_begin(self, may_defer: bool) -> int:
         return self.agreement.commit_begin() if self.agreement else self.runtime.commit_begin(may_defer)
+
+    def refuse_child(self) -> None:
+        """Raises SluiceError in a forked child of the process that has made this: it has the memory, but no place in the pool."""
+        if self.runtime and os.getpid() != self._process:
+            raise SluiceError(
+                "this step was made before the process was forked, and a forked child of a training process cannot train in the pool. "
+                "Have the child started anew, by multiprocessing's start method spawn, and it is a job of its own; or make the model "
+                "and its step in the child, where they train without sharing")
 
     def storages(self) -> set[int]:
         """Addresses of the storages of parameters and buffers, which lie outside the arena."""

@@ -153,6 +153,7 @@ class MicroBatch:
             raise RuntimeError("a micro-batch is one try; the next one comes out of micro_batches")
         if engine.running:
             raise RuntimeError("a micro-batch cannot begin inside of another; end its block first")
+        engine.refuse_child()
         self.entered = True
         if engine.runtime:
             engine.save(self._batch)
