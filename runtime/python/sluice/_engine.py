@@ -179,7 +179,8 @@ class Engine:
         """
         total = _batches.size_of(batch)
         if total < 1:
-            raise ValueError("a step needs at least one tensor with at least one sample in dimension 0")
+            given = ", and ".join(map(_batches.described, batch)) or "nothing"
+            raise ValueError(f"a step needs at least one tensor with at least one sample in dimension 0, and was given {given}")
         self.refuse_child()
         if self.running:
             raise RuntimeError("a step cannot begin inside of a micro-batch")

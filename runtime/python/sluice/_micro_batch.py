@@ -105,7 +105,7 @@ class MicroBatch:
             if self._overlaps:
                 self._engine.processes.start(self._engine.gradients, self._losses, weight)
             scaled = part if self._engine.processes is None else self._engine.processes.scaled(part, self._losses)
-            (scaled if self._scaler is None else self._scaler.scale(scaled)).backward()
+            _run_backward(scaled if self._scaler is None else self._scaler.scale(scaled))
         self.ran(part, weight)
 
     def ran(self, part: torch.Tensor, weight: float | torch.Tensor | None = None) -> None:
@@ -390,6 +390,20 @@ class MicroBatch:
 
 class Discarded(Exception):
     """The slice's memory has gone, so that backward would be for nothing."""
+
+
+def _run_backward(loss: torch.Tensor) -> None:
+    if not loss.requires_grad:
+        raise SluiceError("the loss of a slice has no gradient: nothing that requires one has gone into it, or it was detached. The step "
+                          "runs backward itself; return the loss as it is, without .backward() and .detach(), and compute it where "
+                          "gradients are on")
+    try:
+        loss.backward()
+    except RuntimeError as why:
+        if "backward through the graph a second time" not in str(why):
+            raise
+        raise SluiceError("backward had run through the graph of this loss before: the step runs backward itself, so leave .backward() "
+                          "out of the loss function; and a tensor that it takes over from an earlier call wants .detach()") from why
 
 
 def _no_backward() -> SluiceError:

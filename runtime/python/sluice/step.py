@@ -133,7 +133,8 @@ class Step:
                 and its weight, a number or a scalar tensor, not negative; or a mapping that has the loss as "loss", if need
                 be its weight as "weight", and under other names what ``values`` is to have: numbers, scalar tensors, and
                 tensors with one row for each of the slice's samples.
-            *batch: Tensors, or tuples, lists and mappings of them, with the samples in dimension 0.
+            *batch: Tensors and NumPy arrays with the samples in dimension 0, lists with an element for each, and tuples, lists
+                and mappings of those. Numbers, strings and scalar tensors go to every slice.
 
         Returns:
             The loss of the global batch, detached: the mean over samples, the weighted mean, or the sum. If the
@@ -142,10 +143,11 @@ class Step:
         Raises:
             OutOfMemory: if the smallest permitted slice can never fit.
             Survivors: if ``loss_fn`` keeps tensors beyond its run and they were taken away.
-            SluiceError: if an optimizer runs inside of ``loss_fn`` or backward.
-            TypeError: if ``loss_fn`` returns something else.
-            ValueError: if the batch has no sample, or its tensors disagree about how many; for weights that are negative,
-                not finite, all zero, or only there for some slices.
+            SluiceError: if an optimizer runs inside of ``loss_fn`` or backward, or backward inside of ``loss_fn`` for the loss
+                that it returns; if what it changes outside of the model cannot be put back.
+            TypeError: if ``loss_fn`` returns something else, or the batch has something that cannot be cut.
+            ValueError: if the batch has no sample, or its elements disagree about how many; for weights that are negative,
+                not finite, all zero, or only there for some slices, and so for values.
             torch.OutOfMemoryError: from ``loss_fn`` or the optimizer, outside the arena; the message says who holds the
                 pool's memory.
             Exception: whatever ``loss_fn`` itself raises; the step has then not happened.

@@ -84,6 +84,38 @@ def test_a_loss_function_that_returns_something_else_is_told_so(result, kind, to
         step(lambda x: result(loss_of(step)(x)), X)
 
 
+@pytest.mark.parametrize("runtime", [None, ScriptedRuntime(), ScriptedRuntime(5)], ids=["plain", "shared", "disturbed"])
+def test_backward_is_the_steps_own(runtime):
+    step = made(runtime)
+    before = step.model.weight.clone()
+    carried = []
+
+    def with_backward(x, result=lambda loss: loss):
+        loss = loss_of(step)(x)
+        loss.backward()
+        return result(loss)
+
+    def with_history(x):
+        carried.append(step.model(x).square())
+        return carried[0].mean()
+
+    for loss_fn in (with_backward, lambda x: (with_backward(x), 1.0), with_history):
+        with pytest.raises(sluice.SluiceError, match=r"leave .backward\(\) out of the loss function"):
+            step(loss_fn, X)
+            step(loss_fn, X)
+    carried.clear()
+    for loss_fn in (lambda x: with_backward(x, torch.Tensor.detach), torch.no_grad()(loss_of(step)), lambda x: x.mean()):
+        with pytest.raises(sluice.SluiceError, match="the loss of a slice has no gradient.*runs backward itself"):
+            step(loss_fn, X)
+    with pytest.raises(sluice.SluiceError, match="leave .backward"):
+        for micro in step.micro_batches(X):
+            with micro as x:
+                micro.backward(with_backward(x))
+    assert torch.equal(before, step.model.weight) and step.model.weight.grad is None
+    step(loss_of(step), X)
+    assert step.stats()["steps"] == 1
+
+
 def test_weights_belong_to_all_slices_and_to_means():
     step = made()
     weights = iter([1, None])
