@@ -31,18 +31,18 @@ def size_of(batch: Any) -> int:
         elif _has_rows(value):
             first.setdefault(len(value), place)
         elif not isinstance(value, _WHOLE) and not _is_array(value) and not isinstance(value, _numpy("generic")):
-            raise TypeError(f"{place} is a {type(value).__name__}, which cannot be cut into slices: a batch is made of tensors, NumPy "
-                            "arrays and lists with an element for each sample, and of tuples, lists and mappings of those; numbers "
-                            "and strings go to every slice. Give its tensors, or let the loss function close over it")
+            raise TypeError(f"{place} is a {type(value).__name__}, which cannot be cut into slices: a batch is made of tensors, "
+                            "NumPy arrays and lists with an element for each sample, and of tuples, lists and mappings of those; "
+                            "numbers and strings go to every slice. Give its tensors, or let the loss function close over it")
     if len(first) > 1:
         raise ValueError(f"the tensors of a batch must agree in dimension 0 but have {sorted(first)} samples ("
-                         f"{', '.join(f'{place}: {size}' for size, place in first.items())}); what is no sample does not belong into "
-                         "the batch: let the loss function close over it")
+                         f"{', '.join(f'{place}: {size}' for size, place in first.items())}); what is no sample does not belong "
+                         "into the batch: let the loss function close over it")
     size = next(iter(first), -1)
     for place, value in lists if size >= 0 else ():
         if len(value) != size:
-            raise ValueError(f"{place} is {described(value)}, and the batch has {size} samples: a list without tensors has an element "
-                             "for each, and is cut as they are. What has not, let the loss function close over it")
+            raise ValueError(f"{place} is {described(value)}, and the batch has {size} samples: a list without tensors has an "
+                             "element for each, and is cut as they are. What has not, let the loss function close over it")
     return size
 
 

@@ -301,9 +301,9 @@ class Engine:
         """Raises SluiceError in a forked child of the process that has made this: it has the memory, but no place in the pool."""
         if self.runtime and os.getpid() != self._process:
             raise SluiceError(
-                "this step was made before the process was forked, and a forked child of a training process cannot train in the pool. "
-                "Have the child started anew, by multiprocessing's start method spawn, and it is a job of its own; or make the model "
-                "and its step in the child, where they train without sharing")
+                "this step was made before the process was forked, and a forked child of a training process cannot train in the "
+                "pool. Have the child started anew, by multiprocessing's start method spawn, and it is a job of its own; or make the "
+                "model and its step in the child, where they train without sharing")
 
     def storages(self) -> set[int]:
         """Addresses of the storages of parameters and buffers, which lie outside the arena."""

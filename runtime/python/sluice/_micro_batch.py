@@ -6,7 +6,6 @@ import contextlib
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from sluice import _batches, _checks, _losses, _runtime
+from sluice._backward import empty_backward_queue, let_go_of, run_backward
 from sluice._names import BoundNames
 from sluice.errors import SluiceError, Survivors
 
@@ -105,7 +105,7 @@ class MicroBatch:
             if self._overlaps:
                 self._engine.processes.start(self._engine.gradients, self._losses, weight)
             scaled = part if self._engine.processes is None else self._engine.processes.scaled(part, self._losses)
-            _run_backward(scaled if self._scaler is None else self._scaler.scale(scaled))
+            run_backward(scaled if self._scaler is None else self._scaler.scale(scaled))
         self.ran(part, weight)
 
     def ran(self, part: torch.Tensor, weight: float | torch.Tensor | None = None) -> None:
@@ -370,7 +370,7 @@ class MicroBatch:
     def _give_up(self) -> None:
         """The block failed by itself: nothing of this slice counts, and the caller hears of it."""
         engine = self._engine
-        _empty_backward_queue()
+        empty_backward_queue()
         engine.abandon()
         engine.buffers.keep()
         engine.outside.keep()
@@ -392,20 +392,6 @@ class Discarded(Exception):
     """The slice's memory has gone, so that backward would be for nothing."""
 
 
-def _run_backward(loss: torch.Tensor) -> None:
-    if not loss.requires_grad:
-        raise SluiceError("the loss of a slice has no gradient: nothing that requires one has gone into it, or it was detached. The step "
-                          "runs backward itself; return the loss as it is, without .backward() and .detach(), and compute it where "
-                          "gradients are on")
-    try:
-        loss.backward()
-    except RuntimeError as why:
-        if "backward through the graph a second time" not in str(why):
-            raise
-        raise SluiceError("backward had run through the graph of this loss before: the step runs backward itself, so leave .backward() "
-                          "out of the loss function; and a tensor that it takes over from an earlier call wants .detach()") from why
-
-
 def _no_backward() -> SluiceError:
     return SluiceError("a micro-batch has ended without backward; call micro.backward(loss) in its block, and to leave a "
                        "slice out, give it weight 0")
@@ -417,27 +403,6 @@ def _promoted(value: Any, outside: set[int]) -> Any:
 
 def _lies_in(tensor: torch.Tensor, storages: set[int]) -> bool:
     return tensor.layout == torch.strided and tensor.untyped_storage().data_ptr() in storages
-
-
-def _empty_backward_queue() -> None:
-    """Autograd leaves nodes that were ready when another one raised in the thread's queue, with their gradients and saved
-    tensors, until the thread's next backward."""
-    torch.ones((), requires_grad=True).backward()
-
-
-def let_go_of(failure: BaseException) -> None:
-    """Ends what an exception keeps alive of the discarded tensors: frames, and what backward had still to do."""
-    _empty_backward_queue()
-    chain: list[BaseException | None] = [failure]
-    while chain:
-        why = chain.pop()
-        if why is not None:
-            where = why.__traceback__
-            traceback.clear_frames(where)
-            if where is not None:
-                where.tb_next = None  # `with` holds the head, and a cleared frame still holds its function's closure
-            why.__traceback__ = None
-            chain += [why.__cause__, why.__context__]
 
 
 def refuse_survivors(left: int) -> None:

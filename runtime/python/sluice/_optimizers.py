@@ -29,8 +29,8 @@ def checked(optimizer: Any) -> torch.optim.Optimizer:
         raise TypeError(f"{type(optimizer).__name__} has no param_groups; one that wraps another optimizer must show that one's")
     scaler = vars(optimizer).get("scaler")
     if isinstance(scaler, torch.amp.GradScaler) and scaler.is_enabled():
-        raise ValueError(f"{type(optimizer).__name__} scales gradients by itself, as the step does: give the step the optimizer that "
-                         "it wraps (optimizer.optimizer), and its scaler as scaler=")
+        raise ValueError(f"{type(optimizer).__name__} scales gradients by itself, as the step does: give the step the optimizer "
+                         "that it wraps (optimizer.optimizer), and its scaler as scaler=")
     return optimizer
 
 

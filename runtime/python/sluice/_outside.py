@@ -40,12 +40,16 @@ class Outside:
 
     # --- before a micro-batch ------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def save(self, batch: Any = ()) -> None:
         """Remembers what is known to change; ``batch``: the slice."""
         self._watch = None
         if self._buffers is not None:
             self._buffers.save()
+        if self._written or self._gives_written:
+            self._save_tensors(batch)
+
+    @torch.no_grad()
+    def _save_tensors(self, batch: Any) -> None:
         if self._written:
             alive = [each for each in self._written if not each.expired()]
             if len(alive) < len(self._written):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from sluice._micro_batch import MicroBatch, let_go_of
+from sluice._backward import let_go_of
+from sluice._micro_batch import MicroBatch
 from sluice.errors import SluiceError
 
 

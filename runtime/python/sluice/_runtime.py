@@ -164,8 +164,8 @@ def attach(uses_cuda: bool) -> Runtime | None:
     wanted but is not possible."""
     global _attached
     if _attached is not None and _attached.backend() == NONE:
-        _warn("a forked child of a training process cannot train in the pool; have it started anew, by multiprocessing's start method "
-              "spawn, and it is a job of its own")
+        _warn("a forked child of a training process cannot train in the pool; have it started anew, by multiprocessing's start "
+              "method spawn, and it is a job of its own")
         return None
     if _attached is not None:
         return _of_backend(_attached, uses_cuda)

@@ -106,9 +106,9 @@ class Watch:
             for name, param in module.named_parameters() if module is not None else ():
                 if id(param) not in trained and param.grad is not each.gradients.get(id(param)):
                     raise SluiceError(
-                        f"the loss runs through a {type(module).__name__} that is not the step's model, and whose {name} requires a "
-                        "gradient. Freeze it meanwhile (requires_grad_(False)), or, if its gradients are of use, make it part of "
-                        "the model: sluice.Step(torch.nn.ModuleList([model, other]), optimizer)")
+                        f"the loss runs through a {type(module).__name__} that is not the step's model, and whose {name} requires "
+                        "a gradient. Freeze it meanwhile (requires_grad_(False)), or, if its gradients are of use, make it part "
+                        "of the model: sluice.Step(torch.nn.ModuleList([model, other]), optimizer)")
 
     def refuse_changes(self) -> None:
         """Raises SluiceError if a module has run that has changed its buffers."""
@@ -116,9 +116,9 @@ class Watch:
             module = each.module()
             if module is not None and (each.is_bound_otherwise() or any(map(self._has_changed, module.buffers()))):
                 raise SluiceError(
-                    f"a {type(module).__name__} that is not the step's model has changed its buffers in a slice that runs again, and "
-                    "had not run in the slices that were looked at for that: what the discarded run has changed cannot be put back. "
-                    "Make it part of the model: sluice.Step(torch.nn.ModuleList([model, other]), optimizer)")
+                    f"a {type(module).__name__} that is not the step's model has changed its buffers in a slice that runs again, "
+                    "and had not run in the slices that were looked at for that: what the discarded run has changed cannot be put "
+                    "back. Make it part of the model: sluice.Step(torch.nn.ModuleList([model, other]), optimizer)")
 
     def _has_changed(self, buffer: torch.Tensor) -> bool:
         storage = storage_of(buffer)

@@ -135,7 +135,7 @@ TEST_F(torch_step_shared, an_error_of_the_loss_function_stays_one_and_the_step_h
   EXPECT_NO_THROW(step(cross_entropy_of(model_), batch_of(4)));
 }
 
-TEST_F(torch_step_shared, a_forked_child_is_told_at_once_and_makes_a_step_of_its_own_without_sharing) {
+TEST_F(torch_step_shared, a_forked_child_is_told_at_once_and_its_own_step_does_not_share) {
   step step{model_, optimizer_, {.micro_batch = 2}};
   auto const before = weights_of(*model_);
   int calls = 0;

@@ -52,7 +52,8 @@ def slices_of(*batch, runtime=None):
     ([None] * 5, [[None] * 2, [None] * 2, [None]]),
     ([object] * 5, [[object] * 2, [object] * 2, [object]]),
     ({"names": ["a", "b", "c", "d", "e"], "task": "x"}, [{"names": each, "task": "x"} for each in (["a", "b"], ["c", "d"], ["e"])]),
-    ("text", ["text"] * 3), (b"bytes", [b"bytes"] * 3), (3, [3] * 3), (None, [None] * 3), (True, [True] * 3), (Colour.RED, [Colour.RED] * 3),
+    ("text", ["text"] * 3), (b"bytes", [b"bytes"] * 3), (3, [3] * 3), (None, [None] * 3), (True, [True] * 3),
+    (Colour.RED, [Colour.RED] * 3),
     ((), [()] * 3), ([], [[]] * 3), (numpy.float32(2), [numpy.float32(2)] * 3), (torch.float32, [torch.float32] * 3),
     (torch.Size([5, 3]), [torch.Size([5, 3])] * 3), (Pair("x", 3), [Pair("x", 3)] * 3),
 ])
@@ -75,7 +76,8 @@ def test_arrays_and_scalar_tensors_are_cut_as_tensors_are():
 
 def test_a_list_that_has_tensors_is_made_of_elements():
     given = slices_of([X, "name", ["a", "b", "c", "d", "e"], torch.tensor(1.5)])
-    assert [[len(each[0]), *each[1:]] for each in given] == [[2, "name", ["a", "b"], 1.5], [2, "name", ["c", "d"], 1.5], [1, "name", ["e"], 1.5]]
+    assert [[len(each[0]), *each[1:]] for each in given] == [
+        [2, "name", ["a", "b"], 1.5], [2, "name", ["c", "d"], 1.5], [1, "name", ["e"], 1.5]]
 
 
 def test_samples_may_be_those_of_arrays_alone():
