@@ -60,7 +60,8 @@ def refuse_skipping(optimizer: torch.optim.Optimizer) -> None:
     for each in _layers(optimizer):
         if getattr(vars(each).get("gradient_state"), "sync_gradients", True) is False:
             raise SluiceError(f"{type(each).__name__} leaves this step out, since gradients are to be accumulated: leave "
-                              "accelerator.accumulate out, and give the step the whole batch, which micro_batch slices")
+                              "accelerator.accumulate out, and give the step the whole batch, which micro_batch slices; or leave "
+                              "the optimizer to the accelerator (sluice.integrations.accelerate.share)")
 
 
 def can_be_taken_back(optimizer: torch.optim.Optimizer) -> bool:
