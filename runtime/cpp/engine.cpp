@@ -88,6 +88,7 @@ losses engine::run(step::loss_function const& loss_of, step::tensors const& batc
   if (running_) {
     throw step_error{"a step cannot begin inside of a micro-batch"};
   }
+  refuse_child();
   marked const running{running_};
   gradients_.begin(trained(model_, optimizer_));
   if (!rehearsed_) {
@@ -97,6 +98,7 @@ losses engine::run(step::loss_function const& loss_of, step::tensors const& batc
   losses result{reduction_};
   auto const largest = std::min(micro_batch_.value_or(total), total);
   for (std::int64_t done = 0; done < total;) {
+    refuse_child();  // the loss function may have forked
     auto const samples = planner_.next(total - done, largest);
     counts_.micro_batch = samples;
     if (try_slice(loss_of, cut(batch, done, samples, total), result)) {
@@ -108,6 +110,15 @@ losses engine::run(step::loss_function const& loss_of, step::tensors const& batc
   }
   gradients_.finish();
   return result;
+}
+
+void engine::refuse_child() const {
+  if (runtime_ != nullptr && runtime_->is_inherited()) {
+    throw step_error{
+        "this step was made before the process was forked, and a forked child of a training "
+        "process cannot train in the pool; let the child start a program of its own, or make the "
+        "model and its step in the child, where they train without sharing"};
+  }
 }
 
 engine::slice engine::cut(step::tensors const& batch, std::int64_t start, std::int64_t samples,

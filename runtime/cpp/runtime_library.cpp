@@ -14,7 +14,8 @@
 namespace sluice::detail {
 namespace {
 
-constexpr int cuda = 2;  // what sluice_backend() answers
+constexpr int none = 0;  // what sluice_backend() answers
+constexpr int cuda = 2;
 
 std::mutex attaching;
 std::optional<runtime_library> attached;  ///< once, then constant
@@ -103,9 +104,17 @@ void warn(std::string const& reason) {
 
 }  // namespace
 
+bool runtime_library::is_inherited() const {
+  return backend() == none;
+}
+
 runtime_library const* attach(bool uses_cuda) {
   std::lock_guard const lock{attaching};
   if (attached) {
+    if (attached->is_inherited()) {
+      warn("a forked child of a training process cannot train in the pool; have it started anew");
+      return nullptr;
+    }
     if (uses_cuda == (attached->backend() == cuda)) {
       return &*attached;
     }

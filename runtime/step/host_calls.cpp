@@ -72,10 +72,7 @@ int sluice_join_host(void) {
       throw sluice::error{sluice::error_kind::unsupported,
                           "it is the GPU's memory that this process shares, not the processor's"};
     }
-    if (inherited() != nullptr) {
-      throw sluice::error{sluice::error_kind::unsupported,
-                          "a forked child of a training process cannot train in the pool"};
-    }
+    refuse_child();
     auto options = options_of_job("host");
     auto state = std::make_unique<process_state>();
     options.grow_by = 8;

@@ -38,7 +38,10 @@ int sluice_serving(void) {
 int sluice_begin(uint32_t micro_batch, uint32_t global_batch) {
   auto* const state = sharing();
   if (state == nullptr) {
-    return SLUICE_FAILED;
+    return guarded([] {
+      refuse_child();
+      throw sluice::error{sluice::error_kind::unsupported, "this process does not share the pool"};
+    });
   }
   auto& box = state->memory->client().mailbox();
   box.micro_batch.store(micro_batch, std::memory_order_relaxed);

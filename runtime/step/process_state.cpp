@@ -112,6 +112,14 @@ process_state* inherited() noexcept {
                                                   : nullptr;
 }
 
+void refuse_child() {
+  if (inherited() != nullptr) {
+    throw error{error_kind::unsupported,
+                "a forked child of a training process cannot train in the pool; have it started "
+                "anew (a start method that spawns), so that it is a job of its own"};
+  }
+}
+
 void share(std::unique_ptr<process_state> state) {
   static std::once_flag once;
   std::call_once(once,

@@ -43,6 +43,8 @@ struct process_state {
 [[nodiscard]] process_state* sharing() noexcept;
 /// In a forked child what its parent shares; else null.
 [[nodiscard]] process_state* inherited() noexcept;
+/// Throws in a forked child of a process that shares.
+void refuse_child();
 /// From now on this process shares that. Once.
 void share(std::unique_ptr<process_state> state);
 

@@ -1,4 +1,4 @@
-"""The examples of Hugging Face's Trainer and of Lightning, under `sluice run` while a server takes their memory."""
+"""The examples of accelerate, Hugging Face's Trainer and Lightning, under `sluice run` while a server takes their memory."""
 
 import json
 import subprocess
@@ -14,7 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from brokers import end_broker  # noqa: E402
 from exactness import environment  # noqa: E402
 
-SCRIPTS = [("train_transformers.py", "accelerate"), ("train_lightning.py", "lightning")]
+SCRIPTS = [("train_accelerate.py", "accelerate"), ("train_transformers.py", "accelerate"),
+           ("train_lightning.py", "lightning")]
 DEMAND_BYTES, DEMANDS, MOST_DELAY_MS = 8 << 20, 3, 200
 
 

@@ -58,6 +58,7 @@ class engine {
   /// `samples` samples of a batch from `start` on, as views.
   [[nodiscard]] static slice cut(step::tensors const& batch, std::int64_t start,
                                  std::int64_t samples, std::int64_t total);
+  void refuse_child() const;
   void rehearse(step::loss_function const& loss_of, slice const& few);
   /// False: the slice has been discarded.
   [[nodiscard]] bool try_slice(step::loss_function const& loss_of, slice const& of, losses& into);

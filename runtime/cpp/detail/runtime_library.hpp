@@ -34,6 +34,8 @@ struct runtime_library {
   decltype(&sluice_plan_committed) plan_committed;
   decltype(&sluice_plan_discarded) plan_discarded;
 
+  /// Whether this process is a forked child of the one that shares.
+  [[nodiscard]] bool is_inherited() const;
   [[nodiscard]] bool sound() const { return arena_state() == SLUICE_ARENA_SOUND; }
   /// Who holds the pool's memory, and what would leave this job more of it.
   [[nodiscard]] std::string shortage_text() const { return std::string{"sluice: "} + shortage(); }

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import itertools
 import operator
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -19,13 +20,15 @@ from sluice._buffers import Buffers
 from sluice._gradients import Gradients, separate_sums
 from sluice._losses import Losses
 from sluice._micro_batch import MicroBatch, refuse_survivors
-from sluice._modules import Parts, are_same, is_compiled
+from sluice._modules import Parts, are_same, is_anything_compiled, is_compiled
+from sluice._outside import Outside, code_of
 from sluice._planning import Planner
 from sluice._processes import Processes
 from sluice._random import RandomState
 from sluice._rehearsal import EagerRehearsal, Rehearsal
 from sluice._trouble import Trouble
 from sluice._update import Update
+from sluice._watch import Watch
 from sluice.errors import SluiceError
 
 #: Samples of the rehearsal before the first step: two, since batch statistics need more than one.
@@ -121,6 +124,7 @@ class Engine:
         self.cuda = params[0].is_cuda
         self._random = RandomState(generators, self.cuda)
         self.runtime = _runtime.attach(self.cuda)
+        self._process = os.getpid()
         self.arena = make_arena(self.runtime, self.cuda) if self.runtime else None
         self.trouble = Trouble(self.runtime) if self.runtime else None
         if self.runtime:
@@ -142,6 +146,8 @@ class Engine:
         self.gradients = Gradients(params, self.runtime is not None, separate_sums if processes is None else processes.room)
         self.may_defer = _of_one_kind(params)  # commits: what is done at once to tensors on the CPU cannot be dropped
         self.buffers = Buffers(self._parts)
+        self.outside = Outside(model)
+        self._lost_unwatched = False  # the last try, which nobody has looked at
         self.running = False
         self.unsettled: MicroBatch | None = None  # its commit lies in the gate's queue, and nobody waits for it
         self._follow_later = False
@@ -173,7 +179,9 @@ class Engine:
         """
         total = _batches.size_of(batch)
         if total < 1:
-            raise ValueError("a step needs at least one tensor with at least one sample in dimension 0")
+            given = ", and ".join(map(_batches.described, batch)) or "nothing"
+            raise ValueError(f"a step needs at least one tensor with at least one sample in dimension 0, and was given {given}")
+        self.refuse_child()
         if self.running:
             raise RuntimeError("a step cannot begin inside of a micro-batch")
         if self.unsettled is not None:
@@ -194,9 +202,11 @@ class Engine:
             self._follow_params()
             self.gradients.begin(add)
         largest = min(self._micro_batch or total, total)
+        code = code_of(loss_fn)
         if not self._rehearsed:
-            for kind, count in self._rehearsals(total, largest, is_compiled(self._model) or is_compiled(loss_fn)):
-                rehearsal = kind(self, _batches.cut(batch, 0, count), count, total, losses, scaler)
+            compiled = is_anything_compiled() or is_compiled(self._model) or is_compiled(loss_fn)
+            for kind, count in self._rehearsals(total, largest, compiled):
+                rehearsal = kind(self, _batches.cut(batch, 0, count), count, total, losses, scaler, code=code)
                 yield from self._tried(rehearsal)
                 if kind is Rehearsal and not rehearsal.failed:
                     break
@@ -207,7 +217,7 @@ class Engine:
             self.counts["micro_batch"] = count
             last = update if done + count == total else None
             overlaps = done + count == total and losses is not None and self._may_overlap()
-            micro = MicroBatch(self, _batches.cut(batch, done, done + count), count, total, losses, scaler, last, overlaps)
+            micro = MicroBatch(self, _batches.cut(batch, done, done + count), count, total, losses, scaler, last, overlaps, code)
             yield from self._tried(micro)
             if micro.committed:
                 done += count
@@ -242,14 +252,12 @@ class Engine:
             self._follow_params()
             self.gradients.start()
 
-    def run(self, body: Callable[[MicroBatch], None], batch: tuple, **how: Any) -> list[Any]:
-        """Runs ``body`` as the block of every try. Returns what each committed one has kept."""
-        kept = []
+    def run(self, body: Callable[[MicroBatch], None], batch: tuple, **how: Any) -> Iterator[Any]:
+        """Runs ``body`` as the block of every try. Yields what each committed one has kept."""
         for micro in self.micro_batches(batch, **how):
             micro.run(body)
             if micro.committed:
-                kept.append(micro.kept)
-        return kept
+                yield micro.kept
 
     def make_room(self) -> None:
         """Before the optimizer runs for the first times: gives it the memory that torch has cached for the arena."""
@@ -289,14 +297,52 @@ class Engine:
     def commit_begin(self, may_defer: bool) -> int:
         return self.agreement.commit_begin() if self.agreement else self.runtime.commit_begin(may_defer)
 
+    def refuse_child(self) -> None:
+        """Raises SluiceError in a forked child of the process that has made this: it has the memory, but no place in the pool."""
+        if self.runtime and os.getpid() != self._process:
+            raise SluiceError(
+                "this step was made before the process was forked, and a forked child of a training process cannot train in the "
+                "pool. Have the child started anew, by multiprocessing's start method spawn, and it is a job of its own; or make the "
+                "model and its step in the child, where they train without sharing")
+
     def storages(self) -> set[int]:
         """Addresses of the storages of parameters and buffers, which lie outside the arena."""
         return _batches.storages_of([*self._model.parameters(), *self._model.buffers(), *self.gradients.params])
 
-    def save(self) -> None:
-        """Remembers what a micro-batch changes besides gradients: random state, and buffers of the model."""
+    def save(self, batch: tuple = ()) -> None:
+        """Remembers what a micro-batch with that slice changes besides gradients: random state, buffers of the model, and what is
+        known outside of it."""
         self._random.save()
         self.buffers.save()
+        self.outside.save(batch)
+
+    def watch(self, batch: tuple, code: Any, is_eager: bool = False) -> Watch | None:
+        """Has the micro-batch that begins looked at, should it change something outside of the model that is not known.
+
+        All that torch.compile has made would be compiled again for the hooks that tell of modules.
+        """
+        modules = is_eager or not is_anything_compiled()
+        if not self.outside.is_known(code):
+            return self.outside.watch(modules, not self._inside, batch)
+        return self.outside.watch(True, False) if self._lost_unwatched and modules else None
+
+    def refuse_outside(self, watch: Watch | None) -> None:
+        """Raises SluiceError if a micro-batch has changed what cannot be put back, should it be discarded."""
+        if watch is not None:
+            watch.refuse_gradients(set(map(id, self.gradients.params)))
+            if self._lost_unwatched:
+                self._lost_unwatched = False
+                watch.refuse_changes()
+
+    @contextlib.contextmanager
+    def leaving_no_trace(self) -> Iterator[None]:
+        """What runs in it has never been, but for gradients."""
+        self.save()
+        try:
+            with self.outside.watch(not is_anything_compiled(), not self._inside):
+                yield
+        finally:
+            self.restore()
 
     def foresee(self) -> None:
         """To be called where the device has something to do: gets what the next ``save`` would have to wait for."""
@@ -313,6 +359,7 @@ class Engine:
         if rewind:
             self._random.restore()
         self.buffers.restore()
+        self.outside.restore()
 
     def discard(self, size: int, rewind: bool = True) -> None:
         """Ends a micro-batch of so many samples that has lost its memory, and puts everything back; without ``rewind`` all
@@ -325,6 +372,7 @@ class Engine:
         state = runtime.arena_state()
         self.abandon()
         self.counts["discards"] += 1
+        self._lost_unwatched = not self.outside.is_watched
         runtime.plan_discarded(size, state)
         runtime.discard()
         self.arena.let_go()

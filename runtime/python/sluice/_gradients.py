@@ -180,6 +180,15 @@ class Gradients:
         if self._finished:
             torch._foreach_div_(self._own(list(self._finished.values())), by)
 
+    @torch.no_grad()
+    def add_to_finished(self, others: dict[int, torch.Tensor]) -> None:
+        """Adds these to the finished sums, by ``id`` of their parameters."""
+        for key, other in others.items():
+            if key in self._finished:
+                self._finished[key].add_(other)
+            else:
+                self._finished[key] = other
+
     def _own(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """What this process has of them."""
         return [tensor.to_local() if is_shard(tensor) else tensor for tensor in tensors] if self._in_parts else tensors

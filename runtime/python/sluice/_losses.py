@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,14 +14,25 @@ if TYPE_CHECKING:
 
 REDUCTIONS = ("mean", "sum")
 
+_OWN_NAMES = ("loss", "weight")
+
+
+#: How to return more than a loss, for errors.
+_BY_NAME = 'return what else is of use by name, {"loss": loss, "logits": logits}, and step.values has it'
+
+
+def described(value: Any) -> str:
+    """What it is, for errors."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {list(value.shape)} and type {value.dtype}"
+    return type(value).__name__
+
 
 def checked_loss(loss: Any) -> torch.Tensor:
     """The loss, if it is one. Raises TypeError."""
     if not isinstance(loss, torch.Tensor) or loss.dim() != 0 or not loss.dtype.is_floating_point:
-        what = f"a tensor of shape {list(loss.shape)} and type {loss.dtype}" if isinstance(loss, torch.Tensor) else (
-            type(loss).__name__)
-        raise TypeError(f"the loss of a slice must be a scalar tensor of floating-point type, not {what}; reduce it over "
-                        "the slice's samples, for example with .mean()")
+        raise TypeError(f"the loss of a slice must be a scalar tensor of floating-point type, not {described(loss)}; reduce it "
+                        "over the slice's samples, for example with .mean()")
     return loss
 
 
@@ -34,19 +46,30 @@ def checked_weight(weight: Any) -> float | torch.Tensor | None:
             return weight.detach().to(torch.float32)
         weight = weight.item()
     if not isinstance(weight, numbers.Real):
-        raise TypeError(f"the weight of a slice must be a number or a scalar tensor, not {type(weight).__name__}")
+        raise TypeError(f"the weight of a slice must be a number or a scalar tensor, not {described(weight)}")
     if not math.isfinite(weight) or weight < 0:
         raise ValueError(f"the weight of a slice must be finite and not negative, but is {weight}")
     return float(weight)
 
 
-def loss_and_weight(result: Any) -> tuple[Any, Any]:
-    """What a loss function has returned: a loss, or a loss and a weight."""
-    if isinstance(result, tuple):
-        if len(result) != 2:
-            raise TypeError(f"the loss function must return a loss, or a loss and its weight, not {len(result)} values")
-        return result
-    return result, None
+def taken_apart(result: Any) -> tuple[Any, Any, dict[Any, Any]]:
+    """What a loss function has returned: a loss, its weight or None, and what else it has given names. Raises TypeError."""
+    if isinstance(result, Mapping):
+        if "loss" not in result:
+            raise TypeError("what the loss function returns by name must have the loss as 'loss', and has only "
+                            f"{', '.join(map(repr, result)) or 'nothing'}")
+        return result["loss"], result.get("weight"), {name: value for name, value in result.items() if name not in _OWN_NAMES}
+    if isinstance(result, list):
+        raise TypeError(f"the loss function has returned a list; return the loss, or the loss and its weight; {_BY_NAME}")
+    if not isinstance(result, tuple):
+        return result, None, {}
+    if len(result) != 2:
+        raise TypeError(f"the loss function must return a loss, or a loss and its weight, not {len(result)} values; {_BY_NAME}")
+    loss, weight = result
+    if isinstance(weight, (Mapping, list, tuple)) or isinstance(weight, torch.Tensor) and weight.dim() > 0:
+        raise TypeError(f"the loss function has returned a loss and a {described(weight).removeprefix('a ')}: what comes second is "
+                        f"the slice's weight, a number or a scalar tensor; {_BY_NAME}")
+    return loss, weight, {}
 
 
 class Losses:

@@ -6,7 +6,6 @@ import contextlib
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +13,14 @@ import torch
 from torch import nn
 
 from sluice import _batches, _checks, _losses, _runtime
+from sluice._backward import empty_backward_queue, let_go_of, run_backward
 from sluice._names import BoundNames
 from sluice.errors import SluiceError, Survivors
 
 if TYPE_CHECKING:
     from sluice._engine import Engine
     from sluice._update import Update
+    from sluice._watch import Watch
 
 
 #: How long one wait for a commit lasts before Python looks at its signals again.
@@ -40,15 +41,20 @@ class MicroBatch:
 
     #: Whether it is one that other processes keep or run again as well.
     is_kept = True
+    #: Whether torch.compile leaves everything as it is in it.
+    is_eager = False
 
     def __init__(self, engine: Engine, batch: tuple, size: int, total: int, losses: _losses.Losses | None,
-                 scaler: torch.amp.GradScaler | None, update: Update | None = None, overlaps: bool = False) -> None:
+                 scaler: torch.amp.GradScaler | None, update: Update | None = None, overlaps: bool = False,
+                 code: Any = None) -> None:
         self._engine = engine
         self._batch = batch
         self._losses = losses
         self._scaler = scaler
         self._update = update
         self._overlaps = overlaps  # its gradients are sent while backward runs; nothing takes it away then
+        self._code = code  # of what runs in it
+        self._watch: Watch | None = None
         self._names: BoundNames | None = None
         self._given: set[int] = set()
         self._threading: Any = None
@@ -99,7 +105,7 @@ class MicroBatch:
             if self._overlaps:
                 self._engine.processes.start(self._engine.gradients, self._losses, weight)
             scaled = part if self._engine.processes is None else self._engine.processes.scaled(part, self._losses)
-            (scaled if self._scaler is None else self._scaler.scale(scaled)).backward()
+            run_backward(scaled if self._scaler is None else self._scaler.scale(scaled))
         self.ran(part, weight)
 
     def ran(self, part: torch.Tensor, weight: float | torch.Tensor | None = None) -> None:
@@ -118,9 +124,11 @@ class MicroBatch:
 
     def __enter__(self) -> Any:
         """Begins. Returns the slice: one object if the batch is one, else a tuple."""
+        frame = sys._getframe(1)
+        self._code = frame.f_code, frame.f_lineno
         self.begin()
         if self._engine.runtime:
-            self._names = BoundNames(sys._getframe(1))
+            self._names = BoundNames(frame)
             self._given = _batches.storages_of(self._batch)
         return self._batch[0] if len(self._batch) == 1 else self._batch
 
@@ -145,9 +153,10 @@ class MicroBatch:
             raise RuntimeError("a micro-batch is one try; the next one comes out of micro_batches")
         if engine.running:
             raise RuntimeError("a micro-batch cannot begin inside of another; end its block first")
+        engine.refuse_child()
         self.entered = True
         if engine.runtime:
-            engine.save()
+            engine.save(self._batch)
             self._enter()
             # From here it is like a commit; if its memory has gone already, it is like any other.
             self._overlaps = self._overlaps and engine.runtime.commit_begin(False) != _runtime.TAKEN_AWAY
@@ -156,6 +165,10 @@ class MicroBatch:
             engine.processes.begin_micro_batch()
         self._asking = engine.asking(self.is_kept)
         self._asking.__enter__()
+        if engine.runtime and not self._overlaps:
+            self._watch = engine.watch(self._batch, self._code, self.is_eager)
+        if self._watch is not None:
+            self._watch.__enter__()
         engine.running = True
         _checks.running.append(self)
 
@@ -187,6 +200,8 @@ class MicroBatch:
         engine = self._engine
         _checks.running.remove(self)
         engine.running = False
+        if self._watch is not None:
+            self._watch.__exit__()
         self._asking.__exit__(None, None, None)
         if engine.processes:
             engine.processes.end_micro_batch()
@@ -198,7 +213,7 @@ class MicroBatch:
             self._leave()
             return self._end(failure)
         finally:
-            self._names = None
+            self._names = self._watch = None
 
     def _end_plainly(self, failure: BaseException | None) -> bool:
         if failure is not None or self._part is None:
@@ -224,6 +239,7 @@ class MicroBatch:
             self._give_up()
             raise _no_backward()
         if failure is None and sound:
+            self._refuse_outside()
             engine.gradients.make_sums()
         # Names of the caller's that get copies cannot be given back what they had once other code has run.
         may_defer = engine.may_defer and self._names is None
@@ -236,6 +252,14 @@ class MicroBatch:
             self._names.take_back()
         engine.discard(self.size)
         return True
+
+    def _refuse_outside(self) -> None:
+        try:
+            self._engine.refuse_outside(self._watch)
+        except SluiceError:
+            self._engine.outside.restore()
+            self._give_up()
+            raise
 
     def _commit_apart(self, may_defer: bool) -> bool:
         """Makes the slice count. False: nothing has changed, because the memory had gone when its turn came."""
@@ -330,6 +354,7 @@ class MicroBatch:
             engine.processes.take(engine.gradients)
         engine.gradients.take(in_place)
         engine.buffers.keep()
+        engine.outside.keep()
         if not engine.cuda:
             torch.clear_autocast_cache()  # of an autocast that the user has entered around the step
 
@@ -339,14 +364,16 @@ class MicroBatch:
 
     def _count(self) -> None:
         self.committed = True
+        self._engine.outside.settle(self._code)
         self._engine.counts["commits"] += 1
 
     def _give_up(self) -> None:
         """The block failed by itself: nothing of this slice counts, and the caller hears of it."""
         engine = self._engine
-        _empty_backward_queue()
+        empty_backward_queue()
         engine.abandon()
         engine.buffers.keep()
+        engine.outside.keep()
         if engine.cuda:
             torch.cuda.synchronize()  # what lies in the gate's queue when the micro-batch ends is dropped
         sound = engine.runtime.arena_state() == _runtime.SOUND
@@ -354,8 +381,11 @@ class MicroBatch:
             engine.runtime.commit_end(self.size, True)
         engine.runtime.discard()
         engine.arena.let_go()
-        if not sound:
+        if sound:
+            engine.outside.settle()
+        else:
             engine.buffers.restore()
+            engine.outside.restore()
 
 
 class Discarded(Exception):
@@ -373,27 +403,6 @@ def _promoted(value: Any, outside: set[int]) -> Any:
 
 def _lies_in(tensor: torch.Tensor, storages: set[int]) -> bool:
     return tensor.layout == torch.strided and tensor.untyped_storage().data_ptr() in storages
-
-
-def _empty_backward_queue() -> None:
-    """Autograd leaves nodes that were ready when another one raised in the thread's queue, with their gradients and saved
-    tensors, until the thread's next backward."""
-    torch.ones((), requires_grad=True).backward()
-
-
-def let_go_of(failure: BaseException) -> None:
-    """Ends what an exception keeps alive of the discarded tensors: frames, and what backward had still to do."""
-    _empty_backward_queue()
-    chain: list[BaseException | None] = [failure]
-    while chain:
-        why = chain.pop()
-        if why is not None:
-            where = why.__traceback__
-            traceback.clear_frames(where)
-            if where is not None:
-                where.tb_next = None  # `with` holds the head, and a cleared frame still holds its function's closure
-            why.__traceback__ = None
-            chain += [why.__cause__, why.__context__]
 
 
 def refuse_survivors(left: int) -> None:

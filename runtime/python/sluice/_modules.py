@@ -12,14 +12,18 @@ from torch import nn
 
 
 class Parts:
-    """A model's modules, in the order of ``model.modules()``, with their own parameters and buffers.
+    """The modules of models, each in the order of ``model.modules()``, with their own parameters and buffers.
 
     To walk through a model takes Python as long as the device needs for several layers, to see that nothing has changed a
     tenth of that: most tables are empty, and need only be asked for their length.
+
+    Args:
+        apart_from: Whose modules are left out.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, *models: nn.Module, apart_from: nn.Module | None = None) -> None:
+        self._models = models
+        self._apart_from = apart_from
         # Of modules, parameters and buffers; dictionaries, or what TorchScript has instead.
         self._full: list = []
         self._empty: list = []
@@ -38,7 +42,7 @@ class Parts:
         if (entries and are_same(entries, self._entries)
                 and not any(map(len, self._empty)) and _names(self._named) == self._names):
             return
-        modules = _modules_of(self._model)
+        modules = _modules_of(self._models, self._apart_from)
         tables = [table for module in modules for table in (module._modules, module._parameters, module._buffers)]
         self.parameters = [param for module in modules for param in module._parameters.values() if param is not None]
         self.buffers = [(module, name, buffer) for module in modules for name, buffer in module._buffers.items()
@@ -60,6 +64,12 @@ def is_compiled(what: Any) -> bool:
                for module in what.modules())
 
 
+def is_anything_compiled() -> bool:
+    """Whether somebody in this process has called torch.compile."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    return frames is not None and any(callable(backend) for backend in frames.cached_backends.values())
+
+
 def are_same(some: list, others: list) -> bool:
     """Whether they hold the same objects; tensors that are equal may be others."""
     return len(some) == len(others) and all(map(operator.is_, some, others))
@@ -73,12 +83,13 @@ def _names(tables: list) -> list[str]:
     return list(chain.from_iterable(map(operator.methodcaller("keys"), tables)))
 
 
-def _modules_of(model: nn.Module) -> list[nn.Module]:
+def _modules_of(models: tuple[nn.Module, ...], apart_from: nn.Module | None) -> list[nn.Module]:
+    left_out = set() if apart_from is None else set(apart_from.modules())
     found: dict[nn.Module, None] = {}
-    left = [model]
+    left = list(reversed(models))
     while left:
         module = left.pop()
-        if module not in found:
+        if module not in found and module not in left_out:
             found[module] = None
             left += [child for child in reversed(list(module._modules.values())) if child is not None]
     return list(found)

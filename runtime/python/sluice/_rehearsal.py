@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from sluice._micro_batch import MicroBatch, let_go_of
+from sluice._backward import let_go_of
+from sluice._micro_batch import MicroBatch
+from sluice.errors import SluiceError
 
 
 class Rehearsal(MicroBatch):
@@ -28,9 +30,12 @@ class Rehearsal(MicroBatch):
 
     def _end(self, failure: BaseException | None) -> bool:
         engine = self._engine
+        self.failed = failure is not None
+        refusal = self._refusal()
         engine.abandon()
         engine.restore()
-        self.failed = failure is not None
+        if not self.failed:
+            engine.outside.has_seen(self._code)
         if failure is not None and not isinstance(failure, Exception):
             return False
         if failure is not None:  # if it is not the size that it minds, the first slice says so again
@@ -43,11 +48,22 @@ class Rehearsal(MicroBatch):
         if engine.cuda:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
+        if refusal is not None:
+            raise refusal
         return True
+
+    def _refusal(self) -> SluiceError | None:
+        try:
+            self._engine.refuse_outside(self._watch)
+        except SluiceError as why:
+            return why.with_traceback(None)
+        return None
 
 
 class EagerRehearsal(Rehearsal):
     """One in which torch.compile leaves everything as it is."""
+
+    is_eager = True
 
     def _enter(self) -> None:
         super()._enter()

@@ -117,6 +117,10 @@ class Replicas(Processes):
             self._under_way.wait()
             self._under_way = None
         for each in self._wrappers:
+            if each._join_config.enable:
+                raise SluiceError("join (join_uneven_inputs) has processes that are done take part in what the others' forward and "
+                                  "backward send, and that is sent once a step here; leave it out, and give all processes as many "
+                                  "batches")
             if each.broadcast_buffers and each.modules_buffers:
                 each._sync_buffers()
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 SOUND, REVOKED, STARVED = 0, 1, 2
-HOST, CUDA = 1, 2
+NONE, HOST, CUDA = 0, 1, 2  # backend
 TAKEN_AWAY, BEGUN, DEFERRED = 0, 1, 2  # commit_begin; deferred: commit_settle will tell
 OPEN = -1  # commit_settle: not yet
 LATER, GRANTED, DROPPED, LOST, DIFFERS = range(5)  # agree
@@ -163,6 +163,10 @@ def attach(uses_cuda: bool) -> Runtime | None:
     """The runtime if this process shares the pool; None for plain PyTorch, after a word on standard error if sharing was
     wanted but is not possible."""
     global _attached
+    if _attached is not None and _attached.backend() == NONE:
+        _warn("a forked child of a training process cannot train in the pool; have it started anew, by multiprocessing's start "
+              "method spawn, and it is a job of its own")
+        return None
     if _attached is not None:
         return _of_backend(_attached, uses_cuda)
     path = os.environ.get("SLUICE_RUNTIME_LIBRARY")

@@ -6,9 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.optim import optimizer as _torch_optimizer
-
-from sluice import _checks
 
 
 class Update:
@@ -72,13 +69,3 @@ class HostState:
 
 def _copy_of(value: Any) -> torch.Tensor | None:
     return value.clone() if isinstance(value, torch.Tensor) and value.is_cpu else None
-
-
-def can_be_taken_back(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether all that the optimizer's step does on the host is known: it is torch's own, and nobody has hooked into it."""
-    step = vars(optimizer).get("step")  # schedulers of torch's wrap it, to see that it is called
-    hooks = [hook for each in (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks,
-                               _torch_optimizer._global_optimizer_pre_hooks, _torch_optimizer._global_optimizer_post_hooks)
-             for hook in each.values()]
-    return (f"{type(optimizer).__module__}.".startswith("torch.optim.") and set(hooks) <= {_checks.optimizer_hook}
-            and (step is None or getattr(step, "_wrapped_by_lr_sched", False)))

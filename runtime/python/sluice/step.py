@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import numbers
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sluice import _losses
+from sluice import _losses, _optimizers
 from sluice._engine import OPTIMIZER_WARM_UP_STEPS, Engine
 from sluice._gradients import is_shard
 from sluice._losses import Losses
@@ -20,7 +19,8 @@ from sluice._processes import Processes
 from sluice._replicas import Replicas
 from sluice._shards import Shards
 from sluice._tensor_parallel import TensorParallel
-from sluice._update import Update, can_be_taken_back
+from sluice._update import Update
+from sluice._values import Values
 from sluice.errors import SluiceError
 
 
@@ -37,7 +37,7 @@ class Step:
 
     Args:
         model: Module whose parameters are trained.
-        optimizer: Any optimizer over parameters of ``model``.
+        optimizer: Any optimizer over parameters of ``model``, and perhaps of others; also one that wraps another.
         micro_batch: Most samples in a slice. None: the whole batch.
         adapt: Whether a slice may become smaller when memory is short. None: unless the model has batch statistics,
             whose result depends on the slicing, or is in shards, whose processes have as many slices each. If not, training
@@ -75,13 +75,13 @@ class Step:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
+        _optimizers.checked(optimizer)
         if reduction not in _losses.REDUCTIONS:
             raise ValueError(f'reduction must be "mean" or "sum", not {reduction!r}')
         if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
             raise TypeError(f"scaler must be a torch.amp.GradScaler, not {type(scaler).__name__}")
-        self._needs_closure = _needs_closure(optimizer) if closure is None else closure
+        _optimizers.refuse_another_models(optimizer, model)
+        self._needs_closure = _optimizers.needs_closure(optimizer) if closure is None else closure
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         if self._scaler and self._needs_closure:
             raise ValueError("a gradient scaler cannot be used with an optimizer that calls a closure: the scale would "
@@ -95,6 +95,7 @@ class Step:
         self._arena = self._engine.arena
         self._loss: torch.Tensor | None = None
         self._grad_norm: torch.Tensor | None = None
+        self._values: dict[Any, Any] = {}
 
     @property
     def shared(self) -> bool:
@@ -105,6 +106,14 @@ class Step:
     def loss(self) -> torch.Tensor | None:
         """The last step's loss, a scalar, detached; None before the first."""
         return self._loss
+
+    @property
+    def values(self) -> dict[Any, Any]:
+        """What the last call's loss function has returned beside its loss, by name, for the whole batch of this process: each
+        sample counts once, however often its slice has run. Tensors with one row a sample are joined, in the batch's order;
+        numbers and scalar tensors add up as losses do: by samples, by weight, or, with ``reduction="sum"``, as they are.
+        Detached; empty if it has returned nothing else."""
+        return self._values
 
     @property
     def grad_norm(self) -> torch.Tensor | None:
@@ -121,8 +130,11 @@ class Step:
 
         Args:
             loss_fn: Called with one slice of each element of ``batch``; returns the slice's loss, a scalar, or the loss
-                and its weight, a number or a scalar tensor, not negative.
-            *batch: Tensors, or tuples, lists and mappings of them, with the samples in dimension 0.
+                and its weight, a number or a scalar tensor, not negative; or a mapping that has the loss as "loss", if need
+                be its weight as "weight", and under other names what ``values`` is to have: numbers, scalar tensors, and
+                tensors with one row for each of the slice's samples.
+            *batch: Tensors and NumPy arrays with the samples in dimension 0, lists with an element for each, and tuples, lists
+                and mappings of those. Numbers, strings and scalar tensors go to every slice.
 
         Returns:
             The loss of the global batch, detached: the mean over samples, the weighted mean, or the sum. If the
@@ -131,10 +143,11 @@ class Step:
         Raises:
             OutOfMemory: if the smallest permitted slice can never fit.
             Survivors: if ``loss_fn`` keeps tensors beyond its run and they were taken away.
-            SluiceError: if an optimizer runs inside of ``loss_fn`` or backward.
-            TypeError: if ``loss_fn`` returns something else.
-            ValueError: if the batch has no sample, or its tensors disagree about how many; for weights that are negative,
-                not finite, all zero, or only there for some slices.
+            SluiceError: if an optimizer runs inside of ``loss_fn`` or backward, or backward inside of ``loss_fn`` for the loss
+                that it returns; if what it changes outside of the model cannot be put back.
+            TypeError: if ``loss_fn`` returns something else, or the batch has something that cannot be cut.
+            ValueError: if the batch has no sample, or its elements disagree about how many; for weights that are negative,
+                not finite, all zero, or only there for some slices, and so for values.
             torch.OutOfMemoryError: from ``loss_fn`` or the optimizer, outside the arena; the message says who holds the
                 pool's memory.
             Exception: whatever ``loss_fn`` itself raises; the step has then not happened.
@@ -146,9 +159,9 @@ class Step:
                 return self._step_with_closure(loss_fn, batch)
             losses = self._begin()
             update = self._early_update(losses)
-            self._accumulate(loss_fn, batch, losses, update)
+            brought = self._accumulate(loss_fn, batch, losses, update)
             ahead = update is not None and update.has_run
-            return self._finish(batch, update.loss if ahead else self._apply(losses))
+            return self._finish(batch, update.loss if ahead else self._apply(losses), brought.of_batch())
 
     def micro_batches(self, *batch: Any) -> Iterator[MicroBatch]:
         """The same for a loop that is written by hand; when it is over, the optimizer has run::
@@ -179,11 +192,12 @@ class Step:
                 break
             yield micro
         with self._engine.explained():
-            self._finish(batch, self._apply(losses))
+            self._finish(batch, self._apply(losses), {})
 
     # --- the parts of a step -------------------------------------------------------------------------------------------
 
     def _begin(self) -> Losses:
+        _optimizers.refuse_skipping(self.optimizer)
         if self._scaler:
             # The scale is a tensor that the scaler makes when it first scales: not in memory that is taken away. From
             # here to the optimizer it is only read.
@@ -195,7 +209,7 @@ class Step:
         gradients have been sent by then, and left where autograd puts them."""
         processes = self._engine.processes
         if (self._scaler or not self.shared or (processes is not None and not processes.inside)
-                or self._engine.counts["steps"] < OPTIMIZER_WARM_UP_STEPS or not can_be_taken_back(self.optimizer)):
+                or self._engine.counts["steps"] < OPTIMIZER_WARM_UP_STEPS or not _optimizers.can_be_taken_back(self.optimizer)):
             return None
 
         def body() -> torch.Tensor:
@@ -204,12 +218,20 @@ class Step:
 
         return Update(self.optimizer, body)
 
-    def _accumulate(self, loss_fn: Callable[..., Any], batch: tuple, losses: Losses, update: Update | None = None) -> None:
-        def forward_backward(micro: MicroBatch) -> None:
-            micro.backward(*_losses.loss_and_weight(loss_fn(*micro.slices)))
+    def _accumulate(self, loss_fn: Callable[..., Any], batch: tuple, losses: Losses, update: Update | None = None) -> Values:
+        """Runs all micro-batches. Returns what the loss function has returned beside their losses."""
+        brought = Values(losses.is_sum)
 
-        self._engine.run(forward_backward, batch, losses=losses, scaler=self._scaler, update=update, lazily=True,
-                         loss_fn=loss_fn)
+        def forward_backward(micro: MicroBatch) -> None:
+            loss, weight, values = _losses.taken_apart(loss_fn(*micro.slices))
+            values = brought.checked(values, micro.size)
+            micro.backward(loss, weight)
+            micro.keep((values, micro.size, weight))
+
+        for kept in self._engine.run(forward_backward, batch, losses=losses, scaler=self._scaler, update=update, lazily=True,
+                                     loss_fn=loss_fn):
+            brought.add(*kept)
+        return brought
 
     def _show_gradients(self, losses: Losses) -> torch.Tensor:
         """Gives the parameters the gradients of the batch. Returns its loss."""
@@ -243,31 +265,29 @@ class Step:
         self._engine.gradients.clear()
         return loss
 
-    def _finish(self, batch: tuple, loss: torch.Tensor) -> torch.Tensor:
-        self._loss = loss
+    def _finish(self, batch: tuple, loss: torch.Tensor, values: dict[Any, Any]) -> torch.Tensor:
+        self._loss, self._values = loss, values
         self._engine.count_step(batch)
         return loss
 
     def _step_with_closure(self, loss_fn: Callable[..., Any], batch: tuple) -> torch.Tensor:
-        first: list[torch.Tensor] = []
+        first: list[tuple[torch.Tensor, dict[Any, Any]]] = []
 
         def closure() -> torch.Tensor:
             with torch.enable_grad():
                 losses = self._begin()
-                self._accumulate(loss_fn, batch, losses)
+                brought = self._accumulate(loss_fn, batch, losses)
             loss = self._show_gradients(losses)
             self._clip()
             if not first:
-                first.append(loss)
+                first.append((loss, brought.of_batch()))
             return loss
 
         self.optimizer.step(closure)
         self._engine.gradients.clear()
         if not first:
             raise ValueError(f"{type(self.optimizer).__name__} has not called its closure; leave closure=True out")
-        self._loss = first[0]
-        self._engine.count_step(batch)
-        return self._loss
+        return self._finish(batch, *first[0])
 
 
 def _processes_of(model: nn.Module) -> Processes | None:
@@ -282,11 +302,6 @@ def _processes_of(model: nn.Module) -> Processes | None:
         raise SluiceError("a model can be in DistributedDataParallel or have layers in parts, not both; beside those, "
                           "fully_shard trains replicas and shards")
     return replicas if replicas is not None else parts
-
-
-def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    parameter = inspect.signature(optimizer.step).parameters.get("closure")
-    return parameter is not None and parameter.default is inspect.Parameter.empty
 
 
 def _checked_clip_norm(clip_norm: Any) -> float | None:

@@ -22,7 +22,7 @@ int sluice_join_host(void) {
   return SLUICE_OK;
 }
 int sluice_backend(void) {
-  return 1;
+  return the_script().inherited ? 0 : 1;
 }
 int sluice_begin(uint32_t micro_batch, uint32_t /*global_batch*/) {
   the_script().calls.push_back("begin " + std::to_string(micro_batch));

@@ -18,6 +18,7 @@ struct script {
   std::uint64_t reachable_bytes = 1000;
   std::uint64_t needed_bytes = 0;  ///< if not 0, the next plan is to wait for so many
   int waits_in_vain = 0;           ///< until there is memory; -1: for ever
+  bool inherited = false;          ///< the process is a forked child of the one that shares
 
   // What it has been told.
   std::vector<std::string> calls;  ///< those that make up a micro-batch

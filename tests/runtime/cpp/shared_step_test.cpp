@@ -135,6 +135,33 @@ TEST_F(torch_step_shared, an_error_of_the_loss_function_stays_one_and_the_step_h
   EXPECT_NO_THROW(step(cross_entropy_of(model_), batch_of(4)));
 }
 
+TEST_F(torch_step_shared, a_forked_child_is_told_at_once_and_its_own_step_does_not_share) {
+  step step{model_, optimizer_, {.micro_batch = 2}};
+  auto const before = weights_of(*model_);
+  int calls = 0;
+  auto forking = [&](auto const& slices) {
+    script_.inherited = ++calls == 3;  // the rehearsal, a slice, and one in which it forks
+    script_.commits_refused = script_.inherited ? 1000 : 0;
+    return F::cross_entropy(model_->forward(slices[0]), slices[1]);
+  };
+  auto const told = [&] {
+    return complaint<sluice::step_error>([&] { step(forking, batch_of(4)); });
+  };
+  EXPECT_THAT(told(), HasSubstr("a forked child of a training process cannot train in the pool"));
+  EXPECT_EQ(calls, 3);
+  script_.inherited = true;
+  EXPECT_THAT(told(), HasSubstr("make the model and its step in the child"));
+  EXPECT_EQ(calls, 3);
+  EXPECT_TRUE(same_bits(weights_of(*model_), before));
+  ::testing::internal::CaptureStderr();
+  sluice::step own{model_, optimizer_};
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("trains without sharing: a forked child of a training process"));
+  EXPECT_FALSE(own.shared());
+  own(cross_entropy_of(model_), batch_of(4));
+  EXPECT_EQ(step.stats().steps, 0);
+}
+
 TEST_F(torch_step_shared, a_slice_becomes_smaller_when_memory_is_short) {
   step step{model_, optimizer_, {.micro_batch = 4}};
   script_.commits_refused = 1;

@@ -169,6 +169,8 @@ def refused(_rank: int) -> None:
     step = sluice.Step(module, torch.optim.SGD(module.parameters(), lr=0.1))
     with pytest.raises(ValueError, match="must not all be zero, in all processes"):
         step(lambda x: (module(x).sum(), 0.0), torch.ones(2, 4, dtype=torch.double))
+    with pytest.raises(sluice.SluiceError, match="give all processes as many batches"), module.join():
+        step(lambda x: module(x).sum(), torch.ones(2, 4, dtype=torch.double))
 
 
 # --------------------------------------------------------------------------------------------------------------------------------

@@ -17,12 +17,14 @@ transformers = pytest.importorskip("transformers")
 from lightning.pytorch.strategies import DDPStrategy  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
+import accelerate_test  # noqa: E402
 import gloo_processes  # noqa: E402
 import lightning_test  # noqa: E402
 import transformers_test  # noqa: E402
 from scripted_runtime import AT_COMMIT, PatientRuntime, sharing  # noqa: E402
 
 from sluice.integrations.lightning import SluiceDDPStrategy  # noqa: E402
+from sluice.integrations import accelerate as accelerate_integration  # noqa: E402
 from sluice.integrations.transformers import share  # noqa: E402
 
 RANKS = 2
@@ -124,11 +126,58 @@ def with_lightning(rank: int) -> None:
             assert set(runtime.left_behind) == {0}
 
 
+# --- accelerate -------------------------------------------------------------------------------------------------------------
+
+
+def accelerate_trained(micro_batch: int | None, runtime=None, shares=True, accumulate=1, loss_of=accelerate_test.mean):
+    accelerator = accelerate_test.accelerator_with("no", accumulate)
+    assert accelerator.num_processes == RANKS
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
+    loader = DataLoader(TensorDataset(torch.randn(29, 6), torch.randint(4, (29,))), 4, shuffle=True)
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    with sharing(runtime):
+        shared = accelerate_integration.share(accelerator, model, optimizer, micro_batch) if shares else None
+    forward_backward = shared or accelerate_test.alone(accelerator, model, optimizer, loss_of)
+    losses = []
+    for _ in range(2):
+        for x, y in loader:
+            with accelerator.accumulate(model):
+                losses.append(forward_backward(lambda x, y: loss_of(model, x, y), x, y).item())
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 0.1)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+    return weights_of_all(model), losses, shared.stats() if shared else {}
+
+
+def with_accelerate(rank: int) -> None:
+    as_torchrun_starts(rank)
+    for how in ({}, {"accumulate": 2}, {"accumulate": 3, "loss_of": accelerate_test.weighted}):
+        alone, loss, _ = accelerate_trained(None, shares=False, **how)
+        whole, same_loss, _ = accelerate_trained(None, **how)
+        sliced, its_loss, stats = accelerate_trained(3, **how)
+        assert same_loss == loss
+        for one in (whole, sliced):
+            torch.testing.assert_close(one, alone, rtol=1e-5, atol=1e-6)
+        assert its_loss == pytest.approx(loss, rel=1e-5)
+        assert stats["commits"] > stats["steps"]
+        for operator in (0, 21, AT_COMMIT):
+            runtime = losing(operator, rank)
+            disturbed, again, lost = accelerate_trained(3, runtime, **how)
+            assert torch.equal(disturbed, sliced) and again == its_loss
+            assert lost["discards"] == (lost["commits"] if rank == 0 else 0)
+            assert set(runtime.left_behind) == {0}
+
+
 # --------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.deadline(180)
-@pytest.mark.parametrize("body", [with_transformers, with_lightning], ids=lambda body: body.__name__)
+@pytest.mark.parametrize("body", [with_transformers, with_lightning, with_accelerate], ids=lambda body: body.__name__)
 def test_in_processes_that_train_together(tmp_path, body, monkeypatch):
     monkeypatch.setenv("TEST_FOLDER", str(tmp_path))
     gloo_processes.run(tmp_path, (body,), RANKS)

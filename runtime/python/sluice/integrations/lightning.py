@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 
-from sluice import _batches
+from sluice import _values
 from sluice._engine import Engine, checked_micro_batch
 from sluice._micro_batch import MicroBatch
 from sluice._replicas import Replicas
@@ -61,7 +61,7 @@ class _Sharing(Strategy):
             micro.keep((micro.size, part.detach(), more, logs))
 
         with engine.explained():
-            kept = engine.run(forward_backward, (batch,), add=not first)
+            kept = list(engine.run(forward_backward, (batch,), add=not first))
             if self._replicas and not trainer.fit_loop._should_accumulate():
                 self._replicas.average(engine.gradients)
         engine.count_step((batch,))
@@ -197,7 +197,7 @@ def _log_again(module: LightningModule, slices: list[list[tuple[str, Any, dict[s
             values.append(value)
             counts.append(size)
     for name, (values, counts, how) in calls.items():
-        module.log(name, _mean(values, counts), **{"batch_size": sum(counts), **how})
+        module.log(name, _values.mean(values, counts), **{"batch_size": sum(counts), **how})
 
 
 def _averaged(outputs: list[dict[str, Any]], sizes: list[int]) -> dict[str, Any]:
@@ -205,17 +205,10 @@ def _averaged(outputs: list[dict[str, Any]], sizes: list[int]) -> dict[str, Any]
     result = {}
     for key in outputs[-1]:
         values = [output[key] for output in outputs]
-        if all(isinstance(value, torch.Tensor) and value.dim() == 0 or isinstance(value, (int, float)) for value in values):
-            result[key] = _mean(values, sizes)
-        elif all(_batches.size_of(value) == size for value, size in zip(values, sizes)) and all(
-                isinstance(value, torch.Tensor) for value in values):
+        if all(map(_values.is_scalar, values)):
+            result[key] = _values.mean(values, sizes)
+        elif all(map(_values.has_rows, values, sizes)):
             result[key] = torch.cat(values)
         else:
             result[key] = values[-1]
     return result
-
-
-def _mean(values: list[Any], sizes: list[int]) -> Any:
-    if len(values) == 1:
-        return values[0]
-    return sum(value * (size / sum(sizes)) for value, size in zip(values, sizes))

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from accelerate import DistributedType
 from torch import distributed
 from transformers import Trainer
 
@@ -19,6 +18,7 @@ from sluice._engine import REHEARSAL_SAMPLES, Engine, checked_micro_batch
 from sluice._micro_batch import MicroBatch
 from sluice._replicas import Replicas
 from sluice.errors import SluiceError
+from sluice.integrations.accelerate import refuse_parts
 
 
 class Sharing:
@@ -47,7 +47,7 @@ class Sharing:
         """In place of the trainer's: its own, once for each slice of ``inputs``. Returns the batch's loss, detached."""
         accelerator = self._trainer.accelerator
         if self._engine is None:
-            _check(self._trainer)
+            _check(self._trainer, model)
             self._replicas = Replicas.find(model)
             whole = model if self._replicas else accelerator.unwrap_model(model)
             self._engine = Engine(whole, self._trainer.optimizer.param_groups, *self._how, self._replicas)
@@ -64,7 +64,7 @@ class Sharing:
 
         engine = self._engine
         with engine.explained():
-            losses = engine.run(forward_backward, (inputs,), add=True)
+            losses = list(engine.run(forward_backward, (inputs,), add=True))
             if self._replicas and accelerator.sync_gradients:
                 self._replicas.average(engine.gradients)
         engine.gradients.show()
@@ -111,13 +111,8 @@ class Sharing:
         if self._replicas:
             model = trainer.accelerator.unwrap_model(model)
         model.train()
-        engine.save()
-        try:
-            with torch.no_grad(), trainer.compute_loss_context_manager():
-                return float(self._compute_loss(model, trainer._prepare_inputs(inputs),
-                                                num_items_in_batch=num_items_in_batch))
-        finally:
-            engine.restore()
+        with engine.leaving_no_trace(), torch.no_grad(), trainer.compute_loss_context_manager():
+            return float(self._compute_loss(model, trainer._prepare_inputs(inputs), num_items_in_batch=num_items_in_batch))
 
 
 def share(trainer: Trainer, micro_batch: int | None = None, *, adapt: bool | None = None,
@@ -147,15 +142,12 @@ def share(trainer: Trainer, micro_batch: int | None = None, *, adapt: bool | Non
     return sharing
 
 
-def _check(trainer: Trainer) -> None:
+def _check(trainer: Trainer, model: torch.nn.Module) -> None:
     if trainer.args.n_gpu > 1:
         raise SluiceError(f"this Trainer works on {trainer.args.n_gpu} GPUs in one process, and sluice shares one GPU with "
                           f"each; start it by torchrun --nproc-per-node={trainer.args.n_gpu}, or set CUDA_VISIBLE_DEVICES to "
                           "one GPU")
-    if trainer.accelerator.distributed_type not in (DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU):
-        raise SluiceError(f"this Trainer's processes share a model by {trainer.accelerator.distributed_type.value}, and "
-                          "sluice knows replicas of it (DistributedDataParallel) here; a model that fully_shard was given "
-                          "can be trained by sluice.Step")
+    refuse_parts(trainer.accelerator, model)
     if "lomo" in str(trainer.args.optim).lower():
         raise SluiceError(f"optim={trainer.args.optim} updates parameters inside of backward, which cannot run again; "
                           'use another, such as "adamw_torch"')
