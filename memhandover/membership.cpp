@@ -1,18 +1,18 @@
 #include "memhandover/membership.hpp"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
+#include <tuple>
 
 #include "memhandover/descriptor_limit.hpp"
 #include "memhandover/detail/conversation.hpp"
+#include "memhandover/detail/waiting.hpp"
 #include "memhandover/error.hpp"
+#include "memhandover/standard_streams.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -23,30 +23,18 @@ using std::chrono::steady_clock;
 /// From an attempt to find a broker that has failed to the next.
 constexpr milliseconds attempts_apart{200};
 
-bool is_readable(int fd) {
-  pollfd asked{fd, POLLIN, 0};
-  return ::poll(&asked, 1, 0) == 1;
-}
-
 }  // namespace
 
 membership::membership(broker_options broker, client_kind kind, std::string const& name,
                        std::string const& endpoint)
     : broker_(std::move(broker)), kind_(kind) {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) {
-    throw error{error_kind::unavailable,
-                std::string{"cannot create the life pipe: "} + std::strerror(errno)};
-  }
-  life_read_ = unique_fd{ends[0]};
-  life_write_ = unique_fd{ends[1]};
+  std::tie(life_read_, life_write_) = make_pipe("the broker to see when this process ends");
   socket_ = ensure_broker(broker_);
   auto join = detail::wish_message("join", broker_);
   join["kind"] = kind == client_kind::server ? "server" : "training";
   join["name"] = name;
   join["endpoint"] = endpoint;
-  send_message(socket_.get(), join, {life_read_.get()});
-  auto joined = detail::expect(socket_.get(), "joined");
+  auto joined = detail::ask(socket_.get(), join, "joined", {life_read_.get()});
   constexpr std::size_t joined_descriptors = 5;
   if (joined.descriptors.size() != joined_descriptors) {
     throw error{error_kind::internal, "the broker's answer came without its five descriptors"};
@@ -131,7 +119,7 @@ bool membership::reconnect() {
     }
     return false;
   }
-  if (!is_readable(attempt_->done.get())) {
+  if (!detail::is_ready(attempt_->done.get(), POLLIN)) {
     return false;
   }
   attempt_->thread.join();

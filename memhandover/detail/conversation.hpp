@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "memhandover/broker_launch.hpp"
 #include "memhandover/error.hpp"
@@ -38,5 +39,10 @@ template <typename T>
 /// The next message, which is of that type. Throws what a refusal tells, `unavailable` if the other
 /// side has gone or is silent.
 [[nodiscard]] message expect(int socket, std::string const& type);
+
+/// Sends a question, and waits for its answer, which is of that type. Throws as `expect`, also what the other
+/// side has said before it would not hear the question.
+[[nodiscard]] message ask(int socket, nlohmann::json const& question, std::string const& type,
+                          std::vector<int> const& descriptors = {});
 
 }  // namespace sluice::memhandover::detail

@@ -10,14 +10,14 @@
 #include <utility>
 
 #include "memhandover/detail/processes.hpp"
+#include "memhandover/detail/waiting.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/wire.hpp"
 
 namespace sluice::memhandover::detail {
 
 bool kept_client::alone() const {
-  pollfd pipe{life.get(), POLLIN, 0};
-  return life && ::poll(&pipe, 1, 0) == 1 && (pipe.revents & POLLHUP) != 0;
+  return life && is_ready(life.get(), 0);  // nobody writes into it: it can only be hung up
 }
 
 int kept_client::end_descendants(std::uint64_t pipe_inode) {

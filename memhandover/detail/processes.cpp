@@ -14,6 +14,7 @@
 #include <string>
 #include <string_view>
 
+#include "memhandover/detail/waiting.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/wire.hpp"
 
@@ -30,8 +31,7 @@ unique_fd pidfd_of(int pid) {
                 "cannot watch process " + std::to_string(pid) + ": " + std::strerror(errno)};
   }
   if (process) {
-    pollfd exited{process.get(), POLLIN, 0};
-    if (::poll(&exited, 1, 0) != 0) {
+    if (is_ready(process.get(), POLLIN)) {  // it has exited
       process.reset();
     }
   }

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <fstream>
 
 #include "memhandover/detail/processes.hpp"
+#include "memhandover/system_error.hpp"
 
 namespace sluice::memhandover::detail {
 namespace {
@@ -34,12 +34,12 @@ void write_roster(std::string const& runtime_dir, std::vector<roster_entry> cons
     list.push_back({{"id", pool.pool_id}, {"clients", pool.users}});
   }
   auto const path = roster_path(runtime_dir);
-  {
-    std::ofstream file{path + ".new", std::ios::trunc};
-    file << nlohmann::json{{"pools", list}}.dump();
-  }
-  if (::rename((path + ".new").c_str(), path.c_str()) != 0) {
-    spdlog::warn("cannot write {} reason=\"{}\"", path, std::strerror(errno));
+  std::ofstream file{path + ".new", std::ios::trunc};
+  file << nlohmann::json{{"pools", list}}.dump();
+  file.close();
+  // One that is cut short would say that nobody uses the pools: then rather the last one.
+  if (!file || ::rename((path + ".new").c_str(), path.c_str()) != 0) {
+    spdlog::warn("cannot write {} reason=\"{}\"", path, reason_of(errno));
   }
 }
 
