@@ -37,12 +37,13 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string_view>
 
 namespace sluice::memhandover {
 
 inline constexpr std::uint64_t ledger_magic = 0x31474c4543494c53;  // "SLICELG1"
-inline constexpr std::uint32_t layout_version = 8;
+inline constexpr std::uint32_t layout_version = 9;
 inline constexpr std::uint32_t max_clients = 32;
 inline constexpr std::uint32_t broker_slot = 0xffff;
 inline constexpr std::uint16_t left_slot = 0xfffe;  ///< serving, but its server is dead
@@ -162,12 +163,8 @@ struct long_unit_entry {
 };
 inline constexpr std::size_t max_long_units = 8;
 
-/// What one client tells the writer. Written by the client.
-struct alignas(64) mailbox_header {
-  std::atomic<std::uint64_t> request;       ///< `numbered`: wants so many more chunks; see
-                                            ///< `request_lasting`
-  std::atomic<std::uint64_t> mail_written;  ///< messages in the ring so far
-  std::atomic<std::uint32_t> demand_done;   ///< number of the last demand that has been answered
+/// What a client says of itself. The slot's next owner begins with zeros.
+struct alignas(64) client_report {
   // Phases of that answer, CLOCK_MONOTONIC nanoseconds; `unit_ended_ns`: see `demand_answer`.
   std::atomic<std::int64_t> awake_ns, closed_ns, unit_ended_ns, idle_ns, released_ns;
   std::atomic<std::uint32_t> live_chunks;  ///< of that answer: from a micro-batch that was running
@@ -178,8 +175,26 @@ struct alignas(64) mailbox_header {
   std::atomic<std::uint64_t> discarded_ns;  ///< what discarded micro-batches have run for in vain
   std::atomic<std::uint32_t> arena_chunks;  ///< revocable; `spare_chunks` of them are not in use
   std::atomic<std::uint32_t> spare_chunks, persistent_chunks;
-  std::atomic<std::uint32_t> waiting;  ///< 1 while training waits for memory
-  long_unit_entry long_units[max_long_units];
+  std::atomic<std::uint32_t> waiting;          ///< 1 while training waits for memory
+  long_unit_entry long_units[max_long_units];  ///< the last
+
+  /// Word by word, so that who reads meanwhile finds each value as it was or zero. Of a slot that nobody has.
+  void begin_anew() noexcept {
+    // Not to the end of the object: what a derived one adds may begin in its padding.
+    auto const* const end = reinterpret_cast<std::uint64_t*>(std::end(long_units));
+    for (auto* word = reinterpret_cast<std::uint64_t*>(this); word < end; ++word) {
+      std::atomic_ref<std::uint64_t>{*word}.store(0, std::memory_order_relaxed);
+    }
+  }
+};
+
+/// What one client tells the writer. Written by the client. The numbers go on over the owners of a slot, since the
+/// writer compares them with its own.
+struct alignas(64) mailbox_header : client_report {
+  std::atomic<std::uint64_t> request;       ///< `numbered`: wants so many more chunks; see
+                                            ///< `request_lasting`
+  std::atomic<std::uint64_t> mail_written;  ///< messages in the ring so far
+  std::atomic<std::uint32_t> demand_done;   ///< number of the last demand that has been answered
 };
 
 /// One of the texts with which a client says what its chunks hold; ends with a zero byte. Behind the

@@ -228,6 +228,7 @@ std::uint32_t ledger_writer::reclaim(std::uint32_t slot) {
                           std::memory_order_release);
   control.grant.store(numbered{numbered::unpack(mailbox.request.load()).seq, 0}.pack());
   bells_.at(slot).reset();
+  demand(slot, 0);  // else the slot's next owner would answer it
   publish_grantable();
   return freed;
 }

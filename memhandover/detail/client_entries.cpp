@@ -40,15 +40,7 @@ void write_client(ledger_view const& view, std::uint32_t slot, new_client const&
   set_text(entry.name, sizeof entry.name, who.name);
   set_text(entry.endpoint, sizeof entry.endpoint, who.endpoint);
   // A mailbox may have had an earlier owner; what it counted must not be shown as this one's.
-  auto& mailbox = view.mailbox(slot);
-  for (auto* value : {&mailbox.micro_batch, &mailbox.global_batch, &mailbox.arena_chunks,
-                      &mailbox.spare_chunks, &mailbox.persistent_chunks, &mailbox.waiting}) {
-    value->store(0);
-  }
-  for (auto* value :
-       {&mailbox.samples, &mailbox.commits, &mailbox.discards, &mailbox.run_ahead_ns}) {
-    value->store(0);
-  }
+  view.mailbox(slot).begin_anew();
   entry.status.store(static_cast<std::uint32_t>(client_status::live), std::memory_order_release);
 }
 
