@@ -248,12 +248,14 @@ bool broker::answer(visitor& who, message& request) {
 }
 
 bool broker::rejoin(visitor& who, message request) {
-  // ledger, mailroom, manifest, doorbell, bell, life pipe
+  // ledger, mailroom, manifest, doorbell, bell, life pipe, and a pidfd where the client may have one
   constexpr std::size_t rejoin_descriptors = 6;
   if (field(request.body, "version", 0) != protocol_version ||
-      request.descriptors.size() != rejoin_descriptors) {
-    throw error{error_kind::invalid_argument,
-                "a rejoin must name this protocol's version and bring six descriptors"};
+      request.descriptors.size() < rejoin_descriptors ||
+      request.descriptors.size() > rejoin_descriptors + 1) {
+    throw error{
+        error_kind::invalid_argument,
+        "a rejoin must name this protocol's version and bring six descriptors, and a pidfd"};
   }
   auto* const pool = pools_->find(field(request.body, "pool_id", std::uint64_t{0}));
   if (pool == nullptr) {

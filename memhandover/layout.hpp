@@ -6,7 +6,8 @@
 ///   ledger    header | client entries | client controls | chunk words
 ///             written by broker and writer, read by all
 ///   mailroom  mailbox 0 | mailbox 1 | …
-///             each written by its client, read by the writer
+///             each written by its client, read by the writer; the byte with a slot's number is locked
+///             (F_OFD_SETLK) while a process lives that is in that slot, or was forked from it
 ///   manifest  what the server's memory holds (manifest.hpp)
 ///             written by the server, read by its successor
 ///
@@ -140,9 +141,11 @@ enum class client_status : std::uint32_t { empty = 0, live = 1, gone = 2 };
 struct alignas(64) client_entry {
   std::atomic<std::uint32_t> status;
   std::atomic<std::uint32_t> kind;
-  std::atomic<std::uint32_t> pid;
+  std::atomic<std::uint32_t> pid;          ///< as the process knows itself
   std::atomic<std::uint64_t> start_ticks;  ///< start time of the process, tells a reused pid apart
-  std::atomic<std::uint64_t> life_inode;   ///< inode of the pipe that its descendants hold
+  std::atomic<std::uint64_t>
+      pid_namespace;  ///< inode of the namespace that the pid is of; 0: not known
+  std::atomic<std::uint64_t> life_inode;  ///< inode of the pipe that its descendants hold
   char name[48];
   char endpoint[64];
 };

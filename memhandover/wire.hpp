@@ -21,7 +21,7 @@
 namespace sluice::memhandover {
 
 inline constexpr std::size_t max_descriptors = 200;  // the kernel takes 253 a message
-inline constexpr int protocol_version = 4;
+inline constexpr int protocol_version = 5;
 
 struct message {
   nlohmann::json body;
@@ -50,7 +50,7 @@ void send_chunks(int socket, std::span<unique_fd const> chunks);
 
 /// User id of the process at the other end of a connected Unix socket.
 [[nodiscard]] unsigned peer_uid(int socket);
-/// Its process id.
+/// Its process id; 0 if it is in a namespace of pids that this process does not see into.
 [[nodiscard]] int peer_pid(int socket);
 
 /// Start time of a process in clock ticks since boot, 0 if there is none: with the pid it names a

@@ -18,6 +18,15 @@ nlohmann::json wish_message(std::string const& type, broker_options const& optio
   return body;
 }
 
+void add_identity(nlohmann::json& body, process_identity const& who) {
+  body.update({{"pid", who.pid}, {"start", who.start_ticks}, {"pid_namespace", who.pid_namespace}});
+}
+
+process_identity identity_in(nlohmann::json const& body) {
+  return {field(body, "pid", 0), field(body, "start", std::uint64_t{0}),
+          field(body, "pid_namespace", std::uint64_t{0})};
+}
+
 nlohmann::json refusal(error const& why) {
   return {{"type", "error"}, {"kind", static_cast<int>(why.kind())}, {"message", why.what()}};
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "memhandover/broker_launch.hpp"
+#include "memhandover/detail/processes.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/wire.hpp"
 
@@ -32,6 +33,11 @@ template <typename T>
 
 /// A message that names a pool: the backend, device and sizes of the options, where they say any.
 [[nodiscard]] nlohmann::json wish_message(std::string const& type, broker_options const& options);
+
+/// Adds who this process is to a message.
+void add_identity(nlohmann::json& body, process_identity const& who);
+/// Who a message says that it is from; pid 0 if it does not.
+[[nodiscard]] process_identity identity_in(nlohmann::json const& body);
 
 /// The answer that tells an error.
 [[nodiscard]] nlohmann::json refusal(error const& why);

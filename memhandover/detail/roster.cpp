@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <fstream>
 
+#include "memhandover/detail/conversation.hpp"
 #include "memhandover/detail/processes.hpp"
 #include "memhandover/system_error.hpp"
 
@@ -17,11 +18,12 @@ std::string roster_path(std::string const& runtime_dir) {
   return runtime_dir + "/pool.json";
 }
 
+/// One that cannot be seen may live.
 bool lives(nlohmann::json const& user) {
   try {
-    return static_cast<bool>(
-        open_process(user.at("pid").get<int>(), user.at("start").get<std::uint64_t>()));
-  } catch (nlohmann::json::exception const&) {
+    auto const who = identity_in(user);
+    return is_foreign(who) || open_process(who.pid, who.start_ticks);
+  } catch (error const&) {
     return false;
   }
 }

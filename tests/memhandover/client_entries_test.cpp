@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cstring>
 
@@ -18,7 +17,7 @@ TEST(client_entries, a_slots_next_owner_has_counted_nothing) {
   auto const files = create_ledger({backend_kind::host, -1, 2_MiB, 8});
   ledger_view const view{files.ledger.get(), files.mailroom.get(),
                          shared_segment::access::read_write};
-  write_client(view, 0, {client_kind::training, ::getpid(), 0, "first", ""});
+  write_client(view, 0, {client_kind::training, this_process(), 0, "first", ""});
   auto const fresh = describe_pool(view)["clients"][0];
   auto& mailbox = view.mailbox(0);
   // Whatever an owner may have left in what it says of itself.
@@ -28,7 +27,7 @@ TEST(client_entries, a_slots_next_owner_has_counted_nothing) {
   mailbox.demand_done.store(9);
   ASSERT_NE(describe_pool(view)["clients"][0], fresh);
 
-  write_client(view, 0, {client_kind::training, ::getpid(), 0, "first", ""});
+  write_client(view, 0, {client_kind::training, this_process(), 0, "first", ""});
   EXPECT_EQ(describe_pool(view)["clients"][0], fresh);
   EXPECT_EQ(fresh["discarded_us"], 0);
   EXPECT_EQ(mailbox.released_ns, 0);
