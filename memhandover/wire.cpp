@@ -12,6 +12,7 @@
 #include <cstring>
 #include <fstream>
 #include <sstream>
+#include <utility>
 
 #include "memhandover/detail/waiting.hpp"
 #include "memhandover/error.hpp"
@@ -109,9 +110,12 @@ std::optional<message> receive_message(int socket, int timeout_ms) {
   header.msg_control = control.data();
   header.msg_controllen = control.size();
   ssize_t received = 0;
+  // A peer that goes without having heard all resets the connection; that is told once, before what it had said.
+  bool reset = false;
   do {
     received = ::recvmsg(socket, &header, MSG_CMSG_CLOEXEC);
-  } while (received < 0 && errno == EINTR);
+  } while (received < 0 &&
+           (errno == EINTR || (errno == ECONNRESET && !std::exchange(reset, true))));
 
   message result;
   if (received >= 0) {

@@ -93,6 +93,16 @@ TEST_F(wire_test, tells_the_end_of_a_conversation_from_a_message) {
   EXPECT_FALSE(receive_message(right_.get()));
 }
 
+TEST_F(wire_test, hears_what_a_peer_has_said_that_went_without_listening) {
+  send_message(left_.get(), {{"type", "question"}});
+  send_message(right_.get(), {{"type", "error"}});
+  right_.reset();
+  auto const said = receive_message(left_.get());
+  ASSERT_TRUE(said);
+  EXPECT_EQ(said->body["type"], "error");
+  EXPECT_FALSE(receive_message(left_.get()));
+}
+
 TEST_F(wire_test, refuses_what_is_no_message_of_ours) {
   for (std::string const text : {"nonsense", "[1,2]", "{}", R"({"type":7})", "{\"type\":\"x\""}) {
     ASSERT_EQ(::send(left_.get(), text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
