@@ -1,19 +1,17 @@
 #include "memhandover/broker.hpp"
 
-#include <fcntl.h>
 #include <spdlog/spdlog.h>
-#include <sys/file.h>
 #include <sys/socket.h>
-#include <sys/un.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 
 #include "memhandover/address_story.hpp"
 #include "memhandover/detail/conversation.hpp"
 #include "memhandover/detail/host_room.hpp"
 #include "memhandover/pool_status.hpp"
+#include "memhandover/system_error.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -26,40 +24,28 @@ void check_version(json const& body) {
   if (field(body, "version", 0) != protocol_version) {
     throw error{error_kind::unsupported,
                 "the broker speaks version " + std::to_string(protocol_version) +
-                    " of the pool's protocol; end the programs that use the pool and start "
-                    "them again with one installation of Sluice"};
+                    " of the pool's protocol; end the programs that use the pool, and it with "
+                    "`kill " +
+                    std::to_string(::getpid()) +
+                    "`, and start them again with one installation of Sluice"};
+  }
+}
+
+void refuse(unique_fd const& socket, error const& why) {
+  try {
+    send_message(socket.get(), refusal(why));
+  } catch (error const&) {
+    // Gone as well; there is nobody left to tell.
   }
 }
 
 }  // namespace
 
-broker::broker(options how) : options_(std::move(how)) {
-  socket_lock_ = unique_fd{
-      ::open((options_.runtime_dir + "/broker.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)};
-  if (!socket_lock_ || ::flock(socket_lock_.get(), LOCK_EX | LOCK_NB) != 0) {
-    throw error{error_kind::already_exists, "a broker already runs in " + options_.runtime_dir};
-  }
+broker::broker(options how)
+    : options_(std::move(how)), place_(options_.runtime_dir), spare_(duplicate(place_.listener())) {
   pools_.emplace(detail::pool_set::options{options_.runtime_dir, options_.pools, options_.idle_exit,
                                            options_.adoption_grace, options_.server_grace});
-  listen();
   idle_since_ = clock::now();
-}
-
-void broker::listen() {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  auto const path = options_.runtime_dir + "/broker.sock";
-  if (path.size() >= sizeof address.sun_path) {
-    throw error{error_kind::invalid_argument, "the path " + path + " is too long for a socket"};
-  }
-  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  listener_ = unique_fd{::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)};
-  ::unlink(path.c_str());  // the lock is ours, so whoever made it is dead
-  if (!listener_ ||
-      ::bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
-      ::listen(listener_.get(), SOMAXCONN) != 0) {
-    throw error{error_kind::unavailable, "cannot listen on " + path + ": " + std::strerror(errno)};
-  }
 }
 
 bool broker::idle() const {
@@ -75,7 +61,8 @@ void broker::run(int stop_fd) {
   for (;;) {
     detail::poll_list polled;
     auto const stop_at = polled.add(stop_fd);
-    auto const listener_at = polled.add(listener_.get());
+    auto const listener_at = polled.add(place_.listener());
+    auto const folder_at = polled.add(place_.watch());
     std::vector<std::size_t> visitor_at;
     for (auto const& who : visitors_) {
       visitor_at.push_back(polled.add(who->deferred ? -1 : who->socket.get()));
@@ -84,6 +71,9 @@ void broker::run(int stop_fd) {
     auto wake = pools_->wake_at();
     if (idle()) {
       wake = std::min(wake.value_or(clock::time_point::max()), idle_since_ + options_.idle_exit);
+    }
+    if (auto const look = place_.look_at()) {
+      wake = std::min(wake.value_or(clock::time_point::max()), *look);
     }
     polled.wait(wake);
     if (polled.ready(stop_at)) {
@@ -99,6 +89,13 @@ void broker::run(int stop_fd) {
     if (polled.ready(listener_at)) {
       accept_visitor();
     }
+    if (polled.ready(folder_at)) {
+      place_.hear();
+    }
+    if (!keep_place()) {
+      spdlog::info("the runtime folder has gone and nobody needs a pool; the broker ends");
+      return;
+    }
     pools_->give_idle_back([this](auto const& pool) { return kept_by_visitor(pool); });
     if (!idle()) {
       idle_since_ = clock::now();
@@ -110,6 +107,20 @@ void broker::run(int stop_fd) {
       }
     }
   }
+}
+
+bool broker::keep_place() {
+  if (!place_.look_at() || clock::now() < *place_.look_at()) {
+    return true;
+  }
+  if (idle() && place_.folder_is_gone()) {
+    return false;
+  }
+  accept_visitor();  // who came by the name that has gone
+  if (place_.look()) {
+    pools_->write_roster();
+  }
+  return true;
 }
 
 void broker::serve_visitors(std::vector<bool> const& ready) {
@@ -132,8 +143,11 @@ void broker::serve_visitors(std::vector<bool> const& ready) {
 }
 
 void broker::accept_visitor() {
-  unique_fd socket{::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)};
+  unique_fd socket{::accept4(place_.listener(), nullptr, nullptr, SOCK_CLOEXEC)};
   if (!socket) {
+    if (errno == EMFILE || errno == ENFILE) {
+      turn_away();
+    }
     return;
   }
   if (peer_uid(socket.get()) != ::geteuid()) {
@@ -144,12 +158,25 @@ void broker::accept_visitor() {
   visitors_.back()->socket = std::move(socket);
 }
 
+/// Else he would wait for an answer, and the listener would be ready for ever.
+void broker::turn_away() {
+  auto const why = system_error("the broker cannot take another connection");
+  spare_.reset();
+  unique_fd const socket{::accept4(place_.listener(), nullptr, nullptr, SOCK_CLOEXEC)};
+  if (socket) {
+    spdlog::warn("a connection was refused reason=\"{}\"", why.what());
+    refuse(socket, why);
+  }
+  spare_ = duplicate(place_.listener());
+}
+
 bool broker::serve(visitor& who) {
   try {
     auto request = receive_message(who.socket.get());
     return request && handle(who, std::move(*request));
   } catch (error const& why) {
     spdlog::info("a connection ends reason=\"{}\"", why.what());
+    refuse(who.socket, why);
     return false;
   }
 }
@@ -169,11 +196,7 @@ bool broker::handle(visitor& who, message request) {
     who.deferred = std::move(request);  // answered once it is known which pools there are
     return true;
   } catch (error const& why) {
-    try {
-      send_message(who.socket.get(), refusal(why));
-    } catch (error const&) {
-      // Gone as well; there is nobody left to tell.
-    }
+    refuse(who.socket, why);
     return false;
   }
 }
@@ -225,12 +248,14 @@ bool broker::answer(visitor& who, message& request) {
 }
 
 bool broker::rejoin(visitor& who, message request) {
-  // ledger, mailroom, manifest, doorbell, bell, life pipe
+  // ledger, mailroom, manifest, doorbell, bell, life pipe, and a pidfd where the client may have one
   constexpr std::size_t rejoin_descriptors = 6;
   if (field(request.body, "version", 0) != protocol_version ||
-      request.descriptors.size() != rejoin_descriptors) {
-    throw error{error_kind::invalid_argument,
-                "a rejoin must name this protocol's version and bring six descriptors"};
+      request.descriptors.size() < rejoin_descriptors ||
+      request.descriptors.size() > rejoin_descriptors + 1) {
+    throw error{
+        error_kind::invalid_argument,
+        "a rejoin must name this protocol's version and bring six descriptors, and a pidfd"};
   }
   auto* const pool = pools_->find(field(request.body, "pool_id", std::uint64_t{0}));
   if (pool == nullptr) {

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "memhandover/detail/broker_place.hpp"
 #include "memhandover/detail/pool_set.hpp"
 #include "memhandover/pool_creation.hpp"
 #include "memhandover/wire.hpp"
@@ -56,8 +57,10 @@ class broker {
     pool_descriptors chunks;
   };
 
-  void listen();
   void accept_visitor();
+  void turn_away();
+  /// Puts right what others have removed from the folder; false: it is gone, and nobody needs it.
+  bool keep_place();
   void serve_visitors(std::vector<bool> const& ready);
   /// Handles one message; false: the connection is done.
   bool serve(visitor& who);
@@ -69,9 +72,10 @@ class broker {
   [[nodiscard]] bool idle() const;
 
   options options_;
-  unique_fd socket_lock_;
+  detail::broker_place place_;
+  unique_fd
+      spare_;  ///< given up for a visitor who comes when there are no descriptors left, to tell him so
   std::optional<detail::pool_set> pools_;
-  unique_fd listener_;
   std::vector<std::unique_ptr<visitor>> visitors_;
   clock::time_point idle_since_{};
 };

@@ -1,36 +1,36 @@
 #include "memhandover/broker_launch.hpp"
 
 #include <fcntl.h>
-#include <poll.h>
-#include <spawn.h>
 #include <spdlog/spdlog.h>
 #include <sys/file.h>
 #include <sys/signalfd.h>
-#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
-#include <cstring>
-#include <vector>
+#include <thread>
 
 #include "memhandover/broker.hpp"
 #include "memhandover/descriptor_limit.hpp"
+#include "memhandover/detail/broker_start.hpp"
 #include "memhandover/detail/conversation.hpp"
 #include "memhandover/error.hpp"
+#include "memhandover/runtime_folder.hpp"
+#include "memhandover/standard_streams.hpp"
+#include "memhandover/system_error.hpp"
 #include "memhandover/wire.hpp"
-
-extern char** environ;
 
 namespace sluice::memhandover {
 namespace {
 
-constexpr int start_timeout_ms = 60'000;  // creating the chunks of a whole GPU takes a second or so
+using clock = std::chrono::steady_clock;
+
 /// How long a broker is waited for that does not listen any more and has not ended.
 constexpr std::chrono::seconds ending_patience{10};
-constexpr int look_again_ms = 5;
+constexpr std::chrono::milliseconds between_looks{5};
 
 std::string environment(char const* name) {
   char const* value = std::getenv(name);
@@ -54,113 +54,27 @@ std::chrono::milliseconds milliseconds_in(char const* name, std::chrono::millise
   return std::chrono::milliseconds{count};
 }
 
-std::string program_of(broker_options const& options) {
-  if (!options.sluice_binary.empty()) {
-    return options.sluice_binary;
-  }
-  auto const named = environment("SLUICE_BROKER");
-  return named.empty() ? "sluice" : named;
-}
-
-/// Starts `sluice broker` in a session of its own and waits for its word.
-void start_broker(broker_options const& options, std::string const& runtime_dir) {
-  int pipe_ends[2];
-  if (::pipe2(pipe_ends, O_CLOEXEC) != 0) {
+/// The lock of whoever starts a broker, for as long as it is open. Waits for one who does, who is done in a
+/// minute at most. Throws `unavailable`.
+unique_fd lock_start(std::string const& runtime_dir) {
+  auto const file = runtime_dir + "/start.lock";
+  auto lock =
+      beside_standard_streams(unique_fd{::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)});
+  if (!lock && errno == EISDIR) {
     throw error{error_kind::unavailable,
-                std::string{"cannot create a pipe: "} + std::strerror(errno)};
+                file + " is a folder; remove it with `rm -r " + shell_word(file) + "`"};
   }
-  unique_fd word{pipe_ends[0]};
-  unique_fd theirs{pipe_ends[1]};
-  constexpr int ready_fd = 3;
-  auto const program = program_of(options);
-  std::vector<std::string> arguments{program,     "broker",     "--runtime-dir",
-                                     runtime_dir, "--ready-fd", std::to_string(ready_fd)};
-  auto add = [&arguments](char const* name, std::string const& value) {
-    arguments.emplace_back(name);
-    arguments.push_back(value);
-  };
-  if (options.device) {
-    add("--device", std::to_string(*options.device));
-  }
-  if (!options.backend.empty()) {
-    add("--backend", options.backend);
-  }
-  if (options.pool_bytes > 0) {
-    add("--memory", std::to_string(options.pool_bytes));
-  }
-  if (options.chunk_bytes > 0) {
-    add("--chunk", std::to_string(options.chunk_bytes));
-  }
-  std::vector<char*> argv;
-  argv.reserve(arguments.size() + 1);
-  for (auto& argument : arguments) {
-    argv.push_back(argument.data());
-  }
-  argv.push_back(nullptr);
-  // The broker outlives whoever starts it, so it must not carry what its starter preloads for
-  // training.
-  std::vector<char*> environment_entries;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    if (std::strncmp(*entry, "LD_PRELOAD=", 11) != 0) {
-      environment_entries.push_back(*entry);
-    }
-  }
-  environment_entries.push_back(nullptr);
-
-  auto const log = runtime_dir + "/broker.log";
-  posix_spawn_file_actions_t actions;
-  posix_spawnattr_t attributes;
-  ::posix_spawn_file_actions_init(&actions);
-  ::posix_spawnattr_init(&attributes);
-  ::posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  ::posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
-  ::posix_spawn_file_actions_addopen(&actions, 2, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
-  ::posix_spawn_file_actions_adddup2(&actions, theirs.get(), ready_fd);
-  sigset_t all_default;
-  sigset_t none;
-  ::sigfillset(&all_default);
-  ::sigdelset(&all_default, SIGKILL);
-  ::sigdelset(&all_default, SIGSTOP);
-  ::sigemptyset(&none);
-  ::posix_spawnattr_setsigdefault(&attributes, &all_default);
-  ::posix_spawnattr_setsigmask(&attributes, &none);
-  ::posix_spawnattr_setflags(&attributes,
-                             POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
-  pid_t starter = 0;
-  int const failed = ::posix_spawnp(&starter, program.c_str(), &actions, &attributes, argv.data(),
-                                    environment_entries.data());
-  ::posix_spawn_file_actions_destroy(&actions);
-  ::posix_spawnattr_destroy(&attributes);
-  theirs.reset();
-  if (failed != 0) {
+  if (!lock) {
     throw error{error_kind::unavailable,
-                "cannot start the broker as `" + program + " broker`: " + std::strerror(failed) +
-                    "; put sluice on the PATH or name it in SLUICE_BROKER"};
+                "cannot write in the runtime folder " + runtime_dir + ": " + reason_of(errno) +
+                    "; name a folder that you can write with --runtime-dir"};
   }
-  ::waitpid(starter, nullptr, 0);
-  std::string said;
-  for (;;) {
-    pollfd ready{word.get(), POLLIN, 0};
-    if (::poll(&ready, 1, start_timeout_ms) == 0) {
-      throw error{error_kind::deadline_exceeded,
-                  "the broker did not come up within a minute; see " + log};
+  while (::flock(lock.get(), LOCK_EX) != 0) {
+    if (errno != EINTR) {
+      throw system_error("cannot lock " + file);
     }
-    char buffer[512];
-    auto const got = ::read(word.get(), buffer, sizeof buffer);
-    if (got <= 0) {
-      break;
-    }
-    said.append(buffer, static_cast<std::size_t>(got));
   }
-  if (said.rfind("ok", 0) == 0) {
-    return;
-  }
-  if (said.empty()) {
-    throw error{error_kind::unavailable, "the broker ended before it was ready; see " + log};
-  }
-  auto const space = said.find(' ');
-  auto const kind = static_cast<error_kind>(std::atoi(said.c_str()));
-  throw error{kind, said.substr(space + 1)};
+  return lock;
 }
 
 void say(int ready_fd, std::string const& text) {
@@ -177,26 +91,24 @@ unique_fd ensure_broker(broker_options const& options) {
   if (auto socket = connect_to_broker(runtime_dir)) {
     return std::move(*socket);
   }
-  unique_fd const lock{
-      ::open((runtime_dir + "/start.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)};
-  while (!lock || ::flock(lock.get(), LOCK_EX) != 0) {
-    if (!lock || errno != EINTR) {
-      throw error{error_kind::unavailable,
-                  "cannot lock " + runtime_dir + "/start.lock: " + std::strerror(errno)};
-    }
-  }
+  auto const lock = lock_start(runtime_dir);
   if (auto socket = connect_to_broker(runtime_dir)) {
     return std::move(*socket);
   }
-  auto const patience_ends = std::chrono::steady_clock::now() + ending_patience;
+  auto const patience_ends = clock::now() + ending_patience;
   for (;;) {
     bool started = true;
     try {
-      start_broker(options, runtime_dir);
+      detail::start_broker(options, runtime_dir);
     } catch (error const& why) {
       started = why.kind() != error_kind::already_exists;
-      if (started || std::chrono::steady_clock::now() > patience_ends) {
+      if (started) {
         throw;
+      }
+      if (clock::now() > patience_ends) {
+        auto const holder = holder_of_broker_lock(runtime_dir);
+        throw error{error_kind::unavailable,
+                    holder ? unreachable_broker(runtime_dir, *holder) : why.what()};
       }
     }
     if (auto socket = connect_to_broker(runtime_dir)) {
@@ -207,14 +119,14 @@ unique_fd ensure_broker(broker_options const& options) {
                   "the broker ended as soon as it was ready; see " + runtime_dir + "/broker.log"};
     }
     // An earlier one that does not listen any more has its place until its process has ended.
-    ::poll(nullptr, 0, look_again_ms);
+    std::this_thread::sleep_for(between_looks);
   }
 }
 
 pool_presence open_pool(broker_options const& options) {
   pool_presence presence{ensure_broker(options), backend_kind::host, 0};
-  send_message(presence.connection.get(), detail::wish_message("open", options));
-  auto const opened = detail::expect(presence.connection.get(), "open").body;
+  auto const opened =
+      detail::ask(presence.connection.get(), detail::wish_message("open", options), "open").body;
   presence.backend =
       detail::field(opened, "backend", std::string{}) == to_string(backend_kind::cuda)
           ? backend_kind::cuda
@@ -235,10 +147,14 @@ int broker_main(broker_options const& options, int ready_fd) {
   ::signal(SIGPIPE, SIG_IGN);
   ::signal(SIGCHLD, SIG_IGN);  // those who create chunks are not waited for
   ::signal(SIGHUP, SIG_IGN);
-  if (ready_fd >= 0 && ::fork() != 0) {
-    ::_exit(0);  // nobody's child: whoever started it neither waits for it nor ends it
-  }
+  ::signal(SIGXFSZ, SIG_IGN);  // what is larger than a file may be is an error of its call
   try {
+    // Nobody's child: whoever started it neither waits for it nor ends it.
+    if (auto const child = ready_fd >= 0 ? ::fork() : 0; child > 0) {
+      ::_exit(0);
+    } else if (child < 0) {
+      throw system_error("cannot start a process");
+    }
     raise_descriptor_limit();
     unique_fd const stop{::signalfd(-1, &stop_signals, SFD_CLOEXEC)};
     broker::options how;

@@ -14,7 +14,7 @@
 namespace sluice::memhandover {
 
 struct broker_options {
-  std::string runtime_dir{};    ///< empty: the default, see prepare_runtime_dir
+  std::string runtime_dir{};    ///< empty: the default, see check_runtime_dir
   std::string backend{};        ///< "host", "cuda", or empty or "auto": cuda where there is a GPU
   std::optional<int> device{};  ///< CUDA ordinal, or number of a pool on the host; without one the
                                 ///< broker's first pool is meant, which is of device 0 if there

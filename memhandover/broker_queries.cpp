@@ -1,6 +1,10 @@
 #include "memhandover/broker_queries.hpp"
 
+#include <poll.h>
+
+#include "memhandover/detail/waiting.hpp"
 #include "memhandover/error.hpp"
+#include "memhandover/runtime_folder.hpp"
 #include "memhandover/wire.hpp"
 
 namespace sluice::memhandover {
@@ -9,11 +13,14 @@ namespace {
 /// A conversation with the broker of a folder in which only questions are asked.
 class questions {
  public:
-  explicit questions(std::string const& runtime_dir) : dir_(prepare_runtime_dir(runtime_dir)) {
+  explicit questions(std::string const& runtime_dir) : dir_(check_runtime_dir(runtime_dir)) {
     auto socket = connect_to_broker(dir_);
     if (!socket) {
-      throw error{error_kind::unavailable,
-                  "no broker runs in " + dir_ + "; `sluice run` and `sluice serve` start one"};
+      auto const other = holder_of_broker_lock(dir_);
+      throw error{error_kind::unavailable, other
+                                               ? unreachable_broker(dir_, *other)
+                                               : "no broker runs in " + dir_ +
+                                                     "; `sluice run` and `sluice serve` start one"};
     }
     socket_ = std::move(*socket);
   }
@@ -21,12 +28,20 @@ class questions {
   /// The answer to a question has the question's type.
   [[nodiscard]] nlohmann::json ask(nlohmann::json const& question) const {
     constexpr int patience_ms = 5000;
-    send_message(socket_.get(), question);
+    try {
+      send_message(socket_.get(), question);
+    } catch (error const&) {
+      if (!detail::is_ready(socket_.get(), POLLIN)) {
+        throw;
+      }
+      // It has said why it does not hear it.
+    }
     auto answer = receive_message(socket_.get(), patience_ms);
     if (answer && answer->body["type"] == "error") {
       auto const text = answer->body.value("message", std::string{});
-      if (answer->body.value("kind", 0) == static_cast<int>(error_kind::not_found)) {
-        throw error{error_kind::not_found, text};
+      auto const kind = static_cast<error_kind>(answer->body.value("kind", 0));
+      if (kind == error_kind::not_found || kind == error_kind::unavailable) {
+        throw error{kind, text};
       }
       throw error{error_kind::unsupported,
                   "the broker in " + dir_ + " is of another version and cannot answer: " + text};
@@ -81,7 +96,7 @@ nlohmann::json each_pool(std::string const& runtime_dir, std::optional<int> devi
 }  // namespace
 
 int broker_pid(std::string const& runtime_dir) {
-  auto const socket = connect_to_broker(prepare_runtime_dir(runtime_dir));
+  auto const socket = connect_to_broker(check_runtime_dir(runtime_dir));
   return socket ? peer_pid(socket->get()) : 0;
 }
 

@@ -8,7 +8,7 @@
 
 namespace sluice::memhandover {
 
-/// Process id of the broker that listens in that folder, 0 if none does.
+/// Process id of the broker that listens in that folder, 0 if none does, or none that this process can see.
 [[nodiscard]] int broker_pid(std::string const& runtime_dir);
 
 /// What the broker says of its pools: what describe_pool tells of the first one, and where there are

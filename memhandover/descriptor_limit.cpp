@@ -28,11 +28,13 @@ void make_room_for_descriptors(std::size_t count) {
     return;
   }
   auto const open = open_now();
-  if (limit.rlim_max != RLIM_INFINITY && open + count + headroom > limit.rlim_max) {
+  // A few more than before leave a process as it was; many must not take what it opens next.
+  if (limit.rlim_max != RLIM_INFINITY &&
+      open + count + std::min(headroom, count) > limit.rlim_max) {
     throw error{error_kind::unsupported,
                 "the pool needs " + std::to_string(count) +
-                    " open files, one for each chunk, but this process has " +
-                    std::to_string(open) + " open and may have " + std::to_string(limit.rlim_max) +
+                    " open files for its chunks, but this process has " + std::to_string(open) +
+                    " open and may have " + std::to_string(limit.rlim_max) +
                     " (ulimit -Hn); raise that limit, or make pool.chunk larger"};
   }
   limit.rlim_cur = std::min<rlim_t>(limit.rlim_cur + count, limit.rlim_max);

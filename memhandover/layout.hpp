@@ -6,7 +6,8 @@
 ///   ledger    header | client entries | client controls | chunk words
 ///             written by broker and writer, read by all
 ///   mailroom  mailbox 0 | mailbox 1 | …
-///             each written by its client, read by the writer
+///             each written by its client, read by the writer; the byte with a slot's number is locked
+///             (F_OFD_SETLK) while a process lives that is in that slot, or was forked from it
 ///   manifest  what the server's memory holds (manifest.hpp)
 ///             written by the server, read by its successor
 ///
@@ -37,6 +38,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string_view>
 
 namespace sluice::memhandover {
@@ -142,9 +144,11 @@ enum class client_status : std::uint32_t { empty = 0, live = 1, gone = 2 };
 struct alignas(64) client_entry {
   std::atomic<std::uint32_t> status;
   std::atomic<std::uint32_t> kind;
-  std::atomic<std::uint32_t> pid;
+  std::atomic<std::uint32_t> pid;          ///< as the process knows itself
   std::atomic<std::uint64_t> start_ticks;  ///< start time of the process, tells a reused pid apart
-  std::atomic<std::uint64_t> life_inode;   ///< inode of the pipe that its descendants hold
+  std::atomic<std::uint64_t>
+      pid_namespace;  ///< inode of the namespace that the pid is of; 0: not known
+  std::atomic<std::uint64_t> life_inode;  ///< inode of the pipe that its descendants hold
   char name[48];
   char endpoint[64];
 };
@@ -167,12 +171,8 @@ struct long_unit_entry {
 };
 inline constexpr std::size_t max_long_units = 8;
 
-/// What one client tells the writer. Written by the client.
-struct alignas(64) mailbox_header {
-  std::atomic<std::uint64_t> request;       ///< `numbered`: wants so many more chunks; see
-                                            ///< `request_lasting`
-  std::atomic<std::uint64_t> mail_written;  ///< messages in the ring so far
-  std::atomic<std::uint32_t> demand_done;   ///< number of the last demand that has been answered
+/// What a client says of itself. The slot's next owner begins with zeros.
+struct alignas(64) client_report {
   // Phases of that answer, CLOCK_MONOTONIC nanoseconds; `unit_ended_ns`: see `demand_answer`.
   std::atomic<std::int64_t> awake_ns, closed_ns, unit_ended_ns, idle_ns, released_ns;
   std::atomic<std::uint32_t> live_chunks;  ///< of that answer: from a micro-batch that was running
@@ -183,11 +183,29 @@ struct alignas(64) mailbox_header {
   std::atomic<std::uint64_t> discarded_ns;  ///< what discarded micro-batches have run for in vain
   std::atomic<std::uint32_t> arena_chunks;  ///< revocable; `spare_chunks` of them are not in use
   std::atomic<std::uint32_t> spare_chunks, persistent_chunks;
-  std::atomic<std::uint32_t> waiting;  ///< 1 while training waits for memory
+  std::atomic<std::uint32_t> waiting;      ///< 1 while training waits for memory
   std::atomic<std::uint32_t> kept_chunks;  ///< that no demand gets
   /// Of those: nothing lives in them, but beyond them something does. Looked for every 100 ms.
   std::atomic<std::uint32_t> stranded_chunks;
-  long_unit_entry long_units[max_long_units];
+  long_unit_entry long_units[max_long_units];  ///< the last
+
+  /// Word by word, so that who reads meanwhile finds each value as it was or zero. Of a slot that nobody has.
+  void begin_anew() noexcept {
+    // Not to the end of the object: what a derived one adds may begin in its padding.
+    auto const* const end = reinterpret_cast<std::uint64_t*>(std::end(long_units));
+    for (auto* word = reinterpret_cast<std::uint64_t*>(this); word < end; ++word) {
+      std::atomic_ref<std::uint64_t>{*word}.store(0, std::memory_order_relaxed);
+    }
+  }
+};
+
+/// What one client tells the writer. Written by the client. The numbers go on over the owners of a slot, since the
+/// writer compares them with its own.
+struct alignas(64) mailbox_header : client_report {
+  std::atomic<std::uint64_t> request;       ///< `numbered`: wants so many more chunks; see
+                                            ///< `request_lasting`
+  std::atomic<std::uint64_t> mail_written;  ///< messages in the ring so far
+  std::atomic<std::uint32_t> demand_done;   ///< number of the last demand that has been answered
 };
 
 /// One of the texts with which a client says what its chunks hold; ends with a zero byte. Behind the

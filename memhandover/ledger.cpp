@@ -17,6 +17,8 @@
 
 #include "memhandover/error.hpp"
 #include "memhandover/manifest.hpp"
+#include "memhandover/standard_streams.hpp"
+#include "memhandover/system_error.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -72,13 +74,13 @@ std::uint64_t checksum_of(ledger_header const& header) {
 }
 
 [[noreturn]] void fail(std::string const& doing) {
-  throw error{error_kind::internal, doing + ": " + std::strerror(errno)};
+  throw system_error(doing, error_kind::internal);
 }
 
 unique_fd make_memfd(std::string const& name, std::size_t bytes) {
   unique_fd fd{::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING)};
   if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
-    fail("cannot create shared memory for the " + name);
+    fail("cannot create shared memory of " + std::to_string(bytes) + " bytes for the " + name);
   }
   // A reader that maps the segment must never see it shrink under its feet.
   if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
@@ -277,10 +279,9 @@ std::optional<std::chrono::nanoseconds> published_run_ahead(ledger_header const&
 }
 
 unique_fd make_event() {
-  unique_fd event{::eventfd(0, EFD_CLOEXEC)};
+  auto event = beside_standard_streams(unique_fd{::eventfd(0, EFD_CLOEXEC)});
   if (!event) {
-    throw error{error_kind::unavailable,
-                std::string{"cannot create an event to stop a thread by: "} + std::strerror(errno)};
+    throw system_error("cannot create an event to stop a thread by");
   }
   return event;
 }

@@ -236,6 +236,7 @@ std::uint32_t ledger_writer::reclaim(std::uint32_t slot) {
   control.grant.store(numbered{numbered::unpack(mailbox.request.load()).seq, 0}.pack());
   control.refused.store(0, std::memory_order_relaxed);
   bells_.at(slot).reset();
+  demand(slot, 0);  // else the slot's next owner would answer it
   publish_grantable();
   return freed;
 }

@@ -1,18 +1,19 @@
 #include "memhandover/membership.hpp"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
+#include <tuple>
 
 #include "memhandover/descriptor_limit.hpp"
 #include "memhandover/detail/conversation.hpp"
+#include "memhandover/detail/processes.hpp"
+#include "memhandover/detail/waiting.hpp"
 #include "memhandover/error.hpp"
+#include "memhandover/standard_streams.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -23,30 +24,24 @@ using std::chrono::steady_clock;
 /// From an attempt to find a broker that has failed to the next.
 constexpr milliseconds attempts_apart{200};
 
-bool is_readable(int fd) {
-  pollfd asked{fd, POLLIN, 0};
-  return ::poll(&asked, 1, 0) == 1;
-}
-
 }  // namespace
 
 membership::membership(broker_options broker, client_kind kind, std::string const& name,
                        std::string const& endpoint)
     : broker_(std::move(broker)), kind_(kind) {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) {
-    throw error{error_kind::unavailable,
-                std::string{"cannot create the life pipe: "} + std::strerror(errno)};
-  }
-  life_read_ = unique_fd{ends[0]};
-  life_write_ = unique_fd{ends[1]};
+  std::tie(life_read_, life_write_) = make_pipe("the broker to see when this process ends");
   socket_ = ensure_broker(broker_);
   auto join = detail::wish_message("join", broker_);
   join["kind"] = kind == client_kind::server ? "server" : "training";
   join["name"] = name;
   join["endpoint"] = endpoint;
-  send_message(socket_.get(), join, {life_read_.get()});
-  auto joined = detail::expect(socket_.get(), "joined");
+  detail::add_identity(join, detail::this_process());
+  auto const itself = detail::own_pidfd();
+  std::vector<int> brought{life_read_.get()};
+  if (itself) {
+    brought.push_back(itself.get());
+  }
+  auto joined = detail::ask(socket_.get(), join, "joined", brought);
   constexpr std::size_t joined_descriptors = 5;
   if (joined.descriptors.size() != joined_descriptors) {
     throw error{error_kind::internal, "the broker's answer came without its five descriptors"};
@@ -61,6 +56,7 @@ membership::membership(broker_options broker, client_kind kind, std::string cons
   files_.manifest = std::move(joined.descriptors[2]);
   files_.doorbell = std::move(joined.descriptors[3]);
   bell_ = std::move(joined.descriptors[4]);
+  lock_place();
   auto const expected = joined.body.at("chunk_descriptors").get<std::size_t>();
   make_room_for_descriptors(expected);
   while (files_.chunks.size() < expected) {
@@ -71,6 +67,17 @@ membership::membership(broker_options broker, client_kind kind, std::string cons
   auto const access = kind == client_kind::server ? shared_segment::access::read_write
                                                   : shared_segment::access::read_only;
   view_.emplace(files_.ledger.get(), files_.mailroom.get(), access);
+}
+
+/// By this a broker in another namespace of pids sees that somebody is here. What is left of the slot's last owner may
+/// still be about to close its own.
+void membership::lock_place() {
+  constexpr std::chrono::seconds at_most{1};
+  life_lock_ = beside_standard_streams(reopen_read_write(files_.mailroom.get()));
+  auto const until = steady_clock::now() + at_most;
+  while (!detail::lock_byte(life_lock_.get(), slot_) && steady_clock::now() < until) {
+    std::this_thread::yield();
+  }
 }
 
 std::optional<message> membership::receive() {
@@ -131,7 +138,7 @@ bool membership::reconnect() {
     }
     return false;
   }
-  if (!is_readable(attempt_->done.get())) {
+  if (!detail::is_ready(attempt_->done.get(), POLLIN)) {
     return false;
   }
   attempt_->thread.join();
@@ -169,15 +176,20 @@ std::optional<message> membership::attend(bool has_news) {
 unique_fd membership::find_broker(bool ready) const {
   try {
     auto socket = ensure_broker(broker_);
-    send_message(socket.get(),
-                 {{"type", "rejoin"},
-                  {"version", protocol_version},
-                  {"pool_id", view_->header().pool_id},
-                  {"slot", slot_},
-                  {"ready", ready},
-                  {"chunk_descriptors", files_.chunks.size()}},
-                 {files_.ledger.get(), files_.mailroom.get(), files_.manifest.get(),
-                  files_.doorbell.get(), bell_.get(), life_read_.get()});
+    nlohmann::json rejoin{{"type", "rejoin"},
+                          {"version", protocol_version},
+                          {"pool_id", view_->header().pool_id},
+                          {"slot", slot_},
+                          {"ready", ready},
+                          {"chunk_descriptors", files_.chunks.size()}};
+    detail::add_identity(rejoin, detail::this_process());
+    std::vector<int> brought{files_.ledger.get(),   files_.mailroom.get(), files_.manifest.get(),
+                             files_.doorbell.get(), bell_.get(),           life_read_.get()};
+    auto const itself = detail::own_pidfd();
+    if (itself) {
+      brought.push_back(itself.get());
+    }
+    send_message(socket.get(), rejoin, brought);
     auto answer = receive_message(socket.get(), detail::answer_timeout_ms);
     if (answer && answer->body["type"] == "send_chunks") {
       send_chunks(socket.get(), files_.chunks);

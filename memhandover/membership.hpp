@@ -78,6 +78,7 @@ class membership {
     std::thread thread;
   };
 
+  void lock_place();
   [[nodiscard]] unique_fd find_broker(bool ready) const;
 
   broker_options broker_;
@@ -86,6 +87,7 @@ class membership {
   unique_fd bell_;
   unique_fd life_read_;
   unique_fd life_write_;  ///< held until the process and its forked descendants have ended
+  unique_fd life_lock_;   ///< the same; a description of the mailroom of its own
   pool_files files_;
   std::optional<ledger_view> view_;
   std::uint32_t slot_ = 0;

@@ -13,6 +13,7 @@
 #include <optional>
 #include <string_view>
 
+#include "memhandover/detail/client_entries.hpp"
 #include "memhandover/detail/processes.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/ledger.hpp"
@@ -80,13 +81,13 @@ std::optional<std::string> broker_folder(std::vector<std::string> const& words) 
   return option == words.end() || option + 1 == words.end() ? std::string{} : *(option + 1);
 }
 
-bool is_client(ledger_view const& view, int pid, std::uint64_t start_ticks) {
+bool is_client(ledger_view const& view, int pid) {
   auto const clients = view.clients();
+  auto const who = detail::identity_of(pid);
   return std::any_of(clients.begin(), clients.end(), [&](client_entry const& entry) {
     return entry.status.load(std::memory_order_acquire) ==
                static_cast<std::uint32_t>(client_status::live) &&
-           entry.pid.load() == static_cast<std::uint32_t>(pid) &&
-           entry.start_ticks.load() == start_ticks;
+           detail::process_of(entry).is(who);
   });
 }
 
@@ -108,7 +109,7 @@ found_pool look_into(fs::path const& process, int pid, shared_memory const& shar
     ledger_view const view{ledger.get(), mailroom.get(), shared_segment::access::read_only};
     pool.id = view.header().pool_id;
     pool.shape = view.shape();
-    if (holder.is == pool_holder::role::other && is_client(view, pid, holder.start_ticks)) {
+    if (holder.is == pool_holder::role::other && is_client(view, pid)) {
       holder.is = pool_holder::role::client;
     }
   } catch (error const& why) {

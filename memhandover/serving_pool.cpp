@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -22,6 +23,7 @@
 #include "memhandover/error.hpp"
 #include "memhandover/ledger_writer.hpp"
 #include "memhandover/membership.hpp"
+#include "memhandover/system_error.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -59,7 +61,12 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
                           [this](auto const& chunks, std::byte const* data, std::string_view what) {
                             tell(chunks, data, what);
                           }});
-    thread_ = std::thread{[this] { run(); }};
+    try {
+      thread_ = std::thread{[this] { run(); }};
+    } catch (std::system_error const& why) {
+      throw system_error("cannot start the thread that keeps the pool", error_kind::unavailable,
+                         why.code().value());
+    }
   }
 
   /// Waits until this server is the writer, which everything else takes for granted.

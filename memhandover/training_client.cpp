@@ -11,10 +11,12 @@
 #include <condition_variable>
 #include <csignal>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "memhandover/error.hpp"
 #include "memhandover/membership.hpp"
+#include "memhandover/system_error.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -38,7 +40,13 @@ class training_member final : public training_client {
     sigset_t before;
     ::sigfillset(&all);
     ::pthread_sigmask(SIG_BLOCK, &all, &before);
-    thread_ = std::thread{[this] { run(); }};
+    try {
+      thread_ = std::thread{[this] { run(); }};
+    } catch (std::system_error const& why) {
+      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+      throw system_error("cannot start the thread that answers demands", error_kind::unavailable,
+                         why.code().value());
+    }
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 

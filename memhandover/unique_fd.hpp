@@ -37,10 +37,10 @@ class unique_fd {
   int fd_ = -1;
 };
 
-/// A second, close-on-exec descriptor of the same open file; empty if the process has no
-/// descriptors left.
+/// A second, close-on-exec descriptor of the same open file, none of the standard streams; empty if the
+/// process has no descriptors left.
 [[nodiscard]] inline unique_fd duplicate(int fd) noexcept {
-  return unique_fd{::fcntl(fd, F_DUPFD_CLOEXEC, 0)};
+  return unique_fd{::fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1)};
 }
 
 }  // namespace sluice::memhandover

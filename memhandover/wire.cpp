@@ -1,41 +1,35 @@
 #include "memhandover/wire.hpp"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <sstream>
+#include <utility>
 
+#include "memhandover/detail/waiting.hpp"
 #include "memhandover/error.hpp"
+#include "memhandover/standard_streams.hpp"
+#include "memhandover/system_error.hpp"
 
 namespace sluice::memhandover {
 namespace {
 
+using clock = std::chrono::steady_clock;
+
 constexpr std::size_t max_message_bytes = 128U << 10U;
+/// How long the other side may leave its end of a full socket alone.
+constexpr std::chrono::milliseconds send_patience{2000};
 
 [[nodiscard]] std::string reason() {
   return std::strerror(errno);
-}
-
-sockaddr_un address_of(std::string const& runtime_dir) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  auto const path = runtime_dir + "/broker.sock";
-  if (path.size() >= sizeof address.sun_path) {
-    throw error{error_kind::invalid_argument,
-                "the runtime folder's path " + runtime_dir +
-                    " is too long for a socket; choose one under 90 characters"};
-  }
-  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  return address;
 }
 
 ucred peer_of(int socket) {
@@ -75,14 +69,15 @@ void send_message(int socket, nlohmann::json const& body, std::vector<int> const
     rights->cmsg_len = CMSG_LEN(bytes);
     std::memcpy(CMSG_DATA(rights), descriptors.data(), bytes);
   }
-  while (::sendmsg(socket, &header, MSG_NOSIGNAL) < 0) {
+  auto const until = clock::now() + send_patience;
+  while (::sendmsg(socket, &header, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
     if (errno == EAGAIN) {
-      pollfd ready{socket, POLLOUT, 0};
-      if (::poll(&ready, 1, 2000) == 1) {
-        continue;
+      if (!detail::await_ready(socket, POLLOUT, until)) {
+        throw error{error_kind::unavailable,
+                    "the other side of the pool's socket has taken nothing for " +
+                        std::to_string(send_patience.count()) + " ms"};
       }
-    }
-    if (errno != EINTR) {
+    } else if (errno != EINTR) {
       throw error{error_kind::unavailable,
                   "the other side of the pool's socket is gone: " + reason()};
     }
@@ -101,13 +96,10 @@ void send_chunks(int socket, std::span<unique_fd const> chunks) {
 }
 
 std::optional<message> receive_message(int socket, int timeout_ms) {
-  if (timeout_ms >= 0) {
-    pollfd ready{socket, POLLIN, 0};
-    int const events = ::poll(&ready, 1, timeout_ms);
-    if (events == 0 || (events < 0 && errno != EINTR)) {
-      throw error{error_kind::unavailable,
-                  "no answer over the pool's socket within " + std::to_string(timeout_ms) + " ms"};
-    }
+  if (timeout_ms >= 0 &&
+      !detail::await_ready(socket, POLLIN, clock::now() + std::chrono::milliseconds{timeout_ms})) {
+    throw error{error_kind::unavailable,
+                "no answer over the pool's socket within " + std::to_string(timeout_ms) + " ms"};
   }
   std::string text(max_message_bytes, '\0');
   iovec part{text.data(), text.size()};
@@ -118,9 +110,12 @@ std::optional<message> receive_message(int socket, int timeout_ms) {
   header.msg_control = control.data();
   header.msg_controllen = control.size();
   ssize_t received = 0;
+  // A peer that goes without having heard all resets the connection; that is told once, before what it had said.
+  bool reset = false;
   do {
     received = ::recvmsg(socket, &header, MSG_CMSG_CLOEXEC);
-  } while (received < 0 && errno == EINTR);
+  } while (received < 0 &&
+           (errno == EINTR || (errno == ECONNRESET && !std::exchange(reset, true))));
 
   message result;
   if (received >= 0) {
@@ -130,7 +125,7 @@ std::optional<message> receive_message(int socket, int timeout_ms) {
         std::vector<int> numbers((part_header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
         std::memcpy(numbers.data(), CMSG_DATA(part_header), numbers.size() * sizeof(int));
         for (auto const fd : numbers) {
-          result.descriptors.emplace_back(fd);
+          result.descriptors.push_back(beside_standard_streams(unique_fd{fd}));
         }
       }
     }
@@ -141,7 +136,10 @@ std::optional<message> receive_message(int socket, int timeout_ms) {
   if (received < 0) {
     throw error{error_kind::unavailable, "the pool's socket failed: " + reason()};
   }
-  if ((header.msg_flags & MSG_CTRUNC) != 0 && result.descriptors.size() < max_descriptors) {
+  bool const none_left = std::any_of(result.descriptors.begin(), result.descriptors.end(),
+                                     [](unique_fd const& fd) { return !fd; });
+  if (none_left ||
+      ((header.msg_flags & MSG_CTRUNC) != 0 && result.descriptors.size() < max_descriptors)) {
     throw error{error_kind::unavailable,
                 "this process may not open as many files as the pool has descriptors; raise its "
                 "limit (ulimit -n)"};
@@ -160,50 +158,36 @@ std::optional<message> receive_message(int socket, int timeout_ms) {
   return result;
 }
 
-std::string prepare_runtime_dir(std::string const& wanted) {
-  auto from_environment = [](char const* name) {
-    char const* value = std::getenv(name);
-    return std::string{value == nullptr ? "" : value};
-  };
-  auto dir = wanted;
-  if (dir.empty()) {
-    dir = from_environment("SLUICE_RUNTIME_DIR");
-  }
-  if (dir.empty() && !from_environment("XDG_RUNTIME_DIR").empty()) {
-    dir = from_environment("XDG_RUNTIME_DIR") + "/sluice";
-  }
-  if (dir.empty()) {
-    dir = "/tmp/sluice-" + std::to_string(::geteuid());
-  }
-  if (::mkdir(dir.c_str(), 0700) != 0 && errno != EEXIST) {
+sockaddr_un broker_address(std::string const& runtime_dir) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  auto const path = runtime_dir + "/broker.sock";
+  if (path.size() >= sizeof address.sun_path) {
     throw error{error_kind::invalid_argument,
-                "cannot create the runtime folder " + dir + ": " + reason() +
-                    "; name a folder that you can write with --runtime-dir"};
+                "the runtime folder's path " + runtime_dir +
+                    " is too long for a socket; choose one under 90 characters with --runtime-dir"};
   }
-  struct stat status {};
-  if (::lstat(dir.c_str(), &status) != 0 || !S_ISDIR(status.st_mode)) {
-    throw error{error_kind::invalid_argument, "the runtime folder " + dir + " is not a folder"};
-  }
-  if (status.st_uid != ::geteuid() || (status.st_mode & 077U) != 0) {
-    throw error{error_kind::invalid_argument,
-                "the runtime folder " + dir +
-                    " must be yours with mode 0700; run `chmod 700` on it or choose another"};
-  }
-  return dir;
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  return address;
 }
 
 std::optional<unique_fd> connect_to_broker(std::string const& runtime_dir) {
-  auto const address = address_of(runtime_dir);
-  unique_fd socket{::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
+  auto const address = broker_address(runtime_dir);
+  auto socket =
+      beside_standard_streams(unique_fd{::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)});
   if (!socket) {
-    throw error{error_kind::unavailable, "cannot create a socket: " + reason()};
+    throw system_error("cannot create a socket");
   }
   if (::connect(socket.get(), reinterpret_cast<sockaddr const*>(&address), sizeof address) != 0) {
-    if (errno == ENOENT || errno == ECONNREFUSED) {
+    if (errno == ENOENT || errno == ENOTDIR || errno == ECONNREFUSED) {
       return std::nullopt;
     }
-    throw error{error_kind::unavailable,
-                "cannot reach the broker in " + runtime_dir + ": " + reason()};
+    auto const why = "cannot reach the broker in " + runtime_dir + ": " + reason();
+    if (errno == EACCES) {
+      throw error{error_kind::unavailable,
+                  why + "; run `chmod 0600 " + shell_word(address.sun_path) + "`"};
+    }
+    throw error{error_kind::unavailable, why};
   }
   if (peer_uid(socket.get()) != ::geteuid()) {
     throw error{error_kind::invalid_argument,

@@ -6,10 +6,11 @@
 
 #include <bit>
 #include <cerrno>
-#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <optional>
+
+#include "nccl_shim/processes.hpp"
 
 namespace sluice::nccl_shim {
 namespace {
@@ -43,13 +44,9 @@ void clear(board_memory& at, unsigned place) {
 }
 
 /// A place for this process: nobody's, or that of one that has died.
-std::optional<unsigned> take_place(board_memory& at) {
+std::optional<unsigned> find_place(board_memory& at, int file) {
   for (unsigned place = 0; place < most_places; ++place) {
-    auto& of = at.places[place];
-    std::int32_t owner = of.pid.load(std::memory_order_acquire);
-    bool const is_free =
-        owner == 0 || owner == ::getpid() || (::kill(owner, 0) != 0 && errno == ESRCH);
-    if (is_free && of.pid.compare_exchange_strong(owner, ::getpid(), std::memory_order_acq_rel)) {
+    if (take_byte(file, place)) {
       clear(at, place);
       return place;
     }
@@ -65,16 +62,16 @@ void unmap(board_memory* at) {
 
 std::unique_ptr<board> board::open(std::string const& folder) {
   std::string const path = folder + "/exchanges";
-  int const file = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  int const file = open_file(path, O_RDWR | O_CREAT);
   void* at = MAP_FAILED;
   if (file >= 0 && ::ftruncate(file, sizeof(board_memory)) == 0) {
     at = ::mmap(nullptr, sizeof(board_memory), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   }
-  int const why = errno;
-  if (file >= 0) {
-    ::close(file);
-  }
   if (at == MAP_FAILED) {
+    int const why = errno;
+    if (file >= 0) {
+      ::close(file);
+    }
     std::fprintf(
         stderr,
         "sluice: %s cannot be used: %s. A pause may have to wait for what other ranks send "
@@ -83,7 +80,7 @@ std::unique_ptr<board> board::open(std::string const& folder) {
     return nullptr;
   }
   auto* const memory = static_cast<board_memory*>(at);
-  auto const place = take_place(*memory);
+  auto const place = find_place(*memory, file);
   if (!place) {
     std::fprintf(
         stderr,
@@ -91,17 +88,18 @@ std::unique_ptr<board> board::open(std::string const& folder) {
         "for what other ranks send or receive.\n",
         most_places, folder.c_str());
     unmap(memory);
+    ::close(file);
     return nullptr;
   }
-  return std::unique_ptr<board>{new board{memory, *place}};
+  return std::unique_ptr<board>{new board{memory, *place, file}};
 }
 
-board::board(board_memory* owned, unsigned place) noexcept
-    : shared_{*owned}, mapped_{owned, unmap}, place_{place} {}
+board::board(board_memory* owned, unsigned place, int file) noexcept
+    : shared_{*owned}, mapped_{owned, unmap}, place_{place}, file_{file} {}
 
 board::~board() {
-  if (mapped_ != nullptr) {
-    shared_.places[place_].pid.store(0, std::memory_order_release);
+  if (file_ >= 0) {
+    ::close(file_);
   }
 }
 

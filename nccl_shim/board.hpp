@@ -28,10 +28,10 @@ namespace sluice::nccl_shim {
 /// More of a runtime folder's take no part: their exchanges are made without asking.
 inline constexpr unsigned most_places = 32;
 
-/// In shared memory, zero at first.
+/// In shared memory, zero at first. Whose a place is says the lock of the file's byte with its number: it goes when
+/// its process has died, whatever that was called in its container.
 struct board_memory {
   struct alignas(64) place {
-    std::atomic<std::int32_t> pid;  ///< whose it is; another's when that has died
     /// {progress of those that it waits for, taken together: 30, reason: 2, their places: 32}; its owner's.
     std::atomic<std::uint64_t> waiting;
     std::atomic<std::uint32_t> progress;  ///< grows with its part in what others may wait for
@@ -77,7 +77,7 @@ class board {
   void made(void const* who) noexcept;
 
  private:
-  board(board_memory* owned, unsigned place) noexcept;
+  board(board_memory* owned, unsigned place, int file) noexcept;
   bool show(void const* who, reason why, std::uint32_t places, std::uint32_t progress) noexcept;
   [[nodiscard]] std::uint32_t progress_of(std::uint32_t places) const noexcept;
   [[nodiscard]] std::optional<std::uint32_t> who_wait_for_each_other(
@@ -87,6 +87,7 @@ class board {
   board_memory& shared_;
   std::unique_ptr<board_memory, void (*)(board_memory*)> mapped_{nullptr, nullptr};
   unsigned place_;
+  int file_ = -1;              ///< of a place that is this process's as long as it is open
   std::mutex one_;             // of this process's threads
   void const* who_ = nullptr;  // waits; guarded by one_
   reason why_ = reason::none;  // likewise

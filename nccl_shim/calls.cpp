@@ -366,7 +366,9 @@ SLUICE_NCCL_CALL int ncclCommDestroy(communicator which) {
 
 SLUICE_NCCL_CALL int ncclCommAbort(communicator which) {
   if (is_watching()) {
-    give_up(which);  // who calls it all the same is told so
+    give_up(which);
+    // Before NCCL can make another one at its address. Who calls it all the same is told so.
+    bury(which);
   }
   return pass<"ncclCommAbort">(which);
 }

@@ -29,7 +29,8 @@ struct registry {
   std::unordered_map<communicator, std::shared_ptr<known_communicator>> all;  // guarded by lock
   bool may_pause = false;       // this process, so that others must be asked; likewise
   bool works_together = false;  // in micro-batches, likewise
-  /// Communicators that are gone, but not from under the feet of whoever was in the middle of a call that was aborted.
+  /// Communicators that are gone, but not from under the feet of whoever was about to call one, or in the middle of a
+  /// call that was aborted.
   std::vector<std::shared_ptr<known_communicator>> still_called;  // likewise
   [[nodiscard]] bool must_agree() const noexcept { return may_pause || works_together; }
   /// What is known of one from now on; nullptr: nothing. To be called with the lock.
@@ -39,11 +40,28 @@ struct registry {
 /// Grows with each change of what the registry holds.
 constinit std::atomic<std::uint64_t> registry_version{1};
 
+/// Threads that look at what they have found last.
+constinit std::atomic<unsigned> submitting{0};
+
+/// While it lives nothing of what `find_again` finds goes.
+class submission_under_way {
+ public:
+  submission_under_way() noexcept { submitting.fetch_add(1, std::memory_order_seq_cst); }
+  submission_under_way(submission_under_way const&) = delete;
+  submission_under_way& operator=(submission_under_way const&) = delete;
+  ~submission_under_way() { submitting.fetch_sub(1, std::memory_order_release); }
+};
+
 void registry::know(communicator which, std::shared_ptr<known_communicator> one) {
-  registry_version.fetch_add(1, std::memory_order_release);
-  auto const before = all.extract(which);
-  if (!before.empty() && before.mapped()->being_called.load(std::memory_order_seq_cst) != 0) {
-    still_called.push_back(before.mapped());
+  // Before the look at who submits: whoever begins to from here on finds what is known from now on.
+  registry_version.fetch_add(1, std::memory_order_seq_cst);
+  if (auto before = all.extract(which); !before.empty()) {
+    still_called.push_back(std::move(before.mapped()));
+  }
+  if (submitting.load(std::memory_order_seq_cst) == 0) {
+    std::erase_if(still_called, [](auto const& gone) {
+      return gone->being_called.load(std::memory_order_seq_cst) == 0;
+    });
   }
   if (one != nullptr) {
     all.emplace(which, std::move(one));
@@ -65,8 +83,8 @@ std::shared_ptr<known_communicator> find(communicator which) {
   return found != in.all.end() ? found->second : nullptr;
 }
 
-/// What a thread has called last, as long as the registry does not change. It lives as long as it is called, and NCCL is not
-/// told to destroy it.
+/// What a thread has called last, as long as the registry does not change. To be looked at while a submission is under
+/// way.
 struct last_called {
   communicator which;
   known_communicator* known;
@@ -76,7 +94,7 @@ struct last_called {
 
 [[gnu::hot]] last_called const& find_again(communicator which) {
   thread_local constinit last_called last [[gnu::tls_model("initial-exec")]]{};
-  std::uint64_t const version = registry_version.load(std::memory_order_acquire);
+  std::uint64_t const version = registry_version.load(std::memory_order_seq_cst);
   if (last.which != which || last.version != version) [[unlikely]] {
     auto* const known = find(which).get();
     bool const agrees = known != nullptr && known->ranks != nullptr;
@@ -156,13 +174,13 @@ void may_pause(int may) {
   tell_need(&registry::may_pause, may != 0);
 }
 
-/// The communicators whose ranks agree.
+/// The communicators whose ranks agree, but for those that are given up: nothing of them will be made any more.
 std::vector<std::shared_ptr<known_communicator>> agreeing() {
   std::vector<std::shared_ptr<known_communicator>> all;
   registry& in = the_registry();
   std::shared_lock const guard{in.lock};
   for (auto const& [_, known] : in.all) {
-    if (known->ranks != nullptr) {
+    if (known->ranks != nullptr && !known->given_up.load(std::memory_order_seq_cst)) {
       all.push_back(known);
     }
   }
@@ -377,10 +395,13 @@ std::optional<std::string> key_of_child(communicator parent, int colour) {
 }
 
 [[gnu::hot]] int submit(std::span<collective const> calls) {
-  auto const& last = find_again(calls.front().on);
-  if (last.agreement != nullptr && last.known->trouble() == success && are_of_all(calls)) {
-    if (auto const made = make_at_once(calls, *last.known, *last.agreement)) {
-      return *made;
+  {
+    submission_under_way const now;
+    auto const& last = find_again(calls.front().on);
+    if (last.agreement != nullptr && last.known->trouble() == success && are_of_all(calls)) {
+      if (auto const made = make_at_once(calls, *last.known, *last.agreement)) {
+        return *made;
+      }
     }
   }
   return submit_in_turn(calls);
@@ -410,6 +431,14 @@ void give_up(communicator which) noexcept {
   while (known->being_called.load(std::memory_order_seq_cst) != 0 && monotonic_ns() < until) {
     ::sched_yield();
   }
+}
+
+void bury(communicator which) noexcept {
+  auto grave = std::make_shared<known_communicator>();
+  grave->given_up.store(true, std::memory_order_seq_cst);
+  registry& in = the_registry();
+  std::lock_guard const guard{in.lock};
+  in.know(which, std::move(grave));
 }
 
 void forget(communicator which) noexcept {

@@ -45,6 +45,9 @@ void enlist(communicator made, std::unique_ptr<membership> of);
 /// Ends the waits for it, for good: NCCL is not called about it any more. Returns when it is not, or after a second:
 /// what NCCL is in the middle of then may be ended by its abort alone.
 void give_up(communicator which) noexcept;
+/// It has been given up and is about to go: of it is only known that it may not be called, until there is another one
+/// at its address.
+void bury(communicator which) noexcept;
 /// It is about to go.
 void forget(communicator which) noexcept;
 

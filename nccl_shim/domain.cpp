@@ -19,6 +19,12 @@ struct domain {
     known = std::move(of);
     micro_batch = 0;
   }
+  /// One that is given up ends no more micro-batches than the one in which it was: those after it have another.
+  void leave_one_that_is_given_up(std::uint64_t at) noexcept {
+    if (known != nullptr && micro_batch != at && known->given_up.load(std::memory_order_seq_cst)) {
+      become(nullptr, nullptr);
+    }
+  }
   [[nodiscard]] attempt attempt_at(std::uint64_t at) {
     if (std::exchange(micro_batch, at) != at) {
       epoch = known->ranks->agreement().epoch();
@@ -83,6 +89,7 @@ place_inside inside_micro_batch(std::uint64_t micro_batch, std::span<collective 
   if (!are_of_all(calls)) {
     return refused("only what all ranks of one communicator take part in can be run again");
   }
+  here.leave_one_that_is_given_up(micro_batch);
   if (here.known == nullptr) {
     here.become(calls.front().on, known);
   }
@@ -97,6 +104,7 @@ place_inside inside_micro_batch(std::uint64_t micro_batch, std::span<collective 
 std::optional<attempt> end_of_micro_batch(std::uint64_t micro_batch) {
   domain& here = the_one();
   std::lock_guard const guard{here.lock};
+  here.leave_one_that_is_given_up(micro_batch);
   return here.known != nullptr ? std::optional{here.attempt_at(micro_batch)} : std::nullopt;
 }
 

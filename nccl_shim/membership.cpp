@@ -2,12 +2,10 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <sched.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -34,6 +32,12 @@ void complain(std::string const& path) {
                path.c_str(), std::strerror(errno));
 }
 
+process_identity identity_of(meeting::member const& member) noexcept {
+  auto const pid = member.pid.load(std::memory_order_acquire);
+  return {pid, member.start_ticks.load(std::memory_order_relaxed),
+          member.pid_namespace.load(std::memory_order_relaxed)};
+}
+
 /// Whether nobody else has it open: whoever has holds a shared lock. Not where it has been removed: then its
 /// name may be that of another file, which somebody has open.
 bool is_left_over(int file) {
@@ -51,7 +55,7 @@ void remove_left_over(std::string const& folder) {
       continue;
     }
     std::string const path = folder + '/' + entry->d_name;
-    int const file = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    int const file = open_file(path, O_RDWR);
     if (file >= 0) {
       if (is_left_over(file)) {
         ::unlink(path.c_str());
@@ -65,7 +69,7 @@ void remove_left_over(std::string const& folder) {
 /// fails.
 int open_shared(std::string const& path) {
   for (;;) {
-    int const file = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    int const file = open_file(path, O_RDWR | O_CREAT);
     struct stat found {};
     if (file < 0) {
       return -1;
@@ -104,7 +108,11 @@ std::unique_ptr<membership> membership::join(std::string const& folder, std::str
   made->place_ = made->at_->joined.fetch_add(1, std::memory_order_seq_cst);
   if (made->place_ < max_ranks) {
     auto& self = made->at_->members[made->place_];
-    self.pid.store(::getpid(), std::memory_order_release);
+    static_cast<void>(take_byte(file, made->place_));
+    auto const own = this_process();
+    self.start_ticks.store(own.start_ticks, std::memory_order_relaxed);
+    self.pid_namespace.store(own.pid_namespace, std::memory_order_relaxed);
+    self.pid.store(own.pid, std::memory_order_release);
     self.place.store(place ? *place + 1 : 0, std::memory_order_release);
   }
   if (across != nullptr) {
@@ -118,10 +126,8 @@ membership::membership(std::string path, std::string key, int file, meeting* at)
 
 membership::~membership() {
   beat_.reset();  // it tells of what it finds by the cut
-  for (int const other : others_) {
-    if (other >= 0) {
-      ::close(other);
-    }
+  if (place_ < max_ranks) {
+    at_->members[place_].left.store(1, std::memory_order_release);
   }
   ::munmap(at_, sizeof(meeting));
   if (is_left_over(file_)) {
@@ -139,13 +145,10 @@ std::span<meeting::member const> membership::members() const noexcept {
 }
 
 bool membership::is_part_of(membership const& whole) const noexcept {
-  auto const process = [](meeting::member const& each) {
-    return each.pid.load(std::memory_order_acquire);
-  };
   auto const others = whole.members();
   return std::all_of(members().begin(), members().end(), [&](meeting::member const& own) {
     return std::any_of(others.begin(), others.end(), [&](meeting::member const& other) {
-      return process(own) == process(other);
+      return identity_of(own) == identity_of(other);
     });
   });
 }
@@ -173,7 +176,7 @@ bool membership::complete(unsigned rank, unsigned ranks) {
     return false;
   }
   at_->members[place_].rank.store(rank, std::memory_order_release);
-  others_.assign(joined(), -1);
+  others_.resize(joined());
   cut_.emplace(*words_, rank, ranks);
   exchanges_.emplace(at_->exchanged, rank, ranks);
   std::uint64_t places = 0;
@@ -249,23 +252,27 @@ std::string membership::loss() const {
          " s";
 }
 
+bool membership::has_died(unsigned place) noexcept {
+  auto const& member = at_->members[place];
+  auto const which = identity_of(member);
+  if (which.pid == 0) {
+    return false;
+  }
+  if (which.pid_namespace == identity_of(at_->members[place_]).pid_namespace) {
+    return others_[place].has_died(which);
+  }
+  // In this order: it says that it leaves before it gives its byte up.
+  return !is_taken(file_, place) && member.left.load(std::memory_order_acquire) == 0;
+}
+
 void membership::look_for_deaths() noexcept {
   std::unique_lock const looking{looking_, std::try_to_lock};
   if (!looking.owns_lock()) {
     return;  // another thread does
   }
   for (unsigned place = 0; place < others_.size(); ++place) {
-    auto const& member = at_->members[place];
-    pid_t const pid = member.pid.load(std::memory_order_acquire);
-    if (pid == 0 || place == place_) {
-      continue;
-    }
-    if (others_[place] < 0) {
-      others_[place] = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
-    }
-    pollfd ended{others_[place], POLLIN, 0};
-    if (others_[place] < 0 ? errno == ESRCH : ::poll(&ended, 1, 0) > 0) {
-      cut_->declare_lost(member.rank.load(std::memory_order_acquire));
+    if (place != place_ && has_died(place)) {
+      cut_->declare_lost(at_->members[place].rank.load(std::memory_order_acquire));
     }
   }
 }

@@ -29,6 +29,7 @@
 #include "nccl_shim/cut_memory.hpp"
 #include "nccl_shim/exchanges.hpp"
 #include "nccl_shim/heartbeat.hpp"
+#include "nccl_shim/processes.hpp"
 #include "nccl_shim/store_meeting.hpp"
 
 namespace sluice::nccl_shim {
@@ -36,7 +37,10 @@ namespace sluice::nccl_shim {
 /// What lies in the file, zero at first.
 struct meeting {
   struct member {
-    std::atomic<std::int32_t> pid;
+    std::atomic<std::int32_t> pid;  ///< the last to be written
+    std::atomic<std::uint64_t> start_ticks;
+    std::atomic<std::uint64_t> pid_namespace;
+    std::atomic<std::uint32_t> left;  ///< 1: it has done with the communicator, and may end
     std::atomic<std::uint32_t> rank;
     std::atomic<std::uint32_t> place;  ///< 1 + its place on the board; 0: none
   };
@@ -87,6 +91,9 @@ class membership {
  private:
   membership(std::string path, std::string key, int file, meeting* at) noexcept;
   [[nodiscard]] std::span<meeting::member const> members() const noexcept;
+  /// Whether a member is known to have died: one in another namespace of pids by its byte of the file, which it has
+  /// taken as long as it lives.
+  [[nodiscard]] bool has_died(unsigned place) noexcept;
   [[nodiscard]] std::unique_ptr<cut_words> words_for(unsigned rank, unsigned ranks);
 
   std::string path_;
@@ -97,10 +104,10 @@ class membership {
   std::unique_ptr<cut_words> words_;
   std::optional<cut> cut_;
   std::optional<exchanges> exchanges_;
-  std::unique_ptr<heartbeat> beat_;  // where the words are in the store
-  std::mutex looking_;               // guards the next one once the communicator is there
-  std::vector<int> others_;          // a pidfd for each member, -1 where there is none
-  unsigned place_ = 0;               // among the members
+  std::unique_ptr<heartbeat> beat_;      // where the words are in the store
+  std::mutex looking_;                   // guards the next one once the communicator is there
+  std::vector<watched_process> others_;  // each member
+  unsigned place_ = 0;                   // among the members
   bool all_have_places_ = false;
   std::atomic<bool> exchanges_settled_{true};
   unsigned children_ = 0;

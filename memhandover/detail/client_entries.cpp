@@ -4,7 +4,6 @@
 
 #include "memhandover/error.hpp"
 #include "memhandover/shared_text.hpp"
-#include "memhandover/wire.hpp"
 
 namespace sluice::memhandover::detail {
 namespace {
@@ -16,6 +15,10 @@ void set_text(char* to, std::size_t size, std::string const& text) {
 }
 
 }  // namespace
+
+process_identity process_of(client_entry const& entry) noexcept {
+  return {static_cast<int>(entry.pid.load()), entry.start_ticks.load(), entry.pid_namespace.load()};
+}
 
 bool has_status(client_entry const& entry, client_status status) noexcept {
   return entry.status.load(std::memory_order_acquire) == static_cast<std::uint32_t>(status);
@@ -34,22 +37,14 @@ std::uint32_t empty_slot(ledger_view const& view) {
 void write_client(ledger_view const& view, std::uint32_t slot, new_client const& who) {
   auto& entry = view.clients()[slot];
   entry.kind.store(static_cast<std::uint32_t>(who.kind));
-  entry.pid.store(static_cast<std::uint32_t>(who.pid));
-  entry.start_ticks.store(process_start_ticks(who.pid));
+  entry.pid.store(static_cast<std::uint32_t>(who.process.pid));
+  entry.start_ticks.store(who.process.start_ticks);
+  entry.pid_namespace.store(who.process.pid_namespace);
   entry.life_inode.store(who.life_inode);
   set_text(entry.name, sizeof entry.name, who.name);
   set_text(entry.endpoint, sizeof entry.endpoint, who.endpoint);
   // A mailbox may have had an earlier owner; what it counted must not be shown as this one's.
-  auto& mailbox = view.mailbox(slot);
-  for (auto* value : {&mailbox.micro_batch, &mailbox.global_batch, &mailbox.arena_chunks,
-                      &mailbox.spare_chunks, &mailbox.persistent_chunks, &mailbox.kept_chunks,
-                      &mailbox.stranded_chunks, &mailbox.waiting}) {
-    value->store(0);
-  }
-  for (auto* value :
-       {&mailbox.samples, &mailbox.commits, &mailbox.discards, &mailbox.run_ahead_ns}) {
-    value->store(0);
-  }
+  view.mailbox(slot).begin_anew();
   entry.status.store(static_cast<std::uint32_t>(client_status::live), std::memory_order_release);
 }
 

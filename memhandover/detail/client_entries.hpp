@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "memhandover/detail/processes.hpp"
 #include "memhandover/ledger.hpp"
 
 namespace sluice::memhandover::detail {
@@ -11,11 +12,13 @@ namespace sluice::memhandover::detail {
 /// Who takes a place.
 struct new_client {
   client_kind kind = client_kind::training;
-  int pid = 0;
+  process_identity process;
   std::uint64_t life_inode = 0;  ///< of its life pipe
   std::string name;
   std::string endpoint;
 };
+
+[[nodiscard]] process_identity process_of(client_entry const& entry) noexcept;
 
 [[nodiscard]] bool has_status(client_entry const& entry, client_status status) noexcept;
 

@@ -1,5 +1,9 @@
 #include "memhandover/detail/conversation.hpp"
 
+#include <poll.h>
+
+#include "memhandover/detail/waiting.hpp"
+
 namespace sluice::memhandover::detail {
 
 nlohmann::json wish_message(std::string const& type, broker_options const& options) {
@@ -14,12 +18,23 @@ nlohmann::json wish_message(std::string const& type, broker_options const& optio
   return body;
 }
 
+void add_identity(nlohmann::json& body, process_identity const& who) {
+  body.update({{"pid", who.pid}, {"start", who.start_ticks}, {"pid_namespace", who.pid_namespace}});
+}
+
+process_identity identity_in(nlohmann::json const& body) {
+  return {field(body, "pid", 0), field(body, "start", std::uint64_t{0}),
+          field(body, "pid_namespace", std::uint64_t{0})};
+}
+
 nlohmann::json refusal(error const& why) {
   return {{"type", "error"}, {"kind", static_cast<int>(why.kind())}, {"message", why.what()}};
 }
 
-message expect(int socket, std::string const& type) {
-  auto answer = receive_message(socket, answer_timeout_ms);
+namespace {
+
+/// The answer if it is of that type; throws what a refusal tells.
+message checked(std::optional<message> answer, std::string const& type) {
   if (!answer) {
     throw error{error_kind::unavailable, "the other side of the pool's socket ended unexpectedly"};
   }
@@ -34,6 +49,25 @@ message expect(int socket, std::string const& type) {
                                           type + " was due"};
   }
   return std::move(*answer);
+}
+
+}  // namespace
+
+message expect(int socket, std::string const& type) {
+  return checked(receive_message(socket, answer_timeout_ms), type);
+}
+
+message ask(int socket, nlohmann::json const& question, std::string const& type,
+            std::vector<int> const& descriptors) {
+  try {
+    send_message(socket, question, descriptors);
+  } catch (error const& unheard) {
+    if (unheard.kind() == error_kind::unavailable && is_ready(socket, POLLIN)) {
+      (void)checked(receive_message(socket, 0), type);  // throws the reason if one was given
+    }
+    throw;
+  }
+  return expect(socket, type);
 }
 
 }  // namespace sluice::memhandover::detail

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "memhandover/broker_launch.hpp"
+#include "memhandover/detail/processes.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/wire.hpp"
 
@@ -32,11 +34,21 @@ template <typename T>
 /// A message that names a pool: the backend, device and sizes of the options, where they say any.
 [[nodiscard]] nlohmann::json wish_message(std::string const& type, broker_options const& options);
 
+/// Adds who this process is to a message.
+void add_identity(nlohmann::json& body, process_identity const& who);
+/// Who a message says that it is from; pid 0 if it does not.
+[[nodiscard]] process_identity identity_in(nlohmann::json const& body);
+
 /// The answer that tells an error.
 [[nodiscard]] nlohmann::json refusal(error const& why);
 
 /// The next message, which is of that type. Throws what a refusal tells, `unavailable` if the other
 /// side has gone or is silent.
 [[nodiscard]] message expect(int socket, std::string const& type);
+
+/// Sends a question, and waits for its answer, which is of that type. Throws as `expect`, also what the other
+/// side has said before it would not hear the question.
+[[nodiscard]] message ask(int socket, nlohmann::json const& question, std::string const& type,
+                          std::vector<int> const& descriptors = {});
 
 }  // namespace sluice::memhandover::detail

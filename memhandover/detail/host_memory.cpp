@@ -9,7 +9,7 @@
 #include <string>
 
 #include "memhandover/bytes.hpp"
-#include "memhandover/error.hpp"
+#include "memhandover/system_error.hpp"
 
 #ifdef __SANITIZE_THREAD__
 extern "C" void AnnotateIgnoreWritesBegin(char const* file, int line);
@@ -39,8 +39,7 @@ class exchange_of_pages {
 };
 
 [[noreturn]] void fail(std::string const& doing) {
-  throw error{errno == ENOMEM ? error_kind::out_of_memory : error_kind::internal,
-              doing + ": " + std::strerror(errno)};
+  throw system_error(doing, error_kind::internal);
 }
 
 /// Calls `each(offset in `chunks`, length)` for every run of consecutive chunk numbers.

@@ -9,15 +9,16 @@
 #include <string>
 #include <utility>
 
+#include "memhandover/detail/conversation.hpp"
 #include "memhandover/detail/processes.hpp"
+#include "memhandover/detail/waiting.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/wire.hpp"
 
 namespace sluice::memhandover::detail {
 
 bool kept_client::alone() const {
-  pollfd pipe{life.get(), POLLIN, 0};
-  return life && ::poll(&pipe, 1, 0) == 1 && (pipe.revents & POLLHUP) != 0;
+  return life && is_ready(life.get(), 0);  // nobody writes into it: it can only be hung up
 }
 
 int kept_client::end_descendants(std::uint64_t pipe_inode) {
@@ -39,13 +40,37 @@ bool kept_client::all_have_ended(std::uint64_t pipe_inode) {
   return none_found && !life;
 }
 
-kept_client newcomer(unique_fd const& socket, unique_fd life) {
-  kept_client record;
-  record.pid = peer_pid(socket.get());
-  record.process = open_process(record.pid, process_start_ticks(record.pid));
-  if (!record.process) {
+peer peer_at(unique_fd const& socket, nlohmann::json const& request, unique_fd pidfd) {
+  auto const seen = peer_pid(socket.get());
+  auto said = identity_in(request);
+  if (said.pid != 0 && !is_foreign(said) && said.pid != seen) {
+    throw error{error_kind::invalid_argument, "a client says that it is process " +
+                                                  std::to_string(said.pid) + ", and is " +
+                                                  std::to_string(seen)};
+  }
+  if (pidfd && !is_pidfd(pidfd.get())) {
+    throw error{error_kind::invalid_argument, "a client sends something else than its pidfd"};
+  }
+  peer found{said.pid != 0 ? said : identity_of(seen), std::move(pidfd)};
+  if (!found.process) {
+    if (seen == 0) {
+      throw error{
+          error_kind::unavailable,
+          "the client is in another namespace of pids than the broker and cannot be watched; "
+          "let it call pidfd_open (its seccomp profile), or give both one namespace"};
+    }
+    found.process = open_process(seen, process_start_ticks(seen));
+  }
+  if (!found.process || is_ready(found.process.get(), POLLIN)) {
     throw error{error_kind::unavailable, "the client that wanted to join has already ended"};
   }
+  return found;
+}
+
+kept_client newcomer(peer from, unique_fd life) {
+  kept_client record;
+  record.who = from.who;
+  record.process = std::move(from.process);
   record.life = std::move(life);
   record.bell = unique_fd{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   if (!record.bell) {

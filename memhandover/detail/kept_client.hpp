@@ -4,7 +4,9 @@
 
 #include <chrono>
 #include <cstdint>
+#include <nlohmann/json.hpp>
 
+#include "memhandover/detail/processes.hpp"
 #include "memhandover/ledger.hpp"
 #include "memhandover/unique_fd.hpp"
 
@@ -14,7 +16,10 @@ struct kept_client {
   bool present = false;
   bool reported = false;  ///< the server has been asked to take back what it held
   bool ready = false;     ///< a server that has said so: it can write the ledger
-  int pid = 0;
+  bool unseen =
+      false;  ///< of an earlier broker, in a namespace where this one sees no process: it lives until its
+              ///< lock has gone
+  process_identity who;
   unique_fd socket;
   unique_fd process;  ///< pidfd
   unique_fd
@@ -24,7 +29,11 @@ struct kept_client {
   std::chrono::milliseconds look_every{5};
 
   /// Its process is gone, what it held is not taken back yet.
-  [[nodiscard]] bool orphaned() const noexcept { return present && !process && !reported; }
+  [[nodiscard]] bool orphaned() const noexcept {
+    return present && !process && !unseen && !reported;
+  }
+  /// As far as is known.
+  [[nodiscard]] bool lives() const noexcept { return present && (process || unseen); }
   /// Its life pipe is known to have no holder left, which is much cheaper to see than to look
   /// through all processes for one.
   [[nodiscard]] bool alone() const;
@@ -37,9 +46,19 @@ struct kept_client {
   [[nodiscard]] bool all_have_ended(std::uint64_t pipe_inode);
 };
 
-/// The process at the other end of `socket`, which stays the caller's, with the life pipe that it has
-/// sent; not present yet. Throws `unavailable` if it has ended, or there can be no bell for it.
-[[nodiscard]] kept_client newcomer(unique_fd const& socket, unique_fd life);
+/// The process at the other end of a socket, as it says itself in `request`: with a pidfd of its own, so that it can
+/// be watched from another namespace of pids, or else as this process sees it.
+struct peer {
+  process_identity who;
+  unique_fd process;
+};
+/// Throws `unavailable` if it has ended, or can be neither seen nor watched; `invalid_argument` for what is no pidfd,
+/// or another process's name.
+[[nodiscard]] peer peer_at(unique_fd const& socket, nlohmann::json const& request, unique_fd pidfd);
+
+/// A client that has come, with the life pipe that it has sent; not present yet. Throws `unavailable` if there can be
+/// no bell for it.
+[[nodiscard]] kept_client newcomer(peer from, unique_fd life);
 
 /// The same bell for the ledger's writer. Throws `unavailable`.
 [[nodiscard]] unique_fd bell_for_writer(unique_fd const& bell);

@@ -14,6 +14,12 @@
 #include "memhandover/error.hpp"
 
 namespace sluice::memhandover::detail {
+namespace {
+
+/// A client that has just been given its place may not have locked it yet.
+constexpr std::chrono::seconds until_locked{2};
+
+}  // namespace
 
 kept_pool::kept_pool(pool_files files, std::chrono::milliseconds server_grace,
                      std::function<void()> users_changed)
@@ -35,15 +41,20 @@ void kept_pool::adopt_clients() {
     }
     auto& record = clients_.at(slot);
     record.present = true;
-    record.pid = static_cast<int>(entry.pid.load());
-    record.process = open_process(record.pid, entry.start_ticks.load());
+    record.who = process_of(entry);
+    record.unseen = is_foreign(record.who);
+    if (record.unseen) {
+      record.look_at = std::chrono::steady_clock::now() + until_locked;
+    } else {
+      record.process = open_process(record.who.pid, record.who.start_ticks);
+    }
   }
   auto const writer = view_.writer_slot();
-  if (writer >= max_clients || !clients_.at(writer).process) {
+  if (writer >= max_clients || !clients_.at(writer).lives()) {
     become_writer();
   }
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
-    if (clients_.at(slot).present && !clients_.at(slot).process) {
+    if (clients_.at(slot).present && !clients_.at(slot).lives()) {
       client_exited(slot);
     }
   }
@@ -59,7 +70,8 @@ std::optional<std::chrono::steady_clock::time_point> kept_pool::wake_at() const 
   std::optional<std::chrono::steady_clock::time_point> wake;
   auto at = [&wake](auto when) { wake = std::min(wake.value_or(when), when); };
   for (auto const& record : clients_) {
-    if (record.orphaned()) {  // descendants of the dead are looked for until none is left
+    // Descendants of the dead are looked for until none is left, and who cannot be seen until he comes back.
+    if (record.orphaned() || record.unseen) {
       at(record.look_at);
     }
   }
@@ -82,9 +94,9 @@ std::uint64_t kept_pool::untouched_host_bytes() const noexcept {
 nlohmann::json kept_pool::users() const {
   auto list = nlohmann::json::array();
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
-    if (clients_.at(slot).present && clients_.at(slot).process) {
-      list.push_back(
-          {{"pid", clients_.at(slot).pid}, {"start", view_.clients()[slot].start_ticks.load()}});
+    if (clients_.at(slot).lives()) {
+      list.emplace_back(nlohmann::json::object());
+      add_identity(list.back(), clients_.at(slot).who);
     }
   }
   return list;
@@ -116,12 +128,28 @@ void kept_pool::serve(poll_list const& polled) {
     if (record.life && record.process && polled.ready(client_at_.at(slot).life)) {
       client_exited(slot);  // closed by the client itself: it has become another program
     }
+    if (record.unseen) {
+      look_for(slot);
+    }
     if (record.orphaned()) {
       finish(slot);
     }
   }
   end_grace();
   succession_.appoint_ready_server();
+}
+
+/// No process is seen there, but all that the client was have its lock.
+void kept_pool::look_for(std::uint32_t slot) {
+  constexpr std::chrono::milliseconds between_looks{100};
+  auto& record = clients_.at(slot);
+  if (auto const now = std::chrono::steady_clock::now(); now >= record.look_at) {
+    record.look_at = now + between_looks;
+    if (!is_byte_locked(files_.mailroom.get(), slot)) {
+      record.unseen = false;
+      client_exited(slot);
+    }
+  }
 }
 
 /// Without a server nobody else lets go of what one has left.
@@ -140,7 +168,7 @@ void kept_pool::refuse_second_server() const {
   if (auto const other = succession_.server_slot()) {
     throw error{error_kind::already_exists, "the pool of " + name_of(view_.shape()) +
                                                 " already has an inference server (pid " +
-                                                std::to_string(clients_.at(*other).pid) +
+                                                std::to_string(clients_.at(*other).who.pid) +
                                                 "); stop it first, or give this one another "
                                                 "--runtime-dir"};
   }
@@ -148,16 +176,18 @@ void kept_pool::refuse_second_server() const {
 
 void kept_pool::join(unique_fd& socket, message request) {
   bool const is_server = field(request.body, "kind", std::string{"training"}) == "server";
-  if (request.descriptors.size() != 1) {
+  if (request.descriptors.empty() || request.descriptors.size() > 2) {
     throw error{error_kind::invalid_argument,
-                "a join brings one descriptor, the read end of the client's life pipe"};
+                "a join brings the read end of the client's life pipe, and its pidfd"};
   }
   if (is_server) {
     refuse_second_server();
   }
   auto const slot = empty_slot(view_);
   // Before anything is changed: whoever cannot be given what he needs is refused.
-  auto record = newcomer(socket, std::move(request.descriptors.front()));
+  auto pidfd = request.descriptors.size() > 1 ? std::move(request.descriptors[1]) : unique_fd{};
+  auto record = newcomer(peer_at(socket, request.body, std::move(pidfd)),
+                         std::move(request.descriptors.front()));
   auto writers_bell = bell_for_writer(record.bell);
   auto const ledger =
       is_server ? reopen_read_write(files_.ledger.get()) : reopen_read_only(files_.ledger.get());
@@ -168,7 +198,7 @@ void kept_pool::join(unique_fd& socket, message request) {
     welcome(clients_.at(slot), slot, files_, ledger, published);
   } catch (error const& gone) {
     spdlog::info("a client could not be told of its place pid={} reason=\"{}\"",
-                 clients_.at(slot).pid, gone.what());
+                 clients_.at(slot).who.pid, gone.what());
     // If it lives it hears that it has no broker; its life pipe tells the rest.
     clients_.at(slot).socket.reset();
     return;
@@ -181,7 +211,7 @@ void kept_pool::join(unique_fd& socket, message request) {
 void kept_pool::seat(std::uint32_t slot, unique_fd& socket, kept_client record,
                      message const& request) {
   auto const kind = field(request.body, "kind", std::string{"training"});
-  new_client const who{kind == "server" ? client_kind::server : client_kind::training, record.pid,
+  new_client const who{kind == "server" ? client_kind::server : client_kind::training, record.who,
                        inode_of(record.life.get()), field(request.body, "name", std::string{}),
                        field(request.body, "endpoint", std::string{})};
   clients_.at(slot) = std::move(record);
@@ -189,7 +219,7 @@ void kept_pool::seat(std::uint32_t slot, unique_fd& socket, kept_client record,
   clients_.at(slot).present = true;
   clients_.at(slot).socket = std::move(socket);
   users_changed_();
-  spdlog::info("a client joins kind={} pid={} slot={} pool=\"{}\"", kind, who.pid, slot,
+  spdlog::info("a client joins kind={} pid={} slot={} pool=\"{}\"", kind, who.process.pid, slot,
                name_of(view_.shape()));
 }
 
@@ -207,8 +237,11 @@ void kept_pool::become_writer() {
 
 void kept_pool::rejoin(unique_fd& socket, message request) {
   auto const slot = field(request.body, "slot", max_clients);
-  if (slot >= max_clients || !clients_.at(slot).present ||
-      clients_.at(slot).pid != peer_pid(socket.get())) {
+  constexpr std::size_t pidfd_at = 6;
+  auto pidfd = request.descriptors.size() > pidfd_at ? std::move(request.descriptors[pidfd_at])
+                                                     : unique_fd{};
+  auto from = peer_at(socket, request.body, std::move(pidfd));
+  if (slot >= max_clients || !clients_.at(slot).present || !clients_.at(slot).who.is(from.who)) {
     throw error{error_kind::not_found, "the client has no place in the pool that it came back to"};
   }
   bool const ready = field(request.body, "ready", false);
@@ -216,9 +249,11 @@ void kept_pool::rejoin(unique_fd& socket, message request) {
   auto writers_bell = bell_for_writer(request.descriptors.at(4));
   record.bell = std::move(request.descriptors.at(4));
   record.life = std::move(request.descriptors.at(5));
+  record.process = std::move(from.process);
+  record.unseen = false;
   record.socket = std::move(socket);
   send_message(record.socket.get(), {{"type", "rejoined"}});
-  spdlog::info("a client came back pid={} slot={}", record.pid, slot);
+  spdlog::info("a client came back pid={} slot={}", record.who.pid, slot);
   succession_.client_came_back(slot, std::move(writers_bell), ready);
 }
 
@@ -237,7 +272,7 @@ void kept_pool::read_client(std::uint32_t slot) {
       succession_.hear_ready(slot);
     }
   } catch (error const& why) {
-    spdlog::warn("a client's message could not be read pid={} reason=\"{}\"", record.pid,
+    spdlog::warn("a client's message could not be read pid={} reason=\"{}\"", record.who.pid,
                  why.what());
     record.socket.reset();
   }
@@ -249,7 +284,7 @@ void kept_pool::client_exited(std::uint32_t slot) {
   record.socket.reset();
   view_.clients()[slot].status.store(static_cast<std::uint32_t>(client_status::gone),
                                      std::memory_order_release);
-  spdlog::info("a client has ended pid={} slot={}", record.pid, slot);
+  spdlog::info("a client has ended pid={} slot={}", record.who.pid, slot);
   if (view_.writer_slot() == slot) {
     become_writer();
   }

@@ -69,6 +69,7 @@ class kept_pool {
   void become_writer();
   void read_client(std::uint32_t slot);
   void client_exited(std::uint32_t slot);
+  void look_for(std::uint32_t slot);
   void finish(std::uint32_t slot);
   void take_back(std::uint32_t slot);
   void end_grace();

@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -18,8 +19,12 @@ namespace sluice::memhandover::detail {
 class poll_list {
  public:
   /// The place of `fd`, which is ready when it can be read or has been hung up; a negative one never
-  /// is.
+  /// is. The system waits for no more descriptors than a process may open, those that are none included:
+  /// they have no place.
   [[nodiscard]] std::size_t add(int fd) {
+    if (fd < 0) {
+      return nowhere;
+    }
     polled_.push_back({fd, POLLIN, 0});
     return polled_.size() - 1;
   }
@@ -30,6 +35,8 @@ class poll_list {
   }
 
  private:
+  static constexpr std::size_t nowhere = std::numeric_limits<std::size_t>::max();
+
   std::vector<pollfd> polled_;
 };
 

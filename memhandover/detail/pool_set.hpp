@@ -58,6 +58,9 @@ class pool_set {
   /// Adds a pool of an earlier broker. Throws `not_found` if there is another one of its device.
   void adopt(pool_files files);
 
+  /// Writes down who uses them, for a successor.
+  void write_roster() const;
+
   void watch(poll_list& polled);
   /// Handles what became ready, and what has come due.
   void serve(poll_list const& polled);
@@ -83,7 +86,6 @@ class pool_set {
   [[nodiscard]] pool_wish wish_of(nlohmann::json const& body) const;
   [[nodiscard]] attempt& begin(pool_wish const& wish);
   void advance(attempt& each);
-  void write_roster() const;
 
   options options_;
   std::vector<std::uint64_t> order_;    ///< pools of an earlier broker, its first one first

@@ -1,6 +1,6 @@
 #include "memhandover/detail/processes.hpp"
 
-#include <dirent.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -9,12 +9,16 @@
 #include <cerrno>
 #include <charconv>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <string_view>
 
+#include "memhandover/detail/waiting.hpp"
 #include "memhandover/error.hpp"
+#include "memhandover/standard_streams.hpp"
 #include "memhandover/wire.hpp"
 
 namespace sluice::memhandover::detail {
@@ -30,12 +34,26 @@ unique_fd pidfd_of(int pid) {
                 "cannot watch process " + std::to_string(pid) + ": " + std::strerror(errno)};
   }
   if (process) {
-    pollfd exited{process.get(), POLLIN, 0};
-    if (::poll(&exited, 1, 0) != 0) {
+    if (is_ready(process.get(), POLLIN)) {  // it has exited
       process.reset();
     }
   }
   return process;
+}
+
+/// 0 if that cannot be read.
+std::uint64_t namespace_of(std::string const& process) {
+  struct stat status {};
+  return ::stat(("/proc/" + process + "/ns/pid").c_str(), &status) == 0 ? status.st_ino : 0;
+}
+
+struct flock byte_at(std::uint32_t at) {
+  struct flock byte {};
+  byte.l_type = F_WRLCK;
+  byte.l_whence = SEEK_SET;
+  byte.l_start = static_cast<off_t>(at);
+  byte.l_len = 1;
+  return byte;
 }
 
 /// Whether one of a process's descriptors is a pipe's write end. The mode of the link in /proc is
@@ -61,6 +79,51 @@ std::optional<int> pid_of(fs::path const& folder) {
   auto const parsed = std::from_chars(name.data(), name.data() + name.size(), pid);
   bool const is_number = parsed.ec == std::errc{} && parsed.ptr == name.data() + name.size();
   return is_number ? std::optional{pid} : std::nullopt;
+}
+
+process_identity this_process() {
+  return {::getpid(), process_start_ticks(::getpid()), namespace_of("self")};
+}
+
+process_identity identity_of(int pid) {
+  process_identity found{pid, process_start_ticks(pid), namespace_of(std::to_string(pid))};
+  std::ifstream status{"/proc/" + std::to_string(pid) + "/status"};
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind("NSpid:", 0) == 0) {  // from the outermost namespace that is seen to its own
+      found.pid = std::atoi(line.substr(line.find_last_of(" \t") + 1).c_str());
+    }
+  }
+  return found;
+}
+
+bool is_foreign(process_identity const& who) {
+  static auto const own = namespace_of("self");
+  return who.pid_namespace != 0 && own != 0 && who.pid_namespace != own;
+}
+
+unique_fd own_pidfd() {
+  return beside_standard_streams(
+      unique_fd{static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0))});
+}
+
+bool is_pidfd(int fd) {
+  std::ifstream info{"/proc/self/fdinfo/" + std::to_string(fd)};
+  for (std::string line; std::getline(info, line);) {
+    if (line.rfind("Pid:", 0) == 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool lock_byte(int fd, std::uint32_t at) {
+  auto byte = byte_at(at);
+  return ::fcntl(fd, F_OFD_SETLK, &byte) == 0;
+}
+
+bool is_byte_locked(int fd, std::uint32_t at) {
+  auto byte = byte_at(at);
+  return ::fcntl(fd, F_OFD_GETLK, &byte) != 0 || byte.l_type != F_UNLCK;
 }
 
 unique_fd open_process(int pid, std::uint64_t start_ticks) {

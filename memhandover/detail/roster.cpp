@@ -5,10 +5,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <fstream>
 
+#include "memhandover/detail/conversation.hpp"
 #include "memhandover/detail/processes.hpp"
+#include "memhandover/system_error.hpp"
 
 namespace sluice::memhandover::detail {
 namespace {
@@ -17,11 +18,12 @@ std::string roster_path(std::string const& runtime_dir) {
   return runtime_dir + "/pool.json";
 }
 
+/// One that cannot be seen may live.
 bool lives(nlohmann::json const& user) {
   try {
-    return static_cast<bool>(
-        open_process(user.at("pid").get<int>(), user.at("start").get<std::uint64_t>()));
-  } catch (nlohmann::json::exception const&) {
+    auto const who = identity_in(user);
+    return is_foreign(who) || open_process(who.pid, who.start_ticks);
+  } catch (error const&) {
     return false;
   }
 }
@@ -34,12 +36,12 @@ void write_roster(std::string const& runtime_dir, std::vector<roster_entry> cons
     list.push_back({{"id", pool.pool_id}, {"clients", pool.users}});
   }
   auto const path = roster_path(runtime_dir);
-  {
-    std::ofstream file{path + ".new", std::ios::trunc};
-    file << nlohmann::json{{"pools", list}}.dump();
-  }
-  if (::rename((path + ".new").c_str(), path.c_str()) != 0) {
-    spdlog::warn("cannot write {} reason=\"{}\"", path, std::strerror(errno));
+  std::ofstream file{path + ".new", std::ios::trunc};
+  file << nlohmann::json{{"pools", list}}.dump();
+  file.close();
+  // One that is cut short would say that nobody uses the pools: then rather the last one.
+  if (!file || ::rename((path + ".new").c_str(), path.c_str()) != 0) {
+    spdlog::warn("cannot write {} reason=\"{}\"", path, reason_of(errno));
   }
 }
 

@@ -16,7 +16,7 @@ bool succession::is_server(std::uint32_t slot) const {
 
 std::optional<std::uint32_t> succession::server_slot() const {
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
-    if (clients_.at(slot).present && clients_.at(slot).process && is_server(slot)) {
+    if (clients_.at(slot).lives() && is_server(slot)) {
       return slot;
     }
   }
@@ -53,7 +53,7 @@ void succession::broker_takes_over() {
       record.socket.reset();  // it comes back with its bell
     }
     writer_->set_bell(slot, std::move(bell));
-    if (record.present && record.process) {
+    if (record.lives()) {
       writer_->demand(slot, 0);
     }
   }

@@ -93,8 +93,17 @@ bool join_cuda(runtime_library const& runtime, std::filesystem::path const& fold
   return runtime.backend() == cuda;              // if not, the gate has said why
 }
 
-/// Each sentence once.
+/// Each sentence once. A job that is never to train without sharing ends with it.
 void warn(std::string const& reason) {
+  constexpr int exit_code = 125;  // of `sluice run` without a pool
+  char const* const required = std::getenv("SLUICE_REQUIRE_POOL");
+  if (required != nullptr && std::string{required} == "1") {
+    static_cast<void>(std::fprintf(stderr,
+                                   "sluice: this process ends, since --require-pool does not let "
+                                   "it train without sharing: %s\n",
+                                   reason.c_str()));
+    std::_Exit(exit_code);
+  }
   static std::set<std::string> said;
   if (said.insert(reason).second) {
     static_cast<void>(

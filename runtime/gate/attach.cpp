@@ -1,10 +1,12 @@
 #include "runtime/gate/attach.hpp"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
 
 #include "runtime/gate/driver_calls.hpp"
@@ -65,6 +67,18 @@ sluice_runtime_api const* ask_runtime(int device) {
   return table;
 }
 
+/// Of a job that is never to train without sharing.
+void end_if_pool_is_required() {
+  constexpr int exit_code = 125;  // of `sluice run` without a pool
+  char const* const required = std::getenv("SLUICE_REQUIRE_POOL");
+  if (required != nullptr && std::strcmp(required, "1") == 0) {
+    std::fputs(
+        "sluice: this process ends, since --require-pool does not let it run without sharing\n",
+        stderr);
+    ::_exit(exit_code);
+  }
+}
+
 }  // namespace
 
 bool attach_if_due() {
@@ -81,6 +95,9 @@ bool attach_if_due() {
     attaching_here = true;
     runtime.store(ask_runtime(driver::current_device()), std::memory_order_release);
     attaching_here = false;
+    if (runtime.load(std::memory_order_relaxed) == nullptr) {
+      end_if_pool_is_required();
+    }
     at.attached();
   }
   return true;

@@ -8,7 +8,7 @@
 
 #include "memhandover/broker_launch.hpp"
 #include "memhandover/error.hpp"
-#include "memhandover/wire.hpp"
+#include "memhandover/runtime_folder.hpp"
 #include "runtime/launcher/supervisor.hpp"
 #include "runtime/launcher/torch_settings.hpp"
 #include "runtime/telemetry/error_table.hpp"
@@ -107,6 +107,11 @@ environment sharing_environment(environment inherited, install_layout const& ins
   if (!options.name.empty()) {
     env.set("SLUICE_NAME", options.name);
   }
+  if (options.require_pool) {
+    env.set("SLUICE_REQUIRE_POOL", "1");
+  } else {
+    env.unset("SLUICE_REQUIRE_POOL");
+  }
   add_python_package(env, installed);
   if (pool.backend != "host") {
     env.append("LD_PRELOAD", installed.gate_library.string());
@@ -121,6 +126,7 @@ environment plain_environment(environment inherited, install_layout const& insta
   auto env = std::move(inherited);
   env.unset("SLUICE_RUN");
   env.unset("SLUICE_RUNTIME_LIBRARY");
+  env.unset("SLUICE_REQUIRE_POOL");
   add_python_package(env, installed);
   return env;
 }

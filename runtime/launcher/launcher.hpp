@@ -26,9 +26,9 @@ struct run_options {
   std::string backend;  ///< "host", "cuda" or "auto"
   std::optional<int> device;
   std::optional<std::uint64_t> pool_bytes;
-  std::string name;   ///< shown in status; empty: the runtime library chooses
-  bool agree = true;  ///< whether ranks agree on their collectives: SLUICE_COLLECTIVES
-  bool require_pool = false;
+  std::string name;           ///< shown in status; empty: the runtime library chooses
+  bool agree = true;          ///< whether ranks agree on their collectives: SLUICE_COLLECTIVES
+  bool require_pool = false;  ///< also for the processes of the command: SLUICE_REQUIRE_POOL
 };
 
 /// The pool that the command will find.

@@ -47,9 +47,10 @@ class signal_state {
     // Ignored, it would make the kernel reap children before their exit code is seen.
     change.sa_handler = SIG_DFL;
     ::sigaction(SIGCHLD, &change, &child_action_);
-    // A log line into a closed pipe must not end the launcher before its command.
+    // A log line into a closed pipe or a full file must not end the launcher before its command.
     change.sa_handler = SIG_IGN;
     ::sigaction(SIGPIPE, &change, &pipe_action_);
+    ::sigaction(SIGXFSZ, &change, &file_action_);
     events_.reset(::signalfd(-1, &handled, SFD_CLOEXEC));
     if (!events_) {
       fail("cannot watch for signals");
@@ -60,6 +61,7 @@ class signal_state {
   void restore() const {
     ::sigaction(SIGCHLD, &child_action_, nullptr);
     ::sigaction(SIGPIPE, &pipe_action_, nullptr);
+    ::sigaction(SIGXFSZ, &file_action_, nullptr);
     ::sigprocmask(SIG_SETMASK, &mask_, nullptr);
   }
 
@@ -77,6 +79,7 @@ class signal_state {
   sigset_t mask_{};
   struct sigaction child_action_ {};
   struct sigaction pipe_action_ {};
+  struct sigaction file_action_ {};
   unique_fd events_;
 };
 

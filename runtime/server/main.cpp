@@ -18,6 +18,7 @@
 
 #include "memhandover/bytes.hpp"
 #include "memhandover/error.hpp"
+#include "memhandover/standard_streams.hpp"
 #include "runtime/policy/policy.hpp"
 #include "runtime/server/http/endpoint.hpp"
 #include "runtime/server/server_setup.hpp"
@@ -209,6 +210,7 @@ int serve(command_line const& given) {
 
 int main(int argc, char** argv) {
   using namespace sluice;
+  memhandover::occupy_standard_streams();
   server::command_line given;
   CLI::App app{"Serves models out of a memory pool that training shares."};
   app.option_defaults()->take_last();

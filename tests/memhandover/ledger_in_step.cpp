@@ -300,6 +300,12 @@ void ledger_in_step::end_client(std::uint32_t slot) {
     model_.apply(model_.reclaim(slot));
     writer_->reclaim(slot);
   }
+  // One that died at the very end has withdrawn it already.
+  auto const demanded = numbered::unpack(view_.controls()[slot].demand.load());
+  require(demanded.chunks == 0, "what was demanded of a dead client is demanded of the next");
+  require(demanded.seq == one.demand_number + 1 || demanded.seq == one.demand_number + 2,
+          "a dead client's demand was withdrawn by another number than the next");
+  one.demand_number = demanded.seq;
   one.unread.clear();
   one.answered_number = one.asked_number;
   one.known_epoch.assign(chunk_count(), 0);

@@ -52,6 +52,15 @@ class ledger_writer_test : public testing::Test {
   ledger_view view_{files_.ledger.get(), files_.mailroom.get(), shared_segment::access::read_write};
 };
 
+TEST_F(ledger_writer_test, demands_nothing_of_the_next_owner_of_a_dead_clients_slot) {
+  ledger_writer writer{view_};
+  auto const asked = writer.demand(0, 7);
+  writer.reclaim(0);
+  auto const now = numbered::unpack(view_.controls()[0].demand.load());
+  EXPECT_EQ(now.chunks, 0U);
+  EXPECT_NE(now.seq, asked);
+}
+
 TEST_F(ledger_writer_test, grants_what_is_free_and_no_more) {
   ledger_writer writer{view_};
   request(0, 30);

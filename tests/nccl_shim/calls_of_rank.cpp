@@ -2,10 +2,14 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
+#include <string>
 #include <thread>
 
 #include "tests/nccl_shim/rank_of_job.hpp"
@@ -103,6 +107,54 @@ void rank_of_job::abort_beside_a_device_that_hangs() const {
   std::fflush(stdout);
   report("abort", ncclCommAbort(all));
   std::printf("aborted\n");
+}
+
+namespace {
+
+/// Files in which the ranks of a communicator meet, that this process has mapped.
+std::ptrdiff_t mapped_meetings() {
+  std::ifstream maps{"/proc/self/maps"};
+  std::ptrdiff_t found = 0;
+  for (std::string line; std::getline(maps, line);) {
+    found += line.find("/cut-") != std::string::npos ? 1 : 0;
+  }
+  return found;
+}
+
+}  // namespace
+
+void rank_of_job::go_on_after_aborts() const {
+  auto const before = mapped_meetings();
+  std::uint32_t round = 0;
+  int from = rank + 1;
+  static std::array<int, 3> never{};
+  for (int& nothing : never) {
+    ncclComm* child = nullptr;
+    report("split", ncclCommSplit(all, 0, rank, &child, nullptr));
+    if (rank == 0) {
+      report("child", ncclAllReduce(&from, &nothing, 1, 2, 0, child, where));
+    }
+    if (!pausing->meet_others(++round)) {
+      std::printf("a rank is missing\n");
+    }
+    report("abort", ncclCommAbort(child));
+    int const late = ncclAllReduce(&from, &nothing, 1, 2, 0, child, where);
+    if (late != 6) {
+      std::printf("what is aborted is called, with %d\n", late);
+    }
+    synchronise();
+    pausing->may_pause(true);
+    pausing->may_pause(false);
+    // Else one might be asked to catch up with what another calls next.
+    if (!pausing->meet_others(++round)) {
+      std::printf("a rank is missing\n");
+    }
+  }
+  int sum = 0;
+  report("parent", reduce(from, sum));
+  synchronise();
+  // The last one may still be there: somebody might have been about to call it.
+  std::printf("%d, kept %td\n", sum, std::max<std::ptrdiff_t>(0, mapped_meetings() - before - 1));
 }
 
 void rank_of_job::send_before_a_split() const {

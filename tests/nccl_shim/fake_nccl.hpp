@@ -16,7 +16,7 @@ namespace sluice::fake_nccl {
 /// A call of so many elements fails with ncclUnhandledCudaError.
 inline constexpr std::size_t failing_count = 666;
 inline constexpr std::size_t most_collectives = 8192;
-inline constexpr std::size_t most_communicators = 3;
+inline constexpr std::size_t most_communicators = 4;
 inline constexpr std::size_t most_ranks = 4;
 /// So many that are sent need nobody who receives them.
 inline constexpr std::size_t buffered_sends = 4;

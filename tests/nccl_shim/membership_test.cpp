@@ -1,15 +1,20 @@
 /// Ranks that join at the same time meet in one file, whatever the others take for left over.
 #include "nccl_shim/membership.hpp"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <barrier>
 #include <chrono>
 #include <cstddef>
 #include <cstdlib>
 #include <filesystem>
+#include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -48,6 +53,13 @@ class membership_test : public ::testing::Test {
     all.clear();
     return found;
   }
+  /// What lies in the file of those that are meeting.
+  [[nodiscard]] std::unique_ptr<meeting, void (*)(meeting*)> opened() const {
+    int const file = ::open((folder_ / "cut-key").c_str(), O_RDWR | O_CLOEXEC);
+    void* const at = ::mmap(nullptr, sizeof(meeting), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    ::close(file);
+    return {static_cast<meeting*>(at), [](meeting* of) { ::munmap(of, sizeof(meeting)); }};
+  }
   [[nodiscard]] std::filesystem::path const& folder() const { return folder_; }
 
  private:
@@ -57,6 +69,48 @@ class membership_test : public ::testing::Test {
 TEST_F(membership_test, all_that_join_at_once_find_each_other) {
   EXPECT_THAT(found_by(8, 1000), ::testing::Each(::testing::Each(8)));
   EXPECT_TRUE(std::filesystem::is_empty(folder()));
+}
+
+TEST_F(membership_test, ranks_that_live_are_not_lost) {
+  auto const first = membership::join(folder().string(), "key");
+  auto const second = membership::join(folder().string(), "key");
+  ASSERT_TRUE(first->complete(0, 2));
+  ASSERT_TRUE(second->complete(1, 2));
+  first->look_for_deaths();
+  EXPECT_EQ(first->agreement().lost(), std::nullopt);
+}
+
+TEST_F(membership_test,
+       a_rank_whose_pid_had_passed_to_another_process_before_it_was_looked_at_is_lost) {
+  auto const first = membership::join(folder().string(), "key");
+  auto const second = membership::join(folder().string(), "key");
+  auto const file = opened();
+  ASSERT_TRUE(first->complete(0, 2));
+  ASSERT_TRUE(second->complete(1, 2));
+  file->members[1].start_ticks.fetch_add(1);
+  first->look_for_deaths();
+  EXPECT_EQ(first->agreement().lost(), 1U);
+}
+
+/// Their pids say nothing to each other.
+TEST_F(membership_test, ranks_in_namespaces_of_their_own_are_lost_when_they_end_and_have_not_left) {
+  for (bool const leaves : {false, true}) {
+    auto const first = membership::join(folder().string(), "key");
+    auto second = membership::join(folder().string(), "key");
+    auto const file = opened();
+    ASSERT_TRUE(first->complete(0, 2));
+    ASSERT_TRUE(second->complete(1, 2));
+    file->members[1].pid_namespace.fetch_add(1);
+    file->members[1].pid.store(std::numeric_limits<std::int32_t>::max());
+    first->look_for_deaths();
+    EXPECT_EQ(first->agreement().lost(), std::nullopt);
+    second.reset();
+    if (!leaves) {
+      file->members[1].left.store(0);  // as one that is killed
+    }
+    first->look_for_deaths();
+    EXPECT_EQ(first->agreement().lost(), leaves ? std::nullopt : std::optional{1U});
+  }
 }
 
 TEST_F(membership_test, who_leaves_does_not_take_the_file_of_those_that_have_come_since) {

@@ -30,10 +30,10 @@ class rank_that_pauses {
   /// How often ranks have come to where they meet.
   [[nodiscard]] std::uint32_t came() const { return came_->load(); }
   void come() const { came_->fetch_add(1); }
-
- private:
+  /// Comes to where all meet for the so manieth time, and waits for the others; false: in vain.
   [[nodiscard]] bool meet_others(std::uint32_t round) const;
 
+ private:
   sluice_gate_api const& gate_;
   int rank_;
   int ranks_;

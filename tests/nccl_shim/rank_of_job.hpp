@@ -67,6 +67,8 @@ struct rank_of_job {
   /// The other rank does not live to take part in what this one has launched already, so that its device comes to
   /// nothing of what lies behind that; not even by way of the gate's thread, which keeps close to it.
   void abort_beside_a_device_that_hangs() const;
+  /// The first launches what the others never will, of communicators that all abort; then all go on with another.
+  void go_on_after_aborts() const;
   /// A communicator is made between a send and its receive: whoever makes it waits for what was left before.
   void send_before_a_split() const;
   /// The other rank does not live to send.

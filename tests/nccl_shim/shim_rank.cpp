@@ -29,6 +29,7 @@ std::map<std::string, std::function<void(rank_of_job&)>> scenarios() {
           {"differ", [](rank_of_job& of) { of.call_that_fails(of.rank == 0 ? 8 : 9); }},
           {"fail", [](rank_of_job& of) { of.call_that_fails(sluice::fake_nccl::failing_count); }},
           {"abort", &rank_of_job::abort_beside_a_device_that_hangs},
+          {"aborts", &rank_of_job::go_on_after_aborts},
           {"send before split", &rank_of_job::send_before_a_split},
           {"receive", &rank_of_job::receive_from_the_dead},
           {"death", &rank_of_job::reduce_with_the_dead},

@@ -286,6 +286,12 @@ TEST_P(job, a_communicator_is_aborted_whatever_its_device_has_still_to_be_given)
   EXPECT_THAT(all[0].output, HasSubstr("failed with 6\naborted\n"));
 }
 
+TEST_P(job, what_is_aborted_is_neither_waited_for_nor_kept) {
+  auto const all = run("aborts", {{"MAY_PAUSE", "0"}, {"PATIENCE_MS", "3000"}});
+  EXPECT_THAT(all, Each(ended_well));
+  EXPECT_THAT(all, Each(::testing::Field(&ended::output, "3, kept 0\n")));
+}
+
 TEST_P(job_at_length, whenever_a_rank_dies_the_others_leave_their_waits) {
   char const* const wanted = std::getenv("SLUICE_TEST_KILLS");
   int const kills = wanted != nullptr ? std::atoi(wanted) : 40;

@@ -46,6 +46,10 @@ def test_a_program_that_cannot_share_says_so_once_and_trains_all_the_same(job, t
     assert done.stderr.count("sluice: this process trains without sharing: cannot open") == 1
     said = json.loads((tmp_path / "out.json").read_text())
     assert said["stats"]["steps"] == 2 and not said["shared"]
+    monkeypatch.setenv("SLUICE_REQUIRE_POOL", "1")
+    done = call(job, "--steps", "2", "--out", tmp_path / "other.json")
+    assert done.returncode == 125 and not (tmp_path / "other.json").exists()
+    assert "--require-pool does not let it train without sharing: cannot open" in done.stderr
 
 
 def in_pool_of(memory, sluice, job, out, *arguments):

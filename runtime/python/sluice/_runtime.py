@@ -6,6 +6,7 @@ import ctypes
 import multiprocessing
 import os
 import sys
+import threading
 from pathlib import Path
 
 SOUND, REVOKED, STARVED = 0, 1, 2
@@ -71,6 +72,7 @@ _SIGNATURES = {
 
 MOST_RANKS = 64  # that agree
 SUPPORTED_TORCH = "2.11"
+EXIT_WITHOUT_POOL = 125  # as `sluice run` where there can be none
 
 
 class Runtime:
@@ -132,7 +134,14 @@ def _memory_outside_pool() -> str | None:
 
 
 def _warn(reason: str, who: str = "this process") -> None:
-    print(f"sluice: {who} trains without sharing: {reason}", file=sys.stderr)
+    """Says why memory is not shared. A job that is never to train so (`--require-pool`) ends with it."""
+    if os.environ.get("SLUICE_REQUIRE_POOL") != "1":
+        print(f"sluice: {who} trains without sharing: {reason}", file=sys.stderr)
+        return
+    print(f"sluice: {who} cannot train without sharing, since --require-pool forbids it: {reason}", file=sys.stderr)
+    if threading.current_thread() is not threading.main_thread():
+        os._exit(EXIT_WITHOUT_POOL)  # else the thread alone would end
+    raise SystemExit(EXIT_WITHOUT_POOL)
 
 
 def _of_backend(runtime: Runtime, uses_cuda: bool) -> Runtime | None:

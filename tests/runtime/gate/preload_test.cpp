@@ -114,6 +114,18 @@ TEST(preloaded, a_runtime_that_cannot_be_opened_is_named_once_and_the_job_runs) 
   EXPECT_THAT(output, HasSubstr("info 0 1024 MiB\ninfo 0 1024 MiB\nstatus 0\n"));
 }
 
+TEST(preloaded, a_process_that_must_share_ends_where_it_cannot) {
+  for (std::string const why : {"SLUICE_RUNTIME_LIBRARY=/nonexistent/lib.so",
+                                "TEST_RUNTIME_DECLINES=1 SLUICE_RUNTIME_LIBRARY="}) {
+    std::string const output = run(over_fake + " SLUICE_RUN=1 SLUICE_REQUIRE_POOL=1 " + why +
+                                       (why.back() == '=' ? test_runtime_path() : std::string{}),
+                                   "attach");
+    EXPECT_THAT(output, HasSubstr("--require-pool does not let it run without sharing"));
+    EXPECT_THAT(output, ::testing::EndsWith("status 125\n"));
+    EXPECT_EQ(output.find("info"), std::string::npos) << output;
+  }
+}
+
 TEST(preloaded, a_library_that_launches_past_the_gate_is_named_and_nothing_is_shared) {
   std::string const rival = built("lib/libsluice_preload_rival.so");
   std::string const output =

@@ -49,6 +49,17 @@ TEST(sharing_environment, passes_on_what_was_asked_for_and_nothing_else) {
   }
 }
 
+TEST(sharing_environment, tells_processes_that_they_must_share_only_if_that_is_asked_for) {
+  environment const outer{{"SLUICE_REQUIRE_POOL=1"}};
+  run_options asked;
+  EXPECT_EQ(sharing_environment(outer, installed, asked, {"/r", "host"}).get("SLUICE_REQUIRE_POOL"),
+            std::nullopt);
+  EXPECT_EQ(plain_environment(outer, installed).get("SLUICE_REQUIRE_POOL"), std::nullopt);
+  asked.require_pool = true;
+  EXPECT_EQ(sharing_environment({}, installed, asked, {"/r", "host"}).get("SLUICE_REQUIRE_POOL"),
+            "1");
+}
+
 TEST(sharing_environment, preloads_the_gate_behind_the_users_own_for_a_pool_on_a_gpu) {
   environment const mine{{"LD_PRELOAD=/usr/lib/libjemalloc.so"}};
   EXPECT_EQ(sharing_environment(mine, installed, {}, {"/r", "cuda"}).get("LD_PRELOAD"),

@@ -2,7 +2,9 @@
 
 import os
 import random
+import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -427,6 +429,29 @@ def test_a_child_that_is_forked_in_the_middle_of_a_step_ends_with_its_slice():
             os._exit(0)
     assert len(calls) == 3 and step.stats()["steps"] == 1
     assert said[0].startswith("2 ") and "a forked child of a training process cannot train in the pool" in said[0]
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_a_process_that_is_to_share_whatever_comes_ends_where_it_cannot(in_thread, tmp_path):
+    """`--require-pool`: in a thread an exception would end that thread alone."""
+    code = """
+        import sys, threading
+        from sluice import _runtime
+        attach = lambda: _runtime.attach(uses_cuda=False)
+        thread = threading.Thread(target=attach)
+        thread.start() if sys.argv[1] == "True" else attach()
+        thread.join() if sys.argv[1] == "True" else None
+        print("trains without")
+        """
+    shared = {"SLUICE_RUN": "1", "SLUICE_RUNTIME_LIBRARY": str(tmp_path / "none.so")}
+    command = [sys.executable, "-c", textwrap.dedent(code), str(in_thread)]
+    path = {"PYTHONPATH": str(Path(_runtime.__file__).parents[1])}
+    for required, code, said in (("0", 0, "trains without sharing: cannot open"),
+                                 ("1", 125, "cannot train without sharing, since --require-pool forbids it: cannot open")):
+        done = subprocess.run(command, capture_output=True, text=True, check=False,
+                              env=os.environ | shared | path | {"SLUICE_REQUIRE_POOL": required})
+        assert done.returncode == code and said in done.stderr
+        assert ("trains without" in done.stdout) == (code == 0)
 
 
 def test_a_micro_batch_whose_arena_cannot_be_entered_is_ended():
