@@ -159,8 +159,8 @@ struct alignas(64) client_control {
       demand;  ///< `numbered`: give up so many chunks; a newer number replaces an older one
   std::atomic<std::uint64_t> grant;      ///< `numbered`: answer to the request of that number
   std::atomic<std::uint64_t> mail_read;  ///< messages of the client's mailbox that have been taken
-  std::atomic<std::uint32_t> refused;    ///< most chunks at once that the server went without, since
-                                         ///< clients keep the rest for good; 0: none
+  std::atomic<std::uint32_t> refused;  ///< most chunks at once that the server went without, since
+                                       ///< clients keep the rest for good; 0: none
 };
 
 /// Work that takes a GPU longer than the bound of run-ahead, as last predicted; 0 times: the place is

@@ -122,8 +122,9 @@ void acquisition::refuse_hopeless(std::uint32_t count) {
     reachable += writer.held_by(slot) - kept;
     if (kept > 0) {
       auto const& entry = of_.view.clients()[slot];
-      keepers += (keepers.empty() ? "" : ", ") + std::string{"pid "} + std::to_string(entry.pid.load()) + " (" +
-                 readable_text(text_of(entry.name)) + ") keeps " + format_bytes(kept * shape.chunk_bytes);
+      keepers += (keepers.empty() ? "" : ", ") + std::string{"pid "} +
+                 std::to_string(entry.pid.load()) + " (" + readable_text(text_of(entry.name)) +
+                 ") keeps " + format_bytes(kept * shape.chunk_bytes);
     }
   }
   if (reachable >= count || keepers.empty()) {
@@ -134,12 +135,13 @@ void acquisition::refuse_hopeless(std::uint32_t count) {
       writer.tell_refused(slot, count);
     }
   }
-  throw error{error_kind::out_of_memory,
-              format_bytes(count * shape.chunk_bytes) + " are wanted, and at most " +
-                  format_bytes(reachable * shape.chunk_bytes) + " of the pool's " +
-                  format_bytes(shape.bytes()) +
-                  " can be had beside what training keeps outside of its micro-batches: " + keepers +
-                  "; nothing was taken from training for it. A larger pool (pool.memory) would help"};
+  throw error{
+      error_kind::out_of_memory,
+      format_bytes(count * shape.chunk_bytes) + " are wanted, and at most " +
+          format_bytes(reachable * shape.chunk_bytes) + " of the pool's " +
+          format_bytes(shape.bytes()) +
+          " can be had beside what training keeps outside of its micro-batches: " + keepers +
+          "; nothing was taken from training for it. A larger pool (pool.memory) would help"};
 }
 
 void acquisition::refuse_again(std::uint32_t count) const {
@@ -149,10 +151,11 @@ void acquisition::refuse_again(std::uint32_t count) const {
   }
   throw error{error_kind::out_of_memory,
               format_bytes(count * of_.view.shape().chunk_bytes) +
-                  " are wanted; as much was demanded from training in vain a moment ago, at the cost of its "
+                  " are wanted; as much was demanded from training in vain a moment ago, at the "
+                  "cost of its "
                   "micro-batches, and will be again in " +
-                  std::to_string(std::chrono::ceil<std::chrono::milliseconds>(left).count()) + " ms; " +
-                  holders()};
+                  std::to_string(std::chrono::ceil<std::chrono::milliseconds>(left).count()) +
+                  " ms; " + holders()};
 }
 
 void acquisition::note_futile(std::uint32_t count, handover_report const& report) {

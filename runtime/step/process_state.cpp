@@ -92,12 +92,14 @@ void tell_refusal(process_state& state) {
   state.refused_told = refused;
   auto const shape = client.view().shape();
   auto const kept = client.mailbox().kept_chunks.load();
-  say("the inference server wants " + format_bytes(refused * shape.chunk_bytes) + " of the pool's " +
-      format_bytes(shape.bytes()) +
+  say("the inference server wants " + format_bytes(refused * shape.chunk_bytes) +
+      " of the pool's " + format_bytes(shape.bytes()) +
       " at once, which cannot be had while training runs: this job keeps " +
       format_bytes(kept * shape.chunk_bytes) +
-      " (parameters, gradients, optimizer state, data) whatever is demanded. Its requests are refused, and nothing is "
-      "taken from training for them. A larger pool would help (--memory of `sluice run`, pool.memory of the policy)");
+      " (parameters, gradients, optimizer state, data) whatever is demanded. Its requests are "
+      "refused, and nothing is "
+      "taken from training for them. A larger pool would help (--memory of `sluice run`, "
+      "pool.memory of the policy)");
 }
 
 }  // namespace

@@ -217,7 +217,7 @@ class training_memory {
   operator_gate operators_;  ///< of the host
   std::unique_ptr<memhandover::device_memory> memory_;
   std::unique_ptr<memhandover::training_client> client_;
-  mutable std::mutex mutex_;  ///< guards what follows
+  mutable std::mutex mutex_;                ///< guards what follows
   std::condition_variable commit_changed_;  ///< it has ended, or waits for the pool
   bool commit_waits_ = false;
   std::atomic<std::uint32_t> demands_waiting_{0};  ///< the control thread wants the lock

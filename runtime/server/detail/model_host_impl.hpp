@@ -50,9 +50,9 @@ struct slot {
   memhandover::loaded_tensors memory;  ///< the executor's
   clock::time_point idle_since;
   bool load_wanted = false;
-  bool keeps_memory = false;  ///< it could not be unloaded: never released again
+  bool keeps_memory = false;               ///< it could not be unloaded: never released again
   std::optional<error_kind> failing_with;  ///< the last cold start
-  std::size_t queue = 0;      ///< waiting and running
+  std::size_t queue = 0;                   ///< waiting and running
   std::uint64_t requests = 0, failed = 0, cold_starts = 0;
 };
 

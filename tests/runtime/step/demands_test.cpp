@@ -43,9 +43,7 @@ class demands_test : public testing::TestWithParam<char const*> {
 
   [[nodiscard]] static bool on_gpu() { return std::string{GetParam()} == "cuda"; }
 
-  void begin_commit() {
-    ASSERT_EQ(memory_->commit_begin(false), step::commit_start::begun);
-  }
+  void begin_commit() { ASSERT_EQ(memory_->commit_begin(false), step::commit_start::begun); }
   /// What the server gets, of so many chunks; nothing if it has to go without.
   std::optional<memhandover::placement> acquire(std::uint32_t chunks) {
     try {
