@@ -40,7 +40,7 @@ class Stage:
     name: str
     command: list[str]
     junit: str = ""
-    limit_seconds: float = 900
+    limit_seconds: float = 1500
     environment: dict[str, str] = field(default_factory=dict)
     may_be_empty: bool = False
 
@@ -166,7 +166,7 @@ def pytest_stage(name: str, paths: list[str], pattern: str) -> Stage:
                f"--junitxml={RESULTS / junit}", *paths]
     if pattern:
         command += ["-k", pattern]
-    return Stage(name, command, junit, limit_seconds=2400, may_be_empty=bool(pattern),
+    return Stage(name, command, junit, limit_seconds=3600, may_be_empty=bool(pattern),
                  environment={"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"})
 
 

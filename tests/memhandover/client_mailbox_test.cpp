@@ -48,6 +48,20 @@ TEST_F(client_mailbox_test, collects_what_it_asked_for_once) {
   EXPECT_TRUE(mailbox_.collect(3).empty());
 }
 
+TEST_F(client_mailbox_test, a_commit_is_granted_what_is_kept_for_the_server) {
+  ledger_writer writer{view_};
+  writer.set_reserve(2);
+  writer.set_wanted(pool_chunks);
+  mailbox_.ask(3, lifetime::lasting);
+  writer.pump();
+  EXPECT_TRUE(mailbox_.answered());
+  EXPECT_TRUE(mailbox_.collect(3).empty());
+  mailbox_.ask(3, lifetime::lasting, precedence::before_demands);
+  writer.pump();
+  EXPECT_TRUE(mailbox_.answered());
+  EXPECT_EQ(mailbox_.collect(3), (indices{9, 10, 11}));
+}
+
 TEST_F(client_mailbox_test, gives_back_what_two_writers_granted_for_one_request) {
   mailbox_.ask(3, lifetime::revocable);
   grant_half({10, 11});

@@ -106,6 +106,22 @@ TEST_F(one_job_test, persistent_memory_grows_by_what_the_arena_does_not_use) {
   }
 }
 
+TEST_F(one_job_test, what_is_freed_below_what_lasts_is_shown) {
+  auto& memory = *memory_;
+  auto const chunk = world_.broker().chunk_bytes;
+  auto const& shown = memory.client().mailbox();
+  auto* const below = memory.allocate_persistent(3 * chunk);
+  auto* const above = memory.allocate_persistent(chunk);
+  ASSERT_TRUE(memory.free(below));
+  memory.publish_stranded();
+  EXPECT_EQ(shown.stranded_chunks, 3U);
+  EXPECT_EQ(shown.kept_chunks, 4U);
+  ASSERT_TRUE(memory.free(above));
+  memory.publish_stranded();
+  EXPECT_EQ(shown.stranded_chunks, 0U);
+  EXPECT_EQ(shown.kept_chunks, 0U);
+}
+
 TEST_F(one_job_test, what_has_served_to_set_it_up_goes_from_below_what_lasts) {
   auto& memory = *memory_;
   auto const chunk = world_.broker().chunk_bytes;
