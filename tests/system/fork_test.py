@@ -37,7 +37,7 @@ HEAD = """
 
 def said_by(sluice, checkout, monkeypatch, code):
     monkeypatch.setenv("PYTHONPATH", str(checkout / "runtime" / "python"))
-    done = run(sluice, [sys.executable, "-c", textwrap.dedent(HEAD) + textwrap.dedent(code)], ["--require-pool"])
+    done = run(sluice, [sys.executable, "-c", textwrap.dedent(HEAD) + textwrap.dedent(code)])
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr
 
