@@ -68,6 +68,15 @@ def test_includes_go_one_way():
     assert not wrong
 
 
+def test_no_two_modules_of_python_tests_share_a_name():
+    """A run that takes both cannot import the second."""
+    modules = [file for file in FILES if relative(file).startswith("tests/") and file.suffix == ".py" and file.name != "conftest.py"]
+    by_name = {}
+    for file in modules:
+        by_name.setdefault(file.name, []).append(relative(file))
+    assert modules and not [files for files in by_name.values() if len(files) > 1]
+
+
 def test_clang_tidy_tells_its_findings_of_every_folder():
     header_filter = re.search(r"^HeaderFilterRegex: '(.*)'", text_of(ROOT / ".clang-tidy"), re.MULTILINE).group(1)
     folders = {relative(file).split("/")[0] for file in CXX_FILES}

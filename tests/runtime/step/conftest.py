@@ -1,6 +1,8 @@
-"""Where processes of tests come from: to import torch takes each of them longer than most of what it does then."""
+"""What tests of steps share: where their processes come from (to import torch takes each of them longer than most of what it does
+then), and how PyTorch stands."""
 
 import multiprocessing.forkserver
+import sys
 
 import pytest
 
@@ -12,3 +14,21 @@ def fork_server():
     """Lives longer than a test. What is not installed is not preloaded."""
     multiprocessing.forkserver.set_forkserver_preload(PRELOADED)
     multiprocessing.forkserver.ensure_running()
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Tensors are so small that threads would only wait for each other."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def nothing_is_compiled():
+    """Where something is, modules are looked at in the rehearsal alone."""
+    if dynamo := sys.modules.get("torch._dynamo"):
+        dynamo.reset()

@@ -19,6 +19,8 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 import sluice  # noqa: E402
 from sluice import _gradients, _update  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 STEPS = 3
 OPERATORS = (0, 1, 5, 13, 27, 41, AT_COMMIT)
 
@@ -222,15 +224,6 @@ class Nested(Training):
 
 WAYS = [Plain, Sums, Weighted, Generators, Scaled, Clipped, Closure, ByHand, Checkpointed, CheckpointedReentrant,
         CheckpointedByHand, Autocast, Nested]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Tensors are so small that threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
