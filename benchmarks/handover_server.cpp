@@ -3,7 +3,8 @@
 /// Joins the pool as its inference server. Before each acquisition it waits until training's arena
 /// holds at least the size, then for a random time, so that the demand meets training at a random
 /// instant. It takes what the tensors of a language model of that size need, as a server does, or one
-/// range. What it gets it uses at once: on a GPU by a kernel. One JSON object a line on standard output.
+/// range. It may pause training meanwhile, for as long as it takes. What it gets it uses at once: on
+/// a GPU by a kernel. One JSON object a line on standard output.
 
 #include <poll.h>
 #include <spdlog/spdlog.h>
@@ -35,9 +36,13 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr std::chrono::seconds patience{60};
+/// For a job's first commits: it may have to compile its model.
+constexpr std::chrono::seconds start_patience{300};
 /// Of the size, so many percent must come from a micro-batch that was running for a handover to count.
 constexpr std::uint64_t least_live_percent = 90;
 constexpr int most_missed = 2000;
+/// After so long of a pause most jobs have come to rest.
+constexpr int at_rest_ms = 10;
 /// Micro-batches after which optimizer and libraries have what they need for good.
 constexpr std::uint64_t settled = 6;
 
@@ -73,8 +78,9 @@ nlohmann::json training_job(pool_name const& where) {
 
 /// Asks until the training job is so.
 template <typename Condition>
-void await_job(pool_name const& where, std::string const& what, Condition&& holds) {
-  auto const deadline = steady_clock::now() + patience;
+void await_job(pool_name const& where, std::string const& what, Condition&& holds,
+               std::chrono::seconds at_most = patience) {
+  auto const deadline = steady_clock::now() + at_most;
   for (;;) {
     auto const job = training_job(where);
     if (job.is_object() && holds(job)) {
@@ -181,6 +187,7 @@ int main(int argc, char** argv) {
   bool live_only = false;
   bool reclaimed_only = false;
   bool one_range = false;
+  bool paused = false;
   unsigned seed = 1;
   int most_seconds = 0;
   app.add_option("--runtime-dir", where.runtime_dir)->required();
@@ -195,17 +202,22 @@ int main(int argc, char** argv) {
   app.add_flag("--live", live_only, "count handovers out of a running micro-batch only");
   app.add_flag("--reclaimed", reclaimed_only, "count handovers out of training only");
   app.add_flag("--range", one_range, "take one range instead of a model's tensors");
+  app.add_flag("--paused", paused,
+               "hold training's launches before each demand and until it is met");
   app.add_option("--seed", seed);
   app.add_option("--seconds", most_seconds, "end with fewer after so long");
   CLI11_PARSE(app, argc, argv);
   spdlog::set_level(spdlog::level::warn);
   try {
     // The job makes the pool: one made here would have another size.
-    await_job(where, "training to settle", [&](auto const& job) {
-      auto const needed = fill ? settled : 0;
-      return job["commits"].template get<std::uint64_t>() >= needed &&
-             job["arena_bytes"].template get<std::uint64_t>() >= bytes;
-    });
+    await_job(
+        where, "training to settle",
+        [&](auto const& job) {
+          auto const needed = fill ? settled : 0;
+          return job["commits"].template get<std::uint64_t>() >= needed &&
+                 job["arena_bytes"].template get<std::uint64_t>() >= bytes;
+        },
+        start_patience);
     auto const pool = memhandover::serving_pool::join(
         {.name = "benchmark", .runtime_dir = where.runtime_dir, .device = where.device});
     std::optional<benchmarks::first_kernel> kernel;
@@ -230,6 +242,11 @@ int main(int argc, char** argv) {
       if (multiple_ms > 0) {
         await_multiple(milliseconds{multiple_ms});
       }
+      auto claim = paused ? pool->claim_compute() : memhandover::compute_claim{};
+      if (paused && random() % 2 == 0) {
+        ::poll(nullptr, 0,
+               at_rest_ms);  // the demand meets threads that are held, or else on their way
+      }
       auto const demanded = steady_clock::now();
       taken_memory memory;
       try {
@@ -245,6 +262,7 @@ int main(int argc, char** argv) {
         kernel->run(memory.first, memory.first_bytes, pool->shape().chunk_bytes);
       }
       auto const used = steady_clock::now();
+      claim = {};
       auto const& report = memory.report;
       // Between two micro-batches what training gives up is no live memory.
       bool const live = report.bytes_live * 100 >= bytes * least_live_percent;
