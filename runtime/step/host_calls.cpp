@@ -26,6 +26,8 @@ thread_local nesting here;
 /// Of those who have called, from within an operator or not, what now runs: autograd, which runs a backward of its
 /// own in a node of another one, or a function in Python.
 thread_local std::vector<nesting> callers;
+/// It counts as one operator, whatever it consists of.
+thread_local bool makes_granted = false;
 
 /// A compute pause holds the thread here.
 void await_pause_end(process_state const& state) {
@@ -54,6 +56,10 @@ void come_back_to_operator(process_state& state) {
   if (here.holds_arena) {
     state.memory->operators().operator_begin();
   }
+}
+
+void make_granted(bool makes) noexcept {
+  makes_granted = makes;
 }
 
 }  // namespace sluice::step
@@ -125,7 +131,7 @@ void sluice_host_boundary(void) {
 
 void sluice_host_operator_begin(void) {
   auto* const state = sharing();
-  if (here.operators++ > 0 || state == nullptr) {
+  if (here.operators++ > 0 || state == nullptr || makes_granted) {
     return;
   }
   await_pause_end(*state);
@@ -146,6 +152,10 @@ void sluice_host_operator_end(void) {
 }
 
 void sluice_host_caller_begin(void) {
+  if (makes_granted) {
+    callers.push_back(here);
+    return;
+  }
   if (auto* const state = sharing()) {
     leave_operator(*state);
   }
@@ -158,7 +168,7 @@ void sluice_host_caller_end(void) {
   }
   here = callers.back();
   callers.pop_back();
-  if (auto* const state = sharing()) {
+  if (auto* const state = sharing(); state != nullptr && !makes_granted) {
     come_back_to_operator(*state);
   }
 }
