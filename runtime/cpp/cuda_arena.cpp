@@ -14,10 +14,12 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <sstream>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "runtime/cpp/detail/arena.hpp"
 #include "runtime/step/c_api.h"
@@ -54,7 +56,16 @@ constexpr std::uint64_t fragmentation = 16;
 /// reused.
 class cuda_arena final : public arena {
  public:
-  cuda_arena() : device_{c10::cuda::current_device()}, allocator_{segment_provider()} {}
+  cuda_arena() : device_{c10::cuda::current_device()}, allocator_{segment_provider()} {
+    std::lock_guard const lock{arenas_mutex};
+    arenas.push_back(this);
+  }
+  cuda_arena(cuda_arena const&) = delete;
+  cuda_arena& operator=(cuda_arena const&) = delete;
+  ~cuda_arena() override {
+    std::lock_guard const lock{arenas_mutex};
+    std::erase(arenas, this);
+  }
 
   void enter(std::int64_t samples) override {
     // Segments of another size of micro-batch would lie beside those that this one needs: torch
@@ -122,6 +133,15 @@ class cuda_arena final : public arena {
     }
   }
 
+  void let_go_of_all() override {
+    std::lock_guard const lock{arenas_mutex};
+    for (auto* const each : arenas) {
+      if (each->device_ == device_ && !each->entered_) {
+        each->let_go();
+      }
+    }
+  }
+
   void synchronize() override { c10::cuda::device_synchronize(); }
   void empty_cache() override { caching::emptyCache(); }
   void clear_workspaces() override { at::cuda::clearCublasWorkspaces(); }
@@ -175,6 +195,9 @@ class cuda_arena final : public arena {
   [[nodiscard]] bool lives() {
     return pool_ && !caching::checkPoolLiveAllocations(device_, pool_->id(), {});
   }
+
+  static inline std::mutex arenas_mutex;
+  static inline std::vector<cuda_arena*> arenas;
 
   c10::DeviceIndex device_;
   std::shared_ptr<caching::CUDAAllocator> allocator_;

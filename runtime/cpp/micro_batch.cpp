@@ -213,8 +213,10 @@ void engine::give_up() {
   arena_->synchronize();  // what lies in the gate's queue when the micro-batch ends is dropped
   bool const sound = runtime_->sound();
   runtime_->discard();
-  arena_->let_go();
-  if (!sound) {
+  if (sound) {
+    arena_->let_go();
+  } else {
+    arena_->let_go_of_all();
     buffers_.restore();
   }
 }
@@ -224,7 +226,7 @@ void engine::discard(slice const& of) {
   gradients_.forget();
   runtime_->plan_discarded(static_cast<std::uint32_t>(of.samples), state);
   runtime_->discard();
-  arena_->let_go();
+  arena_->let_go_of_all();
   at::autocast::clear_cache();
   random_.restore();
   buffers_.restore();

@@ -167,6 +167,7 @@ class host_arena final : public arena {
     return {runtime_.arena_peak(), runtime_.arena_peak()};
   }
   void let_go() override {}
+  void let_go_of_all() override {}
   void synchronize() override {}
   void empty_cache() override {}
   void clear_workspaces() override {}

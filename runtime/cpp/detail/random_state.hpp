@@ -4,13 +4,14 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <utility>
 #include <vector>
 
 namespace sluice::detail {
 
 /// torch's default generators (CPU, and the current CUDA device), and those given. States are
-/// restored bit by bit.
+/// restored bit by bit, and with them what cuDNN draws the dropout of recurrent layers from.
 class random_state {
  public:
   /// `uses_cuda`: whether the current CUDA device's default generator is used.
@@ -26,6 +27,8 @@ class random_state {
   std::vector<at::Generator> given_;
   bool uses_cuda_;
   std::vector<std::pair<at::Generator, at::Tensor>> saved_;
+  std::uint64_t made_ = 0;  ///< states of dropout, when it was saved
+  std::vector<std::pair<at::Tensor, at::Tensor>> of_dropout_;
 };
 
 }  // namespace sluice::detail

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import weakref
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -38,6 +40,9 @@ class HostArena:
     def let_go(self) -> None:
         """Nothing to do: what no tensor uses is free."""
 
+    def let_go_of_all(self) -> None:
+        """Neither here."""
+
 
 @dataclass
 class Layout:
@@ -62,7 +67,10 @@ class CudaArena:
     out-of-memory path from emptying the cache, and blocks of side streams from being reused.
     """
 
+    _all: ClassVar[weakref.WeakSet[CudaArena]] = weakref.WeakSet()
+
     def __init__(self, runtime: Runtime) -> None:
+        self._all.add(self)
         self._runtime = runtime
         self._device = torch.cuda.current_device()
         self._allocator = torch.cuda.memory.CUDAPluggableAllocator(
@@ -161,6 +169,12 @@ class CudaArena:
             self._pool = None
             if self._kept:
                 torch.cuda.empty_cache()  # what lived on in an earlier pool may have gone; only this frees its segments
+
+    def let_go_of_all(self) -> None:
+        """The same of each step of this process: memory that has gone is gone for what any of them has cached."""
+        for arena in list(self._all):
+            if arena._device == self._device and not arena._entered:
+                arena.let_go()
 
 
 def make_arena(runtime: Runtime, cuda: bool) -> HostArena | CudaArena:

@@ -375,7 +375,7 @@ class Engine:
         self._lost_unwatched = not self.outside.is_watched
         runtime.plan_discarded(size, state)
         runtime.discard()
-        self.arena.let_go()
+        self.arena.let_go_of_all()
         torch.clear_autocast_cache()
         self.restore(rewind)
         refuse_survivors(self._survivors())

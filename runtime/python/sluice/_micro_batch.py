@@ -380,10 +380,11 @@ class MicroBatch:
         if self._overlaps:
             engine.runtime.commit_end(self.size, True)
         engine.runtime.discard()
-        engine.arena.let_go()
         if sound:
+            engine.arena.let_go()
             engine.outside.settle()
         else:
+            engine.arena.let_go_of_all()
             engine.buffers.restore()
             engine.outside.restore()
 

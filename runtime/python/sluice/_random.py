@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from sluice._recurrent import dropout_states
+
 #: Gets a state, and puts one back.
 Access = tuple[Callable[[], Any], Callable[[Any], None]]
 
@@ -52,11 +54,36 @@ class RandomState:
     def _global(self) -> list[Access]:
         result: list[Access] = [(torch.get_rng_state, torch.set_rng_state), (random.getstate, random.setstate)]
         if self._cuda:
-            generator = torch.cuda.default_generators[torch.cuda.current_device()]
-            result.append((generator.get_state, generator.set_state))
+            result.append((_CudaState.now, _CudaState.restore))
         if (numpy_random := _numpy_random()) is not None:
             result.append((self._numpy.get, numpy_random.set_state))
         return result
+
+
+class _CudaState:
+    """Of the current device's default generator, and of recurrent layers' dropout, which torch makes of it."""
+
+    def __init__(self) -> None:
+        self._generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        self._state = self._generator.get_state()
+        self._made = dropout_states.made
+        self._of_dropout = dropout_states.copies()
+
+    @classmethod
+    def now(cls) -> _CudaState:
+        dropout_states.look()
+        return cls()
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """What has been made since is made again; else a generator that shares the state gets it, for torch would make anew
+        what belongs to the one that is told."""
+        if dropout_states.made != self._made or not hasattr(self._generator, "graphsafe_get_state"):
+            self._generator.set_state(self._state)
+            return
+        self._generator.graphsafe_get_state().set_state(self._state)
+        for state, before in self._of_dropout:
+            state.copy_(before)
 
 
 class _NumpyState:

@@ -38,6 +38,7 @@ struct command_line {
   std::int64_t batch = 64;
   std::int64_t micro_batch = 32;
   bool adapt = false;
+  bool recurrent = false;
   std::int64_t steps = 0;
   std::string until;
   std::string out;
@@ -52,6 +53,7 @@ command_line parsed(int argc, char** argv) {
   app.add_option("--batch", result.batch);
   app.add_option("--micro-batch", result.micro_batch);
   app.add_flag("--adapt", result.adapt);
+  app.add_flag("--recurrent", result.recurrent, "its first layers are, over the pictures' rows");
   auto* const steps = app.add_option("--steps", result.steps);
   app.add_option("--until", result.until)->excludes(steps);
   app.add_option("--out", result.out)->required();
@@ -75,22 +77,45 @@ void open_torch_cuda() {
   }
 }
 
-nn::Sequential network(std::int64_t width) {
+/// Pictures of shape [3, 32, 32], a row after the other.
+class rows_impl : public nn::Module {
+ public:
+  rows_impl() { register_module("recurrence", recurrence_); }
+
+  torch::Tensor forward(torch::Tensor const& pictures) {
+    auto const rows = pictures.transpose(1, 2).flatten(2);
+    return std::get<0>(recurrence_->forward(rows))
+        .unflatten(2, {3, 32})
+        .transpose(1, 2)
+        .contiguous();
+  }
+
+ private:
+  nn::GRU recurrence_{nn::GRUOptions{96, 96}.num_layers(2).dropout(0.2).batch_first(true)};
+};
+
+nn::Sequential network(std::int64_t width, bool recurrent) {
   auto convolution = [](std::int64_t in, std::int64_t out) {
     return nn::Conv2d{nn::Conv2dOptions{in, out, 3}.padding(1)};
   };
-  return nn::Sequential{convolution(3, width),
-                        nn::BatchNorm2d{width},
-                        nn::ReLU{},
-                        convolution(width, 2 * width),
-                        nn::BatchNorm2d{2 * width},
-                        nn::ReLU{},
-                        nn::AvgPool2d{4},
-                        nn::Flatten{},
-                        nn::Dropout{0.1},
-                        nn::Linear{2 * width * 64, 512},
-                        nn::Tanh{},
-                        nn::Linear{512, 10}};
+  nn::Sequential result;
+  if (recurrent) {
+    result->push_back(std::make_shared<rows_impl>());
+  }
+  nn::Sequential const layers{convolution(3, width),
+                              nn::BatchNorm2d{width},
+                              nn::ReLU{},
+                              convolution(width, 2 * width),
+                              nn::BatchNorm2d{2 * width},
+                              nn::ReLU{},
+                              nn::AvgPool2d{4},
+                              nn::Flatten{},
+                              nn::Dropout{0.1},
+                              nn::Linear{2 * width * 64, 512},
+                              nn::Tanh{},
+                              nn::Linear{512, 10}};
+  result->extend(*layers);
+  return result;
 }
 
 /// FNV-1a over the bits of tensors.
@@ -159,7 +184,7 @@ json train(command_line const& options) {
   torch::manual_seed(0);
   auto data = at::make_generator<at::CPUGeneratorImpl>(1);
   auto own = at::make_generator<at::CPUGeneratorImpl>(2);
-  auto model = network(options.width);
+  auto model = network(options.width, options.recurrent);
   model->to(device);
   auto const optimizer = optimizer_of(*model, options.way);
   sluice::step step{model,
@@ -207,7 +232,8 @@ int main(int argc, char** argv) {
     if (options.device == "cuda") {
       open_torch_cuda();
     }
-    std::ofstream{options.out} << train(options);
+    auto const learned = train(options);
+    std::ofstream{options.out} << learned;
     return 0;
   } catch (std::exception const& why) {
     static_cast<void>(std::fprintf(stderr, "%s\n", why.what()));
