@@ -46,7 +46,7 @@ FROM_HOST = re.compile(r"cuMemcpyHtoDAsync")
 WRITTEN_BY_HAND = re.compile(r"cuLaunch(Kernel|KernelEx|CooperativeKernel)|cuGraphLaunch")
 # Creates, describes, looks up or enters; work that has been accepted but not submitted makes no difference to it.
 PASSED = re.compile(
-    r"cu\w*Get(?!Proc)\w*|cuInit|cuDriverGetVersion|cuDevice(CanAccessPeer|ComputeCapability|TotalMem|PrimaryCtxRetain)"
+    r"cu\w*Get(?!Proc)\w*|cuInit|cuDriverGetVersion|cuDevice(CanAccessPeer|ComputeCapability|PrimaryCtxRetain)"
     r"|cuCtx(Create|Attach|PushCurrent|PopCurrent|SetCurrent|FromGreenCtx|EnablePeerAccess)|cuThreadExchangeStreamCaptureMode"
     r"|cu(Stream|Event)Create(WithPriority)?|cuStreamIsCapturing|cuFunc(IsLoaded|Load)|cuModule(Load\w*|EnumerateFunctions)"
     r"|cuLibrary(Load\w+|EnumerateKernels)|cuLink\w+|cuOccupancy\w+|cuTensorMap\w+|cuLogs\w+|cuProfilerInitialize"
@@ -74,6 +74,7 @@ REFUSED = frozenset({"cuLaunchCooperativeKernelMultiDevice"})
 SPECIAL = frozenset({
     "cuInit", "cuGetErrorName", "cuGetErrorString", "cuGetProcAddress", "cuGetProcAddress_v2",
     "cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemFree_v2", "cuMemGetInfo_v2", "cuMemGetAddressRange_v2",
+    "cuDeviceTotalMem_v2",
     "cuMemAllocAsync", "cuMemAllocAsync_ptsz", "cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz",
     "cuIpcGetMemHandle", "cuModuleUnload", "cuLibraryUnload", "cuFuncSetAttribute", "cuKernelSetAttribute",
     "cuStreamEndCapture", "cuStreamEndCapture_ptsz", "cuStreamDestroy", "cuStreamDestroy_v2", "cuCtxDestroy", "cuCtxDestroy_v2",

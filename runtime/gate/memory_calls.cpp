@@ -1,11 +1,14 @@
 /// Calls about device memory: the runtime answers them from the pool where it can, else the driver
 /// does.
+#include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <optional>
 
 #include "runtime/gate/attach.hpp"
 #include "runtime/gate/dispatch.hpp"
+#include "runtime/gate/gate.hpp"
 
 using namespace sluice::gate;
 
@@ -107,6 +110,29 @@ SLUICE_DRIVER_CALL CUresult cuMemGetInfo_v2(std::size_t* free_bytes, std::size_t
   }
   return real<CUresult (*)(std::size_t*, std::size_t*)>(symbol::of_cuMemGetInfo_v2)(free_bytes,
                                                                                     total_bytes);
+}
+
+/// What `cuMemGetInfo` says as well, since programs take a share of the one and count it from the other.
+/// They ask before there is a context, and so before this process has joined the pool: then it is
+/// what the job's pools are to have, if that was said.
+SLUICE_DRIVER_CALL CUresult cuDeviceTotalMem_v2(std::size_t* bytes, CUdevice device) {
+  using driver_function = CUresult (*)(std::size_t*, CUdevice);
+  auto const result = real<driver_function>(symbol::of_cuDeviceTotalMem_v2)(bytes, device);
+  if (result != CUDA_SUCCESS || bytes == nullptr || the_gate().inert()) {
+    return result;
+  }
+  std::size_t free_now = 0;
+  std::size_t total = 0;
+  if (!attach_if_due()) {
+    char const* const said = std::getenv("SLUICE_POOL_BYTES");
+    total = said != nullptr ? std::strtoull(said, nullptr, 10) : 0;
+  } else if (sluice_runtime_api const* const runtime = sharing_runtime();
+             runtime == nullptr ||
+             runtime->mem_info(device, &free_now, &total) != SLUICE_ALLOC_OK) {
+    total = 0;
+  }
+  *bytes = total > 0 ? std::min(total, *bytes) : *bytes;
+  return result;
 }
 
 SLUICE_DRIVER_CALL CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* bytes,

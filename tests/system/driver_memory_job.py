@@ -38,6 +38,13 @@ def memory() -> list[int]:
     return [each.value // MIB for each in found]
 
 
+def total() -> int:
+    """MiB of the device."""
+    found = ctypes.c_size_t()
+    check(cuda.cuDeviceTotalMem_v2(ctypes.byref(found), 0))
+    return found.value // MIB
+
+
 def handle_of(address: int) -> int:
     handle = ctypes.create_string_buffer(64)
     return cuda.cuIpcGetMemHandle(handle, ctypes.c_uint64(address))
@@ -45,11 +52,13 @@ def handle_of(address: int) -> int:
 
 said = {}
 check(cuda.cuInit(0))
+said["totals"] = [total()]
 context = ctypes.c_void_p()
 check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
 check(cuda.cuCtxSetCurrent(context))
 
 said["at first"] = memory()
+said["totals"] += [total(), said["at first"][1]]
 _, mine = allocate(10 * MIB)
 said["with 10 MiB"] = memory()
 segment = runtime.sluice_arena_alloc(100 * MIB, 0, None)  # two chunks of 64 MiB

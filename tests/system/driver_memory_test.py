@@ -46,6 +46,11 @@ def test_memory_is_answered_from_the_pool_and_told_as_it_is(job):
     assert said["small freed"] == [POOL, POOL]
 
 
+def test_the_devices_size_is_the_pools_before_there_is_a_context_and_ever_after(job):
+    said, _ = job
+    assert said["totals"] == [POOL, POOL, POOL]
+
+
 def test_managed_pinned_and_stream_ordered_memory_is_the_drivers(job):
     said, complaints = job
     assert said["other memory"] == [0] * 4

@@ -125,6 +125,8 @@ struct driver_calls {
   decltype(&cuMemFree) free_memory = gate_library().get<decltype(&cuMemFree)>("cuMemFree_v2");
   decltype(&cuMemGetInfo) memory_info =
       gate_library().get<decltype(&cuMemGetInfo)>("cuMemGetInfo_v2");
+  decltype(&cuDeviceTotalMem) total_memory =
+      gate_library().get<decltype(&cuDeviceTotalMem)>("cuDeviceTotalMem_v2");
   decltype(&cuMemGetAddressRange) address_range =
       gate_library().get<decltype(&cuMemGetAddressRange)>("cuMemGetAddressRange_v2");
   decltype(&cuIpcGetMemHandle) ipc_handle =
