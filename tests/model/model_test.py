@@ -260,7 +260,7 @@ def test_pauses_demands_and_commits_do_not_wait_for_each_other(tmp_path, switche
     assert_sound(search(tmp_path, "pause", *PAUSE, *switches), at_least=1_000_000)
 
 
-@pytest.mark.parametrize("switches", [(), PAUSE_DIRECT])
+@pytest.mark.parametrize("switches", [(), PAUSE_DIRECT, ("DRIVER",)])
 def test_each_demand_is_answered_and_each_micro_batch_committed_in_the_end_beside_a_pause(tmp_path, switches):
     assert_sound(search(tmp_path, "pause", *PAUSE, *switches, ends=True), at_least=1_000_000)
 
