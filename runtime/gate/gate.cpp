@@ -128,7 +128,7 @@ CUresult gate::enter_slowly(thread_slot& self, planned_work const& work) {
         streams().forgive(self, work.stream);
       }
       ::sched_yield();
-    } else if (what != verdict::wait_for_pause || !sees_pause_end(now, self, asleep_from)) {
+    } else if (what != verdict::wait_for_pause || !sees_pause_end(now, asleep_from)) {
       await_change(now, spun, what == verdict::wait_for_pause ? nap : nap_until_woken);
     }
   }
@@ -136,15 +136,14 @@ CUresult gate::enter_slowly(thread_slot& self, planned_work const& work) {
 
 /// Waits awake until no compute pause holds the thread, for a while: `asleep_from`, 0 at first, is when
 /// that is over.
-bool gate::sees_pause_end(std::uint32_t seen, thread_slot const& self,
-                          std::int64_t& asleep_from) const {
-  if (!pause_holds(seen, self)) {
+bool gate::sees_pause_end(std::uint32_t seen, std::int64_t& asleep_from) const {
+  if (!pause_holds(seen)) {
     return false;  // it is something else that holds it
   }
   std::int64_t now = monotonic_ns();
   asleep_from = asleep_from == 0 ? now + awake_in_pause.count() : asleep_from;
   for (; now < asleep_from; now = monotonic_ns()) {
-    if (mode_.load(std::memory_order_relaxed) != seen || !pause_holds(seen, self)) {
+    if (mode_.load(std::memory_order_relaxed) != seen || !pause_holds(seen)) {
       return true;
     }
     ::sched_yield();
@@ -187,10 +186,13 @@ gate::verdict gate::judge(std::uint32_t now, thread_slot const& self, bool attac
   if ((now & mode::aborting) != 0 && self.expendable) {
     return verdict::refuse;
   }
+  if ((now & mode::urgent) != 0) {
+    return verdict::enter;  // what the commit waits for may be any thread's
+  }
   if ((now & mode::watching) != 0 && !self.protect && demand_holds()) {
     return verdict::wait_for_pause;
   }
-  if ((now & mode::paused) != 0 && pause_holds(now, self)) {
+  if ((now & mode::paused) != 0 && pause_holds(now)) {
     return verdict::wait_for_pause;
   }
   return verdict::enter;
@@ -209,8 +211,8 @@ bool gate::demand_holds() {
   return now - seen_ns_.load(std::memory_order_acquire) < demand_patience.count();
 }
 
-bool gate::pause_holds(std::uint32_t now, thread_slot const& self) const {
-  if (self.protect && (now & mode::urgent) != 0) {
+bool gate::pause_holds(std::uint32_t now) const {
+  if ((now & mode::urgent) != 0) {
     return false;
   }
   std::uint64_t const until = read(pause_word_);

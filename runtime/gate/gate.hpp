@@ -46,7 +46,7 @@ inline constexpr std::uint32_t unattached =
 inline constexpr std::uint32_t closed = 1U << 2;
 inline constexpr std::uint32_t aborting = 1U << 3;
 inline constexpr std::uint32_t paused = 1U << 4;    ///< there is a pause word to look at
-inline constexpr std::uint32_t urgent = 1U << 5;    ///< protected threads pass a compute pause
+inline constexpr std::uint32_t urgent = 1U << 5;    ///< nobody is held by a pause or a demand
 inline constexpr std::uint32_t bounded = 1U << 6;   ///< run-ahead is bounded
 inline constexpr std::uint32_t fenced = 1U << 7;    ///< no membarrier on this kernel
 inline constexpr std::uint32_t inert = 1U << 8;     ///< forked child
@@ -186,7 +186,7 @@ class gate {
   [[nodiscard]] CUresult enter_slowly(thread_slot& self, planned_work const& work);
   [[nodiscard]] std::uint32_t step_in(thread_slot& self) const;
   [[nodiscard]] verdict judge(std::uint32_t now, thread_slot const& self, bool attach_failed);
-  [[nodiscard]] bool pause_holds(std::uint32_t now, thread_slot const& self) const;
+  [[nodiscard]] bool pause_holds(std::uint32_t now) const;
   [[nodiscard]] bool demand_holds();
   [[nodiscard]] bool everybody_outside(std::int64_t deadline_ns) const;
   void wake_all();
@@ -195,8 +195,7 @@ class gate {
   /// Returns when the mode is no longer `seen`, or after a while; the first time it spins instead
   /// of sleeping.
   void await_change(std::uint32_t seen, bool& spun, std::chrono::nanoseconds at_most);
-  [[nodiscard]] bool sees_pause_end(std::uint32_t seen, thread_slot const& self,
-                                    std::int64_t& asleep_from) const;
+  [[nodiscard]] bool sees_pause_end(std::uint32_t seen, std::int64_t& asleep_from) const;
   void become_inert() noexcept;
   static void in_forked_child();
 

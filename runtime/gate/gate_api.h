@@ -131,14 +131,13 @@ struct sluice_gate_api {
   void (*abort_end)(void);
   /* Exempts the calling thread from holding and failing (1), or not (0). */
   void (*exempt_thread)(int exempt);
-  /* 1 while the calling thread is in a commit: not held by a compute pause while a demand waits
-   * (`urgent`). */
+  /* 1 while the calling thread is in a commit: no demand holds it. */
   void (*protect_thread)(int protect);
   /* A word in shared memory: the CLOCK_MONOTONIC nanosecond until which launches are held, 0 for
    * none. NULL: none. */
   void (*set_pause_word)(uint64_t const volatile* until_ns);
-  /* Lets protected threads through a compute pause (1) so that a demand can be served, or not (0).
-   */
+  /* A demand waits for a commit (1), or no longer (0): meanwhile neither a compute pause nor a demand holds any
+   * thread, since the commit may wait for another one, or for what that has left to the submitter. */
   void (*set_urgent)(int urgent);
   /* A call waits while its stream is predicted to be busy for longer than this; 0: no bound. */
   void (*set_run_ahead)(int64_t nanoseconds);

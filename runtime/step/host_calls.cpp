@@ -43,7 +43,7 @@ bool is_held(process_state const& state) {
   auto const limit =
       state.memory->client().view().header().pause_until_ns.load(std::memory_order_acquire);
   return limit != 0 && monotonic_ns() < static_cast<std::int64_t>(limit) &&
-         !(training_memory::committing() && state.memory->urgent());
+         !state.memory->urgent();  // what the commit waits for may be another thread
 }
 
 void leave_operator(process_state& state) {

@@ -23,6 +23,8 @@ constexpr milliseconds grant_patience{2000};
 constexpr std::chrono::seconds persistent_patience{60};
 /// How long an allocation lets a demand go first.
 constexpr milliseconds demand_patience{2000};
+/// How long who waits for the pool does not look at what the job itself has, or may have before others.
+constexpr milliseconds look_again{50};
 /// Chunks that are mapped and zeroed while the lock is held: on a GPU 8 take some 0.3 ms.
 constexpr std::uint32_t most_at_once = 8;
 
@@ -82,13 +84,14 @@ std::uint64_t training_memory::starved_in(std::size_t bytes) const {
 std::byte* training_memory::allocate_persistent(std::size_t bytes) {
   std::unique_lock lock{mutex_};
   auto const deadline = steady_clock::now() + persistent_patience;
+  bool waits = false;
   for (;;) {
     if (auto* const address = persistent_->allocate(bytes)) {
       least_idle_ = std::min(least_idle_, persistent_->idle_chunks());
       publish_kept();
       return address;
     }
-    if (!fill(*persistent_, bytes, lock) && !await_persistent(bytes, deadline, lock)) {
+    if (!fill(*persistent_, bytes, lock) && !await_persistent(bytes, deadline, waits, lock)) {
       throw error{error_kind::out_of_memory,
                   "cannot get " + format_bytes(bytes) + " of persistent memory: " + shortage()};
     }
@@ -96,10 +99,10 @@ std::byte* training_memory::allocate_persistent(std::size_t bytes) {
 }
 
 /// Gets hold of chunks for `bytes` of persistent memory where the pool has none to grant: what the
-/// arena does not use itself, else what the server gives back before the deadline. False: there
-/// will be none.
+/// arena does not use itself, else what the server gives back before the deadline. True: it may be
+/// there. False: there will be none. `waits`, false at first: there was a server to wait for.
 bool training_memory::await_persistent(std::size_t bytes, steady_clock::time_point deadline,
-                                       std::unique_lock<std::mutex>& lock) {
+                                       bool& waits, std::unique_lock<std::mutex>& lock) {
   auto const needed = persistent_->chunks_needed(bytes);
   if (needed > persistent_->room()) {
     return false;
@@ -112,25 +115,29 @@ bool training_memory::await_persistent(std::size_t bytes, steady_clock::time_poi
   if (wanted == 0) {
     return true;
   }
-  bool const server_is_there = client_->view().header().serving_now.load() != 0;
-  auto const commit_waits = [this](bool waits) {
-    commit_waits_ = committing() ? waits : commit_waits_;
-  };
-  commit_waits(true);
-  commit_changed_.notify_all();  // who waits for its end would hold up what it waits for
+  waits = waits || client_->view().header().serving_now.load() != 0;
+  // On a GPU torch's allocator has a lock, so that a commit waits for any thread that waits in it.
+  std::uint32_t const holds_up_commits = committing() || options_.gate != nullptr ? 1 : 0;
+  holding_up_commits_ += holds_up_commits;
+  commit_changed_.notify_all();  // who waits for a commit's end would hold up what that waits for
   lock.unlock();
-  bool const granted = server_is_there && client_->wait_grantable(wanted, deadline);
+  bool const granted =
+      waits &&
+      (client_->wait_grantable(wanted, std::min(deadline, steady_clock::now() + look_again)) ||
+       steady_clock::now() < deadline);
   lock.lock();
-  commit_waits(false);
+  holding_up_commits_ -= holds_up_commits;
   return granted;
 }
 
-/// Waits until the control thread has answered what it is being asked.
+/// Waits until the control thread has answered what it is being asked, unless that waits for a commit, which may need
+/// what the caller holds.
 void training_memory::let_demands_pass(std::unique_lock<std::mutex>& lock) {
-  // The demand may be waiting for that commit; or on the host for the operator that allocates here.
+  // On the host the demand may be waiting for the operator that allocates here.
   if (!committing() && options_.gate != nullptr) {
-    (void)demand_answered_.wait_for(lock, demand_patience,
-                                    [this] { return demands_waiting_ == 0; });
+    (void)demand_answered_.wait_for(lock, demand_patience, [this] {
+      return demands_waiting_ == 0 || phase_ == phase::committing;
+    });
   }
 }
 

@@ -150,7 +150,7 @@ memhandover::demand_answer training_memory::give_up(memhandover::demand const& w
   return answer;
 }
 
-/// A commit is short, and what it adds up must not be lost. A compute pause lets it through meanwhile. False: it waits
+/// A commit is short, and what it adds up must not be lost. A compute pause holds nobody meanwhile. False: it waits
 /// for memory that the server would have to give, or the server waits no longer.
 bool training_memory::await_commit_end(std::unique_lock<std::mutex>& lock,
                                        memhandover::demand const& wanted) {
@@ -165,8 +165,8 @@ bool training_memory::await_commit_end(std::unique_lock<std::mutex>& lock,
   };
   hurry(true);
   auto const ended = [this] { return phase_ != phase::committing; };
-  while (!commit_changed_.wait_for(lock, look_every, [&] { return ended() || commit_waits_; }) &&
-         wanted.stands()) {
+  auto const over = [&] { return ended() || holding_up_commits_ > 0; };
+  while (!commit_changed_.wait_for(lock, look_every, over) && wanted.stands()) {
   }
   hurry(false);
   return ended();

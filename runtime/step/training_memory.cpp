@@ -239,11 +239,14 @@ commit_start training_memory::commit_begin(bool may_defer) {
 
 /// All that the micro-batch has launched is with the device, or about to be, or has been dropped.
 bool training_memory::reach_commit() noexcept {
-  std::lock_guard const lock{mutex_};
-  if (state_.load(std::memory_order_relaxed) != arena_state::sound) {
-    return false;
+  {
+    std::lock_guard const lock{mutex_};
+    if (state_.load(std::memory_order_relaxed) != arena_state::sound) {
+      return false;
+    }
+    phase_ = phase::committing;
   }
-  phase_ = phase::committing;
+  demand_answered_.notify_all();
   return true;
 }
 

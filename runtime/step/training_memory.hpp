@@ -184,7 +184,7 @@ class training_memory {
                                                   std::vector<std::uint32_t> const& given) const;
   void give_stock(std::uint32_t count, std::vector<std::uint32_t>& given);
   [[nodiscard]] bool await_persistent(std::size_t bytes,
-                                      std::chrono::steady_clock::time_point deadline,
+                                      std::chrono::steady_clock::time_point deadline, bool& waits,
                                       std::unique_lock<std::mutex>& lock);
   void let_demands_pass(std::unique_lock<std::mutex>& lock);
   [[nodiscard]] bool fill(space& where, std::size_t bytes, std::unique_lock<std::mutex>& lock);
@@ -219,9 +219,10 @@ class training_memory {
   std::unique_ptr<memhandover::training_client> client_;
   mutable std::mutex mutex_;                ///< guards what follows
   std::condition_variable commit_changed_;  ///< it has ended, or waits for the pool
-  bool commit_waits_ = false;
+  /// Threads that wait for the pool, and that a commit may wait for.
+  std::uint32_t holding_up_commits_ = 0;
   std::atomic<std::uint32_t> demands_waiting_{0};  ///< the control thread wants the lock
-  std::condition_variable demand_answered_;
+  std::condition_variable demand_answered_;        ///< or waits for a commit
   enum class phase { idle, running, committing } phase_ = phase::idle;
   bool deferred_ = false;              ///< the commit; of the thread that commits alone
   std::atomic<bool> together_{false};  ///< see `work_together`

@@ -247,3 +247,43 @@ def test_no_paused_rank_is_waited_for_by_what_others_exchange(tmp_path, switches
 ])
 def test_each_part_of_exchanges_is_needed(tmp_path, switches, violated):
     assert_wrong(search(tmp_path, "exchanges", *switches), violated)
+
+
+#: One micro-batch and one turn of the other thread: two of each show nothing more, in ten times the states.
+PAUSE = ("BATCHES=1", "TURNS=1")
+#: On a GPU: whoever launches waits himself, or leaves it to a submitter.
+PAUSE_DIRECT = ("DRIVER", "DIRECT")
+
+
+@pytest.mark.parametrize("switches", [(), PAUSE_DIRECT, ("DRIVER",), ("DRIVER", "DEFERRED", "QUEUE=1", "PARTS=1")])
+def test_pauses_demands_and_commits_do_not_wait_for_each_other(tmp_path, switches):
+    assert_sound(search(tmp_path, "pause", *PAUSE, *switches), at_least=1_000_000)
+
+
+@pytest.mark.parametrize("switches", [(), PAUSE_DIRECT, ("DRIVER",)])
+def test_each_demand_is_answered_and_each_micro_batch_committed_in_the_end_beside_a_pause(tmp_path, switches):
+    assert_sound(search(tmp_path, "pause", *PAUSE, *switches, ends=True), at_least=1_000_000)
+
+
+@pytest.mark.parametrize("switches, violated", [
+    (("NO_LEAVE",), "invalid end state"),
+    (("NO_FIRST",), "invalid end state"),
+    (("WAIT_GRANTABLE",), "invalid end state"),
+    (("WAIT_COMMIT",), "invalid end state"),
+    (("NO_URGENT",), "invalid end state"),
+    (("ONLY_COMMIT",), "invalid end state"),
+    (("NO_RECHECK",), "phase!="),
+    (("NO_IDLE",), "computing=="),
+    (("PASS_BACK",), "computing=="),
+    ((*PAUSE_DIRECT, "NO_FIRST"), "invalid end state"),
+    ((*PAUSE_DIRECT, "WAIT_GRANTABLE"), "invalid end state"),
+    ((*PAUSE_DIRECT, "WAIT_COMMIT"), "invalid end state"),
+    ((*PAUSE_DIRECT, "OWN_WAITS"), "invalid end state"),
+    ((*PAUSE_DIRECT, "LET_FIRST"), "invalid end state"),
+    ((*PAUSE_DIRECT, "NO_URGENT"), "invalid end state"),
+    ((*PAUSE_DIRECT, "NO_RECHECK"), "phase!="),
+    ((*PAUSE_DIRECT, "NO_IDLE"), "inside=="),
+    (("DRIVER", "ONLY_COMMIT"), "invalid end state"),
+])
+def test_each_part_of_not_waiting_beside_a_pause_is_needed(tmp_path, switches, violated):
+    assert_wrong(search(tmp_path, "pause", *PAUSE, *switches), violated)

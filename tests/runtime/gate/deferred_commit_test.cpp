@@ -176,6 +176,24 @@ TEST_F(deferred_commit, a_pause_spares_all_that_lies_before_its_end) {
   EXPECT_EQ(seen, numbers(1, 5));
 }
 
+TEST_F(deferred_commit, one_that_is_not_left_has_nothing_before_it_that_a_pause_holds) {
+  static std::uint64_t until = 0;
+  until = static_cast<std::uint64_t>(in(1h));
+  gate.set_pause_word(&until);
+  auto other =
+      thread([this] { note(1); });  // not of the commit, and left before what the commit launches
+  other.join();
+  gate.protect_thread(1);
+  note(2);
+  gate.set_urgent(1);
+  EXPECT_TRUE(eventually_written(2));
+  gate.set_urgent(0);
+  gate.protect_thread(0);
+  gate.set_pause_word(nullptr);
+  EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
+  EXPECT_EQ(take_entries(), numbers(1, 3));
+}
+
 TEST_F(deferred_commit, whoever_waits_for_it_can_look_up_meanwhile) {
   leave();
   end();

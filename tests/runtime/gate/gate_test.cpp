@@ -194,7 +194,7 @@ TEST_F(gating, a_paused_thread_does_not_delay_close) {
   EXPECT_EQ(begun(), before);
 }
 
-TEST_F(gating, a_protected_thread_passes_a_pause_only_while_a_demand_waits) {
+TEST_F(gating, a_pause_holds_a_thread_that_commits_only_until_a_demand_waits_for_it) {
   std::uint64_t volatile word = static_cast<std::uint64_t>(in(1h));
   gate.set_pause_word(&word);
   std::uint64_t const before = begun();

@@ -45,9 +45,10 @@ class demands_test : public testing::TestWithParam<char const*> {
 
   void begin_commit() { ASSERT_EQ(memory_->commit_begin(false), step::commit_start::begun); }
   /// What the server gets, of so many chunks; nothing if it has to go without.
-  std::optional<memhandover::placement> acquire(std::uint32_t chunks) {
+  std::optional<memhandover::placement> acquire(std::uint32_t chunks,
+                                                std::chrono::milliseconds limit = patience) {
     try {
-      return server_->acquire(chunks * chunk_, steady_clock::now() + patience);
+      return server_->acquire(chunks * chunk_, steady_clock::now() + limit);
     } catch (error const& why) {
       EXPECT_EQ(why.kind(), error_kind::out_of_memory) << why.what();
       said_ = why.what();
@@ -137,6 +138,84 @@ TEST_P(demands_test, a_commit_that_waits_for_the_pool_is_not_waited_for) {
   serving.join();
 
   EXPECT_TRUE(acquire(chunks_ / 2).has_value()) << said_;
+  ASSERT_TRUE(memory_->free(kept));
+}
+
+TEST_P(demands_test, a_commit_behind_a_thread_that_waits_for_the_pool_is_not_waited_for) {
+  if (!on_gpu()) {
+    GTEST_SKIP() << "there torch's allocator serves several threads at a time";
+  }
+  auto first = acquire(4);
+  ASSERT_TRUE(first.has_value());
+  memory_->begin();
+  auto* const used = memory_->allocate_arena((chunks_ - 4) * chunk_);
+  begin_commit();
+  std::jthread serving{[&] {
+    EXPECT_FALSE(acquire(chunks_ / 2).has_value());
+    first.reset();  // which is what the thread waits for
+  }};
+  await_demand();
+
+  std::byte* kept = nullptr;
+  std::jthread other{[&] { kept = memory_->allocate_persistent(2 * chunk_); }};
+  other.join();
+  ASSERT_TRUE(memory_->free(used));
+  memory_->commit_end(false);
+  serving.join();
+
+  EXPECT_TRUE(acquire(chunks_ / 2).has_value()) << said_;
+  ASSERT_TRUE(memory_->free(kept));
+}
+
+TEST_P(demands_test, no_thread_lets_a_demand_go_first_that_waits_for_a_commit) {
+  if (!on_gpu()) {
+    GTEST_SKIP() << "there no allocation lets a demand go first";
+  }
+  auto const part = chunks_ / 3;
+  memory_->begin();
+  auto* const outlives = memory_->allocate_arena(part * chunk_);
+  auto* const rest = memory_->allocate_arena(part * chunk_);
+  ASSERT_TRUE(memory_->free(rest));
+  begin_commit();
+  memory_->commit_end(true);  // so that the job has chunks that it does not use
+  memory_->begin();
+  auto* const used = memory_->allocate_arena(part / 2 * chunk_);
+  begin_commit();
+  std::optional<memhandover::placement> given;
+  std::jthread serving{[&] { given = acquire(2 * part - 1, 1500ms); }};
+  await_demand();
+
+  // The commit could not go on before that if both needed the lock of torch's allocator.
+  std::byte* kept = nullptr;
+  std::jthread other{[&] { kept = memory_->allocate_persistent(chunk_); }};
+  other.join();
+  ASSERT_TRUE(memory_->free(used));
+  memory_->commit_end(false);
+  serving.join();
+
+  EXPECT_TRUE(given.has_value()) << said_;
+  ASSERT_TRUE(memory_->free(kept));
+  ASSERT_TRUE(memory_->free(outlives));
+}
+
+TEST_P(demands_test, a_commit_that_waits_has_what_the_server_reserves) {
+  auto first = acquire(4);
+  ASSERT_TRUE(first.has_value());
+  memory_->begin();
+  auto* const used = memory_->allocate_arena((chunks_ - 4) * chunk_);
+  begin_commit();
+  server_->set_reserve(4 * chunk_);
+  std::jthread serving{[&] {
+    while (memory_->client().mailbox().waiting.load() == 0) {
+      std::this_thread::yield();
+    }
+    first.reset();
+  }};
+
+  auto* const kept = memory_->allocate_persistent(2 * chunk_);
+
+  ASSERT_TRUE(memory_->free(used));
+  memory_->commit_end(false);
   ASSERT_TRUE(memory_->free(kept));
 }
 
