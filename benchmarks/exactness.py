@@ -73,8 +73,9 @@ KINDS = {"replicas": Kind(2, 3 << 30, 20 << 20), "synchronised": Kind(2, 2 << 30
          "hybrid": Kind(4, 2 << 30, 20 << 20), "tensors": Kind(2, 2 << 30, 20 << 20, 2), "grid": Kind(4, 2 << 30, 20 << 20, 2)}
 
 
-#: Of exact_loops_job.py: how much wider they are on a GPU. A step of each has all of its demand in its arena.
-LOOPS = {"vit": 8, "vit-reentrant": 8, "gru": 8, "convolutions": 8, "gan": 8, "spectral-norm": 8, "compiled": 8}
+#: Those of exact_loops_job.py, which do not need torch to be named; and how much wider they are on a GPU.
+LOOPS = ("vit", "vit-reentrant", "gru", "convolutions", "gan", "spectral-norm", "compiled")
+SCALE = 8
 #: What a paused job's demand may take beside the operator that it meets.
 MOST_DRAIN_US = 100_000
 
@@ -83,7 +84,7 @@ def of_loop(name: str, backend: str) -> Job:
     script = BENCHMARKS / "exact_loops_job.py"
     if backend == "host":
         return Job("host", ("--loop", name, "--device", "cpu"), 20 << 20, 300, HOST.pool, script, paused=True)
-    return Job("cuda", ("--loop", name, "--device", "cuda", "--scale", str(LOOPS[name])), 512 << 20, 50,
+    return Job("cuda", ("--loop", name, "--device", "cuda", "--scale", str(SCALE)), 192 << 20, 50,
                ("--memory", "8GiB"), script, paused=True)
 
 

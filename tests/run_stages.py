@@ -31,6 +31,7 @@ class Case:
     name: str
     outcome: str
     output: str = ""
+    seconds: float = 0
 
 
 @dataclass
@@ -43,6 +44,7 @@ class Stage:
     limit_seconds: float = 1500
     environment: dict[str, str] = field(default_factory=dict)
     may_be_empty: bool = False
+    shows_times: bool = False  # of each case
 
 
 def junit_cases(stage: str, file: Path) -> list[Case]:
@@ -53,15 +55,16 @@ def junit_cases(stage: str, file: Path) -> list[Case]:
         name = f"{stage}: " + "::".join(dict.fromkeys(filter(None, labels)))
         bad = [e for e in element if e.tag in ("failure", "error")]
         skipped = element.find("skipped")
+        seconds = float(element.get("time") or 0)
         # CTest also calls a test skipped whose program was not built: that must not pass unseen.
         by_choice = skipped is not None and (
             element.get("status") != "notrun" or skipped.get("message", "").startswith("SKIP_"))
         if bad or element.get("status") == "fail" or skipped is not None and not by_choice:
             parts = [e.get("message", "") + "\n" + (e.text or "") for e in bad]
             parts += [e.text or "" for e in element if e.tag in ("system-out", "system-err")]
-            cases.append(Case(name, "failed", "\n".join(parts).strip()))
+            cases.append(Case(name, "failed", "\n".join(parts).strip(), seconds))
         else:
-            cases.append(Case(name, "skipped" if by_choice else "passed"))
+            cases.append(Case(name, "skipped" if by_choice else "passed", "", seconds))
     return cases
 
 
@@ -107,6 +110,8 @@ def run_stage(stage: Stage) -> list[Case]:
     if problem and not any(case.outcome == "failed" for case in cases):
         cases.append(Case(f"{stage.name}: {problem}", "failed", log.read_text(errors="replace")))
     count = {o: sum(c.outcome == o for c in cases) for o in ("passed", "failed", "skipped")}
+    for case in sorted(cases, key=lambda case: -case.seconds) if stage.shows_times else ():
+        print(f"    {case.seconds:6.1f} s  {case.name}")
     seconds = time.monotonic() - started
     TIMES[stage.name] = seconds
     print("    " + ", ".join(f"{n} {outcome}" for outcome, n in count.items() if n) + f" ({seconds:.0f} s)", flush=True)
@@ -127,6 +132,15 @@ def has_gpu() -> bool:
         return False
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
     return listed.returncode == 0 and "GPU 0" in listed.stdout
+
+
+def tests_at_once_on_gpu() -> int:
+    """What one GPU's memory and the processors bear: one case of four ranks (tests/gpu/data_parallel_gpu_test.py), which take
+    24 GiB, and others of two, with 14."""
+    listed = subprocess.run(["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits", "--id=0"],
+                            capture_output=True, text=True, check=False)
+    free_mib = int(listed.stdout) if listed.returncode == 0 and listed.stdout.strip().isdigit() else 0
+    return max(1, min((os.cpu_count() or 1) // 4, 1 + (free_mib // 1024 - 24) // 14))
 
 
 def chosen_python() -> str:
@@ -159,14 +173,14 @@ def prebuilt_unit_tests(pattern: str) -> Stage:
                  "unit-prebuilt-*.xml", may_be_empty=bool(pattern))
 
 
-def pytest_stage(name: str, paths: list[str], pattern: str) -> Stage:
+def pytest_stage(name: str, paths: list[str], pattern: str, *options: str, shows_times: bool = False) -> Stage:
     """pytest over `paths`, with the Python that has torch."""
     junit = f"pytest-{name.split()[0]}.xml"
-    command = [chosen_python(), "-m", "pytest", "-p", "no:cacheprovider", "--durations=10",
-               f"--junitxml={RESULTS / junit}", *paths]
+    command = [chosen_python(), "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={RESULTS / junit}",
+               "--durations=10", *options, *paths]
     if pattern:
         command += ["-k", pattern]
-    return Stage(name, command, junit, limit_seconds=3600, may_be_empty=bool(pattern),
+    return Stage(name, command, junit, limit_seconds=3600, may_be_empty=bool(pattern), shows_times=shows_times,
                  environment={"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"})
 
 
@@ -182,7 +196,8 @@ def planned_stages(options: argparse.Namespace) -> list[Stage]:
         stages.append(unit_tests("release", options.pattern))
     stages.append(pytest_stage("system tests", ["tests", "--ignore=tests/gpu"], options.pattern))
     if has_gpu():
-        stages.append(pytest_stage("gpu tests", ["tests/gpu"], options.pattern))
+        stages.append(pytest_stage("gpu tests", ["tests/gpu"], options.pattern,
+                                   f"--numprocesses={tests_at_once_on_gpu()}", "--dist=loadgroup", shows_times=True))
     else:
         print("    no GPU here: the GPU tests are left out")
     if whole:

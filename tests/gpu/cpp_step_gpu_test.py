@@ -18,13 +18,14 @@ DEMANDS = 40
 
 
 @pytest.mark.deadline(300)
-@pytest.mark.parametrize("submission", ["deferred", "direct"])
-def test_disturbed_training_is_bit_equal_to_undisturbed(build, submission, monkeypatch):
+@pytest.mark.parametrize("submission, more", [("deferred", ()), ("direct", ()), ("deferred", ("--recurrent",))],
+                         ids=["deferred", "direct", "recurrent"])
+def test_disturbed_training_is_bit_equal_to_undisturbed(build, submission, more, monkeypatch):
     monkeypatch.setenv("SLUICE_SUBMISSION", submission)
     seed = random.randrange(1 << 31)
     print(f"seed {seed}")
     job = replace(exactness.CUDA, script=build / "bin" / "torch_step_job")
-    outcome = exactness.compare(job, DEMANDS, seed, build / "bin")
+    outcome = exactness.compare(job, DEMANDS, seed, build / "bin", more)
     print(outcome.disturbed["stats"])
     assert outcome.disturbed["shared"] and not outcome.undisturbed["shared"]
     assert outcome.disturbed["stats"]["discards"] >= DEMANDS // 8

@@ -22,6 +22,9 @@ import nccl_stress  # noqa: E402
 from ranks import RANKS  # noqa: E402
 
 DEMANDS = 40
+#: Beside each other they would not fit on one GPU.
+KINDS = [pytest.param(kind, marks=[pytest.mark.xdist_group("four ranks")] if of.ranks > 2 else [])
+         for kind, of in exactness.KINDS.items()]
 
 
 def check_exactness(build: Path, kind: str, *more: str) -> None:
@@ -35,7 +38,7 @@ def check_exactness(build: Path, kind: str, *more: str) -> None:
 
 
 @pytest.mark.deadline(300)
-@pytest.mark.parametrize("kind", exactness.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("submission", ["deferred", "direct"])
 def test_disturbed_training_is_bit_equal_to_undisturbed(build, submission, kind, monkeypatch):
     monkeypatch.setenv("SLUICE_SUBMISSION", submission)

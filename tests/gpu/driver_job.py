@@ -86,6 +86,44 @@ def info() -> dict:
     return {"first": first, "second": second, "third": third, "reserved": torch.cuda.memory_reserved()}
 
 
+def fraction() -> dict:
+    """A bound of 120 MiB, as a share of what torch says that there is, while segments become expandable and fixed again."""
+    tensor = torch.empty(1, device="cuda")
+    mib, reserved = 1 << 20, torch.cuda.memory_reserved()
+    sizes = [torch.cuda.mem_get_info()[1], torch.cuda.get_device_properties(0).total_memory]
+    torch.cuda.set_per_process_memory_fraction((120 * mib + reserved) / sizes[0])
+
+    def allocate(amount: int, expandable: bool) -> torch.Tensor:
+        torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{expandable},max_split_size_mb:40")
+        return torch.empty(amount * mib, dtype=torch.uint8, device="cuda")
+
+    held, raised = [allocate(40, False), allocate(40, True), allocate(40, False)], []
+    for amount in (40, 120):
+        try:
+            allocate(amount, False)
+            raised.append("")
+        except torch.OutOfMemoryError as why:
+            raised.append(str(why))
+        held.clear()
+    ready()
+    return {"sizes": sizes, "raised": raised, "one": tensor.numel()}
+
+
+def history() -> dict:
+    said = {}
+    for context in ("alloc", "all"):
+        torch.cuda.empty_cache()
+        torch.cuda.memory._record_memory_history(context=context)
+        torch.rand(3, 4, device="cuda")
+        torch.cuda.empty_cache()
+        traces = torch.cuda.memory._snapshot()["device_traces"]
+        torch.cuda.memory._record_memory_history(None)
+        freed = [entry for trace in traces for entry in trace if entry["action"] == "segment_free"]
+        said[context] = {"freed": len(freed), "by": "empty_cache" in str(freed)}
+    ready()
+    return said
+
+
 def ipc() -> dict:
     from torch.multiprocessing.reductions import reduce_tensor
 
@@ -111,4 +149,4 @@ def ipc() -> dict:
 
 
 if __name__ == "__main__":
-    run(foreign, small, info, ipc)
+    run(foreign, small, info, fraction, history, ipc)

@@ -29,3 +29,15 @@ def test_disturbed_training_is_bit_equal_to_undisturbed(build, submission, more,
     assert outcome.disturbed["shared"] and not outcome.undisturbed["shared"]
     assert outcome.disturbed["stats"]["discards"] >= DEMANDS // 8
     assert outcome.same, str(outcome)
+
+
+@pytest.mark.deadline(300)
+@pytest.mark.parametrize("loop", ["gru", "gan", "vit-reentrant"])
+def test_so_are_loops_that_are_paused_with_each_demand(build, loop):
+    seed = random.randrange(1 << 31)
+    print(f"seed {seed}")
+    outcome = exactness.compare(exactness.of_loop(loop, "cuda"), DEMANDS, seed, build / "bin")
+    print(outcome.disturbed["stats"])
+    assert outcome.disturbed["shared"] and not outcome.undisturbed["shared"]
+    assert outcome.disturbed["stats"]["discards"] >= DEMANDS // 8
+    assert outcome.same, str(outcome)

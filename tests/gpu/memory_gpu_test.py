@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"), pytest.mark.deadline(180)]
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-DRIVER_JOBS = ("foreign", "small", "info", "ipc")
+DRIVER_JOBS = ("foreign", "small", "info", "fraction", "history", "ipc")
 MIB, GIB = 1 << 20, 1 << 30
 CHUNK = 64 * MIB
 DEMAND = 384 * MIB
@@ -184,6 +184,16 @@ def test_memory_info_tells_what_the_job_can_have(job):
     assert free <= total - said["reserved"] + CHUNK
     assert free - with_tensor == pytest.approx(GIB, abs=CHUNK)
     assert after == pytest.approx(free, abs=CHUNK)
+
+
+def test_a_share_of_the_memory_bounds_the_job_though_segments_become_expandable(job):
+    said = job("fraction", pool="8GiB").said
+    assert said["sizes"] == [8 * GIB, 8 * GIB]
+    assert "out of memory" in said["raised"][0] and said["raised"][1] == ""
+
+
+def test_history_shows_which_segments_were_freed_and_by_whom(job):
+    assert job("history").said == {"alloc": {"freed": 1, "by": False}, "all": {"freed": 1, "by": True}}
 
 
 def test_sending_a_tensor_to_another_process_fails_with_a_word_on_why(job):
