@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <new>
 
 #include "memhandover/shared_text.hpp"
 
@@ -21,8 +22,17 @@ chunk_history::chunk_history(ledger_view const& view, std::uint32_t slot)
   }
 }
 
+template <typename Tell>
+void chunk_history::try_to(Tell const& tell) noexcept {
+  try {
+    tell();
+  } catch (std::bad_alloc const&) {
+    last_.kind = happening::reserved;  // which nothing continues
+  }
+}
+
 void chunk_history::tell(happening kind, std::span<std::uint32_t const> chunks, void const* at,
-                         std::uint64_t generation, std::string_view what) {
+                         std::uint64_t generation, std::string_view what) noexcept {
   auto const now = monotonic_ns();
   auto const chunk_bytes = view_.header().chunk_bytes;
   auto const address = reinterpret_cast<std::uint64_t>(at);
@@ -31,26 +41,21 @@ void chunk_history::tell(happening kind, std::span<std::uint32_t const> chunks, 
     while (end < chunks.size() && chunks[end] == chunks[end - 1] + 1) {
       ++end;
     }
-    happened const entry{0,
-                         kind,
-                         now,
-                         now,
-                         at == nullptr ? 0 : address + i * chunk_bytes,
-                         generation,
-                         0,
-                         chunks[i],
-                         static_cast<std::uint32_t>(end - i),
-                         std::string{what}};
-    append(entry);
+    try_to([&] {
+      append({0, kind, now, now, at == nullptr ? 0 : address + i * chunk_bytes, generation, 0,
+              chunks[i], static_cast<std::uint32_t>(end - i), std::string{what}});
+    });
     i = end;
   }
 }
 
 void chunk_history::tell_reserved(void const* base, std::uint32_t count, std::uint64_t generation,
-                                  std::string_view what) {
+                                  std::string_view what) noexcept {
   auto const now = monotonic_ns();
-  append({0, happening::reserved, now, now, reinterpret_cast<std::uint64_t>(base), generation, 0,
-          no_chunk, count, std::string{what}});
+  try_to([&] {
+    append({0, happening::reserved, now, now, reinterpret_cast<std::uint64_t>(base), generation, 0,
+            no_chunk, count, std::string{what}});
+  });
 }
 
 bool chunk_history::continues_last(happened const& entry) const {

@@ -8,6 +8,8 @@
 /// that keeps its weights for days would soon be unknown at their addresses. Mappings that continue
 /// the one before, in chunks and addresses, are one entry with it.
 ///
+/// It only tells, often between two halves of a change: where there is no memory for an entry, it is left out.
+///
 /// Thread-safety: none for writing; the owner serialises calls. Anybody may read at any time.
 #pragma once
 
@@ -52,12 +54,14 @@ class chunk_history {
 
   /// `chunks` lie, or lay, one behind the other from `at` on (null: said without addresses).
   void tell(happening kind, std::span<std::uint32_t const> chunks, void const* at = nullptr,
-            std::uint64_t generation = 0, std::string_view what = {});
+            std::uint64_t generation = 0, std::string_view what = {}) noexcept;
   /// Addresses for `count` chunks have been reserved, with nothing behind them yet.
   void tell_reserved(void const* base, std::uint32_t count, std::uint64_t generation,
-                     std::string_view what);
+                     std::string_view what) noexcept;
 
  private:
+  template <typename Tell>
+  void try_to(Tell const& tell) noexcept;
   void append(happened const& entry);
   void put(happened const& entry);
   void keep_what_holds();

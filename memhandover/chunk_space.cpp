@@ -16,9 +16,9 @@ chunk_space::chunk_space(device_memory& memory, std::uint32_t capacity, std::siz
 
 chunk_space::~chunk_space() {
   if (closed_) {
-    for (auto const [first, count] : mapped_runs(which::all)) {
+    for_each_run(which::all, [this](std::size_t first, std::uint32_t count) {
       memory_.unmap(base_ + first * memory_.shape().chunk_bytes, count);
-    }
+    });
   } else {
     memory_.unmap(base_,
                   std::max({static_cast<std::uint32_t>(chunks_.size()),
@@ -36,7 +36,7 @@ void chunk_space::record_in(chunk_history& history, std::string_view name,
 }
 
 void chunk_space::tell(happening kind, std::span<std::uint32_t const> chunks,
-                       std::byte const* at) const {
+                       std::byte const* at) const noexcept {
   if (history_ != nullptr) {
     history_->tell(kind, chunks, at, generation_, name_);
   }
@@ -53,13 +53,14 @@ std::byte* chunk_space::allocate(std::size_t bytes) {
 std::byte* chunk_space::allocate_unbacked(std::size_t bytes) {
   auto const chunk = memory_.shape().chunk_bytes;
   if (!unbacked()) {
-    beyond_ = reserved_ - static_cast<std::uint32_t>(ranges_.capacity() / chunk);
-    ranges_.grow(beyond_ * chunk);
+    auto const beyond = reserved_ - static_cast<std::uint32_t>(ranges_.capacity() / chunk);
+    ranges_.grow(beyond * chunk);
+    beyond_ = beyond;
   }
   return allocate(bytes);
 }
 
-std::size_t chunk_space::free(std::byte* address) {
+std::size_t chunk_space::free(std::byte* address) noexcept {
   return ranges_.free(static_cast<std::size_t>(address - base_));
 }
 
@@ -77,14 +78,19 @@ void chunk_space::grow(std::span<std::uint32_t const> chunks) {
   auto const chunk = memory_.shape().chunk_bytes;
   auto* at = base_ + chunks_.size() * chunk;
   chunks_.reserve(chunks_.size() + chunks.size());
-  if (behind_ == backing::process) {
-    memory_.map_private(at, static_cast<std::uint32_t>(chunks.size()));
-  } else {
-    memory_.map(at, chunks);
+  ranges_.grow(chunks.size() * chunk);
+  try {
+    if (behind_ == backing::process) {
+      memory_.map_private(at, static_cast<std::uint32_t>(chunks.size()));
+    } else {
+      memory_.map(at, chunks);
+    }
+  } catch (...) {
+    ranges_.shrink(chunks.size() * chunk);
+    throw;
   }
   chunks_.insert(chunks_.end(), chunks.begin(), chunks.end());
   tell(happening::mapped, chunks, at);
-  ranges_.grow(chunks.size() * chunk);
 }
 
 std::uint32_t chunk_space::idle_chunks() const {
@@ -117,34 +123,38 @@ bool chunk_space::is_unused(std::size_t position) const {
   return around && around->first + around->second >= (position + 1) * chunk;
 }
 
-std::vector<chunk_space::run> chunk_space::mapped_runs(which wanted) const {
-  std::vector<run> found;
+/// Calls `each(position, count)` for every run of mapped chunks that are wanted; it may end their mapping.
+template <typename Each>
+void chunk_space::for_each_run(which wanted, Each const& each) const {
+  auto const is_wanted = [&](std::size_t at) {
+    return at < chunks_.size() && chunks_[at] != no_chunk &&
+           (wanted == which::all || is_unused(at));
+  };
   for (std::size_t at = 0; at < chunks_.size(); ++at) {
-    if (chunks_[at] == no_chunk || (wanted == which::unused && !is_unused(at))) {
-      continue;
+    auto const first = at;
+    while (is_wanted(at)) {
+      ++at;
     }
-    if (found.empty() || found.back().first + found.back().count < at) {
-      found.push_back({at, 0});
+    if (at > first) {
+      each(first, static_cast<std::uint32_t>(at - first));
     }
-    ++found.back().count;
   }
-  return found;
 }
 
 chunk_space::unused_memory chunk_space::unused() const {
   unused_memory found;
-  for (auto const [first, count] : mapped_runs(which::unused)) {
-    found.chunks += count;
-  }
+  for_each_run(which::unused,
+               [&](std::size_t /*first*/, std::uint32_t count) { found.chunks += count; });
   found.other_bytes =
       (mapped_chunks() - found.chunks) * memory_.shape().chunk_bytes - ranges_.used();
   return found;
 }
 
 std::vector<std::uint32_t> chunk_space::close() {
-  closed_ = true;
   std::vector<std::uint32_t> released;
-  for (auto const [first, count] : mapped_runs(which::unused)) {
+  released.reserve(unused().chunks);
+  closed_ = true;
+  for_each_run(which::unused, [&](std::size_t first, std::uint32_t count) {
     auto const going = std::span{chunks_}.subspan(first, count);
     auto* const at = base_ + first * memory_.shape().chunk_bytes;
     memory_.unmap(at, count);
@@ -152,7 +162,7 @@ std::vector<std::uint32_t> chunk_space::close() {
     released.insert(released.end(), going.begin(), going.end());
     std::fill(going.begin(), going.end(), no_chunk);
     gaps_ += count;
-  }
+  });
   return released;
 }
 
@@ -171,7 +181,7 @@ void chunk_space::revoke(bool unmap_now) {
   chunks_.clear();
 }
 
-void chunk_space::finish_revoke() {
+void chunk_space::finish_revoke() noexcept {
   memory_.unmap(base_, static_cast<std::uint32_t>(left_mapped_.size()));
   tell(happening::revoked, left_mapped_, base_);
   left_mapped_.clear();

@@ -50,7 +50,7 @@ class chunk_space {
   [[nodiscard]] std::byte* allocate_unbacked(std::size_t bytes);
   [[nodiscard]] bool unbacked() const noexcept { return beyond_ > 0; }
   /// Frees an allocation; returns its size, 0 if `address` is none.
-  std::size_t free(std::byte* address);
+  std::size_t free(std::byte* address) noexcept;
   [[nodiscard]] bool contains(void const* address) const noexcept;
 
   /// How many more chunks would make `bytes` fit.
@@ -63,7 +63,8 @@ class chunk_space {
   /// Chunks at the end in which nothing lives.
   [[nodiscard]] std::uint32_t idle_chunks() const;
   enum class unmapping { whole, soon };
-  /// Unmaps up to `count` of them and returns them; `soon` leaves work to `device_memory::sweep`.
+  /// Unmaps up to `count` of them and returns them; `soon` leaves work to `device_memory::sweep`. If it throws, here or
+  /// in `close`, for want of memory, nothing has changed.
   [[nodiscard]] std::vector<std::uint32_t> shrink(std::uint32_t count,
                                                   unmapping how = unmapping::whole);
   struct unused_memory {
@@ -81,7 +82,7 @@ class chunk_space {
   /// leaves the mappings for `finish_revoke`, for a caller who has made sure that nothing runs. If it
   /// throws, nothing has changed.
   void revoke(bool unmap_now);
-  void finish_revoke();
+  void finish_revoke() noexcept;
 
   [[nodiscard]] range_allocator const& ranges() const noexcept { return ranges_; }
   [[nodiscard]] std::byte* base() const noexcept { return base_; }
@@ -104,15 +105,12 @@ class chunk_space {
   /// In the place of a chunk that `close` has unmapped.
   static constexpr std::uint32_t no_chunk = ~std::uint32_t{0};
 
-  struct run {
-    std::size_t first;  ///< position
-    std::uint32_t count;
-  };
-
   enum class which { all, unused };
   [[nodiscard]] bool is_unused(std::size_t position) const;
-  [[nodiscard]] std::vector<run> mapped_runs(which wanted) const;
-  void tell(happening kind, std::span<std::uint32_t const> chunks, std::byte const* at) const;
+  template <typename Each>
+  void for_each_run(which wanted, Each const& each) const;
+  void tell(happening kind, std::span<std::uint32_t const> chunks,
+            std::byte const* at) const noexcept;
 
   device_memory& memory_;
   std::uint32_t capacity_;

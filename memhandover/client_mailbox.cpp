@@ -34,8 +34,13 @@ void client_mailbox::withdraw() {
 std::vector<std::uint32_t> client_mailbox::collect(std::uint32_t most,
                                                    std::vector<std::uint32_t>* needs_scrub) {
   std::vector<std::uint32_t> granted;
-  std::vector<std::uint32_t> surplus;
-  for (std::uint32_t i = 0; i < view_.header().chunk_count; ++i) {
+  // What is noted as held here must reach the caller: nothing that throws comes in between.
+  auto const chunks = view_.header().chunk_count;
+  granted.reserve(std::min(most, chunks));
+  if (needs_scrub != nullptr) {
+    needs_scrub->reserve(needs_scrub->size() + std::min(most, chunks));
+  }
+  for (std::uint32_t i = 0; i < chunks; ++i) {
     auto const state = view_.chunk(i);
     if (state.who != owner::training || state.client != slot_ || known_epoch_[i] == state.epoch) {
       continue;
@@ -43,7 +48,7 @@ std::vector<std::uint32_t> client_mailbox::collect(std::uint32_t most,
     known_epoch_[i] = state.epoch;
     held_[i] = true;
     if (granted.size() == most) {
-      surplus.push_back(i);
+      release({&i, 1});
       continue;
     }
     granted.push_back(i);
@@ -51,7 +56,6 @@ std::vector<std::uint32_t> client_mailbox::collect(std::uint32_t most,
       needs_scrub->push_back(i);
     }
   }
-  release(surplus);
   return granted;
 }
 

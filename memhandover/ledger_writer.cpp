@@ -17,10 +17,7 @@ bool is_left(chunk_state const& state) {
 
 ledger_writer::ledger_writer(ledger_view const& view) : view_(view) {
   for (std::uint32_t i = 0; i < view_.header().chunk_count; ++i) {
-    auto const state = view_.chunk(i);
-    free_ += state.is_free() ? 1 : 0;
-    left_ += is_left(state) ? 1 : 0;
-    training_ += state.who == owner::training ? 1 : 0;
+    count(view_.chunk(i), 1);
   }
   publish_grantable();
 }
@@ -112,8 +109,6 @@ void ledger_writer::answer_request(std::uint32_t slot) {
     auto const state = view_.chunk(i);
     if (state.is_free()) {
       set(i, owner::training, static_cast<std::uint16_t>(slot), state.who == owner::dirty);
-      --free_;
-      ++training_;
       ++given;
     }
   }
@@ -132,7 +127,6 @@ std::vector<std::uint32_t> ledger_writer::take(std::uint32_t count, std::uint16_
                             [this](std::uint32_t chunk) { return view_.chunk(chunk).is_free(); });
   for (auto const chunk : taken) {
     set(chunk, owner::serving, slot, false);
-    --free_;
   }
   publish_grantable();
   return taken;
@@ -146,7 +140,6 @@ bool ledger_writer::take_these(std::span<std::uint32_t const> chunks, std::uint1
   }
   for (auto const chunk : chunks) {
     set(chunk, owner::serving, slot, false);
-    --free_;
   }
   publish_grantable();
   return true;
@@ -170,7 +163,6 @@ std::uint32_t ledger_writer::leave(std::span<std::uint32_t const> chunks, std::u
       ++left;
     }
   }
-  left_ += left;
   return left;
 }
 
@@ -178,7 +170,6 @@ void ledger_writer::claim(std::span<std::uint32_t const> chunks, std::uint16_t s
   for (auto const chunk : chunks) {
     if (is_left(view_.chunk(chunk))) {
       change_hands(chunk, slot);
-      --left_;
     }
   }
 }
@@ -241,34 +232,39 @@ std::uint32_t ledger_writer::reclaim(std::uint32_t slot) {
   return freed;
 }
 
-std::uint32_t ledger_writer::held_by(std::uint32_t slot) const {
-  std::uint32_t held = 0;
-  for (std::uint32_t i = 0; i < view_.header().chunk_count; ++i) {
-    auto const state = view_.chunk(i);
-    held += !state.is_free() && state.client == slot ? 1 : 0;
-  }
-  return held;
+void ledger_writer::set(std::uint32_t chunk, owner who, std::uint16_t client, bool needs_scrub) {
+  put(chunk, {who, needs_scrub, client, view_.chunk(chunk).epoch + 1});
 }
 
-void ledger_writer::set(std::uint32_t chunk, owner who, std::uint16_t client, bool needs_scrub) {
-  auto& word = view_.chunks()[chunk];
-  auto const epoch = chunk_state::unpack(word.load(std::memory_order_relaxed)).epoch + 1;
-  word.store(chunk_state{who, needs_scrub, client, epoch}.pack(), std::memory_order_release);
+void ledger_writer::put(std::uint32_t chunk, chunk_state const& state) {
+  constexpr auto one_less = ~std::uint32_t{0};
+  count(view_.chunk(chunk), one_less);
+  count(state, 1);
+  view_.chunks()[chunk].store(state.pack(), std::memory_order_release);
+}
+
+/// Counts a chunk, or with `by` = −1 as it is no longer.
+void ledger_writer::count(chunk_state const& state, std::uint32_t by) noexcept {
+  if (state.is_free()) {
+    free_ += by;
+    return;
+  }
+  left_ += is_left(state) ? by : 0;
+  training_ += state.who == owner::training ? by : 0;
+  if (state.client < max_clients) {
+    held_[state.client] += by;
+  }
 }
 
 /// The epoch says since when the chunk has had its contents, and stays.
 void ledger_writer::change_hands(std::uint32_t chunk, std::uint16_t client) {
   auto state = view_.chunk(chunk);
   state.client = client;
-  view_.chunks()[chunk].store(state.pack(), std::memory_order_release);
+  put(chunk, state);
 }
 
 void ledger_writer::make_dirty(std::uint32_t chunk) {
-  auto const before = view_.chunk(chunk);
-  left_ -= is_left(before) ? 1 : 0;
-  training_ -= before.who == owner::training ? 1 : 0;
   set(chunk, owner::dirty, 0, false);
-  ++free_;
 }
 
 std::uint32_t ledger_writer::grantable() const noexcept {

@@ -68,10 +68,12 @@ class ledger_writer {
 
   [[nodiscard]] std::uint32_t free_chunks() const noexcept { return free_; }
   [[nodiscard]] std::uint32_t training_chunks() const noexcept { return training_; }
-  [[nodiscard]] std::uint32_t held_by(std::uint32_t slot) const;
+  [[nodiscard]] std::uint32_t held_by(std::uint32_t slot) const { return held_.at(slot); }
 
  private:
   void set(std::uint32_t chunk, owner who, std::uint16_t client, bool needs_scrub);
+  void put(std::uint32_t chunk, chunk_state const& state);
+  void count(chunk_state const& state, std::uint32_t by) noexcept;
   void make_dirty(std::uint32_t chunk);
   void change_hands(std::uint32_t chunk, std::uint16_t client);
   [[nodiscard]] bool training_waits() const;
@@ -83,9 +85,11 @@ class ledger_writer {
 
   ledger_view const& view_;
   std::array<unique_fd, max_clients> bells_;
+  // Counted from the ledger when this writer begins, and with every word that it writes: they need not outlive it.
   std::uint32_t free_ = 0;  ///< chunks whose owner is free or dirty
   std::uint32_t left_ = 0;  ///< chunks that a dead server has left
   std::uint32_t training_ = 0;
+  std::array<std::uint32_t, max_clients> held_{};  ///< by slot
   std::uint32_t reserve_ = 0;
   std::uint32_t wanted_ = 0;
 };

@@ -18,6 +18,18 @@ std::optional<std::pair<std::size_t, std::size_t>> one_with(
 
 }  // namespace
 
+range_allocator::range_allocator(range_allocator const& other)
+    : alignment_(other.alignment_),
+      capacity_(other.capacity_),
+      used_(other.used_),
+      live_(other.live_),
+      free_(other.free_),
+      by_size_(other.by_size_) {
+  while (spare_.size() < live_.size()) {
+    spare_.push_back(make_nodes().sized);
+  }
+}
+
 std::optional<std::size_t> range_allocator::allocate(std::size_t bytes) {
   auto const size = rounded(bytes);
   auto const fit = by_size_.lower_bound({size, 0});
@@ -25,22 +37,31 @@ std::optional<std::size_t> range_allocator::allocate(std::size_t bytes) {
     return std::nullopt;
   }
   auto const [available, offset] = *fit;
-  remove_free(free_.find(offset));
-  if (available > size) {
-    add_free(offset + size, available - size);
+  // All that may throw comes first.
+  if (spare_.size() == spare_.capacity()) {
+    spare_.reserve(2 * spare_.size() + 1);
   }
-  live_.emplace(offset, size);
+  bool const leaves_rest = available > size;
+  auto rest = leaves_rest ? make_nodes() : nodes{};
+  auto taken = remove_free(free_.find(offset));
+  if (leaves_rest) {
+    add_free(std::move(rest), offset + size, available - size);
+  }
+  taken.at.mapped() = size;
+  live_.insert(std::move(taken.at));
+  spare_.push_back(std::move(taken.sized));
   used_ += size;
   return offset;
 }
 
-std::size_t range_allocator::free(std::size_t offset) {
+std::size_t range_allocator::free(std::size_t offset) noexcept {
   auto const found = live_.find(offset);
   if (found == live_.end()) {
     return 0;
   }
   auto const size = found->second;
-  live_.erase(found);
+  nodes freed{live_.extract(found), std::move(spare_.back())};
+  spare_.pop_back();
   used_ -= size;
   auto start = offset;
   auto total = size;
@@ -48,17 +69,17 @@ std::size_t range_allocator::free(std::size_t offset) {
   if (next != free_.end() && next->first == offset + size) {
     total += next->second;
     auto const merged = next++;
-    remove_free(merged);
+    static_cast<void>(remove_free(merged));
   }
   if (next != free_.begin()) {
     auto const previous = std::prev(next);
     if (previous->first + previous->second == start) {
       start = previous->first;
       total += previous->second;
-      remove_free(previous);
+      static_cast<void>(remove_free(previous));
     }
   }
-  add_free(start, total);
+  add_free(std::move(freed), start, total);
   return size;
 }
 
@@ -86,11 +107,12 @@ std::size_t range_allocator::shortage(std::size_t bytes) const {
 }
 
 void range_allocator::grow(std::size_t bytes) {
-  auto const tail = free_at_end();
-  if (tail > 0) {
-    remove_free(std::prev(free_.end()));
+  if (bytes == 0) {
+    return;
   }
-  add_free(capacity_ - tail, tail + bytes);
+  auto const tail = free_at_end();
+  add_free(tail > 0 ? remove_free(std::prev(free_.end())) : make_nodes(), capacity_ - tail,
+           tail + bytes);
   capacity_ += bytes;
 }
 
@@ -102,30 +124,37 @@ std::size_t range_allocator::free_at_end() const {
   return last.first + last.second == capacity_ ? last.second : 0;
 }
 
-void range_allocator::shrink(std::size_t bytes) {
+void range_allocator::shrink(std::size_t bytes) noexcept {
   auto const taken = std::min(bytes, free_at_end());
   if (taken == 0) {
     return;
   }
   auto const last = std::prev(free_.end());
   auto const [offset, size] = *last;
-  remove_free(last);
+  auto end = remove_free(last);
   if (size > taken) {
-    add_free(offset, size - taken);
+    add_free(std::move(end), offset, size - taken);
   }
   capacity_ -= taken;
 }
 
-void range_allocator::add_free(std::size_t offset, std::size_t bytes) {
-  if (bytes > 0) {
-    free_.emplace(offset, bytes);
-    by_size_.emplace(bytes, offset);
-  }
+range_allocator::nodes range_allocator::make_nodes() {
+  by_offset at{{0, 0}};
+  by_extent sized{{0, 0}};
+  return {at.extract(at.begin()), sized.extract(sized.begin())};
 }
 
-void range_allocator::remove_free(std::map<std::size_t, std::size_t>::iterator range) {
-  by_size_.erase({range->second, range->first});
-  free_.erase(range);
+void range_allocator::add_free(nodes with, std::size_t offset, std::size_t bytes) noexcept {
+  with.at.key() = offset;
+  with.at.mapped() = bytes;
+  free_.insert(std::move(with.at));
+  with.sized.value() = {bytes, offset};
+  by_size_.insert(std::move(with.sized));
+}
+
+range_allocator::nodes range_allocator::remove_free(by_offset::iterator range) noexcept {
+  auto sized = by_size_.extract({range->second, range->first});
+  return {free_.extract(range), std::move(sized)};
 }
 
 }  // namespace sluice::memhandover

@@ -3,6 +3,9 @@
 /// It only counts; there is no memory behind it here. The capacity grows and shrinks at its end,
 /// which is how an allocator over chunks gets and gives them.
 ///
+/// What throws (std::bad_alloc) has changed nothing; freeing and shrinking never throw: they use nodes that have been
+/// allocated with the range.
+///
 /// Thread-safety: none. All operations are O(log n) in the number of ranges.
 #pragma once
 
@@ -11,6 +14,7 @@
 #include <optional>
 #include <set>
 #include <utility>
+#include <vector>
 
 namespace sluice::memhandover {
 
@@ -19,11 +23,15 @@ class range_allocator {
   /// Every range starts at a multiple of `alignment` (a power of two) and its size is rounded up to
   /// one.
   explicit range_allocator(std::size_t alignment) noexcept : alignment_(alignment) {}
+  /// In the same state.
+  range_allocator(range_allocator const& other);
+  range_allocator& operator=(range_allocator const&) = delete;
+  ~range_allocator() = default;
 
   /// Offset of a range of at least `bytes`, or nothing if none is free.
   [[nodiscard]] std::optional<std::size_t> allocate(std::size_t bytes);
   /// Frees the range that starts at `offset`; returns its size, 0 if none does.
-  std::size_t free(std::size_t offset);
+  std::size_t free(std::size_t offset) noexcept;
   /// Size of the range that starts at `offset`, 0 if none does.
   [[nodiscard]] std::size_t size_at(std::size_t offset) const;
   /// The range that `offset` lies in, as start and size; nothing if it is free.
@@ -39,7 +47,7 @@ class range_allocator {
   void grow(std::size_t bytes);
   /// Free bytes at the end, which `shrink` can take.
   [[nodiscard]] std::size_t free_at_end() const;
-  void shrink(std::size_t bytes);
+  void shrink(std::size_t bytes) noexcept;
 
   /// Calls `each(offset, size)` for every range in use.
   template <typename Each>
@@ -54,8 +62,17 @@ class range_allocator {
   [[nodiscard]] std::size_t live() const noexcept { return live_.size(); }
 
  private:
-  void add_free(std::size_t offset, std::size_t bytes);
-  void remove_free(std::map<std::size_t, std::size_t>::iterator range);
+  using by_offset = std::map<std::size_t, std::size_t>;             ///< offset → size
+  using by_extent = std::set<std::pair<std::size_t, std::size_t>>;  ///< (size, offset)
+
+  /// A free range's nodes, while it is none.
+  struct nodes {
+    by_offset::node_type at;
+    by_extent::node_type sized;
+  };
+  [[nodiscard]] static nodes make_nodes();
+  void add_free(nodes with, std::size_t offset, std::size_t bytes) noexcept;
+  [[nodiscard]] nodes remove_free(by_offset::iterator range) noexcept;
   [[nodiscard]] std::size_t rounded(std::size_t bytes) const noexcept {
     return bytes == 0 ? alignment_ : (bytes + alignment_ - 1) / alignment_ * alignment_;
   }
@@ -63,9 +80,10 @@ class range_allocator {
   std::size_t alignment_;
   std::size_t capacity_ = 0;
   std::size_t used_ = 0;
-  std::map<std::size_t, std::size_t> live_;  ///< offset → size
-  std::map<std::size_t, std::size_t> free_;  ///< offset → size, never two neighbours
-  std::set<std::pair<std::size_t, std::size_t>> by_size_;  ///< (size, offset) of the same
+  by_offset live_;
+  by_offset free_;                           ///< never two neighbours
+  by_extent by_size_;                        ///< of the same
+  std::vector<by_extent::node_type> spare_;  ///< one for each live range
 };
 
 }  // namespace sluice::memhandover

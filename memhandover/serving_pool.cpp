@@ -169,8 +169,13 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
   [[nodiscard]] std::byte* whole_view() const noexcept override { return whole_.at(0); }
   [[nodiscard]] std::byte* stitch(std::span<std::uint32_t const> chunks) override {
     auto* const where = memory_->map_anew(chunks);
-    std::lock_guard const lock{mutex_};
-    manifest_->note_stitched(where, {chunks.begin(), chunks.end()});
+    try {
+      std::lock_guard const lock{mutex_};
+      manifest_->note_stitched(where, {chunks.begin(), chunks.end()});
+    } catch (...) {
+      memory_->unmap_and_release(where, static_cast<std::uint32_t>(chunks.size()));
+      throw;
+    }
     return where;
   }
   void unstitch(std::byte* where, std::uint32_t count) noexcept override {
@@ -331,29 +336,26 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
   std::lock_guard const alone{acquiring_};
   auto const start = steady_clock::now();
   handover_report result;
-  auto held = std::make_unique<holding>();
+  auto const held = std::make_shared<holding>();
+  std::shared_ptr<void> hold{nullptr, [self = shared_from_this(), held](void*) {
+                               if (!held->chunks.empty()) {
+                                 self->give_back(*held);
+                               }
+                             }};
   held->chunks = acquisition_.obtain(bytes, deadline, result, {});
   auto const mapping = steady_clock::now();
   if (are_neighbours(held->chunks)) {
     held->data = whole_.at(held->chunks.front());
   } else {
-    try {
-      held->data = stitch(held->chunks);
-      held->stitched = true;
-    } catch (...) {
-      give_back({held->chunks, nullptr, false});
-      throw;
-    }
+    held->data = stitch(held->chunks);
+    held->stitched = true;
   }
   auto const end = steady_clock::now();
   result.map = end - mapping;
   result.total = end - start;
   finish(result, report);
   tell(held->chunks, held->data, what);
-  auto* const data = held->data;
-  auto give_it_back = [self = shared_from_this(), held = std::shared_ptr<holding>{std::move(held)}](
-                          void*) { self->give_back(*held); };
-  return {std::shared_ptr<void>{nullptr, std::move(give_it_back)}, data, result.bytes};
+  return {std::move(hold), held->data, result.bytes};
 }
 
 /// Tells of an acquisition that is over.

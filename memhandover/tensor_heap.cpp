@@ -1,5 +1,7 @@
 #include "memhandover/tensor_heap.hpp"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -54,6 +56,31 @@ class tensor_heap::impl : public std::enable_shared_from_this<impl> {
     bool noted = false;  ///< whose its chunks are has been said
   };
 
+  /// Unloads a model when it goes, whole or half loaded.
+  struct residency {
+    residency(std::shared_ptr<impl> heap, model_id number) noexcept
+        : in(std::move(heap)), id(number) {}
+    residency(residency const&) = delete;
+    residency& operator=(residency const&) = delete;
+    ~residency() { in->unload(id, std::move(stitched)); }
+
+    std::shared_ptr<impl> const in;
+    model_id const id;
+    std::vector<detail::stitched_ranges::range> stitched;
+  };
+
+  /// Gives chunks back when it goes.
+  struct surplus {
+    ~surplus() {
+      if (!chunks.empty()) {
+        from.give_back_chunks(chunks);
+      }
+    }
+
+    chunk_pool& from;
+    std::vector<std::uint32_t> chunks;
+  };
+
   [[nodiscard]] placed decide(model_id id, request const& wanted, steady_clock::time_point deadline,
                               handover_report& report);
   [[nodiscard]] std::optional<load_decision> load_into_free(model_id id, request const& wanted,
@@ -65,6 +92,8 @@ class tensor_heap::impl : public std::enable_shared_from_this<impl> {
                                             std::vector<detail::stitched_ranges::range>& stitched);
   void forget_plan(model_id id);
   void unload(model_id id, std::vector<detail::stitched_ranges::range> stitched) noexcept;
+  void tell(load_decision const& made, bool noted, residency const& by,
+            std::string_view what) noexcept;
   void note(std::vector<std::uint32_t> const& chunks);
   void note(load_decision const& made, std::string_view what);
 
@@ -83,8 +112,13 @@ std::optional<load_decision> tensor_heap::impl::load_into_free(model_id id, requ
   for (int decision = 0; decision < most_decisions; ++decision) {
     std::lock_guard const lock{mutex_};
     auto made = places_.load(id, wanted.sizes, pool_->free_chunks(), wanted.lasts, last);
-    if (!made || pool_->take_chunks(made->taken)) {
-      return made;
+    try {
+      if (!made || pool_->take_chunks(made->taken)) {
+        return made;
+      }
+    } catch (...) {
+      places_.unload(id);  // what lies in chunks that were never had is not given back
+      throw;
     }
     places_.unload(id);
   }
@@ -149,7 +183,8 @@ tensor_heap::impl::placed tensor_heap::impl::load_into_acquired(model_id id, req
       // What cannot be placed there may be placed where the chunks are.
     }
   };
-  std::vector<std::uint32_t> chunks;
+  surplus left{*pool_, {}};  // all of them, until they have been placed
+  auto& chunks = left.chunks;
   try {
     chunks = pool_->acquire_chunks(count, deadline, &report, plan);
   } catch (...) {
@@ -166,15 +201,11 @@ tensor_heap::impl::placed tensor_heap::impl::load_into_acquired(model_id id, req
   }
   bool const noted = chunks == planned && made && made->touched == chunks;
   if (!made) {
-    pool_->give_back_chunks(chunks);
     throw error{error_kind::internal, "tensors do not fit the chunks that were to suffice"};
   }
-  if (made->taken.size() < chunks.size()) {
-    std::vector<std::uint32_t> surplus;
-    std::set_difference(chunks.begin(), chunks.end(), made->taken.begin(), made->taken.end(),
-                        std::back_inserter(surplus));
-    pool_->give_back_chunks(surplus);
-  }
+  std::erase_if(chunks, [&](std::uint32_t each) {
+    return std::binary_search(made->taken.begin(), made->taken.end(), each);
+  });
   return {std::move(*made), noted};
 }
 
@@ -191,35 +222,21 @@ loaded_tensors tensor_heap::impl::load(request const& wanted, steady_clock::time
   std::lock_guard const alone{loading_};
   auto const start = steady_clock::now();
   handover_report result;
-  model_id id = 0;
+  auto const id = [this] {
+    std::lock_guard const lock{mutex_};
+    return next_++;
+  }();
+  auto held = std::make_shared<residency>(shared_from_this(), id);
   {
     std::lock_guard const lock{mutex_};
-    id = next_++;
     names_.emplace(id, wanted.what);
   }
-  std::vector<detail::stitched_ranges::range> stitched;
-  std::vector<std::byte*> addresses;
-  std::optional<load_decision> decision;
-  bool noted = false;
-  try {
-    auto found = decide(id, wanted, deadline, result);
-    noted = found.noted;
-    decision = std::move(found.made);
-    auto const mapping = steady_clock::now();
-    addresses = map(*decision, stitched);
-    result.map += steady_clock::now() - mapping;
-  } catch (...) {
-    unload(id, std::move(stitched));
-    throw;
-  }
-  if (!noted) {
-    note(*decision, wanted.what);
-  }
-  pool_->record_use(decision->touched, nullptr, wanted.what);
-  for (auto const& each : stitched) {
-    pool_->record_use(each.chunks, each.data, wanted.what);
-  }
-  result.bytes = decision->taken.size() * pool_->shape().chunk_bytes;
+  auto const [decision, noted] = decide(id, wanted, deadline, result);
+  auto const mapping = steady_clock::now();
+  auto addresses = map(decision, held->stitched);
+  result.map += steady_clock::now() - mapping;
+  tell(decision, noted, *held, wanted.what);
+  result.bytes = decision.taken.size() * pool_->shape().chunk_bytes;
   result.total = steady_clock::now() - start;
   if (report != nullptr) {
     *report = result;
@@ -227,17 +244,30 @@ loaded_tensors tensor_heap::impl::load(request const& wanted, steady_clock::time
   {
     std::lock_guard const lock{mutex_};
     ++counters_.loads;
-    counters_.tight_loads += decision->way == placing_way::tight ? 1 : 0;
-    counters_.stitched_ranges += stitched.size();
-    counters_.stitched_ahead += static_cast<std::uint64_t>(std::count_if(
-        stitched.begin(), stitched.end(), [](auto const& each) { return each.was_kept; }));
+    counters_.tight_loads += decision.way == placing_way::tight ? 1 : 0;
+    counters_.stitched_ranges += held->stitched.size();
+    counters_.stitched_ahead +=
+        static_cast<std::uint64_t>(std::count_if(held->stitched.begin(), held->stitched.end(),
+                                                 [](auto const& each) { return each.was_kept; }));
   }
-  auto held = std::make_shared<std::vector<detail::stitched_ranges::range>>(std::move(stitched));
   auto const bytes = std::accumulate(wanted.sizes.begin(), wanted.sizes.end(), std::uint64_t{0});
-  std::shared_ptr<void> hold{held.get(), [self = shared_from_this(), held, id](void*) {
-                               self->unload(id, std::move(*held));
-                             }};
-  return {std::move(hold), std::move(addresses), bytes};
+  return {std::move(held), std::move(addresses), bytes};
+}
+
+/// Whoever asks later is told what lies where; who cannot be told goes without.
+void tensor_heap::impl::tell(load_decision const& made, bool noted, residency const& by,
+                             std::string_view what) noexcept {
+  try {
+    if (!noted) {
+      note(made, what);
+    }
+    pool_->record_use(made.touched, nullptr, what);
+    for (auto const& each : by.stitched) {
+      pool_->record_use(each.chunks, each.data, what);
+    }
+  } catch (std::exception const& why) {
+    spdlog::warn("what a model's chunks hold is not told model={} reason=\"{}\"", what, why.what());
+  }
 }
 
 std::vector<std::byte*> tensor_heap::impl::map(
@@ -272,7 +302,11 @@ void tensor_heap::impl::unload(model_id id,
       pool_->give_back_chunks(gone.emptied);
     }
   }
-  note(gone.kept);
+  try {
+    note(gone.kept);
+  } catch (std::exception const& why) {
+    spdlog::warn("whose chunks are after a model has gone is not told reason=\"{}\"", why.what());
+  }
 }
 
 void tensor_heap::impl::note(std::vector<std::uint32_t> const& chunks) {

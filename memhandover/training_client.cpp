@@ -25,6 +25,16 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
+/// Nothing that goes wrong on the control thread may end the process, or it.
+template <typename Work>
+void unless_it_fails(char const* what, Work&& work) noexcept {
+  try {
+    work();
+  } catch (std::exception const& why) {
+    spdlog::error("{} failed reason=\"{}\"", what, why.what());
+  }
+}
+
 class training_member final : public training_client {
  public:
   training_member(broker_options const& broker, std::string const& name, handler on_demand)
@@ -128,8 +138,9 @@ void training_member::run() {
       }
       bell_rang_.notify_all();
     }
-    (void)member_.attend(polled[2].revents != 0);
-    look();
+    unless_it_fails("the conversation with the broker",
+                    [&] { (void)member_.attend(polled[2].revents != 0); });
+    unless_it_fails("a look at the pool", [this] { look(); });
   }
 }
 
@@ -189,13 +200,11 @@ void training_member::answer_demand() {
   demand_answer answer;
   answer.noticed_ns = answer.closed_ns = answer.idle_ns = awake;
   if (asked.chunks > 0) {
-    try {
+    unless_it_fails("answering a demand", [&] {
       answer = on_demand_({asked.seq, asked.chunks, awake, [&] {
                              return numbered::unpack(control().demand.load()).seq == asked.seq;
                            }});
-    } catch (std::exception const& why) {
-      spdlog::error("a demand could not be met reason=\"{}\"", why.what());
-    }
+    });
     std::lock_guard const lock{mutex_};
     box_.release(answer.chunks);
   }
@@ -209,7 +218,7 @@ void training_member::answer_demand() {
   box.demand_done.store(asked.seq, std::memory_order_release);
   ring_writer();
   if (answer.afterwards) {
-    answer.afterwards();
+    unless_it_fails("what follows a demand", [&] { answer.afterwards(answer.chunks); });
   }
 }
 

@@ -1,7 +1,8 @@
 /// A training process's side of the pool: asks for chunks, gives them up, and answers demands.
 ///
 /// One control thread of this object waits for the bell. It never waits for Python and calls
-/// nothing that the gate holds; what it does with a demand is the handler's business.
+/// nothing that the gate holds; what it does with a demand is the handler's business. What throws there
+/// is logged: a demand is answered all the same, with nothing.
 ///
 ///   auto pool = training_client::join(broker, "job", [&](demand const& d) { return give_up(d); });
 ///   pool->ask(16, lifetime::revocable, deadline);  // any thread but the handler's
@@ -37,8 +38,8 @@ struct demand {
 /// What was given up, and when the steps to it were done (CLOCK_MONOTONIC nanoseconds).
 /// `unit_ended_ns`: when what the device was executing as the gate closed had ended; 0 if that is not
 /// known. What comes after it is this software's doing.
-/// `afterwards` runs when the server already has the chunks: what need not hold it up, such as
-/// removing mappings and reopening the gate.
+/// `afterwards` runs with the chunks when the server already has them: what need not hold it up, such
+/// as removing mappings and reopening the gate.
 struct demand_answer {
   std::vector<std::uint32_t> chunks;
   std::uint32_t live_chunks = 0;  ///< of these, from a micro-batch that was running
@@ -46,7 +47,7 @@ struct demand_answer {
   std::int64_t closed_ns = 0;
   std::int64_t unit_ended_ns = 0;
   std::int64_t idle_ns = 0;
-  std::function<void()> afterwards;
+  std::function<void(std::span<std::uint32_t const> chunks)> afterwards;
 };
 
 class training_client {

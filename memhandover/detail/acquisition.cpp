@@ -113,25 +113,14 @@ void acquisition::refuse_hopeless(std::uint32_t count) {
   auto const shape = of_.view.shape();
   auto& writer = *of_.writer;
   auto reachable = writer.free_chunks();
-  std::string keepers;
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
-    if (slot == of_.slot) {
-      continue;
-    }
-    auto const kept = is_live_training(slot) ? kept_by(slot) : 0;
-    reachable += writer.held_by(slot) - kept;
-    if (kept > 0) {
-      auto const& entry = of_.view.clients()[slot];
-      keepers += (keepers.empty() ? "" : ", ") + std::string{"pid "} +
-                 std::to_string(entry.pid.load()) + " (" + readable_text(text_of(entry.name)) +
-                 ") keeps " + format_bytes(kept * shape.chunk_bytes);
-    }
+    reachable += slot == of_.slot ? 0 : writer.held_by(slot) - kept_by(slot);
   }
-  if (reachable >= count || keepers.empty()) {
+  if (reachable >= count || kept_for_good() == 0) {
     return;
   }
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
-    if (is_live_training(slot) && kept_by(slot) > 0) {
+    if (kept_by(slot) > 0) {
       writer.tell_refused(slot, count);
     }
   }
@@ -140,7 +129,8 @@ void acquisition::refuse_hopeless(std::uint32_t count) {
       format_bytes(count * shape.chunk_bytes) + " are wanted, and at most " +
           format_bytes(reachable * shape.chunk_bytes) + " of the pool's " +
           format_bytes(shape.bytes()) +
-          " can be had beside what training keeps outside of its micro-batches: " + keepers +
+          " can be had beside what training keeps outside of its micro-batches: " +
+          who("keeps", [this](std::uint32_t slot) { return kept_by(slot); }) +
           "; nothing was taken from training for it. A larger pool (pool.memory) would help"};
 }
 
@@ -254,15 +244,17 @@ bool acquisition::is_live_training(std::uint32_t slot) const {
          entry.kind.load() == static_cast<std::uint32_t>(client_kind::training);
 }
 
-/// What a training client says that no demand gets, at most what it has.
+/// What a live training client says that no demand gets, at most what it has; of others nothing.
 std::uint32_t acquisition::kept_by(std::uint32_t slot) const {
-  return std::min(of_.view.mailbox(slot).kept_chunks.load(), of_.writer->held_by(slot));
+  return is_live_training(slot)
+             ? std::min(of_.view.mailbox(slot).kept_chunks.load(), of_.writer->held_by(slot))
+             : 0;
 }
 
 std::uint32_t acquisition::kept_for_good() const {
   std::uint32_t kept = 0;
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
-    kept += is_live_training(slot) ? kept_by(slot) : 0;
+    kept += kept_by(slot);
   }
   return kept;
 }
@@ -295,16 +287,23 @@ bool acquisition::dying_hold() const {
 }
 
 std::string acquisition::holders() const {
+  auto const text = who("holds", [this](std::uint32_t slot) { return of_.writer->held_by(slot); });
+  return text.empty() ? "nobody holds the rest" : text;
+}
+
+/// Clients that `chunks_of` says something of, by pid and name, each with what it `does` and how much.
+template <typename Chunks>
+std::string acquisition::who(char const* does, Chunks const& chunks_of) const {
   std::string text;
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
-    if (auto const held = of_.writer->held_by(slot); held > 0) {
+    if (std::uint32_t const chunks = chunks_of(slot); chunks > 0) {
       auto const& entry = of_.view.clients()[slot];
       text += (text.empty() ? "" : ", ") + std::string{"pid "} + std::to_string(entry.pid.load()) +
               " (" + (slot == of_.slot ? "this server" : readable_text(text_of(entry.name))) +
-              ") holds " + format_bytes(held * of_.view.shape().chunk_bytes);
+              ") " + does + " " + format_bytes(chunks * of_.view.shape().chunk_bytes);
     }
   }
-  return text.empty() ? "nobody holds the rest" : text;
+  return text;
 }
 
 void record_handover(ledger_header& header, handover_report const& report) {

@@ -73,6 +73,8 @@ class acquisition {
   [[nodiscard]] std::optional<std::uint32_t> richest(std::vector<std::uint32_t> const& asked) const;
   [[nodiscard]] bool dying_hold() const;
   [[nodiscard]] std::string holders() const;
+  template <typename Chunks>
+  [[nodiscard]] std::string who(char const* does, Chunks const& chunks_of) const;
 
   parts of_;
   bool stays_awake_;

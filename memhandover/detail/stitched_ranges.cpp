@@ -17,13 +17,19 @@ stitched_ranges::range stitched_ranges::get(std::vector<std::uint32_t> const& ch
       return taken;
     }
   }
-  return {chunks, pool_.stitch(chunks), false};
+  range made{chunks, nullptr, false};
+  made.data = pool_.stitch(chunks);
+  return made;
 }
 
-void stitched_ranges::keep(range unused) {
-  std::lock_guard const lock{mutex_};
-  kept_chunks_ += unused.chunks.size();
-  kept_.push_back(std::move(unused));
+void stitched_ranges::keep(range unused) noexcept {
+  try {
+    std::lock_guard const lock{mutex_};
+    auto const& kept = kept_.emplace_back(std::move(unused));
+    kept_chunks_ += kept.chunks.size();
+  } catch (std::bad_alloc const&) {
+    pool_.unstitch(unused.data, static_cast<std::uint32_t>(unused.chunks.size()));
+  }
 }
 
 bool stitched_ranges::keeps(std::vector<std::uint32_t> const& chunks) const {

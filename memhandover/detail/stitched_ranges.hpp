@@ -27,8 +27,8 @@ class stitched_ranges {
 
   /// A range of these chunks, for one user. Throws as `chunk_pool::stitch` does.
   [[nodiscard]] range get(std::vector<std::uint32_t> const& chunks);
-  /// Keeps a range that nobody uses any more.
-  void keep(range unused);
+  /// Keeps a range that nobody uses any more; without memory for that it is unmapped.
+  void keep(range unused) noexcept;
   [[nodiscard]] bool keeps(std::vector<std::uint32_t> const& chunks) const;
   /// Unmaps kept ranges, the longest kept first, until they map at most `most_chunks`.
   void trim(std::uint32_t most_chunks) noexcept;

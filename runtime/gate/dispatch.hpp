@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <type_traits>
 
@@ -71,6 +72,14 @@ inline void note_launch(gate& at, thread_slot& self, planned_work const& work) {
 inline void flush_if_deferring(std::optional<symbol> cause) noexcept {
   if (the_gate().deferring()) [[unlikely]] {
     flush_submissions(cause);
+  }
+}
+
+/// Waits until all that was launched before is done, as the driver does before it frees memory.
+inline void wait_for_launches() noexcept {
+  if (!the_gate().inert()) {
+    flush_if_deferring(std::nullopt);
+    static_cast<void>(streams().wait_idle(std::numeric_limits<std::int64_t>::max(), false));
   }
 }
 

@@ -119,7 +119,7 @@ struct sluice_gate_api {
    * open(). Returns 0, or ETIMEDOUT if a thread stayed inside beyond `deadline_ns`
    * (CLOCK_MONOTONIC); then the gate is as it was. */
   int (*close)(int64_t deadline_ns);
-  /* Waits until every stream that was launched on is idle; only while closed. 0 or ETIMEDOUT. Never
+  /* Waits until every stream that was launched on is idle; only while closed. 0, ETIMEDOUT or ENOMEM. Never
    * a device-wide synchronisation, and it leaves streams that are being captured alone. */
   int (*wait_idle)(int64_t deadline_ns);
   void (*open)(void);

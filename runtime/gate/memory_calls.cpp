@@ -86,7 +86,7 @@ SLUICE_DRIVER_CALL CUresult cuMemFree_v2(CUdeviceptr address) {
     }
     // Callers rely on what the driver's cuMemFree does: whatever still uses the memory is done when
     // it returns.
-    static_cast<void>(streams().wait_idle(std::numeric_limits<std::int64_t>::max(), false));
+    wait_for_launches();
     if (runtime->mem_free(address) == SLUICE_ALLOC_OK) {
       return CUDA_SUCCESS;
     }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <new>
 #include <utility>
 
 #include "runtime/gate/driver_calls.hpp"
@@ -92,20 +93,21 @@ stream_state* stream_registry::look_up(stream_key const& key) {
     return nullptr;
   }
   std::lock_guard const guard{known_};
-  auto const [where, added] = by_key_.try_emplace(key, nullptr);
-  if (added) {
-    if (unused_.empty()) {
-      where->second = &states_.emplace_back();
-    } else {
-      where->second = unused_.back();
-      unused_.pop_back();
-    }
-    std::lock_guard const inner{where->second->lock_};
-    where->second->key_ = key;
-    where->second->context_ = context;
-    where->second->device_ = driver::current_device();
+  if (auto const found = by_key_.find(key); found != by_key_.end()) {
+    return found->second;
   }
-  return where->second;
+  if (unused_.empty()) {
+    unused_.reserve(states_.size() + 1);  // so that `retire` has room for all of them
+    unused_.push_back(&states_.emplace_back());
+  }
+  stream_state* const state = unused_.back();
+  by_key_.emplace(key, state);
+  unused_.pop_back();
+  std::lock_guard const inner{state->lock_};
+  state->key_ = key;
+  state->context_ = context;
+  state->device_ = driver::current_device();
+  return state;
 }
 
 CUevent stream_registry::take_event(CUcontext context, bool timed) {
@@ -121,12 +123,16 @@ CUevent stream_registry::take_event(CUcontext context, bool timed) {
   return driver::create_event(timed);
 }
 
-void stream_registry::return_event(CUcontext context, CUevent event, bool timed) {
-  std::lock_guard const guard{events_};
-  spare_events_[context][timed ? 1 : 0].push_back(event);
+void stream_registry::return_event(CUcontext context, CUevent event, bool timed) noexcept {
+  try {
+    std::lock_guard const guard{events_};
+    spare_events_[context][timed ? 1 : 0].push_back(event);
+  } catch (std::bad_alloc const&) {
+    driver::destroy(event);
+  }
 }
 
-void stream_registry::return_event(CUcontext context, group_marker const& of) {
+void stream_registry::return_event(CUcontext context, group_marker const& of) noexcept {
   if (of.event != nullptr) {
     return_event(context, static_cast<CUevent>(of.event), of.timed);
   }
@@ -218,7 +224,7 @@ void stream_registry::forgive(thread_slot& self, stream_use use) {
   }
 }
 
-void stream_registry::forget_markers(stream_state& state) {
+void stream_registry::forget_markers(stream_state& state) noexcept {
   while (auto const outstanding = state.ahead_.clear()) {
     return_event(state.context_, *outstanding);
   }
@@ -287,23 +293,36 @@ bool stream_registry::mark(stream_state& state) {
 stream_registry::watch_list stream_registry::mark_all(bool reset) {
   watch_list watched;
   std::lock_guard const guard{known_};
+  watched.all.reserve(orphans_.size() + by_key_.size());
+  watched.streams.reserve(by_key_.size());
   watched.all.assign(orphans_.begin(), orphans_.end());
-  for (auto const& [key, state] : by_key_) {
-    if (!state->dirty.load(std::memory_order_acquire)) {
-      continue;
+  try {
+    for (auto const& [key, state] : by_key_) {
+      if (!state->dirty.load(std::memory_order_acquire)) {
+        continue;
+      }
+      std::lock_guard const inner{state->lock_};
+      driver::in_context const there{state->context_};
+      if (belongs_to_thread(key) ? state->settled_ == nullptr : !there.entered() || !mark(*state)) {
+        continue;
+      }
+      watched.all.push_back({state->settled_, state->context_});
+      watched.streams.push_back(state);
+      if (reset) {
+        state->dirty.store(false, std::memory_order_release);
+      }
     }
-    std::lock_guard const inner{state->lock_};
-    driver::in_context const there{state->context_};
-    if (belongs_to_thread(key) ? state->settled_ == nullptr : !there.entered() || !mark(*state)) {
-      continue;
-    }
-    watched.all.push_back({state->settled_, state->context_});
-    watched.streams.push_back(state);
-    if (reset) {
-      state->dirty.store(false, std::memory_order_release);
-    }
+  } catch (...) {
+    make_dirty(watched);
+    throw;
   }
   return watched;
+}
+
+void stream_registry::make_dirty(watch_list const& watched) noexcept {
+  for (stream_state* state : watched.streams) {
+    state->dirty.store(true, std::memory_order_release);
+  }
 }
 
 bool stream_registry::has_happened(marker const& one) {
@@ -311,11 +330,16 @@ bool stream_registry::has_happened(marker const& one) {
   return !there.entered() || driver::has_happened(one.event);
 }
 
-void stream_registry::watch_unit() {
+void stream_registry::watch_unit() noexcept {
   driver::beside_captures const safe;
   std::scoped_lock const guard{watching_, known_};
   units_.clear();
   unit_ended_ns_.store(0, std::memory_order_release);
+  try {
+    units_.reserve(by_key_.size());
+  } catch (std::bad_alloc const&) {
+    return;  // then it is not known when the unit has ended
+  }
   for (auto const& [key, state] : by_key_) {
     if (!state->dirty.load(std::memory_order_acquire)) {
       continue;
@@ -351,9 +375,7 @@ bool stream_registry::wait_idle(std::int64_t deadline_ns, bool reset) {
         poll_unit();
       }
       if (monotonic_ns() >= deadline_ns) {
-        for (stream_state* state : watched.streams) {
-          state->dirty.store(true, std::memory_order_release);
-        }
+        make_dirty(watched);
         return false;
       }
       ::sched_yield();
@@ -390,7 +412,8 @@ void stream_registry::retire(table::iterator known, bool may_run_on) {
   stream_state& state = *known->second;
   std::lock_guard const guard{state.lock_};
   if (may_run_on && state.dirty.load(std::memory_order_acquire) && leaves_marker(state)) {
-    orphans_.push_back({std::exchange(state.settled_, nullptr), state.context_});
+    orphans_.push_back({state.settled_, state.context_});
+    state.settled_ = nullptr;
   }
   if (state.settled_ != nullptr) {
     return_event(state.context_, std::exchange(state.settled_, nullptr));

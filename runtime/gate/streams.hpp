@@ -99,11 +99,11 @@ class stream_registry {
 
   /// Waits until all work launched before the call is done. `reset` makes the streams clean; only a
   /// caller that knows that nobody launches meanwhile may ask for it. False if the deadline
-  /// (CLOCK_MONOTONIC) passed first.
+  /// (CLOCK_MONOTONIC) passed first. Throws std::bad_alloc; the streams are as dirty as they were then.
   [[nodiscard]] bool wait_idle(std::int64_t deadline_ns, bool reset);
   /// From now on `poll_unit`, which `wait_idle` calls as well, looks when the unit that is executing
   /// ends. For the control thread, which calls these and `wait_idle` one after the other.
-  void watch_unit();
+  void watch_unit() noexcept;
   void poll_unit();
   /// Units that are longer get events around them, so that a pause can tell when one ended; 0: what is
   /// longer than the bound.
@@ -145,8 +145,8 @@ class stream_registry {
 
   [[nodiscard]] stream_state* look_up(stream_key const& key);
   [[nodiscard]] CUevent take_event(CUcontext context, bool timed = false);
-  void return_event(CUcontext context, CUevent event, bool timed = false);
-  void return_event(CUcontext context, group_marker const& of);
+  void return_event(CUcontext context, CUevent event, bool timed = false) noexcept;
+  void return_event(CUcontext context, group_marker const& of) noexcept;
   [[nodiscard]] bool take_news(stream_state& state, std::int64_t now);
   /// Takes the news of the stream's events, as far as it matters to a call that takes so long.
   void look(stream_state& state, std::int64_t now, std::chrono::nanoseconds takes,
@@ -157,11 +157,12 @@ class stream_registry {
   [[nodiscard]] bool is_to_be_measured(stream_state& state, work_key kind) const;
   /// Records an event between two launches: `how` says what it is for.
   void put_marker(stream_state& state, group_marker how);
-  void forget_markers(stream_state& state);
+  void forget_markers(stream_state& state) noexcept;
   /// Records an event after the last call on the stream; false if the stream cannot tell when it is
   /// done.
   [[nodiscard]] bool mark(stream_state& state);
   [[nodiscard]] watch_list mark_all(bool reset);
+  static void make_dirty(watch_list const& watched) noexcept;
   [[nodiscard]] static bool has_happened(marker const& one);
   /// Whether `settled_` tells when the last work of a stream that is about to be forgotten is done.
   [[nodiscard]] bool leaves_marker(stream_state& state);

@@ -1,6 +1,6 @@
 /// The table that the gate offers to the runtime: see gate_api.h.
 #include <cerrno>
-#include <limits>
+#include <new>
 
 #include "runtime/gate/agreed_calls.hpp"
 #include "runtime/gate/agreed_graphs.hpp"
@@ -22,13 +22,10 @@ int close_gate(std::int64_t deadline_ns) {
 }
 
 int wait_until_idle(std::int64_t deadline_ns) {
-  return the_gate().inert() || streams().wait_idle(deadline_ns, true) ? 0 : ETIMEDOUT;
-}
-
-void wait_for_launches() {
-  if (!the_gate().inert()) {
-    flush_if_deferring(std::nullopt);
-    static_cast<void>(streams().wait_idle(std::numeric_limits<std::int64_t>::max(), false));
+  try {
+    return the_gate().inert() || streams().wait_idle(deadline_ns, true) ? 0 : ETIMEDOUT;
+  } catch (std::bad_alloc const&) {
+    return ENOMEM;
   }
 }
 

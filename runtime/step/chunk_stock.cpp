@@ -11,7 +11,9 @@ chunk_stock::chunk_stock(memhandover::training_client& client, memhandover::devi
     : client_(client),
       memory_(memory),
       notes_(client.view(), client.slot()),
-      needs_scrub_(client.view().shape().chunk_count) {}
+      needs_scrub_(client.view().shape().chunk_count) {
+  chunks_.reserve(client.view().shape().chunk_count);
+}
 
 std::uint32_t chunk_stock::better_in_pool(std::uint32_t needed) const {
   auto const& view = client_.view();
@@ -35,7 +37,7 @@ bool chunk_stock::beats(std::span<std::uint32_t const> others) const {
              *std::min_element(others.begin(), others.end());
 }
 
-void chunk_stock::add(std::span<std::uint32_t const> chunks) {
+void chunk_stock::add(std::span<std::uint32_t const> chunks) noexcept {
   notes_.say(chunks, "spare");
   chunks_.insert(chunks_.end(), chunks.begin(), chunks.end());
 }
@@ -48,7 +50,7 @@ void chunk_stock::collect() {
   }
 }
 
-void chunk_stock::remove(std::span<std::uint32_t const> chunks) {
+void chunk_stock::remove(std::span<std::uint32_t const> chunks) noexcept {
   std::erase_if(chunks_, [chunks](std::uint32_t chunk) {
     return std::binary_search(chunks.begin(), chunks.end(), chunk);
   });

@@ -41,11 +41,11 @@ class chunk_stock {
   /// Whether a chunk here lies nearer to the pool's end than one of `others`.
   [[nodiscard]] bool beats(std::span<std::uint32_t const> others) const;
 
-  void add(std::span<std::uint32_t const> chunks);
+  void add(std::span<std::uint32_t const> chunks) noexcept;
   /// Adds what the pool has granted since the last call.
   void collect();
   /// Takes these out, ascending, which are here.
-  void remove(std::span<std::uint32_t const> chunks);
+  void remove(std::span<std::uint32_t const> chunks) noexcept;
   void clear() noexcept { chunks_.clear(); }
 
   /// Maps `count` of them, no more than there are, behind what `where` has, zeroed where they hold
@@ -58,8 +58,8 @@ class chunk_stock {
   memhandover::training_client& client_;
   memhandover::device_memory& memory_;
   memhandover::chunk_notes notes_;
-  std::vector<std::uint32_t> chunks_;
-  std::vector<bool> needs_scrub_;  ///< by chunk: contents are another's
+  std::vector<std::uint32_t> chunks_;  ///< with room for all that there are
+  std::vector<bool> needs_scrub_;      ///< by chunk: contents are another's
 };
 
 }  // namespace sluice::step

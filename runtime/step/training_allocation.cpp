@@ -1,5 +1,7 @@
 /// Training's memory: allocating and freeing.
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 
 #include "memhandover/bytes.hpp"
@@ -157,7 +159,7 @@ bool training_memory::fill(space& where, std::size_t bytes, std::unique_lock<std
   }
   auto const kind = lasting ? lifetime::lasting : lifetime::revocable;
   if (stock_->missing(needed) > 0) {
-    unmapped_.wait(lock, [this] { return unmapping_ == 0; });
+    unmapped_.wait(lock, [this] { return unmapping_.empty(); });
     if (was_left()) {
       return true;
     }
@@ -240,11 +242,7 @@ bool training_memory::free(std::byte* address) {
     for (auto& candidate : *list) {
       if (candidate->contains(address)) {
         bool const freed = candidate->free(address) > 0;
-        if (list == &sparse_) {
-          let_go(candidate->close());
-        } else if (candidate->closed()) {
-          stock_->add(candidate->close());
-        }
+        give_back_unused(*candidate, *list);
         drop_empty(*list);
         publish();
         return freed;
@@ -252,6 +250,20 @@ bool training_memory::free(std::byte* address) {
     }
   }
   return false;
+}
+
+/// What nothing uses any more of a former space; later, where that takes more memory than there is.
+void training_memory::give_back_unused(space& of,
+                                       std::vector<std::unique_ptr<space>> const& list) noexcept {
+  try {
+    if (&list == &sparse_) {
+      let_go(of.close());
+    } else if (of.closed()) {
+      stock_->add(of.close());
+    }
+  } catch (std::exception const& why) {
+    spdlog::error("chunks that nothing uses stay mapped reason=\"{}\"", why.what());
+  }
 }
 
 bool training_memory::owns(void const* address) const {

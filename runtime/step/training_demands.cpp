@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <iterator>
 #include <numeric>
+#include <utility>
 
 #include "memhandover/chunk_choice.hpp"
 #include "memhandover/error.hpp"
@@ -26,6 +27,18 @@ std::uint32_t still_missing(std::uint32_t wanted, std::vector<std::uint32_t> con
   return wanted - std::min(wanted, static_cast<std::uint32_t>(given.size()));
 }
 
+/// Lets a lock go while it lives.
+class unlocked {
+ public:
+  explicit unlocked(std::unique_lock<std::mutex>& lock) : lock_(lock) { lock_.unlock(); }
+  unlocked(unlocked const&) = delete;
+  unlocked& operator=(unlocked const&) = delete;
+  ~unlocked() { lock_.lock(); }
+
+ private:
+  std::unique_lock<std::mutex>& lock_;
+};
+
 }  // namespace
 
 /// How many chunks `take_idle` would find.
@@ -42,6 +55,7 @@ std::uint32_t training_memory::idle() const {
 void training_memory::take_idle(std::uint32_t count, std::vector<std::uint32_t>& given) {
   give_stock(count, given);
   auto missing = [&] { return still_missing(count, given); };
+  given.reserve(given.size() + missing());  // no chunk is lost for want of room
   for (auto* candidate : {arena_.get(), persistent_.get()}) {
     if (missing() > 0 && !candidate->revoked()) {
       auto const idle = candidate->shrink(missing(), space::unmapping::soon);
@@ -70,6 +84,7 @@ std::vector<std::uint32_t> training_memory::choose(std::uint32_t count,
 void training_memory::give_stock(std::uint32_t count, std::vector<std::uint32_t>& given) {
   std::vector<std::uint32_t> here{stock_->chunks().begin(), stock_->chunks().end()};
   auto const chosen = choose(count, here, given);
+  given.reserve(given.size() + chosen.size());
   stock_->remove(chosen);
   given.insert(given.end(), chosen.begin(), chosen.end());
 }
@@ -92,62 +107,114 @@ memhandover::demand_answer training_memory::answer(memhandover::demand const& wa
   auto given = give_up(wanted);
   auto const seen = gate != nullptr ? gate->demand_seen_ns() : 0;
   given.noticed_ns = seen > 0 ? std::min(seen, wanted.awake_ns) : wanted.awake_ns;
-  tell_history(given);
   return given;
 }
 
-/// Has the history told what goes, when the server need not wait for it.
-void training_memory::tell_history(memhandover::demand_answer& of) {
-  of.afterwards = [this, given = of.chunks, others = std::move(of.afterwards)] {
-    {
-      std::lock_guard const lock{mutex_};
-      history_->tell(memhandover::happening::given, given);
-    }
-    if (others) {
-      others();
-    }
-  };
-}
-
+/// Whatever fails on the way, what has been taken until then is the server's.
 memhandover::demand_answer training_memory::give_up(memhandover::demand const& wanted) {
   memhandover::demand_answer answer;
   std::unique_lock lock{mutex_};
+  answer.closed_ns = answer.idle_ns = monotonic_ns();
   if (arena_ == nullptr) {
-    answer.closed_ns = answer.idle_ns = monotonic_ns();
     return answer;  // still being set up: there is nothing to give
   }
+  answer.afterwards = [this](std::span<std::uint32_t const> given) { finish_answer(given); };
+  try {
+    take_for(wanted, lock, answer);
+  } catch (std::exception const& why) {
+    spdlog::error("a demand could not be met in full reason=\"{}\"", why.what());
+  }
+  if (arena_ != nullptr) {
+    publish();
+  }
+  return answer;
+}
+
+void training_memory::take_for(memhandover::demand const& wanted,
+                               std::unique_lock<std::mutex>& lock,
+                               memhandover::demand_answer& answer) {
   auto* const gate = options_.gate;
   stock_->collect();  // a thread may not have come back for it yet
   // What a commit may still need is not taken while that would not do.
   auto const unused_ones = [&] { return gate == nullptr ? idle() : stock_->size(); };
   bool const may_revoke = unused_ones() >= wanted.chunks || await_commit_end(lock, wanted);
+  if (arena_ == nullptr) {
+    return;  // it has all been given up meanwhile
+  }
   ++demands_answered_;
   stock_->collect();
   answer.closed_ns = answer.idle_ns = monotonic_ns();
   if (gate == nullptr) {
     take_idle(wanted.chunks, answer.chunks);
-    answer.afterwards = [this] { memory_->sweep(); };
   } else if (stock_->size() >= wanted.chunks) {
     give_stock(wanted.chunks, answer.chunks);
   }
   if (may_revoke && still_missing(wanted.chunks, answer.chunks) > 0 && !revocable().empty()) {
     try {
       revoke_behind_gate(wanted, lock, answer);
-    } catch (error const& why) {
+    } catch (std::exception const& why) {
       // What has been taken already is the server's; the arena is as it was.
       spdlog::error("the arena could not be taken away reason=\"{}\"", why.what());
     }
+  }
+  if (arena_ == nullptr) {
+    return;
   }
   if (answer.chunks.empty()) {
     give_stock(wanted.chunks, answer.chunks);  // less than was asked for, but all there is
   }
   if (may_revoke && gate != nullptr) {
     // What the optimizer gives back and asks for again goes only where all the rest is too little.
-    auto const rest = persistent_->shrink(still_missing(wanted.chunks, answer.chunks));
+    auto const missing = still_missing(wanted.chunks, answer.chunks);
+    answer.chunks.reserve(answer.chunks.size() + missing);
+    auto const rest = persistent_->shrink(missing);
     answer.chunks.insert(answer.chunks.end(), rest.begin(), rest.end());
   }
-  publish();
-  return answer;
+}
+
+/// When the server need not wait for it.
+void training_memory::finish_answer(std::span<std::uint32_t const> given) noexcept {
+  if (!given.empty()) {
+    std::lock_guard const lock{mutex_};
+    history_->tell(memhandover::happening::given, given);
+  }
+  if (options_.gate == nullptr) {
+    memory_->sweep();
+  } else {
+    finish_revocation();
+  }
+}
+
+/// On CUDA: removes the mappings of what has been revoked, and opens the gate.
+void training_memory::finish_revocation() noexcept {
+  auto const unmap = [](std::unique_ptr<space> const& of) {
+    bool const was_left = of->awaits_unmapping();
+    of->finish_revoke();
+    return was_left;
+  };
+  {
+    std::lock_guard const lock{mutex_};
+    if (arena_ == nullptr) {
+      return;  // who ends waits for what is left to be unmapped
+    }
+    bool any = unmap(arena_);
+    for (auto const& old : retired_) {
+      any = unmap(old) || any;
+    }
+    if (!any) {
+      return;
+    }
+    stock_->add(unmapping_);
+    unmapping_.clear();
+    if (arena_->revoked() && phase_ == phase::running) {
+      abort_launches();  // if `discard` has been called already there is nothing left to abort
+    }
+    options_.gate->open();
+    note_reopened(unmaps_used_);
+    drop_empty(retired_);
+    publish();
+  }
+  unmapped_.notify_all();
 }
 
 /// A commit is short, and what it adds up must not be lost. A compute pause holds nobody meanwhile. False: it waits
@@ -228,14 +295,14 @@ void training_memory::note_reopened(bool in_use) noexcept {
   }
 }
 
-/// Takes what is revocable, and opens the gate. On CUDA the mappings are removed, and the gate opened,
-/// afterwards.
-void training_memory::revoke(division parts, memhandover::demand_answer& answer) {
-  auto* const gate = options_.gate;
-  auto victims = revocable();
-  for (auto* const victim : victims) {
-    victim->revoke(gate == nullptr);
+/// Takes what is revocable, and tells whether the gate may be opened. On CUDA the mappings are removed, and the gate
+/// opened, afterwards.
+bool training_memory::revoke(division parts, memhandover::demand_answer& answer) {
+  bool const on_host = options_.gate == nullptr;
+  for (auto* const victim : revocable()) {
+    victim->revoke(on_host);  // on the host there is one at most
   }
+  // Nothing throws from here on: the memory has changed hands.
   bool const in_use = arena_->revoked() && phase_ == phase::running;
   if (arena_->revoked()) {
     state_.store(arena_state::revoked, std::memory_order_release);
@@ -245,36 +312,17 @@ void training_memory::revoke(division parts, memhandover::demand_answer& answer)
   }
   answer.chunks = std::move(parts.given);
   answer.live_chunks = parts.live;
-  auto& kept = parts.kept;
-  if (gate == nullptr) {
-    stock_->add(kept);
+  if (on_host) {
+    stock_->add(parts.kept);
     if (in_use) {
       tell_others();  // before anybody is granted more
     }
-    operators_.open();
-    note_reopened(in_use);
-    return;
+    return true;
   }
   stock_->clear();  // what is kept of it is among `kept`
-  unmapping_ = static_cast<std::uint32_t>(kept.size());
-  answer.afterwards = [this, victims = std::move(victims), gate, kept = std::move(kept), in_use] {
-    {
-      std::lock_guard const again{mutex_};
-      for (auto* const victim : victims) {
-        victim->finish_revoke();
-      }
-      stock_->add(kept);
-      unmapping_ = 0;
-      if (arena_->revoked() && phase_ == phase::running) {
-        abort_launches();  // if `discard` has been called already there is nothing left to abort
-      }
-      gate->open();
-      note_reopened(in_use);
-      drop_empty(retired_);
-      publish();
-    }
-    unmapped_.notify_all();
-  };
+  unmapping_ = std::move(parts.kept);
+  unmaps_used_ = in_use;
+  return false;
 }
 
 /// Closes the gate, waits until nothing runs, and takes what is revocable.
@@ -285,50 +333,56 @@ void training_memory::revoke_behind_gate(memhandover::demand const& wanted,
   auto* const gate = &computing();
   auto const deadline =
       monotonic_ns() + (options_.gate != nullptr ? kernel_patience_ns : operator_patience_ns);
+  bool closed = false;
+  auto const open = [&closed](launch_gate* of) {
+    if (std::exchange(closed, false)) {
+      of->open();
+    }
+  };
+  // Whatever fails, nobody stays held.
+  std::unique_ptr<launch_gate, decltype(open)> const at_end{gate, open};
   division parts;
   for (;;) {
-    lock.unlock();  // a thread inside a launch may need this lock to get out
-    bool const closed = gate->close(deadline);
-    answer.closed_ns = monotonic_ns();
-    if (closed) {
-      lock.lock();
-      parts = divide(count, answer.chunks);  // while the device still runs
-      lock.unlock();
+    bool idle = false;
+    {
+      unlocked const meanwhile{lock};  // a thread inside a launch may need this lock to get out
+      closed = gate->close(deadline);
+      answer.closed_ns = monotonic_ns();
     }
-    bool const idle = closed && gate->wait_idle(deadline);
+    if (closed && arena_ != nullptr) {
+      parts = divide(count, answer.chunks);  // while the device still runs
+      unlocked const meanwhile{lock};
+      idle = gate->wait_idle(deadline);
+    }
     answer.idle_ns = monotonic_ns();
     answer.unit_ended_ns = idle ? gate->unit_ended_ns() : 0;
-    lock.lock();
-    if (closed && idle && phase_ != phase::committing) {
-      break;
-    }
-    if (closed) {
-      gate->open();
-    }
-    if (!closed || !idle) {
+    if (!idle || arena_ == nullptr) {
       return;
     }
-    if (!await_commit_end(lock, wanted)) {  // it began in between
+    if (phase_ != phase::committing) {
+      break;
+    }
+    open(gate);
+    if (!await_commit_end(lock, wanted) || arena_ == nullptr) {  // it began in between
       return;
     }
   }
   auto const victims = revocable();
   if (victims.empty()) {
-    gate->open();
     return;
   }
-  try {
-    // Memory is allocated and freed beside a closed gate as well.
-    auto const chunks =
-        std::accumulate(victims.begin(), victims.end(), std::size_t{0},
-                        [](std::size_t sum, space* of) { return sum + of->chunks().size(); });
-    bool const as_it_was = parts.revocable == chunks && parts.stock == stock_->size() &&
-                           parts.generation == generation();
-    revoke(as_it_was ? std::move(parts) : divide(count, answer.chunks), answer);
-  } catch (...) {
-    gate->open();
-    throw;
+  // Memory is allocated and freed beside a closed gate as well.
+  auto const chunks =
+      std::accumulate(victims.begin(), victims.end(), std::size_t{0},
+                      [](std::size_t sum, space* of) { return sum + of->chunks().size(); });
+  bool const as_it_was = parts.revocable == chunks && parts.stock == stock_->size() &&
+                         parts.generation == generation();
+  bool const opens = revoke(as_it_was ? std::move(parts) : divide(count, answer.chunks), answer);
+  if (opens) {
+    open(gate);
+    note_reopened(arena_->revoked() && phase_ == phase::running);
   }
+  closed = false;
 }
 
 }  // namespace sluice::step

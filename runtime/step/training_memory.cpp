@@ -101,6 +101,7 @@ void training_memory::begin() {
     }
   }
   drop_empty(promoted_);
+  drop_empty(sparse_);
   let_idle_go();
   exchange_idle();
   publish_kept();
@@ -123,12 +124,13 @@ void training_memory::leave_sparse() {
   }
   try {
     auto fresh = new_persistent();
+    sparse_.reserve(sparse_.size() + 1);
     sparse_.push_back(std::exchange(persistent_, std::move(fresh)));
   } catch (std::exception const& why) {
     spdlog::error("memory that has served to set the job up stays reason=\"{}\"", why.what());
     return;
   }
-  let_go(sparse_.back()->close());
+  give_back_unused(*sparse_.back(), sparse_);
 }
 
 /// Chunks of persistent memory that the arena is not to have, which they would part: they lie at the pool's other end.
@@ -309,17 +311,25 @@ void training_memory::discard() {
     phase_ = phase::idle;
     commits_here = false;
     tell_others();
-    if (arena_->is_lost()) {
-      replace_arena(retired_);
-    } else if (options_.gate == nullptr && arena_->ranges().live() > 0) {
-      replace_arena(promoted_);
+    try {
+      if (arena_->is_lost()) {
+        replace_arena(retired_);
+      } else if (options_.gate == nullptr && arena_->ranges().live() > 0) {
+        replace_arena(promoted_);
+      }
+    } catch (std::exception const& why) {
+      // A lost one `begin` replaces.
+      spdlog::error("the arena could not be replaced reason=\"{}\"", why.what());
     }
-    state_.store(arena_state::sound, std::memory_order_release);
+    bool const lost_still = arena_->is_lost();
+    if (!lost_still) {
+      state_.store(arena_state::sound, std::memory_order_release);
+    }
     if (auto const lost = std::exchange(lost_ns_, std::nullopt)) {
       client_->mailbox().discarded_ns.fetch_add(static_cast<std::uint64_t>(*lost - begun_ns_));
     }
     publish();
-    if (options_.gate != nullptr) {
+    if (options_.gate != nullptr && !lost_still) {
       options_.gate->abort_end();
     }
   }
@@ -329,6 +339,7 @@ void training_memory::discard() {
 /// Puts the arena away among `old` and begins another.
 void training_memory::replace_arena(std::vector<std::unique_ptr<space>>& old) {
   auto fresh = new_arena(generation_.load() + 1);
+  old.reserve(old.size() + 1);
   if (&old == &promoted_) {
     stock_->add(arena_->close());
   } else if (!arena_->revoked()) {
@@ -339,13 +350,19 @@ void training_memory::replace_arena(std::vector<std::unique_ptr<space>>& old) {
   generation_.fetch_add(1, std::memory_order_acq_rel);
 }
 
-void training_memory::drop_empty(std::vector<std::unique_ptr<space>>& spaces) {
+void training_memory::drop_empty(std::vector<std::unique_ptr<space>>& spaces) noexcept {
   std::erase_if(spaces, [this](std::unique_ptr<space> const& candidate) {
     if (candidate->ranges().live() > 0 || candidate->awaits_unmapping()) {
       return false;
     }
-    if (!candidate->revoked() && !candidate->closed()) {
-      stock_->add(candidate->shrink(candidate->idle_chunks()));
+    try {
+      if (!candidate->revoked()) {
+        stock_->add(candidate->closed() ? candidate->close()
+                                        : candidate->shrink(candidate->idle_chunks()));
+      }
+    } catch (std::exception const& why) {
+      spdlog::error("chunks that nothing uses stay mapped reason=\"{}\"", why.what());
+      return false;
     }
     return true;
   });
@@ -420,6 +437,11 @@ void training_memory::publish_stranded() const {
 
 void training_memory::before_fork() {
   mutex_.lock();
+  try {
+    fork_copies_.reserve(1 + promoted_.size());
+  } catch (std::bad_alloc const&) {
+    return;  // as where there are no pages for a copy
+  }
   auto copy = [&](space& shared) {
     if (shared.revoked() || shared.ranges().live() == 0) {
       return;
@@ -428,10 +450,10 @@ void training_memory::before_fork() {
     void* const twin = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (twin != MAP_FAILED) {
+      fork_copies_.emplace_back(&shared, static_cast<std::byte*>(twin));
       shared.ranges().for_each([&](std::size_t offset, std::size_t size) {
         std::memcpy(static_cast<std::byte*>(twin) + offset, shared.base() + offset, size);
       });
-      fork_copies_.emplace_back(&shared, static_cast<std::byte*>(twin));
     }
   };
   // Persistent memory lies in private pages already.

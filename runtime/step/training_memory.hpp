@@ -29,6 +29,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "memhandover/chunk_history.hpp"
@@ -167,10 +168,15 @@ class training_memory {
   };
 
   [[nodiscard]] memhandover::demand_answer answer(memhandover::demand const& wanted);
-  void tell_history(memhandover::demand_answer& of);
   [[nodiscard]] memhandover::demand_answer give_up(memhandover::demand const& wanted);
+  void take_for(memhandover::demand const& wanted, std::unique_lock<std::mutex>& lock,
+                memhandover::demand_answer& answer);
+  void finish_answer(std::span<std::uint32_t const> given) noexcept;
+  void finish_revocation() noexcept;
   /// Chunks of ours that hold nothing.
-  [[nodiscard]] std::uint32_t unused() const { return stock_->size() + unmapping_; }
+  [[nodiscard]] std::uint32_t unused() const {
+    return stock_->size() + static_cast<std::uint32_t>(unmapping_.size());
+  }
   [[nodiscard]] std::uint32_t idle() const;
   void take_idle(std::uint32_t count, std::vector<std::uint32_t>& given);
   [[nodiscard]] std::vector<space*> revocable() const;
@@ -178,7 +184,7 @@ class training_memory {
   void revoke_behind_gate(memhandover::demand const& wanted, std::unique_lock<std::mutex>& lock,
                           memhandover::demand_answer& answer);
   [[nodiscard]] division divide(std::uint32_t count, std::vector<std::uint32_t> const& given) const;
-  void revoke(division parts, memhandover::demand_answer& answer);
+  [[nodiscard]] bool revoke(division parts, memhandover::demand_answer& answer);
   [[nodiscard]] std::vector<std::uint32_t> choose(std::uint32_t count,
                                                   std::vector<std::uint32_t>& from,
                                                   std::vector<std::uint32_t> const& given) const;
@@ -197,6 +203,7 @@ class training_memory {
                                       memhandover::demand const& wanted);
   void let_idle_go();
   void leave_sparse();
+  void give_back_unused(space& of, std::vector<std::unique_ptr<space>> const& list) noexcept;
   void let_go(std::vector<std::uint32_t> const& chunks);
   void exchange_idle();
   void give_back_idle_arena(std::uint32_t count);
@@ -204,7 +211,7 @@ class training_memory {
   [[nodiscard]] std::uint32_t chunks_kept() const;
   [[nodiscard]] std::uint64_t starved_in(std::size_t bytes) const;
   void replace_arena(std::vector<std::unique_ptr<space>>& old);
-  void drop_empty(std::vector<std::unique_ptr<space>>& spaces);
+  void drop_empty(std::vector<std::unique_ptr<space>>& spaces) noexcept;
   [[nodiscard]] std::unique_ptr<space> new_arena(std::uint64_t generation);
   [[nodiscard]] std::unique_ptr<space> new_persistent();
   void publish();
@@ -240,7 +247,8 @@ class training_memory {
   std::vector<std::unique_ptr<space>> promoted_;
   std::vector<std::unique_ptr<space>> sparse_;  ///< former persistent memory
   std::optional<chunk_stock> stock_;            ///< ours, not mapped
-  std::uint32_t unmapping_ = 0;  ///< ours, still mapped in an arena that has been revoked
+  std::vector<std::uint32_t> unmapping_;  ///< ours, still mapped in an arena that has been revoked
+  bool unmaps_used_ = false;              ///< a micro-batch was running in it
   std::condition_variable unmapped_;
   std::size_t peak_ = 0;
   std::int64_t begun_ns_ = 0;                 ///< when the micro-batch began …

@@ -55,7 +55,10 @@ class ledger_writer_test : public testing::Test {
 TEST_F(ledger_writer_test, demands_nothing_of_the_next_owner_of_a_dead_clients_slot) {
   ledger_writer writer{view_};
   auto const asked = writer.demand(0, 7);
+  writer.tell_refused(0, 5);
   writer.reclaim(0);
+  EXPECT_EQ(view_.controls()[0].refused, 0U)
+      << "it is told what was refused because of the last one";
   auto const now = numbered::unpack(view_.controls()[0].demand.load());
   EXPECT_EQ(now.chunks, 0U);
   EXPECT_NE(now.seq, asked);

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <new>
+#include <string>
 
 #include "tests/runtime/server_model/heap_pool.hpp"
 
@@ -258,6 +260,46 @@ TEST_F(a_tensor_heap, holds_nothing_of_a_load_that_failed) {
     EXPECT_EQ(heap_->hole_bytes(), 0U);
   }
   EXPECT_TRUE(load({chunk, 100}));
+}
+
+TEST_F(a_tensor_heap, has_what_it_had_after_any_call_of_the_pool_has_failed_in_a_load) {
+  bool hit = true;
+  for (int which = 1; hit; ++which) {
+    SCOPED_TRACE("call " + std::to_string(which));
+    ASSERT_LT(which, 100);
+    hit = false;
+    for (bool const wrongly : {false, true}) {
+      make(12, 4);
+      if (wrongly) {
+        pool_->foresee_wrongly();
+      }
+      auto const stays = load({chunk + 1000}, "stays");
+      std::vector<loaded_tensors> apart;
+      for (int i = 0; i < 4; ++i) {
+        apart.push_back(load({chunk}, "apart"));
+      }
+      apart[0] = {};
+      apart[2] = {};
+      for (sizes_of const& wanted :
+           {sizes_of{100}, sizes_of{2 * chunk, 300, 2 * chunk + 1}, sizes_of{5 * chunk, 600}}) {
+        auto const before = pool_->usage();
+        auto const holes = heap_->hole_bytes();
+        pool_->fail_call(which);
+        try {
+          auto const model = load(wanted, "large");
+        } catch (std::bad_alloc const&) {
+          heap_->tidy();
+        }
+        hit = pool_->call_failed() || hit;
+        auto const now = pool_->usage();
+        EXPECT_EQ(now.serving_bytes, before.serving_bytes);
+        EXPECT_EQ(heap_->hole_bytes(), holes);
+        EXPECT_EQ(pool_->wrongly_given_back(), 0);
+      }
+      apart.clear();
+      EXPECT_EQ(serving(), 2 * chunk);
+    }
+  }
 }
 
 }  // namespace

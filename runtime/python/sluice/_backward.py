@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 
 import torch
+from torch import nn
 
 from sluice.errors import SluiceError
 
@@ -20,8 +21,31 @@ def run_backward(loss: torch.Tensor) -> None:
     except RuntimeError as why:
         if "backward through the graph a second time" not in str(why):
             raise
-        raise SluiceError("backward had run through the graph of this loss before: the step runs backward itself, so leave .backward() "
-                          "out of the loss function; and a tensor that it takes over from an earlier call wants .detach()") from why
+        raise has_run_before() from why
+
+
+def has_run_before() -> SluiceError:
+    return SluiceError("backward had run through the graph of this loss before: the step runs backward itself, so leave .backward() "
+                       "out of the loss function; and a tensor that it takes over from an earlier call wants .detach()")
+
+
+@torch.no_grad()
+def has_doubled(earlier: list[tuple[nn.Parameter, torch.Tensor]], params: list[nn.Parameter], loss: torch.Tensor,
+                root: torch.Tensor) -> bool:
+    """Whether a backward from ``root``, a multiple of ``loss``, has added to gradients what had come from that loss ``earlier``, as
+    when it has run with ``retain_graph=True``. Waits for the device. Gradients of another part of a loss are others; shards and
+    sparse ones are not looked at."""
+    if [id(param) for param, _ in earlier] != [id(param) for param in params if param.grad is not None]:
+        return False
+    if any(type(before) is not torch.Tensor or before.layout != torch.strided for _, before in earlier):
+        return False
+    apart = whole = 0.0
+    ratio = float(root / loss)
+    for param, before in earlier:
+        expected = before * ratio
+        apart += float((param.grad - before - expected).float().square().sum())
+        whole += float(expected.float().square().sum())
+    return apart <= 1e-4 * whole and whole > 0
 
 
 def empty_backward_queue() -> None:

@@ -1,4 +1,4 @@
-"""The buffers of a model, which forward may change: kept before a micro-batch, put back if it is discarded."""
+"""What forward may change in a model, its buffers and other tensors: kept before a micro-batch, put back if it is discarded."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ class Buffers:
 
     Values are compared with nothing: batch normalisation changes its running statistics without raising a tensor's
     version, so only copying them back is exact.
+
+    Tensors that are plain attributes are other ones afterwards, such as the weight that ``torch.nn.utils.spectral_norm`` and
+    ``weight_norm`` make in forward: the module gets back the one that it had, or where the micro-batch counts a detached copy.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -22,6 +25,7 @@ class Buffers:
         self._forms: list[tuple] = []
         self._addresses: list[int] | None = None  # None: some have none
         self._groups: list[tuple[list, list]] = []  # buffers, and copies, that one launch can copy
+        self._attributes: list[tuple[dict, str, torch.Tensor | None]] = []
 
     @torch.no_grad()
     def save(self) -> None:
@@ -32,6 +36,7 @@ class Buffers:
             self._follow()
         for group, copies in self._groups:
             torch._foreach_copy_(copies, group)
+        self._attributes = [(names, name, names.get(name)) for names, name in self._parts.attributes]
 
     def _follow(self) -> None:
         """Makes room for copies of the buffers that there are now, and as they are."""
@@ -53,14 +58,21 @@ class Buffers:
                 module._buffers[name] = buffer
         for group, copies in self._groups:
             torch._foreach_copy_(group, copies)
+        for names, name, before in self._attributes:
+            if names.get(name) is not before:
+                names[name] = before
 
     @torch.no_grad()
     def keep(self) -> None:
-        """Copies the tensors by which forward has replaced buffers out of the arena."""
+        """Copies the tensors by which forward has replaced others out of the arena."""
         for module, name, buffer in self._places:
             now = _now(module, name)
             if now is not None and now is not buffer:
                 module._buffers[name] = now.detach().clone()
+        for names, name, before in self._attributes:
+            now = names.get(name)
+            if now is not before and isinstance(now, torch.Tensor):
+                names[name] = now.detach().clone()
 
 
 def _now(module: nn.Module, name: str) -> torch.Tensor | None:

@@ -151,6 +151,8 @@ class Engine:
         self.running = False
         self.unsettled: MicroBatch | None = None  # its commit lies in the gate's queue, and nobody waits for it
         self._follow_later = False
+        #: Whether a loss function has been seen that runs backward for something else than its loss.
+        self.knows_other_backward = False
         self.counts = {"steps": 0, "samples": 0, "commits": 0, "discards": 0, "micro_batch": 0}
 
     def explained(self) -> contextlib.AbstractContextManager:

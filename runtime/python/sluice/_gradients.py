@@ -46,6 +46,7 @@ class Gradients:
         self._sums = room(params) if apart else None
         self._begun: set[int] = set()
         self._in_place = False
+        self._none_is_there = False  # no parameter has a gradient, unless backward has run since
         self._finished: dict[int, torch.Tensor] = {}
         self._are_shown = False  # the finished sums are the parameters' gradients
 
@@ -76,6 +77,7 @@ class Gradients:
         """Starts a global batch; `add`: on top of the gradients that are there."""
         self.make_sums()
         self.start()
+        self._none_is_there = not (add and self._sums is None)
         for param in self.params:
             grad = param.grad
             if add and grad is not None:
@@ -90,6 +92,13 @@ class Gradients:
         """Drops the gradients of a micro-batch that does not count."""
         for param in self.params:
             param.grad = None
+        self._none_is_there = True
+
+    def earlier(self) -> list[tuple[nn.Parameter, torch.Tensor]]:
+        """Copies of gradients that are known to have been made since the micro-batch began; more may follow from here on. Where they
+        add up in their own places, only the first micro-batch of a batch tells."""
+        was_none_there, self._none_is_there = self._none_is_there, False
+        return [(param, grad.clone()) for param in self.params if (grad := param.grad) is not None] if was_none_there else []
 
     def state(self) -> set[int]:
         """What ``take`` changes on the host."""
@@ -106,6 +115,7 @@ class Gradients:
         self._in_place = in_place
         if self._sums is not None and not in_place:
             self._take(self.params)
+            self._none_is_there = True
 
     @torch.no_grad()
     def _take(self, params: list[nn.Parameter]) -> None:

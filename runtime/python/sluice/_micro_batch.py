@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from sluice import _batches, _checks, _losses, _runtime
-from sluice._backward import empty_backward_queue, let_go_of, run_backward
+from sluice._backward import empty_backward_queue, has_doubled, has_run_before, let_go_of, run_backward
 from sluice._names import BoundNames
 from sluice.errors import SluiceError, Survivors
 
@@ -96,6 +96,8 @@ class MicroBatch:
         runtime = self._engine.runtime
         if runtime and runtime.arena_state() != _runtime.SOUND:
             raise Discarded
+        gradients = self._engine.gradients
+        earlier = gradients.earlier()
         self._engine.begin_gradients()
         weight = _losses.checked_weight(weight)
         part = self._losses.part(_losses.checked_loss(loss), weight, self.share)
@@ -103,10 +105,25 @@ class MicroBatch:
             part = torch.zeros_like(part)  # a mean over nothing is not a number
         else:
             if self._overlaps:
-                self._engine.processes.start(self._engine.gradients, self._losses, weight)
+                self._engine.processes.start(gradients, self._losses, weight)
             scaled = part if self._engine.processes is None else self._engine.processes.scaled(part, self._losses)
-            run_backward(scaled if self._scaler is None else self._scaler.scale(scaled))
+            root = scaled if self._scaler is None else self._scaler.scale(scaled)
+            run_backward(root)
+            if earlier and not self._overlaps:
+                self._refuse_doubled(earlier, loss, root)
         self.ran(part, weight)
+
+    def _refuse_doubled(self, earlier: list[tuple[nn.Parameter, torch.Tensor]], loss: torch.Tensor, root: torch.Tensor) -> None:
+        """The block has run a backward of its own; the first that does is looked at."""
+        engine = self._engine
+        if engine.knows_other_backward:
+            return
+        doubled = has_doubled(earlier, engine.gradients.params, loss.detach(), root.detach())
+        if engine.runtime and engine.runtime.arena_state() != _runtime.SOUND:
+            raise Discarded
+        if doubled:
+            raise has_run_before()
+        engine.knows_other_backward = True
 
     def ran(self, part: torch.Tensor, weight: float | torch.Tensor | None = None) -> None:
         """Backward has run, on what the slice adds to the batch's loss."""

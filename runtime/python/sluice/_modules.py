@@ -34,6 +34,8 @@ class Parts:
         self.parameters: list[nn.Parameter] = []
         #: Whose, under which name, and which.
         self.buffers: list[tuple[nn.Module, str, torch.Tensor]] = []
+        #: Tensors that are neither: in whose ``__dict__``, and under which name.
+        self.attributes: list[tuple[dict[str, Any], str]] = []
         self.refresh()
 
     def refresh(self) -> None:
@@ -47,6 +49,8 @@ class Parts:
         self.parameters = [param for module in modules for param in module._parameters.values() if param is not None]
         self.buffers = [(module, name, buffer) for module in modules for name, buffer in module._buffers.items()
                         if buffer is not None]
+        self.attributes = [(vars(module), name) for module in modules for name, value in vars(module).items()
+                           if isinstance(value, torch.Tensor)]
         self._full = [table for table in tables if len(table) > 0]
         self._empty = [table for table in tables if len(table) == 0]
         self._named = [module._buffers for module in modules if len(module._buffers) > 0]

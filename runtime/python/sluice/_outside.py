@@ -117,7 +117,7 @@ class Outside:
         watch, self._watch = self._watch, None
         if watch is None:
             return
-        roots = [root for root in watch.roots() if any(module._buffers for module in root.modules())]
+        roots = [root for root in watch.roots() if any(module._buffers for module in root.modules()) or Parts(root).attributes]
         if roots:
             self._roots += roots
             self._buffers = Buffers(Parts(*self._roots, apart_from=self._model))

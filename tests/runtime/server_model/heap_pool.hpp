@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -87,6 +88,7 @@ class heap_pool final : public memhandover::serving_pool,
 
   [[nodiscard]] bool take_chunks(std::span<std::uint32_t const> chunks) override {
     std::lock_guard const lock{mutex_};
+    fail_if_due();
     if (lose_races_ > 0) {  // training is granted one of them in between
       --lose_races_;
       return false;
@@ -107,6 +109,7 @@ class heap_pool final : public memhandover::serving_pool,
       meanwhile(foresee(wanted));
     }
     std::lock_guard const lock{mutex_};
+    fail_if_due();
     ++acquisitions_;
     short_ = failure_ == error_kind::out_of_memory;
     if (failure_) {
@@ -131,12 +134,19 @@ class heap_pool final : public memhandover::serving_pool,
 
   void give_back_chunks(std::span<std::uint32_t const> chunks) override {
     std::lock_guard const lock{mutex_};
+    for (auto const each : chunks) {
+      wrongly_given_back_ += owners_.at(each) == owner::serving ? 0 : 1;
+    }
     set(chunks, owner::nobody);
     changed_.notify_all();
   }
 
   [[nodiscard]] std::byte* whole_view() const noexcept override { return whole_; }
   [[nodiscard]] std::byte* stitch(std::span<std::uint32_t const> chunks) override {
+    {
+      std::lock_guard const lock{mutex_};
+      fail_if_due();
+    }
     auto* const where = memory_->reserve(static_cast<std::uint32_t>(chunks.size()));
     memory_->map(where, chunks);
     std::lock_guard const lock{mutex_};
@@ -151,6 +161,7 @@ class heap_pool final : public memhandover::serving_pool,
   }
   void note_chunks(std::span<std::uint32_t const> chunks, std::string_view what) override {
     std::lock_guard const lock{mutex_};
+    fail_if_due();
     for (auto const each : chunks) {
       notes_[each] = what;
     }
@@ -158,6 +169,7 @@ class heap_pool final : public memhandover::serving_pool,
   void record_use(std::span<std::uint32_t const> chunks, std::byte const* where,
                   std::string_view what) override {
     std::lock_guard const lock{mutex_};
+    fail_if_due();
     uses_.push_back({{chunks.begin(), chunks.end()}, where, std::string{what}});
   }
 
@@ -202,6 +214,21 @@ class heap_pool final : public memhandover::serving_pool,
   void fail_next(error_kind kind) {
     std::lock_guard const lock{mutex_};
     failure_ = kind;
+  }
+  /// That call from now on which asks this pool for something, or tells it something, finds no memory to do it with.
+  void fail_call(int which) {
+    std::lock_guard const lock{mutex_};
+    calls_left_ = which;
+  }
+  /// Whether one has; none does from now on.
+  [[nodiscard]] bool call_failed() {
+    std::lock_guard const lock{mutex_};
+    return std::exchange(calls_left_, 0) == 0;
+  }
+  /// Chunks that were given back by somebody who did not have them.
+  [[nodiscard]] int wrongly_given_back() const {
+    std::lock_guard const lock{mutex_};
+    return wrongly_given_back_;
   }
   /// What training will give is foreseen wrongly.
   void foresee_wrongly() {
@@ -283,6 +310,11 @@ class heap_pool final : public memhandover::serving_pool,
  private:
   enum class owner : unsigned char { nobody, training, serving };
 
+  void fail_if_due() {
+    if (calls_left_ > 0 && --calls_left_ == 0) {
+      throw std::bad_alloc{};
+    }
+  }
   [[nodiscard]] std::uint64_t count(owner who) const {
     return static_cast<std::uint64_t>(std::count(owners_.begin(), owners_.end(), who));
   }
@@ -332,6 +364,8 @@ class heap_pool final : public memhandover::serving_pool,
   int lose_races_ = 0;
   int failing_claims_ = 0;
   std::chrono::nanoseconds run_ahead_{0};
+  int calls_left_ = 0;
+  int wrongly_given_back_ = 0;
   bool foresees_wrongly_ = false;
   std::uint32_t kept_ = 0;
   std::optional<error_kind> failure_;

@@ -340,7 +340,16 @@ class Scripted(Training):
                              nn.Linear(8, 4))
 
 
-@pytest.mark.parametrize("way", [BackwardOfItsOwn, Scripted], ids=lambda way: way.__name__)
+class WeightsMadeInForward(Training):
+    """What the norms that are older than parametrizations make of the weight is an attribute of the module."""
+
+    def model(self):
+        spectral, weight = torch.nn.utils.spectral_norm, torch.nn.utils.weight_norm
+        return nn.Sequential(spectral(nn.Linear(6, 8)), nn.ReLU(), weight(nn.Linear(8, 8)), nn.Dropout(0.3), nn.Linear(8, 4))
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated")
+@pytest.mark.parametrize("way", [BackwardOfItsOwn, Scripted, WeightsMadeInForward], ids=lambda way: way.__name__)
 @pytest.mark.parametrize("operator", [None, 5, AT_COMMIT])
 def test_unusual_losses_and_models_are_trained_as_without_sharing(way, operator):
     def by_hand():

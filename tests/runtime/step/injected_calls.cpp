@@ -19,6 +19,8 @@
 #include <ostream>
 #include <sstream>
 
+#include "tests/memhandover/failing_allocations.hpp"
+
 namespace sluice::test {
 namespace {
 
@@ -73,6 +75,7 @@ bool fails(char const* name) {
 }
 
 void forget(std::uintptr_t from, std::size_t bytes) {
+  none_fails_here const own;
   auto& ranges = the_state().mapped;
   auto const end = from + bytes;
   auto at = ranges.upper_bound(from);
@@ -96,6 +99,7 @@ void forget(std::uintptr_t from, std::size_t bytes) {
 }
 
 void remember(void* where, std::size_t bytes) {
+  none_fails_here const own;
   std::lock_guard const lock{the_state().mutex};
   auto const from = reinterpret_cast<std::uintptr_t>(where);
   forget(from, bytes);

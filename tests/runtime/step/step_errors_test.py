@@ -106,6 +106,18 @@ def test_backward_is_the_steps_own(runtime):
             step(loss_fn, X)
             step(loss_fn, X)
     carried.clear()
+
+    def with_kept_graph(x):
+        loss = loss_of(step)(x)
+        loss.backward(retain_graph=True)
+        return loss
+
+    def with_kept_graph_and_weight(x):
+        return with_kept_graph(x), 3.0
+
+    for loss_fn in (with_kept_graph, with_kept_graph_and_weight):
+        with pytest.raises(sluice.SluiceError, match=r"leave .backward\(\) out of the loss function"):
+            step(loss_fn, X)
     for loss_fn in (lambda x: with_backward(x, torch.Tensor.detach), torch.no_grad()(loss_of(step)), lambda x: x.mean()):
         with pytest.raises(sluice.SluiceError, match="the loss of a slice has no gradient.*runs backward itself"):
             step(loss_fn, X)
@@ -113,6 +125,10 @@ def test_backward_is_the_steps_own(runtime):
         for micro in step.micro_batches(X):
             with micro as x:
                 micro.backward(with_backward(x))
+    with pytest.raises(sluice.SluiceError, match="leave .backward"):
+        for micro in step.micro_batches(X):
+            with micro as x:
+                micro.backward(with_kept_graph(x))
     assert torch.equal(before, step.model.weight) and step.model.weight.grad is None
     step(loss_of(step), X)
     assert step.stats()["steps"] == 1
@@ -362,73 +378,6 @@ def test_a_model_lies_where_the_process_shares_memory_or_is_trained_without(shar
     assert capsys.readouterr().err == ""
     assert _runtime.attach(uses_cuda=shares != _runtime.CUDA) is None
     assert told in capsys.readouterr().err
-
-
-def in_forked_child(body) -> str:
-    """What it says, in a child of this process."""
-    reading, writing = os.pipe()
-    if (child := os.fork()) == 0:
-        try:
-            said = body()
-        except BaseException as why:
-            said = f"{type(why).__name__}: {why}"
-        os.write(writing, said.encode())
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as told:
-        said = told.read()
-    os.waitpid(child, 0)
-    return said
-
-
-def test_a_forked_child_is_told_at_once():
-    step = made(ScriptedRuntime())
-    calls = []
-
-    def loop():
-        for micro in step.micro_batches(X):
-            with micro as x:
-                calls.append(x)
-
-    def call():
-        step(lambda x: calls.append(x), X)
-
-    for way in (call, loop):
-        said = in_forked_child(lambda: way() or "trained")
-        assert said.startswith("SluiceError: this step was made before the process was forked") and "spawn" in said
-        assert in_forked_child(lambda: str(step.stats()["steps"])) == "0"
-    step(loss_of(step), X)
-
-
-def test_a_child_that_is_forked_in_the_middle_of_a_step_ends_with_its_slice():
-    step = made(ScriptedRuntime())
-    calls, said, to_parent = [], [], []
-
-    def forking(x):
-        calls.append(x)
-        if len(calls) == 2:  # after the rehearsal
-            reading, writing = os.pipe()
-            if os.fork():
-                os.close(writing)
-                with os.fdopen(reading) as told:
-                    said.append(told.read())
-                os.wait()
-            else:
-                to_parent.append(writing)
-        return loss_of(step)(x)
-
-    try:
-        step(forking, X)
-    except BaseException as why:
-        if to_parent:
-            os.write(to_parent[0], f"{len(calls)} {why}".encode())
-        else:
-            raise
-    finally:
-        if to_parent:
-            os._exit(0)
-    assert len(calls) == 3 and step.stats()["steps"] == 1
-    assert said[0].startswith("2 ") and "a forked child of a training process cannot train in the pool" in said[0]
 
 
 @pytest.mark.parametrize("in_thread", [False, True])

@@ -9,11 +9,14 @@
 #include <filesystem>
 #include <fstream>
 #include <future>
+#include <new>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "memhandover/error.hpp"
 #include "memhandover/serving_pool.hpp"
 #include "tests/runtime/step/fault_world.hpp"
 
@@ -57,6 +60,33 @@ TEST(training_client_test, who_asks_is_answered_although_a_demand_waits_for_whoe
   serving.join();
 
   EXPECT_TRUE(in_time);
+}
+
+TEST(training_client_test, what_throws_on_the_control_thread_ends_nothing) {
+  fault_world world{"host"};
+  world.start_broker();
+  std::atomic<int> demands{0};
+  std::vector<std::uint32_t> held;
+  auto const job = training_client::join(world.broker(), "job", [&](demand const& /*what*/) {
+    if (++demands == 1) {
+      throw std::bad_alloc{};
+    }
+    demand_answer given;
+    given.chunks = held;
+    given.afterwards = [](auto) { throw std::system_error{EAGAIN, std::generic_category()}; };
+    return given;
+  });
+  auto const all = job->view().shape();
+  auto const server = world.join_server();
+  for (int turn = 0; turn < 2; ++turn) {
+    job->ask(all.chunk_count, lifetime::revocable, steady_clock::now() + 20s);
+    held = job->collect();
+    ASSERT_EQ(held.size(), all.chunk_count);
+
+    EXPECT_THROW((void)server->acquire(all.bytes() / 2, steady_clock::now() + 20s), error);
+    EXPECT_NO_THROW((void)server->acquire(all.bytes() / 2, steady_clock::now() + 20s));
+    EXPECT_EQ(demands.exchange(0), 2);
+  }
 }
 
 /// Nanoseconds that this process's control thread has computed for.

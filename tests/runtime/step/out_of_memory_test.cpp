@@ -1,0 +1,228 @@
+/// Every allocation fails once in turn, of the control thread that answers demands, and of the thread that trains: no
+/// demand stays without an answer, the process goes on, and no chunk is lost.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <new>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "memhandover/error.hpp"
+#include "tests/memhandover/failing_allocations.hpp"
+#include "tests/runtime/step/fault_world.hpp"
+
+namespace sluice::test::out_of_memory {
+namespace {
+
+using namespace std::chrono_literals;
+using std::chrono::steady_clock;
+
+/// So long nothing here may take.
+constexpr auto patience = 20s;
+/// More than anything here allocates.
+constexpr unsigned too_many = 2000;
+
+/// A gate of a device that never runs, which knows what it has been told.
+class watched_gate final : public step::launch_gate {
+ public:
+  bool close(std::int64_t /*deadline_ns*/) override {
+    closed_.store(true);
+    return true;
+  }
+  bool wait_idle(std::int64_t /*deadline_ns*/) override { return true; }
+  void open() override { closed_.store(false); }
+  void abort_begin() override { aborting_.store(true); }
+  void abort_end() override { aborting_.store(false); }
+  void set_urgent(bool /*urgent*/) override {}
+
+  /// Waits, in vain for a while at most.
+  [[nodiscard]] bool is_opened() const {
+    auto const until = steady_clock::now() + patience;
+    while (closed_.load() && steady_clock::now() < until) {
+      std::this_thread::yield();
+    }
+    return !closed_.load();
+  }
+  [[nodiscard]] bool aborting() const { return aborting_.load(); }
+
+ private:
+  std::atomic<bool> closed_{false};
+  std::atomic<bool> aborting_{false};
+};
+
+class out_of_memory_test : public testing::TestWithParam<char const*> {
+ protected:
+  out_of_memory_test() : world_{GetParam(), 12} {
+    world_.start_broker();
+    auto options = world_.job();
+    if (on_gpu()) {
+      options.gate = &gate_;
+    }
+    memory_.emplace(options);
+    server_ = world_.join_server();
+    chunk_ = server_->shape().chunk_bytes;
+    chunks_ = server_->shape().chunk_count;
+  }
+
+  [[nodiscard]] static bool on_gpu() { return std::string{GetParam()} == "cuda"; }
+
+  /// What the server gets, in time; it need not be given it.
+  std::optional<memhandover::placement> acquire(std::uint32_t chunks) {
+    try {
+      return server_->acquire(chunks * chunk_, steady_clock::now() + patience);
+    } catch (error const& why) {
+      EXPECT_EQ(why.kind(), error_kind::out_of_memory) << why.what();
+      said_ = why.what();
+      return std::nullopt;
+    }
+  }
+
+  /// Whether all of the pool can be the server's, and then a micro-batch's.
+  void expect_nothing_lost() {
+    // What was demanded in vain is not demanded again at once.
+    auto const until = steady_clock::now() + 5s;
+    auto all = acquire(chunks_);
+    while (!all && steady_clock::now() < until) {
+      all = acquire(chunks_);
+    }
+    ASSERT_TRUE(all.has_value()) << said_;
+    all.reset();
+    EXPECT_TRUE(gate_.is_opened()) << "launches are held for ever";
+    memory_->begin();
+    EXPECT_FALSE(gate_.aborting());
+    std::vector<std::byte*> blocks;
+    for (std::uint32_t i = 0; i < chunks_ && memory_->state() == step::arena_state::sound; ++i) {
+      blocks.push_back(memory_->allocate_arena(chunk_));
+    }
+    EXPECT_EQ(memory_->state(), step::arena_state::sound) << memory_->shortage();
+    free(blocks);
+    end_micro_batch(false);
+  }
+
+  void end_micro_batch(bool outlived) {
+    memory_->commit_begin(false) == step::commit_start::begun ? memory_->commit_end(outlived)
+                                                              : memory_->discard();
+  }
+  void free(std::vector<std::byte*>& blocks) {
+    for (auto* const each : blocks) {
+      EXPECT_TRUE(memory_->free(each));
+    }
+    blocks.clear();
+  }
+
+  fault_world world_;
+  watched_gate gate_;
+  std::optional<step::training_memory> memory_;
+  std::shared_ptr<memhandover::serving_pool> server_;
+  std::uint64_t chunk_ = 0;
+  std::uint32_t chunks_ = 0;
+  std::string said_;
+};
+
+TEST_P(out_of_memory_test, a_demand_is_answered_and_no_chunk_is_lost) {
+  pid_t control = 0;
+  while (control == 0) {  // it names itself
+    control = thread_named("sluice-control");
+  }
+  unsigned which = 1;
+  for (bool hit = true; hit && which < too_many && !HasFailure(); ++which) {
+    SCOPED_TRACE("allocation " + std::to_string(which));
+    memory_->begin();
+    std::vector<std::byte*> blocks;
+    for (std::uint32_t i = 0; i + 2 < chunks_; ++i) {
+      blocks.push_back(memory_->allocate_arena(chunk_));
+    }
+    ASSERT_TRUE(memory_->free(blocks.back()));  // some of it idle, some in use
+    blocks.pop_back();
+
+    fail_allocation(control, which);
+    {
+      auto const first = acquire(chunks_ / 2);
+      auto const second = acquire(2);
+      (void)acquire(1);
+    }
+    hit = allocation_failed();
+
+    end_micro_batch(false);
+    free(blocks);
+    expect_nothing_lost();
+  }
+  EXPECT_GT(which, 5U) << "the control thread allocates nothing";
+  std::printf("%u allocations failed\n", which - 2);
+}
+
+TEST_P(out_of_memory_test, a_job_goes_on_and_no_chunk_is_lost) {
+  unsigned which = 1;
+  for (bool hit = true; hit && which < too_many && !HasFailure(); ++which) {
+    SCOPED_TRACE("allocation " + std::to_string(which));
+    unsigned left = which;
+    std::vector<std::byte*> blocks;
+    std::vector<std::byte*> kept;
+    // As behind the C boundary: what fails is told, and the job goes on.
+    auto const trying = [&](auto const& work) {
+      std::optional<failing_here> here;
+      if (left > 0) {
+        here.emplace(left);
+      }
+      try {
+        work();
+      } catch (std::bad_alloc const&) {  // NOLINT(bugprone-empty-catch)
+      } catch (error const&) {           // NOLINT(bugprone-empty-catch): the memory has gone
+      }
+    };
+    auto const allocate = [&](std::uint32_t count) {
+      for (std::uint32_t i = 0; i < count; ++i) {
+        std::byte* found = nullptr;
+        trying([&] { found = memory_->allocate_arena(chunk_ / 2); });
+        if (found != nullptr) {
+          blocks.push_back(found);
+        }
+      }
+    };
+    auto const free_all = [&](std::vector<std::byte*>& of) {
+      for (auto* const each : of) {
+        bool freed = false;
+        trying([&] { freed = memory_->free(each); });
+        EXPECT_TRUE(freed);
+      }
+      of.clear();
+    };
+    for (int round = 0; round < 2; ++round) {
+      trying([&] { memory_->begin(); });
+      allocate(6);
+      std::byte* lasts = nullptr;
+      trying([&] { lasts = memory_->allocate_persistent(chunk_ + 1); });
+      if (lasts != nullptr) {
+        kept.push_back(lasts);
+      }
+      trying([&] { end_micro_batch(true); });  // with all of it alive
+      trying([&] { memory_->begin(); });
+      std::vector<std::byte*> earlier;
+      earlier.swap(blocks);
+      allocate(8);
+      (void)acquire(chunks_ - 5);
+      free_all(earlier);
+      allocate(2);
+      trying([&] { end_micro_batch(false); });
+      free_all(blocks);
+      free_all(kept);
+    }
+    hit = left == 0;
+    trying([&] { memory_->begin(); });
+    end_micro_batch(false);
+    expect_nothing_lost();
+  }
+  EXPECT_GT(which, 20U);
+  std::printf("%u allocations failed\n", which - 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(memory, out_of_memory_test, testing::Values("host", "cuda"),
+                         [](auto const& of) { return std::string{of.param}; });
+
+}  // namespace
+}  // namespace sluice::test::out_of_memory
