@@ -21,6 +21,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,7 +50,8 @@ class Job:
 
 
 HOST = Job("host", ("--device", "cpu", "--hooked"), 28 << 20, 150, ("--memory", "192MiB"))
-CUDA = Job("cuda", ("--device", "cuda", "--width", "64", "--batch", "4096", "--micro-batch", "1024"), 1 << 30, 150)
+CUDA = Job("cuda", ("--device", "cuda", "--width", "64", "--batch", "4096", "--micro-batch", "1024"), 1 << 30, 150,
+           ("--memory", "12GiB"))
 # Pools hold what the model needs and little more: what is free beside it would have to be moved with every demand.
 MODELS = {
     name: Job("cuda", ("--device", "cuda", "--model", name, "--batch", batch, "--micro-batch", micro_batch), 1 << 30,
@@ -151,6 +153,26 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive", "PYTHONPATH": path}
 
 
+def served(training: subprocess.Popen, commands: list[list], env: dict[str, str]) -> list[subprocess.CompletedProcess]:
+    """How servers have ended that run beside training, and end when that does."""
+    servers = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+               for command in commands]
+
+    def end_with_training() -> None:
+        training.wait()
+        for server in servers:
+            server.terminate()
+
+    threading.Thread(target=end_with_training, daemon=True).start()
+
+    def ended(server: subprocess.Popen) -> subprocess.CompletedProcess:
+        out, err = server.communicate()
+        return subprocess.CompletedProcess(server.args, server.returncode, out, err)
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        return list(pool.map(ended, servers))
+
+
 def compare(job: Job, demands: int, seed: int, binaries: Path, more: tuple[str, ...] = ()) -> Outcome:
     """Trains disturbed by so many demands on each device, then undisturbed. `more` goes to both jobs."""
     with tempfile.TemporaryDirectory(prefix="sluice-exact-") as name:
@@ -160,13 +182,11 @@ def compare(job: Job, demands: int, seed: int, binaries: Path, more: tuple[str, 
         with job_in_pool(binaries / "sluice", job.backend, folder, [*job.pool, "--require-pool"],
                          [*command, "--until", folder / "enough", "--out", folder / "disturbed.json"],
                          environment()) as training:
-            with concurrent.futures.ThreadPoolExecutor() as pool:
-                servers = list(pool.map(lambda at: subprocess.run(
-                    [binaries / "sluice-bench-handover", "--runtime-dir", folder, "--bytes", str(job.demand_bytes),
-                     "--count", str(demands), "--delay-ms", str(job.most_delay_ms), "--seed", str(seed + at), "--range", *(["--paused"] if job.paused else []),
-                     *(["--device", str(job.devices[at])] if job.devices else [])],
-                    env={**environment(), "SLUICE_BROKER": str(binaries / "sluice")}, capture_output=True, text=True,
-                    check=False), range(len(job.devices) or 1)))
+            servers = served(training, [
+                [binaries / "sluice-bench-handover", "--runtime-dir", folder, "--bytes", str(job.demand_bytes),
+                 "--count", str(demands), "--delay-ms", str(job.most_delay_ms), "--seed", str(seed + at), "--range",
+                 *(["--paused"] if job.paused else []), *(["--device", str(job.devices[at])] if job.devices else [])]
+                for at in range(len(job.devices) or 1)], {**environment(), "SLUICE_BROKER": str(binaries / "sluice")})
             (folder / "enough").touch()
             try:
                 ended = f"ended with {training.wait(120)}"

@@ -58,7 +58,7 @@ class DropoutStates:
             raise made[0]
         self.made += 1
         if (storage := storage_of(made[0])) is not None:
-            self._storages.append(storage)
+            self._storages.append(StorageWeakRef(storage))
         return made[0]
 
 
