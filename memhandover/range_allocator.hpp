@@ -26,6 +26,8 @@ class range_allocator {
   /// In the same state.
   range_allocator(range_allocator const& other);
   range_allocator& operator=(range_allocator const&) = delete;
+  range_allocator(range_allocator&&) = delete;
+  range_allocator& operator=(range_allocator&&) = delete;
   ~range_allocator() = default;
 
   /// Offset of a range of at least `bytes`, or nothing if none is free.

@@ -71,6 +71,10 @@ class tensor_heap::impl : public std::enable_shared_from_this<impl> {
 
   /// Gives chunks back when it goes.
   struct surplus {
+    surplus(chunk_pool& pool, std::vector<std::uint32_t> those) noexcept
+        : from(pool), chunks(std::move(those)) {}
+    surplus(surplus const&) = delete;
+    surplus& operator=(surplus const&) = delete;
     ~surplus() {
       if (!chunks.empty()) {
         from.give_back_chunks(chunks);
