@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -259,12 +260,14 @@ TEST(futile_demands_test, one_that_costs_micro_batches_in_vain_is_not_made_again
   fault_world world{"host"};
   world.start_broker();
   std::atomic<int> demanded{0};
+  std::mutex one;
   std::vector<std::uint32_t> held;
   // It says nothing of the chunks that it keeps.
   constexpr std::size_t kept = 3;
   auto const job = training_client::join(world.broker(), "job", [&](demand const& /*what*/) {
     ++demanded;
     demand_answer given;
+    std::lock_guard const lock{one};
     for (; held.size() > kept; held.pop_back()) {
       given.chunks.push_back(held.back());
       ++given.live_chunks;
@@ -273,8 +276,11 @@ TEST(futile_demands_test, one_that_costs_micro_batches_in_vain_is_not_made_again
   });
   auto const all = job->view().shape();
   job->ask(all.chunk_count, lifetime::revocable, steady_clock::now() + patience);
-  held = job->collect();
-  ASSERT_EQ(held.size(), all.chunk_count);
+  {
+    std::lock_guard const lock{one};
+    held = job->collect();
+    ASSERT_EQ(held.size(), all.chunk_count);
+  }
   auto const server = world.join_server();
   auto const refusal = [&](std::uint64_t bytes) {
     try {

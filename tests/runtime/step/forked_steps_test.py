@@ -15,6 +15,8 @@ from torch import nn  # noqa: E402
 
 import sluice  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("nothing_is_compiled")  # else the rehearsal runs more than once
+
 X = torch.ones(4, 3)
 
 

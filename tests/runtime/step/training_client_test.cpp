@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <future>
+#include <mutex>
 #include <new>
 #include <string>
 #include <system_error>
@@ -66,13 +67,17 @@ TEST(training_client_test, what_throws_on_the_control_thread_ends_nothing) {
   fault_world world{"host"};
   world.start_broker();
   std::atomic<int> demands{0};
+  std::mutex one;
   std::vector<std::uint32_t> held;
   auto const job = training_client::join(world.broker(), "job", [&](demand const& /*what*/) {
     if (++demands == 1) {
       throw std::bad_alloc{};
     }
     demand_answer given;
-    given.chunks = held;
+    {
+      std::lock_guard const lock{one};
+      given.chunks = held;
+    }
     given.afterwards = [](auto) { throw std::system_error{EAGAIN, std::generic_category()}; };
     return given;
   });
@@ -80,9 +85,11 @@ TEST(training_client_test, what_throws_on_the_control_thread_ends_nothing) {
   auto const server = world.join_server();
   for (int turn = 0; turn < 2; ++turn) {
     job->ask(all.chunk_count, lifetime::revocable, steady_clock::now() + 20s);
-    held = job->collect();
-    ASSERT_EQ(held.size(), all.chunk_count);
-
+    {
+      std::lock_guard const lock{one};
+      held = job->collect();
+      ASSERT_EQ(held.size(), all.chunk_count);
+    }
     EXPECT_THROW((void)server->acquire(all.bytes() / 2, steady_clock::now() + 20s), error);
     EXPECT_NO_THROW((void)server->acquire(all.bytes() / 2, steady_clock::now() + 20s));
     EXPECT_EQ(demands.exchange(0), 2);
