@@ -47,18 +47,19 @@ bool is_held(process_state const& state) {
 }
 
 void leave_operator(process_state& state) {
-  if (here.holds_arena) {
+  if (here.holds_arena && !makes_granted) {
     state.memory->operators().operator_end();
   }
 }
 
 void come_back_to_operator(process_state& state) {
-  if (here.holds_arena) {
+  if (here.holds_arena && !makes_granted) {
     state.memory->operators().operator_begin();
   }
 }
 
-void make_granted(bool makes) noexcept {
+void make_granted(process_state& state, bool makes) noexcept {
+  state.makes_granted.store(makes);
   makes_granted = makes;
 }
 
@@ -152,10 +153,6 @@ void sluice_host_operator_end(void) {
 }
 
 void sluice_host_caller_begin(void) {
-  if (makes_granted) {
-    callers.push_back(here);
-    return;
-  }
   if (auto* const state = sharing()) {
     leave_operator(*state);
   }
@@ -168,7 +165,7 @@ void sluice_host_caller_end(void) {
   }
   here = callers.back();
   callers.pop_back();
-  if (auto* const state = sharing(); state != nullptr && !makes_granted) {
+  if (auto* const state = sharing()) {
     come_back_to_operator(*state);
   }
 }

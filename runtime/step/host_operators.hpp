@@ -14,7 +14,8 @@ struct process_state;
 void leave_operator(process_state& state);
 void come_back_to_operator(process_state& state);
 
-/// Whether from here on the thread makes what other ranks wait for: then nothing in that waits for the gate or a pause.
-void make_granted(bool makes) noexcept;
+/// Whether from here on the thread makes what other ranks wait for: then nothing in that waits for the gate, a pause, or the
+/// pool.
+void make_granted(process_state& state, bool makes) noexcept;
 
 }  // namespace sluice::step

@@ -47,8 +47,7 @@ bool is_sound(process_state const& state) {
 
 int granted(process_state& state) {
   state.memory->operators().operator_pass();
-  state.makes_granted.store(true);
-  make_granted(true);
+  make_granted(state, true);
   return SLUICE_GRANTED;
 }
 
@@ -147,8 +146,7 @@ int sluice_agree(unsigned group, struct sluice_collective const* what, int insid
 void sluice_agree_made(void) {
   auto* const state = sharing();
   if (auto* const ranks = agreement()) {
-    state->makes_granted.store(false);
-    make_granted(false);
+    make_granted(*state, false);
     state->memory->operators().operator_end();
     ranks->made();
     come_back_to_operator(*state);
