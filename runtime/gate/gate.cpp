@@ -137,13 +137,13 @@ CUresult gate::enter_slowly(thread_slot& self, planned_work const& work) {
 /// Waits awake until no compute pause holds the thread, for a while: `asleep_from`, 0 at first, is when
 /// that is over.
 bool gate::sees_pause_end(std::uint32_t seen, std::int64_t& asleep_from) const {
-  if (!pause_holds(seen)) {
+  if (!pause_holds()) {
     return false;  // it is something else that holds it
   }
   std::int64_t now = monotonic_ns();
   asleep_from = asleep_from == 0 ? now + awake_in_pause.count() : asleep_from;
   for (; now < asleep_from; now = monotonic_ns()) {
-    if (mode_.load(std::memory_order_relaxed) != seen || !pause_holds(seen)) {
+    if (mode_.load(std::memory_order_relaxed) != seen || !pause_holds()) {
       return true;
     }
     ::sched_yield();
@@ -192,7 +192,7 @@ gate::verdict gate::judge(std::uint32_t now, thread_slot const& self, bool attac
   if ((now & mode::watching) != 0 && !self.protect && demand_holds()) {
     return verdict::wait_for_pause;
   }
-  if ((now & mode::paused) != 0 && pause_holds(now)) {
+  if ((now & mode::paused) != 0 && pause_holds()) {
     return verdict::wait_for_pause;
   }
   return verdict::enter;
@@ -211,10 +211,7 @@ bool gate::demand_holds() {
   return now - seen_ns_.load(std::memory_order_acquire) < demand_patience.count();
 }
 
-bool gate::pause_holds(std::uint32_t now) const {
-  if ((now & mode::urgent) != 0) {
-    return false;
-  }
+bool gate::pause_holds() const {
   std::uint64_t const until = read(pause_word_);
   return until != 0 && static_cast<std::uint64_t>(monotonic_ns()) < until;
 }

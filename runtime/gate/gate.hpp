@@ -186,7 +186,7 @@ class gate {
   [[nodiscard]] CUresult enter_slowly(thread_slot& self, planned_work const& work);
   [[nodiscard]] std::uint32_t step_in(thread_slot& self) const;
   [[nodiscard]] verdict judge(std::uint32_t now, thread_slot const& self, bool attach_failed);
-  [[nodiscard]] bool pause_holds(std::uint32_t now) const;
+  [[nodiscard]] bool pause_holds() const;
   [[nodiscard]] bool demand_holds();
   [[nodiscard]] bool everybody_outside(std::int64_t deadline_ns) const;
   void wake_all();

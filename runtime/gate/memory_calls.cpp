@@ -8,7 +8,6 @@
 
 #include "runtime/gate/attach.hpp"
 #include "runtime/gate/dispatch.hpp"
-#include "runtime/gate/gate.hpp"
 
 using namespace sluice::gate;
 
@@ -44,6 +43,23 @@ bool find_in_pool(CUdeviceptr address, allocation& found) {
   sluice_runtime_api const* runtime = sharing_runtime();
   return runtime != nullptr &&
          runtime->address_range(address, &found.base, &found.bytes) == SLUICE_ALLOC_OK;
+}
+
+struct memory_info {
+  std::size_t free_bytes = 0;
+  std::size_t total_bytes = 0;
+};
+
+/// What the job has of a device's pool, without one of the current context's; nothing if the driver has to answer.
+std::optional<memory_info> info_of_pool(std::optional<int> device = std::nullopt) {
+  sluice_runtime_api const* runtime = sharing_runtime();
+  memory_info found;
+  if (runtime == nullptr ||
+      runtime->mem_info(device ? *device : sharing_device(), &found.free_bytes,
+                        &found.total_bytes) != SLUICE_ALLOC_OK) {
+    return std::nullopt;
+  }
+  return found;
 }
 
 }  // namespace
@@ -95,16 +111,12 @@ SLUICE_DRIVER_CALL CUresult cuMemFree_v2(CUdeviceptr address) {
 }
 
 SLUICE_DRIVER_CALL CUresult cuMemGetInfo_v2(std::size_t* free_bytes, std::size_t* total_bytes) {
-  sluice_runtime_api const* runtime = sharing_runtime();
-  std::size_t free_now = 0;
-  std::size_t total = 0;
-  if (runtime != nullptr &&
-      runtime->mem_info(sharing_device(), &free_now, &total) == SLUICE_ALLOC_OK) {
+  if (auto const pool = info_of_pool()) {
     if (free_bytes != nullptr) {
-      *free_bytes = free_now;
+      *free_bytes = pool->free_bytes;
     }
     if (total_bytes != nullptr) {
-      *total_bytes = total;
+      *total_bytes = pool->total_bytes;
     }
     return CUDA_SUCCESS;
   }
@@ -121,15 +133,12 @@ SLUICE_DRIVER_CALL CUresult cuDeviceTotalMem_v2(std::size_t* bytes, CUdevice dev
   if (result != CUDA_SUCCESS || bytes == nullptr || the_gate().inert()) {
     return result;
   }
-  std::size_t free_now = 0;
   std::size_t total = 0;
   if (!attach_if_due()) {
     char const* const said = std::getenv("SLUICE_POOL_BYTES");
     total = said != nullptr ? std::strtoull(said, nullptr, 10) : 0;
-  } else if (sluice_runtime_api const* const runtime = sharing_runtime();
-             runtime == nullptr ||
-             runtime->mem_info(device, &free_now, &total) != SLUICE_ALLOC_OK) {
-    total = 0;
+  } else if (auto const pool = info_of_pool(device)) {
+    total = pool->total_bytes;
   }
   *bytes = total > 0 ? std::min(total, *bytes) : *bytes;
   return result;
