@@ -97,7 +97,7 @@ class MicroBatch:
         if runtime and runtime.arena_state() != _runtime.SOUND:
             raise Discarded
         gradients = self._engine.gradients
-        earlier = gradients.earlier()
+        earlier = [] if self._engine.knows_other_backward else gradients.earlier()
         self._engine.begin_gradients()
         weight = _losses.checked_weight(weight)
         part = self._losses.part(_losses.checked_loss(loss), weight, self.share)
@@ -116,8 +116,6 @@ class MicroBatch:
     def _refuse_doubled(self, earlier: list[tuple[nn.Parameter, torch.Tensor]], loss: torch.Tensor, root: torch.Tensor) -> None:
         """The block has run a backward of its own; the first that does is looked at."""
         engine = self._engine
-        if engine.knows_other_backward:
-            return
         doubled = has_doubled(earlier, engine.gradients.params, loss.detach(), root.detach())
         if engine.runtime and engine.runtime.arena_state() != _runtime.SOUND:
             raise Discarded
