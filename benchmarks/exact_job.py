@@ -111,6 +111,28 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     return result.hexdigest()
 
 
+def add_ending(parser: argparse.ArgumentParser) -> None:
+    """How a job is told when to end, and where what it has learned goes."""
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--until", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+
+
+def trained(args: argparse.Namespace, train: Callable[[int], list[torch.Tensor]], steps: list[sluice.Step],
+            digest_of: Callable[[], str]) -> dict:
+    """Calls ``train``, with how often it has been, until the end that ``add_ending`` asks for; it returns the losses of all
+    ``steps``. What becomes of the job, which tells of no phases."""
+    losses: list[torch.Tensor] = []  # read at the end: reading waits for the device
+    made, over = 0, False
+    while not over:
+        losses += train(made)
+        made += 1
+        over = made == args.steps if args.steps else args.until.exists()
+    return {"digest": digest_of(), "losses": [loss.item().hex() for loss in losses], "steps": made,
+            "shared": all(step.shared for step in steps),
+            "stats": {name: sum(step.stats()[name] for step in steps) for name in steps[0].stats()}, "phases": [(0, "training")]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -121,9 +143,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--start-method", choices=("fork", "spawn"), default="fork")
     parser.add_argument("--hooked", action="store_true")
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--until", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
+    add_ending(parser)
     args = parser.parse_args()
     torch.manual_seed(0)
     # PyTorch warns of pooling whatever its layout.

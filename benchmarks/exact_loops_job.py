@@ -12,15 +12,13 @@ import argparse
 import hashlib
 import json
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
 
 import torch
 import torch.nn.functional as F
-from exact_job import digest
+from exact_job import add_ending, digest, trained
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -30,15 +28,14 @@ import sluice
 class Loop:
     """Models with a step each. `train` trains all of them once and returns their losses."""
 
-    def __init__(self, device: str, scale: int) -> None:
+    def __init__(self, device: str) -> None:
         self.device = device
-        self.scale = scale
         self.steps: list[sluice.Step] = []
         self.parts: list[tuple[nn.Module, torch.optim.Optimizer]] = []
 
-    def add(self, model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer], **options) -> sluice.Step:
+    def step_of(self, model: nn.Module, **options) -> sluice.Step:
         model.to(self.device)
-        self.parts.append((model, optimizer(model.parameters(), lr=1e-3)))
+        self.parts.append((model, torch.optim.AdamW(model.parameters(), lr=1e-3)))
         # Gradients of smaller slices differ in rounding: a discard must not change their size.
         self.steps.append(sluice.Step(*self.parts[-1], adapt=False, **options))
         return self.steps[-1]
@@ -48,6 +45,9 @@ class Loop:
 
     def labels(self, *shape: int) -> torch.Tensor:
         return torch.randint(10, shape, device=self.device)
+
+    def digest(self) -> str:
+        return hashlib.sha256("".join(digest(*part) for part in self.parts).encode()).hexdigest()
 
     def train(self) -> list[torch.Tensor]:
         raise NotImplementedError
@@ -60,13 +60,13 @@ class Transformer(Loop):
     reentrant = True
 
     def __init__(self, device: str, scale: int) -> None:
-        super().__init__(device, scale)
-        self.width = 128 * scale
-        layers = [nn.TransformerEncoderLayer(self.width, 4, 4 * self.width, 0.1, batch_first=True, norm_first=True)
+        super().__init__(device)
+        width = 128 * scale
+        layers = [nn.TransformerEncoderLayer(width, 4, 4 * width, 0.1, batch_first=True, norm_first=True)
                   for _ in range(4)]
-        self.model = nn.ModuleDict({"patches": nn.Conv2d(3, self.width, 8, 8), "layers": nn.ModuleList(layers),
-                                    "head": nn.Linear(self.width, 10)})
-        self.step = self.add(self.model, torch.optim.AdamW, micro_batch=16, clip_norm=1.0)
+        self.model = nn.ModuleDict({"patches": nn.Conv2d(3, width, 8, 8), "layers": nn.ModuleList(layers),
+                                    "head": nn.Linear(width, 10)})
+        self.step = self.step_of(self.model, micro_batch=16, clip_norm=1.0)
 
     def loss(self, pictures: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         tokens = self.model["patches"](pictures).flatten(2).transpose(1, 2)
@@ -87,11 +87,11 @@ class Recurrent(Loop):
     """A few long operators; autocast in every other step."""
 
     def __init__(self, device: str, scale: int) -> None:
-        super().__init__(device, scale)
+        super().__init__(device)
         self.model = nn.ModuleDict({"words": nn.Embedding(500, 128 * scale),
                                     "recurrence": nn.GRU(128 * scale, 256 * scale, 2, batch_first=True, dropout=0.2),
                                     "head": nn.Linear(256 * scale, 500)})
-        self.step = self.add(self.model, torch.optim.AdamW, micro_batch=16, clip_norm=0.5)
+        self.step = self.step_of(self.model, micro_batch=16, clip_norm=0.5)
         self.half = False
 
     def loss(self, words: torch.Tensor) -> torch.Tensor:
@@ -108,13 +108,13 @@ class Convolutions(Loop):
     """Batch statistics, and pictures that the loss function turns at random."""
 
     def __init__(self, device: str, scale: int) -> None:
-        super().__init__(device, scale)
+        super().__init__(device)
         width = 32 * scale
         self.model = nn.Sequential(
             nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, 2 * width, 3, 2, 1),
             nn.BatchNorm2d(2 * width), nn.ReLU(), nn.Dropout2d(0.1), nn.AvgPool2d(16), nn.Flatten(),
             nn.Linear(2 * width, 10))
-        self.step = self.add(self.model, torch.optim.AdamW, micro_batch=64)
+        self.step = self.step_of(self.model, micro_batch=64)
 
     def loss(self, pictures: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         turned = pictures.flip(-1) if torch.rand(()) < 0.5 else pictures
@@ -128,7 +128,7 @@ class Adversaries(Loop):
     """A generator and a critic, whose batch statistics both steps change."""
 
     def __init__(self, device: str, scale: int) -> None:
-        super().__init__(device, scale)
+        super().__init__(device)
         width = 64 * scale
         self.generator = nn.Sequential(
             nn.Linear(64, width * 36), nn.Unflatten(1, (width, 6, 6)), nn.ConvTranspose2d(width, width, 4, 2, 1),
@@ -137,8 +137,8 @@ class Adversaries(Loop):
         self.critic = nn.Sequential(
             nn.Conv2d(3, width, 4, 2, 1), nn.LeakyReLU(0.2), nn.Conv2d(width, width, 4, 2, 1), nn.BatchNorm2d(width),
             nn.LeakyReLU(0.2), nn.Flatten(), nn.Linear(width * 36, 1))
-        self.step_of_generator = self.add(self.generator, torch.optim.AdamW, micro_batch=32)
-        self.step_of_critic = self.add(self.critic, torch.optim.AdamW, micro_batch=32)
+        self.step_of_generator = self.step_of(self.generator, micro_batch=32)
+        self.step_of_critic = self.step_of(self.critic, micro_batch=32)
 
     def judged(self, pictures: torch.Tensor, real: bool) -> torch.Tensor:
         judgement = self.critic(pictures)
@@ -160,12 +160,12 @@ class SpectralNorms(Loop):
     """Each forward pass iterates the vectors that its weights are divided by."""
 
     def __init__(self, device: str, scale: int) -> None:
-        super().__init__(device, scale)
+        super().__init__(device)
         width = 1024 * scale
         normed = nn.utils.parametrizations.spectral_norm
         self.model = nn.Sequential(normed(nn.Linear(256, width)), nn.LeakyReLU(0.2), normed(nn.Linear(width, width)),
                                    nn.LeakyReLU(0.2), nn.Dropout(0.1), normed(nn.Linear(width, 10)))
-        self.step = self.add(self.model, torch.optim.AdamW, micro_batch=1024)
+        self.step = self.step_of(self.model, micro_batch=1024)
 
     def train(self) -> list[torch.Tensor]:
         return [self.step(lambda x, y: F.cross_entropy(self.model(x), y), self.random(3072, 256), self.labels(3072))]
@@ -184,10 +184,6 @@ LOOPS = {"vit": PlainlyCheckpointed, "vit-reentrant": Transformer, "gru": Recurr
          "gan": Adversaries, "spectral-norm": SpectralNorms, "compiled": Compiled}
 
 
-def digest_of(loop: Loop) -> str:
-    return hashlib.sha256("".join(digest(*part) for part in loop.parts).encode()).hexdigest()
-
-
 def longest_operator_us(loop: Loop) -> float:
     """Of one more step: on the processor, where a demand waits for the operator that it meets."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
@@ -195,32 +191,18 @@ def longest_operator_us(loop: Loop) -> float:
     return max(event.cpu_time_total for event in profile.events() if event.name.startswith("aten::"))
 
 
-def total(counts: list[dict]) -> dict:
-    return {name: sum(each[name] for each in counts) for name, value in counts[0].items() if isinstance(value, int | float)}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--loop", choices=LOOPS, required=True)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--scale", type=int, default=1, help="of the layers' widths")
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--until", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
+    add_ending(parser)
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
     loop = LOOPS[args.loop](args.device, args.scale)
-    phases: list[tuple[int, str]] = [(time.monotonic_ns(), "training")]
-    losses: list[torch.Tensor] = []  # read at the end: reading waits for the device
-    steps = 0
-    while not (steps == args.steps if args.steps else steps and args.until.exists()):
-        losses += loop.train()
-        steps += 1
-    shared = all(step.shared for step in loop.steps)
-    result = {"digest": digest_of(loop), "losses": [loss.item().hex() for loss in losses], "steps": steps, "shared": shared,
-              "stats": total([step.stats() for step in loop.steps]), "phases": phases}
-    if not shared:
+    result = trained(args, lambda _: loop.train(), loop.steps, loop.digest)
+    if not result["shared"]:
         result["longest_operator_us"] = longest_operator_us(loop)
     args.out.write_text(json.dumps(result))
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from exact_job import digest, network
+from exact_job import add_ending, digest, network
 from exactness import KINDS, LAYERS
 from ranks import take_gpu
 from torch import distributed, nn
@@ -41,9 +41,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kind", choices=KINDS, default="replicas")
     parser.add_argument("--layers", choices=LAYERS, default="plain")
     parser.add_argument("--through", type=Path, help="after each step what has been learned goes through a checkpoint in this folder")
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--until", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
+    add_ending(parser)
     return parser.parse_args()
 
 

@@ -21,7 +21,7 @@ import sluice
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from exact_job import digest  # noqa: E402
+from exact_job import add_ending, digest, trained  # noqa: E402
 
 BATCH, MICRO_BATCH, SIDE, WIDTH, CODE = 48, 20, 16, 24, 32
 
@@ -140,25 +140,19 @@ WAYS = {"adversarial": Adversarial, "distillation": Distillation, "average": Ave
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--way", choices=WAYS, required=True)
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--until", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
+    add_ending(parser)
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
     way = WAYS[args.way]()
     pictures = torch.randn(16 * BATCH, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
     labels = torch.randint(10, (16 * BATCH,), generator=torch.Generator().manual_seed(2))
-    losses: list[torch.Tensor] = []
-    over = False
-    while not over:
-        place = len(losses) * BATCH % len(pictures)
-        losses.append(way.train(pictures[place:][:BATCH], labels[place:][:BATCH]))
-        over = len(losses) == args.steps if args.steps else args.until.exists()
-    stats = {name: sum(step.stats()[name] for step in way.steps) for name in way.steps[0].stats()}
-    args.out.write_text(json.dumps({
-        "digest": way.digest(), "losses": [loss.item().hex() for loss in losses], "steps": len(losses),
-        "shared": all(step.shared for step in way.steps), "stats": stats, "phases": [(0, "training")]}))
+
+    def train(made: int) -> list[torch.Tensor]:
+        place = made * BATCH % len(pictures)
+        return [way.train(pictures[place:][:BATCH], labels[place:][:BATCH])]
+
+    args.out.write_text(json.dumps(trained(args, train, way.steps, way.digest)))
 
 
 if __name__ == "__main__":

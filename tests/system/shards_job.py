@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import exact_ranks_job  # noqa: E402
 import exactness  # noqa: E402
+from exact_job import add_ending  # noqa: E402
 
 import sluice  # noqa: E402
 
@@ -160,9 +161,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kind", choices=exactness.KINDS, default="shards")
     parser.add_argument("--layers", default="plain")
     parser.add_argument("--through", type=Path)
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--until", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
+    add_ending(parser)
     return parser.parse_args()
 
 
