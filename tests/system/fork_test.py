@@ -1,6 +1,7 @@
 """Children that a training process forks: what trains in the pool is told so at once, what does not is let alone."""
 
 import json
+import os
 import sys
 import textwrap
 
@@ -8,6 +9,7 @@ from launching import run
 
 HEAD = """
     import json, os, sys, torch, sluice
+    from forking import in_forked_child as in_child
     from torch import nn
 
     def trained(step, model, x):
@@ -17,26 +19,12 @@ HEAD = """
         model = nn.Linear(16, 4)
         return model, sluice.Step(model, torch.optim.SGD(model.parameters(), 0.1), micro_batch=4)
 
-    def in_child(body):
-        reading, writing = os.pipe()
-        if (child := os.fork()) == 0:
-            try:
-                said = body()
-            except BaseException as why:
-                said = f"{type(why).__name__}: {why}"
-            os.write(writing, said.encode())
-            os._exit(0)
-        os.close(writing)
-        said = os.fdopen(reading).read()
-        os.waitpid(child, 0)
-        return said
-
     x = torch.randn(16, 16)
 """
 
 
 def said_by(sluice, checkout, monkeypatch, code):
-    monkeypatch.setenv("PYTHONPATH", str(checkout / "runtime" / "python"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(checkout / "runtime" / "python"), str(checkout / "tests"))))
     done = run(sluice, [sys.executable, "-c", textwrap.dedent(HEAD) + textwrap.dedent(code)])
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr

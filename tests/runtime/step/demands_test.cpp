@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "memhandover/error.hpp"
-#include "tests/runtime/step/fault_world.hpp"
+#include "tests/runtime/step/job_and_server.hpp"
 
 namespace sluice::test::demands {
 namespace {
@@ -24,38 +24,9 @@ using memhandover::lifetime;
 using memhandover::training_client;
 using std::chrono::steady_clock;
 
-/// So long nothing here may take; what waits in vain waits for longer.
-constexpr auto patience = 20s;
-
-/// A job that holds the whole pool, and a server; on the host, and on a GPU whose driver is a fake one.
-class demands_test : public testing::TestWithParam<char const*> {
+class demands_test : public job_and_server_test<idle_gate> {
  protected:
-  demands_test() : world_{GetParam()} {
-    world_.start_broker();
-    auto options = world_.job();
-    if (on_gpu()) {
-      options.gate = &gate_;
-    }
-    memory_.emplace(options);
-    server_ = world_.join_server();
-    chunk_ = server_->shape().chunk_bytes;
-    chunks_ = server_->shape().chunk_count;
-  }
-
-  [[nodiscard]] static bool on_gpu() { return std::string{GetParam()} == "cuda"; }
-
   void begin_commit() { ASSERT_EQ(memory_->commit_begin(false), step::commit_start::begun); }
-  /// What the server gets, of so many chunks; nothing if it has to go without.
-  std::optional<memhandover::placement> acquire(std::uint32_t chunks,
-                                                std::chrono::milliseconds limit = patience) {
-    try {
-      return server_->acquire(chunks * chunk_, steady_clock::now() + limit);
-    } catch (error const& why) {
-      EXPECT_EQ(why.kind(), error_kind::out_of_memory) << why.what();
-      said_ = why.what();
-      return std::nullopt;
-    }
-  }
   /// Once the control thread has been asked for something.
   void await_demand() {
     auto const& demand = memory_->client().view().controls()[memory_->client().slot()].demand;
@@ -63,14 +34,6 @@ class demands_test : public testing::TestWithParam<char const*> {
       std::this_thread::yield();
     }
   }
-
-  fault_world world_;
-  idle_gate gate_;
-  std::optional<step::training_memory> memory_;
-  std::shared_ptr<memhandover::serving_pool> server_;
-  std::uint64_t chunk_ = 0;
-  std::uint32_t chunks_ = 0;
-  std::string said_;
 };
 
 TEST_P(demands_test, what_nobody_uses_is_given_while_a_commit_goes_on) {

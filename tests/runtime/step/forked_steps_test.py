@@ -8,8 +8,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "runtime" / "python"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 torch = pytest.importorskip("torch")
 
+from forking import in_forked_child  # noqa: E402
 from scripted_runtime import ScriptedRuntime, sharing  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -30,23 +32,6 @@ def step():
 
 def loss_of(step):
     return lambda x: step.model(x).square().mean()
-
-
-def in_forked_child(body) -> str:
-    """What it says, in a child of this process."""
-    reading, writing = os.pipe()
-    if (child := os.fork()) == 0:
-        try:
-            said = body()
-        except BaseException as why:
-            said = f"{type(why).__name__}: {why}"
-        os.write(writing, said.encode())
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as told:
-        said = told.read()
-    os.waitpid(child, 0)
-    return said
 
 
 def test_a_forked_child_is_told_at_once(step):

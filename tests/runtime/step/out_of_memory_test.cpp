@@ -14,7 +14,7 @@
 
 #include "memhandover/error.hpp"
 #include "tests/memhandover/failing_allocations.hpp"
-#include "tests/runtime/step/fault_world.hpp"
+#include "tests/runtime/step/job_and_server.hpp"
 
 namespace sluice::test::out_of_memory {
 namespace {
@@ -22,8 +22,6 @@ namespace {
 using namespace std::chrono_literals;
 using std::chrono::steady_clock;
 
-/// So long nothing here may take.
-constexpr auto patience = 20s;
 /// More than anything here allocates.
 constexpr unsigned too_many = 2000;
 
@@ -55,32 +53,9 @@ class watched_gate final : public step::launch_gate {
   std::atomic<bool> aborting_{false};
 };
 
-class out_of_memory_test : public testing::TestWithParam<char const*> {
+class out_of_memory_test : public job_and_server_test<watched_gate> {
  protected:
-  out_of_memory_test() : world_{GetParam(), 12} {
-    world_.start_broker();
-    auto options = world_.job();
-    if (on_gpu()) {
-      options.gate = &gate_;
-    }
-    memory_.emplace(options);
-    server_ = world_.join_server();
-    chunk_ = server_->shape().chunk_bytes;
-    chunks_ = server_->shape().chunk_count;
-  }
-
-  [[nodiscard]] static bool on_gpu() { return std::string{GetParam()} == "cuda"; }
-
-  /// What the server gets, in time; it need not be given it.
-  std::optional<memhandover::placement> acquire(std::uint32_t chunks) {
-    try {
-      return server_->acquire(chunks * chunk_, steady_clock::now() + patience);
-    } catch (error const& why) {
-      EXPECT_EQ(why.kind(), error_kind::out_of_memory) << why.what();
-      said_ = why.what();
-      return std::nullopt;
-    }
-  }
+  out_of_memory_test() : job_and_server_test{12} {}
 
   /// Whether all of the pool can be the server's, and then a micro-batch's.
   void expect_nothing_lost() {
@@ -114,14 +89,6 @@ class out_of_memory_test : public testing::TestWithParam<char const*> {
     }
     blocks.clear();
   }
-
-  fault_world world_;
-  watched_gate gate_;
-  std::optional<step::training_memory> memory_;
-  std::shared_ptr<memhandover::serving_pool> server_;
-  std::uint64_t chunk_ = 0;
-  std::uint32_t chunks_ = 0;
-  std::string said_;
 };
 
 TEST_P(out_of_memory_test, a_demand_is_answered_and_no_chunk_is_lost) {

@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <filesystem>
 #include <fstream>
 #include <future>
 #include <mutex>
@@ -19,6 +18,7 @@
 
 #include "memhandover/error.hpp"
 #include "memhandover/serving_pool.hpp"
+#include "tests/memhandover/failing_allocations.hpp"
 #include "tests/runtime/step/fault_world.hpp"
 
 namespace sluice::test {
@@ -98,16 +98,11 @@ TEST(training_client_test, what_throws_on_the_control_thread_ends_nothing) {
 
 /// Nanoseconds that this process's control thread has computed for.
 std::uint64_t control_thread_ran() {
-  for (auto const& thread : std::filesystem::directory_iterator{"/proc/self/task"}) {
-    std::string name;
-    std::ifstream{thread.path() / "comm"} >> name;
-    if (name == "sluice-control") {
-      std::uint64_t ran = 0;
-      std::ifstream{thread.path() / "schedstat"} >> ran;
-      return ran;
-    }
-  }
-  return 0;  // it has not named itself yet
+  std::uint64_t ran = 0;  // while it has not named itself yet
+  std::ifstream{"/proc/self/task/" + std::to_string(thread_named("sluice-control")) +
+                "/schedstat"} >>
+      ran;
+  return ran;
 }
 
 TEST(training_client_test, the_control_thread_can_be_told_to_stay_awake_while_a_server_is_there) {
