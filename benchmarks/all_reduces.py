@@ -1,7 +1,8 @@
 """What an all-reduce takes in plain PyTorch's processes and in those that `sluice run` starts; nccl_overhead's first part.
 
 On GPUs they are made in two ways: by PyTorch, whose calls take longer than the device does with all but large ones, and by NCCL's own
-call, as nccl-tests makes them.
+call, as nccl-tests makes them. There jobs of a third kind tell where it goes: under `sluice run`, but with NCCL left alone, so that
+what they take longer than plain ones is the gate's part.
 
 What is looked for is less than what two processes that do the same differ by, for as long as they live: by where their memory
 lies, or their threads. So there are several jobs of each kind, and it is the jobs that are compared, each by its median: all live
@@ -28,7 +29,7 @@ from records import Cell, distribution, single
 
 from demonstration.processes import Stage
 
-KINDS = ("plain", "sluice")
+KINDS = {"cuda": ("plain", "gate", "sluice"), "host": ("plain", "sluice")}
 JOBS = {"cuda": 6, "host": 2}  # of each
 MEMORY = {"cuda": "8GiB", "host": "1GiB"}  # of the pool
 #: By backend: bytes, how many in a window, and rounds.
@@ -138,9 +139,9 @@ def measure(backend: str, sluice: Path) -> list[Cell]:
     cells = []
     with Stage(sluice, ROOT / "build" / "nccl_overhead" / "all_reduces") as stage:
         worker = [sys.executable, Path(__file__).resolve(), backend]
-        commands = {"plain": worker, "sluice": [stage.sluice, "run", "--require-pool", "--backend", backend, "--memory",
-                                                MEMORY[backend], "--", *worker, "--shared"]}
-        jobs = [(kind, Worker(stage, f"{kind}-{job}", commands[kind])) for job in range(JOBS[backend]) for kind in KINDS]
+        shared = [stage.sluice, "run", "--require-pool", "--backend", backend, "--memory", MEMORY[backend], "--", *worker, "--shared"]
+        commands = {"plain": worker, "gate": ["env", "SLUICE_COLLECTIVES=plain", *shared], "sluice": shared}
+        jobs = [(kind, Worker(stage, f"{kind}-{job}", commands[kind])) for job in range(JOBS[backend]) for kind in KINDS[backend]]
         dice = random.Random(0)
         for way, (size, count, rounds) in itertools.product(WAYS[backend], SIZES[backend]):
             us: list[list[float]] = [[] for _ in jobs]
@@ -150,17 +151,19 @@ def measure(backend: str, sluice: Path) -> list[Cell]:
                     if each > 0:  # the first one makes connections
                         us[at].append(seconds / count * 1e6)
             cells.append(_cell(way, size, backend, {kind: [samples for (of, _), samples in zip(jobs, us, strict=True) if of == kind]
-                                                    for kind in KINDS}))
+                                                    for kind in KINDS[backend]}))
     return cells
 
 
 def _cell(way: str, size: int, backend: str, us: dict[str, list[list[float]]]) -> Cell:
     """`us`: by kind and job, of each window."""
-    typical = {kind: [statistics.median(samples) for samples in us[kind]] for kind in KINDS}
-    low, high = _interval(typical)
-    metrics = {"added_us": single(_added(typical), "plain torch, same run", (low, high)),
-               **{f"{kind}_us": distribution(sum(us[kind], [])) for kind in KINDS},
-               **{f"{kind}_spread_us": single(max(typical[kind]) - min(typical[kind])) for kind in KINDS}}
+    typical = {kind: [statistics.median(samples) for samples in us[kind]] for kind in us}
+    low, high = _interval(typical, "sluice")
+    metrics = {"added_us": single(_added(typical, "sluice"), "plain torch, same run", (low, high)),
+               **{f"{kind}_us": distribution(sum(us[kind], [])) for kind in us},
+               **{f"{kind}_spread_us": single(max(typical[kind]) - min(typical[kind])) for kind in us}}
+    if "gate" in us:
+        metrics["gate_added_us"] = single(_added(typical, "gate"), "plain torch, same run", _interval(typical, "gate"))
     targets = {}
     if size >= LARGE:
         metrics["measurable_us"] = single(max(0.0, low))
@@ -171,13 +174,13 @@ def _cell(way: str, size: int, backend: str, us: dict[str, list[list[float]]]) -
                 targets if backend == "cuda" else {})
 
 
-def _added(typical: dict[str, list[float]]) -> float:
-    return statistics.median(typical["sluice"]) - statistics.median(typical["plain"])
+def _added(typical: dict[str, list[float]], kind: str) -> float:
+    return statistics.median(typical[kind]) - statistics.median(typical["plain"])
 
 
-def _interval(typical: dict[str, list[float]]) -> tuple[float, float]:
+def _interval(typical: dict[str, list[float]], kind: str) -> tuple[float, float]:
     """What is drawn again is jobs."""
-    return bootstrap(lambda dice: _added({kind: dice.choices(of, k=len(of)) for kind, of in typical.items()}))
+    return bootstrap(lambda dice: _added({each: dice.choices(of, k=len(of)) for each, of in typical.items()}, kind))
 
 
 if __name__ == "__main__":

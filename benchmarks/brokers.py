@@ -31,11 +31,21 @@ def end_broker(folder: str | os.PathLike) -> None:
 def job_in_pool(sluice: os.PathLike, backend: str, folder: str | os.PathLike, options: Sequence, command: Sequence,
                 environment: dict[str, str]) -> Iterator[subprocess.Popen]:
     """A job under `sluice run` with those options, its runtime files in `folder`. Job and broker have ended when it is left."""
-    training = subprocess.Popen([sluice, "run", "--backend", backend, "--runtime-dir", folder, *options, "--", *command],
-                                env=environment)
+    with jobs_in_pools(sluice, backend, folder, [(options, command)], environment) as (training,):
+        yield training
+
+
+@contextlib.contextmanager
+def jobs_in_pools(sluice: os.PathLike, backend: str, folder: str | os.PathLike, jobs: Sequence[tuple[Sequence, Sequence]],
+                  environment: dict[str, str]) -> Iterator[list[subprocess.Popen]]:
+    """The same with several at once, each given as options and command, that find each other's broker."""
+    training = [subprocess.Popen([sluice, "run", "--backend", backend, "--runtime-dir", folder, *options, "--", *command],
+                                 env=environment) for options, command in jobs]
     try:
         yield training
     finally:
-        training.terminate()
-        training.wait()
+        for job in training:
+            job.terminate()
+        for job in training:
+            job.wait()
         end_broker(folder)

@@ -40,6 +40,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=SIZES, default="cpu")
     parser.add_argument("--kind", choices=KINDS, default="replicas")
     parser.add_argument("--layers", choices=LAYERS, default="plain")
+    parser.add_argument("--first-gpu", type=int, default=0, help="the first process's (default %(default)s)")
     parser.add_argument("--through", type=Path, help="after each step what has been learned goes through a checkpoint in this folder")
     add_ending(parser)
     return parser.parse_args()
@@ -125,7 +126,7 @@ def train(args: argparse.Namespace, **meeting: Any) -> None:
     width, samples, micro_batch = SIZES[args.device]
     device = torch.device(args.device)
     if args.device == "cuda":
-        device = take_gpu(int(os.environ["LOCAL_RANK"]), KINDS[args.kind].ranks)
+        device = take_gpu(int(os.environ["LOCAL_RANK"]), KINDS[args.kind].ranks, args.first_gpu)
     distributed.init_process_group("nccl" if args.device == "cuda" else "gloo", **meeting)
     rank, copies = distributed.get_rank(), KINDS[args.kind].copies
     part = rank // copies  # of the samples

@@ -6,7 +6,8 @@ seldom, but at times, not the same in every bit from one process to the next: wh
 before that counts (``reference``). A demand counts for the phase
 that the job's Python was in at that instant; on CUDA the GPU is behind it, by up to a step. Without hooks around it the
 optimizer counts as commit. With --kinds it is a job with a rank on each of two or four GPUs (exact_ranks_job.py), and a
-server on each takes memory from its rank; where there are fewer GPUs, or none, they share. With --loops it is one of the
+server on each takes memory from its rank; where there are fewer GPUs, or none, they share. With --beside there are two such jobs at
+once in one runtime folder, the second on the GPUs behind the first one's. With --loops it is one of the
 loops of exact_loops_job.py, and its server holds launches before each demand until that is met: none may wait for what the
 pause holds, so that it takes no longer than the operator, or the kernel, that it meets.
 """
@@ -27,7 +28,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from brokers import clear_up_on_sigterm, job_in_pool
+from brokers import clear_up_on_sigterm, jobs_in_pools
 from records import Cell, distribution, single, write
 
 BENCHMARKS = Path(__file__).resolve().parent
@@ -94,17 +95,22 @@ def of_loop(name: str, backend: str) -> Job:
 LAYERS = ("plain", "checkpointed", "compiled")
 
 
-def of_ranks(kind: str, gpus: int) -> Job:
-    """A job of a kind, on as many GPUs as it has ranks, if there are so many; 0: on the host."""
+def of_ranks(kind: str, gpus: int, place: int = 0) -> Job:
+    """A job of a kind, on as many GPUs as it has ranks, if there are so many; 0: on the host. `place`: so many others of its kind
+    are there already, on the GPUs before its own; on the host its pool is another one."""
     script = BENCHMARKS / "exact_ranks_job.py"
     of = KINDS[kind]
     if gpus == 0:
         if of.host_demand_bytes is None:
             raise SystemExit(f"exactness: {kind} is for GPUs alone")
-        return Job("host", ("--kind", kind), of.host_demand_bytes, 300, HOST.pool, script)
-    devices = tuple(range(min(gpus, of.ranks)))
+        return Job("host", ("--kind", kind), of.host_demand_bytes, 300, (*HOST.pool, "--device", str(place)), script, (place,))
+    first = place * of.ranks
+    devices = tuple(range(first, min(gpus, first + of.ranks)))
+    if not devices:
+        raise SystemExit(f"exactness: a job of {of.ranks} ranks behind {place} others needs more than {gpus} GPUs")
     memory = f"{6 * -(-of.ranks // len(devices))}GiB"
-    return Job("cuda", ("--device", "cuda", "--kind", kind), of.demand_bytes, 40, ("--memory", memory), script, devices)
+    return Job("cuda", ("--device", "cuda", "--kind", kind, "--first-gpu", str(first)), of.demand_bytes, 40, ("--memory", memory),
+               script, devices)
 
 
 @dataclass(frozen=True)
@@ -175,35 +181,54 @@ def served(training: subprocess.Popen, commands: list[list], env: dict[str, str]
 
 def compare(job: Job, demands: int, seed: int, binaries: Path, more: tuple[str, ...] = ()) -> Outcome:
     """Trains disturbed by so many demands on each device, then undisturbed. `more` goes to both jobs."""
-    with tempfile.TemporaryDirectory(prefix="sluice-exact-") as name:
-        folder = Path(name)
-        interpreter = [sys.executable] if job.script.suffix == ".py" else []
-        command = [*interpreter, job.script, *job.arguments, *more]
-        with job_in_pool(binaries / "sluice", job.backend, folder, [*job.pool, "--require-pool"],
-                         [*command, "--until", folder / "enough", "--out", folder / "disturbed.json"],
-                         environment()) as training:
-            servers = served(training, [
-                [binaries / "sluice-bench-handover", "--runtime-dir", folder, "--bytes", str(job.demand_bytes),
-                 "--count", str(demands), "--delay-ms", str(job.most_delay_ms), "--seed", str(seed + at), "--range",
-                 *(["--paused"] if job.paused else []), *(["--device", str(job.devices[at])] if job.devices else [])]
-                for at in range(len(job.devices) or 1)], {**environment(), "SLUICE_BROKER": str(binaries / "sluice")})
-            (folder / "enough").touch()
-            try:
-                ended = f"ended with {training.wait(120)}"
-            except subprocess.TimeoutExpired:
-                ended = "has not ended"
-            if training.returncode != 0 or any(server.returncode for server in servers):
-                raise RuntimeError(f"training {ended}; {' '.join(server.stderr.strip() for server in servers)}")
-        disturbed = json.loads((folder / "disturbed.json").read_text())
+    return compare_beside([job], demands, seed, binaries, more)[0]
 
-        def train() -> dict:
-            subprocess.run([*command, "--steps", str(disturbed["steps"]), "--out", folder / "undisturbed.json"],
-                           env=environment(), check=True)
-            return json.loads((folder / "undisturbed.json").read_text())
 
-        undisturbed, runs = reference(train, disturbed)
+def compare_beside(jobs: list[Job], demands: int, seed: int, binaries: Path, more: tuple[str, ...] = ()) -> list[Outcome]:
+    """The same of several jobs of one backend that train at once, in one runtime folder."""
+    with tempfile.TemporaryDirectory(prefix="sluice-exact-") as name, concurrent.futures.ThreadPoolExecutor() as at_once:
+        runtime = Path(name)
+        folders = [runtime / f"job-{at}" for at in range(len(jobs))]
+        for folder in folders:
+            folder.mkdir()
+        commands = [[*([sys.executable] if job.script.suffix == ".py" else []), job.script, *job.arguments, *more] for job in jobs]
+        with jobs_in_pools(binaries / "sluice", jobs[0].backend, runtime, [
+                ([*job.pool, "--require-pool"], [*command, "--until", folder / "enough", "--out", folder / "disturbed.json"])
+                for job, command, folder in zip(jobs, commands, folders, strict=True)], environment()) as training:
+            handovers = list(at_once.map(lambda each: _disturb(*each, demands, seed, binaries, runtime),
+                                         zip(jobs, training, folders, strict=True)))
+        return list(at_once.map(_outcome, commands, folders, handovers))
+
+
+def _disturb(job: Job, training: subprocess.Popen, folder: Path, demands: int, seed: int, binaries: Path,
+             runtime: Path) -> list[dict]:
+    """Takes memory from the job so often, and lets it end; what each handover took. Raises RuntimeError if one of them fails."""
+    servers = served(training, [
+        [binaries / "sluice-bench-handover", "--runtime-dir", runtime, "--bytes", str(job.demand_bytes),
+         "--count", str(demands), "--delay-ms", str(job.most_delay_ms), "--seed", str(seed + at), "--range",
+         *(["--paused"] if job.paused else []), *(["--device", str(job.devices[at])] if job.devices else [])]
+        for at in range(len(job.devices) or 1)], {**environment(), "SLUICE_BROKER": str(binaries / "sluice")})
+    (folder / "enough").touch()
+    try:
+        ended = f"ended with {training.wait(120)}"
+    except subprocess.TimeoutExpired:
+        ended = "has not ended"
+    if training.returncode != 0 or any(server.returncode for server in servers):
+        raise RuntimeError(f"training {ended}; {' '.join(server.stderr.strip() for server in servers)}")
+    return [json.loads(line) for server in servers for line in server.stdout.splitlines()]
+
+
+def _outcome(command: list, folder: Path, handovers: list[dict]) -> Outcome:
+    """Trains undisturbed for as many steps."""
+    disturbed = json.loads((folder / "disturbed.json").read_text())
+
+    def train() -> dict:
+        subprocess.run([*command, "--steps", str(disturbed["steps"]), "--out", folder / "undisturbed.json"],
+                       env=environment(), check=True)
+        return json.loads((folder / "undisturbed.json").read_text())
+
+    undisturbed, runs = reference(train, disturbed)
     began = [begin for begin, _ in disturbed["phases"]]
-    handovers = [json.loads(line) for server in servers for line in server.stdout.splitlines()]
     met = Counter(disturbed["phases"][bisect.bisect_right(began, handover["demanded_ns"]) - 1][1] for handover in handovers)
     return Outcome(disturbed, undisturbed, runs, met, handovers)
 
@@ -219,6 +244,26 @@ def of_pauses(outcome: Outcome, backend: str) -> tuple[dict[str, dict], dict[str
     return metrics, {"drain_beyond_operator_us.value": f"<= {MOST_DRAIN_US}"} if backend == "host" else {"excess_us.p99": "<= 1000"}
 
 
+def cell_of(job: Job, outcome: Outcome, demands: int, params: dict) -> Cell:
+    """What the record says of a job after so many demands on each device."""
+    in_all = demands * (len(job.devices) or 1)
+    discards = outcome.disturbed["stats"]["discards"]
+    metrics = {"equal_ratio": single(float(outcome.same), baseline="plain PyTorch, the same steps"),
+               "demands_ratio": single(sum(outcome.demands.values()) / in_all),
+               "steps": single(outcome.disturbed["steps"]),
+               "undisturbed_runs": single(outcome.undisturbed_runs),
+               "discards": single(sum(discards) if isinstance(discards, list) else discards)}
+    if "in_vain" in outcome.disturbed:
+        metrics |= {"optimizer_in_vain": single(outcome.disturbed["in_vain"]),
+                    **{f"{phase}_demands_percent": single(100 * outcome.demands[phase] / in_all) for phase in PHASES}}
+    targets = {"equal_ratio.value": ">= 1"}
+    if job.paused:
+        of_pause, asked = of_pauses(outcome, job.backend)
+        metrics |= of_pause
+        targets |= asked
+    return Cell(params, metrics, targets)
+
+
 def main() -> int:
     import torch
 
@@ -228,6 +273,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--models", nargs="*", choices=MODELS, default=[], help="these, on a GPU, instead of a small network")
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=[], help="jobs of several ranks instead")
+    parser.add_argument("--beside", action="store_true", help="two jobs of several ranks at once, in one runtime folder")
     parser.add_argument("--loops", nargs="*", choices=LOOPS, default=[], help="these, paused with each demand, instead")
     parser.add_argument("--layers", choices=LAYERS, default="plain", help="of shards")
     parser.add_argument("--through-checkpoints", action="store_true",
@@ -238,6 +284,8 @@ def main() -> int:
         parser.error(f"--layers {args.layers} is for --kinds shards")
     if not args.kinds and args.through_checkpoints:
         parser.error("--through-checkpoints is for --kinds")
+    if args.beside and (not args.kinds or args.through_checkpoints):
+        parser.error("--beside is for --kinds, and not with --through-checkpoints")
     clear_up_on_sigterm()
     job = HOST if args.backend == "host" else CUDA
     cells = []
@@ -252,33 +300,22 @@ def main() -> int:
         checkpoints = tempfile.TemporaryDirectory(prefix="sluice-exact-")
         more_of_ranks += ("--through", checkpoints.name)
         params_of_ranks["through"] = "checkpoints"
-    jobs = [("none", of_ranks(kind, gpus), more_of_ranks, {"kind": kind, "ranks": KINDS[kind].ranks} | params_of_ranks)
-            for kind in args.kinds]
-    jobs += [("none", MODELS[name], (), {"model": name}) for name in args.models]
-    jobs += [("none", of_loop(name, args.backend), (), {"loop": name, "paused": "with each demand"}) for name in args.loops]
-    jobs = jobs or [(label, job, more, {}) for label, more in ways.items()]
-    for label, job, more, params in jobs:
-        outcome = compare(job, args.demands, args.seed, ROOT / "build" / args.preset / "bin", more)
-        demands = args.demands * (len(job.devices) or 1)
-        discards = outcome.disturbed["stats"]["discards"]
-        metrics = {"equal_ratio": single(float(outcome.same), baseline="plain PyTorch, the same steps"),
-                   "demands_ratio": single(sum(outcome.demands.values()) / demands),
-                   "steps": single(outcome.disturbed["steps"]),
-                   "undisturbed_runs": single(outcome.undisturbed_runs),
-                   "discards": single(sum(discards) if isinstance(discards, list) else discards)}
-        if "in_vain" in outcome.disturbed:
-            metrics |= {"optimizer_in_vain": single(outcome.disturbed["in_vain"]),
-                        **{f"{phase}_demands_percent": single(100 * outcome.demands[phase] / demands) for phase in PHASES}}
-        targets = {"equal_ratio.value": ">= 1"}
-        if job.paused:
-            of_pause, asked = of_pauses(outcome, args.backend)
-            metrics |= of_pause
-            targets |= asked
-        print(f"{params or label}: {outcome}", file=sys.stderr, flush=True)
-        params |= {"workers": label, "demands": args.demands, "seed": args.seed}
-        cells.append(Cell(params, metrics, targets))
-    write("exactness", cells, gpus=0 if args.backend == "host" else max(len(job.devices) or 1 for _, job, _, _ in jobs),
-          accumulate=True)
+    places = 2 if args.beside else 1
+    if args.beside:
+        params_of_ranks["jobs_at_once"] = places
+    runs = [("none", [of_ranks(kind, gpus, place) for place in range(places)], more_of_ranks,
+             {"kind": kind, "ranks": KINDS[kind].ranks} | params_of_ranks) for kind in args.kinds]
+    runs += [("none", [MODELS[name]], (), {"model": name}) for name in args.models]
+    runs += [("none", [of_loop(name, args.backend)], (), {"loop": name, "paused": "with each demand"}) for name in args.loops]
+    runs = runs or [(label, [job], more, {}) for label, more in ways.items()]
+    for label, jobs, more, params in runs:
+        for place, outcome in enumerate(compare_beside(jobs, args.demands, args.seed, ROOT / "build" / args.preset / "bin", more)):
+            print(f"{params or label}: {outcome}", file=sys.stderr, flush=True)
+            of_job = params | ({"job": place} if args.beside else {})
+            of_job |= {"workers": label, "demands": args.demands, "seed": args.seed}
+            cells.append(cell_of(jobs[place], outcome, args.demands, of_job))
+    used = [device for _, jobs, _, _ in runs for job in jobs for device in job.devices]
+    write("exactness", cells, gpus=0 if args.backend == "host" else max(used, default=0) + 1, accumulate=True)
     return 0 if all(all(cell.met().values()) for cell in cells) else 1
 
 

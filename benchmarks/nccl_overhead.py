@@ -36,7 +36,7 @@ from records import Cell, write
 from demonstration.processes import Failed
 
 KEYS = ("host-charlm-1", "cuda-resnet50-1", "cuda-gpt2-medium-1", "cuda-gpt2-xl-sharded-1")
-TARGET = {"step_ratio.value": "<= 1.005"}
+TARGET = {"step_ratio.value": "<= 1.02"}
 JITTER = "SLUICE_BENCH_JITTER_MS"
 
 

@@ -118,8 +118,8 @@ class Replica:
     settle: Callable[[], None]  # waits for what has been started
 
 
-def take_gpu(rank: int, ranks: int) -> Any:
-    """The torch.device of a rank; current from now on. To be called before there is a communicator.
+def take_gpu(rank: int, ranks: int, first: int = 0) -> Any:
+    """The torch.device of a rank; current from now on. To be called before there is a communicator. `first` is the first rank's.
 
     Where there are fewer GPUs than ranks, they share them. NCCL refuses two ranks of a host that have one GPU; so each is told
     that it is a host of its own, and NCCL connects them by sockets. That is good for whether ranks do the right thing, not for
@@ -128,9 +128,9 @@ def take_gpu(rank: int, ranks: int) -> Any:
     import torch
 
     gpus = torch.cuda.device_count()
-    if ranks > gpus:
+    if ranks > gpus - first:
         os.environ |= {"NCCL_HOSTID": f"rank-{rank}", "NCCL_SOCKET_IFNAME": "lo"}
-    device = torch.device("cuda", rank % gpus)
+    device = torch.device("cuda", first + rank % (gpus - first))
     torch.cuda.set_device(device)
     return device
 

@@ -3,6 +3,7 @@ ones learn; and what others hear when one of them does something else.
 """
 
 import json
+import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -40,6 +41,15 @@ def check_exactness(sluice: Path, kind: str, *more: str | Path) -> None:
     job = exactness.of_ranks(kind, 0)
     job = replace(job, script=SCRIPT, arguments=(*job.arguments, *more))
     assert min(discards_of(job, DEMANDS, sluice)) >= DEMANDS // 8
+
+
+def test_two_jobs_in_one_runtime_folder_are_each_trained_as_exactly(sluice):
+    seed = random.randrange(1 << 31)
+    print(f"seed {seed}")
+    jobs = [exactness.of_ranks("shards", 0, place) for place in range(2)]
+    for outcome in exactness.compare_beside(jobs, DEMANDS, seed, sluice.parent):
+        assert outcome.disturbed["shared"] and outcome.same, str(outcome)
+        assert min(outcome.disturbed["stats"]["discards"]) >= DEMANDS // 8
 
 
 def become_of(sluice: Path, runtime_folder: Path, tmp_path: Path, way: str) -> tuple[list[dict], str]:
