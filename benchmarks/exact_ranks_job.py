@@ -2,15 +2,13 @@
 in shards, in replicas of shards, in parts of its linear layers ("tensors"), or in shards of such parts ("grid"). Shards may be of
 blocks of layers that keep no activations ("checkpointed"), or are compiled. See exact_job.py for the rest of its command line.
 
-It starts them with torchrun. What it writes is of all: their digests, the losses of the first, discards of each.
+What it writes is of all: their digests, the losses of the first, discards of each.
 """
 
 import argparse
 import hashlib
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from exact_job import add_ending, digest, network
 from exactness import KINDS, LAYERS
-from ranks import take_gpu
+from ranks import forked, take_gpu
 from torch import distributed, nn
 from torch.distributed import checkpoint as checkpoint_files
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -121,14 +119,15 @@ def whole(param: nn.Parameter) -> torch.Tensor:
     return param.detach().full_tensor() if isinstance(param, DTensor) else param.detach()
 
 
-def train(args: argparse.Namespace, **meeting: Any) -> None:
-    """A rank's part. `meeting`: of the process group, if its environment does not tell."""
+def train(args: argparse.Namespace, rank: int, meeting: str) -> None:
+    """A rank's part, which finds the others at `meeting`."""
     width, samples, micro_batch = SIZES[args.device]
     device = torch.device(args.device)
     if args.device == "cuda":
-        device = take_gpu(int(os.environ["LOCAL_RANK"]), KINDS[args.kind].ranks, args.first_gpu)
-    distributed.init_process_group("nccl" if args.device == "cuda" else "gloo", **meeting)
-    rank, copies = distributed.get_rank(), KINDS[args.kind].copies
+        device = take_gpu(rank, KINDS[args.kind].ranks, args.first_gpu)
+    distributed.init_process_group("nccl" if args.device == "cuda" else "gloo", init_method=f"file://{meeting}", rank=rank,
+                                   world_size=KINDS[args.kind].ranks)
+    copies = KINDS[args.kind].copies
     part = rank // copies  # of the samples
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
@@ -161,19 +160,15 @@ def train(args: argparse.Namespace, **meeting: Any) -> None:
 
 
 def main() -> None:
-    args = arguments()
-    if "RANK" in os.environ:
-        train(args)
-        if args.device == "cpu":
-            os._exit(0)  # gloo's threads are at times not joined when Python ends, which aborts the process
-        return
-    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone",
-                    f"--nproc-per-node={KINDS[args.kind].ranks}", __file__, *sys.argv[1:]], check=True)
-    collect(args)
+    run(arguments())
 
 
-def collect(args: argparse.Namespace) -> None:
-    """What all ranks have written, in one file."""
+def run(args: argparse.Namespace) -> None:
+    """Trains in all ranks. Raises SystemExit if one fails."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    ended = forked(KINDS[args.kind].ranks, lambda rank, meeting: train(args, rank, meeting))
+    if any(ended):
+        raise SystemExit(f"the ranks have ended with {ended}")
     ranks = [json.loads(args.out.with_suffix(f".{rank}").read_text()) for rank in range(KINDS[args.kind].ranks)]
     first = ranks[0]
     assert all(each[key] == first[key] for each in ranks for key in ("losses", "parameters")), "the processes have parted"

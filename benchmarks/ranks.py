@@ -1,12 +1,14 @@
-"""Training jobs of several processes, a rank each, whose first one starts the others and tells them what to do."""
+"""Training jobs of several processes, a rank each: the first one starts the others and tells them what to do, or all are forked."""
 
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +73,36 @@ class Ranks:
         """The first rank answers for all."""
         if self.rank == 0:
             print(json.dumps(of_it), flush=True)
+
+
+def forked(count: int, work: Callable[[int, str], None], together: bool = True) -> list[int]:
+    """How each rank's process has ended, as os.waitpid tells; it is told its rank and where all meet. `together`: when one has
+    failed, the others are ended, which would wait for it. Forked, since to import torch takes longer than most of what they do."""
+    with tempfile.TemporaryDirectory(prefix="sluice-ranks-") as folder:
+        ranks = [_fork(work, rank, f"{folder}/meeting") for rank in range(count)]
+        status: dict[int, int] = {}
+        while len(status) < count:
+            pid, ended = os.waitpid(-1, 0)
+            status[pid] = ended
+            if ended and together:
+                for other in set(ranks) - set(status):
+                    os.kill(other, signal.SIGTERM)
+        return [status[pid] for pid in ranks]
+
+
+def _fork(work: Callable[[int, str], None], rank: int, meeting: str) -> int:
+    if pid := os.fork():
+        return pid
+    status = 1
+    try:
+        work(rank, meeting)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # gloo's threads are at times not joined when Python ends, which aborts the process
 
 
 def _name_of(thread: int) -> str:

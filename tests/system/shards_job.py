@@ -1,9 +1,5 @@
-"""A job of ranks on the host that work together inside of micro-batches. It ends when all have.
-
-    --way train     as exact_ranks_job.py, whose other options it takes
-    --way …         of two, whose model is in shards, one does something that the other does not: a function of that name, below
-
-Each rank writes what has become of it to OUT.RANK.
+"""A job of two ranks on the host, whose model is in shards: one does something that the other does not, which is what a function
+of the name that --way gives does, below. It ends when both have. Each writes what has become of it to OUT.RANK.
 """
 
 import argparse
@@ -15,8 +11,6 @@ import os
 import select
 import signal
 import sys
-import tempfile
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,13 +21,11 @@ from torch.distributed.fsdp import fully_shard
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-import exact_ranks_job  # noqa: E402
-import exactness  # noqa: E402
-from exact_job import add_ending  # noqa: E402
+from ranks import forked  # noqa: E402
 
 import sluice  # noqa: E402
 
-RANKS = 2  # but as many as the kind has, to train
+RANKS = 2
 PATIENCE_SECONDS = 200
 GROUP_PATIENCE = datetime.timedelta(seconds=6)  # where a rank is stopped
 SAMPLES = 6
@@ -157,56 +149,30 @@ def interrupted(training: Training, rank: int) -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--way", default="train")
-    parser.add_argument("--kind", choices=exactness.KINDS, default="shards")
-    parser.add_argument("--layers", default="plain")
-    parser.add_argument("--through", type=Path)
-    add_ending(parser)
+    parser.add_argument("--way", required=True)
+    parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
 
 
-def work(args: argparse.Namespace) -> None:
+def work(args: argparse.Namespace, rank: int, meeting: str) -> None:
     faulthandler.dump_traceback_later(PATIENCE_SECONDS, exit=True)
-    meeting = {"init_method": f"file://{args.meeting}", "rank": args.rank, "world_size": exactness.KINDS[args.kind].ranks}
-    if args.way == "train":
-        exact_ranks_job.train(argparse.Namespace(**vars(args), device="cpu"), **meeting)
-        return
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", timeout=GROUP_PATIENCE if args.way == "stopped" else None, **meeting)
+    distributed.init_process_group("gloo", timeout=GROUP_PATIENCE if args.way == "stopped" else None, init_method=f"file://{meeting}",
+                                   rank=rank, world_size=RANKS)
     training = Training()
     found = {"raised": ""}
     try:
-        globals()[args.way](training, args.rank)
+        globals()[args.way](training, rank)
     except BaseException as why:
         found["raised"] = f"{type(why).__name__}: {why}"
     found["stats"] = training.step.stats()
-    args.out.with_suffix(f".{args.rank}").write_text(json.dumps(found))
-
-
-def start(rank: int, args: argparse.Namespace, meeting: str) -> int:
-    """A process of that rank, as its pid. Forked: to import torch takes longer than most of what it does then."""
-    if pid := os.fork():
-        return pid
-    args.rank, args.meeting = rank, meeting
-    try:
-        work(args)
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-        status = 1
-    sys.stderr.flush()
-    os._exit(status)  # gloo's threads are at times not joined when Python ends, which aborts the process
+    args.out.with_suffix(f".{rank}").write_text(json.dumps(found))
 
 
 def main() -> None:
-    args = arguments()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    with tempfile.TemporaryDirectory(prefix="sluice-shards-") as folder:
-        ranks = [start(rank, args, f"{folder}/meeting") for rank in range(exactness.KINDS[args.kind].ranks)]
-        ended = [os.waitpid(pid, 0)[1] for pid in ranks]
-    if args.way == "train":
-        assert not any(ended), ended
-        exact_ranks_job.collect(args)
+    args = arguments()
+    forked(RANKS, lambda rank, meeting: work(args, rank, meeting), together=False)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def test_shards_that_go_through_checkpoints_are_trained_as_exactly(sluice, tmp_p
 
 def check_exactness(sluice: Path, kind: str, *more: str | Path) -> None:
     job = exactness.of_ranks(kind, 0)
-    job = replace(job, script=SCRIPT, arguments=(*job.arguments, *more))
+    job = replace(job, arguments=(*job.arguments, *more))
     assert min(discards_of(job, DEMANDS, sluice)) >= DEMANDS // 8
 
 
@@ -59,7 +59,7 @@ def become_of(sluice: Path, runtime_folder: Path, tmp_path: Path, way: str) -> t
         [sluice, "run", "--runtime-dir", runtime_folder, "--memory", "64MiB", "--backend", "host", "--require-pool", "--",
          sys.executable, SCRIPT, "--way", way, "--out", out], env=exactness.environment(), stderr=subprocess.PIPE, text=True, check=True)
     print(done.stderr)
-    found = [out.with_suffix(f".{rank}") for rank in range(exactness.KINDS["shards"].ranks)]
+    found = [out.with_suffix(f".{rank}") for rank in range(2)]
     return [json.loads(each.read_text()) if each.exists() else {} for each in found], done.stderr
 
 
