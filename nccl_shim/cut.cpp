@@ -36,9 +36,27 @@ cut_word cut::change(Change how) noexcept {
 }
 
 void cut::arrive(numbered_call const& what) noexcept {
+  ++number_;
+  unsaid_ = false;
+  if (may_catch_up_.load(std::memory_order_relaxed)) [[unlikely]] {
+    auto const now = cut_word::unpack(words_.look().word);
+    if (now.catching_up && now.granted < number_) {
+      unsaid_ = true;
+      to_say_ = what;
+      return;
+    }
+    if (now.needed != 0) {  // it does not begin again while this rank needs it
+      may_catch_up_.store(false, std::memory_order_relaxed);
+    }
+  }
+  say(what);
+}
+
+void cut::say(numbered_call const& what) noexcept {
+  unsaid_ = false;
   // Of two that arrive at the same time one must see the other; and who needs all to be asked sees this
   // arrival, or is seen to need it.
-  words_.arrive(arrival(epoch_, ++number_), what);
+  words_.arrive(arrival(epoch_, number_), what);
   has_arrived();
 }
 
@@ -90,7 +108,11 @@ void cut::has_arrived() noexcept {
 
 outcome cut::await(std::int64_t deadline_ns) noexcept {
   return wait(deadline_ns, [this]() -> std::optional<outcome> {
-    auto const seen = words_.look();
+    auto seen = words_.look();
+    if (unsaid_ && !cut_word::unpack(seen.word).catching_up) [[unlikely]] {
+      say(to_say_);
+      seen = words_.look();
+    }
     auto const now = cut_word::unpack(seen.word);
     if (now.granted >= number_) {
       return outcome::granted;
@@ -104,7 +126,7 @@ outcome cut::await(std::int64_t deadline_ns) noexcept {
     }
     if (now.epoch != epoch_) {
       epoch_ = now.epoch;
-      --number_;
+      take_back();
       return outcome::dropped;
     }
     return std::nullopt;
@@ -112,6 +134,9 @@ outcome cut::await(std::int64_t deadline_ns) noexcept {
 }
 
 [[gnu::hot]] void cut::launched() noexcept {
+  if (unsaid_ && is_granted()) [[unlikely]] {
+    say(to_say_);  // a pause has found that: neighbours compare it all the same
+  }
   memory_ != nullptr ? memory_->launched(rank_, number_) : words_.launched(number_);
 }
 
@@ -146,7 +171,7 @@ void cut::resume_without() noexcept {
                word.next_epoch();
              }
            }).epoch;
-  --number_;
+  take_back();
   words_.tell();
   try_to_grant();
 }
@@ -187,7 +212,7 @@ void cut::resume_without(cut const& leading) noexcept {
              --word.pausing;
              word.epoch = leading.epoch();
            }).epoch;
-  --number_;
+  take_back();
   words_.tell();
   try_to_grant();
 }
@@ -197,6 +222,7 @@ void cut::need(bool needs) noexcept {
     return;
   }
   settled_.store(!needs, std::memory_order_relaxed);
+  may_catch_up_.store(needs, std::memory_order_relaxed);
   auto const made = change([needs](cut_word& word) {
     word.catching_up = word.catching_up || (needs && word.needed == 0);
     word.needed = static_cast<std::uint8_t>(word.needed + (needs ? 1 : -1));

@@ -17,7 +17,8 @@
 /// pause begins an epoch: what has not been granted is dropped on all ranks.
 ///
 /// While no rank needs that, nobody waits: what a rank has arrived at is as good as granted. The first
-/// that needs it says so in the word, and then grants up to where the farthest has arrived.
+/// that needs it says so in the word, and then grants up to where the farthest has arrived. Meanwhile nobody
+/// who needs it says where it arrives: that waits, and granted it would be a debt of the others'.
 ///
 /// Thread-safety: of one rank's, `arrive`, `pass`, `await`, `launched`, `follow` and `resume_without` from one
 /// thread, `pause`, `await_debts` and `resume` from another, `need` from one at a time, `settle` from one;
@@ -135,6 +136,11 @@ class alignas(64) cut {
   [[nodiscard]] std::optional<difference_found> difference() const noexcept;
 
  private:
+  void say(numbered_call const& what) noexcept;
+  void take_back() noexcept {
+    --number_;
+    unsaid_ = false;
+  }
   void has_arrived() noexcept;
   void compare_with(unsigned neighbour) noexcept;
   void declare_different(std::uint64_t number, unsigned one, unsigned other) noexcept;
@@ -155,7 +161,10 @@ class alignas(64) cut {
   std::uint16_t epoch_ = 0;
   bool needs_ = false;
   std::atomic<bool> settled_{true};
+  std::atomic<bool> may_catch_up_{false};  // somebody, for all that is known here
+  bool unsaid_ = false;                    // that it has arrived at its number …
   cut_words& words_;
+  numbered_call to_say_;  // … with that
 };
 
 }  // namespace sluice::nccl_shim

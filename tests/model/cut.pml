@@ -9,10 +9,11 @@
  * number too, and nothing to launch.
  *
  * While no rank needs that, nobody waits for grants; whoever is the first to need it grants up to where the farthest has
- * arrived, and pauses when its rank is as far.
+ * arrived, and pauses when its rank is as far. Who needs it arrives when that has been done.
  *
  *   -DDEATH        a rank may be killed at any instant
  *   -DFREE         ranks need it only while they pause, and begin no epochs
+ *   -DJOIN         ranks begin to need it one by one, before their first calls, and pause without a look at what they owe
  *   -DTRACE        for a simulation: prints each step that is one call of the code's, which cut_trace makes after it
  *   Each of these takes something away, and something must then be found wrong:
  *   -DNO_WORD      a grant does not look at who pauses in the same step
@@ -21,6 +22,7 @@
  *   -DNO_COMMIT    a rank commits without a number
  *   -DNO_RETRY     whoever resumes does not look whether something can be granted
  *   -DNO_CATCH_UP  (with FREE) the first that needs it leaves the grants where they were
+ *   -DARRIVE_FIRST (with JOIN) a rank that needs it arrives while another catches up
  *   -DLOOK_FIRST   (with FREE) a rank looks whether anybody needs it before it says where it has arrived
  */
 #ifndef RANKS
@@ -58,9 +60,9 @@
 
 /* The word. */
 byte epoch, granted, pausing;
-#ifdef FREE
+#if defined(FREE) || defined(JOIN)
 byte needed;
-bit catching_up;
+bit catching_up, needs[RANKS];
 #define ASKED (needed > 0 && !catching_up)
 #else
 #define ASKED true
@@ -70,6 +72,9 @@ byte arrived[RANKS], arrived_in[RANKS], launched[RANKS], committed[RANKS];
 byte running[RANKS];      /* collectives on its device; they end together */
 bit closed[RANKS];        /* its gate */
 bit dead, ended[RANKS];
+#ifdef JOIN
+bit joined[RANKS];
+#endif
 byte work[MOST];          /* what the first rank to launch a number has launched: micro-batch and item, from 1 */
 
 inline all_arrived(at) {
@@ -109,9 +114,48 @@ inline try_to_grant() {
   }
 }
 
+/* The first that needs it grants what may have been launched. */
+inline need_it() {
+  atomic {
+    first = needed == 0;
+    catching_up = catching_up || first;
+    needs[r] = 1;
+    needed++
+  };
+  if
+  :: first ->
+     farthest = 0;
+     i = 0;
+     do
+     :: i < RANKS ->
+        if
+        :: arrived[i] > farthest -> farthest = arrived[i]
+        :: else
+        fi;
+        i++
+     :: i == RANKS -> break
+     od;
+     atomic {
+       i = 0;
+#ifndef NO_CATCH_UP
+       granted = (farthest > granted -> farthest : granted);
+#endif
+       catching_up = 0
+     };
+     try_to_grant()
+  :: else
+  fi
+}
+
 proctype rank(byte r) {
   byte number, known, batch, item, i;
   bit ok, free;
+#ifdef JOIN
+  byte farthest;
+  bit first;
+  need_it();
+  joined[r] = 1;
+#endif
   do
   :: batch == BATCHES -> break
   :: batch < BATCHES ->
@@ -132,6 +176,12 @@ proctype rank(byte r) {
         number = number + 1;
 #ifdef LOOK_FIRST
         free = needed == 0;
+#endif
+#if (defined(FREE) || defined(JOIN)) && !defined(ARRIVE_FIRST)
+        if
+        :: !(needs[r] && catching_up)
+        :: dead -> goto over
+        fi;
 #endif
         CALL
         atomic { arrived[r] = number; arrived_in[r] = known };
@@ -179,40 +229,16 @@ proctype pauser(byte r) {
   byte farthest;
   bit first;
 #endif
+#ifdef JOIN
+  joined[r] || dead;
+#endif
   do
   :: n == PAUSES || dead -> break
   :: n < PAUSES ->
      n++;
 #ifdef FREE
      CALL
-     atomic {
-       first = needed == 0;
-       catching_up = catching_up || first;
-       needed++
-     };
-     if
-     :: first ->
-        farthest = 0;
-        i = 0;
-        do
-        :: i < RANKS ->
-           if
-           :: arrived[i] > farthest -> farthest = arrived[i]
-           :: else
-           fi;
-           i++
-        :: i == RANKS -> break
-        od;
-        atomic {
-          i = 0;
-#ifndef NO_CATCH_UP
-          granted = (farthest > granted -> farthest : granted);
-#endif
-          catching_up = 0
-        };
-        try_to_grant()
-     :: else
-     fi TELL("@ need %d %d %d %d %d %d\n", r, 0)
+     need_it() TELL("@ need %d %d %d %d %d %d\n", r, 0)
      END;
 #ifdef TRACE  /* asked again and again, not waited for */
      atomic { !catching_up && launched[r] >= granted -> cut = granted TELL("@ settle %d %d %d %d %d %d\n", r, 0) };
@@ -226,6 +252,9 @@ proctype pauser(byte r) {
      :: atomic { pausing++; cut = granted TELL("@ pause %d %d %d %d %d %d\n", r, 0) }
      :: atomic { pausing++; cut = granted; epoch++ TELL("@ pause %d %d %d %d %d %d\n", r, 1) }
      fi;
+#endif
+#ifdef JOIN
+     assert(dead || arrived[r] >= cut);  /* so that its gate finds what is owed inside */
 #endif
 #ifndef NO_DEBT
      launched[r] >= cut || dead;
@@ -242,7 +271,7 @@ proctype pauser(byte r) {
      TELL("@ resume %d %d %d %d %d %d\n", r, 0)
      END
 #ifdef FREE
-     ; CALL needed-- TELL("@ unneed %d %d %d %d %d %d\n", r, 0) END
+     ; CALL atomic { needs[r] = 0; needed-- } TELL("@ unneed %d %d %d %d %d %d\n", r, 0) END
 #endif
   od
 }

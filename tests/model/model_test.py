@@ -124,7 +124,8 @@ def test_each_part_of_deferred_submission_is_needed(tmp_path, switch, violated):
 
 @pytest.mark.parametrize("switches", [(), ("PAUSES=2",), ("INSIDE=2",), ("DEATH", "BATCHES=1"),
                                       ("RANKS=3", "PAUSERS=2", "BATCHES=1"), ("FREE",), ("FREE", "PAUSES=2", "BATCHES=1"),
-                                      ("FREE", "DEATH", "BATCHES=1"), ("FREE", "RANKS=3", "PAUSERS=2", "BATCHES=1")])
+                                      ("FREE", "DEATH", "BATCHES=1"), ("FREE", "RANKS=3", "PAUSERS=2", "BATCHES=1"), ("JOIN",),
+                                      ("JOIN", "DEATH", "BATCHES=1"), ("JOIN", "RANKS=3", "PAUSERS=2", "BATCHES=1")])
 def test_ranks_stop_at_one_cut_and_all_go_on(tmp_path, switches):
     assert_sound(search(tmp_path, "cut", *switches), at_least=100_000)
 
@@ -140,9 +141,13 @@ def test_each_part_of_the_cut_is_needed(tmp_path, switch, violated):
     assert_wrong(search(tmp_path, "cut", switch), violated)
 
 
-@pytest.mark.parametrize("switch, violated", [("NO_CATCH_UP", "launched"), ("LOOK_FIRST", "invalid end state")])
-def test_each_part_of_waiting_only_when_needed_is_needed(tmp_path, switch, violated):
-    assert_wrong(search(tmp_path, "cut", "FREE", switch), violated)
+@pytest.mark.parametrize("switches, violated", [
+    (("FREE", "NO_CATCH_UP"), "launched"),
+    (("FREE", "LOOK_FIRST"), "invalid end state"),
+    (("JOIN", "ARRIVE_FIRST"), "arrived"),
+])
+def test_each_part_of_waiting_only_when_needed_is_needed(tmp_path, switches, violated):
+    assert_wrong(search(tmp_path, "cut", *switches), violated)
 
 
 #: Longer runs than can be visited in all their states.

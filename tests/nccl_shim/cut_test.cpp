@@ -26,6 +26,66 @@ using testing::place_kind;
 
 constexpr numbered_call reduce{1, 7, 100, 0};
 
+/// A rank's words, between whose looks at the word and at what is wrong something happens, once; or before it asks
+/// where all have arrived.
+class slow_words final : public cut_words {
+ public:
+  explicit slow_words(cut_words& behind) : behind_{behind} {}
+  void happens(std::function<void()> what) { happens_ = std::move(what); }
+  void happens_before_arrivals(std::function<void()> what) { before_arrivals_ = std::move(what); }
+
+  [[nodiscard]] view look() noexcept override {
+    view seen = behind_.look();
+    if (auto const what = std::exchange(happens_, nullptr)) {
+      what();
+      std::uint64_t const word = seen.word;
+      seen = behind_.look();
+      seen.word = word;
+    }
+    return seen;
+  }
+  [[nodiscard]] bool exchange(std::uint64_t& seen, std::uint64_t made) noexcept override {
+    return behind_.exchange(seen, made);
+  }
+  void arrive(std::uint64_t at, numbered_call const& what) noexcept override {
+    behind_.arrive(at, what);
+  }
+  void arrivals(std::span<std::uint64_t> of_ranks) noexcept override {
+    if (auto const what = std::exchange(before_arrivals_, nullptr)) {
+      what();
+    }
+    behind_.arrivals(of_ranks);
+  }
+  [[nodiscard]] numbered_call call_of(unsigned rank, std::uint64_t number) noexcept override {
+    return behind_.call_of(rank, number);
+  }
+  [[nodiscard]] glance look_at_all(std::uint64_t at) noexcept override {
+    return behind_.look_at_all(at);
+  }
+  [[nodiscard]] bool differs(unsigned neighbour, std::uint64_t number) noexcept override {
+    return behind_.differs(neighbour, number);
+  }
+  void launched(std::uint64_t number) noexcept override { behind_.launched(number); }
+  [[nodiscard]] std::uint64_t launched() noexcept override { return behind_.launched(); }
+  void lose(unsigned rank) noexcept override { behind_.lose(rank); }
+  void differ(std::uint64_t differ) noexcept override { behind_.differ(differ); }
+  [[nodiscard]] std::uint32_t turn() noexcept override { return behind_.turn(); }
+  void tell() noexcept override { behind_.tell(); }
+  void wait(std::uint32_t seen, std::chrono::nanoseconds waited,
+            std::chrono::nanoseconds at_most) noexcept override {
+    behind_.wait(seen, waited, at_most);
+  }
+  [[nodiscard]] std::chrono::nanoseconds between_looks(
+      std::chrono::nanoseconds waited) const noexcept override {
+    return behind_.between_looks(waited);
+  }
+
+ private:
+  cut_words& behind_;
+  std::function<void()> happens_;
+  std::function<void()> before_arrivals_;
+};
+
 class two_ranks : public ::testing::TestWithParam<place_kind> {
  protected:
   [[nodiscard]] static outcome now(cut& of) { return of.await(in(0ns)); }
@@ -115,6 +175,78 @@ TEST_P(two_ranks, calls_that_differ_are_found_among_those_that_are_owed) {
   ASSERT_TRUE(found.has_value());
   EXPECT_EQ(found->number, 1U);
   EXPECT_EQ(found->calls, (std::array{other, reduce}));
+}
+
+/// The first of them is the first that needs it, and slow to grant what others have launched.
+class two_ranks_of_whom_one_catches_up : public two_ranks {
+ protected:
+  void need_while(std::function<void()> const& happens) {
+    slow.happens_before_arrivals(happens);
+    early.need(true);
+  }
+
+  slow_words slow{*words_of_first};
+  cut early{slow, 0, 2};
+};
+
+TEST_P(two_ranks_of_whom_one_catches_up, what_another_waits_with_is_not_owed) {
+  need_while([this] {
+    second.need(true);
+    second.arrive(reduce);
+    EXPECT_EQ(now(second), outcome::late);
+  });
+  EXPECT_EQ(now(second), outcome::late);
+  EXPECT_EQ(early.pause(false), 0U);
+  early.resume();
+  early.arrive(reduce);
+  EXPECT_EQ(now(early), outcome::granted);
+  EXPECT_EQ(now(second), outcome::granted);
+}
+
+TEST_P(two_ranks_of_whom_one_catches_up, what_it_waits_with_itself_is_not_owed_by_others) {
+  need_while([this] {
+    early.arrive(reduce);
+    EXPECT_EQ(now(early), outcome::late);
+  });
+  second.need(true);
+  EXPECT_EQ(second.settle(in(0ns)), outcome::granted);
+  EXPECT_EQ(now(early), outcome::late);
+  second.arrive(reduce);
+  EXPECT_EQ(now(early), outcome::granted);
+  EXPECT_EQ(now(second), outcome::granted);
+}
+
+TEST_P(two_ranks_of_whom_one_catches_up, what_another_has_launched_is_compared_by_who_waited) {
+  numbered_call const other{2, 7, 100, 0};
+  early.arrive(other);
+  EXPECT_EQ(now(early), outcome::granted);
+  early.launched();
+  need_while([this] {
+    second.need(true);
+    second.arrive(reduce);
+  });
+  EXPECT_EQ(second.pause(false), 1U);  // whoever pauses is told, not whoever waits
+  second.resume();
+  second.launched();
+  auto const found = second.difference();
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->number, 1U);
+  EXPECT_EQ(found->calls, (std::array{other, reduce}));
+}
+
+TEST_P(two_ranks_of_whom_one_catches_up, a_new_epoch_drops_what_waits) {
+  need_while([this] {
+    second.need(true);
+    second.arrive(reduce);
+    second.begin_epoch();
+    EXPECT_EQ(now(second), outcome::dropped);
+    EXPECT_EQ(second.number(), 0U);
+  });
+  second.arrive(reduce);
+  early.follow(early.epoch());
+  early.arrive(reduce);
+  EXPECT_EQ(now(early), outcome::granted);
+  EXPECT_EQ(now(second), outcome::granted);
 }
 
 class two_ranks_in_memory : public two_ranks {};
@@ -286,58 +418,6 @@ TEST_P(two_ranks_that_agree, a_death_ends_all_waits_but_those_for_what_is_grante
   EXPECT_EQ(now(first), outcome::lost);
 }
 
-/// A rank's words, between whose looks at the word and at what is wrong something happens, once.
-class slow_words final : public cut_words {
- public:
-  explicit slow_words(cut_words& behind) : behind_{behind} {}
-  void happens(std::function<void()> what) { happens_ = std::move(what); }
-
-  [[nodiscard]] view look() noexcept override {
-    view seen = behind_.look();
-    if (auto const what = std::exchange(happens_, nullptr)) {
-      what();
-      std::uint64_t const word = seen.word;
-      seen = behind_.look();
-      seen.word = word;
-    }
-    return seen;
-  }
-  [[nodiscard]] bool exchange(std::uint64_t& seen, std::uint64_t made) noexcept override {
-    return behind_.exchange(seen, made);
-  }
-  void arrive(std::uint64_t at, numbered_call const& what) noexcept override {
-    behind_.arrive(at, what);
-  }
-  void arrivals(std::span<std::uint64_t> of_ranks) noexcept override { behind_.arrivals(of_ranks); }
-  [[nodiscard]] numbered_call call_of(unsigned rank, std::uint64_t number) noexcept override {
-    return behind_.call_of(rank, number);
-  }
-  [[nodiscard]] glance look_at_all(std::uint64_t at) noexcept override {
-    return behind_.look_at_all(at);
-  }
-  [[nodiscard]] bool differs(unsigned neighbour, std::uint64_t number) noexcept override {
-    return behind_.differs(neighbour, number);
-  }
-  void launched(std::uint64_t number) noexcept override { behind_.launched(number); }
-  [[nodiscard]] std::uint64_t launched() noexcept override { return behind_.launched(); }
-  void lose(unsigned rank) noexcept override { behind_.lose(rank); }
-  void differ(std::uint64_t differ) noexcept override { behind_.differ(differ); }
-  [[nodiscard]] std::uint32_t turn() noexcept override { return behind_.turn(); }
-  void tell() noexcept override { behind_.tell(); }
-  void wait(std::uint32_t seen, std::chrono::nanoseconds waited,
-            std::chrono::nanoseconds at_most) noexcept override {
-    behind_.wait(seen, waited, at_most);
-  }
-  [[nodiscard]] std::chrono::nanoseconds between_looks(
-      std::chrono::nanoseconds waited) const noexcept override {
-    return behind_.between_looks(waited);
-  }
-
- private:
-  cut_words& behind_;
-  std::function<void()> happens_;
-};
-
 TEST_P(two_ranks_that_agree, what_was_granted_before_a_death_is_launched_by_who_sees_both_at_once) {
   slow_words slow{*words_of_second};
   cut late{slow, 1, 2};
@@ -363,6 +443,7 @@ TEST_P(two_ranks_that_agree, who_sleeps_is_woken) {
 
 INSTANTIATE_TEST_SUITE_P(words, two_ranks, everywhere, name_of_case);
 INSTANTIATE_TEST_SUITE_P(words, two_ranks_that_agree, everywhere, name_of_case);
+INSTANTIATE_TEST_SUITE_P(words, two_ranks_of_whom_one_catches_up, everywhere, name_of_case);
 INSTANTIATE_TEST_SUITE_P(words, two_ranks_in_memory, ::testing::Values(place_kind::memory),
                          name_of_case);
 
