@@ -288,7 +288,7 @@ def main() -> int:
         parser.error("--beside is for --kinds, and not with --through-checkpoints")
     clear_up_on_sigterm()
     job = HOST if args.backend == "host" else CUDA
-    cells = []
+    cells: list[Cell] = []
     ways = {"none": (), "2 forked": ("--workers", "2", "--start-method", "fork"),
             "2 spawned": ("--workers", "2", "--start-method", "spawn")}
     if args.backend == "cuda":
@@ -308,14 +308,17 @@ def main() -> int:
     runs += [("none", [MODELS[name]], (), {"model": name}) for name in args.models]
     runs += [("none", [of_loop(name, args.backend)], (), {"loop": name, "paused": "with each demand"}) for name in args.loops]
     runs = runs or [(label, [job], more, {}) for label, more in ways.items()]
+    used = [device for _, jobs, _, _ in runs for job in jobs for device in job.devices]
+    gpus = 0 if args.backend == "host" else max(used, default=0) + 1
     for label, jobs, more, params in runs:
+        of_run = []
         for place, outcome in enumerate(compare_beside(jobs, args.demands, args.seed, ROOT / "build" / args.preset / "bin", more)):
             print(f"{params or label}: {outcome}", file=sys.stderr, flush=True)
             of_job = params | ({"job": place} if args.beside else {})
             of_job |= {"workers": label, "demands": args.demands, "seed": args.seed}
-            cells.append(cell_of(jobs[place], outcome, args.demands, of_job))
-    used = [device for _, jobs, _, _ in runs for job in jobs for device in job.devices]
-    write("exactness", cells, gpus=0 if args.backend == "host" else max(used, default=0) + 1, accumulate=True)
+            of_run.append(cell_of(jobs[place], outcome, args.demands, of_job))
+        write("exactness", of_run, gpus=gpus, accumulate=True)  # at once: what comes after it may fail
+        cells += of_run
     return 0 if all(all(cell.met().values()) for cell in cells) else 1
 
 
