@@ -1,5 +1,6 @@
 """The rules that hold the source tree together, checked on the tree itself."""
 
+import ast
 import concurrent.futures
 import json
 import os
@@ -81,6 +82,40 @@ def test_clang_tidy_tells_its_findings_of_every_folder():
     header_filter = re.search(r"^HeaderFilterRegex: '(.*)'", text_of(ROOT / ".clang-tidy"), re.MULTILINE).group(1)
     folders = {relative(file).split("/")[0] for file in CXX_FILES}
     assert folders and not [folder for folder in sorted(folders) if not re.search(header_filter, f"/{folder}/")]
+
+
+def private_names_of_torch(file: Path, own: set[str]) -> list[str]:
+    """Where a Python file uses a name of torch that begins with an underscore, other than by an object of the package's own."""
+    found = []
+    for node in ast.walk(ast.parse(text_of(file))):
+        named = []
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
+            named = [*node.module.split("."), *(alias.name for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            named = [part for alias in node.names if alias.name.startswith("torch") for part in alias.name.split(".")]
+        elif isinstance(node, ast.Attribute) and node.attr not in own:
+            named = [node.attr]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"torch(\.\w+)+", node.value):
+            named = node.value.split(".")
+        found += [f"{relative(file)}:{node.lineno}: {name}" for name in named if re.match(r"_(?!_)", name)]
+    return found
+
+
+def test_private_names_of_torch_are_used_in_one_module_alone():
+    package = sorted((ROOT / "runtime" / "python" / "sluice").glob("*.py"))  # integrations are of others
+    own = {"_exit", "_getframe"}  # of os and sys
+    for file in package:
+        for node in ast.walk(ast.parse(text_of(file))):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                own.add(node.name)
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+                own.add(node.attr)
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                own.add(node.target.id)
+    own -= {name for name in own if name.startswith("_torch")}
+    own.add("_torch_compat")
+    wrong = [name for file in package if file.name != "_torch_compat.py" for name in private_names_of_torch(file, own)]
+    assert not wrong, wrong
 
 
 def test_the_scheduler_includes_only_itself_and_the_standard_library():

@@ -17,14 +17,12 @@ from typing import Any
 
 import torch
 from torch import distributed
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from sluice import _runtime
+from sluice import _runtime, _torch_compat
 from sluice._micro_batch import Discarded
 from sluice._planning import FIRST_NOTICE_SECONDS, NOTICE_SECONDS
 from sluice._runtime import Collective, Runtime
+from sluice._torch_compat import FakeTensor, TorchDispatchMode, tree_leaves
 from sluice.errors import SluiceError
 
 #: How long one wait lasts before Python looks at its signals again.
@@ -60,6 +58,7 @@ def join(runtime: Runtime | None, group: Any, groups: tuple[Any, ...] = ()) -> A
         SluiceError: in all of them, if some cannot agree with the others.
     """
     global _agreed
+    _torch_compat.need("agreement")
     # Processes know each other by their numbers, and meet in the pool's folder.
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
         place = (boot.read(), os.readlink("/proc/self/ns/pid"), os.path.realpath(os.environ.get("SLUICE_RUNTIME_DIR", "")))
@@ -108,7 +107,7 @@ class Agreement:
         self.members = members  # of each group, as the job counts them
         self._runtime = runtime
         self._number_of = {frozenset(each): number for number, each in enumerate(members)}
-        self._patience = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+        self._patience = _torch_compat.patience_of(group)
 
     def asking(self, inside: bool) -> contextlib.AbstractContextManager:
         """In it, collectives of this thread are asked about; ``inside`` of a micro-batch that may be dropped."""
@@ -142,7 +141,7 @@ class Agreement:
                 if isinstance(each, torch.ScriptObject):
                     distributed.Work.unbox(each).wait()
                 elif func.namespace != "c10d":
-                    torch.ops._c10d_functional.wait_tensor(each)
+                    _torch_compat.wait_for_functional(each)
             return result
 
         return self._granted(*asked, inside, made, made)
@@ -189,17 +188,18 @@ class Agreement:
 
     def _numbered(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[int, Collective] | None:
         """Which group is asked, and what; None if it is nobody else's business."""
-        given = {argument.name: value for argument, value in zip(func._schema.arguments, args)} | kwargs
+        schema = _torch_compat.schema_of(func)
+        given = {argument.name: value for argument, value in zip(schema.arguments, args)} | kwargs
         if "process_group" in given:
             group = distributed.ProcessGroup.unbox(given["process_group"])
         elif "group_name" in given:
-            group = distributed.distributed_c10d._resolve_process_group(given["group_name"])
+            group = _torch_compat.group_named(given["group_name"])
         else:
             return None
         ranks = frozenset(_ranks_of(group))
         if len(ranks) == 1:
             return None
-        name = func._schema.name
+        name = schema.name
         number = self._number_of.get(ranks)
         if name not in _COLLECTIVES or number is None:
             raise SluiceError(f"{name} was called inside of a micro-batch: only collectives of the process groups that the model is "

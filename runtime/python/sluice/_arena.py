@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import torch
 
+from sluice import _torch_compat
 from sluice._runtime import Runtime
 
 # Of what lives at once: if torch's segments come to more than that beyond it, one large segment does better.
@@ -70,6 +71,7 @@ class CudaArena:
     _all: ClassVar[weakref.WeakSet[CudaArena]] = weakref.WeakSet()
 
     def __init__(self, runtime: Runtime) -> None:
+        _torch_compat.need("gpu")
         self._all.add(self)
         self._runtime = runtime
         self._device = torch.cuda.current_device()
@@ -96,16 +98,14 @@ class CudaArena:
             self._pool = torch.cuda.MemPool(self._allocator.allocator())
             self._generation = self._runtime.generation()
             self._outside_bytes = self._allocated_bytes()["current"]
-        torch._C._cuda_beginAllocateCurrentThreadToPool(self._device, self._pool.id)
+        _torch_compat.begin_allocating(self._device, self._pool)
         self._entered = True
         if fresh:
             self._make_whole(self._layout().whole_bytes)
 
     def leave(self) -> None:
         if self._entered:
-            # Every end is paired with a release, else a dropped pool goes on counting in reserved_bytes.
-            torch._C._cuda_endAllocateToPool(self._device, self._pool.id)
-            torch._C._cuda_releasePool(self._device, self._pool.id)
+            _torch_compat.end_allocating(self._device, self._pool)
             self._entered = False
 
     def outlived(self) -> bool:
@@ -156,9 +156,7 @@ class CudaArena:
         self._lies_otherwise = True
 
     def _lives(self) -> bool:
-        return self._pool is not None and not torch._C._cuda_checkPoolLiveAllocations(
-            self._device, self._pool.id, set()
-        )
+        return self._pool is not None and not _torch_compat.is_empty(self._device, self._pool)
 
     def let_go(self) -> None:
         """Forgets the pool and what torch has cached of it; its segments go back to the runtime, which may have given

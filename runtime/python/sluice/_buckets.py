@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from sluice import _torch_compat
+
 #: Gradients are reduced in pieces of so many bytes, as DistributedDataParallel does.
 BUCKET_BYTES = 25 << 20
 #: As torch lays tensors that it allocates: kernels take the same way through them, and so come to the same bits.
@@ -46,7 +48,7 @@ class Bucket:
                 places.append(place)
                 others.append(total)
         if places:
-            torch._foreach_copy_(places, others)
+            _torch_compat.copy_all(places, others)
         return {id(param) for param, total in zip(self.params, totals, strict=True) if total is None}
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from sluice import _torch_compat
 from sluice._modules import Parts, are_same
+from sluice._torch_compat import buffers_of
 
 
 class Buffers:
@@ -35,7 +37,7 @@ class Buffers:
                 or self._addresses != _addresses(self._buffers)):
             self._follow()
         for group, copies in self._groups:
-            torch._foreach_copy_(copies, group)
+            _torch_compat.copy_all(copies, group)
         self._attributes = [(names, name, names.get(name)) for names, name in self._parts.attributes]
 
     def _follow(self) -> None:
@@ -55,9 +57,9 @@ class Buffers:
         """Puts back what was remembered: the same tensors, with the values that they had."""
         for module, name, buffer in self._places:
             if _now(module, name) is not buffer:
-                module._buffers[name] = buffer
+                buffers_of(module)[name] = buffer
         for group, copies in self._groups:
-            torch._foreach_copy_(group, copies)
+            _torch_compat.copy_all(group, copies)
         for names, name, before in self._attributes:
             if names.get(name) is not before:
                 names[name] = before
@@ -68,7 +70,7 @@ class Buffers:
         for module, name, buffer in self._places:
             now = _now(module, name)
             if now is not None and now is not buffer:
-                module._buffers[name] = now.detach().clone()
+                buffers_of(module)[name] = now.detach().clone()
         for names, name, before in self._attributes:
             now = names.get(name)
             if now is not before and isinstance(now, torch.Tensor):
@@ -76,7 +78,7 @@ class Buffers:
 
 
 def _now(module: nn.Module, name: str) -> torch.Tensor | None:
-    buffers = module._buffers  # of TorchScript it has no `get`
+    buffers = buffers_of(module)
     return buffers[name] if name in buffers else None
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from sluice import _torch_compat
 from sluice._processes import synchronised_norms
 from sluice.errors import SluiceError
 
@@ -63,8 +64,7 @@ def ranks_do_not_agree() -> SluiceError:
 
 def refuse_recorded_graphs(device: int) -> None:
     """Raises SluiceError if torch.compile replays CUDA graphs, whose memory is the same in every run."""
-    trees = sys.modules.get("torch._inductor.cudagraph_trees")
-    if trees is not None and trees.get_manager(device, create_if_none_exists=False) is not None:
+    if _torch_compat.has_recorded_graphs(device):
         raise SluiceError(
             "torch.compile has recorded CUDA graphs, which replay on fixed addresses, also after their memory was taken "
             'away; compile with mode="default", or with mode="max-autotune-no-cudagraphs"')

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from sluice import _agreement, _batches, _checks, _runtime
+from sluice import _agreement, _batches, _checks, _runtime, _torch_compat
 from sluice._arena import make_arena
 from sluice._buffers import Buffers
 from sluice._gradients import Gradients, separate_sums
 from sluice._losses import Losses
 from sluice._micro_batch import MicroBatch, refuse_survivors
-from sluice._modules import Parts, are_same, is_anything_compiled, is_compiled
+from sluice._modules import Parts, are_same
 from sluice._outside import Outside, code_of
 from sluice._planning import Planner
 from sluice._processes import Processes
@@ -118,7 +118,7 @@ class Engine:
                               "parallelism or with SyncBatchNorm do, must have as many slices each, so that none can become smaller: "
                               "leave adapt out")
         if adapt is None:
-            adapt = not self._inside and not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+            adapt = not self._inside and not _torch_compat.has_batch_statistics(model)
         self._trained = Trained(self._parts, param_groups)
         params = self._trained.look()
         self.cuda = params[0].is_cuda
@@ -206,7 +206,7 @@ class Engine:
         largest = min(self._micro_batch or total, total)
         code = code_of(loss_fn)
         if not self._rehearsed:
-            compiled = is_anything_compiled() or is_compiled(self._model) or is_compiled(loss_fn)
+            compiled = _torch_compat.is_anything_compiled() or any(map(_torch_compat.is_compiled, (self._model, loss_fn)))
             for kind, count in self._rehearsals(total, largest, compiled):
                 rehearsal = kind(self, _batches.cut(batch, 0, count), count, total, losses, scaler, code=code)
                 yield from self._tried(rehearsal)
@@ -323,7 +323,7 @@ class Engine:
 
         All that torch.compile has made would be compiled again for the hooks that tell of modules.
         """
-        modules = is_eager or not is_anything_compiled()
+        modules = is_eager or not _torch_compat.is_anything_compiled()
         if not self.outside.is_known(code):
             return self.outside.watch(modules, not self._inside, batch)
         return self.outside.watch(True, False) if self._lost_unwatched and modules else None
@@ -341,7 +341,7 @@ class Engine:
         """What runs in it has never been, but for gradients."""
         self.save()
         try:
-            with self.outside.watch(not is_anything_compiled(), not self._inside):
+            with self.outside.watch(not _torch_compat.is_anything_compiled(), not self._inside):
                 yield
         finally:
             self.restore()
@@ -388,7 +388,7 @@ class Engine:
         if self.cuda:
             # Blocks that a side stream has used are only freed, and segments of a dropped pool only given back, when
             # torch's cache is emptied. cuBLAS keeps a workspace for a stream that the micro-batch was the first to use.
-            means = [lambda: None, *means, torch._C._cuda_clearCublasWorkspaces]
+            means = [lambda: None, *means, _torch_compat.clear_cublas_workspaces]
         if self.agreement:
             means += [_wait_for_threads] * THREADS_END_MS  # gloo's let go of what they have sent a moment later
         for end in means:

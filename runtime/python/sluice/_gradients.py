@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
+from sluice import _torch_compat
 from sluice._buckets import Bucket
 from sluice.errors import SluiceError
 
@@ -138,9 +139,9 @@ class Gradients:
             into[1].append(grad)
             param.grad = None
         if firsts[0]:
-            torch._foreach_copy_(*map(self._own, firsts))
+            _torch_compat.copy_all(*map(self._own, firsts))
         if addends[0]:
-            torch._foreach_add_(*map(self._own, addends))
+            _torch_compat.add_all(*map(self._own, addends))
 
     @torch.no_grad()
     def bring_to(self, bucket: Bucket) -> set[int]:
@@ -188,7 +189,7 @@ class Gradients:
     def divide(self, by: float | torch.Tensor) -> None:
         """Divides the finished sums."""
         if self._finished:
-            torch._foreach_div_(self._own(list(self._finished.values())), by)
+            _torch_compat.divide_all(self._own(list(self._finished.values())), by)
 
     @torch.no_grad()
     def add_to_finished(self, others: dict[int, torch.Tensor]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import distributed
 from torch.utils.weak import TensorWeakRef
 
+from sluice import _torch_compat
 from sluice._processes import Processes
 from sluice.errors import SluiceError
 
@@ -30,7 +31,7 @@ class MeshProcesses(Processes):
     def __init__(self, meshes: Iterable[Any]) -> None:
         self.group, self.groups = _groups_of(list(dict.fromkeys(meshes)))
         self._begun: list[TensorWeakRef] = []
-        _watch_functional_collectives()
+        _watch()
 
     def begin_micro_batch(self) -> None:
         global _begun
@@ -43,7 +44,7 @@ class MeshProcesses(Processes):
     def reset(self) -> None:
         for reference in self._begun:
             if (tensor := reference()) is not None:
-                torch.ops._c10d_functional.wait_tensor(tensor)
+                _torch_compat.wait_for_functional(tensor)
         self._begun.clear()
 
 
@@ -60,18 +61,10 @@ def _groups_of(meshes: list[Any]) -> tuple[Any, tuple[Any, ...]]:
 
 
 @functools.cache
-def _watch_functional_collectives() -> None:
-    from torch.distributed import _functional_collectives
-
-    _functional_collectives._maybe_wrap_tensor = _noting(_functional_collectives._maybe_wrap_tensor,
-                                                         _functional_collectives._are_we_tracing)
+def _watch() -> None:
+    _torch_compat.watch_functional_collectives(_note)
 
 
-def _noting(wrap: Callable[[torch.Tensor], torch.Tensor], traces: Callable[[], bool]) -> Callable[[torch.Tensor], torch.Tensor]:
-    @functools.wraps(wrap)
-    def noted(tensor: torch.Tensor) -> torch.Tensor:
-        if not traces() and _begun is not None:
-            _begun.append(TensorWeakRef(tensor))
-        return wrap(tensor)
-
-    return noted
+def _note(tensor: torch.Tensor) -> None:
+    if _begun is not None:
+        _begun.append(TensorWeakRef(tensor))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
-import sys
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
+
+from sluice._torch_compat import buffers_of, children_of, parameters_of
 
 
 class Parts:
@@ -45,33 +46,16 @@ class Parts:
                 and not any(map(len, self._empty)) and _names(self._named) == self._names):
             return
         modules = _modules_of(self._models, self._apart_from)
-        tables = [table for module in modules for table in (module._modules, module._parameters, module._buffers)]
-        self.parameters = [param for module in modules for param in module._parameters.values() if param is not None]
-        self.buffers = [(module, name, buffer) for module in modules for name, buffer in module._buffers.items()
+        tables = [table for module in modules for table in (children_of(module), parameters_of(module), buffers_of(module))]
+        self.parameters = [param for module in modules for param in parameters_of(module).values() if param is not None]
+        self.buffers = [(module, name, buffer) for module in modules for name, buffer in buffers_of(module).items()
                         if buffer is not None]
         self.attributes = [(vars(module), name) for module in modules for name, value in vars(module).items()
                            if isinstance(value, torch.Tensor)]
         self._full = [table for table in tables if len(table) > 0]
         self._empty = [table for table in tables if len(table) == 0]
-        self._named = [module._buffers for module in modules if len(module._buffers) > 0]
+        self._named = [table for table in map(buffers_of, modules) if len(table) > 0]
         self._entries, self._names = _values(self._full), _names(self._named)
-
-
-def is_compiled(what: Any) -> bool:
-    """Whether ``what``, or a module in it, is run by torch.compile."""
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is None:
-        return False
-    if not isinstance(what, nn.Module):
-        return hasattr(what, "_torchdynamo_orig_callable")
-    return any(isinstance(module, dynamo.OptimizedModule) or getattr(module, "_compiled_call_impl", None) is not None
-               for module in what.modules())
-
-
-def is_anything_compiled() -> bool:
-    """Whether somebody in this process has called torch.compile."""
-    frames = sys.modules.get("torch._dynamo.eval_frame")
-    return frames is not None and any(callable(backend) for backend in frames.cached_backends.values())
 
 
 def are_same(some: list, others: list) -> bool:
@@ -95,5 +79,5 @@ def _modules_of(models: tuple[nn.Module, ...], apart_from: nn.Module | None) -> 
         module = left.pop()
         if module not in found and module not in left_out:
             found[module] = None
-            left += [child for child in reversed(list(module._modules.values())) if child is not None]
+            left += [child for child in reversed(list(children_of(module).values())) if child is not None]
     return list(found)

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import optimizer as _torch_optimizer
 
-from sluice import _checks
+from sluice import _checks, _torch_compat
 from sluice.errors import SluiceError
 
 
@@ -69,10 +68,10 @@ def can_be_taken_back(optimizer: torch.optim.Optimizer) -> bool:
     if not f"{type(optimizer).__module__}.".startswith("torch.optim."):
         return False  # nor need it have what torch's have
     step = vars(optimizer).get("step")  # schedulers of torch's wrap it, to see that it is called
-    hooks = [hook for each in (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks,
-                               _torch_optimizer._global_optimizer_pre_hooks, _torch_optimizer._global_optimizer_post_hooks)
-             for hook in each.values()]
-    return set(hooks) <= {_checks.optimizer_hook} and (step is None or getattr(step, "_wrapped_by_lr_sched", False))
+    hooks = _torch_compat.step_hooks_of(optimizer)
+    if hooks is None or not set(hooks) <= {_checks.optimizer_hook}:
+        return False
+    return step is None or _torch_compat.is_wrapped_by_scheduler(step)
 
 
 def _layers(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimizer]:

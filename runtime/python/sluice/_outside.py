@@ -12,6 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from sluice import _batches
 from sluice._buffers import Buffers
 from sluice._modules import Parts
+from sluice._torch_compat import buffers_of, key_of
 from sluice._watch import Watch, storage_of, whole
 
 
@@ -63,8 +64,8 @@ class Outside:
     def watch(self, modules: bool, writes: bool, batch: Any = ()) -> Watch:
         """Has the micro-batch that begins with that slice looked at. To be entered by the caller."""
         known = set(self._model.modules()).union(*(root.modules() for root in self._roots))
-        buffers = (buffer for module in known for buffer in module._buffers.values() if buffer is not None)
-        storages = {storage._cdata for storage in map(storage_of, buffers) if storage is not None}
+        buffers = (buffer for module in known for buffer in buffers_of(module).values() if buffer is not None)
+        storages = {key_of(storage) for storage in map(storage_of, buffers) if storage is not None}
         storages |= {each.cdata for each in self._written if not each.expired()}
         given = _batches.storages_of(batch)
         self._watch = Watch(known if modules else None, storages if writes else None, given)
@@ -117,7 +118,7 @@ class Outside:
         watch, self._watch = self._watch, None
         if watch is None:
             return
-        roots = [root for root in watch.roots() if any(module._buffers for module in root.modules()) or Parts(root).attributes]
+        roots = [root for root in watch.roots() if any(map(buffers_of, root.modules())) or Parts(root).attributes]
         if roots:
             self._roots += roots
             self._buffers = Buffers(Parts(*self._roots, apart_from=self._model))

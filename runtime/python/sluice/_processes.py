@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
+from sluice import _torch_compat
 from sluice._gradients import Gradients, separate_sums
 from sluice._losses import Losses
 from sluice.errors import SluiceError
@@ -46,11 +47,10 @@ class Processes:
 
     def communicator(self, device: torch.device) -> int:
         """The NCCL communicator of the group, as an address: made, if there is none yet, by all at the same time."""
-        backend = self.group._get_backend(device)
-        if found := backend._comm_ptr():
+        if found := _torch_compat.communicator_of(self.group, device):
             return found
         distributed.all_reduce(torch.zeros((), device=device), group=self.group)
-        return backend._comm_ptr()
+        return _torch_compat.communicator_of(self.group, device)
 
     def begin_micro_batch(self) -> None:
         """A try at a slice begins."""

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from sluice import _torch_compat
 from sluice._watch import storage_of, whole
-
-_OPERATOR = "_cudnn_init_dropout_state"
 
 
 class DropoutStates:
@@ -25,9 +24,10 @@ class DropoutStates:
     def look(self) -> None:
         """From now on they are seen."""
         if self._library is None:
+            _torch_compat.need("recurrent dropout")
             # Above what makes it, and of no other use to an operator without tensors among its arguments.
             self._library = torch.library.Library("aten", "IMPL", "ADInplaceOrView")
-            self._library.impl(_OPERATOR, self._make)
+            self._library.impl(_torch_compat.DROPOUT_OPERATOR, self._make)
 
     @torch.no_grad()
     def copies(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -45,8 +45,8 @@ class DropoutStates:
 
         def make() -> None:
             try:
-                with torch.cuda.device(device), torch.cuda.stream(stream), torch._C._AutoDispatchBelowADInplaceOrView():
-                    made.append(getattr(torch.ops.aten, _OPERATOR)(*args, **named))
+                with torch.cuda.device(device), torch.cuda.stream(stream):
+                    made.append(_torch_compat.make_dropout_state(*args, **named))
             except Exception as why:
                 made.append(why)
 

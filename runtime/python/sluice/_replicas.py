@@ -10,14 +10,12 @@ import torch
 from torch import distributed, nn
 from torch.utils.hooks import RemovableHandle
 
+from sluice import _torch_compat
 from sluice._buckets import Bucket, in_buckets
 from sluice._gradients import Gradients, separate_sums
 from sluice._losses import Losses
 from sluice._processes import Processes, has_common_statistics
 from sluice.errors import SluiceError
-
-#: Whether a wrapper with a static graph takes its first reduction for begun.
-_HAS_REDUCED = "_static_graph_delay_allreduce_enqueued"
 
 
 class Replicas(Processes):
@@ -48,10 +46,11 @@ class Replicas(Processes):
         for each in wrappers:
             if each.process_group != self.group:
                 raise SluiceError("the DistributedDataParallel modules of one model must have the same process group")
-            if each._comm_hooks:
+            _torch_compat.need_of("replicas", wrapper=each)
+            if _torch_compat.has_communication_hook(each):
                 raise SluiceError("a communication hook of DistributedDataParallel would not be called: gradients are reduced "
                                   "once a step, after the last micro-batch; leave register_comm_hook out")
-            if each.mixed_precision is not None or each._delay_all_reduce_params:
+            if each.mixed_precision is not None or _torch_compat.delays_reductions(each):
                 raise SluiceError("DistributedDataParallel's mixed_precision and delay_all_reduce_named_params reduce "
                                   "gradients inside of backward; leave them out, and use torch.autocast")
 
@@ -117,12 +116,11 @@ class Replicas(Processes):
             self._under_way.wait()
             self._under_way = None
         for each in self._wrappers:
-            if each._join_config.enable:
+            if _torch_compat.joins(each):
                 raise SluiceError("join (join_uneven_inputs) has processes that are done take part in what the others' forward and "
                                   "backward send, and that is sent once a step here; leave it out, and give all processes as many "
                                   "batches")
-            if each.broadcast_buffers and each.modules_buffers:
-                each._sync_buffers()
+            _torch_compat.send_buffers(each)
 
     def begin_micro_batch(self) -> None:
         """Until ``end_micro_batch`` the wrappers leave buffers and gradients to themselves."""
@@ -130,9 +128,8 @@ class Replicas(Processes):
         for each in self._wrappers:
             self._stack.enter_context(each.no_sync())
             each.require_forward_param_sync = False
-            if each.static_graph:  # then the first backward reduces even so, unless that was done
-                self._stack.callback(setattr, each, _HAS_REDUCED, getattr(each, _HAS_REDUCED))
-                setattr(each, _HAS_REDUCED, True)
+            if each.static_graph:
+                self._stack.callback(_torch_compat.leave_first_reduction(each))
 
     def end_micro_batch(self) -> None:
         self._stack.close()

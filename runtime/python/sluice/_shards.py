@@ -12,6 +12,7 @@ from sluice._gradients import Gradients
 from sluice._losses import Losses
 from sluice._meshes import MeshProcesses
 from sluice._processes import has_common_statistics
+from sluice._torch_compat import FullySharded
 from sluice.errors import SluiceError
 
 
@@ -31,22 +32,20 @@ class Shards(MeshProcesses):
     """
 
     def __init__(self, modules: list[Any]) -> None:
-        self._states = list({id(state): state for state in (each._get_fsdp_state() for each in modules)}.values())
-        self._groups = groups = [state._fsdp_param_group for state in self._states if state._fsdp_param_group is not None]
-        meshes = {group.mesh_info.mesh for group in groups}
-        if len(meshes) != 1 or any(group._use_post_forward_mesh for group in groups):
+        self._sharded = sharded = FullySharded(modules)
+        if len(sharded.meshes) != 1 or sharded.gathers_elsewhere:
             raise SluiceError("all modules of a model must be sharded over the same processes: give fully_shard the same mesh "
                               "everywhere, and a bool for reshard_after_forward")
-        mesh = groups[0].mesh_info.mesh
-        super().__init__([mesh, *(param.sharded_param.device_mesh for group in groups for param in group.fsdp_params)])
+        mesh = sharded.meshes[0]
+        super().__init__([mesh, *sharded.meshes_of_parameters])
         self._count = distributed.get_world_size(self.group)
         #: Processes that have the same samples: they have different parts of the same layers.
         self._copies = self._count // mesh.size()
-        self._device = groups[0].device
-        self.offloaded = any(param.offload_to_cpu for group in groups for param in group.fsdp_params)
+        self._device = sharded.device
+        self.offloaded = sharded.offloaded
         self.several = self.inside = self._count > 1
         self._factor: torch.Tensor | None = None
-        self._reshard()
+        sharded.reshard()
 
     @classmethod
     def find(cls, model: nn.Module) -> Shards | None:
@@ -60,12 +59,12 @@ class Shards(MeshProcesses):
         return shards
 
     def begin_batch(self, samples: int) -> None:
-        if not all(group.reduce_grads and group.all_reduce_grads and group.reshard_after_backward for group in self._groups):
+        if not self._sharded.reduces_always:
             raise SluiceError("gradients of shards are added up from slice to slice already: leave "
                               "set_requires_gradient_sync, set_requires_all_reduce and set_reshard_after_backward as they are")
-        if not all(state._state_ctx.is_last_backward for state in self._states):
+        if not self._sharded.ends_each_backward:
             raise SluiceError("a step's backward is complete by itself: leave set_is_last_backward as it is")
-        self._reshard()  # an evaluation leaves the outermost parameters gathered
+        self._sharded.reshard()  # an evaluation leaves the outermost parameters gathered
         total = torch.full((), float(samples), dtype=torch.float64, device=self._device)
         distributed.all_reduce(total, group=self.group)
         self._factor = samples * self._count / total
@@ -93,39 +92,5 @@ class Shards(MeshProcesses):
         return (loss if losses.is_sum else loss / amount).to(losses.contribution.dtype)
 
     def reset(self) -> None:
-        from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
-
         super().reset()
-        for state in self._states:
-            state._training_state = TrainingState.IDLE
-            state._modules_to_run_forward.clear()
-            state._state_ctx.iter_forward_root = None
-            state._state_ctx.post_backward_final_callback_queued = False
-            shared = state._comm_ctx
-            if hasattr(shared, "post_forward_order"):  # else it has never run
-                shared.post_forward_order.clear()
-                shared.all_gather_state = shared.reduce_scatter_state = None
-        for group in self._groups:
-            _reset(group, TrainingState.IDLE)
-
-    def _reshard(self) -> None:
-        for group in self._groups:
-            group.reshard()
-
-
-def _reset(group: Any, idle: Any) -> None:
-    """The parameters of one module: each process has its part again, and nothing is under way."""
-    group._training_state = idle
-    if group._all_gather_result is not None:
-        work = group._all_gather_result.all_gather_work
-        if isinstance(work, distributed.Work):
-            work.wait()  # it writes into memory that goes
-    group._all_gather_result = group._post_reduce_event = group._reshard_after_forward_event = None
-    group._all_reduce_state = group._partial_reduce_output = None
-    group._post_forward_indices.clear()
-    group._sharded_state = type(group._sharded_state).SHARDED
-    for param in group.fsdp_params:
-        param.unsharded_accumulated_grad = None
-        if hasattr(param, "_unsharded_param"):
-            param._unsharded_param.grad = None
-        param.to_sharded()
+        self._sharded.reset()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from sluice import _torch_compat
 from sluice._runtime import Runtime
 from sluice.errors import OutOfMemory
 
@@ -92,9 +93,7 @@ class Trouble:
 
         What torch raises there cannot be extended; without the hook in torch, the runtime's own word stays.
         """
-        attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
-        if attach is not None:
-            attach(self._observe)
+        if _torch_compat.watch_shortages(self._observe):
             self._runtime.say_shortages(0)
 
     def _observe(self, device: int, wanted: int, _allocated: int, _free: int) -> None:

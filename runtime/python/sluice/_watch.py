@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from sluice import _torch_compat
 from sluice._agreement import are_fake, has_others
+from sluice._torch_compat import TorchDispatchMode, buffers_of, key_of, tree_leaves
 from sluice.errors import SluiceError
 
 #: What operators call the statistics that they change without saying so, and by what they tell whether they do.
@@ -95,7 +95,7 @@ class Watch:
 
     def written(self) -> list[StorageWeakRef]:
         """What was written in place, and still is."""
-        buffers = {storage._cdata for root in self.roots() for storage in map(storage_of, root.buffers()) if storage is not None}
+        buffers = {key_of(storage) for root in self.roots() for storage in map(storage_of, root.buffers()) if storage is not None}
         return [storage for key, (storage, _) in self._before.items()
                 if key in self._writes - buffers and not storage.expired()]
 
@@ -122,9 +122,9 @@ class Watch:
 
     def _has_changed(self, buffer: torch.Tensor) -> bool:
         storage = storage_of(buffer)
-        if storage is None or storage._cdata not in self._before:
+        if storage is None or key_of(storage) not in self._before:
             return False
-        now, before = whole(StorageWeakRef(storage)), self._before[storage._cdata][1]
+        now, before = whole(StorageWeakRef(storage)), self._before[key_of(storage)][1]
         return now is not None and not torch.equal(now.cpu(), before)
 
     # --- while the micro-batch runs ------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class Watch:
             self._modules.update(inner)
             self._entered.append(_Entered(module, inner))
             for each in inner:
-                for buffer in each._buffers.values():
+                for buffer in buffers_of(each).values():
                     if buffer is not None and (storage := storage_of(buffer)) is not None:
                         self._keep(storage)
         finally:
@@ -147,16 +147,16 @@ class Watch:
     def touches(self, tensor: torch.Tensor, made: set[int]) -> None:
         """An operator is about to write there."""
         storage = storage_of(tensor)
-        if self._busy or storage is None or storage._cdata in made or storage._cdata in self._storages:
+        if self._busy or storage is None or key_of(storage) in made or key_of(storage) in self._storages:
             return
         self._keep(storage)
         if storage.data_ptr() in self._given:
             self.gives_written = True
         else:
-            self._writes.add(storage._cdata)
+            self._writes.add(key_of(storage))
 
     def _keep(self, storage: torch.UntypedStorage) -> None:
-        if storage._cdata in self._before:
+        if key_of(storage) in self._before:
             return
         reference = StorageWeakRef(storage)
         now = whole(reference)
@@ -164,7 +164,7 @@ class Watch:
             before = torch.frombuffer(bytearray(now.numel()), dtype=torch.uint8)
             with torch.no_grad():
                 before.copy_(now)
-            self._before[storage._cdata] = reference, before
+            self._before[key_of(storage)] = reference, before
 
 
 class _Entered:
@@ -172,26 +172,26 @@ class _Entered:
 
     def __init__(self, module: nn.Module, inner: list[nn.Module]) -> None:
         self.module = weakref.ref(module)
-        self._places = [(weakref.ref(each), name, buffer) for each in inner for name, buffer in each._buffers.items()]
+        self._places = [(weakref.ref(each), name, buffer) for each in inner for name, buffer in buffers_of(each).items()]
         self.gradients = {id(param): param.grad for param in module.parameters()}
 
     def _moved(self) -> list[tuple[nn.Module, str, torch.Tensor | None]]:
         places = [(module(), name, buffer) for module, name, buffer in self._places]
         return [(module, name, buffer) for module, name, buffer in places
-                if module is not None and name in module._buffers and module._buffers[name] is not buffer]
+                if module is not None and name in buffers_of(module) and buffers_of(module)[name] is not buffer]
 
     def is_bound_otherwise(self) -> bool:
         return len(self._moved()) > 0
 
     def copy_out(self) -> None:
         for module, name, _ in self._moved():
-            if (now := module._buffers[name]) is not None:
-                module._buffers[name] = now.detach().clone()
+            if (now := buffers_of(module)[name]) is not None:
+                buffers_of(module)[name] = now.detach().clone()
 
     def bind(self) -> None:
         """Gives the modules the tensors that they had."""
         for module, name, buffer in self._moved():
-            module._buffers[name] = buffer
+            buffers_of(module)[name] = buffer
         module = self.module()
         for param in module.parameters() if module is not None else ():
             if id(param) in self.gradients and param.grad is not self.gradients[id(param)]:
@@ -228,7 +228,7 @@ class _Writes(TorchDispatchMode):
 
 def _storages(*values: Any) -> set[int]:
     found = (storage_of(each) for each in tree_leaves(values) if isinstance(each, torch.Tensor))
-    return {storage._cdata for storage in found if storage is not None}
+    return {key_of(storage) for storage in found if storage is not None}
 
 
 def _written_by(func: Any, args: tuple, kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -236,7 +236,7 @@ def _written_by(func: Any, args: tuple, kwargs: dict[str, Any]) -> list[torch.Te
     names, trains = _writing(func)
     if not names:
         return []
-    given = {**dict(zip((argument.name for argument in func._schema.arguments), args)), **kwargs}
+    given = {**dict(zip((argument.name for argument in _torch_compat.schema_of(func).arguments), args)), **kwargs}
     if trains is not None and not given.get(trains):
         names = [name for name in names if name not in _STATISTICS]
     return [each for each in tree_leaves([given.get(name) for name in names]) if isinstance(each, torch.Tensor)]
@@ -245,7 +245,7 @@ def _written_by(func: Any, args: tuple, kwargs: dict[str, Any]) -> list[torch.Te
 @functools.cache
 def _writing(func: Any) -> tuple[list[str], str | None]:
     """Its arguments that are written to, and the one that says whether statistics are."""
-    schema = getattr(func, "_schema", None)  # operators of higher order have none
+    schema = _torch_compat.schema_of(func)
     if schema is None:
         return [], None
     names = [each.name for each in schema.arguments
@@ -264,7 +264,7 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 def whole(reference: StorageWeakRef) -> torch.Tensor | None:
     """All bytes of a storage that still is, and is not empty. The tensor has a version of its own: to write to it is no change
     that autograd minds."""
-    storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+    storage = _torch_compat.storage_behind(reference)
     if storage is None or storage.nbytes() == 0:
         return None
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
