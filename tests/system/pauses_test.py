@@ -17,11 +17,11 @@ from serving import PATIENCE_SECONDS, Server, World, eventually, floats, integer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from exactness import environment  # noqa: E402
+from exactness import BENCHMARKS, environment  # noqa: E402
 
 JOB = Path(__file__).with_name("paused_job.py")
 REENTRANT = Path(__file__).with_name("reentrant_job.py")
-SHARDS = Path(__file__).with_name("shards_job.py")
+SHARDS = BENCHMARKS / "exact_ranks_job.py"
 
 
 @pytest.fixture
@@ -98,13 +98,13 @@ def test_ranks_that_work_together_go_on_under_load_without_end(world, slow, tmp_
     """Each is paused by itself, also while it waits for the other."""
     server = world.serve(world.policy("slow", memory="192MiB", training="min_share: 50%"))
     out = tmp_path / "paused.json"
-    with training(world, "ranks", (SHARDS, "--way", "train", "--out", out, "--until"), **environment()), load_without_end(server):
+    with training(world, "ranks", (SHARDS, "--kind", "shards", "--out", out, "--until"), **environment()), load_without_end(server):
         before = server.status()["pauses"]["cut_short"]
         eventually(lambda: server.status()["pauses"]["cut_short"] >= before + 3, "pauses end for the job's share")
         samples = world.job("ranks")["samples"]
         eventually(lambda: world.job("ranks")["samples"] > samples, "the job trains on")
     paused = json.loads(out.read_text())
-    subprocess.run([sys.executable, SHARDS, "--way", "train", "--steps", str(paused["steps"]), "--out", out], env=environment(),
+    subprocess.run([sys.executable, SHARDS, "--kind", "shards", "--steps", str(paused["steps"]), "--out", out], env=environment(),
                    check=True)
     undisturbed = json.loads(out.read_text())
     assert paused["shared"] and not undisturbed["shared"]
