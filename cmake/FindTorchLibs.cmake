@@ -33,7 +33,9 @@ if(TorchLibs_FOUND AND NOT TARGET TorchLibs::cpu)
   target_include_directories(TorchLibs::cpu SYSTEM INTERFACE
     "${TORCH_INCLUDE_DIR}" "${TORCH_INCLUDE_DIR}/torch/csrc/api/include")
   target_link_libraries(TorchLibs::cpu INTERFACE "${TORCH_CPU}" "${TORCH_C10}")
-  target_link_options(TorchLibs::cpu INTERFACE "-Wl,-rpath,${sluice_torch_lib}")
+  if(NOT SKBUILD)  # a wheel finds the torch that it is installed beside
+    target_link_options(TorchLibs::cpu INTERFACE "-Wl,-rpath,${sluice_torch_lib}")
+  endif()
   add_library(TorchLibs::torch INTERFACE IMPORTED)
   target_link_libraries(TorchLibs::torch INTERFACE TorchLibs::cpu "${TORCH_ALL}")
   if(TORCH_CUDA AND TORCH_C10_CUDA AND TORCH_CUDA_INCLUDE_DIR AND TORCH_CUDA_CRT_INCLUDE_DIR)

@@ -1,5 +1,10 @@
 #include "runtime/launcher/install_layout.hpp"
 
+#include <fmt/format.h>
+
+#include <functional>
+#include <string>
+
 #include "memhandover/error.hpp"
 
 namespace sluice::launcher {
@@ -10,6 +15,9 @@ std::filesystem::path find_python_folder(std::filesystem::path const& prefix) {
     std::error_code ignored;
     return std::filesystem::is_directory(folder / "sluice", ignored);
   };
+  if (std::error_code ignored; std::filesystem::exists(prefix / "__init__.py", ignored)) {
+    return {};  // this is the package, in a folder where its interpreter finds it
+  }
   if (auto installed = prefix / "lib" / "python"; holds_package(installed)) {
     return installed;
   }
@@ -33,6 +41,30 @@ install_layout layout_around(std::filesystem::path const& program) {
           lib / "libsluice_gate.so",
           lib / "libsluice_nccl.so",
           find_python_folder(prefix)};
+}
+
+install_layout preloadable(install_layout installed, std::filesystem::path const& runtime_dir) {
+  constexpr auto* ends = ": ";
+  auto const folder = installed.gate_library.parent_path().string();
+  if (folder.find_first_of(ends) == std::string::npos) {
+    return installed;
+  }
+  auto const link = runtime_dir / fmt::format("lib-{:016x}", std::hash<std::string>{}(folder));
+  std::error_code failed;
+  std::filesystem::create_directory_symlink(folder, link, failed);
+  std::error_code unreadable;
+  if (link.string().find_first_of(ends) != std::string::npos ||
+      std::filesystem::read_symlink(link, unreadable) != folder) {
+    throw error{error_kind::unsupported,
+                fmt::format("{} cannot be preloaded, because LD_PRELOAD takes no path with a blank "
+                            "or a colon, and {} cannot lead there{}{}; install Sluice elsewhere, "
+                            "or choose another runtime folder (--runtime-dir)",
+                            installed.gate_library.string(), link.string(), failed ? ": " : "",
+                            failed ? failed.message() : "")};
+  }
+  installed.gate_library = link / installed.gate_library.filename();
+  installed.nccl_library = link / installed.nccl_library.filename();
+  return installed;
 }
 
 install_layout this_installation() {

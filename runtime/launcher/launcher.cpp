@@ -26,18 +26,6 @@ void check_file(std::filesystem::path const& file, char const* what) {
   }
 }
 
-void check_preload(std::filesystem::path const& library, char const* what) {
-  check_file(library, what);
-  if (library.string().find_first_of(": ") != std::string::npos) {
-    throw error{
-        error_kind::unsupported,
-        fmt::format(
-            "{} cannot be preloaded, because LD_PRELOAD takes no path with a blank or a colon; "
-            "install Sluice elsewhere",
-            library.string())};
-  }
-}
-
 template <class Number>
 std::optional<Number> number_in(environment const& env, char const* name) {
   auto const text = env.get(name);
@@ -72,9 +60,9 @@ presence join(run_options const& options, install_layout const& installed) {
   auto pool = memhandover::open_pool(broker);
   presence result{{broker.runtime_dir, to_string(pool.backend)}, std::move(pool.connection)};
   if (result.pool.backend != "host") {
-    check_preload(installed.gate_library, "the gate library");
+    check_file(installed.gate_library, "the gate library");
     if (options.agree) {
-      check_preload(installed.nccl_library, "the library of collectives");
+      check_file(installed.nccl_library, "the library of collectives");
     }
   }
   return result;
@@ -170,7 +158,8 @@ int run(run_options const& options, std::vector<std::string> const& command,
     try {
       // Before this process becomes a subreaper: the broker is to outlive it.
       shared = join(wanted, installed);
-      env = sharing_environment(inherited, installed, wanted, shared.pool);
+      env = sharing_environment(inherited, preloadable(installed, shared.pool.runtime_dir), wanted,
+                                shared.pool);
     } catch (std::exception const& why) {
       if (options.require_pool) {
         throw error{error_kind::unavailable, fmt::format("there is no pool: {}", why.what())};

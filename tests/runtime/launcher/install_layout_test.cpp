@@ -4,7 +4,10 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <string>
+
+#include "memhandover/error.hpp"
 
 namespace sluice::launcher {
 namespace {
@@ -36,9 +39,48 @@ TEST_F(install_layout_in, a_build_folder_has_it_in_the_sources_above) {
             root_ / "runtime/python");
 }
 
+TEST_F(install_layout_in, a_package_that_has_the_programs_in_it_is_found_by_its_interpreter) {
+  std::filesystem::create_directories(root_ / "runtime/python/sluice/bin");
+  std::ofstream{root_ / "runtime/python/sluice/__init__.py"};
+  auto const found = layout_around(root_ / "runtime/python/sluice/bin/sluice");
+  EXPECT_EQ(found.gate_library, root_ / "runtime/python/sluice/lib/libsluice_gate.so");
+  EXPECT_TRUE(found.python_folder.empty());
+}
+
 TEST_F(install_layout_in, without_a_package_nothing_is_named) {
   std::filesystem::create_directories(root_ / "bin");
   EXPECT_TRUE(layout_around(root_ / "bin/sluice").python_folder.empty());
+}
+
+TEST_F(install_layout_in, what_ld_preload_cannot_name_is_reached_through_the_runtime_folder) {
+  auto const plain = layout_around("/opt/bin/sluice");
+  EXPECT_EQ(preloadable(plain, root_).gate_library, plain.gate_library);
+
+  auto const spaced = layout_around(root_ / "my programs/bin/sluice");
+  std::filesystem::create_directories(spaced.gate_library.parent_path());
+  std::ofstream{spaced.gate_library} << "gate";
+  auto const run = root_ / "run";
+  std::filesystem::create_directories(run);
+  for (int time = 0; time < 2; ++time) {  // the second finds the link
+    auto const found = preloadable(spaced, run);
+    EXPECT_EQ(found.gate_library.string().find_first_of(": "), std::string::npos);
+    EXPECT_TRUE(std::filesystem::equivalent(found.gate_library, spaced.gate_library));
+    EXPECT_EQ(found.nccl_library.parent_path(), found.gate_library.parent_path());
+    EXPECT_EQ(found.runtime_library, spaced.runtime_library);
+  }
+}
+
+TEST_F(install_layout_in, a_runtime_folder_that_cannot_help_is_named) {
+  auto const spaced = layout_around(root_ / "my programs/bin/sluice");
+  for (auto const* run : {"no such folder", "missing"}) {
+    try {
+      (void)preloadable(spaced, root_ / run);
+      ADD_FAILURE() << run;
+    } catch (error const& why) {
+      EXPECT_EQ(why.kind(), error_kind::unsupported);
+      EXPECT_NE(std::string{why.what()}.find((root_ / run).string()), std::string::npos);
+    }
+  }
 }
 
 TEST(this_installation, is_where_this_program_lies) {

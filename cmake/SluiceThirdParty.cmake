@@ -1,0 +1,37 @@
+# The libraries of others, as the project's targets name them. With SLUICE_SELF_CONTAINED, as a wheel has it, they are part of what
+# is built: programs and libraries that do not link torch then need of the system only the C library.
+#
+#   sluice_fmt, sluice_spdlog, sluice_yaml
+#   sluice_self_contained(TARGET...)   takes in the C++ library as well, where it is to; not for what links torch, which has its own
+
+option(SLUICE_SELF_CONTAINED "Link in all but the C library" OFF)
+
+add_library(sluice_fmt INTERFACE)
+add_library(sluice_spdlog INTERFACE)
+add_library(sluice_yaml INTERFACE)
+if(SLUICE_SELF_CONTAINED)
+  find_library(SLUICE_YAML_ARCHIVE libyaml-cpp.a REQUIRED)
+  target_link_libraries(sluice_fmt INTERFACE fmt::fmt-header-only)
+  # Its own target would link the shared fmt.
+  get_target_property(sluice_spdlog_headers spdlog::spdlog INTERFACE_INCLUDE_DIRECTORIES)
+  target_include_directories(sluice_spdlog SYSTEM INTERFACE ${sluice_spdlog_headers})
+  target_compile_definitions(sluice_spdlog INTERFACE SPDLOG_FMT_EXTERNAL)
+  target_link_libraries(sluice_spdlog INTERFACE sluice_fmt Threads::Threads)
+  get_target_property(sluice_yaml_headers yaml-cpp INTERFACE_INCLUDE_DIRECTORIES)
+  if(sluice_yaml_headers)
+    target_include_directories(sluice_yaml SYSTEM INTERFACE ${sluice_yaml_headers})
+  endif()
+  target_link_libraries(sluice_yaml INTERFACE "${SLUICE_YAML_ARCHIVE}")
+else()
+  target_link_libraries(sluice_fmt INTERFACE fmt::fmt)
+  target_link_libraries(sluice_spdlog INTERFACE spdlog::spdlog)
+  target_link_libraries(sluice_yaml INTERFACE yaml-cpp)
+endif()
+
+function(sluice_self_contained)
+  if(SLUICE_SELF_CONTAINED AND NOT SLUICE_SANITIZE)
+    foreach(target IN LISTS ARGV)
+      target_link_options(${target} PRIVATE -static-libstdc++ -static-libgcc -Wl,--exclude-libs,ALL)
+    endforeach()
+  endif()
+endfunction()

@@ -1,0 +1,125 @@
+"""What is installed works by itself, wherever it lies: from a wheel, in an environment of its own, and by `cmake --install`."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+JOB = """
+import sluice, torch
+model = torch.nn.Linear(8, 1)
+step = sluice.Step(model, torch.optim.SGD(model.parameters(), lr=0.1), micro_batch=4)
+x = torch.randn(8, 8)
+loss = step(lambda x: model(x).square().mean(), x)
+print(step.shared, sluice.__file__, sluice.__version__)
+"""
+
+
+def call(*command, **options) -> subprocess.CompletedProcess:
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, **options)
+
+
+def bare_environment() -> dict[str, str]:
+    """Without anything that leads back to the checkout."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("SLUICE_", "PYTHON")) or name == "SLUICE_RUNTIME_DIR"}
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout, tmp_path_factory) -> Path:
+    """Made from a copy of what git knows, so that nothing of a build is found by chance."""
+    pytest.importorskip("scikit_build_core")
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    files = call("git", "-C", checkout, "ls-files", "-z", "--cached", "--others", "--exclude-standard").stdout.split("\0")
+    for name in filter(None, files):
+        if (checkout / name).is_file() and not name.startswith("benchmarks/results/"):
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(checkout / name, source / name)
+    made = call(sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-index", "-w", folder, source,
+                env={**bare_environment(), "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count())})
+    assert made.returncode == 0, made.stdout + made.stderr
+    (found,) = folder.glob("sluice-*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def environment(wheel, tmp_path_factory) -> Path:
+    """An environment with torch, as links to this one's packages, and with the wheel; its path has a space and an umlaut."""
+    folder = tmp_path_factory.mktemp("environments") / "my umgebung ü"
+    venv.create(folder, with_pip=False, symlinks=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for each in Path(sysconfig.get_path("purelib")).iterdir():
+        (packages / each.name).symlink_to(each)
+    done = call(folder / "bin" / "python", "-m", "pip", "install", "--no-deps", "--no-index", wheel, env=bare_environment())
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.mark.deadline(900)
+def test_a_wheel_trains_in_the_pool_also_where_python_is_isolated_and_nothing_can_be_written(environment, tmp_path):
+    (package,) = environment.glob("lib/python*/site-packages/sluice")
+    for path in [package, *package.rglob("*")]:
+        path.chmod(path.stat().st_mode & ~0o222)
+    done = call(environment / "bin" / "sluice", "run", "--backend", "host", "--memory", "64MiB", "--require-pool", "--",
+                environment / "bin" / "python", "-I", "-c", JOB, env=bare_environment(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    shared, where, version = done.stdout.rsplit(maxsplit=2)[0].split(maxsplit=1)[0], done.stdout, done.stdout.split()[-1]
+    assert shared == "True" and str(package) in where
+    assert call(environment / "bin" / "sluice", "--version").stdout.strip() == f"sluice {version}"
+
+
+@pytest.mark.deadline(900)
+def test_outside_of_sluice_run_its_package_is_plain_pytorch(environment, tmp_path):
+    done = call(environment / "bin" / "python", "-c", JOB, env=bare_environment(), cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith("False "), done.stderr
+
+
+@pytest.mark.deadline(900)
+def test_what_it_needs_is_the_c_library_and_the_torch_beside_it(environment, tmp_path):
+    done = call(environment / "bin" / "sluice-server", "--help", env=bare_environment(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (package,) = environment.glob("lib/python*/site-packages/sluice")
+    for each in [*(package / "bin").iterdir(), *(package / "lib").glob("*.so")]:
+        said = call("readelf", "-d", each).stdout
+        (places,) = re.findall(r"R(?:UN)?PATH.*\[(.*)\]", said)
+        assert all(place.startswith("$ORIGIN") for place in places.split(":")), (each.name, places)
+        needed = re.findall(r"NEEDED.*\[(.*)\]", said)
+        if not any("torch" in name for name in needed):
+            assert set(needed) <= {"libc.so.6", "libm.so.6", "ld-linux-x86-64.so.2"}, (each.name, needed)
+
+
+@pytest.mark.deadline(900)
+def test_what_is_uninstalled_leaves_nothing(environment, wheel):
+    (package,) = environment.glob("lib/python*/site-packages/sluice")
+    for path in [package, *package.rglob("*")]:
+        path.chmod(path.stat().st_mode | 0o200)
+    done = call(environment / "bin" / "python", "-m", "pip", "uninstall", "-y", "sluice", env=bare_environment())
+    assert done.returncode == 0, done.stderr
+    left = [path for path in environment.rglob("*sluice*") if not path.is_symlink()]
+    assert not left, left
+
+
+@pytest.mark.deadline(300)
+def test_cmake_installs_what_programs_for_libtorch_are_built_against(build, checkout, tmp_path):
+    prefix = tmp_path / "a prefix"
+    made = call("cmake", "--install", build, "--prefix", prefix)
+    assert made.returncode == 0, made.stderr
+    copy = shutil.copytree(checkout / "examples" / "train_cpp", tmp_path / "train_cpp")
+    for words in (("-S", copy, "-B", tmp_path / "built", f"-DCMAKE_PREFIX_PATH={prefix}", f"-DSLUICE_PYTHON={sys.executable}"),
+                  ("--build", tmp_path / "built")):
+        made = call("cmake", *words)
+        assert made.returncode == 0, made.stdout + made.stderr
+    done = call(prefix / "bin" / "sluice", "run", "--backend", "host", "--memory", "64MiB", "--require-pool", "--",
+                tmp_path / "built" / "train_cpp", env=bare_environment())
+    assert done.returncode == 0 and done.stdout.startswith("in the pool: "), done.stderr
+    done = call(prefix / "bin" / "sluice", "run", "--backend", "host", "--memory", "64MiB", "--require-pool", "--",
+                sys.executable, "-c", JOB, env=bare_environment(), cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith(f"True {prefix}"), done.stderr
