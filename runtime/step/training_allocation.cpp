@@ -18,7 +18,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 /// How long an allocation waits for the pool's writer. It answers within microseconds unless it has
-/// just died.
+/// just died; what is on its way then, too.
 constexpr milliseconds grant_patience{2000};
 /// How long persistent memory that the server holds is waited for: the server's idle timeouts are
 /// seconds. Afterwards the job hears that it is out of memory.
@@ -101,8 +101,9 @@ std::byte* training_memory::allocate_persistent(std::size_t bytes) {
 }
 
 /// Gets hold of chunks for `bytes` of persistent memory where the pool has none to grant: what the
-/// arena does not use itself, else what the server gives back before the deadline. True: it may be
-/// there. False: there will be none. `waits`, false at first: there was a server to wait for.
+/// arena does not use itself, else what the server gives back before the deadline, or what is on its way
+/// without a server. True: it may be there. False: there will be none. `waits`, false at first: there
+/// was a server to wait for.
 bool training_memory::await_persistent(std::size_t bytes, steady_clock::time_point deadline,
                                        bool& waits, std::unique_lock<std::mutex>& lock) {
   auto const needed = persistent_->chunks_needed(bytes);
@@ -118,18 +119,36 @@ bool training_memory::await_persistent(std::size_t bytes, steady_clock::time_poi
     return true;
   }
   waits = waits || client_->view().header().serving_now.load() != 0;
+  auto const until = waits ? deadline : deadline - persistent_patience + grant_patience;
+  bool const may_come = waits || is_on_its_way(wanted);
   // On a GPU torch's allocator has a lock, so that a commit waits for any thread that waits in it.
   std::uint32_t const holds_up_commits = committing() || options_.gate != nullptr ? 1 : 0;
   holding_up_commits_ += holds_up_commits;
   commit_changed_.notify_all();  // who waits for a commit's end would hold up what that waits for
   lock.unlock();
   bool const granted =
-      waits &&
-      (client_->wait_grantable(wanted, std::min(deadline, steady_clock::now() + look_again)) ||
-       steady_clock::now() < deadline);
+      may_come &&
+      (client_->wait_grantable(wanted, std::min(until, steady_clock::now() + look_again)) ||
+       steady_clock::now() < until);
   lock.lock();
   holding_up_commits_ -= holds_up_commits;
   return granted;
+}
+
+/// Whether there is memory that comes free by itself: what a server held that has gone, which the broker takes back as soon
+/// as its process has ended, or what this job has given back and nobody has taken in yet.
+bool training_memory::is_on_its_way(std::uint32_t wanted) const {
+  auto const& view = client_->view();
+  std::size_t own = 0;
+  for (std::uint32_t chunk = 0; chunk < view.shape().chunk_count; ++chunk) {
+    auto const state = view.chunk(chunk);
+    if (state.who == memhandover::owner::serving) {
+      return true;
+    }
+    own += state.who == memhandover::owner::training && state.client == client_->slot() ? 1 : 0;
+  }
+  return view.header().grantable.load() >= wanted ||
+         own > arena_->chunks().size() + unused() + chunks_kept();
 }
 
 /// Waits until the control thread has answered what it is being asked, unless that waits for a commit, which may need

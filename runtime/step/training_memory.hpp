@@ -189,6 +189,7 @@ class training_memory {
                                                   std::vector<std::uint32_t>& from,
                                                   std::vector<std::uint32_t> const& given) const;
   void give_stock(std::uint32_t count, std::vector<std::uint32_t>& given);
+  [[nodiscard]] bool is_on_its_way(std::uint32_t wanted) const;
   [[nodiscard]] bool await_persistent(std::size_t bytes,
                                       std::chrono::steady_clock::time_point deadline, bool& waits,
                                       std::unique_lock<std::mutex>& lock);

@@ -1,10 +1,13 @@
 /// What a demand waits for, and what it does not: commits that go on, and commits that wait for the pool themselves; and
 /// what is not demanded at all, because it can never be had.
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <atomic>
 #include <chrono>
+#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -12,6 +15,8 @@
 #include <thread>
 
 #include "memhandover/error.hpp"
+#include "memhandover/layout.hpp"
+#include "memhandover/unique_fd.hpp"
 #include "tests/runtime/step/job_and_server.hpp"
 
 namespace sluice::test::demands {
@@ -180,6 +185,60 @@ TEST_P(demands_test, a_commit_that_waits_has_what_the_server_reserves) {
 
   ASSERT_TRUE(memory_->free(used));
   memory_->commit_end(false);
+  ASSERT_TRUE(memory_->free(kept));
+}
+
+/// The ledger's header, to be written as its writer does; clients cannot.
+class written_header {
+ public:
+  written_header() {
+    for (auto const& entry : std::filesystem::directory_iterator{"/proc/self/fd"}) {
+      std::error_code gone;
+      if (std::filesystem::read_symlink(entry.path(), gone)
+              .string()
+              .rfind("/memfd:sluice-ledger", 0) == 0) {
+        memhandover::unique_fd const file{::open(entry.path().c_str(), O_RDWR | O_CLOEXEC)};
+        at_ = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+        break;
+      }
+    }
+  }
+  written_header(written_header const&) = delete;
+  written_header& operator=(written_header const&) = delete;
+  ~written_header() { ::munmap(at_, bytes); }
+
+  [[nodiscard]] bool found() const noexcept { return at_ != MAP_FAILED; }
+  memhandover::ledger_header* operator->() const noexcept {
+    return static_cast<memhandover::ledger_header*>(at_);
+  }
+
+ private:
+  static constexpr std::size_t bytes = sizeof(memhandover::ledger_header);
+  void* at_ = MAP_FAILED;
+};
+
+TEST_P(demands_test, what_a_server_held_that_has_gone_is_waited_for) {
+  auto held = acquire(chunks_ - 2);
+  ASSERT_TRUE(held.has_value());
+  written_header const header;
+  ASSERT_TRUE(header.found());
+  // What the broker says first, before it takes back what that server has held.
+  header->serving_now.store(0);
+  std::jthread serving{[&] {
+    while (memory_->client().mailbox().waiting.load() == 0) {
+      std::this_thread::yield();
+    }
+    held.reset();
+  }};
+
+  std::byte* kept = nullptr;
+  EXPECT_NO_THROW(kept = memory_->allocate_persistent(8 * chunk_));
+
+  header->serving_now.store(1);
+  if (kept == nullptr) {
+    (void)memory_->client().wait_grantable(chunks_, steady_clock::now() + 1s);  // ends the thread
+    return;
+  }
   ASSERT_TRUE(memory_->free(kept));
 }
 
