@@ -2,11 +2,13 @@
 #
 # Sets SLUICE_PYTHON (interpreter), SLUICE_TORCH_DIR (site-packages/torch, or empty without torch) and
 # SLUICE_TORCH_VERSION.
-# Order: -DSLUICE_PYTHON, what scripts/setup.sh chose, the checkout's .venv, then python3 on PATH.
+# Order: -DSLUICE_PYTHON, for a wheel the one that it is made with, what scripts/setup.sh chose, the checkout's .venv, then python3 on PATH.
 
 set(sluice_chosen_python "${CMAKE_SOURCE_DIR}/.cache/python")
 if(NOT SLUICE_PYTHON)
-  if(EXISTS "${sluice_chosen_python}")
+  if(SKBUILD)
+    set(sluice_found_python "${Python_EXECUTABLE}")
+  elseif(EXISTS "${sluice_chosen_python}")
     file(STRINGS "${sluice_chosen_python}" sluice_found_python LIMIT_COUNT 1)
   elseif(EXISTS "${CMAKE_SOURCE_DIR}/.venv/bin/python3")
     set(sluice_found_python "${CMAKE_SOURCE_DIR}/.venv/bin/python3")

@@ -46,6 +46,7 @@ std::optional<Number> number_in(environment const& env, char const* name) {
 struct presence {
   found_pool pool;
   memhandover::unique_fd connection;  ///< while open, the pool waits for clients
+  install_layout installed;           ///< as the command's environment is to name it
 };
 
 /// Throws why the command cannot share.
@@ -58,12 +59,14 @@ presence join(run_options const& options, install_layout const& installed) {
   broker.pool_bytes = options.pool_bytes.value_or(0);
   broker.sluice_binary = installed.program.string();
   auto pool = memhandover::open_pool(broker);
-  presence result{{broker.runtime_dir, to_string(pool.backend)}, std::move(pool.connection)};
+  presence result{
+      {broker.runtime_dir, to_string(pool.backend)}, std::move(pool.connection), installed};
   if (result.pool.backend != "host") {
     check_file(installed.gate_library, "the gate library");
     if (options.agree) {
       check_file(installed.nccl_library, "the library of collectives");
     }
+    result.installed = preloadable(installed, result.pool.runtime_dir);
   }
   return result;
 }
@@ -158,8 +161,7 @@ int run(run_options const& options, std::vector<std::string> const& command,
     try {
       // Before this process becomes a subreaper: the broker is to outlive it.
       shared = join(wanted, installed);
-      env = sharing_environment(inherited, preloadable(installed, shared.pool.runtime_dir), wanted,
-                                shared.pool);
+      env = sharing_environment(inherited, shared.installed, wanted, shared.pool);
     } catch (std::exception const& why) {
       if (options.require_pool) {
         throw error{error_kind::unavailable, fmt::format("there is no pool: {}", why.what())};
