@@ -153,10 +153,12 @@ def reference(train: Callable[[], dict], disturbed: dict) -> tuple[dict, int]:
 
 
 def environment() -> dict[str, str]:
-    """The same number of threads for both runs: sums depend on it."""
+    """The same for both runs: sums depend on the number of threads, on what a compiler finds to be fastest when it tries, and on
+    whether its code is new or comes out of its caches, which the first run would fill for the second."""
     package = str(ROOT / "runtime" / "python")
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive", "PYTHONPATH": path}
+    return {**os.environ, "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive", "TORCHINDUCTOR_DETERMINISTIC": "1",
+            "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1", "PYTHONPATH": path}
 
 
 def served(training: subprocess.Popen, commands: list[list], env: dict[str, str]) -> list[subprocess.CompletedProcess]:
