@@ -1,4 +1,5 @@
 /// The C boundary: sizes of micro-batches.
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -28,6 +29,7 @@ uint32_t sluice_plan_next(uint32_t remaining, uint64_t* needed_bytes) {
     return remaining;
   }
   std::lock_guard const lock{state->planner_mutex};
+  state->kept_when_planned = state->memory->kept_bytes();
   auto const next = state->planner->plan({remaining, state->memory->capacity_bytes()});
   *needed_bytes = next.needed_bytes;
   return next.wait ? 0 : static_cast<uint32_t>(next.samples);
@@ -47,7 +49,10 @@ void sluice_plan_discarded(uint32_t samples, int arena_state) {
   if (state != nullptr && state->planner != nullptr) {
     std::lock_guard const lock{state->planner_mutex};
     if (arena_state == SLUICE_ARENA_STARVED) {
-      state->planner->out_of_memory(samples, state->memory->starved_bytes());
+      // Copies of what it changes outside of the arena were not there when it was planned, and will not be when the next is.
+      auto const kept = state->memory->kept_bytes();
+      auto const more = kept - std::min(kept, state->kept_when_planned);
+      state->planner->out_of_memory(samples, state->memory->starved_bytes() + more);
     } else {
       state->planner->discarded(samples);
     }

@@ -33,6 +33,7 @@ struct process_state {
   std::atomic<rank_agreement*> ranks{nullptr};  ///< of the host; stays once it is there
   std::atomic<bool> makes_granted{false};       ///< what other ranks have agreed to
   std::mutex planner_mutex;
+  std::uint64_t kept_when_planned = 0;  ///< bytes of the pool; guarded by `planner_mutex`
   std::unique_ptr<scheduler::batch_planner> planner;
   std::mutex run_ahead_mutex;
   std::chrono::nanoseconds run_ahead{};  ///< as the gate has it; guarded by run_ahead_mutex

@@ -117,6 +117,8 @@ class training_memory {
   [[nodiscard]] std::uint64_t survivors() const;
   [[nodiscard]] std::uint64_t peak_bytes() const;
   [[nodiscard]] std::uint64_t capacity_bytes() const;
+  /// What of the pool this job holds that is not the arena's.
+  [[nodiscard]] std::uint64_t kept_bytes() const;
   /// What the arena had when an allocation last found too little; all of the pool where not even
   /// that would have done. By the time that somebody asks, the pool may have more to give again.
   [[nodiscard]] std::uint64_t starved_bytes() const;
@@ -203,6 +205,8 @@ class training_memory {
   [[nodiscard]] bool await_commit_end(std::unique_lock<std::mutex>& lock,
                                       memhandover::demand const& wanted);
   void let_idle_go();
+  [[nodiscard]] bool an_earlier_job_waits() const;
+  void give_way();
   void leave_sparse();
   void give_back_unused(space& of, std::vector<std::unique_ptr<space>> const& list) noexcept;
   void let_go(std::vector<std::uint32_t> const& chunks);
@@ -240,6 +244,7 @@ class training_memory {
   std::unique_ptr<space> arena_;
   std::unique_ptr<space> persistent_;
   std::uint64_t demands_answered_ = 0;
+  std::uint32_t waits_to_stand_back_ = 0;  ///< after way has been given
   std::uint64_t turns_ = 0;  ///< commits, and waits for memory that were in vain
   /// Turns when idle persistent chunks go again; 0: none have gone yet.
   std::uint64_t idle_go_at_ = 0;

@@ -11,7 +11,7 @@ from sluice.errors import OutOfMemory
 
 #: How long one wait for memory lasts before Python looks at its signals again.
 WAIT_SLICE_MS = 100
-#: After so long a process that waits while others do tells for what or for whom, and again every so often.
+#: After so long a process that waits tells for what or for whom; again every so often if others wait for it, else after twice as long.
 FIRST_NOTICE_SECONDS, NOTICE_SECONDS = 30.0, 60.0
 
 
@@ -56,7 +56,7 @@ class Planner:
         """Waits until the arena could have ``needed`` bytes; an interrupt ends it."""
         runtime = self._runtime
         started = time.perf_counter()
-        tells_at = started + FIRST_NOTICE_SECONDS
+        tells_after = FIRST_NOTICE_SECONDS
         while not runtime.wait_memory(needed, WAIT_SLICE_MS):
             # Not the sum of what each holds now: a chunk on its way from one to another would be missing.
             within_reach = runtime.reachable_bytes()
@@ -66,8 +66,9 @@ class Planner:
                     f"have of the pool's {runtime.pool_bytes()}; lower micro_batch, or give the pool more memory\n"
                     f"{shortage(runtime)}"
                 )
-            if self._together and time.perf_counter() >= tells_at:
-                tells_at += NOTICE_SECONDS
-                print(f"sluice: a micro-batch of {count} samples waits for {needed} bytes, and other processes for it, which may be "
-                      f"those that hold them\n{shortage(runtime)}", file=sys.stderr, flush=True)
+            if time.perf_counter() >= started + tells_after:
+                tells_after += NOTICE_SECONDS if self._together else tells_after
+                others = ", and other processes for it, which may be those that hold them" if self._together else ""
+                print(f"sluice: a micro-batch of {count} samples waits for {needed} bytes{others}\n{shortage(runtime)}", file=sys.stderr,
+                      flush=True)
         self.wait_seconds += time.perf_counter() - started

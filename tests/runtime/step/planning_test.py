@@ -36,11 +36,13 @@ class Short(ScriptedRuntime):
         return 2 * NEEDED
 
 
-@pytest.mark.parametrize("together, seconds, notices", [(True, 25, 0), (True, 100, 2), (False, 100, 0)])
-def test_whoever_keeps_other_processes_waiting_for_long_says_so(monkeypatch, capfd, together, seconds, notices):
+@pytest.mark.parametrize("together, seconds, notices", [(True, 25, 0), (True, 160, 3), (False, 25, 0), (False, 160, 3), (False, 1000, 6)])
+def test_whoever_waits_for_long_says_so_and_more_seldom_if_nobody_waits_for_it(monkeypatch, capfd, together, seconds, notices):
     runtime = Short(seconds)
     monkeypatch.setattr(_planning.time, "perf_counter", lambda: runtime.now)
     planner = _planning.Planner(runtime, adapt=False, together=together)
     assert planner.next(4, 4) == 4
     assert planner.wait_seconds == pytest.approx(seconds, abs=0.2)
-    assert capfd.readouterr().err.count("sluice: a micro-batch of 4 samples waits for 1048576 bytes, and other processes for it") == notices
+    said = capfd.readouterr().err
+    assert said.count("sluice: a micro-batch of 4 samples waits for 1048576 bytes") == notices
+    assert said.count("and other processes for it") == (notices if together else 0)
