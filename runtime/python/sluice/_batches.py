@@ -26,6 +26,10 @@ def size_of(batch: Any) -> int:
     first: dict[int, str] = {}  # what has so many
     lists = []
     for place, value in _elements(batch, "batch"):
+        if isinstance(value, torch.Tensor) and (value.layout != torch.strided or value.is_nested):
+            kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
+            raise TypeError(f"{place} is a {kind} tensor, which cannot be cut into slices: give a dense one, or a list with an element for "
+                            "each sample, or let the loss function close over it")
         if _is_list(value):
             lists.append((place, value))
         elif _has_rows(value):

@@ -43,6 +43,14 @@ def refuse_parallel(model: nn.Module, processes: Processes | None) -> None:
                           "keep the same micro-batches then")
 
 
+def refuse_lazy(model: nn.Module) -> None:
+    """Raises SluiceError for parameters and buffers that have no shape yet."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    if lazy := [name for name, tensor in named if nn.parameter.is_lazy(tensor)]:
+        raise SluiceError(f"{lazy[0]} of the model is not initialized yet, as lazy layers are before they have seen a tensor: run the "
+                          "model once, and make its optimizer and its step after that")
+
+
 def _reduces_inside(module: nn.Module, processes: Processes | None) -> bool:
     """Whether it reduces gradients by itself, and nobody sees to it that it can run again."""
     fsdp = sys.modules.get("torch.distributed.fsdp")

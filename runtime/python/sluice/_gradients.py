@@ -63,8 +63,9 @@ class Gradients:
             self._sums = {}  # made by `make_sums`: this may lie in a micro-batch
 
     def make_sums(self) -> None:
-        """Makes the sums anew if there are other parameters now."""
-        if self._sums is not None and len(self._sums) < len(self.params):
+        """Makes the sums anew if there are other parameters now, or they have become of another type."""
+        sums = self._sums
+        if sums is not None and (len(sums) < len(self.params) or any(sums[id(param)].dtype != param.dtype for param in self.params)):
             self._sums = self._room(self.params)
 
     def start(self) -> None:

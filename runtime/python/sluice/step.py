@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sluice import _losses, _optimizers
+from sluice import _checks, _losses, _optimizers
 from sluice._engine import OPTIMIZER_WARM_UP_STEPS, Engine
 from sluice._gradients import is_shard
 from sluice._losses import Losses
@@ -80,6 +80,7 @@ class Step:
             raise ValueError(f'reduction must be "mean" or "sum", not {reduction!r}')
         if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
             raise TypeError(f"scaler must be a torch.amp.GradScaler, not {type(scaler).__name__}")
+        _checks.refuse_lazy(model)
         _optimizers.refuse_another_models(optimizer, model)
         self._needs_closure = _optimizers.needs_closure(optimizer) if closure is None else closure
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None

@@ -97,6 +97,9 @@ def test_samples_may_be_those_of_arrays_alone():
     (({"it": iter("abcde")},), TypeError, r"batch\[1\]\['it'\] is a str_\w*iterator, which cannot be cut"),
     ((nn.Linear(3, 2),), TypeError, r"batch\[1\] is a Linear.*let the loss function close over it"),
     ((Pair(X, object()),), TypeError, r"batch\[1\].size is a object|batch\[1\]\[1\] is a object"),
+    ((X.to_sparse(),), TypeError, r"batch\[1\] is a sparse_coo tensor, which cannot be cut"),
+    (({"x": [X.to_sparse_csr(), X]},), TypeError, r"batch\[1\]\['x'\]\[0\] is a sparse_csr tensor"),
+    ((torch.nested.nested_tensor([X[0], X[1, :2]]),), TypeError, r"batch\[1\] is a nested tensor"),
     ((torch.ones(4, 2),), ValueError, r"agree in dimension 0 but have \[4, 5\] samples.*batch\[0\].*batch\[1\]"),
     ((numpy.ones((4, 2)),), ValueError, r"agree in dimension 0 but have \[4, 5\] samples"),
 ])

@@ -51,6 +51,28 @@ def test_a_wrong_argument_is_named(options, kind, told):
         made(**options)
 
 
+def test_a_model_without_shapes_is_to_be_run_first():
+    model = nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 2))
+    with pytest.raises(sluice.SluiceError, match=r"0\.weight of the model is not initialized yet.* run the model once"):
+        made(model=model, optimizer=lambda parameters, lr: torch.optim.SGD(list(parameters), lr))
+    model(X)
+    made(model=model)(lambda x: model(x).sum(), X)
+
+
+def test_a_model_of_which_parameters_become_of_another_type_is_trained_on():
+    results = []
+    for runtime in (None, ScriptedRuntime()):
+        torch.manual_seed(0)
+        with sharing(runtime):
+            model = nn.Linear(3, 2)
+            step = sluice.Step(model, torch.optim.SGD(model.parameters(), lr=0.1), 2)
+            step(loss_of(step), X)
+            model.double()
+            step(loss_of(step), X.double())
+        results.append(list(model.parameters()))
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True)) and results[0][0].dtype == torch.double
+
+
 def test_model_and_optimizer_are_told_apart():
     model = nn.Linear(3, 2)
     with pytest.raises(TypeError, match="model must be a torch.nn.Module, not SGD"):
