@@ -63,7 +63,8 @@ class Shards(MeshProcesses):
             raise SluiceError("gradients of shards are added up from slice to slice already: leave "
                               "set_requires_gradient_sync, set_requires_all_reduce and set_reshard_after_backward as they are")
         if not self._sharded.ends_each_backward:
-            raise SluiceError("a step's backward is complete by itself: leave set_is_last_backward as it is")
+            raise SluiceError("a step's backward is complete by itself: leave set_is_last_backward, and "
+                              "set_manual_backward_finalization, as they are")
         self._sharded.reshard()  # an evaluation leaves the outermost parameters gathered
         total = torch.full((), float(samples), dtype=torch.float64, device=self._device)
         distributed.all_reduce(total, group=self.group)

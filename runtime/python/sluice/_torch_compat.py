@@ -57,7 +57,7 @@ FEATURES = {
         "wrapper._static_graph_delay_allreduce_enqueued",)),
     "shards": Feature("training shards (fully_shard)", (
         "torch.distributed.fsdp:FSDPModule._get_fsdp_state", "torch.distributed.fsdp._fully_shard._fsdp_common:TrainingState.IDLE"), (
-        "state._fsdp_param_group", "state._training_state", "state._modules_to_run_forward", "state._comm_ctx", "state._state_ctx",
+        "state._training_state", "state._modules_to_run_forward", "state._comm_ctx", "state._state_ctx",
         "group.mesh_info", "group.fsdp_params", "group.device", "group.reduce_grads", "group.all_reduce_grads",
         "group.reshard_after_backward", "group._use_post_forward_mesh", "group._training_state", "group._sharded_state",
         "group._all_gather_result", "group._post_reduce_event", "group._reshard_after_forward_event", "group._all_reduce_state",
@@ -301,6 +301,27 @@ def leave_first_reduction(wrapper: nn.parallel.DistributedDataParallel) -> Calla
 # --- fully_shard -------------------------------------------------------------------------------------------------------
 
 
+#: What torch keeps of modules that were given to ``fully_shard``, in one version or another. What it keeps beyond that might be of
+#: a pass that is taken back, and stay: training would be wrong without a word.
+KEPT_OF_SHARDS = {
+    "shared": {"device_handle", "all_gather_copy_in_stream", "all_gather_stream", "reduce_scatter_stream", "all_reduce_stream",
+               "reduce_scatter_max_input_buffers", "all_gather_state", "reduce_scatter_state", "reduce_scatter_states",
+               "post_forward_order", "_last_post_reduce_events", "active_gradient_reduction"},
+    "passes": {"all_states", "is_last_backward", "iter_forward_root", "post_backward_final_callback_queued", "post_optim_event",
+               "gradient_reduction_pending", "manual_backward_finalization", "manual_backward_finalization_active"},
+    "group": {"_all_gather_comm", "_all_gather_output", "_all_gather_output_fn", "_all_gather_result", "_all_reduce_hook",
+              "_all_reduce_hook_stream", "_all_reduce_state", "_fsdp_params_with_wider_grad_dtype", "_module_fqn",
+              "_module_to_pre_load_state_dict_hook_handle", "_module_to_pre_save_state_dict_hook_handle", "_num_param_groups",
+              "_param_group_index", "_partial_reduce_output", "_partial_reduce_output_layout", "_post_backward_pending",
+              "_post_forward_indices", "_post_reduce_event", "_prepare_reduce_scatter_inputs", "_reduce_dtype", "_orig_dtype",
+              "_reduce_scatter_comm", "_reduce_scatter_param_indices", "_reset_sharded_params", "_reshard_after_forward_event",
+              "_sharded_state", "_training_state", "all_reduce_grads", "comm_ctx", "device", "device_handle",
+              "force_sum_reduction_for_comms", "fsdp_params", "gradient_divide_factor", "mesh_info", "modules", "mp_policy",
+              "offload_policy", "post_forward_mesh_info", "reduce_grads", "reduce_scatter_max_input_buffers",
+              "reduce_scatter_unused_params", "reshard_after_backward", "unshard_async_op", "unshard_in_backward"},
+}
+
+
 class FullySharded:
     """What torch keeps of modules that were given to ``fully_shard``: where each pass has come to, and the parameters' parts."""
 
@@ -309,11 +330,31 @@ class FullySharded:
         self._states = list({id(state): state for state in (each._get_fsdp_state() for each in modules)}.values())
         for state in self._states:
             need_of("shards", state=state)
-        self._groups = [state._fsdp_param_group for state in self._states if state._fsdp_param_group is not None]
+        self._groups = [group for state in self._states for group in self._groups_of(state)]
         for group in self._groups:
             need_of("shards", group=group)
+        self._is_known = False  # all that torch keeps, some of it from the first pass on
+        self._refuse_unknown()
         self.meshes = list(dict.fromkeys(group.mesh_info.mesh for group in self._groups))
         self.device = self._groups[0].device
+
+    @staticmethod
+    def _groups_of(state: Any) -> list[Any]:
+        """Several from 2.12 on; before that one, or none."""
+        several = getattr(state, "_fsdp_param_groups", None)
+        if several is None:
+            one = getattr(state, "_fsdp_param_group", None)
+            several = [one] if one is not None else []
+        return list(several)
+
+    def _refuse_unknown(self) -> None:
+        for kind, kept in [*(("shared", state._comm_ctx) for state in self._states),
+                           *(("passes", state._state_ctx) for state in self._states),
+                           *(("group", group) for group in self._groups)]:
+            if unknown := sorted(vars(kept).keys() - KEPT_OF_SHARDS[kind]):
+                names = ", ".join(f"{type(kept).__name__}.{name}" for name in unknown)
+                raise SluiceError(f"training shards (fully_shard) needs to know all that torch keeps of a pass, and torch {torch.__version__} "
+                                  f"keeps {names}. Use a version that docs/pytorch.md names, or train without `sluice run`")
 
     @property
     def meshes_of_parameters(self) -> list[Any]:
@@ -335,7 +376,9 @@ class FullySharded:
 
     @property
     def ends_each_backward(self) -> bool:
-        return all(state._state_ctx.is_last_backward for state in self._states)
+        """Without another call: torch has one for that from 2.15 on."""
+        return all(state._state_ctx.is_last_backward and not getattr(state._state_ctx, "manual_backward_finalization", False)
+                   for state in self._states)
 
     def reshard(self) -> None:
         for group in self._groups:
@@ -345,15 +388,19 @@ class FullySharded:
         """No pass has begun: torch takes the next for a first one."""
         from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
+        if not self._is_known:  # after the rehearsal, before anything counts
+            self._refuse_unknown()
+            self._is_known = True
         for state in self._states:
             state._training_state = TrainingState.IDLE
             state._modules_to_run_forward.clear()
-            state._state_ctx.iter_forward_root = None
-            state._state_ctx.post_backward_final_callback_queued = False
-            shared = state._comm_ctx
+            passes, shared = state._state_ctx, state._comm_ctx
+            passes.iter_forward_root = None
+            passes.post_backward_final_callback_queued = False
+            _set_if_there(passes, gradient_reduction_pending=False, manual_backward_finalization_active=None)
             if hasattr(shared, "post_forward_order"):  # else it has never run
-                shared.post_forward_order.clear()
-                shared.all_gather_state = shared.reduce_scatter_state = None
+                _clear_if_there(shared, "post_forward_order", "reduce_scatter_states", "_last_post_reduce_events")
+                _set_if_there(shared, all_gather_state=None, reduce_scatter_state=None, active_gradient_reduction=None)
         for group in self._groups:
             self._reset(group, TrainingState.IDLE)
 
@@ -367,13 +414,31 @@ class FullySharded:
                 work.wait()  # it writes into memory that goes
         group._all_gather_result = group._post_reduce_event = group._reshard_after_forward_event = None
         group._all_reduce_state = group._partial_reduce_output = None
-        group._post_forward_indices.clear()
+        _set_if_there(group, _post_backward_pending=False)
+        _clear_if_there(group, "_post_forward_indices", "_partial_reduce_output_layout")
         group._sharded_state = type(group._sharded_state).SHARDED
         for param in group.fsdp_params:
-            param.unsharded_accumulated_grad = None
+            if "unsharded_accumulated_grad" in vars(param):  # from 2.15 on it is the parameter's own gradient
+                param.unsharded_accumulated_grad = None
             if hasattr(param, "_unsharded_param"):
                 param._unsharded_param.grad = None
+        if hasattr(group, "_set_unsharded_grad_dtypes"):
+            group._set_unsharded_grad_dtypes(defer_upcast=False)
+        for param in group.fsdp_params:
             param.to_sharded()
+
+
+def _set_if_there(kept: Any, **values: Any) -> None:
+    """What not all versions have."""
+    for name, value in values.items():
+        if hasattr(kept, name):
+            setattr(kept, name, value)
+
+
+def _clear_if_there(kept: Any, *names: str) -> None:
+    for name in names:
+        if hasattr(kept, name):
+            getattr(kept, name).clear()
 
 
 # --- optimizers --------------------------------------------------------------------------------------------------------

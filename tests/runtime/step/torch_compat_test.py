@@ -9,7 +9,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "runtime" / "python"))
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+from torch import distributed, nn  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
 
 from sluice import SluiceError, _optimizers, _torch_compat  # noqa: E402
 from sluice._torch_compat import FEATURES, Feature  # noqa: E402
@@ -69,6 +70,33 @@ def test_so_are_attributes_that_objects_do_not_have():
 
     with pytest.raises(SluiceError, match=r"DistributedDataParallel needs .*: Wrapper\._delay_all_reduce_params, Wrapper\._join_config"):
         _torch_compat.need_of("replicas", wrapper=Wrapper())
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """This process is a group by itself."""
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("place", ["_comm_ctx", "_state_ctx", "group"])
+def test_shards_of_which_torch_keeps_more_than_is_known_are_refused_before_they_are_trained(place, alone):
+    module = fully_shard(nn.Linear(2, 2))
+    state = module._get_fsdp_state()
+    kept = _torch_compat.FullySharded([module])._groups[0] if place == "group" else getattr(state, place)
+    kept.something_new = True
+    with pytest.raises(SluiceError, match=rf"torch {re.escape(torch.__version__)} keeps {type(kept).__name__}\.something_new"):
+        _torch_compat.FullySharded([module])
+
+
+def test_what_torch_begins_to_keep_in_a_first_pass_is_refused_when_that_is_taken_back(alone):
+    module = fully_shard(nn.Linear(2, 2))
+    sharded = _torch_compat.FullySharded([module])
+    module(torch.ones(2, 2)).sum().backward()
+    module._get_fsdp_state()._comm_ctx.something_new = True
+    with pytest.raises(SluiceError, match="something_new"):
+        sharded.reset()
 
 
 def test_an_optimizer_of_which_nothing_is_known_is_not_taken_back(lacking):
