@@ -27,7 +27,9 @@ PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "deadline(seconds): fail the test when it takes longer")
-    config.addinivalue_line("markers", "gloo: several processes connect by gloo; runs only with SLUICE_TEST_GLOO=1")
+    config.addinivalue_line("markers", "long: of the long form, tests/run.sh --long; runs only with SLUICE_TEST_LONG=1")
+    # gloo would look for this host's name, and at times waits for ever in connecting to what that leads to.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # A shell starts background jobs with SIGINT ignored, and what is ignored here is ignored in what the tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Daemons that tests start become children of this process, so that they can be found and ended.
@@ -52,10 +54,9 @@ def pytest_runtest_protocol(item):
 
 
 def pytest_collection_modifyitems(items):
-    """One in ten starts of two processes with gloo was waited for ever, where it was looked at in its connectFullMesh."""
     for item in items:
-        if item.get_closest_marker("gloo") and os.environ.get("SLUICE_TEST_GLOO") != "1":
-            item.add_marker(pytest.mark.skip(reason="runs with SLUICE_TEST_GLOO=1"))
+        if item.get_closest_marker("long") and os.environ.get("SLUICE_TEST_LONG") != "1":
+            item.add_marker(pytest.mark.skip(reason="of the long form: tests/run.sh --long"))
 
 
 def descendants(spared: set[int]) -> set[int]:

@@ -1,18 +1,25 @@
 """Builds and runs the tests stage by stage, and adds up what came out. Called by run.sh.
 
+There are two lanes of stages: in front what a change is seen by first, and behind it, with what processors that leaves, sanitizers
+and lint. Most of the front's tests wait more than they compute.
+
 A stage is one command. Its cases are read from the JUnit files that it writes; one that writes
 none, such as a build, is a case itself. A stage that crashes, runs out of time or leaves no results
 counts as a failed case, so nothing can be lost silently.
 """
 
 import argparse
+import contextlib
+import dataclasses
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
@@ -21,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "build" / "test-results"
 SHOWN_LINES = 60  # of the output of each failure
 PYTEST_FOUND_NO_TEST = "ended with status 5"
-TIMES: dict[str, str] = {}  # what each stage has taken
+BEHIND = ["nice", "-n", "15"]  # of what runs behind the front
 
 
 @dataclass
@@ -45,6 +52,8 @@ class Stage:
     environment: dict[str, str] = field(default_factory=dict)
     may_be_empty: bool = False
     shows_times: bool = False  # of each case
+    behind: bool = False
+    after: str = ""  # a stage in front that it needs
 
 
 def junit_cases(stage: str, file: Path) -> list[Case]:
@@ -68,60 +77,117 @@ def junit_cases(stage: str, file: Path) -> list[Case]:
     return cases
 
 
-def run_command(stage: Stage, log: Path) -> str:
-    """Runs a stage's command. Returns why it did not end well, or nothing."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            stage.command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output,
-            stderr=subprocess.STDOUT, env={**os.environ, **stage.environment},
-            start_new_session=True)
-        try:
-            status = process.wait(stage.limit_seconds)
-        except BaseException as problem:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            if not isinstance(problem, subprocess.TimeoutExpired):
+class Commands:
+    """Those that run now, in both lanes; they end together if this program is ended."""
+
+    def __init__(self) -> None:
+        self._running: set[int] = set()
+        self._lock = threading.Lock()
+        self._over = False
+
+    def run(self, stage: Stage, log: Path) -> tuple[str, float]:
+        """Returns why it did not end well, or nothing, and the seconds that processors have worked for it."""
+        with log.open("wb") as output, self._lock:
+            if self._over:
+                return "was not begun", 0
+            process = subprocess.Popen(
+                [*(BEHIND if stage.behind else []), *stage.command], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output,
+                stderr=subprocess.STDOUT, env={**os.environ, **stage.environment}, start_new_session=True)
+            self._running.add(process.pid)
+        too_long = threading.Event()
+        limit = threading.Timer(stage.limit_seconds, lambda: (too_long.set(), self._end(process.pid)))
+        limit.start()
+        _, status, used = os.wait4(process.pid, 0)
+        limit.cancel()
+        with self._lock:
+            self._running.discard(process.pid)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        problem = f"ended with status {process.returncode}" if process.returncode else ""
+        if process.returncode < 0:
+            problem = f"was killed by signal {-process.returncode}"
+        return f"did not end within {stage.limit_seconds:g} s" if too_long.is_set() else problem, used.ru_utime + used.ru_stime
+
+    def _end(self, group: int) -> None:
+        with self._lock:
+            if group in self._running:  # else it has ended, and its number may be another's
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(group, signal.SIGKILL)
+
+    def end_all(self) -> None:
+        """And begin no more."""
+        with self._lock:
+            self._over = True
+            running = list(self._running)
+        for group in running:
+            self._end(group)
+
+
+class Suite:
+    """All stages of one run."""
+
+    def __init__(self, stages: list[Stage]) -> None:
+        self._stages = stages
+        self._commands = Commands()
+        self._done = {stage.name: threading.Event() for stage in stages}
+        self._printing = threading.Lock()
+        self.times: dict[str, str] = {}  # what each stage has taken
+
+    def run(self) -> list[Case]:
+        """The cases of all stages."""
+        with ThreadPoolExecutor(1) as behind:
+            try:
+                others = behind.submit(self._run_lane, True)
+                return [*self._run_lane(False), *others.result()]
+            except BaseException:
+                self._commands.end_all()
+                for done in self._done.values():
+                    done.set()
                 raise
-            return f"did not end within {stage.limit_seconds:g} s"
-    if status < 0:
-        return f"was killed by signal {-status}"
-    return f"ended with status {status}" if status else ""
+
+    def _run_lane(self, behind: bool) -> list[Case]:
+        cases = []
+        for stage in self._stages:
+            if stage.behind == behind:
+                if stage.after:
+                    self._done[stage.after].wait()
+                cases += self._run_stage(stage)
+                self._done[stage.name].set()
+        return cases
+
+    def _run_stage(self, stage: Stage) -> list[Case]:
+        """Its cases, at least one unless it may be empty."""
+        started = time.monotonic()
+        log = RESULTS / f"{stage.name.replace(' ', '-')}.log"
+        problem, computed = self._commands.run(stage, log)
+        seconds = time.monotonic() - started
+        cases = []
+        files = sorted(RESULTS.glob(stage.junit)) if stage.junit else []
+        for file in files:
+            try:
+                cases += junit_cases(stage.name, file)
+            except ElementTree.ParseError as error:
+                cases.append(Case(f"{stage.name}: {file.name}", "failed", f"cannot be read: {error}"))
+        if stage.may_be_empty and not cases:
+            problem = problem.replace(PYTEST_FOUND_NO_TEST, "")
+        elif stage.junit and not cases:
+            problem = problem or "ran no test"
+        if not (stage.junit or problem):
+            cases.append(Case(stage.name, "passed"))
+        if problem and not any(case.outcome == "failed" for case in cases):
+            cases.append(Case(f"{stage.name}: {problem}", "failed", log.read_text(errors="replace")))
+        self.times[stage.name] = f"{seconds:.0f} s ({computed / seconds:.1f} processors)"
+        with self._printing:
+            print(f"==> {stage.name}: {counted(cases)} ({seconds:.0f} s)")
+            for case in sorted(cases, key=lambda case: -case.seconds) if stage.shows_times else ():
+                print(f"    {case.seconds:6.1f} s  {case.name}")
+            sys.stdout.flush()
+        return cases
 
 
-def run_stage(stage: Stage) -> list[Case]:
-    """Runs a stage and returns its cases, at least one unless it may be empty."""
-    print(f"==> {stage.name}", flush=True)
-    started, computed = time.monotonic(), cpu_seconds()
-    log = RESULTS / f"{stage.name.replace(' ', '-')}.log"
-    problem = run_command(stage, log)
-    cases = []
-    files = sorted(RESULTS.glob(stage.junit)) if stage.junit else []
-    for file in files:
-        try:
-            cases += junit_cases(stage.name, file)
-        except ElementTree.ParseError as error:
-            cases.append(Case(f"{stage.name}: {file.name}", "failed", f"cannot be read: {error}"))
-    if stage.may_be_empty and not cases:
-        problem = problem.replace(PYTEST_FOUND_NO_TEST, "")
-    elif stage.junit and not cases:
-        problem = problem or "ran no test"
-    if not (stage.junit or problem):
-        cases.append(Case(stage.name, "passed"))
-    if problem and not any(case.outcome == "failed" for case in cases):
-        cases.append(Case(f"{stage.name}: {problem}", "failed", log.read_text(errors="replace")))
-    count = {o: sum(c.outcome == o for c in cases) for o in ("passed", "failed", "skipped")}
-    for case in sorted(cases, key=lambda case: -case.seconds) if stage.shows_times else ():
-        print(f"    {case.seconds:6.1f} s  {case.name}")
-    seconds = time.monotonic() - started
-    TIMES[stage.name] = f"{seconds:.0f} s ({(cpu_seconds() - computed) / seconds:.1f} processors)"
-    print("    " + ", ".join(f"{n} {outcome}" for outcome, n in count.items() if n) + f" ({seconds:.0f} s)", flush=True)
-    return cases
-
-
-def cpu_seconds() -> float:
-    """That processes have taken which this one started, or those that they waited for."""
-    times = os.times()
-    return times.children_user + times.children_system
+def counted(cases: list[Case]) -> str:
+    """How many came out in which way."""
+    count = {outcome: sum(case.outcome == outcome for case in cases) for outcome in ("passed", "failed", "skipped")}
+    return ", ".join(f"{number} {outcome}" for outcome, number in count.items() if number) or "nothing"
 
 
 def fixed_addresses() -> list[str]:
@@ -210,11 +276,11 @@ def planned_stages(options: argparse.Namespace) -> list[Stage]:
     else:
         print("    no GPU here: the GPU tests are left out")
     if whole:
+        behind = []
         for preset in ("asan", "tsan"):
-            stages.append(Stage(f"build {preset}", [build, preset], limit_seconds=1200))
-            stages.append(unit_tests(preset, ""))
-        stages.append(Stage("lint", ["./scripts/lint.sh", f"--junit={RESULTS / 'lint.xml'}"],
-                            "lint.xml", limit_seconds=1800))
+            behind += [Stage(f"build {preset}", [build, preset], limit_seconds=3600), unit_tests(preset, "")]
+        behind.append(Stage("lint", ["./scripts/lint.sh", f"--junit={RESULTS / 'lint.xml'}"], "lint.xml", after="build release"))
+        stages += [dataclasses.replace(stage, behind=True, limit_seconds=3600) for stage in behind]
     return stages
 
 
@@ -240,6 +306,7 @@ def main() -> int:
     parser.add_argument("-k", dest="pattern", default="", metavar="PATTERN")
     parser.add_argument("--setup-status", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what runs is ended, too
 
     started = time.monotonic()
     shutil.rmtree(RESULTS, ignore_errors=True)
@@ -248,14 +315,14 @@ def main() -> int:
     if options.setup_status:
         problem = f"setup.sh ended with status {options.setup_status}: see the top"
         cases = [Case("setup", "failed", problem)]
-    for stage in planned_stages(options):
-        cases += run_stage(stage)
+    suite = Suite(planned_stages(options))
+    cases += suite.run()
 
     show_failures(cases)
     count = {o: sum(c.outcome == o for c in cases) for o in ("passed", "failed", "skipped")}
     if count["skipped"]:
         print("\n".join(f"skipped: {c.name}" for c in cases if c.outcome == "skipped"))
-    print("stages: " + ", ".join(f"{name} {taken}" for name, taken in TIMES.items()))
+    print("stages: " + ", ".join(f"{name} {taken}" for name, taken in suite.times.items()))
     print(f"took {time.monotonic() - started:.0f} s; logs in {RESULTS.relative_to(ROOT)}")
     print(f"{count['passed']} passed, {count['failed']} failed")
     return 1 if count["failed"] else 0

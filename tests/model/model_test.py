@@ -14,6 +14,13 @@ from pathlib import Path
 import pytest
 
 MODELS = Path(__file__).parent
+
+
+def at_length(*switches: str) -> object:
+    """A search of many states, which `tests/run.sh --long` makes."""
+    return pytest.param(switches, marks=pytest.mark.long, id=" ".join(switches))
+
+
 DEEPEST = 2_000_000  # steps; a search that would go deeper counts as a failure
 pytestmark = pytest.mark.skipif(shutil.which("spin") is None, reason="needs spin; scripts/setup.sh installs it")
 
@@ -124,8 +131,9 @@ def test_each_part_of_deferred_submission_is_needed(tmp_path, switch, violated):
 
 @pytest.mark.parametrize("switches", [(), ("PAUSES=2",), ("INSIDE=2",), ("DEATH", "BATCHES=1"),
                                       ("RANKS=3", "PAUSERS=2", "BATCHES=1"), ("FREE",), ("FREE", "PAUSES=2", "BATCHES=1"),
-                                      ("FREE", "DEATH", "BATCHES=1"), ("FREE", "RANKS=3", "PAUSERS=2", "BATCHES=1"), ("JOIN",),
-                                      ("JOIN", "DEATH", "BATCHES=1"), ("JOIN", "RANKS=3", "PAUSERS=2", "BATCHES=1")])
+                                      at_length("FREE", "DEATH", "BATCHES=1"), ("FREE", "RANKS=3", "PAUSERS=2", "BATCHES=1"),
+                                      ("JOIN",), at_length("JOIN", "DEATH", "BATCHES=1"),
+                                      ("JOIN", "RANKS=3", "PAUSERS=2", "BATCHES=1")])
 def test_ranks_stop_at_one_cut_and_all_go_on(tmp_path, switches):
     assert_sound(search(tmp_path, "cut", *switches), at_least=100_000)
 
@@ -183,7 +191,7 @@ def test_the_code_does_not_do_what_a_wrong_model_does(tmp_path, build, switches)
     assert any("steps" not in replayed(tmp_path, build, run, 2, *switches) for run in range(1, 4 * RUNS))
 
 
-@pytest.mark.parametrize("switches", [(), ("INSIDE=2",), ("BATCHES=1", "SHORT=1"), ("DEATH", "BATCHES=1", "TAKEN=1"),
+@pytest.mark.parametrize("switches", [(), ("INSIDE=2",), at_length("BATCHES=1", "SHORT=1"), ("DEATH", "BATCHES=1", "TAKEN=1"),
                                       ("RANKS=3", "TAKEN=1", "BATCHES=1")])
 def test_ranks_keep_the_same_micro_batches(tmp_path, switches):
     assert_sound(search(tmp_path, "together", *switches), at_least=100_000)
@@ -202,9 +210,9 @@ def test_each_part_of_keeping_them_together_is_needed(tmp_path, switches, violat
 
 
 @pytest.mark.parametrize("switches", [("TAKEN=2",), ("SHORT=1",), ("DEATH",), ("BETWEEN=D",), ("PAIR", "TAKEN=2", "BATCHES=2"),
-                                      ("PAIR", "TAKEN=2", "INSIDE=3", "OF_ALL"), ("RING",), ("GRID",), ("PRESENT", "TAKEN=2"),
-                                      ("PRESENT", "GRID"), ("CONTROL", "PRESENT"), ("CONTROL", "PRESENT", "PAIR", "TAKEN=2"),
-                                      ("CONTROL", "PRESENT", "DEATH")])
+                                      at_length("PAIR", "TAKEN=2", "INSIDE=3", "OF_ALL"), at_length("RING"), at_length("GRID"),
+                                      at_length("PRESENT", "TAKEN=2"), ("PRESENT", "GRID"), ("CONTROL", "PRESENT"),
+                                      at_length("CONTROL", "PRESENT", "PAIR", "TAKEN=2"), at_length("CONTROL", "PRESENT", "DEATH")])
 def test_ranks_of_several_communicators_keep_the_same_micro_batches(tmp_path, switches):
     assert_sound(search(tmp_path, "domain", *switches), at_least=100_000)
 
@@ -237,7 +245,7 @@ def test_each_part_of_keeping_several_communicators_together_is_needed(tmp_path,
     assert_wrong(search(tmp_path, "domain", *switches), violated)
 
 
-@pytest.mark.parametrize("switches", [("RANKS=2", "PAUSERS=2"), ("RANKS=2", "PAUSERS=2", "ROUNDS=3"), ("ROUNDS=1",),
+@pytest.mark.parametrize("switches", [("RANKS=2", "PAUSERS=2"), at_length("RANKS=2", "PAUSERS=2", "ROUNDS=3"), ("ROUNDS=1",),
                                       ("RANKS=2", "CROSS", "ROUNDS=1")])
 def test_no_paused_rank_is_waited_for_by_what_others_exchange(tmp_path, switches):
     assert_sound(search(tmp_path, "exchanges", *switches), at_least=100_000)
@@ -260,7 +268,7 @@ PAUSE = ("BATCHES=1", "TURNS=1")
 PAUSE_DIRECT = ("DRIVER", "DIRECT")
 
 
-@pytest.mark.parametrize("switches", [(), PAUSE_DIRECT, ("DRIVER",), ("DRIVER", "DEFERRED", "QUEUE=1", "PARTS=1")])
+@pytest.mark.parametrize("switches", [(), PAUSE_DIRECT, ("DRIVER",), at_length("DRIVER", "DEFERRED", "QUEUE=1", "PARTS=1")])
 def test_pauses_demands_and_commits_do_not_wait_for_each_other(tmp_path, switches):
     assert_sound(search(tmp_path, "pause", *PAUSE, *switches), at_least=1_000_000)
 

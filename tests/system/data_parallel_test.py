@@ -30,7 +30,6 @@ JOB = replace(exactness.HOST, arguments=(), demand_bytes=20 << 20, most_delay_ms
               script=exactness.BENCHMARKS / "exact_ranks_job.py")
 
 
-@pytest.mark.gloo
 @pytest.mark.deadline(300)
 def test_disturbed_training_is_bit_equal_to_undisturbed(sluice):
     assert sum(discards_of(JOB, DEMANDS, sluice)) >= DEMANDS // 8
@@ -90,7 +89,7 @@ def has_trained(log: Path, lines: int) -> bool:
     return log.exists() and log.read_text().count("\n") >= lines
 
 
-DEVICES = [pytest.param("cpu", marks=pytest.mark.gloo), pytest.param("cuda", marks=pytest.mark.skipif(
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
     torch.cuda.device_count() < 2, reason="needs two GPUs"))]
 
 

@@ -196,7 +196,6 @@ def test_the_digits_are_learnt(tmp_path):
     assert steps[-1]["loss"] < 0.3 < 2.0 < steps[0]["loss"]
 
 
-@pytest.mark.gloo
 def test_the_digits_are_learnt_by_two_processes_in_one_pool(sluice, runtime_folder, tmp_path):
     steps = train("train_digits.py", tmp_path / "log", "--steps", 60, "--batch", 32, "--least-accuracy", 0.9, under=(
         sluice, "run", "--runtime-dir", runtime_folder, "--memory", "256MiB", "--require-pool", "--", sys.executable, "-m",

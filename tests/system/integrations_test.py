@@ -54,7 +54,6 @@ def test_handovers_leave_the_losses_as_they_are(sluice, runtime_folder, tmp_path
     assert [line["loss"] for line in shared] == pytest.approx([line["loss"] for line in plain], rel=1e-3)
 
 
-@pytest.mark.gloo
 @pytest.mark.parametrize("script, needed", SCRIPTS)
 def test_two_processes_train_in_one_pool(sluice, runtime_folder, tmp_path, script, needed):
     pytest.importorskip(needed, reason=f"{needed} is not installed: see tests/requirements.txt")
