@@ -6,7 +6,8 @@ get_filename_component(sluice_site_packages "${SLUICE_TORCH_DIR}" DIRECTORY)
 file(GLOB sluice_cuda_wheels "${sluice_site_packages}/nvidia/cu*/include" "${sluice_site_packages}/nvidia/cuda_runtime/include")
 find_path(CUDA_DRIVER_INCLUDE_DIR cuda.h
   HINTS ${sluice_cuda_wheels} "$ENV{CUDA_HOME}/include" /usr/local/cuda/include
-        "${sluice_site_packages}/triton/backends/nvidia/include")
+        "${sluice_site_packages}/triton/backends/nvidia/include"
+  NO_CACHE)
 
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(CudaDriverHeaders REQUIRED_VARS CUDA_DRIVER_INCLUDE_DIR

@@ -1,7 +1,7 @@
 # Finds the Python whose torch Sluice is built against, and that torch's folder.
 #
-# Sets SLUICE_PYTHON (interpreter), SLUICE_TORCH_DIR (site-packages/torch, or empty without torch) and
-# SLUICE_TORCH_VERSION.
+# Sets SLUICE_PYTHON (interpreter), SLUICE_TORCH_DIR (site-packages/torch, or empty without torch), SLUICE_TORCH_VERSION, and of
+# that the first two numbers, SLUICE_TORCH_MINOR.
 # Order: -DSLUICE_PYTHON, for a wheel the one that it is made with, what scripts/setup.sh chose, the checkout's .venv, then python3 on PATH.
 
 set(sluice_chosen_python "${CMAKE_SOURCE_DIR}/.cache/python")
@@ -19,26 +19,30 @@ if(NOT SLUICE_PYTHON)
   set(SLUICE_PYTHON "${sluice_found_python}" CACHE FILEPATH "Python interpreter whose torch is built against" FORCE)
 endif()
 
-execute_process(
-  COMMAND "${SLUICE_PYTHON}" -c
-    "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')"
-  OUTPUT_VARIABLE SLUICE_TORCH_DIR OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE sluice_python_failed)
-if(SLUICE_TORCH_DIR)
-  file(STRINGS "${SLUICE_TORCH_DIR}/version.py" SLUICE_TORCH_VERSION REGEX "^__version__")
-  string(REGEX REPLACE ".*'([0-9.]+).*" "\\1" SLUICE_TORCH_VERSION "${SLUICE_TORCH_VERSION}")
-endif()
+# Sets SLUICE_TORCH_DIR, _VERSION and _MINOR to those of an interpreter, or to nothing if it has no torch. SLUICE_PYTHON_FAILED: it
+# could not be asked.
+function(sluice_torch_of python)
+  set(version "")
+  set(minor "")
+  execute_process(
+    COMMAND "${python}" -c
+      "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')"
+    OUTPUT_VARIABLE folder OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE failed)
+  if(folder)
+    file(STRINGS "${folder}/version.py" version REGEX "^__version__")
+    string(REGEX REPLACE ".*'([0-9.]+).*" "\\1" version "${version}")
+    string(REGEX MATCH "^[0-9]+\\.[0-9]+" minor "${version}")
+  endif()
+  set(SLUICE_TORCH_DIR "${folder}" PARENT_SCOPE)
+  set(SLUICE_TORCH_VERSION "${version}" PARENT_SCOPE)
+  set(SLUICE_TORCH_MINOR "${minor}" PARENT_SCOPE)
+  set(SLUICE_PYTHON_FAILED "${failed}" PARENT_SCOPE)
+endfunction()
 
-# What was found beside another Python's torch must be looked for again.
-if(NOT "${SLUICE_TORCH_DIR}" STREQUAL "${SLUICE_TORCH_DIR_SEARCHED}")
-  foreach(found IN ITEMS TORCH_C10 TORCH_CPU TORCH_ALL TORCH_INCLUDE_DIR TORCH_CUDA TORCH_C10_CUDA
-                TORCH_CUDA_INCLUDE_DIR CUDA_DRIVER_INCLUDE_DIR)
-    unset(${found} CACHE)
-  endforeach()
-endif()
-set(SLUICE_TORCH_DIR_SEARCHED "${SLUICE_TORCH_DIR}" CACHE INTERNAL "")
+sluice_torch_of("${SLUICE_PYTHON}")
 
 include(FindPackageHandleStandardArgs)
-if(sluice_python_failed)
+if(SLUICE_PYTHON_FAILED)
   set(SLUICE_PYTHON "SLUICE_PYTHON-NOTFOUND")
 endif()
 find_package_handle_standard_args(SluicePython REQUIRED_VARS SLUICE_PYTHON

@@ -9,6 +9,8 @@
 #include <memory>
 #include <mutex>
 
+#include "nccl_shim/torch_part.hpp"
+
 namespace sluice::nccl_shim {
 namespace {
 
@@ -23,7 +25,7 @@ std::optional<int> number_in(std::string const& text, int least, int most) {
   return whole && found >= least && found <= most ? std::optional{found} : std::nullopt;
 }
 
-/// Beside the library that this is in.
+/// Below the library that this is in.
 std::string store_library() {
   Dl_info here{};
   static char const anything = 0;
@@ -32,7 +34,8 @@ std::string store_library() {
   }
   std::string const own = here.dli_fname;
   auto const slash = own.rfind('/');
-  return (slash == std::string::npos ? "" : own.substr(0, slash + 1)) + "libsluice_store.so";
+  return torch_part(slash == std::string::npos ? "." : own.substr(0, slash), loaded_torch_minor()) +
+         "/libsluice_store.so";
 }
 
 }  // namespace

@@ -29,7 +29,8 @@ sluice_store_api const* table_of(std::string const& library) {
     char const* const why = ::dlerror();
     std::fprintf(stderr,
                  "sluice: ranks on several hosts agree through libsluice_store.so, which belongs "
-                 "beside libsluice_nccl.so and needs the job's torch: %s\n",
+                 "into the folder _torch/<version> beside libsluice_nccl.so, for the version of "
+                 "the job's torch: %s\n",
                  why != nullptr ? why : library.c_str());
     return nullptr;
   }

@@ -2,8 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <functional>
 #include <string>
+#include <utility>
 
 #include "memhandover/error.hpp"
 
@@ -29,14 +32,30 @@ std::filesystem::path find_python_folder(std::filesystem::path const& prefix) {
   return {};
 }
 
+/// 2.9 comes before 2.11.
+std::vector<std::string> versions_in(std::filesystem::path const& folder) {
+  std::vector<std::string> found;
+  std::error_code failed;
+  for (auto const& entry : std::filesystem::directory_iterator{folder, failed}) {
+    found.push_back(entry.path().filename().string());
+  }
+  std::ranges::sort(found, {}, [](std::string const& name) {
+    return std::pair{name.size(), name};
+  });
+  return found;
+}
+
 }  // namespace
 
-install_layout layout_around(std::filesystem::path const& program) {
-  auto const bin = program.parent_path();
-  auto const prefix = bin.parent_path();
+install_layout layout_around(std::filesystem::path const& program, std::string const& torch) {
+  auto const prefix = program.parent_path().parent_path();
   auto const lib = prefix / "lib";
+  auto const torches = versions_in(lib / "_torch");
+  auto const chosen = torch.empty() && torches.size() == 1 ? torches.front() : torch;
+  bool const is_there = std::ranges::find(torches, chosen) != torches.end();
   return {program,
-          bin / "sluice-server",
+          torches,
+          is_there ? lib / "_torch" / chosen / "sluice-server" : std::filesystem::path{},
           lib / "libsluice_runtime.so",
           lib / "libsluice_gate.so",
           lib / "libsluice_nccl.so",
@@ -73,7 +92,8 @@ install_layout this_installation() {
   if (failed) {
     throw error{error_kind::internal, "/proc/self/exe cannot be read: " + failed.message()};
   }
-  return layout_around(program);
+  char const* const torch = std::getenv("SLUICE_TORCH");
+  return layout_around(program, torch != nullptr ? torch : "");
 }
 
 }  // namespace sluice::launcher

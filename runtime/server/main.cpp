@@ -22,7 +22,7 @@
 #include "runtime/policy/policy.hpp"
 #include "runtime/server/http/endpoint.hpp"
 #include "runtime/server/server_setup.hpp"
-#include "runtime/server/torch_model.hpp"
+#include "runtime/torch/model/torch_model.hpp"
 #include "runtime/telemetry/error_table.hpp"
 #include "runtime/telemetry/logging.hpp"
 
@@ -118,13 +118,15 @@ endpoint_options endpoint_options_of(policy::policy const& wanted,
   return options;
 }
 
-/// The broker's program lies beside this one, unless the environment names another.
+/// The broker's program lies in PREFIX/bin, this one in PREFIX/lib/_torch/<version>; unless the
+/// environment names another.
 std::string broker_program() {
   std::error_code failed;
   auto const here = std::filesystem::read_symlink("/proc/self/exe", failed);
-  auto const beside = here.parent_path() / "sluice";
+  auto const prefix = here.parent_path().parent_path().parent_path().parent_path();
+  auto const broker = prefix / "bin" / "sluice";
   bool const named = std::getenv("SLUICE_BROKER") != nullptr;
-  return !named && !failed && std::filesystem::exists(beside, failed) ? beside.string() : "";
+  return !named && !failed && std::filesystem::exists(broker, failed) ? broker.string() : "";
 }
 
 std::shared_ptr<memhandover::serving_pool> join_pool(policy::policy const& wanted,

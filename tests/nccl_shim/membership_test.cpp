@@ -132,7 +132,7 @@ TEST_F(membership_test, who_leaves_does_not_take_the_file_of_those_that_have_com
 class membership_across_hosts : public membership_test {
  protected:
   [[nodiscard]] std::unique_ptr<store> connection() const {
-    return store::open(gate::built("lib/libsluice_store.so"),
+    return store::open(gate::built(SLUICE_TORCH_PART "/libsluice_store.so"),
                        {"127.0.0.1", server_.port(), std::chrono::seconds{10}});
   }
   /// One that is the only one on its host.

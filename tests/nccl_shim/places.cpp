@@ -80,7 +80,7 @@ class in_store final : public place {
       all.clear();
     }
     while (all.size() <= which) {
-      all.push_back(store::open(gate::built("lib/libsluice_store.so"),
+      all.push_back(store::open(gate::built(SLUICE_TORCH_PART "/libsluice_store.so"),
                                 {"127.0.0.1", server().port(), std::chrono::seconds{10}}));
       if (all.back() == nullptr) {
         throw std::runtime_error{"no store"};

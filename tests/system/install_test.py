@@ -87,13 +87,40 @@ def test_what_it_needs_is_the_c_library_and_the_torch_beside_it(environment, tmp
     done = call(environment / "bin" / "sluice-server", "--help", env=bare_environment(), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (package,) = environment.glob("lib/python*/site-packages/sluice")
-    for each in [*(package / "bin").iterdir(), *(package / "lib").glob("*.so")]:
+    parts = [each for each in (package / "lib" / "_torch").rglob("*") if each.is_file() and each.suffix != ".a"]
+    assert {each.name for each in parts} >= {"sluice-server", "libsluice_torch_host.so", "libsluice_store.so"}
+    for each in [*(package / "bin").iterdir(), *(package / "lib").glob("*.so"), *parts]:
         said = call("readelf", "-d", each).stdout
         (places,) = re.findall(r"R(?:UN)?PATH.*\[(.*)\]", said)
         assert all(place.startswith("$ORIGIN") for place in places.split(":")), (each.name, places)
         needed = re.findall(r"NEEDED.*\[(.*)\]", said)
-        if not any("torch" in name for name in needed):
+        if each in parts:
+            assert "libtorch_cpu.so" in needed, (each.name, needed)
+        else:
             assert set(needed) <= {"libc.so.6", "libm.so.6", "ld-linux-x86-64.so.2"}, (each.name, needed)
+
+
+@pytest.mark.deadline(900)
+def test_a_torch_that_it_was_not_built_for_is_told_at_once_with_what_mends_it(environment, checkout, runtime_folder, tmp_path):
+    (package,) = environment.glob("lib/python*/site-packages/sluice")
+    (part,) = (package / "lib" / "_torch").iterdir()
+    other = part.rename(part.with_name("2.10"))
+    bin_folder, policy = environment / "bin", checkout / "examples" / "policies" / "policy-host.yaml"
+    try:
+        mend = "-m pip install --no-build-isolation --force-reinstall --no-deps ."
+        run = [bin_folder / "sluice", "run", "--backend", "host", "--memory", "64MiB"]
+        training = [bin_folder / "python", "-c", "import sluice\nprint('imported')\n" + JOB]
+        plain = call(*run, "--", *training, env=bare_environment(), cwd=tmp_path)
+        (said,) = [line for line in plain.stderr.splitlines() if line.startswith("sluice: ")]
+        assert "its torch is " in said and "built for 2.10;" in said and mend in said
+        assert plain.returncode == 0 and plain.stdout.splitlines()[1].startswith("False ")
+        refused = call(*run, "--require-pool", "--", *training, env=bare_environment(), cwd=tmp_path)
+        assert refused.returncode == 125 and not refused.stdout and mend in refused.stderr, refused.stderr
+        for program in (["sluice", "serve", "--policy", policy], ["sluice-server", "--policy", policy]):
+            served = call(bin_folder / program[0], *program[1:], env=bare_environment(), cwd=tmp_path)
+            assert served.returncode != 0 and "built for torch 2.10" in served.stderr and mend in served.stderr, served.stderr
+    finally:
+        other.rename(part)
 
 
 @pytest.mark.deadline(900)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import multiprocessing
 import os
 import sys
@@ -71,7 +72,6 @@ _SIGNATURES = {
 }
 
 MOST_RANKS = 64  # that agree
-SUPPORTED_TORCH = "2.11"
 EXIT_WITHOUT_POOL = 125  # as `sluice run` where there can be none
 
 
@@ -162,6 +162,31 @@ def _is_data_worker() -> bool:
     )
 
 
+def _part_for_torch(runtime_library: Path) -> Path:
+    """Where what is built against this torch lies, beside the libraries that know of none; may not exist."""
+    import torch
+
+    return runtime_library.parent / "_torch" / ".".join(torch.__version__.split(".")[:2])
+
+
+@functools.cache
+def check_torch() -> bool:
+    """Whether Sluice was built for this torch, which matters under `sluice run` alone: says there what would mend it. Ends the
+    process if that forbids to train without sharing."""
+    path = os.environ.get("SLUICE_RUNTIME_LIBRARY")
+    if os.environ.get("SLUICE_RUN") != "1" or not path or _is_data_worker():
+        return True
+    part = _part_for_torch(Path(path))
+    if part.is_dir() or not Path(path).exists():  # without the runtime itself `attach` says so
+        return True
+    import torch
+
+    built_for = sorted((each.name for each in part.parent.glob("*")), key=lambda name: (len(name), name))
+    _warn(f"its torch is {torch.__version__}, and Sluice was built for {', '.join(built_for) or 'none'}; build it for that, in its "
+          f"sources: {sys.executable} -m pip install --no-build-isolation --force-reinstall --no-deps .")
+    return False
+
+
 def ranks_agree() -> bool:
     """Whether ranks on GPUs agree on each of their collectives before it is made (docs/collectives.md)."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as loaded:
@@ -184,9 +209,9 @@ def attach(uses_cuda: bool) -> Runtime | None:
 
     import torch
 
-    if not torch.__version__.startswith(SUPPORTED_TORCH + "."):
-        _warn(f"torch {torch.__version__} is not supported, only {SUPPORTED_TORCH}.x")
+    if not check_torch():
         return None
+    part = _part_for_torch(Path(path))
     try:
         runtime = Runtime(path)
     except OSError as why:
@@ -204,7 +229,7 @@ def attach(uses_cuda: bool) -> Runtime | None:
             return None  # else the gate has said why
     else:
         try:
-            glue = ctypes.CDLL(str(Path(path).with_name("libsluice_torch_host.so")))
+            glue = ctypes.CDLL(str(part / "libsluice_torch_host.so"))
         except OSError as why:
             _warn(f"cannot open the library for torch on the host: {why}")
             return None

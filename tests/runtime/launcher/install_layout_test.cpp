@@ -26,11 +26,24 @@ TEST_F(install_layout_in, an_installation_has_the_python_package_beside_its_libr
   std::filesystem::create_directories(root_ / "lib/python/sluice");
   auto const found = layout_around(root_ / "bin/sluice");
   EXPECT_EQ(found.program, root_ / "bin/sluice");
-  EXPECT_EQ(found.server, root_ / "bin/sluice-server");
   EXPECT_EQ(found.runtime_library, root_ / "lib/libsluice_runtime.so");
   EXPECT_EQ(found.gate_library, root_ / "lib/libsluice_gate.so");
   EXPECT_EQ(found.nccl_library, root_ / "lib/libsluice_nccl.so");
   EXPECT_EQ(found.python_folder, root_ / "lib/python");
+}
+
+TEST_F(install_layout_in, the_server_is_the_only_one_or_that_for_the_torch_that_is_named) {
+  EXPECT_TRUE(layout_around(root_ / "bin/sluice", "2.11").server.empty());
+
+  std::filesystem::create_directories(root_ / "lib/_torch/2.11");
+  EXPECT_EQ(layout_around(root_ / "bin/sluice").server, root_ / "lib/_torch/2.11/sluice-server");
+  EXPECT_TRUE(layout_around(root_ / "bin/sluice", "2.12").server.empty());
+
+  std::filesystem::create_directories(root_ / "lib/_torch/2.9");
+  EXPECT_TRUE(layout_around(root_ / "bin/sluice").server.empty());
+  auto const named = layout_around(root_ / "bin/sluice", "2.11");
+  EXPECT_EQ(named.server, root_ / "lib/_torch/2.11/sluice-server");
+  EXPECT_EQ(named.torches, (std::vector<std::string>{"2.9", "2.11"}));
 }
 
 TEST_F(install_layout_in, a_build_folder_has_it_in_the_sources_above) {

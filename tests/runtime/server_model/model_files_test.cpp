@@ -6,7 +6,7 @@
 #include <numeric>
 #include <vector>
 
-#include "runtime/server/detail/torch_errors.hpp"
+#include "runtime/server/torch_errors.hpp"
 #include "runtime/server/image_file.hpp"
 #include "runtime/server/latency_window.hpp"
 
@@ -86,26 +86,26 @@ TEST(torch_messages, are_told_by_the_line_behind_the_traceback) {
       "    ops.prim.RaiseException(\"ValueError: quoted\")\n"
       "    ~~~~~~~~~~~~~~~~~~~~~~~ <--- HERE\n"
       "RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x3 and 4x2)\n";
-  EXPECT_EQ(detail::meaning_of(message), "mat1 and mat2 shapes cannot be multiplied (1x3 and 4x2)");
+  EXPECT_EQ(meaning_of(message), "mat1 and mat2 shapes cannot be multiplied (1x3 and 4x2)");
 }
 
 TEST(torch_messages, without_traceback_are_told_by_their_first_line) {
-  EXPECT_EQ(detail::meaning_of("\n no such operator\nException raised from f at g.cpp:3\nframe #0"),
+  EXPECT_EQ(meaning_of("\n no such operator\nException raised from f at g.cpp:3\nframe #0"),
             "no such operator");
-  EXPECT_EQ(detail::meaning_of("bad (Exception raised from f at g.cpp:3)"), "bad");
-  EXPECT_EQ(detail::meaning_of(""), "");
+  EXPECT_EQ(meaning_of("bad (Exception raised from f at g.cpp:3)"), "bad");
+  EXPECT_EQ(meaning_of(""), "");
 }
 
 TEST(torch_messages, tell_memory_and_device_failures_from_bad_input) {
   auto const otherwise = error_kind::invalid_argument;
-  EXPECT_EQ(detail::kind_of("CUDA out of memory. Tried to allocate 2 GiB", otherwise),
+  EXPECT_EQ(kind_of("CUDA out of memory. Tried to allocate 2 GiB", otherwise),
             error_kind::out_of_memory);
-  EXPECT_EQ(detail::kind_of("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes",
+  EXPECT_EQ(kind_of("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes",
                             otherwise),
             error_kind::out_of_memory);
-  EXPECT_EQ(detail::kind_of("CUDA error: an illegal memory access was encountered", otherwise),
+  EXPECT_EQ(kind_of("CUDA error: an illegal memory access was encountered", otherwise),
             error_kind::internal);
-  EXPECT_EQ(detail::kind_of("shape '[2]' is invalid", otherwise), otherwise);
+  EXPECT_EQ(kind_of("shape '[2]' is invalid", otherwise), otherwise);
 }
 
 TEST(torch_messages, become_errors_that_say_what_was_being_done) {
@@ -113,7 +113,7 @@ TEST(torch_messages, become_errors_that_say_what_was_being_done) {
     try {
       throw std::runtime_error{"size mismatch\nframe #0"};
     } catch (...) {
-      detail::rethrow_as_error("model 'add'", error_kind::invalid_argument);
+      rethrow_as_error("model 'add'", error_kind::invalid_argument);
     }
   } catch (error const& failure) {
     EXPECT_STREQ(failure.what(), "model 'add': size mismatch");

@@ -1,4 +1,4 @@
-#include "runtime/server/torch_model.hpp"
+#include "runtime/torch/model/torch_model.hpp"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

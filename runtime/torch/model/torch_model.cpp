@@ -1,0 +1,198 @@
+#include "runtime/torch/model/torch_model.hpp"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/util/StringUtil.h>
+#include <dlfcn.h>
+#include <malloc.h>
+#include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/jit/runtime/graph_executor.h>
+#include <torch/csrc/jit/runtime/jit_exception.h>
+#include <torch/csrc/jit/serialization/import.h>
+
+#include <algorithm>
+#include <optional>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "memhandover/bytes.hpp"
+#include "memhandover/error.hpp"
+#include "runtime/server/model_log.hpp"
+#include "runtime/server/torch_errors.hpp"
+#include "runtime/torch/model/torch_tensors.hpp"
+#include "runtime/torch/model/torch_weights.hpp"
+
+namespace sluice::server {
+namespace {
+
+at::Device at_device(torch_device device) {
+  return device.is_cuda() ? at::Device{at::kCUDA, static_cast<at::DeviceIndex>(device.cuda_ordinal)}
+                          : at::Device{at::kCPU};
+}
+
+torch::jit::Module read_module(torch_model_options const& options) {
+  std::error_code code;
+  if (!std::filesystem::is_regular_file(options.file, code)) {
+    throw error{error_kind::not_found,
+                c10::str("model '", options.name, "': there is no file ", options.file.string())};
+  }
+  try {
+    return torch::jit::load(options.file.string(), at::kCPU);
+  } catch (std::exception const& failure) {
+    throw error{error_kind::invalid_argument,
+                c10::str("model '", options.name, "': ", options.file.string(),
+                         " cannot be read as TorchScript: ", first_line(failure.what()),
+                         "; save it with torch.jit.save")};
+  }
+}
+
+/// The arguments of `forward` that requests fill, without self. The rest must have defaults.
+std::vector<c10::Argument> request_arguments(torch::jit::Module const& module,
+                                             torch_model_options const& options) {
+  auto const method = module.find_method("forward");
+  if (!method) {
+    throw error{error_kind::invalid_argument, "it has no method 'forward'"};
+  }
+  auto const& all = method->function().getSchema().arguments();
+  std::vector<c10::Argument> arguments(all.begin() + 1, all.end());
+  auto const needed = static_cast<std::size_t>(
+      std::count_if(arguments.begin(), arguments.end(),
+                    [](c10::Argument const& each) { return !each.default_value(); }));
+  auto const given = options.inputs.size();
+  if (given < needed || given > arguments.size()) {
+    throw error{error_kind::invalid_argument,
+                c10::str("its configuration names ", given, " inputs, but 'forward' takes ",
+                         needed == arguments.size() ? c10::str(needed)
+                                                    : c10::str(needed, " to ", arguments.size()))};
+  }
+  arguments.resize(given, arguments.front());
+  return arguments;
+}
+
+class torch_model final : public hosted_model {
+ public:
+  explicit torch_model(torch_model_options options)
+      : options_(std::move(options)),
+        device_(at_device(options_.device)),
+        module_(read_module(options_)) {
+    module_.eval();
+    arguments_ = request_arguments(module_, options_);
+    for (auto const& each : options_.inputs) {
+      (void)detail::torch_type(each.type);
+    }
+    for (auto const& each : options_.outputs) {
+      (void)detail::torch_type(each.type);
+    }
+    auto const constants = detail::place_constants(module_, device_);
+    weights_.emplace(module_, device_);
+    ::malloc_trim(0);  // reading the file has left the weights' size behind in the heap
+    log_prepared(options_.name, weights_->bytes(), constants + weights_->outside_bytes(),
+                         device_.is_cpu() || weights_->bytes() == 0 || weights_->pinned());
+  }
+
+  [[nodiscard]] std::uint64_t bytes() const noexcept override { return weights_->bytes(); }
+
+  [[nodiscard]] std::span<std::uint64_t const> pieces() const noexcept override {
+    return weights_->pieces();
+  }
+
+  void load(std::span<std::byte* const> memory) override {
+    try {
+      auto const here = on_device();
+      weights_->bind(memory);
+    } catch (...) {
+      weights_->unbind();
+      rethrow_as_error(c10::str("loading model '", options_.name, "'"),
+                               error_kind::internal);
+    }
+  }
+
+  void unload() override {
+    try {
+      auto const here = on_device();
+      weights_->unbind();
+    } catch (...) {
+      rethrow_as_error(c10::str("unloading model '", options_.name, "'"),
+                               error_kind::internal);
+    }
+  }
+
+  [[nodiscard]] std::vector<tensor> run(std::vector<tensor>& inputs,
+                                        std::vector<std::string> const& wanted) override {
+    auto const here = on_device();
+    try {
+      auto outputs = compute(inputs, wanted);
+      weights_->undo_changes();
+      return outputs;
+    } catch (...) {
+      auto const failure = std::current_exception();
+      weights_->undo_changes();
+      rethrow_as_error(c10::str("model '", options_.name, "'"),
+                               error_kind::invalid_argument, failure);
+    }
+  }
+
+ private:
+  /// Makes the model's GPU the current one: a model may make tensors on "cuda" without saying
+  /// which.
+  [[nodiscard]] c10::OptionalDeviceGuard on_device() const {
+    return c10::OptionalDeviceGuard{device_.is_cpu() ? std::nullopt : std::optional{device_}};
+  }
+
+  std::vector<tensor> compute(std::vector<tensor>& inputs, std::vector<std::string> const& wanted) {
+    c10::InferenceMode const inference;
+    torch::jit::GraphOptimizerEnabledGuard const unoptimised{false};
+    auto const result =
+        module_.forward(detail::to_arguments(inputs, options_.inputs, arguments_, device_));
+    return detail::from_result(result, options_.outputs, wanted);
+  }
+
+  torch_model_options const options_;
+  at::Device const device_;
+  torch::jit::Module module_;
+  std::vector<c10::Argument> arguments_;
+  std::optional<detail::torch_weights> weights_;
+};
+
+}  // namespace
+
+void start_torch(torch_device device) {
+  if (!device.is_cuda()) {
+    return;
+  }
+  // torch finds its own libraries beside each other, wherever that torch is installed.
+  Dl_info here{};
+  if (::dladdr(reinterpret_cast<void const*>(&at::get_num_threads), &here) == 0) {
+    throw error{error_kind::unsupported, "the folder of libtorch_cpu cannot be found"};
+  }
+  auto const library = std::filesystem::path{here.dli_fname}.parent_path() / "libtorch_cuda.so";
+  if (::dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
+    throw error{error_kind::unsupported,
+                c10::str("the pool lies on a GPU, but this torch cannot use one: ", ::dlerror())};
+  }
+  auto const found = at::hasCUDA() ? static_cast<int>(at::detail::getCUDAHooks().deviceCount()) : 0;
+  if (found > 0) {
+    at::globalContext().lazyInitDevice(at::kCUDA);
+  }
+  if (device.cuda_ordinal >= found) {
+    throw error{error_kind::unsupported, c10::str("the pool lies on GPU ", device.cuda_ordinal,
+                                                  ", but torch sees ", found, " of them")};
+  }
+}
+
+void set_torch_threads(int threads) {
+  at::set_num_threads(threads);
+}
+
+std::unique_ptr<hosted_model> prepare_torch_model(torch_model_options options) {
+  auto const name = options.name;
+  try {
+    return std::make_unique<torch_model>(std::move(options));
+  } catch (...) {
+    rethrow_as_error(c10::str("model '", name, "'"), error_kind::invalid_argument);
+  }
+}
+
+}  // namespace sluice::server

@@ -1,0 +1,216 @@
+#include "runtime/torch/model/torch_tensors.hpp"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "memhandover/error.hpp"
+#include "runtime/server/http/datatypes.hpp"
+
+namespace sluice::server::detail {
+namespace {
+
+bool fits(std::vector<std::int64_t> const& shape, std::vector<std::int64_t> const& wanted) {
+  return std::equal(
+      shape.begin(), shape.end(), wanted.begin(), wanted.end(),
+      [](std::int64_t is, std::int64_t should) { return should < 0 || is == should; });
+}
+
+/// A view of the request's bytes.
+at::Tensor view_of(tensor& from, tensor_spec const& spec) {
+  if (from.type != spec.type) {
+    throw error{error_kind::invalid_argument,
+                c10::str("input '", from.name, "' is ", datatype_name(from.type),
+                         "; the model takes ", datatype_name(spec.type))};
+  }
+  auto const type = torch_type(from.type);
+  std::int64_t count = 1;
+  for (auto const dimension : from.shape) {
+    if (dimension < 0 || __builtin_mul_overflow(count, dimension, &count)) {
+      throw error{error_kind::invalid_argument,
+                  c10::str("input '", from.name, "' has the shape ", shape_text(from.shape),
+                           ", which no tensor can have")};
+    }
+  }
+  if (static_cast<std::uint64_t>(count) * element_size(from.type) != from.data.size()) {
+    throw error{error_kind::invalid_argument,
+                c10::str("input '", from.name, "' of shape ", shape_text(from.shape), " brings ",
+                         from.data.size(), " bytes; its shape needs ",
+                         static_cast<std::uint64_t>(count) * element_size(from.type))};
+  }
+  return at::from_blob(from.data.data(), from.shape, at::TensorOptions{}.dtype(type));
+}
+
+c10::IValue to_argument(at::Tensor const& value, std::string const& name,
+                        c10::Argument const& argument, at::Device device) {
+  auto const& type = argument.type();
+  bool const is_int = type->isSubtypeOf(*c10::IntType::get());
+  bool const is_float = type->isSubtypeOf(*c10::FloatType::get());
+  bool const is_bool = type->isSubtypeOf(*c10::BoolType::get());
+  if (!is_int && !is_float && !is_bool) {
+    return value.to(device);
+  }
+  if (value.numel() != 1) {
+    throw error{error_kind::invalid_argument,
+                c10::str("input '", name, "' has ", value.numel(),
+                         " elements; the model takes one number there")};
+  }
+  if (is_int) {
+    return value.item().toLong();
+  }
+  if (is_bool) {
+    return value.item().toBool();
+  }
+  return value.item().toDouble();
+}
+
+tensor to_protocol(at::Tensor const& from, tensor_spec const& spec) {
+  if (from.scalar_type() != torch_type(spec.type) || !fits(from.sizes().vec(), spec.shape)) {
+    throw error{
+        error_kind::internal,
+        c10::str("output '", spec.name, "' is a tensor of ", c10::toString(from.scalar_type()), " ",
+                 shape_text(from.sizes().vec()), "; the model's configuration says ",
+                 datatype_name(spec.type), " ", shape_text(spec.shape))};
+  }
+  auto const dense = from.to(at::kCPU).contiguous().resolve_conj().resolve_neg();
+  tensor to{spec.name, spec.type, dense.sizes().vec(), std::vector<std::byte>(dense.nbytes())};
+  if (!to.data.empty()) {
+    std::memcpy(to.data.data(), dense.const_data_ptr(), to.data.size());
+  }
+  return to;
+}
+
+at::Tensor as_tensor(c10::IValue const& value, std::string const& name) {
+  if (value.isTensor() && value.toTensor().defined()) {
+    return value.toTensor();
+  }
+  if (value.isScalar()) {
+    return at::scalar_tensor(value.toScalar(), value.isInt()    ? at::kLong
+                                               : value.isBool() ? at::kBool
+                                                                : at::kDouble);
+  }
+  throw error{error_kind::internal, c10::str("output '", name, "' is a ", value.tagKind(),
+                                             "; only tensors and numbers can be answered")};
+}
+
+std::vector<c10::IValue> values_of(c10::IValue const& result,
+                                   std::vector<tensor_spec> const& specs) {
+  std::vector<c10::IValue> values;
+  if (result.isTuple()) {
+    values = result.toTupleRef().elements().vec();
+  } else if (result.isList()) {
+    values = result.toListRef().vec();
+  } else if (result.isGenericDict()) {
+    auto const by_name = result.toGenericDict();
+    for (auto const& spec : specs) {
+      auto const found = by_name.find(spec.name);
+      if (found == by_name.end()) {
+        throw error{error_kind::internal, c10::str("the model's result has no '", spec.name,
+                                                   "', which its configuration names as output")};
+      }
+      values.push_back(found->value());
+    }
+  } else {
+    values.push_back(result);
+  }
+  if (values.size() != specs.size()) {
+    throw error{error_kind::internal, c10::str("the model returns ", values.size(),
+                                               " outputs; its configuration names ", specs.size())};
+  }
+  return values;
+}
+
+}  // namespace
+
+at::ScalarType torch_type(datatype type) {
+  switch (type) {
+    case datatype::boolean:
+      return at::kBool;
+    case datatype::uint8:
+      return at::kByte;
+    case datatype::uint16:
+      return at::kUInt16;
+    case datatype::uint32:
+      return at::kUInt32;
+    case datatype::uint64:
+      return at::kUInt64;
+    case datatype::int8:
+      return at::kChar;
+    case datatype::int16:
+      return at::kShort;
+    case datatype::int32:
+      return at::kInt;
+    case datatype::int64:
+      return at::kLong;
+    case datatype::fp16:
+      return at::kHalf;
+    case datatype::bf16:
+      return at::kBFloat16;
+    case datatype::fp32:
+      return at::kFloat;
+    case datatype::fp64:
+      return at::kDouble;
+    case datatype::bytes:
+      break;
+  }
+  throw error{error_kind::unsupported,
+              "TorchScript models take numbers; BYTES tensors are not supported"};
+}
+
+std::string shape_text(std::vector<std::int64_t> const& shape) {
+  return c10::str("[", c10::Join(", ", shape), "]");
+}
+
+std::vector<c10::IValue> to_arguments(std::vector<tensor>& inputs,
+                                      std::vector<tensor_spec> const& specs,
+                                      std::vector<c10::Argument> const& arguments,
+                                      at::Device device) {
+  std::vector<c10::IValue> values;
+  for (std::size_t place = 0; place < specs.size(); ++place) {
+    auto const& spec = specs[place];
+    auto const found = std::find_if(inputs.begin(), inputs.end(),
+                                    [&](tensor const& each) { return each.name == spec.name; });
+    if (found == inputs.end()) {
+      throw error{error_kind::invalid_argument, c10::str("input '", spec.name, "' is missing")};
+    }
+    if (!fits(found->shape, spec.shape)) {
+      throw error{error_kind::invalid_argument,
+                  c10::str("input '", spec.name, "' has the shape ", shape_text(found->shape),
+                           "; the model takes ", shape_text(spec.shape))};
+    }
+    values.push_back(to_argument(view_of(*found, spec), spec.name, arguments[place], device));
+  }
+  if (inputs.size() != specs.size()) {
+    throw error{error_kind::invalid_argument, c10::str("the request has ", inputs.size(),
+                                                       " inputs; the model takes ", specs.size())};
+  }
+  return values;
+}
+
+std::vector<tensor> from_result(c10::IValue const& result, std::vector<tensor_spec> const& specs,
+                                std::vector<std::string> const& wanted) {
+  auto const values = values_of(result, specs);
+  std::vector<tensor> outputs;
+  auto const add = [&](std::size_t place) {
+    outputs.push_back(to_protocol(as_tensor(values[place], specs[place].name), specs[place]));
+  };
+  if (wanted.empty()) {
+    for (std::size_t place = 0; place < specs.size(); ++place) {
+      add(place);
+    }
+    return outputs;
+  }
+  for (auto const& name : wanted) {
+    auto const found = std::find_if(specs.begin(), specs.end(),
+                                    [&](tensor_spec const& each) { return each.name == name; });
+    if (found == specs.end()) {
+      throw error{error_kind::invalid_argument, c10::str("the model has no output '", name, "'")};
+    }
+    add(static_cast<std::size_t>(found - specs.begin()));
+  }
+  return outputs;
+}
+
+}  // namespace sluice::server::detail

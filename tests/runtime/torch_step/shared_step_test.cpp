@@ -1,0 +1,273 @@
+/// What a step says to the runtime, and what it makes of the answers.
+#include <c10/util/Exception.h>
+#include <gmock/gmock.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "tests/runtime/torch_step/shared_training.hpp"
+
+using namespace sluice::testing;
+using sluice::step;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+namespace {
+
+class torch_step_shared : public shared_training {
+ protected:
+  template <typename Error, typename Work>
+  static std::string complaint(Work&& work) {
+    try {
+      work();
+    } catch (Error const& why) {
+      return why.what();
+    }
+    return "nothing";
+  }
+
+  nn::Sequential model_ = mlp();
+  torch::optim::SGD optimizer_ = sgd(*model_);
+};
+
+TEST_F(torch_step_shared, a_micro_batch_is_committed_outside_of_the_arena_and_at_once) {
+  step step{model_, optimizer_, {.micro_batch = 3}};
+  EXPECT_TRUE(step.shared());
+  std::vector<std::int64_t> seen;
+  std::vector<bool> inside;
+  step(
+      [&](auto const& slices) {
+        seen.push_back(slices[0].size(0));
+        inside.push_back(script_.inside);
+        return F::cross_entropy(model_->forward(slices[0]), slices[1]);
+      },
+      batch_of(5));
+  EXPECT_THAT(seen, ElementsAre(2, 3, 2));  // a rehearsal first
+  EXPECT_THAT(inside, ElementsAre(false, true, true));
+  EXPECT_THAT(script_.calls, ElementsAre("begin 3", "enter", "leave", "commit_begin",
+                                         "commit_end 3", "commit_settle", "begin 2", "enter",
+                                         "leave", "commit_begin", "commit_end 2", "commit_settle"));
+}
+
+TEST_F(torch_step_shared, gradients_do_not_stay_where_the_micro_batch_has_made_them) {
+  step step{model_, optimizer_, {.micro_batch = 2}};
+  auto const param = model_->parameters()[0];
+  std::vector<void*> made;
+  param.register_hook([&](torch::Tensor const& grad) { made.push_back(grad.data_ptr()); });
+  step(cross_entropy_of(model_), batch_of(4));
+  auto const* const kept = param.grad().data_ptr();
+  EXPECT_THAT(made, ::testing::Each(::testing::Ne(kept)));
+  step(cross_entropy_of(model_), batch_of(4));
+  EXPECT_EQ(param.grad().data_ptr(), kept);
+}
+
+TEST_F(torch_step_shared, the_gradients_of_the_slices_are_those_of_the_batch) {
+  auto const batch = batch_of(12);
+  cross_entropy_of(model_)(batch).backward();
+  std::vector<torch::Tensor> expected;
+  for (auto const& param : model_->parameters()) {
+    expected.push_back(param.grad().clone());
+  }
+  auto const gradients = [&](step::loss_function const& loss_of) {
+    torch::optim::SGD idle{model_->parameters(), torch::optim::SGDOptions{0.0}};
+    step step{model_, idle, {.micro_batch = 5}};
+    script_.commits_refused = 1;
+    step(loss_of, batch);
+    std::vector<torch::Tensor> result;
+    for (auto const& param : model_->parameters()) {
+      result.push_back(param.grad());
+    }
+    return result;
+  };
+  EXPECT_TRUE(close(gradients(cross_entropy_of(model_)), expected));
+  EXPECT_TRUE(close(gradients([&](auto const& slices) {
+                      return std::pair{cross_entropy_of(model_)(slices), slices[0].size(0)};
+                    }),
+                    expected));
+}
+
+TEST_F(torch_step_shared, a_rehearsal_leaves_no_trace) {
+  torch::manual_seed(0);
+  auto model = restless_mlp();
+  auto optimizer = sgd(*model);
+  step step{model, optimizer};
+  step(cross_entropy_of(model), batch_of(8));
+  auto const next = torch::rand({1});
+
+  torch::manual_seed(0);
+  auto plain = restless_mlp();
+  auto plain_optimizer = sgd(*plain);
+  cross_entropy_of(plain)(batch_of(8)).backward();
+  plain_optimizer.step();
+  EXPECT_TRUE(same_bits(weights_of(*model), weights_of(*plain)));
+  EXPECT_TRUE(torch::equal(torch::rand({1}), next));
+}
+
+TEST_F(torch_step_shared, a_rehearsal_may_fail) {
+  step step{model_, optimizer_};
+  step(
+      [&](auto const& slices) {
+        TORCH_CHECK(slices[0].size(0) > 2, "too few");
+        return F::cross_entropy(model_->forward(slices[0]), slices[1]);
+      },
+      batch_of(4));
+  EXPECT_EQ(step.stats().steps, 1);
+}
+
+TEST_F(torch_step_shared, an_error_of_the_loss_function_stays_one_and_the_step_has_not_happened) {
+  step step{model_, optimizer_, {.micro_batch = 2}};
+  auto const before = weights_of(*model_);
+  int calls = 0;
+  auto failing = [&](auto const& slices) {
+    if (++calls == 3) {
+      throw std::domain_error{"mine"};
+    }
+    return F::cross_entropy(model_->forward(slices[0]), slices[1]);
+  };
+  EXPECT_EQ(complaint<std::domain_error>([&] { step(failing, batch_of(4)); }), "mine");
+  EXPECT_TRUE(same_bits(weights_of(*model_), before));
+  EXPECT_EQ(step.stats().discards, 0);
+  EXPECT_EQ(script_.calls.back(), "discard");
+  EXPECT_FALSE(script_.inside);
+  for (auto const& param : model_->parameters()) {
+    EXPECT_FALSE(param.grad().defined());
+  }
+  EXPECT_NO_THROW(step(cross_entropy_of(model_), batch_of(4)));
+}
+
+TEST_F(torch_step_shared, a_forked_child_is_told_at_once_and_its_own_step_does_not_share) {
+  step step{model_, optimizer_, {.micro_batch = 2}};
+  auto const before = weights_of(*model_);
+  int calls = 0;
+  auto forking = [&](auto const& slices) {
+    script_.inherited = ++calls == 3;  // the rehearsal, a slice, and one in which it forks
+    script_.commits_refused = script_.inherited ? 1000 : 0;
+    return F::cross_entropy(model_->forward(slices[0]), slices[1]);
+  };
+  auto const told = [&] {
+    return complaint<sluice::step_error>([&] { step(forking, batch_of(4)); });
+  };
+  EXPECT_THAT(told(), HasSubstr("a forked child of a training process cannot train in the pool"));
+  EXPECT_EQ(calls, 3);
+  script_.inherited = true;
+  EXPECT_THAT(told(), HasSubstr("make the model and its step in the child"));
+  EXPECT_EQ(calls, 3);
+  EXPECT_TRUE(same_bits(weights_of(*model_), before));
+  ::testing::internal::CaptureStderr();
+  sluice::step own{model_, optimizer_};
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("trains without sharing: a forked child of a training process"));
+  EXPECT_FALSE(own.shared());
+  own(cross_entropy_of(model_), batch_of(4));
+  EXPECT_EQ(step.stats().steps, 0);
+}
+
+TEST_F(torch_step_shared, a_slice_becomes_smaller_when_memory_is_short) {
+  step step{model_, optimizer_, {.micro_batch = 4}};
+  script_.commits_refused = 1;
+  step(cross_entropy_of(model_), batch_of(4));
+  EXPECT_THAT(script_.planned, ElementsAre(4, 2, 2));
+  EXPECT_EQ(step.stats().micro_batch, 2);
+}
+
+TEST_F(torch_step_shared, a_slice_stays_as_large_as_it_is_where_there_are_batch_statistics) {
+  auto model = restless_mlp();
+  auto optimizer = sgd(*model);
+  step(model, optimizer, {.micro_batch = 2})(cross_entropy_of(model), batch_of(4));
+  EXPECT_TRUE(script_.fixed);
+  step(model, optimizer, {.micro_batch = 2, .adapt = true})(cross_entropy_of(model), batch_of(4));
+  EXPECT_FALSE(script_.fixed);
+  step(model_, optimizer_, {.micro_batch = 2})(cross_entropy_of(model_), batch_of(4));
+  EXPECT_FALSE(script_.fixed);
+}
+
+TEST_F(torch_step_shared, steps_that_take_turns_begin_the_plan_anew) {
+  step first{model_, optimizer_, {.micro_batch = 4}},
+      second{model_, optimizer_, {.micro_batch = 2}};
+  for (int turn = 0; turn < 2; ++turn) {
+    first(cross_entropy_of(model_), batch_of(4));
+    second(cross_entropy_of(model_), batch_of(4));
+  }
+  EXPECT_THAT(script_.planned, ElementsAre(4, 2, 2, 4, 2, 2));
+}
+
+TEST_F(torch_step_shared, memory_is_waited_for) {
+  step step{model_, optimizer_};
+  script_.needed_bytes = 500;
+  script_.waits_in_vain = 3;
+  step(cross_entropy_of(model_), batch_of(4));
+  EXPECT_EQ(script_.waits_in_vain, 0);
+  EXPECT_GT(step.stats().wait_seconds, 0);
+}
+
+TEST_F(torch_step_shared, what_can_never_fit_is_told_with_who_holds_the_memory) {
+  step step{model_, optimizer_};
+  script_.needed_bytes = 1500;
+  script_.waits_in_vain = -1;
+  auto const said =
+      complaint<sluice::out_of_memory_error>([&] { step(cross_entropy_of(model_), batch_of(4)); });
+  EXPECT_THAT(said, HasSubstr("a micro-batch of 1 samples needs more than the 1000 bytes that this "
+                              "job could have of the pool's 2000"));
+  EXPECT_THAT(said, HasSubstr("sluice: The script holds it all. Ask the test."));
+}
+
+TEST_F(torch_step_shared, what_torch_says_of_missing_memory_is_told_with_who_holds_it) {
+  step step{model_, optimizer_};
+  auto failing = [](auto const& /*slices*/) -> torch::Tensor {
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "no more");
+  };
+  EXPECT_THAT(complaint<c10::OutOfMemoryError>([&] { step(failing, batch_of(4)); }),
+              HasSubstr("sluice: The script holds it all."));
+}
+
+TEST_F(torch_step_shared, a_fault_after_a_discard_is_told_with_where_to_ask) {
+  step step{model_, optimizer_};
+  auto failing = [](auto const& /*slices*/) -> torch::Tensor {
+    TORCH_CHECK(false, "CUDA error: an illegal memory access was encountered");
+  };
+  auto const asked = HasSubstr("sluice pool show");
+  EXPECT_THAT(complaint<c10::Error>([&] { step(failing, batch_of(4)); }), ::testing::Not(asked));
+  script_.commits_refused = 1;
+  step(cross_entropy_of(model_), batch_of(4));
+  EXPECT_THAT(complaint<c10::Error>([&] { step(failing, batch_of(4)); }), asked);
+}
+
+TEST_F(torch_step_shared, tensors_that_are_kept_from_a_discarded_micro_batch_are_refused) {
+  step step{model_, optimizer_};
+  script_.survivors = 2;
+  EXPECT_NO_THROW(step(cross_entropy_of(model_), batch_of(4)));
+  script_.commits_refused = 1;
+  EXPECT_THAT(
+      complaint<sluice::survivors_error>([&] { step(cross_entropy_of(model_), batch_of(4)); }),
+      HasSubstr("2 tensors of a discarded micro-batch are still referenced"));
+  EXPECT_EQ(step.stats().discards, 1);
+}
+
+TEST_F(torch_step_shared, sparse_gradients_are_refused_and_the_commit_has_ended) {
+  nn::Embedding words{nn::EmbeddingOptions{10, 4}.sparse(true)};
+  torch::optim::SGD optimizer{words->parameters(), torch::optim::SGDOptions{0.1}};
+  step step{words, optimizer};
+  EXPECT_THAT(complaint<sluice::step_error>([&] {
+                step([&](auto const& slices) { return words->forward(slices[0]).sum(); },
+                     {torch::arange(4)});
+              }),
+              HasSubstr("sparse"));
+  EXPECT_EQ(script_.calls.back(), "commit_settle");
+  EXPECT_FALSE(words->weight.grad().defined());
+}
+
+TEST_F(torch_step_shared, a_closures_slices_may_be_discarded) {
+  auto train = [&](int refused) {
+    torch::manual_seed(0);
+    auto model = mlp();
+    torch::optim::LBFGS optimizer{model->parameters(), torch::optim::LBFGSOptions{0.5}.max_iter(3)};
+    step step{model, optimizer, {.micro_batch = 4, .adapt = false}};
+    script_.commits_refused = refused;
+    step(cross_entropy_of(model), batch_of(12));
+    EXPECT_EQ(step.stats().discards, refused);
+    return weights_of(*model);
+  };
+  EXPECT_TRUE(same_bits(train(0), train(5)));
+}
+
+}  // namespace
