@@ -4,6 +4,7 @@
 #
 #   ./tests/run.sh              everything
 #   ./tests/run.sh --fast       no sanitizers, no lint
+#   ./tests/run.sh --long       as --fast, with searches and loops at length: hours
 #   ./tests/run.sh -k PATTERN   only the unit and pytest cases whose names match
 #   ./tests/run.sh --prebuilt   with build/release as it is, and no system packages: for a tree that
 #                               was built elsewhere; no sanitizers, no lint
@@ -17,7 +18,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 setup=(./scripts/setup.sh --tests --lint)
 for argument in "$@"; do
   case $argument in
-    --fast) setup=(./scripts/setup.sh --tests) ;;
+    --fast | --long) setup=(./scripts/setup.sh --tests) ;;
     --prebuilt) setup=(./scripts/setup.sh --tests --python-only) ;;
     -h | --help)
       sed -n '2,/^set -euo/{/^set -euo/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"

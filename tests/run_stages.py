@@ -28,6 +28,10 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "build" / "test-results"
 SHOWN_LINES = 60  # of the output of each failure
 PYTEST_FOUND_NO_TEST = "ended with status 5"
+#: How long searches and loops are, where the caller's environment does not say; each test's comment tells what it counts.
+SHORT = {"SLUICE_TEST_KILLS": 30, "SLUICE_TEST_INPUTS": 50_000, "SLUICE_TEST_CLOSES": 1500}
+LONG = {"SLUICE_TEST_LONG": 1, "SLUICE_TEST_KILLS": 300, "SLUICE_TEST_INPUTS": 1_500_000, "SLUICE_TEST_CLOSES": 30_000,
+        "SLUICE_TEST_OPERATIONS": 2_000_000, "SLUICE_TEST_BATCHES": 3000, "SLUICE_TEST_DISCARDS": 1000, "SLUICE_TEST_GRAPHS": 2000}
 BEHIND = ["nice", "-n", "15"]  # of what runs behind the front
 
 
@@ -259,7 +263,7 @@ def pytest_stage(name: str, paths: list[str], pattern: str, *options: str, shows
 def planned_stages(options: argparse.Namespace) -> list[Stage]:
     """The stages that this run takes, cheap answers first."""
     build = "./scripts/build.sh"
-    whole = not (options.fast or options.prebuilt or options.pattern)
+    whole = not (options.fast or options.prebuilt or options.pattern or options.long)
     stages = []
     if options.prebuilt:
         stages.append(prebuilt_unit_tests(options.pattern))
@@ -302,12 +306,15 @@ def show_failures(cases: list[Case]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="run.sh")
     parser.add_argument("--fast", action="store_true", help="no sanitizers, no lint")
+    parser.add_argument("--long", action="store_true", help="searches and loops at length")
     parser.add_argument("--prebuilt", action="store_true", help="with build/release as it is")
     parser.add_argument("-k", dest="pattern", default="", metavar="PATTERN")
     parser.add_argument("--setup-status", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what runs is ended, too
 
+    for name, value in (LONG if options.long else SHORT).items():
+        os.environ.setdefault(name, str(value))
     started = time.monotonic()
     shutil.rmtree(RESULTS, ignore_errors=True)
     RESULTS.mkdir(parents=True)
