@@ -216,7 +216,7 @@ def tests_at_once_on_gpu() -> int:
     listed = subprocess.run(["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits", "--id=0"],
                             capture_output=True, text=True, check=False)
     free_mib = int(listed.stdout) if listed.returncode == 0 and listed.stdout.strip().isdigit() else 0
-    return max(1, min((os.cpu_count() or 1) // 4, 1 + (free_mib // 1024 - 24) // 14))
+    return max(1, min((os.cpu_count() or 1) // 3, 1 + (free_mib // 1024 - 24) // 14))
 
 
 def chosen_python() -> str:
