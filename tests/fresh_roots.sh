@@ -3,7 +3,7 @@
 #
 #   ./tests/fresh_roots.sh WHEEL [TORCH VERSION]
 #
-# Needs root, mmdebstrap and the network; makes 6 GB in a folder under build/, one root after the other, and removes them. The
+# libstdc++6 is torch's need, which some minimal roots are without. Needs root, mmdebstrap and the network; makes 6 GB in a folder under build/, one root after the other, and removes them. The
 # Ubuntu root is taken without looking at its signature, since Debian has no keys for it: it is a place to try something, no more.
 set -euo pipefail
 
@@ -23,7 +23,7 @@ declare -A suite=([debian-12]=bookworm [ubuntu-24.04]=noble)
 unsigned=(--aptopt='Acquire::AllowInsecureRepositories "true"' --aptopt='APT::Get::AllowUnauthenticated "true"')
 
 try() { # name, suite
-  local root=build/fresh-$1 packages=python3,python3-venv,ca-certificates options=()
+  local root=build/fresh-$1 packages=python3,python3-venv,ca-certificates,libstdc++6 options=()
   if [[ $2 == noble ]]; then options=("${unsigned[@]}" --components=main,universe); fi
   rm -rf "$root"
   mkdir -p build
