@@ -3,8 +3,9 @@
 #
 #   ./tests/fresh_roots.sh WHEEL [TORCH VERSION]
 #
-# libstdc++6 is torch's need, which some minimal roots are without. Needs root, mmdebstrap and the network; makes 6 GB in a folder under build/, one root after the other, and removes them. The
-# Ubuntu root is taken without looking at its signature, since Debian has no keys for it: it is a place to try something, no more.
+# Needs root, mmdebstrap and the network; makes 6 GB in a folder under build/, one root after the other, and removes them.
+# libstdc++6 is torch's need, which some minimal roots are without. The Ubuntu root is taken without looking at its signature,
+# since Debian has no keys for it: it is a place to try something, no more.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

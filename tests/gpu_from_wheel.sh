@@ -33,6 +33,7 @@ for part in bin/sluice lib/libsluice_runtime.so lib/libsluice_gate.so lib/libslu
   ln -s "$installed/sluice/$part" "$checkout/build/release/$part"
 done
 
+export PYTHONPATH=$installed${PYTHONPATH:+:$PYTHONPATH}  # as `sluice run` of a wheel leaves it to the environment
 cd "$checkout"
 if [[ $# -eq 0 ]]; then
   at_once=$("$python" -c 'import sys; sys.path.insert(0, "tests"); import run_stages; print(run_stages.tests_at_once_on_gpu())')
