@@ -26,7 +26,7 @@ from sluice._planning import Planner
 from sluice._processes import Processes
 from sluice._random import RandomState
 from sluice._rehearsal import EagerRehearsal, Rehearsal
-from sluice._trouble import Trouble
+from sluice._trouble import TriesInVain, Trouble
 from sluice._update import Update
 from sluice._watch import Watch
 from sluice.errors import SluiceError
@@ -153,6 +153,7 @@ class Engine:
         self._follow_later = False
         #: Whether a loss function has been seen that runs backward for something else than its loss.
         self.knows_other_backward = False
+        self._in_vain = TriesInVain()
         self.counts = {"steps": 0, "samples": 0, "commits": 0, "discards": 0, "micro_batch": 0}
 
     def explained(self) -> contextlib.AbstractContextManager:
@@ -374,6 +375,7 @@ class Engine:
         state = runtime.arena_state()
         self.abandon()
         self.counts["discards"] += 1
+        self._in_vain.discarded(self.counts["commits"], size)
         self._lost_unwatched = not self.outside.is_watched
         runtime.plan_discarded(size, state)
         runtime.discard()

@@ -23,6 +23,29 @@ FAULTS = ("illegal memory access", "unspecified launch failure")
 SECONDS_BETWEEN_WORDS = 10.0
 
 
+#: So many micro-batches in a row that lost their memory are worth a word; then twice as many.
+TRIES_WORTH_A_WORD = 32
+
+
+class TriesInVain:
+    """Says when memory goes so often that training gets nowhere: it computes all the time, and nothing looks wrong."""
+
+    def __init__(self) -> None:
+        self._commits = self._count = 0
+        self._told_at = TRIES_WORTH_A_WORD
+
+    def discarded(self, commits: int, samples: int) -> None:
+        """A micro-batch of so many samples has lost its memory, after so many that have counted in all."""
+        if commits != self._commits:
+            self._commits, self._count = commits, 0
+        self._count += 1
+        if self._count >= self._told_at:
+            self._told_at *= 2
+            print(f"sluice: the last {self._count} micro-batches of up to {samples} samples have lost their memory before they were done, "
+                  "so that training gets nowhere. What would help: a smaller micro_batch, which takes less time; models that stay warm "
+                  "for longer (warm.min_idle, warm.max_idle of the policy); a larger pool", file=sys.stderr, flush=True)
+
+
 def shortage(runtime: Runtime) -> str:
     """Who holds the pool's memory, and what would leave this job more of it."""
     return "sluice: " + runtime.shortage().decode(errors="replace")

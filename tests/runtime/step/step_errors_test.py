@@ -206,6 +206,29 @@ def test_tensors_that_leak_out_of_a_discarded_slice_are_an_error():
         step(lambda x: leaked.append(step.model(x)) or leaked[-1].square().mean(), X)
 
 
+class Besieged(ScriptedRuntime):
+    """Loses the memory of so many micro-batches, one after the other."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self._times = times
+
+    def commit_begin(self, may_defer: bool) -> int:
+        if self._times > 0:
+            self._times -= 1
+            self._revoke()
+        return super().commit_begin(may_defer)
+
+
+@pytest.mark.parametrize("times, words", [(31, 0), (40, 1), (130, 3)])
+def test_training_that_gets_nowhere_says_so_more_and_more_seldom(times, words, capfd):
+    step = made(Besieged(times))
+    step(loss_of(step), X)
+    step(loss_of(step), X)
+    assert step.stats()["discards"] == times
+    assert capfd.readouterr().err.count("so that training gets nowhere") == words
+
+
 def failing(*failures):
     """A loss function that raises these, one in each of its first calls; None: it does not."""
     left = list(failures)
