@@ -15,7 +15,8 @@ constexpr std::size_t most_sizes = 16;
 constexpr std::size_t values_per_size = 5;
 constexpr double memory_margin = 1.05;  // the caching allocator rounds and fragments
 constexpr double least_gain = 0.02;
-constexpr std::uint64_t sizes_apart = 2;  // so many times as large, for noise not to be what differs
+constexpr std::uint64_t sizes_apart =
+    2;  // so many times as large, for noise not to be what differs
 // How many micro-batches ago a size may have run for its time to be believed.
 constexpr std::uint64_t times_believed = 4;
 
@@ -124,7 +125,8 @@ std::uint64_t batch_planner::where_growth_ends() const {
       points, {}, [](cost_model::point const& of) { return of.samples; });
   if (limit_ == settings_.largest || points.empty() ||
       largest_point->samples < sizes_apart * smallest_point->samples) {
-    return settings_.largest;  // nothing was taken away of late; or the sizes do not tell base from slope
+    return settings_
+        .largest;  // nothing was taken away of late; or the sizes do not tell base from slope
   }
   auto const cost = time_.typical();
   if (cost.slope <= 0.0) {

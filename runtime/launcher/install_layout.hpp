@@ -15,9 +15,9 @@
 namespace sluice::launcher {
 
 struct install_layout {
-  std::filesystem::path program;  ///< sluice itself
-  std::vector<std::string> torches;  ///< minor versions that there are parts for, in order
-  std::filesystem::path server;      ///< sluice-server for one of them; empty if there is none
+  std::filesystem::path program;          ///< sluice itself
+  std::vector<std::string> torches;       ///< minor versions that there are parts for, in order
+  std::filesystem::path server;           ///< sluice-server for one of them; empty if there is none
   std::filesystem::path runtime_library;  ///< may not exist in a build without libtorch
   std::filesystem::path gate_library;
   std::filesystem::path nccl_library;  ///< calls NCCL as the ranks of a job agree

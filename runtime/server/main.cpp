@@ -22,9 +22,9 @@
 #include "runtime/policy/policy.hpp"
 #include "runtime/server/http/endpoint.hpp"
 #include "runtime/server/server_setup.hpp"
-#include "runtime/torch/model/torch_model.hpp"
 #include "runtime/telemetry/error_table.hpp"
 #include "runtime/telemetry/logging.hpp"
+#include "runtime/torch/model/torch_model.hpp"
 
 namespace sluice::server {
 namespace {

@@ -245,7 +245,7 @@ class training_memory {
   std::unique_ptr<space> persistent_;
   std::uint64_t demands_answered_ = 0;
   std::uint32_t waits_to_stand_back_ = 0;  ///< after way has been given
-  std::uint64_t turns_ = 0;  ///< commits, and waits for memory that were in vain
+  std::uint64_t turns_ = 0;                ///< commits, and waits for memory that were in vain
   /// Turns when idle persistent chunks go again; 0: none have gone yet.
   std::uint64_t idle_go_at_ = 0;
   std::uint32_t least_idle_ = 0;  ///< persistent chunks, since that was last done

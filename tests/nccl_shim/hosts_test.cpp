@@ -306,7 +306,8 @@ TEST_P(job_on_two_hosts, where_the_library_for_the_store_is_missing_all_are_told
   start("group");
   EXPECT_THAT(
       all.wait_for_all(),
-      Each(AllOf(works_alone, says("libsluice_store.so, which belongs into the folder _torch/<version>"))));
+      Each(AllOf(works_alone,
+                 says("libsluice_store.so, which belongs into the folder _torch/<version>"))));
 }
 
 TEST_P(job_on_two_hosts, where_one_rank_does_not_take_part_nobody_is_asked) {

@@ -27,8 +27,9 @@ class torch_part_in : public testing::Test {
 };
 
 TEST_F(torch_part_in, the_version_is_what_the_package_says_or_the_library) {
-  EXPECT_EQ(minor_from("version.py", "from typing import Optional\n\n__version__ = '2.15.0+cu130'\n"),
-            "2.15");
+  EXPECT_EQ(
+      minor_from("version.py", "from typing import Optional\n\n__version__ = '2.15.0+cu130'\n"),
+      "2.15");
   EXPECT_EQ(minor_from("build-version", "2.9.1+cpu\n"), "2.9");
   EXPECT_EQ(minor_from("version.py", "__version__ = '3'\n"), "");
   EXPECT_EQ(minor_from("version.py", "__version__ = ''\n"), "");

@@ -89,7 +89,7 @@ class torch_model final : public hosted_model {
     weights_.emplace(module_, device_);
     ::malloc_trim(0);  // reading the file has left the weights' size behind in the heap
     log_prepared(options_.name, weights_->bytes(), constants + weights_->outside_bytes(),
-                         device_.is_cpu() || weights_->bytes() == 0 || weights_->pinned());
+                 device_.is_cpu() || weights_->bytes() == 0 || weights_->pinned());
   }
 
   [[nodiscard]] std::uint64_t bytes() const noexcept override { return weights_->bytes(); }
@@ -104,8 +104,7 @@ class torch_model final : public hosted_model {
       weights_->bind(memory);
     } catch (...) {
       weights_->unbind();
-      rethrow_as_error(c10::str("loading model '", options_.name, "'"),
-                               error_kind::internal);
+      rethrow_as_error(c10::str("loading model '", options_.name, "'"), error_kind::internal);
     }
   }
 
@@ -114,8 +113,7 @@ class torch_model final : public hosted_model {
       auto const here = on_device();
       weights_->unbind();
     } catch (...) {
-      rethrow_as_error(c10::str("unloading model '", options_.name, "'"),
-                               error_kind::internal);
+      rethrow_as_error(c10::str("unloading model '", options_.name, "'"), error_kind::internal);
     }
   }
 
@@ -129,8 +127,8 @@ class torch_model final : public hosted_model {
     } catch (...) {
       auto const failure = std::current_exception();
       weights_->undo_changes();
-      rethrow_as_error(c10::str("model '", options_.name, "'"),
-                               error_kind::invalid_argument, failure);
+      rethrow_as_error(c10::str("model '", options_.name, "'"), error_kind::invalid_argument,
+                       failure);
     }
   }
 

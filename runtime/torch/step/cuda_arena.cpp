@@ -21,8 +21,8 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/torch/step/detail/arena.hpp"
 #include "runtime/step/c_api.h"
+#include "runtime/torch/step/detail/arena.hpp"
 
 namespace sluice::detail {
 namespace {
