@@ -16,10 +16,10 @@ find_library(TORCH_CPU torch_cpu HINTS "${sluice_torch_lib}" NO_DEFAULT_PATH NO_
 find_library(TORCH_CUDA torch_cuda HINTS "${sluice_torch_lib}" NO_DEFAULT_PATH NO_CACHE)
 find_library(TORCH_C10_CUDA c10_cuda HINTS "${sluice_torch_lib}" NO_DEFAULT_PATH NO_CACHE)
 file(GLOB sluice_cuda_headers "${SLUICE_TORCH_DIR}/../nvidia/cu*/include")
-find_path(TORCH_CUDA_INCLUDE_DIR cusolverDn.h HINTS ${sluice_cuda_headers} /usr/local/cuda/include NO_DEFAULT_PATH NO_CACHE)
+find_path(TORCH_CUDA_INCLUDE_DIR cuda_runtime_api.h HINTS ${sluice_cuda_headers} /usr/local/cuda/include NO_DEFAULT_PATH NO_CACHE)
 # What CUDA's headers include of its compiler's is not among the packages that torch needs, except inside Triton's.
 find_path(TORCH_CUDA_CRT_INCLUDE_DIR crt/host_defines.h
-  HINTS ${sluice_cuda_headers} /usr/local/cuda/include "${SLUICE_TORCH_DIR}/../triton/backends/nvidia/include"
+  HINTS ${sluice_cuda_headers} "${SLUICE_TORCH_DIR}/../triton/backends/nvidia/include" /usr/local/cuda/include
   NO_DEFAULT_PATH NO_CACHE)
 find_path(TORCH_INCLUDE_DIR torch/script.h HINTS "${SLUICE_TORCH_DIR}/include" NO_DEFAULT_PATH NO_CACHE)
 

@@ -1,7 +1,6 @@
 /// The step arena on CUDA: torch's own caching allocator, over segments from the runtime. A library
 /// of its own (libsluice_torch_cuda.so), which the step opens where the model lies on a GPU.
 #include <ATen/autocast_mode.h>
-#include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/cuda/MemPool.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -23,6 +22,11 @@
 
 #include "runtime/step/c_api.h"
 #include "runtime/torch/step/detail/arena.hpp"
+
+// Of <ATen/cuda/CUDAContextLight.h>, which would bring the headers of all CUDA libraries: not every torch comes with what they need.
+namespace at::cuda {
+TORCH_CUDA_CPP_API void clearCublasWorkspaces();
+}
 
 namespace sluice::detail {
 namespace {
