@@ -25,7 +25,7 @@ unsigned=(--aptopt='Acquire::AllowInsecureRepositories "true"' --aptopt='APT::Ge
 
 try() { # name, suite
   local root=build/fresh-$1 packages=python3,python3-venv,ca-certificates,libstdc++6 options=()
-  if [[ $2 == noble ]]; then options=("${unsigned[@]}" --components=main,universe); fi
+  if [[ $2 == noble ]]; then options=("${unsigned[@]}" "--components=main,universe"); fi
   rm -rf "$root"
   mkdir -p build
   mmdebstrap --quiet --variant=minbase --include="$packages" ${options[@]:+"${options[@]}"} "$2" "$root" || return 1
@@ -34,7 +34,8 @@ try() { # name, suite
   cp tests/installed_job.py "$root/tmp/"
   cp --remove-destination "$(realpath /etc/resolv.conf)" "$root/etc/resolv.conf"
   if [[ -n ${PIP_CERT:-} ]]; then cp "$PIP_CERT" "$root/tmp/certificates.pem"; fi
-  # Mounts of its own, which go with it.
+  # Mounts of its own, which go with it. What is in single quotes the inner shell expands.
+  # shellcheck disable=SC2016
   unshare --mount --pid --fork bash -c '
     set -euo pipefail
     mount --make-rprivate /

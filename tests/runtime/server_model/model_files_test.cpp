@@ -6,9 +6,9 @@
 #include <numeric>
 #include <vector>
 
-#include "runtime/server/torch_errors.hpp"
 #include "runtime/server/image_file.hpp"
 #include "runtime/server/latency_window.hpp"
+#include "runtime/server/torch_errors.hpp"
 
 namespace sluice::server::testing {
 namespace {
@@ -100,9 +100,9 @@ TEST(torch_messages, tell_memory_and_device_failures_from_bad_input) {
   auto const otherwise = error_kind::invalid_argument;
   EXPECT_EQ(kind_of("CUDA out of memory. Tried to allocate 2 GiB", otherwise),
             error_kind::out_of_memory);
-  EXPECT_EQ(kind_of("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes",
-                            otherwise),
-            error_kind::out_of_memory);
+  EXPECT_EQ(
+      kind_of("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes", otherwise),
+      error_kind::out_of_memory);
   EXPECT_EQ(kind_of("CUDA error: an illegal memory access was encountered", otherwise),
             error_kind::internal);
   EXPECT_EQ(kind_of("shape '[2]' is invalid", otherwise), otherwise);

@@ -5,8 +5,8 @@
 #include <memory>
 #include <string>
 
-#include "runtime/torch/step/detail/arena.hpp"
 #include "runtime/step/c_api.h"
+#include "runtime/torch/step/detail/arena.hpp"
 
 namespace sluice::detail {
 
