@@ -66,7 +66,8 @@ class EntryPoint:
             if match is None or "(" in piece:
                 raise HeaderError(f"{self.name}: cannot tell type and name of the parameter '{piece.strip()}'")
             pointers = "*" * match["array"].count("[")
-            found.append(Parameter(" ".join((match["type"] + pointers).split()), match["name"]))
+            kind = re.sub(r"\s*(\*+)", r" \1", match["type"] + pointers)  # where a header puts the blank says nothing
+            found.append(Parameter(" ".join(kind.split()), match["name"]))
         return found
 
 

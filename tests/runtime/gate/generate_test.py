@@ -145,6 +145,9 @@ class Generator(unittest.TestCase):
         with self.assertRaisesRegex(cuda_header.HeaderError, "declared twice"):
             self.read(HEADER + "CUresult CUDAAPI cuInit(int a, int b);\n")
 
+    def test_where_blanks_are_makes_no_difference(self):
+        self.read(HEADER + "CUresult CUDAAPI cuGet(int *a, char ** b);\n#undef x\nCUresult CUDAAPI cuGet(int* a, char **b);\n")
+
     def test_another_header_is_refused_with_a_message(self):
         (self.headers / "cuda.h").write_text("int main(void);\n")
         said = io.StringIO()
