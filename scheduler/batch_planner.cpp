@@ -15,8 +15,8 @@ constexpr std::size_t most_sizes = 16;
 constexpr std::size_t values_per_size = 5;
 constexpr double memory_margin = 1.05;  // the caching allocator rounds and fragments
 constexpr double least_gain = 0.02;
-constexpr std::uint64_t sizes_apart =
-    2;  // so many times as large, for noise not to be what differs
+// So many times as large, for noise not to be what differs.
+constexpr std::uint64_t sizes_apart = 2;
 // How many micro-batches ago a size may have run for its time to be believed.
 constexpr std::uint64_t times_believed = 4;
 
@@ -121,12 +121,12 @@ batch_planner::batch_planner(settings const& how) : settings_(how), limit_(how.l
 // n = 24.5 a/b.
 std::uint64_t batch_planner::where_growth_ends() const {
   auto const& points = time_.points();
-  auto const [smallest_point, largest_point] = std::ranges::minmax_element(
-      points, {}, [](cost_model::point const& of) { return of.samples; });
-  if (limit_ == settings_.largest || points.empty() ||
-      largest_point->samples < sizes_apart * smallest_point->samples) {
-    return settings_
-        .largest;  // nothing was taken away of late; or the sizes do not tell base from slope
+  if (limit_ == settings_.largest || points.empty()) {
+    return settings_.largest;  // nothing was taken away of late
+  }
+  auto const [least, most] = std::ranges::minmax_element(points, {}, &cost_model::point::samples);
+  if (most->samples < sizes_apart * least->samples) {
+    return settings_.largest;  // the sizes do not tell base from slope
   }
   auto const cost = time_.typical();
   if (cost.slope <= 0.0) {
@@ -134,11 +134,7 @@ std::uint64_t batch_planner::where_growth_ends() const {
   }
   double const ends = std::ceil(cost.base / cost.slope * (1.0 / least_gain - 1.0) / 2.0);
   // Noise can hide the base. Below the smallest size that was measured the fit is not believed.
-  std::uint64_t smallest = std::numeric_limits<std::uint64_t>::max();
-  for (auto const& p : points) {
-    smallest = std::min(smallest, p.samples);
-  }
-  return std::clamp<std::uint64_t>(as_count(ends), std::min(smallest, settings_.largest),
+  return std::clamp<std::uint64_t>(as_count(ends), std::min(least->samples, settings_.largest),
                                    settings_.largest);
 }
 

@@ -2,12 +2,13 @@
 /// training runs.
 ///
 /// The planner learns bytes per sample and time per sample of this job from the micro-batches that
-/// ran, and plans the largest micro-batch that fits. It halves after a discard or an out-of-memory, and
-/// grows back by a quarter with each commit, no further than where doubling would gain less than 2 %
-/// throughput. While nothing has been taken away and there is room, times count for nothing: the batch is
-/// cut as it would be without a pool, and the same in every run. Remaining samples are spread evenly, so the micro-batches of a step
-/// add up to the global batch exactly. It waits only on evidence (the smallest micro-batch was
-/// measured to need more, or ran out of memory in as much), never on an extrapolation: trying costs
+/// ran, and plans the largest micro-batch that fits. It halves after a discard or an out-of-memory,
+/// and grows back by a quarter with each commit, no further than where doubling would gain less than
+/// 2 % throughput. While nothing has been taken away and there is room, times count for nothing: the
+/// batch is cut as it would be without a pool, and the same in every run. Remaining samples are spread
+/// evenly, so the micro-batches of a step add up to the global batch exactly. It waits only on
+/// evidence (the smallest micro-batch was measured to need more, or ran out of memory in as much),
+/// never on an extrapolation: trying costs
 /// little, and a wrong estimate that forbids trying would never be corrected. A size that has run in as
 /// much is tried in as much again.
 ///

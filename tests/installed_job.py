@@ -2,8 +2,8 @@
 
     env/bin/python installed_job.py [SLUICE]
 
-Uses the `sluice` beside its interpreter, or the one that is named, and nothing of a checkout, nor packages other than torch. Prints what happened; the exit
-status is 0 only if the model answered rightly out of memory that training gave up, and training went on.
+Uses the `sluice` beside its interpreter, or the one that is named, and nothing of a checkout, nor packages other than torch. Prints
+what happened; the exit status is 0 only if the model answered rightly out of memory that training gave up, and training went on.
 """
 
 import json

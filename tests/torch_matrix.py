@@ -20,7 +20,8 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from xml.etree import ElementTree
+
+from run_stages import junit_cases
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST = (2, 11)
@@ -52,13 +53,11 @@ class Row:
     problems: list[str] = field(default_factory=list)
     seconds: float = 0
 
-    def add(self, junit: Path) -> None:
-        for case in ElementTree.parse(junit).iter("testcase"):
-            bad = case.find("failure") is not None or case.find("error") is not None or case.get("status") == "fail"
-            outcome = "failed" if bad else "skipped" if case.find("skipped") is not None else "passed"
-            self.count[outcome] += 1
-            if bad:
-                self.problems.append(f"{case.get('classname')}::{case.get('name')}")
+    def add(self, stage: str, junit: Path) -> None:
+        for case in junit_cases(stage, junit):
+            self.count[case.outcome] += 1
+            if case.outcome == "failed":
+                self.problems.append(case.name)
 
     @property
     def failed(self) -> bool:
@@ -118,7 +117,7 @@ def run_tests(row: Row, built: Path, interpreter: Path, only: str, results: Path
                                     check=False).returncode
         file = results / f"{name}.xml"
         if file.exists():
-            row.add(file)
+            row.add(name, file)
         if status and not row.problems:
             row.problems.append(f"{name} ended with status {status}: {results / name}.log")
 
@@ -139,7 +138,8 @@ def main() -> int:
     rows: list[Row] = []
     for version in args.torch or versions_on_index():
         minor = ".".join(version.split(".")[:2])
-        built: Path | None = None
+        built = ROOT / "build" / f"torch-{minor}"
+        not_built = None  # why; not known before the first Python
         environments = []
         for python in args.python:
             row = Row(version, subprocess.run([python, "-c", "import platform; print(platform.python_version())"], capture_output=True,
@@ -152,11 +152,12 @@ def main() -> int:
             environments.append(args.folder / f"{minor}-{row.python}")
             print(f"==> torch {version} with Python {row.python}", file=sys.stderr, flush=True)
             interpreter = make_environment(environments[-1], python, version)
-            if built is None:
-                built = ROOT / "build" / f"torch-{minor}"
-                if not build(built, interpreter, results / "build.log"):
-                    row.problems.append(f"it does not build: {results / 'build.log'}")
-            if not row.problems:
+            if not_built is None:
+                log = results / "build.log"
+                not_built = "" if build(built, interpreter, log) else f"it does not build: {log}"
+            if not_built:
+                row.problems.append(not_built)
+            else:
                 row.lost = subprocess.run([interpreter, "-c", FEATURES], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
                 run_tests(row, built, interpreter, args.only, results)
             row.seconds = time.monotonic() - began
