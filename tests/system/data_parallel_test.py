@@ -58,7 +58,11 @@ def ranks_of(runtime_folder: Path) -> list[int]:
 
 @contextlib.contextmanager
 def trained_by_torchrun(sluice: Path, runtime_folder: Path, tmp_path: Path, device: str, *options: str) -> Iterator[Any]:
-    """The example in two processes; yields the job, its log of losses and its output. It ends when the file `until` is there."""
+    """The example in two processes; yields the job, its log of losses and its output. It ends when the file `until` is there.
+
+    With a store that torchrun shares with them, ranks that it starts again may find each other's addresses of the time before,
+    and wait for ever: pytorch/pytorch#135712.
+    """
     log, until, output = tmp_path / "log", tmp_path / "until", tmp_path / "output"
     with output.open("wb") as written:
         job = subprocess.Popen(
@@ -66,7 +70,7 @@ def trained_by_torchrun(sluice: Path, runtime_folder: Path, tmp_path: Path, devi
              "host" if device == "cpu" else "cuda", "--require-pool", "--", sys.executable, "-m", "torch.distributed.run",
              "--standalone", "--nproc-per-node", "2", *options, "--no-python", "--", sys.executable, EXAMPLE, "--device", device,
              "--until", until, "--batch", "32", "--log", log, "--log-interval", "0"],
-            stdout=written, stderr=subprocess.STDOUT)
+            stdout=written, stderr=subprocess.STDOUT, env=os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
     try:
         yield job, log, output
     finally:

@@ -22,11 +22,7 @@
 
 #include "runtime/step/c_api.h"
 #include "runtime/torch/step/detail/arena.hpp"
-
-// Of <ATen/cuda/CUDAContextLight.h>, which would bring the headers of all CUDA libraries: not every torch comes with what they need.
-namespace at::cuda {
-TORCH_CUDA_CPP_API void clearCublasWorkspaces();
-}
+#include "runtime/torch/torch_compat.hpp"
 
 namespace sluice::detail {
 namespace {

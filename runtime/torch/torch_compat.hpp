@@ -1,0 +1,23 @@
+#pragma once
+
+/// What is used of libtorch that its documentation does not promise, all of it there in torch 2.11 to 2.15. The compiler finds out
+/// whether another version has it, so that nothing here can be missing at run time; the last column is what would have to go.
+///
+///   torch::cuda::CUDAPluggableAllocator, at::cuda::MemPool,              step/cuda_arena.cpp       training on a GPU in the pool
+///   at::cuda::clearCublasWorkspaces, c10::cuda::CUDACachingAllocator
+///   c10::SetCPUAllocator with a priority                                 host_allocator.cpp        training on the host in the pool
+///   c10::impl::VirtualGuardImpl                                          step/random_state.cpp     dropout on a GPU
+///   at::_cudnn_init_dropout_state, at::AutoDispatchBelowADInplaceOrView  step/dropout_states.cpp   dropout of recurrent layers there
+///   c10::AutogradState::set_multithreading_enabled                       step/micro_batch.cpp      one device's backward on its thread
+///   at::_foreach_copy_, _foreach_add_, _foreach_div_                     step/gradients.cpp …      (a loop over the tensors would do)
+///   torch::jit::Node, Block, tryToGraphFunction                          model/torch_weights.cpp   models with tensors as constants
+///   c10d::TCPStore, compareSet and multiGet                              store.cpp                 ranks on several hosts
+///
+/// What Python uses is in _torch_compat.py, which asks at run time.
+
+#include <c10/macros/Export.h>
+
+// Of <ATen/cuda/CUDAContextLight.h>, which would bring the headers of all CUDA libraries: not every torch comes with what they need.
+namespace at::cuda {
+TORCH_CUDA_CPP_API void clearCublasWorkspaces();  // NOLINT(readability-identifier-naming): its name
+}
