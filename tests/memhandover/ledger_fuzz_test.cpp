@@ -17,6 +17,7 @@
 #include "memhandover/ledger_writer.hpp"
 #include "memhandover/pool_status.hpp"
 #include "random_runs.hpp"
+#include "tests/from_environment.hpp"
 
 namespace sluice::memhandover::trials {
 namespace {
@@ -205,7 +206,7 @@ struct open_pool {
 
 TEST(ledger_fuzz, no_damage_to_shared_memory_crashes_or_deceives_its_readers) {
   auto const all = seeds();
-  auto const inputs = count_from("SLUICE_TEST_INPUTS", 150'000);
+  auto const inputs = from_environment("SLUICE_TEST_INPUTS", 150'000);
   std::vector<std::unique_ptr<open_pool>> pools;
   for (auto const use : {pool_use::unused, pool_use::training, pool_use::serving}) {
     pools.push_back(std::make_unique<open_pool>(5, use));

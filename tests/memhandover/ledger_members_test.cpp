@@ -1,6 +1,7 @@
 /// Many clients and a server at one ledger. SLUICE_TEST_OPERATIONS sets how many operations all of
 /// them do.
 #include "ledger_members.hpp"
+#include "tests/from_environment.hpp"
 
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -191,7 +192,7 @@ class member_processes : public members_test {
 
 TEST_F(member_processes, never_have_a_chunk_twice_and_lose_none_though_they_are_killed) {
   auto const all = seeds();
-  auto const operations = count_from("SLUICE_TEST_OPERATIONS", 60'000) / all.size();
+  auto const operations = from_environment("SLUICE_TEST_OPERATIONS", 60'000) / all.size();
   auto const start_time = steady_clock::now();
   std::uint64_t kills = 0;
   std::uint64_t comparisons = 0;
@@ -235,7 +236,7 @@ TEST_F(member_processes, never_have_a_chunk_twice_and_lose_none_though_they_are_
 
 TEST_F(members_test, as_threads_order_all_that_they_hand_over) {
   auto const seed = seeds().back();
-  auto const operations = count_from("SLUICE_TEST_OPERATIONS", 60'000);
+  auto const operations = from_environment("SLUICE_TEST_OPERATIONS", 60'000);
   auto const start_time = steady_clock::now();
   std::vector<std::thread> threads;
   auto start = [&](std::function<void(members_place const&)> what) {

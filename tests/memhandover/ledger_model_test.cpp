@@ -6,6 +6,7 @@
 #include <iostream>
 
 #include "ledger_in_step.hpp"
+#include "tests/from_environment.hpp"
 
 namespace sluice::memhandover::trials {
 namespace {
@@ -13,7 +14,7 @@ namespace {
 TEST(ledger_model, agrees_with_the_ledger_after_every_operation_and_every_death_of_the_writer) {
   constexpr std::array<std::uint32_t, 3> sizes{40, 7, 64};
   auto const all = seeds();
-  auto const operations = count_from("SLUICE_TEST_OPERATIONS", 200'000) / all.size();
+  auto const operations = from_environment("SLUICE_TEST_OPERATIONS", 200'000) / all.size();
   auto const start = std::chrono::steady_clock::now();
   std::uint64_t deaths = 0;
   for (auto const seed : all) {

@@ -7,10 +7,6 @@
 
 namespace sluice::memhandover::trials {
 
-/// The number in this environment variable, or `otherwise` if it is not set. Throws
-/// `std::invalid_argument` for anything that is no positive number.
-[[nodiscard]] std::uint64_t count_from(char const* variable, std::uint64_t otherwise);
-
 /// $SLUICE_TEST_SEED alone if it is set; else a few fixed seeds and a fresh one, which is printed
 /// so that a failure can be repeated.
 [[nodiscard]] std::vector<std::uint64_t> seeds();

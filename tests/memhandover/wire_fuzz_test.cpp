@@ -14,6 +14,7 @@
 #include "memhandover/error.hpp"
 #include "memhandover/wire.hpp"
 #include "random_runs.hpp"
+#include "tests/from_environment.hpp"
 
 namespace sluice::memhandover::trials {
 namespace {
@@ -86,7 +87,7 @@ TEST(wire_fuzz, every_message_is_one_of_ours_or_an_error_and_leaves_no_descripto
   ASSERT_EQ(::setsockopt(left.get(), SOL_SOCKET, SO_SNDBUF, &room, sizeof room), 0);
   unique_fd const bell{::eventfd(0, EFD_CLOEXEC)};
   auto const all = seeds();
-  auto const inputs = count_from("SLUICE_TEST_INPUTS", 150'000) / 10 / all.size() + 1;
+  auto const inputs = from_environment("SLUICE_TEST_INPUTS", 150'000) / 10 / all.size() + 1;
   auto const open_before = open_descriptors();
   std::uint64_t understood = 0;
   std::uint64_t refused = 0;

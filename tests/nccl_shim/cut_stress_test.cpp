@@ -7,7 +7,6 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
-#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "nccl_shim/cut.hpp"
+#include "tests/from_environment.hpp"
 #include "tests/nccl_shim/places.hpp"
 
 namespace sluice::nccl_shim {
@@ -27,11 +27,6 @@ using testing::make_place;
 using testing::name_of_case;
 using testing::place;
 using testing::place_kind;
-
-std::uint64_t from_environment(char const* name, std::uint64_t otherwise) {
-  char const* const text = std::getenv(name);
-  return text != nullptr ? std::stoull(text) : otherwise;
-}
 
 /// A rank that trains in micro-batches with collectives inside, and whoever pauses it.
 class training_rank {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/from_environment.hpp"
 #include "tests/nccl_shim/ranks.hpp"
 #include "tests/runtime/gate/built_files.hpp"
 
@@ -72,6 +73,11 @@ class job : public ::testing::TestWithParam<char const*> {
   std::filesystem::path folder_;
 };
 
+/// So many times, or one in SLUICE_TEST_SHORTER: for builds in which each takes long.
+std::string repeated(std::uint64_t times) {
+  return std::to_string(times / from_environment("SLUICE_TEST_SHORTER", 1));
+}
+
 /// What takes long is not tried in all ways.
 class job_at_length : public job {};
 
@@ -80,7 +86,8 @@ auto const ended_well = ::testing::Field(&ended::status, 0);
 TEST_P(job, ranks_that_pause_together_come_to_rest_and_every_sum_is_right) {
   for (int const ranks : {2, 3}) {
     remove_meetings();
-    auto const all = run("pauses", {{"COLLECTIVES", "4000"}, {"PAUSES", "200"}}, ranks);
+    auto const all =
+        run("pauses", {{"COLLECTIVES", repeated(4000)}, {"PAUSES", repeated(200)}}, ranks);
     EXPECT_THAT(all, Each(ended_well));
     EXPECT_THAT(all, Each(::testing::Field(&ended::output, IsEmpty())));
   }
@@ -91,7 +98,8 @@ TEST_P(job, ranks_that_may_pause_only_now_and_then_come_to_rest_when_they_do) {
   for (int const ranks : {2, 3}) {
     remove_meetings();
     auto const all =
-        run("pauses", {{"COLLECTIVES", "8000"}, {"PAUSES", "200"}, {"FICKLE", "1"}}, ranks);
+        run("pauses", {{"COLLECTIVES", repeated(8000)}, {"PAUSES", repeated(200)}, {"FICKLE", "1"}},
+            ranks);
     EXPECT_THAT(all, Each(ended_well));
     EXPECT_THAT(all, Each(::testing::Field(&ended::output, IsEmpty())));
   }
@@ -102,9 +110,12 @@ TEST_P(job_at_length, ranks_that_launch_graphs_of_collectives_come_to_rest_as_we
   for (char const* const fickle : {"0", "1"}) {
     for (int const ranks : {2, 3}) {
       remove_meetings();
-      auto const all = run(
-          "pauses",
-          {{"GRAPHS", "1"}, {"COLLECTIVES", "4000"}, {"PAUSES", "200"}, {"FICKLE", fickle}}, ranks);
+      auto const all = run("pauses",
+                           {{"GRAPHS", "1"},
+                            {"COLLECTIVES", repeated(4000)},
+                            {"PAUSES", repeated(200)},
+                            {"FICKLE", fickle}},
+                           ranks);
       EXPECT_THAT(all, Each(ended_well));
       EXPECT_THAT(all, Each(::testing::Field(&ended::output, IsEmpty())));
     }
@@ -140,7 +151,8 @@ TEST_P(job, ranks_that_send_and_receive_come_to_rest_and_all_of_it_arrives) {
   for (int const ranks : {2, 3, 4}) {
     remove_meetings();
     SCOPED_TRACE(std::to_string(ranks) + " ranks");
-    auto const all = run("exchanges", {{"ROUNDS", "3000"}, {"PAUSES", "100"}}, ranks);
+    auto const all =
+        run("exchanges", {{"ROUNDS", repeated(3000)}, {"PAUSES", repeated(100)}}, ranks);
     EXPECT_THAT(all, Each(ended_well));
     EXPECT_THAT(all, Each(::testing::Field(&ended::output, IsEmpty())));
   }
@@ -148,8 +160,9 @@ TEST_P(job, ranks_that_send_and_receive_come_to_rest_and_all_of_it_arrives) {
 }
 
 TEST_P(job, ranks_that_send_and_receive_may_pause_only_now_and_then) {
-  auto const all =
-      run("exchanges", {{"ROUNDS", "3000"}, {"PAUSES", "100"}, {"FICKLE", "1"}, {"ALONE", "1"}}, 3);
+  auto const all = run(
+      "exchanges",
+      {{"ROUNDS", repeated(3000)}, {"PAUSES", repeated(100)}, {"FICKLE", "1"}, {"ALONE", "1"}}, 3);
   EXPECT_THAT(all, Each(ended_well));
   EXPECT_THAT(all, Each(::testing::Field(&ended::output, IsEmpty())));
 }
@@ -230,8 +243,8 @@ TEST_P(job_at_length,
         auto const all = run("pauses",
                              {{"GRAPHS", "1"},
                               {holds, "1"},
-                              {"COLLECTIVES", "4000"},
-                              {"PAUSES", "200"},
+                              {"COLLECTIVES", repeated(4000)},
+                              {"PAUSES", repeated(200)},
                               {"FICKLE", fickle}},
                              ranks);
         EXPECT_THAT(all, Each(ended_well));
@@ -293,10 +306,8 @@ TEST_P(job, what_is_aborted_is_neither_waited_for_nor_kept) {
 }
 
 TEST_P(job_at_length, whenever_a_rank_dies_the_others_leave_their_waits) {
-  char const* const wanted = std::getenv("SLUICE_TEST_KILLS");
-  int const kills = wanted != nullptr ? std::atoi(wanted) : 40;
   std::minstd_rand random{std::random_device{}()};
-  for (int i = 0; i < kills; ++i) {
+  for (auto left_over = from_environment("SLUICE_TEST_KILLS", 40); left_over > 0; --left_over) {
     remove_meetings();
     auto const victim = random() % 3;
     auto const after_us = std::to_string(random() % 30'000);
@@ -391,9 +402,9 @@ TEST_P(job, where_others_are_not_told_of_what_runs_again_ranks_part) {
 
 TEST_P(job, a_rank_that_dies_in_a_micro_batch_ends_the_others_waits) {
   std::minstd_rand random{std::random_device{}()};
-  for (int i = 0; i < 12; ++i) {
+  for (auto kills = 2 + from_environment("SLUICE_TEST_KILLS", 40) / 4; kills > 0; --kills) {
     remove_meetings();
-    bool const several = i % 2 == 1;
+    bool const several = kills % 2 == 1;
     int const ranks = several ? 4 : 3;
     auto const after_us = std::to_string(random() % 20'000);
     SCOPED_TRACE("after " + after_us + " us, of " + std::to_string(ranks) + " ranks");

@@ -34,7 +34,7 @@ def bare_environment() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def wheel(checkout, tmp_path_factory) -> Path:
-    """Made from a copy of what git knows, so that nothing of a build is found by chance."""
+    """Made from a copy of what git knows, so that nothing of a build is found by chance; unoptimised, which is sooner done."""
     pytest.importorskip("scikit_build_core")
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
@@ -43,7 +43,8 @@ def wheel(checkout, tmp_path_factory) -> Path:
         if (checkout / name).is_file() and not name.startswith("benchmarks/results/"):
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(checkout / name, source / name)
-    made = call(sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-index", "-w", folder, source,
+    made = call(sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-index", "-w", folder,
+                "-C", "cmake.define.CMAKE_CXX_FLAGS_RELWITHDEBINFO=-O0 -DNDEBUG", source,
                 env={**bare_environment(), "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count())})
     assert made.returncode == 0, made.stdout + made.stderr
     (found,) = folder.glob("sluice-*.whl")

@@ -17,6 +17,7 @@
 
 #include "runtime/gate/gate_api.h"
 #include "tests/fake_driver/fake_driver.h"
+#include "tests/from_environment.hpp"
 #include "tests/runtime/gate/built_files.hpp"
 
 namespace sluice::gate {
@@ -161,12 +162,6 @@ struct fake_calls_table {
 
 [[nodiscard]] inline std::int64_t in(std::chrono::nanoseconds span) {
   return (std::chrono::steady_clock::now().time_since_epoch() + span).count();
-}
-
-/// A number that whoever runs the tests may set.
-[[nodiscard]] inline std::uint64_t from_environment(char const* name, std::uint64_t otherwise) {
-  char const* const text = std::getenv(name);
-  return text != nullptr ? std::stoull(text) : otherwise;
 }
 
 /// Waits until a condition that another thread brings about holds; false if it does not within ten

@@ -18,6 +18,7 @@
 #include "memhandover/broker_queries.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/membership.hpp"
+#include "tests/from_environment.hpp"
 #include "tests/memhandover/random_runs.hpp"
 #include "tests/runtime/step/fault_world.hpp"
 #include "tests/runtime/step/injected_calls.hpp"
@@ -43,7 +44,7 @@ class walk {
  public:
   walk() {
     if (stride_ > 1) {
-      auto const seed = memhandover::trials::count_from("SLUICE_TEST_SEED", std::random_device{}());
+      auto const seed = from_environment("SLUICE_TEST_SEED", std::random_device{}());
       std::printf("seed %llu, one call in %u\n", static_cast<unsigned long long>(seed), stride_);
       random_.seed(static_cast<unsigned>(seed));
     }
@@ -58,8 +59,7 @@ class walk {
   }
 
  private:
-  unsigned stride_ =
-      static_cast<unsigned>(memhandover::trials::count_from("SLUICE_TEST_STRIDE", 1));
+  unsigned stride_ = static_cast<unsigned>(from_environment("SLUICE_TEST_STRIDE", 1));
   unsigned place_ = 0;
   unsigned steps_ = 0;
   std::mt19937 random_;

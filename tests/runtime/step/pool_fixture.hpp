@@ -19,6 +19,7 @@
 
 #include "memhandover/broker_queries.hpp"
 #include "memhandover/bytes.hpp"
+#include "tests/from_environment.hpp"
 #include "tests/runtime/step/process_roles.hpp"
 
 namespace sluice::test {
@@ -34,12 +35,9 @@ class pool_process_test : public testing::Test {
     folder_ = pattern;
     ::setenv("SLUICE_BROKER", "/proc/self/exe", 1);
     ::setenv("SLUICE_BROKER_IDLE_EXIT_MS", "3000", 1);
-    if (char const* seed = std::getenv("SLUICE_TEST_SEED")) {
-      seed_ = static_cast<std::uint32_t>(std::strtoul(seed, nullptr, 10));
-    }
-    if (char const* kills = std::getenv("SLUICE_TEST_KILLS")) {
-      kills_ = std::atoi(kills);
-    }
+    seed_ = static_cast<std::uint32_t>(from_environment("SLUICE_TEST_SEED", seed_));
+    kills_ =
+        static_cast<int>(from_environment("SLUICE_TEST_KILLS", static_cast<std::uint64_t>(kills_)));
     RecordProperty("seed", std::to_string(seed_));
     std::printf("seed %u, %d kills\n", seed_, kills_);
     random_.seed(seed_);

@@ -16,6 +16,7 @@
 #include "memhandover/cuda_driver.hpp"
 #include "memhandover/error.hpp"
 #include "runtime/step/driver_gate.hpp"
+#include "tests/from_environment.hpp"
 #include "tests/runtime/gate/gate_fixture.hpp"
 #include "tests/runtime/step/fault_world.hpp"
 
@@ -267,7 +268,7 @@ void serve(std::stop_token const& stop, memhandover::serving_pool& server, std::
 }
 
 TEST_P(revocation_test, what_is_learned_is_what_was_committed_whatever_is_taken_away) {
-  std::uint64_t const discards = gate::from_environment("SLUICE_TEST_DISCARDS", 100);
+  std::uint64_t const discards = from_environment("SLUICE_TEST_DISCARDS", 100);
   gated_job job{world_, context_};
   auto const server = world_.join_server();
   std::uint64_t const deferred_before = gate_.deferred();

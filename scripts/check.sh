@@ -1,0 +1,5 @@
+#!/usr/bin/env bash
+# The first verdict on a change; `./scripts/check.sh --help` tells how.
+set -euo pipefail
+
+exec python3 "$(dirname "${BASH_SOURCE[0]}")/check.py" "$@"
