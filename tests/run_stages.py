@@ -29,7 +29,8 @@ RESULTS = ROOT / "build" / "test-results"
 SHOWN_LINES = 60  # of the output of each failure
 PYTEST_FOUND_NO_TEST = "ended with status 5"
 #: How long searches and loops are, where the caller's environment does not say; each test's comment tells what it counts.
-SHORT = {"SLUICE_TEST_KILLS": 30, "SLUICE_TEST_INPUTS": 50_000, "SLUICE_TEST_CLOSES": 1500}
+SHORT = {"SLUICE_TEST_KILLS": 15, "SLUICE_TEST_INPUTS": 50_000, "SLUICE_TEST_OPERATIONS": 50_000, "SLUICE_TEST_CLOSES": 1000,
+         "SLUICE_TEST_BATCHES": 150, "SLUICE_TEST_DISCARDS": 60, "SLUICE_TEST_GRAPHS": 100, "SLUICE_TEST_SHORTER": 3}
 LONG = {"SLUICE_TEST_LONG": 1, "SLUICE_TEST_KILLS": 300, "SLUICE_TEST_INPUTS": 1_500_000, "SLUICE_TEST_CLOSES": 30_000,
         "SLUICE_TEST_OPERATIONS": 2_000_000, "SLUICE_TEST_BATCHES": 3000, "SLUICE_TEST_DISCARDS": 1000, "SLUICE_TEST_GRAPHS": 2000}
 BEHIND = ["nice", "-n", "15"]  # of what runs behind the front
@@ -101,8 +102,10 @@ class Commands:
         too_long = threading.Event()
         limit = threading.Timer(stage.limit_seconds, lambda: (too_long.set(), self._end(process.pid)))
         limit.start()
-        _, status, used = os.wait4(process.pid, 0)
-        limit.cancel()
+        try:
+            _, status, used = os.wait4(process.pid, 0)
+        finally:
+            limit.cancel()  # or this program would not end before it
         with self._lock:
             self._running.discard(process.pid)
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -270,10 +273,10 @@ def planned_stages(options: argparse.Namespace) -> list[Stage]:
     else:
         stages.append(Stage("build release", [build, "release"], limit_seconds=2400))
         stages.append(unit_tests("release", options.pattern))
-    # What only computes bears that as much goes on beside it; what real processes do to each other is left alone.
-    stages.append(pytest_stage("python unit tests", ["tests", "--ignore=tests/gpu", "--ignore=tests/system"], options.pattern,
-                               f"--numprocesses={os.cpu_count()}", "--dist=worksteal"))
-    stages.append(pytest_stage("system tests", ["tests/system"], options.pattern))
+    at_once = f"--numprocesses={os.cpu_count()}"
+    stages.append(pytest_stage("python unit tests", ["tests", "--ignore=tests/gpu", "--ignore=tests/system"], options.pattern, at_once,
+                               "--dist=worksteal"))
+    stages.append(pytest_stage("system tests", ["tests/system"], options.pattern, at_once, "--dist=loadgroup"))
     if has_gpu():
         stages.append(pytest_stage("gpu tests", ["tests/gpu"], options.pattern,
                                    f"--numprocesses={tests_at_once_on_gpu()}", "--dist=loadgroup", shows_times=True))

@@ -16,9 +16,13 @@ import pytest
 MODELS = Path(__file__).parent
 
 
-def at_length(*switches: str) -> object:
-    """A search of many states, which `tests/run.sh --long` makes."""
-    return pytest.param(switches, marks=pytest.mark.long, id=" ".join(switches))
+def at_length(*values: object) -> object:
+    """Of a search of many states, which `tests/run.sh --long` makes."""
+    return pytest.param(*values, marks=pytest.mark.long)
+
+
+def named(switches: tuple[str, ...]) -> str:
+    return " ".join(switches) or "plain"
 
 
 DEEPEST = 2_000_000  # steps; a search that would go deeper counts as a failure
@@ -79,7 +83,7 @@ DEFERRED = ("DEFERRED", "DEMANDS=2")
 DEFERRED_FAIRLY = (*DEFERRED, "LAUNCHES=1")
 
 
-@pytest.mark.parametrize("switches", [(), ("FENCED",)])
+@pytest.mark.parametrize("switches", [(), ("FENCED",)], ids=named)
 def test_nothing_is_launched_while_the_gate_is_proven_closed(tmp_path, switches):
     assert_sound(search(tmp_path, "gate", *switches), at_least=10_000)
 
@@ -88,28 +92,28 @@ def test_without_a_barrier_the_gates_proof_is_none(tmp_path):
     assert_wrong(search(tmp_path, "gate", "NO_BARRIER", soon=True), "!(proven)")
 
 
-@pytest.mark.parametrize("switches", [(), ("FENCED",)])
+@pytest.mark.parametrize("switches", [(), ("FENCED",)], ids=named)
 def test_whoever_a_gate_has_held_goes_on(tmp_path, switches):
     assert_sound(search(tmp_path, "gate", "THREADS=2", "PAUSES=1", *switches, claim="goes_on", fairly=True))
 
 
-@pytest.mark.parametrize("switches", [(), ("DEATH",), DEFERRED])
+@pytest.mark.parametrize("switches", [(), ("DEATH",), DEFERRED], ids=named)
 def test_no_launch_meets_memory_that_is_the_servers(tmp_path, switches):
     assert_sound(search(tmp_path, "handover", *switches), at_least=90_000)
 
 
-@pytest.mark.parametrize("switches", [(), DEFERRED])
+@pytest.mark.parametrize("switches", [(), DEFERRED], ids=named)
 def test_nothing_is_dropped_of_a_micro_batch_that_has_its_memory(tmp_path, switches):
     assert_sound(search(tmp_path, "handover", *switches, claim="spares"))
 
 
-@pytest.mark.parametrize("switches", [(), DEFERRED_FAIRLY])
-@pytest.mark.parametrize("claim", ["served", "trains"])
+@pytest.mark.parametrize("claim, switches", [("served", ()), ("served", DEFERRED_FAIRLY), ("trains", ()),
+                                             at_length("trains", DEFERRED_FAIRLY)])
 def test_demands_are_answered_and_training_goes_on(tmp_path, claim, switches):
     assert_sound(search(tmp_path, "handover", "PATIENT", *switches, claim=claim, fairly=True))
 
 
-@pytest.mark.parametrize("switches", [(), DEFERRED])
+@pytest.mark.parametrize("switches", [(), DEFERRED], ids=named)
 @pytest.mark.parametrize("switch, violated, claim", [
     ("NO_RECHECK", "!(lost)", ""),
     ("NO_ABORT", "owner==", ""),
@@ -131,11 +135,11 @@ def test_each_part_of_deferred_submission_is_needed(tmp_path, switch, violated):
     assert_wrong(search(tmp_path, "handover", switch, *DEFERRED, soon=True), violated)
 
 
-@pytest.mark.parametrize("switches", [(), ("PAUSES=2",), ("INSIDE=2",), ("DEATH", "BATCHES=1"),
+@pytest.mark.parametrize("switches", [(), at_length(("PAUSES=2",)), ("INSIDE=2",), ("DEATH", "BATCHES=1"),
                                       ("RANKS=3", "PAUSERS=2", "BATCHES=1"), ("FREE",), ("FREE", "PAUSES=2", "BATCHES=1"),
-                                      at_length("FREE", "DEATH", "BATCHES=1"), ("FREE", "RANKS=3", "PAUSERS=2", "BATCHES=1"),
-                                      ("JOIN",), at_length("JOIN", "DEATH", "BATCHES=1"),
-                                      ("JOIN", "RANKS=3", "PAUSERS=2", "BATCHES=1")])
+                                      at_length(("FREE", "DEATH", "BATCHES=1")), ("FREE", "RANKS=3", "PAUSERS=2", "BATCHES=1"),
+                                      ("JOIN",), at_length(("JOIN", "DEATH", "BATCHES=1")),
+                                      ("JOIN", "RANKS=3", "PAUSERS=2", "BATCHES=1")], ids=named)
 def test_ranks_stop_at_one_cut_and_all_go_on(tmp_path, switches):
     assert_sound(search(tmp_path, "cut", *switches), at_least=100_000)
 
@@ -179,7 +183,7 @@ def replayed(folder: Path, build: Path, run: int, ranks: int, *switches: str) ->
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("switches", [(), ("FREE",)])
+@pytest.mark.parametrize("switches", [(), ("FREE",)], ids=named)
 def test_the_code_does_what_the_model_of_the_cut_does(tmp_path, build, switches, ranks):
     first = random.randrange(1, 1 << 20)
     for run in range(first, first + RUNS):
@@ -188,13 +192,13 @@ def test_the_code_does_what_the_model_of_the_cut_does(tmp_path, build, switches,
 
 
 @pytest.mark.parametrize("switches", [("NO_WORD",), ("NO_DEBT",), ("NO_EPOCH",), ("NO_COMMIT",), ("NO_RETRY",),
-                                      ("FREE", "NO_CATCH_UP")])
+                                      ("FREE", "NO_CATCH_UP")], ids=named)
 def test_the_code_does_not_do_what_a_wrong_model_does(tmp_path, build, switches):
     assert any("steps" not in replayed(tmp_path, build, run, 2, *switches) for run in range(1, 4 * RUNS))
 
 
-@pytest.mark.parametrize("switches", [(), ("INSIDE=2",), at_length("BATCHES=1", "SHORT=1"), ("DEATH", "BATCHES=1", "TAKEN=1"),
-                                      ("RANKS=3", "TAKEN=1", "BATCHES=1")])
+@pytest.mark.parametrize("switches", [(), ("INSIDE=2",), at_length(("BATCHES=1", "SHORT=1")), ("DEATH", "BATCHES=1", "TAKEN=1"),
+                                      ("RANKS=3", "TAKEN=1", "BATCHES=1")], ids=named)
 def test_ranks_keep_the_same_micro_batches(tmp_path, switches):
     assert_sound(search(tmp_path, "together", *switches), at_least=100_000)
 
@@ -211,16 +215,19 @@ def test_each_part_of_keeping_them_together_is_needed(tmp_path, switches, violat
     assert_wrong(search(tmp_path, "together", *switches, soon=True), violated)
 
 
-@pytest.mark.parametrize("switches", [("TAKEN=2",), ("SHORT=1",), ("DEATH",), ("BETWEEN=D",), ("PAIR", "TAKEN=2", "BATCHES=2"),
-                                      at_length("PAIR", "TAKEN=2", "INSIDE=3", "OF_ALL"), at_length("RING"), at_length("GRID"),
-                                      at_length("PRESENT", "TAKEN=2"), ("PRESENT", "GRID"), ("CONTROL", "PRESENT"),
-                                      at_length("CONTROL", "PRESENT", "PAIR", "TAKEN=2"), at_length("CONTROL", "PRESENT", "DEATH")])
+@pytest.mark.parametrize("switches", [at_length(("TAKEN=2",)), ("SHORT=1",), ("DEATH",), ("BETWEEN=D",),
+                                      ("PAIR", "TAKEN=2", "BATCHES=2"),
+                                      at_length(("PAIR", "TAKEN=2", "INSIDE=3", "OF_ALL")), at_length(("RING",)),
+                                      at_length(("GRID",)),
+                                      at_length(("PRESENT", "TAKEN=2")), at_length(("PRESENT", "GRID")), ("CONTROL", "PRESENT"),
+                                      at_length(("CONTROL", "PRESENT", "PAIR", "TAKEN=2")),
+                                      at_length(("CONTROL", "PRESENT", "DEATH"))], ids=named)
 def test_ranks_of_several_communicators_keep_the_same_micro_batches(tmp_path, switches):
     assert_sound(search(tmp_path, "domain", *switches), at_least=100_000)
 
 
 @pytest.mark.parametrize("switches", [(), ("TAKEN=0", "SHORT=1"), ("PAIR", "TAKEN=2", "INSIDE=3"), ("PRESENT",),
-                                      ("CONTROL", "PRESENT")])
+                                      at_length(("CONTROL", "PRESENT"))], ids=named)
 def test_no_micro_batch_of_several_communicators_runs_again_for_ever(tmp_path, switches):
     assert_sound(search(tmp_path, "domain", *switches, ends=True), at_least=100_000)
 
@@ -247,8 +254,8 @@ def test_each_part_of_keeping_several_communicators_together_is_needed(tmp_path,
     assert_wrong(search(tmp_path, "domain", *switches, soon=True), violated)
 
 
-@pytest.mark.parametrize("switches", [("RANKS=2", "PAUSERS=2"), at_length("RANKS=2", "PAUSERS=2", "ROUNDS=3"), ("ROUNDS=1",),
-                                      ("RANKS=2", "CROSS", "ROUNDS=1")])
+@pytest.mark.parametrize("switches", [("RANKS=2", "PAUSERS=2"), at_length(("RANKS=2", "PAUSERS=2", "ROUNDS=3")), ("ROUNDS=1",),
+                                      ("RANKS=2", "CROSS", "ROUNDS=1")], ids=named)
 def test_no_paused_rank_is_waited_for_by_what_others_exchange(tmp_path, switches):
     assert_sound(search(tmp_path, "exchanges", *switches), at_least=100_000)
 
@@ -270,12 +277,13 @@ PAUSE = ("BATCHES=1", "TURNS=1")
 PAUSE_DIRECT = ("DRIVER", "DIRECT")
 
 
-@pytest.mark.parametrize("switches", [(), PAUSE_DIRECT, ("DRIVER",), at_length("DRIVER", "DEFERRED", "QUEUE=1", "PARTS=1")])
+@pytest.mark.parametrize("switches", [(), PAUSE_DIRECT, ("DRIVER",),
+                                      at_length(("DRIVER", "DEFERRED", "QUEUE=1", "PARTS=1"))], ids=named)
 def test_pauses_demands_and_commits_do_not_wait_for_each_other(tmp_path, switches):
     assert_sound(search(tmp_path, "pause", *PAUSE, *switches), at_least=1_000_000)
 
 
-@pytest.mark.parametrize("switches", [(), PAUSE_DIRECT, ("DRIVER",)])
+@pytest.mark.parametrize("switches", [(), PAUSE_DIRECT, at_length(("DRIVER",))], ids=named)
 def test_each_demand_is_answered_and_each_micro_batch_committed_in_the_end_beside_a_pause(tmp_path, switches):
     assert_sound(search(tmp_path, "pause", *PAUSE, *switches, ends=True), at_least=1_000_000)
 

@@ -12,6 +12,7 @@
 #include <string>
 #include <thread>
 
+#include "tests/backoff.hpp"
 #include "tests/nccl_shim/rank_of_job.hpp"
 #include "tests/runtime/gate/test_runtime.h"
 
@@ -66,9 +67,10 @@ void rank_of_job::call_that_fails(std::size_t count) const {
   int to = 0;
   int const now = reduce(from, to, count);
   int later = left_error();
+  backoff next_look;
   for (auto const until = in(patience());
        now == 0 && later == 0 && number_in("AWAIT_ERROR", 0) != 0 && in(0s) < until;) {
-    std::this_thread::yield();
+    next_look.wait();
     later = left_error();
   }
   std::printf("failed with %d\n", now != 0 ? now : later);
@@ -77,8 +79,7 @@ void rank_of_job::call_that_fails(std::size_t count) const {
 void rank_of_job::abort_beside_a_device_that_hangs() const {
   auto const until = in(patience());
   if (rank == 1) {
-    while (pausing->came() == 0 && in(0s) < until) {
-      std::this_thread::yield();
+    for (backoff next_look; pausing->came() == 0 && in(0s) < until; next_look.wait()) {
     }
     ::_exit(0);
   }
@@ -94,14 +95,12 @@ void rank_of_job::abort_beside_a_device_that_hangs() const {
       driver<decltype(&cuMemsetD8Async)>("cuMemsetD8Async")(memory, 0, 64, where);
     }
   }}.detach();
-  while (gate->launches() < 2 && in(0s) < until) {
-    std::this_thread::yield();
+  for (backoff next_look; gate->launches() < 2 && in(0s) < until; next_look.wait()) {
   }
   pausing->come();
   int error = 0;
-  while (error == 0 && in(0s) < until) {
+  for (backoff next_look; error == 0 && in(0s) < until; next_look.wait()) {
     report("ask", ncclCommGetAsyncError(all, &error));
-    std::this_thread::yield();
   }
   std::printf("failed with %d\n", error);
   std::fflush(stdout);

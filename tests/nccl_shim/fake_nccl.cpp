@@ -1,9 +1,9 @@
 #include "tests/nccl_shim/fake_nccl.hpp"
+#include "tests/backoff.hpp"
 
 #include <cuda.h>
 #include <dlfcn.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -68,9 +68,10 @@ void meet(void** parameters) {
   }
   at.sum.at(call.number).fetch_add(*call.from);
   at.begun.at(call.number).fetch_add(1);
-  while (at.begun.at(call.number).load() < static_cast<std::uint32_t>(call.on->ranks) &&
-         !call.aborted->load()) {
-    ::sched_yield();
+  for (sluice::backoff until_all_have;
+       at.begun.at(call.number).load() < static_cast<std::uint32_t>(call.on->ranks) &&
+       !call.aborted->load();) {
+    until_all_have.wait();
   }
   *call.to = static_cast<int>(at.sum.at(call.number).load());
 }
@@ -124,9 +125,9 @@ void move(void** parameters) {
     auto const& done = each->from != nullptr ? each->over->sent : each->over->received;
     each->number = done.load() + static_cast<std::size_t>(before);
   }
-  while (!left.empty() && !aborted->load()) {
+  for (sluice::backoff until_all_have; !left.empty() && !aborted->load();) {
     std::erase_if(left, [](transfer const& each) { return each.advance(); });
-    ::sched_yield();
+    until_all_have.wait();
   }
 }
 
@@ -236,8 +237,8 @@ int enter(ncclComm** made, int ranks, unique_id const& id, int rank) {
 
 EXPORTED int ncclCommInitRank(ncclComm** made, int ranks, unique_id id, int rank) {
   int const result = enter(made, ranks, id, rank);
-  while (result == 0 && !is_ready(**made)) {
-    ::sched_yield();
+  for (sluice::backoff until_all_have; result == 0 && !is_ready(**made);) {
+    until_all_have.wait();
   }
   return result;
 }
@@ -273,8 +274,8 @@ EXPORTED int ncclCommSplit(ncclComm* parent, int /*colour*/, int /*order*/, nccl
   (*made)->connected = false;
   (*made)->aborted = std::make_unique<std::atomic<bool>>(false).release();
   (*made)->meeting().entered.fetch_add(1);
-  while (!is_ready(**made)) {
-    ::sched_yield();
+  for (sluice::backoff until_all_have; !is_ready(**made);) {
+    until_all_have.wait();
   }
   return 0;
 }

@@ -1,4 +1,5 @@
 #include "tests/nccl_shim/pausing.hpp"
+#include "tests/backoff.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -51,11 +52,11 @@ void rank_that_pauses::may_pause(bool may) const {
 bool rank_that_pauses::meet_others(std::uint32_t round) const {
   come();
   std::int64_t const until = in(2 * patience());
-  while (came() < round * static_cast<std::uint32_t>(ranks_)) {
+  for (backoff until_all_have; came() < round * static_cast<std::uint32_t>(ranks_);
+       until_all_have.wait()) {
     if (in(0s) > until) {
       return false;
     }
-    std::this_thread::yield();
   }
   return true;
 }

@@ -140,7 +140,7 @@ TEST_P(job_at_length, without_the_shim_some_rank_does_not_come_to_rest) {
                                       {"COLLECTIVES", "8000"},
                                       {"ROUNDS", "8000"},
                                       {"PAUSES", "1000"},
-                                      {"PATIENCE_MS", "2000"}});
+                                      {"PATIENCE_MS", "700"}});
       EXPECT_THAT(all, ::testing::Contains(
                            ::testing::Field(&ended::output, HasSubstr("does not come to rest"))));
     }

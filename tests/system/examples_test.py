@@ -23,7 +23,8 @@ import load  # noqa: E402
 from demonstration import phases, processes, report  # noqa: E402
 
 PATIENCE_SECONDS = 300.0
-pytestmark = pytest.mark.deadline(PATIENCE_SECONDS)
+# One process makes the repository of models, which lies in the checkout.
+pytestmark = [pytest.mark.deadline(PATIENCE_SECONDS), pytest.mark.xdist_group("examples")]
 RATES = {"minilm": 50.0, "silero_vad": 20.0}
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.xdist_group("wheel")  # which takes minutes to make
 
 JOB = """
 import sluice, torch

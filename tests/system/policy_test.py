@@ -4,7 +4,9 @@ import json
 import re
 from pathlib import Path
 
+import jsonschema
 import pytest
+import yaml
 
 from launching import call
 
@@ -143,8 +145,6 @@ def test_policies_of_examples_and_reference_are_valid(sluice, checkout, tmp_path
 
 
 def test_an_independent_validator_agrees_about_the_schema(sluice, checkout):
-    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
-    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
     schema = json.loads(call(sluice, "policy", "schema").stdout)
     validator = jsonschema.Draft202012Validator(schema)
     validator.check_schema(schema)

@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "runtime/gate/gate_api.h"
+#include "tests/backoff.hpp"
 #include "tests/fake_driver/fake_driver.h"
 #include "tests/from_environment.hpp"
 #include "tests/runtime/gate/built_files.hpp"
@@ -168,11 +169,10 @@ struct fake_calls_table {
 /// seconds.
 [[nodiscard]] inline bool eventually(std::function<bool()> const& holds) {
   auto const end = std::chrono::steady_clock::now() + std::chrono::seconds{10};
-  while (!holds()) {
+  for (backoff until_it_does; !holds(); until_it_does.wait()) {
     if (std::chrono::steady_clock::now() > end) {
       return false;
     }
-    std::this_thread::yield();
   }
   return true;
 }
