@@ -10,13 +10,13 @@
 #include <charconv>
 #include <chrono>
 #include <csignal>
-#include <cstdlib>
 #include <thread>
 
 #include "memhandover/broker.hpp"
 #include "memhandover/descriptor_limit.hpp"
 #include "memhandover/detail/broker_start.hpp"
 #include "memhandover/detail/conversation.hpp"
+#include "memhandover/environment.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/runtime_folder.hpp"
 #include "memhandover/standard_streams.hpp"
@@ -31,11 +31,6 @@ using clock = std::chrono::steady_clock;
 /// How long a broker is waited for that does not listen any more and has not ended.
 constexpr std::chrono::seconds ending_patience{10};
 constexpr std::chrono::milliseconds between_looks{5};
-
-std::string environment(char const* name) {
-  char const* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
 
 /// A time that a variable sets. Throws `invalid_argument` if it is set to none.
 std::chrono::milliseconds milliseconds_in(char const* name, std::chrono::milliseconds otherwise) {

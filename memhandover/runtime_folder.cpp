@@ -7,11 +7,11 @@
 
 #include <cerrno>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 
+#include "memhandover/environment.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/system_error.hpp"
 
@@ -19,11 +19,6 @@ namespace sluice::memhandover {
 namespace {
 
 constexpr auto or_another = ", or name another folder with --runtime-dir or SLUICE_RUNTIME_DIR";
-
-std::string environment(char const* name) {
-  char const* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
 
 [[noreturn]] void refuse(std::string const& what) {
   throw error{error_kind::invalid_argument, what};

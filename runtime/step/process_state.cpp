@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "memhandover/bytes.hpp"
+#include "memhandover/environment.hpp"
 #include "memhandover/shared_text.hpp"
 #include "runtime/step/run_ahead_choice.hpp"
 #include "runtime/telemetry/logging.hpp"
@@ -173,11 +174,6 @@ training_memory::options options_of_job(char const* backend) {
   auto const name = environment("SLUICE_NAME");
   options.name = name.empty() ? "training" : name;
   return options;
-}
-
-std::string environment(char const* name) {
-  char const* value = std::getenv(name);
-  return value == nullptr ? "" : value;
 }
 
 bool environment_says(char const* name, char const* word, char const* usual) {

@@ -55,8 +55,6 @@ void bound_run_ahead(process_state& state);
 /// What the environment says of this job: its broker and its name. Sets up logging before anything of ours can log,
 /// because standard output belongs to the user's program.
 [[nodiscard]] training_memory::options options_of_job(char const* backend);
-/// Empty if it is not set.
-[[nodiscard]] std::string environment(char const* name);
 /// Whether that variable is `word`, and not what is `usual`; another one is logged.
 [[nodiscard]] bool environment_says(char const* name, char const* word, char const* usual);
 /// A line for the user, on standard error.

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "memhandover/environment.hpp"
 #include "memhandover/ledger.hpp"
 #include "runtime/step/host_operators.hpp"
 #include "runtime/step/process_state.hpp"
@@ -70,7 +71,7 @@ int sluice_ranks_join(char const* const* keys, unsigned groups) {
   }
   return guarded([=] {
     std::vector<std::string> const names{keys, keys + groups};
-    joined() = rank_agreement::join(environment("SLUICE_RUNTIME_DIR"), names);
+    joined() = rank_agreement::join(sluice::environment("SLUICE_RUNTIME_DIR"), names);
     if (joined() == nullptr) {
       throw sluice::error{sluice::error_kind::unsupported,
                           "the ranks of this job cannot meet in the folder of the pool"};
