@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from run_stages import junit_cases
+from run_stages import SHORT, junit_cases
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST = (2, 11)
@@ -102,12 +102,12 @@ def build(folder: Path, interpreter: Path, log: Path) -> bool:
 
 
 def run_tests(row: Row, built: Path, interpreter: Path, only: str, results: Path) -> None:
-    environment = {**os.environ, "SLUICE_BUILD_DIR": str(built), "PYTHONDONTWRITEBYTECODE": "1",
+    environment = {**{name: str(value) for name, value in SHORT.items()}, **os.environ, "SLUICE_BUILD_DIR": str(built), "PYTHONDONTWRITEBYTECODE": "1",
                    "PATH": f"{interpreter.parent}{os.pathsep}{os.environ['PATH']}"}
     junit = results / "units.xml"
     commands = {"units": ["ctest", "--test-dir", built, "-R", UNIT_TESTS, "--output-junit", junit, "-j", str(os.cpu_count())]}
     for name, paths in PYTEST.items():
-        at_once = ["--numprocesses", str(os.cpu_count()), "--dist=worksteal"] if name == "step" else []
+        at_once = ["--numprocesses", str(os.cpu_count()), f"--dist={'worksteal' if name == 'step' else 'loadgroup'}"]
         commands[name] = [interpreter, "-m", "pytest", "-p", "no:cacheprovider", "-q", f"--junitxml={results / name}.xml", *at_once, *paths]
     for name, command in commands.items():
         if only and name not in only.split(","):
