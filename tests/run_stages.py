@@ -33,6 +33,9 @@ SHORT = {"SLUICE_TEST_KILLS": 15, "SLUICE_TEST_INPUTS": 50_000, "SLUICE_TEST_OPE
          "SLUICE_TEST_BATCHES": 150, "SLUICE_TEST_DISCARDS": 60, "SLUICE_TEST_GRAPHS": 100, "SLUICE_TEST_SHORTER": 3}
 LONG = {"SLUICE_TEST_LONG": 1, "SLUICE_TEST_KILLS": 300, "SLUICE_TEST_INPUTS": 1_500_000, "SLUICE_TEST_CLOSES": 30_000,
         "SLUICE_TEST_OPERATIONS": 2_000_000, "SLUICE_TEST_BATCHES": 3000, "SLUICE_TEST_DISCARDS": 1000, "SLUICE_TEST_GRAPHS": 2000}
+#: Of a first verdict (check.py).
+SHORTEST = {"SLUICE_TEST_KILLS": 3, "SLUICE_TEST_INPUTS": 10_000, "SLUICE_TEST_OPERATIONS": 10_000, "SLUICE_TEST_CLOSES": 300,
+            "SLUICE_TEST_BATCHES": 50, "SLUICE_TEST_DISCARDS": 30, "SLUICE_TEST_GRAPHS": 50, "SLUICE_TEST_SHORTER": 10}
 BEHIND = ["nice", "-n", "15"]  # of what runs behind the front
 
 
@@ -222,6 +225,12 @@ def tests_at_once_on_gpu() -> int:
     return max(1, min((os.cpu_count() or 1) // 3, 1 + (free_mib // 1024 - 24) // 14))
 
 
+def set_lengths(lengths: dict[str, int]) -> None:
+    """Of what this process starts, where the caller's environment does not say."""
+    for name, value in lengths.items():
+        os.environ.setdefault(name, str(value))
+
+
 def chosen_python() -> str:
     """The interpreter with torch that setup.sh recorded."""
     recorded = ROOT / ".cache" / "python"
@@ -316,8 +325,7 @@ def main() -> int:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what runs is ended, too
 
-    for name, value in (LONG if options.long else SHORT).items():
-        os.environ.setdefault(name, str(value))
+    set_lengths(LONG if options.long else SHORT)
     started = time.monotonic()
     shutil.rmtree(RESULTS, ignore_errors=True)
     RESULTS.mkdir(parents=True)

@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from run_stages import SHORT, junit_cases
+from run_stages import SHORT, junit_cases, set_lengths
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST = (2, 11)
@@ -102,7 +102,7 @@ def build(folder: Path, interpreter: Path, log: Path) -> bool:
 
 
 def run_tests(row: Row, built: Path, interpreter: Path, only: str, results: Path) -> None:
-    environment = {**{name: str(value) for name, value in SHORT.items()}, **os.environ, "SLUICE_BUILD_DIR": str(built), "PYTHONDONTWRITEBYTECODE": "1",
+    environment = {**os.environ, "SLUICE_BUILD_DIR": str(built), "PYTHONDONTWRITEBYTECODE": "1",
                    "PATH": f"{interpreter.parent}{os.pathsep}{os.environ['PATH']}"}
     junit = results / "units.xml"
     commands = {"units": ["ctest", "--test-dir", built, "-R", UNIT_TESTS, "--output-junit", junit, "-j", str(os.cpu_count())]}
@@ -135,6 +135,7 @@ def main() -> int:
     if missing := [python for python in args.python if not shutil.which(python)]:
         parser.error(f"--python: {', '.join(missing)} cannot be found")
 
+    set_lengths(SHORT)
     rows: list[Row] = []
     for version in args.torch or versions_on_index():
         minor = ".".join(version.split(".")[:2])

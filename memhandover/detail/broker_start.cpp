@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "memhandover/detail/waiting.hpp"
+#include "memhandover/environment.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/standard_streams.hpp"
 #include "memhandover/system_error.hpp"
@@ -33,8 +34,8 @@ std::string program_of(broker_options const& options) {
   if (!options.sluice_binary.empty()) {
     return options.sluice_binary;
   }
-  char const* const named = std::getenv("SLUICE_BROKER");
-  return named == nullptr || *named == '\0' ? "sluice" : named;
+  auto const named = environment("SLUICE_BROKER");
+  return named.empty() ? "sluice" : named;
 }
 
 std::vector<std::string> command_line(std::string const& program, broker_options const& options,

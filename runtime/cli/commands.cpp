@@ -15,6 +15,7 @@
 
 #include "memhandover/broker_queries.hpp"
 #include "memhandover/bytes.hpp"
+#include "memhandover/environment.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/pool_search.hpp"
 #include "runtime/cli/address_text.hpp"
@@ -45,8 +46,8 @@ std::string why_no_server(std::vector<std::string> const& torches) {
   if (torches.empty()) {
     return "this build has no inference server; build with SLUICE_WITH_TORCH=ON";
   }
-  char const* const named = std::getenv("SLUICE_TORCH");
-  if (named == nullptr || *named == '\0') {
+  auto const named = environment("SLUICE_TORCH");
+  if (named.empty()) {
     return fmt::format(
         "there are servers for torch {}: start `sluice` of the Python environment whose torch is "
         "meant, or name one of them in SLUICE_TORCH",

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "memhandover/environment.hpp"
 #include "memhandover/error.hpp"
 
 namespace sluice::launcher {
@@ -92,8 +93,7 @@ install_layout this_installation() {
   if (failed) {
     throw error{error_kind::internal, "/proc/self/exe cannot be read: " + failed.message()};
   }
-  char const* const torch = std::getenv("SLUICE_TORCH");
-  return layout_around(program, torch != nullptr ? torch : "");
+  return layout_around(program, sluice::environment("SLUICE_TORCH"));
 }
 
 }  // namespace sluice::launcher

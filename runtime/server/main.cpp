@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "memhandover/bytes.hpp"
+#include "memhandover/environment.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/standard_streams.hpp"
 #include "runtime/policy/policy.hpp"
@@ -135,9 +136,8 @@ std::shared_ptr<memhandover::serving_pool> join_pool(policy::policy const& wante
   auto options = pool_options_of(wanted);
   options.endpoint = address;
   options.runtime_dir = given.runtime_dir;
-  if (char const* const named = std::getenv("SLUICE_BACKEND");
-      options.backend.empty() && named != nullptr) {
-    options.backend = named;
+  if (options.backend.empty()) {
+    options.backend = environment("SLUICE_BACKEND");
   }
   options.sluice_binary = broker_program();
   auto pool = memhandover::serving_pool::join(options);

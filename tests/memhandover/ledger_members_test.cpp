@@ -1,7 +1,6 @@
 /// Many clients and a server at one ledger. SLUICE_TEST_OPERATIONS sets how many operations all of
 /// them do.
 #include "ledger_members.hpp"
-#include "tests/from_environment.hpp"
 
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -19,6 +18,7 @@
 #include "memhandover/bytes.hpp"
 #include "memhandover/ledger_writer.hpp"
 #include "random_runs.hpp"
+#include "tests/from_environment.hpp"
 
 namespace sluice::memhandover::trials {
 namespace {

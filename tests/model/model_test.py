@@ -21,8 +21,9 @@ def at_length(*values: object) -> object:
     return pytest.param(*values, marks=pytest.mark.long)
 
 
-def named(switches: tuple[str, ...]) -> str:
-    return " ".join(switches) or "plain"
+def named(value: object) -> str | None:
+    """How a parameter is shown in the names of tests: switches by themselves."""
+    return (" ".join(value) or "plain") if isinstance(value, tuple) else None
 
 
 DEEPEST = 2_000_000  # steps; a search that would go deeper counts as a failure
@@ -68,8 +69,9 @@ def assert_sound(visited: Search, at_least: int = 0) -> None:
     assert visited.states > at_least
 
 
-def assert_wrong(visited: Search, violated: str) -> None:
-    """A run was found that goes wrong, in this way."""
+def assert_wrong(violated: str, folder: Path, model: str, *switches: str, claim: str = "") -> None:
+    """A run is found that goes wrong, in this way."""
+    visited = search(folder, model, *switches, claim=claim, soon=True)
     assert visited.errors == 1, visited.output
     found = re.search(r"pan:1: (.*) \(at depth", visited.output)
     assert found, visited.output
@@ -89,7 +91,7 @@ def test_nothing_is_launched_while_the_gate_is_proven_closed(tmp_path, switches)
 
 
 def test_without_a_barrier_the_gates_proof_is_none(tmp_path):
-    assert_wrong(search(tmp_path, "gate", "NO_BARRIER", soon=True), "!(proven)")
+    assert_wrong("!(proven)", tmp_path, "gate", "NO_BARRIER")
 
 
 @pytest.mark.parametrize("switches", [(), ("FENCED",)], ids=named)
@@ -108,7 +110,7 @@ def test_nothing_is_dropped_of_a_micro_batch_that_has_its_memory(tmp_path, switc
 
 
 @pytest.mark.parametrize("claim, switches", [("served", ()), ("served", DEFERRED_FAIRLY), ("trains", ()),
-                                             at_length("trains", DEFERRED_FAIRLY)])
+                                             at_length("trains", DEFERRED_FAIRLY)], ids=named)
 def test_demands_are_answered_and_training_goes_on(tmp_path, claim, switches):
     assert_sound(search(tmp_path, "handover", "PATIENT", *switches, claim=claim, fairly=True))
 
@@ -121,7 +123,7 @@ def test_demands_are_answered_and_training_goes_on(tmp_path, claim, switches):
     ("NO_VICTIM", "dropped_new", "spares"),
 ])
 def test_each_part_of_the_handover_is_needed(tmp_path, switch, violated, claim, switches):
-    assert_wrong(search(tmp_path, "handover", switch, *switches, claim=claim, soon=True), violated)
+    assert_wrong(violated, tmp_path, "handover", switch, *switches, claim=claim)
 
 
 @pytest.mark.parametrize("switch, violated", [
@@ -132,7 +134,7 @@ def test_each_part_of_the_handover_is_needed(tmp_path, switch, violated, claim, 
     ("NO_WAIT", "owner=="),
 ])
 def test_each_part_of_deferred_submission_is_needed(tmp_path, switch, violated):
-    assert_wrong(search(tmp_path, "handover", switch, *DEFERRED, soon=True), violated)
+    assert_wrong(violated, tmp_path, "handover", switch, *DEFERRED)
 
 
 @pytest.mark.parametrize("switches", [(), at_length(("PAUSES=2",)), ("INSIDE=2",), ("DEATH", "BATCHES=1"),
@@ -152,7 +154,7 @@ def test_ranks_stop_at_one_cut_and_all_go_on(tmp_path, switches):
     ("NO_RETRY", "invalid end state"),
 ])
 def test_each_part_of_the_cut_is_needed(tmp_path, switch, violated):
-    assert_wrong(search(tmp_path, "cut", switch, soon=True), violated)
+    assert_wrong(violated, tmp_path, "cut", switch)
 
 
 @pytest.mark.parametrize("switches, violated", [
@@ -161,7 +163,7 @@ def test_each_part_of_the_cut_is_needed(tmp_path, switch, violated):
     (("JOIN", "ARRIVE_FIRST"), "arrived"),
 ])
 def test_each_part_of_waiting_only_when_needed_is_needed(tmp_path, switches, violated):
-    assert_wrong(search(tmp_path, "cut", *switches, soon=True), violated)
+    assert_wrong(violated, tmp_path, "cut", *switches)
 
 
 #: Longer runs than can be visited in all their states.
@@ -212,7 +214,7 @@ def test_ranks_keep_the_same_micro_batches(tmp_path, switches):
     (("NO_AGAIN",), "work"),
 ])
 def test_each_part_of_keeping_them_together_is_needed(tmp_path, switches, violated):
-    assert_wrong(search(tmp_path, "together", *switches, soon=True), violated)
+    assert_wrong(violated, tmp_path, "together", *switches)
 
 
 @pytest.mark.parametrize("switches", [at_length(("TAKEN=2",)), ("SHORT=1",), ("DEATH",), ("BETWEEN=D",),
@@ -251,7 +253,7 @@ def test_no_micro_batch_of_several_communicators_runs_again_for_ever(tmp_path, s
     (("CONTROL", "PRESENT", "NO_FOLLOW"), "lost"),
 ])
 def test_each_part_of_keeping_several_communicators_together_is_needed(tmp_path, switches, violated):
-    assert_wrong(search(tmp_path, "domain", *switches, soon=True), violated)
+    assert_wrong(violated, tmp_path, "domain", *switches)
 
 
 @pytest.mark.parametrize("switches", [("RANKS=2", "PAUSERS=2"), at_length(("RANKS=2", "PAUSERS=2", "ROUNDS=3")), ("ROUNDS=1",),
@@ -268,7 +270,7 @@ def test_no_paused_rank_is_waited_for_by_what_others_exchange(tmp_path, switches
     (("ONE_BY_ONE", "CROSS", "RANKS=2", "ROUNDS=1"), "invalid end state"),
 ])
 def test_each_part_of_exchanges_is_needed(tmp_path, switches, violated):
-    assert_wrong(search(tmp_path, "exchanges", *switches, soon=True), violated)
+    assert_wrong(violated, tmp_path, "exchanges", *switches)
 
 
 #: One micro-batch and one turn of the other thread: two of each show nothing more, in ten times the states.
@@ -309,4 +311,4 @@ def test_each_demand_is_answered_and_each_micro_batch_committed_in_the_end_besid
     (("DRIVER", "ONLY_COMMIT"), "invalid end state"),
 ])
 def test_each_part_of_not_waiting_beside_a_pause_is_needed(tmp_path, switches, violated):
-    assert_wrong(search(tmp_path, "pause", *PAUSE, *switches, soon=True), violated)
+    assert_wrong(violated, tmp_path, "pause", *PAUSE, *switches)

@@ -1,5 +1,4 @@
 #include "tests/nccl_shim/fake_nccl.hpp"
-#include "tests/backoff.hpp"
 
 #include <cuda.h>
 #include <dlfcn.h>
@@ -18,6 +17,7 @@
 
 #include "nccl_shim/nccl_abi.hpp"
 #include "runtime/gate/gate_api.h"
+#include "tests/backoff.hpp"
 #include "tests/fake_driver/fake_driver.h"
 
 using namespace sluice::fake_nccl;

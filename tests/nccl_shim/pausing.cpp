@@ -1,5 +1,4 @@
 #include "tests/nccl_shim/pausing.hpp"
-#include "tests/backoff.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -10,6 +9,8 @@
 #include <random>
 #include <stdexcept>
 #include <thread>
+
+#include "tests/backoff.hpp"
 
 namespace sluice::nccl_shim::testing {
 

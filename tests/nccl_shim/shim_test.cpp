@@ -307,7 +307,7 @@ TEST_P(job, what_is_aborted_is_neither_waited_for_nor_kept) {
 
 TEST_P(job_at_length, whenever_a_rank_dies_the_others_leave_their_waits) {
   std::minstd_rand random{std::random_device{}()};
-  for (auto left_over = from_environment("SLUICE_TEST_KILLS", 40); left_over > 0; --left_over) {
+  for (auto kills = from_environment("SLUICE_TEST_KILLS", 40); kills > 0; --kills) {
     remove_meetings();
     auto const victim = random() % 3;
     auto const after_us = std::to_string(random() % 30'000);

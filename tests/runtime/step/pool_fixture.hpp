@@ -35,9 +35,6 @@ class pool_process_test : public testing::Test {
     folder_ = pattern;
     ::setenv("SLUICE_BROKER", "/proc/self/exe", 1);
     ::setenv("SLUICE_BROKER_IDLE_EXIT_MS", "3000", 1);
-    seed_ = static_cast<std::uint32_t>(from_environment("SLUICE_TEST_SEED", seed_));
-    kills_ =
-        static_cast<int>(from_environment("SLUICE_TEST_KILLS", static_cast<std::uint64_t>(kills_)));
     RecordProperty("seed", std::to_string(seed_));
     std::printf("seed %u, %d kills\n", seed_, kills_);
     random_.seed(seed_);
@@ -131,8 +128,9 @@ class pool_process_test : public testing::Test {
   static inline auto const server_bytes = std::to_string(48 * bytes_of_a_mebibyte);
 
   std::string folder_;
-  std::uint32_t seed_ = std::random_device{}();
-  int kills_ = 100;
+  std::uint32_t seed_ =
+      static_cast<std::uint32_t>(from_environment("SLUICE_TEST_SEED", std::random_device{}()));
+  int kills_ = static_cast<int>(from_environment("SLUICE_TEST_KILLS", 100));
   std::mt19937 random_;
 };
 

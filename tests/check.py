@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The first verdict on a change: builds what was changed with its own unit tests, and runs those.
 
-    ./scripts/check.sh                           what differs from the last commit
-    ./scripts/check.sh scheduler/law.cpp …       those files
+    ./tests/check.sh                           what differs from the last commit
+    ./tests/check.sh scheduler/law.cpp …       those files
 
 A folder's unit tests lie under its name in tests/; of the Python package, a module's are the files of tests/runtime/step that have
 its name or mention it. Loops and searches are short here. What only real processes show is left to tests/run.sh. Exit status: 0 all
@@ -17,15 +17,14 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from run_stages import ROOT, SHORTEST, chosen_python, set_lengths
+
 PACKAGE = Path("runtime/python/sluice")
 STEP_TESTS = Path("tests/runtime/step")
 #: Where a folder's tests do not have its name.
 ELSEWHERE = {"runtime/torch/step": "runtime/torch_step", "runtime/torch/model": "runtime/server_model"}
 #: What all modules of the package come together in.
 OF_ALL_MODULES = [STEP_TESTS / "values_test.py", STEP_TESTS / "planning_test.py", STEP_TESTS / "step_errors_test.py"]
-SHORT = {"SLUICE_TEST_KILLS": "3", "SLUICE_TEST_OPERATIONS": "10000", "SLUICE_TEST_INPUTS": "10000", "SLUICE_TEST_CLOSES": "300",
-         "SLUICE_TEST_BATCHES": "50", "SLUICE_TEST_DISCARDS": "30", "SLUICE_TEST_GRAPHS": "50", "SLUICE_TEST_SHORTER": "10"}
 
 
 def changed() -> list[Path]:
@@ -71,7 +70,7 @@ def plan(files: list[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def passes(*command: str | Path) -> bool:
-    return subprocess.run(list(map(str, command)), cwd=ROOT, env={**SHORT, **os.environ}, check=False).returncode == 0
+    return subprocess.run(list(map(str, command)), cwd=ROOT, check=False).returncode == 0
 
 
 def main() -> int:
@@ -81,11 +80,14 @@ def main() -> int:
     for file in options.files:
         if not file.exists():
             parser.error(f"{file} does not exist")
+        if not file.resolve().is_relative_to(ROOT):
+            parser.error(f"{file} is not in this checkout, {ROOT}")
     files = [file.resolve().relative_to(ROOT) for file in options.files] if options.files else changed()
     rooms, python = plan(files)
     if not rooms and not python:
         print("check: no unit tests lie near what was changed" if files else "check: nothing differs from the last commit", file=sys.stderr)
         return 2
+    set_lengths(SHORTEST)
     started = time.monotonic()
     right = True
     jobs = str(os.cpu_count())
@@ -94,8 +96,7 @@ def main() -> int:
         for room in rooms if right else ():
             right &= passes("ctest", "--test-dir", Path("build/release") / room, "-j", jobs, "--output-on-failure", "--progress")
     if python:
-        interpreter = (ROOT / ".cache" / "python").read_text(encoding="utf-8").strip()
-        right &= passes(interpreter, "-m", "pytest", "-q", "-n", jobs, "--dist=worksteal", *python)
+        right &= passes(chosen_python(), "-m", "pytest", "-q", "-n", jobs, "--dist=worksteal", *python)
     print(f"check: {'passed' if right else 'FAILED'} after {time.monotonic() - started:.0f} s: {' '.join(map(str, [*rooms, *python]))}")
     return 0 if right else 1
 
