@@ -33,10 +33,7 @@ std::shared_ptr<cuda_driver const> cuda_driver::open() {
   return driver;
 }
 
-void cuda_driver::check(CUresult result, std::string const& doing) const {
-  if (result == CUDA_SUCCESS) {
-    return;
-  }
+void cuda_driver::fail(CUresult result, std::string const& doing) const {
   char const* text = nullptr;
   if (cuGetErrorString(result, &text) != CUDA_SUCCESS || text == nullptr) {
     text = "unknown error";

@@ -7,9 +7,11 @@
 
 #include <cuda.h>
 
+#include <concepts>
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 
 namespace sluice::memhandover {
 
@@ -54,9 +56,24 @@ struct cuda_driver {
   /// The same from the machine's libcuda.so.1. Throws `unsupported` if there is none.
   static std::shared_ptr<cuda_driver const> open();
 
-  /// Throws for a result other than success: `out_of_memory` or `internal`, with the driver's text
-  /// after `doing`.
-  void check(CUresult result, std::string const& doing) const;
+  /// Throws for a result other than success: `out_of_memory`, `unsupported` or `internal`, with the
+  /// driver's text after `doing`, words and numbers that are put together only then. For a call that
+  /// succeeded nothing is allocated: if that failed, what the call has made would be lost.
+  template <typename... Parts>
+  void check(CUresult result, Parts const&... doing) const {
+    if (result != CUDA_SUCCESS) {
+      fail(result, (std::string{} + ... + as_text(doing)));
+    }
+  }
+
+ private:
+  static std::string as_text(std::string_view words) {
+    return std::string{words};
+  }
+  static std::string as_text(std::integral auto number) {
+    return std::to_string(number);
+  }
+  [[noreturn]] void fail(CUresult result, std::string const& doing) const;
 };
 
 /// Whether this machine has a driver and at least one device it can see.

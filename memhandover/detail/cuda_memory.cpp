@@ -90,11 +90,10 @@ cuda_memory::cuda_memory(pool_shape const& shape, pool_descriptors const& descri
       driver_(std::move(driver)),
       handles_(shape.chunk_count) {
   CUdevice handle = 0;
-  driver_->check(driver_->cuDeviceGet(&handle, device_),
-                 "cannot use GPU " + std::to_string(device_));
+  driver_->check(driver_->cuDeviceGet(&handle, device_), "cannot use GPU ", device_);
   expect_gpu(shape_, uuid_of(*driver_, handle));
-  driver_->check(driver_->cuDevicePrimaryCtxRetain(&context_, handle),
-                 "cannot start GPU " + std::to_string(device_));
+  driver_->check(driver_->cuDevicePrimaryCtxRetain(&context_, handle), "cannot start GPU ",
+                 device_);
   use_context();
   // Zeroing goes before other work on the device: somebody waits for it.
   constexpr int highest_priority = std::numeric_limits<int>::min();  // the driver takes its highest
@@ -106,7 +105,7 @@ cuda_memory::cuda_memory(pool_shape const& shape, pool_descriptors const& descri
 void cuda_memory::use_context() const {
   CUcontext current = nullptr;
   if (driver_->cuCtxGetCurrent(&current) != CUDA_SUCCESS || current == nullptr) {
-    driver_->check(driver_->cuCtxSetCurrent(context_), "cannot use GPU " + std::to_string(device_));
+    driver_->check(driver_->cuCtxSetCurrent(context_), "cannot use GPU ", device_);
   }
 }
 
@@ -123,8 +122,9 @@ std::byte* cuda_memory::reserve(std::uint32_t chunks) {
   use_context();
   CUdeviceptr where = 0;
   auto const bytes = chunks * shape_.chunk_bytes;
+  auto const amount = format_bytes(bytes);
   driver_->check(driver_->cuMemAddressReserve(&where, bytes, shape_.chunk_bytes, 0, 0),
-                 "cannot reserve " + format_bytes(bytes) + " of device addresses");
+                 "cannot reserve ", amount, " of device addresses");
   return reinterpret_cast<std::byte*>(where);
 }
 
@@ -141,7 +141,7 @@ CUmemGenericAllocationHandle cuda_memory::import(std::uint32_t chunk) {
         reinterpret_cast<void*>(static_cast<std::uintptr_t>(descriptors_.at(chunk).get()));
     driver_->check(driver_->cuMemImportFromShareableHandle(
                        &handle, descriptor, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
-                   "cannot import chunk " + std::to_string(chunk) + " of the pool");
+                   "cannot import chunk ", chunk, " of the pool");
   }
   return handle;
 }
@@ -211,11 +211,10 @@ void cuda_memory::scrub(std::byte* where, std::span<std::uint32_t const> chunks)
 cuda_chunks create_cuda_chunks(int device, std::uint64_t pool_bytes, std::uint64_t chunk_bytes) {
   auto const driver = cuda_driver::open();
   CUdevice handle = 0;
-  driver->check(driver->cuDeviceGet(&handle, device), "cannot use GPU " + std::to_string(device));
+  driver->check(driver->cuDeviceGet(&handle, device), "cannot use GPU ", device);
   CUcontext context = nullptr;
-  driver->check(driver->cuDevicePrimaryCtxRetain(&context, handle),
-                "cannot start GPU " + std::to_string(device));
-  driver->check(driver->cuCtxSetCurrent(context), "cannot start GPU " + std::to_string(device));
+  driver->check(driver->cuDevicePrimaryCtxRetain(&context, handle), "cannot start GPU ", device);
+  driver->check(driver->cuCtxSetCurrent(context), "cannot start GPU ", device);
 
   auto const properties = chunk_properties(device);
   std::size_t granularity = 0;
@@ -246,12 +245,12 @@ cuda_chunks create_cuda_chunks(int device, std::uint64_t pool_bytes, std::uint64
   make_room_for_descriptors(result.shape.chunk_count);
   for (std::uint32_t i = 0; i < result.shape.chunk_count; ++i) {
     CUmemGenericAllocationHandle chunk = 0;
-    driver->check(driver->cuMemCreate(&chunk, chunk_bytes, &properties, 0),
-                  "cannot create chunk " + std::to_string(i) + " of the pool");
+    driver->check(driver->cuMemCreate(&chunk, chunk_bytes, &properties, 0), "cannot create chunk ",
+                  i, " of the pool");
     int descriptor = -1;
     driver->check(driver->cuMemExportToShareableHandle(&descriptor, chunk,
                                                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
-                  "cannot export chunk " + std::to_string(i) + " of the pool");
+                  "cannot export chunk ", i, " of the pool");
     result.descriptors.emplace_back(descriptor);
   }
   return result;

@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "memhandover/cuda_driver.hpp"
 #include "memhandover/error.hpp"
 #include "tests/memhandover/failing_allocations.hpp"
 #include "tests/runtime/step/job_and_server.hpp"
@@ -186,6 +187,18 @@ TEST_P(out_of_memory_test, a_job_goes_on_and_no_chunk_is_lost) {
   }
   EXPECT_GT(which, 20U);
   std::printf("%u allocations failed\n", which - 2);
+}
+
+// In whatever order a compiler has a call and the words about it worked out: what the call has made is not lost.
+TEST(driver_calls, that_succeed_allocate_nothing) {
+  memhandover::cuda_driver const driver;
+  unsigned left = 1;
+  {
+    failing_here const here{left};
+    driver.check(CUDA_SUCCESS, "cannot do what takes more words than a short string has room for, ",
+                 64);
+  }
+  EXPECT_EQ(left, 1U);
 }
 
 INSTANTIATE_TEST_SUITE_P(memory, out_of_memory_test, testing::Values("host", "cuda"),
