@@ -59,7 +59,7 @@ def undisturbed(workload: Workload, last: dict[str, dict]) -> tuple[dict, dict]:
 def main() -> int:
     comparison = Comparison(
         "overhead", "Cost of the step API and the gate on a training step.", Path(__file__).resolve(), "sluice",
-        tuple(WORKLOADS), pairs=20, more=undisturbed)
+        tuple(key for key, workload in WORKLOADS.items() if not workload.of_ranks), pairs=20, more=undisturbed)
     options = comparison.options()
     if options.worker:
         work(WORKLOADS[options.worker], options.shared)

@@ -35,12 +35,14 @@ add_library(sluice_options INTERFACE)
 target_include_directories(sluice_options INTERFACE "${CMAKE_SOURCE_DIR}")
 target_compile_options(sluice_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wconversion;-Wshadow;-Wnon-virtual-dtor;-Werror>
+  # clang takes a name for hidden that another of the files has which CMake puts together, and knows no sized delete unasked.
+  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:Clang>>:-Wno-shadow;-fsized-deallocation>
   # g++ 13 sees a write out of bounds in the moves of std::vector, which is not there.
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-Wno-array-bounds;-Wno-stringop-overflow>)
 if(SLUICE_SANITIZE)
   string(REPLACE ";" "," sluice_sanitizers "${SLUICE_SANITIZE}")
   # Instrumented, the standard library's own code looks as if it read what nobody has written.
-  target_compile_options(sluice_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-maybe-uninitialized>)
+  target_compile_options(sluice_options INTERFACE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-Wno-maybe-uninitialized>)
   # Asio has fences, which ThreadSanitizer does not see; what it says because of them would be a failed test.
   target_compile_options(sluice_options INTERFACE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-Wno-tsan>)
   add_compile_options(-fsanitize=${sluice_sanitizers} -fno-omit-frame-pointer -fno-sanitize-recover=all)
@@ -48,8 +50,16 @@ if(SLUICE_SANITIZE)
     # These look at every access through a pointer and double the time of a build. What they find faults under
     # AddressSanitizer, which comes along, or harms nobody on x86-64.
     add_compile_options(-fno-sanitize=null,alignment,object-size,vptr)
+    add_compile_options($<$<CXX_COMPILER_ID:Clang>:-fno-sanitize=function>)
   endif()
   add_link_options(-fsanitize=${sluice_sanitizers})
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    # One runtime for programs and the libraries that they open, and told to the sources, as g++ has it.
+    execute_process(COMMAND "${CMAKE_CXX_COMPILER}" -print-resource-dir
+                    OUTPUT_VARIABLE sluice_clang_folder OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+    add_link_options(-shared-libsan "-Wl,-rpath,${sluice_clang_folder}/lib/linux")
+    add_compile_definitions(__SANITIZE_ADDRESS__)
+  endif()
 endif()
 
 function(sluice_library name)

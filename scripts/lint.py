@@ -89,9 +89,10 @@ def is_shell_script(file: Path) -> bool:
 
 
 class CompileCommands:
-    """The compile commands of a build, as clang can follow them, and what each unit depends on.
+    """The compile commands of a build but for its tests, as clang can follow them, and what each unit depends on.
 
-    A unit is what one compiler reads: a source file, or several that CMake has put together.
+    A unit is what clang-tidy reads at once: the sources of a target, and of all targets that are built against torch. Most of its time
+    goes into the headers of others, at which it looks again for every unit.
     """
 
     def __init__(self, build: Path):
@@ -99,20 +100,29 @@ class CompileCommands:
         if not database.exists():
             raise Unusable(f"{database} is not there: run ./scripts/build.sh {build.name}")
         self.commands: dict[Path, list[str]] = {}
-        self.outputs: dict[Path, str] = {}
+        self.outputs: dict[Path, list[str]] = {}
         self.members: dict[Path, list[Path]] = {}
+        (CACHE / "units").mkdir(parents=True, exist_ok=True)
         seen: set[Path] = set()
         for entry in json.loads(database.read_text()):
-            unit = (Path(entry["directory"]) / entry["file"]).resolve()
-            members = self.put_together(unit) or [unit]
-            if unit.suffix in (".cpp", ".cxx") and not seen.issuperset(members):
-                words = shlex.split(entry["command"])
-                self.commands[unit] = self.adapted(words)
-                self.outputs[unit] = words[words.index("-o") + 1]
-                self.members[unit] = members
-                seen.update(members)
+            source = (Path(entry["directory"]) / entry["file"]).resolve()
+            members = [each for each in self.put_together(source) or [source]
+                       if each not in seen and not (each.is_relative_to(ROOT / "tests") or each.is_relative_to(build))]
+            words = shlex.split(entry["command"])
+            if source.suffix not in (".cpp", ".cxx") or not members or "c++-header" in words:
+                continue
+            output = words[words.index("-o") + 1]
+            of_torch = any(word.endswith("/torch/include") for word in words)
+            unit = CACHE / "units" / ("torch.cxx" if of_torch else f"{Path(output.partition('.dir/')[0]).name}.cxx")
+            self.commands[unit] = self.joined(self.commands.get(unit, []), self.adapted(words), unit)
+            self.outputs.setdefault(unit, []).append(output)
+            self.members.setdefault(unit, []).extend(members)
+            seen.update(members)
+        for unit, members in self.members.items():
+            text = "".join(f'#include "{member}"\n' for member in members)
+            if not unit.exists() or unit.read_text() != text:
+                unit.write_text(text)
         self.dependencies = self.read_dependencies(build)
-        CACHE.mkdir(parents=True, exist_ok=True)
         entries = [{"directory": str(build), "file": str(file), "arguments": command}
                    for file, command in self.commands.items()]
         (CACHE / "compile_commands.json").write_text(json.dumps(entries, indent=1))
@@ -126,15 +136,27 @@ class CompileCommands:
 
     @staticmethod
     def adapted(command: list[str]) -> list[str]:
-        """A command without what only g++ understands."""
+        """A command without what only g++ understands, the file and its object."""
         kept, words = [], iter(command)
         for word in words:
             if word == "-include":
                 header = next(words)
-                kept += [] if "cmake_pch" in header else [word, header]
-            elif not DROPPED.fullmatch(word):
+                kept += [] if "cmake_pch" in header else [f"{word}{header}"]
+            elif word in ("-o", "-c", "-MF", "-MT"):
+                next(words)
+            elif word in ("-isystem", "-I", "-D"):
+                kept.append(f"{word}{next(words)}")
+            elif word != "-MD" and not DROPPED.fullmatch(word):
                 kept.append(word)
         return kept
+
+    @staticmethod
+    def joined(command: list[str], other: list[str], unit: Path) -> list[str]:
+        """A command that finds what either does."""
+        if not command:
+            return [*other, "-c", str(unit)]
+        more = [word for word in other if word not in command and word.startswith(("-isystem", "-I", "-D", "-include"))]
+        return [*command[:-2], *more, *command[-2:]]
 
     @staticmethod
     def read_dependencies(build: Path) -> dict[str, list[Path]]:
@@ -152,9 +174,14 @@ class CompileCommands:
                     inside.append(Path(name))
         return found
 
+    def headers_of(self, unit: Path) -> list[Path] | None:
+        """Of the project; none if it has not been built."""
+        found = [self.dependencies.get(output) for output in self.outputs[unit]]
+        return None if None in found else sorted({header for each in found for header in each})
+
     def fingerprint(self, unit: Path, configuration: str) -> str:
         """Changes whenever linting `unit` again could give another answer."""
-        headers = self.dependencies.get(self.outputs[unit])
+        headers = self.headers_of(unit)
         if headers is None:  # not built: every header may matter
             headers = [f for f in project_files() if f.suffix in (".hpp", ".h")]
         parts = [configuration, json.dumps(self.commands[unit])]
@@ -192,11 +219,10 @@ def check_tidy(folders: list[str], build: Path, jobs: int) -> tuple[bool, str]:
         return unit, clean, text, time.monotonic() - started
 
     # Large units first, so that no core ends the run alone with one of them.
-    todo.sort(key=lambda f: -len(database.dependencies.get(database.outputs[f], [])))
+    todo.sort(key=lambda f: (f.stem != "torch", -len(database.members[f])))
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         for done, (unit, clean, text, seconds) in enumerate(pool.map(lint, todo), 1):
-            names = " ".join(str(f.relative_to(ROOT)) for f in units[unit])
-            print(f"    [{done}/{len(todo)}] {names} {seconds:.1f} s"
+            print(f"    [{done}/{len(todo)}] {unit.stem}, {len(units[unit])} files {seconds:.1f} s"
                   + ("" if clean else "  has findings"), flush=True)
             if clean:
                 (stamps / fingerprints[unit]).touch()

@@ -2,7 +2,7 @@
 # Makes this checkout ready to build and run: system packages, and a Python that has torch.
 #
 #   ./scripts/setup.sh                   everything that building, testing and the examples need
-#   ./scripts/setup.sh --lint            also clang-tidy, clang-format and shellcheck
+#   ./scripts/setup.sh --lint            also clang-tidy, clang-format, shellcheck, and clang for AddressSanitizer
 #   ./scripts/setup.sh --tests           also the Python packages that only tests need
 #   ./scripts/setup.sh --python-only     no system packages: for a tree that was built elsewhere
 #   ./scripts/setup.sh --list-packages   print the system packages for this system, change nothing

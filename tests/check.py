@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from run_stages import ROOT, SHORTEST, chosen_python, set_lengths
+from run_stages import PYTEST_ENVIRONMENT, ROOT, SHORTEST, chosen_python, set_lengths
 
 PACKAGE = Path("runtime/python/sluice")
 STEP_TESTS = Path("tests/runtime/step")
@@ -70,7 +70,7 @@ def plan(files: list[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def passes(*command: str | Path) -> bool:
-    return subprocess.run(list(map(str, command)), cwd=ROOT, check=False).returncode == 0
+    return subprocess.run(list(map(str, command)), cwd=ROOT, env={**os.environ, **PYTEST_ENVIRONMENT}, check=False).returncode == 0
 
 
 def main() -> int:

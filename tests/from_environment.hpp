@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <cstdlib>
@@ -23,6 +24,11 @@ namespace sluice {
     throw std::runtime_error{std::string{variable} + " must be a positive number, not " + text};
   }
   return number;
+}
+
+/// So many times, or one in SLUICE_TEST_SHORTER of them, though not fewer than `least`: for builds in which each takes long.
+[[nodiscard]] inline std::uint64_t repeated(std::uint64_t times, std::uint64_t least = 1) {
+  return std::max(least, times / from_environment("SLUICE_TEST_SHORTER", 1));
 }
 
 }  // namespace sluice

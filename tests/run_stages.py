@@ -26,11 +26,13 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "build" / "test-results"
+#: Hundreds of processes import torch and more: what they compile they leave in one folder, whether it lies beside its sources or not.
+PYTEST_ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(ROOT / "build" / "bytecode")}
 SHOWN_LINES = 60  # of the output of each failure
 PYTEST_FOUND_NO_TEST = "ended with status 5"
 #: How long searches and loops are, where the caller's environment does not say; each test's comment tells what it counts.
 SHORT = {"SLUICE_TEST_KILLS": 15, "SLUICE_TEST_INPUTS": 50_000, "SLUICE_TEST_OPERATIONS": 50_000, "SLUICE_TEST_CLOSES": 1000,
-         "SLUICE_TEST_BATCHES": 150, "SLUICE_TEST_DISCARDS": 60, "SLUICE_TEST_GRAPHS": 100, "SLUICE_TEST_SHORTER": 3}
+         "SLUICE_TEST_BATCHES": 150, "SLUICE_TEST_DISCARDS": 60, "SLUICE_TEST_GRAPHS": 100, "SLUICE_TEST_SHORTER": 5}
 LONG = {"SLUICE_TEST_LONG": 1, "SLUICE_TEST_KILLS": 300, "SLUICE_TEST_INPUTS": 1_500_000, "SLUICE_TEST_CLOSES": 30_000,
         "SLUICE_TEST_OPERATIONS": 2_000_000, "SLUICE_TEST_BATCHES": 3000, "SLUICE_TEST_DISCARDS": 1000, "SLUICE_TEST_GRAPHS": 2000}
 #: Of a first verdict (check.py).
@@ -269,7 +271,7 @@ def pytest_stage(name: str, paths: list[str], pattern: str, *options: str, shows
     if pattern:
         command += ["-k", pattern]
     return Stage(name, command, junit, limit_seconds=3600, may_be_empty=bool(pattern), shows_times=shows_times,
-                 environment={"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"})
+                 environment=PYTEST_ENVIRONMENT)
 
 
 def planned_stages(options: argparse.Namespace) -> list[Stage]:

@@ -21,12 +21,12 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from run_stages import SHORT, junit_cases, set_lengths
+from run_stages import PYTEST_ENVIRONMENT, SHORT, junit_cases, set_lengths
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST = (2, 11)
-#: What of the unit tests is built against torch, or starts what is.
-UNIT_TESTS = r"torch_|two_hosts|membership|words/|layout|sharing_environment"
+#: Folders of unit tests that are built against torch, or start what is; where not all of one are, which.
+UNIT_TESTS = {"runtime/torch_step": "", "runtime/server_model": "", "runtime/launcher": "", "nccl_shim": "two_hosts|torch_part"}
 PYTEST = {
     "step": ["tests/runtime/step"],
     "memory": ["tests/system/memory_test.py", "tests/system/exactness_test.py", "tests/system/step_test.py"],
@@ -93,24 +93,28 @@ def make_environment(folder: Path, python: str, torch: str) -> Path:
 
 
 def build(folder: Path, interpreter: Path, log: Path) -> bool:
+    targets = [f"{each}/all" for each in ("runtime", "nccl_shim", "examples/train_cpp", *(f"tests/{room}" for room in UNIT_TESTS))]
     with log.open("w") as output:
         for command in (["cmake", "--preset", "release", "-B", folder, f"-DSLUICE_PYTHON={interpreter}", "--log-level=NOTICE"],
-                        ["cmake", "--build", folder, "--", "-k", "0"]):
+                        ["cmake", "--build", folder, "--target", *targets, "--", "-k", "0"]):
             if subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False).returncode:
                 return False
     return True
 
 
 def run_tests(row: Row, built: Path, interpreter: Path, only: str, results: Path) -> None:
-    environment = {**os.environ, "SLUICE_BUILD_DIR": str(built), "PYTHONDONTWRITEBYTECODE": "1",
+    environment = {**os.environ, **PYTEST_ENVIRONMENT, "SLUICE_BUILD_DIR": str(built),
                    "PATH": f"{interpreter.parent}{os.pathsep}{os.environ['PATH']}"}
-    junit = results / "units.xml"
-    commands = {"units": ["ctest", "--test-dir", built, "-R", UNIT_TESTS, "--output-junit", junit, "-j", str(os.cpu_count())]}
+    commands = {}
+    for room, which in UNIT_TESTS.items():
+        name = f"units-{Path(room).name}"
+        commands[name] = ["ctest", "--test-dir", built / "tests" / room, "-R", which, "--output-junit", results / f"{name}.xml",
+                          "-j", str(os.cpu_count())]
     for name, paths in PYTEST.items():
         at_once = ["--numprocesses", str(os.cpu_count()), f"--dist={'worksteal' if name == 'step' else 'loadgroup'}"]
         commands[name] = [interpreter, "-m", "pytest", "-p", "no:cacheprovider", "-q", f"--junitxml={results / name}.xml", *at_once, *paths]
     for name, command in commands.items():
-        if only and name not in only.split(","):
+        if only and name.partition("-")[0] not in only.split(","):
             continue
         with (results / f"{name}.log").open("w") as output:
             status = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT,

@@ -19,7 +19,7 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr std::uint32_t pool_chunks = 64;
+constexpr std::uint32_t manifest_chunks = 64;
 
 /// An entry whose parts all follow from `version`, so that parts of two versions do not go together.
 manifest_entry entry_of(std::string const& key, std::uint32_t version) {
@@ -44,12 +44,12 @@ bool same(manifest_entry const& a, manifest_entry const& b) {
 class manifest_test : public testing::Test {
  protected:
   manifest_test() {
-    if (::ftruncate(fd_.get(), static_cast<off_t>(manifest_bytes(pool_chunks))) != 0) {
+    if (::ftruncate(fd_.get(), static_cast<off_t>(manifest_bytes(manifest_chunks))) != 0) {
       throw std::runtime_error{"ftruncate"};
     }
   }
   [[nodiscard]] manifest open() const {
-    return {fd_.get(), pool_chunks, shared_segment::access::read_write};
+    return {fd_.get(), manifest_chunks, shared_segment::access::read_write};
   }
   [[nodiscard]] std::vector<std::byte> image() const {
     shared_segment const segment{fd_.get(), shared_segment::access::read_only};
@@ -131,7 +131,8 @@ TEST_F(manifest_test, what_does_not_fit_is_refused_and_leaves_everything_as_it_w
 }
 
 TEST_F(manifest_test, a_segment_of_another_size_is_refused) {
-  EXPECT_THROW(manifest(fd_.get(), pool_chunks * 1000, shared_segment::access::read_only), error);
+  EXPECT_THROW(manifest(fd_.get(), manifest_chunks * 1000, shared_segment::access::read_only),
+               error);
 }
 
 // The writer may be killed behind any byte that it writes: cells first, then the directory's word.

@@ -73,9 +73,8 @@ class job : public ::testing::TestWithParam<char const*> {
   std::filesystem::path folder_;
 };
 
-/// So many times, or one in SLUICE_TEST_SHORTER: for builds in which each takes long.
-std::string repeated(std::uint64_t times) {
-  return std::to_string(times / from_environment("SLUICE_TEST_SHORTER", 1));
+std::string times(std::uint64_t usual) {
+  return std::to_string(repeated(usual));
 }
 
 /// What takes long is not tried in all ways.
@@ -86,8 +85,7 @@ auto const ended_well = ::testing::Field(&ended::status, 0);
 TEST_P(job, ranks_that_pause_together_come_to_rest_and_every_sum_is_right) {
   for (int const ranks : {2, 3}) {
     remove_meetings();
-    auto const all =
-        run("pauses", {{"COLLECTIVES", repeated(4000)}, {"PAUSES", repeated(200)}}, ranks);
+    auto const all = run("pauses", {{"COLLECTIVES", times(4000)}, {"PAUSES", times(200)}}, ranks);
     EXPECT_THAT(all, Each(ended_well));
     EXPECT_THAT(all, Each(::testing::Field(&ended::output, IsEmpty())));
   }
@@ -97,9 +95,8 @@ TEST_P(job, ranks_that_pause_together_come_to_rest_and_every_sum_is_right) {
 TEST_P(job, ranks_that_may_pause_only_now_and_then_come_to_rest_when_they_do) {
   for (int const ranks : {2, 3}) {
     remove_meetings();
-    auto const all =
-        run("pauses", {{"COLLECTIVES", repeated(8000)}, {"PAUSES", repeated(200)}, {"FICKLE", "1"}},
-            ranks);
+    auto const all = run(
+        "pauses", {{"COLLECTIVES", times(8000)}, {"PAUSES", times(200)}, {"FICKLE", "1"}}, ranks);
     EXPECT_THAT(all, Each(ended_well));
     EXPECT_THAT(all, Each(::testing::Field(&ended::output, IsEmpty())));
   }
@@ -112,8 +109,8 @@ TEST_P(job_at_length, ranks_that_launch_graphs_of_collectives_come_to_rest_as_we
       remove_meetings();
       auto const all = run("pauses",
                            {{"GRAPHS", "1"},
-                            {"COLLECTIVES", repeated(4000)},
-                            {"PAUSES", repeated(200)},
+                            {"COLLECTIVES", times(4000)},
+                            {"PAUSES", times(200)},
                             {"FICKLE", fickle}},
                            ranks);
       EXPECT_THAT(all, Each(ended_well));
@@ -151,8 +148,7 @@ TEST_P(job, ranks_that_send_and_receive_come_to_rest_and_all_of_it_arrives) {
   for (int const ranks : {2, 3, 4}) {
     remove_meetings();
     SCOPED_TRACE(std::to_string(ranks) + " ranks");
-    auto const all =
-        run("exchanges", {{"ROUNDS", repeated(3000)}, {"PAUSES", repeated(100)}}, ranks);
+    auto const all = run("exchanges", {{"ROUNDS", times(3000)}, {"PAUSES", times(100)}}, ranks);
     EXPECT_THAT(all, Each(ended_well));
     EXPECT_THAT(all, Each(::testing::Field(&ended::output, IsEmpty())));
   }
@@ -160,9 +156,9 @@ TEST_P(job, ranks_that_send_and_receive_come_to_rest_and_all_of_it_arrives) {
 }
 
 TEST_P(job, ranks_that_send_and_receive_may_pause_only_now_and_then) {
-  auto const all = run(
-      "exchanges",
-      {{"ROUNDS", repeated(3000)}, {"PAUSES", repeated(100)}, {"FICKLE", "1"}, {"ALONE", "1"}}, 3);
+  auto const all =
+      run("exchanges",
+          {{"ROUNDS", times(3000)}, {"PAUSES", times(100)}, {"FICKLE", "1"}, {"ALONE", "1"}}, 3);
   EXPECT_THAT(all, Each(ended_well));
   EXPECT_THAT(all, Each(::testing::Field(&ended::output, IsEmpty())));
 }
@@ -243,8 +239,8 @@ TEST_P(job_at_length,
         auto const all = run("pauses",
                              {{"GRAPHS", "1"},
                               {holds, "1"},
-                              {"COLLECTIVES", repeated(4000)},
-                              {"PAUSES", repeated(200)},
+                              {"COLLECTIVES", times(4000)},
+                              {"PAUSES", times(200)},
                               {"FICKLE", fickle}},
                              ranks);
         EXPECT_THAT(all, Each(ended_well));

@@ -170,7 +170,7 @@ TEST(pause_budget, instants_out_of_order_count_as_simultaneous) {
 TEST(pause_budget, refuses_shares_and_windows_that_are_none) {
   EXPECT_THROW(pause_budget{-0.1}, std::invalid_argument);
   EXPECT_THROW(pause_budget{1.1}, std::invalid_argument);
-  EXPECT_THROW(pause_budget(std::numeric_limits<double>::quiet_NaN()), std::invalid_argument);
+  EXPECT_THROW(pause_budget{std::numeric_limits<double>::quiet_NaN()}, std::invalid_argument);
   EXPECT_THROW(pause_budget(0.5, 0ns), std::invalid_argument);
 }
 

@@ -1,5 +1,6 @@
 """What is installed works by itself, wherever it lies: from a wheel, in an environment of its own, and by `cmake --install`."""
 
+import json
 import os
 import re
 import shutil
@@ -35,7 +36,8 @@ def bare_environment() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def wheel(checkout, tmp_path_factory) -> Path:
-    """Made from a copy of what git knows, so that nothing of a build is found by chance; unoptimised, which is sooner done."""
+    """Made from a copy of what git knows, so that nothing of a build is found by chance; but a compiler's cache is: where it keeps what
+    build/release was compiled to, units of the same files, options, relative paths and name of the compiler are not compiled again."""
     pytest.importorskip("scikit_build_core")
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
@@ -44,9 +46,15 @@ def wheel(checkout, tmp_path_factory) -> Path:
         if (checkout / name).is_file() and not name.startswith("benchmarks/results/"):
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(checkout / name, source / name)
+    python = Path(sys.executable)
+    if python.is_relative_to(checkout):
+        (source / ".venv").symlink_to(checkout / ".venv")
+        python = source / python.relative_to(checkout)
+    preset = next(each for each in json.loads((checkout / "CMakePresets.json").read_text())["configurePresets"] if each["name"] == "base")
+    as_release = {**preset["cacheVariables"], "CMAKE_DISABLE_PRECOMPILE_HEADERS": "OFF", "SLUICE_PYTHON": python}
     made = call(sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-index", "-w", folder,
-                "-C", "cmake.define.CMAKE_CXX_FLAGS_RELWITHDEBINFO=-O0 -DNDEBUG", source,
-                env={**bare_environment(), "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count())})
+                "-C", "build-dir=build/release", *(word for name, value in as_release.items() for word in ("-C", f"cmake.define.{name}={value}")),
+                source, env={**bare_environment(), "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count()), "CC": "cc", "CXX": "c++"})
     assert made.returncode == 0, made.stdout + made.stderr
     (found,) = folder.glob("sluice-*.whl")
     return found

@@ -61,7 +61,7 @@ struct asked_launch {
   }
   [[nodiscard]] static sluice_agreed_call as_call(sluice_graph_launch const& launch) {
     return {.stream = launch.stream,
-            .of = std::make_unique<asked_launch>(launch).release(),
+            .of = std::make_unique<asked_launch>(asked_launch{launch}).release(),
             .ask = [](void*) { ++others().asked; },
             .is_agreed = [](void*) { return others().agree ? 1 : 0; },
             .withdraw = [](void*) { return 0; },

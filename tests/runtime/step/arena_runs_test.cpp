@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "memhandover/chunk_choice.hpp"
+#include "tests/from_environment.hpp"
 #include "tests/runtime/step/fault_world.hpp"
 
 namespace sluice::test {
@@ -139,7 +140,7 @@ TEST_P(arena_runs_test, what_the_server_demands_are_neighbours_however_long_the_
   auto const nothing = [] {};
   std::mt19937 random{seed()};
   int parted = 0;
-  constexpr int demands = 40;
+  auto const demands = static_cast<int>(repeated(40, 10));
   for (int i = 0; i < demands; ++i) {
     std::vector<std::uint32_t> given;
     auto const wanted = some_size(random);
@@ -163,7 +164,7 @@ TEST_P(arena_runs_test, a_demand_at_any_instant_gets_its_chunks_and_as_neighbour
   settle(job, *server);
   std::atomic<bool> done{false};
   int parted = 0;
-  constexpr int demands = 60;
+  auto const demands = static_cast<int>(repeated(60, 15));
   std::thread serving{[&] {
     std::mt19937 random{seed()};
     for (int i = 0; i < demands; ++i) {

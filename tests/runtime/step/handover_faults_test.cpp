@@ -1,7 +1,6 @@
 /// Every system call and every driver call on the path of a handover fails once in turn: the ledger
 /// stays exact, nothing leaks, the failure has a kind and a sentence, and the next attempt
-/// succeeds. A walk over the calls of one function ends with a run in which none was left to fail. With
-/// SLUICE_TEST_STRIDE=n about one call in n fails, at random: for builds in which each run takes long.
+/// succeeds. A walk over the calls of one function ends with a run in which none was left to fail.
 
 #include <cuda.h>
 #include <gtest/gtest.h>
@@ -12,17 +11,16 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
-#include <random>
 #include <string>
 
 #include "memhandover/broker_queries.hpp"
 #include "memhandover/error.hpp"
 #include "memhandover/membership.hpp"
-#include "tests/from_environment.hpp"
 #include "tests/memhandover/random_runs.hpp"
 #include "tests/runtime/step/fault_world.hpp"
 #include "tests/runtime/step/injected_calls.hpp"
 #include "tests/runtime/step/process_roles.hpp"
+#include "tests/runtime/step/walk.hpp"
 
 namespace sluice::test {
 namespace {
@@ -37,32 +35,6 @@ struct test_name {
   std::string operator()(testing::TestParamInfo<T> const& info) const {
     return testing::PrintToString(info.param);
   }
-};
-
-/// Which call of a function fails next.
-class walk {
- public:
-  walk() {
-    if (stride_ > 1) {
-      auto const seed = from_environment("SLUICE_TEST_SEED", std::random_device{}());
-      std::printf("seed %llu, one call in %u\n", static_cast<unsigned long long>(seed), stride_);
-      random_.seed(static_cast<unsigned>(seed));
-    }
-  }
-  /// Calls before that one.
-  [[nodiscard]] unsigned place() const { return place_; }
-  [[nodiscard]] bool goes_on() const { return place_ < too_many && !testing::Test::HasFailure(); }
-  [[nodiscard]] unsigned steps() const { return steps_; }
-  void step() {
-    place_ += stride_ > 1 ? 1 + static_cast<unsigned>(random_() % (2 * stride_ - 1)) : 1;
-    ++steps_;
-  }
-
- private:
-  unsigned stride_ = static_cast<unsigned>(from_environment("SLUICE_TEST_STRIDE", 1));
-  unsigned place_ = 0;
-  unsigned steps_ = 0;
-  std::mt19937 random_;
 };
 
 /// After a life with a fault: nothing is lost, and a life without one goes well.

@@ -10,6 +10,7 @@
 #include <optional>
 #include <thread>
 
+#include "tests/from_environment.hpp"
 #include "tests/runtime/step/fault_world.hpp"
 
 namespace sluice::test::kept_memory {
@@ -151,7 +152,7 @@ TEST_F(one_job_test, what_has_served_to_set_it_up_goes_from_below_what_lasts) {
 }
 
 TEST_F(one_job_test, another_thread_allocates_while_it_begins_its_first_micro_batch) {
-  constexpr std::uint32_t jobs = 30;
+  auto const jobs = static_cast<std::uint32_t>(repeated(30, 6));
   constexpr std::uint32_t more = preparation + 2;  // than what is freed before
   auto const chunk = world_.broker().chunk_bytes;
   for (std::uint32_t job = 0; job < jobs; ++job) {

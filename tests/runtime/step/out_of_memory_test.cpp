@@ -16,6 +16,7 @@
 #include "memhandover/error.hpp"
 #include "tests/memhandover/failing_allocations.hpp"
 #include "tests/runtime/step/job_and_server.hpp"
+#include "tests/runtime/step/walk.hpp"
 
 namespace sluice::test::out_of_memory {
 namespace {
@@ -125,10 +126,10 @@ TEST_P(out_of_memory_test, a_demand_is_answered_and_no_chunk_is_lost) {
 }
 
 TEST_P(out_of_memory_test, a_job_goes_on_and_no_chunk_is_lost) {
-  unsigned which = 1;
-  for (bool hit = true; hit && which < too_many && !HasFailure(); ++which) {
-    SCOPED_TRACE("allocation " + std::to_string(which));
-    unsigned left = which;
+  walk at;
+  for (bool hit = true; hit && at.goes_on(); at.step()) {
+    SCOPED_TRACE("allocation " + std::to_string(at.place() + 1));
+    unsigned left = at.place() + 1;
     std::vector<std::byte*> blocks;
     std::vector<std::byte*> kept;
     // As behind the C boundary: what fails is told, and the job goes on.
@@ -185,8 +186,8 @@ TEST_P(out_of_memory_test, a_job_goes_on_and_no_chunk_is_lost) {
     end_micro_batch(false);
     expect_nothing_lost();
   }
-  EXPECT_GT(which, 20U);
-  std::printf("%u allocations failed\n", which - 2);
+  EXPECT_GT(at.place(), 20U);
+  std::printf("%u allocations failed\n", at.steps() - 1);
 }
 
 // In whatever order a compiler has a call and the words about it worked out: what the call has made is not lost.

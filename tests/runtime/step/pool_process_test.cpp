@@ -25,6 +25,7 @@
 #include "memhandover/serving_pool.hpp"
 #include "memhandover/unique_fd.hpp"
 #include "memhandover/wire.hpp"
+#include "tests/from_environment.hpp"
 #include "tests/runtime/step/pool_fixture.hpp"
 
 namespace sluice::test {
@@ -76,7 +77,7 @@ TEST_F(pool_process_test, a_server_takes_what_training_holds_and_training_takes_
   EXPECT_EQ(job.line(), "committed");
   auto serving = server();
   std::uint64_t reclaimed = 0;
-  for (int i = 0; i < 50 || reclaimed == 0; ++i) {
+  for (auto left = repeated(50, 10); left > 0 || reclaimed == 0; left -= left > 0 ? 1 : 0) {
     auto const said = serving.line();
     ASSERT_EQ(said.rfind("served", 0), 0U) << said;
     reclaimed += std::stoull(said.substr(said.rfind(' ')));
