@@ -52,6 +52,16 @@ def tests_of_module(module: str) -> list[Path]:
     return found or OF_ALL_MODULES
 
 
+def searches_of(model: str) -> list[Path]:
+    """The tests of a model, as pytest names them."""
+    file = Path("tests/model/model_test.py")
+    parts = re.split(r"^def (\w+)", (ROOT / file).read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    bodies = dict(zip(parts[::2], parts[1::2]))
+    naming = {name for name, body in bodies.items() if re.search(rf'"{re.escape(model)}(\.pml)?"', body)}
+    return [Path(f"{file}::{name}") for name, body in bodies.items()
+            if name.startswith("test_") and (name in naming or any(f"{other}(" in body for other in naming))]
+
+
 def plan(files: list[Path]) -> tuple[list[Path], list[Path]]:
     """The folders of C++ tests, and the files of Python tests, of some files."""
     rooms, python = set(), set()
@@ -65,7 +75,7 @@ def plan(files: list[Path]) -> tuple[list[Path], list[Path]]:
             if room := room_of(file):
                 rooms.add(room)
         elif file.suffix == ".pml":
-            python.add(Path("tests/model/model_test.py"))
+            python.update(searches_of(file.stem))
     return sorted(rooms), sorted(python)
 
 
