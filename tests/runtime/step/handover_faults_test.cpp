@@ -27,9 +27,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// More calls than any function has in one life; the walks end long before.
-constexpr unsigned too_many = 2000;
-
 struct test_name {
   template <typename T>
   std::string operator()(testing::TestParamInfo<T> const& info) const {
@@ -181,7 +178,7 @@ TEST(a_server_that_starts, stops_before_each_mapping_and_nobody_waits_for_it) {
   fault_world world{"host"};
   world.start_broker();
   unsigned stopped_in_pool = 0;
-  for (unsigned which = 1; which < too_many && !testing::Test::HasFailure(); ++which) {
+  for (unsigned which = 1; which < walk::too_many && !testing::Test::HasFailure(); ++which) {
     ::setenv("SLUICE_TEST_FAIL_CALL", ("mmap:" + std::to_string(which) + ":0:").c_str(), 1);
     child server{"server", {world.folder(), "1200000"}};
     ::unsetenv("SLUICE_TEST_FAIL_CALL");

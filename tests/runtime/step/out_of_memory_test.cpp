@@ -24,9 +24,6 @@ namespace {
 using namespace std::chrono_literals;
 using std::chrono::steady_clock;
 
-/// More than anything here allocates.
-constexpr unsigned too_many = 2000;
-
 /// A gate of a device that never runs, which knows what it has been told.
 class watched_gate final : public step::launch_gate {
  public:
@@ -99,7 +96,7 @@ TEST_P(out_of_memory_test, a_demand_is_answered_and_no_chunk_is_lost) {
     control = thread_named("sluice-control");
   }
   unsigned which = 1;
-  for (bool hit = true; hit && which < too_many && !HasFailure(); ++which) {
+  for (bool hit = true; hit && which < walk::too_many && !HasFailure(); ++which) {
     SCOPED_TRACE("allocation " + std::to_string(which));
     memory_->begin();
     std::vector<std::byte*> blocks;

@@ -13,6 +13,9 @@ namespace sluice::test {
 /// SLUICE_TEST_STRIDE=n about one in n, at random: for builds in which each run takes long.
 class walk {
  public:
+  /// More than any function has in one life; walks end long before.
+  static constexpr unsigned too_many = 2000;
+
   walk() {
     if (stride_ > 1) {
       auto const seed = from_environment("SLUICE_TEST_SEED", std::random_device{}());
@@ -30,9 +33,6 @@ class walk {
   }
 
  private:
-  /// More than any function has in one life; walks end long before.
-  static constexpr unsigned too_many = 2000;
-
   unsigned stride_ = static_cast<unsigned>(from_environment("SLUICE_TEST_STRIDE", 1));
   unsigned place_ = 0;
   unsigned steps_ = 0;
