@@ -11,6 +11,7 @@ A log holds one JSON object a line:
 
 import argparse
 import atexit
+import gc
 import json
 import os
 import sys
@@ -62,8 +63,17 @@ def prepare(options: argparse.Namespace):
         if device == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         torch.distributed.init_process_group("nccl" if device == "cuda" else "gloo")
-        atexit.register(torch.distributed.destroy_process_group)
+        atexit.register(leave)
     return torch.device(device)
+
+
+def leave() -> None:
+    """Leaves the other processes. Models that only the collector frees go first: each keeps the process group alive, and gloo's
+    threads of one that outlives Python may abort the process (pytorch#190489)."""
+    import torch
+
+    gc.collect()
+    torch.distributed.destroy_process_group()
 
 
 def in_several_processes() -> bool:

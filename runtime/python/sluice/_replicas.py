@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +41,7 @@ class Replicas(Processes):
         self._params: list[nn.Parameter] = []
         self._buckets: list[Bucket] = []
         self._hooks: list[RemovableHandle] = []
+        weakref.finalize(self, _remove, self._hooks)
         self._tries = 0  # of micro-batches
         self._fires_again = False
         self._under_way: _Reduction | None = None
@@ -73,10 +75,9 @@ class Replicas(Processes):
                 if name not in each.parameters_to_ignore}
         self._params = [param for param in params if id(param) in mine]
         self._buckets = list(in_buckets(self._params[::-1]))  # about in the order in which backward comes to them
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = [param.register_post_accumulate_grad_hook(self._told_of(place))
-                       for place, bucket in enumerate(self._buckets) for param in bucket.params]
+        _remove(self._hooks)
+        self._hooks += [param.register_post_accumulate_grad_hook(self._told_of(place))
+                        for place, bucket in enumerate(self._buckets) for param in bucket.params]
 
     def room(self, params: list[nn.Parameter]) -> dict[int, torch.Tensor]:
         """Side by side, as they are reduced."""
@@ -95,20 +96,29 @@ class Replicas(Processes):
         return not self._fires_again and not self.inside
 
     def _told_of(self, place: int) -> Callable[[nn.Parameter], None]:
-        """What a parameter of the bucket at that place calls when backward has come to it."""
+        """What a parameter of the bucket at that place calls when backward has come to it.
+
+        It does not keep the replicas: the wrapper's reducer has the parameters with their hooks, and what leads from there back
+        to the wrapper is nothing that Python's collector finds.
+        """
         last = -1  # no try yet
+        replicas = weakref.ref(self)
 
         def has_gradient(_param: nn.Parameter) -> None:
             nonlocal last
-            self._fires_again |= last == self._tries
-            last = self._tries
-            if self._under_way is not None:
-                if self._fires_again:
-                    raise SluiceError("backward came to a parameter twice, which it had not done in the steps before; its "
-                                      "gradient is on its way to the other processes already. Let the first step do it, too")
-                self._under_way.ready(place)
+            if (mine := replicas()) is not None:
+                mine._came_to(place, again=last == mine._tries)
+                last = mine._tries
 
         return has_gradient
+
+    def _came_to(self, place: int, again: bool) -> None:
+        self._fires_again |= again
+        if self._under_way is not None:
+            if self._fires_again:
+                raise SluiceError("backward came to a parameter twice, which it had not done in the steps before; its "
+                                  "gradient is on its way to the other processes already. Let the first step do it, too")
+            self._under_way.ready(place)
 
     def begin_batch(self, samples: int) -> None:
         """Gives every process the buffers of the first, if that was asked for."""
@@ -193,6 +203,12 @@ class Replicas(Processes):
                 if count == 0.0:
                     gradients.leave_out(param)
         return header[0]
+
+
+def _remove(hooks: list[RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()
+    hooks.clear()
 
 
 class _Reduction:

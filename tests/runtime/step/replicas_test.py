@@ -1,7 +1,9 @@
 """Replicas of a model in several processes learn what one process learns that has all their samples."""
 
 import contextlib
+import gc
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -96,6 +98,22 @@ def nothing_outlives(_rank: int) -> None:
     assert runtime.left_behind == [0] * 3 * STEPS, runtime.left_behind
 
 
+def freed(_rank: int) -> None:
+    """Neither the step keeps a model nor the model a step that has gone."""
+    module = Parallel(model())
+    step = sluice.Step(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    for _ in range(STEPS):
+        step(lambda x: module(x).square().mean(), torch.ones(2, 4, dtype=torch.double))
+    kept = weakref.ref(module)
+    first = next(module.parameters())
+    del step
+    gc.collect()
+    assert not first._post_accumulate_grad_hooks
+    del module, first
+    gc.collect()
+    assert kept() is None
+
+
 def again(_rank: int) -> None:
     """Where backward comes to a parameter several times, nothing is sent before its end."""
     module = Parallel(model(), static_graph=True)
@@ -177,7 +195,7 @@ def refused(_rank: int) -> None:
 
 
 @pytest.mark.deadline(180)
-@pytest.mark.parametrize("bodies", [(same_as_one, overlapping, nothing_outlives), (unused, thawed, buffers, refused, again)],
+@pytest.mark.parametrize("bodies", [(same_as_one, overlapping, nothing_outlives), (unused, thawed, buffers, refused, again, freed)],
                          ids=gloo_processes.names)
 def test_in_processes_that_train_together(tmp_path, bodies):
     gloo_processes.run(tmp_path, bodies, RANKS)
