@@ -64,6 +64,7 @@ void broker::run(int stop_fd) {
     auto const listener_at = polled.add(place_.listener());
     auto const folder_at = polled.add(place_.watch());
     std::vector<std::size_t> visitor_at;
+    visitor_at.reserve(visitors_.size());
     for (auto const& who : visitors_) {
       visitor_at.push_back(polled.add(who->deferred ? -1 : who->socket.get()));
     }

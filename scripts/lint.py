@@ -41,8 +41,10 @@ class Unusable(Exception):
 
 
 def tool(name: str) -> str:
-    """The path of a tool, by preference the release that the configuration was written for."""
-    for candidate in (f"{name}-14", name):
+    """The path of a tool, by preference the release that the configuration was written for: setup.sh has installed it."""
+    recorded = ROOT / ".cache" / "python"
+    beside = Path(recorded.read_text().strip()).parent if recorded.exists() else ROOT
+    for candidate in (str(beside / name), f"{name}-14", name):
         if found := shutil.which(candidate):
             return found
     raise Unusable(f"{name} is not here: run ./scripts/setup.sh --lint")

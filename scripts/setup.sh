@@ -47,6 +47,9 @@ done
 if [[ $tests == yes && -e $root/tests/requirements.txt ]]; then
   requirement_files+=("$root/tests/requirements.txt")
 fi
+if [[ $lint == yes && -e $root/scripts/lint-requirements.txt ]]; then
+  requirement_files+=("$root/scripts/lint-requirements.txt")
+fi
 if [[ $list_packages == yes ]]; then
   list_packages "$lint"
   exit 0

@@ -61,6 +61,7 @@ void pool_set::adopt(pool_files files) {
 
 void pool_set::write_roster() const {
   std::vector<roster_entry> roster;
+  roster.reserve(pools_.size());
   for (auto const& each : pools_) {
     roster.push_back({each.pool->id(), each.pool->users()});
   }

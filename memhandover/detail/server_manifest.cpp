@@ -11,6 +11,7 @@ namespace {
 
 std::vector<std::uint32_t> chunks_of(manifest_entry const& entry) {
   std::vector<std::uint32_t> chunks;
+  chunks.reserve(entry.chunks.size());
   for (auto const& each : entry.chunks) {
     chunks.push_back(each.chunk);
   }

@@ -200,6 +200,7 @@ void model_host::impl::call_clerk() {
 
 void model_host::impl::publish_run_ahead() {
   std::vector<scheduler::run_ahead_promise> promises;
+  promises.reserve(slots_.size());
   for (auto const& each : slots_) {
     promises.push_back({.share = each.report.warm.required_share,
                         .latency = each.is.scheduling.goal.latency,

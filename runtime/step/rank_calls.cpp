@@ -86,6 +86,7 @@ int sluice_ranks_complete(struct sluice_place const* in_each) {
   }
   return guarded([=] {
     std::vector<rank_agreement::place> places;
+    places.reserve(joined()->groups());
     for (std::size_t group = 0; group < joined()->groups(); ++group) {
       places.push_back({in_each[group].rank, in_each[group].ranks});
     }

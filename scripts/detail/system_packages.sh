@@ -87,8 +87,7 @@ for_each_package() {
   "$1" iproute2 has_ip
   "$1" libbenchmark-dev has_header benchmark/benchmark.h
   if [[ $2 == yes ]]; then
-    # By version: other releases format and warn differently.
-    "$1" clang-tidy-14 has_command clang-tidy-14
+    # By version: other releases format differently.
     "$1" clang-format-14 has_command clang-format-14
     "$1" shellcheck has_command shellcheck
     # For AddressSanitizer it takes half the time of g++; its ThreadSanitizer does not bear libraries that are preloaded.

@@ -84,6 +84,7 @@ std::string nested_list::text(std::size_t i) const {
 
 std::vector<std::size_t> nested_list::extents() const {
   std::vector<std::size_t> result;
+  result.reserve(levels_.size());
   for (auto const& each : levels_) result.push_back(each.extent);
   return result;
 }

@@ -188,6 +188,7 @@ std::vector<tensor> read_inputs(raw_request const& raw, model_metadata const& me
     }
   }
   std::vector<tensor> inputs;
+  inputs.reserve(metadata.inputs.size());
   for (auto const& spec : metadata.inputs) {
     inputs.push_back(read_tensor(*given.at(spec.name), spec));
   }
