@@ -26,12 +26,12 @@ class broker {
  public:
   struct options {
     std::string runtime_dir;
-    std::chrono::milliseconds idle_exit{
-        10'000};  ///< ends, or gives a pool back, this long after the last client has gone
-    std::chrono::milliseconds adoption_grace{
-        2'000};  ///< how long to wait for clients of an earlier broker
-    std::chrono::milliseconds server_grace{
-        10'000};      ///< how long what a dead server has published stays for its successor; 0: not
+    /// Ends, or gives a pool back, this long after the last client has gone.
+    std::chrono::milliseconds idle_exit{10'000};
+    /// How long to wait for clients of an earlier broker.
+    std::chrono::milliseconds adoption_grace{2'000};
+    /// How long what a dead server has published stays for its successor; 0: not.
+    std::chrono::milliseconds server_grace{10'000};
     pool_wish pools;  ///< the first pool, and what later ones are where a join says nothing else
   };
 
@@ -73,8 +73,8 @@ class broker {
 
   options options_;
   detail::broker_place place_;
-  unique_fd
-      spare_;  ///< given up for a visitor who comes when there are no descriptors left, to tell him so
+  /// Given up for a visitor who comes when there are no descriptors left, to tell him so.
+  unique_fd spare_;
   std::optional<detail::pool_set> pools_;
   std::vector<std::unique_ptr<visitor>> visitors_;
   clock::time_point idle_since_{};

@@ -5,9 +5,9 @@
 /// chunks at reserved addresses, takes mappings away, and zeroes contents; who *owns* a chunk is
 /// the ledger's business, not the backend's.
 ///
-///   reserved --map--> mapped --unmap--> reserved            in use by this process
-///                     mapped --revoke--> revoked --unmap--> reserved      taken away while kernels
-///                     may still run
+///   reserved ──map──► mapped ──unmap──► reserved                       in use by this process
+///                        └──revoke──► revoked ──unmap──► reserved      taken away while kernels
+///                                                                      may still run
 ///
 /// Thread-safety: calls on disjoint address ranges may run at the same time. No call waits for
 /// running kernels. Errors: `sluice::error`, kinds `out_of_memory`, `unsupported`, `internal`;

@@ -146,8 +146,8 @@ struct alignas(64) client_entry {
   std::atomic<std::uint32_t> kind;
   std::atomic<std::uint32_t> pid;          ///< as the process knows itself
   std::atomic<std::uint64_t> start_ticks;  ///< start time of the process, tells a reused pid apart
-  std::atomic<std::uint64_t>
-      pid_namespace;  ///< inode of the namespace that the pid is of; 0: not known
+  /// Inode of the namespace that the pid is of; 0: not known.
+  std::atomic<std::uint64_t> pid_namespace;
   std::atomic<std::uint64_t> life_inode;  ///< inode of the pipe that its descendants hold
   char name[48];
   char endpoint[64];
@@ -155,8 +155,8 @@ struct alignas(64) client_entry {
 
 /// What the writer tells one client. Written by the writer.
 struct alignas(64) client_control {
-  std::atomic<std::uint64_t>
-      demand;  ///< `numbered`: give up so many chunks; a newer number replaces an older one
+  /// `numbered`: give up so many chunks; a newer number replaces an older one.
+  std::atomic<std::uint64_t> demand;
   std::atomic<std::uint64_t> grant;      ///< `numbered`: answer to the request of that number
   std::atomic<std::uint64_t> mail_read;  ///< messages of the client's mailbox that have been taken
   std::atomic<std::uint32_t> refused;  ///< most chunks at once that the server went without, since
@@ -232,8 +232,8 @@ struct alignas(64) history_entry {
   std::atomic<std::int64_t> from_ns, until_ns;
   std::atomic<std::uint64_t> address, generation;
   std::atomic<std::uint32_t> kind, pid, first, count;
-  std::atomic<std::uint64_t>
-      what[sizeof(note_text::text) / sizeof(std::uint64_t)];  ///< see shared_text.hpp
+  /// See shared_text.hpp.
+  std::atomic<std::uint64_t> what[sizeof(note_text::text) / sizeof(std::uint64_t)];
 };
 
 /// A text of shared memory up to its zero byte, or all of it if a damaged one has none.

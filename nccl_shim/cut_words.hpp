@@ -23,8 +23,8 @@ inline constexpr unsigned max_ranks = 64;
 /// The word.
 struct cut_word {
   std::uint16_t epoch = 0;  ///< of 9 bits: it is only asked whether it is another one
-  bool catching_up =
-      false;  ///< the first that needs it has not granted what others have launched yet
+  /// The first that needs it has not granted what others have launched yet.
+  bool catching_up = false;
   std::uint8_t needed = 0;    ///< ranks that need it
   std::uint8_t pausing = 0;   ///< ranks that pause
   std::uint64_t granted = 0;  ///< less than 2⁴⁰: a million collectives a second for twelve days

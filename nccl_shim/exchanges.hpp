@@ -30,8 +30,8 @@ void add(std::vector<transfers>& all, transfers const& more);
 /// In shared memory, zero at first. Each rank writes its own part.
 struct exchange_memory {
   struct alignas(64) rank_part {
-    std::atomic<std::uint32_t>
-        place;  ///< 1 + its place on the board; 0: it has none, or is not there yet
+    /// 1 + its place on the board; 0: it has none, or is not there yet.
+    std::atomic<std::uint32_t> place;
     std::atomic<std::uint32_t> passing;  ///< how many it makes without asking just now
     std::array<std::atomic<std::uint64_t>, max_ranks> made;  ///< by peer: {sends: 32, receives: 32}
   };

@@ -29,8 +29,8 @@ struct alignas(64) known_communicator : std::enable_shared_from_this<known_commu
   std::atomic<int> error{success};
   std::atomic<bool> given_up{false};
   std::atomic<std::int64_t> death_seen_ns{0};  ///< when somebody who asked for errors first saw one
-  std::atomic<std::int64_t> looked_around_ns{
-      0};  ///< when who asks for errors last looked at the other ranks
+  /// When who asks for errors last looked at the other ranks.
+  std::atomic<std::int64_t> looked_around_ns{0};
   std::atomic<std::uint32_t> being_called{0};  ///< by so many calls of NCCL's functions just now
 
   /// Why calls are not made.

@@ -16,14 +16,14 @@ struct kept_client {
   bool present = false;
   bool reported = false;  ///< the server has been asked to take back what it held
   bool ready = false;     ///< a server that has said so: it can write the ledger
-  bool unseen =
-      false;  ///< of an earlier broker, in a namespace where this one sees no process: it lives until its
-              ///< lock has gone
+  /// Of an earlier broker, in a namespace where this one sees no process: it lives until its lock has
+  /// gone.
+  bool unseen = false;
   process_identity who;
   unique_fd socket;
   unique_fd process;  ///< pidfd
-  unique_fd
-      life;  ///< read end of its life pipe; empty if it died before telling an adopting broker
+  /// Read end of its life pipe; empty if it died before telling an adopting broker.
+  unique_fd life;
   unique_fd bell;
   std::chrono::steady_clock::time_point look_at{};  ///< when its descendants are looked for again
   std::chrono::milliseconds look_every{5};

@@ -21,8 +21,8 @@ namespace sluice::memhandover::detail {
 
 class pause_lease {
  public:
-  using claims =
-      std::multiset<std::int64_t>;  ///< CLOCK_MONOTONIC nanoseconds until which each holds
+  /// CLOCK_MONOTONIC nanoseconds until which each holds.
+  using claims = std::multiset<std::int64_t>;
   using claim = claims::const_iterator;
 
   /// `word` must outlive this object.

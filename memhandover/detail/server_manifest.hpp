@@ -75,8 +75,8 @@ class server_manifest final : public warm_memory {
 
   parts of_;
   manifest manifest_;
-  std::map<std::string, std::vector<std::uint32_t>, std::less<>>
-      own_;  ///< published by this server
+  /// Published by this server.
+  std::map<std::string, std::vector<std::uint32_t>, std::less<>> own_;
   std::map<std::byte const*, std::vector<std::uint32_t>> stitched_;
   std::vector<std::uint32_t> claims_;  ///< by chunk: claimed placements that it is part of
   bool leaving_ = false;

@@ -6,8 +6,8 @@
 ///                └──► held ────────┘   closed, compute pause, or its share of the run-ahead is used
 ///                       │              up; a held thread counts as outside
 ///                       └──► refused   aborting, and the thread expendable:
-///                                      CUDA_ERROR_NOT_PERMITTED, or dropped (see dispatch.hpp);
-///                                      the driver is not called
+///                                      CUDA_ERROR_NOT_PERMITTED, or dropped (see dispatch.hpp),
+///                                      and the driver is not called
 ///
 /// The gate:   open ──close()──► closing ──nobody inside──► closed ──open()──► open
 ///                                  └──deadline──► open
@@ -41,8 +41,8 @@ namespace sluice::gate {
 /// Bits of the gate's mode.
 namespace mode {
 inline constexpr std::uint32_t unprepared = 1U << 0;  ///< the driver has not been opened
-inline constexpr std::uint32_t unattached =
-    1U << 1;  ///< under `sluice run`, the runtime library not yet asked
+/// Under `sluice run`, the runtime library not yet asked.
+inline constexpr std::uint32_t unattached = 1U << 1;
 inline constexpr std::uint32_t closed = 1U << 2;
 inline constexpr std::uint32_t aborting = 1U << 3;
 inline constexpr std::uint32_t paused = 1U << 4;    ///< there is a pause word to look at
@@ -51,8 +51,8 @@ inline constexpr std::uint32_t bounded = 1U << 6;   ///< run-ahead is bounded
 inline constexpr std::uint32_t fenced = 1U << 7;    ///< no membarrier on this kernel
 inline constexpr std::uint32_t inert = 1U << 8;     ///< forked child
 inline constexpr std::uint32_t watching = 1U << 9;  ///< there is a demand word to look at
-inline constexpr std::uint32_t deferring =
-    1U << 10;  ///< calls may be left to a submitter, and some may still lie there
+/// Calls may be left to a submitter, and some may still lie there.
+inline constexpr std::uint32_t deferring = 1U << 10;
 inline constexpr std::uint32_t agreeing = 1U << 11;  ///< also without a bound
 }  // namespace mode
 
@@ -86,8 +86,8 @@ class gate {
   /// Else it is outside.
   [[nodiscard]] bool enter_if_it_holds_nobody(thread_slot& self) {
     self.inside.store(1, std::memory_order_relaxed);
-    std::atomic_signal_fence(
-        std::memory_order_seq_cst);  // the other half is the membarrier in close()
+    // The other half is the membarrier in close().
+    std::atomic_signal_fence(std::memory_order_seq_cst);
     bool const inside = holds_nobody();
     if (!inside) {
       leave(self);

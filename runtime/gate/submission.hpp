@@ -13,10 +13,10 @@
 ///
 ///   held     [ agreed? | its stream's next | what waits for their events | … ]
 ///   beside   [ other streams' calls ]
-/// What waits for the device,
-/// orders work in another way or asks for an answer *flushes* first: it waits until all that was
-/// accepted before it has been made. The submitter passes the gate like any thread, with the
-/// exemptions of the thread that made the call.
+///
+/// What waits for the device, orders work in another way or asks for an answer *flushes* first: it
+/// waits until all that was accepted before it has been made. The submitter passes the gate like any
+/// thread, with the exemptions of the thread that made the call.
 ///
 /// A commit can be left as well, before it is known whether the micro-batch keeps its memory: see
 /// `queued_commit`.
@@ -289,14 +289,14 @@ class submission_queue {
   std::atomic<bool> ending_{false};
   std::atomic<CUresult> error_{CUDA_SUCCESS};
   std::atomic<std::uint64_t> decide_at_{never};  // the call that the decision comes before
-  std::array<std::atomic<std::uint64_t>, capacity>
-      ended_{};  // by place, the last that has been made
+  // By place, the last that has been made.
+  std::array<std::atomic<std::uint64_t>, capacity> ended_{};
 
   // The submitter's alone:
   std::uint64_t taken_ = 0;     // the last call that it has made or held
   std::int64_t agreed_ns_ = 0;  // when it held the last one that others have to agree to
-  std::deque<std::uint64_t>
-      held_;  // in their order; their places are not used again before they end
+  // In their order; their places are not used again before they end.
+  std::deque<std::uint64_t> held_;
   std::unordered_set<void*> held_streams_;  // that those have used since there were none
   std::unordered_set<CUevent> held_events_;
 

@@ -16,8 +16,8 @@ class stream_state;
 /// A stream as a call names it, in the context that is current; see `stream_registry`.
 struct stream_key {
   void* handle = nullptr;
-  void* context =
-      nullptr;  ///< only for the default streams, which have one handle in every context
+  /// Only for the default streams, which have one handle in every context.
+  void* context = nullptr;
   void const* owner = nullptr;  ///< the thread's slot, only for per-thread default streams
   friend bool operator==(stream_key const&, stream_key const&) = default;
 };

@@ -5,7 +5,8 @@
 ///   PREFIX/lib/libsluice_runtime.so, PREFIX/lib/libsluice_gate.so, PREFIX/lib/libsluice_nccl.so
 ///   PREFIX/lib/_torch/2.11/       sluice-server, and libraries, for that version of torch
 ///   PREFIX/lib/python/sluice/     or, in a build folder inside the sources, runtime/python/sluice/
-///   of a folder above; or PREFIX is the package itself, in site-packages
+///                                 of a folder above; or PREFIX is the package itself, in
+///                                 site-packages
 #pragma once
 
 #include <filesystem>

@@ -131,8 +131,8 @@ class model_host::impl {
   mutable std::mutex mutex_;
   std::condition_variable work_;  ///< wakes the executor
   std::condition_variable clerk_wakes_;
-  std::condition_variable
-      settled_;  ///< wakes callers: a wanted load is done, the executor has ended
+  /// Wakes callers: a wanted load is done, the executor has ended.
+  std::condition_variable settled_;
   std::deque<slot> slots_;
   std::list<detail::job> queue_;         ///< of all models, in order of arrival
   std::vector<detail::answer> refused_;  ///< to be delivered by the clerk

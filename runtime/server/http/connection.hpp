@@ -3,9 +3,9 @@
 ///
 /// States:
 ///
-///   idle → reading → (waiting →) writing → idle …        a keep-alive connection, request after
-///   request writing → lingering → closed                         after an answer that ends the
-///   connection any → closed                                         client gone, time out, abort
+///   idle → reading → (waiting →) writing → idle …   a keep-alive connection, request after request
+///   writing → lingering → closed                    after an answer that ends the connection
+///   any → closed                                    client gone, time out, abort
 ///
 /// Requests that a client sends ahead (pipelining) stay in the buffer until their turn. While a
 /// request waits for the service nothing is read, so a client that leaves meanwhile is noticed when

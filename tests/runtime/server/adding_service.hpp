@@ -168,8 +168,8 @@ class adding_service : public inference_service {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::pair<infer_request, std::function<void(infer_result)>>>
-      waiting_;  // all under mutex_
+  // All under mutex_:
+  std::deque<std::pair<infer_request, std::function<void(infer_result)>>> waiting_;
   std::size_t received_ = 0;
   std::size_t answered_ = 0;
   bool held_ = false;
