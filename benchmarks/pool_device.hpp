@@ -4,7 +4,9 @@
 /// gate: the program itself asks it before everything that it submits.
 ///
 ///   auto device = open_pool_device(backend_kind::host, 0);
-///   device->fill(where, bytes, 0x5a);
+///   if (!device->fill(where, bytes, 0x5a)) {
+///     // … the driver refused …
+///   }
 ///
 /// Thread-safety: `pool_device` from one thread at a time, `draining_gate` from any.
 #pragma once

@@ -1,7 +1,7 @@
 /// Finding the broker of a runtime folder, or starting it.
 ///
-///   auto presence = open_pool({.runtime_dir = dir, .pool_bytes = 4_GiB});   // keep it: the
-///   pool stays while it is open
+///   auto presence = open_pool({.runtime_dir = dir, .pool_bytes = 4_GiB});
+///   // Keep it: the pool stays while it is open.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ struct broker_options {
   std::optional<int> device{};  ///< CUDA ordinal, or number of a pool on the host; without one the
                                 ///< broker's first pool is meant, which is of device 0 if there
                                 ///< is none yet
-  std::uint64_t pool_bytes =
-      0;  ///< 0: half of the free host memory, or all but a headroom of the free device memory
+  /// 0: half of the free host memory, or all but a headroom of the free device memory.
+  std::uint64_t pool_bytes = 0;
   std::uint64_t chunk_bytes = 0;  ///< 0: 2 MiB on the host, 64 MiB on CUDA
   std::string sluice_binary{};  ///< program to start as `PROGRAM broker …`; empty: $SLUICE_BROKER,
                                 ///< else `sluice` on PATH

@@ -1,7 +1,7 @@
 /// Byte counts as literals, and as text for people.
 ///
-///   auto chunk = 64_MiB;            // std::uint64_t
-///   format_bytes(chunk)             // "64 MiB"
+///   auto chunk = 64_MiB;   // std::uint64_t
+///   format_bytes(chunk);   // "64 MiB"
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,9 @@
 /// A training client's own side of the ledger: asks for chunks, learns which it got, gives them up.
 ///
-///   mailbox.ask(16, lifetime::revocable);      // then ring the writer's doorbell
-///   … until mailbox.answered(), or else mailbox.withdraw() …
-///   auto chunks = mailbox.collect(16);         // at most 16, whatever happened to the writer
-///   mailbox.release(chunks);                   // then ring the doorbell
+///   mailbox.ask(16, lifetime::revocable);   // then ring the writer's doorbell
+///   // … until mailbox.answered(), or else mailbox.withdraw() …
+///   auto chunks = mailbox.collect(16);      // at most 16, whatever happened to the writer
+///   mailbox.release(chunks);                // then ring the doorbell
 ///
 /// A writer may die while it grants, and its successor then grants once more; or it may have read a
 /// request just before it is withdrawn. The ledger says in both cases what the client owns, which

@@ -4,8 +4,8 @@
 /// of a thread or a request handler: there it is turned into a status by the one table in
 /// runtime/telemetry/error_table.hpp.
 ///
-///   throw error{error_kind::invalid_argument, "pool.memory is 40GiB but the machine has 23GiB; ask
-///   for less"};
+///   throw error{error_kind::invalid_argument,
+///               "pool.memory is 40GiB but the machine has 23GiB; ask for less"};
 #pragma once
 
 #include <stdexcept>

@@ -1,9 +1,9 @@
 /// Who holds a pool's memory, in sentences for somebody who could not get any.
 ///
-///   account_of(view, slot)      "of the pool's 4 GiB this job holds 1 GiB for good and 512 MiB in its
-///                               step arena, models hold 2 GiB (bert 1.5 GiB, resnet 512 MiB), and
-///                               512 MiB are free"
-///   remedies(view, slot)        "a smaller micro_batch (now 64), …"
+///   account_of(view, slot);   // "of the pool's 4 GiB this job holds 1 GiB for good and 512 MiB in
+///                             // its step arena, models hold 2 GiB (bert 1.5 GiB, resnet 512 MiB),
+///                             // and 512 MiB are free"
+///   remedies(view, slot);     // "a smaller micro_batch (now 64), …"
 ///
 /// Thread-safety: any thread; reads shared memory alone.
 #pragma once

@@ -23,7 +23,10 @@ struct pool_wish {
 /// happen in a child process, which exits; a pool on the host is whole at once.
 ///
 ///   pool_creation making{{.backend = "cuda", .device = 1}};
-///   while (!making.done()) { …wait until making.socket() can be read…; making.advance(); }
+///   while (!making.done()) {
+///     // … wait until making.socket() can be read …
+///     making.advance();
+///   }
 ///   auto files = making.take();
 ///
 /// The process must ignore SIGCHLD, since nobody waits for the child's end. Thread-safety: none.

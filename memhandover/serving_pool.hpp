@@ -8,9 +8,9 @@
 ///      the broker writes the ledger meanwhile, so that nobody waits for a server that starts
 ///
 ///   auto pool = serving_pool::join({.name = "server", .endpoint = "127.0.0.1:8000"});
-///   auto weights = pool->acquire(90_MiB, deadline);            // may take chunks from training
-///   auto claim = pool->claim_compute();                        // training's gate holds its
-///   launches meanwhile … run the model out of weights.data() …
+///   auto weights = pool->acquire(90_MiB, deadline);   // may take chunks from training
+///   auto claim = pool->claim_compute();               // training's gate holds its launches
+///   // … run the model out of weights.data() …
 ///
 /// Source of the protocol: docs/architecture.md, "Handover".
 #pragma once
@@ -33,13 +33,13 @@ namespace sluice::memhandover {
 /// zero.
 struct handover_report {
   std::uint64_t bytes = 0;  ///< acquired in all
-  std::uint64_t bytes_reclaimed =
-      0;                         ///< of these, taken from training (0: the pool had enough free)
-  std::uint64_t bytes_live = 0;  ///< of these, from a micro-batch that was running
+  /// Of these, taken from training (0: the pool had enough free).
+  std::uint64_t bytes_reclaimed = 0;
+  std::uint64_t bytes_live = 0;       ///< of these, from a micro-batch that was running
   std::chrono::nanoseconds notify{};  ///< demand written → first acted on by a thread of training
   std::chrono::nanoseconds gate{};    ///< → gate closed, nobody inside
-  std::chrono::nanoseconds
-      drain{};  ///< → device idle (zero on the host, which revokes under running kernels)
+  /// → device idle (zero on the host, which revokes under running kernels).
+  std::chrono::nanoseconds drain{};
   std::chrono::nanoseconds revoke{};  ///< → chunks no longer training's, released posted
   std::chrono::nanoseconds ledger{};  ///< → owners flipped
   std::chrono::nanoseconds map{};     ///< → mapped contiguously for the server
@@ -108,10 +108,10 @@ class serving_pool : public chunk_pool {
                                     ///< one the broker's first pool
     std::string sluice_binary{};    ///< program that is the broker; empty: $SLUICE_BROKER, else
                                     ///< `sluice` on PATH
-    std::chrono::milliseconds pause_lease{
-        100};  ///< how long a compute pause outlives a dead server
-    std::chrono::milliseconds patience{
-        60'000};  ///< how long `join`, once ready, waits for what an earlier server held
+    /// How long a compute pause outlives a dead server.
+    std::chrono::milliseconds pause_lease{100};
+    /// How long `join`, once ready, waits for what an earlier server held.
+    std::chrono::milliseconds patience{60'000};
   };
 
   /// Finds the broker or starts it, and becomes the pool's server: opens the memory, then waits

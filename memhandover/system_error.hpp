@@ -1,7 +1,8 @@
 /// What a failed system call means to whoever reads the message: the reason, and where it is a limit, which one.
 ///
 ///   throw system_error("cannot create a pool of 4 GiB");
-///   // … : File too large; the limit of a file's size (ulimit -f) holds for shared memory too: raise it
+///   // … : File too large; the limit of a file's size (ulimit -f) holds for shared memory too:
+///   // raise it
 #pragma once
 
 #include <cerrno>

@@ -2,8 +2,8 @@
 /// a chunk goes back to the pool when its last tensor goes.
 ///
 ///   tensor_heap heap{pool, 256};
-///   auto model = heap.load({sizes, .what = "resnet50"}, deadline, &report);
-///   … model.addresses()[i] …                        // sizes[i] bytes, until `model` dies
+///   auto model = heap.load({.sizes = sizes, .what = "resnet50"}, deadline, &report);
+///   // … sizes[i] bytes at model.addresses()[i], until `model` dies …
 ///
 /// tensor_placement decides where tensors lie; this object has the memory. A load takes free chunks if
 /// they do, else as many as its bytes fill, which may be training's.

@@ -2,10 +2,10 @@
 /// that goes leaves whole chunks empty.
 ///
 ///   tensor_placement places{64_MiB, 2000, 256};
-///   auto where = places.load(7, sizes, free_chunks);    // nothing: no room, and nothing has changed
-///   where->taken                                        // of `free_chunks`: now the model's
-///   where->tensors[3]                                   // in the whole view, or in a stitched range
-///   auto gone = places.unload(7);                       // gone.emptied: back to the pool
+///   auto where = places.load(7, sizes, free_chunks);   // nothing: no room, nothing has changed
+///   where->taken;                   // of `free_chunks`: now the model's
+///   where->tensors[3];              // in the whole view, or in a stitched range
+///   auto gone = places.unload(7);   // gone.emptied: back to the pool
 ///
 /// A chunk is *offered* (the caller may have it) → *held* (at least one live byte) → given back. In
 /// the *whole view* chunk i lies at i × chunk_bytes, so that a tensor may lie across neighbours. Where

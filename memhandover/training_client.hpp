@@ -5,8 +5,8 @@
 /// is logged: a demand is answered all the same, with nothing.
 ///
 ///   auto pool = training_client::join(broker, "job", [&](demand const& d) { return give_up(d); });
-///   pool->ask(16, lifetime::revocable, deadline);  // any thread but the handler's
-///   auto chunks = pool->collect();                 // maybe fewer than asked for
+///   pool->ask(16, lifetime::revocable, deadline);   // any thread but the handler's
+///   auto chunks = pool->collect();                  // maybe fewer than asked for
 ///   pool->release(chunks);
 ///
 /// Thread-safety: all functions from any thread.

@@ -8,7 +8,7 @@
 ///
 ///   attainment_model model{service, load, 200ms};
 ///   auto at = model.at(/*arrivals_per_s=*/0.5);
-///   at.share_within(poisson_exceed(0.5, 30s))      // share of requests answered within 200 ms
+///   at.share_within(poisson_exceed(0.5, 30s));   // share of requests answered within 200 ms
 ///
 /// `share_within` never rises with `exceed`, hence never falls when the idle timeout grows.
 ///
@@ -57,9 +57,9 @@ class attainment_model {
   double service_mean_s_;
   double load_mean_s_;
   masses service_residual_;  // of the service in progress, at a random instant of it
-  masses
-      behind_load_;  // rest of a load in progress, plus the service of the request that caused it
-  masses within_;    // P(service ≤ latency − grid point)
+  // Rest of a load in progress, plus the service of the request that caused it.
+  masses behind_load_;
+  masses within_;  // P(service ≤ latency − grid point)
   double cold_;
 };
 

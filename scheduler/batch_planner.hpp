@@ -8,17 +8,19 @@
 /// batch is cut as it would be without a pool, and the same in every run. Remaining samples are spread
 /// evenly, so the micro-batches of a step add up to the global batch exactly. It waits only on
 /// evidence (the smallest micro-batch was measured to need more, or ran out of memory in as much),
-/// never on an extrapolation: trying costs
-/// little, and a wrong estimate that forbids trying would never be corrected. A size that has run in as
-/// much is tried in as much again.
+/// never on an extrapolation: trying costs little, and a wrong estimate that forbids trying would never
+/// be corrected. A size that has run in as much is tried in as much again.
 ///
 ///   batch_planner planner{{.largest = 64}};
 ///   while (remaining > 0) {
 ///     auto next = planner.plan({.remaining_samples = remaining, .arena_bytes = free_to_us});
-///     if (next.wait) { … until next.needed_bytes are there …; continue; }
-///     … run next.samples …
-///     planner.committed(next.samples, bytes, took);              // or discarded(), or
-///     out_of_memory() remaining -= next.samples;
+///     if (next.wait) {
+///       // … until next.needed_bytes are there …
+///       continue;
+///     }
+///     // … run next.samples …
+///     planner.committed(next.samples, bytes, took);   // or discarded(), or out_of_memory()
+///     remaining -= next.samples;
 ///   }
 ///
 /// Plain numbers in and out. Pure: no clock. One thread at a time.
@@ -73,8 +75,8 @@ class batch_planner {
  public:
   struct settings {
     std::uint64_t largest = 1;  ///< the user's micro-batch: never exceeded, and tried first
-    bool fixed =
-        false;  ///< always `largest` (and a remainder): for models whose result depends on the cut
+    /// Always `largest` (and a remainder): for models whose result depends on the cut.
+    bool fixed = false;
   };
   struct input {
     std::uint64_t remaining_samples = 0;  ///< of the global batch, not yet committed
@@ -84,8 +86,8 @@ class batch_planner {
     std::uint64_t samples = 0;      ///< 0 when waiting, or when nothing remains
     std::uint64_t slices_left = 0;  ///< into which the remaining samples are cut, this one included
     bool wait = false;              ///< not even the smallest permitted micro-batch fits
-    std::uint64_t needed_bytes =
-        0;  ///< predicted need of `samples` with its margin; or what is waited for
+    /// Predicted need of `samples` with its margin; or what is waited for.
+    std::uint64_t needed_bytes = 0;
   };
 
   /// Throws `std::invalid_argument` if `largest` is 0.
@@ -109,8 +111,8 @@ class batch_planner {
   struct shortage {
     std::uint64_t samples = 0;  // 0: none remembered
     std::uint64_t arena_bytes = 0;
-    unsigned commits_left =
-        0;  // after which it is forgotten, since fragmentation may have been its cause
+    // After which it is forgotten, since fragmentation may have been its cause.
+    unsigned commits_left = 0;
   };
 
   [[nodiscard]] std::uint64_t where_growth_ends() const;

@@ -8,7 +8,7 @@
 ///
 ///   arrival_rates rates{start};
 ///   rates.count(now);
-///   rates.slow(now)                  // per second, decayed up to `now`
+///   rates.slow(now);   // per second, decayed up to `now`
 ///
 /// None is thread-safe: one thread at a time. Durations that are negative or not finite throw
 /// `std::invalid_argument`.
@@ -67,8 +67,8 @@ class gap_histogram {
 
   struct release_odds {
     double exceed = 0.0;  ///< P(gap > timeout)
-    double time_share =
-        0.0;  ///< E[(gap − timeout)+] / E[gap]: share of the idle time; equals `exceed` for Poisson
+    /// E[(gap − timeout)+] / E[gap]: share of the idle time; equals `exceed` for Poisson.
+    double time_share = 0.0;
   };
 
   void add(seconds gap);
@@ -85,8 +85,8 @@ class gap_histogram {
     double total_s = 0.0;
   };
   std::array<bin, bins> bins_{};
-  double unit_ =
-      1.0;  // weight of the newest gap; grows instead of decaying every bin at every event
+  // Weight of the newest gap; grows instead of decaying every bin at every event.
+  double unit_ = 1.0;
 };
 
 /// Index of dispersion for counts: Var N(w) / E N(w) over consecutive windows of length w. 1 for

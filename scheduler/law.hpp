@@ -6,10 +6,10 @@
 /// of equal weight), what is known before any measurement (one gamma), and the textbook cases, and
 /// every transform below has a closed form.
 ///
-///   auto service = law::gamma(100ms, 1.0);                       // exponential
-///   auto measured = law::of_samples(window);                     // seconds
-///   auto two_kinds = law::mixture({{.weight = 0.9, .mean = 20ms}, {.weight = 0.1, .mean =
-///   200ms}});
+///   auto service = law::gamma(100ms, 1.0);     // exponential
+///   auto measured = law::of_samples(window);   // seconds
+///   auto two_kinds =
+///       law::mixture({{.weight = 0.9, .mean = 20ms}, {.weight = 0.1, .mean = 200ms}});
 ///
 /// Immutable after construction: any number of threads may read one. Constructors throw
 /// `std::invalid_argument`. Sources: stop-loss moments of a gamma law by x·g_k(x) =

@@ -6,8 +6,10 @@
 /// from that and returns the decision.
 ///
 ///   model_controller model{{.goal = slo, .weight_bytes = 90_MiB, .load = {.mean = 40ms}}, now};
-///   if (auto a = model.on_arrival(now); !a.admitted) { reply(429, retry_after = a.retry_after); }
-///   …
+///   if (auto const answer = model.on_arrival(now); !answer.admitted) {
+///     refuse(answer.retry_after);
+///   }
+///   // … load the model if need be, and answer …
 ///   model.on_load(now, load_time, handover_time);
 ///   model.on_service(now, service_time, response_time);
 ///   idle_timer = model.tick(now).warm.chosen.idle_timeout;
@@ -44,8 +46,8 @@ struct model_report {
   std::uint64_t observed_requests = 0;        ///< in that window
   double fast_rate_per_s = 0.0;
   double slow_rate_per_s = 0.0;
-  std::optional<double>
-      dispersion;       ///< index of dispersion at the time scale of a load or of a backlog
+  /// Index of dispersion at the time scale of a load or of a backlog.
+  std::optional<double> dispersion;
   bool bursty = false;  ///< dispersion above 2: waits are planned for the rate inside bursts
   std::uint64_t arrivals = 0;
   std::uint64_t refused = 0;

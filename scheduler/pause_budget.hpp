@@ -12,10 +12,13 @@
 /// The last step keeps pauses from becoming ever shorter under load that never ends: after a used-up
 /// budget the next one may last for at least that eighth.
 ///
-///   pause_budget budget{0.2};                                    // of every second, 200 ms
-///   if (auto const limit = budget.begin(now); limit > now) { hold launches until limit at most … }
-///   budget.end(now);
-///   … or try again at budget.next_begin()
+///   pause_budget budget{0.2};   // of every second 200 ms stay training's
+///   if (auto const limit = budget.begin(now); limit > now) {
+///     // … hold launches, until `limit` at most …
+///     budget.end(ended);
+///   } else {
+///     // … try again at budget.next_begin() …
+///   }
 ///
 /// Whole nanoseconds, so that sums are exact. Pure; one thread at a time. An instant that lies before
 /// an earlier one's counts as that one. Bounded memory: of more than `most_pauses` in a window two

@@ -7,9 +7,10 @@
 /// exactly when the utilisation is below one, whatever the timeout; at or above one waits are
 /// `forever` and nothing is ever released.
 ///
-///   queue_load demand{.arrivals_per_s = 0.5, .service = law::gamma(100ms, 1.0), .load =
-///   law::gamma(2s, 0.0)}; mean_wait(demand, poisson_exceed(0.5, 3s));                  // 0.5525 s
-///   cycle_of(demand, poisson_exceed(0.5, 3s)).released_fraction  // 0.1733
+///   queue_load demand{
+///       .arrivals_per_s = 0.5, .service = law::gamma(100ms, 1.0), .load = law::gamma(2s, 0.0)};
+///   mean_wait(demand, poisson_exceed(0.5, 3s));                     // 0.5525 s
+///   cycle_of(demand, poisson_exceed(0.5, 3s)).released_fraction;   // 0.1733
 ///
 /// Pure functions: no state, no clock, any thread. They throw `std::invalid_argument` for a
 /// negative or NaN rate.

@@ -9,7 +9,7 @@
 ///
 ///   reserve keeper{chunk_bytes};
 ///   auto move = keeper.update({.free_bytes = usage.free_bytes, .size_bytes = w});
-///   pool.set_reserve(move.keep_bytes);               // or act on reclaim_bytes / release_bytes
+///   pool.set_reserve(move.keep_bytes);   // or act on reclaim_bytes / release_bytes
 ///
 /// Pure: the caller moves the memory and reports the free bytes the next time. One thread at a
 /// time.
@@ -31,8 +31,8 @@ class reserve {
   struct move {
     std::uint64_t reclaim_bytes = 0;  ///< take from training, unhurried
     std::uint64_t release_bytes = 0;  ///< give to training
-    std::uint64_t keep_bytes =
-        0;  ///< free bytes that training must not take: what remains free after the move
+    /// Free bytes that training must not take: what remains free after the move.
+    std::uint64_t keep_bytes = 0;
     bool refilling = false;
   };
 

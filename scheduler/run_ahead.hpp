@@ -14,7 +14,9 @@
 /// The least of all models' counts, within limits: below 30 µs the launching thread cannot hide its
 /// own hiccups from the device, above 1 ms a longer queue saves training hardly anything.
 ///
-///   run_ahead_bound({{.share = 0.99, .latency = 20ms, .service = 2ms}})     // 195 µs
+///   std::vector<run_ahead_promise> const promises{
+///       {.share = 0.99, .latency = 20ms, .service = 2ms}};
+///   run_ahead_bound(promises);   // 195 µs
 ///
 /// Pure.
 #pragma once

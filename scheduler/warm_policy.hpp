@@ -7,8 +7,12 @@
 /// allow, and the decision says why. Hysteresis: a timeout that still meets the objective is left
 /// only for one that releases noticeably more and meets it with something to spare.
 ///
-///   auto d = decide({.goal = slo, .weight_bytes = n, .arrivals_per_s = 2.0, .service = s, .load =
-///   l}); timer.expires_after(d.chosen.idle_timeout);
+///   auto decided = decide({.goal = slo,
+///                          .weight_bytes = 90_MiB,
+///                          .arrivals_per_s = 2.0,
+///                          .service = law::gamma(20ms, 1.0),
+///                          .load = law::gamma(1s, 0.0)});
+///   decided.chosen.idle_timeout;   // how long it may stay without a request
 ///
 /// A pure function of its inputs; the decision carries all it was made from, for the log and for
 /// `sluice status`. Throws `std::invalid_argument` for an invalid objective, limits or rate.

@@ -3,7 +3,9 @@
 ///   poll_list polled;
 ///   auto const bell = polled.add(bell_fd);
 ///   polled.wait(deadline);
-///   if (polled.ready(bell)) …
+///   if (polled.ready(bell)) {
+///     // … read it …
+///   }
 #pragma once
 
 #include <chrono>

@@ -1,6 +1,8 @@
 /// Waiting for one descriptor until an instant, whatever signals come meanwhile.
 ///
-///   if (!await_ready(socket, POLLIN, std::chrono::steady_clock::now() + 5s)) …   // nothing came
+///   if (!await_ready(socket, POLLIN, steady_clock::now() + 5s)) {
+///     // … nothing came …
+///   }
 #pragma once
 
 #include <chrono>

@@ -2,8 +2,7 @@
 ///
 ///   auto env = environment::of_this_process();
 ///   env.set("SLUICE_RUN", "1");
-///   env.append("LD_PRELOAD", "/opt/sluice/lib/libsluice_gate.so");   // behind what the user
-///   preloads
+///   env.append("LD_PRELOAD", "/opt/sluice/lib/libsluice_gate.so");   // behind the user's own
 ///   ::execvpe(name, argv, env.pointers().data());
 ///
 /// Plain value: one thread at a time.

@@ -6,7 +6,7 @@
 /// without Sluice, unless `require_pool` says otherwise.
 ///
 ///   return launcher::run({.pool_bytes = 4_GiB}, {"python", "train.py"},
-///   launcher::this_installation());
+///                        launcher::this_installation());
 #pragma once
 
 #include <cstdint>
@@ -22,11 +22,11 @@ namespace sluice::launcher {
 /// What is not given stays as the environment says (SLUICE_RUNTIME_DIR, SLUICE_POOL_BYTES,
 /// SLUICE_BACKEND, SLUICE_DEVICE), else as the broker chooses.
 struct run_options {
-  std::string runtime_dir;
-  std::string backend;  ///< "host", "cuda" or "auto"
-  std::optional<int> device;
-  std::optional<std::uint64_t> pool_bytes;
-  std::string name;           ///< shown in status; empty: the runtime library chooses
+  std::string runtime_dir{};
+  std::string backend{};  ///< "host", "cuda" or "auto"
+  std::optional<int> device{};
+  std::optional<std::uint64_t> pool_bytes{};
+  std::string name{};         ///< shown in status; empty: the runtime library chooses
   bool agree = true;          ///< whether ranks agree on their collectives: SLUICE_COLLECTIVES
   bool require_pool = false;  ///< also for the processes of the command: SLUICE_REQUIRE_POOL
 };

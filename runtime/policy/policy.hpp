@@ -10,7 +10,7 @@
 ///     auto const wanted = policy::load("policy.yaml");
 ///     listen(wanted.server.host, wanted.server.port);
 ///   } catch (policy::policy_error const& wrong) {
-///     std::cerr << wrong.what() << '\n';      // one line for each problem
+///     std::cerr << wrong.what() << '\n';   // one line for each problem
 ///   }
 ///
 /// Values are plain data, free to be shared between threads once loaded.
@@ -48,8 +48,8 @@ struct server_policy {
   std::string host = "127.0.0.1";   ///< address or name to listen on
   std::uint16_t port = 8000;        ///< 0: any free one
   std::uint64_t max_body = 64_MiB;  ///< a larger request is refused
-  std::filesystem::path
-      model_repository;  ///< made absolute against the policy file's folder; empty: not given
+  /// Made absolute against the policy file's folder; empty: not given.
+  std::filesystem::path model_repository;
   microseconds request_timeout = std::chrono::seconds{30};
 };
 

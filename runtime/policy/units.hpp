@@ -4,9 +4,9 @@
 /// that nobody has to guess. The patterns are the same rules as ECMAScript regular expressions, for
 /// the JSON Schema.
 ///
-///   parse_bytes("1.5GiB")       // 1610612736
-///   parse_duration("150ms")     // 150'000us
-///   parse_percentage("99.9%")   // 0.999
+///   parse_bytes("1.5GiB");       // 1610612736
+///   parse_duration("150ms");     // 150'000us
+///   parse_percentage("99.9%");   // 0.999
 ///
 /// Every `parse_…` throws `invalid_argument` with a sentence that says what would be right.
 /// Thread-safe.

@@ -2,7 +2,7 @@
 ///
 ///   latency_window warm;
 ///   warm.add(3ms);
-///   warm.summary()          // {n, p50, p99}; n counts all that were ever added
+///   warm.summary();   // {n, p50, p99}; n counts all that were ever added
 ///
 /// Not thread-safe.
 #pragma once

@@ -26,9 +26,11 @@
 /// ends compute pauses.
 ///
 ///   model_host host{options, std::move(pool), std::move(models)};
-///   host.submit(host.find("add", ""), std::move(request), [](infer_result result) { … });
-///   …
-///   host.stop(10s);
+///   host.submit(0, std::move(request), [&](infer_result result) { reply(std::move(result)); });
+///   // … until it is to end …
+///   if (!host.stop(10s)) {
+///     // … a computation is still running, and its model keeps its memory …
+///   }
 ///
 /// All members may be called from any thread. `done` is called exactly once for every request, on
 /// one of the two threads, and never with a lock held. Nothing but `submit` wakes a model or

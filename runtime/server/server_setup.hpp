@@ -2,7 +2,11 @@
 ///
 ///   auto const chosen = choose_models(policy, read_repository({policy.server.model_repository}));
 ///   model_service service{offered(chosen)};
-///   model_host host{host_options_of(policy), pool, …};
+///   std::vector<served_model> models;
+///   for (auto const& each : chosen) {
+///     models.push_back(served(each, prepare(each.entry), policy, pool->shape().backend));
+///   }
+///   model_host host{host_options_of(policy), pool, std::move(models)};
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,10 @@
 /// Chunks that a training job has and nothing uses: what the pool has granted, what arena and persistent
 /// memory do not need any more. From here they are mapped into either, or handed to the server.
 ///
-///   stock.collect();                                        // what the pool has granted
-///   if (stock.size() >= 3) stock.map_into(arena, 3, lifetime::revocable);
+///   stock.collect();   // what the pool has granted
+///   if (stock.size() >= 3) {
+///     stock.map_into(arena, 3, lifetime::revocable);
+///   }
 ///   stock.add(arena.shrink(2));
 ///
 /// Lasting memory gets what lies nearest to the pool's end, revocable memory what lies farthest from it,

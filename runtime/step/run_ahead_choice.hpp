@@ -3,7 +3,7 @@
 /// server there is no bound.
 ///
 ///   auto const own = run_ahead_of_job(environment("SLUICE_RUN_AHEAD_US"));
-///   gate.set_run_ahead(choose_run_ahead(view.header(), own).count());       // each micro-batch
+///   gate.set_run_ahead(choose_run_ahead(view.header(), own).count());   // each micro-batch
 #pragma once
 
 #include <chrono>

@@ -57,8 +57,8 @@ class training_memory {
     std::size_t alignment = 64;  ///< of every allocation
     std::uint32_t grow_by = 1;   ///< chunks asked for at least, so that asking is rare
     memhandover::chunk_space::backing persistent = memhandover::chunk_space::backing::pool;
-    std::shared_ptr<memhandover::cuda_driver const> driver;  ///< null on the host
-    launch_gate* gate = nullptr;                             ///< of the device; null on the host
+    std::shared_ptr<memhandover::cuda_driver const> driver{};  ///< null on the host
+    launch_gate* gate = nullptr;                               ///< of the device; null on the host
   };
 
   /// Joins the pool. Throws as `training_client::join` does.
@@ -74,7 +74,6 @@ class training_memory {
   [[nodiscard]] operator_gate& operators() noexcept { return operators_; }
 
   // --- micro-batches, from the training thread
-  // -----------------------------------------------------------------
   /// Waits until the last commit has been made.
   void begin();
   /// Waits until what the micro-batch has launched is with the device; or, if the caller can undo what
@@ -127,7 +126,6 @@ class training_memory {
   bool wait_capacity(std::uint64_t bytes, std::chrono::milliseconds patience);
 
   // --- allocation
-  // ------------------------------------------------------------------------------------------------
   /// Throws `cancelled` if the micro-batch's memory has been taken away, `out_of_memory` if the
   /// pool grants too little. On CUDA the micro-batch is then aborted and gets addresses without
   /// memory, and it throws only when these are used up.
@@ -150,8 +148,7 @@ class training_memory {
   [[nodiscard]] std::string shortage() const;
 
   // --- fork (host backend)
-  // ----------------------------------------------------------------------------------------- The
-  // child keeps what was allocated, unchanged, in private pages, and is no part of the pool.
+  // The child keeps what was allocated, unchanged, in private pages, and is no part of the pool.
   void before_fork();
   void after_fork_in_parent();
   void after_fork_in_child();

@@ -1,6 +1,8 @@
 /// The one table from kinds of failure to what the outside world sees of them.
 ///
-///   catch (error const& why) {
+///   try {
+///     respond(200, answer());
+///   } catch (error const& why) {
 ///     respond(telemetry::http_status(why.kind()), why.what());
 ///   }
 ///

@@ -1,9 +1,11 @@
 /// Allocations of one thread that fail when a test wants it: `operator new` throws std::bad_alloc, once. The fake
 /// driver's own never fail.
 ///
-///   fail_allocation(thread, 3);       // the third of that thread's from now on
-///   …
-///   if (!allocation_failed()) { … there were fewer than three … }
+///   fail_allocation(thread, 3);   // the third of that thread's from now on
+///   // … what is tested …
+///   if (!allocation_failed()) {
+///     // … there were fewer than three …
+///   }
 #pragma once
 
 #include <sys/types.h>

@@ -207,6 +207,79 @@ def test_every_source_file_is_compiled(compile_commands):
     assert not [relative(f) for f in CXX_FILES if f.suffix == ".cpp" and f not in compiled]
 
 
+# What diagrams are drawn with.
+DRAWN = re.compile("[←-⇿─-╿▲-◄]")
+
+
+def without_comments(code: str) -> str:
+    return re.sub(r"(^|\s)//.*", "", code, flags=re.MULTILINE)
+
+
+def is_code(line: str) -> bool:
+    """Whether it ends as a statement or a block does, or has a comment behind it."""
+    code = without_comments(line).rstrip()
+    commented = code.strip() != "" and code != line.rstrip()
+    return not DRAWN.search(code) and (commented or code.endswith((";", "{", "}")))
+
+
+def examples_of(header: str) -> list[str]:
+    """The code in a header's doc comments: lines behind `///` and three spaces or more, as far as they follow each other,
+    of which one is code. A drawing beside it, without an empty line between them, counts as code too."""
+    blocks = re.findall(r"(?:^ *///   .*\n)+", header, re.MULTILINE)
+    texts = [re.sub(r"^ *///", "", block, flags=re.MULTILINE) for block in blocks]
+    return [text for text in texts if any(is_code(line) for line in text.splitlines())]
+
+
+def test_examples_are_told_from_diagrams_and_prose():
+    header = """\
+/// A thing. It says {how} it is used;
+///
+///   made ──use({what})──► used;   beyond repair
+///    ▲                     │
+///    └──────mend();────────┘       // hardly ever
+///
+///   tidy   From the largest on; the rest goes
+///          to {the next, the last}, if need be
+///
+///   auto thing = make(7);   // some
+///   if (thing.broken()) {
+///     // … mend it …
+///   }
+#pragma once
+  /// Of a member:
+  ///
+  ///   thing.use("http://host")   // true; or false
+  bool use(char const* what);
+/// Broken by whatever filled its lines:
+///
+///   thing.use("a");   // keep it: the
+///   thing stays
+class thing {};
+///   thing.size()
+///   │ drawn
+///   }
+"""
+    examples = [without_comments(example).split() for example in examples_of(header)]
+    assert examples == [["auto", "thing", "=", "make(7);", "if", "(thing.broken())", "{", "}"],
+                        ['thing.use("http://host")'],
+                        ['thing.use("a");', "thing", "stays"],
+                        ["thing.size()", "│", "drawn", "}"]]
+
+
+def test_every_example_in_a_header_is_compiled():
+    """Word for word but for comments and white space, as the end of a function that gives it what it speaks of."""
+    def compacted(code: str) -> str:
+        return re.sub(r"\s", "", without_comments(code))
+
+    compiled = [compacted(text_of(f)) for f in CXX_FILES if f.name.endswith("header_examples.cpp")]
+    examples = [(relative(f), example) for f in CXX_FILES if f.suffix != ".cpp" for example in examples_of(text_of(f))]
+    missing = [f"{name}:\n{example}" for name, example in examples if not any(compacted(example) + "}" in text for text in compiled)]
+    assert len(examples) > 40, "what tells examples from other comments finds too few"
+    assert not missing, "\n".join(missing)
+    longest = 100 - len("///")
+    assert not [name for name, example in examples if any(len(line) > longest for line in example.splitlines())]
+
+
 # Hosts that documents and code may name: papers, licences, specifications, and this machine.
 KNOWN_HOSTS = re.compile(
     r"(www\.)?(apache\.org|arxiv\.org|doi\.org|json-schema\.org|github\.com|w3\.org)"

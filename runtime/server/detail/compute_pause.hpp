@@ -7,9 +7,9 @@
 /// While spent, requests go on beside training, which the device then divides between them.
 ///
 ///   compute_pause pause{pool, 0.05};
-///   pause.want();                        // a request has come
-///   … at pause.next_event(): pause.attend();
-///   pause.let_go();                      // none is left
+///   pause.want();     // a request has come
+///   pause.attend();   // … at pause.next_event(), again and again …
+///   pause.let_go();   // none is left
 ///
 /// A pause's limit stands in shared memory from its beginning, so how long launches are held does not
 /// depend on when `attend` is called.

@@ -25,9 +25,9 @@ namespace sluice::server {
 struct http_request {
   std::string_view method;
   std::string_view target;
-  std::string_view body;
-  std::optional<std::string_view> content_encoding;
-  std::optional<std::string_view> binary_header_length;  ///< Inference-Header-Content-Length
+  std::string_view body{};
+  std::optional<std::string_view> content_encoding{};
+  std::optional<std::string_view> binary_header_length{};  ///< Inference-Header-Content-Length
 };
 
 struct http_reply {

@@ -1,8 +1,8 @@
 /// Names and sizes of the protocol's element types, and its two 16-bit floats as numbers.
 ///
-///   datatype_name(datatype::fp16)      // "FP16"
-///   datatype_from_name("INT64")        // datatype::int64
-///   half_from_double(1.0)              // 0x3C00
+///   datatype_name(datatype::fp16);   // "FP16"
+///   datatype_from_name("INT64");     // datatype::int64
+///   half_from_double(1.0);           // 0x3C00
 ///
 /// Names: Open Inference Protocol V2, "Tensor Data Types"; BF16 as Triton adds it. Everything here
 /// is pure.

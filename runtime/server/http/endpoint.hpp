@@ -2,10 +2,13 @@
 /// inference_service.
 ///
 ///   endpoint_options options;
-///   options.model_config = [&](auto const& model, auto const& version) { return config_of(model,
-///   version); }; endpoint http{options, service};                    // bound, listening and
-///   answering from here on spdlog::info("listening address={}", http.address()); … http.stop(10s);
-///   // refuses new connections, finishes what runs
+///   options.model_config = [&](auto const& model, auto const& version) {
+///     return config_of(model, version);
+///   };
+///   endpoint http{options, service};   // bound, listening and answering from here on
+///   spdlog::info("listening address={}", http.address());
+///   // … until it is to end …
+///   http.stop(10s);                    // refuses new connections, finishes what runs
 ///
 /// States:  listening → draining → stopped.  `stop` moves it on, and the destructor stops without
 /// waiting for requests.

@@ -1,9 +1,14 @@
 /// The scalars of a JSON list of any nesting, in order, and the shape that the nesting spells.
 ///
-///   nested_list list;                       // [[1, 2], [3, 4]]
-///   list.open(); list.open(); list.add_unsigned(1); …; list.close();
-///   list.extents()                          // {2, 2}
-///   list.problem()                          // empty, or "is ragged: …"
+///   nested_list list;   // [[1, 2]]
+///   list.open();
+///   list.open();
+///   list.add_unsigned(1);
+///   list.add_unsigned(2);
+///   list.close();
+///   list.close();
+///   list.extents();     // {1, 2}
+///   list.problem();     // empty, or "is ragged: …"
 ///
 /// Holds nine bytes per element, however little text an element took, so that a request's memory
 /// stays a small multiple of its body. The first fault of the nesting is kept as a half sentence;

@@ -2,7 +2,7 @@
 /// no clock, no state.
 ///
 ///   auto request = decode_infer_request(body, service.metadata("add", ""));
-///   …
+///   // … run it …
 ///   std::string answer = encode_infer_response(response);
 ///
 /// Tensor data may be nested as the shape says, or flat; row-major either way. FP tensors may hold

@@ -1,7 +1,9 @@
 /// Which resource of the protocol a request target names. Pure.
 ///
-///   auto route = parse_target("/v2/models/a%2Fb/versions/3/infer");
-///   route->what == resource::infer; route->model == "a/b"; route->version == "3";
+///   auto found = parse_target("/v2/models/a%2Fb/versions/3/infer");
+///   found->what;      // resource::infer
+///   found->model;     // "a/b"
+///   found->version;   // "3"
 ///
 /// Percent-encoding is undone segment by segment, after splitting, so that an encoded slash stays
 /// part of a name. A query is passed over; one slash at the end is allowed; an absolute-form target

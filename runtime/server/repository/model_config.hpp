@@ -1,7 +1,7 @@
 /// What Sluice takes from a model's config.pbtxt (Triton's ModelConfig, in protobuf's text format).
 ///
 ///   auto config = read_model_config(text, "/models/add/config.pbtxt");
-///   config.inputs[0].shape        // {-1, 4} for max_batch_size: 8 and dims: [ 4 ]
+///   config.inputs[0].shape;   // {-1, 4} for max_batch_size: 8 and dims: [ 4 ]
 ///
 /// Taken: name, platform/backend, max_batch_size, input, output, default_model_filename,
 /// version_policy. Fields of Triton's that only tune its own scheduling are passed over and listed
@@ -32,8 +32,8 @@ struct version_policy {
 struct model_config {
   std::string name;  ///< empty when the file leaves it to the folder
   std::int64_t max_batch_size = 0;
-  std::vector<tensor_spec>
-      inputs;  ///< shapes with the batch dimension −1 in front if max_batch_size > 0
+  /// Shapes with the batch dimension −1 in front if max_batch_size > 0.
+  std::vector<tensor_spec> inputs;
   std::vector<tensor_spec> outputs;
   std::string model_filename = "model.pt";
   version_policy versions;

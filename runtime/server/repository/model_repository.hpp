@@ -4,7 +4,9 @@
 ///   <root>/<model>/config.pbtxt
 ///   <root>/<model>/<version>/model.pt        version: a number, written without leading zeros
 ///
-///   for (auto& entry : read_repository({"/models"})) { … entry.metadata.name, entry.file … }
+///   for (auto const& entry : read_repository({"/models"})) {
+///     std::cout << entry.metadata.name << ": " << entry.file << '\n';
+///   }
 ///
 /// Nothing of a model's file is read, only that it is there. Names that begin with a dot, files
 /// beside the model folders, and folders beside the versions that are no version are passed over,
@@ -35,8 +37,8 @@ struct model_entry {
   std::filesystem::path file;   ///< e.g. /models/add/3/model.pt
   std::string version;          ///< e.g. "3"
   std::int64_t max_batch_size;  ///< 0: no batch dimension was added to the shapes
-  nlohmann::json
-      config;  ///< config.pbtxt with defaults filled in, as `GET v2/models/M/config` answers
+  /// config.pbtxt with defaults filled in, as `GET v2/models/M/config` answers.
+  nlohmann::json config;
 };
 
 /// The versions of one model that its version_policy selects (without one: the newest), oldest

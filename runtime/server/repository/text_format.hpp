@@ -2,7 +2,8 @@
 /// caller's business.
 ///
 ///   auto tree = parse_text_format(R"(name: "add"  input { dims: [ -1, 4 ] })", "config.pbtxt");
-///   tree.fields[0].name == "name"; tree.fields[0].values[0].text == "add";
+///   tree.fields[0].name;             // "name"
+///   tree.fields[0].values[0].text;   // "add"
 ///
 /// Throws `error` of kind `invalid_argument`: "config.pbtxt:3:9: what is wrong; what would be
 /// right". Lines and columns count from 1, columns in bytes. Pure.

@@ -1,9 +1,13 @@
 /// TorchScript models whose weights live in memory that somebody else lends. This header knows no
 /// torch.
 ///
-///   start_torch({.device = -1});
-///   auto model = prepare_torch_model({.name = "add", .file = ".../add/1/model.pt", .inputs = …,
-///   .outputs = …}); model->load(tensors.addresses()); auto outputs = model->run(inputs, {});
+///   start_torch({.cuda_ordinal = -1});
+///   auto model = prepare_torch_model({.name = "add",
+///                                     .file = "/models/add/1/model.pt",
+///                                     .inputs = metadata.inputs,
+///                                     .outputs = metadata.outputs});
+///   model->load(tensors.addresses());
+///   auto outputs = model->run(inputs, {});
 ///   model->unload();
 ///
 /// *Prepare* reads the file once and moves the bytes of all parameters, buffers and other tensor
@@ -53,9 +57,9 @@ struct torch_model_options {
   std::string name;
   std::filesystem::path file;
   std::vector<tensor_spec> inputs;  ///< in the order of the arguments of `forward`
-  std::vector<tensor_spec>
-      outputs;  ///< in the order of what it returns; a dictionary is matched by name
-  torch_device device;
+  /// In the order of what it returns; a dictionary is matched by name.
+  std::vector<tensor_spec> outputs;
+  torch_device device{};
 };
 
 /// Reads a model. Throws `not_found` (file), `invalid_argument` (no TorchScript, or `forward` does

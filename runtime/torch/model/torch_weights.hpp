@@ -2,8 +2,8 @@
 /// memory. Includes torch; only for the files that torch_model.hpp hides.
 ///
 ///   torch_weights weights{module, at::kCPU};   // module is now empty
-///   weights.bind(memory);                      // … and computes out of `memory`, an address a piece
-///   weights.undo_changes();                    // after every run
+///   weights.bind(memory);     // … and computes out of `memory`, an address a piece
+///   weights.undo_changes();   // after every run
 ///   weights.unbind();
 ///
 /// States: empty → bound → empty. Not thread-safe.

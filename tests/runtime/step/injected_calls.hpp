@@ -1,9 +1,11 @@
 /// System calls that fail when a test wants it. The test program is linked so that the library's
 /// calls come here first (`--wrap` in CMakeLists.txt); what shared libraries call does not.
 ///
-///   fail_call("mmap", 3, ENOMEM);     // the third call from now on fails, once
-///   …
-///   if (!call_failed()) { … there were fewer than three … }
+///   fail_call("mmap", 3, ENOMEM);   // the third call from now on fails, once
+///   // … what is tested …
+///   if (!call_failed()) {
+///     // … there were fewer than three …
+///   }
 ///
 /// A process started with SLUICE_TEST_FAIL_CALL=NAME:N:ERRNO:FILE begins like that, and creates FILE
 /// when the call has failed; with ERRNO 0 it stops (SIGSTOP) in that call, which then goes on.

@@ -1,0 +1,126 @@
+/// The examples in the headers of memhandover/, word for word: compiled, never run.
+#include <poll.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "memhandover/broker_launch.hpp"
+#include "memhandover/bytes.hpp"
+#include "memhandover/client_mailbox.hpp"
+#include "memhandover/detail/pause_lease.hpp"
+#include "memhandover/detail/poll_list.hpp"
+#include "memhandover/detail/waiting.hpp"
+#include "memhandover/error.hpp"
+#include "memhandover/pool_account.hpp"
+#include "memhandover/pool_creation.hpp"
+#include "memhandover/serving_pool.hpp"
+#include "memhandover/system_error.hpp"
+#include "memhandover/tensor_heap.hpp"
+#include "memhandover/tensor_placement.hpp"
+#include "memhandover/training_client.hpp"
+
+// An example shows what an expression is by a comment behind it.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-result"
+#pragma GCC diagnostic ignored "-Wunused-value"
+
+namespace sluice::memhandover::header_examples {
+
+using namespace detail;
+using namespace std::chrono_literals;
+using std::chrono::steady_clock;
+
+void of_broker_launch(std::string const& dir) {
+  auto presence = open_pool({.runtime_dir = dir, .pool_bytes = 4_GiB});
+}
+
+void of_bytes() {
+  auto chunk = 64_MiB;
+  format_bytes(chunk);
+}
+
+void of_client_mailbox(client_mailbox& mailbox) {
+  mailbox.ask(16, lifetime::revocable);
+  auto chunks = mailbox.collect(16);
+  mailbox.release(chunks);
+}
+
+void of_pause_lease(ledger_header& header) {
+  pause_lease lease{header.pause_until_ns, 100ms};
+  auto const claim = lease.add(steady_clock::now() + 800ms);
+  lease.renew();
+  lease.drop(claim);
+}
+
+void of_poll_list(int bell_fd, steady_clock::time_point deadline) {
+  poll_list polled;
+  auto const bell = polled.add(bell_fd);
+  polled.wait(deadline);
+  if (polled.ready(bell)) {
+  }
+}
+
+void of_waiting(int socket) {
+  if (!await_ready(socket, POLLIN, steady_clock::now() + 5s)) {
+  }
+}
+
+void of_error() {
+  throw error{error_kind::invalid_argument,
+              "pool.memory is 40GiB but the machine has 23GiB; ask for less"};
+}
+
+void of_pool_account(ledger_view const& view, std::uint32_t slot) {
+  account_of(view, slot);
+  remedies(view, slot);
+}
+
+void of_pool_creation() {
+  pool_creation making{{.backend = "cuda", .device = 1}};
+  while (!making.done()) {
+    making.advance();
+  }
+  auto files = making.take();
+}
+
+void of_serving_pool(steady_clock::time_point deadline) {
+  auto pool = serving_pool::join({.name = "server", .endpoint = "127.0.0.1:8000"});
+  auto weights = pool->acquire(90_MiB, deadline);
+  auto claim = pool->claim_compute();
+}
+
+void of_system_error() {
+  throw system_error("cannot create a pool of 4 GiB");
+}
+
+void of_tensor_heap(std::shared_ptr<serving_pool> const& pool,
+                    std::vector<std::uint64_t> const& sizes, steady_clock::time_point deadline) {
+  handover_report report;
+  tensor_heap heap{pool, 256};
+  auto model = heap.load({.sizes = sizes, .what = "resnet50"}, deadline, &report);
+}
+
+void of_tensor_placement(std::vector<std::uint64_t> const& sizes,
+                         std::vector<std::uint32_t> const& free_chunks) {
+  tensor_placement places{64_MiB, 2000, 256};
+  auto where = places.load(7, sizes, free_chunks);
+  where->taken;
+  where->tensors[3];
+  auto gone = places.unload(7);
+}
+
+void of_training_client(broker_options const& broker, training_client::handler const& give_up,
+                        steady_clock::time_point deadline) {
+  auto pool = training_client::join(broker, "job", [&](demand const& d) { return give_up(d); });
+  pool->ask(16, lifetime::revocable, deadline);
+  auto chunks = pool->collect();
+  pool->release(chunks);
+}
+
+}  // namespace sluice::memhandover::header_examples
+
+#pragma GCC diagnostic pop

@@ -1,0 +1,92 @@
+/// The examples in the headers of runtime/server/http/ and runtime/server/repository/, word for word: compiled, never run.
+#include <spdlog/spdlog.h>
+
+#include <chrono>
+#include <iostream>
+#include <string>
+#include <string_view>
+
+#include "runtime/server/http/api.hpp"
+#include "runtime/server/http/datatypes.hpp"
+#include "runtime/server/http/endpoint.hpp"
+#include "runtime/server/http/nested_list.hpp"
+#include "runtime/server/http/oip_codec.hpp"
+#include "runtime/server/http/routes.hpp"
+#include "runtime/server/repository/model_config.hpp"
+#include "runtime/server/repository/model_repository.hpp"
+#include "runtime/server/repository/text_format.hpp"
+
+// An example shows what an expression is by a comment behind it.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-result"
+#pragma GCC diagnostic ignored "-Wunused-value"
+
+namespace sluice::server::header_examples {
+
+using namespace std::chrono_literals;
+
+void of_api(oip_api const& api) {
+  auto outcome = api.handle({.method = "GET", .target = "/v2/health/ready"});
+}
+
+void of_datatypes() {
+  datatype_name(datatype::fp16);
+  datatype_from_name("INT64");
+  half_from_double(1.0);
+}
+
+void of_endpoint(inference_service& service, oip_api::config_source const& config_of) {
+  endpoint_options options;
+  options.model_config = [&](auto const& model, auto const& version) {
+    return config_of(model, version);
+  };
+  endpoint http{options, service};
+  spdlog::info("listening address={}", http.address());
+  http.stop(10s);
+}
+
+void of_nested_list() {
+  nested_list list;
+  list.open();
+  list.open();
+  list.add_unsigned(1);
+  list.add_unsigned(2);
+  list.close();
+  list.close();
+  list.extents();
+  list.problem();
+}
+
+void of_oip_codec(std::string_view body, inference_service const& service,
+                  infer_response const& response) {
+  auto request = decode_infer_request(body, service.metadata("add", ""));
+  std::string answer = encode_infer_response(response);
+}
+
+void of_routes() {
+  auto found = parse_target("/v2/models/a%2Fb/versions/3/infer");
+  found->what;
+  found->model;
+  found->version;
+}
+
+void of_model_config(std::string_view text) {
+  auto config = read_model_config(text, "/models/add/config.pbtxt");
+  config.inputs[0].shape;
+}
+
+void of_model_repository() {
+  for (auto const& entry : read_repository({"/models"})) {
+    std::cout << entry.metadata.name << ": " << entry.file << '\n';
+  }
+}
+
+void of_text_format() {
+  auto tree = parse_text_format(R"(name: "add"  input { dims: [ -1, 4 ] })", "config.pbtxt");
+  tree.fields[0].name;
+  tree.fields[0].values[0].text;
+}
+
+}  // namespace sluice::server::header_examples
+
+#pragma GCC diagnostic pop

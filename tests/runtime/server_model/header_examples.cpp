@@ -1,0 +1,78 @@
+/// The examples in the headers of runtime/server/, word for word: compiled, never run.
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "memhandover/serving_pool.hpp"
+#include "runtime/policy/policy.hpp"
+#include "runtime/server/detail/compute_pause.hpp"
+#include "runtime/server/http/endpoint.hpp"
+#include "runtime/server/image_file.hpp"
+#include "runtime/server/latency_window.hpp"
+#include "runtime/server/model_host.hpp"
+#include "runtime/server/server_setup.hpp"
+#include "runtime/server/service.hpp"
+
+// An example shows what an expression is by a comment behind it.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-result"
+
+namespace sluice::server::header_examples {
+
+using namespace detail;
+using namespace std::chrono_literals;
+using memhandover::serving_pool;
+
+void of_compute_pause(std::shared_ptr<serving_pool> const& pool) {
+  compute_pause pause{pool, 0.05};
+  pause.want();
+  pause.attend();
+  pause.let_go();
+}
+
+void of_image_file(std::vector<std::byte> const& bytes, std::byte* destination) {
+  image_file image;
+  auto offset = image.append(bytes);
+  image.read(offset, bytes.size(), destination);
+}
+
+void of_latency_window() {
+  latency_window warm;
+  warm.add(3ms);
+  warm.summary();
+}
+
+void of_model_host(host_options const& options, std::shared_ptr<serving_pool> pool,
+                   std::vector<served_model> models, infer_request request,
+                   model_host::completion const& reply) {
+  model_host host{options, std::move(pool), std::move(models)};
+  host.submit(0, std::move(request), [&](infer_result result) { reply(std::move(result)); });
+  if (!host.stop(10s)) {
+  }
+}
+
+void of_server_setup(
+    policy::policy const& policy, std::shared_ptr<serving_pool> const& pool,
+    std::function<std::unique_ptr<hosted_model>(model_entry const&)> const& prepare) {
+  auto const chosen = choose_models(policy, read_repository({policy.server.model_repository}));
+  model_service service{offered(chosen)};
+  std::vector<served_model> models;
+  for (auto const& each : chosen) {
+    models.push_back(served(each, prepare(each.entry), policy, pool->shape().backend));
+  }
+  model_host host{host_options_of(policy), pool, std::move(models)};
+}
+
+void of_service(std::vector<offered_model> const& offered, endpoint_options const& options,
+                model_host& host) {
+  model_service service{offered};
+  endpoint http{options, service};
+  service.attach(host, http.address());
+}
+
+}  // namespace sluice::server::header_examples
+
+#pragma GCC diagnostic pop

@@ -1,0 +1,111 @@
+/// The examples in the headers of scheduler/, word for word: compiled, never run.
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "memhandover/bytes.hpp"
+#include "memhandover/serving_pool.hpp"
+#include "scheduler/attainment.hpp"
+#include "scheduler/batch_planner.hpp"
+#include "scheduler/estimators.hpp"
+#include "scheduler/law.hpp"
+#include "scheduler/model_controller.hpp"
+#include "scheduler/pause_budget.hpp"
+#include "scheduler/queueing.hpp"
+#include "scheduler/reserve.hpp"
+#include "scheduler/run_ahead.hpp"
+#include "scheduler/warm_policy.hpp"
+
+// An example shows what an expression is by a comment behind it.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-result"
+#pragma GCC diagnostic ignored "-Wunused-value"
+
+namespace sluice::scheduler::header_examples {
+
+using namespace std::chrono_literals;
+
+void of_attainment(law const& service, law const& load) {
+  attainment_model model{service, load, 200ms};
+  auto at = model.at(/*arrivals_per_s=*/0.5);
+  at.share_within(poisson_exceed(0.5, 30s));
+}
+
+void of_batch_planner(std::uint64_t remaining, std::uint64_t free_to_us, std::uint64_t bytes,
+                      seconds took) {
+  batch_planner planner{{.largest = 64}};
+  while (remaining > 0) {
+    auto next = planner.plan({.remaining_samples = remaining, .arena_bytes = free_to_us});
+    if (next.wait) {
+      continue;
+    }
+    planner.committed(next.samples, bytes, took);
+    remaining -= next.samples;
+  }
+}
+
+void of_estimators(instant start, instant now) {
+  arrival_rates rates{start};
+  rates.count(now);
+  rates.slow(now);
+}
+
+void of_law(std::vector<double> const& window) {
+  auto service = law::gamma(100ms, 1.0);
+  auto measured = law::of_samples(window);
+  auto two_kinds = law::mixture({{.weight = 0.9, .mean = 20ms}, {.weight = 0.1, .mean = 200ms}});
+}
+
+void of_model_controller(objective const& slo, instant now,
+                         std::function<void(seconds)> const& refuse, seconds load_time,
+                         seconds handover_time, seconds service_time, seconds response_time,
+                         seconds& idle_timer) {
+  model_controller model{{.goal = slo, .weight_bytes = 90_MiB, .load = {.mean = 40ms}}, now};
+  if (auto const answer = model.on_arrival(now); !answer.admitted) {
+    refuse(answer.retry_after);
+  }
+  model.on_load(now, load_time, handover_time);
+  model.on_service(now, service_time, response_time);
+  idle_timer = model.tick(now).warm.chosen.idle_timeout;
+}
+
+void of_pause_budget(pause_budget::time_point now, pause_budget::time_point ended) {
+  pause_budget budget{0.2};
+  if (auto const limit = budget.begin(now); limit > now) {
+    budget.end(ended);
+  } else {
+  }
+}
+
+void of_queueing() {
+  queue_load demand{
+      .arrivals_per_s = 0.5, .service = law::gamma(100ms, 1.0), .load = law::gamma(2s, 0.0)};
+  mean_wait(demand, poisson_exceed(0.5, 3s));
+  cycle_of(demand, poisson_exceed(0.5, 3s)).released_fraction;
+}
+
+void of_reserve(std::uint64_t chunk_bytes, memhandover::serving_pool& pool,
+                memhandover::pool_usage const& usage, std::uint64_t w) {
+  reserve keeper{chunk_bytes};
+  auto move = keeper.update({.free_bytes = usage.free_bytes, .size_bytes = w});
+  pool.set_reserve(move.keep_bytes);
+}
+
+void of_run_ahead() {
+  std::vector<run_ahead_promise> const promises{{.share = 0.99, .latency = 20ms, .service = 2ms}};
+  run_ahead_bound(promises);
+}
+
+void of_warm_policy(objective const& slo) {
+  auto decided = decide({.goal = slo,
+                         .weight_bytes = 90_MiB,
+                         .arrivals_per_s = 2.0,
+                         .service = law::gamma(20ms, 1.0),
+                         .load = law::gamma(1s, 0.0)});
+  decided.chosen.idle_timeout;
+}
+
+}  // namespace sluice::scheduler::header_examples
+
+#pragma GCC diagnostic pop
