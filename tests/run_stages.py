@@ -1,7 +1,7 @@
 """Builds and runs the tests stage by stage, and adds up what came out. Called by run.sh.
 
 There are two lanes of stages: in front what a change is seen by first, and behind it, with what processors that leaves, sanitizers
-and lint. Most of the front's tests wait more than they compute.
+and lint. Most of the front's tests wait more than they compute. A lane that has done with its own takes over from the other.
 
 A stage is one command. Its cases are read from the JUnit files that it writes; one that writes
 none, such as a build, is a case itself. A stage that crashes, runs out of time or leaves no results
@@ -39,6 +39,7 @@ LONG = {"SLUICE_TEST_LONG": 1, "SLUICE_TEST_KILLS": 300, "SLUICE_TEST_INPUTS": 1
 SHORTEST = {"SLUICE_TEST_KILLS": 3, "SLUICE_TEST_INPUTS": 10_000, "SLUICE_TEST_OPERATIONS": 10_000, "SLUICE_TEST_CLOSES": 300,
             "SLUICE_TEST_BATCHES": 50, "SLUICE_TEST_DISCARDS": 30, "SLUICE_TEST_GRAPHS": 50, "SLUICE_TEST_SHORTER": 10,
             "SLUICE_TEST_STRIDE": 10}
+RELEASE = "build release"
 BEHIND = ["nice", "-n", "15"]  # of what runs behind the front
 
 
@@ -64,7 +65,7 @@ class Stage:
     may_be_empty: bool = False
     shows_times: bool = False  # of each case
     behind: bool = False
-    after: str = ""  # a stage in front that it needs
+    after: str = ""  # a stage that it needs
 
 
 def junit_cases(stage: str, file: Path) -> list[Case]:
@@ -139,7 +140,8 @@ class Suite:
     """All stages of one run."""
 
     def __init__(self, stages: list[Stage]) -> None:
-        self._stages = stages
+        self._left = list(stages)
+        self._taking = threading.Lock()
         self._commands = Commands()
         self._done = {stage.name: threading.Event() for stage in stages}
         self._printing = threading.Lock()
@@ -159,13 +161,22 @@ class Suite:
 
     def _run_lane(self, behind: bool) -> list[Case]:
         cases = []
-        for stage in self._stages:
-            if stage.behind == behind:
-                if stage.after:
-                    self._done[stage.after].wait()
-                cases += self._run_stage(stage)
-                self._done[stage.name].set()
+        while stage := self._next(behind):
+            if stage.after:
+                self._done[stage.after].wait()
+            cases += self._run_stage(stage)
+            self._done[stage.name].set()
         return cases
+
+    def _next(self, behind: bool) -> Stage | None:
+        """What a lane does next: the first of its own that is left, else the last of the other's."""
+        with self._taking:
+            own = [stage for stage in self._left if stage.behind == behind]
+            if not self._left:
+                return None
+            stage = own[0] if own else self._left[-1]
+            self._left.remove(stage)
+            return stage
 
     def _run_stage(self, stage: Stage) -> list[Case]:
         """Its cases, at least one unless it may be empty."""
@@ -264,7 +275,7 @@ def prebuilt_unit_tests(pattern: str) -> Stage:
                  "unit-prebuilt-*.xml", may_be_empty=bool(pattern))
 
 
-def pytest_stage(name: str, paths: list[str], pattern: str, *options: str, shows_times: bool = False) -> Stage:
+def pytest_stage(name: str, paths: list[str], pattern: str, *options: str, shows_times: bool = False, after: str = "") -> Stage:
     """pytest over `paths`, with the Python that has torch."""
     junit = f"pytest-{name.split()[0]}.xml"
     command = [chosen_python(), "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={RESULTS / junit}",
@@ -272,7 +283,7 @@ def pytest_stage(name: str, paths: list[str], pattern: str, *options: str, shows
     if pattern:
         command += ["-k", pattern]
     return Stage(name, command, junit, limit_seconds=3600, may_be_empty=bool(pattern), shows_times=shows_times,
-                 environment=PYTEST_ENVIRONMENT)
+                 after=after, environment=PYTEST_ENVIRONMENT)
 
 
 def planned_stages(options: argparse.Namespace) -> list[Stage]:
@@ -280,25 +291,27 @@ def planned_stages(options: argparse.Namespace) -> list[Stage]:
     build = "./scripts/build.sh"
     whole = not (options.fast or options.prebuilt or options.pattern or options.long)
     stages = []
+    built = "" if options.prebuilt else RELEASE
     if options.prebuilt:
         stages.append(prebuilt_unit_tests(options.pattern))
     else:
-        stages.append(Stage("build release", [build, "release"], limit_seconds=2400))
-        stages.append(unit_tests("release", options.pattern))
+        stages.append(Stage(RELEASE, [build, "release"], limit_seconds=2400))
+        stages.append(dataclasses.replace(unit_tests("release", options.pattern), after=RELEASE))
     at_once = f"--numprocesses={os.cpu_count()}"
     stages.append(pytest_stage("python unit tests", ["tests", "--ignore=tests/gpu", "--ignore=tests/system"], options.pattern, at_once,
-                               "--dist=worksteal"))
-    stages.append(pytest_stage("system tests", ["tests/system"], options.pattern, at_once, "--dist=loadgroup"))
-    if has_gpu():
-        stages.append(pytest_stage("gpu tests", ["tests/gpu"], options.pattern,
-                                   f"--numprocesses={tests_at_once_on_gpu()}", "--dist=loadgroup", shows_times=True))
+                               "--dist=worksteal", after=built))
+    stages.append(pytest_stage("system tests", ["tests/system"], options.pattern, at_once, "--dist=loadgroup", after=built))
+    if has_gpu():  # which some system tests use as well
+        stages.append(pytest_stage("gpu tests", ["tests/gpu"], options.pattern, f"--numprocesses={tests_at_once_on_gpu()}",
+                                   "--dist=loadgroup", shows_times=True, after="system tests"))
     else:
         print("    no GPU here: the GPU tests are left out")
     if whole:
         behind = []
         for preset in ("asan", "tsan"):
-            behind += [Stage(f"build {preset}", [build, preset], limit_seconds=3600), unit_tests(preset, "")]
-        behind.append(Stage("lint", ["./scripts/lint.sh", f"--junit={RESULTS / 'lint.xml'}"], "lint.xml", after="build release"))
+            made = Stage(f"build {preset}", [build, preset], limit_seconds=3600)
+            behind += [made, dataclasses.replace(unit_tests(preset, ""), after=made.name)]
+        behind.append(Stage("lint", ["./scripts/lint.sh", f"--junit={RESULTS / 'lint.xml'}"], "lint.xml", after=RELEASE))
         stages += [dataclasses.replace(stage, behind=True, limit_seconds=3600) for stage in behind]
     return stages
 
