@@ -58,9 +58,9 @@ class Nccl:
         unique, self._on = Nccl._UniqueId(), ctypes.c_void_p()
         if ranks.rank == 0:
             self._call("ncclGetUniqueId", ctypes.byref(unique))
-        told = [ctypes.string_at(ctypes.byref(unique), ctypes.sizeof(unique))]
-        distributed.broadcast_object_list(told, device=device)
-        self._call("ncclCommInitRank", ctypes.byref(self._on), ranks.count, Nccl._UniqueId.from_buffer_copy(told[0]), ranks.rank)
+        shared = [ctypes.string_at(ctypes.byref(unique), ctypes.sizeof(unique))]
+        distributed.broadcast_object_list(shared, device=device)
+        self._call("ncclCommInitRank", ctypes.byref(self._on), ranks.count, Nccl._UniqueId.from_buffer_copy(shared[0]), ranks.rank)
         self._stream = torch.cuda.Stream()
         self._make = Nccl._function("ncclAllReduce")
         self._all_reduces = ctypes.CDLL(str(ROOT / "build" / "release" / "lib" / "libsluice_bench_all_reduces.so"))
@@ -95,7 +95,7 @@ def work(backend: str, shared: bool) -> None:
     import torch
     from torch import distributed
 
-    settle = torch.cuda.synchronize if backend == "cuda" else lambda: None
+    synchronize = torch.cuda.synchronize if backend == "cuda" else lambda: None
     with all_ranks() as ranks:
         device = meet(backend, ranks)
         torch.zeros(1, device=device)  # on a GPU the gate joins
@@ -112,16 +112,16 @@ def work(backend: str, shared: bool) -> None:
         def take(way: str, size: int, count: int) -> float:
             """Returns the seconds that they took."""
             data = torch.zeros(size // 4, device=device)
-            settle()
+            synchronize()
             ways[way](data, max(1, count // 8))  # another job has had the processors, and their caches
             distributed.barrier()
-            settle()
+            synchronize()
             started = time.perf_counter()
             ways[way](data, count)
-            settle()
+            synchronize()
             return time.perf_counter() - started
 
-        for line in ranks.told():
+        for line in ranks.messages():
             with on_processor_of_its_own(ranks, backend):
                 way, size, count = line.split()
                 seconds = take(way, int(size), int(count))

@@ -60,13 +60,13 @@ class PoolMemory:
         if not self.runtime.commit_begin(0):
             raise SystemExit("the arena was lost though nothing asked for memory")
         self.runtime.commit_end(samples, self._arena.outlived())
-        self.runtime.commit_settle(0)
+        self.runtime.commit_resolve(0)
 
     def make_room(self) -> None:
         """Before the optimizer runs."""
         if self._makes_room > 0:
             self._makes_room -= 1
-            self._arena.let_go()
+            self._arena.release()
 
 
 def held_bytes() -> dict[str, int]:
@@ -113,7 +113,7 @@ def work(workload: Workload, pooled: bool) -> None:
     memory = PoolMemory(cuda) if pooled else None
     steps = train(workload, memory)
 
-    def settle() -> None:
+    def synchronize() -> None:
         if cuda:
             torch.cuda.synchronize()  # makes the context, if there is none
 
@@ -122,7 +122,7 @@ def work(workload: Workload, pooled: bool) -> None:
             return {}
         return {"torch_peak_bytes": torch.cuda.max_memory_reserved(), **(held_bytes() if pooled else {})}
 
-    answer(lambda: next(steps), settle, bytes_so_far)
+    answer(lambda: next(steps), synchronize, bytes_so_far)
 
 
 # --- the process that measures ----------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@
 #include <memory>
 #include <optional>
 
-#include "memhandover/serving_pool.hpp"
+#include "memhandover/client/serving_pool.hpp"
 
 namespace {
 

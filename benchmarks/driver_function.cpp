@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "memhandover/error.hpp"
+#include "memhandover/base/error.hpp"
 
 namespace sluice::bench {
 

@@ -9,7 +9,7 @@
 #include <memory>
 
 #include "benchmarks/driver_function.hpp"
-#include "memhandover/cuda_driver.hpp"
+#include "memhandover/device/cuda_driver.hpp"
 
 namespace sluice::benchmarks {
 

@@ -23,10 +23,10 @@
 
 #include "benchmarks/first_kernel.hpp"
 #include "benchmarks/model_sizes.hpp"
-#include "memhandover/broker_queries.hpp"
-#include "memhandover/error.hpp"
-#include "memhandover/serving_pool.hpp"
-#include "memhandover/tensor_heap.hpp"
+#include "memhandover/allocation/tensor_heap.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/broker/broker_queries.hpp"
+#include "memhandover/client/serving_pool.hpp"
 
 namespace {
 
@@ -44,7 +44,7 @@ constexpr int most_missed = 2000;
 /// After so long of a pause most jobs have come to rest.
 constexpr int at_rest_ms = 10;
 /// Micro-batches after which optimizer and libraries have what they need for good.
-constexpr std::uint64_t settled = 6;
+constexpr std::uint64_t synchronized = 6;
 
 double us(std::chrono::nanoseconds value) {
   return duration<double, std::micro>{value}.count();
@@ -213,7 +213,7 @@ int main(int argc, char** argv) {
     await_job(
         where, "training to settle",
         [&](auto const& job) {
-          auto const needed = fill ? settled : 0;
+          auto const needed = fill ? synchronized : 0;
           return job["commits"].template get<std::uint64_t>() >= needed &&
                  job["arena_bytes"].template get<std::uint64_t>() >= bytes;
         },

@@ -33,7 +33,7 @@ ILLEGAL_ADDRESS = 700  # CUDA_ERROR_ILLEGAL_ADDRESS
 NEVER = ("foreign_bytes", "leaked_bytes", "probes_that_saw", "server_errors")
 SUMMED = ("handovers", *NEVER, "checked_bytes", "granted_bytes", "probes", "refused", "revocations", "faults")
 PATIENCE = 60  # seconds that a process may get nowhere, and that it has to end
-TELL_EVERY = 5.0  # seconds
+LOG_EVERY = 5.0  # seconds
 SHOWN = 2000  # characters of what a process that failed has said
 
 
@@ -119,7 +119,7 @@ class Roles:
         return ["    " + line for line in text[-SHOWN:].splitlines()]
 
 
-def tell(line: str) -> None:
+def log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
@@ -145,7 +145,7 @@ def measure(backend: str, handovers: int, faults: int, binaries: Path, memory: i
         trainers = [f"trainer {number}" for number in (0, 1)]
         for number, name in enumerate(trainers):
             roles.start(name, "trainer", f"--number={number}", f"--bytes={roles.pool * 3 // 8}")
-        begun, faulting, told = 0, "faulting trainer", started
+        begun, faulting, logged = 0, "faulting trainer", started
 
         while roles.result("server") is None:
             now = time.monotonic()
@@ -156,13 +156,13 @@ def measure(backend: str, handovers: int, faults: int, binaries: Path, memory: i
             if begun == kernels.total() and begun < faults:
                 roles.start(faulting, "fault", "--number=2", f"--bytes={roles.pool // 2}")
                 begun += 1
-            if now >= told + TELL_EVERY:
-                tell(progress(now - started, roles.report(), handovers, faults))
-                told = now
+            if now >= logged + LOG_EVERY:
+                log(progress(now - started, roles.report(), handovers, faults))
+                logged = now
             for name in trainers:
                 if roles.result(name) is not None and not roles.report()["done"]:
                     raise roles.failure(f"the {name} ended before the server")
-            roles.await_end(told + TELL_EVERY - time.monotonic())
+            roles.await_end(logged + LOG_EVERY - time.monotonic())
 
         # The server has told the others to end.
         until = time.monotonic() + PATIENCE
@@ -215,14 +215,14 @@ def main() -> int:
     if before and not any(left.values()):
         print("isolation: the record has all of it", file=sys.stderr)
         return 0
-    tell(f"isolation: {left['handovers']} handovers and {left['faults']} faults on the {args.backend} backend")
+    log(f"isolation: {left['handovers']} handovers and {left['faults']} faults on the {args.backend} backend")
     try:
         said = measure(args.backend, left["handovers"], left["faults"], ROOT / "build" / args.preset / "bin", args.memory,
                        args.seconds)
     except Failed as failure:
         print(f"isolation: {failure}", file=sys.stderr)
         return 1
-    tell(f"kernels on a sound and on a revoked address: {dict(said['kernels'])}")
+    log(f"kernels on a sound and on a revoked address: {dict(said['kernels'])}")
     total = {name: said[name] + before.get(name, 0) for name in (*SUMMED, "duration_s")}
     metrics = {name: single(value) for name, value in total.items()} | {"runs": single(1 + before.get("runs", 0))}
     targets = {f"{name}.value": "<= 0" for name in NEVER} | {"handovers.value": f">= {args.handovers}"}

@@ -17,10 +17,10 @@
 
 #include "benchmarks/isolation_watch.hpp"
 #include "benchmarks/pool_training.hpp"
-#include "memhandover/bytes.hpp"
-#include "memhandover/error.hpp"
-#include "memhandover/serving_pool.hpp"
-#include "memhandover/unique_fd.hpp"
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/base/unique_fd.hpp"
+#include "memhandover/client/serving_pool.hpp"
 
 namespace sluice::bench {
 namespace {

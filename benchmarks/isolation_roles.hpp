@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <string>
 
-#include "memhandover/broker_launch.hpp"
+#include "memhandover/broker/broker_launch.hpp"
 
 namespace sluice::bench {
 

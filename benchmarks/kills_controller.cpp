@@ -15,8 +15,8 @@
 #include <span>
 
 #include "benchmarks/kills_watch.hpp"
-#include "memhandover/broker_queries.hpp"
-#include "memhandover/error.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/broker/broker_queries.hpp"
 
 namespace sluice::bench {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "benchmarks/kills_roles.hpp"
-#include "memhandover/broker_launch.hpp"
+#include "memhandover/broker/broker_launch.hpp"
 
 namespace sluice::bench {
 

@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "benchmarks/pool_training.hpp"
-#include "memhandover/broker_queries.hpp"
-#include "memhandover/error.hpp"
-#include "memhandover/serving_pool.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/broker/broker_queries.hpp"
+#include "memhandover/client/serving_pool.hpp"
 
 namespace sluice::bench {
 namespace {

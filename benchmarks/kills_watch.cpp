@@ -14,7 +14,7 @@
 #include <map>
 #include <sstream>
 
-#include "memhandover/error.hpp"
+#include "memhandover/base/error.hpp"
 
 namespace sluice::bench {
 namespace {

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "memhandover/ledger.hpp"
-#include "memhandover/unique_fd.hpp"
+#include "memhandover/base/unique_fd.hpp"
+#include "memhandover/ledger/ledger.hpp"
 
 namespace sluice::bench {
 

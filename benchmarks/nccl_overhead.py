@@ -54,16 +54,16 @@ def work(workload: Workload, shared: bool) -> None:
         if shared and ASKED in os.environ:
             Pauser(Path(os.environ[ASKED])).bound(*bound_of(DEFAULT_WAY), replica.owner)
 
-        for line in ranks.told():
+        for line in ranks.messages():
             with on_processor_of_its_own(ranks, workload.backend):
                 distributed.barrier()
-                replica.settle()
+                replica.synchronize()
                 started = time.perf_counter()
                 for _ in range(int(line)):
                     if jitter_s > 0.0:
                         time.sleep(dice.uniform(0.0, jitter_s))
                     replica.step()
-                replica.settle()
+                replica.synchronize()
                 seconds = time.perf_counter() - started
             ranks.answer({"seconds": seconds, "discards": replica.owner.stats()["discards"] if shared else 0})
         distributed.destroy_process_group()

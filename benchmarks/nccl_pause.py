@@ -59,17 +59,17 @@ def work(workload: Workload, options: argparse.Namespace) -> None:
         pauser = Pauser(options.library)
         pauser.share(options.file, ranks.rank, ranks.count)
         communicator = None
-        for line in ranks.told():
+        for line in ranks.messages():
             wanted = json.loads(line)
             pauser.bound(*bound_of(DEFAULT_WAY), replica.owner)
             distributed.barrier()
-            replica.settle()
+            replica.synchronize()
             if wanted["seed"]:
                 pauser.start(wanted["seed"], wanted["one_rank_each"])
             started = time.perf_counter()
             for _ in range(wanted["steps"]):
                 replica.step()
-            replica.settle()
+            replica.synchronize()
             answer = {"seconds": time.perf_counter() - started, **(pauser.stop() if wanted["seed"] else {})}
             communicator = communicator or backend._comm_ptr()
             if backend._comm_ptr() != communicator or backend.get_error() != torch._C._distributed_c10d.ErrorType.SUCCESS:
@@ -110,19 +110,19 @@ def rebuild(workload: Workload, count: int) -> None:
         for turn in range(count):
             one = torch.ones((), device=replica.device)
             distributed.all_reduce(one)
-            replica.settle()
+            replica.synchronize()
             replica.job.loss(*replica.job.batch).backward()
             for each in gradients:
                 distributed.all_reduce(each, async_op=True)
             time.sleep(dice.uniform(0.0, 0.03))
             begun = time.perf_counter()
             distributed.distributed_c10d._abort_process_group()
-            replica.settle()
+            replica.synchronize()
             idle_us.append((time.perf_counter() - begun) * 1e6)
             distributed.init_process_group("nccl", store=distributed.PrefixStore(f"turn {turn}", store), rank=ranks.rank,
                                            world_size=ranks.count, device_id=replica.device)
             distributed.all_reduce(one)
-            replica.settle()
+            replica.synchronize()
             rebuilt_us.append((time.perf_counter() - begun) * 1e6)
         ranks.answer({"idle_us": idle_us, "rebuilt_us": rebuilt_us})
         distributed.destroy_process_group()

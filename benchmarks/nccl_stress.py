@@ -231,7 +231,7 @@ def work(options: argparse.Namespace) -> None:
             torch.zeros(1, device=device)  # the gate joins
             pauser = Pauser(options.library)
             pauser.share(options.file, ranks.rank, ranks.count)
-        for line in ranks.told():
+        for line in ranks.messages():
             dice = random.Random(int(line))
             one_rank_each = dice.random() < 0.5 and not options.plain
             checker.wrong.zero_()

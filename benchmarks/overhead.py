@@ -39,11 +39,11 @@ def work(workload: Workload, shared: bool) -> None:
     else:
         step = plain_step(job, workload.micro_batches)
 
-    def settle() -> None:
+    def synchronize() -> None:
         if workload.backend == "cuda":
             torch.cuda.synchronize()
 
-    answer(step, settle, lambda: {"discards": owner.stats()["discards"]} if shared else {})
+    answer(step, synchronize, lambda: {"discards": owner.stats()["discards"]} if shared else {})
 
 
 # --- the process that measures ----------------------------------------------------------------------------------------

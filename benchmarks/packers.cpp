@@ -5,9 +5,9 @@
 #include <numeric>
 #include <set>
 
-#include "memhandover/error.hpp"
-#include "memhandover/range_allocator.hpp"
-#include "memhandover/tensor_placement.hpp"
+#include "memhandover/allocation/range_allocator.hpp"
+#include "memhandover/allocation/tensor_placement.hpp"
+#include "memhandover/base/error.hpp"
 
 namespace sluice::benchmarks {
 namespace {

@@ -1,7 +1,7 @@
 /// Loads and unloads models, as a server does whose pool is nearly full, and says how well a packer
 /// uses the chunks. Needs neither memory nor a GPU: only the decisions are made.
 ///
-/// A request names a model by a Zipf law. If the model is not there, the longest unused ones are
+/// A request names a model by a Zipf distribution. If the model is not there, the longest unused ones are
 /// unloaded until it would fit below the occupancy, and it is loaded. A load that is refused though
 /// the pool has enough free bytes is counted, and one more model unloaded for it.
 ///
@@ -22,7 +22,7 @@
 
 #include "benchmarks/model_sizes.hpp"
 #include "benchmarks/packers.hpp"
-#include "memhandover/bytes.hpp"
+#include "memhandover/base/bytes.hpp"
 
 namespace {
 
@@ -197,7 +197,7 @@ int main(int argc, char** argv) {
   app.add_option("--chunk-bytes", how.chunk_bytes);
   app.add_option("--models", how.models);
   app.add_option("--operations", how.operations);
-  app.add_option("--zipf", how.zipf, "exponent of the popularity law");
+  app.add_option("--zipf", how.zipf, "exponent of the popularity distribution");
   app.add_option("--seed", how.seed);
   CLI11_PARSE(app, argc, argv);
   try {

@@ -37,15 +37,15 @@ WARM_UP_STEPS = 6
 LIMIT_SECONDS = 600.0  # for one answer of a worker
 
 
-def answer(step: Callable[[], None], settle: Callable[[], None], more: Callable[[], dict] = dict) -> None:
+def answer(step: Callable[[], None], synchronize: Callable[[], None], more: Callable[[], dict] = dict) -> None:
     """The process that is measured: reads numbers of steps from standard input; answers each with the seconds that they
-    took, and with what `more` says then. `settle` waits for what has been started."""
+    took, and with what `more` says then. `synchronize` waits for what has been started."""
     for line in sys.stdin:
-        settle()
+        synchronize()
         started = time.perf_counter()
         for _ in range(int(line)):
             step()
-        settle()
+        synchronize()
         print(json.dumps({"seconds": time.perf_counter() - started, **more()}), flush=True)
 
 

@@ -27,7 +27,7 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/gate/gate_api.h"
+#include "abi/gate_api.h"
 
 namespace {
 

@@ -7,8 +7,8 @@
 #include <string>
 
 #include "benchmarks/driver_function.hpp"
-#include "memhandover/error.hpp"
-#include "memhandover/ledger.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/ledger/ledger.hpp"
 
 namespace sluice::bench {
 namespace {

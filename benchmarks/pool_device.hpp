@@ -18,8 +18,8 @@
 #include <mutex>
 #include <span>
 
-#include "memhandover/cuda_driver.hpp"
-#include "memhandover/device_memory.hpp"
+#include "memhandover/device/cuda_driver.hpp"
+#include "memhandover/device/device_memory.hpp"
 #include "runtime/step/training_memory.hpp"
 
 namespace sluice::bench {

@@ -59,7 +59,7 @@ class Ranks:
     meeting: str  # where the process group's ranks find each other
     others: list[subprocess.Popen]  # of the first only
 
-    def told(self) -> Iterator[str]:
+    def messages(self) -> Iterator[str]:
         """The lines that the first rank reads from standard input, on every rank; to the end."""
         for line in sys.stdin:
             for other in self.others:
@@ -147,7 +147,7 @@ class Replica:
     model: Any
     owner: Any  # a sluice.Step, if it shares the pool
     step: Callable[[], None]
-    settle: Callable[[], None]  # waits for what has been started
+    synchronize: Callable[[], None]  # waits for what has been started
 
 
 def take_gpu(rank: int, ranks: int, first: int = 0) -> Any:

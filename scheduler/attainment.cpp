@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t steps = 128;
 
-/// Masses on 0, h, …, steps·h of a law whose stop-loss function E[(X − x)+] is `stop_loss`; what
+/// Masses on 0, h, …, steps·h of a distribution whose stop-loss function E[(X − x)+] is `stop_loss`; what
 /// lies beyond is lost. Each bit of mass goes to the two grid points around it in proportion to
 /// nearness, which keeps the mean.
 template <typename StopLoss>
@@ -32,7 +32,7 @@ std::vector<double> on_grid(double h, StopLoss const& stop_loss) {
   return result;
 }
 
-std::vector<double> residual_on_grid(law const& l, double h) {
+std::vector<double> residual_on_grid(distribution const& l, double h) {
   double const mean = l.mean().count();
   if (mean <= 0.0) {
     std::vector<double> zero(steps + 1);
@@ -71,7 +71,8 @@ double attainment_at_rate::share_within(double exceed) const noexcept {
   return (warm + p * (1.0 - utilisation) * (cold - idle) + loading * delayed) / (1.0 + loading);
 }
 
-attainment_model::attainment_model(law const& service, law const& load, seconds latency)
+attainment_model::attainment_model(distribution const& service, distribution const& load,
+                                   seconds latency)
     : service_mean_s_(service.mean().count()), load_mean_s_(load.mean().count()) {
   double const limit = latency.count();
   if (!(limit > 0.0) || !std::isfinite(limit)) {
@@ -79,7 +80,7 @@ attainment_model::attainment_model(law const& service, law const& load, seconds 
                                 std::to_string(limit));
   }
   double const h = limit / static_cast<double>(steps);
-  auto const mean_excess = [](law const& l) {
+  auto const mean_excess = [](distribution const& l) {
     return [&l](double x) { return l.mean_excess(seconds{x}).count(); };
   };
   service_residual_ = residual_on_grid(service, h);

@@ -1,7 +1,7 @@
 /// P(response time ≤ latency) of a model with idle timeout and load time, and the share that an
 /// objective asks for.
 ///
-/// The response time's law is exact for Poisson arrivals; it is evaluated on a grid of 128 steps up
+/// The response time's distribution is exact for Poisson arrivals; it is evaluated on a grid of 128 steps up
 /// to `latency`, with probability mass split between grid points so that every mean is kept.
 /// Building the object costs well under a millisecond; asking it for one more rate less; asking the
 /// answer for one more timeout is a division.
@@ -19,7 +19,7 @@
 
 #include <vector>
 
-#include "scheduler/law.hpp"
+#include "scheduler/distribution.hpp"
 #include "scheduler/units.hpp"
 
 namespace sluice::scheduler {
@@ -42,7 +42,7 @@ struct attainment_at_rate {
 class attainment_model {
  public:
   /// Throws `std::invalid_argument` unless latency is positive and finite.
-  attainment_model(law const& service, law const& load, seconds latency);
+  attainment_model(distribution const& service, distribution const& load, seconds latency);
 
   [[nodiscard]] attainment_at_rate at(double arrivals_per_s) const;
 

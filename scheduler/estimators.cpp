@@ -189,17 +189,17 @@ void duration_window::add(seconds duration) {
   ++count_;
 }
 
-law duration_window::estimate() const {
+distribution duration_window::estimate() const {
   constexpr double prior_samples = 3.0;
   if (measured()) {
-    return law::of_samples(samples_);
+    return distribution::of_samples(samples_);
   }
   double sum = prior_samples * prior_.mean.count();
   for (double const x : samples_) {
     sum += x;
   }
-  return law::gamma(seconds{sum / (prior_samples + static_cast<double>(samples_.size()))},
-                    prior_.scv);
+  return distribution::gamma(seconds{sum / (prior_samples + static_cast<double>(samples_.size()))},
+                             prior_.scv);
 }
 
 std::optional<double> attainment_window::observation::share() const noexcept {

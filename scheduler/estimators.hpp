@@ -20,7 +20,7 @@
 #include <optional>
 #include <vector>
 
-#include "scheduler/law.hpp"
+#include "scheduler/distribution.hpp"
 #include "scheduler/units.hpp"
 
 namespace sluice::scheduler {
@@ -119,7 +119,7 @@ struct duration_prior {
   double scv = 1.0;
 };
 
-/// The last `capacity` durations of one kind, and their law. A load is one kind, a service without
+/// The last `capacity` durations of one kind, and their distribution. A load is one kind, a service without
 /// its load another.
 class duration_window {
  public:
@@ -128,9 +128,9 @@ class duration_window {
 
   explicit duration_window(duration_prior prior);
   void add(seconds duration);
-  /// From `enough` samples on, the samples. Before, a gamma law with the prior's scv, whose mean
+  /// From `enough` samples on, the samples. Before, a gamma distribution with the prior's scv, whose mean
   /// counts the prior as three samples: a mean is learned from few, a shape is not.
-  [[nodiscard]] law estimate() const;
+  [[nodiscard]] distribution estimate() const;
   /// Samples ever added.
   [[nodiscard]] std::uint64_t count() const noexcept { return count_; }
   [[nodiscard]] bool measured() const noexcept { return samples_.size() >= enough; }

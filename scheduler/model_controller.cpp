@@ -63,8 +63,8 @@ void model_controller::on_load(instant /*now*/, seconds load, seconds handover) 
 // The rate that a request of the stream sees around itself, at the scale of what delays it: a
 // window of length w that holds one request holds, on average, (dispersion − 1) more than one
 // placed at random.
-model_controller::burst model_controller::burst_around(instant now, law const& service,
-                                                       law const& load) {
+model_controller::burst model_controller::burst_around(instant now, distribution const& service,
+                                                       distribution const& load) {
   double const slow = rates_.slow(now);
   double const idle_share = std::max(0.1, 1.0 - slow * service.mean().count());
   double const scale =
@@ -87,8 +87,8 @@ model_controller::burst model_controller::burst_around(instant now, law const& s
 }
 
 model_report model_controller::tick(instant now) {
-  law const service = services_.estimate();
-  law const load = loads_.estimate();
+  distribution const service = services_.estimate();
+  distribution const load = loads_.estimate();
   burst const around = burst_around(now, service, load);
   double const planned = rates_.planned(now);
   constexpr seconds rate_memory{10.0};

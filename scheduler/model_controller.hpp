@@ -86,7 +86,8 @@ class model_controller {
     std::optional<double> dispersion;
     double rate_per_s = 0.0;
   };
-  [[nodiscard]] burst burst_around(instant now, law const& service, law const& load);
+  [[nodiscard]] burst burst_around(instant now, distribution const& service,
+                                   distribution const& load);
 
   model_settings settings_;
   arrival_rates rates_;

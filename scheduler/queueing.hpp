@@ -7,8 +7,9 @@
 /// exactly when the utilisation is below one, whatever the timeout; at or above one waits are
 /// `forever` and nothing is ever released.
 ///
-///   queue_load demand{
-///       .arrivals_per_s = 0.5, .service = law::gamma(100ms, 1.0), .load = law::gamma(2s, 0.0)};
+///   queue_load demand{.arrivals_per_s = 0.5,
+///                     .service = distribution::gamma(100ms, 1.0),
+///                     .load = distribution::gamma(2s, 0.0)};
 ///   mean_wait(demand, poisson_exceed(0.5, 3s));                     // 0.5525 s
 ///   cycle_of(demand, poisson_exceed(0.5, 3s)).released_fraction;   // 0.1733
 ///
@@ -21,15 +22,15 @@
 /// exponent, Asmussen, Applied Probability and Queues, XIII.5.
 #pragma once
 
-#include "scheduler/law.hpp"
+#include "scheduler/distribution.hpp"
 #include "scheduler/units.hpp"
 
 namespace sluice::scheduler {
 
 struct queue_load {
   double arrivals_per_s = 0.0;
-  law service{};
-  law load{};
+  distribution service{};
+  distribution load{};
 
   [[nodiscard]] double utilisation() const noexcept {
     return arrivals_per_s * service.mean().count();
@@ -76,8 +77,8 @@ struct wait_tail {
   [[nodiscard]] seconds quantile(double q) const noexcept;
 };
 
-/// Lundberg's asymptotically exact tail. Needs the service law's moment generating function, so a
-/// law without exponential moments must come as a sample. At utilisation ≥ 1 the tail is one
+/// Lundberg's asymptotically exact tail. Needs the service distribution's moment generating function, so a
+/// distribution without exponential moments must come as a sample. At utilisation ≥ 1 the tail is one
 /// everywhere (decay 0).
 [[nodiscard]] wait_tail lundberg_tail(queue_load const& demand);
 

@@ -10,8 +10,8 @@
 ///   auto decided = decide({.goal = slo,
 ///                          .weight_bytes = 90_MiB,
 ///                          .arrivals_per_s = 2.0,
-///                          .service = law::gamma(20ms, 1.0),
-///                          .load = law::gamma(1s, 0.0)});
+///                          .service = distribution::gamma(20ms, 1.0),
+///                          .load = distribution::gamma(1s, 0.0)});
 ///   decided.chosen.idle_timeout;   // how long it may stay without a request
 ///
 /// A pure function of its inputs; the decision carries all it was made from, for the log and for
@@ -24,8 +24,8 @@
 #include <vector>
 
 #include "scheduler/attainment.hpp"
+#include "scheduler/distribution.hpp"
 #include "scheduler/estimators.hpp"
-#include "scheduler/law.hpp"
 #include "scheduler/units.hpp"
 
 namespace sluice::scheduler {
@@ -46,8 +46,8 @@ struct warm_inputs {
   double arrivals_per_s = 0.0;  ///< what waits are planned for: the rate that a request meets
   std::optional<double> long_run_rate_per_s{};  ///< what released memory and loads are counted by;
                                                 ///< `arrivals_per_s` if none
-  law service{};                                ///< without load time
-  law load{};                                   ///< demand for memory until ready
+  distribution service{};                       ///< without load time
+  distribution load{};                          ///< demand for memory until ready
   gap_histogram gaps{};                         ///< as observed; empty means Poisson
   std::optional<seconds> current{};             ///< the timeout in force
   bool reject_on_miss = false;                  ///< refuse what would miss, instead of queueing it

@@ -2,7 +2,7 @@
 """The first verdict on a change: builds what was changed with its own unit tests, and runs those.
 
     ./tests/check.sh                           what differs from the last commit
-    ./tests/check.sh scheduler/law.cpp …       those files
+    ./tests/check.sh scheduler/warm_policy.cpp …       those files
 
 A folder's unit tests lie under its name in tests/; of the Python package, a module's are the files of tests/runtime/step that have
 its name or mention it. Loops and searches are short here. What only real processes show is left to tests/run.sh. Exit status: 0 all
@@ -22,7 +22,9 @@ from run_stages import PYTEST_ENVIRONMENT, ROOT, SHORTEST, chosen_python, set_le
 PACKAGE = Path("runtime/python/sluice")
 STEP_TESTS = Path("tests/runtime/step")
 #: Where a folder's tests do not have its name.
-ELSEWHERE = {"runtime/torch/step": "runtime/torch_step", "runtime/torch/model": "runtime/server_model"}
+ELSEWHERE = {"runtime/torch/step": "runtime/torch_step", "runtime/torch/model": "runtime/server_model",
+             "runtime/server/hosting": "runtime/server_model", "abi/gate_api.h": "runtime/gate", "abi/step_api.h": "runtime/step",
+             "abi/store_api.h": "nccl_shim", "abi/nccl_abi.hpp": "nccl_shim"}
 #: What all modules of the package come together in.
 OF_ALL_MODULES = [STEP_TESTS / "values_test.py", STEP_TESTS / "planning_test.py", STEP_TESTS / "step_errors_test.py"]
 
@@ -36,7 +38,7 @@ def changed() -> list[Path]:
 
 def room_of(file: Path) -> Path | None:
     """The folder of C++ tests that is nearest to a source, or that a test lies in."""
-    for folder in file.parents:
+    for folder in (file, *file.parents):
         name = str(folder)
         tests = Path(name if name.startswith("tests/") else f"tests/{ELSEWHERE.get(name, name)}")
         if name != "." and (ROOT / tests / "CMakeLists.txt").exists():

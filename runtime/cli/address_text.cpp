@@ -7,7 +7,7 @@
 #include <set>
 #include <string>
 
-#include "memhandover/error.hpp"
+#include "memhandover/base/error.hpp"
 #include "runtime/cli/detail/json_text.hpp"
 #include "runtime/telemetry/logging.hpp"
 

@@ -9,8 +9,8 @@
 #include <memory>
 #include <optional>
 
-#include "memhandover/broker_launch.hpp"
-#include "memhandover/error.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/broker/broker_launch.hpp"
 #include "runtime/cli/commands.hpp"
 #include "runtime/launcher/launcher.hpp"
 #include "runtime/policy/units.hpp"

@@ -13,11 +13,11 @@
 #include <string>
 #include <vector>
 
-#include "memhandover/broker_queries.hpp"
-#include "memhandover/bytes.hpp"
-#include "memhandover/environment.hpp"
-#include "memhandover/error.hpp"
-#include "memhandover/pool_search.hpp"
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/base/environment.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/broker/broker_queries.hpp"
+#include "memhandover/broker/pool_search.hpp"
 #include "runtime/cli/address_text.hpp"
 #include "runtime/cli/pool_and_server.hpp"
 #include "runtime/cli/pool_text.hpp"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "memhandover/broker_launch.hpp"
+#include "memhandover/broker/broker_launch.hpp"
 #include "runtime/launcher/install_layout.hpp"
 
 namespace sluice::cli {

@@ -1,4 +1,4 @@
-#include "memhandover/standard_streams.hpp"
+#include "memhandover/base/standard_streams.hpp"
 #include "runtime/cli/arguments.hpp"
 
 int main(int argc, char** argv) {

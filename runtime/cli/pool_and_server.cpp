@@ -13,8 +13,8 @@
 #include <exception>
 #include <utility>
 
-#include "memhandover/broker_queries.hpp"
-#include "memhandover/error.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/broker/broker_queries.hpp"
 
 namespace sluice::cli {
 namespace {

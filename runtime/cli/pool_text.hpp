@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "memhandover/pool_search.hpp"
+#include "memhandover/broker/pool_search.hpp"
 
 namespace sluice::cli {
 

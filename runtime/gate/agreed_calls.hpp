@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "abi/gate_api.h"
 #include "runtime/gate/dispatch.hpp"
-#include "runtime/gate/gate_api.h"
 
 namespace sluice::gate {
 

@@ -15,8 +15,8 @@
 
 #include <optional>
 
+#include "abi/gate_api.h"
 #include "runtime/gate/dispatch.hpp"
-#include "runtime/gate/gate_api.h"
 
 namespace sluice::gate {
 

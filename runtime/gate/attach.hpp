@@ -9,7 +9,7 @@
 /// forked child never attaches.
 #pragma once
 
-#include "runtime/gate/gate_api.h"
+#include "abi/gate_api.h"
 
 namespace sluice::gate {
 

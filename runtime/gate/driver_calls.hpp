@@ -68,7 +68,7 @@ inline void destroy(CUevent event) {
 
 /// False only while the work before the event is under way: an event that can no longer be asked
 /// guards nothing.
-inline bool has_happened(CUevent event) {
+inline bool has_completed(CUevent event) {
   return real<CUresult (*)(CUevent)>(symbol::of_cuEventQuery)(event) != CUDA_ERROR_NOT_READY;
 }
 

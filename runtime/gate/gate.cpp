@@ -361,7 +361,7 @@ void gate::defer_no_longer() {
   }
   // From here nothing is accepted any more, so that what is empty stays empty.
   change(0, mode::agreeing);
-  if (submissions_are_settled()) {
+  if (submissions_are_resolved()) {
     change(0, mode::deferring);
     sluice_gate_defers.store(0, std::memory_order_release);
   } else {

@@ -17,13 +17,13 @@ void say_once(std::atomic_flag& said, char const* text) {
   }
 }
 
-constinit std::atomic_flag told_of_handles;
-constinit std::atomic_flag told_of_async_memory;
+constinit std::atomic_flag warned_of_handles;
+constinit std::atomic_flag warned_of_async_memory;
 
-CUresult tell_of_async_memory(CUresult result) {
+CUresult warn_of_async_memory(CUresult result) {
   if (result == CUDA_SUCCESS && sharing_runtime() != nullptr) {
     say_once(
-        told_of_async_memory,
+        warned_of_async_memory,
         "this process takes memory with cudaMallocAsync (cuMemAllocAsync). It lies outside the "
         "pool: it is not counted there, and no inference server can have it. Where the pool "
         "leaves little of the GPU, use cudaMalloc instead.");
@@ -34,14 +34,14 @@ CUresult tell_of_async_memory(CUresult result) {
 CUresult allocate_async(symbol which, CUdeviceptr* address, std::size_t bytes, CUstream stream) {
   flush_if_deferring(which);
   using driver_function = CUresult (*)(CUdeviceptr*, std::size_t, CUstream);
-  return tell_of_async_memory(real<driver_function>(which)(address, bytes, stream));
+  return warn_of_async_memory(real<driver_function>(which)(address, bytes, stream));
 }
 
 CUresult allocate_from_pool_async(symbol which, CUdeviceptr* address, std::size_t bytes,
                                   CUmemoryPool pool, CUstream stream) {
   flush_if_deferring(which);
   using driver_function = CUresult (*)(CUdeviceptr*, std::size_t, CUmemoryPool, CUstream);
-  return tell_of_async_memory(real<driver_function>(which)(address, bytes, pool, stream));
+  return warn_of_async_memory(real<driver_function>(which)(address, bytes, pool, stream));
 }
 
 }  // namespace
@@ -49,7 +49,7 @@ CUresult allocate_from_pool_async(symbol which, CUdeviceptr* address, std::size_
 SLUICE_DRIVER_CALL CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
   sluice_runtime_api const* runtime = sharing_runtime();
   if (runtime != nullptr && runtime->holds(address) != 0) {
-    say_once(told_of_handles,
+    say_once(warned_of_handles,
              "this process has asked for an IPC handle of pool memory (cuIpcGetMemHandle), as "
              "torch.multiprocessing does to send a CUDA tensor to another process. Pool memory can "
              "change its owner, so that there is no such handle: send tensor.cpu(), and move it to "

@@ -58,7 +58,7 @@ void queued_commit::close(void (*made)(void* of), void* of) {
   }
 }
 
-std::optional<bool> queued_commit::settle(std::int64_t deadline_ns) {
+std::optional<bool> queued_commit::resolve(std::int64_t deadline_ns) {
   this_thread().commit = 0;  // whoever does not wait on launches for himself
   auto const is_decided = [this] { return decided_.load(std::memory_order_acquire) == last_; };
   static_cast<void>(spin_until(is_decided));

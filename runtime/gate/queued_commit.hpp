@@ -11,11 +11,11 @@
 namespace sluice::gate {
 
 /// A commit that is left to the submitter. What its thread launches from its beginning until it is
-/// settled is made as a whole or not at all; which, is decided when the submitter comes to it, or to
+/// resolved is made as a whole or not at all; which, is decided when the submitter comes to it, or to
 /// the last of what was launched before.
 ///
-///   none ──begin──► undecided ──decide: 1──► going (settle: true) ──close, and made──► none
-///                       └───────decide: 0──► dropped ──close, and settle: false──────► none
+///   none ──begin──► undecided ──decide: 1──► going (resolve: true) ──close, and made──► none
+///                       └───────decide: 0──► dropped ──close, and resolve: false──────► none
 ///
 /// While it is going its queue's calls are protected, whoever has made them: they lie before its end.
 /// There is one at a time in a process, because there is one arena.
@@ -32,7 +32,7 @@ class queued_commit {
   void close(void (*made)(void* of), void* of);
   /// Waits until it is decided; false: it has been dropped. Nothing if the deadline (CLOCK_MONOTONIC)
   /// passes first. The thread's calls are its own again.
-  [[nodiscard]] std::optional<bool> settle(std::int64_t deadline_ns);
+  [[nodiscard]] std::optional<bool> resolve(std::int64_t deadline_ns);
   /// Waits until the last one, if any, has been made or dropped; false if the deadline passes first.
   [[nodiscard]] bool await_end(std::int64_t deadline_ns);
 

@@ -51,7 +51,7 @@ bool run_ahead::should_ask(std::int64_t now, nanoseconds takes, nanoseconds boun
   return !markers_.empty() && (markers_.front().end_ns <= now || !has_room(now, takes, bound));
 }
 
-group_marker run_ahead::happened(std::int64_t now) {
+group_marker run_ahead::completed(std::int64_t now) {
   group_marker const oldest = markers_.front();
   markers_.pop_front();
   bool const watched = oldest.asked_ns != 0 && now - oldest.asked_ns <= close_looks_ns;

@@ -63,7 +63,7 @@ class run_ahead {
   [[nodiscard]] bool should_ask(std::int64_t now, nanoseconds takes, nanoseconds bound) noexcept;
 
   /// The oldest marker has happened. Returns it: it is no longer among ours.
-  group_marker happened(std::int64_t now);
+  group_marker completed(std::int64_t now);
   /// The oldest marker has not happened yet.
   void is_late(std::int64_t now) noexcept;
 

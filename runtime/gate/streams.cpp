@@ -201,11 +201,11 @@ void stream_registry::look(stream_state& state, std::int64_t now, nanoseconds ta
 
 /// Asks for the oldest event between launches; false if it has not happened yet.
 bool stream_registry::take_news(stream_state& state, std::int64_t now) {
-  if (!driver::has_happened(static_cast<CUevent>(state.ahead_.oldest()->event))) {
+  if (!driver::has_completed(static_cast<CUevent>(state.ahead_.oldest()->event))) {
     state.ahead_.is_late(now);
     return false;
   }
-  group_marker const done = state.ahead_.happened(now);
+  group_marker const done = state.ahead_.completed(now);
   if (done.measures != 0 && state.passed_.timed) {
     if (auto const took = driver::elapsed(static_cast<CUevent>(state.passed_.event),
                                           static_cast<CUevent>(done.event))) {
@@ -284,10 +284,10 @@ bool stream_registry::mark(stream_state& state) {
   if (!driver::takes_events(stream)) {
     return false;
   }
-  if (state.settled_ == nullptr) {
-    state.settled_ = take_event(state.context_);
+  if (state.drained_ == nullptr) {
+    state.drained_ = take_event(state.context_);
   }
-  return state.settled_ != nullptr && driver::record(state.settled_, stream);
+  return state.drained_ != nullptr && driver::record(state.drained_, stream);
 }
 
 stream_registry::watch_list stream_registry::mark_all(bool reset) {
@@ -303,10 +303,10 @@ stream_registry::watch_list stream_registry::mark_all(bool reset) {
       }
       std::lock_guard const inner{state->lock_};
       driver::in_context const there{state->context_};
-      if (belongs_to_thread(key) ? state->settled_ == nullptr : !there.entered() || !mark(*state)) {
+      if (belongs_to_thread(key) ? state->drained_ == nullptr : !there.entered() || !mark(*state)) {
         continue;
       }
-      watched.all.push_back({state->settled_, state->context_});
+      watched.all.push_back({state->drained_, state->context_});
       watched.streams.push_back(state);
       if (reset) {
         state->dirty.store(false, std::memory_order_release);
@@ -325,9 +325,9 @@ void stream_registry::make_dirty(watch_list const& watched) noexcept {
   }
 }
 
-bool stream_registry::has_happened(marker const& one) {
+bool stream_registry::has_completed(marker const& one) {
   driver::in_context const there{one.context};
-  return !there.entered() || driver::has_happened(one.event);
+  return !there.entered() || driver::has_completed(one.event);
 }
 
 void stream_registry::watch_unit() noexcept {
@@ -361,7 +361,7 @@ void stream_registry::poll_unit() {
     return;
   }
   driver::beside_captures const safe;
-  std::erase_if(units_, has_happened);
+  std::erase_if(units_, has_completed);
   unit_ended_ns_.store(monotonic_ns(), std::memory_order_release);
 }
 
@@ -370,7 +370,7 @@ bool stream_registry::wait_idle(std::int64_t deadline_ns, bool reset) {
   driver::beside_captures const safe;
   watch_list watched = mark_all(reset);
   for (marker const& one : watched.all) {
-    while (!has_happened(one)) {
+    while (!has_completed(one)) {
       if (reset) {
         poll_unit();
       }
@@ -389,7 +389,7 @@ bool stream_registry::wait_idle(std::int64_t deadline_ns, bool reset) {
   }
   std::lock_guard const inner{known_};
   orphans_.remove_if([&](marker const& orphan) {
-    bool const done = has_happened(orphan);
+    bool const done = has_completed(orphan);
     if (done) {
       return_event(orphan.context, orphan.event);
     }
@@ -400,7 +400,7 @@ bool stream_registry::wait_idle(std::int64_t deadline_ns, bool reset) {
 
 bool stream_registry::leaves_marker(stream_state& state) {
   if (belongs_to_thread(state.key_)) {
-    return state.settled_ !=
+    return state.drained_ !=
            nullptr;  // the thread is ending: the driver may have forgotten it already
   }
   driver::beside_captures const safe;
@@ -412,11 +412,11 @@ void stream_registry::retire(table::iterator known, bool may_run_on) {
   stream_state& state = *known->second;
   std::lock_guard const guard{state.lock_};
   if (may_run_on && state.dirty.load(std::memory_order_acquire) && leaves_marker(state)) {
-    orphans_.push_back({state.settled_, state.context_});
-    state.settled_ = nullptr;
+    orphans_.push_back({state.drained_, state.context_});
+    state.drained_ = nullptr;
   }
-  if (state.settled_ != nullptr) {
-    return_event(state.context_, std::exchange(state.settled_, nullptr));
+  if (state.drained_ != nullptr) {
+    return_event(state.context_, std::exchange(state.drained_, nullptr));
   }
   forget_markers(state);
   state.dirty.store(false, std::memory_order_release);

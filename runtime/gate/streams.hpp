@@ -73,7 +73,7 @@ class stream_state {
   bool measure_next_ = false;  // the next launch has an event before it and gets one behind it
   recent_kinds before_{};      // of the last launches
   std::uint32_t unknown_contexts_ = 0;  // that launches had of late, beyond those that were known
-  CUevent settled_ = nullptr;           // recorded after the last call, for waiting until idle
+  CUevent drained_ = nullptr;           // recorded after the last call, for waiting until idle
 };
 
 class stream_registry {
@@ -163,8 +163,8 @@ class stream_registry {
   [[nodiscard]] bool mark(stream_state& state);
   [[nodiscard]] watch_list mark_all(bool reset);
   static void make_dirty(watch_list const& watched) noexcept;
-  [[nodiscard]] static bool has_happened(marker const& one);
-  /// Whether `settled_` tells when the last work of a stream that is about to be forgotten is done.
+  [[nodiscard]] static bool has_completed(marker const& one);
+  /// Whether `drained_` tells when the last work of a stream that is about to be forgotten is done.
   [[nodiscard]] bool leaves_marker(stream_state& state);
   void retire(table::iterator known, bool may_run_on);
   void forget_if(bool (*matches)(stream_state const&, void const*), void const* what,

@@ -45,8 +45,8 @@
 #include <unordered_set>
 #include <vector>
 
+#include "abi/gate_api.h"
 #include "runtime/gate/driver.hpp"
-#include "runtime/gate/gate_api.h"
 #include "runtime/gate/streams.hpp"
 #include "runtime/gate/thread_slot.hpp"
 
@@ -108,7 +108,7 @@ class submission_queue {
   }
 
   /// The same, and nobody is about to change it.
-  [[nodiscard]] bool is_settled() {
+  [[nodiscard]] bool is_resolved() {
     std::lock_guard const guard{mutex_};
     return is_empty();
   }

@@ -95,9 +95,9 @@ CUresult take_submission_error() noexcept {
   return found;
 }
 
-bool submissions_are_settled() noexcept {
+bool submissions_are_resolved() noexcept {
   bool all = true;
-  for_each_queue([&](submission_queue& one) { all = all && one.is_settled(); });
+  for_each_queue([&](submission_queue& one) { all = all && one.is_resolved(); });
   return all;
 }
 

@@ -26,7 +26,7 @@ struct flush_count {
 /// The first error that any queue holds; see `take_error`.
 [[nodiscard]] CUresult take_submission_error() noexcept;
 /// Whether no queue holds anything; only once none takes any more does it stay so.
-[[nodiscard]] bool submissions_are_settled() noexcept;
+[[nodiscard]] bool submissions_are_resolved() noexcept;
 /// Whether an event's record has still to be made.
 [[nodiscard]] bool record_is_pending(CUevent event) noexcept;
 /// The queue in which calls that name an event have still to be made; nullptr if there is none. If there

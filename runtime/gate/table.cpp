@@ -1,12 +1,12 @@
-/// The table that the gate offers to the runtime: see gate_api.h.
+/// The table that the gate offers to the runtime: see abi/gate_api.h.
 #include <cerrno>
 #include <new>
 
+#include "abi/gate_api.h"
 #include "runtime/gate/agreed_calls.hpp"
 #include "runtime/gate/agreed_graphs.hpp"
 #include "runtime/gate/attach.hpp"
 #include "runtime/gate/dispatch.hpp"
-#include "runtime/gate/gate_api.h"
 
 using namespace sluice::gate;
 
@@ -82,8 +82,8 @@ constexpr sluice_gate_api table = {
       return the_commit().begin(decide, of) ? 1 : 0;
     },
     .commit_end = [](void (*made)(void*), void* of) { the_commit().close(made, of); },
-    .commit_settle = [](int64_t deadline_ns) -> int {
-      std::optional<bool> const counts = the_commit().settle(deadline_ns);
+    .commit_resolve = [](int64_t deadline_ns) -> int {
+      std::optional<bool> const counts = the_commit().resolve(deadline_ns);
       return counts.has_value() ? static_cast<int>(*counts) : -1;
     },
     .mark_units =

@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
-#include "memhandover/environment.hpp"
-#include "memhandover/error.hpp"
+#include "memhandover/base/environment.hpp"
+#include "memhandover/base/error.hpp"
 
 namespace sluice::launcher {
 namespace {

@@ -6,9 +6,9 @@
 #include <charconv>
 #include <utility>
 
-#include "memhandover/broker_launch.hpp"
-#include "memhandover/error.hpp"
-#include "memhandover/runtime_folder.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/broker/broker_launch.hpp"
+#include "memhandover/broker/runtime_folder.hpp"
 #include "runtime/launcher/supervisor.hpp"
 #include "runtime/launcher/torch_settings.hpp"
 #include "runtime/telemetry/error_table.hpp"
@@ -44,7 +44,7 @@ std::optional<Number> number_in(environment const& env, char const* name) {
 }
 
 struct presence {
-  found_pool pool;
+  job_pool pool;
   memhandover::unique_fd connection;  ///< while open, the pool waits for clients
   install_layout installed;           ///< as the command's environment is to name it
 };
@@ -80,7 +80,7 @@ void add_python_package(environment& env, install_layout const& installed) {
 }  // namespace
 
 environment sharing_environment(environment inherited, install_layout const& installed,
-                                run_options const& options, found_pool const& pool) {
+                                run_options const& options, job_pool const& pool) {
   auto env = std::move(inherited);
   env.set("SLUICE_RUN", "1");
   env.set("SLUICE_RUNTIME_DIR", pool.runtime_dir);

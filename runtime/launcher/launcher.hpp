@@ -32,7 +32,7 @@ struct run_options {
 };
 
 /// The pool that the command will find.
-struct found_pool {
+struct job_pool {
   std::string runtime_dir;
   std::string backend;  ///< "host" or "cuda"
 };
@@ -40,7 +40,7 @@ struct found_pool {
 /// `inherited` with the variables of docs/operations.md for a command that shares.
 [[nodiscard]] environment sharing_environment(environment inherited,
                                               install_layout const& installed,
-                                              run_options const& options, found_pool const& pool);
+                                              run_options const& options, job_pool const& pool);
 
 /// `inherited` for a command that runs without the pool: `import sluice` works, and shares nothing.
 [[nodiscard]] environment plain_environment(environment inherited, install_layout const& installed);

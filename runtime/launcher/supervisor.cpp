@@ -14,8 +14,8 @@
 #include <cstring>
 #include <optional>
 
-#include "memhandover/error.hpp"
-#include "memhandover/unique_fd.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/base/unique_fd.hpp"
 #include "runtime/launcher/descendants.hpp"
 #include "runtime/telemetry/error_table.hpp"
 #include "runtime/telemetry/logging.hpp"

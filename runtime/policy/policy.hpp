@@ -25,8 +25,8 @@
 #include <string_view>
 #include <vector>
 
-#include "memhandover/bytes.hpp"
-#include "memhandover/error.hpp"
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/base/error.hpp"
 
 namespace sluice::policy {
 

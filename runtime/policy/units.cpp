@@ -9,7 +9,7 @@
 #include <optional>
 #include <span>
 
-#include "memhandover/error.hpp"
+#include "memhandover/base/error.hpp"
 
 namespace sluice::policy {
 namespace {

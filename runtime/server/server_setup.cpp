@@ -8,8 +8,8 @@
 #include <set>
 #include <utility>
 
-#include "memhandover/bytes.hpp"
-#include "memhandover/error.hpp"
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/base/error.hpp"
 
 namespace sluice::server {
 namespace {

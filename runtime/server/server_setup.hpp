@@ -13,10 +13,10 @@
 #include <memory>
 #include <vector>
 
-#include "memhandover/device_memory.hpp"
-#include "memhandover/serving_pool.hpp"
+#include "memhandover/client/serving_pool.hpp"
+#include "memhandover/device/device_memory.hpp"
 #include "runtime/policy/policy.hpp"
-#include "runtime/server/model_host.hpp"
+#include "runtime/server/hosting/model_host.hpp"
 #include "runtime/server/repository/model_repository.hpp"
 #include "runtime/server/service.hpp"
 

@@ -22,8 +22,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/server/inference_service.hpp"
-#include "runtime/server/model_host.hpp"
+#include "runtime/server/hosting/model_host.hpp"
+#include "runtime/server/inference/inference_service.hpp"
 
 namespace sluice::server {
 

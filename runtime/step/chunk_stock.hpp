@@ -18,9 +18,9 @@
 #include <span>
 #include <vector>
 
-#include "memhandover/chunk_notes.hpp"
-#include "memhandover/chunk_space.hpp"
-#include "memhandover/training_client.hpp"
+#include "memhandover/allocation/chunk_space.hpp"
+#include "memhandover/client/training_client.hpp"
+#include "memhandover/ledger/chunk_notes.hpp"
 
 namespace sluice::step {
 

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <optional>
 
-#include "memhandover/layout.hpp"
-#include "runtime/gate/gate_api.h"
+#include "abi/gate_api.h"
+#include "memhandover/ledger/layout.hpp"
 #include "runtime/step/launch_gate.hpp"
 
 namespace sluice::step {
@@ -24,8 +24,8 @@ class driver_gate final : public launch_gate {
     return table_.commit_begin(decide, of) != 0;
   }
   void end_commit(void (*made)(void* of), void* of) override { table_.commit_end(made, of); }
-  std::optional<bool> settle_commit(std::int64_t deadline_ns) override {
-    int const counts = table_.commit_settle(deadline_ns);
+  std::optional<bool> resolve_commit(std::int64_t deadline_ns) override {
+    int const counts = table_.commit_resolve(deadline_ns);
     return counts < 0 ? std::nullopt : std::optional{counts != 0};
   }
   bool await_commit(std::int64_t deadline_ns) override {
@@ -46,9 +46,9 @@ class driver_gate final : public launch_gate {
       others->may_pause(may ? 1 : 0);
     }
   }
-  void settle(std::int64_t deadline_ns) {
+  void resolve(std::int64_t deadline_ns) {
     if (auto const* const others = table_.agreement(); others != nullptr) {
-      static_cast<void>(others->settle(deadline_ns));
+      static_cast<void>(others->resolve(deadline_ns));
     }
   }
   bool keep(void (*agreed)(void* of), void* of) override {

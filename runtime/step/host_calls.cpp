@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "memhandover/ledger.hpp"
+#include "memhandover/ledger/ledger.hpp"
 #include "runtime/step/host_operators.hpp"
 #include "runtime/step/process_state.hpp"
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "memhandover/training_client.hpp"
+#include "memhandover/client/training_client.hpp"
 
 namespace sluice::step {
 
@@ -22,12 +22,12 @@ class launch_gate {
   virtual void set_urgent(bool urgent) = 0;
   /// Returns when the device has been given, or has been spared by an abort, all that was launched.
   virtual void flush() {}
-  /// As `commit_begin`, `commit_end`, `commit_settle` and `commit_made` of sluice_gate_api.
+  /// As `commit_begin`, `commit_end`, `commit_resolve` and `commit_made` of sluice_gate_api.
   [[nodiscard]] virtual bool defer_commit(int (* /*decide*/)(void* of), void* /*of*/) {
     return false;
   }
   virtual void end_commit(void (* /*made*/)(void* of), void* /*of*/) {}
-  [[nodiscard]] virtual std::optional<bool> settle_commit(std::int64_t /*deadline_ns*/) {
+  [[nodiscard]] virtual std::optional<bool> resolve_commit(std::int64_t /*deadline_ns*/) {
     return true;
   }
   [[nodiscard]] virtual bool await_commit(std::int64_t /*deadline_ns*/) { return true; }

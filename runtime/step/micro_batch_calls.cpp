@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "memhandover/ledger.hpp"
+#include "memhandover/ledger/ledger.hpp"
 #include "runtime/step/process_state.hpp"
 
 namespace sluice::step {
@@ -89,7 +89,7 @@ void sluice_commit_end(uint32_t samples, int outlived) {
   }
 }
 
-int sluice_commit_settle(uint32_t timeout_ms) {
+int sluice_commit_resolve(uint32_t timeout_ms) {
   auto* const state = sharing();
   if (state == nullptr) {
     return 0;
@@ -97,7 +97,7 @@ int sluice_commit_settle(uint32_t timeout_ms) {
   if (state->gate_table != nullptr) {
     state->gate_table->protect_thread(0);
   }
-  auto const counts = state->memory->commit_settle(deadline_in(timeout_ms));
+  auto const counts = state->memory->commit_resolve(deadline_in(timeout_ms));
   if (!counts.value_or(false)) {
     return counts.has_value() ? 0 : -1;
   }

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "memhandover/ledger.hpp"
+#include "memhandover/ledger/ledger.hpp"
 #include "runtime/step/rank_agreement.hpp"
 
 namespace sluice::step {

@@ -9,9 +9,9 @@
 #include <iterator>
 #include <utility>
 
-#include "memhandover/bytes.hpp"
-#include "memhandover/environment.hpp"
-#include "memhandover/shared_text.hpp"
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/base/environment.hpp"
+#include "memhandover/base/shared_text.hpp"
 #include "runtime/step/run_ahead_choice.hpp"
 #include "runtime/telemetry/logging.hpp"
 
@@ -52,10 +52,10 @@ void after_fork_in_child() {
 }
 
 /// If a server has come: waits for a moment until this process is as far as the other ranks.
-void settle_with_others(process_state const& state) {
+void resolve_with_others(process_state const& state) {
   constexpr std::chrono::nanoseconds moment = std::chrono::milliseconds{2};
   if (state.gate != nullptr) {
-    state.gate->settle(memhandover::monotonic_ns() + moment.count());
+    state.gate->resolve(memhandover::monotonic_ns() + moment.count());
   }
 }
 
@@ -84,13 +84,13 @@ void publish_long_units(process_state& state) {
 }
 
 /// Says once that requests are refused because of what this job keeps.
-void tell_refusal(process_state& state) {
+void log_refusal(process_state& state) {
   auto const& client = state.memory->client();
   auto const refused = client.view().controls()[client.slot()].refused.load();
-  if (refused <= state.refused_told) {
+  if (refused <= state.refused_logged) {
     return;
   }
-  state.refused_told = refused;
+  state.refused_logged = refused;
   auto const shape = client.view().shape();
   auto const kept = client.mailbox().kept_chunks.load();
   say("the inference server wants " + format_bytes(refused * shape.chunk_bytes) +
@@ -136,9 +136,9 @@ void share(std::unique_ptr<process_state> state) {
   kept->memory->client().watch(
       [kept] {
         bound_run_ahead(*kept);
-        settle_with_others(*kept);
+        resolve_with_others(*kept);
         publish_long_units(*kept);
-        tell_refusal(*kept);
+        log_refusal(*kept);
         kept->memory->publish_stranded();
       },
       look_every);

@@ -9,10 +9,10 @@
 #include <mutex>
 #include <string>
 
-#include "memhandover/cuda_driver.hpp"
-#include "memhandover/error.hpp"
-#include "runtime/gate/gate_api.h"
-#include "runtime/step/c_api.h"
+#include "abi/gate_api.h"
+#include "abi/step_api.h"
+#include "memhandover/base/error.hpp"
+#include "memhandover/device/cuda_driver.hpp"
 #include "runtime/step/driver_gate.hpp"
 #include "runtime/step/rank_agreement.hpp"
 #include "runtime/step/training_memory.hpp"
@@ -37,7 +37,7 @@ struct process_state {
   std::unique_ptr<scheduler::batch_planner> planner;
   std::mutex run_ahead_mutex;
   std::chrono::nanoseconds run_ahead{};  ///< as the gate has it; guarded by run_ahead_mutex
-  std::uint32_t refused_told = 0;        ///< of the control thread alone
+  std::uint32_t refused_logged = 0;      ///< of the control thread alone
 };
 
 /// Null without a pool, and in a forked child, which has the memory but no thread and no place in the pool.

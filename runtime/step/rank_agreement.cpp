@@ -5,7 +5,7 @@
 #include <span>
 #include <utility>
 
-#include "memhandover/ledger.hpp"
+#include "memhandover/ledger/ledger.hpp"
 
 namespace sluice::step {
 namespace {
@@ -26,7 +26,7 @@ std::unique_ptr<rank_agreement> rank_agreement::join(std::string const& folder,
                                                      std::span<std::string const> keys) {
   std::vector<group> groups;
   for (auto const& key : keys) {
-    groups.push_back({nccl_shim::membership::join(folder, key)});
+    groups.push_back({nccl_shim::rank_group::join(folder, key)});
     if (groups.back().ranks == nullptr) {
       return nullptr;
     }

@@ -1,5 +1,5 @@
 /// What a training process on the host asks the other ranks of its job before a collective of a micro-batch, and
-/// before the end of one: all keep a micro-batch, or all run it again (nccl_shim/cut.hpp).
+/// before the end of one: all keep a micro-batch, or all run it again (nccl_shim/agreement/cut.hpp).
 ///
 ///   ─ask─► asked ──granted──► passing ──made──►
 ///            │ ▲ └─dropped──► the micro-batch runs again
@@ -11,7 +11,7 @@
 /// whose memory goes begins another: what others ask for in the old one is dropped.
 ///
 /// Ranks may also work together in groups of some of them. Each group numbers its collectives for itself; micro-batches end with
-/// numbers of the group of all, whose epoch the others' follow (nccl_shim/domain.hpp, tests/model/domain.pml).
+/// numbers of the group of all, whose epoch the others' follow (nccl_shim/calls/domain.hpp, tests/model/domain.pml).
 ///
 /// Thread-safety: `join`, `complete` and questions from the thread that trains, of which one is open at a time; `pause`,
 /// `await_debts` and `resume` from the control thread; `run_again` from either.
@@ -25,8 +25,8 @@
 #include <string>
 #include <vector>
 
-#include "nccl_shim/cut.hpp"
-#include "nccl_shim/membership.hpp"
+#include "nccl_shim/agreement/cut.hpp"
+#include "nccl_shim/agreement/rank_group.hpp"
 
 namespace sluice::step {
 
@@ -81,7 +81,7 @@ class rank_agreement {
 
  private:
   struct group {
-    std::unique_ptr<nccl_shim::membership> ranks;
+    std::unique_ptr<nccl_shim::rank_group> ranks;
     std::uint64_t cut = 0;  ///< of the control thread's pause
   };
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "memhandover/environment.hpp"
-#include "memhandover/ledger.hpp"
+#include "memhandover/base/environment.hpp"
+#include "memhandover/ledger/ledger.hpp"
 #include "runtime/step/host_operators.hpp"
 #include "runtime/step/process_state.hpp"
 

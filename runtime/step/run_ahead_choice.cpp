@@ -5,7 +5,7 @@
 #include <charconv>
 #include <cstdint>
 
-#include "memhandover/shared_text.hpp"
+#include "memhandover/base/shared_text.hpp"
 
 namespace sluice::step {
 

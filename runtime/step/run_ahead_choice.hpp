@@ -10,7 +10,7 @@
 #include <optional>
 #include <string>
 
-#include "memhandover/ledger.hpp"
+#include "memhandover/ledger/ledger.hpp"
 
 namespace sluice::step {
 

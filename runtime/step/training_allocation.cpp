@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include "memhandover/bytes.hpp"
-#include "memhandover/error.hpp"
-#include "memhandover/pool_account.hpp"
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/ledger/pool_account.hpp"
 #include "runtime/step/training_memory.hpp"
 
 namespace sluice::step {
@@ -63,7 +63,7 @@ std::byte* training_memory::allocate_arena(std::size_t bytes) {
         return address;
       }
     } else if (phase_ == phase::running) {
-      tell_others();
+      notify_others();
     }
     throw error{error_kind::out_of_memory, "the step arena holds " +
                                                format_bytes(arena_->ranges().used()) +
@@ -276,7 +276,7 @@ void training_memory::give_back_unused(space& of,
                                        std::vector<std::unique_ptr<space>> const& list) noexcept {
   try {
     if (&list == &sparse_) {
-      let_go(of.close());
+      release_chunks(of.close());
     } else if (of.closed()) {
       stock_->add(of.close());
     }

@@ -7,8 +7,8 @@
 #include <numeric>
 #include <utility>
 
-#include "memhandover/chunk_choice.hpp"
-#include "memhandover/error.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/ledger/chunk_choice.hpp"
 #include "runtime/step/training_memory.hpp"
 
 namespace sluice::step {
@@ -176,7 +176,7 @@ void training_memory::take_for(memhandover::demand const& wanted,
 void training_memory::finish_answer(std::span<std::uint32_t const> given) noexcept {
   if (!given.empty()) {
     std::lock_guard const lock{mutex_};
-    history_->tell(memhandover::happening::given, given);
+    history_->record(memhandover::chunk_event::given, given);
   }
   if (options_.gate == nullptr) {
     memory_->sweep();
@@ -315,7 +315,7 @@ bool training_memory::revoke(division parts, memhandover::demand_answer& answer)
   if (on_host) {
     stock_->add(parts.kept);
     if (in_use) {
-      tell_others();  // before anybody is granted more
+      notify_others();  // before anybody is granted more
     }
     return true;
   }

@@ -89,7 +89,7 @@ std::unique_ptr<chunk_space> training_memory::new_persistent() {
 
 void training_memory::begin() {
   if (deferred_) {  // the last commit was left without a word
-    static_cast<void>(commit_settle(never));
+    static_cast<void>(commit_resolve(never));
   }
   static_cast<void>(await_commit(never));
   std::lock_guard const lock{mutex_};
@@ -133,7 +133,7 @@ void training_memory::leave_sparse() {
 }
 
 /// Chunks of persistent memory that the arena is not to have, which they would part: they lie at the pool's other end.
-void training_memory::let_go(std::vector<std::uint32_t> const& chunks) {
+void training_memory::release_chunks(std::vector<std::uint32_t> const& chunks) {
   if (options_.gate == nullptr) {
     stock_->add(chunks);
   } else {
@@ -149,7 +149,7 @@ void training_memory::let_idle_go() {
   bool const first = idle_go_at_ == 0;
   bool const all = options_.gate == nullptr || first;
   if (all || turns_ >= idle_go_at_) {
-    let_go(persistent_->shrink(all ? idle : std::min(idle, least_idle_)));
+    release_chunks(persistent_->shrink(all ? idle : std::min(idle, least_idle_)));
     if (first) {
       leave_sparse();
     }
@@ -196,11 +196,11 @@ void training_memory::drop_micro_batch(std::function<bool()> const& is_running) 
 /// nothing of it may be taken for a launch of the next try.
 void training_memory::abort_launches() {
   options_.gate->abort_begin();
-  tell_others();
+  notify_others();
 }
 
 /// The micro-batch that is running will run again; mutex_ is held.
-void training_memory::tell_others() {
+void training_memory::notify_others() {
   if (together_.load() && !std::exchange(others_know_, true)) {
     computing().run_again();
   }
@@ -270,11 +270,11 @@ void training_memory::commit_end(bool outlived) {
   finish_commit(outlived);
 }
 
-std::optional<bool> training_memory::commit_settle(std::int64_t deadline_ns) {
+std::optional<bool> training_memory::commit_resolve(std::int64_t deadline_ns) {
   if (deferred_ && commits_here) {
     commit_end(true);  // it was left in the middle
   }
-  std::optional<bool> const counts = deferred_ ? options_.gate->settle_commit(deadline_ns) : true;
+  std::optional<bool> const counts = deferred_ ? options_.gate->resolve_commit(deadline_ns) : true;
   deferred_ = deferred_ && !counts.has_value();
   return counts;
 }
@@ -309,7 +309,7 @@ void training_memory::discard() {
     std::lock_guard const lock{mutex_};
     phase_ = phase::idle;
     commits_here = false;
-    tell_others();
+    notify_others();
     try {
       if (arena_->is_lost()) {
         replace_arena(retired_);

@@ -32,9 +32,9 @@
 #include <span>
 #include <vector>
 
-#include "memhandover/chunk_history.hpp"
-#include "memhandover/chunk_space.hpp"
-#include "memhandover/training_client.hpp"
+#include "memhandover/allocation/chunk_space.hpp"
+#include "memhandover/client/training_client.hpp"
+#include "memhandover/ledger/chunk_history.hpp"
 #include "runtime/step/chunk_stock.hpp"
 #include "runtime/step/launch_gate.hpp"
 #include "runtime/step/operator_gate.hpp"
@@ -46,7 +46,7 @@ enum class arena_state { sound, revoked, starved };
 enum class commit_start {
   taken_away,  ///< discard the micro-batch
   begun,       ///< it counts
-  deferred     ///< `commit_settle` will tell
+  deferred     ///< `commit_resolve` will tell
 };
 
 class training_memory {
@@ -85,7 +85,7 @@ class training_memory {
   /// After a deferred one has ended: waits until it is known whether it counts. False: none of its
   /// launches was made, because the micro-batch was taken away. Nothing if the deadline
   /// (CLOCK_MONOTONIC) passes.
-  [[nodiscard]] std::optional<bool> commit_settle(std::int64_t deadline_ns);
+  [[nodiscard]] std::optional<bool> commit_resolve(std::int64_t deadline_ns);
   /// Waits until the launches of the last that counts have been made; false if the deadline passes.
   [[nodiscard]] bool await_commit(std::int64_t deadline_ns);
   void discard();
@@ -197,7 +197,7 @@ class training_memory {
   [[nodiscard]] bool reach_commit() noexcept;
   [[nodiscard]] bool keep_together();
   void abort_launches();
-  void tell_others();
+  void notify_others();
   void finish_commit(bool outlived) noexcept;
   [[nodiscard]] bool await_commit_end(std::unique_lock<std::mutex>& lock,
                                       memhandover::demand const& wanted);
@@ -206,7 +206,7 @@ class training_memory {
   void give_way();
   void leave_sparse();
   void give_back_unused(space& of, std::vector<std::unique_ptr<space>> const& list) noexcept;
-  void let_go(std::vector<std::uint32_t> const& chunks);
+  void release_chunks(std::vector<std::uint32_t> const& chunks);
   void exchange_idle();
   void give_back_idle_arena(std::uint32_t count);
   [[nodiscard]] std::uint32_t short_for_good(std::uint32_t needed) const;

@@ -6,13 +6,13 @@
 namespace sluice::telemetry {
 namespace {
 
-constexpr outcome row(error_kind kind, int http_status, int exit_code) {
+constexpr error_row row(error_kind kind, int http_status, int exit_code) {
   return {kind, to_string(kind), http_status, exit_code};
 }
 
 // Exit codes begin at 2: shells and `policy check` use 1 for "no". What a later attempt can change
 // is 503 or 504.
-constexpr std::array<outcome, 9> table{{
+constexpr std::array<error_row, 9> table{{
     row(error_kind::invalid_argument, 400, 2),
     row(error_kind::not_found, 404, 3),
     row(error_kind::already_exists, 409, 4),
@@ -24,22 +24,22 @@ constexpr std::array<outcome, 9> table{{
     row(error_kind::internal, 500, 10),
 }};
 
-outcome const& outcome_of(error_kind kind) noexcept {
+error_row const& error_row_of(error_kind kind) noexcept {
   auto const* const found = std::find_if(
-      table.begin(), table.end(), [kind](outcome const& entry) { return entry.kind == kind; });
+      table.begin(), table.end(), [kind](error_row const& entry) { return entry.kind == kind; });
   return found == table.end() ? table.back() : *found;
 }
 
 }  // namespace
 
 int http_status(error_kind kind) noexcept {
-  return outcome_of(kind).http_status;
+  return error_row_of(kind).http_status;
 }
 int exit_code(error_kind kind) noexcept {
-  return outcome_of(kind).exit_code;
+  return error_row_of(kind).exit_code;
 }
 
-std::span<outcome const> all_outcomes() noexcept {
+std::span<error_row const> all_error_rows() noexcept {
   return table;
 }
 

@@ -13,11 +13,11 @@
 #include <span>
 #include <string_view>
 
-#include "memhandover/error.hpp"
+#include "memhandover/base/error.hpp"
 
 namespace sluice::telemetry {
 
-struct outcome {
+struct error_row {
   error_kind kind;
   std::string_view name;  ///< as in logs and metrics
   int http_status;
@@ -29,7 +29,7 @@ struct outcome {
 [[nodiscard]] int exit_code(error_kind kind) noexcept;
 
 /// All rows, in the order of `error_kind`.
-[[nodiscard]] std::span<outcome const> all_outcomes() noexcept;
+[[nodiscard]] std::span<error_row const> all_error_rows() noexcept;
 
 /// Exit code of a launcher's own failure, and of a command that cannot be run or found, as shells
 /// and container engines have them.

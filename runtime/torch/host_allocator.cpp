@@ -10,7 +10,7 @@
 #include <cstring>
 #include <memory>
 
-#include "runtime/step/c_api.h"
+#include "abi/step_api.h"
 
 namespace {
 

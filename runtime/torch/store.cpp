@@ -1,4 +1,4 @@
-/// libsluice_store.so: torch's c10d::TCPStore behind the table of store_api.h.
+/// libsluice_store.so: torch's c10d::TCPStore behind the table of abi/store_api.h.
 ///
 /// What is used of it, besides what its header says:
 ///   compareSet  of a key that is missing returns `expected` as it was given, if that is not empty
@@ -20,7 +20,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
-#include "nccl_shim/store_api.h"
+#include "abi/store_api.h"
 
 struct sluice_store {
   c10::intrusive_ptr<c10d::TCPStore> of;
@@ -51,7 +51,7 @@ void hand_out(bytes const& found, sluice_store_room& into) {
 }
 
 /// Its first line is what went wrong; more would be where in torch.
-void tell(char const* what, sluice_store_error* why) {
+void put_reason(char const* what, sluice_store_error* why) {
   std::string const text{what};
   std::snprintf(why->text, sizeof(why->text), "%s", text.substr(0, text.find('\n')).c_str());
 }
@@ -63,11 +63,11 @@ int guarded(sluice_store_error* why, Call const& call) noexcept {
     call();
     return 0;
   } catch (c10::Error const& failure) {
-    tell(failure.what_without_backtrace(), why);
+    put_reason(failure.what_without_backtrace(), why);
   } catch (std::exception const& failure) {
-    tell(failure.what(), why);
+    put_reason(failure.what(), why);
   } catch (...) {
-    tell("an exception of an unknown kind", why);
+    put_reason("an exception of an unknown kind", why);
   }
   return -1;
 }

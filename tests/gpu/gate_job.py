@@ -22,13 +22,13 @@ TIGHT_NS = 50_000  # a bound that launches meet
 
 
 class LongUnit(ctypes.Structure):
-    """struct sluice_gate_long_unit of runtime/gate/gate_api.h."""
+    """struct sluice_gate_long_unit of abi/gate_api.h."""
 
     _fields_ = [("name", ctypes.c_char * 120), ("nanoseconds", ctypes.c_int64), ("times", ctypes.c_uint64)]
 
 
 class Table(ctypes.Structure):
-    """struct sluice_gate_api of runtime/gate/gate_api.h."""
+    """struct sluice_gate_api of abi/gate_api.h."""
 
     _fields_ = [
         ("size", ctypes.c_size_t),
@@ -55,7 +55,7 @@ class Table(ctypes.Structure):
         ("flushes", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p)),
         ("commit_begin", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)),
         ("commit_end", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)),
-        ("commit_settle", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)),
+        ("commit_resolve", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)),
         ("mark_units", ctypes.CFUNCTYPE(None, ctypes.c_int64)),
         ("long_unit", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_size_t, ctypes.POINTER(LongUnit))),
         ("commit_made", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)),

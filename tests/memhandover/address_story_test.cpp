@@ -1,4 +1,4 @@
-#include "memhandover/address_story.hpp"
+#include "memhandover/ledger/address_story.hpp"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -8,8 +8,8 @@
 #include <numeric>
 #include <thread>
 
-#include "memhandover/bytes.hpp"
-#include "memhandover/chunk_history.hpp"
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/ledger/chunk_history.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -37,12 +37,12 @@ class address_story_test : public testing::Test {
 TEST_F(address_story_test, follows_a_chunk_from_the_arena_to_a_model) {
   chunk_history history{view_, job};
   chunk_history models{view_, server};
-  history.tell_reserved(at(0), 200, 7, "arena");
-  history.tell(happening::mapped, std::array{10U, 11U, 30U}, at(0), 7, "arena");
-  history.tell(happening::revoked, std::array{10U, 11U, 30U}, at(0), 7, "arena");
-  history.tell(happening::given, std::array{11U, 30U});
-  models.tell(happening::taken, std::array{29U, 30U}, nullptr, 0, "bert");
-  models.tell(happening::taken, std::array{30U}, nullptr, 0, "resnet");
+  history.record_reserved(at(0), 200, 7, "arena");
+  history.record(chunk_event::mapped, std::array{10U, 11U, 30U}, at(0), 7, "arena");
+  history.record(chunk_event::revoked, std::array{10U, 11U, 30U}, at(0), 7, "arena");
+  history.record(chunk_event::given, std::array{11U, 30U});
+  models.record(chunk_event::taken, std::array{29U, 30U}, nullptr, 0, "bert");
+  models.record(chunk_event::taken, std::array{30U}, nullptr, 0, "resnet");
 
   auto const found = stays(4_MiB + 5);
   ASSERT_EQ(found.size(), 1U);
@@ -69,11 +69,11 @@ TEST_F(address_story_test, follows_a_chunk_from_the_arena_to_a_model) {
 TEST_F(address_story_test, a_chunk_that_training_used_again_did_not_go_to_the_later_taker) {
   chunk_history history{view_, job};
   chunk_history models{view_, server};
-  history.tell(happening::mapped, std::array{4U}, at(0), 1, "arena");
-  history.tell(happening::revoked, std::array{4U}, at(0), 1, "arena");
-  history.tell(happening::given, std::array{4U});
-  history.tell(happening::mapped, std::array{4U}, at(64_MiB), 2, "arena");
-  models.tell(happening::taken, std::array{4U}, nullptr, 0, "bert");
+  history.record(chunk_event::mapped, std::array{4U}, at(0), 1, "arena");
+  history.record(chunk_event::revoked, std::array{4U}, at(0), 1, "arena");
+  history.record(chunk_event::given, std::array{4U});
+  history.record(chunk_event::mapped, std::array{4U}, at(64_MiB), 2, "arena");
+  models.record(chunk_event::taken, std::array{4U}, nullptr, 0, "bert");
   auto const first = stays(0);
   ASSERT_EQ(first.size(), 1U);
   EXPECT_EQ(first[0]["went_to"]["slot"], job);
@@ -86,7 +86,7 @@ TEST_F(address_story_test, a_chunk_that_training_used_again_did_not_go_to_the_la
 TEST_F(address_story_test, mappings_that_continue_each_other_are_one_entry) {
   chunk_history history{view_, job};
   for (std::uint32_t i = 0; i < 50; ++i) {
-    history.tell(happening::mapped, std::array{i}, at(i * 2_MiB), 1, "arena");
+    history.record(chunk_event::mapped, std::array{i}, at(i * 2_MiB), 1, "arena");
   }
   auto const read = read_history(view_, job);
   ASSERT_EQ(read.size(), 1U);
@@ -94,19 +94,19 @@ TEST_F(address_story_test, mappings_that_continue_each_other_are_one_entry) {
   EXPECT_GE(read[0].until_ns, read[0].from_ns);
   EXPECT_EQ(stays(98_MiB)[0]["chunk"], 49);
   // Another range, and a gap, begin an entry of their own.
-  history.tell(happening::mapped, std::array{50U}, at(200_MiB), 1, "arena");
-  history.tell(happening::mapped, std::array{51U}, at(202_MiB), 2, "arena");
-  history.tell(happening::mapped, std::array{60U}, at(204_MiB), 2, "arena");
+  history.record(chunk_event::mapped, std::array{50U}, at(200_MiB), 1, "arena");
+  history.record(chunk_event::mapped, std::array{51U}, at(202_MiB), 2, "arena");
+  history.record(chunk_event::mapped, std::array{60U}, at(204_MiB), 2, "arena");
   EXPECT_EQ(read_history(view_, job).size(), 4U);
 }
 
 TEST_F(address_story_test, keeps_the_newest_entries_and_says_that_older_ones_are_gone) {
   chunk_history history{view_, job};
-  history.tell(happening::mapped, std::array{1U}, at(0), 1, "arena");
-  history.tell(happening::unmapped, std::array{1U}, at(0), 1, "arena");
+  history.record(chunk_event::mapped, std::array{1U}, at(0), 1, "arena");
+  history.record(chunk_event::unmapped, std::array{1U}, at(0), 1, "arena");
   EXPECT_EQ(describe_address(view_, base)["complete"], true);
   for (std::uint32_t i = 0; i < history_entries; ++i) {
-    history.tell(happening::given, std::array{i % 100});
+    history.record(chunk_event::given, std::array{i % 100});
   }
   EXPECT_EQ(read_history(view_, job).size(), history_entries);
   EXPECT_TRUE(stays(0).empty());
@@ -115,11 +115,11 @@ TEST_F(address_story_test, keeps_the_newest_entries_and_says_that_older_ones_are
 
 TEST_F(address_story_test, what_is_still_mapped_outlives_any_number_of_later_events) {
   chunk_history history{view_, job};
-  history.tell(happening::mapped, std::array{7U, 8U, 9U}, at(0), 0, "persistent");
-  history.tell(happening::unmapped, std::array{9U}, at(4_MiB), 0, "persistent");
+  history.record(chunk_event::mapped, std::array{7U, 8U, 9U}, at(0), 0, "persistent");
+  history.record(chunk_event::unmapped, std::array{9U}, at(4_MiB), 0, "persistent");
   for (std::uint32_t i = 0; i < 3 * history_entries; ++i) {
-    history.tell(happening::mapped, std::array{i % 50 * 2}, at(64_MiB), i, "arena");
-    history.tell(happening::revoked, std::array{i % 50 * 2}, at(64_MiB), i, "arena");
+    history.record(chunk_event::mapped, std::array{i % 50 * 2}, at(64_MiB), i, "arena");
+    history.record(chunk_event::revoked, std::array{i % 50 * 2}, at(64_MiB), i, "arena");
   }
   EXPECT_EQ(read_history(view_, job).size(), history_entries);
   for (auto const& [offset, chunk] : {std::pair{0_MiB, 7}, std::pair{2_MiB, 8}}) {
@@ -131,10 +131,10 @@ TEST_F(address_story_test, what_is_still_mapped_outlives_any_number_of_later_eve
   }
   EXPECT_TRUE(stays(4_MiB).empty());  // it has ended, and nothing tells of it any more
 
-  history.tell(happening::revoked, std::array{7U, 8U}, at(0), 0, "persistent");
+  history.record(chunk_event::revoked, std::array{7U, 8U}, at(0), 0, "persistent");
   EXPECT_EQ(stays(0)[0]["ended"]["how"], "revoked");
   for (std::uint32_t i = 0; i < history_entries; ++i) {
-    history.tell(happening::given, std::array{1U});
+    history.record(chunk_event::given, std::array{1U});
   }
   EXPECT_TRUE(stays(0).empty());
 }
@@ -142,21 +142,21 @@ TEST_F(address_story_test, what_is_still_mapped_outlives_any_number_of_later_eve
 TEST_F(address_story_test, mappings_that_hold_leave_half_of_the_history_to_what_happens) {
   chunk_history history{view_, job};
   for (std::uint32_t i = 0; i < 2 * history_entries; ++i) {
-    history.tell(happening::mapped, std::array{i % 50 * 2}, at(i * 4_MiB), 0, "arena");
+    history.record(chunk_event::mapped, std::array{i % 50 * 2}, at(i * 4_MiB), 0, "arena");
   }
-  history.tell(happening::given, std::array{99U});
+  history.record(chunk_event::given, std::array{99U});
   auto const entries = read_history(view_, job);
   ASSERT_EQ(entries.size(), history_entries);
-  EXPECT_EQ(entries.back().kind, happening::given);
+  EXPECT_EQ(entries.back().kind, chunk_event::given);
   for (std::size_t i = 1; i < entries.size(); ++i) {
     EXPECT_EQ(entries[i].seq, entries[i - 1].seq + 1);
   }
 }
 
 TEST_F(address_story_test, the_slots_next_owner_goes_on_behind_what_a_dead_one_has_left) {
-  chunk_history{view_, job}.tell(happening::mapped, std::array{1U}, at(0), 1, "arena");
+  chunk_history{view_, job}.record(chunk_event::mapped, std::array{1U}, at(0), 1, "arena");
   chunk_history next{view_, job};
-  next.tell(happening::mapped, std::array{2U}, at(0), 1, "arena");
+  next.record(chunk_event::mapped, std::array{2U}, at(0), 1, "arena");
   auto const found = stays(0);
   ASSERT_EQ(found.size(), 2U);
   EXPECT_EQ(found[0]["chunk"], 2);
@@ -166,12 +166,12 @@ TEST_F(address_story_test, the_slots_next_owner_goes_on_behind_what_a_dead_one_h
 
 TEST_F(address_story_test, one_processs_address_is_not_taken_for_anothers_of_the_same_number) {
   chunk_history history{view_, job};
-  history.tell_reserved(at(0), 200, 0, "persistent");
-  history.tell(happening::mapped, std::array{1U}, at(0), 0, "persistent");
+  history.record_reserved(at(0), 200, 0, "persistent");
+  history.record(chunk_event::mapped, std::array{1U}, at(0), 0, "persistent");
   auto const server_pid = ::fork();
   if (server_pid == 0) {
     // The driver gives every process the same addresses; a server that says no name holds nothing.
-    chunk_history{view_, server}.tell(happening::taken, std::array{9U}, at(0));
+    chunk_history{view_, server}.record(chunk_event::taken, std::array{9U}, at(0));
     ::_exit(0);
   }
   ASSERT_EQ(::waitpid(server_pid, nullptr, 0), server_pid);
@@ -192,7 +192,7 @@ TEST_F(address_story_test, is_readable_while_it_is_written) {
   chunk_history history{view_, job};
   std::jthread const writer{[&](std::stop_token const& stop) {
     for (std::uint32_t i = 0; !stop.stop_requested(); ++i) {
-      history.tell(happening::mapped, std::array{i % 100}, at(i % 100 * 2_MiB), i, "arena");
+      history.record(chunk_event::mapped, std::array{i % 100}, at(i % 100 * 2_MiB), i, "arena");
     }
   }};
   std::size_t read = 0;

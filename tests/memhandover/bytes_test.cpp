@@ -1,4 +1,4 @@
-#include "memhandover/bytes.hpp"
+#include "memhandover/base/bytes.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "memhandover/chunk_choice.hpp"
+#include "memhandover/ledger/chunk_choice.hpp"
 
 #include <gtest/gtest.h>
 

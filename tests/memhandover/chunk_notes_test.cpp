@@ -1,10 +1,10 @@
-#include "memhandover/chunk_notes.hpp"
+#include "memhandover/ledger/chunk_notes.hpp"
 
 #include <gtest/gtest.h>
 
 #include <array>
 
-#include "memhandover/bytes.hpp"
+#include "memhandover/base/bytes.hpp"
 
 namespace sluice::memhandover {
 namespace {

@@ -1,4 +1,4 @@
-#include "memhandover/chunk_space.hpp"
+#include "memhandover/allocation/chunk_space.hpp"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -9,8 +9,8 @@
 #include <numeric>
 #include <thread>
 
-#include "memhandover/bytes.hpp"
-#include "memhandover/detail/host_memory.hpp"
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/device/host_memory.hpp"
 
 namespace sluice::memhandover {
 namespace {

@@ -1,12 +1,12 @@
-#include "memhandover/detail/client_entries.hpp"
+#include "memhandover/ledger/client_entries.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
 
-#include "memhandover/bytes.hpp"
-#include "memhandover/pool_status.hpp"
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/ledger/pool_status.hpp"
 
 namespace sluice::memhandover::detail {
 namespace {

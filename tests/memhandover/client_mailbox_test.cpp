@@ -1,4 +1,4 @@
-#include "memhandover/client_mailbox.hpp"
+#include "memhandover/ledger/client_mailbox.hpp"
 
 #include <gtest/gtest.h>
 #include <sys/eventfd.h>
@@ -7,8 +7,8 @@
 #include <atomic>
 #include <thread>
 
-#include "memhandover/bytes.hpp"
-#include "memhandover/ledger_writer.hpp"
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/ledger/ledger_writer.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -80,13 +80,13 @@ TEST_F(client_mailbox_test, gives_back_what_comes_after_the_request_was_withdraw
   mailbox_.withdraw();
   EXPECT_TRUE(mailbox_.collect(2).empty());
   grant_half({4, 5});  // by a writer that had read the request before
-  EXPECT_FALSE(mailbox_.settle()) << "the writer may still be granting";
+  EXPECT_FALSE(mailbox_.resolve()) << "the writer may still be granting";
   ledger_writer writer{view_};
   writer.pump();
-  EXPECT_TRUE(mailbox_.settle());
+  EXPECT_TRUE(mailbox_.resolve());
   writer.pump();
   EXPECT_EQ(writer.free_chunks(), pool_chunks);
-  EXPECT_FALSE(mailbox_.settle());
+  EXPECT_FALSE(mailbox_.resolve());
 }
 
 TEST_F(client_mailbox_test, tells_which_chunks_hold_old_contents) {

@@ -8,10 +8,10 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "memhandover/bytes.hpp"
-#include "memhandover/chunk_notes.hpp"
-#include "memhandover/client_mailbox.hpp"
-#include "memhandover/ledger_writer.hpp"
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/ledger/chunk_notes.hpp"
+#include "memhandover/ledger/client_mailbox.hpp"
+#include "memhandover/ledger/ledger_writer.hpp"
 #include "random_runs.hpp"
 
 namespace sluice::memhandover::trials {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "memhandover/ledger.hpp"
+#include "memhandover/ledger/ledger.hpp"
 
 namespace sluice::memhandover::trials {
 

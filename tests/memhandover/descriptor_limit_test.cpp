@@ -1,4 +1,4 @@
-#include "memhandover/descriptor_limit.hpp"
+#include "memhandover/base/descriptor_limit.hpp"
 
 #include <gtest/gtest.h>
 #include <sys/eventfd.h>
@@ -9,8 +9,8 @@
 #include <array>
 #include <cstdio>
 
-#include "memhandover/error.hpp"
-#include "memhandover/wire.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/base/wire.hpp"
 
 namespace sluice::memhandover {
 namespace {

@@ -8,20 +8,20 @@
 #include <string>
 #include <vector>
 
-#include "memhandover/broker_launch.hpp"
-#include "memhandover/bytes.hpp"
-#include "memhandover/client_mailbox.hpp"
-#include "memhandover/detail/pause_lease.hpp"
-#include "memhandover/detail/poll_list.hpp"
-#include "memhandover/detail/waiting.hpp"
-#include "memhandover/error.hpp"
-#include "memhandover/pool_account.hpp"
-#include "memhandover/pool_creation.hpp"
-#include "memhandover/serving_pool.hpp"
-#include "memhandover/system_error.hpp"
-#include "memhandover/tensor_heap.hpp"
-#include "memhandover/tensor_placement.hpp"
-#include "memhandover/training_client.hpp"
+#include "memhandover/allocation/tensor_heap.hpp"
+#include "memhandover/allocation/tensor_placement.hpp"
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/base/poll_list.hpp"
+#include "memhandover/base/system_error.hpp"
+#include "memhandover/base/waiting.hpp"
+#include "memhandover/broker/broker_launch.hpp"
+#include "memhandover/broker/pool_creation.hpp"
+#include "memhandover/client/detail/pause_lease.hpp"
+#include "memhandover/client/serving_pool.hpp"
+#include "memhandover/client/training_client.hpp"
+#include "memhandover/ledger/client_mailbox.hpp"
+#include "memhandover/ledger/pool_account.hpp"
 
 // An example shows what an expression is by a comment behind it.
 #pragma GCC diagnostic push

@@ -1,4 +1,4 @@
-#include "memhandover/detail/host_room.hpp"
+#include "memhandover/device/host_room.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <fstream>
 #include <string>
 
-#include "memhandover/bytes.hpp"
+#include "memhandover/base/bytes.hpp"
 
 namespace sluice::memhandover::detail {
 namespace {

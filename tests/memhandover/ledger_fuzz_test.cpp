@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "damaged_pool.hpp"
-#include "memhandover/chunk_notes.hpp"
-#include "memhandover/client_mailbox.hpp"
-#include "memhandover/error.hpp"
-#include "memhandover/ledger_writer.hpp"
-#include "memhandover/pool_status.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/ledger/chunk_notes.hpp"
+#include "memhandover/ledger/client_mailbox.hpp"
+#include "memhandover/ledger/ledger_writer.hpp"
+#include "memhandover/ledger/pool_status.hpp"
 #include "random_runs.hpp"
 #include "tests/from_environment.hpp"
 
@@ -94,7 +94,7 @@ class damaged_reader {
     client.release(mine);
     client.withdraw();
     writer.pump();
-    client.settle();
+    client.resolve();
     check_free(writer, "a client's turn");
     writer.reclaim(slot);
     ASSERT_EQ(writer.held_by(slot), 0U);

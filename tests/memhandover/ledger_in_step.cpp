@@ -4,7 +4,7 @@
 #include <iterator>
 
 #include "dying_process.hpp"
-#include "memhandover/bytes.hpp"
+#include "memhandover/base/bytes.hpp"
 
 namespace sluice::memhandover::trials {
 namespace {

@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "memhandover/client_mailbox.hpp"
-#include "memhandover/ledger_writer.hpp"
+#include "memhandover/ledger/client_mailbox.hpp"
+#include "memhandover/ledger/ledger_writer.hpp"
 #include "plain_ledger.hpp"
 #include "random_runs.hpp"
 

@@ -9,8 +9,8 @@
 #include <random>
 #include <stdexcept>
 
-#include "memhandover/client_mailbox.hpp"
-#include "memhandover/ledger_writer.hpp"
+#include "memhandover/ledger/client_mailbox.hpp"
+#include "memhandover/ledger/ledger_writer.hpp"
 #include "random_runs.hpp"
 
 namespace sluice::memhandover::trials {
@@ -87,7 +87,7 @@ class client_member {
   }
 
   void step() {
-    if (mailbox_.settle()) {
+    if (mailbox_.resolve()) {
       ring(place_.doorbell);
     }
     if (auto const asked = demanded(); asked.seq != demand_) {
@@ -147,10 +147,10 @@ class client_member {
       if (!goes_on(place_) || place_.record.now.load() == phase::run) {
         return;
       }
-      mailbox_.settle();
-      bool const settled = mailbox_.answered() && !mailbox_.has_mail();
-      place_.record.parked[slot_].store(settled ? round : 0);
-      ring(settled ? place_.progress : place_.doorbell);
+      mailbox_.resolve();
+      bool const resolved = mailbox_.answered() && !mailbox_.has_mail();
+      place_.record.parked[slot_].store(resolved ? round : 0);
+      ring(resolved ? place_.progress : place_.doorbell);
       await(place_.bells.at(slot_));
     }
   }

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "memhandover/ledger.hpp"
+#include "memhandover/ledger/ledger.hpp"
 
 namespace sluice::memhandover::trials {
 

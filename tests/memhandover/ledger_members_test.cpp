@@ -15,8 +15,8 @@
 #include <random>
 #include <thread>
 
-#include "memhandover/bytes.hpp"
-#include "memhandover/ledger_writer.hpp"
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/ledger/ledger_writer.hpp"
 #include "random_runs.hpp"
 #include "tests/from_environment.hpp"
 

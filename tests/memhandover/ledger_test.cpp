@@ -1,12 +1,12 @@
-#include "memhandover/ledger.hpp"
+#include "memhandover/ledger/ledger.hpp"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
 #include <cstring>
 
-#include "memhandover/bytes.hpp"
-#include "memhandover/error.hpp"
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/base/error.hpp"
 
 namespace sluice::memhandover {
 namespace {

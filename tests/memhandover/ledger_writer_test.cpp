@@ -1,8 +1,8 @@
-#include "memhandover/ledger_writer.hpp"
+#include "memhandover/ledger/ledger_writer.hpp"
 
 #include <gtest/gtest.h>
 
-#include "memhandover/bytes.hpp"
+#include "memhandover/base/bytes.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -55,7 +55,7 @@ class ledger_writer_test : public testing::Test {
 TEST_F(ledger_writer_test, demands_nothing_of_the_next_owner_of_a_dead_clients_slot) {
   ledger_writer writer{view_};
   auto const asked = writer.demand(0, 7);
-  writer.tell_refused(0, 5);
+  writer.report_refused(0, 5);
   writer.reclaim(0);
   EXPECT_EQ(view_.controls()[0].refused, 0U)
       << "it is told what was refused because of the last one";
@@ -135,7 +135,7 @@ TEST_F(ledger_writer_test,
   EXPECT_EQ(next.left_chunks(), 4U);
   EXPECT_EQ(view_.chunk(taken.front()).client, 3);
   EXPECT_EQ(view_.chunk(taken.front()).epoch, epoch);
-  EXPECT_EQ(next.let_go(chunks), 4U);
+  EXPECT_EQ(next.release_left(chunks), 4U);
   EXPECT_EQ(next.left_chunks(), 0U);
   EXPECT_EQ(next.free_chunks(), chunks - 2);
 }

@@ -1,4 +1,4 @@
-#include "memhandover/manifest.hpp"
+#include "memhandover/ledger/manifest.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 #include <random>
 #include <stdexcept>
 
-#include "memhandover/error.hpp"
+#include "memhandover/base/error.hpp"
 
 namespace sluice::memhandover {
 namespace {

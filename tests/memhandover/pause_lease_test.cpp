@@ -1,8 +1,8 @@
-#include "memhandover/detail/pause_lease.hpp"
+#include "memhandover/client/detail/pause_lease.hpp"
 
 #include <gtest/gtest.h>
 
-#include "memhandover/ledger.hpp"
+#include "memhandover/ledger/ledger.hpp"
 
 namespace sluice::memhandover::detail {
 namespace {

@@ -1,12 +1,12 @@
-#include "memhandover/detail/poll_list.hpp"
+#include "memhandover/base/poll_list.hpp"
 
 #include <gtest/gtest.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "memhandover/error.hpp"
-#include "memhandover/unique_fd.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/base/unique_fd.hpp"
 
 namespace sluice::memhandover::detail {
 namespace {

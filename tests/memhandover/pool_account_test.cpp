@@ -1,12 +1,12 @@
-#include "memhandover/pool_account.hpp"
+#include "memhandover/ledger/pool_account.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
 
-#include "memhandover/bytes.hpp"
-#include "memhandover/chunk_notes.hpp"
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/ledger/chunk_notes.hpp"
 
 namespace sluice::memhandover {
 namespace {

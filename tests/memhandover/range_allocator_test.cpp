@@ -1,4 +1,4 @@
-#include "memhandover/range_allocator.hpp"
+#include "memhandover/allocation/range_allocator.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "memhandover/runtime_folder.hpp"
+#include "memhandover/broker/runtime_folder.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,9 +10,9 @@
 #include <filesystem>
 #include <fstream>
 
-#include "memhandover/error.hpp"
-#include "memhandover/system_error.hpp"
-#include "memhandover/unique_fd.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/base/system_error.hpp"
+#include "memhandover/base/unique_fd.hpp"
 
 namespace sluice::memhandover {
 namespace {

@@ -1,4 +1,4 @@
-#include "memhandover/shared_text.hpp"
+#include "memhandover/base/shared_text.hpp"
 
 #include <gtest/gtest.h>
 

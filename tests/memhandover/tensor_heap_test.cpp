@@ -1,4 +1,4 @@
-#include "memhandover/tensor_heap.hpp"
+#include "memhandover/allocation/tensor_heap.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "memhandover/tensor_placement.hpp"
+#include "memhandover/allocation/tensor_placement.hpp"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <random>
 #include <set>
 
-#include "memhandover/error.hpp"
+#include "memhandover/base/error.hpp"
 
 namespace sluice::memhandover {
 namespace {

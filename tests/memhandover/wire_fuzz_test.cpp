@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "memhandover/error.hpp"
-#include "memhandover/wire.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/base/wire.hpp"
 #include "random_runs.hpp"
 #include "tests/from_environment.hpp"
 

@@ -1,4 +1,4 @@
-#include "memhandover/wire.hpp"
+#include "memhandover/base/wire.hpp"
 
 #include <gtest/gtest.h>
 #include <sys/eventfd.h>
@@ -12,8 +12,8 @@
 #include <filesystem>
 #include <functional>
 
-#include "memhandover/error.hpp"
-#include "memhandover/standard_streams.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/base/standard_streams.hpp"
 
 namespace sluice::memhandover {
 namespace {

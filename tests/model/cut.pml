@@ -241,7 +241,7 @@ proctype pauser(byte r) {
      need_it() TELL("@ need %d %d %d %d %d %d\n", r, 0)
      END;
 #ifdef TRACE  /* asked again and again, not waited for */
-     atomic { !catching_up && launched[r] >= granted -> cut = granted TELL("@ settle %d %d %d %d %d %d\n", r, 0) };
+     atomic { !catching_up && launched[r] >= granted -> cut = granted TELL("@ resolve %d %d %d %d %d %d\n", r, 0) };
 #else
      atomic { !catching_up || dead; cut = granted };
      launched[r] >= cut || dead;

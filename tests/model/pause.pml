@@ -2,7 +2,7 @@
  * Who waits for whom: two threads of a job that trains, its control thread, and a server with two requests, each of which
  * holds a compute pause until its memory is there
  * (runtime/step/host_calls.cpp, operator_gate.cpp, training_demands.cpp, training_allocation.cpp, training_memory.cpp;
- * memhandover/detail/acquisition.cpp, serving_pool.cpp, ledger_writer.cpp; runtime/gate/gate.cpp, submission.cpp).
+ * memhandover/client/detail/acquisition.cpp, serving_pool.cpp, ledger_writer.cpp; runtime/gate/gate.cpp, submission.cpp).
  *
  * No patience ever ends here, and no request has a deadline: what goes on only because somebody's patience ends is a
  * deadlock. No pause runs out (`min_share: 0%`). All that the two threads do, they do so many times, so that every run ends,

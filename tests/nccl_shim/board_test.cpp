@@ -1,5 +1,5 @@
 /// Who is let go of those that say on a board for whom they wait.
-#include "nccl_shim/board.hpp"
+#include "nccl_shim/agreement/board.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ class board_test : public ::testing::Test {
   bool wait(unsigned place, std::uint32_t places, why reason = why::exchange) {
     return all_.at(place).wait(who(place), reason, [places] { return places; });
   }
-  [[nodiscard]] bool is_let_go(unsigned place) { return all_.at(place).let_go(); }
+  [[nodiscard]] bool is_released(unsigned place) { return all_.at(place).release(); }
   bool take_back(unsigned place) { return all_.at(place).take_back(who(place)); }
   void make(unsigned place) {
     all_.at(place).progressed();
@@ -45,59 +45,59 @@ class board_test : public ::testing::Test {
   std::deque<board> all_;
 };
 
-TEST_F(board_test, two_are_let_go_when_the_second_has_come) {
+TEST_F(board_test, two_are_released_when_the_second_has_come) {
   wait(0, 0b10);
-  EXPECT_FALSE(is_let_go(0));
+  EXPECT_FALSE(is_released(0));
   wait(1, 0b01);
-  EXPECT_TRUE(is_let_go(1));
-  EXPECT_TRUE(is_let_go(0));
+  EXPECT_TRUE(is_released(1));
+  EXPECT_TRUE(is_released(0));
 }
 
-TEST_F(board_test, who_waits_for_others_that_wait_for_each_other_is_not_let_go_with_them) {
+TEST_F(board_test, who_waits_for_others_that_wait_for_each_other_is_not_released_with_them) {
   wait(0, 0b010);
   wait(1, 0b001);
   wait(2, 0b001);
-  EXPECT_FALSE(is_let_go(2));
-  EXPECT_TRUE(is_let_go(0));
-  EXPECT_FALSE(is_let_go(2));
+  EXPECT_FALSE(is_released(2));
+  EXPECT_TRUE(is_released(0));
+  EXPECT_FALSE(is_released(2));
   make(0);
   make(1);
-  EXPECT_FALSE(is_let_go(2));
+  EXPECT_FALSE(is_released(2));
 }
 
-TEST_F(board_test, a_ring_is_let_go_as_a_whole) {
+TEST_F(board_test, a_ring_is_released_as_a_whole) {
   wait(0, 0b0010);
   wait(1, 0b0100);
   wait(2, 0b1000);
-  EXPECT_FALSE(is_let_go(2));
+  EXPECT_FALSE(is_released(2));
   wait(3, 0b0001);
-  EXPECT_TRUE(is_let_go(2));
-  EXPECT_TRUE(is_let_go(0) && is_let_go(1) && is_let_go(3));
+  EXPECT_TRUE(is_released(2));
+  EXPECT_TRUE(is_released(0) && is_released(1) && is_released(3));
 }
 
-TEST_F(board_test, who_takes_back_is_not_let_go_and_nobody_is_with_it) {
+TEST_F(board_test, who_takes_back_is_not_released_and_nobody_is_with_it) {
   wait(0, 0b10);
   wait(1, 0b01);
   EXPECT_FALSE(take_back(0));
-  EXPECT_FALSE(is_let_go(1));
+  EXPECT_FALSE(is_released(1));
   wait(0, 0b10);
-  EXPECT_TRUE(is_let_go(1));
+  EXPECT_TRUE(is_released(1));
 }
 
 TEST_F(board_test, who_takes_back_too_late_owes_it) {
   wait(0, 0b10);
   wait(1, 0b01);
-  ASSERT_TRUE(is_let_go(1));
+  ASSERT_TRUE(is_released(1));
   EXPECT_TRUE(take_back(0));
   make(0);
   wait(0, 0b10);
-  EXPECT_FALSE(is_let_go(0));  // the other one has not made its part yet
+  EXPECT_FALSE(is_released(0));  // the other one has not made its part yet
 }
 
-TEST_F(board_test, who_waits_in_a_collective_is_not_let_go_but_those_that_it_holds_up_are) {
+TEST_F(board_test, who_waits_in_a_collective_is_not_released_but_those_that_it_holds_up_are) {
   wait(0, 0b10, why::collective);
   wait(1, 0b01);
-  EXPECT_TRUE(is_let_go(1));
+  EXPECT_TRUE(is_released(1));
   EXPECT_FALSE(take_back(0));
 }
 
@@ -105,7 +105,7 @@ TEST_F(board_test, what_is_said_of_somebody_who_has_done_its_part_counts_no_more
   wait(0, 0b10, why::collective);
   at(1).progressed();  // it has come to that collective
   wait(1, 0b01);
-  EXPECT_FALSE(is_let_go(1));
+  EXPECT_FALSE(is_released(1));
 }
 
 TEST_F(board_test, whom_it_waits_for_must_be_the_same_after_their_progress_was_read) {
@@ -125,7 +125,7 @@ TEST_F(board_test, an_exchange_comes_before_a_collective_of_another_thread) {
   EXPECT_FALSE(at(0).wait(&other, why::exchange, places));
   EXPECT_FALSE(at(0).take_back(&collective));
   wait(1, 0b01);
-  EXPECT_TRUE(is_let_go(0));
+  EXPECT_TRUE(is_released(0));
 }
 
 class board_file : public ::testing::Test {

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "nccl_shim/cut.hpp"
+#include "nccl_shim/agreement/cut.hpp"
 #include "tests/from_environment.hpp"
 #include "tests/nccl_shim/places.hpp"
 

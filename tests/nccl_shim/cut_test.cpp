@@ -1,5 +1,5 @@
 /// The cut: numbers are granted when all have arrived, and a pause ends them for all at the same one.
-#include "nccl_shim/cut.hpp"
+#include "nccl_shim/agreement/cut.hpp"
 
 #include <gtest/gtest.h>
 
@@ -70,7 +70,7 @@ class slow_words final : public cut_words {
   void lose(unsigned rank) noexcept override { behind_.lose(rank); }
   void differ(std::uint64_t differ) noexcept override { behind_.differ(differ); }
   [[nodiscard]] std::uint32_t turn() noexcept override { return behind_.turn(); }
-  void tell() noexcept override { behind_.tell(); }
+  void notify() noexcept override { behind_.notify(); }
   void wait(std::uint32_t seen, std::chrono::nanoseconds waited,
             std::chrono::nanoseconds at_most) noexcept override {
     behind_.wait(seen, waited, at_most);
@@ -120,7 +120,7 @@ TEST_P(two_ranks, the_first_that_needs_it_owes_what_the_other_has_launched) {
     first.launched();
   }
   second.need(true);
-  EXPECT_EQ(second.settle(in(0ns)), outcome::late);
+  EXPECT_EQ(second.resolve(in(0ns)), outcome::late);
   first.arrive(reduce);
   EXPECT_EQ(now(first), outcome::late);
   for (int i = 0; i < 3; ++i) {
@@ -128,7 +128,7 @@ TEST_P(two_ranks, the_first_that_needs_it_owes_what_the_other_has_launched) {
     EXPECT_EQ(now(second), outcome::granted);
     second.launched();
   }
-  EXPECT_EQ(second.settle(in(0ns)), outcome::granted);
+  EXPECT_EQ(second.resolve(in(0ns)), outcome::granted);
   second.arrive(reduce);
   EXPECT_EQ(now(second), outcome::granted);
   EXPECT_EQ(now(first), outcome::granted);
@@ -209,7 +209,7 @@ TEST_P(two_ranks_of_whom_one_catches_up, what_it_waits_with_itself_is_not_owed_b
     EXPECT_EQ(now(early), outcome::late);
   });
   second.need(true);
-  EXPECT_EQ(second.settle(in(0ns)), outcome::granted);
+  EXPECT_EQ(second.resolve(in(0ns)), outcome::granted);
   EXPECT_EQ(now(early), outcome::late);
   second.arrive(reduce);
   EXPECT_EQ(now(early), outcome::granted);
@@ -257,7 +257,7 @@ TEST_P(two_ranks_in_memory, what_nobody_needs_to_be_asked_about_is_passed_in_one
     first.launched();
   }
   EXPECT_EQ(first.number(), 3U);
-  second.need(true);  // owes them
+  second.need(true);  // lags them
   EXPECT_EQ(first.pass(reduce), passing::refused);
   EXPECT_EQ(first.number(), 3U);
   for (int i = 0; i < 3; ++i) {

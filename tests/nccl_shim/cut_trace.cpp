@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "nccl_shim/cut.hpp"
-#include "nccl_shim/cut_memory.hpp"
+#include "nccl_shim/agreement/cut.hpp"
+#include "nccl_shim/agreement/cut_memory.hpp"
 
 namespace sluice::nccl_shim {
 namespace {
@@ -104,8 +104,8 @@ class replay {
       of.need(next.name == "need");
       return true;
     }
-    if (next.name == "settle") {
-      return of.settle(at_once) == outcome::granted;
+    if (next.name == "resolve") {
+      return of.resolve(at_once) == outcome::granted;
     }
     if (next.name == "pause") {
       cuts_[next.rank] = of.pause(next.more != 0);

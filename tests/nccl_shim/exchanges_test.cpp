@@ -1,5 +1,5 @@
 /// Which ranks a rank's sends and receives wait for.
-#include "nccl_shim/exchanges.hpp"
+#include "nccl_shim/agreement/exchanges.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -51,7 +51,7 @@ TEST_F(exchanges_test, what_goes_to_nobody_of_its_communicator_is_left_to_nccl_t
   constexpr std::array to_nobody{transfers{3, 1, 0}, transfers{0xffffffff, 1, 0}};
   EXPECT_THAT(first.lacks(to_nobody).ranks, IsEmpty());
   first.made(to_nobody);
-  EXPECT_FALSE(first.owes() || second.owes() || third.owes());
+  EXPECT_FALSE(first.lags() || second.lags() || third.lags());
 }
 
 TEST_F(exchanges_test, what_is_added_up_has_each_rank_once) {
@@ -75,12 +75,12 @@ TEST_F(exchanges_test, places_are_known_when_all_have_told_theirs) {
 }
 
 TEST_F(exchanges_test, a_rank_owes_what_others_have_made) {
-  EXPECT_FALSE(second.owes());
+  EXPECT_FALSE(second.lags());
   first.made(to_second);
-  EXPECT_TRUE(second.owes());
-  EXPECT_FALSE(first.owes() || third.owes());
+  EXPECT_TRUE(second.lags());
+  EXPECT_FALSE(first.lags() || third.lags());
   second.made(from_first);
-  EXPECT_FALSE(second.owes());
+  EXPECT_FALSE(second.lags());
 }
 
 TEST_F(exchanges_test, others_know_who_passes) {
@@ -99,9 +99,9 @@ TEST_F(exchanges_test, counts_may_begin_again) {
   second.made(from_first);
   EXPECT_EQ(memory->ranks[1].made[0], 0U);  // its sends are as they were
   EXPECT_THAT(first.lacks(to_second).ranks, IsEmpty());
-  EXPECT_TRUE(first.owes());
+  EXPECT_TRUE(first.lags());
   first.made(to_second);
-  EXPECT_FALSE(first.owes());
+  EXPECT_FALSE(first.lags());
 }
 
 }  // namespace

@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "nccl_shim/nccl_abi.hpp"
-#include "runtime/gate/gate_api.h"
+#include "abi/gate_api.h"
+#include "abi/nccl_abi.hpp"
 #include "tests/backoff.hpp"
 #include "tests/fake_driver/fake_driver.h"
 

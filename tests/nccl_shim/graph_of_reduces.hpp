@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <functional>
 
-#include "runtime/gate/gate_api.h"
+#include "abi/gate_api.h"
 
 namespace sluice::nccl_shim::testing {
 

@@ -1,5 +1,5 @@
 /// Ranks on two hosts that are joined by a cable agree through torch's store on one of them.
-#include "nccl_shim/hosts.hpp"
+#include "nccl_shim/agreement/hosts.hpp"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

@@ -80,7 +80,7 @@ class micro_batch {
         lock.lock();
         if (running_ && discarded_ == which) {
           gate_.abort_begin();
-          tell_others();
+          notify_others();
         }
       }
     }
@@ -102,7 +102,7 @@ class micro_batch {
   void discard() {
     std::lock_guard const guard{lock_};
     running_ = false;
-    tell_others();
+    notify_others();
     sound_ = true;
     ++discarded_;
     gate_.abort_end();
@@ -114,7 +114,7 @@ class micro_batch {
     }
     running_ = false;
   }
-  void tell_others() {
+  void notify_others() {
     if (!others_know_ && !secretly_) {
       others_know_ = true;
       others_.run_again();

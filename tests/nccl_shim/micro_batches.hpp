@@ -6,7 +6,7 @@
 #include <functional>
 #include <vector>
 
-#include "runtime/gate/gate_api.h"
+#include "abi/gate_api.h"
 
 namespace sluice::nccl_shim::testing {
 

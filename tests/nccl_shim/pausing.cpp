@@ -44,7 +44,7 @@ rank_that_pauses::rank_that_pauses(sluice_gate_api const& gate, int rank, int ra
 void rank_that_pauses::may_pause(bool may) const {
   if (auto const* const agreement = gate_.agreement(); agreement != nullptr) {
     agreement->may_pause(may ? 1 : 0);
-    if (agreement->settle(in(patience())) == 0) {
+    if (agreement->resolve(in(patience())) == 0) {
       std::printf("rank %d does not catch up\n", rank_);
     }
   }

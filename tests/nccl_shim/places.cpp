@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "nccl_shim/cut_memory.hpp"
-#include "nccl_shim/words_in_store.hpp"
+#include "nccl_shim/agreement/cut_memory.hpp"
+#include "nccl_shim/agreement/words_in_store.hpp"
 #include "tests/nccl_shim/store_server.hpp"
 #include "tests/runtime/gate/built_files.hpp"
 

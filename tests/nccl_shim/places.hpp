@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "nccl_shim/cut_words.hpp"
+#include "nccl_shim/agreement/cut_words.hpp"
 
 namespace sluice::nccl_shim::testing {
 

@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "nccl_shim/nccl_abi.hpp"
+#include "abi/nccl_abi.hpp"
 
 namespace sluice::nccl_shim::testing {
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/gate/gate_api.h"
+#include "abi/gate_api.h"
 #include "tests/nccl_shim/graph_of_reduces.hpp"
 #include "tests/nccl_shim/micro_batches.hpp"
 #include "tests/nccl_shim/nccl_calls.hpp"

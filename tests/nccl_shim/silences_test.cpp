@@ -1,4 +1,4 @@
-#include "nccl_shim/silences.hpp"
+#include "nccl_shim/agreement/silences.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

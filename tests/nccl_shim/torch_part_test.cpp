@@ -1,4 +1,4 @@
-#include "nccl_shim/torch_part.hpp"
+#include "nccl_shim/agreement/torch_part.hpp"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -13,17 +13,17 @@
 namespace sluice::scheduler {
 namespace {
 
-law exponential(double mean) {
-  return law::gamma(seconds{mean}, 1.0);
+distribution exponential(double mean) {
+  return distribution::gamma(seconds{mean}, 1.0);
 }
-law constant(double value) {
-  return law::gamma(seconds{value}, 0.0);
+distribution constant(double value) {
+  return distribution::gamma(seconds{value}, 0.0);
 }
 
-TEST(attainment, of_a_warm_mm1_queue_is_the_exponential_response_law) {
+TEST(attainment, of_a_warm_mm1_queue_is_the_exponential_response_distribution) {
   for (double const rate : {0.1, 5.0, 8.0, 9.5}) {
     for (double const latency : {0.05, 0.3, 1.0, 4.0}) {
-      attainment_model const model{exponential(0.1), law{}, seconds{latency}};
+      attainment_model const model{exponential(0.1), distribution{}, seconds{latency}};
       double const exact = 1.0 - std::exp(-(10.0 - rate) * latency);
       EXPECT_NEAR(model.at(rate).warm, exact, 2e-3) << rate << ' ' << latency;
     }
@@ -32,12 +32,12 @@ TEST(attainment, of_a_warm_mm1_queue_is_the_exponential_response_law) {
 
 TEST(attainment, of_a_warm_queue_misses_by_lundbergs_tail_far_out) {
   // P(wait + service > t) ≈ C e^{−θt} E[e^{θB}], where the service is short against t.
-  law const service =
-      law::mixture({{.weight = 0.9, .mean = seconds{0.05}}, {.weight = 0.1, .mean = seconds{0.5}}});
+  distribution const service = distribution::mixture(
+      {{.weight = 0.9, .mean = seconds{0.05}}, {.weight = 0.1, .mean = seconds{0.5}}});
   wait_tail const tail = lundberg_tail({.arrivals_per_s = 5.0, .service = service});
   double const latency = 2.0;
   double const misses = tail.probability_above(seconds{latency}) * service.mgf(tail.decay_per_s);
-  attainment_model const model{service, law{}, seconds{latency}};
+  attainment_model const model{service, distribution{}, seconds{latency}};
   EXPECT_NEAR((1.0 - model.at(5.0).warm) / misses, 1.0, 0.02);
 }
 
@@ -58,10 +58,12 @@ TEST(attainment, without_arrivals_mixes_only_cold_and_idle) {
 }
 
 TEST(attainment, never_rises_with_the_chance_of_a_release) {
-  std::array const laws{constant(0.05), exponential(0.05), law::gamma(seconds{0.05}, 4.0)};
-  std::array const loads{law{}, constant(0.4), exponential(0.2), law::gamma(seconds{3.0}, 2.0)};
-  for (law const& service : laws) {
-    for (law const& load : loads) {
+  std::array const distributions{constant(0.05), exponential(0.05),
+                                 distribution::gamma(seconds{0.05}, 4.0)};
+  std::array const loads{distribution{}, constant(0.4), exponential(0.2),
+                         distribution::gamma(seconds{3.0}, 2.0)};
+  for (distribution const& service : distributions) {
+    for (distribution const& load : loads) {
       for (double const latency : {0.04, 0.2, 1.0, 10.0}) {
         attainment_model const model{service, load, seconds{latency}};
         for (double const rate : {0.0, 0.1, 3.0, 15.0, 19.9}) {
@@ -97,7 +99,7 @@ TEST(attainment, never_rises_with_the_arrival_rate_and_never_falls_with_the_late
 }
 
 TEST(attainment, of_an_overloaded_queue_is_nothing) {
-  attainment_model const model{constant(0.1), law{}, seconds{1.0}};
+  attainment_model const model{constant(0.1), distribution{}, seconds{1.0}};
   EXPECT_EQ(model.at(10.0).share_within(0.0), 0.0);
   EXPECT_EQ(model.at(1000.0).share_within(1.0), 0.0);
 }
@@ -110,7 +112,7 @@ TEST(attainment, survives_services_far_shorter_and_far_longer_than_the_latency) 
 }
 
 TEST(largest_warm_rate, is_where_the_share_is_just_met) {
-  attainment_model const model{exponential(0.1), law{}, seconds{1.0}};
+  attainment_model const model{exponential(0.1), distribution{}, seconds{1.0}};
   // 1 − e^{−(10 − λ)} = 0.99 at λ = 10 − ln 100.
   EXPECT_NEAR(model.largest_warm_rate(0.99, 9.0), 10.0 - std::log(100.0), 0.02);
   EXPECT_EQ(model.largest_warm_rate(0.99, 2.0), 2.0);
@@ -167,8 +169,9 @@ TEST(objective, names_the_member_that_makes_no_sense) {
   EXPECT_NE(message({.latency = seconds{0.0}}).find("latency must be"), std::string::npos);
   EXPECT_NE(message({.latency = seconds{1.0}, .window = forever}).find("window must be"),
             std::string::npos);
-  EXPECT_THROW((attainment_model{law{}, law{}, seconds{-1.0}}), std::invalid_argument);
-  EXPECT_THROW((void)(attainment_model{law{}, law{}, seconds{1.0}}.at(-1.0)),
+  EXPECT_THROW((attainment_model{distribution{}, distribution{}, seconds{-1.0}}),
+               std::invalid_argument);
+  EXPECT_THROW((void)(attainment_model{distribution{}, distribution{}, seconds{1.0}}.at(-1.0)),
                std::invalid_argument);
 }
 

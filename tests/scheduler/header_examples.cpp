@@ -4,12 +4,12 @@
 #include <functional>
 #include <vector>
 
-#include "memhandover/bytes.hpp"
-#include "memhandover/serving_pool.hpp"
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/client/serving_pool.hpp"
 #include "scheduler/attainment.hpp"
 #include "scheduler/batch_planner.hpp"
+#include "scheduler/distribution.hpp"
 #include "scheduler/estimators.hpp"
-#include "scheduler/law.hpp"
 #include "scheduler/model_controller.hpp"
 #include "scheduler/pause_budget.hpp"
 #include "scheduler/queueing.hpp"
@@ -26,7 +26,7 @@ namespace sluice::scheduler::header_examples {
 
 using namespace std::chrono_literals;
 
-void of_attainment(law const& service, law const& load) {
+void of_attainment(distribution const& service, distribution const& load) {
   attainment_model model{service, load, 200ms};
   auto at = model.at(/*arrivals_per_s=*/0.5);
   at.share_within(poisson_exceed(0.5, 30s));
@@ -51,10 +51,11 @@ void of_estimators(instant start, instant now) {
   rates.slow(now);
 }
 
-void of_law(std::vector<double> const& window) {
-  auto service = law::gamma(100ms, 1.0);
-  auto measured = law::of_samples(window);
-  auto two_kinds = law::mixture({{.weight = 0.9, .mean = 20ms}, {.weight = 0.1, .mean = 200ms}});
+void of_distribution(std::vector<double> const& window) {
+  auto service = distribution::gamma(100ms, 1.0);
+  auto measured = distribution::of_samples(window);
+  auto two_kinds =
+      distribution::mixture({{.weight = 0.9, .mean = 20ms}, {.weight = 0.1, .mean = 200ms}});
 }
 
 void of_model_controller(objective const& slo, instant now,
@@ -79,8 +80,9 @@ void of_pause_budget(pause_budget::time_point now, pause_budget::time_point ende
 }
 
 void of_queueing() {
-  queue_load demand{
-      .arrivals_per_s = 0.5, .service = law::gamma(100ms, 1.0), .load = law::gamma(2s, 0.0)};
+  queue_load demand{.arrivals_per_s = 0.5,
+                    .service = distribution::gamma(100ms, 1.0),
+                    .load = distribution::gamma(2s, 0.0)};
   mean_wait(demand, poisson_exceed(0.5, 3s));
   cycle_of(demand, poisson_exceed(0.5, 3s)).released_fraction;
 }
@@ -101,8 +103,8 @@ void of_warm_policy(objective const& slo) {
   auto decided = decide({.goal = slo,
                          .weight_bytes = 90_MiB,
                          .arrivals_per_s = 2.0,
-                         .service = law::gamma(20ms, 1.0),
-                         .load = law::gamma(1s, 0.0)});
+                         .service = distribution::gamma(20ms, 1.0),
+                         .load = distribution::gamma(1s, 0.0)});
   decided.chosen.idle_timeout;
 }
 

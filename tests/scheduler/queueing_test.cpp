@@ -9,11 +9,11 @@
 namespace sluice::scheduler {
 namespace {
 
-law exponential(double mean) {
-  return law::gamma(seconds{mean}, 1.0);
+distribution exponential(double mean) {
+  return distribution::gamma(seconds{mean}, 1.0);
 }
-law constant(double value) {
-  return law::gamma(seconds{value}, 0.0);
+distribution constant(double value) {
+  return distribution::gamma(seconds{value}, 0.0);
 }
 
 // Half a request per second, 100 ms of exponential service, two seconds of load.
@@ -27,10 +27,11 @@ TEST(mean_warm_wait, of_mm1_and_md1_is_pollaczek_khinchine) {
 }
 
 TEST(mean_warm_wait, of_mixed_services_follows_the_second_moment) {
-  law const exponentials = law::mixture({{.weight = 0.9, .mean = seconds{0.02}, .scv = 1.0},
-                                         {.weight = 0.1, .mean = seconds{0.2}, .scv = 1.0}});
-  law const constants =
-      law::mixture({{.weight = 0.9, .mean = seconds{0.05}}, {.weight = 0.1, .mean = seconds{0.5}}});
+  distribution const exponentials =
+      distribution::mixture({{.weight = 0.9, .mean = seconds{0.02}, .scv = 1.0},
+                             {.weight = 0.1, .mean = seconds{0.2}, .scv = 1.0}});
+  distribution const constants = distribution::mixture(
+      {{.weight = 0.9, .mean = seconds{0.05}}, {.weight = 0.1, .mean = seconds{0.5}}});
   EXPECT_NEAR(mean_warm_wait({.arrivals_per_s = 10.0, .service = exponentials}).count(), 0.070323,
               5e-7);
   EXPECT_NEAR(mean_warm_wait({.arrivals_per_s = 5.0, .service = constants}).count(), 0.129762,
@@ -61,12 +62,12 @@ TEST(mean_wait, with_an_exponential_load) {
 }
 
 TEST(mean_wait, of_measured_load_times_with_long_services) {
-  // Moments of a public trace of generation requests; the laws are gammas with just these moments.
+  // Moments of a public trace of generation requests; the distributions are gammas with just these moments.
   double const s1 = 21.9938;
   double const b1 = 38.9985;
   queue_load const demand{.arrivals_per_s = 0.01,
-                          .service = law::gamma(seconds{b1}, 2150.969 / (b1 * b1) - 1.0),
-                          .load = law::gamma(seconds{s1}, 741.006 / (s1 * s1) - 1.0)};
+                          .service = distribution::gamma(seconds{b1}, 2150.969 / (b1 * b1) - 1.0),
+                          .load = distribution::gamma(seconds{s1}, 741.006 / (s1 * s1) - 1.0)};
   EXPECT_NEAR(mean_wait(demand, 1.0).count(), 38.6961, 5e-5);
   EXPECT_NEAR(mean_wait(demand, poisson_exceed(0.01, seconds{60.0})).count(), 30.2152, 5e-5);
   EXPECT_NEAR(mean_wait(demand, poisson_exceed(0.01, seconds{300.0})).count(), 18.8961, 5e-5);
@@ -75,8 +76,9 @@ TEST(mean_wait, of_measured_load_times_with_long_services) {
 
 TEST(mean_wait, never_falls_when_idle_gaps_outlast_the_timeout_more_often) {
   for (double const rate : {0.01, 0.5, 5.0, 9.9}) {
-    queue_load const demand{
-        .arrivals_per_s = rate, .service = exponential(0.1), .load = law::gamma(seconds{0.7}, 0.5)};
+    queue_load const demand{.arrivals_per_s = rate,
+                            .service = exponential(0.1),
+                            .load = distribution::gamma(seconds{0.7}, 0.5)};
     for (double p = 0.0; p < 1.0; p += 0.05) {
       EXPECT_LE(mean_wait(demand, p), mean_wait(demand, std::min(1.0, p + 0.05)));
       EXPECT_LE(cycle_of(demand, p).released_fraction,
@@ -129,7 +131,7 @@ TEST(largest_release, releases_at_once_when_that_is_cheap_enough_and_never_for_n
   EXPECT_EQ(largest_release(rare, seconds{100.0}).idle_timeout.count(), 0.0);
   EXPECT_EQ(largest_release(rare, seconds{0.0}).idle_timeout, forever);
   queue_load free_load = rare;
-  free_load.load = law{};
+  free_load.load = distribution{};
   EXPECT_EQ(largest_release(free_load, seconds{0.0}).idle_timeout.count(), 0.0);
 }
 
@@ -147,13 +149,14 @@ TEST(lundberg_tail, of_other_services_has_the_known_quantiles) {
   EXPECT_NEAR(cheap_tail(constant_service).quantile(0.99).count(), 1.0955, 5e-5);
   queue_load const exponentials{
       .arrivals_per_s = 10.0,
-      .service = law::mixture({{.weight = 0.9, .mean = seconds{0.02}, .scv = 1.0},
-                               {.weight = 0.1, .mean = seconds{0.2}, .scv = 1.0}})};
+      .service = distribution::mixture({{.weight = 0.9, .mean = seconds{0.02}, .scv = 1.0},
+                                        {.weight = 0.1, .mean = seconds{0.2}, .scv = 1.0}})};
   EXPECT_NEAR(lundberg_tail(exponentials).quantile(0.99).count(), 0.8593, 5e-5);
   EXPECT_NEAR(cheap_tail(exponentials).quantile(0.99).count(), 0.673, 5e-4);
-  queue_load const constants{.arrivals_per_s = 5.0,
-                             .service = law::mixture({{.weight = 0.9, .mean = seconds{0.05}},
-                                                      {.weight = 0.1, .mean = seconds{0.5}}})};
+  queue_load const constants{
+      .arrivals_per_s = 5.0,
+      .service = distribution::mixture(
+          {{.weight = 0.9, .mean = seconds{0.05}}, {.weight = 0.1, .mean = seconds{0.5}}})};
   EXPECT_NEAR(lundberg_tail(constants).quantile(0.99).count(), 1.0493, 5e-5);
 }
 
@@ -161,7 +164,7 @@ TEST(lundberg_tail, solves_its_equation_from_light_to_heavy_traffic) {
   for (double const rho : {0.01, 0.3, 0.9, 0.999}) {
     for (double const scv : {0.0, 0.3, 1.0, 6.0}) {
       queue_load const demand{.arrivals_per_s = rho / 0.1,
-                              .service = law::gamma(seconds{0.1}, scv)};
+                              .service = distribution::gamma(seconds{0.1}, scv)};
       wait_tail const tail = lundberg_tail(demand);
       ASSERT_TRUE(std::isfinite(tail.decay_per_s)) << rho << ' ' << scv;
       double const left = demand.arrivals_per_s * (demand.service.mgf(tail.decay_per_s) - 1.0);
@@ -174,7 +177,7 @@ TEST(lundberg_tail, solves_its_equation_from_light_to_heavy_traffic) {
 TEST(lundberg_tail, vanishes_with_the_traffic) {
   for (double const scv : {0.0, 1.0, 6.0}) {
     wait_tail const tail =
-        lundberg_tail({.arrivals_per_s = 1e-5, .service = law::gamma(seconds{0.1}, scv)});
+        lundberg_tail({.arrivals_per_s = 1e-5, .service = distribution::gamma(seconds{0.1}, scv)});
     EXPECT_LT(tail.probability_above(seconds{0.05}), 1e-4) << scv;
     EXPECT_EQ(tail.quantile(0.99).count(), 0.0) << scv;
   }

@@ -64,7 +64,7 @@ TEST(reserve, moves_in_one_direction_and_in_whole_chunks) {
   }
 }
 
-TEST(reserve, settles_after_one_move) {
+TEST(reserve, resolves_after_one_move) {
   reserve keeper{chunk};
   for (std::uint64_t free : {0U, 100U, 5000U}) {
     auto const first = keeper.update({.free_bytes = free, .size_bytes = 640});

@@ -52,14 +52,14 @@ struct kinds {
     bool const is_long = long_share > 0.0 && random.uniform() < long_share;
     return random.erlang(is_long ? long_s : short_s, stages);
   }
-  law as_law() const {
+  distribution as_distribution() const {
     double const scv = stages == 0 ? 0.0 : 1.0 / stages;
-    std::vector<law::part> parts{
+    std::vector<distribution::part> parts{
         {.weight = 1.0 - long_share, .mean = seconds{short_s}, .scv = scv}};
     if (long_share > 0.0) {
       parts.push_back({.weight = long_share, .mean = seconds{long_s}, .scv = scv});
     }
-    return law::mixture(parts);
+    return distribution::mixture(parts);
   }
 };
 
@@ -111,8 +111,9 @@ class simulated : public testing::TestWithParam<setting> {};
 TEST_P(simulated, agrees_with_the_formulas) {
   setting const& s = GetParam();
   outcome const seen = simulate(s, 1'000'000);
-  queue_load const demand{
-      .arrivals_per_s = s.rate, .service = s.service.as_law(), .load = s.load.as_law()};
+  queue_load const demand{.arrivals_per_s = s.rate,
+                          .service = s.service.as_distribution(),
+                          .load = s.load.as_distribution()};
   double const p = poisson_exceed(s.rate, seconds{s.timeout});
   attainment_model const model{demand.service, demand.load, seconds{s.latency}};
 

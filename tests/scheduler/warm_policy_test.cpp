@@ -20,8 +20,8 @@ warm_inputs rare_requests() {
                    .window = seconds{300.0}},
           .weight_bytes = 1000,
           .arrivals_per_s = 0.5,
-          .service = law::gamma(seconds{0.1}, 0.0),
-          .load = law::gamma(seconds{2.0}, 0.0)};
+          .service = distribution::gamma(seconds{0.1}, 0.0),
+          .load = distribution::gamma(seconds{2.0}, 0.0)};
 }
 
 bool contains(std::vector<seconds> const& all, seconds t) {
@@ -98,7 +98,7 @@ TEST(decide, never_releases_more_for_a_stricter_promise) {
 
 TEST(decide, releases_at_once_when_a_cold_start_is_quick_enough) {
   warm_inputs in = rare_requests();
-  in.load = law::gamma(seconds{0.03}, 0.1);
+  in.load = distribution::gamma(seconds{0.03}, 0.1);
   warm_decision const d = decide(in);
   EXPECT_TRUE(d.feasible());
   EXPECT_EQ(d.chosen.idle_timeout.count(), 0.0);
@@ -106,7 +106,7 @@ TEST(decide, releases_at_once_when_a_cold_start_is_quick_enough) {
 
 TEST(decide, keeps_within_the_operators_limits) {
   warm_inputs in = rare_requests();
-  in.load = law::gamma(seconds{0.03}, 0.1);
+  in.load = distribution::gamma(seconds{0.03}, 0.1);
   in.limits = {.min_idle = seconds{5.0}, .max_idle = seconds{60.0}};
   EXPECT_EQ(decide(in).chosen.idle_timeout.count(), 5.0);
   in.current = seconds{0.1};  // from before the limits changed
@@ -172,7 +172,7 @@ TEST(decide, refuses_nobody_without_measurements_or_without_being_told) {
 
 TEST(decide, refuses_nobody_when_the_service_itself_is_too_slow) {
   warm_inputs in = rare_requests();
-  in.service = law::gamma(seconds{0.6}, 0.0);
+  in.service = distribution::gamma(seconds{0.6}, 0.0);
   in.reject_on_miss = true;
   in.service_measured = true;
   warm_decision d = decide(in);

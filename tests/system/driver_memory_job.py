@@ -80,7 +80,7 @@ segments = [runtime.sluice_arena_alloc(50 * MIB, 0, None) for _ in range(4)]  # 
 before = runtime.sluice_generation()
 assert runtime.sluice_commit_begin(0) == 1
 runtime.sluice_commit_end(4, 1)
-assert runtime.sluice_commit_settle(0) == 1
+assert runtime.sluice_commit_resolve(0) == 1
 said["generations"] = runtime.sluice_generation() - before
 said["kept"] = memory()
 runtime.sluice_arena_free(segments[3], 50 * MIB, 0, None)  # the chunks at the end hold nothing any more
@@ -106,7 +106,7 @@ segment = runtime.sluice_arena_alloc(100 * MIB, 0, None)
 runtime.sluice_begin(4, 4)
 assert runtime.sluice_commit_begin(0) == 1
 runtime.sluice_commit_end(4, 1)  # the segment's arena is a former one
-assert runtime.sluice_commit_settle(0) == 1
+assert runtime.sluice_commit_resolve(0) == 1
 check(cuda.cuStreamBeginCapture_v2(stream, 1))
 
 

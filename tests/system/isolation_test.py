@@ -25,7 +25,7 @@ def over_the_fake_driver(build, monkeypatch):
 def test_nobody_sees_the_other_sides_bytes(build, monkeypatch, capfd, backend):
     if backend == "cuda":
         over_the_fake_driver(build, monkeypatch)
-    monkeypatch.setattr(isolation, "TELL_EVERY", 0.5)
+    monkeypatch.setattr(isolation, "LOG_EVERY", 0.5)
     faults = FAULTS if backend == "cuda" else 0
     said = isolation.measure(backend, HANDOVERS, faults, build / "bin")
     print(said)

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "memhandover/bytes.hpp"
+#include "memhandover/base/bytes.hpp"
 
 namespace sluice::cli::detail {
 

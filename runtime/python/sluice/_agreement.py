@@ -167,15 +167,15 @@ class Agreement:
     def _ask(self, group: int, what: Collective, inside: bool) -> None:
         runtime, members = self._runtime, self.members[group]
         began = time.monotonic()
-        tells_at = began + min(FIRST_NOTICE_SECONDS, self._patience / 2)
+        reports_at = began + min(FIRST_NOTICE_SECONDS, self._patience / 2)
         while (answer := runtime.agree(group, ctypes.byref(what), int(inside), SLICE_MS)) == _runtime.LATER:
             now = time.monotonic()
             waits = f"collective {runtime.ranks_number()}, {_text(what)}, "
             if now >= began + self._patience:
                 raise SluiceError(f"{waits}has waited for {_ranks(members, runtime.missing())} as long as its process group does, "
                                   f"{self._patience:g} s")
-            if now >= tells_at:
-                tells_at = now + NOTICE_SECONDS
+            if now >= reports_at:
+                reports_at = now + NOTICE_SECONDS
                 print(f"sluice: {waits}waits for {_ranks(members, runtime.missing())}", file=sys.stderr, flush=True)
         if answer == _runtime.DROPPED:
             raise Discarded

@@ -38,10 +38,10 @@ class HostArena:
         """What the micro-batch that ends has needed, twice (see ``CudaArena``)."""
         return self._runtime.arena_peak(), self._runtime.arena_peak()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Nothing to do: what no tensor uses is free."""
 
-    def let_go_of_all(self) -> None:
+    def release_all(self) -> None:
         """Neither here."""
 
 
@@ -91,7 +91,7 @@ class CudaArena:
         # Segments of another size of micro-batch would lie beside those that this one needs: torch cannot free them
         # while the pool is entered.
         if samples != self._samples or self._lies_otherwise or self._generation != self._runtime.generation():
-            self.let_go()
+            self.release()
         self._samples = samples
         fresh = self._pool is None
         if fresh:
@@ -158,7 +158,7 @@ class CudaArena:
     def _lives(self) -> bool:
         return self._pool is not None and not _torch_compat.is_empty(self._device, self._pool)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Forgets the pool and what torch has cached of it; its segments go back to the runtime, which may have given
         their memory away."""
         self._lies_otherwise = False
@@ -168,11 +168,11 @@ class CudaArena:
             if self._kept:
                 torch.cuda.empty_cache()  # what lived on in an earlier pool may have gone; only this frees its segments
 
-    def let_go_of_all(self) -> None:
+    def release_all(self) -> None:
         """The same of each step of this process: memory that has gone is gone for what any of them has cached."""
         for arena in list(self._all):
             if arena._device == self._device and not arena._entered:
-                arena.let_go()
+                arena.release()
 
 
 def make_arena(runtime: Runtime, cuda: bool) -> HostArena | CudaArena:

@@ -54,7 +54,7 @@ def empty_backward_queue() -> None:
     torch.ones((), requires_grad=True).backward()
 
 
-def let_go_of(failure: BaseException) -> None:
+def release_frames_of(failure: BaseException) -> None:
     """Ends what an exception keeps alive of the discarded tensors: frames, and what backward had still to do."""
     empty_backward_queue()
     chain: list[BaseException | None] = [failure]

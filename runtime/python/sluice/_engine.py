@@ -149,7 +149,7 @@ class Engine:
         self.outside = Outside(model)
         self._lost_unwatched = False  # the last try, which nobody has looked at
         self.running = False
-        self.unsettled: MicroBatch | None = None  # its commit lies in the gate's queue, and nobody waits for it
+        self.unresolved: MicroBatch | None = None  # its commit lies in the gate's queue, and nobody waits for it
         self._follow_later = False
         #: Whether a loss function has been seen that runs backward for something else than its loss.
         self.knows_other_backward = False
@@ -187,8 +187,8 @@ class Engine:
         self.refuse_child()
         if self.running:
             raise RuntimeError("a step cannot begin inside of a micro-batch")
-        if self.unsettled is not None:
-            self.unsettled.close()
+        if self.unresolved is not None:
+            self.unresolved.close()
         if losses is not None:
             losses.samples = total
         if self.processes is not None:
@@ -265,7 +265,7 @@ class Engine:
     def make_room(self) -> None:
         """Before the optimizer runs for the first times: gives it the memory that torch has cached for the arena."""
         if self.arena and self.counts["steps"] < OPTIMIZER_WARM_UP_STEPS:
-            self.arena.let_go()
+            self.arena.release()
 
     def count_step(self, batch: tuple) -> None:
         """A global batch has been trained."""
@@ -379,7 +379,7 @@ class Engine:
         self._lost_unwatched = not self.outside.is_watched
         runtime.plan_discarded(size, state)
         runtime.discard()
-        self.arena.let_go_of_all()
+        self.arena.release_all()
         torch.clear_autocast_cache()
         self.restore(rewind)
         refuse_survivors(self._survivors())

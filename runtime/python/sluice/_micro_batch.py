@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from sluice import _batches, _checks, _losses, _runtime
-from sluice._backward import empty_backward_queue, has_doubled, has_run_before, let_go_of, run_backward
+from sluice._backward import empty_backward_queue, has_doubled, has_run_before, release_frames_of, run_backward
 from sluice._names import BoundNames
 from sluice.errors import SluiceError, Survivors
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 #: How long one wait for a commit lasts before Python looks at its signals again.
-SETTLE_SLICE_MS = 50
+RESOLVE_SLICE_MS = 50
 
 
 class MicroBatch:
@@ -189,7 +189,7 @@ class MicroBatch:
 
     def _enter(self) -> None:
         engine = self._engine
-        while not engine.runtime.commit_made(SETTLE_SLICE_MS):
+        while not engine.runtime.commit_made(RESOLVE_SLICE_MS):
             pass  # the last one's; Python looks at its signals
         engine.runtime.begin(self.size, self.total)
         self._started = time.perf_counter()
@@ -261,7 +261,7 @@ class MicroBatch:
         if failure is None and self._commit_apart(may_defer):
             return False
         if failure is not None:
-            let_go_of(failure)
+            release_frames_of(failure)
         self._part = self._weight = self._kept = None
         if self._names is not None:
             self._names.take_back()
@@ -283,15 +283,15 @@ class MicroBatch:
         losses = self._losses.state() if self._losses is not None else None
         failure: BaseException | None = None
         needed = (0, 0)
-        engine.unsettled = self
+        engine.unresolved = self
         try:
             start = _runtime.BEGUN if self._overlaps else engine.commit_begin(may_defer)
         except BaseException:  # other processes had to be asked, and cannot be
-            engine.unsettled = None
+            engine.unresolved = None
             self._give_up()
             raise
         if start == _runtime.TAKEN_AWAY:
-            engine.unsettled = None
+            engine.unresolved = None
             return False
         deferred = start == _runtime.DEFERRED
         # The optimizer belongs to the commit, then, and its gradients need not be copied.
@@ -315,7 +315,7 @@ class MicroBatch:
                 engine.foresee()
         except BaseException as why:
             failure = why
-        if not self._settled():
+        if not self._resolved():
             engine.gradients.put_back(gradients)
             if self._losses is not None:
                 self._losses.put_back(losses)
@@ -324,7 +324,7 @@ class MicroBatch:
             if failure is None:
                 return False
             if isinstance(failure, Exception):
-                let_go_of(failure)
+                release_frames_of(failure)
                 return False
             with contextlib.suppress(Survivors):  # what has interrupted it holds them
                 engine.discard(self.size)
@@ -338,16 +338,16 @@ class MicroBatch:
         self._count()
         return True
 
-    def _settled(self) -> bool:
+    def _resolved(self) -> bool:
         """Whether the commit counts. Python looks at its signals while it waits; if a handler raises, ``close`` asks again."""
-        while (counts := self._engine.runtime.commit_settle(SETTLE_SLICE_MS)) == _runtime.OPEN:
+        while (counts := self._engine.runtime.commit_resolve(RESOLVE_SLICE_MS)) == _runtime.OPEN:
             pass
-        self._engine.unsettled = None
+        self._engine.unresolved = None
         return counts == 1
 
     def close(self) -> None:
         """Ends a commit whose step was left by an interrupt."""
-        if self._settled():
+        if self._resolved():
             self._count()
             return
         if self._update is not None:
@@ -379,7 +379,7 @@ class MicroBatch:
 
     def _count(self) -> None:
         self.committed = True
-        self._engine.outside.settle(self._code)
+        self._engine.outside.resolve(self._code)
         self._engine.counts["commits"] += 1
 
     def _give_up(self) -> None:
@@ -396,10 +396,10 @@ class MicroBatch:
             engine.runtime.commit_end(self.size, True)
         engine.runtime.discard()
         if sound:
-            engine.arena.let_go()
-            engine.outside.settle()
+            engine.arena.release()
+            engine.outside.resolve()
         else:
-            engine.arena.let_go_of_all()
+            engine.arena.release_all()
             engine.buffers.restore()
             engine.outside.restore()
 

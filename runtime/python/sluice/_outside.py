@@ -23,7 +23,7 @@ class Outside:
     Nobody tells of it, so it is looked for where micro-batches run for the first time (``Watch``), and kept as it was when it
     was first touched. From then on it is kept before every micro-batch, like the model's buffers.
 
-        (save ─► watch? ─► micro-batch ─► (keep ─► settle) | restore)…
+        (save ─► watch? ─► micro-batch ─► (keep ─► resolve) | restore)…
 
     What is found is held weakly, but for modules, whose buffers may be other tensors at any time.
     """
@@ -88,7 +88,7 @@ class Outside:
         if self._buffers is not None:
             self._buffers.keep()
 
-    def settle(self, code: Any = None) -> None:
+    def resolve(self, code: Any = None) -> None:
         """It counts; ``code``: what it has run to its end."""
         if self._watch is not None and code is not None:
             self.has_seen(code)

@@ -56,7 +56,7 @@ class Planner:
         """Waits until the arena could have ``needed`` bytes; an interrupt ends it."""
         runtime = self._runtime
         started = time.perf_counter()
-        tells_after = FIRST_NOTICE_SECONDS
+        reports_after = FIRST_NOTICE_SECONDS
         while not runtime.wait_memory(needed, WAIT_SLICE_MS):
             # Not the sum of what each holds now: a chunk on its way from one to another would be missing.
             within_reach = runtime.reachable_bytes()
@@ -66,8 +66,8 @@ class Planner:
                     f"have of the pool's {runtime.pool_bytes()}; lower micro_batch, or give the pool more memory\n"
                     f"{shortage(runtime)}"
                 )
-            if time.perf_counter() >= started + tells_after:
-                tells_after += NOTICE_SECONDS if self._together else tells_after
+            if time.perf_counter() >= started + reports_after:
+                reports_after += NOTICE_SECONDS if self._together else reports_after
                 others = ", and other processes for it, which may be those that hold them" if self._together else ""
                 print(f"sluice: a micro-batch of {count} samples waits for {needed} bytes{others}\n{shortage(runtime)}", file=sys.stderr,
                       flush=True)

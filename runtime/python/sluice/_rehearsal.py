@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sluice._backward import let_go_of
+from sluice._backward import release_frames_of
 from sluice._micro_batch import MicroBatch
 from sluice.errors import SluiceError
 
@@ -40,7 +40,7 @@ class Rehearsal(MicroBatch):
             return False
         if failure is not None:  # if it is not the size that it minds, the first slice says so again
             engine.trouble.rehearsal_failed(failure, self.size)
-            let_go_of(failure)
+            release_frames_of(failure)
         self._part = self._weight = self._kept = None
         if self._names is not None:
             self._names.take_back()

@@ -76,7 +76,7 @@ class Replicas(Processes):
         self._params = [param for param in params if id(param) in mine]
         self._buckets = list(in_buckets(self._params[::-1]))  # about in the order in which backward comes to them
         _remove(self._hooks)
-        self._hooks += [param.register_post_accumulate_grad_hook(self._told_of(place))
+        self._hooks += [param.register_post_accumulate_grad_hook(self._hook_of(place))
                         for place, bucket in enumerate(self._buckets) for param in bucket.params]
 
     def room(self, params: list[nn.Parameter]) -> dict[int, torch.Tensor]:
@@ -95,7 +95,7 @@ class Replicas(Processes):
         of their own (reentrant checkpoints) it comes several times."""
         return not self._fires_again and not self.inside
 
-    def _told_of(self, place: int) -> Callable[[nn.Parameter], None]:
+    def _hook_of(self, place: int) -> Callable[[nn.Parameter], None]:
         """What a parameter of the bucket at that place calls when backward has come to it.
 
         It does not keep the replicas: the wrapper's reducer has the parameters with their hooks, and what leads from there back

@@ -1,4 +1,4 @@
-"""The training runtime (libsluice_runtime.so) through ctypes; see runtime/step/c_api.h for the contract."""
+"""The training runtime (libsluice_runtime.so) through ctypes; see abi/step_api.h for the contract."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 SOUND, REVOKED, STARVED = 0, 1, 2
 NONE, HOST, CUDA = 0, 1, 2  # backend
-TAKEN_AWAY, BEGUN, DEFERRED = 0, 1, 2  # commit_begin; deferred: commit_settle will tell
-OPEN = -1  # commit_settle: not yet
+TAKEN_AWAY, BEGUN, DEFERRED = 0, 1, 2  # commit_begin; deferred: commit_resolve will tell
+OPEN = -1  # commit_resolve: not yet
 LATER, GRANTED, DROPPED, LOST, DIFFERS = range(5)  # agree
 
 
@@ -39,7 +39,7 @@ _SIGNATURES = {
     "sluice_arena_state": (ctypes.c_int, []),
     "sluice_commit_begin": (ctypes.c_int, [ctypes.c_int]),
     "sluice_commit_end": (None, [ctypes.c_uint32, ctypes.c_int]),
-    "sluice_commit_settle": (ctypes.c_int, [ctypes.c_uint32]),
+    "sluice_commit_resolve": (ctypes.c_int, [ctypes.c_uint32]),
     "sluice_commit_made": (ctypes.c_int, [ctypes.c_uint32]),
     "sluice_discard": (None, []),
     "sluice_work_together": (None, [ctypes.c_int]),

@@ -32,15 +32,15 @@ class TriesInVain:
 
     def __init__(self) -> None:
         self._commits = self._count = 0
-        self._told_at = TRIES_WORTH_A_WORD
+        self._reported_at = TRIES_WORTH_A_WORD
 
     def discarded(self, commits: int, samples: int) -> None:
         """A micro-batch of so many samples has lost its memory, after so many that have counted in all."""
         if commits != self._commits:
             self._commits, self._count = commits, 0
         self._count += 1
-        if self._count >= self._told_at:
-            self._told_at *= 2
+        if self._count >= self._reported_at:
+            self._reported_at *= 2
             print(f"sluice: the last {self._count} micro-batches of up to {samples} samples have lost their memory before they were done, "
                   "so that training gets nowhere. What would help: a smaller micro_batch, which takes less time; models that stay warm "
                   "for longer (warm.min_idle, warm.max_idle of the policy); a larger pool", file=sys.stderr, flush=True)
@@ -58,7 +58,7 @@ def _extend(why: BaseException, sentence: str) -> None:
         why.args = (f"{text}\n{sentence}", *why.args[1:])
 
 
-def _told(why: BaseException) -> str:
+def _described(why: BaseException) -> str:
     return f"{type(why).__name__}: {why}"
 
 
@@ -95,7 +95,7 @@ class Trouble:
         """Training goes on: what the rehearsal minds may be its size. But in a rank whose rehearsal alone has failed the next
         failure is that ranks differ, which tells nothing of the cause."""
         self.explain(why, 0)
-        self._rehearsal, self._samples = _told(why), samples
+        self._rehearsal, self._samples = _described(why), samples
 
     def forget_rehearsal(self) -> None:
         """A micro-batch has been committed."""
@@ -103,8 +103,8 @@ class Trouble:
 
     def explain(self, why: BaseException, discards: int) -> None:
         """Extends the message of an exception, if the pool has to do with it, or if the rehearsal has failed otherwise."""
-        tells_itself = isinstance(why, (torch.OutOfMemoryError, OutOfMemory)) or self._rehearsal in (None, _told(why))
-        if isinstance(why, RuntimeError) and not tells_itself:
+        explains_itself = isinstance(why, (torch.OutOfMemoryError, OutOfMemory)) or self._rehearsal in (None, _described(why))
+        if isinstance(why, RuntimeError) and not explains_itself:
             _extend(why, f"sluice's rehearsal with {self._samples} samples had failed before: {self._rehearsal}")
         if isinstance(why, torch.OutOfMemoryError):
             _extend(why, shortage(self._runtime))

@@ -68,14 +68,14 @@ class Watch:
     @torch.no_grad()
     def keep(self) -> None:
         """The micro-batch is to count: tensors by which it has replaced buffers are copied out of its memory."""
-        self._let_go()
+        self._release()
         for each in self._entered:
             each.copy_out()
 
     @torch.no_grad()
     def put_back(self) -> None:
         """Everything is as it was when it was first touched."""
-        self._let_go()
+        self._release()
         for storage, before in self._before.values():
             now = whole(storage)
             if now is not None and now.numel() == before.numel():
@@ -83,7 +83,7 @@ class Watch:
         for each in self._entered:
             each.bind()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Of what modules that are no more have had."""
         self._entered = [each for each in self._entered if each.module() is not None]
 

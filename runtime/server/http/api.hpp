@@ -16,9 +16,9 @@
 #include <string_view>
 #include <variant>
 
-#include "memhandover/error.hpp"
+#include "memhandover/base/error.hpp"
 #include "runtime/server/http/routes.hpp"
-#include "runtime/server/inference_service.hpp"
+#include "runtime/server/inference/inference_service.hpp"
 
 namespace sluice::server {
 

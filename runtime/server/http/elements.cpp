@@ -12,8 +12,8 @@
 #include <optional>
 #include <type_traits>
 
-#include "memhandover/error.hpp"
-#include "runtime/server/http/datatypes.hpp"
+#include "memhandover/base/error.hpp"
+#include "runtime/server/inference/datatypes.hpp"
 
 namespace sluice::server {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "runtime/server/http/nested_list.hpp"
-#include "runtime/server/inference_service.hpp"
+#include "runtime/server/inference/inference_service.hpp"
 
 namespace sluice::server {
 

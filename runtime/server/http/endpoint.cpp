@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "memhandover/error.hpp"
+#include "memhandover/base/error.hpp"
 #include "runtime/server/http/connection.hpp"
 
 namespace sluice::server {

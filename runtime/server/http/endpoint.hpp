@@ -30,8 +30,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "memhandover/bytes.hpp"
-#include "runtime/server/inference_service.hpp"
+#include "memhandover/base/bytes.hpp"
+#include "runtime/server/inference/inference_service.hpp"
 
 namespace sluice::server {
 

@@ -9,10 +9,10 @@
 #include <set>
 #include <utility>
 
-#include "memhandover/error.hpp"
-#include "runtime/server/http/datatypes.hpp"
+#include "memhandover/base/error.hpp"
 #include "runtime/server/http/elements.hpp"
 #include "runtime/server/http/oip_reader.hpp"
+#include "runtime/server/inference/datatypes.hpp"
 
 namespace sluice::server {
 namespace {

@@ -24,7 +24,7 @@
 #include <string>
 #include <string_view>
 
-#include "runtime/server/inference_service.hpp"
+#include "runtime/server/inference/inference_service.hpp"
 
 namespace sluice::server {
 

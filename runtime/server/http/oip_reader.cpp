@@ -6,8 +6,8 @@
 #include <set>
 #include <utility>
 
-#include "memhandover/error.hpp"
-#include "runtime/server/http/datatypes.hpp"
+#include "memhandover/base/error.hpp"
+#include "runtime/server/inference/datatypes.hpp"
 
 namespace sluice::server {
 namespace {

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "memhandover/error.hpp"
-#include "runtime/server/http/datatypes.hpp"
+#include "memhandover/base/error.hpp"
+#include "runtime/server/inference/datatypes.hpp"
 
 namespace sluice::server {
 namespace {

@@ -6,7 +6,7 @@
 #include <array>
 #include <string_view>
 
-#include "runtime/server/inference_service.hpp"
+#include "runtime/server/inference/inference_service.hpp"
 
 namespace sluice::server {
 

@@ -12,8 +12,8 @@
 #include <system_error>
 #include <utility>
 
-#include "memhandover/error.hpp"
-#include "runtime/server/http/datatypes.hpp"
+#include "memhandover/base/error.hpp"
+#include "runtime/server/inference/datatypes.hpp"
 #include "runtime/server/repository/model_config.hpp"
 
 namespace sluice::server {

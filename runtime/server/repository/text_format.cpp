@@ -6,7 +6,7 @@
 #include <limits>
 #include <utility>
 
-#include "runtime/server/http/datatypes.hpp"
+#include "runtime/server/inference/datatypes.hpp"
 
 namespace sluice::server {
 namespace {
@@ -58,9 +58,9 @@ void append_utf8(std::string& out, std::uint32_t code) {
   }
 }
 
-class reader {
+class tree_reader {
  public:
-  reader(std::string_view text, std::string const& file) : text_(text), file_(file) {}
+  tree_reader(std::string_view text, std::string const& file) : text_(text), file_(file) {}
 
   text_value document() {
     text_value root;
@@ -376,7 +376,7 @@ error text_error(std::string const& file, text_position where, std::string_view 
 text_value parse_text_format(std::string_view text, std::string const& file) {
   constexpr std::string_view byte_order_mark{"\xEF\xBB\xBF"};
   if (text.starts_with(byte_order_mark)) text.remove_prefix(byte_order_mark.size());
-  return reader{text, file}.document();
+  return tree_reader{text, file}.document();
 }
 
 }  // namespace sluice::server

@@ -17,7 +17,7 @@
 #include <string_view>
 #include <vector>
 
-#include "memhandover/error.hpp"
+#include "memhandover/base/error.hpp"
 
 namespace sluice::server {
 

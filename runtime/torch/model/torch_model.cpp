@@ -17,10 +17,10 @@
 #include <system_error>
 #include <utility>
 
-#include "memhandover/bytes.hpp"
-#include "memhandover/error.hpp"
-#include "runtime/server/model_log.hpp"
-#include "runtime/server/torch_errors.hpp"
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/base/error.hpp"
+#include "runtime/server/hosting/model_log.hpp"
+#include "runtime/server/hosting/torch_errors.hpp"
 #include "runtime/torch/model/torch_tensors.hpp"
 #include "runtime/torch/model/torch_weights.hpp"
 

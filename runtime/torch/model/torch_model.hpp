@@ -35,8 +35,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/server/hosted_model.hpp"
-#include "runtime/server/inference_service.hpp"
+#include "runtime/server/inference/hosted_model.hpp"
+#include "runtime/server/inference/inference_service.hpp"
 
 namespace sluice::server {
 

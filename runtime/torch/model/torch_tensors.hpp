@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/server/inference_service.hpp"
+#include "runtime/server/inference/inference_service.hpp"
 
 namespace sluice::server::detail {
 

@@ -14,7 +14,7 @@
 #include <set>
 #include <utility>
 
-#include "memhandover/error.hpp"
+#include "memhandover/base/error.hpp"
 
 namespace sluice::server::detail {
 

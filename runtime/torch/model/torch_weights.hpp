@@ -20,7 +20,7 @@
 #include <span>
 #include <vector>
 
-#include "runtime/server/image_file.hpp"
+#include "runtime/server/hosting/image_file.hpp"
 
 namespace sluice::server::detail {
 

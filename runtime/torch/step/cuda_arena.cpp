@@ -20,7 +20,7 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/step/c_api.h"
+#include "abi/step_api.h"
 #include "runtime/torch/step/detail/arena.hpp"
 #include "runtime/torch/torch_compat.hpp"
 
@@ -71,7 +71,7 @@ class cuda_arena final : public arena {
     // Segments of another size of micro-batch would lie beside those that this one needs: torch
     // cannot free them while the pool is entered.
     if (samples != samples_ || lies_otherwise_ || generation_ != sluice_generation()) {
-      let_go();
+      release();
     }
     samples_ = samples;
     bool const fresh = !pool_;
@@ -122,7 +122,7 @@ class cuda_arena final : public arena {
     return {sluice_arena_peak(), std::max(sluice_arena_peak(), layouts_[samples_].most_bytes)};
   }
 
-  void let_go() override {
+  void release() override {
     lies_otherwise_ = false;
     if (pool_) {
       synchronize();  // nothing may read its segments any more
@@ -133,11 +133,11 @@ class cuda_arena final : public arena {
     }
   }
 
-  void let_go_of_all() override {
+  void release_all() override {
     std::lock_guard const lock{arenas_mutex};
     for (auto* const each : arenas) {
       if (each->device_ == device_ && !each->entered_) {
-        each->let_go();
+        each->release();
       }
     }
   }

@@ -136,7 +136,7 @@ void engine::show_gradients(losses const& of) {
   }
   gradients_.show();
   if (arena_ && counts_.steps < optimizer_warm_up_steps) {
-    arena_->let_go();
+    arena_->release();
   }
 }
 

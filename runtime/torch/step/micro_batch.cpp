@@ -15,7 +15,7 @@ namespace sluice::detail {
 namespace {
 
 /// How long one wait for a commit lasts.
-constexpr std::uint32_t settle_slice_ms = 50;
+constexpr std::uint32_t resolve_slice_ms = 50;
 
 /// Autograd's thread of the device serves every backward of the process. In the step's own thread,
 /// the arena and the gate know what belongs to the micro-batch, and leave what other threads train
@@ -60,7 +60,7 @@ class open_commit {
       : runtime_{runtime}, samples_{samples} {}
   ~open_commit() {
     runtime_.commit_end(static_cast<std::uint32_t>(samples_), outlived ? 1 : 0);
-    while (runtime_.commit_settle(settle_slice_ms) < 0) {  // it was not deferred: it counts
+    while (runtime_.commit_resolve(resolve_slice_ms) < 0) {  // it was not deferred: it counts
     }
   }
   open_commit(open_commit const&) = delete;
@@ -214,9 +214,9 @@ void engine::give_up() {
   bool const sound = runtime_->sound();
   runtime_->discard();
   if (sound) {
-    arena_->let_go();
+    arena_->release();
   } else {
-    arena_->let_go_of_all();
+    arena_->release_all();
     buffers_.restore();
   }
 }
@@ -226,7 +226,7 @@ void engine::discard(slice const& of) {
   gradients_.forget();
   runtime_->plan_discarded(static_cast<std::uint32_t>(of.samples), state);
   runtime_->discard();
-  arena_->let_go_of_all();
+  arena_->release_all();
   at::autocast::clear_cache();
   random_.restore();
   buffers_.restore();

@@ -56,7 +56,7 @@ runtime_library functions_of(void* library) {
   find(library, "sluice_arena_state", found.arena_state);
   find(library, "sluice_commit_begin", found.commit_begin);
   find(library, "sluice_commit_end", found.commit_end);
-  find(library, "sluice_commit_settle", found.commit_settle);
+  find(library, "sluice_commit_resolve", found.commit_resolve);
   find(library, "sluice_discard", found.discard);
   find(library, "sluice_discarded_ns", found.discarded_ns);
   find(library, "sluice_survivors", found.survivors);
@@ -173,8 +173,8 @@ class host_arena final : public arena {
   [[nodiscard]] needed_bytes needed() override {
     return {runtime_.arena_peak(), runtime_.arena_peak()};
   }
-  void let_go() override {}
-  void let_go_of_all() override {}
+  void release() override {}
+  void release_all() override {}
   void synchronize() override {}
   void empty_cache() override {}
   void clear_workspaces() override {}

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "memhandover/error.hpp"
+#include "memhandover/base/error.hpp"
 
 namespace sluice::cli {
 namespace {

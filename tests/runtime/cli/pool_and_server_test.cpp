@@ -10,7 +10,7 @@
 #include <string>
 #include <thread>
 
-#include "memhandover/error.hpp"
+#include "memhandover/base/error.hpp"
 
 namespace sluice::cli {
 namespace {

@@ -214,10 +214,10 @@ TEST_F(agreed_call, a_commit_that_is_left_behind_it_is_decided_when_it_has_been_
             1);
   note(2);
   gate.commit_end([](void*) {}, nullptr);
-  EXPECT_EQ(gate.commit_settle(in(1ms)), -1);
+  EXPECT_EQ(gate.commit_resolve(in(1ms)), -1);
   EXPECT_FALSE(decided);
   asked.agreed = true;
-  EXPECT_EQ(gate.commit_settle(in(10s)), 1);
+  EXPECT_EQ(gate.commit_resolve(in(10s)), 1);
   EXPECT_EQ(gate.commit_made(in(10s)), 1);
   EXPECT_EQ(all_entries().size(), 2U);
 }

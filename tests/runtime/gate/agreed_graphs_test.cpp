@@ -80,7 +80,7 @@ struct asked_launch {
 constexpr sluice_agreement agreement{
     .size = sizeof(sluice_agreement),
     .may_pause = nullptr,
-    .settle = nullptr,
+    .resolve = nullptr,
     .allow_inside = nullptr,
     .end_with = nullptr,
     .keep = nullptr,

@@ -51,7 +51,7 @@ TEST_F(deferred_commit, it_is_decided_when_its_turn_comes_and_made_in_its_order)
   note(3);
   EXPECT_TRUE(take_entries().empty());
   gate.open();
-  EXPECT_EQ(gate.commit_settle(in(10s)), 1);
+  EXPECT_EQ(gate.commit_resolve(in(10s)), 1);
   note(4);
   EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
   auto seen = take_entries();
@@ -75,7 +75,7 @@ TEST_F(deferred_commit, it_is_decided_before_the_last_short_launches_that_come_b
         EXPECT_EQ(begin(), 1);
         end();
         gate.open();
-        EXPECT_EQ(gate.commit_settle(in(10s)), 1);
+        EXPECT_EQ(gate.commit_resolve(in(10s)), 1);
         EXPECT_EQ(gate.commit_made(in(10s)), 1);
         EXPECT_EQ(begun(), before + 3);
         return begun_before_ < before + 3;
@@ -102,7 +102,7 @@ TEST_F(deferred_commit, that_it_counts_is_known_before_it_has_been_made) {
   end();
   note(3);
   gate.open();
-  EXPECT_EQ(gate.commit_settle(in(10s)), 1);
+  EXPECT_EQ(gate.commit_resolve(in(10s)), 1);
   EXPECT_EQ(gate.commit_made(in(1ms)), 0);
   EXPECT_EQ(begin(), 0);  // one at a time
   gate.set_pause_word(nullptr);
@@ -113,13 +113,13 @@ TEST_F(deferred_commit, that_it_counts_is_known_before_it_has_been_made) {
   EXPECT_EQ(seen, numbers(1, 4));
 }
 
-TEST_F(deferred_commit, one_that_is_dropped_takes_all_with_it_that_came_before_it_was_settled) {
+TEST_F(deferred_commit, one_that_is_dropped_takes_all_with_it_that_came_before_it_was_resolved) {
   counts_ = false;
   leave();
   end();
   note(3);
   gate.open();
-  EXPECT_EQ(gate.commit_settle(in(10s)), 0);
+  EXPECT_EQ(gate.commit_resolve(in(10s)), 0);
   note(4);
   EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
   auto seen = take_entries();
@@ -139,7 +139,7 @@ TEST_F(deferred_commit, what_the_host_would_see_of_a_dropped_one_is_refused) {
   EXPECT_EQ(cuda.copy_out(&seen, memory, sizeof(seen)), CUDA_ERROR_NOT_PERMITTED);
   note(2);
   end();
-  EXPECT_EQ(gate.commit_settle(in(10s)), 0);
+  EXPECT_EQ(gate.commit_resolve(in(10s)), 0);
   EXPECT_EQ(cuda.copy_out(&seen, memory, sizeof(seen)), CUDA_SUCCESS);
   auto entries = take_entries();
   EXPECT_EQ(std::erase(entries, decided), 1);
@@ -167,7 +167,7 @@ TEST_F(deferred_commit, a_pause_spares_all_that_lies_before_its_end) {
   end();
   note(4);
   gate.open();
-  EXPECT_EQ(gate.commit_settle(in(10s)), 1);
+  EXPECT_EQ(gate.commit_resolve(in(10s)), 1);
   EXPECT_TRUE(eventually_written(4));  // with the entry of its end
   gate.set_pause_word(nullptr);
   EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
@@ -197,23 +197,23 @@ TEST_F(deferred_commit, one_that_is_not_left_has_nothing_before_it_that_a_pause_
 TEST_F(deferred_commit, whoever_waits_for_it_can_look_up_meanwhile) {
   leave();
   end();
-  EXPECT_EQ(gate.commit_settle(in(1ms)), -1);
+  EXPECT_EQ(gate.commit_resolve(in(1ms)), -1);
   note(3);
-  EXPECT_EQ(gate.commit_settle(in(0ms)), -1);
+  EXPECT_EQ(gate.commit_resolve(in(0ms)), -1);
   gate.open();
-  EXPECT_EQ(gate.commit_settle(in(10s)), 1);
+  EXPECT_EQ(gate.commit_resolve(in(10s)), 1);
 }
 
 TEST_F(deferred_commit, whoever_does_not_wait_for_it_launches_for_himself) {
   counts_ = false;
   leave();
   end();
-  EXPECT_EQ(gate.commit_settle(in(0ms)), -1);
+  EXPECT_EQ(gate.commit_resolve(in(0ms)), -1);
   note(3);  // not of the commit any more
   gate.open();
   EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
   note(4);
-  EXPECT_EQ(gate.commit_settle(in(10s)), 0);
+  EXPECT_EQ(gate.commit_resolve(in(10s)), 0);
   EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
   auto seen = take_entries();
   EXPECT_EQ(std::erase(seen, decided), 1);
@@ -235,7 +235,7 @@ TEST_F(deferred_commit, a_second_thread_has_to_decide_its_own_at_once) {
   second.join();
   end();
   gate.open();
-  EXPECT_EQ(gate.commit_settle(in(10s)), 1);
+  EXPECT_EQ(gate.commit_resolve(in(10s)), 1);
 }
 
 TEST_F(deferred_commit, it_ends_though_the_bound_is_lifted_meanwhile) {
@@ -245,7 +245,7 @@ TEST_F(deferred_commit, it_ends_though_the_bound_is_lifted_meanwhile) {
     auto const opening = thread([this] { gate.open(); });
     end();
     note(3);
-    EXPECT_EQ(gate.commit_settle(in(10s)), 1);
+    EXPECT_EQ(gate.commit_resolve(in(10s)), 1);
     EXPECT_EQ(gate.commit_made(in(10s)), 1);
     EXPECT_EQ(cuda.synchronise_all(), CUDA_SUCCESS);
     auto seen = take_entries();

@@ -15,7 +15,7 @@
 #include <string>
 #include <thread>
 
-#include "runtime/gate/gate_api.h"
+#include "abi/gate_api.h"
 #include "tests/backoff.hpp"
 #include "tests/fake_driver/fake_driver.h"
 #include "tests/from_environment.hpp"

@@ -61,7 +61,7 @@ TEST_F(run_ahead_test, an_event_that_happened_early_brings_what_follows_forward)
   launch(0, 100us);
   ahead_.marked(0, {.event = &events_[0]});
   launch(0, 40us);
-  EXPECT_EQ(ahead_.happened(30 * us).event, &events_[0]);
+  EXPECT_EQ(ahead_.completed(30 * us).event, &events_[0]);
   EXPECT_EQ(ahead_.end(), 70 * us);
 }
 
@@ -79,7 +79,7 @@ TEST_F(run_ahead_test, an_event_that_happened_in_time_changes_nothing) {
   ahead_.marked(0, {.event = &events_[0]});
   launch(0, 40us);
   auto const end = ahead_.end();
-  (void)ahead_.happened(50 * us);
+  (void)ahead_.completed(50 * us);
   EXPECT_EQ(ahead_.end(), end);
 }
 
@@ -97,10 +97,10 @@ TEST_F(run_ahead_test, a_launch_between_two_events_is_alone) {
   launch(0, 10us);
   launch(0, 10us);
   ahead_.marked(0, {.event = &events_[1]});
-  auto const first = ahead_.happened(1 * us);
+  auto const first = ahead_.completed(1 * us);
   EXPECT_TRUE(first.alone);
   EXPECT_EQ(first.measures, 7U);
-  EXPECT_FALSE(ahead_.happened(2 * us).alone);
+  EXPECT_FALSE(ahead_.completed(2 * us).alone);
 }
 
 TEST_F(run_ahead_test, what_a_launch_takes_less_among_others_is_learned_from_whole_groups) {
@@ -114,7 +114,7 @@ TEST_F(run_ahead_test, what_a_launch_takes_less_among_others_is_learned_from_who
     ahead_.marked(now, {.event = &events_[1]});
     // The one before it is seen to happen, and this one begins.
     ahead_.is_late(now);
-    (void)ahead_.happened(now);
+    (void)ahead_.completed(now);
     now += 10 * each.count();
   };
   for (int i = 0; i < 50; ++i) {
@@ -135,7 +135,7 @@ TEST_F(run_ahead_test, what_was_not_seen_to_happen_teaches_nothing) {
     }
     ahead_.marked(now, {.event = &events_[0]});
     now += 200 * us;
-    (void)ahead_.happened(now);
+    (void)ahead_.completed(now);
   }
   EXPECT_EQ(ahead_.correction(), 0ns);
 }

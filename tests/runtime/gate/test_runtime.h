@@ -3,7 +3,7 @@
 #ifndef SLUICE_TESTS_TEST_RUNTIME_H
 #define SLUICE_TESTS_TEST_RUNTIME_H
 
-#include "runtime/gate/gate_api.h"
+#include "abi/gate_api.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -1,7 +1,7 @@
 /// The examples in the headers of runtime/launcher/, word for word: compiled, never run.
 #include <unistd.h>
 
-#include "memhandover/bytes.hpp"
+#include "memhandover/base/bytes.hpp"
 #include "runtime/launcher/environment.hpp"
 #include "runtime/launcher/install_layout.hpp"
 #include "runtime/launcher/launcher.hpp"

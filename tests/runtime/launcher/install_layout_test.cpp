@@ -7,7 +7,7 @@
 #include <fstream>
 #include <string>
 
-#include "memhandover/error.hpp"
+#include "memhandover/base/error.hpp"
 
 namespace sluice::launcher {
 namespace {

@@ -5,8 +5,8 @@
 
 #include <string>
 
-#include "memhandover/bytes.hpp"
-#include "memhandover/error.hpp"
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/base/error.hpp"
 
 namespace sluice::launcher {
 namespace {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "memhandover/bytes.hpp"
-#include "memhandover/error.hpp"
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/base/error.hpp"
 
 namespace sluice::policy {
 namespace {

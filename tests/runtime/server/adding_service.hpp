@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/server/inference_service.hpp"
+#include "runtime/server/inference/inference_service.hpp"
 
 namespace sluice::server {
 

@@ -1,4 +1,4 @@
-#include "runtime/server/http/datatypes.hpp"
+#include "runtime/server/inference/datatypes.hpp"
 
 #include <gtest/gtest.h>
 

@@ -7,11 +7,11 @@
 #include <string_view>
 
 #include "runtime/server/http/api.hpp"
-#include "runtime/server/http/datatypes.hpp"
 #include "runtime/server/http/endpoint.hpp"
 #include "runtime/server/http/nested_list.hpp"
 #include "runtime/server/http/oip_codec.hpp"
 #include "runtime/server/http/routes.hpp"
+#include "runtime/server/inference/datatypes.hpp"
 #include "runtime/server/repository/model_config.hpp"
 #include "runtime/server/repository/model_repository.hpp"
 #include "runtime/server/repository/text_format.hpp"

@@ -16,7 +16,7 @@
 #include <string_view>
 #include <utility>
 
-#include "memhandover/unique_fd.hpp"
+#include "memhandover/base/unique_fd.hpp"
 
 namespace sluice::server {
 

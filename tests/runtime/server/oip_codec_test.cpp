@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/server/http/datatypes.hpp"
+#include "runtime/server/inference/datatypes.hpp"
 #include "tests/runtime/server/thrown.hpp"
 
 namespace sluice::server {

@@ -12,10 +12,10 @@
 #include <string_view>
 #include <vector>
 
-#include "memhandover/error.hpp"
-#include "runtime/server/http/datatypes.hpp"
+#include "memhandover/base/error.hpp"
 #include "runtime/server/http/oip_codec.hpp"
 #include "runtime/server/http/routes.hpp"
+#include "runtime/server/inference/datatypes.hpp"
 #include "runtime/server/repository/model_config.hpp"
 
 namespace sluice::server {

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "memhandover/error.hpp"
+#include "memhandover/base/error.hpp"
 
 namespace sluice {
 

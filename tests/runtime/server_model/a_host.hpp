@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/server/model_host.hpp"
+#include "runtime/server/hosting/model_host.hpp"
 #include "tests/runtime/server_model/heap_pool.hpp"
 #include "tests/runtime/server_model/sum_model.hpp"
 

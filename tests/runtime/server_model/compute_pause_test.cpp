@@ -1,4 +1,4 @@
-#include "runtime/server/detail/compute_pause.hpp"
+#include "runtime/server/hosting/detail/compute_pause.hpp"
 
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ class a_pause : public ::testing::Test {
   compute_pause pause_{pool_, 0.2, [this] { return now_; }};
 };
 
-TEST_F(a_pause, holds_launches_from_the_first_wish_until_it_is_let_go) {
+TEST_F(a_pause, holds_launches_from_the_first_wish_until_it_is_released) {
   EXPECT_EQ(pause_.next_event(), never);
   pause_.want();
   pause_.want();
@@ -36,7 +36,7 @@ TEST_F(a_pause, holds_launches_from_the_first_wish_until_it_is_let_go) {
   go_to(30ms);
   pause_.attend();
   EXPECT_EQ(pool_->claims(), 1);
-  pause_.let_go();
+  pause_.release();
   EXPECT_EQ(pool_->claims(), 0);
   EXPECT_EQ(pause_.next_event(), never);
   EXPECT_FALSE(pause_.wanted());
@@ -71,10 +71,10 @@ TEST_F(a_pause, goes_on_while_training_has_had_its_share) {
   EXPECT_EQ(seen.held_in_window, 790ms);
 }
 
-TEST_F(a_pause, let_go_late_is_counted_up_to_its_limit) {
+TEST_F(a_pause, released_late_is_counted_up_to_its_limit) {
   pause_.want();
   go_to(900ms);
-  pause_.let_go();
+  pause_.release();
   EXPECT_EQ(pause_.counts().held, 800ms);
   EXPECT_EQ(pause_.counts().withheld, 100ms);
   EXPECT_EQ(pause_.counts().cut_short, 1U);
@@ -84,7 +84,7 @@ TEST_F(a_pause, let_go_late_is_counted_up_to_its_limit) {
 TEST_F(a_pause, wanted_when_nothing_is_left_begins_when_training_has_had_its_share) {
   pause_.want();
   go_to(800ms);
-  pause_.let_go();
+  pause_.release();
   go_to(850ms);
   pause_.want();
   EXPECT_EQ(pool_->claims(), 0);
@@ -101,7 +101,7 @@ TEST_F(a_pause, given_up_while_training_has_its_share_does_not_come_back) {
   go_to(800ms);
   pause_.attend();
   go_to(900ms);
-  pause_.let_go();
+  pause_.release();
   EXPECT_EQ(pause_.next_event(), never);
   go_to(2s);
   pause_.attend();

@@ -6,13 +6,13 @@
 #include <utility>
 #include <vector>
 
-#include "memhandover/serving_pool.hpp"
+#include "memhandover/client/serving_pool.hpp"
 #include "runtime/policy/policy.hpp"
-#include "runtime/server/detail/compute_pause.hpp"
+#include "runtime/server/hosting/detail/compute_pause.hpp"
+#include "runtime/server/hosting/image_file.hpp"
+#include "runtime/server/hosting/latency_window.hpp"
+#include "runtime/server/hosting/model_host.hpp"
 #include "runtime/server/http/endpoint.hpp"
-#include "runtime/server/image_file.hpp"
-#include "runtime/server/latency_window.hpp"
-#include "runtime/server/model_host.hpp"
 #include "runtime/server/server_setup.hpp"
 #include "runtime/server/service.hpp"
 
@@ -30,7 +30,7 @@ void of_compute_pause(std::shared_ptr<serving_pool> const& pool) {
   compute_pause pause{pool, 0.05};
   pause.want();
   pause.attend();
-  pause.let_go();
+  pause.release();
 }
 
 void of_image_file(std::vector<std::byte> const& bytes, std::byte* destination) {

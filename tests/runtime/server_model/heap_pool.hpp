@@ -19,8 +19,8 @@
 #include <utility>
 #include <vector>
 
-#include "memhandover/error.hpp"
-#include "memhandover/serving_pool.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/client/serving_pool.hpp"
 
 namespace sluice::server::testing {
 

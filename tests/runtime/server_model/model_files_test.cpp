@@ -6,9 +6,9 @@
 #include <numeric>
 #include <vector>
 
-#include "runtime/server/image_file.hpp"
-#include "runtime/server/latency_window.hpp"
-#include "runtime/server/torch_errors.hpp"
+#include "runtime/server/hosting/image_file.hpp"
+#include "runtime/server/hosting/latency_window.hpp"
+#include "runtime/server/hosting/torch_errors.hpp"
 
 namespace sluice::server::testing {
 namespace {

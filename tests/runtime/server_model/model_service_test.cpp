@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "memhandover/bytes.hpp"
+#include "memhandover/base/bytes.hpp"
 #include "runtime/server/server_setup.hpp"
 #include "tests/runtime/server_model/heap_pool.hpp"
 #include "tests/runtime/server_model/sum_model.hpp"

@@ -13,8 +13,8 @@
 #include <string>
 #include <utility>
 
-#include "runtime/server/hosted_model.hpp"
-#include "runtime/server/model_host.hpp"
+#include "runtime/server/hosting/model_host.hpp"
+#include "runtime/server/inference/hosted_model.hpp"
 #include "tests/runtime/server_model/heap_pool.hpp"
 
 namespace sluice::server::testing {

@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <vector>
 
-#include "memhandover/tensor_heap.hpp"
-#include "runtime/server/inference_service.hpp"
+#include "memhandover/allocation/tensor_heap.hpp"
+#include "runtime/server/inference/inference_service.hpp"
 #include "runtime/torch/model/torch_model.hpp"
 #include "runtime/torch/model/torch_weights.hpp"
 

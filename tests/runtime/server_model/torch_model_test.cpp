@@ -11,7 +11,7 @@
 #include <fstream>
 #include <limits>
 
-#include "memhandover/error.hpp"
+#include "memhandover/base/error.hpp"
 
 namespace sluice::server::testing {
 namespace {

@@ -12,7 +12,7 @@
 #include <tuple>
 #include <vector>
 
-#include "memhandover/chunk_choice.hpp"
+#include "memhandover/ledger/chunk_choice.hpp"
 #include "tests/from_environment.hpp"
 #include "tests/runtime/step/fault_world.hpp"
 
@@ -117,8 +117,8 @@ class arena_runs_test : public testing::TestWithParam<std::tuple<unsigned, std::
  protected:
   arena_runs_test() { world_.start_broker(); }
 
-  /// Lets the job settle; then other models have what it does not need, but for some chunks.
-  void settle(long_job& job, memhandover::serving_pool& server) {
+  /// Lets the job resolve; then other models have what it does not need, but for some chunks.
+  void resolve(long_job& job, memhandover::serving_pool& server) {
     for (int i = 0; i < 4; ++i) {
       ASSERT_TRUE(job.step([] {}));
     }
@@ -136,7 +136,7 @@ class arena_runs_test : public testing::TestWithParam<std::tuple<unsigned, std::
 TEST_P(arena_runs_test, what_the_server_demands_are_neighbours_however_long_the_job_has_trained) {
   long_job job{world_, seed()};
   auto const server = world_.join_server();
-  settle(job, *server);
+  resolve(job, *server);
   auto const nothing = [] {};
   std::mt19937 random{seed()};
   int parted = 0;
@@ -161,7 +161,7 @@ TEST_P(arena_runs_test, what_the_server_demands_are_neighbours_however_long_the_
 TEST_P(arena_runs_test, a_demand_at_any_instant_gets_its_chunks_and_as_neighbours) {
   long_job job{world_, seed()};
   auto const server = world_.join_server();
-  settle(job, *server);
+  resolve(job, *server);
   std::atomic<bool> done{false};
   int parted = 0;
   auto const demands = static_cast<int>(repeated(60, 15));

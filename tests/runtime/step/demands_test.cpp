@@ -14,9 +14,9 @@
 #include <string>
 #include <thread>
 
-#include "memhandover/error.hpp"
-#include "memhandover/layout.hpp"
-#include "memhandover/unique_fd.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/base/unique_fd.hpp"
+#include "memhandover/ledger/layout.hpp"
 #include "tests/runtime/step/job_and_server.hpp"
 
 namespace sluice::test::demands {

@@ -15,12 +15,12 @@
 #include <stdexcept>
 #include <vector>
 
-#include "memhandover/broker_launch.hpp"
-#include "memhandover/broker_queries.hpp"
-#include "memhandover/bytes.hpp"
-#include "memhandover/cuda_driver.hpp"
-#include "memhandover/error.hpp"
-#include "memhandover/serving_pool.hpp"
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/broker/broker_launch.hpp"
+#include "memhandover/broker/broker_queries.hpp"
+#include "memhandover/client/serving_pool.hpp"
+#include "memhandover/device/cuda_driver.hpp"
 #include "runtime/step/training_memory.hpp"
 #include "tests/fake_driver/fake_driver.h"
 #include "tests/runtime/gate/built_files.hpp"
@@ -241,7 +241,7 @@ outcome fault_world::live_in_child() {
   return {text[0] == '1', text.substr(1, line - 1), text.substr(line + 1)};
 }
 
-std::string fault_world::settle() {
+std::string fault_world::resolve() {
   auto const deadline = steady_clock::now() + 10s;
   for (std::string wrong;;) {
     try {

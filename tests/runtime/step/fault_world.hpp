@@ -6,9 +6,9 @@
 #include <memory>
 #include <string>
 
-#include "memhandover/broker_launch.hpp"
-#include "memhandover/serving_pool.hpp"
-#include "memhandover/unique_fd.hpp"
+#include "memhandover/base/unique_fd.hpp"
+#include "memhandover/broker/broker_launch.hpp"
+#include "memhandover/client/serving_pool.hpp"
 #include "runtime/step/training_memory.hpp"
 
 namespace sluice::test {
@@ -66,7 +66,7 @@ class fault_world {
 
   /// Waits until nobody has anything any more, and says what is wrong with the ledger otherwise. A
   /// broker that has ended is started again.
-  [[nodiscard]] std::string settle();
+  [[nodiscard]] std::string resolve();
   [[nodiscard]] holdings count() const;
 
  private:

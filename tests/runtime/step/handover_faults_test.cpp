@@ -13,9 +13,9 @@
 #include <filesystem>
 #include <string>
 
-#include "memhandover/broker_queries.hpp"
-#include "memhandover/error.hpp"
-#include "memhandover/membership.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/broker/broker_queries.hpp"
+#include "memhandover/client/membership.hpp"
 #include "tests/memhandover/random_runs.hpp"
 #include "tests/runtime/step/fault_world.hpp"
 #include "tests/runtime/step/injected_calls.hpp"
@@ -38,13 +38,13 @@ struct test_name {
 void expect_intact(fault_world& world, outcome const& faulty, holdings const& before,
                    std::string const& where) {
   EXPECT_EQ(faulty.problem, "") << where << " " << faulty.error;
-  EXPECT_EQ(world.settle(), "") << where;
+  EXPECT_EQ(world.resolve(), "") << where;
   auto const after = world.count();
   EXPECT_EQ(after, before) << where << ": " << to_string(after) << " instead of "
                            << to_string(before) << "; error: " << faulty.error;
   auto const next = world.live();
   EXPECT_TRUE(next.went_well) << where << ", next attempt: " << next.problem << next.error;
-  EXPECT_EQ(world.settle(), "") << where << ", next attempt";
+  EXPECT_EQ(world.resolve(), "") << where << ", next attempt";
 }
 
 /// A life that goes well, and what is there afterwards.
@@ -52,7 +52,7 @@ holdings first_life(fault_world& world) {
   world.start_broker();
   auto const life = world.live();
   EXPECT_TRUE(life.went_well) << life.problem << life.error;
-  EXPECT_EQ(world.settle(), "");
+  EXPECT_EQ(world.resolve(), "");
   return world.count();
 }
 
@@ -112,7 +112,7 @@ TEST_P(calls_of_the_broker, fail_one_after_the_other_and_nothing_is_lost) {
       EXPECT_TRUE(life.went_well || (failed == 1 && fs::exists(sign)))
           << where << " " << life.error;
       world.start_broker();
-      EXPECT_EQ(world.settle(), "") << where;
+      EXPECT_EQ(world.resolve(), "") << where;
       over = life.went_well && (hit || !fs::exists(sign));
     }
     if (!fs::exists(sign)) {
@@ -190,7 +190,7 @@ TEST(a_server_that_starts, stops_before_each_mapping_and_nobody_waits_for_it) {
       expect_training_served(world, "stopped in mapping " + std::to_string(which));
     }
     server.kill();
-    EXPECT_EQ(world.settle(), "");
+    EXPECT_EQ(world.resolve(), "");
   }
   EXPECT_GT(stopped_in_pool, 3U);
   std::printf("a server stopped in %u places\n", stopped_in_pool);
@@ -260,7 +260,7 @@ TEST_P(calls_that_create_chunks, fail_one_after_the_other_and_the_next_pool_is_w
     world.start_broker();
     auto const next = world.live();
     EXPECT_TRUE(next.went_well) << setting << ", next attempt: " << next.problem << next.error;
-    EXPECT_EQ(world.settle(), "") << setting;
+    EXPECT_EQ(world.resolve(), "") << setting;
   }
   EXPECT_GT(at.steps(), 0U) << "the broker does not call it";
   std::printf("%s failed in %u places of the broker\n", name, at.steps());

@@ -3,10 +3,10 @@
 
 #include <cerrno>
 
-#include "memhandover/chunk_space.hpp"
-#include "memhandover/environment.hpp"
-#include "memhandover/ledger.hpp"
-#include "runtime/gate/gate_api.h"
+#include "abi/gate_api.h"
+#include "memhandover/allocation/chunk_space.hpp"
+#include "memhandover/base/environment.hpp"
+#include "memhandover/ledger/ledger.hpp"
 #include "runtime/step/chunk_stock.hpp"
 #include "runtime/step/run_ahead_choice.hpp"
 #include "tests/memhandover/failing_allocations.hpp"

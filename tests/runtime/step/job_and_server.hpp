@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-#include "memhandover/error.hpp"
+#include "memhandover/base/error.hpp"
 #include "tests/runtime/step/fault_world.hpp"
 
 namespace sluice::test {

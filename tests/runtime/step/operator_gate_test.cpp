@@ -16,9 +16,9 @@
 #include <thread>
 #include <vector>
 
-#include "memhandover/error.hpp"
-#include "memhandover/ledger.hpp"
-#include "memhandover/serving_pool.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/client/serving_pool.hpp"
+#include "memhandover/ledger/ledger.hpp"
 #include "runtime/step/training_memory.hpp"
 #include "tests/runtime/step/fault_world.hpp"
 #include "tests/runtime/step/injected_calls.hpp"

@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <optional>
 
-#include "memhandover/broker_queries.hpp"
-#include "memhandover/error.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/broker/broker_queries.hpp"
 #include "tests/runtime/step/fault_world.hpp"
 
 namespace sluice::test {

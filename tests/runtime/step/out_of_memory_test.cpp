@@ -12,8 +12,8 @@
 #include <thread>
 #include <vector>
 
-#include "memhandover/cuda_driver.hpp"
-#include "memhandover/error.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/device/cuda_driver.hpp"
 #include "tests/memhandover/failing_allocations.hpp"
 #include "tests/runtime/step/job_and_server.hpp"
 #include "tests/runtime/step/walk.hpp"

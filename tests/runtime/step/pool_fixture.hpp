@@ -17,8 +17,8 @@
 #include <string>
 #include <vector>
 
-#include "memhandover/broker_queries.hpp"
-#include "memhandover/bytes.hpp"
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/broker/broker_queries.hpp"
 #include "tests/from_environment.hpp"
 #include "tests/runtime/step/process_roles.hpp"
 

@@ -17,14 +17,14 @@
 #include <set>
 #include <string>
 
-#include "memhandover/broker_launch.hpp"
-#include "memhandover/broker_queries.hpp"
-#include "memhandover/bytes.hpp"
-#include "memhandover/error.hpp"
-#include "memhandover/pool_search.hpp"
-#include "memhandover/serving_pool.hpp"
-#include "memhandover/unique_fd.hpp"
-#include "memhandover/wire.hpp"
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/base/unique_fd.hpp"
+#include "memhandover/base/wire.hpp"
+#include "memhandover/broker/broker_launch.hpp"
+#include "memhandover/broker/broker_queries.hpp"
+#include "memhandover/broker/pool_search.hpp"
+#include "memhandover/client/serving_pool.hpp"
 #include "tests/from_environment.hpp"
 #include "tests/runtime/step/pool_fixture.hpp"
 

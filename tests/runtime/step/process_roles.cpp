@@ -18,10 +18,10 @@
 #include <random>
 #include <utility>
 
-#include "memhandover/broker_launch.hpp"
-#include "memhandover/bytes.hpp"
-#include "memhandover/error.hpp"
-#include "memhandover/serving_pool.hpp"
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/broker/broker_launch.hpp"
+#include "memhandover/client/serving_pool.hpp"
 #include "runtime/step/training_memory.hpp"
 #include "tests/runtime/step/run_ahead_role.hpp"
 #include "tests/runtime/step/warm_role.hpp"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "memhandover/unique_fd.hpp"
+#include "memhandover/base/unique_fd.hpp"
 
 namespace sluice::test {
 

@@ -22,7 +22,7 @@
 #include <utility>
 #include <vector>
 
-#include "memhandover/ledger.hpp"
+#include "memhandover/ledger/ledger.hpp"
 #include "runtime/step/operator_gate.hpp"
 
 namespace sluice::step {

@@ -13,8 +13,8 @@
 #include <thread>
 #include <vector>
 
-#include "memhandover/cuda_driver.hpp"
-#include "memhandover/error.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/device/cuda_driver.hpp"
 #include "runtime/step/driver_gate.hpp"
 #include "tests/from_environment.hpp"
 #include "tests/runtime/gate/gate_fixture.hpp"
@@ -134,7 +134,7 @@ class gated_job {
       memory_.commit_end(false);
       gate_.protect_thread(0);
       launch(kernel_, learned_, learned_, 7, 0);  // the optimizer
-      kept = memory_.commit_settle(std::numeric_limits<std::int64_t>::max()).value();
+      kept = memory_.commit_resolve(std::numeric_limits<std::int64_t>::max()).value();
       deferred_ += start == step::commit_start::deferred ? 1 : 0;
       dropped_ += kept ? 0 : 1;
     }

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "memhandover/broker_launch.hpp"
-#include "memhandover/unique_fd.hpp"
+#include "memhandover/base/unique_fd.hpp"
+#include "memhandover/broker/broker_launch.hpp"
 #include "runtime/step/run_ahead_choice.hpp"
 #include "tests/runtime/step/pool_fixture.hpp"
 

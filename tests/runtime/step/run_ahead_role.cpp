@@ -8,10 +8,10 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "memhandover/error.hpp"
-#include "memhandover/serving_pool.hpp"
-#include "runtime/gate/gate_api.h"
-#include "runtime/step/c_api.h"
+#include "abi/gate_api.h"
+#include "abi/step_api.h"
+#include "memhandover/base/error.hpp"
+#include "memhandover/client/serving_pool.hpp"
 #include "tests/runtime/gate/built_files.hpp"
 
 namespace sluice::test {
@@ -50,7 +50,7 @@ constexpr sluice_gate_api open_gate{
     .flushes = [](std::size_t, sluice_gate_flushes*) { return 0; },
     .commit_begin = [](int (*)(void*), void*) { return 0; },
     .commit_end = [](void (*)(void*), void*) {},
-    .commit_settle = [](std::int64_t) { return 1; },
+    .commit_resolve = [](std::int64_t) { return 1; },
     .mark_units = [](std::int64_t) {},
     .long_unit = [](std::size_t index, sluice_gate_long_unit* of) -> int {
       *of = {"void attend<bfloat16>(float*)", index == 0 ? 400'000 : 200'000, index + 5};

@@ -71,7 +71,7 @@ class ScriptedRuntime:
             fewer. None: none does.
         silently: Whether operators go on without an exception, as launches do on CUDA.
         watch: Whether to look at operators at all; without, memory is lost at commits alone.
-        defer: Whether a commit whose memory is lost there is only told so when it is settled, and nothing that was launched
+        defer: Whether a commit whose memory is lost there is only told so when it is resolved, and nothing that was launched
             in between is done.
         serving: Whether there is a server.
     """
@@ -159,7 +159,7 @@ class ScriptedRuntime:
             self._dropping.__enter__()
         return _runtime.DEFERRED
 
-    def commit_settle(self, _timeout_ms: int) -> int:
+    def commit_resolve(self, _timeout_ms: int) -> int:
         self._settling += 1
         if self._settling % 3:
             return _runtime.OPEN

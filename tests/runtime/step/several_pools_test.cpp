@@ -12,10 +12,10 @@
 #include <optional>
 #include <set>
 
-#include "memhandover/broker_launch.hpp"
-#include "memhandover/broker_queries.hpp"
-#include "memhandover/error.hpp"
-#include "memhandover/pool_search.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/broker/broker_launch.hpp"
+#include "memhandover/broker/broker_queries.hpp"
+#include "memhandover/broker/pool_search.hpp"
 #include "tests/runtime/step/pool_fixture.hpp"
 
 namespace sluice::test {

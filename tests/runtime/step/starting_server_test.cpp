@@ -12,13 +12,13 @@
 #include <future>
 #include <memory>
 
-#include "memhandover/broker_launch.hpp"
-#include "memhandover/broker_queries.hpp"
-#include "memhandover/bytes.hpp"
-#include "memhandover/error.hpp"
-#include "memhandover/membership.hpp"
-#include "memhandover/serving_pool.hpp"
-#include "memhandover/wire.hpp"
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/base/wire.hpp"
+#include "memhandover/broker/broker_launch.hpp"
+#include "memhandover/broker/broker_queries.hpp"
+#include "memhandover/client/membership.hpp"
+#include "memhandover/client/serving_pool.hpp"
 #include "tests/runtime/step/pool_fixture.hpp"
 
 namespace sluice::test {

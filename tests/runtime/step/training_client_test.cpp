@@ -1,6 +1,6 @@
 /// What the threads of a job ask of the pool while its control thread is busy.
 
-#include "memhandover/training_client.hpp"
+#include "memhandover/client/training_client.hpp"
 
 #include <gtest/gtest.h>
 
@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "memhandover/error.hpp"
-#include "memhandover/serving_pool.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/client/serving_pool.hpp"
 #include "tests/memhandover/failing_allocations.hpp"
 #include "tests/runtime/step/fault_world.hpp"
 

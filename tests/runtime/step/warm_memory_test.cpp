@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <map>
 
-#include "memhandover/broker_launch.hpp"
-#include "memhandover/bytes.hpp"
-#include "memhandover/error.hpp"
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/broker/broker_launch.hpp"
 #include "tests/runtime/step/pool_fixture.hpp"
 
 namespace sluice::test {
@@ -113,7 +113,7 @@ TEST_F(warm_memory_test, memory_that_was_claimed_goes_back_with_its_placement) {
   EXPECT_EQ(second.line(), "took 60");
 }
 
-TEST_F(warm_memory_test, what_is_let_go_is_free_and_the_rest_stays) {
+TEST_F(warm_memory_test, what_is_released_is_free_and_the_rest_stays) {
   auto const kept = presence();
   auto first = warm({"publish:a:4", "publish:b:4"});
   EXPECT_EQ(first.line(), "published a");

@@ -10,9 +10,9 @@
 #include <map>
 #include <memory>
 
-#include "memhandover/bytes.hpp"
-#include "memhandover/error.hpp"
-#include "memhandover/serving_pool.hpp"
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/client/serving_pool.hpp"
 
 namespace sluice::test {
 namespace {
@@ -79,7 +79,7 @@ class warm_server {
       return claim(key);
     }
     if (verb == "let-go") {
-      warm.let_go(key);
+      warm.release(key);
       return "let go " + key;
     }
     if (verb == "drop") {

@@ -9,9 +9,9 @@ namespace {
 
 TEST(error_table, has_a_row_for_every_kind_under_the_kinds_own_name) {
   // `internal` is the last kind.
-  ASSERT_EQ(all_outcomes().size(), static_cast<std::size_t>(error_kind::internal) + 1);
-  for (std::size_t i = 0; i < all_outcomes().size(); ++i) {
-    auto const& entry = all_outcomes()[i];
+  ASSERT_EQ(all_error_rows().size(), static_cast<std::size_t>(error_kind::internal) + 1);
+  for (std::size_t i = 0; i < all_error_rows().size(); ++i) {
+    auto const& entry = all_error_rows()[i];
     EXPECT_EQ(static_cast<std::size_t>(entry.kind), i);
     EXPECT_EQ(entry.name, to_string(entry.kind));
     EXPECT_EQ(http_status(entry.kind), entry.http_status);
@@ -21,7 +21,7 @@ TEST(error_table, has_a_row_for_every_kind_under_the_kinds_own_name) {
 
 TEST(error_table, exit_codes_tell_the_kinds_apart_and_leave_those_of_shells_free) {
   std::set<int> codes;
-  for (auto const& entry : all_outcomes()) {
+  for (auto const& entry : all_error_rows()) {
     EXPECT_TRUE(codes.insert(entry.exit_code).second) << entry.name;
     EXPECT_GT(entry.exit_code, 1);
     EXPECT_LT(entry.exit_code, exit_launcher_failed);

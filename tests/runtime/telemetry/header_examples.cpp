@@ -4,7 +4,7 @@
 #include <functional>
 #include <string>
 
-#include "memhandover/error.hpp"
+#include "memhandover/base/error.hpp"
 #include "runtime/telemetry/error_table.hpp"
 #include "runtime/telemetry/logging.hpp"
 

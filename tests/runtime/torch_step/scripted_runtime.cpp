@@ -45,8 +45,8 @@ void sluice_commit_end(uint32_t samples, int outlived) {
   the_script().calls.push_back("commit_end " + std::to_string(samples) +
                                (outlived != 0 ? ", outlived" : ""));
 }
-int sluice_commit_settle(uint32_t /*timeout_ms*/) {
-  the_script().calls.emplace_back("commit_settle");
+int sluice_commit_resolve(uint32_t /*timeout_ms*/) {
+  the_script().calls.emplace_back("commit_resolve");
   return 1;
 }
 void sluice_discard(void) {

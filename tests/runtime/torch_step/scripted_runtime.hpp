@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/step/c_api.h"
+#include "abi/step_api.h"
 
 namespace sluice::testing {
 

@@ -44,9 +44,10 @@ TEST_F(torch_step_shared, a_micro_batch_is_committed_outside_of_the_arena_and_at
       batch_of(5));
   EXPECT_THAT(seen, ElementsAre(2, 3, 2));  // a rehearsal first
   EXPECT_THAT(inside, ElementsAre(false, true, true));
-  EXPECT_THAT(script_.calls, ElementsAre("begin 3", "enter", "leave", "commit_begin",
-                                         "commit_end 3", "commit_settle", "begin 2", "enter",
-                                         "leave", "commit_begin", "commit_end 2", "commit_settle"));
+  EXPECT_THAT(
+      script_.calls,
+      ElementsAre("begin 3", "enter", "leave", "commit_begin", "commit_end 3", "commit_resolve",
+                  "begin 2", "enter", "leave", "commit_begin", "commit_end 2", "commit_resolve"));
 }
 
 TEST_F(torch_step_shared, gradients_do_not_stay_where_the_micro_batch_has_made_them) {
@@ -252,7 +253,7 @@ TEST_F(torch_step_shared, sparse_gradients_are_refused_and_the_commit_has_ended)
                      {torch::arange(4)});
               }),
               HasSubstr("sparse"));
-  EXPECT_EQ(script_.calls.back(), "commit_settle");
+  EXPECT_EQ(script_.calls.back(), "commit_resolve");
   EXPECT_FALSE(words->weight.grad().defined());
 }
 

@@ -101,9 +101,9 @@ class Sharing:
         """The first process's: all of them have to do the same."""
         if self._replicas is None:
             return answer
-        told = torch.tensor(float(answer), device=self._engine.gradients.params[0].device)
-        distributed.broadcast(told, 0)
-        return bool(told.item())
+        said = torch.tensor(float(answer), device=self._engine.gradients.params[0].device)
+        distributed.broadcast(said, 0)
+        return bool(said.item())
 
     def _loss_with(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any) -> float:
         """The loss for this count, leaving no trace."""

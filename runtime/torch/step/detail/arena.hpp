@@ -30,9 +30,9 @@ class arena {
   /// What the micro-batch that ends has needed.
   [[nodiscard]] virtual needed_bytes needed() = 0;
   /// Forgets what torch has cached of it, since its memory may have been given away.
-  virtual void let_go() = 0;
+  virtual void release() = 0;
   /// The same of each step of this process: memory that has gone is gone for what any has cached.
-  virtual void let_go_of_all() = 0;
+  virtual void release_all() = 0;
   /// Waits until the device has done all that it was given.
   virtual void synchronize() = 0;
   virtual void empty_cache() = 0;

@@ -1,11 +1,11 @@
 /// The training runtime (libsluice_runtime.so), opened by the name that `sluice run` gives; see
-/// runtime/step/c_api.h for the contract.
+/// abi/step_api.h for the contract.
 #pragma once
 
 #include <memory>
 #include <string>
 
-#include "runtime/step/c_api.h"
+#include "abi/step_api.h"
 #include "runtime/torch/step/detail/arena.hpp"
 
 namespace sluice::detail {
@@ -19,7 +19,7 @@ struct runtime_library {
   decltype(&sluice_arena_state) arena_state;
   decltype(&sluice_commit_begin) commit_begin;
   decltype(&sluice_commit_end) commit_end;
-  decltype(&sluice_commit_settle) commit_settle;
+  decltype(&sluice_commit_resolve) commit_resolve;
   decltype(&sluice_discard) discard;
   decltype(&sluice_discarded_ns) discarded_ns;
   decltype(&sluice_survivors) survivors;

@@ -1,0 +1,227 @@
+#include "memhandover/base/wire.hpp"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+#include "memhandover/base/error.hpp"
+#include "memhandover/base/standard_streams.hpp"
+#include "memhandover/base/system_error.hpp"
+#include "memhandover/base/waiting.hpp"
+
+namespace sluice::memhandover {
+namespace {
+
+using clock = std::chrono::steady_clock;
+
+constexpr std::size_t max_message_bytes = 128U << 10U;
+/// How long the other side may leave its end of a full socket alone.
+constexpr std::chrono::milliseconds send_patience{2000};
+
+[[nodiscard]] std::string reason() {
+  return std::strerror(errno);
+}
+
+ucred peer_of(int socket) {
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
+    throw error{error_kind::unavailable,
+                "cannot tell who is at the other end of a socket: " + reason()};
+  }
+  return peer;
+}
+
+}  // namespace
+
+void send_message(int socket, nlohmann::json const& body, std::vector<int> const& descriptors) {
+  // A name in another encoding than UTF-8 must not keep a message back.
+  auto text = body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  if (text.size() > max_message_bytes || descriptors.size() > max_descriptors) {
+    throw error{error_kind::internal, "a message of " + std::to_string(text.size()) +
+                                          " bytes and " + std::to_string(descriptors.size()) +
+                                          " descriptors is more than the pool's socket carries; " +
+                                          std::to_string(max_message_bytes) + " and " +
+                                          std::to_string(max_descriptors) + " are its limits"};
+  }
+  iovec part{text.data(), text.size()};
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * max_descriptors)> control{};
+  if (!descriptors.empty()) {
+    auto const bytes = sizeof(int) * descriptors.size();
+    header.msg_control = control.data();
+    header.msg_controllen = CMSG_SPACE(bytes);
+    auto* rights = CMSG_FIRSTHDR(&header);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(bytes);
+    std::memcpy(CMSG_DATA(rights), descriptors.data(), bytes);
+  }
+  auto const until = clock::now() + send_patience;
+  while (::sendmsg(socket, &header, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
+    if (errno == EAGAIN) {
+      if (!detail::await_ready(socket, POLLOUT, until)) {
+        throw error{error_kind::unavailable,
+                    "the other side of the pool's socket has taken nothing for " +
+                        std::to_string(send_patience.count()) + " ms"};
+      }
+    } else if (errno != EINTR) {
+      throw error{error_kind::unavailable,
+                  "the other side of the pool's socket is gone: " + reason()};
+    }
+  }
+}
+
+void send_chunks(int socket, std::span<unique_fd const> chunks) {
+  for (std::size_t first = 0; first < chunks.size(); first += max_descriptors) {
+    std::vector<int> batch;
+    for (auto const& chunk :
+         chunks.subspan(first, std::min(max_descriptors, chunks.size() - first))) {
+      batch.push_back(chunk.get());
+    }
+    send_message(socket, {{"type", "chunks"}, {"first", first}}, batch);
+  }
+}
+
+std::optional<message> receive_message(int socket, int timeout_ms) {
+  if (timeout_ms >= 0 &&
+      !detail::await_ready(socket, POLLIN, clock::now() + std::chrono::milliseconds{timeout_ms})) {
+    throw error{error_kind::unavailable,
+                "no answer over the pool's socket within " + std::to_string(timeout_ms) + " ms"};
+  }
+  std::string text(max_message_bytes, '\0');
+  iovec part{text.data(), text.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * max_descriptors)> control{};
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  header.msg_control = control.data();
+  header.msg_controllen = control.size();
+  ssize_t received = 0;
+  // A peer that goes without having heard all resets the connection; that is told once, before what it had said.
+  bool reset = false;
+  do {
+    received = ::recvmsg(socket, &header, MSG_CMSG_CLOEXEC);
+  } while (received < 0 &&
+           (errno == EINTR || (errno == ECONNRESET && !std::exchange(reset, true))));
+
+  message result;
+  if (received >= 0) {
+    for (auto* part_header = CMSG_FIRSTHDR(&header); part_header != nullptr;
+         part_header = CMSG_NXTHDR(&header, part_header)) {
+      if (part_header->cmsg_level == SOL_SOCKET && part_header->cmsg_type == SCM_RIGHTS) {
+        std::vector<int> numbers((part_header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+        std::memcpy(numbers.data(), CMSG_DATA(part_header), numbers.size() * sizeof(int));
+        for (auto const fd : numbers) {
+          result.descriptors.push_back(beside_standard_streams(unique_fd{fd}));
+        }
+      }
+    }
+  }
+  if (received == 0 || (received < 0 && errno == ECONNRESET)) {
+    return std::nullopt;
+  }
+  if (received < 0) {
+    throw error{error_kind::unavailable, "the pool's socket failed: " + reason()};
+  }
+  bool const none_left = std::any_of(result.descriptors.begin(), result.descriptors.end(),
+                                     [](unique_fd const& fd) { return !fd; });
+  if (none_left ||
+      ((header.msg_flags & MSG_CTRUNC) != 0 && result.descriptors.size() < max_descriptors)) {
+    throw error{error_kind::unavailable,
+                "this process may not open as many files as the pool has descriptors; raise its "
+                "limit (ulimit -n)"};
+  }
+  if ((header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
+    throw error{error_kind::invalid_argument,
+                "a message over the pool's socket is longer than any of ours"};
+  }
+  text.resize(static_cast<std::size_t>(received));
+  result.body = nlohmann::json::parse(text, nullptr, false);
+  if (!result.body.is_object() || !result.body.contains("type") ||
+      !result.body["type"].is_string()) {
+    throw error{error_kind::invalid_argument,
+                "a message over the pool's socket is not a JSON object with a type"};
+  }
+  return result;
+}
+
+sockaddr_un broker_address(std::string const& runtime_dir) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  auto const path = runtime_dir + "/broker.sock";
+  if (path.size() >= sizeof address.sun_path) {
+    throw error{error_kind::invalid_argument,
+                "the runtime folder's path " + runtime_dir +
+                    " is too long for a socket; choose one under 90 characters with --runtime-dir"};
+  }
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  return address;
+}
+
+std::optional<unique_fd> connect_to_broker(std::string const& runtime_dir) {
+  auto const address = broker_address(runtime_dir);
+  auto socket =
+      beside_standard_streams(unique_fd{::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)});
+  if (!socket) {
+    throw system_error("cannot create a socket");
+  }
+  if (::connect(socket.get(), reinterpret_cast<sockaddr const*>(&address), sizeof address) != 0) {
+    if (errno == ENOENT || errno == ENOTDIR || errno == ECONNREFUSED) {
+      return std::nullopt;
+    }
+    auto const why = "cannot reach the broker in " + runtime_dir + ": " + reason();
+    if (errno == EACCES) {
+      throw error{error_kind::unavailable,
+                  why + "; run `chmod 0600 " + shell_word(address.sun_path) + "`"};
+    }
+    throw error{error_kind::unavailable, why};
+  }
+  if (peer_uid(socket.get()) != ::geteuid()) {
+    throw error{error_kind::invalid_argument,
+                "the broker in " + runtime_dir + " belongs to another user"};
+  }
+  return socket;
+}
+
+unsigned peer_uid(int socket) {
+  return peer_of(socket).uid;
+}
+int peer_pid(int socket) {
+  return peer_of(socket).pid;
+}
+
+std::uint64_t process_start_ticks(int pid) {
+  std::ifstream file{"/proc/" + std::to_string(pid) + "/stat"};
+  std::string line;
+  if (!std::getline(file, line)) {
+    return 0;
+  }
+  // The command name, field 2, may hold anything; fields are counted behind its closing
+  // parenthesis.
+  auto const close = line.rfind(')');
+  if (close == std::string::npos) {
+    return 0;
+  }
+  std::istringstream rest{line.substr(close + 1)};
+  std::string field;
+  constexpr int start_time = 22;
+  for (int number = 3; number <= start_time; ++number) {
+    rest >> field;
+  }
+  return std::strtoull(field.c_str(), nullptr, 10);
+}
+
+}  // namespace sluice::memhandover

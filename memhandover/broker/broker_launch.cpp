@@ -1,0 +1,176 @@
+#include "memhandover/broker/broker_launch.hpp"
+
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+#include <sys/file.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <csignal>
+#include <thread>
+
+#include "memhandover/base/descriptor_limit.hpp"
+#include "memhandover/base/environment.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/base/standard_streams.hpp"
+#include "memhandover/base/system_error.hpp"
+#include "memhandover/base/wire.hpp"
+#include "memhandover/broker/broker.hpp"
+#include "memhandover/broker/conversation.hpp"
+#include "memhandover/broker/detail/broker_start.hpp"
+#include "memhandover/broker/runtime_folder.hpp"
+
+namespace sluice::memhandover {
+namespace {
+
+using clock = std::chrono::steady_clock;
+
+/// How long a broker is waited for that does not listen any more and has not ended.
+constexpr std::chrono::seconds ending_patience{10};
+constexpr std::chrono::milliseconds between_looks{5};
+
+/// A time that a variable sets. Throws `invalid_argument` if it is set to none.
+std::chrono::milliseconds milliseconds_in(char const* name, std::chrono::milliseconds otherwise) {
+  auto const text = environment(name);
+  if (text.empty()) {
+    return otherwise;
+  }
+  std::int64_t count = -1;
+  auto const [end, failed] = std::from_chars(text.data(), text.data() + text.size(), count);
+  constexpr std::int64_t a_week = 7LL * 24 * 3600 * 1000;
+  if (failed != std::errc{} || end != text.data() + text.size() || count < 0 || count > a_week) {
+    throw error{error_kind::invalid_argument, std::string{name} + " is " + text +
+                                                  ", must be a number of milliseconds, at most " +
+                                                  std::to_string(a_week)};
+  }
+  return std::chrono::milliseconds{count};
+}
+
+/// The lock of whoever starts a broker, for as long as it is open. Waits for one who does, who is done in a
+/// minute at most. Throws `unavailable`.
+unique_fd lock_start(std::string const& runtime_dir) {
+  auto const file = runtime_dir + "/start.lock";
+  auto lock =
+      beside_standard_streams(unique_fd{::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)});
+  if (!lock && errno == EISDIR) {
+    throw error{error_kind::unavailable,
+                file + " is a folder; remove it with `rm -r " + shell_word(file) + "`"};
+  }
+  if (!lock) {
+    throw error{error_kind::unavailable,
+                "cannot write in the runtime folder " + runtime_dir + ": " + reason_of(errno) +
+                    "; name a folder that you can write with --runtime-dir"};
+  }
+  while (::flock(lock.get(), LOCK_EX) != 0) {
+    if (errno != EINTR) {
+      throw system_error("cannot lock " + file);
+    }
+  }
+  return lock;
+}
+
+void say(int ready_fd, std::string const& text) {
+  if (ready_fd >= 0) {
+    (void)!::write(ready_fd, text.data(), text.size());
+    ::close(ready_fd);
+  }
+}
+
+}  // namespace
+
+unique_fd ensure_broker(broker_options const& options) {
+  auto const runtime_dir = prepare_runtime_dir(options.runtime_dir);
+  if (auto socket = connect_to_broker(runtime_dir)) {
+    return std::move(*socket);
+  }
+  auto const lock = lock_start(runtime_dir);
+  if (auto socket = connect_to_broker(runtime_dir)) {
+    return std::move(*socket);
+  }
+  auto const patience_ends = clock::now() + ending_patience;
+  for (;;) {
+    bool started = true;
+    try {
+      detail::start_broker(options, runtime_dir);
+    } catch (error const& why) {
+      started = why.kind() != error_kind::already_exists;
+      if (started) {
+        throw;
+      }
+      if (clock::now() > patience_ends) {
+        auto const holder = holder_of_broker_lock(runtime_dir);
+        throw error{error_kind::unavailable,
+                    holder ? unreachable_broker(runtime_dir, *holder) : why.what()};
+      }
+    }
+    if (auto socket = connect_to_broker(runtime_dir)) {
+      return std::move(*socket);
+    }
+    if (started) {
+      throw error{error_kind::unavailable,
+                  "the broker ended as soon as it was ready; see " + runtime_dir + "/broker.log"};
+    }
+    // An earlier one that does not listen any more has its place until its process has ended.
+    std::this_thread::sleep_for(between_looks);
+  }
+}
+
+pool_presence open_pool(broker_options const& options) {
+  pool_presence presence{ensure_broker(options), backend_kind::host, 0};
+  auto const opened =
+      detail::ask(presence.connection.get(), detail::wish_message("open", options), "open").body;
+  presence.backend =
+      detail::field(opened, "backend", std::string{}) == to_string(backend_kind::cuda)
+          ? backend_kind::cuda
+          : backend_kind::host;
+  presence.device = detail::field(opened, "device", 0);
+  return presence;
+}
+
+int broker_main(broker_options const& options, int ready_fd) {
+  if (ready_fd >= 0) {
+    ::fcntl(ready_fd, F_SETFD, FD_CLOEXEC);
+  }
+  sigset_t stop_signals;
+  ::sigemptyset(&stop_signals);
+  ::sigaddset(&stop_signals, SIGTERM);
+  ::sigaddset(&stop_signals, SIGINT);
+  ::sigprocmask(SIG_BLOCK, &stop_signals, nullptr);
+  ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGCHLD, SIG_IGN);  // those who create chunks are not waited for
+  ::signal(SIGHUP, SIG_IGN);
+  ::signal(SIGXFSZ, SIG_IGN);  // what is larger than a file may be is an error of its call
+  try {
+    // Nobody's child: whoever started it neither waits for it nor ends it.
+    if (auto const child = ready_fd >= 0 ? ::fork() : 0; child > 0) {
+      ::_exit(0);
+    } else if (child < 0) {
+      throw system_error("cannot start a process");
+    }
+    raise_descriptor_limit();
+    unique_fd const stop{::signalfd(-1, &stop_signals, SFD_CLOEXEC)};
+    broker::options how;
+    how.runtime_dir = prepare_runtime_dir(options.runtime_dir);
+    how.idle_exit = milliseconds_in("SLUICE_BROKER_IDLE_EXIT_MS", how.idle_exit);
+    how.server_grace = milliseconds_in("SLUICE_SERVER_GRACE_MS", how.server_grace);
+    how.pools = {options.backend, options.device.value_or(0), options.pool_bytes,
+                 options.chunk_bytes};
+    broker serving{how};
+    say(ready_fd, "ok\n");
+    serving.run(stop.get());
+    return 0;
+  } catch (error const& why) {
+    say(ready_fd, std::to_string(static_cast<int>(why.kind())) + " " + why.what());
+    spdlog::error("the broker cannot go on reason=\"{}\"", why.what());
+    return 1;
+  } catch (std::exception const& why) {
+    say(ready_fd, std::to_string(static_cast<int>(error_kind::internal)) + " " + why.what());
+    spdlog::error("the broker cannot go on reason=\"{}\"", why.what());
+    return 1;
+  }
+}
+
+}  // namespace sluice::memhandover

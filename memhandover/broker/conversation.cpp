@@ -1,0 +1,73 @@
+#include "memhandover/broker/conversation.hpp"
+
+#include <poll.h>
+
+#include "memhandover/base/waiting.hpp"
+
+namespace sluice::memhandover::detail {
+
+nlohmann::json wish_message(std::string const& type, broker_options const& options) {
+  nlohmann::json body{{"type", type},
+                      {"version", protocol_version},
+                      {"backend", options.backend},
+                      {"pool_bytes", options.pool_bytes},
+                      {"chunk_bytes", options.chunk_bytes}};
+  if (options.device) {
+    body["device"] = *options.device;
+  }
+  return body;
+}
+
+void add_identity(nlohmann::json& body, process_identity const& who) {
+  body.update({{"pid", who.pid}, {"start", who.start_ticks}, {"pid_namespace", who.pid_namespace}});
+}
+
+process_identity identity_in(nlohmann::json const& body) {
+  return {field(body, "pid", 0), field(body, "start", std::uint64_t{0}),
+          field(body, "pid_namespace", std::uint64_t{0})};
+}
+
+nlohmann::json refusal(error const& why) {
+  return {{"type", "error"}, {"kind", static_cast<int>(why.kind())}, {"message", why.what()}};
+}
+
+namespace {
+
+/// The answer if it is of that type; throws what a refusal tells.
+message checked(std::optional<message> answer, std::string const& type) {
+  if (!answer) {
+    throw error{error_kind::unavailable, "the other side of the pool's socket ended unexpectedly"};
+  }
+  if (answer->body["type"] == "error") {
+    auto const kind = field(answer->body, "kind", static_cast<int>(error_kind::internal));
+    throw error{static_cast<error_kind>(kind),
+                field(answer->body, "message", std::string{"the other side refused"})};
+  }
+  if (answer->body["type"] != type) {
+    throw error{error_kind::internal, "the answer over the pool's socket was " +
+                                          answer->body["type"].get<std::string>() + " where " +
+                                          type + " was due"};
+  }
+  return std::move(*answer);
+}
+
+}  // namespace
+
+message expect(int socket, std::string const& type) {
+  return checked(receive_message(socket, answer_timeout_ms), type);
+}
+
+message ask(int socket, nlohmann::json const& question, std::string const& type,
+            std::vector<int> const& descriptors) {
+  try {
+    send_message(socket, question, descriptors);
+  } catch (error const& unheard) {
+    if (unheard.kind() == error_kind::unavailable && is_ready(socket, POLLIN)) {
+      (void)checked(receive_message(socket, 0), type);  // throws the reason if one was given
+    }
+    throw;
+  }
+  return expect(socket, type);
+}
+
+}  // namespace sluice::memhandover::detail

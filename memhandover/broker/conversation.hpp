@@ -1,0 +1,54 @@
+/// The manners of a conversation: fields are checked, refusals are answers, and an answer that is a
+/// refusal becomes the error that it tells.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "memhandover/base/error.hpp"
+#include "memhandover/base/processes.hpp"
+#include "memhandover/base/wire.hpp"
+#include "memhandover/broker/broker_launch.hpp"
+
+namespace sluice::memhandover::detail {
+
+/// How long an answer may take: a broker may first have to create the chunks of a whole GPU.
+inline constexpr int answer_timeout_ms = 70'000;
+
+/// One field of a message. `missing` counts where there is none; throws `invalid_argument` for one
+/// of another type.
+template <typename T>
+[[nodiscard]] T field(nlohmann::json const& body, char const* name, T missing) {
+  auto const found = body.find(name);
+  if (found == body.end()) {
+    return missing;
+  }
+  try {
+    return found->get<T>();
+  } catch (nlohmann::json::exception const&) {
+    throw error{error_kind::invalid_argument,
+                std::string{"the field "} + name + " of a message has the wrong type"};
+  }
+}
+
+/// A message that names a pool: the backend, device and sizes of the options, where they say any.
+[[nodiscard]] nlohmann::json wish_message(std::string const& type, broker_options const& options);
+
+/// Adds who this process is to a message.
+void add_identity(nlohmann::json& body, process_identity const& who);
+/// Who a message says that it is from; pid 0 if it does not.
+[[nodiscard]] process_identity identity_in(nlohmann::json const& body);
+
+/// The answer that tells an error.
+[[nodiscard]] nlohmann::json refusal(error const& why);
+
+/// The next message, which is of that type. Throws what a refusal tells, `unavailable` if the other
+/// side has gone or is silent.
+[[nodiscard]] message expect(int socket, std::string const& type);
+
+/// Sends a question, and waits for its answer, which is of that type. Throws as `expect`, also what the other
+/// side has said before it would not hear the question.
+[[nodiscard]] message ask(int socket, nlohmann::json const& question, std::string const& type,
+                          std::vector<int> const& descriptors = {});
+
+}  // namespace sluice::memhandover::detail

@@ -1,0 +1,327 @@
+#include "memhandover/client/detail/acquisition.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <memory>
+#include <thread>
+
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/base/shared_text.hpp"
+#include "memhandover/ledger/chunk_choice.hpp"
+#include "memhandover/ledger/client_entries.hpp"
+
+namespace sluice::memhandover::detail {
+namespace {
+
+using std::chrono::nanoseconds;
+using std::chrono::steady_clock;
+
+/// Waits a moment for `word` to become `value` without going to sleep: waking up would cost more than
+/// the answer usually takes.
+void await_awake(std::atomic<std::uint32_t> const& word, std::uint32_t value,
+                 steady_clock::time_point deadline) {
+  constexpr std::chrono::milliseconds patience{20};
+  auto const until = std::min(deadline, steady_clock::now() + patience);
+  while (word.load(std::memory_order_acquire) != value && steady_clock::now() < until) {
+    ::sched_yield();
+  }
+}
+
+/// Whether a thread may stay awake for an answer. On the host training computes on every processor,
+/// and on a small machine there is none to spare: who sleeps is then served first.
+bool may_stay_awake(backend_kind backend) {
+  constexpr unsigned enough_processors = 4;
+  return backend == backend_kind::cuda && std::thread::hardware_concurrency() >= enough_processors;
+}
+
+nanoseconds time_between(std::int64_t begin_ns, std::int64_t end_ns) {
+  return nanoseconds{std::max<std::int64_t>(0, end_ns - begin_ns)};
+}
+
+}  // namespace
+
+acquisition::acquisition(parts const& of)
+    : of_(of), stays_awake_(may_stay_awake(of.view.shape().backend)) {}
+
+std::vector<std::uint32_t> acquisition::obtain(std::uint64_t bytes,
+                                               steady_clock::time_point deadline,
+                                               handover_report& report,
+                                               foresight const& meanwhile) {
+  auto const shape = of_.view.shape();
+  auto const count = static_cast<std::uint32_t>(
+      (std::max<std::uint64_t>(bytes, 1) + shape.chunk_bytes - 1) / shape.chunk_bytes);
+  if (count > shape.chunk_count) {
+    throw error{error_kind::out_of_memory,
+                format_bytes(bytes) + " are wanted but the whole pool has " +
+                    format_bytes(shape.bytes()) + "; make pool.memory larger"};
+  }
+  std::vector<std::uint32_t> foreseen;
+  wish const wanted{count, monotonic_ns(), deadline, meanwhile, foreseen};
+  report.bytes = count * shape.chunk_bytes;
+
+  std::unique_lock lock{of_.mutex};
+  auto& writer = *of_.writer;
+  writer.pump();
+  // While this is set, nothing that comes free is granted to training.
+  writer.set_wanted(count);
+  auto const unset = [](ledger_writer* of) { of->set_wanted(0); };
+  std::unique_ptr<ledger_writer, decltype(unset)> const at_end{&writer, unset};
+  if (writer.free_chunks() < count) {
+    writer.release_left(count - writer.free_chunks());
+  }
+  if (writer.free_chunks() < count) {
+    refuse_hopeless(count);
+    refuse_again(count);
+  }
+  std::vector<std::uint32_t> asked;  // who have given all that they can
+  while (writer.free_chunks() < count) {
+    auto const slot = richest(asked);
+    if (!slot && dying_hold()) {
+      // Their memory comes free when the last of their processes has ended.
+      (void)of_.mail.wait_until(lock, deadline, [&] {
+        return writer.free_chunks() >= count || !dying_hold() || richest(asked).has_value();
+      });
+      if (writer.free_chunks() >= count || steady_clock::now() < deadline) {
+        continue;
+      }
+    }
+    if (!slot) {
+      note_futile(count, report);
+      throw error{error_kind::out_of_memory,
+                  format_bytes(bytes) + " are wanted but only " +
+                      format_bytes(writer.free_chunks() * shape.chunk_bytes) + " can be had; " +
+                      holders()};
+    }
+    auto const before = writer.free_chunks();
+    demand_from(*slot, wanted, lock, report);
+    if (writer.free_chunks() <= before) {
+      asked.push_back(*slot);
+    }
+  }
+  futile_ = {};
+  auto const slot = static_cast<std::uint16_t>(of_.slot);
+  if (foreseen.size() == count && writer.take_these(foreseen, slot)) {
+    return foreseen;
+  }
+  return writer.take(count, slot);
+}
+
+/// Nothing is taken from anybody for what can never be had while clients keep what they keep. They are told.
+void acquisition::refuse_hopeless(std::uint32_t count) {
+  auto const shape = of_.view.shape();
+  auto& writer = *of_.writer;
+  auto reachable = writer.free_chunks();
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    reachable += slot == of_.slot ? 0 : writer.held_by(slot) - kept_by(slot);
+  }
+  if (reachable >= count || kept_for_good() == 0) {
+    return;
+  }
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    if (kept_by(slot) > 0) {
+      writer.report_refused(slot, count);
+    }
+  }
+  throw error{
+      error_kind::out_of_memory,
+      format_bytes(count * shape.chunk_bytes) + " are wanted, and at most " +
+          format_bytes(reachable * shape.chunk_bytes) + " of the pool's " +
+          format_bytes(shape.bytes()) +
+          " can be had beside what training keeps outside of its micro-batches: " +
+          who("keeps", [this](std::uint32_t slot) { return kept_by(slot); }) +
+          "; nothing was taken from training for it. A larger pool (pool.memory) would help"};
+}
+
+void acquisition::refuse_again(std::uint32_t count) const {
+  auto const left = futile_.until - steady_clock::now();
+  if (futile_.chunks == 0 || count < futile_.chunks || left <= nanoseconds::zero()) {
+    return;
+  }
+  throw error{error_kind::out_of_memory,
+              format_bytes(count * of_.view.shape().chunk_bytes) +
+                  " are wanted; as much was demanded from training in vain a moment ago, at the "
+                  "cost of its "
+                  "micro-batches, and will be again in " +
+                  std::to_string(std::chrono::ceil<std::chrono::milliseconds>(left).count()) +
+                  " ms; " + holders()};
+}
+
+void acquisition::note_futile(std::uint32_t count, handover_report const& report) {
+  constexpr std::chrono::milliseconds first{1000};
+  constexpr std::chrono::milliseconds longest{60'000};
+  if (report.bytes_live > 0) {
+    auto const pause = futile_.chunks == 0 ? first : std::min(2 * futile_.pause, longest);
+    auto const least = futile_.chunks == 0 ? count : std::min(count, futile_.chunks);
+    futile_ = {least, steady_clock::now() + pause, pause};
+  }
+}
+
+/// Demands what is missing, and waits for the answer.
+void acquisition::demand_from(std::uint32_t slot, wish const& wanted,
+                              std::unique_lock<std::mutex>& lock, handover_report& report) {
+  auto const shape = of_.view.shape();
+  auto& writer = *of_.writer;
+  auto const missing = wanted.chunks - writer.free_chunks();
+  auto const refill = std::min(of_.reserve, shape.chunk_count - wanted.chunks);
+  auto const number = writer.demand(slot, missing + refill);
+  auto const& mailbox = of_.view.mailbox(slot);
+  auto const& entry = of_.view.clients()[slot];
+  auto enough = [&] { return writer.free_chunks() >= wanted.chunks; };
+  lock.unlock();
+  if (wanted.meanwhile) {
+    wanted.foreseen = foresee(slot, missing + refill, wanted.chunks);
+    wanted.meanwhile(wanted.foreseen);
+  }
+  if (stays_awake_) {
+    await_awake(mailbox.demand_done, number, wanted.deadline);
+  }
+  lock.lock();
+  // A dying client's memory comes free through the broker; the deadline covers that as well.
+  bool const in_time = of_.mail.wait_until(lock, wanted.deadline, [&] {
+    writer.pump();
+    return mailbox.demand_done.load(std::memory_order_acquire) == number ||
+           !has_status(entry, client_status::live) || enough();
+  });
+  if (!in_time) {
+    writer.demand(slot, 0);
+    throw error{error_kind::deadline_exceeded, "training (pid " + std::to_string(entry.pid.load()) +
+                                                   ") did not give " +
+                                                   format_bytes(missing * shape.chunk_bytes) +
+                                                   " back in time; the demand has been withdrawn"};
+  }
+  if (mailbox.demand_done.load() == number) {
+    writer.pump();  // the releases were posted before the answer
+    add_phases(slot, wanted.since_ns, report);
+  } else if (!enough()) {
+    of_.mail.wait_until(lock, wanted.deadline,
+                        [&] { return writer.held_by(slot) == 0 || enough(); });
+  }
+  report.bytes_reclaimed += missing * shape.chunk_bytes;
+}
+
+/// The chunks that there will be for the server if the client in `slot` chooses the `demanded` ones
+/// among all that it has, as it would if it could give each of them.
+std::vector<std::uint32_t> acquisition::foresee(std::uint32_t slot, std::uint32_t demanded,
+                                                std::uint32_t wanted) const {
+  auto const total = of_.view.shape().chunk_count;
+  std::vector<bool> free(total);
+  std::vector<std::uint32_t> own;
+  for (std::uint32_t i = 0; i < total; ++i) {
+    auto const state = of_.view.chunk(i);
+    free[i] = state.is_free();
+    if (!state.is_free() && state.client == slot) {
+      own.push_back(i);
+    }
+  }
+  for (auto const chunk : choose_chunks_to_give(own, free, demanded)) {
+    free[chunk] = true;
+  }
+  return choose_chunks_to_take(total, wanted, [&](std::uint32_t chunk) { return free[chunk]; });
+}
+
+/// What the client says of the demand that it has just answered.
+void acquisition::add_phases(std::uint32_t slot, std::int64_t start_ns,
+                             handover_report& report) const {
+  auto const& mailbox = of_.view.mailbox(slot);
+  auto const awake = mailbox.awake_ns.load();
+  auto const closed = mailbox.closed_ns.load();
+  auto const idle = mailbox.idle_ns.load();
+  auto const released = mailbox.released_ns.load();
+  report.bytes_live += mailbox.live_chunks.load() * of_.view.shape().chunk_bytes;
+  report.unit = time_between(start_ns, mailbox.unit_ended_ns.load());
+  report.notify += time_between(start_ns, awake);
+  report.gate += time_between(awake, closed);
+  report.drain += time_between(closed, idle);
+  report.revoke += time_between(idle, released);
+  report.ledger = time_between(released, monotonic_ns());
+}
+
+bool acquisition::is_live_training(std::uint32_t slot) const {
+  auto const& entry = of_.view.clients()[slot];
+  return has_status(entry, client_status::live) &&
+         entry.kind.load() == static_cast<std::uint32_t>(client_kind::training);
+}
+
+/// What a live training client says that no demand gets, at most what it has; of others nothing.
+std::uint32_t acquisition::kept_by(std::uint32_t slot) const {
+  return is_live_training(slot)
+             ? std::min(of_.view.mailbox(slot).kept_chunks.load(), of_.writer->held_by(slot))
+             : 0;
+}
+
+std::uint32_t acquisition::kept_for_good() const {
+  std::uint32_t kept = 0;
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    kept += kept_by(slot);
+  }
+  return kept;
+}
+
+/// The live training client that could give most and has not given all that it can.
+std::optional<std::uint32_t> acquisition::richest(std::vector<std::uint32_t> const& asked) const {
+  std::optional<std::uint32_t> best;
+  std::uint32_t most = 0;
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    if (!is_live_training(slot) || std::find(asked.begin(), asked.end(), slot) != asked.end()) {
+      continue;
+    }
+    if (auto const to_give = of_.writer->held_by(slot) - kept_by(slot); to_give > most) {
+      most = to_give;
+      best = slot;
+    }
+  }
+  return best;
+}
+
+/// Whether a client that has ended still holds something.
+bool acquisition::dying_hold() const {
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    if (has_status(of_.view.clients()[slot], client_status::gone) &&
+        of_.writer->held_by(slot) > 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+std::string acquisition::holders() const {
+  auto const text = who("holds", [this](std::uint32_t slot) { return of_.writer->held_by(slot); });
+  return text.empty() ? "nobody holds the rest" : text;
+}
+
+/// Clients that `chunks_of` says something of, by pid and name, each with what it `does` and how much.
+template <typename Chunks>
+std::string acquisition::who(char const* does, Chunks const& chunks_of) const {
+  std::string text;
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    if (std::uint32_t const chunks = chunks_of(slot); chunks > 0) {
+      auto const& entry = of_.view.clients()[slot];
+      text += (text.empty() ? "" : ", ") + std::string{"pid "} + std::to_string(entry.pid.load()) +
+              " (" + (slot == of_.slot ? "this server" : readable_text(text_of(entry.name))) +
+              ") " + does + " " + format_bytes(chunks * of_.view.shape().chunk_bytes);
+    }
+  }
+  return text;
+}
+
+void record_handover(ledger_header& header, handover_report const& report) {
+  auto const seq = header.handovers.load() + 1;
+  auto& entry = header.recent[seq % recent_handovers];
+  auto ns = [](nanoseconds value) { return static_cast<std::uint64_t>(value.count()); };
+  entry.seq.store(0, std::memory_order_release);
+  entry.bytes.store(report.bytes_reclaimed);
+  entry.notify_ns.store(ns(report.notify));
+  entry.gate_ns.store(ns(report.gate));
+  entry.drain_ns.store(ns(report.drain));
+  entry.revoke_ns.store(ns(report.revoke));
+  entry.ledger_ns.store(ns(report.ledger));
+  entry.map_ns.store(ns(report.map));
+  entry.total_ns.store(ns(report.total));
+  entry.seq.store(seq, std::memory_order_release);
+  header.handovers.store(seq);
+  header.bytes_to_serving.fetch_add(report.bytes_reclaimed);
+}
+
+}  // namespace sluice::memhandover::detail

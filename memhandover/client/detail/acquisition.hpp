@@ -1,0 +1,87 @@
+/// How a pool's server gets chunks: what is free, then what a dead server left, then what training gives up,
+/// the job that holds most first.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "memhandover/client/serving_pool.hpp"
+#include "memhandover/ledger/ledger.hpp"
+#include "memhandover/ledger/ledger_writer.hpp"
+
+namespace sluice::memhandover::detail {
+
+class acquisition {
+ public:
+  using foresight = chunk_pool::foresight;
+
+  /// What the server shares with this object.
+  struct parts {
+    ledger_view const& view;
+    std::uint32_t slot;                    ///< the server's
+    std::mutex& mutex;                     ///< guards the writer and the reserve
+    std::condition_variable& mail;         ///< notified when the writer has taken mail
+    std::optional<ledger_writer>& writer;  ///< has a value
+    std::uint32_t const& reserve;          ///< chunks that are to be free besides
+  };
+
+  explicit acquisition(parts const& of);
+
+  /// Chunks that live training clients keep whatever is demanded; with the mutex.
+  [[nodiscard]] std::uint32_t kept_for_good() const;
+
+  /// Chunks for `bytes`, the server's from then on, neighbours if possible; adds what it took to `report`.
+  /// One call at a time, without the mutex. `meanwhile` as in `chunk_pool::acquire_chunks`. Throws as
+  /// `serving_pool::acquire`.
+  [[nodiscard]] std::vector<std::uint32_t> obtain(std::uint64_t bytes,
+                                                  std::chrono::steady_clock::time_point deadline,
+                                                  handover_report& report,
+                                                  foresight const& meanwhile);
+
+ private:
+  struct wish {
+    std::uint32_t chunks = 0;
+    std::int64_t since_ns = 0;
+    std::chrono::steady_clock::time_point deadline;
+    foresight const& meanwhile;
+    std::vector<std::uint32_t>& foreseen;  ///< what `meanwhile` was called with last
+  };
+
+  /// A demand that took what micro-batches were using, and was not met all the same.
+  struct futile_demand {
+    std::uint32_t chunks = 0;
+    std::chrono::steady_clock::time_point until;  ///< for so long none of that size is made
+    std::chrono::milliseconds pause{};
+  };
+
+  void refuse_hopeless(std::uint32_t count);
+  void refuse_again(std::uint32_t count) const;
+  void note_futile(std::uint32_t count, handover_report const& report);
+  void demand_from(std::uint32_t slot, wish const& wanted, std::unique_lock<std::mutex>& lock,
+                   handover_report& report);
+  [[nodiscard]] std::vector<std::uint32_t> foresee(std::uint32_t slot, std::uint32_t demanded,
+                                                   std::uint32_t wanted) const;
+  void add_phases(std::uint32_t slot, std::int64_t start_ns, handover_report& report) const;
+  [[nodiscard]] bool is_live_training(std::uint32_t slot) const;
+  [[nodiscard]] std::uint32_t kept_by(std::uint32_t slot) const;
+  [[nodiscard]] std::optional<std::uint32_t> richest(std::vector<std::uint32_t> const& asked) const;
+  [[nodiscard]] bool dying_hold() const;
+  [[nodiscard]] std::string holders() const;
+  template <typename Chunks>
+  [[nodiscard]] std::string who(char const* does, Chunks const& chunks_of) const;
+
+  parts of_;
+  bool stays_awake_;
+  futile_demand futile_;
+};
+
+/// Writes a handover into the ledger's list of recent ones, for `sluice pool show`.
+void record_handover(ledger_header& header, handover_report const& report);
+
+}  // namespace sluice::memhandover::detail

@@ -1,0 +1,75 @@
+/// A server's side of the manifest: what it publishes, and what it takes over from its predecessor.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "memhandover/client/serving_pool.hpp"
+#include "memhandover/client/warm_memory.hpp"
+#include "memhandover/ledger/ledger_writer.hpp"
+#include "memhandover/ledger/manifest.hpp"
+
+namespace sluice::memhandover::detail {
+
+class server_manifest final : public warm_memory {
+ public:
+  /// The parts of the pool's server that this works on; all outlive it.
+  struct parts {
+    ledger_view const& view;
+    device_memory& memory;
+    std::byte* whole;  ///< where chunk i lies at offset i × chunk_bytes
+    std::uint32_t slot;
+    std::mutex& mutex;  ///< guards `writer` and this object
+    std::optional<ledger_writer>& writer;
+    std::function<std::shared_ptr<void>()> hold;  ///< keeps the server alive
+    /// Hears of chunks that have been claimed, where they lie, and their key; called without `mutex`.
+    std::function<void(std::vector<std::uint32_t> const&, std::byte const*, std::string_view)>
+        claimed;
+  };
+
+  server_manifest(int fd, parts of);
+
+  void publish(std::string_view key, std::byte const* data, std::uint64_t bytes,
+               std::span<std::byte const> blob) override;
+  void withdraw(std::string_view key) override;
+  [[nodiscard]] std::vector<inheritance> inherited() const override;
+  [[nodiscard]] placement claim(std::string_view key) override;
+  void release(std::string_view key) override;
+  void release_rest() override;
+  void leave_to_successor() override;
+
+  // --- for the server; with the mutex held
+
+  /// A placement whose chunks are mapped a second time at `data`, until `forget_stitched`.
+  void note_stitched(std::byte const* data, std::vector<std::uint32_t> chunks);
+  void forget_stitched(std::byte const* data);
+  /// Which of a dying placement's chunks go back to the pool: those that are not left to a successor.
+  /// What was published of these is withdrawn.
+  [[nodiscard]] std::vector<std::uint32_t> without_left(std::vector<std::uint32_t> chunks);
+  /// Lets go of everything that is left once its time is over. Returns when that is, CLOCK_MONOTONIC
+  /// nanoseconds; nothing if nothing is left.
+  [[nodiscard]] std::optional<std::int64_t> end_grace();
+  /// The server ends in order.
+  void end();
+
+ private:
+  [[nodiscard]] std::vector<manifest_entry> left_entries() const;
+  std::size_t prune();
+  void give_claimed_back(std::vector<std::uint32_t> const& chunks);
+  void forget_left(manifest_entry const& entry);
+
+  parts of_;
+  manifest manifest_;
+  /// Published by this server.
+  std::map<std::string, std::vector<std::uint32_t>, std::less<>> own_;
+  std::map<std::byte const*, std::vector<std::uint32_t>> stitched_;
+  std::vector<std::uint32_t> claims_;  ///< by chunk: claimed placements that it is part of
+  bool leaving_ = false;
+};
+
+}  // namespace sluice::memhandover::detail

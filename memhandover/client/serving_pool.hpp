@@ -1,0 +1,159 @@
+/// The inference server's side of the pool: it asks for bytes, and gets memory that training gave
+/// up if need be.
+///
+/// The server is the ledger's writer from the end of `join` until it dies. One thread of this object
+/// answers training's mailboxes; the public functions may be called from any thread.
+///
+///   joined ──opens the device, maps the pool──► ready ──broker names it──► writer
+///      the broker writes the ledger meanwhile, so that nobody waits for a server that starts
+///
+///   auto pool = serving_pool::join({.name = "server", .endpoint = "127.0.0.1:8000"});
+///   auto weights = pool->acquire(90_MiB, deadline);   // may take chunks from training
+///   auto claim = pool->claim_compute();               // training's gate holds its launches
+///   // … run the model out of weights.data() …
+///
+/// Source of the protocol: docs/architecture.md, "Handover".
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "memhandover/client/chunk_pool.hpp"
+#include "memhandover/client/warm_memory.hpp"
+#include "memhandover/device/device_memory.hpp"
+
+namespace sluice::memhandover {
+
+/// How one acquisition went. Times are from the start of `acquire`; a phase that did not happen is
+/// zero.
+struct handover_report {
+  std::uint64_t bytes = 0;  ///< acquired in all
+  /// Of these, taken from training (0: the pool had enough free).
+  std::uint64_t bytes_reclaimed = 0;
+  std::uint64_t bytes_live = 0;       ///< of these, from a micro-batch that was running
+  std::chrono::nanoseconds notify{};  ///< demand written → first acted on by a thread of training
+  std::chrono::nanoseconds gate{};    ///< → gate closed, nobody inside
+  /// → device idle (zero on the host, which revokes under running kernels).
+  std::chrono::nanoseconds drain{};
+  std::chrono::nanoseconds revoke{};  ///< → chunks no longer training's, released posted
+  std::chrono::nanoseconds ledger{};  ///< → owners flipped
+  std::chrono::nanoseconds map{};     ///< → mapped contiguously for the server
+  /// Demand → what the device was executing as the gate closed had ended, as far as that is known:
+  /// the part of `total` that no software can shorten.
+  std::chrono::nanoseconds unit{};
+  std::chrono::nanoseconds total{};  ///< demand → memory usable
+};
+
+struct pool_usage {
+  std::uint64_t total_bytes = 0;
+  std::uint64_t free_bytes = 0;  ///< free, dirty, or left by a dead server
+  std::uint64_t training_bytes = 0;
+  std::uint64_t serving_bytes = 0;
+  std::uint64_t kept_bytes = 0;  ///< of training's: what it keeps, whatever is demanded
+};
+
+class serving_pool;
+
+/// Contiguous pool memory, the server's until this object dies. Movable. Empty after a default
+/// construction or a move.
+class placement {
+ public:
+  placement() noexcept = default;
+  /// Memory that `hold` keeps; what `hold` does when it goes gives the memory back.
+  placement(std::shared_ptr<void> hold, std::byte* data, std::uint64_t bytes) noexcept
+      : hold_(std::move(hold)), data_(data), bytes_(bytes) {}
+  placement(placement const&) = delete;
+  placement& operator=(placement const&) = delete;
+  placement(placement&& other) noexcept;
+  placement& operator=(placement&& other) noexcept;
+  ~placement();
+  /// Start of the memory: a host address, or a device address of the pool's GPU.
+  [[nodiscard]] std::byte* data() const noexcept { return data_; }
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+  [[nodiscard]] explicit operator bool() const noexcept { return data_ != nullptr; }
+
+ private:
+  std::shared_ptr<void> hold_;
+  std::byte* data_ = nullptr;
+  std::uint64_t bytes_ = 0;
+};
+
+/// While it lives, training's gates hold their launches (a lease in shared memory that expires by
+/// itself if the server dies or hangs). Claims nest and may overlap.
+class compute_claim {
+ public:
+  compute_claim() noexcept = default;
+  explicit compute_claim(std::shared_ptr<void> hold) noexcept : hold_(std::move(hold)) {}
+
+ private:
+  std::shared_ptr<void> hold_;
+};
+
+/// As a `chunk_pool` it lends chunks one by one; `acquire` is for those who want contiguous memory.
+class serving_pool : public chunk_pool {
+ public:
+  struct options {
+    std::string name = "server";  ///< shown in `sluice status`
+    std::string endpoint{};     ///< host:port where `sluice status` can ask for more; may be empty
+    std::string runtime_dir{};  ///< folder of the broker's socket; empty: the default
+    std::uint64_t pool_bytes = 0;   ///< size of the pool if this call has to make it; 0: default
+    std::uint64_t chunk_bytes = 0;  ///< likewise; 0: default of the backend
+    std::string backend{};          ///< "host", "cuda" or empty (cuda where there is a GPU)
+    std::optional<int> device{};    ///< CUDA ordinal, or number of a pool on the host; without
+                                    ///< one the broker's first pool
+    std::string sluice_binary{};    ///< program that is the broker; empty: $SLUICE_BROKER, else
+                                    ///< `sluice` on PATH
+    /// How long a compute pause outlives a dead server.
+    std::chrono::milliseconds pause_lease{100};
+    /// How long `join`, once ready, waits for what an earlier server held.
+    std::chrono::milliseconds patience{60'000};
+  };
+
+  /// Finds the broker or starts it, and becomes the pool's server: opens the memory, then waits
+  /// until the broker makes it the ledger's writer, which it does once what an earlier server held
+  /// has been taken back. A broker that dies meanwhile is replaced.
+  /// Throws `already_exists` if the pool has a live server, `unavailable` if no broker can be
+  /// reached or started, or if the pool has not become this server's within `patience`.
+  [[nodiscard]] static std::shared_ptr<serving_pool> join(options const& how);
+
+  [[nodiscard]] virtual pool_shape shape() const = 0;
+  [[nodiscard]] virtual pool_usage usage() const = 0;
+
+  /// Memory of at least `bytes`: free chunks first, then training's.
+  /// Throws `out_of_memory` if even all that training can give is too little (whoever holds the
+  /// rest is named), `deadline_exceeded` if training did not answer by `deadline`. After a failure
+  /// the claim has been given back.
+  /// `what` it will hold, such as a model's name, is shown by `sluice pool show`.
+  [[nodiscard]] virtual placement acquire(std::uint64_t bytes,
+                                          std::chrono::steady_clock::time_point deadline,
+                                          handover_report* report = nullptr,
+                                          std::string_view what = {}) = 0;
+
+  /// Free bytes that are kept from training, so that cold starts find memory at once (the reserve
+  /// W).
+  virtual void set_reserve(std::uint64_t bytes) = 0;
+
+  /// How much predicted work training may give a stream at a time, so that the device is soon its
+  /// own again; not longer than `longest_run_ahead`. Jobs follow it from their next micro-batch on,
+  /// until this server is gone.
+  virtual void set_run_ahead(std::chrono::nanoseconds bound) = 0;
+
+  /// A claim that holds launches until `until` at most, whenever it is dropped: the end stands in
+  /// shared memory from the beginning.
+  [[nodiscard]] virtual compute_claim claim_compute(
+      std::chrono::steady_clock::time_point until) = 0;
+  [[nodiscard]] compute_claim claim_compute() {
+    return claim_compute(std::chrono::steady_clock::time_point::max());
+  }
+
+  /// What outlives this server, and what it inherits; lives as long as the pool. Null for a pool
+  /// whose memory ends with the process.
+  [[nodiscard]] virtual warm_memory* warm() noexcept { return nullptr; }
+};
+
+}  // namespace sluice::memhandover

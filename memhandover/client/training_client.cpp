@@ -1,0 +1,300 @@
+#include "memhandover/client/training_client.hpp"
+
+#include <poll.h>
+#include <pthread.h>
+#include <spdlog/spdlog.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <csignal>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+#include "memhandover/base/error.hpp"
+#include "memhandover/base/system_error.hpp"
+#include "memhandover/client/membership.hpp"
+
+namespace sluice::memhandover {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+/// Nothing that goes wrong on the control thread may end the process, or it.
+template <typename Work>
+void unless_it_fails(char const* what, Work&& work) noexcept {
+  try {
+    work();
+  } catch (std::exception const& why) {
+    spdlog::error("{} failed reason=\"{}\"", what, why.what());
+  }
+}
+
+class training_member final : public training_client {
+ public:
+  training_member(broker_options const& broker, std::string const& name, handler on_demand)
+      : member_(broker, client_kind::training, name, ""),
+        on_demand_(std::move(on_demand)),
+        stop_(make_event()),
+        box_(member_.view(), member_.slot()) {
+    // The slot may have had an earlier owner; its old demands and requests are not ours.
+    answered_ = numbered::unpack(control().demand.load(std::memory_order_acquire)).seq;
+    mailbox().demand_done.store(answered_, std::memory_order_release);
+    // Signals are for the program's own threads.
+    sigset_t all;
+    sigset_t before;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_BLOCK, &all, &before);
+    try {
+      thread_ = std::thread{[this] { run(); }};
+    } catch (std::system_error const& why) {
+      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+      throw system_error("cannot start the thread that answers demands", error_kind::unavailable,
+                         why.code().value());
+    }
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  training_member(training_member const&) = delete;
+  training_member& operator=(training_member const&) = delete;
+
+  ~training_member() override {
+    (void)::eventfd_write(stop_.get(), 1);
+    if (thread_.joinable()) {
+      thread_.join();
+    }
+  }
+
+  [[nodiscard]] ledger_view const& view() const noexcept override { return member_.view(); }
+  [[nodiscard]] pool_files const& files() const noexcept override { return member_.files(); }
+  [[nodiscard]] std::uint32_t slot() const noexcept override { return member_.slot(); }
+  [[nodiscard]] mailbox_header& mailbox() const noexcept override { return view().mailbox(slot()); }
+
+  void ask(std::uint32_t count, lifetime kind, steady_clock::time_point deadline,
+           precedence turn) override;
+  [[nodiscard]] std::vector<std::uint32_t> collect(
+      std::vector<std::uint32_t>* needs_scrub) override;
+  void release(std::span<std::uint32_t const> chunks) override;
+  bool wait_grantable(std::uint32_t count, steady_clock::time_point deadline) override;
+  void watch(std::function<void()> look, milliseconds every) override;
+  void stay_awake() override;
+
+  void abandon_in_child() noexcept override {
+    member_.abandon_in_child();
+    thread_.detach();  // it does not exist here
+  }
+
+ private:
+  [[nodiscard]] client_control& control() const noexcept { return view().controls()[slot()]; }
+  void ring_writer() const { (void)::eventfd_write(files().doorbell.get(), 1); }
+  void run();
+  void await_events(std::span<pollfd> events);
+  void answer_demand();
+  template <typename Condition>
+  bool await(std::unique_lock<std::mutex>& lock, steady_clock::time_point deadline,
+             Condition const& holds);
+  [[nodiscard]] milliseconds patience();
+  void look();
+
+  membership member_;
+  handler on_demand_;
+  unique_fd stop_;
+  std::mutex asking_;  ///< one request at a time
+  std::mutex mutex_;   ///< guards what follows
+  std::condition_variable bell_rang_;
+  client_mailbox box_;
+  std::uint32_t uncollected_ = 0;  ///< chunks that may have been granted since the last `collect`
+  std::uint32_t waiting_ = 0;      ///< threads in `wait_grantable`
+  std::function<void()> look_;
+  milliseconds look_every_{};
+  std::atomic<bool> awake_{false};
+  std::uint32_t answered_ = 0;  ///< control thread only
+  std::thread thread_;
+};
+
+void training_member::run() {
+  ::pthread_setname_np(::pthread_self(), "sluice-control");
+  for (;;) {
+    std::array<pollfd, 3> polled{
+        {{stop_.get(), POLLIN, 0}, {member_.bell(), POLLIN, 0}, {member_.news(), POLLIN, 0}}};
+    await_events(polled);
+    if (polled[0].revents != 0) {
+      return;
+    }
+    if (polled[1].revents != 0) {
+      eventfd_t count = 0;
+      (void)::eventfd_read(member_.bell(), &count);
+      answer_demand();
+      {
+        std::lock_guard const lock{mutex_};
+        if (box_.resolve()) {
+          ring_writer();
+        }
+      }
+      bell_rang_.notify_all();
+    }
+    unless_it_fails("the conversation with the broker",
+                    [&] { (void)member_.attend(polled[2].revents != 0); });
+    unless_it_fails("a look at the pool", [this] { look(); });
+  }
+}
+
+void training_member::await_events(std::span<pollfd> events) {
+  auto const limit = patience();
+  auto const end = steady_clock::now() + limit;
+  while (awake_.load(std::memory_order_relaxed) && view().header().serving_now.load() != 0) {
+    if (::poll(events.data(), events.size(), 0) > 0 ||
+        (limit.count() >= 0 && steady_clock::now() >= end)) {
+      return;
+    }
+    std::this_thread::yield();
+  }
+  ::poll(events.data(), events.size(), static_cast<int>(limit.count()));
+}
+
+/// How long nothing needs to be done unless somebody rings; negative: for ever.
+milliseconds training_member::patience() {
+  auto const until_search = member_.patience();
+  std::lock_guard const lock{mutex_};
+  if (look_ == nullptr) {
+    return until_search.value_or(milliseconds{-1});
+  }
+  return std::min(until_search.value_or(look_every_), look_every_);
+}
+
+void training_member::look() {
+  std::unique_lock lock{mutex_};
+  auto const look_now = look_;
+  lock.unlock();
+  if (look_now != nullptr) {
+    look_now();
+  }
+}
+
+void training_member::watch(std::function<void()> look, milliseconds every) {
+  {
+    std::lock_guard const lock{mutex_};
+    look_ = std::move(look);
+    look_every_ = every;
+  }
+  (void)::eventfd_write(member_.bell(), 1);
+}
+
+void training_member::stay_awake() {
+  awake_.store(true, std::memory_order_relaxed);
+  (void)::eventfd_write(member_.bell(), 1);
+}
+
+void training_member::answer_demand() {
+  auto const asked = numbered::unpack(control().demand.load(std::memory_order_acquire));
+  if (asked.seq == answered_) {
+    return;
+  }
+  answered_ = asked.seq;
+  auto const awake = monotonic_ns();
+  demand_answer answer;
+  answer.noticed_ns = answer.closed_ns = answer.idle_ns = awake;
+  if (asked.chunks > 0) {
+    unless_it_fails("answering a demand", [&] {
+      answer = on_demand_({asked.seq, asked.chunks, awake, [&] {
+                             return numbered::unpack(control().demand.load()).seq == asked.seq;
+                           }});
+    });
+    std::lock_guard const lock{mutex_};
+    box_.release(answer.chunks);
+  }
+  auto& box = mailbox();
+  box.live_chunks.store(answer.live_chunks);
+  box.awake_ns.store(answer.noticed_ns);
+  box.closed_ns.store(answer.closed_ns);
+  box.unit_ended_ns.store(answer.unit_ended_ns);
+  box.idle_ns.store(answer.idle_ns);
+  box.released_ns.store(monotonic_ns());
+  box.demand_done.store(asked.seq, std::memory_order_release);
+  ring_writer();
+  if (answer.afterwards) {
+    unless_it_fails("what follows a demand", [&] { answer.afterwards(answer.chunks); });
+  }
+}
+
+/// Waits until what the writer has written makes `holds` true; false at the deadline. Who waits here
+/// may be what a demand waits for, and then the control thread hears no bell.
+template <typename Condition>
+bool training_member::await(std::unique_lock<std::mutex>& lock, steady_clock::time_point deadline,
+                            Condition const& holds) {
+  constexpr milliseconds most_seldom{20};
+  for (microseconds patience{250}; !holds();
+       patience = std::min<microseconds>(2 * patience, most_seldom)) {
+    auto const now = steady_clock::now();
+    if (now >= deadline) {
+      return false;
+    }
+    (void)bell_rang_.wait_until(lock, std::min(deadline, now + patience));
+  }
+  return true;
+}
+
+void training_member::ask(std::uint32_t count, lifetime kind, steady_clock::time_point deadline,
+                          precedence turn) {
+  std::lock_guard const alone{asking_};
+  std::unique_lock lock{mutex_};
+  box_.ask(count, kind, turn);
+  uncollected_ += count;
+  ring_writer();
+  if (!await(lock, deadline, [&] { return box_.answered(); })) {
+    box_.withdraw();
+    uncollected_ -= std::min(uncollected_, count);
+    ring_writer();
+  }
+}
+
+std::vector<std::uint32_t> training_member::collect(std::vector<std::uint32_t>* needs_scrub) {
+  std::lock_guard const lock{mutex_};
+  if (uncollected_ == 0) {
+    return {};
+  }
+  bool const all_there = box_.answered();  // what is granted from here on is for the next time
+  auto granted = box_.collect(uncollected_, needs_scrub);
+  if (all_there) {
+    uncollected_ = 0;
+  } else {
+    uncollected_ -= static_cast<std::uint32_t>(granted.size());
+  }
+  if (box_.has_mail()) {
+    ring_writer();
+  }
+  return granted;
+}
+
+void training_member::release(std::span<std::uint32_t const> chunks) {
+  if (chunks.empty()) {
+    return;
+  }
+  std::lock_guard const lock{mutex_};
+  box_.release(chunks);
+  ring_writer();
+}
+
+bool training_member::wait_grantable(std::uint32_t count, steady_clock::time_point deadline) {
+  std::unique_lock lock{mutex_};
+  ++waiting_;
+  box_.set_waiting(true);
+  ring_writer();  // it may have kept something for a server that has died
+  bool const had = await(lock, deadline, [&] { return box_.grantable() >= count; });
+  box_.set_waiting(--waiting_ > 0);
+  return had;
+}
+
+}  // namespace
+
+std::unique_ptr<training_client> training_client::join(broker_options const& broker,
+                                                       std::string const& name, handler on_demand) {
+  return std::make_unique<training_member>(broker, name, std::move(on_demand));
+}
+
+}  // namespace sluice::memhandover

@@ -1,0 +1,98 @@
+/// A training process's side of the pool: asks for chunks, gives them up, and answers demands.
+///
+/// One control thread of this object waits for the bell. It never waits for Python and calls
+/// nothing that the gate holds; what it does with a demand is the handler's business. What throws there
+/// is logged: a demand is answered all the same, with nothing.
+///
+///   auto pool = training_client::join(broker, "job", [&](demand const& d) { return give_up(d); });
+///   pool->ask(16, lifetime::revocable, deadline);   // any thread but the handler's
+///   auto chunks = pool->collect();                  // maybe fewer than asked for
+///   pool->release(chunks);
+///
+/// Thread-safety: all functions from any thread.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "memhandover/broker/broker_launch.hpp"
+#include "memhandover/ledger/client_mailbox.hpp"
+#include "memhandover/ledger/ledger.hpp"
+
+namespace sluice::memhandover {
+
+/// The server wants so many chunks.
+struct demand {
+  std::uint32_t number = 0;
+  std::uint32_t chunks = 0;
+  std::int64_t awake_ns = 0;  ///< when the control thread saw it
+  /// Whether the server still waits for the answer. From any thread, as long as the handler runs.
+  std::function<bool()> stands;
+};
+
+/// What was given up, and when the steps to it were done (CLOCK_MONOTONIC nanoseconds).
+/// `unit_ended_ns`: when what the device was executing as the gate closed had ended; 0 if that is not
+/// known. What comes after it is this software's doing.
+/// `afterwards` runs with the chunks when the server already has them: what need not hold it up, such
+/// as removing mappings and reopening the gate.
+struct demand_answer {
+  std::vector<std::uint32_t> chunks;
+  std::uint32_t live_chunks = 0;  ///< of these, from a micro-batch that was running
+  std::int64_t noticed_ns = 0;    ///< when the first thread acted on the demand
+  std::int64_t closed_ns = 0;
+  std::int64_t unit_ended_ns = 0;
+  std::int64_t idle_ns = 0;
+  std::function<void(std::span<std::uint32_t const> chunks)> afterwards;
+};
+
+class training_client {
+ public:
+  using handler = std::function<demand_answer(demand const&)>;
+
+  /// Finds the broker or starts it, and joins as a training client. Throws as `membership` does.
+  [[nodiscard]] static std::unique_ptr<training_client> join(broker_options const& broker,
+                                                             std::string const& name,
+                                                             handler on_demand);
+  virtual ~training_client() = default;
+
+  [[nodiscard]] virtual ledger_view const& view() const noexcept = 0;
+  [[nodiscard]] virtual pool_files const& files() const noexcept = 0;
+  [[nodiscard]] virtual std::uint32_t slot() const noexcept = 0;
+  [[nodiscard]] virtual mailbox_header& mailbox() const noexcept = 0;
+
+  /// Asks for `count` chunks and waits until the writer has granted what it can at once; `collect`
+  /// has them then. Nothing is granted if no writer has answered by the deadline.
+  virtual void ask(std::uint32_t count, lifetime kind,
+                   std::chrono::steady_clock::time_point deadline,
+                   precedence turn = precedence::after_demands) = 0;
+  /// What has been granted to those who asked, maybe in other threads, since the last call. So a
+  /// demand can have at once what a thread has not come back for. Chunks whose contents were
+  /// another's are appended to `needs_scrub` if that is given.
+  [[nodiscard]] virtual std::vector<std::uint32_t> collect(
+      std::vector<std::uint32_t>* needs_scrub = nullptr) = 0;
+  /// Gives chunks back that nothing here reaches any more.
+  virtual void release(std::span<std::uint32_t const> chunks) = 0;
+
+  /// Waits until the pool would grant at least `count` chunks, at most until the deadline. Shown as
+  /// "waiting".
+  virtual bool wait_grantable(std::uint32_t count,
+                              std::chrono::steady_clock::time_point deadline) = 0;
+
+  /// From now on has the control thread call `look` every so often, so that what the ledger's header
+  /// says is noticed although nobody rings. To be called once.
+  virtual void watch(std::function<void()> look, std::chrono::milliseconds every) = 0;
+
+  /// From now on the control thread does not sleep while a server is attached: it takes a processor, and
+  /// sees a demand without being woken.
+  virtual void stay_awake() = 0;
+
+  /// After a fork, in the child: forgets thread and broker; the object may then only be leaked.
+  virtual void abandon_in_child() noexcept = 0;
+};
+
+}  // namespace sluice::memhandover

@@ -1,0 +1,31 @@
+/// The places of clients in a ledger, as the broker writes them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "memhandover/base/processes.hpp"
+#include "memhandover/ledger/ledger.hpp"
+
+namespace sluice::memhandover::detail {
+
+/// Who takes a place.
+struct new_client {
+  client_kind kind = client_kind::training;
+  process_identity process;
+  std::uint64_t life_inode = 0;  ///< of its life pipe
+  std::string name;
+  std::string endpoint;
+};
+
+[[nodiscard]] process_identity process_of(client_entry const& entry) noexcept;
+
+[[nodiscard]] bool has_status(client_entry const& entry, client_status status) noexcept;
+
+/// A slot that nobody has. Throws `unavailable` if there is none.
+[[nodiscard]] std::uint32_t empty_slot(ledger_view const& view);
+
+/// Writes a client into an empty slot, which is then live.
+void write_client(ledger_view const& view, std::uint32_t slot, new_client const& who);
+
+}  // namespace sluice::memhandover::detail

@@ -1,0 +1,295 @@
+#include "memhandover/ledger/ledger_writer.hpp"
+
+#include <sys/eventfd.h>
+
+#include <algorithm>
+
+#include "memhandover/ledger/chunk_choice.hpp"
+
+namespace sluice::memhandover {
+namespace {
+
+bool is_left(chunk_state const& state) {
+  return state.who == owner::serving && state.client == left_slot;
+}
+
+}  // namespace
+
+ledger_writer::ledger_writer(ledger_view const& view) : view_(view) {
+  for (std::uint32_t i = 0; i < view_.header().chunk_count; ++i) {
+    count(view_.chunk(i), 1);
+  }
+  publish_grantable();
+}
+
+void ledger_writer::set_bell(std::uint32_t slot, unique_fd bell) {
+  bells_.at(slot) = std::move(bell);
+  ring(slot);
+}
+
+void ledger_writer::set_reserve(std::uint32_t chunks) {
+  reserve_ = chunks;
+  publish_grantable();
+}
+
+void ledger_writer::set_wanted(std::uint32_t chunks) {
+  wanted_ = chunks;
+  publish_grantable();
+}
+
+std::uint32_t ledger_writer::pump() {
+  std::uint32_t freed = 0;
+  auto const clients = view_.clients();
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    if (clients[slot].status.load(std::memory_order_acquire) !=
+        static_cast<std::uint32_t>(client_status::empty)) {
+      freed += take_mail(slot);
+    }
+  }
+  if (freed > 0) {
+    publish_grantable();
+  }
+  if (left_ > 0 && training_waits()) {
+    freed += release_left(left_);
+  }
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    if (clients[slot].status.load(std::memory_order_acquire) ==
+        static_cast<std::uint32_t>(client_status::live)) {
+      answer_request(slot);
+    }
+  }
+  return freed;
+}
+
+std::uint32_t ledger_writer::take_mail(std::uint32_t slot) {
+  auto& control = view_.controls()[slot];
+  auto const ring = view_.mail_ring(slot);
+  auto read = control.mail_read.load(std::memory_order_relaxed);
+  auto const written = view_.mailbox(slot).mail_written.load(std::memory_order_acquire);
+  std::uint32_t freed = 0;
+  if (written - read > ring.size()) {
+    read = written - ring.size();  // only a damaged mailbox can say so; what it overwrote is lost
+                                   // to it, not to us
+  }
+  for (; read != written; ++read) {
+    auto const mail =
+        release_mail::unpack(ring[read & (ring.size() - 1)].load(std::memory_order_relaxed));
+    if (mail.chunk >= view_.header().chunk_count) {
+      continue;
+    }
+    auto const state = view_.chunk(mail.chunk);
+    if (state.who == owner::training && state.client == slot && state.epoch == mail.epoch) {
+      make_dirty(mail.chunk);
+      ++freed;
+    }
+  }
+  control.mail_read.store(read, std::memory_order_release);
+  return freed;
+}
+
+void ledger_writer::answer_request(std::uint32_t slot) {
+  auto& control = view_.controls()[slot];
+  auto const asked = numbered::unpack(view_.mailbox(slot).request.load(std::memory_order_acquire));
+  auto const answered = numbered::unpack(control.grant.load(std::memory_order_relaxed));
+  if (asked.seq == answered.seq) {
+    return;
+  }
+  bool const lasting = (asked.chunks & request_lasting) != 0;
+  bool const goes_first = (asked.chunks & request_before_demands) != 0;
+  auto const wish = asked.chunks & ~(request_lasting | request_before_demands);
+  auto const to_be_had = [&] { return goes_first ? free_ : grantable(); };
+  if (left_ > 0 && wish > to_be_had()) {
+    release_left(wish - to_be_had());
+  }
+  auto const count = std::min(wish, to_be_had());
+  auto const total = view_.header().chunk_count;
+  std::uint32_t given = 0;
+  for (std::uint32_t tried = 0; tried < total && given < count; ++tried) {
+    auto const i = lasting ? total - 1 - tried : tried;
+    auto const state = view_.chunk(i);
+    if (state.is_free()) {
+      set(i, owner::training, static_cast<std::uint16_t>(slot), state.who == owner::dirty);
+      ++given;
+    }
+  }
+  if (given > 0) {
+    view_.header().bytes_to_training.fetch_add(given * view_.header().chunk_bytes,
+                                               std::memory_order_relaxed);
+    publish_grantable();
+  }
+  control.grant.store(numbered{asked.seq, given}.pack(), std::memory_order_release);
+  ring(slot);
+}
+
+std::vector<std::uint32_t> ledger_writer::take(std::uint32_t count, std::uint16_t slot) {
+  auto taken =
+      choose_chunks_to_take(view_.header().chunk_count, count,
+                            [this](std::uint32_t chunk) { return view_.chunk(chunk).is_free(); });
+  for (auto const chunk : taken) {
+    set(chunk, owner::serving, slot, false);
+  }
+  publish_grantable();
+  return taken;
+}
+
+bool ledger_writer::take_these(std::span<std::uint32_t const> chunks, std::uint16_t slot) {
+  if (!std::all_of(chunks.begin(), chunks.end(), [&](std::uint32_t chunk) {
+        return chunk < view_.header().chunk_count && view_.chunk(chunk).is_free();
+      })) {
+    return false;
+  }
+  for (auto const chunk : chunks) {
+    set(chunk, owner::serving, slot, false);
+  }
+  publish_grantable();
+  return true;
+}
+
+void ledger_writer::give_back(std::span<std::uint32_t const> chunks) {
+  for (auto const chunk : chunks) {
+    if (chunk < view_.header().chunk_count && view_.chunk(chunk).who == owner::serving) {
+      make_dirty(chunk);
+    }
+  }
+  publish_grantable();
+}
+
+std::uint32_t ledger_writer::leave(std::span<std::uint32_t const> chunks, std::uint16_t slot) {
+  std::uint32_t left = 0;
+  for (auto const chunk : chunks) {
+    auto const state = view_.chunk(chunk);
+    if (state.who == owner::serving && state.client == slot) {
+      change_hands(chunk, left_slot);
+      ++left;
+    }
+  }
+  return left;
+}
+
+void ledger_writer::claim(std::span<std::uint32_t const> chunks, std::uint16_t slot) {
+  for (auto const chunk : chunks) {
+    if (is_left(view_.chunk(chunk))) {
+      change_hands(chunk, slot);
+    }
+  }
+}
+
+std::uint32_t ledger_writer::release_left(std::uint32_t count) {
+  std::uint32_t freed = 0;
+  for (std::uint32_t i = 0; i < view_.header().chunk_count && freed < count; ++i) {
+    if (is_left(view_.chunk(i))) {
+      make_dirty(i);
+      ++freed;
+    }
+  }
+  publish_grantable();
+  return freed;
+}
+
+bool ledger_writer::training_waits() const {
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    if (view_.clients()[slot].status.load(std::memory_order_acquire) ==
+            static_cast<std::uint32_t>(client_status::live) &&
+        view_.mailbox(slot).waiting.load(std::memory_order_acquire) != 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+std::uint32_t ledger_writer::demand(std::uint32_t slot, std::uint32_t count) {
+  auto& word = view_.controls()[slot].demand;
+  auto const last = numbered::unpack(word.load(std::memory_order_relaxed));
+  numbered const next{last.seq + 1, count};
+  word.store(next.pack(), std::memory_order_release);
+  ring(slot);
+  return next.seq;
+}
+
+void ledger_writer::report_refused(std::uint32_t slot, std::uint32_t count) {
+  auto& most = view_.controls()[slot].refused;
+  most.store(std::max(most.load(std::memory_order_relaxed), count), std::memory_order_relaxed);
+}
+
+std::uint32_t ledger_writer::reclaim(std::uint32_t slot) {
+  std::uint32_t freed = 0;
+  for (std::uint32_t i = 0; i < view_.header().chunk_count; ++i) {
+    auto const state = view_.chunk(i);
+    if (!state.is_free() && state.client == slot) {
+      make_dirty(i);
+      ++freed;
+    }
+  }
+  auto& mailbox = view_.mailbox(slot);
+  auto& control = view_.controls()[slot];
+  control.mail_read.store(mailbox.mail_written.load(std::memory_order_acquire),
+                          std::memory_order_release);
+  control.grant.store(numbered{numbered::unpack(mailbox.request.load()).seq, 0}.pack());
+  control.refused.store(0, std::memory_order_relaxed);
+  bells_.at(slot).reset();
+  demand(slot, 0);  // else the slot's next owner would answer it
+  publish_grantable();
+  return freed;
+}
+
+void ledger_writer::set(std::uint32_t chunk, owner who, std::uint16_t client, bool needs_scrub) {
+  put(chunk, {who, needs_scrub, client, view_.chunk(chunk).epoch + 1});
+}
+
+void ledger_writer::put(std::uint32_t chunk, chunk_state const& state) {
+  constexpr auto one_less = ~std::uint32_t{0};
+  count(view_.chunk(chunk), one_less);
+  count(state, 1);
+  view_.chunks()[chunk].store(state.pack(), std::memory_order_release);
+}
+
+/// Counts a chunk, or with `by` = −1 as it is no longer.
+void ledger_writer::count(chunk_state const& state, std::uint32_t by) noexcept {
+  if (state.is_free()) {
+    free_ += by;
+    return;
+  }
+  left_ += is_left(state) ? by : 0;
+  training_ += state.who == owner::training ? by : 0;
+  if (state.client < max_clients) {
+    held_[state.client] += by;
+  }
+}
+
+/// The epoch says since when the chunk has had its contents, and stays.
+void ledger_writer::change_hands(std::uint32_t chunk, std::uint16_t client) {
+  auto state = view_.chunk(chunk);
+  state.client = client;
+  put(chunk, state);
+}
+
+void ledger_writer::make_dirty(std::uint32_t chunk) {
+  set(chunk, owner::dirty, 0, false);
+}
+
+std::uint32_t ledger_writer::grantable() const noexcept {
+  auto const unreserved = free_ - std::min(free_, reserve_);
+  return unreserved - std::min(unreserved, wanted_);
+}
+
+void ledger_writer::publish_grantable() {
+  auto const now = grantable();
+  // Who waits is read after this is written, in the order that client_mailbox.cpp needs.
+  auto const before = view_.header().grantable.exchange(now, std::memory_order_seq_cst);
+  if (now > before) {
+    for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+      if (bells_.at(slot) && view_.mailbox(slot).waiting.load(std::memory_order_seq_cst) != 0) {
+        ring(slot);
+      }
+    }
+  }
+}
+
+void ledger_writer::ring(std::uint32_t slot) {
+  if (bells_.at(slot)) {
+    // The only failure is a counter at its maximum, and then the client is being woken anyway.
+    (void)::eventfd_write(bells_.at(slot).get(), 1);
+  }
+}
+
+}  // namespace sluice::memhandover

@@ -1,0 +1,241 @@
+#include "memhandover/ledger/pool_status.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "memhandover/base/shared_text.hpp"
+#include "memhandover/ledger/chunk_notes.hpp"
+#include "memhandover/ledger/client_entries.hpp"
+
+namespace sluice::memhandover {
+namespace {
+
+using json = nlohmann::json;
+
+/// Nearest-rank percentile of sorted values.
+double percentile(std::vector<double> const& sorted, double share) {
+  auto const rank =
+      static_cast<std::size_t>(std::lround(share * static_cast<double>(sorted.size() - 1)));
+  return sorted.at(rank);
+}
+
+json describe_long_units(mailbox_header const& mailbox) {
+  json units = json::array();
+  for (auto const& unit : mailbox.long_units) {
+    if (auto const times = unit.times.load(); times > 0) {
+      units.push_back({{"name", readable_text(load_text(unit.name))},
+                       {"us", static_cast<double>(unit.nanoseconds.load()) / 1000.0},
+                       {"times", times}});
+    }
+  }
+  return units;
+}
+
+json describe_handovers(ledger_header const& header) {
+  std::vector<std::pair<std::uint64_t, json>> entries;
+  std::vector<double> totals;
+  for (auto const& entry : header.recent) {
+    auto const seq = entry.seq.load(std::memory_order_acquire);
+    if (seq == 0) {
+      continue;
+    }
+    auto us = [](std::atomic<std::uint64_t> const& ns) {
+      return static_cast<double>(ns.load()) / 1000.0;
+    };
+    entries.emplace_back(seq, json{{"seq", seq},
+                                   {"bytes", entry.bytes.load()},
+                                   {"notify_us", us(entry.notify_ns)},
+                                   {"gate_us", us(entry.gate_ns)},
+                                   {"drain_us", us(entry.drain_ns)},
+                                   {"revoke_us", us(entry.revoke_ns)},
+                                   {"ledger_us", us(entry.ledger_ns)},
+                                   {"map_us", us(entry.map_ns)},
+                                   {"total_us", us(entry.total_ns)}});
+    totals.push_back(us(entry.total_ns));
+  }
+  std::sort(entries.begin(), entries.end(),
+            [](auto const& a, auto const& b) { return a.first < b.first; });
+  json recent = json::array();
+  constexpr std::size_t shown = 64;
+  for (std::size_t i = entries.size() > shown ? entries.size() - shown : 0; i < entries.size();
+       ++i) {
+    recent.push_back(std::move(entries[i].second));
+  }
+  json latency{{"n", totals.size()}};
+  if (!totals.empty()) {
+    std::sort(totals.begin(), totals.end());
+    latency["p50"] = percentile(totals, 0.5);
+    latency["p90"] = percentile(totals, 0.9);
+    latency["p99"] = percentile(totals, 0.99);
+    latency["max"] = totals.back();
+  }
+  return {{"count", header.handovers.load()},
+          {"bytes_to_serving", header.bytes_to_serving.load()},
+          {"bytes_to_training", header.bytes_to_training.load()},
+          {"latency_us", std::move(latency)},
+          {"recent", std::move(recent)}};
+}
+
+/// Zero stands for no bound.
+std::optional<std::chrono::nanoseconds> run_ahead_of(mailbox_header const& mailbox) {
+  auto const bound = mailbox.run_ahead_ns.load(std::memory_order_relaxed);
+  return bound == 0 ? std::nullopt
+                    : std::optional{std::chrono::nanoseconds{static_cast<std::int64_t>(bound)}};
+}
+
+std::chrono::nanoseconds discarded_of(mailbox_header const& mailbox) {
+  auto const count = mailbox.discarded_ns.load();
+  return std::chrono::nanoseconds{
+      static_cast<std::int64_t>(std::min(count, std::uint64_t{1} << 62U))};
+}
+
+json microseconds_or_null(std::optional<std::chrono::nanoseconds> span) {
+  return span ? json(std::chrono::duration<double, std::micro>{*span}.count()) : json{};
+}
+
+char const* name_of(owner who) {
+  switch (who) {
+    case owner::free:
+      return "free";
+    case owner::dirty:
+      return "dirty";
+    case owner::training:
+      return "training";
+    case owner::serving:
+      return "serving";
+  }
+  return "unknown";
+}
+
+/// Who has a chunk, and what for.
+struct holder {
+  owner who = owner::free;
+  std::optional<std::uint32_t> slot;
+  std::string what;
+
+  bool operator==(holder const&) const = default;
+};
+
+holder holder_of(ledger_view const& view, std::uint32_t chunk) {
+  auto const state = view.chunk(chunk);
+  if ((state.who != owner::training && state.who != owner::serving) ||
+      state.client >= max_clients) {
+    return {state.who, std::nullopt, {}};
+  }
+  return {state.who, state.client, readable_text(chunk_note(view, state.client, chunk))};
+}
+
+}  // namespace
+
+nlohmann::json describe_chunks(ledger_view const& view, std::uint32_t from, std::size_t most_runs) {
+  json runs = json::array();
+  holder last;
+  std::uint32_t count = 0;
+  std::uint32_t chunk = from;
+  for (; chunk < view.header().chunk_count; ++chunk) {
+    auto now = holder_of(view, chunk);
+    if (runs.empty() || now != last) {
+      if (runs.size() == most_runs) {
+        break;
+      }
+      json run{{"first", chunk}, {"owner", name_of(now.who)}};
+      if (now.slot) {
+        run["slot"] = *now.slot;
+        run["holds"] = now.what.empty() ? json{} : json(now.what);
+      }
+      runs.push_back(std::move(run));
+      last = std::move(now);
+      count = 0;
+    }
+    runs.back()["count"] = ++count;
+  }
+  return {{"runs", std::move(runs)},
+          {"next", chunk < view.header().chunk_count ? json(chunk) : json{}}};
+}
+
+nlohmann::json describe_pool(ledger_view const& view) {
+  auto const& header = view.header();
+  std::array<std::uint64_t, 4> by_owner{};
+  std::array<std::uint64_t, max_clients> by_client{};
+  std::uint64_t left = 0;
+  for (std::uint32_t i = 0; i < header.chunk_count; ++i) {
+    auto const state = view.chunk(i);
+    if (auto const who = static_cast<std::size_t>(state.who); who < by_owner.size()) {
+      by_owner.at(who) += header.chunk_bytes;
+    }
+    left += state.who == owner::serving && state.client == left_slot ? header.chunk_bytes : 0;
+    if ((state.who == owner::training || state.who == owner::serving) &&
+        state.client < max_clients) {
+      by_client.at(state.client) += header.chunk_bytes;
+    }
+  }
+  json clients = json::array();
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    auto const& entry = view.clients()[slot];
+    auto const status = static_cast<client_status>(entry.status.load(std::memory_order_acquire));
+    if (status == client_status::empty) {
+      continue;
+    }
+    auto const& mailbox = view.mailbox(slot);
+    bool const training = entry.kind.load() == static_cast<std::uint32_t>(client_kind::training);
+    json client{
+        {"slot", slot},
+        {"kind", training ? "training" : "server"},
+        {"pid", entry.pid.load()},
+        {"pid_namespace",
+         detail::is_foreign(detail::process_of(entry)) ? json(entry.pid_namespace.load()) : json{}},
+        {"name", readable_text(text_of(entry.name))},
+        {"state", status == client_status::gone ? "gone"
+                  : mailbox.waiting.load() != 0 ? "waiting"
+                                                : "running"},
+        {"bytes", by_client.at(slot)}};
+    if (training) {
+      client.update({{"arena_bytes", mailbox.arena_chunks.load() * header.chunk_bytes},
+                     {"spare_bytes", mailbox.spare_chunks.load() * header.chunk_bytes},
+                     {"persistent_bytes", mailbox.persistent_chunks.load() * header.chunk_bytes},
+                     {"kept_bytes", mailbox.kept_chunks.load() * header.chunk_bytes},
+                     {"stranded_bytes", mailbox.stranded_chunks.load() * header.chunk_bytes},
+                     {"micro_batch", mailbox.micro_batch.load()},
+                     {"global_batch", mailbox.global_batch.load()},
+                     {"run_ahead_us", microseconds_or_null(run_ahead_of(mailbox))},
+                     {"long_units", describe_long_units(mailbox)},
+                     {"samples", mailbox.samples.load()},
+                     {"commits", mailbox.commits.load()},
+                     {"discards", mailbox.discards.load()},
+                     {"discarded_us", microseconds_or_null(discarded_of(mailbox))}});
+    } else {
+      client["endpoint"] = readable_text(text_of(entry.endpoint));
+    }
+    clients.push_back(std::move(client));
+  }
+  auto owned = [&](owner who) { return by_owner.at(static_cast<std::size_t>(who)); };
+  return {{"pool",
+           {{"id", hexadecimal(header.pool_id)},
+            {"backend", to_string(view.shape().backend)},
+            {"device", header.device},
+            {"gpu", view.shape().backend == backend_kind::cuda
+                        ? nlohmann::json(to_string(view.shape().gpu))
+                        : nlohmann::json()},
+            {"chunk_bytes", header.chunk_bytes},
+            {"chunks", header.chunk_count},
+            {"bytes", header.chunk_bytes * header.chunk_count},
+            {"free_bytes", owned(owner::free)},
+            {"dirty_bytes", owned(owner::dirty)},
+            {"training_bytes", owned(owner::training)},
+            {"serving_bytes", owned(owner::serving)},
+            {"left_bytes", left},
+            {"grantable_bytes", header.grantable.load() * header.chunk_bytes},
+            {"run_ahead_us", microseconds_or_null(published_run_ahead(header))},
+            {"writer", view.writer_slot() == broker_slot ? "broker" : "server"},
+            {"broker_pid", ::getpid()}}},
+          {"clients", std::move(clients)},
+          {"handovers", describe_handovers(header)}};
+}
+
+}  // namespace sluice::memhandover

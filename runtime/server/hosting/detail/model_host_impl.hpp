@@ -1,0 +1,158 @@
+/// The inside of model_host: what its two threads share. model_host.cpp holds what callers reach
+/// and what both threads use, executor.cpp and timekeeper.cpp one thread each.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <list>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "memhandover/allocation/tensor_heap.hpp"
+#include "memhandover/base/error.hpp"
+#include "runtime/server/hosting/detail/compute_pause.hpp"
+#include "runtime/server/hosting/model_host.hpp"
+#include "scheduler/reserve.hpp"
+
+namespace sluice::server {
+namespace detail {
+
+using clock = std::chrono::steady_clock;
+
+/// A request that waits or runs.
+struct job {
+  std::size_t model = 0;
+  infer_request request;
+  model_host::completion done;
+  clock::time_point arrival, deadline;
+  bool found_cold = false;
+};
+
+struct answer {
+  model_host::completion done;
+  infer_result result;
+
+  void deliver() noexcept;
+};
+
+/// A model and what is known of it.
+struct slot {
+  /// Throws `invalid_argument` for settings that the scheduler refuses.
+  explicit slot(served_model from);
+
+  served_model is;
+  scheduler::model_controller controller;
+  scheduler::model_report report;
+  model_state state = model_state::cold;
+  memhandover::loaded_tensors memory;  ///< the executor's
+  clock::time_point idle_since;
+  bool load_wanted = false;
+  bool keeps_memory = false;               ///< it could not be unloaded: never released again
+  std::optional<error_kind> failing_with;  ///< the last cold start
+  std::size_t queue = 0;                   ///< waiting and running
+  std::uint64_t requests = 0, failed = 0, cold_starts = 0;
+};
+
+/// Any exception as an error of ours.
+[[nodiscard]] error as_error(std::exception_ptr const& thrown);
+
+/// A failure that the client caused says nothing about the promise made to it.
+[[nodiscard]] constexpr bool counts_against_promise(error_kind kind) noexcept {
+  return kind != error_kind::invalid_argument && kind != error_kind::unsupported;
+}
+
+}  // namespace detail
+
+class model_host::impl {
+ public:
+  using clock = detail::clock;
+
+  impl(host_options options, std::shared_ptr<memhandover::serving_pool> pool,
+       std::vector<served_model> models);
+  impl(impl const&) = delete;
+  impl& operator=(impl const&) = delete;
+  impl(impl&&) = delete;
+  impl& operator=(impl&&) = delete;
+  ~impl();
+
+  void warm_up();
+  [[nodiscard]] model_state state(model_index model) const;
+  void submit(model_index model, infer_request request, completion done);
+  [[nodiscard]] host_snapshot snapshot() const;
+  [[nodiscard]] bool stop(std::chrono::milliseconds grace);
+
+ private:
+  using lock_type = std::unique_lock<std::mutex>;
+  using slot = detail::slot;
+
+  // The executor's. With a `lock_type&` they are called, and return, with the lock held, and let go
+  // of it in between.
+  void execute();
+  void work_off(lock_type& lock);
+  void next_step(lock_type& lock);
+  void serve(lock_type& lock);
+  void rest();
+  void run_oldest(lock_type& lock);
+  void load(lock_type& lock, model_index number, clock::time_point deadline);
+  [[nodiscard]] memhandover::loaded_tensors obtain(slot const& model, clock::time_point deadline,
+                                                   memhandover::handover_report& report);
+  [[nodiscard]] bool evict_for(slot const& model);
+  [[nodiscard]] bool release(lock_type& lock, slot& model, char const* why);
+  void wait_for_work(lock_type& lock);
+  [[nodiscard]] std::optional<clock::time_point> idle_end(slot const& model) const;
+
+  // The timekeeper's.
+  void keep_time();
+  void keep_time_once(lock_type& lock);
+  void deliver_refusals(lock_type& lock);
+  void expire(clock::time_point now);
+  void tick(lock_type& lock, clock::time_point now);
+  void keep_reserve(lock_type& lock);
+  void prepare_memory(lock_type& lock);
+  void sleep(lock_type& lock);
+
+  // Everybody's, with the lock held.
+  void hold_compute();
+  [[nodiscard]] bool wants_compute() const;
+  void wake_timekeeper();
+  void publish_run_ahead();
+  void refuse(detail::job&& late, error reason);
+  void refuse_all_of(model_index number, error const& reason);
+
+  host_options const options_;
+  std::shared_ptr<memhandover::serving_pool> const pool_;
+  memhandover::tensor_heap heap_;
+
+  /// Guards all below, but for `slot::memory`, `slot::is.model` and `keeper_`, which one thread
+  /// uses.
+  mutable std::mutex mutex_;
+  std::condition_variable work_;  ///< wakes the executor
+  std::condition_variable timekeeper_wakes_;
+  /// Wakes callers: a wanted load is done, the executor has ended.
+  std::condition_variable changed_;
+  std::deque<slot> slots_;
+  std::list<detail::job> queue_;         ///< of all models, in order of arrival
+  std::vector<detail::answer> refused_;  ///< to be delivered by the timekeeper
+  std::deque<host_snapshot::handover> handovers_;
+  latency_window warm_, cold_;
+  std::uint64_t requests_ = 0, failed_ = 0;
+  detail::compute_pause pause_;
+  clock::time_point pause_end_;  ///< of a pause that nothing wants any more
+  clock::time_point next_tick_, timekeeper_sleeps_until_;
+  scheduler::reserve keeper_;  ///< the timekeeper's
+  std::uint64_t kept_bytes_ = 0;
+  std::chrono::microseconds run_ahead_{0};  ///< as published; 0: not yet
+  bool busy_ = false;                       ///< the executor loads or computes for a request
+  bool loading_ = false;                    ///< of these, it loads
+  bool stopping_ = false;  ///< no more requests; the executor ends when the queue is empty
+  bool executed_ = false;  ///< the executor has ended and all memory is given back
+  bool ended_ = false;     ///< the timekeeper ends
+  bool timekeeper_called_ = false;
+
+  std::thread executor_, timekeeper_;  ///< last: they use what stands above
+};
+
+}  // namespace sluice::server

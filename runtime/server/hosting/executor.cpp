@@ -1,0 +1,301 @@
+// The executor of model_host: the one thread that loads, computes and releases.
+
+#include <fmt/format.h>
+#include <pthread.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/server/hosting/detail/model_host_impl.hpp"
+#include "runtime/telemetry/logging.hpp"
+
+namespace sluice::server {
+namespace {
+
+/// Beyond this an idle timeout does not fit a clock; nobody waits for it either.
+constexpr scheduler::seconds longest_timeout{1e8};
+
+double microseconds(std::chrono::nanoseconds value) {
+  return std::chrono::duration<double, std::micro>{value}.count();
+}
+
+memhandover::residence residence_of(detail::slot const& model) {
+  return model.is.always_warm ? memhandover::residence::lasting : memhandover::residence::passing;
+}
+
+void log_cold_start(host_snapshot::handover const& event, std::chrono::nanoseconds total) {
+  auto const& report = event.report;
+  spdlog::info(
+      "cold start model={} bytes={} reclaimed_bytes={} notify_us={:.0f} gate_us={:.0f} "
+      "drain_us={:.0f} revoke_us={:.0f} ledger_us={:.0f} map_us={:.0f} handover_us={:.0f} "
+      "load_us={:.0f} total_us={:.0f}",
+      event.model, report.bytes, report.bytes_reclaimed, microseconds(report.notify),
+      microseconds(report.gate), microseconds(report.drain), microseconds(report.revoke),
+      microseconds(report.ledger), microseconds(report.map), microseconds(report.total),
+      microseconds(event.load), microseconds(total));
+}
+
+}  // namespace
+
+void model_host::impl::execute() {
+  ::pthread_setname_np(::pthread_self(), "sluice-executor");
+  lock_type lock{mutex_};
+  try {
+    if (options_.thread_start) {
+      options_.thread_start();
+    }
+  } catch (...) {
+    spdlog::error("the executor's thread is not set up reason={}",
+                  telemetry::quoted(detail::as_error(std::current_exception()).what()));
+  }
+  work_off(lock);
+  for (auto& each : slots_) {
+    if (each.state == model_state::warm) {
+      (void)release(lock, each, "shutdown");
+    }
+  }
+  pause_.release();
+  executed_ = true;
+  changed_.notify_all();
+}
+
+void model_host::impl::work_off(lock_type& lock) {
+  while (!stopping_ || !queue_.empty()) {
+    try {
+      next_step(lock);
+    } catch (
+        ...) {  // what a step expects to fail, it handles; this keeps the others' requests alive
+      if (!lock.owns_lock()) {
+        lock.lock();
+      }
+      rest();
+      spdlog::error("the executor goes on after a failure reason={}",
+                    telemetry::quoted(detail::as_error(std::current_exception()).what()));
+    }
+  }
+}
+
+void model_host::impl::next_step(lock_type& lock) {
+  auto const now = clock::now();
+  for (model_index number = 0; number < slots_.size(); ++number) {
+    auto& each = slots_[number];
+    if (auto const end = idle_end(each); end && *end <= now) {
+      (void)release(lock, each, "idle");
+      return;
+    }
+    if (each.load_wanted && !stopping_) {
+      load(lock, number, now + each.is.queue_timeout);
+      each.load_wanted = false;
+      changed_.notify_all();
+      return;
+    }
+  }
+  if (!queue_.empty()) {
+    busy_ = true;
+    serve(lock);
+    rest();
+  } else if (!stopping_) {
+    wait_for_work(lock);
+  }
+}
+
+/// After a step for a request. A pause that this step was the last to want outlasts it a little.
+void model_host::impl::rest() {
+  if (wants_compute()) {
+    pause_end_ = clock::now() + options_.pause_hysteresis;
+  }
+  busy_ = false;
+  loading_ = false;
+  if (pause_.wanted() && !wants_compute()) {
+    wake_timekeeper();
+  }
+}
+
+void model_host::impl::wait_for_work(lock_type& lock) {
+  auto until = clock::time_point::max();
+  for (auto const& each : slots_) {
+    until = std::min(until, idle_end(each).value_or(until));
+  }
+  if (until == clock::time_point::max()) {
+    work_.wait(lock);
+  } else {
+    work_.wait_until(lock, until);
+  }
+}
+
+std::optional<detail::clock::time_point> model_host::impl::idle_end(slot const& model) const {
+  auto const timeout = model.controller.idle_timeout();
+  if (model.state != model_state::warm || model.queue > 0 || model.is.always_warm ||
+      model.keeps_memory || timeout > longest_timeout) {
+    return std::nullopt;
+  }
+  return model.idle_since + std::chrono::duration_cast<clock::duration>(timeout);
+}
+
+/// One step for the oldest request: it is run, or if its model is cold the model is loaded.
+void model_host::impl::serve(lock_type& lock) {
+  auto const number = queue_.front().model;
+  if (slots_[number].state == model_state::warm) {
+    run_oldest(lock);
+    return;
+  }
+  // Memory is worth having as long as any of those who wait for it still does.
+  auto deadline = clock::time_point::min();
+  for (auto const& each : queue_) {
+    deadline = each.model == number ? std::max(deadline, each.deadline) : deadline;
+  }
+  loading_ = true;
+  if (wants_compute()) {
+    hold_compute();
+  }
+  load(lock, number, deadline);
+}
+
+void model_host::impl::run_oldest(lock_type& lock) {
+  auto taken = std::move(queue_.front());
+  queue_.pop_front();
+  auto& model = slots_[taken.model];
+  lock.unlock();
+
+  auto const begin = clock::now();
+  infer_result result = infer_response{taken.request.model, model.is.version, taken.request.id, {}};
+  try {
+    std::get<infer_response>(result).outputs =
+        model.is.model->run(taken.request.inputs, taken.request.outputs);
+  } catch (...) {
+    result = detail::as_error(std::current_exception());
+  }
+  auto const end = clock::now();
+
+  lock.lock();
+  --model.queue;
+  model.idle_since = end;
+  if (auto const* const failure = std::get_if<error>(&result)) {
+    ++model.failed;
+    ++failed_;
+    if (detail::counts_against_promise(failure->kind())) {
+      model.controller.on_failure(end);
+    }
+  } else {
+    model.controller.on_service(end, end - begin, end - taken.arrival);
+    (taken.found_cold ? cold_ : warm_).add(end - taken.arrival);
+  }
+  lock.unlock();
+  detail::answer{std::move(taken.done), std::move(result)}.deliver();
+  lock.lock();
+}
+
+void model_host::impl::load(lock_type& lock, model_index number, clock::time_point deadline) {
+  auto& model = slots_[number];
+  model.state = model_state::loading;
+  ++model.cold_starts;
+  lock.unlock();
+
+  auto const begin = clock::now();
+  host_snapshot::handover event{model.is.name, {}, {}, {}};
+  std::optional<error> failure;
+  try {
+    if (model.is.model->bytes() > 0) {
+      model.memory = obtain(model, deadline, event.report);
+    }
+    auto const loading = clock::now();
+    model.is.model->load(model.memory.addresses());
+    event.load = clock::now() - loading;
+  } catch (...) {
+    failure = detail::as_error(std::current_exception());
+    model.memory = {};
+  }
+  auto const end = clock::now();
+  event.at = std::chrono::system_clock::now();
+
+  lock.lock();
+  model.idle_since = end;
+  if (failure) {
+    model.state = model_state::cold;
+    // Once, however often it is tried again: the answers say it each time.
+    bool const is_new = std::exchange(model.failing_with, failure->kind()) != failure->kind();
+    spdlog::log(is_new ? spdlog::level::warn : spdlog::level::debug,
+                "cold start failed model={} bytes={} after_us={:.0f} kind={} reason={}",
+                model.is.name, model.is.model->bytes(), microseconds(end - begin),
+                to_string(failure->kind()), telemetry::quoted(failure->what()));
+    refuse_all_of(number, {failure->kind(), fmt::format("model '{}' cannot be loaded: {}",
+                                                        model.is.name, failure->what())});
+    return;
+  }
+  model.state = model_state::warm;
+  model.failing_with.reset();
+  model.controller.on_load(end, end - begin, event.report.total);
+  log_cold_start(event, end - begin);
+  handovers_.push_back(std::move(event));
+  if (handovers_.size() > kept_handovers) {
+    handovers_.pop_front();
+  }
+}
+
+/// Called without the lock.
+memhandover::loaded_tensors model_host::impl::obtain(slot const& model, clock::time_point deadline,
+                                                     memhandover::handover_report& report) {
+  auto const bytes = model.is.model->bytes();
+  for (;;) {
+    // Asking training first, in vain, would cost it a micro-batch; and releasing models in vain, their next
+    // requests a cold start.
+    auto const usage = pool_->usage();
+    bool const can_fit = bytes <= usage.total_bytes - usage.kept_bytes;
+    auto const to_be_had =
+        usage.free_bytes + usage.training_bytes - usage.kept_bytes + heap_.hole_bytes();
+    if (can_fit && to_be_had < bytes && evict_for(model)) {
+      continue;
+    }
+    try {
+      return heap_.load({model.is.model->pieces(), model.is.name, residence_of(model)}, deadline,
+                        &report);
+    } catch (error const& failure) {
+      if (failure.kind() != error_kind::out_of_memory || !can_fit || !evict_for(model)) {
+        throw;
+      }
+    }
+  }
+}
+
+/// Releases one model for another's sake: idle ones before those with requests, the longest unused
+/// first. False if there is none. Called without the lock.
+bool model_host::impl::evict_for(slot const& model) {
+  lock_type lock{mutex_};
+  slot* victim = nullptr;
+  for (auto& each : slots_) {
+    bool const may_go = &each != &model && each.state == model_state::warm &&
+                        !each.is.always_warm && !each.keeps_memory && each.memory;
+    if (may_go && (victim == nullptr || std::pair{each.queue > 0, each.idle_since} <
+                                            std::pair{victim->queue > 0, victim->idle_since})) {
+      victim = &each;
+    }
+  }
+  return victim != nullptr && release(lock, *victim, "evicted");
+}
+
+bool model_host::impl::release(lock_type& lock, slot& model, char const* why) {
+  model.state = model_state::releasing;
+  lock.unlock();
+  std::optional<error> failure;
+  try {
+    model.is.model->unload();
+    model.memory = {};
+  } catch (...) {
+    failure = detail::as_error(std::current_exception());
+  }
+  lock.lock();
+  if (failure) {
+    model.keeps_memory = true;
+    model.state = model_state::warm;
+    spdlog::error("model keeps its memory model={} bytes={} why={} reason={}", model.is.name,
+                  model.memory.bytes(), why, telemetry::quoted(failure->what()));
+    return false;
+  }
+  model.state = model_state::cold;
+  spdlog::info("model released model={} bytes={} why={}", model.is.name, model.is.model->bytes(),
+               why);
+  return true;
+}
+
+}  // namespace sluice::server

@@ -1,0 +1,293 @@
+#include "runtime/server/hosting/model_host.hpp"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <new>
+#include <stdexcept>
+#include <utility>
+
+#include "runtime/server/hosting/detail/model_host_impl.hpp"
+#include "runtime/server/hosting/image_file.hpp"
+#include "runtime/telemetry/logging.hpp"
+#include "scheduler/run_ahead.hpp"
+
+namespace sluice::server {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
+
+/// How long `stop` waits for the computation that still runs when its grace is over.
+constexpr milliseconds last_computation{500};
+
+scheduler::model_controller make_controller(served_model& from) {
+  from.scheduling.weight_bytes = from.model->bytes();
+  try {
+    return {from.scheduling, detail::clock::now()};
+  } catch (std::invalid_argument const& refused) {
+    throw error{error_kind::invalid_argument,
+                fmt::format("model '{}': {}", from.name, refused.what())};
+  }
+}
+
+}  // namespace
+
+namespace detail {
+
+slot::slot(served_model from) : is(std::move(from)), controller(make_controller(is)) {
+  report = controller.tick(clock::now());
+}
+
+void answer::deliver() noexcept {
+  try {
+    done(std::move(result));
+  } catch (...) {
+    spdlog::error("an answer could not be delivered reason={}",
+                  telemetry::quoted(as_error(std::current_exception()).what()));
+  }
+}
+
+error as_error(std::exception_ptr const& thrown) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (error const& known) {
+    return known;
+  } catch (std::bad_alloc const&) {
+    return {error_kind::out_of_memory, "this process is out of memory"};
+  } catch (std::exception const& other) {
+    return {error_kind::internal, other.what()};
+  } catch (...) {
+    return {error_kind::internal, "an exception of unknown type was thrown"};
+  }
+}
+
+}  // namespace detail
+
+std::string_view to_string(model_state state) noexcept {
+  switch (state) {
+    case model_state::cold:
+      return "cold";
+    case model_state::loading:
+      return "loading";
+    case model_state::warm:
+      return "warm";
+    case model_state::releasing:
+      return "releasing";
+  }
+  return "cold";
+}
+
+model_host::impl::impl(host_options options, std::shared_ptr<memhandover::serving_pool> pool,
+                       std::vector<served_model> models)
+    : options_(std::move(options)),
+      pool_(std::move(pool)),
+      heap_(pool_, weight_alignment),
+      pause_(pool_, options_.min_share),
+      keeper_(pool_->shape().chunk_bytes) {
+  for (auto& each : models) {
+    slots_.emplace_back(std::move(each));
+  }
+  publish_run_ahead();
+  next_tick_ = clock::now() + options_.tick;
+  executor_ = std::thread{[this] { execute(); }};
+  try {
+    timekeeper_ = std::thread{[this] { keep_time(); }};
+  } catch (...) {
+    (void)stop(milliseconds{0});
+    executor_.join();
+    throw;
+  }
+}
+
+model_host::impl::~impl() {
+  (void)stop(milliseconds{0});
+  executor_.join();
+  {
+    lock_type const lock{mutex_};
+    ended_ = true;
+  }
+  timekeeper_wakes_.notify_one();
+  timekeeper_.join();
+}
+
+void model_host::impl::warm_up() {
+  lock_type lock{mutex_};
+  for (auto& each : slots_) {
+    each.load_wanted = each.is.always_warm && each.state == model_state::cold;
+  }
+  work_.notify_one();
+  changed_.wait(lock, [&] {
+    return stopping_ || std::none_of(slots_.begin(), slots_.end(),
+                                     [](slot const& each) { return each.load_wanted; });
+  });
+}
+
+model_state model_host::impl::state(model_index model) const {
+  lock_type const lock{mutex_};
+  return slots_.at(model).state;
+}
+
+void model_host::impl::submit(model_index model, infer_request request, completion done) {
+  auto const now = clock::now();
+  lock_type const lock{mutex_};
+  auto& wanted = slots_.at(model);
+  nanoseconds wait = wanted.is.queue_timeout;
+  if (request.timeout && *request.timeout < wait) {
+    wait = *request.timeout;
+  }
+  detail::job made{model, std::move(request), std::move(done),
+                   now,   now + wait,         wanted.state != model_state::warm};
+  ++requests_;
+  ++wanted.requests;
+  ++wanted.queue;
+  auto const admission = wanted.controller.on_arrival(now);
+  if (stopping_) {
+    refuse(std::move(made), {error_kind::unavailable, "the server is shutting down"});
+  } else if (!admission.admitted) {
+    refuse(std::move(made),
+           {error_kind::unavailable,
+            fmt::format("model '{}' would miss its latency target at this rate of requests; try "
+                        "again in {:.1f} s",
+                        wanted.is.name, admission.retry_after.count())});
+  } else if (wanted.queue > wanted.is.max_queue) {
+    wanted.controller.on_failure(now);
+    refuse(std::move(made), {error_kind::unavailable,
+                             fmt::format("{} requests wait for model '{}' already; try again later",
+                                         wanted.is.max_queue, wanted.is.name)});
+  } else {
+    if (options_.pause == pause_mode::on_request) {
+      hold_compute();
+    }
+    bool const is_next_event = made.deadline < timekeeper_sleeps_until_;
+    queue_.push_back(std::move(made));
+    work_.notify_one();
+    if (is_next_event) {
+      wake_timekeeper();
+    }
+  }
+}
+
+void model_host::impl::hold_compute() {
+  try {
+    pause_.want();
+  } catch (...) {  // training goes on, requests take longer
+    spdlog::warn("training could not be paused reason={}",
+                 telemetry::quoted(detail::as_error(std::current_exception()).what()));
+  }
+  if (pause_.next_event() < timekeeper_sleeps_until_) {
+    wake_timekeeper();
+  }
+}
+
+bool model_host::impl::wants_compute() const {
+  switch (options_.pause) {
+    case pause_mode::on_request:
+      return busy_ || !queue_.empty();
+    case pause_mode::on_cold_start:
+      return loading_;
+    case pause_mode::never:
+      break;
+  }
+  return false;
+}
+
+void model_host::impl::wake_timekeeper() {
+  timekeeper_called_ = true;
+  timekeeper_wakes_.notify_one();
+}
+
+void model_host::impl::publish_run_ahead() {
+  std::vector<scheduler::run_ahead_promise> promises;
+  promises.reserve(slots_.size());
+  for (auto const& each : slots_) {
+    promises.push_back({.share = each.report.warm.required_share,
+                        .latency = each.is.scheduling.goal.latency,
+                        .service = each.report.warm.service_mean});
+  }
+  auto const bound = options_.run_ahead.value_or(
+      std::chrono::floor<std::chrono::microseconds>(scheduler::run_ahead_bound(promises)));
+  if (bound != run_ahead_) {
+    pool_->set_run_ahead(bound);
+    run_ahead_ = bound;
+  }
+}
+
+void model_host::impl::refuse(detail::job&& late, error reason) {
+  auto& model = slots_[late.model];
+  --model.queue;
+  ++model.failed;
+  ++failed_;
+  refused_.push_back({std::move(late.done), std::move(reason)});
+  timekeeper_wakes_.notify_one();
+}
+
+void model_host::impl::refuse_all_of(model_index number, error const& reason) {
+  for (auto next = queue_.begin(); next != queue_.end();) {
+    auto const each = next++;
+    if (each->model == number) {
+      if (detail::counts_against_promise(reason.kind())) {
+        slots_[number].controller.on_failure(clock::now());
+      }
+      refuse(std::move(*each), reason);
+      queue_.erase(each);
+    }
+  }
+}
+
+host_snapshot model_host::impl::snapshot() const {
+  lock_type const lock{mutex_};
+  host_snapshot result;
+  for (auto const& each : slots_) {
+    result.models.push_back({each.is.name, each.is.version, each.state, each.is.model->bytes(),
+                             each.requests, each.failed, each.cold_starts, each.queue,
+                             each.is.always_warm, each.is.scheduling.goal, each.report});
+    result.in_flight += each.queue;
+  }
+  result.requests = requests_;
+  result.failed = failed_;
+  result.warm = warm_.summary();
+  result.cold = cold_.summary();
+  result.pauses = pause_.counts();
+  result.handovers = handovers_;
+  return result;
+}
+
+bool model_host::impl::stop(milliseconds grace) {
+  lock_type lock{mutex_};
+  stopping_ = true;
+  work_.notify_one();
+  changed_.notify_all();
+  if (changed_.wait_for(lock, grace, [&] { return executed_; })) {
+    return true;
+  }
+  for (model_index number = 0; number < slots_.size(); ++number) {
+    refuse_all_of(number, {error_kind::unavailable, "the server is shutting down"});
+  }
+  work_.notify_one();
+  return changed_.wait_for(lock, last_computation, [&] { return executed_; });
+}
+
+model_host::model_host(host_options options, std::shared_ptr<memhandover::serving_pool> pool,
+                       std::vector<served_model> models)
+    : impl_(std::make_unique<impl>(std::move(options), std::move(pool), std::move(models))) {}
+model_host::~model_host() = default;
+
+void model_host::warm_up() {
+  impl_->warm_up();
+}
+model_state model_host::state(model_index model) const {
+  return impl_->state(model);
+}
+void model_host::submit(model_index model, infer_request request, completion done) {
+  impl_->submit(model, std::move(request), std::move(done));
+}
+host_snapshot model_host::snapshot() const {
+  return impl_->snapshot();
+}
+bool model_host::stop(std::chrono::milliseconds grace) {
+  return impl_->stop(grace);
+}
+
+}  // namespace sluice::server

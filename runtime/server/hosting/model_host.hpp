@@ -1,0 +1,172 @@
+/// Runs requests on models whose weights are in pool memory only while they are needed.
+///
+/// States of a model, changed by the executor alone:
+///
+///            request                weights in place
+///   cold ────────────► loading ─────────────► warm ◄──┐ requests
+///    ▲                    │                   │  └────┘
+///    │ no memory, or      │                   │ idle longer than its timeout, or the memory is
+///    │ the load fails     │                   ▼ needed by another model's cold start
+///    └────────────────────┴────────────── releasing
+///
+/// *Queue*: one executor thread computes for all models, first come first served, which makes each
+/// model the single server of the scheduler's formulas as long as the others are idle. A model has
+/// a bound on the requests that wait for it, and each request a deadline; a computation that has
+/// begun is never cut short.
+///
+/// *Memory*: a cold start takes free memory, then training's, then what is free in chunks of other
+/// models, then that of idle models, the longest idle first. Several models may share a chunk. If
+/// there is not enough, the requests that wait for the model fail and it stays cold.
+///
+/// *Compute*: by policy training is paused from the arrival of a request until nothing has waited or
+/// run for the hysteresis, or while a model is loaded; but not beyond what leaves training its share
+/// of the time (detail/compute_pause.hpp). Requests never wait for a pause.
+///
+/// *Timers*: a second thread, the timekeeper, refuses late requests, asks the scheduler every tick, and
+/// ends compute pauses.
+///
+///   model_host host{options, std::move(pool), std::move(models)};
+///   host.submit(0, std::move(request), [&](infer_result result) { reply(std::move(result)); });
+///   // … until it is to end …
+///   if (!host.stop(10s)) {
+///     // … a computation is still running, and its model keeps its memory …
+///   }
+///
+/// All members may be called from any thread. `done` is called exactly once for every request, on
+/// one of the two threads, and never with a lock held. Nothing but `submit` wakes a model or
+/// restarts its idle timer.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "memhandover/client/serving_pool.hpp"
+#include "runtime/server/hosting/latency_window.hpp"
+#include "runtime/server/inference/hosted_model.hpp"
+#include "runtime/server/inference/inference_service.hpp"
+#include "scheduler/model_controller.hpp"
+
+namespace sluice::server {
+
+enum class model_state { cold, loading, warm, releasing };
+[[nodiscard]] std::string_view to_string(model_state state) noexcept;
+
+/// When training's launches are held.
+enum class pause_mode { on_request, on_cold_start, never };
+
+struct host_options {
+  pause_mode pause = pause_mode::on_request;
+  std::chrono::microseconds pause_hysteresis{5000};
+  double min_share = 0.0;  ///< in [0, 1]: share of every second in which training is not paused
+  /// How much predicted work training may have on the device in advance; none: as much as the
+  /// tightest promise permits (scheduler/run_ahead.hpp).
+  std::optional<std::chrono::microseconds> run_ahead;
+  std::chrono::milliseconds tick{1000};
+  /// Free memory kept from training; none: as the scheduler predicts cold starts.
+  std::optional<std::uint64_t> reserve_bytes;
+  /// Called first on the executor thread.
+  std::function<void()> thread_start;
+};
+
+struct served_model {
+  std::string name;
+  std::string version;
+  std::unique_ptr<hosted_model> model;
+  /// `weight_bytes` is filled in by the host. `limits` bound the idle timeout.
+  scheduler::model_settings scheduling;
+  /// Loaded by `warm_up`, never released and never evicted.
+  bool always_warm = false;
+  std::size_t max_queue = 64;
+  std::chrono::milliseconds queue_timeout{30'000};
+};
+
+/// What `status` shows of one model.
+struct model_snapshot {
+  std::string name;
+  std::string version;
+  model_state state = model_state::cold;
+  std::uint64_t bytes = 0;
+  std::uint64_t requests = 0;
+  std::uint64_t failed = 0;
+  std::uint64_t cold_starts = 0;
+  std::size_t queue = 0;  ///< waiting and running
+  bool always_warm = false;
+  scheduler::objective goal;
+  scheduler::model_report report;  ///< of the last tick
+};
+
+/// Compute pauses since the server started.
+struct pause_counts {
+  double min_share = 0.0;               ///< what training is promised
+  std::uint64_t pauses = 0;             ///< begun
+  std::uint64_t cut_short = 0;          ///< of these, ended by that promise although still wanted
+  std::chrono::nanoseconds held{};      ///< in which launches were held
+  std::chrono::nanoseconds withheld{};  ///< in which they would have been, but for the promise
+  std::chrono::nanoseconds window{};    ///< over which it is kept
+  std::chrono::nanoseconds held_in_window{};  ///< the latest
+};
+
+struct host_snapshot {
+  struct handover {
+    std::string model;
+    memhandover::handover_report report;
+    std::chrono::nanoseconds load{};  ///< weights copied, after the handover
+    std::chrono::system_clock::time_point at;
+  };
+  std::vector<model_snapshot> models;
+  std::uint64_t requests = 0;
+  std::uint64_t failed = 0;
+  std::size_t in_flight = 0;
+  latency_window::quantiles warm, cold;
+  pause_counts pauses;
+  std::deque<handover> handovers;  ///< the last ones, oldest first
+};
+
+class model_host {
+ public:
+  static constexpr std::size_t kept_handovers = 64;
+  using model_index = std::size_t;
+  using completion = std::function<void(infer_result)>;
+
+  /// Starts its threads. `models` are told apart by name and version. Throws `invalid_argument` for
+  /// settings that the scheduler refuses.
+  model_host(host_options options, std::shared_ptr<memhandover::serving_pool> pool,
+             std::vector<served_model> models);
+  ~model_host();
+  model_host(model_host const&) = delete;
+  model_host& operator=(model_host const&) = delete;
+  model_host(model_host&&) = delete;
+  model_host& operator=(model_host&&) = delete;
+
+  /// Loads the models that are always warm, and returns when that is done. One that cannot be
+  /// loaded is logged; its first request tries again.
+  void warm_up();
+
+  [[nodiscard]] model_state state(model_index model) const;
+
+  /// Queues a request for the model of that index in the constructor's list. The failures that
+  /// `done` may get: `unavailable` (queue full, shutting down, or the scheduler refuses),
+  /// `deadline_exceeded`, `out_of_memory`, and what the model throws.
+  void submit(model_index model, infer_request request, completion done);
+
+  [[nodiscard]] host_snapshot snapshot() const;
+
+  /// Takes no more requests, finishes those it has within `grace` and fails the rest, then gives
+  /// all memory back. Returns whether that has happened: if false, a computation was still running,
+  /// the models keep their memory, and destroying the host would wait for it. Calling it again
+  /// waits again.
+  [[nodiscard]] bool stop(std::chrono::milliseconds grace);
+
+ private:
+  class impl;
+  std::unique_ptr<impl> impl_;
+};
+
+}  // namespace sluice::server

@@ -1,0 +1,156 @@
+// The timekeeper of model_host: the thread that watches the clock, and answers requests that will not
+// run.
+
+#include <fmt/format.h>
+#include <pthread.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "runtime/server/hosting/detail/model_host_impl.hpp"
+#include "runtime/telemetry/logging.hpp"
+
+namespace sluice::server {
+namespace {
+
+/// The scheduler's reserve stays below this share of the pool.
+constexpr std::uint64_t largest_reserve_divisor = 4;
+
+/// For so many cold models stitched memory is prepared.
+constexpr std::size_t prepared_models = 4;
+
+}  // namespace
+
+void model_host::impl::keep_time() {
+  ::pthread_setname_np(::pthread_self(), "sluice-timekeeper");
+  lock_type lock{mutex_};
+  while (!ended_ || !refused_.empty()) {
+    try {
+      keep_time_once(lock);
+    } catch (...) {
+      if (!lock.owns_lock()) {
+        lock.lock();
+      }
+      spdlog::error("the timekeeper goes on after a failure reason={}",
+                    telemetry::quoted(detail::as_error(std::current_exception()).what()));
+    }
+  }
+}
+
+void model_host::impl::keep_time_once(lock_type& lock) {
+  auto const now = clock::now();
+  expire(now);
+  if (wants_compute()) {
+    pause_.attend();
+  } else if (pause_.wanted() && now >= pause_end_) {
+    pause_.release();
+  }
+  if (!refused_.empty()) {
+    deliver_refusals(lock);
+  } else if (now >= next_tick_) {
+    tick(lock, now);
+  } else {
+    sleep(lock);
+  }
+}
+
+void model_host::impl::deliver_refusals(lock_type& lock) {
+  auto deliveries = std::exchange(refused_, {});
+  lock.unlock();
+  for (auto& each : deliveries) {
+    each.deliver();
+  }
+  lock.lock();
+}
+
+void model_host::impl::sleep(lock_type& lock) {
+  timekeeper_sleeps_until_ = next_tick_;
+  if (pause_.wanted()) {
+    timekeeper_sleeps_until_ =
+        std::min(timekeeper_sleeps_until_, wants_compute() ? pause_.next_event() : pause_end_);
+  }
+  for (auto const& each : queue_) {
+    timekeeper_sleeps_until_ = std::min(timekeeper_sleeps_until_, each.deadline);
+  }
+  timekeeper_wakes_.wait_until(lock, timekeeper_sleeps_until_,
+                               [&] { return ended_ || timekeeper_called_ || !refused_.empty(); });
+  timekeeper_called_ = false;
+}
+
+void model_host::impl::expire(clock::time_point now) {
+  for (auto next = queue_.begin(); next != queue_.end();) {
+    auto const each = next++;
+    if (each->deadline > now) {
+      continue;
+    }
+    auto& model = slots_[each->model];
+    auto const waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - each->arrival);
+    model.controller.on_failure(now);
+    refuse(std::move(*each),
+           {error_kind::deadline_exceeded,
+            fmt::format("the request's time is over after {} ms in the queue of model '{}', which "
+                        "is {}",
+                        waited.count(), model.is.name, to_string(model.state))});
+    queue_.erase(each);
+  }
+}
+
+void model_host::impl::tick(lock_type& lock, clock::time_point now) {
+  next_tick_ = now + options_.tick;
+  for (auto& each : slots_) {
+    try {
+      each.report = each.controller.tick(now);
+    } catch (std::exception const& failure) {
+      spdlog::error("the scheduler has no decision model={} reason={}", each.is.name,
+                    telemetry::quoted(failure.what()));
+    }
+    lock.unlock();  // a decision takes up to a millisecond: requests get in between two
+    lock.lock();
+  }
+  publish_run_ahead();
+  work_.notify_one();  // idle timeouts may have changed
+  keep_reserve(lock);
+  prepare_memory(lock);
+}
+
+/// The models that are expected soonest find their memory stitched, where they need that.
+void model_host::impl::prepare_memory(lock_type& lock) {
+  std::vector<std::pair<double, hosted_model const*>> expected;
+  for (auto const& each : slots_) {
+    if (each.state == model_state::cold && !each.is.always_warm &&
+        each.report.warm.chosen.loads_per_s > 0.0) {
+      expected.emplace_back(each.report.warm.chosen.loads_per_s, each.is.model.get());
+    }
+  }
+  lock.unlock();
+  std::sort(expected.begin(), expected.end(), std::greater{});
+  expected.resize(std::min(expected.size(), prepared_models));
+  for (auto const& each : expected) {
+    heap_.prepare(each.second->pieces());
+  }
+  heap_.tidy();
+  lock.lock();
+}
+
+void model_host::impl::keep_reserve(lock_type& lock) {
+  std::vector<scheduler::cold_model> cold;
+  for (auto const& each : slots_) {
+    if (each.state == model_state::cold && !each.is.always_warm) {
+      cold.push_back({each.is.model->bytes(), each.report.warm.chosen.loads_per_s});
+    }
+  }
+  lock.unlock();
+  auto const usage = pool_->usage();
+  auto const size = options_.reserve_bytes.value_or(
+      scheduler::reserve_size(cold, usage.total_bytes / largest_reserve_divisor));
+  auto const keep = keeper_.update({.free_bytes = usage.free_bytes, .size_bytes = size}).keep_bytes;
+  if (keep != kept_bytes_) {
+    pool_->set_reserve(keep);
+    kept_bytes_ = keep;
+  }
+  lock.lock();
+}
+
+}  // namespace sluice::server

@@ -1,0 +1,50 @@
+/// A model as the host sees it: tensors that must lie in pool memory before it can compute.
+///
+///   cold ──load(memory)──► warm ──unload()──► cold
+///
+/// The host calls `load`, `run` and `unload` from its one executor thread; `bytes` and
+/// `pieces` may be called from anywhere.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/server/inference/inference_service.hpp"
+
+namespace sluice::server {
+
+class hosted_model {
+ public:
+  hosted_model() = default;
+  hosted_model(hosted_model const&) = delete;
+  hosted_model& operator=(hosted_model const&) = delete;
+  hosted_model(hosted_model&&) = delete;
+  hosted_model& operator=(hosted_model&&) = delete;
+  virtual ~hosted_model() = default;
+
+  /// Pool memory that `load` fills: constant, and 0 for a model without weights.
+  [[nodiscard]] virtual std::uint64_t bytes() const noexcept = 0;
+  /// The same by pieces that must each be contiguous, in bytes; none for a model without weights.
+  [[nodiscard]] virtual std::span<std::uint64_t const> pieces() const noexcept = 0;
+
+  /// Puts the weights into `pieces()[i]` bytes from `memory[i]` on, aligned to `weight_alignment`,
+  /// which stay the model's until `unload`. After an exception the model is cold and holds nothing of
+  /// that memory.
+  virtual void load(std::span<std::byte* const> memory) = 0;
+
+  /// Lets go of the memory. Throws `internal` if the model still reaches into it: then it must not
+  /// be released.
+  virtual void unload() = 0;
+
+  /// Computes the outputs named in `wanted`, in that order; all if it is empty. Only while warm.
+  /// What the computation changed in the model is undone before this returns, so that answers do
+  /// not depend on earlier requests. Throws `invalid_argument` for inputs that the model cannot
+  /// take.
+  [[nodiscard]] virtual std::vector<tensor> run(std::vector<tensor>& inputs,
+                                                std::vector<std::string> const& wanted) = 0;
+};
+
+}  // namespace sluice::server

@@ -1,0 +1,102 @@
+/// What the HTTP endpoint asks of the part that runs models. Neither side knows the other's
+/// insides: the endpoint has no torch, the service no sockets.
+///
+/// Tensors are dense, row-major, little-endian, as in the Open Inference Protocol V2.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "memhandover/base/error.hpp"
+
+namespace sluice::server {
+
+/// Element types of the protocol. BYTES elements are a little-endian u32 length followed by that
+/// many bytes.
+enum class datatype {
+  boolean,
+  uint8,
+  uint16,
+  uint32,
+  uint64,
+  int8,
+  int16,
+  int32,
+  int64,
+  fp16,
+  bf16,
+  fp32,
+  fp64,
+  bytes
+};
+
+/// One named tensor. `data.size()` is the product of `shape` times the element size (except BYTES).
+struct tensor {
+  std::string name;
+  datatype type = datatype::fp32;
+  std::vector<std::int64_t> shape;
+  std::vector<std::byte> data;
+};
+
+/// A tensor as the model's configuration describes it; −1 is a dimension free to vary.
+struct tensor_spec {
+  std::string name;
+  datatype type = datatype::fp32;
+  std::vector<std::int64_t> shape;
+};
+
+struct model_metadata {
+  std::string name;
+  std::vector<std::string> versions;
+  std::string platform;
+  std::vector<tensor_spec> inputs;
+  std::vector<tensor_spec> outputs;
+};
+
+struct infer_request {
+  std::string model;
+  std::string version;  ///< empty: the newest
+  std::string id;       ///< echoed
+  std::vector<tensor> inputs;
+  std::vector<std::string> outputs;                  ///< names wanted; empty: all
+  std::optional<std::chrono::microseconds> timeout;  ///< of the request as a whole
+};
+
+struct infer_response {
+  std::string model;
+  std::string version;
+  std::string id;
+  std::vector<tensor> outputs;
+};
+
+using infer_result = std::variant<infer_response, error>;
+
+class inference_service {
+ public:
+  virtual ~inference_service() = default;
+
+  /// All configured models can be served (cold or warm).
+  [[nodiscard]] virtual bool ready() const = 0;
+  [[nodiscard]] virtual std::vector<std::string> models() const = 0;
+  /// Throws `not_found`. Does not wake a cold model, nor touch its idle timer; the same holds for
+  /// `model_ready`.
+  [[nodiscard]] virtual model_metadata metadata(std::string const& model,
+                                                std::string const& version) const = 0;
+  /// Whether the weights are on the device. Throws `not_found`.
+  [[nodiscard]] virtual bool model_ready(std::string const& model,
+                                         std::string const& version) const = 0;
+  /// Runs a request; loads the model first if it is cold. `done` is called exactly once, on a
+  /// thread of the service.
+  virtual void infer(infer_request request, std::function<void(infer_result)> done) = 0;
+  /// Everything `sluice status` shows of the server, as docs/operations.md describes it.
+  [[nodiscard]] virtual nlohmann::json status() const = 0;
+};
+
+}  // namespace sluice::server

@@ -1,0 +1,249 @@
+// sluice-server: serves the models of a policy out of a pool. `sluice serve` starts it.
+
+#include <fmt/format.h>
+#include <pthread.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/base/environment.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/base/standard_streams.hpp"
+#include "runtime/policy/policy.hpp"
+#include "runtime/server/http/endpoint.hpp"
+#include "runtime/server/server_setup.hpp"
+#include "runtime/telemetry/error_table.hpp"
+#include "runtime/telemetry/logging.hpp"
+#include "runtime/torch/model/torch_model.hpp"
+
+namespace sluice::server {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// How long requests in flight may take after the first signal to end.
+constexpr milliseconds grace{10'000};
+
+struct command_line {
+  std::filesystem::path policy_file;
+  std::string host;
+  std::optional<std::uint16_t> port;
+  std::string runtime_dir;
+  std::filesystem::path model_repository;
+  int threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency() / 2));
+};
+
+/// SIGTERM and SIGINT ask for an orderly end. They are blocked in every thread and taken by `wait`
+/// and `arrived`.
+class end_signals {
+ public:
+  end_signals() {
+    ::sigemptyset(&set_);
+    ::sigaddset(&set_, SIGTERM);
+    ::sigaddset(&set_, SIGINT);
+    ::pthread_sigmask(SIG_BLOCK, &set_, nullptr);
+    (void)std::signal(SIGPIPE, SIG_IGN);  // a client that has gone is an error of its socket
+  }
+
+  void wait() const {
+    int taken = 0;
+    while (::sigwait(&set_, &taken) != 0) {
+    }
+    take_default(taken);
+  }
+
+  [[nodiscard]] bool arrived() const {
+    timespec const now{};
+    int const taken = ::sigtimedwait(&set_, nullptr, &now);
+    if (taken > 0) {
+      take_default(taken);
+    }
+    return taken > 0;
+  }
+
+ private:
+  /// From now on another signal ends the process at once.
+  void take_default(int taken) const {
+    spdlog::info("ending on request signal={} grace_ms={}", taken, grace.count());
+    ::pthread_sigmask(SIG_UNBLOCK, &set_, nullptr);
+  }
+
+  sigset_t set_{};
+};
+
+policy::policy read_policy(command_line const& given) {
+  auto wanted = policy::load(given.policy_file);
+  if (!given.host.empty()) {
+    wanted.server.host = given.host;
+  }
+  wanted.server.port = given.port.value_or(wanted.server.port);
+  if (!given.model_repository.empty()) {
+    wanted.server.model_repository = given.model_repository;
+  }
+  if (wanted.server.model_repository.empty()) {
+    throw error{error_kind::invalid_argument,
+                fmt::format("{} has no server.model_repository; add it, or give --model-repository",
+                            given.policy_file.string())};
+  }
+  return wanted;
+}
+
+endpoint_options endpoint_options_of(policy::policy const& wanted,
+                                     std::vector<chosen_model> const& chosen) {
+  endpoint_options options;
+  options.host = wanted.server.host;
+  options.port = wanted.server.port;
+  options.max_body_bytes = wanted.server.max_body;
+  options.model_config = [&chosen](std::string const& model, std::string const& version) {
+    auto const found = std::find_if(chosen.rbegin(), chosen.rend(), [&](chosen_model const& each) {
+      return each.entry.metadata.name == model &&
+             (version.empty() || each.entry.version == version);
+    });
+    if (found == chosen.rend()) {
+      throw error{error_kind::not_found,
+                  fmt::format("there is no model '{}' of version '{}'", model, version)};
+    }
+    return found->entry.config;
+  };
+  return options;
+}
+
+/// The broker's program lies in PREFIX/bin, this one in PREFIX/lib/_torch/<version>; unless the
+/// environment names another.
+std::string broker_program() {
+  std::error_code failed;
+  auto const here = std::filesystem::read_symlink("/proc/self/exe", failed);
+  auto const prefix = here.parent_path().parent_path().parent_path().parent_path();
+  auto const broker = prefix / "bin" / "sluice";
+  bool const named = std::getenv("SLUICE_BROKER") != nullptr;
+  return !named && !failed && std::filesystem::exists(broker, failed) ? broker.string() : "";
+}
+
+std::shared_ptr<memhandover::serving_pool> join_pool(policy::policy const& wanted,
+                                                     command_line const& given,
+                                                     std::string const& address) {
+  auto options = pool_options_of(wanted);
+  options.endpoint = address;
+  options.runtime_dir = given.runtime_dir;
+  if (options.backend.empty()) {
+    options.backend = environment("SLUICE_BACKEND");
+  }
+  options.sluice_binary = broker_program();
+  auto pool = memhandover::serving_pool::join(options);
+  spdlog::info("joined the pool bytes={} chunk_bytes={} backend={}", pool->shape().bytes(),
+               pool->shape().chunk_bytes,
+               pool->shape().backend == memhandover::backend_kind::cuda ? "cuda" : "host");
+  return pool;
+}
+
+std::vector<served_model> prepare(std::vector<chosen_model> const& chosen,
+                                  policy::policy const& wanted,
+                                  memhandover::pool_shape const& shape, torch_device device,
+                                  end_signals const& signals) {
+  std::vector<served_model> models;
+  for (auto const& each : chosen) {
+    if (signals.arrived()) {
+      return {};
+    }
+    auto const& metadata = each.entry.metadata;
+    auto model = prepare_torch_model(
+        {metadata.name, each.entry.file, metadata.inputs, metadata.outputs, device});
+    if (model->bytes() > shape.bytes()) {
+      throw error{
+          error_kind::out_of_memory,
+          fmt::format("model '{}' has {} of weights but the whole pool has {}; make "
+                      "pool.memory larger",
+                      metadata.name, format_bytes(model->bytes()), format_bytes(shape.bytes()))};
+    }
+    models.push_back(served(each, std::move(model), wanted, shape.backend));
+  }
+  return models;
+}
+
+int serve(command_line const& given) {
+  auto const wanted = read_policy(given);
+  auto const chosen = choose_models(wanted, read_repository({wanted.server.model_repository}));
+  end_signals const signals;
+
+  model_service service{offered(chosen)};
+  std::optional<model_host> host;
+  endpoint http{endpoint_options_of(wanted, chosen), service};
+  auto const pool = join_pool(wanted, given, http.address());
+  torch_device const device{
+      pool->shape().backend == memhandover::backend_kind::cuda ? pool->shape().device : -1};
+  start_torch(device);
+  auto models = prepare(chosen, wanted, pool->shape(), device, signals);
+  if (models.empty()) {
+    return 0;
+  }
+  auto options = host_options_of(wanted);
+  options.thread_start = [threads = given.threads] { set_torch_threads(threads); };
+  host.emplace(std::move(options), pool, std::move(models));
+  host->warm_up();
+  service.attach(*host, http.address());
+  std::printf("listening on http://%s\n", http.address().c_str());
+  std::fflush(stdout);
+
+  signals.wait();
+  service.drain();
+  http.stop(grace);
+  if (!host->stop(milliseconds{0})) {
+    // Its memory goes back to the pool with the process; waiting for it would have no bound.
+    spdlog::warn("a computation did not end within its grace and is cut short");
+    std::fflush(nullptr);
+    ::_exit(telemetry::exit_code(error_kind::deadline_exceeded));
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace sluice::server
+
+int main(int argc, char** argv) {
+  using namespace sluice;
+  memhandover::occupy_standard_streams();
+  server::command_line given;
+  CLI::App app{"Serves models out of a memory pool that training shares."};
+  app.option_defaults()->take_last();
+  app.add_option("--policy", given.policy_file, "policy file")->required();
+  app.add_option("--host", given.host, "address to listen on, instead of the policy's");
+  app.add_option("--port", given.port,
+                 "port to listen on, instead of the policy's; 0: any free one");
+  app.add_option("--runtime-dir", given.runtime_dir,
+                 "folder of the broker's socket (default: $SLUICE_RUNTIME_DIR)");
+  app.add_option("--model-repository", given.model_repository,
+                 "folder of models, instead of the policy's");
+  app.add_option("--threads", given.threads, "threads that one operator may use")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  try {
+    app.parse(argc, argv);
+  } catch (CLI::ParseError const& wrong) {
+    int const code = app.exit(wrong);
+    return code == 0 ? 0 : telemetry::exit_code(error_kind::invalid_argument);
+  }
+  try {
+    telemetry::set_up_logging("sluice-server", "info");
+    return server::serve(given);
+  } catch (policy::policy_error const& wrong) {
+    std::fprintf(stderr, "%s\n", wrong.what());
+    return telemetry::exit_code(wrong.kind());
+  } catch (error const& failure) {
+    std::fprintf(stderr, "sluice-server: %s\n", failure.what());
+    return telemetry::exit_code(failure.kind());
+  } catch (std::exception const& failure) {
+    std::fprintf(stderr, "sluice-server: %s\n", failure.what());
+    return telemetry::exit_code(error_kind::internal);
+  }
+}

@@ -1,0 +1,147 @@
+#include "scheduler/distribution.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+
+#include "scheduler/detail/gamma.hpp"
+
+namespace sluice::scheduler {
+
+namespace {
+constexpr double smallest_scv = 1e-4;
+}
+
+distribution::distribution() : mgf_limit_(forever.count()) {}
+
+distribution distribution::gamma(seconds mean, double scv) {
+  return mixture({{.weight = 1.0, .mean = mean, .scv = scv}});
+}
+
+distribution distribution::mixture(std::vector<part> const& parts) {
+  double total = 0.0;
+  for (auto const& p : parts) {
+    if (!(p.weight > 0.0) || !std::isfinite(p.weight) || !(p.mean.count() >= 0.0) ||
+        !std::isfinite(p.mean.count()) || !(p.scv >= 0.0) || !std::isfinite(p.scv)) {
+      throw std::invalid_argument(
+          "a distribution needs weights > 0, means >= 0 and scv >= 0, all finite; got weight " +
+          std::to_string(p.weight) + ", mean " + std::to_string(p.mean.count()) + " s, scv " +
+          std::to_string(p.scv));
+    }
+    total += p.weight;
+  }
+  if (parts.empty()) {
+    throw std::invalid_argument("a distribution needs at least one part");
+  }
+  distribution result;
+  for (auto const& p : parts) {
+    double const weight = p.weight / total;
+    double const mean = p.mean.count();
+    bool const constant = p.scv < smallest_scv || mean == 0.0;
+    result.mean_ += weight * mean;
+    result.second_moment_ += weight * mean * mean * (constant ? 1.0 : 1.0 + p.scv);
+    if (constant) {
+      result.atoms_.push_back({.value = mean,
+                               .weight = weight,
+                               .weight_above = 0.0,
+                               .first_moment_above = 0.0,
+                               .second_moment_above = 0.0});
+    } else {
+      result.gammas_.push_back(
+          {.weight = weight, .mean = mean, .shape = 1.0 / p.scv, .scale = mean * p.scv});
+      result.mgf_limit_ = std::min(result.mgf_limit_, 1.0 / (mean * p.scv));
+    }
+  }
+  std::sort(result.atoms_.begin(), result.atoms_.end(),
+            [](atom const& a, atom const& b) { return a.value < b.value; });
+  double weight = 0.0;
+  double first = 0.0;
+  double second = 0.0;
+  std::for_each(result.atoms_.rbegin(), result.atoms_.rend(), [&](atom& a) {
+    a.weight_above = weight += a.weight;
+    a.first_moment_above = first += a.weight * a.value;
+    a.second_moment_above = second += a.weight * a.value * a.value;
+  });
+  return result;
+}
+
+distribution distribution::of_samples(std::span<double const> samples) {
+  std::vector<part> parts;
+  parts.reserve(samples.size());
+  for (double const x : samples) {
+    parts.push_back({.weight = 1.0, .mean = seconds{x}, .scv = 0.0});
+  }
+  return mixture(parts);
+}
+
+double distribution::scv() const noexcept {
+  return mean_ > 0.0 ? std::max(0.0, second_moment_ / (mean_ * mean_) - 1.0) : 0.0;
+}
+
+distribution::excess distribution::excess_over(double x) const noexcept {
+  excess sum;
+  auto const above = std::upper_bound(atoms_.begin(), atoms_.end(), x,
+                                      [](double v, atom const& a) { return v < a.value; });
+  if (above != atoms_.end()) {
+    double const s0 = above->weight_above;
+    double const s1 = above->first_moment_above;
+    sum.probability = s0;
+    sum.mean = std::max(0.0, s1 - x * s0);
+    sum.square = std::max(0.0, above->second_moment_above - x * (2.0 * s1 - x * s0));
+  }
+  for (auto const& g : gammas_) {
+    double const z = x / g.scale;
+    double const q0 = detail::gamma_survival(g.shape, z);
+    double const step = detail::gamma_step(g.shape, z);
+    double const q1 = q0 + step;
+    double const q2 = q1 + step * z / (g.shape + 1.0);
+    double const second = g.mean * g.mean * (1.0 + 1.0 / g.shape);
+    sum.probability += g.weight * q0;
+    sum.mean += g.weight * std::max(0.0, g.mean * q1 - x * q0);
+    sum.square += g.weight * std::max(0.0, second * q2 - 2.0 * x * g.mean * q1 + x * x * q0);
+  }
+  return sum;
+}
+
+double distribution::cdf(seconds x) const noexcept {
+  return x.count() < 0.0 ? 0.0 : std::clamp(1.0 - excess_over(x.count()).probability, 0.0, 1.0);
+}
+
+seconds distribution::mean_excess(seconds x) const noexcept {
+  return seconds{excess_over(x.count()).mean};
+}
+
+double distribution::square_excess_s2(seconds x) const noexcept {
+  return excess_over(x.count()).square;
+}
+
+double distribution::mgf(double theta_per_s) const noexcept {
+  if (theta_per_s >= mgf_limit_) {
+    return forever.count();
+  }
+  double sum = gammas_.empty() && atoms_.empty() ? 1.0 : 0.0;
+  for (auto const& a : atoms_) {
+    sum += a.weight * std::exp(theta_per_s * a.value);
+  }
+  for (auto const& g : gammas_) {
+    sum += g.weight * std::exp(-g.shape * std::log1p(-theta_per_s * g.scale));
+  }
+  return sum;
+}
+
+double distribution::mgf_slope(double theta_per_s) const noexcept {
+  if (theta_per_s >= mgf_limit_) {
+    return forever.count();
+  }
+  double sum = 0.0;
+  for (auto const& a : atoms_) {
+    sum += a.weight * a.value * std::exp(theta_per_s * a.value);
+  }
+  for (auto const& g : gammas_) {
+    sum += g.weight * g.mean * std::exp(-(g.shape + 1.0) * std::log1p(-theta_per_s * g.scale));
+  }
+  return sum;
+}
+
+}  // namespace sluice::scheduler

@@ -1,0 +1,91 @@
+/// The distribution of a non-negative duration (service time, load time), in the forms that the queueing
+/// formulas ask for.
+///
+/// A distribution is a mixture of gamma distributions, each given by its mean and its squared coefficient of
+/// variation ("scv": 0 is a constant, 1 an exponential). That covers a measured sample (constants
+/// of equal weight), what is known before any measurement (one gamma), and the textbook cases, and
+/// every transform below has a closed form.
+///
+///   auto service = distribution::gamma(100ms, 1.0);     // exponential
+///   auto measured = distribution::of_samples(window);   // seconds
+///   auto two_kinds =
+///       distribution::mixture({{.weight = 0.9, .mean = 20ms}, {.weight = 0.1, .mean = 200ms}});
+///
+/// Immutable after construction: any number of threads may read one. Constructors throw
+/// `std::invalid_argument`. Sources: stop-loss moments of a gamma distribution by x·g_k(x) =
+/// E[X]·g_{k+1}(x), g_k the density of shape k.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "scheduler/units.hpp"
+
+namespace sluice::scheduler {
+
+class distribution {
+ public:
+  struct part {
+    double weight = 1.0;  ///< any positive number; weights are normalised
+    seconds mean{0.0};
+    double scv = 0.0;
+  };
+
+  /// The constant zero.
+  distribution();
+  /// One gamma distribution. An scv below 1e-4 counts as a constant.
+  [[nodiscard]] static distribution gamma(seconds mean, double scv);
+  [[nodiscard]] static distribution mixture(std::vector<part> const& parts);
+  /// The empirical distribution of `samples` (seconds), each with the same weight.
+  [[nodiscard]] static distribution of_samples(std::span<double const> samples);
+
+  [[nodiscard]] seconds mean() const noexcept { return seconds{mean_}; }
+  [[nodiscard]] double second_moment_s2() const noexcept { return second_moment_; }
+  /// Squared coefficient of variation; 0 for the constant zero.
+  [[nodiscard]] double scv() const noexcept;
+
+  /// P(X ≤ x).
+  [[nodiscard]] double cdf(seconds x) const noexcept;
+  /// E[(X − x)+], x ≥ 0.
+  [[nodiscard]] seconds mean_excess(seconds x) const noexcept;
+  /// E[((X − x)+)²], x ≥ 0.
+  [[nodiscard]] double square_excess_s2(seconds x) const noexcept;
+
+  /// E[e^{θX}]; +inf at and beyond `mgf_limit`.
+  [[nodiscard]] double mgf(double theta_per_s) const noexcept;
+  /// E[X e^{θX}] in seconds; +inf at and beyond `mgf_limit`.
+  [[nodiscard]] double mgf_slope(double theta_per_s) const noexcept;
+  /// The smallest θ (1/s) at which the moment generating function is infinite; +inf for bounded
+  /// distributions.
+  [[nodiscard]] double mgf_limit_per_s() const noexcept { return mgf_limit_; }
+
+ private:
+  struct gamma_part {
+    double weight;
+    double mean;
+    double shape;
+    double scale;
+  };
+  /// A constant, with sums over itself and all larger ones, so that an excess costs one search.
+  struct atom {
+    double value;
+    double weight;
+    double weight_above;
+    double first_moment_above;
+    double second_moment_above;
+  };
+  struct excess {
+    double probability = 0.0;
+    double mean = 0.0;
+    double square = 0.0;
+  };
+  [[nodiscard]] excess excess_over(double x) const noexcept;
+
+  std::vector<gamma_part> gammas_;
+  std::vector<atom> atoms_;  // by value
+  double mean_ = 0.0;
+  double second_moment_ = 0.0;
+  double mgf_limit_;
+};
+
+}  // namespace sluice::scheduler

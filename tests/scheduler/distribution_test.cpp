@@ -1,0 +1,88 @@
+#include "scheduler/distribution.hpp"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+
+namespace sluice::scheduler {
+namespace {
+
+distribution const two_kinds =
+    distribution::mixture({{.weight = 9.0, .mean = seconds{0.02}, .scv = 1.0},
+                           {.weight = 1.0, .mean = seconds{0.2}, .scv = 0.0}});
+
+TEST(distribution, keeps_the_moments_of_its_parts) {
+  EXPECT_DOUBLE_EQ(two_kinds.mean().count(), 0.038);
+  EXPECT_DOUBLE_EQ(two_kinds.second_moment_s2(), 0.9 * 2 * 0.0004 + 0.1 * 0.04);
+  EXPECT_NEAR(distribution::gamma(seconds{3.0}, 0.25).scv(), 0.25, 1e-14);
+  EXPECT_EQ(distribution{}.mean().count(), 0.0);
+  EXPECT_EQ(distribution{}.scv(), 0.0);
+}
+
+TEST(distribution, exponential_has_its_closed_forms) {
+  distribution const b = distribution::gamma(seconds{0.1}, 1.0);
+  for (double const x : {0.0, 0.03, 0.1, 0.5}) {
+    double const tail = std::exp(-x / 0.1);
+    EXPECT_NEAR(b.cdf(seconds{x}), 1.0 - tail, 1e-13);
+    EXPECT_NEAR(b.mean_excess(seconds{x}).count(), 0.1 * tail, 1e-13);
+    EXPECT_NEAR(b.square_excess_s2(seconds{x}), 2.0 * 0.01 * tail, 1e-13);
+  }
+  EXPECT_NEAR(b.mgf(4.0), 1.0 / (1.0 - 0.4), 1e-13);
+  EXPECT_NEAR(b.mgf_slope(4.0), 0.1 / (0.6 * 0.6), 1e-13);
+  EXPECT_EQ(b.mgf(10.0), std::numeric_limits<double>::infinity());
+  EXPECT_DOUBLE_EQ(b.mgf_limit_per_s(), 10.0);
+}
+
+TEST(distribution, excesses_are_integrals_of_the_tail) {
+  distribution const l = distribution::mixture({{.weight = 0.3, .mean = seconds{1.0}, .scv = 0.4},
+                                                {.weight = 0.5, .mean = seconds{0.2}, .scv = 3.0},
+                                                {.weight = 0.2, .mean = seconds{0.7}}});
+  // Midpoint sums of P(X > u) and of 2(u − x)P(X > u) over (x, 40).
+  double const x = 0.3;
+  double const h = 1e-3;
+  double mean = 0.0;
+  double square = 0.0;
+  for (double u = x + h / 2; u < 40.0; u += h) {
+    double const tail = 1.0 - l.cdf(seconds{u});
+    mean += h * tail;
+    square += h * 2.0 * (u - x) * tail;
+  }
+  EXPECT_NEAR(l.mean_excess(seconds{x}).count(), mean, 1e-4);
+  EXPECT_NEAR(l.square_excess_s2(seconds{x}), square, 1e-4);
+}
+
+TEST(distribution, of_samples_is_their_empirical_distribution) {
+  std::array const samples{0.1, 0.2, 0.2, 0.5};
+  distribution const l = distribution::of_samples(samples);
+  EXPECT_DOUBLE_EQ(l.mean().count(), 0.25);
+  EXPECT_DOUBLE_EQ(l.cdf(seconds{0.2}), 0.75);
+  EXPECT_DOUBLE_EQ(l.cdf(seconds{0.19}), 0.25);
+  EXPECT_DOUBLE_EQ(l.mean_excess(seconds{0.2}).count(), 0.075);
+  EXPECT_NEAR(l.mgf(2.0), (std::exp(0.2) + 2 * std::exp(0.4) + std::exp(1.0)) / 4, 1e-13);
+  EXPECT_EQ(l.mgf_limit_per_s(), std::numeric_limits<double>::infinity());
+}
+
+TEST(distribution, nearly_constant_counts_as_constant) {
+  distribution const l = distribution::gamma(seconds{2.0}, 1e-6);
+  EXPECT_EQ(l.cdf(seconds{1.999}), 0.0);
+  EXPECT_EQ(l.cdf(seconds{2.0}), 1.0);
+  EXPECT_EQ(l.scv(), 0.0);
+}
+
+TEST(distribution, refuses_what_is_no_distribution) {
+  std::array const negative{0.1, -0.1};
+  std::array const infinite{forever.count()};
+  EXPECT_THROW((void)distribution::gamma(seconds{-1.0}, 1.0), std::invalid_argument);
+  EXPECT_THROW((void)distribution::gamma(seconds{1.0}, std::nan("")), std::invalid_argument);
+  EXPECT_THROW((void)distribution::mixture({}), std::invalid_argument);
+  EXPECT_THROW((void)distribution::mixture({{.weight = 0.0, .mean = seconds{1.0}}}),
+               std::invalid_argument);
+  EXPECT_THROW((void)distribution::of_samples(negative), std::invalid_argument);
+  EXPECT_THROW((void)distribution::of_samples(infinite), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace sluice::scheduler
