@@ -104,6 +104,11 @@ def test_no_folder_is_included_by_what_it_includes():
     assert not [part for part in MAY_INCLUDE if part in reached(part, set())]
 
 
+def test_the_names_of_threads_are_as_short_as_the_kernel_has_them():
+    named = [(relative(file), name) for file in CXX_FILES for name in re.findall(r'pthread_setname_np\([^"]*"([^"]*)"', text_of(file))]
+    assert named and not [(file, name) for file, name in named if len(name) > 15]
+
+
 def test_no_two_classes_share_a_name():
     product = ("abi/", "memhandover/", "nccl_shim/", "runtime/", "scheduler/")
     defined = re.compile(r"^(?:class|struct|enum class) (?:alignas\(\w+\) )?(\w+)(?: final)?(?: : [^;{]*)? \{", re.MULTILINE)
@@ -133,7 +138,7 @@ def test_no_retired_word_is_left_in_a_name():
     product = ("abi/", "benchmarks/", "examples/", "memhandover/", "nccl_shim/", "runtime/", "scheduler/")
     named = {f"{relative(file)}: {name}" for file in FILES if relative(file).startswith(product) and file.suffix in (*SOURCES, ".py")
              for name in names_in(file) if RETIRED & set(name.lower().split("_")) or "let_go" in name}
-    files = {f"{name}" for name in map(relative, FILES) if name.startswith(product) and RETIRED & set(re.split(r"[_/.]", name))}
+    files = {name for name in map(relative, FILES) if name.startswith(product) and RETIRED & set(re.split(r"[_/.]", name))}
     assert not named | files
 
 

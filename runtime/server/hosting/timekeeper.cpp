@@ -24,7 +24,7 @@ constexpr std::size_t prepared_models = 4;
 }  // namespace
 
 void model_host::impl::keep_time() {
-  ::pthread_setname_np(::pthread_self(), "sluice-timekeeper");
+  ::pthread_setname_np(::pthread_self(), "sluice-timer");
   lock_type lock{mutex_};
   while (!ended_ || !refused_.empty()) {
     try {
