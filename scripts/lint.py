@@ -27,6 +27,8 @@ import time
 from pathlib import Path
 from xml.etree import ElementTree
 
+from detail.interpreter import chosen_python
+
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache" / "lint"
 SOURCES = (".cpp", ".hpp", ".h")
@@ -40,14 +42,12 @@ class Unusable(Exception):
     """The check cannot be made here; the message says what would help."""
 
 
-def tool(name: str) -> str:
-    """The path of a tool, by preference the release that the configuration was written for: setup.sh has installed it."""
-    recorded = ROOT / ".cache" / "python"
-    beside = Path(recorded.read_text().strip()).parent if recorded.exists() else ROOT
-    for candidate in (str(beside / name), f"{name}-14", name):
+def tool(*candidates: str | Path) -> str:
+    """The path of the first that is there: before others the release that the configuration was written for."""
+    for candidate in candidates:
         if found := shutil.which(candidate):
             return found
-    raise Unusable(f"{name} is not here: run ./scripts/setup.sh --lint")
+    raise Unusable(f"{Path(candidates[-1]).name} is not here: run ./scripts/setup.sh --lint")
 
 
 def project_files() -> list[Path]:
@@ -75,7 +75,7 @@ def check_format(folders: list[str], fix: bool) -> tuple[bool, str]:
     """clang-format over all C++ sources."""
     files = [str(f) for f in under(project_files(), folders) if f.suffix in SOURCES]
     mode = ["-i"] if fix else ["--dry-run", "--Werror"]
-    return run([tool("clang-format"), "--style=file", *mode, *files]) if files else (True, "")
+    return run([tool("clang-format-14", "clang-format"), "--style=file", *mode, *files]) if files else (True, "")
 
 
 def check_shell(folders: list[str]) -> tuple[bool, str]:
@@ -199,7 +199,7 @@ def digest(path: Path) -> str:
 
 def check_tidy(folders: list[str], build: Path, jobs: int) -> tuple[bool, str]:
     """clang-tidy over every source file but tests; each must be compiled."""
-    program = tool("clang-tidy")
+    program = tool(Path(chosen_python()).parent / "clang-tidy")
     database = CompileCommands(build)
     files = {f for f in under(project_files(), folders)
              if f.suffix == ".cpp" and not f.is_relative_to(ROOT / "tests")}

@@ -25,6 +25,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from detail.interpreter import chosen_python  # noqa: E402
+
 RESULTS = ROOT / "build" / "test-results"
 #: Hundreds of processes import torch and more: what they compile they leave in one folder, whether it lies beside its sources or not.
 PYTEST_ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(ROOT / "build" / "bytecode")}
@@ -243,12 +247,6 @@ def set_lengths(lengths: dict[str, int]) -> None:
     """Of what this process starts, where the caller's environment does not say."""
     for name, value in lengths.items():
         os.environ.setdefault(name, str(value))
-
-
-def chosen_python() -> str:
-    """The interpreter with torch that setup.sh recorded."""
-    recorded = ROOT / ".cache" / "python"
-    return recorded.read_text().strip() if recorded.exists() else sys.executable
 
 
 def unit_tests(preset: str, pattern: str) -> Stage:
