@@ -44,7 +44,7 @@ constexpr int most_missed = 2000;
 /// After so long of a pause most jobs have come to rest.
 constexpr int at_rest_ms = 10;
 /// Micro-batches after which optimizer and libraries have what they need for good.
-constexpr std::uint64_t synchronized = 6;
+constexpr std::uint64_t warmed_up = 6;
 
 double us(std::chrono::nanoseconds value) {
   return duration<double, std::micro>{value}.count();
@@ -213,7 +213,7 @@ int main(int argc, char** argv) {
     await_job(
         where, "training to settle",
         [&](auto const& job) {
-          auto const needed = fill ? synchronized : 0;
+          auto const needed = fill ? warmed_up : 0;
           return job["commits"].template get<std::uint64_t>() >= needed &&
                  job["arena_bytes"].template get<std::uint64_t>() >= bytes;
         },

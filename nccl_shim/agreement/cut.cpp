@@ -94,8 +94,8 @@ void cut::say(numbered_call const& what) noexcept {
 void cut::has_arrived() noexcept {
   auto const now = cut_word::unpack(words_.look().word);
   if (now.needed == 0 || now.granted >= number_) {
-    // Nobody compares all ranks' calls, not even those that this one lags. If any two ranks differ, then two
-    // neighbours do, and the later one of them sees it.
+    // Nobody compares all ranks' calls, not even those that others have made before this one. If any
+    // two ranks differ, then two neighbours do, and the later one of them sees it.
     compare_with(next_rank());
     if (ranks_ > 2) {
       compare_with(last_rank());

@@ -12,9 +12,9 @@
 ///   {epoch, pausing, granted}  ──all have arrived, nobody pauses──►  {epoch, pausing, granted + 1}
 ///                              ──pause──►  {epoch or the next, pausing + 1, granted}  ──resume──►
 ///
-/// A pause ends the grants, for all ranks: the cut is where they stand. The rank that pauses lags what
-/// has been granted; the others go on until a grant is missing. If its micro-batch is to run again, the
-/// pause begins an epoch: what has not been granted is dropped on all ranks.
+/// A pause ends the grants, for all ranks: the cut is where they stand. The rank that pauses still
+/// launches what has been granted; the others go on until a grant is missing. If its micro-batch is to
+/// run again, the pause begins an epoch: what has not been granted is dropped on all ranks.
 ///
 /// While no rank needs that, nobody waits: what a rank has arrived at is as good as granted. The first
 /// that needs it says so in the word, and then grants up to where the farthest has arrived. Meanwhile nobody

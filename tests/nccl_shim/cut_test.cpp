@@ -257,7 +257,7 @@ TEST_P(two_ranks_in_memory, what_nobody_needs_to_be_asked_about_is_passed_in_one
     first.launched();
   }
   EXPECT_EQ(first.number(), 3U);
-  second.need(true);  // lags them
+  second.need(true);  // it has not launched them yet
   EXPECT_EQ(first.pass(reduce), passing::refused);
   EXPECT_EQ(first.number(), 3U);
   for (int i = 0; i < 3; ++i) {
