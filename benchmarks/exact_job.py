@@ -69,7 +69,8 @@ class Training:
 def convolutions(args: argparse.Namespace) -> Training:
     model = network(args.width).to(args.device)
     loader = DataLoader(Pictures(16 * args.batch), args.batch, shuffle=True, drop_last=True, num_workers=args.workers,
-                        multiprocessing_context=args.start_method if args.workers else None)
+                        multiprocessing_context=args.start_method if args.workers else None,
+                        persistent_workers=bool(args.workers) and args.start_method == "spawn")  # each imports torch
     epochs = (batch for _ in itertools.count() for batch in loader)
     return Training(model, torch.optim.AdamW(model.parameters(), lr=1e-3),
                     lambda x, y: F.cross_entropy(model(x), y),

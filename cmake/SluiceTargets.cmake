@@ -1,7 +1,7 @@
 # What every target of the project shares: language level, warnings, sanitizers, include root.
 #
 #   sluice_library(NAME SOURCES ... [PUBLIC ...] [PRIVATE ...] [SHARED])
-#   sluice_test(NAME SOURCES ... LIBS ... [OWN_MAIN])   one GoogleTest binary, registered with CTest
+#   sluice_test(NAME SOURCES ... LIBS ... [SINGLE_THREADED] [OWN_HEADERS])   one GoogleTest binary, registered with CTest
 
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
@@ -72,17 +72,36 @@ function(sluice_library name)
   target_link_libraries(${name} PUBLIC sluice_options ${ARG_PUBLIC} PRIVATE ${ARG_PRIVATE})
 endfunction()
 
+# What tests include before anything else, compiled once for all of them (an executable, as they are: an object library would be
+# compiled for another kind of addresses).
+function(sluice_precompile_for_tests)
+  file(WRITE "${CMAKE_BINARY_DIR}/precompiled_for_tests.cpp" "int main() {}\n")
+  add_executable(sluice_precompiled_for_tests EXCLUDE_FROM_ALL "${CMAKE_BINARY_DIR}/precompiled_for_tests.cpp")
+  target_link_libraries(sluice_precompiled_for_tests PRIVATE sluice_options GTest::gtest GTest::gmock)
+  target_compile_options(sluice_precompiled_for_tests PRIVATE ${sluice_test_options})
+  target_precompile_headers(sluice_precompiled_for_tests PRIVATE
+    <gmock/gmock.h> <gtest/gtest.h>
+    <algorithm> <array> <atomic> <chrono> <cstdint> <cstdlib> <cstring> <filesystem> <fstream> <functional> <map> <memory> <mutex>
+    <optional> <random> <set> <sstream> <stdexcept> <string> <thread> <utility> <vector>)
+endfunction()
+
+# What is tested is optimised and looked at; the tests themselves are quicker to compile without. The rest lets ccache see
+# what the precompiled header was made of.
+set(sluice_test_options -O0 -fno-sanitize=undefined
+  $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>
+  "$<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>")
+
 # Cases are listed when CTest starts, not when the binary is linked: a build then runs nothing, and
 # a sanitizer finding is a failed test instead of a failed build.
+# OWN_HEADERS: it has precompiled headers of its own, or none.
 # SINGLE_THREADED: there is nothing in it for ThreadSanitizer, which leaves it out.
 function(sluice_test name)
-  cmake_parse_arguments(ARG "OWN_MAIN;SINGLE_THREADED" "" "SOURCES;LIBS" ${ARGN})
+  cmake_parse_arguments(ARG "OWN_HEADERS;SINGLE_THREADED" "" "SOURCES;LIBS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
-  target_link_libraries(${name} PRIVATE sluice_options ${ARG_LIBS} GTest::gtest GTest::gmock)
-  # What is tested is optimised and looked at; the tests themselves are quicker to compile without.
-  target_compile_options(${name} PRIVATE -O0 -fno-sanitize=undefined)
-  if(NOT ARG_OWN_MAIN)
-    target_link_libraries(${name} PRIVATE GTest::gtest_main)
+  target_link_libraries(${name} PRIVATE sluice_options ${ARG_LIBS} GTest::gtest_main GTest::gtest GTest::gmock)
+  target_compile_options(${name} PRIVATE ${sluice_test_options})
+  if(NOT ARG_OWN_HEADERS)
+    target_precompile_headers(${name} REUSE_FROM sluice_precompiled_for_tests)
   endif()
   if(ARG_SINGLE_THREADED AND SLUICE_SANITIZE STREQUAL "thread")
     set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL ON)

@@ -11,7 +11,10 @@ cd "$root"
 preset=${1:-release}
 targets=("${@:2}")
 
-if [[ ! -e .cache/python ]]; then
+python=python3 # does for what is built without torch
+if [[ -e .cache/python ]]; then
+  python=$(<.cache/python)
+elif [[ $preset != asan && $preset != tsan ]]; then
   echo 'build: this checkout is not set up; run ./scripts/setup.sh first' >&2
   exit 2
 fi
@@ -20,7 +23,7 @@ by_memory=$(($(awk '/^MemAvailable/ {print $2}' /proc/meminfo) / 2500000))
 jobs=${SLUICE_JOBS:-$((by_memory < 1 ? 1 : by_memory < $(nproc) ? by_memory : $(nproc)))}
 
 SECONDS=0
-cmake --preset "$preset" -DSLUICE_PYTHON="$(<.cache/python)" --log-level=NOTICE
+cmake --preset "$preset" -DSLUICE_PYTHON="$(command -v "$python")" --log-level=NOTICE
 # Keeps going, so that one run names every file that does not compile.
 cmake --build --preset "$preset" -j "$jobs" ${targets[@]:+--target "${targets[@]}"} -- -k 0
 printf '==> Built %s in %d s\n' "$preset" "$SECONDS"

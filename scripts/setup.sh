@@ -5,6 +5,7 @@
 #   ./scripts/setup.sh --lint            also clang-tidy, clang-format, shellcheck, and clang for AddressSanitizer
 #   ./scripts/setup.sh --tests           also the Python packages that only tests need
 #   ./scripts/setup.sh --python-only     no system packages: for a tree that was built elsewhere
+#   ./scripts/setup.sh --system-only     only system packages
 #   ./scripts/setup.sh --list-packages   print the system packages for this system, change nothing
 #
 # Outside the checkout it changes nothing but system packages, and those only where something is
@@ -29,21 +30,25 @@ source "$root/scripts/detail/system_packages.sh"
 # shellcheck source=scripts/detail/python_environment.sh
 source "$root/scripts/detail/python_environment.sh"
 
-lint=no python_only=no list_packages=no tests=no
+lint=no python_only=no system_only=no list_packages=no tests=no
 for argument in "$@"; do
   case $argument in
     --lint) lint=yes ;;
     --python-only) python_only=yes ;;
+    --system-only) system_only=yes ;;
     --tests) tests=yes ;;
     --list-packages) list_packages=yes ;;
     -h | --help)
       sed -n '2,/^set -euo/{/^set -euo/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
       exit 0
       ;;
-    *) die 2 "unknown option '$argument'; known: --lint, --tests, --python-only, --list-packages, --help" ;;
+    *) die 2 "unknown option '$argument'; known: --lint, --tests, --python-only, --system-only, --list-packages, --help" ;;
   esac
 done
 
+if [[ $python_only == yes && $system_only == yes ]]; then
+  die 2 '--python-only and --system-only together leave nothing to do: name one of them'
+fi
 if [[ $tests == yes && -e $root/tests/requirements.txt ]]; then
   requirement_files+=("$root/tests/requirements.txt")
 fi
@@ -75,6 +80,7 @@ if [[ $python_only == no ]]; then
   fi
 fi
 
+if [[ $system_only == yes ]]; then exit 0; fi
 begin 'Python with torch'
 has_command python3 || die 2 'python3 is not here: run this without --python-only, or install it'
 choose_python

@@ -15,11 +15,11 @@ set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-setup=(./scripts/setup.sh --tests --lint)
+setup=(./scripts/setup.sh --system-only --lint)
 for argument in "$@"; do
   case $argument in
-    --fast | --long) setup=(./scripts/setup.sh --tests) ;;
-    --prebuilt) setup=(./scripts/setup.sh --tests --python-only) ;;
+    --fast | --long) setup=(./scripts/setup.sh --system-only) ;;
+    --prebuilt) setup=(true) ;;
     -h | --help)
       sed -n '2,/^set -euo/{/^set -euo/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
       exit 0
@@ -27,6 +27,7 @@ for argument in "$@"; do
   esac
 done
 
+# Python's packages are a stage, beside which what needs none of them is built.
 setup_status=0
 "${setup[@]}" || setup_status=$?
 if ! command -v python3 >/dev/null; then

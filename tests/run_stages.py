@@ -36,13 +36,17 @@ SHOWN_LINES = 60  # of the output of each failure
 PYTEST_FOUND_NO_TEST = "ended with status 5"
 #: How long searches and loops are, where the caller's environment does not say; each test's comment tells what it counts.
 SHORT = {"SLUICE_TEST_KILLS": 15, "SLUICE_TEST_INPUTS": 50_000, "SLUICE_TEST_OPERATIONS": 50_000, "SLUICE_TEST_CLOSES": 1000,
-         "SLUICE_TEST_BATCHES": 150, "SLUICE_TEST_DISCARDS": 60, "SLUICE_TEST_GRAPHS": 100, "SLUICE_TEST_SHORTER": 5}
+         "SLUICE_TEST_BATCHES": 150, "SLUICE_TEST_DISCARDS": 60, "SLUICE_TEST_GRAPHS": 100, "SLUICE_TEST_SHORTER": 5, "SLUICE_TEST_EVERY": 11,
+         "SLUICE_TEST_HANDOVERS": 80}
 LONG = {"SLUICE_TEST_LONG": 1, "SLUICE_TEST_KILLS": 300, "SLUICE_TEST_INPUTS": 1_500_000, "SLUICE_TEST_CLOSES": 30_000,
-        "SLUICE_TEST_OPERATIONS": 2_000_000, "SLUICE_TEST_BATCHES": 3000, "SLUICE_TEST_DISCARDS": 1000, "SLUICE_TEST_GRAPHS": 2000}
+        "SLUICE_TEST_OPERATIONS": 2_000_000, "SLUICE_TEST_BATCHES": 3000, "SLUICE_TEST_DISCARDS": 1000, "SLUICE_TEST_GRAPHS": 2000,
+        "SLUICE_TEST_EVERY": 1, "SLUICE_TEST_HANDOVERS": 2000}
 #: Of a first verdict (check.py).
 SHORTEST = {"SLUICE_TEST_KILLS": 3, "SLUICE_TEST_INPUTS": 10_000, "SLUICE_TEST_OPERATIONS": 10_000, "SLUICE_TEST_CLOSES": 300,
             "SLUICE_TEST_BATCHES": 50, "SLUICE_TEST_DISCARDS": 30, "SLUICE_TEST_GRAPHS": 50, "SLUICE_TEST_SHORTER": 10,
             "SLUICE_TEST_STRIDE": 10}
+PYTHON = "the Python that setup.sh chooses"  # in a stage's command
+SETUP = "setup of Python"
 RELEASE = "build release"
 BEHIND = ["nice", "-n", "15"]  # of what runs behind the front
 
@@ -107,8 +111,9 @@ class Commands:
             if self._over:
                 return "was not begun", 0
             process = subprocess.Popen(
-                [*(BEHIND if stage.behind else []), *stage.command], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output,
-                stderr=subprocess.STDOUT, env={**os.environ, **stage.environment}, start_new_session=True)
+                [*(BEHIND if stage.behind else []), *(chosen_python() if word == PYTHON else word for word in stage.command)],
+                cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                env={**os.environ, **stage.environment}, start_new_session=True)
             self._running.add(process.pid)
         too_long = threading.Event()
         limit = threading.Timer(stage.limit_seconds, lambda: (too_long.set(), self._end(process.pid)))
@@ -276,7 +281,7 @@ def prebuilt_unit_tests(pattern: str) -> Stage:
 def pytest_stage(name: str, paths: list[str], pattern: str, *options: str, shows_times: bool = False, after: str = "") -> Stage:
     """pytest over `paths`, with the Python that has torch."""
     junit = f"pytest-{name.split()[0]}.xml"
-    command = [chosen_python(), "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={RESULTS / junit}",
+    command = [PYTHON, "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={RESULTS / junit}",
                "--durations=10", *options, *paths]
     if pattern:
         command += ["-k", pattern]
@@ -288,12 +293,13 @@ def planned_stages(options: argparse.Namespace) -> list[Stage]:
     """The stages that this run takes, cheap answers first."""
     build = "./scripts/build.sh"
     whole = not (options.fast or options.prebuilt or options.pattern or options.long)
-    stages = []
+    setup = ["./scripts/setup.sh", "--tests", "--python-only", *(["--lint"] if whole else [])]
+    stages = [Stage(SETUP, setup, limit_seconds=3600)]
     built = "" if options.prebuilt else RELEASE
     if options.prebuilt:
         stages.append(prebuilt_unit_tests(options.pattern))
     else:
-        stages.append(Stage(RELEASE, [build, "release"], limit_seconds=2400))
+        stages.append(Stage(RELEASE, [build, "release"], limit_seconds=2400, after=SETUP))
         stages.append(dataclasses.replace(unit_tests("release", options.pattern), after=RELEASE))
     at_once = f"--numprocesses={os.cpu_count()}"
     stages.append(pytest_stage("python unit tests", ["tests", "--ignore=tests/gpu", "--ignore=tests/system"], options.pattern, at_once,
@@ -343,10 +349,10 @@ def main() -> int:
     started = time.monotonic()
     shutil.rmtree(RESULTS, ignore_errors=True)
     RESULTS.mkdir(parents=True)
-    cases = [Case("setup", "passed")]
+    cases = [Case("setup of the system", "passed")]
     if options.setup_status:
         problem = f"setup.sh ended with status {options.setup_status}: see the top"
-        cases = [Case("setup", "failed", problem)]
+        cases = [Case("setup of the system", "failed", problem)]
     suite = Suite(planned_stages(options))
     cases += suite.run()
 

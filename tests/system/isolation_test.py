@@ -3,6 +3,7 @@
 On the host backend, and on the CUDA backend over the fake driver, which refuses what the real one refuses.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import isolation  # noqa: E402
 
-HANDOVERS = 200
+HANDOVERS = int(os.environ.get("SLUICE_TEST_HANDOVERS", "200"))
 FAULTS = 3
 pytestmark = pytest.mark.deadline(300)
 

@@ -87,6 +87,12 @@ def test_an_unknown_option_is_refused_and_the_known_ones_named(bare):
     assert "'--linter'" in refused.stderr and "--lint," in refused.stderr
 
 
+def test_the_two_halves_cannot_both_be_left_out(bare):
+    refused = setup(bare, "--system-only", "--python-only")
+    assert refused.returncode == 2 and "leave nothing to do: name one of them" in refused.stderr
+    assert not (bare / ".cache" / "python").exists()
+
+
 def test_a_python_that_has_everything_is_used_as_it_is(bare):
     (bare / "scripts" / "requirements.txt").write_text("torch==2.11.0\n")
     done = setup(bare, "--python-only")
