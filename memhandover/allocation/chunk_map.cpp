@@ -22,6 +22,18 @@ void chunk_map::vacate(extent where, model_id whose) {
                  [&](std::uint32_t number, extent part) { vacate_in(number, part, whose); });
 }
 
+bool chunk_map::is_free(extent where) const {
+  bool free = true;
+  for_each_chunk(where, chunk_bytes_, [&](std::uint32_t number, extent part) {
+    if (!is_held(number)) {
+      return;
+    }
+    auto const next = holes_.upper_bound(part.begin);
+    free = free && next != holes_.begin() && std::prev(next)->second >= part.end;
+  });
+  return free;
+}
+
 void chunk_map::occupy_in(std::uint32_t number, extent where, model_id whose, residence lasts) {
   auto& in = chunks_[number];
   extent around{number * chunk_bytes_, (number + 1ULL) * chunk_bytes_};

@@ -48,6 +48,8 @@ class chunk_map {
   [[nodiscard]] std::uint32_t chunk_count() const noexcept {
     return static_cast<std::uint32_t>(chunks_.size());
   }
+  /// Whether no byte of it is live.
+  [[nodiscard]] bool is_free(extent where) const;
   [[nodiscard]] bool is_held(std::uint32_t chunk) const { return chunks_[chunk].live > 0; }
   [[nodiscard]] std::span<model_id const> tenants(std::uint32_t chunk) const {
     return chunks_[chunk].tenants;

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "memhandover/allocation/detail/kept_layout.hpp"
 #include "memhandover/allocation/detail/stitched_ranges.hpp"
 #include "memhandover/base/bytes.hpp"
 #include "memhandover/base/error.hpp"
@@ -33,11 +34,17 @@ class tensor_heap::impl : public std::enable_shared_from_this<impl> {
  public:
   impl(std::shared_ptr<serving_pool> pool, std::uint64_t alignment)
       : pool_(std::move(pool)),
+        alignment_(alignment),
         places_(pool_->shape().chunk_bytes, pool_->shape().chunk_count, alignment),
         ranges_(*pool_) {}
 
   [[nodiscard]] loaded_tensors load(request const& wanted, steady_clock::time_point deadline,
                                     handover_report* report);
+  bool publish(std::shared_ptr<void> const& hold, std::string key, std::string_view tag);
+  void set_in_use(std::shared_ptr<void> const& hold, bool used);
+  [[nodiscard]] std::optional<adopted> adopt(request const& wanted, std::string key,
+                                             std::string_view tag);
+  void release_rest();
   void prepare(std::span<std::uint64_t const> sizes, residence lasts);
   void tidy() { ranges_.trim(pool_->shape().chunk_count / kept_divisor); }
 
@@ -62,11 +69,14 @@ class tensor_heap::impl : public std::enable_shared_from_this<impl> {
         : in(std::move(heap)), id(number) {}
     residency(residency const&) = delete;
     residency& operator=(residency const&) = delete;
-    ~residency() { in->unload(id, std::move(stitched)); }
+    ~residency() { in->unload(*this); }
 
     std::shared_ptr<impl> const in;
     model_id const id;
     std::vector<detail::stitched_ranges::range> stitched;
+    std::vector<std::uint64_t> sizes;
+    load_decision made;
+    std::string published;  ///< the key; empty: not
   };
 
   /// Gives chunks back when it goes.
@@ -95,13 +105,18 @@ class tensor_heap::impl : public std::enable_shared_from_this<impl> {
   [[nodiscard]] std::vector<std::byte*> map(load_decision const& decision,
                                             std::vector<detail::stitched_ranges::range>& stitched);
   void forget_plan(model_id id);
-  void unload(model_id id, std::vector<detail::stitched_ranges::range> stitched) noexcept;
+  [[nodiscard]] std::shared_ptr<residency> new_residency(request const& wanted);
+  [[nodiscard]] static residency& residency_of(std::shared_ptr<void> const& hold) {
+    return *std::static_pointer_cast<residency>(hold);
+  }
+  void unload(residency& model) noexcept;
   void report_decision(load_decision const& made, bool noted, residency const& by,
                        std::string_view what) noexcept;
   void note(std::vector<std::uint32_t> const& chunks);
   void note(load_decision const& made, std::string_view what);
 
   std::shared_ptr<serving_pool> const pool_;
+  std::uint64_t const alignment_;
   std::mutex loading_;        ///< one load at a time
   mutable std::mutex mutex_;  ///< guards what follows but `ranges_`; held for decisions only
   tensor_placement places_;
@@ -221,21 +236,28 @@ void tensor_heap::impl::forget_plan(model_id id) {
   }
 }
 
-loaded_tensors tensor_heap::impl::load(request const& wanted, steady_clock::time_point deadline,
-                                       handover_report* report) {
-  std::lock_guard const alone{loading_};
-  auto const start = steady_clock::now();
-  handover_report result;
+std::shared_ptr<tensor_heap::impl::residency> tensor_heap::impl::new_residency(
+    request const& wanted) {
   auto const id = [this] {
     std::lock_guard const lock{mutex_};
     return next_++;
   }();
   auto held = std::make_shared<residency>(shared_from_this(), id);
-  {
-    std::lock_guard const lock{mutex_};
-    names_.emplace(id, wanted.what);
-  }
-  auto const [decision, noted] = decide(id, wanted, deadline, result);
+  held->sizes.assign(wanted.sizes.begin(), wanted.sizes.end());
+  std::lock_guard const lock{mutex_};
+  names_.emplace(id, wanted.what);
+  return held;
+}
+
+loaded_tensors tensor_heap::impl::load(request const& wanted, steady_clock::time_point deadline,
+                                       handover_report* report) {
+  std::lock_guard const alone{loading_};
+  auto const start = steady_clock::now();
+  handover_report result;
+  auto held = new_residency(wanted);
+  auto [decided, noted] = decide(held->id, wanted, deadline, result);
+  held->made = std::move(decided);
+  auto const& decision = held->made;
   auto const mapping = steady_clock::now();
   auto addresses = map(decision, held->stitched);
   result.map += steady_clock::now() - mapping;
@@ -291,17 +313,19 @@ std::vector<std::byte*> tensor_heap::impl::map(
 }
 
 /// Also after a load that has got nowhere.
-void tensor_heap::impl::unload(model_id id,
-                               std::vector<detail::stitched_ranges::range> stitched) noexcept {
-  for (auto& each : stitched) {
+void tensor_heap::impl::unload(residency& model) noexcept {
+  if (!model.published.empty()) {
+    pool_->warm()->withdraw(model.published);  // before others may write there
+  }
+  for (auto& each : model.stitched) {
     ranges_.keep(std::move(each));
   }
   unload_decision gone;
   {
     std::lock_guard const lock{mutex_};
-    names_.erase(id);
-    if (places_.has(id)) {
-      gone = places_.unload(id);
+    names_.erase(model.id);
+    if (places_.has(model.id)) {
+      gone = places_.unload(model.id);
       // Under the lock: a load that finds them free must find them empty here.
       pool_->give_back_chunks(gone.emptied);
     }
@@ -310,6 +334,76 @@ void tensor_heap::impl::unload(model_id id,
     note(gone.kept);
   } catch (std::exception const& why) {
     spdlog::warn("whose chunks are after a model has gone is not told reason=\"{}\"", why.what());
+  }
+}
+
+bool tensor_heap::impl::publish(std::shared_ptr<void> const& hold, std::string key,
+                                std::string_view tag) {
+  auto* const warm = pool_->warm();
+  if (warm == nullptr) {
+    return false;
+  }
+  auto& model = residency_of(hold);
+  warm->publish_chunks(
+      key, model.made.touched,
+      detail::pack({std::string{tag}, model.sizes, model.made.tensors, model.made.stitched}));
+  model.published = std::move(key);
+  return true;
+}
+
+void tensor_heap::impl::set_in_use(std::shared_ptr<void> const& hold, bool used) {
+  if (auto const& model = residency_of(hold); !model.published.empty()) {
+    pool_->warm()->set_in_use(model.published, used);
+  }
+}
+
+std::optional<tensor_heap::adopted> tensor_heap::impl::adopt(request const& wanted, std::string key,
+                                                             std::string_view tag) {
+  auto* const warm = pool_->warm();
+  if (warm == nullptr) {
+    return std::nullopt;
+  }
+  std::lock_guard const alone{loading_};
+  // Looked at before it is claimed: what is of no use here may share chunks with what is.
+  auto const left = warm->inherited();
+  auto const found = std::find_if(left.begin(), left.end(),
+                                  [&](inheritance const& each) { return each.key == key; });
+  auto layout = found == left.end() ? std::nullopt : detail::unpack(found->blob);
+  if (!layout || layout->tag != tag ||
+      !std::equal(layout->sizes.begin(), layout->sizes.end(), wanted.sizes.begin(),
+                  wanted.sizes.end())) {
+    return std::nullopt;
+  }
+  auto held = new_residency(wanted);
+  auto claimed = warm->claim_chunks(key);
+  if (!claimed) {
+    return std::nullopt;
+  }
+  auto const extents =
+      detail::extents_of(*layout, claimed->chunks, pool_->shape().chunk_bytes, alignment_);
+  std::unique_lock lock{mutex_};
+  if (!extents || !places_.restore(held->id, *extents, wanted.lasts)) {
+    std::erase_if(claimed->chunks,
+                  [this](std::uint32_t chunk) { return !places_.tenants(chunk).empty(); });
+    lock.unlock();
+    warm->withdraw(key);
+    pool_->give_back_chunks(claimed->chunks);
+    return std::nullopt;
+  }
+  lock.unlock();
+  held->published = std::move(key);
+  held->made.tensors = std::move(layout->tensors);
+  held->made.stitched = std::move(layout->stitched);
+  held->made.touched = std::move(claimed->chunks);
+  auto addresses = map(held->made, held->stitched);
+  report_decision(held->made, false, *held, wanted.what);
+  auto const bytes = std::accumulate(wanted.sizes.begin(), wanted.sizes.end(), std::uint64_t{0});
+  return adopted{{std::move(held), std::move(addresses), bytes}, !claimed->in_use};
+}
+
+void tensor_heap::impl::release_rest() {
+  if (auto* const warm = pool_->warm()) {
+    warm->release_rest();
   }
 }
 
@@ -371,6 +465,19 @@ tensor_heap::~tensor_heap() = default;
 loaded_tensors tensor_heap::load(request const& wanted, steady_clock::time_point deadline,
                                  handover_report* report) {
   return impl_->load(wanted, deadline, report);
+}
+bool tensor_heap::publish(loaded_tensors const& model, std::string key, std::string_view tag) {
+  return impl_->publish(model.hold_, std::move(key), tag);
+}
+void tensor_heap::set_in_use(loaded_tensors const& model, bool used) {
+  impl_->set_in_use(model.hold_, used);
+}
+std::optional<tensor_heap::adopted> tensor_heap::adopt(request const& wanted, std::string key,
+                                                       std::string_view tag) {
+  return impl_->adopt(wanted, std::move(key), tag);
+}
+void tensor_heap::release_rest() {
+  impl_->release_rest();
 }
 void tensor_heap::prepare(std::span<std::uint64_t const> sizes, residence lasts) {
   impl_->prepare(sizes, lasts);

@@ -11,6 +11,13 @@
 /// *Stitched ranges* are kept when their model goes, because the next load of that model often wants
 /// the same; `prepare` makes those that a load would need now, off the request's path.
 ///
+/// A model that has been *published* outlives its server: when that dies, its successor *adopts* the
+/// memory with the tensors in it (warm_memory.hpp). One entry of the manifest names all its chunks, and where
+/// in them each tensor lies.
+///
+///   heap.publish(model, "resnet50/1", "what the bytes are");
+///   if (auto warm = successor.adopt({.sizes = sizes}, "resnet50/1", "what the bytes are")) { … }
+///
 /// All functions may be called from any thread; loads wait for each other.
 #pragma once
 
@@ -18,7 +25,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -49,6 +58,8 @@ class loaded_tensors {
   [[nodiscard]] explicit operator bool() const noexcept { return hold_ != nullptr; }
 
  private:
+  friend class tensor_heap;
+
   std::shared_ptr<void> hold_;
   std::vector<std::byte*> addresses_;
   std::uint64_t bytes_ = 0;
@@ -78,6 +89,23 @@ class tensor_heap {
   [[nodiscard]] loaded_tensors load(request const& wanted,
                                     std::chrono::steady_clock::time_point deadline,
                                     handover_report* report = nullptr);
+
+  struct adopted {
+    loaded_tensors tensors;
+    bool intact = false;  ///< holds what was published; else it may have been changed since
+  };
+
+  /// From now on a successor may have what lies there, which `tag` tells apart from other contents, until it
+  /// goes. Throws as `warm_memory::publish_chunks` does; false where no memory outlives a server.
+  bool publish(loaded_tensors const& model, std::string key, std::string_view tag);
+  /// While `used`, what has been published of it may be changing.
+  void set_in_use(loaded_tensors const& model, bool used);
+  /// What a dead server has published under that key, in its place, if it had the same sizes and tag.
+  /// Throws `out_of_memory` if it cannot be mapped.
+  [[nodiscard]] std::optional<adopted> adopt(request const& wanted, std::string key,
+                                             std::string_view tag);
+  /// Gives back what a dead server has left and nobody has adopted.
+  void release_rest();
 
   /// Stitches what a load of these sizes would need if it came now and free chunks do.
   void prepare(std::span<std::uint64_t const> sizes, residence lasts = residence::passing);

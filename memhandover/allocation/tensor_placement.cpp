@@ -92,6 +92,22 @@ std::optional<load_decision> tensor_placement::load(model_id model,
   return std::nullopt;
 }
 
+bool tensor_placement::restore(model_id model, std::span<extent const> where, residence lasts) {
+  check(model, {});
+  auto const end = map_.chunk_count() * map_.chunk_bytes();
+  if (!std::all_of(where.begin(), where.end(), [&](extent const& each) {
+        return each.begin < each.end && each.end <= end && map_.is_free(each);
+      })) {
+    return false;
+  }
+  auto const& occupied =
+      models_.emplace(model, std::vector<extent>{where.begin(), where.end()}).first->second;
+  for (auto const& each : occupied) {
+    map_.occupy(each, model, lasts);
+  }
+  return true;
+}
+
 unload_decision tensor_placement::unload(model_id model) {
   auto const found = models_.find(model);
   if (found == models_.end()) {

@@ -78,6 +78,10 @@ class tensor_placement {
                                                   std::span<std::uint32_t const> offered,
                                                   residence lasts = residence::passing,
                                                   placing_way last = placing_way::tight);
+  /// Takes a model's tensors for placed where they lie already. Returns false, and changes nothing, if one
+  /// of these bytes is live or does not exist. `where` has no byte twice. Throws `invalid_argument` for a
+  /// model that is loaded.
+  [[nodiscard]] bool restore(model_id model, std::span<extent const> where, residence lasts);
   /// Frees what the model has. Throws `not_found` if it is not loaded.
   unload_decision unload(model_id model);
   [[nodiscard]] bool has(model_id model) const { return models_.contains(model); }

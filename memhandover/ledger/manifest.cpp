@@ -1,6 +1,7 @@
 #include "memhandover/ledger/manifest.hpp"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <new>
 #include <optional>
@@ -32,6 +33,7 @@ struct named_cells {
 
 /// In front of an entry's chunks, key and blob, which follow in this order.
 struct entry_head {
+  std::uint64_t in_use = 0;    ///< changes while the entry stands
   std::uint64_t checksum = 0;  ///< of everything behind it
   std::uint32_t generation = 0;
   std::uint32_t key_bytes = 0;
@@ -49,7 +51,7 @@ std::size_t cells_of(std::uint32_t chunk_count) {
 /// FNV-1a of what stands behind the checksum.
 std::uint64_t entry_checksum(std::span<std::byte const> entry) {
   std::uint64_t hash = 0xcbf29ce484222325;
-  for (auto const byte : entry.subspan(sizeof(std::uint64_t))) {
+  for (auto const byte : entry.subspan(offsetof(entry_head, generation))) {
     hash = (hash ^ static_cast<std::uint64_t>(byte)) * 0x100000001b3;
   }
   return hash;
@@ -62,6 +64,7 @@ void append(std::vector<std::byte>& to, void const* from, std::size_t bytes) {
 
 std::vector<std::byte> packed(manifest_entry const& entry, std::uint32_t generation) {
   entry_head head;
+  head.in_use = entry.in_use ? 1 : 0;
   head.generation = generation;
   head.key_bytes = static_cast<std::uint32_t>(entry.key.size());
   head.chunk_count = static_cast<std::uint32_t>(entry.chunks.size());
@@ -74,7 +77,7 @@ std::vector<std::byte> packed(manifest_entry const& entry, std::uint32_t generat
   append(result, entry.key.data(), entry.key.size());
   append(result, entry.blob.data(), entry.blob.size());
   head.checksum = entry_checksum(result);
-  std::memcpy(result.data(), &head.checksum, sizeof head.checksum);
+  std::memcpy(result.data() + offsetof(entry_head, checksum), &head.checksum, sizeof head.checksum);
   return result;
 }
 
@@ -90,6 +93,7 @@ std::optional<manifest_entry> unpacked(std::span<std::byte const> cells, std::ui
     return std::nullopt;
   }
   manifest_entry entry;
+  entry.in_use = head.in_use != 0;
   entry.offset = head.offset;
   entry.bytes = head.bytes;
   entry.chunks.resize(head.chunk_count);
@@ -148,6 +152,7 @@ std::vector<manifest::place> manifest::places() const {
     if (!entry) {
       continue;
     }
+    entry->place = {i, named.generation};
     found.push_back({i, named.generation, std::move(*entry)});
   }
   return found;
@@ -190,7 +195,7 @@ std::size_t manifest::room_for(std::size_t cells) const {
                                              " bytes; publish less, or withdraw something first"};
 }
 
-void manifest::publish(manifest_entry const& entry) {
+manifest_place manifest::publish(manifest_entry const& entry) {
   if (entry.key.empty() || entry.key.size() > max_manifest_key) {
     throw error{error_kind::invalid_argument,
                 "the key of a manifest's entry has " + std::to_string(entry.key.size()) +
@@ -228,6 +233,18 @@ void manifest::publish(manifest_entry const& entry) {
   for (auto const index : old) {
     words[index].store(0, std::memory_order_release);
   }
+  return {static_cast<std::size_t>(empty - words.begin()), generation + 1};
+}
+
+void manifest::set_in_use(manifest_place at, bool used) noexcept {
+  auto const word_of = directory()[at.index].load(std::memory_order_relaxed);
+  auto const named = named_cells::unpack(word_of);
+  if (word_of == 0 || named.generation != at.generation) {
+    return;
+  }
+  auto* const word =
+      reinterpret_cast<std::uint64_t*>(cell(named.first) + offsetof(entry_head, in_use));
+  std::atomic_ref{*word}.store(used ? 1 : 0, std::memory_order_seq_cst);
 }
 
 void manifest::withdraw(std::string_view key) {

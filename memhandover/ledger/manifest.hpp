@@ -28,13 +28,19 @@
 namespace sluice::memhandover {
 
 inline constexpr std::size_t max_manifest_entries = 1024;
-inline constexpr std::size_t max_manifest_key = 255;          ///< bytes
-inline constexpr std::size_t max_manifest_blob = 16U << 10U;  ///< bytes
+inline constexpr std::size_t max_manifest_key = 255;           ///< bytes
+inline constexpr std::size_t max_manifest_blob = 256U << 10U;  ///< bytes
 
 /// A chunk, and the epoch since which it has been what it is.
 struct chunk_epoch {
   std::uint32_t chunk = 0;
   std::uint32_t epoch = 0;
+};
+
+/// Where an entry stands, until it is withdrawn or replaced.
+struct manifest_place {
+  std::size_t index = 0;
+  std::uint32_t generation = 0;
 };
 
 struct manifest_entry {
@@ -43,6 +49,8 @@ struct manifest_entry {
   std::uint64_t offset = 0;         ///< of the first byte in the first chunk
   std::uint64_t bytes = 0;
   std::vector<std::byte> blob;  ///< whatever the server wants to know of it
+  bool in_use = false;          ///< somebody may be changing what lies there; see `set_in_use`
+  manifest_place place{};       ///< of one that has been read
 };
 
 /// Bytes of the manifest of a pool with so many chunks.
@@ -56,7 +64,10 @@ class manifest {
   /// Adds an entry, or replaces the one with its key. Throws `invalid_argument` for a key that is
   /// empty or too long or a blob that is too large, `out_of_memory` if there is no room; then the one
   /// with its key is as it was.
-  void publish(manifest_entry const& entry);
+  manifest_place publish(manifest_entry const& entry);
+  /// Says of the entry at `at`, if it still stands there, whether somebody may be changing what it
+  /// names; one store, which stands as it is when this process is killed.
+  void set_in_use(manifest_place at, bool used) noexcept;
   /// Removes the entry with that key, if there is one.
   void withdraw(std::string_view key);
   void clear();

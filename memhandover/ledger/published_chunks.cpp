@@ -36,9 +36,11 @@ std::uint32_t leave_published(ledger_view const& view, manifest const& published
       left += writer.leave(chunks_of(entry), static_cast<std::uint16_t>(slot));
     }
   }
-  if (left > 0) {
-    view.header().left_until_ns.store(static_cast<std::uint64_t>(until_ns),
-                                      std::memory_order_release);
+  auto const until = static_cast<std::uint64_t>(until_ns);
+  auto& stays = view.header().left_until_ns;
+  if (left > 0 ||
+      stays.load(std::memory_order_acquire) > until) {  // it had held what was left to it
+    stays.store(until, std::memory_order_release);
   }
   return left;
 }

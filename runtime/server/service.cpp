@@ -49,6 +49,7 @@ json describe(model_snapshot const& model) {
       {"failed", model.failed},
       {"refused", model.report.refused},
       {"cold_starts", model.cold_starts},
+      {"outlives_server", model.outlives_server},
       {"arrival_rate_per_s", model.report.fast_rate_per_s},
       {"service_ms", in_ms(decision.service_mean)},
       {"load_ms", in_ms(decision.load_mean)},

@@ -141,6 +141,9 @@ std::shared_ptr<memhandover::serving_pool> join_pool(policy::policy const& wante
   }
   options.sluice_binary = broker_program();
   auto pool = memhandover::serving_pool::join(options);
+  if (auto* const warm = pool->warm()) {
+    warm->hold_left();  // reading models takes as long as it takes
+  }
   spdlog::info("joined the pool bytes={} chunk_bytes={} backend={}", pool->shape().bytes(),
                pool->shape().chunk_bytes,
                pool->shape().backend == memhandover::backend_kind::cuda ? "cuda" : "host");

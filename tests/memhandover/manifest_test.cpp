@@ -86,6 +86,30 @@ TEST_F(manifest_test, an_entry_with_the_same_key_replaces_and_one_withdrawn_is_g
   EXPECT_TRUE(writing.entries().empty());
 }
 
+TEST_F(manifest_test, what_is_in_use_is_said_until_it_is_not_and_of_the_entry_that_was_meant) {
+  auto writing = open();
+  auto const first = writing.publish(entry_of("bert", 3));
+  auto const second = writing.publish(entry_of("vad", 4));
+  auto const in_use = [this](std::string const& key) {
+    auto const all = open().entries();
+    return std::find_if(all.begin(), all.end(), [&](auto const& each) { return each.key == key; })
+        ->in_use;
+  };
+  writing.set_in_use(first, true);
+  EXPECT_TRUE(in_use("bert"));
+  EXPECT_FALSE(in_use("vad"));
+  writing.set_in_use(first, false);
+  EXPECT_FALSE(in_use("bert"));
+  // Of one that has gone nothing is said, also where another stands in its place.
+  writing.withdraw("bert");
+  writing.publish(entry_of("new", 5));
+  writing.set_in_use(first, true);
+  EXPECT_FALSE(in_use("new"));
+  EXPECT_FALSE(in_use("vad"));
+  writing.set_in_use(second, true);
+  EXPECT_TRUE(in_use("vad"));
+}
+
 TEST_F(manifest_test, cells_are_used_again) {
   auto writing = open();
   for (std::uint32_t version = 1; version <= 5000; ++version) {
@@ -114,7 +138,7 @@ TEST_F(manifest_test, what_does_not_fit_is_refused_and_leaves_everything_as_it_w
   auto large = entry_of("large", 1);
   large.blob.resize(max_manifest_blob + 1);
   EXPECT_EQ(refused(large).kind(), error_kind::invalid_argument);
-  large.blob.resize(max_manifest_blob);
+  large.blob.resize(max_manifest_blob / 16);
   std::size_t fitted = 0;
   for (; fitted < max_manifest_entries; ++fitted) {
     large.key = std::to_string(fitted);

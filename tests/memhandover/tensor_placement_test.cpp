@@ -326,5 +326,25 @@ TEST_F(a_placement, keeps_its_books_through_random_loads_and_unloads) {
   EXPECT_EQ(ways.size(), 3U) << "not every way has been tried";
 }
 
+TEST_F(a_placement, takes_for_placed_what_lies_there_already_and_nothing_twice) {
+  make(6);
+  ASSERT_TRUE(load(1, {chunk / 2}));
+  std::vector<extent> const free{{chunk / 2, chunk}, {2 * chunk, 3 * chunk + unit}};
+  EXPECT_TRUE(places_->restore(2, free, residence::passing));
+  EXPECT_EQ(places_->live_bytes(), chunk / 2 + chunk / 2 + chunk + unit);
+  EXPECT_EQ(places_->tenants(0).size(), 2U);
+  auto const live = places_->live_bytes();
+  for (std::vector<extent> const& taken : {std::vector<extent>{{4 * chunk, 5 * chunk}, {0, unit}},
+                                           {{3 * chunk, 3 * chunk + unit}},
+                                           {{5 * chunk, 7 * chunk}},
+                                           {{4 * chunk, 4 * chunk}}}) {
+    EXPECT_FALSE(places_->restore(3, taken, residence::passing));
+    EXPECT_EQ(places_->live_bytes(), live);
+  }
+  EXPECT_THROW((void)places_->restore(2, {}, residence::passing), error);
+  EXPECT_EQ(places_->unload(2).emptied, (std::vector<std::uint32_t>{2, 3}));
+  EXPECT_EQ(places_->unload(1).emptied, (std::vector<std::uint32_t>{0}));
+}
+
 }  // namespace
 }  // namespace sluice::memhandover

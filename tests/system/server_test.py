@@ -326,6 +326,86 @@ def test_a_successor_of_a_killed_server_serves_from_the_same_pool(world, affine)
     assert world.pool()["id"] == pool_id
 
 
+def kill(world, server) -> None:
+    """Once all that is warm there would outlive it."""
+    eventually(lambda: all(each["outlives_server"] for each in server.status()["models"] if each["state"] == "warm"), "it is published")
+    server.process.kill()
+    server.process.wait()
+    eventually(lambda: not any(each["kind"] == "server" for each in world.status()["clients"]), "the broker has noticed")
+
+
+def taken_over(server) -> dict[str, tuple[int, int]]:
+    """By model: bytes that a dead server had warm, and how many of them were copied anew."""
+    found = re.findall(r"took over a warm model model=(\S+) bytes=(\d+) copied_bytes=(\d+)", server.log())
+    return {model: (int(held), int(copied)) for model, held, copied in found}
+
+
+def test_a_server_that_is_killed_comes_back_with_its_warm_models(world):
+    models = {name: world.models.add(name, Affine(seed, padding_mib=size), **AFFINE)
+              for seed, (name, size) in enumerate({"large": 5.0, "small": 0.3, "tiny": 0.1, "cold": 1.0}.items())}
+    policy = world.policy(*models)
+    first = world.serve(policy)
+    for name in ("large", "small", "tiny"):
+        first.outputs(name, [floats("x", X)])
+    held = world.pool()["serving_bytes"]
+    kill(world, first)
+    second = world.serve(policy)
+    assert {name: second.model(name)["state"] for name in models} == {"large": "warm", "small": "warm", "tiny": "warm", "cold": "cold"}
+    assert set(taken_over(second)) == {"large", "small", "tiny"} and not any(copied for _, copied in taken_over(second).values())
+    assert world.pool()["serving_bytes"] == held
+    for name, model in models.items():
+        torch.testing.assert_close(second.outputs(name, [floats("x", X)])[0], model(X), rtol=0, atol=0)
+    assert [second.model(name)["cold_starts"] for name in models] == [0, 0, 0, 1]
+    kill(world, second)  # what was taken over is left again
+    third = world.serve(policy)
+    assert set(taken_over(third)) == set(models)
+    for name, model in models.items():
+        torch.testing.assert_close(third.outputs(name, [floats("x", X)])[0], model(X), rtol=0, atol=0)
+    assert third.end() == 0
+    assert world.pool()["serving_bytes"] == 0
+
+
+def test_what_a_server_had_warm_that_died_computing_is_copied_anew(world):
+    world.models.add("slow", Slow(), {"n": ("TYPE_INT64", [1])}, {"rounds": ("TYPE_INT64", [1])}, batched=False)
+    policy = world.policy("slow")
+    first = world.serve(policy)
+    first.outputs("slow", [integer("n", 2)])
+    with ThreadPoolExecutor(1) as pool:
+        long_one = pool.submit(first.infer, "slow", [integer("n", 1_000_000)])
+        eventually(lambda: first.status()["requests"]["in_flight"] == 1, "a request is in flight")
+        kill(world, first)
+        assert long_one.exception() is not None
+    second = world.serve(policy)
+    (held, copied), = taken_over(second).values()
+    assert held == copied > 0
+    assert int(second.outputs("slow", [integer("n", 3)])[0]) == 3
+    kill(world, second)
+    (held, copied), = taken_over(world.serve(policy)).values()
+    assert held > 0 and copied == 0
+
+
+@pytest.mark.parametrize("becomes", ["other weights", "not served"])
+def test_memory_of_a_dead_server_that_is_of_no_use_goes_back(world, affine, becomes):
+    other = world.models.add("other", Affine(5, padding_mib=3.0), **AFFINE)
+    policy = world.policy("affine", "other")
+    first = world.serve(policy)
+    for name in ("affine", "other"):
+        first.outputs(name, [floats("x", X)])
+    both = world.pool()["serving_bytes"]
+    kill(world, first)
+    if becomes == "other weights":
+        file = world.models.root / "other" / "1" / "model.pt"
+        file.unlink()
+        other = Affine(6, padding_mib=3.0).eval()
+        torch.jit.script(other).save(str(file))
+    second = world.serve(policy if becomes == "other weights" else world.policy("affine"))
+    assert set(taken_over(second)) == {"affine"}
+    assert 0 < world.pool()["serving_bytes"] < both
+    torch.testing.assert_close(second.outputs("affine", [floats("x", X)])[0], affine(X), rtol=0, atol=0)
+    if becomes == "other weights":
+        torch.testing.assert_close(second.outputs("other", [floats("x", X)])[0], other(X), rtol=0, atol=0)
+
+
 def test_the_weights_of_cold_models_are_not_in_the_servers_own_memory(world):
     world.models.add("large", Affine(padding_mib=192), **AFFINE)
     world.models.add("small", Affine(), **AFFINE)

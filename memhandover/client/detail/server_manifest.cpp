@@ -1,6 +1,7 @@
 #include "memhandover/client/detail/server_manifest.hpp"
 
 #include <algorithm>
+#include <limits>
 
 #include "memhandover/base/bytes.hpp"
 #include "memhandover/base/error.hpp"
@@ -56,15 +57,47 @@ void server_manifest::publish(std::string_view key, std::byte const* data, std::
                                                   entry.key +
                                                   "\" but do not lie in a placement of this pool"};
   }
+  publish(entry);
+}
+
+void server_manifest::publish_chunks(std::string_view key, std::span<std::uint32_t const> chunks,
+                                     std::span<std::byte const> blob) {
+  manifest_entry entry;
+  entry.key = key;
+  entry.bytes = chunks.size() * of_.view.header().chunk_bytes;
+  entry.blob.assign(blob.begin(), blob.end());
+  std::lock_guard const lock{of_.mutex};
+  for (auto const chunk : chunks) {
+    auto const state = of_.view.chunk(chunk);
+    if (state.who != owner::serving || state.client != of_.slot) {
+      throw error{error_kind::invalid_argument, "chunk " + std::to_string(chunk) +
+                                                    " is to be published as \"" + entry.key +
+                                                    "\" but is not this server's"};
+    }
+    entry.chunks.push_back({chunk, state.epoch});
+  }
+  publish(entry);
+}
+
+/// With the mutex held.
+void server_manifest::publish(manifest_entry const& entry) {
+  manifest_place place{};
   try {
-    manifest_.publish(entry);
+    place = manifest_.publish(entry);
   } catch (error const& full) {
     if (full.kind() != error_kind::out_of_memory || prune() == 0) {
       throw;
     }
-    manifest_.publish(entry);
+    place = manifest_.publish(entry);
   }
-  own_.insert_or_assign(entry.key, std::move(chunks));
+  own_.insert_or_assign(entry.key, publication{chunks_of(entry), place});
+}
+
+void server_manifest::set_in_use(std::string_view key, bool used) {
+  std::lock_guard const lock{of_.mutex};
+  if (auto const mine = own_.find(key); mine != own_.end()) {
+    manifest_.set_in_use(mine->second.place, used);
+  }
 }
 
 /// Removes what names memory that has become something else; returns how many entries.
@@ -111,12 +144,40 @@ std::vector<inheritance> server_manifest::inherited() const {
   return result;
 }
 
+std::optional<manifest_entry> server_manifest::left_under(std::string_view key) const {
+  for (auto& entry : left_entries()) {
+    if (entry.key == key) {
+      return std::move(entry);
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<claimed_chunks> server_manifest::claim_chunks(std::string_view key) {
+  std::lock_guard const lock{of_.mutex};
+  auto entry = left_under(key);
+  if (!entry) {
+    return std::nullopt;
+  }
+  claimed_chunks result{chunks_of(*entry), std::move(entry->blob), entry->in_use};
+  own_.emplace(entry->key, publication{result.chunks, entry->place});
+  of_.writer->claim(result.chunks, static_cast<std::uint16_t>(of_.slot));
+  return result;
+}
+
+void server_manifest::hold_left() {
+  std::lock_guard const lock{of_.mutex};
+  if (of_.writer->left_chunks() > 0) {
+    of_.view.header().left_until_ns.store(
+        static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()),
+        std::memory_order_release);
+  }
+}
+
 placement server_manifest::claim(std::string_view key) {
   std::unique_lock lock{of_.mutex};
-  auto const entries = left_entries();
-  auto const entry = std::find_if(entries.begin(), entries.end(),
-                                  [key](manifest_entry const& each) { return each.key == key; });
-  if (entry == entries.end()) {
+  auto const entry = left_under(key);
+  if (!entry) {
     return {};
   }
   auto const chunks = chunks_of(*entry);
@@ -131,7 +192,7 @@ placement server_manifest::claim(std::string_view key) {
   for (auto const chunk : chunks) {
     ++claims_.at(chunk);
   }
-  own_.insert_or_assign(entry->key, chunks);
+  own_.insert_or_assign(entry->key, publication{chunks, entry->place});
   auto give_it_back = [this, server = of_.hold(), chunks, stitched, base, count](void*) {
     if (stitched) {
       {
@@ -214,7 +275,8 @@ std::vector<std::uint32_t> server_manifest::without_left(std::vector<std::uint32
     dying[chunk] = true;
   }
   for (auto mine = own_.begin(); mine != own_.end();) {
-    auto const& [key, named] = *mine;
+    auto const& key = mine->first;
+    auto const& named = mine->second.chunks;
     bool const goes =
         std::any_of(named.begin(), named.end(), [&](std::uint32_t chunk) { return dying[chunk]; });
     if (goes && !leaving_) {
@@ -251,8 +313,8 @@ std::optional<std::int64_t> server_manifest::end_grace() {
 
 void server_manifest::end() {
   if (!leaving_) {
-    for (auto const& [key, chunks] : own_) {
-      manifest_.withdraw(key);
+    for (auto const& mine : own_) {
+      manifest_.withdraw(mine.first);
     }
     own_.clear();
   }

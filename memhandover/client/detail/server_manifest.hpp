@@ -36,9 +36,14 @@ class server_manifest final : public warm_memory {
 
   void publish(std::string_view key, std::byte const* data, std::uint64_t bytes,
                std::span<std::byte const> blob) override;
+  void publish_chunks(std::string_view key, std::span<std::uint32_t const> chunks,
+                      std::span<std::byte const> blob) override;
   void withdraw(std::string_view key) override;
+  void set_in_use(std::string_view key, bool used) override;
   [[nodiscard]] std::vector<inheritance> inherited() const override;
   [[nodiscard]] placement claim(std::string_view key) override;
+  [[nodiscard]] std::optional<claimed_chunks> claim_chunks(std::string_view key) override;
+  void hold_left() override;
   void release(std::string_view key) override;
   void release_rest() override;
   void leave_to_successor() override;
@@ -58,7 +63,14 @@ class server_manifest final : public warm_memory {
   void end();
 
  private:
+  struct publication {
+    std::vector<std::uint32_t> chunks;
+    manifest_place place{};
+  };
+
   [[nodiscard]] std::vector<manifest_entry> left_entries() const;
+  [[nodiscard]] std::optional<manifest_entry> left_under(std::string_view key) const;
+  void publish(manifest_entry const& entry);
   std::size_t prune();
   void give_claimed_back(std::vector<std::uint32_t> const& chunks);
   void forget_left(manifest_entry const& entry);
@@ -66,7 +78,7 @@ class server_manifest final : public warm_memory {
   parts of_;
   manifest manifest_;
   /// Published by this server.
-  std::map<std::string, std::vector<std::uint32_t>, std::less<>> own_;
+  std::map<std::string, publication, std::less<>> own_;
   std::map<std::byte const*, std::vector<std::uint32_t>> stitched_;
   std::vector<std::uint32_t> claims_;  ///< by chunk: claimed placements that it is part of
   bool leaving_ = false;

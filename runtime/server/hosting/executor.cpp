@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "memhandover/ledger/manifest.hpp"
 #include "runtime/server/hosting/detail/model_host_impl.hpp"
 #include "runtime/telemetry/logging.hpp"
 
@@ -22,6 +23,16 @@ double microseconds(std::chrono::nanoseconds value) {
 
 memhandover::residence residence_of(detail::slot const& model) {
   return model.is.always_warm ? memhandover::residence::lasting : memhandover::residence::passing;
+}
+
+/// Under which name it is left to a successor.
+std::string key_of(detail::slot const& model) {
+  auto key = model.is.name + '/' + model.is.version;
+  if (key.size() > memhandover::max_manifest_key) {
+    key.resize(
+        memhandover::max_manifest_key);  // another one of that beginning has another fingerprint
+  }
+  return key;
 }
 
 void log_cold_start(host_snapshot::handover const& event, std::chrono::nanoseconds total) {
@@ -49,6 +60,7 @@ void model_host::impl::execute() {
     spdlog::error("the executor's thread is not set up reason={}",
                   telemetry::quoted(detail::as_error(std::current_exception()).what()));
   }
+  take_over(lock);
   work_off(lock);
   for (auto& each : slots_) {
     if (each.state == model_state::warm) {
@@ -58,6 +70,75 @@ void model_host::impl::execute() {
   pause_.release();
   executed_ = true;
   changed_.notify_all();
+}
+
+/// What a server that has died had warm, and this one serves as well, is warm here.
+void model_host::impl::take_over(lock_type& lock) {
+  for (auto& each : slots_) {
+    try {
+      take_over(lock, each);
+    } catch (...) {
+      if (!lock.owns_lock()) {
+        lock.lock();
+      }
+      spdlog::warn("a warm model cannot be taken over model={} reason={}", each.is.name,
+                   telemetry::quoted(detail::as_error(std::current_exception()).what()));
+    }
+  }
+  lock.unlock();
+  heap_.release_rest();
+  lock.lock();
+  taken_over_ = true;
+  changed_.notify_all();
+}
+
+void model_host::impl::take_over(lock_type& lock, slot& model) {
+  auto const fingerprint = model.is.model->fingerprint();
+  if (fingerprint.empty() || model.is.model->bytes() == 0) {
+    return;
+  }
+  lock.unlock();
+  auto const begin = clock::now();
+  auto left = heap_.adopt({model.is.model->pieces(), model.is.name, residence_of(model)},
+                          key_of(model), fingerprint);
+  if (left) {
+    if (left->intact) {
+      model.is.model->attach(left->tensors.addresses());
+    } else {  // it died computing, which may have changed them
+      model.is.model->load(left->tensors.addresses());
+      heap_.set_in_use(left->tensors, false);
+    }
+    model.memory = std::move(left->tensors);
+  }
+  auto const end = clock::now();
+  lock.lock();
+  if (left) {
+    model.state = model_state::warm;
+    model.offered = model.published = true;
+    model.idle_since = end;
+    spdlog::info("took over a warm model model={} bytes={} copied_bytes={} took_us={:.0f}",
+                 model.is.name, model.memory.bytes(), left->intact ? 0 : model.memory.bytes(),
+                 microseconds(end - begin));
+  }
+}
+
+/// A successor may have it from now on. Off the path of requests.
+void model_host::impl::publish(lock_type& lock, slot& model) {
+  model.offered = true;
+  auto const fingerprint = model.is.model->fingerprint();
+  if (fingerprint.empty() || !model.memory) {
+    return;
+  }
+  lock.unlock();
+  bool published = false;
+  try {
+    published = heap_.publish(model.memory, key_of(model), fingerprint);
+  } catch (...) {
+    spdlog::warn("a warm model would not outlive this server model={} reason={}", model.is.name,
+                 telemetry::quoted(detail::as_error(std::current_exception()).what()));
+  }
+  lock.lock();
+  model.published = published;
 }
 
 void model_host::impl::work_off(lock_type& lock) {
@@ -84,7 +165,7 @@ void model_host::impl::next_step(lock_type& lock) {
       (void)release(lock, each, "idle");
       return;
     }
-    if (each.load_wanted && !stopping_) {
+    if (each.load_wanted && each.state == model_state::cold && !stopping_) {
       load(lock, number, now + each.is.queue_timeout);
       each.load_wanted = false;
       changed_.notify_all();
@@ -95,6 +176,13 @@ void model_host::impl::next_step(lock_type& lock) {
     busy_ = true;
     serve(lock);
     rest();
+    return;
+  }
+  auto const unpublished = std::find_if(slots_.begin(), slots_.end(), [](slot const& each) {
+    return each.state == model_state::warm && !each.offered;
+  });
+  if (unpublished != slots_.end()) {
+    publish(lock, *unpublished);
   } else if (!stopping_) {
     wait_for_work(lock);
   }
@@ -159,12 +247,18 @@ void model_host::impl::run_oldest(lock_type& lock) {
   lock.unlock();
 
   auto const begin = clock::now();
+  if (model.memory) {
+    heap_.set_in_use(model.memory, true);  // a computation may change weights, until that is undone
+  }
   infer_result result = infer_response{taken.request.model, model.is.version, taken.request.id, {}};
   try {
     std::get<infer_response>(result).outputs =
         model.is.model->run(taken.request.inputs, taken.request.outputs);
   } catch (...) {
     result = detail::as_error(std::current_exception());
+  }
+  if (model.memory) {
+    heap_.set_in_use(model.memory, false);
   }
   auto const end = clock::now();
 
@@ -293,6 +387,7 @@ bool model_host::impl::release(lock_type& lock, slot& model, char const* why) {
     return false;
   }
   model.state = model_state::cold;
+  model.offered = model.published = false;
   spdlog::info("model released model={} bytes={} why={}", model.is.name, model.is.model->bytes(),
                why);
   return true;

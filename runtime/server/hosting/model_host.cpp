@@ -114,6 +114,7 @@ model_host::impl::~impl() {
 
 void model_host::impl::warm_up() {
   lock_type lock{mutex_};
+  changed_.wait(lock, [this] { return taken_over_ || stopping_; });
   for (auto& each : slots_) {
     each.load_wanted = each.is.always_warm && each.state == model_state::cold;
   }
@@ -242,7 +243,8 @@ host_snapshot model_host::impl::snapshot() const {
   for (auto const& each : slots_) {
     result.models.push_back({each.is.name, each.is.version, each.state, each.is.model->bytes(),
                              each.requests, each.failed, each.cold_starts, each.queue,
-                             each.is.always_warm, each.is.scheduling.goal, each.report});
+                             each.is.always_warm, each.published, each.is.scheduling.goal,
+                             each.report});
     result.in_flight += each.queue;
   }
   result.requests = requests_;

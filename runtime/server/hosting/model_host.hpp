@@ -18,6 +18,11 @@
 /// models, then that of idle models, the longest idle first. Several models may share a chunk. If
 /// there is not enough, the requests that wait for the model fail and it stays cold.
 ///
+/// *Succession*: what is warm is published in the pool, so that it outlives this process. The host of a
+/// server that comes after one that was killed begins with the models that were warm there and are the same
+/// here (hosted_model::fingerprint), without copying a byte; one that died in the middle of a computation has
+/// its weights copied anew, into the same memory. What else was left goes back to the pool.
+///
 /// *Compute*: by policy training is paused from the arrival of a request until nothing has waited or
 /// run for the hysteresis, or while a model is loaded; but not beyond what leaves training its share
 /// of the time (detail/compute_pause.hpp). Requests never wait for a pause.
@@ -98,6 +103,8 @@ struct model_snapshot {
   std::uint64_t cold_starts = 0;
   std::size_t queue = 0;  ///< waiting and running
   bool always_warm = false;
+  bool outlives_server =
+      false;  ///< if this process is killed now, its successor begins with it warm
   scheduler::objective goal;
   scheduler::model_report report;  ///< of the last tick
 };
@@ -145,7 +152,8 @@ class model_host {
   model_host(model_host&&) = delete;
   model_host& operator=(model_host&&) = delete;
 
-  /// Loads the models that are always warm, and returns when that is done. One that cannot be
+  /// Takes over what an earlier server has left, loads the models that are always warm, and returns when
+  /// that is done. One that cannot be
   /// loaded is logged; its first request tries again.
   void warm_up();
 

@@ -1,9 +1,9 @@
 /// A model as the host sees it: tensors that must lie in pool memory before it can compute.
 ///
-///   cold ──load(memory)──► warm ──unload()──► cold
+///   cold ──load(memory), attach(memory)──► warm ──unload()──► cold
 ///
-/// The host calls `load`, `run` and `unload` from its one executor thread; `bytes` and
-/// `pieces` may be called from anywhere.
+/// The host calls `load`, `attach`, `run` and `unload` from its one executor thread; `bytes`,
+/// `fingerprint` and `pieces` may be called from anywhere.
 #pragma once
 
 #include <cstddef>
@@ -34,6 +34,12 @@ class hosted_model {
   /// which stay the model's until `unload`. After an exception the model is cold and holds nothing of
   /// that memory.
   virtual void load(std::span<std::byte* const> memory) = 0;
+
+  /// Which bytes `load` writes, in a few words: two models whose words are equal, and whose pieces are, fill
+  /// their memory alike. Empty: not known, so that no other process may take them over.
+  [[nodiscard]] virtual std::string fingerprint() const { return {}; }
+  /// As `load`, of memory that holds already what `load` would write there.
+  virtual void attach(std::span<std::byte* const> memory) { load(memory); }
 
   /// Lets go of the memory. Throws `internal` if the model still reaches into it: then it must not
   /// be released.

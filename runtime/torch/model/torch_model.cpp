@@ -6,6 +6,7 @@
 #include <c10/util/StringUtil.h>
 #include <dlfcn.h>
 #include <malloc.h>
+#include <sys/stat.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 #include <torch/csrc/jit/runtime/jit_exception.h>
@@ -71,12 +72,33 @@ std::vector<c10::Argument> request_arguments(torch::jit::Module const& module,
   return arguments;
 }
 
+/// How this version lays out a file's weights in memory. To be counted up when that changes: a server must
+/// not take over what an older one has laid out in another way.
+constexpr int weights_layout = 1;
+
+/// The very file in the very state: whoever writes to it, or puts another in its place, changes this.
+std::string fingerprint_of(std::filesystem::path const& file) {
+  struct stat state {};
+  if (::stat(file.c_str(), &state) != 0) {
+    return {};  // reading it will say why
+  }
+  return c10::str("layout=", weights_layout, " device=", state.st_dev, " inode=", state.st_ino,
+                  " bytes=", state.st_size, " modified=", state.st_mtim.tv_sec, '.',
+                  state.st_mtim.tv_nsec, " changed=", state.st_ctim.tv_sec, '.',
+                  state.st_ctim.tv_nsec);
+}
+
 class torch_model final : public hosted_model {
  public:
   explicit torch_model(torch_model_options options)
       : options_(std::move(options)),
         device_(at_device(options_.device)),
+        fingerprint_(fingerprint_of(options_.file)),
         module_(read_module(options_)) {
+    if (fingerprint_of(options_.file) != fingerprint_) {
+      throw error{error_kind::invalid_argument,
+                  c10::str(options_.file.string(), " has changed while it was read; start again")};
+    }
     module_.eval();
     arguments_ = request_arguments(module_, options_);
     for (auto const& each : options_.inputs) {
@@ -98,14 +120,14 @@ class torch_model final : public hosted_model {
     return weights_->pieces();
   }
 
+  [[nodiscard]] std::string fingerprint() const override { return fingerprint_; }
+
   void load(std::span<std::byte* const> memory) override {
-    try {
-      auto const here = on_device();
-      weights_->bind(memory);
-    } catch (...) {
-      weights_->unbind();
-      rethrow_as_error(c10::str("loading model '", options_.name, "'"), error_kind::internal);
-    }
+    bind([&] { weights_->bind(memory); });
+  }
+
+  void attach(std::span<std::byte* const> memory) override {
+    bind([&] { weights_->attach(memory); });
   }
 
   void unload() override {
@@ -133,6 +155,17 @@ class torch_model final : public hosted_model {
   }
 
  private:
+  template <typename Binding>
+  void bind(Binding const& binding) {
+    try {
+      auto const here = on_device();
+      binding();
+    } catch (...) {
+      weights_->unbind();
+      rethrow_as_error(c10::str("loading model '", options_.name, "'"), error_kind::internal);
+    }
+  }
+
   /// Makes the model's GPU the current one: a model may make tensors on "cuda" without saying
   /// which.
   [[nodiscard]] c10::OptionalDeviceGuard on_device() const {
@@ -149,6 +182,7 @@ class torch_model final : public hosted_model {
 
   torch_model_options const options_;
   at::Device const device_;
+  std::string const fingerprint_;
   torch::jit::Module module_;
   std::vector<c10::Argument> arguments_;
   std::optional<detail::torch_weights> weights_;

@@ -200,6 +200,16 @@ void torch_weights::bind(std::span<std::byte* const> memory) {
   memory_.assign(memory.begin(), memory.end());
   copy_image();
   wait_for(device_);
+  point_all();
+}
+
+void torch_weights::attach(std::span<std::byte* const> memory) {
+  at::NoGradGuard const no_gradients;
+  memory_.assign(memory.begin(), memory.end());
+  point_all();
+}
+
+void torch_weights::point_all() {
   for (std::size_t number = 0; number < regions_.size(); ++number) {
     views_->fetch_add(1);
     bound_.push_back(at::from_blob(

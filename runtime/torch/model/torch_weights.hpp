@@ -48,6 +48,8 @@ class torch_weights {
   /// Copies the image to `memory`, an address for each of `pieces()`, and points the module's tensors
   /// there.
   void bind(std::span<std::byte* const> memory);
+  /// The same of memory that holds the image already.
+  void attach(std::span<std::byte* const> memory);
   /// Puts back what a run assigned or changed in place.
   void undo_changes();
   /// Takes the tensors away from the memory. Throws `internal` if something else still refers to
@@ -73,6 +75,7 @@ class torch_weights {
   };
   class collector;
 
+  void point_all();
   void write_image();
   void empty_tensors();
   void copy(std::uint64_t offset, std::uint64_t bytes, std::byte* to) const;

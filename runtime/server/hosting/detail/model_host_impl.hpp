@@ -50,6 +50,8 @@ struct slot {
   memhandover::loaded_tensors memory;  ///< the executor's
   clock::time_point idle_since;
   bool load_wanted = false;
+  bool offered = false;                    ///< for publication, however that came out
+  bool published = false;                  ///< a successor may have it
   bool keeps_memory = false;               ///< it could not be unloaded: never released again
   std::optional<error_kind> failing_with;  ///< the last cold start
   std::size_t queue = 0;                   ///< waiting and running
@@ -96,6 +98,9 @@ class model_host::impl {
   void serve(lock_type& lock);
   void rest();
   void run_oldest(lock_type& lock);
+  void take_over(lock_type& lock);
+  void take_over(lock_type& lock, slot& model);
+  void publish(lock_type& lock, slot& model);
   void load(lock_type& lock, model_index number, clock::time_point deadline);
   [[nodiscard]] memhandover::loaded_tensors obtain(slot const& model, clock::time_point deadline,
                                                    memhandover::handover_report& report);
@@ -147,9 +152,10 @@ class model_host::impl {
   std::chrono::microseconds run_ahead_{0};  ///< as published; 0: not yet
   bool busy_ = false;                       ///< the executor loads or computes for a request
   bool loading_ = false;                    ///< of these, it loads
-  bool stopping_ = false;  ///< no more requests; the executor ends when the queue is empty
-  bool executed_ = false;  ///< the executor has ended and all memory is given back
-  bool ended_ = false;     ///< the timekeeper ends
+  bool stopping_ = false;    ///< no more requests; the executor ends when the queue is empty
+  bool taken_over_ = false;  ///< what a dead server has left has been looked at
+  bool executed_ = false;    ///< the executor has ended and all memory is given back
+  bool ended_ = false;       ///< the timekeeper ends
   bool timekeeper_called_ = false;
 
   std::thread executor_, timekeeper_;  ///< last: they use what stands above
