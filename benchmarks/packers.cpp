@@ -184,7 +184,8 @@ class heap_packer final : public packer {
  private:
   template <typename Each>
   void for_each_part(std::uint64_t offset, Each&& each) const {
-    memhandover::for_each_chunk({offset, offset + ranges_.size_at(offset)}, chunk_bytes_, each);
+    auto const [begin, size] = ranges_.containing(offset).value();
+    memhandover::for_each_chunk({begin, begin + size}, chunk_bytes_, each);
   }
 
   void count(std::uint64_t offset, bool is_live) {

@@ -70,30 +70,6 @@ cycle cycle_of(queue_load const& demand, double exceed) {
           .cold_or_loading = released * (1.0 + rate * s1)};
 }
 
-allowed_release largest_release(queue_load const& demand, seconds extra_wait) {
-  check(demand);
-  if (!(extra_wait.count() >= 0.0)) {
-    throw std::invalid_argument("the extra wait must be >= 0 s; got " +
-                                std::to_string(extra_wait.count()) + " s");
-  }
-  double const rate = demand.arrivals_per_s;
-  if (demand.utilisation() >= 1.0) {
-    return {.exceed = 0.0, .idle_timeout = forever};
-  }
-  double const x = extra_wait.count();
-  double const s1 = demand.load.mean().count();
-  double const s2 = demand.load.second_moment_s2();
-  double const divisor = 2.0 * s1 + rate * s2 - 2.0 * x * rate * s1;
-  // The cost grows with p towards a bound below X when the divisor is small or negative: then every
-  // p is allowed.
-  double const exceed = divisor <= 2.0 * x ? 1.0 : 2.0 * x / divisor;
-  if (exceed >= 1.0) {
-    return {.exceed = 1.0, .idle_timeout = seconds{0.0}};
-  }
-  return {.exceed = exceed,
-          .idle_timeout = rate > 0.0 && exceed > 0.0 ? seconds{-std::log(exceed) / rate} : forever};
-}
-
 double wait_tail::probability_above(seconds t) const noexcept {
   if (prefactor <= 0.0) {
     return 0.0;  // nobody waits: the decay may be infinite
@@ -151,18 +127,6 @@ wait_tail lundberg_tail(queue_load const& demand) {
   return {.utilisation = rho,
           .prefactor = (1.0 - rho) / (rate * demand.service.mgf_slope(theta) - 1.0),
           .decay_per_s = theta};
-}
-
-wait_tail cheap_tail(queue_load const& demand) {
-  check(demand);
-  double const rho = demand.utilisation();
-  if (rho >= 1.0) {
-    return {.utilisation = 1.0, .prefactor = 1.0, .decay_per_s = 0.0};
-  }
-  double const wait = mean_warm_wait(demand).count();
-  return {.utilisation = rho,
-          .prefactor = rho,
-          .decay_per_s = wait > 0.0 ? rho / wait : forever.count()};
 }
 
 }  // namespace sluice::scheduler

@@ -56,15 +56,6 @@ struct cycle {
 };
 [[nodiscard]] cycle cycle_of(queue_load const& demand, double exceed);
 
-/// The shortest idle timeout, under Poisson arrivals, that costs at most `extra_wait` of mean wait
-/// over always warm, and the largest p that belongs to it. `exceed` is 1 (timeout 0) when even
-/// releasing at once is cheap enough.
-struct allowed_release {
-  double exceed = 0.0;
-  seconds idle_timeout{0.0};
-};
-[[nodiscard]] allowed_release largest_release(queue_load const& demand, seconds extra_wait);
-
 /// P(wait > t) ≈ min(utilisation, prefactor · e^{−decay t}), of a model that is always warm: who
 /// finds it idle does not wait at all, which a prefactor that fits the far tail does not know.
 struct wait_tail {
@@ -81,9 +72,5 @@ struct wait_tail {
 /// distribution without exponential moments must come as a sample. At utilisation ≥ 1 the tail is one
 /// everywhere (decay 0).
 [[nodiscard]] wait_tail lundberg_tail(queue_load const& demand);
-
-/// The tail from mean wait alone: P(wait > t) ≈ ρ e^{−ρ t / W}. Exact for M/M/1; short by a fifth
-/// on mixed services.
-[[nodiscard]] wait_tail cheap_tail(queue_load const& demand);
 
 }  // namespace sluice::scheduler

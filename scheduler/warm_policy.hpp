@@ -84,7 +84,6 @@ struct warm_decision {
   /// Share of requests to admit; below one only if refusing the others lets the admitted ones meet
   /// the objective.
   double admit_share = 1.0;
-  [[nodiscard]] bool rejects() const noexcept { return admit_share < 1.0; }
   seconds retry_after{0.0};  ///< for the refused
 
   double required_share = 0.0;  ///< what `attainment` had to meet

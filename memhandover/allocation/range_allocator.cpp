@@ -83,11 +83,6 @@ std::size_t range_allocator::free(std::size_t offset) noexcept {
   return size;
 }
 
-std::size_t range_allocator::size_at(std::size_t offset) const {
-  auto const found = live_.find(offset);
-  return found == live_.end() ? 0 : found->second;
-}
-
 std::optional<std::pair<std::size_t, std::size_t>> range_allocator::containing(
     std::size_t offset) const {
   return one_with(live_, offset);

@@ -34,8 +34,6 @@ class range_allocator {
   [[nodiscard]] std::optional<std::size_t> allocate(std::size_t bytes);
   /// Frees the range that starts at `offset`; returns its size, 0 if none does.
   std::size_t free(std::size_t offset) noexcept;
-  /// Size of the range that starts at `offset`, 0 if none does.
-  [[nodiscard]] std::size_t size_at(std::size_t offset) const;
   /// The range that `offset` lies in, as start and size; nothing if it is free.
   [[nodiscard]] std::optional<std::pair<std::size_t, std::size_t>> containing(
       std::size_t offset) const;

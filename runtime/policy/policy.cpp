@@ -107,11 +107,6 @@ void check_together(policy const& wanted, detail::findings& found) {
 
 }  // namespace
 
-std::uint64_t memory_amount::of(std::uint64_t available_bytes) const noexcept {
-  return bytes != 0 ? bytes
-                    : static_cast<std::uint64_t>(share * static_cast<double>(available_bytes));
-}
-
 std::string problem::text() const {
   auto const place = fmt::format("{}:{}:{}: ", file, line, column);
   return path.empty() ? place + message : fmt::format("{}{}: {}", place, path, message);

@@ -40,9 +40,7 @@ enum class miss_action { queue, reject };
 
 /// As in the policy file: "auto", "on_request", ….
 [[nodiscard]] std::string_view to_string(pool_backend value) noexcept;
-[[nodiscard]] std::string_view to_string(pause_rule value) noexcept;
 [[nodiscard]] std::string_view to_string(warm_mode value) noexcept;
-[[nodiscard]] std::string_view to_string(miss_action value) noexcept;
 
 struct server_policy {
   std::string host = "127.0.0.1";   ///< address or name to listen on
@@ -58,7 +56,6 @@ struct server_policy {
 struct memory_amount {
   std::uint64_t bytes = 0;
   double share = 0.0;  ///< in (0, 1]
-  [[nodiscard]] std::uint64_t of(std::uint64_t available_bytes) const noexcept;
 };
 
 struct pool_policy {

@@ -6,23 +6,25 @@
 namespace sluice::telemetry {
 namespace {
 
-constexpr error_row row(error_kind kind, int http_status, int exit_code) {
-  return {kind, to_string(kind), http_status, exit_code};
-}
+struct error_row {
+  error_kind kind;
+  int http_status;
+  int exit_code;
+};
 
 // Exit codes begin at 2: shells and `policy check` use 1 for "no". What a later attempt can change
 // is 503 or 504.
-constexpr std::array<error_row, 9> table{{
-    row(error_kind::invalid_argument, 400, 2),
-    row(error_kind::not_found, 404, 3),
-    row(error_kind::already_exists, 409, 4),
-    row(error_kind::out_of_memory, 503, 5),
-    row(error_kind::unavailable, 503, 6),
-    row(error_kind::deadline_exceeded, 504, 7),
-    row(error_kind::unsupported, 501, 8),
-    row(error_kind::cancelled, 503, 9),
-    row(error_kind::internal, 500, 10),
-}};
+constexpr std::array table{
+    error_row{error_kind::invalid_argument, 400, 2},
+    error_row{error_kind::not_found, 404, 3},
+    error_row{error_kind::already_exists, 409, 4},
+    error_row{error_kind::out_of_memory, 503, 5},
+    error_row{error_kind::unavailable, 503, 6},
+    error_row{error_kind::deadline_exceeded, 504, 7},
+    error_row{error_kind::unsupported, 501, 8},
+    error_row{error_kind::cancelled, 503, 9},
+    error_row{error_kind::internal, 500, 10},
+};
 
 error_row const& error_row_of(error_kind kind) noexcept {
   auto const* const found = std::find_if(
@@ -37,10 +39,6 @@ int http_status(error_kind kind) noexcept {
 }
 int exit_code(error_kind kind) noexcept {
   return error_row_of(kind).exit_code;
-}
-
-std::span<error_row const> all_error_rows() noexcept {
-  return table;
 }
 
 }  // namespace sluice::telemetry

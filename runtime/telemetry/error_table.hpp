@@ -10,26 +10,13 @@
 /// instead, and 125 for a failure of its own. Everything here is constant: any thread.
 #pragma once
 
-#include <span>
-#include <string_view>
-
 #include "memhandover/base/error.hpp"
 
 namespace sluice::telemetry {
 
-struct error_row {
-  error_kind kind;
-  std::string_view name;  ///< as in logs and metrics
-  int http_status;
-  int exit_code;
-};
-
 /// Never fail: a kind that is not in the table counts as `internal`.
 [[nodiscard]] int http_status(error_kind kind) noexcept;
 [[nodiscard]] int exit_code(error_kind kind) noexcept;
-
-/// All rows, in the order of `error_kind`.
-[[nodiscard]] std::span<error_row const> all_error_rows() noexcept;
 
 /// Exit code of a launcher's own failure, and of a command that cannot be run or found, as shells
 /// and container engines have them.

@@ -213,7 +213,7 @@ TEST(model_controller, spreads_refusals_evenly) {
     model.on_service(at(now), seconds{0.02}, seconds{0.3});
   }
   auto const report = model.tick(at(now));
-  ASSERT_TRUE(report.warm.rejects());
+  ASSERT_LT(report.warm.admit_share, 1.0);
   int longest_run = 0;
   int run = 0;
   int admitted = 0;

@@ -97,10 +97,8 @@ TEST(an_overloaded_queue, waits_forever_and_releases_nothing) {
     EXPECT_EQ(mean_wait(demand, 0.5), forever);
     EXPECT_EQ(cycle_of(demand, 1.0).released_fraction, 0.0);
     EXPECT_EQ(cycle_of(demand, 1.0).loads_per_s, 0.0);
-    EXPECT_EQ(largest_release(demand, seconds{1.0}).idle_timeout, forever);
     EXPECT_EQ(lundberg_tail(demand).probability_above(seconds{1e6}), 1.0);
     EXPECT_EQ(lundberg_tail(demand).quantile(0.5), forever);
-    EXPECT_EQ(cheap_tail(demand).quantile(0.5), forever);
   }
 }
 
@@ -115,44 +113,21 @@ TEST(a_queue_without_arrivals, is_released_all_the_time_that_the_timeout_allows)
   EXPECT_EQ(lundberg_tail(demand).probability_above(seconds{0.0}), 0.0);
 }
 
-TEST(largest_release, inverts_the_mean_wait) {
-  allowed_release const allowed = largest_release(rare, seconds{0.1});
-  EXPECT_NEAR(allowed.exceed, 0.034483, 5e-7);
-  EXPECT_NEAR(allowed.idle_timeout.count(), 6.7346, 5e-5);
-  // Held: what is not released. Without the busy and loading time that is 1 − f.
-  EXPECT_NEAR(1.0 - cycle_of(rare, allowed.exceed).released_fraction, 0.968333, 5e-7);
-  EXPECT_NEAR((mean_wait(rare, allowed.exceed) - mean_warm_wait(rare)).count(), 0.1, 1e-12);
-}
-
-TEST(largest_release, releases_at_once_when_that_is_cheap_enough_and_never_for_no_extra_wait) {
-  EXPECT_EQ(largest_release(rare, seconds{1.5}).idle_timeout.count(), 0.0);
-  EXPECT_EQ(largest_release(rare, seconds{1.5}).exceed, 1.0);
-  EXPECT_GT(largest_release(rare, seconds{1.4999}).idle_timeout.count(), 0.0);
-  EXPECT_EQ(largest_release(rare, seconds{100.0}).idle_timeout.count(), 0.0);
-  EXPECT_EQ(largest_release(rare, seconds{0.0}).idle_timeout, forever);
-  queue_load free_load = rare;
-  free_load.load = distribution{};
-  EXPECT_EQ(largest_release(free_load, seconds{0.0}).idle_timeout.count(), 0.0);
-}
-
 TEST(lundberg_tail, is_exact_for_mm1) {
   queue_load const demand{.arrivals_per_s = 8.0, .service = exponential(0.1)};
   wait_tail const tail = lundberg_tail(demand);
   EXPECT_NEAR(tail.quantile(0.99).count(), std::log(80.0) / 2.0, 1e-9);
   EXPECT_NEAR(tail.probability_above(seconds{0.0}), 0.8, 1e-9);
-  EXPECT_NEAR(cheap_tail(demand).quantile(0.99).count(), std::log(80.0) / 2.0, 1e-9);
 }
 
 TEST(lundberg_tail, of_other_services_has_the_known_quantiles) {
   queue_load const constant_service{.arrivals_per_s = 8.0, .service = constant(0.1)};
   EXPECT_NEAR(lundberg_tail(constant_service).quantile(0.99).count(), 1.0356, 5e-5);
-  EXPECT_NEAR(cheap_tail(constant_service).quantile(0.99).count(), 1.0955, 5e-5);
   queue_load const exponentials{
       .arrivals_per_s = 10.0,
       .service = distribution::mixture({{.weight = 0.9, .mean = seconds{0.02}, .scv = 1.0},
                                         {.weight = 0.1, .mean = seconds{0.2}, .scv = 1.0}})};
   EXPECT_NEAR(lundberg_tail(exponentials).quantile(0.99).count(), 0.8593, 5e-5);
-  EXPECT_NEAR(cheap_tail(exponentials).quantile(0.99).count(), 0.673, 5e-4);
   queue_load const constants{
       .arrivals_per_s = 5.0,
       .service = distribution::mixture(
@@ -190,7 +165,6 @@ TEST(queueing, refuses_numbers_without_meaning) {
   EXPECT_THROW((void)lundberg_tail(nan), std::invalid_argument);
   EXPECT_THROW((void)mean_wait(rare, 1.1), std::invalid_argument);
   EXPECT_THROW((void)cycle_of(rare, -0.1), std::invalid_argument);
-  EXPECT_THROW((void)largest_release(rare, seconds{-1.0}), std::invalid_argument);
 }
 
 }  // namespace

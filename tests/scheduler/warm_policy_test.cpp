@@ -125,8 +125,7 @@ TEST(decide, holds_to_the_limit_and_says_so_when_max_idle_is_too_short) {
   warm_decision const d = decide(in);
   EXPECT_EQ(d.reason, shortfall::max_idle);
   EXPECT_EQ(d.chosen.idle_timeout.count(), 10.0);
-  EXPECT_FALSE(
-      d.rejects());  // the operator wants the memory back; that is no reason to refuse anybody
+  EXPECT_EQ(d.admit_share, 1.0);  // the operator wants the memory back: no reason to refuse anybody
 }
 
 TEST(decide, holds_warm_and_refuses_only_the_excess_when_requests_queue_too_long) {
@@ -137,7 +136,7 @@ TEST(decide, holds_warm_and_refuses_only_the_excess_when_requests_queue_too_long
   warm_decision const d = decide(in);
   EXPECT_EQ(d.reason, shortfall::queueing);
   EXPECT_EQ(d.chosen.idle_timeout, forever);
-  ASSERT_TRUE(d.rejects());
+  ASSERT_LT(d.admit_share, 1.0);
   EXPECT_GE(d.retry_after.count(), 1.0);
   EXPECT_LE(d.retry_after.count(), 60.0);
 
@@ -164,10 +163,10 @@ TEST(decide, refuses_nobody_without_measurements_or_without_being_told) {
   warm_inputs in = rare_requests();
   in.arrivals_per_s = 50.0;
   in.service_measured = true;
-  EXPECT_FALSE(decide(in).rejects());
+  EXPECT_EQ(decide(in).admit_share, 1.0);
   in.reject_on_miss = true;
   in.service_measured = false;
-  EXPECT_FALSE(decide(in).rejects());
+  EXPECT_EQ(decide(in).admit_share, 1.0);
 }
 
 TEST(decide, refuses_nobody_when_the_service_itself_is_too_slow) {
@@ -177,7 +176,7 @@ TEST(decide, refuses_nobody_when_the_service_itself_is_too_slow) {
   in.service_measured = true;
   warm_decision d = decide(in);
   EXPECT_EQ(d.reason, shortfall::service_too_slow);
-  EXPECT_FALSE(d.rejects());
+  EXPECT_EQ(d.admit_share, 1.0);
   in.arrivals_per_s =
       5.0;  // more than can be done: then the excess must go, or the queue grows without bound
   d = decide(in);

@@ -137,14 +137,8 @@ void describe_scheduler(key_visitor& v, scheduler_policy& into) {
 std::string_view to_string(pool_backend value) noexcept {
   return backend_names[static_cast<std::size_t>(value)];
 }
-std::string_view to_string(pause_rule value) noexcept {
-  return pause_names[static_cast<std::size_t>(value)];
-}
 std::string_view to_string(warm_mode value) noexcept {
   return warm_names[static_cast<std::size_t>(value)];
-}
-std::string_view to_string(miss_action value) noexcept {
-  return miss_names[static_cast<std::size_t>(value)];
 }
 
 void detail::describe(key_visitor& visitor, policy& into) {

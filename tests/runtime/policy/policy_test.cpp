@@ -60,7 +60,8 @@ scheduler: {tick: 100ms, reserve: 512MiB}
   EXPECT_EQ(read.pool.backend, pool_backend::host);
   EXPECT_EQ(read.pool.device, 3);
   ASSERT_TRUE(read.pool.memory);
-  EXPECT_EQ(read.pool.memory->of(1_GiB), 40_GiB);
+  EXPECT_EQ(read.pool.memory->bytes, 40_GiB);
+  EXPECT_EQ(read.pool.memory->share, 0.0);
   EXPECT_EQ(read.pool.chunk, 4_MiB);
   EXPECT_EQ(read.training.pause, pause_rule::on_cold_start);
   EXPECT_EQ(read.training.pause_hysteresis, 500us);
@@ -136,7 +137,8 @@ TEST(policy, training_may_be_given_no_share_or_all_of_it) {
 TEST(policy, memory_may_be_a_share_of_what_is_free) {
   auto const read = parse(std::string{valid_model} + "pool: {memory: 80%}\n", "p.yaml");
   ASSERT_TRUE(read.pool.memory);
-  EXPECT_EQ(read.pool.memory->of(10_GiB), 8_GiB);
+  EXPECT_EQ(read.pool.memory->bytes, 0U);
+  EXPECT_DOUBLE_EQ(read.pool.memory->share, 0.8);
 }
 
 TEST(policy, windows_line_ends_and_a_byte_order_mark_do_no_harm) {

@@ -7,24 +7,14 @@
 namespace sluice::telemetry {
 namespace {
 
-TEST(error_table, has_a_row_for_every_kind_under_the_kinds_own_name) {
-  // `internal` is the last kind.
-  ASSERT_EQ(all_error_rows().size(), static_cast<std::size_t>(error_kind::internal) + 1);
-  for (std::size_t i = 0; i < all_error_rows().size(); ++i) {
-    auto const& entry = all_error_rows()[i];
-    EXPECT_EQ(static_cast<std::size_t>(entry.kind), i);
-    EXPECT_EQ(entry.name, to_string(entry.kind));
-    EXPECT_EQ(http_status(entry.kind), entry.http_status);
-    EXPECT_EQ(exit_code(entry.kind), entry.exit_code);
-  }
-}
-
-TEST(error_table, exit_codes_tell_the_kinds_apart_and_leave_those_of_shells_free) {
+TEST(error_table, exit_codes_tell_all_kinds_apart_and_leave_those_of_shells_free) {
   std::set<int> codes;
-  for (auto const& entry : all_error_rows()) {
-    EXPECT_TRUE(codes.insert(entry.exit_code).second) << entry.name;
-    EXPECT_GT(entry.exit_code, 1);
-    EXPECT_LT(entry.exit_code, exit_launcher_failed);
+  // `internal` is the last kind; one without a row would have its code.
+  for (int i = 0; i <= static_cast<int>(error_kind::internal); ++i) {
+    int const code = exit_code(static_cast<error_kind>(i));
+    EXPECT_TRUE(codes.insert(code).second) << to_string(static_cast<error_kind>(i));
+    EXPECT_GT(code, 1);
+    EXPECT_LT(code, exit_launcher_failed);
   }
 }
 
