@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Checks format and findings of the project's sources: clang-format, clang-tidy, shellcheck.
+"""Checks format and findings of the project's sources: clang-format, clang-tidy, shellcheck, and functions that nobody calls.
 
-    ./scripts/lint.sh                         all three
+    ./scripts/lint.sh                         all four
+    ./scripts/lint.sh --dead                  functions of the product without a caller, in all of it
     ./scripts/lint.sh --tidy scheduler        clang-tidy, on the files under scheduler/ alone
     ./scripts/lint.sh --fix                   rewrite what clang-format finds
 
@@ -27,6 +28,7 @@ import time
 from pathlib import Path
 from xml.etree import ElementTree
 
+from detail import callers
 from detail.interpreter import chosen_python
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -88,6 +90,12 @@ def check_shell(folders: list[str]) -> tuple[bool, str]:
 def is_shell_script(file: Path) -> bool:
     with file.open("rb") as opened:
         return file.suffix == ".sh" or re.match(rb"#!.*\b(ba)?sh\b", opened.readline()) is not None
+
+
+def check_callers() -> tuple[bool, str]:
+    """Nothing in the product is without a caller, but for what detail/callers.py lists with a reason."""
+    said = callers.check(ROOT, project_files(), callers.UNCALLED)
+    return not said, "\n".join(said)
 
 
 class CompileCommands:
@@ -258,6 +266,7 @@ def main() -> int:
     parser.add_argument("--format", action="store_true", help="clang-format")
     parser.add_argument("--tidy", action="store_true", help="clang-tidy")
     parser.add_argument("--shell", action="store_true", help="shellcheck")
+    parser.add_argument("--dead", action="store_true", help="functions that nobody calls")
     parser.add_argument("--fix", action="store_true", help="rewrite as clang-format wants")
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "release",
                         help="a finished build")
@@ -265,12 +274,14 @@ def main() -> int:
     parser.add_argument("--junit", type=Path, help="also write the results there")
     options = parser.parse_args()
     folders, build = options.folders, options.build.resolve()
-    everything = not (options.format or options.shell or options.tidy or options.fix)
+    everything = not (options.format or options.shell or options.tidy or options.fix or options.dead)
     chosen = {}
     if options.format or options.fix or everything:
         chosen["clang-format"] = lambda: check_format(folders, options.fix)
     if options.shell or everything:
         chosen["shellcheck"] = lambda: check_shell(folders)
+    if options.dead or everything:
+        chosen["callers"] = check_callers
     if options.tidy or everything:
         chosen["clang-tidy"] = lambda: check_tidy(folders, build, options.jobs)
 
