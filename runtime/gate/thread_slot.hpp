@@ -19,6 +19,7 @@ struct stream_key {
   /// Only for the default streams, which have one handle in every context.
   void* context = nullptr;
   void const* owner = nullptr;  ///< the thread's slot, only for per-thread default streams
+  [[nodiscard]] bool belongs_to_thread() const noexcept { return owner != nullptr; }
   friend bool operator==(stream_key const&, stream_key const&) = default;
 };
 
