@@ -15,7 +15,8 @@
 #include <vector>
 
 #include "nccl_shim/calls/communicators.hpp"
-#include "nccl_shim/calls/pending_calls.hpp"
+#include "nccl_shim/calls/submit.hpp"
+#include "nccl_shim/calls/surroundings.hpp"
 
 using namespace sluice::nccl_shim;
 

@@ -1,35 +1,23 @@
-/// The communicators of this process, and how their calls are made.
+/// The communicators of this process: which there are, and what is known of each.
 ///
-///   call ──► [group] ──► the gate's queue ──its turn──► asked ──agreed──► NCCL
-///                                              ▲   │
-///                            the gate opens    └───┘ it closes: the question is taken back
-///
-/// Without a gate, and outside of `sluice run`, everything goes to NCCL at once. So do calls of
-/// communicators whose ranks cannot agree, those made by other means than `join` for one: they pass the gate in
-/// their turn.
+///   made ──enlist──► known ──give_up──► given up ──bury──► not to be called, until another has its address
+///                      └─────────────────forget──► unknown
 ///
 /// Thread-safety: everything may be called from any thread, as far as NCCL allows it.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
+#include <vector>
 
 #include "abi/nccl_abi.hpp"
 #include "nccl_shim/agreement/rank_group.hpp"
-#include "nccl_shim/calls/collective.hpp"
+#include "nccl_shim/calls/known_communicator.hpp"
 
 namespace sluice::nccl_shim {
-
-/// Whether calls are to be looked at: there is a gate, and the calling thread is not inside of NCCL.
-[[nodiscard]] bool is_watching() noexcept;
-
-/// Whether the address lies in memory of the pool.
-[[nodiscard]] bool holds(void const* address) noexcept;
-
-/// Waits until all calls have been made that were left to the gate.
-void flush() noexcept;
 
 /// To be called before a communicator is made: `key` is what all its ranks know, and no others.
 [[nodiscard]] std::unique_ptr<rank_group> join(std::string const& key);
@@ -38,8 +26,20 @@ void enlist(communicator made, std::unique_ptr<rank_group> of);
 /// The key of what is split off; nothing if the parent's ranks do not agree.
 [[nodiscard]] std::optional<std::string> key_of_child(communicator parent, int colour);
 
-/// Makes a call, or a group of some, in its turn.
-[[nodiscard]] int submit(std::span<collective const> calls);
+/// nullptr: none is known at that address.
+[[nodiscard]] std::shared_ptr<known_communicator> find(communicator which);
+/// The same; one that is not known yet is from now on.
+[[nodiscard]] std::shared_ptr<known_communicator> know(communicator which);
+/// The communicators whose ranks agree, but for those that are given up: nothing of them will be made any more.
+[[nodiscard]] std::vector<std::shared_ptr<known_communicator>> agreeing();
+/// Whether other ranks' devices wait for a call of this process, of any communicator, that it has not made yet.
+[[nodiscard]] bool lags_behind_others();
+
+/// Why the ranks of all communicators must be asked: this process may pause, or works together with others in micro-batches.
+/// They are told.
+void may_pause(bool may);
+void works_together(bool together);
+
 /// The error that the calls of a communicator have left; `success` if none.
 [[nodiscard]] int error_of(communicator which) noexcept;
 /// Ends the waits for it, for good: NCCL is not called about it any more. Returns when it is not, or after a second:
@@ -50,5 +50,32 @@ void give_up(communicator which) noexcept;
 void bury(communicator which) noexcept;
 /// It is about to go.
 void forget(communicator which) noexcept;
+
+/// While it lives nothing of what `find_again` finds goes.
+class submission_under_way {
+ public:
+  submission_under_way() noexcept { submitting.fetch_add(1, std::memory_order_seq_cst); }
+  submission_under_way(submission_under_way const&) = delete;
+  submission_under_way& operator=(submission_under_way const&) = delete;
+  ~submission_under_way() { submitting.fetch_sub(1, std::memory_order_release); }
+  /// Whether none does.
+  [[nodiscard]] static bool is_over() noexcept {
+    return submitting.load(std::memory_order_seq_cst) == 0;
+  }
+
+ private:
+  static std::atomic<unsigned> submitting;  // threads that look at what they have found last
+};
+
+/// What a thread has called last, as long as the registry does not change. To be looked at while a submission is under
+/// way.
+struct last_called {
+  communicator which;
+  known_communicator* known;
+  cut* agreement;  // nullptr: its ranks do not agree
+  std::uint64_t version;
+};
+
+[[nodiscard]] last_called const& find_again(communicator which);
 
 }  // namespace sluice::nccl_shim

@@ -1,5 +1,7 @@
 #include "nccl_shim/calls/graphs.hpp"
 
+#include "nccl_shim/calls/surroundings.hpp"
+
 namespace sluice::nccl_shim {
 
 std::optional<int> capture(std::span<collective const> calls,

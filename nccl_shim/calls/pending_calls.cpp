@@ -1,23 +1,18 @@
 #include "nccl_shim/calls/pending_calls.hpp"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <chrono>
-#include <cstddef>
 #include <cstdio>
-#include <cstdlib>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "nccl_shim/agreement/clock.hpp"
 #include "nccl_shim/calls/question.hpp"
+#include "nccl_shim/calls/surroundings.hpp"
 
 namespace sluice::nccl_shim {
 namespace {
-
-thread_local constinit int inside [[gnu::tls_model("initial-exec")]] = 0;
 
 /// For those that wait for this process.
 [[gnu::hot]] void notify_of_progress() noexcept {
@@ -310,57 +305,6 @@ class pending_end final : public numbered_question {
 }
 
 }  // namespace
-
-void known_communicator::fail_by_difference() noexcept {
-  auto const found = ranks->agreement().difference();
-  if (fail(invalid_usage) && found) {
-    std::fprintf(
-        stderr, "sluice: ranks differ in collective %llu: rank %u calls %s, rank %u calls %s\n",
-        static_cast<unsigned long long>(found->number), found->ranks[0],
-        to_text(found->calls[0]).c_str(), found->ranks[1], to_text(found->calls[1]).c_str());
-  }
-}
-
-bool known_communicator::may_look_around() noexcept {
-  constexpr std::chrono::nanoseconds between = std::chrono::milliseconds{5};
-  std::int64_t const now = monotonic_ns();
-  std::int64_t last = looked_around_ns.load(std::memory_order_relaxed);
-  return now - last >= between.count() &&
-         looked_around_ns.compare_exchange_strong(last, now, std::memory_order_relaxed);
-}
-
-[[gnu::hot]] sluice_gate_api const* gate() noexcept {
-  static sluice_gate_api const* const found = []() -> sluice_gate_api const* {
-    char const* const run = std::getenv("SLUICE_RUN");
-    auto* const table =
-        reinterpret_cast<sluice_gate_api const* (*)()>(::dlsym(RTLD_DEFAULT, "sluice_gate_table"));
-    if (run == nullptr || *run == '\0' || table == nullptr) {
-      return nullptr;
-    }
-    auto const* const offered = table();
-    constexpr auto needed = offsetof(sluice_gate_api, leave) + sizeof(void*);
-    return offered->size >= needed ? offered : nullptr;
-  }();
-  return found;
-}
-
-[[gnu::hot]] board* the_board() noexcept {
-  static board* const one = []() -> board* {
-    char const* const folder = std::getenv("SLUICE_RUNTIME_DIR");
-    return folder != nullptr && *folder != '\0' ? board::open(folder).release() : nullptr;
-  }();  // threads call until the end
-  return one;
-}
-
-inside_nccl::inside_nccl() noexcept {
-  ++inside;
-}
-inside_nccl::~inside_nccl() {
-  --inside;
-}
-bool inside_nccl::here() noexcept {
-  return inside != 0;
-}
 
 [[gnu::hot]] std::optional<int> make_at_once(std::span<collective const> calls,
                                              known_communicator& of, cut& agreement) {

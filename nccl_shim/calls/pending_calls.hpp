@@ -7,48 +7,17 @@
 /// Thread-safety: a question is one thread's at a time, the gate sees to that.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "abi/gate_api.h"
-#include "abi/nccl_abi.hpp"
-#include "nccl_shim/agreement/board.hpp"
-#include "nccl_shim/agreement/rank_group.hpp"
 #include "nccl_shim/calls/collective.hpp"
+#include "nccl_shim/calls/known_communicator.hpp"
 
 namespace sluice::nccl_shim {
-
-/// What is known of a communicator.
-struct alignas(64) known_communicator : std::enable_shared_from_this<known_communicator> {
-  std::unique_ptr<rank_group> ranks;  ///< nullptr: they do not agree
-  std::atomic<int> error{success};
-  std::atomic<bool> given_up{false};
-  std::atomic<std::int64_t> death_seen_ns{0};  ///< when somebody who asked for errors first saw one
-  /// When who asks for errors last looked at the other ranks.
-  std::atomic<std::int64_t> looked_around_ns{0};
-  std::atomic<std::uint32_t> being_called{0};  ///< by so many calls of NCCL's functions just now
-
-  /// Why calls are not made.
-  [[nodiscard]] int trouble() const noexcept {
-    return given_up.load(std::memory_order_seq_cst) ? int{remote_error}
-                                                    : error.load(std::memory_order_acquire);
-  }
-  /// Whether it is the first trouble.
-  bool fail(int why) noexcept {
-    int none = success;
-    return error.compare_exchange_strong(none, why, std::memory_order_acq_rel);
-  }
-  /// Its ranks mean different calls by one number: says which.
-  void fail_by_difference() noexcept;
-  /// Whether it is long enough since somebody who asked for errors has looked at the other ranks. PyTorch asks
-  /// for each collective that is under way, and who calls another one waits for it.
-  [[nodiscard]] bool may_look_around() noexcept;
-};
 
 /// At a micro-batch: the communicator that it ends with, and the epoch of that in which it made its first call.
 struct attempt {
@@ -67,50 +36,6 @@ struct exchange_part {
     std::span<collective const> calls, std::span<std::shared_ptr<known_communicator> const> of);
 /// Adds to what there is of each communicator.
 void add(std::vector<exchange_part>& all, std::span<exchange_part const> more);
-
-/// While it lives NCCL may be called about the communicator, unless there is trouble, and whoever aborts it waits.
-class calling {
- public:
-  explicit calling(known_communicator& on) noexcept : on_{&on} {
-    on.being_called.fetch_add(1, std::memory_order_seq_cst);
-  }
-  calling(calling const&) = delete;
-  calling& operator=(calling const&) = delete;
-  calling(calling&& other) noexcept : on_{std::exchange(other.on_, nullptr)} {}
-  calling& operator=(calling&&) = delete;
-  ~calling() {
-    if (on_ != nullptr) {
-      on_->being_called.fetch_sub(1, std::memory_order_seq_cst);
-    }
-  }
-  /// Of after that.
-  [[nodiscard]] int trouble() const noexcept { return on_->trouble(); }
-
- private:
-  known_communicator* on_;
-};
-
-/// The gate's table; nullptr if there is no gate, or this process is not to share.
-[[nodiscard]] sluice_gate_api const* gate() noexcept;
-
-/// Whether other ranks' devices wait for a call of this process, of any communicator, that it has not made yet.
-[[nodiscard]] bool lags_behind_others();
-
-/// Whether a thread waits for what was left to the gate, to make a communicator, say: the other ranks may be there already.
-[[nodiscard]] bool is_flushing() noexcept;
-
-/// Where this process says whom it waits for; nullptr if it cannot. From the first communicator on.
-[[nodiscard]] board* the_board() noexcept;
-
-/// While it lives, what the calling thread calls is NCCL's own.
-class inside_nccl {
- public:
-  inside_nccl() noexcept;
-  inside_nccl(inside_nccl const&) = delete;
-  inside_nccl& operator=(inside_nccl const&) = delete;
-  ~inside_nccl();
-  [[nodiscard]] static bool here() noexcept;
-};
 
 /// Makes a call, or a group of some, of all ranks of that communicator, which agree by `agreement`, if nothing lies before
 /// it and nobody has to be asked; nothing: it is to be handed over.

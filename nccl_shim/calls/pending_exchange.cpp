@@ -9,7 +9,10 @@
 #include <utility>
 #include <vector>
 
+#include "nccl_shim/calls/communicators.hpp"
+#include "nccl_shim/calls/pending_calls.hpp"
 #include "nccl_shim/calls/question.hpp"
+#include "nccl_shim/calls/surroundings.hpp"
 
 namespace sluice::nccl_shim {
 namespace {

@@ -12,7 +12,7 @@
 #include "abi/gate_api.h"
 #include "abi/nccl_abi.hpp"
 #include "nccl_shim/calls/collective.hpp"
-#include "nccl_shim/calls/pending_calls.hpp"
+#include "nccl_shim/calls/known_communicator.hpp"
 
 namespace sluice::nccl_shim {
 

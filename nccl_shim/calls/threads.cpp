@@ -8,7 +8,7 @@
 #include <memory>
 #include <new>
 
-#include "nccl_shim/calls/pending_calls.hpp"
+#include "nccl_shim/calls/surroundings.hpp"
 
 using namespace sluice::nccl_shim;
 
