@@ -7,7 +7,7 @@
 #include "memhandover/base/error.hpp"
 #include "memhandover/base/waiting.hpp"
 
-namespace sluice::memhandover::detail {
+namespace sluice::memhandover {
 
 void poll_list::wait(std::optional<std::chrono::steady_clock::time_point> until) {
   if (::poll(polled_.data(), polled_.size(), poll_timeout(until)) < 0) {
@@ -20,4 +20,4 @@ void poll_list::wait(std::optional<std::chrono::steady_clock::time_point> until)
   }
 }
 
-}  // namespace sluice::memhandover::detail
+}  // namespace sluice::memhandover

@@ -16,7 +16,7 @@
 
 #include <poll.h>
 
-namespace sluice::memhandover::detail {
+namespace sluice::memhandover {
 
 class poll_list {
  public:
@@ -42,4 +42,4 @@ class poll_list {
   std::vector<pollfd> polled_;
 };
 
-}  // namespace sluice::memhandover::detail
+}  // namespace sluice::memhandover

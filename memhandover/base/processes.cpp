@@ -21,7 +21,7 @@
 #include "memhandover/base/waiting.hpp"
 #include "memhandover/base/wire.hpp"
 
-namespace sluice::memhandover::detail {
+namespace sluice::memhandover {
 namespace {
 
 namespace fs = std::filesystem;
@@ -169,4 +169,4 @@ int end_holders(std::uint64_t pipe_inode) {
   return found + (failed ? 1 : 0);
 }
 
-}  // namespace sluice::memhandover::detail
+}  // namespace sluice::memhandover

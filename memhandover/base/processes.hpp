@@ -7,7 +7,7 @@
 
 #include "memhandover/base/unique_fd.hpp"
 
-namespace sluice::memhandover::detail {
+namespace sluice::memhandover {
 
 /// The process that a folder of /proc is about; nothing if it is about none.
 [[nodiscard]] std::optional<int> pid_of(std::filesystem::path const& folder);
@@ -53,4 +53,4 @@ struct process_identity {
 /// there were. These are the forked descendants of a client that has died.
 int end_holders(std::uint64_t pipe_inode);
 
-}  // namespace sluice::memhandover::detail
+}  // namespace sluice::memhandover

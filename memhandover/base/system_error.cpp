@@ -51,6 +51,10 @@ error system_error(std::string const& doing, error_kind otherwise, int error_num
   return error{kind, doing + ": " + reason_of(error_number)};
 }
 
+void throw_system_error(std::string const& doing) {
+  throw system_error(doing, error_kind::internal);
+}
+
 std::string shell_word(std::string const& path) {
   auto const plain = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||

@@ -21,6 +21,9 @@ namespace sluice::memhandover {
                                  error_kind otherwise = error_kind::unavailable,
                                  int error_number = errno);
 
+/// Throws it; the rest is `internal`.
+[[noreturn]] void throw_system_error(std::string const& doing);
+
 /// A path as a word of a shell's command line, quoted where it must be.
 [[nodiscard]] std::string shell_word(std::string const& path);
 

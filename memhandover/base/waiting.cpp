@@ -10,7 +10,7 @@
 
 #include "memhandover/base/error.hpp"
 
-namespace sluice::memhandover::detail {
+namespace sluice::memhandover {
 
 using std::chrono::steady_clock;
 
@@ -43,4 +43,4 @@ bool is_ready(int fd, short events) {
   return await_ready(fd, events, steady_clock::time_point{});
 }
 
-}  // namespace sluice::memhandover::detail
+}  // namespace sluice::memhandover

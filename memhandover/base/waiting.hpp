@@ -8,7 +8,7 @@
 #include <chrono>
 #include <optional>
 
-namespace sluice::memhandover::detail {
+namespace sluice::memhandover {
 
 /// Whether one of `events` (POLLIN, POLLOUT), a hang-up or an error came before `until`, without which
 /// it waits for ever. One that has passed asks how it is now. Throws `internal` if the system cannot wait.
@@ -20,4 +20,4 @@ namespace sluice::memhandover::detail {
 /// How long poll may wait: until that instant in whole milliseconds, 0 if it has passed; −1 without one.
 [[nodiscard]] int poll_timeout(std::optional<std::chrono::steady_clock::time_point> until) noexcept;
 
-}  // namespace sluice::memhandover::detail
+}  // namespace sluice::memhandover

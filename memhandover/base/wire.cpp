@@ -72,7 +72,7 @@ void send_message(int socket, nlohmann::json const& body, std::vector<int> const
   auto const until = clock::now() + send_patience;
   while (::sendmsg(socket, &header, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
     if (errno == EAGAIN) {
-      if (!detail::await_ready(socket, POLLOUT, until)) {
+      if (!await_ready(socket, POLLOUT, until)) {
         throw error{error_kind::unavailable,
                     "the other side of the pool's socket has taken nothing for " +
                         std::to_string(send_patience.count()) + " ms"};
@@ -97,7 +97,7 @@ void send_chunks(int socket, std::span<unique_fd const> chunks) {
 
 std::optional<message> receive_message(int socket, int timeout_ms) {
   if (timeout_ms >= 0 &&
-      !detail::await_ready(socket, POLLIN, clock::now() + std::chrono::milliseconds{timeout_ms})) {
+      !await_ready(socket, POLLIN, clock::now() + std::chrono::milliseconds{timeout_ms})) {
     throw error{error_kind::unavailable,
                 "no answer over the pool's socket within " + std::to_string(timeout_ms) + " ms"};
   }

@@ -17,8 +17,6 @@ namespace sluice::memhandover {
 namespace {
 
 using json = nlohmann::json;
-using detail::field;
-using detail::refusal;
 
 void check_version(json const& body) {
   if (field(body, "version", 0) != protocol_version) {
@@ -59,7 +57,7 @@ bool broker::kept_by_visitor(detail::kept_pool const& pool) const {
 
 void broker::run(int stop_fd) {
   for (;;) {
-    detail::poll_list polled;
+    poll_list polled;
     auto const stop_at = polled.add(stop_fd);
     auto const listener_at = polled.add(place_.listener());
     auto const folder_at = polled.add(place_.watch());
@@ -210,10 +208,9 @@ bool broker::answer(visitor& who, message& request) {
   } else if (type == "status") {
     auto const& pool = pools_->asked_about(request.body);
     body.update(describe_pool(pool.view()));
-    auto const why =
-        pool.untouched_host_bytes() > 0
-            ? detail::shortage(pools_->untouched_host_bytes(), detail::read_host_room())
-            : std::nullopt;
+    auto const why = pool.untouched_host_bytes() > 0
+                         ? shortage(pools_->untouched_host_bytes(), read_host_room())
+                         : std::nullopt;
     body["pool"]["warning"] = why ? json(*why) : json{};
   } else if (type == "show") {
     constexpr std::size_t runs_of_a_message = 500;

@@ -120,13 +120,11 @@ unique_fd ensure_broker(broker_options const& options) {
 
 pool_presence open_pool(broker_options const& options) {
   pool_presence presence{ensure_broker(options), backend_kind::host, 0};
-  auto const opened =
-      detail::ask(presence.connection.get(), detail::wish_message("open", options), "open").body;
-  presence.backend =
-      detail::field(opened, "backend", std::string{}) == to_string(backend_kind::cuda)
-          ? backend_kind::cuda
-          : backend_kind::host;
-  presence.device = detail::field(opened, "device", 0);
+  auto const opened = ask(presence.connection.get(), wish_message("open", options), "open").body;
+  presence.backend = field(opened, "backend", std::string{}) == to_string(backend_kind::cuda)
+                         ? backend_kind::cuda
+                         : backend_kind::host;
+  presence.device = field(opened, "device", 0);
   return presence;
 }
 

@@ -31,7 +31,7 @@ class questions {
     try {
       send_message(socket_.get(), question);
     } catch (error const&) {
-      if (!detail::is_ready(socket_.get(), POLLIN)) {
+      if (!is_ready(socket_.get(), POLLIN)) {
         throw;
       }
       // It has said why it does not hear it.

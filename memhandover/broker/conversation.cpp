@@ -4,7 +4,7 @@
 
 #include "memhandover/base/waiting.hpp"
 
-namespace sluice::memhandover::detail {
+namespace sluice::memhandover {
 
 nlohmann::json wish_message(std::string const& type, broker_options const& options) {
   nlohmann::json body{{"type", type},
@@ -70,4 +70,4 @@ message ask(int socket, nlohmann::json const& question, std::string const& type,
   return expect(socket, type);
 }
 
-}  // namespace sluice::memhandover::detail
+}  // namespace sluice::memhandover

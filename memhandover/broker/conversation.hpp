@@ -10,7 +10,7 @@
 #include "memhandover/base/wire.hpp"
 #include "memhandover/broker/broker_launch.hpp"
 
-namespace sluice::memhandover::detail {
+namespace sluice::memhandover {
 
 /// How long an answer may take: a broker may first have to create the chunks of a whole GPU.
 inline constexpr int answer_timeout_ms = 70'000;
@@ -51,4 +51,4 @@ void add_identity(nlohmann::json& body, process_identity const& who);
 [[nodiscard]] message ask(int socket, nlohmann::json const& question, std::string const& type,
                           std::vector<int> const& descriptors = {});
 
-}  // namespace sluice::memhandover::detail
+}  // namespace sluice::memhandover

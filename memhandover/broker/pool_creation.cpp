@@ -30,7 +30,7 @@ constexpr std::uint64_t cuda_chunk_bytes = 64_MiB;
 constexpr int max_device = 63;
 
 pool_files make_host_pool(pool_wish const& wish, std::uint64_t promised_bytes) {
-  auto const room = detail::read_host_room();
+  auto const room = read_host_room();
   auto const unpromised = room.available - std::min(room.available, promised_bytes);
   auto const bytes = wish.pool_bytes == 0 ? unpromised / 2 : wish.pool_bytes;
   if (bytes > room.most) {
@@ -38,7 +38,7 @@ pool_files make_host_pool(pool_wish const& wish, std::uint64_t promised_bytes) {
                                                room.most_set_by + " is " + format_bytes(room.most) +
                                                " of memory in all; ask for less"};
   }
-  if (auto const why = detail::shortage(promised_bytes + bytes, room)) {
+  if (auto const why = shortage(promised_bytes + bytes, room)) {
     spdlog::warn("the pool is larger than what can be had now: {}", *why);
   }
   pool_shape shape{backend_kind::host, wish.device,
@@ -53,7 +53,7 @@ pool_files make_host_pool(pool_wish const& wish, std::uint64_t promised_bytes) {
                                                   format_bytes(shape.chunk_bytes)};
   }
   auto files = create_ledger(shape);
-  files.chunks = detail::create_host_chunks(shape);
+  files.chunks = create_host_chunks(shape);
   return files;
 }
 
@@ -65,7 +65,7 @@ void send_cuda_pool(int socket, pool_wish const& wish) {
       send_message(socket, {{"type", "no_gpu"}});
     } else {
       auto const chunk_bytes = wish.chunk_bytes == 0 ? cuda_chunk_bytes : wish.chunk_bytes;
-      auto const created = detail::create_cuda_chunks(wish.device, wish.pool_bytes, chunk_bytes);
+      auto const created = create_cuda_chunks(wish.device, wish.pool_bytes, chunk_bytes);
       send_message(socket, {{"type", "shape"},
                             {"chunk_bytes", created.shape.chunk_bytes},
                             {"chunk_count", created.shape.chunk_count},
@@ -75,7 +75,7 @@ void send_cuda_pool(int socket, pool_wish const& wish) {
       (void)receive_message(socket);
     }
   } catch (error const& why) {
-    send_message(socket, detail::refusal(why));
+    send_message(socket, refusal(why));
   }
 }
 

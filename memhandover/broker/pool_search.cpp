@@ -83,11 +83,11 @@ std::optional<std::string> broker_folder(std::vector<std::string> const& words) 
 
 bool is_client(ledger_view const& view, int pid) {
   auto const clients = view.clients();
-  auto const who = detail::identity_of(pid);
+  auto const who = identity_of(pid);
   return std::any_of(clients.begin(), clients.end(), [&](client_entry const& entry) {
     return entry.status.load(std::memory_order_acquire) ==
                static_cast<std::uint32_t>(client_status::live) &&
-           detail::process_of(entry).is(who);
+           process_of(entry).is(who);
   });
 }
 
@@ -101,7 +101,7 @@ found_pool look_into(fs::path const& process, int pid, shared_memory const& shar
   }
   unique_fd const ledger{::open(shared.ledger.c_str(), O_RDONLY | O_CLOEXEC)};
   unique_fd const mailroom{::open(shared.mailroom.c_str(), O_RDWR | O_CLOEXEC)};
-  pool.id = detail::inode_of(ledger.get());
+  pool.id = inode_of(ledger.get());
   try {
     if (!ledger || !mailroom) {
       throw error{error_kind::unavailable, "its shared memory cannot be opened"};
@@ -147,7 +147,7 @@ std::vector<found_pool> find_pools() {
   std::vector<found_pool> pools;
   std::error_code failed;
   for (auto const& entry : fs::directory_iterator{"/proc", failed}) {
-    auto const pid = detail::pid_of(entry.path());
+    auto const pid = pid_of(entry.path());
     if (!pid) {
       continue;
     }
@@ -164,7 +164,7 @@ int end_orphan(found_pool const& pool) {
   }
   int ended = 0;
   for (auto const& holder : pool.holders) {
-    auto const process = detail::open_process(holder.pid, holder.start_ticks);
+    auto const process = open_process(holder.pid, holder.start_ticks);
     if (process && ::syscall(SYS_pidfd_send_signal, process.get(), SIGKILL, nullptr, 0) == 0) {
       ++ended;
     }

@@ -31,17 +31,17 @@ membership::membership(broker_options broker, client_kind kind, std::string cons
     : broker_(std::move(broker)), kind_(kind) {
   std::tie(life_read_, life_write_) = make_pipe("the broker to see when this process ends");
   socket_ = ensure_broker(broker_);
-  auto join = detail::wish_message("join", broker_);
+  auto join = wish_message("join", broker_);
   join["kind"] = kind == client_kind::server ? "server" : "training";
   join["name"] = name;
   join["endpoint"] = endpoint;
-  detail::add_identity(join, detail::this_process());
-  auto const itself = detail::own_pidfd();
+  add_identity(join, this_process());
+  auto const itself = own_pidfd();
   std::vector<int> brought{life_read_.get()};
   if (itself) {
     brought.push_back(itself.get());
   }
-  auto joined = detail::ask(socket_.get(), join, "joined", brought);
+  auto joined = ask(socket_.get(), join, "joined", brought);
   constexpr std::size_t joined_descriptors = 5;
   if (joined.descriptors.size() != joined_descriptors) {
     throw error{error_kind::internal, "the broker's answer came without its five descriptors"};
@@ -60,7 +60,7 @@ membership::membership(broker_options broker, client_kind kind, std::string cons
   auto const expected = joined.body.at("chunk_descriptors").get<std::size_t>();
   make_room_for_descriptors(expected);
   while (files_.chunks.size() < expected) {
-    auto batch = detail::expect(socket_.get(), "chunks");
+    auto batch = expect(socket_.get(), "chunks");
     std::move(batch.descriptors.begin(), batch.descriptors.end(),
               std::back_inserter(files_.chunks));
   }
@@ -75,7 +75,7 @@ void membership::lock_place() {
   constexpr std::chrono::seconds at_most{1};
   life_lock_ = beside_standard_streams(reopen_read_write(files_.mailroom.get()));
   auto const until = steady_clock::now() + at_most;
-  while (!detail::lock_byte(life_lock_.get(), slot_) && steady_clock::now() < until) {
+  while (!lock_byte(life_lock_.get(), slot_) && steady_clock::now() < until) {
     std::this_thread::yield();
   }
 }
@@ -138,7 +138,7 @@ bool membership::reconnect() {
     }
     return false;
   }
-  if (!detail::is_ready(attempt_->done.get(), POLLIN)) {
+  if (!is_ready(attempt_->done.get(), POLLIN)) {
     return false;
   }
   attempt_->thread.join();
@@ -182,18 +182,18 @@ unique_fd membership::find_broker(bool ready) const {
                           {"slot", slot_},
                           {"ready", ready},
                           {"chunk_descriptors", files_.chunks.size()}};
-    detail::add_identity(rejoin, detail::this_process());
+    add_identity(rejoin, this_process());
     std::vector<int> brought{files_.ledger.get(),   files_.mailroom.get(), files_.manifest.get(),
                              files_.doorbell.get(), bell_.get(),           life_read_.get()};
-    auto const itself = detail::own_pidfd();
+    auto const itself = own_pidfd();
     if (itself) {
       brought.push_back(itself.get());
     }
     send_message(socket.get(), rejoin, brought);
-    auto answer = receive_message(socket.get(), detail::answer_timeout_ms);
+    auto answer = receive_message(socket.get(), answer_timeout_ms);
     if (answer && answer->body["type"] == "send_chunks") {
       send_chunks(socket.get(), files_.chunks);
-      answer = receive_message(socket.get(), detail::answer_timeout_ms);
+      answer = receive_message(socket.get(), answer_timeout_ms);
     }
     if (answer && answer->body["type"] == "rejoined") {
       return socket;

@@ -12,7 +12,7 @@
 #include "memhandover/base/descriptor_limit.hpp"
 #include "memhandover/base/error.hpp"
 
-namespace sluice::memhandover::detail {
+namespace sluice::memhandover {
 namespace {
 
 /// Left outside the pool by default: contexts, modules and library workspaces of the processes that
@@ -256,4 +256,4 @@ cuda_chunks create_cuda_chunks(int device, std::uint64_t pool_bytes, std::uint64
   return result;
 }
 
-}  // namespace sluice::memhandover::detail
+}  // namespace sluice::memhandover

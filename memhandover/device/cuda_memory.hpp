@@ -12,7 +12,7 @@
 #include "memhandover/device/cuda_driver.hpp"
 #include "memhandover/device/device_memory.hpp"
 
-namespace sluice::memhandover::detail {
+namespace sluice::memhandover {
 
 class cuda_memory final : public device_memory {
  public:
@@ -59,4 +59,4 @@ struct cuda_chunks {
 [[nodiscard]] cuda_chunks create_cuda_chunks(int device, std::uint64_t pool_bytes,
                                              std::uint64_t chunk_bytes);
 
-}  // namespace sluice::memhandover::detail
+}  // namespace sluice::memhandover

@@ -53,12 +53,12 @@ std::unique_ptr<device_memory> open_device_memory(pool_shape const& shape,
                                           std::to_string(descriptors.size()) + " descriptors"};
   }
   if (shape.backend == backend_kind::host) {
-    return std::make_unique<detail::host_memory>(shape, descriptors.front().get());
+    return std::make_unique<host_memory>(shape, descriptors.front().get());
   }
   if (driver == nullptr) {
     driver = cuda_driver::open();
   }
-  return std::make_unique<detail::cuda_memory>(shape, descriptors, shape.device, std::move(driver));
+  return std::make_unique<cuda_memory>(shape, descriptors, shape.device, std::move(driver));
 }
 
 }  // namespace sluice::memhandover

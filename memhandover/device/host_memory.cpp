@@ -16,7 +16,7 @@ extern "C" void AnnotateIgnoreWritesBegin(char const* file, int line);
 extern "C" void AnnotateIgnoreWritesEnd(char const* file, int line);
 #endif
 
-namespace sluice::memhandover::detail {
+namespace sluice::memhandover {
 namespace {
 
 /// ThreadSanitizer takes mapping a range for writing all of it. While one of these lives it does
@@ -37,10 +37,6 @@ class exchange_of_pages {
   exchange_of_pages(exchange_of_pages const&) = delete;
   exchange_of_pages& operator=(exchange_of_pages const&) = delete;
 };
-
-[[noreturn]] void fail(std::string const& doing) {
-  throw system_error(doing, error_kind::internal);
-}
 
 /// Calls `each(offset in `chunks`, length)` for every run of consecutive chunk numbers.
 template <typename Each>
@@ -66,7 +62,7 @@ std::byte* host_memory::reserve(std::uint32_t chunks) {
   void* raw =
       ::mmap(nullptr, padded, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (raw == MAP_FAILED) {
-    fail("cannot reserve " + format_bytes(bytes) + " of address space");
+    throw_system_error("cannot reserve " + format_bytes(bytes) + " of address space");
   }
   auto const start = reinterpret_cast<std::uintptr_t>(raw);
   auto const aligned = (start + shape_.chunk_bytes - 1) / shape_.chunk_bytes * shape_.chunk_bytes;
@@ -93,7 +89,7 @@ void host_memory::map(std::byte* where, std::span<std::uint32_t const> chunks) {
       auto const error_number = errno;
       unmap(where, static_cast<std::uint32_t>(start));
       errno = error_number;
-      fail("cannot map chunks of the pool");
+      throw_system_error("cannot map chunks of the pool");
     }
   });
 }
@@ -160,7 +156,7 @@ void host_memory::map_private(std::byte* where, std::uint32_t count) {
   [[maybe_unused]] exchange_of_pages const unseen;
   if (::mmap(where, count * shape_.chunk_bytes, PROT_READ | PROT_WRITE,
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) {
-    fail("cannot put private pages where chunks of the pool were");
+    throw_system_error("cannot put private pages where chunks of the pool were");
   }
 }
 
@@ -169,7 +165,7 @@ void host_memory::scrub(std::byte* /*where*/, std::span<std::uint32_t const> chu
     auto const offset = static_cast<off_t>(chunks[start] * shape_.chunk_bytes);
     auto const bytes = static_cast<off_t>(length * shape_.chunk_bytes);
     if (::fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, bytes) != 0) {
-      fail("cannot zero chunks of the pool");
+      throw_system_error("cannot zero chunks of the pool");
     }
   });
 }
@@ -178,11 +174,11 @@ pool_descriptors create_host_chunks(pool_shape const& shape) {
   unique_fd fd{::memfd_create("sluice-pool", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
   if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(shape.bytes())) != 0 ||
       ::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    fail("cannot create a pool of " + format_bytes(shape.bytes()) + " in memory");
+    throw_system_error("cannot create a pool of " + format_bytes(shape.bytes()) + " in memory");
   }
   pool_descriptors descriptors;
   descriptors.push_back(std::move(fd));
   return descriptors;
 }
 
-}  // namespace sluice::memhandover::detail
+}  // namespace sluice::memhandover

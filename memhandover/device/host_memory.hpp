@@ -7,7 +7,7 @@
 
 #include "memhandover/device/device_memory.hpp"
 
-namespace sluice::memhandover::detail {
+namespace sluice::memhandover {
 
 class host_memory final : public device_memory {
  public:
@@ -38,4 +38,4 @@ class host_memory final : public device_memory {
 /// The memfd of a new pool.
 [[nodiscard]] pool_descriptors create_host_chunks(pool_shape const& shape);
 
-}  // namespace sluice::memhandover::detail
+}  // namespace sluice::memhandover

@@ -9,7 +9,7 @@
 
 #include "memhandover/base/bytes.hpp"
 
-namespace sluice::memhandover::detail {
+namespace sluice::memhandover {
 namespace {
 
 namespace fs = std::filesystem;
@@ -141,4 +141,4 @@ std::optional<std::string> shortage(std::uint64_t untouched, host_room const& ro
          "); as more is used, the system may end processes";
 }
 
-}  // namespace sluice::memhandover::detail
+}  // namespace sluice::memhandover

@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-namespace sluice::memhandover::detail {
+namespace sluice::memhandover {
 
 struct host_room {
   std::uint64_t most = 0;        ///< bytes that there can ever be
@@ -29,4 +29,4 @@ struct host_room {
 /// is now.
 [[nodiscard]] std::optional<std::string> shortage(std::uint64_t untouched, host_room const& room);
 
-}  // namespace sluice::memhandover::detail
+}  // namespace sluice::memhandover

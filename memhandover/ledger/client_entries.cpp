@@ -5,7 +5,7 @@
 #include "memhandover/base/error.hpp"
 #include "memhandover/base/shared_text.hpp"
 
-namespace sluice::memhandover::detail {
+namespace sluice::memhandover {
 namespace {
 
 void set_text(char* to, std::size_t size, std::string const& text) {
@@ -48,4 +48,4 @@ void write_client(ledger_view const& view, std::uint32_t slot, new_client const&
   entry.status.store(static_cast<std::uint32_t>(client_status::live), std::memory_order_release);
 }
 
-}  // namespace sluice::memhandover::detail
+}  // namespace sluice::memhandover

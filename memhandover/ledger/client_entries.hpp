@@ -7,7 +7,7 @@
 #include "memhandover/base/processes.hpp"
 #include "memhandover/ledger/ledger.hpp"
 
-namespace sluice::memhandover::detail {
+namespace sluice::memhandover {
 
 /// Who takes a place.
 struct new_client {
@@ -28,4 +28,4 @@ struct new_client {
 /// Writes a client into an empty slot, which is then live.
 void write_client(ledger_view const& view, std::uint32_t slot, new_client const& who);
 
-}  // namespace sluice::memhandover::detail
+}  // namespace sluice::memhandover

@@ -73,18 +73,15 @@ std::uint64_t checksum_of(ledger_header const& header) {
   return hash;
 }
 
-[[noreturn]] void fail(std::string const& doing) {
-  throw system_error(doing, error_kind::internal);
-}
-
 unique_fd make_memfd(std::string const& name, std::size_t bytes) {
   unique_fd fd{::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING)};
   if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
-    fail("cannot create shared memory of " + std::to_string(bytes) + " bytes for the " + name);
+    throw_system_error("cannot create shared memory of " + std::to_string(bytes) +
+                       " bytes for the " + name);
   }
   // A reader that maps the segment must never see it shrink under its feet.
   if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    fail("cannot seal the " + name);
+    throw_system_error("cannot seal the " + name);
   }
   return fd;
 }
@@ -93,7 +90,7 @@ unique_fd reopen(int fd, int flags) {
   auto const path = "/proc/self/fd/" + std::to_string(fd);
   unique_fd again{::open(path.c_str(), flags | O_CLOEXEC)};
   if (!again) {
-    fail("cannot open a second descriptor of the ledger");
+    throw_system_error("cannot open a second descriptor of the ledger");
   }
   return again;
 }
@@ -103,7 +100,7 @@ unique_fd reopen(int fd, int flags) {
 shared_segment::shared_segment(int fd, access how) {
   struct stat status {};
   if (::fstat(fd, &status) != 0) {
-    fail("cannot read the size of a shared segment");
+    throw_system_error("cannot read the size of a shared segment");
   }
   bytes_ = static_cast<std::size_t>(status.st_size);
   if (bytes_ == 0) {
@@ -112,7 +109,7 @@ shared_segment::shared_segment(int fd, access how) {
   int const protection = how == access::read_only ? PROT_READ : PROT_READ | PROT_WRITE;
   void* address = ::mmap(nullptr, bytes_, protection, MAP_SHARED, fd, 0);
   if (address == MAP_FAILED) {
-    fail("cannot map a shared segment of " + std::to_string(bytes_) + " bytes");
+    throw_system_error("cannot map a shared segment of " + std::to_string(bytes_) + " bytes");
   }
   data_ = static_cast<std::byte*>(address);
 }
@@ -237,7 +234,7 @@ std::string hexadecimal(std::uint64_t pool_id) {
 pool_files create_ledger(pool_shape const& shape) {
   std::uint64_t pool_id = 0;
   if (::getrandom(&pool_id, sizeof pool_id, 0) != sizeof pool_id) {
-    fail("cannot draw the pool's number");
+    throw_system_error("cannot draw the pool's number");
   }
   pool_files files;
   files.ledger = make_memfd(ledger_name(pool_id), ledger_bytes(shape.chunk_count));
@@ -247,7 +244,7 @@ pool_files create_ledger(pool_shape const& shape) {
       make_memfd("sluice-manifest-" + hexadecimal(pool_id), manifest_bytes(shape.chunk_count));
   files.doorbell = unique_fd{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   if (!files.doorbell) {
-    fail("cannot create the doorbell");
+    throw_system_error("cannot create the doorbell");
   }
   shared_segment segment{files.ledger.get(), shared_segment::access::read_write};
   // Fresh memfd pages are zero, which is the empty state of every atomic behind the header.

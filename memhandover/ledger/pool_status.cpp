@@ -184,17 +184,16 @@ nlohmann::json describe_pool(ledger_view const& view) {
     }
     auto const& mailbox = view.mailbox(slot);
     bool const training = entry.kind.load() == static_cast<std::uint32_t>(client_kind::training);
-    json client{
-        {"slot", slot},
-        {"kind", training ? "training" : "server"},
-        {"pid", entry.pid.load()},
-        {"pid_namespace",
-         detail::is_foreign(detail::process_of(entry)) ? json(entry.pid_namespace.load()) : json{}},
-        {"name", readable_text(text_of(entry.name))},
-        {"state", status == client_status::gone ? "gone"
-                  : mailbox.waiting.load() != 0 ? "waiting"
-                                                : "running"},
-        {"bytes", by_client.at(slot)}};
+    json client{{"slot", slot},
+                {"kind", training ? "training" : "server"},
+                {"pid", entry.pid.load()},
+                {"pid_namespace",
+                 is_foreign(process_of(entry)) ? json(entry.pid_namespace.load()) : json{}},
+                {"name", readable_text(text_of(entry.name))},
+                {"state", status == client_status::gone ? "gone"
+                          : mailbox.waiting.load() != 0 ? "waiting"
+                                                        : "running"},
+                {"bytes", by_client.at(slot)}};
     if (training) {
       client.update({{"arena_bytes", mailbox.arena_chunks.load() * header.chunk_bytes},
                      {"spare_bytes", mailbox.spare_chunks.load() * header.chunk_bytes},

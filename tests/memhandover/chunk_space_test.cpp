@@ -20,7 +20,7 @@ using namespace sluice::literals;
 class chunk_space_test : public testing::Test {
  protected:
   pool_shape shape_{backend_kind::host, -1, 64_KiB, 16};
-  pool_descriptors chunks_ = detail::create_host_chunks(shape_);
+  pool_descriptors chunks_ = create_host_chunks(shape_);
   std::unique_ptr<device_memory> memory_ = open_device_memory(shape_, chunks_);
 
   static std::vector<std::uint32_t> numbers(std::uint32_t from, std::uint32_t count) {

@@ -8,7 +8,7 @@
 #include "memhandover/base/bytes.hpp"
 #include "memhandover/ledger/pool_status.hpp"
 
-namespace sluice::memhandover::detail {
+namespace sluice::memhandover {
 namespace {
 
 using namespace sluice::literals;
@@ -39,4 +39,4 @@ TEST(client_entries, a_slots_next_owner_has_counted_nothing) {
 }
 
 }  // namespace
-}  // namespace sluice::memhandover::detail
+}  // namespace sluice::memhandover

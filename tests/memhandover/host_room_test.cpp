@@ -9,7 +9,7 @@
 
 #include "memhandover/base/bytes.hpp"
 
-namespace sluice::memhandover::detail {
+namespace sluice::memhandover {
 namespace {
 
 using namespace sluice::literals;
@@ -128,4 +128,4 @@ TEST(read_host_room, of_this_machine_is_more_than_nothing) {
 }
 
 }  // namespace
-}  // namespace sluice::memhandover::detail
+}  // namespace sluice::memhandover

@@ -8,7 +8,7 @@
 #include "memhandover/base/error.hpp"
 #include "memhandover/base/unique_fd.hpp"
 
-namespace sluice::memhandover::detail {
+namespace sluice::memhandover {
 namespace {
 
 TEST(poll_list, waits_for_what_is_there_however_few_files_a_process_may_open) {
@@ -35,4 +35,4 @@ TEST(poll_list, waits_for_what_is_there_however_few_files_a_process_may_open) {
 }
 
 }  // namespace
-}  // namespace sluice::memhandover::detail
+}  // namespace sluice::memhandover
