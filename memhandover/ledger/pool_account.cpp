@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "memhandover/base/bytes.hpp"
+#include "memhandover/ledger/chunk_counts.hpp"
 #include "memhandover/ledger/chunk_notes.hpp"
 
 namespace sluice::memhandover {
@@ -23,16 +24,14 @@ struct shares {
 
 shares count(ledger_view const& view, std::uint32_t slot) {
   shares result;
-  for (std::uint32_t chunk = 0; chunk < view.header().chunk_count; ++chunk) {
-    auto const state = view.chunk(chunk);
-    if (state.is_free()) {
-      ++result.free;
-    } else if (state.who == owner::serving) {
+  auto const counted = count_chunks(view, [&](std::uint32_t chunk, chunk_state const& state) {
+    if (state.who == owner::serving) {
       ++result.serving[state.client < max_clients ? chunk_note(view, state.client, chunk) : ""];
-    } else {
-      ++(state.client == slot ? result.own : result.others);
     }
-  }
+  });
+  result.own = counted.by_client.at(slot);
+  result.others = counted.training - result.own;
+  result.free = counted.nobodys();
   return result;
 }
 

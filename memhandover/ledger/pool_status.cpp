@@ -3,13 +3,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "memhandover/base/shared_text.hpp"
+#include "memhandover/ledger/chunk_counts.hpp"
 #include "memhandover/ledger/chunk_notes.hpp"
 #include "memhandover/ledger/client_entries.hpp"
 
@@ -161,20 +161,8 @@ nlohmann::json describe_chunks(ledger_view const& view, std::uint32_t from, std:
 
 nlohmann::json describe_pool(ledger_view const& view) {
   auto const& header = view.header();
-  std::array<std::uint64_t, 4> by_owner{};
-  std::array<std::uint64_t, max_clients> by_client{};
-  std::uint64_t left = 0;
-  for (std::uint32_t i = 0; i < header.chunk_count; ++i) {
-    auto const state = view.chunk(i);
-    if (auto const who = static_cast<std::size_t>(state.who); who < by_owner.size()) {
-      by_owner.at(who) += header.chunk_bytes;
-    }
-    left += state.who == owner::serving && state.client == left_slot ? header.chunk_bytes : 0;
-    if ((state.who == owner::training || state.who == owner::serving) &&
-        state.client < max_clients) {
-      by_client.at(state.client) += header.chunk_bytes;
-    }
-  }
+  auto const counted = count_chunks(view);
+  auto const bytes = [&header](std::uint32_t chunks) { return chunks * header.chunk_bytes; };
   json clients = json::array();
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
     auto const& entry = view.clients()[slot];
@@ -193,7 +181,7 @@ nlohmann::json describe_pool(ledger_view const& view) {
                 {"state", status == client_status::gone ? "gone"
                           : mailbox.waiting.load() != 0 ? "waiting"
                                                         : "running"},
-                {"bytes", by_client.at(slot)}};
+                {"bytes", bytes(counted.by_client.at(slot))}};
     if (training) {
       client.update({{"arena_bytes", mailbox.arena_chunks.load() * header.chunk_bytes},
                      {"spare_bytes", mailbox.spare_chunks.load() * header.chunk_bytes},
@@ -213,7 +201,6 @@ nlohmann::json describe_pool(ledger_view const& view) {
     }
     clients.push_back(std::move(client));
   }
-  auto owned = [&](owner who) { return by_owner.at(static_cast<std::size_t>(who)); };
   return {{"pool",
            {{"id", hexadecimal(header.pool_id)},
             {"backend", to_string(view.shape().backend)},
@@ -224,11 +211,11 @@ nlohmann::json describe_pool(ledger_view const& view) {
             {"chunk_bytes", header.chunk_bytes},
             {"chunks", header.chunk_count},
             {"bytes", header.chunk_bytes * header.chunk_count},
-            {"free_bytes", owned(owner::free)},
-            {"dirty_bytes", owned(owner::dirty)},
-            {"training_bytes", owned(owner::training)},
-            {"serving_bytes", owned(owner::serving)},
-            {"left_bytes", left},
+            {"free_bytes", bytes(counted.free)},
+            {"dirty_bytes", bytes(counted.dirty)},
+            {"training_bytes", bytes(counted.training)},
+            {"serving_bytes", bytes(counted.serving)},
+            {"left_bytes", bytes(counted.left)},
             {"grantable_bytes", header.grantable.load() * header.chunk_bytes},
             {"run_ahead_us", microseconds_or_null(published_run_ahead(header))},
             {"writer", view.writer_slot() == broker_slot ? "broker" : "server"},

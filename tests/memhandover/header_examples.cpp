@@ -20,6 +20,7 @@
 #include "memhandover/client/detail/pause_lease.hpp"
 #include "memhandover/client/serving_pool.hpp"
 #include "memhandover/client/training_client.hpp"
+#include "memhandover/ledger/chunk_counts.hpp"
 #include "memhandover/ledger/client_mailbox.hpp"
 #include "memhandover/ledger/pool_account.hpp"
 
@@ -41,6 +42,12 @@ void of_broker_launch(std::string const& dir) {
 void of_bytes() {
   auto chunk = 64_MiB;
   format_bytes(chunk);
+}
+
+void of_chunk_counts(ledger_view const& view, std::uint32_t slot) {
+  auto const counted = count_chunks(view);
+  counted.serving - counted.left;
+  counted.by_client.at(slot);
 }
 
 void of_client_mailbox(client_mailbox& mailbox) {
