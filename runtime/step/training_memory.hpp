@@ -1,53 +1,35 @@
 /// All pool memory of a training process: the step arena, persistent memory, and chunks in between.
 ///
-/// The arena's life in one micro-batch, and what a demand does to it in each state:
+/// It is made of three parts, under one lock, and adds who allocates and waits:
 ///
-///   idle ──begin──► running ──commit_begin──► committing ──commit_end──► idle
-///                      └───────── discard ──► idle
-///
-/// A demand takes the whole arena: at once while idle; while running, and the micro-batch is
-/// discarded; after commit_end while committing. It never waits for a commit that waits for the pool itself: then it
-/// is given what nothing uses, and the server decides. If launches are deferred, so is a commit: the phase
-/// changes when the submitter gets there, and until then the micro-batch is running. Whether it counts
-/// is known from then on; the next micro-batch begins when the commit has been made.
-///
-/// An arena that has been revoked is *retired*: its addresses are not used again while an
-/// allocation in it lives. One whose allocations outlive a commit is *promoted*: the chunks that hold
-/// them stay mapped and are never a victim. So does persistent memory that was left *sparse* when the
-/// job had been set up: what lasts stays in it until it is freed, and everything new lies elsewhere.
-///
-/// Victims of a demand, in this order: chunks without a mapping, idle chunks at the end of arena
-/// and of persistent memory, then the arena as a whole.
+///   training_spaces     arena and persistent memory, what has been put away of them, chunks in between
+///   micro_batch_cycle   idle, running, committing; whether the arena is sound
+///   demand_answers      what a demand takes, on the control thread; it knows the other two
 ///
 /// Thread-safety: all functions from any thread. No lock is held while waiting for the pool.
 #pragma once
 
-#include <atomic>
-#include <condition_variable>
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <span>
-#include <vector>
+#include <string>
+#include <utility>
 
 #include "memhandover/allocation/chunk_space.hpp"
 #include "memhandover/client/training_client.hpp"
 #include "memhandover/ledger/chunk_history.hpp"
-#include "runtime/step/chunk_stock.hpp"
+#include "runtime/step/demand_answers.hpp"
+#include "runtime/step/fork_copies.hpp"
 #include "runtime/step/launch_gate.hpp"
+#include "runtime/step/micro_batch_cycle.hpp"
 #include "runtime/step/operator_gate.hpp"
+#include "runtime/step/training_spaces.hpp"
 
 namespace sluice::step {
-
-enum class arena_state { sound, revoked, starved };
-
-enum class commit_start {
-  taken_away,  ///< discard the micro-batch
-  begun,       ///< it counts
-  deferred     ///< `commit_resolve` will tell
-};
 
 class training_memory {
  public:
@@ -99,19 +81,15 @@ class training_memory {
   /// it still is that one.
   void drop_micro_batch(std::function<bool()> const& is_running);
   /// Counts the micro-batches, each try of one.
-  [[nodiscard]] std::uint64_t micro_batch() const noexcept { return micro_batch_.load(); }
+  [[nodiscard]] std::uint64_t micro_batch() const noexcept { return cycle_.micro_batch(); }
   /// When launches were let through again after memory of a micro-batch had gone last; 0: never.
-  [[nodiscard]] std::int64_t reopened_ns() const noexcept { return reopened_ns_.load(); }
-  [[nodiscard]] arena_state state() const noexcept {
-    return state_.load(std::memory_order_acquire);
-  }
-  [[nodiscard]] std::uint64_t generation() const noexcept {
-    return generation_.load(std::memory_order_acquire);
-  }
+  [[nodiscard]] std::int64_t reopened_ns() const noexcept { return cycle_.reopened_ns(); }
+  [[nodiscard]] arena_state state() const noexcept { return cycle_.state(); }
+  [[nodiscard]] std::uint64_t generation() const noexcept { return spaces_->generation(); }
   /// True in the thread that commits, between commit_begin and commit_end.
-  [[nodiscard]] static bool committing() noexcept;
+  [[nodiscard]] static bool committing() noexcept { return micro_batch_cycle::committing(); }
   /// A demand waits for a commit to end.
-  [[nodiscard]] bool urgent() const noexcept { return urgent_.load(std::memory_order_acquire); }
+  [[nodiscard]] bool urgent() const noexcept { return answers_.urgent(); }
   /// Allocations that live in revoked arenas.
   [[nodiscard]] std::uint64_t survivors() const;
   [[nodiscard]] std::uint64_t peak_bytes() const;
@@ -154,116 +132,36 @@ class training_memory {
   void after_fork_in_child();
 
  private:
-  using space = memhandover::chunk_space;
+  using space = training_spaces::space;
 
-  /// What becomes of the chunks when all that is revocable is taken, and what that was worked out
-  /// from.
-  struct division {
-    std::size_t revocable = 0;
-    std::size_t stock = 0;
-    std::uint64_t generation = 0;
-    std::vector<std::uint32_t> given, kept;
-    std::uint32_t live = 0;  ///< of those given, from a micro-batch that was running
-  };
-
-  [[nodiscard]] memhandover::demand_answer answer(memhandover::demand const& wanted);
-  [[nodiscard]] memhandover::demand_answer give_up(memhandover::demand const& wanted);
-  void take_for(memhandover::demand const& wanted, std::unique_lock<std::mutex>& lock,
-                memhandover::demand_answer& answer);
-  void finish_answer(std::span<std::uint32_t const> given) noexcept;
-  void finish_revocation() noexcept;
-  /// Chunks of ours that hold nothing.
-  [[nodiscard]] std::uint32_t unused() const {
-    return stock_->size() + static_cast<std::uint32_t>(unmapping_.size());
-  }
-  [[nodiscard]] std::uint32_t idle() const;
-  void take_idle(std::uint32_t count, std::vector<std::uint32_t>& given);
-  [[nodiscard]] std::vector<space*> revocable() const;
-  void note_reopened(bool in_use) noexcept;
-  void revoke_behind_gate(memhandover::demand const& wanted, std::unique_lock<std::mutex>& lock,
-                          memhandover::demand_answer& answer);
-  [[nodiscard]] division divide(std::uint32_t count, std::vector<std::uint32_t> const& given) const;
-  [[nodiscard]] bool revoke(division parts, memhandover::demand_answer& answer);
-  [[nodiscard]] std::vector<std::uint32_t> choose(std::uint32_t count,
-                                                  std::vector<std::uint32_t>& from,
-                                                  std::vector<std::uint32_t> const& given) const;
-  void give_stock(std::uint32_t count, std::vector<std::uint32_t>& given);
-  [[nodiscard]] bool is_on_its_way(std::uint32_t wanted) const;
+  void keep_what_outlived(bool outlived) noexcept;
+  [[nodiscard]] bool fill(space& where, std::size_t bytes, std::unique_lock<std::mutex>& lock);
   [[nodiscard]] bool await_persistent(std::size_t bytes,
                                       std::chrono::steady_clock::time_point deadline, bool& waits,
                                       std::unique_lock<std::mutex>& lock);
-  void let_demands_pass(std::unique_lock<std::mutex>& lock);
-  [[nodiscard]] bool fill(space& where, std::size_t bytes, std::unique_lock<std::mutex>& lock);
-  [[nodiscard]] bool reach_commit() noexcept;
-  [[nodiscard]] bool keep_together();
-  void abort_launches();
-  void notify_others();
-  void finish_commit(bool outlived) noexcept;
-  [[nodiscard]] bool await_commit_end(std::unique_lock<std::mutex>& lock,
-                                      memhandover::demand const& wanted);
-  void let_idle_go();
-  [[nodiscard]] bool an_earlier_job_waits() const;
-  void give_way();
-  void leave_sparse();
-  void give_back_unused(space& of, std::vector<std::unique_ptr<space>> const& list) noexcept;
-  void release_chunks(std::vector<std::uint32_t> const& chunks);
-  void exchange_idle();
-  void give_back_idle_arena(std::uint32_t count);
-  [[nodiscard]] std::uint32_t short_for_good(std::uint32_t needed) const;
-  [[nodiscard]] std::uint32_t chunks_kept() const;
+  [[nodiscard]] bool is_on_its_way(std::uint32_t wanted) const;
   [[nodiscard]] std::uint64_t starved_in(std::size_t bytes) const;
-  void replace_arena(std::vector<std::unique_ptr<space>>& old);
-  void drop_empty(std::vector<std::unique_ptr<space>>& spaces) noexcept;
-  [[nodiscard]] std::unique_ptr<space> new_arena(std::uint64_t generation);
-  [[nodiscard]] std::unique_ptr<space> new_persistent();
-  void publish();
-  void publish_kept();
+  [[nodiscard]] bool an_earlier_job_waits() const;
 
   /// Who can be stopped from computing with the arena.
   [[nodiscard]] launch_gate& computing() noexcept;
+  [[nodiscard]] bool on_gpu() const noexcept { return options_.gate != nullptr; }
 
   options options_;
   operator_gate operators_;  ///< of the host
-  std::unique_ptr<memhandover::device_memory> memory_;
+  mutable std::mutex mutex_;
+  micro_batch_cycle cycle_;
+  demand_answers answers_;
   std::unique_ptr<memhandover::training_client> client_;
-  mutable std::mutex mutex_;                ///< guards what follows
-  std::condition_variable commit_changed_;  ///< it has ended, or waits for the pool
-  /// Threads that wait for the pool, and that a commit may wait for.
-  std::uint32_t holding_up_commits_ = 0;
-  std::atomic<std::uint32_t> demands_waiting_{0};  ///< the control thread wants the lock
-  std::condition_variable demand_answered_;        ///< or waits for a commit
-  enum class phase { idle, running, committing } phase_ = phase::idle;
-  bool deferred_ = false;              ///< the commit; of the thread that commits alone
-  std::atomic<bool> together_{false};  ///< see `work_together`
-  bool others_know_ = true;            ///< that the micro-batch runs again; guarded by mutex_
-  std::atomic<bool> outlives_{false};  ///< what was made in the deferred commit's micro-batch
-  std::optional<memhandover::chunk_history> history_;  ///< spaces tell it what becomes of them
-  std::unique_ptr<space> arena_;
-  std::unique_ptr<space> persistent_;
-  std::uint64_t demands_answered_ = 0;
+  std::unique_ptr<memhandover::device_memory> memory_;
+  std::optional<memhandover::chunk_history> history_;  ///< spaces record in it what becomes of them
+  // Guarded by mutex_.
+  std::optional<training_spaces> spaces_;
+  fork_copies fork_copies_;
   std::uint32_t waits_to_stand_back_ = 0;  ///< after way has been given
-  std::uint64_t turns_ = 0;                ///< commits, and waits for memory that were in vain
-  /// Turns when idle persistent chunks go again; 0: none have gone yet.
-  std::uint64_t idle_go_at_ = 0;
-  std::uint32_t least_idle_ = 0;  ///< persistent chunks, since that was last done
-  std::vector<std::unique_ptr<space>> retired_;
-  std::vector<std::unique_ptr<space>> promoted_;
-  std::vector<std::unique_ptr<space>> sparse_;  ///< former persistent memory
-  std::optional<chunk_stock> stock_;            ///< ours, not mapped
-  std::vector<std::uint32_t> unmapping_;  ///< ours, still mapped in an arena that has been revoked
-  bool unmaps_used_ = false;              ///< a micro-batch was running in it
-  std::condition_variable unmapped_;
   std::size_t peak_ = 0;
-  std::int64_t begun_ns_ = 0;                 ///< when the micro-batch began …
-  std::optional<std::int64_t> lost_ns_;       ///< … and when its memory went
-  std::atomic<std::int64_t> reopened_ns_{0};  ///< see `reopened_ns`
   bool began_empty_ = true;  ///< nothing lay in the arena when the micro-batch began
   std::uint64_t starved_bytes_ = 0;
-  std::vector<std::pair<space*, std::byte*>> fork_copies_;
-  std::atomic<arena_state> state_{arena_state::sound};
-  std::atomic<std::uint64_t> generation_{1};
-  std::atomic<std::uint64_t> micro_batch_{0};
-  std::atomic<bool> urgent_{false};
 };
 
 }  // namespace sluice::step

@@ -17,14 +17,30 @@ constexpr std::uint32_t waits_that_let_another_begin = 10;
 
 std::uint64_t training_memory::capacity_bytes() const {
   std::lock_guard const lock{mutex_};
-  auto const chunks =
-      arena_->chunks().size() + unused() + client_->view().header().grantable.load();
+  auto const chunks = spaces_->arena().chunks().size() + spaces_->unused() +
+                      client_->view().header().grantable.load();
   return chunks * client_->view().shape().chunk_bytes;
+}
+
+std::uint64_t training_memory::reachable_bytes() const {
+  std::lock_guard const lock{mutex_};
+  auto const shape = memory_->shape();
+  return (shape.chunk_count - std::min(shape.chunk_count, spaces_->needed_for_good())) *
+         shape.chunk_bytes;
+}
+
+std::uint64_t training_memory::persistent_free_bytes() const {
+  std::lock_guard const lock{mutex_};
+  auto const& arena = spaces_->arena();
+  auto const& persistent = spaces_->persistent().ranges();
+  auto const idle = arena.revoked() ? 0 : arena.idle_chunks();
+  auto const chunks = spaces_->unused() + idle + client_->view().header().grantable.load();
+  return persistent.capacity() - persistent.used() + chunks * memory_->shape().chunk_bytes;
 }
 
 std::uint64_t training_memory::kept_bytes() const {
   std::lock_guard const lock{mutex_};
-  return (chunks_kept() - persistent_->idle_chunks()) * memory_->shape().chunk_bytes;
+  return spaces_->needed_for_good() * memory_->shape().chunk_bytes;
 }
 
 bool training_memory::wait_capacity(std::uint64_t bytes, milliseconds patience) {
@@ -33,7 +49,7 @@ bool training_memory::wait_capacity(std::uint64_t bytes, milliseconds patience) 
   bool stands_back = false;
   {
     std::lock_guard const lock{mutex_};
-    own = (arena_->chunks().size() + unused()) * chunk;
+    own = (spaces_->arena().chunks().size() + spaces_->unused()) * chunk;
     stands_back = waits_to_stand_back_ > 0;
     waits_to_stand_back_ -= stands_back ? 1 : 0;
   }
@@ -49,15 +65,16 @@ bool training_memory::wait_capacity(std::uint64_t bytes, milliseconds patience) 
     return true;
   }
   std::lock_guard const lock{mutex_};
-  ++turns_;
-  let_idle_go();
-  if (phase_ == phase::idle && an_earlier_job_waits()) {
-    give_way();
+  spaces_->count_turn();
+  spaces_->release_idle();
+  // Two that wait, each with an arena of which the other would have enough, would wait for ever.
+  if (cycle_.is_idle() && an_earlier_job_waits() && spaces_->release_unused()) {
+    waits_to_stand_back_ = waits_that_let_another_begin;
+    spaces_->publish();
   }
   return false;
 }
 
-/// Two that wait, each with an arena of which the other would have enough, would wait for ever.
 bool training_memory::an_earlier_job_waits() const {
   auto const& view = client_->view();
   for (std::uint32_t slot = 0; slot < client_->slot(); ++slot) {
@@ -66,20 +83,6 @@ bool training_memory::an_earlier_job_waits() const {
     }
   }
   return false;
-}
-
-/// The pool has what no micro-batch uses; mutex_ is held.
-void training_memory::give_way() {
-  auto given =
-      arena_->revoked() ? std::vector<std::uint32_t>{} : arena_->shrink(arena_->idle_chunks());
-  auto const stocked = stock_->chunks();
-  given.insert(given.end(), stocked.begin(), stocked.end());
-  stock_->clear();
-  if (!given.empty()) {
-    client_->release(given);
-    waits_to_stand_back_ = waits_that_let_another_begin;
-    publish();
-  }
 }
 
 }  // namespace sluice::step

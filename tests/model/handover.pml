@@ -1,6 +1,6 @@
 /*
  * A demand for the arena's memory: the step's thread, the control thread that answers, the server
- * (runtime/step/training_memory.cpp, training_demands.cpp; memhandover/client/detail/acquisition.cpp).
+ * (runtime/step/micro_batch_cycle.cpp, demand_answers.cpp; memhandover/client/detail/acquisition.cpp).
  *
  * The memory is one unit that the arena has or has not. That a closed gate keeps everybody out is gate.pml's business: here
  * entering is one step. Patience may end at any time, so that what follows it is met in every state.

@@ -1,7 +1,7 @@
 /*
  * Who waits for whom: two threads of a job that trains, its control thread, and a server with two requests, each of which
  * holds a compute pause until its memory is there
- * (runtime/step/host_calls.cpp, operator_gate.cpp, training_demands.cpp, training_allocation.cpp, training_memory.cpp;
+ * (runtime/step/host_calls.cpp, operator_gate.cpp, demand_answers.cpp, training_allocation.cpp, micro_batch_cycle.cpp;
  * memhandover/client/detail/acquisition.cpp, serving_pool.cpp, ledger_writer.cpp; runtime/gate/gate.cpp, submission.cpp).
  *
  * No patience ever ends here, and no request has a deadline: what goes on only because somebody's patience ends is a
@@ -72,7 +72,7 @@ byte wanted;
 #endif
 #define idle_arena (arena && !used && !lost)
 
-/* training_memory.cpp */
+/* micro_batch_cycle.cpp, training_spaces.cpp */
 mtype phase = idle;
 bit sound = 1, lost;
 byte stock;               /* chunks of the job that nothing uses */
@@ -418,7 +418,7 @@ end:
 }
 #endif
 
-/* training_demands.cpp */
+/* demand_answers.cpp */
 #ifdef DRIVER
 #define unused stock
 #else

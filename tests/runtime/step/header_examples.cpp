@@ -2,19 +2,32 @@
 #include <sys/types.h>
 
 #include <cerrno>
+#include <cstddef>
+#include <mutex>
 
 #include "abi/gate_api.h"
 #include "memhandover/allocation/chunk_space.hpp"
 #include "memhandover/base/environment.hpp"
+#include "memhandover/broker/broker_launch.hpp"
+#include "memhandover/client/training_client.hpp"
+#include "memhandover/device/device_memory.hpp"
+#include "memhandover/ledger/chunk_history.hpp"
 #include "memhandover/ledger/ledger.hpp"
 #include "runtime/step/chunk_stock.hpp"
+#include "runtime/step/demand_answers.hpp"
+#include "runtime/step/fork_copies.hpp"
+#include "runtime/step/micro_batch_cycle.hpp"
+#include "runtime/step/operator_gate.hpp"
 #include "runtime/step/run_ahead_choice.hpp"
+#include "runtime/step/training_spaces.hpp"
 #include "tests/memhandover/failing_allocations.hpp"
 #include "tests/runtime/step/injected_calls.hpp"
 
 namespace sluice::step::header_examples {
 
+using memhandover::demand;
 using memhandover::lifetime;
+using memhandover::training_client;
 
 void of_chunk_stock(chunk_stock& stock, memhandover::chunk_space& arena) {
   stock.collect();
@@ -22,6 +35,43 @@ void of_chunk_stock(chunk_stock& stock, memhandover::chunk_space& arena) {
     stock.map_into(arena, 3, lifetime::revocable);
   }
   stock.add(arena.shrink(2));
+}
+
+void of_demand_answers(std::mutex& mutex, micro_batch_cycle& cycle, operator_gate& operators,
+                       memhandover::broker_options const& broker, training_spaces& spaces,
+                       memhandover::device_memory& memory, memhandover::chunk_history& history) {
+  demand_answers answers{mutex, cycle, nullptr, operators};
+  auto client =
+      training_client::join(broker, "job", [&](demand const& d) { return answers.answer(d); });
+  {
+    std::lock_guard const lock{mutex};
+    answers.serve_from(spaces, memory, history);
+  }
+}
+
+void of_fork_copies(fork_copies& copies, training_spaces const& spaces) {
+  copies.make(spaces);
+  copies.drop();
+  copies.put_in_place();
+}
+
+void of_micro_batch_cycle(std::mutex& mutex, micro_batch_cycle& cycle) {
+  cycle.await_last();
+  {
+    std::lock_guard const lock{mutex};
+    cycle.begin();
+  }
+  if (cycle.commit_begin(false) == commit_start::begun) {
+    cycle.commit_end(false);
+  }
+}
+
+void of_training_spaces(training_spaces& spaces, std::size_t bytes) {
+  spaces.stock().collect();
+  spaces.stock().map_into(spaces.arena(), 4, lifetime::revocable);
+  auto* const block = spaces.arena().allocate(bytes);
+  spaces.promote_arena();
+  spaces.free(block);
 }
 
 void of_run_ahead_choice(sluice_gate_api const& gate, memhandover::ledger_view const& view) {
