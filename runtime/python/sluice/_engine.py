@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
-import operator
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +24,7 @@ from sluice._planning import Planner
 from sluice._processes import Processes
 from sluice._random import RandomState
 from sluice._rehearsal import EagerRehearsal, Rehearsal
+from sluice._trained import Trained
 from sluice._trouble import TriesInVain, Trouble
 from sluice._update import Update
 from sluice._watch import Watch
@@ -36,7 +35,6 @@ REHEARSAL_SAMPLES = 2
 
 #: Optimizers make their state in the first step and need their most memory by the second; torch keeps that for them.
 OPTIMIZER_WARM_UP_STEPS = 2
-
 
 #: How long what other threads still hold of a discarded micro-batch is waited for.
 THREADS_END_MS = 2000
@@ -49,40 +47,6 @@ def checked_micro_batch(micro_batch: Any) -> int | None:
     if micro_batch is not None and micro_batch < 1:
         raise ValueError(f"micro_batch must be at least 1, not {micro_batch}")
     return micro_batch
-
-
-class Trained:
-    """The parameters that require a gradient: the optimizer's, then the model's others.
-
-    Looked for in every step, while the device waits; to see that nothing has changed takes less than half of that.
-    """
-
-    def __init__(self, parts: Parts, param_groups: list[dict[str, Any]]) -> None:
-        self._parts = parts
-        self._param_groups = param_groups
-        self._candidates: list[nn.Parameter] = []
-        self._each: list[nn.Parameter] = []  # of them, once
-        self._answers: list[bool] | None = None
-        self._found: list[nn.Parameter] = []
-
-    def look(self) -> list[nn.Parameter]:
-        """Raises ValueError if the optimizer has none."""
-        of_optimizer = [param for group in self._param_groups for param in group["params"]]
-        candidates = of_optimizer + self._parts.parameters
-        if not are_same(candidates, self._candidates):
-            # By identity: hashing a tensor is a call of a Python function.
-            self._each = list({id(param): param for param in candidates}.values())
-            self._candidates, self._answers = candidates, None
-        answers = list(map(_requires_grad, self._each))
-        if answers != self._answers:
-            if not any(map(_requires_grad, of_optimizer)):
-                raise ValueError("the optimizer has no parameter that requires a gradient")
-            self._found = list(itertools.compress(self._each, answers))
-            self._answers = answers
-        return self._found
-
-
-_requires_grad = operator.attrgetter("requires_grad")
 
 
 def _wait_for_threads() -> None:
