@@ -1,6 +1,7 @@
 """Training jobs of several processes, a rank each: the first one starts the others and tells them what to do, or all are forked."""
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -8,12 +9,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forks import fork
 from overhead_models import Job, Workload
 
 #: How many processes the first one is of.
@@ -79,7 +80,7 @@ def forked(count: int, work: Callable[[int, str], None], together: bool = True) 
     """How each rank's process has ended, as os.waitpid tells; it is told its rank and where all meet. `together`: when one has
     failed, the others are ended, which would wait for it. Forked, since to import torch takes longer than most of what they do."""
     with tempfile.TemporaryDirectory(prefix="sluice-ranks-") as folder:
-        ranks = [_fork(work, rank, f"{folder}/meeting") for rank in range(count)]
+        ranks = [fork(functools.partial(work, rank, f"{folder}/meeting")) for rank in range(count)]
         status: dict[int, int] = {}
         while len(status) < count:
             pid, ended = os.waitpid(-1, 0)
@@ -88,21 +89,6 @@ def forked(count: int, work: Callable[[int, str], None], together: bool = True) 
                 for other in set(ranks) - set(status):
                     os.kill(other, signal.SIGTERM)
         return [status[pid] for pid in ranks]
-
-
-def _fork(work: Callable[[int, str], None], rank: int, meeting: str) -> int:
-    if pid := os.fork():
-        return pid
-    status = 1
-    try:
-        work(rank, meeting)
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)  # gloo's threads are at times not joined when Python ends, which aborts the process
 
 
 def _name_of(thread: int) -> str:

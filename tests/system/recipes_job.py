@@ -5,14 +5,19 @@
 For each line of its standard input, a script with its arguments as a JSON list, it answers with the exit status.
 """
 
+import functools
 import importlib
 import json
 import os
 import runpy
 import sys
-import traceback
+from pathlib import Path
 
 import torch
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from forks import fork  # noqa: E402
 
 
 def run(command: list[str]) -> None:
@@ -20,16 +25,7 @@ def run(command: list[str]) -> None:
     torch.set_num_threads(1)
     sys.argv = command
     sys.path[0] = os.path.dirname(command[0])
-    status = 1
-    try:
-        runpy.run_path(command[0], run_name="__main__")
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+    runpy.run_path(command[0], run_name="__main__")
 
 
 def main() -> None:
@@ -38,8 +34,7 @@ def main() -> None:
     for name in sys.argv[1:]:
         importlib.import_module(name)
     for line in sys.stdin:
-        if (process := os.fork()) == 0:
-            run(json.loads(line))
+        process = fork(functools.partial(run, json.loads(line)))
         print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), file=answers, flush=True)
 
 
