@@ -13,7 +13,7 @@ if(SLUICE_SELF_CONTAINED)
   target_link_libraries(sluice_fmt INTERFACE fmt::fmt-header-only)
   # Its own target would link the shared fmt.
   get_target_property(sluice_spdlog_headers spdlog::spdlog INTERFACE_INCLUDE_DIRECTORIES)
-  add_library(sluice_spdlog STATIC "${CMAKE_CURRENT_LIST_DIR}/spdlog.cpp")
+  add_library(sluice_spdlog STATIC "${CMAKE_SOURCE_DIR}/runtime/telemetry/spdlog_library.cpp")
   target_include_directories(sluice_spdlog SYSTEM PUBLIC ${sluice_spdlog_headers})
   target_compile_definitions(sluice_spdlog PUBLIC SPDLOG_COMPILED_LIB SPDLOG_FMT_EXTERNAL)
   target_link_libraries(sluice_spdlog PUBLIC sluice_fmt Threads::Threads)

@@ -16,7 +16,7 @@
 /// in them each tensor lies.
 ///
 ///   heap.publish(model, "resnet50/1", "what the bytes are");
-///   if (auto warm = successor.adopt({.sizes = sizes}, "resnet50/1", "what the bytes are")) { … }
+///   auto warm = successor.adopt({.sizes = sizes}, "resnet50/1", "what the bytes are");
 ///
 /// All functions may be called from any thread; loads wait for each other.
 #pragma once

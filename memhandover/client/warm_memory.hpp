@@ -23,6 +23,8 @@ namespace sluice::memhandover {
 
 class placement;
 
+inline constexpr std::size_t max_warm_key = 255;  ///< bytes
+
 /// Memory that a dead server has left.
 struct inheritance {
   std::string key;

@@ -31,7 +31,6 @@ UNCALLED = {
     "cu[A-Z]*": "the driver's entry points, which training calls: runtime/gate/exports.map",
     "nccl[A-Z]*": "NCCL's entry points, which training calls: nccl_shim/calls/exports.map",
     "acquire": "until warm memory is wired",
-    "release_rest": "until warm memory is wired",
     "leave_to_successor": "until warm memory is wired",
     "start_array": "nlohmann::json calls it, of whatever is given to sax_parse",
     "start_object": "the same",

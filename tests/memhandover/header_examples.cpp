@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "memhandover/allocation/detail/kept_layout.hpp"
 #include "memhandover/allocation/tensor_heap.hpp"
 #include "memhandover/allocation/tensor_placement.hpp"
 #include "memhandover/base/bytes.hpp"
@@ -102,6 +103,18 @@ void of_serving_pool(steady_clock::time_point deadline) {
 
 void of_system_error() {
   throw system_error("cannot create a pool of 4 GiB");
+}
+
+void of_kept_layout(std::vector<std::uint64_t> const& sizes, load_decision const& decision) {
+  using namespace detail;
+  auto const blob = pack({"resnet50", sizes, decision.tensors, decision.stitched});
+  auto const layout = unpack(blob);
+}
+
+void of_succession(tensor_heap& heap, loaded_tensors const& model, tensor_heap& successor,
+                   std::vector<std::uint64_t> const& sizes) {
+  heap.publish(model, "resnet50/1", "what the bytes are");
+  auto warm = successor.adopt({.sizes = sizes}, "resnet50/1", "what the bytes are");
 }
 
 void of_tensor_heap(std::shared_ptr<serving_pool> const& pool,

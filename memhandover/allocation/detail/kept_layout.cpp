@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::uint32_t format = 1;
 
-class writer {
+class byte_writer {
  public:
   template <typename Value>
   void put(Value value) {
@@ -27,9 +27,9 @@ class writer {
 };
 
 /// Reads zeros behind the end, and remembers that.
-class reader {
+class byte_reader {
  public:
-  explicit reader(std::span<std::byte const> bytes) : left_(bytes) {}
+  explicit byte_reader(std::span<std::byte const> bytes) : left_(bytes) {}
 
   template <typename Value>
   [[nodiscard]] Value get() {
@@ -77,7 +77,7 @@ bool are_disjoint(std::vector<extent> const& sorted) {
 }  // namespace
 
 std::vector<std::byte> pack(kept_layout const& layout) {
-  writer out;
+  byte_writer out;
   out.put(format);
   out.put(layout.tag);
   out.put(static_cast<std::uint32_t>(layout.stitched.size()));
@@ -97,7 +97,7 @@ std::vector<std::byte> pack(kept_layout const& layout) {
 }
 
 std::optional<kept_layout> unpack(std::span<std::byte const> bytes) {
-  reader in{bytes};
+  byte_reader in{bytes};
   if (in.get<std::uint32_t>() != format) {
     return std::nullopt;
   }

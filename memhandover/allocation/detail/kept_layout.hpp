@@ -1,8 +1,8 @@
 /// Where the tensors of a published model lie, as bytes that a successor reads: what a model's memory holds is
 /// worth nothing without it.
 ///
-///   auto blob = pack({.tag = "resnet50", .sizes = sizes, .tensors = decision.tensors, …});
-///   auto layout = unpack(blob);   // nothing: not what `pack` writes
+///   auto const blob = pack({"resnet50", sizes, decision.tensors, decision.stitched});
+///   auto const layout = unpack(blob);   // nothing: not what `pack` writes
 #pragma once
 
 #include <cstddef>

@@ -10,6 +10,8 @@
 
 namespace sluice::memhandover::detail {
 
+static_assert(max_warm_key == max_manifest_key);
+
 server_manifest::server_manifest(int fd, parts of)
     : of_(std::move(of)),
       manifest_(fd, of_.view.header().chunk_count, shared_segment::access::read_write),

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "memhandover/ledger/manifest.hpp"
 #include "runtime/server/hosting/detail/model_host_impl.hpp"
 #include "runtime/telemetry/logging.hpp"
 
@@ -28,9 +27,8 @@ memhandover::residence residence_of(detail::slot const& model) {
 /// Under which name it is left to a successor.
 std::string key_of(detail::slot const& model) {
   auto key = model.is.name + '/' + model.is.version;
-  if (key.size() > memhandover::max_manifest_key) {
-    key.resize(
-        memhandover::max_manifest_key);  // another one of that beginning has another fingerprint
+  if (key.size() > memhandover::max_warm_key) {
+    key.resize(memhandover::max_warm_key);  // another one of that beginning has another fingerprint
   }
   return key;
 }
