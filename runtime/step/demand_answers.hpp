@@ -48,8 +48,6 @@ class demand_answers {
   /// computing, the same or the operators of the host. All must outlive this object.
   demand_answers(std::mutex& mutex, micro_batch_cycle& cycle, launch_gate* gate,
                  launch_gate& computing);
-  demand_answers(demand_answers const&) = delete;
-  demand_answers& operator=(demand_answers const&) = delete;
 
   /// The handler of `training_client`. Until `serve_from` and after `stop` demands are given nothing.
   [[nodiscard]] memhandover::demand_answer answer(memhandover::demand const& wanted);

@@ -58,8 +58,6 @@ class micro_batch_cycle {
   /// with whether something made in the micro-batch lives on; it does not throw. All must outlive this object.
   micro_batch_cycle(std::mutex& mutex, launch_gate* gate, launch_gate& computing,
                     std::function<void(bool outlived)> committed);
-  micro_batch_cycle(micro_batch_cycle const&) = delete;
-  micro_batch_cycle& operator=(micro_batch_cycle const&) = delete;
 
   // --- from the training thread, without the lock; see training_memory.hpp
   /// Waits until the last commit has been made, which may have been left without a word.

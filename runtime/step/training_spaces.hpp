@@ -54,8 +54,6 @@ class training_spaces {
   /// outlive this object.
   training_spaces(memhandover::training_client& client, memhandover::device_memory& memory,
                   memhandover::chunk_history& history, options how);
-  training_spaces(training_spaces const&) = delete;
-  training_spaces& operator=(training_spaces const&) = delete;
 
   [[nodiscard]] space& arena() noexcept { return *arena_; }
   [[nodiscard]] space const& arena() const noexcept { return *arena_; }
