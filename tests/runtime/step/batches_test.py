@@ -16,6 +16,7 @@ from scripted_runtime import ScriptedRuntime, sharing  # noqa: E402
 from torch import nn  # noqa: E402
 
 import sluice  # noqa: E402
+from sluice import _torch_compat  # noqa: E402
 
 N = 5
 X = torch.arange(N * 3.0).reshape(N, 3)
@@ -40,7 +41,8 @@ def slices_of(*batch, runtime=None):
         return model(x).mean()
 
     step(loss_of, X, *batch)
-    return given if runtime is None else given[1:]
+    rehearsals = 2 if _torch_compat.is_anything_compiled() else 1
+    return given if runtime is None else given[rehearsals:]
 
 
 @pytest.mark.parametrize("value, slices", [
