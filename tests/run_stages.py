@@ -304,8 +304,7 @@ def planned_stages(options: argparse.Namespace) -> list[Stage]:
     at_once = f"--numprocesses={os.cpu_count()}"
     stages.append(pytest_stage("python unit tests", ["tests", "--ignore=tests/gpu", "--ignore=tests/system"], options.pattern, at_once,
                                "--dist=worksteal", after=built))
-    more = f"--numprocesses={(os.cpu_count() or 1) + 1}"  # what is left at the end of a run, when no other lane fills their waits
-    stages.append(pytest_stage("system tests", ["tests/system"], options.pattern, more, "--dist=loadgroup", after=built))
+    stages.append(pytest_stage("system tests", ["tests/system"], options.pattern, at_once, "--dist=loadgroup", after=built))
     if has_gpu():  # which some system tests use as well
         stages.append(pytest_stage("gpu tests", ["tests/gpu"], options.pattern, f"--numprocesses={tests_at_once_on_gpu()}",
                                    "--dist=loadgroup", shows_times=True, after="system tests"))
