@@ -25,15 +25,10 @@ tensor_placement::tensor_placement(std::uint64_t chunk_bytes, std::uint32_t chun
   }
 }
 
-std::uint64_t tensor_placement::rounded(std::uint64_t bytes) const noexcept {
-  // A power of two: on a request's path divisions would be felt.
-  return (std::max<std::uint64_t>(bytes, 1) + alignment_ - 1) & ~(alignment_ - 1);
-}
-
 std::uint32_t tensor_placement::chunks_that_suffice(std::span<std::uint64_t const> sizes) const {
   std::uint64_t bytes = 0;
   for (auto const each : sizes) {
-    bytes += rounded(each);
+    bytes += rounded_to(alignment_, each);
   }
   return static_cast<std::uint32_t>((bytes + map_.chunk_bytes() - 1) / map_.chunk_bytes());
 }
@@ -64,7 +59,7 @@ std::optional<load_decision> tensor_placement::load(model_id model,
   tensors.reserve(sizes.size());
   std::uint64_t bytes = 0;
   for (auto const each : sizes) {
-    tensors.push_back({rounded(each), static_cast<std::uint32_t>(tensors.size())});
+    tensors.push_back({rounded_to(alignment_, each), static_cast<std::uint32_t>(tensors.size())});
     bytes += tensors.back().bytes;
   }
   if (bytes > map_.hole_bytes() + offered.size() * map_.chunk_bytes()) {

@@ -130,8 +130,7 @@ std::optional<std::vector<extent>> extents_of(kept_layout const& layout,
   std::vector<extent> found;
   for (std::size_t i = 0; i < layout.tensors.size(); ++i) {
     auto const& spot = layout.tensors[i];
-    auto const bytes =
-        (std::max<std::uint64_t>(layout.sizes[i], 1) + alignment - 1) & ~(alignment - 1);
+    auto const bytes = rounded_to(alignment, layout.sizes[i]);
     bool const whole = spot.range == tensor_spot::whole_view;
     if (bytes < layout.sizes[i] || spot.offset % alignment != 0 ||
         (!whole && spot.range >= layout.stitched.size())) {

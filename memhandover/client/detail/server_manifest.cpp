@@ -47,14 +47,11 @@ void server_manifest::publish(std::string_view key, std::byte const* data, std::
     }
   }
   for (auto const chunk : chunks) {
-    auto const state = of_.view.chunk(chunk);
-    if (state.who != owner::serving || state.client != of_.slot) {
-      chunks.clear();
-      break;
+    if (auto const held = held_here(chunk)) {
+      entry.chunks.push_back(*held);
     }
-    entry.chunks.push_back({chunk, state.epoch});
   }
-  if (chunks.empty()) {
+  if (chunks.empty() || entry.chunks.size() < chunks.size()) {
     throw error{error_kind::invalid_argument, format_bytes(bytes) + " are to be published as \"" +
                                                   entry.key +
                                                   "\" but do not lie in a placement of this pool"};
@@ -70,15 +67,22 @@ void server_manifest::publish_chunks(std::string_view key, std::span<std::uint32
   entry.blob.assign(blob.begin(), blob.end());
   std::lock_guard const lock{of_.mutex};
   for (auto const chunk : chunks) {
-    auto const state = of_.view.chunk(chunk);
-    if (state.who != owner::serving || state.client != of_.slot) {
+    auto const held = held_here(chunk);
+    if (!held) {
       throw error{error_kind::invalid_argument, "chunk " + std::to_string(chunk) +
                                                     " is to be published as \"" + entry.key +
                                                     "\" but is not this server's"};
     }
-    entry.chunks.push_back({chunk, state.epoch});
+    entry.chunks.push_back(*held);
   }
   publish(entry);
+}
+
+std::optional<chunk_epoch> server_manifest::held_here(std::uint32_t chunk) const {
+  auto const state = of_.view.chunk(chunk);
+  return state.who == owner::serving && state.client == of_.slot
+             ? std::optional{chunk_epoch{chunk, state.epoch}}
+             : std::nullopt;
 }
 
 /// With the mutex held.

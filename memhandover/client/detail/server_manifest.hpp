@@ -68,6 +68,8 @@ class server_manifest final : public warm_memory {
     manifest_place place{};
   };
 
+  /// The chunk, and since when it is this server's; nothing if it is not.
+  [[nodiscard]] std::optional<chunk_epoch> held_here(std::uint32_t chunk) const;
   [[nodiscard]] std::vector<manifest_entry> left_entries() const;
   [[nodiscard]] std::optional<manifest_entry> left_under(std::string_view key) const;
   void publish(manifest_entry const& entry);
