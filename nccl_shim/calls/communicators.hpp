@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "abi/nccl_abi.hpp"
@@ -51,20 +52,29 @@ void bury(communicator which) noexcept;
 /// It is about to go.
 void forget(communicator which) noexcept;
 
-/// While it lives nothing of what `find_again` finds goes.
+/// Until it ends nothing of what `find_again` finds goes.
 class submission_under_way {
  public:
   submission_under_way() noexcept { submitting.fetch_add(1, std::memory_order_seq_cst); }
   submission_under_way(submission_under_way const&) = delete;
   submission_under_way& operator=(submission_under_way const&) = delete;
-  ~submission_under_way() { submitting.fetch_sub(1, std::memory_order_release); }
-  /// Whether none does.
+  submission_under_way(submission_under_way&& other) noexcept
+      : lasts_{std::exchange(other.lasts_, false)} {}
+  submission_under_way& operator=(submission_under_way&&) = delete;
+  ~submission_under_way() { end(); }
+  void end() noexcept {
+    if (std::exchange(lasts_, false)) {
+      submitting.fetch_sub(1, std::memory_order_release);
+    }
+  }
+  /// Whether none is.
   [[nodiscard]] static bool is_over() noexcept {
     return submitting.load(std::memory_order_seq_cst) == 0;
   }
 
  private:
   static std::atomic<unsigned> submitting;  // threads that look at what they have found last
+  bool lasts_ = true;
 };
 
 /// What a thread has called last, as long as the registry does not change. To be looked at while a submission is under

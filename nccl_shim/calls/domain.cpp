@@ -33,8 +33,8 @@ struct domain {
   }
 };
 
-place_inside refused(char const* why) {
-  return {std::nullopt, why};
+kind_of_launch refused(char const* why) {
+  return refused_group{invalid_usage, why};
 }
 
 domain& the_one() {
@@ -74,8 +74,8 @@ void forget_domain(communicator which) noexcept {
   }
 }
 
-place_inside inside_micro_batch(std::uint64_t micro_batch, std::span<collective const> calls,
-                                std::shared_ptr<known_communicator> const& known) {
+kind_of_launch inside_micro_batch(std::uint64_t micro_batch, bool is_one, communicator which,
+                                  std::shared_ptr<known_communicator> const& known) {
   domain& here = the_one();
   std::lock_guard const guard{here.lock};
   if (!here.allowed) {
@@ -86,19 +86,19 @@ place_inside inside_micro_batch(std::uint64_t micro_batch, std::span<collective 
   if (known->ranks == nullptr) {
     return refused("its communicator's ranks do not agree on their collectives");
   }
-  if (!are_of_all(calls)) {
+  if (!is_one) {
     return refused("only what all ranks of one communicator take part in can be run again");
   }
   here.leave_one_that_is_given_up(micro_batch);
   if (here.known == nullptr) {
-    here.become(calls.front().on, known);
+    here.become(which, known);
   }
   if (here.known != known && !known->ranks->is_part_of(*here.known->ranks)) {
     return refused(
         "its communicator has ranks that are not in the one that micro-batches end with; name "
         "one that has all by sluice_end_with");
   }
-  return {here.attempt_at(micro_batch)};
+  return numbered_group{known, here.attempt_at(micro_batch)};
 }
 
 std::optional<attempt> end_of_micro_batch(std::uint64_t micro_batch) {

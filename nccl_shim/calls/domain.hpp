@@ -15,10 +15,9 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <span>
 
-#include "nccl_shim/calls/collective.hpp"
-#include "nccl_shim/calls/pending_calls.hpp"
+#include "abi/nccl_abi.hpp"
+#include "nccl_shim/calls/classified.hpp"
 
 namespace sluice::nccl_shim {
 
@@ -33,15 +32,11 @@ void allow_inside_micro_batches(bool allow) noexcept;
 /// It is about to go.
 void forget_domain(communicator which) noexcept;
 
-/// What a call of a micro-batch belongs to, or why it cannot be part of one.
-struct place_inside {
-  std::optional<attempt> of;
-  char const* why_not = nullptr;  ///< if there is none
-};
-/// A call, or a group of some, of one communicator's ranks.
-[[nodiscard]] place_inside inside_micro_batch(std::uint64_t micro_batch,
-                                              std::span<collective const> calls,
-                                              std::shared_ptr<known_communicator> const& known);
+/// A call of a communicator's, a group, or the launch of a graph: numbered, with what it belongs to, or refused.
+/// `is_one`: all ranks of that communicator take part in each call of it, and no others.
+[[nodiscard]] kind_of_launch inside_micro_batch(std::uint64_t micro_batch, bool is_one,
+                                                communicator which,
+                                                std::shared_ptr<known_communicator> const& known);
 /// What its end belongs to; nothing if there is no domain.
 [[nodiscard]] std::optional<attempt> end_of_micro_batch(std::uint64_t micro_batch);
 

@@ -7,13 +7,10 @@
 /// thread; what is known of a graph does not change.
 #pragma once
 
-#include <memory>
-#include <optional>
-#include <span>
 #include <vector>
 
 #include "nccl_shim/calls/collective.hpp"
-#include "nccl_shim/calls/pending_calls.hpp"
+#include "nccl_shim/calls/exchange_part.hpp"
 
 namespace sluice::nccl_shim {
 
@@ -24,11 +21,6 @@ struct graph_calls {
   numbered_call alike;  ///< what ranks must mean alike by a launch, if so; else what it is called
   std::vector<exchange_part> parts;  ///< the first's communicator first
 };
-
-/// Makes a call, or a group of some, as part of the graph that is being captured on its stream. Nothing
-/// if there is none. `of` are the communicators of the calls, one by one.
-[[nodiscard]] std::optional<int> capture(std::span<collective const> calls,
-                                         std::span<std::shared_ptr<known_communicator> const> of);
 
 /// As `sluice_agreement` says of them.
 [[nodiscard]] void* join_graphs(void* one, void* other);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -21,24 +22,11 @@ namespace {
   }
 }
 
-/// Calls NCCL, unless there is trouble.
-[[gnu::hot]] int make_calls(std::span<collective const> calls, calling const& now) noexcept {
-  if (int const trouble = now.trouble(); trouble != success) {
-    return trouble;
-  }
-  inside_nccl const here;
-  return perform(calls);
-}
-
 /// What stands for a number of the cut: all ranks of a communicator are asked.
 class numbered_question : public question {
  public:
-  numbered_question(numbered_call const& what, std::shared_ptr<known_communicator> of,
-                    std::optional<attempt> place, bool is_of_all_ranks)
-      : of_{std::move(of)},
-        what_{what},
-        inside_{std::move(place)},
-        is_of_all_ranks_{is_of_all_ranks} {}
+  numbered_question(numbered_call const& what, numbered_group one)
+      : of_{std::move(one.of)}, what_{what}, inside_{std::move(one.place)} {}
 
   /// It has been arrived at already.
   void has_arrived() noexcept { asked_ = true; }
@@ -55,8 +43,8 @@ class numbered_question : public question {
   [[nodiscard]] bool follows() const noexcept { return inside_ && inside_->domain != of_; }
 
   void ask() override {
-    if (of_->ranks == nullptr || !is_of_all_ranks_ || of_->trouble() != success) {
-      return;  // nobody is to be asked, or it will not be made anyhow
+    if (of_->trouble() != success) {
+      return;  // it will not be made anyhow
     }
     if (std::exchange(asked_, true)) {
       agreement().resume();
@@ -212,7 +200,6 @@ class numbered_question : public question {
   std::shared_ptr<known_communicator> of_;
   numbered_call what_;
   std::optional<attempt> inside_;  // a micro-batch
-  bool is_of_all_ranks_;
   bool asked_ = false;
   bool shown_ = false;             // on the board
   std::int64_t asked_at_ = 0;      // first in vain
@@ -223,37 +210,20 @@ class numbered_question : public question {
 /// A call of NCCL's, or a group.
 class pending_call final : public numbered_question {
  public:
-  pending_call(std::span<collective const> calls, std::shared_ptr<known_communicator> first,
-               std::optional<attempt> place, int& direct, bool captured = false)
-      : numbered_question{numbered(calls), std::move(first), std::move(place),
-                          !captured && are_of_all(calls)},
-        first_{calls.front()},
-        others_{calls.begin() + 1, calls.end()},
-        result_{direct} {}
+  pending_call(std::span<collective const> calls, numbered_group one, int& direct)
+      : numbered_question{numbered(calls), std::move(one)}, calls_{calls, direct} {}
 
  private:
-  void perform() override {
-    calling const now{of()};
-    if (others_.empty()) {
-      result_.is(make_calls({&first_, 1}, now), of());
-      return;
-    }
-    std::vector<collective> all{first_};
-    all.insert(all.end(), others_.begin(), others_.end());
-    result_.is(make_calls(all, now), of());
-  }
+  void perform() override { calls_.make(of()); }
 
-  collective first_;
-  std::vector<collective> others_;  // most calls are alone, and nothing is to be allocated for that
-  call_result result_;
+  waiting_calls calls_;
 };
 
 /// The launch of a graph that holds some.
 class pending_graph final : public numbered_question {
  public:
-  pending_graph(numbered_call const& what, std::shared_ptr<known_communicator> of,
-                std::optional<attempt> place, sluice_graph_launch const& launch)
-      : numbered_question{what, std::move(of), std::move(place), true}, launch_{launch} {}
+  pending_graph(numbered_call const& what, numbered_group one, sluice_graph_launch const& launch)
+      : numbered_question{what, std::move(one)}, launch_{launch} {}
 
  private:
   void perform() override {
@@ -270,7 +240,7 @@ class pending_graph final : public numbered_question {
 class pending_end final : public numbered_question {
  public:
   pending_end(attempt const& at, void (*keep)(void* of), void* keep_of, bool& kept)
-      : numbered_question{numbered_end(), at.domain, at, true},
+      : numbered_question{numbered_end(), {at.domain, at}},
         keep_{keep},
         keep_of_{keep_of},
         kept_{kept} {}
@@ -288,12 +258,17 @@ class pending_end final : public numbered_question {
   bool& kept_;
 };
 
-/// Goes on with a call that was about to be made at once, inside the gate: it has been arrived at, and the others have to be
-/// asked after all.
-[[gnu::cold]] int ask_after_all(std::span<collective const> calls,
-                                std::shared_ptr<known_communicator> of) {
+/// Goes on with a call that was about to be made at once, inside the gate: the others have to be asked after all.
+[[gnu::cold]] int ask_after_all(std::span<collective const> calls, at_once_group one,
+                                passing became) {
+  numbered_group asked{one.of->shared_from_this()};
+  one.now.end();
+  if (became == passing::refused) {
+    gate()->leave();
+    return make(calls, std::move(asked));
+  }
   int result = success;
-  auto call = std::make_unique<pending_call>(calls, std::move(of), std::nullopt, result);
+  auto call = std::make_unique<pending_call>(calls, std::move(asked), result);
   call->has_arrived();
   sluice_agreed_call const handed = call.release()->as_call(calls.front().where);
   bool const granted = handed.withdraw(handed.of) != 0;
@@ -306,52 +281,37 @@ class pending_end final : public numbered_question {
 
 }  // namespace
 
-[[gnu::hot]] std::optional<int> make_at_once(std::span<collective const> calls,
-                                             known_communicator& of, cut& agreement) {
-  if (gate()->enter_at_once() == 0) {
-    return std::nullopt;
-  }
-  agreement.prepare_to_pass();  // not before: until now it may have been the submitter's
-  std::optional<int> result;
+[[gnu::hot]] int make(std::span<collective const> calls, at_once_group one) {
+  one.agreement->prepare_to_pass();  // not before: until now it may have been the submitter's
+  int result = success;
   auto became = passing::refused;
   {
-    calling const now{of};
-    became = agreement.pass(numbered(calls));
+    calling const now{*one.of};
+    became = one.agreement->pass(numbered(calls));
     if (became != passing::refused) {
       notify_of_progress();
     }
     if (became == passing::passed) {
       result = make_calls(calls, now);
-      agreement.launched();
+      one.agreement->launched();
     }
   }
-  if (became == passing::unclear) {
-    return ask_after_all(calls, of.shared_from_this());
+  if (became == passing::passed) {
+    gate()->leave();
+    return result;
   }
-  gate()->leave();
-  return result;
+  return ask_after_all(calls, std::move(one), became);
 }
 
-int hand_over(std::span<collective const> calls, std::shared_ptr<known_communicator> of,
-              std::optional<attempt> place) {
+int make(std::span<collective const> calls, numbered_group one) {
   int result = success;
-  auto call = std::make_unique<pending_call>(calls, std::move(of), std::move(place), result);
-  sluice_agreed_call const handed = call.release()->as_call(calls.front().where);
-  // What has been left has its errors come later, and what has been dropped succeeds undone.
-  return gate()->make_agreed(&handed) == SLUICE_AGREED_MADE ? result : int{success};
+  return hand_over(std::make_unique<pending_call>(calls, std::move(one), result),
+                   calls.front().where, result, success);
 }
 
-int hand_over_captured(std::span<collective const> calls, std::shared_ptr<known_communicator> of) {
-  int result = success;
-  auto call = std::make_unique<pending_call>(calls, std::move(of), std::nullopt, result, true);
-  sluice_agreed_call const handed = call.release()->as_call(calls.front().where);
-  // Beside a capture nothing is left for later. A graph must not lack what has been dropped.
-  return gate()->make_agreed(&handed) == SLUICE_AGREED_MADE ? result : int{system_error};
-}
-
-sluice_agreed_call as_agreed(numbered_call const& graph, std::shared_ptr<known_communicator> of,
-                             std::optional<attempt> place, sluice_graph_launch const& launch) {
-  auto call = std::make_unique<pending_graph>(graph, std::move(of), std::move(place), launch);
+sluice_agreed_call as_agreed(numbered_call const& graph, numbered_group one,
+                             sluice_graph_launch const& launch) {
+  auto call = std::make_unique<pending_graph>(graph, std::move(one), launch);
   return call.release()->as_call(static_cast<stream>(launch.stream));
 }
 

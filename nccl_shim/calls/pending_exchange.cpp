@@ -1,7 +1,6 @@
 /// Sends, receives, groups that are not of one communicator's collectives alone, and graphs that hold such: they wait until
 /// those that take part in them have come to theirs.
 #include <algorithm>
-#include <cstdint>
 #include <cstdio>
 #include <memory>
 #include <span>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "nccl_shim/calls/communicators.hpp"
+#include "nccl_shim/calls/exchange_part.hpp"
 #include "nccl_shim/calls/pending_calls.hpp"
 #include "nccl_shim/calls/question.hpp"
 #include "nccl_shim/calls/surroundings.hpp"
@@ -205,55 +205,17 @@ class pending_graph_exchange final : public exchange_question {
   graph_launch launch_;
 };
 
-std::vector<transfers> transfers_of(collective const& call, known_communicator const& on) {
-  if (on.ranks == nullptr) {
-    return {};
-  }
-  if (!is_of_all(call.what)) {
-    std::uint32_t const sends = call.what == operation::send ? 1 : 0;
-    return {{static_cast<unsigned>(call.root), sends, 1 - sends}};
-  }
-  std::vector<transfers> all;
-  for (unsigned const peer : on.ranks->transfers().others()) {
-    all.push_back({peer, 1, 1});
-  }
-  return all;
-}
-
 }  // namespace
 
-std::vector<exchange_part> parts_of(std::span<collective const> calls,
-                                    std::span<std::shared_ptr<known_communicator> const> of) {
-  std::vector<exchange_part> parts;
-  for (std::size_t i = 0; i < calls.size(); ++i) {
-    exchange_part const one{of[i], transfers_of(calls[i], *of[i])};
-    add(parts, {&one, 1});
-  }
-  return parts;
-}
-
-void add(std::vector<exchange_part>& all, std::span<exchange_part const> more) {
-  for (exchange_part const& each : more) {
-    auto found = std::ranges::find(all, each.of, &exchange_part::of);
-    if (found == all.end()) {
-      found = all.insert(found, exchange_part{each.of, {}});
-    }
-    for (transfers const& with : each.with) {
-      add(found->with, with);
-    }
-  }
-}
-
-int hand_over_exchange(std::span<collective const> calls, std::vector<exchange_part> parts) {
+int make(std::span<collective const> calls, exchange_group one) {
   int result = success;
-  auto call = std::make_unique<pending_exchange>(calls, std::move(parts), result);
-  sluice_agreed_call const handed = call.release()->as_call(calls.front().where);
-  return gate()->make_agreed(&handed) == SLUICE_AGREED_MADE ? result : int{success};
+  return hand_over(std::make_unique<pending_exchange>(calls, std::move(one.parts), result),
+                   calls.front().where, result, success);
 }
 
-sluice_agreed_call as_exchange(numbered_call const& graph, std::vector<exchange_part> parts,
-                               sluice_graph_launch const& launch) {
-  auto call = std::make_unique<pending_graph_exchange>(graph, std::move(parts), launch);
+sluice_agreed_call as_agreed(numbered_call const& graph, exchange_group one,
+                             sluice_graph_launch const& launch) {
+  auto call = std::make_unique<pending_graph_exchange>(graph, std::move(one.parts), launch);
   return call.release()->as_call(static_cast<stream>(launch.stream));
 }
 

@@ -47,6 +47,11 @@ sluice_agreed_call question::as_call(stream where) {
               }};
 }
 
+int hand_over(std::unique_ptr<question> calls, stream where, int const& result, int otherwise) {
+  sluice_agreed_call const handed = calls.release()->as_call(where);
+  return gate()->make_agreed(&handed) == SLUICE_AGREED_MADE ? result : otherwise;
+}
+
 call_result::call_result(int& of_thread) noexcept
     : of_thread_{of_thread}, thread_{::pthread_self()} {}
 
@@ -56,6 +61,20 @@ void call_result::is(int result, known_communicator& of) const noexcept {
   } else if (result != success && result != in_progress) {
     of.fail(result);
   }
+}
+
+waiting_calls::waiting_calls(std::span<collective const> calls, int& of_thread)
+    : first_{calls.front()}, others_{calls.begin() + 1, calls.end()}, result_{of_thread} {}
+
+void waiting_calls::make(known_communicator& of) const {
+  calling const now{of};
+  if (others_.empty()) {
+    result_.is(make_calls({&first_, 1}, now), of);
+    return;
+  }
+  std::vector<collective> all{first_};
+  all.insert(all.end(), others_.begin(), others_.end());
+  result_.is(make_calls(all, now), of);
 }
 
 void graph_launch::make(known_communicator& of) const noexcept {

@@ -13,6 +13,7 @@
 #include "abi/nccl_abi.hpp"
 #include "nccl_shim/calls/collective.hpp"
 #include "nccl_shim/calls/known_communicator.hpp"
+#include "nccl_shim/calls/surroundings.hpp"
 
 namespace sluice::nccl_shim {
 
@@ -41,6 +42,11 @@ class question {
   virtual void drop() = 0;
 };
 
+/// Hands calls over to the gate, which makes them in their turn. What came of that if the calling thread has made them, which
+/// `result` says by then; else `otherwise`.
+[[nodiscard]] int hand_over(std::unique_ptr<question> calls, stream where, int const& result,
+                            int otherwise);
+
 /// The result of a call: its thread's, as long as that waits for it, and else the communicator's.
 class call_result {
  public:
@@ -50,6 +56,28 @@ class call_result {
  private:
   int& of_thread_;  // only that thread's to use
   pthread_t thread_;
+};
+
+/// Calls NCCL, unless there is trouble.
+[[nodiscard, gnu::hot]] inline int make_calls(std::span<collective const> calls,
+                                              calling const& now) noexcept {
+  if (int const trouble = now.trouble(); trouble != success) {
+    return trouble;
+  }
+  inside_nccl const here;
+  return perform(calls);
+}
+
+/// A call of NCCL's, or a group of some, that is made later. Its thread has the result, or the communicator.
+class waiting_calls {
+ public:
+  waiting_calls(std::span<collective const> calls, int& of_thread);
+  void make(known_communicator& of) const;
+
+ private:
+  collective first_;
+  std::vector<collective> others_;  // most calls are alone, and nothing is to be allocated for that
+  call_result result_;
 };
 
 /// The launch of a graph, which ends with this. Its thread has the driver's error, or the communicator one.
