@@ -211,6 +211,15 @@ def test_details_are_included_by_their_own_folder_alone():
     assert not wrong
 
 
+def test_a_namespace_detail_is_of_a_folder_detail():
+    """It is opened there, and by what declares or defines for it beside that folder. Unit tests may lie in their unit's."""
+    opened = [file for file in CXX_FILES if re.search(r"^(?:inline )?namespace (?:\w+::)*detail\b", text_of(file), re.MULTILINE)]
+    wrong = [relative(file) for file in opened if not relative(file).startswith("tests/")
+             and not any(folder.name == "detail" or (ROOT / folder / "detail").is_dir() for folder in Path(relative(file)).parents)]
+    assert len(opened) > 20
+    assert not wrong
+
+
 @pytest.fixture(scope="module")
 def compile_commands(build) -> list[dict]:
     return json.loads((build / "compile_commands.json").read_text())

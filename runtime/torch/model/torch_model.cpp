@@ -22,8 +22,8 @@
 #include "memhandover/base/error.hpp"
 #include "runtime/server/hosting/model_log.hpp"
 #include "runtime/server/hosting/torch_errors.hpp"
-#include "runtime/torch/model/torch_tensors.hpp"
-#include "runtime/torch/model/torch_weights.hpp"
+#include "runtime/torch/model/detail/torch_tensors.hpp"
+#include "runtime/torch/model/detail/torch_weights.hpp"
 
 namespace sluice::server {
 namespace {

@@ -6,8 +6,8 @@
 
 #include "memhandover/allocation/tensor_heap.hpp"
 #include "runtime/server/inference/inference_service.hpp"
+#include "runtime/torch/model/detail/torch_weights.hpp"
 #include "runtime/torch/model/torch_model.hpp"
-#include "runtime/torch/model/torch_weights.hpp"
 
 namespace sluice::server::header_examples {
 

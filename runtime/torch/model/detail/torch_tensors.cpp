@@ -1,4 +1,4 @@
-#include "runtime/torch/model/torch_tensors.hpp"
+#include "runtime/torch/model/detail/torch_tensors.hpp"
 
 #include <c10/util/StringUtil.h>
 

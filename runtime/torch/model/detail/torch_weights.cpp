@@ -1,4 +1,4 @@
-#include "runtime/torch/model/torch_weights.hpp"
+#include "runtime/torch/model/detail/torch_weights.hpp"
 
 #include <ATen/core/ivalue.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
