@@ -3,10 +3,8 @@
 /// What is not here goes to NCCL directly: it puts no work on a stream, or only beside others' calls
 /// (reductions made for one communicator). The launches of functions that are not known pass the
 /// gate one by one, like any.
-#include <array>
 #include <atomic>
 #include <cstddef>
-#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <optional>
@@ -110,22 +108,6 @@ int end_level(Arguments... arguments) {
     }
   }
   return result;
-}
-
-std::string key_of(unique_id const& id) {
-  // The id tells this communicator from all others; the name of a file must be short and plain.
-  constexpr std::uint64_t prime = 0x100000001b3;
-  std::uint64_t one = 0xcbf29ce484222325;
-  std::uint64_t other = 0x9e3779b97f4a7c15;
-  for (char const byte : id.bytes) {
-    one = (one ^ static_cast<unsigned char>(byte)) * prime;
-    other = (other + static_cast<unsigned char>(byte)) * 0xd6e8feb86659fd93;
-    other ^= other >> 32U;
-  }
-  std::array<char, 33> text{};
-  std::snprintf(text.data(), text.size(), "%016llx%016llx", static_cast<unsigned long long>(one),
-                static_cast<unsigned long long>(other));
-  return text.data();
 }
 
 /// A communicator's configuration, but that its calls return when they are done: else it would be a thread

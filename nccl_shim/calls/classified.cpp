@@ -72,9 +72,8 @@ kind_of_group classify_further(std::span<collective const> calls, bool is_one) {
     return refused_group{trouble};
   }
   if (gate()->attach_to_capture(calls.front().where, nullptr) != 0) {
-    return captured_group{of.front(), std::make_unique<graph_calls>(
-                                          graph_calls{calls.front(), is_one, numbered_graph(calls),
-                                                      parts_of(calls, of)})};
+    graph_calls held{calls.front(), is_one, numbered_graph(calls), parts_of(calls, of)};
+    return captured_group{of.front(), std::make_unique<graph_calls>(std::move(held))};
   }
   return std::visit([](auto&& one) { return kind_of_group{std::forward<decltype(one)>(one)}; },
                     in_its_turn(calls, is_one, of));
@@ -101,12 +100,13 @@ kind_of_launch classify(graph_calls const& graph) {
     return refused_group{trouble};
   }
   std::uint64_t const micro_batch = gate()->micro_batch();
-  if (micro_batch != 0 && !graph.is_one) {
+  if (micro_batch == 0) {
+    return between_micro_batches(graph.is_one, of, [&] { return graph.parts; });
+  }
+  if (!graph.is_one) {
     return refused_group{invalid_usage, "it is not of all ranks of one communicator alone"};
   }
-  return micro_batch != 0
-             ? inside_micro_batch(micro_batch, true, graph.first.on, of.front())
-             : between_micro_batches(graph.is_one, of, [&] { return graph.parts; });
+  return inside_micro_batch(micro_batch, graph.is_one, graph.first.on, of.front());
 }
 
 }  // namespace sluice::nccl_shim

@@ -46,7 +46,8 @@ struct captured_group {
 
 struct refused_group {
   int result;
-  char const* why_not_inside = nullptr;  ///< of a micro-batch, if that is why: nobody has been told yet
+  /// Why it cannot be part of a micro-batch; nullptr: there is trouble, which has been told.
+  char const* why_not_inside = nullptr;
 };
 
 /// A number of its communicator, whose ranks agree.
@@ -62,7 +63,8 @@ struct exchange_group {
 
 struct passing_group {
   std::shared_ptr<known_communicator> first;
-  bool is_exchange;  ///< not all ends of which can notify each other; else the communicator's ranks do not agree
+  /// Not all of whose ends can notify each other; else it is the communicator's ranks that do not agree.
+  bool is_exchange;
 };
 
 /// Of the launch of a graph, and of what the calling thread's micro-batch has.

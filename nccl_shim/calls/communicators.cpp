@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -187,6 +188,22 @@ void enlist(communicator made, std::unique_ptr<rank_group> of) {
     known->ranks->need(in.must_agree());
   }
   in.know(made, std::move(known));
+}
+
+std::string key_of(unique_id const& id) {
+  // The id tells this communicator from all others; the name of a file must be short and plain.
+  constexpr std::uint64_t prime = 0x100000001b3;
+  std::uint64_t one = 0xcbf29ce484222325;
+  std::uint64_t other = 0x9e3779b97f4a7c15;
+  for (char const byte : id.bytes) {
+    one = (one ^ static_cast<unsigned char>(byte)) * prime;
+    other = (other + static_cast<unsigned char>(byte)) * 0xd6e8feb86659fd93;
+    other ^= other >> 32U;
+  }
+  std::array<char, 33> text{};
+  std::snprintf(text.data(), text.size(), "%016llx%016llx", static_cast<unsigned long long>(one),
+                static_cast<unsigned long long>(other));
+  return text.data();
 }
 
 std::optional<std::string> key_of_child(communicator parent, int colour) {

@@ -24,6 +24,8 @@ namespace sluice::nccl_shim {
 [[nodiscard]] std::unique_ptr<rank_group> join(std::string const& key);
 /// And after: from now on its calls are agreed on if all its ranks have joined.
 void enlist(communicator made, std::unique_ptr<rank_group> of);
+/// What tells a communicator from all others, which its ranks know.
+[[nodiscard]] std::string key_of(unique_id const& id);
 /// The key of what is split off; nothing if the parent's ranks do not agree.
 [[nodiscard]] std::optional<std::string> key_of_child(communicator parent, int colour);
 

@@ -42,8 +42,8 @@ class question {
   virtual void drop() = 0;
 };
 
-/// Hands calls over to the gate, which makes them in their turn. What came of that if the calling thread has made them, which
-/// `result` says by then; else `otherwise`.
+/// Hands calls over to the gate, which makes them in their turn. Returns `result`, as it is then, if the calling thread has made
+/// them; else `otherwise`: what has been left has its errors come later, and what has been dropped succeeds undone.
 [[nodiscard]] int hand_over(std::unique_ptr<question> calls, stream where, int const& result,
                             int otherwise);
 
