@@ -20,6 +20,7 @@
 #include "memhandover/base/standard_streams.hpp"
 #include "memhandover/base/waiting.hpp"
 #include "memhandover/base/wire.hpp"
+#include "posix/process_facts.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -39,21 +40,6 @@ unique_fd pidfd_of(int pid) {
     }
   }
   return process;
-}
-
-/// 0 if that cannot be read.
-std::uint64_t namespace_of(std::string const& process) {
-  struct stat status {};
-  return ::stat(("/proc/" + process + "/ns/pid").c_str(), &status) == 0 ? status.st_ino : 0;
-}
-
-struct flock byte_at(std::uint32_t at) {
-  struct flock byte {};
-  byte.l_type = F_WRLCK;
-  byte.l_whence = SEEK_SET;
-  byte.l_start = static_cast<off_t>(at);
-  byte.l_len = 1;
-  return byte;
 }
 
 /// Whether one of a process's descriptors is a pipe's write end. The mode of the link in /proc is
@@ -82,11 +68,12 @@ std::optional<int> pid_of(fs::path const& folder) {
 }
 
 process_identity this_process() {
-  return {::getpid(), process_start_ticks(::getpid()), namespace_of("self")};
+  return {::getpid(), process_start_ticks(::getpid()), posix::pid_namespace_of("self")};
 }
 
 process_identity identity_of(int pid) {
-  process_identity found{pid, process_start_ticks(pid), namespace_of(std::to_string(pid))};
+  process_identity found{pid, process_start_ticks(pid),
+                         posix::pid_namespace_of(std::to_string(pid))};
   std::ifstream status{"/proc/" + std::to_string(pid) + "/status"};
   for (std::string line; std::getline(status, line);) {
     if (line.rfind("NSpid:", 0) == 0) {  // from the outermost namespace that is seen to its own
@@ -97,7 +84,7 @@ process_identity identity_of(int pid) {
 }
 
 bool is_foreign(process_identity const& who) {
-  static auto const own = namespace_of("self");
+  static auto const own = posix::pid_namespace_of("self");
   return who.pid_namespace != 0 && own != 0 && who.pid_namespace != own;
 }
 
@@ -114,16 +101,6 @@ bool is_pidfd(int fd) {
     }
   }
   return false;
-}
-
-bool lock_byte(int fd, std::uint32_t at) {
-  auto byte = byte_at(at);
-  return ::fcntl(fd, F_OFD_SETLK, &byte) == 0;
-}
-
-bool is_byte_locked(int fd, std::uint32_t at) {
-  auto byte = byte_at(at);
-  return ::fcntl(fd, F_OFD_GETLK, &byte) != 0 || byte.l_type != F_UNLCK;
 }
 
 unique_fd open_process(int pid, std::uint64_t start_ticks) {

@@ -40,12 +40,6 @@ struct process_identity {
 /// Whether a descriptor is a pidfd.
 [[nodiscard]] bool is_pidfd(int fd);
 
-/// Locks one byte of a file for as long as this description of it is open, here or in a forked child. False if
-/// another has it.
-[[nodiscard]] bool lock_byte(int fd, std::uint32_t at);
-/// Whether somebody with another description of the file has that byte.
-[[nodiscard]] bool is_byte_locked(int fd, std::uint32_t at);
-
 /// Inode of an open descriptor, 0 if it has none.
 [[nodiscard]] std::uint64_t inode_of(int fd);
 

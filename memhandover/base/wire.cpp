@@ -8,16 +8,14 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <sstream>
 #include <utility>
 
 #include "memhandover/base/error.hpp"
 #include "memhandover/base/standard_streams.hpp"
 #include "memhandover/base/system_error.hpp"
 #include "memhandover/base/waiting.hpp"
+#include "posix/process_facts.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -204,24 +202,7 @@ int peer_pid(int socket) {
 }
 
 std::uint64_t process_start_ticks(int pid) {
-  std::ifstream file{"/proc/" + std::to_string(pid) + "/stat"};
-  std::string line;
-  if (!std::getline(file, line)) {
-    return 0;
-  }
-  // The command name, field 2, may hold anything; fields are counted behind its closing
-  // parenthesis.
-  auto const close = line.rfind(')');
-  if (close == std::string::npos) {
-    return 0;
-  }
-  std::istringstream rest{line.substr(close + 1)};
-  std::string field;
-  constexpr int start_time = 22;
-  for (int number = 3; number <= start_time; ++number) {
-    rest >> field;
-  }
-  return std::strtoull(field.c_str(), nullptr, 10);
+  return posix::start_ticks_of(std::to_string(pid));
 }
 
 }  // namespace sluice::memhandover

@@ -14,6 +14,7 @@
 #include "memhandover/base/standard_streams.hpp"
 #include "memhandover/base/waiting.hpp"
 #include "memhandover/broker/conversation.hpp"
+#include "posix/byte_locks.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -75,7 +76,7 @@ void membership::lock_place() {
   constexpr std::chrono::seconds at_most{1};
   life_lock_ = beside_standard_streams(reopen_read_write(files_.mailroom.get()));
   auto const until = steady_clock::now() + at_most;
-  while (!lock_byte(life_lock_.get(), slot_) && steady_clock::now() < until) {
+  while (!posix::lock_byte(life_lock_.get(), slot_) && steady_clock::now() < until) {
     std::this_thread::yield();
   }
 }

@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "nccl_shim/agreement/processes.hpp"
+#include "posix/byte_locks.hpp"
 
 namespace sluice::nccl_shim {
 namespace {
@@ -46,7 +47,7 @@ void clear(board_memory& at, unsigned place) {
 /// A place for this process: nobody's, or that of one that has died.
 std::optional<unsigned> find_place(board_memory& at, int file) {
   for (unsigned place = 0; place < most_places; ++place) {
-    if (take_byte(file, place)) {
+    if (posix::lock_byte(file, place)) {
       clear(at, place);
       return place;
     }

@@ -2,57 +2,18 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <fstream>
-#include <sstream>
 #include <utility>
 
+#include "posix/process_facts.hpp"
+
 namespace sluice::nccl_shim {
-namespace {
-
-/// 0 where that cannot be read.
-std::uint64_t start_of(std::string const& process) {
-  std::ifstream file{"/proc/" + process + "/stat"};
-  std::string line;
-  std::getline(file, line);
-  // The program's name, the second field, may hold anything; what is counted stands behind its parenthesis.
-  auto const name_end = line.rfind(')');
-  if (name_end == std::string::npos) {
-    return 0;
-  }
-  std::istringstream rest{line.substr(name_end + 1)};
-  constexpr int fields_before = 19;
-  std::string field;
-  for (int i = 0; i < fields_before; ++i) {
-    rest >> field;
-  }
-  std::uint64_t start = 0;
-  rest >> start;
-  return start;
-}
-
-std::uint64_t own_pid_namespace() noexcept {
-  struct stat found {};
-  return ::stat("/proc/self/ns/pid", &found) == 0 ? found.st_ino : 0;
-}
-
-struct flock byte_of(std::uint32_t at) noexcept {
-  struct flock byte {};
-  byte.l_type = F_WRLCK;
-  byte.l_whence = SEEK_SET;
-  byte.l_start = static_cast<off_t>(at);
-  byte.l_len = 1;
-  return byte;
-}
-
-}  // namespace
 
 rank_process this_process() noexcept {
-  return {::getpid(), start_of("self"), own_pid_namespace()};
+  return {::getpid(), posix::start_ticks_of("self"), posix::pid_namespace_of("self")};
 }
 
 watched_process::watched_process(watched_process&& other) noexcept
@@ -71,7 +32,7 @@ watched_process::~watched_process() {
 
 bool watched_process::has_died(rank_process const& which) noexcept {
   if (pidfd_ < 0) {
-    if (which.pid_namespace != own_pid_namespace()) {
+    if (which.pid_namespace != posix::pid_namespace_of("self")) {
       return false;
     }
     pidfd_ = static_cast<int>(::syscall(SYS_pidfd_open, which.pid, 0));
@@ -79,7 +40,7 @@ bool watched_process::has_died(rank_process const& which) noexcept {
       return errno == ESRCH;
     }
     // The pidfd is ours first: if its number had passed to another process by then, the starts differ.
-    auto const start = start_of(std::to_string(which.pid));
+    auto const start = posix::start_ticks_of(std::to_string(which.pid));
     if (which.start_ticks != 0 && start != 0 && start != which.start_ticks) {
       ::close(std::exchange(pidfd_, -1));
       return true;
@@ -99,16 +60,6 @@ int open_file(std::string const& path, int flags) noexcept {
   ::close(file);
   errno = why;
   return beside;
-}
-
-bool take_byte(int file, std::uint32_t at) noexcept {
-  auto byte = byte_of(at);
-  return ::fcntl(file, F_OFD_SETLK, &byte) == 0;
-}
-
-bool is_taken(int file, std::uint32_t at) noexcept {
-  auto byte = byte_of(at);
-  return ::fcntl(file, F_OFD_GETLK, &byte) != 0 || byte.l_type != F_UNLCK;
 }
 
 }  // namespace sluice::nccl_shim

@@ -38,9 +38,4 @@ class watched_process {
 /// and still print to. −1 with `errno`.
 [[nodiscard]] int open_file(std::string const& path, int flags) noexcept;
 
-/// Takes one byte of a file for as long as this process, or one forked from it, has it open. False if another has it.
-[[nodiscard]] bool take_byte(int file, std::uint32_t at) noexcept;
-/// Whether somebody who has opened the file by himself has taken that byte.
-[[nodiscard]] bool is_taken(int file, std::uint32_t at) noexcept;
-
 }  // namespace sluice::nccl_shim

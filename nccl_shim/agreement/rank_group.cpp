@@ -19,6 +19,7 @@
 
 #include "nccl_shim/agreement/clock.hpp"
 #include "nccl_shim/agreement/words_in_store.hpp"
+#include "posix/byte_locks.hpp"
 
 namespace sluice::nccl_shim {
 namespace {
@@ -108,7 +109,7 @@ std::unique_ptr<rank_group> rank_group::join(std::string const& folder, std::str
   made->place_ = made->at_->joined.fetch_add(1, std::memory_order_seq_cst);
   if (made->place_ < max_ranks) {
     auto& self = made->at_->members[made->place_];
-    static_cast<void>(take_byte(file, made->place_));
+    static_cast<void>(posix::lock_byte(file, made->place_));
     auto const own = this_process();
     self.start_ticks.store(own.start_ticks, std::memory_order_relaxed);
     self.pid_namespace.store(own.pid_namespace, std::memory_order_relaxed);
@@ -262,7 +263,7 @@ bool rank_group::has_died(unsigned place) noexcept {
     return others_[place].has_died(which);
   }
   // In this order: it says that it leaves before it gives its byte up.
-  return !is_taken(file_, place) && member.left.load(std::memory_order_acquire) == 0;
+  return !posix::is_byte_locked(file_, place) && member.left.load(std::memory_order_acquire) == 0;
 }
 
 void rank_group::look_for_deaths() noexcept {

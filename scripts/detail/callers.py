@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-PRODUCT = ("abi", "memhandover", "nccl_shim", "runtime", "scheduler")
+PRODUCT = ("abi", "memhandover", "nccl_shim", "posix", "runtime", "scheduler")
 
 #: What nobody in the product calls, and why it is there all the same: patterns of names.
 UNCALLED = {

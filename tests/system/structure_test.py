@@ -24,9 +24,10 @@ BASE = "memhandover/base"
 MEMHANDOVER = [f"memhandover/{room}" for room in ("base", "device", "ledger", "broker", "client", "allocation")]
 MAY_INCLUDE = {
     "abi": set(),
+    "posix": set(),
     "scheduler": set(),
-    **{room: set(MEMHANDOVER[:place]) for place, room in enumerate(MEMHANDOVER)},  # each those before it
-    "nccl_shim/agreement": {"abi"},
+    **{room: {"posix", *MEMHANDOVER[:place]} for place, room in enumerate(MEMHANDOVER)},  # each those before it
+    "nccl_shim/agreement": {"abi", "posix"},
     "nccl_shim/calls": {"abi", "nccl_shim/agreement"},
     "runtime/gate": {"abi"},
     "runtime/text": set(),
@@ -110,7 +111,7 @@ def test_the_names_of_threads_are_as_short_as_the_kernel_has_them():
 
 
 def test_no_two_classes_share_a_name():
-    product = ("abi/", "memhandover/", "nccl_shim/", "runtime/", "scheduler/")
+    product = ("abi/", "memhandover/", "nccl_shim/", "posix/", "runtime/", "scheduler/")
     defined = re.compile(r"^(?:class|struct|enum class) (?:alignas\(\w+\) )?(\w+)(?: final)?(?: : [^;{]*)? \{", re.MULTILINE)
     by_name = {}
     for file in CXX_FILES:
@@ -135,7 +136,7 @@ def names_in(file: Path) -> set[str]:
 
 def test_no_retired_word_is_left_in_a_name():
     """Names of tests are sentences, and may have them."""
-    product = ("abi/", "benchmarks/", "examples/", "memhandover/", "nccl_shim/", "runtime/", "scheduler/")
+    product = ("abi/", "benchmarks/", "examples/", "memhandover/", "nccl_shim/", "posix/", "runtime/", "scheduler/")
     named = {f"{relative(file)}: {name}" for file in FILES if relative(file).startswith(product) and file.suffix in (*SOURCES, ".py")
              for name in names_in(file) if RETIRED & set(name.lower().split("_")) or "let_go" in name}
     files = {name for name in map(relative, FILES) if name.startswith(product) and RETIRED & set(re.split(r"[_/.]", name))}

@@ -12,6 +12,7 @@
 #include "memhandover/device/host_room.hpp"
 #include "memhandover/ledger/client_entries.hpp"
 #include "memhandover/ledger/published_chunks.hpp"
+#include "posix/byte_locks.hpp"
 
 namespace sluice::memhandover::detail {
 namespace {
@@ -145,7 +146,7 @@ void kept_pool::look_for(std::uint32_t slot) {
   auto& record = clients_.at(slot);
   if (auto const now = std::chrono::steady_clock::now(); now >= record.look_at) {
     record.look_at = now + between_looks;
-    if (!is_byte_locked(files_.mailroom.get(), slot)) {
+    if (!posix::is_byte_locked(files_.mailroom.get(), slot)) {
       record.unseen = false;
       client_exited(slot);
     }
