@@ -10,7 +10,7 @@
 ///   at::_cudnn_init_dropout_state, at::AutoDispatchBelowADInplaceOrView  step/dropout_states.cpp   dropout of recurrent layers there
 ///   c10::AutogradState::set_multithreading_enabled                       step/micro_batch.cpp      one device's backward on its thread
 ///   at::_foreach_copy_, _foreach_add_, _foreach_div_                     step/gradients.cpp …      (a loop over the tensors would do)
-///   torch::jit::Node, Block, tryToGraphFunction                          model/detail/torch_weights.cpp  models with tensors as constants
+///   torch::jit::Node, Block, tryToGraphFunction                          detail/torch_weights.cpp  models with tensors as constants
 ///   c10d::TCPStore, compareSet and multiGet                              store.cpp                 ranks on several hosts
 ///
 /// What Python uses is in _torch_compat.py, which asks at run time.
