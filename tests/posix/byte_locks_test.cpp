@@ -5,7 +5,6 @@
 
 #include <array>
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 #include <string>
 
@@ -14,7 +13,7 @@ namespace {
 
 class byte_locks : public ::testing::Test {
  protected:
-  byte_locks() : file_{std::tmpfile()} {}
+  byte_locks() : file_{std::tmpfile(), &std::fclose} {}
 
   [[nodiscard]] int one() const { return ::fileno(file_.get()); }
   /// Another description of the file.

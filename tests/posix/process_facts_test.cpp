@@ -1,12 +1,10 @@
 #include "posix/process_facts.hpp"
 
 #include <gtest/gtest.h>
-#include <pthread.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include <fstream>
-#include <iterator>
+#include <string>
 
 namespace sluice::posix {
 namespace {
