@@ -63,7 +63,7 @@ struct exchange_group {
 
 struct passing_group {
   std::shared_ptr<known_communicator> first;
-  /// Not all of whose ends can notify each other; else it is the communicator's ranks that do not agree.
+  /// It is an exchange, not all of whose ends can notify each other; else the communicator's ranks do not agree.
   bool is_exchange;
 };
 
