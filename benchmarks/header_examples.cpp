@@ -1,10 +1,12 @@
 /// The examples in the headers of the benchmarks, word for word: compiled, never run.
 #include <chrono>
 #include <cstddef>
+#include <memory>
 
 #include "benchmarks/isolation_roles.hpp"
 #include "benchmarks/isolation_watch.hpp"
 #include "benchmarks/pool_device.hpp"
+#include "benchmarks/pool_engine.hpp"
 #include "benchmarks/pool_training.hpp"
 
 namespace sluice::bench {
@@ -23,6 +25,17 @@ using memhandover::backend_kind;
   auto device = open_pool_device(backend_kind::host, 0);
   if (!device->fill(where, bytes, 0x5a)) {
   }
+}
+
+[[maybe_unused]] void of_pool_engine(memhandover::broker_options const& broker,
+                                     std::chrono::steady_clock::time_point deadline,
+                                     std::unique_ptr<pool_device> const& device,
+                                     pool_engine::use const& first_look,
+                                     pool_engine::use const& use) {
+  pool_engine engine{broker, "engine", device->driver()};
+  engine.grow(16, deadline, "weights", [&](std::byte* where) { first_look(where); });
+  engine.visit([&](std::byte* where) { use(where); });
+  engine.shrink(3);
 }
 
 [[maybe_unused]] void of_pool_training(memhandover::broker_options const& broker,

@@ -34,6 +34,13 @@ int report(std::string const& file) {
                             {"refused", counts.refused.load()},
                             {"probes_that_saw", counts.probes_that_saw.load()},
                             {"revocations", counts.revocations.load()},
+                            {"engine_granted_bytes", counts.engine_granted_bytes.load()},
+                            {"engine_leaked_bytes", counts.engine_leaked_bytes.load()},
+                            {"engine_checked_bytes", counts.engine_checked_bytes.load()},
+                            {"engine_foreign_bytes", counts.engine_foreign_bytes.load()},
+                            {"engine_probes", counts.engine_probes.load()},
+                            {"engine_refused", counts.engine_refused.load()},
+                            {"engine_parked", counts.engine_parked.load()},
                             {"server_errors", counts.server_errors.load()},
                             {"faults", counts.faults.load()}};
   std::printf("%s\n", line.dump().c_str());
@@ -46,7 +53,7 @@ int main(int argc, char** argv) {
   CLI::App app{"Uses revoked memory, and looks who sees it"};
   bench::isolation_options how;
   std::string role;
-  app.add_option("role", role, "trainer, fault, server or report")->required();
+  app.add_option("role", role, "trainer, fault, engine, server or report")->required();
   app.add_option("--counts", how.counts)->required();
   app.add_option("--runtime-dir", how.broker.runtime_dir);
   app.add_option("--backend", how.broker.backend);
@@ -55,7 +62,7 @@ int main(int argc, char** argv) {
   app.add_option("--bytes", how.bytes);
   app.add_option("--handovers", how.handovers);
   app.add_option("--faults", how.faults);
-  app.add_option("--number", how.number)->check(CLI::Range(0, bench::server_number - 1));
+  app.add_option("--number", how.number)->check(CLI::Range(0, bench::engine_number - 1));
   int longest = static_cast<int>(how.longest.count());
   int patience = static_cast<int>(how.patience.count());
   app.add_option("--seconds", longest, "the server ends then at the latest");
@@ -67,6 +74,7 @@ int main(int argc, char** argv) {
   try {
     return role == "trainer"  ? bench::isolation_trainer(how)
            : role == "fault"  ? bench::isolation_fault(how)
+           : role == "engine" ? bench::isolation_engine(how)
            : role == "server" ? bench::isolation_server(how)
            : role == "report" ? report(how.counts)
                               : 2;

@@ -1,8 +1,9 @@
-"""Whether one side ever sees the other's bytes: training goes on using what was taken from it, at thousands of handovers.
+"""Whether one side ever sees another's bytes: training goes on using what was taken from it, at thousands of handovers.
 
 Every byte tells who wrote it. Two trainers write their own values all the time, also to addresses that have been taken
 from them; the server looks whether its memory ever holds anything but its own value; training looks whether what it is
-granted is zero. On CUDA the driver has to refuse every copy from and to revoked addresses, and a kernel that touches one
+granted is zero. An engine, a third party in the same pool, grows, is parked by the server's demands and looks whether what
+it is granted is zero, whether it keeps its own value, and that it reads nothing where it has no memory any more. On CUDA the driver has to refuse every copy from and to revoked addresses, and a kernel that touches one
 has to end in CUDA_ERROR_ILLEGAL_ADDRESS, in its own process alone: fresh trainers do that one after the other.
 
     ./benchmarks/run.sh isolation [--seconds 480] [--resume]
@@ -30,8 +31,9 @@ ROOT = Path(__file__).resolve().parent.parent
 MIB = 1 << 20
 ILLEGAL_ADDRESS = 700  # CUDA_ERROR_ILLEGAL_ADDRESS
 #: What sluice-bench-isolation counts and nobody may ever see.
-NEVER = ("foreign_bytes", "leaked_bytes", "probes_that_saw", "server_errors")
-SUMMED = ("handovers", *NEVER, "checked_bytes", "granted_bytes", "probes", "refused", "revocations", "faults")
+NEVER = ("foreign_bytes", "leaked_bytes", "probes_that_saw", "engine_foreign_bytes", "engine_leaked_bytes", "server_errors")
+SUMMED = ("handovers", *NEVER, "checked_bytes", "granted_bytes", "probes", "refused", "revocations", "engine_checked_bytes",
+          "engine_granted_bytes", "engine_probes", "engine_refused", "engine_parked", "faults")
 PATIENCE = 60  # seconds that a process may get nowhere, and that it has to end
 LOG_EVERY = 5.0  # seconds
 SHOWN = 2000  # characters of what a process that failed has said
@@ -145,6 +147,8 @@ def measure(backend: str, handovers: int, faults: int, binaries: Path, memory: i
         trainers = [f"trainer {number}" for number in (0, 1)]
         for number, name in enumerate(trainers):
             roles.start(name, "trainer", f"--number={number}", f"--bytes={roles.pool * 3 // 8}")
+        roles.start("engine", "engine", f"--bytes={roles.pool * 3 // 8}")
+        tenants = [*trainers, "engine"]
         begun, faulting, logged = 0, "faulting trainer", started
 
         while roles.result("server") is None:
@@ -159,14 +163,14 @@ def measure(backend: str, handovers: int, faults: int, binaries: Path, memory: i
             if now >= logged + LOG_EVERY:
                 log(progress(now - started, roles.report(), handovers, faults))
                 logged = now
-            for name in trainers:
+            for name in tenants:
                 if roles.result(name) is not None and not roles.report()["done"]:
                     raise roles.failure(f"the {name} ended before the server")
             roles.await_end(logged + LOG_EVERY - time.monotonic())
 
         # The server has told the others to end.
         until = time.monotonic() + PATIENCE
-        others = trainers + ([faulting] if begun > kernels.total() else [])
+        others = tenants + ([faulting] if begun > kernels.total() else [])
         for name in others:
             while roles.result(name) is None:
                 if time.monotonic() > until:
@@ -225,7 +229,9 @@ def main() -> int:
     log(f"kernels on a sound and on a revoked address: {dict(said['kernels'])}")
     total = {name: said[name] + before.get(name, 0) for name in (*SUMMED, "duration_s")}
     metrics = {name: single(value) for name, value in total.items()} | {"runs": single(1 + before.get("runs", 0))}
-    targets = {f"{name}.value": "<= 0" for name in NEVER} | {"handovers.value": f">= {args.handovers}"}
+    metrics["engine_refused_percent"] = single(100 * total["engine_refused"] / max(1, total["engine_probes"]))
+    targets = {f"{name}.value": "<= 0" for name in NEVER} | {"handovers.value": f">= {args.handovers}",
+                                                             "engine_refused_percent.value": ">= 100"}
     if gpus:
         metrics["refused_percent"] = single(100 * total["refused"] / total["probes"])
         targets |= {"refused_percent.value": ">= 100", "faults.value": f">= {faults}"}

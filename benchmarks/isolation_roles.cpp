@@ -28,8 +28,6 @@ namespace {
 using memhandover::backend_kind;
 using std::chrono::steady_clock;
 
-constexpr int values_of_a_trainer = 60;
-constexpr int first_of_the_server = 3 * values_of_a_trainer + 1;
 constexpr std::size_t touched_at_once = 4096;
 /// Micro-batches whose revoked memory is kept, so that its addresses are not used again.
 constexpr std::size_t kept_micro_batches = 4;
@@ -202,16 +200,15 @@ class trainer {
   [[nodiscard]] step::training_memory& memory() noexcept { return pool_.memory(); }
 
   [[nodiscard]] std::uint8_t own_value() {
-    return static_cast<std::uint8_t>(1 + how_.number * values_of_a_trainer +
-                                     static_cast<int>(random_() % values_of_a_trainer));
+    return static_cast<std::uint8_t>(first_value(how_.number) + random_() % values_of_a_role);
   }
 
   /// Bytes that are neither zero nor this trainer's.
   [[nodiscard]] std::uint64_t strange(std::vector<std::uint8_t> const& bytes) const {
-    auto const first = 1 + how_.number * values_of_a_trainer;
+    auto const first = first_value(how_.number);
     return static_cast<std::uint64_t>(
         std::count_if(bytes.begin(), bytes.end(), [first](std::uint8_t byte) {
-          return byte != 0 && (byte < first || byte >= first + values_of_a_trainer);
+          return byte != 0 && (byte < first || byte >= first + values_of_a_role);
         }));
   }
 
@@ -228,8 +225,8 @@ class trainer {
   void touch(block const& one, bool revoked, std::mt19937& random) {
     auto const bytes = std::min(one.bytes, touched_at_once);
     auto* const where = one.where + random() % (one.bytes - bytes + 1);
-    auto const value = static_cast<std::uint8_t>(1 + how_.number * values_of_a_trainer +
-                                                 static_cast<int>(random() % values_of_a_trainer));
+    auto const value =
+        static_cast<std::uint8_t>(first_value(how_.number) + random() % values_of_a_role);
     std::vector<std::uint8_t> seen(bytes);
     bool read = false;
     bool written = false;
@@ -260,10 +257,10 @@ class trainer {
   std::deque<std::vector<block>> revoked_;
 };
 
-/// Waits a moment for training to hold so much that an acquisition has to take some of it.
-void let_training_grow(memhandover::serving_pool const& pool) {
+/// Waits a moment for the others to hold so much that an acquisition has to take some of it.
+void let_tenants_grow(memhandover::serving_pool const& pool) {
   auto const enough = pool.shape().bytes() / 2;
-  for (int i = 0; i < 30 && pool.usage().training_bytes < enough; ++i) {
+  for (int i = 0; i < 30 && pool.usage().tenant_bytes() < enough; ++i) {
     ::poll(nullptr, 0, 1);
   }
 }
@@ -282,16 +279,16 @@ void look_for_foreign_bytes(pool_device& device, memhandover::placement const& w
 
 std::string shares(memhandover::serving_pool const& pool) {
   auto const now = pool.usage();
-  return "training holds " + format_bytes(now.training_bytes) + ", " +
-         format_bytes(now.free_bytes) + " are free";
+  return "training holds " + format_bytes(now.training_bytes) + ", the engine " +
+         format_bytes(now.engine_bytes) + ", " + format_bytes(now.free_bytes) + " are free";
 }
 
-/// Takes memory, fills it and looks at it twice. Whether training had to give some of it.
+/// Takes memory, fills it and looks at it twice. Whether others had to give some of it.
 bool serve_once(memhandover::serving_pool& pool, pool_device& device,
                 isolation_options const& options, std::mt19937& random, role_watch& watch,
                 isolation_counts& counts) {
   watch.doing(activity::growth);
-  let_training_grow(pool);
+  let_tenants_grow(pool);
   ::poll(nullptr, 0, static_cast<int>(random() % 2));
   watch.doing(activity::acquiring);
   memhandover::handover_report report;
@@ -299,7 +296,7 @@ bool serve_once(memhandover::serving_pool& pool, pool_device& device,
                                   steady_clock::now() + std::chrono::seconds{5}, &report);
   watch.doing(activity::using_memory);
   auto const value =
-      static_cast<std::uint8_t>(first_of_the_server + random() % (256 - first_of_the_server));
+      static_cast<std::uint8_t>(first_value(server_number) + random() % values_of_a_role);
   if (!device.fill(where.data(), where.bytes(), value)) {
     throw error{error_kind::internal, "the server cannot write its own memory"};
   }
@@ -377,7 +374,8 @@ int isolation_server(isolation_options const& options) {
                                                      .pool_bytes = options.broker.pool_bytes,
                                                      .chunk_bytes = options.broker.chunk_bytes,
                                                      .backend = options.broker.backend,
-                                                     .device = options.broker.device});
+                                                     .device = options.broker.device,
+                                                     .demands_from_engines = true});
   auto const device = open_pool_device(pool->shape().backend, pool->shape().device);
   watch.explain_by([&pool] { return shares(*pool); });
   std::mt19937 random{std::random_device{}()};

@@ -158,7 +158,7 @@ tensor_heap::impl::placed tensor_heap::impl::decide(model_id id, request const& 
       return {std::move(*made)};
     }
   }
-  if (usage.free_bytes + usage.training_bytes >= needed) {
+  if (usage.free_bytes + usage.tenant_bytes() >= needed) {
     try {
       return load_into_acquired(id, wanted, suffice, deadline, report);
     } catch (error const& failure) {  // some of training's memory is persistent
@@ -178,8 +178,8 @@ tensor_heap::impl::placed tensor_heap::impl::decide(model_id id, request const& 
       error_kind::out_of_memory,
       format_bytes(std::accumulate(wanted.sizes.begin(), wanted.sizes.end(), std::uint64_t{0})) +
           " are wanted but the pool has " + format_bytes(usage.free_bytes) + " free, training " +
-          format_bytes(usage.training_bytes) + ", and " + format_bytes(hole_bytes()) +
-          " are free between other models' tensors"};
+          format_bytes(usage.training_bytes) + ", engines " + format_bytes(usage.engine_bytes) +
+          ", and " + format_bytes(hole_bytes()) + " are free between other models' tensors"};
 }
 
 /// While training answers, the tensors are placed where they will probably come to lie. If other chunks

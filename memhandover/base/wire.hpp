@@ -21,7 +21,7 @@
 namespace sluice::memhandover {
 
 inline constexpr std::size_t max_descriptors = 200;  // the kernel takes 253 a message
-inline constexpr int protocol_version = 5;
+inline constexpr int protocol_version = 6;
 
 struct message {
   nlohmann::json body;

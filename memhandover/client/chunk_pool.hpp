@@ -32,9 +32,9 @@ class chunk_pool {
   [[nodiscard]] virtual std::vector<std::uint32_t> free_chunks() const = 0;
   /// Takes exactly these if all of them are nobody's; else none, and returns false.
   [[nodiscard]] virtual bool take_chunks(std::span<std::uint32_t const> chunks) = 0;
-  /// `count` chunks, ascending: free ones first, then training's; neighbours if possible. Throws as
+  /// `count` chunks, ascending: free ones first, then tenants'; neighbours if possible. Throws as
   /// `serving_pool::acquire` does; after a failure nothing has been taken.
-  /// Where training is asked, `meanwhile` is called before its answer is waited for, with the chunks
+  /// Where a tenant is asked, `meanwhile` is called before its answer is waited for, with the chunks
   /// that will probably be had; it must not throw.
   [[nodiscard]] virtual std::vector<std::uint32_t> acquire_chunks(
       std::uint32_t count, std::chrono::steady_clock::time_point deadline, handover_report* report,

@@ -14,6 +14,7 @@
 #include "memhandover/base/standard_streams.hpp"
 #include "memhandover/base/waiting.hpp"
 #include "memhandover/broker/conversation.hpp"
+#include "memhandover/ledger/client_kinds.hpp"
 #include "posix/byte_locks.hpp"
 
 namespace sluice::memhandover {
@@ -33,7 +34,7 @@ membership::membership(broker_options broker, client_kind kind, std::string cons
   std::tie(life_read_, life_write_) = make_pipe("the broker to see when this process ends");
   socket_ = ensure_broker(broker_);
   auto join = wish_message("join", broker_);
-  join["kind"] = kind == client_kind::server ? "server" : "training";
+  join["kind"] = traits_of(kind).name;
   join["name"] = name;
   join["endpoint"] = endpoint;
   add_identity(join, this_process());

@@ -52,7 +52,8 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
         notes_(member_.view(), member_.slot()),
         history_(member_.view(), member_.slot()),
         stop_(make_event()),
-        acquisition_({member_.view(), member_.slot(), mutex_, mail_, writer_, reserve_}),
+        acquisition_({member_.view(), member_.slot(), mutex_, mail_, writer_, reserve_,
+                      how.demands_from_engines}),
         pause_(member_.view().header().pause_until_ns, options_.pause_lease) {
     manifest_.emplace(member_.files().manifest.get(),
                       detail::server_manifest::parts{
@@ -100,12 +101,12 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
     auto const& of = shape();
     // What a dead server has left is had for the asking.
     auto const free = writer_->free_chunks() + writer_->left_chunks();
-    auto const training = writer_->training_chunks();
-    auto const serving = of.chunk_count - std::min(of.chunk_count, free + training);
+    auto const serving = writer_->owned_by(owner::serving) - writer_->left_chunks();
     return {.total_bytes = of.bytes(),
             .free_bytes = free * of.chunk_bytes,
-            .training_bytes = training * of.chunk_bytes,
+            .training_bytes = writer_->owned_by(owner::training) * of.chunk_bytes,
             .serving_bytes = serving * of.chunk_bytes,
+            .engine_bytes = writer_->owned_by(owner::engine) * of.chunk_bytes,
             .kept_bytes = acquisition_.kept_for_good() * of.chunk_bytes};
   }
 

@@ -1,4 +1,4 @@
-/// The inference server's side of the pool: it asks for bytes, and gets memory that training gave
+/// The inference server's side of the pool: it asks for bytes, and gets memory that training, or an engine, gave
 /// up if need be.
 ///
 /// The server is the ledger's writer from the end of `join` until it dies. One thread of this object
@@ -33,7 +33,7 @@ namespace sluice::memhandover {
 /// zero.
 struct handover_report {
   std::uint64_t bytes = 0;  ///< acquired in all
-  /// Of these, taken from training (0: the pool had enough free).
+  /// Of these, taken from training and engines (0: the pool had enough free).
   std::uint64_t bytes_reclaimed = 0;
   std::uint64_t bytes_live = 0;       ///< of these, from a micro-batch that was running
   std::chrono::nanoseconds notify{};  ///< demand written → first acted on by a thread of training
@@ -54,7 +54,13 @@ struct pool_usage {
   std::uint64_t free_bytes = 0;  ///< free, dirty, or left by a dead server
   std::uint64_t training_bytes = 0;
   std::uint64_t serving_bytes = 0;
-  std::uint64_t kept_bytes = 0;  ///< of training's: what it keeps, whatever is demanded
+  std::uint64_t engine_bytes = 0;
+  /// Of training's and engines': what no acquisition gets. All of an engine that is not demanded from.
+  std::uint64_t kept_bytes = 0;
+
+  [[nodiscard]] std::uint64_t tenant_bytes() const noexcept {
+    return training_bytes + engine_bytes;
+  }
 };
 
 class serving_pool;
@@ -112,6 +118,8 @@ class serving_pool : public chunk_pool {
     std::chrono::milliseconds pause_lease{100};
     /// How long `join`, once ready, waits for what an earlier server held.
     std::chrono::milliseconds patience{60'000};
+    /// Whether an acquisition for which training has too little demands from engines as well.
+    bool demands_from_engines = false;
   };
 
   /// Finds the broker or starts it, and becomes the pool's server: opens the memory, then waits
@@ -124,9 +132,9 @@ class serving_pool : public chunk_pool {
   [[nodiscard]] virtual pool_shape shape() const = 0;
   [[nodiscard]] virtual pool_usage usage() const = 0;
 
-  /// Memory of at least `bytes`: free chunks first, then training's.
-  /// Throws `out_of_memory` if even all that training can give is too little (whoever holds the
-  /// rest is named), `deadline_exceeded` if training did not answer by `deadline`. After a failure
+  /// Memory of at least `bytes`: free chunks first, then training's, then engines' if the options say so.
+  /// Throws `out_of_memory` if even all that these can give is too little (whoever holds the
+  /// rest is named), `deadline_exceeded` if who was asked did not answer by `deadline`. After a failure
   /// the claim has been given back.
   /// `what` it will hold, such as a model's name, is shown by `sluice pool show`.
   [[nodiscard]] virtual placement acquire(std::uint64_t bytes,
@@ -134,7 +142,7 @@ class serving_pool : public chunk_pool {
                                           handover_report* report = nullptr,
                                           std::string_view what = {}) = 0;
 
-  /// Free bytes that are kept from training, so that cold starts find memory at once (the reserve
+  /// Free bytes that are kept from tenants, so that cold starts find memory at once (the reserve
   /// W).
   virtual void set_reserve(std::uint64_t bytes) = 0;
 

@@ -11,6 +11,7 @@
 
 #include "memhandover/ledger/chunk_history.hpp"
 #include "memhandover/ledger/chunk_notes.hpp"
+#include "memhandover/ledger/client_kinds.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -103,7 +104,7 @@ class story {
     return {{"slot", slot},
             {"pid", entry.pid},
             {"lives", lives},
-            {"kind", entry.kind == chunk_event::taken ? "server" : "training"},
+            {"kind", name_of_kind(entry.client)},
             {"holds", entry.what.empty() ? json{} : json(entry.what)},
             {"generation", entry.kind == chunk_event::taken ? json{} : json(entry.generation)}};
   }
@@ -174,10 +175,8 @@ class story {
       return nullptr;  // a damaged history
     }
     auto const state = view_.chunk(chunk);
-    json result{{"owner", state.is_free()               ? "free"
-                          : state.who == owner::serving ? "serving"
-                                                        : "training"}};
-    if (!state.is_free() && state.client < max_clients) {
+    json result{{"owner", state.is_free() ? "free" : name_of(state.who)}};
+    if (is_owned(state.who) && state.client < max_clients) {
       auto const note = chunk_note(view_, state.client, chunk);
       result.update({{"slot", state.client}, {"holds", note.empty() ? json{} : json(note)}});
     }

@@ -17,10 +17,11 @@ void chunk_counts::add(chunk_state const& state) noexcept {
       ++serving;
       left += state.client == left_slot ? 1 : 0;
       break;
-    default:
-      return;
+    case owner::engine:
+      ++engine;
+      break;
   }
-  if (state.client < max_clients) {
+  if (is_owned(state.who) && state.client < max_clients) {
     ++by_client.at(state.client);
   }
 }

@@ -4,8 +4,8 @@
 ///   counted.serving - counted.left;         // what a living server has
 ///   counted.by_client.at(slot);             // what the client in `slot` has
 ///
-/// Each word is read once, so that every chunk is counted once at most; the words of several chunks change meanwhile. One
-/// that is damaged, with an owner that there is not, is not counted.
+/// Each word is read once, so that every chunk is counted for one owner; the words of several chunks change meanwhile. The
+/// counts of all owners add up to the pool's chunks, but for those that are damaged: an owner that there is not is not counted.
 ///
 /// Thread-safety: any thread; reads shared memory alone.
 #pragma once
@@ -22,8 +22,9 @@ struct chunk_counts {
   std::uint32_t dirty = 0;
   std::uint32_t training = 0;
   std::uint32_t serving = 0;
+  std::uint32_t engine = 0;
   std::uint32_t left = 0;                              ///< of those serving: their server is dead
-  std::array<std::uint32_t, max_clients> by_client{};  ///< training and serving, by slot
+  std::array<std::uint32_t, max_clients> by_client{};  ///< of those that are somebody's, by slot
 
   [[nodiscard]] std::uint32_t nobodys() const noexcept { return free + dirty; }
   void add(chunk_state const& state) noexcept;

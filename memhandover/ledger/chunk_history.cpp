@@ -16,7 +16,10 @@ constexpr std::size_t most_holding = history_entries / 2;
 }  // namespace
 
 chunk_history::chunk_history(ledger_view const& view, std::uint32_t slot)
-    : view_(view), slot_(slot), pid_(static_cast<std::uint32_t>(::getpid())) {
+    : view_(view),
+      slot_(slot),
+      pid_(static_cast<std::uint32_t>(::getpid())),
+      client_(view.clients()[slot].kind.load()) {
   for (auto const& entry : view_.history(slot_)) {
     written_ = std::max(written_, entry.seq.load(std::memory_order_acquire));
   }
@@ -134,6 +137,7 @@ void chunk_history::put(chunk_record const& entry) {
   place.pid.store(pid_, std::memory_order_relaxed);
   place.first.store(entry.first, std::memory_order_relaxed);
   place.count.store(entry.count, std::memory_order_relaxed);
+  place.client.store(client_, std::memory_order_relaxed);
   store_text(place.what, entry.what);
   place.seq.store(written_, std::memory_order_release);
 }
@@ -154,7 +158,8 @@ std::vector<chunk_record> read_history(ledger_view const& view, std::uint32_t sl
                        place.pid.load(std::memory_order_relaxed),
                        place.first.load(std::memory_order_relaxed),
                        place.count.load(std::memory_order_relaxed),
-                       load_text(place.what)};
+                       load_text(place.what),
+                       place.client.load(std::memory_order_relaxed)};
     std::atomic_thread_fence(std::memory_order_acquire);
     if (place.seq.load(std::memory_order_relaxed) == seq) {
       found.push_back(std::move(entry));

@@ -1,7 +1,7 @@
 /// What has become of a client's chunks and addresses: a bounded history in its mailbox, which
 /// outlives the process. `sluice pool show --address` reads it, say after a fault.
 ///
-///   training   reserved ──► mapped ──► unmapped │ revoked ──► given      (to the ledger's writer)
+///   tenant     reserved ──► mapped ──► unmapped │ revoked ──► given      (to the ledger's writer)
 ///   server     taken
 ///
 /// The newest `history_entries` stay, and beside them the older mappings that still hold, or the job
@@ -36,7 +36,8 @@ struct chunk_record {
   std::uint32_t pid = 0;
   std::uint32_t first = 0;  ///< chunks [first, first + count); `no_chunk` for `reserved`
   std::uint32_t count = 0;
-  std::string what;  ///< "arena", "persistent", a model's name
+  std::string what;          ///< "arena", "persistent", a model's name
+  std::uint32_t client = 0;  ///< `client_kind` of whose entry it is
 
   [[nodiscard]] bool has_chunk(std::uint32_t chunk) const noexcept {
     return first != no_chunk && chunk >= first && chunk - first < count;
@@ -71,6 +72,7 @@ class chunk_history {
   ledger_view const& view_;
   std::uint32_t slot_;
   std::uint32_t pid_;
+  std::uint32_t client_;  ///< `client_kind`
   std::uint64_t written_ = 0;
   chunk_record last_;
   std::deque<chunk_record> holding_;  ///< mappings that have not ended, by `seq`

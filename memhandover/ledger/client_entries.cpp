@@ -24,6 +24,10 @@ bool has_status(client_entry const& entry, client_status status) noexcept {
   return entry.status.load(std::memory_order_acquire) == static_cast<std::uint32_t>(status);
 }
 
+bool is_server(client_entry const& entry) noexcept {
+  return entry.kind.load() == static_cast<std::uint32_t>(client_kind::server);
+}
+
 std::uint32_t empty_slot(ledger_view const& view) {
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
     if (has_status(view.clients()[slot], client_status::empty)) {
@@ -43,8 +47,11 @@ void write_client(ledger_view const& view, std::uint32_t slot, new_client const&
   entry.life_inode.store(who.life_inode);
   set_text(entry.name, sizeof entry.name, who.name);
   set_text(entry.endpoint, sizeof entry.endpoint, who.endpoint);
-  // A mailbox may have had an earlier owner; what it counted must not be shown as this one's.
+  // A mailbox may have had an earlier owner; what it counted and said must not be shown as this one's.
   view.mailbox(slot).begin_anew();
+  for (auto& note : view.chunk_notes(slot)) {
+    note.store(0, std::memory_order_relaxed);
+  }
   entry.status.store(static_cast<std::uint32_t>(client_status::live), std::memory_order_release);
 }
 

@@ -21,11 +21,12 @@ struct new_client {
 [[nodiscard]] process_identity process_of(client_entry const& entry) noexcept;
 
 [[nodiscard]] bool has_status(client_entry const& entry, client_status status) noexcept;
+[[nodiscard]] bool is_server(client_entry const& entry) noexcept;
 
 /// A slot that nobody has. Throws `unavailable` if there is none.
 [[nodiscard]] std::uint32_t empty_slot(ledger_view const& view);
 
-/// Writes a client into an empty slot, which is then live.
+/// Writes a client into an empty slot, which is then live, and has said nothing yet.
 void write_client(ledger_view const& view, std::uint32_t slot, new_client const& who);
 
 }  // namespace sluice::memhandover

@@ -42,7 +42,7 @@ std::vector<std::uint32_t> client_mailbox::collect(std::uint32_t most,
   }
   for (std::uint32_t i = 0; i < chunks; ++i) {
     auto const state = view_.chunk(i);
-    if (state.who != owner::training || state.client != slot_ || known_epoch_[i] == state.epoch) {
+    if (!is_tenants(state.who) || state.client != slot_ || known_epoch_[i] == state.epoch) {
       continue;
     }
     known_epoch_[i] = state.epoch;

@@ -1,4 +1,4 @@
-/// A training client's own side of the ledger: asks for chunks, learns which it got, gives them up.
+/// A tenant's own side of the ledger: asks for chunks, learns which it got, gives them up.
 ///
 ///   mailbox.ask(16, lifetime::revocable);   // then ring the writer's doorbell
 ///   // … until mailbox.answered(), or else mailbox.withdraw() …

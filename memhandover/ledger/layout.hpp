@@ -26,12 +26,16 @@
 /// States of a chunk (owner in its word; every change also adds one to the epoch, but for the last
 /// line, which changes hands and leaves the contents as they are):
 ///
-///   free ──grant──► training ──released──► dirty ──grant──► training
+///   free or dirty ──grant──► training or engine ──released──► dirty
 ///   free or dirty ──take──► serving ──give back──► dirty
-///   training, serving, left ──owner dead, nobody wants it──► dirty
+///   training, engine, serving, left ──owner dead, nobody wants it──► dirty
 ///   serving ──server dead──► serving of nobody (left) ──claim──► serving of the next server
 ///
-/// Dirty: old contents, to be scrubbed by whoever gives it to training or gets it there.
+/// No chunk goes from one owner to another but by way of free or dirty. Training and engines are *tenants*: a chunk is
+/// granted to them on their request, theirs as their kind's owner says, and given up by mail, on their own account or
+/// because the writer has demanded it. What the kinds may do otherwise is data (client_kinds.hpp).
+///
+/// Dirty: old contents, to be scrubbed by whoever gives it to a tenant or gets it there.
 #pragma once
 
 #include <algorithm>
@@ -44,7 +48,7 @@
 namespace sluice::memhandover {
 
 inline constexpr std::uint64_t ledger_magic = 0x31474c4543494c53;  // "SLICELG1"
-inline constexpr std::uint32_t layout_version = 9;
+inline constexpr std::uint32_t layout_version = 10;
 inline constexpr std::uint32_t max_clients = 32;
 inline constexpr std::uint32_t broker_slot = 0xffff;
 inline constexpr std::uint16_t left_slot = 0xfffe;  ///< serving, but its server is dead
@@ -53,13 +57,23 @@ inline constexpr std::uint32_t max_note_texts = 255;
 inline constexpr std::uint32_t history_entries = 2048;
 inline constexpr std::uint32_t no_chunk = 0xffffffff;
 
-enum class owner : std::uint8_t { free = 0, dirty = 1, training = 2, serving = 3 };
+enum class owner : std::uint8_t { free = 0, dirty = 1, training = 2, serving = 3, engine = 4 };
+inline constexpr std::size_t owner_count = 5;
+
+/// Somebody's. A damaged word may say neither this nor that it is free.
+[[nodiscard]] constexpr bool is_owned(owner who) noexcept {
+  return who == owner::training || who == owner::serving || who == owner::engine;
+}
+/// A tenant's: granted on its request, and given up by its mail.
+[[nodiscard]] constexpr bool is_tenants(owner who) noexcept {
+  return is_owned(who) && who != owner::serving;
+}
 
 /// A chunk's word: who owns it since which epoch, and whether its contents are another owner's.
 struct chunk_state {
   owner who = owner::free;
   bool needs_scrub = false;  ///< granted while dirty: the receiver zeroes it before use
-  std::uint16_t client = 0;  ///< slot of the owner; meaningful for `training` and `serving`
+  std::uint16_t client = 0;  ///< slot of the owner; meaningful where `is_owned`
   std::uint32_t epoch = 0;
 
   /// Nobody's, though it may hold old contents.
@@ -95,7 +109,7 @@ struct numbered {
 /// together.
 inline constexpr std::uint32_t request_lasting = 1U << 31U;
 /// A request of a commit, for whose end a demand may be waiting: it is granted what the server has reserved
-/// or is waiting for, too.
+/// or is waiting for, too. Of a client whose kind has no commits it says nothing.
 inline constexpr std::uint32_t request_before_demands = 1U << 30U;
 
 /// One finished handover, as `sluice status` shows it. Times in nanoseconds from the demand.
@@ -125,7 +139,7 @@ struct ledger_header {
   // Written by the writer.
   alignas(64) std::atomic<std::uint64_t> pause_until_ns;  ///< CLOCK_MONOTONIC; launches are held
                                                           ///< until then; 0: not
-  std::atomic<std::uint32_t> grantable;      ///< chunks that training may ask for at present
+  std::atomic<std::uint32_t> grantable;      ///< chunks that tenants may ask for at present
   std::atomic<std::uint32_t> serving_now;    ///< 1 while a server is attached
   std::atomic<std::uint64_t> left_until_ns;  ///< CLOCK_MONOTONIC; until then what a dead server has
                                              ///< left waits for the next one
@@ -134,10 +148,11 @@ struct ledger_header {
   std::atomic<std::uint64_t> handovers;
   std::atomic<std::uint64_t> bytes_to_serving;
   std::atomic<std::uint64_t> bytes_to_training;
+  std::atomic<std::uint64_t> bytes_to_engines;
   handover_entry recent[recent_handovers];
 };
 
-enum class client_kind : std::uint32_t { training = 1, server = 2 };
+enum class client_kind : std::uint32_t { training = 1, server = 2, engine = 3 };
 enum class client_status : std::uint32_t { empty = 0, live = 1, gone = 2 };
 
 /// Who a client is. Written by the broker; the texts are set before `status` becomes `live`.
@@ -183,7 +198,7 @@ struct alignas(64) client_report {
   std::atomic<std::uint64_t> discarded_ns;  ///< what discarded micro-batches have run for in vain
   std::atomic<std::uint32_t> arena_chunks;  ///< revocable; `spare_chunks` of them are not in use
   std::atomic<std::uint32_t> spare_chunks, persistent_chunks;
-  std::atomic<std::uint32_t> waiting;      ///< 1 while training waits for memory
+  std::atomic<std::uint32_t> waiting;      ///< 1 while it waits for memory
   std::atomic<std::uint32_t> kept_chunks;  ///< that no demand gets
   /// Of those: nothing lives in them, but beyond them something does. Looked for every 100 ms.
   std::atomic<std::uint32_t> stranded_chunks;
@@ -232,6 +247,7 @@ struct alignas(64) history_entry {
   std::atomic<std::int64_t> from_ns, until_ns;
   std::atomic<std::uint64_t> address, generation;
   std::atomic<std::uint32_t> kind, pid, first, count;
+  std::atomic<std::uint32_t> client;  ///< `client_kind` of who has written it
   /// See shared_text.hpp.
   std::atomic<std::uint64_t> what[sizeof(note_text::text) / sizeof(std::uint64_t)];
 };

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "memhandover/ledger/chunk_choice.hpp"
+#include "memhandover/ledger/client_kinds.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -49,7 +50,7 @@ std::uint32_t ledger_writer::pump() {
   if (freed > 0) {
     publish_grantable();
   }
-  if (left_ > 0 && training_waits()) {
+  if (left_ > 0 && tenant_waits()) {
     freed += release_left(left_);
   }
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
@@ -78,7 +79,7 @@ std::uint32_t ledger_writer::take_mail(std::uint32_t slot) {
       continue;
     }
     auto const state = view_.chunk(mail.chunk);
-    if (state.who == owner::training && state.client == slot && state.epoch == mail.epoch) {
+    if (is_tenants(state.who) && state.client == slot && state.epoch == mail.epoch) {
       make_dirty(mail.chunk);
       ++freed;
     }
@@ -94,9 +95,20 @@ void ledger_writer::answer_request(std::uint32_t slot) {
   if (asked.seq == answered.seq) {
     return;
   }
-  bool const lasting = (asked.chunks & request_lasting) != 0;
-  bool const goes_first = (asked.chunks & request_before_demands) != 0;
-  auto const wish = asked.chunks & ~(request_lasting | request_before_demands);
+  auto const given = grant(slot, asked.chunks);
+  control.grant.store(numbered{asked.seq, given}.pack(), std::memory_order_release);
+  ring(slot);
+}
+
+/// What can be had at once of the `request` of the client in `slot`; returns how many chunks. Who is no tenant gets none.
+std::uint32_t ledger_writer::grant(std::uint32_t slot, std::uint32_t request) {
+  auto const* const kind = traits_of(view_.clients()[slot]);
+  if (kind == nullptr || !kind->is_tenant) {
+    return 0;
+  }
+  bool const lasting = (request & request_lasting) != 0;
+  bool const goes_first = kind->commits && (request & request_before_demands) != 0;
+  auto const wish = request & ~(request_lasting | request_before_demands);
   auto const to_be_had = [&] { return goes_first ? free_ : grantable(); };
   if (left_ > 0 && wish > to_be_had()) {
     release_left(wish - to_be_had());
@@ -108,17 +120,16 @@ void ledger_writer::answer_request(std::uint32_t slot) {
     auto const i = lasting ? total - 1 - tried : tried;
     auto const state = view_.chunk(i);
     if (state.is_free()) {
-      set(i, owner::training, static_cast<std::uint16_t>(slot), state.who == owner::dirty);
+      set(i, kind->owns, static_cast<std::uint16_t>(slot), state.who == owner::dirty);
       ++given;
     }
   }
   if (given > 0) {
-    view_.header().bytes_to_training.fetch_add(given * view_.header().chunk_bytes,
-                                               std::memory_order_relaxed);
+    (view_.header().*kind->granted_bytes)
+        .fetch_add(given * view_.header().chunk_bytes, std::memory_order_relaxed);
     publish_grantable();
   }
-  control.grant.store(numbered{asked.seq, given}.pack(), std::memory_order_release);
-  ring(slot);
+  return given;
 }
 
 std::vector<std::uint32_t> ledger_writer::take(std::uint32_t count, std::uint16_t slot) {
@@ -186,7 +197,7 @@ std::uint32_t ledger_writer::release_left(std::uint32_t count) {
   return freed;
 }
 
-bool ledger_writer::training_waits() const {
+bool ledger_writer::tenant_waits() const {
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
     if (view_.clients()[slot].status.load(std::memory_order_acquire) ==
             static_cast<std::uint32_t>(client_status::live) &&
@@ -245,12 +256,14 @@ void ledger_writer::put(std::uint32_t chunk, chunk_state const& state) {
 
 /// Counts a chunk, or with `by` = −1 as it is no longer.
 void ledger_writer::count(chunk_state const& state, std::uint32_t by) noexcept {
+  if (auto const at = static_cast<std::size_t>(state.who); at < by_owner_.size()) {
+    by_owner_[at] += by;
+  }
   if (state.is_free()) {
     free_ += by;
     return;
   }
   left_ += is_left(state) ? by : 0;
-  training_ += state.who == owner::training ? by : 0;
   if (state.client < max_clients) {
     held_[state.client] += by;
   }

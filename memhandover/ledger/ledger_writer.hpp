@@ -1,5 +1,6 @@
 /// The one writer of a ledger: takes what clients release, grants what they ask for, and takes
-/// memory for serving.
+/// memory for serving. What it does for a tenant, a training job or an engine, follows from its kind's traits
+/// (client_kinds.hpp).
 ///
 /// Used by the broker while there is no server and by the server otherwise. A new writer needs
 /// nothing from its predecessor but the shared memory (layout.hpp says why).
@@ -24,7 +25,7 @@ class ledger_writer {
   /// The eventfd that wakes the client in `slot`; it is rung once, for what was said before it was
   /// known.
   void set_bell(std::uint32_t slot, unique_fd bell);
-  /// Chunks that are never granted to training, so that cold starts find them free.
+  /// Chunks that are never granted to tenants, so that cold starts find them free.
   void set_reserve(std::uint32_t chunks);
   /// Chunks that an acquisition under way is waiting for: nothing of what comes free is granted
   /// meanwhile.
@@ -43,7 +44,7 @@ class ledger_writer {
 
   // --- what a dead server has left; epochs stay as they are
 
-  /// Of `chunks` those that are serving of `slot` are from now on nobody's, but not free. Training
+  /// Of `chunks` those that are serving of `slot` are from now on nobody's, but not free. A tenant
   /// that wants memory gets them, as does whoever calls `release_left`. Returns how many.
   std::uint32_t leave(std::span<std::uint32_t const> chunks, std::uint16_t slot);
   /// Of `chunks` those that are left become `slot`'s.
@@ -52,7 +53,7 @@ class ledger_writer {
   std::uint32_t release_left(std::uint32_t count);
   [[nodiscard]] std::uint32_t left_chunks() const noexcept { return left_; }
 
-  /// Asks the training client in `slot` for `count` chunks; zero withdraws the last demand.
+  /// Asks the tenant in `slot` for `count` chunks; zero withdraws the last demand.
   /// Returns the demand's number, which appears in the mailbox's `demand_done` when it has been
   /// answered.
   std::uint32_t demand(std::uint32_t slot, std::uint32_t count);
@@ -66,8 +67,11 @@ class ledger_writer {
   /// free.
   std::uint32_t reclaim(std::uint32_t slot);
 
+  /// Free or dirty.
   [[nodiscard]] std::uint32_t free_chunks() const noexcept { return free_; }
-  [[nodiscard]] std::uint32_t training_chunks() const noexcept { return training_; }
+  [[nodiscard]] std::uint32_t owned_by(owner who) const {
+    return by_owner_.at(static_cast<std::size_t>(who));
+  }
   [[nodiscard]] std::uint32_t held_by(std::uint32_t slot) const { return held_.at(slot); }
 
  private:
@@ -76,9 +80,10 @@ class ledger_writer {
   void count(chunk_state const& state, std::uint32_t by) noexcept;
   void make_dirty(std::uint32_t chunk);
   void change_hands(std::uint32_t chunk, std::uint16_t client);
-  [[nodiscard]] bool training_waits() const;
+  [[nodiscard]] bool tenant_waits() const;
   std::uint32_t take_mail(std::uint32_t slot);
   void answer_request(std::uint32_t slot);
+  [[nodiscard]] std::uint32_t grant(std::uint32_t slot, std::uint32_t request);
   [[nodiscard]] std::uint32_t grantable() const noexcept;
   void publish_grantable();
   void ring(std::uint32_t slot);
@@ -88,7 +93,7 @@ class ledger_writer {
   // Counted from the ledger when this writer begins, and with every word that it writes: they need not outlive it.
   std::uint32_t free_ = 0;  ///< chunks whose owner is free or dirty
   std::uint32_t left_ = 0;  ///< chunks that a dead server has left
-  std::uint32_t training_ = 0;
+  std::array<std::uint32_t, owner_count> by_owner_{};
   std::array<std::uint32_t, max_clients> held_{};  ///< by slot
   std::uint32_t reserve_ = 0;
   std::uint32_t wanted_ = 0;

@@ -17,7 +17,8 @@ constexpr std::size_t models_named = 5;
 
 struct shares {
   std::uint64_t own = 0;
-  std::uint64_t others = 0;  ///< of other training jobs
+  std::uint64_t others = 0;   ///< of other training jobs
+  std::uint64_t engines = 0;  ///< of other clients that are engines
   std::uint64_t free = 0;
   std::map<std::string, std::uint64_t> serving;  ///< by model; "" where nothing was said
 };
@@ -27,10 +28,11 @@ shares count(ledger_view const& view, std::uint32_t slot) {
   auto const counted = count_chunks(view, [&](std::uint32_t chunk, chunk_state const& state) {
     if (state.who == owner::serving) {
       ++result.serving[state.client < max_clients ? chunk_note(view, state.client, chunk) : ""];
+    } else if (is_owned(state.who) && state.client != slot) {
+      ++(state.who == owner::engine ? result.engines : result.others);
     }
   });
   result.own = counted.by_client.at(slot);
-  result.others = counted.training - result.own;
   result.free = counted.nobodys();
   return result;
 }
@@ -86,6 +88,9 @@ std::string account_of(ledger_view const& view, std::uint32_t slot) {
   if (counted.others > 0) {
     text += "other training jobs hold " + bytes(counted.others) + ", ";
   }
+  if (counted.engines > 0) {
+    text += "engines hold " + bytes(counted.engines) + ", ";
+  }
   text += "and " + bytes(counted.free) + " are free";
   auto const grantable = std::min<std::uint64_t>(counted.free, header.grantable.load());
   if (grantable < counted.free) {
@@ -116,6 +121,9 @@ std::string remedies(ledger_view const& view, std::uint32_t slot) {
   }
   if (counted.others > 0) {
     add("fewer training jobs in this pool");
+  }
+  if (counted.engines > 0) {
+    add("engines that keep less, or fewer of them");
   }
   return text;
 }

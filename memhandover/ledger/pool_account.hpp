@@ -16,7 +16,7 @@
 namespace sluice::memhandover {
 
 /// What each party holds, as the training job in `slot` sees it: itself, the inference server by
-/// model (the largest by name), other jobs, what is free, and of that what is kept for cold starts.
+/// model (the largest by name), other jobs, engines, what is free, and of that what is kept for cold starts.
 [[nodiscard]] std::string account_of(ledger_view const& view, std::uint32_t slot);
 
 /// What would leave the job more memory; names only what applies.

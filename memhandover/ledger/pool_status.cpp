@@ -3,7 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,6 +14,7 @@
 #include "memhandover/ledger/chunk_counts.hpp"
 #include "memhandover/ledger/chunk_notes.hpp"
 #include "memhandover/ledger/client_entries.hpp"
+#include "memhandover/ledger/client_kinds.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -78,6 +81,7 @@ json describe_handovers(ledger_header const& header) {
   return {{"count", header.handovers.load()},
           {"bytes_to_serving", header.bytes_to_serving.load()},
           {"bytes_to_training", header.bytes_to_training.load()},
+          {"bytes_to_engines", header.bytes_to_engines.load()},
           {"latency_us", std::move(latency)},
           {"recent", std::move(recent)}};
 }
@@ -99,20 +103,6 @@ json microseconds_or_null(std::optional<std::chrono::nanoseconds> span) {
   return span ? json(std::chrono::duration<double, std::micro>{*span}.count()) : json{};
 }
 
-char const* name_of(owner who) {
-  switch (who) {
-    case owner::free:
-      return "free";
-    case owner::dirty:
-      return "dirty";
-    case owner::training:
-      return "training";
-    case owner::serving:
-      return "serving";
-  }
-  return "unknown";
-}
-
 /// Who has a chunk, and what for.
 struct holder {
   owner who = owner::free;
@@ -124,11 +114,84 @@ struct holder {
 
 holder holder_of(ledger_view const& view, std::uint32_t chunk) {
   auto const state = view.chunk(chunk);
-  if ((state.who != owner::training && state.who != owner::serving) ||
-      state.client >= max_clients) {
+  if (!is_owned(state.who) || state.client >= max_clients) {
     return {state.who, std::nullopt, {}};
   }
   return {state.who, state.client, readable_text(chunk_note(view, state.client, chunk))};
+}
+
+/// What a training job says of itself.
+json describe_training(mailbox_header const& mailbox, std::uint64_t chunk_bytes) {
+  return {{"arena_bytes", mailbox.arena_chunks.load() * chunk_bytes},
+          {"spare_bytes", mailbox.spare_chunks.load() * chunk_bytes},
+          {"persistent_bytes", mailbox.persistent_chunks.load() * chunk_bytes},
+          {"kept_bytes", mailbox.kept_chunks.load() * chunk_bytes},
+          {"stranded_bytes", mailbox.stranded_chunks.load() * chunk_bytes},
+          {"micro_batch", mailbox.micro_batch.load()},
+          {"global_batch", mailbox.global_batch.load()},
+          {"run_ahead_us", microseconds_or_null(run_ahead_of(mailbox))},
+          {"long_units", describe_long_units(mailbox)},
+          {"samples", mailbox.samples.load()},
+          {"commits", mailbox.commits.load()},
+          {"discards", mailbox.discards.load()},
+          {"discarded_us", microseconds_or_null(discarded_of(mailbox))}};
+}
+
+/// Chunks of one client by what it says that they hold; "" where it has said nothing.
+using holdings = std::map<std::string, std::uint32_t>;
+
+/// The largest by name, the rest together under null.
+json describe_holdings(holdings const& of, std::uint64_t chunk_bytes) {
+  constexpr std::size_t most_named = 8;
+  std::vector<std::pair<std::string, std::uint32_t>> named{of.begin(), of.end()};
+  std::stable_sort(named.begin(), named.end(), [](auto const& a, auto const& b) {
+    return a.first.empty() != b.first.empty() ? b.first.empty() : a.second > b.second;
+  });
+  json list = json::array();
+  std::uint64_t rest = 0;
+  for (auto const& [what, chunks] : named) {
+    if (what.empty() || list.size() == most_named) {
+      rest += chunks;
+    } else {
+      list.push_back({{"holds", readable_text(what)}, {"bytes", chunks * chunk_bytes}});
+    }
+  }
+  if (rest > 0) {
+    list.push_back({{"holds", nullptr}, {"bytes", rest * chunk_bytes}});
+  }
+  return list;
+}
+
+/// The client in `slot` if there is one, with so many `chunks`; `held` is what it says of them.
+json describe_client(ledger_view const& view, std::uint32_t slot, std::uint32_t chunks,
+                     holdings const& held) {
+  auto const& entry = view.clients()[slot];
+  auto const& mailbox = view.mailbox(slot);
+  auto const chunk_bytes = view.header().chunk_bytes;
+  auto const kind = entry.kind.load();
+  json client{
+      {"slot", slot},
+      {"kind", name_of_kind(kind)},
+      {"pid", entry.pid.load()},
+      {"pid_namespace", is_foreign(process_of(entry)) ? json(entry.pid_namespace.load()) : json{}},
+      {"name", readable_text(text_of(entry.name))},
+      {"state", has_status(entry, client_status::gone) ? "gone"
+                : mailbox.waiting.load() != 0          ? "waiting"
+                                                       : "running"},
+      {"bytes", chunks * chunk_bytes}};
+  switch (static_cast<client_kind>(kind)) {
+    case client_kind::training:
+      client.update(describe_training(mailbox, chunk_bytes));
+      break;
+    case client_kind::server:
+      client["endpoint"] = readable_text(text_of(entry.endpoint));
+      break;
+    case client_kind::engine:
+      client["kept_bytes"] = mailbox.kept_chunks.load() * chunk_bytes;
+      client["holdings"] = describe_holdings(held, chunk_bytes);
+      break;
+  }
+  return client;
 }
 
 }  // namespace
@@ -161,45 +224,18 @@ nlohmann::json describe_chunks(ledger_view const& view, std::uint32_t from, std:
 
 nlohmann::json describe_pool(ledger_view const& view) {
   auto const& header = view.header();
-  auto const counted = count_chunks(view);
+  std::array<holdings, max_clients> held;
+  auto const counted = count_chunks(view, [&](std::uint32_t chunk, chunk_state const& state) {
+    if (state.who == owner::engine && state.client < max_clients) {
+      ++held.at(state.client)[chunk_note(view, state.client, chunk)];
+    }
+  });
   auto const bytes = [&header](std::uint32_t chunks) { return chunks * header.chunk_bytes; };
   json clients = json::array();
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
-    auto const& entry = view.clients()[slot];
-    auto const status = static_cast<client_status>(entry.status.load(std::memory_order_acquire));
-    if (status == client_status::empty) {
-      continue;
+    if (!has_status(view.clients()[slot], client_status::empty)) {
+      clients.push_back(describe_client(view, slot, counted.by_client.at(slot), held.at(slot)));
     }
-    auto const& mailbox = view.mailbox(slot);
-    bool const training = entry.kind.load() == static_cast<std::uint32_t>(client_kind::training);
-    json client{{"slot", slot},
-                {"kind", training ? "training" : "server"},
-                {"pid", entry.pid.load()},
-                {"pid_namespace",
-                 is_foreign(process_of(entry)) ? json(entry.pid_namespace.load()) : json{}},
-                {"name", readable_text(text_of(entry.name))},
-                {"state", status == client_status::gone ? "gone"
-                          : mailbox.waiting.load() != 0 ? "waiting"
-                                                        : "running"},
-                {"bytes", bytes(counted.by_client.at(slot))}};
-    if (training) {
-      client.update({{"arena_bytes", mailbox.arena_chunks.load() * header.chunk_bytes},
-                     {"spare_bytes", mailbox.spare_chunks.load() * header.chunk_bytes},
-                     {"persistent_bytes", mailbox.persistent_chunks.load() * header.chunk_bytes},
-                     {"kept_bytes", mailbox.kept_chunks.load() * header.chunk_bytes},
-                     {"stranded_bytes", mailbox.stranded_chunks.load() * header.chunk_bytes},
-                     {"micro_batch", mailbox.micro_batch.load()},
-                     {"global_batch", mailbox.global_batch.load()},
-                     {"run_ahead_us", microseconds_or_null(run_ahead_of(mailbox))},
-                     {"long_units", describe_long_units(mailbox)},
-                     {"samples", mailbox.samples.load()},
-                     {"commits", mailbox.commits.load()},
-                     {"discards", mailbox.discards.load()},
-                     {"discarded_us", microseconds_or_null(discarded_of(mailbox))}});
-    } else {
-      client["endpoint"] = readable_text(text_of(entry.endpoint));
-    }
-    clients.push_back(std::move(client));
   }
   return {{"pool",
            {{"id", hexadecimal(header.pool_id)},
@@ -215,6 +251,7 @@ nlohmann::json describe_pool(ledger_view const& view) {
             {"dirty_bytes", bytes(counted.dirty)},
             {"training_bytes", bytes(counted.training)},
             {"serving_bytes", bytes(counted.serving)},
+            {"engine_bytes", bytes(counted.engine)},
             {"left_bytes", bytes(counted.left)},
             {"grantable_bytes", header.grantable.load() * header.chunk_bytes},
             {"run_ahead_us", microseconds_or_null(published_run_ahead(header))},

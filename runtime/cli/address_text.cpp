@@ -30,11 +30,14 @@ std::string process(json const& who) {
                      field(who, "lives") == json(true) ? "" : ", has ended");
 }
 
-/// "the step arena of generation 7", "persistent memory", "model bert".
+/// "the step arena of generation 7", "persistent memory", "model bert", "weights of an engine".
 std::string place(json const& who) {
   auto const holds = plain(field(who, "holds"));
   if (field(who, "kind") == json("server")) {
     return "model " + holds;
+  }
+  if (field(who, "kind") == json("engine")) {
+    return holds + " of an engine";
   }
   return holds == "arena" ? "the step arena of generation " + plain(field(who, "generation"))
                           : holds + " memory";

@@ -38,6 +38,7 @@ char letter(json const& run) {
          : owner == "dirty"    ? '-'
          : owner == "training" ? 'T'
          : owner == "serving"  ? 'S'
+         : owner == "engine"   ? 'E'
                                : '?';
 }
 
@@ -48,8 +49,8 @@ std::string map_text(json const& runs, std::uint64_t chunks) {
     letters.append(std::min<std::uint64_t>(number(field(run, "count")), chunks - letters.size()),
                    letter(run));
   }
-  auto text =
-      fmt::format("chunks, {} a line: T training, S serving, - dirty, . free\n", chunks_a_line);
+  auto text = fmt::format("chunks, {} a line: T training, S serving, E engine, - dirty, . free\n",
+                          chunks_a_line);
   for (std::size_t first = 0; first < letters.size(); first += chunks_a_line) {
     text += fmt::format("  {:>6}  {}\n", first, letters.substr(first, chunks_a_line));
   }

@@ -42,7 +42,7 @@ std::string owners_text(json const& pool) {
     return fmt::format("{:.1f}%", 100.0 * part.get<double>() / whole.get<double>());
   };
   std::vector<row> rows{{"owner", "bytes", "share"}};
-  for (auto const* owner : {"free", "dirty", "training", "serving"}) {
+  for (auto const* owner : {"free", "dirty", "training", "serving", "engine"}) {
     auto const name = std::string{owner} + "_bytes";
     rows.push_back({owner, bytes(field(pool, name)), share(name)});
   }
@@ -70,6 +70,19 @@ std::string clients_text(json const& clients) {
                     milliseconds_of_us(field(client, "discarded_us"))});
   }
   return "clients\n" + table(rows);
+}
+
+/// What engines say that their chunks hold.
+std::string holdings_text(json const& clients) {
+  std::vector<row> rows{{"slot", "holds", "bytes"}};
+  for (auto const& client : clients.is_array() ? clients : json::array()) {
+    auto const& holdings = field(client, "holdings");
+    for (auto const& each : holdings.is_array() ? holdings : json::array()) {
+      rows.push_back(
+          {plain(field(client, "slot")), plain(field(each, "holds")), bytes(field(each, "bytes"))});
+    }
+  }
+  return rows.size() > 1 ? "engines\n" + table(rows) : std::string{};
 }
 
 /// What a pause may have to wait for.
@@ -158,16 +171,18 @@ std::string handovers_text(json const& handovers) {
   auto const& latency = field(handovers, "latency_us");
   auto at = [&latency](char const* name) { return milliseconds_of_us(field(latency, name)); };
   return "handovers\n" +
-         table({{"count", "to serving", "to training", "p50", "p90", "p99", "max"},
+         table({{"count", "to serving", "to training", "to engines", "p50", "p90", "p99", "max"},
                 {plain(field(handovers, "count")), bytes(field(handovers, "bytes_to_serving")),
-                 bytes(field(handovers, "bytes_to_training")), at("p50"), at("p90"), at("p99"),
+                 bytes(field(handovers, "bytes_to_training")),
+                 bytes(field(handovers, "bytes_to_engines")), at("p50"), at("p90"), at("p99"),
                  at("max")}});
 }
 
 std::string one_pool_text(json const& status) {
   return owners_text(field(status, "pool")) + clients_text(field(status, "clients")) +
-         long_units_text(field(status, "clients")) + handovers_text(field(status, "handovers")) +
-         server_text(status) + pauses_text(status) + models_text(field(status, "models"));
+         holdings_text(field(status, "clients")) + long_units_text(field(status, "clients")) +
+         handovers_text(field(status, "handovers")) + server_text(status) + pauses_text(status) +
+         models_text(field(status, "models"));
 }
 
 }  // namespace

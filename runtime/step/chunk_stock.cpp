@@ -7,7 +7,7 @@ namespace sluice::step {
 using memhandover::chunk_space;
 using memhandover::lifetime;
 
-chunk_stock::chunk_stock(memhandover::training_client& client, memhandover::device_memory& memory)
+chunk_stock::chunk_stock(memhandover::tenant_client& client, memhandover::device_memory& memory)
     : client_(client),
       memory_(memory),
       notes_(client.view(), client.slot()),

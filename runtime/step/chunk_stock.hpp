@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "memhandover/allocation/chunk_space.hpp"
-#include "memhandover/client/training_client.hpp"
+#include "memhandover/client/tenant_client.hpp"
 #include "memhandover/ledger/chunk_notes.hpp"
 
 namespace sluice::step {
@@ -27,7 +27,7 @@ namespace sluice::step {
 class chunk_stock {
  public:
   /// Both must outlive this object.
-  chunk_stock(memhandover::training_client& client, memhandover::device_memory& memory);
+  chunk_stock(memhandover::tenant_client& client, memhandover::device_memory& memory);
 
   [[nodiscard]] std::uint32_t size() const noexcept {
     return static_cast<std::uint32_t>(chunks_.size());
@@ -57,7 +57,7 @@ class chunk_stock {
  private:
   void scrub(std::byte* at, std::span<std::uint32_t const> chunks, bool all);
 
-  memhandover::training_client& client_;
+  memhandover::tenant_client& client_;
   memhandover::device_memory& memory_;
   memhandover::chunk_notes notes_;
   std::vector<std::uint32_t> chunks_;  ///< with room for all that there are

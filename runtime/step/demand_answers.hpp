@@ -13,8 +13,8 @@
 /// been taken until then is the server's, and nobody stays held.
 ///
 ///   demand_answers answers{mutex, cycle, nullptr, operators};
-///   auto client = training_client::join(broker, "job",
-///                                       [&](demand const& d) { return answers.answer(d); });
+///   auto client = tenant_client::join(broker, client_kind::training, "job",
+///                                     [&](demand const& d) { return answers.answer(d); });
 ///   {
 ///     std::lock_guard const lock{mutex};
 ///     answers.serve_from(spaces, memory, history);
@@ -31,7 +31,7 @@
 #include <span>
 #include <vector>
 
-#include "memhandover/client/training_client.hpp"
+#include "memhandover/client/tenant_client.hpp"
 #include "memhandover/device/device_memory.hpp"
 #include "memhandover/ledger/chunk_history.hpp"
 #include "runtime/step/launch_gate.hpp"
@@ -49,7 +49,7 @@ class demand_answers {
   demand_answers(std::mutex& mutex, micro_batch_cycle& cycle, launch_gate* gate,
                  launch_gate& computing);
 
-  /// The handler of `training_client`. Until `serve_from` and after `stop` demands are given nothing.
+  /// The handler of `tenant_client`. Until `serve_from` and after `stop` demands are given nothing.
   [[nodiscard]] memhandover::demand_answer answer(memhandover::demand const& wanted);
 
   // --- with the lock

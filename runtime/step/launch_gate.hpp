@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "memhandover/client/training_client.hpp"
+#include "memhandover/client/tenant_client.hpp"
 
 namespace sluice::step {
 

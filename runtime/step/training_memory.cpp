@@ -12,8 +12,8 @@ training_memory::training_memory(options how)
       cycle_(mutex_, options_.gate, computing(),
              [this](bool outlived) { keep_what_outlived(outlived); }),
       answers_(mutex_, cycle_, options_.gate, computing()) {
-  client_ = memhandover::training_client::join(
-      options_.broker, options_.name,
+  client_ = memhandover::tenant_client::join(
+      options_.broker, memhandover::client_kind::training, options_.name,
       [this](memhandover::demand const& wanted) { return answers_.answer(wanted); });
   try {
     std::lock_guard const lock{mutex_};

@@ -20,7 +20,7 @@
 #include <utility>
 
 #include "memhandover/allocation/chunk_space.hpp"
-#include "memhandover/client/training_client.hpp"
+#include "memhandover/client/tenant_client.hpp"
 #include "memhandover/ledger/chunk_history.hpp"
 #include "runtime/step/demand_answers.hpp"
 #include "runtime/step/fork_copies.hpp"
@@ -43,7 +43,7 @@ class training_memory {
     launch_gate* gate = nullptr;                               ///< of the device; null on the host
   };
 
-  /// Joins the pool. Throws as `training_client::join` does.
+  /// Joins the pool. Throws as `tenant_client::join` does.
   explicit training_memory(options how);
   training_memory(training_memory const&) = delete;
   training_memory& operator=(training_memory const&) = delete;
@@ -51,7 +51,7 @@ class training_memory {
   /// mapping is left.
   ~training_memory();
 
-  [[nodiscard]] memhandover::training_client& client() noexcept { return *client_; }
+  [[nodiscard]] memhandover::tenant_client& client() noexcept { return *client_; }
   /// On the host: whoever computes with this memory says here when.
   [[nodiscard]] operator_gate& operators() noexcept { return operators_; }
 
@@ -152,7 +152,7 @@ class training_memory {
   mutable std::mutex mutex_;
   micro_batch_cycle cycle_;
   demand_answers answers_;
-  std::unique_ptr<memhandover::training_client> client_;
+  std::unique_ptr<memhandover::tenant_client> client_;
   std::unique_ptr<memhandover::device_memory> memory_;
   std::optional<memhandover::chunk_history> history_;  ///< spaces record in it what becomes of them
   // Guarded by mutex_.

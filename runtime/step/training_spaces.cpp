@@ -20,7 +20,7 @@ constexpr std::uint32_t turns_to_miss_idle = 64;
 
 using memhandover::chunk_space;
 
-training_spaces::training_spaces(memhandover::training_client& client,
+training_spaces::training_spaces(memhandover::tenant_client& client,
                                  memhandover::device_memory& memory,
                                  memhandover::chunk_history& history, options how)
     : client_(client),

@@ -33,7 +33,7 @@
 #include <vector>
 
 #include "memhandover/allocation/chunk_space.hpp"
-#include "memhandover/client/training_client.hpp"
+#include "memhandover/client/tenant_client.hpp"
 #include "memhandover/ledger/chunk_history.hpp"
 #include "runtime/step/chunk_stock.hpp"
 
@@ -52,7 +52,7 @@ class training_spaces {
 
   /// Arena and persistent memory, both empty. `client`, `memory` and `history`, which the spaces record in, must
   /// outlive this object.
-  training_spaces(memhandover::training_client& client, memhandover::device_memory& memory,
+  training_spaces(memhandover::tenant_client& client, memhandover::device_memory& memory,
                   memhandover::chunk_history& history, options how);
 
   [[nodiscard]] space& arena() noexcept { return *arena_; }
@@ -154,7 +154,7 @@ class training_spaces {
   void give_back_unused(space& of, space_list const& list) noexcept;
   void release_lasting(std::vector<std::uint32_t> const& chunks);
 
-  memhandover::training_client& client_;
+  memhandover::tenant_client& client_;
   memhandover::device_memory& memory_;
   memhandover::chunk_history& history_;
   options how_;

@@ -10,6 +10,7 @@
 
 #include "memhandover/base/bytes.hpp"
 #include "memhandover/ledger/chunk_history.hpp"
+#include "memhandover/ledger/client_entries.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -64,6 +65,22 @@ TEST_F(address_story_test, follows_a_chunk_from_the_arena_to_a_model) {
   EXPECT_TRUE(stays(6_MiB).empty());
   EXPECT_EQ(describe_address(view_, base + 6_MiB)["reserved"][0]["generation"], 7);
   EXPECT_TRUE(describe_address(view_, base - 1)["reserved"].empty());
+}
+
+TEST_F(address_story_test,
+       tells_whose_address_it_is_by_what_the_writer_was_and_not_by_who_has_the_slot_now) {
+  constexpr std::uint32_t slot = 4;
+  write_client(view_, slot, {client_kind::engine, this_process(), 0, "vllm", ""});
+  chunk_history{view_, slot}.record(chunk_event::mapped, std::array{3U}, at(0), 0, "weights");
+  write_client(view_, server, {client_kind::server, this_process(), 0, "server", ""});
+  chunk_history{view_, server}.record(chunk_event::taken, std::array{7U}, at(8_MiB), 0, "bert");
+  view_.chunks()[3].store(chunk_state{owner::engine, false, slot, 1}.pack());
+  write_client(view_, slot, {client_kind::training, this_process(), 0, "job", ""});
+
+  EXPECT_EQ(stays(0)[0]["kind"], "engine");
+  EXPECT_EQ(stays(0)[0]["holds"], "weights");
+  EXPECT_EQ(stays(0)[0]["now"]["owner"], "engine");
+  EXPECT_EQ(stays(8_MiB)[0]["kind"], "server");
 }
 
 TEST_F(address_story_test, a_chunk_that_training_used_again_did_not_go_to_the_later_taker) {

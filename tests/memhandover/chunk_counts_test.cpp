@@ -19,6 +19,7 @@ class chunk_counts_test : public testing::Test {
   static constexpr std::uint16_t job = 3;
   static constexpr std::uint16_t other_job = 4;
   static constexpr std::uint16_t server = 5;
+  static constexpr std::uint16_t engine = 6;
 
   void give(std::uint32_t first, std::uint32_t count, owner who, std::uint16_t client) {
     for (auto chunk = first; chunk < first + count; ++chunk) {
@@ -34,7 +35,7 @@ TEST_F(chunk_counts_test, all_of_a_new_pool_is_free) {
   auto const counted = count_chunks(view_);
   EXPECT_EQ(counted.free, chunks);
   EXPECT_EQ(counted.nobodys(), chunks);
-  EXPECT_EQ(counted.dirty + counted.training + counted.serving + counted.left, 0U);
+  EXPECT_EQ(counted.dirty + counted.training + counted.serving + counted.engine + counted.left, 0U);
   EXPECT_EQ(counted.by_client, decltype(counted.by_client){});
 }
 
@@ -44,17 +45,21 @@ TEST_F(chunk_counts_test, every_chunk_is_counted_once_for_its_owner_and_once_for
   give(35, 20, owner::serving, server);
   give(55, 7, owner::serving, left_slot);
   give(62, 8, owner::dirty, job);  // of whom it was
+  give(70, 9, owner::engine, engine);
   auto const counted = count_chunks(view_);
-  EXPECT_EQ(counted.free, 30U);
+  EXPECT_EQ(counted.free, 21U);
   EXPECT_EQ(counted.dirty, 8U);
-  EXPECT_EQ(counted.nobodys(), 38U);
+  EXPECT_EQ(counted.nobodys(), 29U);
   EXPECT_EQ(counted.training, 35U);
   EXPECT_EQ(counted.serving, 27U);
   EXPECT_EQ(counted.left, 7U);
+  EXPECT_EQ(counted.engine, 9U);
+  EXPECT_EQ(counted.nobodys() + counted.training + counted.serving + counted.engine, chunks);
   std::array<std::uint32_t, max_clients> by_client{};
   by_client.at(job) = 30;
   by_client.at(other_job) = 5;
   by_client.at(server) = 20;
+  by_client.at(engine) = 9;
   EXPECT_EQ(counted.by_client, by_client);
 }
 

@@ -99,6 +99,19 @@ TEST_F(client_mailbox_test, tells_which_chunks_hold_old_contents) {
   EXPECT_EQ(dirty, (indices{0, 1}));
 }
 
+TEST_F(client_mailbox_test, an_engine_collects_and_releases_what_is_its_own) {
+  view_.clients()[0].kind.store(static_cast<std::uint32_t>(client_kind::engine));
+  ledger_writer writer{view_};
+  mailbox_.ask(3, lifetime::lasting, precedence::before_demands);
+  writer.pump();
+  auto const mine = mailbox_.collect(3);
+  EXPECT_EQ(mine, (indices{9, 10, 11}));
+  EXPECT_EQ(view_.chunk(9).who, owner::engine);
+  mailbox_.release(std::array{10U});
+  EXPECT_EQ(writer.pump(), 1U);
+  EXPECT_EQ(writer.owned_by(owner::engine), 2U);
+}
+
 TEST_F(client_mailbox_test, releases_a_chunk_once_and_only_its_own) {
   ledger_writer writer{view_};
   mailbox_.ask(1, lifetime::revocable);

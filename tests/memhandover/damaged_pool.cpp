@@ -67,11 +67,12 @@ void use_pool(ledger_view const& view, pool_use use) {
   }
   auto const count = view.header().chunk_count;
   ledger_writer writer{view};
-  auto const training = use == pool_use::crowded ? max_clients - 1 : 2;
-  for (std::uint32_t slot = 0; slot < training; ++slot) {
-    seat(view, slot, client_kind::training);
+  auto const tenants = use == pool_use::crowded ? max_clients - 1 : 2;
+  for (std::uint32_t slot = 0; slot < tenants; ++slot) {
+    bool const is_engine = use == pool_use::engines || (use == pool_use::crowded && slot % 3 == 0);
+    seat(view, slot, is_engine ? client_kind::engine : client_kind::training);
     client_mailbox mailbox{view, slot};
-    mailbox.ask(count / (training + 1) + 1, lifetime::lasting);
+    mailbox.ask(count / (tenants + 1) + 1, lifetime::lasting);
     writer.pump();
     auto const mine = mailbox.collect(count);
     chunk_notes notes{view, slot};
@@ -229,14 +230,14 @@ void damaged_pool::damage_ledger(std::mt19937_64& random) {
     case 1:
     case 2: {
       chunk_state const state{
-          static_cast<owner>(below(random, random() % 2 == 0 ? 5 : 256)), random() % 2 == 0,
+          static_cast<owner>(below(random, random() % 2 == 0 ? 6 : 256)), random() % 2 == 0,
           static_cast<std::uint16_t>(random() % (random() % 2 == 0 ? 40 : 65536)),
           static_cast<std::uint32_t>(nasty(random))};
       ledger_.set_word(at(&twin_.chunks()[chunk]), state.pack());
       break;
     }
     case 3:  // status and kind, which stand side by side
-      ledger_.set_word(at(&entry.status), (random() % 4) << 32U | random() % 4);
+      ledger_.set_word(at(&entry.status), (random() % 5) << 32U | random() % 4);
       break;
     case 4:
       damage_text(ledger_, at(entry.name), sizeof entry.name, random);

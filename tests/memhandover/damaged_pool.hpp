@@ -13,7 +13,7 @@
 namespace sluice::memhandover::trials {
 
 /// What a pool is used for when it is damaged.
-enum class pool_use { unused, training, serving, crowded };
+enum class pool_use { unused, training, serving, engines, crowded };
 
 class damaged_pool {
  public:

@@ -20,8 +20,9 @@
 #include "memhandover/broker/pool_creation.hpp"
 #include "memhandover/client/detail/pause_lease.hpp"
 #include "memhandover/client/serving_pool.hpp"
-#include "memhandover/client/training_client.hpp"
+#include "memhandover/client/tenant_client.hpp"
 #include "memhandover/ledger/chunk_counts.hpp"
+#include "memhandover/ledger/client_kinds.hpp"
 #include "memhandover/ledger/client_mailbox.hpp"
 #include "memhandover/ledger/pool_account.hpp"
 
@@ -55,6 +56,12 @@ void of_client_mailbox(client_mailbox& mailbox) {
   mailbox.ask(16, lifetime::revocable);
   auto chunks = mailbox.collect(16);
   mailbox.release(chunks);
+}
+
+void of_client_kinds(ledger_view const& view, std::uint32_t slot) {
+  auto const* const kind = traits_of(view.clients()[slot]);
+  if (kind != nullptr && kind->is_tenant) {
+  }
 }
 
 void of_pause_lease(ledger_header& header) {
@@ -133,9 +140,10 @@ void of_tensor_placement(std::vector<std::uint64_t> const& sizes,
   auto gone = places.unload(7);
 }
 
-void of_training_client(broker_options const& broker, training_client::handler const& give_up,
-                        steady_clock::time_point deadline) {
-  auto pool = training_client::join(broker, "job", [&](demand const& d) { return give_up(d); });
+void of_tenant_client(broker_options const& broker, tenant_client::handler const& give_up,
+                      steady_clock::time_point deadline) {
+  auto pool = tenant_client::join(broker, client_kind::training, "job",
+                                  [&](demand const& d) { return give_up(d); });
   pool->ask(16, lifetime::revocable, deadline);
   auto chunks = pool->collect();
   pool->release(chunks);

@@ -35,16 +35,22 @@ char const* owner_name(std::uint64_t word) {
       return "training";
     case 3:
       return "serving";
+    case 4:
+      return "engine";
     default:
       return "unknown";
   }
+}
+
+char const* kind_name(std::uint32_t word) {
+  return word == 1 ? "training" : word == 2 ? "server" : word == 3 ? "engine" : "unknown";
 }
 
 /// The slot that owns a chunk, as a chunk's word alone tells; `max_clients` for none.
 std::uint32_t slot_of(std::uint64_t word) {
   auto const who = word & 0xffU;
   auto const slot = static_cast<std::uint32_t>(word >> 16U & 0xffffU);
-  return who == 2 || who == 3 ? std::min(slot, max_clients) : max_clients;
+  return who >= 2 && who <= 4 ? std::min(slot, max_clients) : max_clients;
 }
 
 class damaged_reader {
@@ -111,14 +117,25 @@ class damaged_reader {
     auto const status = describe_pool(view_);
     ASSERT_LE(status.dump().size(), message_bytes);
     std::uint64_t sum = 0;
-    for (auto const* field : {"free_bytes", "dirty_bytes", "training_bytes", "serving_bytes"}) {
+    for (auto const* field :
+         {"free_bytes", "dirty_bytes", "training_bytes", "serving_bytes", "engine_bytes"}) {
       sum += status.at("pool").at(field).get<std::uint64_t>();
     }
     std::uint64_t known = 0;
     for (std::uint32_t i = 0; i < count(); ++i) {
-      known += (word(i) & 0xffU) <= 3 ? view_.header().chunk_bytes : 0;
+      known += (word(i) & 0xffU) <= 4 ? view_.header().chunk_bytes : 0;
     }
     ASSERT_EQ(sum, known);
+    for (auto const& client : status.at("clients")) {
+      auto const word = view_.clients()[client.at("slot")].kind.load();
+      ASSERT_EQ(client.at("kind").get_ref<std::string const&>(), kind_name(word));
+      ASSERT_EQ(client.contains("holdings"), word == 3);
+      std::uint64_t told = 0;
+      for (auto const& each : client.value("holdings", nlohmann::json::array())) {
+        told += each.at("bytes").get<std::uint64_t>();
+      }
+      ASSERT_LE(told, client.at("bytes").get<std::uint64_t>());
+    }
   }
 
   /// Pages through the chunks and checks each page against the words.
@@ -208,7 +225,8 @@ TEST(ledger_fuzz, no_damage_to_shared_memory_crashes_or_deceives_its_readers) {
   auto const all = seeds();
   auto const inputs = from_environment("SLUICE_TEST_INPUTS", 150'000);
   std::vector<std::unique_ptr<open_pool>> pools;
-  for (auto const use : {pool_use::unused, pool_use::training, pool_use::serving}) {
+  for (auto const use :
+       {pool_use::unused, pool_use::training, pool_use::serving, pool_use::engines}) {
     pools.push_back(std::make_unique<open_pool>(5, use));
     pools.push_back(std::make_unique<open_pool>(20, use));
   }

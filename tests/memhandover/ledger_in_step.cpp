@@ -5,6 +5,7 @@
 
 #include "dying_process.hpp"
 #include "memhandover/base/bytes.hpp"
+#include "memhandover/ledger/chunk_counts.hpp"
 
 namespace sluice::memhandover::trials {
 namespace {
@@ -28,7 +29,7 @@ ledger_in_step::ledger_in_step(std::uint64_t seed, std::uint32_t chunk_count)
       view_(files_.ledger.get(), files_.mailroom.get(), shared_segment::access::read_write),
       model_(chunk_count) {
   for (std::uint32_t slot = 0; slot < server; ++slot) {
-    seat(slot, client_kind::training);
+    seat_tenant(slot);
     mailboxes_.at(slot).emplace(view_, slot);
   }
   seat(server, client_kind::server);
@@ -95,6 +96,12 @@ void ledger_in_step::seat(std::uint32_t slot, client_kind kind) {
   set_status(slot, client_status::live);
 }
 
+void ledger_in_step::seat_tenant(std::uint32_t slot) {
+  bool const trains = random_() % 2 == 0;
+  model_.client.at(slot).kind = trains ? holder::training : holder::engine;
+  seat(slot, trains ? client_kind::training : client_kind::engine);
+}
+
 void ledger_in_step::set_status(std::uint32_t slot, client_status status) {
   view_.clients()[slot].status.store(static_cast<std::uint32_t>(status));
 }
@@ -140,7 +147,7 @@ void ledger_in_step::survive(plan const& planned) {
     if (control.mail_read.load() == view_.mailbox(slot).mail_written.load()) {
       for (auto const& mail : one.unread) {
         auto const& at = model_.chunks[mail.chunk];
-        require(at.who != holder::training || at.slot != slot || at.epoch != mail.epoch,
+        require(!at.is_tenants() || at.slot != slot || at.epoch != mail.epoch,
                 "mail was counted as read before it was taken");
       }
       one.unread.clear();
@@ -165,8 +172,10 @@ void ledger_in_step::ask(std::uint32_t slot) {
     mailboxes_.at(slot)->withdraw();
   } else {
     one.asked_lasting = random_() % 2 == 0;
-    mailboxes_.at(slot)->ask(one.asked_chunks,
-                             one.asked_lasting ? lifetime::lasting : lifetime::revocable);
+    one.asked_first = random_() % 8 == 0;
+    mailboxes_.at(slot)->ask(
+        one.asked_chunks, one.asked_lasting ? lifetime::lasting : lifetime::revocable,
+        one.asked_first ? precedence::before_demands : precedence::after_demands);
   }
 }
 
@@ -185,7 +194,7 @@ void ledger_in_step::pump() {
     auto const grant = numbered::unpack(view_.controls()[slot].grant.load());
     if (one.asked_number != one.answered_number) {
       auto const given = std::count_if(planned.begin(), planned.end(), [slot](auto const& c) {
-        return c.now.who == holder::training && c.now.slot == slot;
+        return c.now.is_tenants() && c.now.slot == slot;
       });
       require(grant.chunks == given, "an answer counted wrong what was granted");
     }
@@ -272,7 +281,7 @@ void ledger_in_step::repeat_mail(std::uint32_t slot) {
   }
   auto const chunk = below(random_, chunk_count());
   auto const& now = model_.chunks[chunk];
-  bool const its_own = now.who == holder::training && now.slot == slot;
+  bool const its_own = now.is_tenants() && now.slot == slot;
   if (now.epoch == 0) {
     return;
   }
@@ -312,13 +321,13 @@ void ledger_in_step::end_client(std::uint32_t slot) {
   one.holds.assign(chunk_count(), false);
   one.live = true;
   mailboxes_.at(slot).emplace(view_, slot);
-  set_status(slot, client_status::live);
+  seat_tenant(slot);
 }
 
 plain_chunk ledger_in_step::state(std::uint32_t chunk) const {
   auto const word = view_.chunks()[chunk].load();
   constexpr std::array holders{holder::nobody, holder::nobody_dirty, holder::training,
-                               holder::serving};
+                               holder::serving, holder::engine};
   require((word & 0xffU) < holders.size(), "a chunk has no owner that there is");
   return {holders.at(word & 0xffU), static_cast<std::uint32_t>(word >> 16U & 0xffffU),
           (word >> 8U & 1U) != 0, static_cast<std::uint32_t>(word >> 32U)};
@@ -332,14 +341,18 @@ void ledger_in_step::compare() const {
   require(view_.header().grantable.load() == model_.grantable(),
           "the ledger promises other than what may be granted");
   std::uint32_t sum = model_.free_chunks();
-  std::uint32_t training = 0;
   for (std::uint32_t slot = 0; slot <= server; ++slot) {
     auto const held = writer_->held_by(slot);
     require(held == model_.held_by(slot), "the writer miscounts what a client holds");
     sum += held;
-    training += slot == server ? 0 : held;
   }
-  require(writer_->training_chunks() == training, "the writer miscounts what training holds");
+  require(writer_->owned_by(owner::training) == model_.owned_by(holder::training),
+          "the writer miscounts what training holds");
+  require(writer_->owned_by(owner::engine) == model_.owned_by(holder::engine),
+          "the writer miscounts what engines hold");
+  auto const counted = count_chunks(view_);
+  require(counted.nobodys() + counted.training + counted.serving + counted.engine == chunk_count(),
+          "a chunk is counted for nobody, or twice");
   require(sum == chunk_count(), "a chunk has not one owner");
 }
 

@@ -42,6 +42,8 @@ class ledger_in_step {
   [[nodiscard]] std::uint32_t some(std::uint64_t most) { return below(random_, most + 1); }
 
   void seat(std::uint32_t slot, client_kind kind);
+  /// A training job or an engine, whichever comes.
+  void seat_tenant(std::uint32_t slot);
   void set_status(std::uint32_t slot, client_status status);
   void replace_writer();
   /// The writer does this; or it dies on the way, which returns false.

@@ -256,10 +256,17 @@ class server_member {
 /// The steps that layout.hpp draws.
 bool may_follow(owner before, owner after) {
   bool const was_free = before == owner::free || before == owner::dirty;
-  return was_free ? after == owner::training || after == owner::serving : after == owner::dirty;
+  return was_free ? is_owned(after) : after == owner::dirty;
 }
 
 }  // namespace
+
+client_traits const& kind_in(std::uint32_t slot) {
+  constexpr std::uint32_t jobs = 2;
+  return traits_of(slot == server_slot ? client_kind::server
+                   : slot < jobs       ? client_kind::training
+                                       : client_kind::engine);
+}
 
 void run_member(members_place const& place, std::function<void(members_place const&)> const& what) {
   try {
@@ -309,7 +316,7 @@ std::string disagreement(members_place const& place) {
              "'s in the ledger and slot " + std::to_string(place.record.mark[chunk]) +
              "'s by its mark (0: nobody's, else one more)";
     }
-    if (!state.is_free() && (state.who == owner::serving) != (state.client == server_slot)) {
+    if (!state.is_free() && state.who != kind_in(state.client).owns) {
       return "chunk " + std::to_string(chunk) + " has an owner of the wrong kind";
     }
   }

@@ -12,13 +12,16 @@
 #include <string>
 #include <vector>
 
+#include "memhandover/ledger/client_kinds.hpp"
 #include "memhandover/ledger/ledger.hpp"
 
 namespace sluice::memhandover::trials {
 
 inline constexpr std::uint32_t member_chunks = 48;
-inline constexpr std::uint32_t member_clients = 4;  ///< slots 0 … 3
+inline constexpr std::uint32_t member_clients = 4;  ///< slots 0 … 3: two training jobs, two engines
 inline constexpr std::uint32_t server_slot = member_clients;
+/// What is in a slot, and so whose the chunks are that it has.
+[[nodiscard]] client_traits const& kind_in(std::uint32_t slot);
 
 /// run → clients_park → server_parks → run …; end from any.
 enum class phase : std::uint32_t { run, clients_park, server_parks, end };
@@ -50,7 +53,7 @@ struct members_place {
 /// failure.
 void run_member(members_place const& place, std::function<void(members_place const&)> const& what);
 
-/// A training client: asks, sometimes without patience, releases, and answers demands.
+/// A tenant: asks, sometimes without patience, releases, and answers demands.
 void be_client(members_place const& place, std::uint32_t slot, std::uint64_t seed);
 /// The server, and so the writer. Gives all back and returns when `server_leaves` is set.
 void be_server(members_place const& place, std::uint64_t seed);

@@ -34,8 +34,7 @@ class members_test : public ::testing::Test {
   void SetUp() override {
     ASSERT_NE(static_cast<void*>(record_), MAP_FAILED);
     for (std::uint32_t slot = 0; slot <= server_slot; ++slot) {
-      auto const kind = slot == server_slot ? client_kind::server : client_kind::training;
-      view_.clients()[slot].kind.store(static_cast<std::uint32_t>(kind));
+      view_.clients()[slot].kind.store(static_cast<std::uint32_t>(kind_in(slot).kind));
       set_status(slot, client_status::live);
     }
     for (std::uint32_t slot = 0; slot < member_clients; ++slot) {

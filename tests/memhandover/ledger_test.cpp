@@ -7,6 +7,7 @@
 
 #include "memhandover/base/bytes.hpp"
 #include "memhandover/base/error.hpp"
+#include "memhandover/ledger/client_kinds.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -84,12 +85,49 @@ TEST(ledger, an_empty_or_foreign_file_is_refused) {
 }
 
 TEST(chunk_state, survives_packing) {
-  chunk_state const state{owner::training, true, 31, 0xfedcba98U};
-  auto const again = chunk_state::unpack(state.pack());
-  EXPECT_EQ(again.who, state.who);
-  EXPECT_EQ(again.needs_scrub, state.needs_scrub);
-  EXPECT_EQ(again.client, state.client);
-  EXPECT_EQ(again.epoch, state.epoch);
+  for (auto const who : {owner::training, owner::serving, owner::engine}) {
+    chunk_state const state{who, true, 31, 0xfedcba98U};
+    auto const again = chunk_state::unpack(state.pack());
+    EXPECT_EQ(again.who, state.who);
+    EXPECT_EQ(again.needs_scrub, state.needs_scrub);
+    EXPECT_EQ(again.client, state.client);
+    EXPECT_EQ(again.epoch, state.epoch);
+  }
+}
+
+TEST(chunk_state, is_somebodys_or_free_or_damaged) {
+  for (unsigned word = 0; word < 256; ++word) {
+    auto const state = chunk_state::unpack(word);
+    EXPECT_EQ(state.is_free(), word < 2) << word;
+    EXPECT_EQ(is_owned(state.who), word >= 2 && word < owner_count) << word;
+    EXPECT_EQ(is_tenants(state.who), word == 2 || word == 4) << word;
+  }
+}
+
+TEST(client_kinds, are_told_by_word_and_by_name) {
+  for (auto const& each : client_kinds) {
+    EXPECT_EQ(&traits_of(each.kind), &each);
+    EXPECT_EQ(&kind_named(each.name), &each);
+    EXPECT_STREQ(name_of_kind(static_cast<std::uint32_t>(each.kind)), each.name);
+    EXPECT_TRUE(is_owned(each.owns));
+    EXPECT_EQ(is_tenants(each.owns), each.is_tenant);
+    EXPECT_EQ(each.granted_bytes != nullptr, each.is_tenant);
+  }
+  EXPECT_STREQ(name_of_kind(0), "unknown");
+  EXPECT_STREQ(name_of_kind(4), "unknown");
+}
+
+TEST(client_kinds, that_nobody_knows_are_refused_with_those_that_there_are) {
+  for (auto const* name : {"", "trainer", "serving", "engine\n"}) {
+    try {
+      (void)kind_named(name);
+      ADD_FAILURE() << name;
+    } catch (error const& why) {
+      EXPECT_EQ(why.kind(), error_kind::invalid_argument);
+      EXPECT_NE(std::string{why.what()}.find("training, server, engine"), std::string::npos)
+          << why.what();
+    }
+  }
 }
 
 }  // namespace

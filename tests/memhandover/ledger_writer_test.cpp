@@ -1,6 +1,9 @@
 #include "memhandover/ledger/ledger_writer.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/eventfd.h>
+
+#include <array>
 
 #include "memhandover/base/bytes.hpp"
 
@@ -11,15 +14,16 @@ using namespace sluice::literals;
 
 constexpr std::uint32_t chunks = 40;
 
-/// A ledger with live training clients in slots 0 and 1, a server in slot 2, and the mail that
-/// clients write.
+/// A ledger with live training clients in slots 0 and 1, a server in slot 2, engines in slots 3 and 4, and the mail
+/// that clients write.
 class ledger_writer_test : public testing::Test {
  protected:
   void SetUp() override {
-    for (std::uint32_t slot = 0; slot < 3; ++slot) {
+    constexpr std::array kinds{client_kind::training, client_kind::training, client_kind::server,
+                               client_kind::engine, client_kind::engine};
+    for (std::uint32_t slot = 0; slot < kinds.size(); ++slot) {
       auto& entry = view_.clients()[slot];
-      entry.kind.store(
-          static_cast<std::uint32_t>(slot == 2 ? client_kind::server : client_kind::training));
+      entry.kind.store(static_cast<std::uint32_t>(kinds.at(slot)));
       entry.status.store(static_cast<std::uint32_t>(client_status::live));
     }
   }
@@ -206,6 +210,110 @@ TEST_F(ledger_writer_test, reclaim_frees_all_that_a_client_held_and_forgets_its_
   EXPECT_EQ(held(1).size(), 10U);
   request(0, 0);
   EXPECT_EQ(writer.pump(), 0U);
+}
+
+TEST_F(ledger_writer_test, grants_to_an_engine_as_to_training_under_its_own_name) {
+  ledger_writer writer{view_};
+  writer.give_back(writer.take(4, 2));
+  writer.set_reserve(30);
+  request(3, 6);
+  request(4, 30);
+  writer.pump();
+  EXPECT_EQ(granted(3).chunks, 6U);
+  EXPECT_EQ(granted(4).chunks, 4U) << "the reserve is kept from engines, too";
+  EXPECT_EQ(writer.held_by(3), 6U);
+  EXPECT_EQ(writer.owned_by(owner::engine), 10U);
+  EXPECT_EQ(writer.owned_by(owner::training), 0U);
+  for (auto const chunk : held(3)) {
+    EXPECT_EQ(view_.chunk(chunk).who, owner::engine);
+    EXPECT_EQ(view_.chunk(chunk).needs_scrub, chunk < 4) << "chunk " << chunk;
+  }
+  EXPECT_EQ(view_.header().bytes_to_engines.load(), 20_MiB);
+  EXPECT_EQ(view_.header().bytes_to_training.load(), 0U);
+}
+
+TEST_F(ledger_writer_test, an_engines_lasting_memory_comes_from_the_end) {
+  ledger_writer writer{view_};
+  request(3, 2 | request_lasting);
+  writer.pump();
+  EXPECT_EQ(held(3), (std::vector<std::uint32_t>{chunks - 2, chunks - 1}));
+}
+
+TEST_F(ledger_writer_test, only_a_kind_with_commits_goes_before_what_an_acquisition_waits_for) {
+  ledger_writer writer{view_};
+  writer.set_wanted(chunks);
+  request(0, 1 | request_before_demands);
+  request(3, 1 | request_before_demands);
+  writer.pump();
+  EXPECT_EQ(granted(0).chunks, 1U);
+  EXPECT_EQ(granted(3).chunks, 0U);
+}
+
+TEST_F(ledger_writer_test, grants_nothing_to_a_server_or_to_a_kind_that_there_is_not) {
+  view_.clients()[1].kind.store(77);
+  ledger_writer writer{view_};
+  request(1, 3);
+  request(2, 3);
+  writer.pump();
+  EXPECT_EQ(granted(1).seq, 1U) << "it is answered all the same";
+  EXPECT_EQ(granted(1).chunks, 0U);
+  EXPECT_EQ(granted(2).chunks, 0U);
+  EXPECT_EQ(writer.free_chunks(), chunks);
+}
+
+TEST_F(ledger_writer_test, takes_an_engines_release_only_in_its_epoch_and_from_itself) {
+  ledger_writer writer{view_};
+  request(3, 1);
+  writer.pump();
+  auto const chunk = held(3).front();
+  auto const epoch = view_.chunk(chunk).epoch;
+  mail(4, chunk, epoch);
+  mail(0, chunk, epoch);
+  mail(3, chunk, epoch - 1);
+  EXPECT_EQ(writer.pump(), 0U);
+  mail(3, chunk, epoch);
+  EXPECT_EQ(writer.pump(), 1U);
+  EXPECT_EQ(view_.chunk(chunk).who, owner::dirty);
+  request(4, chunks);
+  writer.pump();
+  mail(3, chunk, epoch);
+  EXPECT_EQ(writer.pump(), 0U) << "the chunk is the other engine's by now";
+}
+
+TEST_F(ledger_writer_test, demands_from_an_engine_and_reclaims_a_dead_one_beside_the_others) {
+  unique_fd const bell{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  ledger_writer writer{view_};
+  writer.set_bell(3, unique_fd{::dup(bell.get())});
+  eventfd_t rung = 0;
+  (void)::eventfd_read(bell.get(), &rung);
+  for (std::uint32_t const slot : {0U, 3U, 4U}) {
+    request(slot, 10);
+  }
+  writer.pump();
+  (void)::eventfd_read(bell.get(), &rung);
+  auto const number = writer.demand(3, 7);
+  EXPECT_EQ(numbered::unpack(view_.controls()[3].demand.load()).chunks, 7U);
+  EXPECT_EQ(numbered::unpack(view_.controls()[3].demand.load()).seq, number);
+  EXPECT_EQ(::eventfd_read(bell.get(), &rung), 0) << "it is not woken";
+  auto const was = held(3);
+  EXPECT_EQ(writer.reclaim(3), 10U);
+  EXPECT_EQ(numbered::unpack(view_.controls()[3].demand.load()).chunks, 0U);
+  for (auto const chunk : was) {
+    EXPECT_EQ(view_.chunk(chunk).who, owner::dirty);
+  }
+  EXPECT_EQ(writer.owned_by(owner::engine), 10U);
+  EXPECT_EQ(writer.owned_by(owner::training), 10U);
+  EXPECT_EQ(writer.owned_by(owner::dirty), 10U);
+  EXPECT_EQ(writer.owned_by(owner::free), 10U);
+}
+
+TEST_F(ledger_writer_test, what_is_left_goes_to_an_engine_that_waits) {
+  ledger_writer writer{view_};
+  writer.leave(writer.take(chunks, 2), 2);
+  view_.mailbox(4).waiting.store(1);
+  EXPECT_EQ(writer.pump(), chunks);
+  EXPECT_EQ(writer.left_chunks(), 0U);
+  EXPECT_EQ(writer.owned_by(owner::serving), 0U);
 }
 
 TEST_F(ledger_writer_test, keeps_everything_for_a_reserve_larger_than_any_pool) {

@@ -8,8 +8,9 @@ namespace {
 
 plain_change change(plain_chunk const& before, std::uint32_t chunk, holder who,
                     std::uint32_t slot) {
-  bool const old_contents = who == holder::training && before.who == holder::nobody_dirty;
-  return {chunk, {who, slot, old_contents, before.epoch + 1}};
+  plain_chunk now{who, slot, false, before.epoch + 1};
+  now.needs_scrub = now.is_tenants() && before.who == holder::nobody_dirty;
+  return {chunk, now};
 }
 
 }  // namespace
@@ -33,7 +34,7 @@ std::vector<plain_change> plain_ledger::pump() const {
   for (std::uint32_t slot = 0; slot < clients; ++slot) {
     for (auto const& mail : client.at(slot).unread) {
       auto const& at = copy.chunks[mail.chunk];
-      if (at.who == holder::training && at.slot == slot && at.epoch == mail.epoch) {
+      if (at.is_tenants() && at.slot == slot && at.epoch == mail.epoch) {
         change_owner(mail.chunk, holder::nobody_dirty, 0);
       }
     }
@@ -43,7 +44,8 @@ std::vector<plain_change> plain_ledger::pump() const {
     if (!one.live || one.asked_number == one.answered_number) {
       continue;
     }
-    auto left = std::min(one.asked_chunks, copy.grantable());
+    bool const first = one.asked_first && one.kind == holder::training;
+    auto left = std::min(one.asked_chunks, first ? copy.free_chunks() : copy.grantable());
     std::vector<std::uint32_t> order(chunks.size());
     std::iota(order.begin(), order.end(), 0U);
     if (one.asked_lasting) {
@@ -51,7 +53,7 @@ std::vector<plain_change> plain_ledger::pump() const {
     }
     for (auto const i : order) {
       if (left > 0 && copy.chunks[i].is_free()) {
-        change_owner(i, holder::training, slot);
+        change_owner(i, one.kind, slot);
         --left;
       }
     }
@@ -119,8 +121,7 @@ std::vector<std::uint32_t> plain_ledger::collect(std::uint32_t slot, std::uint32
   std::vector<std::uint32_t> granted;
   std::vector<std::uint32_t> surplus;
   for (std::uint32_t i = 0; i < chunks.size(); ++i) {
-    if (chunks[i].who == holder::training && chunks[i].slot == slot &&
-        chunks[i].epoch != one.known_epoch[i]) {
+    if (chunks[i].is_tenants() && chunks[i].slot == slot && chunks[i].epoch != one.known_epoch[i]) {
       one.known_epoch[i] = chunks[i].epoch;
       one.holds[i] = true;
       (granted.size() < most ? granted : surplus).push_back(i);
@@ -149,6 +150,11 @@ std::uint32_t plain_ledger::held_by(std::uint32_t slot) const {
   return static_cast<std::uint32_t>(
       std::count_if(chunks.begin(), chunks.end(),
                     [slot](auto const& at) { return !at.is_free() && at.slot == slot; }));
+}
+
+std::uint32_t plain_ledger::owned_by(holder who) const {
+  return static_cast<std::uint32_t>(
+      std::count_if(chunks.begin(), chunks.end(), [who](auto const& at) { return at.who == who; }));
 }
 
 std::uint32_t plain_ledger::grantable() const {

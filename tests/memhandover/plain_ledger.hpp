@@ -11,17 +11,19 @@
 
 namespace sluice::memhandover::trials {
 
-enum class holder { nobody, nobody_dirty, training, serving };
+enum class holder { nobody, nobody_dirty, training, serving, engine };
 
 struct plain_chunk {
   holder who = holder::nobody;
-  std::uint32_t slot = 0;  ///< of a training or serving chunk
+  std::uint32_t slot = 0;  ///< of a chunk that is somebody's
   bool needs_scrub = false;
   std::uint32_t epoch = 0;
 
   [[nodiscard]] bool is_free() const {
     return who == holder::nobody || who == holder::nobody_dirty;
   }
+  /// Given on a request, and given up by mail.
+  [[nodiscard]] bool is_tenants() const { return who == holder::training || who == holder::engine; }
   bool operator==(plain_chunk const&) const = default;
 };
 
@@ -37,11 +39,13 @@ struct plain_mail {
 };
 
 struct plain_client {
-  bool live = true;  ///< of one that has ended only mail is read
+  holder kind = holder::training;  ///< or an engine: whose the chunks become that it gets
+  bool live = true;                ///< of one that has ended only mail is read
   std::vector<plain_mail> unread;
   std::uint32_t asked_number = 0;
   std::uint32_t asked_chunks = 0;
   bool asked_lasting = false;
+  bool asked_first = false;  ///< before what the server keeps or waits for; of training alone
   std::uint32_t answered_number = 0;
   std::uint32_t demand_number = 0;
   std::vector<std::uint32_t> known_epoch;  ///< by chunk: of its last grant
@@ -68,6 +72,7 @@ class plain_ledger {
 
   [[nodiscard]] std::uint32_t free_chunks() const;
   [[nodiscard]] std::uint32_t held_by(std::uint32_t slot) const;
+  [[nodiscard]] std::uint32_t owned_by(holder who) const;
   [[nodiscard]] std::uint32_t grantable() const;
   [[nodiscard]] std::vector<std::uint32_t> serving() const;
 

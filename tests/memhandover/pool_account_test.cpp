@@ -66,6 +66,19 @@ TEST_F(pool_account_test, names_the_models_that_hold_memory_and_the_reserve) {
             "jobs in this pool");
 }
 
+TEST_F(pool_account_test, names_what_engines_hold_beside_other_jobs) {
+  constexpr std::uint16_t engine = 6;
+  give(0, 10, owner::training, job);
+  give(10, 5, owner::training, other_job);
+  give(15, 25, owner::engine, engine);
+  EXPECT_EQ(account_of(view_, job),
+            "of the pool's 200 MiB this job holds 0 B for good and 20 MiB in its step arena, "
+            "other training jobs hold 10 MiB, engines hold 50 MiB, and 120 MiB are free");
+  EXPECT_THAT(remedies(view_, job), HasSubstr("; engines that keep less, or fewer of them"));
+  EXPECT_THAT(account_of(view_, engine), HasSubstr("other training jobs hold 30 MiB, and "));
+  EXPECT_THAT(account_of(view_, engine), Not(HasSubstr("engines hold")));
+}
+
 TEST_F(pool_account_test, sums_up_the_models_that_a_sentence_has_no_room_for) {
   chunk_notes notes{view_, server};
   for (std::uint32_t i = 0; i < 9; ++i) {

@@ -1,4 +1,4 @@
-"""Neither side sees the other's bytes, although training goes on using what was taken from it.
+"""No side sees another's bytes, although training goes on using what was taken from it, and an engine is parked beside it.
 
 On the host backend, and on the CUDA backend over the fake driver, which refuses what the real one refuses.
 """
@@ -35,6 +35,8 @@ def test_nobody_sees_the_other_sides_bytes(build, monkeypatch, capfd, backend):
     assert f" of {HANDOVERS} handovers, " in capfd.readouterr().err
     assert said["revocations"] > 0 and said["probes"] > 1000
     assert said["checked_bytes"] > 0 and said["granted_bytes"] > 0
+    assert said["engine_parked"] > 0 and said["engine_granted_bytes"] > 0 and said["engine_checked_bytes"] > 0
+    assert said["engine_refused"] == said["engine_probes"] > 100
     assert not any(said[name] for name in isolation.NEVER)
     if backend == "cuda":
         assert said["refused"] == said["probes"]
@@ -56,7 +58,7 @@ def test_a_role_that_gets_nowhere_ends_and_says_what_it_waited_for(build, monkey
     assert "ended with status 1" in message
     assert "got nowhere for 2 s; it waits for the gate, or the device that copies and writes. Now " in message
     assert "a client joins kind=training" in message  # the broker's log
-    for role in ("server", "trainer 0", "trainer 1"):
+    for role in ("server", "trainer 0", "trainer 1", "engine"):
         assert f"the {role} " in message
 
 

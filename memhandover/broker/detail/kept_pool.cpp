@@ -176,12 +176,13 @@ void kept_pool::refuse_second_server() const {
 }
 
 void kept_pool::join(unique_fd& socket, message request) {
-  bool const is_server = field(request.body, "kind", std::string{"training"}) == "server";
+  auto const& kind = kind_named(field(request.body, "kind", std::string{}));
+  bool const serves = kind.kind == client_kind::server;
   if (request.descriptors.empty() || request.descriptors.size() > 2) {
     throw error{error_kind::invalid_argument,
                 "a join brings the read end of the client's life pipe, and its pidfd"};
   }
-  if (is_server) {
+  if (serves) {
     refuse_second_server();
   }
   auto const slot = empty_slot(view_);
@@ -191,10 +192,10 @@ void kept_pool::join(unique_fd& socket, message request) {
                          std::move(request.descriptors.front()));
   auto writers_bell = bell_for_writer(record.bell);
   auto const ledger =
-      is_server ? reopen_read_write(files_.ledger.get()) : reopen_read_only(files_.ledger.get());
-  auto const published = is_server ? reopen_read_write(files_.manifest.get())
-                                   : reopen_read_only(files_.manifest.get());
-  seat(slot, socket, std::move(record), request);
+      serves ? reopen_read_write(files_.ledger.get()) : reopen_read_only(files_.ledger.get());
+  auto const published =
+      serves ? reopen_read_write(files_.manifest.get()) : reopen_read_only(files_.manifest.get());
+  seat(slot, socket, std::move(record), kind, request);
   try {
     welcome(clients_.at(slot), slot, files_, ledger, published);
   } catch (error const& gone) {
@@ -210,18 +211,17 @@ void kept_pool::join(unique_fd& socket, message request) {
 /// Writes a newcomer into the ledger, and takes its socket; throws for what its request says wrongly,
 /// and then nothing has changed.
 void kept_pool::seat(std::uint32_t slot, unique_fd& socket, kept_client record,
-                     message const& request) {
-  auto const kind = field(request.body, "kind", std::string{"training"});
-  new_client const who{kind == "server" ? client_kind::server : client_kind::training, record.who,
-                       inode_of(record.life.get()), field(request.body, "name", std::string{}),
+                     client_traits const& kind, message const& request) {
+  new_client const who{kind.kind, record.who, inode_of(record.life.get()),
+                       field(request.body, "name", std::string{}),
                        field(request.body, "endpoint", std::string{})};
   clients_.at(slot) = std::move(record);
   write_client(view_, slot, who);
   clients_.at(slot).present = true;
   clients_.at(slot).socket = std::move(socket);
   users_changed_();
-  spdlog::info("a client joins kind={} pid={} slot={} pool=\"{}\"", kind, who.process.pid, slot,
-               name_of(view_.shape()));
+  spdlog::info("a client joins kind={} pid={} slot={} pool=\"{}\"", kind.name, who.process.pid,
+               slot, name_of(view_.shape()));
 }
 
 /// What the last writer had been asked to take back and did not, the broker takes back.
@@ -315,8 +315,7 @@ void kept_pool::finish(std::uint32_t slot) {
 void kept_pool::take_back(std::uint32_t slot) {
   auto& writer = *succession_.writer();
   std::uint32_t left = 0;
-  if (view_.clients()[slot].kind.load() == static_cast<std::uint32_t>(client_kind::server) &&
-      server_grace_.count() > 0) {
+  if (is_server(view_.clients()[slot]) && server_grace_.count() > 0) {
     auto const grace_ns = std::chrono::nanoseconds{server_grace_}.count();
     left = leave_published(view_, manifest_, writer, slot, monotonic_ns() + grace_ns);
   }

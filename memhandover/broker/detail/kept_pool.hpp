@@ -23,6 +23,7 @@
 #include "memhandover/base/poll_list.hpp"
 #include "memhandover/base/wire.hpp"
 #include "memhandover/broker/detail/succession.hpp"
+#include "memhandover/ledger/client_kinds.hpp"
 #include "memhandover/ledger/ledger.hpp"
 #include "memhandover/ledger/manifest.hpp"
 
@@ -65,7 +66,8 @@ class kept_pool {
 
   void adopt_clients();
   void refuse_second_server() const;
-  void seat(std::uint32_t slot, unique_fd& socket, kept_client record, message const& request);
+  void seat(std::uint32_t slot, unique_fd& socket, kept_client record, client_traits const& kind,
+            message const& request);
   void become_writer();
   void read_client(std::uint32_t slot);
   void client_exited(std::uint32_t slot);

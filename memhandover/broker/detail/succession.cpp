@@ -4,19 +4,16 @@
 
 #include "memhandover/base/error.hpp"
 #include "memhandover/base/wire.hpp"
+#include "memhandover/ledger/client_entries.hpp"
 
 namespace sluice::memhandover::detail {
 
 succession::succession(ledger_view const& view, kept_clients& clients)
     : view_(view), clients_(clients) {}
 
-bool succession::is_server(std::uint32_t slot) const {
-  return view_.clients()[slot].kind.load() == static_cast<std::uint32_t>(client_kind::server);
-}
-
 std::optional<std::uint32_t> succession::server_slot() const {
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
-    if (clients_.at(slot).lives() && is_server(slot)) {
+    if (clients_.at(slot).lives() && is_server(view_.clients()[slot])) {
       return slot;
     }
   }
@@ -25,7 +22,7 @@ std::optional<std::uint32_t> succession::server_slot() const {
 
 bool succession::dead_server_holds() const {
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
-    if (clients_.at(slot).orphaned() && is_server(slot)) {
+    if (clients_.at(slot).orphaned() && is_server(view_.clients()[slot])) {
       return true;
     }
   }
@@ -62,7 +59,7 @@ void succession::broker_takes_over() {
 /// A server that was the writer before it had opened the device would leave everybody waiting
 /// meanwhile.
 void succession::hear_ready(std::uint32_t slot) {
-  if (is_server(slot)) {
+  if (is_server(view_.clients()[slot])) {
     clients_.at(slot).ready = true;
     appoint_ready_server();
   }

@@ -49,7 +49,6 @@ class succession {
   void report_gone(std::uint32_t slot);
 
  private:
-  [[nodiscard]] bool is_server(std::uint32_t slot) const;
   [[nodiscard]] bool dead_server_holds() const;
   void name_writer(std::uint32_t slot);
   void announce_appointed(std::uint32_t slot);

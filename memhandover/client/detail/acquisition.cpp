@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include "memhandover/base/bytes.hpp"
 #include "memhandover/base/error.hpp"
@@ -64,7 +65,7 @@ std::vector<std::uint32_t> acquisition::obtain(std::uint64_t bytes,
   std::unique_lock lock{of_.mutex};
   auto& writer = *of_.writer;
   writer.pump();
-  // While this is set, nothing that comes free is granted to training.
+  // While this is set, nothing that comes free is granted to tenants.
   writer.set_wanted(count);
   auto const unset = [](ledger_writer* of) { of->set_wanted(0); };
   std::unique_ptr<ledger_writer, decltype(unset)> const at_end{&writer, unset};
@@ -77,11 +78,11 @@ std::vector<std::uint32_t> acquisition::obtain(std::uint64_t bytes,
   }
   std::vector<std::uint32_t> asked;  // who have given all that they can
   while (writer.free_chunks() < count) {
-    auto const slot = richest(asked);
+    auto const slot = next_to_ask(asked);
     if (!slot && dying_hold()) {
       // Their memory comes free when the last of their processes has ended.
       (void)of_.mail.wait_until(lock, deadline, [&] {
-        return writer.free_chunks() >= count || !dying_hold() || richest(asked).has_value();
+        return writer.free_chunks() >= count || !dying_hold() || next_to_ask(asked).has_value();
       });
       if (writer.free_chunks() >= count || steady_clock::now() < deadline) {
         continue;
@@ -129,7 +130,8 @@ void acquisition::refuse_hopeless(std::uint32_t count) {
       format_bytes(count * shape.chunk_bytes) + " are wanted, and at most " +
           format_bytes(reachable * shape.chunk_bytes) + " of the pool's " +
           format_bytes(shape.bytes()) +
-          " can be had beside what training keeps outside of its micro-batches: " +
+          " can be had beside what training keeps outside of its micro-batches, and what engines "
+          "keep: " +
           who("keeps", [this](std::uint32_t slot) { return kept_by(slot); }) +
           "; nothing was taken from training for it. A larger pool (pool.memory) would help"};
 }
@@ -186,7 +188,8 @@ void acquisition::demand_from(std::uint32_t slot, wish const& wanted,
   });
   if (!in_time) {
     writer.demand(slot, 0);
-    throw error{error_kind::deadline_exceeded, "training (pid " + std::to_string(entry.pid.load()) +
+    throw error{error_kind::deadline_exceeded, std::string{name_of_kind(entry.kind.load())} +
+                                                   " (pid " + std::to_string(entry.pid.load()) +
                                                    ") did not give " +
                                                    format_bytes(missing * shape.chunk_bytes) +
                                                    " back in time; the demand has been withdrawn"};
@@ -238,17 +241,32 @@ void acquisition::add_phases(std::uint32_t slot, std::int64_t start_ns,
   report.ledger = time_between(released, monotonic_ns());
 }
 
-bool acquisition::is_live_training(std::uint32_t slot) const {
+/// When the client in `slot` is asked, if it is.
+std::optional<turn_in_handovers> acquisition::turn_of(std::uint32_t slot) const {
   auto const& entry = of_.view.clients()[slot];
-  return has_status(entry, client_status::live) &&
-         entry.kind.load() == static_cast<std::uint32_t>(client_kind::training);
+  auto const* const kind = traits_of(entry);
+  if (kind == nullptr || !has_status(entry, client_status::live)) {
+    return std::nullopt;
+  }
+  switch (kind->turn) {
+    case turn_in_handovers::first:
+      return kind->turn;
+    case turn_in_handovers::last_if_wanted:
+      return of_.demands_from_engines ? std::optional{kind->turn} : std::nullopt;
+    case turn_in_handovers::never:
+      break;
+  }
+  return std::nullopt;
 }
 
-/// What a live training client says that no demand gets, at most what it has; of others nothing.
+/// What another live client has that no acquisition gets: of one that is asked what it says, of others all. What the
+/// dead have comes free.
 std::uint32_t acquisition::kept_by(std::uint32_t slot) const {
-  return is_live_training(slot)
-             ? std::min(of_.view.mailbox(slot).kept_chunks.load(), of_.writer->held_by(slot))
-             : 0;
+  if (slot == of_.slot || !has_status(of_.view.clients()[slot], client_status::live)) {
+    return 0;
+  }
+  auto const held = of_.writer->held_by(slot);
+  return turn_of(slot) ? std::min(of_.view.mailbox(slot).kept_chunks.load(), held) : held;
 }
 
 std::uint32_t acquisition::kept_for_good() const {
@@ -259,16 +277,21 @@ std::uint32_t acquisition::kept_for_good() const {
   return kept;
 }
 
-/// The live training client that could give most and has not given all that it can.
-std::optional<std::uint32_t> acquisition::richest(std::vector<std::uint32_t> const& asked) const {
+/// Of those that have not given all that they can, whose turn comes first; of these who could give most.
+std::optional<std::uint32_t> acquisition::next_to_ask(
+    std::vector<std::uint32_t> const& asked) const {
   std::optional<std::uint32_t> best;
-  std::uint32_t most = 0;
+  std::pair<turn_in_handovers, std::uint32_t> best_at{turn_in_handovers::never, 0};
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
-    if (!is_live_training(slot) || std::find(asked.begin(), asked.end(), slot) != asked.end()) {
+    auto const turn = turn_of(slot);
+    if (!turn || std::find(asked.begin(), asked.end(), slot) != asked.end()) {
       continue;
     }
-    if (auto const to_give = of_.writer->held_by(slot) - kept_by(slot); to_give > most) {
-      most = to_give;
+    auto const to_give = of_.writer->held_by(slot) - kept_by(slot);
+    bool const before =
+        *turn < best_at.first || (*turn == best_at.first && to_give > best_at.second);
+    if (to_give > 0 && before) {
+      best_at = {*turn, to_give};
       best = slot;
     }
   }

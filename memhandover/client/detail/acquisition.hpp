@@ -1,5 +1,5 @@
-/// How a pool's server gets chunks: what is free, then what a dead server left, then what training gives up,
-/// the job that holds most first.
+/// How a pool's server gets chunks: what is free, then what a dead server left, then what tenants give up whose kind
+/// is asked (client_kinds.hpp), training first; of one kind who holds most first.
 #pragma once
 
 #include <chrono>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "memhandover/client/serving_pool.hpp"
+#include "memhandover/ledger/client_kinds.hpp"
 #include "memhandover/ledger/ledger.hpp"
 #include "memhandover/ledger/ledger_writer.hpp"
 
@@ -29,11 +30,12 @@ class acquisition {
     std::condition_variable& mail;         ///< notified when the writer has taken mail
     std::optional<ledger_writer>& writer;  ///< has a value
     std::uint32_t const& reserve;          ///< chunks that are to be free besides
+    bool demands_from_engines;             ///< when training has given all that it can
   };
 
   explicit acquisition(parts const& of);
 
-  /// Chunks that live training clients keep whatever is demanded; with the mutex.
+  /// Chunks of other live clients that no acquisition gets; with the mutex.
   [[nodiscard]] std::uint32_t kept_for_good() const;
 
   /// Chunks for `bytes`, the server's from then on, neighbours if possible; adds what it took to `report`.
@@ -68,9 +70,10 @@ class acquisition {
   [[nodiscard]] std::vector<std::uint32_t> foresee(std::uint32_t slot, std::uint32_t demanded,
                                                    std::uint32_t wanted) const;
   void add_phases(std::uint32_t slot, std::int64_t start_ns, handover_report& report) const;
-  [[nodiscard]] bool is_live_training(std::uint32_t slot) const;
+  [[nodiscard]] std::optional<turn_in_handovers> turn_of(std::uint32_t slot) const;
   [[nodiscard]] std::uint32_t kept_by(std::uint32_t slot) const;
-  [[nodiscard]] std::optional<std::uint32_t> richest(std::vector<std::uint32_t> const& asked) const;
+  [[nodiscard]] std::optional<std::uint32_t> next_to_ask(
+      std::vector<std::uint32_t> const& asked) const;
   [[nodiscard]] bool dying_hold() const;
   [[nodiscard]] std::string holders() const;
   template <typename Chunks>

@@ -335,7 +335,7 @@ memhandover::loaded_tensors model_host::impl::obtain(slot const& model, clock::t
     auto const usage = pool_->usage();
     bool const can_fit = bytes <= usage.total_bytes - usage.kept_bytes;
     auto const to_be_had =
-        usage.free_bytes + usage.training_bytes - usage.kept_bytes + heap_.hole_bytes();
+        usage.free_bytes + usage.tenant_bytes() - usage.kept_bytes + heap_.hole_bytes();
     if (can_fit && to_be_had < bytes && evict_for(model)) {
       continue;
     }

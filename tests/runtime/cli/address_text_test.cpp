@@ -69,6 +69,13 @@ TEST(address_text, two_processes_with_the_same_address_are_told_apart) {
   EXPECT_THAT(address_text(story), testing::EndsWith(hint));
 }
 
+TEST(address_text, what_an_engine_has_there_is_said_to_be_an_engines) {
+  json const stay{{"slot", 2},          {"pid", 43},  {"lives", true}, {"kind", "engine"},
+                  {"holds", "weights"}, {"chunk", 3}, {"offset", 0}};
+  EXPECT_THAT(address_text({{"address", "0x20"}, {"stays", {stay}}, {"complete", true}}),
+              testing::HasSubstr("in weights of an engine of pid 43 (slot 2)\n"));
+}
+
 TEST(address_text, says_what_is_known_of_addresses_that_never_had_memory) {
   json const reserved{{"slot", 0},        {"pid", 4711},     {"lives", true},  {"kind", "training"},
                       {"holds", "arena"}, {"generation", 2}, {"base", "0x10"}, {"bytes", 1024}};

@@ -14,13 +14,15 @@ json whole_pool() {
     "pool": {"id": "00ff", "backend": "host", "device": 0, "chunk_bytes": 2097152, "chunks": 70,
              "bytes": 146800640, "writer": "server"},
     "clients": [{"slot": 0, "kind": "training", "pid": 41, "name": "digits"},
-                {"slot": 1, "kind": "server", "pid": 42, "name": "server"}],
+                {"slot": 1, "kind": "server", "pid": 42, "name": "server"},
+                {"slot": 2, "kind": "engine", "pid": 43, "name": "vllm"}],
     "runs": [{"first": 0, "count": 3, "owner": "serving", "slot": 1, "holds": "bert"},
              {"first": 3, "count": 2, "owner": "free"},
              {"first": 5, "count": 1, "owner": "dirty"},
              {"first": 6, "count": 60, "owner": "training", "slot": 0, "holds": "arena"},
              {"first": 66, "count": 1, "owner": "free"},
-             {"first": 67, "count": 2, "owner": "training", "slot": 0, "holds": null},
+             {"first": 67, "count": 1, "owner": "training", "slot": 0, "holds": null},
+             {"first": 68, "count": 1, "owner": "engine", "slot": 2, "holds": "weights"},
              {"first": 69, "count": 1, "owner": "training", "slot": 0, "holds": "arena"}],
     "handovers": {"recent": [{"seq": 7, "bytes": 6291456, "notify_us": 40.0, "gate_us": 1.5, "drain_us": 0.0,
                               "revoke_us": 250.0, "ledger_us": 50.0, "map_us": 0.5, "total_us": 342.0}]}})");
@@ -29,14 +31,15 @@ json whole_pool() {
 TEST(pool_text, every_chunk_has_a_letter_and_every_holder_a_row) {
   EXPECT_EQ(pool_text(whole_pool()),
             R"(pool 00ff: 140 MiB in 70 chunks of 2 MiB, backend host, written by the server
-chunks, 64 a line: T training, S serving, - dirty, . free
+chunks, 64 a line: T training, S serving, E engine, - dirty, . free
        0  SSS..-TTTTTTTTTTTTTTTTTTTTTTTTTTTTTTTTTTTTTTTTTTTTTTTTTTTTTTTTTT
-      64  TT.TTT
+      64  TT.TET
 holders
-  slot  kind      pid  name    holds  chunks  bytes
-  0     training  41   digits  -      2       4 MiB
-  0     training  41   digits  arena  61      122 MiB
-  1     server    42   server  bert   3       6 MiB
+  slot  kind      pid  name    holds    chunks  bytes
+  0     training  41   digits  -        1       2 MiB
+  0     training  41   digits  arena    61      122 MiB
+  1     server    42   server  bert     3       6 MiB
+  2     engine    43   vllm    weights  1       2 MiB
 free: 4 chunks, the longest run of neighbours 3, fragmentation 25.0%
 latest handovers
   handover  bytes  notify    gate      drain     revoke    ledger    map       total

@@ -14,8 +14,9 @@ using testing::HasSubstr;
 json full() {
   return json::parse(R"({
     "pool": {"id": "00ff", "backend": "host", "device": 0, "chunk_bytes": 2097152, "chunks": 256,
-             "bytes": 536870912, "free_bytes": 134217728, "dirty_bytes": 0,
-             "training_bytes": 268435456, "serving_bytes": 134217728, "run_ahead_us": 195.0,
+             "bytes": 536870912, "free_bytes": 67108864, "dirty_bytes": 0,
+             "training_bytes": 268435456, "serving_bytes": 134217728, "engine_bytes": 67108864,
+             "run_ahead_us": 195.0,
              "writer": "server"},
     "clients": [
       {"slot": 0, "kind": "training", "pid": 41, "name": "digits", "state": "running",
@@ -23,8 +24,11 @@ json full() {
        "global_batch": 64, "samples": 6400, "commits": 200, "discards": 3, "discarded_us": 41500.0,
        "long_units": [{"name": "attend<float>", "us": 1250.0, "times": 96}]},
       {"slot": 1, "kind": "server", "pid": 42, "name": "", "state": "running", "bytes": 134217728,
-       "endpoint": "127.0.0.1:8000"}],
+       "endpoint": "127.0.0.1:8000"},
+      {"slot": 2, "kind": "engine", "pid": 43, "name": "vllm", "state": "running", "bytes": 67108864,
+       "kept_bytes": 0, "holdings": [{"holds": "weights", "bytes": 50331648}, {"holds": null, "bytes": 16777216}]}],
     "handovers": {"count": 4, "bytes_to_serving": 536870912, "bytes_to_training": 1610612736,
+                  "bytes_to_engines": 67108864,
                   "latency_us": {"n": 4, "p50": 2500.0, "p90": 4000.0, "p99": 4100.0, "max": 4100.0},
                   "recent": []},
     "server": {"endpoint": "127.0.0.1:8000", "answers": true, "state": "ready"},
@@ -44,20 +48,26 @@ TEST(status_text, everything_stands_in_aligned_tables) {
   EXPECT_EQ(status_text(full()),
             R"(pool 00ff: 512 MiB in 256 chunks of 2 MiB, backend host, written by the server
   owner     bytes    share
-  free      128 MiB  25.0%
+  free      64 MiB   12.5%
   dirty     0 B      0.0%
   training  256 MiB  50.0%
   serving   128 MiB  25.0%
+  engine    64 MiB   12.5%
 clients
   slot  kind      pid  name    state    bytes    arena    persistent  micro-batch  global batch  samples  commits  discards  discarded
   0     training  41   digits  running  256 MiB  192 MiB  64 MiB      32           64            6400     200      3         41.500 ms
   1     server    42   -       running  128 MiB  -        -           -            -             -        -        -         -
+  2     engine    43   vllm    running  64 MiB   -        -           -            -             -        -        -         -
+engines
+  slot  holds    bytes
+  2     weights  48 MiB
+  2     -        16 MiB
 units longer than run-ahead
   slot  takes     launched  unit
   0     1.250 ms  96        attend<float>
 handovers
-  count  to serving  to training  p50       p90       p99       max
-  4      512 MiB     1.5 GiB      2.500 ms  4.000 ms  4.100 ms  4.100 ms
+  count  to serving  to training  to engines  p50       p90       p99       max
+  4      512 MiB     1.5 GiB      64 MiB      2.500 ms  4.000 ms  4.100 ms  4.100 ms
 server: http://127.0.0.1:8000, ready
   requests  failed  in flight  warm p50  warm p99  cold p50  cold p99
   12        1       0          4.2 ms    9.0 ms    -         -
@@ -122,7 +132,7 @@ TEST(status_text, whatever_is_missing_or_odd_is_shown_as_it_can_be) {
               HasSubstr("pool -: - in - chunks of -, backend -, written by the -"));
   for (auto const* odd :
        {"null", "[]", "3", R"({"pool": 3, "clients": {}, "models": 7, "handovers": []})",
-        R"({"pool": {"bytes": "much", "free_bytes": -1}, "clients": [3, null],
+        R"({"pool": {"bytes": "much", "free_bytes": -1}, "clients": [3, null, {"holdings": [3]}],
                               "models": [[], {"name": 4, "bytes": []}], "server": {"answers": 1}})"}) {
     EXPECT_NO_THROW((void)status_text(json::parse(odd))) << odd;
   }

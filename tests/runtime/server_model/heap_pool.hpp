@@ -56,8 +56,11 @@ class heap_pool final : public memhandover::serving_pool,
 
   [[nodiscard]] memhandover::pool_usage usage() const override {
     std::lock_guard const lock{mutex_};
-    return {shape_.bytes(), chunk * count(owner::nobody), chunk * count(owner::training),
-            chunk * count(owner::serving), chunk * kept_};
+    return {.total_bytes = shape_.bytes(),
+            .free_bytes = chunk * count(owner::nobody),
+            .training_bytes = chunk * count(owner::training),
+            .serving_bytes = chunk * count(owner::serving),
+            .kept_bytes = chunk * kept_};
   }
 
   /// Contiguous memory is stitched, always.

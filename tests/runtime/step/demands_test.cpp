@@ -23,10 +23,11 @@ namespace sluice::test::demands {
 namespace {
 
 using namespace std::chrono_literals;
+using memhandover::client_kind;
 using memhandover::demand;
 using memhandover::demand_answer;
 using memhandover::lifetime;
-using memhandover::training_client;
+using memhandover::tenant_client;
 using std::chrono::steady_clock;
 
 class demands_test : public job_and_server_test<idle_gate> {
@@ -285,16 +286,17 @@ TEST(futile_demands_test, one_that_costs_micro_batches_in_vain_is_not_made_again
   std::vector<std::uint32_t> held;
   // It says nothing of the chunks that it keeps.
   constexpr std::size_t kept = 3;
-  auto const job = training_client::join(world.broker(), "job", [&](demand const& /*what*/) {
-    ++demanded;
-    demand_answer given;
-    std::lock_guard const lock{one};
-    for (; held.size() > kept; held.pop_back()) {
-      given.chunks.push_back(held.back());
-      ++given.live_chunks;
-    }
-    return given;
-  });
+  auto const job = tenant_client::join(world.broker(), client_kind::training, "job",
+                                       [&](demand const& /*what*/) {
+                                         ++demanded;
+                                         demand_answer given;
+                                         std::lock_guard const lock{one};
+                                         for (; held.size() > kept; held.pop_back()) {
+                                           given.chunks.push_back(held.back());
+                                           ++given.live_chunks;
+                                         }
+                                         return given;
+                                       });
   auto const all = job->view().shape();
   job->ask(all.chunk_count, lifetime::revocable, steady_clock::now() + patience);
   {

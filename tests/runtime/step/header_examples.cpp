@@ -9,7 +9,7 @@
 #include "memhandover/allocation/chunk_space.hpp"
 #include "memhandover/base/environment.hpp"
 #include "memhandover/broker/broker_launch.hpp"
-#include "memhandover/client/training_client.hpp"
+#include "memhandover/client/tenant_client.hpp"
 #include "memhandover/device/device_memory.hpp"
 #include "memhandover/ledger/chunk_history.hpp"
 #include "memhandover/ledger/ledger.hpp"
@@ -25,9 +25,10 @@
 
 namespace sluice::step::header_examples {
 
+using memhandover::client_kind;
 using memhandover::demand;
 using memhandover::lifetime;
-using memhandover::training_client;
+using memhandover::tenant_client;
 
 void of_chunk_stock(chunk_stock& stock, memhandover::chunk_space& arena) {
   stock.collect();
@@ -41,8 +42,8 @@ void of_demand_answers(std::mutex& mutex, micro_batch_cycle& cycle, operator_gat
                        memhandover::broker_options const& broker, training_spaces& spaces,
                        memhandover::device_memory& memory, memhandover::chunk_history& history) {
   demand_answers answers{mutex, cycle, nullptr, operators};
-  auto client =
-      training_client::join(broker, "job", [&](demand const& d) { return answers.answer(d); });
+  auto client = tenant_client::join(broker, client_kind::training, "job",
+                                    [&](demand const& d) { return answers.answer(d); });
   {
     std::lock_guard const lock{mutex};
     answers.serve_from(spaces, memory, history);

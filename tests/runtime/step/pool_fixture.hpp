@@ -66,7 +66,8 @@ class pool_process_test : public testing::Test {
   static std::uint64_t accounted(nlohmann::json const& status) {
     auto const& pool = status["pool"];
     return pool["free_bytes"].get<std::uint64_t>() + pool["dirty_bytes"].get<std::uint64_t>() +
-           pool["training_bytes"].get<std::uint64_t>() + pool["serving_bytes"].get<std::uint64_t>();
+           pool["training_bytes"].get<std::uint64_t>() +
+           pool["serving_bytes"].get<std::uint64_t>() + pool["engine_bytes"].get<std::uint64_t>();
   }
 
   void expect_everything_free() {

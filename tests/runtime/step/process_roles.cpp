@@ -23,6 +23,7 @@
 #include "memhandover/broker/broker_launch.hpp"
 #include "memhandover/client/serving_pool.hpp"
 #include "runtime/step/training_memory.hpp"
+#include "tests/runtime/step/engine_role.hpp"
 #include "tests/runtime/step/run_ahead_role.hpp"
 #include "tests/runtime/step/warm_role.hpp"
 
@@ -159,7 +160,7 @@ int trainer_role(std::vector<std::string> const& arguments) {
 }
 
 /// server FOLDER BYTES [DEVICE…]: takes memory, writes and checks it, gives it back, for ever; of
-/// the pools of several devices in turn.
+/// the pools of several devices in turn; from engines, too, where there are some.
 int server_role(std::vector<std::string> const& arguments) {
   std::vector<std::shared_ptr<memhandover::serving_pool>> pools;
   try {
@@ -167,6 +168,7 @@ int server_role(std::vector<std::string> const& arguments) {
       memhandover::serving_pool::options options;
       options.runtime_dir = arguments.at(0);
       options.device = device_of(arguments, i);
+      options.demands_from_engines = true;
       pools.push_back(memhandover::serving_pool::join(options));
     }
   } catch (error const& why) {
@@ -215,6 +217,7 @@ int run_role(int argc, char** argv) {
   ::signal(SIGUSR1, [](int) { asked_for_commits = true; });
   return role == "trainer"     ? trainer_role(arguments)
          : role == "server"    ? server_role(arguments)
+         : role == "engine"    ? engine_role(arguments, stopping)
          : role == "warm"      ? warm_role(arguments)
          : role == "bounded"   ? bounded_role(arguments)
          : role == "publisher" ? publisher_role(arguments)

@@ -28,8 +28,9 @@ class training_spaces_test : public testing::TestWithParam<char const*> {
   training_spaces_test() {
     world_.start_broker();
     auto const job = world_.job();
-    client_ = memhandover::training_client::join(
-        job.broker, job.name, [](auto const& /*wanted*/) { return memhandover::demand_answer{}; });
+    client_ = memhandover::tenant_client::join(
+        job.broker, memhandover::client_kind::training, job.name,
+        [](auto const& /*wanted*/) { return memhandover::demand_answer{}; });
     chunk_ = client_->view().shape().chunk_bytes;
     memory_ = memhandover::open_device_memory(client_->view().shape(), client_->files().chunks,
                                               job.driver);
@@ -65,7 +66,7 @@ class training_spaces_test : public testing::TestWithParam<char const*> {
   }
 
   fault_world world_{GetParam(), pool_chunks};
-  std::unique_ptr<memhandover::training_client> client_;
+  std::unique_ptr<memhandover::tenant_client> client_;
   std::unique_ptr<memhandover::device_memory> memory_;
   std::optional<memhandover::chunk_history> history_;
   std::optional<training_spaces> spaces_;

@@ -1,10 +1,11 @@
-/// A training process's side of the pool: asks for chunks, gives them up, and answers demands.
+/// A tenant's side of the pool, a training job's or an engine's: asks for chunks, gives them up, and answers demands.
 ///
 /// One control thread of this object waits for the bell. It never waits for Python and calls
 /// nothing that the gate holds; what it does with a demand is the handler's business. What throws there
 /// is logged: a demand is answered all the same, with nothing.
 ///
-///   auto pool = training_client::join(broker, "job", [&](demand const& d) { return give_up(d); });
+///   auto pool = tenant_client::join(broker, client_kind::training, "job",
+///                                   [&](demand const& d) { return give_up(d); });
 ///   pool->ask(16, lifetime::revocable, deadline);   // any thread but the handler's
 ///   auto chunks = pool->collect();                  // maybe fewer than asked for
 ///   pool->release(chunks);
@@ -50,15 +51,17 @@ struct demand_answer {
   std::function<void(std::span<std::uint32_t const> chunks)> afterwards;
 };
 
-class training_client {
+class tenant_client {
  public:
   using handler = std::function<demand_answer(demand const&)>;
 
-  /// Finds the broker or starts it, and joins as a training client. Throws as `membership` does.
-  [[nodiscard]] static std::unique_ptr<training_client> join(broker_options const& broker,
-                                                             std::string const& name,
-                                                             handler on_demand);
-  virtual ~training_client() = default;
+  /// Finds the broker or starts it, and joins. Throws as `membership` does; `invalid_argument` for a kind that
+  /// is no tenant.
+  [[nodiscard]] static std::unique_ptr<tenant_client> join(broker_options const& broker,
+                                                           client_kind kind,
+                                                           std::string const& name,
+                                                           handler on_demand);
+  virtual ~tenant_client() = default;
 
   [[nodiscard]] virtual ledger_view const& view() const noexcept = 0;
   [[nodiscard]] virtual pool_files const& files() const noexcept = 0;

@@ -1,4 +1,4 @@
-#include "memhandover/client/training_client.hpp"
+#include "memhandover/client/tenant_client.hpp"
 
 #include <poll.h>
 #include <pthread.h>
@@ -17,6 +17,7 @@
 #include "memhandover/base/error.hpp"
 #include "memhandover/base/system_error.hpp"
 #include "memhandover/client/membership.hpp"
+#include "memhandover/ledger/client_kinds.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -35,10 +36,11 @@ void unless_it_fails(char const* what, Work&& work) noexcept {
   }
 }
 
-class training_member final : public training_client {
+class tenant_member final : public tenant_client {
  public:
-  training_member(broker_options const& broker, std::string const& name, handler on_demand)
-      : member_(broker, client_kind::training, name, ""),
+  tenant_member(broker_options const& broker, client_kind kind, std::string const& name,
+                handler on_demand)
+      : member_(broker, kind, name, ""),
         on_demand_(std::move(on_demand)),
         stop_(make_event()),
         box_(member_.view(), member_.slot()) {
@@ -60,10 +62,10 @@ class training_member final : public training_client {
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
-  training_member(training_member const&) = delete;
-  training_member& operator=(training_member const&) = delete;
+  tenant_member(tenant_member const&) = delete;
+  tenant_member& operator=(tenant_member const&) = delete;
 
-  ~training_member() override {
+  ~tenant_member() override {
     (void)::eventfd_write(stop_.get(), 1);
     if (thread_.joinable()) {
       thread_.join();
@@ -117,7 +119,7 @@ class training_member final : public training_client {
   std::thread thread_;
 };
 
-void training_member::run() {
+void tenant_member::run() {
   ::pthread_setname_np(::pthread_self(), "sluice-control");
   for (;;) {
     std::array<pollfd, 3> polled{
@@ -144,7 +146,7 @@ void training_member::run() {
   }
 }
 
-void training_member::await_events(std::span<pollfd> events) {
+void tenant_member::await_events(std::span<pollfd> events) {
   auto const limit = patience();
   auto const end = steady_clock::now() + limit;
   while (awake_.load(std::memory_order_relaxed) && view().header().serving_now.load() != 0) {
@@ -158,7 +160,7 @@ void training_member::await_events(std::span<pollfd> events) {
 }
 
 /// How long nothing needs to be done unless somebody rings; negative: for ever.
-milliseconds training_member::patience() {
+milliseconds tenant_member::patience() {
   auto const until_search = member_.patience();
   std::lock_guard const lock{mutex_};
   if (look_ == nullptr) {
@@ -167,7 +169,7 @@ milliseconds training_member::patience() {
   return std::min(until_search.value_or(look_every_), look_every_);
 }
 
-void training_member::look() {
+void tenant_member::look() {
   std::unique_lock lock{mutex_};
   auto const look_now = look_;
   lock.unlock();
@@ -176,7 +178,7 @@ void training_member::look() {
   }
 }
 
-void training_member::watch(std::function<void()> look, milliseconds every) {
+void tenant_member::watch(std::function<void()> look, milliseconds every) {
   {
     std::lock_guard const lock{mutex_};
     look_ = std::move(look);
@@ -185,12 +187,12 @@ void training_member::watch(std::function<void()> look, milliseconds every) {
   (void)::eventfd_write(member_.bell(), 1);
 }
 
-void training_member::stay_awake() {
+void tenant_member::stay_awake() {
   awake_.store(true, std::memory_order_relaxed);
   (void)::eventfd_write(member_.bell(), 1);
 }
 
-void training_member::answer_demand() {
+void tenant_member::answer_demand() {
   auto const asked = numbered::unpack(control().demand.load(std::memory_order_acquire));
   if (asked.seq == answered_) {
     return;
@@ -225,8 +227,8 @@ void training_member::answer_demand() {
 /// Waits until what the writer has written makes `holds` true; false at the deadline. Who waits here
 /// may be what a demand waits for, and then the control thread hears no bell.
 template <typename Condition>
-bool training_member::await(std::unique_lock<std::mutex>& lock, steady_clock::time_point deadline,
-                            Condition const& holds) {
+bool tenant_member::await(std::unique_lock<std::mutex>& lock, steady_clock::time_point deadline,
+                          Condition const& holds) {
   constexpr milliseconds most_seldom{20};
   for (microseconds patience{250}; !holds();
        patience = std::min<microseconds>(2 * patience, most_seldom)) {
@@ -239,8 +241,8 @@ bool training_member::await(std::unique_lock<std::mutex>& lock, steady_clock::ti
   return true;
 }
 
-void training_member::ask(std::uint32_t count, lifetime kind, steady_clock::time_point deadline,
-                          precedence turn) {
+void tenant_member::ask(std::uint32_t count, lifetime kind, steady_clock::time_point deadline,
+                        precedence turn) {
   std::lock_guard const alone{asking_};
   std::unique_lock lock{mutex_};
   box_.ask(count, kind, turn);
@@ -253,7 +255,7 @@ void training_member::ask(std::uint32_t count, lifetime kind, steady_clock::time
   }
 }
 
-std::vector<std::uint32_t> training_member::collect(std::vector<std::uint32_t>* needs_scrub) {
+std::vector<std::uint32_t> tenant_member::collect(std::vector<std::uint32_t>* needs_scrub) {
   std::lock_guard const lock{mutex_};
   if (uncollected_ == 0) {
     return {};
@@ -271,7 +273,7 @@ std::vector<std::uint32_t> training_member::collect(std::vector<std::uint32_t>* 
   return granted;
 }
 
-void training_member::release(std::span<std::uint32_t const> chunks) {
+void tenant_member::release(std::span<std::uint32_t const> chunks) {
   if (chunks.empty()) {
     return;
   }
@@ -280,7 +282,7 @@ void training_member::release(std::span<std::uint32_t const> chunks) {
   ring_writer();
 }
 
-bool training_member::wait_grantable(std::uint32_t count, steady_clock::time_point deadline) {
+bool tenant_member::wait_grantable(std::uint32_t count, steady_clock::time_point deadline) {
   std::unique_lock lock{mutex_};
   ++waiting_;
   box_.set_waiting(true);
@@ -292,9 +294,13 @@ bool training_member::wait_grantable(std::uint32_t count, steady_clock::time_poi
 
 }  // namespace
 
-std::unique_ptr<training_client> training_client::join(broker_options const& broker,
-                                                       std::string const& name, handler on_demand) {
-  return std::make_unique<training_member>(broker, name, std::move(on_demand));
+std::unique_ptr<tenant_client> tenant_client::join(broker_options const& broker, client_kind kind,
+                                                   std::string const& name, handler on_demand) {
+  if (auto const& traits = traits_of(kind); !traits.is_tenant) {
+    throw error{error_kind::invalid_argument,
+                std::string{"a "} + traits.name + " is no tenant: it neither asks nor is asked"};
+  }
+  return std::make_unique<tenant_member>(broker, kind, name, std::move(on_demand));
 }
 
 }  // namespace sluice::memhandover

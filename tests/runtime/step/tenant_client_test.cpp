@@ -1,0 +1,225 @@
+/// What the threads of a job ask of the pool while its control thread is busy.
+
+#include "memhandover/client/tenant_client.hpp"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <fstream>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "memhandover/base/error.hpp"
+#include "memhandover/client/serving_pool.hpp"
+#include "memhandover/ledger/client_kinds.hpp"
+#include "tests/memhandover/failing_allocations.hpp"
+#include "tests/runtime/step/fault_world.hpp"
+
+namespace sluice::test {
+namespace {
+
+using namespace std::chrono_literals;
+using memhandover::client_kind;
+using memhandover::demand;
+using memhandover::demand_answer;
+using memhandover::lifetime;
+using memhandover::tenant_client;
+using std::chrono::steady_clock;
+
+TEST(tenant_client_test, who_asks_is_answered_although_a_demand_waits_for_whoever_asks) {
+  fault_world world{"host"};
+  world.start_broker();
+  std::atomic<bool> demanded{false};
+  std::promise<void> answered;
+  auto answer = answered.get_future();
+  std::atomic<bool> in_time{false};
+  std::vector<std::uint32_t> held;
+  auto const job = tenant_client::join(
+      world.broker(), client_kind::training, "job", [&](demand const& /*what*/) {
+        demanded = true;
+        demanded.notify_all();
+        in_time = answer.wait_for(20s) == std::future_status::ready;
+        demand_answer given;
+        given.chunks = held;
+        return given;
+      });
+  auto const all = job->view().shape();
+  job->ask(all.chunk_count, lifetime::revocable, steady_clock::now() + 20s);
+  held = job->collect();
+  ASSERT_EQ(held.size(), all.chunk_count);
+  auto const server = world.join_server();
+  std::jthread serving{
+      [&] { EXPECT_NO_THROW((void)server->acquire(all.bytes() / 2, steady_clock::now() + 60s)); }};
+  demanded.wait(false);
+
+  job->ask(1, lifetime::revocable, steady_clock::now() + 60s);
+  answered.set_value();
+  serving.join();
+
+  EXPECT_TRUE(in_time);
+}
+
+TEST(tenant_client_test, what_throws_on_the_control_thread_ends_nothing) {
+  fault_world world{"host"};
+  world.start_broker();
+  std::atomic<int> demands{0};
+  std::mutex one;
+  std::vector<std::uint32_t> held;
+  auto const job = tenant_client::join(
+      world.broker(), client_kind::training, "job", [&](demand const& /*what*/) {
+        if (++demands == 1) {
+          throw std::bad_alloc{};
+        }
+        demand_answer given;
+        {
+          std::lock_guard const lock{one};
+          given.chunks = held;
+        }
+        given.afterwards = [](auto) { throw std::system_error{EAGAIN, std::generic_category()}; };
+        return given;
+      });
+  auto const all = job->view().shape();
+  auto const server = world.join_server();
+  for (int turn = 0; turn < 2; ++turn) {
+    job->ask(all.chunk_count, lifetime::revocable, steady_clock::now() + 20s);
+    {
+      std::lock_guard const lock{one};
+      held = job->collect();
+      ASSERT_EQ(held.size(), all.chunk_count);
+    }
+    EXPECT_THROW((void)server->acquire(all.bytes() / 2, steady_clock::now() + 20s), error);
+    EXPECT_NO_THROW((void)server->acquire(all.bytes() / 2, steady_clock::now() + 20s));
+    EXPECT_EQ(demands.exchange(0), 2);
+  }
+}
+
+/// A tenant that gives what is demanded of it, as far as it has it.
+class giving_tenant {
+ public:
+  giving_tenant(fault_world const& world, client_kind kind, std::uint32_t count) {
+    std::lock_guard const lock{mutex_};
+    client_ = tenant_client::join(world.broker(), kind, memhandover::traits_of(kind).name,
+                                  [this](demand const& what) { return give(what.chunks); });
+    client_->ask(count, lifetime::lasting, steady_clock::now() + 20s);
+    held_ = client_->collect();
+    EXPECT_EQ(held_.size(), count);
+  }
+  [[nodiscard]] std::vector<std::uint32_t> demanded() {
+    std::lock_guard const lock{mutex_};
+    return std::exchange(demanded_, {});
+  }
+
+ private:
+  demand_answer give(std::uint32_t wanted) {
+    std::lock_guard const lock{mutex_};
+    demanded_.push_back(wanted);
+    demand_answer given;
+    for (; given.chunks.size() < wanted && !held_.empty(); held_.pop_back()) {
+      given.chunks.push_back(held_.back());
+    }
+    return given;
+  }
+
+  std::mutex mutex_;  ///< guards what follows
+  std::vector<std::uint32_t> held_;
+  std::vector<std::uint32_t> demanded_;
+  std::unique_ptr<tenant_client> client_;
+};
+
+using demands = std::vector<std::uint32_t>;
+
+TEST(tenant_client_test, training_is_asked_first_and_engines_for_the_rest_the_larger_one_before) {
+  fault_world world{"host"};
+  world.start_broker();
+  giving_tenant job{world, client_kind::training, 8};
+  giving_tenant small{world, client_kind::engine, 6};
+  giving_tenant large{world, client_kind::engine, 10};
+  auto const server = memhandover::serving_pool::join(
+      {.runtime_dir = world.folder(), .demands_from_engines = true});
+  auto const chunk = server->shape().chunk_bytes;
+  ASSERT_EQ(server->shape().chunk_count, 24U);
+  auto const some = server->acquire(5 * chunk, steady_clock::now() + 20s);
+  EXPECT_EQ(job.demanded(), demands{5});
+  EXPECT_EQ(large.demanded(), demands{});
+  auto const more = server->acquire(11 * chunk, steady_clock::now() + 20s);
+  EXPECT_EQ(job.demanded(), demands{11});
+  EXPECT_EQ(large.demanded(), demands{8});
+  EXPECT_EQ(small.demanded(), demands{});
+  EXPECT_EQ(server->usage().training_bytes, 0U);
+  EXPECT_EQ(server->usage().engine_bytes, 8 * chunk);
+  EXPECT_EQ(server->usage().serving_bytes, 16 * chunk);
+  EXPECT_EQ(server->usage().kept_bytes, 0U);
+}
+
+TEST(tenant_client_test, nobody_is_asked_for_what_only_an_engine_could_give_that_is_not_asked) {
+  fault_world world{"host"};
+  world.start_broker();
+  giving_tenant job{world, client_kind::training, 8};
+  giving_tenant engine{world, client_kind::engine, 10};
+  auto const server = world.join_server();
+  auto const chunk = server->shape().chunk_bytes;
+  EXPECT_EQ(server->usage().kept_bytes, 10 * chunk);
+  EXPECT_THROW((void)server->acquire(15 * chunk, steady_clock::now() + 20s), error);
+  EXPECT_EQ(job.demanded(), demands{});
+  EXPECT_EQ(engine.demanded(), demands{});
+  EXPECT_EQ(server->acquire(14 * chunk, steady_clock::now() + 20s).bytes(), 14 * chunk);
+  EXPECT_EQ(job.demanded(), demands{8});
+  EXPECT_EQ(engine.demanded(), demands{});
+}
+
+/// Nanoseconds that this process's control thread has computed for.
+std::uint64_t control_thread_ran() {
+  std::uint64_t ran = 0;  // while it has not named itself yet
+  std::ifstream{"/proc/self/task/" + std::to_string(thread_named("sluice-control")) +
+                "/schedstat"} >>
+      ran;
+  return ran;
+}
+
+TEST(tenant_client_test, the_control_thread_can_be_told_to_stay_awake_while_a_server_is_there) {
+  fault_world world{"host"};
+  world.start_broker();
+  auto const job = tenant_client::join(world.broker(), client_kind::training, "job",
+                                       [](demand const& /*what*/) { return demand_answer{}; });
+  auto const computes_for = [](std::chrono::nanoseconds so_long) {
+    auto const before = control_thread_ran();
+    auto const deadline = steady_clock::now() + 60s;
+    while (control_thread_ran() - before < static_cast<std::uint64_t>(so_long.count())) {
+      if (steady_clock::now() > deadline) {
+        return false;
+      }
+      std::this_thread::yield();
+    }
+    return true;
+  };
+  auto const falls_asleep = [] {
+    auto const deadline = steady_clock::now() + 60s;
+    for (auto before = control_thread_ran(); steady_clock::now() < deadline;) {
+      std::this_thread::sleep_for(100ms);  // is what is measured: nothing is computed in it
+      if (auto const now = control_thread_ran(); now - std::exchange(before, now) < 1'000'000) {
+        return true;
+      }
+    }
+    return false;
+  };
+
+  job->stay_awake();
+  EXPECT_TRUE(falls_asleep());
+  auto server = world.join_server();
+  job->watch([] {}, 10ms);  // else nobody tells it of the server
+  EXPECT_TRUE(computes_for(100ms));
+  EXPECT_GT(server->acquire(1, steady_clock::now() + 60s).bytes(), 0U);
+  server.reset();
+  EXPECT_TRUE(falls_asleep());
+}
+
+}  // namespace
+}  // namespace sluice::test
