@@ -51,8 +51,8 @@ void chunk_map::occupy_in(std::uint32_t number, extent where, model_id whose, re
   if (where.end < around.end) {
     add_hole({where.end, around.end});
   }
-  if (std::find(in.tenants.begin(), in.tenants.end(), whose) == in.tenants.end()) {
-    in.tenants.push_back(whose);
+  if (std::find(in.models.begin(), in.models.end(), whose) == in.models.end()) {
+    in.models.push_back(whose);
   }
   in.live += where.size();
   live_ += where.size();
@@ -75,12 +75,12 @@ void chunk_map::vacate_in(std::uint32_t number, extent where, model_id whose) {
     remove_hole(next);
   }
   if (in.live == 0) {
-    in.tenants.clear();
+    in.models.clear();
     --held_;
     return;
   }
   add_hole(where);
-  in.tenants.erase(std::remove(in.tenants.begin(), in.tenants.end(), whose), in.tenants.end());
+  in.models.erase(std::remove(in.models.begin(), in.models.end(), whose), in.models.end());
 }
 
 void chunk_map::add_hole(extent where) {

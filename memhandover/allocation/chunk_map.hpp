@@ -51,8 +51,8 @@ class chunk_map {
   /// Whether no byte of it is live.
   [[nodiscard]] bool is_free(extent where) const;
   [[nodiscard]] bool is_held(std::uint32_t chunk) const { return chunks_[chunk].live > 0; }
-  [[nodiscard]] std::span<model_id const> tenants(std::uint32_t chunk) const {
-    return chunks_[chunk].tenants;
+  [[nodiscard]] std::span<model_id const> models_in(std::uint32_t chunk) const {
+    return chunks_[chunk].models;
   }
   [[nodiscard]] std::uint64_t live_bytes() const noexcept { return live_; }
   [[nodiscard]] std::uint64_t held_bytes() const noexcept { return held_ * chunk_bytes_; }
@@ -73,7 +73,7 @@ class chunk_map {
   struct chunk_use {
     std::uint64_t live = 0;
     residence lasts = residence::passing;  ///< of the model that it was taken for
-    boost::container::small_vector<model_id, 1> tenants;
+    boost::container::small_vector<model_id, 1> models;
   };
 
   void occupy_in(std::uint32_t number, extent where, model_id whose, residence lasts);

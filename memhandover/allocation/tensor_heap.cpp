@@ -11,8 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "memhandover/allocation/detail/kept_layout.hpp"
-#include "memhandover/allocation/detail/stitched_ranges.hpp"
+#include "memhandover/allocation/detail/tensor_heap_impl.hpp"
 #include "memhandover/base/bytes.hpp"
 #include "memhandover/base/error.hpp"
 
@@ -25,106 +24,7 @@ using std::chrono::steady_clock;
 /// then it asks for chunks by number, which cannot fail that way.
 constexpr int most_decisions = 3;
 
-/// Kept stitched ranges map at most this share of the pool.
-constexpr std::uint32_t kept_divisor = 4;
-
 }  // namespace
-
-class tensor_heap::impl : public std::enable_shared_from_this<impl> {
- public:
-  impl(std::shared_ptr<serving_pool> pool, std::uint64_t alignment)
-      : pool_(std::move(pool)),
-        alignment_(alignment),
-        places_(pool_->shape().chunk_bytes, pool_->shape().chunk_count, alignment),
-        ranges_(*pool_) {}
-
-  [[nodiscard]] loaded_tensors load(request const& wanted, steady_clock::time_point deadline,
-                                    handover_report* report);
-  bool publish(std::shared_ptr<void> const& hold, std::string key, std::string_view tag);
-  void set_in_use(std::shared_ptr<void> const& hold, bool used);
-  [[nodiscard]] std::optional<adopted> adopt(request const& wanted, std::string key,
-                                             std::string_view tag);
-  void release_rest();
-  void prepare(std::span<std::uint64_t const> sizes, residence lasts);
-  void tidy() { ranges_.trim(pool_->shape().chunk_count / kept_divisor); }
-
-  [[nodiscard]] std::uint64_t hole_bytes() const {
-    std::lock_guard const lock{mutex_};
-    return places_.held_bytes() - places_.live_bytes();
-  }
-  [[nodiscard]] counters count() const {
-    std::lock_guard const lock{mutex_};
-    return counters_;
-  }
-
- private:
-  struct placed {
-    load_decision made;
-    bool noted = false;  ///< whose its chunks are has been said
-  };
-
-  /// Unloads a model when it goes, whole or half loaded.
-  struct residency {
-    residency(std::shared_ptr<impl> heap, model_id number) noexcept
-        : in(std::move(heap)), id(number) {}
-    residency(residency const&) = delete;
-    residency& operator=(residency const&) = delete;
-    ~residency() { in->unload(*this); }
-
-    std::shared_ptr<impl> const in;
-    model_id const id;
-    std::vector<detail::stitched_ranges::range> stitched;
-    std::vector<std::uint64_t> sizes;
-    load_decision made;
-    std::string published;  ///< the key; empty: not
-  };
-
-  /// Gives chunks back when it goes.
-  struct surplus {
-    surplus(chunk_pool& pool, std::vector<std::uint32_t> those) noexcept
-        : from(pool), chunks(std::move(those)) {}
-    surplus(surplus const&) = delete;
-    surplus& operator=(surplus const&) = delete;
-    ~surplus() {
-      if (!chunks.empty()) {
-        from.give_back_chunks(chunks);
-      }
-    }
-
-    chunk_pool& from;
-    std::vector<std::uint32_t> chunks;
-  };
-
-  [[nodiscard]] placed decide(model_id id, request const& wanted, steady_clock::time_point deadline,
-                              handover_report& report);
-  [[nodiscard]] std::optional<load_decision> load_into_free(model_id id, request const& wanted,
-                                                            placing_way last);
-  [[nodiscard]] placed load_into_acquired(model_id id, request const& wanted, std::uint32_t count,
-                                          steady_clock::time_point deadline,
-                                          handover_report& report);
-  [[nodiscard]] std::vector<std::byte*> map(load_decision const& decision,
-                                            std::vector<detail::stitched_ranges::range>& stitched);
-  void forget_plan(model_id id);
-  [[nodiscard]] std::shared_ptr<residency> new_residency(request const& wanted);
-  [[nodiscard]] static residency& residency_of(std::shared_ptr<void> const& hold) {
-    return *std::static_pointer_cast<residency>(hold);
-  }
-  void unload(residency& model) noexcept;
-  void report_decision(load_decision const& made, bool noted, residency const& by,
-                       std::string_view what) noexcept;
-  void note(std::vector<std::uint32_t> const& chunks);
-  void note(load_decision const& made, std::string_view what);
-
-  std::shared_ptr<serving_pool> const pool_;
-  std::uint64_t const alignment_;
-  std::mutex loading_;        ///< one load at a time
-  mutable std::mutex mutex_;  ///< guards what follows but `ranges_`; held for decisions only
-  tensor_placement places_;
-  std::map<model_id, std::string> names_;
-  model_id next_ = 0;
-  counters counters_;
-  detail::stitched_ranges ranges_;
-};
 
 std::optional<load_decision> tensor_heap::impl::load_into_free(model_id id, request const& wanted,
                                                                placing_way last) {
@@ -337,90 +237,20 @@ void tensor_heap::impl::unload(residency& model) noexcept {
   }
 }
 
-bool tensor_heap::impl::publish(std::shared_ptr<void> const& hold, std::string key,
-                                std::string_view tag) {
-  auto* const warm = pool_->warm();
-  if (warm == nullptr) {
-    return false;
-  }
-  auto& model = residency_of(hold);
-  warm->publish_chunks(
-      key, model.made.touched,
-      detail::pack({std::string{tag}, model.sizes, model.made.tensors, model.made.stitched}));
-  model.published = std::move(key);
-  return true;
-}
-
-void tensor_heap::impl::set_in_use(std::shared_ptr<void> const& hold, bool used) {
-  if (auto const& model = residency_of(hold); !model.published.empty()) {
-    pool_->warm()->set_in_use(model.published, used);
-  }
-}
-
-std::optional<tensor_heap::adopted> tensor_heap::impl::adopt(request const& wanted, std::string key,
-                                                             std::string_view tag) {
-  auto* const warm = pool_->warm();
-  if (warm == nullptr) {
-    return std::nullopt;
-  }
-  std::lock_guard const alone{loading_};
-  // Looked at before it is claimed: what is of no use here may share chunks with what is.
-  auto const left = warm->inherited();
-  auto const found = std::find_if(left.begin(), left.end(),
-                                  [&](inheritance const& each) { return each.key == key; });
-  auto layout = found == left.end() ? std::nullopt : detail::unpack(found->blob);
-  if (!layout || layout->tag != tag ||
-      !std::equal(layout->sizes.begin(), layout->sizes.end(), wanted.sizes.begin(),
-                  wanted.sizes.end())) {
-    return std::nullopt;
-  }
-  auto held = new_residency(wanted);
-  auto claimed = warm->claim_chunks(key);
-  if (!claimed) {
-    return std::nullopt;
-  }
-  auto const extents =
-      detail::extents_of(*layout, claimed->chunks, pool_->shape().chunk_bytes, alignment_);
-  std::unique_lock lock{mutex_};
-  if (!extents || !places_.restore(held->id, *extents, wanted.lasts)) {
-    std::erase_if(claimed->chunks,
-                  [this](std::uint32_t chunk) { return !places_.tenants(chunk).empty(); });
-    lock.unlock();
-    warm->withdraw(key);
-    pool_->give_back_chunks(claimed->chunks);
-    return std::nullopt;
-  }
-  lock.unlock();
-  held->published = std::move(key);
-  held->made.tensors = std::move(layout->tensors);
-  held->made.stitched = std::move(layout->stitched);
-  held->made.touched = std::move(claimed->chunks);
-  auto addresses = map(held->made, held->stitched);
-  report_decision(held->made, false, *held, wanted.what);
-  auto const bytes = std::accumulate(wanted.sizes.begin(), wanted.sizes.end(), std::uint64_t{0});
-  return adopted{{std::move(held), std::move(addresses), bytes}, !claimed->in_use};
-}
-
-void tensor_heap::impl::release_rest() {
-  if (auto* const warm = pool_->warm()) {
-    warm->release_rest();
-  }
-}
-
 void tensor_heap::impl::note(std::vector<std::uint32_t> const& chunks) {
   std::vector<std::pair<std::string, std::vector<std::uint32_t>>> notes;
   {
     std::lock_guard const lock{mutex_};
     // By how many models share a chunk, and which one has it alone.
-    std::map<std::pair<std::size_t, model_id>, std::vector<std::uint32_t>> by_tenants;
+    std::map<std::pair<std::size_t, model_id>, std::vector<std::uint32_t>> by_models;
     for (auto const chunk : chunks) {
-      auto const tenants = places_.tenants(chunk);
-      if (!tenants.empty()) {
-        by_tenants[{tenants.size(), tenants.size() == 1 ? tenants.front() : 0}].push_back(chunk);
+      auto const models = places_.models_in(chunk);
+      if (!models.empty()) {
+        by_models[{models.size(), models.size() == 1 ? models.front() : 0}].push_back(chunk);
       }
     }
-    for (auto& [tenants, where] : by_tenants) {
-      auto const [count, alone] = tenants;
+    for (auto& [models, where] : by_models) {
+      auto const [count, alone] = models;
       notes.emplace_back(count == 1 ? names_[alone] : std::to_string(count) + " models",
                          std::move(where));
     }
@@ -465,19 +295,6 @@ tensor_heap::~tensor_heap() = default;
 loaded_tensors tensor_heap::load(request const& wanted, steady_clock::time_point deadline,
                                  handover_report* report) {
   return impl_->load(wanted, deadline, report);
-}
-bool tensor_heap::publish(loaded_tensors const& model, std::string key, std::string_view tag) {
-  return impl_->publish(model.hold_, std::move(key), tag);
-}
-void tensor_heap::set_in_use(loaded_tensors const& model, bool used) {
-  impl_->set_in_use(model.hold_, used);
-}
-std::optional<tensor_heap::adopted> tensor_heap::adopt(request const& wanted, std::string key,
-                                                       std::string_view tag) {
-  return impl_->adopt(wanted, std::move(key), tag);
-}
-void tensor_heap::release_rest() {
-  impl_->release_rest();
 }
 void tensor_heap::prepare(std::span<std::uint64_t const> sizes, residence lasts) {
   impl_->prepare(sizes, lasts);

@@ -97,8 +97,8 @@ class tensor_placement {
   [[nodiscard]] std::uint32_t chunks_that_suffice(std::span<std::uint64_t const> sizes) const;
 
   /// Models that have something in the chunk, in the order in which they came.
-  [[nodiscard]] std::span<model_id const> tenants(std::uint32_t chunk) const {
-    return map_.tenants(chunk);
+  [[nodiscard]] std::span<model_id const> models_in(std::uint32_t chunk) const {
+    return map_.models_in(chunk);
   }
   [[nodiscard]] std::uint64_t live_bytes() const noexcept { return map_.live_bytes(); }
   [[nodiscard]] std::uint64_t held_bytes() const noexcept { return map_.held_bytes(); }

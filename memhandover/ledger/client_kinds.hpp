@@ -1,6 +1,6 @@
 /// The kinds of client that a pool knows, and what each may do, as data: who decides by kind asks here.
 ///
-///   auto const* const kind = traits_of(view.clients()[slot]);  // null: damaged, such a client gets nothing
+///   auto const* const kind = traits_of(view.clients()[slot]);  // null: a damaged entry
 ///   if (kind != nullptr && kind->is_tenant) {
 ///     // … what it asks for becomes `kind->owns` …
 ///   }

@@ -117,7 +117,7 @@ TEST_F(a_placement, shares_a_chunk_between_small_models) {
   auto const second = load(2, {300, 16});
   ASSERT_TRUE(second);
   EXPECT_TRUE(second->taken.empty());
-  EXPECT_TRUE(std::ranges::equal(places_->tenants(0), sizes_of{1, 2}));
+  EXPECT_TRUE(std::ranges::equal(places_->models_in(0), sizes_of{1, 2}));
   EXPECT_EQ(places_->held_bytes(), chunk);
 }
 
@@ -128,7 +128,7 @@ TEST_F(a_placement, gives_whole_chunks_back_when_a_model_goes_whose_tail_is_shar
   auto const gone = unload(1);
   EXPECT_EQ(gone.emptied, (std::vector<std::uint32_t>{0, 1, 2}));
   EXPECT_EQ(gone.kept, (std::vector<std::uint32_t>{3}));
-  EXPECT_TRUE(std::ranges::equal(places_->tenants(3), sizes_of{2}));
+  EXPECT_TRUE(std::ranges::equal(places_->models_in(3), sizes_of{2}));
   EXPECT_EQ(unload(2).emptied, (std::vector<std::uint32_t>{3}));
   EXPECT_EQ(places_->held_bytes(), 0U);
 }
@@ -332,7 +332,7 @@ TEST_F(a_placement, takes_for_placed_what_lies_there_already_and_nothing_twice) 
   std::vector<extent> const free{{chunk / 2, chunk}, {2 * chunk, 3 * chunk + unit}};
   EXPECT_TRUE(places_->restore(2, free, residence::passing));
   EXPECT_EQ(places_->live_bytes(), chunk / 2 + chunk / 2 + chunk + unit);
-  EXPECT_EQ(places_->tenants(0).size(), 2U);
+  EXPECT_EQ(places_->models_in(0).size(), 2U);
   auto const live = places_->live_bytes();
   for (std::vector<extent> const& taken : {std::vector<extent>{{4 * chunk, 5 * chunk}, {0, unit}},
                                            {{3 * chunk, 3 * chunk + unit}},

@@ -33,7 +33,8 @@ class engine_process_test : public pool_process_test {
   }
   /// Of the client that is that process; null if there is none.
   [[nodiscard]] nlohmann::json client(child const& who) const {
-    for (auto const& each : status()["clients"]) {
+    auto const now = status();
+    for (auto const& each : now["clients"]) {
       if (each["pid"] == who.pid()) {
         return each;
       }

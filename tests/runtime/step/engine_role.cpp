@@ -18,7 +18,7 @@ namespace {
 using namespace std::chrono_literals;
 using std::chrono::steady_clock;
 
-void say(std::string const& text) {
+void print_line(std::string const& text) {
   std::printf("%s\n", text.c_str());
   std::fflush(stdout);
 }
@@ -51,10 +51,10 @@ class marked_engine {
     }
     engine_.visit([&](std::byte* where) { wrong_ |= !holds(where, bytes, mark_); });
     if (engine_.held() >= wanted && !std::exchange(grown_, true)) {
-      say("grown");
+      print_line("grown");
     }
     if (engine_.parked() > 0 && !std::exchange(parked_, true)) {
-      say("parked");
+      print_line("parked");
     }
     if (random_() % 8 == 0) {
       engine_.shrink(static_cast<std::uint32_t>(random_() % (wanted / 4 + 1)));
@@ -89,11 +89,11 @@ int engine_role(std::vector<std::string> const& arguments, std::atomic<bool> con
       }
     }
   }
-  say("joined");
+  print_line("joined");
   while (!stopping) {
     engine.turn(most);
     if (engine.wrong()) {
-      say("error: an engine has seen bytes that are not its own");
+      print_line("error: an engine has seen bytes that are not its own");
       return 4;
     }
     ::poll(nullptr, 0, 1);  // demands come meanwhile
