@@ -65,7 +65,7 @@ class isolated_engine {
   /// Grows as far as it may, looks at what it has and at what it has lost, and gives some back.
   void turn() {
     auto const most = static_cast<std::uint32_t>(how_.bytes / engine_.chunk_bytes());
-    watch_.doing(activity::allocating);
+    watch_.doing(activity::acquiring);
     if (engine_.held() < most) {
       (void)engine_.grow(1 + random() % (most - engine_.held()),
                          std::chrono::steady_clock::now() + std::chrono::seconds{5}, "model",
@@ -75,7 +75,7 @@ class isolated_engine {
     engine_.visit([this](std::byte* where) { look_again(where); });
     engine_.visit_lost([this](std::byte* where) { probe(where); });
     counts_.engine_parked = engine_.parked();
-    ::poll(nullptr, 0, static_cast<int>(random() % 3));  // demands come meanwhile
+    ::poll(nullptr, 0, static_cast<int>(random() % 8));  // demands come meanwhile
     if (random() % 8 == 0) {
       engine_.shrink(random() % (most + 1));
     }
