@@ -24,6 +24,9 @@ using std::chrono::steady_clock;
 /// then it asks for chunks by number, which cannot fail that way.
 constexpr int most_decisions = 3;
 
+/// Kept stitched ranges map at most this share of the pool.
+constexpr std::uint32_t kept_divisor = 4;
+
 }  // namespace
 
 std::optional<load_decision> tensor_heap::impl::load_into_free(model_id id, request const& wanted,
@@ -286,6 +289,10 @@ void tensor_heap::impl::prepare(std::span<std::uint64_t const> sizes, residence 
       ranges_.keep(ranges_.get(each));
     }
   }
+}
+
+void tensor_heap::impl::tidy() {
+  ranges_.trim(pool_->shape().chunk_count / kept_divisor);
 }
 
 tensor_heap::tensor_heap(std::shared_ptr<serving_pool> pool, std::uint64_t alignment)

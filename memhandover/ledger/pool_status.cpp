@@ -162,7 +162,7 @@ json describe_holdings(holdings const& of, std::uint64_t chunk_bytes) {
   return list;
 }
 
-/// The client in `slot` if there is one, with so many `chunks`; `held` is what it says of them.
+/// The client in `slot`, which has so many `chunks`; `held` is what it says of an engine's.
 json describe_client(ledger_view const& view, std::uint32_t slot, std::uint32_t chunks,
                      holdings const& held) {
   auto const& entry = view.clients()[slot];

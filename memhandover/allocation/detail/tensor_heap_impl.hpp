@@ -36,11 +36,7 @@ class tensor_heap::impl : public std::enable_shared_from_this<impl> {
                                              std::string_view tag);
   void release_rest();
   void prepare(std::span<std::uint64_t const> sizes, residence lasts);
-  void tidy() {
-    constexpr std::uint32_t kept_divisor =
-        4;  // of the pool's chunks: so many may be mapped a second time
-    ranges_.trim(pool_->shape().chunk_count / kept_divisor);
-  }
+  void tidy();
 
   [[nodiscard]] std::uint64_t hole_bytes() const {
     std::lock_guard const lock{mutex_};
