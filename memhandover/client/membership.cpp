@@ -30,7 +30,7 @@ constexpr milliseconds attempts_apart{200};
 
 membership::membership(broker_options broker, client_kind kind, std::string const& name,
                        std::string const& endpoint)
-    : broker_(std::move(broker)), kind_(kind) {
+    : broker_(std::move(broker)) {
   std::tie(life_read_, life_write_) = make_pipe("the broker to see when this process ends");
   socket_ = ensure_broker(broker_);
   auto join = wish_message("join", broker_);

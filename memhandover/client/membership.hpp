@@ -82,7 +82,6 @@ class membership {
   [[nodiscard]] unique_fd find_broker(bool ready) const;
 
   broker_options broker_;
-  client_kind kind_;
   unique_fd socket_;
   unique_fd bell_;
   unique_fd life_read_;
