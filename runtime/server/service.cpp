@@ -50,6 +50,8 @@ json describe(model_snapshot const& model) {
       {"refused", model.report.refused},
       {"cold_starts", model.cold_starts},
       {"outlives_server", model.outlives_server},
+      {"image_bytes", model.image_bytes},
+      {"file_read_bytes", model.read_bytes},
       {"arrival_rate_per_s", model.report.fast_rate_per_s},
       {"service_ms", in_ms(decision.service_mean)},
       {"load_ms", in_ms(decision.load_mean)},
@@ -79,6 +81,7 @@ json describe(host_snapshot::handover const& handover) {
           {"ledger_us", in_us(report.ledger)},
           {"map_us", in_us(report.map)},
           {"total_us", in_us(report.total)},
+          {"image_us", in_us(handover.image)},
           {"load_us", in_us(handover.load)}};
 }
 

@@ -142,7 +142,7 @@ std::shared_ptr<memhandover::serving_pool> join_pool(policy::policy const& wante
   options.sluice_binary = broker_program();
   auto pool = memhandover::serving_pool::join(options);
   if (auto* const warm = pool->warm()) {
-    warm->hold_left();  // reading models takes as long as it takes
+    warm->hold_left();  // starting takes as long as it takes
   }
   spdlog::info("joined the pool bytes={} chunk_bytes={} backend={}", pool->shape().bytes(),
                pool->shape().chunk_bytes,
@@ -193,7 +193,9 @@ int serve(command_line const& given) {
   auto options = host_options_of(wanted);
   options.thread_start = [threads = given.threads] { set_torch_threads(threads); };
   host.emplace(std::move(options), pool, std::move(models));
-  host->warm_up();
+  if (!host->warm_up([&signals] { return signals.arrived(); })) {
+    return 0;
+  }
   service.attach(*host, http.address());
   std::printf("listening on http://%s\n", http.address().c_str());
   std::fflush(stdout);

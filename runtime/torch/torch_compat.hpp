@@ -10,6 +10,8 @@
 ///   at::_cudnn_init_dropout_state, at::AutoDispatchBelowADInplaceOrView  step/dropout_states.cpp   dropout of recurrent layers there
 ///   c10::AutogradState::set_multithreading_enabled                       step/micro_batch.cpp      one device's backward on its thread
 ///   at::_foreach_copy_, _foreach_add_, _foreach_div_                     step/gradients.cpp …      (a loop over the tensors would do)
+///   caffe2::serialize::ReadAdapterInterface, PyTorchStreamReader;        model/torch_file.cpp      models read without their weights
+///   that it reads a record straight into its storage's memory                                      (reading all of each would do)
 ///   torch::jit::Node, Block, tryToGraphFunction                          detail/torch_weights.cpp  models with tensors as constants
 ///   c10d::TCPStore, compareSet and multiGet                              store.cpp                 ranks on several hosts
 ///

@@ -384,6 +384,69 @@ def test_what_a_server_had_warm_that_died_computing_is_copied_anew(world):
     assert held > 0 and copied == 0
 
 
+def read_so_far(server) -> int:
+    """Bytes that the process has read, as the kernel counts them: its libraries are mapped, not read."""
+    return int(re.search(r"rchar: (\d+)", Path(f"/proc/{server.process.pid}/io").read_text())[1])
+
+
+def leave_warm(world, *models, memory: str = "256MiB"):
+    """Adds these, of 64 MiB each, kills a server with the first one warm, and starts another: the models, the policy, that server."""
+    made = {name: world.models.add(name, Affine(seed, padding_mib=64), **AFFINE) for seed, name in enumerate(models)}
+    policy = world.policy(*models, memory=memory)
+    first = world.serve(policy)
+    torch.testing.assert_close(first.outputs(models[0], [floats("x", X)])[0], made[models[0]](X), rtol=0, atol=0)
+    kill(world, first)
+    return made, policy, world.serve(policy)
+
+
+def test_a_model_that_was_taken_over_answers_before_its_weights_are_read(world):
+    made, policy, second = leave_warm(world, "large")
+    seen = second.model("large")
+    assert seen["state"] == "warm" and seen["image_bytes"] == 0
+    assert 0 < seen["file_read_bytes"] < seen["bytes"] / 64
+    assert read_so_far(second) < seen["bytes"] / 8
+    torch.testing.assert_close(second.outputs("large", [floats("x", X)])[0], made["large"](X), rtol=0, atol=0)
+    eventually(lambda: second.model("large")["image_bytes"] == seen["bytes"], "the image is made once it has answered")
+    assert seen["bytes"] <= second.model("large")["file_read_bytes"] < seen["bytes"] * 9 / 8
+    assert read_so_far(second) >= seen["bytes"]
+    (_, copied), = taken_over(second).values()
+    assert copied == 0 and second.model("large")["cold_starts"] == 0
+    assert second.end() == 0
+    third = world.serve(policy)
+    assert third.model("large")["image_bytes"] == seen["bytes"], "with nothing to take over it is ready with its image"
+
+
+def test_a_model_that_was_taken_over_and_went_cold_is_loaded_from_its_file(world):
+    made, _, second = leave_warm(world, "large", "other", memory="96MiB")
+    for round in (1, 2):  # there is room for one of them
+        for name in ("other", "large"):
+            torch.testing.assert_close(second.outputs(name, [floats("x", X)])[0], made[name](X), rtol=0, atol=0)
+            assert second.model(name)["cold_starts"] == round and second.model(name)["image_bytes"] == second.model(name)["bytes"]
+
+
+def test_a_warm_model_whose_file_is_written_to_serves_until_it_goes_cold(world):
+    made, policy, second = leave_warm(world, "large", "other", memory="96MiB")
+    file = world.models.root / "large" / "1" / "model.pt"
+    contents = file.read_bytes()
+    file.write_bytes(contents[:-1] + bytes([contents[-1] ^ 1]))
+    for _ in range(2):
+        torch.testing.assert_close(second.outputs("large", [floats("x", X)])[0], made["large"](X), rtol=0, atol=0)
+    second.outputs("other", [floats("x", X)])
+    status, answer = second.infer("large", [floats("x", X)])
+    assert status == 503 and str(file) in answer["error"], answer
+    second.outputs("other", [floats("x", X)])
+    assert second.end() == 0
+    file.write_bytes(contents)
+    torch.testing.assert_close(world.serve(policy).outputs("large", [floats("x", X)])[0], made["large"](X), rtol=0, atol=0)
+
+
+def test_a_warm_model_whose_file_has_gone_is_loaded_again_from_what_was_opened(world):
+    made, _, second = leave_warm(world, "large", "other", memory="96MiB")
+    (world.models.root / "large" / "1" / "model.pt").unlink()
+    for name in ("other", "large"):
+        torch.testing.assert_close(second.outputs(name, [floats("x", X)])[0], made[name](X), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("becomes", ["other weights", "not served"])
 def test_memory_of_a_dead_server_that_is_of_no_use_goes_back(world, affine, becomes):
     other = world.models.add("other", Affine(5, padding_mib=3.0), **AFFINE)

@@ -16,33 +16,16 @@ namespace {
 /// Beyond this an idle timeout does not fit a clock; nobody waits for it either.
 constexpr scheduler::seconds longest_timeout{1e8};
 
-double microseconds(std::chrono::nanoseconds value) {
-  return std::chrono::duration<double, std::micro>{value}.count();
-}
-
-memhandover::residence residence_of(detail::slot const& model) {
-  return model.is.always_warm ? memhandover::residence::lasting : memhandover::residence::passing;
-}
-
-/// Under which name it is left to a successor.
-std::string key_of(detail::slot const& model) {
-  auto key = model.is.name + '/' + model.is.version;
-  if (key.size() > memhandover::max_warm_key) {
-    key.resize(memhandover::max_warm_key);  // another one of that beginning has another fingerprint
-  }
-  return key;
-}
-
 void log_cold_start(host_snapshot::handover const& event, std::chrono::nanoseconds total) {
   auto const& report = event.report;
   spdlog::info(
       "cold start model={} bytes={} reclaimed_bytes={} notify_us={:.0f} gate_us={:.0f} "
       "drain_us={:.0f} revoke_us={:.0f} ledger_us={:.0f} map_us={:.0f} handover_us={:.0f} "
-      "load_us={:.0f} total_us={:.0f}",
-      event.model, report.bytes, report.bytes_reclaimed, microseconds(report.notify),
-      microseconds(report.gate), microseconds(report.drain), microseconds(report.revoke),
-      microseconds(report.ledger), microseconds(report.map), microseconds(report.total),
-      microseconds(event.load), microseconds(total));
+      "load_us={:.0f} image_us={:.0f} total_us={:.0f}",
+      event.model, report.bytes, report.bytes_reclaimed, detail::microseconds(report.notify),
+      detail::microseconds(report.gate), detail::microseconds(report.drain), detail::microseconds(report.revoke),
+      detail::microseconds(report.ledger), detail::microseconds(report.map), detail::microseconds(report.total),
+      detail::microseconds(event.load), detail::microseconds(event.image), detail::microseconds(total));
 }
 
 }  // namespace
@@ -68,75 +51,6 @@ void model_host::impl::execute() {
   pause_.release();
   executed_ = true;
   changed_.notify_all();
-}
-
-/// What a server that has died had warm, and this one serves as well, is warm here.
-void model_host::impl::take_over(lock_type& lock) {
-  for (auto& each : slots_) {
-    try {
-      take_over(lock, each);
-    } catch (...) {
-      if (!lock.owns_lock()) {
-        lock.lock();
-      }
-      spdlog::warn("a warm model cannot be taken over model={} reason={}", each.is.name,
-                   telemetry::quoted(detail::as_error(std::current_exception()).what()));
-    }
-  }
-  lock.unlock();
-  heap_.release_rest();
-  lock.lock();
-  taken_over_ = true;
-  changed_.notify_all();
-}
-
-void model_host::impl::take_over(lock_type& lock, slot& model) {
-  auto const fingerprint = model.is.model->fingerprint();
-  if (fingerprint.empty() || model.is.model->bytes() == 0) {
-    return;
-  }
-  lock.unlock();
-  auto const begin = clock::now();
-  auto left = heap_.adopt({model.is.model->pieces(), model.is.name, residence_of(model)},
-                          key_of(model), fingerprint);
-  if (left) {
-    if (left->intact) {
-      model.is.model->attach(left->tensors.addresses());
-    } else {  // it died computing, which may have changed them
-      model.is.model->load(left->tensors.addresses());
-      heap_.set_in_use(left->tensors, false);
-    }
-    model.memory = std::move(left->tensors);
-  }
-  auto const end = clock::now();
-  lock.lock();
-  if (left) {
-    model.state = model_state::warm;
-    model.offered = model.published = true;
-    model.idle_since = end;
-    spdlog::info("took over a warm model model={} bytes={} copied_bytes={} took_us={:.0f}",
-                 model.is.name, model.memory.bytes(), left->intact ? 0 : model.memory.bytes(),
-                 microseconds(end - begin));
-  }
-}
-
-/// A successor may have it from now on. Off the path of requests.
-void model_host::impl::publish(lock_type& lock, slot& model) {
-  model.offered = true;
-  auto const fingerprint = model.is.model->fingerprint();
-  if (fingerprint.empty() || !model.memory) {
-    return;
-  }
-  lock.unlock();
-  bool published = false;
-  try {
-    published = heap_.publish(model.memory, key_of(model), fingerprint);
-  } catch (...) {
-    spdlog::warn("a warm model would not outlive this server model={} reason={}", model.is.name,
-                 telemetry::quoted(detail::as_error(std::current_exception()).what()));
-  }
-  lock.lock();
-  model.published = published;
 }
 
 void model_host::impl::work_off(lock_type& lock) {
@@ -181,6 +95,8 @@ void model_host::impl::next_step(lock_type& lock) {
   });
   if (unpublished != slots_.end()) {
     publish(lock, *unpublished);
+  } else if (auto* const model = next_image()) {
+    extend_image(lock, *model);
   } else if (!stopping_) {
     wait_for_work(lock);
   }
@@ -263,6 +179,7 @@ void model_host::impl::run_oldest(lock_type& lock) {
   lock.lock();
   --model.queue;
   model.idle_since = end;
+  want_image(model);
   if (auto const* const failure = std::get_if<error>(&result)) {
     ++model.failed;
     ++failed_;
@@ -285,9 +202,13 @@ void model_host::impl::load(lock_type& lock, model_index number, clock::time_poi
   lock.unlock();
 
   auto const begin = clock::now();
-  host_snapshot::handover event{model.is.name, {}, {}, {}};
+  host_snapshot::handover event{model.is.name, {}, {}, {}, {}};
   std::optional<error> failure;
   try {
+    while (model.lacks_image()) {  // before memory is taken for it
+      model.is.model->extend_image();
+    }
+    event.image = clock::now() - begin;
     if (model.is.model->bytes() > 0) {
       model.memory = obtain(model, deadline, event.report);
     }
@@ -309,7 +230,7 @@ void model_host::impl::load(lock_type& lock, model_index number, clock::time_poi
     bool const is_new = std::exchange(model.failing_with, failure->kind()) != failure->kind();
     spdlog::log(is_new ? spdlog::level::warn : spdlog::level::debug,
                 "cold start failed model={} bytes={} after_us={:.0f} kind={} reason={}",
-                model.is.name, model.is.model->bytes(), microseconds(end - begin),
+                model.is.name, model.is.model->bytes(), detail::microseconds(end - begin),
                 to_string(failure->kind()), telemetry::quoted(failure->what()));
     refuse_all_of(number, {failure->kind(), fmt::format("model '{}' cannot be loaded: {}",
                                                         model.is.name, failure->what())});
@@ -317,7 +238,8 @@ void model_host::impl::load(lock_type& lock, model_index number, clock::time_poi
   }
   model.state = model_state::warm;
   model.failing_with.reset();
-  model.controller.on_load(end, end - begin, event.report.total);
+  model.image_failure.reset();
+  model.controller.on_load(end, end - begin - event.image, event.report.total);
   log_cold_start(event, end - begin);
   handovers_.push_back(std::move(event));
   if (handovers_.size() > kept_handovers) {
@@ -340,7 +262,7 @@ memhandover::loaded_tensors model_host::impl::obtain(slot const& model, clock::t
       continue;
     }
     try {
-      return heap_.load({model.is.model->pieces(), model.is.name, residence_of(model)}, deadline,
+      return heap_.load({model.is.model->pieces(), model.is.name, detail::residence_of(model)}, deadline,
                         &report);
     } catch (error const& failure) {
       if (failure.kind() != error_kind::out_of_memory || !can_fit || !evict_for(model)) {
@@ -386,6 +308,7 @@ bool model_host::impl::release(lock_type& lock, slot& model, char const* why) {
   }
   model.state = model_state::cold;
   model.offered = model.published = false;
+  want_image(model);
   spdlog::info("model released model={} bytes={} why={}", model.is.name, model.is.model->bytes(),
                why);
   return true;

@@ -112,17 +112,38 @@ model_host::impl::~impl() {
   timekeeper_.join();
 }
 
-void model_host::impl::warm_up() {
+bool model_host::impl::is_preparing(bool images) const {
+  return std::any_of(slots_.begin(), slots_.end(), [images](slot const& each) {
+    return each.load_wanted || (images && each.image_wanted && each.lacks_image());
+  });
+}
+
+bool model_host::impl::warm_up(std::function<bool()> const& given_up) {
   lock_type lock{mutex_};
   changed_.wait(lock, [this] { return taken_over_ || stopping_; });
+  // Whose clients wait for a model that is warm does not let them wait for those that are not.
+  bool const can_answer = std::any_of(slots_.begin(), slots_.end(), [](slot const& each) {
+    return each.state == model_state::warm;
+  });
   for (auto& each : slots_) {
     each.load_wanted = each.is.always_warm && each.state == model_state::cold;
   }
   work_.notify_one();
-  changed_.wait(lock, [&] {
-    return stopping_ || std::none_of(slots_.begin(), slots_.end(),
-                                     [](slot const& each) { return each.load_wanted; });
-  });
+  auto const failed = [&] {
+    return std::find_if(slots_.begin(), slots_.end(), [&](slot const& each) {
+      return !can_answer && each.image_failure;
+    });
+  };
+  while (!stopping_ && failed() == slots_.end() && is_preparing(!can_answer)) {
+    if (given_up()) {
+      return false;
+    }
+    changed_.wait(lock);
+  }
+  if (auto const found = failed(); found != slots_.end()) {
+    throw error{*found->image_failure};
+  }
+  return true;
 }
 
 model_state model_host::impl::state(model_index model) const {
@@ -243,8 +264,8 @@ host_snapshot model_host::impl::snapshot() const {
   for (auto const& each : slots_) {
     result.models.push_back({each.is.name, each.is.version, each.state, each.is.model->bytes(),
                              each.requests, each.failed, each.cold_starts, each.queue,
-                             each.is.always_warm, each.published, each.is.scheduling.goal,
-                             each.report});
+                             each.is.always_warm, each.published, each.is.model->image_bytes(),
+                             each.is.model->read_bytes(), each.is.scheduling.goal, each.report});
     result.in_flight += each.queue;
   }
   result.requests = requests_;
@@ -276,8 +297,8 @@ model_host::model_host(host_options options, std::shared_ptr<memhandover::servin
     : impl_(std::make_unique<impl>(std::move(options), std::move(pool), std::move(models))) {}
 model_host::~model_host() = default;
 
-void model_host::warm_up() {
-  impl_->warm_up();
+bool model_host::warm_up(std::function<bool()> const& given_up) {
+  return impl_->warm_up(given_up);
 }
 model_state model_host::state(model_index model) const {
   return impl_->state(model);

@@ -23,6 +23,10 @@
 /// here (hosted_model::fingerprint), without copying a byte; one that died in the middle of a computation has
 /// its weights copied anew, into the same memory. What else was left goes back to the pool.
 ///
+/// *Images*: what a cold start copies from is read from the models' files when nothing else is to be done, step by
+/// step, before the host is warmed up; but where something was taken over, that answers meanwhile, and the image
+/// of such a model waits for its first answer or until it goes cold. A cold start that comes before completes it.
+///
 /// *Compute*: by policy training is paused from the arrival of a request until nothing has waited or
 /// run for the hysteresis, or while a model is loaded; but not beyond what leaves training its share
 /// of the time (detail/compute_pause.hpp). Requests never wait for a pause.
@@ -105,6 +109,8 @@ struct model_snapshot {
   bool always_warm = false;
   bool outlives_server =
       false;  ///< if this process is killed now, its successor begins with it warm
+  std::uint64_t image_bytes = 0;  ///< of `bytes`, what lies ready on the host for a cold start
+  std::uint64_t read_bytes = 0;   ///< of its file
   scheduler::objective goal;
   scheduler::model_report report;  ///< of the last tick
 };
@@ -124,7 +130,8 @@ struct host_snapshot {
   struct handover {
     std::string model;
     memhandover::handover_report report;
-    std::chrono::nanoseconds load{};  ///< weights copied, after the handover
+    std::chrono::nanoseconds image{};  ///< what was missing of it read, before the handover
+    std::chrono::nanoseconds load{};   ///< weights copied, after it
     std::chrono::system_clock::time_point at;
   };
   std::vector<model_snapshot> models;
@@ -153,9 +160,10 @@ class model_host {
   model_host& operator=(model_host&&) = delete;
 
   /// Takes over what an earlier server has left, loads the models that are always warm, and returns when
-  /// that is done. One that cannot be
-  /// loaded is logged; its first request tries again.
-  void warm_up();
+  /// that is done; unless something was taken over, also the images of all models, whose failure it throws. One
+  /// that cannot be loaded is logged; its first request tries again. False, when a model is done and `given_up`
+  /// says so.
+  bool warm_up(std::function<bool()> const& given_up = [] { return false; });
 
   [[nodiscard]] model_state state(model_index model) const;
 

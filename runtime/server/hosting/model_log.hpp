@@ -7,9 +7,9 @@
 
 namespace sluice::server {
 
-/// A model has been read. `outside`: bytes of its weights that will not lie in the pool; `pinned`:
-/// whether its image can be copied at full speed.
-void log_prepared(std::string const& model, std::uint64_t bytes, std::uint64_t outside,
-                  bool pinned);
+/// A model's code and structure have been read. `outside`: bytes of its weights that will not lie in the pool.
+void log_prepared(std::string const& model, std::uint64_t bytes, std::uint64_t outside);
+/// Its image is complete. `pinned`: whether it can be copied at full speed.
+void log_image(std::string const& model, std::uint64_t bytes, bool pinned);
 
 }  // namespace sluice::server

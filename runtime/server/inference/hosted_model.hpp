@@ -2,8 +2,11 @@
 ///
 ///   cold ──load(memory), attach(memory)──► warm ──unload()──► cold
 ///
-/// The host calls `load`, `attach`, `run` and `unload` from its one executor thread; `bytes`,
-/// `fingerprint` and `pieces` may be called from anywhere.
+/// Its *image* is what `load` copies from: the weights on this host, out of the model's file. It need not be there
+/// before.
+///
+/// The host calls `load`, `attach`, `extend_image`, `run` and `unload` from its one executor thread; the others
+/// may be called from anywhere.
 #pragma once
 
 #include <cstddef>
@@ -29,6 +32,15 @@ class hosted_model {
   [[nodiscard]] virtual std::uint64_t bytes() const noexcept = 0;
   /// The same by pieces that must each be contiguous, in bytes; none for a model without weights.
   [[nodiscard]] virtual std::span<std::uint64_t const> pieces() const noexcept = 0;
+
+  /// How much of `bytes()` the image holds.
+  [[nodiscard]] virtual std::uint64_t image_bytes() const noexcept { return bytes(); }
+  /// Brings a further part of the weights into the image, in some milliseconds; to be called only while it is not
+  /// complete, which `load` makes it otherwise. Throws `unavailable` if the file has been written to since it was
+  /// opened, `out_of_memory` if there is no room.
+  virtual void extend_image() {}
+  /// How much of the model's file has been read.
+  [[nodiscard]] virtual std::uint64_t read_bytes() const noexcept { return 0; }
 
   /// Puts the weights into `pieces()[i]` bytes from `memory[i]` on, aligned to `weight_alignment`,
   /// which stay the model's until `unload`. After an exception the model is cold and holds nothing of

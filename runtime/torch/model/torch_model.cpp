@@ -6,24 +6,23 @@
 #include <c10/util/StringUtil.h>
 #include <dlfcn.h>
 #include <malloc.h>
-#include <sys/stat.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 #include <torch/csrc/jit/runtime/jit_exception.h>
-#include <torch/csrc/jit/serialization/import.h>
 
 #include <algorithm>
 #include <optional>
 #include <string_view>
-#include <system_error>
 #include <utility>
 
 #include "memhandover/base/bytes.hpp"
 #include "memhandover/base/error.hpp"
+#include "runtime/server/hosting/model_file.hpp"
 #include "runtime/server/hosting/model_log.hpp"
 #include "runtime/server/hosting/torch_errors.hpp"
 #include "runtime/torch/model/detail/torch_tensors.hpp"
 #include "runtime/torch/model/detail/torch_weights.hpp"
+#include "runtime/torch/model/torch_file.hpp"
 
 namespace sluice::server {
 namespace {
@@ -33,14 +32,20 @@ at::Device at_device(torch_device device) {
                           : at::Device{at::kCPU};
 }
 
-torch::jit::Module read_module(torch_model_options const& options) {
-  std::error_code code;
-  if (!std::filesystem::is_regular_file(options.file, code)) {
-    throw error{error_kind::not_found,
-                c10::str("model '", options.name, "': there is no file ", options.file.string())};
-  }
+std::shared_ptr<model_file const> open_file(torch_model_options const& options) {
   try {
-    return torch::jit::load(options.file.string(), at::kCPU);
+    return std::make_shared<model_file const>(options.file);
+  } catch (...) {
+    rethrow_as_error(c10::str("model '", options.name, "'"), error_kind::not_found);
+  }
+}
+
+torch::jit::Module read_whole_module(torch_model_options const& options,
+                                     std::shared_ptr<model_file const> const& file) {
+  try {
+    return read_whole(file);
+  } catch (error const&) {
+    throw;
   } catch (std::exception const& failure) {
     throw error{error_kind::invalid_argument,
                 c10::str("model '", options.name, "': ", options.file.string(),
@@ -76,29 +81,13 @@ std::vector<c10::Argument> request_arguments(torch::jit::Module const& module,
 /// not take over what an older one has laid out in another way.
 constexpr int weights_layout = 1;
 
-/// The very file in the very state: whoever writes to it, or puts another in its place, changes this.
-std::string fingerprint_of(std::filesystem::path const& file) {
-  struct stat state {};
-  if (::stat(file.c_str(), &state) != 0) {
-    return {};  // reading it will say why
-  }
-  return c10::str("layout=", weights_layout, " device=", state.st_dev, " inode=", state.st_ino,
-                  " bytes=", state.st_size, " modified=", state.st_mtim.tv_sec, '.',
-                  state.st_mtim.tv_nsec, " changed=", state.st_ctim.tv_sec, '.',
-                  state.st_ctim.tv_nsec);
-}
-
 class torch_model final : public hosted_model {
  public:
   explicit torch_model(torch_model_options options)
       : options_(std::move(options)),
         device_(at_device(options_.device)),
-        fingerprint_(fingerprint_of(options_.file)),
-        module_(read_module(options_)) {
-    if (fingerprint_of(options_.file) != fingerprint_) {
-      throw error{error_kind::invalid_argument,
-                  c10::str(options_.file.string(), " has changed while it was read; start again")};
-    }
+        file_(open_file(options_)) {
+    read_without_weights();
     module_.eval();
     arguments_ = request_arguments(module_, options_);
     for (auto const& each : options_.inputs) {
@@ -108,10 +97,7 @@ class torch_model final : public hosted_model {
       (void)detail::torch_type(each.type);
     }
     auto const constants = detail::place_constants(module_, device_);
-    weights_.emplace(module_, device_);
-    ::malloc_trim(0);  // reading the file has left the weights' size behind in the heap
-    log_prepared(options_.name, weights_->bytes(), constants + weights_->outside_bytes(),
-                 device_.is_cpu() || weights_->bytes() == 0 || weights_->pinned());
+    log_prepared(options_.name, weights_->bytes(), constants + weights_->outside_bytes());
   }
 
   [[nodiscard]] std::uint64_t bytes() const noexcept override { return weights_->bytes(); }
@@ -120,10 +106,30 @@ class torch_model final : public hosted_model {
     return weights_->pieces();
   }
 
-  [[nodiscard]] std::string fingerprint() const override { return fingerprint_; }
+  [[nodiscard]] std::string fingerprint() const override {
+    return c10::str("layout=", weights_layout, ' ', file_->fingerprint());
+  }
+
+  [[nodiscard]] std::uint64_t image_bytes() const noexcept override {
+    return weights_->image().ready_bytes();
+  }
+
+  [[nodiscard]] std::uint64_t read_bytes() const noexcept override { return file_->read_bytes(); }
+
+  void extend_image() override {
+    try {
+      auto const here = on_device();
+      weights_->image().extend();
+    } catch (...) {
+      rethrow_as_error(c10::str("reading the weights of model '", options_.name, "'"),
+                       error_kind::internal);
+    }
+    note_image();
+  }
 
   void load(std::span<std::byte* const> memory) override {
     bind([&] { weights_->bind(memory); });
+    note_image();
   }
 
   void attach(std::span<std::byte* const> memory) override {
@@ -142,19 +148,50 @@ class torch_model final : public hosted_model {
   [[nodiscard]] std::vector<tensor> run(std::vector<tensor>& inputs,
                                         std::vector<std::string> const& wanted) override {
     auto const here = on_device();
+    undo_changes();  // those of an earlier request, if they could not be undone then
     try {
+      undone_ = false;
       auto outputs = compute(inputs, wanted);
-      weights_->undo_changes();
+      undo_changes();
       return outputs;
     } catch (...) {
       auto const failure = std::current_exception();
-      weights_->undo_changes();
+      undo_changes();
       rethrow_as_error(c10::str("model '", options_.name, "'"), error_kind::invalid_argument,
                        failure);
     }
   }
 
  private:
+  void read_without_weights() {
+    if (auto const structure = read_structure(file_)) {
+      module_ = structure->module;
+      weights_.emplace(*structure, file_, device_);
+      if (weights_->holds_all_unread()) {
+        return;
+      }
+    }
+    module_ = read_whole_module(options_, file_);
+    weights_.emplace(torch_structure{module_, {}}, file_, device_);
+  }
+
+  void undo_changes() {
+    if (!undone_) {
+      weights_->undo_changes();
+      undone_ = true;
+    }
+  }
+
+  /// Once, when it is complete.
+  void note_image() {
+    if (image_noted_ || image_bytes() < bytes()) {
+      return;
+    }
+    image_noted_ = true;
+    ::malloc_trim(0);  // what was read may have left its size behind in the heap
+    log_image(options_.name, bytes(), weights_->image().pinned());
+  }
+
   template <typename Binding>
   void bind(Binding const& binding) {
     try {
@@ -182,10 +219,12 @@ class torch_model final : public hosted_model {
 
   torch_model_options const options_;
   at::Device const device_;
-  std::string const fingerprint_;
+  std::shared_ptr<model_file const> const file_;
   torch::jit::Module module_;
   std::vector<c10::Argument> arguments_;
   std::optional<detail::torch_weights> weights_;
+  bool undone_ = true;  ///< what the last computation has changed
+  bool image_noted_ = false;
 };
 
 }  // namespace

@@ -10,11 +10,15 @@
 ///   auto outputs = model->run(inputs, {});
 ///   model->unload();
 ///
-/// *Prepare* reads the file once and moves the bytes of all parameters, buffers and other tensor
-/// attributes into a weights image: an unlinked file, which costs page cache only, or with a GPU
-/// pinned host memory. A cold model holds no weights besides. *Load* copies the image into the
-/// lent memory, one piece for each storage of the file and neighbours at once; tensors that shared
-/// storage or had strides of their own still do.
+/// *Prepare* reads the file's code and structure, but not the bytes of parameters, buffers and other tensor
+/// attributes. These are read into a weights image by `extend_image`, or at the latest by `load`: an unlinked
+/// file, which costs page cache only, or with a GPU pinned host memory. A cold model holds no weights besides.
+/// The file stays open until then and later: who replaces it changes nothing here, and who writes to it before
+/// its weights are in the image makes `load` fail. A file whose reading runs code of its own (`__setstate__`),
+/// or of which torch packs tensors into another form, and weights that are compressed are read at once.
+///
+/// *Load* copies the image into the lent memory, one piece for each storage of the file and neighbours at
+/// once; tensors that shared storage or had strides of their own still do. *Attach* needs no image.
 ///
 /// What is not in the lent memory: tensors that the file keeps as constants of its code (a frozen
 /// module has all its weights there), quantised and sparse tensors, and what a computation
@@ -22,7 +26,7 @@
 /// first two.
 ///
 /// Requests are independent: attributes that `forward` assigns are put back afterwards, and tensors
-/// that it changed in place are read from the image again. So whether a model went cold between two
+/// that it changed in place are read again, from the image or the file. So whether a model went cold between two
 /// requests never shows in an answer. Only what it puts *into* a list or dictionary attribute
 /// stays.
 ///
@@ -63,7 +67,7 @@ struct torch_model_options {
 };
 
 /// Reads a model. Throws `not_found` (file), `invalid_argument` (no TorchScript, or `forward` does
-/// not fit `inputs`), `out_of_memory` (no room for the image).
+/// not fit `inputs`), `unavailable` (somebody writes to the file).
 [[nodiscard]] std::unique_ptr<hosted_model> prepare_torch_model(torch_model_options options);
 
 }  // namespace sluice::server

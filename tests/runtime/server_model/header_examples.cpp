@@ -11,6 +11,7 @@
 #include "runtime/server/hosting/detail/compute_pause.hpp"
 #include "runtime/server/hosting/image_file.hpp"
 #include "runtime/server/hosting/latency_window.hpp"
+#include "runtime/server/hosting/model_file.hpp"
 #include "runtime/server/hosting/model_host.hpp"
 #include "runtime/server/http/endpoint.hpp"
 #include "runtime/server/server_setup.hpp"
@@ -37,6 +38,12 @@ void of_image_file(std::vector<std::byte> const& bytes, std::byte* destination) 
   image_file image;
   auto offset = image.append(bytes);
   image.read(offset, bytes.size(), destination);
+}
+
+void of_model_file(std::uint64_t offset, std::byte* destination, std::size_t bytes) {
+  model_file file{"/models/add/1/model.pt"};
+  auto words = file.fingerprint();
+  file.read(offset, {destination, bytes});
 }
 
 void of_latency_window() {

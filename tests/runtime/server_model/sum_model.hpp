@@ -48,6 +48,19 @@ class model_control {
     std::lock_guard const lock{mutex_};
     load_failure_ = kind;
   }
+  /// Of an image that is not there at first.
+  void set_image_steps(int steps) {
+    std::lock_guard const lock{mutex_};
+    image_steps_ = steps;
+  }
+  void fail_image(error_kind kind) {
+    std::lock_guard const lock{mutex_};
+    image_failure_ = kind;
+  }
+  [[nodiscard]] int image_steps_made() const {
+    std::lock_guard const lock{mutex_};
+    return image_steps_made_;
+  }
   void fail_unload() {
     std::lock_guard const lock{mutex_};
     keeps_ = true;
@@ -74,7 +87,9 @@ class model_control {
   int loads_ = 0;
   int unloads_ = 0;
   int runs_ = 0;  // begun
-  std::optional<error_kind> load_failure_;
+  int image_steps_ = 0;
+  int image_steps_made_ = 0;
+  std::optional<error_kind> load_failure_, image_failure_;
 };
 
 class sum_model final : public hosted_model {
@@ -84,6 +99,19 @@ class sum_model final : public hosted_model {
 
   [[nodiscard]] std::uint64_t bytes() const noexcept override { return bytes_; }
   [[nodiscard]] std::span<std::uint64_t const> pieces() const noexcept override { return pieces_; }
+
+  [[nodiscard]] std::uint64_t image_bytes() const noexcept override {
+    std::lock_guard const lock{control_->mutex_};
+    return control_->image_steps_made_ < control_->image_steps_ ? 0 : bytes_;
+  }
+
+  void extend_image() override {
+    std::lock_guard const lock{control_->mutex_};
+    if (control_->image_failure_) {
+      throw error{*std::exchange(control_->image_failure_, std::nullopt), "the file has changed"};
+    }
+    ++control_->image_steps_made_;
+  }
 
   void load(std::span<std::byte* const> memory) override {
     std::lock_guard const lock{control_->mutex_};

@@ -2,12 +2,16 @@
 #include <torch/csrc/jit/api/module.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "memhandover/allocation/tensor_heap.hpp"
 #include "runtime/server/inference/inference_service.hpp"
 #include "runtime/torch/model/detail/torch_weights.hpp"
+#include "runtime/torch/model/torch_file.hpp"
 #include "runtime/torch/model/torch_model.hpp"
+#include "runtime/torch/model/weights_image.hpp"
 
 namespace sluice::server::header_examples {
 
@@ -25,8 +29,25 @@ void of_torch_model(model_metadata const& metadata, memhandover::loaded_tensors 
   model->unload();
 }
 
-void of_torch_weights(torch::jit::Module const& module, std::vector<std::byte*> const& memory) {
-  torch_weights weights{module, at::kCPU};
+void of_torch_file(std::shared_ptr<model_file const> const& file) {
+  if (auto structure = read_structure(file)) {
+  }
+  auto module = read_whole(file);
+}
+
+void of_weights_image(std::vector<weights_image::part> const& parts,
+                      std::shared_ptr<model_file const> const& file, std::uint64_t offset,
+                      std::uint64_t bytes, std::byte* destination) {
+  weights_image image{parts, file, at::kCUDA};
+  while (image.ready_bytes() < image.bytes()) {
+    image.extend();
+  }
+  image.copy(offset, bytes, destination);
+}
+
+void of_torch_weights(torch_structure const& structure, std::shared_ptr<model_file const> const& file,
+                      std::vector<std::byte*> const& memory) {
+  torch_weights weights{structure, file, at::kCPU};
   weights.bind(memory);
   weights.undo_changes();
   weights.unbind();

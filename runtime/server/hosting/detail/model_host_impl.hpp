@@ -53,10 +53,22 @@ struct slot {
   bool offered = false;                    ///< for publication, however that came out
   bool published = false;                  ///< a successor may have it
   bool keeps_memory = false;               ///< it could not be unloaded: never released again
+  bool image_wanted = true;                ///< as soon as there is nothing else to be done
+  std::optional<error> image_failure;
   std::optional<error_kind> failing_with;  ///< the last cold start
   std::size_t queue = 0;                   ///< waiting and running
   std::uint64_t requests = 0, failed = 0, cold_starts = 0;
+
+  [[nodiscard]] bool lacks_image() const noexcept;
 };
+
+[[nodiscard]] inline memhandover::residence residence_of(slot const& model) {
+  return model.is.always_warm ? memhandover::residence::lasting : memhandover::residence::passing;
+}
+
+[[nodiscard]] inline double microseconds(std::chrono::nanoseconds value) {
+  return std::chrono::duration<double, std::micro>{value}.count();
+}
 
 /// Any exception as an error of ours.
 [[nodiscard]] error as_error(std::exception_ptr const& thrown);
@@ -80,7 +92,7 @@ class model_host::impl {
   impl& operator=(impl&&) = delete;
   ~impl();
 
-  void warm_up();
+  bool warm_up(std::function<bool()> const& given_up);
   [[nodiscard]] model_state state(model_index model) const;
   void submit(model_index model, infer_request request, completion done);
   [[nodiscard]] host_snapshot snapshot() const;
@@ -101,6 +113,9 @@ class model_host::impl {
   void take_over(lock_type& lock);
   void take_over(lock_type& lock, slot& model);
   void publish(lock_type& lock, slot& model);
+  static void want_image(slot& model);
+  [[nodiscard]] slot* next_image();
+  void extend_image(lock_type& lock, slot& model);
   void load(lock_type& lock, model_index number, clock::time_point deadline);
   [[nodiscard]] memhandover::loaded_tensors obtain(slot const& model, clock::time_point deadline,
                                                    memhandover::handover_report& report);
@@ -126,6 +141,7 @@ class model_host::impl {
   void publish_run_ahead();
   void refuse(detail::job&& late, error reason);
   void refuse_all_of(model_index number, error const& reason);
+  [[nodiscard]] bool is_preparing(bool images) const;
 
   host_options const options_;
   std::shared_ptr<memhandover::serving_pool> const pool_;

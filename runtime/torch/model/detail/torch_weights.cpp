@@ -40,6 +40,9 @@ class torch_weights::collector {
  public:
   explicit collector(torch_weights& into) : into_(into) {}
 
+  /// Of each region.
+  [[nodiscard]] std::vector<c10::Storage> const& storages() const { return storages_; }
+
   void visit(c10::IValue const& value) {
     if (value.isTensor()) {
       take(value.toTensor());
@@ -57,6 +60,8 @@ class torch_weights::collector {
       for (auto const& entry : value.toGenericDict()) {
         visit(entry.value());
       }
+    } else if (value.isCapsule()) {
+      into_.holds_all_unread_ = false;  // an object of C++, made of what was read
     }
   }
 
@@ -87,9 +92,10 @@ class torch_weights::collector {
     }
     auto const& storage = tensor.storage();
     auto const [known, is_new] =
-        storages_.try_emplace(storage.unsafeGetStorageImpl(), into_.regions_.size());
+        regions_.try_emplace(storage.unsafeGetStorageImpl(), into_.regions_.size());
     if (is_new) {
-      into_.regions_.push_back({storage, 0, storage.nbytes()});
+      into_.regions_.push_back({.bytes = storage.nbytes()});
+      storages_.push_back(storage);
     }
     tensor.requires_grad_(false);
     into_.weights_.push_back({tensor, known->second, tensor.storage_offset(), tensor.sizes().vec(),
@@ -99,14 +105,17 @@ class torch_weights::collector {
   torch_weights& into_;
   std::set<c10::ivalue::Object const*> objects_;
   std::set<c10::TensorImpl const*> tensors_;
-  std::map<c10::StorageImpl const*, std::size_t> storages_;
+  std::map<c10::StorageImpl const*, std::size_t> regions_;
+  std::vector<c10::Storage> storages_;
 };
 
-torch_weights::torch_weights(torch::jit::Module const& module, at::Device device)
+torch_weights::torch_weights(torch_structure const& from, std::shared_ptr<model_file const> file,
+                             at::Device device)
     : device_(device) {
   at::NoGradGuard const no_gradients;
-  collector{*this}.visit(c10::IValue{module._ivalue()});
-  write_image();
+  collector found{*this};
+  found.visit(c10::IValue{from.module._ivalue()});
+  lay_out(found.storages(), from, std::move(file));
   empty_tensors();
 }
 
@@ -118,8 +127,8 @@ torch_weights::~torch_weights() {
   }
 }
 
-void torch_weights::write_image() {
-  image_.emplace();
+void torch_weights::lay_out(std::vector<c10::Storage> const& storages, torch_structure const& from,
+                            std::shared_ptr<model_file const> file) {
   in_image_.resize(regions_.size());
   std::iota(in_image_.begin(), in_image_.end(), std::size_t{0});
   // The largest first, as they are placed in memory: then most neighbours there are neighbours here.
@@ -129,24 +138,25 @@ void torch_weights::write_image() {
   for (auto const& each : regions_) {
     pieces_.push_back(each.bytes);
   }
+  std::vector<weights_image::part> parts;
+  std::uint64_t end = 0;
+  std::size_t unread = 0;
   for (auto const number : in_image_) {
     auto& each = regions_[number];
-    each.offset = image_->append({static_cast<std::byte const*>(each.source.data()), each.bytes});
-    each.source = c10::Storage{};
+    auto const& storage = storages[number];
+    each.offset = aligned(end);
+    end = each.offset + each.bytes;
+    auto const record = from.unread.find(storage.data());
+    if (record == from.unread.end()) {
+      parts.push_back({each.offset, each.bytes, 0, storage});
+      continue;
+    }
+    ++unread;
+    holds_all_unread_ = holds_all_unread_ && record->second.bytes == each.bytes;
+    parts.push_back({each.offset, each.bytes, record->second.offset, {}});
   }
-  bytes_ = image_->bytes();
-  if (device_.is_cpu() || bytes_ == 0) {
-    return;
-  }
-  auto const options = at::TensorOptions{}.dtype(at::kByte);
-  auto const count = static_cast<std::int64_t>(bytes_);
-  try {
-    pinned_image_ = at::empty({count}, options.pinned_memory(true));
-  } catch (c10::Error const&) {  // less memory may be pinned than there is
-    pinned_image_ = at::empty({count}, options);
-  }
-  image_->read(0, bytes_, static_cast<std::byte*>(pinned_image_.data_ptr()));
-  image_.reset();
+  holds_all_unread_ = from.unread.empty() || (holds_all_unread_ && unread == from.unread.size());
+  image_.emplace(std::move(parts), std::move(file), device_);
 }
 
 void torch_weights::empty_tensors() {
@@ -154,19 +164,6 @@ void torch_weights::empty_tensors() {
   for (auto& each : weights_) {
     each.tensor.set_data(at::empty({0}, each.tensor.options().device(at::kCPU)));
   }
-}
-
-/// With a GPU it is only begun; `wait_for` ends it.
-void torch_weights::copy(std::uint64_t offset, std::uint64_t bytes, std::byte* to) const {
-  if (device_.is_cpu()) {
-    image_->read(offset, bytes, to);
-    return;
-  }
-  auto const count = static_cast<std::int64_t>(bytes);
-  at::from_blob(
-      to, {count}, [](void*) {}, at::TensorOptions{}.dtype(at::kByte).device(device_), device_)
-      .copy_(pinned_image_.narrow(0, static_cast<std::int64_t>(offset), count),
-             /*non_blocking=*/true);
 }
 
 /// Neighbours in the image that are neighbours in memory go in one copy.
@@ -183,7 +180,7 @@ void torch_weights::copy_image() const {
       }
       bytes = neighbour.offset - from.offset + neighbour.bytes;
     }
-    copy(from.offset, bytes, to);
+    image_->copy(from.offset, bytes, to);
     first = next;
   }
 }
@@ -198,6 +195,9 @@ void torch_weights::point_at_memory(weight& which, at::Tensor const& region_byte
 void torch_weights::bind(std::span<std::byte* const> memory) {
   at::NoGradGuard const no_gradients;
   memory_.assign(memory.begin(), memory.end());
+  while (image_->ready_bytes() < image_->bytes()) {
+    image_->extend();
+  }
   copy_image();
   wait_for(device_);
   point_all();
@@ -235,7 +235,7 @@ void torch_weights::undo_changes() {
   for (auto& each : weights_) {
     if (each.tensor._version() != each.version) {
       auto const& from = regions_[each.region];
-      copy(from.offset, from.bytes, memory_[each.region]);
+      image_->copy(from.offset, from.bytes, memory_[each.region]);
       point_at_memory(each, bound_[each.region]);
       copied = true;
     }
@@ -252,7 +252,7 @@ void torch_weights::unbind() {
   auto const memory = std::exchange(memory_, {});
   if (int const left = views_->load(); left != 0) {
     if (!memory.empty()) {
-      bind(memory);  // it stays usable
+      attach(memory);  // it stays usable
     }
     throw error{error_kind::internal, c10::str(left,
                                                " pieces of the lent memory are still referred to; "

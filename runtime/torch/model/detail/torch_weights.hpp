@@ -1,7 +1,8 @@
-/// The tensors of a TorchScript module, moved out of it into an image, and back in as views of lent
-/// memory. Includes torch; only for the files that torch_model.hpp hides.
+/// The tensors of a TorchScript module, taken out of it, and back in as views of lent memory. Their bytes lie
+/// in the model's file, and from there in an image (weights_image.hpp), which is made whenever there is time,
+/// at the latest by `bind`. Includes torch; only for the files that torch_model.hpp hides.
 ///
-///   torch_weights weights{module, at::kCPU};   // module is now empty
+///   torch_weights weights{structure, file, at::kCPU};   // its module is now empty
 ///   weights.bind(memory);     // … and computes out of `memory`, an address a piece
 ///   weights.undo_changes();   // after every run
 ///   weights.unbind();
@@ -20,33 +21,36 @@
 #include <span>
 #include <vector>
 
-#include "runtime/server/hosting/image_file.hpp"
+#include "runtime/server/hosting/model_file.hpp"
+#include "runtime/torch/model/torch_file.hpp"
+#include "runtime/torch/model/weights_image.hpp"
 
 namespace sluice::server::detail {
 
 class torch_weights {
  public:
-  /// Takes every dense tensor found in the module's attributes, at any depth. `module` has been
-  /// loaded for the CPU.
-  torch_weights(torch::jit::Module const& module, at::Device device);
+  /// Takes every dense tensor found in the module's attributes, at any depth. It has been read for the CPU, from
+  /// `file`.
+  torch_weights(torch_structure const& from, std::shared_ptr<model_file const> file, at::Device device);
   torch_weights(torch_weights const&) = delete;
   torch_weights& operator=(torch_weights const&) = delete;
   torch_weights(torch_weights&&) = delete;
   torch_weights& operator=(torch_weights&&) = delete;
   ~torch_weights();
 
-  [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+  /// Whether every storage that has not been read is here. If not, something else needs what it holds, and the
+  /// module has to be read whole.
+  [[nodiscard]] bool holds_all_unread() const noexcept { return holds_all_unread_; }
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return image_->bytes(); }
   /// The storages' sizes in bytes, each of which needs contiguous memory.
   [[nodiscard]] std::span<std::uint64_t const> pieces() const noexcept { return pieces_; }
   /// Bytes of attributes that stay outside: quantised and sparse tensors.
   [[nodiscard]] std::uint64_t outside_bytes() const noexcept { return outside_bytes_; }
-  /// Whether a GPU's image lies in pinned memory, as it should.
-  [[nodiscard]] bool pinned() const noexcept {
-    return pinned_image_.defined() && pinned_image_.is_pinned();
-  }
+  [[nodiscard]] weights_image& image() noexcept { return *image_; }
+  [[nodiscard]] weights_image const& image() const noexcept { return *image_; }
 
-  /// Copies the image to `memory`, an address for each of `pieces()`, and points the module's tensors
-  /// there.
+  /// Completes the image, copies it to `memory`, an address for each of `pieces()`, and points the module's
+  /// tensors there.
   void bind(std::span<std::byte* const> memory);
   /// The same of memory that holds the image already.
   void attach(std::span<std::byte* const> memory);
@@ -57,10 +61,9 @@ class torch_weights {
   void unbind();
 
  private:
-  struct region {          // one storage of the file
-    c10::Storage source;   // set while the image is being written, never after
-    std::uint64_t offset;  // in the image
-    std::uint64_t bytes;
+  struct region {  // one storage of the file
+    std::uint64_t offset = 0;  // in the image
+    std::uint64_t bytes = 0;
   };
   struct weight {
     at::Tensor tensor;  // the very tensor that the module holds
@@ -75,10 +78,10 @@ class torch_weights {
   };
   class collector;
 
+  void lay_out(std::vector<c10::Storage> const& storages, torch_structure const& from,
+               std::shared_ptr<model_file const> file);
   void point_all();
-  void write_image();
   void empty_tensors();
-  void copy(std::uint64_t offset, std::uint64_t bytes, std::byte* to) const;
   void copy_image() const;
   void point_at_memory(weight& which, at::Tensor const& region_bytes) const;
 
@@ -88,12 +91,11 @@ class torch_weights {
   std::vector<std::size_t> in_image_;  // the regions as they follow each other in the image
   std::vector<weight> weights_;
   std::vector<attributes> attributes_;
-  std::uint64_t bytes_ = 0;
+  bool holds_all_unread_ = true;
   std::uint64_t outside_bytes_ = 0;
-  std::optional<image_file> image_;  // with a CPU
-  at::Tensor pinned_image_;          // with a GPU
-  std::vector<std::byte*> memory_;   // of each region, while bound
-  std::vector<at::Tensor> bound_;    // one view of the memory for each region, while bound
+  std::optional<weights_image> image_;
+  std::vector<std::byte*> memory_;  // of each region, while bound
+  std::vector<at::Tensor> bound_;   // one view of the memory for each region, while bound
   /// Counts storages over lent memory that something still refers to. Shared with their deleters,
   /// which may outlive us.
   std::shared_ptr<std::atomic<int>> views_ = std::make_shared<std::atomic<int>>(0);

@@ -1,0 +1,49 @@
+// When a model_host makes the images that its models are loaded from. The executor's.
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+
+#include "runtime/server/hosting/detail/model_host_impl.hpp"
+#include "runtime/telemetry/logging.hpp"
+
+namespace sluice::server {
+
+bool detail::slot::lacks_image() const noexcept {
+  return is.model->image_bytes() < is.model->bytes();
+}
+
+/// Once it has failed, only a cold start tries again: its request hears why.
+void model_host::impl::want_image(slot& model) {
+  model.image_wanted = !model.image_failure;
+}
+
+detail::slot* model_host::impl::next_image() {
+  auto const found = std::find_if(slots_.begin(), slots_.end(), [](slot const& each) {
+    return each.image_wanted && each.lacks_image();
+  });
+  return found == slots_.end() ? nullptr : &*found;
+}
+
+/// One step, so that a request that comes meanwhile waits for no more than that.
+void model_host::impl::extend_image(lock_type& lock, slot& model) {
+  lock.unlock();
+  std::optional<error> failure;
+  try {
+    model.is.model->extend_image();
+  } catch (...) {
+    failure = detail::as_error(std::current_exception());
+  }
+  lock.lock();
+  if (failure) {
+    spdlog::warn("a model's weights are not on the host before its next cold start model={} reason={}",
+                 model.is.name, telemetry::quoted(failure->what()));
+    model.image_failure = std::move(failure);
+    model.image_wanted = false;
+  }
+  if (!model.image_wanted || !model.lacks_image()) {
+    changed_.notify_all();
+  }
+}
+
+}  // namespace sluice::server

@@ -1,0 +1,94 @@
+// What a model_host takes over from a server that was killed, and leaves to the one that comes after it. The executor's.
+
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "runtime/server/hosting/detail/model_host_impl.hpp"
+#include "runtime/telemetry/logging.hpp"
+
+namespace sluice::server {
+namespace {
+
+/// Under which name it is left to a successor.
+std::string key_of(detail::slot const& model) {
+  auto key = model.is.name + '/' + model.is.version;
+  if (key.size() > memhandover::max_warm_key) {
+    key.resize(memhandover::max_warm_key);  // another one of that beginning has another fingerprint
+  }
+  return key;
+}
+
+}  // namespace
+
+/// What a server that has died had warm, and this one serves as well, is warm here.
+void model_host::impl::take_over(lock_type& lock) {
+  for (auto& each : slots_) {
+    try {
+      take_over(lock, each);
+    } catch (...) {
+      if (!lock.owns_lock()) {
+        lock.lock();
+      }
+      spdlog::warn("a warm model cannot be taken over model={} reason={}", each.is.name,
+                   telemetry::quoted(detail::as_error(std::current_exception()).what()));
+    }
+  }
+  lock.unlock();
+  heap_.release_rest();
+  lock.lock();
+  taken_over_ = true;
+  changed_.notify_all();
+}
+
+void model_host::impl::take_over(lock_type& lock, slot& model) {
+  auto const fingerprint = model.is.model->fingerprint();
+  if (fingerprint.empty() || model.is.model->bytes() == 0) {
+    return;
+  }
+  lock.unlock();
+  auto const begin = clock::now();
+  auto left = heap_.adopt({model.is.model->pieces(), model.is.name, detail::residence_of(model)},
+                          key_of(model), fingerprint);
+  if (left) {
+    if (left->intact) {
+      model.is.model->attach(left->tensors.addresses());
+    } else {  // it died computing, which may have changed them
+      model.is.model->load(left->tensors.addresses());
+      heap_.set_in_use(left->tensors, false);
+    }
+    model.memory = std::move(left->tensors);
+  }
+  auto const end = clock::now();
+  lock.lock();
+  if (left) {
+    model.state = model_state::warm;
+    model.offered = model.published = true;
+    model.image_wanted = false;  // its first answer comes first
+    model.idle_since = end;
+    spdlog::info("took over a warm model model={} bytes={} copied_bytes={} read_bytes={} took_us={:.0f}",
+                 model.is.name, model.memory.bytes(), left->intact ? 0 : model.memory.bytes(),
+                 model.is.model->read_bytes(), detail::microseconds(end - begin));
+  }
+}
+
+/// A successor may have it from now on. Off the path of requests.
+void model_host::impl::publish(lock_type& lock, slot& model) {
+  model.offered = true;
+  auto const fingerprint = model.is.model->fingerprint();
+  if (fingerprint.empty() || !model.memory) {
+    return;
+  }
+  lock.unlock();
+  bool published = false;
+  try {
+    published = heap_.publish(model.memory, key_of(model), fingerprint);
+  } catch (...) {
+    spdlog::warn("a warm model would not outlive this server model={} reason={}", model.is.name,
+                 telemetry::quoted(detail::as_error(std::current_exception()).what()));
+  }
+  lock.lock();
+  model.published = published;
+}
+
+}  // namespace sluice::server

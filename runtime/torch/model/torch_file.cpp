@@ -1,0 +1,124 @@
+#include "runtime/torch/model/torch_file.hpp"
+
+#include <caffe2/serialize/inline_container.h>
+#include <caffe2/serialize/read_adapter_interface.h>
+#include <torch/csrc/jit/api/compilation_unit.h>
+#include <torch/csrc/jit/serialization/import.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace sluice::server {
+namespace {
+
+using caffe2::serialize::PyTorchStreamReader;
+
+/// A local header of a zip archive (APPNOTE.TXT 4.3.7): the method of compression stands in it, 0 for none.
+constexpr std::uint64_t method_offset = 8;
+
+std::span<std::byte> as_bytes(void* buffer, std::size_t bytes) {
+  return {static_cast<std::byte*>(buffer), bytes};
+}
+
+/// Reads the file for torch, all of it.
+class whole_file : public caffe2::serialize::ReadAdapterInterface {
+ public:
+  explicit whole_file(std::shared_ptr<model_file const> file) : file_(std::move(file)) {}
+
+  [[nodiscard]] std::size_t size() const override { return file_->bytes(); }
+
+  std::size_t read(std::uint64_t offset, void* to, std::size_t bytes,
+                   char const* /*what*/) const override {
+    auto const there = bytes_from(offset, bytes);
+    file_->read(offset, as_bytes(to, there));
+    return there;
+  }
+
+ protected:
+  [[nodiscard]] std::size_t bytes_from(std::uint64_t offset, std::size_t bytes) const {
+    return std::min<std::uint64_t>(bytes, file_->bytes() - std::min(offset, file_->bytes()));
+  }
+
+  std::shared_ptr<model_file const> const file_;
+};
+
+/// The same but for these records, by their offset in the file.
+using records = std::unordered_map<std::uint64_t, std::uint64_t>;
+
+class file_without : public whole_file {
+ public:
+  file_without(std::shared_ptr<model_file const> file, records left_out)
+      : whole_file(std::move(file)), left_out_(std::move(left_out)) {}
+
+  std::size_t read(std::uint64_t offset, void* to, std::size_t bytes,
+                   char const* what) const override {
+    auto const found = left_out_.find(offset);
+    if (found == left_out_.end() || found->second != bytes) {
+      return whole_file::read(offset, to, bytes, what);
+    }
+    unread_[to] = {offset, bytes};
+    return bytes;
+  }
+
+  [[nodiscard]] std::unordered_map<void const*, file_range> const& unread() const {
+    return unread_;
+  }
+
+ private:
+  records const left_out_;
+  mutable std::unordered_map<void const*, file_range> unread_;
+};
+
+bool is_compressed(model_file const& file, std::uint64_t header) {
+  std::array<std::byte, 2> method{};
+  file.read(header + method_offset, method);
+  return method != std::array<std::byte, 2>{};
+}
+
+/// The storages of attributes that lie in the file as they do in memory.
+records weights_in(std::shared_ptr<model_file const> const& file) {
+  constexpr std::string_view folder = "data/";
+  PyTorchStreamReader reader{std::make_shared<whole_file>(file)};
+  records found;
+  for (auto const& name : reader.getAllRecords()) {
+    if (name.starts_with(folder) && !is_compressed(*file, reader.getRecordHeaderOffset(name))) {
+      auto const bytes = reader.getRecordSize(name);
+      if (bytes > 0 && reader.getRecordOffset(name) + bytes <= file->bytes()) {
+        found.emplace(reader.getRecordOffset(name), bytes);
+      }
+    }
+  }
+  return found;
+}
+
+/// What `__setstate__` makes of tensors while they are read, nobody could make good afterwards.
+bool runs_code_when_read(torch::jit::Module const& module) {
+  auto const functions = module._ivalue()->compilation_unit()->get_functions();
+  return std::any_of(functions.begin(), functions.end(),
+                     [](torch::jit::Function const* each) { return each->name() == "__setstate__"; });
+}
+
+}  // namespace
+
+std::optional<torch_structure> read_structure(std::shared_ptr<model_file const> const& file) {
+  try {
+    auto const reader = std::make_shared<file_without>(file, weights_in(file));
+    auto module = torch::jit::load(reader, at::kCPU);
+    if (runs_code_when_read(module)) {
+      return std::nullopt;
+    }
+    return torch_structure{std::move(module), reader->unread()};
+  } catch (std::exception const&) {
+    return std::nullopt;
+  }
+}
+
+torch::jit::Module read_whole(std::shared_ptr<model_file const> const& file) {
+  return torch::jit::load(std::make_shared<whole_file>(file), at::kCPU);
+}
+
+}  // namespace sluice::server
