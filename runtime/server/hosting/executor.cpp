@@ -23,9 +23,11 @@ void log_cold_start(host_snapshot::handover const& event, std::chrono::nanosecon
       "drain_us={:.0f} revoke_us={:.0f} ledger_us={:.0f} map_us={:.0f} handover_us={:.0f} "
       "load_us={:.0f} image_us={:.0f} total_us={:.0f}",
       event.model, report.bytes, report.bytes_reclaimed, detail::microseconds(report.notify),
-      detail::microseconds(report.gate), detail::microseconds(report.drain), detail::microseconds(report.revoke),
-      detail::microseconds(report.ledger), detail::microseconds(report.map), detail::microseconds(report.total),
-      detail::microseconds(event.load), detail::microseconds(event.image), detail::microseconds(total));
+      detail::microseconds(report.gate), detail::microseconds(report.drain),
+      detail::microseconds(report.revoke), detail::microseconds(report.ledger),
+      detail::microseconds(report.map), detail::microseconds(report.total),
+      detail::microseconds(event.load), detail::microseconds(event.image),
+      detail::microseconds(total));
 }
 
 }  // namespace
@@ -262,8 +264,8 @@ memhandover::loaded_tensors model_host::impl::obtain(slot const& model, clock::t
       continue;
     }
     try {
-      return heap_.load({model.is.model->pieces(), model.is.name, detail::residence_of(model)}, deadline,
-                        &report);
+      return heap_.load({model.is.model->pieces(), model.is.name, detail::residence_of(model)},
+                        deadline, &report);
     } catch (error const& failure) {
       if (failure.kind() != error_kind::out_of_memory || !can_fit || !evict_for(model)) {
         throw;

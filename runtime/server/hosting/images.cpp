@@ -36,14 +36,13 @@ void model_host::impl::extend_image(lock_type& lock, slot& model) {
   }
   lock.lock();
   if (failure) {
-    spdlog::warn("a model's weights are not on the host before its next cold start model={} reason={}",
-                 model.is.name, telemetry::quoted(failure->what()));
+    spdlog::warn(
+        "a model's weights are not on the host before its next cold start model={} reason={}",
+        model.is.name, telemetry::quoted(failure->what()));
     model.image_failure = std::move(failure);
     model.image_wanted = false;
   }
-  if (!model.image_wanted || !model.lacks_image()) {
-    changed_.notify_all();
-  }
+  changed_.notify_all();
 }
 
 }  // namespace sluice::server

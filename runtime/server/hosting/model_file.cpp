@@ -25,8 +25,8 @@ model_file::model_file(std::filesystem::path path)
   int const code = errno;
   struct stat seen {};
   if (!file_ && code != ENOENT) {
-    throw error{error_kind::not_found,
-                fmt::format("the file {} cannot be opened: {}", path_.string(), memhandover::reason_of(code))};
+    throw error{error_kind::not_found, fmt::format("the file {} cannot be opened: {}",
+                                                   path_.string(), memhandover::reason_of(code))};
   }
   if (!file_ || ::fstat(file_.get(), &seen) != 0 || !S_ISREG(seen.st_mode)) {
     throw error{error_kind::not_found, fmt::format("there is no file {}", path_.string())};

@@ -130,9 +130,8 @@ bool model_host::impl::warm_up(std::function<bool()> const& given_up) {
   }
   work_.notify_one();
   auto const failed = [&] {
-    return std::find_if(slots_.begin(), slots_.end(), [&](slot const& each) {
-      return !can_answer && each.image_failure;
-    });
+    return std::find_if(slots_.begin(), slots_.end(),
+                        [&](slot const& each) { return !can_answer && each.image_failure; });
   };
   while (!stopping_ && failed() == slots_.end() && is_preparing(!can_answer)) {
     if (given_up()) {

@@ -161,8 +161,8 @@ class model_host {
 
   /// Takes over what an earlier server has left, loads the models that are always warm, and returns when
   /// that is done; unless something was taken over, also the images of all models, whose failure it throws. One
-  /// that cannot be loaded is logged; its first request tries again. False, when a model is done and `given_up`
-  /// says so.
+  /// that cannot be loaded is logged; its first request tries again. False if `given_up`, which is asked between
+  /// two steps, says so.
   bool warm_up(std::function<bool()> const& given_up = [] { return false; });
 
   [[nodiscard]] model_state state(model_index model) const;

@@ -66,9 +66,10 @@ void model_host::impl::take_over(lock_type& lock, slot& model) {
     model.offered = model.published = true;
     model.image_wanted = false;  // its first answer comes first
     model.idle_since = end;
-    spdlog::info("took over a warm model model={} bytes={} copied_bytes={} read_bytes={} took_us={:.0f}",
-                 model.is.name, model.memory.bytes(), left->intact ? 0 : model.memory.bytes(),
-                 model.is.model->read_bytes(), detail::microseconds(end - begin));
+    spdlog::info(
+        "took over a warm model model={} bytes={} copied_bytes={} read_bytes={} took_us={:.0f}",
+        model.is.name, model.memory.bytes(), left->intact ? 0 : model.memory.bytes(),
+        model.is.model->read_bytes(), detail::microseconds(end - begin));
   }
 }
 

@@ -98,8 +98,9 @@ records weights_in(std::shared_ptr<model_file const> const& file) {
 /// What `__setstate__` makes of tensors while they are read, nobody could make good afterwards.
 bool runs_code_when_read(torch::jit::Module const& module) {
   auto const functions = module._ivalue()->compilation_unit()->get_functions();
-  return std::any_of(functions.begin(), functions.end(),
-                     [](torch::jit::Function const* each) { return each->name() == "__setstate__"; });
+  return std::any_of(functions.begin(), functions.end(), [](torch::jit::Function const* each) {
+    return each->name() == "__setstate__";
+  });
 }
 
 }  // namespace

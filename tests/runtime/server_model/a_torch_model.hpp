@@ -55,7 +55,8 @@ class lent_memory {
   std::vector<std::byte*> addresses_;
 };
 
-inline tensor floats(std::string name, std::vector<std::int64_t> shape, std::vector<float> const& values) {
+inline tensor floats(std::string name, std::vector<std::int64_t> shape,
+                     std::vector<float> const& values) {
   tensor made{std::move(name), datatype::fp32, std::move(shape),
               std::vector<std::byte>(values.size() * 4)};
   std::memcpy(made.data.data(), values.data(), made.data.size());

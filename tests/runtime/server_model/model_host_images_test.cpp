@@ -42,9 +42,7 @@ TEST_F(a_host, makes_no_further_images_once_the_start_is_given_up) {
   add(5).set_image_steps(3);
   add(7).set_image_steps(1'000'000'000);
   start(8);
-  EXPECT_FALSE(host_->warm_up([this] {
-    return controls_[0]->image_steps_made() == 3;
-  }));
+  EXPECT_FALSE(host_->warm_up([this] { return controls_[0]->image_steps_made() == 3; }));
   EXPECT_TRUE(host_->stop(patience));
   EXPECT_LT(controls_[1]->image_steps_made(), 1'000'000'000);
 }

@@ -45,7 +45,8 @@ void of_weights_image(std::vector<weights_image::part> const& parts,
   image.copy(offset, bytes, destination);
 }
 
-void of_torch_weights(torch_structure const& structure, std::shared_ptr<model_file const> const& file,
+void of_torch_weights(torch_structure const& structure,
+                      std::shared_ptr<model_file const> const& file,
                       std::vector<std::byte*> const& memory) {
   torch_weights weights{structure, file, at::kCPU};
   weights.bind(memory);

@@ -56,9 +56,8 @@ class a_torch_model_file : public a_torch_model {
   }
 
   void touch() const {
-    std::filesystem::last_write_time(options_.file,
-                                     std::filesystem::last_write_time(options_.file) +
-                                         std::chrono::seconds{1});
+    std::filesystem::last_write_time(
+        options_.file, std::filesystem::last_write_time(options_.file) + std::chrono::seconds{1});
   }
 };
 

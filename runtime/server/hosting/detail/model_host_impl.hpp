@@ -50,10 +50,10 @@ struct slot {
   memhandover::loaded_tensors memory;  ///< the executor's
   clock::time_point idle_since;
   bool load_wanted = false;
-  bool offered = false;                    ///< for publication, however that came out
-  bool published = false;                  ///< a successor may have it
-  bool keeps_memory = false;               ///< it could not be unloaded: never released again
-  bool image_wanted = true;                ///< as soon as there is nothing else to be done
+  bool offered = false;       ///< for publication, however that came out
+  bool published = false;     ///< a successor may have it
+  bool keeps_memory = false;  ///< it could not be unloaded: never released again
+  bool image_wanted = true;   ///< as soon as there is nothing else to be done
   std::optional<error> image_failure;
   std::optional<error_kind> failing_with;  ///< the last cold start
   std::size_t queue = 0;                   ///< waiting and running

@@ -31,7 +31,8 @@ class torch_weights {
  public:
   /// Takes every dense tensor found in the module's attributes, at any depth. It has been read for the CPU, from
   /// `file`.
-  torch_weights(torch_structure const& from, std::shared_ptr<model_file const> file, at::Device device);
+  torch_weights(torch_structure const& from, std::shared_ptr<model_file const> file,
+                at::Device device);
   torch_weights(torch_weights const&) = delete;
   torch_weights& operator=(torch_weights const&) = delete;
   torch_weights(torch_weights&&) = delete;
@@ -61,7 +62,7 @@ class torch_weights {
   void unbind();
 
  private:
-  struct region {  // one storage of the file
+  struct region {              // one storage of the file
     std::uint64_t offset = 0;  // in the image
     std::uint64_t bytes = 0;
   };
