@@ -276,7 +276,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", choices=("host", "cuda"), default="cuda" if torch.cuda.is_available() else "host")
     parser.add_argument("--gib", type=float, help="size of the weights (default 20 on a GPU, else 0.25)")
-    parser.add_argument("--repeats", type=int, default=5, help="restarts (default %(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, help="restarts of each model (default %(default)s)")
     options = parser.parse_args()
     clear_up_on_sigterm()
     gpu = options.backend == "cuda"

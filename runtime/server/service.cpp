@@ -81,7 +81,6 @@ json describe(host_snapshot::handover const& handover) {
           {"ledger_us", in_us(report.ledger)},
           {"map_us", in_us(report.map)},
           {"total_us", in_us(report.total)},
-          {"image_us", in_us(handover.image)},
           {"load_us", in_us(handover.load)}};
 }
 

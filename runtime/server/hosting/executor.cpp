@@ -21,13 +21,12 @@ void log_cold_start(host_snapshot::handover const& event, std::chrono::nanosecon
   spdlog::info(
       "cold start model={} bytes={} reclaimed_bytes={} notify_us={:.0f} gate_us={:.0f} "
       "drain_us={:.0f} revoke_us={:.0f} ledger_us={:.0f} map_us={:.0f} handover_us={:.0f} "
-      "load_us={:.0f} image_us={:.0f} total_us={:.0f}",
+      "load_us={:.0f} total_us={:.0f}",
       event.model, report.bytes, report.bytes_reclaimed, detail::microseconds(report.notify),
       detail::microseconds(report.gate), detail::microseconds(report.drain),
       detail::microseconds(report.revoke), detail::microseconds(report.ledger),
       detail::microseconds(report.map), detail::microseconds(report.total),
-      detail::microseconds(event.load), detail::microseconds(event.image),
-      detail::microseconds(total));
+      detail::microseconds(event.load), detail::microseconds(total));
 }
 
 }  // namespace
@@ -137,11 +136,21 @@ std::optional<detail::clock::time_point> model_host::impl::idle_end(slot const& 
   return model.idle_since + std::chrono::duration_cast<clock::duration>(timeout);
 }
 
-/// One step for the oldest request: it is run, or if its model is cold the model is loaded.
+/// One step for the oldest request: it is run, or if its model is cold the model is loaded. Those whose models have
+/// no image yet let others go before them.
 void model_host::impl::serve(lock_type& lock) {
-  auto const number = queue_.front().model;
+  if (auto& oldest = slots_[queue_.front().model]; oldest.waits_for_image()) {
+    extend_image(lock, oldest);
+  }
+  auto const next = std::find_if(queue_.begin(), queue_.end(), [this](detail::job const& each) {
+    return !slots_[each.model].waits_for_image();
+  });
+  if (next == queue_.end()) {
+    return;
+  }
+  auto const number = next->model;
   if (slots_[number].state == model_state::warm) {
-    run_oldest(lock);
+    run(lock, next);
     return;
   }
   // Memory is worth having as long as any of those who wait for it still does.
@@ -156,9 +165,9 @@ void model_host::impl::serve(lock_type& lock) {
   load(lock, number, deadline);
 }
 
-void model_host::impl::run_oldest(lock_type& lock) {
-  auto taken = std::move(queue_.front());
-  queue_.pop_front();
+void model_host::impl::run(lock_type& lock, std::list<detail::job>::iterator which) {
+  auto taken = std::move(*which);
+  queue_.erase(which);
   auto& model = slots_[taken.model];
   lock.unlock();
 
@@ -174,7 +183,7 @@ void model_host::impl::run_oldest(lock_type& lock) {
     result = detail::as_error(std::current_exception());
   }
   if (model.memory) {
-    heap_.set_in_use(model.memory, false);
+    heap_.set_in_use(model.memory, !model.is.model->is_intact());
   }
   auto const end = clock::now();
 
@@ -203,14 +212,14 @@ void model_host::impl::load(lock_type& lock, model_index number, clock::time_poi
   ++model.cold_starts;
   lock.unlock();
 
-  auto const begin = clock::now();
-  host_snapshot::handover event{model.is.name, {}, {}, {}, {}};
+  auto begin = clock::now();
+  host_snapshot::handover event{model.is.name, {}, {}, {}};
   std::optional<error> failure;
   try {
     while (model.lacks_image()) {  // before memory is taken for it
       model.is.model->extend_image();
     }
-    event.image = clock::now() - begin;
+    begin = clock::now();
     if (model.is.model->bytes() > 0) {
       model.memory = obtain(model, deadline, event.report);
     }
@@ -241,7 +250,7 @@ void model_host::impl::load(lock_type& lock, model_index number, clock::time_poi
   model.state = model_state::warm;
   model.failing_with.reset();
   model.image_failure.reset();
-  model.controller.on_load(end, end - begin - event.image, event.report.total);
+  model.controller.on_load(end, end - begin, event.report.total);
   log_cold_start(event, end - begin);
   handovers_.push_back(std::move(event));
   if (handovers_.size() > kept_handovers) {

@@ -13,6 +13,10 @@ bool detail::slot::lacks_image() const noexcept {
   return is.model->image_bytes() < is.model->bytes();
 }
 
+bool detail::slot::waits_for_image() const noexcept {
+  return state == model_state::cold && lacks_image() && !image_failure;
+}
+
 /// Once it has failed, only a cold start tries again: its request hears why.
 void model_host::impl::want_image(slot& model) {
   model.image_wanted = !model.image_failure;

@@ -25,7 +25,8 @@
 ///
 /// *Images*: what a cold start copies from is read from the models' files when nothing else is to be done, step by
 /// step, before the host is warmed up; but where something was taken over, that answers meanwhile, and the image
-/// of such a model waits for its first answer or until it goes cold. A cold start that comes before completes it.
+/// of such a model waits for its first answer or until it goes cold. A cold start that comes before completes it,
+/// and other models' requests go before that one.
 ///
 /// *Compute*: by policy training is paused from the arrival of a request until nothing has waited or
 /// run for the hysteresis, or while a model is loaded; but not beyond what leaves training its share
@@ -130,8 +131,7 @@ struct host_snapshot {
   struct handover {
     std::string model;
     memhandover::handover_report report;
-    std::chrono::nanoseconds image{};  ///< what was missing of it read, before the handover
-    std::chrono::nanoseconds load{};   ///< weights copied, after it
+    std::chrono::nanoseconds load{};  ///< weights copied, after the handover
     std::chrono::system_clock::time_point at;
   };
   std::vector<model_snapshot> models;

@@ -53,6 +53,10 @@ class hosted_model {
   /// As `load`, of memory that holds already what `load` would write there.
   virtual void attach(std::span<std::byte* const> memory) { load(memory); }
 
+  /// Whether what computations have changed in the memory has been undone. To be asked while it is warm, by the
+  /// executor.
+  [[nodiscard]] virtual bool is_intact() const noexcept { return true; }
+
   /// Lets go of the memory. Throws `internal` if the model still reaches into it: then it must not
   /// be released.
   virtual void unload() = 0;

@@ -60,17 +60,20 @@ class file_without : public whole_file {
     if (found == left_out_.end() || found->second != bytes) {
       return whole_file::read(offset, to, bytes, what);
     }
-    unread_[to] = {offset, bytes};
+    is_ambiguous_ = !unread_.try_emplace(to, file_range{offset, bytes}).second || is_ambiguous_;
     return bytes;
   }
 
   [[nodiscard]] std::unordered_map<void const*, file_range> const& unread() const {
     return unread_;
   }
+  /// Whether memory came by a second time: what was read first has been dropped.
+  [[nodiscard]] bool is_ambiguous() const { return is_ambiguous_; }
 
  private:
   records const left_out_;
   mutable std::unordered_map<void const*, file_range> unread_;
+  mutable bool is_ambiguous_ = false;
 };
 
 bool is_compressed(model_file const& file, std::uint64_t header) {
@@ -86,9 +89,10 @@ records weights_in(std::shared_ptr<model_file const> const& file) {
   records found;
   for (auto const& name : reader.getAllRecords()) {
     if (name.starts_with(folder) && !is_compressed(*file, reader.getRecordHeaderOffset(name))) {
+      auto const offset = reader.getRecordOffset(name);
       auto const bytes = reader.getRecordSize(name);
-      if (bytes > 0 && reader.getRecordOffset(name) + bytes <= file->bytes()) {
-        found.emplace(reader.getRecordOffset(name), bytes);
+      if (bytes > 0 && offset + bytes <= file->bytes()) {
+        found.emplace(offset, bytes);
       }
     }
   }
@@ -109,7 +113,7 @@ std::optional<torch_structure> read_structure(std::shared_ptr<model_file const> 
   try {
     auto const reader = std::make_shared<file_without>(file, weights_in(file));
     auto module = torch::jit::load(reader, at::kCPU);
-    if (runs_code_when_read(module)) {
+    if (reader->is_ambiguous() || runs_code_when_read(module)) {
       return std::nullopt;
     }
     return torch_structure{std::move(module), reader->unread()};

@@ -97,6 +97,7 @@ class torch_model final : public hosted_model {
       (void)detail::torch_type(each.type);
     }
     auto const constants = detail::place_constants(module_, device_);
+    ::malloc_trim(0);  // what was read may have left its size behind in the heap
     log_prepared(options_.name, weights_->bytes(), constants + weights_->outside_bytes());
   }
 
@@ -136,6 +137,8 @@ class torch_model final : public hosted_model {
     bind([&] { weights_->attach(memory); });
   }
 
+  [[nodiscard]] bool is_intact() const noexcept override { return undone_; }
+
   void unload() override {
     try {
       auto const here = on_device();
@@ -148,7 +151,7 @@ class torch_model final : public hosted_model {
   [[nodiscard]] std::vector<tensor> run(std::vector<tensor>& inputs,
                                         std::vector<std::string> const& wanted) override {
     auto const here = on_device();
-    undo_changes();  // those of an earlier request, if they could not be undone then
+    undo_changes();  // those of an earlier request that could not be undone then
     try {
       undone_ = false;
       auto outputs = compute(inputs, wanted);
@@ -188,7 +191,7 @@ class torch_model final : public hosted_model {
       return;
     }
     image_noted_ = true;
-    ::malloc_trim(0);  // what was read may have left its size behind in the heap
+    ::malloc_trim(0);  // the buffers of its steps, or all weights if they were read at once
     log_image(options_.name, bytes(), weights_->image().pinned());
   }
 
@@ -197,6 +200,7 @@ class torch_model final : public hosted_model {
     try {
       auto const here = on_device();
       binding();
+      undone_ = true;
     } catch (...) {
       weights_->unbind();
       rethrow_as_error(c10::str("loading model '", options_.name, "'"), error_kind::internal);

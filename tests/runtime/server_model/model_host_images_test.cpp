@@ -38,6 +38,20 @@ TEST_F(a_host, throws_what_keeps_an_image_from_being_made_when_it_is_warmed_up) 
   EXPECT_EQ(control.image_steps_made(), 3);
 }
 
+TEST_F(a_host, answers_others_while_an_image_is_made_for_a_cold_start) {
+  auto& slow = add(5);
+  slow.set_image_steps(1'000'000'000);
+  add(7);
+  start(8);
+  send(0, 1, 100);
+  EXPECT_EQ(failure_of(ask(1, 1)), std::nullopt);
+  EXPECT_EQ(sum_of(ask(1, 1)), 15);
+  EXPECT_EQ(host_->state(0), model_state::cold);
+  slow.set_image_steps(0);
+  EXPECT_EQ(answers_.wait_for(3).size(), 3U);
+  EXPECT_EQ(host_->state(0), model_state::warm);
+}
+
 TEST_F(a_host, makes_no_further_images_once_the_start_is_given_up) {
   add(5).set_image_steps(3);
   add(7).set_image_steps(1'000'000'000);

@@ -138,12 +138,14 @@ TEST_F(a_torch_model_file, gives_back_what_forward_changed_before_there_is_an_im
   second->attach(memory.addresses());
   for (int request = 0; request < 3; ++request) {
     EXPECT_EQ(values_of(run(*second, {1, 1, 1})[0]), (values{2, 2, 2}));
+    EXPECT_TRUE(second->is_intact());
   }
   EXPECT_EQ(second->read_bytes() - structure, 3 * 12U) << "of these weights alone";
   EXPECT_EQ(second->image_bytes(), 0U);
   touch();
   std::vector<tensor> const inputs{floats("x", {1, 3}, {1, 1, 1})};
   EXPECT_EQ(failure(*second, inputs)->kind(), error_kind::unavailable);
+  EXPECT_FALSE(second->is_intact()) << "a successor would take over what the request has left";
   EXPECT_EQ(failure(*second, inputs)->kind(), error_kind::unavailable)
       << "not computed with what the request before has left";
   second->unload();

@@ -60,6 +60,8 @@ struct slot {
   std::uint64_t requests = 0, failed = 0, cold_starts = 0;
 
   [[nodiscard]] bool lacks_image() const noexcept;
+  /// A cold start has to, unless it is one to try again.
+  [[nodiscard]] bool waits_for_image() const noexcept;
 };
 
 [[nodiscard]] inline memhandover::residence residence_of(slot const& model) {
@@ -109,7 +111,7 @@ class model_host::impl {
   void next_step(lock_type& lock);
   void serve(lock_type& lock);
   void rest();
-  void run_oldest(lock_type& lock);
+  void run(lock_type& lock, std::list<detail::job>::iterator which);
   void take_over(lock_type& lock);
   void take_over(lock_type& lock, slot& model);
   void publish(lock_type& lock, slot& model);
