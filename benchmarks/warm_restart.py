@@ -193,7 +193,8 @@ def a_world(backend: str, pool_bytes: int) -> Iterator[World]:
             world.end()
 
 
-def restart(world: World, name: str, repeats: int, question: torch.Tensor, plain: torch.Tensor) -> tuple[Restarts, Server, torch.Tensor]:
+def restart(world: World, name: str, repeats: int, question: torch.Tensor,
+            plain: torch.Tensor) -> tuple[Restarts, Server, torch.Tensor]:
     """Kills a server with the model warm, so often; what was seen, the last server, and the answer."""
     seen = Restarts()
     server = world.serve(name)

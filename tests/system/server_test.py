@@ -390,7 +390,7 @@ def read_so_far(server) -> int:
 
 
 def leave_warm(world, *models, memory: str = "256MiB"):
-    """Adds these, of 64 MiB each, kills a server with the first one warm, and starts another: the models, the policy, that server."""
+    """Adds these, of 64 MiB each, kills a server with the first one warm, and starts another: models, policy, that server."""
     made = {name: world.models.add(name, Affine(seed, padding_mib=64), **AFFINE) for seed, name in enumerate(models)}
     policy = world.policy(*models, memory=memory)
     first = world.serve(policy)

@@ -32,7 +32,7 @@ class weights_image {
  public:
   /// How far one `extend` goes: some milliseconds, of which most are the driver's. A power of two, to which torch
   /// would round pinned memory.
-  static constexpr std::uint64_t step_bytes = std::uint64_t{16} << 20U;
+  static constexpr std::uint64_t step_bytes = std::uint64_t{8} << 20U;
 
   struct part {
     std::uint64_t offset = 0;  ///< in the image; ascending

@@ -17,7 +17,7 @@
 namespace sluice::server::testing {
 namespace {
 
-constexpr std::int64_t many = 9 << 20;  // floats: two steps of an image and a part of a third
+constexpr std::int64_t many = 5 << 20;  // floats: two steps of an image and a part of a third
 constexpr std::uint64_t many_bytes = 4 * static_cast<std::uint64_t>(many);
 
 constexpr auto* picks_three =
