@@ -26,6 +26,12 @@ bool has_batch_statistics(torch::nn::Module const& model) {
   return found;
 }
 
+/// What is done at once to tensors on the CPU cannot be dropped.
+bool are_of_one_kind(std::vector<torch::Tensor> const& params) {
+  return std::ranges::all_of(
+      params, [&](auto const& param) { return param.is_cuda() == params[0].is_cuda(); });
+}
+
 /// For as long as a micro-batch runs.
 class marked {
  public:
@@ -74,6 +80,7 @@ engine::engine(torch::nn::Module const& model, torch::optim::Optimizer const& op
       optimizer_{optimizer},
       micro_batch_{options.micro_batch},
       reduction_{options.reduction},
+      scaler_{options.scaler},
       cuda_{trained(model, optimizer).front().is_cuda()},
       runtime_{attach(cuda_)},
       arena_{runtime_ == nullptr ? nullptr : make_arena(*runtime_, cuda_)},
@@ -83,33 +90,44 @@ engine::engine(torch::nn::Module const& model, torch::optim::Optimizer const& op
       planner_{runtime_, options.adapt.value_or(!has_batch_statistics(model))},
       rehearsed_{runtime_ == nullptr} {}
 
-losses engine::run(step::loss_function const& loss_of, step::tensors const& batch) {
+void engine::run(step::loss_function const& loss_of, step::tensors const& batch, losses& into,
+                 update* last) {
   auto const total = samples_of(batch);
   if (running_) {
     throw step_error{"a step cannot begin inside of a micro-batch"};
   }
   refuse_child();
   marked const running{running_};
-  gradients_.begin(trained(model_, optimizer_));
+  auto const params = trained(model_, optimizer_);
+  may_defer_ = are_of_one_kind(params);
+  gradients_.begin(params);
+  if (scaler_) {
+    scaler_->place(params[0]);  // not in memory that is taken away
+  }
   if (!rehearsed_) {
     rehearse(loss_of, cut(batch, 0, std::min(rehearsal_samples, total), total));
     rehearsed_ = true;
   }
-  losses result{reduction_};
   auto const largest = std::min(micro_batch_.value_or(total), total);
   for (std::int64_t done = 0; done < total;) {
     refuse_child();  // the loss function may have forked
     auto const samples = planner_.next(total - done, largest);
     counts_.micro_batch = samples;
-    if (try_slice(loss_of, cut(batch, done, samples, total), result)) {
+    auto* const then = done + samples == total ? last : nullptr;
+    if (try_slice(loss_of, cut(batch, done, samples, total), into, then)) {
       ++counts_.commits;
+      failed_rehearsal_.forget();
       done += samples;
-    } else {
-      ++counts_.discards;
     }
   }
-  gradients_.finish();
-  return result;
+  if (last == nullptr || !last->has_run()) {
+    gradients_.finish();
+  }
+}
+
+bool engine::may_run_ahead() const {
+  return runtime_ != nullptr && !scaler_ && counts_.steps >= optimizer_warm_up_steps &&
+         can_be_taken_back(optimizer_);
 }
 
 void engine::refuse_child() const {

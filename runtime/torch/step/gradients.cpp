@@ -11,6 +11,17 @@
 #include <unordered_set>
 
 namespace sluice::detail {
+namespace {
+
+/// Room for the sum of its gradients, unless there is some; a model may become of another type.
+void make_room(torch::Tensor& sum, torch::Tensor const& param) {
+  if (!sum.defined() || sum.dtype() != param.dtype() || sum.sizes() != param.sizes() ||
+      sum.device() != param.device()) {
+    sum = at::empty_like(param);
+  }
+}
+
+}  // namespace
 
 void gradients::begin(std::vector<torch::Tensor> const& params) {
   at::NoGradGuard const no_grad;
@@ -21,8 +32,8 @@ void gradients::begin(std::vector<torch::Tensor> const& params) {
   entries_.clear();
   for (auto const& param : params) {
     auto& sum = sums[param.unsafeGetTensorImpl()];
-    if (apart_ && !sum.defined()) {
-      sum = at::empty_like(param);
+    if (apart_) {
+      make_room(sum, param);
     }
     entries_.push_back({param, sum});
   }
@@ -33,6 +44,42 @@ void gradients::forget() {
   for (auto& [param, sum, begun] : entries_) {
     param.mutable_grad().reset();
   }
+  none_is_there_ = true;
+}
+
+std::vector<bool> gradients::state() const {
+  std::vector<bool> result;
+  for (auto const& [param, sum, begun] : entries_) {
+    result.push_back(begun);
+  }
+  return result;
+}
+
+void gradients::put_back(std::vector<bool> const& state) {
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    entries_[i].begun = state[i];
+  }
+  forget();
+}
+
+std::vector<std::pair<torch::Tensor, torch::Tensor>> gradients::earlier() {
+  std::vector<std::pair<torch::Tensor, torch::Tensor>> result;
+  if (std::exchange(none_is_there_, false)) {
+    for (auto const& param : with_gradients()) {
+      result.emplace_back(param, param.grad().clone());
+    }
+  }
+  return result;
+}
+
+std::vector<torch::Tensor> gradients::with_gradients() const {
+  std::vector<torch::Tensor> result;
+  for (auto const& [param, sum, begun] : entries_) {
+    if (param.grad().defined()) {
+      result.push_back(param);
+    }
+  }
+  return result;
 }
 
 void gradients::take() {
@@ -62,6 +109,7 @@ void gradients::take() {
   if (!addends.empty()) {
     at::_foreach_add_(begun_sums, addends);
   }
+  none_is_there_ = true;
 }
 
 void gradients::finish() {
@@ -123,6 +171,28 @@ std::vector<torch::Tensor> trained(torch::nn::Module const& model,
   }
   add(model.parameters());
   return found;
+}
+
+void refuse_another_models(torch::optim::Optimizer const& optimizer,
+                           torch::nn::Module const& model) {
+  std::unordered_set<void*> of_model;
+  for (auto const& param : model.parameters()) {
+    if (param.requires_grad()) {
+      of_model.insert(param.unsafeGetTensorImpl());
+    }
+  }
+  bool has_some = of_model.empty();
+  for (auto const& group : optimizer.param_groups()) {
+    for (auto const& param : group.params()) {
+      has_some = has_some || of_model.contains(param.unsafeGetTensorImpl());
+    }
+  }
+  if (!has_some) {
+    throw std::invalid_argument{
+        "the optimizer has none of the parameters of the model that the step trains: make it of "
+        "model->parameters(), after whatever replaces them (a new head), and freeze a model that "
+        "something else is learned through (requires_grad_(false))"};
+  }
 }
 
 }  // namespace sluice::detail

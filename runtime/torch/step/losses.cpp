@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "runtime/torch/step/detail/backward.hpp"
+
 namespace sluice::detail {
 namespace {
 
@@ -75,18 +77,18 @@ torch::Tensor losses::scaled(slice_loss const& of, double share) {
   return std::visit([&](auto const& weight) { return loss * weight; }, *of.weight);
 }
 
-contribution losses::backward(slice_loss of, double share) {
+contribution losses::backward(slice_loss of, double share, grad_scaler const* scaler) {
   if (of.weight) {
     of.weight = checked_weight(*of.weight);
   }
   check_loss(of.loss);
   auto part = scaled(of, share);
   if (of.weight && is_zero(*of.weight)) {
-    part = at::zeros_like(part);  // a mean over nothing is not a number
-  } else {
-    part.backward();
+    return {at::zeros_like(part), {}, of.weight};  // a mean over nothing is not a number
   }
-  return {part.detach(), of.weight};
+  auto const root = scaler == nullptr ? part : scaler->scale(part);
+  run_backward(root);
+  return {part.detach(), root.detach(), of.weight};
 }
 
 void losses::add(contribution const& of) {

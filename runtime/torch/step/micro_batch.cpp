@@ -1,14 +1,12 @@
 /// One try at a slice of a global batch: forward, backward, and then commit or discard.
 #include <ATen/autocast_mode.h>
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/ones.h>
-#include <c10/core/AutogradState.h>
 #include <cxxabi.h>
 
 #include <exception>
 #include <string>
 #include <utility>
 
+#include "runtime/torch/step/detail/backward.hpp"
 #include "runtime/torch/step/detail/engine.hpp"
 
 namespace sluice::detail {
@@ -17,28 +15,8 @@ namespace {
 /// How long one wait for a commit lasts.
 constexpr std::uint32_t resolve_slice_ms = 50;
 
-/// Autograd's thread of the device serves every backward of the process. In the step's own thread,
-/// the arena and the gate know what belongs to the micro-batch, and leave what other threads train
-/// alone.
-class backward_here {
- public:
-  explicit backward_here(bool cuda)
-      : before_{c10::AutogradState::get_tls_state().get_multithreading_enabled()} {
-    if (cuda) {
-      set(false);
-    }
-  }
-  ~backward_here() { set(before_); }
-  backward_here(backward_here const&) = delete;
-  backward_here& operator=(backward_here const&) = delete;
-
- private:
-  static void set(bool enabled) {
-    c10::AutogradState::get_tls_state().set_multithreading_enabled(enabled);
-  }
-
-  bool before_;
-};
+constexpr int taken_away = 0, deferred = 2;  // what commit_begin answers
+constexpr int open = -1;                     // what commit_resolve answers: not yet
 
 /// The thread is in the arena.
 class visit {
@@ -58,11 +36,7 @@ class open_commit {
  public:
   open_commit(runtime_library const& runtime, std::int64_t samples)
       : runtime_{runtime}, samples_{samples} {}
-  ~open_commit() {
-    runtime_.commit_end(static_cast<std::uint32_t>(samples_), outlived ? 1 : 0);
-    while (runtime_.commit_resolve(resolve_slice_ms) < 0) {  // it was not deferred: it counts
-    }
-  }
+  ~open_commit() { runtime_.commit_end(static_cast<std::uint32_t>(samples_), outlived ? 1 : 0); }
   open_commit(open_commit const&) = delete;
   open_commit& operator=(open_commit const&) = delete;
 
@@ -73,23 +47,31 @@ class open_commit {
   std::int64_t samples_;
 };
 
-/// Autograd leaves nodes that were ready when another one threw in the thread's queue, with their
-/// gradients and saved tensors, until the thread's next backward.
-void empty_backward_queue() {
-  at::AutoGradMode const with_grad{true};
-  at::ones({}).requires_grad_().backward();
-}
-
 }  // namespace
 
 contribution engine::forward_backward(step::loss_function const& loss_of, slice const& of,
-                                      losses& into) const {
+                                      losses& into) {
   auto loss = loss_of(of.tensors);
   if (runtime_ != nullptr && !runtime_->sound()) {
     return {};  // backward would be for nothing
   }
-  return into.backward(std::move(loss),
-                       static_cast<double>(of.samples) / static_cast<double>(of.total));
+  auto const earlier = knows_other_backward_ ? decltype(gradients_.earlier()){} : gradients_.earlier();
+  auto const value = loss.loss.defined() ? loss.loss.detach() : loss.loss;
+  auto made = into.backward(std::move(loss),
+                            static_cast<double>(of.samples) / static_cast<double>(of.total),
+                            scaler_ ? &*scaler_ : nullptr);
+  if (!earlier.empty() && made.root.defined()) {
+    look_at_other_backward(earlier, value, made);
+  }
+  return made;
+}
+
+/// The loss function has run a backward of its own; the first that does is looked at.
+void engine::look_at_other_backward(
+    std::vector<std::pair<torch::Tensor, torch::Tensor>> const& earlier, torch::Tensor const& loss,
+    contribution const& made) {
+  refuse_doubled(earlier, gradients_.with_gradients(), loss, made.root);
+  knows_other_backward_ = runtime_ == nullptr || runtime_->sound();
 }
 
 void engine::rehearse(step::loss_function const& loss_of, slice const& few) {
@@ -106,6 +88,7 @@ void engine::rehearse(step::loss_function const& loss_of, slice const& few) {
     throw;  // the thread is being cancelled
   } catch (...) {
     failed = true;  // if it is not the small size that it minds, the first slice says so again
+    failed_rehearsal_.remember(std::current_exception(), few.samples);
   }
   if (failed) {
     empty_backward_queue();
@@ -118,9 +101,10 @@ void engine::rehearse(step::loss_function const& loss_of, slice const& few) {
   arena_->empty_cache();
 }
 
-bool engine::try_slice(step::loss_function const& loss_of, slice const& of, losses& into) {
+bool engine::try_slice(step::loss_function const& loss_of, slice const& of, losses& into,
+                       update* last) {
   if (runtime_ != nullptr) {
-    return try_in_arena(loss_of, of, into);
+    return try_in_arena(loss_of, of, into, last);
   }
   try_plainly(loss_of, of, into);
   return true;
@@ -142,11 +126,18 @@ contribution engine::forward_backward_in_arena(step::loss_function const& loss_o
   return forward_backward(loss_of, of, into);
 }
 
-bool engine::try_in_arena(step::loss_function const& loss_of, slice const& of, losses& into) {
+void engine::begin(slice const& of) {
   random_.save();
   buffers_.save();
+  while (runtime_->commit_made(resolve_slice_ms) == 0) {  // the last one's
+  }
   runtime_->begin(static_cast<std::uint32_t>(of.samples), static_cast<std::uint32_t>(of.total));
   begun_ = std::chrono::steady_clock::now();
+}
+
+bool engine::try_in_arena(step::loss_function const& loss_of, slice const& of, losses& into,
+                          update* last) {
+  begin(of);
   contribution made;
   std::exception_ptr failure;
   try {
@@ -161,7 +152,7 @@ bool engine::try_in_arena(step::loss_function const& loss_of, slice const& of, l
     give_up();
     std::rethrow_exception(failure);
   }
-  if (!failure && runtime_->sound() && commit(of, std::move(made), into)) {
+  if (made.part.defined() && commit(of, std::move(made), into, last)) {
     return true;
   }
   if (failure) {
@@ -173,38 +164,69 @@ bool engine::try_in_arena(step::loss_function const& loss_of, slice const& of, l
   return false;
 }
 
-bool engine::commit(slice const& of, contribution made, losses& into) {
-  if (runtime_->commit_begin(0) == 0) {
+bool engine::commit(slice const& of, contribution made, losses& into, update* last) {
+  auto const start = runtime_->commit_begin(may_defer_ ? 1 : 0);
+  if (start == taken_away) {
     return false;
   }
+  auto const sums = gradients_.state();
+  auto const losses_before = into;
   arena::needed_bytes needed{};
+  std::exception_ptr failure;
   try {
-    open_commit commit{*runtime_, of.samples};
-    copy_out(made);
-    commit.outlived = arena_->outlived();
-    needed = arena_->needed();
-  } catch (...) {
+    needed = copy_out(of, made);
+    into.add(made);
+    if (start == deferred && last != nullptr) {
+      last->run();
+    }
+  } catch (abi::__forced_unwind const&) {
+    static_cast<void>(resolved());
     gradients_.forget();
-    throw;
+    throw;  // the thread is being cancelled
+  } catch (...) {
+    failure = std::current_exception();
   }
-  into.add(made);
+  if (!resolved()) {  // whatever has failed did so because of that
+    gradients_.put_back(sums);
+    into = losses_before;
+    if (last != nullptr) {
+      last->take_back();
+    }
+    return false;
+  }
+  if (failure) {
+    gradients_.forget();
+    std::rethrow_exception(failure);
+  }
   std::chrono::duration<double> const took = std::chrono::steady_clock::now() - begun_;
   runtime_->plan_committed(static_cast<std::uint32_t>(of.samples), needed.now, needed.at_first,
                            took.count());
   return true;
 }
 
-void engine::copy_out(contribution& made) {
+arena::needed_bytes engine::copy_out(slice const& of, contribution& made) {
+  open_commit commit{*runtime_, of.samples};
   made.part = made.part.clone();
   if (made.weight) {
     if (auto* const weight = std::get_if<torch::Tensor>(&*made.weight)) {
       *weight = weight->clone();
     }
   }
+  made.root.reset();
   gradients_.take();
   if (!cuda_) {
     at::autocast::clear_cache();  // of an autocast that the user has entered around the step
   }
+  commit.outlived = arena_->outlived();
+  return arena_->needed();
+}
+
+bool engine::resolved() const {
+  int counts = open;
+  while (counts == open) {
+    counts = runtime_->commit_resolve(resolve_slice_ms);
+  }
+  return counts == 1;
 }
 
 void engine::give_up() {
@@ -224,6 +246,8 @@ void engine::give_up() {
 void engine::discard(slice const& of) {
   auto const state = runtime_->arena_state();
   gradients_.forget();
+  ++counts_.discards;
+  in_vain_.discarded(counts_.commits, of.samples);
   runtime_->plan_discarded(static_cast<std::uint32_t>(of.samples), state);
   runtime_->discard();
   arena_->release_all();
@@ -231,7 +255,6 @@ void engine::discard(slice const& of) {
   random_.restore();
   buffers_.restore();
   if (auto const left = survivors(); left > 0) {
-    ++counts_.discards;
     throw survivors_error{std::to_string(left) +
                           " tensors of a discarded micro-batch are still referenced; the loss "
                           "function must not keep tensors beyond its run (copy them out with "

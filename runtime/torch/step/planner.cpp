@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <string>
 
 #include "runtime/torch/step/sluice/step.hpp"
@@ -48,6 +49,7 @@ void planner::start(std::int64_t largest) {
 
 void planner::wait(std::uint64_t bytes, std::int64_t samples) {
   auto const begun = std::chrono::steady_clock::now();
+  auto reports_after = first_notice_;
   while (runtime_->wait_memory(bytes, static_cast<std::uint32_t>(wait_slice.count())) == 0) {
     // Not the sum of what each holds now: a chunk on its way from one to another would be missing.
     auto const within_reach = runtime_->reachable_bytes();
@@ -58,8 +60,19 @@ void planner::wait(std::uint64_t bytes, std::int64_t samples) {
           std::to_string(runtime_->pool_bytes()) +
           "; lower micro_batch, or give the pool more memory\n" + runtime_->shortage_text()};
     }
+    if (std::chrono::steady_clock::now() - begun >= reports_after) {
+      reports_after += reports_after;
+      report(bytes, samples);
+    }
   }
   waited_ += std::chrono::steady_clock::now() - begun;
+}
+
+void planner::report(std::uint64_t bytes, std::int64_t samples) const {
+  auto const sentence = "sluice: a micro-batch of " + std::to_string(samples) +
+                        " samples waits for " + std::to_string(bytes) + " bytes\n" +
+                        runtime_->shortage_text() + "\n";
+  static_cast<void>(std::fputs(sentence.c_str(), stderr));
 }
 
 }  // namespace sluice::detail

@@ -57,6 +57,7 @@ runtime_library functions_of(void* library) {
   find(library, "sluice_commit_begin", found.commit_begin);
   find(library, "sluice_commit_end", found.commit_end);
   find(library, "sluice_commit_resolve", found.commit_resolve);
+  find(library, "sluice_commit_made", found.commit_made);
   find(library, "sluice_discard", found.discard);
   find(library, "sluice_discarded_ns", found.discarded_ns);
   find(library, "sluice_survivors", found.survivors);

@@ -1,18 +1,20 @@
 #include "runtime/torch/step/sluice/step.hpp"
 
 #include <ATen/core/grad_mode.h>
-#include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/lbfgs.h>
 
 #include <string>
 
+#include "runtime/torch/step/detail/clipping.hpp"
 #include "runtime/torch/step/detail/engine.hpp"
 
 namespace sluice {
 namespace detail {
 namespace {
 
-step_options checked(step_options options) {
+step_options checked(step_options options, torch::nn::Module const& model,
+                     torch::optim::Optimizer const& optimizer) {
+  refuse_another_models(optimizer, model);
   if (options.micro_batch && *options.micro_batch < 1) {
     throw std::invalid_argument{"micro_batch must be at least 1, not " +
                                 std::to_string(*options.micro_batch)};
@@ -38,9 +40,17 @@ class training {
            step_options const& options)
       : engine_{model, optimizer, options},
         optimizer_{optimizer},
+        reduction_{options.reduction},
+        scaler_{options.scaler},
         clip_norm_{options.clip_norm},
-        closure_{
-            options.closure.value_or(dynamic_cast<torch::optim::LBFGS*>(&optimizer) != nullptr)} {}
+        closure_{options.closure.value_or(
+            dynamic_cast<torch::optim::LBFGS*>(&optimizer) != nullptr)} {
+    if (scaler_ && closure_) {
+      throw std::invalid_argument{
+          "a gradient scaler cannot be used with an optimizer that calls a closure: the scale would "
+          "change between its calls; train in bfloat16 or float32, which need none"};
+    }
+  }
 
   torch::Tensor run(step::loss_function const& loss_of, step::tensors const& batch) {
     try {
@@ -54,13 +64,20 @@ class training {
   }
 
   [[nodiscard]] engine const& micro_batches() const { return engine_; }
-  [[nodiscard]] std::optional<double> grad_norm() const { return grad_norm_; }
+  [[nodiscard]] std::optional<double> grad_norm() const {
+    return grad_norm_.defined() ? std::optional{grad_norm_.item<double>()} : std::nullopt;
+  }
 
  private:
   torch::Tensor optimize(step::loss_function const& loss_of, step::tensors const& batch) {
-    auto loss = gradients(loss_of, batch);
-    optimizer_.step();
-    return loss;
+    losses sums{reduction_};
+    auto rest = [&] {
+      engine_.finish_gradients();
+      return apply(sums);
+    };
+    update ahead{optimizer_, rest};
+    engine_.run(loss_of, batch, sums, engine_.may_run_ahead() ? &ahead : nullptr);
+    return ahead.has_run() ? ahead.loss() : apply(sums);
   }
 
   torch::Tensor optimize_with_closure(step::loss_function const& loss_of,
@@ -68,7 +85,10 @@ class training {
     torch::Tensor first;
     optimizer_.step([&] {
       at::AutoGradMode const with_grad{true};
-      auto loss = gradients(loss_of, batch);
+      losses sums{reduction_};
+      engine_.run(loss_of, batch, sums);
+      auto loss = show_gradients(sums);
+      clip();
       if (!first.defined()) {
         first = loss;
       }
@@ -80,33 +100,58 @@ class training {
     return first;
   }
 
-  /// Gives the parameters the gradients of the batch. Returns its loss.
-  torch::Tensor gradients(step::loss_function const& loss_of, step::tensors const& batch) {
-    auto const losses = engine_.run(loss_of, batch);
-    engine_.show_gradients(losses);
-    if (clip_norm_) {
-      std::vector<torch::Tensor> params;
-      for (auto const& group : optimizer_.param_groups()) {
-        params.insert(params.end(), group.params().begin(), group.params().end());
-      }
-      grad_norm_ = torch::nn::utils::clip_grad_norm_(params, *clip_norm_);
+  /// Runs the optimizer on the gradients of the batch. Returns its loss.
+  torch::Tensor apply(losses const& of) {
+    auto loss = show_gradients(of);
+    if (scaler_) {
+      scaler_->unscale(params());
     }
-    return losses.result();
+    clip();
+    if (!scaler_ || scaler_->all_finite()) {
+      optimizer_.step();
+    }
+    if (scaler_) {
+      scaler_->update();
+    }
+    return loss;
+  }
+
+  /// Gives the parameters the gradients of the batch. Returns its loss.
+  torch::Tensor show_gradients(losses const& of) {
+    engine_.show_gradients(of);
+    return of.result();
+  }
+
+  void clip() {
+    if (clip_norm_) {
+      grad_norm_ = clip_gradients(params(), *clip_norm_);
+    }
+  }
+
+  /// The optimizer's.
+  [[nodiscard]] std::vector<torch::Tensor> params() const {
+    std::vector<torch::Tensor> result;
+    for (auto const& group : optimizer_.param_groups()) {
+      result.insert(result.end(), group.params().begin(), group.params().end());
+    }
+    return result;
   }
 
   engine engine_;
   torch::optim::Optimizer& optimizer_;
+  reduction reduction_;
+  std::optional<grad_scaler> scaler_;
   std::optional<double> clip_norm_;
   bool closure_;
-  std::optional<double> grad_norm_;
+  torch::Tensor grad_norm_;  ///< where the gradients lie; undefined without `clip_norm`
 };
 
 }  // namespace detail
 
 step::step(for_module /*which*/, torch::nn::Module& model, torch::optim::Optimizer& optimizer,
            step_options options)
-    : training_{std::make_unique<detail::training>(model, optimizer,
-                                                   detail::checked(std::move(options)))} {}
+    : training_{std::make_unique<detail::training>(
+          model, optimizer, detail::checked(std::move(options), model, optimizer))} {}
 
 step::~step() = default;
 step::step(step&&) noexcept = default;

@@ -13,6 +13,8 @@
 #include "runtime/torch/step/detail/planner.hpp"
 #include "runtime/torch/step/detail/random_state.hpp"
 #include "runtime/torch/step/detail/runtime_library.hpp"
+#include "runtime/torch/step/detail/trouble.hpp"
+#include "runtime/torch/step/detail/update.hpp"
 #include "runtime/torch/step/sluice/step.hpp"
 
 namespace sluice::detail {
@@ -23,8 +25,9 @@ namespace sluice::detail {
 
 /// The micro-batches of one model's training. One slice goes
 ///
-///   made ─► running ─► committed
-///              │ └────► discarded ─► made
+///   made ─► running ─► deferred ─► committed
+///              │ ├────────│──────────┘ at once, where launches are not queued
+///              │ └────────┴────► discarded ─► made
 ///              └──────► failed: the loss function threw although its memory was there
 ///
 /// Not thread-safe.
@@ -35,8 +38,17 @@ class engine {
          step_options const& options);
 
   /// Runs every slice of a batch until it is committed, the first time after a rehearsal on two
-  /// samples, which counts for nothing. The sums of the gradients are finished then.
-  [[nodiscard]] losses run(step::loss_function const& loss_of, step::tensors const& batch);
+  /// samples, which counts for nothing. Adds their losses up in `into`. The sums of the gradients
+  /// are finished then, unless `last` has used them.
+  ///
+  /// `last`: what follows, to be run by the last try before it is known to count, where that can be;
+  /// null: nothing.
+  void run(step::loss_function const& loss_of, step::tensors const& batch, losses& into,
+           update* last = nullptr);
+  /// Whether `run` can be given what follows: the first steps make the optimizer's state.
+  [[nodiscard]] bool may_run_ahead() const;
+  /// To be called by what follows, before it has gradients shown.
+  void finish_gradients() { gradients_.finish(); }
   /// Gives the parameters the gradients of the batch, and the optimizer the memory that it may need
   /// for the first times.
   void show_gradients(losses const& of);
@@ -61,17 +73,25 @@ class engine {
   void refuse_child() const;
   void rehearse(step::loss_function const& loss_of, slice const& few);
   /// False: the slice has been discarded.
-  [[nodiscard]] bool try_slice(step::loss_function const& loss_of, slice const& of, losses& into);
+  [[nodiscard]] bool try_slice(step::loss_function const& loss_of, slice const& of, losses& into,
+                               update* last);
   void try_plainly(step::loss_function const& loss_of, slice const& of, losses& into);
   [[nodiscard]] bool try_in_arena(step::loss_function const& loss_of, slice const& of,
-                                  losses& into);
+                                  losses& into, update* last);
+  void begin(slice const& of);
   [[nodiscard]] contribution forward_backward(step::loss_function const& loss_of, slice const& of,
-                                              losses& into) const;
+                                              losses& into);
+  void look_at_other_backward(
+      std::vector<std::pair<torch::Tensor, torch::Tensor>> const& earlier,
+      torch::Tensor const& loss, contribution const& made);
   [[nodiscard]] contribution forward_backward_in_arena(step::loss_function const& loss_of,
                                                        slice const& of, losses& into);
   /// False: nothing has changed, because the memory had gone when the slice's turn came.
-  [[nodiscard]] bool commit(slice const& of, contribution made, losses& into);
-  void copy_out(contribution& made);
+  [[nodiscard]] bool commit(slice const& of, contribution made, losses& into, update* last);
+  /// Between the beginning and the end of a commit. Returns what the micro-batch has needed.
+  arena::needed_bytes copy_out(slice const& of, contribution& made);
+  /// Whether the commit counts.
+  [[nodiscard]] bool resolved() const;
   void give_up();
   void discard(slice const& of);
   [[nodiscard]] std::uint64_t survivors();
@@ -80,7 +100,9 @@ class engine {
   torch::optim::Optimizer const& optimizer_;
   std::optional<std::int64_t> micro_batch_;
   reduction reduction_;
+  std::optional<grad_scaler> scaler_;
   bool cuda_;
+  bool may_defer_ = false;  ///< commits
   runtime_library const* runtime_;  ///< null: plain libtorch, and no arena
   std::unique_ptr<arena> arena_;
   random_state random_;
@@ -89,6 +111,10 @@ class engine {
   planner planner_;
   bool rehearsed_;
   bool running_ = false;  ///< a micro-batch runs
+  /// Whether a loss function has been seen that runs backward for something else than its loss.
+  bool knows_other_backward_ = false;
+  tries_in_vain in_vain_;
+  failed_rehearsal failed_rehearsal_;
   std::chrono::steady_clock::time_point begun_{};
   step_stats counts_;
 };

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <utility>
 #include <vector>
 
 #include "runtime/torch/step/sluice/step.hpp"
@@ -28,6 +29,16 @@ class gradients {
   /// Adds the gradients of a micro-batch to the sums; the first is copied. Throws step_error if one
   /// is sparse.
   void take();
+  /// What `take` changes on the host, for each parameter.
+  [[nodiscard]] std::vector<bool> state() const;
+  /// After a `take` whose launches have been dropped, and whatever followed it.
+  void put_back(std::vector<bool> const& state);
+  /// Copies of gradients that are known to have been made since the micro-batch began, each behind
+  /// its parameter; more may follow from here on. Where they add up in their own places, only the
+  /// first micro-batch of a batch says so.
+  [[nodiscard]] std::vector<std::pair<torch::Tensor, torch::Tensor>> earlier();
+  /// The parameters that have a gradient now.
+  [[nodiscard]] std::vector<torch::Tensor> with_gradients() const;
   /// The last micro-batch has been taken; no parameter has a gradient until `show`.
   void finish();
   /// Divides the finished sums.
@@ -43,6 +54,7 @@ class gradients {
   };
 
   bool apart_;
+  bool none_is_there_ = false;  ///< no parameter has a gradient, unless backward has run since
   std::vector<entry> entries_;
 };
 
@@ -50,5 +62,10 @@ class gradients {
 /// std::invalid_argument if the optimizer has none.
 [[nodiscard]] std::vector<torch::Tensor> trained(torch::nn::Module const& model,
                                                  torch::optim::Optimizer const& optimizer);
+
+/// Throws std::invalid_argument if the model has something to learn, and the optimizer none of it.
+/// Some of its parameters may lie elsewhere, a temperature say; all of them, if the model is frozen.
+void refuse_another_models(torch::optim::Optimizer const& optimizer,
+                           torch::nn::Module const& model);
 
 }  // namespace sluice::detail

@@ -13,6 +13,7 @@ namespace sluice::detail {
 /// memory had gone.
 struct contribution {
   torch::Tensor part;
+  torch::Tensor root;  ///< what backward has run on; undefined if it has not
   std::optional<slice_weight> weight;
 };
 
@@ -26,12 +27,12 @@ class losses {
  public:
   explicit losses(reduction how) : how_{how} {}
 
-  /// Runs backward on what a slice with this share of the samples adds to the batch's loss before
-  /// it is divided.
+  /// Runs backward, scaled by `scaler` unless that is null, on what a slice with this share of the
+  /// samples adds to the batch's loss before it is divided. Not for a slice of weight 0.
   ///
   /// Throws std::invalid_argument for what is no loss or no weight, and if the slice brings a
-  /// weight and others do not, or the reduction is a sum.
-  [[nodiscard]] contribution backward(slice_loss of, double share);
+  /// weight and others do not, or the reduction is a sum; step_error as `run_backward`.
+  [[nodiscard]] contribution backward(slice_loss of, double share, grad_scaler const* scaler);
   /// A slice is committed.
   void add(contribution const& of);
 

@@ -20,6 +20,7 @@ struct runtime_library {
   decltype(&sluice_commit_begin) commit_begin;
   decltype(&sluice_commit_end) commit_end;
   decltype(&sluice_commit_resolve) commit_resolve;
+  decltype(&sluice_commit_made) commit_made;
   decltype(&sluice_discard) discard;
   decltype(&sluice_discarded_ns) discarded_ns;
   decltype(&sluice_survivors) survivors;

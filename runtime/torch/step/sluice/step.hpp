@@ -29,6 +29,8 @@
 #include <variant>
 #include <vector>
 
+#include "sluice/grad_scaler.hpp"
+
 namespace sluice {
 
 /// Base of the step's own errors. What is wrong with an argument is a std::invalid_argument.
@@ -65,6 +67,9 @@ struct step_options {
   sluice::reduction reduction = sluice::reduction::mean;
   /// Those that the loss function uses besides torch's default ones.
   std::vector<at::Generator> generators = {};
+  /// Scales losses for backward; gradients are unscaled before they are clipped, the optimizer is
+  /// left out where one is not finite, and the scale is updated once a step.
+  std::optional<grad_scaler> scaler = std::nullopt;
   /// Largest norm of the optimizer's gradients, all taken as one vector.
   std::optional<double> clip_norm = std::nullopt;
   /// Whether the optimizer calls a closure for the loss. None: if it is LBFGS.
@@ -137,7 +142,7 @@ class step {
   /// `model` is a module, or a std::shared_ptr or holder of one (`TORCH_MODULE`).
   ///
   /// Throws std::invalid_argument for an option of the wrong value, and if the optimizer has no
-  /// parameter that requires a gradient.
+  /// parameter that requires a gradient, or none of the model's.
   template <typename Model>
   step(Model& model, torch::optim::Optimizer& optimizer, step_options options = {})
       : step{for_module{}, detail::module_of(model), optimizer, std::move(options)} {}
@@ -160,13 +165,15 @@ class step {
   ///   out_of_memory_error    if the smallest permitted slice can never fit
   ///   survivors_error        if `loss_of` keeps tensors beyond its run and they were taken away
   ///   step_error             for sparse gradients, if the process shares the pool; for a step inside
-  ///                          of a step
+  ///                          of a step; if the loss has no gradient, or `loss_of` has run backward
+  ///                          for it
   /// and whatever `loss_of` itself throws; the step has then not happened.
   torch::Tensor operator()(loss_function const& loss_of, tensors const& batch);
 
   /// Whether this process shares the pool.
   [[nodiscard]] bool shared() const;
-  /// Norm of the last step's gradients before they were clipped; none without `clip_norm`.
+  /// Norm of the last step's gradients before they were clipped; none without `clip_norm`. Waits for
+  /// the device.
   [[nodiscard]] std::optional<double> grad_norm() const;
   [[nodiscard]] step_stats stats() const;
 
