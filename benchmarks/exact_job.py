@@ -18,7 +18,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
@@ -30,6 +30,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import sluice
+from exactness import WAYS
 from sluice import _update
 
 
@@ -64,6 +65,7 @@ class Training:
     optimizer: torch.optim.Optimizer
     loss: Callable[..., torch.Tensor]
     batches: Iterable[tuple[torch.Tensor, ...]]
+    options: dict = field(default_factory=dict)  # of the step
 
 
 def convolutions(args: argparse.Namespace) -> Training:
@@ -72,9 +74,26 @@ def convolutions(args: argparse.Namespace) -> Training:
                         multiprocessing_context=args.start_method if args.workers else None,
                         persistent_workers=bool(args.workers) and args.start_method == "spawn")  # each imports torch
     epochs = (batch for _ in itertools.count() for batch in loader)
-    return Training(model, torch.optim.AdamW(model.parameters(), lr=1e-3),
-                    lambda x, y: F.cross_entropy(model(x), y),
-                    ((x.to(args.device), y.to(args.device)) for x, y in epochs))
+    training = Training(model, torch.optim.AdamW(model.parameters(), lr=1e-3),
+                        lambda x, y: F.cross_entropy(model(x), y),
+                        ((x.to(args.device), y.to(args.device)) for x, y in epochs))
+    return in_way(training, args.way, args.device)
+
+
+def in_way(training: Training, way: str, device: str) -> Training:
+    """The same in one of `exactness.WAYS`."""
+    model = training.model
+    if way == "lbfgs":
+        training.optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2, history_size=2)
+    elif way == "scaled":
+        low, largest, change = (torch.float16, 24, 10) if device == "cuda" else (torch.bfloat16, 127, 20)
+        scaler = torch.amp.GradScaler(device, init_scale=2.0**largest, growth_interval=3, backoff_factor=2.0**-change,
+                                      growth_factor=2.0**change)  # so that the first step overflows, and every fourth from there on
+        training.loss = torch.autocast(device, low)(training.loss)
+        training.options = {"scaler": scaler, "clip_norm": 1.0}
+    elif way == "compiled":
+        model.compile(backend="aot_eager")  # takes no compiler; in the loops of exact_loops_job.py one runs
+    return training
 
 
 def one_of(make: Callable[[int], overhead_models.Job]) -> Callable[[argparse.Namespace], Training]:
@@ -98,9 +117,11 @@ MODELS = {
 }
 
 
-def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+def digest(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None = None) -> str:
     """SHA-256 over the bits of everything that training has changed."""
     tensors = [*model.parameters(), *model.buffers(), torch.get_rng_state()]
+    if scaler is not None:
+        tensors += [torch.tensor(value) for value in scaler.state_dict().values()]
     if any(parameter.is_cuda for parameter in model.parameters()):
         tensors.append(torch.cuda.get_rng_state())
     tensors += [value for state in optimizer.state.values() for _, value in sorted(state.items())
@@ -138,6 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--model", choices=MODELS, default="convolutions")
+    parser.add_argument("--way", choices=WAYS, default="adamw", help="of the small network")
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--micro-batch", type=int, default=32)
@@ -152,7 +174,7 @@ def main() -> None:
     training = MODELS[args.model](args)
     optimizer = training.optimizer
     # Gradients of smaller slices differ in rounding: a discard must not change their size.
-    step = sluice.Step(training.model, optimizer, micro_batch=args.micro_batch, adapt=False)
+    step = sluice.Step(training.model, optimizer, micro_batch=args.micro_batch, adapt=False, **training.options)
 
     phases: list[tuple[int, str]] = []
 
@@ -186,7 +208,7 @@ def main() -> None:
         if len(losses) == args.steps if args.steps else args.until.exists():
             break
     args.out.write_text(json.dumps({
-        "digest": digest(training.model, optimizer), "losses": [loss.item().hex() for loss in losses],
+        "digest": digest(training.model, optimizer, training.options.get("scaler")), "losses": [loss.item().hex() for loss in losses],
         "steps": len(losses), "shared": step.shared, "stats": step.stats(), "in_vain": in_vain, "phases": phases}))
 
 

@@ -62,6 +62,16 @@ MODELS = {
 }
 
 
+#: How the small network is trained, in exact_job.py and in its like for libtorch (tests/runtime/torch_step/step_job.cpp) the same;
+#: and by which of them. It has batch statistics and dropout.
+WAYS = {
+    "adamw": ("python", "c++"),
+    "lbfgs": ("python", "c++"),  # which calls a closure
+    "scaled": ("python", "c++"),  # by a gradient scaler whose steps overflow at first, in low precision, and clipped
+    "compiled": ("python",),
+}
+
+
 @dataclass(frozen=True)
 class Kind:
     """Of jobs of several ranks, which may have to share a GPU. A demand takes less than an arena."""

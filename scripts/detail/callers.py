@@ -38,6 +38,8 @@ UNCALLED = {
     "end_object": "the same",
     "number_*": "the same",
     "parse_error": "the same",
+    "get_scale": "programs in C++ ask their gradient scaler for it",
+    "get_growth_tracker": "the same",
     "broker_pid": "kill loops and tests find by it whom to kill",
     "has_broker": "tests see by it that another broker was found",
     "correction": "what tests see of a prediction's inside",

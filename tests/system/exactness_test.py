@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import exactness  # noqa: E402
 
-DEMANDS = 50
+DEMANDS, DEMANDS_OF_WAY = 50, 24
 pytestmark = pytest.mark.deadline(300)
 
 
@@ -34,6 +34,18 @@ def test_disturbed_training_is_bit_equal_to_undisturbed(sluice, workers):
     # Instants are random: a phase that takes a hundredth of the time is met by few demands, so these two go together.
     assert outcome.demands["forward"] and outcome.demands["backward"]
     assert outcome.demands["commit"] + outcome.demands["optimizer"]
+    assert outcome.same, str(outcome)
+
+
+@pytest.mark.parametrize("way", [way for way, languages in exactness.WAYS.items() if "python" in languages and way != "adamw"])
+def test_training_in_every_way_is_bit_equal_to_undisturbed(sluice, way):
+    """By adamw it is above; in C++ it is in cpp_step_test.py."""
+    seed = int(os.environ.get("SLUICE_TEST_SEED") or random.randrange(1 << 31))
+    print(f"seed {seed}")
+    outcome = exactness.compare(exactness.HOST, DEMANDS_OF_WAY, seed, sluice.parent, ("--way", way))
+    print(outcome.disturbed["stats"])
+    assert outcome.disturbed["shared"] and not outcome.undisturbed["shared"]
+    assert outcome.disturbed["stats"]["discards"] >= DEMANDS_OF_WAY // 4
     assert outcome.same, str(outcome)
 
 

@@ -14,7 +14,8 @@ namespace sluice::detail {
 namespace {
 
 constexpr char const* has_run_before =
-    "backward had run through the graph of this loss before: the step runs backward itself, so leave "
+    "backward had run through the graph of this loss before: the step runs backward itself, so "
+    "leave "
     ".backward() out of the loss function; and a tensor that it takes over from an earlier call "
     "wants .detach()";
 
@@ -31,8 +32,10 @@ void set_multithreading(bool enabled) {
 void run_backward(at::Tensor const& loss) {
   if (!loss.requires_grad()) {
     throw step_error{
-        "the loss of a slice has no gradient: nothing that requires one has gone into it, or it was "
-        "detached. The step runs backward itself; return the loss as it is, without .backward() and "
+        "the loss of a slice has no gradient: nothing that requires one has gone into it, or it "
+        "was "
+        "detached. The step runs backward itself; return the loss as it is, without .backward() "
+        "and "
         ".detach(), and compute it where gradients are on"};
   }
   try {

@@ -55,7 +55,8 @@ contribution engine::forward_backward(step::loss_function const& loss_of, slice 
   if (runtime_ != nullptr && !runtime_->sound()) {
     return {};  // backward would be for nothing
   }
-  auto const earlier = knows_other_backward_ ? decltype(gradients_.earlier()){} : gradients_.earlier();
+  auto const earlier =
+      knows_other_backward_ ? decltype(gradients_.earlier()){} : gradients_.earlier();
   auto const value = loss.loss.defined() ? loss.loss.detach() : loss.loss;
   auto made = into.backward(std::move(loss),
                             static_cast<double>(of.samples) / static_cast<double>(of.total),

@@ -43,11 +43,12 @@ class training {
         reduction_{options.reduction},
         scaler_{options.scaler},
         clip_norm_{options.clip_norm},
-        closure_{options.closure.value_or(
-            dynamic_cast<torch::optim::LBFGS*>(&optimizer) != nullptr)} {
+        closure_{
+            options.closure.value_or(dynamic_cast<torch::optim::LBFGS*>(&optimizer) != nullptr)} {
     if (scaler_ && closure_) {
       throw std::invalid_argument{
-          "a gradient scaler cannot be used with an optimizer that calls a closure: the scale would "
+          "a gradient scaler cannot be used with an optimizer that calls a closure: the scale "
+          "would "
           "change between its calls; train in bfloat16 or float32, which need none"};
     }
   }

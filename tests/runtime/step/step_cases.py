@@ -239,6 +239,8 @@ class CaseTraining:
             raise RAISES[does]()
         if does == "run a step":
             self.step(self.loss, x, y)
+        if does == "run the optimizer":
+            self.optimizer.step()
         output = self.model(x)
         how = self.case.get("loss", "mean")
         loss = F.cross_entropy(output, y, reduction="sum" if how == "sum" else "mean", ignore_index=0 if how == "weighted" else -100)

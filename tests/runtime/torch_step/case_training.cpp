@@ -93,9 +93,9 @@ case_training::case_training(json const& of, bool shared)
   model_ = model_of(kind_);
   other_ = nn::Linear{2, 2};
   auto const optimizes = of.value("optimizes", "");
-  optimizer_ = optimizer_for(of.value("optimizer", "sgd"), optimizes == "another model"
-                                                               ? other_->parameters()
-                                                               : model_->parameters());
+  optimizer_ =
+      optimizer_for(of.value("optimizer", "sgd"),
+                    optimizes == "another model" ? other_->parameters() : model_->parameters());
   for (auto& param : model_->parameters()) {
     param.requires_grad_(optimizes != "nothing");
   }

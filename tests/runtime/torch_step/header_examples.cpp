@@ -1,4 +1,4 @@
-/// The example in sluice/step.hpp, word for word: compiled, never run.
+/// The examples in the public headers, word for word: compiled, never run.
 #include <torch/nn.h>
 #include <torch/optim.h>
 
@@ -19,6 +19,15 @@ void of_step(torch::nn::Sequential model, torch::optim::Optimizer& optimizer,
   for (auto& [x, y] : loader) {
     auto const loss = step(loss_of, {x, y});
   }
+}
+
+double of_grad_scaler(torch::nn::Sequential model, torch::optim::Optimizer& optimizer,
+                      sluice::step::loss_function const& loss_of, torch::Tensor x,
+                      torch::Tensor y) {
+  sluice::grad_scaler scaler;
+  sluice::step step{model, optimizer, {.scaler = scaler}};
+  step(loss_of, {x, y});
+  return scaler.get_scale();
 }
 
 }  // namespace header_examples

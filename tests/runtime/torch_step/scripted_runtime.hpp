@@ -33,8 +33,9 @@ struct script {
   std::function<std::uint64_t()> count_survivors;
 
   // What it has been told.
-  std::vector<std::string> calls;     ///< those that make up a micro-batch
-  std::vector<std::string> sequence;  ///< all but questions, as cases of the specification have them
+  std::vector<std::string> calls;  ///< those that make up a micro-batch
+  std::vector<std::string>
+      sequence;  ///< all but questions, as cases of the specification have them
   std::vector<std::uint32_t> planned;
   bool fixed = false;
   bool inside = false;  ///< the thread is in the arena

@@ -44,11 +44,10 @@ TEST_F(torch_step_shared, a_micro_batch_is_committed_outside_of_the_arena_and_at
       batch_of(5));
   EXPECT_THAT(seen, ElementsAre(2, 3, 2));  // a rehearsal first
   EXPECT_THAT(inside, ElementsAre(false, true, true));
-  EXPECT_THAT(
-      script_.calls,
-      ElementsAre("begin 3", "enter", "leave", "commit_begin, may defer", "commit_end 3",
-                  "commit_resolve", "begin 2", "enter", "leave", "commit_begin, may defer",
-                  "commit_end 2", "commit_resolve"));
+  EXPECT_THAT(script_.calls,
+              ElementsAre("begin 3", "enter", "leave", "commit_begin, may defer", "commit_end 3",
+                          "commit_resolve", "begin 2", "enter", "leave", "commit_begin, may defer",
+                          "commit_end 2", "commit_resolve"));
 }
 
 TEST_F(torch_step_shared, gradients_do_not_stay_where_the_micro_batch_has_made_them) {

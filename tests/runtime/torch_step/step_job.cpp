@@ -3,6 +3,7 @@
 // from a generator of its own, so that a discard has buffers and random state to put back.
 
 #include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
 #include <dlfcn.h>
 #include <torch/nn.h>
 #include <torch/optim.h>
@@ -10,6 +11,7 @@
 
 #include <CLI/CLI.hpp>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -18,6 +20,7 @@
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -48,7 +51,7 @@ command_line parsed(int argc, char** argv) {
   command_line result;
   CLI::App app{"Trains a small network; its result can be compared bit by bit"};
   app.add_option("--device", result.device)->check(CLI::IsMember({"cpu", "cuda"}));
-  app.add_option("--way", result.way)->check(CLI::IsMember({"adamw", "lbfgs"}));
+  app.add_option("--way", result.way)->check(CLI::IsMember({"adamw", "lbfgs", "scaled"}));
   app.add_option("--width", result.width);
   app.add_option("--batch", result.batch);
   app.add_option("--micro-batch", result.micro_batch);
@@ -135,8 +138,12 @@ class digest {
 };
 
 std::string digest_of(nn::Module const& model, torch::optim::Optimizer const& optimizer,
-                      at::Generator const& own) {
+                      at::Generator const& own, std::optional<sluice::grad_scaler> const& scaler) {
   digest result;
+  if (scaler) {
+    result.add(torch::tensor(scaler->get_scale()));
+    result.add(torch::tensor(scaler->get_growth_tracker()));
+  }
   for (auto const& list : {model.parameters(), model.buffers()}) {
     for (auto const& tensor : list) {
       result.add(tensor);
@@ -169,6 +176,36 @@ std::unique_ptr<torch::optim::Optimizer> optimizer_of(nn::Module const& model,
                                                torch::optim::AdamWOptions{1e-3});
 }
 
+/// As the scaled way of exact_job.py has it: the first step overflows, and every fourth from there on.
+sluice::grad_scaler scaler_on(torch::Device device) {
+  int const largest = device.is_cuda() ? 24 : 127, change = device.is_cuda() ? 10 : 20;
+  return sluice::grad_scaler{{.init_scale = std::ldexp(1.0, largest),
+                              .growth_factor = std::ldexp(1.0, change),
+                              .backoff_factor = std::ldexp(1.0, -change),
+                              .growth_interval = 3}};
+}
+
+/// Low precision for as long as it lives.
+class autocast {
+ public:
+  explicit autocast(torch::DeviceType device) : device_{device} {
+    at::autocast::set_autocast_dtype(device_, device == at::kCUDA ? at::kHalf : at::kBFloat16);
+    at::autocast::set_autocast_enabled(device_, true);
+    at::autocast::increment_nesting();
+  }
+  ~autocast() {
+    at::autocast::set_autocast_enabled(device_, false);
+    if (at::autocast::decrement_nesting() == 0) {
+      at::autocast::clear_cache();
+    }
+  }
+  autocast(autocast const&) = delete;
+  autocast& operator=(autocast const&) = delete;
+
+ private:
+  torch::DeviceType device_;
+};
+
 json as_json(sluice::step_stats const& stats) {
   return {{"steps", stats.steps},
           {"samples", stats.samples},
@@ -187,17 +224,26 @@ json train(command_line const& options) {
   auto model = network(options.width, options.recurrent);
   model->to(device);
   auto const optimizer = optimizer_of(*model, options.way);
+  std::optional<sluice::grad_scaler> scaler;
+  if (options.way == "scaled") {
+    scaler = scaler_on(device);
+  }
   sluice::step step{model,
                     *optimizer,
                     {.micro_batch = options.micro_batch,
                      .adapt = options.adapt ? std::optional{true} : std::nullopt,
                      .generators = {own},
+                     .scaler = scaler,
                      .clip_norm = 1.0}};
 
   auto loss_of = [&](auto const& slices) {
     auto const& [x, y] = std::pair{slices[0], slices[1]};
     auto const kept = torch::rand(y.sizes(), own).to(device) < 0.9;
     auto const labels = torch::where(kept, y, torch::full_like(y, -100));
+    std::optional<autocast> low;
+    if (scaler) {
+      low.emplace(device.type());
+    }
     return std::pair{F::cross_entropy(model->forward(x), labels), kept.sum()};
   };
   std::vector<torch::Tensor> losses;  // read at the end: reading waits for the device
@@ -213,7 +259,7 @@ json train(command_line const& options) {
   for (auto const& loss : losses) {
     bits.push_back(std::bit_cast<std::uint32_t>(loss.item<float>()));
   }
-  return {{"digest", digest_of(*model, *optimizer, own)},
+  return {{"digest", digest_of(*model, *optimizer, own, scaler)},
           {"losses", bits},
           {"steps", losses.size()},
           {"shared", step.shared()},

@@ -76,14 +76,13 @@ class engine {
   [[nodiscard]] bool try_slice(step::loss_function const& loss_of, slice const& of, losses& into,
                                update* last);
   void try_plainly(step::loss_function const& loss_of, slice const& of, losses& into);
-  [[nodiscard]] bool try_in_arena(step::loss_function const& loss_of, slice const& of,
-                                  losses& into, update* last);
+  [[nodiscard]] bool try_in_arena(step::loss_function const& loss_of, slice const& of, losses& into,
+                                  update* last);
   void begin(slice const& of);
   [[nodiscard]] contribution forward_backward(step::loss_function const& loss_of, slice const& of,
                                               losses& into);
-  void look_at_other_backward(
-      std::vector<std::pair<torch::Tensor, torch::Tensor>> const& earlier,
-      torch::Tensor const& loss, contribution const& made);
+  void look_at_other_backward(std::vector<std::pair<torch::Tensor, torch::Tensor>> const& earlier,
+                              torch::Tensor const& loss, contribution const& made);
   [[nodiscard]] contribution forward_backward_in_arena(step::loss_function const& loss_of,
                                                        slice const& of, losses& into);
   /// False: nothing has changed, because the memory had gone when the slice's turn came.
@@ -102,7 +101,7 @@ class engine {
   reduction reduction_;
   std::optional<grad_scaler> scaler_;
   bool cuda_;
-  bool may_defer_ = false;  ///< commits
+  bool may_defer_ = false;          ///< commits
   runtime_library const* runtime_;  ///< null: plain libtorch, and no arena
   std::unique_ptr<arena> arena_;
   random_state random_;

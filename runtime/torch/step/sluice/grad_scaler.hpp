@@ -4,7 +4,7 @@
 ///   sluice::grad_scaler scaler;
 ///   sluice::step step{model, optimizer, {.scaler = scaler}};
 ///   step(loss_of, {x, y});
-///   auto const factor = scaler.get_scale();   // 65536 at first
+///   return scaler.get_scale();   // 65536 at first
 ///
 /// Names, defaults and arithmetic are torch's (torch/amp/grad_scaler.py), to the bit.
 #pragma once
