@@ -1,7 +1,7 @@
 # What every target of the project shares: language level, warnings, sanitizers, include root.
 #
 #   sluice_library(NAME SOURCES ... [PUBLIC ...] [PRIVATE ...] [SHARED])
-#   sluice_test(NAME SOURCES ... LIBS ... [SINGLE_THREADED] [OWN_HEADERS])   one GoogleTest binary, registered with CTest
+#   sluice_test(NAME SOURCES ... LIBS ... [SINGLE_THREADED] [OWN_HEADERS] [WHOLE])   one GoogleTest binary, registered with CTest
 
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
@@ -94,9 +94,10 @@ set(sluice_test_options -O0 -fno-sanitize=undefined
 # Cases are listed when CTest starts, not when the binary is linked: a build then runs nothing, and
 # a sanitizer finding is a failed test instead of a failed build.
 # OWN_HEADERS: it has precompiled headers of its own, or none.
+# WHOLE: CTest has one entry for all its cases, each of which takes less than to start it.
 # SINGLE_THREADED: there is nothing in it for ThreadSanitizer, which leaves it out.
 function(sluice_test name)
-  cmake_parse_arguments(ARG "OWN_HEADERS;SINGLE_THREADED" "" "SOURCES;LIBS" ${ARGN})
+  cmake_parse_arguments(ARG "OWN_HEADERS;SINGLE_THREADED;WHOLE" "" "SOURCES;LIBS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE sluice_options ${ARG_LIBS} GTest::gtest_main GTest::gtest GTest::gmock)
   target_compile_options(${name} PRIVATE ${sluice_test_options})
@@ -108,5 +109,10 @@ function(sluice_test name)
     return()
   endif()
   set_property(GLOBAL APPEND PROPERTY SLUICE_UNIT_TESTS ${name})
-  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300)
+  if(ARG_WHOLE)
+    add_test(NAME ${name} COMMAND ${name})
+    set_tests_properties(${name} PROPERTIES TIMEOUT 300)
+  else()
+    gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300)
+  endif()
 endfunction()

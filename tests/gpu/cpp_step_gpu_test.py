@@ -18,8 +18,9 @@ DEMANDS = 40
 
 
 @pytest.mark.deadline(300)
-@pytest.mark.parametrize("submission, more", [("deferred", ()), ("direct", ()), ("deferred", ("--recurrent",))],
-                         ids=["deferred", "direct", "recurrent"])
+@pytest.mark.parametrize("submission, more", [("deferred", ()), ("direct", ()), ("deferred", ("--recurrent",)),
+                                              ("deferred", ("--way", "scaled"))],
+                         ids=["deferred", "direct", "recurrent", "scaled"])
 def test_disturbed_training_is_bit_equal_to_undisturbed(build, submission, more, monkeypatch):
     monkeypatch.setenv("SLUICE_SUBMISSION", submission)
     seed = random.randrange(1 << 31)

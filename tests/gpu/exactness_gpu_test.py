@@ -17,8 +17,9 @@ DEMANDS = 40
 
 
 @pytest.mark.deadline(300)
-@pytest.mark.parametrize("submission, more", [("deferred", ()), ("deferred", ("--hooked",)), ("direct", ())],
-                         ids=["deferred", "deferred, hooked", "direct"])
+@pytest.mark.parametrize("submission, more", [("deferred", ()), ("deferred", ("--hooked",)), ("direct", ()),
+                                              ("deferred", ("--way", "scaled"))],
+                         ids=["deferred", "deferred, hooked", "direct", "scaled"])
 def test_disturbed_training_is_bit_equal_to_undisturbed(build, submission, more, monkeypatch):
     monkeypatch.setenv("SLUICE_SUBMISSION", submission)
     seed = random.randrange(1 << 31)
