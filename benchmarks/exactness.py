@@ -25,7 +25,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from brokers import clear_up_on_sigterm, jobs_in_pools
@@ -70,6 +70,12 @@ WAYS = {
     "scaled": ("python", "c++"),  # by a gradient scaler whose steps overflow at first, in low precision, and clipped
     "compiled": ("python",),
 }
+
+
+def in_way(job: Job, way: str) -> Job:
+    """A job of the small network in one of `WAYS`. In low precision its arena is smaller."""
+    demand_bytes = job.demand_bytes * 3 // 4 if way == "scaled" else job.demand_bytes
+    return replace(job, arguments=(*job.arguments, "--way", way), demand_bytes=demand_bytes)
 
 
 @dataclass(frozen=True)

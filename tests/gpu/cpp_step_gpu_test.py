@@ -18,14 +18,14 @@ DEMANDS = 40
 
 
 @pytest.mark.deadline(300)
-@pytest.mark.parametrize("submission, more", [("deferred", ()), ("direct", ()), ("deferred", ("--recurrent",)),
-                                              ("deferred", ("--way", "scaled"))],
+@pytest.mark.parametrize("submission, way, more", [("deferred", "adamw", ()), ("direct", "adamw", ()), ("deferred", "adamw", ("--recurrent",)),
+                                                   ("deferred", "scaled", ())],
                          ids=["deferred", "direct", "recurrent", "scaled"])
-def test_disturbed_training_is_bit_equal_to_undisturbed(build, submission, more, monkeypatch):
+def test_disturbed_training_is_bit_equal_to_undisturbed(build, submission, way, more, monkeypatch):
     monkeypatch.setenv("SLUICE_SUBMISSION", submission)
     seed = random.randrange(1 << 31)
     print(f"seed {seed}")
-    job = replace(exactness.CUDA, script=build / "bin" / "torch_step_job")
+    job = exactness.in_way(replace(exactness.CUDA, script=build / "bin" / "torch_step_job"), way)
     outcome = exactness.compare(job, DEMANDS, seed, build / "bin", more)
     print(outcome.disturbed["stats"])
     assert outcome.disturbed["shared"] and not outcome.undisturbed["shared"]

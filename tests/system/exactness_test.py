@@ -42,7 +42,7 @@ def test_training_in_every_way_is_bit_equal_to_undisturbed(sluice, way):
     """By adamw it is above; in C++ it is in cpp_step_test.py."""
     seed = int(os.environ.get("SLUICE_TEST_SEED") or random.randrange(1 << 31))
     print(f"seed {seed}")
-    outcome = exactness.compare(exactness.HOST, DEMANDS_OF_WAY, seed, sluice.parent, ("--way", way))
+    outcome = exactness.compare(exactness.in_way(exactness.HOST, way), DEMANDS_OF_WAY, seed, sluice.parent)
     print(outcome.disturbed["stats"])
     assert outcome.disturbed["shared"] and not outcome.undisturbed["shared"]
     assert outcome.disturbed["stats"]["discards"] >= DEMANDS_OF_WAY // 4
