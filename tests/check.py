@@ -21,6 +21,7 @@ from run_stages import PYTEST_ENVIRONMENT, ROOT, SHORTEST, chosen_python, set_le
 
 PACKAGE = Path("runtime/python/sluice")
 STEP_TESTS = Path("tests/runtime/step")
+STEP_CASES = Path("tests/runtime/step_cases")  # which the steps of both languages pass
 #: Where a folder's tests do not have its name.
 ELSEWHERE = {"runtime/torch/step": "runtime/torch_step", "runtime/torch/model": "runtime/server_model",
              "runtime/server/hosting": "runtime/server_model", "abi/gate_api.h": "runtime/gate", "abi/step_api.h": "runtime/step",
@@ -76,6 +77,9 @@ def plan(files: list[Path]) -> tuple[list[Path], list[Path]]:
         elif file.suffix in (".cpp", ".hpp", ".h") or file.name == "CMakeLists.txt":
             if room := room_of(file):
                 rooms.add(room)
+        elif file.is_relative_to(STEP_CASES):
+            rooms.add(Path("tests/runtime/torch_step"))
+            python.add(STEP_TESTS / "step_cases_test.py")
         elif file.suffix == ".pml":
             python.update(searches_of(file.stem))
     return sorted(rooms), sorted(python)

@@ -49,7 +49,7 @@ class _Boundary(TorchDispatchMode):
         return result
 
 
-class _Dropping(TorchDispatchMode):
+class Dropping(TorchDispatchMode):
     """Leaves out what would be launched: operators that write into tensors with dimensions. Scalars stand for tensors on
     the host."""
 
@@ -83,7 +83,7 @@ class ScriptedRuntime:
         self._operator = operator
         self._defer = defer
         self._serving = serving
-        self._dropping: _Dropping | None = None
+        self._dropping: Dropping | None = None
         self._silently = silently
         self._mode = _Boundary(self) if watch else None
         self._entered = False
@@ -155,7 +155,7 @@ class ScriptedRuntime:
         if not self._defer or not may_defer or not sound:
             return int(self._state == _runtime.SOUND)
         if self._state != _runtime.SOUND:
-            self._dropping = _Dropping()
+            self._dropping = Dropping()
             self._dropping.__enter__()
         return _runtime.DEFERRED
 

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "runtime" / "python
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
-from scripted_runtime import ScriptedRuntime, _Dropping, sharing  # noqa: E402
+from scripted_runtime import ScriptedRuntime, Dropping, sharing  # noqa: E402
 from torch import nn  # noqa: E402
 
 import sluice  # noqa: E402
@@ -87,7 +87,7 @@ class CaseRuntime(ScriptedRuntime):
         if start == _runtime.TAKEN_AWAY or self._drops:
             self._revoke()
         if self._drops:
-            self._dropping = _Dropping()
+            self._dropping = Dropping()
             self._dropping.__enter__()
         return start
 
