@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import exactness  # noqa: E402
 
-DEMANDS, DEMANDS_OF_WAY = 50, 24
+DEMANDS, DEMANDS_OF_WAY = 50, 16
 pytestmark = pytest.mark.deadline(300)
 
 

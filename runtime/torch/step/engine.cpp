@@ -81,7 +81,7 @@ engine::engine(torch::nn::Module const& model, torch::optim::Optimizer const& op
       micro_batch_{options.micro_batch},
       reduction_{options.reduction},
       scaler_{options.scaler},
-      cuda_{trained(model, optimizer).front().is_cuda()},
+      cuda_{params_of(model, optimizer).front().is_cuda()},
       runtime_{attach(cuda_)},
       arena_{runtime_ == nullptr ? nullptr : make_arena(*runtime_, cuda_)},
       random_{options.generators, cuda_},
@@ -98,7 +98,7 @@ void engine::run(step::loss_function const& loss_of, step::tensors const& batch,
   }
   refuse_child();
   marked const running{running_};
-  auto const params = trained(model_, optimizer_);
+  auto const params = params_of(model_, optimizer_);
   may_defer_ = are_of_one_kind(params);
   gradients_.begin(params);
   if (scaler_) {

@@ -6,6 +6,7 @@
 #include <ATen/ops/_foreach_div.h>
 #include <ATen/ops/empty_like.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <unordered_map>
 #include <unordered_set>
@@ -32,7 +33,7 @@ void gradients::begin(std::vector<torch::Tensor> const& params) {
   entries_.clear();
   for (auto const& param : params) {
     auto& sum = sums[param.unsafeGetTensorImpl()];
-    if (apart_) {
+    if (apart_ && param.requires_grad()) {
       make_room(sum, param);
     }
     entries_.push_back({param, sum});
@@ -49,6 +50,7 @@ void gradients::forget() {
 
 std::vector<bool> gradients::state() const {
   std::vector<bool> result;
+  result.reserve(entries_.size());
   for (auto const& [param, sum, begun] : entries_) {
     result.push_back(begun);
   }
@@ -97,6 +99,9 @@ void gradients::take() {
       throw step_error{
           "sparse gradients cannot be added up outside of a micro-batch; make the embedding with "
           "sparse(false)"};
+    }
+    if (!begun) {
+      make_room(sum, param);  // it may have thawed since
     }
     (begun ? begun_sums : new_sums).push_back(sum);
     (begun ? addends : firsts).push_back(grad);
@@ -151,14 +156,13 @@ void gradients::show() {
   }
 }
 
-std::vector<torch::Tensor> trained(torch::nn::Module const& model,
-                                   torch::optim::Optimizer const& optimizer) {
+std::vector<torch::Tensor> params_of(torch::nn::Module const& model,
+                                     torch::optim::Optimizer const& optimizer) {
   std::vector<torch::Tensor> found;
   std::unordered_set<void*> known;
   auto add = [&](std::vector<torch::Tensor> const& params) {
     for (auto const& param : params) {
-      if (param.defined() && param.requires_grad() &&
-          known.insert(param.unsafeGetTensorImpl()).second) {
+      if (param.defined() && known.insert(param.unsafeGetTensorImpl()).second) {
         found.push_back(param);
       }
     }
@@ -166,7 +170,7 @@ std::vector<torch::Tensor> trained(torch::nn::Module const& model,
   for (auto const& group : optimizer.param_groups()) {
     add(group.params());
   }
-  if (found.empty()) {
+  if (std::ranges::none_of(found, [](auto const& param) { return param.requires_grad(); })) {
     throw std::invalid_argument{"the optimizer has no parameter that requires a gradient"};
   }
   add(model.parameters());

@@ -241,15 +241,17 @@ class CaseTraining:
             self.step(self.loss, x, y)
         if does == "run the optimizer":
             self.optimizer.step()
-        output = self.model(x)
         how = self.case.get("loss", "mean")
+        if how == "thawing":
+            CHANGES["thaw the first layer"](self.model)
+        output = self.model(x)
         loss = F.cross_entropy(output, y, reduction="sum" if how == "sum" else "mean", ignore_index=0 if how == "weighted" else -100)
         loss = self._disturbed(does, loss * 100 if how == "huge" else loss, output)
         if how == "by name":
             return {"loss": loss, "right": output.argmax(1) == y}
         if does.startswith("weigh "):
             return loss, float(does.removeprefix("weigh "))
-        if how == "weighted" and does != "do not weigh":
+        if how == "weighted":
             return loss, (y != 0).sum()
         return loss
 

@@ -161,13 +161,13 @@ void case_training::change(std::string const& what) {
       param.requires_grad_(what == "thaw the first layer");
     }
   }
-  weights_ = copies(model_->parameters());
 }
 
 void case_training::train(std::size_t number) {
   auto const changes = case_.value("between", json::object());
   if (auto const key = std::to_string(number); changes.contains(key)) {
     change(changes[key]);
+    weights_ = copies(model_->parameters());
   }
   losses_.push_back((*step_)([this](auto const& slices) { return loss(slices); }, batch(number)));
   if (shared_) {
@@ -184,6 +184,9 @@ slice_loss case_training::loss(step::tensors const& slices) {
     (*step_)([this](auto const& inner) { return loss(inner); }, slices);
   }
   auto const how = case_.value("loss", "mean");
+  if (how == "thawing") {
+    change("thaw the first layer");
+  }
   auto const output = model_->forward(slices[0]);
   F::CrossEntropyFuncOptions options;
   if (how == "sum") {

@@ -49,7 +49,8 @@ class gradients {
  private:
   struct entry {
     torch::Tensor param;
-    torch::Tensor sum;   ///< made before the first micro-batch, so that it lies beside the others
+    /// Made before the first micro-batch, so that it lies beside the others; undefined while frozen.
+    torch::Tensor sum;
     bool begun = false;  ///< whether this batch has added to it
   };
 
@@ -58,10 +59,10 @@ class gradients {
   std::vector<entry> entries_;
 };
 
-/// The parameters that require a gradient: the optimizer's, then the model's others. Throws
-/// std::invalid_argument if the optimizer has none.
-[[nodiscard]] std::vector<torch::Tensor> trained(torch::nn::Module const& model,
-                                                 torch::optim::Optimizer const& optimizer);
+/// The optimizer's parameters, then the model's others; frozen ones too, which a loss function may
+/// thaw. Throws std::invalid_argument if none of the optimizer's requires a gradient.
+[[nodiscard]] std::vector<torch::Tensor> params_of(torch::nn::Module const& model,
+                                                   torch::optim::Optimizer const& optimizer);
 
 /// Throws std::invalid_argument if the model has something to learn, and the optimizer none of it.
 /// Some of its parameters may lie elsewhere, a temperature say; all of them, if the model is frozen.
