@@ -208,8 +208,9 @@ def main() -> None:
         if len(losses) == args.steps if args.steps else args.until.exists():
             break
     args.out.write_text(json.dumps({
-        "digest": digest(training.model, optimizer, training.options.get("scaler")), "losses": [loss.item().hex() for loss in losses],
-        "steps": len(losses), "shared": step.shared, "stats": step.stats(), "in_vain": in_vain, "phases": phases}))
+        "digest": digest(training.model, optimizer, training.options.get("scaler")),
+        "losses": [loss.item().hex() for loss in losses], "steps": len(losses),
+        "shared": step.shared, "stats": step.stats(), "in_vain": in_vain, "phases": phases}))
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ DEMANDS = 40
 
 
 @pytest.mark.deadline(300)
-@pytest.mark.parametrize("submission, way, more", [("deferred", "adamw", ()), ("direct", "adamw", ()), ("deferred", "adamw", ("--recurrent",)),
-                                                   ("deferred", "scaled", ())],
+@pytest.mark.parametrize("submission, way, more", [("deferred", "adamw", ()), ("direct", "adamw", ()),
+                                                   ("deferred", "adamw", ("--recurrent",)), ("deferred", "scaled", ())],
                          ids=["deferred", "direct", "recurrent", "scaled"])
 def test_disturbed_training_is_bit_equal_to_undisturbed(build, submission, way, more, monkeypatch):
     monkeypatch.setenv("SLUICE_SUBMISSION", submission)

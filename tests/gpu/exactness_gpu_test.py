@@ -17,8 +17,8 @@ DEMANDS = 40
 
 
 @pytest.mark.deadline(300)
-@pytest.mark.parametrize("submission, way, more", [("deferred", "adamw", ()), ("deferred", "adamw", ("--hooked",)), ("direct", "adamw", ()),
-                                                   ("deferred", "scaled", ())],
+@pytest.mark.parametrize("submission, way, more", [("deferred", "adamw", ()), ("deferred", "adamw", ("--hooked",)),
+                                                   ("direct", "adamw", ()), ("deferred", "scaled", ())],
                          ids=["deferred", "deferred, hooked", "direct", "scaled"])
 def test_disturbed_training_is_bit_equal_to_undisturbed(build, submission, way, more, monkeypatch):
     monkeypatch.setenv("SLUICE_SUBMISSION", submission)

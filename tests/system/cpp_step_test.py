@@ -30,7 +30,8 @@ def job(build):
 def test_disturbed_training_is_bit_equal_to_undisturbed(sluice, job, way):
     seed = int(os.environ.get("SLUICE_TEST_SEED") or random.randrange(1 << 31))
     print(f"seed {seed}")
-    outcome = exactness.compare(exactness.in_way(replace(exactness.HOST, arguments=(), script=job), way), DEMANDS, seed, sluice.parent)
+    of_way = exactness.in_way(replace(exactness.HOST, arguments=(), script=job), way)
+    outcome = exactness.compare(of_way, DEMANDS, seed, sluice.parent)
     print(outcome.disturbed["stats"])
     assert outcome.disturbed["shared"] and not outcome.undisturbed["shared"]
     assert outcome.disturbed["stats"]["discards"] >= DEMANDS // 4

@@ -1,4 +1,4 @@
-"""Runs a case of the specification that the steps of both languages pass (tests/runtime/step_cases/README.md) with the Python one."""
+"""Runs the cases that the steps of both languages pass (tests/runtime/step_cases/README.md) with the one in Python."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ class OwnError(Exception):
     """What a loss function raises by itself."""
 
 
-KINDS = {"argument": (ValueError, TypeError), "step": sluice.SluiceError, "survivors": sluice.Survivors, "out of memory": sluice.OutOfMemory,
-         "torch's out of memory": torch.OutOfMemoryError, "torch": RuntimeError, "runtime": RuntimeError, "own": OwnError}
+KINDS = {"argument": (ValueError, TypeError), "step": sluice.SluiceError, "survivors": sluice.Survivors,
+         "out of memory": sluice.OutOfMemory, "torch's out of memory": torch.OutOfMemoryError, "torch": RuntimeError,
+         "runtime": RuntimeError, "own": OwnError}
 
 
 def is_of_kind(failure: Exception, kind: str) -> bool:
@@ -42,12 +43,7 @@ def is_of_kind(failure: Exception, kind: str) -> bool:
 
 
 class CaseRuntime(ScriptedRuntime):
-    """Answers as the calls of a case say, and remembers what it is called for.
-
-    Args:
-        case: Has the calls.
-        see: Called before each call; may add what has happened since the last one.
-    """
+    """Answers as the calls of a case say, and remembers what it is called for. ``see`` is called before each call."""
 
     def __init__(self, case: dict) -> None:
         super().__init__(silently=True, watch=case.get("model") != "sparse")
@@ -245,7 +241,8 @@ class CaseTraining:
         if how == "thawing":
             CHANGES["thaw the first layer"](self.model)
         output = self.model(x)
-        loss = F.cross_entropy(output, y, reduction="sum" if how == "sum" else "mean", ignore_index=0 if how == "weighted" else -100)
+        loss = F.cross_entropy(output, y, reduction="sum" if how == "sum" else "mean",
+                               ignore_index=0 if how == "weighted" else -100)
         loss = self._disturbed(does, loss * 100 if how == "huge" else loss, output)
         if how == "by name":
             return {"loss": loss, "right": output.argmax(1) == y}

@@ -49,7 +49,8 @@ def tensor(values: list[float | str]) -> torch.Tensor:
     return torch.tensor([float(value) for value in values])
 
 
-@pytest.mark.parametrize("run", json.loads((FOLDER / "scaler_values.json").read_text()), ids=lambda run: f"{len(run['steps'])} steps")
+@pytest.mark.parametrize("run", json.loads((FOLDER / "scaler_values.json").read_text()),
+                         ids=lambda run: f"{len(run['steps'])} steps")
 def test_a_gradient_scaler_has_these_values(run):
     """What the one for C++ is held against."""
     params = [nn.Parameter(torch.zeros(len(gradient))) for gradient in run["steps"][0]["gradients"]]
