@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
@@ -37,8 +38,9 @@ class Training:
     def __init__(self) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64)).double()
+        mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
         for layer in (self.model[0], self.model[2], self.model):
-            fully_shard(layer)
+            fully_shard(layer, mesh=mesh)
         self.step = sluice.Step(self.model, torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9), micro_batch=3)
         assert self.step.shared
         self.x = torch.randn(SAMPLES, 64, dtype=torch.double, generator=torch.Generator().manual_seed(distributed.get_rank()))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import gloo_processes
 import torch
 from scripted_runtime import PatientRuntime, sharing
-from torch import nn
+from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -58,7 +58,7 @@ def model(layout: str | None = "shards", **how) -> nn.Module:
             parallelize_module(block, tensors, {"inner": ColwiseParallel(), "outer": RowwiseParallel()})
         mesh = mesh and mesh["data"]
     if layout and "shards" in layout:
-        how = {"mesh": mesh, **how}
+        how = {"mesh": mesh or init_device_mesh("cpu", (distributed.get_world_size(),)), **how}
         for block in module.blocks:
             fully_shard(block, **how)
         fully_shard(module, **how)

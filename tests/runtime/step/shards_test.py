@@ -110,8 +110,9 @@ def in_low_precision(rank: int) -> None:
     results = []
     for by_hand in (False, True):
         module = model(None).float()
+        mesh = init_device_mesh("cpu", (RANKS,))
         for each in (*module.blocks, module):
-            fully_shard(each, mp_policy=policy)
+            fully_shard(each, mesh=mesh, mp_policy=policy)
         optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=2)
         step = sluice.Step(module, optimizer, scaler=scaler, clip_norm=0.5)

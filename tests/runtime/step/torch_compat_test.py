@@ -10,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "runtime" / "python
 torch = pytest.importorskip("torch")
 
 from torch import distributed, nn  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 
 from sluice import SluiceError, _optimizers, _torch_compat  # noqa: E402
@@ -82,7 +83,7 @@ def alone(tmp_path):
 
 @pytest.mark.parametrize("place", ["_comm_ctx", "_state_ctx", "group"])
 def test_shards_of_which_torch_keeps_more_than_is_known_are_refused_before_they_are_trained(place, alone):
-    module = fully_shard(nn.Linear(2, 2))
+    module = fully_shard(nn.Linear(2, 2), mesh=init_device_mesh("cpu", (1,)))
     state = module._get_fsdp_state()
     kept = _torch_compat.FullySharded([module])._groups[0] if place == "group" else getattr(state, place)
     kept.something_new = True
@@ -91,7 +92,7 @@ def test_shards_of_which_torch_keeps_more_than_is_known_are_refused_before_they_
 
 
 def test_what_torch_begins_to_keep_in_a_first_pass_is_refused_when_that_is_taken_back(alone):
-    module = fully_shard(nn.Linear(2, 2))
+    module = fully_shard(nn.Linear(2, 2), mesh=init_device_mesh("cpu", (1,)))
     sharded = _torch_compat.FullySharded([module])
     module(torch.ones(2, 2)).sum().backward()
     module._get_fsdp_state()._comm_ctx.something_new = True
