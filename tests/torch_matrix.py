@@ -93,7 +93,7 @@ def make_environment(folder: Path, python: str, torch: str) -> Path:
 
 
 def build(folder: Path, interpreter: Path, log: Path) -> bool:
-    folders = ("runtime", "runtime/torch", "nccl_shim", "examples/train_cpp", *(f"tests/{room}" for room in UNIT_TESTS))
+    folders = ("runtime", "runtime/torch", "nccl_shim", *(f"tests/{room}" for room in UNIT_TESTS))
     targets = [*(f"{each}/all" for each in folders), "sluice-bench-handover"]
     with log.open("w") as output:
         for command in (["cmake", "--preset", "release", "-B", folder, f"-DSLUICE_PYTHON={interpreter}", "--log-level=NOTICE"],
