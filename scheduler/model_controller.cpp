@@ -51,6 +51,10 @@ void model_controller::on_service(instant now, seconds service, seconds response
   attained_.add(now, response <= settings_.goal.latency);
 }
 
+void model_controller::on_late_service(seconds service) {
+  services_.add(service);
+}
+
 void model_controller::on_failure(instant now) {
   attained_.add(now, false);
 }

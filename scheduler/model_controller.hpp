@@ -70,6 +70,8 @@ class model_controller {
   [[nodiscard]] admission on_arrival(instant now);
   /// A request was answered. `service` excludes load and queueing; `response` includes both.
   void on_service(instant now, seconds service, seconds response);
+  /// A request that has failed already, or that nobody waits for, was computed all the same.
+  void on_late_service(seconds service);
   /// An admitted request failed or timed out: it counts as not within the latency.
   void on_failure(instant now);
   /// The model became ready `load` after it was asked for; `handover` of that was spent on getting

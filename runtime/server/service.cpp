@@ -47,6 +47,7 @@ json describe(model_snapshot const& model) {
       {"reason", to_string(decision.reason)},
       {"requests", model.requests},
       {"failed", model.failed},
+      {"cancelled", model.cancelled},
       {"refused", model.report.refused},
       {"cold_starts", model.cold_starts},
       {"outlives_server", model.outlives_server},
@@ -153,17 +154,24 @@ bool model_service::model_ready(std::string const& model, std::string const& ver
   return host != nullptr && host->state(index) == model_state::warm;
 }
 
-void model_service::infer(infer_request request, std::function<void(infer_result)> done) {
+request_ticket model_service::infer(infer_request request, std::function<void(infer_result)> done) {
   auto* const host = host_.load();
   if (host == nullptr) {
     done(error{error_kind::unavailable, "the server is starting; try again in a moment"});
-    return;
+    return 0;
   }
   try {
     auto const index = index_of(request.model, request.version);
-    host->submit(index, std::move(request), done);
+    return host->submit(index, std::move(request), done);
   } catch (error const& failure) {
     done(failure);
+    return 0;
+  }
+}
+
+void model_service::cancel(request_ticket which) {
+  if (auto* const host = host_.load(); host != nullptr) {
+    host->cancel(which);
   }
 }
 

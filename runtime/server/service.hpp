@@ -47,7 +47,8 @@ class model_service final : public inference_service {
                                         std::string const& version) const override;
   [[nodiscard]] bool model_ready(std::string const& model,
                                  std::string const& version) const override;
-  void infer(infer_request request, std::function<void(infer_result)> done) override;
+  request_ticket infer(infer_request request, std::function<void(infer_result)> done) override;
+  void cancel(request_ticket which) override;
   [[nodiscard]] nlohmann::json status() const override;
 
  private:

@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "memhandover/base/bytes.hpp"
+#include "memhandover/base/descriptor_limit.hpp"
 #include "memhandover/base/environment.hpp"
 #include "memhandover/base/error.hpp"
 #include "memhandover/base/standard_streams.hpp"
@@ -218,6 +219,7 @@ int serve(command_line const& given) {
 int main(int argc, char** argv) {
   using namespace sluice;
   memhandover::occupy_standard_streams();
+  memhandover::raise_descriptor_limit();  // a connection needs one
   server::command_line given;
   CLI::App app{"Serves models out of a memory pool that training shares."};
   app.option_defaults()->take_last();

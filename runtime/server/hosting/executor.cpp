@@ -16,6 +16,28 @@ namespace {
 /// Beyond this an idle timeout does not fit a clock; nobody waits for it either.
 constexpr scheduler::seconds longest_timeout{1e8};
 
+/// What is being computed, for whoever answers it before it has been.
+class running_job {
+ public:
+  running_job(detail::job*& place, detail::job& job, std::unique_lock<std::mutex>& lock)
+      : place_{place}, lock_{lock} {
+    place_ = &job;
+  }
+  /// With the lock.
+  ~running_job() {
+    if (!lock_.owns_lock()) {
+      lock_.lock();
+    }
+    place_ = nullptr;
+  }
+  running_job(running_job const&) = delete;
+  running_job& operator=(running_job const&) = delete;
+
+ private:
+  detail::job*& place_;
+  std::unique_lock<std::mutex>& lock_;
+};
+
 void log_cold_start(host_snapshot::handover const& event, std::chrono::nanoseconds total) {
   auto const& report = event.report;
   spdlog::info(
@@ -169,6 +191,7 @@ void model_host::impl::run(lock_type& lock, std::list<detail::job>::iterator whi
   auto taken = std::move(*which);
   queue_.erase(which);
   auto& model = slots_[taken.model];
+  std::optional<running_job> running{std::in_place, running_, taken, lock};
   lock.unlock();
 
   auto const begin = clock::now();
@@ -187,10 +210,16 @@ void model_host::impl::run(lock_type& lock, std::list<detail::job>::iterator whi
   }
   auto const end = clock::now();
 
-  lock.lock();
+  running.reset();
   --model.queue;
   model.idle_since = end;
   want_image(model);
+  if (!taken.done) {  // it has been answered: its time was over, or its client left
+    if (std::holds_alternative<infer_response>(result)) {
+      model.controller.on_late_service(end - begin);
+    }
+    return;
+  }
   if (auto const* const failure = std::get_if<error>(&result)) {
     ++model.failed;
     ++failed_;

@@ -150,7 +150,7 @@ model_state model_host::impl::state(model_index model) const {
   return slots_.at(model).state;
 }
 
-void model_host::impl::submit(model_index model, infer_request request, completion done) {
+request_ticket model_host::impl::submit(model_index model, infer_request request, completion done) {
   auto const now = clock::now();
   lock_type const lock{mutex_};
   auto& wanted = slots_.at(model);
@@ -158,8 +158,14 @@ void model_host::impl::submit(model_index model, infer_request request, completi
   if (request.timeout && *request.timeout < wait) {
     wait = *request.timeout;
   }
-  detail::job made{model, std::move(request), std::move(done),
-                   now,   now + wait,         wanted.state != model_state::warm};
+  auto const ticket = ++last_ticket_;
+  detail::job made{ticket,
+                   model,
+                   std::move(request),
+                   std::move(done),
+                   now,
+                   now + wait,
+                   wanted.state != model_state::warm};
   ++requests_;
   ++wanted.requests;
   ++wanted.queue;
@@ -187,6 +193,25 @@ void model_host::impl::submit(model_index model, infer_request request, completi
     if (is_next_event) {
       wake_timekeeper();
     }
+  }
+  return ticket;
+}
+
+void model_host::impl::cancel(request_ticket which) {
+  lock_type const lock{mutex_};
+  error const reason{error_kind::cancelled, "the client has left"};
+  if (running_ != nullptr && running_->ticket == which && running_->done) {
+    ++slots_[running_->model].cancelled;
+    answer_running(reason);
+    return;
+  }
+  auto const waits = std::find_if(queue_.begin(), queue_.end(), [which](detail::job const& each) {
+    return each.ticket == which;
+  });
+  if (waits != queue_.end()) {
+    ++slots_[waits->model].cancelled;
+    refuse(std::move(*waits), reason);
+    queue_.erase(waits);
   }
 }
 
@@ -244,6 +269,14 @@ void model_host::impl::refuse(detail::job&& late, error reason) {
   timekeeper_wakes_.notify_one();
 }
 
+/// While it is being computed.
+void model_host::impl::answer_running(error reason) {
+  ++slots_[running_->model].failed;
+  ++failed_;
+  refused_.push_back({std::exchange(running_->done, nullptr), std::move(reason)});
+  timekeeper_wakes_.notify_one();
+}
+
 void model_host::impl::refuse_all_of(model_index number, error const& reason) {
   for (auto next = queue_.begin(); next != queue_.end();) {
     auto const each = next++;
@@ -262,9 +295,10 @@ host_snapshot model_host::impl::snapshot() const {
   host_snapshot result;
   for (auto const& each : slots_) {
     result.models.push_back({each.is.name, each.is.version, each.state, each.is.model->bytes(),
-                             each.requests, each.failed, each.cold_starts, each.queue,
-                             each.is.always_warm, each.published, each.is.model->image_bytes(),
-                             each.is.model->read_bytes(), each.is.scheduling.goal, each.report});
+                             each.requests, each.failed, each.cancelled, each.cold_starts,
+                             each.queue, each.is.always_warm, each.published,
+                             each.is.model->image_bytes(), each.is.model->read_bytes(),
+                             each.is.scheduling.goal, each.report});
     result.in_flight += each.queue;
   }
   result.requests = requests_;
@@ -302,8 +336,11 @@ bool model_host::warm_up(std::function<bool()> const& given_up) {
 model_state model_host::state(model_index model) const {
   return impl_->state(model);
 }
-void model_host::submit(model_index model, infer_request request, completion done) {
-  impl_->submit(model, std::move(request), std::move(done));
+request_ticket model_host::submit(model_index model, infer_request request, completion done) {
+  return impl_->submit(model, std::move(request), std::move(done));
+}
+void model_host::cancel(request_ticket which) {
+  impl_->cancel(which);
 }
 host_snapshot model_host::snapshot() const {
   return impl_->snapshot();

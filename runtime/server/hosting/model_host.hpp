@@ -11,8 +11,9 @@
 ///
 /// *Queue*: one executor thread computes for all models, first come first served, which makes each
 /// model the single server of the scheduler's formulas as long as the others are idle. A model has
-/// a bound on the requests that wait for it, and each request a deadline; a computation that has
-/// begun is never cut short.
+/// a bound on the requests that wait for it, and each request a deadline, at which it is answered whether
+/// it still waits or is being computed; a computation that has begun is never cut short, but what comes out
+/// of it then is dropped. So it is where nobody waits for the answer any more (`cancel`).
 ///
 /// *Memory*: a cold start takes free memory, then training's, then what is free in chunks of other
 /// models, then that of idle models, the longest idle first. Several models may share a chunk. If
@@ -105,6 +106,7 @@ struct model_snapshot {
   std::uint64_t bytes = 0;
   std::uint64_t requests = 0;
   std::uint64_t failed = 0;
+  std::uint64_t cancelled = 0;  ///< of them, because their clients left
   std::uint64_t cold_starts = 0;
   std::size_t queue = 0;  ///< waiting and running
   bool always_warm = false;
@@ -169,8 +171,11 @@ class model_host {
 
   /// Queues a request for the model of that index in the constructor's list. The failures that
   /// `done` may get: `unavailable` (queue full, shutting down, or the scheduler refuses),
-  /// `deadline_exceeded`, `out_of_memory`, and what the model throws.
-  void submit(model_index model, infer_request request, completion done);
+  /// `deadline_exceeded`, `cancelled`, `out_of_memory`, and what the model throws. Returns what `cancel`
+  /// takes.
+  request_ticket submit(model_index model, infer_request request, completion done);
+  /// See inference_service.hpp.
+  void cancel(request_ticket which);
 
   [[nodiscard]] host_snapshot snapshot() const;
 

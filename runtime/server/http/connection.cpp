@@ -3,6 +3,7 @@
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
+#include <sys/socket.h>
 
 #include <array>
 #include <atomic>
@@ -26,6 +27,10 @@ namespace http = boost::beast::http;
 namespace {
 
 constexpr std::chrono::milliseconds linger_limit{1000};
+/// Up to here a body is turned into tensors, or tensors into a body, within some hundred microseconds.
+constexpr std::size_t small_body = std::size_t{64} << 10U;
+/// Of requests that a client sends ahead while one of its is being answered; beyond, it is not watched.
+constexpr std::size_t most_sent_ahead = std::size_t{64} << 10U;
 constexpr std::string_view continue_line{"HTTP/1.1 100 Continue\r\n\r\n"};
 
 std::string_view std_view(beast::string_view text) {
@@ -42,6 +47,15 @@ std::string http_date(std::time_t now) {
                      days.at(static_cast<std::size_t>(utc.tm_wday)), utc.tm_mday,
                      months.at(static_cast<std::size_t>(utc.tm_mon)), utc.tm_year + 1900,
                      utc.tm_hour, utc.tm_min, utc.tm_sec);
+}
+
+bool is_large(infer_result const& result) {
+  auto const* const response = std::get_if<infer_response>(&result);
+  std::size_t bytes = 0;
+  if (response != nullptr) {
+    for (auto const& each : response->outputs) bytes += each.data.size();
+  }
+  return bytes > small_body / 8;  // in JSON a number is several times as long
 }
 
 template <typename Body>
@@ -86,8 +100,8 @@ class pending_answer {
     auto client = client_.lock();
     if (!client) return;
     auto& target = *client;
-    target.post([sequence = sequence_, result = std::move(result)](connection& self) {
-      self.on_result(sequence, result);
+    target.post([sequence = sequence_, result = std::move(result)](connection& self) mutable {
+      self.on_result(sequence, std::move(result));
     });
   }
 
@@ -118,7 +132,7 @@ auto connection::on(void (connection::*step)(Args...)) {
 
 template <typename Step>
 void connection::post(Step step) {
-  net::post(socket_.get_executor(), [self = shared_from_this(), step = std::move(step)] {
+  net::post(socket_.get_executor(), [self = shared_from_this(), step = std::move(step)]() mutable {
     if (self->state_ == state_t::closed) return;
     try {
       step(*self);
@@ -148,6 +162,10 @@ void connection::start_refused() {
 }
 
 void connection::drain() {
+  end_if_idle();
+}
+
+void connection::end_if_idle() {
   post([](connection& self) {
     if (self.state_ == state_t::idle) self.close();
   });
@@ -165,11 +183,13 @@ void connection::await_request() {
   parser_->body_limit(context_.options.max_body_bytes);
   if (buffer_.size() > 0) return read_header();
   state_ = state_t::idle;
+  context_.registry.rest(shared_from_this());
   arm(context_.options.idle_timeout);
   socket_.async_read_some(buffer_.prepare(4096), on(&connection::on_first_bytes));
 }
 
 void connection::on_first_bytes(error_code failure, std::size_t bytes) {
+  context_.registry.wake(*this);
   disarm();
   if (failure) return close();
   buffer_.commit(bytes);
@@ -275,17 +295,31 @@ http_request connection::view() const {
 }
 
 void connection::answer_request() {
-  auto outcome = context_.api.handle(view());
+  if (parser_->get().body().size() <= small_body) return on_outcome(context_.api.handle(view()));
+  state_ = state_t::waiting;
+  net::post(context_.bodies, [self = shared_from_this()] {
+    auto const of = std::make_shared<outcome>(self->context_.api.handle(self->view()));
+    self->post([of](connection& own) { own.on_outcome(std::move(*of)); });
+  });
+}
+
+void connection::on_outcome(outcome of) {
   bool const keep_alive = parser_->get().keep_alive();
-  if (auto* const answer = std::get_if<http_reply>(&outcome)) {
+  if (auto* const answer = std::get_if<http_reply>(&of)) {
     return respond(std::move(*answer), keep_alive);
   }
   state_ = state_t::waiting;
   std::string{}.swap(parser_->get().body());  // the tensors have been taken out of it
+  infer(std::get<infer_request>(std::move(of)));
+  watch();
+}
+
+void connection::infer(infer_request request) {
+  has_result_ = false;
   auto const answer = std::make_shared<pending_answer>(shared_from_this(), sequence_);
   try {
-    context_.service.infer(std::get<infer_request>(std::move(outcome)),
-                           [answer](infer_result result) { answer->deliver(std::move(result)); });
+    ticket_ = context_.service.infer(
+        std::move(request), [answer](infer_result result) { answer->deliver(std::move(result)); });
   } catch (error const& failure) {
     answer->deliver(failure);
   } catch (std::exception const& failure) {
@@ -293,9 +327,64 @@ void connection::answer_request() {
   }
 }
 
-void connection::on_result(std::uint64_t sequence, infer_result const& result) {
-  if (state_ != state_t::waiting || sequence != sequence_) return;
-  respond(oip_api::answer(result), parser_->get().keep_alive());
+void connection::on_result(std::uint64_t sequence, infer_result result) {
+  if (state_ != state_t::waiting || sequence != sequence_ || has_result_) return;
+  has_result_ = true;
+  ticket_ = 0;
+  if (!is_large(result)) return on_answer(oip_api::answer(result));
+  net::post(context_.bodies, [self = shared_from_this(), result = std::move(result)] {
+    self->post([answer = oip_api::answer(result)](connection& own) mutable {
+      own.on_answer(std::move(answer));
+    });
+  });
+}
+
+void connection::on_answer(http_reply answer) {
+  if (watched_) {
+    held_ = std::move(answer);
+    error_code ignored;
+    socket_.cancel(ignored);
+    return;
+  }
+  respond(std::move(answer), parser_->get().keep_alive());
+}
+
+// ---- whether the client is still there
+
+void connection::watch() {
+  if (buffer_.size() >= most_sent_ahead) return;
+  watched_ = true;
+  socket_.async_read_some(buffer_.prepare(most_sent_ahead - buffer_.size()),
+                          on(&connection::on_watched));
+}
+
+bool connection::watch_goes_on() {
+  watched_ = false;
+  if (!held_) return true;
+  respond(std::move(*std::exchange(held_, std::nullopt)), parser_->get().keep_alive());
+  return false;
+}
+
+void connection::on_watched(error_code failure, std::size_t bytes) {
+  buffer_.commit(bytes);
+  if (!watch_goes_on()) return;
+  if (!failure) return watch();
+  if (failure != net::error::eof) return close();
+  on_finished_sending();
+}
+
+void connection::on_finished_sending() {
+  if (parser_->get().version() == 11) {
+    auto const sent = ::send(socket_.native_handle(), continue_line.data(), continue_line.size(),
+                             MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent != static_cast<ssize_t>(continue_line.size())) return close();
+  }
+  watched_ = true;
+  socket_.async_wait(net::ip::tcp::socket::wait_error, on(&connection::on_reset));
+}
+
+void connection::on_reset(error_code /*failure*/) {
+  if (watch_goes_on()) close();
 }
 
 void connection::respond(http_reply answer, bool keep_alive) {
@@ -348,6 +437,7 @@ void connection::on_lingered(error_code failure, std::size_t /*bytes*/) {
 void connection::close() {
   state_ = state_t::closed;
   disarm();
+  if (auto const left = std::exchange(ticket_, 0); left != 0) context_.service.cancel(left);
   error_code ignored;
   socket_.close(ignored);
   context_.registry.remove(shared_from_this());

@@ -7,14 +7,18 @@
 ///   writing → lingering → closed                    after an answer that ends the connection
 ///   any → closed                                    client gone, time out, abort
 ///
-/// Requests that a client sends ahead (pipelining) stay in the buffer until their turn. While a
-/// request waits for the service nothing is read, so a client that leaves meanwhile is noticed when
-/// its answer cannot be written.
+/// Requests that a client sends ahead (pipelining) stay in the buffer until their turn. While a request waits
+/// for the service, the client is watched: if it leaves, its request is cancelled. One that has only
+/// finished sending is told apart from one that has gone by an interim answer, which HTTP/1.1 lets a server send
+/// at any time, and to which the machine of one that has gone answers with a reset.
+///
+/// Large bodies are read, and large answers written, by threads of their own; what is small is done at once.
 ///
 /// Threads: everything runs on the socket's strand; `start`, `drain`, `abort` and the service's
 /// `done` may be called from anywhere and post to it.
 #pragma once
 
+#include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
@@ -48,6 +52,7 @@ struct endpoint_context {
   inference_service& service;
   oip_api api;
   connection_registry registry;
+  boost::asio::any_io_executor bodies;  ///< where what takes long is computed
   std::shared_ptr<endpoint_life> life = std::make_shared<endpoint_life>();
 };
 
@@ -61,6 +66,8 @@ class connection : public std::enable_shared_from_this<connection> {
   void start_refused();
   /// The registry has been closed: finishes the request that is being received or answered, then closes.
   void drain();
+  /// Another connection takes its place, unless it has a request meanwhile.
+  void end_if_idle();
   void abort();
 
  private:
@@ -84,7 +91,19 @@ class connection : public std::enable_shared_from_this<connection> {
   void read_body();
   void on_body(error_code failure, std::size_t bytes);
   void answer_request();
-  void on_result(std::uint64_t sequence, infer_result const& result);
+  using outcome = std::variant<http_reply, infer_request>;
+  void on_outcome(outcome of);
+  void infer(infer_request request);
+  void on_result(std::uint64_t sequence, infer_result result);
+  void on_answer(http_reply answer);
+
+  /// Looks whether the client of a waiting request leaves.
+  void watch();
+  void on_watched(error_code failure, std::size_t bytes);
+  void on_finished_sending();
+  void on_reset(error_code failure);
+  /// False: an answer has come meanwhile, and is being written.
+  [[nodiscard]] bool watch_goes_on();
   void respond(http_reply answer, bool keep_alive);
   void on_written(error_code failure, std::size_t bytes);
   void linger();
@@ -109,6 +128,10 @@ class connection : public std::enable_shared_from_this<connection> {
   state_t state_ = state_t::idle;
   std::uint64_t sequence_ = 0;  ///< of the request; a result for another one comes too late
   bool keep_alive_ = false;     ///< of the answer being written
+  request_ticket ticket_ = 0;   ///< of the request that waits for the service; 0: none
+  bool has_result_ = false;
+  bool watched_ = false;
+  std::optional<http_reply> held_;  ///< an answer that waits for the end of the watch
 };
 
 }  // namespace sluice::server

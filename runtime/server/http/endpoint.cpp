@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <boost/asio/executor_work_guard.hpp>
@@ -28,14 +30,16 @@ namespace {
 constexpr std::chrono::milliseconds accept_pause{50};
 // Keeps the deadline within the clock's range, whatever the caller means by "for ever".
 constexpr std::chrono::milliseconds longest_grace{std::chrono::hours{24}};
-// Connections beyond the limit are told so, but not without a limit of their own.
+// Connections for which no idle one can make room are told so, but not without a limit of their own.
 constexpr std::size_t most_refusals = 64;
 
 endpoint_options checked(endpoint_options options) {
   auto const require = [](bool holds, std::string_view message) {
     if (!holds) throw error{error_kind::invalid_argument, std::string{message}};
   };
-  require(options.threads >= 1 && options.threads <= 256, "the endpoint takes 1 to 256 threads");
+  require(options.threads >= 1 && options.threads <= 256 && options.body_threads >= 1 &&
+              options.body_threads <= 256,
+          "the endpoint takes 1 to 256 threads of each kind");
   require(options.max_connections >= 1, "the endpoint needs at least one connection");
   require(options.max_body_bytes >= 1, "the endpoint's largest body must be at least one byte");
   require(options.max_header_bytes >= 512,
@@ -83,6 +87,12 @@ std::string text_of(tcp::endpoint const& address) {
               fmt::format("cannot listen on {}: {}", where, failure.message())};
 }
 
+/// Waits are short where threads that compute for long give way to all others.
+void give_way() noexcept {
+  constexpr int nicer = 5;
+  (void)::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), nicer);
+}
+
 tcp::acceptor listen(net::io_context& io, tcp::endpoint const& address) {
   boost::system::error_code failure;
   tcp::acceptor acceptor{net::make_strand(io)};
@@ -105,10 +115,13 @@ class endpoint::impl {
   impl(endpoint_options options, inference_service& service)
       : context_(checked(std::move(options)), service),
         io_(static_cast<int>(context_.options.threads)),
+        bodies_(static_cast<int>(context_.options.body_threads)),
         acceptor_(listen(io_, address_of(context_.options))),
         pause_(acceptor_.get_executor()),
         local_(acceptor_.local_endpoint()),
-        work_(io_.get_executor()) {
+        work_(io_.get_executor()),
+        body_work_(bodies_.get_executor()) {
+    context_.bodies = bodies_.get_executor();
     if (!local_.address().is_loopback()) {
       spdlog::warn(
           "the endpoint can be reached from other machines and asks nobody who they are address={}",
@@ -117,10 +130,17 @@ class endpoint::impl {
     net::post(acceptor_.get_executor(), [this] { accept(); });
     try {
       for (unsigned i = 0; i < context_.options.threads; ++i) {
-        threads_.emplace_back([this] { run(); });
+        threads_.emplace_back([this] { run(io_); });
+      }
+      for (unsigned i = 0; i < context_.options.body_threads; ++i) {
+        threads_.emplace_back([this] {
+          give_way();
+          run(bodies_);
+        });
       }
     } catch (...) {
       io_.stop();
+      bodies_.stop();
       end_threads();
       throw;
     }
@@ -157,10 +177,10 @@ class endpoint::impl {
   }
 
  private:
-  void run() {
+  static void run(net::io_context& io) {
     while (true) {
       try {
-        io_.run();
+        io.run();
         return;
       } catch (std::exception const& failure) {
         spdlog::error("a handler of the endpoint failed reason=\"{}\"", failure.what());
@@ -171,6 +191,7 @@ class endpoint::impl {
   /// With the acceptor and all connections closed the threads run out of work by themselves.
   void end_threads() {
     work_.reset();
+    body_work_.reset();
     for (auto& thread : threads_) thread.join();
     threads_.clear();
     std::lock_guard const lock{context_.life->mutex};
@@ -210,7 +231,11 @@ class endpoint::impl {
     if (open >= context_.options.max_connections + most_refusals) return;
     auto const client = std::make_shared<connection>(std::move(socket), context_);
     if (!context_.registry.add(client)) return;
-    if (open < context_.options.max_connections) {
+    auto const gives_way = open < context_.options.max_connections
+                               ? nullptr
+                               : context_.registry.take_longest_resting();
+    if (gives_way) gives_way->end_if_idle();
+    if (open < context_.options.max_connections || gives_way) {
       client->start();
     } else {
       client->start_refused();
@@ -219,10 +244,11 @@ class endpoint::impl {
 
   endpoint_context context_;
   net::io_context io_;
+  net::io_context bodies_;
   tcp::acceptor acceptor_;   // on a strand of its own
   net::steady_timer pause_;  // on the acceptor's strand
   tcp::endpoint local_;
-  net::executor_work_guard<net::io_context::executor_type> work_;
+  net::executor_work_guard<net::io_context::executor_type> work_, body_work_;
   std::vector<std::thread> threads_;  // under stopping_
   std::mutex stopping_;
 };

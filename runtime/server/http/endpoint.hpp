@@ -13,9 +13,10 @@
 /// States:  listening → draining → stopped.  `stop` moves it on, and the destructor stops without
 /// waiting for requests.
 ///
-/// Threads: runs `options.threads` of its own; they call the service, so the service must be
-/// thread-safe and its `infer` must not block. All members may be called from any thread. `service`
-/// must outlive the endpoint; a `done` that it calls after the endpoint is gone does nothing.
+/// Threads: runs `options.threads` and `options.body_threads` of its own; they call the service, so the
+/// service must be thread-safe and its `infer` must not block. A large body keeps none of those that read
+/// and write, so that other requests, health among them, are answered meanwhile. All members may be called from any thread. `service`
+/// must outlive the endpoint. A request whose client leaves is cancelled. A `done` that it calls after the endpoint is gone does nothing.
 ///
 /// Errors of a request become `{"error": "…"}` with the status of telemetry/error_table.hpp;
 /// docs/protocol.md lists routes and statuses. What an `internal` error says goes to the log, not
@@ -40,11 +41,15 @@ struct endpoint_options {
   /// put a proxy in front.
   std::string host = "127.0.0.1";
   std::uint16_t port = 8000;  ///< 0: any free one, see `endpoint::port`
-  unsigned threads = 2;
+  unsigned threads = 2;       ///< that read and write
+  /// That turn large bodies into tensors, and large tensors into bodies. They give way to all others.
+  unsigned body_threads = 2;
 
   std::uint64_t max_body_bytes = 64 * (std::uint64_t{1} << 20U);
   std::uint32_t max_header_bytes = 16 * (std::uint32_t{1} << 10U);
-  std::size_t max_connections = 512;
+  /// Those beyond take the place of the one that has been idle longest; if all are busy they are
+  /// answered 503.
+  std::size_t max_connections = 16'384;
   /// For a whole header, for a whole body, and for a whole answer to be taken off our hands.
   std::chrono::milliseconds transfer_timeout{30'000};
   /// How long a connection may stay open between two requests.

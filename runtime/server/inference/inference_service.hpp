@@ -78,6 +78,9 @@ struct infer_response {
 
 using infer_result = std::variant<infer_response, error>;
 
+/// Names a request of a service; none has 0.
+using request_ticket = std::uint64_t;
+
 class inference_service {
  public:
   virtual ~inference_service() = default;
@@ -93,8 +96,11 @@ class inference_service {
   [[nodiscard]] virtual bool model_ready(std::string const& model,
                                          std::string const& version) const = 0;
   /// Runs a request; loads the model first if it is cold. `done` is called exactly once, on a
-  /// thread of the service.
-  virtual void infer(infer_request request, std::function<void(infer_result)> done) = 0;
+  /// thread of the service or before this returns. Returns what `cancel` takes.
+  virtual request_ticket infer(infer_request request, std::function<void(infer_result)> done) = 0;
+  /// Nobody waits for that answer any more. A request that waits is not run; `done` is called all the
+  /// same, with `cancelled`. One that has been answered, or that there is not, is passed over.
+  virtual void cancel(request_ticket which) = 0;
   /// Everything `sluice status` shows of the server, as docs/operations.md describes it.
   [[nodiscard]] virtual nlohmann::json status() const = 0;
 };

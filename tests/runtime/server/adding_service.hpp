@@ -67,6 +67,12 @@ class adding_service : public inference_service {
       throw std::runtime_error{"the service answered no request"};
     }
   }
+  /// Whoever asks for that model waits; "": nobody does.
+  void hold_lookups_of(std::string model) {
+    std::lock_guard const lock{mutex_};
+    slow_to_find_ = std::move(model);
+    changed_.notify_all();
+  }
   void set_ready(bool ready) {
     std::lock_guard const lock{mutex_};
     ready_ = ready;
@@ -80,6 +86,10 @@ class adding_service : public inference_service {
 
   [[nodiscard]] model_metadata metadata(std::string const& model,
                                         std::string const& version) const override {
+    {
+      std::unique_lock lock{mutex_};
+      changed_.wait(lock, [&] { return model != slow_to_find_; });
+    }
     if (!version.empty() && version != "1") {
       throw error{error_kind::not_found,
                   "model '" + model + "' has no version '" + version + "'; it has 1"};
@@ -107,18 +117,30 @@ class adding_service : public inference_service {
     return metadata(model, version).name != "cold";
   }
 
-  void infer(infer_request request, std::function<void(infer_result)> done) override {
+  request_ticket infer(infer_request request, std::function<void(infer_result)> done) override {
     if (request.model == "throws") throw error{error_kind::unavailable, "thrown by infer"};
     if (request.model == "inline") {
       done(infer_response{"inline", "1", request.id, {}});
-      return;
+      return 0;
     }
-    {
-      std::lock_guard const lock{mutex_};
-      ++received_;
-      waiting_.emplace_back(std::move(request), std::move(done));
-    }
+    std::lock_guard const lock{mutex_};
+    waiting_.emplace_back(std::move(request), std::move(done));
     changed_.notify_all();
+    return ++received_;
+  }
+  void cancel(request_ticket which) override {
+    std::lock_guard const lock{mutex_};
+    cancelled_.push_back(which);
+    changed_.notify_all();
+  }
+  /// Blocks until `count` requests have been cancelled in all; which these are, counted from 1.
+  std::vector<request_ticket> await_cancelled(std::size_t count) {
+    std::unique_lock lock{mutex_};
+    if (!changed_.wait_for(lock, std::chrono::seconds{60},
+                           [&] { return cancelled_.size() >= count; })) {
+      throw std::runtime_error{"no request was cancelled"};
+    }
+    return cancelled_;
   }
   [[nodiscard]] nlohmann::json status() const override { return {{"state", "adding"}}; }
 
@@ -167,11 +189,13 @@ class adding_service : public inference_service {
   }
 
   mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  mutable std::condition_variable changed_;
   // All under mutex_:
   std::deque<std::pair<infer_request, std::function<void(infer_result)>>> waiting_;
+  std::vector<request_ticket> cancelled_;
   std::size_t received_ = 0;
   std::size_t answered_ = 0;
+  std::string slow_to_find_;
   bool held_ = false;
   bool ready_ = true;
   bool stopping_ = false;

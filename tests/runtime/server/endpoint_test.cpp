@@ -20,7 +20,9 @@ namespace {
 
 using namespace std::chrono_literals;
 using nlohmann::json;
+using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::IsEmpty;
 
 constexpr std::chrono::minutes long_time{1};
 
@@ -390,8 +392,101 @@ TEST_F(http_endpoint, a_client_that_sends_and_half_closes_gets_its_answer) {
   auto connection = client();
   connection.request("POST", "/v2/models/add/infer", addition(1, 2));
   connection.finish_sending();
+  EXPECT_EQ(sum_in(connection.read_final_response()), 3.0F);
+  EXPECT_TRUE(connection.ended());
+}
+
+TEST_F(http_endpoint, the_request_of_a_client_that_leaves_is_cancelled) {
+  service_.hold();
+  auto leaving = client();
+  auto vanishing = client();
+  auto staying = client();
+  std::size_t sent = 0;
+  for (auto* const each : {&leaving, &vanishing, &staying}) {
+    each->request("POST", "/v2/models/add/infer", addition(1, 2));
+    service_.await_requests(++sent);
+  }
+  leaving.leave();
+  EXPECT_THAT(service_.await_cancelled(1), ElementsAre(1U));
+  vanishing.vanish();
+  EXPECT_THAT(service_.await_cancelled(2), ElementsAre(1U, 2U));
+  await_connections(1);
+  service_.release();
+  EXPECT_EQ(sum_in(staying.read_response()), 3.0F);
+  EXPECT_EQ(once("GET", "/v2/health/live").status, 200);
+  EXPECT_THAT(service_.await_cancelled(2), ElementsAre(1U, 2U));
+}
+
+TEST_F(http_endpoint, a_client_that_half_closes_while_it_waits_is_still_there) {
+  service_.hold();
+  auto connection = client();
+  connection.request("POST", "/v2/models/add/infer", addition(1, 2));
+  service_.await_requests(1);
+  connection.finish_sending();
+  EXPECT_EQ(connection.read_response().status, 100);  // to see whether somebody takes it
+  service_.release();
   EXPECT_EQ(sum_in(connection.read_response()), 3.0F);
   EXPECT_TRUE(connection.ended());
+  EXPECT_THAT(service_.await_cancelled(0), IsEmpty());
+}
+
+TEST_F(http_endpoint, a_client_of_http_1_0_that_half_closes_gets_no_interim_answer) {
+  service_.hold();
+  auto connection = client();
+  auto const body = addition(1, 2);
+  connection.send("POST /v2/models/add/infer HTTP/1.0\r\nContent-Length: " +
+                  std::to_string(body.size()) + "\r\n\r\n" + body);
+  service_.await_requests(1);
+  connection.finish_sending();
+  service_.release();
+  EXPECT_EQ(sum_in(connection.read_response()), 3.0F);
+}
+
+TEST_F(http_endpoint, requests_sent_while_another_waits_are_answered_in_order) {
+  service_.hold();
+  auto connection = client();
+  connection.request("POST", "/v2/models/add/infer", addition(1, 2));
+  service_.await_requests(1);
+  auto const body = addition(3, 4);
+  auto const text = "POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nContent-Length: " +
+                    std::to_string(body.size()) + "\r\n\r\n" + body;
+  for (char const& byte : text) {
+    connection.send({&byte, 1});
+  }
+  connection.request("GET", "/v2/health/live");
+  service_.release();
+  EXPECT_EQ(sum_in(connection.read_response()), 3.0F);
+  EXPECT_EQ(sum_in(connection.read_response()), 7.0F);
+  EXPECT_EQ(connection.read_response().status, 200);
+}
+
+TEST_F(http_endpoint, a_large_body_keeps_nobody_else_waiting) {
+  options_.threads = 1;
+  options_.body_threads = 1;
+  service_.hold_lookups_of("cold");  // what is asked while a body is read
+  auto body = addition(1, 2);
+  body.resize(256 << 10U, ' ');
+  auto large = client();
+  large.request("POST", "/v2/models/cold/infer", body);
+  auto another = client();
+  another.request("POST", "/v2/models/cold/infer", body);
+  EXPECT_EQ(once("GET", "/v2/health/live").status, 200);
+  EXPECT_EQ(sum_in(once("POST", "/v2/models/add/infer", addition(1, 1))), 2.0F);
+  service_.hold_lookups_of("");
+  EXPECT_EQ(sum_in(large.read_response()), 3.0F);
+  EXPECT_EQ(sum_in(another.read_response()), 3.0F);
+}
+
+TEST_F(http_endpoint, large_answers_come_whole) {
+  constexpr int values = 100'000;
+  std::vector<float> numbers(values, 0.5F);
+  json const request{
+      {"inputs",
+       {{{"name", "a"}, {"datatype", "FP32"}, {"shape", {values}}, {"data", numbers}},
+        {{"name", "b"}, {"datatype", "FP32"}, {"shape", {values}}, {"data", numbers}}}}};
+  auto const response = once("POST", "/v2/models/add/infer", request.dump());
+  EXPECT_EQ(json::parse(response.body)["outputs"][0]["data"],
+            json(std::vector<float>(values, 1.0F)));
 }
 
 TEST_F(http_endpoint, a_request_that_stalls_is_408) {
@@ -434,14 +529,29 @@ TEST_F(http_endpoint, an_answer_that_nobody_takes_is_given_up) {
   await_connections(0);
 }
 
-TEST_F(http_endpoint, connections_over_the_limit_are_told_so) {
+TEST_F(http_endpoint, idle_connections_make_room_for_new_ones) {
   options_.max_connections = 2;
   auto first = client();
   auto second = client();
+  for (auto* const each : {&first, &second, &first}) {
+    each->request("GET", "/v2/health/live");
+    EXPECT_EQ(each->read_response().status, 200);
+  }
+  EXPECT_EQ(once("GET", "/v2/health/live").status, 200);
+  EXPECT_TRUE(second.ended());  // the one that has been idle longest
+  await_connections(1);
   first.request("GET", "/v2/health/live");
-  second.request("GET", "/v2/health/live");
   EXPECT_EQ(first.read_response().status, 200);
-  EXPECT_EQ(second.read_response().status, 200);
+}
+
+TEST_F(http_endpoint, connections_over_the_limit_are_told_so) {
+  options_.max_connections = 2;
+  service_.hold();
+  auto first = client();
+  auto second = client();
+  first.request("POST", "/v2/models/add/infer", addition(1, 1));
+  second.request("POST", "/v2/models/add/infer", addition(1, 1));
+  service_.await_requests(2);
   auto third = client();
   auto const refusal = third.read_response();
   EXPECT_EQ(refusal.status, 503);

@@ -86,6 +86,13 @@ class http_client {
     return response;
   }
 
+  /// The one after interim answers.
+  client_response read_final_response() {
+    auto response = read_response();
+    while (response.status < 200) response = read_response();
+    return response;
+  }
+
   std::string read_until(std::string_view end) {
     std::size_t at = 0;
     while ((at = received_.find(end)) == std::string::npos) receive();
@@ -104,6 +111,9 @@ class http_client {
 
   /// Says that no more comes, as `shutdown` does.
   void finish_sending() { ::shutdown(socket_.get(), SHUT_WR); }
+
+  /// Leaves as a program does that closes its connection.
+  void leave() { socket_.reset(); }
 
   /// Leaves without a goodbye: the server sees a reset.
   void vanish() {

@@ -40,14 +40,14 @@ class a_host : public ::testing::Test {
     host_ = std::make_unique<model_host>(options_, pool_, std::move(models_));
   }
 
-  void send(std::size_t model, std::int64_t value, int which = 0,
-            std::optional<std::chrono::microseconds> timeout = std::nullopt) {
+  request_ticket send(std::size_t model, std::int64_t value, int which = 0,
+                      std::optional<std::chrono::microseconds> timeout = std::nullopt) {
     infer_request request;
     request.model = "model" + std::to_string(model);
     request.id = std::to_string(which);
     request.timeout = timeout;
     request.inputs.push_back(number("input", value));
-    host_->submit(model, std::move(request), answers_.take(which));
+    return host_->submit(model, std::move(request), answers_.take(which));
   }
 
   infer_result ask(std::size_t model, std::int64_t value) {

@@ -126,6 +126,67 @@ TEST_F(a_host, refuses_a_request_whose_time_is_over_while_another_computes) {
   EXPECT_EQ(answers_.wait_for(2).size(), 2U);
 }
 
+TEST_F(a_host, answers_a_request_when_its_time_is_over_although_it_is_being_computed) {
+  auto& control = add(5);
+  start(8);
+  control.close();
+  send(0, 0, 0, 5ms);
+  ASSERT_TRUE(control.wait_for_runs(1));
+  auto const got = answers_.wait_for(1);
+  ASSERT_EQ(got.size(), 1U);
+  EXPECT_EQ(failure_of(got[0].second), error_kind::deadline_exceeded);
+  control.open();
+  asked_ = 1;
+  EXPECT_EQ(sum_of(ask(0, 3)), 13);
+  EXPECT_EQ(answers_.wait_for(2).size(), 2U) << "what came too late was answered once more";
+  EXPECT_EQ(host_->snapshot().failed, 1U);
+  EXPECT_EQ(host_->snapshot().in_flight, 0U);
+}
+
+TEST_F(a_host, does_not_compute_for_a_client_that_has_left) {
+  auto& control = add(5);
+  models_[0].max_queue = 3;
+  start(8);
+  control.close();
+  send(0, 0, 0);
+  ASSERT_TRUE(control.wait_for_runs(1));
+  auto const left = send(0, 1, 1);
+  auto const stays = send(0, 2, 2);
+  EXPECT_NE(left, stays);
+  host_->cancel(left);
+  host_->cancel(left);  // once more has no effect
+  auto const got = answers_.wait_for(1);
+  ASSERT_EQ(got.size(), 1U);
+  EXPECT_EQ(got[0].first, 1);
+  EXPECT_EQ(failure_of(got[0].second), error_kind::cancelled);
+  send(0, 3, 3);  // there is room in the queue again
+  control.open();
+  auto const all = answers_.wait_for(4);
+  ASSERT_EQ(all.size(), 4U);
+  EXPECT_EQ(sum_of(all[1].second), 10);
+  EXPECT_EQ(sum_of(all[2].second), 12);
+  EXPECT_EQ(sum_of(all[3].second), 13);
+  EXPECT_FALSE(control.has_begun(4)) << "what nobody waits for was computed";
+  auto const seen = host_->snapshot();
+  EXPECT_EQ(seen.models[0].cancelled, 1U);
+  EXPECT_EQ(seen.models[0].failed, 1U);
+}
+
+TEST_F(a_host, drops_what_is_being_computed_for_a_client_that_leaves) {
+  auto& control = add(5);
+  start(8);
+  control.close();
+  auto const left = send(0, 0, 0);
+  ASSERT_TRUE(control.wait_for_runs(1));
+  host_->cancel(left);
+  EXPECT_EQ(failure_of(answers_.wait_for(1).at(0).second), error_kind::cancelled);
+  control.open();
+  asked_ = 1;
+  EXPECT_EQ(sum_of(ask(0, 1)), 11);
+  host_->cancel(left);  // it has been answered long ago
+  EXPECT_EQ(answers_.wait_for(2).size(), 2U);
+}
+
 TEST_F(a_host, fails_the_requests_of_a_model_that_gets_no_memory_and_serves_the_next) {
   auto& control = add(5);
   start(8);

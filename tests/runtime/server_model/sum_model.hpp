@@ -73,6 +73,10 @@ class model_control {
     std::unique_lock lock{mutex_};
     return changed_.wait_for(lock, patience, [&] { return runs_ >= runs; });
   }
+  [[nodiscard]] bool has_begun(int runs) const {
+    std::lock_guard const lock{mutex_};
+    return runs_ >= runs;
+  }
   [[nodiscard]] bool wait_for_unloads(int unloads) {
     std::unique_lock lock{mutex_};
     return changed_.wait_for(lock, patience, [&] { return unloads_ >= unloads; });

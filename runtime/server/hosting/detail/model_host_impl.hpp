@@ -24,9 +24,10 @@ using clock = std::chrono::steady_clock;
 
 /// A request that waits or runs.
 struct job {
+  request_ticket ticket = 0;
   std::size_t model = 0;
   infer_request request;
-  model_host::completion done;
+  model_host::completion done;  ///< empty: it has been answered
   clock::time_point arrival, deadline;
   bool found_cold = false;
 };
@@ -57,7 +58,7 @@ struct slot {
   std::optional<error> image_failure;
   std::optional<error_kind> failing_with;  ///< the last cold start
   std::size_t queue = 0;                   ///< waiting and running
-  std::uint64_t requests = 0, failed = 0, cold_starts = 0;
+  std::uint64_t requests = 0, failed = 0, cancelled = 0, cold_starts = 0;
 
   [[nodiscard]] bool lacks_image() const noexcept;
   /// A cold start has to, unless it is one to try again.
@@ -96,7 +97,8 @@ class model_host::impl {
 
   bool warm_up(std::function<bool()> const& given_up);
   [[nodiscard]] model_state state(model_index model) const;
-  void submit(model_index model, infer_request request, completion done);
+  request_ticket submit(model_index model, infer_request request, completion done);
+  void cancel(request_ticket which);
   [[nodiscard]] host_snapshot snapshot() const;
   [[nodiscard]] bool stop(std::chrono::milliseconds grace);
 
@@ -131,6 +133,7 @@ class model_host::impl {
   void keep_time_once(lock_type& lock);
   void deliver_refusals(lock_type& lock);
   void expire(clock::time_point now);
+  void expire_running(clock::time_point now);
   void tick(lock_type& lock, clock::time_point now);
   void keep_reserve(lock_type& lock);
   void prepare_memory(lock_type& lock);
@@ -142,6 +145,7 @@ class model_host::impl {
   void wake_timekeeper();
   void publish_run_ahead();
   void refuse(detail::job&& late, error reason);
+  void answer_running(error reason);
   void refuse_all_of(model_index number, error const& reason);
   [[nodiscard]] bool is_preparing(bool images) const;
 
@@ -157,7 +161,9 @@ class model_host::impl {
   /// Wakes callers: a wanted load is done, the executor has ended.
   std::condition_variable changed_;
   std::deque<slot> slots_;
-  std::list<detail::job> queue_;         ///< of all models, in order of arrival
+  std::list<detail::job> queue_;    ///< of all models, in order of arrival
+  detail::job* running_ = nullptr;  ///< the executor's, of which `done` alone is guarded
+  request_ticket last_ticket_ = 0;
   std::vector<detail::answer> refused_;  ///< to be delivered by the timekeeper
   std::deque<host_snapshot::handover> handovers_;
   latency_window warm_, cold_;
