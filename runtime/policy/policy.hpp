@@ -49,6 +49,8 @@ struct server_policy {
   /// Made absolute against the policy file's folder; empty: not given.
   std::filesystem::path model_repository;
   microseconds request_timeout = std::chrono::seconds{30};
+  unsigned threads = 2;
+  std::uint32_t max_connections = 16'384;
 };
 
 /// A number of bytes, or a share of the memory that the machine or the device has free. Exactly one
@@ -94,6 +96,7 @@ struct model_policy {
   std::string name;
   objective_policy slo;
   warm_policy warm;
+  std::uint32_t max_queue = 64;  ///< requests that may wait
   miss_action on_miss_predicted = miss_action::queue;
 };
 

@@ -124,6 +124,7 @@ served_model served(chosen_model const& chosen, std::unique_ptr<hosted_model> mo
       .reject_on_miss = chosen.wanted.on_miss_predicted == policy::miss_action::reject};
   result.model = std::move(model);
   result.always_warm = chosen.wanted.warm.mode == policy::warm_mode::always;
+  result.max_queue = chosen.wanted.max_queue;
   result.queue_timeout = ceil<milliseconds>(wanted.server.request_timeout);
   return result;
 }

@@ -106,6 +106,8 @@ endpoint_options endpoint_options_of(policy::policy const& wanted,
   options.host = wanted.server.host;
   options.port = wanted.server.port;
   options.max_body_bytes = wanted.server.max_body;
+  options.threads = options.body_threads = wanted.server.threads;
+  options.max_connections = wanted.server.max_connections;
   options.model_config = [&chosen](std::string const& model, std::string const& version) {
     auto const found = std::find_if(chosen.rbegin(), chosen.rend(), [&](chosen_model const& each) {
       return each.entry.metadata.name == model &&

@@ -55,6 +55,13 @@ void describe_server(key_visitor& v, server_policy& into) {
   into.model_repository = folder;
   v.duration({"request_timeout", "Longest time for a request, loading its model included.", "30s"},
              into.request_timeout, {1ms, 1h});
+  number(v, {"threads", "Threads that read requests and write answers.", "2"}, into.threads,
+         {1, 256});
+  number(v,
+         {"max_connections",
+          "Connections open at once; one more takes the place of the one that is idle longest.",
+          "16384"},
+         into.max_connections, {1, 1'000'000});
 }
 
 void describe_pool(key_visitor& v, pool_policy& into) {
@@ -119,6 +126,9 @@ void describe_model(key_visitor& v, model_policy& into) {
               warm.duration({"max_idle", "Longest idle timeout that auto may choose.", "10m"},
                             into.warm.max_idle, {0us, 24h});
             });
+  number(v,
+         {"max_queue", "Requests that may wait for the model; one more is answered with 503.", "64"},
+         into.max_queue, {1, 1'000'000});
   choose(v,
          {"on_miss_predicted", "What happens to a request that is predicted to be late.", "queue"},
          into.on_miss_predicted, miss_names);
