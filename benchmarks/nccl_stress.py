@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from brokers import clear_up_on_sigterm
-from pairs import POOL, ROOT, Worker
+from pairs import ROOT, Worker
 from pause import DEFAULT_WAY, Pauser, bound_of
 from ranks import RANKS, Ranks, all_ranks, meet
 from records import Cell, single, write
@@ -43,6 +43,7 @@ GLOO_OPERATIONS = OPERATIONS[:4]
 TYPES = ("float32", "float16", "bfloat16", "float64", "int32", "int64", "uint8")
 REDUCTIONS = ("sum", "prod", "min", "max", "avg")
 CALLS = 40  # of one program
+POOL = {"host": "3GiB", "cuda": "14GiB"}  # for which other jobs on the GPU leave room
 COMMUNICATORS = 3
 GROUPED = 3  # all-reduces in a group
 LARGEST_MIB = {"cuda": 512, "host": 1}

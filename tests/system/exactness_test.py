@@ -6,6 +6,7 @@ The seed of the demands is printed; SLUICE_TEST_SEED repeats it.
 import os
 import random
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import exactness  # noqa: E402
 
 DEMANDS, DEMANDS_OF_WAY = 50, 16
+MOST_RUNS = 3  # instants are random: one run may miss a phase
 pytestmark = pytest.mark.deadline(300)
 
 
@@ -24,17 +26,21 @@ pytestmark = pytest.mark.deadline(300)
     pytest.param(("--workers", "2", "--start-method", "spawn"), id="spawned workers"),
 ])
 def test_disturbed_training_is_bit_equal_to_undisturbed(sluice, workers):
-    seed = int(os.environ.get("SLUICE_TEST_SEED") or random.randrange(1 << 31))
-    print(f"seed {seed}")
-    outcome = exactness.compare(exactness.HOST, DEMANDS, seed, sluice.parent, workers)
-    print(f"demands met {dict(outcome.demands)}; {outcome.disturbed['stats']}")
-    assert outcome.disturbed["shared"] and not outcome.undisturbed["shared"]
-    assert sum(outcome.demands.values()) == DEMANDS
-    assert outcome.disturbed["stats"]["discards"] >= DEMANDS // 4
-    # Instants are random: a phase that takes a hundredth of the time is met by few demands, so these two go together.
-    assert outcome.demands["forward"] and outcome.demands["backward"]
-    assert outcome.demands["commit"] + outcome.demands["optimizer"]
-    assert outcome.same, str(outcome)
+    first = int(os.environ.get("SLUICE_TEST_SEED") or random.randrange(1 << 31))
+    met = Counter()
+    for seed in range(first, first + MOST_RUNS):
+        print(f"seed {seed}")
+        outcome = exactness.compare(exactness.HOST, DEMANDS, seed, sluice.parent, workers)
+        print(f"demands met {dict(outcome.demands)}; {outcome.disturbed['stats']}")
+        assert outcome.disturbed["shared"] and not outcome.undisturbed["shared"]
+        assert sum(outcome.demands.values()) == DEMANDS
+        assert outcome.disturbed["stats"]["discards"] >= DEMANDS // 4
+        assert outcome.same, str(outcome)
+        met += outcome.demands
+        # A phase that takes a hundredth of the time is met by few demands, so these two go together.
+        if met["forward"] and met["backward"] and met["commit"] + met["optimizer"]:
+            return
+    pytest.fail(f"demands have met {dict(met)} alone")
 
 
 @pytest.mark.parametrize("way", [way for way, languages in exactness.WAYS.items() if "python" in languages and way != "adamw"])
