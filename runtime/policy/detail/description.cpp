@@ -126,9 +126,10 @@ void describe_model(key_visitor& v, model_policy& into) {
               warm.duration({"max_idle", "Longest idle timeout that auto may choose.", "10m"},
                             into.warm.max_idle, {0us, 24h});
             });
-  number(v,
-         {"max_queue", "Requests that may wait for the model; one more is answered with 503.", "64"},
-         into.max_queue, {1, 1'000'000});
+  number(
+      v,
+      {"max_queue", "Requests that may wait for the model; one more is answered with 503.", "64"},
+      into.max_queue, {1, 1'000'000});
   choose(v,
          {"on_miss_predicted", "What happens to a request that is predicted to be late.", "queue"},
          into.on_miss_predicted, miss_names);

@@ -101,6 +101,10 @@ void model_host::impl::next_step(lock_type& lock) {
       return;
     }
     if (each.load_wanted && each.state == model_state::cold && !stopping_) {
+      if (each.waits_for_image()) {
+        extend_image(lock, each);
+        return;
+      }
       load(lock, number, now + each.is.queue_timeout);
       each.load_wanted = false;
       changed_.notify_all();

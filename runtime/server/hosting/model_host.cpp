@@ -159,13 +159,14 @@ request_ticket model_host::impl::submit(model_index model, infer_request request
     wait = *request.timeout;
   }
   auto const ticket = ++last_ticket_;
-  detail::job made{ticket,
-                   model,
-                   std::move(request),
-                   std::move(done),
-                   now,
-                   now + wait,
-                   wanted.state != model_state::warm};
+  auto const arrival = request.arrival.value_or(now);
+  detail::job made{.ticket = ticket,
+                   .model = model,
+                   .request = std::move(request),
+                   .done = std::move(done),
+                   .arrival = arrival,
+                   .deadline = arrival + wait,
+                   .found_cold = wanted.state != model_state::warm};
   ++requests_;
   ++wanted.requests;
   ++wanted.queue;

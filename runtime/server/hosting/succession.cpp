@@ -84,6 +84,7 @@ void model_host::impl::publish(lock_type& lock, slot& model) {
   bool published = false;
   try {
     published = heap_.publish(model.memory, key_of(model), fingerprint);
+    heap_.set_in_use(model.memory, !model.is.model->is_intact());
   } catch (...) {
     spdlog::warn("a warm model would not outlive this server model={} reason={}", model.is.name,
                  telemetry::quoted(detail::as_error(std::current_exception()).what()));

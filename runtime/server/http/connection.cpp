@@ -14,6 +14,7 @@
 #include <boost/beast/http/error.hpp>
 #include <boost/beast/http/message_generator.hpp>
 #include <boost/beast/http/read.hpp>
+#include <cerrno>
 #include <ctime>
 #include <string>
 #include <utility>
@@ -208,6 +209,7 @@ void connection::on_header(error_code failure, std::size_t /*bytes*/) {
   bool const expects_continue = parser_->get().count(http::field::expect) > 0;
   auto refusal = refuse_header();
   if (!refusal && expects_continue) refusal = context_.api.refuse(view());
+  if (!refusal) refusal = take_share(parser_->content_length().value_or(0));
   if (refusal) return respond(std::move(*refusal), false);
   // A body that is already here needs no invitation.
   if (!expects_continue || parser_->is_done() || buffer_.size() > 0) return read_body();
@@ -294,23 +296,52 @@ http_request connection::view() const {
           header("Content-Encoding"), header("Inference-Header-Content-Length")};
 }
 
+std::optional<http_reply> connection::take_share(std::uint64_t body_bytes) {
+  if (body_bytes <= small_body || body_bytes > context_.options.max_body_bytes) return std::nullopt;
+  if (context_.waiting_body_bytes > context_.options.max_waiting_body_bytes) {
+    return oip_api::failure(503, "too many large bodies are being read; try again later");
+  }
+  share_ = body_share{context_, body_bytes};
+  return std::nullopt;
+}
+
 void connection::answer_request() {
-  if (parser_->get().body().size() <= small_body) return on_outcome(context_.api.handle(view()));
+  auto const bytes = parser_->get().body().size();
+  arrival_ = std::chrono::steady_clock::now();
+  if (bytes <= small_body) return on_outcome(context_.api.handle(view()));
+  if (!parser_->content_length()) {  // it came in pieces
+    if (auto refusal = take_share(bytes)) return respond(std::move(*refusal), false);
+  }
   state_ = state_t::waiting;
-  net::post(context_.bodies, [self = shared_from_this()] {
-    auto const of = std::make_shared<outcome>(self->context_.api.handle(self->view()));
-    self->post([of](connection& own) { own.on_outcome(std::move(*of)); });
+  compute([](connection& self) {
+    auto const of = std::make_shared<outcome>(self.context_.api.handle(self.view()));
+    self.post([of](connection& own) { own.on_outcome(std::move(*of)); });
+  });
+}
+
+template <typename Work>
+void connection::compute(Work work) {
+  net::post(context_.bodies, [self = shared_from_this(), work = std::move(work)] {
+    try {
+      work(*self);
+    } catch (std::exception const& failure) {
+      spdlog::error("connection ended by an exception reason=\"{}\"", failure.what());
+      self->abort();
+    }
   });
 }
 
 void connection::on_outcome(outcome of) {
+  share_ = {};
   bool const keep_alive = parser_->get().keep_alive();
   if (auto* const answer = std::get_if<http_reply>(&of)) {
     return respond(std::move(*answer), keep_alive);
   }
   state_ = state_t::waiting;
   std::string{}.swap(parser_->get().body());  // the tensors have been taken out of it
-  infer(std::get<infer_request>(std::move(of)));
+  auto request = std::get<infer_request>(std::move(of));
+  request.arrival = arrival_;
+  infer(std::move(request));
   watch();
 }
 
@@ -332,8 +363,8 @@ void connection::on_result(std::uint64_t sequence, infer_result result) {
   has_result_ = true;
   ticket_ = 0;
   if (!is_large(result)) return on_answer(oip_api::answer(result));
-  net::post(context_.bodies, [self = shared_from_this(), result = std::move(result)] {
-    self->post([answer = oip_api::answer(result)](connection& own) mutable {
+  compute([result = std::move(result)](connection& self) {
+    self.post([answer = oip_api::answer(result)](connection& own) mutable {
       own.on_answer(std::move(answer));
     });
   });
@@ -377,7 +408,9 @@ void connection::on_finished_sending() {
   if (parser_->get().version() == 11) {
     auto const sent = ::send(socket_.native_handle(), continue_line.data(), continue_line.size(),
                              MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (sent != static_cast<ssize_t>(continue_line.size())) return close();
+    // A full buffer is a client that reads slowly: what is in it finds out whether somebody is there.
+    bool const is_full = sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+    if (sent != static_cast<ssize_t>(continue_line.size()) && !is_full) return close();
   }
   watched_ = true;
   socket_.async_wait(net::ip::tcp::socket::wait_error, on(&connection::on_reset));
@@ -436,6 +469,7 @@ void connection::on_lingered(error_code failure, std::size_t /*bytes*/) {
 
 void connection::close() {
   state_ = state_t::closed;
+  share_ = {};
   disarm();
   if (auto const left = std::exchange(ticket_, 0); left != 0) context_.service.cancel(left);
   error_code ignored;

@@ -18,12 +18,14 @@
 /// `done` may be called from anywhere and post to it.
 #pragma once
 
+#include <atomic>
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -52,8 +54,34 @@ struct endpoint_context {
   inference_service& service;
   oip_api api;
   connection_registry registry;
-  boost::asio::any_io_executor bodies;  ///< where what takes long is computed
+  std::atomic<std::uint64_t> waiting_body_bytes{0};  ///< of large bodies
+  boost::asio::any_io_executor bodies;               ///< where what takes long is computed
   std::shared_ptr<endpoint_life> life = std::make_shared<endpoint_life>();
+};
+
+/// The part that a large body has of all that may wait at once, for as long as it does.
+class body_share {
+ public:
+  body_share() = default;
+  body_share(endpoint_context& of, std::uint64_t bytes) : of_(&of), bytes_(bytes) {
+    of.waiting_body_bytes += bytes;
+  }
+  body_share(body_share&& other) noexcept
+      : of_(std::exchange(other.of_, nullptr)), bytes_(other.bytes_) {}
+  body_share& operator=(body_share&& other) noexcept {
+    std::swap(of_, other.of_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  body_share(body_share const&) = delete;
+  body_share& operator=(body_share const&) = delete;
+  ~body_share() {
+    if (of_ != nullptr) of_->waiting_body_bytes -= bytes_;
+  }
+
+ private:
+  endpoint_context* of_ = nullptr;
+  std::uint64_t bytes_ = 0;
 };
 
 class connection : public std::enable_shared_from_this<connection> {
@@ -90,7 +118,12 @@ class connection : public std::enable_shared_from_this<connection> {
   void on_continue_written(error_code failure, std::size_t bytes);
   void read_body();
   void on_body(error_code failure, std::size_t bytes);
+  /// A large body takes its share of what may wait; the refusal if there is none left.
+  [[nodiscard]] std::optional<http_reply> take_share(std::uint64_t body_bytes);
   void answer_request();
+  /// Has what takes long computed on a thread for that.
+  template <typename Work>
+  void compute(Work work);
   using outcome = std::variant<http_reply, infer_request>;
   void on_outcome(outcome of);
   void infer(infer_request request);
@@ -130,6 +163,8 @@ class connection : public std::enable_shared_from_this<connection> {
   bool keep_alive_ = false;     ///< of the answer being written
   request_ticket ticket_ = 0;   ///< of the request that waits for the service; 0: none
   bool has_result_ = false;
+  body_share share_;
+  std::chrono::steady_clock::time_point arrival_;
   bool watched_ = false;
   std::optional<http_reply> held_;  ///< an answer that waits for the end of the watch
 };

@@ -90,7 +90,8 @@ std::string text_of(tcp::endpoint const& address) {
 /// Waits are short where threads that compute for long give way to all others.
 void give_way() noexcept {
   constexpr int nicer = 5;
-  (void)::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), nicer);
+  auto const self = static_cast<id_t>(::gettid());
+  (void)::setpriority(PRIO_PROCESS, self, ::getpriority(PRIO_PROCESS, self) + nicer);
 }
 
 tcp::acceptor listen(net::io_context& io, tcp::endpoint const& address) {
@@ -192,6 +193,7 @@ class endpoint::impl {
   void end_threads() {
     work_.reset();
     body_work_.reset();
+    bodies_.stop();  // nobody waits for what is left in it
     for (auto& thread : threads_) thread.join();
     threads_.clear();
     std::lock_guard const lock{context_.life->mutex};
@@ -212,6 +214,10 @@ class endpoint::impl {
       // Out of descriptors, or the client left before it was taken in: neither gets better by
       // trying at once.
       spdlog::warn("a connection could not be accepted reason=\"{}\"", failure.message());
+      if (failure == net::error::no_descriptors) {
+        if (auto const gives_way = context_.registry.take_longest_resting())
+          gives_way->end_if_idle();
+      }
       pause_.expires_after(accept_pause);
       pause_.async_wait([this](boost::system::error_code cancelled) {
         if (!cancelled) accept();

@@ -46,6 +46,8 @@ struct endpoint_options {
   unsigned body_threads = 2;
 
   std::uint64_t max_body_bytes = 64 * (std::uint64_t{1} << 20U);
+  /// Of all bodies that wait until they are turned into tensors, beside one; more are answered 503.
+  std::uint64_t max_waiting_body_bytes = std::uint64_t{1} << 30U;
   std::uint32_t max_header_bytes = 16 * (std::uint32_t{1} << 10U);
   /// Those beyond take the place of the one that has been idle longest; if all are busy they are
   /// answered 503.

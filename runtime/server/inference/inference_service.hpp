@@ -60,6 +60,9 @@ struct model_metadata {
   std::vector<tensor_spec> outputs;
 };
 
+/// Names a request of a service; none has 0.
+using request_ticket = std::uint64_t;
+
 struct infer_request {
   std::string model;
   std::string version;  ///< empty: the newest
@@ -67,6 +70,9 @@ struct infer_request {
   std::vector<tensor> inputs;
   std::vector<std::string> outputs;                  ///< names wanted; empty: all
   std::optional<std::chrono::microseconds> timeout;  ///< of the request as a whole
+  /// Since when it counts; nothing: since it is given to the service.
+  std::optional<std::chrono::steady_clock::time_point> arrival = std::nullopt;
+  request_ticket ticket = 0;  ///< which the caller has chosen for it; 0: the service chooses one
 };
 
 struct infer_response {
@@ -77,9 +83,6 @@ struct infer_response {
 };
 
 using infer_result = std::variant<infer_response, error>;
-
-/// Names a request of a service; none has 0.
-using request_ticket = std::uint64_t;
 
 class inference_service {
  public:

@@ -83,15 +83,14 @@ bool is_compressed(model_file const& file, std::uint64_t header) {
 }
 
 /// The storages of attributes that lie in the file as they do in memory.
-records weights_in(std::shared_ptr<model_file const> const& file) {
+records weights_in(model_file const& file, PyTorchStreamReader& reader) {
   constexpr std::string_view folder = "data/";
-  PyTorchStreamReader reader{std::make_shared<whole_file>(file)};
   records found;
   for (auto const& name : reader.getAllRecords()) {
-    if (name.starts_with(folder) && !is_compressed(*file, reader.getRecordHeaderOffset(name))) {
+    if (name.starts_with(folder) && !is_compressed(file, reader.getRecordHeaderOffset(name))) {
       auto const offset = reader.getRecordOffset(name);
       auto const bytes = reader.getRecordSize(name);
-      if (bytes > 0 && offset + bytes <= file->bytes()) {
+      if (bytes > 0 && offset + bytes <= file.bytes()) {
         found.emplace(offset, bytes);
       }
     }
@@ -99,7 +98,22 @@ records weights_in(std::shared_ptr<model_file const> const& file) {
   return found;
 }
 
-/// What `__setstate__` makes of tensors while they are read, nobody could make good afterwards.
+/// What `__setstate__` makes of tensors while they are read, nobody could make good afterwards; and of such that have
+/// not been read it may make anything.
+bool has_code_to_run(PyTorchStreamReader& reader) {
+  constexpr std::string_view folder = "code/";
+  auto const names = reader.getAllRecords();
+  return std::any_of(names.begin(), names.end(), [&](std::string const& name) {
+    if (!name.starts_with(folder)) {
+      return false;
+    }
+    auto const [data, bytes] = reader.getRecord(name);
+    return std::string_view{static_cast<char const*>(data.get()), bytes}.find("__setstate__") !=
+           std::string_view::npos;
+  });
+}
+
+/// As above, of what has been read.
 bool runs_code_when_read(torch::jit::Module const& module) {
   auto const functions = module._ivalue()->compilation_unit()->get_functions();
   return std::any_of(functions.begin(), functions.end(), [](torch::jit::Function const* each) {
@@ -111,7 +125,11 @@ bool runs_code_when_read(torch::jit::Module const& module) {
 
 std::optional<torch_structure> read_structure(std::shared_ptr<model_file const> const& file) {
   try {
-    auto const reader = std::make_shared<file_without>(file, weights_in(file));
+    PyTorchStreamReader content{std::make_shared<whole_file>(file)};
+    if (has_code_to_run(content)) {
+      return std::nullopt;
+    }
+    auto const reader = std::make_shared<file_without>(file, weights_in(*file, content));
     auto module = torch::jit::load(reader, at::kCPU);
     if (reader->is_ambiguous() || runs_code_when_read(module)) {
       return std::nullopt;

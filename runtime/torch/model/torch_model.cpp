@@ -151,18 +151,26 @@ class torch_model final : public hosted_model {
   [[nodiscard]] std::vector<tensor> run(std::vector<tensor>& inputs,
                                         std::vector<std::string> const& wanted) override {
     auto const here = on_device();
-    undo_changes();  // those of an earlier request that could not be undone then
+    undo_or_say(
+        error_kind::internal);  // what an earlier request has changed, and could not be undone then
+    std::vector<tensor> outputs;
+    std::exception_ptr failure;
     try {
       undone_ = false;
-      auto outputs = compute(inputs, wanted);
-      undo_changes();
-      return outputs;
+      outputs = compute(inputs, wanted);
     } catch (...) {
-      auto const failure = std::current_exception();
-      undo_changes();
-      rethrow_as_error(c10::str("model '", options_.name, "'"), error_kind::invalid_argument,
-                       failure);
+      failure = std::current_exception();
     }
+    if (!failure) {
+      undo_or_say(error_kind::internal);
+      return outputs;
+    }
+    try {
+      undo_changes();
+    } catch (...) {  // the next request tries again, and says why not
+    }
+    rethrow_as_error(c10::str("model '", options_.name, "'"), error_kind::invalid_argument,
+                     failure);
   }
 
  private:
@@ -176,6 +184,16 @@ class torch_model final : public hosted_model {
     }
     module_ = read_whole_module(options_, file_);
     weights_.emplace(torch_structure{module_, {}}, file_, device_);
+  }
+
+  void undo_or_say(error_kind otherwise) {
+    try {
+      undo_changes();
+    } catch (...) {
+      rethrow_as_error(
+          c10::str("putting back what model '", options_.name, "' changes of its weights"),
+          otherwise);
+    }
   }
 
   void undo_changes() {

@@ -477,6 +477,29 @@ TEST_F(http_endpoint, a_large_body_keeps_nobody_else_waiting) {
   EXPECT_EQ(sum_in(another.read_response()), 3.0F);
 }
 
+TEST_F(http_endpoint, large_bodies_that_wait_have_a_bound) {
+  options_.body_threads = 1;
+  options_.max_waiting_body_bytes = 100 << 10U;
+  service_.hold_lookups_of("cold");
+  auto body = addition(1, 2);
+  body.resize(256 << 10U, ' ');
+  auto large = client();
+  large.request("POST", "/v2/models/cold/infer", body);
+  for (;;) {  // until the first one has been received
+    auto const response = once("POST", "/v2/models/add/infer", body);
+    if (response.status == 503) {
+      EXPECT_EQ(response.headers.count("Retry-After"), 1U);
+      EXPECT_THAT(error_in(response), HasSubstr("large bodies"));
+      break;
+    }
+    EXPECT_EQ(response.status, 200);
+  }
+  EXPECT_EQ(sum_in(once("POST", "/v2/models/add/infer", addition(1, 1))), 2.0F);
+  service_.hold_lookups_of("");
+  EXPECT_EQ(sum_in(large.read_response()), 3.0F);
+  EXPECT_EQ(sum_in(once("POST", "/v2/models/add/infer", body)), 3.0F);  // there is room again
+}
+
 TEST_F(http_endpoint, large_answers_come_whole) {
   constexpr int values = 100'000;
   std::vector<float> numbers(values, 0.5F);

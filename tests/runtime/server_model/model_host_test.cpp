@@ -129,18 +129,30 @@ TEST_F(a_host, refuses_a_request_whose_time_is_over_while_another_computes) {
 TEST_F(a_host, answers_a_request_when_its_time_is_over_although_it_is_being_computed) {
   auto& control = add(5);
   start(8);
+  EXPECT_EQ(sum_of(ask(0, 1)), 11);
   control.close();
-  send(0, 0, 0, 5ms);
-  ASSERT_TRUE(control.wait_for_runs(1));
-  auto const got = answers_.wait_for(1);
-  ASSERT_EQ(got.size(), 1U);
-  EXPECT_EQ(failure_of(got[0].second), error_kind::deadline_exceeded);
+  send(0, 0, 0, 1s);
+  ASSERT_TRUE(control.wait_for_runs(2));
+  auto const got = answers_.wait_for(2);
+  ASSERT_EQ(got.size(), 2U);
+  EXPECT_EQ(failure_of(got[1].second), error_kind::deadline_exceeded);
   control.open();
-  asked_ = 1;
+  asked_ = 2;
   EXPECT_EQ(sum_of(ask(0, 3)), 13);
-  EXPECT_EQ(answers_.wait_for(2).size(), 2U) << "what came too late was answered once more";
+  EXPECT_EQ(answers_.wait_for(3).size(), 3U) << "what came too late was answered once more";
   EXPECT_EQ(host_->snapshot().failed, 1U);
   EXPECT_EQ(host_->snapshot().in_flight, 0U);
+}
+
+TEST_F(a_host, counts_a_requests_time_from_when_it_came) {
+  add(5);
+  start(8);
+  infer_request request;
+  request.inputs.push_back(number("input", 1));
+  request.timeout = 1min;
+  request.arrival = std::chrono::steady_clock::now() - 2min;
+  host_->submit(0, std::move(request), answers_.take(0));
+  EXPECT_EQ(failure_of(answers_.wait_for(1).at(0).second), error_kind::deadline_exceeded);
 }
 
 TEST_F(a_host, does_not_compute_for_a_client_that_has_left) {

@@ -247,12 +247,19 @@ void torch_weights::undo_changes() {
 
 void torch_weights::unbind() {
   wait_for(device_);
+  std::vector<bool> changed;
+  for (auto const& each : weights_) {
+    changed.push_back(each.tensor._version() != each.version);
+  }
   empty_tensors();
   bound_.clear();
   auto const memory = std::exchange(memory_, {});
   if (int const left = views_->load(); left != 0) {
     if (!memory.empty()) {
       attach(memory);  // it stays usable
+      for (std::size_t which = 0; which < weights_.size(); ++which) {
+        weights_[which].version -= changed[which] ? 1 : 0;  // still to be undone
+      }
     }
     throw error{error_kind::internal, c10::str(left,
                                                " pieces of the lent memory are still referred to; "
