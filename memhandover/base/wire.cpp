@@ -42,42 +42,56 @@ ucred peer_of(int socket) {
 
 }  // namespace
 
-void send_message(int socket, nlohmann::json const& body, std::vector<int> const& descriptors) {
+bool try_send_message(int socket, nlohmann::json const& body, std::vector<int> const& descriptors,
+                      std::span<std::byte const> bytes) {
   // A name in another encoding than UTF-8 must not keep a message back.
   auto text = body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  if (text.size() > max_message_bytes || descriptors.size() > max_descriptors) {
-    throw error{error_kind::internal, "a message of " + std::to_string(text.size()) +
-                                          " bytes and " + std::to_string(descriptors.size()) +
+  auto const whole = text.size() + (bytes.empty() ? 0 : 1 + bytes.size());
+  if (whole > max_message_bytes || descriptors.size() > max_descriptors) {
+    throw error{error_kind::internal, "a message of " + std::to_string(whole) + " bytes and " +
+                                          std::to_string(descriptors.size()) +
                                           " descriptors is more than the pool's socket carries; " +
                                           std::to_string(max_message_bytes) + " and " +
                                           std::to_string(max_descriptors) + " are its limits"};
   }
-  iovec part{text.data(), text.size()};
+  // The text holds no zero byte, so that one can stand between it and the bytes.
+  auto* const beside = const_cast<std::byte*>(bytes.data());  // sendmsg only reads it
+  std::array<iovec, 2> parts{iovec{text.data(), text.size() + (bytes.empty() ? 0 : 1)},
+                             iovec{beside, bytes.size()}};
   msghdr header{};
-  header.msg_iov = &part;
-  header.msg_iovlen = 1;
+  header.msg_iov = parts.data();
+  header.msg_iovlen = bytes.empty() ? 1 : 2;
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * max_descriptors)> control{};
   if (!descriptors.empty()) {
-    auto const bytes = sizeof(int) * descriptors.size();
+    auto const size = sizeof(int) * descriptors.size();
     header.msg_control = control.data();
-    header.msg_controllen = CMSG_SPACE(bytes);
+    header.msg_controllen = CMSG_SPACE(size);
     auto* rights = CMSG_FIRSTHDR(&header);
     rights->cmsg_level = SOL_SOCKET;
     rights->cmsg_type = SCM_RIGHTS;
-    rights->cmsg_len = CMSG_LEN(bytes);
-    std::memcpy(CMSG_DATA(rights), descriptors.data(), bytes);
+    rights->cmsg_len = CMSG_LEN(size);
+    std::memcpy(CMSG_DATA(rights), descriptors.data(), size);
   }
-  auto const until = clock::now() + send_patience;
   while (::sendmsg(socket, &header, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
     if (errno == EAGAIN) {
-      if (!await_ready(socket, POLLOUT, until)) {
-        throw error{error_kind::unavailable,
-                    "the other side of the pool's socket has taken nothing for " +
-                        std::to_string(send_patience.count()) + " ms"};
-      }
-    } else if (errno != EINTR) {
+      return false;
+    }
+    if (errno != EINTR) {
       throw error{error_kind::unavailable,
                   "the other side of the pool's socket is gone: " + reason()};
+    }
+  }
+  return true;
+}
+
+void send_message(int socket, nlohmann::json const& body, std::vector<int> const& descriptors,
+                  std::span<std::byte const> bytes) {
+  auto const until = clock::now() + send_patience;
+  while (!try_send_message(socket, body, descriptors, bytes)) {
+    if (!await_ready(socket, POLLOUT, until)) {
+      throw error{error_kind::unavailable,
+                  "the other side of the pool's socket has taken nothing for " +
+                      std::to_string(send_patience.count()) + " ms"};
     }
   }
 }
@@ -147,6 +161,11 @@ std::optional<message> receive_message(int socket, int timeout_ms) {
                 "a message over the pool's socket is longer than any of ours"};
   }
   text.resize(static_cast<std::size_t>(received));
+  if (auto const end = text.find('\0'); end != std::string::npos) {
+    auto const* const beside = reinterpret_cast<std::byte const*>(text.data());
+    result.bytes.assign(beside + end + 1, beside + text.size());
+    text.resize(end);
+  }
   result.body = nlohmann::json::parse(text, nullptr, false);
   if (!result.body.is_object() || !result.body.contains("type") ||
       !result.body["type"].is_string()) {

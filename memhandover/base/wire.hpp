@@ -1,5 +1,6 @@
-/// The conversation between broker and clients: JSON messages with descriptors beside them, over a
-/// Unix socket of type SOCK_SEQPACKET, so that a message arrives whole or not at all.
+/// The conversation between broker and clients, and between a server and its executor: JSON messages with
+/// descriptors and bytes beside them, over a Unix socket of type SOCK_SEQPACKET, so that a message arrives whole
+/// or not at all.
 ///
 ///   client → broker   {"type": "join", …}  then  {"type": "joined", …} + descriptors
 ///
@@ -21,17 +22,25 @@
 namespace sluice::memhandover {
 
 inline constexpr std::size_t max_descriptors = 200;  // the kernel takes 253 a message
+/// The bytes beside a short text; more travel in a file of their own, whose descriptor is sent.
+inline constexpr std::size_t max_bytes_beside = 64U << 10U;
 inline constexpr int protocol_version = 6;
 
 struct message {
   nlohmann::json body;
   std::vector<unique_fd> descriptors;
+  std::vector<std::byte> bytes{};
 };
 
 /// Sends one message; bytes of a text that are not UTF-8 arrive as U+FFFD. Throws `unavailable` if
 /// the peer is gone or has not taken anything for a while, `internal` for more text or descriptors than
 /// a message carries.
-void send_message(int socket, nlohmann::json const& body, std::vector<int> const& descriptors = {});
+void send_message(int socket, nlohmann::json const& body, std::vector<int> const& descriptors = {},
+                  std::span<std::byte const> bytes = {});
+/// As above, but false where the peer has to take something first.
+[[nodiscard]] bool try_send_message(int socket, nlohmann::json const& body,
+                                    std::vector<int> const& descriptors = {},
+                                    std::span<std::byte const> bytes = {});
 
 /// Sends a pool's chunk descriptors, in as many messages of type "chunks" as they need.
 void send_chunks(int socket, std::span<unique_fd const> chunks);
