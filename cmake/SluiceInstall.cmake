@@ -1,8 +1,8 @@
 # What `cmake --install` and a wheel hold. Under the prefix, which for a wheel is the package's own folder in site-packages:
 #
-#   bin/sluice
+#   bin/sluice, bin/sluice-server
 #   lib/                              what is preloaded and opened, without torch
-#   lib/_torch/<minor version>/       what is built against that torch: sluice-server, and libraries (runtime/torch)
+#   lib/_torch/<minor version>/       what is built against that torch: sluice-executor, and libraries (runtime/torch)
 #   include/sluice/, lib/cmake/sluice/  for find_package(sluice)
 #   lib/python/sluice/                the package, but in a wheel, which is the package
 #
@@ -10,9 +10,9 @@
 
 include(CMakePackageConfigHelpers)
 
-set_target_properties(sluice PROPERTIES INSTALL_RPATH "$ORIGIN/../lib")
+set_target_properties(sluice sluice-server PROPERTIES INSTALL_RPATH "$ORIGIN/../lib")
 set_target_properties(sluice_runtime sluice_gate sluice_nccl PROPERTIES INSTALL_RPATH "$ORIGIN")
-install(TARGETS sluice RUNTIME DESTINATION bin)
+install(TARGETS sluice sluice-server RUNTIME DESTINATION bin)
 install(TARGETS sluice_runtime sluice_gate sluice_nccl LIBRARY DESTINATION lib)
 
 if(SLUICE_WITH_TORCH)

@@ -21,7 +21,7 @@ done
 
 "${setup[@]}"
 if [[ $build == yes ]]; then
-  ./scripts/build.sh release sluice sluice-server sluice_gate sluice_runtime sluice_torch_host
+  ./scripts/build.sh release sluice sluice-server sluice-executor sluice_gate sluice_runtime sluice_torch_host
 fi
 python=$(<.cache/python)
 "$python" examples/prepare_models.py

@@ -1,7 +1,6 @@
 #include "runtime/cli/commands.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -42,23 +41,6 @@ std::string json_text(nlohmann::json const& value) {
   return value.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
-std::string why_no_server(std::vector<std::string> const& torches) {
-  if (torches.empty()) {
-    return "this build has no inference server; build with SLUICE_WITH_TORCH=ON";
-  }
-  auto const named = environment("SLUICE_TORCH");
-  if (named.empty()) {
-    return fmt::format(
-        "there are servers for torch {}: start `sluice` of the Python environment whose torch is "
-        "meant, or name one of them in SLUICE_TORCH",
-        fmt::join(torches, ", "));
-  }
-  return fmt::format(
-      "Sluice was built for torch {}, not for {}; build it for that, with that environment's "
-      "`python3 -m pip install --no-build-isolation --force-reinstall --no-deps .` in its sources",
-      fmt::join(torches, ", "), named);
-}
-
 std::string summary(policy::policy const& wanted) {
   std::string memory = "auto";
   if (auto const& given = wanted.pool.memory) {
@@ -78,10 +60,9 @@ std::string summary(policy::policy const& wanted) {
 
 void serve(serve_arguments const& arguments, launcher::install_layout const& installed) {
   (void)policy::load(arguments.policy);
-  if (installed.server.empty()) {
-    throw error{error_kind::unsupported, why_no_server(installed.torches)};
-  }
-  std::vector<std::string> words{installed.server.string(), "--policy", arguments.policy};
+  std::vector<std::string> words{installed.server.string(), "--executor",
+                                 launcher::executor_of(installed).string(), "--policy",
+                                 arguments.policy};
   words.insert(words.end(), arguments.overrides.begin(), arguments.overrides.end());
   std::vector<char*> argv;
   argv.reserve(words.size() + 1);

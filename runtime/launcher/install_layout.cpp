@@ -1,6 +1,7 @@
 #include "runtime/launcher/install_layout.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -46,6 +47,23 @@ std::vector<std::string> versions_in(std::filesystem::path const& folder) {
   return found;
 }
 
+std::string why_no_executor(std::vector<std::string> const& torches) {
+  if (torches.empty()) {
+    return "this build has no inference server; build with SLUICE_WITH_TORCH=ON";
+  }
+  auto const named = sluice::environment("SLUICE_TORCH");
+  if (named.empty()) {
+    return fmt::format(
+        "there are executors for torch {}: start `sluice` of the Python environment whose torch is "
+        "meant, or name one of them in SLUICE_TORCH",
+        fmt::join(torches, ", "));
+  }
+  return fmt::format(
+      "Sluice was built for torch {}, not for {}; build it for that, with that environment's "
+      "`python3 -m pip install --no-build-isolation --force-reinstall --no-deps .` in its sources",
+      fmt::join(torches, ", "), named);
+}
+
 }  // namespace
 
 install_layout layout_around(std::filesystem::path const& program, std::string const& torch) {
@@ -55,8 +73,9 @@ install_layout layout_around(std::filesystem::path const& program, std::string c
   auto const chosen = torch.empty() && torches.size() == 1 ? torches.front() : torch;
   bool const is_there = std::ranges::find(torches, chosen) != torches.end();
   return {program,
+          prefix / "bin" / "sluice-server",
           torches,
-          is_there ? lib / "_torch" / chosen / "sluice-server" : std::filesystem::path{},
+          is_there ? lib / "_torch" / chosen / "sluice-executor" : std::filesystem::path{},
           lib / "libsluice_runtime.so",
           lib / "libsluice_gate.so",
           lib / "libsluice_nccl.so",
@@ -94,6 +113,13 @@ install_layout this_installation() {
     throw error{error_kind::internal, "/proc/self/exe cannot be read: " + failed.message()};
   }
   return layout_around(program, sluice::environment("SLUICE_TORCH"));
+}
+
+std::filesystem::path executor_of(install_layout const& installed) {
+  if (installed.executor.empty()) {
+    throw error{error_kind::unsupported, why_no_executor(installed.torches)};
+  }
+  return installed.executor;
 }
 
 }  // namespace sluice::launcher

@@ -152,7 +152,7 @@ policy parse(std::string const& text, std::filesystem::path const& file) {
   return wanted;
 }
 
-policy load(std::filesystem::path const& file) {
+std::string read_text(std::filesystem::path const& file) {
   std::error_code failed;
   auto const status = std::filesystem::status(file, failed);
   if (status.type() == std::filesystem::file_type::not_found) {
@@ -179,7 +179,11 @@ policy load(std::filesystem::path const& file) {
                 fmt::format("is larger than {}, so it is no policy; give the path of a policy file",
                             write_bytes(largest_file)));
   }
-  return parse(text, file);
+  return text;
+}
+
+policy load(std::filesystem::path const& file) {
+  return parse(read_text(file), file);
 }
 
 }  // namespace sluice::policy

@@ -140,7 +140,10 @@ class policy_error : public error {
 /// Reads and checks a policy file. Throws `policy_error`.
 [[nodiscard]] policy load(std::filesystem::path const& file);
 
-/// The same for text; `file` stands in messages, and relative paths are resolved against its
+/// What stands in a policy file. Throws `policy_error` if it cannot be read.
+[[nodiscard]] std::string read_text(std::filesystem::path const& file);
+
+/// The same as `load` for text; `file` stands in messages, and relative paths are resolved against its
 /// folder.
 [[nodiscard]] policy parse(std::string const& text, std::filesystem::path const& file);
 

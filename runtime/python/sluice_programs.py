@@ -1,6 +1,6 @@
 """The commands `sluice` and `sluice-server` of an installed package: the programs lie in it, and take this process's place.
 
-Beside the package, not in it: to import that imports torch. The server is the one for the torch of this interpreter.
+Beside the package, not in it: to import that imports torch. What computes for a server is for the torch of this interpreter.
 """
 
 import importlib.metadata
@@ -47,8 +47,4 @@ def server() -> None:
     minor = _name_torch()
     if not minor:
         sys.exit(f"sluice-server: {sys.executable} has no torch; install it there: pip install torch")
-    built_for = os.path.join(_folder_of("sluice"), "lib", "_torch")
-    if not os.path.isdir(os.path.join(built_for, minor)):
-        sys.exit(f"sluice-server: Sluice was built for torch {', '.join(sorted(os.listdir(built_for)))}, and this one is {minor}; "
-                 f"build it for that, in its sources: {sys.executable} -m pip install --no-build-isolation --force-reinstall --no-deps .")
-    _become("sluice-server", "lib", "_torch", minor)
+    _become("sluice-server", "bin")

@@ -1,4 +1,5 @@
-// sluice-server: serves the models of a policy out of a pool. `sluice serve` starts it.
+// sluice-server: serves the models of a policy out of a pool. `sluice serve` starts it. What computes for it is a process of
+// its own, sluice-executor, so that this one needs neither torch nor a device, and no model can end it.
 
 #include <fmt/format.h>
 #include <pthread.h>
@@ -9,38 +10,40 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
 #include <ctime>
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <thread>
 
-#include "memhandover/base/bytes.hpp"
 #include "memhandover/base/descriptor_limit.hpp"
-#include "memhandover/base/environment.hpp"
 #include "memhandover/base/error.hpp"
 #include "memhandover/base/standard_streams.hpp"
+#include "runtime/launcher/install_layout.hpp"
 #include "runtime/policy/policy.hpp"
+#include "runtime/server/executor/remote_executor.hpp"
 #include "runtime/server/http/endpoint.hpp"
 #include "runtime/server/server_setup.hpp"
 #include "runtime/telemetry/error_table.hpp"
 #include "runtime/telemetry/logging.hpp"
-#include "runtime/torch/model/torch_model.hpp"
 
 namespace sluice::server {
 namespace {
 
+using std::chrono::ceil;
 using std::chrono::milliseconds;
 
 /// How long requests in flight may take after the first signal to end.
 constexpr milliseconds grace{10'000};
+/// And the executor afterwards, which has nothing left to do but to give its memory back.
+constexpr milliseconds last_grace{2'000};
 
 struct command_line {
   std::filesystem::path policy_file;
   std::string host;
   std::optional<std::uint16_t> port;
   std::string runtime_dir;
+  std::filesystem::path executor;
   std::filesystem::path model_repository;
   int threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency() / 2));
 };
@@ -83,8 +86,8 @@ class end_signals {
   sigset_t set_{};
 };
 
-policy::policy read_policy(command_line const& given) {
-  auto wanted = policy::load(given.policy_file);
+policy::policy read_policy(std::string const& text, command_line const& given) {
+  auto wanted = policy::parse(text, given.policy_file);
   if (!given.host.empty()) {
     wanted.server.host = given.host;
   }
@@ -122,95 +125,53 @@ endpoint_options endpoint_options_of(policy::policy const& wanted,
   return options;
 }
 
-/// The broker's program lies in PREFIX/bin, this one in PREFIX/lib/_torch/<version>; unless the
-/// environment names another.
-std::string broker_program() {
-  std::error_code failed;
-  auto const here = std::filesystem::read_symlink("/proc/self/exe", failed);
-  auto const prefix = here.parent_path().parent_path().parent_path().parent_path();
-  auto const broker = prefix / "bin" / "sluice";
-  bool const named = std::getenv("SLUICE_BROKER") != nullptr;
-  return !named && !failed && std::filesystem::exists(broker, failed) ? broker.string() : "";
-}
-
-std::shared_ptr<memhandover::serving_pool> join_pool(policy::policy const& wanted,
-                                                     command_line const& given,
-                                                     std::string const& address) {
-  auto options = pool_options_of(wanted);
-  options.endpoint = address;
-  options.runtime_dir = given.runtime_dir;
-  if (options.backend.empty()) {
-    options.backend = environment("SLUICE_BACKEND");
-  }
-  options.sluice_binary = broker_program();
-  auto pool = memhandover::serving_pool::join(options);
-  if (auto* const warm = pool->warm()) {
-    warm->hold_left();  // starting takes as long as it takes
-  }
-  spdlog::info("joined the pool bytes={} chunk_bytes={} backend={}", pool->shape().bytes(),
-               pool->shape().chunk_bytes,
-               pool->shape().backend == memhandover::backend_kind::cuda ? "cuda" : "host");
-  return pool;
-}
-
-std::vector<served_model> prepare(std::vector<chosen_model> const& chosen,
-                                  policy::policy const& wanted,
-                                  memhandover::pool_shape const& shape, torch_device device,
-                                  end_signals const& signals) {
-  std::vector<served_model> models;
+remote_executor::options executor_options_of(policy::policy const& wanted,
+                                             std::vector<chosen_model> const& chosen,
+                                             command_line const& given,
+                                             std::string const& address) {
+  remote_executor::options options;
+  options.program = given.executor;
+  options.settings = {{"policy_file", given.policy_file.string()},
+                      {"model_repository", wanted.server.model_repository.string()},
+                      {"endpoint", address},
+                      {"runtime_dir", given.runtime_dir},
+                      {"threads", given.threads},
+                      {"models", nlohmann::json::array()}};
   for (auto const& each : chosen) {
-    if (signals.arrived()) {
-      return {};
-    }
-    auto const& metadata = each.entry.metadata;
-    auto model = prepare_torch_model(
-        {metadata.name, each.entry.file, metadata.inputs, metadata.outputs, device});
-    if (model->bytes() > shape.bytes()) {
-      throw error{
-          error_kind::out_of_memory,
-          fmt::format("model '{}' has {} of weights but the whole pool has {}; make "
-                      "pool.memory larger",
-                      metadata.name, format_bytes(model->bytes()), format_bytes(shape.bytes()))};
-    }
-    models.push_back(served(each, std::move(model), wanted, shape.backend));
+    auto const& name = each.entry.metadata.name;
+    options.settings["models"].push_back({name, each.entry.version});
+    options.models.push_back({name, each.entry.version, each.wanted.max_queue,
+                              ceil<milliseconds>(wanted.server.request_timeout)});
   }
-  return models;
+  options.compute_limit = options.answer_limit = ceil<milliseconds>(wanted.server.request_timeout);
+  return options;
 }
 
 int serve(command_line const& given) {
-  auto const wanted = read_policy(given);
+  auto const text = policy::read_text(given.policy_file);
+  auto const wanted = read_policy(text, given);
   auto const chosen = choose_models(wanted, read_repository({wanted.server.model_repository}));
   end_signals const signals;
 
   model_service service{offered(chosen)};
-  std::optional<model_host> host;
+  std::optional<remote_executor> executor;
   endpoint http{endpoint_options_of(wanted, chosen), service};
-  auto const pool = join_pool(wanted, given, http.address());
-  torch_device const device{
-      pool->shape().backend == memhandover::backend_kind::cuda ? pool->shape().device : -1};
-  start_torch(device);
-  auto models = prepare(chosen, wanted, pool->shape(), device, signals);
-  if (models.empty()) {
+  auto options = executor_options_of(wanted, chosen, given, http.address());
+  options.policy = text;
+  executor.emplace(std::move(options));
+  if (!executor->wait_until_ready([&signals] { return signals.arrived(); })) {
     return 0;
   }
-  auto options = host_options_of(wanted);
-  options.thread_start = [threads = given.threads] { set_torch_threads(threads); };
-  host.emplace(std::move(options), pool, std::move(models));
-  if (!host->warm_up([&signals] { return signals.arrived(); })) {
-    return 0;
-  }
-  service.attach(*host, http.address());
+  service.attach(*executor, http.address());
   std::printf("listening on http://%s\n", http.address().c_str());
   std::fflush(stdout);
 
   signals.wait();
   service.drain();
   http.stop(grace);
-  if (!host->stop(milliseconds{0})) {
-    // Its memory goes back to the pool with the process; waiting for it would have no bound.
+  if (!executor->stop(last_grace)) {
     spdlog::warn("a computation did not end within its grace and is cut short");
-    std::fflush(nullptr);
-    ::_exit(telemetry::exit_code(error_kind::deadline_exceeded));
+    return telemetry::exit_code(error_kind::deadline_exceeded);
   }
   return 0;
 }
@@ -233,6 +194,8 @@ int main(int argc, char** argv) {
                  "folder of the broker's socket (default: $SLUICE_RUNTIME_DIR)");
   app.add_option("--model-repository", given.model_repository,
                  "folder of models, instead of the policy's");
+  app.add_option("--executor", given.executor,
+                 "program that computes (default: the one for the torch that SLUICE_TORCH names)");
   app.add_option("--threads", given.threads, "threads that one operator may use")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
@@ -244,6 +207,9 @@ int main(int argc, char** argv) {
   }
   try {
     telemetry::set_up_logging("sluice-server", "info");
+    if (given.executor.empty()) {
+      given.executor = launcher::executor_of(launcher::this_installation());
+    }
     return server::serve(given);
   } catch (policy::policy_error const& wrong) {
     std::fprintf(stderr, "%s\n", wrong.what());

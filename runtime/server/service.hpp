@@ -22,8 +22,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/server/hosting/model_host.hpp"
 #include "runtime/server/inference/inference_service.hpp"
+#include "runtime/server/inference/model_executor.hpp"
 
 namespace sluice::server {
 
@@ -38,7 +38,7 @@ class model_service final : public inference_service {
   explicit model_service(std::vector<offered_model> offered);
 
   /// `host` must outlive the service, or the last call of it.
-  void attach(model_host& host, std::string endpoint);
+  void attach(model_executor& host, std::string endpoint);
   void drain() noexcept { draining_ = true; }
 
   [[nodiscard]] bool ready() const override;
@@ -56,8 +56,8 @@ class model_service final : public inference_service {
 
   std::vector<offered_model> const offered_;
   std::chrono::steady_clock::time_point const started_ = std::chrono::steady_clock::now();
-  std::string endpoint_;                     ///< set before `host_`
-  std::atomic<model_host*> host_ = nullptr;  ///< null while starting
+  std::string endpoint_;                         ///< set before `host_`
+  std::atomic<model_executor*> host_ = nullptr;  ///< null while starting
   std::atomic<bool> draining_ = false;
 };
 

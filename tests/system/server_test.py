@@ -386,7 +386,7 @@ def test_what_a_server_had_warm_that_died_computing_is_copied_anew(world):
 
 def read_so_far(server) -> int:
     """Bytes that the process has read, as the kernel counts them: its libraries are mapped, not read."""
-    return int(re.search(r"rchar: (\d+)", Path(f"/proc/{server.process.pid}/io").read_text())[1])
+    return int(re.search(r"rchar: (\d+)", Path(f"/proc/{server.executor()}/io").read_text())[1])
 
 
 def leave_warm(world, *models, memory: str = "256MiB"):

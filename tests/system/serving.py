@@ -70,6 +70,10 @@ class Server:
     def status(self) -> dict:
         return self.request("/v2/sluice/status")[1]
 
+    def executor(self) -> int:
+        """Process id of what computes for it at the moment."""
+        return self.status()["executor"]["pid"]
+
     def model(self, name: str) -> dict:
         return next(each for each in self.status()["models"] if each["name"] == name)
 

@@ -40,12 +40,14 @@ MAY_INCLUDE = {
     "runtime/server/http": {BASE, "runtime/server/inference", "runtime/telemetry"},
     "runtime/server/hosting": {"scheduler", BASE, "memhandover/client", "memhandover/allocation", "runtime/server/inference",
                                "runtime/telemetry"},
-    "runtime/server": {BASE, "memhandover/device", "memhandover/client", "runtime/policy", "runtime/server/hosting",
-                       "runtime/server/repository", "runtime/server/inference"},
+    "runtime/server/executor": {BASE, "runtime/server/inference", "runtime/server/hosting"},
+    "runtime/server": {BASE, "memhandover/device", "memhandover/client", "runtime/launcher", "runtime/policy",
+                       "runtime/server/executor", "runtime/server/hosting", "runtime/server/http", "runtime/server/inference",
+                       "runtime/server/repository", "runtime/telemetry"},
     "runtime/torch/model": {BASE, "runtime/server/inference", "runtime/server/hosting"},
     "runtime/torch/step": {"abi", "runtime/torch"},
-    "runtime/torch": {"abi", BASE, "runtime/policy", "runtime/server", "runtime/server/http", "runtime/telemetry",
-                      "runtime/torch/model"},
+    "runtime/torch": {"abi", BASE, "runtime/policy", "runtime/server", "runtime/server/executor", "runtime/server/inference",
+                      "runtime/telemetry", "runtime/torch/model"},
     "runtime/cli": {BASE, "memhandover/broker", "runtime/launcher", "runtime/policy", "runtime/telemetry"},
 }
 EVERYTHING = set(MAY_INCLUDE)

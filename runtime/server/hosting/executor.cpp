@@ -194,7 +194,8 @@ void model_host::impl::serve(lock_type& lock) {
 void model_host::impl::run(lock_type& lock, std::list<detail::job>::iterator which) {
   auto taken = std::move(*which);
   queue_.erase(which);
-  auto& model = slots_[taken.model];
+  auto const place = taken.model;
+  auto& model = slots_[place];
   std::optional<running_job> running{std::in_place, running_, taken, lock};
   lock.unlock();
 
@@ -204,6 +205,7 @@ void model_host::impl::run(lock_type& lock, std::list<detail::job>::iterator whi
   }
   infer_result result = infer_response{taken.request.model, model.is.version, taken.request.id, {}};
   try {
+    detail::shown_action const shown{*board_, activity::computing, place, taken.ticket};
     std::get<infer_response>(result).outputs =
         model.is.model->run(taken.request.inputs, taken.request.outputs);
   } catch (...) {
@@ -241,7 +243,7 @@ void model_host::impl::run(lock_type& lock, std::list<detail::job>::iterator whi
 
 void model_host::impl::load(lock_type& lock, model_index number, clock::time_point deadline) {
   auto& model = slots_[number];
-  model.state = model_state::loading;
+  set_state(model, model_state::loading);
   ++model.cold_starts;
   lock.unlock();
 
@@ -249,6 +251,7 @@ void model_host::impl::load(lock_type& lock, model_index number, clock::time_poi
   host_snapshot::handover event{model.is.name, {}, {}, {}};
   std::optional<error> failure;
   try {
+    detail::shown_action const shown{*board_, activity::loading, number};
     while (model.lacks_image()) {  // before memory is taken for it
       model.is.model->extend_image();
     }
@@ -269,7 +272,7 @@ void model_host::impl::load(lock_type& lock, model_index number, clock::time_poi
   lock.lock();
   model.idle_since = end;
   if (failure) {
-    model.state = model_state::cold;
+    set_state(model, model_state::cold);
     // Once, however often it is tried again: the answers say it each time.
     bool const is_new = std::exchange(model.failing_with, failure->kind()) != failure->kind();
     spdlog::log(is_new ? spdlog::level::warn : spdlog::level::debug,
@@ -280,7 +283,7 @@ void model_host::impl::load(lock_type& lock, model_index number, clock::time_poi
                                                         model.is.name, failure->what())});
     return;
   }
-  model.state = model_state::warm;
+  set_state(model, model_state::warm);
   model.failing_with.reset();
   model.image_failure.reset();
   model.controller.on_load(end, end - begin, event.report.total);
@@ -333,7 +336,7 @@ bool model_host::impl::evict_for(slot const& model) {
 }
 
 bool model_host::impl::release(lock_type& lock, slot& model, char const* why) {
-  model.state = model_state::releasing;
+  set_state(model, model_state::releasing);
   lock.unlock();
   std::optional<error> failure;
   try {
@@ -345,12 +348,12 @@ bool model_host::impl::release(lock_type& lock, slot& model, char const* why) {
   lock.lock();
   if (failure) {
     model.keeps_memory = true;
-    model.state = model_state::warm;
+    set_state(model, model_state::warm);
     spdlog::error("model keeps its memory model={} bytes={} why={} reason={}", model.is.name,
                   model.memory.bytes(), why, telemetry::quoted(failure->what()));
     return false;
   }
-  model.state = model_state::cold;
+  set_state(model, model_state::cold);
   model.offered = model.published = false;
   want_image(model);
   spdlog::info("model released model={} bytes={} why={}", model.is.name, model.is.model->bytes(),

@@ -31,9 +31,11 @@ detail::slot* model_host::impl::next_image() {
 
 /// One step, so that a request that comes meanwhile waits for no more than that.
 void model_host::impl::extend_image(lock_type& lock, slot& model) {
+  auto const place = place_of(model);
   lock.unlock();
   std::optional<error> failure;
   try {
+    detail::shown_action const shown{*board_, activity::preparing, place};
     model.is.model->extend_image();
   } catch (...) {
     failure = detail::as_error(std::current_exception());

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "runtime/server/hosting/detail/model_host_impl.hpp"
+#include "runtime/server/hosting/host_status.hpp"
 #include "runtime/server/hosting/image_file.hpp"
 #include "runtime/telemetry/logging.hpp"
 #include "scheduler/run_ahead.hpp"
@@ -65,29 +66,17 @@ error as_error(std::exception_ptr const& thrown) {
 
 }  // namespace detail
 
-std::string_view to_string(model_state state) noexcept {
-  switch (state) {
-    case model_state::cold:
-      return "cold";
-    case model_state::loading:
-      return "loading";
-    case model_state::warm:
-      return "warm";
-    case model_state::releasing:
-      return "releasing";
-  }
-  return "cold";
-}
-
 model_host::impl::impl(host_options options, std::shared_ptr<memhandover::serving_pool> pool,
                        std::vector<served_model> models)
     : options_(std::move(options)),
       pool_(std::move(pool)),
+      board_(options_.board ? options_.board : std::make_shared<host_board>()),
       heap_(pool_, weight_alignment),
       pause_(pool_, options_.min_share),
       keeper_(pool_->shape().chunk_bytes) {
   for (auto& each : models) {
     slots_.emplace_back(std::move(each));
+    set_state(slots_.back(), model_state::cold);
   }
   publish_run_ahead();
   next_tick_ = clock::now() + options_.tick;
@@ -145,6 +134,18 @@ bool model_host::impl::warm_up(std::function<bool()> const& given_up) {
   return true;
 }
 
+void model_host::impl::set_state(slot& model, model_state state) {
+  model.state = state;
+  board_->set_state(place_of(model), state);
+}
+
+model_host::model_index model_host::impl::place_of(slot const& model) const {
+  return static_cast<model_index>(
+      std::find_if(slots_.begin(), slots_.end(),
+                   [&model](slot const& each) { return &each == &model; }) -
+      slots_.begin());
+}
+
 model_state model_host::impl::state(model_index model) const {
   lock_type const lock{mutex_};
   return slots_.at(model).state;
@@ -158,7 +159,7 @@ request_ticket model_host::impl::submit(model_index model, infer_request request
   if (request.timeout && *request.timeout < wait) {
     wait = *request.timeout;
   }
-  auto const ticket = ++last_ticket_;
+  auto const ticket = request.ticket != 0 ? request.ticket : ++last_ticket_;
   auto const arrival = request.arrival.value_or(now);
   detail::job made{.ticket = ticket,
                    .model = model,
@@ -345,6 +346,9 @@ void model_host::cancel(request_ticket which) {
 }
 host_snapshot model_host::snapshot() const {
   return impl_->snapshot();
+}
+nlohmann::json model_host::status() const {
+  return describe(impl_->snapshot());
 }
 bool model_host::stop(std::chrono::milliseconds grace) {
   return impl_->stop(grace);

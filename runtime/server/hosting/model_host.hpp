@@ -60,14 +60,13 @@
 
 #include "memhandover/client/serving_pool.hpp"
 #include "runtime/server/hosting/latency_window.hpp"
+#include "runtime/server/inference/host_board.hpp"
 #include "runtime/server/inference/hosted_model.hpp"
 #include "runtime/server/inference/inference_service.hpp"
+#include "runtime/server/inference/model_executor.hpp"
 #include "scheduler/model_controller.hpp"
 
 namespace sluice::server {
-
-enum class model_state { cold, loading, warm, releasing };
-[[nodiscard]] std::string_view to_string(model_state state) noexcept;
 
 /// When training's launches are held.
 enum class pause_mode { on_request, on_cold_start, never };
@@ -84,6 +83,8 @@ struct host_options {
   std::optional<std::uint64_t> reserve_bytes;
   /// Called first on the executor thread.
   std::function<void()> thread_start;
+  /// Where it shows what it does; null: nobody looks.
+  std::shared_ptr<host_board> board;
 };
 
 struct served_model {
@@ -145,17 +146,15 @@ struct host_snapshot {
   std::deque<handover> handovers;  ///< the last ones, oldest first
 };
 
-class model_host {
+class model_host final : public model_executor {
  public:
   static constexpr std::size_t kept_handovers = 64;
-  using model_index = std::size_t;
-  using completion = std::function<void(infer_result)>;
 
   /// Starts its threads. `models` are told apart by name and version. Throws `invalid_argument` for
   /// settings that the scheduler refuses.
   model_host(host_options options, std::shared_ptr<memhandover::serving_pool> pool,
              std::vector<served_model> models);
-  ~model_host();
+  ~model_host() override;
   model_host(model_host const&) = delete;
   model_host& operator=(model_host const&) = delete;
   model_host(model_host&&) = delete;
@@ -167,17 +166,18 @@ class model_host {
   /// two steps, says so.
   bool warm_up(std::function<bool()> const& given_up = [] { return false; });
 
-  [[nodiscard]] model_state state(model_index model) const;
+  [[nodiscard]] model_state state(model_index model) const override;
 
   /// Queues a request for the model of that index in the constructor's list. The failures that
   /// `done` may get: `unavailable` (queue full, shutting down, or the scheduler refuses),
   /// `deadline_exceeded`, `cancelled`, `out_of_memory`, and what the model throws. Returns what `cancel`
   /// takes.
-  request_ticket submit(model_index model, infer_request request, completion done);
-  /// See inference_service.hpp.
-  void cancel(request_ticket which);
+  request_ticket submit(model_index model, infer_request request, completion done) override;
+  void cancel(request_ticket which) override;
 
   [[nodiscard]] host_snapshot snapshot() const;
+  /// The same, as the status has it.
+  [[nodiscard]] nlohmann::json status() const override;
 
   /// Takes no more requests, finishes those it has within `grace` and fails the rest, then gives
   /// all memory back. Returns whether that has happened: if false, a computation was still running,

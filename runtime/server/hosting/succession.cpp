@@ -46,8 +46,10 @@ void model_host::impl::take_over(lock_type& lock, slot& model) {
   if (fingerprint.empty() || model.is.model->bytes() == 0) {
     return;
   }
+  auto const place = place_of(model);
   lock.unlock();
   auto const begin = clock::now();
+  std::optional<detail::shown_action> shown{std::in_place, *board_, activity::loading, place};
   auto left = heap_.adopt({model.is.model->pieces(), model.is.name, detail::residence_of(model)},
                           key_of(model), fingerprint);
   if (left) {
@@ -59,10 +61,11 @@ void model_host::impl::take_over(lock_type& lock, slot& model) {
     }
     model.memory = std::move(left->tensors);
   }
+  shown.reset();
   auto const end = clock::now();
   lock.lock();
   if (left) {
-    model.state = model_state::warm;
+    set_state(model, model_state::warm);
     model.offered = model.published = true;
     model.image_wanted = false;  // its first answer comes first
     model.idle_since = end;

@@ -89,6 +89,15 @@ Result guarded(Work work) noexcept {
 
 }  // namespace
 
+bool oip_api::may_wait(http_request const& request) {
+  try {
+    auto const where = parse_target(request.target);
+    return where && where->what == resource::status;
+  } catch (error const&) {  // `handle` says what is wrong with it
+    return false;
+  }
+}
+
 http_reply oip_api::failure(unsigned status, std::string_view message) {
   return {status, encode_error(message), {}, status == 503 || status == 429};
 }

@@ -49,6 +49,8 @@ class oip_api {
   /// keep it.
   [[nodiscard]] std::optional<http_reply> refuse(http_request const& request) const;
   [[nodiscard]] std::variant<http_reply, infer_request> handle(http_request const& request) const;
+  /// Whether `handle` may wait for another process: the status may.
+  [[nodiscard]] static bool may_wait(http_request const& request);
   [[nodiscard]] static http_reply answer(infer_result const& result);
 
   [[nodiscard]] static http_reply from_error(error const& failure);

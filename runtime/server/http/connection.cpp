@@ -308,7 +308,9 @@ std::optional<http_reply> connection::take_share(std::uint64_t body_bytes) {
 void connection::answer_request() {
   auto const bytes = parser_->get().body().size();
   arrival_ = std::chrono::steady_clock::now();
-  if (bytes <= small_body) return on_outcome(context_.api.handle(view()));
+  if (bytes <= small_body && !oip_api::may_wait(view())) {
+    return on_outcome(context_.api.handle(view()));
+  }
   if (!parser_->content_length()) {  // it came in pieces
     if (auto refusal = take_share(bytes)) return respond(std::move(*refusal), false);
   }

@@ -26,24 +26,42 @@ TEST_F(install_layout_in, an_installation_has_the_python_package_beside_its_libr
   std::filesystem::create_directories(root_ / "lib/python/sluice");
   auto const found = layout_around(root_ / "bin/sluice");
   EXPECT_EQ(found.program, root_ / "bin/sluice");
+  EXPECT_EQ(found.server, root_ / "bin/sluice-server");
   EXPECT_EQ(found.runtime_library, root_ / "lib/libsluice_runtime.so");
   EXPECT_EQ(found.gate_library, root_ / "lib/libsluice_gate.so");
   EXPECT_EQ(found.nccl_library, root_ / "lib/libsluice_nccl.so");
   EXPECT_EQ(found.python_folder, root_ / "lib/python");
 }
 
-TEST_F(install_layout_in, the_server_is_the_only_one_or_that_for_the_torch_that_is_named) {
-  EXPECT_TRUE(layout_around(root_ / "bin/sluice", "2.11").server.empty());
+TEST_F(install_layout_in, the_executor_is_the_only_one_or_that_for_the_torch_that_is_named) {
+  EXPECT_TRUE(layout_around(root_ / "bin/sluice", "2.11").executor.empty());
 
   std::filesystem::create_directories(root_ / "lib/_torch/2.11");
-  EXPECT_EQ(layout_around(root_ / "bin/sluice").server, root_ / "lib/_torch/2.11/sluice-server");
-  EXPECT_TRUE(layout_around(root_ / "bin/sluice", "2.12").server.empty());
+  EXPECT_EQ(layout_around(root_ / "bin/sluice").executor,
+            root_ / "lib/_torch/2.11/sluice-executor");
+  EXPECT_TRUE(layout_around(root_ / "bin/sluice", "2.12").executor.empty());
 
   std::filesystem::create_directories(root_ / "lib/_torch/2.9");
-  EXPECT_TRUE(layout_around(root_ / "bin/sluice").server.empty());
+  EXPECT_TRUE(layout_around(root_ / "bin/sluice").executor.empty());
   auto const named = layout_around(root_ / "bin/sluice", "2.11");
-  EXPECT_EQ(named.server, root_ / "lib/_torch/2.11/sluice-server");
+  EXPECT_EQ(named.executor, root_ / "lib/_torch/2.11/sluice-executor");
   EXPECT_EQ(named.torches, (std::vector<std::string>{"2.9", "2.11"}));
+}
+
+TEST_F(install_layout_in, without_an_executor_it_says_what_there_is) {
+  auto const refusal = [this](std::string const& torch) -> std::string {
+    try {
+      (void)executor_of(layout_around(root_ / "bin/sluice", torch));
+      return "";
+    } catch (error const& failure) {
+      EXPECT_EQ(failure.kind(), error_kind::unsupported);
+      return failure.what();
+    }
+  };
+  EXPECT_THAT(refusal(""), testing::HasSubstr("no inference server"));
+  std::filesystem::create_directories(root_ / "lib/_torch/2.11");
+  EXPECT_EQ(refusal(""), "");
+  EXPECT_THAT(refusal("2.12"), testing::HasSubstr("2.11"));
 }
 
 TEST_F(install_layout_in, a_build_folder_has_it_in_the_sources_above) {

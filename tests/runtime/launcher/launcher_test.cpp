@@ -15,8 +15,9 @@ using namespace sluice::literals;
 using testing::HasSubstr;
 
 install_layout const installed{"/opt/bin/sluice",
+                               "/opt/bin/sluice-server",
                                {"2.11"},
-                               "/opt/lib/_torch/2.11/sluice-server",
+                               "/opt/lib/_torch/2.11/sluice-executor",
                                "/opt/lib/libsluice_runtime.so",
                                "/opt/lib/libsluice_gate.so",
                                "/opt/lib/libsluice_nccl.so",

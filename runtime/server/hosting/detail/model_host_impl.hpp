@@ -73,6 +73,21 @@ struct slot {
   return std::chrono::duration<double, std::micro>{value}.count();
 }
 
+/// The board says what is done as long as it lives.
+class shown_action {
+ public:
+  shown_action(host_board& board, activity what, std::size_t model, request_ticket request = 0)
+      : board_(board) {
+    board_.begin(what, model, request);
+  }
+  shown_action(shown_action const&) = delete;
+  shown_action& operator=(shown_action const&) = delete;
+  ~shown_action() { board_.end(); }
+
+ private:
+  host_board& board_;
+};
+
 /// Any exception as an error of ours.
 [[nodiscard]] error as_error(std::exception_ptr const& thrown);
 
@@ -140,6 +155,8 @@ class model_host::impl {
   void sleep(lock_type& lock);
 
   // Everybody's, with the lock held.
+  void set_state(slot& model, model_state state);
+  [[nodiscard]] model_index place_of(slot const& model) const;
   void hold_compute();
   [[nodiscard]] bool wants_compute() const;
   void wake_timekeeper();
@@ -151,6 +168,7 @@ class model_host::impl {
 
   host_options const options_;
   std::shared_ptr<memhandover::serving_pool> const pool_;
+  std::shared_ptr<host_board> const board_;
   memhandover::tensor_heap heap_;
 
   /// Guards all below, but for `slot::memory`, `slot::is.model` and `keeper_`, which one thread

@@ -1,0 +1,69 @@
+/// Requests that wait for an answer of another process, by their tickets, which grow, and by their deadlines. Not
+/// thread-safe.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/server/executor/parcel.hpp"
+#include "runtime/server/inference/model_executor.hpp"
+
+namespace sluice::server::detail {
+
+struct pending_request {
+  std::size_t model = 0;
+  parcel request;  ///< for the next process, should this one end
+  std::string id;
+  model_executor::completion done;
+  std::chrono::steady_clock::time_point arrival, deadline;
+};
+
+/// Of one model.
+struct request_counts {
+  std::uint64_t requests = 0, failed = 0, cancelled = 0;
+  std::size_t waiting = 0;
+};
+
+class pending_requests {
+ public:
+  using time_point = std::chrono::steady_clock::time_point;
+
+  explicit pending_requests(std::size_t models) : counts_(models) {}
+
+  void add(request_ticket ticket, pending_request request);
+  /// Null if there is none, or no longer.
+  [[nodiscard]] pending_request const* find(request_ticket ticket) const;
+  [[nodiscard]] std::optional<pending_request> take(request_ticket ticket);
+  /// All whose deadline has passed.
+  [[nodiscard]] std::vector<std::pair<request_ticket, pending_request>> take_late(time_point now);
+  [[nodiscard]] std::vector<pending_request> take_all_of(std::size_t model);
+  [[nodiscard]] std::vector<pending_request> take_all();
+  /// In the order in which they came.
+  [[nodiscard]] std::vector<request_ticket> tickets() const;
+  [[nodiscard]] std::optional<time_point> next_deadline() const;
+  [[nodiscard]] bool empty() const noexcept { return requests_.empty(); }
+
+  /// Counts an answer; `failure` is null for a result.
+  void on_answer(std::size_t model, error const* failure);
+  /// Counts one that is refused without having waited.
+  void on_refusal(std::size_t model);
+  [[nodiscard]] request_counts const& counts(std::size_t model) const { return counts_.at(model); }
+  /// Of all models.
+  [[nodiscard]] request_counts total() const;
+
+ private:
+  [[nodiscard]] pending_request remove(std::map<request_ticket, pending_request>::iterator which);
+
+  std::map<request_ticket, pending_request> requests_;
+  std::set<std::pair<time_point, request_ticket>> deadlines_;
+  std::vector<request_counts> counts_;
+};
+
+}  // namespace sluice::server::detail

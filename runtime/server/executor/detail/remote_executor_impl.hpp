@@ -1,0 +1,144 @@
+/// The inside of remote_executor: remote_executor.cpp holds what callers reach, supervisor.cpp the thread that starts,
+/// hears and ends processes.
+#pragma once
+
+#include <atomic>
+#include <boost/asio/thread_pool.hpp>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "memhandover/base/unique_fd.hpp"
+#include "memhandover/base/wire.hpp"
+#include "runtime/server/executor/child_process.hpp"
+#include "runtime/server/executor/detail/pending_requests.hpp"
+#include "runtime/server/executor/model_health.hpp"
+#include "runtime/server/executor/remote_executor.hpp"
+#include "runtime/server/inference/host_board.hpp"
+
+namespace sluice::server {
+namespace detail {
+
+/// The process answers at a request's deadline itself, and knows more to say; this much later it is done for it.
+inline constexpr std::chrono::milliseconds deadline_slack{10};
+
+enum class executor_phase { starting, serving, between, ended };
+
+/// A message to the process: a request, or another.
+struct outgoing {
+  request_ticket request = 0;
+  nlohmann::json other;
+};
+
+/// Answers that are given once the lock is open.
+class refusals {
+ public:
+  void add(pending_request&& to, error why) {
+    given_.emplace_back(std::move(to.done), std::move(why));
+  }
+  void give() {
+    for (auto& [done, why] : std::exchange(given_, {})) {
+      done(std::move(why));
+    }
+  }
+
+ private:
+  std::vector<std::pair<model_executor::completion, error>> given_;
+};
+
+}  // namespace detail
+
+class remote_executor::impl {
+ public:
+  explicit impl(options how);
+  impl(impl const&) = delete;
+  impl& operator=(impl const&) = delete;
+  impl(impl&&) = delete;
+  impl& operator=(impl&&) = delete;
+  ~impl();
+
+  bool wait_until_ready(std::function<bool()> const& given_up);
+
+  [[nodiscard]] bool ready() const;
+  [[nodiscard]] model_state state(model_index model) const;
+  request_ticket submit(model_index model, infer_request request, completion done);
+  void cancel(request_ticket which);
+  [[nodiscard]] nlohmann::json status();
+  [[nodiscard]] bool stop(std::chrono::milliseconds grace);
+
+ private:
+  using clock = std::chrono::steady_clock;
+
+  // With the lock held, from any thread.
+  [[nodiscard]] std::optional<error> refuse(model_index model, clock::time_point now) const;
+  void refuse(detail::pending_request&& which, error why, detail::refusals& into);
+  void send(detail::outgoing what);
+
+  /// What the socket takes now.
+  void flush();
+  void wake();
+  void describe(nlohmann::json& into) const;
+
+  // The supervisor's.
+  void supervise();
+  [[nodiscard]] clock::time_point next_look() const;
+
+  /// Whether the process is still there.
+  bool wait_and_receive(int socket, bool is_full, clock::time_point until);
+  static timespec rest_until(clock::time_point until);
+  void take(memhandover::message received);
+  void answer(detail::pending_request to, memhandover::message received);
+  void finish(detail::pending_request to, memhandover::message const& received);
+  void start_process();
+  void start_again();
+  void be_between();
+  void end(bool well);
+
+  [[nodiscard]] std::optional<host_board::action> shown() const;
+  /// A process that hangs, or does not answer, is ended; what follows, follows as for one that ended by itself.
+  void watch_over();
+  void kill(std::string why);
+  void await_end();
+  void on_end(detail::refusals& into);
+  [[nodiscard]] std::string doing_text(std::optional<host_board::action> const& doing) const;
+  void blame(host_board::action const& doing, detail::refusals& into);
+  void expire(detail::refusals& into);
+
+  options const how_;
+  memhandover::unique_fd const wake_;
+  std::atomic<request_ticket> last_ticket_ = 0;
+
+  mutable std::mutex mutex_;  ///< guards what follows
+  std::condition_variable changed_;
+  detail::executor_phase phase_ = detail::executor_phase::starting;
+  detail::pending_requests pending_;
+  std::vector<model_health> health_;
+  std::deque<detail::outgoing> outbox_;
+  detail::refusals late_answers_;  ///< the supervisor gives them
+  memhandover::unique_fd socket_;  ///< changed by the supervisor alone
+  child_process child_;
+  std::shared_ptr<host_board> board_;
+  std::string status_;
+  std::uint64_t statuses_ = 0;
+  std::uint64_t started_ = 0;
+  std::optional<error> failure_;  ///< of the first process
+  std::optional<error> reason_;   ///< why this process says that it ends
+  std::string killed_for_, last_end_;
+  clock::time_point heard_, next_start_, sleeps_until_;
+  std::optional<clock::time_point> asked_;
+  std::chrono::milliseconds back_off_{0};
+  bool stopping_ = false, ended_well_ = false;
+
+  boost::asio::thread_pool bodies_{1};  ///< for large answers
+  std::thread supervisor_;
+};
+
+}  // namespace sluice::server

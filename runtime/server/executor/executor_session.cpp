@@ -1,0 +1,208 @@
+#include "runtime/server/executor/executor_session.hpp"
+
+#include <pthread.h>
+#include <spdlog/spdlog.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <boost/asio/post.hpp>
+#include <boost/asio/thread_pool.hpp>
+#include <cstdio>
+#include <utility>
+
+#include "runtime/server/executor/shared_board.hpp"
+
+namespace sluice::server {
+namespace {
+
+using memhandover::message;
+using nlohmann::json;
+
+/// Nobody waits for what this process has, and what it has published outlives it.
+[[noreturn]] void end_with_the_server() {
+  std::fflush(nullptr);
+  ::_exit(0);
+}
+
+}  // namespace
+
+/// Reads large bodies, so that small requests do not wait for them.
+class executor_session::body_reader {
+ public:
+  template <typename Work>
+  void post(Work work) {
+    boost::asio::post(pool_, std::move(work));
+  }
+  ~body_reader() {
+    pool_.stop();
+    pool_.join();
+  }
+
+ private:
+  boost::asio::thread_pool pool_{1};
+};
+
+executor_session::executor_session(memhandover::unique_fd socket)
+    : socket_{std::move(socket)}, bodies_{std::make_unique<body_reader>()} {
+  receiver_ = std::thread{[this] { receive(); }};
+}
+
+executor_session::~executor_session() {
+  closing_ = true;
+  ::shutdown(socket_.get(), SHUT_RDWR);
+  receiver_.join();
+  bodies_.reset();
+}
+
+executor_orders const& executor_session::orders() {
+  std::unique_lock lock{mutex_};
+  changed_.wait(lock, [this] { return orders_ || refused_orders_; });
+  if (refused_orders_) {
+    throw error{*refused_orders_};
+  }
+  return *orders_;
+}
+
+void executor_session::serve(model_executor& host) {
+  {
+    std::lock_guard const lock{mutex_};
+    host_ = &host;
+  }
+  send({{{"type", "ready"}}, {}, {}});
+  std::unique_lock lock{mutex_};
+  changed_.wait(lock, [this] { return end_wanted_.load(); });
+  host_ = nullptr;
+}
+
+void executor_session::fail(error const& why) {
+  send({{{"type", "failed"}, {"kind", to_string(why.kind())}, {"error", why.what()}}, {}, {}});
+}
+
+void executor_session::receive() {
+  ::pthread_setname_np(::pthread_self(), "sluice-session");
+  for (;;) {
+    try {
+      auto received = memhandover::receive_message(socket_.get());
+      if (!received) {
+        break;
+      }
+      take(std::move(*received));
+    } catch (error const& failure) {
+      if (closing_) {
+        return;
+      }
+      spdlog::error("the executor cannot hear its server reason=\"{}\"", failure.what());
+      break;
+    }
+  }
+  if (!closing_) {
+    end_with_the_server();
+  }
+}
+
+void executor_session::take(message received) {
+  auto const type = received.body["type"].get<std::string>();
+  if (type == "infer") {
+    infer(std::move(received));
+  } else if (type == "cancel") {
+    cancel(received.body.value("ticket", request_ticket{0}));
+  } else if (type == "ping") {
+    send({{{"type", "pong"}}, {}, {}});
+  } else if (type == "status") {
+    std::unique_lock lock{mutex_};
+    auto const status = host_ == nullptr ? json::object() : host_->status();
+    lock.unlock();
+    send(wrap_text({{"type", "status"}},
+                   status.dump(-1, ' ', false, json::error_handler_t::replace)));
+  } else if (type == "end") {
+    std::lock_guard const lock{mutex_};
+    end_wanted_ = true;
+    changed_.notify_all();
+  } else if (type == "start") {
+    std::lock_guard const lock{mutex_};
+    try {
+      orders_ = orders_in(received);
+    } catch (error const& wrong) {
+      refused_orders_ = wrong;
+    }
+    changed_.notify_all();
+  } else {
+    throw error{error_kind::invalid_argument, "a message of an unknown type, " + type};
+  }
+}
+
+executor_orders executor_session::orders_in(message& received) {
+  auto const settings = received.body.find("settings");
+  if (settings == received.body.end() || received.descriptors.empty()) {
+    throw error{error_kind::invalid_argument,
+                "an executor starts with settings, a board and a policy"};
+  }
+  executor_orders made;
+  made.settings = *settings;
+  made.board = open_shared_board(std::move(received.descriptors.front()));
+  received.descriptors.erase(received.descriptors.begin());
+  made.policy = unwrap_text(received);
+  return made;
+}
+
+void executor_session::infer(message received) {
+  auto const ticket = received.body.value("ticket", request_ticket{0});
+  if (!is_large(received)) {
+    submit(received, ticket);
+    return;
+  }
+  {
+    std::lock_guard const lock{mutex_};
+    being_read_.insert(ticket);
+  }
+  auto const shared = std::make_shared<message>(std::move(received));
+  bodies_->post([this, shared, ticket] { submit(*shared, ticket); });
+}
+
+void executor_session::submit(message const& received, request_ticket ticket) {
+  try {
+    auto request = unwrap_request(received);
+    auto const model = received.body.value("place", std::size_t{0});
+    std::lock_guard const lock{mutex_};
+    if (is_large(received) && being_read_.erase(ticket) == 0) {
+      throw error{error_kind::cancelled, "the client has left"};
+    }
+    if (host_ == nullptr) {
+      throw error{error_kind::unavailable, "the server is shutting down"};
+    }
+    host_->submit(model, std::move(request),
+                  [this, ticket](infer_result result) { answer(ticket, result); });
+  } catch (error const& failure) {
+    answer(ticket, failure);
+  }
+}
+
+void executor_session::cancel(request_ticket which) {
+  std::lock_guard const lock{mutex_};
+  if (being_read_.erase(which) == 0 && host_ != nullptr) {
+    host_->cancel(which);
+  }
+}
+
+void executor_session::answer(request_ticket which, infer_result const& result) noexcept {
+  try {
+    auto made = wrap(result);
+    made.body["ticket"] = which;
+    send(made);
+  } catch (error const& failure) {
+    try {
+      auto instead = wrap(infer_result{failure});
+      instead.body["ticket"] = which;
+      send(instead);
+    } catch (error const& again) {  // the server is gone: this process is about to end
+      spdlog::error("an answer could not be given to the server reason=\"{}\"", again.what());
+    }
+  }
+}
+
+void executor_session::send(parcel const& what) {
+  std::lock_guard const lock{sending_};
+  what.send(socket_.get());
+}
+
+}  // namespace sluice::server

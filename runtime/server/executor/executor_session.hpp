@@ -1,0 +1,92 @@
+/// An executor's end of the conversation with the server that started it.
+///
+///   executor_session session{unique_fd{socket}};
+///   try {
+///     auto const& orders = session.orders();        // what it is to serve
+///     // … a host for that …
+///     session.serve(host);                          // until the server wants the end
+///     (void)host.stop(0ms);
+///   } catch (error const& failure) {
+///     session.fail(failure);
+///   }
+///
+///   server → executor   start, infer, cancel, status, ping, end
+///   executor → server   ready or failed; result, status, pong
+///
+/// A thread of its own receives from the constructor on. Where the server goes, this process ends at once,
+/// without giving memory back: what it had published waits in the pool for a successor.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "memhandover/base/unique_fd.hpp"
+#include "memhandover/base/wire.hpp"
+#include "runtime/server/executor/parcel.hpp"
+#include "runtime/server/inference/host_board.hpp"
+#include "runtime/server/inference/model_executor.hpp"
+
+namespace sluice::server {
+
+/// What a server tells its executor first.
+struct executor_orders {
+  nlohmann::json settings;
+  std::string policy;  ///< the text of the server's policy
+  std::shared_ptr<host_board> board;
+};
+
+class executor_session {
+ public:
+  /// `socket` is connected to the server.
+  explicit executor_session(memhandover::unique_fd socket);
+  ~executor_session();
+  executor_session(executor_session const&) = delete;
+  executor_session& operator=(executor_session const&) = delete;
+  executor_session(executor_session&&) = delete;
+  executor_session& operator=(executor_session&&) = delete;
+
+  /// Waits for them. Throws `invalid_argument` if what comes is none.
+  [[nodiscard]] executor_orders const& orders();
+  [[nodiscard]] bool end_wanted() const noexcept { return end_wanted_; }
+
+  /// Gives the server's requests to `host`, and returns when the server wants the end. What `host` has been given
+  /// by then it may still answer, as long as the session lives.
+  void serve(model_executor& host);
+  /// Tells the server why there is nothing to serve.
+  void fail(error const& why);
+
+ private:
+  class body_reader;
+
+  void receive();
+  void take(memhandover::message received);
+  [[nodiscard]] static executor_orders orders_in(memhandover::message& received);
+  void infer(memhandover::message received);
+  void submit(memhandover::message const& received, request_ticket ticket);
+  void cancel(request_ticket which);
+  void answer(request_ticket which, infer_result const& result) noexcept;
+  void send(parcel const& what);
+
+  memhandover::unique_fd const socket_;
+  std::mutex sending_;  ///< a message at a time
+  std::atomic<bool> end_wanted_ = false, closing_ = false;
+
+  std::mutex mutex_;  ///< guards what follows
+  std::condition_variable changed_;
+  std::optional<executor_orders> orders_;
+  std::optional<error> refused_orders_;
+  model_executor* host_ = nullptr;       ///< called with the mutex
+  std::set<request_ticket> being_read_;  ///< requests with large bodies, until they are the host's
+
+  std::unique_ptr<body_reader> bodies_;
+  std::thread receiver_;
+};
+
+}  // namespace sluice::server

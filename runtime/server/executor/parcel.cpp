@@ -1,0 +1,261 @@
+#include "runtime/server/executor/parcel.hpp"
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "memhandover/base/standard_streams.hpp"
+#include "memhandover/base/system_error.hpp"
+#include "runtime/server/inference/datatypes.hpp"
+
+namespace sluice::server {
+namespace {
+
+using memhandover::unique_fd;
+using nlohmann::json;
+using std::chrono::steady_clock;
+
+constexpr std::size_t most_bytes_beside = 32U << 10U;
+constexpr std::size_t longest_error = 16U << 10U;
+
+error no_message(char const* what) {
+  return {error_kind::invalid_argument,
+          std::string{"a message between a server and its executor has "} + what};
+}
+
+std::vector<int> descriptors_of(parcel const& from) {
+  return from.file ? std::vector<int>{from.file.get()} : std::vector<int>{};
+}
+
+class file_of_tensors {
+ public:
+  file_of_tensors()
+      : file_(memhandover::beside_standard_streams(
+            unique_fd{::memfd_create("sluice-tensors", MFD_CLOEXEC)})) {
+    if (!file_) {
+      throw memhandover::system_error("cannot make a file for a request's tensors");
+    }
+  }
+
+  void append(std::span<std::byte const> bytes) {
+    while (!bytes.empty()) {
+      auto const written = ::write(file_.get(), bytes.data(), bytes.size());
+      if (written < 0 && errno != EINTR) {
+        throw memhandover::system_error("cannot write a request's tensors");
+      }
+      bytes = bytes.subspan(static_cast<std::size_t>(written < 0 ? 0 : written));
+    }
+  }
+
+  [[nodiscard]] unique_fd release() { return std::move(file_); }
+
+ private:
+  unique_fd file_;
+};
+
+/// Beside the message if they are few.
+void put_bytes(std::span<std::span<std::byte const> const> parts, parcel& into) {
+  std::size_t bytes = 0;
+  for (auto const& each : parts) {
+    bytes += each.size();
+  }
+  if (bytes <= most_bytes_beside) {
+    for (auto const& each : parts) {
+      into.bytes.insert(into.bytes.end(), each.begin(), each.end());
+    }
+    return;
+  }
+  file_of_tensors file;
+  for (auto const& each : parts) {
+    file.append(each);
+  }
+  into.file = file.release();
+}
+
+void wrap_tensors(std::vector<tensor> const& tensors, char const* name, parcel& into) {
+  std::vector<std::span<std::byte const>> parts;
+  auto& described = into.body[name] = json::array();
+  for (auto const& each : tensors) {
+    described.push_back({{"name", each.name},
+                         {"type", datatype_name(each.type)},
+                         {"shape", each.shape},
+                         {"bytes", each.data.size()}});
+    parts.emplace_back(each.data);
+  }
+  put_bytes(parts, into);
+}
+
+/// Of all tensors of a message, in order.
+class message_bytes {
+ public:
+  explicit message_bytes(memhandover::message const& from) : from_(from) {
+    if (from.descriptors.empty()) {
+      left_ = from.bytes.size();
+      return;
+    }
+    struct stat facts {};
+    if (::fstat(from.descriptors.front().get(), &facts) != 0) {
+      throw memhandover::system_error("cannot see the tensors of a message");
+    }
+    left_ = static_cast<std::size_t>(facts.st_size);
+  }
+
+  [[nodiscard]] std::size_t left() const noexcept { return left_; }
+
+  [[nodiscard]] std::vector<std::byte> take(std::size_t bytes) {
+    if (bytes > left_) {
+      throw no_message("fewer bytes than its tensors");
+    }
+    left_ -= bytes;
+    auto const begin = std::exchange(taken_, taken_ + bytes);
+    if (from_.descriptors.empty()) {
+      auto const* const first = from_.bytes.data() + begin;
+      return {first, first + bytes};
+    }
+    std::vector<std::byte> result(bytes);
+    for (std::size_t got = 0; got < bytes;) {
+      auto const read = ::pread(from_.descriptors.front().get(), result.data() + got, bytes - got,
+                                static_cast<off_t>(begin + got));
+      if (read < 0 && errno != EINTR) {
+        throw memhandover::system_error("cannot read the tensors of a message");
+      }
+      if (read == 0) {
+        throw no_message("fewer bytes than its tensors");
+      }
+      got += static_cast<std::size_t>(read < 0 ? 0 : read);
+    }
+    return result;
+  }
+
+ private:
+  memhandover::message const& from_;
+  std::size_t left_ = 0, taken_ = 0;
+};
+
+std::vector<tensor> unwrap_tensors(memhandover::message const& from, char const* name) {
+  std::vector<tensor> tensors;
+  message_bytes bytes{from};
+  for (auto const& each : from.body.at(name)) {
+    auto const type = datatype_from_name(each.at("type").get<std::string>());
+    if (!type) {
+      throw no_message("a tensor of no type");
+    }
+    tensors.push_back({each.at("name"), *type, each.at("shape"), bytes.take(each.at("bytes"))});
+  }
+  return tensors;
+}
+
+/// Runs `work`, which takes a message apart.
+template <typename Work>
+auto checked(Work work) {
+  try {
+    return work();
+  } catch (json::exception const&) {
+    throw no_message("other fields than it takes");
+  }
+}
+
+}  // namespace
+
+bool parcel::try_send(int socket) const {
+  return memhandover::try_send_message(socket, body, descriptors_of(*this), bytes);
+}
+
+void parcel::send(int socket) const {
+  memhandover::send_message(socket, body, descriptors_of(*this), bytes);
+}
+
+parcel wrap(infer_request const& request) {
+  parcel made;
+  made.body = {{"type", "infer"},
+               {"model", request.model},
+               {"version", request.version},
+               {"ticket", request.ticket},
+               {"outputs", request.outputs}};
+  if (request.timeout) {
+    made.body["timeout_us"] = request.timeout->count();
+  }
+  if (request.arrival) {
+    made.body["arrival_ns"] = std::chrono::nanoseconds{request.arrival->time_since_epoch()}.count();
+  }
+  wrap_tensors(request.inputs, "inputs", made);
+  return made;
+}
+
+parcel wrap(infer_result const& result) {
+  parcel made;
+  if (auto const* const failure = std::get_if<error>(&result)) {
+    made.body = {{"type", "result"},
+                 {"kind", to_string(failure->kind())},
+                 {"error", std::string{failure->what()}.substr(0, longest_error)}};
+    return made;
+  }
+  auto const& response = std::get<infer_response>(result);
+  made.body = {{"type", "result"}, {"model", response.model}, {"version", response.version}};
+  wrap_tensors(response.outputs, "outputs", made);
+  return made;
+}
+
+infer_request unwrap_request(memhandover::message const& message) {
+  return checked([&] {
+    auto const& body = message.body;
+    infer_request made;
+    made.model = body.at("model");
+    made.version = body.at("version");
+    made.ticket = body.at("ticket");
+    made.outputs = body.at("outputs");
+    if (auto const timeout = body.find("timeout_us"); timeout != body.end()) {
+      made.timeout = std::chrono::microseconds{timeout->get<std::int64_t>()};
+    }
+    if (auto const arrival = body.find("arrival_ns"); arrival != body.end()) {
+      made.arrival =
+          steady_clock::time_point{std::chrono::nanoseconds{arrival->get<std::int64_t>()}};
+    }
+    made.inputs = unwrap_tensors(message, "inputs");
+    return made;
+  });
+}
+
+infer_result unwrap_result(memhandover::message const& message) {
+  return checked([&]() -> infer_result {
+    auto const& body = message.body;
+    if (auto const failure = body.find("error"); failure != body.end()) {
+      return error{error_kind_of(body.at("kind").get<std::string>()), failure->get<std::string>()};
+    }
+    return infer_response{
+        body.at("model"), body.at("version"), {}, unwrap_tensors(message, "outputs")};
+  });
+}
+
+parcel wrap_text(json body, std::string const& text) {
+  parcel made;
+  made.body = std::move(body);
+  std::span<std::byte const> const part{reinterpret_cast<std::byte const*>(text.data()),
+                                        text.size()};
+  put_bytes({&part, 1}, made);
+  return made;
+}
+
+std::string unwrap_text(memhandover::message const& message) {
+  message_bytes from{message};
+  auto const bytes = from.take(from.left());
+  return {reinterpret_cast<char const*>(bytes.data()), bytes.size()};
+}
+
+error_kind error_kind_of(std::string_view name) noexcept {
+  for (auto kind = error_kind::invalid_argument; kind < error_kind::internal;
+       kind = static_cast<error_kind>(static_cast<int>(kind) + 1)) {
+    if (to_string(kind) == name) {
+      return kind;
+    }
+  }
+  return error_kind::internal;
+}
+
+}  // namespace sluice::server

@@ -1,0 +1,306 @@
+#include "runtime/server/executor/remote_executor.hpp"
+
+#include <fmt/format.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "memhandover/base/standard_streams.hpp"
+#include "memhandover/base/system_error.hpp"
+#include "runtime/server/executor/detail/remote_executor_impl.hpp"
+#include "runtime/server/hosting/host_status.hpp"
+
+namespace sluice::server {
+namespace {
+
+using detail::deadline_slack;
+using memhandover::unique_fd;
+using nlohmann::json;
+using std::chrono::milliseconds;
+using namespace std::chrono_literals;
+using phase = detail::executor_phase;
+using answers = detail::refusals;
+
+constexpr milliseconds status_patience{1000};
+
+char const* to_string(phase value) {
+  switch (value) {
+    case phase::starting:
+      return "starting";
+    case phase::serving:
+      return "ready";
+    case phase::between:
+      return "restarting";
+    case phase::ended:
+      return "ended";
+  }
+  return "ended";
+}
+
+}  // namespace
+
+remote_executor::impl::impl(options how)
+    : how_(std::move(how)),
+      wake_(memhandover::beside_standard_streams(
+          unique_fd{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)})),
+      pending_(how_.models.size()),
+      health_(how_.models.size()) {
+  if (how_.models.size() > host_board::max_models) {
+    throw error{error_kind::unsupported,
+                fmt::format("the policy names {} versions of models; a server offers at most {}",
+                            how_.models.size(), host_board::max_models)};
+  }
+  if (!wake_) {
+    throw memhandover::system_error("cannot start an executor");
+  }
+  start_process();
+  supervisor_ = std::thread{[this] { supervise(); }};
+}
+
+remote_executor::impl::~impl() {
+  (void)stop(0ms);
+  supervisor_.join();
+  bodies_.join();
+}
+
+bool remote_executor::impl::wait_until_ready(std::function<bool()> const& given_up) {
+  constexpr milliseconds between_questions{50};
+  std::unique_lock lock{mutex_};
+  while (phase_ != phase::serving) {
+    if (failure_) {
+      throw error{*failure_};
+    }
+    lock.unlock();
+    if (given_up()) {
+      return false;
+    }
+    lock.lock();
+    changed_.wait_for(lock, between_questions,
+                      [this] { return phase_ == phase::serving || failure_; });
+  }
+  return true;
+}
+
+bool remote_executor::impl::ready() const {
+  std::lock_guard const lock{mutex_};
+  return phase_ == phase::serving;
+}
+
+model_state remote_executor::impl::state(model_index model) const {
+  std::lock_guard const lock{mutex_};
+  return phase_ == phase::serving ? board_->state(model) : model_state::cold;
+}
+
+request_ticket remote_executor::impl::submit(model_index model, infer_request request,
+                                             completion done) {
+  auto const& is = how_.models.at(model);
+  auto const now = clock::now();
+  auto const arrival = request.arrival.value_or(now);
+  std::chrono::nanoseconds wait = is.queue_timeout;
+  if (request.timeout && *request.timeout < wait) {
+    wait = *request.timeout;
+  }
+  auto const ticket = ++last_ticket_;
+  request.ticket = ticket;
+  request.arrival = arrival;
+  auto id = std::exchange(request.id, {});
+  detail::pending_request made{model,           wrap(request), std::move(id),
+                               std::move(done), arrival,       arrival + wait};
+  made.request.body["place"] = model;
+
+  std::unique_lock lock{mutex_};
+  if (auto refusal = refuse(model, now)) {
+    pending_.on_refusal(model);
+    lock.unlock();
+    made.done(std::move(*refusal));
+    return ticket;
+  }
+  auto const looked_after = made.deadline + deadline_slack >= sleeps_until_;
+  pending_.add(ticket, std::move(made));
+  if (phase_ == phase::serving) {
+    send({ticket, {}});
+  }
+  if (!looked_after) {
+    wake();
+  }
+  return ticket;
+}
+
+void remote_executor::impl::cancel(request_ticket which) {
+  answers answers;
+  std::unique_lock lock{mutex_};
+  if (pending_.find(which) == nullptr) {
+    return;
+  }
+  if (phase_ == phase::serving) {
+    send({0, {{"type", "cancel"}, {"ticket", which}}});  // it answers
+    return;
+  }
+  refuse(*pending_.take(which), {error_kind::cancelled, "the client has left"}, answers);
+  lock.unlock();
+  answers.give();
+}
+
+json remote_executor::impl::status() {
+  std::unique_lock lock{mutex_};
+  if (phase_ == phase::serving) {
+    auto const seen = statuses_;
+    send({0, {{"type", "status"}}});
+    changed_.wait_for(lock, status_patience,
+                      [&] { return statuses_ != seen || phase_ != phase::serving; });
+  }
+  auto result = json::parse(status_, nullptr, false);
+  if (!result.is_object() || !result.contains("models")) {
+    result = server::describe(host_snapshot{});  // none has been heard of yet
+  }
+  describe(result);
+  return result;
+}
+
+bool remote_executor::impl::stop(milliseconds grace) {
+  answers answers;
+  std::unique_lock lock{mutex_};
+  if (!std::exchange(stopping_, true)) {
+    if (phase_ == phase::serving || phase_ == phase::starting) {
+      send({0, {{"type", "end"}}});
+    }
+    wake();
+    if (!changed_.wait_for(lock, grace, [this] { return phase_ == phase::ended; })) {
+      child_.kill();
+      changed_.wait(lock, [this] { return phase_ == phase::ended; });
+    }
+    for (auto& each : pending_.take_all()) {
+      refuse(std::move(each), {error_kind::unavailable, "the server is shutting down"}, answers);
+    }
+  }
+  bool const well = ended_well_;
+  lock.unlock();
+  answers.give();
+  return well;
+}
+
+std::optional<error> remote_executor::impl::refuse(model_index model, clock::time_point now) const {
+  auto const& is = how_.models[model];
+  if (stopping_) {
+    return error{error_kind::unavailable, "the server is shutting down"};
+  }
+  if (auto const rest = health_[model].failed_for(now); rest > 0s) {
+    return error{error_kind::unavailable,
+                 fmt::format("model '{}' has failed: {}; it is tried again in {:.1f} s", is.name,
+                             last_end_, std::chrono::duration<double>{rest}.count())};
+  }
+  // One that serves counts them itself, and its scheduler with it.
+  if (phase_ != phase::serving && pending_.counts(model).waiting > is.max_queue) {
+    return error{error_kind::unavailable,
+                 fmt::format("{} requests wait for model '{}' already; try again later",
+                             is.max_queue, is.name)};
+  }
+  return std::nullopt;
+}
+
+void remote_executor::impl::refuse(detail::pending_request&& which, error why, answers& into) {
+  pending_.on_answer(which.model, &why);
+  into.add(std::move(which), std::move(why));
+}
+
+void remote_executor::impl::send(detail::outgoing what) {
+  outbox_.push_back(std::move(what));
+  flush();
+  if (!outbox_.empty()) {
+    wake();  // it waits until the socket takes more
+  }
+}
+
+void remote_executor::impl::flush() {
+  try {
+    for (; !outbox_.empty(); outbox_.pop_front()) {
+      auto const& next = outbox_.front();
+      auto const* const request = pending_.find(next.request);
+      if (next.request != 0 && request == nullptr) {
+        continue;  // it has been answered
+      }
+      bool const taken = request != nullptr
+                             ? request->request.try_send(socket_.get())
+                             : memhandover::try_send_message(socket_.get(), next.other);
+      if (!taken) {
+        return;
+      }
+    }
+  } catch (error const& failure) {
+    if (failure.kind() == error_kind::unavailable) {  // it has ended, which the supervisor sees
+      outbox_.clear();
+      return;
+    }
+    auto const which = outbox_.front().request;
+    outbox_.pop_front();
+    if (auto request = pending_.take(which)) {
+      refuse(std::move(*request), failure, late_answers_);
+      wake();
+    }
+  }
+}
+
+void remote_executor::impl::wake() {
+  std::uint64_t const one = 1;
+  (void)!::write(wake_.get(), &one, sizeof one);
+}
+
+void remote_executor::impl::describe(json& into) const {
+  auto const now = clock::now();
+  for (auto& each : into["models"]) {
+    auto const found = std::find_if(how_.models.begin(), how_.models.end(), [&](served const& is) {
+      return each.value("name", "") == is.name && each.value("version", "") == is.version;
+    });
+    if (found == how_.models.end()) {
+      continue;
+    }
+    auto const index = static_cast<std::size_t>(found - how_.models.begin());
+    auto const& counts = pending_.counts(index);
+    auto const& health = health_[index];
+    auto const rest = health.failed_for(now);
+    each["state"] = rest > 0s                  ? "failed"
+                    : phase_ == phase::serving ? to_string(board_->state(index))
+                                               : to_string(model_state::cold);
+    each["requests"] = counts.requests;
+    each["failed"] = counts.failed;
+    each["cancelled"] = counts.cancelled;
+    each["queue"] = counts.waiting;
+    each["ended_executors"] = health.offences();
+    each["retry_in_s"] = std::chrono::duration<double>{rest}.count();
+  }
+  auto const total = pending_.total();
+  into["requests"] = {
+      {"total", total.requests}, {"failed", total.failed}, {"in_flight", total.waiting}};
+  into["executor"] = {{"pid", child_.pid()},
+                      {"state", to_string(phase_)},
+                      {"started", started_},
+                      {"last_end", last_end_}};
+}
+
+remote_executor::remote_executor(options how) : impl_(std::make_unique<impl>(std::move(how))) {}
+remote_executor::~remote_executor() = default;
+
+bool remote_executor::wait_until_ready(std::function<bool()> const& given_up) {
+  return impl_->wait_until_ready(given_up);
+}
+bool remote_executor::ready() const {
+  return impl_->ready();
+}
+model_state remote_executor::state(model_index model) const {
+  return impl_->state(model);
+}
+request_ticket remote_executor::submit(model_index model, infer_request request, completion done) {
+  return impl_->submit(model, std::move(request), std::move(done));
+}
+void remote_executor::cancel(request_ticket which) {
+  impl_->cancel(which);
+}
+nlohmann::json remote_executor::status() const {
+  return impl_->status();
+}
+bool remote_executor::stop(milliseconds grace) {
+  return impl_->stop(grace);
+}
+
+}  // namespace sluice::server

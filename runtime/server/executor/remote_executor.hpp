@@ -1,0 +1,81 @@
+/// An executor in a process of its own, which is started, watched, and replaced when it ends.
+///
+///   starting ──ready──► serving ──the process ends, hangs or does not answer──► starting …
+///
+/// Who waits for an answer when the process ends is given to the next one, in the order in which they came, but for the
+/// request that it was computing: that one is answered `internal`, or `deadline_exceeded`, and is an offence of its
+/// model's (model_health.hpp), unless somebody has killed the process. A computation that takes longer than
+/// `compute_limit` is a hang, and ended.
+/// Requests of a model that has failed are refused as `unavailable` for a time.
+///
+/// Every request has a deadline, at which it is answered whatever the process does.
+///
+///   remote_executor executor{options};
+///   if (!executor.wait_until_ready(given_up)) return;   // throws why the first one has failed
+///   executor.submit(0, std::move(request), [&](infer_result got) { reply(std::move(got)); });
+///   if (!executor.stop(1s)) {
+///     // … a computation was cut short …
+///   }
+///
+/// The process is told what to serve, and says when it can (executor_session.hpp). A thread of this object, the
+/// supervisor, reads from it and calls `done`, or a second one where the answer is large.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "runtime/server/inference/model_executor.hpp"
+
+namespace sluice::server {
+
+class remote_executor final : public model_executor {
+ public:
+  struct served {
+    std::string name;
+    std::string version;
+    std::size_t max_queue = 64;
+    std::chrono::milliseconds queue_timeout{30'000};
+  };
+  struct options {
+    std::filesystem::path program;
+    nlohmann::json settings;  ///< executor_orders::settings
+    std::string policy;       ///< executor_orders::policy
+    std::vector<served> models;
+    std::chrono::milliseconds compute_limit{30'000};
+    /// How long one that has said nothing is waited for once it has been asked to.
+    std::chrono::milliseconds answer_limit{30'000};
+  };
+
+  /// Throws `unsupported` if the program cannot be started or there are more models than a board holds.
+  explicit remote_executor(options how);
+  ~remote_executor() override;
+  remote_executor(remote_executor const&) = delete;
+  remote_executor& operator=(remote_executor const&) = delete;
+  remote_executor(remote_executor&&) = delete;
+  remote_executor& operator=(remote_executor&&) = delete;
+
+  /// False if `given_up`, which is asked now and then, says so. Throws what the first process has failed with.
+  [[nodiscard]] bool wait_until_ready(std::function<bool()> const& given_up = [] { return false; });
+
+  [[nodiscard]] bool ready() const override;
+  [[nodiscard]] model_state state(model_index model) const override;
+  request_ticket submit(model_index model, infer_request request, completion done) override;
+  void cancel(request_ticket which) override;
+  [[nodiscard]] nlohmann::json status() const override;
+
+  /// Ends the process, which gives all memory back; one that has not ended within `grace` is killed, and false
+  /// returned. Requests that are not answered by then are `unavailable`. Calling it again does nothing.
+  [[nodiscard]] bool stop(std::chrono::milliseconds grace);
+
+ private:
+  class impl;
+  std::unique_ptr<impl> impl_;
+};
+
+}  // namespace sluice::server

@@ -1,0 +1,367 @@
+// The supervisor of remote_executor: the thread that starts, hears and ends processes.
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <pthread.h>
+#include <spdlog/spdlog.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <boost/asio/post.hpp>
+
+#include "memhandover/base/standard_streams.hpp"
+#include "memhandover/base/system_error.hpp"
+#include "memhandover/base/waiting.hpp"
+#include "runtime/server/executor/detail/remote_executor_impl.hpp"
+#include "runtime/server/executor/shared_board.hpp"
+
+namespace sluice::server {
+namespace {
+
+using detail::deadline_slack;
+using memhandover::unique_fd;
+using nlohmann::json;
+using std::chrono::milliseconds;
+using namespace std::chrono_literals;
+using phase = detail::executor_phase;
+using answers = detail::refusals;
+
+/// How often the supervisor looks after what nobody wakes it for.
+constexpr milliseconds look_every{1000};
+/// Between processes that end before they can serve.
+constexpr milliseconds first_back_off{100}, longest_back_off{10'000};
+
+char const* verb_of(activity what) {
+  switch (what) {
+    case activity::preparing:
+      return "prepared";
+    case activity::loading:
+      return "loaded";
+    case activity::computing:
+    case activity::none:
+      break;
+  }
+  return "computed";
+}
+
+infer_result result_in(memhandover::message const& received, std::string id) {
+  try {
+    auto result = unwrap_result(received);
+    if (auto* const response = std::get_if<infer_response>(&result)) {
+      response->id = std::move(id);
+    }
+    return result;
+  } catch (error const& failure) {
+    return failure;
+  }
+}
+
+}  // namespace
+
+void remote_executor::impl::supervise() {
+  ::pthread_setname_np(::pthread_self(), "sluice-watch");
+  for (;;) {
+    std::unique_lock lock{mutex_};
+    if (phase_ == phase::between) {
+      if (stopping_) {
+        end(true);
+      } else if (clock::now() >= next_start_) {
+        start_again();
+      }
+    }
+    if (phase_ == phase::ended) {
+      return;
+    }
+    sleeps_until_ = next_look();
+    auto const until = sleeps_until_;
+    auto const socket = socket_.get();
+    bool const is_full = !outbox_.empty();
+    lock.unlock();
+
+    bool const has_gone = !wait_and_receive(socket, is_full, until);
+
+    if (has_gone) {
+      await_end();
+    }
+
+    lock.lock();
+    answers answers = std::exchange(late_answers_, {});
+    if (has_gone) {
+      on_end(answers);
+    } else {
+      flush();
+      watch_over();
+    }
+    expire(answers);
+    lock.unlock();
+    answers.give();
+  }
+}
+
+remote_executor::impl::clock::time_point remote_executor::impl::next_look() const {
+  auto const now = clock::now();
+  auto next = now + std::min(look_every, how_.compute_limit);
+  if (auto const deadline = pending_.next_deadline()) {
+    next = std::min(next, *deadline + deadline_slack);
+  }
+  if (auto const running = shown(); running && running->what == activity::computing) {
+    next = std::min(next, std::max(now, running->since + how_.compute_limit));
+  }
+  return phase_ == phase::between ? std::min(next, next_start_) : next;
+}
+
+bool remote_executor::impl::wait_and_receive(int socket, bool is_full, clock::time_point until) {
+  std::array<pollfd, 2> waited{
+      pollfd{socket, static_cast<short>(POLLIN | (is_full ? POLLOUT : 0)), 0},
+      pollfd{wake_.get(), POLLIN, 0}};
+  timespec const rest = rest_until(until);
+  (void)::ppoll(waited.data(), waited.size(), &rest, nullptr);
+  if (waited[1].revents != 0) {
+    std::uint64_t count = 0;
+    (void)!::read(wake_.get(), &count, sizeof count);
+  }
+  try {
+    while (socket >= 0 && memhandover::is_ready(socket, POLLIN)) {
+      auto received = memhandover::receive_message(socket);
+      if (!received) {
+        return false;
+      }
+      take(std::move(*received));
+    }
+  } catch (std::exception const& failure) {
+    spdlog::error("what the executor says is not understood reason=\"{}\"", failure.what());
+    return false;
+  }
+  return true;
+}
+
+timespec remote_executor::impl::rest_until(clock::time_point until) {
+  auto const rest = std::max<std::chrono::nanoseconds>(until - clock::now(), 0ns);
+  auto const whole = std::chrono::floor<std::chrono::seconds>(rest);
+  return {static_cast<time_t>(whole.count()), static_cast<long>((rest - whole).count())};
+}
+
+void remote_executor::impl::take(memhandover::message received) {
+  std::unique_lock lock{mutex_};
+  heard_ = clock::now();
+  asked_.reset();
+  auto const type = received.body["type"].get<std::string>();
+  if (type == "result") {
+    auto to = pending_.take(received.body.value("ticket", request_ticket{0}));
+    if (to) {
+      lock.unlock();
+      answer(std::move(*to), std::move(received));
+    }
+  } else if (type == "ready") {
+    phase_ = phase::serving;
+    back_off_ = milliseconds{0};
+    for (auto const each : pending_.tickets()) {
+      outbox_.push_back({each, {}});
+    }
+    outbox_.push_back({0, {{"type", "status"}}});  // to have one when it has ended
+    flush();
+    changed_.notify_all();
+  } else if (type == "failed") {
+    reason_ = error{error_kind_of(received.body.value("kind", "")),
+                    received.body.value("error", "it did not say why")};
+  } else if (type == "status") {
+    status_ = unwrap_text(received);
+    ++statuses_;
+    changed_.notify_all();
+  }
+}
+
+void remote_executor::impl::answer(detail::pending_request to, memhandover::message received) {
+  if (!is_large(received)) {
+    finish(std::move(to), received);
+    return;
+  }
+  auto const shared = std::make_shared<std::pair<detail::pending_request, memhandover::message>>(
+      std::move(to), std::move(received));
+  boost::asio::post(bodies_, [this, shared] { finish(std::move(shared->first), shared->second); });
+}
+
+void remote_executor::impl::finish(detail::pending_request to,
+                                   memhandover::message const& received) {
+  auto result = result_in(received, std::move(to.id));
+  {
+    std::lock_guard const lock{mutex_};
+    auto const* const failure = std::get_if<error>(&result);
+    pending_.on_answer(to.model, failure);
+    if (failure == nullptr) {
+      health_[to.model].on_answer();
+    }
+  }
+  to.done(std::move(result));
+}
+
+void remote_executor::impl::start_process() {
+  std::array<int, 2> ends{};
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0) {
+    throw memhandover::system_error("cannot start an executor");
+  }
+  auto ours = memhandover::beside_standard_streams(unique_fd{ends[0]});
+  auto theirs = memhandover::beside_standard_streams(unique_fd{ends[1]});
+  auto made = make_shared_board();
+  auto const policy = wrap_text({{"type", "start"}, {"settings", how_.settings}}, how_.policy);
+  std::vector<int> descriptors{made.file.get()};
+  if (policy.file) {
+    descriptors.push_back(policy.file.get());
+  }
+  child_ = child_process::start(
+      {how_.program.string(), "--socket", std::to_string(child_process::passed_descriptor)},
+      std::move(theirs));
+  memhandover::send_message(ours.get(), policy.body, descriptors, policy.bytes);
+  socket_ = std::move(ours);
+  board_ = std::move(made.board);
+  phase_ = phase::starting;
+  ++started_;
+  killed_for_.clear();
+  reason_.reset();
+  asked_.reset();
+}
+
+void remote_executor::impl::start_again() {
+  try {
+    start_process();
+  } catch (error const& failure) {
+    spdlog::error("an executor cannot be started reason=\"{}\"", failure.what());
+    child_ = {};
+    be_between();
+  }
+}
+
+void remote_executor::impl::be_between() {
+  phase_ = phase::between;
+  next_start_ = clock::now() + back_off_;
+  back_off_ = std::clamp(2 * back_off_, first_back_off, longest_back_off);
+}
+
+void remote_executor::impl::end(bool well) {
+  phase_ = phase::ended;
+  ended_well_ = well;
+  changed_.notify_all();
+}
+
+/// What a process that lives shows.
+std::optional<host_board::action> remote_executor::impl::shown() const {
+  bool const lives = phase_ == phase::serving || phase_ == phase::starting;
+  return lives ? board_->current() : std::nullopt;
+}
+
+void remote_executor::impl::watch_over() {
+  auto const now = clock::now();
+  auto const running = shown();
+  if (running && running->what == activity::computing &&
+      now >= running->since + how_.compute_limit && killed_for_.empty()) {
+    auto const still = board_->current();
+    if (still && still->since == running->since && still->request == running->request) {
+      kill(fmt::format("has been ended, since a computation took longer than {} ms",
+                       how_.compute_limit.count()));
+    }
+  }
+  if (phase_ != phase::serving || pending_.empty()) {
+    asked_.reset();
+  } else if (!asked_ && now >= heard_ + look_every) {
+    asked_ = now;
+    send({0, {{"type", "ping"}}});
+  } else if (asked_ && now >= *asked_ + how_.answer_limit && killed_for_.empty()) {
+    kill(fmt::format("has been ended, since it said nothing for {} ms", how_.answer_limit.count()));
+  }
+}
+
+void remote_executor::impl::kill(std::string why) {
+  killed_for_ = std::move(why);
+  child_.kill();
+}
+
+/// Of a process that has hung up. One that ends in order is given the time that `stop` gives it.
+void remote_executor::impl::await_end() {
+  {
+    std::lock_guard const lock{mutex_};
+    if (!stopping_) {
+      child_.kill();
+    }
+  }
+  child_.await_end();
+}
+
+void remote_executor::impl::on_end(answers& into) {
+  bool const was_serving = phase_ == phase::serving;
+  socket_.reset();
+  outbox_.clear();
+  auto const how = child_.wait();
+  changed_.notify_all();
+  if (stopping_) {
+    end(how.well);
+    return;
+  }
+  auto const doing = board_->current();
+  last_end_ = reason_
+                  ? std::string{reason_->what()}
+                  : fmt::format("its process {}{}", killed_for_.empty() ? how.text : killed_for_,
+                                doing_text(doing));
+  if (started_ == 1 && !was_serving) {
+    failure_ =
+        reason_ ? *reason_ : error{error_kind::internal, "the executor cannot start: " + last_end_};
+    end(false);
+    return;
+  }
+  spdlog::error("another executor takes the place of one that has ended reason=\"{}\"", last_end_);
+  bool const by_itself = !reason_ && (!how.from_outside || !killed_for_.empty());
+  if (by_itself && doing && doing->model < health_.size()) {
+    blame(*doing, into);
+  }
+  if (was_serving) {
+    back_off_ = milliseconds{0};
+  }
+  be_between();
+}
+
+std::string remote_executor::impl::doing_text(
+    std::optional<host_board::action> const& doing) const {
+  if (!doing || doing->model >= how_.models.size()) {
+    return "";
+  }
+  return fmt::format(" while it {} model '{}'", verb_of(doing->what),
+                     how_.models[doing->model].name);
+}
+
+void remote_executor::impl::blame(host_board::action const& doing, answers& into) {
+  auto const now = clock::now();
+  auto& health = health_[doing.model];
+  health.on_offence(now);
+  if (auto guilty = pending_.take(doing.request)) {
+    auto const kind = killed_for_.empty() ? error_kind::internal : error_kind::deadline_exceeded;
+    refuse(std::move(*guilty), {kind, last_end_}, into);
+  }
+  if (health.failed_for(now) > 0s) {
+    for (auto& each : pending_.take_all_of(doing.model)) {
+      refuse(std::move(each),
+             {error_kind::unavailable,
+              fmt::format("model '{}' has failed: {}", how_.models[doing.model].name, last_end_)},
+             into);
+    }
+  }
+}
+
+void remote_executor::impl::expire(answers& into) {
+  auto const now = clock::now();
+  for (auto& [ticket, late] : pending_.take_late(now - deadline_slack)) {
+    if (phase_ == phase::serving) {
+      send({0, {{"type", "cancel"}, {"ticket", ticket}}});
+    }
+    auto const took = std::chrono::duration_cast<milliseconds>(now - late.arrival);
+    auto const& name = how_.models[late.model].name;
+    refuse(std::move(late),
+           {error_kind::deadline_exceeded,
+            fmt::format("the request's time is over after {} ms; the executor of model '{}' {}",
+                        took.count(), name,
+                        phase_ == phase::serving ? "does not answer" : "is starting")},
+           into);
+  }
+}
+
+}  // namespace sluice::server

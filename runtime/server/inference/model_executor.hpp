@@ -1,0 +1,51 @@
+/// Who computes for the models that a server offers, in this process or in another. Models are named by their place in
+/// the list that it was made with.
+///
+/// All members may be called from any thread, and none of them waits for a computation.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "runtime/server/inference/inference_service.hpp"
+
+namespace sluice::server {
+
+enum class model_state { cold, loading, warm, releasing };
+[[nodiscard]] constexpr std::string_view to_string(model_state state) noexcept {
+  switch (state) {
+    case model_state::cold:
+      return "cold";
+    case model_state::loading:
+      return "loading";
+    case model_state::warm:
+      return "warm";
+    case model_state::releasing:
+      return "releasing";
+  }
+  return "cold";
+}
+
+class model_executor {
+ public:
+  using model_index = std::size_t;
+  using completion = std::function<void(infer_result)>;
+
+  virtual ~model_executor() = default;
+
+  /// Whether requests would be computed now, and not wait for it to come back.
+  [[nodiscard]] virtual bool ready() const { return true; }
+  [[nodiscard]] virtual model_state state(model_index model) const = 0;
+  /// Runs a request; `done` is called exactly once, before this returns or on a thread of its own. Returns what
+  /// `cancel` takes.
+  virtual request_ticket submit(model_index model, infer_request request, completion done) = 0;
+  /// See inference_service.hpp.
+  virtual void cancel(request_ticket which) = 0;
+  /// What the status says of models, requests, latencies, pauses and handovers (docs/operations.md). May take a
+  /// second where it is another process that does not answer.
+  [[nodiscard]] virtual nlohmann::json status() const = 0;
+};
+
+}  // namespace sluice::server

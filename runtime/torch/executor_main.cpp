@@ -1,0 +1,201 @@
+// sluice-executor: computes for a server, in memory of its pool. A server starts it, and speaks with it over the socket that
+// it is given.
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/base/descriptor_limit.hpp"
+#include "memhandover/base/environment.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/base/standard_streams.hpp"
+#include "runtime/policy/policy.hpp"
+#include "runtime/server/executor/executor_session.hpp"
+#include "runtime/server/server_setup.hpp"
+#include "runtime/telemetry/error_table.hpp"
+#include "runtime/telemetry/logging.hpp"
+#include "runtime/torch/model/torch_model.hpp"
+
+namespace sluice::server {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// What a server has settled for all executors that it will have.
+struct settings {
+  std::filesystem::path policy_file, model_repository;
+  std::string endpoint, runtime_dir;
+  int threads = 1;
+  std::vector<std::pair<std::string, std::string>> models;  ///< names and versions
+};
+
+settings settings_in(nlohmann::json const& from) {
+  try {
+    return {from.at("policy_file").get<std::string>(),
+            from.at("model_repository").get<std::string>(),
+            from.at("endpoint"),
+            from.at("runtime_dir"),
+            from.at("threads"),
+            from.at("models")};
+  } catch (nlohmann::json::exception const& wrong) {
+    throw error{error_kind::invalid_argument,
+                fmt::format("the server's settings are not understood: {}", wrong.what())};
+  }
+}
+
+/// The models that the server offers, in its order.
+std::vector<chosen_model> models_of(settings const& given, policy::policy const& wanted) {
+  auto const there = choose_models(wanted, read_repository({given.model_repository}));
+  std::vector<chosen_model> found;
+  for (auto const& [name, version] : given.models) {
+    auto const each = std::find_if(there.begin(), there.end(), [&](chosen_model const& one) {
+      return one.entry.metadata.name == name && one.entry.version == version;
+    });
+    if (each == there.end()) {
+      throw error{
+          error_kind::not_found,
+          fmt::format("version {} of model '{}' has gone from the repository {}; put it back, "
+                      "or restart the server to serve what is there",
+                      version, name, given.model_repository.string())};
+    }
+    found.push_back(*each);
+  }
+  return found;
+}
+
+/// The broker's program lies in PREFIX/bin, this one in PREFIX/lib/_torch/<version>; unless the
+/// environment names another.
+std::string broker_program() {
+  std::error_code failed;
+  auto const here = std::filesystem::read_symlink("/proc/self/exe", failed);
+  auto const prefix = here.parent_path().parent_path().parent_path().parent_path();
+  auto const broker = prefix / "bin" / "sluice";
+  bool const named = std::getenv("SLUICE_BROKER") != nullptr;
+  return !named && !failed && std::filesystem::exists(broker, failed) ? broker.string() : "";
+}
+
+std::shared_ptr<memhandover::serving_pool> join_pool(policy::policy const& wanted,
+                                                     settings const& given) {
+  auto options = pool_options_of(wanted);
+  options.endpoint = given.endpoint;
+  options.runtime_dir = given.runtime_dir;
+  if (options.backend.empty()) {
+    options.backend = environment("SLUICE_BACKEND");
+  }
+  options.sluice_binary = broker_program();
+  auto pool = memhandover::serving_pool::join(options);
+  if (auto* const warm = pool->warm()) {
+    warm->hold_left();  // starting takes as long as it takes
+  }
+  spdlog::info("joined the pool bytes={} chunk_bytes={} backend={}", pool->shape().bytes(),
+               pool->shape().chunk_bytes,
+               pool->shape().backend == memhandover::backend_kind::cuda ? "cuda" : "host");
+  return pool;
+}
+
+std::vector<served_model> prepare(std::vector<chosen_model> const& chosen,
+                                  policy::policy const& wanted,
+                                  memhandover::pool_shape const& shape, torch_device device,
+                                  host_board& board, executor_session const& session) {
+  std::vector<served_model> models;
+  for (auto const& each : chosen) {
+    if (session.end_wanted()) {
+      return {};
+    }
+    auto const& metadata = each.entry.metadata;
+    board.begin(activity::preparing, models.size());
+    auto model = prepare_torch_model(
+        {metadata.name, each.entry.file, metadata.inputs, metadata.outputs, device});
+    board.end();
+    if (model->bytes() > shape.bytes()) {
+      throw error{
+          error_kind::out_of_memory,
+          fmt::format("model '{}' has {} of weights but the whole pool has {}; make "
+                      "pool.memory larger",
+                      metadata.name, format_bytes(model->bytes()), format_bytes(shape.bytes()))};
+    }
+    models.push_back(served(each, std::move(model), wanted, shape.backend));
+  }
+  return models;
+}
+
+/// False if a computation was still running at the end.
+bool execute(executor_session& session) {
+  auto const& orders = session.orders();
+  auto const given = settings_in(orders.settings);
+  auto const wanted = policy::parse(orders.policy, given.policy_file);
+  auto const chosen = models_of(given, wanted);
+  auto const pool = join_pool(wanted, given);
+  torch_device const device{
+      pool->shape().backend == memhandover::backend_kind::cuda ? pool->shape().device : -1};
+  start_torch(device);
+  auto models = prepare(chosen, wanted, pool->shape(), device, *orders.board, session);
+  if (models.empty()) {
+    return true;
+  }
+  auto options = host_options_of(wanted);
+  options.thread_start = [threads = given.threads] { set_torch_threads(threads); };
+  options.board = orders.board;
+  model_host host{std::move(options), pool, std::move(models)};
+  if (!host.warm_up([&session] { return session.end_wanted(); })) {
+    return true;
+  }
+  session.serve(host);
+  if (host.stop(milliseconds{0})) {
+    return true;
+  }
+  // Its memory goes back to the pool with the process; waiting for it would have no bound.
+  std::fflush(nullptr);
+  ::_exit(telemetry::exit_code(error_kind::deadline_exceeded));
+}
+
+/// Its server says when it is to end; what a terminal sends to both is the server's.
+void leave_signals_to_the_server() {
+  sigset_t signals;
+  ::sigemptyset(&signals);
+  ::sigaddset(&signals, SIGTERM);
+  ::sigaddset(&signals, SIGINT);
+  ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+}
+
+}  // namespace
+}  // namespace sluice::server
+
+int main(int argc, char** argv) {
+  using namespace sluice;
+  memhandover::occupy_standard_streams();
+  memhandover::raise_descriptor_limit();
+  server::leave_signals_to_the_server();
+  int socket = -1;
+  CLI::App app{"Computes for sluice-server, which starts it."};
+  app.add_option("--socket", socket, "descriptor of a socket to the server")->required();
+  try {
+    app.parse(argc, argv);
+  } catch (CLI::ParseError const& wrong) {
+    int const code = app.exit(wrong);
+    return code == 0 ? 0 : telemetry::exit_code(error_kind::invalid_argument);
+  }
+  telemetry::set_up_logging("sluice-executor", "info");
+  server::executor_session session{memhandover::unique_fd{socket}};
+  try {
+    server::execute(session);
+    return 0;
+  } catch (error const& failure) {
+    session.fail(failure);
+    return telemetry::exit_code(failure.kind());
+  } catch (std::exception const& failure) {
+    session.fail({error_kind::internal, failure.what()});
+    return telemetry::exit_code(error_kind::internal);
+  }
+}

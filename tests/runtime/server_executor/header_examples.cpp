@@ -1,0 +1,70 @@
+/// The examples in the headers of runtime/server/executor/ and of what it shares with hosts, word for word: compiled, never
+/// run.
+#include <new>
+#include <utility>
+
+#include "memhandover/base/wire.hpp"
+#include "runtime/server/executor/child_process.hpp"
+#include "runtime/server/executor/executor_session.hpp"
+#include "runtime/server/executor/parcel.hpp"
+#include "runtime/server/executor/remote_executor.hpp"
+#include "runtime/server/executor/shared_board.hpp"
+#include "runtime/server/hosting/model_host.hpp"
+#include "runtime/server/inference/host_board.hpp"
+
+namespace sluice::server::header_examples {
+
+using namespace std::chrono_literals;
+using memhandover::send_message;
+using memhandover::unique_fd;
+
+void of_host_board(void* shared, std::size_t model, request_ticket ticket) {
+  host_board* const board = new (shared) host_board;
+  board->begin(activity::computing, model, ticket);
+  board->end();
+}
+
+void of_shared_board(int socket, nlohmann::json const& body, unique_fd descriptor) {
+  auto const made = make_shared_board();
+  send_message(socket, body, {made.file.get()});
+  auto const seen = open_shared_board(std::move(descriptor));
+}
+
+void of_parcel(int socket, infer_request const& request) {
+  auto const parcel = wrap(request);
+  if (!parcel.try_send(socket)) {
+  }
+  auto const seen = unwrap_request(*memhandover::receive_message(socket));
+}
+
+void of_child_process(unique_fd socket) {
+  auto child = child_process::start({"/opt/worker", "--socket", "3"}, std::move(socket));
+  child.kill();
+  auto const end = child.wait();
+}
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-variable"
+void of_executor_session(int socket, model_host& host) {
+  executor_session session{unique_fd{socket}};
+  try {
+    auto const& orders = session.orders();
+    session.serve(host);
+    (void)host.stop(0ms);
+  } catch (error const& failure) {
+    session.fail(failure);
+  }
+}
+#pragma GCC diagnostic pop
+
+void of_remote_executor(remote_executor::options const& options, infer_request request,
+                        std::function<bool()> const& given_up,
+                        model_executor::completion const& reply) {
+  remote_executor executor{options};
+  if (!executor.wait_until_ready(given_up)) return;
+  executor.submit(0, std::move(request), [&](infer_result got) { reply(std::move(got)); });
+  if (!executor.stop(1s)) {
+  }
+}
+
+}  // namespace sluice::server::header_examples

@@ -1,0 +1,153 @@
+#include "runtime/server/executor/parcel.hpp"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <functional>
+
+#include "tests/runtime/server_model/sum_model.hpp"
+
+namespace sluice::server::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using memhandover::unique_fd;
+using nlohmann::json;
+
+class a_parcel : public ::testing::Test {
+ protected:
+  a_parcel() {
+    std::array<int, 2> ends{};
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()), 0);
+    here_ = unique_fd{ends[0]};
+    there_ = unique_fd{ends[1]};
+  }
+
+  memhandover::message pass(parcel const& sent) {
+    sent.send(here_.get());
+    return std::move(memhandover::receive_message(there_.get()).value());
+  }
+
+  unique_fd here_, there_;
+};
+
+tensor bytes_of(std::string name, std::size_t count, unsigned char value) {
+  return {std::move(name),
+          datatype::uint8,
+          {static_cast<std::int64_t>(count)},
+          std::vector<std::byte>(count, std::byte{value})};
+}
+
+void expect_same(std::vector<tensor> const& seen, std::vector<tensor> const& expected) {
+  ASSERT_EQ(seen.size(), expected.size());
+  for (std::size_t i = 0; i < seen.size(); ++i) {
+    EXPECT_EQ(seen[i].name, expected[i].name);
+    EXPECT_EQ(seen[i].type, expected[i].type);
+    EXPECT_EQ(seen[i].shape, expected[i].shape);
+    EXPECT_EQ(seen[i].data, expected[i].data);
+  }
+}
+
+TEST_F(a_parcel, brings_a_request_as_it_was_but_for_its_id) {
+  infer_request sent;
+  sent.model = "sum";
+  sent.version = "2";
+  sent.id = "the client's own";
+  sent.inputs = {number("a", 7), {"empty", datatype::fp32, {0}, {}}, number("b", -1)};
+  sent.outputs = {"sum", "ä"};
+  sent.timeout = 1500us;
+  sent.arrival = std::chrono::steady_clock::now();
+  sent.ticket = 99;
+  auto const seen = unwrap_request(pass(wrap(sent)));
+  EXPECT_EQ(seen.model, sent.model);
+  EXPECT_EQ(seen.version, sent.version);
+  EXPECT_EQ(seen.id, "");
+  EXPECT_EQ(seen.outputs, sent.outputs);
+  EXPECT_EQ(seen.timeout, sent.timeout);
+  EXPECT_EQ(seen.arrival, sent.arrival);
+  EXPECT_EQ(seen.ticket, sent.ticket);
+  expect_same(seen.inputs, sent.inputs);
+}
+
+TEST_F(a_parcel, brings_large_tensors_in_a_file) {
+  for (std::size_t const count :
+       {std::size_t{1}, std::size_t{32768}, std::size_t{32769}, std::size_t{5'000'000}}) {
+    infer_response sent{"m", "1", "", {bytes_of("a", count, 3), bytes_of("b", 5, 4)}};
+    auto const made = wrap(infer_result{sent});
+    auto const received = pass(made);
+    EXPECT_EQ(is_large(received), count + 5 > 32768) << count;
+    auto const seen = std::get<infer_response>(unwrap_result(received));
+    EXPECT_EQ(seen.model, "m");
+    expect_same(seen.outputs, sent.outputs);
+  }
+}
+
+TEST_F(a_parcel, brings_every_kind_of_failure) {
+  for (auto const kind :
+       {error_kind::invalid_argument, error_kind::not_found, error_kind::already_exists,
+        error_kind::out_of_memory, error_kind::unavailable, error_kind::deadline_exceeded,
+        error_kind::unsupported, error_kind::cancelled, error_kind::internal}) {
+    auto const seen = unwrap_result(pass(wrap(infer_result{error{kind, "why"}})));
+    EXPECT_EQ(failure_of(seen), kind);
+    EXPECT_STREQ(std::get<error>(seen).what(), "why");
+  }
+  auto const cut = unwrap_result(
+      pass(wrap(infer_result{error{error_kind::internal, std::string(1'000'000, 'x')}})));
+  EXPECT_EQ(failure_of(cut), error_kind::internal);
+}
+
+TEST_F(a_parcel, brings_texts_of_any_length) {
+  for (std::size_t const length : {std::size_t{0}, std::size_t{10}, std::size_t{1'000'000}}) {
+    std::string const text(length, 't');
+    EXPECT_EQ(unwrap_text(pass(wrap_text({{"type", "text"}}, text))), text);
+  }
+}
+
+TEST_F(a_parcel, that_is_none_is_refused) {
+  auto const good = wrap([] {
+    infer_request request;
+    request.model = "sum";
+    request.inputs = {number("a", 7)};
+    return request;
+  }());
+  using change = std::function<void(parcel&)>;
+  for (change const& spoil : std::vector<change>{
+           [](parcel& it) { it.body.erase("model"); },
+           [](parcel& it) { it.body["ticket"] = "one"; },
+           [](parcel& it) { it.body["inputs"] = 3; },
+           [](parcel& it) { it.body["inputs"][0].erase("shape"); },
+           [](parcel& it) { it.body["inputs"][0]["type"] = "FP31"; },
+           [](parcel& it) { it.body["inputs"][0]["bytes"] = 9; },
+           [](parcel& it) { it.body["inputs"][0]["bytes"] = 1ULL << 60U; },
+           [](parcel& it) { it.body["inputs"][0]["bytes"] = -1; },
+           [](parcel& it) { it.bytes.pop_back(); },
+           [](parcel& it) { it.bytes.clear(); },
+       }) {
+    parcel bad{good.body, good.bytes, {}};
+    spoil(bad);
+    auto const received = pass(bad);
+    try {
+      (void)unwrap_request(received);
+      ADD_FAILURE() << received.body;
+    } catch (error const& refused) {
+      EXPECT_EQ(refused.kind(), error_kind::invalid_argument) << received.body;
+    }
+  }
+}
+
+TEST_F(a_parcel, that_a_full_socket_does_not_take_is_kept) {
+  auto const made = wrap_text({{"type", "text"}}, std::string(10'000, 't'));
+  int sent = 0;
+  while (made.try_send(here_.get())) {
+    ++sent;
+  }
+  ASSERT_GT(sent, 0);
+  EXPECT_EQ(unwrap_text(memhandover::receive_message(there_.get()).value()).size(), 10'000U);
+  EXPECT_TRUE(made.try_send(here_.get()));
+  there_.reset();
+  EXPECT_THROW((void)made.try_send(here_.get()), error);
+}
+
+}  // namespace
+}  // namespace sluice::server::testing

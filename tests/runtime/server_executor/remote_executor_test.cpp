@@ -1,0 +1,258 @@
+#include "runtime/server/executor/remote_executor.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include "tests/runtime/server_executor/rogue_models.hpp"
+
+namespace sluice::server::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::HasSubstr;
+
+constexpr std::size_t sum = 0, rogue = 1;
+
+remote_executor::options options_for(std::string policy = "") {
+  return {.program = std::filesystem::read_symlink("/proc/self/exe").parent_path() /
+                     "sluice_test_executor",
+          .settings = nlohmann::json::object(),
+          .policy = std::move(policy),
+          .models = {{"sum", "1"}, {"rogue", "1"}},
+          .compute_limit = patience,
+          .answer_limit = patience};
+}
+
+class a_remote_executor : public ::testing::Test {
+ protected:
+  void start() {
+    executor_.emplace(options_);
+    ASSERT_TRUE(executor_->wait_until_ready());
+  }
+
+  request_ticket send(std::size_t model, std::int64_t value, int which,
+                      std::optional<std::chrono::microseconds> timeout = std::nullopt) {
+    infer_request request;
+    request.id = std::to_string(which);
+    request.inputs.push_back(number("input", value));
+    request.timeout = timeout;
+    return executor_->submit(model, std::move(request), answers_.take(which));
+  }
+
+  request_ticket send(mischief what, int which,
+                      std::optional<std::chrono::microseconds> timeout = std::nullopt) {
+    return send(rogue, static_cast<std::int64_t>(what), which, timeout);
+  }
+
+  infer_result ask(std::size_t model, std::int64_t value) {
+    auto const before = answers_.wait_for(0).size();
+    send(model, value, 0);
+    auto got = answers_.wait_for(before + 1);
+    return got.size() > before ? got[before].second : error{error_kind::internal, "no answer came"};
+  }
+
+  infer_result ask(mischief what) { return ask(rogue, static_cast<std::int64_t>(what)); }
+
+  [[nodiscard]] nlohmann::json process() const { return executor_->status()["executor"]; }
+
+  remote_executor::options options_ = options_for();
+  answers answers_;
+  std::optional<remote_executor> executor_;
+};
+
+TEST_F(a_remote_executor, answers_and_ends_in_order) {
+  start();
+  EXPECT_TRUE(executor_->ready());
+  EXPECT_EQ(executor_->state(sum), model_state::cold);
+  EXPECT_EQ(sum_of(ask(sum, 3)), 13);
+  EXPECT_EQ(executor_->state(sum), model_state::warm);
+  auto const status = executor_->status();
+  EXPECT_EQ(status["models"][0]["state"], "warm");
+  EXPECT_EQ(status["models"][0]["cold_starts"], 1);
+  EXPECT_EQ(status["requests"]["total"], 1);
+  EXPECT_EQ(status["executor"]["state"], "ready");
+  EXPECT_EQ(status["executor"]["started"], 1);
+  EXPECT_TRUE(executor_->stop(patience));
+  EXPECT_TRUE(executor_->stop(patience)) << "again";
+  EXPECT_EQ(failure_of(ask(sum, 3)), error_kind::unavailable);
+}
+
+TEST_F(a_remote_executor, keeps_the_ids_that_clients_chose) {
+  start();
+  send(sum, 1, 77);
+  EXPECT_EQ(std::get<infer_response>(answers_.wait_for(1).at(0).second).id, "77");
+}
+
+TEST_F(a_remote_executor, brings_large_answers_and_long_errors) {
+  start();
+  auto const large = std::get<infer_response>(ask(mischief::large));
+  EXPECT_EQ(large.outputs.at(0).data, std::vector<std::byte>(large_answer, std::byte{7}));
+  EXPECT_EQ(failure_of(ask(mischief::raise)), error_kind::invalid_argument);
+  infer_request request;
+  request.inputs.push_back(number("input", 1));
+  request.inputs.push_back(
+      {"rest", datatype::uint8, {large_answer}, std::vector<std::byte>(large_answer)});
+  executor_->submit(sum, std::move(request), answers_.take(9));
+  EXPECT_EQ(sum_of(answers_.wait_for(3).at(2).second), 11);
+}
+
+TEST_F(a_remote_executor, is_replaced_when_a_model_ends_it_and_the_others_requests_are_answered) {
+  start();
+  send(mischief::abort, 0);
+  for (int i = 1; i < 5; ++i) {
+    send(sum, i, i);
+  }
+  auto const got = answers_.wait_for(5);
+  ASSERT_EQ(got.size(), 5U);
+  for (auto const& [which, result] : got) {
+    if (which == 0) {
+      ASSERT_EQ(failure_of(result), error_kind::internal);
+      EXPECT_THAT(std::get<error>(result).what(),
+                  HasSubstr("signal 6 while it computed model 'rogue'"));
+    } else {
+      EXPECT_EQ(sum_of(result), 10 + which);
+    }
+  }
+  EXPECT_EQ(process()["started"], 2);
+  EXPECT_EQ(executor_->status()["models"][rogue]["ended_executors"], 1);
+  EXPECT_EQ(executor_->status()["models"][sum]["ended_executors"], 0);
+}
+
+TEST_F(a_remote_executor, says_how_its_process_ended) {
+  start();
+  auto const result = ask(mischief::exit);
+  ASSERT_EQ(failure_of(result), error_kind::internal);
+  EXPECT_THAT(std::get<error>(result).what(), HasSubstr("ended with exit code 42"));
+}
+
+TEST_F(a_remote_executor, ends_a_computation_that_takes_too_long) {
+  options_.compute_limit = 300ms;
+  start();
+  EXPECT_EQ(sum_of(ask(sum, 1)), 11);
+  send(mischief::hang, 1);
+  send(sum, 2, 2);
+  auto const got = answers_.wait_for(3);
+  ASSERT_EQ(got.size(), 3U);
+  EXPECT_EQ(failure_of(got[1].second), error_kind::deadline_exceeded);
+  EXPECT_THAT(std::get<error>(got[1].second).what(), HasSubstr("took longer than 300 ms"));
+  EXPECT_EQ(sum_of(got[2].second), 12);
+}
+
+TEST_F(a_remote_executor, answers_at_a_requests_time_while_another_hangs) {
+  start();
+  send(mischief::hang, 0);
+  send(sum, 1, 1, 100ms);
+  EXPECT_EQ(failure_of(answers_.wait_for(1).at(0).second), error_kind::deadline_exceeded);
+  EXPECT_EQ(process()["started"], 1);
+}
+
+TEST_F(a_remote_executor, answers_at_a_requests_time_although_its_process_is_stopped) {
+  start();
+  pid_t const pid = process()["pid"];
+  ::kill(pid, SIGSTOP);
+  send(sum, 1, 0, 50ms);
+  auto const got = answers_.wait_for(1);
+  ASSERT_EQ(failure_of(got.at(0).second), error_kind::deadline_exceeded);
+  EXPECT_THAT(std::get<error>(got.at(0).second).what(), HasSubstr("does not answer"));
+  ::kill(pid, SIGCONT);
+  EXPECT_EQ(sum_of(ask(sum, 2)), 12);
+  EXPECT_EQ(process()["started"], 1);
+}
+
+TEST_F(a_remote_executor, ends_a_process_that_does_not_answer) {
+  options_.answer_limit = 100ms;
+  start();
+  ::kill(process()["pid"].get<pid_t>(), SIGSTOP);
+  EXPECT_EQ(sum_of(ask(sum, 2)), 12) << "by another";
+  EXPECT_EQ(process()["started"], 2);
+  EXPECT_THAT(process()["last_end"].get<std::string>(), HasSubstr("said nothing for 100 ms"));
+}
+
+TEST_F(a_remote_executor, gives_what_a_killed_process_computed_to_the_next_and_blames_nobody) {
+  start();
+  for (int kills = 0; kills < 4; ++kills) {
+    auto const before = answers_.wait_for(0).size();
+    ::kill(process()["pid"].get<pid_t>(), SIGKILL);
+    send(sum, kills, kills);
+    EXPECT_EQ(sum_of(answers_.wait_for(before + 1).at(before).second), 10 + kills);
+  }
+  EXPECT_EQ(process()["started"], 5);
+  EXPECT_EQ(executor_->status()["models"][sum]["ended_executors"], 0);
+}
+
+TEST_F(a_remote_executor, refuses_a_model_that_ends_it_again_and_again) {
+  start();
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(failure_of(ask(mischief::abort)), error_kind::internal);
+  }
+  auto const refused = ask(mischief::none);
+  ASSERT_EQ(failure_of(refused), error_kind::unavailable);
+  EXPECT_THAT(std::get<error>(refused).what(), HasSubstr("model 'rogue' has failed"));
+  EXPECT_EQ(executor_->status()["models"][rogue]["state"], "failed");
+  EXPECT_EQ(sum_of(ask(sum, 2)), 12);
+}
+
+TEST_F(a_remote_executor, does_not_compute_what_nobody_waits_for) {
+  start();
+  send(mischief::hang, 0);
+  auto const waiting = send(sum, 1, 1);
+  executor_->cancel(waiting);
+  EXPECT_EQ(failure_of(answers_.wait_for(1).at(0).second), error_kind::cancelled);
+  executor_->cancel(waiting);
+  executor_->cancel(0);
+}
+
+TEST_F(a_remote_executor, bounds_who_waits_while_it_has_no_process) {
+  options_.models[sum].max_queue = 2;
+  executor_.emplace(options_);
+  for (int i = 0; i < 6; ++i) {
+    send(sum, i, i);
+  }
+  int refused = 0;
+  for (auto const& [which, result] : answers_.wait_for(6)) {
+    refused += failure_of(result) == error_kind::unavailable ? 1 : 0;
+  }
+  EXPECT_EQ(refused, 3);
+}
+
+TEST_F(a_remote_executor, fails_what_waits_when_it_is_stopped_in_a_hang) {
+  start();
+  send(mischief::hang, 0);
+  send(sum, 1, 1);
+  EXPECT_FALSE(executor_->stop(100ms));
+  for (auto const& each : answers_.wait_for(2)) {
+    EXPECT_EQ(failure_of(each.second), error_kind::unavailable);
+  }
+  EXPECT_EQ(answers_.wait_for(2).size(), 2U);
+}
+
+TEST_F(a_remote_executor, that_cannot_start_says_why) {
+  auto const failure = [](remote_executor::options const& options) -> error {
+    try {
+      remote_executor executor{options};
+      (void)executor.wait_until_ready();
+      return {error_kind::internal, "it started"};
+    } catch (error const& why) {
+      return why;
+    }
+  };
+  auto const refused = failure(options_for("refuse"));
+  EXPECT_EQ(refused.kind(), error_kind::not_found);
+  EXPECT_STREQ(refused.what(), "there is nothing to serve");
+  auto const crashed = failure(options_for("abort"));
+  EXPECT_EQ(crashed.kind(), error_kind::internal);
+  EXPECT_THAT(crashed.what(), HasSubstr("signal 6 while it prepared model 'rogue'"));
+  auto without = options_for();
+  without.program = "/nowhere/sluice-executor";
+  EXPECT_EQ(failure(without).kind(), error_kind::unsupported);
+  EXPECT_THAT(failure(without).what(), HasSubstr("/nowhere/sluice-executor"));
+}
+
+TEST_F(a_remote_executor, starts_no_longer_than_it_is_waited_for) {
+  executor_.emplace(options_);
+  EXPECT_FALSE(executor_->wait_until_ready([] { return true; }));
+}
+
+}  // namespace
+}  // namespace sluice::server::testing

@@ -1,0 +1,58 @@
+/// Models for an executor of tests: one that answers, and one that does to its process what it is asked to.
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/runtime/server_model/sum_model.hpp"
+
+namespace sluice::server::testing {
+
+/// Its input is a number: what becomes of the process that computes it. Any other is answered.
+enum class mischief : std::int64_t {
+  none = 0,
+  abort = 1,
+  hang = 2,
+  exit = 3,
+  raise = 4,
+  large = 5,
+  id = 6
+};
+
+inline constexpr std::size_t large_answer = std::size_t{1} << 20U;
+inline constexpr int exit_code_of_mischief = 42;
+
+class rogue_model final : public hosted_model {
+ public:
+  [[nodiscard]] std::uint64_t bytes() const noexcept override { return 0; }
+  [[nodiscard]] std::span<std::uint64_t const> pieces() const noexcept override { return {}; }
+  void load(std::span<std::byte* const> /*memory*/) override {}
+  void unload() override {}
+  [[nodiscard]] std::vector<tensor> run(std::vector<tensor>& inputs,
+                                        std::vector<std::string> const& /*wanted*/) override {
+    switch (auto const wanted = number_in(inputs.at(0)); mischief{wanted}) {
+      case mischief::abort:
+        std::abort();
+      case mischief::hang:
+        for (;;) {
+          ::pause();
+        }
+      case mischief::exit:
+        std::_Exit(exit_code_of_mischief);
+      case mischief::raise:
+        throw error{error_kind::invalid_argument, std::string(100'000, 'x')};
+      case mischief::large:
+        return {{"all",
+                 datatype::uint8,
+                 {large_answer},
+                 std::vector<std::byte>(large_answer, std::byte{7})}};
+      default:
+        return {number("same", wanted)};
+    }
+  }
+};
+
+}  // namespace sluice::server::testing

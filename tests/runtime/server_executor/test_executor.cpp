@@ -1,0 +1,47 @@
+// An executor of a test: a real session and a real host, over a pool of this process's own memory.
+
+#include <cstdlib>
+#include <cstring>
+
+#include "runtime/server/executor/executor_session.hpp"
+#include "tests/runtime/server_executor/rogue_models.hpp"
+
+int main(int argc, char** argv) {
+  using namespace sluice::server;
+  using namespace sluice::server::testing;
+  if (argc != 3 || std::strcmp(argv[1], "--socket") != 0) {
+    return EXIT_FAILURE;
+  }
+  executor_session session{sluice::memhandover::unique_fd{std::atoi(argv[2])}};
+  try {
+    auto const& orders = session.orders();
+    if (orders.policy == "refuse") {
+      throw sluice::error{sluice::error_kind::not_found, "there is nothing to serve"};
+    }
+    if (orders.policy == "abort") {
+      orders.board->begin(activity::preparing, 1);
+      std::abort();
+    }
+    std::vector<served_model> models;
+    models.push_back(
+        {"sum",
+         "1",
+         std::make_unique<sum_model>(heap_pool::chunk, 5, std::make_shared<model_control>()),
+         {}});
+    models.push_back({"rogue", "1", std::make_unique<rogue_model>(), {}});
+    for (auto& each : models) {
+      each.scheduling.goal.latency = sluice::scheduler::seconds{0.1};
+      each.scheduling.limits = {sluice::scheduler::seconds{1e6}, sluice::scheduler::seconds{1e6}};
+    }
+    host_options options;
+    options.board = orders.board;
+    model_host host{std::move(options), std::make_shared<heap_pool>(8), std::move(models)};
+    if (host.warm_up([&session] { return session.end_wanted(); })) {
+      session.serve(host);
+    }
+    return host.stop(std::chrono::milliseconds{0}) ? EXIT_SUCCESS : EXIT_FAILURE;
+  } catch (sluice::error const& failure) {
+    session.fail(failure);
+    return EXIT_FAILURE;
+  }
+}

@@ -1,0 +1,219 @@
+"""What computes for a server ends, hangs, stops, or is killed, and the server goes on: real processes on the host backend."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from server_models import AFFINE, Affine, Slow
+from server_test import X, taken_over
+from serving import eventually, floats, integer
+
+SLOW = {"inputs": {"n": ("TYPE_INT64", [1])}, "outputs": {"rounds": ("TYPE_INT64", [1])}, "batched": False}
+FOR_EVER = 10**15
+# Far more than any test of these takes, and less than patience has.
+LIMIT = "2s"
+
+
+@pytest.fixture
+def affine(world):
+    return world.models.add("affine", Affine(padding_mib=1), **AFFINE)
+
+
+def serve(world, *models: str, request_timeout: str = LIMIT):
+    policy = world.policy(*models)
+    policy.write_text(policy.read_text().replace("server: {", f"server: {{request_timeout: {request_timeout}, "))
+    return world.serve(policy)
+
+
+def check(server, model: Affine) -> None:
+    torch.testing.assert_close(server.outputs("affine", [floats("x", X)])[0], model(X), rtol=0, atol=0)
+
+
+def published(server) -> bool:
+    return all(each["outlives_server"] for each in server.status()["models"] if each["state"] == "warm")
+
+
+def replaced(server, former: int) -> bool:
+    seen = server.status()["executor"]
+    return seen["state"] == "ready" and seen["pid"] != former
+
+
+def kill_executor(server) -> int:
+    former = server.executor()
+    os.kill(former, signal.SIGKILL)
+    eventually(lambda: replaced(server, former), "another executor serves")
+    return former
+
+
+def test_warm_models_of_an_executor_that_was_killed_are_warm_in_the_next_without_a_copy(world, affine):
+    server = serve(world, "affine")
+    check(server, affine)
+    eventually(lambda: published(server), "it is published")
+    held = world.pool()["serving_bytes"]
+    kill_executor(server)
+    assert server.request("/v2/models/affine/ready")[0] == 200
+    check(server, affine)
+    (_, copied), = taken_over(server).values()
+    assert copied == 0 and server.model("affine")["cold_starts"] == 0
+    assert world.pool()["serving_bytes"] == held
+    seen = server.status()
+    assert seen["executor"]["started"] == 2 and "signal 9" in seen["executor"]["last_end"]
+    assert seen["requests"] == {"total": 2, "failed": 0, "in_flight": 0}
+    assert server.end() == 0
+    assert world.pool()["serving_bytes"] == 0
+
+
+def test_requests_that_waited_when_the_executor_was_killed_are_answered_by_the_next(world, affine):
+    world.models.add("slow", Slow(), **SLOW)
+    server = serve(world, "affine", "slow", request_timeout="60s")
+    with ThreadPoolExecutor(8) as pool:
+        running = pool.submit(server.infer, "slow", [integer("n", 3000)])
+        eventually(lambda: server.model("slow")["state"] == "warm", "it is being computed")
+        waiting = [pool.submit(server.outputs, "affine", [floats("x", X)]) for _ in range(6)]
+        eventually(lambda: server.status()["requests"]["in_flight"] == 7, "seven requests are in flight")
+        os.kill(server.executor(), signal.SIGKILL)
+        for each in waiting:
+            torch.testing.assert_close(each.result()[0], affine(X), rtol=0, atol=0)
+        status, answer = running.result()
+        assert status == 200, answer  # it was killed from outside, which is nobody's fault
+
+
+def test_a_computation_that_never_ends_ends_its_executor_and_harms_no_other_model(world, affine):
+    world.models.add("slow", Slow(), **SLOW)
+    server = serve(world, "affine", "slow")
+    check(server, affine)
+    former = server.executor()
+    with ThreadPoolExecutor(4) as pool:
+        hanging = pool.submit(server.infer, "slow", [integer("n", FOR_EVER)])
+        status, answer = hanging.result()
+        assert status == 504, answer
+        eventually(lambda: replaced(server, former), "another executor serves")
+    check(server, affine)
+    assert int(server.outputs("slow", [integer("n", 3)])[0]) == 3
+    seen = server.status()["executor"]
+    assert "took longer than 2000 ms while it computed model 'slow'" in seen["last_end"], seen
+    assert server.model("slow")["ended_executors"] == 1 and server.model("affine")["ended_executors"] == 0
+    assert server.end() == 0
+
+
+def test_a_model_that_ends_its_executor_again_and_again_is_refused_for_a_time(world, affine):
+    world.models.add("slow", Slow(), **SLOW)
+    server = serve(world, "affine", "slow", request_timeout="500ms")
+    for ended in (1, 2, 3):
+        assert server.infer("slow", [integer("n", FOR_EVER)])[0] == 504
+        eventually(lambda: server.model("slow")["ended_executors"] == ended, "its executor was ended")
+    status, answer = server.infer("slow", [integer("n", 1)])
+    assert status == 503 and "model 'slow' has failed" in answer["error"], answer
+
+    def answers() -> bool:
+        status, answer = server.infer("affine", [floats("x", X)])
+        assert status in (200, 503, 504), answer
+        return status == 200
+
+    eventually(answers, "the other model is served")
+    eventually(lambda: server.infer("slow", [integer("n", 1)])[0] == 200, "it is tried again")
+    assert server.model("slow")["state"] == "warm"
+
+
+def test_requests_to_an_executor_that_is_stopped_end_at_their_time_and_another_takes_its_place(world, affine):
+    server = serve(world, "affine")
+    check(server, affine)
+    former = server.executor()
+    os.kill(former, signal.SIGSTOP)
+    status, answer = server.infer("affine", [floats("x", X)])
+    assert status == 504 and "does not answer" in answer["error"], answer
+    assert server.request("/v2/health/live")[0] == 200
+
+    def served() -> bool:
+        server.infer("affine", [floats("x", X)])
+        return replaced(server, former)
+
+    eventually(served, "another executor serves")
+    check(server, affine)
+
+
+def test_an_executor_ends_with_its_server(world, affine):
+    server = serve(world, "affine")
+    check(server, affine)
+    eventually(lambda: published(server), "it is published")
+    executor = server.executor()
+    server.process.kill()
+    server.process.wait()
+    eventually(lambda: not os.path.exists(f"/proc/{executor}") or is_zombie(executor), "it has ended")
+    eventually(lambda: not any(each["kind"] == "server" for each in world.status()["clients"]), "the broker has noticed")
+    second = serve(world, "affine")
+    check(second, affine)
+    assert second.model("affine")["cold_starts"] == 0
+
+
+def is_zombie(pid: int) -> bool:
+    with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+        return file.read().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_server_whose_executor_cannot_come_back_says_why_and_ends_in_order(world, affine):
+    server = serve(world, "affine")
+    check(server, affine)
+    file = world.models.root / "affine" / "1" / "model.pt"
+    whole = file.read_bytes()
+    file.write_bytes(b"this is no model")
+    os.kill(server.executor(), signal.SIGKILL)
+    eventually(lambda: str(file) in server.status()["executor"]["last_end"], "the status says why")
+    assert server.request("/v2/health/ready")[0] == 503
+    assert server.request("/v2/health/live")[0] == 200
+    assert server.infer("affine", [floats("x", X)])[0] == 504
+    file.write_bytes(whole)
+    eventually(lambda: server.request("/v2/health/ready")[0] == 200, "it is ready again")
+    check(server, affine)
+    assert server.end() == 0
+
+
+KILLS = [pytest.param(12, id="short"), pytest.param(1000, id="long", marks=[pytest.mark.long, pytest.mark.deadline(7200)])]
+
+
+@pytest.mark.parametrize("kills", KILLS)
+def test_executors_that_are_killed_at_random_under_load_answer_nobody_wrongly(world, affine, kills):
+    world.models.add("slow", Slow(), **SLOW)
+    server = serve(world, "affine", "slow", request_timeout="60s")
+    check(server, affine)
+    over = threading.Event()
+    answered: list[int] = []
+
+    def ask(number: int) -> None:
+        while not over.is_set():
+            if number % 2:
+                torch.testing.assert_close(server.outputs("affine", [floats("x", X)])[0], affine(X), rtol=0, atol=0)
+            else:
+                assert int(server.outputs("slow", [integer("n", number + 3)])[0]) == number + 3
+            answered.append(number)
+
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    with ThreadPoolExecutor(4) as pool:
+        clients = [pool.submit(ask, number) for number in range(4)]
+        try:
+            for _ in range(kills):
+                before = len(answered)
+                former = kill_executor(server)
+                assert former
+                eventually(lambda: len(answered) > before or any(each.done() for each in clients), "requests are answered")  # noqa: B023
+                time.sleep(chance.random() * 0.05)  # not for order: where in a computation the next one falls
+        finally:
+            over.set()
+        for each in clients:
+            each.result()
+    seen = server.status()
+    assert seen["executor"]["started"] == kills + 1
+    assert seen["requests"]["failed"] == 0 and seen["requests"]["in_flight"] == 0
+    pool = world.pool()
+    assert sum(pool[f"{owner}_bytes"] for owner in ("free", "dirty", "training", "serving", "engine", "left")) == pool["bytes"], pool
+    assert server.end() == 0
+    assert world.pool()["serving_bytes"] == 0
