@@ -28,6 +28,10 @@ bool is_server(client_entry const& entry) noexcept {
   return entry.kind.load() == static_cast<std::uint32_t>(client_kind::server);
 }
 
+client_traits const* traits_of_live(client_entry const& entry) noexcept {
+  return has_status(entry, client_status::live) ? traits_of(entry) : nullptr;
+}
+
 std::uint32_t empty_slot(ledger_view const& view) {
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
     if (has_status(view.clients()[slot], client_status::empty)) {

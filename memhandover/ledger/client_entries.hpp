@@ -5,6 +5,7 @@
 #include <string>
 
 #include "memhandover/base/processes.hpp"
+#include "memhandover/ledger/client_kinds.hpp"
 #include "memhandover/ledger/ledger.hpp"
 
 namespace sluice::memhandover {
@@ -22,6 +23,9 @@ struct new_client {
 
 [[nodiscard]] bool has_status(client_entry const& entry, client_status status) noexcept;
 [[nodiscard]] bool is_server(client_entry const& entry) noexcept;
+/// What may be done by the live client that has the place; null if none has, or its kind is damaged. Whoever asks for
+/// the kind first may read that of a former owner.
+[[nodiscard]] client_traits const* traits_of_live(client_entry const& entry) noexcept;
 
 /// A slot that nobody has. Throws `unavailable` if there is none.
 [[nodiscard]] std::uint32_t empty_slot(ledger_view const& view);

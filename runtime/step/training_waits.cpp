@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "memhandover/ledger/client_entries.hpp"
 #include "runtime/step/training_memory.hpp"
 
 namespace sluice::step {
@@ -78,7 +79,9 @@ bool training_memory::wait_capacity(std::uint64_t bytes, milliseconds patience) 
 bool training_memory::an_earlier_job_waits() const {
   auto const& view = client_->view();
   for (std::uint32_t slot = 0; slot < client_->slot(); ++slot) {
-    if (view.mailbox(slot).waiting.load() != 0) {
+    auto const* const kind = memhandover::traits_of_live(view.clients()[slot]);
+    if (kind != nullptr && kind->kind == memhandover::client_kind::training &&
+        view.mailbox(slot).waiting.load() != 0) {
       return true;
     }
   }

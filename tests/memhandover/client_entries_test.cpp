@@ -46,6 +46,25 @@ TEST(client_entries, a_slots_next_owner_has_counted_nothing) {
   EXPECT_EQ(mailbox.demand_done, 9);
 }
 
+TEST(client_entries, a_place_that_no_live_client_has_is_of_no_kind) {
+  auto const files = create_ledger({backend_kind::host, -1, 2_MiB, 8});
+  ledger_view const view{files.ledger.get(), files.mailroom.get(),
+                         shared_segment::access::read_write};
+  auto& entry = view.clients()[0];
+  EXPECT_EQ(traits_of_live(entry), nullptr);
+  for (auto const& kind : client_kinds) {
+    write_client(view, 0, {kind.kind, this_process(), 0, "client", ""});
+    EXPECT_EQ(traits_of_live(entry), &kind);
+    for (auto const status : {client_status::gone, client_status::empty}) {
+      entry.status.store(static_cast<std::uint32_t>(status));
+      EXPECT_EQ(traits_of_live(entry), nullptr) << kind.name;
+    }
+  }
+  entry.status.store(static_cast<std::uint32_t>(client_status::live));
+  entry.kind.store(17);
+  EXPECT_EQ(traits_of_live(entry), nullptr);
+}
+
 TEST(client_entries, each_kind_is_described_by_its_name_and_what_it_says) {
   auto const files = create_ledger({backend_kind::host, -1, 2_MiB, 40});
   ledger_view const view{files.ledger.get(), files.mailroom.get(),

@@ -243,9 +243,8 @@ void acquisition::add_phases(std::uint32_t slot, std::int64_t start_ns,
 
 /// When the client in `slot` is asked, if it is.
 std::optional<turn_in_handovers> acquisition::turn_of(std::uint32_t slot) const {
-  auto const& entry = of_.view.clients()[slot];
-  auto const* const kind = traits_of(entry);
-  if (kind == nullptr || !has_status(entry, client_status::live)) {
+  auto const* const kind = traits_of_live(of_.view.clients()[slot]);
+  if (kind == nullptr) {
     return std::nullopt;
   }
   switch (kind->turn) {

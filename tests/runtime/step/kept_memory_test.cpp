@@ -10,6 +10,8 @@
 #include <optional>
 #include <thread>
 
+#include "memhandover/client/tenant_client.hpp"
+#include "memhandover/ledger/client_entries.hpp"
 #include "tests/from_environment.hpp"
 #include "tests/runtime/step/fault_world.hpp"
 
@@ -17,6 +19,10 @@ namespace sluice::test::kept_memory {
 namespace {
 
 using namespace std::chrono_literals;
+using memhandover::client_kind;
+using memhandover::demand;
+using memhandover::demand_answer;
+using memhandover::tenant_client;
 using std::chrono::steady_clock;
 
 constexpr std::uint32_t pool_chunks = 96;
@@ -105,6 +111,42 @@ TEST_F(one_job_test, persistent_memory_grows_by_what_the_arena_does_not_use) {
   for (auto* const each : {lasts, cached, more}) {
     EXPECT_TRUE(memory.free(each));
   }
+}
+
+/// Whether a job that waits has given up what it does not use, beside a client that came before it and says that it waits;
+/// `dies`: and that has gone without another word.
+bool gives_way_to(client_kind kind, bool dies) {
+  fault_world world{"host"};
+  world.start_broker();
+  auto earlier = tenant_client::join(world.broker(), kind, "earlier",
+                                     [](demand const& /*what*/) { return demand_answer{}; });
+  step::training_memory job{world.job()};
+  auto const place = earlier->slot();
+  EXPECT_LT(place, job.client().slot());
+  earlier->mailbox().waiting.store(1);
+  auto const& view = job.client().view();
+  if (dies) {
+    earlier.reset();
+    auto const until = steady_clock::now() + 20s;
+    while (memhandover::has_status(view.clients()[place], memhandover::client_status::live)) {
+      EXPECT_LT(steady_clock::now(), until) << "nobody has noticed its end";
+      std::this_thread::yield();
+    }
+    EXPECT_EQ(view.mailbox(place).waiting.load(), 1U);
+  }
+  auto const chunk = world.broker().chunk_bytes;
+  job.begin();
+  EXPECT_TRUE(job.free(job.allocate_arena(8 * chunk)));
+  job.discard();
+  auto const given = job.client().mailbox().mail_written.load();
+  EXPECT_FALSE(job.wait_capacity(view.shape().bytes() + chunk, 1ms));
+  return job.client().mailbox().mail_written.load() != given;
+}
+
+TEST(waiting_job_test, gives_way_to_an_earlier_job_that_waits_and_to_nobody_else) {
+  EXPECT_TRUE(gives_way_to(client_kind::training, false));
+  EXPECT_FALSE(gives_way_to(client_kind::training, true));
+  EXPECT_FALSE(gives_way_to(client_kind::engine, false));
 }
 
 TEST_F(one_job_test, what_is_freed_below_what_lasts_is_shown) {
