@@ -59,7 +59,7 @@ std::vector<std::uint32_t> acquisition::obtain(std::uint64_t bytes,
                     format_bytes(shape.bytes()) + "; make pool.memory larger"};
   }
   std::vector<std::uint32_t> foreseen;
-  wish const wanted{count, monotonic_ns(), deadline, meanwhile, foreseen};
+  wish const wanted{count, deadline, meanwhile, foreseen};
   report.bytes = count * shape.chunk_bytes;
 
   std::unique_lock lock{of_.mutex};
@@ -166,7 +166,9 @@ void acquisition::demand_from(std::uint32_t slot, wish const& wanted,
   auto const shape = of_.view.shape();
   auto& writer = *of_.writer;
   auto const missing = wanted.chunks - writer.free_chunks();
+  auto const held = writer.held_by(slot);
   auto const refill = std::min(of_.reserve, shape.chunk_count - wanted.chunks);
+  auto const since_ns = monotonic_ns();
   auto const number = writer.demand(slot, missing + refill);
   auto const& mailbox = of_.view.mailbox(slot);
   auto const& entry = of_.view.clients()[slot];
@@ -194,14 +196,20 @@ void acquisition::demand_from(std::uint32_t slot, wish const& wanted,
                                                    format_bytes(missing * shape.chunk_bytes) +
                                                    " back in time; the demand has been withdrawn"};
   }
-  if (mailbox.demand_done.load() == number) {
+  bool const answered = mailbox.demand_done.load() == number;
+  if (answered) {
     writer.pump();  // the releases were posted before the answer
-    add_phases(slot, wanted.since_ns, report);
+    add_phases(slot, since_ns, report);
   } else if (!enough()) {
     of_.mail.wait_until(lock, wanted.deadline,
                         [&] { return writer.held_by(slot) == 0 || enough(); });
   }
-  report.bytes_reclaimed += missing * shape.chunk_bytes;
+  // What it gave beyond that is the reserve's.
+  auto const given = std::min(missing, held - std::min(held, writer.held_by(slot)));
+  report.bytes_reclaimed += given * shape.chunk_bytes;
+  if (answered) {
+    report.bytes_live += std::min(given, mailbox.live_chunks.load()) * shape.chunk_bytes;
+  }
 }
 
 /// The chunks that there will be for the server if the client in `slot` chooses the `demanded` ones
@@ -232,13 +240,12 @@ void acquisition::add_phases(std::uint32_t slot, std::int64_t start_ns,
   auto const closed = mailbox.closed_ns.load();
   auto const idle = mailbox.idle_ns.load();
   auto const released = mailbox.released_ns.load();
-  report.bytes_live += mailbox.live_chunks.load() * of_.view.shape().chunk_bytes;
-  report.unit = time_between(start_ns, mailbox.unit_ended_ns.load());
+  report.unit += time_between(start_ns, mailbox.unit_ended_ns.load());
   report.notify += time_between(start_ns, awake);
   report.gate += time_between(awake, closed);
   report.drain += time_between(closed, idle);
   report.revoke += time_between(idle, released);
-  report.ledger = time_between(released, monotonic_ns());
+  report.ledger += time_between(released, monotonic_ns());
 }
 
 /// When the client in `slot` is asked, if it is.

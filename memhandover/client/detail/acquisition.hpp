@@ -49,7 +49,6 @@ class acquisition {
  private:
   struct wish {
     std::uint32_t chunks = 0;
-    std::int64_t since_ns = 0;
     std::chrono::steady_clock::time_point deadline;
     foresight const& meanwhile;
     std::vector<std::uint32_t>& foreseen;  ///< what `meanwhile` was called with last

@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -20,6 +21,7 @@
 #include "memhandover/base/error.hpp"
 #include "memhandover/client/serving_pool.hpp"
 #include "memhandover/ledger/client_kinds.hpp"
+#include "memhandover/ledger/ledger.hpp"
 #include "tests/memhandover/failing_allocations.hpp"
 #include "tests/runtime/step/fault_world.hpp"
 
@@ -30,7 +32,9 @@ using namespace std::chrono_literals;
 using memhandover::client_kind;
 using memhandover::demand;
 using memhandover::demand_answer;
+using memhandover::handover_report;
 using memhandover::lifetime;
+using memhandover::monotonic_ns;
 using memhandover::tenant_client;
 using std::chrono::steady_clock;
 
@@ -101,10 +105,13 @@ TEST(tenant_client_test, what_throws_on_the_control_thread_ends_nothing) {
   }
 }
 
-/// A tenant that gives what is demanded of it, as far as it has it.
+/// A tenant that gives what is demanded of it, as far as it has it, and all of it out of use. `unit`: how long its device
+/// goes on for first; nothing: that is not known.
 class giving_tenant {
  public:
-  giving_tenant(fault_world const& world, client_kind kind, std::uint32_t count) {
+  giving_tenant(fault_world const& world, client_kind kind, std::uint32_t count,
+                std::optional<std::chrono::nanoseconds> unit = std::nullopt)
+      : unit_{unit} {
     std::lock_guard const lock{mutex_};
     client_ = tenant_client::join(world.broker(), kind, memhandover::traits_of(kind).name,
                                   [this](demand const& what) { return give(what.chunks); });
@@ -122,12 +129,19 @@ class giving_tenant {
     std::lock_guard const lock{mutex_};
     demanded_.push_back(wanted);
     demand_answer given;
+    given.noticed_ns = monotonic_ns();
+    do {
+      given.closed_ns = given.idle_ns = monotonic_ns();
+    } while (given.idle_ns - given.noticed_ns < unit_.value_or(0ns).count());
+    given.unit_ended_ns = unit_ ? given.idle_ns : 0;
     for (; given.chunks.size() < wanted && !held_.empty(); held_.pop_back()) {
       given.chunks.push_back(held_.back());
+      ++given.live_chunks;
     }
     return given;
   }
 
+  std::optional<std::chrono::nanoseconds> unit_;
   std::mutex mutex_;  ///< guards what follows
   std::vector<std::uint32_t> held_;
   std::vector<std::uint32_t> demanded_;
@@ -173,6 +187,40 @@ TEST(tenant_client_test, nobody_is_asked_for_what_only_an_engine_could_give_that
   EXPECT_EQ(server->acquire(14 * chunk, steady_clock::now() + 20s).bytes(), 14 * chunk);
   EXPECT_EQ(job.demanded(), demands{8});
   EXPECT_EQ(engine.demanded(), demands{});
+}
+
+TEST(tenant_client_test, of_several_each_counts_for_what_it_has_given_and_for_its_own_time) {
+  fault_world world{"host"};
+  world.start_broker();
+  constexpr auto unit = 20ms;
+  giving_tenant first{world, client_kind::training, 10, unit};
+  giving_tenant second{world, client_kind::training, 8};
+  auto const server = world.join_server();
+  auto const chunk = server->shape().chunk_bytes;
+  handover_report report;
+  auto const most = server->acquire(20 * chunk, steady_clock::now() + 20s, &report);
+  EXPECT_EQ(first.demanded(), demands{14});
+  EXPECT_EQ(second.demanded(), demands{4});
+  EXPECT_EQ(report.bytes_reclaimed, 14 * chunk);
+  EXPECT_EQ(report.bytes_live, 14 * chunk);
+  EXPECT_LE(report.notify + report.gate + report.drain + report.revoke + report.ledger,
+            report.total);
+  EXPECT_GE(report.unit, unit) << "the first one's is lost";
+}
+
+TEST(tenant_client_test, what_is_given_for_the_reserve_is_not_part_of_what_was_acquired) {
+  fault_world world{"host"};
+  world.start_broker();
+  giving_tenant job{world, client_kind::training, 20};
+  auto const server = world.join_server();
+  auto const chunk = server->shape().chunk_bytes;
+  server->set_reserve(4 * chunk);
+  handover_report report;
+  auto const some = server->acquire(7 * chunk, steady_clock::now() + 20s, &report);
+  EXPECT_EQ(job.demanded(), demands{7});
+  EXPECT_EQ(report.bytes_reclaimed, 3 * chunk);
+  EXPECT_EQ(report.bytes_live, 3 * chunk);
+  EXPECT_EQ(server->usage().free_bytes, 4 * chunk);
 }
 
 /// Nanoseconds that this process's control thread has computed for.
