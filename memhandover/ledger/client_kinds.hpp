@@ -21,7 +21,7 @@ namespace sluice::memhandover {
 /// When the server demands chunks from clients of a kind, as it acquires memory.
 enum class turn_in_handovers : std::uint8_t {
   first,           ///< as soon as what is free is too little
-  last_if_wanted,  ///< after those, and only by a server that has said so
+  last_if_wanted,  ///< after those, only by a server that has said so, and not for its reserve
   never,
 };
 

@@ -167,7 +167,9 @@ void acquisition::demand_from(std::uint32_t slot, wish const& wanted,
   auto& writer = *of_.writer;
   auto const missing = wanted.chunks - writer.free_chunks();
   auto const held = writer.held_by(slot);
-  auto const refill = std::min(of_.reserve, shape.chunk_count - wanted.chunks);
+  auto const refill = turn_of(slot) == turn_in_handovers::first
+                          ? std::min(of_.reserve, shape.chunk_count - wanted.chunks)
+                          : 0;
   auto const since_ns = monotonic_ns();
   auto const number = writer.demand(slot, missing + refill);
   auto const& mailbox = of_.view.mailbox(slot);

@@ -223,6 +223,24 @@ TEST(tenant_client_test, what_is_given_for_the_reserve_is_not_part_of_what_was_a
   EXPECT_EQ(server->usage().free_bytes, 4 * chunk);
 }
 
+TEST(tenant_client_test, engines_give_nothing_for_the_reserve) {
+  fault_world world{"host"};
+  world.start_broker();
+  giving_tenant job{world, client_kind::training, 8};
+  giving_tenant engine{world, client_kind::engine, 10};
+  auto const server = memhandover::serving_pool::join(
+      {.runtime_dir = world.folder(), .demands_from_engines = true});
+  auto const chunk = server->shape().chunk_bytes;
+  server->set_reserve(2 * chunk);
+  auto const some = server->acquire(10 * chunk, steady_clock::now() + 20s);
+  EXPECT_EQ(job.demanded(), demands{6});
+  auto const more = server->acquire(8 * chunk, steady_clock::now() + 20s);
+  EXPECT_EQ(job.demanded(), demands{8});
+  EXPECT_EQ(engine.demanded(), demands{4});
+  EXPECT_EQ(server->usage().engine_bytes, 6 * chunk);
+  EXPECT_EQ(server->usage().free_bytes, 0U);
+}
+
 /// Nanoseconds that this process's control thread has computed for.
 std::uint64_t control_thread_ran() {
   std::uint64_t ran = 0;  // while it has not named itself yet
