@@ -23,7 +23,7 @@ FAULTS = ("illegal memory access", "unspecified launch failure")
 SECONDS_BETWEEN_WORDS = 10.0
 
 
-#: So many micro-batches in a row that lost their memory are worth a word; then twice as many.
+#: So many micro-batches in a row that lost their memory are worth a word; then twice as many, until one counts.
 TRIES_WORTH_A_WORD = 32
 
 
@@ -31,13 +31,17 @@ class TriesInVain:
     """Says when memory goes so often that training gets nowhere: it computes all the time, and nothing looks wrong."""
 
     def __init__(self) -> None:
-        self._commits = self._count = 0
-        self._reported_at = TRIES_WORTH_A_WORD
+        self._commits = 0
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._count, self._reported_at = 0, TRIES_WORTH_A_WORD
 
     def discarded(self, commits: int, samples: int) -> None:
         """A micro-batch of so many samples has lost its memory, after so many that have counted in all."""
         if commits != self._commits:
-            self._commits, self._count = commits, 0
+            self._commits = commits
+            self._begin_anew()
         self._count += 1
         if self._count >= self._reported_at:
             self._reported_at *= 2

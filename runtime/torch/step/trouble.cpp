@@ -48,8 +48,8 @@ std::string text_of(std::exception_ptr const& why) {
 
 void tries_in_vain::discarded(std::int64_t commits, std::int64_t samples) {
   if (commits != commits_) {
+    *this = {};
     commits_ = commits;
-    count_ = 0;
   }
   if (++count_ < reported_at_) {
     return;

@@ -16,7 +16,8 @@ class tries_in_vain {
   void discarded(std::int64_t commits, std::int64_t samples);
 
  private:
-  static constexpr std::int64_t worth_a_word = 32;  ///< in a row; then twice as many
+  /// In a row; then twice as many, until one counts.
+  static constexpr std::int64_t worth_a_word = 32;
 
   std::int64_t commits_ = 0;
   std::int64_t count_ = 0;
