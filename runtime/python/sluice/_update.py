@@ -19,11 +19,13 @@ class Update:
     Args:
         optimizer: Whose step is part of it.
         body: Returns the batch's loss.
+        take_back: Puts back what else it has changed.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, body: Callable[[], torch.Tensor]) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, body: Callable[[], torch.Tensor], take_back: Callable[[], None]) -> None:
         self._optimizer = optimizer
         self._body = body
+        self._take_back = take_back
         self._before: HostState | None = None
         self.loss: torch.Tensor | None = None
 
@@ -39,6 +41,7 @@ class Update:
         """Nothing that ``run`` has launched has been done."""
         if self._before is not None:
             self._before.put_back()
+            self._take_back()
         self._before = self.loss = None
 
 

@@ -118,7 +118,8 @@ class Step:
 
     @property
     def grad_norm(self) -> torch.Tensor | None:
-        """Norm of the last step's gradients before they were clipped, a scalar; None without ``clip_norm``."""
+        """Norm of the last step's gradients before they were clipped, a scalar; None without ``clip_norm``. The optimizer's hooks
+        find that of the gradients that it is given."""
         return self._grad_norm
 
     def stats(self) -> dict[str, float]:
@@ -213,11 +214,16 @@ class Step:
                 or self._engine.counts["steps"] < OPTIMIZER_WARM_UP_STEPS or not _optimizers.can_be_taken_back(self.optimizer)):
             return None
 
+        norm = self._grad_norm
+
         def body() -> torch.Tensor:
             self._engine.gradients.finish(show_follows=True)
             return self._apply(losses)
 
-        return Update(self.optimizer, body)
+        def take_back() -> None:
+            self._grad_norm = norm
+
+        return Update(self.optimizer, body, take_back)
 
     def _accumulate(self, loss_fn: Callable[..., Any], batch: tuple, losses: Losses, update: Update | None = None) -> Values:
         """Runs all micro-batches. Returns what the loss function has returned beside their losses."""

@@ -76,7 +76,7 @@ class training {
       engine_.finish_gradients();
       return apply(sums);
     };
-    update ahead{optimizer_, rest};
+    update ahead{optimizer_, rest, [this, norm = grad_norm_] { grad_norm_ = norm; }};
     engine_.run(loss_of, batch, sums, engine_.may_run_ahead() ? &ahead : nullptr);
     return ahead.has_run() ? ahead.loss() : apply(sums);
   }

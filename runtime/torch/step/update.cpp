@@ -31,6 +31,7 @@ void update::take_back() {
     state[param] = std::move(before);
   }
   before_.clear();
+  take_back_rest_();
   begun_ = false;
   loss_.reset();
 }

@@ -70,6 +70,17 @@ def test_the_norm_is_taken_of_the_whole_gradient_once():
     torch.testing.assert_close(optimizer.seen, [each / 2 for each in expected], rtol=1e-5, atol=1e-8)
 
 
+def test_the_optimizers_hooks_find_the_norm_of_the_gradients_that_it_is_given():
+    model = nn.Linear(6, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append(step.grad_norm))
+    step = sluice.Step(model, optimizer, clip_norm=0.1)
+    for samples in (8, 4):
+        step(lambda x, y: F.cross_entropy(model(x), y), *batch(samples))
+        assert seen[-1] is step.grad_norm is not None
+
+
 def test_a_scale_that_is_too_large_leaves_the_step_out_and_backs_off():
     model = nn.Linear(6, 4)
     before = [param.clone() for param in model.parameters()]

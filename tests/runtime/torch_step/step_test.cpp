@@ -4,6 +4,8 @@
 
 #include <limits>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "tests/runtime/torch_step/small_training.hpp"
 
@@ -265,6 +267,31 @@ TEST(torch_step, gives_gradients_to_what_the_model_has_beside_the_optimizers_par
   model->zero_grad();
   cross_entropy_of(model)(batch_of(4)).backward();
   EXPECT_TRUE(torch::allclose(model->parameters()[3].grad(), gradient));
+}
+
+/// Remembers what the step says of the gradients that it is given.
+class asking final : public torch::optim::SGD {
+ public:
+  using SGD::SGD;
+  torch::Tensor step(LossClosure closure = nullptr) override {
+    seen = of->grad_norm();
+    return SGD::step(closure);
+  }
+
+  sluice::step const* of = nullptr;
+  std::optional<double> seen;
+};
+
+TEST(torch_step, an_optimizer_finds_the_norm_of_the_gradients_that_it_is_given) {
+  auto model = mlp();
+  asking optimizer{model->parameters(), torch::optim::SGDOptions{0.1}};
+  step step{model, optimizer, {.clip_norm = 1e-3}};
+  optimizer.of = &step;
+  for (std::int64_t const samples : {8, 4}) {
+    step(cross_entropy_of(model), batch_of(samples));
+    EXPECT_TRUE(optimizer.seen);
+    EXPECT_EQ(optimizer.seen, step.grad_norm());
+  }
 }
 
 }  // namespace

@@ -23,9 +23,11 @@ namespace sluice::detail {
 ///   made ──run──► has run ──take_back──► made
 class update {
  public:
-  /// `rest` runs the optimizer's step, and returns the batch's loss.
-  update(torch::optim::Optimizer& optimizer, std::function<at::Tensor()> rest)
-      : optimizer_{optimizer}, rest_{std::move(rest)} {}
+  /// `rest` runs the optimizer's step, and returns the batch's loss. `take_back_rest` puts back what
+  /// else it has changed.
+  update(torch::optim::Optimizer& optimizer, std::function<at::Tensor()> rest,
+         std::function<void()> take_back_rest)
+      : optimizer_{optimizer}, rest_{std::move(rest)}, take_back_rest_{std::move(take_back_rest)} {}
 
   void run();
   /// Nothing that `run` has launched has been done. Nothing happens if it has not run.
@@ -40,6 +42,7 @@ class update {
 
   torch::optim::Optimizer& optimizer_;
   std::function<at::Tensor()> rest_;
+  std::function<void()> take_back_rest_;
   /// Numbers, and which tensors there are; their contents are the device's.
   std::vector<state_of_param> before_;
   bool begun_ = false;

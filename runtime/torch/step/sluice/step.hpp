@@ -172,8 +172,8 @@ class step {
 
   /// Whether this process shares the pool.
   [[nodiscard]] bool shared() const;
-  /// Norm of the last step's gradients before they were clipped; none without `clip_norm`. Waits for
-  /// the device.
+  /// Norm of the last step's gradients before they were clipped; none without `clip_norm`. An
+  /// optimizer finds that of the gradients that it is given. Waits for the device.
   [[nodiscard]] std::optional<double> grad_norm() const;
   [[nodiscard]] step_stats stats() const;
 
