@@ -63,8 +63,8 @@ void grad_scaler::unscale(std::vector<at::Tensor> const& params) {
   at::NoGradGuard const no_grad;
   std::vector<at::Tensor> gradients;
   for (auto const& param : params) {
-    if (param.grad().defined()) {
-      gradients.push_back(param.grad());
+    if (auto const& gradient = param.grad(); gradient.defined()) {
+      gradients.push_back(gradient.is_sparse() ? gradient._values() : gradient);
     }
   }
   auto const groups = detail::groups_of(gradients);
@@ -85,11 +85,18 @@ void grad_scaler::unscale(std::vector<at::Tensor> const& params) {
 }
 
 bool grad_scaler::all_finite() const {
+  if (state_->overflown.empty()) {
+    throw std::logic_error{
+        "No inf checks were recorded for this optimizer: none of its parameters has a gradient"};
+  }
   return std::ranges::all_of(state_->overflown,
                              [](auto const& each) { return each.template item<float>() == 0.0F; });
 }
 
 void grad_scaler::update() {
+  if (state_->overflown.empty()) {
+    throw std::logic_error{"No inf checks were recorded prior to update: unscale gradients first"};
+  }
   at::NoGradGuard const no_grad;
   auto any = at::zeros_like(state_->scale);
   for (auto const& each : state_->overflown) {

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -93,12 +94,48 @@ TEST(grad_scaler, refuses_gradients_of_half_precision) {
   EXPECT_THROW(scaler.unscale(params), std::invalid_argument);
 }
 
+TEST(grad_scaler, looks_at_the_values_of_sparse_gradients) {
+  grad_scaler scaler{{.init_scale = 4.0}};
+  std::vector params = {torch::zeros({3})};
+  scaler.place(params[0]);
+  auto const gradient = [](float last) {
+    return torch::sparse_coo_tensor(torch::tensor({{0, 2, 2}}), torch::tensor({4.0F, 8.0F, last}),
+                                    {3});
+  };
+  params[0].mutable_grad() = gradient(4.0F);
+  scaler.unscale(params);
+  EXPECT_TRUE(scaler.all_finite());
+  EXPECT_TRUE(torch::equal(params[0].grad().to_dense(), torch::tensor({1.0F, 0.0F, 3.0F})));
+  scaler.update();
+  params[0].mutable_grad() = gradient(INFINITY);
+  scaler.unscale(params);
+  EXPECT_FALSE(scaler.all_finite());
+}
+
+TEST(grad_scaler, says_nothing_of_gradients_that_it_has_not_seen) {
+  grad_scaler scaler;
+  std::vector params = {torch::zeros({2})};
+  scaler.place(params[0]);
+  EXPECT_THROW(scaler.update(), std::logic_error);
+  scaler.unscale(params);  // there is none
+  EXPECT_THROW(static_cast<void>(scaler.all_finite()), std::logic_error);
+  EXPECT_THROW(scaler.update(), std::logic_error);
+  params[0].mutable_grad() = torch::ones({2});
+  scaler.unscale(params);
+  EXPECT_TRUE(scaler.all_finite());
+  scaler.update();
+  EXPECT_THROW(scaler.update(), std::logic_error);
+}
+
 TEST(grad_scaler, goes_on_from_a_checkpoint_and_copies_have_one_scale) {
   grad_scaler scaler{{.init_scale = 16.0, .growth_interval = 3, .growth_tracker = 2}};
   auto copy = scaler;
   EXPECT_EQ(copy.get_scale(), 16.0);
   EXPECT_EQ(copy.get_growth_tracker(), 2);
-  copy.place(torch::zeros({}));
+  std::vector params = {torch::zeros({2})};
+  params[0].mutable_grad() = torch::ones({2});
+  copy.place(params[0]);
+  copy.unscale(params);
   copy.update();
   EXPECT_EQ(scaler.get_scale(), 32.0);
   EXPECT_EQ(scaler.get_growth_tracker(), 0);

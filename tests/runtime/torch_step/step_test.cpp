@@ -5,6 +5,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 
 #include "tests/runtime/torch_step/small_training.hpp"
@@ -292,6 +293,35 @@ TEST(torch_step, an_optimizer_finds_the_norm_of_the_gradients_that_it_is_given) 
     EXPECT_TRUE(optimizer.seen);
     EXPECT_EQ(optimizer.seen, step.grad_norm());
   }
+}
+
+TEST(torch_step, scales_sparse_gradients) {
+  auto const trained = [](std::optional<sluice::grad_scaler> scaler) {
+    torch::manual_seed(0);
+    nn::Embedding words{nn::EmbeddingOptions{6, 3}.sparse(true)};
+    torch::optim::SGD optimizer{words->parameters(), torch::optim::SGDOptions{0.1}};
+    step step{words, optimizer, {.scaler = std::move(scaler)}};
+    step([&](auto const& slices) { return words->forward(slices[0]).square().mean(); },
+         {torch::tensor({1, 1, 4})});
+    return weights_of(*words);
+  };
+  EXPECT_TRUE(same_bits(trained(sluice::grad_scaler{}), trained(std::nullopt)));
+}
+
+TEST(torch_step, refuses_to_scale_gradients_that_are_not_there) {
+  nn::Linear unused{5, 3}, used{5, 3};
+  nn::Sequential model{unused, used};
+  torch::optim::SGD optimizer{unused->parameters(), torch::optim::SGDOptions{0.1}};
+  step step{model, optimizer, {.scaler = sluice::grad_scaler{}}};
+  try {
+    step([&](auto const& slices) { return F::cross_entropy(used->forward(slices[0]), slices[1]); },
+         batch_of(4));
+    ADD_FAILURE() << "it has been done";
+  } catch (std::logic_error const& why) {
+    EXPECT_THAT(why.what(),
+                ::testing::StartsWith("No inf checks were recorded for this optimizer"));
+  }
+  EXPECT_EQ(step.stats().steps, 0);
 }
 
 }  // namespace

@@ -51,7 +51,8 @@ class grad_scaler {
   /// Divides the gradients of these parameters by the scale, and looks for infinities and NaN.
   /// Throws std::invalid_argument for gradients of half precision, which have overflowed already.
   void unscale(std::vector<at::Tensor> const& params);
-  /// Whether there were none. Waits for the device.
+  /// Whether there were none. Waits for the device. Throws std::logic_error, as does `update`, if
+  /// there was no gradient to look at.
   [[nodiscard]] bool all_finite() const;
   /// Once a step: the scale grows, or shrinks if there were some.
   void update();

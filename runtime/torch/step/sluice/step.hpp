@@ -167,6 +167,7 @@ class step {
   ///   step_error             for sparse gradients, if the process shares the pool; for a step inside
   ///                          of a step; if the loss has no gradient, or `loss_of` has run backward
   ///                          for it
+  ///   std::logic_error       if there is a scaler, and none of the optimizer's parameters has a gradient
   /// and whatever `loss_of` itself throws; the step has then not happened.
   torch::Tensor operator()(loss_function const& loss_of, tensors const& batch);
 
