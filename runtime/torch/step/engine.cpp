@@ -26,10 +26,9 @@ bool has_batch_statistics(torch::nn::Module const& model) {
   return found;
 }
 
-/// What is done at once to tensors on the CPU cannot be dropped.
-bool are_of_one_kind(std::vector<torch::Tensor> const& params) {
-  return std::ranges::all_of(
-      params, [&](auto const& param) { return param.is_cuda() == params[0].is_cuda(); });
+/// There is one: the optimizer has some.
+torch::Tensor first_trained(std::vector<torch::Tensor> const& params) {
+  return *std::ranges::find_if(params, [](auto const& param) { return param.requires_grad(); });
 }
 
 /// For as long as a micro-batch runs.
@@ -81,7 +80,7 @@ engine::engine(torch::nn::Module const& model, torch::optim::Optimizer const& op
       micro_batch_{options.micro_batch},
       reduction_{options.reduction},
       scaler_{options.scaler},
-      cuda_{params_of(model, optimizer).front().is_cuda()},
+      cuda_{first_trained(params_of(model, optimizer)).is_cuda()},
       runtime_{attach(cuda_)},
       arena_{runtime_ == nullptr ? nullptr : make_arena(*runtime_, cuda_)},
       random_{options.generators, cuda_},
@@ -99,10 +98,9 @@ void engine::run(step::loss_function const& loss_of, step::tensors const& batch,
   refuse_child();
   marked const running{running_};
   auto const params = params_of(model_, optimizer_);
-  may_defer_ = are_of_one_kind(params);
   gradients_.begin(params);
   if (scaler_) {
-    scaler_->place(params[0]);  // not in memory that is taken away
+    scaler_->place(first_trained(params));  // not in memory that is taken away
   }
   if (!rehearsed_) {
     rehearse(loss_of, cut(batch, 0, std::min(rehearsal_samples, total), total));

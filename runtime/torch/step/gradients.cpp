@@ -32,11 +32,12 @@ void gradients::begin(std::vector<torch::Tensor> const& params) {
   }
   entries_.clear();
   for (auto const& param : params) {
-    auto& sum = sums[param.unsafeGetTensorImpl()];
+    entries_.push_back({param, {}});
     if (apart_ && param.requires_grad()) {
+      auto& sum = entries_.back().sum;
+      sum = sums[param.unsafeGetTensorImpl()];
       make_room(sum, param);
     }
-    entries_.push_back({param, sum});
   }
   forget();
 }
@@ -46,6 +47,16 @@ void gradients::forget() {
     param.mutable_grad().reset();
   }
   none_is_there_ = true;
+}
+
+bool gradients::are_of_one_kind() const {
+  bool on_gpu = false, on_host = false;
+  for (auto const& [param, sum, begun] : entries_) {
+    if (param.requires_grad()) {
+      (param.is_cuda() ? on_gpu : on_host) = true;
+    }
+  }
+  return !(on_gpu && on_host);
 }
 
 std::vector<bool> gradients::state() const {

@@ -166,7 +166,8 @@ bool engine::try_in_arena(step::loss_function const& loss_of, slice const& of, l
 }
 
 bool engine::commit(slice const& of, contribution made, losses& into, update* last) {
-  auto const start = runtime_->commit_begin(may_defer_ ? 1 : 0);
+  // What is done at once to tensors on the host cannot be dropped.
+  auto const start = runtime_->commit_begin(gradients_.are_of_one_kind() ? 1 : 0);
   if (start == taken_away) {
     return false;
   }

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 from scripted_runtime import ScriptedRuntime, sharing  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 from training_ways import batch  # noqa: E402
 
 import sluice  # noqa: E402
@@ -27,7 +28,7 @@ class Watching(torch.optim.SGD):
     """Remembers the gradients that it was given."""
 
     def step(self, closure=None):
-        self.seen = [param.grad.clone() for param in self.param_groups[0]["params"]]
+        self.seen = [param.grad.clone() for param in self.param_groups[0]["params"] if param.grad is not None]
 
 
 @pytest.mark.parametrize("runtime", [None, ScriptedRuntime(7)], ids=["plain", "disturbed"])
@@ -79,6 +80,22 @@ def test_the_optimizers_hooks_find_the_norm_of_the_gradients_that_it_is_given():
     for samples in (8, 4):
         step(lambda x, y: F.cross_entropy(model(x), y), *batch(samples))
         assert seen[-1] is step.grad_norm is not None
+
+
+def test_what_is_frozen_again_keeps_no_room_for_its_gradients():
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4))
+    optimizer = Watching(model.parameters(), lr=0.1)
+    sums = []
+    optimizer.register_step_pre_hook(lambda *_: sums.append([StorageWeakRef(param.grad.untyped_storage()) for param in
+                                                             optimizer.param_groups[0]["params"] if param.grad is not None]))
+    with sharing(ScriptedRuntime()):
+        step = sluice.Step(model, optimizer, 3)
+    for frozen in (False, False, True):
+        model[0].requires_grad_(not frozen)
+        step(lambda x, y: F.cross_entropy(model(x), y), *batch(8))
+        optimizer.seen = None
+        assert [each.expired() for each in sums[0][:2]] == [frozen] * 2
+    assert len(sums[-1]) == 2
 
 
 def test_a_scale_that_is_too_large_leaves_the_step_out_and_backs_off():

@@ -4,6 +4,8 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tests/runtime/torch_step/shared_training.hpp"
 
@@ -269,6 +271,68 @@ TEST_F(torch_step_shared, a_closures_slices_may_be_discarded) {
     return weights_of(*model);
   };
   EXPECT_TRUE(same_bits(train(0), train(5)));
+}
+
+TEST_F(torch_step_shared, what_is_frozen_again_keeps_no_room_for_its_gradients) {
+  step step{model_, optimizer_};
+  step(cross_entropy_of(model_), batch_of(4));
+  auto param = model_->parameters()[0];
+  auto const sum = param.grad().storage().getWeakStorageImpl();
+  step(cross_entropy_of(model_), batch_of(4));
+  EXPECT_FALSE(sum.expired());
+  param.requires_grad_(false);
+  step(cross_entropy_of(model_), batch_of(4));
+  EXPECT_TRUE(sum.expired());
+}
+
+/// As a parameter on a GPU looks, where there need be none.
+torch::Tensor as_if_on_gpu() {
+  c10::Storage nothing{c10::Storage::use_byte_size_t{}, 0,
+                       c10::DataPtr{nullptr, c10::Device{c10::kCUDA, 0}}};
+  return torch::Tensor{c10::make_intrusive<c10::TensorImpl>(
+      std::move(nothing), c10::DispatchKeySet{c10::DispatchKey::CUDA},
+      caffe2::TypeMeta::Make<float>())};
+}
+
+/// A model on the host whose optimizer has a frozen parameter first that lies on a GPU.
+class torch_step_frozen_first : public torch_step_shared {
+ protected:
+  torch_step_frozen_first() {
+    model_->register_parameter("frozen", frozen_, false);
+    params_.insert(params_.begin(), frozen_);
+  }
+
+  torch::Tensor frozen_ = as_if_on_gpu();
+  std::vector<torch::Tensor> params_ = model_->parameters();
+};
+
+TEST_F(torch_step_frozen_first,
+       what_is_trained_says_where_it_shares_and_whether_commits_are_deferred) {
+  torch::optim::SGD optimizer{params_, torch::optim::SGDOptions{0.1}};
+  step step{model_, optimizer};
+  EXPECT_TRUE(step.shared());
+  step(cross_entropy_of(model_), batch_of(4));
+  EXPECT_THAT(script_.calls, ::testing::Contains("commit_begin, may defer"));
+}
+
+TEST_F(torch_step_frozen_first, a_scale_lies_beside_what_is_trained) {
+  sluice::grad_scaler scaler{{.init_scale = 4.0, .growth_interval = 1}};
+  torch::optim::SGD optimizer{params_, torch::optim::SGDOptions{0.1}};
+  step step{model_, optimizer, {.scaler = scaler}};
+  step(cross_entropy_of(model_), batch_of(4));
+  EXPECT_EQ(scaler.get_scale(), 8.0);
+}
+
+TEST_F(torch_step_frozen_first, no_commit_is_deferred_in_which_it_has_thawed) {
+  torch::optim::SGD optimizer{params_, torch::optim::SGDOptions{0.1}};
+  step step{model_, optimizer};
+  step(
+      [&](auto const& slices) {
+        frozen_.requires_grad_(true);
+        return cross_entropy_of(model_)(slices);
+      },
+      batch_of(4));
+  EXPECT_THAT(script_.calls, ::testing::Contains("commit_begin"));
 }
 
 }  // namespace

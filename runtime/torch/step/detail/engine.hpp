@@ -101,7 +101,6 @@ class engine {
   reduction reduction_;
   std::optional<grad_scaler> scaler_;
   bool cuda_;
-  bool may_defer_ = false;          ///< commits
   runtime_library const* runtime_;  ///< null: plain libtorch, and no arena
   std::unique_ptr<arena> arena_;
   random_state random_;

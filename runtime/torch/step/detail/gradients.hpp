@@ -29,6 +29,8 @@ class gradients {
   /// Adds the gradients of a micro-batch to the sums; the first is copied. Throws step_error if one
   /// is sparse.
   void take();
+  /// Whether all that is trained lies on GPUs, or all on the host.
+  [[nodiscard]] bool are_of_one_kind() const;
   /// What `take` changes on the host, for each parameter.
   [[nodiscard]] std::vector<bool> state() const;
   /// After a `take` whose launches have been dropped, and whatever followed it.
