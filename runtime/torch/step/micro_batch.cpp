@@ -18,6 +18,15 @@ constexpr std::uint32_t resolve_slice_ms = 50;
 constexpr int taken_away = 0, deferred = 2;  // what commit_begin answers
 constexpr int open = -1;                     // what commit_resolve answers: not yet
 
+/// For a thread that is being cancelled, which must not throw anything else.
+template <typename Work>
+void unless_it_throws(Work const& work) noexcept {
+  try {
+    work();
+  } catch (...) {  // nobody is left to hear of it
+  }
+}
+
 /// The thread is in the arena.
 class visit {
  public:
@@ -86,11 +95,16 @@ void engine::rehearse(step::loss_function const& loss_of, slice const& few) {
     losses forgotten{reduction_};
     static_cast<void>(forward_backward(loss_of, few, forgotten));
   } catch (abi::__forced_unwind const&) {
+    unless_it_throws([this] { end_rehearsal(/*failed=*/true); });
     throw;  // the thread is being cancelled
   } catch (...) {
     failed = true;  // if it is not the small size that it minds, the first slice says so again
     failed_rehearsal_.remember(std::current_exception(), few.samples);
   }
+  end_rehearsal(failed);
+}
+
+void engine::end_rehearsal(bool failed) {
   if (failed) {
     empty_backward_queue();
   }
@@ -144,7 +158,7 @@ bool engine::try_in_arena(step::loss_function const& loss_of, slice const& of, l
   try {
     made = forward_backward_in_arena(loss_of, of, into);
   } catch (abi::__forced_unwind const&) {
-    give_up();
+    unless_it_throws([this] { give_up(); });
     throw;  // the thread is being cancelled
   } catch (...) {
     failure = std::current_exception();
@@ -166,34 +180,50 @@ bool engine::try_in_arena(step::loss_function const& loss_of, slice const& of, l
 }
 
 bool engine::commit(slice const& of, contribution made, losses& into, update* last) {
-  // What is done at once to tensors on the host cannot be dropped.
-  auto const start = runtime_->commit_begin(gradients_.are_of_one_kind() ? 1 : 0);
+  auto const start = commit_begin();
   if (start == taken_away) {
     return false;
   }
   auto const sums = gradients_.state();
   auto const losses_before = into;
-  arena::needed_bytes needed{};
-  std::exception_ptr failure;
-  try {
-    needed = copy_out(of, made);
-    into.add(made);
-    if (start == deferred && last != nullptr) {
-      last->run();
-    }
-  } catch (abi::__forced_unwind const&) {
-    static_cast<void>(resolved());
-    gradients_.forget();
-    throw;  // the thread is being cancelled
-  } catch (...) {
-    failure = std::current_exception();
-  }
-  if (!resolved()) {  // whatever has failed did so because of that
+  auto const take_back = [&] {
     gradients_.put_back(sums);
     into = losses_before;
     if (last != nullptr) {
       last->take_back();
     }
+  };
+  arena::needed_bytes needed{};
+  std::exception_ptr failure;
+  bool counts = false;
+  try {
+    try {
+      needed = copy_out(of, made);
+      into.add(made);
+      if (start == deferred && last != nullptr) {
+        last->run();
+      }
+    } catch (abi::__forced_unwind const&) {
+      throw;
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    counts = resolved();
+  } catch (abi::__forced_unwind const&) {
+    unless_it_throws([&] {
+      if (resolved()) {
+        gradients_.forget();
+        return;
+      }
+      take_back();
+      made = {};
+      failure = nullptr;  // it may hold tensors
+      discard(of);
+    });
+    throw;  // the thread is being cancelled
+  }
+  if (!counts) {  // whatever has failed did so because of that
+    take_back();
     return false;
   }
   if (failure) {
@@ -204,6 +234,15 @@ bool engine::commit(slice const& of, contribution made, losses& into, update* la
   runtime_->plan_committed(static_cast<std::uint32_t>(of.samples), needed.now, needed.at_first,
                            took.count());
   return true;
+}
+
+int engine::commit_begin() {
+  try {
+    return runtime_->commit_begin(gradients_.are_of_one_kind() ? 1 : 0);
+  } catch (abi::__forced_unwind const&) {
+    unless_it_throws([this] { give_up(); });
+    throw;  // the thread is being cancelled
+  }
 }
 
 arena::needed_bytes engine::copy_out(slice const& of, contribution& made) {

@@ -1,7 +1,11 @@
 /// What a step says to the runtime, and what it makes of the answers.
 #include <c10/util/Exception.h>
 #include <gmock/gmock.h>
+#include <pthread.h>
 
+#include <functional>
+#include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -333,6 +337,156 @@ TEST_F(torch_step_frozen_first, no_commit_is_deferred_in_which_it_has_thawed) {
       },
       batch_of(4));
   EXPECT_THAT(script_.calls, ::testing::Contains("commit_begin"));
+}
+
+/// Runs it in a thread that ends inside of it, as one does that is cancelled.
+void run_in_thread_that_ends(std::function<void()> work) {
+  pthread_t thread{};
+  auto const run = [](void* of) -> void* {
+    (*static_cast<std::function<void()>*>(of))();
+    ADD_FAILURE() << "the thread has not ended inside";
+    return nullptr;
+  };
+  ASSERT_EQ(::pthread_create(&thread, nullptr, run, &work), 0);
+  ASSERT_EQ(::pthread_join(thread, nullptr), 0);
+}
+
+/// Copying it ends the thread.
+struct ending_state final : torch::optim::OptimizerParamState {
+  [[nodiscard]] std::unique_ptr<OptimizerParamState> clone() const override {
+    ::pthread_exit(nullptr);
+  }
+};
+
+/// A training whose third step, in which the optimizer may run ahead, ends with its thread.
+class torch_step_cancelled : public shared_training {
+ protected:
+  void SetUp() override {
+    shared_training::SetUp();
+    step_.emplace(model_, optimizer_);
+    for (int i = 0; i < 2; ++i) {
+      (*step_)(cross_entropy_of(model_), batch_of(8));
+    }
+    script_.calls.clear();
+    random_before_ = random();
+    buffers_before_ = copies_of(model_->buffers());
+  }
+  /// The device's answer to a commit that is deferred.
+  void defer(std::int64_t counts) {
+    script_.answers["commit_begin"] = {{2}};
+    script_.answers["commit_resolve"] = {{counts}};
+  }
+  /// The thread ends in the first call of that name.
+  void end_in(std::string const& call) {
+    script_.before_call = [this, call] {
+      if (!script_.calls.empty() && script_.calls.back().starts_with(call)) {
+        script_.before_call = nullptr;
+        ::pthread_exit(nullptr);
+      }
+    };
+  }
+  void step_in_thread_that_ends() {
+    run_in_thread_that_ends([this] { (*step_)(cross_entropy_of(model_), batch_of(8)); });
+  }
+  /// How often the optimizer has run, as far as it knows.
+  std::int64_t optimizer_steps() {
+    auto const& state = *optimizer_.state().at(model_->parameters()[0].unsafeGetTensorImpl());
+    return static_cast<torch::optim::AdamParamState const&>(state).step();
+  }
+  void expect_nothing_left() {
+    EXPECT_TRUE(torch::equal(random(), random_before_));
+    EXPECT_TRUE(same_bits(copies_of(model_->buffers()), buffers_before_));
+    expect_no_gradients();
+    EXPECT_FALSE(script_.inside);
+  }
+  void expect_no_gradients() {
+    for (auto const& param : model_->parameters()) {
+      EXPECT_FALSE(param.grad().defined());
+    }
+  }
+  static std::vector<torch::Tensor> copies_of(std::vector<torch::Tensor> const& tensors) {
+    std::vector<torch::Tensor> result;
+    for (auto const& tensor : tensors) {
+      result.push_back(tensor.detach().clone());
+    }
+    return result;
+  }
+  static torch::Tensor random() { return at::detail::getDefaultCPUGenerator().get_state().clone(); }
+
+  nn::Sequential model_ = restless_mlp();
+  torch::optim::Adam optimizer_{model_->parameters()};
+  std::optional<step> step_;
+  torch::Tensor random_before_;
+  std::vector<torch::Tensor> buffers_before_;
+};
+
+TEST_F(torch_step_cancelled,
+       before_its_optimizer_has_run_in_a_commit_that_is_dropped_leaves_nothing) {
+  defer(0);
+  int key = 0;
+  optimizer_.state()[&key] = std::make_unique<ending_state>();
+  step_in_thread_that_ends();
+  optimizer_.state().erase(&key);
+  EXPECT_THAT(script_.calls,
+              ElementsAre("begin 8", "enter", "leave", "commit_begin, may defer", "commit_end 8",
+                          "commit_resolve", "plan_discarded, revoked", "discard"));
+  EXPECT_EQ(step_->stats().discards, 1);
+  expect_nothing_left();
+}
+
+TEST_F(torch_step_cancelled, while_it_waits_for_a_commit_that_is_dropped_leaves_nothing) {
+  defer(0);
+  end_in("commit_resolve");
+  step_in_thread_that_ends();
+  EXPECT_THAT(script_.calls, ElementsAre("begin 8", "enter", "leave", "commit_begin, may defer",
+                                         "commit_end 8", "commit_resolve", "commit_resolve",
+                                         "plan_discarded, revoked", "discard"));
+  EXPECT_EQ(optimizer_steps(), 2);
+  expect_nothing_left();
+  (*step_)(cross_entropy_of(model_), batch_of(8));
+  EXPECT_EQ(optimizer_steps(), 3);
+}
+
+TEST_F(torch_step_cancelled, in_a_commit_that_is_dropped_leaves_nothing_although_tensors_live_on) {
+  defer(0);
+  script_.survivors = 2;
+  end_in("commit_resolve");
+  step_in_thread_that_ends();
+  EXPECT_EQ(script_.calls.back(), "discard");
+  expect_nothing_left();
+}
+
+TEST_F(torch_step_cancelled,
+       while_it_waits_for_a_commit_that_counts_leaves_what_the_optimizer_did) {
+  defer(1);
+  end_in("commit_resolve");
+  step_in_thread_that_ends();
+  EXPECT_EQ(script_.calls.back(), "commit_resolve");
+  EXPECT_EQ(step_->stats().discards, 0);
+  EXPECT_EQ(optimizer_steps(), 3);
+  expect_no_gradients();
+}
+
+TEST_F(torch_step_cancelled, before_a_commit_begins_leaves_no_micro_batch) {
+  end_in("commit_begin");
+  step_in_thread_that_ends();
+  EXPECT_THAT(script_.calls,
+              ElementsAre("begin 8", "enter", "leave", "commit_begin, may defer", "discard"));
+  expect_no_gradients();
+}
+
+TEST_F(torch_step_cancelled, in_a_rehearsal_leaves_nothing) {
+  step other{model_, optimizer_};
+  run_in_thread_that_ends([&] {
+    other(
+        [&](auto const& slices) -> torch::Tensor {
+          model_->forward(slices[0]);
+          ::pthread_exit(nullptr);
+        },
+        batch_of(8));
+  });
+  EXPECT_THAT(script_.calls, ElementsAre());
+  expect_nothing_left();
 }
 
 }  // namespace

@@ -72,6 +72,7 @@ class engine {
                                  std::int64_t samples, std::int64_t total);
   void refuse_child() const;
   void rehearse(step::loss_function const& loss_of, slice const& few);
+  void end_rehearsal(bool failed);
   /// False: the slice has been discarded.
   [[nodiscard]] bool try_slice(step::loss_function const& loss_of, slice const& of, losses& into,
                                update* last);
@@ -87,6 +88,8 @@ class engine {
                                                        slice const& of, losses& into);
   /// False: nothing has changed, because the memory had gone when the slice's turn came.
   [[nodiscard]] bool commit(slice const& of, contribution made, losses& into, update* last);
+  /// What the runtime answers. Only what is done on GPUs alone can be dropped, and so deferred.
+  [[nodiscard]] int commit_begin();
   /// Between the beginning and the end of a commit. Returns what the micro-batch has needed.
   arena::needed_bytes copy_out(slice const& of, contribution& made);
   /// Whether the commit counts.
