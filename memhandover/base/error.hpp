@@ -23,6 +23,7 @@ enum class error_kind {
   deadline_exceeded,  ///< the answer did not come in time
   unsupported,        ///< the request is understood, but this build or machine cannot do it
   cancelled,          ///< taken back by its own side (a discarded micro-batch)
+  aborted,            ///< the process that worked on it has ended
   internal,           ///< a broken invariant: a bug in Sluice, or a corrupted ledger
 };
 
@@ -45,6 +46,8 @@ enum class error_kind {
       return "unsupported";
     case error_kind::cancelled:
       return "cancelled";
+    case error_kind::aborted:
+      return "aborted";
     case error_kind::internal:
       return "internal";
   }

@@ -75,7 +75,9 @@ void executor_session::serve(model_executor& host) {
 }
 
 void executor_session::fail(error const& why) {
-  send({{{"type", "failed"}, {"kind", to_string(why.kind())}, {"error", why.what()}}, {}, {}});
+  send({{{"type", "failed"}, {"kind", static_cast<int>(why.kind())}, {"error", why.what()}},
+        {},
+        {}});
 }
 
 void executor_session::receive() {

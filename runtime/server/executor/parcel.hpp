@@ -13,7 +13,6 @@
 #include <cstddef>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "memhandover/base/unique_fd.hpp"
@@ -50,7 +49,7 @@ struct parcel {
   return !message.descriptors.empty();
 }
 
-/// The kind of failure of that name; `internal` if there is none.
-[[nodiscard]] error_kind error_kind_of(std::string_view name) noexcept;
+/// The failure that a message has as `kind` and `error`.
+[[nodiscard]] error failure_in(nlohmann::json const& body);
 
 }  // namespace sluice::server

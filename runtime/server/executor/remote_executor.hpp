@@ -3,7 +3,7 @@
 ///   starting ──ready──► serving ──the process ends, hangs or does not answer──► starting …
 ///
 /// Who waits for an answer when the process ends is given to the next one, in the order in which they came, but for the
-/// request that it was computing: that one is answered `internal`, or `deadline_exceeded`, and is an offence of its
+/// request that it was computing: that one is answered `aborted`, or `deadline_exceeded`, and is an offence of its
 /// model's (model_health.hpp), unless somebody has killed the process. A computation that takes longer than
 /// `compute_limit` is a hang, and ended.
 /// Requests of a model that has failed are refused as `unavailable` for a time.

@@ -164,8 +164,7 @@ void remote_executor::impl::take(memhandover::message received) {
     flush();
     changed_.notify_all();
   } else if (type == "failed") {
-    reason_ = error{error_kind_of(received.body.value("kind", "")),
-                    received.body.value("error", "it did not say why")};
+    reason_ = failure_in(received.body);
   } else if (type == "status") {
     status_ = unwrap_text(received);
     ++statuses_;
@@ -305,7 +304,7 @@ void remote_executor::impl::on_end(answers& into) {
                                 doing_text(doing));
   if (started_ == 1 && !was_serving) {
     failure_ =
-        reason_ ? *reason_ : error{error_kind::internal, "the executor cannot start: " + last_end_};
+        reason_ ? *reason_ : error{error_kind::aborted, "the executor cannot start: " + last_end_};
     end(false);
     return;
   }
@@ -334,7 +333,7 @@ void remote_executor::impl::blame(host_board::action const& doing, answers& into
   auto& health = health_[doing.model];
   health.on_offence(now);
   if (auto guilty = pending_.take(doing.request)) {
-    auto const kind = killed_for_.empty() ? error_kind::internal : error_kind::deadline_exceeded;
+    auto const kind = killed_for_.empty() ? error_kind::aborted : error_kind::deadline_exceeded;
     refuse(std::move(*guilty), {kind, last_end_}, into);
   }
   if (health.failed_for(now) > 0s) {

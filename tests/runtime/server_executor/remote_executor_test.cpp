@@ -107,7 +107,7 @@ TEST_F(a_remote_executor, is_replaced_when_a_model_ends_it_and_the_others_reques
   ASSERT_EQ(got.size(), 5U);
   for (auto const& [which, result] : got) {
     if (which == 0) {
-      ASSERT_EQ(failure_of(result), error_kind::internal);
+      ASSERT_EQ(failure_of(result), error_kind::aborted);
       EXPECT_THAT(std::get<error>(result).what(),
                   HasSubstr("signal 6 while it computed model 'rogue'"));
     } else {
@@ -122,7 +122,7 @@ TEST_F(a_remote_executor, is_replaced_when_a_model_ends_it_and_the_others_reques
 TEST_F(a_remote_executor, says_how_its_process_ended) {
   start();
   auto const result = ask(mischief::exit);
-  ASSERT_EQ(failure_of(result), error_kind::internal);
+  ASSERT_EQ(failure_of(result), error_kind::aborted);
   EXPECT_THAT(std::get<error>(result).what(), HasSubstr("ended with exit code 42"));
 }
 
@@ -184,7 +184,7 @@ TEST_F(a_remote_executor, gives_what_a_killed_process_computed_to_the_next_and_b
 TEST_F(a_remote_executor, refuses_a_model_that_ends_it_again_and_again) {
   start();
   for (int i = 0; i < 3; ++i) {
-    EXPECT_EQ(failure_of(ask(mischief::abort)), error_kind::internal);
+    EXPECT_EQ(failure_of(ask(mischief::abort)), error_kind::aborted);
   }
   auto const refused = ask(mischief::none);
   ASSERT_EQ(failure_of(refused), error_kind::unavailable);
@@ -241,7 +241,7 @@ TEST_F(a_remote_executor, that_cannot_start_says_why) {
   EXPECT_EQ(refused.kind(), error_kind::not_found);
   EXPECT_STREQ(refused.what(), "there is nothing to serve");
   auto const crashed = failure(options_for("abort"));
-  EXPECT_EQ(crashed.kind(), error_kind::internal);
+  EXPECT_EQ(crashed.kind(), error_kind::aborted);
   EXPECT_THAT(crashed.what(), HasSubstr("signal 6 while it prepared model 'rogue'"));
   auto without = options_for();
   without.program = "/nowhere/sluice-executor";
