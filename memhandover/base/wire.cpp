@@ -54,13 +54,14 @@ bool try_send_message(int socket, nlohmann::json const& body, std::vector<int> c
                                           std::to_string(max_message_bytes) + " and " +
                                           std::to_string(max_descriptors) + " are its limits"};
   }
-  // The text holds no zero byte, so that one can stand between it and the bytes.
-  auto* const beside = const_cast<std::byte*>(bytes.data());  // sendmsg only reads it
-  std::array<iovec, 2> parts{iovec{text.data(), text.size() + (bytes.empty() ? 0 : 1)},
-                             iovec{beside, bytes.size()}};
+  if (!bytes.empty()) {
+    text.push_back('\0');  // which the text does not hold
+    text.append(reinterpret_cast<char const*>(bytes.data()), bytes.size());
+  }
+  iovec part{text.data(), text.size()};
   msghdr header{};
-  header.msg_iov = parts.data();
-  header.msg_iovlen = bytes.empty() ? 1 : 2;
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * max_descriptors)> control{};
   if (!descriptors.empty()) {
     auto const size = sizeof(int) * descriptors.size();

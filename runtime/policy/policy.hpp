@@ -51,6 +51,7 @@ struct server_policy {
   microseconds request_timeout = std::chrono::seconds{30};
   unsigned threads = 2;
   std::uint32_t max_connections = 16'384;
+  std::uint32_t parallel_models = 4;
 };
 
 /// A number of bytes, or a share of the memory that the machine or the device has free. Exactly one

@@ -21,6 +21,7 @@
 #include "memhandover/base/error.hpp"
 #include "memhandover/base/standard_streams.hpp"
 #include "runtime/policy/policy.hpp"
+#include "runtime/server/executor/end_report.hpp"
 #include "runtime/server/executor/executor_session.hpp"
 #include "runtime/server/server_setup.hpp"
 #include "runtime/telemetry/error_table.hpp"
@@ -114,7 +115,7 @@ std::vector<served_model> prepare(std::vector<chosen_model> const& chosen,
       return {};
     }
     auto const& metadata = each.entry.metadata;
-    board.begin(activity::preparing, models.size());
+    board.begin({.what = activity::preparing, .model = models.size()});
     auto model = prepare_torch_model(
         {metadata.name, each.entry.file, metadata.inputs, metadata.outputs, device});
     board.end();
@@ -147,6 +148,11 @@ bool execute(executor_session& session) {
   auto options = host_options_of(wanted);
   options.thread_start = [threads = given.threads] { set_torch_threads(threads); };
   options.board = orders.board;
+  bool const on_host = pool->shape().backend == memhandover::backend_kind::host;
+  if (on_host && wanted.server.parallel_models > 1) {
+    options.computing_threads = wanted.server.parallel_models;
+  }
+  report_end_on(orders.board);
   model_host host{std::move(options), pool, std::move(models)};
   if (!host.warm_up([&session] { return session.end_wanted(); })) {
     return true;

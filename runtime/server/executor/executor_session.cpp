@@ -29,6 +29,9 @@ using nlohmann::json;
 /// Reads large bodies, so that small requests do not wait for them.
 class executor_session::body_reader {
  public:
+  body_reader() = default;
+  body_reader(body_reader const&) = delete;
+  body_reader& operator=(body_reader const&) = delete;
   template <typename Work>
   void post(Work work) {
     boost::asio::post(pool_, std::move(work));

@@ -1,6 +1,7 @@
 // The supervisor of remote_executor: the thread that starts, hears and ends processes.
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <poll.h>
 #include <pthread.h>
 #include <spdlog/spdlog.h>
@@ -106,8 +107,8 @@ remote_executor::impl::clock::time_point remote_executor::impl::next_look() cons
   if (auto const deadline = pending_.next_deadline()) {
     next = std::min(next, *deadline + deadline_slack);
   }
-  if (auto const running = shown(); running && running->what == activity::computing) {
-    next = std::min(next, std::max(now, running->since + how_.compute_limit));
+  for (auto const& each : computations()) {
+    next = std::min(next, std::max(now, each.since + how_.compute_limit));
   }
   return phase_ == phase::between ? std::min(next, next_start_) : next;
 }
@@ -218,6 +219,7 @@ void remote_executor::impl::start_process() {
   phase_ = phase::starting;
   ++started_;
   killed_for_.clear();
+  hung_.reset();
   reason_.reset();
   asked_.reset();
 }
@@ -244,21 +246,26 @@ void remote_executor::impl::end(bool well) {
   changed_.notify_all();
 }
 
-/// What a process that lives shows.
-std::optional<host_board::action> remote_executor::impl::shown() const {
-  bool const lives = phase_ == phase::serving || phase_ == phase::starting;
-  return lives ? board_->current() : std::nullopt;
+/// What a process that lives computes.
+std::vector<host_board::action> remote_executor::impl::computations() const {
+  if (phase_ != phase::serving && phase_ != phase::starting) {
+    return {};
+  }
+  auto seen = board_->actions();
+  std::erase_if(seen, [](auto const& each) { return each.what != activity::computing; });
+  return seen;
 }
 
 void remote_executor::impl::watch_over() {
   auto const now = clock::now();
-  auto const running = shown();
-  if (running && running->what == activity::computing &&
-      now >= running->since + how_.compute_limit && killed_for_.empty()) {
-    auto const still = board_->current();
-    if (still && still->since == running->since && still->request == running->request) {
-      kill(fmt::format("has been ended, since a computation took longer than {} ms",
-                       how_.compute_limit.count()));
+  for (auto const& each : computations()) {
+    if (now >= each.since + how_.compute_limit && killed_for_.empty()) {
+      auto const again = computations();
+      if (std::find(again.begin(), again.end(), each) != again.end()) {
+        hung_ = each;
+        kill(fmt::format("has been ended, since a computation took longer than {} ms",
+                         how_.compute_limit.count()));
+      }
     }
   }
   if (phase_ != phase::serving || pending_.empty()) {
@@ -297,11 +304,11 @@ void remote_executor::impl::on_end(answers& into) {
     end(how.well);
     return;
   }
-  auto const doing = board_->current();
+  auto const suspects = suspects_of(how);
   last_end_ = reason_
                   ? std::string{reason_->what()}
                   : fmt::format("its process {}{}", killed_for_.empty() ? how.text : killed_for_,
-                                doing_text(doing));
+                                doing_text(suspects));
   if (started_ == 1 && !was_serving) {
     failure_ =
         reason_ ? *reason_ : error{error_kind::aborted, "the executor cannot start: " + last_end_};
@@ -309,9 +316,10 @@ void remote_executor::impl::on_end(answers& into) {
     return;
   }
   spdlog::error("another executor takes the place of one that has ended reason=\"{}\"", last_end_);
-  bool const by_itself = !reason_ && (!how.from_outside || !killed_for_.empty());
-  if (by_itself && doing && doing->model < health_.size()) {
-    blame(*doing, into);
+  for (auto const& each : suspects) {
+    if (suspects.size() == 1 || !may_try_again(each)) {
+      blame(each, into);
+    }
   }
   if (was_serving) {
     back_off_ = milliseconds{0};
@@ -319,21 +327,45 @@ void remote_executor::impl::on_end(answers& into) {
   be_between();
 }
 
-std::string remote_executor::impl::doing_text(
-    std::optional<host_board::action> const& doing) const {
-  if (!doing || doing->model >= how_.models.size()) {
-    return "";
+/// What may have ended the process: the computation that hung, what the thread did that ended it, or where it could not
+/// say so, all that it did. Nothing, if somebody else has ended it.
+std::vector<host_board::action> remote_executor::impl::suspects_of(process_end const& how) const {
+  if (hung_) {
+    return {*hung_};
   }
-  return fmt::format(" while it {} model '{}'", verb_of(doing->what),
-                     how_.models[doing->model].name);
+  if (reason_ || how.from_outside || !killed_for_.empty()) {
+    return {};
+  }
+  auto seen = board_->actions();
+  std::erase_if(seen, [&](auto const& each) { return each.model >= how_.models.size(); });
+  auto const culprit = board_->culprit();
+  auto const its = std::find_if(seen.begin(), seen.end(),
+                                [&](auto const& each) { return culprit && each.lane == *culprit; });
+  return its == seen.end() ? seen : std::vector{*its};
 }
 
+std::string remote_executor::impl::doing_text(
+    std::vector<host_board::action> const& suspects) const {
+  std::vector<std::string> texts;
+  for (auto const& each : suspects) {
+    texts.push_back(fmt::format("{} model '{}'", verb_of(each.what), how_.models[each.model].name));
+  }
+  return texts.empty() ? "" : fmt::format(" while it {}", fmt::join(texts, ", "));
+}
+
+/// One of several suspects may be innocent, once.
+bool remote_executor::impl::may_try_again(host_board::action const& suspect) {
+  auto* const request = pending_.find(suspect.request);
+  return request == nullptr || !std::exchange(request->was_suspect, true);
+}
+
+/// For a process that it has ended.
 void remote_executor::impl::blame(host_board::action const& doing, answers& into) {
   auto const now = clock::now();
   auto& health = health_[doing.model];
   health.on_offence(now);
   if (auto guilty = pending_.take(doing.request)) {
-    auto const kind = killed_for_.empty() ? error_kind::aborted : error_kind::deadline_exceeded;
+    auto const kind = hung_ ? error_kind::deadline_exceeded : error_kind::aborted;
     refuse(std::move(*guilty), {kind, last_end_}, into);
   }
   if (health.failed_for(now) > 0s) {

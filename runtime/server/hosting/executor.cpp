@@ -1,10 +1,11 @@
-// The executor of model_host: the one thread that loads, computes and releases.
+// The executor of model_host: the one thread that loads and releases, and computes where no others do.
 
 #include <fmt/format.h>
 #include <pthread.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "runtime/server/hosting/detail/model_host_impl.hpp"
@@ -15,28 +16,6 @@ namespace {
 
 /// Beyond this an idle timeout does not fit a clock; nobody waits for it either.
 constexpr scheduler::seconds longest_timeout{1e8};
-
-/// What is being computed, for whoever answers it before it has been.
-class running_job {
- public:
-  running_job(detail::job*& place, detail::job& job, std::unique_lock<std::mutex>& lock)
-      : place_{place}, lock_{lock} {
-    place_ = &job;
-  }
-  /// With the lock.
-  ~running_job() {
-    if (!lock_.owns_lock()) {
-      lock_.lock();
-    }
-    place_ = nullptr;
-  }
-  running_job(running_job const&) = delete;
-  running_job& operator=(running_job const&) = delete;
-
- private:
-  detail::job*& place_;
-  std::unique_lock<std::mutex>& lock_;
-};
 
 void log_cold_start(host_snapshot::handover const& event, std::chrono::nanoseconds total) {
   auto const& report = event.report;
@@ -55,15 +34,8 @@ void log_cold_start(host_snapshot::handover const& event, std::chrono::nanosecon
 
 void model_host::impl::execute() {
   ::pthread_setname_np(::pthread_self(), "sluice-executor");
+  prepare_thread();
   lock_type lock{mutex_};
-  try {
-    if (options_.thread_start) {
-      options_.thread_start();
-    }
-  } catch (...) {
-    spdlog::error("the executor's thread is not set up reason={}",
-                  telemetry::quoted(detail::as_error(std::current_exception()).what()));
-  }
   take_over(lock);
   work_off(lock);
   for (auto& each : slots_) {
@@ -77,7 +49,7 @@ void model_host::impl::execute() {
 }
 
 void model_host::impl::work_off(lock_type& lock) {
-  while (!stopping_ || !queue_.empty()) {
+  while (!stopping_ || !queue_.empty() || !computing_.empty()) {
     try {
       next_step(lock);
     } catch (
@@ -111,22 +83,29 @@ void model_host::impl::next_step(lock_type& lock) {
       return;
     }
   }
-  if (!queue_.empty()) {
+  if (std::any_of(queue_.begin(), queue_.end(),
+                  [this](detail::job const& each) { return is_for_executor(each); })) {
     busy_ = true;
     serve(lock);
     rest();
     return;
   }
   auto const unpublished = std::find_if(slots_.begin(), slots_.end(), [](slot const& each) {
-    return each.state == model_state::warm && !each.offered;
+    return each.state == model_state::warm && !each.offered && !each.taken;
   });
   if (unpublished != slots_.end()) {
     publish(lock, *unpublished);
   } else if (auto* const model = next_image()) {
     extend_image(lock, *model);
-  } else if (!stopping_) {
+  } else if (!stopping_ || !computing_.empty() || !queue_.empty()) {
     wait_for_work(lock);
   }
+}
+
+/// What others do not do: load, and where there are no others, compute.
+bool model_host::impl::is_for_executor(detail::job const& job) const {
+  auto const state = slots_[job.model].state;
+  return state != model_state::warm || options_.computing_threads == 0;
 }
 
 /// After a step for a request. A pause that this step was the last to want outlasts it a little.
@@ -165,17 +144,20 @@ std::optional<detail::clock::time_point> model_host::impl::idle_end(slot const& 
 /// One step for the oldest request: it is run, or if its model is cold the model is loaded. Those whose models have
 /// no image yet let others go before them.
 void model_host::impl::serve(lock_type& lock) {
-  if (auto& oldest = slots_[queue_.front().model]; oldest.waits_for_image()) {
-    extend_image(lock, oldest);
+  auto const oldest = std::find_if(queue_.begin(), queue_.end(), [this](detail::job const& each) {
+    return is_for_executor(each);
+  });
+  if (auto& its = slots_[oldest->model]; its.waits_for_image()) {
+    extend_image(lock, its);
   }
   auto const next = std::find_if(queue_.begin(), queue_.end(), [this](detail::job const& each) {
-    return !slots_[each.model].waits_for_image();
+    return is_for_executor(each) && !slots_[each.model].waits_for_image();
   });
   if (next == queue_.end()) {
     return;
   }
   auto const number = next->model;
-  if (slots_[number].state == model_state::warm) {
+  if (slots_[number].state == model_state::warm) {  // nobody else computes
     run(lock, next);
     return;
   }
@@ -189,56 +171,6 @@ void model_host::impl::serve(lock_type& lock) {
     hold_compute();
   }
   load(lock, number, deadline);
-}
-
-void model_host::impl::run(lock_type& lock, std::list<detail::job>::iterator which) {
-  auto taken = std::move(*which);
-  queue_.erase(which);
-  auto const place = taken.model;
-  auto& model = slots_[place];
-  std::optional<running_job> running{std::in_place, running_, taken, lock};
-  lock.unlock();
-
-  auto const begin = clock::now();
-  if (model.memory) {
-    heap_.set_in_use(model.memory, true);  // a computation may change weights, until that is undone
-  }
-  infer_result result = infer_response{taken.request.model, model.is.version, taken.request.id, {}};
-  try {
-    detail::shown_action const shown{*board_, activity::computing, place, taken.ticket};
-    std::get<infer_response>(result).outputs =
-        model.is.model->run(taken.request.inputs, taken.request.outputs);
-  } catch (...) {
-    result = detail::as_error(std::current_exception());
-  }
-  if (model.memory) {
-    heap_.set_in_use(model.memory, !model.is.model->is_intact());
-  }
-  auto const end = clock::now();
-
-  running.reset();
-  --model.queue;
-  model.idle_since = end;
-  want_image(model);
-  if (!taken.done) {  // it has been answered: its time was over, or its client left
-    if (std::holds_alternative<infer_response>(result)) {
-      model.controller.on_late_service(end - begin);
-    }
-    return;
-  }
-  if (auto const* const failure = std::get_if<error>(&result)) {
-    ++model.failed;
-    ++failed_;
-    if (detail::counts_against_promise(failure->kind())) {
-      model.controller.on_failure(end);
-    }
-  } else {
-    model.controller.on_service(end, end - begin, end - taken.arrival);
-    (taken.found_cold ? cold_ : warm_).add(end - taken.arrival);
-  }
-  lock.unlock();
-  detail::answer{std::move(taken.done), std::move(result)}.deliver();
-  lock.lock();
 }
 
 void model_host::impl::load(lock_type& lock, model_index number, clock::time_point deadline) {
@@ -284,6 +216,7 @@ void model_host::impl::load(lock_type& lock, model_index number, clock::time_poi
     return;
   }
   set_state(model, model_state::warm);
+  computes_.notify_all();
   model.failing_with.reset();
   model.image_failure.reset();
   model.controller.on_load(end, end - begin, event.report.total);
@@ -305,34 +238,43 @@ memhandover::loaded_tensors model_host::impl::obtain(slot const& model, clock::t
     bool const can_fit = bytes <= usage.total_bytes - usage.kept_bytes;
     auto const to_be_had =
         usage.free_bytes + usage.tenant_bytes() - usage.kept_bytes + heap_.hole_bytes();
-    if (can_fit && to_be_had < bytes && evict_for(model)) {
+    if (can_fit && to_be_had < bytes && evict_for(model, deadline)) {
       continue;
     }
     try {
       return heap_.load({model.is.model->pieces(), model.is.name, detail::residence_of(model)},
                         deadline, &report);
     } catch (error const& failure) {
-      if (failure.kind() != error_kind::out_of_memory || !can_fit || !evict_for(model)) {
+      if (failure.kind() != error_kind::out_of_memory || !can_fit || !evict_for(model, deadline)) {
         throw;
       }
     }
   }
 }
 
-/// Releases one model for another's sake: idle ones before those with requests, the longest unused
-/// first. False if there is none. Called without the lock.
-bool model_host::impl::evict_for(slot const& model) {
+/// Releases one model for another's sake: idle ones before those with requests, and those before one that computes, for
+/// which it waits; the longest unused first. False if there is none by then. Called without the lock.
+bool model_host::impl::evict_for(slot const& model, clock::time_point deadline) {
   lock_type lock{mutex_};
   slot* victim = nullptr;
+  auto const worth = [](slot const& each) {
+    return std::tuple{each.taken, each.queue > 0, each.idle_since};
+  };
   for (auto& each : slots_) {
     bool const may_go = &each != &model && each.state == model_state::warm &&
                         !each.is.always_warm && !each.keeps_memory && each.memory;
-    if (may_go && (victim == nullptr || std::pair{each.queue > 0, each.idle_since} <
-                                            std::pair{victim->queue > 0, victim->idle_since})) {
+    if (may_go && (victim == nullptr || worth(each) < worth(*victim))) {
       victim = &each;
     }
   }
-  return victim != nullptr && release(lock, *victim, "evicted");
+  if (victim == nullptr) {
+    return false;
+  }
+  victim->held = true;
+  bool const is_free = changed_.wait_until(lock, deadline, [&] { return !victim->taken; });
+  victim->held = false;
+  computes_.notify_all();
+  return is_free && release(lock, *victim, "evicted");
 }
 
 bool model_host::impl::release(lock_type& lock, slot& model, char const* why) {

@@ -24,7 +24,7 @@ void model_host::impl::want_image(slot& model) {
 
 detail::slot* model_host::impl::next_image() {
   auto const found = std::find_if(slots_.begin(), slots_.end(), [](slot const& each) {
-    return each.image_wanted && each.lacks_image();
+    return each.image_wanted && each.lacks_image() && !each.taken;
   });
   return found == slots_.end() ? nullptr : &*found;
 }
@@ -32,6 +32,7 @@ detail::slot* model_host::impl::next_image() {
 /// One step, so that a request that comes meanwhile waits for no more than that.
 void model_host::impl::extend_image(lock_type& lock, slot& model) {
   auto const place = place_of(model);
+  model.taken = true;
   lock.unlock();
   std::optional<error> failure;
   try {
@@ -41,6 +42,8 @@ void model_host::impl::extend_image(lock_type& lock, slot& model) {
     failure = detail::as_error(std::current_exception());
   }
   lock.lock();
+  model.taken = false;
+  computes_.notify_one();
   if (failure) {
     spdlog::warn(
         "a model's weights are not on the host before its next cold start model={} reason={}",

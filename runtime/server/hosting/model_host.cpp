@@ -80,19 +80,34 @@ model_host::impl::impl(host_options options, std::shared_ptr<memhandover::servin
   }
   publish_run_ahead();
   next_tick_ = clock::now() + options_.tick;
-  executor_ = std::thread{[this] { execute(); }};
   try {
+    executor_ = std::thread{[this] { execute(); }};
+    for (std::size_t lane = 1;
+         lane <= std::min(options_.computing_threads, host_board::max_lanes - 1); ++lane) {
+      computers_.emplace_back([this, lane] {
+        host_board::this_lane = lane;
+        compute();
+      });
+    }
     timekeeper_ = std::thread{[this] { keep_time(); }};
   } catch (...) {
-    (void)stop(milliseconds{0});
-    executor_.join();
+    end_executors();
     throw;
   }
 }
 
-model_host::impl::~impl() {
+void model_host::impl::end_executors() {
   (void)stop(milliseconds{0});
-  executor_.join();
+  for (auto& each : computers_) {
+    each.join();
+  }
+  if (executor_.joinable()) {
+    executor_.join();
+  }
+}
+
+model_host::impl::~impl() {
+  end_executors();
   {
     lock_type const lock{mutex_};
     ended_ = true;
@@ -180,6 +195,11 @@ request_ticket model_host::impl::submit(model_index model, infer_request request
             fmt::format("model '{}' would miss its latency target at this rate of requests; try "
                         "again in {:.1f} s",
                         wanted.is.name, admission.retry_after.count())});
+  } else if (made.deadline <= now) {
+    wanted.controller.on_failure(now);
+    refuse(std::move(made),
+           {error_kind::deadline_exceeded,
+            fmt::format("the request's time was over when it came to model '{}'", wanted.is.name)});
   } else if (wanted.queue > wanted.is.max_queue) {
     wanted.controller.on_failure(now);
     refuse(std::move(made), {error_kind::unavailable,
@@ -191,7 +211,11 @@ request_ticket model_host::impl::submit(model_index model, infer_request request
     }
     bool const is_next_event = made.deadline < timekeeper_sleeps_until_;
     queue_.push_back(std::move(made));
-    work_.notify_one();
+    if (is_for_executor(queue_.back())) {
+      work_.notify_one();
+    } else {
+      computes_.notify_one();
+    }
     if (is_next_event) {
       wake_timekeeper();
     }
@@ -202,10 +226,12 @@ request_ticket model_host::impl::submit(model_index model, infer_request request
 void model_host::impl::cancel(request_ticket which) {
   lock_type const lock{mutex_};
   error const reason{error_kind::cancelled, "the client has left"};
-  if (running_ != nullptr && running_->ticket == which && running_->done) {
-    ++slots_[running_->model].cancelled;
-    answer_running(reason);
-    return;
+  for (auto& each : computing_) {
+    if (each.ticket == which && each.done) {
+      ++slots_[each.model].cancelled;
+      answer_running(each, reason);
+      return;
+    }
   }
   auto const waits = std::find_if(queue_.begin(), queue_.end(), [which](detail::job const& each) {
     return each.ticket == which;
@@ -232,7 +258,7 @@ void model_host::impl::hold_compute() {
 bool model_host::impl::wants_compute() const {
   switch (options_.pause) {
     case pause_mode::on_request:
-      return busy_ || !queue_.empty();
+      return busy_ || !queue_.empty() || !computing_.empty();
     case pause_mode::on_cold_start:
       return loading_;
     case pause_mode::never:
@@ -272,10 +298,10 @@ void model_host::impl::refuse(detail::job&& late, error reason) {
 }
 
 /// While it is being computed.
-void model_host::impl::answer_running(error reason) {
-  ++slots_[running_->model].failed;
+void model_host::impl::answer_running(detail::job& job, error reason) {
+  ++slots_[job.model].failed;
   ++failed_;
-  refused_.push_back({std::exchange(running_->done, nullptr), std::move(reason)});
+  refused_.push_back({std::exchange(job.done, nullptr), std::move(reason)});
   timekeeper_wakes_.notify_one();
 }
 
@@ -316,6 +342,7 @@ bool model_host::impl::stop(milliseconds grace) {
   lock_type lock{mutex_};
   stopping_ = true;
   work_.notify_one();
+  computes_.notify_all();
   changed_.notify_all();
   if (changed_.wait_for(lock, grace, [&] { return executed_; })) {
     return true;
@@ -324,6 +351,7 @@ bool model_host::impl::stop(milliseconds grace) {
     refuse_all_of(number, {error_kind::unavailable, "the server is shutting down"});
   }
   work_.notify_one();
+  computes_.notify_all();
   return changed_.wait_for(lock, last_computation, [&] { return executed_; });
 }
 

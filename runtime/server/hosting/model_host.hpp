@@ -9,8 +9,9 @@
 ///    │ the load fails     │                   ▼ needed by another model's cold start
 ///    └────────────────────┴────────────── releasing
 ///
-/// *Queue*: one executor thread computes for all models, first come first served, which makes each
-/// model the single server of the scheduler's formulas as long as the others are idle. A model has
+/// *Queue*: a model computes one request at a time, first come first served, which makes it the single server of the
+/// scheduler's formulas. Models compute beside each other, as many as there are threads for that; or if there is none, one
+/// after the other on the executor thread, which otherwise loads and releases. A model has
 /// a bound on the requests that wait for it, and each request a deadline, at which it is answered whether
 /// it still waits or is being computed; a computation that has begun is never cut short, but what comes out
 /// of it then is dropped. So it is where nobody waits for the answer any more (`cancel`).
@@ -44,7 +45,7 @@
 ///   }
 ///
 /// All members may be called from any thread. `done` is called exactly once for every request, on
-/// one of the two threads, and never with a lock held. Nothing but `submit` wakes a model or
+/// one of these threads, and never with a lock held. Nothing but `submit` wakes a model or
 /// restarts its idle timer.
 #pragma once
 
@@ -81,7 +82,9 @@ struct host_options {
   std::chrono::milliseconds tick{1000};
   /// Free memory kept from training; none: as the scheduler predicts cold starts.
   std::optional<std::uint64_t> reserve_bytes;
-  /// Called first on the executor thread.
+  /// So many models at most compute at once, each one request at a time; 0: one thread loads and computes for all.
+  std::size_t computing_threads = 0;
+  /// Called first on each thread that loads or computes.
   std::function<void()> thread_start;
   /// Where it shows what it does; null: nobody looks.
   std::shared_ptr<host_board> board;

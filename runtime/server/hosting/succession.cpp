@@ -83,6 +83,7 @@ void model_host::impl::publish(lock_type& lock, slot& model) {
   if (fingerprint.empty() || !model.memory) {
     return;
   }
+  model.taken = true;
   lock.unlock();
   bool published = false;
   try {
@@ -93,6 +94,8 @@ void model_host::impl::publish(lock_type& lock, slot& model) {
                  telemetry::quoted(detail::as_error(std::current_exception()).what()));
   }
   lock.lock();
+  model.taken = false;
+  computes_.notify_one();
   model.published = published;
 }
 

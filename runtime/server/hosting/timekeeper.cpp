@@ -74,8 +74,10 @@ void model_host::impl::sleep(lock_type& lock) {
   for (auto const& each : queue_) {
     timekeeper_sleeps_until_ = std::min(timekeeper_sleeps_until_, each.deadline);
   }
-  if (running_ != nullptr && running_->done) {
-    timekeeper_sleeps_until_ = std::min(timekeeper_sleeps_until_, running_->deadline);
+  for (auto const& each : computing_) {
+    if (each.done) {
+      timekeeper_sleeps_until_ = std::min(timekeeper_sleeps_until_, each.deadline);
+    }
   }
   timekeeper_wakes_.wait_until(lock, timekeeper_sleeps_until_,
                                [&] { return ended_ || timekeeper_called_ || !refused_.empty(); });
@@ -83,21 +85,23 @@ void model_host::impl::sleep(lock_type& lock) {
 }
 
 /// What is being computed goes on; its client waits no longer.
-void model_host::impl::expire_running(clock::time_point now) {
-  if (running_ == nullptr || !running_->done || running_->deadline > now) {
-    return;
+void model_host::impl::expire_computing(clock::time_point now) {
+  for (auto& each : computing_) {
+    if (!each.done || each.deadline > now) {
+      continue;
+    }
+    auto& model = slots_[each.model];
+    auto const took = std::chrono::duration_cast<std::chrono::milliseconds>(now - each.arrival);
+    model.controller.on_failure(now);
+    answer_running(each, {error_kind::deadline_exceeded,
+                          fmt::format("the request's time is over after {} ms, while model '{}' "
+                                      "computes its answer",
+                                      took.count(), model.is.name)});
   }
-  auto& model = slots_[running_->model];
-  auto const took = std::chrono::duration_cast<std::chrono::milliseconds>(now - running_->arrival);
-  model.controller.on_failure(now);
-  answer_running({error_kind::deadline_exceeded,
-                  fmt::format("the request's time is over after {} ms, while model '{}' computes "
-                              "its answer",
-                              took.count(), model.is.name)});
 }
 
 void model_host::impl::expire(clock::time_point now) {
-  expire_running(now);
+  expire_computing(now);
   for (auto next = queue_.begin(); next != queue_.end();) {
     auto const each = next++;
     if (each->deadline > now) {

@@ -2,12 +2,12 @@
 /// one of them finds what the other was doing when it died or hung.
 ///
 ///   host_board* const board = new (shared) host_board;
-///   board->begin(activity::computing, model, ticket);
+///   board->begin({activity::computing, model, ticket});
 ///   // … the model computes …
 ///   board->end();
 ///
-/// One thread writes; any thread of any process reads. Times are of CLOCK_MONOTONIC, which all processes of a
-/// machine share.
+/// Each thread that does something has a lane of its own, which it writes alone; any thread of any process reads. Times
+/// are of CLOCK_MONOTONIC, which all processes of a machine share.
 #pragma once
 
 #include <array>
@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "runtime/server/inference/model_executor.hpp"
 
@@ -27,39 +28,68 @@ class host_board {
  public:
   /// A server offers no more versions of models.
   static constexpr std::size_t max_models = 4096;
+  static constexpr std::size_t max_lanes = 65;
+  /// That of the thread that calls. Threads that have not set theirs share the first.
+  static inline thread_local std::size_t this_lane = 0;
 
   struct action {
     activity what = activity::none;
     std::size_t model = 0;
     request_ticket request = 0;  ///< whom it computes for; 0: nobody
-    std::chrono::steady_clock::time_point since;
+    std::chrono::steady_clock::time_point since{};
+    std::size_t lane = 0;
+
+    bool operator==(action const&) const = default;
   };
 
-  void begin(activity what, std::size_t model, request_ticket request = 0) noexcept {
-    since_ = std::chrono::steady_clock::now().time_since_epoch().count();
-    model_ = model;
-    request_ = request;
-    what_.store(what, std::memory_order_release);
+  void begin(action const& now) noexcept {
+    auto& lane = lanes_.at(this_lane);
+    lane.since = std::chrono::steady_clock::now().time_since_epoch().count();
+    lane.model = now.model;
+    lane.request = now.request;
+    lane.what.store(now.what, std::memory_order_release);
   }
-  void end() noexcept { what_.store(activity::none, std::memory_order_release); }
+  void end() noexcept {
+    lanes_.at(this_lane).what.store(activity::none, std::memory_order_release);
+  }
   void set_state(std::size_t model, model_state state) noexcept { states_.at(model) = state; }
+  /// That this thread ends the process. Safe in a signal handler; the first one counts.
+  void blame_this_thread() noexcept {
+    std::size_t none = 0;
+    culprit_.compare_exchange_strong(none, this_lane + 1);
+  }
 
-  /// Of a board that is written meanwhile it may be of two actions; whoever acts on it looks again, or at one whose
-  /// writer has died.
-  [[nodiscard]] std::optional<action> current() const noexcept {
-    action seen;
-    seen.what = what_.load(std::memory_order_acquire);
-    seen.model = model_;
-    seen.request = request_;
-    seen.since = std::chrono::steady_clock::time_point{std::chrono::nanoseconds{since_}};
-    return seen.what == activity::none ? std::nullopt : std::optional{seen};
+  /// What is done now. One that is written meanwhile may be of two actions; whoever acts on it looks again, or at the
+  /// board of a process that has died.
+  [[nodiscard]] std::vector<action> actions() const {
+    std::vector<action> seen;
+    for (std::size_t lane = 0; lane < max_lanes; ++lane) {
+      if (auto const what = lanes_[lane].what.load(std::memory_order_acquire);
+          what != activity::none) {
+        seen.push_back(
+            {what, lanes_[lane].model, lanes_[lane].request,
+             std::chrono::steady_clock::time_point{std::chrono::nanoseconds{lanes_[lane].since}},
+             lane});
+      }
+    }
+    return seen;
   }
   [[nodiscard]] model_state state(std::size_t model) const noexcept { return states_.at(model); }
+  /// The lane of the thread that has ended the process, if it could say so.
+  [[nodiscard]] std::optional<std::size_t> culprit() const noexcept {
+    auto const seen = culprit_.load();
+    return seen == 0 ? std::nullopt : std::optional{seen - 1};
+  }
 
  private:
-  std::atomic<activity> what_{activity::none};
-  std::atomic<std::uint64_t> model_{0}, request_{0};
-  std::atomic<std::int64_t> since_{0};
+  struct lane_state {
+    std::atomic<activity> what{activity::none};
+    std::atomic<std::uint64_t> model{0}, request{0};
+    std::atomic<std::int64_t> since{0};
+  };
+
+  std::array<lane_state, max_lanes> lanes_{};
+  std::atomic<std::size_t> culprit_{0};  ///< its lane and one; 0: nobody
   std::array<std::atomic<model_state>, max_models> states_{};
 };
 

@@ -5,7 +5,7 @@
 /// Its *image* is what `load` copies from: the weights on this host, out of the model's file. It need not be there
 /// before.
 ///
-/// The host calls `load`, `attach`, `extend_image`, `run` and `unload` from its one executor thread; the others
+/// The host calls `load`, `attach`, `extend_image`, `run` and `unload` one at a time, from several threads; the others
 /// may be called from anywhere.
 #pragma once
 
@@ -53,8 +53,8 @@ class hosted_model {
   /// As `load`, of memory that holds already what `load` would write there.
   virtual void attach(std::span<std::byte* const> memory) { load(memory); }
 
-  /// Whether what computations have changed in the memory has been undone. To be asked while it is warm, by the
-  /// executor.
+  /// Whether what computations have changed in the memory has been undone. To be asked while it is warm and
+  /// nothing else is called.
   [[nodiscard]] virtual bool is_intact() const noexcept { return true; }
 
   /// Lets go of the memory. Throws `internal` if the model still reaches into it: then it must not

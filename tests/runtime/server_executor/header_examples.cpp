@@ -5,6 +5,7 @@
 
 #include "memhandover/base/wire.hpp"
 #include "runtime/server/executor/child_process.hpp"
+#include "runtime/server/executor/end_report.hpp"
 #include "runtime/server/executor/executor_session.hpp"
 #include "runtime/server/executor/parcel.hpp"
 #include "runtime/server/executor/remote_executor.hpp"
@@ -20,7 +21,7 @@ using memhandover::unique_fd;
 
 void of_host_board(void* shared, std::size_t model, request_ticket ticket) {
   host_board* const board = new (shared) host_board;
-  board->begin(activity::computing, model, ticket);
+  board->begin({activity::computing, model, ticket});
   board->end();
 }
 
@@ -28,6 +29,10 @@ void of_shared_board(int socket, nlohmann::json const& body, unique_fd descripto
   auto const made = make_shared_board();
   send_message(socket, body, {made.file.get()});
   auto const seen = open_shared_board(std::move(descriptor));
+}
+
+void of_end_report(std::shared_ptr<host_board> const& board) {
+  report_end_on(board);
 }
 
 void of_parcel(int socket, infer_request const& request) {

@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <fstream>
+#include <thread>
+
 #include "tests/runtime/server_executor/rogue_models.hpp"
 
 namespace sluice::server::testing {
@@ -12,16 +15,35 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::HasSubstr;
 
-constexpr std::size_t sum = 0, rogue = 1;
+constexpr std::size_t sum = 0, rogue = 1, other = 2;
 
 remote_executor::options options_for(std::string policy = "") {
   return {.program = std::filesystem::read_symlink("/proc/self/exe").parent_path() /
                      "sluice_test_executor",
           .settings = nlohmann::json::object(),
           .policy = std::move(policy),
-          .models = {{"sum", "1"}, {"rogue", "1"}},
+          .models = {{"sum", "1"}, {"rogue", "1"}, {"other", "1"}},
           .compute_limit = patience,
           .answer_limit = patience};
+}
+
+/// Once no thread of it runs any more.
+void stop_process(pid_t pid) {
+  ::kill(pid, SIGSTOP);
+  auto const is_stopped = [pid] {
+    for (auto const& task : std::filesystem::directory_iterator{std::filesystem::path{"/proc"} /
+                                                                std::to_string(pid) / "task"}) {
+      std::ifstream stat{task.path() / "stat"};
+      std::string const text{std::istreambuf_iterator<char>{stat}, {}};
+      if (auto const end = text.rfind(')'); end != std::string::npos && text.at(end + 2) != 'T') {
+        return false;
+      }
+    }
+    return true;
+  };
+  while (!is_stopped()) {
+    std::this_thread::yield();
+  }
 }
 
 class a_remote_executor : public ::testing::Test {
@@ -126,6 +148,39 @@ TEST_F(a_remote_executor, says_how_its_process_ended) {
   EXPECT_THAT(std::get<error>(result).what(), HasSubstr("ended with exit code 42"));
 }
 
+TEST_F(a_remote_executor, whose_models_compute_beside_each_other_blames_the_one_that_ended_it) {
+  options_.settings["computing_threads"] = 3;
+  for (auto const what : {mischief::abort, mischief::exit}) {
+    executor_.reset();
+    start();
+    auto const before = answers_.wait_for(0).size();
+    send(other, static_cast<std::int64_t>(mischief::hang), 1);
+    send(what, 0);
+    send(sum, 2, 2);
+    auto const got = answers_.wait_for(before + 2);
+    ASSERT_EQ(got.size(), before + 2);
+    for (std::size_t i = before; i < got.size(); ++i) {
+      if (got[i].first == 0) {
+        EXPECT_EQ(failure_of(got[i].second), error_kind::aborted);
+      } else {
+        EXPECT_EQ(sum_of(got[i].second), 12);
+      }
+    }
+    EXPECT_EQ(executor_->status()["models"][rogue]["ended_executors"], 1);
+    EXPECT_EQ(executor_->status()["models"][other]["ended_executors"], 0);
+  }
+}
+
+TEST_F(a_remote_executor, that_cannot_say_who_ended_it_tries_each_once_more) {
+  options_.settings["computing_threads"] = 3;
+  start();
+  send(other, static_cast<std::int64_t>(mischief::end_without_a_word), 0);
+  send(mischief::hang, 1);
+  EXPECT_EQ(failure_of(answers_.wait_for(1).at(0).second), error_kind::aborted);
+  EXPECT_EQ(sum_of(ask(sum, 1)), 11);
+  EXPECT_GE(process()["started"].get<int>(), 2);
+}
+
 TEST_F(a_remote_executor, ends_a_computation_that_takes_too_long) {
   options_.compute_limit = 300ms;
   start();
@@ -150,7 +205,7 @@ TEST_F(a_remote_executor, answers_at_a_requests_time_while_another_hangs) {
 TEST_F(a_remote_executor, answers_at_a_requests_time_although_its_process_is_stopped) {
   start();
   pid_t const pid = process()["pid"];
-  ::kill(pid, SIGSTOP);
+  stop_process(pid);
   send(sum, 1, 0, 50ms);
   auto const got = answers_.wait_for(1);
   ASSERT_EQ(failure_of(got.at(0).second), error_kind::deadline_exceeded);
@@ -163,7 +218,7 @@ TEST_F(a_remote_executor, answers_at_a_requests_time_although_its_process_is_sto
 TEST_F(a_remote_executor, ends_a_process_that_does_not_answer) {
   options_.answer_limit = 100ms;
   start();
-  ::kill(process()["pid"].get<pid_t>(), SIGSTOP);
+  stop_process(process()["pid"].get<pid_t>());
   EXPECT_EQ(sum_of(ask(sum, 2)), 12) << "by another";
   EXPECT_EQ(process()["started"], 2);
   EXPECT_THAT(process()["last_end"].get<std::string>(), HasSubstr("said nothing for 100 ms"));

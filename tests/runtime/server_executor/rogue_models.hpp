@@ -19,7 +19,7 @@ enum class mischief : std::int64_t {
   exit = 3,
   raise = 4,
   large = 5,
-  id = 6
+  end_without_a_word = 6
 };
 
 inline constexpr std::size_t large_answer = std::size_t{1} << 20U;
@@ -41,6 +41,8 @@ class rogue_model final : public hosted_model {
           ::pause();
         }
       case mischief::exit:
+        std::exit(exit_code_of_mischief);
+      case mischief::end_without_a_word:
         std::_Exit(exit_code_of_mischief);
       case mischief::raise:
         throw error{error_kind::invalid_argument, std::string(100'000, 'x')};

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "runtime/server/executor/end_report.hpp"
 #include "runtime/server/executor/executor_session.hpp"
 #include "tests/runtime/server_executor/rogue_models.hpp"
 
@@ -19,7 +20,7 @@ int main(int argc, char** argv) {
       throw sluice::error{sluice::error_kind::not_found, "there is nothing to serve"};
     }
     if (orders.policy == "abort") {
-      orders.board->begin(activity::preparing, 1);
+      orders.board->begin({.what = activity::preparing, .model = 1});
       std::abort();
     }
     std::vector<served_model> models;
@@ -29,12 +30,15 @@ int main(int argc, char** argv) {
          std::make_unique<sum_model>(heap_pool::chunk, 5, std::make_shared<model_control>()),
          {}});
     models.push_back({"rogue", "1", std::make_unique<rogue_model>(), {}});
+    models.push_back({"other", "1", std::make_unique<rogue_model>(), {}});
     for (auto& each : models) {
       each.scheduling.goal.latency = sluice::scheduler::seconds{0.1};
       each.scheduling.limits = {sluice::scheduler::seconds{1e6}, sluice::scheduler::seconds{1e6}};
     }
     host_options options;
+    options.computing_threads = orders.settings.value("computing_threads", 0U);
     options.board = orders.board;
+    report_end_on(orders.board);
     model_host host{std::move(options), std::make_shared<heap_pool>(8), std::move(models)};
     if (host.warm_up([&session] { return session.end_wanted(); })) {
       session.serve(host);

@@ -10,7 +10,7 @@ void pending_requests::add(request_ticket ticket, pending_request request) {
   requests_.emplace(ticket, std::move(request));
 }
 
-pending_request const* pending_requests::find(request_ticket ticket) const {
+pending_request* pending_requests::find(request_ticket ticket) {
   auto const found = requests_.find(ticket);
   return found == requests_.end() ? nullptr : &found->second;
 }

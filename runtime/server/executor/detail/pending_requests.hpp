@@ -23,6 +23,7 @@ struct pending_request {
   std::string id;
   model_executor::completion done;
   std::chrono::steady_clock::time_point arrival, deadline;
+  bool was_suspect = false;  ///< it was being computed, among others, when a process ended
 };
 
 /// Of one model.
@@ -39,7 +40,7 @@ class pending_requests {
 
   void add(request_ticket ticket, pending_request request);
   /// Null if there is none, or no longer.
-  [[nodiscard]] pending_request const* find(request_ticket ticket) const;
+  [[nodiscard]] pending_request* find(request_ticket ticket);
   [[nodiscard]] std::optional<pending_request> take(request_ticket ticket);
   /// All whose deadline has passed.
   [[nodiscard]] std::vector<std::pair<request_ticket, pending_request>> take_late(time_point now);

@@ -102,13 +102,15 @@ class remote_executor::impl {
   void be_between();
   void end(bool well);
 
-  [[nodiscard]] std::optional<host_board::action> shown() const;
+  [[nodiscard]] std::vector<host_board::action> computations() const;
   /// A process that hangs, or does not answer, is ended; what follows, follows as for one that ended by itself.
   void watch_over();
   void kill(std::string why);
   void await_end();
   void on_end(detail::refusals& into);
-  [[nodiscard]] std::string doing_text(std::optional<host_board::action> const& doing) const;
+  [[nodiscard]] std::vector<host_board::action> suspects_of(process_end const& how) const;
+  [[nodiscard]] std::string doing_text(std::vector<host_board::action> const& suspects) const;
+  [[nodiscard]] bool may_try_again(host_board::action const& suspect);
   void blame(host_board::action const& doing, detail::refusals& into);
   void expire(detail::refusals& into);
 
@@ -132,6 +134,7 @@ class remote_executor::impl {
   std::optional<error> failure_;  ///< of the first process
   std::optional<error> reason_;   ///< why this process says that it ends
   std::string killed_for_, last_end_;
+  std::optional<host_board::action> hung_;  ///< for which it has been killed
   clock::time_point heard_, next_start_, sleeps_until_;
   std::optional<clock::time_point> asked_;
   std::chrono::milliseconds back_off_{0};

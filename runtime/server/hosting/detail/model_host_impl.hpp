@@ -1,5 +1,5 @@
-/// The inside of model_host: what its two threads share. model_host.cpp holds what callers reach
-/// and what both threads use, executor.cpp and timekeeper.cpp one thread each.
+/// The inside of model_host: what its threads share. model_host.cpp holds what callers reach and what several threads use,
+/// executor.cpp, computing.cpp and timekeeper.cpp what one kind of thread does.
 #pragma once
 
 #include <condition_variable>
@@ -51,6 +51,8 @@ struct slot {
   memhandover::loaded_tensors memory;  ///< the executor's
   clock::time_point idle_since;
   bool load_wanted = false;
+  bool taken = false;         ///< a thread computes, or does something else with what is warm
+  bool held = false;          ///< it is to be released as soon as it is not taken
   bool offered = false;       ///< for publication, however that came out
   bool published = false;     ///< a successor may have it
   bool keeps_memory = false;  ///< it could not be unloaded: never released again
@@ -78,7 +80,7 @@ class shown_action {
  public:
   shown_action(host_board& board, activity what, std::size_t model, request_ticket request = 0)
       : board_(board) {
-    board_.begin(what, model, request);
+    board_.begin({.what = what, .model = model, .request = request});
   }
   shown_action(shown_action const&) = delete;
   shown_action& operator=(shown_action const&) = delete;
@@ -121,6 +123,12 @@ class model_host::impl {
   using lock_type = std::unique_lock<std::mutex>;
   using slot = detail::slot;
 
+  // Of the threads that compute. As below.
+  void compute();
+  [[nodiscard]] std::list<detail::job>::iterator next_computable();
+  void run(lock_type& lock, std::list<detail::job>::iterator which);
+  void prepare_thread();
+
   // The executor's. With a `lock_type&` they are called, and return, with the lock held, and let go
   // of it in between.
   void execute();
@@ -128,7 +136,7 @@ class model_host::impl {
   void next_step(lock_type& lock);
   void serve(lock_type& lock);
   void rest();
-  void run(lock_type& lock, std::list<detail::job>::iterator which);
+  [[nodiscard]] bool is_for_executor(detail::job const& job) const;
   void take_over(lock_type& lock);
   void take_over(lock_type& lock, slot& model);
   void publish(lock_type& lock, slot& model);
@@ -138,7 +146,7 @@ class model_host::impl {
   void load(lock_type& lock, model_index number, clock::time_point deadline);
   [[nodiscard]] memhandover::loaded_tensors obtain(slot const& model, clock::time_point deadline,
                                                    memhandover::handover_report& report);
-  [[nodiscard]] bool evict_for(slot const& model);
+  [[nodiscard]] bool evict_for(slot const& model, clock::time_point deadline);
   [[nodiscard]] bool release(lock_type& lock, slot& model, char const* why);
   void wait_for_work(lock_type& lock);
   [[nodiscard]] std::optional<clock::time_point> idle_end(slot const& model) const;
@@ -148,11 +156,13 @@ class model_host::impl {
   void keep_time_once(lock_type& lock);
   void deliver_refusals(lock_type& lock);
   void expire(clock::time_point now);
-  void expire_running(clock::time_point now);
+  void expire_computing(clock::time_point now);
   void tick(lock_type& lock, clock::time_point now);
   void keep_reserve(lock_type& lock);
   void prepare_memory(lock_type& lock);
   void sleep(lock_type& lock);
+
+  void end_executors();
 
   // Everybody's, with the lock held.
   void set_state(slot& model, model_state state);
@@ -162,7 +172,7 @@ class model_host::impl {
   void wake_timekeeper();
   void publish_run_ahead();
   void refuse(detail::job&& late, error reason);
-  void answer_running(error reason);
+  void answer_running(detail::job& job, error reason);
   void refuse_all_of(model_index number, error const& reason);
   [[nodiscard]] bool is_preparing(bool images) const;
 
@@ -171,16 +181,17 @@ class model_host::impl {
   std::shared_ptr<host_board> const board_;
   memhandover::tensor_heap heap_;
 
-  /// Guards all below, but for `slot::memory`, `slot::is.model` and `keeper_`, which one thread
-  /// uses.
+  /// Guards all below, but for `slot::memory` and `slot::is.model`, which are of the thread that has taken the model,
+  /// else the executor's, and `keeper_`, which one thread uses.
   mutable std::mutex mutex_;
-  std::condition_variable work_;  ///< wakes the executor
+  std::condition_variable work_;      ///< wakes the executor
+  std::condition_variable computes_;  ///< wakes those who compute
   std::condition_variable timekeeper_wakes_;
-  /// Wakes callers: a wanted load is done, the executor has ended.
+  /// Wakes callers, and who waits for a model: a wanted load is done, a computation, the executor has ended.
   std::condition_variable changed_;
   std::deque<slot> slots_;
-  std::list<detail::job> queue_;    ///< of all models, in order of arrival
-  detail::job* running_ = nullptr;  ///< the executor's, of which `done` alone is guarded
+  std::list<detail::job> queue_;      ///< of all models, in order of arrival
+  std::list<detail::job> computing_;  ///< of which `done` alone is guarded
   request_ticket last_ticket_ = 0;
   std::vector<detail::answer> refused_;  ///< to be delivered by the timekeeper
   std::deque<host_snapshot::handover> handovers_;
@@ -200,7 +211,8 @@ class model_host::impl {
   bool ended_ = false;       ///< the timekeeper ends
   bool timekeeper_called_ = false;
 
-  std::thread executor_, timekeeper_;  ///< last: they use what stands above
+  std::vector<std::thread> computers_;  ///< if there are none, the executor computes
+  std::thread executor_, timekeeper_;   ///< last: they use what stands above
 };
 
 }  // namespace sluice::server

@@ -248,6 +248,7 @@ void torch_weights::undo_changes() {
 void torch_weights::unbind() {
   wait_for(device_);
   std::vector<bool> changed;
+  changed.reserve(weights_.size());
   for (auto const& each : weights_) {
     changed.push_back(each.tensor._version() != each.version);
   }

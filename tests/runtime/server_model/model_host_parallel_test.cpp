@@ -1,0 +1,178 @@
+/// Models that compute beside each other.
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <random>
+#include <thread>
+
+#include "tests/runtime/server_model/a_host.hpp"
+
+namespace sluice::server::testing {
+namespace {
+
+using namespace std::chrono_literals;
+
+class a_parallel_host : public a_host {
+ protected:
+  a_parallel_host() { options_.computing_threads = 3; }
+};
+
+TEST_F(a_parallel_host, answers_a_model_while_another_computes) {
+  auto& control = add(5);
+  add(7);
+  start(8);
+  control.close();
+  send(0, 0, 0);
+  ASSERT_TRUE(control.wait_for_runs(1));
+  send(1, 1, 1);
+  send(1, 2, 2);
+  auto const got = answers_.wait_for(2);
+  ASSERT_EQ(got.size(), 2U);
+  EXPECT_EQ(got[0].first, 1);
+  EXPECT_EQ(sum_of(got[0].second), 15);
+  EXPECT_EQ(sum_of(got[1].second), 16);
+  control.open();
+  EXPECT_EQ(sum_of(answers_.wait_for(3).at(2).second), 10);
+}
+
+TEST_F(a_parallel_host, computes_one_request_of_a_model_at_a_time) {
+  auto& control = add(5);
+  start(8);
+  control.close();
+  for (int i = 0; i < 5; ++i) {
+    send(0, i, i);
+  }
+  ASSERT_TRUE(control.wait_for_runs(1));
+  EXPECT_EQ(host_->snapshot().in_flight, 5U);
+  EXPECT_FALSE(control.has_begun(2));
+  control.open();
+  auto const got = answers_.wait_for(5);
+  ASSERT_EQ(got.size(), 5U);
+  for (auto const& [which, result] : got) {
+    EXPECT_EQ(sum_of(result), 10 + which);
+  }
+}
+
+TEST_F(a_parallel_host, loads_a_model_while_another_computes) {
+  auto& control = add(5);
+  add(7);
+  start(8);
+  EXPECT_EQ(sum_of(ask(0, 1)), 11);
+  control.close();
+  send(0, 0, 9);
+  ASSERT_TRUE(control.wait_for_runs(2));
+  send(1, 1, 10);
+  EXPECT_EQ(sum_of(answers_.wait_for(2).at(1).second), 15);
+  control.open();
+  EXPECT_EQ(answers_.wait_for(3).size(), 3U);
+}
+
+TEST_F(a_parallel_host, releases_a_model_that_computes_only_when_it_has_done) {
+  auto& control = add(5);
+  add(7);
+  start(3);  // room for one of them
+  EXPECT_EQ(sum_of(ask(0, 1)), 11);
+  control.close();
+  send(0, 0, 0);
+  ASSERT_TRUE(control.wait_for_runs(2));
+  send(1, 1, 1);
+  while (host_->state(1) != model_state::loading) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(host_->state(0), model_state::warm);
+  control.open();
+  auto const got = answers_.wait_for(3);
+  ASSERT_EQ(got.size(), 3U);
+  EXPECT_EQ(got[1].first, 0);
+  EXPECT_EQ(sum_of(got[1].second), 10);
+  EXPECT_EQ(sum_of(got[2].second), 15);
+  EXPECT_EQ(host_->state(0), model_state::cold);
+}
+
+TEST_F(a_parallel_host, fails_a_load_whose_memory_does_not_come_free_in_time) {
+  auto& control = add(5);
+  add(7);
+  start(3);
+  EXPECT_EQ(sum_of(ask(0, 1)), 11);
+  control.close();
+  send(0, 0, 0);
+  ASSERT_TRUE(control.wait_for_runs(2));
+  send(1, 1, 1, 50ms);
+  EXPECT_TRUE(failure_of(answers_.wait_for(2).at(1).second).has_value());
+  control.open();
+  EXPECT_EQ(sum_of(answers_.wait_for(3).at(2).second), 10);
+}
+
+TEST_F(a_parallel_host, holds_compute_until_the_last_has_done) {
+  auto& first = add(5);
+  auto& second = add(7);
+  options_.pause_hysteresis = 0ms;
+  start(8);
+  first.close();
+  second.close();
+  send(0, 0, 0);
+  send(1, 0, 1);
+  ASSERT_TRUE(first.wait_for_runs(1));
+  ASSERT_TRUE(second.wait_for_runs(1));
+  first.open();
+  EXPECT_EQ(answers_.wait_for(1).size(), 1U);
+  EXPECT_EQ(pool_->claims(), 1);
+  second.open();
+  EXPECT_EQ(answers_.wait_for(2).size(), 2U);
+  EXPECT_TRUE(pool_->wait_for_claims(0));
+}
+
+TEST_F(a_parallel_host, ends_with_what_it_computes) {
+  auto& control = add(5);
+  add(7);
+  start(8);
+  control.close();
+  send(0, 0, 0);
+  ASSERT_TRUE(control.wait_for_runs(1));
+  EXPECT_FALSE(host_->stop(0ms));
+  send(1, 0, 1);
+  EXPECT_EQ(failure_of(answers_.wait_for(1).at(0).second), error_kind::unavailable);
+  control.open();
+  EXPECT_TRUE(host_->stop(patience));
+  EXPECT_EQ(sum_of(answers_.wait_for(2).at(1).second), 10);
+}
+
+TEST_F(a_parallel_host, answers_everybody_rightly_while_models_come_and_go) {
+  constexpr int models = 5, clients = 4, each = 200;
+  for (int i = 0; i < models; ++i) {
+    add(static_cast<unsigned char>(i + 1), scheduler::seconds{i % 2 == 0 ? 0.001 : 1e6});
+  }
+  start(7);  // room for three of them
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong = 0;
+  for (int client = 0; client < clients; ++client) {
+    threads.emplace_back([&, client] {
+      std::minstd_rand chance{static_cast<unsigned>(client + 1)};
+      for (int i = 0; i < each; ++i) {
+        auto const model = chance() % models;
+        answers own;
+        infer_request request;
+        request.inputs.push_back(number("input", i));
+        auto const ticket = host_->submit(model, std::move(request), own.take(0));
+        bool const leaves = chance() % 8 == 0;
+        if (leaves) {
+          host_->cancel(ticket);
+        }
+        auto const got = own.wait_for(1);
+        bool const right =
+            got.size() == 1 && (sum_of(got[0].second) == i + 2 * static_cast<int>(model + 1) ||
+                                (leaves && failure_of(got[0].second) == error_kind::cancelled));
+        wrong += right ? 0 : 1;
+      }
+    });
+  }
+  for (auto& thread : threads) {
+    thread.join();
+  }
+  EXPECT_EQ(wrong, 0);
+  EXPECT_EQ(host_->snapshot().in_flight, 0U);
+}
+
+}  // namespace
+}  // namespace sluice::server::testing
