@@ -98,7 +98,8 @@ def test_what_it_needs_is_the_c_library_and_the_torch_beside_it(environment, tmp
     assert done.returncode == 0, done.stderr
     (package,) = environment.glob("lib/python*/site-packages/sluice")
     parts = [each for each in (package / "lib" / "_torch").rglob("*") if each.is_file() and each.suffix != ".a"]
-    assert {each.name for each in parts} >= {"sluice-server", "libsluice_torch_host.so", "libsluice_store.so"}
+    assert {each.name for each in parts} >= {"sluice-executor", "libsluice_torch_host.so", "libsluice_store.so"}
+    assert {each.name for each in (package / "bin").iterdir()} == {"sluice", "sluice-server"}
     for each in [*(package / "bin").iterdir(), *(package / "lib").glob("*.so"), *parts]:
         said = call("readelf", "-d", each).stdout
         (places,) = re.findall(r"R(?:UN)?PATH.*\[(.*)\]", said)

@@ -5,8 +5,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <boost/asio/post.hpp>
-#include <boost/asio/thread_pool.hpp>
 #include <cstdio>
 #include <utility>
 
@@ -26,27 +24,7 @@ using nlohmann::json;
 
 }  // namespace
 
-/// Reads large bodies, so that small requests do not wait for them.
-class executor_session::body_reader {
- public:
-  body_reader() = default;
-  body_reader(body_reader const&) = delete;
-  body_reader& operator=(body_reader const&) = delete;
-  template <typename Work>
-  void post(Work work) {
-    boost::asio::post(pool_, std::move(work));
-  }
-  ~body_reader() {
-    pool_.stop();
-    pool_.join();
-  }
-
- private:
-  boost::asio::thread_pool pool_{1};
-};
-
-executor_session::executor_session(memhandover::unique_fd socket)
-    : socket_{std::move(socket)}, bodies_{std::make_unique<body_reader>()} {
+executor_session::executor_session(memhandover::unique_fd socket) : socket_{std::move(socket)} {
   receiver_ = std::thread{[this] { receive(); }};
 }
 
@@ -54,7 +32,6 @@ executor_session::~executor_session() {
   closing_ = true;
   ::shutdown(socket_.get(), SHUT_RDWR);
   receiver_.join();
-  bodies_.reset();
 }
 
 executor_orders const& executor_session::orders() {
@@ -161,7 +138,7 @@ void executor_session::infer(message received) {
     being_read_.insert(ticket);
   }
   auto const shared = std::make_shared<message>(std::move(received));
-  bodies_->post([this, shared, ticket] { submit(*shared, ticket); });
+  bodies_.post([this, shared, ticket] { submit(*shared, ticket); });
 }
 
 void executor_session::submit(message const& received, request_ticket ticket) {

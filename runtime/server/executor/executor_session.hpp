@@ -30,6 +30,7 @@
 #include "memhandover/base/unique_fd.hpp"
 #include "memhandover/base/wire.hpp"
 #include "runtime/server/executor/parcel.hpp"
+#include "runtime/server/inference/background_thread.hpp"
 #include "runtime/server/inference/host_board.hpp"
 #include "runtime/server/inference/model_executor.hpp"
 
@@ -63,8 +64,6 @@ class executor_session {
   void fail(error const& why);
 
  private:
-  class body_reader;
-
   void receive();
   void take(memhandover::message received);
   [[nodiscard]] static executor_orders orders_in(memhandover::message& received);
@@ -85,7 +84,7 @@ class executor_session {
   model_executor* host_ = nullptr;       ///< called with the mutex
   std::set<request_ticket> being_read_;  ///< requests with large bodies, until they are the host's
 
-  std::unique_ptr<body_reader> bodies_;
+  background_thread bodies_;  ///< reads large ones, so that small requests do not wait for them
   std::thread receiver_;
 };
 

@@ -61,7 +61,7 @@ remote_executor::impl::impl(options how)
 remote_executor::impl::~impl() {
   (void)stop(0ms);
   supervisor_.join();
-  bodies_.join();
+  bodies_.finish();
 }
 
 bool remote_executor::impl::wait_until_ready(std::function<bool()> const& given_up) {

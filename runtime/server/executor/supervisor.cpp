@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <array>
-#include <boost/asio/post.hpp>
 
 #include "memhandover/base/standard_streams.hpp"
 #include "memhandover/base/system_error.hpp"
@@ -180,7 +179,7 @@ void remote_executor::impl::answer(detail::pending_request to, memhandover::mess
   }
   auto const shared = std::make_shared<std::pair<detail::pending_request, memhandover::message>>(
       std::move(to), std::move(received));
-  boost::asio::post(bodies_, [this, shared] { finish(std::move(shared->first), shared->second); });
+  bodies_.post([this, shared] { finish(std::move(shared->first), shared->second); });
 }
 
 void remote_executor::impl::finish(detail::pending_request to,

@@ -308,6 +308,8 @@ std::optional<http_reply> connection::take_share(std::uint64_t body_bytes) {
 void connection::answer_request() {
   auto const bytes = parser_->get().body().size();
   arrival_ = std::chrono::steady_clock::now();
+  has_result_ = false;
+  early_.reset();
   if (bytes <= small_body && !oip_api::may_wait(view())) {
     return on_outcome(context_.api.handle(view()));
   }
@@ -315,8 +317,15 @@ void connection::answer_request() {
     if (auto refusal = take_share(bytes)) return respond(std::move(*refusal), false);
   }
   state_ = state_t::waiting;
+  submitting_ = true;
   compute([](connection& self) {
     auto const of = std::make_shared<outcome>(self.context_.api.handle(self.view()));
+    if (auto* const request = std::get_if<infer_request>(of.get())) {
+      self.post([ticket = self.infer(std::move(*request))](connection& own) {
+        own.on_submitted(ticket);
+      });
+      return;
+    }
     self.post([of](connection& own) { own.on_outcome(std::move(*of)); });
   });
 }
@@ -335,33 +344,45 @@ void connection::compute(Work work) {
 
 void connection::on_outcome(outcome of) {
   share_ = {};
+  submitting_ = false;
   bool const keep_alive = parser_->get().keep_alive();
   if (auto* const answer = std::get_if<http_reply>(&of)) {
     return respond(std::move(*answer), keep_alive);
   }
   state_ = state_t::waiting;
-  std::string{}.swap(parser_->get().body());  // the tensors have been taken out of it
-  auto request = std::get<infer_request>(std::move(of));
-  request.arrival = arrival_;
-  infer(std::move(request));
-  watch();
+  on_submitted(infer(std::get<infer_request>(std::move(of))));
 }
 
-void connection::infer(infer_request request) {
-  has_result_ = false;
+void connection::on_submitted(request_ticket ticket) {
+  submitting_ = false;
+  share_ = {};
+  if (state_ != state_t::waiting) return context_.service.cancel(ticket);
+  std::string{}.swap(parser_->get().body());  // the tensors have been taken out of it
+  ticket_ = ticket;
+  watch();
+  if (early_) on_result(sequence_, *std::exchange(early_, std::nullopt));
+}
+
+request_ticket connection::infer(infer_request request) {
+  request.arrival = arrival_;
   auto const answer = std::make_shared<pending_answer>(shared_from_this(), sequence_);
   try {
-    ticket_ = context_.service.infer(
+    return context_.service.infer(
         std::move(request), [answer](infer_result result) { answer->deliver(std::move(result)); });
   } catch (error const& failure) {
     answer->deliver(failure);
   } catch (std::exception const& failure) {
     answer->deliver(error{error_kind::internal, failure.what()});
   }
+  return 0;
 }
 
 void connection::on_result(std::uint64_t sequence, infer_result result) {
   if (state_ != state_t::waiting || sequence != sequence_ || has_result_) return;
+  if (submitting_) {
+    early_ = std::move(result);
+    return;
+  }
   has_result_ = true;
   ticket_ = 0;
   if (!is_large(result)) return on_answer(oip_api::answer(result));

@@ -126,7 +126,9 @@ class connection : public std::enable_shared_from_this<connection> {
   void compute(Work work);
   using outcome = std::variant<http_reply, infer_request>;
   void on_outcome(outcome of);
-  void infer(infer_request request);
+  /// On the connection's strand, or where a large body is computed.
+  request_ticket infer(infer_request request);
+  void on_submitted(request_ticket ticket);
   void on_result(std::uint64_t sequence, infer_result result);
   void on_answer(http_reply answer);
 
@@ -163,6 +165,8 @@ class connection : public std::enable_shared_from_this<connection> {
   bool keep_alive_ = false;     ///< of the answer being written
   request_ticket ticket_ = 0;   ///< of the request that waits for the service; 0: none
   bool has_result_ = false;
+  bool submitting_ = false;            ///< elsewhere; what comes before that is done is kept
+  std::optional<infer_result> early_;  ///< of that
   body_share share_;
   std::chrono::steady_clock::time_point arrival_;
   bool watched_ = false;

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,6 +18,7 @@
 
 #include "memhandover/base/error.hpp"
 #include "runtime/server/http/connection.hpp"
+#include "runtime/server/inference/background_thread.hpp"
 
 namespace sluice::server {
 
@@ -85,13 +85,6 @@ std::string text_of(tcp::endpoint const& address) {
   }
   throw error{error_kind::invalid_argument,
               fmt::format("cannot listen on {}: {}", where, failure.message())};
-}
-
-/// Waits are short where threads that compute for long give way to all others.
-void give_way() noexcept {
-  constexpr int nicer = 5;
-  auto const self = static_cast<id_t>(::gettid());
-  (void)::setpriority(PRIO_PROCESS, self, ::getpriority(PRIO_PROCESS, self) + nicer);
 }
 
 tcp::acceptor listen(net::io_context& io, tcp::endpoint const& address) {

@@ -11,6 +11,7 @@
 #include "runtime/server/executor/remote_executor.hpp"
 #include "runtime/server/executor/shared_board.hpp"
 #include "runtime/server/hosting/model_host.hpp"
+#include "runtime/server/inference/background_thread.hpp"
 #include "runtime/server/inference/host_board.hpp"
 
 namespace sluice::server::header_examples {
@@ -33,6 +34,13 @@ void of_shared_board(int socket, nlohmann::json const& body, unique_fd descripto
 
 void of_end_report(std::shared_ptr<host_board> const& board) {
   report_end_on(board);
+}
+
+void read_a_large_body() {}
+
+void of_background_thread() {
+  background_thread bodies;
+  bodies.post([] { read_a_large_body(); });
 }
 
 void of_parcel(int socket, infer_request const& request) {

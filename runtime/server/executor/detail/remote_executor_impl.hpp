@@ -3,7 +3,6 @@
 #pragma once
 
 #include <atomic>
-#include <boost/asio/thread_pool.hpp>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -22,6 +21,7 @@
 #include "runtime/server/executor/detail/pending_requests.hpp"
 #include "runtime/server/executor/model_health.hpp"
 #include "runtime/server/executor/remote_executor.hpp"
+#include "runtime/server/inference/background_thread.hpp"
 #include "runtime/server/inference/host_board.hpp"
 
 namespace sluice::server {
@@ -140,7 +140,7 @@ class remote_executor::impl {
   std::chrono::milliseconds back_off_{0};
   bool stopping_ = false, ended_well_ = false;
 
-  boost::asio::thread_pool bodies_{1};  ///< for large answers
+  background_thread bodies_;  ///< for large answers
   std::thread supervisor_;
 };
 
