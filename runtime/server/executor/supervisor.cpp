@@ -346,6 +346,7 @@ std::vector<host_board::action> remote_executor::impl::suspects_of(process_end c
 std::string remote_executor::impl::doing_text(
     std::vector<host_board::action> const& suspects) const {
   std::vector<std::string> texts;
+  texts.reserve(suspects.size());
   for (auto const& each : suspects) {
     texts.push_back(fmt::format("{} model '{}'", verb_of(each.what), how_.models[each.model].name));
   }
