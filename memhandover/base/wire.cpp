@@ -77,6 +77,9 @@ bool try_send_message(int socket, nlohmann::json const& body, std::vector<int> c
     if (errno == EAGAIN) {
       return false;
     }
+    if (errno == ENOBUFS || errno == ENOMEM || errno == ETOOMANYREFS) {
+      throw error{error_kind::out_of_memory, "a message cannot be sent: " + reason()};
+    }
     if (errno != EINTR) {
       throw error{error_kind::unavailable,
                   "the other side of the pool's socket is gone: " + reason()};

@@ -165,7 +165,8 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
                                                           foresight const& meanwhile) override;
   void give_back_chunks(std::span<std::uint32_t const> chunks) override {
     std::lock_guard const lock{mutex_};
-    writer_->give_back(manifest_->without_left({chunks.begin(), chunks.end()}));
+    manifest_->withdraw_all_in(chunks);
+    writer_->give_back(chunks);
   }
   [[nodiscard]] std::byte* whole_view() const noexcept override { return whole_.at(0); }
   [[nodiscard]] std::byte* stitch(std::span<std::uint32_t const> chunks) override {

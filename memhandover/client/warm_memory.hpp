@@ -4,8 +4,8 @@
 ///   server      publish ──dies──► left ──claim──► the successor's, published as before
 ///                                   └──grace over, let go, or wanted by training──► free
 ///
-/// Nothing is kept of a server that ends in order, unless it asks for that. The grace is the
-/// broker's, SLUICE_SERVER_GRACE_MS.
+/// Nothing is kept of a server that gives its memory back and leaves the pool; one that wants its successor to have it ends
+/// without. The grace is the broker's, SLUICE_SERVER_GRACE_MS.
 ///
 /// Thread-safety: all functions from any thread. What is left may be wanted by training at any time,
 /// so that what `inherited` tells may have gone when it is claimed.
@@ -74,10 +74,6 @@ class warm_memory {
   virtual void release(std::string_view key) = 0;
   /// Gives back all that is left.
   virtual void release_rest() = 0;
-
-  /// From now on what is published stays in the pool when its placement dies, and when this server
-  /// ends in order: its successor is to have it.
-  virtual void leave_to_successor() = 0;
 };
 
 }  // namespace sluice::memhandover

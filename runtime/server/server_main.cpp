@@ -48,23 +48,27 @@ struct command_line {
   int threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency() / 2));
 };
 
-/// SIGTERM and SIGINT ask for an orderly end. They are blocked in every thread and taken by `wait`
-/// and `arrived`.
+/// SIGTERM and SIGINT ask for an orderly end, SIGHUP for one that leaves the warm models to a successor. They are blocked
+/// in every thread and taken by `wait` and `arrived`.
 class end_signals {
  public:
   end_signals() {
     ::sigemptyset(&set_);
     ::sigaddset(&set_, SIGTERM);
     ::sigaddset(&set_, SIGINT);
+    ::sigaddset(&set_, SIGHUP);
     ::pthread_sigmask(SIG_BLOCK, &set_, nullptr);
     (void)std::signal(SIGPIPE, SIG_IGN);  // a client that has gone is an error of its socket
+    (void)std::signal(SIGXFSZ, SIG_IGN);  // and a limit of files' sizes one of what is written
   }
 
-  void wait() const {
+  /// The one that has come.
+  [[nodiscard]] int wait() const {
     int taken = 0;
     while (::sigwait(&set_, &taken) != 0) {
     }
     take_default(taken);
+    return taken;
   }
 
   [[nodiscard]] bool arrived() const {
@@ -166,9 +170,13 @@ int serve(command_line const& given) {
   std::printf("listening on http://%s\n", http.address().c_str());
   std::fflush(stdout);
 
-  signals.wait();
+  int const why = signals.wait();
   service.drain();
   http.stop(grace);
+  if (why == SIGHUP) {
+    executor->leave();
+    return 0;
+  }
   if (!executor->stop(last_grace)) {
     spdlog::warn("a computation did not end within its grace and is cut short");
     return telemetry::exit_code(error_kind::deadline_exceeded);

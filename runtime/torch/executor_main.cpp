@@ -110,6 +110,7 @@ std::vector<served_model> prepare(std::vector<chosen_model> const& chosen,
                                   memhandover::pool_shape const& shape, torch_device device,
                                   host_board& board, executor_session const& session) {
   std::vector<served_model> models;
+  host_board::this_lane = 0;  // the host's executor does not live yet
   for (auto const& each : chosen) {
     if (session.end_wanted()) {
       return {};
@@ -128,6 +129,7 @@ std::vector<served_model> prepare(std::vector<chosen_model> const& chosen,
     }
     models.push_back(served(each, std::move(model), wanted, shape.backend));
   }
+  host_board::this_lane = host_board::no_lane;
   return models;
 }
 
@@ -172,7 +174,9 @@ void leave_signals_to_the_server() {
   ::sigemptyset(&signals);
   ::sigaddset(&signals, SIGTERM);
   ::sigaddset(&signals, SIGINT);
+  ::sigaddset(&signals, SIGHUP);
   ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  (void)::signal(SIGXFSZ, SIG_IGN);  // a limit of files' sizes is an error of what is written
 }
 
 }  // namespace

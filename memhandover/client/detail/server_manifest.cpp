@@ -225,7 +225,8 @@ void server_manifest::give_claimed_back(std::vector<std::uint32_t> const& chunks
       last.push_back(chunk);
     }
   }
-  of_.writer->give_back(without_left(std::move(last)));
+  withdraw_all_in(last);
+  of_.writer->give_back(last);
 }
 
 void server_manifest::release(std::string_view key) {
@@ -261,11 +262,6 @@ void server_manifest::forget_left(manifest_entry const& entry) {
   of_.writer->give_back(chunks);
 }
 
-void server_manifest::leave_to_successor() {
-  std::lock_guard const lock{of_.mutex};
-  leaving_ = true;
-}
-
 void server_manifest::note_stitched(std::byte const* data, std::vector<std::uint32_t> chunks) {
   stitched_.insert_or_assign(data, std::move(chunks));
 }
@@ -274,8 +270,7 @@ void server_manifest::forget_stitched(std::byte const* data) {
   stitched_.erase(data);
 }
 
-std::vector<std::uint32_t> server_manifest::without_left(std::vector<std::uint32_t> chunks) {
-  std::vector<bool> published(of_.view.header().chunk_count);
+void server_manifest::withdraw_all_in(std::span<std::uint32_t const> chunks) {
   std::vector<bool> dying(of_.view.header().chunk_count);
   for (auto const chunk : chunks) {
     dying[chunk] = true;
@@ -285,20 +280,13 @@ std::vector<std::uint32_t> server_manifest::without_left(std::vector<std::uint32
     auto const& named = mine->second.chunks;
     bool const goes =
         std::any_of(named.begin(), named.end(), [&](std::uint32_t chunk) { return dying[chunk]; });
-    if (goes && !leaving_) {
+    if (goes) {
       manifest_.withdraw(key);
       mine = own_.erase(mine);
-      continue;
+    } else {
+      ++mine;
     }
-    for (auto const chunk : named) {
-      published[chunk] = true;
-    }
-    ++mine;
   }
-  if (leaving_) {
-    std::erase_if(chunks, [&](std::uint32_t chunk) { return published[chunk]; });
-  }
-  return chunks;
 }
 
 std::optional<std::int64_t> server_manifest::end_grace() {
@@ -318,12 +306,10 @@ std::optional<std::int64_t> server_manifest::end_grace() {
 }
 
 void server_manifest::end() {
-  if (!leaving_) {
-    for (auto const& mine : own_) {
-      manifest_.withdraw(mine.first);
-    }
-    own_.clear();
+  for (auto const& mine : own_) {
+    manifest_.withdraw(mine.first);
   }
+  own_.clear();
 }
 
 }  // namespace sluice::memhandover::detail

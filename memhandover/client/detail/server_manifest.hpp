@@ -46,16 +46,14 @@ class server_manifest final : public warm_memory {
   void hold_left() override;
   void release(std::string_view key) override;
   void release_rest() override;
-  void leave_to_successor() override;
 
   // --- for the server; with the mutex held
 
   /// A placement whose chunks are mapped a second time at `data`, until `forget_stitched`.
   void note_stitched(std::byte const* data, std::vector<std::uint32_t> chunks);
   void forget_stitched(std::byte const* data);
-  /// Which of a dying placement's chunks go back to the pool: those that are not left to a successor.
-  /// What was published of these is withdrawn.
-  [[nodiscard]] std::vector<std::uint32_t> without_left(std::vector<std::uint32_t> chunks);
+  /// What was published of chunks that go back to the pool.
+  void withdraw_all_in(std::span<std::uint32_t const> chunks);
   /// Lets go of everything that is left once its time is over. Returns when that is, CLOCK_MONOTONIC
   /// nanoseconds; nothing if nothing is left.
   [[nodiscard]] std::optional<std::int64_t> end_grace();
@@ -83,7 +81,6 @@ class server_manifest final : public warm_memory {
   std::map<std::string, publication, std::less<>> own_;
   std::map<std::byte const*, std::vector<std::uint32_t>> stitched_;
   std::vector<std::uint32_t> claims_;  ///< by chunk: claimed placements that it is part of
-  bool leaving_ = false;
 };
 
 }  // namespace sluice::memhandover::detail

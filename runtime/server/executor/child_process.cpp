@@ -25,11 +25,16 @@ class spawn_settings {
     ::posix_spawn_file_actions_init(&actions_);
     // To its own number too: the copy stays open in the program.
     ::posix_spawn_file_actions_adddup2(&actions_, passed, child_process::passed_descriptor);
+    // Libraries leave theirs open, among them the connections of clients, which would outlast their ends here.
+    ::posix_spawn_file_actions_addclosefrom_np(&actions_, child_process::passed_descriptor + 1);
     ::posix_spawnattr_init(&attributes_);
     sigset_t none;
     ::sigemptyset(&none);
     ::posix_spawnattr_setsigmask(&attributes_, &none);
-    ::posix_spawnattr_setflags(&attributes_, POSIX_SPAWN_SETSIGMASK);
+    sigset_t all;
+    ::sigfillset(&all);
+    ::posix_spawnattr_setsigdefault(&attributes_, &all);
+    ::posix_spawnattr_setflags(&attributes_, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
   }
   spawn_settings(spawn_settings const&) = delete;
   spawn_settings& operator=(spawn_settings const&) = delete;

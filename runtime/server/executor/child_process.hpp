@@ -29,7 +29,7 @@ class child_process {
   /// The program's own descriptor of `passed`.
   static constexpr int passed_descriptor = 3;
 
-  /// Its signals are as at the start of a process; standard streams are this process's. Throws `unsupported` if the
+  /// Its signals are as at the start of a process, and beside `passed` it has this process's standard streams alone. Throws `unsupported` if the
   /// program cannot be started.
   [[nodiscard]] static child_process start(std::vector<std::string> command,
                                            memhandover::unique_fd passed);

@@ -1,13 +1,17 @@
 #include "runtime/server/executor/executor_session.hpp"
 
+#include <poll.h>
 #include <pthread.h>
 #include <spdlog/spdlog.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
+#include <exception>
 #include <utility>
 
+#include "memhandover/base/waiting.hpp"
 #include "runtime/server/executor/shared_board.hpp"
 
 namespace sluice::server {
@@ -69,7 +73,7 @@ void executor_session::receive() {
         break;
       }
       take(std::move(*received));
-    } catch (error const& failure) {
+    } catch (std::exception const& failure) {
       if (closing_) {
         return;
       }
@@ -114,16 +118,21 @@ void executor_session::take(message received) {
 }
 
 executor_orders executor_session::orders_in(message& received) {
-  auto const settings = received.body.find("settings");
-  if (settings == received.body.end() || received.descriptors.empty()) {
-    throw error{error_kind::invalid_argument,
-                "an executor starts with settings, a board and a policy"};
+  error const wrong{error_kind::invalid_argument,
+                    "an executor starts with a board, settings and a policy"};
+  if (received.descriptors.empty()) {
+    throw error{wrong};
   }
   executor_orders made;
-  made.settings = *settings;
   made.board = open_shared_board(std::move(received.descriptors.front()));
   received.descriptors.erase(received.descriptors.begin());
-  made.policy = unwrap_text(received);
+  auto const given = json::parse(unwrap_text(received), nullptr, false);
+  if (!given.is_object() || !given.contains("settings") || !given.contains("policy") ||
+      !given["policy"].is_string()) {
+    throw error{wrong};
+  }
+  made.settings = given["settings"];
+  made.policy = given["policy"];
   return made;
 }
 
@@ -154,8 +163,8 @@ void executor_session::submit(message const& received, request_ticket ticket) {
     }
     host_->submit(model, std::move(request),
                   [this, ticket](infer_result result) { answer(ticket, result); });
-  } catch (error const& failure) {
-    answer(ticket, failure);
+  } catch (...) {
+    answer(ticket, caught_error());
   }
 }
 
@@ -168,23 +177,29 @@ void executor_session::cancel(request_ticket which) {
 
 void executor_session::answer(request_ticket which, infer_result const& result) noexcept {
   try {
-    auto made = wrap(result);
+    parcel made;
+    try {
+      made = wrap(result);
+    } catch (...) {
+      made = wrap(infer_result{caught_error()});
+    }
     made.body["ticket"] = which;
     send(made);
-  } catch (error const& failure) {
-    try {
-      auto instead = wrap(infer_result{failure});
-      instead.body["ticket"] = which;
-      send(instead);
-    } catch (error const& again) {  // the server is gone: this process is about to end
-      spdlog::error("an answer could not be given to the server reason=\"{}\"", again.what());
+  } catch (std::exception const& failure) {
+    // The server is gone, or this process has no memory for a word: what is lost with it is computed by the next one.
+    if (!closing_) {
+      spdlog::error("an answer could not be given to the server reason=\"{}\"", failure.what());
+      ::_exit(EXIT_FAILURE);
     }
   }
 }
 
+/// As long as it takes: a server that has gone hangs up.
 void executor_session::send(parcel const& what) {
   std::lock_guard const lock{sending_};
-  what.send(socket_.get());
+  while (!what.try_send(socket_.get())) {
+    (void)memhandover::await_ready(socket_.get(), POLLOUT, std::nullopt);
+  }
 }
 
 }  // namespace sluice::server

@@ -6,6 +6,8 @@
 
 #include <cerrno>
 #include <cstdint>
+#include <exception>
+#include <new>
 #include <span>
 #include <string>
 #include <utility>
@@ -167,10 +169,6 @@ bool parcel::try_send(int socket) const {
   return memhandover::try_send_message(socket, body, descriptors_of(*this), bytes);
 }
 
-void parcel::send(int socket) const {
-  memhandover::send_message(socket, body, descriptors_of(*this), bytes);
-}
-
 parcel wrap(infer_request const& request) {
   parcel made;
   made.body = {{"type", "infer"},
@@ -246,6 +244,18 @@ std::string unwrap_text(memhandover::message const& message) {
   message_bytes from{message};
   auto const bytes = from.take(from.left());
   return {reinterpret_cast<char const*>(bytes.data()), bytes.size()};
+}
+
+error caught_error() {
+  try {
+    throw;
+  } catch (error const& known) {
+    return known;
+  } catch (std::bad_alloc const&) {
+    return {error_kind::out_of_memory, "there is no memory for the request's tensors"};
+  } catch (std::exception const& other) {
+    return {error_kind::internal, other.what()};
+  }
 }
 
 error failure_in(json const& body) {

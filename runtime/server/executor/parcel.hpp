@@ -28,8 +28,6 @@ struct parcel {
 
   /// False if the socket is full. Throws `unavailable` if nobody is at its other end.
   [[nodiscard]] bool try_send(int socket) const;
-  /// Waits a while for room.
-  void send(int socket) const;
 };
 
 /// Throws `out_of_memory` or `unavailable` if there is no file for large tensors. What a client chose for itself, the
@@ -48,6 +46,9 @@ struct parcel {
 [[nodiscard]] inline bool is_large(memhandover::message const& message) noexcept {
   return !message.descriptors.empty();
 }
+
+/// The exception that is being handled, as an error of ours.
+[[nodiscard]] error caught_error();
 
 /// The failure that a message has as `kind` and `error`.
 [[nodiscard]] error failure_in(nlohmann::json const& body);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -23,6 +24,7 @@ using phase = detail::executor_phase;
 using answers = detail::refusals;
 
 constexpr milliseconds status_patience{1000};
+constexpr milliseconds patience_for_leaving{2000};
 
 char const* to_string(phase value) {
   switch (value) {
@@ -45,7 +47,8 @@ remote_executor::impl::impl(options how)
       wake_(memhandover::beside_standard_streams(
           unique_fd{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)})),
       pending_(how_.models.size()),
-      health_(how_.models.size()) {
+      health_(how_.models.size()),
+      last_offences_(how_.models.size()) {
   if (how_.models.size() > host_board::max_models) {
     throw error{error_kind::unsupported,
                 fmt::format("the policy names {} versions of models; a server offers at most {}",
@@ -59,7 +62,7 @@ remote_executor::impl::impl(options how)
 }
 
 remote_executor::impl::~impl() {
-  (void)stop(0ms);
+  (void)stop(0ms, way_to_end::giving_back);
   supervisor_.join();
   bodies_.finish();
 }
@@ -130,16 +133,26 @@ request_ticket remote_executor::impl::submit(model_index model, infer_request re
 void remote_executor::impl::cancel(request_ticket which) {
   answers answers;
   std::unique_lock lock{mutex_};
-  if (pending_.find(which) == nullptr) {
+  auto* const request = pending_.find(which);
+  if (request == nullptr) {
     return;
   }
+  request->is_cancelled = true;
   if (phase_ == phase::serving) {
     send({0, {{"type", "cancel"}, {"ticket", which}}});  // it answers
     return;
   }
-  refuse(*pending_.take(which), {error_kind::cancelled, "the client has left"}, answers);
+  refuse_cancelled(answers);
   lock.unlock();
   answers.give();
+}
+
+void remote_executor::impl::refuse_cancelled(answers& into) {
+  for (auto const each : pending_.tickets()) {
+    if (pending_.find(each)->is_cancelled) {
+      refuse(*pending_.take(each), {error_kind::cancelled, "the client has left"}, into);
+    }
+  }
 }
 
 json remote_executor::impl::status() {
@@ -150,19 +163,24 @@ json remote_executor::impl::status() {
     changed_.wait_for(lock, status_patience,
                       [&] { return statuses_ != seen || phase_ != phase::serving; });
   }
-  auto result = json::parse(status_, nullptr, false);
+  auto const text = status_;
+  lock.unlock();
+  auto result = json::parse(text, nullptr, false);
   if (!result.is_object() || !result.contains("models")) {
     result = server::describe(host_snapshot{});  // none has been heard of yet
   }
+  lock.lock();
   describe(result);
   return result;
 }
 
-bool remote_executor::impl::stop(milliseconds grace) {
+bool remote_executor::impl::stop(milliseconds grace, way_to_end way) {
   answers answers;
   std::unique_lock lock{mutex_};
   if (!std::exchange(stopping_, true)) {
-    if (phase_ == phase::serving || phase_ == phase::starting) {
+    if (way == way_to_end::leaving && socket_) {
+      ::shutdown(socket_.get(), SHUT_RDWR);  // the process ends as it is
+    } else if (phase_ == phase::serving || phase_ == phase::starting) {
       send({0, {{"type", "end"}}});
     }
     wake();
@@ -188,10 +206,11 @@ std::optional<error> remote_executor::impl::refuse(model_index model, clock::tim
   if (auto const rest = health_[model].failed_for(now); rest > 0s) {
     return error{error_kind::unavailable,
                  fmt::format("model '{}' has failed: {}; it is tried again in {:.1f} s", is.name,
-                             last_end_, std::chrono::duration<double>{rest}.count())};
+                             last_offences_[model], std::chrono::duration<double>{rest}.count())};
   }
-  // One that serves counts them itself, and its scheduler with it.
-  if (phase_ != phase::serving && pending_.counts(model).waiting > is.max_queue) {
+  // One that serves counts them itself, and its scheduler with it; unless it does not answer.
+  auto const bound = phase_ == phase::serving ? 2 * is.max_queue : is.max_queue;
+  if (pending_.counts(model).waiting >= bound) {
     return error{error_kind::unavailable,
                  fmt::format("{} requests wait for model '{}' already; try again later",
                              is.max_queue, is.name)};
@@ -299,8 +318,11 @@ void remote_executor::cancel(request_ticket which) {
 nlohmann::json remote_executor::status() const {
   return impl_->status();
 }
+void remote_executor::leave() {
+  (void)impl_->stop(patience_for_leaving, impl::way_to_end::leaving);
+}
 bool remote_executor::stop(milliseconds grace) {
-  return impl_->stop(grace);
+  return impl_->stop(grace, impl::way_to_end::giving_back);
 }
 
 }  // namespace sluice::server

@@ -69,6 +69,9 @@ class remote_executor final : public model_executor {
   void cancel(request_ticket which) override;
   [[nodiscard]] nlohmann::json status() const override;
 
+  /// Ends the process as if this one had been killed: what it has published waits for a successor. As `stop` otherwise.
+  void leave();
+
   /// Ends the process, which gives all memory back; one that has not ended within `grace` is killed, and false
   /// returned. Requests that are not answered by then are `unavailable`. Calling it again does nothing.
   [[nodiscard]] bool stop(std::chrono::milliseconds grace);

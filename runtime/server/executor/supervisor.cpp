@@ -53,8 +53,8 @@ infer_result result_in(memhandover::message const& received, std::string id) {
       response->id = std::move(id);
     }
     return result;
-  } catch (error const& failure) {
-    return failure;
+  } catch (...) {
+    return caught_error();
   }
 }
 
@@ -204,7 +204,9 @@ void remote_executor::impl::start_process() {
   auto ours = memhandover::beside_standard_streams(unique_fd{ends[0]});
   auto theirs = memhandover::beside_standard_streams(unique_fd{ends[1]});
   auto made = make_shared_board();
-  auto const policy = wrap_text({{"type", "start"}, {"settings", how_.settings}}, how_.policy);
+  json const orders{{"settings", how_.settings}, {"policy", how_.policy}};
+  auto const policy =
+      wrap_text({{"type", "start"}}, orders.dump(-1, ' ', false, json::error_handler_t::replace));
   std::vector<int> descriptors{made.file.get()};
   if (policy.file) {
     descriptors.push_back(policy.file.get());
@@ -245,20 +247,25 @@ void remote_executor::impl::end(bool well) {
   changed_.notify_all();
 }
 
-/// What a process that lives computes.
+/// What a process that lives, and is not ended yet, computes.
 std::vector<host_board::action> remote_executor::impl::computations() const {
-  if (phase_ != phase::serving && phase_ != phase::starting) {
+  bool const lives = phase_ == phase::serving || phase_ == phase::starting;
+  if (!lives || !killed_for_.empty()) {
     return {};
   }
   auto seen = board_->actions();
-  std::erase_if(seen, [](auto const& each) { return each.what != activity::computing; });
+  auto const now = clock::now();
+  std::erase_if(seen, [&](auto const& each) {  // what the process may have written into it, too
+    return each.what != activity::computing || each.model >= how_.models.size() ||
+           each.since.time_since_epoch() < 0ns || each.since > now;
+  });
   return seen;
 }
 
 void remote_executor::impl::watch_over() {
   auto const now = clock::now();
   for (auto const& each : computations()) {
-    if (now >= each.since + how_.compute_limit && killed_for_.empty()) {
+    if (now - each.since >= how_.compute_limit && killed_for_.empty()) {
       auto const again = computations();
       if (std::find(again.begin(), again.end(), each) != again.end()) {
         hung_ = each;
@@ -320,6 +327,7 @@ void remote_executor::impl::on_end(answers& into) {
       blame(each, into);
     }
   }
+  refuse_cancelled(into);
   if (was_serving) {
     back_off_ = milliseconds{0};
   }
@@ -364,6 +372,7 @@ void remote_executor::impl::blame(host_board::action const& doing, answers& into
   auto const now = clock::now();
   auto& health = health_[doing.model];
   health.on_offence(now);
+  last_offences_[doing.model] = last_end_;
   if (auto guilty = pending_.take(doing.request)) {
     auto const kind = hung_ ? error_kind::deadline_exceeded : error_kind::aborted;
     refuse(std::move(*guilty), {kind, last_end_}, into);

@@ -5,8 +5,9 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <tuple>
+#include <functional>
 #include <utility>
+#include <vector>
 
 #include "runtime/server/hosting/detail/model_host_impl.hpp"
 #include "runtime/telemetry/logging.hpp"
@@ -34,6 +35,7 @@ void log_cold_start(host_snapshot::handover const& event, std::chrono::nanosecon
 
 void model_host::impl::execute() {
   ::pthread_setname_np(::pthread_self(), "sluice-executor");
+  host_board::this_lane = 0;
   prepare_thread();
   lock_type lock{mutex_};
   take_over(lock);
@@ -252,29 +254,32 @@ memhandover::loaded_tensors model_host::impl::obtain(slot const& model, clock::t
   }
 }
 
-/// Releases one model for another's sake: idle ones before those with requests, and those before one that computes, for
-/// which it waits; the longest unused first. False if there is none by then. Called without the lock.
+/// Releases one model for another's sake: idle ones before those with requests, the longest unused first. Where all of
+/// them compute it waits for one that has done. False if there is none by then. Called without the lock.
 bool model_host::impl::evict_for(slot const& model, clock::time_point deadline) {
   lock_type lock{mutex_};
-  slot* victim = nullptr;
-  auto const worth = [](slot const& each) {
-    return std::tuple{each.taken, each.queue > 0, each.idle_since};
-  };
+  std::vector<slot*> candidates;
   for (auto& each : slots_) {
-    bool const may_go = &each != &model && each.state == model_state::warm &&
-                        !each.is.always_warm && !each.keeps_memory && each.memory;
-    if (may_go && (victim == nullptr || worth(each) < worth(*victim))) {
-      victim = &each;
+    if (&each != &model && each.state == model_state::warm && !each.is.always_warm &&
+        !each.keeps_memory && each.memory) {
+      candidates.push_back(&each);
+      each.held = true;  // computes nothing more meanwhile
     }
   }
-  if (victim == nullptr) {
-    return false;
+  auto const is_free = [](slot const* each) { return !each->taken; };
+  (void)changed_.wait_until(lock, deadline, [&] {
+    return candidates.empty() || std::any_of(candidates.begin(), candidates.end(), is_free);
+  });
+  for (auto* const each : candidates) {
+    each->held = false;
   }
-  victim->held = true;
-  bool const is_free = changed_.wait_until(lock, deadline, [&] { return !victim->taken; });
-  victim->held = false;
   computes_.notify_all();
-  return is_free && release(lock, *victim, "evicted");
+  std::erase_if(candidates, std::not_fn(is_free));
+  auto const victim =
+      std::min_element(candidates.begin(), candidates.end(), [](slot const* a, slot const* b) {
+        return std::pair{a->queue > 0, a->idle_since} < std::pair{b->queue > 0, b->idle_since};
+      });
+  return victim != candidates.end() && release(lock, **victim, "evicted");
 }
 
 bool model_host::impl::release(lock_type& lock, slot& model, char const* why) {
@@ -291,6 +296,7 @@ bool model_host::impl::release(lock_type& lock, slot& model, char const* why) {
   if (failure) {
     model.keeps_memory = true;
     set_state(model, model_state::warm);
+    computes_.notify_all();
     spdlog::error("model keeps its memory model={} bytes={} why={} reason={}", model.is.name,
                   model.memory.bytes(), why, telemetry::quoted(failure->what()));
     return false;

@@ -38,6 +38,7 @@ void model_host::impl::take_over(lock_type& lock) {
   heap_.release_rest();
   lock.lock();
   taken_over_ = true;
+  computes_.notify_all();
   changed_.notify_all();
 }
 

@@ -29,8 +29,9 @@ class host_board {
   /// A server offers no more versions of models.
   static constexpr std::size_t max_models = 4096;
   static constexpr std::size_t max_lanes = 65;
-  /// That of the thread that calls. Threads that have not set theirs share the first.
-  static inline thread_local std::size_t this_lane = 0;
+  static constexpr std::size_t no_lane = max_lanes;
+  /// That of the thread that calls; one without shows nothing.
+  static inline thread_local std::size_t this_lane = no_lane;
 
   struct action {
     activity what = activity::none;
@@ -43,6 +44,9 @@ class host_board {
   };
 
   void begin(action const& now) noexcept {
+    if (this_lane == no_lane) {
+      return;
+    }
     auto& lane = lanes_.at(this_lane);
     lane.since = std::chrono::steady_clock::now().time_since_epoch().count();
     lane.model = now.model;
@@ -50,13 +54,19 @@ class host_board {
     lane.what.store(now.what, std::memory_order_release);
   }
   void end() noexcept {
+    if (this_lane == no_lane) {
+      return;
+    }
     lanes_.at(this_lane).what.store(activity::none, std::memory_order_release);
   }
   void set_state(std::size_t model, model_state state) noexcept { states_.at(model) = state; }
-  /// That this thread ends the process. Safe in a signal handler; the first one counts.
+  /// That this thread ends the process, if it has a lane: what it did for another thread is not known. Safe in a signal
+  /// handler; the first one counts.
   void blame_this_thread() noexcept {
     std::size_t none = 0;
-    culprit_.compare_exchange_strong(none, this_lane + 1);
+    if (this_lane != no_lane) {
+      culprit_.compare_exchange_strong(none, this_lane + 1);
+    }
   }
 
   /// What is done now. One that is written meanwhile may be of two actions; whoever acts on it looks again, or at the

@@ -25,7 +25,7 @@ class a_parcel : public ::testing::Test {
   }
 
   memhandover::message pass(parcel const& sent) {
-    sent.send(here_.get());
+    EXPECT_TRUE(sent.try_send(here_.get()));
     return std::move(memhandover::receive_message(there_.get()).value());
   }
 

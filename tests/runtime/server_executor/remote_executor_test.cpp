@@ -220,7 +220,7 @@ TEST_F(a_remote_executor, ends_a_process_that_does_not_answer) {
   start();
   stop_process(process()["pid"].get<pid_t>());
   EXPECT_EQ(sum_of(ask(sum, 2)), 12) << "by another";
-  EXPECT_EQ(process()["started"], 2);
+  EXPECT_GE(process()["started"].get<int>(), 2);
   EXPECT_THAT(process()["last_end"].get<std::string>(), HasSubstr("said nothing for 100 ms"));
 }
 
@@ -258,17 +258,29 @@ TEST_F(a_remote_executor, does_not_compute_what_nobody_waits_for) {
   executor_->cancel(0);
 }
 
+TEST_F(a_remote_executor, does_not_give_what_was_cancelled_to_the_next_process) {
+  start();
+  auto const pid = process()["pid"].get<pid_t>();
+  stop_process(pid);
+  executor_->cancel(send(sum, 1, 0));
+  ::kill(pid, SIGKILL);
+  EXPECT_EQ(failure_of(answers_.wait_for(1).at(0).second), error_kind::cancelled);
+  EXPECT_EQ(sum_of(ask(sum, 2)), 12);
+  EXPECT_EQ(executor_->status()["models"][sum]["cancelled"], 1);
+}
+
 TEST_F(a_remote_executor, bounds_who_waits_while_it_has_no_process) {
+  options_ = options_for("hold");
   options_.models[sum].max_queue = 2;
   executor_.emplace(options_);
   for (int i = 0; i < 6; ++i) {
     send(sum, i, i);
   }
   int refused = 0;
-  for (auto const& [which, result] : answers_.wait_for(6)) {
+  for (auto const& [which, result] : answers_.wait_for(4)) {
     refused += failure_of(result) == error_kind::unavailable ? 1 : 0;
   }
-  EXPECT_EQ(refused, 3);
+  EXPECT_EQ(refused, 4);
 }
 
 TEST_F(a_remote_executor, fails_what_waits_when_it_is_stopped_in_a_hang) {

@@ -1,5 +1,7 @@
 // An executor of a test: a real session and a real host, over a pool of this process's own memory.
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <cstring>
 
@@ -26,8 +28,12 @@ int main(int argc, char** argv) {
       throw sluice::error{sluice::error_kind::not_found, "there is nothing to serve"};
     }
     if (orders.policy == "abort") {
+      host_board::this_lane = 0;
       orders.board->begin({.what = activity::preparing, .model = 1});
       std::abort();
+    }
+    while (orders.policy == "hold") {
+      ::pause();
     }
     std::vector<served_model> models;
     models.push_back(

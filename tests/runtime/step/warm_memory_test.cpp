@@ -201,23 +201,15 @@ TEST_F(warm_memory_test, a_grace_that_is_no_time_is_refused_by_name) {
   }
 }
 
-TEST_F(warm_memory_test, a_server_that_ends_in_order_leaves_nothing_unless_it_asks_to) {
+TEST_F(warm_memory_test, a_server_that_ends_in_order_leaves_nothing) {
   auto const kept = presence();
   auto gone = [this] { return servers() == 0; };
   auto first = warm({"publish:a:8", "end"});
   EXPECT_EQ(first.line(), "published a");
-  await(gone, "the first server's end");
+  await(gone, "the server's end");
   EXPECT_EQ(pool_field("serving_bytes"), 0);
-  auto second = warm({"publish:b:8", "take:2", "leave", "end"});
-  EXPECT_EQ(second.line(), "published b");
-  EXPECT_EQ(second.line(), "took 2");
-  EXPECT_EQ(second.line(), "leaves");
-  await(gone, "the second server's end");
-  EXPECT_EQ(pool_field("left_bytes"), 8_MiB);
-  EXPECT_EQ(pool_field("serving_bytes"), 8_MiB);
-  auto third = warm({"inherited", "claim:b"});
-  EXPECT_EQ(third.line(), "inherited b");
-  EXPECT_EQ(third.line(), "claimed b");
+  auto second = warm({"inherited"});
+  EXPECT_EQ(second.line(), "inherited");
 }
 
 TEST_F(warm_memory_test, what_is_left_outlives_the_broker_if_somebody_keeps_the_pool) {

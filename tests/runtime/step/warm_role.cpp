@@ -82,12 +82,8 @@ class warm_server {
       warm.release(key);
       return "let go " + key;
     }
-    if (verb == "drop") {
-      held_.clear();
-      return "dropped";
-    }
-    warm.leave_to_successor();
-    return "leaves";
+    held_.clear();
+    return "dropped";
   }
 
  private:

@@ -16,7 +16,6 @@ namespace sluice::test {
 ///   claim:KEY         claims that, and checks pattern and blob          "claimed KEY", or what is wrong
 ///   let-go:KEY        gives that back                                                 "let go KEY"
 ///   drop              its placements die                                              "dropped"
-///   leave             asks that all of it stay                                        "leaves"
 ///   end               ends in order at once
 int warm_role(std::vector<std::string> const& arguments);
 

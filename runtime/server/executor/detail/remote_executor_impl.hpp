@@ -72,7 +72,8 @@ class remote_executor::impl {
   request_ticket submit(model_index model, infer_request request, completion done);
   void cancel(request_ticket which);
   [[nodiscard]] nlohmann::json status();
-  [[nodiscard]] bool stop(std::chrono::milliseconds grace);
+  enum class way_to_end { giving_back, leaving };
+  [[nodiscard]] bool stop(std::chrono::milliseconds grace, way_to_end way);
 
  private:
   using clock = std::chrono::steady_clock;
@@ -80,6 +81,7 @@ class remote_executor::impl {
   // With the lock held, from any thread.
   [[nodiscard]] std::optional<error> refuse(model_index model, clock::time_point now) const;
   void refuse(detail::pending_request&& which, error why, detail::refusals& into);
+  void refuse_cancelled(detail::refusals& into);
   void send(detail::outgoing what);
 
   /// What the socket takes now.
@@ -123,6 +125,7 @@ class remote_executor::impl {
   detail::executor_phase phase_ = detail::executor_phase::starting;
   detail::pending_requests pending_;
   std::vector<model_health> health_;
+  std::vector<std::string> last_offences_;  ///< by model
   std::deque<detail::outgoing> outbox_;
   detail::refusals late_answers_;  ///< the supervisor gives them
   memhandover::unique_fd socket_;  ///< changed by the supervisor alone
