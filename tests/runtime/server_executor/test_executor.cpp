@@ -10,7 +10,7 @@
 #include "tests/runtime/server_executor/rogue_models.hpp"
 
 /// A model that calls `exit` has what is static destroyed while other threads use it: ThreadSanitizer looks past that.
-extern "C" char const* __tsan_default_suppressions();
+extern "C" [[gnu::visibility("default")]] char const* __tsan_default_suppressions();
 extern "C" char const* __tsan_default_suppressions() {
   return "race:spdlog";
 }
