@@ -117,6 +117,16 @@ std::optional<message> receive_message(int socket, int timeout_ms) {
     throw error{error_kind::unavailable,
                 "no answer over the pool's socket within " + std::to_string(timeout_ms) + " ms"};
   }
+  auto received = receive_what_came(socket);
+  if (received && received->lost_descriptors) {
+    throw error{error_kind::unavailable,
+                "this process may not open as many files as the pool has descriptors; raise its "
+                "limit (ulimit -n)"};
+  }
+  return received;
+}
+
+std::optional<message> receive_what_came(int socket) {
   std::string text(max_message_bytes, '\0');
   iovec part{text.data(), text.size()};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * max_descriptors)> control{};
@@ -154,13 +164,10 @@ std::optional<message> receive_message(int socket, int timeout_ms) {
   }
   bool const none_left = std::any_of(result.descriptors.begin(), result.descriptors.end(),
                                      [](unique_fd const& fd) { return !fd; });
-  if (none_left ||
-      ((header.msg_flags & MSG_CTRUNC) != 0 && result.descriptors.size() < max_descriptors)) {
-    throw error{error_kind::unavailable,
-                "this process may not open as many files as the pool has descriptors; raise its "
-                "limit (ulimit -n)"};
-  }
-  if ((header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
+  result.lost_descriptors = none_left || ((header.msg_flags & MSG_CTRUNC) != 0 &&
+                                          result.descriptors.size() < max_descriptors);
+  if ((header.msg_flags & MSG_TRUNC) != 0 ||
+      ((header.msg_flags & MSG_CTRUNC) != 0 && !result.lost_descriptors)) {
     throw error{error_kind::invalid_argument,
                 "a message over the pool's socket is longer than any of ours"};
   }

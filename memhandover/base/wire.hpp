@@ -30,6 +30,7 @@ struct message {
   nlohmann::json body;
   std::vector<unique_fd> descriptors;
   std::vector<std::byte> bytes{};
+  bool lost_descriptors = false;  ///< some that came with it could not be opened here
 };
 
 /// Sends one message; bytes of a text that are not UTF-8 arrive as U+FFFD. Throws `unavailable` if
@@ -49,6 +50,9 @@ void send_chunks(int socket, std::span<unique_fd const> chunks);
 /// Throws `invalid_argument` for something that is no message of ours, `unavailable` for a broken
 /// connection or, with `timeout_ms` ≥ 0, if nothing came in time.
 [[nodiscard]] std::optional<message> receive_message(int socket, int timeout_ms = -1);
+/// As above, for who can do with a message that has lost its descriptors, as this process may open no more
+/// files; `receive_message` throws `unavailable` then.
+[[nodiscard]] std::optional<message> receive_what_came(int socket);
 
 /// Where the broker of that folder listens. Throws `invalid_argument` if its path is too long for a socket.
 [[nodiscard]] sockaddr_un broker_address(std::string const& runtime_dir);

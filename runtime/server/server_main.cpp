@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <pthread.h>
 #include <spdlog/spdlog.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -107,6 +108,31 @@ policy::policy read_policy(std::string const& text, command_line const& given) {
   return wanted;
 }
 
+/// As many as the policy says, but not so many that no files could be opened for an executor, and for large tensors.
+std::size_t connections_of(policy::policy const& wanted) {
+  constexpr rlim_t of_its_own = 32, most_for_tensors = 256;
+  rlimit limit{};
+  std::size_t const asked = wanted.server.max_connections;
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+    return asked;
+  }
+  auto const kept = of_its_own + std::min(most_for_tensors, limit.rlim_cur / 4);
+  if (limit.rlim_cur <= kept) {
+    throw error{
+        error_kind::unsupported,
+        fmt::format("this process may open {} files, too few for connections; raise the limit "
+                    "(ulimit -n) to {} or more",
+                    limit.rlim_cur, 2 * of_its_own)};
+  }
+  auto const room = static_cast<std::size_t>(limit.rlim_cur - kept);
+  if (room < asked) {
+    spdlog::warn(
+        "fewer connections than the policy says connections={} max_connections={} open_files={}",
+        room, asked, limit.rlim_cur);
+  }
+  return std::min(room, asked);
+}
+
 endpoint_options endpoint_options_of(policy::policy const& wanted,
                                      std::vector<chosen_model> const& chosen) {
   endpoint_options options;
@@ -114,7 +140,7 @@ endpoint_options endpoint_options_of(policy::policy const& wanted,
   options.port = wanted.server.port;
   options.max_body_bytes = wanted.server.max_body;
   options.threads = options.body_threads = wanted.server.threads;
-  options.max_connections = wanted.server.max_connections;
+  options.max_connections = connections_of(wanted);
   options.model_config = [&chosen](std::string const& model, std::string const& version) {
     auto const found = std::find_if(chosen.rbegin(), chosen.rend(), [&](chosen_model const& each) {
       return each.entry.metadata.name == model &&
@@ -171,6 +197,9 @@ int serve(command_line const& given) {
   std::fflush(stdout);
 
   int const why = signals.wait();
+  if (why == SIGHUP) {
+    executor->keep_warm();
+  }
   service.drain();
   http.stop(grace);
   if (why == SIGHUP) {

@@ -14,7 +14,7 @@ import pytest
 import torch
 from server_models import AFFINE, Affine, Slow
 from server_test import X, taken_over
-from serving import eventually, floats, integer
+from serving import Server, eventually, floats, integer
 
 SLOW = {"inputs": {"n": ("TYPE_INT64", [1])}, "outputs": {"rounds": ("TYPE_INT64", [1])}, "batched": False}
 FOR_EVER = 10**15
@@ -146,6 +146,19 @@ def test_requests_to_an_executor_that_is_stopped_end_at_their_time_and_another_t
 
     eventually(served, "another executor serves")
     check(server, affine)
+
+
+def test_connections_leave_room_for_executors_and_large_tensors(world, affine):
+    policy = world.policy("affine")
+    server = Server(world.program, policy, world.folder / "few.log", wrapper=["prlimit", "--nofile=64:64"])
+    world.servers.append(server.wait_until_listening())
+    held = [socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) for _ in range(70)]
+    x = torch.randn(30_000, 3, generator=torch.Generator().manual_seed(1))
+    for _ in range(3):
+        torch.testing.assert_close(server.outputs("affine", [floats("x", x)])[0], affine(x))
+        kill_executor(server)
+    for each in held:
+        each.close()
 
 
 def sockets_of(pid: int) -> set[str]:

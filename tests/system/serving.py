@@ -31,11 +31,11 @@ def eventually(condition, what: str):
 class Server:
     """One `sluice serve`, up or ended."""
 
-    def __init__(self, program: Path, policy: Path, log: Path, *arguments: str) -> None:
+    def __init__(self, program: Path, policy: Path, log: Path, *arguments: str, wrapper: list[str] | None = None) -> None:
         self.log_file = log
         with log.open("wb") as errors:
             self.process = subprocess.Popen(
-                [program, "serve", "--policy", policy, "--port", "0", "--threads", "1", *arguments],
+                [*(wrapper or []), program, "serve", "--policy", policy, "--port", "0", "--threads", "1", *arguments],
                 stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL)
 
     def wait_until_listening(self) -> Server:

@@ -68,7 +68,7 @@ void executor_session::receive() {
   ::pthread_setname_np(::pthread_self(), "sluice-session");
   for (;;) {
     try {
-      auto received = memhandover::receive_message(socket_.get());
+      auto received = memhandover::receive_what_came(socket_.get());
       if (!received) {
         break;
       }
@@ -100,6 +100,11 @@ void executor_session::take(message received) {
     lock.unlock();
     send(wrap_text({{"type", "status"}},
                    status.dump(-1, ' ', false, json::error_handler_t::replace)));
+  } else if (type == "keep") {
+    std::lock_guard const lock{mutex_};
+    if (host_ != nullptr) {
+      host_->keep_warm();
+    }
   } else if (type == "end") {
     std::lock_guard const lock{mutex_};
     end_wanted_ = true;
@@ -120,7 +125,7 @@ void executor_session::take(message received) {
 executor_orders executor_session::orders_in(message& received) {
   error const wrong{error_kind::invalid_argument,
                     "an executor starts with a board, settings and a policy"};
-  if (received.descriptors.empty()) {
+  if (received.descriptors.empty() || received.lost_descriptors) {
     throw error{wrong};
   }
   executor_orders made;
@@ -138,6 +143,10 @@ executor_orders executor_session::orders_in(message& received) {
 
 void executor_session::infer(message received) {
   auto const ticket = received.body.value("ticket", request_ticket{0});
+  if (received.lost_descriptors) {
+    answer(ticket, lost_tensors());
+    return;
+  }
   if (!is_large(received)) {
     submit(received, ticket);
     return;

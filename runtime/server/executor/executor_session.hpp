@@ -10,7 +10,7 @@
 ///     session.fail(failure);
 ///   }
 ///
-///   server → executor   start, infer, cancel, status, ping, end
+///   server → executor   start, infer, cancel, status, ping, keep, end
 ///   executor → server   ready or failed; result, status, pong
 ///
 /// A thread of its own receives from the constructor on. Where the server goes, this process ends at once,

@@ -246,6 +246,12 @@ std::string unwrap_text(memhandover::message const& message) {
   return {reinterpret_cast<char const*>(bytes.data()), bytes.size()};
 }
 
+error lost_tensors() {
+  return {error_kind::unavailable,
+          "no more files may be opened for large tensors; raise the server's limit (ulimit -n), or "
+          "lower server.max_connections"};
+}
+
 error caught_error() {
   try {
     throw;

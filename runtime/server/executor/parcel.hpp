@@ -42,6 +42,9 @@ struct parcel {
 [[nodiscard]] parcel wrap_text(nlohmann::json body, std::string const& text);
 [[nodiscard]] std::string unwrap_text(memhandover::message const& message);
 
+/// Why a message is of no use that has lost its descriptors.
+[[nodiscard]] error lost_tensors();
+
 /// Whether reading it takes long.
 [[nodiscard]] inline bool is_large(memhandover::message const& message) noexcept {
   return !message.descriptors.empty();

@@ -147,6 +147,13 @@ void remote_executor::impl::cancel(request_ticket which) {
   answers.give();
 }
 
+void remote_executor::impl::keep_warm() {
+  std::lock_guard const lock{mutex_};
+  if (phase_ == phase::serving) {
+    send({0, {{"type", "keep"}}});
+  }
+}
+
 void remote_executor::impl::refuse_cancelled(answers& into) {
   for (auto const each : pending_.tickets()) {
     if (pending_.find(each)->is_cancelled) {
@@ -314,6 +321,9 @@ request_ticket remote_executor::submit(model_index model, infer_request request,
 }
 void remote_executor::cancel(request_ticket which) {
   impl_->cancel(which);
+}
+void remote_executor::keep_warm() {
+  impl_->keep_warm();
 }
 nlohmann::json remote_executor::status() const {
   return impl_->status();

@@ -67,6 +67,7 @@ class remote_executor final : public model_executor {
   [[nodiscard]] model_state state(model_index model) const override;
   request_ticket submit(model_index model, infer_request request, completion done) override;
   void cancel(request_ticket which) override;
+  void keep_warm() override;
   [[nodiscard]] nlohmann::json status() const override;
 
   /// Ends the process as if this one had been killed: what it has published waits for a successor. As `stop` otherwise.

@@ -124,7 +124,7 @@ bool remote_executor::impl::wait_and_receive(int socket, bool is_full, clock::ti
   }
   try {
     while (socket >= 0 && memhandover::is_ready(socket, POLLIN)) {
-      auto received = memhandover::receive_message(socket);
+      auto received = memhandover::receive_what_came(socket);
       if (!received) {
         return false;
       }
@@ -150,7 +150,9 @@ void remote_executor::impl::take(memhandover::message received) {
   auto const type = received.body["type"].get<std::string>();
   if (type == "result") {
     auto to = pending_.take(received.body.value("ticket", request_ticket{0}));
-    if (to) {
+    if (to && received.lost_descriptors) {
+      refuse(std::move(*to), lost_tensors(), late_answers_);
+    } else if (to) {
       lock.unlock();
       answer(std::move(*to), std::move(received));
     }
@@ -165,7 +167,7 @@ void remote_executor::impl::take(memhandover::message received) {
     changed_.notify_all();
   } else if (type == "failed") {
     reason_ = failure_in(received.body);
-  } else if (type == "status") {
+  } else if (type == "status" && !received.lost_descriptors) {
     status_ = unwrap_text(received);
     ++statuses_;
     changed_.notify_all();

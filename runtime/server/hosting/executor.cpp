@@ -137,7 +137,7 @@ void model_host::impl::wait_for_work(lock_type& lock) {
 std::optional<detail::clock::time_point> model_host::impl::idle_end(slot const& model) const {
   auto const timeout = model.controller.idle_timeout();
   if (model.state != model_state::warm || model.queue > 0 || model.is.always_warm ||
-      model.keeps_memory || timeout > longest_timeout) {
+      model.keeps_memory || keeps_warm_ || timeout > longest_timeout) {
     return std::nullopt;
   }
   return model.idle_since + std::chrono::duration_cast<clock::duration>(timeout);

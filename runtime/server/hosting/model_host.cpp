@@ -243,6 +243,11 @@ void model_host::impl::cancel(request_ticket which) {
   }
 }
 
+void model_host::impl::keep_warm() {
+  lock_type const lock{mutex_};
+  keeps_warm_ = true;
+}
+
 void model_host::impl::hold_compute() {
   try {
     pause_.want();
@@ -371,6 +376,9 @@ request_ticket model_host::submit(model_index model, infer_request request, comp
 }
 void model_host::cancel(request_ticket which) {
   impl_->cancel(which);
+}
+void model_host::keep_warm() {
+  impl_->keep_warm();
 }
 host_snapshot model_host::snapshot() const {
   return impl_->snapshot();

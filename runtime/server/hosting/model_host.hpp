@@ -177,6 +177,7 @@ class model_host final : public model_executor {
   /// takes.
   request_ticket submit(model_index model, infer_request request, completion done) override;
   void cancel(request_ticket which) override;
+  void keep_warm() override;
 
   [[nodiscard]] host_snapshot snapshot() const;
   /// The same, as the status has it.

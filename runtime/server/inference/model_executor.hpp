@@ -43,6 +43,8 @@ class model_executor {
   virtual request_ticket submit(model_index model, infer_request request, completion done) = 0;
   /// See inference_service.hpp.
   virtual void cancel(request_ticket which) = 0;
+  /// From now on no model is released for being idle: its server ends, and leaves them.
+  virtual void keep_warm() {}
   /// What the status says of models, requests, latencies, pauses and handovers (docs/operations.md). May take a
   /// second where it is another process that does not answer.
   [[nodiscard]] virtual nlohmann::json status() const = 0;

@@ -71,6 +71,7 @@ class remote_executor::impl {
   [[nodiscard]] model_state state(model_index model) const;
   request_ticket submit(model_index model, infer_request request, completion done);
   void cancel(request_ticket which);
+  void keep_warm();
   [[nodiscard]] nlohmann::json status();
   enum class way_to_end { giving_back, leaving };
   [[nodiscard]] bool stop(std::chrono::milliseconds grace, way_to_end way);

@@ -116,6 +116,7 @@ class model_host::impl {
   [[nodiscard]] model_state state(model_index model) const;
   request_ticket submit(model_index model, infer_request request, completion done);
   void cancel(request_ticket which);
+  void keep_warm();
   [[nodiscard]] host_snapshot snapshot() const;
   [[nodiscard]] bool stop(std::chrono::milliseconds grace);
 
@@ -205,6 +206,7 @@ class model_host::impl {
   std::chrono::microseconds run_ahead_{0};  ///< as published; 0: not yet
   bool busy_ = false;                       ///< the executor loads or computes for a request
   bool loading_ = false;                    ///< of these, it loads
+  bool keeps_warm_ = false;                 ///< whatever is idle
   bool stopping_ = false;    ///< no more requests; the executor ends when the queue is empty
   bool taken_over_ = false;  ///< what a dead server has left has been looked at
   bool executed_ = false;    ///< the executor has ended and all memory is given back
