@@ -228,16 +228,10 @@ TEST_F(engine_process_test, a_broker_killed_in_handovers_is_replaced_and_knows_t
   for (int i = 0; i < kills_; ++i) {
     expect_served(serving);
     some_time(20ms);
-    auto const broker = memhandover::broker_pid(folder_);
+    auto const broker = kill_broker();
     ASSERT_GT(broker, 0);
-    ASSERT_EQ(::kill(broker, SIGKILL), 0);
     expect_served(serving);
-    await(
-        [&] {
-          auto const now = memhandover::broker_pid(folder_);
-          return now > 0 && now != broker;
-        },
-        "another broker");
+    await_another_broker(broker);
     ASSERT_EQ(accounted(status()), pool_bytes);
     ASSERT_EQ(client(first)["kind"], "engine");
     ASSERT_EQ(client(second)["kind"], "engine");
@@ -251,14 +245,9 @@ TEST_F(engine_process_test, a_broker_killed_in_handovers_is_replaced_and_knows_t
 TEST_F(engine_process_test, without_a_server_a_new_broker_grants_to_the_engines_that_it_adopts) {
   auto running = engine(24_MiB);
   ASSERT_EQ(running.line(), "grown");
-  auto const broker = memhandover::broker_pid(folder_);
-  ASSERT_EQ(::kill(broker, SIGKILL), 0);
-  await(
-      [&] {
-        auto const now = memhandover::broker_pid(folder_);
-        return now > 0 && now != broker;
-      },
-      "another broker");
+  auto const broker = kill_broker();
+  ASSERT_GT(broker, 0);
+  await_another_broker(broker);
   auto const granted = status()["handovers"]["bytes_to_engines"].get<std::uint64_t>();
   await(
       [&] {
@@ -275,8 +264,8 @@ TEST_F(engine_process_test, one_that_dies_while_there_is_no_broker_is_taken_back
   for (int i = 0; i < std::max(2, kills_ / 4); ++i) {
     auto running = engine(24_MiB, 1);
     await_grown(running);
-    auto const broker = memhandover::broker_pid(folder_);
-    ASSERT_EQ(::kill(broker, SIGKILL), 0);
+    auto const broker = kill_broker();
+    ASSERT_GT(broker, 0);
     kill_sound(running);
     expect_served(serving);
     await(

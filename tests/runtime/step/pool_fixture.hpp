@@ -62,6 +62,21 @@ class pool_process_test : public testing::Test {
     }
   }
 
+  /// Which one it was; 0 if there is none, or it cannot be killed.
+  [[nodiscard]] int kill_broker() const {
+    auto const broker = memhandover::broker_pid(folder_);
+    return broker > 0 && ::kill(broker, SIGKILL) == 0 ? broker : 0;
+  }
+
+  void await_another_broker(int than) {
+    await(
+        [&] {
+          auto const now = memhandover::broker_pid(folder_);
+          return now > 0 && now != than;
+        },
+        "another broker");
+  }
+
   /// All chunks are accounted for, each once.
   static std::uint64_t accounted(nlohmann::json const& status) {
     auto const& pool = status["pool"];

@@ -296,16 +296,10 @@ TEST_F(pool_process_test, a_broker_killed_in_handovers_is_replaced_and_the_pool_
   for (int i = 0; i < kills_; ++i) {
     expect_served(serving);
     some_time(20ms);
-    auto const broker = memhandover::broker_pid(folder_);
+    auto const broker = kill_broker();
     ASSERT_GT(broker, 0);
-    ASSERT_EQ(::kill(broker, SIGKILL), 0);
     expect_served(serving);
-    await(
-        [&] {
-          auto const now = memhandover::broker_pid(folder_);
-          return now > 0 && now != broker;
-        },
-        "another broker");
+    await_another_broker(broker);
     auto const now = status();
     ASSERT_EQ(now["clients"].size(), 2U);
     ASSERT_EQ(accounted(now), pool_bytes);
@@ -320,8 +314,8 @@ TEST_F(pool_process_test, whoever_dies_while_there_is_no_broker_is_taken_back_by
   for (int i = 0; i < std::max(2, kills_ / 4); ++i) {
     auto job = trainer(1);
     ASSERT_EQ(job.line(), "committed");
-    auto const broker = memhandover::broker_pid(folder_);
-    ASSERT_EQ(::kill(broker, SIGKILL), 0);
+    auto const broker = kill_broker();
+    ASSERT_GT(broker, 0);
     job.kill();
     expect_served(serving);
     await(

@@ -307,15 +307,9 @@ TEST_F(several_pools_test, a_new_broker_adopts_every_pool_in_the_old_order) {
   auto const before = ids();
   ASSERT_EQ(devices(), (std::vector<int>{1, 0}));
   for (int i = 0; i < std::max(3, kills_ / 10); ++i) {
-    auto const broker = memhandover::broker_pid(folder_);
+    auto const broker = kill_broker();
     ASSERT_GT(broker, 0);
-    ASSERT_EQ(::kill(broker, SIGKILL), 0);
-    await(
-        [&] {
-          auto const now = memhandover::broker_pid(folder_);
-          return now > 0 && now != broker;
-        },
-        "another broker");
+    await_another_broker(broker);
     ASSERT_EQ(ids(), before);
     auto const told = status();
     for (auto const& pool : told["pools"]) {

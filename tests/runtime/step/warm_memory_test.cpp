@@ -218,14 +218,9 @@ TEST_F(warm_memory_test, what_is_left_outlives_the_broker_if_somebody_keeps_the_
   auto first = warm({"publish:a:8"});
   EXPECT_EQ(first.line(), "published a");
   die(first);
-  auto const broker = memhandover::broker_pid(folder_);
-  ASSERT_EQ(::kill(broker, SIGKILL), 0);
-  await(
-      [&] {
-        auto const now = memhandover::broker_pid(folder_);
-        return now > 0 && now != broker;
-      },
-      "another broker");
+  auto const broker = kill_broker();
+  ASSERT_GT(broker, 0);
+  await_another_broker(broker);
   auto second = warm({"claim:a"});
   EXPECT_EQ(second.line(), "claimed a");
 }
@@ -235,15 +230,10 @@ TEST_F(warm_memory_test, server_and_broker_may_die_together) {
   EXPECT_EQ(job.line(), "joined");
   auto first = warm({"publish:a:8"});
   EXPECT_EQ(first.line(), "published a");
-  auto const broker = memhandover::broker_pid(folder_);
-  ASSERT_EQ(::kill(broker, SIGKILL), 0);
+  auto const broker = kill_broker();
+  ASSERT_GT(broker, 0);
   first.kill();
-  await(
-      [&] {
-        auto const now = memhandover::broker_pid(folder_);
-        return now > 0 && now != broker;
-      },
-      "another broker");
+  await_another_broker(broker);
   auto second = warm({"claim:a"});
   EXPECT_EQ(second.line(), "claimed a");
 }
