@@ -57,20 +57,23 @@ settings settings_in(nlohmann::json const& from) {
 
 /// The models that the server offers, in its order.
 std::vector<chosen_model> models_of(settings const& given, policy::policy const& wanted) {
-  auto const there = choose_models(wanted, read_repository({given.model_repository}));
+  auto const there = read_repository({given.model_repository});
   std::vector<chosen_model> found;
   for (auto const& [name, version] : given.models) {
-    auto const each = std::find_if(there.begin(), there.end(), [&](chosen_model const& one) {
-      return one.entry.metadata.name == name && one.entry.version == version;
+    auto const entry = std::find_if(there.begin(), there.end(), [&](model_entry const& one) {
+      return one.metadata.name == name && one.version == version;
     });
-    if (each == there.end()) {
+    auto const model =
+        std::find_if(wanted.models.begin(), wanted.models.end(),
+                     [&](policy::model_policy const& one) { return one.name == name; });
+    if (entry == there.end() || model == wanted.models.end()) {
       throw error{
           error_kind::not_found,
           fmt::format("version {} of model '{}' has gone from the repository {}; put it back, "
                       "or restart the server to serve what is there",
                       version, name, given.model_repository.string())};
     }
-    found.push_back(*each);
+    found.push_back({*entry, *model});
   }
   return found;
 }

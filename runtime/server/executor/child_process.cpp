@@ -84,7 +84,9 @@ child_process child_process::start(std::vector<std::string> command, unique_fd p
   return made;
 }
 
-child_process::child_process(child_process&& other) noexcept : pid_(std::exchange(other.pid_, 0)) {}
+child_process::child_process(child_process&& other) noexcept {
+  *this = std::move(other);
+}
 
 child_process& child_process::operator=(child_process&& other) noexcept {
   std::swap(pid_, other.pid_);

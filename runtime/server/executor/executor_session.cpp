@@ -13,6 +13,7 @@
 
 #include "memhandover/base/waiting.hpp"
 #include "runtime/server/executor/shared_board.hpp"
+#include "runtime/server/inference/caught_error.hpp"
 
 namespace sluice::server {
 namespace {
@@ -59,9 +60,9 @@ void executor_session::serve(model_executor& host) {
 }
 
 void executor_session::fail(error const& why) {
-  send({{{"type", "failed"}, {"kind", static_cast<int>(why.kind())}, {"error", why.what()}},
-        {},
-        {}});
+  auto made = wrap(infer_result{why});
+  made.body["type"] = "failed";
+  send(made);
 }
 
 void executor_session::receive() {

@@ -6,8 +6,6 @@
 
 #include <cerrno>
 #include <cstdint>
-#include <exception>
-#include <new>
 #include <span>
 #include <string>
 #include <utility>
@@ -250,18 +248,6 @@ error lost_tensors() {
   return {error_kind::unavailable,
           "no more files may be opened for large tensors; raise the server's limit (ulimit -n), or "
           "lower server.max_connections"};
-}
-
-error caught_error() {
-  try {
-    throw;
-  } catch (error const& known) {
-    return known;
-  } catch (std::bad_alloc const&) {
-    return {error_kind::out_of_memory, "there is no memory for the request's tensors"};
-  } catch (std::exception const& other) {
-    return {error_kind::internal, other.what()};
-  }
 }
 
 error failure_in(json const& body) {

@@ -50,9 +50,6 @@ struct parcel {
   return !message.descriptors.empty();
 }
 
-/// The exception that is being handled, as an error of ours.
-[[nodiscard]] error caught_error();
-
 /// The failure that a message has as `kind` and `error`.
 [[nodiscard]] error failure_in(nlohmann::json const& body);
 

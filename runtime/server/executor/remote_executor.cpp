@@ -20,13 +20,13 @@ using memhandover::unique_fd;
 using nlohmann::json;
 using std::chrono::milliseconds;
 using namespace std::chrono_literals;
-using phase = detail::executor_phase;
-using answers = detail::refusals;
 
 constexpr milliseconds status_patience{1000};
 constexpr milliseconds patience_for_leaving{2000};
 
-char const* to_string(phase value) {
+}  // namespace
+
+char const* remote_executor::impl::to_string(phase value) {
   switch (value) {
     case phase::starting:
       return "starting";
@@ -39,8 +39,6 @@ char const* to_string(phase value) {
   }
   return "ended";
 }
-
-}  // namespace
 
 remote_executor::impl::impl(options how)
     : how_(std::move(how)),
@@ -97,19 +95,15 @@ model_state remote_executor::impl::state(model_index model) const {
 
 request_ticket remote_executor::impl::submit(model_index model, infer_request request,
                                              completion done) {
-  auto const& is = how_.models.at(model);
   auto const now = clock::now();
   auto const arrival = request.arrival.value_or(now);
-  std::chrono::nanoseconds wait = is.queue_timeout;
-  if (request.timeout && *request.timeout < wait) {
-    wait = *request.timeout;
-  }
+  auto const deadline = deadline_of(request, arrival, how_.models.at(model).queue_timeout);
   auto const ticket = ++last_ticket_;
   request.ticket = ticket;
   request.arrival = arrival;
   auto id = std::exchange(request.id, {});
   detail::pending_request made{model,           wrap(request), std::move(id),
-                               std::move(done), arrival,       arrival + wait};
+                               std::move(done), arrival,       deadline};
   made.request.body["place"] = model;
 
   std::unique_lock lock{mutex_};
@@ -131,7 +125,7 @@ request_ticket remote_executor::impl::submit(model_index model, infer_request re
 }
 
 void remote_executor::impl::cancel(request_ticket which) {
-  answers answers;
+  detail::refusals refusals;
   std::unique_lock lock{mutex_};
   auto* const request = pending_.find(which);
   if (request == nullptr) {
@@ -142,9 +136,9 @@ void remote_executor::impl::cancel(request_ticket which) {
     send({0, {{"type", "cancel"}, {"ticket", which}}});  // it answers
     return;
   }
-  refuse_cancelled(answers);
+  refuse_cancelled(refusals);
   lock.unlock();
-  answers.give();
+  refusals.give();
 }
 
 void remote_executor::impl::keep_warm() {
@@ -154,7 +148,7 @@ void remote_executor::impl::keep_warm() {
   }
 }
 
-void remote_executor::impl::refuse_cancelled(answers& into) {
+void remote_executor::impl::refuse_cancelled(detail::refusals& into) {
   for (auto const each : pending_.tickets()) {
     if (pending_.find(each)->is_cancelled) {
       refuse(*pending_.take(each), {error_kind::cancelled, "the client has left"}, into);
@@ -182,7 +176,7 @@ json remote_executor::impl::status() {
 }
 
 bool remote_executor::impl::stop(milliseconds grace, way_to_end way) {
-  answers answers;
+  detail::refusals refusals;
   std::unique_lock lock{mutex_};
   if (!std::exchange(stopping_, true)) {
     if (way == way_to_end::leaving && socket_) {
@@ -196,12 +190,12 @@ bool remote_executor::impl::stop(milliseconds grace, way_to_end way) {
       changed_.wait(lock, [this] { return phase_ == phase::ended; });
     }
     for (auto& each : pending_.take_all()) {
-      refuse(std::move(each), {error_kind::unavailable, "the server is shutting down"}, answers);
+      refuse(std::move(each), {error_kind::unavailable, "the server is shutting down"}, refusals);
     }
   }
   bool const well = ended_well_;
   lock.unlock();
-  answers.give();
+  refusals.give();
   return well;
 }
 
@@ -225,7 +219,8 @@ std::optional<error> remote_executor::impl::refuse(model_index model, clock::tim
   return std::nullopt;
 }
 
-void remote_executor::impl::refuse(detail::pending_request&& which, error why, answers& into) {
+void remote_executor::impl::refuse(detail::pending_request&& which, error why,
+                                   detail::refusals& into) {
   pending_.on_answer(which.model, &why);
   into.add(std::move(which), std::move(why));
 }
@@ -286,8 +281,8 @@ void remote_executor::impl::describe(json& into) const {
     auto const& health = health_[index];
     auto const rest = health.failed_for(now);
     each["state"] = rest > 0s                  ? "failed"
-                    : phase_ == phase::serving ? to_string(board_->state(index))
-                                               : to_string(model_state::cold);
+                    : phase_ == phase::serving ? server::to_string(board_->state(index))
+                                               : server::to_string(model_state::cold);
     each["requests"] = counts.requests;
     each["failed"] = counts.failed;
     each["cancelled"] = counts.cancelled;

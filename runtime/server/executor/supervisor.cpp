@@ -16,6 +16,7 @@
 #include "memhandover/base/waiting.hpp"
 #include "runtime/server/executor/detail/remote_executor_impl.hpp"
 #include "runtime/server/executor/shared_board.hpp"
+#include "runtime/server/inference/caught_error.hpp"
 
 namespace sluice::server {
 namespace {
@@ -25,8 +26,6 @@ using memhandover::unique_fd;
 using nlohmann::json;
 using std::chrono::milliseconds;
 using namespace std::chrono_literals;
-using phase = detail::executor_phase;
-using answers = detail::refusals;
 
 /// How often the supervisor looks after what nobody wakes it for.
 constexpr milliseconds look_every{1000};
@@ -87,16 +86,16 @@ void remote_executor::impl::supervise() {
     }
 
     lock.lock();
-    answers answers = std::exchange(late_answers_, {});
+    auto refusals = std::exchange(late_answers_, {});
     if (has_gone) {
-      on_end(answers);
+      on_end(refusals);
     } else {
       flush();
       watch_over();
     }
-    expire(answers);
+    expire(refusals);
     lock.unlock();
-    answers.give();
+    refusals.give();
   }
 }
 
@@ -116,8 +115,7 @@ bool remote_executor::impl::wait_and_receive(int socket, bool is_full, clock::ti
   std::array<pollfd, 2> waited{
       pollfd{socket, static_cast<short>(POLLIN | (is_full ? POLLOUT : 0)), 0},
       pollfd{wake_.get(), POLLIN, 0}};
-  timespec const rest = rest_until(until);
-  (void)::ppoll(waited.data(), waited.size(), &rest, nullptr);
+  (void)::poll(waited.data(), waited.size(), memhandover::poll_timeout(until));
   if (waited[1].revents != 0) {
     std::uint64_t count = 0;
     (void)!::read(wake_.get(), &count, sizeof count);
@@ -135,12 +133,6 @@ bool remote_executor::impl::wait_and_receive(int socket, bool is_full, clock::ti
     return false;
   }
   return true;
-}
-
-timespec remote_executor::impl::rest_until(clock::time_point until) {
-  auto const rest = std::max<std::chrono::nanoseconds>(until - clock::now(), 0ns);
-  auto const whole = std::chrono::floor<std::chrono::seconds>(rest);
-  return {static_cast<time_t>(whole.count()), static_cast<long>((rest - whole).count())};
 }
 
 void remote_executor::impl::take(memhandover::message received) {
@@ -302,7 +294,7 @@ void remote_executor::impl::await_end() {
   child_.await_end();
 }
 
-void remote_executor::impl::on_end(answers& into) {
+void remote_executor::impl::on_end(detail::refusals& into) {
   bool const was_serving = phase_ == phase::serving;
   socket_.reset();
   outbox_.clear();
@@ -370,7 +362,7 @@ bool remote_executor::impl::may_try_again(host_board::action const& suspect) {
 }
 
 /// For a process that it has ended.
-void remote_executor::impl::blame(host_board::action const& doing, answers& into) {
+void remote_executor::impl::blame(host_board::action const& doing, detail::refusals& into) {
   auto const now = clock::now();
   auto& health = health_[doing.model];
   health.on_offence(now);
@@ -389,7 +381,7 @@ void remote_executor::impl::blame(host_board::action const& doing, answers& into
   }
 }
 
-void remote_executor::impl::expire(answers& into) {
+void remote_executor::impl::expire(detail::refusals& into) {
   auto const now = clock::now();
   for (auto& [ticket, late] : pending_.take_late(now - deadline_slack)) {
     if (phase_ == phase::serving) {

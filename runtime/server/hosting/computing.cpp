@@ -18,7 +18,7 @@ void model_host::impl::prepare_thread() {
     }
   } catch (...) {
     spdlog::error("a thread that computes is not set up reason={}",
-                  telemetry::quoted(detail::as_error(std::current_exception()).what()));
+                  telemetry::quoted(caught_error().what()));
   }
 }
 
@@ -69,7 +69,7 @@ void model_host::impl::run(lock_type& lock, std::list<detail::job>::iterator whi
     std::get<infer_response>(result).outputs =
         model.is.model->run(job.request.inputs, job.request.outputs);
   } catch (...) {
-    result = detail::as_error(std::current_exception());
+    result = caught_error();
   }
   if (model.memory) {
     heap_.set_in_use(model.memory, !model.is.model->is_intact());

@@ -61,7 +61,7 @@ void model_host::impl::work_off(lock_type& lock) {
       }
       rest();
       spdlog::error("the executor goes on after a failure reason={}",
-                    telemetry::quoted(detail::as_error(std::current_exception()).what()));
+                    telemetry::quoted(caught_error().what()));
     }
   }
 }
@@ -197,7 +197,7 @@ void model_host::impl::load(lock_type& lock, model_index number, clock::time_poi
     model.is.model->load(model.memory.addresses());
     event.load = clock::now() - loading;
   } catch (...) {
-    failure = detail::as_error(std::current_exception());
+    failure = caught_error();
     model.memory = {};
   }
   auto const end = clock::now();
@@ -290,7 +290,7 @@ bool model_host::impl::release(lock_type& lock, slot& model, char const* why) {
     model.is.model->unload();
     model.memory = {};
   } catch (...) {
-    failure = detail::as_error(std::current_exception());
+    failure = caught_error();
   }
   lock.lock();
   if (failure) {

@@ -39,7 +39,7 @@ void model_host::impl::extend_image(lock_type& lock, slot& model) {
     detail::shown_action const shown{*board_, activity::preparing, place};
     model.is.model->extend_image();
   } catch (...) {
-    failure = detail::as_error(std::current_exception());
+    failure = caught_error();
   }
   lock.lock();
   model.taken = false;

@@ -4,7 +4,6 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <new>
 #include <stdexcept>
 #include <utility>
 
@@ -18,7 +17,6 @@ namespace sluice::server {
 namespace {
 
 using std::chrono::milliseconds;
-using std::chrono::nanoseconds;
 
 /// How long `stop` waits for the computation that still runs when its grace is over.
 constexpr milliseconds last_computation{500};
@@ -46,21 +44,7 @@ void answer::deliver() noexcept {
     done(std::move(result));
   } catch (...) {
     spdlog::error("an answer could not be delivered reason={}",
-                  telemetry::quoted(as_error(std::current_exception()).what()));
-  }
-}
-
-error as_error(std::exception_ptr const& thrown) {
-  try {
-    std::rethrow_exception(thrown);
-  } catch (error const& known) {
-    return known;
-  } catch (std::bad_alloc const&) {
-    return {error_kind::out_of_memory, "this process is out of memory"};
-  } catch (std::exception const& other) {
-    return {error_kind::internal, other.what()};
-  } catch (...) {
-    return {error_kind::internal, "an exception of unknown type was thrown"};
+                  telemetry::quoted(caught_error().what()));
   }
 }
 
@@ -170,18 +154,15 @@ request_ticket model_host::impl::submit(model_index model, infer_request request
   auto const now = clock::now();
   lock_type const lock{mutex_};
   auto& wanted = slots_.at(model);
-  nanoseconds wait = wanted.is.queue_timeout;
-  if (request.timeout && *request.timeout < wait) {
-    wait = *request.timeout;
-  }
   auto const ticket = request.ticket != 0 ? request.ticket : ++last_ticket_;
   auto const arrival = request.arrival.value_or(now);
+  auto const deadline = deadline_of(request, arrival, wanted.is.queue_timeout);
   detail::job made{.ticket = ticket,
                    .model = model,
                    .request = std::move(request),
                    .done = std::move(done),
                    .arrival = arrival,
-                   .deadline = arrival + wait,
+                   .deadline = deadline,
                    .found_cold = wanted.state != model_state::warm};
   ++requests_;
   ++wanted.requests;
@@ -253,7 +234,7 @@ void model_host::impl::hold_compute() {
     pause_.want();
   } catch (...) {  // training goes on, requests take longer
     spdlog::warn("training could not be paused reason={}",
-                 telemetry::quoted(detail::as_error(std::current_exception()).what()));
+                 telemetry::quoted(caught_error().what()));
   }
   if (pause_.next_event() < timekeeper_sleeps_until_) {
     wake_timekeeper();

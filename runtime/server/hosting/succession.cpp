@@ -31,7 +31,7 @@ void model_host::impl::take_over(lock_type& lock) {
         lock.lock();
       }
       spdlog::warn("a warm model cannot be taken over model={} reason={}", each.is.name,
-                   telemetry::quoted(detail::as_error(std::current_exception()).what()));
+                   telemetry::quoted(caught_error().what()));
     }
   }
   lock.unlock();
@@ -92,7 +92,7 @@ void model_host::impl::publish(lock_type& lock, slot& model) {
     heap_.set_in_use(model.memory, !model.is.model->is_intact());
   } catch (...) {
     spdlog::warn("a warm model would not outlive this server model={} reason={}", model.is.name,
-                 telemetry::quoted(detail::as_error(std::current_exception()).what()));
+                 telemetry::quoted(caught_error().what()));
   }
   lock.lock();
   model.taken = false;

@@ -34,7 +34,7 @@ void model_host::impl::keep_time() {
         lock.lock();
       }
       spdlog::error("the timekeeper goes on after a failure reason={}",
-                    telemetry::quoted(detail::as_error(std::current_exception()).what()));
+                    telemetry::quoted(caught_error().what()));
     }
   }
 }

@@ -343,14 +343,13 @@ void connection::compute(Work work) {
 }
 
 void connection::on_outcome(outcome of) {
-  share_ = {};
-  submitting_ = false;
-  bool const keep_alive = parser_->get().keep_alive();
-  if (auto* const answer = std::get_if<http_reply>(&of)) {
-    return respond(std::move(*answer), keep_alive);
+  if (auto* const request = std::get_if<infer_request>(&of)) {
+    state_ = state_t::waiting;
+    return on_submitted(infer(std::move(*request)));
   }
-  state_ = state_t::waiting;
-  on_submitted(infer(std::get<infer_request>(std::move(of))));
+  submitting_ = false;
+  share_ = {};
+  respond(std::get<http_reply>(std::move(of)), parser_->get().keep_alive());
 }
 
 void connection::on_submitted(request_ticket ticket) {

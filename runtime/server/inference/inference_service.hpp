@@ -4,6 +4,7 @@
 /// Tensors are dense, row-major, little-endian, as in the Open Inference Protocol V2.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -74,6 +75,13 @@ struct infer_request {
   std::optional<std::chrono::steady_clock::time_point> arrival = std::nullopt;
   request_ticket ticket = 0;  ///< which the caller has chosen for it; 0: the service chooses one
 };
+
+/// When a request's time is over that came at `arrival`, and may take as long as it says, but no longer than `most`.
+[[nodiscard]] inline std::chrono::steady_clock::time_point deadline_of(
+    infer_request const& request, std::chrono::steady_clock::time_point arrival,
+    std::chrono::microseconds most) {
+  return arrival + std::min(request.timeout.value_or(most), most);
+}
 
 struct infer_response {
   std::string model;

@@ -30,8 +30,6 @@ namespace detail {
 /// The process answers at a request's deadline itself, and knows more to say; this much later it is done for it.
 inline constexpr std::chrono::milliseconds deadline_slack{10};
 
-enum class executor_phase { starting, serving, between, ended };
-
 /// A message to the process: a request, or another.
 struct outgoing {
   request_ticket request = 0;
@@ -78,6 +76,8 @@ class remote_executor::impl {
 
  private:
   using clock = std::chrono::steady_clock;
+  enum class phase { starting, serving, between, ended };
+  static char const* to_string(phase value);
 
   // With the lock held, from any thread.
   [[nodiscard]] std::optional<error> refuse(model_index model, clock::time_point now) const;
@@ -96,7 +96,6 @@ class remote_executor::impl {
 
   /// Whether the process is still there.
   bool wait_and_receive(int socket, bool is_full, clock::time_point until);
-  static timespec rest_until(clock::time_point until);
   void take(memhandover::message received);
   void answer(detail::pending_request to, memhandover::message received);
   void finish(detail::pending_request to, memhandover::message const& received);
@@ -123,7 +122,7 @@ class remote_executor::impl {
 
   mutable std::mutex mutex_;  ///< guards what follows
   std::condition_variable changed_;
-  detail::executor_phase phase_ = detail::executor_phase::starting;
+  phase phase_ = phase::starting;
   detail::pending_requests pending_;
   std::vector<model_health> health_;
   std::vector<std::string> last_offences_;  ///< by model

@@ -4,7 +4,6 @@
 
 #include <condition_variable>
 #include <deque>
-#include <exception>
 #include <list>
 #include <mutex>
 #include <optional>
@@ -15,6 +14,7 @@
 #include "memhandover/base/error.hpp"
 #include "runtime/server/hosting/detail/compute_pause.hpp"
 #include "runtime/server/hosting/model_host.hpp"
+#include "runtime/server/inference/caught_error.hpp"
 #include "scheduler/reserve.hpp"
 
 namespace sluice::server {
@@ -89,9 +89,6 @@ class shown_action {
  private:
   host_board& board_;
 };
-
-/// Any exception as an error of ours.
-[[nodiscard]] error as_error(std::exception_ptr const& thrown);
 
 /// A failure that the client caused says nothing about the promise made to it.
 [[nodiscard]] constexpr bool counts_against_promise(error_kind kind) noexcept {
