@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,6 +24,7 @@
 #include "runtime/policy/policy.hpp"
 #include "runtime/server/executor/end_report.hpp"
 #include "runtime/server/executor/executor_session.hpp"
+#include "runtime/server/hosting/launch_listener.hpp"
 #include "runtime/server/server_setup.hpp"
 #include "runtime/telemetry/error_table.hpp"
 #include "runtime/telemetry/logging.hpp"
@@ -158,6 +160,13 @@ bool execute(executor_session& session) {
     options.computing_threads = wanted.server.parallel_models;
   }
   report_end_on(orders.board);
+  std::optional<launch_listener> listener;
+  if (!on_host && options.pause == pause_mode::on_launch) {
+    auto lease = std::make_shared<compute_lease>(pool, options.min_share);
+    if (listener.emplace(lease).listens()) {
+      options.lease = std::move(lease);
+    }
+  }
   model_host host{std::move(options), pool, std::move(models)};
   if (!host.warm_up([&session] { return session.end_wanted(); })) {
     return true;

@@ -10,6 +10,7 @@
 #include "scheduler/batch_planner.hpp"
 #include "scheduler/distribution.hpp"
 #include "scheduler/estimators.hpp"
+#include "scheduler/hold_choice.hpp"
 #include "scheduler/model_controller.hpp"
 #include "scheduler/pause_budget.hpp"
 #include "scheduler/queueing.hpp"
@@ -92,6 +93,12 @@ void of_reserve(std::uint64_t chunk_bytes, memhandover::serving_pool& pool,
   reserve keeper{chunk_bytes};
   auto move = keeper.update({.free_bytes = usage.free_bytes, .size_bytes = w});
   pool.set_reserve(move.keep_bytes);
+}
+
+void of_hold_choice() {
+  hold_choice after_requests{250us};
+  after_requests.add(40us);  // a gap between work and the next
+  after_requests.hold();
 }
 
 void of_run_ahead() {

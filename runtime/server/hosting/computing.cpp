@@ -43,9 +43,7 @@ void model_host::impl::compute() {
       return;
     }
     run(lock, next);
-    if (pause_.wanted() && !wants_compute()) {
-      wake_timekeeper();
-    }
+    release_pause_if_unwanted();
     work_.notify_one();  // the model may be published now, read, or released
   }
 }
@@ -62,6 +60,7 @@ void model_host::impl::run(lock_type& lock, std::list<detail::job>::iterator whi
   auto const begin = clock::now();
   infer_result result = infer_response{job.request.model, model.is.version, job.request.id, {}};
   try {
+    auto const work = work_of_thread();
     detail::shown_action const shown{*board_, activity::computing, place, job.ticket};
     if (model.memory) {
       heap_.set_in_use(model.memory, true);  // weights may change, until that is undone

@@ -45,7 +45,7 @@ void model_host::impl::execute() {
       (void)release(lock, each, "shutdown");
     }
   }
-  pause_.release();
+  lease_->release();
   executed_ = true;
   changed_.notify_all();
 }
@@ -117,7 +117,11 @@ void model_host::impl::rest() {
   }
   busy_ = false;
   loading_ = false;
-  if (pause_.wanted() && !wants_compute()) {
+  release_pause_if_unwanted();
+}
+
+void model_host::impl::release_pause_if_unwanted() {
+  if (options_.pause != pause_mode::on_launch && lease_->wanted() && !wants_compute()) {
     wake_timekeeper();
   }
 }
@@ -186,6 +190,7 @@ void model_host::impl::load(lock_type& lock, model_index number, clock::time_poi
   std::optional<error> failure;
   try {
     detail::shown_action const shown{*board_, activity::loading, number};
+    auto const work = work_of_thread();
     while (model.lacks_image()) {  // before memory is taken for it
       model.is.model->extend_image();
     }

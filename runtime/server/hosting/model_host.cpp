@@ -21,6 +21,9 @@ using std::chrono::milliseconds;
 /// How long `stop` waits for the computation that still runs when its grace is over.
 constexpr milliseconds last_computation{500};
 
+/// From a request for a warm model to its first launch; what comes later finds training as ahead as ever.
+constexpr milliseconds expected_launch{1};
+
 scheduler::model_controller make_controller(served_model& from) {
   from.scheduling.weight_bytes = from.model->bytes();
   try {
@@ -56,7 +59,8 @@ model_host::impl::impl(host_options options, std::shared_ptr<memhandover::servin
       pool_(std::move(pool)),
       board_(options_.board ? options_.board : std::make_shared<host_board>()),
       heap_(pool_, weight_alignment),
-      pause_(pool_, options_.min_share),
+      lease_(options_.lease ? options_.lease
+                            : std::make_shared<compute_lease>(pool_, options_.min_share)),
       keeper_(pool_->shape().chunk_bytes) {
   for (auto& each : models) {
     slots_.emplace_back(std::move(each));
@@ -64,6 +68,10 @@ model_host::impl::impl(host_options options, std::shared_ptr<memhandover::servin
   }
   publish_run_ahead();
   next_tick_ = clock::now() + options_.tick;
+  lease_->set_waker([this] {
+    lock_type const lock{mutex_};
+    wake_timekeeper();
+  });
   try {
     executor_ = std::thread{[this] { execute(); }};
     for (std::size_t lane = 1;
@@ -98,6 +106,7 @@ model_host::impl::~impl() {
   }
   timekeeper_wakes_.notify_one();
   timekeeper_.join();
+  lease_->set_waker({});
 }
 
 bool model_host::impl::is_preparing(bool images) const {
@@ -189,6 +198,8 @@ request_ticket model_host::impl::submit(model_index model, infer_request request
   } else {
     if (options_.pause == pause_mode::on_request) {
       hold_compute();
+    } else if (options_.pause == pause_mode::on_launch && wanted.state == model_state::warm) {
+      pool_->announce_compute(expected_launch);
     }
     bool const is_next_event = made.deadline < timekeeper_sleeps_until_;
     queue_.push_back(std::move(made));
@@ -231,14 +242,19 @@ void model_host::impl::keep_warm() {
 
 void model_host::impl::hold_compute() {
   try {
-    pause_.want();
+    if (lease_->want()) {
+      wake_timekeeper();
+    }
   } catch (...) {  // training goes on, requests take longer
     spdlog::warn("training could not be paused reason={}",
                  telemetry::quoted(caught_error().what()));
   }
-  if (pause_.next_event() < timekeeper_sleeps_until_) {
-    wake_timekeeper();
-  }
+}
+
+/// The calling thread takes the device for used while it lives, unless somebody else sees that. Without the lock.
+compute_lease::work_of_thread model_host::impl::work_of_thread() const {
+  bool const claims = options_.pause == pause_mode::on_launch && !options_.lease;
+  return compute_lease::work_of_thread{claims ? lease_.get() : nullptr};
 }
 
 bool model_host::impl::wants_compute() const {
@@ -247,6 +263,7 @@ bool model_host::impl::wants_compute() const {
       return busy_ || !queue_.empty() || !computing_.empty();
     case pause_mode::on_cold_start:
       return loading_;
+    case pause_mode::on_launch:
     case pause_mode::never:
       break;
   }
@@ -319,7 +336,8 @@ host_snapshot model_host::impl::snapshot() const {
   result.failed = failed_;
   result.warm = warm_.summary();
   result.cold = cold_.summary();
-  result.pauses = pause_.counts();
+  result.pauses = lease_->counts();
+  result.cut_short_models = cut_short_models_;
   result.handovers = handovers_;
   return result;
 }

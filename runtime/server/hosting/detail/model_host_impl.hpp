@@ -12,7 +12,7 @@
 
 #include "memhandover/allocation/tensor_heap.hpp"
 #include "memhandover/base/error.hpp"
-#include "runtime/server/hosting/detail/compute_pause.hpp"
+#include "runtime/server/hosting/compute_lease.hpp"
 #include "runtime/server/hosting/model_host.hpp"
 #include "runtime/server/inference/caught_error.hpp"
 #include "scheduler/reserve.hpp"
@@ -165,6 +165,9 @@ class model_host::impl {
   // Everybody's, with the lock held.
   void set_state(slot& model, model_state state);
   [[nodiscard]] model_index place_of(slot const& model) const;
+  [[nodiscard]] compute_lease::work_of_thread work_of_thread() const;
+  void look_after_pause(clock::time_point now);
+  void release_pause_if_unwanted();
   void hold_compute();
   [[nodiscard]] bool wants_compute() const;
   void wake_timekeeper();
@@ -195,7 +198,9 @@ class model_host::impl {
   std::deque<host_snapshot::handover> handovers_;
   latency_window warm_, cold_;
   std::uint64_t requests_ = 0, failed_ = 0;
-  detail::compute_pause pause_;
+  std::shared_ptr<compute_lease> const lease_;
+  std::uint64_t cuts_ = 0;  ///< of pauses, that have been looked at
+  std::vector<std::string> cut_short_models_;
   clock::time_point pause_end_;  ///< of a pause that nothing wants any more
   clock::time_point next_tick_, timekeeper_sleeps_until_;
   scheduler::reserve keeper_;  ///< the timekeeper's

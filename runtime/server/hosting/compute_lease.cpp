@@ -1,0 +1,138 @@
+#include "runtime/server/hosting/compute_lease.hpp"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/server/inference/caught_error.hpp"
+#include "runtime/telemetry/logging.hpp"
+
+namespace sluice::server {
+
+compute_lease::compute_lease(std::shared_ptr<memhandover::serving_pool> pool, double min_share,
+                             std::function<clock::time_point()> now)
+    : now_(std::move(now)), pause_(std::move(pool), min_share, now_) {}
+
+void compute_lease::begins() {
+  bool early = false;
+  {
+    std::lock_guard const lock{mutex_};
+    early = begin();
+  }
+  wake_if(early);
+}
+
+void compute_lease::drained(bool waited) {
+  std::lock_guard const lock{mutex_};
+  end(waited);
+}
+
+void compute_lease::enter() noexcept {
+  try {
+    bool early = false;
+    {
+      std::lock_guard const lock{mutex_};
+      early = threads_++ == 0 && begin();
+    }
+    wake_if(early);
+  } catch (...) {  // training goes on, requests take longer
+    spdlog::warn("training could not be paused reason={}",
+                 telemetry::quoted(caught_error().what()));
+  }
+}
+
+void compute_lease::leave() noexcept {
+  try {
+    std::lock_guard const lock{mutex_};
+    if (--threads_ == 0) {
+      end(true);
+    }
+  } catch (...) {  // it ends at its limit
+    spdlog::warn("training's pause could not be ended early reason={}",
+                 telemetry::quoted(caught_error().what()));
+  }
+}
+
+/// Whether whoever attends has to sooner.
+bool compute_lease::begin() {
+  if (std::exchange(works_, true)) {
+    return false;
+  }
+  auto const now = now_();
+  auto const gap = now - drained_;
+  if (after_ != nullptr) {
+    after_->add(gap);
+  }
+  busy_from_ = after_ != nullptr && gap < joined_gap ? drained_ : now;
+  return want_pause();
+}
+
+void compute_lease::end(bool waited) {
+  if (!std::exchange(works_, false)) {
+    return;
+  }
+  drained_ = now_();
+  busy_ += drained_ - busy_from_;
+  after_ = waited ? &after_waits_ : &after_dry_;
+  if (auto const hold = after_->hold(); hold > nanoseconds::zero()) {
+    pause_.release_at(drained_ + hold);
+  } else {
+    pause_.release();
+  }
+}
+
+bool compute_lease::want_pause() {
+  pause_.want();
+  return pause_.next_event() < attended_;
+}
+
+bool compute_lease::want() {
+  std::lock_guard const lock{mutex_};
+  return want_pause();
+}
+
+void compute_lease::release() {
+  std::lock_guard const lock{mutex_};
+  pause_.release();
+}
+
+bool compute_lease::wanted() const {
+  std::lock_guard const lock{mutex_};
+  return pause_.wanted();
+}
+
+void compute_lease::attend() {
+  std::lock_guard const lock{mutex_};
+  pause_.attend();
+}
+
+compute_lease::clock::time_point compute_lease::attended_by(clock::time_point otherwise) {
+  std::lock_guard const lock{mutex_};
+  attended_ = std::min(otherwise, pause_.next_event());
+  return attended_;
+}
+
+void compute_lease::set_waker(std::function<void()> waker) {
+  std::lock_guard const lock{waking_};
+  waker_ = std::move(waker);
+}
+
+void compute_lease::wake_if(bool early) {
+  if (!early) {
+    return;
+  }
+  std::lock_guard const lock{waking_};
+  if (waker_) {
+    waker_();
+  }
+}
+
+pause_counts compute_lease::counts() const {
+  std::lock_guard const lock{mutex_};
+  auto result = pause_.counts();
+  result.busy = busy_ + (works_ ? now_() - busy_from_ : nanoseconds::zero());
+  return result;
+}
+
+}  // namespace sluice::server

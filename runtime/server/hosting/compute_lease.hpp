@@ -1,0 +1,113 @@
+/// How inference claims the device from training, by what it does there and not by what it has been asked to do.
+///
+///   free ──begins──► claimed ──drained──► held on ──until its end──► free
+///                        ▲                   └──begins──┐
+///                        └──────────────────────────────┘
+///
+/// Work begins with the first launch and is drained when the device has done all of it. How long the claim outlasts it
+/// follows from the gaps that there were (scheduler/hold_choice.hpp), apart for work whose end somebody has waited for, as
+/// of a request, and for a device that has run dry under somebody who launches slowly. Training's share limits all of it
+/// (detail/compute_pause.hpp).
+///
+///   compute_lease lease{pool, 0.05};
+///   {
+///     compute_lease::work_of_thread const work{&lease};   // beside that of other threads
+///     // … compute …
+///   }
+///   lease.begins(); lease.drained(true);   // or by whoever sees the launches: the gate
+///
+/// A claim can be held for other reasons as well: see `want`.
+///
+/// Thread-safety: all members may be called from any thread; none waits for a device.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <mutex>
+
+#include "memhandover/client/serving_pool.hpp"
+#include "runtime/server/hosting/detail/compute_pause.hpp"
+#include "scheduler/hold_choice.hpp"
+
+namespace sluice::server {
+
+class compute_lease {
+ public:
+  using clock = std::chrono::steady_clock;
+  using nanoseconds = std::chrono::nanoseconds;
+
+  /// What it costs to give the device to training and to have it back: training's start, and the wait for what it has put
+  /// there.
+  static constexpr nanoseconds change{250'000};
+  /// Bursts of work with shorter gaps between them count as one (`pause_counts::busy`).
+  static constexpr nanoseconds joined_gap{200'000};
+
+  /// Throws `invalid_argument` unless `min_share` is in [0, 1].
+  compute_lease(std::shared_ptr<memhandover::serving_pool> pool, double min_share,
+                std::function<clock::time_point()> now = clock::now);
+
+  /// The device has something to do again. Throws what claiming throws; training then goes on beside it.
+  void begins();
+  /// It has done all. `waited`: somebody has waited for it, so that the next work is a matter of what is asked for.
+  void drained(bool waited);
+
+  /// What one of several threads does while this lives: the first that begins begins, the last that ends ends.
+  class work_of_thread {
+   public:
+    /// Null: of no lease.
+    explicit work_of_thread(compute_lease* lease) : lease_(lease) {
+      if (lease_ != nullptr) {
+        lease_->enter();
+      }
+    }
+    work_of_thread(work_of_thread const&) = delete;
+    work_of_thread& operator=(work_of_thread const&) = delete;
+    ~work_of_thread() {
+      if (lease_ != nullptr) {
+        lease_->leave();
+      }
+    }
+
+   private:
+    compute_lease* lease_;
+  };
+
+  /// A claim for another reason than work, until it is released; then work plays no part. Whether `attend` has to be
+  /// called earlier than was said: the waker is not. As of `compute_pause`.
+  [[nodiscard]] bool want();
+  void release();
+  [[nodiscard]] bool wanted() const;
+
+  /// Ends what is over, and begins again what training's share had ended.
+  void attend();
+  /// `attend` will be called then, or at `otherwise`, if that is earlier: the return value. If it has to be earlier
+  /// because something begins, `waker` is called.
+  [[nodiscard]] clock::time_point attended_by(clock::time_point otherwise);
+  void set_waker(std::function<void()> waker);
+
+  [[nodiscard]] pause_counts counts() const;
+
+ private:
+  void enter() noexcept;
+  void leave() noexcept;
+  [[nodiscard]] bool begin();
+  void end(bool waited);
+  [[nodiscard]] bool want_pause();
+  void wake_if(bool early);
+
+  std::function<clock::time_point()> now_;
+  std::mutex waking_;  ///< before mutex_
+  std::function<void()> waker_;
+  mutable std::mutex mutex_;  ///< guards the rest
+  detail::compute_pause pause_;
+  scheduler::hold_choice after_waits_{change}, after_dry_{change};
+  scheduler::hold_choice* after_ = nullptr;  ///< whose gap it is now; null before the first work
+  clock::time_point drained_, busy_from_, attended_;
+  nanoseconds busy_{};
+  bool works_ = false;
+  std::size_t threads_ = 0;
+};
+
+}  // namespace sluice::server
