@@ -1,7 +1,5 @@
 #include "runtime/gate/launch_watch.hpp"
 
-#include <sys/prctl.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -92,7 +90,7 @@ void launch_watch::look(bool waited) noexcept {
 }
 
 void launch_watch::run() noexcept {
-  ::prctl(PR_SET_TIMERSLACK, 1UL);
+  naps_exactly();
   for (;;) {
     while (works_.load(std::memory_order_acquire) == 0) {
       static_cast<void>(futex_wait(works_, 0, sleep_at_most));

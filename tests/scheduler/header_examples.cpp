@@ -12,6 +12,7 @@
 #include "scheduler/estimators.hpp"
 #include "scheduler/hold_choice.hpp"
 #include "scheduler/model_controller.hpp"
+#include "scheduler/parallelism.hpp"
 #include "scheduler/pause_budget.hpp"
 #include "scheduler/queueing.hpp"
 #include "scheduler/reserve.hpp"
@@ -86,6 +87,12 @@ void of_queueing() {
                     .load = distribution::gamma(2s, 0.0)};
   mean_wait(demand, poisson_exceed(0.5, 3s));
   cycle_of(demand, poisson_exceed(0.5, 3s)).released_fraction;
+}
+
+void of_parallelism() {
+  parallelism models{4};
+  models.add(7, 2.0, 30ms);  // model 7 has computed beside one other
+  models.bound();            // so many at most from now on
 }
 
 void of_reserve(std::uint64_t chunk_bytes, memhandover::serving_pool& pool,

@@ -63,11 +63,10 @@ void describe_server(key_visitor& v, server_policy& into) {
           "Connections open at once; one more takes the place of the one that is idle longest.",
           "16384"},
          into.max_connections, {1, 1'000'000});
-  number(v,
-         {"parallel_models",
-          "Models that compute at once on the host, each one request at a time; on a GPU one does.",
-          "4"},
-         into.parallel_models, {1, 64});
+  number(
+      v,
+      {"parallel_models", "Models that compute at once at most, each one request at a time.", "4"},
+      into.parallel_models, {1, 64});
 }
 
 void describe_pool(key_visitor& v, pool_policy& into) {

@@ -61,6 +61,7 @@ model_host::impl::impl(host_options options, std::shared_ptr<memhandover::servin
       heap_(pool_, weight_alignment),
       lease_(options_.lease ? options_.lease
                             : std::make_shared<compute_lease>(pool_, options_.min_share)),
+      parallelism_(std::max<std::size_t>(options_.computing_threads, 1)),
       keeper_(pool_->shape().chunk_bytes) {
   for (auto& each : models) {
     slots_.emplace_back(std::move(each));

@@ -90,6 +90,9 @@ struct host_options {
   std::size_t computing_threads = 0;
   /// Called first on each thread that loads or computes.
   std::function<void()> thread_start;
+  /// Called by a thread whose computation has left the device unable to compute any more (`hosted_model::device_works`).
+  /// It is not to return: no other model could be served. None: the request alone fails.
+  std::function<void(error const&)> device_failed;
   /// Where it shows what it does; null: nobody looks.
   std::shared_ptr<host_board> board;
 };
