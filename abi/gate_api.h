@@ -233,8 +233,8 @@ struct sluice_gate_api {
    * before it launches. 0, or -1 if launches would go past the gate (standard error says how), or there is a watcher. */
   int (*watch_launches)(struct sluice_launch_watcher const* watcher);
   /* A word in shared memory: the CLOCK_MONOTONIC nanosecond until which a launch of another process is expected, 0 for
-   * none. Until then the bound of run-ahead is a third, and nothing that is longer than the whole bound begins. NULL:
-   * none. */
+   * none. Until then the bound of run-ahead is a third, and nothing begins that would end later after it than the whole
+   * bound. NULL: none. */
   void (*set_announcement_word)(uint64_t const volatile* until_ns);
 };
 

@@ -12,7 +12,17 @@ namespace sluice::server {
 
 compute_lease::compute_lease(std::shared_ptr<memhandover::serving_pool> pool, double min_share,
                              std::function<clock::time_point()> now)
-    : now_(std::move(now)), pause_(std::move(pool), min_share, now_) {}
+    : now_(std::move(now)), pool_(std::move(pool)), pause_(pool_, min_share, now_) {}
+
+void compute_lease::announce() {
+  std::lock_guard const lock{mutex_};
+  if (works_) {
+    return;  // the device is claimed, and will be held on for it
+  }
+  announced_ = announced_.value_or(now_());
+  // Half as much again, so that most come before training takes it for nothing.
+  pool_->announce_compute(to_launch_ * 3 / 2);
+}
 
 void compute_lease::begins() {
   bool early = false;
@@ -65,6 +75,11 @@ bool compute_lease::begin() {
     after_->add(gap);
   }
   busy_from_ = after_ != nullptr && gap < joined_gap ? drained_ : now;
+  if (announced_) {
+    constexpr int fading = 8;
+    to_launch_ += (std::min<nanoseconds>(now - *announced_, longest_expected) - to_launch_) / fading;
+    announced_.reset();
+  }
   return want_pause();
 }
 
@@ -74,7 +89,7 @@ void compute_lease::end(bool waited) {
   }
   drained_ = now_();
   busy_ += drained_ - busy_from_;
-  after_ = waited ? &after_waits_ : &after_dry_;
+  after_ = !waited ? &after_dry_ : more_waits_ ? &before_waiting_ : &before_nothing_;
   if (auto const hold = after_->hold(); hold > nanoseconds::zero()) {
     pause_.release_at(drained_ + hold);
   } else {

@@ -5,9 +5,11 @@
 ///                        └──────────────────────────────┘
 ///
 /// Work begins with the first launch and is drained when the device has done all of it. How long the claim outlasts it
-/// follows from the gaps that there were (scheduler/hold_choice.hpp), apart for work whose end somebody has waited for, as
-/// of a request, and for a device that has run dry under somebody who launches slowly. Training's share limits all of it
-/// (detail/compute_pause.hpp).
+/// follows from the gaps that there were (scheduler/hold_choice.hpp), apart for work that somebody has waited for, as for a
+/// request's, with another request waiting or without, and for a device that has run dry under somebody who launches slowly.
+/// Training's share limits all of it (detail/compute_pause.hpp).
+///
+/// What is about to come is announced to training, with the time that it usually takes from there to the first launch.
 ///
 ///   compute_lease lease{pool, 0.05};
 ///   {
@@ -21,11 +23,13 @@
 /// Thread-safety: all members may be called from any thread; none waits for a device.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 
 #include "memhandover/client/serving_pool.hpp"
 #include "runtime/server/hosting/detail/compute_pause.hpp"
@@ -50,6 +54,10 @@ class compute_lease {
 
   /// The device has something to do again. Throws what claiming throws; training then goes on beside it.
   void begins();
+  /// Something has come that will be launched soon.
+  void announce();
+  /// Whether something waits for what works now to end.
+  void set_more_waits(bool more) noexcept { more_waits_ = more; }
   /// It has done all. `waited`: somebody has waited for it, so that the next work is a matter of what is asked for.
   void drained(bool waited);
 
@@ -97,15 +105,21 @@ class compute_lease {
   [[nodiscard]] bool want_pause();
   void wake_if(bool early);
 
-  std::function<clock::time_point()> now_;
+  static constexpr nanoseconds first_expected{500'000}, longest_expected{2'000'000};
+
+  std::function<clock::time_point()> const now_;
+  std::shared_ptr<memhandover::serving_pool> const pool_;
+  std::atomic<bool> more_waits_{false};
   std::mutex waking_;  ///< before mutex_
   std::function<void()> waker_;
   mutable std::mutex mutex_;  ///< guards the rest
   detail::compute_pause pause_;
-  scheduler::hold_choice after_waits_{change}, after_dry_{change};
+  scheduler::hold_choice before_waiting_{change}, before_nothing_{change}, after_dry_{change};
   scheduler::hold_choice* after_ = nullptr;  ///< whose gap it is now; null before the first work
   clock::time_point drained_, busy_from_, attended_;
   nanoseconds busy_{};
+  std::optional<clock::time_point> announced_;
+  nanoseconds to_launch_ = first_expected;  ///< from an announcement to the first launch, of late
   bool works_ = false;
   std::size_t threads_ = 0;
 };

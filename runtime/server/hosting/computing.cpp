@@ -67,6 +67,7 @@ std::vector<tensor> model_host::impl::outputs_of(hosted_model& model,
 /// Computes one request.
 void model_host::impl::run(lock_type& lock, std::list<detail::job>::iterator which) {
   computing_.splice(computing_.end(), queue_, which);
+  lease_->set_more_waits(!queue_.empty());
   auto& job = *which;
   auto const place = job.model;
   auto& model = slots_[place];

@@ -21,9 +21,6 @@ using std::chrono::milliseconds;
 /// How long `stop` waits for the computation that still runs when its grace is over.
 constexpr milliseconds last_computation{500};
 
-/// From a request for a warm model to its first launch; what comes later finds training as ahead as ever.
-constexpr milliseconds expected_launch{1};
-
 scheduler::model_controller make_controller(served_model& from) {
   from.scheduling.weight_bytes = from.model->bytes();
   try {
@@ -200,10 +197,11 @@ request_ticket model_host::impl::submit(model_index model, infer_request request
     if (options_.pause == pause_mode::on_request) {
       hold_compute();
     } else if (options_.pause == pause_mode::on_launch && wanted.state == model_state::warm) {
-      pool_->announce_compute(expected_launch);
+      lease_->announce();
     }
     bool const is_next_event = made.deadline < timekeeper_sleeps_until_;
     queue_.push_back(std::move(made));
+    lease_->set_more_waits(true);
     if (is_for_executor(queue_.back())) {
       work_.notify_one();
     } else {

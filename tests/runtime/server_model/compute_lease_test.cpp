@@ -84,6 +84,37 @@ TEST_F(a_lease, tells_gaps_of_requests_from_those_of_slow_launches) {
   EXPECT_EQ(pool_->claims(), 1) << "after a device that ran dry";
 }
 
+TEST_F(a_lease, tells_gaps_before_a_request_that_waits_from_those_before_none) {
+  lease_.set_more_waits(true);
+  (void)after_gaps_of(40us);
+  auto const end = std::chrono::duration_cast<std::chrono::microseconds>(now_ - start);
+  lease_.set_more_waits(false);
+  for (int i = 1; i <= 100; ++i) {
+    burst(end + i * 10ms, end + i * 10ms + 1ms);
+  }
+  EXPECT_EQ(pool_->claims(), 0);
+  lease_.set_more_waits(true);
+  burst(end + 2s, end + 2s + 1ms);
+  EXPECT_EQ(pool_->claims(), 1);
+}
+
+TEST_F(a_lease, announces_when_the_next_launch_is_expected) {
+  lease_.announce();
+  EXPECT_EQ(pool_->announced_within(), 750us);
+  for (int i = 0; i < 100; ++i) {
+    go_to(i * 10ms);
+    lease_.announce();
+    burst(i * 10ms + 100us, i * 10ms + 1ms);
+  }
+  go_to(2s);
+  lease_.announce();
+  EXPECT_NEAR(static_cast<double>(pool_->announced_within().count()), 150e3, 5e3);
+  EXPECT_EQ(pool_->announcements(), 102);
+  lease_.begins();
+  lease_.announce();
+  EXPECT_EQ(pool_->announcements(), 102) << "what works is claimed already";
+}
+
 TEST_F(a_lease, counts_work_with_the_short_gaps_in_it) {
   burst(0us, 1000us);
   burst(1100us, 2000us);
