@@ -19,7 +19,7 @@ using namespace std::chrono_literals;
 constexpr std::chrono::nanoseconds shortest_look = 50us;
 constexpr std::chrono::nanoseconds longest_look = 1ms;
 constexpr int looks_in_a_burst = 32;
-constexpr std::chrono::nanoseconds sleep_at_most = 1s;
+constexpr std::chrono::nanoseconds longest_sleep = 1s;
 
 bool anybody_is_inside() noexcept {
   for (thread_slot const* slot = first_slot(); slot != nullptr; slot = slot->next) {
@@ -93,7 +93,7 @@ void launch_watch::run() noexcept {
   naps_exactly();
   for (;;) {
     while (works_.load(std::memory_order_acquire) == 0) {
-      static_cast<void>(futex_wait(works_, 0, sleep_at_most));
+      static_cast<void>(futex_wait(works_, 0, longest_sleep));
     }
     std::int64_t const begun = monotonic_ns();
     std::uint64_t seen = all_launches();
