@@ -51,7 +51,7 @@ class watching : public gate_test {
       return gate.watch_launches(&watcher);
     }();
     EXPECT_EQ(started, 0);
-    EXPECT_TRUE(eventually([this] { return !heard_.works; }));
+    EXPECT_TRUE(eventually([] { return !heard_.works; }));
     heard_.begun = heard_.drained = heard_.waited_for = heard_.wrong = 0;
   }
   watching(watching const&) = delete;
