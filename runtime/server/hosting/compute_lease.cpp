@@ -77,7 +77,8 @@ bool compute_lease::begin() {
   busy_from_ = after_ != nullptr && gap < joined_gap ? drained_ : now;
   if (announced_) {
     constexpr int fading = 8;
-    to_launch_ += (std::min<nanoseconds>(now - *announced_, longest_expected) - to_launch_) / fading;
+    to_launch_ +=
+        (std::min<nanoseconds>(now - *announced_, longest_expected) - to_launch_) / fading;
     announced_.reset();
   }
   return want_pause();
