@@ -127,6 +127,8 @@ TEST_F(watching, what_waits_for_the_device_ends_it_at_once) {
       return heard_.waited_for > 0;
     })) << &wait - waits.data();
   }
+  EXPECT_EQ(cuda.free_memory(memory), CUDA_SUCCESS);
+  EXPECT_EQ(cuda.destroy_event(event), CUDA_SUCCESS);
 }
 
 TEST_F(watching, a_capture_is_no_work_and_its_graph_is) {
@@ -146,6 +148,9 @@ TEST_F(watching, a_capture_is_no_work_and_its_graph_is) {
   EXPECT_EQ(cuda.launch_graph(instance, used), CUDA_SUCCESS);
   EXPECT_EQ(heard_.begun, before + 1);
   EXPECT_EQ(cuda.synchronise(used), CUDA_SUCCESS);
+  EXPECT_EQ(cuda.destroy_exec(instance), CUDA_SUCCESS);
+  EXPECT_EQ(cuda.destroy_graph(graph), CUDA_SUCCESS);
+  EXPECT_EQ(cuda.free_memory(memory), CUDA_SUCCESS);
 }
 
 TEST_F(watching, a_second_watcher_is_refused) {
