@@ -33,18 +33,19 @@ def main() -> None:
         step = overhead_models.plain_step(job, workload.micro_batches)
 
     # A step has ended when the device says so, which is asked for two steps later: the queue never runs empty for it.
-    ends = [torch.cuda.Event(), torch.cuda.Event()]
+    ends = [torch.cuda.Event(), torch.cuda.Event()] if workload.backend == "cuda" else []
     with args.steps.open("w", encoding="utf-8") as file:
         for number in range(1 << 62):
             if args.until.exists():
                 break
-            end = ends[number % len(ends)]
+            if ends and number >= len(ends):
+                ends[number % len(ends)].synchronize()
             if number >= len(ends):
-                end.synchronize()
                 file.write(f"{time.monotonic_ns()}\n")
                 file.flush()
             step()
-            end.record()
+            if ends:
+                ends[number % len(ends)].record()
 
 
 if __name__ == "__main__":

@@ -1,12 +1,7 @@
 #include "runtime/server/hosting/compute_lease.hpp"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <utility>
-
-#include "runtime/server/inference/caught_error.hpp"
-#include "runtime/telemetry/logging.hpp"
 
 namespace sluice::server {
 
@@ -38,30 +33,9 @@ void compute_lease::drained(bool waited) {
   end(waited);
 }
 
-void compute_lease::enter() noexcept {
-  try {
-    bool early = false;
-    {
-      std::lock_guard const lock{mutex_};
-      early = threads_++ == 0 && begin();
-    }
-    wake_if(early);
-  } catch (...) {  // training goes on, requests take longer
-    spdlog::warn("training could not be paused reason={}",
-                 telemetry::quoted(caught_error().what()));
-  }
-}
-
-void compute_lease::leave() noexcept {
-  try {
-    std::lock_guard const lock{mutex_};
-    if (--threads_ == 0) {
-      end(true);
-    }
-  } catch (...) {  // it ends at its limit
-    spdlog::warn("training's pause could not be ended early reason={}",
-                 telemetry::quoted(caught_error().what()));
-  }
+bool compute_lease::begins_here() {
+  std::lock_guard const lock{mutex_};
+  return begin();
 }
 
 /// Whether whoever attends has to sooner.

@@ -12,11 +12,8 @@
 /// What is about to come is announced to training, with the time that it usually takes from there to the first launch.
 ///
 ///   compute_lease lease{pool, 0.05};
-///   {
-///     compute_lease::work_of_thread const work{&lease};   // beside that of other threads
-///     // … compute …
-///   }
-///   lease.begins(); lease.drained(true);   // or by whoever sees the launches: the gate
+///   lease.begins();
+///   lease.drained(true);
 ///
 /// A claim can be held for other reasons as well: see `want`.
 ///
@@ -52,35 +49,17 @@ class compute_lease {
   compute_lease(std::shared_ptr<memhandover::serving_pool> pool, double min_share,
                 std::function<clock::time_point()> now = clock::now);
 
-  /// The device has something to do again. Throws what claiming throws; training then goes on beside it.
+  /// The device has something to do again; nothing happens if it has. Throws what claiming throws: training then goes on
+  /// beside it.
   void begins();
+  /// The same by whoever attends: whether that has to be earlier than was said, since the waker is not called.
+  [[nodiscard]] bool begins_here();
   /// Something has come that will be launched soon.
   void announce();
   /// Whether something waits for what works now to end.
   void set_more_waits(bool more) noexcept { more_waits_ = more; }
   /// It has done all. `waited`: somebody has waited for it, so that the next work is a matter of what is asked for.
   void drained(bool waited);
-
-  /// What one of several threads does while this lives: the first that begins begins, the last that ends ends.
-  class work_of_thread {
-   public:
-    /// Null: of no lease.
-    explicit work_of_thread(compute_lease* lease) : lease_(lease) {
-      if (lease_ != nullptr) {
-        lease_->enter();
-      }
-    }
-    work_of_thread(work_of_thread const&) = delete;
-    work_of_thread& operator=(work_of_thread const&) = delete;
-    ~work_of_thread() {
-      if (lease_ != nullptr) {
-        lease_->leave();
-      }
-    }
-
-   private:
-    compute_lease* lease_;
-  };
 
   /// A claim for another reason than work, until it is released; then work plays no part. Whether `attend` has to be
   /// called earlier than was said: the waker is not. As of `compute_pause`.
@@ -98,8 +77,6 @@ class compute_lease {
   [[nodiscard]] pause_counts counts() const;
 
  private:
-  void enter() noexcept;
-  void leave() noexcept;
   [[nodiscard]] bool begin();
   void end(bool waited);
   [[nodiscard]] bool want_pause();
@@ -121,7 +98,6 @@ class compute_lease {
   std::optional<clock::time_point> announced_;
   nanoseconds to_launch_ = first_expected;  ///< from an announcement to the first launch, of late
   bool works_ = false;
-  std::size_t threads_ = 0;
 };
 
 }  // namespace sluice::server

@@ -79,7 +79,6 @@ void model_host::impl::run(lock_type& lock, std::list<detail::job>::iterator whi
 
   infer_result result = infer_response{job.request.model, model.is.version, job.request.id, {}};
   try {
-    auto const work = work_of_thread();
     detail::shown_action const shown{*board_, activity::computing, place, job.ticket};
     if (model.memory) {
       heap_.set_in_use(model.memory, true);  // weights may change, until that is undone

@@ -121,7 +121,9 @@ void model_host::impl::rest() {
 }
 
 void model_host::impl::release_pause_if_unwanted() {
-  if (options_.pause != pause_mode::on_launch && lease_->wanted() && !wants_compute()) {
+  if (options_.pause == pause_mode::on_launch) {
+    end_claim_if_idle();
+  } else if (lease_->wanted() && !wants_compute()) {
     wake_timekeeper();
   }
 }
@@ -190,7 +192,6 @@ void model_host::impl::load(lock_type& lock, model_index number, clock::time_poi
   std::optional<error> failure;
   try {
     detail::shown_action const shown{*board_, activity::loading, number};
-    auto const work = work_of_thread();
     while (model.lacks_image()) {  // before memory is taken for it
       model.is.model->extend_image();
     }

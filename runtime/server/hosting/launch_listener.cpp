@@ -52,17 +52,15 @@ bool watch_launches() {
       reinterpret_cast<sluice_gate_api const* (*)()>(::dlsym(RTLD_DEFAULT, "sluice_gate_table"));
   if (table == nullptr) {
     spdlog::warn(
-        "the gate is not in this process, so training is paused while models compute, "
-        "launches or not; something has cleared LD_PRELOAD");
+        "the gate is not in this process, so training is paused while requests are in "
+        "flight; something has cleared LD_PRELOAD");
     return false;
   }
   auto const* const gate = table();
   static sluice_launch_watcher const watcher{sizeof(sluice_launch_watcher), &the_receiver(),
                                              &begins, &drained};
   if (gate->size < sizeof(sluice_gate_api) || gate->watch_launches(&watcher) != 0) {
-    spdlog::warn(
-        "launches cannot be watched, so training is paused while models compute, launches "
-        "or not");
+    spdlog::warn("launches cannot be watched, so training is paused while requests are in flight");
     return false;
   }
   return true;

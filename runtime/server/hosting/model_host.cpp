@@ -194,7 +194,7 @@ request_ticket model_host::impl::submit(model_index model, infer_request request
                              fmt::format("{} requests wait for model '{}' already; try again later",
                                          wanted.is.max_queue, wanted.is.name)});
   } else {
-    if (options_.pause == pause_mode::on_request) {
+    if (options_.pause == pause_mode::on_request || claims_by_requests()) {
       hold_compute();
     } else if (options_.pause == pause_mode::on_launch && wanted.state == model_state::warm) {
       lease_->announce();
@@ -241,7 +241,7 @@ void model_host::impl::keep_warm() {
 
 void model_host::impl::hold_compute() {
   try {
-    if (lease_->want()) {
+    if (claims_by_requests() ? lease_->begins_here() : lease_->want()) {
       wake_timekeeper();
     }
   } catch (...) {  // training goes on, requests take longer
@@ -250,19 +250,35 @@ void model_host::impl::hold_compute() {
   }
 }
 
-/// The calling thread takes the device for used while it lives, unless somebody else sees that. Without the lock.
-compute_lease::work_of_thread model_host::impl::work_of_thread() const {
-  bool const claims = options_.pause == pause_mode::on_launch && !options_.lease;
-  return compute_lease::work_of_thread{claims ? lease_.get() : nullptr};
+/// Whether requests in flight are what the device works for; else somebody else sees that.
+bool model_host::impl::claims_by_requests() const noexcept {
+  return options_.pause == pause_mode::on_launch && !options_.lease;
+}
+
+void model_host::impl::end_claim_if_idle() {
+  if (!claims_by_requests() || is_in_demand()) {
+    return;
+  }
+  try {
+    lease_->drained(true);
+  } catch (...) {  // it ends at its limit
+    spdlog::warn("training's pause could not be ended early reason={}",
+                 telemetry::quoted(caught_error().what()));
+  }
+}
+
+bool model_host::impl::is_in_demand() const {
+  return busy_ || !queue_.empty() || !computing_.empty();
 }
 
 bool model_host::impl::wants_compute() const {
   switch (options_.pause) {
+    case pause_mode::on_launch:
+      return claims_by_requests() && is_in_demand();
     case pause_mode::on_request:
-      return busy_ || !queue_.empty() || !computing_.empty();
+      return is_in_demand();
     case pause_mode::on_cold_start:
       return loading_;
-    case pause_mode::on_launch:
     case pause_mode::never:
       break;
   }

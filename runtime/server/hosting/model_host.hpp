@@ -78,7 +78,7 @@ struct host_options {
   std::chrono::microseconds pause_hysteresis{5000};  ///< after the last request, with `on_request`
   double min_share = 0.0;  ///< in [0, 1]: share of every second in which training is not paused
   /// With `on_launch`, of somebody who sees launches and tells it of them. None: the host takes the device for used while
-  /// it loads and computes. With its own `min_share`.
+  /// requests are in flight. With its own `min_share`.
   std::shared_ptr<compute_lease> lease;
   /// How much predicted work training may have on the device in advance; none: as much as the
   /// tightest promise permits (scheduler/run_ahead.hpp).

@@ -54,6 +54,7 @@ void model_host::impl::keep_time_once(lock_type& lock) {
 
 void model_host::impl::look_after_pause(clock::time_point now) {
   if (options_.pause == pause_mode::on_launch || wants_compute()) {
+    end_claim_if_idle();
     lease_->attend();
   } else if (lease_->wanted() && now >= pause_end_) {
     lease_->release();

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <memory>
-#include <optional>
 #include <thread>
 #include <vector>
 
@@ -159,28 +158,21 @@ TEST_F(a_lease, a_second_beginning_and_a_second_end_change_nothing) {
   EXPECT_EQ(lease_.counts().pauses, 1U);
 }
 
-TEST_F(a_lease, ends_with_the_last_of_several_threads) {
-  std::optional<compute_lease::work_of_thread> one{&lease_};
-  {
-    compute_lease::work_of_thread const other{&lease_};
-    go_to(1ms);
-    one.reset();
-    EXPECT_EQ(lease_.counts().busy, 1ms);
-    go_to(2ms);
-  }
-  go_to(9ms);
-  EXPECT_EQ(lease_.counts().busy, 2ms);
+TEST_F(a_lease, goes_on_without_a_claim_that_cannot_be_had) {
+  pool_->fail_claims(1);
+  EXPECT_THROW(lease_.begins(), error);
+  EXPECT_EQ(pool_->claims(), 0);
+  lease_.drained(true);
+  go_to(5ms);
+  lease_.begins();
+  EXPECT_EQ(pool_->claims(), 1);
 }
 
-TEST_F(a_lease, work_goes_on_where_there_is_no_claim) {
-  pool_->fail_claims(1);
-  {
-    compute_lease::work_of_thread const work{&lease_};
-    EXPECT_EQ(pool_->claims(), 0);
-  }
-  go_to(5ms);
-  compute_lease::work_of_thread const next{&lease_};
-  EXPECT_EQ(pool_->claims(), 1);
+TEST_F(a_lease, says_who_attends_that_it_has_to_be_sooner) {
+  lease_.set_waker([] { ADD_FAILURE() << "it has been said already"; });
+  EXPECT_EQ(lease_.attended_by(start + 10s), start + 10s);
+  EXPECT_TRUE(lease_.begins_here());
+  EXPECT_FALSE(lease_.begins_here()) << "nothing new has begun";
 }
 
 // Under ThreadSanitizer as well.
@@ -192,8 +184,9 @@ TEST(lease_of_threads, is_free_when_all_have_ended) {
     for (int i = 0; i < 4; ++i) {
       threads.emplace_back([&lease] {
         for (int round = 0; round < 200; ++round) {
-          compute_lease::work_of_thread const work{&lease};
+          lease.begins();
           std::this_thread::yield();
+          lease.drained(round % 2 == 0);
         }
       });
     }

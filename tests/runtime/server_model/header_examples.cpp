@@ -52,12 +52,8 @@ void of_model_file(std::uint64_t offset, std::byte* destination, std::size_t byt
 
 void of_compute_lease(std::shared_ptr<serving_pool> const& pool) {
   compute_lease lease{pool, 0.05};
-  {
-    compute_lease::work_of_thread const work{&lease};  // beside that of other threads
-    // … compute …
-  }
   lease.begins();
-  lease.drained(true);  // or by whoever sees the launches: the gate
+  lease.drained(true);
 }
 
 void of_launch_listener(std::shared_ptr<compute_lease> const& lease) {

@@ -184,7 +184,9 @@ class model_host::impl {
   // Everybody's, with the lock held.
   void set_state(slot& model, model_state state);
   [[nodiscard]] model_index place_of(slot const& model) const;
-  [[nodiscard]] compute_lease::work_of_thread work_of_thread() const;
+  [[nodiscard]] bool claims_by_requests() const noexcept;
+  [[nodiscard]] bool is_in_demand() const;
+  void end_claim_if_idle();
   void look_after_pause(clock::time_point now);
   void release_pause_if_unwanted();
   void hold_compute();
