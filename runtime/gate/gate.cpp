@@ -31,13 +31,13 @@ using namespace std::chrono_literals;
 
 /// How long a held thread sleeps at most before it looks again. The pause word changes without a
 /// wake-up.
-constexpr std::chrono::nanoseconds nap = 30us;
+constexpr std::chrono::nanoseconds nap = 50us;
 constexpr std::chrono::nanoseconds nap_until_woken = 5ms;
 /// Waking a sleeping thread costs 35–44 µs at the median, so a short hold is waited out awake.
 constexpr std::chrono::nanoseconds awake = 20us;
-/// The end of a compute pause wakes nobody, and the device is idle until somebody sees it. But who stays awake slows the
-/// threads that launch for inference, on a processor that shares a core.
-constexpr std::chrono::nanoseconds awake_in_pause = 100us;
+/// The end of a compute pause wakes nobody, and the device is idle until somebody sees it. Most last as
+/// long as a request.
+constexpr std::chrono::nanoseconds awake_in_pause = 3ms;
 /// A thread that waits longer than this for its run-ahead may itself be the one that has to launch
 /// what the device waits for, so it goes on.
 constexpr std::chrono::nanoseconds room_patience = 1s;

@@ -16,7 +16,7 @@ namespace {
 using namespace std::chrono_literals;
 
 /// Between two looks: the longer the device has worked, the less a late look costs.
-constexpr std::chrono::nanoseconds shortest_look = 50us;
+constexpr std::chrono::nanoseconds shortest_look = 200us;
 constexpr std::chrono::nanoseconds longest_look = 1ms;
 constexpr int looks_in_a_burst = 32;
 constexpr std::chrono::nanoseconds longest_sleep = 1s;
@@ -90,7 +90,6 @@ void launch_watch::look(bool waited) noexcept {
 }
 
 void launch_watch::run() noexcept {
-  naps_exactly();
   for (;;) {
     while (works_.load(std::memory_order_acquire) == 0) {
       static_cast<void>(futex_wait(works_, 0, longest_sleep));

@@ -4,7 +4,7 @@
 ///
 /// While the device rests a bit of the gate's mode leads every launch here, and only the first of a burst finds it: the
 /// others cost what they cost without a watch. Whether the device rests is looked at by a thread that comes back from a
-/// wait of its own for the device, at once, and else by a thread that looks every 50 µs. It asks streams and records no
+/// wait of its own for the device, at once, and else by a thread that looks every 200 µs. It asks streams and records no
 /// events, which would cost the device time between two launches. A device that runs dry between two launches of one that
 /// launches slowly is not taken to rest: nothing must have been launched since the look before.
 ///

@@ -3,7 +3,6 @@
 
 #include <pthread.h>
 #include <signal.h>
-#include <sys/prctl.h>
 
 namespace sluice::gate {
 
@@ -24,11 +23,6 @@ template <auto Run, typename Of>
     ::pthread_setname_np(thread, name);
   }
   return started;
-}
-
-/// The calling thread's naps end when they are to, and not up to 50 µs later.
-inline void naps_exactly() {
-  ::prctl(PR_SET_TIMERSLACK, 1UL);
 }
 
 }  // namespace sluice::gate

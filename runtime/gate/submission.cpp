@@ -268,7 +268,6 @@ CUresult submission_queue::make(thread_slot& self, deferred_call& call) {
 }
 
 void submission_queue::run() {
-  naps_exactly();
   real<CUresult (*)(CUcontext)>(symbol::of_cuCtxSetCurrent)(context());
   thread_slot& self = this_thread();
   while (await_call()) {
