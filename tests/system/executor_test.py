@@ -136,7 +136,7 @@ def test_requests_to_an_executor_that_is_stopped_end_at_their_time_and_another_t
     check(server, affine)
     former = server.executor()
     os.kill(former, signal.SIGSTOP)
-    status, answer = server.infer("affine", [floats("x", X)])
+    status, answer = server.infer("affine", [floats("x", X)], parameters={"timeout": 200_000})
     assert status == 504 and "does not answer" in answer["error"], answer
     assert server.request("/v2/health/live")[0] == 200
 
@@ -225,6 +225,65 @@ def test_a_server_whose_executor_cannot_come_back_says_why_and_ends_in_order(wor
     eventually(lambda: server.request("/v2/health/ready")[0] == 200, "it is ready again")
     check(server, affine)
     assert server.end() == 0
+
+
+def spare_of(server) -> int:
+    """Its process id, once it is ready."""
+    def ready() -> dict | None:
+        seen = server.status()["executor"]
+        return seen if seen["spare"] == "ready" else None
+
+    return eventually(ready, "a spare is ready")["spare_pid"]
+
+
+def ended(pid: int) -> bool:
+    try:
+        return is_zombie(pid)
+    except FileNotFoundError:
+        return True
+
+
+def test_a_spare_takes_the_place_of_an_executor_and_is_no_member_of_the_pool_before(world, affine):
+    server = serve(world, "affine")
+    check(server, affine)
+    eventually(lambda: published(server), "it is published")
+    spare = spare_of(server)
+    servers = [each["pid"] for each in world.status()["clients"]]
+    assert servers == [server.executor()] and spare not in servers
+    assert "ready to take an executor's place" in server.log()
+    kill_executor(server)
+    assert server.executor() == spare
+    check(server, affine)
+    assert server.model("affine")["cold_starts"] == 0
+    assert [each["pid"] for each in world.status()["clients"]] == [spare]
+    second = spare_of(server)
+    assert second != spare
+    assert server.end() == 0
+    assert ended(second)
+
+
+def test_a_spare_that_dies_disturbs_nobody_and_ends_with_its_server(world, affine):
+    server = serve(world, "affine")
+    executor, spare = server.executor(), spare_of(server)
+    os.kill(spare, signal.SIGKILL)
+    check(server, affine)
+    following = eventually(lambda: (pid := spare_of(server)) != spare and pid, "there is another")
+    assert server.executor() == executor
+    assert server.log().count("no spare executor is ready") == 1, server.log()
+    server.process.kill()
+    server.process.wait()
+    eventually(lambda: ended(following) and ended(executor), "both have ended with it")
+
+
+def test_a_policy_without_a_spare_has_none(world, affine):
+    policy = world.policy("affine")
+    policy.write_text(policy.read_text().replace("server: {", "server: {spare_executor: false, "))
+    server = world.serve(policy)
+    check(server, affine)
+    kill_executor(server)
+    check(server, affine)
+    assert server.status()["executor"]["spare"] == "none" and server.status()["executor"]["spare_pid"] is None
+    assert "ready to take" not in server.log()
 
 
 KILLS = [pytest.param(12, id="short"), pytest.param(1000, id="long", marks=[pytest.mark.long, pytest.mark.deadline(7200)])]

@@ -67,6 +67,11 @@ void describe_server(key_visitor& v, server_policy& into) {
           "Models that compute at once on the host, each one request at a time; on a GPU one does.",
           "4"},
          into.parallel_models, {1, 64});
+  v.boolean({"spare_executor",
+             "Whether a second process has its libraries loaded, to take the place of the one that "
+             "computes when that ends.",
+             "true"},
+            into.spare_executor);
 }
 
 void describe_pool(key_visitor& v, pool_policy& into) {
