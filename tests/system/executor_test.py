@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import socket
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -284,47 +281,3 @@ def test_a_policy_without_a_spare_has_none(world, affine):
     check(server, affine)
     assert server.status()["executor"]["spare"] == "none" and server.status()["executor"]["spare_pid"] is None
     assert "ready to take" not in server.log()
-
-
-KILLS = [pytest.param(12, id="short"), pytest.param(1000, id="long", marks=[pytest.mark.long, pytest.mark.deadline(7200)])]
-
-
-@pytest.mark.parametrize("kills", KILLS)
-def test_executors_that_are_killed_at_random_under_load_answer_nobody_wrongly(world, affine, kills):
-    world.models.add("slow", Slow(), **SLOW)
-    server = serve(world, "affine", "slow", request_timeout="60s")
-    check(server, affine)
-    over = threading.Event()
-    answered: list[int] = []
-
-    def ask(number: int) -> None:
-        while not over.is_set():
-            if number % 2:
-                torch.testing.assert_close(server.outputs("affine", [floats("x", X)])[0], affine(X), rtol=0, atol=0)
-            else:
-                assert int(server.outputs("slow", [integer("n", number + 3)])[0]) == number + 3
-            answered.append(number)
-
-    seed = random.randrange(2**32)
-    print("seed", seed)
-    chance = random.Random(seed)
-    with ThreadPoolExecutor(4) as pool:
-        clients = [pool.submit(ask, number) for number in range(4)]
-        try:
-            for _ in range(kills):
-                before = len(answered)
-                former = kill_executor(server)
-                assert former
-                eventually(lambda: len(answered) > before or any(each.done() for each in clients), "requests are answered")  # noqa: B023
-                time.sleep(chance.random() * 0.05)  # not for order: where in a computation the next one falls
-        finally:
-            over.set()
-        for each in clients:
-            each.result()
-    seen = server.status()
-    assert seen["executor"]["started"] == kills + 1
-    assert seen["requests"]["failed"] == 0 and seen["requests"]["in_flight"] == 0
-    pool = world.pool()
-    assert sum(pool[f"{owner}_bytes"] for owner in ("free", "dirty", "training", "serving", "engine", "left")) == pool["bytes"], pool
-    assert server.end() == 0
-    assert world.pool()["serving_bytes"] == 0
