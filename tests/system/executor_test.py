@@ -105,16 +105,12 @@ def test_a_computation_that_never_ends_ends_its_executor_and_harms_no_other_mode
 def test_a_model_that_ends_its_executor_again_and_again_is_refused_for_a_time(world, affine):
     world.models.add("slow", Slow(), **SLOW)
     server = serve(world, "affine", "slow", request_timeout="500ms")
-    for ended in (1, 2, 3):
-        former = server.executor()
 
-        def ends_it() -> bool:
-            assert server.infer("slow", [integer("n", FOR_EVER)])[0] in (503, 504)  # it may have been loading all the time
-            return server.model("slow")["ended_executors"] == ended  # noqa: B023
+    def has_ended_three() -> bool:
+        assert server.infer("slow", [integer("n", FOR_EVER)])[0] in (503, 504)  # it may have been loading all the time
+        return server.model("slow")["ended_executors"] >= 3
 
-        eventually(ends_it, "its executor was ended")
-        if ended < 3:
-            eventually(lambda: replaced(server, former), "another executor serves")  # noqa: B023
+    eventually(has_ended_three, "three executors were ended")
     status, answer = server.infer("slow", [integer("n", 1)])
     assert status == 503 and "model 'slow' has failed" in answer["error"], answer
 
