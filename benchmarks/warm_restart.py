@@ -166,10 +166,11 @@ class World:
         self._count = 0
         self._server: Server | None = None
 
-    def serve(self, model: str) -> Server:
+    def serve(self, model: str, more: str = "") -> Server:
+        """`more` are keys of the policy's section `server`, each behind a comma."""
         policy = self._folder / f"{model}.yaml"
         policy.write_text(
-            f"version: 1\nserver: {{model_repository: {self.repository}}}\n"
+            f"version: 1\nserver: {{model_repository: {self.repository}{more}}}\n"
             f"pool: {{backend: {self._backend}, memory: {self._pool_bytes // 2**20}MiB}}\n"
             f"models:\n  - {{name: {model}, slo: {{latency: 1s}}, warm: {{mode: fixed, max_idle: {IDLE_S}s}}}}\n", encoding="utf-8")
         self._count += 1

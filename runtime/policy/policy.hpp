@@ -52,6 +52,7 @@ struct server_policy {
   unsigned threads = 2;
   std::uint32_t max_connections = 16'384;
   std::uint32_t parallel_models = 4;
+  bool spare_executor = true;
 };
 
 /// A number of bytes, or a share of the memory that the machine or the device has free. Exactly one

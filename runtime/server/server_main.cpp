@@ -178,6 +178,7 @@ remote_executor::options executor_options_of(policy::policy const& wanted,
                               ceil<milliseconds>(wanted.server.request_timeout)});
   }
   options.compute_limit = options.answer_limit = ceil<milliseconds>(wanted.server.request_timeout);
+  options.spare = wanted.server.spare_executor;
   return options;
 }
 

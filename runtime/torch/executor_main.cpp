@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <latch>
 #include <optional>
 #include <string>
 #include <utility>
@@ -28,7 +29,9 @@
 #include "runtime/server/server_setup.hpp"
 #include "runtime/telemetry/error_table.hpp"
 #include "runtime/telemetry/logging.hpp"
+#include "runtime/torch/model/rehearsal.hpp"
 #include "runtime/torch/model/torch_model.hpp"
+#include "runtime/torch/spare.hpp"
 
 namespace sluice::server {
 namespace {
@@ -138,8 +141,22 @@ std::vector<served_model> prepare(std::vector<chosen_model> const& chosen,
   return models;
 }
 
+/// What a thread that computes begins with. One that cannot rehearse may still compute what models want.
+void rehearse_as_thread(int threads, torch_device device) noexcept {
+  try {
+    set_torch_threads(threads);
+    rehearse(device);
+  } catch (std::exception const& failure) {
+    spdlog::warn("first requests take longer reason=\"{}\"", failure.what());
+  }
+}
+
 /// False if a computation was still running at the end.
 bool execute(executor_session& session) {
+  if (auto const wanted = session.preparation()) {
+    prepare_spare(*wanted);
+    session.prepared();
+  }
   auto const& orders = session.orders();
   auto const given = settings_in(orders.settings);
   auto const wanted = policy::parse(orders.policy, given.policy_file);
@@ -153,10 +170,6 @@ bool execute(executor_session& session) {
     return true;
   }
   auto options = host_options_of(wanted);
-  options.thread_start = [threads = given.threads, device] {
-    set_torch_threads(threads);
-    use_own_stream(device);
-  };
   options.board = orders.board;
   bool const on_host = pool->shape().backend == memhandover::backend_kind::host;
   if (wanted.server.parallel_models > 1) {
@@ -177,11 +190,18 @@ bool execute(executor_session& session) {
       options.lease = std::move(lease);
     }
   }
+  std::latch rehearsed{static_cast<std::ptrdiff_t>(options.computing_threads) + 1};
+  options.thread_start = [&rehearsed, threads = given.threads, device] {
+    use_own_stream(device);
+    rehearse_as_thread(threads, device);
+    rehearsed.count_down();
+  };
   model_host host{std::move(options), pool, std::move(models)};
+  rehearsed.wait();  // so that the first request is none that waits for it
   if (!host.warm_up([&session] { return session.end_wanted(); })) {
     return true;
   }
-  session.serve(host);
+  session.serve(host, preparation_for(device, given.threads));
   if (host.stop(milliseconds{0})) {
     return true;
   }

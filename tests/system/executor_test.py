@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import socket
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -108,16 +105,12 @@ def test_a_computation_that_never_ends_ends_its_executor_and_harms_no_other_mode
 def test_a_model_that_ends_its_executor_again_and_again_is_refused_for_a_time(world, affine):
     world.models.add("slow", Slow(), **SLOW)
     server = serve(world, "affine", "slow", request_timeout="500ms")
-    for ended in (1, 2, 3):
-        former = server.executor()
 
-        def ends_it() -> bool:
-            assert server.infer("slow", [integer("n", FOR_EVER)])[0] in (503, 504)  # it may have been loading all the time
-            return server.model("slow")["ended_executors"] == ended  # noqa: B023
+    def has_ended_three() -> bool:
+        assert server.infer("slow", [integer("n", FOR_EVER)])[0] in (503, 504)  # it may have been loading all the time
+        return server.model("slow")["ended_executors"] >= 3
 
-        eventually(ends_it, "its executor was ended")
-        if ended < 3:
-            eventually(lambda: replaced(server, former), "another executor serves")  # noqa: B023
+    eventually(has_ended_three, "three executors were ended")
     status, answer = server.infer("slow", [integer("n", 1)])
     assert status == 503 and "model 'slow' has failed" in answer["error"], answer
 
@@ -136,7 +129,7 @@ def test_requests_to_an_executor_that_is_stopped_end_at_their_time_and_another_t
     check(server, affine)
     former = server.executor()
     os.kill(former, signal.SIGSTOP)
-    status, answer = server.infer("affine", [floats("x", X)])
+    status, answer = server.infer("affine", [floats("x", X)], parameters={"timeout": 200_000})
     assert status == 504 and "does not answer" in answer["error"], answer
     assert server.request("/v2/health/live")[0] == 200
 
@@ -227,45 +220,60 @@ def test_a_server_whose_executor_cannot_come_back_says_why_and_ends_in_order(wor
     assert server.end() == 0
 
 
-KILLS = [pytest.param(12, id="short"), pytest.param(1000, id="long", marks=[pytest.mark.long, pytest.mark.deadline(7200)])]
+def spare_of(server) -> int:
+    """Its process id, once it is ready."""
+    def ready() -> dict | None:
+        seen = server.status()["executor"]
+        return seen if seen["spare"] == "ready" else None
+
+    return eventually(ready, "a spare is ready")["spare_pid"]
 
 
-@pytest.mark.parametrize("kills", KILLS)
-def test_executors_that_are_killed_at_random_under_load_answer_nobody_wrongly(world, affine, kills):
-    world.models.add("slow", Slow(), **SLOW)
-    server = serve(world, "affine", "slow", request_timeout="60s")
+def ended(pid: int) -> bool:
+    try:
+        return is_zombie(pid)
+    except FileNotFoundError:
+        return True
+
+
+def test_a_spare_takes_the_place_of_an_executor_and_is_no_member_of_the_pool_before(world, affine):
+    server = serve(world, "affine")
     check(server, affine)
-    over = threading.Event()
-    answered: list[int] = []
-
-    def ask(number: int) -> None:
-        while not over.is_set():
-            if number % 2:
-                torch.testing.assert_close(server.outputs("affine", [floats("x", X)])[0], affine(X), rtol=0, atol=0)
-            else:
-                assert int(server.outputs("slow", [integer("n", number + 3)])[0]) == number + 3
-            answered.append(number)
-
-    seed = random.randrange(2**32)
-    print("seed", seed)
-    chance = random.Random(seed)
-    with ThreadPoolExecutor(4) as pool:
-        clients = [pool.submit(ask, number) for number in range(4)]
-        try:
-            for _ in range(kills):
-                before = len(answered)
-                former = kill_executor(server)
-                assert former
-                eventually(lambda: len(answered) > before or any(each.done() for each in clients), "requests are answered")  # noqa: B023
-                time.sleep(chance.random() * 0.05)  # not for order: where in a computation the next one falls
-        finally:
-            over.set()
-        for each in clients:
-            each.result()
-    seen = server.status()
-    assert seen["executor"]["started"] == kills + 1
-    assert seen["requests"]["failed"] == 0 and seen["requests"]["in_flight"] == 0
-    pool = world.pool()
-    assert sum(pool[f"{owner}_bytes"] for owner in ("free", "dirty", "training", "serving", "engine", "left")) == pool["bytes"], pool
+    eventually(lambda: published(server), "it is published")
+    spare = spare_of(server)
+    servers = [each["pid"] for each in world.status()["clients"]]
+    assert servers == [server.executor()] and spare not in servers
+    assert "ready to take an executor's place" in server.log()
+    kill_executor(server)
+    assert server.executor() == spare
+    check(server, affine)
+    assert server.model("affine")["cold_starts"] == 0
+    assert [each["pid"] for each in world.status()["clients"]] == [spare]
+    second = spare_of(server)
+    assert second != spare
     assert server.end() == 0
-    assert world.pool()["serving_bytes"] == 0
+    assert ended(second)
+
+
+def test_a_spare_that_dies_disturbs_nobody_and_ends_with_its_server(world, affine):
+    server = serve(world, "affine")
+    executor, spare = server.executor(), spare_of(server)
+    os.kill(spare, signal.SIGKILL)
+    check(server, affine)
+    following = eventually(lambda: (pid := spare_of(server)) != spare and pid, "there is another")
+    assert server.executor() == executor
+    assert server.log().count("no spare executor is ready") == 1, server.log()
+    server.process.kill()
+    server.process.wait()
+    eventually(lambda: ended(following) and ended(executor), "both have ended with it")
+
+
+def test_a_policy_without_a_spare_has_none(world, affine):
+    policy = world.policy("affine")
+    policy.write_text(policy.read_text().replace("server: {", "server: {spare_executor: false, "))
+    server = world.serve(policy)
+    check(server, affine)
+    kill_executor(server)
+    check(server, affine)
+    assert server.status()["executor"]["spare"] == "none" and server.status()["executor"]["spare_pid"] is None
+    assert "ready to take" not in server.log()

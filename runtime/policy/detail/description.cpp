@@ -67,6 +67,11 @@ void describe_server(key_visitor& v, server_policy& into) {
       v,
       {"parallel_models", "Models that compute at once at most, each one request at a time.", "4"},
       into.parallel_models, {1, 64});
+  v.boolean({"spare_executor",
+             "Whether a second process has its libraries loaded, to take the place of the one that "
+             "computes when that ends.",
+             "true"},
+            into.spare_executor);
 }
 
 void describe_pool(key_visitor& v, pool_policy& into) {

@@ -114,6 +114,10 @@ void child_process::await_end() const noexcept {
   }
 }
 
+void child_process::watch_from_now() {
+  kills_for_memory_ = kills_for_memory();
+}
+
 process_end child_process::wait() {
   int status = 0;
   while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {

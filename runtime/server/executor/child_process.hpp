@@ -48,6 +48,8 @@ class child_process {
   void await_end() const noexcept;
   /// Until it has ended.
   process_end wait();
+  /// What has happened until now has nothing to do with how it ends.
+  void watch_from_now();
 
  private:
   pid_t pid_ = 0;                       ///< 0: none, or it has been waited for

@@ -39,6 +39,16 @@ executor_session::~executor_session() {
   receiver_.join();
 }
 
+std::optional<json> executor_session::preparation() {
+  std::unique_lock lock{mutex_};
+  changed_.wait(lock, [this] { return preparation_ || orders_ || refused_orders_; });
+  return preparation_;
+}
+
+void executor_session::prepared() {
+  send({{{"type", "prepared"}}, {}, {}});
+}
+
 executor_orders const& executor_session::orders() {
   std::unique_lock lock{mutex_};
   changed_.wait(lock, [this] { return orders_ || refused_orders_; });
@@ -48,12 +58,12 @@ executor_orders const& executor_session::orders() {
   return *orders_;
 }
 
-void executor_session::serve(model_executor& host) {
+void executor_session::serve(model_executor& host, json const& spare) {
   {
     std::lock_guard const lock{mutex_};
     host_ = &host;
   }
-  send({{{"type", "ready"}}, {}, {}});
+  send({{{"type", "ready"}, {"spare", spare}}, {}, {}});
   std::unique_lock lock{mutex_};
   changed_.wait(lock, [this] { return end_wanted_.load(); });
   host_ = nullptr;
@@ -109,6 +119,10 @@ void executor_session::take(message received) {
   } else if (type == "end") {
     std::lock_guard const lock{mutex_};
     end_wanted_ = true;
+    changed_.notify_all();
+  } else if (type == "prepare") {
+    std::lock_guard const lock{mutex_};
+    preparation_ = received.body.value("for", json::object());
     changed_.notify_all();
   } else if (type == "start") {
     std::lock_guard const lock{mutex_};

@@ -2,16 +2,20 @@
 ///
 ///   executor_session session{unique_fd{socket}};
 ///   try {
+///     if (auto const wanted = session.preparation()) {   // it is a spare
+///       // … libraries are loaded …
+///       session.prepared();
+///     }
 ///     auto const& orders = session.orders();        // what it is to serve
 ///     // … a host for that …
-///     session.serve(host);                          // until the server wants the end
+///     session.serve(host, {{"device", 0}});         // until the server wants the end
 ///     (void)host.stop(0ms);
 ///   } catch (error const& failure) {
 ///     session.fail(failure);
 ///   }
 ///
-///   server → executor   start, infer, cancel, status, ping, keep, end
-///   executor → server   ready or failed; result, status, pong
+///   server → executor   prepare; start, infer, cancel, status, ping, keep, end
+///   executor → server   prepared; ready or failed; result, status, pong
 ///
 /// A thread of its own receives from the constructor on. Where the server goes, this process ends at once,
 /// without giving memory back: what it had published waits in the pool for a successor.
@@ -53,13 +57,19 @@ class executor_session {
   executor_session(executor_session&&) = delete;
   executor_session& operator=(executor_session&&) = delete;
 
+  /// What this process is to prepare for, as another has said in `serve`, if it is a spare: it has orders when that one
+  /// has ended, or never. Waits for what comes first; nothing if these are orders.
+  [[nodiscard]] std::optional<nlohmann::json> preparation();
+  /// Tells the server that they would be carried out at once.
+  void prepared();
+
   /// Waits for them. Throws `invalid_argument` if what comes is none.
   [[nodiscard]] executor_orders const& orders();
   [[nodiscard]] bool end_wanted() const noexcept { return end_wanted_; }
 
   /// Gives the server's requests to `host`, and returns when the server wants the end. What `host` has been given
-  /// by then it may still answer, as long as the session lives.
-  void serve(model_executor& host);
+  /// by then it may still answer, as long as the session lives. `spare` is for who may have to take this one's place.
+  void serve(model_executor& host, nlohmann::json const& spare = nlohmann::json::object());
   /// Tells the server why there is nothing to serve.
   void fail(error const& why);
 
@@ -79,6 +89,7 @@ class executor_session {
 
   std::mutex mutex_;  ///< guards what follows
   std::condition_variable changed_;
+  std::optional<nlohmann::json> preparation_;
   std::optional<executor_orders> orders_;
   std::optional<error> refused_orders_;
   model_executor* host_ = nullptr;       ///< called with the mutex

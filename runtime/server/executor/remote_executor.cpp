@@ -46,7 +46,8 @@ remote_executor::impl::impl(options how)
           unique_fd{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)})),
       pending_(how_.models.size()),
       health_(how_.models.size()),
-      last_offences_(how_.models.size()) {
+      last_offences_(how_.models.size()),
+      spare_(how_.program, how_.spare_limit) {
   if (how_.models.size() > host_board::max_models) {
     throw error{error_kind::unsupported,
                 fmt::format("the policy names {} versions of models; a server offers at most {}",
@@ -296,6 +297,8 @@ void remote_executor::impl::describe(json& into) const {
   into["executor"] = {{"pid", child_.pid()},
                       {"state", to_string(phase_)},
                       {"started", started_},
+                      {"spare", spare_.state()},
+                      {"spare_pid", spare_.pid() == 0 ? json{} : json(spare_.pid())},
                       {"last_end", last_end_}};
 }
 

@@ -8,6 +8,9 @@
 /// `compute_limit` is a hang, and ended.
 /// Requests of a model that has failed are refused as `unavailable` for a time.
 ///
+/// If wanted, a spare process has its libraries loaded by then (detail/spare_process.hpp). It is started once another serves
+/// and has answered what had waited for it.
+///
 /// Every request has a deadline, at which it is answered whatever the process does.
 ///
 ///   remote_executor executor{options};
@@ -50,6 +53,10 @@ class remote_executor final : public model_executor {
     std::chrono::milliseconds compute_limit{30'000};
     /// How long one that has said nothing is waited for once it has been asked to.
     std::chrono::milliseconds answer_limit{30'000};
+    /// Whether another process is kept that has its libraries loaded, and takes the place of one that ends.
+    bool spare = false;
+    /// How long that may take to load them.
+    std::chrono::milliseconds spare_limit{120'000};
   };
 
   /// Throws `unsupported` if the program cannot be started or there are more models than a board holds.

@@ -31,6 +31,8 @@ using namespace std::chrono_literals;
 constexpr milliseconds look_every{1000};
 /// Between processes that end before they can serve.
 constexpr milliseconds first_back_off{100}, longest_back_off{10'000};
+/// For so long at most a spare is not started, for the sake of what has waited for an executor.
+constexpr milliseconds longest_storm{5'000};
 
 char const* verb_of(activity what) {
   switch (what) {
@@ -73,13 +75,15 @@ void remote_executor::impl::supervise() {
     if (phase_ == phase::ended) {
       return;
     }
+    look_after_spare();
     sleeps_until_ = next_look();
     auto const until = sleeps_until_;
     auto const socket = socket_.get();
     bool const is_full = !outbox_.empty();
+    auto const spare = spare_.awaited();
     lock.unlock();
 
-    bool const has_gone = !wait_and_receive(socket, is_full, until);
+    bool const has_gone = !wait_and_receive(socket, is_full, spare, until);
 
     if (has_gone) {
       await_end();
@@ -108,13 +112,34 @@ remote_executor::impl::clock::time_point remote_executor::impl::next_look() cons
   for (auto const& each : computations()) {
     next = std::min(next, std::max(now, each.since + how_.compute_limit));
   }
+  if (phase_ == phase::serving) {
+    auto const look = std::max(spare_.next_look(), is_quiet() ? now : ready_since_ + longest_storm);
+    next = std::min(next, std::max(now, look));
+  }
   return phase_ == phase::between ? std::min(next, next_start_) : next;
 }
 
-bool remote_executor::impl::wait_and_receive(int socket, bool is_full, clock::time_point until) {
-  std::array<pollfd, 2> waited{
+/// What had waited for the process when it was ready has been answered.
+bool remote_executor::impl::is_quiet() const {
+  return pending_.first().value_or(waited_until_ + 1) > waited_until_ ||
+         clock::now() >= ready_since_ + longest_storm;
+}
+
+void remote_executor::impl::look_after_spare() {
+  auto const now = clock::now();
+  spare_.hear(now);
+  if (stopping_) {
+    spare_.end();
+  } else if (phase_ == phase::serving && is_quiet() && spare_.is_due(now)) {
+    spare_.start(now);
+  }
+}
+
+bool remote_executor::impl::wait_and_receive(int socket, bool is_full, int spare,
+                                             clock::time_point until) {
+  std::array<pollfd, 3> waited{
       pollfd{socket, static_cast<short>(POLLIN | (is_full ? POLLOUT : 0)), 0},
-      pollfd{wake_.get(), POLLIN, 0}};
+      pollfd{wake_.get(), POLLIN, 0}, pollfd{spare, POLLIN, 0}};
   (void)::poll(waited.data(), waited.size(), memhandover::poll_timeout(until));
   if (waited[1].revents != 0) {
     std::uint64_t count = 0;
@@ -151,6 +176,11 @@ void remote_executor::impl::take(memhandover::message received) {
   } else if (type == "ready") {
     phase_ = phase::serving;
     back_off_ = milliseconds{0};
+    waited_until_ = last_ticket_;
+    ready_since_ = heard_;
+    if (how_.spare) {
+      spare_.want(received.body.value("spare", json::object()));
+    }
     for (auto const each : pending_.tickets()) {
       outbox_.push_back({each, {}});
     }
@@ -190,26 +220,35 @@ void remote_executor::impl::finish(detail::pending_request to,
   to.done(std::move(result));
 }
 
-void remote_executor::impl::start_process() {
-  std::array<int, 2> ends{};
-  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0) {
-    throw memhandover::system_error("cannot start an executor");
+/// That the process has ended is seen when its socket is read.
+void remote_executor::impl::give_orders(int socket, parcel const& orders, int board) {
+  std::vector<int> descriptors{board};
+  if (orders.file) {
+    descriptors.push_back(orders.file.get());
   }
-  auto ours = memhandover::beside_standard_streams(unique_fd{ends[0]});
-  auto theirs = memhandover::beside_standard_streams(unique_fd{ends[1]});
+  try {
+    memhandover::send_message(socket, orders.body, descriptors, orders.bytes);
+  } catch (error const& failure) {
+    if (failure.kind() != error_kind::unavailable) {
+      throw;
+    }
+  }
+}
+
+void remote_executor::impl::start_process() {
   auto made = make_shared_board();
   json const orders{{"settings", how_.settings}, {"policy", how_.policy}};
   auto const policy =
       wrap_text({{"type", "start"}}, orders.dump(-1, ' ', false, json::error_handler_t::replace));
-  std::vector<int> descriptors{made.file.get()};
-  if (policy.file) {
-    descriptors.push_back(policy.file.get());
-  }
-  child_ = child_process::start(
-      {how_.program.string(), "--socket", std::to_string(child_process::passed_descriptor)},
-      std::move(theirs));
-  memhandover::send_message(ours.get(), policy.body, descriptors, policy.bytes);
-  socket_ = std::move(ours);
+  auto spare = spare_.take();
+  was_spare_ = spare.has_value();
+  was_ready_spare_ = was_spare_ && spare->was_ready;
+  auto process = spare ? std::move(spare->process) : detail::start_connected(how_.program);
+  process.child.watch_from_now();
+  give_orders(process.socket.get(), policy, made.file.get());
+  child_ = std::move(process.child);
+  socket_ = std::move(process.socket);
+  heard_ = clock::now();
   board_ = std::move(made.board);
   phase_ = phase::starting;
   ++started_;
@@ -268,9 +307,9 @@ void remote_executor::impl::watch_over() {
       }
     }
   }
-  if (phase_ != phase::serving || pending_.empty()) {
-    asked_.reset();
-  } else if (!asked_ && now >= heard_ + look_every) {
+  bool const is_waited_for =
+      phase_ == phase::serving ? !pending_.empty() : phase_ == phase::starting && was_ready_spare_;
+  if (!asked_ && is_waited_for && now >= heard_ + look_every) {
     asked_ = now;
     send({0, {{"type", "ping"}}});
   } else if (asked_ && now >= *asked_ + how_.answer_limit && killed_for_.empty()) {
@@ -298,6 +337,7 @@ void remote_executor::impl::on_end(detail::refusals& into) {
   bool const was_serving = phase_ == phase::serving;
   socket_.reset();
   outbox_.clear();
+  asked_.reset();
   auto const how = child_.wait();
   changed_.notify_all();
   if (stopping_) {
@@ -322,7 +362,7 @@ void remote_executor::impl::on_end(detail::refusals& into) {
     }
   }
   refuse_cancelled(into);
-  if (was_serving) {
+  if (was_serving || was_spare_) {  // a spare may have been killed together with the one before it
     back_off_ = milliseconds{0};
   }
   be_between();

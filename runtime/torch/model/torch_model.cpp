@@ -7,6 +7,7 @@
 #include <c10/util/StringUtil.h>
 #include <dlfcn.h>
 #include <malloc.h>
+#include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 #include <torch/csrc/jit/runtime/jit_exception.h>
@@ -227,6 +228,19 @@ class torch_model final : public hosted_model {
     image_noted_ = true;
     ::malloc_trim(0);  // the buffers of its steps, or all weights if they were read at once
     log_image(options_.name, bytes(), weights_->image().pinned());
+    plan();
+  }
+
+  /// What the interpreter makes of the code before it first runs it, so that no request waits for that.
+  void plan() noexcept {
+    try {
+      torch::jit::GraphOptimizerEnabledGuard const unoptimised{false};
+      torch::jit::Stack none;
+      (void)torch::jit::toGraphFunction(module_.get_method("forward").function())
+          .get_executor()
+          .getPlanFor(none);
+    } catch (...) {  // the first request says why it cannot be run
+    }
   }
 
   template <typename Binding>

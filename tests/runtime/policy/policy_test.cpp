@@ -37,7 +37,8 @@ std::vector<std::string> complaints(std::string const& text) {
 TEST(policy, every_key_is_read) {
   auto const read = parse(R"(
 version: 1
-server: {host: 0.0.0.0, port: 9000, max_body: 1MiB, model_repository: models, request_timeout: 5s}
+server: {host: 0.0.0.0, port: 9000, max_body: 1MiB, model_repository: models, request_timeout: 5s,
+         spare_executor: false}
 pool: {backend: host, device: 3, memory: 40GiB, chunk: 4MiB}
 training: {pause: on_cold_start, pause_hysteresis: 500us, min_share: 20%, run_ahead: 150us,
            allow_mps: true}
@@ -58,6 +59,7 @@ scheduler: {tick: 100ms, reserve: 512MiB}
   EXPECT_EQ(read.server.max_body, 1_MiB);
   EXPECT_EQ(read.server.model_repository, "/etc/sluice/models");
   EXPECT_EQ(read.server.request_timeout, 5s);
+  EXPECT_FALSE(read.server.spare_executor);
   EXPECT_EQ(read.pool.backend, pool_backend::host);
   EXPECT_EQ(read.pool.device, 3);
   ASSERT_TRUE(read.pool.memory);
@@ -92,6 +94,7 @@ TEST(policy, what_is_left_out_takes_its_default) {
   EXPECT_EQ(read.server.max_body, 64_MiB);
   EXPECT_TRUE(read.server.model_repository.empty());
   EXPECT_EQ(read.server.request_timeout, 30s);
+  EXPECT_TRUE(read.server.spare_executor);
   EXPECT_EQ(read.pool.backend, pool_backend::automatic);
   EXPECT_EQ(read.pool.device, 0);
   EXPECT_FALSE(read.pool.memory);

@@ -5,6 +5,7 @@
 
 #include "memhandover/base/wire.hpp"
 #include "runtime/server/executor/child_process.hpp"
+#include "runtime/server/executor/detail/spare_process.hpp"
 #include "runtime/server/executor/end_report.hpp"
 #include "runtime/server/executor/executor_session.hpp"
 #include "runtime/server/executor/parcel.hpp"
@@ -61,14 +62,27 @@ void of_child_process(unique_fd socket) {
 void of_executor_session(int socket, model_host& host) {
   executor_session session{unique_fd{socket}};
   try {
+    if (auto const wanted = session.preparation()) {
+      session.prepared();
+    }
     auto const& orders = session.orders();
-    session.serve(host);
+    session.serve(host, {{"device", 0}});
     (void)host.stop(0ms);
   } catch (error const& failure) {
     session.fail(failure);
   }
 }
 #pragma GCC diagnostic pop
+
+void of_spare_process(detail::spare_process& spare, detail::spare_process::clock::time_point now) {
+  spare.want({{"device", 0}});
+  if (spare.is_due(now)) {
+    spare.start(now);
+  }
+  spare.hear(now);
+  if (auto process = spare.take()) {
+  }
+}
 
 void of_remote_executor(remote_executor::options const& options, infer_request request,
                         std::function<bool()> const& given_up,

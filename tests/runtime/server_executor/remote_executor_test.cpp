@@ -224,6 +224,19 @@ TEST_F(a_remote_executor, ends_a_process_that_does_not_answer) {
   EXPECT_THAT(process()["last_end"].get<std::string>(), HasSubstr("said nothing for 100 ms"));
 }
 
+TEST_F(a_remote_executor, ends_a_process_that_does_not_answer_although_nobody_waits_any_more) {
+  options_.answer_limit = 500ms;
+  start();
+  auto const pid = process()["pid"];
+  stop_process(pid.get<pid_t>());
+  send(sum, 1, 0, 1200ms);  // long enough that the process is asked meanwhile
+  (void)answers_.wait_for(1);
+  auto const until = std::chrono::steady_clock::now() + patience;
+  while (process()["pid"] == pid && std::chrono::steady_clock::now() < until) {
+  }
+  EXPECT_NE(process()["pid"], pid);
+}
+
 TEST_F(a_remote_executor, gives_what_a_killed_process_computed_to_the_next_and_blames_nobody) {
   start();
   for (int kills = 0; kills < 4; ++kills) {

@@ -23,6 +23,15 @@ int main(int argc, char** argv) {
   }
   executor_session session{sluice::memhandover::unique_fd{std::atoi(argv[2])}};
   try {
+    if (auto const wanted = session.preparation()) {
+      if (wanted->contains("fail")) {
+        throw sluice::error{sluice::error_kind::unsupported, (*wanted)["fail"].get<std::string>()};
+      }
+      while (wanted->contains("hang")) {
+        ::pause();
+      }
+      session.prepared();
+    }
     auto const& orders = session.orders();
     if (orders.policy == "refuse") {
       throw sluice::error{sluice::error_kind::not_found, "there is nothing to serve"};
@@ -53,7 +62,7 @@ int main(int argc, char** argv) {
     report_end_on(orders.board);
     model_host host{std::move(options), std::make_shared<heap_pool>(8), std::move(models)};
     if (host.warm_up([&session] { return session.end_wanted(); })) {
-      session.serve(host);
+      session.serve(host, orders.settings.value("spare", nlohmann::json::object()));
     }
     return host.stop(std::chrono::milliseconds{0}) ? EXIT_SUCCESS : EXIT_FAILURE;
   } catch (sluice::error const& failure) {

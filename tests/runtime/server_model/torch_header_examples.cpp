@@ -9,6 +9,7 @@
 #include "memhandover/allocation/tensor_heap.hpp"
 #include "runtime/server/inference/inference_service.hpp"
 #include "runtime/torch/model/detail/torch_weights.hpp"
+#include "runtime/torch/model/rehearsal.hpp"
 #include "runtime/torch/model/torch_file.hpp"
 #include "runtime/torch/model/torch_model.hpp"
 #include "runtime/torch/model/weights_image.hpp"
@@ -27,6 +28,11 @@ void of_torch_model(model_metadata const& metadata, memhandover::loaded_tensors 
   model->load(tensors.addresses());
   auto outputs = model->run(inputs, {});
   model->unload();
+}
+
+void of_rehearsal() {
+  start_torch({.cuda_ordinal = -1});
+  rehearse({.cuda_ordinal = -1});
 }
 
 void of_torch_file(std::shared_ptr<model_file const> const& file) {

@@ -71,6 +71,10 @@ std::optional<pending_requests::time_point> pending_requests::next_deadline() co
   return deadlines_.empty() ? std::nullopt : std::optional{deadlines_.begin()->first};
 }
 
+std::optional<request_ticket> pending_requests::first() const {
+  return requests_.empty() ? std::nullopt : std::optional{requests_.begin()->first};
+}
+
 void pending_requests::on_answer(std::size_t model, error const* failure) {
   auto& counts = counts_.at(model);
   counts.failed += failure != nullptr ? 1 : 0;

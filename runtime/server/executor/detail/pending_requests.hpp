@@ -50,6 +50,8 @@ class pending_requests {
   /// In the order in which they came.
   [[nodiscard]] std::vector<request_ticket> tickets() const;
   [[nodiscard]] std::optional<time_point> next_deadline() const;
+  /// The oldest one.
+  [[nodiscard]] std::optional<request_ticket> first() const;
   [[nodiscard]] bool empty() const noexcept { return requests_.empty(); }
 
   /// Counts an answer; `failure` is null for a result.

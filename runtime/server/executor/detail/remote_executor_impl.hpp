@@ -19,6 +19,7 @@
 #include "memhandover/base/wire.hpp"
 #include "runtime/server/executor/child_process.hpp"
 #include "runtime/server/executor/detail/pending_requests.hpp"
+#include "runtime/server/executor/detail/spare_process.hpp"
 #include "runtime/server/executor/model_health.hpp"
 #include "runtime/server/executor/remote_executor.hpp"
 #include "runtime/server/inference/background_thread.hpp"
@@ -95,12 +96,15 @@ class remote_executor::impl {
   [[nodiscard]] clock::time_point next_look() const;
 
   /// Whether the process is still there.
-  bool wait_and_receive(int socket, bool is_full, clock::time_point until);
+  bool wait_and_receive(int socket, bool is_full, int spare, clock::time_point until);
   void take(memhandover::message received);
   void answer(detail::pending_request to, memhandover::message received);
   void finish(detail::pending_request to, memhandover::message const& received);
   void start_process();
+  static void give_orders(int socket, parcel const& orders, int board);
   void start_again();
+  [[nodiscard]] bool is_quiet() const;
+  void look_after_spare();
   void be_between();
   void end(bool well);
 
@@ -130,6 +134,10 @@ class remote_executor::impl {
   detail::refusals late_answers_;  ///< the supervisor gives them
   memhandover::unique_fd socket_;  ///< changed by the supervisor alone
   child_process child_;
+  bool was_spare_ = false, was_ready_spare_ = false;  ///< that process
+  detail::spare_process spare_;                       ///< changed by the supervisor alone
+  request_ticket waited_until_ = 0;  ///< the last request when the process was ready
+  clock::time_point ready_since_;
   std::shared_ptr<host_board> board_;
   std::string status_;
   std::uint64_t statuses_ = 0;
