@@ -66,7 +66,7 @@ PATIENCE_S = 180.0
 GRACE_S = 10.0
 SETTLE_S = 0.1
 BLOCKS = 20  # of requests that follow each other, which are drawn together
-RESAMPLES = 300
+RESAMPLES = 200
 
 
 @dataclass(frozen=True)
@@ -347,6 +347,7 @@ BEGAN = time.monotonic()
 def measure(stage: Stage, options: argparse.Namespace, models: list[str], results: Results) -> None:
     """Raises Failed."""
     pooled = [each for each in options.systems if each in PAUSES]
+    alone_s = 0.6 * options.seconds
     jobs = {(job, shared): stage.prepare(job, shared) for job in options.only
             for shared, wanted in ((True, pooled), (False, SLICING in options.systems)) if wanted}
     stage.write_models()
@@ -364,18 +365,15 @@ def measure(stage: Stage, options: argparse.Namespace, models: list[str], result
     say(f"{INFER_ONLY} done")
 
     def cells(job: str, training: Training, of: str, at: Server) -> None:
-        seen = []
-        for load in loads:
-            served = stage.answer(at, load)
-            seen.append((load, served, training.rate(served.began_ns, served.ended_ns) / training.alone))
+        seen = [(load, stage.answer(at, load)) for load in loads]
         unit = stage.longest_unit(job) if of in PAUSES else ("", 0.0)
-        for load, served, ratio in seen:
-            results.beside(load, served, job, of, ratio, unit)
+        for load, served in seen:
+            results.beside(load, served, job, of, training.rate(served.began_ns, served.ended_ns) / training.alone, unit)
         say(f"{job}, {of} done")
 
     for job in options.only if pooled else ():
         training = jobs[job, True]
-        training.begin(options.seconds)
+        training.begin(alone_s)
         say(f"{job} under Sluice makes {training.alone:.2f} steps a second")
         for of in sorted(pooled, key=lambda each: each != system):  # the server that is there first
             if of != system:
@@ -389,7 +387,7 @@ def measure(stage: Stage, options: argparse.Namespace, models: list[str], result
         say("the server with a pool of its own is warm")
         for job in options.only:
             training = jobs[job, False]
-            training.begin(options.seconds)
+            training.begin(alone_s)
             say(f"{job} without Sluice makes {training.alone:.2f} steps a second")
             cells(job, training, SLICING, server)
             training.end()
