@@ -109,6 +109,20 @@ struct sluice_agreement {
                                               struct sluice_agreed_call* call);
 };
 
+/* Is told when a process that computes for others, not one that trains, begins to use the device, and when it no longer
+ * does, so that the device can be claimed for just so long. Both are called from inside calls of the driver, and return
+ * soon. */
+struct sluice_launch_watcher {
+  size_t size;
+  void* of;
+  /* Something is about to be put on a device that has done all before. By the thread that does, outside of the gate;
+   * others that come wait for it. */
+  void (*begins)(void* of);
+  /* The device has done all that it was given. By a thread that has waited for that (1), or that alone has found out
+   * (0): then whoever launches may only have been too slow. */
+  void (*drained)(void* of, int waited);
+};
+
 /* What the gate offers to the runtime. */
 struct sluice_gate_api {
   size_t size;
@@ -215,6 +229,13 @@ struct sluice_gate_api {
   /* Returns when the device has done all that was launched before the call. No synchronisation of the context: streams
    * that are being captured are left alone, and so are their captures. */
   void (*wait_launched)(void);
+  /* Has the process's launches watched, from now on until it ends. Once; not in a process that shares its memory, and
+   * before it launches. 0, or -1 if launches would go past the gate (standard error says how), or there is a watcher. */
+  int (*watch_launches)(struct sluice_launch_watcher const* watcher);
+  /* A word in shared memory: the CLOCK_MONOTONIC nanosecond until which a launch of another process is expected, 0 for
+   * none. Until then the bound of run-ahead is a third, and nothing begins that would end later after it than the whole
+   * bound. NULL: none. */
+  void (*set_announcement_word)(uint64_t const volatile* until_ns);
 };
 
 enum sluice_alloc_status {

@@ -42,9 +42,9 @@ from records import ROOT, Cell, distribution, single, write
 from demonstration.processes import Failed, has_cuda
 
 #: What the policy says of the device beside inference, by system.
-PAUSES = {"sluice": "pause: on_request", "on_request": "pause: on_request, pause_hysteresis: 2ms"}
+PAUSES = {"sluice": "pause: on_launch", "on_request": "pause: on_request, pause_hysteresis: 2ms"}
 #: Where a server's status says how long requests have kept the device busy, under `pauses`.
-BUSY = "held_s"
+BUSY = "busy_s"
 
 INFER_ONLY, SLICING = "infer-only", "time slicing"
 SYSTEMS = (*PAUSES, SLICING)

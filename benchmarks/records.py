@@ -6,7 +6,7 @@
     write("handover", [cell])                    # benchmarks/results/handover-host.json, and a table
 
 A record says which tree was measured on which machine, and holds one cell for each set of parameters. Names of metrics
-end in their unit (`_us`, `_ms`, `_bytes`, `_per_s`, `_ratio`, `_share`, `_percent`, `_points`). A target is `METRIC.FIELD` and a bound such
+end in their unit (`_us`, `_ms`, `_bytes`, `_per_s`, `_ratio`, `_percent`). A target is `METRIC.FIELD` and a bound such
 as `<= 500`; `met` is computed from it. What was missed stays in the file as false.
 """
 
@@ -27,13 +27,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-UNITS = ("us", "ms", "s", "bytes", "per_s", "ratio", "percent", "share", "points")
+UNITS = ("us", "ms", "s", "bytes", "per_s", "ratio", "percent")
 #: Metrics without a unit.
 COUNTS = ("aborts", "rebuilds", "kills", "killed_trainers", "killed_servers", "killed_brokers", "leaked_chunks", "hangs",
           "server_errors", "wrong_contents", "failed_starts", "served", "handovers", "probes",
           "probes_that_saw", "revocations", "faults", "refused", "undisturbed_runs", "stitched_ranges", "stitched_chunks",
           "stitched_chunks_mean", "touched_chunks", "kept_chunks", "runs", "steps", "discards",
-          "optimizer_in_vain", "discarding_steps", "collectives", "wrong", "timeouts", "pauses")
+          "optimizer_in_vain", "discarding_steps", "collectives", "wrong", "timeouts", "pauses", "idle_share", "lost_points")
 BOUND = re.compile(r"(<=|>=|<|>)\s*([0-9.eE+-]+)")
 
 

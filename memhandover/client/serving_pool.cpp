@@ -89,6 +89,7 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
     thread_.join();
     if (writer_) {
       member_.view().header().pause_until_ns.store(0);
+      member_.view().header().announced_until_ns.store(0);
       member_.view().header().run_ahead_ns.store(0);
       manifest_->end();
     }
@@ -123,6 +124,14 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
     auto const kept = std::clamp<nanoseconds>(bound, nanoseconds{1}, longest_run_ahead);
     std::lock_guard const lock{mutex_};
     member_.view().header().run_ahead_ns.store(static_cast<std::uint64_t>(kept.count()));
+  }
+
+  void announce_compute(nanoseconds within) override {
+    auto const until =
+        monotonic_ns() +
+        std::clamp<nanoseconds>(within, nanoseconds{1}, longest_announcement).count();
+    member_.view().header().announced_until_ns.store(static_cast<std::uint64_t>(until),
+                                                     std::memory_order_release);
   }
 
   [[nodiscard]] compute_claim claim_compute(steady_clock::time_point until) override {

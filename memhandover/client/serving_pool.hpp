@@ -151,6 +151,11 @@ class serving_pool : public chunk_pool {
   /// until this server is gone.
   virtual void set_run_ahead(std::chrono::nanoseconds bound) = 0;
 
+  /// A claim is expected within that time, at most `longest_announcement`: on a GPU training puts less on the device until
+  /// then, and begins nothing long. Waits for nobody. The latest counts.
+  static constexpr std::chrono::milliseconds longest_announcement{100};
+  virtual void announce_compute(std::chrono::nanoseconds within) = 0;
+
   /// A claim that holds launches until `until` at most, whenever it is dropped: the end stands in
   /// shared memory from the beginning.
   [[nodiscard]] virtual compute_claim claim_compute(

@@ -48,7 +48,7 @@
 namespace sluice::memhandover {
 
 inline constexpr std::uint64_t ledger_magic = 0x31474c4543494c53;  // "SLICELG1"
-inline constexpr std::uint32_t layout_version = 10;
+inline constexpr std::uint32_t layout_version = 11;
 inline constexpr std::uint32_t max_clients = 32;
 inline constexpr std::uint32_t broker_slot = 0xffff;
 inline constexpr std::uint16_t left_slot = 0xfffe;  ///< serving, but its server is dead
@@ -139,6 +139,9 @@ struct ledger_header {
   // Written by the writer.
   alignas(64) std::atomic<std::uint64_t> pause_until_ns;  ///< CLOCK_MONOTONIC; launches are held
                                                           ///< until then; 0: not
+  std::atomic<std::uint64_t>
+      announced_until_ns;  ///< CLOCK_MONOTONIC; until then a launch of the server's is
+                           ///< expected; 0: none
   std::atomic<std::uint32_t> grantable;      ///< chunks that tenants may ask for at present
   std::atomic<std::uint32_t> serving_now;    ///< 1 while a server is attached
   std::atomic<std::uint64_t> left_until_ns;  ///< CLOCK_MONOTONIC; until then what a dead server has

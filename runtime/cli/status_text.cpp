@@ -129,6 +129,19 @@ std::string seconds(json const& value) {
   return value.is_number() ? fmt::format("{:.2f} s", value.get<double>()) : plain(value);
 }
 
+/// Whose computations outlasted a pause.
+std::string cut_short_text(json const& pauses) {
+  auto const& models = field(pauses, "cut_short_models");
+  if (!models.is_array() || models.empty()) {
+    return {};
+  }
+  std::string names;
+  for (auto const& each : models) {
+    names += (names.empty() ? "" : ", ") + plain(each);
+  }
+  return "  cut short while computing: " + names + "\n";
+}
+
 std::string pauses_text(json const& status) {
   auto const& pauses = field(status, "pauses");
   auto const& run_ahead = field(field(status, "pool"), "run_ahead_us");
@@ -142,7 +155,8 @@ std::string pauses_text(json const& status) {
                  percent(field(pauses, "held_share")), percent(field(pauses, "min_share")),
                  plain(field(pauses, "cut_short")), seconds(field(pauses, "withheld_s")),
                  run_ahead.is_number() ? fmt::format("{:.0f} us", run_ahead.get<double>())
-                                       : plain(run_ahead)}});
+                                       : plain(run_ahead)}}) +
+         cut_short_text(pauses);
 }
 
 std::string models_text(json const& models) {

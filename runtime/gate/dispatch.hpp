@@ -11,6 +11,7 @@
 
 #include "runtime/gate/driver.hpp"
 #include "runtime/gate/gate.hpp"
+#include "runtime/gate/launch_watch.hpp"
 #include "runtime/gate/queued_commit.hpp"
 #include "runtime/gate/streams.hpp"
 #include "runtime/gate/submission.hpp"
@@ -46,11 +47,8 @@ template <typename Part>
 
 /// What has to be known of a call that the driver has taken.
 inline void note_launch(gate& at, thread_slot& self, planned_work const& work) {
-  self.launches.store(self.launches.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  if (at.inert()) {
-    return;
-  }
-  if (stream_state* state = streams().find(self, work.stream); state != nullptr) {
+  stream_state* const state = at.inert() ? nullptr : streams().find(self, work.stream);
+  if (state != nullptr) {
     bool const bounded = at.bounded() && !self.exempt;
     if (bounded || is_per_thread(work.stream)) {
       streams().launched(*state, work,
@@ -60,6 +58,8 @@ inline void note_launch(gate& at, thread_slot& self, planned_work const& work) {
       state->dirty.store(true, std::memory_order_release);
     }
   }
+  // At last: who sees it counted sees the stream dirty (launch_watch.cpp).
+  self.launches.store(self.launches.load(std::memory_order_relaxed) + 1, std::memory_order_release);
 }
 
 /// Whether a thread's calls pass the gate. One made from inside another call belongs to that: holding
@@ -110,6 +110,9 @@ template <typename Submit>
   note_launch(at, self, call.work);
   if (taking_part) {
     at.leave(self);
+    if (!call.droppable) {
+      the_launch_watch().somebody_has_waited();
+    }
   }
   return result;
 }

@@ -72,6 +72,11 @@ inline bool has_completed(CUevent event) {
   return real<CUresult (*)(CUevent)>(symbol::of_cuEventQuery)(event) != CUDA_ERROR_NOT_READY;
 }
 
+/// False only while work on the stream is under way.
+inline bool has_done_all(CUstream stream) {
+  return real<CUresult (*)(CUstream)>(symbol::of_cuStreamQuery)(stream) != CUDA_ERROR_NOT_READY;
+}
+
 /// The time between two events that have happened, on one device.
 inline std::optional<std::chrono::nanoseconds> elapsed(CUevent from, CUevent to) {
   float milliseconds = 0;

@@ -14,6 +14,7 @@
 
 #include "runtime/gate/attach.hpp"
 #include "runtime/gate/futex.hpp"
+#include "runtime/gate/launch_watch.hpp"
 #include "runtime/gate/submissions.hpp"
 
 extern "C" {
@@ -43,6 +44,8 @@ constexpr std::chrono::nanoseconds room_patience = 1s;
 /// A demand that the control thread has not answered by then is none of the launching threads'
 /// business.
 constexpr std::chrono::nanoseconds demand_patience = 2s;
+/// Of the bound, while a launch of another process is announced.
+constexpr int announced_part = 3;
 
 void sleep_at_most(std::chrono::nanoseconds span) {
   timespec const limit = to_timespec(span);
@@ -106,7 +109,7 @@ CUresult gate::enter_slowly(thread_slot& self, planned_work const& work) {
     std::uint32_t const now = step_in(self);
     verdict what = judge(now, self, attach_failed);
     if (what == verdict::enter && (now & mode::bounded) != 0 && (now & mode::inert) == 0) {
-      if (streams().has_room(self, work, run_ahead_bound())) {
+      if (has_room(self, work)) {
         return CUDA_SUCCESS;
       }
       what = verdict::wait_for_room;
@@ -121,6 +124,8 @@ CUresult gate::enter_slowly(thread_slot& self, planned_work const& work) {
     if (what == verdict::attach) {
       prepare();
       attach_failed = !attach_if_due();
+    } else if (what == verdict::begin) {
+      the_launch_watch().something_begins();
     } else if (what == verdict::wait_for_room) {
       std::int64_t const time = monotonic_ns();
       waiting_since = waiting_since == 0 ? time : waiting_since;
@@ -166,7 +171,7 @@ std::uint32_t gate::step_in(thread_slot& self) const {
 bool gate::try_enter(thread_slot& self, planned_work const& work) {
   std::uint32_t const now = step_in(self);
   if (judge(now, self, false) == verdict::enter &&
-      ((now & mode::bounded) == 0 || streams().has_room(self, work, run_ahead_bound()))) {
+      ((now & mode::bounded) == 0 || has_room(self, work))) {
     return true;
   }
   leave(self);
@@ -185,6 +190,9 @@ gate::verdict gate::judge(std::uint32_t now, thread_slot const& self, bool attac
   }
   if ((now & mode::aborting) != 0 && self.expendable) {
     return verdict::refuse;
+  }
+  if ((now & mode::resting) != 0) {
+    return verdict::begin;
   }
   if ((now & mode::urgent) != 0) {
     return verdict::enter;  // what the commit waits for may be any thread's
@@ -211,9 +219,36 @@ bool gate::demand_holds() {
   return now - seen_ns_.load(std::memory_order_acquire) < demand_patience.count();
 }
 
+namespace {
+
+/// Whether the instant that stands in a word has not come yet.
+bool lies_ahead(std::uint64_t until_ns) {
+  return until_ns != 0 && static_cast<std::uint64_t>(monotonic_ns()) < until_ns;
+}
+
+}  // namespace
+
 bool gate::pause_holds() const {
-  std::uint64_t const until = read(pause_word_);
-  return until != 0 && static_cast<std::uint64_t>(monotonic_ns()) < until;
+  return lies_ahead(read(pause_word_));
+}
+
+bool gate::has_room(thread_slot& self, planned_work const& work) const {
+  auto const bound = run_ahead_bound();
+  if (std::uint64_t const until = read(announcement_word_); lies_ahead(until)) {
+    // What will have ended by then keeps nobody waiting.
+    std::chrono::nanoseconds const left{static_cast<std::int64_t>(until) - monotonic_ns()};
+    return streams().has_room(self, work, bound / announced_part, bound + left);
+  }
+  return streams().has_room(self, work, bound);
+}
+
+void gate::set_resting(bool on) {
+  if (on) {
+    change(mode::resting, 0);
+    membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);  // as in `close`
+  } else {
+    change(0, mode::resting);
+  }
 }
 
 void gate::await_change(std::uint32_t seen, bool& spun, std::chrono::nanoseconds at_most) {

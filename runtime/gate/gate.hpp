@@ -54,6 +54,8 @@ inline constexpr std::uint32_t watching = 1U << 9;  ///< there is a demand word 
 /// Calls may be left to a submitter, and some may still lie there.
 inline constexpr std::uint32_t deferring = 1U << 10;
 inline constexpr std::uint32_t agreeing = 1U << 11;  ///< also without a bound
+/// Launches are watched, and the device has done all that it was given (launch_watch.hpp).
+inline constexpr std::uint32_t resting = 1U << 12;
 }  // namespace mode
 
 extern "C" {
@@ -132,6 +134,17 @@ class gate {
   [[nodiscard]] std::chrono::nanoseconds run_ahead_bound() const noexcept {
     return std::chrono::nanoseconds{run_ahead_ns_.load(std::memory_order_acquire)};
   }
+  /// As `sluice_gate_api` says of it; the word must stay mapped like the pause word.
+  void set_announcement_word(std::uint64_t const volatile* until_ns) {
+    announcement_word_.store(until_ns != nullptr ? until_ns : &no_word, std::memory_order_release);
+  }
+
+  /// The device rests, or no longer: see launch_watch.hpp, whose alone this is. After resting has been set, each thread
+  /// that enters is seen inside or sees it.
+  void set_resting(bool on);
+  [[nodiscard]] bool resting() const noexcept {
+    return (mode_.load(std::memory_order_acquire) & mode::resting) != 0;
+  }
   /// Whether calls have to be noted for the bound.
   [[nodiscard]] bool bounded() const noexcept {
     return (mode_.load(std::memory_order_relaxed) & mode::bounded) != 0;
@@ -167,7 +180,15 @@ class gate {
   void attached() { change(0, mode::unattached); }
 
  private:
-  enum class verdict { enter, refuse, attach, wait_for_change, wait_for_pause, wait_for_room };
+  enum class verdict {
+    enter,
+    refuse,
+    attach,
+    wait_for_change,
+    wait_for_pause,
+    wait_for_room,
+    begin
+  };
 
   /// Whether it is open, and those who could ask for something ask for nothing.
   [[nodiscard]] bool holds_nobody() const noexcept {
@@ -187,6 +208,7 @@ class gate {
   [[nodiscard]] std::uint32_t step_in(thread_slot& self) const;
   [[nodiscard]] verdict judge(std::uint32_t now, thread_slot const& self, bool attach_failed);
   [[nodiscard]] bool pause_holds() const;
+  [[nodiscard]] bool has_room(thread_slot& self, planned_work const& work) const;
   [[nodiscard]] bool demand_holds();
   [[nodiscard]] bool everybody_outside(std::int64_t deadline_ns) const;
   void wake_all();
@@ -203,6 +225,7 @@ class gate {
   std::atomic<std::uint32_t> sleepers_{0};  // threads that a change must wake
   std::atomic<std::uint64_t const volatile*> pause_word_{&no_word};
   std::atomic<std::uint64_t const volatile*> demand_word_{&no_word};
+  std::atomic<std::uint64_t const volatile*> announcement_word_{&no_word};
   std::atomic<std::uint64_t> answered_{0};  // the last demand that needs nobody held any more
   std::atomic<std::uint64_t> seen_{0};      // the demand that a thread saw last, and when first
   std::atomic<std::int64_t> seen_ns_{0};

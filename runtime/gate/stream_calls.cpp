@@ -9,6 +9,7 @@
 #include "runtime/gate/agreed_graphs.hpp"
 #include "runtime/gate/dispatch.hpp"
 #include "runtime/gate/driver_calls.hpp"
+#include "runtime/gate/launch_watch.hpp"
 
 using namespace sluice::gate;
 
@@ -67,13 +68,21 @@ CUresult wait_after_flush(Wait wait) {
   return result == CUDA_SUCCESS ? earlier : result;
 }
 
+/// In a process whose launches are watched, which leaves none to a submitter.
+template <typename Wait>
+CUresult wait_watched(Wait wait) {
+  CUresult const result = wait();
+  the_launch_watch().somebody_has_waited();
+  return result;
+}
+
 CUresult synchronise_context(symbol which, CUcontext context) {
   auto const wait = [&] {
     return which == symbol::of_cuCtxSynchronize ? real<CUresult (*)()>(which)()
                                                 : real<CUresult (*)(CUcontext)>(which)(context);
   };
   if (!queues_matter()) {
-    return wait();
+    return wait_watched(wait);
   }
   flush_submissions(which);
   return wait_after_flush(wait);
@@ -82,7 +91,7 @@ CUresult synchronise_context(symbol which, CUcontext context) {
 CUresult synchronise_stream(symbol which, stream_use where) {
   auto const wait = [&] { return real<CUresult (*)(CUstream)>(which)(where.handle); };
   if (!queues_matter()) {
-    return wait();
+    return wait_watched(wait);
   }
   flush_stream(where);
   return wait_after_flush(wait);
@@ -236,7 +245,7 @@ SLUICE_ORDERED_CALL CUresult cuEventSynchronize_in_turn(CUevent event) {
     return real<CUresult (*)(CUevent)>(symbol::of_cuEventSynchronize)(event);
   };
   if (!queues_matter()) {
-    return wait();
+    return wait_watched(wait);
   }
   flush_record(event);
   return wait_after_flush(wait);

@@ -83,9 +83,10 @@ class stream_registry {
   [[nodiscard]] stream_state* find(thread_slot& self, stream_use use);
 
   /// Whether the stream is predicted to be done within `bound`, so that a call of that kind may
-  /// follow.
+  /// follow, if it does not take longer than `longest`.
   [[nodiscard]] bool has_room(thread_slot& self, planned_work const& work,
-                              std::chrono::nanoseconds bound);
+                              std::chrono::nanoseconds bound,
+                              std::chrono::nanoseconds longest = std::chrono::nanoseconds::max());
   /// How long work of a kind takes on its own, as far as is known: what has not been measured is long.
   [[nodiscard]] std::chrono::nanoseconds expected(work_key kind) const;
   /// Stops waiting for what is outstanding on the stream.
@@ -101,6 +102,10 @@ class stream_registry {
   /// caller that knows that nobody launches meanwhile may ask for it. False if the deadline
   /// (CLOCK_MONOTONIC) passed first. Throws std::bad_alloc; the streams are as dirty as they were then.
   [[nodiscard]] bool wait_idle(std::int64_t deadline_ns, bool reset);
+  /// Whether all that was launched before is done. Streams that are being captured have nothing running.
+  [[nodiscard]] bool are_idle();
+  /// Nothing has been launched since that was so, and nobody launches meanwhile.
+  void are_clean() noexcept;
   /// From now on `poll_unit`, which `wait_idle` calls as well, looks when the unit that is executing
   /// ends. For the control thread, which calls these and `wait_idle` one after the other.
   void watch_unit() noexcept;
@@ -164,6 +169,7 @@ class stream_registry {
   [[nodiscard]] watch_list mark_all(bool reset);
   static void make_dirty(watch_list const& watched) noexcept;
   [[nodiscard]] static bool has_completed(marker const& one);
+  [[nodiscard]] static bool is_idle(stream_state const& state);
   /// Whether `drained_` tells when the last work of a stream that is about to be forgotten is done.
   [[nodiscard]] bool leaves_marker(stream_state& state);
   void retire(table::iterator known, bool may_run_on);

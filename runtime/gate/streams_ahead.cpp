@@ -40,7 +40,8 @@ work_key in_context(recent_kinds const& before, work_key kind) {
 
 }  // namespace
 
-bool stream_registry::has_room(thread_slot& self, planned_work const& work, nanoseconds bound) {
+bool stream_registry::has_room(thread_slot& self, planned_work const& work, nanoseconds bound,
+                               nanoseconds longest) {
   stream_state* state = find(self, work.stream);
   if (state == nullptr) {
     return true;
@@ -51,7 +52,7 @@ bool stream_registry::has_room(thread_slot& self, planned_work const& work, nano
   if (state->ahead_.should_ask(now, takes, bound)) {
     look(*state, now, takes, bound);
   }
-  if (!state->ahead_.has_room(now, takes, bound)) {
+  if (takes > longest || !state->ahead_.has_room(now, takes, bound)) {
     return false;
   }
   state->measure_next_ = is_to_be_measured(*state, work.kind);

@@ -3,6 +3,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <new>
 
 #include "runtime/gate/driver_calls.hpp"
@@ -128,6 +129,39 @@ bool stream_registry::wait_idle(std::int64_t deadline_ns, bool reset) {
     return done;
   });
   return true;
+}
+
+bool stream_registry::are_idle() {
+  std::shared_lock const guard{draining_};
+  driver::beside_captures const safe;
+  std::lock_guard const inner{known_};
+  for (auto const& [key, state] : by_key_) {
+    if (state->dirty.load(std::memory_order_acquire) && !is_idle(*state)) {
+      return false;
+    }
+  }
+  return std::all_of(orphans_.begin(), orphans_.end(), has_completed);
+}
+
+void stream_registry::are_clean() noexcept {
+  std::lock_guard const guard{known_};
+  for (marker const& orphan : orphans_) {
+    return_event(orphan.context, orphan.event);
+  }
+  orphans_.clear();
+  for (auto const& [key, state] : by_key_) {
+    state->dirty.store(false, std::memory_order_release);
+  }
+}
+
+/// Asked without an event: one that is recorded between two launches costs the device microseconds.
+bool stream_registry::is_idle(stream_state const& state) {
+  if (state.key_.belongs_to_thread()) {
+    return state.drained_ == nullptr || has_completed({state.drained_, state.context_});
+  }
+  driver::in_context const there{state.context_};
+  auto* const stream = static_cast<CUstream>(state.key_.handle);
+  return !there.entered() || !driver::takes_events(stream) || driver::has_done_all(stream);
 }
 
 bool stream_registry::leaves_marker(stream_state& state) {

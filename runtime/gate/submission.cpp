@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
-#include <csignal>
 
 #include "runtime/gate/dispatch.hpp"
 #include "runtime/gate/driver_calls.hpp"
 #include "runtime/gate/futex.hpp"
 #include "runtime/gate/gate.hpp"
+#include "runtime/gate/own_thread.hpp"
 #include "runtime/gate/queued_commit.hpp"
 #include "runtime/gate/spinning.hpp"
 
@@ -46,22 +46,7 @@ std::byte* deferred_call::make_room(std::size_t bytes) {
 bool submission_queue::start() {
   device_ = driver::current_device();
   calls_ = std::make_unique<deferred_call[]>(capacity);
-  sigset_t all;
-  sigset_t before;
-  ::sigfillset(&all);  // signals are for the program's own threads
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  bool const started = ::pthread_create(
-                           &submitter_, nullptr,
-                           [](void* self) -> void* {
-                             static_cast<submission_queue*>(self)->run();
-                             return nullptr;
-                           },
-                           this) == 0;
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (started) {
-    ::pthread_setname_np(submitter_, "sluice-submit");
-  }
-  return started;
+  return start_own_thread<&submission_queue::run>(submitter_, "sluice-submit", *this);
 }
 
 deferred_call* submission_queue::reserve(std::unique_lock<std::mutex>& lock, kind_of_call kind) {

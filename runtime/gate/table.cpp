@@ -7,6 +7,7 @@
 #include "runtime/gate/agreed_graphs.hpp"
 #include "runtime/gate/attach.hpp"
 #include "runtime/gate/dispatch.hpp"
+#include "runtime/gate/launch_watch.hpp"
 
 using namespace sluice::gate;
 
@@ -27,14 +28,6 @@ int wait_until_idle(std::int64_t deadline_ns) {
   } catch (std::bad_alloc const&) {
     return ENOMEM;
   }
-}
-
-std::uint64_t all_launches() {
-  std::uint64_t sum = 0;
-  for (thread_slot const* slot = first_slot(); slot != nullptr; slot = slot->next) {
-    sum += slot->launches.load(std::memory_order_relaxed);
-  }
-  return sum;
 }
 
 constexpr sluice_gate_api table = {
@@ -118,6 +111,11 @@ constexpr sluice_gate_api table = {
     .enter_at_once = enter_at_once,
     .leave = leave,
     .wait_launched = wait_for_launches,
+    .watch_launches = [](sluice_launch_watcher const* watcher) -> int {
+      return the_launch_watch().start(*watcher) ? 0 : -1;
+    },
+    .set_announcement_word =
+        [](uint64_t const volatile* until_ns) { the_gate().set_announcement_word(until_ns); },
 };
 
 }  // namespace

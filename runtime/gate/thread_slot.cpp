@@ -66,4 +66,12 @@ thread_slot* first_slot() noexcept {
   return slots.load(std::memory_order_acquire);
 }
 
+std::uint64_t all_launches() noexcept {
+  std::uint64_t sum = 0;
+  for (thread_slot const* slot = first_slot(); slot != nullptr; slot = slot->next) {
+    sum += slot->launches.load(std::memory_order_acquire);
+  }
+  return sum;
+}
+
 }  // namespace sluice::gate

@@ -61,4 +61,7 @@ extern thread_local constinit thread_slot* current_slot [[gnu::tls_model("initia
 /// The first slot of the list of all, or nullptr.
 [[nodiscard]] thread_slot* first_slot() noexcept;
 
+/// Gated calls that went to the driver since the process started.
+[[nodiscard]] std::uint64_t all_launches() noexcept;
+
 }  // namespace sluice::gate

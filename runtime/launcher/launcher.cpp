@@ -122,6 +122,17 @@ environment plain_environment(environment inherited, install_layout const& insta
   return env;
 }
 
+environment serving_environment(environment inherited, install_layout const& installed,
+                                std::string const& runtime_dir, std::string const& backend) {
+  auto env = std::move(inherited);
+  if (backend != "host") {
+    check_file(installed.gate_library, "the gate library");
+    auto const folder = memhandover::prepare_runtime_dir(runtime_dir);
+    env.append("LD_PRELOAD", preloadable(installed, folder).gate_library.string());
+  }
+  return env;
+}
+
 run_options complete(run_options options, environment const& inherited) {
   if (options.backend.empty()) {
     options.backend = inherited.get("SLUICE_BACKEND").value_or("");

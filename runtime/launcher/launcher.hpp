@@ -45,6 +45,13 @@ struct job_pool {
 /// `inherited` for a command that runs without the pool: `import sluice` works, and shares nothing.
 [[nodiscard]] environment plain_environment(environment inherited, install_layout const& installed);
 
+/// `inherited` for a program that computes for a server, whose use of a GPU the gate tells: the gate is preloaded, unless
+/// the backend is "host". Throws what `preloadable` throws.
+[[nodiscard]] environment serving_environment(environment inherited,
+                                              install_layout const& installed,
+                                              std::string const& runtime_dir,
+                                              std::string const& backend);
+
 /// Options completed from the environment. Throws `invalid_argument` for a variable with a value it
 /// cannot have.
 [[nodiscard]] run_options complete(run_options options, environment const& inherited);

@@ -34,7 +34,7 @@ using namespace sluice::literals;
 using std::chrono::microseconds;
 
 enum class pool_backend { automatic, host, cuda };
-enum class pause_rule { on_request, on_cold_start, never };
+enum class pause_rule { on_launch, on_request, on_cold_start, never };
 enum class warm_mode { automatic, always, fixed };
 enum class miss_action { queue, reject };
 
@@ -69,7 +69,7 @@ struct pool_policy {
 };
 
 struct training_policy {
-  pause_rule pause = pause_rule::on_request;
+  pause_rule pause = pause_rule::on_launch;
   microseconds pause_hysteresis = std::chrono::milliseconds{2};
   double min_share = 0.05;                ///< in [0, 1]: of every second, without compute pauses
   std::optional<microseconds> run_ahead;  ///< nothing: follows the tightest promise

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <ctime>
 #include <filesystem>
 #include <optional>
@@ -18,9 +19,12 @@
 #include <thread>
 
 #include "memhandover/base/descriptor_limit.hpp"
+#include "memhandover/base/environment.hpp"
 #include "memhandover/base/error.hpp"
 #include "memhandover/base/standard_streams.hpp"
+#include "runtime/launcher/environment.hpp"
 #include "runtime/launcher/install_layout.hpp"
+#include "runtime/launcher/launcher.hpp"
 #include "runtime/policy/policy.hpp"
 #include "runtime/server/executor/remote_executor.hpp"
 #include "runtime/server/http/endpoint.hpp"
@@ -177,9 +181,23 @@ remote_executor::options executor_options_of(policy::policy const& wanted,
   return options;
 }
 
+/// From now on what this process starts to compute has the gate before the driver.
+void preload_gate(policy::policy const& wanted, std::string const& runtime_dir) {
+  auto const backend = wanted.pool.backend == policy::pool_backend::automatic
+                           ? environment("SLUICE_BACKEND")
+                           : std::string{to_string(wanted.pool.backend)};
+  auto const env =
+      launcher::serving_environment(launcher::environment::of_this_process(),
+                                    launcher::this_installation(), runtime_dir, backend);
+  if (auto const preloaded = env.get("LD_PRELOAD")) {
+    (void)::setenv("LD_PRELOAD", preloaded->c_str(), 1);
+  }
+}
+
 int serve(command_line const& given) {
   auto const text = policy::read_text(given.policy_file);
   auto const wanted = read_policy(text, given);
+  preload_gate(wanted, given.runtime_dir);
   auto const chosen = choose_models(wanted, read_repository({wanted.server.model_repository}));
   end_signals const signals;
 

@@ -90,6 +90,9 @@ std::vector<offered_model> offered(std::vector<chosen_model> const& chosen) {
 host_options host_options_of(policy::policy const& wanted) {
   host_options options;
   switch (wanted.training.pause) {
+    case policy::pause_rule::on_launch:
+      options.pause = pause_mode::on_launch;
+      break;
     case policy::pause_rule::on_request:
       options.pause = pause_mode::on_request;
       break;

@@ -119,9 +119,12 @@ SLUICE_EXPORT sluice_runtime_api const* sluice_runtime_attach(sluice_gate_api co
     options.gate = state->gate.get();
     state->memory = std::make_unique<training_memory>(std::move(options));
     gate->set_deferred(environment_says("SLUICE_SUBMISSION", "direct", "deferred") ? 0 : 1);
-    gate->set_pause_word(reinterpret_cast<std::uint64_t const volatile*>(
-        &state->memory->client().view().header().pause_until_ns));
     auto const& client = state->memory->client();
+    auto& asked_by_server = client.view().header();
+    gate->set_pause_word(
+        reinterpret_cast<std::uint64_t const volatile*>(&asked_by_server.pause_until_ns));
+    gate->set_announcement_word(
+        reinterpret_cast<std::uint64_t const volatile*>(&asked_by_server.announced_until_ns));
     gate->set_demand_word(reinterpret_cast<std::uint64_t const volatile*>(
         &client.view().controls()[client.slot()].demand));
     share(std::move(state));

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,6 +24,7 @@
 #include "runtime/policy/policy.hpp"
 #include "runtime/server/executor/end_report.hpp"
 #include "runtime/server/executor/executor_session.hpp"
+#include "runtime/server/hosting/launch_listener.hpp"
 #include "runtime/server/server_setup.hpp"
 #include "runtime/telemetry/error_table.hpp"
 #include "runtime/telemetry/logging.hpp"
@@ -151,13 +153,30 @@ bool execute(executor_session& session) {
     return true;
   }
   auto options = host_options_of(wanted);
-  options.thread_start = [threads = given.threads] { set_torch_threads(threads); };
+  options.thread_start = [threads = given.threads, device] {
+    set_torch_threads(threads);
+    use_own_stream(device);
+  };
   options.board = orders.board;
   bool const on_host = pool->shape().backend == memhandover::backend_kind::host;
-  if (on_host && wanted.server.parallel_models > 1) {
+  if (wanted.server.parallel_models > 1) {
     options.computing_threads = wanted.server.parallel_models;
   }
+  options.device_failed = [&board = *orders.board](error const& why) {
+    spdlog::critical("the GPU can compute nothing more for this process, which ends reason={}",
+                     telemetry::quoted(why.what()));
+    board.blame_this_thread();
+    std::fflush(nullptr);
+    ::_exit(telemetry::exit_code(error_kind::aborted));
+  };
   report_end_on(orders.board);
+  std::optional<launch_listener> listener;
+  if (!on_host && options.pause == pause_mode::on_launch) {
+    auto lease = std::make_shared<compute_lease>(pool, options.min_share);
+    if (listener.emplace(lease).listens()) {
+      options.lease = std::move(lease);
+    }
+  }
   model_host host{std::move(options), pool, std::move(models)};
   if (!host.warm_up([&session] { return session.end_wanted(); })) {
     return true;

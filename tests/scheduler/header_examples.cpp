@@ -10,7 +10,9 @@
 #include "scheduler/batch_planner.hpp"
 #include "scheduler/distribution.hpp"
 #include "scheduler/estimators.hpp"
+#include "scheduler/hold_choice.hpp"
 #include "scheduler/model_controller.hpp"
+#include "scheduler/parallelism.hpp"
 #include "scheduler/pause_budget.hpp"
 #include "scheduler/queueing.hpp"
 #include "scheduler/reserve.hpp"
@@ -87,11 +89,23 @@ void of_queueing() {
   cycle_of(demand, poisson_exceed(0.5, 3s)).released_fraction;
 }
 
+void of_parallelism() {
+  parallelism models{4};
+  models.add(7, 2.0, 30ms);  // model 7 has computed beside one other
+  models.bound();            // so many at most from now on
+}
+
 void of_reserve(std::uint64_t chunk_bytes, memhandover::serving_pool& pool,
                 memhandover::pool_usage const& usage, std::uint64_t w) {
   reserve keeper{chunk_bytes};
   auto move = keeper.update({.free_bytes = usage.free_bytes, .size_bytes = w});
   pool.set_reserve(move.keep_bytes);
+}
+
+void of_hold_choice() {
+  hold_choice after_requests{250us};
+  after_requests.add(40us);  // a gap between work and the next
+  after_requests.hold();
 }
 
 void of_run_ahead() {

@@ -38,7 +38,7 @@ MAY_INCLUDE = {
     "runtime/server/inference": {BASE},
     "runtime/server/repository": {BASE, "runtime/server/inference", "runtime/text"},
     "runtime/server/http": {BASE, "runtime/server/inference", "runtime/telemetry"},
-    "runtime/server/hosting": {"scheduler", BASE, "memhandover/client", "memhandover/allocation", "runtime/server/inference",
+    "runtime/server/hosting": {"abi", "scheduler", BASE, "memhandover/client", "memhandover/allocation", "runtime/server/inference",
                                "runtime/telemetry"},
     "runtime/server/executor": {BASE, "runtime/server/inference", "runtime/server/hosting"},
     "runtime/server": {BASE, "memhandover/device", "memhandover/client", "runtime/launcher", "runtime/policy",
@@ -46,8 +46,8 @@ MAY_INCLUDE = {
                        "runtime/server/repository", "runtime/telemetry"},
     "runtime/torch/model": {BASE, "runtime/server/inference", "runtime/server/hosting"},
     "runtime/torch/step": {"abi", "runtime/torch"},
-    "runtime/torch": {"abi", BASE, "runtime/policy", "runtime/server", "runtime/server/executor", "runtime/server/inference",
-                      "runtime/telemetry", "runtime/torch/model"},
+    "runtime/torch": {"abi", BASE, "runtime/policy", "runtime/server", "runtime/server/executor", "runtime/server/hosting",
+                      "runtime/server/inference", "runtime/telemetry", "runtime/torch/model"},
     "runtime/cli": {BASE, "memhandover/broker", "runtime/launcher", "runtime/policy", "runtime/telemetry"},
 }
 EVERYTHING = set(MAY_INCLUDE)

@@ -37,6 +37,7 @@ void succession::name_writer(std::uint32_t slot) {
 void succession::broker_takes_over() {
   name_writer(broker_slot);
   view_.header().pause_until_ns.store(0);
+  view_.header().announced_until_ns.store(0);
   view_.header().serving_now.store(0);
   view_.header().run_ahead_ns.store(0);
   writer_ = std::make_unique<ledger_writer>(view_);

@@ -12,7 +12,8 @@ using detail::percent_sign;
 using detail::text_rule;
 
 constexpr std::array<std::string_view, 3> backend_names{"auto", "host", "cuda"};
-constexpr std::array<std::string_view, 3> pause_names{"on_request", "on_cold_start", "never"};
+constexpr std::array<std::string_view, 4> pause_names{"on_launch", "on_request", "on_cold_start",
+                                                      "never"};
 constexpr std::array<std::string_view, 3> warm_names{"auto", "always", "fixed"};
 constexpr std::array<std::string_view, 2> miss_names{"queue", "reject"};
 
@@ -62,11 +63,10 @@ void describe_server(key_visitor& v, server_policy& into) {
           "Connections open at once; one more takes the place of the one that is idle longest.",
           "16384"},
          into.max_connections, {1, 1'000'000});
-  number(v,
-         {"parallel_models",
-          "Models that compute at once on the host, each one request at a time; on a GPU one does.",
-          "4"},
-         into.parallel_models, {1, 64});
+  number(
+      v,
+      {"parallel_models", "Models that compute at once at most, each one request at a time.", "4"},
+      into.parallel_models, {1, 64});
 }
 
 void describe_pool(key_visitor& v, pool_policy& into) {
@@ -85,8 +85,9 @@ void describe_pool(key_visitor& v, pool_policy& into) {
 }
 
 void describe_training(key_visitor& v, training_policy& into) {
-  choose(v, {"pause", "When training's launches are held.", "on_request"}, into.pause, pause_names);
-  v.duration({"pause_hysteresis", "How long a pause outlasts the last request in flight.", "2ms"},
+  choose(v, {"pause", "When training's launches are held.", "on_launch"}, into.pause, pause_names);
+  v.duration({"pause_hysteresis",
+              "How long a pause outlasts the last request in flight, with on_request.", "2ms"},
              into.pause_hysteresis, {0us, 1s});
   v.percentage(
       {"min_share", "Share of every second in which compute pauses do not hold training.", "5%"},
@@ -165,7 +166,7 @@ void detail::describe(key_visitor& visitor, policy& into) {
                   [&into](key_visitor& v) { describe_server(v, into.server); });
   visitor.section({"pool", "The memory that training and serving share.", "{memory: 40GiB}"},
                   [&into](key_visitor& v) { describe_pool(v, into.pool); });
-  visitor.section({"training", "What serving may ask of training.", "{pause: on_request}"},
+  visitor.section({"training", "What serving may ask of training.", "{pause: on_launch}"},
                   [&into](key_visitor& v) { describe_training(v, into.training); });
   visitor.list({"models", "The models to serve, each with its promise.",
                 "[{name: resnet50, slo: {latency: 150ms}}]", true},

@@ -23,6 +23,9 @@ void model_host::impl::prepare_thread() {
 }
 
 std::list<detail::job>::iterator model_host::impl::next_computable() {
+  if (computing_.size() >= parallelism_.bound()) {
+    return queue_.end();
+  }
   return std::find_if(queue_.begin(), queue_.end(), [this](detail::job const& each) {
     auto const& model = slots_[each.model];
     return model.state == model_state::warm && !model.taken && !model.held;
@@ -43,40 +46,56 @@ void model_host::impl::compute() {
       return;
     }
     run(lock, next);
-    if (pause_.wanted() && !wants_compute()) {
-      wake_timekeeper();
-    }
+    release_pause_if_unwanted();
     work_.notify_one();  // the model may be published now, read, or released
+  }
+}
+
+/// With the board's word of what it does, so that whoever replaces this process knows for whom it ended.
+std::vector<tensor> model_host::impl::outputs_of(hosted_model& model,
+                                                 infer_request& request) const {
+  try {
+    return model.run(request.inputs, request.outputs);
+  } catch (...) {
+    if (options_.device_failed && !model.device_works()) {
+      options_.device_failed(caught_error());
+    }
+    throw;
   }
 }
 
 /// Computes one request.
 void model_host::impl::run(lock_type& lock, std::list<detail::job>::iterator which) {
   computing_.splice(computing_.end(), queue_, which);
+  lease_->set_more_waits(!queue_.empty());
   auto& job = *which;
   auto const place = job.model;
   auto& model = slots_[place];
   model.taken = true;
+  auto const begin = clock::now();
+  company_.change(begin, 1);
+  auto const company_before = company_.sum();
   lock.unlock();
 
-  auto const begin = clock::now();
   infer_result result = infer_response{job.request.model, model.is.version, job.request.id, {}};
   try {
     detail::shown_action const shown{*board_, activity::computing, place, job.ticket};
     if (model.memory) {
       heap_.set_in_use(model.memory, true);  // weights may change, until that is undone
     }
-    std::get<infer_response>(result).outputs =
-        model.is.model->run(job.request.inputs, job.request.outputs);
+    std::get<infer_response>(result).outputs = outputs_of(*model.is.model, job.request);
   } catch (...) {
     result = caught_error();
   }
   if (model.memory) {
     heap_.set_in_use(model.memory, !model.is.model->is_intact());
   }
-  auto const end = clock::now();
 
   lock.lock();
+  auto const end = clock::now();
+  company_.change(end, -1);
+  std::chrono::duration<double> const took = end - begin;
+  parallelism_.add(place, (company_.sum() - company_before) / took.count(), took);
   if (wants_compute()) {
     pause_end_ = end + options_.pause_hysteresis;
   }

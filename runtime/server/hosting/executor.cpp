@@ -45,7 +45,7 @@ void model_host::impl::execute() {
       (void)release(lock, each, "shutdown");
     }
   }
-  pause_.release();
+  lease_->release();
   executed_ = true;
   changed_.notify_all();
 }
@@ -117,7 +117,13 @@ void model_host::impl::rest() {
   }
   busy_ = false;
   loading_ = false;
-  if (pause_.wanted() && !wants_compute()) {
+  release_pause_if_unwanted();
+}
+
+void model_host::impl::release_pause_if_unwanted() {
+  if (options_.pause == pause_mode::on_launch) {
+    end_claim_if_idle();
+  } else if (lease_->wanted() && !wants_compute()) {
     wake_timekeeper();
   }
 }

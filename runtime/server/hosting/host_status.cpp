@@ -83,9 +83,13 @@ json describe(pause_counts const& pauses) {
   auto const share = pauses.window.count() == 0
                          ? 0.0
                          : in_seconds(pauses.held_in_window) / in_seconds(pauses.window);
-  return {{"count", pauses.pauses},        {"held_s", in_seconds(pauses.held)},
-          {"held_share", share},           {"min_share", pauses.min_share},
-          {"cut_short", pauses.cut_short}, {"withheld_s", in_seconds(pauses.withheld)}};
+  return {{"count", pauses.pauses},
+          {"held_s", in_seconds(pauses.held)},
+          {"held_share", share},
+          {"min_share", pauses.min_share},
+          {"cut_short", pauses.cut_short},
+          {"withheld_s", in_seconds(pauses.withheld)},
+          {"busy_s", in_seconds(pauses.busy)}};
 }
 
 template <typename Range>
@@ -100,11 +104,13 @@ json list_of(Range const& range) {
 }  // namespace
 
 json describe(host_snapshot const& now) {
+  auto pauses = describe(now.pauses);
+  pauses["cut_short_models"] = now.cut_short_models;
   return {
       {"models", list_of(now.models)},
       {"requests", {{"total", now.requests}, {"failed", now.failed}, {"in_flight", now.in_flight}}},
       {"latency_ms", {{"warm", describe(now.warm)}, {"cold", describe(now.cold)}}},
-      {"pauses", describe(now.pauses)},
+      {"pauses", std::move(pauses)},
       {"handovers", list_of(now.handovers)}};
 }
 

@@ -56,7 +56,9 @@ model_host::impl::impl(host_options options, std::shared_ptr<memhandover::servin
       pool_(std::move(pool)),
       board_(options_.board ? options_.board : std::make_shared<host_board>()),
       heap_(pool_, weight_alignment),
-      pause_(pool_, options_.min_share),
+      lease_(options_.lease ? options_.lease
+                            : std::make_shared<compute_lease>(pool_, options_.min_share)),
+      parallelism_(std::max<std::size_t>(options_.computing_threads, 1)),
       keeper_(pool_->shape().chunk_bytes) {
   for (auto& each : models) {
     slots_.emplace_back(std::move(each));
@@ -64,6 +66,10 @@ model_host::impl::impl(host_options options, std::shared_ptr<memhandover::servin
   }
   publish_run_ahead();
   next_tick_ = clock::now() + options_.tick;
+  lease_->set_waker([this] {
+    lock_type const lock{mutex_};
+    wake_timekeeper();
+  });
   try {
     executor_ = std::thread{[this] { execute(); }};
     for (std::size_t lane = 1;
@@ -98,6 +104,7 @@ model_host::impl::~impl() {
   }
   timekeeper_wakes_.notify_one();
   timekeeper_.join();
+  lease_->set_waker({});
 }
 
 bool model_host::impl::is_preparing(bool images) const {
@@ -187,11 +194,14 @@ request_ticket model_host::impl::submit(model_index model, infer_request request
                              fmt::format("{} requests wait for model '{}' already; try again later",
                                          wanted.is.max_queue, wanted.is.name)});
   } else {
-    if (options_.pause == pause_mode::on_request) {
+    if (options_.pause == pause_mode::on_request || claims_by_requests()) {
       hold_compute();
+    } else if (options_.pause == pause_mode::on_launch && wanted.state == model_state::warm) {
+      lease_->announce();
     }
     bool const is_next_event = made.deadline < timekeeper_sleeps_until_;
     queue_.push_back(std::move(made));
+    lease_->set_more_waits(true);
     if (is_for_executor(queue_.back())) {
       work_.notify_one();
     } else {
@@ -231,20 +241,42 @@ void model_host::impl::keep_warm() {
 
 void model_host::impl::hold_compute() {
   try {
-    pause_.want();
+    if (claims_by_requests() ? lease_->begins_here() : lease_->want()) {
+      wake_timekeeper();
+    }
   } catch (...) {  // training goes on, requests take longer
     spdlog::warn("training could not be paused reason={}",
                  telemetry::quoted(caught_error().what()));
   }
-  if (pause_.next_event() < timekeeper_sleeps_until_) {
-    wake_timekeeper();
+}
+
+/// Whether requests in flight are what the device works for; else somebody else sees that.
+bool model_host::impl::claims_by_requests() const noexcept {
+  return options_.pause == pause_mode::on_launch && !options_.lease;
+}
+
+void model_host::impl::end_claim_if_idle() {
+  if (!claims_by_requests() || is_in_demand()) {
+    return;
   }
+  try {
+    lease_->drained(true);
+  } catch (...) {  // it ends at its limit
+    spdlog::warn("training's pause could not be ended early reason={}",
+                 telemetry::quoted(caught_error().what()));
+  }
+}
+
+bool model_host::impl::is_in_demand() const {
+  return busy_ || !queue_.empty() || !computing_.empty();
 }
 
 bool model_host::impl::wants_compute() const {
   switch (options_.pause) {
+    case pause_mode::on_launch:
+      return claims_by_requests() && is_in_demand();
     case pause_mode::on_request:
-      return busy_ || !queue_.empty() || !computing_.empty();
+      return is_in_demand();
     case pause_mode::on_cold_start:
       return loading_;
     case pause_mode::never:
@@ -319,7 +351,8 @@ host_snapshot model_host::impl::snapshot() const {
   result.failed = failed_;
   result.warm = warm_.summary();
   result.cold = cold_.summary();
-  result.pauses = pause_.counts();
+  result.pauses = lease_->counts();
+  result.cut_short_models = cut_short_models_;
   result.handovers = handovers_;
   return result;
 }

@@ -60,6 +60,7 @@
 #include <vector>
 
 #include "memhandover/client/serving_pool.hpp"
+#include "runtime/server/hosting/compute_lease.hpp"
 #include "runtime/server/hosting/latency_window.hpp"
 #include "runtime/server/inference/host_board.hpp"
 #include "runtime/server/inference/hosted_model.hpp"
@@ -70,12 +71,15 @@
 namespace sluice::server {
 
 /// When training's launches are held.
-enum class pause_mode { on_request, on_cold_start, never };
+enum class pause_mode { on_launch, on_request, on_cold_start, never };
 
 struct host_options {
-  pause_mode pause = pause_mode::on_request;
-  std::chrono::microseconds pause_hysteresis{5000};
+  pause_mode pause = pause_mode::on_launch;
+  std::chrono::microseconds pause_hysteresis{5000};  ///< after the last request, with `on_request`
   double min_share = 0.0;  ///< in [0, 1]: share of every second in which training is not paused
+  /// With `on_launch`, of somebody who sees launches and tells it of them. None: the host takes the device for used while
+  /// requests are in flight. With its own `min_share`.
+  std::shared_ptr<compute_lease> lease;
   /// How much predicted work training may have on the device in advance; none: as much as the
   /// tightest promise permits (scheduler/run_ahead.hpp).
   std::optional<std::chrono::microseconds> run_ahead;
@@ -86,6 +90,9 @@ struct host_options {
   std::size_t computing_threads = 0;
   /// Called first on each thread that loads or computes.
   std::function<void()> thread_start;
+  /// Called by a thread whose computation has left the device unable to compute any more (`hosted_model::device_works`).
+  /// It is not to return: no other model could be served. None: the request alone fails.
+  std::function<void(error const&)> device_failed;
   /// Where it shows what it does; null: nobody looks.
   std::shared_ptr<host_board> board;
 };
@@ -122,17 +129,6 @@ struct model_snapshot {
   scheduler::model_report report;  ///< of the last tick
 };
 
-/// Compute pauses since the server started.
-struct pause_counts {
-  double min_share = 0.0;               ///< what training is promised
-  std::uint64_t pauses = 0;             ///< begun
-  std::uint64_t cut_short = 0;          ///< of these, ended by that promise although still wanted
-  std::chrono::nanoseconds held{};      ///< in which launches were held
-  std::chrono::nanoseconds withheld{};  ///< in which they would have been, but for the promise
-  std::chrono::nanoseconds window{};    ///< over which it is kept
-  std::chrono::nanoseconds held_in_window{};  ///< the latest
-};
-
 struct host_snapshot {
   struct handover {
     std::string model;
@@ -146,6 +142,8 @@ struct host_snapshot {
   std::size_t in_flight = 0;
   latency_window::quantiles warm, cold;
   pause_counts pauses;
+  std::vector<std::string>
+      cut_short_models;            ///< that were computing when a pause was last cut short
   std::deque<handover> handovers;  ///< the last ones, oldest first
 };
 

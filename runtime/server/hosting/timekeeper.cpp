@@ -42,17 +42,29 @@ void model_host::impl::keep_time() {
 void model_host::impl::keep_time_once(lock_type& lock) {
   auto const now = clock::now();
   expire(now);
-  if (wants_compute()) {
-    pause_.attend();
-  } else if (pause_.wanted() && now >= pause_end_) {
-    pause_.release();
-  }
+  look_after_pause(now);
   if (!refused_.empty()) {
     deliver_refusals(lock);
   } else if (now >= next_tick_) {
     tick(lock, now);
   } else {
     sleep(lock);
+  }
+}
+
+void model_host::impl::look_after_pause(clock::time_point now) {
+  if (options_.pause == pause_mode::on_launch || wants_compute()) {
+    end_claim_if_idle();
+    lease_->attend();
+  } else if (lease_->wanted() && now >= pause_end_) {
+    lease_->release();
+  }
+  if (auto const cuts = lease_->counts().cut_short; cuts != cuts_) {
+    cuts_ = cuts;
+    cut_short_models_.clear();
+    for (auto const& each : computing_) {
+      cut_short_models_.push_back(slots_[each.model].is.name);
+    }
   }
 }
 
@@ -67,9 +79,8 @@ void model_host::impl::deliver_refusals(lock_type& lock) {
 
 void model_host::impl::sleep(lock_type& lock) {
   timekeeper_sleeps_until_ = next_tick_;
-  if (pause_.wanted()) {
-    timekeeper_sleeps_until_ =
-        std::min(timekeeper_sleeps_until_, wants_compute() ? pause_.next_event() : pause_end_);
+  if (options_.pause != pause_mode::on_launch && !wants_compute() && lease_->wanted()) {
+    timekeeper_sleeps_until_ = std::min(timekeeper_sleeps_until_, pause_end_);
   }
   for (auto const& each : queue_) {
     timekeeper_sleeps_until_ = std::min(timekeeper_sleeps_until_, each.deadline);
@@ -79,6 +90,7 @@ void model_host::impl::sleep(lock_type& lock) {
       timekeeper_sleeps_until_ = std::min(timekeeper_sleeps_until_, each.deadline);
     }
   }
+  timekeeper_sleeps_until_ = lease_->attended_by(timekeeper_sleeps_until_);
   timekeeper_wakes_.wait_until(lock, timekeeper_sleeps_until_,
                                [&] { return ended_ || timekeeper_called_ || !refused_.empty(); });
   timekeeper_called_ = false;

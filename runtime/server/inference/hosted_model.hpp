@@ -67,6 +67,10 @@ class hosted_model {
   /// take.
   [[nodiscard]] virtual std::vector<tensor> run(std::vector<tensor>& inputs,
                                                 std::vector<std::string> const& wanted) = 0;
+
+  /// Whether the device can compute any more, to be asked when `run` has failed: after an error of a kernel on a GPU this
+  /// process cannot, whatever the model.
+  [[nodiscard]] virtual bool device_works() const noexcept { return true; }
 };
 
 }  // namespace sluice::server

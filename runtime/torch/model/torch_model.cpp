@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/StringUtil.h>
 #include <dlfcn.h>
 #include <malloc.h>
@@ -148,6 +149,20 @@ class torch_model final : public hosted_model {
     }
   }
 
+  /// A kernel's error is told by whatever asks the device next, and by all that comes after it.
+  [[nodiscard]] bool device_works() const noexcept override {
+    if (device_.is_cpu()) {
+      return true;
+    }
+    try {
+      c10::impl::VirtualGuardImpl const guard{device_.type()};
+      guard.synchronizeDevice(device_.index());
+      return true;
+    } catch (...) {
+      return false;
+    }
+  }
+
   [[nodiscard]] std::vector<tensor> run(std::vector<tensor>& inputs,
                                         std::vector<std::string> const& wanted) override {
     auto const here = on_device();
@@ -166,6 +181,7 @@ class torch_model final : public hosted_model {
       return outputs;
     }
     try {
+      detail::wait_for(device_);  // what was launched before it failed still uses the weights
       undo_changes();
     } catch (...) {  // the next request tries again, and says why not
     }
@@ -277,6 +293,13 @@ void start_torch(torch_device device) {
 
 void set_torch_threads(int threads) {
   at::set_num_threads(threads);
+}
+
+void use_own_stream(torch_device device) {
+  if (device.is_cuda()) {
+    c10::impl::VirtualGuardImpl const guard{at::kCUDA};
+    (void)guard.exchangeStream(guard.getStreamFromGlobalPool(at_device(device)));
+  }
 }
 
 std::unique_ptr<hosted_model> prepare_torch_model(torch_model_options options) {

@@ -57,6 +57,9 @@ void start_torch(torch_device device);
 /// How many threads one operator of the *calling* thread may use.
 void set_torch_threads(int threads);
 
+/// What the calling thread computes on a GPU goes to a stream of its own from now on, beside that of other threads.
+void use_own_stream(torch_device device);
+
 struct torch_model_options {
   std::string name;
   std::filesystem::path file;

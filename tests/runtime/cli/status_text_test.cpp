@@ -34,7 +34,7 @@ json full() {
     "server": {"endpoint": "127.0.0.1:8000", "answers": true, "state": "ready"},
     "requests": {"total": 12, "failed": 1, "in_flight": 0},
     "pauses": {"count": 12, "held_s": 0.8125, "held_share": 0.031, "min_share": 0.05, "cut_short": 1,
-               "withheld_s": 0.25},
+               "withheld_s": 0.25, "cut_short_models": ["slow", "slower"]},
     "latency_ms": {"warm": {"n": 8, "p50": 4.25, "p99": 9.0}, "cold": {"n": 0, "p50": 0.0, "p99": 0.0}},
     "models": [
       {"name": "vad", "state": "warm", "bytes": 2097152, "idle_timeout_s": 12.5,
@@ -74,6 +74,7 @@ server: http://127.0.0.1:8000, ready
 compute pauses
   count  held    of the last second  min share  cut short  withheld  run-ahead
   12     0.81 s  3.1%                5.0%       1          0.25 s    195 us
+  cut short while computing: slow, slower
 models
   name  state  bytes  idle timeout  required  predicted  observed  requests  cold starts  arrivals/s
   vad   warm   2 MiB  12.5 s        99.0%     99.5%      -         12        2            0.25

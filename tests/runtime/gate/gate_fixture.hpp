@@ -209,6 +209,7 @@ class gate_test : public ::testing::Test {
     gate.set_pause_word(nullptr);
     gate.set_urgent(0);
     gate.set_demand_word(nullptr);
+    gate.set_announcement_word(nullptr);
     gate.set_run_ahead(0);
     gate.set_deferred(0);
     gate.abort_end();

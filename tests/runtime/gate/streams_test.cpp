@@ -147,6 +147,28 @@ TEST_F(streams, the_unit_that_was_executing_at_the_end_is_told_apart) {
   EXPECT_LE(gate.unit_ended(), idle - std::chrono::nanoseconds{50ms}.count());
 }
 
+TEST_F(streams, nothing_long_begins_before_a_claim_that_is_announced) {
+  CUstream const on = stream();
+  CUfunction const longer = kernel(5ms, &count_finished);
+  CUfunction const shorter = kernel(50us);
+  gate.set_run_ahead(std::chrono::nanoseconds{500us}.count());
+  for (int i = 0; i < 8; ++i) {  // until both have been measured
+    ASSERT_EQ(launch(longer, on), CUDA_SUCCESS);
+    ASSERT_EQ(launch(shorter, on), CUDA_SUCCESS);
+  }
+  ASSERT_EQ(cuda.synchronise(on), CUDA_SUCCESS);
+  std::uint64_t word = static_cast<std::uint64_t>(in(1h));
+  gate.set_announcement_word(&word);
+  ASSERT_EQ(launch(longer, on), CUDA_SUCCESS) << "it has ended long before";
+  ASSERT_EQ(cuda.synchronise(on), CUDA_SUCCESS);
+
+  __atomic_store_n(&word, static_cast<std::uint64_t>(in(1ms)), __ATOMIC_RELEASE);
+  ASSERT_EQ(launch(shorter, on), CUDA_SUCCESS);
+  ASSERT_EQ(launch(longer, on), CUDA_SUCCESS);
+  EXPECT_GT(in(0ns), static_cast<std::int64_t>(word)) << "it waits until the claim does not come";
+  ASSERT_EQ(cuda.synchronise(on), CUDA_SUCCESS);
+}
+
 TEST_F(streams, a_thread_waiting_for_room_counts_as_outside) {
   CUstream const on = stream();
   CUfunction const slow = kernel(60ms);

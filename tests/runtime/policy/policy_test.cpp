@@ -96,7 +96,7 @@ TEST(policy, what_is_left_out_takes_its_default) {
   EXPECT_EQ(read.pool.device, 0);
   EXPECT_FALSE(read.pool.memory);
   EXPECT_FALSE(read.pool.chunk);
-  EXPECT_EQ(read.training.pause, pause_rule::on_request);
+  EXPECT_EQ(read.training.pause, pause_rule::on_launch);
   EXPECT_EQ(read.training.pause_hysteresis, 2ms);
   EXPECT_DOUBLE_EQ(read.training.min_share, 0.05);
   EXPECT_FALSE(read.training.run_ahead);
@@ -206,7 +206,7 @@ scheduler:
           "p.yaml:10:3: pool.42: is no known key; known are backend, device, memory, chunk",
           "p.yaml:11:3: pool: has a key that is not a word; write `key: value`",
           "p.yaml:12:11: training: is a list, must be a section of keys; for example {pause: "
-          "on_request}",
+          "on_launch}",
           "p.yaml:14:5: models[0].name: is missing; add `name: resnet50`",
           R"(p.yaml:14:5: models[0].nmae: is no known key; did you mean "name"?)",
           "p.yaml:15:23: models[0].slo.percentile: is 0.99%, must be at least 1%; for example 99%",
@@ -319,7 +319,7 @@ INSTANTIATE_TEST_SUITE_P(
             R"(p.yaml:3:16: server.host: is "http://x", must be an address or a host name; for example 127.0.0.1)"},
         mistake{
             "other_case", with("training: {pause: Never}"),
-            R"(p.yaml:3:19: training.pause: is "Never", must be one of on_request, on_cold_start, never; did you mean "never"?)"},
+            R"(p.yaml:3:19: training.pause: is "Never", must be one of on_launch, on_request, on_cold_start, never; did you mean "never"?)"},
         mistake{
             "hysteresis_too_long", with("training: {pause_hysteresis: 1m}"),
             "p.yaml:3:30: training.pause_hysteresis: is 1m, must be at most 1s; for example 2ms"},

@@ -8,9 +8,11 @@
 
 #include "memhandover/client/serving_pool.hpp"
 #include "runtime/policy/policy.hpp"
+#include "runtime/server/hosting/compute_lease.hpp"
 #include "runtime/server/hosting/detail/compute_pause.hpp"
 #include "runtime/server/hosting/image_file.hpp"
 #include "runtime/server/hosting/latency_window.hpp"
+#include "runtime/server/hosting/launch_listener.hpp"
 #include "runtime/server/hosting/model_file.hpp"
 #include "runtime/server/hosting/model_host.hpp"
 #include "runtime/server/http/endpoint.hpp"
@@ -27,11 +29,13 @@ using namespace detail;
 using namespace std::chrono_literals;
 using memhandover::serving_pool;
 
-void of_compute_pause(std::shared_ptr<serving_pool> const& pool) {
+void of_compute_pause(std::shared_ptr<serving_pool> const& pool,
+                      compute_pause::clock::time_point soon) {
   compute_pause pause{pool, 0.05};
   pause.want();
   pause.attend();
   pause.release();
+  pause.release_at(soon);
 }
 
 void of_image_file(std::vector<std::byte> const& bytes, std::byte* destination) {
@@ -44,6 +48,18 @@ void of_model_file(std::uint64_t offset, std::byte* destination, std::size_t byt
   model_file file{"/models/add/1/model.pt"};
   auto words = file.fingerprint();
   file.read(offset, {destination, bytes});
+}
+
+void of_compute_lease(std::shared_ptr<serving_pool> const& pool) {
+  compute_lease lease{pool, 0.05};
+  lease.begins();
+  lease.drained(true);
+}
+
+void of_launch_listener(std::shared_ptr<compute_lease> const& lease) {
+  if (launch_listener const listener{lease}; listener.listens()) {
+    // … from here on each burst of launches claims the device …
+  }
 }
 
 void of_latency_window() {

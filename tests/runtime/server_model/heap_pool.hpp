@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <map>
@@ -188,6 +189,15 @@ class heap_pool final : public memhandover::serving_pool,
     changed_.notify_all();
   }
 
+  void announce_compute(std::chrono::nanoseconds within) override {
+    ++announcements_;
+    announced_within_ = within;
+  }
+  [[nodiscard]] std::chrono::nanoseconds announced_within() const noexcept {
+    return announced_within_;
+  }
+  [[nodiscard]] int announcements() const noexcept { return announcements_; }
+
   [[nodiscard]] memhandover::compute_claim claim_compute(
       std::chrono::steady_clock::time_point until) override {
     std::lock_guard const lock{mutex_};
@@ -366,6 +376,8 @@ class heap_pool final : public memhandover::serving_pool,
   int stitched_ = 0;
   int lose_races_ = 0;
   int failing_claims_ = 0;
+  std::atomic<int> announcements_{0};
+  std::atomic<std::chrono::nanoseconds> announced_within_{};
   std::chrono::nanoseconds run_ahead_{0};
   int calls_left_ = 0;
   int wrongly_given_back_ = 0;

@@ -27,6 +27,56 @@ TEST_F(a_host, holds_compute_from_a_requests_arrival_until_none_is_left) {
   EXPECT_TRUE(pool_->wait_for_claims(0));
 }
 
+TEST_F(a_host, holds_compute_while_requests_are_in_flight_and_as_long_as_gaps_say) {
+  auto& control = add(5);
+  options_.tick = 10ms;
+  start(8);
+  control.close();
+  send(0, 1, 0);
+  ASSERT_TRUE(control.wait_for_runs(1));
+  EXPECT_EQ(pool_->claims(), 1);
+  control.open();
+  EXPECT_EQ(answers_.wait_for(1).size(), 1U);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(pool_->wait_for_claims(0)) << "the host ends what is over";
+    EXPECT_EQ(sum_of(ask(0, 1)), 11);
+  }
+  EXPECT_TRUE(pool_->wait_for_claims(0));
+  EXPECT_GT(host_->snapshot().pauses.busy, 0ns);
+}
+
+TEST_F(a_host, names_the_model_whose_computation_outlasts_its_pause) {
+  auto& control = add(5);
+  options_.min_share = 0.99;
+  start(8);
+  control.close();
+  send(0, 1);
+  ASSERT_TRUE(control.wait_for_runs(1));
+  EXPECT_TRUE(pool_->wait_for_claims(0));
+  EXPECT_TRUE(pool_->wait_for_claims(1)) << "again";
+  EXPECT_GE(host_->snapshot().pauses.cut_short, 1U);
+  EXPECT_EQ(host_->snapshot().cut_short_models, std::vector<std::string>{"model0"});
+  control.open();
+  EXPECT_EQ(answers_.wait_for(1).size(), 1U);
+}
+
+TEST_F(a_host, leaves_claims_to_whoever_sees_launches) {
+  add(5);
+  auto const claimed = std::make_shared<heap_pool>(1);
+  options_.lease = std::make_shared<compute_lease>(claimed, 0.0);
+  options_.tick = 10ms;
+  start(8);
+  EXPECT_EQ(sum_of(ask(0, 1)), 11);
+  EXPECT_EQ(claimed->claims_ever(), 0);
+  EXPECT_EQ(claimed->announcements(), 0) << "the model was cold";
+  EXPECT_EQ(sum_of(ask(0, 1)), 11);
+  EXPECT_EQ(claimed->announcements(), 1);
+  options_.lease->begins();
+  EXPECT_EQ(host_->snapshot().pauses.pauses, 1U);
+  options_.lease->drained(true);
+  EXPECT_TRUE(claimed->wait_for_claims(0)) << "the host ends what is over";
+}
+
 TEST_F(a_host, holds_compute_for_cold_starts_only_if_told_so) {
   add(5);
   options_.pause = pause_mode::on_cold_start;
@@ -63,6 +113,7 @@ TEST_F(a_host, takes_no_pause_from_training_that_has_all_of_the_time) {
 
 TEST_F(a_host, ends_a_pause_under_a_request_for_trainings_share_and_takes_it_up_again) {
   auto& control = add(5);
+  options_.pause = pause_mode::on_request;
   options_.min_share = 0.9;
   start(8);
   control.close();

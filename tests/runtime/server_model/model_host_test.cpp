@@ -11,6 +11,23 @@ namespace {
 
 using namespace std::chrono_literals;
 
+TEST_F(a_host, says_at_once_when_a_computation_has_left_the_device_useless) {
+  auto& control = add(5);
+  std::atomic<int> said{0};
+  options_.device_failed = [&said](error const& why) {
+    EXPECT_EQ(why.kind(), error_kind::invalid_argument);
+    ++said;
+  };
+  start(8);
+  EXPECT_EQ(failure_of(ask(0, -1)), error_kind::invalid_argument);
+  EXPECT_EQ(said, 0) << "it is the request that failed";
+  control.break_device();
+  EXPECT_EQ(sum_of(ask(0, 1)), 11);
+  EXPECT_EQ(said, 0) << "nothing has failed";
+  EXPECT_EQ(failure_of(ask(0, -1)), error_kind::invalid_argument);
+  EXPECT_EQ(said, 1);
+}
+
 TEST_F(a_host, loads_a_model_for_its_first_request_only) {
   auto& control = add(5);
   start(8);

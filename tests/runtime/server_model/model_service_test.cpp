@@ -189,7 +189,7 @@ TEST(served_models, have_one_timeout_when_it_is_fixed_and_none_when_they_are_alw
 
 TEST(host_options, follow_the_policy) {
   auto wanted = policy_for({"a"});
-  EXPECT_EQ(host_options_of(wanted).pause, pause_mode::on_request);
+  EXPECT_EQ(host_options_of(wanted).pause, pause_mode::on_launch);
   EXPECT_EQ(host_options_of(wanted).min_share, 0.05);
   EXPECT_FALSE(host_options_of(wanted).run_ahead);
   wanted.training = {policy::pause_rule::on_cold_start, 3ms, 0.25, 150us};

@@ -65,6 +65,11 @@ class model_control {
     std::lock_guard const lock{mutex_};
     keeps_ = true;
   }
+  /// Whatever fails from now on leaves the device unable to compute.
+  void break_device() {
+    std::lock_guard const lock{mutex_};
+    device_works_ = false;
+  }
   [[nodiscard]] int loads() const {
     std::lock_guard const lock{mutex_};
     return loads_;
@@ -88,6 +93,7 @@ class model_control {
   std::condition_variable changed_;
   bool open_ = true;
   bool keeps_ = false;
+  bool device_works_ = true;
   int loads_ = 0;
   int unloads_ = 0;
   int runs_ = 0;  // begun
@@ -136,6 +142,11 @@ class sum_model final : public hosted_model {
       throw error{error_kind::internal, "a view of the memory is kept"};
     }
     memory_ = nullptr;
+  }
+
+  [[nodiscard]] bool device_works() const noexcept override {
+    std::lock_guard const lock{control_->mutex_};
+    return control_->device_works_;
   }
 
   [[nodiscard]] std::vector<tensor> run(std::vector<tensor>& inputs,

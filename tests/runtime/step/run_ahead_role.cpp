@@ -67,6 +67,8 @@ constexpr sluice_gate_api open_gate{
     .enter_at_once = [] { return 0; },
     .leave = [] {},
     .wait_launched = [] {},
+    .watch_launches = [](sluice_launch_watcher const*) { return -1; },
+    .set_announcement_word = [](std::uint64_t const volatile*) {},
 };
 
 template <typename Function>

@@ -27,8 +27,13 @@ compute_pause::compute_pause(std::shared_ptr<memhandover::serving_pool> pool, do
       budget_(budget_of(min_share)) {}
 
 void compute_pause::want() {
+  auto const now = now_();
+  end_on_time(now);
   if (!wanted()) {
-    hold(now_());
+    hold(now);
+  } else if (end_ != clock::time_point::max()) {
+    claim_ = pool_->claim_compute(limit_);
+    end_ = clock::time_point::max();
   }
 }
 
@@ -36,14 +41,24 @@ void compute_pause::release() {
   claim_.reset();
   // What the budget counts ends when launches are free again, not before.
   auto const now = now_();
-  end_at_limit(now);
+  end_on_time(now);
   budget_.end(now);
   enter(state::open, now);
 }
 
+void compute_pause::release_at(clock::time_point end) {
+  end_on_time(now_());
+  if (state_ != state::held) {
+    release();
+    return;
+  }
+  claim_ = pool_->claim_compute(std::min(end, limit_));
+  end_ = end;
+}
+
 void compute_pause::attend() {
   auto const now = now_();
-  end_at_limit(now);
+  end_on_time(now);
   if (state_ == state::spent && now >= budget_.next_begin()) {
     hold(now);
   }
@@ -61,9 +76,16 @@ compute_pause::clock::time_point compute_pause::next_event() const {
   return clock::time_point::max();
 }
 
-void compute_pause::end_at_limit(clock::time_point now) {
-  if (state_ == state::held && now >= limit_) {
-    claim_.reset();
+/// What has ended by itself.
+void compute_pause::end_on_time(clock::time_point now) {
+  if (state_ != state::held || now < std::min(end_, limit_)) {
+    return;
+  }
+  claim_.reset();
+  if (end_ <= limit_) {
+    budget_.end(end_);
+    enter(state::open, end_);
+  } else {
     budget_.end(limit_);
     ++cut_short_;
     enter(state::spent, limit_);
@@ -97,12 +119,13 @@ void compute_pause::enter(state next, clock::time_point now) {
   }
   state_ = next;
   since_ = now;
+  end_ = clock::time_point::max();
 }
 
 pause_counts compute_pause::counts() const {
   auto const now = now_();
   auto const lasts = [&](state which) {
-    auto const end = which == state::held ? std::min(now, limit_) : now;
+    auto const end = which == state::held ? std::min({now, limit_, end_}) : now;
     return state_ == which ? end - since_ : clock::duration::zero();
   };
   return {.min_share = min_share_,

@@ -12,9 +12,10 @@
 
 #include "memhandover/allocation/tensor_heap.hpp"
 #include "memhandover/base/error.hpp"
-#include "runtime/server/hosting/detail/compute_pause.hpp"
+#include "runtime/server/hosting/compute_lease.hpp"
 #include "runtime/server/hosting/model_host.hpp"
 #include "runtime/server/inference/caught_error.hpp"
+#include "scheduler/parallelism.hpp"
 #include "scheduler/reserve.hpp"
 
 namespace sluice::server {
@@ -37,6 +38,23 @@ struct answer {
   infer_result result;
 
   void deliver() noexcept;
+};
+
+/// How many compute at once, summed over time.
+class company {
+ public:
+  void change(clock::time_point now, std::ptrdiff_t by) {
+    sum_ += static_cast<double>(count_) * std::chrono::duration<double>{now - since_}.count();
+    since_ = now;
+    count_ += by;
+  }
+  /// In seconds times computations, up to the last change.
+  [[nodiscard]] double sum() const noexcept { return sum_; }
+
+ private:
+  clock::time_point since_;
+  std::ptrdiff_t count_ = 0;
+  double sum_ = 0.0;
 };
 
 /// A model and what is known of it.
@@ -125,6 +143,7 @@ class model_host::impl {
   void compute();
   [[nodiscard]] std::list<detail::job>::iterator next_computable();
   void run(lock_type& lock, std::list<detail::job>::iterator which);
+  [[nodiscard]] std::vector<tensor> outputs_of(hosted_model& model, infer_request& request) const;
   void prepare_thread();
 
   // The executor's. With a `lock_type&` they are called, and return, with the lock held, and let go
@@ -165,6 +184,11 @@ class model_host::impl {
   // Everybody's, with the lock held.
   void set_state(slot& model, model_state state);
   [[nodiscard]] model_index place_of(slot const& model) const;
+  [[nodiscard]] bool claims_by_requests() const noexcept;
+  [[nodiscard]] bool is_in_demand() const;
+  void end_claim_if_idle();
+  void look_after_pause(clock::time_point now);
+  void release_pause_if_unwanted();
   void hold_compute();
   [[nodiscard]] bool wants_compute() const;
   void wake_timekeeper();
@@ -195,7 +219,11 @@ class model_host::impl {
   std::deque<host_snapshot::handover> handovers_;
   latency_window warm_, cold_;
   std::uint64_t requests_ = 0, failed_ = 0;
-  detail::compute_pause pause_;
+  detail::company company_;
+  std::shared_ptr<compute_lease> const lease_;
+  scheduler::parallelism parallelism_;
+  std::uint64_t cuts_ = 0;  ///< of pauses, that have been looked at
+  std::vector<std::string> cut_short_models_;
   clock::time_point pause_end_;  ///< of a pause that nothing wants any more
   clock::time_point next_tick_, timekeeper_sleeps_until_;
   scheduler::reserve keeper_;  ///< the timekeeper's

@@ -1,0 +1,151 @@
+"""`sluice serve` on a GPU: launches are watched, and what ends its executor ends nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "system"))
+
+from server_models import AFFINE, Affine, Slow  # noqa: E402
+from server_test import taken_over  # noqa: E402
+from serving import Server, World, eventually, floats, integer  # noqa: E402
+
+SLOW = {"inputs": {"n": ("TYPE_INT64", [1])}, "outputs": {"rounds": ("TYPE_INT64", [1])}, "batched": False}
+X = torch.tensor([[0.5, -1.0, 2.0]])
+PADDING_MIB = 256
+
+
+class Outside(torch.nn.Module):
+    """Reads beyond a table: an assertion of the kernel's, after which its process can use the GPU for nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.ones(4, 1))
+
+    def forward(self, n: int) -> torch.Tensor:
+        return self.table[torch.full([1], n, dtype=torch.int64, device=self.table.device)].sum().to(torch.int64).reshape(1)
+
+
+class GpuWorld(World):
+    def policy(self, *models: str, more_training: str = "") -> Path:
+        path = super().policy(*models, training=more_training)
+        text = path.read_text(encoding="utf-8").replace("backend: host, memory: 64MiB", "backend: cuda, memory: 4GiB")
+        path.write_text(text.replace("server: {", "server: {request_timeout: 5s, "), encoding="utf-8")
+        return path
+
+
+@pytest.fixture
+def world(sluice, tmp_path):
+    made = GpuWorld(sluice, tmp_path)
+    yield made
+    made.end()
+
+
+def check(server: Server, model: Affine) -> None:
+    torch.testing.assert_close(server.outputs("affine", [floats("x", X)])[0], model(X), rtol=1e-4, atol=1e-4)
+
+
+def is_published(server: Server) -> bool:
+    return all(each["outlives_server"] for each in server.status()["models"] if each["state"] == "warm")
+
+
+@pytest.fixture
+def serving(world):
+    """A server with a warm model that lies in its pool, and another that can break its process."""
+    affine = world.models.add("affine", Affine(padding_mib=PADDING_MIB), **AFFINE)
+    world.models.add("idle", Affine(seed=1, padding_mib=PADDING_MIB), **AFFINE)
+    world.models.add("outside", Outside(), **SLOW)
+    world.models.add("slow", Slow(), **SLOW)
+    server = world.serve(world.policy("affine", "idle", "outside", "slow"))
+    check(server, affine)
+    server.outputs("idle", [floats("x", X)])
+    eventually(lambda: is_published(server), "it is published")
+    return server, affine
+
+
+class Load:
+    """A client that asks the good model again and again; no answer may be wrong, nor missing for long."""
+
+    def __init__(self, server: Server, model: Affine) -> None:
+        self._server, self._wanted = server, model(X)
+        self._ends = threading.Event()
+        self.wrong: list[object] = []
+        self.longest_s = 0.0
+        self.answers = 0
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Load:
+        self._thread.start()
+        eventually(lambda: self.answers > 3, "answers come")
+        return self
+
+    def __exit__(self, *_why: object) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ends.is_set():
+            began = time.monotonic()
+            status, answer = self._server.infer("affine", [floats("x", X)])
+            self.longest_s = max(self.longest_s, time.monotonic() - began)
+            got = torch.tensor(answer["outputs"][0]["data"]) if status == 200 else None
+            if got is None or not torch.allclose(got, self._wanted.flatten(), rtol=1e-4, atol=1e-4):
+                self.wrong.append(answer)
+            self.answers += 1
+
+
+def test_bursts_of_launches_claim_the_device_and_idle_time_does_not(serving):
+    server, affine = serving
+    before = server.status()["pauses"]
+    for _ in range(20):
+        check(server, affine)
+    after = server.status()["pauses"]
+    assert "the gate is not in this process" not in server.log() and "cannot be watched" not in server.log()
+    assert after["busy_s"] > before["busy_s"]
+    assert after["count"] > before["count"]
+    eventually(lambda: server.status()["pauses"]["held_share"] == 0.0, "nothing is claimed without work")
+
+
+@pytest.mark.parametrize("breaks", ["kill", "sticky", "hang"])
+def test_another_model_is_answered_though_the_executor_ends(serving, breaks):
+    server, affine = serving
+    former = server.executor()
+    with Load(server, affine) as load:
+        if breaks == "kill":
+            os.kill(former, signal.SIGKILL)
+        elif breaks == "sticky":
+            status, answer = server.infer("outside", [integer("n", 1000)])
+            assert status == 500, answer
+        else:
+            began = time.monotonic()
+            status, answer = server.infer("slow", [integer("n", 10**12)])
+            print(json.dumps({"hung_request_s": time.monotonic() - began}), file=sys.stderr)
+            assert status == 504, answer
+        eventually(lambda: (seen := server.status()["executor"])["state"] == "ready" and seen["pid"] != former,
+                   "another executor serves")
+        answered = load.answers
+        eventually(lambda: load.answers > answered + 3, "answers come")
+    assert not load.wrong
+    print(json.dumps({"breaks": breaks, "longest_s": load.longest_s}), file=sys.stderr)
+    assert taken_over(server)["idle"][1] == 0, "what computed nothing at the time is not copied"
+    assert "affine" in taken_over(server)
+    assert server.outputs("outside", [integer("n", 1)])[0].item() == 1
+
+
+def test_a_server_that_is_hung_up_leaves_its_models_warm_to_the_next(world, serving):
+    server, affine = serving
+    server.process.send_signal(signal.SIGHUP)
+    assert server.process.wait(60) == 0
+    successor = world.serve(world.folder / "policy.yaml")
+    check(successor, affine)
+    assert taken_over(successor)["affine"][1] == 0
+    assert successor.model("affine")["cold_starts"] == 0
