@@ -64,7 +64,7 @@ WARM_UP_STEPS = {"cuda": 15, "host": 3}
 SATURATING, CONNECTIONS = 4, 48
 PATIENCE_S = 180.0
 GRACE_S = 10.0
-SETTLE_S = 0.1
+AFTER_S = 0.1  # the last burst is counted by then
 BLOCKS = 20  # of requests that follow each other, which are drawn together
 RESAMPLES = 200
 
@@ -270,7 +270,7 @@ class Stage:
         before = busy_of(server)
         served = self.clients.ask(server, self.repository, load.model, connections=CONNECTIONS, arrivals=load.arrivals,
                                   seconds=load.seconds, grace_s=max(1.0, load.seconds / 5))
-        time.sleep(SETTLE_S)
+        time.sleep(AFTER_S)
         return Served(served.latency_us, served.unsent, served.began_ns, served.ended_ns, busy_of(server) - before)
 
 
