@@ -25,6 +25,7 @@ from pathlib import Path
 
 from brokers import clear_up_on_sigterm, end_broker
 from overhead_models import WORKLOADS
+from progress import Progress
 from records import ROOT, Cell, distribution, single, write
 
 from demonstration.processes import Failed
@@ -57,6 +58,7 @@ class Stage:
 
     def __enter__(self) -> Stage:
         self.folder = Path(self._ends.enter_context(tempfile.TemporaryDirectory(prefix="sluice-beside-")))
+        self._progress = Progress(self.folder / "steps")
         self._environment = {**os.environ, "SLUICE_BROKER": str(self._binaries / "sluice")}
         if self._system.startswith("mps"):
             self._environment |= self._ends.enter_context(multi_process_service(self.folder))
@@ -84,13 +86,12 @@ class Stage:
              self.folder / "enough", "--steps", self.folder / "steps", *(["--shared"] if shared else [])],
             env={**self._environment, **half})
         self._processes.append(job)
-        self._await_steps(lambda ends: len(ends) >= WARM_UP_STEPS)
+        self._progress.wait(lambda steps: len(steps) >= WARM_UP_STEPS, job.poll, PATIENCE_S)
 
     def steps_of(self, seconds: float) -> float:
         """Steps a second of the next so many seconds."""
         began = time.monotonic_ns()
         ended = began + int(1e9 * seconds)
-        self._await_steps(lambda ends: ends[-1] > ended)
         return self.rate(began, ended)
 
     def serve(self, rate: float, seconds: float, library: Path) -> Served:
@@ -113,22 +114,8 @@ class Stage:
 
     def rate(self, began_ns: int, ended_ns: int) -> float:
         """Steps a second between two instants."""
-        within = [end for end in self._ends_of_steps() if began_ns <= end <= ended_ns]
-        return len(within) / (ended_ns - began_ns) * 1e9
-
-    def _ends_of_steps(self) -> list[int]:
-        file = self.folder / "steps"
-        lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
-        return [int(line) for line in lines]
-
-    def _await_steps(self, enough) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not ((ends := self._ends_of_steps()) and enough(ends)):
-            if (status := self._processes[0].poll()) is not None:
-                raise Failed(f"training ended with {status}")
-            if time.monotonic() > deadline:
-                raise Failed(f"training has made {len(ends)} steps in {PATIENCE_S:.0f} s")
-            time.sleep(0.05)
+        self._progress.wait_beyond(ended_ns, self._processes[0].poll, PATIENCE_S)
+        return self._progress.rate(began_ns, ended_ns, [1.0])
 
 
 @contextlib.contextmanager

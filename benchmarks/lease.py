@@ -1,318 +1,442 @@
-"""What inference through the endpoint and training cost each other on one device.
+"""What inference through the HTTP endpoint and training cost each other on one device.
 
-    ./benchmarks/run.sh lease [--only cuda-resnet50-1] [--systems sluice] [--loads 10 50 90] [--seconds 4]
+    ./benchmarks/run.sh lease [--only cuda-vit-l-16-1] [--models bert-base] [--loads 10 50] [--systems sluice] [--seconds 6]
+    ./benchmarks/run.sh lease --backend host --models tiny --only host-charlm-1      # tries it without a GPU
 
-Each inference model alone first: how many requests a second it can have answered, then shares of that as a Poisson process
-(`infer-only`). Then the same arrivals beside each training job, under `sluice` (training is held while inference is on the
-device), `on_request` (while requests are in flight, and 2 ms longer), and `time slicing` (a plain process beside the
-server). Both models are warm all the time, one of them is asked.
+One server has all models warm, of which one is asked at a time: `bert-base` (half precision, one text of 128 tokens) and
+`resnet50` (half precision, one image of 3x64x64, which the model enlarges to 224x224 itself, since bodies are JSON); `tiny`
+are two that compute for 3 ms on a processor. A load is a share of the rate that the server reaches without training
+when a few connections ask without a pause (`infer-only`); requests arrive by a Poisson process, the same for every
+system, and a latency counts from its arrival. Cells of 10 % load take twice the seconds. Where a system cannot keep up,
+requests that were never sent count with the time they had waited (`unsent_percent`).
 
-`idle_share` is training's rate over its rate alone at the same memory, divided by the share of time that infer-only leaves
-idle: the device is busy from a first launch until all is done, gaps under 200 µs joined, as the server's status counts it.
-At 90 % load little is idle, and `lost_points` are what is lost of training's rate alone instead, in percent of it. Latencies
-compare with infer-only. Bodies are JSON: `resnet50` takes an image of 64 × 64 and enlarges it on the device.
-
-With `--backend host` small models and a small job stand in for the real ones, to try the benchmark itself.
+Systems: `sluice` (the device is training's but from the first launch of requests until the last has ended), `on_request` (but
+while requests are in flight, and 2 ms longer), `time slicing` (training without Sluice beside a server with a pool of its own).
+`training_ratio` is training's rate over its rate beside a server that nobody asks; of time slicing, over that without
+Sluice. `idle_share` is what training has of the time that the requests leave, by how long the device is busy with the same
+requests without training (`busy_percent`); at 90 % `lost_points` says it in points of the whole time.
 """
 
 from __future__ import annotations
 
 import argparse
-import bisect
 import contextlib
 import json
-import os
+import math
+import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from brokers import clear_up_on_sigterm
+from brokers import clear_up_on_sigterm, end_broker
+from endpoint import Server, environment_of
 from overhead_models import WORKLOADS
+from pairs import bootstrap
+from progress import Progress
 from records import ROOT, Cell, distribution, single, write
-from served import PATIENCE_S, Client, Failed, add_model, serving
 
-SYSTEMS = ("sluice", "on_request", "time slicing")
-PAUSES = {"sluice": "{pause: on_launch}", "on_request": "{pause: on_request, pause_hysteresis: 2ms}",
-          "time slicing": "{pause: never}"}
-JOBS = {"cuda": ("cuda-gpt2-medium-1", "cuda-resnet50-1", "cuda-vit-l-16-1"), "host": ("host-charlm-1",)}
-POOLS = {"cuda": ("44GiB", "4GiB"), "host": ("1GiB", "256MiB")}
+from demonstration.processes import Failed, has_cuda
+
+#: What the policy says of the device beside inference, by system.
+PAUSES = {"sluice": "pause: on_launch", "on_request": "pause: on_request, pause_hysteresis: 2ms"}
+#: Where a server's status says how long requests have kept the device busy, under `pauses`.
+BUSY = "busy_s"
+
+INFER_ONLY, SLICING = "infer-only", "time slicing"
+SYSTEMS = (*PAUSES, SLICING)
+JOBS = {"cuda": ("cuda-gpt2-medium-1", "cuda-resnet50-1", "cuda-vit-l-16-1"), "host": ("host-charlm-1", "host-convnet-1")}
+TRIED = {"cuda": JOBS["cuda"], "host": JOBS["host"][:1]}
+MODELS = {"bert-base": ("bert-base",), "resnet50": ("resnet50",), "tiny": ("tiny-products", "tiny-tanh")}
+SERVED = {"cuda": ("bert-base", "resnet50"), "host": ("tiny",)}
+INPUTS = {"bert-base": "128 tokens", "resnet50": "3x64x64, enlarged in the model"}
 LOADS = (10, 50, 90)
-WARM_UP_REQUESTS, WARM_UP_STEPS = 100, 20
-SATURATING_CONNECTIONS = 4
-SIDE = 64
-HIGHEST_LOAD = 90
+FULL = 90  # from this load on points are told, not a share
+
+POOL = {"cuda": "44GiB", "host": "2GiB"}
+POOL_OF_ITS_OWN = {"cuda": "2GiB", "host": "256MiB"}
+RUN_AHEAD = "150us"
+WARM_UP_REQUESTS = 60
+WARM_UP_STEPS = {"cuda": 15, "host": 3}
+SATURATING, CONNECTIONS = 4, 48
+PATIENCE_S = 180.0
+GRACE_S = 10.0
+AFTER_S = 0.1  # the last burst is counted by then
+BLOCKS = 20  # of requests that follow each other, which are drawn together
+RESAMPLES = 200
 
 
 @dataclass(frozen=True)
-class Model:
-    name: str
-    path: str
-    body: bytes
-
-
-def body_of(name: str, datatype: str, shape: list[int], data: list) -> bytes:
-    return json.dumps({"inputs": [{"name": name, "datatype": datatype, "shape": shape, "data": data}]}).encode()
-
-
-def models_on_cuda(repository: Path) -> Iterator[Model]:
-    import torch
-    import torchvision
-    from transformers import BertConfig, BertModel
-
-    class Pooled(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bert = BertModel(BertConfig())
-
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            return self.bert(ids)[1].float()
-
-    class Enlarged(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = torchvision.models.resnet50()
-
-        def forward(self, image: torch.Tensor) -> torch.Tensor:
-            return self.body(torch.nn.functional.interpolate(image.half(), [224, 224])).float()
-
-    def traced(module: torch.nn.Module, example: torch.Tensor) -> torch.jit.ScriptModule:
-        with torch.inference_mode():
-            return torch.jit.trace(module.eval().half().cuda(), example.cuda(), strict=False, check_trace=False).cpu()
-
-    add_model(repository, "bert-base", traced(Pooled(), torch.zeros(1, 128, dtype=torch.int64)),
-              'name: "ids" data_type: TYPE_INT64 dims: [ 1, 128 ]', 'name: "pooled" data_type: TYPE_FP32 dims: [ 1, 768 ]')
-    yield Model("bert-base", "/v2/models/bert-base/infer", body_of("ids", "INT64", [1, 128], list(range(128))))
-    add_model(repository, "resnet50", traced(Enlarged(), torch.rand(1, 3, SIDE, SIDE)),
-              f'name: "image" data_type: TYPE_FP32 dims: [ 1, 3, {SIDE}, {SIDE} ]',
-              'name: "scores" data_type: TYPE_FP32 dims: [ 1, 1000 ]')
-    yield Model("resnet50", "/v2/models/resnet50/infer",
-                body_of("image", "FP32", [1, 3, SIDE, SIDE], [round(i % 97 / 97, 2) for i in range(3 * SIDE * SIDE)]))
-    torch.cuda.empty_cache()
-
-
-def models_on_host(repository: Path) -> Iterator[Model]:
-    import torch
-
-    class Products(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.matrix = torch.nn.Parameter(torch.eye(128))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for _ in range(40):
-                x = x @ self.matrix
-            return x
-
-    add_model(repository, "products", torch.jit.script(Products()), 'name: "x" data_type: TYPE_FP32 dims: [ 64, 128 ]',
-              'name: "y" data_type: TYPE_FP32 dims: [ 64, 128 ]')
-    yield Model("products", "/v2/models/products/infer", body_of("x", "FP32", [64, 128], [0.5] * (64 * 128)))
-
-
-@dataclass(frozen=True)
-class Answered:
+class Served:
     latency_us: list[float]
+    unsent: int
     began_ns: int
     ended_ns: int
-    busy_s: float
+    busy_s: float = 0.0
 
     @property
-    def busy_share(self) -> float:
-        return 1e9 * self.busy_s / (self.ended_ns - self.began_ns)
+    def seconds(self) -> float:
+        return (self.ended_ns - self.began_ns) / 1e9
+
+    @property
+    def busy(self) -> float:
+        """Share of the time."""
+        return self.busy_s / self.seconds
 
 
-def ask(address: tuple[str, int], model: Model, seconds: float, rate: float = 0.0, connections: int = 16) -> Answered:
-    status = Client(address)
-    before = status.status()["pauses"]["busy_s"]
-    done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "lease_client.py", "--host", address[0], "--port", str(address[1]), "--path",
-         model.path, "--seconds", str(seconds), "--rate", str(rate), "--connections", str(connections)],
-        input=model.body, capture_output=True, check=False, timeout=PATIENCE_S)
-    if done.returncode != 0:
-        raise Failed(done.stderr.decode() or f"the client ended with {done.returncode}")
-    return Answered(**json.loads(done.stdout), busy_s=status.status()["pauses"]["busy_s"] - before)
+@dataclass(frozen=True)
+class Load:
+    model: str
+    percent: int
+    rate: float
+    seconds: float
+    arrivals: list[float]
+
+
+def load_of(model: str, percent: int, saturated: float, seconds: float) -> Load:
+    rate, seconds = saturated * percent / 100, seconds * (2 if percent <= 10 else 1)
+    dice, arrivals, at = random.Random(f"{model} {percent}"), [], 0.0
+    while (at := at + dice.expovariate(rate)) < seconds:
+        arrivals.append(at)
+    return Load(model, percent, rate, seconds, arrivals or [seconds / 2])
+
+
+class Clients:
+    """The process that asks."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen([sys.executable, ROOT / "benchmarks" / "lease_client.py"], stdin=subprocess.PIPE,
+                                         stdout=subprocess.PIPE, text=True)
+
+    def ask(self, server: Server, repository: Path, model: str, **how: object) -> Served:
+        """Raises Failed for an answer that is none."""
+        given = {"address": server.address, "path": f"/v2/models/{model}/infer", "body": str(repository / f"{model}.json"), **how}
+        self._process.stdin.write(json.dumps(given) + "\n")
+        self._process.stdin.flush()
+        if not (line := self._process.stdout.readline()):
+            raise Failed(f"the clients have ended with {self._process.wait()}")
+        if "error" in (said := json.loads(line)):
+            raise Failed(f"{model}: {said['error']}\n{server.log()}".rstrip())
+        return Served(**said)
+
+    def end(self) -> None:
+        self._process.stdin.close()
+        self._process.terminate()
+        self._process.wait()
+        self._process.stdout.close()
 
 
 class Training:
-    """A job that writes the instant of each step's end, under Sluice or plain."""
+    """A job. It has imported what it needs when it is told to begin."""
 
-    def __init__(self, workload: str, folder: Path, shared: bool) -> None:
-        self._folder = folder
-        self._steps = folder / f"steps-{workload}-{shared}"
-        self._enough = folder / f"enough-{workload}-{shared}"
-        binaries = ROOT / "build" / "release" / "bin"
-        launcher = [binaries / "sluice", "run", "--backend", WORKLOADS[workload].backend, "--runtime-dir", folder / "run",
-                    "--require-pool", "--"] if shared else []
+    def __init__(self, folder: Path, job: str, launcher: list, environment: dict[str, str]) -> None:
+        folder.mkdir()
+        self._folder, self._backend = folder, WORKLOADS[job].backend
+        self.name = folder.name
+        self.progress = Progress(folder / "steps")
         self._process = subprocess.Popen(
-            [*launcher, sys.executable, ROOT / "benchmarks" / "beside_job.py", "--workload", workload, "--until", self._enough,
-             "--steps", self._steps, *(["--shared"] if shared else [])], env={**os.environ, "SLUICE_BROKER": str(binaries / "sluice")})
+            [*launcher, sys.executable, ROOT / "benchmarks" / "beside_job.py", "--workload", job, "--parts", "--after",
+             folder / "begin", "--until", folder / "enough", "--steps", folder / "steps", *(["--shared"] if launcher else [])],
+            stdin=subprocess.DEVNULL, env=environment)
+        self._shares = [1.0]
+        self.alone = 0.0
 
-    def __enter__(self) -> Training:
-        self._wait_for(lambda ends: len(ends) >= WARM_UP_STEPS)
-        return self
+    def begin(self, seconds: float) -> None:
+        """Until it has warmed up, and its rate alone is known."""
+        (self._folder / "begin").touch()
+        self._wait(lambda steps: len(steps) >= WARM_UP_STEPS[self._backend])
+        began = time.monotonic_ns()
+        ended = began + int(1e9 * seconds)
+        self._wait(lambda steps: steps[-1][-1] > ended)
+        self._shares = self.progress.shares(began, ended)
+        self.alone = self.progress.rate(began, ended, self._shares)
 
-    def __exit__(self, *_why: object) -> None:
-        self._enough.touch()
+    def rate(self, began_ns: int, ended_ns: int) -> float:
+        """Steps a second between two instants."""
+        self.progress.wait_beyond(ended_ns, self._process.poll, PATIENCE_S)
+        return self.progress.rate(began_ns, ended_ns, self._shares)
+
+    def _wait(self, enough: Callable[[list[list[int]]], bool]) -> None:
+        self.progress.wait(enough, self._process.poll, PATIENCE_S)
+
+    def end(self) -> None:
+        (self._folder / "enough").touch()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(20)
+            self._process.wait(GRACE_S)
         self._process.terminate()
         self._process.wait()
 
-    def alone(self, seconds: float) -> float:
-        """Steps a second of the next so many seconds."""
-        began = time.monotonic_ns()
-        return self.rate(began, began + int(1e9 * seconds))
 
-    def rate(self, began_ns: int, ended_ns: int) -> float:
-        """Steps a second between two instants; of those that lie across, the part that lies within."""
-        ends = self._wait_for(lambda found: found[-1] > ended_ns)
+class Stage:
+    """A folder with the models, a pool with its server, and the jobs. All processes have ended when it is left."""
 
-        def done_at(instant: int) -> float:
-            after = bisect.bisect_right(ends, instant)
-            return after + (instant - ends[after - 1]) / (ends[after] - ends[after - 1])
+    def __init__(self, options: argparse.Namespace, models: list[str]) -> None:
+        self._options, self._models = options, models
+        self._program = ROOT / "build" / options.preset / "bin" / "sluice"
+        self._ends = contextlib.ExitStack()
 
-        return 1e9 * (done_at(ended_ns) - done_at(began_ns)) / (ended_ns - began_ns)
+    def __enter__(self) -> Stage:
+        self._folder = Path(self._ends.enter_context(tempfile.TemporaryDirectory(prefix="sluice-lease-")))
+        self.repository = self._folder / "models"
+        self._servers: dict[str, Server] = {}
+        self._jobs: list[Training] = []
+        self.clients = Clients()
+        return self
 
-    def _wait_for(self, enough) -> list[int]:
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            text = self._steps.read_text(encoding="utf-8") if self._steps.exists() else ""
-            ends = [int(line) for line in text.split("\n")[:-1]]
-            if ends and enough(ends):
-                return ends
-            if (status := self._process.poll()) is not None:
-                raise Failed(f"training ended with {status}")
-            if time.monotonic() > deadline:
-                raise Failed(f"training has made {len(ends)} steps in {PATIENCE_S:.0f} s")
-            time.sleep(0.02)
+    def __exit__(self, *_why: object) -> None:
+        for job in self._jobs:
+            job.end()
+        for runtime in [*self._servers]:
+            self.end_server(runtime)
+        for runtime in ("run", "own"):
+            self._end_broker(runtime)
+        self.clients.end()
+        self._ends.close()
+
+    def write_models(self) -> None:
+        subprocess.run([sys.executable, ROOT / "benchmarks" / "lease_models.py", self.repository, *self._models], check=True)
+
+    def _runtime(self, name: str) -> Path:
+        folder = self._folder / name
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
+    def _environment(self, runtime: str) -> dict[str, str]:
+        return environment_of(self._runtime(runtime), SLUICE_BROKER=str(self._program), SLUICE_LOG="warn")
+
+    def prepare(self, job: str, shared: bool) -> Training:
+        """A job that has not begun."""
+        launcher = [self._program, "run", "--backend", self._options.backend, "--runtime-dir", self._runtime("run"), "--memory",
+                    self._options.memory, "--require-pool", "--name", job, "--"] if shared else []
+        folder = self._folder / (job + (" shared" if shared else " plain"))
+        self._jobs.append(Training(folder, job, launcher, self._environment("run")))
+        return self._jobs[-1]
+
+    def serve(self, runtime: str, pause: str, memory: str) -> Server:
+        """A server in the pool of that folder, instead of one that is there. Raises Failed."""
+        if runtime in self._servers:
+            self.end_server(runtime)
+        policy = self._folder / f"{runtime}.yaml"
+        models = "".join(f"  - {{name: {name}, slo: {{latency: 100ms}}, warm: {{mode: always}}, max_queue: 100000}}\n"
+                         for name in self._models)
+        policy.write_text(
+            f"version: 1\nserver: {{model_repository: {self.repository}, request_timeout: 1m}}\n"
+            f"pool: {{backend: {self._options.backend}, memory: {memory}}}\n"
+            f"training: {{{pause}, run_ahead: {self._options.run_ahead}}}\nmodels:\n{models}", encoding="utf-8")
+        server = Server(self._program, policy, self._environment(runtime), self._folder / f"{runtime}.log")
+        self._servers[runtime] = server
+        server.listen()
+        for model in self._models:
+            for together in (1, SATURATING):
+                self.clients.ask(server, self.repository, model, connections=together, closed_s=0.0)
+            warm = 0
+            while warm < WARM_UP_REQUESTS:
+                warm += len(self.clients.ask(server, self.repository, model, connections=2, closed_s=0.25).latency_us)
+        return server
+
+    def end_server(self, runtime: str) -> None:
+        self._servers.pop(runtime).end()
+
+    def _end_broker(self, runtime: str) -> None:
+        with contextlib.suppress(OSError):  # it goes by itself when nobody needs it
+            end_broker(self._folder / runtime)
+
+    def end_pool(self) -> None:
+        """The pool that is shared gives its memory back."""
+        if "run" in self._servers:
+            self.end_server("run")
+        self._end_broker("run")
+
+    def longest_unit(self, job: str) -> tuple[str, float]:
+        """Of the job under Sluice: what takes longest without a chance to pause; nothing where all is short."""
+        asked = subprocess.run([self._program, "status", "--json"], env=self._environment("run"), capture_output=True, text=True,
+                               check=False)
+        if asked.returncode != 0:
+            raise Failed(f"sluice status has ended with {asked.returncode}: {asked.stderr.strip()}")
+        units = [(unit["name"], float(unit["us"])) for client in json.loads(asked.stdout)["clients"] if client["name"] == job
+                 for unit in client.get("long_units") or []]
+        return max(units, key=lambda unit: unit[1], default=("", 0.0))
+
+    def saturate(self, server: Server, model: str, seconds: float) -> float:
+        """Requests a second that are answered where nobody pauses."""
+        served = self.clients.ask(server, self.repository, model, connections=SATURATING, closed_s=seconds)
+        return len(served.latency_us) / served.seconds
+
+    def answer(self, server: Server, load: Load) -> Served:
+        """The requests of a load."""
+        before = busy_of(server)
+        served = self.clients.ask(server, self.repository, load.model, connections=CONNECTIONS, arrivals=load.arrivals,
+                                  seconds=load.seconds, grace_s=max(1.0, load.seconds / 5))
+        time.sleep(AFTER_S)
+        return Served(served.latency_us, served.unsent, served.began_ns, served.ended_ns, busy_of(server) - before)
 
 
-def longest_unit(folder: Path) -> dict:
-    """What training launches that takes longest, as its server's pool knows it."""
-    said = subprocess.run([ROOT / "build" / "release" / "bin" / "sluice", "status", "--json", "--runtime-dir", folder / "run"],
-                          capture_output=True, check=True)
-    units = [unit for client in json.loads(said.stdout)["clients"] for unit in client.get("long_units") or []]
-    return max(units, key=lambda unit: unit["us"], default={})
+def busy_of(server: Server) -> float:
+    return server.status()["pauses"][BUSY]
 
 
-def cell_of(params: dict, seen: Answered, base: Answered, training_ratio: float, longest_us: float) -> Cell:
-    latency, alone = distribution(seen.latency_us), distribution(base.latency_us)
-    how = "infer-only, same run"
-    idle = 1.0 - base.busy_share
-    metrics = {"latency_us": latency, "p50_ratio": single(latency["p50"] / alone["p50"], how),
-               "p99_ratio": single(latency["p99"] / alone["p99"], how),
-               "training_ratio": single(training_ratio, "alone at the same memory, same run")}
-    if params["load_percent"] >= HIGHEST_LOAD:
-        metrics["lost_points"] = single(100 * (idle - training_ratio), how)
-        target = {"lost_points.value": "<= 3"}
-    else:
-        metrics["idle_share"] = single(training_ratio / idle, how)
-        target = {"idle_share.value": ">= 0.95"}
-    is_long = longest_us > alone["p50"] / 10
-    targets = {**target, "p50_ratio.value": "<= 1.05", "p99_ratio.value": "<= 1.3" if is_long else "<= 1.1"}
-    return Cell(params, metrics, targets if params["system"] == "sluice" else {})
+class Results:
+    """Cells, each beside what inference alone was in the same run."""
 
-
-def seconds_of(load: int, args: argparse.Namespace) -> float:
-    """At little load requests are few: those cells last longer."""
-    return args.seconds * (2 if load < 30 else 1)
-
-
-class Run:
-    def __init__(self, args: argparse.Namespace, folder: Path) -> None:
-        self._args, self._folder = args, folder
-        self._began = time.monotonic()
-        make = models_on_cuda if args.backend == "cuda" else models_on_host
-        self.models = [each for each in make(folder / "models") if not args.models or each.name in args.models]
-        self.base: dict[tuple[str, int], Answered] = {}
-        self.rates: dict[str, float] = {}
+    def __init__(self) -> None:
         self.cells: list[Cell] = []
+        self._alone: dict[tuple[str, int], Served] = {}
 
-    def say(self, what: str) -> None:
-        print(f"{time.monotonic() - self._began:6.1f} s  {what}", file=sys.stderr, flush=True)
+    def infer_only(self, load: Load, served: Served) -> None:
+        self._alone[load.model, load.percent] = served
+        self.cells.append(Cell(self._params(load, "none", INFER_ONLY), {
+            "latency_us": distribution(served.latency_us), "offered_per_s": single(load.rate),
+            "busy_percent": single(100 * served.busy)}))
 
-    @contextlib.contextmanager
-    def server(self, system: str, memory: str) -> Iterator[tuple[str, int]]:
-        served = "".join(f"  - {{name: {each.name}, slo: {{latency: 5s}}, warm: {{mode: always}}, max_queue: 1024}}\n"
-                         for each in self.models)
-        policy = (f"version: 1\nserver: {{model_repository: {self._folder / 'models'}}}\n"
-                  f"pool: {{backend: {self._args.backend}, memory: {memory}}}\ntraining: {PAUSES[system]}\nmodels:\n{served}")
-        with serving(self._folder, policy, ends_broker=False) as address:
-            client = Client(address)
-            for model in self.models:
-                for _ in range(WARM_UP_REQUESTS):
-                    client.ask(model.path, model.body)
-            yield address
+    def beside(self, load: Load, served: Served, job: str, system: str, training_ratio: float, unit: tuple[str, float]) -> None:
+        alone = self._alone[load.model, load.percent]
+        base, seen = distribution(alone.latency_us), distribution(served.latency_us)
+        how = "infer-only, same run"
+        metrics = {"latency_us": seen, **{
+            f"{part}_ratio": single(seen[part] / base[part], how, interval(alone.latency_us, served.latency_us, share))
+            for part, share in (("p50", 0.5), ("p99", 0.99))}}
+        metrics["training_ratio"] = single(training_ratio, "training alone, same run")
+        metrics["busy_percent"] = single(100 * alone.busy, "of infer-only, same run")
+        targets = {"p50_ratio.value": "<= 1.05", "p99_ratio.value": "<= 1.1"}
+        if served.unsent:
+            metrics["unsent_percent"] = single(100 * served.unsent / len(served.latency_us))
+        if load.percent >= FULL:
+            metrics["lost_points"] = single(100 * (1 - alone.busy - training_ratio))
+            targets["lost_points.value"] = "<= 3"
+        elif alone.busy < 1:
+            metrics["idle_share"] = single(training_ratio / (1 - alone.busy), how)
+            targets["idle_share.value"] = ">= 0.95"
+        if unit[0]:
+            metrics["longest_unit_us"] = {**single(unit[1]), "name": unit[0]}
+            if unit[1] > base["p50"] / 10:
+                targets["p99_ratio.value"] = "<= 1.3"
+        self.cells.append(Cell(self._params(load, job, system), metrics, targets if system == "sluice" else {}))
 
-    def infer_only(self, memory: str) -> None:
-        with self.server("sluice", memory) as address:
-            for model in self.models:
-                found = ask(address, model, self._args.seconds, connections=SATURATING_CONNECTIONS)
-                self.rates[model.name] = len(found.latency_us) / (1e-9 * (found.ended_ns - found.began_ns))
-                for load in self._args.loads:
-                    base = ask(address, model, seconds_of(load, self._args), self.rates[model.name] * load / 100)
-                    self.base[model.name, load] = base
-                    self.cells.append(Cell(
-                        {"model": model.name, "load_percent": load, "job": "none", "system": "infer-only"},
-                        {"latency_us": distribution(base.latency_us), "busy_percent": single(100 * base.busy_share),
-                         "rate_per_s": single(self.rates[model.name] * load / 100)}))
-                self.say(f"{model.name} alone: {self.rates[model.name]:.0f} requests/s")
-
-    def beside(self, job: str, system: str, training: Training, address: tuple[str, int]) -> None:
-        alone = training.alone(self._args.seconds)
-        shared = system != "time slicing"
-        longest = longest_unit(self._folder) if shared else {}
-        named = {"longest_unit": longest["name"][:60], "longest_unit_us": round(longest["us"])} if longest else {}
-        for model in self.models:
-            for load in self._args.loads:
-                seen = ask(address, model, seconds_of(load, self._args), self.rates[model.name] * load / 100)
-                ratio = training.rate(seen.began_ns, seen.ended_ns) / alone
-                cell = cell_of({"model": model.name, "load_percent": load, "job": job, "system": system, **named}, seen,
-                               self.base[model.name, load], ratio, longest.get("us", 0.0))
-                self.cells.append(cell)
-                of = cell.metrics.get("idle_share") or cell.metrics["lost_points"]
-                self.say(f"{model.name} at {load} % beside {job}, {system}: training {ratio:.3f}, {of['value']}, p50 "
-                         f"{cell.metrics['p50_ratio']['value']}, p99 {cell.metrics['p99_ratio']['value']}")
-
-    def all(self) -> None:
-        pool, small = POOLS[self._args.backend]
-        self.infer_only(pool)
-        for job in self._args.only:
-            within = [each for each in self._args.systems if each != "time slicing"]
-            with contextlib.ExitStack() as job_ends:
-                training = None
-                for system in within:
-                    with self.server(system, self._args.memory or pool) as address:
-                        training = training or job_ends.enter_context(Training(job, self._folder, shared=True))
-                        self.beside(job, system, training, address)
-            if "time slicing" in self._args.systems:
-                with self.server("time slicing", small) as address, Training(job, self._folder, shared=False) as training:
-                    self.beside(job, "time slicing", training, address)
+    @staticmethod
+    def _params(load: Load, job: str, system: str) -> dict:
+        more = {"input": INPUTS[load.model]} if load.model in INPUTS else {}
+        return {"model": load.model, **more, "load_percent": load.percent, "job": job, "system": system}
 
 
-def main() -> None:
+def interval(alone: list[float], beside: list[float], share: float) -> tuple[float, float]:
+    """95 % of the quotient of two quantiles of the same arrivals, by drawing requests that follow each other together."""
+    length = max(1, math.ceil(len(alone) / BLOCKS))
+    blocks = [(sorted(alone[at:at + length]), sorted(beside[at:at + length])) for at in range(0, len(alone), length)]
+
+    def quantile(parts: list[list[float]]) -> float:
+        ordered = sorted(each for part in parts for each in part)
+        return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+    def drawn(dice: random.Random) -> float:
+        chosen = dice.choices(blocks, k=len(blocks))
+        return quantile([each[1] for each in chosen]) / quantile([each[0] for each in chosen])
+
+    return bootstrap(drawn, RESAMPLES)
+
+
+def say(what: str) -> None:
+    print(f"{time.monotonic() - BEGAN:6.1f} s  {what}", file=sys.stderr, flush=True)
+
+
+BEGAN = time.monotonic()
+
+
+def measure(stage: Stage, options: argparse.Namespace, models: list[str], results: Results) -> None:
+    """Raises Failed."""
+    pooled = [each for each in options.systems if each in PAUSES]
+    alone_s = 0.6 * options.seconds
+    jobs = {(job, shared): stage.prepare(job, shared) for job in options.only
+            for shared, wanted in ((True, pooled), (False, SLICING in options.systems)) if wanted}
+    stage.write_models()
+    say("the models are written")
+    system = pooled[0] if pooled else next(iter(PAUSES))
+    server = stage.serve("run", PAUSES[system], options.memory)
+    say("the server is warm")
+    loads = []
+    for model in models:
+        rate = stage.saturate(server, model, max(1.0, options.seconds / 3))
+        say(f"{model}: {rate:.0f} requests a second at most")
+        loads += [load_of(model, percent, rate, options.seconds) for percent in options.loads]
+    for load in loads:
+        results.infer_only(load, stage.answer(server, load))
+    say(f"{INFER_ONLY} done")
+
+    def cells(job: str, training: Training, of: str, at: Server) -> None:
+        seen = [(load, stage.answer(at, load)) for load in loads]
+        unit = stage.longest_unit(job) if of in PAUSES else ("", 0.0)
+        for load, served in seen:
+            results.beside(load, served, job, of, training.rate(served.began_ns, served.ended_ns) / training.alone, unit)
+        say(f"{job}, {of} done")
+
+    for job in options.only if pooled else ():
+        training = jobs[job, True]
+        training.begin(alone_s)
+        say(f"{job} under Sluice makes {training.alone:.2f} steps a second")
+        for of in sorted(pooled, key=lambda each: each != system):  # the server that is there first
+            if of != system:
+                server, system = stage.serve("run", PAUSES[of], options.memory), of
+                say(f"the server is warm again, {of}")
+            cells(job, training, of, server)
+        training.end()
+    if SLICING in options.systems:
+        stage.end_pool()
+        server = stage.serve("own", "pause: never", POOL_OF_ITS_OWN[options.backend])
+        say("the server with a pool of its own is warm")
+        for job in options.only:
+            training = jobs[job, False]
+            training.begin(alone_s)
+            say(f"{job} without Sluice makes {training.alone:.2f} steps a second")
+            cells(job, training, SLICING, server)
+            training.end()
+
+
+def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", choices=JOBS, default="cuda")
-    parser.add_argument("--only", nargs="*", help="jobs, instead of all")
-    parser.add_argument("--models", nargs="*", help="inference models, instead of all")
-    parser.add_argument("--systems", nargs="*", choices=SYSTEMS, default=[*SYSTEMS])
-    parser.add_argument("--loads", nargs="*", type=int, default=[*LOADS], help="in percent of what each model can answer")
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each measurement")
-    parser.add_argument("--memory", help="of the pool that training shares")
-    args = parser.parse_args()
-    args.only = args.only or [*JOBS[args.backend]]
+    parser.add_argument("--backend", choices=("host", "cuda"), help="default: cuda if there is a GPU")
+    parser.add_argument("--only", nargs="+", choices=[job for jobs in JOBS.values() for job in jobs], help="jobs")
+    parser.add_argument("--models", nargs="+", choices=MODELS)
+    parser.add_argument("--loads", nargs="+", type=int, choices=LOADS, default=[*LOADS], help="percent")
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=[*SYSTEMS])
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each cell; twice of 10 %% load (default %(default)s)")
+    parser.add_argument("--memory", help=f"of the pool (default {POOL['cuda']}, on the host {POOL['host']})")
+    parser.add_argument("--run-ahead", default=RUN_AHEAD, help="as in the policy (default %(default)s)")
+    parser.add_argument("--preset", default="release")
+    options = parser.parse_args(arguments)
+    options.backend = options.backend or ("cuda" if has_cuda() else "host")
+    options.only = options.only or [*TRIED[options.backend]]
+    options.models = options.models or [*SERVED[options.backend]]
+    options.memory = options.memory or POOL[options.backend]
+    if wrong := [job for job in options.only if job not in JOBS[options.backend]]:
+        parser.error(f"{', '.join(wrong)} is not for the backend {options.backend}")
+    return options
+
+
+@contextlib.contextmanager
+def written(results: Results, options: argparse.Namespace) -> Iterator[None]:
+    """Whatever was measured is written, also if the rest fails or there is no time for it."""
+    try:
+        yield
+    finally:
+        if results.cells:
+            write("lease", results.cells, gpus=int(options.backend == "cuda"), accumulate=True)
+
+
+def main() -> int:
+    options = options_of()
     clear_up_on_sigterm()
-    with tempfile.TemporaryDirectory(prefix="sluice-lease-") as name:
-        run = Run(args, Path(name))
-        try:
-            run.all()
-        finally:
-            if run.cells:
-                write("lease", run.cells, gpus=1 if args.backend == "cuda" else 0, accumulate=True)
+    models = [name for each in options.models for name in MODELS[each]]
+    results = Results()
+    try:
+        with written(results, options), Stage(options, models) as stage:
+            measure(stage, options, models, results)
+    except Failed as failure:
+        raise SystemExit(f"lease: {failure}") from failure
+    say("written")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

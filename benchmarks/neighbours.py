@@ -16,11 +16,9 @@ import http.server
 import json
 import multiprocessing
 import os
-import re
 import resource
 import socket
 import statistics
-import subprocess
 import tempfile
 import threading
 import time
@@ -29,7 +27,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from brokers import clear_up_on_sigterm, end_broker
+from endpoint import Server, add_model, environment_of
 from records import ROOT, Cell, distribution, single, write
+
+from demonstration.processes import Failed
 
 PROGRAM = ROOT / "build" / "release" / "bin" / "sluice"
 MIB = 2**20
@@ -38,10 +39,6 @@ NUMBERS = 2_000_000
 PATIENCE_S = 120.0
 HEALTH_EVERY_S = 0.005
 FAST_MS, SLOW_MS = 1.0, 200.0
-
-
-class Failed(Exception):
-    """Something that the benchmark stands on did not happen."""
 
 
 def add_models(repository: Path) -> tuple[int, int]:
@@ -67,17 +64,9 @@ def add_models(repository: Path) -> tuple[int, int]:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.sum(1, keepdim=True)
 
-    def add(name: str, module: torch.nn.Module, given: str, answer: str, batch: int) -> None:
-        folder = repository / name
-        (folder / "1").mkdir(parents=True)
-        torch.jit.script(module).save(str(folder / "1" / "model.pt"))
-        (folder / "config.pbtxt").write_text(
-            f'name: "{name}"\nplatform: "pytorch_libtorch"\nmax_batch_size: {batch}\n'
-            f"input {{ {given} }}\noutput {{ {answer} }}\n", encoding="utf-8")
-
     for name in ("fast", "slow"):
-        add(name, Rounds(), 'name: "n" data_type: TYPE_INT64 dims: [ 1 ]', 'name: "y" data_type: TYPE_FP32 dims: [ 1 ]', 0)
-    add("sum", Sum(), f'name: "x" data_type: TYPE_FP32 dims: [ {NUMBERS} ]', 'name: "y" data_type: TYPE_FP32 dims: [ 1 ]', 1)
+        add_model(repository, name, Rounds(), {"n": ("TYPE_INT64", [1])}, {"y": ("TYPE_FP32", [1])})
+    add_model(repository, "sum", Sum(), {"x": ("TYPE_FP32", [NUMBERS])}, {"y": ("TYPE_FP32", [1])}, max_batch=1)
 
     compiled, rounds = torch.jit.script(Rounds()), 200
     with torch.inference_mode():
@@ -97,17 +86,11 @@ def serving(folder: Path, repository: Path) -> Iterator[tuple[str, int]]:
     models = "".join(f"  - {{name: {name}, slo: {{latency: 5s}}, max_queue: 64}}\n" for name in ("fast", "slow", "sum"))
     policy.write_text(f"version: 1\nserver: {{model_repository: {repository}}}\npool: {{backend: host, memory: 64MiB}}\n"
                       f"models:\n{models}", encoding="utf-8")
-    environment = {**os.environ, "SLUICE_RUNTIME_DIR": str(folder / "run"), "SLUICE_LOG": "warn"}
-    process = subprocess.Popen([PROGRAM, "serve", "--policy", policy, "--port", "0", "--threads", "1"],
-                               stdout=subprocess.PIPE, env=environment, text=True)
+    server = Server(PROGRAM, policy, environment_of(folder / "run", SLUICE_LOG="warn"), options=("--threads", "1"))
     try:
-        if not (found := re.fullmatch(r"listening on http://(.*):(\d+)\n", process.stdout.readline())):
-            raise Failed(f"the server has ended with {process.wait()}")
-        yield found[1], int(found[2])
+        yield server.listen().address
     finally:
-        process.terminate()
-        process.wait(PATIENCE_S)
-        process.stdout.close()
+        server.end()
         with contextlib.suppress(ConnectionRefusedError):  # it goes by itself when nobody needs it
             end_broker(folder / "run")
 

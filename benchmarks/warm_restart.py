@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import re
 import statistics
-import subprocess
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -27,19 +24,17 @@ from pathlib import Path
 
 import torch
 from brokers import clear_up_on_sigterm, end_broker
+from endpoint import PATIENCE_S, Server, add_model, environment_of
 from records import ROOT, Cell, distribution, single, write
+
+from demonstration.processes import Failed
 
 PROGRAM = ROOT / "build" / "release" / "bin" / "sluice"
 GIB = 2**30
 NUMBERS = 16
 #: So long without a request, and a model is cold.
 IDLE_S = 4
-PATIENCE_S = 120.0
 PROMISE_MS = 3000
-
-
-class Failed(Exception):
-    """Something that the benchmark stands on did not happen."""
 
 
 class Layers(torch.nn.Module):
@@ -70,55 +65,32 @@ def fill(model: Layers) -> None:
         list(pool.map(one, range(len(model.layers))))
 
 
-def add_model(repository: Path, name: str, count: int, width: int, question: torch.Tensor) -> torch.Tensor:
+def add_layers(repository: Path, name: str, count: int, width: int, question: torch.Tensor) -> torch.Tensor:
     """Writes the model's file and configuration; its answer by plain PyTorch."""
     model = Layers(count, width).eval()
     with torch.inference_mode():
         fill(model)
         answer = model(question)
-    folder = repository / name
-    (folder / "1").mkdir(parents=True)
-    torch.jit.script(model).save(str(folder / "1" / "model.pt"))
-    (folder / "config.pbtxt").write_text(
-        f'name: "{name}"\nplatform: "pytorch_libtorch"\nmax_batch_size: 8\n'
-        f'input {{ name: "x" data_type: TYPE_FP32 dims: [ {NUMBERS} ] }}\n'
-        f'output {{ name: "y" data_type: TYPE_FP32 dims: [ {NUMBERS} ] }}\n', encoding="utf-8")
+    add_model(repository, name, model, {"x": ("TYPE_FP32", [NUMBERS])}, {"y": ("TYPE_FP32", [NUMBERS])}, max_batch=8)
     return answer
 
 
-class Server:
-    """One `sluice serve`."""
+class Started(Server):
+    """A server, and what its clients want to know."""
 
     def __init__(self, policy: Path, log: Path, environment: dict[str, str]) -> None:
-        self._log = log
         self.began = time.monotonic()
-        with log.open("wb") as errors:
-            self.process = subprocess.Popen([PROGRAM, "serve", "--policy", policy, "--port", "0"], stdout=subprocess.PIPE,
-                                            stderr=errors, stdin=subprocess.DEVNULL, env=environment, text=True)
-        line = self.process.stdout.readline()
+        super().__init__(PROGRAM, policy, environment, log)
+        self.listen()
         self.ready_ms = self.since_ms()
-        if not (found := re.fullmatch(r"listening on (http://\S+)\n", line)):
-            raise Failed(f"a server has ended with {self.process.wait()}:\n{self.log()}")
-        self._url = found[1]
 
     def since_ms(self) -> float:
         return 1e3 * (time.monotonic() - self.began)
 
-    def log(self) -> str:
-        return self._log.read_text(encoding="utf-8")
-
-    def _request(self, path: str, body: dict | None = None) -> dict:
-        data = None if body is None else json.dumps(body).encode()
-        with urllib.request.urlopen(self._url + path, data=data, timeout=PATIENCE_S) as answer:
-            return json.load(answer)
-
     def ask(self, model: str, question: torch.Tensor) -> torch.Tensor:
         given = {"name": "x", "datatype": "FP32", "shape": list(question.shape), "data": question.flatten().tolist()}
-        answer = self._request(f"/v2/models/{model}/infer", {"inputs": [given]})["outputs"][0]
+        answer = self.request(f"/v2/models/{model}/infer", {"inputs": [given]})["outputs"][0]
         return torch.tensor(answer["data"]).reshape(answer["shape"])
-
-    def status(self) -> dict:
-        return self._request("/v2/sluice/status")
 
     def model(self) -> dict:
         return self.status()["models"][0]
@@ -129,16 +101,6 @@ class Server:
             if time.monotonic() > deadline:
                 raise Failed(f"not within {PATIENCE_S:.0f} s: {what}\n{self.log()}")
             time.sleep(0.01)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.process.stdout.close()
-
-    def end(self) -> None:
-        self.process.terminate()
-        self.process.wait(PATIENCE_S)
-        self.process.stdout.close()
 
 
 @dataclass
@@ -162,11 +124,11 @@ class World:
         self._folder, self._backend, self._pool_bytes = folder, backend, pool_bytes
         self._runtime = folder / "run"
         self._runtime.mkdir(mode=0o700)
-        self._environment = {**os.environ, "SLUICE_RUNTIME_DIR": str(self._runtime)}
+        self._environment = environment_of(self._runtime)
         self._count = 0
-        self._server: Server | None = None
+        self._server: Started | None = None
 
-    def serve(self, model: str, more: str = "") -> Server:
+    def serve(self, model: str, more: str = "") -> Started:
         """`more` are keys of the policy's section `server`, each behind a comma."""
         policy = self._folder / f"{model}.yaml"
         policy.write_text(
@@ -174,7 +136,7 @@ class World:
             f"pool: {{backend: {self._backend}, memory: {self._pool_bytes // 2**20}MiB}}\n"
             f"models:\n  - {{name: {model}, slo: {{latency: 1s}}, warm: {{mode: fixed, max_idle: {IDLE_S}s}}}}\n", encoding="utf-8")
         self._count += 1
-        self._server = Server(policy, self._folder / f"server-{self._count}.log", self._environment)
+        self._server = Started(policy, self._folder / f"server-{self._count}.log", self._environment)
         return self._server
 
     def end(self) -> None:
@@ -195,7 +157,7 @@ def a_world(backend: str, pool_bytes: int) -> Iterator[World]:
 
 
 def restart(world: World, name: str, repeats: int, question: torch.Tensor,
-            plain: torch.Tensor) -> tuple[Restarts, Server, torch.Tensor]:
+            plain: torch.Tensor) -> tuple[Restarts, Started, torch.Tensor]:
     """Kills a server with the model warm, so often; what was seen, the last server, and the answer."""
     seen = Restarts()
     server = world.serve(name)
@@ -221,7 +183,7 @@ def restart(world: World, name: str, repeats: int, question: torch.Tensor,
     return seen, server, right
 
 
-def afterwards(server: Server, name: str, question: torch.Tensor, right: torch.Tensor) -> tuple[dict, int]:
+def afterwards(server: Started, name: str, question: torch.Tensor, right: torch.Tensor) -> tuple[dict, int]:
     """Requests while the image is made and when it is complete, and a cold start from it."""
     meanwhile, later, wrong = [], [], 0
 
@@ -255,8 +217,8 @@ def measure(backend: str, gib: float, repeats: int) -> Cell:
     count = round(gib * GIB / (4 * width * width))
     question = torch.linspace(-1, 1, NUMBERS).reshape(1, NUMBERS)
     with a_world(backend, int(gib * GIB * 1.05) + GIB // 2) as world:
-        plain = add_model(world.repository, "large", count, width, question)
-        plain_small = add_model(world.repository, "small", 2, 32, question)
+        plain = add_layers(world.repository, "large", count, width, question)
+        plain_small = add_layers(world.repository, "small", 2, 32, question)
         libraries, server, _ = restart(world, "small", repeats, question, plain_small)
         server.end()
         large, server, right = restart(world, "large", repeats, question, plain)
