@@ -16,10 +16,9 @@ from pathlib import Path
 
 import torch
 from brokers import clear_up_on_sigterm
+from endpoint import PATIENCE_S
 from records import Cell, distribution, single, write
-from warm_restart import NUMBERS, Server, a_world, add_model
-
-PATIENCE_S = 120.0
+from warm_restart import NUMBERS, Started, a_world, add_layers
 
 
 def memory_of(pid: int) -> dict[str, int]:
@@ -29,7 +28,7 @@ def memory_of(pid: int) -> dict[str, int]:
             for name in ("Rss", "Pss", "Private_Dirty")}
 
 
-def executor_when(server: Server, holds) -> dict:
+def executor_when(server: Started, holds) -> dict:
     deadline = time.monotonic() + PATIENCE_S
     while not holds(seen := server.status()["executor"]):
         if time.monotonic() > deadline:
@@ -38,7 +37,7 @@ def executor_when(server: Server, holds) -> dict:
     return seen
 
 
-def kill_again_and_again(server: Server, kills: int, spare: bool, question: torch.Tensor) -> tuple[list[float], int, dict]:
+def kill_again_and_again(server: Started, kills: int, spare: bool, question: torch.Tensor) -> tuple[list[float], int, dict]:
     right = server.ask("small", question)
     outages, wrong, memory = [], 0, {}
     for _ in range(kills):
@@ -56,7 +55,7 @@ def kill_again_and_again(server: Server, kills: int, spare: bool, question: torc
 def measure(backend: str, kills: int) -> Cell:
     question = torch.linspace(-1, 1, NUMBERS).reshape(1, NUMBERS)
     with a_world(backend, 2**30) as world:
-        add_model(world.repository, "small", 2, 32, question)
+        add_layers(world.repository, "small", 2, 32, question)
         server = world.serve("small", ", spare_executor: false")
         without, wrong_without, _ = kill_again_and_again(server, kills, False, question)
         server.end()
