@@ -185,7 +185,8 @@ bool execute(executor_session& session) {
   report_end_on(orders.board);
   std::optional<launch_listener> listener;
   if (!on_host && options.pause == pause_mode::on_launch) {
-    auto lease = std::make_shared<compute_lease>(pool, options.min_share);
+    auto lease =
+        std::make_shared<compute_lease>(pool, options.min_share, compute_lease::change_on_gpu);
     if (listener.emplace(lease).listens()) {
       options.lease = std::move(lease);
     }

@@ -6,8 +6,13 @@
 namespace sluice::server {
 
 compute_lease::compute_lease(std::shared_ptr<memhandover::serving_pool> pool, double min_share,
-                             std::function<clock::time_point()> now)
-    : now_(std::move(now)), pool_(std::move(pool)), pause_(pool_, min_share, now_) {}
+                             nanoseconds change, std::function<clock::time_point()> now)
+    : now_(std::move(now)),
+      pool_(std::move(pool)),
+      pause_(pool_, min_share, now_),
+      before_waiting_(change),
+      before_nothing_(change),
+      after_dry_(change) {}
 
 void compute_lease::announce() {
   std::lock_guard const lock{mutex_};

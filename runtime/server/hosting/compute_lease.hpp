@@ -11,7 +11,7 @@
 ///
 /// What is about to come is announced to training, with the time that it usually takes from there to the first launch.
 ///
-///   compute_lease lease{pool, 0.05};
+///   compute_lease lease{pool, 0.05, compute_lease::change_on_gpu};
 ///   lease.begins();
 ///   lease.drained(true);
 ///
@@ -40,14 +40,14 @@ class compute_lease {
   using nanoseconds = std::chrono::nanoseconds;
 
   /// What it costs to give the device to training and to have it back: training's start, and the wait for what it has put
-  /// there.
-  static constexpr nanoseconds change{250'000};
+  /// there. On the host that is an operator, which is not interrupted.
+  static constexpr nanoseconds change_on_gpu{250'000}, change_on_host{5'000'000};
   /// Bursts of work with shorter gaps between them count as one (`pause_counts::busy`).
   static constexpr nanoseconds joined_gap{200'000};
 
   /// Throws `invalid_argument` unless `min_share` is in [0, 1].
   compute_lease(std::shared_ptr<memhandover::serving_pool> pool, double min_share,
-                std::function<clock::time_point()> now = clock::now);
+                nanoseconds change, std::function<clock::time_point()> now = clock::now);
 
   /// The device has something to do again; nothing happens if it has. Throws what claiming throws: training then goes on
   /// beside it.
@@ -91,7 +91,7 @@ class compute_lease {
   std::function<void()> waker_;
   mutable std::mutex mutex_;  ///< guards the rest
   detail::compute_pause pause_;
-  scheduler::hold_choice before_waiting_{change}, before_nothing_{change}, after_dry_{change};
+  scheduler::hold_choice before_waiting_, before_nothing_, after_dry_;
   scheduler::hold_choice* after_ = nullptr;  ///< whose gap it is now; null before the first work
   clock::time_point drained_, busy_from_, attended_;
   nanoseconds busy_{};

@@ -57,7 +57,8 @@ model_host::impl::impl(host_options options, std::shared_ptr<memhandover::servin
       board_(options_.board ? options_.board : std::make_shared<host_board>()),
       heap_(pool_, weight_alignment),
       lease_(options_.lease ? options_.lease
-                            : std::make_shared<compute_lease>(pool_, options_.min_share)),
+                            : std::make_shared<compute_lease>(pool_, options_.min_share,
+                                                              compute_lease::change_on_host)),
       parallelism_(std::max<std::size_t>(options_.computing_threads, 1)),
       keeper_(pool_->shape().chunk_bytes) {
   for (auto& each : models) {

@@ -37,7 +37,7 @@ class a_lease : public ::testing::Test {
   static constexpr clock::time_point start{100h};
   clock::time_point now_ = start;
   std::shared_ptr<heap_pool> pool_ = std::make_shared<heap_pool>(1);
-  compute_lease lease_{pool_, 0.2, [this] { return now_; }};
+  compute_lease lease_{pool_, 0.2, compute_lease::change_on_gpu, [this] { return now_; }};
 };
 
 TEST_F(a_lease, claims_the_device_from_the_first_launch_on) {
@@ -50,11 +50,11 @@ TEST_F(a_lease, claims_the_device_from_the_first_launch_on) {
 TEST_F(a_lease, holds_on_for_a_change_while_it_knows_no_gaps) {
   burst(0us, 1000us);
   EXPECT_EQ(pool_->claims(), 1);
-  EXPECT_EQ(pool_->claimed_until(), start + 1ms + compute_lease::change);
+  EXPECT_EQ(pool_->claimed_until(), start + 1ms + compute_lease::change_on_gpu);
   go_to(2ms);
   lease_.attend();
   EXPECT_EQ(pool_->claims(), 0);
-  EXPECT_EQ(lease_.counts().held, 1ms + compute_lease::change);
+  EXPECT_EQ(lease_.counts().held, 1ms + compute_lease::change_on_gpu);
 }
 
 TEST_F(a_lease, lets_go_at_once_where_the_next_work_is_far) {
@@ -178,7 +178,7 @@ TEST_F(a_lease, says_who_attends_that_it_has_to_be_sooner) {
 // Under ThreadSanitizer as well.
 TEST(lease_of_threads, is_free_when_all_have_ended) {
   auto const pool = std::make_shared<heap_pool>(1);
-  compute_lease lease{pool, 0.0};
+  compute_lease lease{pool, 0.0, compute_lease::change_on_gpu};
   {
     std::vector<std::jthread> threads;
     for (int i = 0; i < 4; ++i) {

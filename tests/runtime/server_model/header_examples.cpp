@@ -51,7 +51,7 @@ void of_model_file(std::uint64_t offset, std::byte* destination, std::size_t byt
 }
 
 void of_compute_lease(std::shared_ptr<serving_pool> const& pool) {
-  compute_lease lease{pool, 0.05};
+  compute_lease lease{pool, 0.05, compute_lease::change_on_gpu};
   lease.begins();
   lease.drained(true);
 }

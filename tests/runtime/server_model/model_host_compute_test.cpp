@@ -63,7 +63,7 @@ TEST_F(a_host, names_the_model_whose_computation_outlasts_its_pause) {
 TEST_F(a_host, leaves_claims_to_whoever_sees_launches) {
   add(5);
   auto const claimed = std::make_shared<heap_pool>(1);
-  options_.lease = std::make_shared<compute_lease>(claimed, 0.0);
+  options_.lease = std::make_shared<compute_lease>(claimed, 0.0, compute_lease::change_on_gpu);
   options_.tick = 10ms;
   start(8);
   EXPECT_EQ(sum_of(ask(0, 1)), 11);
