@@ -110,8 +110,8 @@ struct sluice_agreement {
 };
 
 /* Is told when a process that computes for others, not one that trains, begins to use the device, and when it no longer
- * does, so that the device can be claimed for just so long. Both are called from inside calls of the driver, and return
- * soon. */
+ * does, so that the device can be claimed for just so long. Both are called from inside calls of the driver, one at a
+ * time, and return soon: what they lock is held by nobody who calls the driver. */
 struct sluice_launch_watcher {
   size_t size;
   void* of;
