@@ -1,12 +1,17 @@
 #include "memhandover/base/descriptor_limit.hpp"
 
+#include <sys/epoll.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
+#include <limits>
 #include <string>
 
 #include "memhandover/base/error.hpp"
+#include "memhandover/base/unique_fd.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -33,8 +38,9 @@ void make_room_for_descriptors(std::size_t count) {
       open + count + std::min(headroom, count) > limit.rlim_max) {
     throw error{error_kind::unsupported,
                 "the pool needs " + std::to_string(count) +
-                    " open files for its chunks, but this process has " + std::to_string(open) +
-                    " open and may have " + std::to_string(limit.rlim_max) +
+                    " open files for its chunks, but process " + std::to_string(::getpid()) +
+                    " has " + std::to_string(open) + " open and may have " +
+                    std::to_string(limit.rlim_max) +
                     " (ulimit -Hn); raise that limit, or make pool.chunk larger"};
   }
   limit.rlim_cur = std::min<rlim_t>(limit.rlim_cur + count, limit.rlim_max);
@@ -47,6 +53,23 @@ void raise_descriptor_limit() noexcept {
     limit.rlim_cur = limit.rlim_max;
     (void)::setrlimit(RLIMIT_NOFILE, &limit);
   }
+}
+
+std::size_t descriptor_limit() noexcept {
+  rlimit limit{};
+  bool const is_known = ::getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  return is_known ? limit.rlim_cur : std::numeric_limits<std::size_t>::max();
+}
+
+bool can_open(std::size_t count) noexcept {
+  std::array<unique_fd, 16> opened;
+  for (std::size_t i = 0; i < std::min(count, opened.size()); ++i) {
+    opened.at(i) = unique_fd{::epoll_create1(EPOLL_CLOEXEC)};
+    if (!opened.at(i)) {
+      return false;
+    }
+  }
+  return true;
 }
 
 }  // namespace sluice::memhandover

@@ -13,4 +13,9 @@ void make_room_for_descriptors(std::size_t count);
 /// Raises the soft limit to the hard one.
 void raise_descriptor_limit() noexcept;
 
+/// The soft limit.
+[[nodiscard]] std::size_t descriptor_limit() noexcept;
+/// Whether so many more may be opened now.
+[[nodiscard]] bool can_open(std::size_t count) noexcept;
+
 }  // namespace sluice::memhandover

@@ -8,6 +8,8 @@
 ///               "pool.memory is 40GiB but the machine has 23GiB; ask for less"};
 #pragma once
 
+#include <chrono>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -57,11 +59,18 @@ enum class error_kind {
 /// An exception with a kind. `what()` is a sentence for the user, without kind or file name.
 class error : public std::runtime_error {
  public:
-  error(error_kind kind, std::string const& message) : std::runtime_error(message), kind_(kind) {}
+  error(error_kind kind, std::string const& message,
+        std::optional<std::chrono::milliseconds> retry_after = std::nullopt)
+      : std::runtime_error(message), kind_(kind), retry_after_(retry_after) {}
   [[nodiscard]] error_kind kind() const noexcept { return kind_; }
+  /// Before that time it fails again; nothing: not known.
+  [[nodiscard]] std::optional<std::chrono::milliseconds> retry_after() const noexcept {
+    return retry_after_;
+  }
 
  private:
   error_kind kind_;
+  std::optional<std::chrono::milliseconds> retry_after_;
 };
 
 }  // namespace sluice

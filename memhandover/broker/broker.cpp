@@ -9,6 +9,7 @@
 
 #include "memhandover/base/system_error.hpp"
 #include "memhandover/broker/conversation.hpp"
+#include "memhandover/broker/detail/open_files.hpp"
 #include "memhandover/device/host_room.hpp"
 #include "memhandover/ledger/address_story.hpp"
 #include "memhandover/ledger/pool_status.hpp"
@@ -159,7 +160,8 @@ void broker::accept_visitor() {
 
 /// Else he would wait for an answer, and the listener would be ready for ever.
 void broker::turn_away() {
-  auto const why = system_error("the broker cannot take another connection");
+  auto const why = errno == EMFILE ? detail::too_few_open_files()
+                                   : system_error("the broker cannot take another connection");
   spare_.reset();
   unique_fd const socket{::accept4(place_.listener(), nullptr, nullptr, SOCK_CLOEXEC)};
   if (socket) {
@@ -171,7 +173,10 @@ void broker::turn_away() {
 
 bool broker::serve(visitor& who) {
   try {
-    auto request = receive_message(who.socket.get());
+    auto request = receive_what_came(who.socket.get());
+    if (request && request->lost_descriptors) {
+      throw detail::too_few_open_files();
+    }
     return request && handle(who, std::move(*request));
   } catch (error const& why) {
     spdlog::info("a connection ends reason=\"{}\"", why.what());
@@ -232,6 +237,7 @@ bool broker::answer(visitor& who, message& request) {
       return true;
     }
     if (type == "join") {
+      detail::require_room_for_another();
       pool->join(who.socket, std::move(request));
       return false;  // the connection is the client's now
     }

@@ -21,6 +21,7 @@
 #include "memhandover/broker/broker.hpp"
 #include "memhandover/broker/conversation.hpp"
 #include "memhandover/broker/detail/broker_start.hpp"
+#include "memhandover/broker/detail/open_files.hpp"
 #include "memhandover/broker/runtime_folder.hpp"
 
 namespace sluice::memhandover {
@@ -149,6 +150,7 @@ int broker_main(broker_options const& options, int ready_fd) {
       throw system_error("cannot start a process");
     }
     raise_descriptor_limit();
+    detail::require_open_files();
     unique_fd const stop{::signalfd(-1, &stop_signals, SFD_CLOEXEC)};
     broker::options how;
     how.runtime_dir = prepare_runtime_dir(options.runtime_dir);

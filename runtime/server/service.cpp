@@ -10,6 +10,11 @@
 #include "runtime/server/hosting/host_status.hpp"
 
 namespace sluice::server {
+namespace {
+
+constexpr auto const* starting = "the server is starting";
+
+}  // namespace
 
 model_service::model_service(std::vector<offered_model> offered) : offered_(std::move(offered)) {}
 
@@ -18,9 +23,12 @@ void model_service::attach(model_executor& host, std::string endpoint) {
   host_ = &host;
 }
 
-bool model_service::ready() const {
+readiness model_service::ready() const {
   auto const* const host = host_.load();
-  return host != nullptr && !draining_ && host->ready();
+  if (host == nullptr) {
+    return {false, starting};
+  }
+  return draining_ ? readiness{false, "the server is shutting down"} : host->ready();
 }
 
 std::vector<std::string> model_service::models() const {
@@ -55,16 +63,16 @@ model_metadata model_service::metadata(std::string const& model, std::string con
   return offered_[index_of(model, version)].metadata;
 }
 
-bool model_service::model_ready(std::string const& model, std::string const& version) const {
+readiness model_service::model_ready(std::string const& model, std::string const& version) const {
   auto const index = index_of(model, version);
   auto const* const host = host_.load();
-  return host != nullptr && host->state(index) == model_state::warm;
+  return host == nullptr ? readiness{false, starting} : host->model_ready(index);
 }
 
 request_ticket model_service::infer(infer_request request, std::function<void(infer_result)> done) {
   auto* const host = host_.load();
   if (host == nullptr) {
-    done(error{error_kind::unavailable, "the server is starting; try again in a moment"});
+    done(error{error_kind::unavailable, fmt::format("{}; try again in a moment", starting)});
     return 0;
   }
   try {

@@ -41,12 +41,12 @@ class model_service final : public inference_service {
   void attach(model_executor& host, std::string endpoint);
   void drain() noexcept { draining_ = true; }
 
-  [[nodiscard]] bool ready() const override;
+  [[nodiscard]] readiness ready() const override;
   [[nodiscard]] std::vector<std::string> models() const override;
   [[nodiscard]] model_metadata metadata(std::string const& model,
                                         std::string const& version) const override;
-  [[nodiscard]] bool model_ready(std::string const& model,
-                                 std::string const& version) const override;
+  [[nodiscard]] readiness model_ready(std::string const& model,
+                                      std::string const& version) const override;
   request_ticket infer(infer_request request, std::function<void(infer_result)> done) override;
   void cancel(request_ticket which) override;
   [[nodiscard]] nlohmann::json status() const override;

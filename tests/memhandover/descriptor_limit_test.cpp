@@ -1,6 +1,7 @@
 #include "memhandover/base/descriptor_limit.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -57,6 +58,26 @@ TEST(descriptor_limit, that_is_too_low_is_told_with_what_to_do) {
               testing::ExitedWithCode(3),
               "needs 990 open files.*may have 1000 .ulimit -Hn.; raise that limit, or make "
               "pool.chunk larger");
+}
+
+TEST(descriptor_limit, tells_whether_more_may_be_opened) {
+  EXPECT_GE(descriptor_limit(), static_cast<std::size_t>(soft_limit()));
+  auto const with_room_for_three = [] {
+    rlim_t beyond = 0;  // others may be open between the lowest that are free
+    {
+      std::array<unique_fd, 3> opened;
+      for (auto& each : opened) {
+        each = unique_fd{::epoll_create1(EPOLL_CLOEXEC)};
+        beyond = static_cast<rlim_t>(each.get()) + 1;
+      }
+    }
+    with_limits(beyond, beyond, [] {
+      if (!can_open(3) || !can_open(3) || can_open(4)) {
+        throw error{error_kind::internal, "it counts wrongly"};
+      }
+    });
+  };
+  EXPECT_EXIT(with_room_for_three(), testing::ExitedWithCode(0), "");
 }
 
 TEST(descriptor_limit, that_cuts_a_message_short_is_told_as_such) {

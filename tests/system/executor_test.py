@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ from serving import Server, eventually, floats, integer
 
 SLOW = {"inputs": {"n": ("TYPE_INT64", [1])}, "outputs": {"rounds": ("TYPE_INT64", [1])}, "batched": False}
 FOR_EVER = 10**15
+SLOW_REQUEST = json.dumps({"inputs": [integer("n", 1)]}).encode()
 # Far more than any test of these takes, and less than patience has.
 LIMIT = "2s"
 
@@ -111,8 +113,14 @@ def test_a_model_that_ends_its_executor_again_and_again_is_refused_for_a_time(wo
         return server.model("slow")["ended_executors"] >= 3
 
     eventually(has_ended_three, "three executors were ended")
-    status, answer = server.infer("slow", [integer("n", 1)])
-    assert status == 503 and "model 'slow' has failed" in answer["error"], answer
+    status, headers, answer = server.request_with_headers("/v2/models/slow/infer", SLOW_REQUEST)
+    assert status == 503 and int(headers["Retry-After"]) >= 1, answer
+    assert "model 'slow' has failed: its process has been ended" in answer["error"] and answer["error"].count("'slow'") == 1, answer
+    status, headers, answer = server.request_with_headers("/v2/models/slow/ready")
+    assert status == 503 and int(headers["Retry-After"]) >= 1
+    assert "failed: its process has been ended" in answer["error"] and "cold" not in answer["error"], answer
+    listed = next(each for each in server.request("/v2/repository/index", b"")[1] if each["name"] == "slow")
+    assert listed["state"] == "UNAVAILABLE" and listed["reason"].startswith("failed: "), listed
 
     def answers() -> bool:
         status, answer = server.infer("affine", [floats("x", X)])
@@ -211,7 +219,8 @@ def test_a_server_whose_executor_cannot_come_back_says_why_and_ends_in_order(wor
     file.write_bytes(b"this is no model")
     os.kill(server.executor(), signal.SIGKILL)
     eventually(lambda: str(file) in server.status()["executor"]["last_end"], "the status says why")
-    assert server.request("/v2/health/ready")[0] == 503
+    status, answer = server.request("/v2/health/ready")
+    assert status == 503 and answer["ready"] is False and str(file) in answer["error"], answer
     assert server.request("/v2/health/live")[0] == 200
     assert server.infer("affine", [floats("x", X)])[0] == 504
     file.write_bytes(whole)

@@ -3,6 +3,7 @@ streams. Either there is a pool, or the terminal is told what is wrong and what 
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -33,6 +34,22 @@ def test_a_job_joins_however_few_files_it_may_open(sluice, files):
     assert (done.returncode, done.stdout) == (0, "joined\n"), done.stderr
 
 
+@pytest.mark.parametrize("files", [8, 12, 16, 20])
+def test_a_broker_that_may_open_too_few_files_is_not_started(sluice, files):
+    """Who comes later would be told of a limit that is not his."""
+    done = run(sluice, ["true"], ["--require-pool"], preexec_fn=limited(resource.RLIMIT_NOFILE, files))
+    assert done.returncode == 125
+    assert f"a broker that may open {files} files (ulimit -Hn)" in done.stderr and "needs 24" in done.stderr, done.stderr
+    assert run(sluice, JOINS, ["--require-pool"]).stdout == "joined\n"
+
+
+def test_a_broker_raises_its_own_limit(sluice):
+    def few():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (16, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+    assert run(sluice, JOINS, ["--require-pool"], preexec_fn=few).stdout == "joined\n"
+
+
 def test_more_jobs_than_the_broker_has_files_for_are_turned_away_with_a_reason(sluice, monkeypatch):
     monkeypatch.setenv("SLUICE_BROKER_IDLE_EXIT_MS", "60000")
     few = limited(resource.RLIMIT_NOFILE, 24)
@@ -42,7 +59,8 @@ def test_more_jobs_than_the_broker_has_files_for_are_turned_away_with_a_reason(s
         nested = [str(sluice), "run", *POOL, "--require-pool", "--", *nested]
     done = call(*nested)
     assert done.returncode == 125
-    assert "Too many open files; raise the limit of open files (ulimit -n)" in done.stderr
+    assert re.search(r"the broker, process \d+, may open 24 files .ulimit -Hn., and a process in the pool takes 5", done.stderr), done.stderr
+    assert "the program that starts the broker" in done.stderr
     assert json.loads(call(sluice, *STATUS).stdout)["pool"]["free_bytes"] == 16 << 20
 
 

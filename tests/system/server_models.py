@@ -56,6 +56,15 @@ class Raising(torch.nn.Module):
         return x
 
 
+class RaisingLines(torch.nn.Module):
+    """Says why in several lines, one of which looks like the end of a traceback."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool((x < 0).any()):
+            raise ValueError("negative numbers are not taken:\n  the first was at\nIndexError: 0")
+        return x
+
+
 class Slow(torch.nn.Module):
     """Multiplies matrices `n` times, to be busy for a while; answers the number of rounds."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from server_models import AFFINE, Affine, Raising, Slow, TinyNet
+from server_models import AFFINE, Affine, Raising, RaisingLines, Slow, TinyNet
 from serving import PATIENCE_SECONDS, Server, eventually, floats, integer
 
 INVALID_ARGUMENT, NOT_FOUND, ALREADY_EXISTS, OUT_OF_MEMORY, UNSUPPORTED = 2, 3, 4, 5, 8
@@ -138,6 +138,26 @@ def test_a_model_that_raises_is_told_in_one_line_and_goes_on(world):
         assert "\n" not in answer["error"]
         assert "Traceback" not in answer["error"]
         assert torch.equal(server.outputs("raising", [floats("x", X.abs())])[0], X.abs())
+
+
+def test_a_model_that_raises_several_lines_is_told_with_all_of_them_and_its_name_once(world):
+    world.models.add("raising", RaisingLines(), **{**AFFINE, "outputs": {"y": ("TYPE_FP32", [3])}})
+    server = world.serve(world.policy("raising"))
+    status, answer = server.infer("raising", [floats("x", X)])
+    assert status == 400
+    assert answer["error"] == "model 'raising': negative numbers are not taken:\n  the first was at\nIndexError: 0"
+    assert server.end() == 0
+    assert "IndexError: 0" not in server.log().splitlines()
+
+
+@pytest.mark.parametrize("path", ["/v2/models/stats", "/v2/models/affine/stats", "/v2/models/affine/trace/setting",
+                                  "/v2/models/affine/versions/1/trace/setting", "/v2/trace/setting", "/v2/logging"])
+@pytest.mark.parametrize("body", [None, b"{}"], ids=["get", "post"])
+def test_routes_of_tritons_that_are_not_offered_are_not_implemented(world, affine, path, body):
+    server = world.serve(world.policy("affine"))
+    status, answer = server.request(path, body)
+    assert status == 501, answer
+    assert "does not offer" in answer["error"]
 
 
 def test_the_newest_version_answers_unless_another_is_named(world, affine):

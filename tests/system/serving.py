@@ -50,11 +50,15 @@ class Server:
 
     def request(self, path: str, body: bytes | None = None) -> tuple[int, dict]:
         """Status and JSON of one request; GET without a body."""
+        status, _, answer = self.request_with_headers(path, body)
+        return status, answer
+
+    def request_with_headers(self, path: str, body: bytes | None = None) -> tuple[int, dict, dict]:
         try:
             with urllib.request.urlopen(self.url + path, data=body, timeout=PATIENCE_SECONDS) as answer:
-                return answer.status, json.load(answer)
+                return answer.status, answer.headers, json.load(answer)
         except urllib.error.HTTPError as failure:
-            return failure.code, json.load(failure)
+            return failure.code, failure.headers, json.load(failure)
 
     def infer(self, model: str, inputs: list[dict], **more) -> tuple[int, dict]:
         return self.request(f"/v2/models/{model}/infer", json.dumps({"inputs": inputs, **more}).encode())

@@ -147,7 +147,8 @@ void acquisition::refuse_again(std::uint32_t count) const {
                   "cost of its "
                   "micro-batches, and will be again in " +
                   std::to_string(std::chrono::ceil<std::chrono::milliseconds>(left).count()) +
-                  " ms; " + holders()};
+                  " ms; " + holders(),
+              std::chrono::ceil<std::chrono::milliseconds>(left)};
 }
 
 void acquisition::note_futile(std::uint32_t count, handover_report const& report) {

@@ -14,6 +14,7 @@
 #include "memhandover/base/waiting.hpp"
 #include "runtime/server/executor/shared_board.hpp"
 #include "runtime/server/inference/caught_error.hpp"
+#include "runtime/telemetry/logging.hpp"
 
 namespace sluice::server {
 namespace {
@@ -88,7 +89,8 @@ void executor_session::receive() {
       if (closing_) {
         return;
       }
-      spdlog::error("the executor cannot hear its server reason=\"{}\"", failure.what());
+      spdlog::error("the executor cannot hear its server reason={}",
+                    telemetry::quoted(failure.what()));
       break;
     }
   }
@@ -212,7 +214,8 @@ void executor_session::answer(request_ticket which, infer_result const& result) 
   } catch (std::exception const& failure) {
     // The server is gone, or this process has no memory for a word: what is lost with it is computed by the next one.
     if (!closing_) {
-      spdlog::error("an answer could not be given to the server reason=\"{}\"", failure.what());
+      spdlog::error("an answer could not be given to the server reason={}",
+                    telemetry::quoted(failure.what()));
       ::_exit(EXIT_FAILURE);
     }
   }

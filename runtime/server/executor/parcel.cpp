@@ -190,6 +190,9 @@ parcel wrap(infer_result const& result) {
     made.body = {{"type", "result"},
                  {"kind", static_cast<int>(failure->kind())},
                  {"error", std::string{failure->what()}.substr(0, longest_error)}};
+    if (auto const retry_after = failure->retry_after()) {
+      made.body["retry_after_ms"] = retry_after->count();
+    }
     return made;
   }
   auto const& response = std::get<infer_response>(result);
@@ -251,8 +254,12 @@ error lost_tensors() {
 }
 
 error failure_in(json const& body) {
+  auto const known = body.find("retry_after_ms");
   return {static_cast<error_kind>(body.value("kind", static_cast<int>(error_kind::internal))),
-          body.value("error", "it did not say why")};
+          body.value("error", "it did not say why"),
+          known == body.end()
+              ? std::nullopt
+              : std::optional{std::chrono::milliseconds{known->get<std::int64_t>()}}};
 }
 
 }  // namespace sluice::server

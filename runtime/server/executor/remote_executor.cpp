@@ -18,6 +18,7 @@ namespace {
 using detail::deadline_slack;
 using memhandover::unique_fd;
 using nlohmann::json;
+using std::chrono::ceil;
 using std::chrono::milliseconds;
 using namespace std::chrono_literals;
 
@@ -84,14 +85,47 @@ bool remote_executor::impl::wait_until_ready(std::function<bool()> const& given_
   return true;
 }
 
-bool remote_executor::impl::ready() const {
+readiness remote_executor::impl::ready() const {
   std::lock_guard const lock{mutex_};
-  return phase_ == phase::serving;
+  if (phase_ == phase::serving) {
+    return {};
+  }
+  if (phase_ == phase::ended) {
+    return {false, "the server is shutting down"};
+  }
+  if (last_end_.empty()) {
+    return {false, "the executor is starting"};
+  }
+  auto const rest = next_start_ - clock::now();
+  return {false,
+          fmt::format("another executor is starting, since the last one has ended: {}", last_end_),
+          phase_ == phase::between && rest > 0s ? std::optional{ceil<milliseconds>(rest)}
+                                                : std::nullopt};
 }
 
 model_state remote_executor::impl::state(model_index model) const {
   std::lock_guard const lock{mutex_};
+  return state_now(model);
+}
+
+model_state remote_executor::impl::state_now(model_index model) const {
   return phase_ == phase::serving ? board_->state(model) : model_state::cold;
+}
+
+readiness remote_executor::impl::model_ready(model_index model) const {
+  std::lock_guard const lock{mutex_};
+  auto const now = clock::now();
+  if (auto const rest = health_.at(model).failed_for(now); rest > 0s) {
+    return {false, "failed: " + failure_text(model, now), ceil<milliseconds>(rest)};
+  }
+  auto const state = state_now(model);
+  return state == model_state::warm ? readiness{}
+                                    : readiness{false, std::string{server::to_string(state)}};
+}
+
+std::string remote_executor::impl::failure_text(model_index model, clock::time_point now) const {
+  return fmt::format("{}; it is tried again in {:.1f} s", last_offences_[model],
+                     std::chrono::duration<double>{health_[model].failed_for(now)}.count());
 }
 
 request_ticket remote_executor::impl::submit(model_index model, infer_request request,
@@ -207,8 +241,8 @@ std::optional<error> remote_executor::impl::refuse(model_index model, clock::tim
   }
   if (auto const rest = health_[model].failed_for(now); rest > 0s) {
     return error{error_kind::unavailable,
-                 fmt::format("model '{}' has failed: {}; it is tried again in {:.1f} s", is.name,
-                             last_offences_[model], std::chrono::duration<double>{rest}.count())};
+                 fmt::format("model '{}' has failed: {}", is.name, failure_text(model, now)),
+                 ceil<milliseconds>(rest)};
   }
   // One that serves counts them itself, and its scheduler with it; unless it does not answer.
   auto const bound = phase_ == phase::serving ? 2 * is.max_queue : is.max_queue;
@@ -281,9 +315,7 @@ void remote_executor::impl::describe(json& into) const {
     auto const& counts = pending_.counts(index);
     auto const& health = health_[index];
     auto const rest = health.failed_for(now);
-    each["state"] = rest > 0s                  ? "failed"
-                    : phase_ == phase::serving ? server::to_string(board_->state(index))
-                                               : server::to_string(model_state::cold);
+    each["state"] = rest > 0s ? "failed" : server::to_string(state_now(index));
     each["requests"] = counts.requests;
     each["failed"] = counts.failed;
     each["cancelled"] = counts.cancelled;
@@ -308,8 +340,11 @@ remote_executor::~remote_executor() = default;
 bool remote_executor::wait_until_ready(std::function<bool()> const& given_up) {
   return impl_->wait_until_ready(given_up);
 }
-bool remote_executor::ready() const {
+readiness remote_executor::ready() const {
   return impl_->ready();
+}
+readiness remote_executor::model_ready(model_index model) const {
+  return impl_->model_ready(model);
 }
 model_state remote_executor::state(model_index model) const {
   return impl_->state(model);

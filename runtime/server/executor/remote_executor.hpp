@@ -70,8 +70,9 @@ class remote_executor final : public model_executor {
   /// False if `given_up`, which is asked now and then, says so. Throws what the first process has failed with.
   [[nodiscard]] bool wait_until_ready(std::function<bool()> const& given_up = [] { return false; });
 
-  [[nodiscard]] bool ready() const override;
+  [[nodiscard]] readiness ready() const override;
   [[nodiscard]] model_state state(model_index model) const override;
+  [[nodiscard]] readiness model_ready(model_index model) const override;
   request_ticket submit(model_index model, infer_request request, completion done) override;
   void cancel(request_ticket which) override;
   void keep_warm() override;

@@ -17,6 +17,7 @@
 #include "runtime/server/executor/detail/remote_executor_impl.hpp"
 #include "runtime/server/executor/shared_board.hpp"
 #include "runtime/server/inference/caught_error.hpp"
+#include "runtime/telemetry/logging.hpp"
 
 namespace sluice::server {
 namespace {
@@ -154,7 +155,8 @@ bool remote_executor::impl::wait_and_receive(int socket, bool is_full, int spare
       take(std::move(*received));
     }
   } catch (std::exception const& failure) {
-    spdlog::error("what the executor says is not understood reason=\"{}\"", failure.what());
+    spdlog::error("what the executor says is not understood reason={}",
+                  telemetry::quoted(failure.what()));
     return false;
   }
   return true;
@@ -262,7 +264,7 @@ void remote_executor::impl::start_again() {
   try {
     start_process();
   } catch (error const& failure) {
-    spdlog::error("an executor cannot be started reason=\"{}\"", failure.what());
+    spdlog::error("an executor cannot be started reason={}", telemetry::quoted(failure.what()));
     child_ = {};
     be_between();
   }
@@ -345,17 +347,17 @@ void remote_executor::impl::on_end(detail::refusals& into) {
     return;
   }
   auto const suspects = suspects_of(how);
-  last_end_ = reason_
-                  ? std::string{reason_->what()}
-                  : fmt::format("its process {}{}", killed_for_.empty() ? how.text : killed_for_,
-                                doing_text(suspects));
+  how_it_ended_ = reason_ ? std::string{reason_->what()}
+                          : "its process " + (killed_for_.empty() ? how.text : killed_for_);
+  last_end_ = how_it_ended_ + doing_text(suspects);  // where there is a reason nobody is suspect
   if (started_ == 1 && !was_serving) {
     failure_ =
         reason_ ? *reason_ : error{error_kind::aborted, "the executor cannot start: " + last_end_};
     end(false);
     return;
   }
-  spdlog::error("another executor takes the place of one that has ended reason=\"{}\"", last_end_);
+  spdlog::error("another executor takes the place of one that has ended reason={}",
+                telemetry::quoted(last_end_));
   for (auto const& each : suspects) {
     if (suspects.size() == 1 || !may_try_again(each)) {
       blame(each, into);
@@ -406,17 +408,15 @@ void remote_executor::impl::blame(host_board::action const& doing, detail::refus
   auto const now = clock::now();
   auto& health = health_[doing.model];
   health.on_offence(now);
-  last_offences_[doing.model] = last_end_;
+  last_offences_[doing.model] =
+      fmt::format("{} while it {} it", how_it_ended_, verb_of(doing.what));
   if (auto guilty = pending_.take(doing.request)) {
     auto const kind = hung_ ? error_kind::deadline_exceeded : error_kind::aborted;
     refuse(std::move(*guilty), {kind, last_end_}, into);
   }
   if (health.failed_for(now) > 0s) {
     for (auto& each : pending_.take_all_of(doing.model)) {
-      refuse(std::move(each),
-             {error_kind::unavailable,
-              fmt::format("model '{}' has failed: {}", how_.models[doing.model].name, last_end_)},
-             into);
+      refuse(std::move(each), *refuse(doing.model, now), into);
     }
   }
 }

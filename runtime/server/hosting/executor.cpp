@@ -31,6 +31,12 @@ void log_cold_start(host_snapshot::handover const& event, std::chrono::nanosecon
       detail::microseconds(event.load), detail::microseconds(total));
 }
 
+/// What the model says of itself has its name already.
+std::string not_loaded(std::string const& model, std::string_view why) {
+  bool const is_named = why.find(fmt::format("model '{}'", model)) != std::string_view::npos;
+  return is_named ? std::string{why} : fmt::format("model '{}' cannot be loaded: {}", model, why);
+}
+
 }  // namespace
 
 void model_host::impl::execute() {
@@ -219,8 +225,8 @@ void model_host::impl::load(lock_type& lock, model_index number, clock::time_poi
                 "cold start failed model={} bytes={} after_us={:.0f} kind={} reason={}",
                 model.is.name, model.is.model->bytes(), detail::microseconds(end - begin),
                 to_string(failure->kind()), telemetry::quoted(failure->what()));
-    refuse_all_of(number, {failure->kind(), fmt::format("model '{}' cannot be loaded: {}",
-                                                        model.is.name, failure->what())});
+    refuse_all_of(number, {failure->kind(), not_loaded(model.is.name, failure->what()),
+                           failure->retry_after()});
     return;
   }
   set_state(model, model_state::warm);

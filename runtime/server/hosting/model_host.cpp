@@ -183,7 +183,8 @@ request_ticket model_host::impl::submit(model_index model, infer_request request
            {error_kind::unavailable,
             fmt::format("model '{}' would miss its latency target at this rate of requests; try "
                         "again in {:.1f} s",
-                        wanted.is.name, admission.retry_after.count())});
+                        wanted.is.name, admission.retry_after.count()),
+            std::chrono::ceil<milliseconds>(admission.retry_after)});
   } else if (made.deadline <= now) {
     wanted.controller.on_failure(now);
     refuse(std::move(made),

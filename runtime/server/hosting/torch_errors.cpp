@@ -11,6 +11,31 @@ std::string_view line_at(std::string_view text, std::size_t start) {
   return text.substr(start, text.find('\n', start) - start);
 }
 
+bool is_space(char c) {
+  return std::isspace(static_cast<unsigned char>(c)) != 0;
+}
+
+/// Without what torch appends about itself, without blanks around it, and no longer than `longest_meaning`.
+std::string bounded(std::string_view text) {
+  for (std::string_view const own : {" (Exception raised from ", "\nException raised from "}) {
+    text = text.substr(0, text.find(own));
+  }
+  while (!text.empty() && is_space(text.front())) {
+    text.remove_prefix(1);
+  }
+  while (!text.empty() && is_space(text.back())) {
+    text.remove_suffix(1);
+  }
+  if (text.size() <= longest_meaning) {
+    return std::string{text};
+  }
+  auto end = longest_meaning;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0U) == 0x80U) {
+    --end;  // not within a character of UTF-8
+  }
+  return std::string{text.substr(0, end)} + " …";
+}
+
 /// "RuntimeError: text" → "text"; empty for any other line.
 std::string_view after_error_name(std::string_view line) {
   auto const colon = line.find(": ");
@@ -41,7 +66,7 @@ bool holds_one_of(std::string_view text, std::array<std::string_view, N> const& 
 
 std::string first_line(std::string_view message) {
   std::size_t start = 0;
-  while (start < message.size() && std::isspace(static_cast<unsigned char>(message[start])) != 0) {
+  while (start < message.size() && is_space(message[start])) {
     ++start;
   }
   auto line = line_at(message, start);
@@ -52,19 +77,21 @@ std::string first_line(std::string_view message) {
 }
 
 std::string meaning_of(std::string_view message) {
-  if (message.find("Traceback of TorchScript") == std::string_view::npos) {
-    return first_line(message);
+  constexpr std::string_view traceback{"Traceback of TorchScript"};
+  auto start = message.find(traceback);
+  if (start == std::string_view::npos) {
+    return bounded(message);
   }
-  // A traceback may quote the source, where such lines can stand too: the last one counts.
-  std::string_view found;
-  for (std::size_t start = 0; start < message.size();) {
+  // Files and the source that it quotes are indented; what comes then is the exception's text, to the end.
+  while (start < message.size()) {
     auto const line = line_at(message, start);
-    if (auto const text = after_error_name(line); !text.empty()) {
-      found = text;
+    bool const belongs_to_it = line.empty() || line.front() == ' ' || line.starts_with(traceback);
+    if (auto const text = after_error_name(line); !belongs_to_it && !text.empty()) {
+      return bounded(message.substr(start + line.size() - text.size()));
     }
     start += line.size() + 1;
   }
-  return found.empty() ? first_line(message) : first_line(found);
+  return first_line(message);
 }
 
 error_kind kind_of(std::string_view message, error_kind otherwise) {
@@ -82,7 +109,7 @@ void rethrow_as_error(std::string const& doing, error_kind otherwise, std::excep
   try {
     std::rethrow_exception(std::move(failure));
   } catch (error const& known) {
-    throw error{known.kind(), doing + ": " + known.what()};
+    throw error{known.kind(), doing + ": " + known.what(), known.retry_after()};
   } catch (std::bad_alloc const&) {
     throw error{error_kind::out_of_memory, doing + ": this process is out of memory"};
   } catch (std::exception const& foreign) {

@@ -1,6 +1,7 @@
-/// What torch throws, as errors of ours: one line without stack trace, and a kind. Knows no torch.
+/// What torch throws, as errors of ours: the text without stack trace, and a kind. Knows no torch.
 #pragma once
 
+#include <cstddef>
 #include <exception>
 #include <string>
 #include <string_view>
@@ -12,8 +13,11 @@ namespace sluice::server {
 /// The first line of a message, without what torch appends to it about itself.
 [[nodiscard]] std::string first_line(std::string_view message);
 
-/// The line that says what went wrong: where TorchScript's interpreter shows a traceback, the one
-/// after it, of the form "SomeError: text", without the name of the error; else the first.
+/// Of a longer text that much is told, in bytes.
+inline constexpr std::size_t longest_meaning = 4096;
+
+/// What went wrong, with all its lines: where TorchScript's interpreter shows a traceback, what comes after it, without
+/// the name of the exception before it.
 [[nodiscard]] std::string meaning_of(std::string_view message);
 
 /// What kind of failure a message of torch tells of: memory, device, or `otherwise`.

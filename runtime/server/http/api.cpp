@@ -8,7 +8,9 @@
 #include <utility>
 
 #include "runtime/server/http/oip_codec.hpp"
+#include "runtime/server/inference/model_executor.hpp"
 #include "runtime/telemetry/error_table.hpp"
+#include "runtime/telemetry/logging.hpp"
 
 namespace sluice::server {
 namespace {
@@ -24,7 +26,7 @@ struct http_failure {
 };
 
 http_reply ok(json const& body) {
-  return {200, body.dump(-1, ' ', false, json::error_handler_t::replace), {}, false};
+  return {200, body.dump(-1, ' ', false, json::error_handler_t::replace), {}};
 }
 
 bool equal_ignoring_case(std::string_view a, std::string_view b) {
@@ -71,6 +73,16 @@ void check_encoding(http_request const& request) {
               "tritonclient: set_data_from_numpy(…, binary_data=False)"};
 }
 
+/// `about` with "ready" in it, and why not.
+http_reply readiness_reply(readiness const& now, json about) {
+  about["ready"] = now.ready;
+  if (now) return ok(about);
+  about["error"] = now.reason;
+  auto answer = oip_api::failure(503, "", now.retry_after);
+  answer.body = ok(about).body;
+  return answer;
+}
+
 /// Runs `work` and turns whatever it throws into a reply.
 template <typename Result, typename Work>
 Result guarded(Work work) noexcept {
@@ -98,17 +110,25 @@ bool oip_api::may_wait(http_request const& request) {
   }
 }
 
-http_reply oip_api::failure(unsigned status, std::string_view message) {
-  return {status, encode_error(message), {}, status == 503 || status == 429};
+http_reply oip_api::failure(unsigned status, std::string_view message,
+                            std::optional<std::chrono::milliseconds> retry_after) {
+  constexpr std::chrono::seconds soonest{1};
+  http_reply answer{status, encode_error(message), {}};
+  if (status == 503 || status == 429) {
+    answer.retry_after =
+        std::max(soonest, std::chrono::ceil<std::chrono::seconds>(retry_after.value_or(soonest)));
+  }
+  return answer;
 }
 
 http_reply oip_api::from_error(error const& failure) {
   auto const status = static_cast<unsigned>(telemetry::http_status(failure.kind()));
   if (failure.kind() == error_kind::internal) {
-    spdlog::error("request failed by a bug in the server reason=\"{}\"", failure.what());
+    spdlog::error("request failed by a bug in the server reason={}",
+                  telemetry::quoted(failure.what()));
     return oip_api::failure(status, "internal error; the server's log has the details");
   }
-  return oip_api::failure(status, failure.what());
+  return oip_api::failure(status, failure.what(), failure.retry_after());
 }
 
 route oip_api::checked_route(http_request const& request) const {
@@ -147,13 +167,8 @@ std::variant<http_reply, infer_request> oip_api::dispatch(route const& where,
                      {"extensions", json::array({"model_configuration"})}});
     case resource::live:
       return ok(json{{"live", true}});
-    case resource::ready: {
-      if (service_.ready()) return ok(json{{"ready", true}});
-      auto answer = failure(503, "");
-      answer.body =
-          json{{"ready", false}, {"error", "the server cannot serve all of its models yet"}}.dump();
-      return answer;
-    }
+    case resource::ready:
+      return readiness_reply(service_.ready(), json::object());
     case resource::model_metadata:
       return ok(encode_model_metadata(service_.metadata(where.model, where.version)));
     case resource::model_ready:
@@ -179,13 +194,11 @@ std::variant<http_reply, infer_request> oip_api::dispatch(route const& where,
 }
 
 http_reply oip_api::model_ready(route const& where) const {
-  bool const warm = service_.model_ready(where.model, where.version);
-  json body{{"name", where.model}, {"ready", warm}};
-  if (warm) return ok(body);
-  body["error"] = fmt::format("model '{}' is cold; an infer request loads it", where.model);
-  auto answer = failure(503, "");
-  answer.body = body.dump();
-  return answer;
+  auto now = service_.model_ready(where.model, where.version);
+  bool const is_cold = now.reason == to_string(model_state::cold);
+  now.reason = fmt::format("model '{}' is not ready: {}{}", where.model, now.reason,
+                           is_cold ? "; an infer request loads it" : "");
+  return readiness_reply(now, json{{"name", where.model}});
 }
 
 http_reply oip_api::repository_index(std::string_view body) const {
@@ -204,12 +217,12 @@ http_reply oip_api::repository_index(std::string_view body) const {
   json index = json::array();
   for (auto const& model : service_.models()) {
     for (auto const& version : service_.metadata(model, "").versions) {
-      bool const warm = service_.model_ready(model, version);
-      if (ready_only && !warm) continue;
+      auto const now = service_.model_ready(model, version);
+      if (ready_only && !now) continue;
       index.push_back({{"name", model},
                        {"version", version},
-                       {"state", warm ? "READY" : "UNAVAILABLE"},
-                       {"reason", warm ? "" : "cold"}});
+                       {"state", now ? "READY" : "UNAVAILABLE"},
+                       {"reason", now.reason}});
     }
   }
   return ok(index);
@@ -218,7 +231,7 @@ http_reply oip_api::repository_index(std::string_view body) const {
 http_reply oip_api::answer(infer_result const& result) {
   return guarded<http_reply>([&]() -> http_reply {
     if (auto const* const failure = std::get_if<error>(&result)) throw *failure;
-    return {200, encode_infer_response(std::get<infer_response>(result)), {}, false};
+    return {200, encode_infer_response(std::get<infer_response>(result)), {}};
   });
 }
 

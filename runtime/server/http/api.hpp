@@ -9,6 +9,7 @@
 /// answered without its text. Thread-safe.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -32,9 +33,9 @@ struct http_request {
 
 struct http_reply {
   unsigned status = 200;
-  std::string body;          ///< JSON
-  std::string_view allow;    ///< for 405
-  bool retry_later = false;  ///< send Retry-After
+  std::string body;                     ///< JSON
+  std::string_view allow;               ///< for 405
+  std::chrono::seconds retry_after{0};  ///< 0: not said
 };
 
 class oip_api {
@@ -55,7 +56,10 @@ class oip_api {
 
   [[nodiscard]] static http_reply from_error(error const& failure);
   /// For failures that have no error kind: those of HTTP itself.
-  [[nodiscard]] static http_reply failure(unsigned status, std::string_view message);
+  /// Of 503 and 429 with Retry-After: `retry_after`, rounded up, else a second.
+  [[nodiscard]] static http_reply failure(
+      unsigned status, std::string_view message,
+      std::optional<std::chrono::milliseconds> retry_after = std::nullopt);
 
  private:
   [[nodiscard]] route checked_route(http_request const& request) const;

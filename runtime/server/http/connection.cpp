@@ -1,4 +1,5 @@
 #include "runtime/server/http/connection.hpp"
+#include "runtime/telemetry/logging.hpp"
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
@@ -67,7 +68,9 @@ void set_headers(http::response<Body>& response, http_reply const& answer, bool 
   if (!answer.allow.empty()) {
     response.set(http::field::allow, beast::string_view{answer.allow.data(), answer.allow.size()});
   }
-  if (answer.retry_later) response.set(http::field::retry_after, "1");
+  if (answer.retry_after.count() > 0) {
+    response.set(http::field::retry_after, std::to_string(answer.retry_after.count()));
+  }
   response.content_length(answer.body.size());
   response.keep_alive(keep_alive);
 }
@@ -90,7 +93,7 @@ class pending_answer {
     try {
       deliver(error{error_kind::internal, "the service dropped a request without an answer"});
     } catch (std::exception const& failure) {
-      spdlog::error("an answer was lost reason=\"{}\"", failure.what());
+      spdlog::error("an answer was lost reason={}", telemetry::quoted(failure.what()));
     }
   }
 
@@ -125,7 +128,8 @@ auto connection::on(void (connection::*step)(Args...)) {
     try {
       ((*self).*step)(args...);
     } catch (std::exception const& failure) {
-      spdlog::error("connection ended by an exception reason=\"{}\"", failure.what());
+      spdlog::error("connection ended by an exception reason={}",
+                    telemetry::quoted(failure.what()));
       self->close();
     }
   };
@@ -138,7 +142,8 @@ void connection::post(Step step) {
     try {
       step(*self);
     } catch (std::exception const& failure) {
-      spdlog::error("connection ended by an exception reason=\"{}\"", failure.what());
+      spdlog::error("connection ended by an exception reason={}",
+                    telemetry::quoted(failure.what()));
       self->close();
     }
   });
@@ -336,7 +341,8 @@ void connection::compute(Work work) {
     try {
       work(*self);
     } catch (std::exception const& failure) {
-      spdlog::error("connection ended by an exception reason=\"{}\"", failure.what());
+      spdlog::error("connection ended by an exception reason={}",
+                    telemetry::quoted(failure.what()));
       self->abort();
     }
   });

@@ -19,6 +19,7 @@
 #include "memhandover/base/error.hpp"
 #include "runtime/server/http/connection.hpp"
 #include "runtime/server/inference/background_thread.hpp"
+#include "runtime/telemetry/logging.hpp"
 
 namespace sluice::server {
 
@@ -177,7 +178,8 @@ class endpoint::impl {
         io.run();
         return;
       } catch (std::exception const& failure) {
-        spdlog::error("a handler of the endpoint failed reason=\"{}\"", failure.what());
+        spdlog::error("a handler of the endpoint failed reason={}",
+                      telemetry::quoted(failure.what()));
       }
     }
   }
@@ -206,7 +208,8 @@ class endpoint::impl {
     if (failure) {
       // Out of descriptors, or the client left before it was taken in: neither gets better by
       // trying at once.
-      spdlog::warn("a connection could not be accepted reason=\"{}\"", failure.message());
+      spdlog::warn("a connection could not be accepted reason={}",
+                   telemetry::quoted(failure.message()));
       if (failure == net::error::no_descriptors) {
         if (auto const gives_way = context_.registry.take_longest_resting())
           gives_way->end_if_idle();
@@ -220,7 +223,8 @@ class endpoint::impl {
     try {
       take_in(std::move(socket));
     } catch (std::exception const& reason) {
-      spdlog::error("a connection could not be taken in reason=\"{}\"", reason.what());
+      spdlog::error("a connection could not be taken in reason={}",
+                    telemetry::quoted(reason.what()));
     }
     accept();
   }

@@ -77,6 +77,7 @@ std::optional<resource> model_resource(std::string_view verb) {
 std::optional<route> model_route(std::vector<std::string> const& path) {
   route result;
   if (path.size() < 3 || path[2].empty()) return std::nullopt;
+  if (path.size() == 3 && path[2] == "stats") return route{resource::extension, {}, {}};
   result.model = path[2];
   std::size_t next = 3;
   if (path.size() > next && path[next] == "versions") {
@@ -89,7 +90,9 @@ std::optional<route> model_route(std::vector<std::string> const& path) {
     return result;
   }
   auto const what = model_resource(path[next]);
-  if (!what || path.size() != next + 1) return std::nullopt;
+  bool const is_setting =
+      path[next] == "trace" && path.size() == next + 2 && path[next + 1] == "setting";
+  if (!what || (path.size() != next + 1 && !is_setting)) return std::nullopt;
   result.what = *what;
   return result;
 }

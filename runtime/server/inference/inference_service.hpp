@@ -92,20 +92,29 @@ struct infer_response {
 
 using infer_result = std::variant<infer_response, error>;
 
+/// Whether a server, or a model, can be used now.
+struct readiness {
+  bool ready = true;
+  std::string reason{};                                                 ///< why not
+  std::optional<std::chrono::milliseconds> retry_after = std::nullopt;  ///< it is not before that
+
+  explicit operator bool() const noexcept { return ready; }
+};
+
 class inference_service {
  public:
   virtual ~inference_service() = default;
 
   /// All configured models can be served (cold or warm).
-  [[nodiscard]] virtual bool ready() const = 0;
+  [[nodiscard]] virtual readiness ready() const = 0;
   [[nodiscard]] virtual std::vector<std::string> models() const = 0;
   /// Throws `not_found`. Does not wake a cold model, nor touch its idle timer; the same holds for
   /// `model_ready`.
   [[nodiscard]] virtual model_metadata metadata(std::string const& model,
                                                 std::string const& version) const = 0;
-  /// Whether the weights are on the device. Throws `not_found`.
-  [[nodiscard]] virtual bool model_ready(std::string const& model,
-                                         std::string const& version) const = 0;
+  /// Whether the weights are on the device; else the reason begins with the model's state. Throws `not_found`.
+  [[nodiscard]] virtual readiness model_ready(std::string const& model,
+                                              std::string const& version) const = 0;
   /// Runs a request; loads the model first if it is cold. `done` is called exactly once, on a
   /// thread of the service or before this returns. Returns what `cancel` takes.
   virtual request_ticket infer(infer_request request, std::function<void(infer_result)> done) = 0;

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <string_view>
 
 #include "runtime/server/inference/inference_service.hpp"
@@ -36,8 +37,13 @@ class model_executor {
   virtual ~model_executor() = default;
 
   /// Whether requests would be computed now, and not wait for it to come back.
-  [[nodiscard]] virtual bool ready() const { return true; }
+  [[nodiscard]] virtual readiness ready() const { return {}; }
   [[nodiscard]] virtual model_state state(model_index model) const = 0;
+  /// See inference_service.hpp.
+  [[nodiscard]] virtual readiness model_ready(model_index model) const {
+    auto const now = state(model);
+    return now == model_state::warm ? readiness{} : readiness{false, std::string{to_string(now)}};
+  }
   /// Runs a request; `done` is called exactly once, before this returns or on a thread of its own. Returns what
   /// `cancel` takes.
   virtual request_ticket submit(model_index model, infer_request request, completion done) = 0;

@@ -73,12 +73,17 @@ class adding_service : public inference_service {
     slow_to_find_ = std::move(model);
     changed_.notify_all();
   }
-  void set_ready(bool ready) {
+  void set_ready(readiness ready) {
     std::lock_guard const lock{mutex_};
-    ready_ = ready;
+    ready_ = std::move(ready);
+  }
+  /// Of "cold", in the place of that word.
+  void set_cold(readiness why) {
+    std::lock_guard const lock{mutex_};
+    cold_ = std::move(why);
   }
 
-  [[nodiscard]] bool ready() const override {
+  [[nodiscard]] readiness ready() const override {
     std::lock_guard const lock{mutex_};
     return ready_;
   }
@@ -112,9 +117,11 @@ class adding_service : public inference_service {
     }
     throw error{error_kind::not_found, "there is no model '" + model + "'"};
   }
-  [[nodiscard]] bool model_ready(std::string const& model,
-                                 std::string const& version) const override {
-    return metadata(model, version).name != "cold";
+  [[nodiscard]] readiness model_ready(std::string const& model,
+                                      std::string const& version) const override {
+    bool const is_cold = metadata(model, version).name == "cold";
+    std::lock_guard const lock{mutex_};
+    return is_cold ? cold_ : readiness{};
   }
 
   request_ticket infer(infer_request request, std::function<void(infer_result)> done) override {
@@ -197,7 +204,8 @@ class adding_service : public inference_service {
   std::size_t answered_ = 0;
   std::string slow_to_find_;
   bool held_ = false;
-  bool ready_ = true;
+  readiness ready_;
+  readiness cold_{false, "cold"};
   bool stopping_ = false;
   std::vector<std::thread> workers_;
 };

@@ -13,6 +13,7 @@
 namespace sluice::server {
 namespace {
 
+using namespace std::chrono_literals;
 using nlohmann::json;
 using testing::HasSubstr;
 
@@ -20,7 +21,7 @@ class api : public testing::Test {
  protected:
   http_reply reply_to(http_request const& request) {
     auto outcome = api_.handle(request);
-    if (!std::holds_alternative<http_reply>(outcome)) return {0, "an infer request", {}, false};
+    if (!std::holds_alternative<http_reply>(outcome)) return {0, "an infer request", {}};
     return std::get<http_reply>(outcome);
   }
   http_reply get(std::string const& target) { return reply_to({"GET", target, {}, {}, {}}); }
@@ -55,19 +56,46 @@ TEST_F(api, describes_the_server_and_its_models) {
 }
 
 TEST_F(api, what_is_not_ready_is_503_with_a_body_of_its_kind_and_a_reason) {
-  service_.set_ready(false);
+  service_.set_ready({false, "its executor is starting", 2100ms});
   auto const server = get("/v2/health/ready");
   EXPECT_EQ(server.status, 503U);
-  EXPECT_TRUE(server.retry_later);
-  EXPECT_EQ(json::parse(server.body)["ready"], false);
-  EXPECT_FALSE(error_in(server).empty());
+  EXPECT_EQ(server.retry_after, 3s);
+  EXPECT_EQ(json::parse(server.body),
+            (json{{"ready", false}, {"error", "its executor is starting"}}));
 
   EXPECT_EQ(ok("/v2/models/add/ready"), (json{{"name", "add"}, {"ready", true}}));
   auto const cold = get("/v2/models/cold/versions/1/ready");
   EXPECT_EQ(cold.status, 503U);
   EXPECT_EQ(json::parse(cold.body)["name"], "cold");
   EXPECT_EQ(json::parse(cold.body)["ready"], false);
-  EXPECT_THAT(error_in(cold), HasSubstr("cold"));
+  EXPECT_THAT(error_in(cold), HasSubstr("cold; an infer request loads it"));
+  EXPECT_EQ(cold.retry_after, 1s);
+}
+
+TEST_F(api, a_failed_model_is_not_called_cold) {
+  service_.set_cold(
+      {false, "failed: it has ended its process; it is tried again in 7.2 s", 7200ms});
+  auto const failed = get("/v2/models/cold/ready");
+  EXPECT_EQ(failed.status, 503U);
+  EXPECT_EQ(failed.retry_after, 8s);
+  EXPECT_EQ(
+      error_in(failed),
+      "model 'cold' is not ready: failed: it has ended its process; it is tried again in 7.2 s");
+  auto const index = reply_to({"POST", "/v2/repository/index", "", {}, {}});
+  EXPECT_EQ(json::parse(index.body)[1]["state"], "UNAVAILABLE");
+  EXPECT_THAT(json::parse(index.body)[1]["reason"].get<std::string>(), HasSubstr("failed: it has"));
+}
+
+TEST_F(api, an_error_that_knows_its_end_says_when_to_come_again) {
+  auto const after = [](error_kind kind, std::optional<std::chrono::milliseconds> known) {
+    return oip_api::answer(error{kind, "", known}).retry_after;
+  };
+  EXPECT_EQ(after(error_kind::unavailable, 4001ms), 5s);
+  EXPECT_EQ(after(error_kind::unavailable, 4000ms), 4s);
+  EXPECT_EQ(after(error_kind::out_of_memory, 1500ms), 2s);
+  EXPECT_EQ(after(error_kind::unavailable, 0ms), 1s) << "not at once";
+  EXPECT_EQ(after(error_kind::unavailable, std::nullopt), 1s);
+  EXPECT_EQ(after(error_kind::deadline_exceeded, 4s), 0s) << "it is not 503";
 }
 
 TEST_F(api, the_index_tells_cold_models_from_warm_ones) {
@@ -122,6 +150,10 @@ TEST_F(api, wrong_requests_have_their_status_and_say_why) {
       {{"POST", "/v2/models/add/infer", "{}", {}, ""}, 400, "Inference-Header-Content-Length"},
       {{"POST", "/v2/repository/models/add/load", "{}", {}, {}}, 501, "extension"},
       {{"GET", "/v2/models/add/stats", {}, {}, {}}, 501, "extension"},
+      {{"GET", "/v2/models/stats", {}, {}, {}}, 501, "extension"},
+      {{"POST", "/v2/models/add/trace/setting", "{}", {}, {}}, 501, "extension"},
+      {{"GET", "/v2/trace/setting", {}, {}, {}}, 501, "extension"},
+      {{"POST", "/v2/logging", "{}", {}, {}}, 501, "extension"},
   };
   for (auto const& each : rows) {
     auto const answer = reply_to(each.request);
@@ -163,7 +195,7 @@ TEST_F(api, errors_keep_their_words_except_for_bugs) {
     auto const kind = static_cast<error_kind>(i);
     auto const answer = oip_api::answer(error{kind, "the words"});
     EXPECT_EQ(answer.status, static_cast<unsigned>(telemetry::http_status(kind)));
-    EXPECT_EQ(answer.retry_later, answer.status == 503 || answer.status == 429);
+    EXPECT_EQ(answer.retry_after.count() > 0, answer.status == 503 || answer.status == 429);
     if (kind == error_kind::internal) {
       EXPECT_THAT(error_in(answer), testing::Not(HasSubstr("the words")));
     } else {

@@ -92,10 +92,14 @@ TEST_F(a_parcel, brings_every_kind_of_failure) {
     auto const seen = unwrap_result(pass(wrap(infer_result{error{kind, "why"}})));
     EXPECT_EQ(failure_of(seen), kind);
     EXPECT_STREQ(std::get<error>(seen).what(), "why");
+    EXPECT_FALSE(std::get<error>(seen).retry_after());
   }
   auto const cut = unwrap_result(
       pass(wrap(infer_result{error{error_kind::internal, std::string(1'000'000, 'x')}})));
   EXPECT_EQ(failure_of(cut), error_kind::internal);
+  auto const later = unwrap_result(
+      pass(wrap(infer_result{error{error_kind::unavailable, "", std::chrono::milliseconds{7}}})));
+  EXPECT_EQ(std::get<error>(later).retry_after(), std::chrono::milliseconds{7});
 }
 
 TEST_F(a_parcel, brings_texts_of_any_length) {

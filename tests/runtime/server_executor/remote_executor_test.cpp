@@ -14,6 +14,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
 
 constexpr std::size_t sum = 0, rogue = 1, other = 2;
 
@@ -256,9 +257,19 @@ TEST_F(a_remote_executor, refuses_a_model_that_ends_it_again_and_again) {
   }
   auto const refused = ask(mischief::none);
   ASSERT_EQ(failure_of(refused), error_kind::unavailable);
-  EXPECT_THAT(std::get<error>(refused).what(), HasSubstr("model 'rogue' has failed"));
+  EXPECT_THAT(std::get<error>(refused).what(),
+              MatchesRegex("model 'rogue' has failed: its process was ended by signal 6 .*while it "
+                           "computed it; it is tried again in [0-9.]+ s"));
+  ASSERT_TRUE(std::get<error>(refused).retry_after());
+  EXPECT_LE(*std::get<error>(refused).retry_after(), 1s);
   EXPECT_EQ(executor_->status()["models"][rogue]["state"], "failed");
+  auto const state = executor_->model_ready(rogue);
+  EXPECT_FALSE(state);
+  EXPECT_THAT(state.reason, MatchesRegex("failed: its process .* in [0-9.]+ s"));
+  EXPECT_TRUE(state.retry_after);
+  EXPECT_EQ(executor_->model_ready(other).reason, "cold");
   EXPECT_EQ(sum_of(ask(sum, 2)), 12);
+  EXPECT_TRUE(executor_->model_ready(sum));
 }
 
 TEST_F(a_remote_executor, does_not_compute_what_nobody_waits_for) {

@@ -78,6 +78,43 @@ TEST(a_latency_window, forgets_what_is_old_but_counts_it) {
   EXPECT_EQ(window.summary().p99, std::chrono::milliseconds{1});
 }
 
+constexpr auto* traceback =
+    "The following operation failed in the TorchScript interpreter.\n"
+    "Traceback of TorchScript, serialized code (most recent call last):\n"
+    "  File \"code/__torch__.py\", line 8, in forward\n"
+    "      ops.prim.RaiseException(_0, \"builtins.ValueError\")\n"
+    "      ~~~~~~~~~~~~~~~~~~~~~~~ <--- HERE\n"
+    "\n"
+    "Traceback of TorchScript, original code (most recent call last):\n"
+    "  File \"model.py\", line 8, in forward\n"
+    "    KeyError: quoted\n"
+    "    raise ValueError(\"first\\nsecond\")\n"
+    "    ~~~~~~~~~~~~~~~~~~~~~~~ <--- HERE\n";
+
+TEST(torch_messages, are_told_with_all_lines_behind_the_traceback) {
+  auto const told = [](std::string const& said) { return meaning_of(traceback + said); };
+  EXPECT_EQ(told("builtins.ValueError: first\nsecond\nKeyError: third\n   fourth\n"),
+            "first\nsecond\nKeyError: third\n   fourth");
+  EXPECT_EQ(told("RuntimeError: AssertionError: must\nbe positive\n"),
+            "AssertionError: must\nbe positive");
+  EXPECT_EQ(told("RuntimeError: Traceback of TorchScript, and more\n"),
+            "Traceback of TorchScript, and more");
+  EXPECT_EQ(told(""), "The following operation failed in the TorchScript interpreter.");
+}
+
+TEST(torch_messages, have_a_bound_that_cuts_no_character) {
+  for (std::size_t before = 0; before < 4; ++before) {
+    std::string text(before, 'x');
+    while (text.size() < 2 * longest_meaning) {
+      text += "€";
+    }
+    auto const told = meaning_of(text);
+    EXPECT_LE(told.size(), longest_meaning + 4);
+    EXPECT_TRUE(told.ends_with("€ …"));
+    EXPECT_EQ(meaning_of(traceback + ("ValueError: " + text)), told);
+  }
+}
+
 TEST(torch_messages, are_told_by_the_line_behind_the_traceback) {
   constexpr auto* message =
       "The following operation failed in the TorchScript interpreter.\n"
@@ -89,9 +126,10 @@ TEST(torch_messages, are_told_by_the_line_behind_the_traceback) {
   EXPECT_EQ(meaning_of(message), "mat1 and mat2 shapes cannot be multiplied (1x3 and 4x2)");
 }
 
-TEST(torch_messages, without_traceback_are_told_by_their_first_line) {
+TEST(torch_messages, without_traceback_are_told_without_what_torch_says_of_itself) {
   EXPECT_EQ(meaning_of("\n no such operator\nException raised from f at g.cpp:3\nframe #0"),
             "no such operator");
+  EXPECT_EQ(meaning_of("two\nlines\nException raised from f at g.cpp:3\nframe #0"), "two\nlines");
   EXPECT_EQ(meaning_of("bad (Exception raised from f at g.cpp:3)"), "bad");
   EXPECT_EQ(meaning_of(""), "");
 }
@@ -111,7 +149,7 @@ TEST(torch_messages, tell_memory_and_device_failures_from_bad_input) {
 TEST(torch_messages, become_errors_that_say_what_was_being_done) {
   try {
     try {
-      throw std::runtime_error{"size mismatch\nframe #0"};
+      throw std::runtime_error{"size mismatch\nException raised from f\nframe #0"};
     } catch (...) {
       rethrow_as_error("model 'add'", error_kind::invalid_argument);
     }

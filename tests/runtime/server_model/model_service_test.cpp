@@ -62,6 +62,7 @@ class a_service : public ::testing::Test {
 
 TEST_F(a_service, refuses_requests_while_it_starts_but_says_what_it_offers) {
   EXPECT_FALSE(service_.ready());
+  EXPECT_EQ(service_.ready().reason, "the server is starting");
   EXPECT_EQ(failure_of(ask("sum", "")), error_kind::unavailable);
   EXPECT_EQ(service_.metadata("other", "").name, "other");
   EXPECT_FALSE(service_.model_ready("other", ""));
@@ -87,8 +88,10 @@ TEST_F(a_service, does_not_find_unknown_models_and_versions) {
 
 TEST_F(a_service, is_not_ready_once_it_drains) {
   attach();
+  EXPECT_EQ(service_.model_ready("sum", "").reason, "cold");
   service_.drain();
   EXPECT_FALSE(service_.ready());
+  EXPECT_EQ(service_.ready().reason, "the server is shutting down");
   EXPECT_EQ(service_.status()["server"]["state"], "draining");
 }
 

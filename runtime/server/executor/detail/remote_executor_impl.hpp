@@ -66,8 +66,9 @@ class remote_executor::impl {
 
   bool wait_until_ready(std::function<bool()> const& given_up);
 
-  [[nodiscard]] bool ready() const;
+  [[nodiscard]] readiness ready() const;
   [[nodiscard]] model_state state(model_index model) const;
+  [[nodiscard]] readiness model_ready(model_index model) const;
   request_ticket submit(model_index model, infer_request request, completion done);
   void cancel(request_ticket which);
   void keep_warm();
@@ -81,7 +82,10 @@ class remote_executor::impl {
   static char const* to_string(phase value);
 
   // With the lock held, from any thread.
+  [[nodiscard]] model_state state_now(model_index model) const;
   [[nodiscard]] std::optional<error> refuse(model_index model, clock::time_point now) const;
+  /// In words that go on after its name; it has failed, and is not tried yet.
+  [[nodiscard]] std::string failure_text(model_index model, clock::time_point now) const;
   void refuse(detail::pending_request&& which, error why, detail::refusals& into);
   void refuse_cancelled(detail::refusals& into);
   void send(detail::outgoing what);
@@ -145,6 +149,7 @@ class remote_executor::impl {
   std::optional<error> failure_;  ///< of the first process
   std::optional<error> reason_;   ///< why this process says that it ends
   std::string killed_for_, last_end_;
+  std::string how_it_ended_;                ///< the same, without what it did
   std::optional<host_board::action> hung_;  ///< for which it has been killed
   clock::time_point heard_, next_start_, sleeps_until_;
   std::optional<clock::time_point> asked_;
