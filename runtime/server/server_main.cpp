@@ -177,6 +177,7 @@ remote_executor::options executor_options_of(policy::policy const& wanted,
     options.models.push_back({name, each.entry.version, each.wanted.max_queue,
                               ceil<milliseconds>(wanted.server.request_timeout)});
   }
+  options.one_by_one = wanted.server.parallel_models == 1;
   options.compute_limit = options.answer_limit = ceil<milliseconds>(wanted.server.request_timeout);
   options.spare = wanted.server.spare_executor;
   return options;

@@ -6,6 +6,7 @@
 
 #include "memhandover/base/bytes.hpp"
 #include "memhandover/client/serving_pool.hpp"
+#include "scheduler/admission.hpp"
 #include "scheduler/attainment.hpp"
 #include "scheduler/batch_planner.hpp"
 #include "scheduler/distribution.hpp"
@@ -27,6 +28,17 @@
 namespace sluice::scheduler::header_examples {
 
 using namespace std::chrono_literals;
+
+void of_admission(std::size_t models, instant now, instant deadline, std::uint64_t ticket,
+                  admission::sight const& host) {
+  admission front{models, admission::lines::one_for_each_model};
+  auto const verdict = front.ask(0, now, deadline, host);
+  if (verdict.admitted) {
+    front.add(0, ticket, now, deadline, host);
+  }
+  // … its answer has come …
+  front.on_answer(0, ticket, now);
+}
 
 void of_attainment(distribution const& service, distribution const& load) {
   attainment_model model{service, load, 200ms};

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -130,6 +131,27 @@ def test_a_model_that_ends_its_executor_again_and_again_is_refused_for_a_time(wo
     eventually(answers, "the other model is served")
     eventually(lambda: server.infer("slow", [integer("n", 1)])[0] == 200, "it is tried again")
     assert server.model("slow")["state"] == "warm"
+
+
+def test_what_could_not_be_answered_in_time_is_refused_at_once(world):
+    world.models.add("slow", Slow(), **SLOW)
+    server = serve(world, "slow", request_timeout="60s")
+    for _ in range(5):
+        assert int(server.outputs("slow", [integer("n", 400)])[0]) == 400
+    too_short = {"parameters": {"timeout": 50_000}}  # a fraction of what these took
+    assert server.infer("slow", [integer("n", 400)], **too_short)[0] == 504, "nobody was before it"
+    with ThreadPoolExecutor(1) as pool:
+        hanging = pool.submit(server.infer, "slow", [integer("n", FOR_EVER)])
+        eventually(lambda: server.status()["requests"]["in_flight"] == 1, "it is being computed")
+        body = json.dumps({"inputs": [integer("n", 1)], **too_short}).encode()
+        status, headers, answer = server.request_with_headers("/v2/models/slow/infer", body)
+        assert status == 503 and "could not answer in time" in answer["error"], answer
+        assert int(headers["Retry-After"]) >= 1
+        seen = server.model("slow")
+        assert (seen["refused"], seen["failed"], seen["queue"]) == (1, 2, 1)
+        os.kill(server.process.pid, signal.SIGKILL)  # which nobody has to wait for
+        with pytest.raises((OSError, http.client.HTTPException)):
+            hanging.result()
 
 
 def test_requests_to_an_executor_that_is_stopped_end_at_their_time_and_another_takes_its_place(world, affine):

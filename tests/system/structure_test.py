@@ -40,7 +40,7 @@ MAY_INCLUDE = {
     "runtime/server/http": {BASE, "runtime/server/inference", "runtime/telemetry"},
     "runtime/server/hosting": {"abi", "scheduler", BASE, "memhandover/client", "memhandover/allocation", "runtime/server/inference",
                                "runtime/telemetry"},
-    "runtime/server/executor": {BASE, "runtime/server/inference", "runtime/server/hosting", "runtime/telemetry"},
+    "runtime/server/executor": {BASE, "scheduler", "runtime/server/inference", "runtime/server/hosting", "runtime/telemetry"},
     "runtime/server": {BASE, "memhandover/device", "memhandover/client", "runtime/launcher", "runtime/policy",
                        "runtime/server/executor", "runtime/server/hosting", "runtime/server/http", "runtime/server/inference",
                        "runtime/server/repository", "runtime/telemetry"},

@@ -45,7 +45,15 @@ remote_executor::impl::impl(options how)
     : how_(std::move(how)),
       wake_(memhandover::beside_standard_streams(
           unique_fd{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)})),
-      pending_(how_.models.size()),
+      admission_(how_.models.size(), how_.one_by_one
+                                         ? scheduler::admission::lines::one_for_all
+                                         : scheduler::admission::lines::one_for_each_model),
+      host_{[this](std::size_t model) { return state_now(model) == model_state::warm; },
+            [this](request_ticket which) { return computed_since(which); }},
+      pending_(how_.models.size(),
+               [this](model_index model, request_ticket which) {
+                 admission_.remove(model, which, clock::now(), host_);
+               }),
       health_(how_.models.size()),
       last_offences_(how_.models.size()),
       spare_(how_.program, how_.spare_limit) {
@@ -142,13 +150,16 @@ request_ticket remote_executor::impl::submit(model_index model, infer_request re
   made.request.body["place"] = model;
 
   std::unique_lock lock{mutex_};
-  if (auto refusal = refuse(model, now)) {
-    pending_.on_refusal(model);
+  auto refusal = refuse(model, now);
+  bool const would_be_late = !refusal && (refusal = refuse_late(model, now, deadline));
+  if (refusal) {
+    pending_.on_refusal(model, would_be_late);
     lock.unlock();
     made.done(std::move(*refusal));
     return ticket;
   }
   auto const looked_after = made.deadline + deadline_slack >= sleeps_until_;
+  admission_.add(model, ticket, now, deadline, host_);
   pending_.add(ticket, std::move(made));
   if (phase_ == phase::serving) {
     send({ticket, {}});
@@ -167,6 +178,7 @@ void remote_executor::impl::cancel(request_ticket which) {
     return;
   }
   request->is_cancelled = true;
+  admission_.cancel(request->model, which);
   if (phase_ == phase::serving) {
     send({0, {{"type", "cancel"}, {"ticket", which}}});  // it answers
     return;
@@ -254,6 +266,38 @@ std::optional<error> remote_executor::impl::refuse(model_index model, clock::tim
   return std::nullopt;
 }
 
+/// Whose time is over already hears that instead.
+std::optional<error> remote_executor::impl::refuse_late(model_index model, clock::time_point now,
+                                                        clock::time_point deadline) {
+  if (phase_ != phase::serving || deadline <= now) {
+    return std::nullopt;
+  }
+  auto const verdict = admission_.ask(model, now, deadline, host_);
+  if (verdict.admitted) {
+    return std::nullopt;
+  }
+  using seconds = std::chrono::duration<double>;
+  return error{error_kind::unavailable,
+               fmt::format("model '{}' could not answer in time: its answer is predicted after "
+                           "{:.3f} s, since others come before it, and the request's time is over "
+                           "after {:.3f} s; try again in {:.3f} s",
+                           how_.models[model].name, verdict.predicted.count(),
+                           seconds{deadline - now}.count(), verdict.retry_after.count()),
+               ceil<milliseconds>(verdict.retry_after)};
+}
+
+std::optional<scheduler::instant> remote_executor::impl::computed_since(
+    request_ticket which) const {
+  if (phase_ == phase::serving) {
+    for (auto const& each : board_->actions()) {
+      if (each.what == activity::computing && each.request == which) {
+        return each.since;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
 void remote_executor::impl::refuse(detail::pending_request&& which, error why,
                                    detail::refusals& into) {
   pending_.on_answer(which.model, &why);
@@ -319,6 +363,7 @@ void remote_executor::impl::describe(json& into) const {
     each["requests"] = counts.requests;
     each["failed"] = counts.failed;
     each["cancelled"] = counts.cancelled;
+    each["refused"] = each.value("refused", std::uint64_t{0}) + counts.refused;
     each["queue"] = counts.waiting;
     each["ended_executors"] = health.offences();
     each["retry_in_s"] = std::chrono::duration<double>{rest}.count();

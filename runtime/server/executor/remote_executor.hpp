@@ -6,7 +6,8 @@
 /// request that it was computing: that one is answered `aborted`, or `deadline_exceeded`, and is an offence of its
 /// model's (model_health.hpp), unless somebody has killed the process. A computation that takes longer than
 /// `compute_limit` is a hang, and ended.
-/// Requests of a model that has failed are refused as `unavailable` for a time.
+/// Requests of a model that has failed are refused as `unavailable` for a time, and so is one that could not be answered
+/// in time, by what is before it and by how long computations have taken (scheduler/admission.hpp).
 ///
 /// If wanted, a spare process has its libraries loaded by then (detail/spare_process.hpp). It is started once another serves
 /// and has answered what had waited for it.
@@ -51,6 +52,8 @@ class remote_executor final : public model_executor {
     std::string policy;       ///< executor_orders::policy
     std::vector<served> models;
     std::chrono::milliseconds compute_limit{30'000};
+    /// Whether models are computed one after the other, and not beside each other.
+    bool one_by_one = false;
     /// How long one that has said nothing is waited for once it has been asked to.
     std::chrono::milliseconds answer_limit{30'000};
     /// Whether another process is kept that has its libraries loaded, and takes the place of one that ends.

@@ -168,7 +168,12 @@ void remote_executor::impl::take(memhandover::message received) {
   asked_.reset();
   auto const type = received.body["type"].get<std::string>();
   if (type == "result") {
-    auto to = pending_.take(received.body.value("ticket", request_ticket{0}));
+    auto const ticket = received.body.value("ticket", request_ticket{0});
+    if (auto const* const answered = pending_.find(ticket);
+        answered != nullptr && !received.body.contains("error")) {
+      admission_.on_answer(answered->model, ticket, heard_);
+    }
+    auto to = pending_.take(ticket);
     if (to && received.lost_descriptors) {
       refuse(std::move(*to), lost_tensors(), late_answers_);
     } else if (to) {
@@ -177,6 +182,7 @@ void remote_executor::impl::take(memhandover::message received) {
     }
   } else if (type == "ready") {
     phase_ = phase::serving;
+    admission_.restart(heard_);
     back_off_ = milliseconds{0};
     waited_until_ = last_ticket_;
     ready_since_ = heard_;

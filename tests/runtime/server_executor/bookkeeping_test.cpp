@@ -45,6 +45,22 @@ TEST(pending_requests, that_are_late_come_out_and_no_others) {
   EXPECT_EQ(pending.tickets(), (std::vector<request_ticket>{1}));
 }
 
+TEST(pending_requests, are_told_of_once_when_they_do_not_wait_any_more) {
+  std::vector<std::pair<std::size_t, request_ticket>> gone;
+  pending_requests pending{
+      2, [&](std::size_t model, request_ticket which) { gone.emplace_back(model, which); }};
+  for (request_ticket ticket = 1; ticket <= 6; ++ticket) {
+    pending.add(ticket, request_of(ticket % 2, at(1s * ticket)));
+  }
+  (void)pending.take(4);
+  (void)pending.take(4);
+  (void)pending.take_late(at(2s));
+  (void)pending.take_all_of(1);
+  (void)pending.take_all();
+  EXPECT_EQ(gone, (std::vector<std::pair<std::size_t, request_ticket>>{
+                      {0, 4}, {1, 1}, {0, 2}, {1, 3}, {1, 5}, {0, 6}}));
+}
+
 TEST(pending_requests, of_a_model_come_out_in_order_and_are_counted) {
   pending_requests pending{2};
   for (request_ticket ticket = 1; ticket < 6; ++ticket) {
@@ -57,8 +73,11 @@ TEST(pending_requests, of_a_model_come_out_in_order_and_are_counted) {
   pending.on_answer(1, &failure);
   pending.on_answer(1, nullptr);
   pending.on_refusal(0);
-  EXPECT_EQ(pending.total().requests, 6U);
-  EXPECT_EQ(pending.total().failed, 2U);
+  pending.on_refusal(1, true);
+  EXPECT_EQ(pending.total().requests, 7U);
+  EXPECT_EQ(pending.total().failed, 3U);
+  EXPECT_EQ(pending.counts(1).refused, 1U);
+  EXPECT_EQ(pending.total().refused, 1U);
   EXPECT_EQ(pending.total().cancelled, 1U);
   EXPECT_EQ(pending.total().waiting, 2U);
   EXPECT_EQ(pending.take_all().size(), 2U);

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <thread>
 
+#include "scheduler/admission.hpp"
 #include "tests/runtime/server_executor/rogue_models.hpp"
 
 namespace sluice::server::testing {
@@ -280,6 +281,52 @@ TEST_F(a_remote_executor, does_not_compute_what_nobody_waits_for) {
   EXPECT_EQ(failure_of(answers_.wait_for(1).at(0).second), error_kind::cancelled);
   executor_->cancel(waiting);
   executor_->cancel(0);
+}
+
+/// Less than any message takes, so that no answer is in time.
+constexpr std::chrono::microseconds too_short{5};
+
+TEST_F(a_remote_executor, refuses_at_once_what_could_not_be_answered_in_time) {
+  options_.settings["computing_threads"] = 2;
+  start();
+  for (std::size_t i = 0; i < scheduler::recent_times::enough; ++i) {
+    ASSERT_FALSE(failure_of(ask(other, 0)));
+  }
+  auto const answered = answers_.wait_for(0).size();
+  send(other, 0, 7, too_short);
+  EXPECT_EQ(failure_of(answers_.wait_for(answered + 1).back().second),
+            error_kind::deadline_exceeded)
+      << "nobody was before it";
+  ASSERT_FALSE(failure_of(ask(other, 0)));
+  send(other, static_cast<std::int64_t>(mischief::hang), 8);
+  auto const before = answers_.wait_for(0).size();
+  send(other, 0, 9, too_short);
+  auto const refused = answers_.wait_for(before + 1).back();
+  EXPECT_EQ(refused.first, 9);
+  ASSERT_EQ(failure_of(refused.second), error_kind::unavailable);
+  EXPECT_THAT(std::get<error>(refused.second).what(), HasSubstr("others come before it"));
+  EXPECT_TRUE(std::get<error>(refused.second).retry_after());
+  send(sum, 0, 10, too_short);
+  EXPECT_EQ(failure_of(answers_.wait_for(before + 2).back().second), error_kind::deadline_exceeded)
+      << "of another model, and nothing is known of it";
+  auto const seen = executor_->status()["models"];
+  EXPECT_EQ(seen[other]["refused"], 1);
+  EXPECT_EQ(seen[other]["failed"], 2);
+  EXPECT_EQ(seen[sum]["refused"], 0);
+}
+
+TEST_F(a_remote_executor, that_computes_one_by_one_refuses_what_waits_for_other_models) {
+  options_.one_by_one = true;
+  start();
+  for (std::size_t i = 0; i < scheduler::recent_times::enough; ++i) {
+    ASSERT_FALSE(failure_of(ask(other, 0)));
+    ASSERT_FALSE(failure_of(ask(mischief::none)));
+  }
+  ASSERT_FALSE(failure_of(ask(other, 0)));
+  auto const before = answers_.wait_for(0).size();
+  send(mischief::hang, 8);
+  send(other, 0, 9, too_short);
+  EXPECT_EQ(failure_of(answers_.wait_for(before + 1).back().second), error_kind::unavailable);
 }
 
 TEST_F(a_remote_executor, does_not_give_what_was_cancelled_to_the_next_process) {

@@ -18,9 +18,13 @@ pending_request* pending_requests::find(request_ticket ticket) {
 pending_request pending_requests::remove(
     std::map<request_ticket, pending_request>::iterator which) {
   auto taken = std::move(which->second);
-  deadlines_.erase({taken.deadline, which->first});
+  auto const ticket = which->first;
+  deadlines_.erase({taken.deadline, ticket});
   requests_.erase(which);
   --counts_.at(taken.model).waiting;
+  if (gone_) {
+    gone_(taken.model, ticket);
+  }
   return taken;
 }
 
@@ -81,10 +85,11 @@ void pending_requests::on_answer(std::size_t model, error const* failure) {
   counts.cancelled += failure != nullptr && failure->kind() == error_kind::cancelled ? 1 : 0;
 }
 
-void pending_requests::on_refusal(std::size_t model) {
+void pending_requests::on_refusal(std::size_t model, bool would_be_late) {
   auto& counts = counts_.at(model);
   ++counts.requests;
   ++counts.failed;
+  counts.refused += would_be_late ? 1 : 0;
 }
 
 request_counts pending_requests::total() const {
@@ -93,6 +98,7 @@ request_counts pending_requests::total() const {
     sum.requests += each.requests;
     sum.failed += each.failed;
     sum.cancelled += each.cancelled;
+    sum.refused += each.refused;
     sum.waiting += each.waiting;
   }
   return sum;

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -30,6 +31,7 @@ struct pending_request {
 /// Of one model.
 struct request_counts {
   std::uint64_t requests = 0, failed = 0, cancelled = 0;
+  std::uint64_t refused = 0;  ///< of those that failed, because they would have been late
   std::size_t waiting = 0;
 };
 
@@ -37,7 +39,10 @@ class pending_requests {
  public:
   using time_point = std::chrono::steady_clock::time_point;
 
-  explicit pending_requests(std::size_t models) : counts_(models) {}
+  /// `gone` is told of each that does not wait any more.
+  explicit pending_requests(std::size_t models,
+                            std::function<void(std::size_t model, request_ticket which)> gone = {})
+      : gone_(std::move(gone)), counts_(models) {}
 
   void add(request_ticket ticket, pending_request request);
   /// Null if there is none, or no longer.
@@ -56,8 +61,8 @@ class pending_requests {
 
   /// Counts an answer; `failure` is null for a result.
   void on_answer(std::size_t model, error const* failure);
-  /// Counts one that is refused without having waited.
-  void on_refusal(std::size_t model);
+  /// Counts one that is refused without having waited, as it would have been late or for another reason.
+  void on_refusal(std::size_t model, bool would_be_late = false);
   [[nodiscard]] request_counts const& counts(std::size_t model) const { return counts_.at(model); }
   /// Of all models.
   [[nodiscard]] request_counts total() const;
@@ -65,6 +70,7 @@ class pending_requests {
  private:
   [[nodiscard]] pending_request remove(std::map<request_ticket, pending_request>::iterator which);
 
+  std::function<void(std::size_t, request_ticket)> gone_;
   std::map<request_ticket, pending_request> requests_;
   std::set<std::pair<time_point, request_ticket>> deadlines_;
   std::vector<request_counts> counts_;

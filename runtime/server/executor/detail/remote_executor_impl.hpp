@@ -24,6 +24,7 @@
 #include "runtime/server/executor/remote_executor.hpp"
 #include "runtime/server/inference/background_thread.hpp"
 #include "runtime/server/inference/host_board.hpp"
+#include "scheduler/admission.hpp"
 
 namespace sluice::server {
 namespace detail {
@@ -87,6 +88,10 @@ class remote_executor::impl {
   /// In words that go on after its name; it has failed, and is not tried yet.
   [[nodiscard]] std::string failure_text(model_index model, clock::time_point now) const;
   void refuse(detail::pending_request&& which, error why, detail::refusals& into);
+  /// Where it could not be answered in time (scheduler/admission.hpp).
+  [[nodiscard]] std::optional<error> refuse_late(model_index model, clock::time_point now,
+                                                 clock::time_point deadline);
+  [[nodiscard]] std::optional<scheduler::instant> computed_since(request_ticket which) const;
   void refuse_cancelled(detail::refusals& into);
   void send(detail::outgoing what);
 
@@ -131,6 +136,8 @@ class remote_executor::impl {
   mutable std::mutex mutex_;  ///< guards what follows
   std::condition_variable changed_;
   phase phase_ = phase::starting;
+  scheduler::admission admission_;
+  scheduler::admission::sight const host_;
   detail::pending_requests pending_;
   std::vector<model_health> health_;
   std::vector<std::string> last_offences_;  ///< by model
