@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -159,6 +160,7 @@ def test_requests_to_an_executor_that_is_stopped_end_at_their_time_and_another_t
     check(server, affine)
     former = server.executor()
     os.kill(former, signal.SIGSTOP)
+    eventually(lambda: is_stopped(former), "no thread of it runs any more")
     status, answer = server.infer("affine", [floats("x", X)], parameters={"timeout": 200_000})
     assert status == 504 and "does not answer" in answer["error"], answer
     assert server.request("/v2/health/live")[0] == 200
@@ -228,9 +230,16 @@ def test_a_server_that_is_hung_up_leaves_its_warm_models_to_the_next(world, affi
     assert world.pool()["serving_bytes"] == 0
 
 
+def state_in(stat: Path) -> str:
+    return stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+
+
 def is_zombie(pid: int) -> bool:
-    with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
-        return file.read().rpartition(")")[2].split()[0] == "Z"
+    return state_in(Path(f"/proc/{pid}/stat")) == "Z"
+
+
+def is_stopped(pid: int) -> bool:
+    return all(state_in(thread / "stat") == "T" for thread in Path(f"/proc/{pid}/task").iterdir())
 
 
 def test_a_server_whose_executor_cannot_come_back_says_why_and_ends_in_order(world, affine):
