@@ -88,9 +88,7 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
     (void)::eventfd_write(stop_.get(), 1);
     thread_.join();
     if (writer_) {
-      member_.view().header().pause_until_ns.store(0);
-      member_.view().header().announced_until_ns.store(0);
-      member_.view().header().run_ahead_ns.store(0);
+      forget_wishes(member_.view().header());
       manifest_->end();
     }
   }

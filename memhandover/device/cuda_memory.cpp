@@ -256,4 +256,11 @@ cuda_chunks create_cuda_chunks(int device, std::uint64_t pool_bytes, std::uint64
   return result;
 }
 
+gpu_uuid uuid_of_gpu(int device) {
+  auto const driver = cuda_driver::open();
+  CUdevice handle = 0;
+  driver->check(driver->cuDeviceGet(&handle, device), "cannot find GPU ", device);
+  return uuid_of(*driver, handle);
+}
+
 }  // namespace sluice::memhandover

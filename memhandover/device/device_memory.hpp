@@ -45,6 +45,8 @@ struct pool_shape {
 [[nodiscard]] char const* to_string(backend_kind backend) noexcept;
 /// As nvidia-smi writes it: GPU-01234567-89ab-….
 [[nodiscard]] std::string to_string(gpu_uuid const& gpu);
+/// Of the GPU that has this ordinal for the driver. Throws `unsupported` without a driver, else what that answers.
+[[nodiscard]] gpu_uuid uuid_of_gpu(int device);
 /// The device as sentences name it: "GPU 1", "host memory", or "host memory 1" for other than the
 /// first.
 [[nodiscard]] std::string name_of(pool_shape const& shape);

@@ -275,6 +275,12 @@ std::optional<std::chrono::nanoseconds> published_run_ahead(ledger_header const&
   return std::chrono::nanoseconds{static_cast<std::int64_t>(bound)};
 }
 
+void forget_wishes(ledger_header& header) noexcept {
+  header.pause_until_ns.store(0);
+  header.announced_until_ns.store(0);
+  header.run_ahead_ns.store(0);
+}
+
 unique_fd make_event() {
   auto event = beside_standard_streams(unique_fd{::eventfd(0, EFD_CLOEXEC)});
   if (!event) {

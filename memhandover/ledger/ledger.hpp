@@ -102,6 +102,9 @@ inline constexpr std::chrono::seconds longest_run_ahead{1};
 [[nodiscard]] std::optional<std::chrono::nanoseconds> published_run_ahead(
     ledger_header const& header) noexcept;
 
+/// Nothing of the kind, nor a pause or the announcement of one: of a server that has gone.
+void forget_wishes(ledger_header& header) noexcept;
+
 /// A pool's number as it is shown: sixteen hexadecimal digits.
 [[nodiscard]] std::string hexadecimal(std::uint64_t pool_id);
 /// Names of a pool's shared memory, by which the two belong together in /proc.

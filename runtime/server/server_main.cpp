@@ -19,7 +19,6 @@
 #include <thread>
 
 #include "memhandover/base/descriptor_limit.hpp"
-#include "memhandover/base/environment.hpp"
 #include "memhandover/base/error.hpp"
 #include "memhandover/base/standard_streams.hpp"
 #include "runtime/launcher/environment.hpp"
@@ -185,12 +184,9 @@ remote_executor::options executor_options_of(policy::policy const& wanted,
 
 /// From now on what this process starts to compute has the gate before the driver.
 void preload_gate(policy::policy const& wanted, std::string const& runtime_dir) {
-  auto const backend = wanted.pool.backend == policy::pool_backend::automatic
-                           ? environment("SLUICE_BACKEND")
-                           : std::string{to_string(wanted.pool.backend)};
   auto const env =
       launcher::serving_environment(launcher::environment::of_this_process(),
-                                    launcher::this_installation(), runtime_dir, backend);
+                                    launcher::this_installation(), runtime_dir, backend_of(wanted));
   if (auto const preloaded = env.get("LD_PRELOAD")) {
     (void)::setenv("LD_PRELOAD", preloaded->c_str(), 1);
   }

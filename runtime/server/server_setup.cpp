@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "memhandover/base/bytes.hpp"
+#include "memhandover/base/environment.hpp"
 #include "memhandover/base/error.hpp"
 
 namespace sluice::server {
@@ -132,11 +133,15 @@ served_model served(chosen_model const& chosen, std::unique_ptr<hosted_model> mo
   return result;
 }
 
+std::string backend_of(policy::policy const& wanted) {
+  return wanted.pool.backend == policy::pool_backend::automatic
+             ? environment("SLUICE_BACKEND")
+             : std::string{policy::to_string(wanted.pool.backend)};
+}
+
 memhandover::serving_pool::options pool_options_of(policy::policy const& wanted) {
   memhandover::serving_pool::options options;
-  if (wanted.pool.backend != policy::pool_backend::automatic) {
-    options.backend = policy::to_string(wanted.pool.backend);
-  }
+  options.backend = backend_of(wanted);
   options.device = wanted.pool.device;
   options.chunk_bytes = wanted.pool.chunk.value_or(0);
   if (wanted.pool.memory && wanted.pool.memory->share > 0.0) {

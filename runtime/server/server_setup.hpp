@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "memhandover/client/serving_pool.hpp"
@@ -40,6 +41,9 @@ struct chosen_model {
 /// `backend` tells how fast a load will be until loads have been measured.
 [[nodiscard]] served_model served(chosen_model const& chosen, std::unique_ptr<hosted_model> model,
                                   policy::policy const& wanted, memhandover::backend_kind backend);
+
+/// "host" or "cuda", as the policy says or else SLUICE_BACKEND; empty or "auto": the broker chooses.
+[[nodiscard]] std::string backend_of(policy::policy const& wanted);
 
 /// What the broker is started with if none runs. Throws `unsupported` if the pool's size is a share
 /// of a GPU.

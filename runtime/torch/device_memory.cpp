@@ -2,20 +2,19 @@
 
 #include <dlfcn.h>
 
-#include <array>
-#include <cstddef>
-#include <memory>
 #include <string>
+
+#include "memhandover/base/error.hpp"
+#include "memhandover/device/device_memory.hpp"
 
 namespace sluice::server {
 namespace {
 
-// As in nvml.h and cuda.h, which need not be there when this is built.
+// As in nvml.h, which need not be there when this is built.
 struct nvml_memory {
   unsigned long long total = 0, free = 0, used = 0;
 };
 using nvml_device = struct nvml_device_of_the_library*;
-using uuid_bytes = std::array<unsigned char, 16>;
 
 /// Stays open: the driver does not like to be unloaded.
 class library {
@@ -35,23 +34,11 @@ class library {
 
 /// As the management library writes it; ordinals may mean other devices there.
 std::optional<std::string> uuid_of(int ordinal) {
-  library const driver{"libcuda.so.1"};
-  int device = 0;
-  uuid_bytes bytes{};
-  if (driver.call("cuInit", 0U) != 0 || driver.call("cuDeviceGet", &device, ordinal) != 0 ||
-      driver.call("cuDeviceGetUuid", &bytes, device) != 0) {
+  try {
+    return memhandover::to_string(memhandover::uuid_of_gpu(ordinal));
+  } catch (error const&) {
     return std::nullopt;
   }
-  constexpr char const* digits = "0123456789abcdef";
-  std::string text = "GPU";
-  for (std::size_t i = 0; i < bytes.size(); ++i) {
-    if (i == 0 || i == 4 || i == 6 || i == 8 || i == 10) {
-      text += '-';
-    }
-    text += digits[bytes.at(i) >> 4U];
-    text += digits[bytes.at(i) & 15U];
-  }
-  return text;
 }
 
 }  // namespace

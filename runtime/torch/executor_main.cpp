@@ -19,7 +19,6 @@
 
 #include "memhandover/base/bytes.hpp"
 #include "memhandover/base/descriptor_limit.hpp"
-#include "memhandover/base/environment.hpp"
 #include "memhandover/base/error.hpp"
 #include "memhandover/base/standard_streams.hpp"
 #include "runtime/policy/policy.hpp"
@@ -99,9 +98,6 @@ std::shared_ptr<memhandover::serving_pool> join_pool(policy::policy const& wante
   auto options = pool_options_of(wanted);
   options.endpoint = given.endpoint;
   options.runtime_dir = given.runtime_dir;
-  if (options.backend.empty()) {
-    options.backend = environment("SLUICE_BACKEND");
-  }
   options.sluice_binary = broker_program();
   auto pool = memhandover::serving_pool::join(options);
   if (auto* const warm = pool->warm()) {
@@ -147,7 +143,7 @@ void rehearse_as_thread(int threads, torch_device device) noexcept {
     set_torch_threads(threads);
     rehearse(device);
   } catch (std::exception const& failure) {
-    spdlog::warn("first requests take longer reason=\"{}\"", failure.what());
+    spdlog::warn("first requests take longer reason={}", telemetry::quoted(failure.what()));
   }
 }
 

@@ -15,11 +15,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "system"))
 
-from server_models import AFFINE, Affine, Slow  # noqa: E402
+from executor_test import published  # noqa: E402
+from server_models import AFFINE, SLOW, Affine, Slow  # noqa: E402
 from server_test import taken_over  # noqa: E402
 from serving import Server, World, eventually, floats, integer  # noqa: E402
 
-SLOW = {"inputs": {"n": ("TYPE_INT64", [1])}, "outputs": {"rounds": ("TYPE_INT64", [1])}, "batched": False}
 X = torch.tensor([[0.5, -1.0, 2.0]])
 PADDING_MIB = 256
 
@@ -54,10 +54,6 @@ def check(server: Server, model: Affine) -> None:
     torch.testing.assert_close(server.outputs("affine", [floats("x", X)])[0], model(X), rtol=1e-4, atol=1e-4)
 
 
-def is_published(server: Server) -> bool:
-    return all(each["outlives_server"] for each in server.status()["models"] if each["state"] == "warm")
-
-
 @pytest.fixture
 def serving(world):
     """A server with a warm model that lies in its pool, and another that can break its process."""
@@ -68,7 +64,7 @@ def serving(world):
     server = world.serve(world.policy("affine", "idle", "outside", "slow"))
     check(server, affine)
     server.outputs("idle", [floats("x", X)])
-    eventually(lambda: is_published(server), "it is published")
+    eventually(lambda: published(server), "it is published")
     return server, affine
 
 

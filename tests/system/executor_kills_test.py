@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from executor_test import SLOW, ended
-from server_models import AFFINE, Affine, Slow
+from executor_test import ended
+from server_models import AFFINE, SLOW, Affine, Slow
 from server_test import X
 from serving import eventually, floats, integer
 

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from server_models import AFFINE, Affine, Slow
+from server_models import AFFINE, SLOW, Affine, Slow
 from server_test import X, taken_over
 from serving import Server, eventually, floats, integer
 
-SLOW = {"inputs": {"n": ("TYPE_INT64", [1])}, "outputs": {"rounds": ("TYPE_INT64", [1])}, "batched": False}
 FOR_EVER = 10**15
 SLOW_REQUEST = json.dumps({"inputs": [integer("n", 1)]}).encode()
 # Far more than any test of these takes, and less than patience has.

@@ -108,3 +108,4 @@ class ModelRepository:
 
 
 AFFINE: dict[str, Spec] = {"inputs": {"x": ("TYPE_FP32", [3])}, "outputs": {"y": ("TYPE_FP32", [2])}}
+SLOW = {"inputs": {"n": ("TYPE_INT64", [1])}, "outputs": {"rounds": ("TYPE_INT64", [1])}, "batched": False}

@@ -46,7 +46,7 @@ MAY_INCLUDE = {
                        "runtime/server/repository", "runtime/telemetry"},
     "runtime/torch/model": {BASE, "runtime/server/inference", "runtime/server/hosting"},
     "runtime/torch/step": {"abi", "runtime/torch"},
-    "runtime/torch": {"abi", BASE, "runtime/policy", "runtime/server", "runtime/server/executor", "runtime/server/hosting",
+    "runtime/torch": {"abi", BASE, "memhandover/device", "runtime/policy", "runtime/server", "runtime/server/executor", "runtime/server/hosting",
                       "runtime/server/inference", "runtime/telemetry", "runtime/torch/model"},
     "runtime/cli": {BASE, "memhandover/broker", "runtime/launcher", "runtime/policy", "runtime/telemetry"},
 }

@@ -36,10 +36,8 @@ void succession::name_writer(std::uint32_t slot) {
 
 void succession::broker_takes_over() {
   name_writer(broker_slot);
-  view_.header().pause_until_ns.store(0);
-  view_.header().announced_until_ns.store(0);
   view_.header().serving_now.store(0);
-  view_.header().run_ahead_ns.store(0);
+  forget_wishes(view_.header());
   writer_ = std::make_unique<ledger_writer>(view_);
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
     auto& record = clients_.at(slot);

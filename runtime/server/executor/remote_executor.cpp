@@ -126,9 +126,7 @@ readiness remote_executor::impl::model_ready(model_index model) const {
   if (auto const rest = health_.at(model).failed_for(now); rest > 0s) {
     return {false, "failed: " + failure_text(model, now), ceil<milliseconds>(rest)};
   }
-  auto const state = state_now(model);
-  return state == model_state::warm ? readiness{}
-                                    : readiness{false, std::string{server::to_string(state)}};
+  return readiness_of(state_now(model));
 }
 
 std::string remote_executor::impl::failure_text(model_index model, clock::time_point now) const {

@@ -29,6 +29,11 @@ enum class model_state { cold, loading, warm, releasing };
   return "cold";
 }
 
+/// Of a model that nothing else keeps from being used: its reason is its state.
+[[nodiscard]] inline readiness readiness_of(model_state state) {
+  return state == model_state::warm ? readiness{} : readiness{false, std::string{to_string(state)}};
+}
+
 class model_executor {
  public:
   using model_index = std::size_t;
@@ -41,8 +46,7 @@ class model_executor {
   [[nodiscard]] virtual model_state state(model_index model) const = 0;
   /// See inference_service.hpp.
   [[nodiscard]] virtual readiness model_ready(model_index model) const {
-    auto const now = state(model);
-    return now == model_state::warm ? readiness{} : readiness{false, std::string{to_string(now)}};
+    return readiness_of(state(model));
   }
   /// Runs a request; `done` is called exactly once, before this returns or on a thread of its own. Returns what
   /// `cancel` takes.

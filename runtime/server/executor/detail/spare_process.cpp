@@ -16,6 +16,7 @@
 #include "memhandover/base/waiting.hpp"
 #include "memhandover/base/wire.hpp"
 #include "runtime/server/executor/parcel.hpp"
+#include "runtime/telemetry/logging.hpp"
 
 namespace sluice::server::detail {
 namespace {
@@ -180,8 +181,8 @@ void spare_process::on_end(clock::time_point now) {
   if (preparation_) {
     bool const is_new = reason_ != last_reason_;
     spdlog::log(is_new ? spdlog::level::warn : spdlog::level::debug,
-                "no spare executor is ready, another is started in {} ms reason=\"{}\"",
-                back_off_.count(), reason_);
+                "no spare executor is ready, another is started in {} ms reason={}",
+                back_off_.count(), telemetry::quoted(reason_));
     last_reason_ = reason_;
   }
 }
