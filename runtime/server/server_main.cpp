@@ -142,6 +142,7 @@ endpoint_options endpoint_options_of(policy::policy const& wanted,
   options.host = wanted.server.host;
   options.port = wanted.server.port;
   options.max_body_bytes = wanted.server.max_body;
+  options.max_waiting_body_bytes = wanted.server.max_waiting_bodies;
   options.threads = options.body_threads = wanted.server.threads;
   options.max_connections = connections_of(wanted);
   options.model_config = [&chosen](std::string const& model, std::string const& version) {

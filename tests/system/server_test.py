@@ -119,6 +119,51 @@ def test_a_malformed_request_is_told_what_is_wrong_and_harms_nobody(world, affin
     torch.testing.assert_close(server.outputs("affine", [floats("x", X)])[0], affine(X))
 
 
+def limited(world, settings: str) -> Server:
+    policy = world.policy("affine")
+    policy.write_text(policy.read_text().replace("server: {", f"server: {{{settings}, "))
+    return world.serve(policy)
+
+
+def connected(server) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), PATIENCE_SECONDS)
+
+
+def begin_a_body(client: socket.socket, length: int) -> str:
+    """What the server says to a header that announces it."""
+    client.sendall(b"POST /v2/models/affine/infer HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
+                   b"Content-Length: %d\r\n\r\n" % length)
+    return client.recv(65536).decode()
+
+
+def test_limits_of_bodies_are_those_of_the_policy(world, affine):
+    server = limited(world, "max_body: 1MiB, max_waiting_bodies: 300KiB")
+    with connected(server) as too_large, connected(server) as first, connected(server) as second, connected(server) as small:
+        assert begin_a_body(too_large, (1 << 20) + 1).startswith("HTTP/1.1 413 ")
+        assert begin_a_body(first, 400 << 10).startswith("HTTP/1.1 100 ")
+        refused = begin_a_body(second, 100 << 10)
+        assert refused.startswith("HTTP/1.1 503 ") and "Retry-After: 1\r\n" in refused and "large bodies" in refused, refused
+        assert begin_a_body(small, 10).startswith("HTTP/1.1 100 ")
+
+
+def test_the_limit_of_connections_is_that_of_the_policy(world, affine):
+    server = limited(world, "max_connections: 2")
+    with connected(server) as first, connected(server) as second:
+        for busy in (first, second):
+            assert begin_a_body(busy, 10).startswith("HTTP/1.1 100 ")
+        with connected(server) as third:
+            third.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
+            refused = third.recv(65536).decode()
+        assert refused.startswith("HTTP/1.1 503 ") and "all 2 connections" in refused, refused
+
+
+def test_a_header_of_more_than_16_kib_is_refused(world, affine):
+    server = limited(world, "threads: 1")
+    with connected(server) as client:
+        client.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * (16 << 10) + b"\r\n\r\n")
+        assert client.recv(65536).decode().startswith("HTTP/1.1 431 ")
+
+
 def test_unknown_models_versions_and_paths_are_not_found(world, affine):
     server = world.serve(world.policy("affine"))
     for path in ("/v2/models/nobody", "/v2/models/nobody/ready", "/v2/models/affine/versions/7", "/v3"):

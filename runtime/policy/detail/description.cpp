@@ -49,6 +49,11 @@ void describe_server(key_visitor& v, server_policy& into) {
          {0, 65535});
   v.bytes({"max_body", "Largest request body; a larger one is answered with 413.", "64MiB"},
           into.max_body, {1_KiB, 64_GiB});
+  v.bytes({"max_waiting_bodies",
+           "Of large request bodies that are being read, in all; beyond, one more is answered with "
+           "503.",
+           "1GiB"},
+          into.max_waiting_bodies, {1_KiB, 1024_GiB});
   std::string folder;
   v.text({"model_repository",
           "Folder of the models, in Triton's layout; relative to the policy file.", "models"},

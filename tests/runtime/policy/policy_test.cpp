@@ -38,7 +38,8 @@ TEST(policy, every_key_is_read) {
   auto const read = parse(R"(
 version: 1
 server: {host: 0.0.0.0, port: 9000, max_body: 1MiB, model_repository: models, request_timeout: 5s,
-         spare_executor: false}
+         spare_executor: false,
+         max_waiting_bodies: 3MiB, threads: 7, max_connections: 11, parallel_models: 13}
 pool: {backend: host, device: 3, memory: 40GiB, chunk: 4MiB}
 training: {pause: on_cold_start, pause_hysteresis: 500us, min_share: 20%, run_ahead: 150us,
            allow_mps: true}
@@ -47,6 +48,7 @@ models:
     slo: {percentile: 95, latency: 150ms, attainment: 99.9%, window: 1m}
     warm: {mode: auto, min_idle: 2s, max_idle: 20m}
     on_miss_predicted: reject
+    max_queue: 17
   - name: bert
     slo: {percentile: 90%, latency: 1s}
     warm: {mode: always}
@@ -60,6 +62,10 @@ scheduler: {tick: 100ms, reserve: 512MiB}
   EXPECT_EQ(read.server.model_repository, "/etc/sluice/models");
   EXPECT_EQ(read.server.request_timeout, 5s);
   EXPECT_FALSE(read.server.spare_executor);
+  EXPECT_EQ(read.server.max_waiting_bodies, 3_MiB);
+  EXPECT_EQ(read.server.threads, 7U);
+  EXPECT_EQ(read.server.max_connections, 11U);
+  EXPECT_EQ(read.server.parallel_models, 13U);
   EXPECT_EQ(read.pool.backend, pool_backend::host);
   EXPECT_EQ(read.pool.device, 3);
   ASSERT_TRUE(read.pool.memory);
@@ -81,6 +87,7 @@ scheduler: {tick: 100ms, reserve: 512MiB}
   EXPECT_EQ(read.models[0].warm.min_idle, 2s);
   EXPECT_EQ(read.models[0].warm.max_idle, 20min);
   EXPECT_EQ(read.models[0].on_miss_predicted, miss_action::reject);
+  EXPECT_EQ(read.models[0].max_queue, 17U);
   EXPECT_DOUBLE_EQ(read.models[1].slo.percentile, 0.9);
   EXPECT_EQ(read.models[1].warm.mode, warm_mode::always);
   EXPECT_EQ(read.scheduler.tick, 100ms);
@@ -95,6 +102,10 @@ TEST(policy, what_is_left_out_takes_its_default) {
   EXPECT_TRUE(read.server.model_repository.empty());
   EXPECT_EQ(read.server.request_timeout, 30s);
   EXPECT_TRUE(read.server.spare_executor);
+  EXPECT_EQ(read.server.max_waiting_bodies, 1_GiB);
+  EXPECT_EQ(read.server.threads, 2U);
+  EXPECT_EQ(read.server.max_connections, 16'384U);
+  EXPECT_EQ(read.server.parallel_models, 4U);
   EXPECT_EQ(read.pool.backend, pool_backend::automatic);
   EXPECT_EQ(read.pool.device, 0);
   EXPECT_FALSE(read.pool.memory);
@@ -111,6 +122,7 @@ TEST(policy, what_is_left_out_takes_its_default) {
   EXPECT_EQ(read.models.at(0).warm.min_idle, 1s);
   EXPECT_EQ(read.models.at(0).warm.max_idle, 10min);
   EXPECT_EQ(read.models.at(0).on_miss_predicted, miss_action::queue);
+  EXPECT_EQ(read.models.at(0).max_queue, 64U);
   EXPECT_EQ(read.scheduler.tick, 250ms);
   EXPECT_FALSE(read.scheduler.reserve);
 }
