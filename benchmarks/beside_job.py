@@ -2,6 +2,9 @@
 
 With --parts a line begins with the instants of the step's parts: of its micro-batches and of the model's repeated blocks,
 forward and backward. On a GPU the instants are the device's own, by events.
+
+With --rest the job rests between two steps for as long as that file exists, with nothing left on the device: while it does
+there is a file of the same name with `.reached`. The line `- INSTANT` says when it goes on.
 """
 
 from __future__ import annotations
@@ -51,7 +54,21 @@ class Instants:
         self.mark()
         self._made.append(self._step)
         self._step = []
-        if len(self._made) > (LATER if self._cuda else 0):
+        self._write(LATER if self._cuda else 0)
+
+    def rest(self, while_there: Path) -> None:
+        """All steps have been written then, and the device is done with them."""
+        self._write(0)
+        reached = while_there.with_suffix(".reached")
+        reached.touch()
+        while while_there.exists():
+            time.sleep(0.002)
+        self._file.write(f"- {time.monotonic_ns()}\n")
+        self._file.flush()
+        reached.unlink()
+
+    def _write(self, left: int) -> None:
+        while len(self._made) > left:
             step = self._made.popleft()
             if self._cuda:
                 step[-1].synchronize()
@@ -97,6 +114,7 @@ def main() -> None:
     parser.add_argument("--parts", action="store_true")
     parser.add_argument("--after", type=Path, help="touch no device before this file appears, but import what is needed")
     parser.add_argument("--until", type=Path, required=True, help="end when this file appears")
+    parser.add_argument("--rest", type=Path, help="rest while this file exists")
     parser.add_argument("--steps", type=Path, required=True, help="the file that is written")
     args = parser.parse_args()
     workload = overhead_models.WORKLOADS[args.workload]
@@ -117,6 +135,8 @@ def main() -> None:
         while not args.until.exists():
             step()
             instants.end_step()
+            if args.rest and args.rest.exists():
+                instants.rest(args.rest)
 
 
 if __name__ == "__main__":

@@ -6,15 +6,20 @@
 One server has all models warm, of which one is asked at a time: `bert-base` (half precision, one text of 128 tokens) and
 `resnet50` (half precision, one image of 3x64x64, which the model enlarges to 224x224 itself, since bodies are JSON); `tiny`
 are two that compute for 3 ms on a processor. A load is a share of the rate that the server reaches without training
-when a few connections ask without a pause (`infer-only`); requests arrive by a Poisson process, the same for every
-system, and a latency counts from its arrival. Cells of 10 % load take twice the seconds. Where a system cannot keep up,
-requests that were never sent count with the time they had waited (`unsent_percent`).
+when a few connections ask without a pause; requests arrive by a Poisson process, the same for every system, and a latency
+counts from its arrival. Cells of 10 % load take twice the seconds. Where a system cannot keep up, requests that were never
+sent count with the time they had waited (`unsent_percent`).
+
+A machine's pace drifts by more than the system costs. So each cell is measured in four turns with the same server: without
+training (`infer-only`: the job rests between two steps), with it, with it, and without, the first half of the requests in
+the first two turns and the second half in the others.
 
 Systems: `sluice` (the device is training's but from the first launch of requests until the last has ended), `on_request` (but
 while requests are in flight, and 2 ms longer), `time slicing` (training without Sluice beside a server with a pool of its own).
 `training_ratio` is training's rate over its rate beside a server that nobody asks; of time slicing, over that without
 Sluice. `idle_share` is what training has of the time that the requests leave, by how long the device is busy with the same
-requests without training (`busy_percent`); at 90 % `lost_points` says it in points of the whole time.
+requests without training (`busy_percent`, as sluice's server counts it); at 90 % `lost_points` says it in points of the
+whole time.
 """
 
 from __future__ import annotations
@@ -71,15 +76,20 @@ RESAMPLES = 200
 
 @dataclass(frozen=True)
 class Served:
+    """What became of requests; `windows` are the times, monotonic nanoseconds, that they took."""
+
     latency_us: list[float]
     unsent: int
-    began_ns: int
-    ended_ns: int
+    windows: list[tuple[int, int]]
     busy_s: float = 0.0
+
+    def __add__(self, later: Served) -> Served:
+        return Served(self.latency_us + later.latency_us, self.unsent + later.unsent, self.windows + later.windows,
+                      self.busy_s + later.busy_s)
 
     @property
     def seconds(self) -> float:
-        return (self.ended_ns - self.began_ns) / 1e9
+        return sum(ended - began for began, ended in self.windows) / 1e9
 
     @property
     def busy(self) -> float:
@@ -94,6 +104,13 @@ class Load:
     rate: float
     seconds: float
     arrivals: list[float]
+
+    def halves(self) -> tuple[Load, Load]:
+        """By time."""
+        half = self.seconds / 2
+        parts = [at for at in self.arrivals if at < half], [at - half for at in self.arrivals if at >= half]
+        first, second = (Load(self.model, self.percent, self.rate, half, part or [half / 2]) for part in parts)
+        return first, second
 
 
 def load_of(model: str, percent: int, saturated: float, seconds: float) -> Load:
@@ -120,7 +137,7 @@ class Clients:
             raise Failed(f"the clients have ended with {self._process.wait()}")
         if "error" in (said := json.loads(line)):
             raise Failed(f"{model}: {said['error']}\n{server.log()}".rstrip())
-        return Served(**said)
+        return Served(said["latency_us"], said["unsent"], [(said["began_ns"], said["ended_ns"])])
 
     def end(self) -> None:
         self._process.stdin.close()
@@ -139,7 +156,8 @@ class Training:
         self.progress = Progress(folder / "steps")
         self._process = subprocess.Popen(
             [*launcher, sys.executable, ROOT / "benchmarks" / "beside_job.py", "--workload", job, "--parts", "--after",
-             folder / "begin", "--until", folder / "enough", "--steps", folder / "steps", *(["--shared"] if launcher else [])],
+             folder / "begin", "--until", folder / "enough", "--rest", folder / "rest", "--steps", folder / "steps",
+             *(["--shared"] if launcher else [])],
             stdin=subprocess.DEVNULL, env=environment)
         self._shares = [1.0]
         self.alone = 0.0
@@ -154,10 +172,23 @@ class Training:
         self._shares = self.progress.shares(began, ended)
         self.alone = self.progress.rate(began, ended, self._shares)
 
-    def rate(self, began_ns: int, ended_ns: int) -> float:
-        """Steps a second between two instants."""
-        self.progress.wait_beyond(ended_ns, self._process.poll, PATIENCE_S)
-        return self.progress.rate(began_ns, ended_ns, self._shares)
+    def rate(self, served: Served) -> float:
+        """Steps a second while these requests were."""
+        self.progress.wait_beyond(served.windows[-1][1], self._process.poll, PATIENCE_S)
+        done = sum(self.progress.rate(*window, self._shares) * (window[1] - window[0]) / 1e9 for window in served.windows)
+        return done / served.seconds
+
+    @contextlib.contextmanager
+    def resting(self) -> Iterator[None]:
+        """It has ended a step and begins no other."""
+        rest = self._folder / "rest"
+        reached = rest.with_suffix(".reached")
+        rest.touch()
+        self.progress.wait(lambda _steps: reached.exists(), self._process.poll, PATIENCE_S)
+        yield
+        rest.unlink()
+        self.progress.wait(lambda _steps: not reached.exists(), self._process.poll, PATIENCE_S)
+        self.progress.wait_beyond(time.monotonic_ns(), self._process.poll, PATIENCE_S)
 
     def _wait(self, enough: Callable[[list[list[int]]], bool]) -> None:
         self.progress.wait(enough, self._process.poll, PATIENCE_S)
@@ -271,7 +302,17 @@ class Stage:
         served = self.clients.ask(server, self.repository, load.model, connections=CONNECTIONS, arrivals=load.arrivals,
                                   seconds=load.seconds, grace_s=max(1.0, load.seconds / 5))
         time.sleep(AFTER_S)
-        return Served(served.latency_us, served.unsent, served.began_ns, served.ended_ns, busy_of(server) - before)
+        return Served(served.latency_us, served.unsent, served.windows, busy_of(server) - before)
+
+    def answer_in_turns(self, server: Server, load: Load, training: Training) -> tuple[Served, Served]:
+        """The requests of a load while training rests, and beside it."""
+        first, second = load.halves()
+        with training.resting():
+            alone = self.answer(server, first)
+        beside = self.answer(server, first) + self.answer(server, second)
+        with training.resting():
+            alone += self.answer(server, second)
+        return alone, beside
 
 
 def busy_of(server: Server) -> float:
@@ -279,35 +320,38 @@ def busy_of(server: Server) -> float:
 
 
 class Results:
-    """Cells, each beside what inference alone was in the same run."""
+    """Cells, each beside what inference alone was in turns with it."""
 
     def __init__(self) -> None:
         self.cells: list[Cell] = []
-        self._alone: dict[tuple[str, int], Served] = {}
+        self._busy: dict[tuple[str, str, int], float] = {}  # by job, model and load; only a server of `sluice` counts it
 
-    def infer_only(self, load: Load, served: Served) -> None:
-        self._alone[load.model, load.percent] = served
-        self.cells.append(Cell(self._params(load, "none", INFER_ONLY), {
-            "latency_us": distribution(served.latency_us), "offered_per_s": single(load.rate),
-            "busy_percent": single(100 * served.busy)}))
+    def infer_only(self, load: Load, alone: Served, job: str, system: str) -> None:
+        metrics = {"latency_us": distribution(alone.latency_us), "offered_per_s": single(load.rate)}
+        if system == next(iter(PAUSES)):
+            self._busy[job, load.model, load.percent] = alone.busy
+            metrics["busy_percent"] = single(100 * alone.busy)
+        self.cells.append(Cell({**self._params(load, job, INFER_ONLY), "server_of": system}, metrics))
 
-    def beside(self, load: Load, served: Served, job: str, system: str, training_ratio: float, unit: tuple[str, float]) -> None:
-        alone = self._alone[load.model, load.percent]
+    def beside(self, load: Load, alone: Served, served: Served, job: str, system: str, training_ratio: float,
+               unit: tuple[str, float]) -> None:
         base, seen = distribution(alone.latency_us), distribution(served.latency_us)
         how = "infer-only, same run"
         metrics = {"latency_us": seen, **{
             f"{part}_ratio": single(seen[part] / base[part], how, interval(alone.latency_us, served.latency_us, share))
             for part, share in (("p50", 0.5), ("p99", 0.99))}}
         metrics["training_ratio"] = single(training_ratio, "training alone, same run")
-        metrics["busy_percent"] = single(100 * alone.busy, "of infer-only, same run")
         targets = {"p50_ratio.value": "<= 1.05", "p99_ratio.value": "<= 1.1"}
         if served.unsent:
             metrics["unsent_percent"] = single(100 * served.unsent / len(served.latency_us))
-        if load.percent >= FULL:
-            metrics["lost_points"] = single(100 * (1 - alone.busy - training_ratio))
+        busy = self._busy.get((job, load.model, load.percent))
+        if busy is not None:
+            metrics["busy_percent"] = single(100 * busy, "of infer-only, same run")
+        if busy is not None and load.percent >= FULL:
+            metrics["lost_points"] = single(100 * (1 - busy - training_ratio))
             targets["lost_points.value"] = "<= 3"
-        elif alone.busy < 1:
-            metrics["idle_share"] = single(training_ratio / (1 - alone.busy), how)
+        elif busy is not None and busy < 1:
+            metrics["idle_share"] = single(training_ratio / (1 - busy), how)
             targets["idle_share.value"] = ">= 0.95"
         if unit[0]:
             metrics["longest_unit_us"] = {**single(unit[1]), "name": unit[0]}
@@ -357,18 +401,16 @@ def measure(stage: Stage, options: argparse.Namespace, models: list[str], result
     say("the server is warm")
     loads = []
     for model in models:
-        rate = stage.saturate(server, model, max(1.0, options.seconds / 3))
+        rate = stage.saturate(server, model, max(1.5, options.seconds / 3))
         say(f"{model}: {rate:.0f} requests a second at most")
         loads += [load_of(model, percent, rate, options.seconds) for percent in options.loads]
-    for load in loads:
-        results.infer_only(load, stage.answer(server, load))
-    say(f"{INFER_ONLY} done")
 
     def cells(job: str, training: Training, of: str, at: Server) -> None:
-        seen = [(load, stage.answer(at, load)) for load in loads]
+        seen = [(load, *stage.answer_in_turns(at, load, training)) for load in loads]
         unit = stage.longest_unit(job) if of in PAUSES else ("", 0.0)
-        for load, served in seen:
-            results.beside(load, served, job, of, training.rate(served.began_ns, served.ended_ns) / training.alone, unit)
+        for load, alone, beside in seen:
+            results.infer_only(load, alone, job, of)
+            results.beside(load, alone, beside, job, of, training.rate(beside) / training.alone, unit)
         say(f"{job}, {of} done")
 
     for job in options.only if pooled else ():

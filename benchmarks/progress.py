@@ -2,7 +2,8 @@
 
 The job writes a line for each step: the instants (monotonic nanoseconds) at which parts of it ended, the step's own last.
 How much of a step each part is, is seen where nothing else runs (`shares`); between two instants of a line the work is
-taken to be even. So a step that began before a measurement, or ends after it, counts for what lies within.
+taken to be even. So a step that began before a measurement, or ends after it, counts for what lies within. A line `- INSTANT`
+says that nothing was done from the step before it until then.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Progress:
         self._file = file
         self._read = 0
         self.steps: list[list[int]] = []
+        self._rests: list[tuple[int, int]] = []  # how many steps were done before, and the instant of its end
 
     def look(self) -> list[list[int]]:
         if self._file.exists():
@@ -33,7 +35,12 @@ class Progress:
                 whole = opened.read().rpartition(b"\n")[0]
             if whole:
                 self._read += len(whole) + 1
-                self.steps += [[int(word) for word in line.split()] for line in whole.split(b"\n")]
+                for line in whole.split(b"\n"):
+                    first, *more = line.split()
+                    if first == b"-":
+                        self._rests.append((len(self.steps), int(more[0])))
+                    else:
+                        self.steps.append([int(word) for word in (first, *more)])
         return self.steps
 
     def wait(self, enough: Callable[[list[list[int]]], bool], status: Callable[[], int | None], seconds: float) -> None:
@@ -61,7 +68,11 @@ class Progress:
     def rate(self, began: int, ended: int, shares: list[float]) -> float:
         """Steps a second between two instants; the job must have gone beyond the second."""
         instants, done = [], []
+        rests = dict(self._rests)
         for number, step in enumerate(self.steps):
+            if number in rests:
+                instants.append(rests[number])
+                done.append(float(number))
             parts = zip(step, shares) if len(step) == len(shares) else [(step[-1], 1.0)]
             for instant, share in parts:
                 if not instants or instant > instants[-1]:
