@@ -123,6 +123,8 @@ struct sluice_launch_watcher {
   void (*drained)(void* of, int waited);
 };
 
+struct sluice_runtime_api;
+
 /* What the gate offers to the runtime. */
 struct sluice_gate_api {
   size_t size;
@@ -236,6 +238,10 @@ struct sluice_gate_api {
    * none. Until then the bound of run-ahead is a third, and nothing begins that would end later after it than the whole
    * bound. NULL: none. */
   void (*set_announcement_word)(uint64_t const volatile* until_ns);
+  /* Allocations of device memory are answered by these functions from now on until the process ends, as in a process
+   * that shares its memory; `micro_batch_dropped` is not called. Once; not in a process that shares its memory. 0, or -1
+   * if memory is offered already. */
+  int (*offer_memory)(struct sluice_runtime_api const* of);
 };
 
 enum sluice_alloc_status {

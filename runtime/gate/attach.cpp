@@ -103,6 +103,14 @@ bool attach_if_due() {
   return true;
 }
 
+bool offer_memory(sluice_runtime_api const* of) {
+  std::lock_guard const guard{attaching};
+  the_gate().prepare();
+  sluice_runtime_api const* none = nullptr;
+  return std::getenv("SLUICE_RUN") == nullptr && of->size >= sizeof(sluice_runtime_api) &&
+         runtime.compare_exchange_strong(none, of, std::memory_order_release);
+}
+
 sluice_runtime_api const* sharing_runtime() {
   gate& at = the_gate();
   if (at.unattached()) {

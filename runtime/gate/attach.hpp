@@ -1,5 +1,6 @@
 /// The runtime library behind the gate: opened at the first call that allocates or launches, if the
-/// process runs under `sluice run` (SLUICE_RUN is set), and asked once whether this process shares.
+/// process runs under `sluice run` (SLUICE_RUN is set), and asked once whether this process shares. In one that computes for a
+/// server the server's own code is in its place (`offer_memory`).
 ///
 ///   due ──first call with a context current──► attaching ──table──► sharing
 ///                                                        └──none──► straight for ever
@@ -15,6 +16,10 @@ namespace sluice::gate {
 
 /// Attaches if that is due. False if it is, but no context is current yet.
 bool attach_if_due();
+
+/// Has calls that concern memory answered by that table, in a process that is not under `sluice run`. False in another, and
+/// if that has been done before.
+[[nodiscard]] bool offer_memory(sluice_runtime_api const* of);
 
 /// The runtime's table for a call that concerns memory, after attaching if that is due; nullptr:
 /// the driver answers.

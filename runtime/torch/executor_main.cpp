@@ -28,6 +28,7 @@
 #include "runtime/server/server_setup.hpp"
 #include "runtime/telemetry/error_table.hpp"
 #include "runtime/telemetry/logging.hpp"
+#include "runtime/torch/model/activations.hpp"
 #include "runtime/torch/model/rehearsal.hpp"
 #include "runtime/torch/model/torch_model.hpp"
 #include "runtime/torch/spare.hpp"
@@ -161,6 +162,7 @@ bool execute(executor_session& session) {
   torch_device const device{
       pool->shape().backend == memhandover::backend_kind::cuda ? pool->shape().device : -1};
   start_torch(device);
+  auto const activations = serve_activations(pool, device);
   auto models = prepare(chosen, wanted, pool->shape(), device, *orders.board, session);
   if (models.empty()) {
     return true;
@@ -171,6 +173,7 @@ bool execute(executor_session& session) {
   if (wanted.server.parallel_models > 1) {
     options.computing_threads = wanted.server.parallel_models;
   }
+  options.give_back_activations = [activations] { activations->give_back(); };
   options.device_failed = [&board = *orders.board](error const& why) {
     spdlog::critical("the GPU can compute nothing more for this process, which ends reason={}",
                      telemetry::quoted(why.what()));

@@ -10,6 +10,7 @@
 
 #include "memhandover/base/error.hpp"
 #include "runtime/torch/device_memory.hpp"
+#include "runtime/torch/model/activations.hpp"
 #include "runtime/torch/model/rehearsal.hpp"
 
 namespace sluice::server {
@@ -60,6 +61,7 @@ void prepare_spare(nlohmann::json const& wanted) {
   auto const free_before = free_device_memory(where.cuda_ordinal);
   start_torch(where);
   rehearse_elsewhere(where, threads);
+  empty_cache(where);  // what torch allocates later is the pool's
   auto const free_after = free_device_memory(where.cuda_ordinal);
   auto const took =
       std::chrono::duration<double, std::milli>{std::chrono::steady_clock::now() - began};

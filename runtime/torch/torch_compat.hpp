@@ -5,7 +5,9 @@
 ///
 ///   torch::cuda::CUDAPluggableAllocator, at::cuda::MemPool,              step/cuda_arena.cpp       training on a GPU in the pool
 ///   at::cuda::clearCublasWorkspaces, c10::cuda::CUDACachingAllocator
-///   c10::SetCPUAllocator with a priority                                 host_allocator.cpp        training on the host in the pool
+///   c10::SetCPUAllocator with a priority                                 host_allocator.cpp,       training on the host in the pool,
+///                                                                        model/activations.cpp     and activations
+///   at::getDeviceAllocator, its emptyCache and statistics                model/activations.cpp …   activations on a GPU given back
 ///   c10::impl::VirtualGuardImpl                                          step/random_state.cpp     dropout on a GPU
 ///   at::_cudnn_init_dropout_state, at::AutoDispatchBelowADInplaceOrView  step/dropout_states.cpp   dropout of recurrent layers there
 ///   c10::AutogradState::set_multithreading_enabled                       step/micro_batch.cpp      one device's backward on its thread

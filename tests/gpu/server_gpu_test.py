@@ -16,7 +16,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "system"))
 
 from executor_test import published  # noqa: E402
-from server_models import AFFINE, SLOW, Affine, Slow  # noqa: E402
+from server_models import AFFINE, FILLING, SLOW, Affine, Filling, Slow  # noqa: E402
 from server_test import taken_over  # noqa: E402
 from serving import Server, World, eventually, floats, integer  # noqa: E402
 
@@ -145,3 +145,28 @@ def test_a_server_that_is_hung_up_leaves_its_models_warm_to_the_next(world, serv
     check(successor, affine)
     assert taken_over(successor)["affine"][1] == 0
     assert successor.model("affine")["cold_starts"] == 0
+
+
+def test_what_computations_need_comes_out_of_the_pool(world):
+    world.models.add("filling", Filling(), **FILLING)
+    affine = world.models.add("affine", Affine(padding_mib=PADDING_MIB), **AFFINE)
+    server = world.serve(world.policy("filling", "affine"))
+    executor = server.executor()
+    check(server, affine)
+
+    def fill(mib: int) -> None:
+        assert int(server.outputs("filling", [integer("mib", mib)])[0]) == mib * 2**18
+
+    fill(1)
+    before = world.pool()["serving_bytes"]
+    fill(1024)
+    assert world.pool()["serving_bytes"] >= before + 1024 * 2**20
+    assert 1024 * 2**20 <= server.model("filling")["activation_bytes"] < 1100 * 2**20
+    for mib in (20 * 1024, 5 * 1024):
+        status, answer = server.infer("filling", [integer("mib", mib)])
+        assert status == 503, answer
+        assert "out of memory" in answer["error"], answer
+        check(server, affine)
+    fill(3 * 1024)  # torch gives back what it kept of the smaller ones
+    eventually(lambda: world.pool()["serving_bytes"] <= before + 64 * 2**20, "it goes back when nobody computes")
+    assert server.executor() == executor

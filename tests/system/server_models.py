@@ -81,6 +81,18 @@ class Slow(torch.nn.Module):
         return total
 
 
+class Filling(torch.nn.Module):
+    """Fills so many MiB with ones, looks at each, and says how many they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, mib: int) -> torch.Tensor:
+        ones = self.one.expand(mib * 262144).clone()
+        return (ones.min().to(torch.int64) * ones.numel()).reshape(1)
+
+
 class ModelRepository:
     """Writes models and their configuration into a folder."""
 
@@ -109,3 +121,4 @@ class ModelRepository:
 
 AFFINE: dict[str, Spec] = {"inputs": {"x": ("TYPE_FP32", [3])}, "outputs": {"y": ("TYPE_FP32", [2])}}
 SLOW = {"inputs": {"n": ("TYPE_INT64", [1])}, "outputs": {"rounds": ("TYPE_INT64", [1])}, "batched": False}
+FILLING = {"inputs": {"mib": ("TYPE_INT64", [1])}, "outputs": {"count": ("TYPE_INT64", [1])}, "batched": False}

@@ -104,6 +104,7 @@ void model_host::impl::run(lock_type& lock, std::list<detail::job>::iterator whi
   model.taken = false;
   --model.queue;
   model.idle_since = end;
+  activations_since_ = end;
   want_image(model);
   changed_.notify_all();
   computes_.notify_one();  // the next of this model's

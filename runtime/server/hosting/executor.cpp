@@ -245,6 +245,7 @@ void model_host::impl::load(lock_type& lock, model_index number, clock::time_poi
 memhandover::loaded_tensors model_host::impl::obtain(slot const& model, clock::time_point deadline,
                                                      memhandover::handover_report& report) {
   auto const bytes = model.is.model->bytes();
+  bool gave_back = false;
   for (;;) {
     // Asking training first, in vain, would cost it a micro-batch; and releasing models in vain, their next
     // requests a cold start.
@@ -252,8 +253,14 @@ memhandover::loaded_tensors model_host::impl::obtain(slot const& model, clock::t
     bool const can_fit = bytes <= usage.total_bytes - usage.kept_bytes;
     auto const to_be_had =
         usage.free_bytes + usage.tenant_bytes() - usage.kept_bytes + heap_.hole_bytes();
-    if (can_fit && to_be_had < bytes && evict_for(model, deadline)) {
-      continue;
+    if (can_fit && to_be_had < bytes) {
+      if (!std::exchange(gave_back, true)) {
+        give_back_activations();
+        continue;
+      }
+      if (evict_for(model, deadline)) {
+        continue;
+      }
     }
     try {
       return heap_.load({model.is.model->pieces(), model.is.name, detail::residence_of(model)},
@@ -263,6 +270,13 @@ memhandover::loaded_tensors model_host::impl::obtain(slot const& model, clock::t
         throw;
       }
     }
+  }
+}
+
+/// Called without the lock.
+void model_host::impl::give_back_activations() const {
+  if (options_.give_back_activations) {
+    options_.give_back_activations();
   }
 }
 
@@ -301,6 +315,7 @@ bool model_host::impl::release(lock_type& lock, slot& model, char const* why) {
   try {
     model.is.model->unload();
     model.memory = {};
+    give_back_activations();
   } catch (...) {
     failure = caught_error();
   }

@@ -47,6 +47,7 @@ json describe(model_snapshot const& model) {
       {"outlives_server", model.outlives_server},
       {"image_bytes", model.image_bytes},
       {"file_read_bytes", model.read_bytes},
+      {"activation_bytes", model.activation_bytes},
       {"arrival_rate_per_s", model.report.fast_rate_per_s},
       {"service_ms", in_ms(decision.service_mean)},
       {"load_ms", in_ms(decision.load_mean)},

@@ -1,12 +1,11 @@
 #include "runtime/server/hosting/launch_listener.hpp"
 
-#include <dlfcn.h>
 #include <spdlog/spdlog.h>
 
 #include <mutex>
 #include <utility>
 
-#include "abi/gate_api.h"
+#include "runtime/server/hosting/gate_in_process.hpp"
 #include "runtime/server/inference/caught_error.hpp"
 #include "runtime/telemetry/logging.hpp"
 
@@ -48,18 +47,16 @@ void drained(void* of, int waited) {
 }
 
 bool watch_launches() {
-  auto const table =
-      reinterpret_cast<sluice_gate_api const* (*)()>(::dlsym(RTLD_DEFAULT, "sluice_gate_table"));
-  if (table == nullptr) {
+  auto const* const gate = gate_in_process();
+  if (gate == nullptr) {
     spdlog::warn(
         "the gate is not in this process, so training is paused while requests are in "
         "flight; something has cleared LD_PRELOAD");
     return false;
   }
-  auto const* const gate = table();
   static sluice_launch_watcher const watcher{sizeof(sluice_launch_watcher), &the_receiver(),
                                              &begins, &drained};
-  if (gate->size < sizeof(sluice_gate_api) || gate->watch_launches(&watcher) != 0) {
+  if (gate->watch_launches(&watcher) != 0) {
     spdlog::warn("launches cannot be watched, so training is paused while requests are in flight");
     return false;
   }

@@ -342,11 +342,11 @@ host_snapshot model_host::impl::snapshot() const {
   lock_type const lock{mutex_};
   host_snapshot result;
   for (auto const& each : slots_) {
-    result.models.push_back({each.is.name, each.is.version, each.state, each.is.model->bytes(),
-                             each.requests, each.failed, each.cancelled, each.cold_starts,
-                             each.queue, each.is.always_warm, each.published,
-                             each.is.model->image_bytes(), each.is.model->read_bytes(),
-                             each.is.scheduling.goal, each.report});
+    result.models.push_back(
+        {each.is.name, each.is.version, each.state, each.is.model->bytes(), each.requests,
+         each.failed, each.cancelled, each.cold_starts, each.queue, each.is.always_warm,
+         each.published, each.is.model->image_bytes(), each.is.model->read_bytes(),
+         each.is.model->activation_bytes(), each.is.scheduling.goal, each.report});
     result.in_flight += each.queue;
   }
   result.requests = requests_;

@@ -93,6 +93,10 @@ struct host_options {
   /// Called by a thread whose computation has left the device unable to compute any more (`hosted_model::device_works`).
   /// It is not to return: no other model could be served. None: the request alone fails.
   std::function<void(error const&)> device_failed;
+  /// What is kept for the next computations is to go back to the pool: models have gone, or memory is short, or nobody has
+  /// computed for `activations_kept`. May be called from several threads. None: nothing is kept.
+  std::function<void()> give_back_activations;
+  std::chrono::milliseconds activations_kept{10'000};
   /// Where it shows what it does; null: nobody looks.
   std::shared_ptr<host_board> board;
 };
@@ -123,8 +127,9 @@ struct model_snapshot {
   bool always_warm = false;
   bool outlives_server =
       false;  ///< if this process is killed now, its successor begins with it warm
-  std::uint64_t image_bytes = 0;  ///< of `bytes`, what lies ready on the host for a cold start
-  std::uint64_t read_bytes = 0;   ///< of its file
+  std::uint64_t image_bytes = 0;       ///< of `bytes`, what lies ready on the host for a cold start
+  std::uint64_t read_bytes = 0;        ///< of its file
+  std::uint64_t activation_bytes = 0;  ///< `hosted_model::activation_bytes`
   scheduler::objective goal;
   scheduler::model_report report;  ///< of the last tick
 };

@@ -145,8 +145,21 @@ void model_host::impl::tick(lock_type& lock, clock::time_point now) {
   }
   publish_run_ahead();
   work_.notify_one();  // idle timeouts may have changed
+  rest_activations(lock, now);
   keep_reserve(lock);
   prepare_memory(lock);
+}
+
+/// What computations keep for each other goes back when there has been none for a while.
+void model_host::impl::rest_activations(lock_type& lock, clock::time_point now) {
+  if (!computing_.empty() || !activations_since_ ||
+      now < *activations_since_ + options_.activations_kept) {
+    return;
+  }
+  activations_since_.reset();
+  lock.unlock();
+  give_back_activations();
+  lock.lock();
 }
 
 /// The models that are expected soonest find their memory stitched, where they need that.

@@ -68,6 +68,9 @@ class hosted_model {
   [[nodiscard]] virtual std::vector<tensor> run(std::vector<tensor>& inputs,
                                                 std::vector<std::string> const& wanted) = 0;
 
+  /// What a computation has needed of memory besides the weights, at most, as far as that was measured.
+  [[nodiscard]] virtual std::uint64_t activation_bytes() const noexcept { return 0; }
+
   /// Whether the device can compute any more, to be asked when `run` has failed: after an error of a kernel on a GPU this
   /// process cannot, whatever the model.
   [[nodiscard]] virtual bool device_works() const noexcept { return true; }

@@ -22,6 +22,7 @@
 #include "runtime/server/hosting/model_file.hpp"
 #include "runtime/server/hosting/model_log.hpp"
 #include "runtime/server/hosting/torch_errors.hpp"
+#include "runtime/torch/model/detail/computation.hpp"
 #include "runtime/torch/model/detail/torch_tensors.hpp"
 #include "runtime/torch/model/detail/torch_weights.hpp"
 #include "runtime/torch/model/torch_file.hpp"
@@ -140,6 +141,10 @@ class torch_model final : public hosted_model {
   }
 
   [[nodiscard]] bool is_intact() const noexcept override { return undone_; }
+
+  [[nodiscard]] std::uint64_t activation_bytes() const noexcept override {
+    return activation_peak_.bytes;
+  }
 
   void unload() override {
     try {
@@ -264,6 +269,7 @@ class torch_model final : public hosted_model {
   std::vector<tensor> compute(std::vector<tensor>& inputs, std::vector<std::string> const& wanted) {
     c10::InferenceMode const inference;
     torch::jit::GraphOptimizerEnabledGuard const unoptimised{false};
+    detail::computation const measured{device_, activation_peak_};
     auto const result =
         module_.forward(detail::to_arguments(inputs, options_.inputs, arguments_, device_));
     return detail::from_result(result, options_.outputs, wanted);
@@ -276,6 +282,7 @@ class torch_model final : public hosted_model {
   std::vector<c10::Argument> arguments_;
   std::optional<detail::torch_weights> weights_;
   bool undone_ = true;  ///< what the last computation has changed
+  detail::activation_peak activation_peak_;
   bool image_noted_ = false;
 };
 

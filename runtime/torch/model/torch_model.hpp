@@ -21,9 +21,8 @@
 /// once; tensors that shared storage or had strides of their own still do. *Attach* needs no image.
 ///
 /// What is not in the lent memory: tensors that the file keeps as constants of its code (a frozen
-/// module has all its weights there), quantised and sparse tensors, and what a computation
-/// allocates while it runs, which comes from torch's own allocator. `outside_bytes` counts the
-/// first two.
+/// module has all its weights there), quantised and sparse tensors (`outside_bytes` counts these), and what
+/// a computation allocates while it runs, of which activations.hpp speaks.
 ///
 /// Requests are independent: attributes that `forward` assigns are put back afterwards, and tensors
 /// that it changed in place are read again, from the image or the file. So whether a model went cold between two

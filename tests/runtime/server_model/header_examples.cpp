@@ -8,8 +8,10 @@
 
 #include "memhandover/client/serving_pool.hpp"
 #include "runtime/policy/policy.hpp"
+#include "runtime/server/hosting/activation_memory.hpp"
 #include "runtime/server/hosting/compute_lease.hpp"
 #include "runtime/server/hosting/detail/compute_pause.hpp"
+#include "runtime/server/hosting/gate_memory.hpp"
 #include "runtime/server/hosting/image_file.hpp"
 #include "runtime/server/hosting/latency_window.hpp"
 #include "runtime/server/hosting/launch_listener.hpp"
@@ -28,6 +30,19 @@ namespace sluice::server::header_examples {
 using namespace detail;
 using namespace std::chrono_literals;
 using memhandover::serving_pool;
+
+void of_activation_memory(std::shared_ptr<serving_pool> const& pool) {
+  activation_memory memory{pool, activation_memory::freed::kept};
+  auto* const address = memory.allocate(20_MiB);   // may take chunks from training
+  memory.free(address);
+  memory.give_back();                              // what was kept for the next computation
+}
+
+void of_gate_memory(std::shared_ptr<activation_memory> const& memory) {
+  if (answer_from_pool(memory)) {
+    // … what is allocated on the pool's GPU from here on is the pool's …
+  }
+}
 
 void of_compute_pause(std::shared_ptr<serving_pool> const& pool,
                       compute_pause::clock::time_point soon) {

@@ -8,6 +8,8 @@
 
 #include "memhandover/allocation/tensor_heap.hpp"
 #include "runtime/server/inference/inference_service.hpp"
+#include "runtime/torch/model/activations.hpp"
+#include "runtime/torch/model/detail/computation.hpp"
 #include "runtime/torch/model/detail/torch_weights.hpp"
 #include "runtime/torch/model/rehearsal.hpp"
 #include "runtime/torch/model/torch_file.hpp"
@@ -28,6 +30,17 @@ void of_torch_model(model_metadata const& metadata, memhandover::loaded_tensors 
   model->load(tensors.addresses());
   auto outputs = model->run(inputs, {});
   model->unload();
+}
+
+void of_activations(std::shared_ptr<memhandover::serving_pool> const& pool, torch_device device) {
+  auto const activations = serve_activations(pool, device);
+  // … models are prepared, and compute …
+  activations->give_back();
+}
+
+void of_computation(at::Device device, activation_peak& most) {
+  computation now{device, most};
+  // … the model runs …
 }
 
 void of_rehearsal() {

@@ -177,9 +177,11 @@ class model_host::impl {
   void tick(lock_type& lock, clock::time_point now);
   void keep_reserve(lock_type& lock);
   void prepare_memory(lock_type& lock);
+  void rest_activations(lock_type& lock, clock::time_point now);
   void sleep(lock_type& lock);
 
   void end_executors();
+  void give_back_activations() const;
 
   // Everybody's, with the lock held.
   void set_state(slot& model, model_state state);
@@ -227,6 +229,8 @@ class model_host::impl {
   clock::time_point pause_end_;  ///< of a pause that nothing wants any more
   clock::time_point next_tick_, timekeeper_sleeps_until_;
   scheduler::reserve keeper_;  ///< the timekeeper's
+  std::optional<clock::time_point>
+      activations_since_;  ///< the end of the last computation, until what is kept of it goes
   std::uint64_t kept_bytes_ = 0;
   std::chrono::microseconds run_ahead_{0};  ///< as published; 0: not yet
   bool busy_ = false;                       ///< the executor loads or computes for a request

@@ -1,0 +1,107 @@
+/// Memory that a process which computes for a server has the gate answer with. It is offered once, for as long as the process
+/// lives.
+#include <atomic>
+
+#include "tests/runtime/gate/gate_fixture.hpp"
+
+namespace sluice::gate {
+namespace {
+
+constexpr std::uint64_t first_address = 0x7000'0000'0000, size = 1000;
+
+std::atomic<int> made{0}, freed{0};
+
+sluice_runtime_api const& memory() {
+  static sluice_runtime_api const table{
+      .size = sizeof(sluice_runtime_api),
+      .mem_alloc = [](int /*device*/, std::uint64_t* address, std::size_t bytes) -> int {
+        if (bytes > size) {
+          return bytes > 2 * size ? SLUICE_ALLOC_NOT_OURS : SLUICE_ALLOC_OUT_OF_MEMORY;
+        }
+        ++made;
+        *address = first_address;
+        return SLUICE_ALLOC_OK;
+      },
+      .mem_free = [](std::uint64_t address) -> int {
+        freed += address == first_address ? 1 : 0;
+        return address == first_address ? SLUICE_ALLOC_OK : SLUICE_ALLOC_NOT_OURS;
+      },
+      .mem_info = [](int /*device*/, std::size_t* free_bytes, std::size_t* total_bytes) -> int {
+        *free_bytes = 5;
+        *total_bytes = 7;
+        return SLUICE_ALLOC_OK;
+      },
+      .address_range = [](std::uint64_t address, std::uint64_t* base, std::size_t* bytes) -> int {
+        if (address < first_address || address >= first_address + size) {
+          return SLUICE_ALLOC_NOT_OURS;
+        }
+        *base = first_address;
+        *bytes = size;
+        return SLUICE_ALLOC_OK;
+      },
+      .holds = [](std::uint64_t address) -> int {
+        return address >= first_address && address < first_address + size ? 1 : 0;
+      },
+      .micro_batch_dropped = nullptr};
+  return table;
+}
+
+class offered_memory : public gate_test {
+ protected:
+  offered_memory() {
+    static int const offered = gate.offer_memory(&memory());
+    EXPECT_EQ(offered, 0);
+  }
+};
+
+TEST_F(offered_memory, answers_allocations) {
+  auto const asked = driver.calls("cuMemAlloc_v2");
+  CUdeviceptr at = 0;
+  EXPECT_EQ(cuda.allocate(&at, size), CUDA_SUCCESS);
+  EXPECT_EQ(at, first_address);
+  EXPECT_EQ(gate.holds(at), 1);
+  EXPECT_EQ(cuda.allocate(&at, size + 1), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(driver.calls("cuMemAlloc_v2"), asked);
+  EXPECT_EQ(made, 1);
+}
+
+TEST_F(offered_memory, leaves_the_rest_to_the_driver) {
+  auto const asked = driver.calls("cuMemAlloc_v2");
+  CUdeviceptr at = 0;
+  EXPECT_EQ(cuda.allocate(&at, 2 * size + 1), CUDA_SUCCESS);
+  EXPECT_EQ(driver.calls("cuMemAlloc_v2"), asked + 1);
+  EXPECT_EQ(gate.holds(at), 0);
+  EXPECT_EQ(cuda.free_memory(at), CUDA_SUCCESS);
+}
+
+TEST_F(offered_memory, is_freed_when_the_device_has_done_what_was_launched) {
+  static std::atomic<bool> done{false};
+  done = false;
+  EXPECT_EQ(launch(kernel(std::chrono::milliseconds{2}, [](void**) { done = true; })),
+            CUDA_SUCCESS);
+  auto const before = freed.load();
+  EXPECT_EQ(cuda.free_memory(first_address), CUDA_SUCCESS);
+  EXPECT_TRUE(done);
+  EXPECT_EQ(freed, before + 1);
+  EXPECT_EQ(cuda.free_memory(first_address + 1), CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST_F(offered_memory, says_what_there_is) {
+  std::size_t free_bytes = 0;
+  std::size_t total_bytes = 0;
+  EXPECT_EQ(cuda.memory_info(&free_bytes, &total_bytes), CUDA_SUCCESS);
+  EXPECT_EQ(free_bytes, 5U);
+  EXPECT_EQ(total_bytes, 7U);
+  CUdeviceptr base = 0;
+  std::size_t bytes = 0;
+  EXPECT_EQ(cuda.address_range(&base, &bytes, first_address + 10), CUDA_SUCCESS);
+  EXPECT_EQ(base, first_address);
+  EXPECT_EQ(bytes, size);
+}
+
+TEST_F(offered_memory, is_offered_once) {
+  EXPECT_EQ(gate.offer_memory(&memory()), -1);
+}
+
+}  // namespace
+}  // namespace sluice::gate
