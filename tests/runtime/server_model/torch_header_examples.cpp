@@ -8,6 +8,7 @@
 
 #include "memhandover/allocation/tensor_heap.hpp"
 #include "runtime/server/inference/inference_service.hpp"
+#include "runtime/torch/model/detail/naming.hpp"
 #include "runtime/torch/model/detail/torch_weights.hpp"
 #include "runtime/torch/model/rehearsal.hpp"
 #include "runtime/torch/model/torch_file.hpp"
@@ -29,6 +30,18 @@ void of_torch_model(model_metadata const& metadata, memhandover::loaded_tensors 
   auto outputs = model->run(inputs, {});
   model->unload();
 }
+
+// An example shows what an expression is by a comment behind it.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-result"
+
+void of_naming() {
+  input_places({"INPUT__1", "INPUT__0"}, {{"a"}, {"b"}}).of;
+  input_places({"b", "a"}, {{"a"}, {"b"}}).of;
+  output_places({"OUTPUT__1"}).of;
+}
+
+#pragma GCC diagnostic pop
 
 void of_rehearsal() {
   start_torch({.cuda_ordinal = -1});
