@@ -26,7 +26,8 @@ enum class error_kind {
   unsupported,        ///< the request is understood, but this build or machine cannot do it
   cancelled,          ///< taken back by its own side (a discarded micro-batch)
   aborted,            ///< the process that worked on it has ended
-  internal,           ///< a broken invariant: a bug in Sluice, or a corrupted ledger
+  misconfigured,  ///< what an operator has written contradicts what it describes; no caller's doing
+  internal,       ///< a broken invariant: a bug in Sluice, or a corrupted ledger
 };
 
 /// The kind's name as it stands in logs and on the command line, e.g. "invalid_argument".
@@ -50,6 +51,8 @@ enum class error_kind {
       return "cancelled";
     case error_kind::aborted:
       return "aborted";
+    case error_kind::misconfigured:
+      return "misconfigured";
     case error_kind::internal:
       return "internal";
   }

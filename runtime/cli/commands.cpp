@@ -1,8 +1,10 @@
 #include "runtime/cli/commands.hpp"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -24,6 +26,7 @@
 #include "runtime/launcher/environment.hpp"
 #include "runtime/policy/policy.hpp"
 #include "runtime/policy/units.hpp"
+#include "runtime/server/repository/model_repository.hpp"
 
 namespace sluice::cli {
 namespace {
@@ -54,6 +57,38 @@ std::string summary(policy::policy const& wanted) {
   return fmt::format("{}: valid; models: {}; pool: {} on backend {}; listens on {}:{}\n",
                      wanted.file.string(), models, memory, policy::to_string(wanted.pool.backend),
                      wanted.server.host, wanted.server.port);
+}
+
+/// Why models of the policy could not be served, one after the other. A repository that is not on this machine is passed
+/// over, and what is in the models' files only an executor finds.
+std::vector<std::string> repository_faults(policy::policy const& wanted) {
+  auto const& root = wanted.server.model_repository;
+  std::error_code failure;
+  if (root.empty() || !std::filesystem::exists(root, failure)) {
+    return {};
+  }
+  spdlog::set_level(spdlog::level::off);  // what is passed over there is the server's to log
+  std::vector<std::string> faults;
+  try {
+    auto const there = server::read_repository({root});
+    for (auto const& model : wanted.models) {
+      auto const fault = std::find_if(there.unservable.begin(), there.unservable.end(),
+                                      [&](auto const& each) { return each.name == model.name; });
+      auto const is_there =
+          std::any_of(there.models.begin(), there.models.end(),
+                      [&](auto const& each) { return each.metadata.name == model.name; });
+      if (fault != there.unservable.end()) {
+        faults.push_back(
+            fmt::format("model '{}' cannot be served: {}", model.name, fault->reason.what()));
+      } else if (!is_there) {
+        faults.push_back(
+            fmt::format("model '{}' is not in the model repository {}", model.name, root.string()));
+      }
+    }
+  } catch (error const& wrong) {
+    faults.emplace_back(wrong.what());
+  }
+  return faults;
 }
 
 }  // namespace
@@ -149,7 +184,15 @@ int clean_pools(bool dry_run) {
 
 int check_policy(std::string const& file) {
   try {
-    print(summary(policy::load(file)));
+    auto const wanted = policy::load(file);
+    auto const faults = repository_faults(wanted);
+    for (auto const& each : faults) {
+      std::fprintf(stderr, "%s: %s\n", wanted.file.c_str(), each.c_str());
+    }
+    if (!faults.empty()) {
+      return 1;
+    }
+    print(summary(wanted));
     return 0;
   } catch (policy::policy_error const& wrong) {
     std::fprintf(stderr, "%s\n", wrong.what());

@@ -177,8 +177,21 @@ std::string models_text(json const& models) {
       warnings += fmt::format("  {} is predicted to miss its promise with any idle timeout: {}\n",
                               cell("name"), cell("reason"));
     }
+    if (field(model, "unservable").is_string()) {
+      warnings += fmt::format("  {} cannot be served: {}\n", cell("name"), cell("unservable"));
+    }
   }
   return "models\n" + table(rows) + warnings;
+}
+
+std::string unservable_text(json const& list) {
+  std::string text;
+  if (list.is_array()) {
+    for (auto const& each : list) {
+      text += fmt::format("  {}: {}\n", plain(field(each, "name")), plain(field(each, "reason")));
+    }
+  }
+  return text.empty() ? text : "cannot be served\n" + text;
 }
 
 std::string handovers_text(json const& handovers) {
@@ -196,7 +209,7 @@ std::string one_pool_text(json const& status) {
   return owners_text(field(status, "pool")) + clients_text(field(status, "clients")) +
          holdings_text(field(status, "clients")) + long_units_text(field(status, "clients")) +
          handovers_text(field(status, "handovers")) + server_text(status) + pauses_text(status) +
-         models_text(field(status, "models"));
+         models_text(field(status, "models")) + unservable_text(field(status, "unservable"));
 }
 
 }  // namespace

@@ -197,10 +197,11 @@ int serve(command_line const& given) {
   auto const text = policy::read_text(given.policy_file);
   auto const wanted = read_policy(text, given);
   preload_gate(wanted, given.runtime_dir);
-  auto const chosen = choose_models(wanted, read_repository({wanted.server.model_repository}));
+  auto const choice = choose_models(wanted, read_repository({wanted.server.model_repository}));
+  auto const& chosen = choice.served;
   end_signals const signals;
 
-  model_service service{offered(chosen)};
+  model_service service{offered(chosen), choice.unservable};
   std::optional<remote_executor> executor;
   endpoint http{endpoint_options_of(wanted, chosen), service};
   auto options = executor_options_of(wanted, chosen, given, http.address());

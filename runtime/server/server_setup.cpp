@@ -5,12 +5,14 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <utility>
 
 #include "memhandover/base/bytes.hpp"
 #include "memhandover/base/environment.hpp"
 #include "memhandover/base/error.hpp"
+#include "runtime/telemetry/logging.hpp"
 
 namespace sluice::server {
 namespace {
@@ -45,45 +47,65 @@ scheduler::idle_limits limits_of(policy::warm_policy const& warm) {
 
 }  // namespace
 
-std::vector<chosen_model> choose_models(policy::policy const& wanted,
-                                        std::vector<model_entry> const& entries) {
-  std::vector<chosen_model> chosen;
-  std::vector<std::string> missing;
-  std::set<std::string> present, served;
-  for (auto const& entry : entries) {
+model_choice choose_models(policy::policy const& wanted, repository_contents there) {
+  model_choice choice;
+  choice.unservable = std::move(there.unservable);
+  std::vector<std::string> missing, reasons;
+  std::optional<error_kind> first;
+  std::set<std::string> present, named;
+  for (auto const& entry : there.models) {
     present.insert(entry.metadata.name);
   }
   for (auto const& model : wanted.models) {
-    served.insert(model.name);
-    if (!present.contains(model.name)) {
+    named.insert(model.name);
+    auto const fault =
+        std::find_if(choice.unservable.begin(), choice.unservable.end(),
+                     [&](unservable_model const& each) { return each.name == model.name; });
+    if (fault != choice.unservable.end()) {
+      fault->is_wanted = true;
+      first = first.value_or(fault->reason.kind());
+      reasons.push_back(fmt::format("model '{}': {}", fault->name, fault->reason.what()));
+    } else if (!present.contains(model.name)) {
       missing.push_back(model.name);
-      continue;
     }
-    for (auto const& entry : entries) {
+    for (auto const& entry : there.models) {
       if (entry.metadata.name == model.name) {
-        chosen.push_back({entry, model});
+        choice.served.push_back({entry, model});
       }
     }
   }
   if (!missing.empty()) {
     throw error{error_kind::not_found,
-                fmt::format("{} names models that the repository {} does not have: {}; it has {}",
+                fmt::format("{} names models that the repository {} does not have: {}; it has {}{}",
                             wanted.file.string(), wanted.server.model_repository.string(),
-                            fmt::join(missing, ", "), fmt::join(present, ", "))};
+                            fmt::join(missing, ", "), fmt::join(present, ", "),
+                            reasons.empty() ? ""
+                                            : fmt::format("; and models that cannot be served: {}",
+                                                          fmt::join(reasons, "; ")))};
+  }
+  if (choice.served.empty() && !reasons.empty()) {
+    throw error{first.value(), fmt::format("no model that {} names can be served: {}",
+                                           wanted.file.string(), fmt::join(reasons, "; "))};
   }
   for (auto const& name : present) {
-    if (!served.contains(name)) {
+    if (!named.contains(name)) {
       spdlog::info("model is not served, the policy does not name it model={}", name);
     }
   }
-  return chosen;
+  for (auto const& each : choice.unservable) {
+    spdlog::log(each.is_wanted ? spdlog::level::err : spdlog::level::warn,
+                "a model {} cannot be served model={} reason={}",
+                each.is_wanted ? "that the policy names" : "of the repository",
+                telemetry::quoted(each.name), telemetry::quoted(each.reason.what()));
+  }
+  return choice;
 }
 
 std::vector<offered_model> offered(std::vector<chosen_model> const& chosen) {
   std::vector<offered_model> result;
   result.reserve(chosen.size());
   for (auto const& each : chosen) {
-    result.push_back({each.entry.metadata, each.entry.version});
+    result.push_back({each.entry.metadata, each.entry.version, each.entry.max_batch_size});
   }
   return result;
 }

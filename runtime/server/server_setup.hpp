@@ -1,9 +1,9 @@
 /// From policy and model repository to what the host and the service are made of. Starts nothing.
 ///
-///   auto const chosen = choose_models(policy, read_repository({policy.server.model_repository}));
-///   model_service service{offered(chosen)};
+///   auto const choice = choose_models(policy, read_repository({policy.server.model_repository}));
+///   model_service service{offered(choice.served), choice.unservable};
 ///   std::vector<served_model> models;
-///   for (auto const& each : chosen) {
+///   for (auto const& each : choice.served) {
 ///     models.push_back(served(each, prepare(each.entry), policy, pool->shape().backend));
 ///   }
 ///   model_host host{host_options_of(policy), pool, std::move(models)};
@@ -29,10 +29,15 @@ struct chosen_model {
   policy::model_policy wanted;
 };
 
+struct model_choice {
+  std::vector<chosen_model> served;
+  std::vector<unservable_model> unservable;  ///< all of the repository's, wanted or not
+};
+
 /// All versions of the models in the policy. Models of the repository that no policy names are not
-/// served, with a log line. Throws `not_found` with all names that the repository lacks.
-[[nodiscard]] std::vector<chosen_model> choose_models(policy::policy const& wanted,
-                                                      std::vector<model_entry> const& entries);
+/// served, and others cannot be; each has a log line. Throws `not_found` with all names that the repository lacks, and if
+/// none can be served, with all reasons, the kind of the first.
+[[nodiscard]] model_choice choose_models(policy::policy const& wanted, repository_contents there);
 
 [[nodiscard]] std::vector<offered_model> offered(std::vector<chosen_model> const& chosen);
 

@@ -1,6 +1,7 @@
 #include "runtime/server/service.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,9 +15,42 @@ namespace {
 
 constexpr auto const* starting = "the server is starting";
 
+std::string cannot_be_served(std::string const& model, error const& reason) {
+  return fmt::format("model '{}' cannot be served: {}", model, reason.what());
+}
+
+/// Triton's rule for models with a batch dimension: it is the first of all inputs, one size in a request.
+void check_batch(infer_request const& request, std::int64_t most) {
+  if (most == 0) {
+    return;
+  }
+  tensor const* first = nullptr;
+  for (auto const& each : request.inputs) {
+    if (each.shape.empty()) {
+      continue;  // which no shape of the model fits
+    }
+    auto const size = each.shape.front();
+    if (size > most) {
+      throw error{error_kind::invalid_argument,
+                  fmt::format("input '{}' has {} rows, but model '{}' takes at most {} in one "
+                              "request (max_batch_size); send them in several",
+                              each.name, size, request.model, most)};
+    }
+    first = first == nullptr ? &each : first;
+    if (size != first->shape.front()) {
+      throw error{error_kind::invalid_argument,
+                  fmt::format("input '{}' has {} rows and input '{}' has {}; the first dimension "
+                              "of all inputs of model '{}' is its batch, and must be equal",
+                              first->name, first->shape.front(), each.name, size, request.model)};
+    }
+  }
+}
+
 }  // namespace
 
-model_service::model_service(std::vector<offered_model> offered) : offered_(std::move(offered)) {}
+model_service::model_service(std::vector<offered_model> offered,
+                             std::vector<unservable_model> unservable)
+    : offered_(std::move(offered)), unservable_(std::move(unservable)) {}
 
 void model_service::attach(model_executor& host, std::string endpoint) {
   endpoint_ = std::move(endpoint);
@@ -28,7 +62,25 @@ readiness model_service::ready() const {
   if (host == nullptr) {
     return {false, starting};
   }
-  return draining_ ? readiness{false, "the server is shutting down"} : host->ready();
+  if (draining_) {
+    return {false, "the server is shutting down"};
+  }
+  if (auto now = host->ready(); !now) {
+    return now;
+  }
+  std::vector<std::string> faults;
+  for (std::size_t i = 0; i < offered_.size(); ++i) {
+    if (auto const why = host->unservable(i)) {
+      faults.push_back(cannot_be_served(offered_[i].metadata.name, *why));
+    }
+  }
+  for (auto const& each : unservable_) {
+    if (each.is_wanted) {
+      faults.push_back(cannot_be_served(each.name, each.reason));
+    }
+  }
+  return faults.empty() ? readiness{}
+                        : readiness{false, fmt::format("{}", fmt::join(faults, "; "))};
 }
 
 std::vector<std::string> model_service::models() const {
@@ -50,6 +102,11 @@ std::size_t model_service::index_of(std::string const& model, std::string const&
       if (version.empty() || each.version == version) {
         return index;
       }
+    }
+  }
+  for (auto const& each : unservable_) {
+    if (each.name == model) {
+      throw error{error_kind::unavailable, cannot_be_served(model, each.reason)};
     }
   }
   throw error{error_kind::not_found,
@@ -77,6 +134,7 @@ request_ticket model_service::infer(infer_request request, std::function<void(in
   }
   try {
     auto const index = index_of(request.model, request.version);
+    check_batch(request, offered_[index].max_batch_size);
     return host->submit(index, std::move(request), done);
   } catch (error const& failure) {
     done(failure);
@@ -102,6 +160,10 @@ nlohmann::json model_service::status() const {
                                     : !host->ready() ? "restarting"
                                                      : "ready"}}}};
   result.update(host == nullptr ? describe(host_snapshot{}) : host->status());
+  auto& faults = result["unservable"] = nlohmann::json::array();
+  for (auto const& each : unservable_) {
+    faults.push_back({{"name", each.name}, {"reason", each.reason.what()}});
+  }
   return result;
 }
 

@@ -12,11 +12,13 @@
 ///   service.attach(host, http.address());
 ///
 /// Thread-safe. Versions of one model are offered oldest first; a request without a version gets
-/// the last of them.
+/// the last of them. As Triton with its strict readiness it is ready while all models that the policy names can be
+/// served.
 #pragma once
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -31,17 +33,21 @@ namespace sluice::server {
 struct offered_model {
   model_metadata metadata;
   std::string version;
+  std::int64_t max_batch_size = 0;  ///< 0: its tensors have no batch dimension
 };
 
 class model_service final : public inference_service {
  public:
-  explicit model_service(std::vector<offered_model> offered);
+  /// `unservable` is what is not offered, though the repository has it.
+  explicit model_service(std::vector<offered_model> offered,
+                         std::vector<unservable_model> unservable = {});
 
   /// `host` must outlive the service, or the last call of it.
   void attach(model_executor& host, std::string endpoint);
   void drain() noexcept { draining_ = true; }
 
   [[nodiscard]] readiness ready() const override;
+  [[nodiscard]] std::vector<unservable_model> unservable() const override { return unservable_; }
   [[nodiscard]] std::vector<std::string> models() const override;
   [[nodiscard]] model_metadata metadata(std::string const& model,
                                         std::string const& version) const override;
@@ -55,6 +61,7 @@ class model_service final : public inference_service {
   [[nodiscard]] std::size_t index_of(std::string const& model, std::string const& version) const;
 
   std::vector<offered_model> const offered_;
+  std::vector<unservable_model> const unservable_;
   std::chrono::steady_clock::time_point const started_ = std::chrono::steady_clock::now();
   std::string endpoint_;                         ///< set before `host_`
   std::atomic<model_executor*> host_ = nullptr;  ///< null while starting

@@ -2,6 +2,7 @@
 // it is given.
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <signal.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
@@ -24,7 +25,9 @@
 #include "runtime/policy/policy.hpp"
 #include "runtime/server/executor/end_report.hpp"
 #include "runtime/server/executor/executor_session.hpp"
+#include "runtime/server/hosting/absent_model.hpp"
 #include "runtime/server/hosting/launch_listener.hpp"
+#include "runtime/server/inference/caught_error.hpp"
 #include "runtime/server/server_setup.hpp"
 #include "runtime/telemetry/error_table.hpp"
 #include "runtime/telemetry/logging.hpp"
@@ -60,25 +63,44 @@ settings settings_in(nlohmann::json const& from) {
   }
 }
 
+/// A model that the server offers, and why not if it cannot be served.
+struct offered_entry {
+  chosen_model is;
+  std::optional<error> fault{};
+};
+
 /// The models that the server offers, in its order.
-std::vector<chosen_model> models_of(settings const& given, policy::policy const& wanted) {
+std::vector<offered_entry> models_of(settings const& given, policy::policy const& wanted) {
   auto const there = read_repository({given.model_repository});
-  std::vector<chosen_model> found;
+  std::vector<offered_entry> found;
   for (auto const& [name, version] : given.models) {
-    auto const entry = std::find_if(there.begin(), there.end(), [&](model_entry const& one) {
-      return one.metadata.name == name && one.version == version;
-    });
+    auto const entry =
+        std::find_if(there.models.begin(), there.models.end(), [&](model_entry const& one) {
+          return one.metadata.name == name && one.version == version;
+        });
+    auto const fault = std::find_if(there.unservable.begin(), there.unservable.end(),
+                                    [&](unservable_model const& one) { return one.name == name; });
     auto const model =
         std::find_if(wanted.models.begin(), wanted.models.end(),
                      [&](policy::model_policy const& one) { return one.name == name; });
-    if (entry == there.end() || model == wanted.models.end()) {
-      throw error{
-          error_kind::not_found,
-          fmt::format("version {} of model '{}' has gone from the repository {}; put it back, "
-                      "or restart the server to serve what is there",
-                      version, name, given.model_repository.string())};
+    if (model == wanted.models.end()) {
+      throw error{error_kind::not_found,
+                  fmt::format("the server's policy does not name model '{}'", name)};
     }
-    found.push_back({*entry, *model});
+    if (entry != there.models.end()) {
+      found.push_back({{*entry, *model}});
+      continue;
+    }
+    model_entry lost;
+    lost.metadata.name = name;
+    lost.version = version;
+    auto const gone =
+        error{error_kind::not_found,
+              fmt::format("version {} has gone from the repository {}; put it back, or restart the "
+                          "server to serve what is there",
+                          version, given.model_repository.string())};
+    found.push_back(
+        {{std::move(lost), *model}, fault == there.unservable.end() ? gone : fault->reason});
   }
   return found;
 }
@@ -110,32 +132,74 @@ std::shared_ptr<memhandover::serving_pool> join_pool(policy::policy const& wante
   return pool;
 }
 
-std::vector<served_model> prepare(std::vector<chosen_model> const& chosen,
-                                  policy::policy const& wanted,
-                                  memhandover::pool_shape const& shape, torch_device device,
-                                  host_board& board, executor_session const& session) {
-  std::vector<served_model> models;
+std::unique_ptr<hosted_model> prepare(model_entry const& entry,
+                                      memhandover::pool_shape const& shape, torch_device device) {
+  auto const& metadata = entry.metadata;
+  auto model =
+      prepare_torch_model({metadata.name, entry.file, metadata.inputs, metadata.outputs, device});
+  if (model->bytes() > shape.bytes()) {
+    throw error{
+        error_kind::out_of_memory,
+        fmt::format("model '{}': it has {} of weights but the whole pool has {}; make "
+                    "pool.memory larger",
+                    metadata.name, format_bytes(model->bytes()), format_bytes(shape.bytes()))};
+  }
+  return model;
+}
+
+/// The failure without the words that name the model, which whoever shows it says.
+error reason_for(std::string const& model, error const& failure) {
+  auto const prefix = fmt::format("model '{}': ", model);
+  std::string_view const text{failure.what()};
+  return {failure.kind(), std::string{text.substr(text.starts_with(prefix) ? prefix.size() : 0)},
+          failure.retry_after()};
+}
+
+struct prepared_models {
+  std::vector<served_model> models;  ///< empty: the end is wanted
+  nlohmann::json unservable = nlohmann::json::array();
+};
+
+/// One that cannot be served stands in no other's way. Throws if all cannot.
+prepared_models prepare(std::vector<offered_entry> const& offered, policy::policy const& wanted,
+                        memhandover::pool_shape const& shape, torch_device device,
+                        host_board& board, executor_session const& session) {
+  prepared_models made;
+  std::vector<std::string> texts;
+  error_kind first = error_kind::internal;
   host_board::this_lane = 0;  // the host's executor does not live yet
-  for (auto const& each : chosen) {
+  for (auto const& each : offered) {
     if (session.end_wanted()) {
       return {};
     }
-    auto const& metadata = each.entry.metadata;
-    board.begin({.what = activity::preparing, .model = models.size()});
-    auto model = prepare_torch_model(
-        {metadata.name, each.entry.file, metadata.inputs, metadata.outputs, device});
-    board.end();
-    if (model->bytes() > shape.bytes()) {
-      throw error{
-          error_kind::out_of_memory,
-          fmt::format("model '{}' has {} of weights but the whole pool has {}; make "
-                      "pool.memory larger",
-                      metadata.name, format_bytes(model->bytes()), format_bytes(shape.bytes()))};
+    auto const place = made.models.size();
+    auto const& name = each.is.entry.metadata.name;
+    auto fault = each.fault;
+    std::unique_ptr<hosted_model> model;
+    if (!fault) {
+      board.begin({.what = activity::preparing, .model = place});
+      try {
+        model = prepare(each.is.entry, shape, device);
+      } catch (...) {
+        fault = reason_for(name, caught_error());
+      }
+      board.end();
     }
-    models.push_back(served(each, std::move(model), wanted, shape.backend));
+    if (fault) {
+      first = texts.empty() ? fault->kind() : first;
+      texts.push_back(fmt::format("model '{}': {}", name, fault->what()));
+      made.unservable.push_back(
+          {{"place", place}, {"kind", static_cast<int>(fault->kind())}, {"error", fault->what()}});
+      model = std::make_unique<absent_model>(*fault);
+    }
+    made.models.push_back(served(each.is, std::move(model), wanted, shape.backend));
+    made.models.back().always_warm = made.models.back().always_warm && !fault;
   }
   host_board::this_lane = host_board::no_lane;
-  return models;
+  if (texts.size() == made.models.size()) {
+    throw error{first, fmt::format("{}", fmt::join(texts, "; "))};
+  }
+  return made;
 }
 
 /// What a thread that computes begins with. One that cannot rehearse may still compute what models want.
@@ -157,13 +221,14 @@ bool execute(executor_session& session) {
   auto const& orders = session.orders();
   auto const given = settings_in(orders.settings);
   auto const wanted = policy::parse(orders.policy, given.policy_file);
-  auto const chosen = models_of(given, wanted);
+  auto const offered = models_of(given, wanted);
   auto const pool = join_pool(wanted, given);
   torch_device const device{
       pool->shape().backend == memhandover::backend_kind::cuda ? pool->shape().device : -1};
   start_torch(device);
   auto const activations = serve_activations(pool, device);
-  auto models = prepare(chosen, wanted, pool->shape(), device, *orders.board, session);
+  auto [models, unservable] =
+      prepare(offered, wanted, pool->shape(), device, *orders.board, session);
   if (models.empty()) {
     return true;
   }
@@ -201,7 +266,7 @@ bool execute(executor_session& session) {
   if (!host.warm_up([&session] { return session.end_wanted(); })) {
     return true;
   }
-  session.serve(host, preparation_for(device, given.threads));
+  session.serve(host, preparation_for(device, given.threads), unservable);
   if (host.stop(milliseconds{0})) {
     return true;
   }

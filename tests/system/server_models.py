@@ -111,7 +111,7 @@ class ModelRepository:
 
     def configure(self, name: str, inputs: Spec, outputs: Spec, *, batched: bool = True) -> None:
         (self.root / name).mkdir(parents=True, exist_ok=True)
-        lines = [f'name: "{name}"', 'platform: "pytorch_libtorch"', f"max_batch_size: {64 if batched else 0}"]
+        lines = [f'name: "{name}"', 'platform: "pytorch_libtorch"', f"max_batch_size: {2**20 if batched else 0}"]
         for key, specs in (("input", inputs), ("output", outputs)):
             for tensor, (data_type, dims) in specs.items():
                 shape = ", ".join(map(str, dims))

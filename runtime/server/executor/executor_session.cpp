@@ -59,12 +59,13 @@ executor_orders const& executor_session::orders() {
   return *orders_;
 }
 
-void executor_session::serve(model_executor& host, json const& spare) {
+void executor_session::serve(model_executor& host, json const& spare, json const& unservable) {
   {
     std::lock_guard const lock{mutex_};
     host_ = &host;
   }
-  send({{{"type", "ready"}, {"spare", spare}}, {}, {}});
+  send(wrap_text({{"type", "ready"}, {"spare", spare}},
+                 unservable.dump(-1, ' ', false, json::error_handler_t::replace)));
   std::unique_lock lock{mutex_};
   changed_.wait(lock, [this] { return end_wanted_.load(); });
   host_ = nullptr;

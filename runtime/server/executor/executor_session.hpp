@@ -69,7 +69,9 @@ class executor_session {
 
   /// Gives the server's requests to `host`, and returns when the server wants the end. What `host` has been given
   /// by then it may still answer, as long as the session lives. `spare` is for who may have to take this one's place.
-  void serve(model_executor& host, nlohmann::json const& spare = nlohmann::json::object());
+  /// Models that cannot be served are `unservable`, each as {"place", "kind", "error"}.
+  void serve(model_executor& host, nlohmann::json const& spare = nlohmann::json::object(),
+             nlohmann::json const& unservable = nlohmann::json::array());
   /// Tells the server why there is nothing to serve.
   void fail(error const& why);
 

@@ -56,6 +56,7 @@ remote_executor::impl::impl(options how)
                }),
       health_(how_.models.size()),
       last_offences_(how_.models.size()),
+      unservable_(how_.models.size()),
       spare_(how_.program, how_.spare_limit) {
   if (how_.models.size() > host_board::max_models) {
     throw error{error_kind::unsupported,
@@ -123,10 +124,18 @@ model_state remote_executor::impl::state_now(model_index model) const {
 readiness remote_executor::impl::model_ready(model_index model) const {
   std::lock_guard const lock{mutex_};
   auto const now = clock::now();
+  if (auto const& why = unservable_.at(model)) {
+    return {false, why->what()};
+  }
   if (auto const rest = health_.at(model).failed_for(now); rest > 0s) {
     return {false, "failed: " + failure_text(model, now), ceil<milliseconds>(rest)};
   }
   return readiness_of(state_now(model));
+}
+
+std::optional<error> remote_executor::impl::unservable(model_index model) const {
+  std::lock_guard const lock{mutex_};
+  return unservable_.at(model);
 }
 
 std::string remote_executor::impl::failure_text(model_index model, clock::time_point now) const {
@@ -249,6 +258,10 @@ std::optional<error> remote_executor::impl::refuse(model_index model, clock::tim
   if (stopping_) {
     return error{error_kind::unavailable, "the server is shutting down"};
   }
+  if (auto const& why = unservable_[model]) {
+    return error{error_kind::unavailable,
+                 fmt::format("model '{}' cannot be served: {}", is.name, why->what())};
+  }
   if (auto const rest = health_[model].failed_for(now); rest > 0s) {
     return error{error_kind::unavailable,
                  fmt::format("model '{}' has failed: {}", is.name, failure_text(model, now)),
@@ -357,7 +370,9 @@ void remote_executor::impl::describe(json& into) const {
     auto const& counts = pending_.counts(index);
     auto const& health = health_[index];
     auto const rest = health.failed_for(now);
-    each["state"] = rest > 0s ? "failed" : server::to_string(state_now(index));
+    auto const& why = unservable_[index];
+    each["state"] = rest > 0s || why ? "failed" : server::to_string(state_now(index));
+    each["unservable"] = why ? json(why->what()) : json{};
     each["requests"] = counts.requests;
     each["failed"] = counts.failed;
     each["cancelled"] = counts.cancelled;
@@ -388,6 +403,9 @@ readiness remote_executor::ready() const {
 }
 readiness remote_executor::model_ready(model_index model) const {
   return impl_->model_ready(model);
+}
+std::optional<error> remote_executor::unservable(model_index model) const {
+  return impl_->unservable(model);
 }
 model_state remote_executor::state(model_index model) const {
   return impl_->state(model);

@@ -31,6 +31,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -76,6 +77,7 @@ class remote_executor final : public model_executor {
   [[nodiscard]] readiness ready() const override;
   [[nodiscard]] model_state state(model_index model) const override;
   [[nodiscard]] readiness model_ready(model_index model) const override;
+  [[nodiscard]] std::optional<error> unservable(model_index model) const override;
   request_ticket submit(model_index model, infer_request request, completion done) override;
   void cancel(request_ticket which) override;
   void keep_warm() override;

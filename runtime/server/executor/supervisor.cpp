@@ -186,6 +186,7 @@ void remote_executor::impl::take(memhandover::message received) {
     back_off_ = milliseconds{0};
     waited_until_ = last_ticket_;
     ready_since_ = heard_;
+    note_unservable(received);
     if (how_.spare) {
       spare_.want(received.body.value("spare", json::object()));
     }
@@ -202,6 +203,27 @@ void remote_executor::impl::take(memhandover::message received) {
     ++statuses_;
     changed_.notify_all();
   }
+}
+
+/// Of models that this process cannot serve; the next one may. Each reason is logged once.
+void remote_executor::impl::note_unservable(memhandover::message const& ready) {
+  auto const given =
+      ready.lost_descriptors ? json{} : json::parse(unwrap_text(ready), nullptr, false);
+  std::vector<std::optional<error>> noted(how_.models.size());
+  for (auto const& each : given) {
+    auto const place = each.is_object() ? each.value("place", noted.size()) : noted.size();
+    if (place < noted.size()) {
+      noted[place] = failure_in(each);
+    }
+  }
+  for (std::size_t i = 0; i < noted.size(); ++i) {
+    auto const& before = unservable_[i];
+    if (noted[i] && (!before || std::string_view{before->what()} != noted[i]->what())) {
+      spdlog::error("a model that the policy names cannot be served model={} reason={}",
+                    how_.models[i].name, telemetry::quoted(noted[i]->what()));
+    }
+  }
+  unservable_ = std::move(noted);
 }
 
 void remote_executor::impl::answer(detail::pending_request to, memhandover::message received) {

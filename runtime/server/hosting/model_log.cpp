@@ -2,6 +2,8 @@
 
 #include <spdlog/spdlog.h>
 
+#include "runtime/telemetry/logging.hpp"
+
 namespace sluice::server {
 
 void log_prepared(std::string const& model, std::uint64_t bytes, std::uint64_t outside) {
@@ -17,6 +19,19 @@ void log_image(std::string const& model, std::uint64_t bytes, bool pinned) {
         "weight_bytes={}",
         model, bytes);
   }
+}
+
+void log_order_of_inputs(std::string const& model) {
+  spdlog::warn(
+      "inputs are neither named like the arguments of forward nor <name>__<index>, they are given "
+      "to "
+      "it in the order of the configuration model={}",
+      model);
+}
+
+void log_misconfigured(std::string const& model, std::string const& how) {
+  spdlog::error("a model contradicts its configuration model={} reason={}", model,
+                telemetry::quoted(how));
 }
 
 }  // namespace sluice::server

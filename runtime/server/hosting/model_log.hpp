@@ -12,4 +12,9 @@ void log_prepared(std::string const& model, std::uint64_t bytes, std::uint64_t o
 /// Its image is complete. `pinned`: whether it can be copied at full speed.
 void log_image(std::string const& model, std::uint64_t bytes, bool pinned);
 
+/// Its inputs' names say nothing of the arguments that they fill: they are taken in the order of the configuration.
+void log_order_of_inputs(std::string const& model);
+/// What it computes contradicts its configuration.
+void log_misconfigured(std::string const& model, std::string const& how);
+
 }  // namespace sluice::server

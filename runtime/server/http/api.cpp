@@ -225,6 +225,11 @@ http_reply oip_api::repository_index(std::string_view body) const {
                        {"reason", now.reason}});
     }
   }
+  for (auto const& each : service_.unservable()) {
+    if (ready_only) break;
+    index.push_back(
+        {{"name", each.name}, {"state", "UNAVAILABLE"}, {"reason", each.reason.what()}});
+  }
   return ok(index);
 }
 

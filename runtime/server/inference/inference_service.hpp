@@ -61,6 +61,13 @@ struct model_metadata {
   std::vector<tensor_spec> outputs;
 };
 
+/// A model of the repository that cannot be served, whoever asks for it.
+struct unservable_model {
+  std::string name;  ///< UTF-8
+  error reason;
+  bool is_wanted = false;  ///< the policy names it
+};
+
 /// Names a request of a service; none has 0.
 using request_ticket = std::uint64_t;
 
@@ -105,10 +112,12 @@ class inference_service {
  public:
   virtual ~inference_service() = default;
 
-  /// All configured models can be served (cold or warm).
+  /// All models that the policy names can be served (cold or warm).
   [[nodiscard]] virtual readiness ready() const = 0;
+  /// What the repository has besides `models`.
+  [[nodiscard]] virtual std::vector<unservable_model> unservable() const { return {}; }
   [[nodiscard]] virtual std::vector<std::string> models() const = 0;
-  /// Throws `not_found`. Does not wake a cold model, nor touch its idle timer; the same holds for
+  /// Throws `not_found`, `unavailable` for one that cannot be served. Does not wake a cold model, nor touch its idle timer; the same holds for
   /// `model_ready`.
   [[nodiscard]] virtual model_metadata metadata(std::string const& model,
                                                 std::string const& version) const = 0;

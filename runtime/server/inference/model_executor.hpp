@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -47,6 +48,10 @@ class model_executor {
   /// See inference_service.hpp.
   [[nodiscard]] virtual readiness model_ready(model_index model) const {
     return readiness_of(state(model));
+  }
+  /// Why it cannot be served at all, if it cannot.
+  [[nodiscard]] virtual std::optional<error> unservable(model_index /*model*/) const {
+    return std::nullopt;
   }
   /// Runs a request; `done` is called exactly once, before this returns or on a thread of its own. Returns what
   /// `cancel` takes.

@@ -46,7 +46,12 @@ std::vector<std::string> folders_in(fs::path const& folder, std::string_view wha
 
 std::string read_config_file(fs::path const& path) {
   std::error_code failure;
-  if (!fs::is_regular_file(path, failure)) {
+  auto const is = fs::status(path, failure).type();
+  if (failure && is != fs::file_type::not_found) {
+    throw error{error_kind::not_found,
+                fmt::format("cannot read {}: {}", path.string(), failure.message())};
+  }
+  if (is != fs::file_type::regular) {
     throw error{
         error_kind::not_found,
         fmt::format(
@@ -146,6 +151,24 @@ void check_name(std::string const& name, fs::path const& root) {
   }
 }
 
+void check_alone(std::string const& name, std::vector<fs::path> const& homes) {
+  if (homes.size() > 1) {
+    throw error{error_kind::already_exists,
+                fmt::format("model '{}' is in two repositories: {} and {}", name, homes[0].string(),
+                            homes[1].string())};
+  }
+}
+
+/// The name itself, or one that can be shown for it.
+std::string as_utf8(std::string name) {
+  if (!is_utf8(name)) {
+    std::replace_if(
+        name.begin(), name.end(), [](char each) { return static_cast<signed char>(each) < 0; },
+        '?');
+  }
+  return name;
+}
+
 }  // namespace
 
 std::vector<model_entry> read_model(fs::path const& root, std::string const& name) {
@@ -187,16 +210,11 @@ std::vector<model_entry> read_model(fs::path const& root, std::string const& nam
   return entries;
 }
 
-std::vector<model_entry> read_repository(std::vector<fs::path> const& roots) {
-  std::map<std::string, fs::path> homes;
+repository_contents read_repository(std::vector<fs::path> const& roots) {
+  std::map<std::string, std::vector<fs::path>> homes;
   for (auto const& root : roots) {
     for (auto& name : folders_in(root, "model repository")) {
-      auto const [home, fresh] = homes.try_emplace(name, root);
-      if (!fresh) {
-        throw error{error_kind::already_exists,
-                    fmt::format("model '{}' is in two repositories: {} and {}", name,
-                                home->second.string(), root.string())};
-      }
+      homes[std::move(name)].push_back(root);
     }
   }
   if (homes.empty()) {
@@ -208,12 +226,19 @@ std::vector<model_entry> read_repository(std::vector<fs::path> const& roots) {
                             "<repository>/<model>/config.pbtxt and <repository>/<model>/1/model.pt",
                             fmt::join(names, ", "))};
   }
-  std::vector<model_entry> entries;
-  for (auto const& [name, root] : homes) {
-    auto versions = read_model(root, name);
-    std::move(versions.begin(), versions.end(), std::back_inserter(entries));
+  repository_contents found;
+  for (auto const& [name, its_homes] : homes) {
+    try {
+      check_alone(name, its_homes);
+      auto versions = read_model(its_homes.front(), name);
+      std::move(versions.begin(), versions.end(), std::back_inserter(found.models));
+    } catch (error const& reason) {
+      found.unservable.push_back({as_utf8(name), reason});
+    } catch (std::exception const& reason) {
+      found.unservable.push_back({as_utf8(name), {error_kind::internal, reason.what()}});
+    }
   }
-  return entries;
+  return found;
 }
 
 }  // namespace sluice::server

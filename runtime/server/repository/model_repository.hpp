@@ -4,15 +4,19 @@
 ///   <root>/<model>/config.pbtxt
 ///   <root>/<model>/<version>/model.pt        version: a number, written without leading zeros
 ///
-///   for (auto const& entry : read_repository({"/models"})) {
+///   auto const found = read_repository({"/models"});
+///   for (auto const& entry : found.models) {
 ///     std::cout << entry.metadata.name << ": " << entry.file << '\n';
+///   }
+///   for (auto const& each : found.unservable) {
+///     std::cout << each.name << ": " << each.reason.what() << '\n';
 ///   }
 ///
 /// Nothing of a model's file is read, only that it is there. Names that begin with a dot, files
 /// beside the model folders, and folders beside the versions that are no version are passed over,
-/// the latter with a log line.
+/// the latter with a log line. A folder that cannot be served stands in no other's way.
 ///
-/// Throws `error`: `not_found` (repository, model, config.pbtxt, version, model file),
+/// The reasons: `not_found` (model, config.pbtxt, version, model file),
 /// `invalid_argument` (config.pbtxt does not parse or contradicts itself; file:line:column),
 /// `unsupported` (another framework, or a feature whose absence would change answers),
 /// `already_exists` (one model in two repositories).
@@ -41,13 +45,17 @@ struct model_entry {
   nlohmann::json config;
 };
 
+struct repository_contents {
+  std::vector<model_entry> models;           ///< by name, then by version
+  std::vector<unservable_model> unservable;  ///< by name; no policy has been asked about them
+};
+
 /// The versions of one model that its version_policy selects (without one: the newest), oldest
-/// first.
+/// first. Throws the reason why it cannot be served.
 [[nodiscard]] std::vector<model_entry> read_model(std::filesystem::path const& root,
                                                   std::string const& name);
 
-/// All models under all roots, by name, then by version.
-[[nodiscard]] std::vector<model_entry> read_repository(
-    std::vector<std::filesystem::path> const& roots);
+/// All models under all roots. Throws `not_found` if a root cannot be read, or there is no folder in any.
+[[nodiscard]] repository_contents read_repository(std::vector<std::filesystem::path> const& roots);
 
 }  // namespace sluice::server

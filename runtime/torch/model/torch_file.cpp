@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -121,7 +122,61 @@ bool runs_code_when_read(torch::jit::Module const& module) {
   });
 }
 
+/// What was pickled, by the first words of it.
+std::string pickled(std::string_view pickle) {
+  constexpr std::size_t head = 2;  // the protocol's version
+  constexpr std::string_view ordered{"ccollections\nOrderedDict\n"};
+  auto const words = pickle.substr(std::min(head, pickle.size()));
+  if (words.starts_with(ordered)) {
+    return "a state dict, the weights of a model without its code, as torch.save writes it";
+  }
+  if (words.starts_with('}')) {
+    return "a pickled dictionary, such as a state dict or a checkpoint, as torch.save writes it";
+  }
+  auto const middle = words.find('\n');
+  auto const end = middle == std::string_view::npos ? middle : words.find('\n', middle + 1);
+  if (words.starts_with('c') && end != std::string_view::npos) {
+    return "a pickled object of the Python class " + std::string{words.substr(1, middle - 1)} +
+           '.' + std::string{words.substr(middle + 1, end - middle - 1)} +
+           ", as torch.save writes it";
+  }
+  return "a pickled object, as torch.save writes it";
+}
+
+/// In a zip archive.
+std::optional<std::string> other_archive(std::shared_ptr<model_file const> const& file) {
+  PyTorchStreamReader content{std::make_shared<whole_file>(file)};
+  if (content.hasRecord("constants.pkl")) {
+    return std::nullopt;
+  }
+  if (content.hasRecord("data.pkl")) {
+    auto const [data, bytes] = content.getRecord("data.pkl");
+    return pickled({static_cast<char const*>(data.get()), bytes});
+  }
+  if (content.hasRecord("archive_format")) {
+    return "a program of torch.export";
+  }
+  return std::nullopt;
+}
+
 }  // namespace
+
+std::optional<std::string> other_format(std::shared_ptr<model_file const> const& file) {
+  std::array<char, 2> head{};
+  if (file->bytes() < head.size()) {
+    return std::nullopt;
+  }
+  file->read(0, std::as_writable_bytes(std::span{head}));
+  constexpr char pickle_protocol = '\x80';
+  if (head[0] == pickle_protocol && head[1] >= 2 && head[1] <= 5) {
+    return "a Python pickle, as torch.save wrote it before PyTorch 1.6";
+  }
+  try {
+    return other_archive(file);
+  } catch (std::exception const&) {  // reading it says why
+    return std::nullopt;
+  }
+}
 
 std::optional<torch_structure> read_structure(std::shared_ptr<model_file const> const& file) {
   try {

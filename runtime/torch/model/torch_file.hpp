@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <unordered_map>
 
 #include "runtime/server/hosting/model_file.hpp"
@@ -43,5 +44,9 @@ struct torch_structure {
 
 /// All of it. Throws what torch's reader does, and model_file.
 [[nodiscard]] torch::jit::Module read_whole(std::shared_ptr<model_file const> const& file);
+
+/// What a file is, in words, that torch has written and that is no TorchScript; nothing if it is not known.
+[[nodiscard]] std::optional<std::string> other_format(
+    std::shared_ptr<model_file const> const& file);
 
 }  // namespace sluice::server

@@ -23,6 +23,7 @@
 #include "runtime/server/hosting/model_log.hpp"
 #include "runtime/server/hosting/torch_errors.hpp"
 #include "runtime/torch/model/detail/computation.hpp"
+#include "runtime/torch/model/detail/signature.hpp"
 #include "runtime/torch/model/detail/torch_tensors.hpp"
 #include "runtime/torch/model/detail/torch_weights.hpp"
 #include "runtime/torch/model/torch_file.hpp"
@@ -57,27 +58,25 @@ torch::jit::Module read_whole_module(torch_model_options const& options,
   }
 }
 
-/// The arguments of `forward` that requests fill, without self. The rest must have defaults.
-std::vector<c10::Argument> request_arguments(torch::jit::Module const& module,
-                                             torch_model_options const& options) {
+detail::call_signature call_of(torch::jit::Module const& module,
+                               torch_model_options const& options) {
   auto const method = module.find_method("forward");
   if (!method) {
     throw error{error_kind::invalid_argument, "it has no method 'forward'"};
   }
-  auto const& all = method->function().getSchema().arguments();
-  std::vector<c10::Argument> arguments(all.begin() + 1, all.end());
-  auto const needed = static_cast<std::size_t>(
-      std::count_if(arguments.begin(), arguments.end(),
-                    [](c10::Argument const& each) { return !each.default_value(); }));
-  auto const given = options.inputs.size();
-  if (given < needed || given > arguments.size()) {
-    throw error{error_kind::invalid_argument,
-                c10::str("its configuration names ", given, " inputs, but 'forward' takes ",
-                         needed == arguments.size() ? c10::str(needed)
-                                                    : c10::str(needed, " to ", arguments.size()))};
+  return detail::signature_of(method->function().getSchema(), options.inputs, options.outputs);
+}
+
+void refuse_other_formats(std::shared_ptr<model_file const> const& file) {
+  if (auto const format = other_format(file)) {
+    throw error{
+        error_kind::invalid_argument,
+        c10::str(
+            file->path().string(), " is ", *format,
+            ", but a model is served from TorchScript, which has its code too: write that file "
+            "with torch.jit.script(model.eval()).save(\"model.pt\"), or "
+            "torch.jit.trace(model.eval(), example).save(\"model.pt\")")};
   }
-  arguments.resize(given, arguments.front());
-  return arguments;
 }
 
 /// How this version lays out a file's weights in memory. To be counted up when that changes: a server must
@@ -90,14 +89,18 @@ class torch_model final : public hosted_model {
       : options_(std::move(options)),
         device_(at_device(options_.device)),
         file_(open_file(options_)) {
+    refuse_other_formats(file_);
     read_without_weights();
     module_.eval();
-    arguments_ = request_arguments(module_, options_);
     for (auto const& each : options_.inputs) {
       (void)detail::torch_type(each.type);
     }
     for (auto const& each : options_.outputs) {
       (void)detail::torch_type(each.type);
+    }
+    signature_ = call_of(module_, options_);
+    if (signature_.is_guess) {
+      log_order_of_inputs(options_.name);
     }
     auto const constants = detail::place_constants(module_, device_);
     ::malloc_trim(0);  // what was read may have left its size behind in the heap
@@ -271,19 +274,27 @@ class torch_model final : public hosted_model {
     torch::jit::GraphOptimizerEnabledGuard const unoptimised{false};
     detail::computation const measured{device_, activation_peak_};
     auto const result =
-        module_.forward(detail::to_arguments(inputs, options_.inputs, arguments_, device_));
-    return detail::from_result(result, options_.outputs, wanted);
+        module_.forward(detail::to_arguments(inputs, options_.inputs, signature_, device_));
+    try {
+      return detail::from_result(result, options_.outputs, signature_.output_places, wanted);
+    } catch (error const& failure) {
+      if (failure.kind() == error_kind::misconfigured && !std::exchange(misfit_logged_, true)) {
+        log_misconfigured(options_.name, failure.what());
+      }
+      throw;
+    }
   }
 
   torch_model_options const options_;
   at::Device const device_;
   std::shared_ptr<model_file const> const file_;
   torch::jit::Module module_;
-  std::vector<c10::Argument> arguments_;
+  detail::call_signature signature_;
   std::optional<detail::torch_weights> weights_;
   bool undone_ = true;  ///< what the last computation has changed
   detail::activation_peak activation_peak_;
   bool image_noted_ = false;
+  bool misfit_logged_ = false;
 };
 
 }  // namespace

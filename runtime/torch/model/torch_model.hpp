@@ -62,14 +62,16 @@ void use_own_stream(torch_device device);
 struct torch_model_options {
   std::string name;
   std::filesystem::path file;
-  std::vector<tensor_spec> inputs;  ///< in the order of the arguments of `forward`
-  /// In the order of what it returns; a dictionary is matched by name.
+  /// In the order of the configuration; which of them is which argument of `forward`, and which result, their names say
+  /// (detail/naming.hpp). A dictionary is matched by name.
+  std::vector<tensor_spec> inputs;
   std::vector<tensor_spec> outputs;
   torch_device device{};
 };
 
 /// Reads a model. Throws `not_found` (file), `invalid_argument` (no TorchScript, or `forward` does
-/// not fit `inputs`), `unavailable` (somebody writes to the file).
+/// not fit `inputs` and `outputs`, as far as its code says), `unavailable` (somebody writes to the file). What only a run
+/// shows of its outputs, their types above all, is `misconfigured` then.
 [[nodiscard]] std::unique_ptr<hosted_model> prepare_torch_model(torch_model_options options);
 
 }  // namespace sluice::server

@@ -87,6 +87,8 @@ class adding_service : public inference_service {
     std::lock_guard const lock{mutex_};
     return ready_;
   }
+  void set_unservable(std::vector<unservable_model> models) { unservable_ = std::move(models); }
+  [[nodiscard]] std::vector<unservable_model> unservable() const override { return unservable_; }
   [[nodiscard]] std::vector<std::string> models() const override { return {"add", "cold"}; }
 
   [[nodiscard]] model_metadata metadata(std::string const& model,
@@ -204,6 +206,7 @@ class adding_service : public inference_service {
   std::size_t answered_ = 0;
   std::string slow_to_find_;
   bool held_ = false;
+  std::vector<unservable_model> unservable_;
   readiness ready_;
   readiness cold_{false, "cold"};
   bool stopping_ = false;

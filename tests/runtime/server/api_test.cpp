@@ -108,6 +108,10 @@ TEST_F(api, the_index_tells_cold_models_from_warm_ones) {
   EXPECT_EQ(json::parse(index("{}").body), all);
   EXPECT_EQ(json::parse(index(R"({"ready":false})").body), all);
   EXPECT_EQ(json::parse(index(R"({"ready":true})").body), json::array({all[0]}));
+  service_.set_unservable({{"onnx", {error_kind::unsupported, "not TorchScript"}}});
+  EXPECT_EQ(json::parse(index("").body)[2],
+            (json{{"name", "onnx"}, {"state", "UNAVAILABLE"}, {"reason", "not TorchScript"}}));
+  EXPECT_EQ(json::parse(index(R"({"ready":true})").body), json::array({all[0]}));
   for (std::string const& bad : {std::string{"["}, std::string{"[]"}, std::string{R"({"ready":1})"},
                                  std::string(10'000, '[')}) {
     EXPECT_EQ(index(bad).status, 400U) << bad.substr(0, 20);

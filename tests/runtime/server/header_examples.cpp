@@ -76,8 +76,12 @@ void of_model_config(std::string_view text) {
 }
 
 void of_model_repository() {
-  for (auto const& entry : read_repository({"/models"})) {
+  auto const found = read_repository({"/models"});
+  for (auto const& entry : found.models) {
     std::cout << entry.metadata.name << ": " << entry.file << '\n';
+  }
+  for (auto const& each : found.unservable) {
+    std::cout << each.name << ": " << each.reason.what() << '\n';
   }
 }
 

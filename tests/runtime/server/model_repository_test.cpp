@@ -86,7 +86,7 @@ TEST_F(model_repository, lists_all_models_of_all_roots_by_name) {
   write("a/README.md", "no model");
   fs::create_directories(root_ / "a/.git");
   std::vector<std::string> names;
-  for (auto const& entry : read_repository({root_ / "a", root_ / "b"})) {
+  for (auto const& entry : read_repository({root_ / "a", root_ / "b"}).models) {
     names.push_back(entry.metadata.name);
   }
   EXPECT_THAT(names, ElementsAre("alpha", "mid", "zeta"));
@@ -144,15 +144,44 @@ TEST_F(model_repository, faults_say_what_is_missing_and_where) {
   expect_fault("huge", error_kind::invalid_argument, {"huge/config.pbtxt", "2000000 bytes"});
 }
 
-TEST_F(model_repository, a_model_in_two_repositories_is_refused) {
+TEST_F(model_repository, a_model_in_two_repositories_is_served_from_neither) {
   write_model("a/add", {"1"});
   write_model("b/add", {"1"});
-  auto const failure = thrown_by([&] {
-    static_cast<void>(read_repository({root_ / "a", root_ / "b"}));
-  });
-  ASSERT_TRUE(failure.has_value());
-  EXPECT_EQ(failure->kind(), error_kind::already_exists);
-  EXPECT_THAT(failure->what(), HasSubstr("'add'"));
+  write_model("b/sub", {"1"});
+  auto const found = read_repository({root_ / "a", root_ / "b"});
+  ASSERT_EQ(found.unservable.size(), 1U);
+  EXPECT_EQ(found.unservable[0].reason.kind(), error_kind::already_exists);
+  EXPECT_THAT(found.unservable[0].reason.what(), HasSubstr("'add'"));
+  ASSERT_EQ(found.models.size(), 1U);
+  EXPECT_EQ(found.models[0].metadata.name, "sub");
+}
+
+TEST_F(model_repository, what_cannot_be_served_is_listed_with_its_reason_beside_what_can) {
+  write_model("add", {"1"});
+  fs::create_directories(root_ / "lost+found");
+  write("broken/config.pbtxt", "platform: \"pytorch_libtorch\"\n  input {");
+  write("onnx/config.pbtxt", "platform: \"onnxruntime_onnx\"");
+  fs::create_directories(root_ / "no\xFFname");
+  auto const found = read_repository({root_});
+  ASSERT_EQ(found.models.size(), 1U);
+  EXPECT_EQ(found.models[0].metadata.name, "add");
+  std::vector<std::pair<std::string, std::string>> const expected{
+      {"broken", "broken/config.pbtxt:2:9:"},
+      {"lost+found", "lost+found/config.pbtxt is missing"},
+      {"no?name", "not UTF-8"},
+      {"onnx", "onnxruntime_onnx"}};
+  ASSERT_EQ(found.unservable.size(), expected.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_EQ(found.unservable[i].name, expected[i].first);
+    EXPECT_THAT(found.unservable[i].reason.what(), HasSubstr(expected[i].second));
+    EXPECT_FALSE(found.unservable[i].is_wanted);
+  }
+}
+
+TEST_F(model_repository, a_folder_that_leads_to_itself_is_no_configuration) {
+  fs::create_directories(root_ / "loop");
+  fs::create_symlink("config.pbtxt", root_ / "loop/config.pbtxt");
+  expect_fault("loop", error_kind::not_found, {"cannot read", "loop/config.pbtxt"});
 }
 
 TEST_F(model_repository, an_absent_or_empty_repository_is_refused) {

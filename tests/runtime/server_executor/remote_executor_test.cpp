@@ -102,6 +102,28 @@ TEST_F(a_remote_executor, answers_and_ends_in_order) {
   EXPECT_EQ(failure_of(ask(sum, 3)), error_kind::unavailable);
 }
 
+TEST_F(a_remote_executor, refuses_what_its_process_cannot_serve_and_goes_on_with_the_rest) {
+  std::string const why(100'000, 'x');  // more than a message holds
+  options_.settings["unservable"] = {
+      {{"place", other}, {"kind", static_cast<int>(error_kind::invalid_argument)}, {"error", why}},
+      {{"place", 77}},
+      "no such thing"};
+  start();
+  EXPECT_TRUE(executor_->ready());
+  EXPECT_EQ(sum_of(ask(sum, 3)), 13);
+  auto const refused = ask(other, 0);
+  EXPECT_EQ(failure_of(refused), error_kind::unavailable);
+  EXPECT_EQ(std::get<error>(refused).what(), "model 'other' cannot be served: " + why);
+  EXPECT_FALSE(executor_->unservable(sum));
+  ASSERT_TRUE(executor_->unservable(other));
+  EXPECT_EQ(executor_->unservable(other)->kind(), error_kind::invalid_argument);
+  EXPECT_EQ(executor_->model_ready(other).reason, why);
+  auto const status = executor_->status();
+  EXPECT_TRUE(status["models"][0]["unservable"].is_null());
+  EXPECT_EQ(status["models"][2]["state"], "failed");
+  EXPECT_EQ(status["models"][2]["unservable"], why);
+}
+
 TEST_F(a_remote_executor, keeps_the_ids_that_clients_chose) {
   start();
   send(sum, 1, 77);

@@ -8,6 +8,7 @@
 
 #include "memhandover/client/serving_pool.hpp"
 #include "runtime/policy/policy.hpp"
+#include "runtime/server/hosting/absent_model.hpp"
 #include "runtime/server/hosting/activation_memory.hpp"
 #include "runtime/server/hosting/compute_lease.hpp"
 #include "runtime/server/hosting/detail/compute_pause.hpp"
@@ -92,13 +93,17 @@ void of_model_host(host_options const& options, std::shared_ptr<serving_pool> po
   }
 }
 
+void of_absent_model(std::vector<served_model>& models, error const& why) {
+  models.push_back({"broken", "1", std::make_unique<absent_model>(why), {}});
+}
+
 void of_server_setup(
     policy::policy const& policy, std::shared_ptr<serving_pool> const& pool,
     std::function<std::unique_ptr<hosted_model>(model_entry const&)> const& prepare) {
-  auto const chosen = choose_models(policy, read_repository({policy.server.model_repository}));
-  model_service service{offered(chosen)};
+  auto const choice = choose_models(policy, read_repository({policy.server.model_repository}));
+  model_service service{offered(choice.served), choice.unservable};
   std::vector<served_model> models;
-  for (auto const& each : chosen) {
+  for (auto const& each : choice.served) {
     models.push_back(served(each, prepare(each.entry), policy, pool->shape().backend));
   }
   model_host host{host_options_of(policy), pool, std::move(models)};

@@ -117,6 +117,70 @@ TEST_F(a_service, tells_states_bytes_and_latencies_without_waking_anybody) {
   EXPECT_FALSE(service_.model_ready("sum", "")) << "asking woke it";
 }
 
+TEST_F(a_service, is_ready_only_if_all_models_that_are_wanted_can_be_served) {
+  error const why{error_kind::unsupported, "not TorchScript"};
+  for (bool const is_wanted : {false, true}) {
+    model_service service{{offer("sum", "1")}, {{"onnx", why, is_wanted}}};
+    attach();
+    service.attach(*host_, "127.0.0.1:1");
+    EXPECT_EQ(service.ready().ready, !is_wanted);
+    EXPECT_EQ(service.ready().reason,
+              is_wanted ? "model 'onnx' cannot be served: not TorchScript" : "");
+    EXPECT_EQ(service.models(), std::vector<std::string>{"sum"});
+    ASSERT_EQ(service.unservable().size(), 1U);
+    try {
+      (void)service.metadata("onnx", "");
+      ADD_FAILURE() << "no error";
+    } catch (error const& failure) {
+      EXPECT_EQ(failure.kind(), error_kind::unavailable);
+      EXPECT_STREQ(failure.what(), "model 'onnx' cannot be served: not TorchScript");
+    }
+    EXPECT_EQ(service.status()["unservable"][0]["reason"], "not TorchScript");
+  }
+}
+
+class a_batching_service : public a_service {
+ protected:
+  /// What it says of two inputs with so many rows.
+  infer_result ask_rows(std::int64_t first, std::int64_t second, std::int64_t most = 8) {
+    auto offered = offer("sum", "1");
+    offered.max_batch_size = most;
+    model_service service{{offered}};
+    attach();
+    service.attach(*host_, "127.0.0.1:1");
+    infer_request request;
+    request.model = "sum";
+    request.inputs = {number("input", 0), number("other", 0)};
+    request.inputs[0].shape = {first, 1};
+    request.inputs[1].shape = {second, 1};
+    answers answers;
+    service.infer(std::move(request), answers.take(0));
+    auto got = answers.wait_for(1);
+    return got.empty() ? error{error_kind::internal, "no answer came"} : got[0].second;
+  }
+  std::string refusal(infer_result const& result) {
+    auto const* const failure = std::get_if<error>(&result);
+    return failure != nullptr && failure->kind() == error_kind::invalid_argument ? failure->what()
+                                                                                 : "no refusal";
+  }
+};
+
+TEST_F(a_batching_service, takes_as_many_rows_as_its_configuration_says) {
+  EXPECT_EQ(refusal(ask_rows(8, 8)), "no refusal");
+  EXPECT_EQ(refusal(ask_rows(9, 9)),
+            "input 'input' has 9 rows, but model 'sum' takes at most 8 in one request "
+            "(max_batch_size); send them in several");
+  EXPECT_FALSE(host_->state(0) == model_state::warm) << "a request that is refused loads nothing";
+}
+
+TEST_F(a_batching_service, takes_inputs_of_one_size_only) {
+  EXPECT_EQ(
+      refusal(ask_rows(8, 1)),
+      "input 'input' has 8 rows and input 'other' has 1; the first dimension of all inputs of "
+      "model 'sum' is its batch, and must be equal");
+  EXPECT_EQ(refusal(ask_rows(8, 1, 0)), "no refusal") << "without a batch dimension";
+}
+
 model_entry entry(std::string const& name, std::string const& version) {
   model_entry made;
   made.metadata.name = name;
@@ -136,9 +200,15 @@ policy::policy policy_for(std::vector<std::string> const& names) {
   return wanted;
 }
 
+unservable_model onnx() {
+  return {"onnx", {error_kind::unsupported, "not TorchScript"}};
+}
+
 TEST(choosing_models, takes_all_versions_of_those_that_the_policy_names) {
-  auto const chosen = choose_models(
-      policy_for({"b", "a"}), {entry("a", "1"), entry("a", "2"), entry("b", "1"), entry("c", "1")});
+  auto const chosen =
+      choose_models(policy_for({"b", "a"}),
+                    {{entry("a", "1"), entry("a", "2"), entry("b", "1"), entry("c", "1")}, {}})
+          .served;
   ASSERT_EQ(chosen.size(), 3U);
   EXPECT_EQ(chosen[0].entry.metadata.name, "b");
   EXPECT_EQ(chosen[2].entry.version, "2");
@@ -146,13 +216,38 @@ TEST(choosing_models, takes_all_versions_of_those_that_the_policy_names) {
 
 TEST(choosing_models, names_every_model_that_is_missing_and_those_that_are_there) {
   try {
-    (void)choose_models(policy_for({"a", "x", "y"}), {entry("a", "1")});
+    (void)choose_models(policy_for({"a", "x", "y", "onnx"}), {{entry("a", "1")}, {onnx()}});
     FAIL() << "no error";
   } catch (error const& failure) {
     EXPECT_EQ(failure.kind(), error_kind::not_found);
     std::string const text = failure.what();
     EXPECT_NE(text.find("x, y"), std::string::npos) << text;
     EXPECT_NE(text.find("it has a"), std::string::npos) << text;
+    EXPECT_NE(text.find("model 'onnx': not TorchScript"), std::string::npos) << text;
+  }
+}
+
+TEST(choosing_models, goes_on_without_those_that_cannot_be_served) {
+  unservable_model const folder{"lost+found", {error_kind::not_found, "no configuration"}};
+  auto const choice =
+      choose_models(policy_for({"onnx", "a"}), {{entry("a", "1")}, {folder, onnx()}});
+  ASSERT_EQ(choice.served.size(), 1U);
+  EXPECT_EQ(choice.served[0].entry.metadata.name, "a");
+  ASSERT_EQ(choice.unservable.size(), 2U);
+  EXPECT_FALSE(choice.unservable[0].is_wanted);
+  EXPECT_TRUE(choice.unservable[1].is_wanted);
+}
+
+TEST(choosing_models, names_all_reasons_where_none_can_be_served) {
+  unservable_model const second{"b", {error_kind::not_found, "no configuration"}};
+  try {
+    (void)choose_models(policy_for({"onnx", "b"}), {{}, {onnx(), second}});
+    FAIL() << "no error";
+  } catch (error const& failure) {
+    EXPECT_EQ(failure.kind(), error_kind::unsupported);
+    EXPECT_STREQ(failure.what(),
+                 "no model that policy.yaml names can be served: model 'onnx': not TorchScript; "
+                 "model 'b': no configuration");
   }
 }
 

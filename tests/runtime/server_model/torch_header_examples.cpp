@@ -10,6 +10,7 @@
 #include "runtime/server/inference/inference_service.hpp"
 #include "runtime/torch/model/activations.hpp"
 #include "runtime/torch/model/detail/computation.hpp"
+#include "runtime/torch/model/detail/naming.hpp"
 #include "runtime/torch/model/detail/torch_weights.hpp"
 #include "runtime/torch/model/rehearsal.hpp"
 #include "runtime/torch/model/torch_file.hpp"
@@ -42,6 +43,18 @@ void of_computation(at::Device device, activation_peak& most) {
   computation now{device, most};
   // … the model runs …
 }
+
+// An example shows what an expression is by a comment behind it.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-result"
+
+void of_naming() {
+  input_places({"INPUT__1", "INPUT__0"}, {{"a"}, {"b"}}).of;
+  input_places({"b", "a"}, {{"a"}, {"b"}}).of;
+  output_places({"OUTPUT__1"}).of;
+}
+
+#pragma GCC diagnostic pop
 
 void of_rehearsal() {
   start_torch({.cuda_ordinal = -1});

@@ -8,6 +8,7 @@
 
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <tuple>
 
@@ -269,6 +270,56 @@ TEST_F(a_torch_model_file, that_is_cut_short_is_refused) {
   auto const thrown = failure_of([&] { (void)prepare_torch_model(options_); });
   ASSERT_TRUE(thrown);
   EXPECT_EQ(thrown->kind(), error_kind::invalid_argument);
+}
+
+/// A file as torch.save writes it: the same archive, without code and constants.
+class a_file_of_torch_save : public a_torch_model_file {
+ protected:
+  void save(std::string const& pickle) const {
+    caffe2::serialize::PyTorchStreamWriter writer{options_.file.string()};
+    writer.writeRecord("data.pkl", pickle.data(), pickle.size());
+    writer.writeRecord("byteorder", "little", 6);
+    writer.writeEndOfFile();
+  }
+  std::string refusal() const {
+    auto const thrown = failure_of([&] { (void)prepare_torch_model(options_); });
+    return thrown && thrown->kind() == error_kind::invalid_argument ? thrown->what() : "no refusal";
+  }
+  void expect_refused_as(std::string const& what) const {
+    EXPECT_EQ(
+        refusal(),
+        "model 'test': " + options_.file.string() + " is " + what +
+            ", but a model is served from TorchScript, which has its code too: write that file "
+            "with torch.jit.script(model.eval()).save(\"model.pt\"), or "
+            "torch.jit.trace(model.eval(), example).save(\"model.pt\")");
+  }
+};
+
+TEST_F(a_file_of_torch_save, that_is_a_state_dict_is_called_so) {
+  save(
+      "\x80\x02"
+      "ccollections\nOrderedDict\nq\x01)Rq\x02.");
+  expect_refused_as(
+      "a state dict, the weights of a model without its code, as torch.save writes it");
+}
+
+TEST_F(a_file_of_torch_save, that_is_a_pickled_module_is_called_so) {
+  save(
+      "\x80\x02"
+      "c__main__\nNet\nq\x01)\x81q\x02.");
+  expect_refused_as("a pickled object of the Python class __main__.Net, as torch.save writes it");
+}
+
+TEST_F(a_file_of_torch_save, that_is_a_checkpoint_is_called_so) {
+  save("\x80\x02}q\x01.");
+  expect_refused_as(
+      "a pickled dictionary, such as a state dict or a checkpoint, as torch.save writes it");
+}
+
+TEST_F(a_file_of_torch_save, that_is_old_is_called_so) {
+  std::ofstream{options_.file, std::ios::binary} << "\x80\x02\x8a\nl\xfc\x9c"
+                                                    "F\xf9 j\xa8P\x19.";
+  expect_refused_as("a Python pickle, as torch.save wrote it before PyTorch 1.6");
 }
 
 }  // namespace

@@ -223,12 +223,144 @@ TEST_F(a_torch_model, tells_torchs_own_reason_in_one_line) {
   model->unload();
 }
 
-TEST_F(a_torch_model, calls_a_result_that_its_configuration_does_not_describe_internal) {
+TEST_F(a_torch_model, blames_its_configuration_for_a_result_that_this_does_not_describe) {
   auto const model = prepare("def forward(self, x):\n  return x.to(6).sum(1)");
   EXPECT_NO_THROW(model->load({}));
   auto const thrown = failure(*model, {floats("x", {1, 3}, {1, 2, 3})});
   ASSERT_TRUE(thrown);
-  EXPECT_EQ(thrown->kind(), error_kind::internal);
+  EXPECT_EQ(to_string(thrown->kind()), "misconfigured");
+  EXPECT_STREQ(thrown->what(),
+               "model 'test': output 'y' is FP32 of shape [1], but the model's configuration says "
+               "FP32 of shape [-1, 3]; put into the model's config.pbtxt what 'forward' returns");
+}
+
+class the_names_of_a_torch_model : public a_torch_model {
+ protected:
+  void name_inputs(std::vector<std::string> const& names) {
+    options_.inputs.clear();
+    for (auto const& each : names) {
+      options_.inputs.push_back({each, datatype::fp32, {-1, 1}});
+    }
+    options_.outputs[0].shape = {-1, 1};
+  }
+  void name_outputs(std::vector<std::string> const& names) {
+    options_.outputs.clear();
+    for (auto const& each : names) {
+      options_.outputs.push_back({each, datatype::fp32, {-1, -1}});
+    }
+  }
+
+  /// What comes out of 10 for the first of these names, and 1 for the second.
+  values difference(std::string const& ten, std::string const& one) {
+    auto const model = prepare("def forward(self, a, b):\n  return a - b");
+    model->load({});
+    std::vector<tensor> inputs{floats(one, {2, 1}, {1, 2}), floats(ten, {2, 1}, {10, 20})};
+    return values_of(model->run(inputs, {})[0]);
+  }
+
+  std::string refusal(std::string const& source) {
+    try {
+      (void)prepare(source);
+    } catch (error const& thrown) {
+      return thrown.kind() == error_kind::invalid_argument ? thrown.what() : "another kind";
+    }
+    return "no refusal";
+  }
+
+  static constexpr auto* one_result = "def forward(self, a, b):\n  return a - b";
+  static constexpr auto* three_results = "def forward(self, x):\n  return x, x + 1.0, x + 2.0";
+};
+
+TEST_F(the_names_of_a_torch_model, say_by_their_index_which_argument_an_input_is) {
+  name_inputs({"INPUT__1", "INPUT__0"});
+  EXPECT_EQ(difference("INPUT__0", "INPUT__1"), (values{9, 18}));
+}
+
+TEST_F(the_names_of_a_torch_model, say_as_the_arguments_name_which_one_an_input_is) {
+  name_inputs({"b", "a"});
+  EXPECT_EQ(difference("a", "b"), (values{9, 18}));
+}
+
+TEST_F(the_names_of_a_torch_model,
+       that_say_nothing_leave_inputs_in_the_order_of_the_configuration) {
+  name_inputs({"second", "first"});
+  EXPECT_EQ(difference("second", "first"), (values{9, 18}));
+}
+
+TEST_F(the_names_of_a_torch_model, are_refused_where_some_say_a_place_and_some_do_not) {
+  name_inputs({"b", "other"});
+  EXPECT_EQ(
+      refusal(one_result),
+      "model 'test': its configuration names the inputs 'b', 'other', but 'forward' takes "
+      "'a', 'b'; name all inputs like the arguments, or all <name>__<index> with indices from "
+      "0 to 1");
+}
+
+TEST_F(the_names_of_a_torch_model, may_leave_out_arguments_that_have_defaults) {
+  options_.inputs = {{"c", datatype::fp32, {-1, 1}}, {"a", datatype::fp32, {-1, 1}}};
+  options_.outputs[0].shape = {-1, 1};
+  auto const model = prepare(
+      "def forward(self, a, b: float = 0.5, c: Optional[Tensor] = None):\n"
+      "  assert c is not None\n"
+      "  return a - c + b");
+  model->load({});
+  std::vector<tensor> inputs{floats("a", {1, 1}, {10}), floats("c", {1, 1}, {1})};
+  EXPECT_EQ(values_of(model->run(inputs, {})[0]), values{9.5});
+}
+
+TEST_F(the_names_of_a_torch_model, are_keys_where_forward_takes_one_dictionary) {
+  name_inputs({"b", "a"});
+  auto const model =
+      prepare("def forward(self, x: Dict[str, Tensor]):\n  return x[\"a\"] - x[\"b\"]");
+  model->load({});
+  std::vector<tensor> inputs{floats("b", {1, 1}, {1}), floats("a", {1, 1}, {10})};
+  EXPECT_EQ(values_of(model->run(inputs, {})[0]), values{9});
+}
+
+TEST_F(the_names_of_a_torch_model, say_by_their_index_which_result_an_output_is) {
+  name_outputs({"OUTPUT__2", "OUTPUT__0"});
+  auto const model = prepare(three_results);
+  model->load({});
+  auto const outputs = run(*model, {1, 2, 3});
+  ASSERT_EQ(outputs.size(), 2U);
+  EXPECT_EQ(outputs[0].name, "OUTPUT__2");
+  EXPECT_EQ(values_of(outputs[0]), (values{3, 4, 5}));
+  EXPECT_EQ(values_of(outputs[1]), (values{1, 2, 3}));
+}
+
+TEST_F(the_names_of_a_torch_model,
+       leave_outputs_in_the_order_of_the_configuration_without_an_index) {
+  name_outputs({"b", "a"});  // fewer than there are
+  auto const model = prepare(three_results);
+  model->load({});
+  auto const outputs = run(*model, {1, 2, 3});
+  EXPECT_EQ(values_of(outputs[0]), (values{1, 2, 3}));
+  EXPECT_EQ(values_of(outputs[1]), (values{2, 3, 4}));
+}
+
+TEST_F(the_names_of_a_torch_model, are_refused_where_the_code_has_no_such_output) {
+  name_outputs({"OUTPUT__0", "OUTPUT__3"});
+  EXPECT_EQ(refusal(three_results),
+            "model 'test': its configuration names the outputs 'OUTPUT__0', 'OUTPUT__3', but "
+            "'forward' returns 3, so that there is no 'OUTPUT__3', index 3");
+}
+
+TEST_F(the_names_of_a_torch_model, do_not_help_an_output_whose_type_the_code_contradicts) {
+  name_outputs({"OUTPUT__0", "OUTPUT__1"});
+  EXPECT_EQ(refusal("def forward(self, x):\n  return x, x.size(0)"),
+            "model 'test': its configuration says that output 'OUTPUT__1' is FP32, but 'forward' "
+            "returns INT64 there; put this into the configuration");
+}
+
+TEST_F(the_names_of_a_torch_model, are_said_where_only_a_run_shows_how_many_outputs_there_are) {
+  name_outputs({"OUTPUT__0", "OUTPUT__2"});
+  auto const model = prepare("def forward(self, x):\n  return [x, x]");
+  model->load({});
+  auto const thrown = failure(*model, {floats("x", {1, 3}, {1, 2, 3})});
+  ASSERT_TRUE(thrown);
+  EXPECT_EQ(to_string(thrown->kind()), "misconfigured");
+  EXPECT_NE(std::string{thrown->what()}.find("no output 'OUTPUT__2'"), std::string::npos)
+      << thrown->what();
 }
 
 TEST_F(a_torch_model, is_refused_when_its_configuration_names_other_inputs_than_forward_takes) {
@@ -239,7 +371,8 @@ TEST_F(a_torch_model, is_refused_when_its_configuration_names_other_inputs_than_
   } catch (error const& thrown) {
     EXPECT_EQ(thrown.kind(), error_kind::invalid_argument);
     EXPECT_STREQ(thrown.what(),
-                 "model 'test': its configuration names 2 inputs, but 'forward' takes 1");
+                 "model 'test': its configuration names the inputs 'x', 'z', but 'forward' takes "
+                 "'x'; name one input for each");
   }
 }
 

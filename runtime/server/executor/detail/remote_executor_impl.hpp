@@ -70,6 +70,7 @@ class remote_executor::impl {
   [[nodiscard]] readiness ready() const;
   [[nodiscard]] model_state state(model_index model) const;
   [[nodiscard]] readiness model_ready(model_index model) const;
+  [[nodiscard]] std::optional<error> unservable(model_index model) const;
   request_ticket submit(model_index model, infer_request request, completion done);
   void cancel(request_ticket which);
   void keep_warm();
@@ -107,6 +108,7 @@ class remote_executor::impl {
   /// Whether the process is still there.
   bool wait_and_receive(int socket, bool is_full, int spare, clock::time_point until);
   void take(memhandover::message received);
+  void note_unservable(memhandover::message const& ready);
   void answer(detail::pending_request to, memhandover::message received);
   void finish(detail::pending_request to, memhandover::message const& received);
   void start_process();
@@ -140,7 +142,8 @@ class remote_executor::impl {
   scheduler::admission::sight const host_;
   detail::pending_requests pending_;
   std::vector<model_health> health_;
-  std::vector<std::string> last_offences_;  ///< by model
+  std::vector<std::string> last_offences_;        ///< by model
+  std::vector<std::optional<error>> unservable_;  ///< by model, as the last process has said
   std::deque<detail::outgoing> outbox_;
   detail::refusals late_answers_;  ///< the supervisor gives them
   memhandover::unique_fd socket_;  ///< changed by the supervisor alone

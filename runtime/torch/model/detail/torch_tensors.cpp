@@ -3,6 +3,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -11,6 +12,23 @@
 
 namespace sluice::server::detail {
 namespace {
+
+/// All but BYTES.
+constexpr auto types = std::to_array<std::pair<datatype, at::ScalarType>>({
+    {datatype::boolean, at::kBool},
+    {datatype::uint8, at::kByte},
+    {datatype::uint16, at::kUInt16},
+    {datatype::uint32, at::kUInt32},
+    {datatype::uint64, at::kUInt64},
+    {datatype::int8, at::kChar},
+    {datatype::int16, at::kShort},
+    {datatype::int32, at::kInt},
+    {datatype::int64, at::kLong},
+    {datatype::fp16, at::kHalf},
+    {datatype::bf16, at::kBFloat16},
+    {datatype::fp32, at::kFloat},
+    {datatype::fp64, at::kDouble},
+});
 
 bool fits(std::vector<std::int64_t> const& shape, std::vector<std::int64_t> const& wanted) {
   return std::equal(
@@ -66,13 +84,17 @@ c10::IValue to_argument(at::Tensor const& value, std::string const& name,
   return value.item().toDouble();
 }
 
+/// A result that contradicts the configuration.
+[[noreturn]] void misfit(std::string const& what) {
+  throw error{error_kind::misconfigured,
+              c10::str(what, "; put into the model's config.pbtxt what 'forward' returns")};
+}
+
 tensor to_protocol(at::Tensor const& from, tensor_spec const& spec) {
   if (from.scalar_type() != torch_type(spec.type) || !fits(from.sizes().vec(), spec.shape)) {
-    throw error{
-        error_kind::internal,
-        c10::str("output '", spec.name, "' is a tensor of ", c10::toString(from.scalar_type()), " ",
-                 shape_text(from.sizes().vec()), "; the model's configuration says ",
-                 datatype_name(spec.type), " ", shape_text(spec.shape))};
+    misfit(c10::str("output '", spec.name, "' is ", type_text(from.scalar_type()), " of shape ",
+                    shape_text(from.sizes().vec()), ", but the model's configuration says ",
+                    datatype_name(spec.type), " of shape ", shape_text(spec.shape)));
   }
   auto const dense = from.to(at::kCPU).contiguous().resolve_conj().resolve_neg();
   tensor to{spec.name, spec.type, dense.sizes().vec(), std::vector<std::byte>(dense.nbytes())};
@@ -91,33 +113,39 @@ at::Tensor as_tensor(c10::IValue const& value, std::string const& name) {
                                                : value.isBool() ? at::kBool
                                                                 : at::kDouble);
   }
-  throw error{error_kind::internal, c10::str("output '", name, "' is a ", value.tagKind(),
-                                             "; only tensors and numbers can be answered")};
+  misfit(c10::str("output '", name, "' is a ", value.tagKind(),
+                  ", and only tensors and numbers can be answered"));
 }
 
-std::vector<c10::IValue> values_of(c10::IValue const& result,
-                                   std::vector<tensor_spec> const& specs) {
+/// By output.
+std::vector<c10::IValue> values_of(c10::IValue const& result, std::vector<tensor_spec> const& specs,
+                                   std::vector<std::size_t> const& places) {
   std::vector<c10::IValue> values;
-  if (result.isTuple()) {
-    values = result.toTupleRef().elements().vec();
-  } else if (result.isList()) {
-    values = result.toListRef().vec();
-  } else if (result.isGenericDict()) {
+  if (result.isGenericDict()) {
     auto const by_name = result.toGenericDict();
     for (auto const& spec : specs) {
       auto const found = by_name.find(spec.name);
       if (found == by_name.end()) {
-        throw error{error_kind::internal, c10::str("the model's result has no '", spec.name,
-                                                   "', which its configuration names as output")};
+        misfit(c10::str("the model's result has no '", spec.name,
+                        "', which its configuration names as output"));
       }
       values.push_back(found->value());
     }
-  } else {
-    values.push_back(result);
+    return values;
   }
-  if (values.size() != specs.size()) {
-    throw error{error_kind::internal, c10::str("the model returns ", values.size(),
-                                               " outputs; its configuration names ", specs.size())};
+  std::vector<c10::IValue> all{result};
+  if (result.isTuple()) {
+    all = result.toTupleRef().elements().vec();
+  } else if (result.isList()) {
+    all = result.toListRef().vec();
+  }
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    if (places.at(i) >= all.size()) {
+      misfit(c10::str("there is no output '", specs[i].name, "', index ", places[i],
+                      ": the model returns ", all.size(), " outputs, its configuration names ",
+                      specs.size()));
+    }
+    values.push_back(all[places[i]]);
   }
   return values;
 }
@@ -125,38 +153,19 @@ std::vector<c10::IValue> values_of(c10::IValue const& result,
 }  // namespace
 
 at::ScalarType torch_type(datatype type) {
-  switch (type) {
-    case datatype::boolean:
-      return at::kBool;
-    case datatype::uint8:
-      return at::kByte;
-    case datatype::uint16:
-      return at::kUInt16;
-    case datatype::uint32:
-      return at::kUInt32;
-    case datatype::uint64:
-      return at::kUInt64;
-    case datatype::int8:
-      return at::kChar;
-    case datatype::int16:
-      return at::kShort;
-    case datatype::int32:
-      return at::kInt;
-    case datatype::int64:
-      return at::kLong;
-    case datatype::fp16:
-      return at::kHalf;
-    case datatype::bf16:
-      return at::kBFloat16;
-    case datatype::fp32:
-      return at::kFloat;
-    case datatype::fp64:
-      return at::kDouble;
-    case datatype::bytes:
-      break;
+  auto const* const found = std::find_if(types.begin(), types.end(),
+                                         [&](auto const& each) { return each.first == type; });
+  if (found == types.end()) {
+    throw error{error_kind::unsupported,
+                "TorchScript models take numbers; BYTES tensors are not supported"};
   }
-  throw error{error_kind::unsupported,
-              "TorchScript models take numbers; BYTES tensors are not supported"};
+  return found->second;
+}
+
+std::string type_text(at::ScalarType type) {
+  auto const* const found = std::find_if(types.begin(), types.end(),
+                                         [&](auto const& each) { return each.second == type; });
+  return found == types.end() ? c10::toString(type) : std::string{datatype_name(found->first)};
 }
 
 std::string shape_text(std::vector<std::int64_t> const& shape) {
@@ -165,11 +174,15 @@ std::string shape_text(std::vector<std::int64_t> const& shape) {
 
 std::vector<c10::IValue> to_arguments(std::vector<tensor>& inputs,
                                       std::vector<tensor_spec> const& specs,
-                                      std::vector<c10::Argument> const& arguments,
-                                      at::Device device) {
+                                      call_signature const& signature, at::Device device) {
+  auto const& arguments = signature.arguments;
   std::vector<c10::IValue> values;
-  for (std::size_t place = 0; place < specs.size(); ++place) {
-    auto const& spec = specs[place];
+  for (auto const& each : arguments) {
+    values.push_back(each.default_value().value_or(c10::IValue{}));
+  }
+  c10::Dict<std::string, at::Tensor> dictionary;
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    auto const& spec = specs[i];
     auto const found = std::find_if(inputs.begin(), inputs.end(),
                                     [&](tensor const& each) { return each.name == spec.name; });
     if (found == inputs.end()) {
@@ -180,18 +193,28 @@ std::vector<c10::IValue> to_arguments(std::vector<tensor>& inputs,
                   c10::str("input '", spec.name, "' has the shape ", shape_text(found->shape),
                            "; the model takes ", shape_text(spec.shape))};
     }
-    values.push_back(to_argument(view_of(*found, spec), spec.name, arguments[place], device));
+    auto const value = view_of(*found, spec);
+    if (signature.takes_dictionary) {
+      dictionary.insert(spec.name, value.to(device));
+    } else {
+      auto const place = signature.input_places.at(i);
+      values[place] = to_argument(value, spec.name, arguments[place], device);
+    }
   }
   if (inputs.size() != specs.size()) {
     throw error{error_kind::invalid_argument, c10::str("the request has ", inputs.size(),
                                                        " inputs; the model takes ", specs.size())};
   }
+  if (signature.takes_dictionary) {
+    values.front() = std::move(dictionary);
+  }
   return values;
 }
 
 std::vector<tensor> from_result(c10::IValue const& result, std::vector<tensor_spec> const& specs,
+                                std::vector<std::size_t> const& places,
                                 std::vector<std::string> const& wanted) {
-  auto const values = values_of(result, specs);
+  auto const values = values_of(result, specs, places);
   std::vector<tensor> outputs;
   auto const add = [&](std::size_t place) {
     outputs.push_back(to_protocol(as_tensor(values[place], specs[place].name), specs[place]));
