@@ -16,7 +16,11 @@ constexpr auto const* starting = "the server is starting";
 
 }  // namespace
 
-model_service::model_service(std::vector<offered_model> offered) : offered_(std::move(offered)) {}
+model_service::model_service(std::vector<offered_model> offered) : offered_(std::move(offered)) {
+  for (auto const& each : offered_) {
+    accounts_.emplace_back(each.metadata.name, each.version);
+  }
+}
 
 void model_service::attach(model_executor& host, std::string endpoint) {
   endpoint_ = std::move(endpoint);
@@ -77,7 +81,11 @@ request_ticket model_service::infer(infer_request request, std::function<void(in
   }
   try {
     auto const index = index_of(request.model, request.version);
-    return host->submit(index, std::move(request), done);
+    return host->submit(index, std::move(request),
+                        [&account = accounts_[index], done](infer_result result) {
+                          account.on_answer(result);
+                          done(std::move(result));
+                        });
   } catch (error const& failure) {
     done(failure);
     return 0;

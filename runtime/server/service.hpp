@@ -17,13 +17,13 @@
 
 #include <atomic>
 #include <chrono>
-#include <map>
-#include <memory>
+#include <deque>
 #include <string>
 #include <vector>
 
 #include "runtime/server/inference/inference_service.hpp"
 #include "runtime/server/inference/model_executor.hpp"
+#include "runtime/server/model_account.hpp"
 
 namespace sluice::server {
 
@@ -37,7 +37,7 @@ class model_service final : public inference_service {
  public:
   explicit model_service(std::vector<offered_model> offered);
 
-  /// `host` must outlive the service, or the last call of it.
+  /// `host` must outlive the last call of the service, which must outlive the last answer of `host`.
   void attach(model_executor& host, std::string endpoint);
   void drain() noexcept { draining_ = true; }
 
@@ -55,6 +55,7 @@ class model_service final : public inference_service {
   [[nodiscard]] std::size_t index_of(std::string const& model, std::string const& version) const;
 
   std::vector<offered_model> const offered_;
+  std::deque<model_account> accounts_;  ///< of each
   std::chrono::steady_clock::time_point const started_ = std::chrono::steady_clock::now();
   std::string endpoint_;                         ///< set before `host_`
   std::atomic<model_executor*> host_ = nullptr;  ///< null while starting

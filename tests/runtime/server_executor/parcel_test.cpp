@@ -88,7 +88,7 @@ TEST_F(a_parcel, brings_every_kind_of_failure) {
        {error_kind::invalid_argument, error_kind::not_found, error_kind::already_exists,
         error_kind::out_of_memory, error_kind::unavailable, error_kind::deadline_exceeded,
         error_kind::unsupported, error_kind::cancelled, error_kind::aborted,
-        error_kind::internal}) {
+        error_kind::model_error, error_kind::internal}) {
     auto const seen = unwrap_result(pass(wrap(infer_result{error{kind, "why"}})));
     EXPECT_EQ(failure_of(seen), kind);
     EXPECT_STREQ(std::get<error>(seen).what(), "why");

@@ -16,6 +16,7 @@
 #include "runtime/server/hosting/model_file.hpp"
 #include "runtime/server/hosting/model_host.hpp"
 #include "runtime/server/http/endpoint.hpp"
+#include "runtime/server/model_account.hpp"
 #include "runtime/server/server_setup.hpp"
 #include "runtime/server/service.hpp"
 
@@ -48,6 +49,11 @@ void of_model_file(std::uint64_t offset, std::byte* destination, std::size_t byt
   model_file file{"/models/add/1/model.pt"};
   auto words = file.fingerprint();
   file.read(offset, {destination, bytes});
+}
+
+void of_model_account(infer_result const& result) {
+  model_account account{"add", "1"};
+  account.on_answer(result);
 }
 
 void of_compute_lease(std::shared_ptr<serving_pool> const& pool) {
