@@ -83,7 +83,7 @@ std::vector<offered_model> offered(std::vector<chosen_model> const& chosen) {
   std::vector<offered_model> result;
   result.reserve(chosen.size());
   for (auto const& each : chosen) {
-    result.push_back({each.entry.metadata, each.entry.version});
+    result.push_back({each.entry.metadata, each.entry.version, each.entry.max_batch_size > 0});
   }
   return result;
 }

@@ -14,6 +14,14 @@ namespace {
 
 constexpr auto const* starting = "the server is starting";
 
+std::uint64_t samples_in(infer_request const& request, bool is_batched) {
+  if (!is_batched || request.inputs.empty() || request.inputs.front().shape.empty()) {
+    return 1;
+  }
+  return static_cast<std::uint64_t>(
+      std::max(request.inputs.front().shape.front(), std::int64_t{0}));
+}
+
 }  // namespace
 
 model_service::model_service(std::vector<offered_model> offered) : offered_(std::move(offered)) {
@@ -81,9 +89,12 @@ request_ticket model_service::infer(infer_request request, std::function<void(in
   }
   try {
     auto const index = index_of(request.model, request.version);
+    auto const arrival = request.arrival.value_or(std::chrono::steady_clock::now());
+    auto const samples = samples_in(request, offered_[index].is_batched);
     return host->submit(index, std::move(request),
-                        [&account = accounts_[index], done](infer_result result) {
-                          account.on_answer(result);
+                        [&account = accounts_[index], arrival, samples, done](infer_result result) {
+                          account.on_answer(result, std::chrono::steady_clock::now() - arrival,
+                                            samples);
                           done(std::move(result));
                         });
   } catch (error const& failure) {
@@ -111,6 +122,22 @@ nlohmann::json model_service::status() const {
                                                      : "ready"}}}};
   result.update(host == nullptr ? describe(host_snapshot{}) : host->status());
   return result;
+}
+
+nlohmann::json model_service::statistics(std::string const& model,
+                                         std::string const& version) const {
+  if (!model.empty()) {
+    (void)index_of(model, version);
+  }
+  auto list = nlohmann::json::array();
+  for (std::size_t index = 0; index < offered_.size(); ++index) {
+    auto const& each = offered_[index];
+    if ((model.empty() || each.metadata.name == model) &&
+        (version.empty() || each.version == version)) {
+      list.push_back(describe(accounts_[index].statistics()));
+    }
+  }
+  return {{"model_stats", std::move(list)}};
 }
 
 }  // namespace sluice::server

@@ -31,6 +31,7 @@ namespace sluice::server {
 struct offered_model {
   model_metadata metadata;
   std::string version;
+  bool is_batched = false;  ///< the first dimension of its inputs counts samples
 };
 
 class model_service final : public inference_service {
@@ -50,6 +51,8 @@ class model_service final : public inference_service {
   request_ticket infer(infer_request request, std::function<void(infer_result)> done) override;
   void cancel(request_ticket which) override;
   [[nodiscard]] nlohmann::json status() const override;
+  [[nodiscard]] nlohmann::json statistics(std::string const& model,
+                                          std::string const& version) const override;
 
  private:
   [[nodiscard]] std::size_t index_of(std::string const& model, std::string const& version) const;

@@ -68,7 +68,7 @@ def test_an_idle_model_gives_its_memory_back_and_is_right_when_it_returns(world,
 def test_watching_neither_wakes_a_model_nor_keeps_it_awake(world, affine):
     server = world.serve(world.policy("affine", idle="300ms"))
     paths = ["/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/affine", "/v2/models/affine/ready",
-             "/v2/models/affine/config", "/v2/sluice/status"]
+             "/v2/models/affine/config", "/v2/models/stats", "/v2/sluice/status"]
 
     def watch() -> None:
         for path in paths:
@@ -160,7 +160,7 @@ def test_a_model_that_raises_several_lines_is_told_with_all_of_them_and_its_name
     assert "IndexError: 0" not in server.log().splitlines()
 
 
-@pytest.mark.parametrize("path", ["/v2/models/stats", "/v2/models/affine/stats", "/v2/models/affine/trace/setting",
+@pytest.mark.parametrize("path", ["/v2/models/affine/trace/setting",
                                   "/v2/models/affine/versions/1/trace/setting", "/v2/trace/setting", "/v2/logging"])
 @pytest.mark.parametrize("body", [None, b"{}"], ids=["get", "post"])
 def test_routes_of_tritons_that_are_not_offered_are_not_implemented(world, affine, path, body):

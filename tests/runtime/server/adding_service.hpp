@@ -150,6 +150,11 @@ class adding_service : public inference_service {
     return cancelled_;
   }
   [[nodiscard]] nlohmann::json status() const override { return {{"state", "adding"}}; }
+  [[nodiscard]] nlohmann::json statistics(std::string const& model,
+                                          std::string const& version) const override {
+    if (!model.empty()) static_cast<void>(metadata(model, version));
+    return {{"of", model}, {"version", version}};
+  }
 
  private:
   void work() {

@@ -45,7 +45,7 @@ class api : public testing::Test {
 
 TEST_F(api, describes_the_server_and_its_models) {
   EXPECT_EQ(ok("/v2")["name"], "sluice");
-  EXPECT_EQ(ok("/v2")["extensions"], json::array({"model_configuration"}));
+  EXPECT_EQ(ok("/v2")["extensions"], json::array({"model_configuration", "statistics"}));
   EXPECT_EQ(ok("/v2/health/live"), (json{{"live", true}}));
   EXPECT_EQ(ok("/v2/health/ready"), (json{{"ready", true}}));
   EXPECT_EQ(ok("/v2/models/add")["inputs"][0]["name"], "a");
@@ -53,6 +53,9 @@ TEST_F(api, describes_the_server_and_its_models) {
   EXPECT_EQ(ok("/v2/models/a%2Fb%20%C3%A9")["name"], "a/b \xC3\xA9");
   EXPECT_EQ(ok("/v2/models/add/config"), (json{{"name", "add"}}));
   EXPECT_EQ(ok("/v2/sluice/status"), (json{{"state", "adding"}}));
+  EXPECT_EQ(ok("/v2/models/stats"), (json{{"of", ""}, {"version", ""}}));
+  EXPECT_EQ(ok("/v2/models/add/stats"), (json{{"of", "add"}, {"version", ""}}));
+  EXPECT_EQ(ok("/v2/models/add/versions/1/stats"), (json{{"of", "add"}, {"version", "1"}}));
 }
 
 TEST_F(api, what_is_not_ready_is_503_with_a_body_of_its_kind_and_a_reason) {
@@ -149,8 +152,8 @@ TEST_F(api, wrong_requests_have_their_status_and_say_why) {
       {{"POST", "/v2/models/add/infer", "{}", {}, "x"}, 400, "Inference-Header-Content-Length"},
       {{"POST", "/v2/models/add/infer", "{}", {}, ""}, 400, "Inference-Header-Content-Length"},
       {{"POST", "/v2/repository/models/add/load", "{}", {}, {}}, 501, "extension"},
-      {{"GET", "/v2/models/add/stats", {}, {}, {}}, 501, "extension"},
-      {{"GET", "/v2/models/stats", {}, {}, {}}, 501, "extension"},
+      {{"GET", "/v2/models/none/stats", {}, {}, {}}, 404, "'none'"},
+      {{"POST", "/v2/models/stats", "{}", {}, {}}, 405, "GET"},
       {{"POST", "/v2/models/add/trace/setting", "{}", {}, {}}, 501, "extension"},
       {{"GET", "/v2/trace/setting", {}, {}, {}}, 501, "extension"},
       {{"POST", "/v2/logging", "{}", {}, {}}, 501, "extension"},

@@ -53,7 +53,8 @@ void of_model_file(std::uint64_t offset, std::byte* destination, std::size_t byt
 
 void of_model_account(infer_result const& result) {
   model_account account{"add", "1"};
-  account.on_answer(result);
+  account.on_answer(result, 3ms, 1);
+  account.statistics().success.count;
 }
 
 void of_compute_lease(std::shared_ptr<serving_pool> const& pool) {
