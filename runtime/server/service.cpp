@@ -8,11 +8,13 @@
 
 #include "memhandover/base/error.hpp"
 #include "runtime/server/hosting/host_status.hpp"
+#include "runtime/server/metrics.hpp"
 
 namespace sluice::server {
 namespace {
 
 constexpr auto const* starting = "the server is starting";
+constexpr std::chrono::milliseconds pool_patience{1000};
 
 std::uint64_t samples_in(infer_request const& request, bool is_batched) {
   if (!is_batched || request.inputs.empty() || request.inputs.front().shape.empty()) {
@@ -138,6 +140,16 @@ nlohmann::json model_service::statistics(std::string const& model,
     }
   }
   return {{"model_stats", std::move(list)}};
+}
+
+std::string model_service::metrics() const {
+  std::vector<model_statistics> seen;
+  seen.reserve(accounts_.size());
+  for (auto const& each : accounts_) {
+    seen.push_back(each.statistics());
+  }
+  auto* const pool = pool_.load();
+  return metrics_of(seen, status(), pool == nullptr ? std::nullopt : pool->look(pool_patience));
 }
 
 }  // namespace sluice::server

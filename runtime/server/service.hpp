@@ -24,6 +24,7 @@
 #include "runtime/server/inference/inference_service.hpp"
 #include "runtime/server/inference/model_executor.hpp"
 #include "runtime/server/model_account.hpp"
+#include "runtime/server/pool_watch.hpp"
 
 namespace sluice::server {
 
@@ -38,6 +39,8 @@ class model_service final : public inference_service {
  public:
   explicit model_service(std::vector<offered_model> offered);
 
+  /// From now on the metrics show the pool, too. `pool` must outlive the last call of the service.
+  void attach(pool_watch& pool) { pool_ = &pool; }
   /// `host` must outlive the last call of the service, which must outlive the last answer of `host`.
   void attach(model_executor& host, std::string endpoint);
   void drain() noexcept { draining_ = true; }
@@ -53,6 +56,7 @@ class model_service final : public inference_service {
   [[nodiscard]] nlohmann::json status() const override;
   [[nodiscard]] nlohmann::json statistics(std::string const& model,
                                           std::string const& version) const override;
+  [[nodiscard]] std::string metrics() const override;
 
  private:
   [[nodiscard]] std::size_t index_of(std::string const& model, std::string const& version) const;
@@ -62,6 +66,7 @@ class model_service final : public inference_service {
   std::chrono::steady_clock::time_point const started_ = std::chrono::steady_clock::now();
   std::string endpoint_;                         ///< set before `host_`
   std::atomic<model_executor*> host_ = nullptr;  ///< null while starting
+  std::atomic<pool_watch*> pool_ = nullptr;      ///< null: not known
   std::atomic<bool> draining_ = false;
 };
 

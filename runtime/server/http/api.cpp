@@ -12,6 +12,7 @@
 #include "runtime/server/inference/model_executor.hpp"
 #include "runtime/telemetry/error_table.hpp"
 #include "runtime/telemetry/logging.hpp"
+#include "runtime/telemetry/metrics_text.hpp"
 #include "runtime/telemetry/recurring_lines.hpp"
 
 namespace sluice::server {
@@ -118,7 +119,7 @@ Result guarded(Work work) noexcept {
 bool oip_api::may_wait(http_request const& request) {
   try {
     auto const where = parse_target(request.target);
-    return where && where->what == resource::status;
+    return where && (where->what == resource::status || where->what == resource::metrics);
   } catch (error const&) {  // `handle` says what is wrong with it
     return false;
   }
@@ -200,6 +201,11 @@ std::variant<http_reply, infer_request> oip_api::dispatch(route const& where,
       return repository_index(body);
     case resource::status:
       return ok(service_.status());
+    case resource::metrics: {
+      http_reply answer{200, service_.metrics(), {}};
+      answer.content_type = telemetry::metrics_content_type;
+      return answer;
+    }
     case resource::statistics:
       return ok(service_.statistics(where.model, where.version));
     case resource::extension:

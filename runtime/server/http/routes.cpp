@@ -103,6 +103,7 @@ std::optional<route> model_route(std::vector<std::string> const& path) {
 
 std::optional<route> parse_target(std::string_view target) {
   auto const path = segments_of(target);
+  if (path[0] == "metrics" && path.size() == 1) return route{resource::metrics, {}, {}};
   if (path[0] != "v2") return std::nullopt;
   if (path.size() == 1) return route{};
   auto const& area = path[1];

@@ -29,6 +29,7 @@ enum class resource {
   infer,
   repository_index,
   status,
+  metrics,
   statistics,  ///< of all models where none is named
   extension,  ///< of Triton's, known but not offered: load and unload, shared memory, trace, logging
 };

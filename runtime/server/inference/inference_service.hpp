@@ -137,6 +137,8 @@ class inference_service {
   /// (docs/protocol.md). Throws `not_found`.
   [[nodiscard]] virtual nlohmann::json statistics(std::string const& model,
                                                   std::string const& version) const = 0;
+  /// What Prometheus reads, in its text format. May take as long as `status`, and a second more.
+  [[nodiscard]] virtual std::string metrics() const = 0;
 };
 
 }  // namespace sluice::server

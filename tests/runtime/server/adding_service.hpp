@@ -155,6 +155,7 @@ class adding_service : public inference_service {
     if (!model.empty()) static_cast<void>(metadata(model, version));
     return {{"of", model}, {"version", version}};
   }
+  [[nodiscard]] std::string metrics() const override { return "adding 1\n"; }
 
  private:
   void work() {

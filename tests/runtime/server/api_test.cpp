@@ -58,6 +58,16 @@ TEST_F(api, describes_the_server_and_its_models) {
   EXPECT_EQ(ok("/v2/models/add/versions/1/stats"), (json{{"of", "add"}, {"version", "1"}}));
 }
 
+TEST_F(api, metrics_are_no_json_and_say_so) {
+  auto const answer = get("/metrics");
+  EXPECT_EQ(answer.status, 200U);
+  EXPECT_EQ(answer.body, "adding 1\n");
+  EXPECT_EQ(answer.content_type, "text/plain; version=0.0.4; charset=utf-8");
+  EXPECT_EQ(get("/v2").content_type, "application/json");
+  EXPECT_TRUE(oip_api::may_wait({"GET", "/metrics", {}, {}, {}}));
+  EXPECT_EQ(reply_to({"POST", "/metrics", {}, {}, {}}).status, 405U);
+}
+
 TEST_F(api, what_is_not_ready_is_503_with_a_body_of_its_kind_and_a_reason) {
   service_.set_ready({false, "its executor is starting", 2100ms});
   auto const server = get("/v2/health/ready");

@@ -50,6 +50,8 @@ TEST(routes, every_resource_has_its_path) {
       {"/v2/logging", resource::extension},
       {"/v2/systemsharedmemory/status", resource::extension},
       {"/v2/sluice/status", resource::status},
+      {"/metrics", resource::metrics},
+      {"/metrics/", resource::metrics},
   };
   for (auto const& each : rows) {
     auto const found = parse_target(each.target);
@@ -65,6 +67,8 @@ TEST(routes, other_paths_lead_nowhere) {
                                    "/",
                                    "*",
                                    "/v1",
+                                   "/metrics/more",
+                                   "/v2/metrics",
                                    "/v2/nothing",
                                    "/v2/health",
                                    "/v2/health/other",
