@@ -10,7 +10,7 @@ namespace {
 
 using nlohmann::json;
 
-/// Of what a model says, in bytes; its answers have more.
+/// Of what a model says, in bytes; its answers have more of it.
 constexpr std::size_t longest_logged = 1024;
 
 std::string shortened(std::string_view text) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <variant>
@@ -218,6 +219,16 @@ TEST_F(api, errors_keep_their_words_except_for_bugs) {
   EXPECT_EQ(oip_api::answer(error{error_kind::unavailable, ""}).status, 503U);
   EXPECT_EQ(oip_api::answer(error{error_kind::deadline_exceeded, ""}).status, 504U);
   EXPECT_EQ(oip_api::answer(error{error_kind::internal, ""}).status, 500U);
+}
+
+TEST_F(api, a_bug_that_comes_at_each_request_is_logged_once) {
+  testing::internal::CaptureStdout();  // spdlog's own logger
+  for (int i = 0; i < 1000; ++i) {
+    EXPECT_EQ(oip_api::answer(error{error_kind::internal, "a bug of this test"}).status, 500U);
+  }
+  auto const said = testing::internal::GetCapturedStdout();
+  EXPECT_THAT(said, HasSubstr("a bug of this test"));
+  EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
 }
 
 TEST_F(api, an_answer_that_cannot_be_encoded_is_an_error) {
