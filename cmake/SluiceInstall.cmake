@@ -14,6 +14,10 @@ set_target_properties(sluice sluice-server PROPERTIES INSTALL_RPATH "$ORIGIN/../
 set_target_properties(sluice_runtime sluice_gate sluice_nccl PROPERTIES INSTALL_RPATH "$ORIGIN")
 install(TARGETS sluice sluice-server RUNTIME DESTINATION bin)
 install(TARGETS sluice_runtime sluice_gate sluice_nccl LIBRARY DESTINATION lib)
+if(SLUICE_SELF_CONTAINED AND PROMETHEUS_CORE_SONAME)
+  file(REAL_PATH "${PROMETHEUS_CORE_LIBRARY}" sluice_prometheus)
+  install(PROGRAMS "${sluice_prometheus}" DESTINATION lib RENAME "${PROMETHEUS_CORE_SONAME}")
+endif()
 
 if(SLUICE_WITH_TORCH)
   install(DIRECTORY runtime/torch/step/sluice DESTINATION include FILES_MATCHING PATTERN "*.hpp")

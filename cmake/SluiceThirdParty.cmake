@@ -2,6 +2,10 @@
 # is built: programs and libraries that do not link torch then need of the system only the C library.
 #
 #   sluice_fmt, sluice_spdlog, sluice_yaml
+#
+# Of prometheus-cpp (PrometheusCore::core) most systems have no archive: then its library is installed beside what is built, and
+# needs the system's C++ library.
+#
 #   sluice_self_contained(TARGET...)   takes in the C++ library as well, where it is to; not for what links torch, which has its own
 
 option(SLUICE_SELF_CONTAINED "Link in all but the C library" OFF)

@@ -4,7 +4,7 @@
 #   ./tests/fresh_roots.sh WHEEL [TORCH VERSION]
 #
 # Needs root, mmdebstrap and the network; makes 6 GB in a folder under build/, one root after the other, and removes them.
-# libstdc++6 is torch's need, which some minimal roots are without. The Ubuntu root is taken without looking at its signature,
+# libstdc++6 is torch's need, and prometheus-cpp's, which the wheel brings along; some minimal roots are without it. The Ubuntu root is taken without looking at its signature,
 # since Debian has no keys for it: it is a place to try something, no more.
 set -euo pipefail
 

@@ -26,6 +26,7 @@ enum class error_kind {
   unsupported,        ///< the request is understood, but this build or machine cannot do it
   cancelled,          ///< taken back by its own side (a discarded micro-batch)
   aborted,            ///< the process that worked on it has ended
+  model_error,    ///< a served model has raised an exception while it computed
   misconfigured,  ///< what an operator has written contradicts what it describes; no caller's doing
   internal,       ///< a broken invariant: a bug in Sluice, or a corrupted ledger
 };
@@ -51,6 +52,8 @@ enum class error_kind {
       return "cancelled";
     case error_kind::aborted:
       return "aborted";
+    case error_kind::model_error:
+      return "model_error";
     case error_kind::misconfigured:
       return "misconfigured";
     case error_kind::internal:

@@ -21,6 +21,7 @@
 #include "memhandover/base/descriptor_limit.hpp"
 #include "memhandover/base/error.hpp"
 #include "memhandover/base/standard_streams.hpp"
+#include "memhandover/broker/broker_queries.hpp"
 #include "runtime/launcher/environment.hpp"
 #include "runtime/launcher/install_layout.hpp"
 #include "runtime/launcher/launcher.hpp"
@@ -203,6 +204,7 @@ int serve(command_line const& given) {
 
   model_service service{offered(chosen), choice.unservable};
   std::optional<remote_executor> executor;
+  std::optional<pool_watch> pool;
   endpoint http{endpoint_options_of(wanted, chosen), service};
   auto options = executor_options_of(wanted, chosen, given, http.address());
   options.policy = text;
@@ -210,6 +212,9 @@ int serve(command_line const& given) {
   if (!executor->wait_until_ready([&signals] { return signals.arrived(); })) {
     return 0;
   }
+  pool.emplace([&] { return memhandover::query_status(given.runtime_dir, wanted.pool.device); },
+               http.address());
+  service.attach(*pool);
   service.attach(*executor, http.address());
   std::printf("listening on http://%s\n", http.address().c_str());
   std::fflush(stdout);

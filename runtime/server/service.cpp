@@ -9,11 +9,21 @@
 
 #include "memhandover/base/error.hpp"
 #include "runtime/server/hosting/host_status.hpp"
+#include "runtime/server/metrics.hpp"
 
 namespace sluice::server {
 namespace {
 
 constexpr auto const* starting = "the server is starting";
+constexpr std::chrono::milliseconds pool_patience{1000};
+
+std::uint64_t samples_in(infer_request const& request, bool is_batched) {
+  if (!is_batched || request.inputs.empty() || request.inputs.front().shape.empty()) {
+    return 1;
+  }
+  return static_cast<std::uint64_t>(
+      std::max(request.inputs.front().shape.front(), std::int64_t{0}));
+}
 
 std::string cannot_be_served(std::string const& model, error const& reason) {
   return fmt::format("model '{}' cannot be served: {}", model, reason.what());
@@ -50,7 +60,11 @@ void check_batch(infer_request const& request, std::int64_t most) {
 
 model_service::model_service(std::vector<offered_model> offered,
                              std::vector<unservable_model> unservable)
-    : offered_(std::move(offered)), unservable_(std::move(unservable)) {}
+    : offered_(std::move(offered)), unservable_(std::move(unservable)) {
+  for (auto const& each : offered_) {
+    accounts_.emplace_back(each.metadata.name, each.version);
+  }
+}
 
 void model_service::attach(model_executor& host, std::string endpoint) {
   endpoint_ = std::move(endpoint);
@@ -134,8 +148,16 @@ request_ticket model_service::infer(infer_request request, std::function<void(in
   }
   try {
     auto const index = index_of(request.model, request.version);
-    check_batch(request, offered_[index].max_batch_size);
-    return host->submit(index, std::move(request), done);
+    auto const arrival = request.arrival.value_or(std::chrono::steady_clock::now());
+    auto const most = offered_[index].max_batch_size;
+    check_batch(request, most);
+    auto const samples = samples_in(request, most > 0);
+    return host->submit(index, std::move(request),
+                        [&account = accounts_[index], arrival, samples, done](infer_result result) {
+                          account.on_answer(result, std::chrono::steady_clock::now() - arrival,
+                                            samples);
+                          done(std::move(result));
+                        });
   } catch (error const& failure) {
     done(failure);
     return 0;
@@ -165,6 +187,32 @@ nlohmann::json model_service::status() const {
     faults.push_back({{"name", each.name}, {"reason", each.reason.what()}});
   }
   return result;
+}
+
+nlohmann::json model_service::statistics(std::string const& model,
+                                         std::string const& version) const {
+  if (!model.empty()) {
+    (void)index_of(model, version);
+  }
+  auto list = nlohmann::json::array();
+  for (std::size_t index = 0; index < offered_.size(); ++index) {
+    auto const& each = offered_[index];
+    if ((model.empty() || each.metadata.name == model) &&
+        (version.empty() || each.version == version)) {
+      list.push_back(describe(accounts_[index].statistics()));
+    }
+  }
+  return {{"model_stats", std::move(list)}};
+}
+
+std::string model_service::metrics() const {
+  std::vector<model_statistics> seen;
+  seen.reserve(accounts_.size());
+  for (auto const& each : accounts_) {
+    seen.push_back(each.statistics());
+  }
+  auto* const pool = pool_.load();
+  return metrics_of(seen, status(), pool == nullptr ? std::nullopt : pool->look(pool_patience));
 }
 
 }  // namespace sluice::server

@@ -19,6 +19,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
@@ -26,6 +27,8 @@
 
 #include "runtime/server/inference/inference_service.hpp"
 #include "runtime/server/inference/model_executor.hpp"
+#include "runtime/server/model_account.hpp"
+#include "runtime/server/pool_watch.hpp"
 
 namespace sluice::server {
 
@@ -42,7 +45,9 @@ class model_service final : public inference_service {
   explicit model_service(std::vector<offered_model> offered,
                          std::vector<unservable_model> unservable = {});
 
-  /// `host` must outlive the service, or the last call of it.
+  /// From now on the metrics show the pool, too. `pool` must outlive the last call of the service.
+  void attach(pool_watch& pool) { pool_ = &pool; }
+  /// `host` must outlive the last call of the service, which must outlive the last answer of `host`.
   void attach(model_executor& host, std::string endpoint);
   void drain() noexcept { draining_ = true; }
 
@@ -56,15 +61,20 @@ class model_service final : public inference_service {
   request_ticket infer(infer_request request, std::function<void(infer_result)> done) override;
   void cancel(request_ticket which) override;
   [[nodiscard]] nlohmann::json status() const override;
+  [[nodiscard]] nlohmann::json statistics(std::string const& model,
+                                          std::string const& version) const override;
+  [[nodiscard]] std::string metrics() const override;
 
  private:
   [[nodiscard]] std::size_t index_of(std::string const& model, std::string const& version) const;
 
   std::vector<offered_model> const offered_;
   std::vector<unservable_model> const unservable_;
+  std::deque<model_account> accounts_;  ///< of each
   std::chrono::steady_clock::time_point const started_ = std::chrono::steady_clock::now();
   std::string endpoint_;                         ///< set before `host_`
   std::atomic<model_executor*> host_ = nullptr;  ///< null while starting
+  std::atomic<pool_watch*> pool_ = nullptr;      ///< null: not known
   std::atomic<bool> draining_ = false;
 };
 

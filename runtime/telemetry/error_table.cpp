@@ -24,6 +24,7 @@ constexpr std::array table{
     error_row{error_kind::unsupported, 501, 8},
     error_row{error_kind::cancelled, 503, 9},
     error_row{error_kind::aborted, 500, 11},
+    error_row{error_kind::model_error, 500, 12},
     error_row{error_kind::misconfigured, 500, 13},
     error_row{error_kind::internal, 500, 10},
 };

@@ -41,9 +41,10 @@ has_gxx() { has_command g++ && number_at_least "$(g++ -dumpfullversion)" $oldest
 has_venv() { has_command python3 && python3 -c 'import venv, ensurepip' 2>/dev/null; }
 
 has_header() {
-  local folder folders
+  local folder folders prefixes
   IFS=: read -ra folders <<<"${CPATH:-}:/usr/include:/usr/local/include"
-  for folder in "${folders[@]}"; do
+  IFS=: read -ra prefixes <<<"${CMAKE_PREFIX_PATH:-}"
+  for folder in "${folders[@]}" "${prefixes[@]/%//include}"; do
     if [[ -n $folder && -e $folder/$1 ]]; then
       found_header=$folder/$1
       return 0
@@ -80,6 +81,7 @@ for_each_package() {
   "$1" nlohmann-json3-dev has_header nlohmann/json.hpp
   "$1" libspdlog-dev has_header spdlog/spdlog.h
   "$1" libfmt-dev has_header fmt/core.h
+  "$1" prometheus-cpp-dev has_header prometheus/text_serializer.h
   "$1" libcli11-dev has_header CLI/CLI.hpp
   "$1" libgtest-dev has_header gtest/gtest.h
   "$1" libgmock-dev has_header gmock/gmock.h

@@ -68,7 +68,7 @@ def test_an_idle_model_gives_its_memory_back_and_is_right_when_it_returns(world,
 def test_watching_neither_wakes_a_model_nor_keeps_it_awake(world, affine):
     server = world.serve(world.policy("affine", idle="300ms"))
     paths = ["/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/affine", "/v2/models/affine/ready",
-             "/v2/models/affine/config", "/v2/sluice/status"]
+             "/v2/models/affine/config", "/v2/models/stats", "/v2/sluice/status"]
 
     def watch() -> None:
         for path in paths:
@@ -178,24 +178,34 @@ def test_a_model_that_raises_is_told_in_one_line_and_goes_on(world):
     server = world.serve(world.policy("raising"))
     for _ in range(2):
         status, answer = server.infer("raising", [floats("x", X)])
-        assert status == 400
+        assert status == 500
         assert "negative numbers are not taken" in answer["error"]
         assert "\n" not in answer["error"]
         assert "Traceback" not in answer["error"]
         assert torch.equal(server.outputs("raising", [floats("x", X.abs())])[0], X.abs())
 
 
+def test_a_model_that_raises_at_each_request_is_logged_once_for_each_text(world):
+    world.models.add("raising", Raising(), **{**AFFINE, "outputs": {"y": ("TYPE_FP32", [3])}})
+    server = world.serve(world.policy("raising"))
+    for _ in range(100):
+        assert server.infer("raising", [floats("x", X)])[0] == 500
+    said = [line for line in server.log().splitlines() if "negative numbers are not taken" in line]
+    assert len(said) == 1, said
+    assert "model=raising version=1" in said[0]
+
+
 def test_a_model_that_raises_several_lines_is_told_with_all_of_them_and_its_name_once(world):
     world.models.add("raising", RaisingLines(), **{**AFFINE, "outputs": {"y": ("TYPE_FP32", [3])}})
     server = world.serve(world.policy("raising"))
     status, answer = server.infer("raising", [floats("x", X)])
-    assert status == 400
+    assert status == 500
     assert answer["error"] == "model 'raising': negative numbers are not taken:\n  the first was at\nIndexError: 0"
     assert server.end() == 0
     assert "IndexError: 0" not in server.log().splitlines()
 
 
-@pytest.mark.parametrize("path", ["/v2/models/stats", "/v2/models/affine/stats", "/v2/models/affine/trace/setting",
+@pytest.mark.parametrize("path", ["/v2/models/affine/trace/setting",
                                   "/v2/models/affine/versions/1/trace/setting", "/v2/trace/setting", "/v2/logging"])
 @pytest.mark.parametrize("body", [None, b"{}"], ids=["get", "post"])
 def test_routes_of_tritons_that_are_not_offered_are_not_implemented(world, affine, path, body):

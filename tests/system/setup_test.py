@@ -61,8 +61,46 @@ def test_each_system_gets_the_boost_package_that_is_new_enough(bare, release, bo
     assert listed.returncode == 0, listed.stderr
     packages = listed.stdout.split()
     assert [p for p in packages if "boost" in p] == [boost]
-    assert {"g++", "cmake", "ninja-build", "python3-venv", "libyaml-cpp-dev"} <= set(packages)
+    assert {"g++", "cmake", "ninja-build", "python3-venv", "libyaml-cpp-dev", "prometheus-cpp-dev"} <= set(packages)
     assert "clang-format-14" not in packages
+
+
+def test_what_lies_under_a_prefix_of_cmakes_needs_no_package(bare, tmp_path):
+    """Where a package is missing that no index has; what is in /usr/include counts anyway."""
+    script = bare / "scripts" / "detail" / "system_packages.sh"
+    header = tmp_path / "a prefix" / "include" / "sluice_setup_probe" / "probe.h"
+    header.parent.mkdir(parents=True)
+    header.touch()
+
+    def is_found(prefixes: str) -> bool:
+        return subprocess.run(["bash", "-c", f"cache=. && . '{script}' && has_header sluice_setup_probe/probe.h"], check=False,
+                              env={**os.environ, "CMAKE_PREFIX_PATH": prefixes}).returncode == 0
+
+    assert is_found(f"/nowhere:{tmp_path}/a prefix") and not is_found("/nowhere") and not is_found("")
+
+
+def test_cmake_takes_prometheus_from_a_prefix_and_else_says_what_is_missing(tmp_path):
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.25)\nproject(probe CXX)\n"
+        "set(CMAKE_FIND_USE_CMAKE_SYSTEM_PATH OFF)\nset(CMAKE_FIND_USE_SYSTEM_ENVIRONMENT_PATH OFF)\n"
+        f"list(APPEND CMAKE_MODULE_PATH {SCRIPTS.parent}/cmake)\nfind_package(PrometheusCore REQUIRED)\n"
+        'message(STATUS "found ${PROMETHEUS_CORE_LIBRARY} of soname (${PROMETHEUS_CORE_SONAME})")\n')
+    prefix = tmp_path / "prefix"
+
+    def configured(folder: str, *more: str) -> subprocess.CompletedProcess:
+        return subprocess.run(["cmake", "-G", "Ninja", "-S", tmp_path, "-B", tmp_path / folder, *more], capture_output=True, text=True,
+                              check=False, env={name: value for name, value in os.environ.items() if name != "CMAKE_PREFIX_PATH"})
+
+    without = configured("without")
+    assert without.returncode != 0
+    said = " ".join(without.stderr.split())
+    assert "prometheus-cpp is missing: run ./scripts/setup.sh, install prometheus-cpp-dev, or name the folder" in said, said
+    for file in (prefix / "include" / "prometheus" / "text_serializer.h", prefix / "lib" / "libprometheus-cpp-core.a"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    found = configured("with", f"-DCMAKE_PREFIX_PATH={prefix}")
+    assert found.returncode == 0, found.stderr
+    assert f"found {prefix}/lib/libprometheus-cpp-core.a of soname ()" in found.stdout
 
 
 def test_lint_tools_are_asked_for_only_with_lint(bare):

@@ -41,7 +41,7 @@ MAY_INCLUDE = {
     "runtime/server/hosting": {"abi", "scheduler", BASE, "memhandover/client", "memhandover/allocation", "runtime/server/inference",
                                "runtime/telemetry"},
     "runtime/server/executor": {BASE, "scheduler", "runtime/server/inference", "runtime/server/hosting", "runtime/telemetry"},
-    "runtime/server": {BASE, "memhandover/device", "memhandover/client", "runtime/launcher", "runtime/policy",
+    "runtime/server": {BASE, "memhandover/broker", "memhandover/device", "memhandover/client", "runtime/launcher", "runtime/policy",
                        "runtime/server/executor", "runtime/server/hosting", "runtime/server/http", "runtime/server/inference",
                        "runtime/server/repository", "runtime/telemetry"},
     "runtime/torch/model": {BASE, "runtime/server/inference", "runtime/server/hosting"},

@@ -197,6 +197,10 @@ parcel wrap(infer_result const& result) {
   }
   auto const& response = std::get<infer_response>(result);
   made.body = {{"type", "result"}, {"model", response.model}, {"version", response.version}};
+  if (response.times) {
+    made.body["queue_ns"] = response.times->queue.count();
+    made.body["compute_ns"] = response.times->compute.count();
+  }
   wrap_tensors(response.outputs, "outputs", made);
   return made;
 }
@@ -227,8 +231,13 @@ infer_result unwrap_result(memhandover::message const& message) {
     if (body.contains("error")) {
       return failure_in(body);
     }
-    return infer_response{
+    infer_response made{
         body.at("model"), body.at("version"), {}, unwrap_tensors(message, "outputs")};
+    if (body.contains("queue_ns")) {
+      made.times = {.queue = std::chrono::nanoseconds{body.at("queue_ns").get<std::int64_t>()},
+                    .compute = std::chrono::nanoseconds{body.at("compute_ns").get<std::int64_t>()}};
+    }
+    return made;
   });
 }
 

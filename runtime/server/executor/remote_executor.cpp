@@ -359,6 +359,7 @@ void remote_executor::impl::wake() {
 
 void remote_executor::impl::describe(json& into) const {
   auto const now = clock::now();
+  auto const computed = computations();
   for (auto& each : into["models"]) {
     auto const found = std::find_if(how_.models.begin(), how_.models.end(), [&](served const& is) {
       return each.value("name", "") == is.name && each.value("version", "") == is.version;
@@ -377,19 +378,25 @@ void remote_executor::impl::describe(json& into) const {
     each["failed"] = counts.failed;
     each["cancelled"] = counts.cancelled;
     each["refused"] = each.value("refused", std::uint64_t{0}) + counts.refused;
+    each["refused_for_time"] = counts.refused;
     each["queue"] = counts.waiting;
+    each["computing"] = std::count_if(computed.begin(), computed.end(),
+                                      [index](auto const& is) { return is.model == index; });
     each["ended_executors"] = health.offences();
     each["retry_in_s"] = std::chrono::duration<double>{rest}.count();
   }
   auto const total = pending_.total();
   into["requests"] = {
       {"total", total.requests}, {"failed", total.failed}, {"in_flight", total.waiting}};
-  into["executor"] = {{"pid", child_.pid()},
-                      {"state", to_string(phase_)},
-                      {"started", started_},
-                      {"spare", spare_.state()},
-                      {"spare_pid", spare_.pid() == 0 ? json{} : json(spare_.pid())},
-                      {"last_end", last_end_}};
+  auto ended = json::object();
+  for (std::size_t cause = 0; cause < ends_.size(); ++cause) {
+    ended[std::string{detail::end_cause_names.at(cause)}] = ends_.at(cause);
+  }
+  into["executor"] = {
+      {"pid", child_.pid()},     {"state", to_string(phase_)},
+      {"started", started_},     {"ended", std::move(ended)},
+      {"spare", spare_.state()}, {"spare_pid", spare_.pid() == 0 ? json{} : json(spare_.pid())},
+      {"last_end", last_end_}};
 }
 
 remote_executor::remote_executor(options how) : impl_(std::make_unique<impl>(std::move(how))) {}

@@ -384,6 +384,7 @@ void remote_executor::impl::on_end(detail::refusals& into) {
     end(false);
     return;
   }
+  ++ends_.at(static_cast<std::size_t>(cause_of(how, suspects)));
   spdlog::error("another executor takes the place of one that has ended reason={}",
                 telemetry::quoted(last_end_));
   for (auto const& each : suspects) {
@@ -413,6 +414,24 @@ std::vector<host_board::action> remote_executor::impl::suspects_of(process_end c
   auto const its = std::find_if(seen.begin(), seen.end(),
                                 [&](auto const& each) { return culprit && each.lane == *culprit; });
   return its == seen.end() ? seen : std::vector{*its};
+}
+
+detail::end_cause remote_executor::impl::cause_of(
+    process_end const& how, std::vector<host_board::action> const& suspects) const {
+  using detail::end_cause;
+  if (hung_) {
+    return end_cause::hang;
+  }
+  if (!killed_for_.empty()) {
+    return end_cause::silence;
+  }
+  if (reason_) {
+    return end_cause::failed;
+  }
+  if (how.from_outside) {
+    return end_cause::killed;
+  }
+  return suspects.empty() ? end_cause::unknown : end_cause::model;
 }
 
 std::string remote_executor::impl::doing_text(

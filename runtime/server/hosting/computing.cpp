@@ -121,6 +121,8 @@ void model_host::impl::run(lock_type& lock, std::list<detail::job>::iterator whi
       model.controller.on_failure(end);
     }
   } else {
+    std::get<infer_response>(result).times = {.queue = begin - taken.arrival,
+                                              .compute = end - begin};
     model.controller.on_service(end, end - begin, end - taken.arrival);
     (taken.found_cold ? cold_ : warm_).add(end - taken.arrival);
   }

@@ -5,12 +5,15 @@
 
 #include <algorithm>
 #include <exception>
+#include <mutex>
 #include <utility>
 
 #include "runtime/server/http/oip_codec.hpp"
 #include "runtime/server/inference/model_executor.hpp"
 #include "runtime/telemetry/error_table.hpp"
 #include "runtime/telemetry/logging.hpp"
+#include "runtime/telemetry/metrics_text.hpp"
+#include "runtime/telemetry/recurring_lines.hpp"
 
 namespace sluice::server {
 namespace {
@@ -41,8 +44,7 @@ void check_method(route const& where, http_request const& request) {
   if (where.what == resource::extension) {
     throw error{error_kind::unsupported,
                 "this server does not offer that extension of Triton's; models load when they are "
-                "asked and leave when "
-                "they are idle, and GET /v2/sluice/status has the statistics"};
+                "asked and leave when they are idle"};
   }
   auto const allowed = allowed_methods(where.what);
   bool const reads = request.method == "GET" || request.method == "HEAD";
@@ -71,6 +73,19 @@ void check_encoding(http_request const& request) {
               "binary tensors (Inference-Header-Content-Length) are not supported; send tensors as "
               "JSON data, with "
               "tritonclient: set_data_from_numpy(…, binary_data=False)"};
+}
+
+/// However often it comes again.
+void log_bug(std::string_view text) {
+  static std::mutex mutex;
+  static telemetry::recurring_lines lines;
+  std::unique_lock lock{mutex};
+  auto const due = lines.on(text, telemetry::recurring_lines::clock::now());
+  lock.unlock();
+  if (due) {
+    spdlog::error("request failed by a bug in the server reason={} repeated={} others={}",
+                  telemetry::quoted(text), due->repeated, due->others);
+  }
 }
 
 /// `about` with "ready" in it, and why not.
@@ -104,7 +119,7 @@ Result guarded(Work work) noexcept {
 bool oip_api::may_wait(http_request const& request) {
   try {
     auto const where = parse_target(request.target);
-    return where && where->what == resource::status;
+    return where && (where->what == resource::status || where->what == resource::metrics);
   } catch (error const&) {  // `handle` says what is wrong with it
     return false;
   }
@@ -124,8 +139,7 @@ http_reply oip_api::failure(unsigned status, std::string_view message,
 http_reply oip_api::from_error(error const& failure) {
   auto const status = static_cast<unsigned>(telemetry::http_status(failure.kind()));
   if (failure.kind() == error_kind::internal) {
-    spdlog::error("request failed by a bug in the server reason={}",
-                  telemetry::quoted(failure.what()));
+    log_bug(failure.what());
     return oip_api::failure(status, "internal error; the server's log has the details");
   }
   return oip_api::failure(status, failure.what(), failure.retry_after());
@@ -164,7 +178,7 @@ std::variant<http_reply, infer_request> oip_api::dispatch(route const& where,
     case resource::server_metadata:
       return ok(json{{"name", "sluice"},
                      {"version", SLUICE_VERSION},
-                     {"extensions", json::array({"model_configuration"})}});
+                     {"extensions", json::array({"model_configuration", "statistics"})}});
     case resource::live:
       return ok(json{{"live", true}});
     case resource::ready:
@@ -187,6 +201,13 @@ std::variant<http_reply, infer_request> oip_api::dispatch(route const& where,
       return repository_index(body);
     case resource::status:
       return ok(service_.status());
+    case resource::metrics: {
+      http_reply answer{200, service_.metrics(), {}};
+      answer.content_type = telemetry::metrics_content_type;
+      return answer;
+    }
+    case resource::statistics:
+      return ok(service_.statistics(where.model, where.version));
     case resource::extension:
       break;  // refused with its method
   }

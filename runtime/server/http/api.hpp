@@ -33,9 +33,10 @@ struct http_request {
 
 struct http_reply {
   unsigned status = 200;
-  std::string body;                     ///< JSON
+  std::string body;                     ///< JSON, unless `content_type` is another
   std::string_view allow;               ///< for 405
   std::chrono::seconds retry_after{0};  ///< 0: not said
+  std::string_view content_type = "application/json";
 };
 
 class oip_api {
@@ -50,7 +51,7 @@ class oip_api {
   /// keep it.
   [[nodiscard]] std::optional<http_reply> refuse(http_request const& request) const;
   [[nodiscard]] std::variant<http_reply, infer_request> handle(http_request const& request) const;
-  /// Whether `handle` may wait for another process: the status may.
+  /// Whether `handle` may wait for another process: status and metrics may.
   [[nodiscard]] static bool may_wait(http_request const& request);
   [[nodiscard]] static http_reply answer(infer_result const& result);
 

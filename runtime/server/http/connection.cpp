@@ -64,7 +64,8 @@ template <typename Body>
 void set_headers(http::response<Body>& response, http_reply const& answer, bool keep_alive) {
   response.set(http::field::server, "sluice");
   response.set(http::field::date, http_date(std::time(nullptr)));
-  response.set(http::field::content_type, "application/json");
+  response.set(http::field::content_type,
+               beast::string_view{answer.content_type.data(), answer.content_type.size()});
   if (!answer.allow.empty()) {
     response.set(http::field::allow, beast::string_view{answer.allow.data(), answer.allow.size()});
   }

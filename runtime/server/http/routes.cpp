@@ -68,7 +68,8 @@ std::optional<resource> model_resource(std::string_view verb) {
   if (verb == "infer") return resource::infer;
   if (verb == "ready") return resource::model_ready;
   if (verb == "config") return resource::model_config;
-  if (verb == "stats" || verb == "trace" || verb == "generate" || verb == "generate_stream") {
+  if (verb == "stats") return resource::statistics;
+  if (verb == "trace" || verb == "generate" || verb == "generate_stream") {
     return resource::extension;
   }
   return std::nullopt;
@@ -77,7 +78,8 @@ std::optional<resource> model_resource(std::string_view verb) {
 std::optional<route> model_route(std::vector<std::string> const& path) {
   route result;
   if (path.size() < 3 || path[2].empty()) return std::nullopt;
-  if (path.size() == 3 && path[2] == "stats") return route{resource::extension, {}, {}};
+  // As Triton has it: what a model of that name is, /v2/models/stats/versions/V says.
+  if (path.size() == 3 && path[2] == "stats") return route{resource::statistics, {}, {}};
   result.model = path[2];
   std::size_t next = 3;
   if (path.size() > next && path[next] == "versions") {
@@ -101,6 +103,7 @@ std::optional<route> model_route(std::vector<std::string> const& path) {
 
 std::optional<route> parse_target(std::string_view target) {
   auto const path = segments_of(target);
+  if (path[0] == "metrics" && path.size() == 1) return route{resource::metrics, {}, {}};
   if (path[0] != "v2") return std::nullopt;
   if (path.size() == 1) return route{};
   auto const& area = path[1];

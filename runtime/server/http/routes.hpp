@@ -29,8 +29,9 @@ enum class resource {
   infer,
   repository_index,
   status,
-  extension,  ///< of Triton's, known but not offered: statistics, load and unload, shared memory,
-              ///< trace, logging
+  metrics,
+  statistics,  ///< of all models where none is named
+  extension,  ///< of Triton's, known but not offered: load and unload, shared memory, trace, logging
 };
 
 struct route {

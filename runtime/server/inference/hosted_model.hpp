@@ -64,7 +64,7 @@ class hosted_model {
   /// Computes the outputs named in `wanted`, in that order; all if it is empty. Only while warm.
   /// What the computation changed in the model is undone before this returns, so that answers do
   /// not depend on earlier requests. Throws `invalid_argument` for inputs that the model cannot
-  /// take.
+  /// take, `model_error` where it is the model that fails.
   [[nodiscard]] virtual std::vector<tensor> run(std::vector<tensor>& inputs,
                                                 std::vector<std::string> const& wanted) = 0;
 

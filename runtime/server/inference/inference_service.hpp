@@ -90,11 +90,21 @@ struct infer_request {
   return arrival + std::min(request.timeout.value_or(most), most);
 }
 
+/// Where the time of an answered request went.
+struct request_times {
+  std::chrono::nanoseconds
+      queue{};  ///< from its arrival until its computation began, a load included
+  std::chrono::nanoseconds compute{};  ///< from then on until its outputs were there
+
+  bool operator==(request_times const&) const = default;
+};
+
 struct infer_response {
   std::string model;
   std::string version;
   std::string id;
   std::vector<tensor> outputs;
+  std::optional<request_times> times = std::nullopt;  ///< nothing: not measured
 };
 
 using infer_result = std::variant<infer_response, error>;
@@ -132,6 +142,12 @@ class inference_service {
   virtual void cancel(request_ticket which) = 0;
   /// Everything `sluice status` shows of the server, as docs/operations.md describes it.
   [[nodiscard]] virtual nlohmann::json status() const = 0;
+  /// Triton's statistics of a model, of all its versions where none is given, or where `model` is empty of all models
+  /// (docs/protocol.md). Throws `not_found`.
+  [[nodiscard]] virtual nlohmann::json statistics(std::string const& model,
+                                                  std::string const& version) const = 0;
+  /// What Prometheus reads, in its text format. May take as long as `status`, and a second more.
+  [[nodiscard]] virtual std::string metrics() const = 0;
 };
 
 }  // namespace sluice::server

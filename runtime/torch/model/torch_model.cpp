@@ -179,9 +179,13 @@ class torch_model final : public hosted_model {
         error_kind::internal);  // what an earlier request has changed, and could not be undone then
     std::vector<tensor> outputs;
     std::exception_ptr failure;
+    auto whose = error_kind::invalid_argument;
     try {
+      c10::InferenceMode const inference;
+      auto arguments = detail::to_arguments(inputs, options_.inputs, signature_, device_);
+      whose = error_kind::model_error;
       undone_ = false;
-      outputs = compute(inputs, wanted);
+      outputs = compute(std::move(arguments), wanted);
     } catch (...) {
       failure = std::current_exception();
     }
@@ -194,8 +198,7 @@ class torch_model final : public hosted_model {
       undo_changes();
     } catch (...) {  // the next request tries again, and says why not
     }
-    rethrow_as_error(c10::str("model '", options_.name, "'"), error_kind::invalid_argument,
-                     failure);
+    rethrow_as_error(c10::str("model '", options_.name, "'"), whose, failure);
   }
 
  private:
@@ -269,12 +272,11 @@ class torch_model final : public hosted_model {
     return c10::OptionalDeviceGuard{device_.is_cpu() ? std::nullopt : std::optional{device_}};
   }
 
-  std::vector<tensor> compute(std::vector<tensor>& inputs, std::vector<std::string> const& wanted) {
-    c10::InferenceMode const inference;
+  std::vector<tensor> compute(std::vector<c10::IValue> arguments,
+                              std::vector<std::string> const& wanted) {
     torch::jit::GraphOptimizerEnabledGuard const unoptimised{false};
     detail::computation const measured{device_, activation_peak_};
-    auto const result =
-        module_.forward(detail::to_arguments(inputs, options_.inputs, signature_, device_));
+    auto const result = module_.forward(std::move(arguments));
     try {
       return detail::from_result(result, options_.outputs, signature_.output_places, wanted);
     } catch (error const& failure) {

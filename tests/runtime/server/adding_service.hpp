@@ -152,6 +152,12 @@ class adding_service : public inference_service {
     return cancelled_;
   }
   [[nodiscard]] nlohmann::json status() const override { return {{"state", "adding"}}; }
+  [[nodiscard]] nlohmann::json statistics(std::string const& model,
+                                          std::string const& version) const override {
+    if (!model.empty()) static_cast<void>(metadata(model, version));
+    return {{"of", model}, {"version", version}};
+  }
+  [[nodiscard]] std::string metrics() const override { return "adding 1\n"; }
 
  private:
   void work() {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <variant>
@@ -45,7 +46,7 @@ class api : public testing::Test {
 
 TEST_F(api, describes_the_server_and_its_models) {
   EXPECT_EQ(ok("/v2")["name"], "sluice");
-  EXPECT_EQ(ok("/v2")["extensions"], json::array({"model_configuration"}));
+  EXPECT_EQ(ok("/v2")["extensions"], json::array({"model_configuration", "statistics"}));
   EXPECT_EQ(ok("/v2/health/live"), (json{{"live", true}}));
   EXPECT_EQ(ok("/v2/health/ready"), (json{{"ready", true}}));
   EXPECT_EQ(ok("/v2/models/add")["inputs"][0]["name"], "a");
@@ -53,6 +54,19 @@ TEST_F(api, describes_the_server_and_its_models) {
   EXPECT_EQ(ok("/v2/models/a%2Fb%20%C3%A9")["name"], "a/b \xC3\xA9");
   EXPECT_EQ(ok("/v2/models/add/config"), (json{{"name", "add"}}));
   EXPECT_EQ(ok("/v2/sluice/status"), (json{{"state", "adding"}}));
+  EXPECT_EQ(ok("/v2/models/stats"), (json{{"of", ""}, {"version", ""}}));
+  EXPECT_EQ(ok("/v2/models/add/stats"), (json{{"of", "add"}, {"version", ""}}));
+  EXPECT_EQ(ok("/v2/models/add/versions/1/stats"), (json{{"of", "add"}, {"version", "1"}}));
+}
+
+TEST_F(api, metrics_are_no_json_and_say_so) {
+  auto const answer = get("/metrics");
+  EXPECT_EQ(answer.status, 200U);
+  EXPECT_EQ(answer.body, "adding 1\n");
+  EXPECT_EQ(answer.content_type, "text/plain; version=0.0.4; charset=utf-8");
+  EXPECT_EQ(get("/v2").content_type, "application/json");
+  EXPECT_TRUE(oip_api::may_wait({"GET", "/metrics", {}, {}, {}}));
+  EXPECT_EQ(reply_to({"POST", "/metrics", {}, {}, {}}).status, 405U);
 }
 
 TEST_F(api, what_is_not_ready_is_503_with_a_body_of_its_kind_and_a_reason) {
@@ -153,8 +167,8 @@ TEST_F(api, wrong_requests_have_their_status_and_say_why) {
       {{"POST", "/v2/models/add/infer", "{}", {}, "x"}, 400, "Inference-Header-Content-Length"},
       {{"POST", "/v2/models/add/infer", "{}", {}, ""}, 400, "Inference-Header-Content-Length"},
       {{"POST", "/v2/repository/models/add/load", "{}", {}, {}}, 501, "extension"},
-      {{"GET", "/v2/models/add/stats", {}, {}, {}}, 501, "extension"},
-      {{"GET", "/v2/models/stats", {}, {}, {}}, 501, "extension"},
+      {{"GET", "/v2/models/none/stats", {}, {}, {}}, 404, "'none'"},
+      {{"POST", "/v2/models/stats", "{}", {}, {}}, 405, "GET"},
       {{"POST", "/v2/models/add/trace/setting", "{}", {}, {}}, 501, "extension"},
       {{"GET", "/v2/trace/setting", {}, {}, {}}, 501, "extension"},
       {{"POST", "/v2/logging", "{}", {}, {}}, 501, "extension"},
@@ -209,6 +223,16 @@ TEST_F(api, errors_keep_their_words_except_for_bugs) {
   EXPECT_EQ(oip_api::answer(error{error_kind::unavailable, ""}).status, 503U);
   EXPECT_EQ(oip_api::answer(error{error_kind::deadline_exceeded, ""}).status, 504U);
   EXPECT_EQ(oip_api::answer(error{error_kind::internal, ""}).status, 500U);
+}
+
+TEST_F(api, a_bug_that_comes_at_each_request_is_logged_once) {
+  testing::internal::CaptureStdout();  // spdlog's own logger
+  for (int i = 0; i < 1000; ++i) {
+    EXPECT_EQ(oip_api::answer(error{error_kind::internal, "a bug of this test"}).status, 500U);
+  }
+  auto const said = testing::internal::GetCapturedStdout();
+  EXPECT_THAT(said, HasSubstr("a bug of this test"));
+  EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
 }
 
 TEST_F(api, an_answer_that_cannot_be_encoded_is_an_error) {

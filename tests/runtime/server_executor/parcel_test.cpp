@@ -74,11 +74,15 @@ TEST_F(a_parcel, brings_large_tensors_in_a_file) {
   for (std::size_t const count :
        {std::size_t{1}, std::size_t{32768}, std::size_t{32769}, std::size_t{5'000'000}}) {
     infer_response sent{"m", "1", "", {bytes_of("a", count, 3), bytes_of("b", 5, 4)}};
+    if (count == 1) {
+      sent.times = {.queue = 3s, .compute = 7ns};
+    }
     auto const made = wrap(infer_result{sent});
     auto const received = pass(made);
     EXPECT_EQ(is_large(received), count + 5 > 32768) << count;
     auto const seen = std::get<infer_response>(unwrap_result(received));
     EXPECT_EQ(seen.model, "m");
+    EXPECT_EQ(seen.times, sent.times);
     expect_same(seen.outputs, sent.outputs);
   }
 }
@@ -88,7 +92,7 @@ TEST_F(a_parcel, brings_every_kind_of_failure) {
        {error_kind::invalid_argument, error_kind::not_found, error_kind::already_exists,
         error_kind::out_of_memory, error_kind::unavailable, error_kind::deadline_exceeded,
         error_kind::unsupported, error_kind::cancelled, error_kind::aborted,
-        error_kind::misconfigured, error_kind::internal}) {
+        error_kind::model_error, error_kind::misconfigured, error_kind::internal}) {
     auto const seen = unwrap_result(pass(wrap(infer_result{error{kind, "why"}})));
     EXPECT_EQ(failure_of(seen), kind);
     EXPECT_STREQ(std::get<error>(seen).what(), "why");

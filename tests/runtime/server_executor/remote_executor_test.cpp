@@ -97,6 +97,9 @@ TEST_F(a_remote_executor, answers_and_ends_in_order) {
   EXPECT_EQ(status["requests"]["total"], 1);
   EXPECT_EQ(status["executor"]["state"], "ready");
   EXPECT_EQ(status["executor"]["started"], 1);
+  for (auto const& count : status["executor"]["ended"]) {
+    EXPECT_EQ(count, 0);
+  }
   EXPECT_TRUE(executor_->stop(patience));
   EXPECT_TRUE(executor_->stop(patience)) << "again";
   EXPECT_EQ(failure_of(ask(sum, 3)), error_kind::unavailable);
@@ -170,6 +173,8 @@ TEST_F(a_remote_executor, says_how_its_process_ended) {
   auto const result = ask(mischief::exit);
   ASSERT_EQ(failure_of(result), error_kind::aborted);
   EXPECT_THAT(std::get<error>(result).what(), HasSubstr("ended with exit code 42"));
+  EXPECT_EQ(process()["ended"]["model"], 1);
+  EXPECT_EQ(process()["ended"]["killed"], 0);
 }
 
 TEST_F(a_remote_executor, whose_models_compute_beside_each_other_blames_the_one_that_ended_it) {
@@ -216,6 +221,8 @@ TEST_F(a_remote_executor, ends_a_computation_that_takes_too_long) {
   EXPECT_EQ(failure_of(got[1].second), error_kind::deadline_exceeded);
   EXPECT_THAT(std::get<error>(got[1].second).what(), HasSubstr("took longer than 300 ms"));
   EXPECT_EQ(sum_of(got[2].second), 12);
+  EXPECT_EQ(process()["ended"]["hang"], 1);
+  EXPECT_EQ(process()["ended"]["silence"], 0);
 }
 
 TEST_F(a_remote_executor, answers_at_a_requests_time_while_another_hangs) {
@@ -270,6 +277,8 @@ TEST_F(a_remote_executor, gives_what_a_killed_process_computed_to_the_next_and_b
     EXPECT_EQ(sum_of(answers_.wait_for(before + 1).at(before).second), 10 + kills);
   }
   EXPECT_EQ(process()["started"], 5);
+  EXPECT_EQ(process()["ended"]["killed"], 4);
+  EXPECT_EQ(process()["ended"]["model"], 0);
   EXPECT_EQ(executor_->status()["models"][sum]["ended_executors"], 0);
 }
 
@@ -333,6 +342,16 @@ TEST_F(a_remote_executor, refuses_at_once_what_could_not_be_answered_in_time) {
       << "of another model, and nothing is known of it";
   auto const seen = executor_->status()["models"];
   EXPECT_EQ(seen[other]["refused"], 1);
+  EXPECT_EQ(seen[other]["refused_for_time"], 1);
+  EXPECT_EQ(seen[other]["queue"], 1);
+  auto const computing = [this] {
+    return executor_->status()["models"][other]["computing"].get<int>();
+  };
+  for (auto const end = std::chrono::steady_clock::now() + patience;
+       computing() == 0 && std::chrono::steady_clock::now() < end;) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(computing(), 1);
   EXPECT_EQ(seen[other]["failed"], 2);
   EXPECT_EQ(seen[sum]["refused"], 0);
 }

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "memhandover/broker/broker_queries.hpp"
 #include "memhandover/client/serving_pool.hpp"
 #include "runtime/policy/policy.hpp"
 #include "runtime/server/hosting/absent_model.hpp"
@@ -19,6 +20,9 @@
 #include "runtime/server/hosting/model_file.hpp"
 #include "runtime/server/hosting/model_host.hpp"
 #include "runtime/server/http/endpoint.hpp"
+#include "runtime/server/metrics.hpp"
+#include "runtime/server/model_account.hpp"
+#include "runtime/server/pool_watch.hpp"
 #include "runtime/server/server_setup.hpp"
 #include "runtime/server/service.hpp"
 
@@ -64,6 +68,22 @@ void of_model_file(std::uint64_t offset, std::byte* destination, std::size_t byt
   model_file file{"/models/add/1/model.pt"};
   auto words = file.fingerprint();
   file.read(offset, {destination, bytes});
+}
+
+void of_model_account(infer_result const& result) {
+  model_account account{"add", "1"};
+  account.on_answer(result, 3ms, 1);
+  account.statistics().success.count;
+}
+
+void of_metrics(model_account const& account, model_executor const& executor, pool_watch& pool) {
+  metrics_of({account.statistics()}, executor.status(), pool.look(1s));
+}
+
+void of_pool_watch() {
+  pool_watch pool{[] { return memhandover::query_status(""); }, "127.0.0.1:8000"};
+  if (auto const seen = pool.look(1s)) {
+  }
 }
 
 void of_compute_lease(std::shared_ptr<serving_pool> const& pool) {

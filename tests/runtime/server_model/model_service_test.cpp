@@ -181,6 +181,55 @@ TEST_F(a_batching_service, takes_inputs_of_one_size_only) {
   EXPECT_EQ(refusal(ask_rows(8, 1, 0)), "no refusal") << "without a batch dimension";
 }
 
+TEST_F(a_service, counts_and_times_the_requests_of_each_version) {
+  attach();
+  EXPECT_EQ(sum_of(ask("sum", "")), 14);
+  EXPECT_EQ(sum_of(ask("sum", "2")), 14);
+  EXPECT_EQ(sum_of(ask("sum", "1")), 10);
+  auto const of = [this](std::string const& model, std::string const& version) {
+    return service_.statistics(model, version)["model_stats"];
+  };
+  EXPECT_EQ(of("", "").size(), 3U);
+  ASSERT_EQ(of("sum", "").size(), 2U) << "all its versions";
+  ASSERT_EQ(of("sum", "2").size(), 1U);
+  auto const second = of("sum", "2")[0];
+  EXPECT_EQ(second["version"], "2");
+  EXPECT_EQ(second["execution_count"], 2);
+  auto const& stats = second["inference_stats"];
+  EXPECT_EQ(stats["success"]["count"], 2);
+  EXPECT_EQ(stats["queue"]["count"], 2);
+  EXPECT_GT(stats["compute_infer"]["ns"], 0);
+  EXPECT_GE(
+      stats["success"]["ns"].get<std::int64_t>(),
+      stats["queue"]["ns"].get<std::int64_t>() + stats["compute_infer"]["ns"].get<std::int64_t>());
+  EXPECT_EQ(of("other", "")[0]["execution_count"], 0);
+  EXPECT_THROW((void)service_.statistics("nobody", ""), error);
+  EXPECT_THROW((void)service_.statistics("sum", "3"), error);
+}
+
+TEST(a_service_of_batches, counts_their_samples) {
+  auto const pool = std::make_shared<heap_pool>(8);
+  auto batched = offer("sum", "1");
+  batched.max_batch_size = 8;
+  model_service service{{batched, offer("whole", "1")}};
+  std::vector<served_model> models;
+  models.push_back(serve("sum", "1", 5));
+  models.push_back(serve("whole", "1", 5));
+  model_host host{host_options{}, pool, std::move(models)};
+  service.attach(host, "127.0.0.1:1");
+  answers answers;
+  for (auto const* const model : {"sum", "whole"}) {
+    infer_request request;
+    request.model = model;
+    request.inputs.push_back(number("input", 0));
+    request.inputs[0].shape = {3, 1};
+    service.infer(std::move(request), answers.take(0));
+  }
+  ASSERT_EQ(answers.wait_for(2).size(), 2U);
+  EXPECT_EQ(service.statistics("sum", "")["model_stats"][0]["inference_count"], 3);
+  EXPECT_EQ(service.statistics("whole", "")["model_stats"][0]["inference_count"], 1);
+}
+
 model_entry entry(std::string const& name, std::string const& version) {
   model_entry made;
   made.metadata.name = name;

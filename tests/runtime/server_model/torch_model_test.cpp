@@ -107,7 +107,7 @@ TEST_F(a_torch_model, forgets_what_a_failing_forward_changed) {
   model->load(memory.addresses());
   auto const thrown = failure(*model, {floats("x", {1, 3}, {-1, 0, 0})});
   ASSERT_TRUE(thrown);
-  EXPECT_EQ(thrown->kind(), error_kind::invalid_argument);
+  EXPECT_EQ(thrown->kind(), error_kind::model_error);
   EXPECT_STREQ(thrown->what(), "model 'test': AssertionError: negative numbers are not taken");
   EXPECT_EQ(values_of(run(*model, {1, 1, 1})[0]), (values{2, 2, 2}));
   model->unload();
@@ -216,6 +216,7 @@ TEST_F(a_torch_model, tells_torchs_own_reason_in_one_line) {
   model->load(memory.addresses());
   auto const thrown = failure(*model, {floats("x", {1, 3}, {1, 2, 3})});
   ASSERT_TRUE(thrown);
+  EXPECT_EQ(thrown->kind(), error_kind::model_error);
   std::string const text = thrown->what();
   EXPECT_NE(text.find("shapes cannot be multiplied"), std::string::npos) << text;
   EXPECT_EQ(text.find('\n'), std::string::npos) << text;

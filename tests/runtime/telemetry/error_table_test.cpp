@@ -23,6 +23,7 @@ TEST(error_table, http_statuses_blame_the_right_side) {
   EXPECT_EQ(http_status(error_kind::not_found), 404);
   EXPECT_EQ(http_status(error_kind::unavailable), 503);
   EXPECT_EQ(http_status(error_kind::deadline_exceeded), 504);
+  EXPECT_EQ(http_status(error_kind::model_error), 500);
   EXPECT_EQ(http_status(error_kind::misconfigured), 500);
   EXPECT_EQ(http_status(error_kind::internal), 500);
 }

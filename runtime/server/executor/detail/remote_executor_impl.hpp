@@ -2,6 +2,7 @@
 /// hears and ends processes.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -11,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -37,6 +39,11 @@ struct outgoing {
   request_ticket request = 0;
   nlohmann::json other;
 };
+
+/// Why a process that served, or was to, has ended, without having been asked to.
+enum class end_cause { model, hang, silence, killed, failed, unknown };
+inline constexpr std::array<std::string_view, 6> end_cause_names{"model",  "hang",   "silence",
+                                                                 "killed", "failed", "unknown"};
 
 /// Answers that are given once the lock is open.
 class refusals {
@@ -126,6 +133,8 @@ class remote_executor::impl {
   void await_end();
   void on_end(detail::refusals& into);
   [[nodiscard]] std::vector<host_board::action> suspects_of(process_end const& how) const;
+  [[nodiscard]] detail::end_cause cause_of(process_end const& how,
+                                           std::vector<host_board::action> const& suspects) const;
   [[nodiscard]] std::string doing_text(std::vector<host_board::action> const& suspects) const;
   [[nodiscard]] bool may_try_again(host_board::action const& suspect);
   void blame(host_board::action const& doing, detail::refusals& into);
@@ -156,8 +165,9 @@ class remote_executor::impl {
   std::string status_;
   std::uint64_t statuses_ = 0;
   std::uint64_t started_ = 0;
-  std::optional<error> failure_;  ///< of the first process
-  std::optional<error> reason_;   ///< why this process says that it ends
+  std::array<std::uint64_t, detail::end_cause_names.size()> ends_{};  ///< by `end_cause`
+  std::optional<error> failure_;                                      ///< of the first process
+  std::optional<error> reason_;  ///< why this process says that it ends
   std::string killed_for_, last_end_;
   std::string how_it_ended_;                ///< the same, without what it did
   std::optional<host_board::action> hung_;  ///< for which it has been killed

@@ -108,9 +108,11 @@ class shown_action {
   host_board& board_;
 };
 
-/// A failure that the client caused says nothing about the promise made to it.
+/// A failure that the client caused, or that the model itself raises, says nothing about the promise: neither memory nor
+/// time would have kept it.
 [[nodiscard]] constexpr bool counts_against_promise(error_kind kind) noexcept {
-  return kind != error_kind::invalid_argument && kind != error_kind::unsupported;
+  return kind != error_kind::invalid_argument && kind != error_kind::unsupported &&
+         kind != error_kind::model_error;
 }
 
 }  // namespace detail

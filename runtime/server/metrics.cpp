@@ -1,0 +1,229 @@
+#include "runtime/server/metrics.hpp"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <utility>
+
+#include "runtime/telemetry/metrics_text.hpp"
+
+namespace sluice::server {
+namespace {
+
+using nlohmann::json;
+using telemetry::metrics_text;
+using labels = metrics_text::label_list;
+using kind = metrics_text::kind;
+
+constexpr double us_to_s = 1e-6, ms_to_s = 1e-3;
+
+json const& at(json const& from, char const* name) {
+  static json const none;
+  auto const found = from.is_object() ? from.find(name) : from.end();
+  return found == from.end() ? none : *found;
+}
+
+std::string text_of(json const& from, char const* name) {
+  auto const& found = at(from, name);
+  return found.is_string() ? found.get<std::string>() : std::string{};
+}
+
+/// Whatever is not known has no sample.
+void sample(metrics_text& to, labels const& of, json const& value, double unit = 1.0) {
+  if (value.is_number()) {
+    to.sample(of, value.get<double>() * unit);
+  }
+}
+
+double microseconds(std::chrono::nanoseconds value) {
+  return std::chrono::duration<double, std::micro>{value}.count();
+}
+
+labels labels_of(model_statistics const& model) {
+  return {{"model", model.model}, {"version", model.version}};
+}
+labels labels_of(json const& model) {
+  return {{"model", text_of(model, "name")}, {"version", text_of(model, "version")}};
+}
+
+labels with(labels of, std::string name, std::string value) {
+  of.emplace_back(std::move(name), std::move(value));
+  return of;
+}
+
+void add_tritons(metrics_text& to, std::vector<model_statistics> const& models) {
+  auto const each = [&](char const* name, char const* help, auto const& value) {
+    to.family(name, kind::counter, help);
+    for (auto const& model : models) {
+      to.sample(labels_of(model), value(model));
+    }
+  };
+  each("nv_inference_request_success", "Number of successful inference requests, all batch sizes",
+       [](auto const& is) { return static_cast<double>(is.success.count); });
+  to.family("nv_inference_request_failure", kind::counter,
+            "Number of failed inference requests, all batch sizes");
+  for (auto const& model : models) {
+    for (std::size_t reason = 0; reason < failure_reason_names.size(); ++reason) {
+      to.sample(with(labels_of(model), "reason", std::string{failure_reason_names.at(reason)}),
+                static_cast<double>(model.failures.at(reason)));
+    }
+  }
+  each("nv_inference_count", "Number of inferences performed (does not include cached requests)",
+       [](auto const& is) { return static_cast<double>(is.inferences); });
+  each("nv_inference_exec_count",
+       "Number of model executions performed (does not include cached requests)",
+       [](auto const& is) { return static_cast<double>(is.success.count); });
+  each("nv_inference_request_duration_us",
+       "Cumulative inference request duration in microseconds (includes cached requests)",
+       [](auto const& is) { return microseconds(is.success.total); });
+  each("nv_inference_queue_duration_us",
+       "Cumulative inference queuing duration in microseconds (includes cached requests)",
+       [](auto const& is) { return microseconds(is.queue.total); });
+  each("nv_inference_compute_infer_duration_us",
+       "Cumulative compute inference duration in microseconds (does not include cached requests)",
+       [](auto const& is) { return microseconds(is.compute.total); });
+}
+
+void add_models(metrics_text& to, json const& models) {
+  static constexpr std::array<char const*, 5> states{"cold", "loading", "warm", "releasing",
+                                                     "failed"};
+  to.family("nv_inference_pending_request_count", kind::gauge,
+            "Instantaneous number of pending requests awaiting execution per-model.");
+  for (auto const& model : models) {
+    if (auto const& waiting = at(model, "queue"); waiting.is_number()) {
+      auto const computing = model.value("computing", 0.0);
+      to.sample(labels_of(model), std::max(waiting.get<double>() - computing, 0.0));
+    }
+  }
+  to.family("sluice_model_state", kind::gauge, "1 for the state that the model is in.");
+  for (auto const& model : models) {
+    for (auto const* const state : states) {
+      to.sample(with(labels_of(model), "state", state), text_of(model, "state") == state ? 1 : 0);
+    }
+  }
+  auto const each = [&](char const* name, kind what, char const* help, char const* field) {
+    to.family(name, what, help);
+    for (auto const& model : models) {
+      sample(to, labels_of(model), at(model, field));
+    }
+  };
+  each("sluice_model_weights_bytes", kind::gauge, "Memory of the pool that the weights take.",
+       "bytes");
+  each("sluice_model_attainment_required_ratio", kind::gauge,
+       "Share of requests in time that the promise needs.", "required_attainment");
+  each("sluice_model_attainment_predicted_ratio", kind::gauge,
+       "Share of requests in time that is predicted.", "predicted_attainment");
+  each("sluice_model_attainment_observed_ratio", kind::gauge,
+       "Share of requests in time that was measured within the promise's window.",
+       "observed_attainment");
+  each("sluice_model_cold_starts_total", kind::counter,
+       "Loads of the model, since the executor started.", "cold_starts");
+  each("sluice_model_ended_executors_total", kind::counter, "Executors that the model has ended.",
+       "ended_executors");
+  to.family("sluice_model_refused_requests_total", kind::counter,
+            "Requests refused at once: they would have missed their own time, since the server "
+            "started, or the promise, since the executor started.");
+  for (auto const& model : models) {
+    auto const for_time = model.value("refused_for_time", 0.0);
+    if (auto const& all = at(model, "refused"); all.is_number()) {
+      to.sample(with(labels_of(model), "cause", "time"), for_time);
+      to.sample(with(labels_of(model), "cause", "promise"),
+                std::max(all.get<double>() - for_time, 0.0));
+    }
+  }
+}
+
+void add_server(metrics_text& to, json const& status) {
+  to.family("sluice_server_ready", kind::gauge, "1 if all models can be asked.");
+  to.sample({}, text_of(at(status, "server"), "state") == "ready" ? 1 : 0);
+  auto const& executor = at(status, "executor");
+  to.family("sluice_executor_starts_total", kind::counter, "Executors that have been started.");
+  sample(to, {}, at(executor, "started"));
+  to.family("sluice_executor_ends_total", kind::counter,
+            "Executors that have ended and were replaced, by what ended them.");
+  for (auto const& [cause, count] : at(executor, "ended").items()) {
+    sample(to, {{"cause", cause}}, count);
+  }
+  auto const& pauses = at(status, "pauses");
+  auto const one = [&](char const* name, char const* help, char const* field) {
+    to.family(name, kind::counter, help);
+    sample(to, {}, at(pauses, field));
+  };
+  one("sluice_training_pauses_total", "Pauses of training's launches, since the executor started.",
+      "count");
+  one("sluice_training_paused_seconds_total", "Time in which these held training's launches.",
+      "held_s");
+  one("sluice_training_pauses_cut_short_total",
+      "Pauses that ended for training's share of the second.", "cut_short");
+  one("sluice_training_withheld_seconds_total",
+      "Time in which the device was wanted and training was not held, for that share.",
+      "withheld_s");
+  one("sluice_inference_busy_seconds_total",
+      "Time in which the device worked for inference, since the executor started.", "busy_s");
+  to.family("sluice_request_latency_seconds", kind::gauge,
+            "Quantiles of the latest requests that found their model warm, and of cold starts.");
+  for (auto const* const start : {"warm", "cold"}) {
+    auto const& seen = at(at(status, "latency_ms"), start);
+    if (seen.is_object() && seen.value("n", 0.0) > 0) {
+      sample(to, {{"start", start}, {"quantile", "0.5"}}, at(seen, "p50"), ms_to_s);
+      sample(to, {{"start", start}, {"quantile", "0.99"}}, at(seen, "p99"), ms_to_s);
+    }
+  }
+}
+
+void add_pool(metrics_text& to, json const& status) {
+  auto const& pool = at(status, "pool");
+  to.family("sluice_pool_bytes", kind::gauge,
+            "Memory of the pool by its owner; together they are all of it.");
+  for (std::string const owner : {"free", "dirty", "training", "serving", "engine"}) {
+    sample(to, {{"owner", owner}}, at(pool, (owner + "_bytes").c_str()));
+  }
+  auto const& handovers = at(status, "handovers");
+  to.family("sluice_pool_handovers_total", kind::counter,
+            "Handovers of memory to serving, since the pool was made.");
+  sample(to, {}, at(handovers, "count"));
+  to.family("sluice_pool_handed_over_bytes_total", kind::counter,
+            "Memory that changed its owner, by who got it, since the pool was made.");
+  for (std::string const owner : {"serving", "training", "engines"}) {
+    sample(to, {{"to", owner}}, at(handovers, ("bytes_to_" + owner).c_str()));
+  }
+  to.family("sluice_pool_handover_latency_seconds", kind::gauge,
+            "Quantiles of the latest handovers.");
+  auto const& latency = at(handovers, "latency_us");
+  sample(to, {{"quantile", "0.5"}}, at(latency, "p50"), us_to_s);
+  sample(to, {{"quantile", "0.9"}}, at(latency, "p90"), us_to_s);
+  sample(to, {{"quantile", "0.99"}}, at(latency, "p99"), us_to_s);
+  auto const of_jobs = [&](char const* name, char const* help, char const* field, double unit) {
+    to.family(name, kind::counter, help);
+    for (auto const& client : at(status, "clients")) {
+      if (text_of(client, "kind") == "training") {
+        sample(to, {{"job", text_of(client, "name")}, {"slot", at(client, "slot").dump()}},
+               at(client, field), unit);
+      }
+    }
+  };
+  of_jobs("sluice_training_commits_total",
+          "Micro-batches of a job that count, since it joined the pool.", "commits", 1.0);
+  of_jobs("sluice_training_discards_total",
+          "Micro-batches of a job that lost their memory and ran again, since it joined the pool.",
+          "discards", 1.0);
+  of_jobs("sluice_training_discarded_seconds_total", "How long these had run by then.",
+          "discarded_us", us_to_s);
+}
+
+}  // namespace
+
+std::string metrics_of(std::vector<model_statistics> const& models, json const& status,
+                       std::optional<json> const& pool) {
+  metrics_text made;
+  add_tritons(made, models);
+  add_models(made, at(status, "models"));
+  add_server(made, status);
+  if (pool) {
+    add_pool(made, *pool);
+  }
+  return made.text();
+}
+
+}  // namespace sluice::server

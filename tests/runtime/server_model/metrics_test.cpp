@@ -1,0 +1,132 @@
+#include "runtime/server/metrics.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <future>
+#include <map>
+#include <sstream>
+#include <string>
+
+#include "memhandover/base/error.hpp"
+#include "runtime/server/pool_watch.hpp"
+
+namespace sluice::server::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using nlohmann::json;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+/// By name with labels, without comments.
+std::map<std::string, double> samples_in(std::string const& text) {
+  std::map<std::string, double> found;
+  std::istringstream lines{text};
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with('#')) {
+      auto const blank = line.rfind(' ');
+      found[line.substr(0, blank)] = std::stod(line.substr(blank));
+    }
+  }
+  return found;
+}
+
+model_statistics add_statistics() {
+  model_statistics is;
+  is.model = "add";
+  is.version = "1";
+  is.success = {7, 900us};
+  is.fail = {3, 50us};
+  is.queue = {7, 100us};
+  is.compute = {7, 400us};
+  is.inferences = 12;
+  is.failures = {1, 0, 2, 0};
+  return is;
+}
+
+TEST(metrics_of_a_server, are_tritons_where_triton_has_them) {
+  auto const status = json{
+      {"models",
+       {{{"name", "add"}, {"version", "1"}, {"state", "warm"}, {"queue", 5}, {"computing", 2}}}}};
+  auto const seen = samples_in(metrics_of({add_statistics()}, status, std::nullopt));
+  std::map<std::string, double> const expected{
+      {R"(nv_inference_request_success{model="add",version="1"})", 7},
+      {R"(nv_inference_request_failure{model="add",version="1",reason="REJECTED"})", 1},
+      {R"(nv_inference_request_failure{model="add",version="1",reason="CANCELED"})", 0},
+      {R"(nv_inference_request_failure{model="add",version="1",reason="BACKEND"})", 2},
+      {R"(nv_inference_request_failure{model="add",version="1",reason="OTHER"})", 0},
+      {R"(nv_inference_count{model="add",version="1"})", 12},
+      {R"(nv_inference_exec_count{model="add",version="1"})", 7},
+      {R"(nv_inference_request_duration_us{model="add",version="1"})", 900},
+      {R"(nv_inference_queue_duration_us{model="add",version="1"})", 100},
+      {R"(nv_inference_compute_infer_duration_us{model="add",version="1"})", 400},
+      {R"(nv_inference_pending_request_count{model="add",version="1"})", 3}};
+  for (auto const& [name, value] : expected) {
+    ASSERT_TRUE(seen.contains(name)) << name;
+    EXPECT_EQ(seen.at(name), value) << name;
+  }
+}
+
+TEST(metrics_of_a_server, leave_out_what_is_not_known) {
+  auto const text = metrics_of(
+      {}, {{"models", {{{"name", "m"}, {"version", "1"}, {"observed_attainment", nullptr}}}}},
+      std::nullopt);
+  EXPECT_THAT(text, Not(HasSubstr("attainment")));
+  EXPECT_THAT(text, Not(HasSubstr("pool_bytes")));
+  EXPECT_THAT(text, Not(HasSubstr("pending")));
+  EXPECT_EQ(samples_in(metrics_of({}, json::object(), json::object())),
+            (std::map<std::string, double>{{"sluice_server_ready", 0}}));
+}
+
+TEST(metrics_of_a_server, tell_states_ends_and_refusals_apart) {
+  auto const seen = samples_in(metrics_of({},
+                                          {{"models",
+                                            {{{"name", "m"},
+                                              {"version", "2"},
+                                              {"state", "cold"},
+                                              {"refused", 5},
+                                              {"refused_for_time", 3}}}},
+                                           {"executor", {{"ended", {{"model", 2}, {"hang", 1}}}}}},
+                                          std::nullopt));
+  EXPECT_EQ(seen.at(R"(sluice_model_state{model="m",version="2",state="cold"})"), 1);
+  EXPECT_EQ(seen.at(R"(sluice_model_state{model="m",version="2",state="warm"})"), 0);
+  EXPECT_EQ(seen.at(R"(sluice_model_refused_requests_total{model="m",version="2",cause="time"})"),
+            3);
+  EXPECT_EQ(
+      seen.at(R"(sluice_model_refused_requests_total{model="m",version="2",cause="promise"})"), 2);
+  EXPECT_EQ(seen.at(R"(sluice_executor_ends_total{cause="model"})"), 2);
+  EXPECT_EQ(seen.at(R"(sluice_executor_ends_total{cause="hang"})"), 1);
+}
+
+json pool_of(std::string const& id, std::string const& endpoint) {
+  return {{"pool", {{"id", id}}}, {"clients", {{{"kind", "server"}, {"endpoint", endpoint}}}}};
+}
+
+TEST(a_watch_of_a_pool, finds_the_one_of_its_server_and_keeps_to_it) {
+  json answer = pool_of("a", "here:1");
+  pool_watch watch{[&] { return answer; }, "here:2"};
+  EXPECT_FALSE(watch.look(1min)) << "it is another server's";
+  answer["pools"] = {pool_of("a", "here:1"), pool_of("b", "here:2")};
+  EXPECT_EQ((*watch.look(1min))["pool"]["id"], "b");
+  answer["pools"] = {pool_of("a", "here:1"), {{"pool", {{"id", "b"}}}}};
+  EXPECT_EQ((*watch.look(1min))["pool"]["id"], "b") << "its executor is being replaced";
+}
+
+TEST(a_watch_of_a_pool, waits_for_nobody_longer_than_it_may) {
+  std::promise<json> answer;
+  auto const coming = answer.get_future().share();
+  pool_watch watch{[coming] { return coming.get(); }, "here:1"};
+  EXPECT_FALSE(watch.look(10ms));
+  EXPECT_FALSE(watch.look(10ms)) << "one question is enough";
+  answer.set_value(pool_of("a", "here:1"));
+  EXPECT_TRUE(watch.look(1min));
+}
+
+TEST(a_watch_of_a_pool, knows_nothing_without_a_broker) {
+  pool_watch watch{[]() -> json { throw error{error_kind::unavailable, "no broker runs"}; }, "a:1"};
+  EXPECT_FALSE(watch.look(1min));
+}
+
+}  // namespace
+}  // namespace sluice::server::testing
