@@ -50,22 +50,24 @@ infer_response response_with(tensor output) {
 
 template <typename Element>
 tensor tensor_with(datatype type, std::vector<Element> const& values) {
-  tensor result{"y", type, {static_cast<std::int64_t>(values.size())}, {}};
-  result.data.resize(values.size() * sizeof(Element));
+  tensor result{"y",
+                type,
+                {static_cast<std::int64_t>(values.size())},
+                tensor_bytes::unwritten(values.size() * sizeof(Element))};
   if (!values.empty()) std::memcpy(result.data.data(), values.data(), result.data.size());
   return result;
 }
 
 tensor bytes_with(std::vector<std::string> const& values) {
-  tensor result{"y", datatype::bytes, {static_cast<std::int64_t>(values.size())}, {}};
+  std::vector<std::byte> bytes;
   for (auto const& value : values) {
     auto const length = static_cast<std::uint32_t>(value.size());
     for (unsigned shift = 0; shift < 32; shift += 8) {
-      result.data.push_back(static_cast<std::byte>(length >> shift));
+      bytes.push_back(static_cast<std::byte>(length >> shift));
     }
-    for (char const c : value) result.data.push_back(static_cast<std::byte>(c));
+    for (char const c : value) bytes.push_back(static_cast<std::byte>(c));
   }
-  return result;
+  return {"y", datatype::bytes, {static_cast<std::int64_t>(values.size())}, std::move(bytes)};
 }
 
 json encoded_data(tensor output) {
@@ -397,7 +399,8 @@ TEST(oip_codec, encodes_a_whole_response) {
   infer_response response{"add", "3", "req-1", {}};
   response.outputs.push_back(
       {"y", datatype::fp32, {1, 3}, tensor_with<float>(datatype::fp32, {1, -0.1F, 1e30F}).data});
-  response.outputs.push_back({"q\"uote", datatype::boolean, {2}, {std::byte{1}, std::byte{0}}});
+  response.outputs.push_back(
+      {"q\"uote", datatype::boolean, {2}, std::vector{std::byte{1}, std::byte{0}}});
   EXPECT_EQ(encode_infer_response(response),
             R"({"model_name":"add","model_version":"3","id":"req-1","outputs":[)"
             R"({"name":"y","datatype":"FP32","shape":[1,3],"data":[1.0,-0.1,1e+30]},)"
