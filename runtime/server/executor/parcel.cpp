@@ -1,11 +1,13 @@
 #include "runtime/server/executor/parcel.hpp"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -23,10 +25,18 @@ using std::chrono::steady_clock;
 
 constexpr std::size_t most_bytes_beside = 32U << 10U;
 constexpr std::size_t longest_error = 16U << 10U;
+/// In a file a tensor begins at a multiple of this, so that it can be computed with where it lies.
+constexpr std::size_t alignment = 64;
+/// Who has mapped a file is not to lose a page of it, nor to see it change.
+constexpr int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
 
 error no_message(char const* what) {
   return {error_kind::invalid_argument,
           std::string{"a message between a server and its executor has "} + what};
+}
+
+std::size_t aligned(std::size_t place) {
+  return (place + alignment - 1) / alignment * alignment;
 }
 
 std::vector<int> descriptors_of(parcel const& from) {
@@ -37,26 +47,38 @@ class file_of_tensors {
  public:
   file_of_tensors()
       : file_(memhandover::beside_standard_streams(
-            unique_fd{::memfd_create("sluice-tensors", MFD_CLOEXEC)})) {
+            unique_fd{::memfd_create("sluice-tensors", MFD_CLOEXEC | MFD_ALLOW_SEALING)})) {
     if (!file_) {
       throw memhandover::system_error("cannot make a file for a request's tensors");
     }
   }
 
   void append(std::span<std::byte const> bytes) {
+    if (!bytes.empty()) {
+      end_ = aligned(end_);
+    }
     while (!bytes.empty()) {
-      auto const written = ::write(file_.get(), bytes.data(), bytes.size());
+      auto const written =
+          ::pwrite(file_.get(), bytes.data(), bytes.size(), static_cast<off_t>(end_));
       if (written < 0 && errno != EINTR) {
         throw memhandover::system_error("cannot write a request's tensors");
       }
-      bytes = bytes.subspan(static_cast<std::size_t>(written < 0 ? 0 : written));
+      auto const done = static_cast<std::size_t>(written < 0 ? 0 : written);
+      bytes = bytes.subspan(done);
+      end_ += done;
     }
   }
 
-  [[nodiscard]] unique_fd release() { return std::move(file_); }
+  [[nodiscard]] unique_fd sealed() {
+    if (::fcntl(file_.get(), F_ADD_SEALS, seals) != 0) {
+      throw memhandover::system_error("cannot seal a request's tensors");
+    }
+    return std::move(file_);
+  }
 
  private:
   unique_fd file_;
+  std::size_t end_ = 0;
 };
 
 /// Beside the message if they are few.
@@ -75,7 +97,7 @@ void put_bytes(std::span<std::span<std::byte const> const> parts, parcel& into) 
   for (auto const& each : parts) {
     file.append(each);
   }
-  into.file = file.release();
+  into.file = file.sealed();
 }
 
 void wrap_tensors(std::vector<tensor> const& tensors, char const* name, parcel& into) {
@@ -86,56 +108,65 @@ void wrap_tensors(std::vector<tensor> const& tensors, char const* name, parcel& 
                          {"type", datatype_name(each.type)},
                          {"shape", each.shape},
                          {"bytes", each.data.size()}});
-    parts.emplace_back(each.data);
+    parts.push_back(each.data.span());
   }
   put_bytes(parts, into);
 }
 
-/// Of all tensors of a message, in order.
+/// The whole of it, for this process alone: what it writes there nobody else sees.
+std::shared_ptr<std::byte> map(int file, std::size_t bytes) {
+  auto* const begin = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+  if (begin == MAP_FAILED) {
+    throw memhandover::system_error("cannot map the tensors of a message");
+  }
+  return {static_cast<std::byte*>(begin), [bytes](std::byte* first) { ::munmap(first, bytes); }};
+}
+
+/// Of all tensors of a message, in order. Those in a file are used where they lie.
 class message_bytes {
  public:
   explicit message_bytes(memhandover::message const& from) : from_(from) {
     if (from.descriptors.empty()) {
-      left_ = from.bytes.size();
+      size_ = from.bytes.size();
       return;
     }
+    auto const file = from.descriptors.front().get();
+    auto const has = ::fcntl(file, F_GET_SEALS);
+    if (has < 0 || (has & seals) != seals) {
+      throw no_message("a file that may change");
+    }
     struct stat facts {};
-    if (::fstat(from.descriptors.front().get(), &facts) != 0) {
+    if (::fstat(file, &facts) != 0) {
       throw memhandover::system_error("cannot see the tensors of a message");
     }
-    left_ = static_cast<std::size_t>(facts.st_size);
+    size_ = static_cast<std::size_t>(facts.st_size);
+    if (size_ > 0) {
+      mapped_ = map(file, size_);
+    }
   }
 
-  [[nodiscard]] std::size_t left() const noexcept { return left_; }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
 
-  [[nodiscard]] std::vector<std::byte> take(std::size_t bytes) {
-    if (bytes > left_) {
+  [[nodiscard]] tensor_bytes take(std::size_t bytes) {
+    if (bytes == 0) {
+      return {};
+    }
+    auto const begin = mapped_ ? aligned(taken_) : taken_;
+    if (begin > size_ || bytes > size_ - begin) {
       throw no_message("fewer bytes than its tensors");
     }
-    left_ -= bytes;
-    auto const begin = std::exchange(taken_, taken_ + bytes);
-    if (from_.descriptors.empty()) {
-      auto const* const first = from_.bytes.data() + begin;
-      return {first, first + bytes};
+    taken_ = begin + bytes;
+    if (mapped_) {
+      return {mapped_, {mapped_.get() + begin, bytes}};
     }
-    std::vector<std::byte> result(bytes);
-    for (std::size_t got = 0; got < bytes;) {
-      auto const read = ::pread(from_.descriptors.front().get(), result.data() + got, bytes - got,
-                                static_cast<off_t>(begin + got));
-      if (read < 0 && errno != EINTR) {
-        throw memhandover::system_error("cannot read the tensors of a message");
-      }
-      if (read == 0) {
-        throw no_message("fewer bytes than its tensors");
-      }
-      got += static_cast<std::size_t>(read < 0 ? 0 : read);
-    }
-    return result;
+    auto const* const first = from_.bytes.data() + begin;
+    return std::vector<std::byte>{first, first + bytes};
   }
 
  private:
   memhandover::message const& from_;
-  std::size_t left_ = 0, taken_ = 0;
+  std::shared_ptr<std::byte> mapped_;
+  std::size_t size_ = 0, taken_ = 0;
 };
 
 std::vector<tensor> unwrap_tensors(memhandover::message const& from, char const* name) {
@@ -252,7 +283,7 @@ parcel wrap_text(json body, std::string const& text) {
 
 std::string unwrap_text(memhandover::message const& message) {
   message_bytes from{message};
-  auto const bytes = from.take(from.left());
+  auto const bytes = from.take(from.size());
   return {reinterpret_cast<char const*>(bytes.data()), bytes.size()};
 }
 

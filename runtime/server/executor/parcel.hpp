@@ -1,5 +1,6 @@
 /// Requests and their results on the way between a server and its executor: a message whose tensors stand beside it, or in
-/// a file without a name if they are large, so that the socket never carries much.
+/// a file without a name if they are large, so that the socket never carries much. Who sends writes them there once;
+/// who receives has them where they lie: the file is sealed, and mapped for that process alone.
 ///
 ///   auto const parcel = wrap(request);
 ///   if (!parcel.try_send(socket)) {

@@ -4,8 +4,12 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <charconv>
 #include <exception>
+#include <limits>
 #include <mutex>
+#include <span>
+#include <system_error>
 #include <utility>
 
 #include "runtime/server/http/oip_codec.hpp"
@@ -62,17 +66,44 @@ void check_encoding(http_request const& request) {
                 fmt::format("content encoding '{}' is not supported; send the body as it is",
                             *request.content_encoding)};
   }
-  if (!request.binary_header_length) return;
-  auto const& length = *request.binary_header_length;
-  if (length.empty() || length.find_first_not_of("0123456789") != std::string_view::npos) {
-    throw error{
-        error_kind::invalid_argument,
-        fmt::format("Inference-Header-Content-Length is '{}'; it takes a number of bytes", length)};
+}
+
+/// How many bytes of an infer request's body are JSON, as its client says.
+std::optional<std::uint64_t> json_length(http_request const& request) {
+  if (!request.binary_header_length) return std::nullopt;
+  auto const& text = *request.binary_header_length;
+  std::uint64_t length = 0;
+  auto const [end, status] = std::from_chars(text.data(), text.data() + text.size(), length);
+  if (status == std::errc::result_out_of_range) {
+    length = std::numeric_limits<std::uint64_t>::max();
+  } else if (status != std::errc{} || end != text.data() + text.size()) {
+    throw error{error_kind::invalid_argument,
+                fmt::format("Inference-Header-Content-Length is '{}'; it takes the number of bytes "
+                            "that the body's JSON has",
+                            text)};
   }
-  throw error{error_kind::unsupported,
-              "binary tensors (Inference-Header-Content-Length) are not supported; send tensors as "
-              "JSON data, with "
-              "tritonclient: set_data_from_numpy(…, binary_data=False)"};
+  if (length == 0) {
+    throw error{error_kind::unsupported,
+                "Inference-Header-Content-Length is 0: requests without JSON are not supported; "
+                "describe the tensors in JSON and send it before them"};
+  }
+  return length;
+}
+
+infer_body split(http_request const& request) {
+  auto const length = json_length(request);
+  if (!length) return {request.body};
+  auto const all = request.body.size();
+  if (*length > all) {
+    throw error{error_kind::invalid_argument,
+                fmt::format("Inference-Header-Content-Length is {}, but the body has {} bytes; it "
+                            "takes the number of bytes that the body's JSON has",
+                            *request.binary_header_length, all)};
+  }
+  auto const json_bytes = static_cast<std::size_t>(*length);
+  auto const owner = request.owner ? request.owner : std::make_shared<std::string>(request.body);
+  return {std::string_view{*owner}.substr(0, json_bytes),
+          std::as_writable_bytes(std::span{*owner}.subspan(json_bytes)), true, owner};
 }
 
 /// However often it comes again.
@@ -153,6 +184,7 @@ route oip_api::checked_route(http_request const& request) const {
   }
   check_method(*where, request);
   check_encoding(request);
+  if (where->what == resource::infer) static_cast<void>(json_length(request));
   return *where;
 }
 
@@ -166,19 +198,17 @@ std::optional<http_reply> oip_api::refuse(http_request const& request) const {
   });
 }
 
-std::variant<http_reply, infer_request> oip_api::handle(http_request const& request) const {
-  using outcome = std::variant<http_reply, infer_request>;
-  return guarded<outcome>(
-      [&]() -> outcome { return dispatch(checked_route(request), request.body); });
+oip_api::outcome oip_api::handle(http_request const& request) const {
+  return guarded<outcome>([&] { return dispatch(checked_route(request), request); });
 }
 
-std::variant<http_reply, infer_request> oip_api::dispatch(route const& where,
-                                                          std::string_view body) const {
+oip_api::outcome oip_api::dispatch(route const& where, http_request const& asked) const {
   switch (where.what) {
     case resource::server_metadata:
       return ok(json{{"name", "sluice"},
                      {"version", SLUICE_VERSION},
-                     {"extensions", json::array({"model_configuration", "statistics"})}});
+                     {"extensions",
+                      json::array({"model_configuration", "statistics", "binary_tensor_data"})}});
     case resource::live:
       return ok(json{{"live", true}});
     case resource::ready:
@@ -193,12 +223,13 @@ std::variant<http_reply, infer_request> oip_api::dispatch(route const& where,
       }
       return ok(config_(where.model, where.version));
     case resource::infer: {
-      auto request = decode_infer_request(body, service_.metadata(where.model, where.version));
+      auto request =
+          decode_infer_request(split(asked), service_.metadata(where.model, where.version));
       request.version = where.version;
       return request;
     }
     case resource::repository_index:
-      return repository_index(body);
+      return repository_index(asked.body);
     case resource::status:
       return ok(service_.status());
     case resource::metrics: {
@@ -254,10 +285,13 @@ http_reply oip_api::repository_index(std::string_view body) const {
   return ok(index);
 }
 
-http_reply oip_api::answer(infer_result const& result) {
+http_reply oip_api::answer(infer_result const& result, output_form const& form) {
   return guarded<http_reply>([&]() -> http_reply {
     if (auto const* const failure = std::get_if<error>(&result)) throw *failure;
-    return {200, encode_infer_response(std::get<infer_response>(result)), {}};
+    auto made = encode_infer_response(std::get<infer_response>(result), form);
+    http_reply reply{200, std::move(made.json), {}};
+    reply.tensors = std::move(made.tensors);
+    return reply;
   });
 }
 

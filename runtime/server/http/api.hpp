@@ -2,7 +2,7 @@
 /// asks is decided here, how bytes come and go in connection.hpp.
 ///
 ///   auto outcome = api.handle({.method = "GET", .target = "/v2/health/ready"});
-///   // a reply, or an infer_request for the service's infer(), whose result goes to api.answer()
+///   // a reply, or a request for the service's infer(), whose result goes to api.answer()
 ///
 /// Nothing here throws: every `error` becomes a reply {"error": …} with the status of
 /// telemetry/error_table.hpp, and what is no `sluice::error`, or is `internal`, is logged and
@@ -11,13 +11,16 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 #include "memhandover/base/error.hpp"
+#include "runtime/server/http/oip_codec.hpp"
 #include "runtime/server/http/routes.hpp"
 #include "runtime/server/inference/inference_service.hpp"
 
@@ -29,6 +32,8 @@ struct http_request {
   std::string_view body{};
   std::optional<std::string_view> content_encoding{};
   std::optional<std::string_view> binary_header_length{};  ///< Inference-Header-Content-Length
+  std::shared_ptr<std::string>
+      owner{};  ///< of the body, where tensors may keep it; else they are copies
 };
 
 struct http_reply {
@@ -37,10 +42,12 @@ struct http_reply {
   std::string_view allow;               ///< for 405
   std::chrono::seconds retry_after{0};  ///< 0: not said
   std::string_view content_type = "application/json";
+  std::vector<tensor_bytes> tensors{};  ///< behind the JSON
 };
 
 class oip_api {
  public:
+  using outcome = std::variant<http_reply, decoded_request>;
   using config_source =
       std::function<nlohmann::json(std::string const& model, std::string const& version)>;
 
@@ -50,10 +57,10 @@ class oip_api {
   /// The reply that the request gets whatever its body: lets a client that waits for "100 Continue"
   /// keep it.
   [[nodiscard]] std::optional<http_reply> refuse(http_request const& request) const;
-  [[nodiscard]] std::variant<http_reply, infer_request> handle(http_request const& request) const;
+  [[nodiscard]] outcome handle(http_request const& request) const;
   /// Whether `handle` may wait for another process: status and metrics may.
   [[nodiscard]] static bool may_wait(http_request const& request);
-  [[nodiscard]] static http_reply answer(infer_result const& result);
+  [[nodiscard]] static http_reply answer(infer_result const& result, output_form const& form = {});
 
   [[nodiscard]] static http_reply from_error(error const& failure);
   /// For failures that have no error kind: those of HTTP itself.
@@ -64,8 +71,7 @@ class oip_api {
 
  private:
   [[nodiscard]] route checked_route(http_request const& request) const;
-  [[nodiscard]] std::variant<http_reply, infer_request> dispatch(route const& where,
-                                                                 std::string_view body) const;
+  [[nodiscard]] outcome dispatch(route const& where, http_request const& asked) const;
   [[nodiscard]] http_reply model_ready(route const& where) const;
   [[nodiscard]] http_reply repository_index(std::string_view body) const;
 

@@ -1,4 +1,5 @@
 #include "runtime/server/http/connection.hpp"
+#include "runtime/server/http/reply_body.hpp"
 #include "runtime/telemetry/logging.hpp"
 
 #include <fmt/chrono.h>
@@ -51,11 +52,15 @@ std::string http_date(std::time_t now) {
                      utc.tm_hour, utc.tm_min, utc.tm_sec);
 }
 
-bool is_large(infer_result const& result) {
+/// Whether it takes long to write it; tensors that are sent as they are do not.
+bool is_large(infer_result const& result, output_form const& form) {
   auto const* const response = std::get_if<infer_response>(&result);
   std::size_t bytes = 0;
   if (response != nullptr) {
-    for (auto const& each : response->outputs) bytes += each.data.size();
+    for (auto const& each : response->outputs) {
+      bool const is_looked_through = each.type == datatype::bytes || each.type == datatype::boolean;
+      bytes += form.is_binary(each.name) && !is_looked_through ? 0 : each.data.size();
+    }
   }
   return bytes > small_body / 8;  // in JSON a number is several times as long
 }
@@ -64,15 +69,22 @@ template <typename Body>
 void set_headers(http::response<Body>& response, http_reply const& answer, bool keep_alive) {
   response.set(http::field::server, "sluice");
   response.set(http::field::date, http_date(std::time(nullptr)));
-  response.set(http::field::content_type,
-               beast::string_view{answer.content_type.data(), answer.content_type.size()});
+  if (answer.tensors.empty()) {
+    response.set(http::field::content_type,
+                 beast::string_view{answer.content_type.data(), answer.content_type.size()});
+  } else {
+    response.set(http::field::content_type, "application/octet-stream");
+    response.set("Inference-Header-Content-Length", std::to_string(answer.body.size()));
+  }
   if (!answer.allow.empty()) {
     response.set(http::field::allow, beast::string_view{answer.allow.data(), answer.allow.size()});
   }
   if (answer.retry_after.count() > 0) {
     response.set(http::field::retry_after, std::to_string(answer.retry_after.count()));
   }
-  response.content_length(answer.body.size());
+  auto bytes = answer.body.size();
+  for (auto const& each : answer.tensors) bytes += each.size();
+  response.content_length(bytes);
   response.keep_alive(keep_alive);
 }
 
@@ -298,8 +310,12 @@ http_request connection::view() const {
     if (found == request.end()) return std::nullopt;
     return std_view(found->value());
   };
-  return {std_view(request.method_string()), std_view(request.target()), request.body(),
-          header("Content-Encoding"), header("Inference-Header-Content-Length")};
+  return {std_view(request.method_string()),
+          std_view(request.target()),
+          body_ ? std::string_view{*body_} : std::string_view{},
+          header("Content-Encoding"),
+          header("Inference-Header-Content-Length"),
+          body_};
 }
 
 std::optional<http_reply> connection::take_share(std::uint64_t body_bytes) {
@@ -312,7 +328,8 @@ std::optional<http_reply> connection::take_share(std::uint64_t body_bytes) {
 }
 
 void connection::answer_request() {
-  auto const bytes = parser_->get().body().size();
+  body_ = std::make_shared<std::string>(std::move(parser_->get().body()));
+  auto const bytes = body_->size();
   arrival_ = std::chrono::steady_clock::now();
   has_result_ = false;
   early_.reset();
@@ -325,11 +342,11 @@ void connection::answer_request() {
   state_ = state_t::waiting;
   submitting_ = true;
   compute([](connection& self) {
-    auto const of = std::make_shared<outcome>(self.context_.api.handle(self.view()));
-    if (auto* const request = std::get_if<infer_request>(of.get())) {
-      self.post([ticket = self.infer(std::move(*request))](connection& own) {
-        own.on_submitted(ticket);
-      });
+    auto const of = std::make_shared<oip_api::outcome>(self.context_.api.handle(self.view()));
+    if (auto* const request = std::get_if<decoded_request>(of.get())) {
+      auto form = std::move(request->form);
+      self.post([ticket = self.infer(std::move(*request)),
+                 form = std::move(form)](connection& own) { own.on_submitted(ticket, form); });
       return;
     }
     self.post([of](connection& own) { own.on_outcome(std::move(*of)); });
@@ -349,21 +366,25 @@ void connection::compute(Work work) {
   });
 }
 
-void connection::on_outcome(outcome of) {
-  if (auto* const request = std::get_if<infer_request>(&of)) {
+void connection::on_outcome(oip_api::outcome of) {
+  if (auto* const request = std::get_if<decoded_request>(&of)) {
     state_ = state_t::waiting;
-    return on_submitted(infer(std::move(*request)));
+    auto form = std::move(request->form);
+    auto const ticket = infer(std::move(*request));
+    return on_submitted(ticket, std::move(form));
   }
   submitting_ = false;
   share_ = {};
+  body_.reset();
   respond(std::get<http_reply>(std::move(of)), parser_->get().keep_alive());
 }
 
-void connection::on_submitted(request_ticket ticket) {
+void connection::on_submitted(request_ticket ticket, output_form form) {
   submitting_ = false;
   share_ = {};
+  body_.reset();  // the service has taken of it what it needs
+  form_ = std::move(form);
   if (state_ != state_t::waiting) return context_.service.cancel(ticket);
-  std::string{}.swap(parser_->get().body());  // the tensors have been taken out of it
   ticket_ = ticket;
   watch();
   if (early_) on_result(sequence_, *std::exchange(early_, std::nullopt));
@@ -391,9 +412,9 @@ void connection::on_result(std::uint64_t sequence, infer_result result) {
   }
   has_result_ = true;
   ticket_ = 0;
-  if (!is_large(result)) return on_answer(oip_api::answer(result));
+  if (!is_large(result, form_)) return on_answer(oip_api::answer(result, form_));
   compute([result = std::move(result)](connection& self) {
-    self.post([answer = oip_api::answer(result)](connection& own) mutable {
+    self.post([answer = oip_api::answer(result, self.form_)](connection& own) mutable {
       own.on_answer(std::move(answer));
     });
   });
@@ -464,9 +485,9 @@ void connection::respond(http_reply answer, bool keep_alive) {
       set_headers(response, answer, keep_alive_);
       return response;
     }
-    http::response<http::string_body> response{status, version};
+    http::response<reply_body> response{status, version};
     set_headers(response, answer, keep_alive_);
-    response.body() = std::move(answer.body);
+    response.body() = {std::move(answer.body), std::move(answer.tensors)};
     return response;
   }();
   beast::async_write(socket_, std::move(generator), on(&connection::on_written));

@@ -124,11 +124,10 @@ class connection : public std::enable_shared_from_this<connection> {
   /// Has what takes long computed on a thread for that.
   template <typename Work>
   void compute(Work work);
-  using outcome = std::variant<http_reply, infer_request>;
-  void on_outcome(outcome of);
+  void on_outcome(oip_api::outcome of);
   /// On the connection's strand, or where a large body is computed.
   request_ticket infer(infer_request request);
-  void on_submitted(request_ticket ticket);
+  void on_submitted(request_ticket ticket, output_form form);
   void on_result(std::uint64_t sequence, infer_result result);
   void on_answer(http_reply answer);
 
@@ -160,10 +159,12 @@ class connection : public std::enable_shared_from_this<connection> {
   bool timed_out_ = false;
   boost::beast::flat_buffer buffer_;
   std::optional<parser_type> parser_;
+  std::shared_ptr<std::string> body_;  ///< which tensors of the request may keep as well
   state_t state_ = state_t::idle;
   std::uint64_t sequence_ = 0;  ///< of the request; a result for another one comes too late
   bool keep_alive_ = false;     ///< of the answer being written
   request_ticket ticket_ = 0;   ///< of the request that waits for the service; 0: none
+  output_form form_;            ///< of its answer
   bool has_result_ = false;
   bool submitting_ = false;            ///< elsewhere; what comes before that is done is kept
   std::optional<infer_result> early_;  ///< of that

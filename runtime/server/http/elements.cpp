@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <charconv>
@@ -162,29 +163,52 @@ void append_each(std::string& out, tensor const& source, std::uint64_t count, Ap
                           source.data.size(), count, datatype_name(source.type))};
 }
 
+/// Takes an element of BYTES from the front of `rest`; nothing if it has none that is whole.
+std::optional<std::string_view> take_string(std::string_view& rest) {
+  std::uint32_t length = 0;
+  if (rest.size() < sizeof(length)) return std::nullopt;
+  std::memcpy(&length, rest.data(), sizeof(length));
+  if (rest.size() - sizeof(length) < length) return std::nullopt;
+  auto const text = rest.substr(sizeof(length), length);
+  rest.remove_prefix(sizeof(length) + length);
+  return text;
+}
+
+std::string_view text_of(std::span<std::byte const> bytes) {
+  return {reinterpret_cast<char const*>(bytes.data()), bytes.size()};
+}
+
 void append_strings(std::string& out, tensor const& source, std::uint64_t count) {
-  std::string_view rest{reinterpret_cast<char const*>(source.data.data()), source.data.size()};
+  auto rest = text_of(source.data.span());
   for (std::uint64_t i = 0; i < count; ++i) {
-    std::uint32_t length = 0;
-    if (rest.size() < sizeof(length)) broken_bytes(source, count);
-    for (unsigned k = 0; k < sizeof(length); ++k) {
-      length |= static_cast<std::uint32_t>(static_cast<unsigned char>(rest[k])) << (8 * k);
-    }
-    rest.remove_prefix(sizeof(length));
-    if (rest.size() < length) broken_bytes(source, count);
-    auto const text = rest.substr(0, length);
-    rest.remove_prefix(length);
-    if (!is_utf8(text)) {
-      throw error{error_kind::unsupported,
-                  fmt::format("element {} of output '{}' is not UTF-8; JSON cannot carry it, and "
-                              "this server has no "
-                              "binary tensors",
-                              i, source.name)};
+    auto const text = take_string(rest);
+    if (!text) broken_bytes(source, count);
+    if (!is_utf8(*text)) {
+      throw error{
+          error_kind::unsupported,
+          fmt::format("element {} of output '{}' is not UTF-8, which JSON cannot carry; ask "
+                      "for the output with \"binary_data\": true",
+                      i, source.name)};
     }
     if (i > 0) out += ',';
-    out += nlohmann::json(text).dump();
+    out += nlohmann::json(*text).dump();
   }
   if (!rest.empty()) broken_bytes(source, count);
+}
+
+std::optional<std::string> strings_fault(std::span<std::byte const> bytes, std::uint64_t count) {
+  auto rest = text_of(bytes);
+  for (std::uint64_t i = 0; i < count; ++i) {
+    if (!take_string(rest)) {
+      return fmt::format(
+          "element {} of {} begins at byte {} and does not end in them; an element of BYTES is a "
+          "length of 4 bytes, little-endian, and that many bytes",
+          i, count, bytes.size() - rest.size());
+    }
+  }
+  if (rest.empty()) return std::nullopt;
+  return fmt::format("its {} elements, with a length of 4 bytes before each, end after {}", count,
+                     bytes.size() - rest.size());
 }
 
 }  // namespace
@@ -278,6 +302,25 @@ void append_elements(std::string& out, tensor const& source, std::uint64_t count
     case datatype::bytes:
       break;
   }
+}
+
+std::optional<std::string> binary_fault(std::span<std::byte const> bytes, datatype type,
+                                        std::uint64_t count) {
+  if (type == datatype::bytes) return strings_fault(bytes, count);
+  std::uint64_t needed = 0;
+  if (__builtin_mul_overflow(count, element_size(type), &needed)) {
+    return fmt::format("{} elements of {} are more bytes than 64 bits can count", count,
+                       datatype_name(type));
+  }
+  if (needed != bytes.size()) {
+    return fmt::format("{} elements of {} take {}", count, datatype_name(type), needed);
+  }
+  if (type != datatype::boolean) return std::nullopt;
+  auto const wrong =
+      std::find_if(bytes.begin(), bytes.end(), [](std::byte each) { return each > std::byte{1}; });
+  if (wrong == bytes.end()) return std::nullopt;
+  return fmt::format("element {} is {}; BOOL takes bytes of 0 and 1", wrong - bytes.begin(),
+                     static_cast<unsigned>(*wrong));
 }
 
 }  // namespace sluice::server

@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,5 +22,9 @@ namespace sluice::server {
 /// Appends the `count` elements of `source` as JSON, with commas between. Throws `internal` when
 /// there are not as many bytes as that takes, `unsupported` for BYTES that are not UTF-8.
 void append_elements(std::string& out, tensor const& source, std::uint64_t count);
+
+/// Why `bytes` are not `count` elements of `type`, as half a sentence: "2 elements of FP32 take 8"; nothing if they are.
+[[nodiscard]] std::optional<std::string> binary_fault(std::span<std::byte const> bytes,
+                                                      datatype type, std::uint64_t count);
 
 }  // namespace sluice::server

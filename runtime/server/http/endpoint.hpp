@@ -1,5 +1,5 @@
-/// The HTTP/1.1 endpoint of the server: Open Inference Protocol V2 with JSON tensors, over an
-/// inference_service.
+/// The HTTP/1.1 endpoint of the server: Open Inference Protocol V2 with tensors in JSON or binary,
+/// over an inference_service.
 ///
 ///   endpoint_options options;
 ///   options.model_config = [&](auto const& model, auto const& version) {

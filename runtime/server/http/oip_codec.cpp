@@ -12,6 +12,7 @@
 #include "memhandover/base/error.hpp"
 #include "runtime/server/http/elements.hpp"
 #include "runtime/server/http/oip_reader.hpp"
+#include "runtime/server/http/raw_tail.hpp"
 #include "runtime/server/inference/datatypes.hpp"
 
 namespace sluice::server {
@@ -98,15 +99,20 @@ void check_against_model(raw_tensor const& raw, tensor const& given, tensor_spec
   }
 }
 
-/// Nested data must spell the shape; a flat list only needs the right number of elements.
-void check_layout(raw_tensor const& raw, std::vector<std::int64_t> const& shape) {
-  auto const& data = *raw.data;
-  if (!data.problem().empty()) invalid("the data of {} {}", raw.label, data.problem());
+std::uint64_t counted(raw_tensor const& raw, std::vector<std::int64_t> const& shape) {
   auto const count = element_count(shape);
   if (!count) {
     invalid("{} has shape [{}]: more elements than 64 bits can count", raw.label,
             fmt::join(shape, ","));
   }
+  return *count;
+}
+
+/// Nested data must spell the shape; a flat list only needs the right number of elements.
+void check_layout(raw_tensor const& raw, std::vector<std::int64_t> const& shape) {
+  auto const& data = *raw.data;
+  if (!data.problem().empty()) invalid("the data of {} {}", raw.label, data.problem());
+  auto const count = counted(raw, shape);
   auto const nesting = data.extents();
   if (nesting.size() > 1) {
     // Lists behind an empty one cannot be written, so the nesting may end at the first dimension of
@@ -123,48 +129,76 @@ void check_layout(raw_tensor const& raw, std::vector<std::int64_t> const& shape)
           raw.label, fmt::join(nesting, ","), fmt::join(shape, ","));
     }
   }
-  if (data.size() != *count) {
+  if (data.size() != count) {
     invalid("the data of {} has {} elements; shape [{}] needs {}", raw.label, data.size(),
-            fmt::join(shape, ","), *count);
+            fmt::join(shape, ","), count);
   }
 }
 
 void refuse_extensions(raw_tensor const& raw) {
-  for (auto const* const name : {"binary_data_size", "shared_memory_region", "classification"}) {
+  for (auto const* const name : {"shared_memory_region", "classification"}) {
     if (raw.parameters.count(name) != 0) {
       unsupported(
           "{} has the parameter '{}', an extension that this server does not have; send and take "
-          "JSON data",
+          "tensors in the body",
           raw.label, name);
     }
   }
-  auto const binary = raw.parameters.find("binary_data");
-  if (binary != raw.parameters.end() && binary->second != false) {
-    unsupported(
-        "{} asks for binary data, an extension that this server does not have; take JSON data",
-        raw.label);
-  }
 }
 
-tensor read_tensor(raw_tensor const& raw, tensor_spec const& wanted) {
+/// None if it is not given.
+std::optional<bool> read_switch(raw_parameters const& parameters, std::string const& name,
+                                std::string_view of) {
+  auto const found = parameters.find(name);
+  if (found == parameters.end()) return std::nullopt;
+  if (!found->second.is_boolean()) {
+    invalid("the parameter '{}' of {} is {}; it takes true or false", name, of,
+            found->second.dump());
+  }
+  return found->second.get<bool>();
+}
+
+tensor read_tensor(raw_tensor const& raw, tensor_spec const& wanted,
+                   std::optional<tensor_bytes> const& binary) {
   refuse_extensions(raw);
+  if (read_switch(raw.parameters, "binary_data", raw.label).value_or(false)) {
+    invalid("{} has the parameter 'binary_data', which is for outputs; give 'binary_data_size'",
+            raw.label);
+  }
   tensor result;
   result.name = *raw.name;
   result.type = read_type(raw);
   result.shape = read_shape(raw);
   check_against_model(raw, result, wanted);
-  if (!raw.data) invalid("{} has no data; give \"data\": [ … ]", raw.label);
+  if (binary) {
+    auto const count = counted(raw, result.shape);
+    if (auto const fault = binary_fault(binary->span(), result.type, count)) {
+      invalid("{} has a binary_data_size of {} and shape [{}]: {}", raw.label, binary->size(),
+              fmt::join(result.shape, ","), *fault);
+    }
+    result.data = *binary;
+    return result;
+  }
+  if (!raw.data) {
+    invalid("{} has no data; give \"data\": [ … ], or its bytes and their binary_data_size",
+            raw.label);
+  }
   check_layout(raw, result.shape);
   result.data = elements_from_list(*raw.data, result.type, raw.label);
   return result;
 }
 
-std::vector<tensor> read_inputs(raw_request const& raw, model_metadata const& metadata) {
+std::vector<tensor> read_inputs(raw_request const& raw, model_metadata const& metadata,
+                                raw_tail tail) {
   if (!raw.inputs) {
     invalid("the request has no inputs; model '{}' takes {}", metadata.name,
             names_of(metadata.inputs));
   }
-  std::map<std::string_view, raw_tensor const*> given;
+  struct given_input {
+    raw_tensor const* raw;
+    std::optional<tensor_bytes> binary;
+  };
+  std::map<std::string_view, given_input> given;
   for (auto const& each : *raw.inputs) {
     if (!each.name) {
       invalid("{} has no name; model '{}' takes {}", each.label, metadata.name,
@@ -177,7 +211,7 @@ std::vector<tensor> read_inputs(raw_request const& raw, model_metadata const& me
       invalid("model '{}' has no {}; it takes {}", metadata.name, each.label,
               names_of(metadata.inputs));
     }
-    if (!given.emplace(*each.name, &each).second) {
+    if (!given.try_emplace(*each.name, given_input{&each, tail.take(each)}).second) {
       invalid("{} is given twice; give it once", each.label);
     }
   }
@@ -190,15 +224,18 @@ std::vector<tensor> read_inputs(raw_request const& raw, model_metadata const& me
   std::vector<tensor> inputs;
   inputs.reserve(metadata.inputs.size());
   for (auto const& spec : metadata.inputs) {
-    inputs.push_back(read_tensor(*given.at(spec.name), spec));
+    auto const& input = given.at(spec.name);
+    inputs.push_back(read_tensor(*input.raw, spec, input.binary));
   }
+  tail.expect_end();
   return inputs;
 }
 
-std::vector<std::string> read_wanted_outputs(raw_request const& raw,
-                                             model_metadata const& metadata) {
-  std::vector<std::string> wanted;
-  if (!raw.outputs) return wanted;
+void read_wanted_outputs(raw_request const& raw, model_metadata const& metadata,
+                         decoded_request& into) {
+  into.form.binary =
+      read_switch(raw.parameters, "binary_data_output", "the request").value_or(false);
+  if (!raw.outputs) return;
   std::set<std::string_view> seen;
   for (auto const& each : *raw.outputs) {
     if (!each.name) {
@@ -214,9 +251,15 @@ std::vector<std::string> read_wanted_outputs(raw_request const& raw,
     }
     if (!seen.insert(*each.name).second) invalid("{} is asked for twice; ask once", each.label);
     refuse_extensions(each);
-    wanted.push_back(*each.name);
+    if (each.parameters.count("binary_data_size") != 0) {
+      invalid("{} has the parameter 'binary_data_size', which is for inputs; give 'binary_data'",
+              each.label);
+    }
+    if (auto const binary = read_switch(each.parameters, "binary_data", each.label)) {
+      into.form.by_output.emplace(*each.name, *binary);
+    }
+    into.outputs.push_back(*each.name);
   }
-  return wanted;
 }
 
 std::optional<std::chrono::microseconds> read_timeout(raw_parameters const& parameters) {
@@ -235,7 +278,7 @@ std::optional<std::chrono::microseconds> read_timeout(raw_parameters const& para
       std::min(microseconds, static_cast<std::uint64_t>(longest.count()))};
 }
 
-void append_tensor(std::string& out, tensor const& output) {
+void append_tensor(encoded_response& into, tensor const& output, bool is_binary) {
   bool const sane = std::all_of(output.shape.begin(), output.shape.end(),
                                 [](auto extent) { return extent >= 0; });
   auto const count = sane ? element_count(output.shape) : std::nullopt;
@@ -243,34 +286,53 @@ void append_tensor(std::string& out, tensor const& output) {
     throw error{error_kind::internal, fmt::format("output '{}' has shape [{}]", output.name,
                                                   fmt::join(output.shape, ","))};
   }
-  fmt::format_to(std::back_inserter(out), R"({{"name":{},"datatype":"{}","shape":[{}],"data":[)",
+  auto& out = into.json;
+  fmt::format_to(std::back_inserter(out), R"({{"name":{},"datatype":"{}","shape":[{}],)",
                  json(output.name).dump(), datatype_name(output.type),
                  fmt::join(output.shape, ","));
-  append_elements(out, output, *count);
-  out += "]}";
+  if (!is_binary) {
+    out += R"("data":[)";
+    append_elements(out, output, *count);
+    out += "]}";
+    return;
+  }
+  if (auto const fault = binary_fault(output.data.span(), output.type, *count)) {
+    throw error{error_kind::internal,
+                fmt::format("output '{}' of shape [{}] has {} bytes: {}", output.name,
+                            fmt::join(output.shape, ","), output.data.size(), *fault)};
+  }
+  fmt::format_to(std::back_inserter(out), R"("parameters":{{"binary_data_size":{}}}}})",
+                 output.data.size());
+  into.tensors.push_back(output.data);
 }
 
 }  // namespace
 
-infer_request decode_infer_request(std::string_view body, model_metadata const& metadata) {
-  auto const raw = read_raw_request(body);
-  infer_request request;
+bool output_form::is_binary(std::string const& output) const {
+  auto const found = by_output.find(output);
+  return found == by_output.end() ? binary : found->second;
+}
+
+decoded_request decode_infer_request(infer_body const& body, model_metadata const& metadata) {
+  auto const raw = read_raw_request(
+      body.json, body.has_length
+                     ? fmt::format("what Inference-Header-Content-Length says is JSON, the first "
+                                   "{} bytes of the body,",
+                                   body.json.size())
+                     : "the body");
+  decoded_request request;
   request.model = metadata.name;
   request.id = raw.id.value_or("");
-  auto const binary = raw.parameters.find("binary_data_output");
-  if (binary != raw.parameters.end() && binary->second != false) {
-    unsupported(
-        "the request asks for binary outputs, an extension that this server does not have; take "
-        "JSON data");
-  }
   request.timeout = read_timeout(raw.parameters);
-  request.outputs = read_wanted_outputs(raw, metadata);
-  request.inputs = read_inputs(raw, metadata);
+  read_wanted_outputs(raw, metadata, request);
+  request.inputs = read_inputs(raw, metadata, raw_tail{body.raw, body.keeper});
   return request;
 }
 
-std::string encode_infer_response(infer_response const& response) {
-  std::string out = fmt::format(R"({{"model_name":{})", json(response.model).dump());
+encoded_response encode_infer_response(infer_response const& response, output_form const& form) {
+  encoded_response made;
+  auto& out = made.json;
+  out = fmt::format(R"({{"model_name":{})", json(response.model).dump());
   if (!response.version.empty()) {
     out += fmt::format(R"(,"model_version":{})", json(response.version).dump());
   }
@@ -278,10 +340,10 @@ std::string encode_infer_response(infer_response const& response) {
   out += R"(,"outputs":[)";
   for (std::size_t i = 0; i < response.outputs.size(); ++i) {
     if (i > 0) out += ',';
-    append_tensor(out, response.outputs[i]);
+    append_tensor(made, response.outputs[i], form.is_binary(response.outputs[i].name));
   }
   out += "]}";
-  return out;
+  return made;
 }
 
 json encode_model_metadata(model_metadata const& metadata) {

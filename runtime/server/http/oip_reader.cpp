@@ -42,6 +42,8 @@ class request_handler {
   using string_t = json::string_t;
   using binary_t = json::binary_t;
 
+  explicit request_handler(std::string what) : what_(std::move(what)) {}
+
   raw_request take() { return std::move(request_); }
 
   bool null() {
@@ -137,7 +139,7 @@ class request_handler {
   }
 
   bool start_array(std::size_t /*elements*/) {
-    if (open_.empty()) fail("the body is a list; it must be an object: {{\"inputs\": [ … ]}}");
+    if (open_.empty()) fail("{} is a list; it must be an object: {{\"inputs\": [ … ]}}", what_);
     auto const where = open_.back().where;
     if (where == place::data) {
       open(place::data);
@@ -182,7 +184,7 @@ class request_handler {
     }
     // the token ends where the parser gave up: at the first letter of NaN, Infinity or -Infinity
     bool const not_finite = token.ends_with('N') || token.ends_with('I');
-    fail("the body is not JSON (byte {}): {}{}", position,
+    fail("{} is not JSON (byte {}): {}{}", what_, position,
          is_utf8(reason) ? reason : "it holds bytes that are not UTF-8",
          not_finite ? R"(; "NaN", "Infinity" and "-Infinity" are written in quotes)" : "");
   }
@@ -243,7 +245,7 @@ class request_handler {
 
   void open(place where) {
     if (open_.size() == max_depth) {
-      fail("the body nests deeper than {} levels", max_depth);
+      fail("{} nests deeper than {} levels", what_, max_depth);
     }
     open_.push_back({where, {}, {}});
   }
@@ -270,7 +272,7 @@ class request_handler {
   /// A scalar outside of shape and data.
   void scalar(json value) {
     if (open_.empty()) {
-      fail("the body is a single value; it must be an object: {{\"inputs\": [ … ]}}");
+      fail("{} is a single value; it must be an object: {{\"inputs\": [ … ]}}", what_);
     }
     auto const where = open_.back().where;
     if (where == place::inputs || where == place::outputs) {
@@ -303,6 +305,7 @@ class request_handler {
     return value.is_boolean() ? "a boolean" : "a number";
   }
 
+  std::string what_;
   std::vector<level> open_;
   raw_request request_;
   raw_tensor* tensor_ = nullptr;  ///< the element of inputs or outputs that is open
@@ -310,13 +313,17 @@ class request_handler {
 
 }  // namespace
 
-raw_request read_raw_request(std::string_view body) {
-  if (body.size() > std::numeric_limits<std::uint32_t>::max()) {
-    throw error{error_kind::invalid_argument,
-                "the body is larger than 4 GiB; send smaller batches"};
+raw_request read_raw_request(std::string_view text, std::string what) {
+  if (text.size() > std::numeric_limits<std::uint32_t>::max()) {
+    throw error{error_kind::invalid_argument, what + " is larger than 4 GiB; send smaller batches"};
   }
-  request_handler handler;
-  json::sax_parse(body.begin(), body.end(), &handler);
+  // The parser takes a zero byte for the end, and would not look at what is behind it.
+  if (auto const zero = text.find('\0'); zero != std::string_view::npos) {
+    throw error{error_kind::invalid_argument,
+                fmt::format("{} is not JSON (byte {}): it holds a byte of zero", what, zero + 1)};
+  }
+  request_handler handler{std::move(what)};
+  json::sax_parse(text.begin(), text.end(), &handler);
   return handler.take();
 }
 

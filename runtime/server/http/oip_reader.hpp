@@ -38,6 +38,7 @@ struct raw_request {
   raw_parameters parameters;
 };
 
-[[nodiscard]] raw_request read_raw_request(std::string_view body);
+/// `what` is the text in messages.
+[[nodiscard]] raw_request read_raw_request(std::string_view text, std::string what = "the body");
 
 }  // namespace sluice::server

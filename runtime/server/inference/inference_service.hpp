@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "memhandover/base/error.hpp"
+#include "runtime/server/inference/tensor_bytes.hpp"
 
 namespace sluice::server {
 
@@ -43,7 +44,7 @@ struct tensor {
   std::string name;
   datatype type = datatype::fp32;
   std::vector<std::int64_t> shape;
-  std::vector<std::byte> data;
+  tensor_bytes data;
 };
 
 /// A tensor as the model's configuration describes it; −1 is a dimension free to vary.

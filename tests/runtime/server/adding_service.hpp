@@ -191,11 +191,12 @@ class adding_service : public inference_service {
   }
 
   static tensor sum_of(infer_request const& request) {
-    tensor result{"sum", datatype::fp32, request.inputs[0].shape, request.inputs[0].data};
-    for (std::size_t at = 0; at + sizeof(float) <= result.data.size(); at += sizeof(float)) {
+    auto const bytes = request.inputs[0].data.size();
+    tensor result{"sum", datatype::fp32, request.inputs[0].shape, tensor_bytes::unwritten(bytes)};
+    for (std::size_t at = 0; at + sizeof(float) <= bytes; at += sizeof(float)) {
       float a = 0;
       float b = 0;
-      std::memcpy(&a, result.data.data() + at, sizeof(float));
+      std::memcpy(&a, request.inputs[0].data.data() + at, sizeof(float));
       std::memcpy(&b, request.inputs[1].data.data() + at, sizeof(float));
       a += b;
       std::memcpy(result.data.data() + at, &a, sizeof(float));

@@ -46,7 +46,8 @@ class api : public testing::Test {
 
 TEST_F(api, describes_the_server_and_its_models) {
   EXPECT_EQ(ok("/v2")["name"], "sluice");
-  EXPECT_EQ(ok("/v2")["extensions"], json::array({"model_configuration", "statistics"}));
+  EXPECT_EQ(ok("/v2")["extensions"],
+            json::array({"model_configuration", "statistics", "binary_tensor_data"}));
   EXPECT_EQ(ok("/v2/health/live"), (json{{"live", true}}));
   EXPECT_EQ(ok("/v2/health/ready"), (json{{"ready", true}}));
   EXPECT_EQ(ok("/v2/models/add")["inputs"][0]["name"], "a");
@@ -140,8 +141,8 @@ TEST_F(api, an_infer_request_goes_to_the_service) {
                                        {"name":"b","datatype":"FP32","shape":[1],"data":[2]}]})",
                    {},
                    {}});
-  ASSERT_TRUE(std::holds_alternative<infer_request>(outcome));
-  auto const& request = std::get<infer_request>(outcome);
+  ASSERT_TRUE(std::holds_alternative<decoded_request>(outcome));
+  auto const& request = std::get<decoded_request>(outcome);
   EXPECT_EQ(request.model, "add");
   EXPECT_EQ(request.version, "1");
   EXPECT_EQ(request.id, "7");
@@ -163,7 +164,7 @@ TEST_F(api, wrong_requests_have_their_status_and_say_why) {
       {{"GET", "/v2/models/%zz", {}, {}, {}}, 400, "percent"},
       {{"POST", "/v2/models/add/infer", "{", {}, {}}, 400, "JSON"},
       {{"POST", "/v2/models/add/infer", "{}", "gzip", {}}, 501, "'gzip'"},
-      {{"POST", "/v2/models/add/infer", "{}", {}, "12"}, 501, "binary"},
+      {{"POST", "/v2/models/add/infer", "{}", {}, "12"}, 400, "the body has 2 bytes"},
       {{"POST", "/v2/models/add/infer", "{}", {}, "x"}, 400, "Inference-Header-Content-Length"},
       {{"POST", "/v2/models/add/infer", "{}", {}, ""}, 400, "Inference-Header-Content-Length"},
       {{"POST", "/v2/repository/models/add/load", "{}", {}, {}}, 501, "extension"},
@@ -205,7 +206,8 @@ TEST_F(api, a_request_that_cannot_succeed_is_refused_without_its_body) {
   EXPECT_FALSE(api_.refuse({"POST", "/v2/models/add/infer", {}, {}, {}}).has_value());
   EXPECT_EQ(api_.refuse({"POST", "/v2/models/none/infer", {}, {}, {}})->status, 404U);
   EXPECT_EQ(api_.refuse({"PUT", "/v2/models/add/infer", {}, {}, {}})->status, 405U);
-  EXPECT_EQ(api_.refuse({"POST", "/v2/models/add/infer", {}, {}, "5"})->status, 501U);
+  EXPECT_FALSE(api_.refuse({"POST", "/v2/models/add/infer", {}, {}, "5"}).has_value());
+  EXPECT_EQ(api_.refuse({"POST", "/v2/models/add/infer", {}, {}, "five"})->status, 400U);
 }
 
 TEST_F(api, errors_keep_their_words_except_for_bugs) {

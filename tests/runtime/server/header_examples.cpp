@@ -3,15 +3,20 @@
 
 #include <chrono>
 #include <iostream>
+#include <memory>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "runtime/server/http/api.hpp"
 #include "runtime/server/http/endpoint.hpp"
 #include "runtime/server/http/nested_list.hpp"
 #include "runtime/server/http/oip_codec.hpp"
+#include "runtime/server/http/raw_tail.hpp"
 #include "runtime/server/http/routes.hpp"
 #include "runtime/server/inference/datatypes.hpp"
+#include "runtime/server/inference/tensor_bytes.hpp"
 #include "runtime/server/repository/model_config.hpp"
 #include "runtime/server/repository/model_repository.hpp"
 #include "runtime/server/repository/text_format.hpp"
@@ -60,7 +65,20 @@ void of_nested_list() {
 void of_oip_codec(std::string_view body, inference_service const& service,
                   infer_response const& response) {
   auto request = decode_infer_request(body, service.metadata("add", ""));
-  std::string answer = encode_infer_response(response);
+  auto answer = encode_infer_response(response, request.form);
+}
+
+void of_raw_tail(std::span<std::byte> bytes, std::shared_ptr<void const> body,
+                 raw_tensor const& raw) {
+  raw_tail tail{bytes, body};
+  auto first = tail.take(raw);
+  tail.expect_end();
+}
+
+void of_tensor_bytes() {
+  tensor_bytes own{std::vector<std::byte>(8)};
+  auto body = std::make_shared<std::vector<std::byte>>(100);
+  tensor_bytes part{body, std::span{*body}.subspan(20, 8)};
 }
 
 void of_routes() {

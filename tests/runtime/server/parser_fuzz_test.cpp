@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <functional>
 #include <iostream>
+#include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -153,7 +155,7 @@ TEST(parser_fuzz, a_damaged_infer_request_is_a_request_or_an_error) {
     ++accepted;
     ASSERT_EQ(request.inputs.size(), 5U) << testing::PrintToString(text);
     auto const response =
-        json::parse(encode_infer_response({"m", "1", request.id, request.inputs}));
+        json::parse(encode_infer_response({"m", "1", request.id, request.inputs}).json);
     auto const again = decode_infer_request(json{{"inputs", response["outputs"]}}.dump(), model);
     for (std::size_t i = 0; i < request.inputs.size(); ++i) {
       EXPECT_EQ(again.inputs[i].data, request.inputs[i].data) << testing::PrintToString(text);
@@ -163,6 +165,49 @@ TEST(parser_fuzz, a_damaged_infer_request_is_a_request_or_an_error) {
   std::cout << accepted << " of " << checked << " accepted\n";
   EXPECT_GT(accepted,
             checked / 200);  // else the damage is too great for anything but the first checks
+}
+
+TEST(parser_fuzz, a_damaged_request_with_binary_tensors_is_a_request_or_an_error) {
+  model_metadata const model{
+      "m",
+      {"1"},
+      "p",
+      {{"f", datatype::fp32, {-1}}, {"s", datatype::bytes, {-1}}, {"o", datatype::boolean, {-1}}},
+      {}};
+  std::string const text =
+      R"({"inputs":[{"name":"f","datatype":"FP32","shape":[2],"parameters":{"binary_data_size":8}},)"
+      R"({"name":"s","datatype":"BYTES","shape":[2],"parameters":{"binary_data_size":10}},)"
+      R"({"name":"o","datatype":"BOOL","shape":[2],"parameters":{"binary_data_size":2}}]})";
+  std::string const raw{"12345678\1\0\0\0x\1\0\0\0y\0\1", 20};
+  auto const length = static_cast<std::ptrdiff_t>(text.size());
+  std::vector<std::string> const words{std::string(4, '\0'), "\xFF", "8", "[3]", "0", "-1", "1e1"};
+  int accepted = 0;
+  int const checked = fuzz({text + raw}, words, [&](std::string const& damaged) {
+    auto const body = std::make_shared<std::string>(damaged);
+    // Where the JSON ends as before, unless it lies in what was damaged.
+    auto const end = body->rfind("]}");
+    auto const split = end == std::string::npos
+                           ? std::min(static_cast<std::size_t>(length), body->size())
+                           : end + 2;
+    infer_request request;
+    try {
+      request = decode_infer_request(
+          {std::string_view{*body}.substr(0, split),
+           std::as_writable_bytes(std::span{*body}.subspan(split)), true, body},
+          model);
+    } catch (error const& failure) {
+      return expect_decent(failure, damaged);
+    }
+    ++accepted;
+    std::size_t bytes = 0;
+    for (auto const& each : request.inputs) bytes += each.data.size();
+    EXPECT_EQ(request.inputs.size(), 3U) << testing::PrintToString(damaged);
+    EXPECT_EQ(bytes, body->size() - split) << testing::PrintToString(damaged);
+    auto const answer = encode_infer_response({"m", "1", "", request.inputs}, {true, {}});
+    EXPECT_EQ(answer.tensors.size(), 3U) << testing::PrintToString(damaged);
+  });
+  std::cout << accepted << " of " << checked << " accepted\n";
+  EXPECT_GT(accepted, checked / 500);
 }
 
 TEST(parser_fuzz, a_damaged_model_configuration_is_a_configuration_or_an_error) {

@@ -1,9 +1,13 @@
 #include "runtime/server/executor/parcel.hpp"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <array>
+#include <cstdint>
 #include <functional>
 
 #include "tests/runtime/server_model/sum_model.hpp"
@@ -85,6 +89,52 @@ TEST_F(a_parcel, brings_large_tensors_in_a_file) {
     EXPECT_EQ(seen.times, sent.times);
     expect_same(seen.outputs, sent.outputs);
   }
+}
+
+TEST_F(a_parcel, has_large_tensors_where_they_can_be_computed_with) {
+  infer_request sent;
+  sent.model = "m";
+  sent.inputs = {bytes_of("a", 40'001, 1),
+                 {"empty", datatype::fp32, {0}, {}},
+                 bytes_of("b", 7, 2),
+                 bytes_of("c", 1, 3),
+                 {"last", datatype::fp64, {0, 3}, {}}};
+  auto const made = wrap(sent);
+  auto seen = unwrap_request(pass(made));  // the message has gone, the tensors are there
+  expect_same(seen.inputs, sent.inputs);
+  for (auto const& each : seen.inputs) {
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(each.data.data()) % 64, 0U) << each.name;
+  }
+  // A model may compute in place: another process that gets the same request later sees nothing of it.
+  seen.inputs[0].data.data()[0] = std::byte{9};
+  expect_same(unwrap_request(pass(made)).inputs, sent.inputs);
+}
+
+TEST_F(a_parcel, in_a_file_that_may_change_is_refused) {
+  infer_response const answer{"m", "1", "", {bytes_of("a", 40'000, 3)}};
+  auto const good = wrap(infer_result{answer});
+  EXPECT_NE(::ftruncate(good.file.get(), 10), 0);
+  std::array<int, 2> pipe{};
+  ASSERT_EQ(::pipe2(pipe.data(), O_CLOEXEC), 0);
+  unique_fd const written{pipe[1]};
+  std::vector<unique_fd> files;
+  files.emplace_back(pipe[0]);
+  files.emplace_back(::memfd_create("open", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  files.emplace_back(::memfd_create("never sealed", MFD_CLOEXEC));
+  for (auto& file : files) {
+    (void)::ftruncate(file.get(), 40'000);
+    auto const received = pass({good.body, {}, std::move(file)});
+    try {
+      (void)unwrap_result(received);
+      ADD_FAILURE();
+    } catch (error const& refused) {
+      EXPECT_EQ(refused.kind(), error_kind::invalid_argument);
+    }
+  }
+  files.clear();
+  unique_fd empty{::memfd_create("empty", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
+  ASSERT_EQ(::fcntl(empty.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE), 0);
+  EXPECT_THROW((void)unwrap_result(pass({good.body, {}, std::move(empty)})), error);
 }
 
 TEST_F(a_parcel, brings_every_kind_of_failure) {

@@ -154,7 +154,7 @@ TEST_F(a_torch_model, answers_tuples_by_place_and_only_what_is_wanted) {
   ASSERT_EQ(all.size(), 3U);
   EXPECT_EQ(values_of(all[0]), values{21});
   EXPECT_TRUE(all[0].shape.empty());
-  EXPECT_EQ(all[1].data[0], std::byte{2});
+  EXPECT_EQ(all[1].data.span()[0], std::byte{2});
   auto const some = model->run(inputs, {"same", "sum"});
   ASSERT_EQ(some.size(), 2U);
   EXPECT_EQ(some[0].name, "same");
@@ -182,7 +182,7 @@ TEST_F(a_torch_model, takes_one_number_where_forward_takes_a_number) {
   std::vector<tensor> inputs{n, floats("x", {1, 3}, {1, 2, 3})};  // any order
   EXPECT_EQ(values_of(model->run(inputs, {})[0]), (values{3, 6, 9}));
   inputs[0].shape = {2};
-  inputs[0].data.resize(16);
+  inputs[0].data = std::vector<std::byte>(16);
   EXPECT_EQ(failure(*model, inputs)->kind(), error_kind::invalid_argument);
 }
 

@@ -97,7 +97,7 @@ tensor to_protocol(at::Tensor const& from, tensor_spec const& spec) {
                     datatype_name(spec.type), " of shape ", shape_text(spec.shape)));
   }
   auto const dense = from.to(at::kCPU).contiguous().resolve_conj().resolve_neg();
-  tensor to{spec.name, spec.type, dense.sizes().vec(), std::vector<std::byte>(dense.nbytes())};
+  tensor to{spec.name, spec.type, dense.sizes().vec(), tensor_bytes::unwritten(dense.nbytes())};
   if (!to.data.empty()) {
     std::memcpy(to.data.data(), dense.const_data_ptr(), to.data.size());
   }
