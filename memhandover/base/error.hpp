@@ -26,7 +26,7 @@ enum class error_kind {
   unsupported,        ///< the request is understood, but this build or machine cannot do it
   cancelled,          ///< taken back by its own side (a discarded micro-batch)
   aborted,            ///< the process that worked on it has ended
-  model_error,    ///< a served model has raised an exception while it computed
+  model_error,        ///< a served model has raised an exception while it computed
   misconfigured,  ///< what an operator has written contradicts what it describes; no caller's doing
   internal,       ///< a broken invariant: a bug in Sluice, or a corrupted ledger
 };

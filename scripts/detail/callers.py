@@ -37,6 +37,7 @@ UNCALLED = {
     "end_object": "the same",
     "number_*": "the same",
     "parse_error": "the same",
+    "init": "Boost.Beast calls it, of whatever writes a message's body",
     "get_scale": "programs in C++ ask their gradient scaler for it",
     "get_growth_tracker": "the same",
     "broker_pid": "kill loops and tests find by it whom to kill",

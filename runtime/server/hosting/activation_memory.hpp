@@ -2,9 +2,9 @@
 /// or the device besides.
 ///
 ///   activation_memory memory{pool, activation_memory::freed::kept};
-///   auto* const address = memory.allocate(20_MiB);   // may take chunks from training
+///   auto* const address = memory.allocate(20_MiB);  // may take chunks from training
 ///   memory.free(address);
-///   memory.give_back();                              // what was kept for the next computation
+///   memory.give_back();  // what was kept for the next computation
 ///
 /// Small allocations share chunks, large ones are stitched of several (memhandover/allocation/tensor_heap.hpp). The chunks are
 /// the server's, end with its process, and are never published.

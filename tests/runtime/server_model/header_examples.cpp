@@ -38,9 +38,9 @@ using memhandover::serving_pool;
 
 void of_activation_memory(std::shared_ptr<serving_pool> const& pool) {
   activation_memory memory{pool, activation_memory::freed::kept};
-  auto* const address = memory.allocate(20_MiB);   // may take chunks from training
+  auto* const address = memory.allocate(20_MiB);  // may take chunks from training
   memory.free(address);
-  memory.give_back();                              // what was kept for the next computation
+  memory.give_back();  // what was kept for the next computation
 }
 
 void of_gate_memory(std::shared_ptr<activation_memory> const& memory) {
