@@ -29,6 +29,7 @@
 // An example shows what an expression is by a comment behind it.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wunused-result"
+#pragma GCC diagnostic ignored "-Wunused-value"
 
 namespace sluice::server::header_examples {
 

@@ -47,6 +47,7 @@ void of_computation(at::Device device, activation_peak& most) {
 // An example shows what an expression is by a comment behind it.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wunused-result"
+#pragma GCC diagnostic ignored "-Wunused-value"
 
 void of_naming() {
   input_places({"INPUT__1", "INPUT__0"}, {{"a"}, {"b"}}).of;
