@@ -136,7 +136,7 @@ void add_models(metrics_text& to, json const& models) {
 
 void add_server(metrics_text& to, json const& status) {
   to.family("sluice_server_ready", kind::gauge, "1 if all models can be asked.");
-  to.sample({}, text_of(at(status, "server"), "state") == "ready" ? 1 : 0);
+  to.sample({}, at(at(status, "server"), "models_ready") == true ? 1 : 0);
   auto const& executor = at(status, "executor");
   to.family("sluice_executor_starts_total", kind::counter, "Executors that have been started.");
   sample(to, {}, at(executor, "started"));

@@ -176,6 +176,7 @@ nlohmann::json model_service::status() const {
   nlohmann::json result{{"server",
                          {{"pid", ::getpid()},
                           {"endpoint", host == nullptr ? "" : endpoint_},
+                          {"models_ready", ready().ready},
                           {"uptime_s", std::chrono::duration<double>{uptime}.count()},
                           {"state", host == nullptr  ? "starting"
                                     : draining_      ? "draining"

@@ -33,7 +33,7 @@ recurring_lines::known& recurring_lines::find(std::string_view text, clock::time
 std::optional<recurring_lines::line> recurring_lines::on(std::string_view text,
                                                          clock::time_point now) {
   auto& it = find(text, now);
-  bool const is_new = it.pause == it.pause.zero();
+  bool const is_new = it.pause == decltype(it.pause)::zero();
   if (now < it.next_line || !take_line(now)) {
     ++(is_new ? others_ : it.repeated);
     return std::nullopt;

@@ -44,6 +44,7 @@ def test_a_computation_that_the_pool_cannot_have_is_refused_and_harms_nobody(wor
         assert "out of memory: a computation needs " + ("20 GiB" if mib > 65 else "65 MiB") in why, why
         assert "the pool has 64 MiB" in why and "pool.memory" in why, why
         torch.testing.assert_close(server.outputs("affine", [floats("x", x)])[0], models(x))
+    assert serving_bytes(world) < 8 * MIB, "a computation that was refused keeps nothing"
     fill(server, 16)
     assert server.executor() == executor
 
@@ -92,3 +93,17 @@ def test_an_executor_that_is_killed_leaves_none_of_it(world, models):
     os.kill(server.executor(), signal.SIGKILL)
     eventually(lambda: serving_bytes(world) < before + 32 * MIB, "its memory has gone back")
     fill(server, 48)
+
+
+def test_what_one_model_needed_goes_back_while_another_is_asked(world, models):
+    server = world.serve(world.policy("filling", "affine", memory=POOL))
+    x = torch.zeros(1, 3)
+    fill(server, 32)
+    assert serving_bytes(world) >= 32 * MIB
+
+    def given_back() -> bool:
+        server.outputs("affine", [floats("x", x)])
+        return serving_bytes(world) < 16 * MIB
+
+    eventually(given_back, "it has gone back")
+    assert server.model("filling")["state"] == "warm"

@@ -102,7 +102,7 @@ def test_binary_and_json_mix_and_mean_the_same(world):
     status, headers, body = post_binary(server, "affine", binary, x.numpy().tobytes())
     assert (status, headers["Content-Type"]) == (200, "application/json")
     np.testing.assert_allclose(np.reshape(json.loads(body)["outputs"][0]["data"], (2, 2)), expected, rtol=1e-6)
-    assert server.request("/v2")[1]["extensions"] == ["model_configuration", "binary_tensor_data"]
+    assert server.request("/v2")[1]["extensions"] == ["model_configuration", "statistics", "binary_tensor_data"]
 
 
 def test_a_model_may_compute_in_its_input(world):
@@ -141,3 +141,17 @@ def test_what_does_not_fit_is_told_and_harms_nobody(world, request_of, raw, leng
         assert word in json.loads(body)["error"]
     x = torch.ones(1, 3)
     torch.testing.assert_close(server.outputs("affine", [floats("x", x)])[0], affine(x))
+
+
+def test_a_length_of_the_json_that_is_said_twice_is_refused(world):
+    world.models.add("affine", Affine(), **AFFINE)
+    server = world.serve(world.policy("affine"))
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=PATIENCE_SECONDS)
+    connection.putrequest("POST", "/v2/models/affine/infer")
+    for length in ("2", "1"):
+        connection.putheader("Inference-Header-Content-Length", length)
+    connection.putheader("Content-Length", "2")
+    connection.endheaders(b"{}")
+    answer = connection.getresponse()
+    assert answer.status == 400 and "several times" in answer.read().decode()
+    connection.close()

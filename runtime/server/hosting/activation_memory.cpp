@@ -25,15 +25,13 @@ activation_memory::activation_memory(std::shared_ptr<memhandover::serving_pool> 
 
 std::byte* activation_memory::allocate(std::uint64_t bytes) {
   auto found = take_kept(bytes);
-  if (!found) {
+  while (!found) {
     try {
       found = obtain(bytes);
     } catch (error const& failure) {
-      if (failure.kind() != error_kind::out_of_memory || kept_bytes() == 0) {
+      if (failure.kind() != error_kind::out_of_memory || !give_back()) {
         throw;
       }
-      give_back();
-      found = obtain(bytes);
     }
   }
   auto* const address = found->at();
@@ -65,9 +63,25 @@ activation_memory::piece activation_memory::obtain(std::uint64_t bytes) {
                             format_bytes(bytes), format_bytes(fits))};
   }
   std::array<std::uint64_t, 1> const sizes{bytes};
-  return {heap_.load({.sizes = sizes, .what = "activations"},
-                     std::chrono::steady_clock::now() + patience),
-          bytes};
+  try {
+    return {heap_.load({.sizes = sizes, .what = "activations"},
+                       std::chrono::steady_clock::now() + patience),
+            bytes};
+  } catch (error const& failure) {
+    throw error{
+        failure.kind(),
+        fmt::format("a computation needs {} beside the {} that computations have already: {}",
+                    format_bytes(bytes), format_bytes(live_bytes()), failure.what())};
+  }
+}
+
+std::uint64_t activation_memory::live_bytes() const {
+  std::lock_guard const lock{mutex_};
+  std::uint64_t sum = 0;
+  for (auto const& [address, of] : live_) {
+    sum += of.bytes;
+  }
+  return sum;
 }
 
 bool activation_memory::free(std::byte const* address) noexcept {
@@ -102,14 +116,16 @@ std::optional<activation_memory::extent> activation_memory::containing(
   return extent{of.at(), of.bytes};
 }
 
-void activation_memory::give_back() {
+bool activation_memory::give_back() {
   std::multimap<std::uint64_t, piece> gone;
   {
     std::lock_guard const lock{mutex_};
     gone.swap(kept_);
   }
+  bool const any = !gone.empty();
   gone.clear();
   heap_.tidy();
+  return any;
 }
 
 std::uint64_t activation_memory::kept_bytes() const {

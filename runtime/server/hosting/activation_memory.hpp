@@ -44,7 +44,8 @@ class activation_memory {
   /// The allocation that the address lies in.
   [[nodiscard]] std::optional<extent> containing(std::byte const* address) const;
 
-  void give_back();
+  /// False if nothing was kept.
+  bool give_back();
 
   /// Of what would be given back.
   [[nodiscard]] std::uint64_t kept_bytes() const;
@@ -60,6 +61,7 @@ class activation_memory {
 
   [[nodiscard]] std::optional<piece> take_kept(std::uint64_t bytes);
   [[nodiscard]] piece obtain(std::uint64_t bytes);
+  [[nodiscard]] std::uint64_t live_bytes() const;
 
   std::shared_ptr<memhandover::serving_pool> const pool_;
   bool const keeps_;

@@ -57,8 +57,12 @@ std::vector<tensor> model_host::impl::outputs_of(hosted_model& model,
   try {
     return model.run(request.inputs, request.outputs);
   } catch (...) {
+    auto const failure = caught_error();
     if (options_.device_failed && !model.device_works()) {
-      options_.device_failed(caught_error());
+      options_.device_failed(failure);
+    }
+    if (failure.kind() == error_kind::out_of_memory) {
+      give_back_activations();  // what it had already
     }
     throw;
   }
@@ -104,7 +108,7 @@ void model_host::impl::run(lock_type& lock, std::list<detail::job>::iterator whi
   model.taken = false;
   --model.queue;
   model.idle_since = end;
-  activations_since_ = end;
+  model.computed = end;
   want_image(model);
   changed_.notify_all();
   computes_.notify_one();  // the next of this model's

@@ -93,8 +93,8 @@ struct host_options {
   /// Called by a thread whose computation has left the device unable to compute any more (`hosted_model::device_works`).
   /// It is not to return: no other model could be served. None: the request alone fails.
   std::function<void(error const&)> device_failed;
-  /// What is kept for the next computations is to go back to the pool: models have gone, or memory is short, or nobody has
-  /// computed for `activations_kept`. May be called from several threads. None: nothing is kept.
+  /// What is kept for the next computations is to go back to the pool: models have gone, or memory is short, or one that
+  /// computed has not for `activations_kept`. May be called from several threads. None: nothing is kept.
   std::function<void()> give_back_activations;
   std::chrono::milliseconds activations_kept{10'000};
   /// Where it shows what it does; null: nobody looks.

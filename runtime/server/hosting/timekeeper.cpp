@@ -150,13 +150,18 @@ void model_host::impl::tick(lock_type& lock, clock::time_point now) {
   prepare_memory(lock);
 }
 
-/// What computations keep for each other goes back when there has been none for a while.
+/// What computations keep for each other goes back when a model has not computed for a while, since it may have needed the most.
 void model_host::impl::rest_activations(lock_type& lock, clock::time_point now) {
-  if (!computing_.empty() || !activations_since_ ||
-      now < *activations_since_ + options_.activations_kept) {
+  bool due = false;
+  for (auto& each : slots_) {
+    if (each.computed && !each.taken && now >= *each.computed + options_.activations_kept) {
+      each.computed.reset();
+      due = true;
+    }
+  }
+  if (!due) {
     return;
   }
-  activations_since_.reset();
   lock.unlock();
   give_back_activations();
   lock.lock();

@@ -46,9 +46,11 @@ bool equal_ignoring_case(std::string_view a, std::string_view b) {
 
 void check_method(route const& where, http_request const& request) {
   if (where.what == resource::extension) {
+    bool const loads = request.target.find("/repository/models/") != std::string_view::npos;
     throw error{error_kind::unsupported,
-                "this server does not offer that extension of Triton's; models load when they are "
-                "asked and leave when they are idle"};
+                std::string{"this server does not offer that extension of Triton's; "} +
+                    (loads ? "models load when they are asked and leave when they are idle"
+                           : "'extensions' of GET /v2 lists those that it does")};
   }
   auto const allowed = allowed_methods(where.what);
   bool const reads = request.method == "GET" || request.method == "HEAD";

@@ -300,6 +300,10 @@ std::optional<http_reply> connection::refuse_header() const {
   if (!expectation.empty() && !beast::iequals(expectation, "100-continue")) {
     return oip_api::failure(417, "the only expectation that this server meets is 100-continue");
   }
+  if (request.count("Inference-Header-Content-Length") > 1) {
+    return oip_api::failure(400,
+                            "Inference-Header-Content-Length is there several times; give it once");
+  }
   return std::nullopt;
 }
 

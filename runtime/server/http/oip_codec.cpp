@@ -363,7 +363,7 @@ json encode_model_metadata(model_metadata const& metadata) {
 }
 
 std::string encode_error(std::string_view message) {
-  constexpr std::size_t longest = 2048;  // a message may quote what the client sent
+  constexpr std::size_t longest = 5120;  // 4 KiB of a model's words, and what stands around them
   std::string text{message.substr(0, longest)};
   if (message.size() > longest) text += " …";
   return json{{"error", text}}.dump(-1, ' ', false, json::error_handler_t::replace);

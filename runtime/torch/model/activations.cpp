@@ -23,7 +23,7 @@ class host_activations final : public activations {
   explicit host_activations(std::shared_ptr<memhandover::serving_pool> pool)
       : memory_(std::move(pool), activation_memory::freed::kept) {}
 
-  void give_back() override { memory_.give_back(); }
+  void give_back() override { (void)memory_.give_back(); }
   [[nodiscard]] activation_memory& memory() noexcept { return memory_; }
 
  private:

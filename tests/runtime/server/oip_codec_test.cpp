@@ -463,7 +463,9 @@ TEST(oip_codec, metadata_lists_tensors_as_the_protocol_says) {
 
 TEST(oip_codec, an_error_is_json_whatever_it_quotes) {
   EXPECT_EQ(json::parse(encode_error("a \"b\" \xFF"))["error"], "a \"b\" \xEF\xBF\xBD");
-  EXPECT_LT(encode_error(std::string(1'000'000, 'x')).size(), 4096U);
+  EXPECT_LT(encode_error(std::string(1'000'000, 'x')).size(), 6000U);
+  std::string const words(4096, 'x');
+  EXPECT_EQ(json::parse(encode_error("model 'm': " + words))["error"], "model 'm': " + words);
 }
 
 }  // namespace

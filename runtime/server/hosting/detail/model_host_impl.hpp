@@ -68,6 +68,7 @@ struct slot {
   model_state state = model_state::cold;
   memhandover::loaded_tensors memory;  ///< the executor's
   clock::time_point idle_since;
+  std::optional<clock::time_point> computed;  ///< last, as long as something may be kept of that
   bool load_wanted = false;
   bool taken = false;         ///< a thread computes, or does something else with what is warm
   bool held = false;          ///< it is to be released as soon as it is not taken
@@ -231,8 +232,6 @@ class model_host::impl {
   clock::time_point pause_end_;  ///< of a pause that nothing wants any more
   clock::time_point next_tick_, timekeeper_sleeps_until_;
   scheduler::reserve keeper_;  ///< the timekeeper's
-  std::optional<clock::time_point>
-      activations_since_;  ///< the end of the last computation, until what is kept of it goes
   std::uint64_t kept_bytes_ = 0;
   std::chrono::microseconds run_ahead_{0};  ///< as published; 0: not yet
   bool busy_ = false;                       ///< the executor loads or computes for a request

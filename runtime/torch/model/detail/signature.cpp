@@ -101,6 +101,7 @@ call_signature signature_of(c10::FunctionSchema const& forward,
                           made.arguments.front().type()->kind() == c10::TypeKind::DictType;
   if (!made.takes_dictionary) {
     std::vector<argument_name> known;
+    known.reserve(made.arguments.size());
     for (auto const& each : made.arguments) {
       known.push_back({each.name(), each.default_value().has_value()});
     }

@@ -177,6 +177,7 @@ std::vector<c10::IValue> to_arguments(std::vector<tensor>& inputs,
                                       call_signature const& signature, at::Device device) {
   auto const& arguments = signature.arguments;
   std::vector<c10::IValue> values;
+  values.reserve(arguments.size());
   for (auto const& each : arguments) {
     values.push_back(each.default_value().value_or(c10::IValue{}));
   }
@@ -206,7 +207,7 @@ std::vector<c10::IValue> to_arguments(std::vector<tensor>& inputs,
                                                        " inputs; the model takes ", specs.size())};
   }
   if (signature.takes_dictionary) {
-    values.front() = std::move(dictionary);
+    values.front() = dictionary;
   }
   return values;
 }
