@@ -1,9 +1,11 @@
 #include "runtime/server/executor/end_report.hpp"
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <utility>
 
@@ -38,7 +40,15 @@ void report_end_on(std::shared_ptr<host_board> board) {
     action.sa_flags = static_cast<int>(SA_RESETHAND | SA_ONSTACK | SA_NODEFER);
     (void)::sigaction(signal, &action, nullptr);
   }
-  (void)std::atexit([] { report(); });
+  (void)::on_exit(
+      [](int status, void* /*nothing*/) {
+        report();
+        if (::gettid() != ::getpid()) {  // the other threads still use what would be destroyed
+          (void)std::fflush(nullptr);
+          ::_exit(status);
+        }
+      },
+      nullptr);
 }
 
 }  // namespace sluice::server

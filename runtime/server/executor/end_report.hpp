@@ -2,7 +2,8 @@
 ///
 ///   report_end_on(board);
 ///
-/// Once, and late: what was registered with `atexit` afterwards would run before.
+/// Once, and late: what was registered with `atexit` afterwards would run before. A thread other than the first that calls
+/// `exit` ends the process without destroying what the others use.
 #pragma once
 
 #include <memory>
