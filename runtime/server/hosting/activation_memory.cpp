@@ -25,11 +25,15 @@ activation_memory::activation_memory(std::shared_ptr<memhandover::serving_pool> 
 
 std::byte* activation_memory::allocate(std::uint64_t bytes) {
   auto found = take_kept(bytes);
+  std::unique_lock obtains{obtaining_, std::defer_lock};
+  if (!found) {
+    obtains.lock();
+  }
   while (!found) {
     try {
       found = obtain(bytes);
     } catch (error const& failure) {
-      if (failure.kind() != error_kind::out_of_memory || !give_back()) {
+      if (failure.kind() != error_kind::out_of_memory || !empty_kept()) {
         throw;
       }
     }
@@ -117,6 +121,12 @@ std::optional<activation_memory::extent> activation_memory::containing(
 }
 
 bool activation_memory::give_back() {
+  // Who obtains memory may have to wait for training, and gives back what is kept if he finds too little.
+  std::unique_lock const alone{obtaining_, std::try_to_lock};
+  return alone.owns_lock() && empty_kept();
+}
+
+bool activation_memory::empty_kept() {
   std::multimap<std::uint64_t, piece> gone;
   {
     std::lock_guard const lock{mutex_};

@@ -44,7 +44,7 @@ class activation_memory {
   /// The allocation that the address lies in.
   [[nodiscard]] std::optional<extent> containing(std::byte const* address) const;
 
-  /// False if nothing was kept.
+  /// False if nothing was kept, or an allocation takes chunks at this moment.
   bool give_back();
 
   /// Of what would be given back.
@@ -59,6 +59,7 @@ class activation_memory {
     [[nodiscard]] std::byte* at() const noexcept { return memory.addresses().front(); }
   };
 
+  bool empty_kept();
   [[nodiscard]] std::optional<piece> take_kept(std::uint64_t bytes);
   [[nodiscard]] piece obtain(std::uint64_t bytes);
   [[nodiscard]] std::uint64_t live_bytes() const;
@@ -66,6 +67,9 @@ class activation_memory {
   std::shared_ptr<memhandover::serving_pool> const pool_;
   bool const keeps_;
   memhandover::tensor_heap heap_;
+  /// Before the other. Who finds too little gives back what is kept: nobody else does meanwhile, whose pieces would be neither
+  /// kept nor free.
+  std::mutex obtaining_;
   mutable std::mutex mutex_;  ///< guards the rest
   std::map<std::byte const*, piece> live_;
   std::multimap<std::uint64_t, piece> kept_;  ///< by size
