@@ -59,29 +59,28 @@ void add_tritons(metrics_text& to, std::vector<model_statistics> const& models) 
       to.sample(labels_of(model), value(model));
     }
   };
-  each("nv_inference_request_success", "Number of successful inference requests, all batch sizes",
+  each("nv_inference_request_success", "Requests answered 200.",
        [](auto const& is) { return static_cast<double>(is.success.count); });
   to.family("nv_inference_request_failure", kind::counter,
-            "Number of failed inference requests, all batch sizes");
+            "Requests answered otherwise, by reason.");
   for (auto const& model : models) {
     for (std::size_t reason = 0; reason < failure_reason_names.size(); ++reason) {
       to.sample(with(labels_of(model), "reason", std::string{failure_reason_names.at(reason)}),
                 static_cast<double>(model.failures.at(reason)));
     }
   }
-  each("nv_inference_count", "Number of inferences performed (does not include cached requests)",
+  each("nv_inference_count", "Samples of the requests answered 200.",
        [](auto const& is) { return static_cast<double>(is.inferences); });
-  each("nv_inference_exec_count",
-       "Number of model executions performed (does not include cached requests)",
+  each("nv_inference_exec_count", "Computations of requests answered 200.",
        [](auto const& is) { return static_cast<double>(is.success.count); });
   each("nv_inference_request_duration_us",
-       "Cumulative inference request duration in microseconds (includes cached requests)",
+       "Microseconds from arrivals to answers, of requests answered 200.",
        [](auto const& is) { return microseconds(is.success.total); });
   each("nv_inference_queue_duration_us",
-       "Cumulative inference queuing duration in microseconds (includes cached requests)",
+       "Microseconds from arrivals to the beginning of computations, of requests answered 200.",
        [](auto const& is) { return microseconds(is.queue.total); });
   each("nv_inference_compute_infer_duration_us",
-       "Cumulative compute inference duration in microseconds (does not include cached requests)",
+       "Microseconds of computations, until outputs were there, of requests answered 200.",
        [](auto const& is) { return microseconds(is.compute.total); });
 }
 
@@ -89,7 +88,7 @@ void add_models(metrics_text& to, json const& models) {
   static constexpr std::array<char const*, 5> states{"cold", "loading", "warm", "releasing",
                                                      "failed"};
   to.family("nv_inference_pending_request_count", kind::gauge,
-            "Instantaneous number of pending requests awaiting execution per-model.");
+            "Requests that wait for their computation.");
   for (auto const& model : models) {
     if (auto const& waiting = at(model, "queue"); waiting.is_number()) {
       auto const computing = model.value("computing", 0.0);
