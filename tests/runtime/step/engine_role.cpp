@@ -36,7 +36,9 @@ bool holds(std::byte const* where, std::size_t bytes, int value) {
 
 class marked_engine {
  public:
-  explicit marked_engine(std::string const& folder) : engine_(broker_of(folder), "engine") {}
+  /// One that is `steady` gives nothing back of its own accord.
+  marked_engine(std::string const& folder, bool steady)
+      : steady_(steady), engine_(broker_of(folder), "engine") {}
 
   /// Grows if it has less than `most` bytes, and looks at all that it has.
   void turn(std::uint64_t most) {
@@ -56,7 +58,7 @@ class marked_engine {
     if (engine_.parked() > 0 && !std::exchange(parked_, true)) {
       print_line("parked");
     }
-    if (random_() % 8 == 0) {
+    if (!steady_ && random_() % 8 == 0) {
       engine_.shrink(static_cast<std::uint32_t>(random_() % (wanted / 4 + 1)));
     }
   }
@@ -71,6 +73,7 @@ class marked_engine {
 
   std::mt19937 random_{static_cast<std::uint32_t>(::getpid())};
   int mark_ = static_cast<int>(1 + random_() % 255);
+  bool steady_;
   bool wrong_ = false;
   bool grown_ = false;
   bool parked_ = false;
@@ -80,7 +83,7 @@ class marked_engine {
 }  // namespace
 
 int engine_role(std::vector<std::string> const& arguments, std::atomic<bool> const& stopping) {
-  marked_engine engine{arguments.at(0)};
+  marked_engine engine{arguments.at(0), arguments.size() > 3 && arguments[3] == "steady"};
   auto const most = std::stoull(arguments.at(1));
   for (int i = arguments.size() > 2 ? std::stoi(arguments[2]) : 0; i > 0; --i) {
     if (::fork() == 0) {
