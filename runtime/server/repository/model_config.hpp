@@ -18,6 +18,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/server/inference/batching.hpp"
 #include "runtime/server/inference/inference_service.hpp"
 
 namespace sluice::server {
@@ -32,6 +33,7 @@ struct version_policy {
 struct model_config {
   std::string name;  ///< empty when the file leaves it to the folder
   std::int64_t max_batch_size = 0;
+  batching_rules batching;  ///< of `max_batch_size` and `dynamic_batching`
   /// Shapes with the batch dimension −1 in front if max_batch_size > 0.
   std::vector<tensor_spec> inputs;
   std::vector<tensor_spec> outputs;

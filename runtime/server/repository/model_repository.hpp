@@ -31,6 +31,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/server/inference/batching.hpp"
 #include "runtime/server/inference/inference_service.hpp"
 
 namespace sluice::server {
@@ -41,6 +42,7 @@ struct model_entry {
   std::filesystem::path file;   ///< e.g. /models/add/3/model.pt
   std::string version;          ///< e.g. "3"
   std::int64_t max_batch_size;  ///< 0: no batch dimension was added to the shapes
+  batching_rules batching{};
   /// config.pbtxt with defaults filled in, as `GET v2/models/M/config` answers.
   nlohmann::json config;
 };
