@@ -169,15 +169,17 @@ void admission::cancel(std::size_t model, ticket which) {
   }
 }
 
-void admission::on_answer(std::size_t model, ticket which, instant now) {
+void admission::on_answer(std::size_t model, ticket which, instant now, std::size_t together) {
   auto& line = pending_of(model);
   auto const found = line.requests.find(which);
   if (found == line.requests.end()) {
     return;
   }
-  if (!line.is_unsure && !line.before) {
-    times_of(model, found->second.is_cold)
-        .add(now - std::max(found->second.since, line.free_since));
+  if (!line.is_unsure && !line.before && together > 0) {
+    auto const took = now - std::max(found->second.since, line.free_since);
+    for (std::size_t i = 0; i < std::min(together, recent_times::remembered); ++i) {
+      times_of(model, found->second.is_cold).add(took / static_cast<double>(together));
+    }
   }
   line.is_unsure = false;
   line.before.reset();  // it has ended before this one was begun

@@ -89,8 +89,9 @@ class admission {
   void add(std::size_t model, ticket which, instant now, instant deadline, sight const& host);
   /// Nobody waits for it any more, and it is not computed if it has not been begun.
   void cancel(std::size_t model, ticket which);
-  /// Its answer has come; one that is not known is passed over.
-  void on_answer(std::size_t model, ticket which, instant now);
+  /// Its answer has come; one that is not known is passed over. `together` is the number of requests that were computed
+  /// with it in one go, each of which has taken its part of that; 0: another one of them has said so already.
+  void on_answer(std::size_t model, ticket which, instant now, std::size_t together = 1);
   /// It waits no longer, and has not been answered: it failed, or its time is over. What is being computed goes on.
   void remove(std::size_t model, ticket which, instant now, sight const& host);
   /// All who wait are computed anew.

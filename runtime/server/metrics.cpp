@@ -71,8 +71,8 @@ void add_tritons(metrics_text& to, std::vector<model_statistics> const& models) 
   }
   each("nv_inference_count", "Samples of the requests answered 200.",
        [](auto const& is) { return static_cast<double>(is.inferences); });
-  each("nv_inference_exec_count", "Computations of requests answered 200.",
-       [](auto const& is) { return static_cast<double>(is.success.count); });
+  each("nv_inference_exec_count", "Computations, of a batch of requests or of one.",
+       [](auto const& is) { return static_cast<double>(is.computed()); });
   each("nv_inference_request_duration_us",
        "Microseconds from arrivals to answers, of requests answered 200.",
        [](auto const& is) { return microseconds(is.success.total); });

@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <numeric>
+#include <utility>
+
 #include "runtime/telemetry/logging.hpp"
 
 namespace sluice::server {
@@ -55,11 +58,18 @@ json describe(model_statistics const& seen) {
   model_statistics::duration const not_measured;
   auto const since_epoch =
       std::chrono::duration_cast<std::chrono::milliseconds>(seen.last_inference.time_since_epoch());
+  auto batches = json::array();
+  for (auto const& [samples, computing] : seen.computations) {
+    batches.push_back({{"batch_size", samples},
+                       {"compute_input", describe(not_measured)},
+                       {"compute_infer", describe(computing)},
+                       {"compute_output", describe(not_measured)}});
+  }
   return {{"name", seen.model},
           {"version", seen.version},
           {"last_inference", since_epoch.count()},
           {"inference_count", seen.inferences},
-          {"execution_count", seen.success.count},
+          {"execution_count", seen.computed()},
           {"inference_stats",
            {{"success", describe(seen.success)},
             {"fail", describe(seen.fail)},
@@ -68,7 +78,14 @@ json describe(model_statistics const& seen) {
             {"compute_infer", describe(seen.compute)},
             {"compute_output", describe(not_measured)},
             {"cache_hit", describe(not_measured)},
-            {"cache_miss", describe(not_measured)}}}};
+            {"cache_miss", describe(not_measured)}}},
+          {"batch_stats", std::move(batches)}};
+}
+
+std::uint64_t model_statistics::computed() const {
+  return std::accumulate(
+      computations.begin(), computations.end(), std::uint64_t{0},
+      [](std::uint64_t sum, auto const& each) { return sum + each.second.count; });
 }
 
 void model_account::on_answer(infer_result const& result, std::chrono::nanoseconds took,
@@ -85,6 +102,10 @@ void model_account::on_answer(infer_result const& result, std::chrono::nanosecon
       if (auto const& times = std::get<infer_response>(result).times) {
         add(seen_.queue, times->queue);
         add(seen_.compute, times->compute);
+        auto const& batch = times->batch;
+        if (batch.is_first) {
+          add(seen_.computations[batch.requests == 1 ? samples : batch.samples], times->compute);
+        }
       }
     }
   }

@@ -11,6 +11,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -35,11 +36,15 @@ struct model_statistics {
     std::chrono::nanoseconds total{};
   };
   std::string model, version;
-  duration success, fail;        ///< from its arrival until its answer
-  duration queue, compute;       ///< of those that succeeded
-  std::uint64_t inferences = 0;  ///< of those, samples
+  duration success, fail;                          ///< from its arrival until its answer
+  duration queue, compute;                         ///< of those that succeeded
+  std::uint64_t inferences = 0;                    ///< of those, samples
+  std::map<std::uint64_t, duration> computations;  ///< by their samples
   std::array<std::uint64_t, failure_reason_names.size()> failures{};  ///< by `failure_reason`
   std::chrono::system_clock::time_point last_inference;               ///< the epoch: none yet
+
+  /// How many computations there were, of one or more requests each.
+  [[nodiscard]] std::uint64_t computed() const;
 };
 
 /// As Triton's statistics extension has it (docs/protocol.md).

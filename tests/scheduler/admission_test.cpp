@@ -235,6 +235,28 @@ TEST(admission, refuses_who_would_be_late_and_says_when_not) {
       << "half of the first has been computed";
 }
 
+TEST(admission, takes_a_batch_for_as_many_requests_as_were_in_it) {
+  admission front{1, admission::lines::one_for_each_model};
+  admission::ticket last = 0;
+  double now = 0.0;
+  auto const add = [&] { front.add(0, ++last, at(now), at(now + 100.0), all_warm); };
+  for (int round = 0; round < 20; ++round) {
+    auto const first = last + 1;
+    for (int i = 0; i < 10; ++i) {
+      add();
+    }
+    now += 1.0;  // for all ten
+    for (auto each = first; each <= last; ++each) {
+      front.on_answer(0, each, at(now), each == first ? 10 : 0);
+    }
+  }
+  for (int i = 0; i < 4; ++i) {
+    add();
+  }
+  EXPECT_TRUE(front.ask(0, at(now), at(now + 0.51), all_warm).admitted);
+  EXPECT_FALSE(front.ask(0, at(now), at(now + 0.49), all_warm).admitted);
+}
+
 TEST(admission, refuses_nobody_before_whom_nobody_waits) {
   admission front{1, admission::lines::one_for_each_model};
   teach(front, 0, 1.0);

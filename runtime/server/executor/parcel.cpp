@@ -182,6 +182,16 @@ std::vector<tensor> unwrap_tensors(memhandover::message const& from, char const*
   return tensors;
 }
 
+/// Of the computation that an answer came from.
+batch_share batch_share_in(json const& body) {
+  auto const& is = body.at("batch");
+  batch_share const share{is.at(0), is.at(1), is.at(2)};
+  if (share.requests == 0) {
+    throw no_message("a batch of no request");
+  }
+  return share;
+}
+
 /// Runs `work`, which takes a message apart.
 template <typename Work>
 auto checked(Work work) {
@@ -205,6 +215,12 @@ parcel wrap(infer_request const& request) {
                {"version", request.version},
                {"ticket", request.ticket},
                {"outputs", request.outputs}};
+  if (request.priority != 0) {
+    made.body["priority"] = request.priority;
+  }
+  if (request.is_alone) {
+    made.body["alone"] = true;
+  }
   if (request.timeout) {
     made.body["timeout_us"] = request.timeout->count();
   }
@@ -231,6 +247,8 @@ parcel wrap(infer_result const& result) {
   if (response.times) {
     made.body["queue_ns"] = response.times->queue.count();
     made.body["compute_ns"] = response.times->compute.count();
+    auto const& batch = response.times->batch;
+    made.body["batch"] = {batch.requests, batch.samples, batch.is_first};
   }
   wrap_tensors(response.outputs, "outputs", made);
   return made;
@@ -244,6 +262,8 @@ infer_request unwrap_request(memhandover::message const& message) {
     made.version = body.at("version");
     made.ticket = body.at("ticket");
     made.outputs = body.at("outputs");
+    made.priority = body.value("priority", made.priority);
+    made.is_alone = body.value("alone", made.is_alone);
     if (auto const timeout = body.find("timeout_us"); timeout != body.end()) {
       made.timeout = std::chrono::microseconds{timeout->get<std::int64_t>()};
     }
@@ -266,7 +286,8 @@ infer_result unwrap_result(memhandover::message const& message) {
         body.at("model"), body.at("version"), {}, unwrap_tensors(message, "outputs")};
     if (body.contains("queue_ns")) {
       made.times = {.queue = std::chrono::nanoseconds{body.at("queue_ns").get<std::int64_t>()},
-                    .compute = std::chrono::nanoseconds{body.at("compute_ns").get<std::int64_t>()}};
+                    .compute = std::chrono::nanoseconds{body.at("compute_ns").get<std::int64_t>()},
+                    .batch = batch_share_in(body)};
     }
     return made;
   });

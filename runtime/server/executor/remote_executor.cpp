@@ -380,8 +380,10 @@ void remote_executor::impl::describe(json& into) const {
     each["refused"] = each.value("refused", std::uint64_t{0}) + counts.refused;
     each["refused_for_time"] = counts.refused;
     each["queue"] = counts.waiting;
-    each["computing"] = std::count_if(computed.begin(), computed.end(),
-                                      [index](auto const& is) { return is.model == index; });
+    each["computing"] = std::accumulate(computed.begin(), computed.end(), std::size_t{0},
+                                        [index](std::size_t sum, auto const& is) {
+                                          return sum + (is.model == index ? is.requests : 0);
+                                        });
     each["ended_executors"] = health.offences();
     each["retry_in_s"] = std::chrono::duration<double>{rest}.count();
   }

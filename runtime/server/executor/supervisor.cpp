@@ -60,6 +60,12 @@ infer_result result_in(memhandover::message const& received, std::string id) {
   }
 }
 
+/// How many requests the computation was for, if this one stands for it; 0: another one does.
+std::size_t computed_with(json const& answer) {
+  auto const batch = answer.find("batch");
+  return batch == answer.end() ? 1 : batch->at(2).get<bool>() ? batch->at(0).get<std::size_t>() : 0;
+}
+
 }  // namespace
 
 void remote_executor::impl::supervise() {
@@ -171,7 +177,7 @@ void remote_executor::impl::take(memhandover::message received) {
     auto const ticket = received.body.value("ticket", request_ticket{0});
     if (auto const* const answered = pending_.find(ticket);
         answered != nullptr && !received.body.contains("error")) {
-      admission_.on_answer(answered->model, ticket, heard_);
+      admission_.on_answer(answered->model, ticket, heard_, computed_with(received.body));
     }
     auto to = pending_.take(ticket);
     if (to && received.lost_descriptors) {
@@ -388,6 +394,9 @@ void remote_executor::impl::on_end(detail::refusals& into) {
   spdlog::error("another executor takes the place of one that has ended reason={}",
                 telemetry::quoted(last_end_));
   for (auto const& each : suspects) {
+    if (each.requests > 1) {
+      pending_.separate(each.model);  // next time the guilty one is by itself
+    }
     if (suspects.size() == 1 || !may_try_again(each)) {
       blame(each, into);
     }
@@ -457,7 +466,7 @@ void remote_executor::impl::blame(host_board::action const& doing, detail::refus
   health.on_offence(now);
   last_offences_[doing.model] =
       fmt::format("{} while it {} it", how_it_ended_, verb_of(doing.what));
-  if (auto guilty = pending_.take(doing.request)) {
+  if (auto guilty = doing.requests == 1 ? pending_.take(doing.request) : std::nullopt) {
     auto const kind = hung_ ? error_kind::deadline_exceeded : error_kind::aborted;
     refuse(std::move(*guilty), {kind, last_end_}, into);
   }

@@ -22,14 +22,25 @@ void model_host::impl::prepare_thread() {
   }
 }
 
-std::list<detail::job>::iterator model_host::impl::next_computable() {
-  if (computing_.size() >= parallelism_.bound()) {
-    return queue_.end();
+/// Of the first model in the queue that is free, and does not wait for others to come.
+detail::batch model_host::impl::next_computable() {
+  gathering_until_ = clock::time_point::max();
+  if (company_.count() >= parallelism_.bound()) {
+    return {};
   }
-  return std::find_if(queue_.begin(), queue_.end(), [this](detail::job const& each) {
-    auto const& model = slots_[each.model];
-    return model.state == model_state::warm && !model.taken && !model.held;
-  });
+  ++looks_;
+  for (auto next = queue_.begin(); next != queue_.end(); ++next) {
+    auto& model = slots_[next->model];
+    bool const is_free = model.state == model_state::warm && !model.taken && !model.held;
+    if (!is_free || std::exchange(model.looked_at, looks_) == looks_) {
+      continue;
+    }
+    if (auto batch = makes_batches(model) ? next_of(next->model) : detail::batch{next};
+        !batch.empty()) {
+      return batch;
+    }
+  }
+  return {};
 }
 
 void model_host::impl::compute() {
@@ -37,43 +48,119 @@ void model_host::impl::compute() {
   prepare_thread();
   lock_type lock{mutex_};
   for (;;) {
-    auto next = queue_.end();
-    computes_.wait(lock, [&] {
-      next = next_computable();
-      return next != queue_.end() || (stopping_ && queue_.empty());
-    });
-    if (next == queue_.end()) {
+    auto const batch = next_computable();
+    if (!batch.empty()) {
+      if (gathers_) {
+        computes_.notify_one();  // who else waits, and until when, is somebody else's to look after
+      }
+      run(lock, batch);
+      release_pause_if_unwanted();
+      work_.notify_one();  // the model may be published now, read, or released
+    } else if (stopping_ && queue_.empty()) {
       return;
+    } else if (gathering_until_ == clock::time_point::max()) {
+      computes_.wait(lock);
+    } else {
+      computes_.wait_until(lock, gathering_until_);
     }
-    run(lock, next);
-    release_pause_if_unwanted();
-    work_.notify_one();  // the model may be published now, read, or released
   }
+}
+
+/// What the exception that is caught says.
+error model_host::impl::failure_of(hosted_model const& model) const {
+  auto failure = caught_error();
+  if (options_.device_failed && !model.device_works()) {
+    options_.device_failed(failure);
+  }
+  if (failure.kind() == error_kind::out_of_memory) {
+    give_back_activations();  // what it had already
+  }
+  return failure;
 }
 
 /// With the board's word of what it does, so that whoever replaces this process knows for whom it ended.
-std::vector<tensor> model_host::impl::outputs_of(hosted_model& model,
-                                                 infer_request& request) const {
+detail::outcome model_host::impl::compute_alone(slot const& model, detail::job& job) const {
+  auto& request = job.request;
+  detail::outcome made{.result = infer_response{request.model, model.is.version, request.id, {}},
+                       .begin = clock::now(),
+                       .share = {.samples = static_cast<std::uint64_t>(job.samples)}};
   try {
-    return model.run(request.inputs, request.outputs);
+    detail::shown_action const shown{*board_, activity::computing, job.model, job.ticket};
+    std::get<infer_response>(made.result).outputs =
+        model.is.model->run(request.inputs, request.outputs);
   } catch (...) {
-    auto const failure = caught_error();
-    if (options_.device_failed && !model.device_works()) {
-      options_.device_failed(failure);
-    }
-    if (failure.kind() == error_kind::out_of_memory) {
-      give_back_activations();  // what it had already
-    }
-    throw;
+    made.result = failure_of(*model.is.model);
   }
+  made.end = clock::now();
+  return made;
 }
 
-/// Computes one request.
-void model_host::impl::run(lock_type& lock, std::list<detail::job>::iterator which) {
-  computing_.splice(computing_.end(), queue_, which);
+/// Throws if it fails.
+std::vector<detail::outcome> model_host::impl::compute_together(slot const& model,
+                                                                detail::batch const& batch) const {
+  std::vector<model_call> calls;
+  std::uint64_t samples = 0;
+  for (auto const& each : batch) {
+    calls.push_back({each->request.inputs, each->request.outputs});
+    samples += static_cast<std::uint64_t>(each->samples);
+  }
+  auto const& first = *batch.front();
+  auto const begin = clock::now();
+  {
+    detail::shown_action const shown{*board_, activity::computing, first.model, first.ticket,
+                                     batch.size()};
+    model.is.model->run_together(calls);
+  }
+  auto const end = clock::now();
+  std::vector<detail::outcome> made;
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    auto const& request = batch[i]->request;
+    made.push_back({.result = infer_response{request.model, model.is.version, request.id,
+                                             std::move(calls[i].outputs)},
+                    .begin = begin,
+                    .end = end,
+                    .share = {.requests = static_cast<std::uint32_t>(batch.size()),
+                              .samples = samples,
+                              .is_first = false}});
+  }
+  return made;
+}
+
+/// One for each, in the batch's order. `in_vain` if they could not be computed together, although each by itself can.
+std::vector<detail::outcome> model_host::impl::outcomes_of(slot const& model,
+                                                           detail::batch const& batch,
+                                                           bool& in_vain) const {
+  std::optional<error> failure;
+  if (batch.size() > 1) {
+    try {
+      return compute_together(model, batch);
+    } catch (...) {
+      failure = failure_of(*model.is.model);
+    }
+  }
+  std::vector<detail::outcome> made;
+  for (auto const& each : batch) {
+    made.push_back(compute_alone(model, *each));
+  }
+  in_vain = failure && std::all_of(made.begin(), made.end(), [](auto const& each) {
+              return std::holds_alternative<infer_response>(each.result);
+            });
+  if (in_vain) {
+    spdlog::log(model.vain_batches == 0 ? spdlog::level::warn : spdlog::level::debug,
+                "a batch has been computed one by one, since the model failed for all together "
+                "model={} requests={} reason={}",
+                model.is.name, batch.size(), telemetry::quoted(failure->what()));
+  }
+  return made;
+}
+
+/// Computes some requests of one model.
+void model_host::impl::run(lock_type& lock, detail::batch const& batch) {
+  for (auto const& each : batch) {
+    computing_.splice(computing_.end(), queue_, each);
+  }
   lease_->set_more_waits(!queue_.empty());
-  auto& job = *which;
-  auto const place = job.model;
+  auto const place = batch.front()->model;
   auto& model = slots_[place];
   model.taken = true;
   auto const begin = clock::now();
@@ -81,16 +168,11 @@ void model_host::impl::run(lock_type& lock, std::list<detail::job>::iterator whi
   auto const company_before = company_.sum();
   lock.unlock();
 
-  infer_result result = infer_response{job.request.model, model.is.version, job.request.id, {}};
-  try {
-    detail::shown_action const shown{*board_, activity::computing, place, job.ticket};
-    if (model.memory) {
-      heap_.set_in_use(model.memory, true);  // weights may change, until that is undone
-    }
-    std::get<infer_response>(result).outputs = outputs_of(*model.is.model, job.request);
-  } catch (...) {
-    result = caught_error();
+  if (model.memory) {
+    heap_.set_in_use(model.memory, true);  // weights may change, until that is undone
   }
+  bool in_vain = false;
+  auto outcomes = outcomes_of(model, batch, in_vain);
   if (model.memory) {
     heap_.set_in_use(model.memory, !model.is.model->is_intact());
   }
@@ -103,36 +185,79 @@ void model_host::impl::run(lock_type& lock, std::list<detail::job>::iterator whi
   if (wants_compute()) {
     pause_end_ = end + options_.pause_hysteresis;
   }
-  auto const taken = std::move(job);
-  computing_.erase(which);
+  std::vector<detail::answer> answers;
+  bool has_first = false;  // among those that are answered
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    auto job = std::move(*batch[i]);
+    computing_.erase(batch[i]);
+    --model.queue;
+    if (note(job, outcomes[i])) {
+      if (auto* const one = std::get_if<infer_response>(&outcomes[i].result)) {
+        one->times->batch.is_first |= !std::exchange(has_first, true);
+      }
+      answers.push_back({std::move(job.done), std::move(outcomes[i].result)});
+    }
+  }
+  auto const deliver = [&] {
+    lock.unlock();
+    for (auto& each : answers) {
+      each.deliver();
+    }
+    lock.lock();
+  };
+  if (model.is.batching.preserve_ordering) {
+    deliver();  // before another thread has anything to answer
+    answers.clear();
+  }
   model.taken = false;
-  --model.queue;
   model.idle_since = end;
   model.computed = end;
+  note_batch(model, batch.size(), in_vain);
   want_image(model);
   changed_.notify_all();
   computes_.notify_one();  // the next of this model's
-  if (!taken.done) {       // it has been answered: its time was over, or its client left
-    if (std::holds_alternative<infer_response>(result)) {
-      model.controller.on_late_service(end - begin);
+  deliver();
+}
+
+/// Whether somebody waits for it still; else it has been answered: its time was over, or its client left.
+bool model_host::impl::note(detail::job const& job, detail::outcome& is) {
+  auto& model = slots_[job.model];
+  auto const took = is.end - is.begin;
+  auto const its_part = took / is.share.requests;
+  model.longest_computation =
+      std::max<std::chrono::nanoseconds>(took, model.longest_computation * 7 / 8);
+  auto* const response = std::get_if<infer_response>(&is.result);
+  if (!job.done) {
+    if (response != nullptr) {
+      model.controller.on_late_service(its_part);
     }
-    return;
+    return false;
   }
-  if (auto const* const failure = std::get_if<error>(&result)) {
+  if (response == nullptr) {
     ++model.failed;
     ++failed_;
-    if (detail::counts_against_promise(failure->kind())) {
-      model.controller.on_failure(end);
+    if (detail::counts_against_promise(std::get<error>(is.result).kind())) {
+      model.controller.on_failure(is.end);
     }
-  } else {
-    std::get<infer_response>(result).times = {.queue = begin - taken.arrival,
-                                              .compute = end - begin};
-    model.controller.on_service(end, end - begin, end - taken.arrival);
-    (taken.found_cold ? cold_ : warm_).add(end - taken.arrival);
+    return true;
   }
-  lock.unlock();
-  detail::answer{taken.done, std::move(result)}.deliver();
-  lock.lock();
+  response->times = {.queue = is.begin - job.arrival, .compute = took, .batch = is.share};
+  model.controller.on_service(is.end, its_part, is.end - job.arrival);
+  (job.found_cold ? cold_ : warm_).add(is.end - job.arrival);
+  return true;
+}
+
+void model_host::impl::note_batch(slot& model, std::size_t requests, bool in_vain) const {
+  if (requests == 1) {
+    return;
+  }
+  model.vain_batches = in_vain ? model.vain_batches + 1 : 0;
+  if (model.vain_batches == most_vain_batches) {
+    spdlog::warn(
+        "requests of a model are computed one by one from now on, since batches fail "
+        "model={}",
+        model.is.name);
+  }
 }
 
 }  // namespace sluice::server

@@ -94,9 +94,11 @@ void model_host::impl::next_step(lock_type& lock) {
   if (std::any_of(queue_.begin(), queue_.end(),
                   [this](detail::job const& each) { return is_for_executor(each); })) {
     busy_ = true;
-    serve(lock);
+    bool const has_served = serve(lock);
     rest();
-    return;
+    if (has_served) {
+      return;
+    }
   }
   auto const unpublished = std::find_if(slots_.begin(), slots_.end(), [](slot const& each) {
     return each.state == model_state::warm && !each.offered && !each.taken;
@@ -139,6 +141,9 @@ void model_host::impl::wait_for_work(lock_type& lock) {
   for (auto const& each : slots_) {
     until = std::min(until, idle_end(each).value_or(until));
   }
+  if (options_.computing_threads == 0) {
+    until = std::min(until, gathering_until_);
+  }
   if (until == clock::time_point::max()) {
     work_.wait(lock);
   } else {
@@ -156,25 +161,30 @@ std::optional<detail::clock::time_point> model_host::impl::idle_end(slot const& 
 }
 
 /// One step for the oldest request: it is run, or if its model is cold the model is loaded. Those whose models have
-/// no image yet let others go before them.
-void model_host::impl::serve(lock_type& lock) {
+/// no image yet let others go before them, as do those that wait for others of their batch. False: all do.
+bool model_host::impl::serve(lock_type& lock) {
   auto const oldest = std::find_if(queue_.begin(), queue_.end(), [this](detail::job const& each) {
     return is_for_executor(each);
   });
-  if (auto& its = slots_[oldest->model]; its.waits_for_image()) {
+  auto& its = slots_[oldest->model];
+  bool const has_read = its.waits_for_image();
+  if (has_read) {
     extend_image(lock, its);
   }
-  auto const next = std::find_if(queue_.begin(), queue_.end(), [this](detail::job const& each) {
-    return is_for_executor(each) && !slots_[each.model].waits_for_image();
+  auto const batch = options_.computing_threads == 0 ? next_computable() : detail::batch{};
+  auto const cold = std::find_if(queue_.begin(), queue_.end(), [this](detail::job const& each) {
+    auto const& model = slots_[each.model];
+    return model.state != model_state::warm && !model.waits_for_image();
   });
-  if (next == queue_.end()) {
-    return;
+  bool const has_cold = cold != queue_.end();
+  if (!batch.empty() && (!has_cold || batch.front()->arrival <= cold->arrival)) {
+    run(lock, batch);
+    return true;
   }
-  auto const number = next->model;
-  if (slots_[number].state == model_state::warm) {  // nobody else computes
-    run(lock, next);
-    return;
+  if (!has_cold) {
+    return has_read;
   }
+  auto const number = cold->model;
   // Memory is worth having as long as any of those who wait for it still does.
   auto deadline = clock::time_point::min();
   for (auto const& each : queue_) {
@@ -185,6 +195,7 @@ void model_host::impl::serve(lock_type& lock) {
     hold_compute();
   }
   load(lock, number, deadline);
+  return true;
 }
 
 void model_host::impl::load(lock_type& lock, model_index number, clock::time_point deadline) {

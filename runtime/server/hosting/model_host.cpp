@@ -64,6 +64,7 @@ model_host::impl::impl(host_options options, std::shared_ptr<memhandover::servin
   for (auto& each : models) {
     slots_.emplace_back(std::move(each));
     set_state(slots_.back(), model_state::cold);
+    gathers_ = gathers_ || makes_batches(slots_.back());
   }
   publish_run_ahead();
   next_tick_ = clock::now() + options_.tick;
@@ -172,6 +173,7 @@ request_ticket model_host::impl::submit(model_index model, infer_request request
                    .arrival = arrival,
                    .deadline = deadline,
                    .found_cold = wanted.state != model_state::warm};
+  classify(made, wanted);
   ++requests_;
   ++wanted.requests;
   ++wanted.queue;
@@ -195,13 +197,16 @@ request_ticket model_host::impl::submit(model_index model, infer_request request
     refuse(std::move(made), {error_kind::unavailable,
                              fmt::format("{} requests wait for model '{}' already; try again later",
                                          wanted.is.max_queue, wanted.is.name)});
+  } else if (auto full = refuse_of_its_priority(made, wanted)) {
+    wanted.controller.on_failure(now);
+    refuse(std::move(made), std::move(*full));
   } else {
     if (options_.pause == pause_mode::on_request || claims_by_requests()) {
       hold_compute();
     } else if (options_.pause == pause_mode::on_launch && wanted.state == model_state::warm) {
       lease_->announce();
     }
-    bool const is_next_event = made.deadline < timekeeper_sleeps_until_;
+    bool const is_next_event = ends_waiting(made) < timekeeper_sleeps_until_;
     queue_.push_back(std::move(made));
     lease_->set_more_waits(true);
     if (is_for_executor(queue_.back())) {

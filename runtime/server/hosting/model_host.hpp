@@ -10,7 +10,9 @@
 ///    └────────────────────┴────────────── releasing
 ///
 /// *Queue*: a model computes one request at a time, first come first served, which makes it the single server of the
-/// scheduler's formulas. Models compute beside each other, as many as there are threads for that; or if there is none, one
+/// scheduler's formulas; or where its configuration says so, a batch of them (batch_choice.hpp), each of which has then taken
+/// its part of that time. If a batch fails each of its requests is computed by itself, so that none fails for another's sake.
+/// Models compute beside each other, as many as there are threads for that; or if there is none, one
 /// after the other on the executor thread, which otherwise loads and releases. A model has
 /// a bound on the requests that wait for it, and each request a deadline, at which it is answered whether
 /// it still waits or is being computed; a computation that has begun is never cut short, but what comes out
@@ -62,6 +64,7 @@
 #include "memhandover/client/serving_pool.hpp"
 #include "runtime/server/hosting/compute_lease.hpp"
 #include "runtime/server/hosting/latency_window.hpp"
+#include "runtime/server/inference/batching.hpp"
 #include "runtime/server/inference/host_board.hpp"
 #include "runtime/server/inference/hosted_model.hpp"
 #include "runtime/server/inference/inference_service.hpp"
@@ -111,6 +114,7 @@ struct served_model {
   bool always_warm = false;
   std::size_t max_queue = 64;
   std::chrono::milliseconds queue_timeout{30'000};
+  batching_rules batching{};
 };
 
 /// What `status` shows of one model.

@@ -83,7 +83,7 @@ void model_host::impl::sleep(lock_type& lock) {
     timekeeper_sleeps_until_ = std::min(timekeeper_sleeps_until_, pause_end_);
   }
   for (auto const& each : queue_) {
-    timekeeper_sleeps_until_ = std::min(timekeeper_sleeps_until_, each.deadline);
+    timekeeper_sleeps_until_ = std::min(timekeeper_sleeps_until_, ends_waiting(each));
   }
   for (auto const& each : computing_) {
     if (each.done) {
@@ -116,7 +116,7 @@ void model_host::impl::expire(clock::time_point now) {
   expire_computing(now);
   for (auto next = queue_.begin(); next != queue_.end();) {
     auto const each = next++;
-    if (each->deadline > now) {
+    if (ends_waiting(*each) > now) {
       continue;
     }
     auto& model = slots_[each->model];

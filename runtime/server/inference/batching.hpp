@@ -26,16 +26,17 @@ struct queue_policy {
 struct batching_rules {
   /// Samples that one computation may have: `max_batch_size`; 0: the inputs have no batch dimension.
   std::int64_t max_batch_size = 0;
-  bool is_dynamic = false;                    ///< requests may be computed together
-  std::vector<std::int64_t> preferred_sizes;  ///< ascending; none: `max_batch_size`
+  bool is_dynamic = false;                      ///< requests may be computed together
+  std::vector<std::int64_t> preferred_sizes{};  ///< ascending; none: `max_batch_size`
   /// How long a request may wait for others at most.
   std::chrono::microseconds max_queue_delay{0};
-  bool preserve_ordering = false;     ///< answers leave in the order in which the requests came
+  bool preserve_ordering =
+      false;  ///< within a priority, answers leave in the order in which requests came
   std::uint32_t priority_levels = 0;  ///< 1 is the most urgent; 0: there are no priorities
   std::uint32_t default_priority = 0;
-  queue_policy default_policy;
+  queue_policy default_policy{};
   std::map<std::uint32_t, queue_policy>
-      policies;  ///< by priority, in the place of `default_policy`
+      policies{};  ///< by priority, in the place of `default_policy`
 
   bool operator==(batching_rules const&) const = default;
 };

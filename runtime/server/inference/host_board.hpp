@@ -37,6 +37,7 @@ class host_board {
     activity what = activity::none;
     std::size_t model = 0;
     request_ticket request = 0;  ///< whom it computes for; 0: nobody
+    std::size_t requests = 1;    ///< and others whom it does not name, so many in all
     std::chrono::steady_clock::time_point since{};
     std::size_t lane = 0;
 
@@ -51,6 +52,7 @@ class host_board {
     lane.since = std::chrono::steady_clock::now().time_since_epoch().count();
     lane.model = now.model;
     lane.request = now.request;
+    lane.requests = now.requests;
     lane.what.store(now.what, std::memory_order_release);
   }
   void end() noexcept {
@@ -77,7 +79,7 @@ class host_board {
       if (auto const what = lanes_[lane].what.load(std::memory_order_acquire);
           what != activity::none) {
         seen.push_back(
-            {what, lanes_[lane].model, lanes_[lane].request,
+            {what, lanes_[lane].model, lanes_[lane].request, lanes_[lane].requests,
              std::chrono::steady_clock::time_point{std::chrono::nanoseconds{lanes_[lane].since}},
              lane});
       }
@@ -94,7 +96,7 @@ class host_board {
  private:
   struct lane_state {
     std::atomic<activity> what{activity::none};
-    std::atomic<std::uint64_t> model{0}, request{0};
+    std::atomic<std::uint64_t> model{0}, request{0}, requests{1};
     std::atomic<std::int64_t> since{0};
   };
 

@@ -5,7 +5,7 @@
 /// Its *image* is what `load` copies from: the weights on this host, out of the model's file. It need not be there
 /// before.
 ///
-/// The host calls `load`, `attach`, `extend_image`, `run` and `unload` one at a time, from several threads; the others
+/// The host calls `load`, `attach`, `extend_image`, `run`, `run_together` and `unload` one at a time, from several threads; the others
 /// may be called from anywhere.
 #pragma once
 
@@ -18,6 +18,13 @@
 #include "runtime/server/inference/inference_service.hpp"
 
 namespace sluice::server {
+
+/// One request of several.
+struct model_call {
+  std::vector<tensor>& inputs;
+  std::vector<std::string> const& wanted;  ///< outputs, in that order; empty: all
+  std::vector<tensor> outputs{};
+};
 
 class hosted_model {
  public:
@@ -67,6 +74,17 @@ class hosted_model {
   /// take, `model_error` where it is the model that fails.
   [[nodiscard]] virtual std::vector<tensor> run(std::vector<tensor>& inputs,
                                                 std::vector<std::string> const& wanted) = 0;
+
+  /// Whether several requests can be computed together.
+  [[nodiscard]] virtual bool can_batch() const noexcept { return false; }
+  /// As `run` for each of them, but computed once, of inputs that are put together along their first dimension, which
+  /// may differ; all else of their shapes and types is equal. Each gets its part of the outputs. Throws as `run`; then it is
+  /// not known for whose sake, and none has an answer. To be called only if it `can_batch`.
+  virtual void run_together(std::span<model_call> calls) {
+    for (auto& each : calls) {
+      each.outputs = run(each.inputs, each.wanted);
+    }
+  }
 
   /// What a computation has needed of memory besides the weights, at most, as far as that was measured.
   [[nodiscard]] virtual std::uint64_t activation_bytes() const noexcept { return 0; }

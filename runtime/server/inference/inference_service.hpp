@@ -81,6 +81,9 @@ struct infer_request {
   std::optional<std::chrono::microseconds> timeout;  ///< of the request as a whole
   /// Since when it counts; nothing: since it is given to the service.
   std::optional<std::chrono::steady_clock::time_point> arrival = std::nullopt;
+  std::uint64_t priority = 0;  ///< 1 is the most urgent; 0: the model's own default
+  /// It may not be computed together with others: something of its batch has ended a process.
+  bool is_alone = false;
   request_ticket ticket = 0;  ///< which the caller has chosen for it; 0: the service chooses one
 };
 
@@ -91,11 +94,21 @@ struct infer_request {
   return arrival + std::min(request.timeout.value_or(most), most);
 }
 
+/// The computation that a request was part of.
+struct batch_share {
+  std::uint32_t requests = 1;
+  std::uint64_t samples = 1;  ///< of all of them
+  bool is_first = true;  ///< of those that are answered, so that each computation is counted once
+
+  bool operator==(batch_share const&) const = default;
+};
+
 /// Where the time of an answered request went.
 struct request_times {
   std::chrono::nanoseconds
       queue{};  ///< from its arrival until its computation began, a load included
   std::chrono::nanoseconds compute{};  ///< from then on until its outputs were there
+  batch_share batch{};
 
   bool operator==(request_times const&) const = default;
 };

@@ -30,6 +30,11 @@ class tensor_bytes {
     return {bytes, {bytes.get(), size}};
   }
 
+  /// Of the same memory.
+  [[nodiscard]] tensor_bytes part(std::size_t begin, std::size_t size) const {
+    return {keeper_, bytes_.subspan(begin, size)};
+  }
+
   [[nodiscard]] std::byte* data() noexcept { return bytes_.data(); }
   [[nodiscard]] std::byte const* data() const noexcept { return bytes_.data(); }
   [[nodiscard]] std::size_t size() const noexcept { return bytes_.size(); }

@@ -99,6 +99,7 @@ class torch_model final : public hosted_model {
       (void)detail::torch_type(each.type);
     }
     signature_ = call_of(module_, options_);
+    can_batch_ = detail::takes_batches(signature_, options_.inputs);
     if (signature_.is_guess) {
       log_order_of_inputs(options_.name);
     }
@@ -174,24 +175,32 @@ class torch_model final : public hosted_model {
 
   [[nodiscard]] std::vector<tensor> run(std::vector<tensor>& inputs,
                                         std::vector<std::string> const& wanted) override {
+    model_call call{inputs, wanted};
+    run_together({&call, 1});
+    return std::move(call.outputs);
+  }
+
+  [[nodiscard]] bool can_batch() const noexcept override { return can_batch_; }
+
+  void run_together(std::span<model_call> calls) override {
     auto const here = on_device();
     undo_or_say(
         error_kind::internal);  // what an earlier request has changed, and could not be undone then
-    std::vector<tensor> outputs;
     std::exception_ptr failure;
     auto whose = error_kind::invalid_argument;
     try {
       c10::InferenceMode const inference;
-      auto arguments = detail::to_arguments(inputs, options_.inputs, signature_, device_);
+      detail::computation const measured{device_, activation_peak_};
+      auto arguments = detail::to_arguments(calls, options_.inputs, signature_, device_);
       whose = error_kind::model_error;
       undone_ = false;
-      outputs = compute(std::move(arguments), wanted);
+      compute(std::move(arguments), calls);
     } catch (...) {
       failure = std::current_exception();
     }
     if (!failure) {
       undo_or_say(error_kind::internal);
-      return outputs;
+      return;
     }
     try {
       detail::wait_for(device_);  // what was launched before it failed still uses the weights
@@ -272,15 +281,14 @@ class torch_model final : public hosted_model {
     return c10::OptionalDeviceGuard{device_.is_cpu() ? std::nullopt : std::optional{device_}};
   }
 
-  std::vector<tensor> compute(std::vector<c10::IValue> arguments,
-                              std::vector<std::string> const& wanted) {
+  void compute(std::vector<c10::IValue> arguments, std::span<model_call> calls) {
     torch::jit::GraphOptimizerEnabledGuard const unoptimised{false};
-    detail::computation const measured{device_, activation_peak_};
     auto const result = module_.forward(std::move(arguments));
     try {
-      return detail::from_result(result, options_.outputs, signature_.output_places, wanted);
+      detail::from_result(result, options_.outputs, signature_.output_places, calls);
     } catch (error const& failure) {
-      if (failure.kind() == error_kind::misconfigured && !std::exchange(misfit_logged_, true)) {
+      bool const is_misfit = failure.kind() == error_kind::misconfigured && calls.size() == 1;
+      if (is_misfit && !std::exchange(misfit_logged_, true)) {
         log_misconfigured(options_.name, failure.what());
       }
       throw;
@@ -292,6 +300,7 @@ class torch_model final : public hosted_model {
   std::shared_ptr<model_file const> const file_;
   torch::jit::Module module_;
   detail::call_signature signature_;
+  bool can_batch_ = false;
   std::optional<detail::torch_weights> weights_;
   bool undone_ = true;  ///< what the last computation has changed
   detail::activation_peak activation_peak_;

@@ -63,6 +63,8 @@ TEST_F(a_parcel, brings_a_request_as_it_was_but_for_its_id) {
   sent.timeout = 1500us;
   sent.arrival = std::chrono::steady_clock::now();
   sent.ticket = 99;
+  sent.priority = 3;
+  sent.is_alone = true;
   auto const seen = unwrap_request(pass(wrap(sent)));
   EXPECT_EQ(seen.model, sent.model);
   EXPECT_EQ(seen.version, sent.version);
@@ -71,6 +73,8 @@ TEST_F(a_parcel, brings_a_request_as_it_was_but_for_its_id) {
   EXPECT_EQ(seen.timeout, sent.timeout);
   EXPECT_EQ(seen.arrival, sent.arrival);
   EXPECT_EQ(seen.ticket, sent.ticket);
+  EXPECT_EQ(seen.priority, sent.priority);
+  EXPECT_TRUE(seen.is_alone);
   expect_same(seen.inputs, sent.inputs);
 }
 
@@ -79,7 +83,8 @@ TEST_F(a_parcel, brings_large_tensors_in_a_file) {
        {std::size_t{1}, std::size_t{32768}, std::size_t{32769}, std::size_t{5'000'000}}) {
     infer_response sent{"m", "1", "", {bytes_of("a", count, 3), bytes_of("b", 5, 4)}};
     if (count == 1) {
-      sent.times = {.queue = 3s, .compute = 7ns};
+      sent.times = {
+          .queue = 3s, .compute = 7ns, .batch = {.requests = 4, .samples = 9, .is_first = false}};
     }
     auto const made = wrap(infer_result{sent});
     auto const received = pass(made);
@@ -175,6 +180,8 @@ TEST_F(a_parcel, that_is_none_is_refused) {
            [](parcel& it) { it.body.erase("model"); },
            [](parcel& it) { it.body["ticket"] = "one"; },
            [](parcel& it) { it.body["inputs"] = 3; },
+           [](parcel& it) { it.body["alone"] = 3; },
+           [](parcel& it) { it.body["priority"] = "high"; },
            [](parcel& it) { it.body["inputs"][0].erase("shape"); },
            [](parcel& it) { it.body["inputs"][0]["type"] = "FP31"; },
            [](parcel& it) { it.body["inputs"][0]["bytes"] = 9; },

@@ -133,6 +133,48 @@ TEST_F(a_remote_executor, keeps_the_ids_that_clients_chose) {
   EXPECT_EQ(std::get<infer_response>(answers_.wait_for(1).at(0).second).id, "77");
 }
 
+/// What a batch does to its process.
+class a_batch_of_a_remote_executor : public a_remote_executor,
+                                     public ::testing::WithParamInterface<mischief> {};
+
+INSTANTIATE_TEST_SUITE_P(, a_batch_of_a_remote_executor,
+                         ::testing::Values(mischief::abort, mischief::exit,
+                                           mischief::end_without_a_word),
+                         [](auto const& each) {
+                           return each.param == mischief::abort  ? "by_a_signal"
+                                  : each.param == mischief::exit ? "by_exit"
+                                                                 : "without_a_word";
+                         });
+
+TEST_P(a_batch_of_a_remote_executor, that_ends_its_process_fails_only_who_is_guilty) {
+  options_.settings["batch"] = 3;
+  options_.settings["computing_threads"] = 2;
+  start();
+  send(rogue, 7, 0);
+  send(GetParam(), 1);
+  send(rogue, 8, 2);
+  auto got = answers_.wait_for(3);
+  ASSERT_EQ(got.size(), 3U);
+  std::sort(got.begin(), got.end(), [](auto const& a, auto const& b) { return a.first < b.first; });
+  EXPECT_EQ(sum_of(got[0].second), 7);
+  EXPECT_EQ(failure_of(got[1].second), error_kind::aborted);
+  EXPECT_EQ(sum_of(got[2].second), 8);
+  EXPECT_EQ(process()["started"], 3) << "together, the guilty one alone, and then nobody";
+}
+
+TEST_F(a_remote_executor, whose_batch_hangs_lets_nobody_wait_longer_than_its_time) {
+  options_.settings["batch"] = 2;
+  options_.compute_limit = 300ms;
+  start();
+  send(rogue, 7, 0, 300ms);
+  send(mischief::hang, 1, 300ms);
+  auto const got = answers_.wait_for(2);
+  ASSERT_EQ(got.size(), 2U);
+  EXPECT_EQ(failure_of(got[0].second), error_kind::deadline_exceeded);
+  EXPECT_EQ(failure_of(got[1].second), error_kind::deadline_exceeded);
+  EXPECT_EQ(sum_of(ask(sum, 3)), 13);
+}
+
 TEST_F(a_remote_executor, brings_large_answers_and_long_errors) {
   start();
   auto const large = std::get<infer_response>(ask(mischief::large));

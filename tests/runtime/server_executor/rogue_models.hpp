@@ -31,6 +31,7 @@ class rogue_model final : public hosted_model {
   [[nodiscard]] std::span<std::uint64_t const> pieces() const noexcept override { return {}; }
   void load(std::span<std::byte* const> /*memory*/) override {}
   void unload() override {}
+  [[nodiscard]] bool can_batch() const noexcept override { return true; }
   [[nodiscard]] std::vector<tensor> run(std::vector<tensor>& inputs,
                                         std::vector<std::string> const& /*wanted*/) override {
     switch (auto const wanted = number_in(inputs.at(0)); mischief{wanted}) {

@@ -56,6 +56,10 @@ int main(int argc, char** argv) {
       each.scheduling.goal.latency = sluice::scheduler::seconds{0.1};
       each.scheduling.limits = {sluice::scheduler::seconds{1e6}, sluice::scheduler::seconds{1e6}};
     }
+    if (auto const size = orders.settings.value("batch", 0); size > 0) {
+      models[1].batching = {
+          .max_batch_size = size, .is_dynamic = true, .max_queue_delay = std::chrono::hours{1}};
+    }
     host_options options;
     options.computing_threads = orders.settings.value("computing_threads", 0U);
     options.board = orders.board;

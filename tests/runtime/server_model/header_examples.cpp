@@ -11,6 +11,7 @@
 #include "runtime/policy/policy.hpp"
 #include "runtime/server/hosting/absent_model.hpp"
 #include "runtime/server/hosting/activation_memory.hpp"
+#include "runtime/server/hosting/batch_choice.hpp"
 #include "runtime/server/hosting/compute_lease.hpp"
 #include "runtime/server/hosting/detail/compute_pause.hpp"
 #include "runtime/server/hosting/gate_memory.hpp"
@@ -111,6 +112,13 @@ void of_model_host(host_options const& options, std::shared_ptr<serving_pool> po
   model_host host{options, std::move(pool), std::move(models)};
   host.submit(0, std::move(request), [&](infer_result result) { reply(std::move(result)); });
   if (!host.stop(10s)) {
+  }
+}
+
+void of_batch_choice(std::vector<waiting_request> const& line, waiting_request::time_point now) {
+  batching_rules const rules{.max_batch_size = 8, .is_dynamic = true, .max_queue_delay = 2ms};
+  auto const next = choose_batch(line, rules, now, 5ms);
+  if (next.taken.empty()) {
   }
 }
 

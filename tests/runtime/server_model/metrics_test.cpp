@@ -41,6 +41,7 @@ model_statistics add_statistics() {
   is.queue = {7, 100us};
   is.compute = {7, 400us};
   is.inferences = 12;
+  is.computations = {{1, {2, 100us}}, {3, {1, 60us}}};
   is.failures = {1, 0, 2, 0};
   return is;
 }
@@ -57,7 +58,7 @@ TEST(metrics_of_a_server, are_tritons_where_triton_has_them) {
       {R"(nv_inference_request_failure{model="add",version="1",reason="BACKEND"})", 2},
       {R"(nv_inference_request_failure{model="add",version="1",reason="OTHER"})", 0},
       {R"(nv_inference_count{model="add",version="1"})", 12},
-      {R"(nv_inference_exec_count{model="add",version="1"})", 7},
+      {R"(nv_inference_exec_count{model="add",version="1"})", 3},
       {R"(nv_inference_request_duration_us{model="add",version="1"})", 900},
       {R"(nv_inference_queue_duration_us{model="add",version="1"})", 100},
       {R"(nv_inference_compute_infer_duration_us{model="add",version="1"})", 400},

@@ -84,6 +84,25 @@ TEST_F(an_account, has_what_was_measured_and_nothing_else) {
   }
 }
 
+TEST_F(an_account, counts_each_computation_once_by_its_size) {
+  auto const of = [](batch_share share, std::chrono::nanoseconds compute) {
+    infer_response made;
+    made.times = {.queue = 0ns, .compute = compute, .batch = share};
+    return made;
+  };
+  account_.on_answer(of({.requests = 2, .samples = 5, .is_first = false}, 30us), 40us, 4);
+  account_.on_answer(of({.requests = 2, .samples = 5, .is_first = true}, 30us), 40us, 1);
+  account_.on_answer(of({}, 10us), 40us, 3);
+  auto const seen = describe(account_.statistics());
+  EXPECT_EQ(seen["inference_count"], 8);
+  EXPECT_EQ(seen["execution_count"], 2);
+  EXPECT_EQ(seen["inference_stats"]["compute_infer"]["ns"], 70'000);
+  ASSERT_EQ(seen["batch_stats"].size(), 2U);
+  EXPECT_EQ(seen["batch_stats"][0]["batch_size"], 3);
+  EXPECT_EQ(seen["batch_stats"][1]["batch_size"], 5);
+  EXPECT_EQ(seen["batch_stats"][1]["compute_infer"], (json{{"count", 1}, {"ns", 30'000}}));
+}
+
 TEST_F(an_account, dates_the_last_inference_and_no_failure) {
   EXPECT_EQ(describe(account_.statistics())["last_inference"], 0);
   answer(error{error_kind::model_error, "it raised"});

@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "runtime/server/hosting/model_host.hpp"
 #include "runtime/server/inference/hosted_model.hpp"
@@ -70,6 +71,20 @@ class model_control {
     std::lock_guard const lock{mutex_};
     device_works_ = false;
   }
+  void allow_batches() {
+    std::lock_guard const lock{mutex_};
+    can_batch_ = true;
+  }
+  /// Of more than one request.
+  void fail_batches() {
+    std::lock_guard const lock{mutex_};
+    fails_batches_ = true;
+  }
+  /// The sizes of the computations that have been begun.
+  [[nodiscard]] std::vector<std::size_t> batches() const {
+    std::lock_guard const lock{mutex_};
+    return batches_;
+  }
   [[nodiscard]] int loads() const {
     std::lock_guard const lock{mutex_};
     return loads_;
@@ -94,6 +109,8 @@ class model_control {
   bool open_ = true;
   bool keeps_ = false;
   bool device_works_ = true;
+  bool can_batch_ = false, fails_batches_ = false;
+  std::vector<std::size_t> batches_;
   int loads_ = 0;
   int unloads_ = 0;
   int runs_ = 0;  // begun
@@ -149,14 +166,37 @@ class sum_model final : public hosted_model {
     return control_->device_works_;
   }
 
+  [[nodiscard]] bool can_batch() const noexcept override {
+    std::lock_guard const lock{control_->mutex_};
+    return control_->can_batch_;
+  }
+
+  void run_together(std::span<model_call> calls) override {
+    if (begin(calls.size())) {
+      throw error{error_kind::model_error, "batches are not summed"};
+    }
+    for (auto& each : calls) {
+      each.outputs = sum(each.inputs);
+    }
+  }
+
   [[nodiscard]] std::vector<tensor> run(std::vector<tensor>& inputs,
                                         std::vector<std::string> const& /*wanted*/) override {
-    {
-      std::unique_lock lock{control_->mutex_};
-      ++control_->runs_;
-      control_->changed_.notify_all();
-      control_->changed_.wait(lock, [&] { return control_->open_; });
-    }
+    (void)begin(1);
+    return sum(inputs);
+  }
+
+ private:
+  /// Whether batches are to fail.
+  [[nodiscard]] bool begin(std::size_t requests) const {
+    std::unique_lock lock{control_->mutex_};
+    ++control_->runs_;
+    control_->batches_.push_back(requests);
+    control_->changed_.notify_all();
+    control_->changed_.wait(lock, [&] { return control_->open_; });
+    return control_->fails_batches_;
+  }
+  [[nodiscard]] std::vector<tensor> sum(std::vector<tensor> const& inputs) const {
     auto const input = number_in(inputs.at(0));
     if (input < 0) {
       throw error{error_kind::invalid_argument, "negative numbers are not summed"};
@@ -168,7 +208,6 @@ class sum_model final : public hosted_model {
                    input + static_cast<int>(memory_[0]) + static_cast<int>(memory_[bytes_ - 1]))};
   }
 
- private:
   std::uint64_t const bytes_;
   std::array<std::uint64_t, 1> const pieces_;
   unsigned char const weight_;

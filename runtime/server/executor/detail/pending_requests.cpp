@@ -54,6 +54,14 @@ std::vector<pending_request> pending_requests::take_all_of(std::size_t model) {
   return taken;
 }
 
+void pending_requests::separate(std::size_t model) {
+  for (auto& each : requests_) {
+    if (each.second.model == model) {
+      each.second.request.body["alone"] = true;
+    }
+  }
+}
+
 std::vector<pending_request> pending_requests::take_all() {
   std::vector<pending_request> taken;
   while (!requests_.empty()) {

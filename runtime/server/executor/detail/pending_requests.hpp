@@ -52,6 +52,8 @@ class pending_requests {
   [[nodiscard]] std::vector<std::pair<request_ticket, pending_request>> take_late(time_point now);
   [[nodiscard]] std::vector<pending_request> take_all_of(std::size_t model);
   [[nodiscard]] std::vector<pending_request> take_all();
+  /// Those of the model are computed one by one if they are sent again.
+  void separate(std::size_t model);
   /// In the order in which they came.
   [[nodiscard]] std::vector<request_ticket> tickets() const;
   [[nodiscard]] std::optional<time_point> next_deadline() const;

@@ -31,6 +31,10 @@ struct job {
   model_host::completion done;  ///< empty: it has been answered
   clock::time_point arrival, deadline;
   bool found_cold = false;
+  std::uint32_t priority = 0;
+  std::int64_t samples = 1;
+  std::string shape{};  ///< what can be in one batch has the same; empty where none is made
+  clock::time_point late_after{};  ///< when its time in the queue is over
 };
 
 struct answer {
@@ -38,6 +42,16 @@ struct answer {
   infer_result result;
 
   void deliver() noexcept;
+};
+
+/// Requests that are computed together, and of one model.
+using batch = std::vector<std::list<job>::iterator>;
+
+/// What came of one request of a batch.
+struct outcome {
+  infer_result result;
+  clock::time_point begin{}, end{};
+  batch_share share;
 };
 
 /// How many compute at once, summed over time.
@@ -48,6 +62,7 @@ class company {
     since_ = now;
     count_ += by;
   }
+  [[nodiscard]] std::size_t count() const noexcept { return static_cast<std::size_t>(count_); }
   /// In seconds times computations, up to the last change.
   [[nodiscard]] double sum() const noexcept { return sum_; }
 
@@ -78,7 +93,10 @@ struct slot {
   bool image_wanted = true;   ///< as soon as there is nothing else to be done
   std::optional<error> image_failure;
   std::optional<error_kind> failing_with;  ///< the last cold start
-  std::size_t queue = 0;                   ///< waiting and running
+  std::size_t vain_batches = 0;  ///< in turn that failed, although no request by itself did
+  std::uint64_t looked_at = 0;   ///< the choice that has last asked about it
+  std::chrono::nanoseconds longest_computation{};  ///< of the last ones
+  std::size_t queue = 0;                           ///< waiting and running
   std::uint64_t requests = 0, failed = 0, cancelled = 0, cold_starts = 0;
 
   [[nodiscard]] bool lacks_image() const noexcept;
@@ -97,9 +115,10 @@ struct slot {
 /// The board says what is done as long as it lives.
 class shown_action {
  public:
-  shown_action(host_board& board, activity what, std::size_t model, request_ticket request = 0)
+  shown_action(host_board& board, activity what, std::size_t model, request_ticket request = 0,
+               std::size_t requests = 1)
       : board_(board) {
-    board_.begin({.what = what, .model = model, .request = request});
+    board_.begin({.what = what, .model = model, .request = request, .requests = requests});
   }
   shown_action(shown_action const&) = delete;
   shown_action& operator=(shown_action const&) = delete;
@@ -119,6 +138,9 @@ class shown_action {
 }  // namespace detail
 
 class model_host::impl {
+  /// After so many in turn a model is taken for one that cannot compute requests together.
+  static constexpr std::size_t most_vain_batches = 3;
+
  public:
   using clock = detail::clock;
 
@@ -144,9 +166,18 @@ class model_host::impl {
 
   // Of the threads that compute. As below.
   void compute();
-  [[nodiscard]] std::list<detail::job>::iterator next_computable();
-  void run(lock_type& lock, std::list<detail::job>::iterator which);
-  [[nodiscard]] std::vector<tensor> outputs_of(hosted_model& model, infer_request& request) const;
+  [[nodiscard]] detail::batch next_computable();
+  [[nodiscard]] detail::batch next_of(model_index place);
+  void run(lock_type& lock, detail::batch const& batch);
+  [[nodiscard]] bool note(detail::job const& job, detail::outcome& is);
+  void note_batch(slot& model, std::size_t requests, bool in_vain) const;
+  [[nodiscard]] std::vector<detail::outcome> outcomes_of(slot const& model,
+                                                         detail::batch const& batch,
+                                                         bool& in_vain) const;
+  [[nodiscard]] detail::outcome compute_alone(slot const& model, detail::job& job) const;
+  [[nodiscard]] std::vector<detail::outcome> compute_together(slot const& model,
+                                                              detail::batch const& batch) const;
+  [[nodiscard]] error failure_of(hosted_model const& model) const;
   void prepare_thread();
 
   // The executor's. With a `lock_type&` they are called, and return, with the lock held, and let go
@@ -154,7 +185,7 @@ class model_host::impl {
   void execute();
   void work_off(lock_type& lock);
   void next_step(lock_type& lock);
-  void serve(lock_type& lock);
+  [[nodiscard]] bool serve(lock_type& lock);
   void rest();
   [[nodiscard]] bool is_for_executor(detail::job const& job) const;
   void take_over(lock_type& lock);
@@ -187,6 +218,11 @@ class model_host::impl {
   void give_back_activations() const;
 
   // Everybody's, with the lock held.
+  [[nodiscard]] static bool makes_batches(slot const& model);
+  static void classify(detail::job& job, slot const& model);
+  [[nodiscard]] clock::time_point ends_waiting(detail::job const& job) const;
+  [[nodiscard]] std::optional<error> refuse_of_its_priority(detail::job const& job,
+                                                            slot const& model) const;
   void set_state(slot& model, model_state state);
   [[nodiscard]] model_index place_of(slot const& model) const;
   [[nodiscard]] bool claims_by_requests() const noexcept;
@@ -219,6 +255,10 @@ class model_host::impl {
   std::deque<slot> slots_;
   std::list<detail::job> queue_;      ///< of all models, in order of arrival
   std::list<detail::job> computing_;  ///< of which `done` alone is guarded
+  clock::time_point gathering_until_ =
+      clock::time_point::max();  ///< then a batch is not waited for any more
+  std::uint64_t looks_ = 0;
+  bool gathers_ = false;  ///< a model makes batches
   request_ticket last_ticket_ = 0;
   std::vector<detail::answer> refused_;  ///< to be delivered by the timekeeper
   std::deque<host_snapshot::handover> handovers_;

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <numeric>
+#include <optional>
 #include <utility>
 
 #include "memhandover/base/error.hpp"
@@ -61,27 +63,61 @@ at::Tensor view_of(tensor& from, tensor_spec const& spec) {
   return at::from_blob(from.data.data(), from.shape, at::TensorOptions{}.dtype(type));
 }
 
-c10::IValue to_argument(at::Tensor const& value, std::string const& name,
-                        c10::Argument const& argument, at::Device device) {
-  auto const& type = argument.type();
-  bool const is_int = type->isSubtypeOf(*c10::IntType::get());
-  bool const is_float = type->isSubtypeOf(*c10::FloatType::get());
-  bool const is_bool = type->isSubtypeOf(*c10::BoolType::get());
-  if (!is_int && !is_float && !is_bool) {
-    return value.to(device);
+tensor& input_of(model_call const& call, tensor_spec const& spec) {
+  auto const found = std::find_if(call.inputs.begin(), call.inputs.end(),
+                                  [&](tensor const& each) { return each.name == spec.name; });
+  if (found == call.inputs.end()) {
+    throw error{error_kind::invalid_argument, c10::str("input '", spec.name, "' is missing")};
   }
+  if (!fits(found->shape, spec.shape)) {
+    throw error{error_kind::invalid_argument,
+                c10::str("input '", spec.name, "' has the shape ", shape_text(found->shape),
+                         "; the model takes ", shape_text(spec.shape))};
+  }
+  return *found;
+}
+
+bool is_number(c10::Argument const& argument) {
+  auto const& type = argument.type();
+  return type->isSubtypeOf(*c10::IntType::get()) || type->isSubtypeOf(*c10::FloatType::get()) ||
+         type->isSubtypeOf(*c10::BoolType::get());
+}
+
+c10::IValue to_number(at::Tensor const& value, std::string const& name,
+                      c10::Argument const& argument) {
   if (value.numel() != 1) {
     throw error{error_kind::invalid_argument,
                 c10::str("input '", name, "' has ", value.numel(),
                          " elements; the model takes one number there")};
   }
-  if (is_int) {
+  auto const& type = argument.type();
+  if (type->isSubtypeOf(*c10::IntType::get())) {
     return value.item().toLong();
   }
-  if (is_bool) {
+  if (type->isSubtypeOf(*c10::BoolType::get())) {
     return value.item().toBool();
   }
   return value.item().toDouble();
+}
+
+/// One behind the other, in new memory of the device unless it is one that lies there. What they refer to is needed until
+/// the device has done what comes next.
+at::Tensor put_together(std::vector<at::Tensor> const& parts, at::Device device) {
+  if (parts.size() == 1) {
+    return parts.front().to(at::TensorOptions{device}, /*non_blocking=*/true);
+  }
+  auto shape = parts.front().sizes().vec();
+  shape.front() = 0;
+  for (auto const& each : parts) {
+    shape.front() += each.size(0);
+  }
+  auto all = at::empty(shape, parts.front().options().device(device));
+  std::int64_t begin = 0;
+  for (auto const& each : parts) {
+    all.narrow(0, begin, each.size(0)).copy_(each, /*non_blocking=*/true);
+    begin += each.size(0);
+  }
+  return all;
 }
 
 /// A result that contradicts the configuration.
@@ -150,6 +186,36 @@ std::vector<c10::IValue> values_of(c10::IValue const& result, std::vector<tensor
   return values;
 }
 
+std::vector<std::size_t> wanted_places(std::vector<tensor_spec> const& specs,
+                                       std::vector<std::string> const& wanted) {
+  std::vector<std::size_t> places(wanted.empty() ? specs.size() : 0);
+  std::iota(places.begin(), places.end(), std::size_t{0});
+  for (auto const& name : wanted) {
+    auto const found = std::find_if(specs.begin(), specs.end(),
+                                    [&](tensor_spec const& each) { return each.name == name; });
+    if (found == specs.end()) {
+      throw error{error_kind::invalid_argument, c10::str("the model has no output '", name, "'")};
+    }
+    places.push_back(static_cast<std::size_t>(found - specs.begin()));
+  }
+  return places;
+}
+
+/// Of an output for all `samples` together, what belongs to a call that others with so many samples come before.
+tensor part_of(tensor const& whole, std::int64_t before, model_call const& call,
+               std::int64_t samples) {
+  if (whole.shape.empty() || whole.shape.front() != samples) {
+    misfit(c10::str("output '", whole.name, "' has the shape ", shape_text(whole.shape), " for ",
+                    samples, " samples, which are to be its first dimension"));
+  }
+  auto part = whole;
+  part.shape.front() = call.inputs.front().shape.front();
+  auto const bytes = whole.data.size() / static_cast<std::size_t>(samples);
+  part.data = whole.data.part(static_cast<std::size_t>(before) * bytes,
+                              static_cast<std::size_t>(part.shape.front()) * bytes);
+  return part;
+}
+
 }  // namespace
 
 at::ScalarType torch_type(datatype type) {
@@ -172,7 +238,17 @@ std::string shape_text(std::vector<std::int64_t> const& shape) {
   return c10::str("[", c10::Join(", ", shape), "]");
 }
 
-std::vector<c10::IValue> to_arguments(std::vector<tensor>& inputs,
+bool takes_batches(call_signature const& signature, std::vector<tensor_spec> const& inputs) {
+  bool const has_dimension = std::all_of(inputs.begin(), inputs.end(), [](tensor_spec const& each) {
+    return !each.shape.empty() && each.shape.front() < 0;
+  });
+  return has_dimension && !inputs.empty() &&
+         (signature.takes_dictionary ||
+          std::none_of(signature.input_places.begin(), signature.input_places.end(),
+                       [&](std::size_t place) { return is_number(signature.arguments[place]); }));
+}
+
+std::vector<c10::IValue> to_arguments(std::span<model_call> calls,
                                       std::vector<tensor_spec> const& specs,
                                       call_signature const& signature, at::Device device) {
   auto const& arguments = signature.arguments;
@@ -184,27 +260,25 @@ std::vector<c10::IValue> to_arguments(std::vector<tensor>& inputs,
   c10::Dict<std::string, at::Tensor> dictionary;
   for (std::size_t i = 0; i < specs.size(); ++i) {
     auto const& spec = specs[i];
-    auto const found = std::find_if(inputs.begin(), inputs.end(),
-                                    [&](tensor const& each) { return each.name == spec.name; });
-    if (found == inputs.end()) {
-      throw error{error_kind::invalid_argument, c10::str("input '", spec.name, "' is missing")};
+    std::vector<at::Tensor> parts;
+    for (auto const& each : calls) {
+      parts.push_back(view_of(input_of(each, spec), spec));
     }
-    if (!fits(found->shape, spec.shape)) {
-      throw error{error_kind::invalid_argument,
-                  c10::str("input '", spec.name, "' has the shape ", shape_text(found->shape),
-                           "; the model takes ", shape_text(spec.shape))};
-    }
-    auto const value = view_of(*found, spec);
     if (signature.takes_dictionary) {
-      dictionary.insert(spec.name, value.to(device));
+      dictionary.insert(spec.name, put_together(parts, device));
     } else {
       auto const place = signature.input_places.at(i);
-      values[place] = to_argument(value, spec.name, arguments[place], device);
+      values[place] = is_number(arguments[place])
+                          ? to_number(parts.front(), spec.name, arguments[place])
+                          : c10::IValue{put_together(parts, device)};
     }
   }
-  if (inputs.size() != specs.size()) {
-    throw error{error_kind::invalid_argument, c10::str("the request has ", inputs.size(),
-                                                       " inputs; the model takes ", specs.size())};
+  for (auto const& each : calls) {
+    if (each.inputs.size() != specs.size()) {
+      throw error{error_kind::invalid_argument,
+                  c10::str("the request has ", each.inputs.size(), " inputs; the model takes ",
+                           specs.size())};
+    }
   }
   if (signature.takes_dictionary) {
     values.front() = dictionary;
@@ -212,29 +286,26 @@ std::vector<c10::IValue> to_arguments(std::vector<tensor>& inputs,
   return values;
 }
 
-std::vector<tensor> from_result(c10::IValue const& result, std::vector<tensor_spec> const& specs,
-                                std::vector<std::size_t> const& places,
-                                std::vector<std::string> const& wanted) {
+void from_result(c10::IValue const& result, std::vector<tensor_spec> const& specs,
+                 std::vector<std::size_t> const& places, std::span<model_call> calls) {
   auto const values = values_of(result, specs, places);
-  std::vector<tensor> outputs;
-  auto const add = [&](std::size_t place) {
-    outputs.push_back(to_protocol(as_tensor(values[place], specs[place].name), specs[place]));
-  };
-  if (wanted.empty()) {
-    for (std::size_t place = 0; place < specs.size(); ++place) {
-      add(place);
-    }
-    return outputs;
+  std::vector<std::optional<tensor>> whole(specs.size());
+  std::int64_t samples = 0, before = 0;
+  for (auto const& each : calls) {
+    samples += calls.size() > 1 ? each.inputs.front().shape.front() : 0;
   }
-  for (auto const& name : wanted) {
-    auto const found = std::find_if(specs.begin(), specs.end(),
-                                    [&](tensor_spec const& each) { return each.name == name; });
-    if (found == specs.end()) {
-      throw error{error_kind::invalid_argument, c10::str("the model has no output '", name, "'")};
+  for (auto& each : calls) {
+    std::vector<tensor> outputs;
+    for (auto const place : wanted_places(specs, each.wanted)) {
+      auto& is = whole[place];
+      if (!is) {
+        is = to_protocol(as_tensor(values[place], specs[place].name), specs[place]);
+      }
+      outputs.push_back(calls.size() == 1 ? *is : part_of(*is, before, each, samples));
     }
-    add(static_cast<std::size_t>(found - specs.begin()));
+    before += calls.size() > 1 ? each.inputs.front().shape.front() : 0;
+    each.outputs = std::move(outputs);
   }
-  return outputs;
 }
 
 }  // namespace sluice::server::detail
