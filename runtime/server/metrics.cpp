@@ -16,7 +16,7 @@ using telemetry::metrics_text;
 using labels = metrics_text::label_list;
 using kind = metrics_text::kind;
 
-constexpr double us_to_s = 1e-6, ms_to_s = 1e-3;
+constexpr double us_to_s = 1e-6;
 
 json const& at(json const& from, char const* name) {
   static json const none;
@@ -82,6 +82,23 @@ void add_tritons(metrics_text& to, std::vector<model_statistics> const& models) 
   each("nv_inference_compute_infer_duration_us",
        "Microseconds of computations, until outputs were there, of requests answered 200.",
        [](auto const& is) { return microseconds(is.compute.total); });
+}
+
+void add_durations(metrics_text& to, std::vector<model_statistics> const& models) {
+  to.family("sluice_request_duration_seconds", kind::histogram,
+            "From arrivals to answers, of requests answered 200, by whether they found their model "
+            "warm.");
+  using distribution = model_statistics::distribution;
+  for (auto const& model : models) {
+    auto const add = [&](char const* start, distribution const& seen) {
+      to.sample(with(labels_of(model), "start", start),
+                {.bounds = distribution::bounds,
+                 .counts = seen.counts,
+                 .sum = std::chrono::duration<double>{seen.total}.count()});
+    };
+    add("warm", model.warm);
+    add("cold", model.cold);
+  }
 }
 
 void add_models(metrics_text& to, json const& models) {
@@ -160,15 +177,6 @@ void add_server(metrics_text& to, json const& status) {
       "withheld_s");
   one("sluice_inference_busy_seconds_total",
       "Time in which the device worked for inference, since the executor started.", "busy_s");
-  to.family("sluice_request_latency_seconds", kind::gauge,
-            "Quantiles of the latest requests that found their model warm, and of cold starts.");
-  for (auto const* const start : {"warm", "cold"}) {
-    auto const& seen = at(at(status, "latency_ms"), start);
-    if (seen.is_object() && seen.value("n", 0.0) > 0) {
-      sample(to, {{"start", start}, {"quantile", "0.5"}}, at(seen, "p50"), ms_to_s);
-      sample(to, {{"start", start}, {"quantile", "0.99"}}, at(seen, "p99"), ms_to_s);
-    }
-  }
 }
 
 void add_pool(metrics_text& to, json const& status) {
@@ -188,11 +196,11 @@ void add_pool(metrics_text& to, json const& status) {
     sample(to, {{"to", owner}}, at(handovers, ("bytes_to_" + owner).c_str()));
   }
   to.family("sluice_pool_handover_latency_seconds", kind::gauge,
-            "Quantiles of the latest handovers.");
-  auto const& latency = at(handovers, "latency_us");
-  sample(to, {{"quantile", "0.5"}}, at(latency, "p50"), us_to_s);
-  sample(to, {{"quantile", "0.9"}}, at(latency, "p90"), us_to_s);
-  sample(to, {{"quantile", "0.99"}}, at(latency, "p99"), us_to_s);
+            "Percentiles of the latest handovers.");
+  for (std::string const percentile : {"50", "90", "99"}) {
+    sample(to, {{"percentile", percentile}},
+           at(at(handovers, "latency_us"), ("p" + percentile).c_str()), us_to_s);
+  }
   auto const of_jobs = [&](char const* name, char const* help, char const* field, double unit) {
     to.family(name, kind::counter, help);
     for (auto const& client : at(status, "clients")) {
@@ -217,6 +225,7 @@ std::string metrics_of(std::vector<model_statistics> const& models, json const& 
                        std::optional<json> const& pool) {
   metrics_text made;
   add_tritons(made, models);
+  add_durations(made, models);
   add_models(made, at(status, "models"));
   add_server(made, status);
   if (pool) {

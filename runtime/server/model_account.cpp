@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -82,6 +83,13 @@ json describe(model_statistics const& seen) {
           {"batch_stats", std::move(batches)}};
 }
 
+void model_statistics::distribution::add(std::chrono::nanoseconds took) {
+  auto const seconds = std::chrono::duration<double>{took}.count();
+  auto const place = std::lower_bound(bounds.begin(), bounds.end(), seconds) - bounds.begin();
+  ++counts.at(static_cast<std::size_t>(place));
+  total += took;
+}
+
 std::uint64_t model_statistics::computed() const {
   return std::accumulate(
       computations.begin(), computations.end(), std::uint64_t{0},
@@ -102,6 +110,7 @@ void model_account::on_answer(infer_result const& result, std::chrono::nanosecon
       if (auto const& times = std::get<infer_response>(result).times) {
         add(seen_.queue, times->queue);
         add(seen_.compute, times->compute);
+        (times->found_cold ? seen_.cold : seen_.warm).add(took);
         auto const& batch = times->batch;
         if (batch.is_first) {
           add(seen_.computations[batch.requests == 1 ? samples : batch.samples], times->compute);

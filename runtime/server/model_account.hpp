@@ -35,11 +35,22 @@ struct model_statistics {
     std::uint64_t count = 0;
     std::chrono::nanoseconds total{};
   };
+  /// How many were answered within how long.
+  struct distribution {
+    /// In seconds.
+    static constexpr std::array bounds{0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
+                                       0.25,   0.5,   1.0,    2.5,   5.0,  10.0,  30.0};
+    std::array<std::uint64_t, bounds.size() + 1> counts{};  ///< the last one: beyond
+    std::chrono::nanoseconds total{};
+
+    void add(std::chrono::nanoseconds took);
+  };
   std::string model, version;
-  duration success, fail;                          ///< from its arrival until its answer
-  duration queue, compute;                         ///< of those that succeeded
-  std::uint64_t inferences = 0;                    ///< of those, samples
-  std::map<std::uint64_t, duration> computations;  ///< by their samples
+  duration success, fail;        ///< from its arrival until its answer
+  duration queue, compute;       ///< of those that succeeded
+  distribution warm, cold;       ///< of these, by whether they found their model warm
+  std::uint64_t inferences = 0;  ///< of those, samples
+  std::map<std::uint64_t, duration> computations;                     ///< by their samples
   std::array<std::uint64_t, failure_reason_names.size()> failures{};  ///< by `failure_reason`
   std::chrono::system_clock::time_point last_inference;               ///< the epoch: none yet
 

@@ -8,7 +8,9 @@
 /// Source: the exposition formats of Prometheus, text version 0.0.4. Not thread-safe.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -20,7 +22,13 @@ inline constexpr std::string_view metrics_content_type = "text/plain; version=0.
 
 class metrics_text {
  public:
-  enum class kind { counter, gauge };
+  enum class kind { counter, gauge, histogram };
+  /// Values that were counted by size: `counts[i]` up to `bounds[i]`, those beyond in the last one, which has no bound.
+  struct distribution {
+    std::span<double const> bounds;  ///< ascending
+    std::span<std::uint64_t const> counts;
+    double sum = 0.0;
+  };
   using label_list = std::vector<std::pair<std::string, std::string>>;
 
   metrics_text();
@@ -32,6 +40,8 @@ class metrics_text {
   void family(std::string name, kind what, std::string help);
   /// After a family.
   void sample(label_list const& labels, double value);
+  /// After a family that is a histogram.
+  void sample(label_list const& labels, distribution const& values);
 
   [[nodiscard]] std::string text() const;
 

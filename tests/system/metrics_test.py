@@ -90,8 +90,8 @@ class Metrics(dict):
             text = answer.read().decode()
         self.types = {}
         for family in parser.text_string_to_metric_families(text):
-            assert family.documentation and family.type in ("counter", "gauge") and family.samples, family
-            assert family.type == "gauge" or not family.name.startswith("sluice_") or all(
+            assert family.documentation and family.type in ("counter", "gauge", "histogram") and family.samples, family
+            assert family.type != "counter" or not family.name.startswith("sluice_") or all(
                 each.name.endswith("_total") for each in family.samples), family
             self.types[family.name] = family.type
             for each in family.samples:
@@ -129,6 +129,9 @@ def test_metrics_are_those_of_the_requests_that_were_sent(world):
     assert now.of("nv_inference_exec_count", **affine) == 4
     for name, field in {"request": "success", "queue": "queue", "compute_infer": "compute_infer"}.items():
         assert now.of(f"nv_inference_{name}_duration_us", **affine) == pytest.approx(stats["inference_stats"][field]["ns"] / 1000)
+    took = {start: now.of("sluice_request_duration_seconds_count", start=start, **affine) for start in ("warm", "cold")}
+    assert took == {"warm": 3, "cold": 1}
+    assert now.of("sluice_request_duration_seconds_bucket", start="cold", le="+Inf", **affine) == 1
     assert now.of("nv_inference_request_failure", reason="BACKEND", **raising) == 3
     assert now.sums("nv_inference_request_failure") == 3
     assert now.sums("nv_inference_pending_request_count") == 0

@@ -249,6 +249,7 @@ parcel wrap(infer_result const& result) {
     made.body["compute_ns"] = response.times->compute.count();
     auto const& batch = response.times->batch;
     made.body["batch"] = {batch.requests, batch.samples, batch.is_first};
+    made.body["cold"] = response.times->found_cold;
   }
   wrap_tensors(response.outputs, "outputs", made);
   return made;
@@ -287,7 +288,8 @@ infer_result unwrap_result(memhandover::message const& message) {
     if (body.contains("queue_ns")) {
       made.times = {.queue = std::chrono::nanoseconds{body.at("queue_ns").get<std::int64_t>()},
                     .compute = std::chrono::nanoseconds{body.at("compute_ns").get<std::int64_t>()},
-                    .batch = batch_share_in(body)};
+                    .batch = batch_share_in(body),
+                    .found_cold = body.at("cold")};
     }
     return made;
   });

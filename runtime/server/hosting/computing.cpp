@@ -79,11 +79,12 @@ error model_host::impl::failure_of(hosted_model const& model) const {
 }
 
 /// With the board's word of what it does, so that whoever replaces this process knows for whom it ended.
-detail::outcome model_host::impl::compute_alone(slot const& model, detail::job& job) const {
+detail::call_outcome model_host::impl::compute_alone(slot const& model, detail::job& job) const {
   auto& request = job.request;
-  detail::outcome made{.result = infer_response{request.model, model.is.version, request.id, {}},
-                       .begin = clock::now(),
-                       .share = {.samples = static_cast<std::uint64_t>(job.samples)}};
+  detail::call_outcome made{
+      .result = infer_response{request.model, model.is.version, request.id, {}},
+      .begin = clock::now(),
+      .share = {.samples = static_cast<std::uint64_t>(job.samples)}};
   try {
     detail::shown_action const shown{*board_, activity::computing, job.model, job.ticket};
     std::get<infer_response>(made.result).outputs =
@@ -96,8 +97,8 @@ detail::outcome model_host::impl::compute_alone(slot const& model, detail::job& 
 }
 
 /// Throws if it fails.
-std::vector<detail::outcome> model_host::impl::compute_together(slot const& model,
-                                                                detail::batch const& batch) const {
+std::vector<detail::call_outcome> model_host::impl::compute_together(
+    slot const& model, detail::batch const& batch) const {
   std::vector<model_call> calls;
   std::uint64_t samples = 0;
   for (auto const& each : batch) {
@@ -112,7 +113,7 @@ std::vector<detail::outcome> model_host::impl::compute_together(slot const& mode
     model.is.model->run_together(calls);
   }
   auto const end = clock::now();
-  std::vector<detail::outcome> made;
+  std::vector<detail::call_outcome> made;
   for (std::size_t i = 0; i < batch.size(); ++i) {
     auto const& request = batch[i]->request;
     made.push_back({.result = infer_response{request.model, model.is.version, request.id,
@@ -127,9 +128,9 @@ std::vector<detail::outcome> model_host::impl::compute_together(slot const& mode
 }
 
 /// One for each, in the batch's order. `in_vain` if they could not be computed together, although each by itself can.
-std::vector<detail::outcome> model_host::impl::outcomes_of(slot const& model,
-                                                           detail::batch const& batch,
-                                                           bool& in_vain) const {
+std::vector<detail::call_outcome> model_host::impl::outcomes_of(slot const& model,
+                                                                detail::batch const& batch,
+                                                                bool& in_vain) const {
   std::optional<error> failure;
   if (batch.size() > 1) {
     try {
@@ -138,7 +139,7 @@ std::vector<detail::outcome> model_host::impl::outcomes_of(slot const& model,
       failure = failure_of(*model.is.model);
     }
   }
-  std::vector<detail::outcome> made;
+  std::vector<detail::call_outcome> made;
   for (auto const& each : batch) {
     made.push_back(compute_alone(model, *each));
   }
@@ -220,7 +221,7 @@ void model_host::impl::run(lock_type& lock, detail::batch const& batch) {
 }
 
 /// Whether somebody waits for it still; else it has been answered: its time was over, or its client left.
-bool model_host::impl::note(detail::job const& job, detail::outcome& is) {
+bool model_host::impl::note(detail::job const& job, detail::call_outcome& is) {
   auto& model = slots_[job.model];
   auto const took = is.end - is.begin;
   auto const its_part = took / is.share.requests;
@@ -241,7 +242,10 @@ bool model_host::impl::note(detail::job const& job, detail::outcome& is) {
     }
     return true;
   }
-  response->times = {.queue = is.begin - job.arrival, .compute = took, .batch = is.share};
+  response->times = {.queue = is.begin - job.arrival,
+                     .compute = took,
+                     .batch = is.share,
+                     .found_cold = job.found_cold};
   model.controller.on_service(is.end, its_part, is.end - job.arrival);
   (job.found_cold ? cold_ : warm_).add(is.end - job.arrival);
   return true;

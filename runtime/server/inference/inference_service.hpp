@@ -109,6 +109,7 @@ struct request_times {
       queue{};  ///< from its arrival until its computation began, a load included
   std::chrono::nanoseconds compute{};  ///< from then on until its outputs were there
   batch_share batch{};
+  bool found_cold = false;  ///< it came while its model was not warm
 
   bool operator==(request_times const&) const = default;
 };

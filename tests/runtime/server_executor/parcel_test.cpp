@@ -83,8 +83,10 @@ TEST_F(a_parcel, brings_large_tensors_in_a_file) {
        {std::size_t{1}, std::size_t{32768}, std::size_t{32769}, std::size_t{5'000'000}}) {
     infer_response sent{"m", "1", "", {bytes_of("a", count, 3), bytes_of("b", 5, 4)}};
     if (count == 1) {
-      sent.times = {
-          .queue = 3s, .compute = 7ns, .batch = {.requests = 4, .samples = 9, .is_first = false}};
+      sent.times = {.queue = 3s,
+                    .compute = 7ns,
+                    .batch = {.requests = 4, .samples = 9, .is_first = false},
+                    .found_cold = true};
     }
     auto const made = wrap(infer_result{sent});
     auto const received = pass(made);

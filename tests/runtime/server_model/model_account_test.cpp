@@ -103,6 +103,20 @@ TEST_F(an_account, counts_each_computation_once_by_its_size) {
   EXPECT_EQ(seen["batch_stats"][1]["compute_infer"], (json{{"count", 1}, {"ns", 30'000}}));
 }
 
+TEST_F(an_account, counts_answers_by_how_long_they_took) {
+  infer_response warm, cold;
+  warm.times = {.queue = 0ns, .compute = 1us};
+  cold.times = {.queue = 0ns, .compute = 1us, .found_cold = true};
+  account_.on_answer(warm, 500us, 1);
+  account_.on_answer(warm, 3ms, 1);
+  account_.on_answer(cold, 1min, 1);
+  auto const seen = account_.statistics();
+  EXPECT_EQ(seen.warm.counts.at(0), 1U);
+  EXPECT_EQ(seen.warm.counts.at(3), 1U);
+  EXPECT_EQ(seen.warm.total, 3500us);
+  EXPECT_EQ(seen.cold.counts.back(), 1U);
+}
+
 TEST_F(an_account, dates_the_last_inference_and_no_failure) {
   EXPECT_EQ(describe(account_.statistics())["last_inference"], 0);
   answer(error{error_kind::model_error, "it raised"});

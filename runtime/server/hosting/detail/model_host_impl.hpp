@@ -48,7 +48,7 @@ struct answer {
 using batch = std::vector<std::list<job>::iterator>;
 
 /// What came of one request of a batch.
-struct outcome {
+struct call_outcome {
   infer_result result;
   clock::time_point begin{}, end{};
   batch_share share;
@@ -169,14 +169,14 @@ class model_host::impl {
   [[nodiscard]] detail::batch next_computable();
   [[nodiscard]] detail::batch next_of(model_index place);
   void run(lock_type& lock, detail::batch const& batch);
-  [[nodiscard]] bool note(detail::job const& job, detail::outcome& is);
+  [[nodiscard]] bool note(detail::job const& job, detail::call_outcome& is);
   void note_batch(slot& model, std::size_t requests, bool in_vain) const;
-  [[nodiscard]] std::vector<detail::outcome> outcomes_of(slot const& model,
-                                                         detail::batch const& batch,
-                                                         bool& in_vain) const;
-  [[nodiscard]] detail::outcome compute_alone(slot const& model, detail::job& job) const;
-  [[nodiscard]] std::vector<detail::outcome> compute_together(slot const& model,
-                                                              detail::batch const& batch) const;
+  [[nodiscard]] std::vector<detail::call_outcome> outcomes_of(slot const& model,
+                                                              detail::batch const& batch,
+                                                              bool& in_vain) const;
+  [[nodiscard]] detail::call_outcome compute_alone(slot const& model, detail::job& job) const;
+  [[nodiscard]] std::vector<detail::call_outcome> compute_together(
+      slot const& model, detail::batch const& batch) const;
   [[nodiscard]] error failure_of(hosted_model const& model) const;
   void prepare_thread();
 
