@@ -53,7 +53,7 @@ def spoil(world: World) -> dict[str, str]:
         (root / name / "1" / "model.pt").write_bytes(b"model")
         (root / name / "config.pbtxt").write_text(config)
     return {"lost+found": "config.pbtxt", "empty": "config.pbtxt", "onnx": "onnxruntime_onnx", "ensemble": "ensemble",
-            "broken": "config.pbtxt:2:7"}
+            "broken": "config.pbtxt:2:8"}
 
 
 def test_what_cannot_be_served_is_listed_with_its_reason_and_harms_nobody(world, affine):
@@ -108,7 +108,7 @@ def test_all_models_that_cannot_be_served_are_named_where_none_can(world):
     spoil(world)
     code, message = world.refused(world.policy("onnx", "broken"))
     assert code == 8, message
-    for word in ("onnx", "broken/config.pbtxt:2:7"):
+    for word in ("onnx", "broken/config.pbtxt:2:8"):
         assert word in message
 
 
