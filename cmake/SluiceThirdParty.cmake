@@ -3,6 +3,8 @@
 #
 #   sluice_fmt, sluice_spdlog, sluice_yaml
 #
+# protobuf (sluice_protobuf) is always linked in, and its names stay within: torch brings parts of another one.
+#
 # Of prometheus-cpp (PrometheusCore::core) most systems have no archive: then its library is installed beside what is built, and
 # needs the system's C++ library.
 #
@@ -36,6 +38,11 @@ else()
   target_link_libraries(sluice_spdlog INTERFACE spdlog::spdlog)
   target_link_libraries(sluice_yaml INTERFACE yaml-cpp)
 endif()
+
+add_library(sluice_protobuf INTERFACE)
+target_link_libraries(sluice_protobuf INTERFACE protobuf::libprotobuf)
+# With what our own files instantiate of its templates.
+target_link_options(sluice_protobuf INTERFACE "-Wl,--exclude-libs,libprotobuf.a:libsluice_model_config_proto.a:libsluice_repository.a")
 
 function(sluice_self_contained)
   if(SLUICE_SELF_CONTAINED AND NOT SLUICE_SANITIZE)

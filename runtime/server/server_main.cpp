@@ -138,7 +138,8 @@ std::size_t connections_of(policy::policy const& wanted) {
 }
 
 endpoint_options endpoint_options_of(policy::policy const& wanted,
-                                     std::vector<chosen_model> const& chosen) {
+                                     std::vector<chosen_model> const& chosen,
+                                     model_service const& service) {
   endpoint_options options;
   options.host = wanted.server.host;
   options.port = wanted.server.port;
@@ -146,7 +147,8 @@ endpoint_options endpoint_options_of(policy::policy const& wanted,
   options.max_waiting_body_bytes = wanted.server.max_waiting_bodies;
   options.threads = options.body_threads = wanted.server.threads;
   options.max_connections = connections_of(wanted);
-  options.model_config = [&chosen](std::string const& model, std::string const& version) {
+  options.model_config = [&chosen, &service](std::string const& model, std::string const& version) {
+    (void)service.metadata(model, version);  // says which cannot be served, and why
     auto const found = std::find_if(chosen.rbegin(), chosen.rend(), [&](chosen_model const& each) {
       return each.entry.metadata.name == model &&
              (version.empty() || each.entry.version == version);
@@ -161,8 +163,7 @@ endpoint_options endpoint_options_of(policy::policy const& wanted,
 }
 
 remote_executor::options executor_options_of(policy::policy const& wanted,
-                                             std::vector<chosen_model> const& chosen,
-                                             command_line const& given,
+                                             model_choice const& choice, command_line const& given,
                                              std::string const& address) {
   remote_executor::options options;
   options.program = given.executor;
@@ -171,8 +172,15 @@ remote_executor::options executor_options_of(policy::policy const& wanted,
                       {"endpoint", address},
                       {"runtime_dir", given.runtime_dir},
                       {"threads", given.threads},
-                      {"models", nlohmann::json::array()}};
-  for (auto const& each : chosen) {
+                      {"models", nlohmann::json::array()},
+                      {"unservable", nlohmann::json::array()}};
+  for (auto const& each : choice.unservable) {
+    if (each.is_wanted) {
+      options.settings["unservable"].push_back(
+          fmt::format("model '{}': {}", each.name, each.reason.what()));
+    }
+  }
+  for (auto const& each : choice.served) {
     auto const& name = each.entry.metadata.name;
     options.settings["models"].push_back({name, each.entry.version});
     options.models.push_back({name, each.entry.version, each.wanted.max_queue,
@@ -205,8 +213,8 @@ int serve(command_line const& given) {
   model_service service{offered(chosen), choice.unservable};
   std::optional<remote_executor> executor;
   std::optional<pool_watch> pool;
-  endpoint http{endpoint_options_of(wanted, chosen), service};
-  auto options = executor_options_of(wanted, chosen, given, http.address());
+  endpoint http{endpoint_options_of(wanted, chosen, service), service};
+  auto options = executor_options_of(wanted, choice, given, http.address());
   options.policy = text;
   executor.emplace(std::move(options));
   if (!executor->wait_until_ready([&signals] { return signals.arrived(); })) {

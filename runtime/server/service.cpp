@@ -130,8 +130,21 @@ std::size_t model_service::index_of(std::string const& model, std::string const&
                                   model)};
 }
 
+std::size_t model_service::servable(std::string const& model, std::string const& version) const {
+  auto const index = index_of(model, version);
+  auto const* const host = host_.load();
+  if (auto const why = host == nullptr ? std::nullopt : host->unservable(index)) {
+    throw error{error_kind::unavailable, cannot_be_served(model, *why)};
+  }
+  return index;
+}
+
+std::vector<std::string> model_service::versions(std::string const& model) const {
+  return offered_[index_of(model, "")].metadata.versions;
+}
+
 model_metadata model_service::metadata(std::string const& model, std::string const& version) const {
-  return offered_[index_of(model, version)].metadata;
+  return offered_[servable(model, version)].metadata;
 }
 
 readiness model_service::model_ready(std::string const& model, std::string const& version) const {
@@ -147,7 +160,7 @@ request_ticket model_service::infer(infer_request request, std::function<void(in
     return 0;
   }
   try {
-    auto const index = index_of(request.model, request.version);
+    auto const index = servable(request.model, request.version);
     auto const arrival = request.arrival.value_or(std::chrono::steady_clock::now());
     auto const most = offered_[index].max_batch_size;
     check_batch(request, most);

@@ -54,6 +54,7 @@ class model_service final : public inference_service {
   [[nodiscard]] readiness ready() const override;
   [[nodiscard]] std::vector<unservable_model> unservable() const override { return unservable_; }
   [[nodiscard]] std::vector<std::string> models() const override;
+  [[nodiscard]] std::vector<std::string> versions(std::string const& model) const override;
   [[nodiscard]] model_metadata metadata(std::string const& model,
                                         std::string const& version) const override;
   [[nodiscard]] readiness model_ready(std::string const& model,
@@ -67,6 +68,8 @@ class model_service final : public inference_service {
 
  private:
   [[nodiscard]] std::size_t index_of(std::string const& model, std::string const& version) const;
+  /// The same, but throws `unavailable` for one that the host cannot serve.
+  [[nodiscard]] std::size_t servable(std::string const& model, std::string const& version) const;
 
   std::vector<offered_model> const offered_;
   std::vector<unservable_model> const unservable_;

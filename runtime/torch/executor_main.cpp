@@ -47,6 +47,7 @@ struct settings {
   std::string endpoint, runtime_dir;
   int threads = 1;
   std::vector<std::pair<std::string, std::string>> models;  ///< names and versions
+  std::vector<std::string> unservable;  ///< of what else the policy names: each with its reason
 };
 
 settings settings_in(nlohmann::json const& from) {
@@ -56,7 +57,8 @@ settings settings_in(nlohmann::json const& from) {
             from.at("endpoint"),
             from.at("runtime_dir"),
             from.at("threads"),
-            from.at("models")};
+            from.at("models"),
+            from.at("unservable")};
   } catch (nlohmann::json::exception const& wrong) {
     throw error{error_kind::invalid_argument,
                 fmt::format("the server's settings are not understood: {}", wrong.what())};
@@ -160,10 +162,10 @@ struct prepared_models {
   nlohmann::json unservable = nlohmann::json::array();
 };
 
-/// One that cannot be served stands in no other's way. Throws if all cannot.
-prepared_models prepare(std::vector<offered_entry> const& offered, policy::policy const& wanted,
-                        memhandover::pool_shape const& shape, torch_device device,
-                        host_board& board, executor_session const& session) {
+/// One that cannot be served stands in no other's way. Throws if all cannot, with these and all others' reasons.
+prepared_models prepare(std::vector<offered_entry> const& offered, settings const& given,
+                        policy::policy const& wanted, memhandover::pool_shape const& shape,
+                        torch_device device, host_board& board, executor_session const& session) {
   prepared_models made;
   std::vector<std::string> texts;
   error_kind first = error_kind::internal;
@@ -197,6 +199,7 @@ prepared_models prepare(std::vector<offered_entry> const& offered, policy::polic
   }
   host_board::this_lane = host_board::no_lane;
   if (texts.size() == made.models.size()) {
+    texts.insert(texts.end(), given.unservable.begin(), given.unservable.end());
     throw error{first, fmt::format("{}", fmt::join(texts, "; "))};
   }
   return made;
@@ -228,7 +231,7 @@ bool execute(executor_session& session) {
   start_torch(device);
   auto const activations = serve_activations(pool, device);
   auto [models, unservable] =
-      prepare(offered, wanted, pool->shape(), device, *orders.board, session);
+      prepare(offered, given, wanted, pool->shape(), device, *orders.board, session);
   if (models.empty()) {
     return true;
   }

@@ -113,6 +113,18 @@ def test_what_it_needs_is_the_c_library_and_the_torch_beside_it(environment, tmp
             assert set(needed) - also <= {"libc.so.6", "libm.so.6", "ld-linux-x86-64.so.2"}, (each.name, needed)
 
 
+def test_protobuf_meets_no_other_that_a_process_has(build):
+    """Nor torch's, which has parts of one: its names are neither to be had from a program, nor looked for outside of it."""
+    programs = [build / "bin" / "sluice", build / "bin" / "sluice-server", *build.glob("lib/_torch/*/sluice-executor")]
+    assert len(programs) > 2
+    for program in programs:
+        assert "google8protobuf8internal" in program.read_bytes().decode("latin-1"), f"{program.name} has none"
+        names = [line.split()[-1] for line in call("readelf", "--dyn-syms", "--wide", program).stdout.splitlines() if line.strip()]
+        assert len(names) > 50
+        assert not [name for name in names if "protobuf" in name], program.name
+        assert "protobuf" not in call("readelf", "-d", program).stdout
+
+
 @pytest.mark.deadline(900)
 def test_a_torch_that_it_was_not_built_for_is_told_at_once_with_what_mends_it(environment, checkout, runtime_folder, tmp_path):
     (package,) = environment.glob("lib/python*/site-packages/sluice")

@@ -53,7 +53,7 @@ def spoil(world: World) -> dict[str, str]:
         (root / name / "1" / "model.pt").write_bytes(b"model")
         (root / name / "config.pbtxt").write_text(config)
     return {"lost+found": "config.pbtxt", "empty": "config.pbtxt", "onnx": "onnxruntime_onnx", "ensemble": "ensemble",
-            "broken": "config.pbtxt:2:7"}
+            "broken": "config.pbtxt:2:8"}
 
 
 def test_what_cannot_be_served_is_listed_with_its_reason_and_harms_nobody(world, affine):
@@ -91,6 +91,15 @@ def test_models_of_the_policy_that_cannot_be_served_leave_the_others_and_health_
     status, answer = server.infer("truncated", [floats("x", X)])
     assert status == 503, answer
     assert answer["error"] == f"model 'truncated' cannot be served: {index['truncated']['reason']}"
+    assert index["truncated"]["reason"].startswith(str(world.models.root / "truncated" / "1" / "model.pt"))
+    for name in ("truncated", "onnx"):
+        reason = {"error": f"model '{name}' cannot be served: {index[name]['reason']}"}
+        for path in ("", "/versions/1", "/config"):
+            assert server.request(f"/v2/models/{name}{path}") == (503, reason)
+        for wrong in ([floats("x", X[0])], [floats("z", X)], []):
+            assert server.infer(name, wrong) == (503, reason)
+    assert server.request("/v2/models/absent/config")[0] == 404
+    assert server.request("/v2/models/affine/config")[0] == 200
     assert server.model("truncated")["state"] == "failed"
     assert server.log().count("cannot be served model=truncated ") == 1
     shown = call(sluice, "status").stdout
@@ -108,8 +117,21 @@ def test_all_models_that_cannot_be_served_are_named_where_none_can(world):
     spoil(world)
     code, message = world.refused(world.policy("onnx", "broken"))
     assert code == 8, message
-    for word in ("onnx", "broken/config.pbtxt:2:7"):
+    for word in ("onnx", "broken/config.pbtxt:2:8"):
         assert word in message
+
+
+def test_who_has_found_what_makes_no_difference_where_no_model_can_be_served(world):
+    """Some by their configuration, some by their file."""
+    spoil(world)
+    for name in ("truncated", "garbage"):
+        world.models.add(name, Affine(), **AFFINE)
+        (world.models.root / name / "1" / "model.pt").write_bytes(b"this is no model")
+    code, message = world.refused(world.policy("onnx", "truncated", "broken", "garbage"))
+    assert code == 2, message
+    last = message.splitlines()[-1]
+    for name in ("onnx", "truncated", "broken", "garbage"):
+        assert last.count(f"model '{name}': ") == 1
 
 
 def test_a_check_of_the_policy_names_every_fault_of_the_repository(world, affine, sluice):

@@ -270,7 +270,7 @@ http_reply oip_api::repository_index(std::string_view body) const {
   }
   json index = json::array();
   for (auto const& model : service_.models()) {
-    for (auto const& version : service_.metadata(model, "").versions) {
+    for (auto const& version : service_.versions(model)) {
       auto const now = service_.model_ready(model, version);
       if (ready_only && !now) continue;
       index.push_back({{"name", model},

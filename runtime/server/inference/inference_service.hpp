@@ -142,6 +142,10 @@ class inference_service {
   /// What the repository has besides `models`.
   [[nodiscard]] virtual std::vector<unservable_model> unservable() const { return {}; }
   [[nodiscard]] virtual std::vector<std::string> models() const = 0;
+  /// The versions of one of `models`, oldest first, whether they can be served or not.
+  [[nodiscard]] virtual std::vector<std::string> versions(std::string const& model) const {
+    return metadata(model, "").versions;
+  }
   /// Throws `not_found`, `unavailable` for one that cannot be served. Does not wake a cold model, nor touch its idle timer; the same holds for
   /// `model_ready`.
   [[nodiscard]] virtual model_metadata metadata(std::string const& model,

@@ -1,113 +1,89 @@
 #include "runtime/server/repository/config_json.hpp"
 
-#include <algorithm>
-#include <array>
-#include <string_view>
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+
+#include <cmath>
+#include <string>
 
 namespace sluice::server {
 namespace {
 
+namespace pb = google::protobuf;
 using nlohmann::json;
 
-// Repeated and map fields of ModelConfig and of the messages in it. Their names do not clash with
-// singular fields.
-constexpr auto repeated_fields = std::to_array<std::string_view>({"agents",
-                                                                  "batch_input",
-                                                                  "batch_output",
-                                                                  "bool_false_true",
-                                                                  "buckets",
-                                                                  "control",
-                                                                  "control_input",
-                                                                  "cpu_execution_accelerator",
-                                                                  "dims",
-                                                                  "fp32_false_true",
-                                                                  "gpu_execution_accelerator",
-                                                                  "gpus",
-                                                                  "graph_spec",
-                                                                  "initial_state",
-                                                                  "input",
-                                                                  "instance_group",
-                                                                  "int32_false_true",
-                                                                  "metric_control",
-                                                                  "model_warmup",
-                                                                  "op_library_filename",
-                                                                  "output",
-                                                                  "preferred_batch_size",
-                                                                  "profile",
-                                                                  "resources",
-                                                                  "secondary_devices",
-                                                                  "shape",
-                                                                  "source_input",
-                                                                  "state",
-                                                                  "step",
-                                                                  "target_name",
-                                                                  "versions"});
-constexpr auto map_fields =
-    std::to_array<std::string_view>({"cc_model_filenames", "input_map", "inputs", "metric_tags",
-                                     "output_map", "parameters", "priority_queue_policy"});
-
-template <std::size_t N>
-bool contains(std::array<std::string_view, N> const& names, std::string_view name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
+/// JSON has no such numbers; protobuf writes them as strings.
+json real(double value) {
+  if (std::isnan(value)) return "NaN";
+  if (std::isinf(value)) return value > 0 ? "Infinity" : "-Infinity";
+  return value;
 }
 
-json value_to_json(text_value const& value) {
-  switch (value.kind) {
-    case text_value::kind_t::identifier:
-      if (value.text == "true" || value.text == "True" || value.text == "t") return true;
-      if (value.text == "false" || value.text == "False" || value.text == "f") return false;
-      return value.text;
-    case text_value::kind_t::integer:
-      // the magnitude is at most 2^63 when negative; negating unsigned is exact there
-      if (value.negative) return static_cast<std::int64_t>(std::uint64_t{0} - value.magnitude);
-      return value.magnitude;
-    case text_value::kind_t::real:
-      return value.real;
-    case text_value::kind_t::string:
-      return value.text;
-    case text_value::kind_t::message:
-      return config_to_json(value);
+json enumerator(pb::FieldDescriptor const& field, int number) {
+  auto const* const value = field.enum_type()->FindValueByNumber(number);
+  return value == nullptr ? json(number) : json(value->name());
+}
+
+/// One value of a repeated field, or the value of another.
+json value_of(pb::Message const& message, pb::FieldDescriptor const* field, int index) {
+  auto const& from = *message.GetReflection();
+  bool const many = field->is_repeated();
+  switch (field->cpp_type()) {
+    case pb::FieldDescriptor::CPPTYPE_INT32:
+      return many ? from.GetRepeatedInt32(message, field, index) : from.GetInt32(message, field);
+    case pb::FieldDescriptor::CPPTYPE_INT64:
+      return many ? from.GetRepeatedInt64(message, field, index) : from.GetInt64(message, field);
+    case pb::FieldDescriptor::CPPTYPE_UINT32:
+      return many ? from.GetRepeatedUInt32(message, field, index) : from.GetUInt32(message, field);
+    case pb::FieldDescriptor::CPPTYPE_UINT64:
+      return many ? from.GetRepeatedUInt64(message, field, index) : from.GetUInt64(message, field);
+    case pb::FieldDescriptor::CPPTYPE_DOUBLE:
+      return real(many ? from.GetRepeatedDouble(message, field, index)
+                       : from.GetDouble(message, field));
+    case pb::FieldDescriptor::CPPTYPE_FLOAT:
+      return real(many ? from.GetRepeatedFloat(message, field, index)
+                       : from.GetFloat(message, field));
+    case pb::FieldDescriptor::CPPTYPE_BOOL:
+      return many ? from.GetRepeatedBool(message, field, index) : from.GetBool(message, field);
+    case pb::FieldDescriptor::CPPTYPE_ENUM:
+      return enumerator(*field, many ? from.GetRepeatedEnumValue(message, field, index)
+                                     : from.GetEnumValue(message, field));
+    case pb::FieldDescriptor::CPPTYPE_STRING:
+      return many ? from.GetRepeatedString(message, field, index) : from.GetString(message, field);
+    case pb::FieldDescriptor::CPPTYPE_MESSAGE:
+      return config_to_json(many ? from.GetRepeatedMessage(message, field, index)
+                                 : from.GetMessage(message, field));
   }
   return nullptr;
 }
 
-std::string key_text(json const& key) {
-  return key.is_string() ? key.get<std::string>() : key.dump();
-}
-
-/// A map entry is a message with the fields `key` and `value`.
-bool add_map_entry(json& map, text_value const& entry) {
-  if (entry.kind != text_value::kind_t::message) return false;
-  json const fields = config_to_json(entry);
-  if (!fields.contains("key")) return false;
-  map[key_text(fields["key"])] = fields.value("value", json::object());
-  return true;
+json values_of(pb::Message const& message, pb::FieldDescriptor const* field) {
+  int const count = message.GetReflection()->FieldSize(message, field);
+  auto result = field->is_map() ? json::object() : json::array();
+  for (int i = 0; i < count; ++i) {
+    if (!field->is_map()) {
+      result.push_back(value_of(message, field, i));
+      continue;
+    }
+    auto const& entry = message.GetReflection()->GetRepeatedMessage(message, field, i);
+    auto const key = value_of(entry, field->message_type()->map_key(), 0);
+    result[key.is_string() ? key.get<std::string>() : key.dump()] =
+        value_of(entry, field->message_type()->map_value(), 0);
+  }
+  return result;
 }
 
 }  // namespace
 
-json config_to_json(text_value const& message) {
-  json result = json::object();
-  for (auto const& field : message.fields) {
-    if (contains(map_fields, field.name)) {
-      json map = result.value(field.name, json::object());
-      bool const is_map = map.is_object() &&
-                          std::all_of(field.values.begin(), field.values.end(),
-                                      [&](auto const& entry) { return add_map_entry(map, entry); });
-      if (is_map) {
-        result[field.name] = std::move(map);
-        continue;
-      }
+json config_to_json(pb::Message const& message) {
+  auto result = json::object();
+  for (int i = 0; i < message.GetDescriptor()->field_count(); ++i) {
+    auto const* const field = message.GetDescriptor()->field(i);
+    if (field->is_repeated()) {
+      result[field->name()] = values_of(message, field);
+    } else if (!field->has_presence() || message.GetReflection()->HasField(message, field)) {
+      result[field->name()] = value_of(message, field, 0);
     }
-    bool const repeated =
-        field.list || contains(repeated_fields, field.name) || result.contains(field.name);
-    if (!repeated) {
-      result[field.name] = value_to_json(field.values.front());
-      continue;
-    }
-    json& all = result[field.name];
-    if (!all.is_array()) all = all.is_null() ? json::array() : json::array({all});
-    for (auto const& value : field.values) all.push_back(value_to_json(value));
   }
   return result;
 }

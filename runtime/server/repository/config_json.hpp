@@ -1,15 +1,16 @@
-/// A text-format message as the JSON that Triton's model_configuration extension answers with.
+/// A configuration as the JSON that Triton's model_configuration extension answers with.
 #pragma once
 
 #include <nlohmann/json.hpp>
 
-#include "runtime/server/repository/text_format.hpp"
+namespace google::protobuf {
+class Message;
+}
 
 namespace sluice::server {
 
-/// Field names stay as written, enumerators become strings, int64 become numbers (as Triton prints
-/// them). Which fields repeat and which are maps is known from ModelConfig; a field unknown to it
-/// is an array if mentioned more than once.
-[[nodiscard]] nlohmann::json config_to_json(text_value const& message);
+/// Field names stay as they are, enumerators become strings, 64-bit integers numbers, and fields
+/// that are not set have their defaults, but for messages.
+[[nodiscard]] nlohmann::json config_to_json(google::protobuf::Message const& message);
 
 }  // namespace sluice::server

@@ -1,319 +1,280 @@
 #include "runtime/server/repository/model_config.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
-#include <functional>
 #include <limits>
-#include <optional>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "runtime/server/repository/config_fields.hpp"
 #include "runtime/server/repository/config_json.hpp"
-#include "runtime/server/repository/text_format.hpp"
-#include "runtime/text/suggestion.hpp"
+#include "runtime/server/repository/config_parts.hpp"
+#include "runtime/server/repository/config_text.hpp"
+#include "runtime/server/repository/model_config.pb.h"
 
 namespace sluice::server {
 namespace {
 
-using kind_t = text_value::kind_t;
+namespace pb = google::protobuf;
 
-/// Reads fields of one message, keeping the file's name for errors.
-class config_reader {
- public:
-  config_reader(std::string const& file, std::vector<std::string>& without_effect)
-      : file_(file), without_effect_(without_effect) {}
+constexpr auto element_types = std::to_array<std::pair<pbtxt::ElementType, datatype>>({
+    {pbtxt::TYPE_BOOL, datatype::boolean},
+    {pbtxt::TYPE_UINT8, datatype::uint8},
+    {pbtxt::TYPE_UINT16, datatype::uint16},
+    {pbtxt::TYPE_UINT32, datatype::uint32},
+    {pbtxt::TYPE_UINT64, datatype::uint64},
+    {pbtxt::TYPE_INT8, datatype::int8},
+    {pbtxt::TYPE_INT16, datatype::int16},
+    {pbtxt::TYPE_INT32, datatype::int32},
+    {pbtxt::TYPE_INT64, datatype::int64},
+    {pbtxt::TYPE_FP16, datatype::fp16},
+    {pbtxt::TYPE_BF16, datatype::bf16},
+    {pbtxt::TYPE_FP32, datatype::fp32},
+    {pbtxt::TYPE_FP64, datatype::fp64},
+    {pbtxt::TYPE_STRING, datatype::bytes},
+});
 
-  [[noreturn]] void fail(text_position where, std::string_view message,
-                         error_kind kind = error_kind::invalid_argument) const {
-    throw text_error(file_, where, message, kind);
-  }
-
-  template <std::size_t N>
-  void check_fields(text_value const& message, std::array<known_field, N> const& known,
-                    std::string_view what) const {
-    for (auto const& field : message.fields) {
-      auto const* const entry =
-          std::find_if(known.begin(), known.end(),
-                       [&](known_field const& candidate) { return candidate.name == field.name; });
-      if (entry == known.end()) {
-        std::array<std::string_view, N> names;
-        std::transform(known.begin(), known.end(), names.begin(),
-                       [](known_field const& candidate) { return candidate.name; });
-        auto const meant = text::nearest(field.name, names);
-        fail(field.where, fmt::format("{} has no field '{}'; {}", what, field.name,
-                                      meant ? fmt::format("did you mean '{}'?", *meant)
-                                            : fmt::format("known are {}", fmt::join(names, ", "))));
+/// What becomes of the fields of a message that are not simply taken.
+void treat(pb::Message const& message, field_places const& at,
+           std::span<treated_field const> fields, passed_over& without_effect) {
+  auto const& type = *message.GetDescriptor();
+  for (auto const& [name, how] : fields) {
+    auto const& field = *type.FindFieldByName(std::string{name});
+    auto const number = field.number();
+    if (!at.mentions(number)) {
+      continue;
+    }
+    if (how == treatment::without_effect) {
+      for (int i = 0; i < at.mention_count(number); ++i) {
+        without_effect.emplace_back(at.mention(number, i), name);
       }
-      switch (entry->how) {
-        case treatment::taken:
-          break;
-        case treatment::without_effect:
-          without_effect_.push_back(fmt::format("line {}: {}", field.where.line, field.name));
-          break;
-        case treatment::unsupported_if_true:
-          if (!boolean(field)) break;
-          [[fallthrough]];
-        case treatment::unsupported:
-          fail(field.where,
-               fmt::format("'{}' is not supported here, and leaving it out would change answers",
-                           field.name),
-               error_kind::unsupported);
-      }
+      continue;
     }
-  }
-
-  /// The only mention of a field that does not repeat, or null.
-  [[nodiscard]] text_value const* single(text_value const& message, std::string_view name) const {
-    text_value const* result = nullptr;
-    for (auto const& field : message.fields) {
-      if (field.name != name) continue;
-      if (result != nullptr) {
-        fail(field.where, fmt::format("'{}' is given a second time (first in line {})", name,
-                                      result->where.line));
-      }
-      if (field.list) fail(field.where, fmt::format("'{}' takes one value, not a list", name));
-      result = &field.values.front();
+    auto const& reflection = *message.GetReflection();
+    bool const is_message = field.message_type() != nullptr;
+    if (how == treatment::unsupported_if_set &&
+        (is_message ? reflection.GetMessage(message, &field).ByteSizeLong() == 0
+                    : !reflection.GetBool(message, &field))) {
+      continue;
     }
-    return result;
-  }
-
-  [[nodiscard]] static std::vector<text_value const*> repeated(text_value const& message,
-                                                               std::string_view name) {
-    std::vector<text_value const*> result;
-    for (auto const& field : message.fields) {
-      if (field.name != name) continue;
-      for (auto const& value : field.values) result.push_back(&value);
-    }
-    return result;
-  }
-
-  [[nodiscard]] std::optional<std::string> string(text_value const& message,
-                                                  std::string_view name) const {
-    auto const* const value = single(message, name);
-    if (value == nullptr) return std::nullopt;
-    if (value->kind != kind_t::string) {
-      fail(value->where, fmt::format("'{}' takes a string in quotes", name));
-    }
-    if (value->text.empty()) return std::nullopt;  // protobuf does not tell "" from absent
-    return value->text;
-  }
-
-  [[nodiscard]] std::int64_t integer(text_value const& value, std::string_view name) const {
-    if (value.kind != kind_t::integer) {
-      fail(value.where, fmt::format("'{}' takes an integer", name));
-    }
-    if (value.magnitude > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
-      fail(value.where, fmt::format("'{}' does not fit 64 bits", name));
-    }
-    auto const magnitude = static_cast<std::int64_t>(value.magnitude);
-    return value.negative ? -magnitude : magnitude;
-  }
-
-  [[nodiscard]] std::vector<tensor_spec> tensors(text_value const& config, std::string_view what,
-                                                 bool batched) const {
-    std::vector<tensor_spec> result;
-    std::set<std::string> names;
-    for (auto const* const value : repeated(config, what)) {
-      if (value->kind != kind_t::message) {
-        fail(value->where, fmt::format("'{0}' takes a message: {0} {{ … }}", what));
-      }
-      result.push_back(tensor(*value, what, batched));
-      if (!names.insert(result.back().name).second) {
-        fail(value->where, fmt::format("there are two {}s named '{}'", what, result.back().name));
-      }
-    }
-    if (result.empty()) {
-      fail(config.where,
-           fmt::format(
-               "the model has no {0}; describe each by {0} {{ name: \"…\" data_type: TYPE_FP32 "
-               "dims: [ … ] }}",
-               what));
-    }
-    return result;
-  }
-
-  [[nodiscard]] version_policy versions(text_value const& config) const {
-    version_policy result;
-    auto const* const policy = single(config, "version_policy");
-    if (policy == nullptr) return result;
-    if (policy->kind != kind_t::message || policy->fields.size() != 1 || policy->fields[0].list ||
-        policy->fields[0].values[0].kind != kind_t::message) {
-      fail(policy->where,
-           "version_policy takes exactly one of latest { num_versions: 1 }, all { }, "
-           "specific { versions: [ 1, 3 ] }");
-    }
-    auto const& choice = policy->fields[0];
-    auto const& body = choice.values[0];
-    if (choice.name == "latest") {
-      check_fields(body, std::array<known_field, 1>{{{"num_versions", treatment::taken}}},
-                   "latest");
-      if (auto const* const count = single(body, "num_versions")) {
-        result.latest = positive(*count, "num_versions");
-      }
-    } else if (choice.name == "all") {
-      if (!body.fields.empty()) fail(body.fields[0].where, "all { } has no fields");
-      result.kind = version_policy::kind_t::all;
-    } else if (choice.name == "specific") {
-      check_fields(body, std::array<known_field, 1>{{{"versions", treatment::taken}}}, "specific");
-      result.kind = version_policy::kind_t::specific;
-      for (auto const* const version : repeated(body, "versions")) {
-        result.specific.push_back(positive(*version, "versions"));
-      }
-      if (result.specific.empty()) {
-        fail(body.where, "specific needs at least one of versions: [ … ]");
-      }
-    } else {
-      fail(choice.where,
-           fmt::format("version_policy has no choice '{}'; take latest, all or specific",
-                       choice.name));
-    }
-    return result;
-  }
-
- private:
-  [[nodiscard]] bool boolean(text_field const& field) const {
-    if (field.list) fail(field.where, fmt::format("'{}' takes one value, not a list", field.name));
-    auto const& value = field.values.front();
-    if (value.kind == kind_t::identifier) {
-      if (value.text == "true" || value.text == "True" || value.text == "t") return true;
-      if (value.text == "false" || value.text == "False" || value.text == "f") return false;
-    } else if (value.kind == kind_t::integer && value.magnitude <= 1) {
-      return value.magnitude == 1;
-    }
-    fail(value.where, fmt::format("'{}' takes true or false", field.name));
-  }
-
-  [[nodiscard]] std::uint64_t positive(text_value const& value, std::string_view name) const {
-    auto const number = integer(value, name);
-    if (number < 1) {
-      fail(value.where, fmt::format("'{}' is {}; it must be at least 1", name, number));
-    }
-    return static_cast<std::uint64_t>(number);
-  }
-
-  [[nodiscard]] tensor_spec tensor(text_value const& message, std::string_view what,
-                                   bool batched) const {
-    if (what == "input") {
-      check_fields(message, input_fields, "an input");
-    } else {
-      check_fields(message, output_fields, "an output");
-    }
-    tensor_spec result;
-    auto name = string(message, "name");
-    if (!name) fail(message.where, fmt::format("this {} needs a name: \"…\"", what));
-    result.name = std::move(*name);
-    result.type = type(message, what, result.name);
-    if (batched) result.shape.push_back(-1);
-    auto const mentions_dims =
-        std::any_of(message.fields.begin(), message.fields.end(),
-                    [](text_field const& field) { return field.name == "dims"; });
-    if (!mentions_dims) {
-      fail(message.where,
-           fmt::format("{} '{}' needs dims: [ … ]; dims: [ ] means a scalar", what, result.name));
-    }
-    for (auto const* const value : repeated(message, "dims")) {
-      auto const extent = integer(*value, "dims");
-      if (extent < 1 && extent != -1) {
-        fail(value->where,
-             fmt::format(
-                 "{} '{}' has a dimension of {}; it must be at least 1, or -1 where it varies",
-                 what, result.name, extent));
-      }
-      result.shape.push_back(extent);
-    }
-    return result;
-  }
-
-  [[nodiscard]] datatype type(text_value const& message, std::string_view what,
-                              std::string const& name) const {
-    auto const* const value = single(message, "data_type");
-    if (value == nullptr) {
-      fail(message.where, fmt::format("{} '{}' needs a data_type: TYPE_…", what, name));
-    }
-    if (value->kind == kind_t::identifier) {
-      auto const* const found =
-          std::find_if(type_names.begin(), type_names.end(),
-                       [&](type_name const& candidate) { return candidate.name == value->text; });
-      if (found != type_names.end()) return found->type;
-    }
-    std::vector<std::string_view> names;
-    names.reserve(type_names.size());
-    for (auto const& candidate : type_names) names.push_back(candidate.name);
-    fail(value->where, fmt::format("{} '{}' has an unknown data_type; take one of {}", what, name,
-                                   fmt::join(names, ", ")));
-  }
-
-  std::string const& file_;
-  std::vector<std::string>& without_effect_;
-};
-
-void check_platform(config_reader const& reader, text_value const& tree) {
-  auto const platform = reader.string(tree, "platform");
-  auto const backend = reader.string(tree, "backend");
-  if (platform && *platform != "pytorch_libtorch") {
-    reader.fail(
-        reader.single(tree, "platform")->where,
-        fmt::format("platform '{}' is not supported; only \"pytorch_libtorch\" (TorchScript) is",
-                    *platform),
+    at.fail(
+        number,
+        fmt::format("'{}' is not supported here, and leaving it out would change answers", name),
         error_kind::unsupported);
-  }
-  if (backend && *backend != "pytorch") {
-    reader.fail(
-        reader.single(tree, "backend")->where,
-        fmt::format("backend '{}' is not supported; only \"pytorch\" (TorchScript) is", *backend),
-        error_kind::unsupported);
-  }
-  if (!platform && !backend) {
-    reader.fail(tree.where,
-                "the file must say platform: \"pytorch_libtorch\" or backend: \"pytorch\"");
   }
 }
 
-void fill_json(model_config& config, text_value const& tree) {
-  auto& shown = config.json;
-  shown = config_to_json(tree);
-  shown["platform"] = "pytorch_libtorch";
-  shown["backend"] = "pytorch";
-  shown["max_batch_size"] = config.max_batch_size;
-  shown["default_model_filename"] = config.model_filename;
-  if (!shown.contains("version_policy")) {
-    shown["version_policy"] = {{"latest", {{"num_versions", 1}}}};
+std::vector<std::int64_t> shape_of(pb::RepeatedField<std::int64_t> const& dims,
+                                   field_places const& at, int field, std::string const& named,
+                                   bool batched) {
+  std::vector<std::int64_t> shape;
+  if (batched) shape.push_back(-1);
+  if (!at.mentions(field)) {
+    at.fail(fmt::format("{} needs dims: [ … ]; dims: [ ] means a scalar", named));
   }
+  for (int i = 0; i < dims.size(); ++i) {
+    if (dims[i] < 1 && dims[i] != -1) {
+      at.fail_at(
+          at.of(field, i),
+          fmt::format("{} has a dimension of {}; it must be at least 1, or -1 where it varies",
+                      named, dims[i]));
+    }
+    shape.push_back(dims[i]);
+  }
+  return shape;
+}
+
+/// An input or an output; `Tensor` is its message.
+template <typename Tensor>
+tensor_spec tensor_of(Tensor const& from, field_places const& at, std::string_view what,
+                      bool batched) {
+  if (from.name().empty()) at.fail(fmt::format("this {} needs a name: \"…\"", what));
+  auto const named = fmt::format("{} '{}'", what, from.name());
+  auto const type = datatype_of(from.data_type());
+  if (!type) {
+    std::vector<std::string> names;
+    names.reserve(element_types.size());
+    for (auto const& each : element_types) names.push_back(pbtxt::ElementType_Name(each.first));
+    at.fail(Tensor::kDataTypeFieldNumber,
+            fmt::format("{} needs a data_type; take one of {}", named, fmt::join(names, ", ")));
+  }
+  return {from.name(), *type, shape_of(from.dims(), at, Tensor::kDimsFieldNumber, named, batched)};
+}
+
+/// All inputs, or all outputs; `field` is theirs.
+template <typename Tensors>
+std::vector<tensor_spec> tensors_of(Tensors const& from, field_places const& model, int field,
+                                    std::string_view what, bool batched,
+                                    std::span<treated_field const> treated,
+                                    passed_over& without_effect) {
+  std::vector<tensor_spec> result;
+  std::set<std::string> names;
+  for (int i = 0; i < from.size(); ++i) {
+    auto const at = model.within(field, i);
+    treat(from[i], at, treated, without_effect);
+    result.push_back(tensor_of(from[i], at, what, batched));
+    if (!names.insert(result.back().name).second) {
+      at.fail(fmt::format("there are two {}s named '{}'", what, result.back().name));
+    }
+  }
+  if (result.empty()) {
+    model.fail(fmt::format(
+        "the model has no {0}; describe each by {0} {{ name: \"…\" data_type: TYPE_FP32 "
+        "dims: [ … ] }}",
+        what));
+  }
+  return result;
+}
+
+version_policy versions_of(pbtxt::Model const& model, field_places const& at) {
+  using pbtxt::Versions;
+  constexpr int field = pbtxt::Model::kVersionPolicyFieldNumber;
+  version_policy result;
+  if (!model.has_version_policy()) {
+    return result;
+  }
+  auto const& from = model.version_policy();
+  auto const inside = at.within(field);
+  switch (from.choice_case()) {
+    case Versions::kLatest: {
+      constexpr int count = Versions::Latest::kNumVersionsFieldNumber;
+      auto const there = inside.within(Versions::kLatestFieldNumber);
+      if (there.mentions(count) && from.latest().num_versions() == 0) {
+        there.fail(count, "'num_versions' is 0; it must be at least 1");
+      }
+      result.latest = std::max<std::uint64_t>(from.latest().num_versions(), 1);
+      break;
+    }
+    case Versions::kAll:
+      result.kind = version_policy::kind_t::all;
+      break;
+    case Versions::kSpecific: {
+      auto const there = inside.within(Versions::kSpecificFieldNumber);
+      result.kind = version_policy::kind_t::specific;
+      for (int i = 0; i < from.specific().versions_size(); ++i) {
+        auto const version = from.specific().versions(i);
+        if (version < 1) {
+          there.fail_at(there.of(Versions::Specific::kVersionsFieldNumber, i),
+                        fmt::format("'versions' has {}; it must be at least 1", version));
+        }
+        result.specific.push_back(static_cast<std::uint64_t>(version));
+      }
+      if (result.specific.empty()) {
+        there.fail("specific needs at least one of versions: [ … ]");
+      }
+      break;
+    }
+    case Versions::CHOICE_NOT_SET:
+      inside.fail(
+          "version_policy takes exactly one of latest { num_versions: 1 }, all { }, "
+          "specific { versions: [ 1, 3 ] }");
+  }
+  return result;
+}
+
+void check_platform(pbtxt::Model const& model, field_places const& at) {
+  if (!model.platform().empty() && model.platform() != "pytorch_libtorch") {
+    at.fail(
+        pbtxt::Model::kPlatformFieldNumber,
+        fmt::format("platform '{}' is not supported; only \"pytorch_libtorch\" (TorchScript) is",
+                    model.platform()),
+        error_kind::unsupported);
+  }
+  if (!model.backend().empty() && model.backend() != "pytorch") {
+    at.fail(pbtxt::Model::kBackendFieldNumber,
+            fmt::format("backend '{}' is not supported; only \"pytorch\" (TorchScript) is",
+                        model.backend()),
+            error_kind::unsupported);
+  }
+  if (model.platform().empty() && model.backend().empty()) {
+    at.fail("the file must say platform: \"pytorch_libtorch\" or backend: \"pytorch\"");
+  }
+}
+
+void check_filename(pbtxt::Model const& model, field_places const& at) {
+  auto const& name = model.default_model_filename();
+  if (name.find('/') != std::string::npos || name.find('\0') != std::string::npos || name == "." ||
+      name == "..") {
+    at.fail(pbtxt::Model::kDefaultModelFilenameFieldNumber,
+            "default_model_filename must be a file's name without folders");
+  }
+}
+
+/// As Triton fills them in.
+void fill_defaults(pbtxt::Model& model, std::string const& filename) {
+  model.set_platform("pytorch_libtorch");
+  model.set_backend("pytorch");
+  model.set_default_model_filename(filename);
+  if (!model.has_version_policy()) {
+    model.mutable_version_policy()->mutable_latest()->set_num_versions(1);
+  }
+  if (model.has_dynamic_batching() && model.max_batch_size() > 0 &&
+      model.dynamic_batching().preferred_batch_size().empty()) {
+    model.mutable_dynamic_batching()->add_preferred_batch_size(model.max_batch_size());
+  }
+}
+
+std::vector<std::string> listed(passed_over fields) {
+  auto const place = [](auto const& each) { return std::pair{each.first.line, each.first.column}; };
+  std::stable_sort(fields.begin(), fields.end(),
+                   [&](auto const& a, auto const& b) { return place(a) < place(b); });
+  std::vector<std::string> result;
+  result.reserve(fields.size());
+  for (auto const& [where, name] : fields) {
+    result.push_back(fmt::format("line {}: {}", where.line, name));
+  }
+  return result;
 }
 
 }  // namespace
 
+std::optional<datatype> datatype_of(int element_type) noexcept {
+  auto const* const found =
+      std::find_if(element_types.begin(), element_types.end(),
+                   [&](auto const& each) { return each.first == element_type; });
+  return found == element_types.end() ? std::nullopt : std::optional{found->second};
+}
+
+std::string const& element_type_name(datatype type) {
+  auto const* const found = std::find_if(element_types.begin(), element_types.end(),
+                                         [&](auto const& each) { return each.second == type; });
+  return pbtxt::ElementType_Name(found->first);
+}
+
 model_config read_model_config(std::string_view text, std::string const& file) {
-  auto const tree = parse_text_format(text, file);
+  using pbtxt::Model;
+  Model model;
+  config_text const source{text, file, model};
+  auto const at = source.places();
+  passed_over without_effect;
+  treat(model, at, model_fields, without_effect);
+  check_platform(model, at);
+  check_filename(model, at);
   model_config config;
-  config_reader const reader{file, config.without_effect};
-  reader.check_fields(tree, model_fields, "a model configuration");
-  check_platform(reader, tree);
-  config.name = reader.string(tree, "name").value_or("");
-  if (auto const* const value = reader.single(tree, "max_batch_size")) {
-    config.max_batch_size = reader.integer(*value, "max_batch_size");
-    if (config.max_batch_size < 0 ||
-        config.max_batch_size > std::numeric_limits<std::int32_t>::max()) {
-      reader.fail(value->where,
-                  "max_batch_size must be 0 (no batching) or a positive 32-bit number");
-    }
+  config.name = model.name();
+  config.max_batch_size = model.max_batch_size();
+  if (config.max_batch_size < 0) {
+    at.fail(Model::kMaxBatchSizeFieldNumber,
+            "max_batch_size must be 0 (no batching) or a positive 32-bit number");
   }
   bool const batched = config.max_batch_size > 0;
-  config.inputs = reader.tensors(tree, "input", batched);
-  config.outputs = reader.tensors(tree, "output", batched);
-  config.versions = reader.versions(tree);
-  if (auto filename = reader.string(tree, "default_model_filename")) {
-    if (filename->find('/') != std::string::npos || filename->find('\0') != std::string::npos ||
-        *filename == "." || *filename == "..") {
-      reader.fail(reader.single(tree, "default_model_filename")->where,
-                  "default_model_filename must be a file's name without folders");
-    }
-    config.model_filename = std::move(*filename);
+  config.inputs = tensors_of(model.input(), at, Model::kInputFieldNumber, "input", batched,
+                             input_fields, without_effect);
+  config.outputs = tensors_of(model.output(), at, Model::kOutputFieldNumber, "output", batched,
+                              output_fields, without_effect);
+  config.versions = versions_of(model, at);
+  config.batching = read_batching(model, at, without_effect);
+  config.warmup = read_warmup(model, at, config.inputs, without_effect);
+  if (!model.default_model_filename().empty()) {
+    config.model_filename = model.default_model_filename();
   }
-  fill_json(config, tree);
+  fill_defaults(model, config.model_filename);
+  config.json = config_to_json(model);
+  config.without_effect = listed(std::move(without_effect));
   return config;
 }
 

@@ -4,10 +4,10 @@
 ///   config.inputs[0].shape;   // {-1, 4} for max_batch_size: 8 and dims: [ 4 ]
 ///
 /// Taken: name, platform/backend, max_batch_size, input, output, default_model_filename,
-/// version_policy. Fields of Triton's that only tune its own scheduling are passed over and listed
-/// in `without_effect`; those that would change what a request means throw `unsupported`; names
-/// that Triton does not know throw `invalid_argument`, as in Triton. Beyond Triton, `dims: [ ]`
-/// describes a scalar. Pure.
+/// version_policy, dynamic_batching, model_warmup. Fields of Triton's that only tune its own
+/// scheduling are passed over and listed in `without_effect`; those that would change what a request
+/// means throw `unsupported`; names that Triton does not know throw `invalid_argument`, as in
+/// Triton. Beyond Triton, `dims: [ ]` describes a scalar. Pure.
 ///
 /// Source: Triton, common/protobuf/model_config.proto and docs/user_guide/model_configuration.md.
 #pragma once
@@ -20,6 +20,7 @@
 
 #include "runtime/server/inference/batching.hpp"
 #include "runtime/server/inference/inference_service.hpp"
+#include "runtime/server/inference/warmup.hpp"
 
 namespace sluice::server {
 
@@ -39,6 +40,7 @@ struct model_config {
   std::vector<tensor_spec> outputs;
   std::string model_filename = "model.pt";
   version_policy versions;
+  std::vector<warmup_sample> warmup;        ///< files: as named in the model's folder `warmup`
   nlohmann::json json;                      ///< the file, with defaults filled in
   std::vector<std::string> without_effect;  ///< "line 12: instance_group"
 };

@@ -21,6 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr std::string_view warmup_folder = "warmup";
 constexpr std::uintmax_t max_config_bytes = std::uintmax_t{1} << 20U;
 
 /// The names of the folders in `folder`, sorted, without those that begin with a dot.
@@ -44,20 +45,37 @@ std::vector<std::string> folders_in(fs::path const& folder, std::string_view wha
   return names;
 }
 
-std::string read_config_file(fs::path const& path) {
+/// What stands in the place of a file; nothing if it is one. Links are followed.
+std::optional<std::string> no_file(fs::path const& path) {
   std::error_code failure;
   auto const is = fs::status(path, failure).type();
-  if (failure && is != fs::file_type::not_found) {
-    throw error{error_kind::not_found,
-                fmt::format("cannot read {}: {}", path.string(), failure.message())};
+  switch (is) {
+    case fs::file_type::regular:
+      return std::nullopt;
+    case fs::file_type::not_found:
+      return "is missing";
+    case fs::file_type::directory:
+      return "is a folder, not a file";
+    case fs::file_type::fifo:
+      return "is a FIFO, not a file";
+    case fs::file_type::socket:
+      return "is a socket, not a file";
+    case fs::file_type::character:
+    case fs::file_type::block:
+      return "is a device, not a file";
+    default:
+      return failure ? fmt::format("cannot be read: {}", failure.message()) : "is not a file";
   }
-  if (is != fs::file_type::regular) {
+}
+
+std::string read_config_file(fs::path const& path) {
+  if (auto const instead = no_file(path)) {
     throw error{
         error_kind::not_found,
-        fmt::format(
-            "{} is missing; it must say the platform, the inputs and the outputs of the model",
-            path.string())};
+        fmt::format("{} {}; it must say the platform, the inputs and the outputs of the model",
+                    path.string(), *instead)};
   }
+  std::error_code failure;
   auto const size = fs::file_size(path, failure);
   if (!failure && size > max_config_bytes) {
     throw error{error_kind::invalid_argument,
@@ -85,7 +103,7 @@ std::vector<std::uint64_t> versions_present(fs::path const& folder) {
   for (auto const& name : folders_in(folder, "model folder")) {
     if (auto const number = version_number(name)) {
       present.push_back(*number);
-    } else {
+    } else if (name != warmup_folder) {
       spdlog::info("folder passed over, its name is no version number folder={}",
                    (folder / name).string());
     }
@@ -127,13 +145,37 @@ std::vector<std::uint64_t> select(version_policy const& policy, std::vector<std:
 }
 
 void check_model_file(fs::path const& path) {
-  std::error_code failure;
-  if (!fs::is_regular_file(path, failure)) {
-    throw error{error_kind::not_found, fmt::format("the model file {} is missing", path.string())};
+  if (auto const instead = no_file(path)) {
+    throw error{error_kind::not_found,
+                fmt::format("the model file {} {}", path.string(), *instead)};
   }
+  std::error_code failure;
   if (fs::file_size(path, failure) == 0) {
     throw error{error_kind::invalid_argument,
                 fmt::format("the model file {} is empty", path.string())};
+  }
+}
+
+/// Puts the model's folder before the names of files that warm-ups read, which must be there.
+void find_warmup_files(model_config& config, fs::path const& folder) {
+  for (auto& sample : config.warmup) {
+    for (auto& input : sample.inputs) {
+      if (input.data != warmup_input::source::file) {
+        continue;
+      }
+      input.file = folder / warmup_folder / input.file;
+      auto wrong = no_file(input.file);
+      std::error_code failure;
+      if (!wrong && fs::file_size(input.file, failure) < input.bytes) {
+        wrong = fmt::format("is shorter than the {} bytes of the input", input.bytes);
+      }
+      if (wrong) {
+        throw error{error_kind::not_found,
+                    fmt::format("{}: model_warmup '{}': the data of input '{}': {} {}",
+                                (folder / "config.pbtxt").string(), sample.name, input.name,
+                                input.file.string(), *wrong)};
+      }
+    }
   }
 }
 
@@ -195,6 +237,7 @@ std::vector<model_entry> read_model(fs::path const& root, std::string const& nam
                  fmt::join(config.without_effect, ", "));
   }
 
+  find_warmup_files(config, folder);
   model_metadata metadata{
       name, {}, "pytorch_libtorch", std::move(config.inputs), std::move(config.outputs)};
   std::vector<model_entry> entries;
@@ -203,12 +246,13 @@ std::vector<model_entry> read_model(fs::path const& root, std::string const& nam
     auto file = folder / version / config.model_filename;
     check_model_file(file);
     metadata.versions.push_back(version);
-    entries.push_back({{},
-                       std::move(file),
-                       std::move(version),
-                       config.max_batch_size,
-                       config.batching,
-                       config.json});
+    entries.push_back({.metadata = {},
+                       .file = std::move(file),
+                       .version = std::move(version),
+                       .max_batch_size = config.max_batch_size,
+                       .batching = config.batching,
+                       .warmup = config.warmup,
+                       .config = config.json});
   }
   for (auto& entry : entries) entry.metadata = metadata;
   return entries;

@@ -3,6 +3,7 @@
 ///
 ///   <root>/<model>/config.pbtxt
 ///   <root>/<model>/<version>/model.pt        version: a number, written without leading zeros
+///   <root>/<model>/warmup/<file>             where config.pbtxt names it as data of a warm-up
 ///
 ///   auto const found = read_repository({"/models"});
 ///   for (auto const& entry : found.models) {
@@ -16,7 +17,7 @@
 /// beside the model folders, and folders beside the versions that are no version are passed over,
 /// the latter with a log line. A folder that cannot be served stands in no other's way.
 ///
-/// The reasons: `not_found` (model, config.pbtxt, version, model file),
+/// The reasons: `not_found` (model, config.pbtxt, version, model file, data of a warm-up),
 /// `invalid_argument` (config.pbtxt does not parse or contradicts itself; file:line:column),
 /// `unsupported` (another framework, or a feature whose absence would change answers),
 /// `already_exists` (one model in two repositories).
@@ -33,6 +34,7 @@
 
 #include "runtime/server/inference/batching.hpp"
 #include "runtime/server/inference/inference_service.hpp"
+#include "runtime/server/inference/warmup.hpp"
 
 namespace sluice::server {
 
@@ -43,6 +45,7 @@ struct model_entry {
   std::string version;          ///< e.g. "3"
   std::int64_t max_batch_size;  ///< 0: no batch dimension was added to the shapes
   batching_rules batching{};
+  std::vector<warmup_sample> warmup{};  ///< files: with their folders, e.g. /models/add/warmup/x
   /// config.pbtxt with defaults filled in, as `GET v2/models/M/config` answers.
   nlohmann::json config;
 };

@@ -36,25 +36,15 @@ at::Device at_device(torch_device device) {
                           : at::Device{at::kCPU};
 }
 
-std::shared_ptr<model_file const> open_file(torch_model_options const& options) {
-  try {
-    return std::make_shared<model_file const>(options.file);
-  } catch (...) {
-    rethrow_as_error(c10::str("model '", options.name, "'"), error_kind::not_found);
-  }
-}
-
-torch::jit::Module read_whole_module(torch_model_options const& options,
-                                     std::shared_ptr<model_file const> const& file) {
+torch::jit::Module read_whole_module(std::shared_ptr<model_file const> const& file) {
   try {
     return read_whole(file);
   } catch (error const&) {
     throw;
   } catch (std::exception const& failure) {
     throw error{error_kind::invalid_argument,
-                c10::str("model '", options.name, "': ", options.file.string(),
-                         " cannot be read as TorchScript: ", first_line(failure.what()),
-                         "; save it with torch.jit.save")};
+                c10::str(file->path().string(), " cannot be read as TorchScript: ",
+                         first_line(failure.what()), "; save it with torch.jit.save")};
   }
 }
 
@@ -88,7 +78,7 @@ class torch_model final : public hosted_model {
   explicit torch_model(torch_model_options options)
       : options_(std::move(options)),
         device_(at_device(options_.device)),
-        file_(open_file(options_)) {
+        file_(std::make_shared<model_file const>(options_.file)) {
     refuse_other_formats(file_);
     read_without_weights();
     module_.eval();
@@ -219,7 +209,7 @@ class torch_model final : public hosted_model {
         return;
       }
     }
-    module_ = read_whole_module(options_, file_);
+    module_ = read_whole_module(file_);
     weights_.emplace(torch_structure{module_, {}}, file_, device_);
   }
 

@@ -19,7 +19,6 @@
 #include "runtime/server/inference/tensor_bytes.hpp"
 #include "runtime/server/repository/model_config.hpp"
 #include "runtime/server/repository/model_repository.hpp"
-#include "runtime/server/repository/text_format.hpp"
 
 // An example shows what an expression is by a comment behind it.
 #pragma GCC diagnostic push
@@ -101,12 +100,6 @@ void of_model_repository() {
   for (auto const& each : found.unservable) {
     std::cout << each.name << ": " << each.reason.what() << '\n';
   }
-}
-
-void of_text_format() {
-  auto tree = parse_text_format(R"(name: "add"  input { dims: [ -1, 4 ] })", "config.pbtxt");
-  tree.fields[0].name;
-  tree.fields[0].values[0].text;
 }
 
 }  // namespace sluice::server::header_examples

@@ -68,17 +68,17 @@ TEST(model_config, version_policies_are_read) {
 }
 
 TEST(model_config, tuning_for_tritons_scheduler_is_passed_over_and_listed) {
-  auto const config = read_model_config(base + R"(dynamic_batching { preferred_batch_size: 4 }
+  auto const config = read_model_config(base + R"(response_cache { enable: true }
     instance_group [ { count: 2 kind: KIND_GPU gpus: 0 } ]
     parameters { key: "INFERENCE_MODE" value: { string_value: "true" } }
     parameters { key: "k" value: { string_value: "v" } })",
                                         "f");
-  EXPECT_THAT(config.without_effect,
-              ElementsAre("line 5: dynamic_batching", "line 6: instance_group",
-                          "line 7: parameters", "line 8: parameters"));
-  EXPECT_EQ(config.json["dynamic_batching"]["preferred_batch_size"], json::array({4}));
-  EXPECT_EQ(config.json["instance_group"],
-            json::parse(R"([{"count":2,"kind":"KIND_GPU","gpus":[0]}])"));
+  EXPECT_THAT(config.without_effect, ElementsAre("line 5: response_cache", "line 6: instance_group",
+                                                 "line 7: parameters", "line 8: parameters"));
+  EXPECT_EQ(config.json["response_cache"]["enable"], true);
+  EXPECT_EQ(config.json["instance_group"][0]["count"], 2);
+  EXPECT_EQ(config.json["instance_group"][0]["kind"], "KIND_GPU");
+  EXPECT_EQ(config.json["instance_group"][0]["gpus"], json::array({0}));
   EXPECT_EQ(config.json["parameters"],
             json::parse(R"({"INFERENCE_MODE":{"string_value":"true"},"k":{"string_value":"v"}})"));
 }
@@ -90,7 +90,49 @@ TEST(model_config, the_json_has_defaults_filled_in) {
   EXPECT_EQ(config["default_model_filename"], "model.pt");
   EXPECT_EQ(config["version_policy"]["latest"]["num_versions"], 1);
   EXPECT_EQ(config["output"],
-            json::parse(R"([{"name":"y","data_type":"TYPE_INT64","dims":[-1,2]}])"));
+            json::parse(R"([{"name":"y","data_type":"TYPE_INT64","dims":[-1,2],"label_filename":"",
+                             "is_shape_tensor":false,"is_non_linear_format_io":false}])"));
+  EXPECT_EQ(config["instance_group"], json::array());
+  EXPECT_EQ(config["parameters"], json::object());
+  EXPECT_FALSE(config.contains("dynamic_batching"));
+}
+
+TEST(model_config, what_json_cannot_carry_as_a_number_is_a_string_in_it) {
+  auto const config =
+      read_model_config(base +
+                            "model_metrics { metric_control { metric_identifier { family: 'f' } "
+                            "histogram_options { buckets: [ 0.5, inf, nan ] } } }",
+                        "f");
+  EXPECT_EQ(config.json["model_metrics"]["metric_control"][0]["histogram_options"]["buckets"],
+            json::array({0.5, "Infinity", "NaN"}));
+}
+
+TEST(model_config, a_file_with_every_field_that_has_no_effect_is_taken) {
+  auto const config = read_model_config(base + R"(runtime: "r"
+    optimization {
+      graph { level: 1 } priority: PRIORITY_MAX eager_batching: true gather_kernel_buffer_threshold: 1
+      cuda { graphs: true graph_spec { batch_size: 1 input { key: "x" value { dim: [ 4 ] } }
+             graph_lower_bound { batch_size: 1 input { key: "x" value { dim: 4 } } } } }
+      execution_accelerators { gpu_execution_accelerator [ { name: "t" parameters { key: "k" value: "v" } } ] }
+      input_pinned_memory { enable: false } output_pinned_memory { enable: true } }
+    instance_group { name: "g" kind: KIND_MODEL host_policy: "h" passive: true profile: "p"
+      rate_limiter { resources [ { name: "r" global: true count: 2 } ] priority: 1 }
+      secondary_devices { kind: KIND_NVDLA device_id: 1 } }
+    metric_tags { key: "k" value: "v" }
+    model_transaction_policy { decoupled: false })",
+                                        "f");
+  EXPECT_THAT(config.without_effect,
+              ElementsAre("line 5: runtime", "line 6: optimization", "line 12: instance_group",
+                          "line 15: metric_tags"));
+}
+
+TEST(model_config, texts_may_be_in_any_form_of_the_format) {
+  auto const config =
+      read_model_config("\xEF\xBB\xBF# \xE9: a comment may have any bytes\n" + base +
+                            "name: \"a\" 'b\\x63\\u00e9';\nmax_batch_size: 0x10,",
+                        "f");
+  EXPECT_EQ(config.name, "abc\u00e9");
+  EXPECT_EQ(config.max_batch_size, 16);
 }
 
 TEST(model_config, faults_name_their_place_and_what_would_be_right) {
@@ -105,19 +147,20 @@ TEST(model_config, faults_name_their_place_and_what_would_be_right) {
   };
   auto const unsupported = error_kind::unsupported;
   std::vector<row> const rows{
-      {io, {"f:2:1:", "pytorch_libtorch"}},
+      {io, {"f:1:1:", "pytorch_libtorch"}},
       {"platform: 'onnxruntime_onnx'" + io,
-       {"f:1:11:", "onnxruntime_onnx", "pytorch_libtorch"},
+       {"f:1:1:", "onnxruntime_onnx", "pytorch_libtorch"},
        unsupported},
-      {"backend: 'python'" + io, {"f:1:10:", "'python'", "pytorch"}, unsupported},
+      {"backend: 'python'" + io, {"f:1:1:", "'python'", "pytorch"}, unsupported},
       {"backend: 'pytorch'", {"no input"}},
       {"backend: 'pytorch' input { name: 'x' data_type: TYPE_FP32 dims: 1 }", {"no output"}},
-      {base + "max_batchsize: 4", {"f:5:1:", "'max_batchsize'", "did you mean 'max_batch_size'?"}},
-      {base + "max_batch_size: -1", {"f:5:17:", "max_batch_size"}},
-      {base + "max_batch_size: 2147483648", {"32-bit"}},
+      {base + "max_batchsize: 4",
+       {"f:5:1:", "'max_batchsize'", "did you mean \"max_batch_size\"?"}},
+      {base + "max_batch_size: -1", {"f:5:1:", "max_batch_size"}},
+      {base + "max_batch_size: 2147483648", {"f:5:17:", "out of range"}},
       {base + "max_batch_size: '4'", {"integer"}},
-      {base + "max_batch_size: 4 max_batch_size: 4", {"second time", "line 5"}},
-      {base + "max_batch_size: [ 4 ]", {"one value"}},
+      {base + "max_batch_size: 4 max_batch_size: 4", {"f:5:19:", "second time"}},
+      {base + "max_batch_size: [ 4 ]", {"f:5:17:", "integer"}},
       {base + "name: add", {"quotes"}},
       {base + "name: 5", {"quotes"}},
       {base + "default_model_filename: '../x'", {"without folders"}},
@@ -125,33 +168,61 @@ TEST(model_config, faults_name_their_place_and_what_would_be_right) {
       {base + "sequence_batching { }", {"f:5:1:", "sequence_batching"}, unsupported},
       {base + "ensemble_scheduling { }", {"ensemble_scheduling"}, unsupported},
       {base + "version_policy { }", {"exactly one"}},
-      {base + "version_policy: 3", {"exactly one"}},
-      {base + "version_policy { all { } latest { } }", {"exactly one"}},
+      {base + "version_policy: 3", {"f:5:17:", "\"{\""}},
+      {base + "version_policy { all { } latest { } }",
+       {"f:5:26:", "'latest'", "'all'", "one of them"}},
       {base + "version_policy { newest { } }", {"'newest'", "latest"}},
       {base + "version_policy { latest { num_versions: 0 } }", {"at least 1"}},
       {base + "version_policy { latest { number: 1 } }", {"'number'", "num_versions"}},
       {base + "version_policy { specific { } }", {"versions"}},
       {base + "version_policy { specific { versions: 1.5 } }", {"integer"}},
       {base + io, {"two inputs named 'x'"}},
-      {input("data_type: TYPE_FP32 dims: 1"), {"f:2:7:", "name"}},
-      {input("name: 'x' dims: 1"), {"f:2:7:", "'x'", "data_type"}},
-      {input("name: 'x' data_type: TYPE_FLOAT dims: 1"), {"f:2:30:", "'x'", "TYPE_FP32"}},
-      {input("name: 'x' data_type: 'TYPE_FP32' dims: 1"), {"'x'", "TYPE_FP32"}},
+      {input("data_type: TYPE_FP32 dims: 1"), {"f:2:1:", "name"}},
+      {input("name: 'x' dims: 1"), {"f:2:1:", "'x'", "data_type"}},
+      {input("name: 'x' data_type: TYPE_FLOAT dims: 1"),
+       {"f:2:30:", "data_type", "'TYPE_FLOAT'", "TYPE_FP32"}},
+      {input("name: 'x' data_type: 'TYPE_FP32' dims: 1"), {"f:2:30:", "TYPE_FP32"}},
       {input("name: 'x' data_type: TYPE_FP32"), {"'x'", "dims"}},
-      {input("name: 'x' data_type: TYPE_FP32 dims: 0"), {"f:2:46:", "'x'", "at least 1"}},
+      {input("name: 'x' data_type: TYPE_FP32 dims: 0"), {"f:2:40:", "'x'", "at least 1"}},
       {input("name: 'x' data_type: TYPE_FP32 dims: [ 1, -2 ]"), {"-2"}},
-      {input("name: 'x' data_type: TYPE_FP32 dims: 18446744073709551615"), {"64 bits"}},
+      {input("name: 'x' data_type: TYPE_FP32 dims: 18446744073709551615"),
+       {"f:2:46:", "out of range"}},
       {input("name: 'x' data_type: TYPE_FP32 dims: 1 reshape { }"), {"reshape"}, unsupported},
       {input("name: 'x' data_type: TYPE_FP32 dims: 1 optional: true"), {"optional"}, unsupported},
-      {input("name: 'x' data_type: TYPE_FP32 dims: 1 optional: maybe"), {"true or false"}},
-      {input("nam: 'x'"), {"'nam'", "did you mean 'name'?"}},
-      {"backend: 'pytorch' input: 5", {"a message"}},
+      {input("name: 'x' data_type: TYPE_FP32 dims: 1 optional: maybe"),
+       {"f:2:58:", "maybe", "optional"}},
+      {input("nam: 'x'"), {"'nam'", "did you mean \"name\"?"}},
+      {"backend: 'pytorch' input: 5", {"f:1:27:", "\"{\""}},
+      {"name: 'x' reshape { }", {"f:1:11:", "'reshape'", "belongs to 'input' or 'output'"}},
+      {"input { max_batch_size: 1 }", {"f:1:9:", "'input'", "belongs to a model configuration"}},
+      {"dims: 1 # dims", {"f:1:1:", "'dims'", "'input'"}},
+      {"input { format: FORMAT_NHCW }", {"f:1:17:", "'FORMAT_NHCW'", "FORMAT_NHWC"}},
+      {"a 5", {"f:1:1:", "'a'"}},
+      {"name", {"f:1:5:", "the file ends"}},
+      {"name:", {"f:1:6:", "the file ends"}},
+      {"input {\n # }\n", {"f:3:1:", "the file ends", "never closed"}},
+      {"input < name: 'x' }", {"f:1:19:"}},
+      {"}", {"f:1:1:", "}"}},
+      {"\t\tname: 5", {"f:1:9:", "quotes"}},
+      {"input [\t{ name: 'x' }, { data_type: TYPE_FP32 } ]" + base,
+       {"f:1:11:", "'x'", "data_type"}},
+      {"input [ { name: 'x' data_type: TYPE_FP32 dims: 1 },\n\t{ dims: 1 } ]" + base,
+       {"f:2:4:", "name"}},
+      {"name: 'x\ny'", {"f:1:9:"}},
+      {"name: '\\q'", {"f:1:9:", "escape"}},
+      {"backend: 'pytorch' parameters { key: 'k' value { string_value: '\\xFF' } }",
+       {"f:1:50:", "'string_value'", "UTF-8"}},
+      {std::string{"name: \0", 7}, {"f:1:7:"}},
+      {"name: \xFF", {"f:1:7:"}},
+      {"[a.b]: 1", {"f:1:"}},
+      {"name: " + std::string(100'000, 'x'), {"f:1:7:", "…"}},
   };
   for (auto const& each : rows) {
+    SCOPED_TRACE(each.text.substr(0, 200));
     auto const failure = thrown_by([&] { static_cast<void>(read_model_config(each.text, "f")); });
-    ASSERT_TRUE(failure.has_value()) << each.text;
-    EXPECT_EQ(failure->kind(), each.kind) << each.text;
-    for (auto const& word : each.says) EXPECT_THAT(failure->what(), HasSubstr(word)) << each.text;
+    ASSERT_TRUE(failure.has_value());
+    EXPECT_EQ(failure->kind(), each.kind);
+    for (auto const& word : each.says) EXPECT_THAT(failure->what(), HasSubstr(word));
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cstdlib>
 #include <fstream>
@@ -134,11 +135,11 @@ TEST_F(model_repository, faults_say_what_is_missing_and_where) {
 
   write("broken/config.pbtxt", "platform: \"pytorch_libtorch\"\n  input {");
   expect_fault("broken", error_kind::invalid_argument,
-               {"broken/config.pbtxt:2:9:", "never closed"});
+               {"broken/config.pbtxt:2:10:", "never closed"});
 
   write("tensorflow/config.pbtxt", "platform: \"tensorflow_savedmodel\"");
   expect_fault("tensorflow", error_kind::unsupported,
-               {"tensorflow/config.pbtxt:1:11:", "tensorflow_savedmodel"});
+               {"tensorflow/config.pbtxt:1:1:", "tensorflow_savedmodel"});
 
   write("huge/config.pbtxt", std::string(2'000'000, '\n'));
   expect_fault("huge", error_kind::invalid_argument, {"huge/config.pbtxt", "2000000 bytes"});
@@ -166,7 +167,7 @@ TEST_F(model_repository, what_cannot_be_served_is_listed_with_its_reason_beside_
   ASSERT_EQ(found.models.size(), 1U);
   EXPECT_EQ(found.models[0].metadata.name, "add");
   std::vector<std::pair<std::string, std::string>> const expected{
-      {"broken", "broken/config.pbtxt:2:9:"},
+      {"broken", "broken/config.pbtxt:2:10:"},
       {"lost+found", "lost+found/config.pbtxt is missing"},
       {"no?name", "not UTF-8"},
       {"onnx", "onnxruntime_onnx"}};
@@ -181,7 +182,52 @@ TEST_F(model_repository, what_cannot_be_served_is_listed_with_its_reason_beside_
 TEST_F(model_repository, a_folder_that_leads_to_itself_is_no_configuration) {
   fs::create_directories(root_ / "loop");
   fs::create_symlink("config.pbtxt", root_ / "loop/config.pbtxt");
-  expect_fault("loop", error_kind::not_found, {"cannot read", "loop/config.pbtxt"});
+  expect_fault("loop", error_kind::not_found, {"loop/config.pbtxt cannot be read"});
+}
+
+TEST_F(model_repository, what_stands_in_the_place_of_a_file_is_said) {
+  fs::create_directories(root_ / "folder/config.pbtxt");
+  expect_fault("folder", error_kind::not_found, {"folder/config.pbtxt is a folder"});
+
+  fs::create_directories(root_ / "fifo");
+  ASSERT_EQ(::mkfifo((root_ / "fifo/config.pbtxt").c_str(), 0600), 0);
+  expect_fault("fifo", error_kind::not_found, {"fifo/config.pbtxt is a FIFO"});
+
+  write_model("device", {"1"});
+  fs::remove(root_ / "device/1/model.pt");
+  fs::create_symlink("/dev/null", root_ / "device/1/model.pt");
+  expect_fault("device", error_kind::not_found, {"device/1/model.pt is a device"});
+
+  write_model("nested", {"1/model.pt"});
+  expect_fault("nested", error_kind::not_found, {"nested/1/model.pt is a folder"});
+}
+
+TEST_F(model_repository, rules_of_batches_and_warm_ups_come_with_every_version) {
+  write_model("add", {"1", "2"}, R"(version_policy { all { } } max_batch_size: 4
+    dynamic_batching { preferred_batch_size: 2 }
+    model_warmup { name: "w" batch_size: 1
+      inputs { key: "x" value { data_type: TYPE_FP32 dims: 1 input_data_file: "deep/x" } } })");
+  write("add/warmup/deep/x", "1234");
+  auto const entries = read_model(root_, "add");
+  ASSERT_EQ(entries.size(), 2U);
+  for (auto const& entry : entries) {
+    EXPECT_EQ(entry.batching.max_batch_size, 4);
+    EXPECT_THAT(entry.batching.preferred_sizes, ElementsAre(2));
+    ASSERT_EQ(entry.warmup.size(), 1U);
+    EXPECT_EQ(entry.warmup[0].inputs[0].file, root_ / "add/warmup/deep/x");
+    EXPECT_EQ(entry.config["name"], "add");
+  }
+}
+
+TEST_F(model_repository, the_data_of_a_warm_up_must_be_there) {
+  write_model("add", {"1"}, R"(model_warmup { name: "w" batch_size: 1
+      inputs { key: "x" value { data_type: TYPE_FP32 dims: 1 input_data_file: "x" } } })");
+  expect_fault("add", error_kind::not_found,
+               {"add/config.pbtxt: model_warmup 'w'", "input 'x'", "add/warmup/x is missing"});
+  write("add/warmup/x", "123");
+  expect_fault("add", error_kind::not_found, {"add/warmup/x is shorter than the 4 bytes"});
+  write("add/warmup/x", "1234");
+  EXPECT_NO_THROW(static_cast<void>(read_model(root_, "add")));
 }
 
 TEST_F(model_repository, an_absent_or_empty_repository_is_refused) {

@@ -220,6 +220,21 @@ output < name: 'y' data_type: TYPE_BOOL dims: 1 dims: 2 >
 version_policy { specific { versions: [ 1, 2 ] } }
 parameters { key: "k\n\x41\u00e9" value: { string_value: "v" } }
 instance_group { count: 1 kind: KIND_CPU } dynamic_batching { preferred_batch_size: [ 4, 8 ] }
+)",
+                                       R"(backend: "pytorch"
+max_batch_size: 8
+input: { name: "x" data_type: TYPE_FP32 dims: -1 format: FORMAT_NCHW optional: false }
+output { name: "y" data_type: TYPE_STRING dims: [ ] }
+dynamic_batching {
+	preferred_batch_size: 2 max_queue_delay_microseconds: 100
+	priority_levels: 2 default_priority_level: 1
+	default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 5 }
+	priority_queue_policy { key: 2 value { max_queue_size: 7 allow_timeout_override: true } }
+}
+model_warmup [ { name: "w" batch_size: 1 count: 2
+	inputs { key: "x" value { data_type: TYPE_FP32 dims: 3 input_data_file: "x" } } } ]
+optimization { cuda { graph_spec { input { key: "x" value { dim: [ 4 ] } } } } }
+model_metrics { metric_control { histogram_options { buckets: [ 0.5, inf ] } } }
 )"};
   std::vector<std::string> const words{"{",
                                        "}",
@@ -248,6 +263,17 @@ instance_group { count: 1 kind: KIND_CPU } dynamic_batching { preferred_batch_si
                                        "\\U0011FFFF",
                                        "[a.b]: 1 ",
                                        "key: 1 ",
+                                       "value { } ",
+                                       "\t",
+                                       "priority_levels: ",
+                                       "preserve_ordering: true ",
+                                       "dynamic_batching ",
+                                       "priority_queue_policy { key: 1 } ",
+                                       "inputs { key: 'x' } ",
+                                       "model_warmup { batch_size: 1 } ",
+                                       "99",
+                                       "\\xFF",
+                                       "\xEF\xBB\xBF",
                                        std::string(100, '{'),
                                        std::string(1, '\0')};
   int accepted = 0;
@@ -258,7 +284,19 @@ instance_group { count: 1 kind: KIND_CPU } dynamic_batching { preferred_batch_si
       EXPECT_FALSE(config.inputs.empty());
       EXPECT_FALSE(config.outputs.empty());
       EXPECT_TRUE(json::accept(config.json.dump())) << testing::PrintToString(text);
+      EXPECT_EQ(config.batching.max_batch_size, config.max_batch_size);
+      for (auto const size : config.batching.preferred_sizes) {
+        EXPECT_TRUE(size >= 1 && size <= config.max_batch_size) << testing::PrintToString(text);
+      }
+      for (auto const& [level, policy] : config.batching.policies) {
+        EXPECT_TRUE(level >= 1 && level <= config.batching.priority_levels)
+            << testing::PrintToString(text);
+      }
+      for (auto const& sample : config.warmup) {
+        EXPECT_EQ(sample.inputs.size(), config.inputs.size()) << testing::PrintToString(text);
+      }
     } catch (error const& failure) {
+      EXPECT_TRUE(std::string_view{failure.what()}.starts_with("f:")) << failure.what();
       expect_decent(failure, text);
     }
   });

@@ -139,6 +139,61 @@ TEST_F(a_service, is_ready_only_if_all_models_that_are_wanted_can_be_served) {
   }
 }
 
+/// Whose first model cannot be served.
+class refusing_executor final : public model_executor {
+ public:
+  [[nodiscard]] model_state state(model_index /*model*/) const override {
+    return model_state::cold;
+  }
+  [[nodiscard]] readiness model_ready(model_index model) const override {
+    auto const why = unservable(model);
+    return why ? readiness{false, why->what()} : readiness{};
+  }
+  [[nodiscard]] std::optional<error> unservable(model_index model) const override {
+    return model == 0 ? std::optional{error{error_kind::invalid_argument, "no TorchScript"}}
+                      : std::nullopt;
+  }
+  request_ticket submit(model_index /*model*/, infer_request /*request*/,
+                        completion done) override {
+    done(infer_response{});
+    return 0;
+  }
+  void cancel(request_ticket /*which*/) override {}
+  [[nodiscard]] nlohmann::json status() const override { return nlohmann::json::object(); }
+};
+
+TEST(a_service_whose_host_refuses_a_model, says_so_whatever_it_is_asked_of_it) {
+  refusing_executor host;
+  auto offered = offer("sum", "1");
+  offered.max_batch_size = 1;
+  model_service service{{offered, offer("other", "1")}};
+  EXPECT_EQ(service.metadata("sum", "").name, "sum") << "nobody has refused it yet";
+  service.attach(host, "127.0.0.1:1");
+  std::string const reason = "model 'sum' cannot be served: no TorchScript";
+  auto const is_refused = [&](error const& failure) {
+    return failure.kind() == error_kind::unavailable && failure.what() == reason;
+  };
+  try {
+    (void)service.metadata("sum", "");
+    ADD_FAILURE() << "no error";
+  } catch (error const& failure) {
+    EXPECT_TRUE(is_refused(failure)) << failure.what();
+  }
+  infer_request wrong;
+  wrong.model = "sum";
+  wrong.inputs = {number("input", 0), number("input", 0)};
+  wrong.inputs[0].shape = {2};
+  answers answers;
+  service.infer(std::move(wrong), answers.take(0));
+  auto const got = answers.wait_for(1);
+  ASSERT_EQ(got.size(), 1U);
+  EXPECT_TRUE(is_refused(std::get<error>(got[0].second)));
+  EXPECT_EQ(service.model_ready("sum", "").reason, "no TorchScript");
+  EXPECT_EQ(service.versions("sum"), std::vector<std::string>{"1"});
+  EXPECT_EQ(service.statistics("sum", "")["model_stats"].size(), 1U);
+  EXPECT_EQ(service.metadata("other", "").name, "other");
+}
+
 class a_batching_service : public a_service {
  protected:
   /// What it says of two inputs with so many rows.

@@ -272,6 +272,19 @@ TEST_F(a_torch_model_file, that_is_cut_short_is_refused) {
   EXPECT_EQ(thrown->kind(), error_kind::invalid_argument);
 }
 
+TEST_F(a_torch_model_file, that_is_none_is_refused_with_its_models_name_once) {
+  auto const text = [&] {
+    auto const thrown = failure_of([&] { (void)prepare_torch_model(options_); });
+    return thrown ? std::string{thrown->what()} : "no refusal";
+  };
+  std::ofstream{options_.file, std::ios::binary} << "rubbish";
+  EXPECT_TRUE(text().starts_with("model 'test': " + options_.file.string() +
+                                 " cannot be read as TorchScript: "))
+      << text();
+  options_.file += ".missing";
+  EXPECT_EQ(text(), "model 'test': there is no file " + options_.file.string());
+}
+
 /// A file as torch.save writes it: the same archive, without code and constants.
 class a_file_of_torch_save : public a_torch_model_file {
  protected:
