@@ -152,6 +152,7 @@ served_model served(chosen_model const& chosen, std::unique_ptr<hosted_model> mo
   result.always_warm = chosen.wanted.warm.mode == policy::warm_mode::always;
   result.max_queue = chosen.wanted.max_queue;
   result.batching = chosen.entry.batching;
+  result.warmup = chosen.entry.warmup;
   result.queue_timeout = ceil<milliseconds>(wanted.server.request_timeout);
   return result;
 }

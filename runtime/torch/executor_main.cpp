@@ -165,7 +165,8 @@ struct prepared_models {
 /// One that cannot be served stands in no other's way. Throws if all cannot, with these and all others' reasons.
 prepared_models prepare(std::vector<offered_entry> const& offered, settings const& given,
                         policy::policy const& wanted, memhandover::pool_shape const& shape,
-                        torch_device device, host_board& board, executor_session const& session) {
+                        torch_device device, host_board& board, bool is_first,
+                        executor_session const& session) {
   prepared_models made;
   std::vector<std::string> texts;
   error_kind first = error_kind::internal;
@@ -196,6 +197,9 @@ prepared_models prepare(std::vector<offered_entry> const& offered, settings cons
     }
     made.models.push_back(served(each.is, std::move(model), wanted, shape.backend));
     made.models.back().always_warm = made.models.back().always_warm && !fault;
+    if (fault || !is_first) {
+      made.models.back().warmup.clear();
+    }
   }
   host_board::this_lane = host_board::no_lane;
   if (texts.size() == made.models.size()) {
@@ -230,8 +234,8 @@ bool execute(executor_session& session) {
       pool->shape().backend == memhandover::backend_kind::cuda ? pool->shape().device : -1};
   start_torch(device);
   auto const activations = serve_activations(pool, device);
-  auto [models, unservable] =
-      prepare(offered, given, wanted, pool->shape(), device, *orders.board, session);
+  auto [models, unservable] = prepare(offered, given, wanted, pool->shape(), device, *orders.board,
+                                      orders.is_first, session);
   if (models.empty()) {
     return true;
   }

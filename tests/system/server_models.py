@@ -100,23 +100,25 @@ class ModelRepository:
         self.root = root
 
     def add(self, name: str, module: torch.nn.Module, inputs: Spec, outputs: Spec, *, batched: bool = True,
-            version: str = "1") -> torch.nn.Module:
+            max_batch_size: int = 2**20, more: str = "", version: str = "1") -> torch.nn.Module:
         """Scripts `module`, saves it, and returns it in evaluation mode, as the reference for answers."""
         folder = self.root / name / version
         folder.mkdir(parents=True)
         module.eval()
         torch.jit.script(module).save(str(folder / "model.pt"))
-        self.configure(name, inputs, outputs, batched=batched)
+        self.configure(name, inputs, outputs, batched=batched, max_batch_size=max_batch_size, more=more)
         return module
 
-    def configure(self, name: str, inputs: Spec, outputs: Spec, *, batched: bool = True) -> None:
+    def configure(self, name: str, inputs: Spec, outputs: Spec, *, batched: bool = True, max_batch_size: int = 2**20,
+                  more: str = "") -> None:
+        """`more` is of config.pbtxt, behind the rest."""
         (self.root / name).mkdir(parents=True, exist_ok=True)
-        lines = [f'name: "{name}"', 'platform: "pytorch_libtorch"', f"max_batch_size: {2**20 if batched else 0}"]
+        lines = [f'name: "{name}"', 'platform: "pytorch_libtorch"', f"max_batch_size: {max_batch_size if batched else 0}"]
         for key, specs in (("input", inputs), ("output", outputs)):
             for tensor, (data_type, dims) in specs.items():
                 shape = ", ".join(map(str, dims))
                 lines.append(f'{key} {{ name: "{tensor}" data_type: {data_type} dims: [ {shape} ] }}')
-        (self.root / name / "config.pbtxt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        (self.root / name / "config.pbtxt").write_text("\n".join([*lines, more]) + "\n", encoding="utf-8")
 
 
 AFFINE: dict[str, Spec] = {"inputs": {"x": ("TYPE_FP32", [3])}, "outputs": {"y": ("TYPE_FP32", [2])}}

@@ -156,6 +156,7 @@ executor_orders executor_session::orders_in(message& received) {
   }
   made.settings = given["settings"];
   made.policy = given["policy"];
+  made.is_first = given.value("is_first", true);
   return made;
 }
 

@@ -45,6 +45,7 @@ struct executor_orders {
   nlohmann::json settings;
   std::string policy;  ///< the text of the server's policy
   std::shared_ptr<host_board> board;
+  bool is_first = true;  ///< of its server: nobody waits for it yet
 };
 
 class executor_session {

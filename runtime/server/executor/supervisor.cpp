@@ -273,7 +273,8 @@ void remote_executor::impl::give_orders(int socket, parcel const& orders, int bo
 
 void remote_executor::impl::start_process() {
   auto made = make_shared_board();
-  json const orders{{"settings", how_.settings}, {"policy", how_.policy}};
+  json const orders{
+      {"settings", how_.settings}, {"policy", how_.policy}, {"is_first", started_ == 0}};
   auto const policy =
       wrap_text({{"type", "start"}}, orders.dump(-1, ' ', false, json::error_handler_t::replace));
   auto spare = spare_.take();

@@ -224,6 +224,9 @@ void model_host::impl::run(lock_type& lock, detail::batch const& batch) {
 bool model_host::impl::note(detail::job const& job, detail::call_outcome& is) {
   auto& model = slots_[job.model];
   auto const took = is.end - is.begin;
+  if (job.is_warmup) {
+    return true;
+  }
   auto const its_part = took / is.share.requests;
   model.longest_computation =
       std::max<std::chrono::nanoseconds>(took, model.longest_computation * 7 / 8);

@@ -10,6 +10,7 @@
 #include "runtime/server/hosting/detail/model_host_impl.hpp"
 #include "runtime/server/hosting/host_status.hpp"
 #include "runtime/server/hosting/image_file.hpp"
+#include "runtime/server/hosting/warmup_requests.hpp"
 #include "runtime/telemetry/logging.hpp"
 #include "scheduler/run_ahead.hpp"
 
@@ -20,6 +21,11 @@ using std::chrono::milliseconds;
 
 /// How long `stop` waits for the computation that still runs when its grace is over.
 constexpr milliseconds last_computation{500};
+
+void log_sample(std::string const& model, error const& failure) {
+  spdlog::warn("a sample of a warm-up cannot be computed model={} reason={}", model,
+               telemetry::quoted(failure.what()));
+}
 
 scheduler::model_controller make_controller(served_model& from) {
   from.scheduling.weight_bytes = from.model->bytes();
@@ -122,15 +128,22 @@ bool model_host::impl::warm_up(std::function<bool()> const& given_up) {
   bool const can_answer = std::any_of(slots_.begin(), slots_.end(), [](slot const& each) {
     return each.state == model_state::warm;
   });
-  for (auto& each : slots_) {
+  for (model_index place = 0; place < slots_.size(); ++place) {
+    auto& each = slots_[place];
     each.load_wanted = each.is.always_warm && each.state == model_state::cold;
+    if (!can_answer) {
+      compute_samples(place);
+    }
   }
   work_.notify_one();
+  computes_.notify_all();
+  wake_timekeeper();
   auto const failed = [&] {
     return std::find_if(slots_.begin(), slots_.end(),
                         [&](slot const& each) { return !can_answer && each.image_failure; });
   };
-  while (!stopping_ && failed() == slots_.end() && is_preparing(!can_answer)) {
+  while (!stopping_ && failed() == slots_.end() &&
+         (is_preparing(!can_answer) || samples_left_ > 0)) {
     if (given_up()) {
       return false;
     }
@@ -140,6 +153,46 @@ bool model_host::impl::warm_up(std::function<bool()> const& given_up) {
     throw error{*found->image_failure};
   }
   return true;
+}
+
+void model_host::impl::compute_samples(model_index place) {
+  auto& model = slots_[place];
+  auto const now = clock::now();
+  try {
+    for (auto& each : warmup_requests(model.is.warmup, model.is.batching.max_batch_size > 0)) {
+      expect_compute(model);
+      queue_.push_back({.model = place,
+                        .request = std::move(each),
+                        .done = [this, name = model.is.name](
+                                    infer_result const& result) { on_sample(name, result); },
+                        .arrival = now,
+                        .deadline = now + model.is.queue_timeout,
+                        .is_warmup = true,
+                        .late_after = clock::time_point::max()});
+      ++model.queue;
+      ++samples_left_;
+    }
+  } catch (...) {
+    log_sample(model.is.name, caught_error());
+  }
+}
+
+void model_host::impl::on_sample(std::string const& model, infer_result const& result) {
+  if (auto const* const failure = std::get_if<error>(&result)) {
+    log_sample(model, *failure);
+  }
+  lock_type const lock{mutex_};
+  --samples_left_;
+  changed_.notify_all();
+}
+
+/// The training job may have to hold for it.
+void model_host::impl::expect_compute(slot const& model) {
+  if (options_.pause == pause_mode::on_request || claims_by_requests()) {
+    hold_compute();
+  } else if (options_.pause == pause_mode::on_launch && model.state == model_state::warm) {
+    lease_->announce();
+  }
 }
 
 void model_host::impl::set_state(slot& model, model_state state) {
@@ -201,11 +254,7 @@ request_ticket model_host::impl::submit(model_index model, infer_request request
     wanted.controller.on_failure(now);
     refuse(std::move(made), std::move(*full));
   } else {
-    if (options_.pause == pause_mode::on_request || claims_by_requests()) {
-      hold_compute();
-    } else if (options_.pause == pause_mode::on_launch && wanted.state == model_state::warm) {
-      lease_->announce();
-    }
+    expect_compute(wanted);
     bool const is_next_event = ends_waiting(made) < timekeeper_sleeps_until_;
     queue_.push_back(std::move(made));
     lease_->set_more_waits(true);
@@ -313,19 +362,25 @@ void model_host::impl::publish_run_ahead() {
   }
 }
 
+void model_host::impl::break_promise(detail::job const& to, clock::time_point now) {
+  if (!to.is_warmup) {
+    slots_[to.model].controller.on_failure(now);
+  }
+}
+
 void model_host::impl::refuse(detail::job&& late, error reason) {
   auto& model = slots_[late.model];
   --model.queue;
-  ++model.failed;
-  ++failed_;
+  model.failed += late.is_warmup ? 0 : 1;
+  failed_ += late.is_warmup ? 0 : 1;
   refused_.push_back({std::move(late.done), std::move(reason)});
   timekeeper_wakes_.notify_one();
 }
 
 /// While it is being computed.
 void model_host::impl::answer_running(detail::job& job, error reason) {
-  ++slots_[job.model].failed;
-  ++failed_;
+  slots_[job.model].failed += job.is_warmup ? 0 : 1;
+  failed_ += job.is_warmup ? 0 : 1;
   refused_.push_back({std::exchange(job.done, nullptr), std::move(reason)});
   timekeeper_wakes_.notify_one();
 }
@@ -335,7 +390,7 @@ void model_host::impl::refuse_all_of(model_index number, error const& reason) {
     auto const each = next++;
     if (each->model == number) {
       if (detail::counts_against_promise(reason.kind())) {
-        slots_[number].controller.on_failure(clock::now());
+        break_promise(*each, clock::now());
       }
       refuse(std::move(*each), reason);
       queue_.erase(each);

@@ -69,6 +69,7 @@
 #include "runtime/server/inference/hosted_model.hpp"
 #include "runtime/server/inference/inference_service.hpp"
 #include "runtime/server/inference/model_executor.hpp"
+#include "runtime/server/inference/warmup.hpp"
 #include "scheduler/model_controller.hpp"
 
 namespace sluice::server {
@@ -115,6 +116,7 @@ struct served_model {
   std::size_t max_queue = 64;
   std::chrono::milliseconds queue_timeout{30'000};
   batching_rules batching{};
+  std::vector<warmup_sample> warmup{};  ///< that `warm_up` has it compute
 };
 
 /// What `status` shows of one model.
@@ -171,8 +173,8 @@ class model_host final : public model_executor {
   model_host& operator=(model_host&&) = delete;
 
   /// Takes over what an earlier server has left, loads the models that are always warm, and returns when
-  /// that is done; unless something was taken over, also the images of all models, whose failure it throws. One
-  /// that cannot be loaded is logged; its first request tries again. False if `given_up`, which is asked between
+  /// that is done; unless something was taken over, also the images of all models, whose failure it throws, and the samples of
+  /// their warm-ups, for which they are loaded. One that cannot be loaded, or computed, is logged; its first request tries again. False if `given_up`, which is asked between
   /// two steps, says so.
   bool warm_up(std::function<bool()> const& given_up = [] { return false; });
 

@@ -104,7 +104,7 @@ void model_host::impl::expire_computing(clock::time_point now) {
     }
     auto& model = slots_[each.model];
     auto const took = std::chrono::duration_cast<std::chrono::milliseconds>(now - each.arrival);
-    model.controller.on_failure(now);
+    break_promise(each, now);
     answer_running(each, {error_kind::deadline_exceeded,
                           fmt::format("the request's time is over after {} ms, while model '{}' "
                                       "computes its answer",
@@ -121,7 +121,7 @@ void model_host::impl::expire(clock::time_point now) {
     }
     auto& model = slots_[each->model];
     auto const waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - each->arrival);
-    model.controller.on_failure(now);
+    break_promise(*each, now);
     refuse(std::move(*each),
            {error_kind::deadline_exceeded,
             fmt::format("the request's time is over after {} ms in the queue of model '{}', which "

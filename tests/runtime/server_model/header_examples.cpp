@@ -20,6 +20,7 @@
 #include "runtime/server/hosting/launch_listener.hpp"
 #include "runtime/server/hosting/model_file.hpp"
 #include "runtime/server/hosting/model_host.hpp"
+#include "runtime/server/hosting/warmup_requests.hpp"
 #include "runtime/server/http/endpoint.hpp"
 #include "runtime/server/metrics.hpp"
 #include "runtime/server/model_account.hpp"
@@ -119,6 +120,13 @@ void of_batch_choice(std::vector<waiting_request> const& line, waiting_request::
   batching_rules const rules{.max_batch_size = 8, .is_dynamic = true, .max_queue_delay = 2ms};
   auto const next = choose_batch(line, rules, now, 5ms);
   if (next.taken.empty()) {
+  }
+}
+
+void of_warmup_requests(model_entry const& entry, model_host& host,
+                        model_host::completion const& reply) {
+  for (auto& request : warmup_requests(entry.warmup, entry.max_batch_size > 0)) {
+    host.submit(0, std::move(request), reply);
   }
 }
 

@@ -31,6 +31,7 @@ struct job {
   model_host::completion done;  ///< empty: it has been answered
   clock::time_point arrival, deadline;
   bool found_cold = false;
+  bool is_warmup = false;  ///< of nobody, and counts nowhere
   std::uint32_t priority = 0;
   std::int64_t samples = 1;
   std::string shape{};  ///< what can be in one batch has the same; empty where none is made
@@ -238,6 +239,10 @@ class model_host::impl {
   void answer_running(detail::job& job, error reason);
   void refuse_all_of(model_index number, error const& reason);
   [[nodiscard]] bool is_preparing(bool images) const;
+  void expect_compute(slot const& model);
+  void break_promise(detail::job const& to, clock::time_point now);
+  void compute_samples(model_index place);
+  void on_sample(std::string const& model, infer_result const& result);
 
   host_options const options_;
   std::shared_ptr<memhandover::serving_pool> const pool_;
@@ -260,6 +265,7 @@ class model_host::impl {
   std::uint64_t looks_ = 0;
   bool gathers_ = false;  ///< a model makes batches
   request_ticket last_ticket_ = 0;
+  std::size_t samples_left_ = 0;         ///< of warm-ups
   std::vector<detail::answer> refused_;  ///< to be delivered by the timekeeper
   std::deque<host_snapshot::handover> handovers_;
   latency_window warm_, cold_;
