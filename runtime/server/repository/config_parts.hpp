@@ -14,7 +14,7 @@
 namespace sluice::server {
 
 namespace pbtxt {
-class Model;
+class Model;  // NOLINT(readability-identifier-naming): of model_config.proto
 }
 
 /// Fields of a file that have no effect, with their places.

@@ -62,6 +62,7 @@ std::string unknown_field(pb::Descriptor const& root, std::string_view type,
     }
   }
   std::vector<std::string_view> known;
+  known.reserve(static_cast<std::size_t>(own->type->field_count()));
   for (int i = 0; i < own->type->field_count(); ++i)
     known.emplace_back(own->type->field(i)->name());
   return fmt::format("{} has no field '{}'; {}", shown(*own), field,
