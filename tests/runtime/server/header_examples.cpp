@@ -11,7 +11,9 @@
 
 #include "runtime/server/http/api.hpp"
 #include "runtime/server/http/endpoint.hpp"
-#include "runtime/server/http/nested_list.hpp"
+#include "runtime/server/http/json_list.hpp"
+#include "runtime/server/http/json_number.hpp"
+#include "runtime/server/http/list_nesting.hpp"
 #include "runtime/server/http/oip_codec.hpp"
 #include "runtime/server/http/raw_tail.hpp"
 #include "runtime/server/http/routes.hpp"
@@ -50,12 +52,26 @@ void of_endpoint(inference_service& service, oip_api::config_source const& confi
   http.stop(10s);
 }
 
-void of_nested_list() {
-  nested_list list;
+void of_json_list(std::string_view text, char const* at, datatype type) {
+  json_document document{"the body", text};
+  auto list = find_list(document, at, 64, "input 'x'");
+  auto read = read_list(document, list, type, 4, "input 'x'");
+  read.nesting.size();
+}
+
+void of_json_number(char const* at, char const* end) {
+  json_number number;
+  if (auto const* const rest = scan_number(at, end, number)) {
+    float_of(number);
+    number.is_integer;
+  }
+}
+
+void of_list_nesting() {
+  list_nesting list;
   list.open();
   list.open();
-  list.add_unsigned(1);
-  list.add_unsigned(2);
+  list.add(2);
   list.close();
   list.close();
   list.extents();

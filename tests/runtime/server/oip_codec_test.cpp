@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <limits>
@@ -183,6 +184,18 @@ TEST(oip_codec, data_may_be_nested_or_flat) {
                 .inputs[0]
                 .data.size(),
             1U);
+}
+
+TEST(oip_codec, keys_may_come_in_any_order) {
+  std::vector<std::string> keys{R"("name":"x")", R"("datatype":"INT8")", R"("shape":[2])",
+                                R"("data":[1,-2])"};
+  std::sort(keys.begin(), keys.end());
+  do {
+    auto const body =
+        R"({"inputs":[{)" + keys[0] + "," + keys[1] + "," + keys[2] + "," + keys[3] + "}]}";
+    auto const request = decode_infer_request(body, model_of(datatype::int8, {-1}));
+    EXPECT_THAT(elements_of<std::int8_t>(request.inputs[0]), ElementsAre(1, -2)) << body;
+  } while (std::next_permutation(keys.begin(), keys.end()));
 }
 
 struct fault {
@@ -374,7 +387,13 @@ TEST(oip_codec, refuses_what_is_not_json_of_a_request) {
           {R"({"inputs":[{"name":"x","data":[NaN]}]})", {"not JSON", "\"NaN\""}},
           {R"({"inputs":[{"name":"x","data":[-Infinity]}]})", {"not JSON", "\"-Infinity\""}},
           {R"({"inputs":[{"name":"x","data":[1e999]}]})", {"not JSON", "1e999"}},
-          {R"({"inputs":[{"name":"x","data":[01]}]})", {"not JSON"}},
+          {R"({"inputs":[{"name":"x","data":[01]}]})", {"not JSON", "byte 32"}},
+          {R"({"inputs":[{"name":"x","data":[1],"zz":?}]})", {"not JSON", "byte 40"}},
+          {R"({"inputs":[{"name":"q","data":[1,]}]})", {"not JSON", "byte 34"}},
+          {R"({"inputs":[{"name":"x","data":[1 2]}]})", {"not JSON", "','"}},
+          {R"({"inputs":[{"name":"x","data":["\ud800"]}]})", {"not JSON", "escape"}},
+          {"{\"inputs\":[{\"name\":\"x\",\"data\":[\"\xFF\"]}]}", {"not JSON", "UTF-8"}},
+          {"{\"inputs\":[{\"name\":\"x\",\"data\":[\"\n\"]}]}", {"not JSON", "control"}},
           {"{\"id\":\"\xFF\"}", {"not JSON"}},
           {"{\"id\":\"\xED\xA0\x80\"}", {"not JSON"}},
           {R"({"id":"\ud800"})", {"not JSON"}},
