@@ -51,6 +51,15 @@ def test_it_infers(client, affine, binary_in, binary_out):
     assert answer.get_output("y")["shape"] == [2, 2]
 
 
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+@pytest.mark.parametrize("binary", [True, False])
+def test_it_compresses(client, affine, algorithm, binary):
+    x = np.arange(3 * 500, dtype=np.float32).reshape(500, 3)
+    answer = client.infer("affine", [given(x, binary_data=binary)], outputs=[triton.InferRequestedOutput("y", binary_data=binary)],
+                          request_compression_algorithm=algorithm, response_compression_algorithm=algorithm)
+    np.testing.assert_allclose(answer.as_numpy("y"), affine(torch.from_numpy(x)).detach().numpy(), rtol=1e-5)
+
+
 def test_it_infers_with_nothing_but_its_defaults(client, affine):
     answer = client.infer("affine", [given(X)])
     np.testing.assert_allclose(answer.as_numpy("y"), affine(torch.from_numpy(X)).detach().numpy(), rtol=1e-6)

@@ -36,14 +36,6 @@ http_reply ok(json const& body) {
   return {200, body.dump(-1, ' ', false, json::error_handler_t::replace), {}};
 }
 
-bool equal_ignoring_case(std::string_view a, std::string_view b) {
-  auto const lower = [](char c) {
-    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  };
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [&](char x, char y) { return lower(x) == lower(y); });
-}
-
 void check_method(route const& where, http_request const& request) {
   if (where.what == resource::extension) {
     bool const loads = request.target.find("/repository/models/") != std::string_view::npos;
@@ -61,13 +53,40 @@ void check_method(route const& where, http_request const& request) {
   throw http_failure{std::move(answer)};
 }
 
-void check_encoding(http_request const& request) {
-  if (request.content_encoding && !request.content_encoding->empty() &&
-      !equal_ignoring_case(*request.content_encoding, "identity")) {
-    throw error{error_kind::unsupported,
-                fmt::format("content encoding '{}' is not supported; send the body as it is",
-                            *request.content_encoding)};
+content_coding coding_of_body(http_request const& request) {
+  auto const coding = coding_of(request.content_encoding.value_or(""));
+  if (coding) return *coding;
+  auto answer = oip_api::failure(
+      415, fmt::format("content encoding '{}' is not known here; a body is sent as it is, or once "
+                       "compressed with one of {}",
+                       *request.content_encoding, known_codings));
+  answer.lists_codings = true;
+  throw http_failure{std::move(answer)};
+}
+
+/// The same request with its body as it was before it was compressed.
+http_request plain(http_request request) {
+  auto const coding = coding_of_body(request);
+  if (coding == content_coding::identity || request.body.empty()) return request;
+  auto body = decompressed(request.body, coding, request.max_body_bytes);
+  if (!body) {
+    throw http_failure{oip_api::failure(
+        413, fmt::format("decompressed the body is larger than the {} bytes that this server takes",
+                         request.max_body_bytes))};
   }
+  request.owner = std::make_shared<std::string>(std::move(*body));
+  request.body = *request.owner;
+  return request;
+}
+
+void compress(http_reply& reply, content_coding coding) {
+  auto bytes = reply.body.size();
+  for (auto const& each : reply.tensors) bytes += each.size();
+  reply.varies = bytes >= least_compressed;
+  if (!reply.varies || coding == content_coding::identity) return;
+  reply.body = compressed(reply.body, reply.tensors, coding);
+  reply.tensors.clear();
+  reply.coding = coding;
 }
 
 /// How many bytes of an infer request's body are JSON, as its client says.
@@ -152,7 +171,9 @@ Result guarded(Work work) noexcept {
 bool oip_api::may_wait(http_request const& request) {
   try {
     auto const where = parse_target(request.target);
-    return where && (where->what == resource::status || where->what == resource::metrics);
+    if (!where) return false;
+    bool const is_compressed = request.content_encoding && !request.body.empty();
+    return is_compressed || where->what == resource::status || where->what == resource::metrics;
   } catch (error const&) {  // `handle` says what is wrong with it
     return false;
   }
@@ -185,7 +206,7 @@ route oip_api::checked_route(http_request const& request) const {
                 fmt::format("there is nothing at {}; the protocol's root is /v2", request.target)};
   }
   check_method(*where, request);
-  check_encoding(request);
+  static_cast<void>(coding_of_body(request));
   if (where->what == resource::infer) static_cast<void>(json_length(request));
   return *where;
 }
@@ -201,7 +222,19 @@ std::optional<http_reply> oip_api::refuse(http_request const& request) const {
 }
 
 oip_api::outcome oip_api::handle(http_request const& request) const {
-  return guarded<outcome>([&] { return dispatch(checked_route(request), request); });
+  return guarded<outcome>([&] { return checked_outcome(request); });
+}
+
+oip_api::outcome oip_api::checked_outcome(http_request const& request) const {
+  auto const where = checked_route(request);
+  auto result = dispatch(where, plain(request));
+  auto const coding = accepted_coding(request.accept_encoding.value_or(""));
+  if (auto* const decoded = std::get_if<decoded_request>(&result)) {
+    decoded->form.coding = coding;
+  } else if (auto& reply = std::get<http_reply>(result); reply.status == 200) {
+    compress(reply, coding);
+  }
+  return result;
 }
 
 oip_api::outcome oip_api::dispatch(route const& where, http_request const& asked) const {
@@ -293,6 +326,8 @@ http_reply oip_api::answer(infer_result const& result, output_form const& form) 
     auto made = encode_infer_response(std::get<infer_response>(result), form);
     http_reply reply{200, std::move(made.json), {}};
     reply.tensors = std::move(made.tensors);
+    if (!reply.tensors.empty()) reply.binary_header_length = reply.body.size();
+    compress(reply, form.coding);
     return reply;
   });
 }

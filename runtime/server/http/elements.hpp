@@ -1,5 +1,5 @@
-/// Elements of one tensor, written as JSON (json_list.hpp reads them), and whether they are whole where they are binary. A part of
-/// oip_codec.hpp, which says what is written.
+/// Elements of one tensor, written as JSON (json_list.hpp reads them), and whether they are whole
+/// where they are binary. A part of oip_codec.hpp, which says what is written.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,8 @@ namespace sluice::server {
 /// there are not as many bytes as that takes, `unsupported` for BYTES that are not UTF-8.
 void append_elements(std::string& out, tensor const& source, std::uint64_t count);
 
-/// Why `bytes` are not `count` elements of `type`, as half a sentence: "2 elements of FP32 take 8"; nothing if they are.
+/// Why `bytes` are not `count` elements of `type`, as half a sentence: "2 elements of FP32 take 8";
+/// nothing if they are.
 [[nodiscard]] std::optional<std::string> binary_fault(std::span<std::byte const> bytes,
                                                       datatype type, std::uint64_t count);
 

@@ -115,7 +115,8 @@ char const* past_scalar(json_document const& document, char const* at, char cons
   return behind;
 }
 
-/// `read` takes an element of the type, and says whether there was one; `wanted` says which those are, of a number and of other scalars.
+/// `read` takes an element of the type, and says whether there was one; `wanted` says which those
+/// are, of a number and of other scalars.
 template <typename Read, typename Wanted>
 void walk(json_document const& document, json_list list, std::string_view label,
           read_elements& into, Read read, Wanted wanted) {
@@ -160,7 +161,8 @@ void walk(json_document const& document, json_list list, std::string_view label,
   }
 }
 
-/// Elements of one size, which `convert` makes of a number, or `other` of what is none; nothing: it cannot be.
+/// Elements of one size, which `convert` makes of a number, or `other` of what is none; nothing: it
+/// cannot be.
 template <typename Stored, typename Convert, typename Other, typename Wanted>
 read_elements read_fixed(json_document const& document, json_list list, std::uint64_t room,
                          std::string_view label, Convert convert, Other other, Wanted wanted) {

@@ -1,5 +1,6 @@
-/// Lists of tensor elements in a JSON text: found without looking at what is in them, and read into the bytes of a tensor once its
-/// type and shape are known. No number takes other memory than its place in the tensor.
+/// Lists of tensor elements in a JSON text: found without looking at what is in them, and read into
+/// the bytes of a tensor once its type and shape are known. No number takes other memory than its
+/// place in the tensor.
 ///
 ///   json_document document{"the body", text};
 ///   auto list = find_list(document, at, 64, "input 'x'");       // at its opening bracket
@@ -36,13 +37,13 @@ struct read_elements {
       fault{};  ///< of the first element that the type cannot have: "element 3 of …"; empty: none
 };
 
-/// Looks for brackets and strings only; empty if it nests deeper than `most_levels`. Throws `invalid_argument` where it does not end, or
-/// holds an object: `label` is its tensor.
+/// Looks for brackets and strings only; empty if it nests deeper than `most_levels`. Throws
+/// `invalid_argument` where it does not end, or holds an object: `label` is its tensor.
 [[nodiscard]] json_list find_list(json_document const& document, char const* at,
                                   std::size_t most_levels, std::string_view label);
 
-/// Throws `invalid_argument` for what is not JSON. Has memory for `wanted` elements, however many there are, and for none if the
-/// text is too short for so many.
+/// Throws `invalid_argument` for what is not JSON. Has memory for `wanted` elements, however many
+/// there are, and for none if the text is too short for so many.
 [[nodiscard]] read_elements read_list(json_document const& document, json_list list, datatype type,
                                       std::uint64_t wanted, std::string_view label);
 

@@ -32,6 +32,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/server/http/content_coding.hpp"
 #include "runtime/server/inference/inference_service.hpp"
 
 namespace sluice::server {
@@ -48,6 +49,7 @@ struct infer_body {
 struct output_form {
   bool binary = false;  ///< those of which nothing else is said
   std::map<std::string, bool> by_output{};
+  content_coding coding = content_coding::identity;  ///< of the body, if it is not short
 
   [[nodiscard]] bool is_binary(std::string const& output) const;
 };

@@ -52,8 +52,8 @@ class request_handler {
 
   raw_request take() { return std::move(request_); }
 
-  /// The text as the parser reads it: byte by byte, but for lists of data, of which it sees the brackets alone. It does not look ahead
-  /// of the bracket that opens a list.
+  /// The text as the parser reads it: byte by byte, but for lists of data, of which it sees the
+  /// brackets alone. It does not look ahead of the bracket that opens a list.
   class text_iterator {
    public:
     using iterator_category = std::input_iterator_tag;
@@ -214,7 +214,8 @@ class request_handler {
     throw error{error_kind::invalid_argument, fmt::format(format, std::forward<Args>(args)...)};
   }
 
-  /// Moves on to the bracket that closes the list of data which the parser has just seen the beginning of.
+  /// Moves on to the bracket that closes the list of data which the parser has just seen the
+  /// beginning of.
   void pass_over_data() {
     auto const list =
         find_list(request_.document, next_ - 1, max_depth - open_.size() + 1, tensor_->label);

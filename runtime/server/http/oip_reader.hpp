@@ -1,10 +1,10 @@
-/// Takes the JSON of an infer request apart, as it streams by: no document tree is built. Where the data of inputs stands is noted,
-/// to be read once a type and a shape are known (json_list.hpp). Knows the protocol's grammar, nothing of models; oip_codec.hpp
-/// checks the meaning.
+/// Takes the JSON of an infer request apart, as it streams by: no document tree is built. Where the
+/// data of inputs stands is noted, to be read once a type and a shape are known (json_list.hpp).
+/// Knows the protocol's grammar, nothing of models; oip_codec.hpp checks the meaning.
 ///
 /// Throws `invalid_argument`: not JSON (with the byte's place), not UTF-8, nested deeper than 64, a
-/// key twice in one object, a value of the wrong JSON type. What is between the brackets of data has
-/// not been looked at then. Keys that the protocol does not have are passed over.
+/// key twice in one object, a value of the wrong JSON type. What is between the brackets of data
+/// has not been looked at then. Keys that the protocol does not have are passed over.
 #pragma once
 
 #include <cstdint>

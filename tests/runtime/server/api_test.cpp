@@ -163,7 +163,7 @@ TEST_F(api, wrong_requests_have_their_status_and_say_why) {
       {{"POST", "/v2/models/none/infer", "{}", {}, {}}, 404, "'none'"},
       {{"GET", "/v2/models/%zz", {}, {}, {}}, 400, "percent"},
       {{"POST", "/v2/models/add/infer", "{", {}, {}}, 400, "JSON"},
-      {{"POST", "/v2/models/add/infer", "{}", "gzip", {}}, 501, "'gzip'"},
+      {{"POST", "/v2/models/add/infer", "{}", "br", {}}, 415, "'br'"},
       {{"POST", "/v2/models/add/infer", "{}", {}, "12"}, 400, "the body has 2 bytes"},
       {{"POST", "/v2/models/add/infer", "{}", {}, "x"}, 400, "Inference-Header-Content-Length"},
       {{"POST", "/v2/models/add/infer", "{}", {}, ""}, 400, "Inference-Header-Content-Length"},

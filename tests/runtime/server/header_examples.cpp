@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/server/http/api.hpp"
+#include "runtime/server/http/content_coding.hpp"
 #include "runtime/server/http/endpoint.hpp"
 #include "runtime/server/http/json_list.hpp"
 #include "runtime/server/http/json_number.hpp"
@@ -34,6 +35,13 @@ using namespace std::chrono_literals;
 
 void of_api(oip_api const& api) {
   auto outcome = api.handle({.method = "GET", .target = "/v2/health/ready"});
+}
+
+void of_content_coding(std::string_view body, std::span<tensor_bytes const> tensors) {
+  auto coding = coding_of("gzip");
+  auto text = decompressed(body, *coding, 1024);
+  auto best = accepted_coding("gzip;q=0.5, *");
+  auto sent = compressed(*text, tensors, best);
 }
 
 void of_datatypes() {
