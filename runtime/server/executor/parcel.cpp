@@ -205,6 +205,9 @@ parcel wrap(infer_request const& request) {
                {"version", request.version},
                {"ticket", request.ticket},
                {"outputs", request.outputs}};
+  if (request.priority != 0) {
+    made.body["priority"] = request.priority;
+  }
   if (request.timeout) {
     made.body["timeout_us"] = request.timeout->count();
   }
@@ -244,6 +247,7 @@ infer_request unwrap_request(memhandover::message const& message) {
     made.version = body.at("version");
     made.ticket = body.at("ticket");
     made.outputs = body.at("outputs");
+    made.priority = body.value("priority", std::uint64_t{0});
     if (auto const timeout = body.find("timeout_us"); timeout != body.end()) {
       made.timeout = std::chrono::microseconds{timeout->get<std::int64_t>()};
     }

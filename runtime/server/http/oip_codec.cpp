@@ -288,6 +288,17 @@ std::optional<std::chrono::microseconds> read_timeout(raw_parameters const& para
       std::min(microseconds, static_cast<std::uint64_t>(longest.count()))};
 }
 
+std::uint64_t read_priority(raw_parameters const& parameters) {
+  auto const found = parameters.find("priority");
+  if (found == parameters.end()) return 0;
+  if (!found->second.is_number_unsigned()) {
+    invalid(
+        "the parameter 'priority' is {}; it takes an integer of at least 0, 0 for the usual one",
+        found->second.dump());
+  }
+  return found->second.get<std::uint64_t>();
+}
+
 void append_tensor(encoded_response& into, tensor const& output, bool is_binary) {
   bool const sane = std::all_of(output.shape.begin(), output.shape.end(),
                                 [](auto extent) { return extent >= 0; });
@@ -335,6 +346,7 @@ decoded_request decode_infer_request(infer_body const& body, model_metadata cons
     request.model = metadata.name;
     request.id = raw.id.value_or("");
     request.timeout = read_timeout(raw.parameters);
+    request.priority = read_priority(raw.parameters);
     read_wanted_outputs(raw, metadata, request);
     request.inputs = read_inputs(raw, metadata, raw_tail{body.raw, body.keeper});
   } catch (error const&) {

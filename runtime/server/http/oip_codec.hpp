@@ -19,8 +19,8 @@
 /// of the protocol that is not there (shared memory, classification). Memory grows
 /// with the bytes that came, never with what a shape claims.
 ///
-/// Source: Open Inference Protocol, "Inference Request/Response JSON Object"; request parameter
-/// `timeout` in microseconds from Triton's schedule_policy extension; its binary_tensor_data extension.
+/// Source: Open Inference Protocol, "Inference Request/Response JSON Object"; request parameters
+/// `priority`, and `timeout` in microseconds, from Triton's schedule_policy extension; its binary_tensor_data extension.
 #pragma once
 
 #include <cstddef>

@@ -94,6 +94,7 @@ TEST(oip_codec, decodes_a_whole_request) {
   EXPECT_EQ(request.version, "");
   EXPECT_EQ(request.id, "req-1");
   EXPECT_EQ(request.timeout, std::chrono::microseconds{1500});
+  EXPECT_EQ(request.priority, 2U);
   EXPECT_THAT(request.outputs, ElementsAre("sum"));
   ASSERT_EQ(request.inputs.size(), 2U);
   EXPECT_EQ(request.inputs[0].name, "a");  // in the model's order
@@ -346,6 +347,9 @@ TEST(oip_codec, refuses_wrong_sets_of_tensors) {
           {R"({"parameters":{"timeout":-1},"inputs":[]})", {"timeout", "-1", "microseconds"}},
           {R"({"parameters":{"timeout":"1s"},"inputs":[]})", {"timeout", "microseconds"}},
           {R"({"parameters":{"timeout":null}})", {"'timeout'", "null"}},
+          {R"({"parameters":{"priority":-1},"inputs":[]})", {"'priority' is -1", "at least 0"}},
+          {R"({"parameters":{"priority":1.0},"inputs":[]})", {"'priority' is 1.0"}},
+          {R"({"parameters":{"priority":"1"},"inputs":[]})", {"'priority' is \"1\""}},
       },
       model);
 }
