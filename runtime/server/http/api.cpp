@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "runtime/server/http/oip_codec.hpp"
+#include "runtime/server/http/triton_settings.hpp"
 #include "runtime/server/inference/model_executor.hpp"
 #include "runtime/telemetry/error_table.hpp"
 #include "runtime/telemetry/logging.hpp"
@@ -24,7 +25,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::size_t max_index_body =
+constexpr std::size_t max_small_body =
     4096;  // before it becomes a document tree of many times its size
 
 /// A refusal whose status no error kind stands for.
@@ -46,7 +47,8 @@ void check_method(route const& where, http_request const& request) {
   }
   auto const allowed = allowed_methods(where.what);
   bool const reads = request.method == "GET" || request.method == "HEAD";
-  if (allowed == "POST" ? request.method == "POST" : reads) return;
+  if (reads && allowed.starts_with("GET")) return;
+  if (request.method == "POST" && allowed.ends_with("POST")) return;
   auto answer = oip_api::failure(405, fmt::format("{} does not answer {}; it takes {}",
                                                   request.target, request.method, allowed));
   answer.allow = allowed;
@@ -125,6 +127,12 @@ infer_body split(http_request const& request) {
   auto const owner = request.owner ? request.owner : std::make_shared<std::string>(request.body);
   return {std::string_view{*owner}.substr(0, json_bytes),
           std::as_writable_bytes(std::span{*owner}.subspan(json_bytes)), true, owner};
+}
+
+/// Discarded if it is not JSON, or too long to be meant.
+json small_document(std::string_view body) {
+  if (body.size() > max_small_body) return json(json::value_t::discarded);
+  return json::parse(body, nullptr, false);
 }
 
 /// However often it comes again.
@@ -242,8 +250,8 @@ oip_api::outcome oip_api::dispatch(route const& where, http_request const& asked
     case resource::server_metadata:
       return ok(json{{"name", "sluice"},
                      {"version", SLUICE_VERSION},
-                     {"extensions",
-                      json::array({"model_configuration", "statistics", "binary_tensor_data"})}});
+                     {"extensions", json::array({"model_configuration", "statistics",
+                                                 "binary_tensor_data", "logging"})}});
     case resource::live:
       return ok(json{{"live", true}});
     case resource::ready:
@@ -274,6 +282,13 @@ oip_api::outcome oip_api::dispatch(route const& where, http_request const& asked
     }
     case resource::statistics:
       return ok(service_.statistics(where.model, where.version));
+    case resource::logging:
+      return ok(asked.method == "POST" ? update_log_settings(small_document(asked.body))
+                                       : log_settings());
+    case resource::trace_setting:
+      if (!where.model.empty()) static_cast<void>(service_.metadata(where.model, where.version));
+      return ok(asked.method == "POST" ? update_trace_settings(small_document(asked.body))
+                                       : trace_settings());
     case resource::extension:
       break;  // refused with its method
   }
@@ -291,9 +306,8 @@ http_reply oip_api::model_ready(route const& where) const {
 http_reply oip_api::repository_index(std::string_view body) const {
   bool ready_only = false;
   if (body.find_first_not_of(" \t\r\n") != std::string_view::npos) {
-    auto const request = json::parse(body, nullptr, false);
+    auto const request = small_document(body);
     auto const* const takes = R"(the body is empty or {"ready": true or false})";
-    if (body.size() > max_index_body) throw error{error_kind::invalid_argument, takes};
     if (!request.is_object()) throw error{error_kind::invalid_argument, takes};
     auto const wanted = request.find("ready");
     if (wanted != request.end()) {

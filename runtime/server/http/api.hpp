@@ -66,7 +66,8 @@ class oip_api {
   /// keep it.
   [[nodiscard]] std::optional<http_reply> refuse(http_request const& request) const;
   [[nodiscard]] outcome handle(http_request const& request) const;
-  /// Whether `handle` may take long: status and metrics may wait for another process, and a compressed body may become a large one.
+  /// Whether `handle` may take long: status and metrics may wait for another process, and a
+  /// compressed body may become a large one.
   [[nodiscard]] static bool may_wait(http_request const& request);
   [[nodiscard]] static http_reply answer(infer_result const& result, output_form const& form = {});
 

@@ -31,6 +31,13 @@ struct json_number {
 
 namespace decimal {
 
+// Of ten. Not inside of functions, each call of which would have tables of its own.
+inline constexpr std::array<std::uint64_t, 9> integer_powers{
+    1, 10, 100, 1'000, 10'000, 100'000, 1'000'000, 10'000'000, 100'000'000};
+inline constexpr std::array<double, 23> real_powers{1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
+                                                    1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
+                                                    1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
+
 [[nodiscard]] inline bool is_digit(char c) noexcept {
   return static_cast<unsigned char>(c - '0') < 10;
 }
@@ -56,13 +63,11 @@ namespace decimal {
 /// Appends the digits at `at` to `number`, modulo 2^64; returns what is behind them.
 [[nodiscard, gnu::always_inline]] inline char const* take_digits(char const* at, char const* end,
                                                                  std::uint64_t& number) noexcept {
-  constexpr std::array<std::uint64_t, 9> powers{1,       10,        100,        1'000,      10'000,
-                                                100'000, 1'000'000, 10'000'000, 100'000'000};
   while (end - at >= 8) {
     std::uint64_t eight = 0;
     std::memcpy(&eight, at, sizeof(eight));
     auto const count = digits_in_front(eight);
-    number = number * powers[count] + value_of(eight, count);
+    number = number * integer_powers[count] + value_of(eight, count);
     at += count;
     if (count < 8) return at;
   }
@@ -74,13 +79,10 @@ namespace decimal {
 
 /// `digits` times a power of ten, with two roundings at most; nothing where a table does not reach.
 [[nodiscard]] inline std::optional<double> scaled(json_number const& number) noexcept {
-  constexpr std::array<double, 23> powers{1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
-                                          1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
-                                          1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
   if (!number.is_exact || number.exponent < -22 || number.exponent > 22) return std::nullopt;
   auto const digits = static_cast<double>(number.digits);
-  return number.exponent <= 0 ? digits / powers[static_cast<std::size_t>(-number.exponent)]
-                              : digits * powers[static_cast<std::size_t>(number.exponent)];
+  return number.exponent <= 0 ? digits / real_powers[static_cast<std::size_t>(-number.exponent)]
+                              : digits * real_powers[static_cast<std::size_t>(number.exponent)];
 }
 
 [[nodiscard]] std::optional<float> rounded_float(std::string_view text);

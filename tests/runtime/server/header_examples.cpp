@@ -18,6 +18,7 @@
 #include "runtime/server/http/oip_codec.hpp"
 #include "runtime/server/http/raw_tail.hpp"
 #include "runtime/server/http/routes.hpp"
+#include "runtime/server/http/triton_settings.hpp"
 #include "runtime/server/inference/datatypes.hpp"
 #include "runtime/server/inference/tensor_bytes.hpp"
 #include "runtime/server/repository/model_config.hpp"
@@ -110,6 +111,13 @@ void of_routes() {
   found->what;
   found->model;
   found->version;
+}
+
+void of_triton_settings() {
+  using nlohmann::json;
+  log_settings();
+  update_log_settings(json::parse(R"({"log_info": false})"));
+  update_trace_settings(json::parse(R"({"trace_level": ["OFF"]})"));
 }
 
 void of_model_config(std::string_view text) {
