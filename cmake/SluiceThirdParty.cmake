@@ -1,7 +1,7 @@
 # The libraries of others, as the project's targets name them. With SLUICE_SELF_CONTAINED, as a wheel has it, they are part of what
 # is built: programs and libraries that do not link torch then need of the system only the C library.
 #
-#   sluice_fmt, sluice_spdlog, sluice_yaml
+#   sluice_fmt, sluice_spdlog, sluice_yaml, sluice_zlib
 #
 # protobuf (sluice_protobuf) is always linked in, and its names stay within: torch brings parts of another one.
 #
@@ -14,8 +14,12 @@ option(SLUICE_SELF_CONTAINED "Link in all but the C library" OFF)
 
 add_library(sluice_fmt INTERFACE)
 add_library(sluice_yaml INTERFACE)
+add_library(sluice_zlib INTERFACE)
 if(SLUICE_SELF_CONTAINED)
   find_library(SLUICE_YAML_ARCHIVE libyaml-cpp.a REQUIRED)
+  find_library(SLUICE_ZLIB_ARCHIVE libz.a REQUIRED)
+  target_include_directories(sluice_zlib SYSTEM INTERFACE "${ZLIB_INCLUDE_DIRS}")
+  target_link_libraries(sluice_zlib INTERFACE "${SLUICE_ZLIB_ARCHIVE}")
   target_link_libraries(sluice_fmt INTERFACE fmt::fmt-header-only)
   # Its own target would link the shared fmt.
   get_target_property(sluice_spdlog_headers spdlog::spdlog INTERFACE_INCLUDE_DIRECTORIES)
@@ -37,6 +41,7 @@ else()
   add_library(sluice_spdlog INTERFACE)
   target_link_libraries(sluice_spdlog INTERFACE spdlog::spdlog)
   target_link_libraries(sluice_yaml INTERFACE yaml-cpp)
+  target_link_libraries(sluice_zlib INTERFACE ZLIB::ZLIB)
 endif()
 
 add_library(sluice_protobuf INTERFACE)

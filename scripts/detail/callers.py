@@ -35,6 +35,7 @@ UNCALLED = {
     "start_object": "the same",
     "end_array": "the same",
     "end_object": "the same",
+    "null": "the same",
     "number_*": "the same",
     "parse_error": "the same",
     "init": "Boost.Beast calls it, of whatever writes a message's body",

@@ -84,6 +84,7 @@ for_each_package() {
   "$1" prometheus-cpp-dev has_header prometheus/text_serializer.h
   "$1" libprotobuf-dev has_header google/protobuf/text_format.h
   "$1" protobuf-compiler has_command protoc
+  "$1" zlib1g-dev has_header zlib.h
   "$1" libcli11-dev has_header CLI/CLI.hpp
   "$1" libgtest-dev has_header gtest/gtest.h
   "$1" libgmock-dev has_header gmock/gmock.h

@@ -205,8 +205,8 @@ def test_a_model_that_raises_several_lines_is_told_with_all_of_them_and_its_name
     assert "IndexError: 0" not in server.log().splitlines()
 
 
-@pytest.mark.parametrize("path", ["/v2/models/affine/trace/setting",
-                                  "/v2/models/affine/versions/1/trace/setting", "/v2/trace/setting", "/v2/logging"])
+@pytest.mark.parametrize("path", ["/v2/models/affine/generate", "/v2/models/affine/versions/1/generate_stream",
+                                  "/v2/systemsharedmemory/status", "/v2/cudasharedmemory/region/a/register"])
 @pytest.mark.parametrize("body", [None, b"{}"], ids=["get", "post"])
 def test_routes_of_tritons_that_are_not_offered_are_not_implemented(world, affine, path, body):
     server = world.serve(world.policy("affine"))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +13,7 @@ from server_models import AFFINE, Affine
 from serving import Server
 from tritonclient.utils import InferenceServerException
 
+PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
 X = np.array([[0.5, -1.0, 2.0], [1.0, 2.0, 3.0]], dtype=np.float32)
 
 
@@ -51,6 +55,15 @@ def test_it_infers(client, affine, binary_in, binary_out):
     assert answer.get_output("y")["shape"] == [2, 2]
 
 
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+@pytest.mark.parametrize("binary", [True, False])
+def test_it_compresses(client, affine, algorithm, binary):
+    x = np.arange(3 * 500, dtype=np.float32).reshape(500, 3)
+    answer = client.infer("affine", [given(x, binary_data=binary)], outputs=[triton.InferRequestedOutput("y", binary_data=binary)],
+                          request_compression_algorithm=algorithm, response_compression_algorithm=algorithm)
+    np.testing.assert_allclose(answer.as_numpy("y"), affine(torch.from_numpy(x)).detach().numpy(), rtol=1e-5)
+
+
 def test_it_infers_with_nothing_but_its_defaults(client, affine):
     answer = client.infer("affine", [given(X)])
     np.testing.assert_allclose(answer.as_numpy("y"), affine(torch.from_numpy(X)).detach().numpy(), rtol=1e-6)
@@ -87,11 +100,76 @@ def test_it_hears_what_was_wrong(client):
     assert misnamed.value.status() == "400"
 
 
-@pytest.mark.parametrize("call", ["load_model", "unload_model"])
+# Every call of the client's, with arguments: those that are answered, and those that are refused as not supported.
+ANSWERED = {
+    "is_server_live": (), "is_server_ready": (), "is_model_ready": ("affine",), "get_server_metadata": (),
+    "get_model_metadata": ("affine",), "get_model_config": ("affine",), "get_model_repository_index": (),
+    "get_inference_statistics": ("affine",), "get_trace_settings": ("affine",), "update_trace_settings": ("affine", {"trace_level": ["OFF"]}),
+    "get_log_settings": (), "update_log_settings": ({"log_verbose_level": 0},),
+    "infer": ("affine", [triton.InferInput("x", [1, 3], "FP32").set_data_from_numpy(X[:1])]),
+    "async_infer": ("affine", [triton.InferInput("x", [1, 3], "FP32").set_data_from_numpy(X[:1])]),
+}
+REFUSED = {
+    "load_model": ("affine",), "unload_model": ("affine",),
+    "get_system_shared_memory_status": (), "register_system_shared_memory": ("region", "/key", 64), "unregister_system_shared_memory": (),
+    "get_cuda_shared_memory_status": (), "register_cuda_shared_memory": ("region", b"handle", 0, 64), "unregister_cuda_shared_memory": (),
+}
+# They ask the server nothing.
+OF_THE_CLIENT_ALONE = {"close", "generate_request_body", "parse_response_body", "register_plugin", "unregister_plugin", "plugin"}
+
+
+def test_every_call_of_its_is_known_here_and_in_the_manual():
+    calls = {name for name in dir(triton.InferenceServerClient) if not name.startswith("_")}
+    assert calls - OF_THE_CLIENT_ALONE == ANSWERED.keys() | REFUSED.keys()
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| (.*) \|$", PROTOCOL.read_text(encoding="utf-8"), re.MULTILINE)
+    said = {name: says for names, says in rows for name in re.findall(r"\w+", names)}
+    assert all(name in said and "501" not in said[name] for name in ANSWERED), said
+    assert all("501" in said.get(name, "") for name in REFUSED), said
+
+
+@pytest.mark.parametrize("call", ANSWERED)
+def test_it_hears_what_it_asks(client, call):
+    if call == "is_model_ready":
+        client.infer("affine", [given(X)])  # which makes it warm
+    answer = getattr(client, call)(*ANSWERED[call])
+    assert answer is not False
+    if call == "async_infer":
+        answer.get_result()
+
+
+@pytest.mark.parametrize("call", REFUSED)
 def test_it_hears_what_is_not_supported(client, call):
     with pytest.raises(InferenceServerException) as refused:
-        getattr(client, call)("affine")
+        getattr(client, call)(*REFUSED[call])
     assert refused.value.status() == "501"
+
+
+def test_it_sets_the_level_of_the_log(client, server):
+    assert client.get_log_settings()["log_info"] is True
+    assert client.update_log_settings({"log_info": False})["log_info"] is False
+    settings = client.get_log_settings()
+    assert (settings["log_info"], settings["log_warning"], settings["log_verbose_level"]) == (False, True, 0)
+    assert client.update_log_settings({"log_info": True, "log_verbose_level": 1})["log_verbose_level"] == 1
+    assert "level=debug" in server.log()
+    with pytest.raises(InferenceServerException, match="standard error") as refused:
+        client.update_log_settings({"log_file": "/tmp/log"})
+    assert refused.value.status() == "501"
+
+
+def test_it_hears_that_nothing_is_traced(client):
+    assert client.get_trace_settings()["trace_level"] == ["OFF"]
+    for model in (None, "affine"):
+        with pytest.raises(InferenceServerException, match="traces no requests") as refused:
+            client.update_trace_settings(model, {"trace_level": ["TIMESTAMPS"]})
+        assert refused.value.status() == "501"
+    with pytest.raises(InferenceServerException) as unknown:
+        client.get_trace_settings("nobody")
+    assert unknown.value.status() == "404"
+
+
+def test_its_priority_is_taken(client, affine):
+    answer = client.infer("affine", [given(X)], priority=3)
+    np.testing.assert_allclose(answer.as_numpy("y"), affine(torch.from_numpy(X)).detach().numpy(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("names", [("INPUT__1", "INPUT__0"), ("b", "a")])

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "runtime/server/http/oip_codec.hpp"
+#include "runtime/server/http/triton_settings.hpp"
 #include "runtime/server/inference/model_executor.hpp"
 #include "runtime/telemetry/error_table.hpp"
 #include "runtime/telemetry/logging.hpp"
@@ -24,7 +25,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::size_t max_index_body =
+constexpr std::size_t max_small_body =
     4096;  // before it becomes a document tree of many times its size
 
 /// A refusal whose status no error kind stands for.
@@ -34,14 +35,6 @@ struct http_failure {
 
 http_reply ok(json const& body) {
   return {200, body.dump(-1, ' ', false, json::error_handler_t::replace), {}};
-}
-
-bool equal_ignoring_case(std::string_view a, std::string_view b) {
-  auto const lower = [](char c) {
-    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  };
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [&](char x, char y) { return lower(x) == lower(y); });
 }
 
 void check_method(route const& where, http_request const& request) {
@@ -54,20 +47,48 @@ void check_method(route const& where, http_request const& request) {
   }
   auto const allowed = allowed_methods(where.what);
   bool const reads = request.method == "GET" || request.method == "HEAD";
-  if (allowed == "POST" ? request.method == "POST" : reads) return;
+  if (reads && allowed.starts_with("GET")) return;
+  if (request.method == "POST" && allowed.ends_with("POST")) return;
   auto answer = oip_api::failure(405, fmt::format("{} does not answer {}; it takes {}",
                                                   request.target, request.method, allowed));
   answer.allow = allowed;
   throw http_failure{std::move(answer)};
 }
 
-void check_encoding(http_request const& request) {
-  if (request.content_encoding && !request.content_encoding->empty() &&
-      !equal_ignoring_case(*request.content_encoding, "identity")) {
-    throw error{error_kind::unsupported,
-                fmt::format("content encoding '{}' is not supported; send the body as it is",
-                            *request.content_encoding)};
+content_coding coding_of_body(http_request const& request) {
+  auto const coding = coding_of(request.content_encoding.value_or(""));
+  if (coding) return *coding;
+  auto answer = oip_api::failure(
+      415, fmt::format("content encoding '{}' is not known here; a body is sent as it is, or once "
+                       "compressed with one of {}",
+                       *request.content_encoding, known_codings));
+  answer.lists_codings = true;
+  throw http_failure{std::move(answer)};
+}
+
+/// The same request with its body as it was before it was compressed.
+http_request plain(http_request request) {
+  auto const coding = coding_of_body(request);
+  if (coding == content_coding::identity || request.body.empty()) return request;
+  auto body = decompressed(request.body, coding, request.max_body_bytes);
+  if (!body) {
+    throw http_failure{oip_api::failure(
+        413, fmt::format("decompressed the body is larger than the {} bytes that this server takes",
+                         request.max_body_bytes))};
   }
+  request.owner = std::make_shared<std::string>(std::move(*body));
+  request.body = *request.owner;
+  return request;
+}
+
+void compress(http_reply& reply, content_coding coding) {
+  auto bytes = reply.body.size();
+  for (auto const& each : reply.tensors) bytes += each.size();
+  reply.varies = bytes >= least_compressed;
+  if (!reply.varies || coding == content_coding::identity) return;
+  reply.body = compressed(reply.body, reply.tensors, coding);
+  reply.tensors.clear();
+  reply.coding = coding;
 }
 
 /// How many bytes of an infer request's body are JSON, as its client says.
@@ -106,6 +127,12 @@ infer_body split(http_request const& request) {
   auto const owner = request.owner ? request.owner : std::make_shared<std::string>(request.body);
   return {std::string_view{*owner}.substr(0, json_bytes),
           std::as_writable_bytes(std::span{*owner}.subspan(json_bytes)), true, owner};
+}
+
+/// Discarded if it is not JSON, or too long to be meant.
+json small_document(std::string_view body) {
+  if (body.size() > max_small_body) return json(json::value_t::discarded);
+  return json::parse(body, nullptr, false);
 }
 
 /// However often it comes again.
@@ -152,7 +179,9 @@ Result guarded(Work work) noexcept {
 bool oip_api::may_wait(http_request const& request) {
   try {
     auto const where = parse_target(request.target);
-    return where && (where->what == resource::status || where->what == resource::metrics);
+    if (!where) return false;
+    bool const is_compressed = request.content_encoding && !request.body.empty();
+    return is_compressed || where->what == resource::status || where->what == resource::metrics;
   } catch (error const&) {  // `handle` says what is wrong with it
     return false;
   }
@@ -185,7 +214,7 @@ route oip_api::checked_route(http_request const& request) const {
                 fmt::format("there is nothing at {}; the protocol's root is /v2", request.target)};
   }
   check_method(*where, request);
-  check_encoding(request);
+  static_cast<void>(coding_of_body(request));
   if (where->what == resource::infer) static_cast<void>(json_length(request));
   return *where;
 }
@@ -201,7 +230,19 @@ std::optional<http_reply> oip_api::refuse(http_request const& request) const {
 }
 
 oip_api::outcome oip_api::handle(http_request const& request) const {
-  return guarded<outcome>([&] { return dispatch(checked_route(request), request); });
+  return guarded<outcome>([&] { return checked_outcome(request); });
+}
+
+oip_api::outcome oip_api::checked_outcome(http_request const& request) const {
+  auto const where = checked_route(request);
+  auto result = dispatch(where, plain(request));
+  auto const coding = accepted_coding(request.accept_encoding.value_or(""));
+  if (auto* const decoded = std::get_if<decoded_request>(&result)) {
+    decoded->form.coding = coding;
+  } else if (auto& reply = std::get<http_reply>(result); reply.status == 200) {
+    compress(reply, coding);
+  }
+  return result;
 }
 
 oip_api::outcome oip_api::dispatch(route const& where, http_request const& asked) const {
@@ -209,8 +250,8 @@ oip_api::outcome oip_api::dispatch(route const& where, http_request const& asked
     case resource::server_metadata:
       return ok(json{{"name", "sluice"},
                      {"version", SLUICE_VERSION},
-                     {"extensions",
-                      json::array({"model_configuration", "statistics", "binary_tensor_data"})}});
+                     {"extensions", json::array({"model_configuration", "statistics",
+                                                 "binary_tensor_data", "logging"})}});
     case resource::live:
       return ok(json{{"live", true}});
     case resource::ready:
@@ -241,6 +282,13 @@ oip_api::outcome oip_api::dispatch(route const& where, http_request const& asked
     }
     case resource::statistics:
       return ok(service_.statistics(where.model, where.version));
+    case resource::logging:
+      return ok(asked.method == "POST" ? update_log_settings(small_document(asked.body))
+                                       : log_settings());
+    case resource::trace_setting:
+      if (!where.model.empty()) static_cast<void>(service_.metadata(where.model, where.version));
+      return ok(asked.method == "POST" ? update_trace_settings(small_document(asked.body))
+                                       : trace_settings());
     case resource::extension:
       break;  // refused with its method
   }
@@ -258,9 +306,8 @@ http_reply oip_api::model_ready(route const& where) const {
 http_reply oip_api::repository_index(std::string_view body) const {
   bool ready_only = false;
   if (body.find_first_not_of(" \t\r\n") != std::string_view::npos) {
-    auto const request = json::parse(body, nullptr, false);
+    auto const request = small_document(body);
     auto const* const takes = R"(the body is empty or {"ready": true or false})";
-    if (body.size() > max_index_body) throw error{error_kind::invalid_argument, takes};
     if (!request.is_object()) throw error{error_kind::invalid_argument, takes};
     auto const wanted = request.find("ready");
     if (wanted != request.end()) {
@@ -293,6 +340,8 @@ http_reply oip_api::answer(infer_result const& result, output_form const& form) 
     auto made = encode_infer_response(std::get<infer_response>(result), form);
     http_reply reply{200, std::move(made.json), {}};
     reply.tensors = std::move(made.tensors);
+    if (!reply.tensors.empty()) reply.binary_header_length = reply.body.size();
+    compress(reply, form.coding);
     return reply;
   });
 }

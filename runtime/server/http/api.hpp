@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "memhandover/base/error.hpp"
+#include "runtime/server/http/content_coding.hpp"
 #include "runtime/server/http/oip_codec.hpp"
 #include "runtime/server/http/routes.hpp"
 #include "runtime/server/inference/inference_service.hpp"
@@ -34,6 +35,8 @@ struct http_request {
   std::optional<std::string_view> binary_header_length{};  ///< Inference-Header-Content-Length
   std::shared_ptr<std::string>
       owner{};  ///< of the body, where tensors may keep it; else they are copies
+  std::optional<std::string_view> accept_encoding{};
+  std::uint64_t max_body_bytes = std::uint64_t{64} << 20U;  ///< that a compressed one may become
 };
 
 struct http_reply {
@@ -43,6 +46,11 @@ struct http_reply {
   std::chrono::seconds retry_after{0};  ///< 0: not said
   std::string_view content_type = "application/json";
   std::vector<tensor_bytes> tensors{};  ///< behind the JSON
+  /// Of a body with binary tensors, whether or not it is compressed: how long its JSON is.
+  std::optional<std::size_t> binary_header_length{};
+  content_coding coding = content_coding::identity;  ///< that the body has, tensors included
+  bool varies = false;         ///< the coding is what the client has asked for
+  bool lists_codings = false;  ///< for 415
 };
 
 class oip_api {
@@ -58,7 +66,8 @@ class oip_api {
   /// keep it.
   [[nodiscard]] std::optional<http_reply> refuse(http_request const& request) const;
   [[nodiscard]] outcome handle(http_request const& request) const;
-  /// Whether `handle` may wait for another process: status and metrics may.
+  /// Whether `handle` may take long: status and metrics may wait for another process, and a
+  /// compressed body may become a large one.
   [[nodiscard]] static bool may_wait(http_request const& request);
   [[nodiscard]] static http_reply answer(infer_result const& result, output_form const& form = {});
 
@@ -71,6 +80,7 @@ class oip_api {
 
  private:
   [[nodiscard]] route checked_route(http_request const& request) const;
+  [[nodiscard]] outcome checked_outcome(http_request const& request) const;
   [[nodiscard]] outcome dispatch(route const& where, http_request const& asked) const;
   [[nodiscard]] http_reply model_ready(route const& where) const;
   [[nodiscard]] http_reply repository_index(std::string_view body) const;

@@ -59,7 +59,9 @@ bool is_large(infer_result const& result, output_form const& form) {
   if (response != nullptr) {
     for (auto const& each : response->outputs) {
       bool const is_looked_through = each.type == datatype::bytes || each.type == datatype::boolean;
-      bytes += form.is_binary(each.name) && !is_looked_through ? 0 : each.data.size();
+      bool const is_sent_as_it_is = form.is_binary(each.name) && !is_looked_through &&
+                                    form.coding == content_coding::identity;
+      bytes += is_sent_as_it_is ? 0 : each.data.size();
     }
   }
   return bytes > small_body / 8;  // in JSON a number is several times as long
@@ -69,12 +71,19 @@ template <typename Body>
 void set_headers(http::response<Body>& response, http_reply const& answer, bool keep_alive) {
   response.set(http::field::server, "sluice");
   response.set(http::field::date, http_date(std::time(nullptr)));
-  if (answer.tensors.empty()) {
+  if (!answer.binary_header_length) {
     response.set(http::field::content_type,
                  beast::string_view{answer.content_type.data(), answer.content_type.size()});
   } else {
     response.set(http::field::content_type, "application/octet-stream");
-    response.set("Inference-Header-Content-Length", std::to_string(answer.body.size()));
+    response.set("Inference-Header-Content-Length", std::to_string(*answer.binary_header_length));
+  }
+  if (answer.coding != content_coding::identity) {
+    response.set(http::field::content_encoding, std::string{coding_name(answer.coding)});
+  }
+  if (answer.varies) response.set(http::field::vary, "Accept-Encoding");
+  if (answer.lists_codings) {
+    response.set(http::field::accept_encoding, std::string{known_codings});
   }
   if (!answer.allow.empty()) {
     response.set(http::field::allow, beast::string_view{answer.allow.data(), answer.allow.size()});
@@ -300,6 +309,11 @@ std::optional<http_reply> connection::refuse_header() const {
   if (!expectation.empty() && !beast::iequals(expectation, "100-continue")) {
     return oip_api::failure(417, "the only expectation that this server meets is 100-continue");
   }
+  if (request.count(http::field::content_encoding) > 1) {
+    auto answer = oip_api::failure(415, "the body is compressed several times; compress it once");
+    answer.lists_codings = true;
+    return answer;
+  }
   if (request.count("Inference-Header-Content-Length") > 1) {
     return oip_api::failure(400,
                             "Inference-Header-Content-Length is there several times; give it once");
@@ -319,7 +333,9 @@ http_request connection::view() const {
           body_ ? std::string_view{*body_} : std::string_view{},
           header("Content-Encoding"),
           header("Inference-Header-Content-Length"),
-          body_};
+          body_,
+          header("Accept-Encoding"),
+          context_.options.max_body_bytes};
 }
 
 std::optional<http_reply> connection::take_share(std::uint64_t body_bytes) {

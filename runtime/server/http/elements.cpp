@@ -8,7 +8,6 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <type_traits>
@@ -22,139 +21,66 @@ namespace {
 static_assert(std::endian::native == std::endian::little,
               "tensors are stored as the machine has them");
 
-using kind_t = nested_list::kind_t;
+/// Text that is made piece by piece, and handed on in larger ones.
+class text_buffer {
+ public:
+  explicit text_buffer(std::string& out) : out_(out) {}
+  text_buffer(text_buffer const&) = delete;
+  text_buffer& operator=(text_buffer const&) = delete;
+  text_buffer(text_buffer&&) = delete;
+  text_buffer& operator=(text_buffer&&) = delete;
+  ~text_buffer() = default;
 
-[[noreturn]] void bad_element(nested_list const& list, std::size_t i, std::string_view label,
-                              std::string_view wanted) {
-  throw error{error_kind::invalid_argument,
-              fmt::format("element {} of {} is {}; {}", i, label, list.text(i), wanted)};
-}
-
-template <typename Stored>
-void store(std::vector<std::byte>& out, std::size_t i, Stored value) {
-  std::memcpy(out.data() + i * sizeof(Stored), &value, sizeof(Stored));
-}
-
-template <typename Integer>
-std::vector<std::byte> integers(nested_list const& list, datatype type, std::string_view label) {
-  using limits = std::numeric_limits<Integer>;
-  std::vector<std::byte> out(list.size() * sizeof(Integer));
-  auto const wanted = [&] {
-    return fmt::format("{} takes an integer from {} to {}", datatype_name(type), +limits::min(),
-                       +limits::max());
-  };
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    auto const bits = list.bits(i);
-    bool fits = false;
-    if (list.kind(i) == kind_t::natural) {
-      fits = bits <= static_cast<std::uint64_t>(limits::max());
-    } else if (list.kind(i) == kind_t::negative) {
-      fits = std::is_signed_v<Integer> &&
-             static_cast<std::int64_t>(bits) >= static_cast<std::int64_t>(limits::min());
-    }
-    if (!fits) bad_element(list, i, label, wanted());
-    store(out, i, static_cast<Integer>(bits));
+  /// `write` gets room for `longest` characters, and returns the end of what it has written.
+  template <typename Write>
+  void append(Write write) {
+    if (pieces_.size() - used_ < longest) flush();
+    auto* const at = pieces_.data() + used_;
+    used_ += static_cast<std::size_t>(write(at, at + longest) - at);
   }
-  return out;
-}
+  void flush() {
+    out_.append(pieces_.data(), used_);
+    used_ = 0;
+  }
 
-std::vector<std::byte> booleans(nested_list const& list, std::string_view label) {
-  std::vector<std::byte> out(list.size());
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    if (list.kind(i) != kind_t::boolean) bad_element(list, i, label, "BOOL takes true or false");
-    out[i] = static_cast<std::byte>(list.bits(i));
-  }
-  return out;
-}
+ private:
+  static constexpr std::size_t longest = 40;  // a number of any type, and a comma
+  std::string& out_;
+  std::array<char, 4096> pieces_;
+  std::size_t used_ = 0;
+};
 
-std::optional<double> real_value(nested_list const& list, std::size_t i) {
-  switch (list.kind(i)) {
-    case kind_t::natural:
-      return static_cast<double>(list.bits(i));
-    case kind_t::negative:
-      return static_cast<double>(static_cast<std::int64_t>(list.bits(i)));
-    case kind_t::real:
-      return list.real(i);
-    case kind_t::string: {
-      auto const word = list.string(i);
-      if (word == "NaN") return std::numeric_limits<double>::quiet_NaN();
-      if (word == "Infinity") return std::numeric_limits<double>::infinity();
-      if (word == "-Infinity") return -std::numeric_limits<double>::infinity();
-      return std::nullopt;
-    }
-    default:
-      return std::nullopt;
-  }
-}
-
-/// `round` gives the bits to store, `largest` the largest finite number of the type.
-template <typename Round, typename Widen>
-std::vector<std::byte> reals(nested_list const& list, datatype type, std::string_view label,
-                             double largest, Round round, Widen widen) {
-  using stored = decltype(round(0.0));
-  std::vector<std::byte> out(list.size() * sizeof(stored));
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    auto const value = real_value(list, i);
-    if (!value) {
-      bad_element(list, i, label,
-                  fmt::format(R"({} takes a number, or "NaN", "Infinity", "-Infinity")",
-                              datatype_name(type)));
-    }
-    auto const rounded = round(*value);
-    if (std::isfinite(*value) && !std::isfinite(widen(rounded))) {
-      bad_element(list, i, label,
-                  fmt::format("{} holds numbers up to {:g}", datatype_name(type), largest));
-    }
-    store(out, i, rounded);
-  }
-  return out;
-}
-
-float float_from_double(double value) {
-  // a finite double beyond float's range is undefined behaviour to convert; what rounds down to the
-  // largest is not
-  constexpr double halfway_to_infinity = 0x1.ffffffp127;
-  if (std::isfinite(value) && std::fabs(value) >= halfway_to_infinity) {
-    return std::copysign(std::numeric_limits<float>::infinity(),
-                         static_cast<float>(std::copysign(1.0, value)));
-  }
-  if (std::isfinite(value) &&
-      std::fabs(value) > static_cast<double>(std::numeric_limits<float>::max())) {
-    return value < 0 ? std::numeric_limits<float>::lowest() : std::numeric_limits<float>::max();
-  }
-  return static_cast<float>(value);
+char* copied(std::string_view text, char* at) {
+  return std::copy(text.begin(), text.end(), at);
 }
 
 template <typename Real>
-void append_real(std::string& out, Real value) {
-  if (std::isnan(value)) {
-    out += R"("NaN")";
-  } else if (std::isinf(value)) {
-    out += value < 0 ? R"("-Infinity")" : R"("Infinity")";
-  } else {
-    std::array<char, 32> text{};
-    auto const end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
-    std::string_view const digits{text.data(), static_cast<std::size_t>(end - text.data())};
-    out += digits;
-    // clients that type JSON numbers by their looks must see a real
-    if (digits.find_first_of(".e") == std::string_view::npos) out += ".0";
-  }
+char* write_real(char* at, char* end, Real value) {
+  if (std::isnan(value)) return copied(R"("NaN")", at);
+  if (std::isinf(value)) return copied(value < 0 ? R"("-Infinity")" : R"("Infinity")", at);
+  auto* const behind = std::to_chars(at, end, value).ptr;
+  // clients that type JSON numbers by their looks must see a real
+  bool const looks_real =
+      std::find_if(at, behind, [](char c) { return c == '.' || c == 'e'; }) != behind;
+  return looks_real ? behind : copied(".0", behind);
 }
 
-template <typename Integer>
-void append_integer(std::string& out, Integer value) {
-  std::array<char, 24> text{};
-  out.append(text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr);
-}
-
-template <typename Stored, typename Append>
-void append_each(std::string& out, tensor const& source, std::uint64_t count, Append append) {
+template <typename Stored, typename Write>
+void append_each(std::string& out, tensor const& source, std::uint64_t count, Write write) {
+  // what is not written is never touched
+  constexpr std::size_t usual =
+      std::is_integral_v<Stored> ? sizeof(Stored) * 2 + 2 : sizeof(Stored) * 2 + 5;
+  out.reserve(out.size() + count * usual);
+  text_buffer text{out};
   for (std::uint64_t i = 0; i < count; ++i) {
     Stored value;
     std::memcpy(&value, source.data.data() + i * sizeof(Stored), sizeof(Stored));
-    if (i > 0) out += ',';
-    append(out, value);
+    text.append([&](char* at, char* end) {
+      if (i > 0) *at++ = ',';
+      return write(at, end, value);
+    });
   }
+  text.flush();
 }
 
 [[noreturn]] void broken_bytes(tensor const& source, std::uint64_t count) {
@@ -213,49 +139,6 @@ std::optional<std::string> strings_fault(std::span<std::byte const> bytes, std::
 
 }  // namespace
 
-std::vector<std::byte> elements_from_list(nested_list const& list, datatype type,
-                                          std::string_view label) {
-  switch (type) {
-    case datatype::boolean:
-      return booleans(list, label);
-    case datatype::uint8:
-      return integers<std::uint8_t>(list, type, label);
-    case datatype::uint16:
-      return integers<std::uint16_t>(list, type, label);
-    case datatype::uint32:
-      return integers<std::uint32_t>(list, type, label);
-    case datatype::uint64:
-      return integers<std::uint64_t>(list, type, label);
-    case datatype::int8:
-      return integers<std::int8_t>(list, type, label);
-    case datatype::int16:
-      return integers<std::int16_t>(list, type, label);
-    case datatype::int32:
-      return integers<std::int32_t>(list, type, label);
-    case datatype::int64:
-      return integers<std::int64_t>(list, type, label);
-    case datatype::fp16:
-      return reals(list, type, label, 65504, half_from_double, half_to_float);
-    case datatype::bf16:
-      return reals(list, type, label, 0x1.FEp127, bfloat16_from_double, bfloat16_to_float);
-    case datatype::fp32:
-      return reals(list, type, label, std::numeric_limits<float>::max(), float_from_double,
-                   [](float value) { return value; });
-    case datatype::fp64:
-      return reals(
-          list, type, label, std::numeric_limits<double>::max(), [](double value) { return value; },
-          [](double value) { return value; });
-    case datatype::bytes:
-      break;
-  }
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    if (list.kind(i) != kind_t::string) bad_element(list, i, label, "BYTES takes strings");
-  }
-  auto const& strings = list.strings();
-  auto const* const begin = reinterpret_cast<std::byte const*>(strings.data());
-  return {begin, begin + strings.size()};
-}
-
 void append_elements(std::string& out, tensor const& source, std::uint64_t count) {
   if (source.type == datatype::bytes) return append_strings(out, source, count);
   std::uint64_t bytes = 0;
@@ -263,13 +146,16 @@ void append_elements(std::string& out, tensor const& source, std::uint64_t count
       bytes != source.data.size()) {
     broken_bytes(source, count);
   }
-  auto const integer = [](std::string& text, auto value) { append_integer(text, value); };
-  auto const real = [](std::string& text, auto value) { append_real(text, value); };
+  auto const integer = [](char* at, char* end, auto value) {
+    return std::to_chars(at, end, value).ptr;
+  };
+  auto const real = [](char* at, char* end, auto value) { return write_real(at, end, value); };
   switch (source.type) {
     case datatype::boolean:
-      return append_each<std::uint8_t>(
-          out, source, count,
-          [](std::string& text, std::uint8_t value) { text += value != 0 ? "true" : "false"; });
+      return append_each<std::uint8_t>(out, source, count,
+                                       [](char* at, char* /*end*/, std::uint8_t value) {
+                                         return copied(value != 0 ? "true" : "false", at);
+                                       });
     case datatype::uint8:
       return append_each<std::uint8_t>(out, source, count, integer);
     case datatype::uint16:
@@ -287,13 +173,14 @@ void append_elements(std::string& out, tensor const& source, std::uint64_t count
     case datatype::int64:
       return append_each<std::int64_t>(out, source, count, integer);
     case datatype::fp16:
-      return append_each<std::uint16_t>(
-          out, source, count,
-          [](std::string& text, std::uint16_t bits) { append_real(text, half_to_float(bits)); });
+      return append_each<std::uint16_t>(out, source, count,
+                                        [](char* at, char* end, std::uint16_t bits) {
+                                          return write_real(at, end, half_to_float(bits));
+                                        });
     case datatype::bf16:
       return append_each<std::uint16_t>(out, source, count,
-                                        [](std::string& text, std::uint16_t bits) {
-                                          append_real(text, bfloat16_to_float(bits));
+                                        [](char* at, char* end, std::uint16_t bits) {
+                                          return write_real(at, end, bfloat16_to_float(bits));
                                         });
     case datatype::fp32:
       return append_each<float>(out, source, count, real);

@@ -20,8 +20,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::size_t max_rank = 32;
-
 template <typename... Args>
 [[noreturn]] void invalid(fmt::format_string<Args...> format, Args&&... args) {
   throw error{error_kind::invalid_argument, fmt::format(format, std::forward<Args>(args)...)};
@@ -40,6 +38,15 @@ std::string names_of(std::vector<tensor_spec> const& specs) {
   return result;
 }
 
+/// Throws where data is not JSON, whatever it is for.
+void check_data(raw_request const& raw) {
+  if (!raw.inputs) return;
+  for (auto const& each : *raw.inputs) {
+    if (!each.data) continue;
+    static_cast<void>(read_list(raw.document, *each.data, datatype::fp64, 0, each.label));
+  }
+}
+
 /// The number of elements of a shape without negative extents; none if 64 bits cannot count them.
 std::optional<std::uint64_t> element_count(std::vector<std::int64_t> const& shape) {
   if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
@@ -54,19 +61,20 @@ std::optional<std::uint64_t> element_count(std::vector<std::int64_t> const& shap
 
 std::vector<std::int64_t> read_shape(raw_tensor const& raw) {
   if (!raw.shape) invalid("{} has no shape; give \"shape\": [ … ]", raw.label);
-  auto const& list = *raw.shape;
-  if (list.size() > max_rank) {
-    invalid("{} has a shape of {} dimensions; at most {} are possible", raw.label, list.size(),
+  if (raw.shape->rank > max_rank) {
+    invalid("{} has a shape of {} dimensions; at most {} are possible", raw.label, raw.shape->rank,
             max_rank);
   }
   std::vector<std::int64_t> shape;
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    if (list.kind(i) != nested_list::kind_t::natural ||
-        list.bits(i) > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
+  for (auto const& extent : raw.shape->extents) {
+    bool const is_natural = extent.is_number_integer() &&
+                            (extent.is_number_unsigned() || extent.get<std::int64_t>() >= 0);
+    if (!is_natural || extent.get<std::uint64_t>() >
+                           static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
       invalid("{} has {} in its shape; a dimension is an integer of at least 0", raw.label,
-              list.text(i));
+              text_of_scalar(extent));
     }
-    shape.push_back(static_cast<std::int64_t>(list.bits(i)));
+    shape.push_back(extent.get<std::int64_t>());
   }
   return shape;
 }
@@ -109,10 +117,9 @@ std::uint64_t counted(raw_tensor const& raw, std::vector<std::int64_t> const& sh
 }
 
 /// Nested data must spell the shape; a flat list only needs the right number of elements.
-void check_layout(raw_tensor const& raw, std::vector<std::int64_t> const& shape) {
-  auto const& data = *raw.data;
+void check_layout(raw_tensor const& raw, list_nesting const& data,
+                  std::vector<std::int64_t> const& shape, std::uint64_t count) {
   if (!data.problem().empty()) invalid("the data of {} {}", raw.label, data.problem());
-  auto const count = counted(raw, shape);
   auto const nesting = data.extents();
   if (nesting.size() > 1) {
     // Lists behind an empty one cannot be written, so the nesting may end at the first dimension of
@@ -158,7 +165,7 @@ std::optional<bool> read_switch(raw_parameters const& parameters, std::string co
   return found->second.get<bool>();
 }
 
-tensor read_tensor(raw_tensor const& raw, tensor_spec const& wanted,
+tensor read_tensor(json_document const& document, raw_tensor const& raw, tensor_spec const& wanted,
                    std::optional<tensor_bytes> const& binary) {
   refuse_extensions(raw);
   if (read_switch(raw.parameters, "binary_data", raw.label).value_or(false)) {
@@ -183,8 +190,11 @@ tensor read_tensor(raw_tensor const& raw, tensor_spec const& wanted,
     invalid("{} has no data; give \"data\": [ … ], or its bytes and their binary_data_size",
             raw.label);
   }
-  check_layout(raw, result.shape);
-  result.data = elements_from_list(*raw.data, result.type, raw.label);
+  auto const count = counted(raw, result.shape);
+  auto read = read_list(document, *raw.data, result.type, count, raw.label);
+  check_layout(raw, read.nesting, result.shape, count);
+  if (!read.fault.empty()) throw error{error_kind::invalid_argument, read.fault};
+  result.data = std::move(read.bytes);
   return result;
 }
 
@@ -225,7 +235,7 @@ std::vector<tensor> read_inputs(raw_request const& raw, model_metadata const& me
   inputs.reserve(metadata.inputs.size());
   for (auto const& spec : metadata.inputs) {
     auto const& input = given.at(spec.name);
-    inputs.push_back(read_tensor(*input.raw, spec, input.binary));
+    inputs.push_back(read_tensor(raw.document, *input.raw, spec, input.binary));
   }
   tail.expect_end();
   return inputs;
@@ -278,6 +288,17 @@ std::optional<std::chrono::microseconds> read_timeout(raw_parameters const& para
       std::min(microseconds, static_cast<std::uint64_t>(longest.count()))};
 }
 
+std::uint64_t read_priority(raw_parameters const& parameters) {
+  auto const found = parameters.find("priority");
+  if (found == parameters.end()) return 0;
+  if (!found->second.is_number_unsigned()) {
+    invalid(
+        "the parameter 'priority' is {}; it takes an integer of at least 0, 0 for the usual one",
+        found->second.dump());
+  }
+  return found->second.get<std::uint64_t>();
+}
+
 void append_tensor(encoded_response& into, tensor const& output, bool is_binary) {
   bool const sane = std::all_of(output.shape.begin(), output.shape.end(),
                                 [](auto extent) { return extent >= 0; });
@@ -321,11 +342,18 @@ decoded_request decode_infer_request(infer_body const& body, model_metadata cons
                                    body.json.size())
                      : "the body");
   decoded_request request;
-  request.model = metadata.name;
-  request.id = raw.id.value_or("");
-  request.timeout = read_timeout(raw.parameters);
-  read_wanted_outputs(raw, metadata, request);
-  request.inputs = read_inputs(raw, metadata, raw_tail{body.raw, body.keeper});
+  try {
+    request.model = metadata.name;
+    request.id = raw.id.value_or("");
+    request.timeout = read_timeout(raw.parameters);
+    request.priority = read_priority(raw.parameters);
+    read_wanted_outputs(raw, metadata, request);
+    request.inputs = read_inputs(raw, metadata, raw_tail{body.raw, body.keeper});
+  } catch (error const&) {
+    // What is not JSON is said first, also of data that nobody has come to.
+    check_data(raw);
+    throw;
+  }
   return request;
 }
 

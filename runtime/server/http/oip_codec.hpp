@@ -19,8 +19,8 @@
 /// of the protocol that is not there (shared memory, classification). Memory grows
 /// with the bytes that came, never with what a shape claims.
 ///
-/// Source: Open Inference Protocol, "Inference Request/Response JSON Object"; request parameter
-/// `timeout` in microseconds from Triton's schedule_policy extension; its binary_tensor_data extension.
+/// Source: Open Inference Protocol, "Inference Request/Response JSON Object"; request parameters
+/// `priority`, and `timeout` in microseconds, from Triton's schedule_policy extension; its binary_tensor_data extension.
 #pragma once
 
 #include <cstddef>
@@ -32,6 +32,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/server/http/content_coding.hpp"
 #include "runtime/server/inference/inference_service.hpp"
 
 namespace sluice::server {
@@ -48,6 +49,7 @@ struct infer_body {
 struct output_form {
   bool binary = false;  ///< those of which nothing else is said
   std::map<std::string, bool> by_output{};
+  content_coding coding = content_coding::identity;  ///< of the body, if it is not short
 
   [[nodiscard]] bool is_binary(std::string const& output) const;
 };

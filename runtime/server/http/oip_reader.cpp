@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
 #include <limits>
 #include <set>
 #include <utility>
@@ -42,56 +45,68 @@ class request_handler {
   using string_t = json::string_t;
   using binary_t = json::binary_t;
 
-  explicit request_handler(std::string what) : what_(std::move(what)) {}
+  explicit request_handler(json_document document)
+      : next_(document.text.data()), end_(next_ + document.text.size()) {
+    request_.document = std::move(document);
+  }
 
   raw_request take() { return std::move(request_); }
 
-  bool null() {
-    if (in_list()) {
-      list().add_null();
-    } else {
-      scalar(nullptr);
+  /// The text as the parser reads it: byte by byte, but for lists of data, of which it sees the
+  /// brackets alone. It does not look ahead of the bracket that opens a list.
+  class text_iterator {
+   public:
+    using iterator_category = std::input_iterator_tag;
+    using value_type = char;
+    using difference_type = std::ptrdiff_t;
+    using pointer = char const*;
+    using reference = char const&;
+
+    explicit text_iterator(request_handler* of) : of_(of) {}
+
+    reference operator*() const {
+      // The parser takes a zero byte for the end, and would not look at what is behind it.
+      if (*of_->next_ == '\0') {
+        of_->request_.document.not_json(of_->next_, "it holds a byte of zero");
+      }
+      return *of_->next_;
     }
+    text_iterator& operator++() {
+      ++of_->next_;
+      return *this;
+    }
+    /// Only with the end, which belongs to nobody.
+    bool operator==(text_iterator const& other) const {
+      auto const* const of = of_ != nullptr ? of_ : other.of_;
+      return of == nullptr || of->next_ == of->end_;
+    }
+
+   private:
+    request_handler* of_;
+  };
+
+  bool null() {
+    scalar(nullptr);
     return true;
   }
   bool boolean(bool value) {
-    if (in_list()) {
-      list().add_boolean(value);
-    } else {
-      scalar(value);
-    }
+    scalar(value);
     return true;
   }
   bool number_integer(number_integer_t value) {
-    if (in_list()) {
-      list().add_signed(value);
-    } else {
-      scalar(value);
-    }
+    scalar(value);
     return true;
   }
   bool number_unsigned(number_unsigned_t value) {
-    if (in_list()) {
-      list().add_unsigned(value);
-    } else {
-      scalar(value);
-    }
+    scalar(value);
     return true;
   }
   bool number_float(number_float_t value, string_t const& /*text*/) {
-    if (in_list()) {
-      list().add_real(value);
-    } else {
-      scalar(value);
-    }
+    scalar(value);
     return true;
   }
   bool string(string_t& value) {
-    if (in_list()) {
-      list().add_string(value);
-    } else {
-      scalar(value);
-    }
+    scalar(value);
     return true;
   }
   static bool binary(binary_t& /*value*/) { return true; }  // does not occur in JSON text
@@ -106,9 +121,8 @@ class request_handler {
       open_tensor(place::input, *request_.inputs, "inputs");
     } else if (where == place::outputs) {
       open_tensor(place::output, *request_.outputs, "outputs");
-    } else if (in_list()) {
-      fail("the {} of {} holds an object; it takes a list", where == place::data ? "data" : "shape",
-           subject());
+    } else if (where == place::shape) {
+      fail("the shape of {} holds an object; it takes a list", subject());
     } else if (where == place::request && key_is("parameters")) {
       open(place::request_parameters);
     } else if ((where == place::input || where == place::output) && key_is("parameters")) {
@@ -139,12 +153,10 @@ class request_handler {
   }
 
   bool start_array(std::size_t /*elements*/) {
-    if (open_.empty()) fail("{} is a list; it must be an object: {{\"inputs\": [ … ]}}", what_);
+    if (open_.empty())
+      fail("{} is a list; it must be an object: {{\"inputs\": [ … ]}}", request_.document.what);
     auto const where = open_.back().where;
-    if (where == place::data) {
-      open(place::data);
-      list().open();
-    } else if (where == place::shape) {
+    if (where == place::shape) {
       fail("the shape of {} is nested; it takes a flat list of integers", subject());
     } else if (where == place::inputs || where == place::outputs) {
       fail("{} holds a list; it takes objects: {{\"name\": …}}", subject());
@@ -157,11 +169,9 @@ class request_handler {
     } else if (where == place::input && key_is("shape")) {
       tensor_->shape.emplace();
       open(place::shape);
-      list().open();
     } else if (where == place::input && key_is("data")) {
-      tensor_->data.emplace();
       open(place::data);
-      list().open();
+      pass_over_data();
     } else if (is_known_key()) {
       wrong_type("a list");
     } else {
@@ -171,7 +181,6 @@ class request_handler {
   }
 
   bool end_array() {
-    if (in_list()) list().close();
     open_.pop_back();
     return true;
   }
@@ -182,9 +191,13 @@ class request_handler {
     if (auto const bracket = reason.find("] "); bracket != std::string_view::npos) {
       reason.remove_prefix(bracket + 2);
     }
+    // Its line and column do not count what was passed over.
+    if (reason.starts_with("parse error at line")) {
+      reason.remove_prefix(std::min(reason.find(": ") + 2, reason.size()));
+    }
     // the token ends where the parser gave up: at the first letter of NaN, Infinity or -Infinity
     bool const not_finite = token.ends_with('N') || token.ends_with('I');
-    fail("{} is not JSON (byte {}): {}{}", what_, position,
+    fail("{} is not JSON (byte {}): {}{}", request_.document.what, position + passed_over_,
          is_utf8(reason) ? reason : "it holds bytes that are not UTF-8",
          not_finite ? R"(; "NaN", "Infinity" and "-Infinity" are written in quotes)" : "");
   }
@@ -201,13 +214,21 @@ class request_handler {
     throw error{error_kind::invalid_argument, fmt::format(format, std::forward<Args>(args)...)};
   }
 
-  [[nodiscard]] bool in_list() const {
-    return !open_.empty() &&
-           (open_.back().where == place::data || open_.back().where == place::shape);
+  /// Moves on to the bracket that closes the list of data which the parser has just seen the
+  /// beginning of.
+  void pass_over_data() {
+    auto const list =
+        find_list(request_.document, next_ - 1, max_depth - open_.size() + 1, tensor_->label);
+    if (list.empty()) too_deep();
+    tensor_->data = list;
+    passed_over_ += list.size() - 2;
+    next_ = list.data() + list.size() - 1;
   }
-  nested_list& list() {
-    return open_.back().where == place::data ? *tensor_->data : *tensor_->shape;
+
+  [[noreturn]] void too_deep() const {
+    fail("{} nests deeper than {} levels", request_.document.what, max_depth);
   }
+
   [[nodiscard]] bool key_is(std::string_view name) const { return open_.back().key == name; }
 
   /// Whether the latest key means something where it stands.
@@ -244,9 +265,7 @@ class request_handler {
   }
 
   void open(place where) {
-    if (open_.size() == max_depth) {
-      fail("{} nests deeper than {} levels", what_, max_depth);
-    }
+    if (open_.size() == max_depth) too_deep();
     open_.push_back({where, {}, {}});
   }
 
@@ -272,11 +291,18 @@ class request_handler {
   /// A scalar outside of shape and data.
   void scalar(json value) {
     if (open_.empty()) {
-      fail("{} is a single value; it must be an object: {{\"inputs\": [ … ]}}", what_);
+      fail("{} is a single value; it must be an object: {{\"inputs\": [ … ]}}",
+           request_.document.what);
     }
     auto const where = open_.back().where;
     if (where == place::inputs || where == place::outputs) {
       fail("{} holds something other than objects; it takes {{\"name\": …}}", subject());
+    }
+    if (where == place::shape) {
+      ++tensor_->shape->rank;
+      auto& extents = tensor_->shape->extents;
+      if (extents.size() < max_rank) extents.push_back(std::move(value));
+      return;
     }
     if (where == place::ignored || !is_known_key()) return;
     if (where == place::request_parameters || where == place::tensor_parameters) {
@@ -305,7 +331,9 @@ class request_handler {
     return value.is_boolean() ? "a boolean" : "a number";
   }
 
-  std::string what_;
+  char const* next_;  ///< what the parser reads next
+  char const* end_;
+  std::size_t passed_over_ = 0;  ///< bytes that it has not seen
   std::vector<level> open_;
   raw_request request_;
   raw_tensor* tensor_ = nullptr;  ///< the element of inputs or outputs that is open
@@ -317,13 +345,9 @@ raw_request read_raw_request(std::string_view text, std::string what) {
   if (text.size() > std::numeric_limits<std::uint32_t>::max()) {
     throw error{error_kind::invalid_argument, what + " is larger than 4 GiB; send smaller batches"};
   }
-  // The parser takes a zero byte for the end, and would not look at what is behind it.
-  if (auto const zero = text.find('\0'); zero != std::string_view::npos) {
-    throw error{error_kind::invalid_argument,
-                fmt::format("{} is not JSON (byte {}): it holds a byte of zero", what, zero + 1)};
-  }
-  request_handler handler{std::move(what)};
-  json::sax_parse(text.begin(), text.end(), &handler);
+  request_handler handler{json_document{std::move(what), text}};
+  json::sax_parse(request_handler::text_iterator{&handler}, request_handler::text_iterator{nullptr},
+                  &handler);
   return handler.take();
 }
 

@@ -95,7 +95,7 @@ std::optional<route> model_route(std::vector<std::string> const& path) {
   bool const is_setting =
       path[next] == "trace" && path.size() == next + 2 && path[next + 1] == "setting";
   if (!what || (path.size() != next + 1 && !is_setting)) return std::nullopt;
-  result.what = *what;
+  result.what = is_setting ? resource::trace_setting : *what;
   return result;
 }
 
@@ -121,6 +121,10 @@ std::optional<route> parse_target(std::string_view target) {
   if (area == "sluice" && path.size() == 3 && path[2] == "status") {
     return route{resource::status, {}, {}};
   }
+  if (area == "trace" && path.size() == 3 && path[2] == "setting") {
+    return route{resource::trace_setting, {}, {}};
+  }
+  if (area == "logging" && path.size() == 2) return route{resource::logging, {}, {}};
   if (area == "systemsharedmemory" || area == "cudasharedmemory" || area == "trace" ||
       area == "logging") {
     return route{resource::extension, {}, {}};
@@ -133,6 +137,9 @@ std::string_view allowed_methods(resource what) noexcept {
     case resource::infer:
     case resource::repository_index:
       return "POST";
+    case resource::trace_setting:
+    case resource::logging:
+      return "GET, HEAD, POST";
     case resource::extension:
       return "";
     default:

@@ -9,8 +9,8 @@
 /// part of a name. A query is passed over; one slash at the end is allowed; an absolute-form target
 /// ("http://host/v2") is understood.
 ///
-/// Source: Open Inference Protocol V2 (HTTP/REST); Triton's model_configuration, model_repository
-/// and statistics extensions; RFC 9112 section 3.2, RFC 3986 section 2.1.
+/// Source: Open Inference Protocol V2 (HTTP/REST); Triton's model_configuration, model_repository,
+/// statistics, logging and trace extensions; RFC 9112 section 3.2, RFC 3986 section 2.1.
 #pragma once
 
 #include <optional>
@@ -30,8 +30,10 @@ enum class resource {
   repository_index,
   status,
   metrics,
-  statistics,  ///< of all models where none is named
-  extension,  ///< of Triton's, known but not offered: load and unload, shared memory, trace, logging
+  statistics,     ///< of all models where none is named
+  trace_setting,  ///< of a model, or of all
+  logging,
+  extension,  ///< of Triton's, known but not offered: load and unload, shared memory, generate
 };
 
 struct route {
@@ -44,8 +46,8 @@ struct route {
 /// percent-encoding, or a name that decodes to something other than UTF-8 text.
 [[nodiscard]] std::optional<route> parse_target(std::string_view target);
 
-/// The verbs that a resource answers, as the Allow header lists them: "GET, HEAD" or "POST"; empty
-/// for `extension`.
+/// The verbs that a resource answers, as the Allow header lists them: "GET, HEAD", "POST" or "GET,
+/// HEAD, POST"; empty for `extension`.
 [[nodiscard]] std::string_view allowed_methods(resource what) noexcept;
 
 }  // namespace sluice::server

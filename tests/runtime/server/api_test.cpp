@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <memory>
@@ -47,7 +48,7 @@ class api : public testing::Test {
 TEST_F(api, describes_the_server_and_its_models) {
   EXPECT_EQ(ok("/v2")["name"], "sluice");
   EXPECT_EQ(ok("/v2")["extensions"],
-            json::array({"model_configuration", "statistics", "binary_tensor_data"}));
+            json::array({"model_configuration", "statistics", "binary_tensor_data", "logging"}));
   EXPECT_EQ(ok("/v2/health/live"), (json{{"live", true}}));
   EXPECT_EQ(ok("/v2/health/ready"), (json{{"ready", true}}));
   EXPECT_EQ(ok("/v2/models/add")["inputs"][0]["name"], "a");
@@ -148,6 +149,45 @@ TEST_F(api, an_infer_request_goes_to_the_service) {
   EXPECT_EQ(request.id, "7");
 }
 
+TEST_F(api, its_log_is_set_as_triton_s_is) {
+  auto const before = spdlog::get_level();
+  auto const set = [&](std::string const& settings) {
+    auto const answer = reply_to({"POST", "/v2/logging", settings, {}, {}});
+    EXPECT_EQ(answer.status, 200U) << answer.body;
+    EXPECT_EQ(json::parse(answer.body), ok("/v2/logging"));
+    return json::parse(answer.body);
+  };
+  auto const verbose = set(R"({"log_verbose_level":1,"log_info":true})");
+  EXPECT_EQ(verbose, (json{{"log_file", ""},
+                           {"log_info", true},
+                           {"log_warning", true},
+                           {"log_error", true},
+                           {"log_verbose_level", 1},
+                           {"log_format", "default"}}));
+  EXPECT_EQ(spdlog::get_level(), spdlog::level::debug);
+  EXPECT_EQ(set("{}"), verbose);
+  EXPECT_EQ(set(R"({"log_verbose_level":7})")["log_verbose_level"], 2);
+  EXPECT_EQ(spdlog::get_level(), spdlog::level::trace);
+  set(R"({"log_verbose_level":0,"log_file":"","log_format":"default"})");
+  EXPECT_EQ(spdlog::get_level(), spdlog::level::info);
+  EXPECT_EQ(set(R"({"log_info":false})")["log_warning"], true);
+  EXPECT_EQ(spdlog::get_level(), spdlog::level::warn);
+  set(R"({"log_warning":false})");
+  EXPECT_EQ(spdlog::get_level(), spdlog::level::err);
+  EXPECT_EQ(set(R"({"log_error":false})")["log_error"], false);
+  EXPECT_EQ(spdlog::get_level(), spdlog::level::off);
+  spdlog::set_level(before);
+}
+
+TEST_F(api, it_traces_nothing_and_says_so) {
+  for (auto const* const target : {"/v2/trace/setting", "/v2/models/add/trace/setting"}) {
+    EXPECT_EQ(ok(target)["trace_level"], json::array({"OFF"}));
+    auto const same =
+        reply_to({"POST", target, R"({"trace_level":["OFF"],"trace_file":null})", {}, {}});
+    EXPECT_EQ(json::parse(same.body), ok(target)) << target;
+  }
+}
+
 TEST_F(api, wrong_requests_have_their_status_and_say_why) {
   struct row {
     http_request request;
@@ -163,16 +203,28 @@ TEST_F(api, wrong_requests_have_their_status_and_say_why) {
       {{"POST", "/v2/models/none/infer", "{}", {}, {}}, 404, "'none'"},
       {{"GET", "/v2/models/%zz", {}, {}, {}}, 400, "percent"},
       {{"POST", "/v2/models/add/infer", "{", {}, {}}, 400, "JSON"},
-      {{"POST", "/v2/models/add/infer", "{}", "gzip", {}}, 501, "'gzip'"},
+      {{"POST", "/v2/models/add/infer", "{}", "br", {}}, 415, "'br'"},
       {{"POST", "/v2/models/add/infer", "{}", {}, "12"}, 400, "the body has 2 bytes"},
       {{"POST", "/v2/models/add/infer", "{}", {}, "x"}, 400, "Inference-Header-Content-Length"},
       {{"POST", "/v2/models/add/infer", "{}", {}, ""}, 400, "Inference-Header-Content-Length"},
       {{"POST", "/v2/repository/models/add/load", "{}", {}, {}}, 501, "extension"},
       {{"GET", "/v2/models/none/stats", {}, {}, {}}, 404, "'none'"},
       {{"POST", "/v2/models/stats", "{}", {}, {}}, 405, "GET"},
-      {{"POST", "/v2/models/add/trace/setting", "{}", {}, {}}, 501, "extension"},
-      {{"GET", "/v2/trace/setting", {}, {}, {}}, 501, "extension"},
-      {{"POST", "/v2/logging", "{}", {}, {}}, 501, "extension"},
+      {{"GET", "/v2/models/none/trace/setting", {}, {}, {}}, 404, "'none'"},
+      {{"POST", "/v2/models/add/trace/setting", R"({"trace_level":["TIMESTAMPS"]})", {}, {}},
+       501,
+       "'trace_level'"},
+      {{"POST", "/v2/trace/setting", R"({"trace_rate":"1"})", {}, {}}, 501, "'trace_rate'"},
+      {{"POST", "/v2/trace/setting", R"({"rate":"1"})", {}, {}}, 400, "'rate'"},
+      {{"POST", "/v2/logging", "[]", {}, {}}, 400, "an object"},
+      {{"POST", "/v2/logging", "{", {}, {}}, 400, "an object"},
+      {{"POST", "/v2/logging", R"({"log_inform":true})", {}, {}}, 400, "log_info, "},
+      {{"POST", "/v2/logging", R"({"log_info":1})", {}, {}}, 400, "true or false"},
+      {{"POST", "/v2/logging", R"({"log_verbose_level":-1})", {}, {}}, 400, "at least 0"},
+      {{"POST", "/v2/logging", R"({"log_file":"/tmp/x"})", {}, {}}, 501, "standard error"},
+      {{"POST", "/v2/logging", R"({"log_format":"ISO8601"})", {}, {}}, 501, "one format"},
+      {{"POST", "/v2/logging", R"({"log_warning":false})", {}, {}}, 501, "levels"},
+      {{"DELETE", "/v2/logging", {}, {}, {}}, 405, "GET, HEAD, POST"},
   };
   for (auto const& each : rows) {
     auto const answer = reply_to(each.request);

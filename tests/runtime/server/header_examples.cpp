@@ -10,11 +10,15 @@
 #include <vector>
 
 #include "runtime/server/http/api.hpp"
+#include "runtime/server/http/content_coding.hpp"
 #include "runtime/server/http/endpoint.hpp"
-#include "runtime/server/http/nested_list.hpp"
+#include "runtime/server/http/json_list.hpp"
+#include "runtime/server/http/json_number.hpp"
+#include "runtime/server/http/list_nesting.hpp"
 #include "runtime/server/http/oip_codec.hpp"
 #include "runtime/server/http/raw_tail.hpp"
 #include "runtime/server/http/routes.hpp"
+#include "runtime/server/http/triton_settings.hpp"
 #include "runtime/server/inference/datatypes.hpp"
 #include "runtime/server/inference/tensor_bytes.hpp"
 #include "runtime/server/repository/model_config.hpp"
@@ -33,6 +37,13 @@ void of_api(oip_api const& api) {
   auto outcome = api.handle({.method = "GET", .target = "/v2/health/ready"});
 }
 
+void of_content_coding(std::string_view body, std::span<tensor_bytes const> tensors) {
+  auto coding = coding_of("gzip");
+  auto text = decompressed(body, *coding, 1024);
+  auto best = accepted_coding("gzip;q=0.5, *");
+  auto sent = compressed(*text, tensors, best);
+}
+
 void of_datatypes() {
   datatype_name(datatype::fp16);
   datatype_from_name("INT64");
@@ -49,12 +60,26 @@ void of_endpoint(inference_service& service, oip_api::config_source const& confi
   http.stop(10s);
 }
 
-void of_nested_list() {
-  nested_list list;
+void of_json_list(std::string_view text, char const* at, datatype type) {
+  json_document document{"the body", text};
+  auto list = find_list(document, at, 64, "input 'x'");
+  auto read = read_list(document, list, type, 4, "input 'x'");
+  read.nesting.size();
+}
+
+void of_json_number(char const* at, char const* end) {
+  json_number number;
+  if (auto const* const rest = scan_number(at, end, number)) {
+    float_of(number);
+    number.is_integer;
+  }
+}
+
+void of_list_nesting() {
+  list_nesting list;
   list.open();
   list.open();
-  list.add_unsigned(1);
-  list.add_unsigned(2);
+  list.add(2);
   list.close();
   list.close();
   list.extents();
@@ -85,6 +110,13 @@ void of_routes() {
   found->what;
   found->model;
   found->version;
+}
+
+void of_triton_settings() {
+  using nlohmann::json;
+  log_settings();
+  update_log_settings(json::parse(R"({"log_info": false})"));
+  update_trace_settings(json::parse(R"({"trace_level": ["OFF"]})"));
 }
 
 void of_model_config(std::string_view text) {

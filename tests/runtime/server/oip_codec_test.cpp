@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <limits>
@@ -93,6 +94,7 @@ TEST(oip_codec, decodes_a_whole_request) {
   EXPECT_EQ(request.version, "");
   EXPECT_EQ(request.id, "req-1");
   EXPECT_EQ(request.timeout, std::chrono::microseconds{1500});
+  EXPECT_EQ(request.priority, 2U);
   EXPECT_THAT(request.outputs, ElementsAre("sum"));
   ASSERT_EQ(request.inputs.size(), 2U);
   EXPECT_EQ(request.inputs[0].name, "a");  // in the model's order
@@ -183,6 +185,18 @@ TEST(oip_codec, data_may_be_nested_or_flat) {
                 .inputs[0]
                 .data.size(),
             1U);
+}
+
+TEST(oip_codec, keys_may_come_in_any_order) {
+  std::vector<std::string> keys{R"("name":"x")", R"("datatype":"INT8")", R"("shape":[2])",
+                                R"("data":[1,-2])"};
+  std::sort(keys.begin(), keys.end());
+  do {
+    auto const body =
+        R"({"inputs":[{)" + keys[0] + "," + keys[1] + "," + keys[2] + "," + keys[3] + "}]}";
+    auto const request = decode_infer_request(body, model_of(datatype::int8, {-1}));
+    EXPECT_THAT(elements_of<std::int8_t>(request.inputs[0]), ElementsAre(1, -2)) << body;
+  } while (std::next_permutation(keys.begin(), keys.end()));
 }
 
 struct fault {
@@ -333,6 +347,9 @@ TEST(oip_codec, refuses_wrong_sets_of_tensors) {
           {R"({"parameters":{"timeout":-1},"inputs":[]})", {"timeout", "-1", "microseconds"}},
           {R"({"parameters":{"timeout":"1s"},"inputs":[]})", {"timeout", "microseconds"}},
           {R"({"parameters":{"timeout":null}})", {"'timeout'", "null"}},
+          {R"({"parameters":{"priority":-1},"inputs":[]})", {"'priority' is -1", "at least 0"}},
+          {R"({"parameters":{"priority":1.0},"inputs":[]})", {"'priority' is 1.0"}},
+          {R"({"parameters":{"priority":"1"},"inputs":[]})", {"'priority' is \"1\""}},
       },
       model);
 }
@@ -374,7 +391,13 @@ TEST(oip_codec, refuses_what_is_not_json_of_a_request) {
           {R"({"inputs":[{"name":"x","data":[NaN]}]})", {"not JSON", "\"NaN\""}},
           {R"({"inputs":[{"name":"x","data":[-Infinity]}]})", {"not JSON", "\"-Infinity\""}},
           {R"({"inputs":[{"name":"x","data":[1e999]}]})", {"not JSON", "1e999"}},
-          {R"({"inputs":[{"name":"x","data":[01]}]})", {"not JSON"}},
+          {R"({"inputs":[{"name":"x","data":[01]}]})", {"not JSON", "byte 32"}},
+          {R"({"inputs":[{"name":"x","data":[1],"zz":?}]})", {"not JSON", "byte 40"}},
+          {R"({"inputs":[{"name":"q","data":[1,]}]})", {"not JSON", "byte 34"}},
+          {R"({"inputs":[{"name":"x","data":[1 2]}]})", {"not JSON", "','"}},
+          {R"({"inputs":[{"name":"x","data":["\ud800"]}]})", {"not JSON", "escape"}},
+          {"{\"inputs\":[{\"name\":\"x\",\"data\":[\"\xFF\"]}]}", {"not JSON", "UTF-8"}},
+          {"{\"inputs\":[{\"name\":\"x\",\"data\":[\"\n\"]}]}", {"not JSON", "control"}},
           {"{\"id\":\"\xFF\"}", {"not JSON"}},
           {"{\"id\":\"\xED\xA0\x80\"}", {"not JSON"}},
           {R"({"id":"\ud800"})", {"not JSON"}},

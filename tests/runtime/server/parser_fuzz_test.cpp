@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "memhandover/base/error.hpp"
+#include "runtime/server/http/content_coding.hpp"
 #include "runtime/server/http/oip_codec.hpp"
 #include "runtime/server/http/routes.hpp"
 #include "runtime/server/inference/datatypes.hpp"
@@ -115,8 +116,11 @@ TEST(parser_fuzz, a_damaged_infer_request_is_a_request_or_an_error) {
       R"({"name":"o","datatype":"BOOL","shape":[1],"data":[true]}],"outputs":[{"name":"y"}]})";
   std::string const head =
       R"({"id":"a","parameters":{"timeout":5},"inputs":[{"name":"f","datatype":"FP32","shape":[2,2],)";
-  std::vector<std::string> const texts{head + R"("data":[[1,2.5],[-3e-1,"NaN"]]},)" + rest,
-                                       head + R"("data":[1,2,3,4]},)" + rest};
+  std::vector<std::string> const texts{
+      head + R"("data":[[1,2.5],[-3e-1,"NaN"]]},)" + rest, head + R"("data":[1,2,3,4]},)" + rest,
+      R"({"inputs":[{"data":[ [1e0 , 0.25],[-0,1E+2] ],"zz":[[{}]],)"
+      R"("shape":[2,2],"datatype":"FP32","name":"f"},)" +
+          rest};
   std::vector<std::string> const words{"[",
                                        "]",
                                        "{",
@@ -208,6 +212,31 @@ TEST(parser_fuzz, a_damaged_request_with_binary_tensors_is_a_request_or_an_error
   });
   std::cout << accepted << " of " << checked << " accepted\n";
   EXPECT_GT(accepted, checked / 500);
+}
+
+TEST(parser_fuzz, a_damaged_compressed_body_is_a_body_or_an_error) {
+  constexpr std::uint64_t most = 5000;
+  std::vector<std::string> texts;
+  for (auto const coding : {content_coding::gzip, content_coding::deflate}) {
+    texts.push_back(compressed(std::string(300, '7') + "[0.5,1.25]", {}, coding));
+    texts.push_back(compressed(std::string(50'000, ' '), {}, coding));
+  }
+  std::vector<std::string> const words{std::string(4, '\0'), "\xFF\xFF", "\x1F\x8B\x08",
+                                       "\x78\x01",           texts[0],   texts[1]};
+  int refused = 0;
+  int const checked = fuzz(texts, words, [&](std::string const& text) {
+    for (auto const coding : {content_coding::gzip, content_coding::deflate}) {
+      try {
+        auto const body = decompressed(text, coding, most);
+        EXPECT_TRUE(!body || body->size() <= most) << testing::PrintToString(text);
+      } catch (error const& failure) {
+        ++refused;
+        expect_decent(failure, text);
+      }
+    }
+  });
+  std::cout << refused << " of " << 2 * checked << " refused\n";
+  EXPECT_LT(refused, 2 * checked);
 }
 
 TEST(parser_fuzz, a_damaged_model_configuration_is_a_configuration_or_an_error) {
