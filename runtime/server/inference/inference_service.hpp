@@ -79,8 +79,6 @@ struct infer_request {
   std::vector<tensor> inputs;
   std::vector<std::string> outputs;                  ///< names wanted; empty: all
   std::optional<std::chrono::microseconds> timeout;  ///< of the request as a whole
-  std::uint64_t priority =
-      0;  ///< 1 is the most urgent; 0: what the model has for those that say nothing
   /// Since when it counts; nothing: since it is given to the service.
   std::optional<std::chrono::steady_clock::time_point> arrival = std::nullopt;
   std::uint64_t priority = 0;  ///< 1 is the most urgent; 0: the model's own default
