@@ -32,7 +32,7 @@ std::string of_random_bytes(std::size_t size) {
 
 TEST(content_coding, what_was_compressed_is_the_same_again) {
   for (auto const coding : {content_coding::gzip, content_coding::deflate}) {
-    for (std::size_t const size : {0, 1, 4096, 1'000'000}) {
+    for (std::size_t const size : {0U, 1U, 4096U, 1'000'000U}) {
       for (auto const& text : {std::string(size, 'a'), of_random_bytes(size)}) {
         EXPECT_EQ(decompressed(compressed(text, {}, coding), coding, plenty), text) << size;
       }

@@ -61,7 +61,6 @@ TEST_F(a_parcel, brings_a_request_as_it_was_but_for_its_id) {
   sent.inputs = {number("a", 7), {"empty", datatype::fp32, {0}, {}}, number("b", -1)};
   sent.outputs = {"sum", "ä"};
   sent.timeout = 1500us;
-  sent.priority = 3;
   sent.arrival = std::chrono::steady_clock::now();
   sent.ticket = 99;
   sent.priority = 3;
@@ -72,7 +71,6 @@ TEST_F(a_parcel, brings_a_request_as_it_was_but_for_its_id) {
   EXPECT_EQ(seen.id, "");
   EXPECT_EQ(seen.outputs, sent.outputs);
   EXPECT_EQ(seen.timeout, sent.timeout);
-  EXPECT_EQ(seen.priority, sent.priority);
   EXPECT_EQ(seen.arrival, sent.arrival);
   EXPECT_EQ(seen.ticket, sent.ticket);
   EXPECT_EQ(seen.priority, sent.priority);
