@@ -204,7 +204,7 @@ std::vector<model_entry> read_model(fs::path const& root, std::string const& nam
     check_model_file(file);
     metadata.versions.push_back(version);
     entries.push_back(
-        {{}, std::move(file), std::move(version), config.max_batch_size, config.json});
+        {{}, std::move(file), std::move(version), config.max_batch_size, {}, config.json});
   }
   for (auto& entry : entries) entry.metadata = metadata;
   return entries;
