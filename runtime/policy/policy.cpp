@@ -144,10 +144,9 @@ policy parse(std::string const& text, std::filesystem::path const& file) {
   if (auto problems = found.sorted(); !problems.empty()) {
     throw policy_error{error_kind::invalid_argument, std::move(problems)};
   }
-  if (!wanted.server.model_repository.empty()) {
-    wanted.server.model_repository =
-        (std::filesystem::absolute(file).parent_path() / wanted.server.model_repository)
-            .lexically_normal();
+  auto const folder = std::filesystem::absolute(file).parent_path();
+  for (auto* const each : {&wanted.server.model_repository, &wanted.server.token_file}) {
+    if (!each->empty()) *each = (folder / *each).lexically_normal();
   }
   return wanted;
 }

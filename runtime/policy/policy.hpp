@@ -49,6 +49,8 @@ struct server_policy {
   std::uint64_t max_waiting_bodies = 1_GiB;
   /// Made absolute against the policy file's folder; empty: not given.
   std::filesystem::path model_repository;
+  /// As the repository; empty: everybody may ask.
+  std::filesystem::path token_file;
   microseconds request_timeout = std::chrono::seconds{30};
   unsigned threads = 2;
   std::uint32_t max_connections = 16'384;

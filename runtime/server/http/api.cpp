@@ -44,6 +44,19 @@ bool equal_ignoring_case(std::string_view a, std::string_view b) {
                     [&](char x, char y) { return lower(x) == lower(y); });
 }
 
+bool reads(http_request const& request) {
+  return request.method == "GET" || request.method == "HEAD";
+}
+
+std::optional<resource> resource_of(http_request const& request) {
+  try {
+    auto const where = parse_target(request.target);
+    return where ? std::optional{where->what} : std::nullopt;
+  } catch (error const&) {  // `handle` says what is wrong with it
+    return std::nullopt;
+  }
+}
+
 void check_method(route const& where, http_request const& request) {
   if (where.what == resource::extension) {
     bool const loads = request.target.find("/repository/models/") != std::string_view::npos;
@@ -53,8 +66,7 @@ void check_method(route const& where, http_request const& request) {
                            : "'extensions' of GET /v2 lists those that it does")};
   }
   auto const allowed = allowed_methods(where.what);
-  bool const reads = request.method == "GET" || request.method == "HEAD";
-  if (allowed == "POST" ? request.method == "POST" : reads) return;
+  if (allowed == "POST" ? request.method == "POST" : reads(request)) return;
   auto answer = oip_api::failure(405, fmt::format("{} does not answer {}; it takes {}",
                                                   request.target, request.method, allowed));
   answer.allow = allowed;
@@ -149,13 +161,14 @@ Result guarded(Work work) noexcept {
 
 }  // namespace
 
+bool oip_api::is_public(http_request const& request) {
+  auto const what = resource_of(request);
+  return (what == resource::live || what == resource::ready) && reads(request);
+}
+
 bool oip_api::may_wait(http_request const& request) {
-  try {
-    auto const where = parse_target(request.target);
-    return where && (where->what == resource::status || where->what == resource::metrics);
-  } catch (error const&) {  // `handle` says what is wrong with it
-    return false;
-  }
+  auto const what = resource_of(request);
+  return what == resource::status || what == resource::metrics;
 }
 
 http_reply oip_api::failure(unsigned status, std::string_view message,

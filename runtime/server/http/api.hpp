@@ -58,6 +58,8 @@ class oip_api {
   /// keep it.
   [[nodiscard]] std::optional<http_reply> refuse(http_request const& request) const;
   [[nodiscard]] outcome handle(http_request const& request) const;
+  /// Whether anybody may ask, for health alone.
+  [[nodiscard]] static bool is_public(http_request const& request);
   /// Whether `handle` may wait for another process: status and metrics may.
   [[nodiscard]] static bool may_wait(http_request const& request);
   [[nodiscard]] static http_reply answer(infer_result const& result, output_form const& form = {});

@@ -1,25 +1,22 @@
 #include "runtime/server/http/connection.hpp"
-#include "runtime/server/http/reply_body.hpp"
-#include "runtime/telemetry/logging.hpp"
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 #include <sys/socket.h>
 
-#include <array>
 #include <atomic>
 #include <boost/asio/post.hpp>
 #include <boost/asio/write.hpp>
-#include <boost/beast/core/string.hpp>
-#include <boost/beast/http/empty_body.hpp>
-#include <boost/beast/http/error.hpp>
-#include <boost/beast/http/message_generator.hpp>
 #include <boost/beast/http/read.hpp>
 #include <cerrno>
-#include <ctime>
 #include <string>
 #include <utility>
+
+#include "runtime/server/http/endpoint_security.hpp"
+#include "runtime/server/http/reply_message.hpp"
+#include "runtime/server/http/request_head.hpp"
+#include "runtime/telemetry/logging.hpp"
 
 namespace sluice::server {
 
@@ -30,63 +27,9 @@ namespace http = boost::beast::http;
 namespace {
 
 constexpr std::chrono::milliseconds linger_limit{1000};
-/// Up to here a body is turned into tensors, or tensors into a body, within some hundred microseconds.
-constexpr std::size_t small_body = std::size_t{64} << 10U;
 /// Of requests that a client sends ahead while one of its is being answered; beyond, it is not watched.
 constexpr std::size_t most_sent_ahead = std::size_t{64} << 10U;
 constexpr std::string_view continue_line{"HTTP/1.1 100 Continue\r\n\r\n"};
-
-std::string_view std_view(beast::string_view text) {
-  return {text.data(), text.size()};
-}
-
-/// RFC 9110 section 5.6.7. Written by hand, because strftime's names follow the locale.
-std::string http_date(std::time_t now) {
-  constexpr std::array<char const*, 7> days{"Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"};
-  constexpr std::array<char const*, 12> months{"Jan", "Feb", "Mar", "Apr", "May", "Jun",
-                                               "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"};
-  auto const utc = fmt::gmtime(now);
-  return fmt::format("{}, {:02} {} {} {:02}:{:02}:{:02} GMT",
-                     days.at(static_cast<std::size_t>(utc.tm_wday)), utc.tm_mday,
-                     months.at(static_cast<std::size_t>(utc.tm_mon)), utc.tm_year + 1900,
-                     utc.tm_hour, utc.tm_min, utc.tm_sec);
-}
-
-/// Whether it takes long to write it; tensors that are sent as they are do not.
-bool is_large(infer_result const& result, output_form const& form) {
-  auto const* const response = std::get_if<infer_response>(&result);
-  std::size_t bytes = 0;
-  if (response != nullptr) {
-    for (auto const& each : response->outputs) {
-      bool const is_looked_through = each.type == datatype::bytes || each.type == datatype::boolean;
-      bytes += form.is_binary(each.name) && !is_looked_through ? 0 : each.data.size();
-    }
-  }
-  return bytes > small_body / 8;  // in JSON a number is several times as long
-}
-
-template <typename Body>
-void set_headers(http::response<Body>& response, http_reply const& answer, bool keep_alive) {
-  response.set(http::field::server, "sluice");
-  response.set(http::field::date, http_date(std::time(nullptr)));
-  if (answer.tensors.empty()) {
-    response.set(http::field::content_type,
-                 beast::string_view{answer.content_type.data(), answer.content_type.size()});
-  } else {
-    response.set(http::field::content_type, "application/octet-stream");
-    response.set("Inference-Header-Content-Length", std::to_string(answer.body.size()));
-  }
-  if (!answer.allow.empty()) {
-    response.set(http::field::allow, beast::string_view{answer.allow.data(), answer.allow.size()});
-  }
-  if (answer.retry_after.count() > 0) {
-    response.set(http::field::retry_after, std::to_string(answer.retry_after.count()));
-  }
-  auto bytes = answer.body.size();
-  for (auto const& each : answer.tensors) bytes += each.size();
-  response.content_length(bytes);
-  response.keep_alive(keep_alive);
-}
 
 }  // namespace
 
@@ -225,7 +168,8 @@ void connection::on_header(error_code failure, std::size_t /*bytes*/) {
   disarm();
   if (failure) return read_failed(failure);
   bool const expects_continue = parser_->get().count(http::field::expect) > 0;
-  auto refusal = refuse_header();
+  auto refusal = refuse_header(parser_->get());
+  if (!refusal) refusal = refuse_stranger();
   if (!refusal && expects_continue) refusal = context_.api.refuse(view());
   if (!refusal) refusal = take_share(parser_->content_length().value_or(0));
   if (refusal) return respond(std::move(*refusal), false);
@@ -260,66 +204,20 @@ void connection::read_failed(error_code failure) {
                                                      context_.options.transfer_timeout)),
                    false);
   }
-  if (failure == http::error::body_limit) {
-    return respond(
-        oip_api::failure(413,
-                         fmt::format("the body is larger than the {} bytes that this server takes",
-                                     context_.options.max_body_bytes)),
-        false);
-  }
-  if (failure == http::error::header_limit) {
-    return respond(
-        oip_api::failure(
-            431, fmt::format("the header is larger than the {} bytes that this server takes",
-                             context_.options.max_header_bytes)),
-        false);
-  }
-  bool const malformed =
-      failure.category() == http::make_error_code(http::error::end_of_stream).category();
-  if (!malformed || failure == http::error::end_of_stream ||
-      failure == http::error::partial_message)
-    return close();
-  respond(oip_api::failure(400, fmt::format("the request is not HTTP/1.1: {}", failure.message())),
-          false);
+  auto refusal = refuse_unread(failure, context_.options);
+  if (!refusal) return close();
+  respond(std::move(*refusal), false);
 }
 
-std::optional<http_reply> connection::refuse_header() const {
-  auto const& request = parser_->get();
-  if (request.version() == 11 && request.count(http::field::host) != 1) {
-    return oip_api::failure(400, "an HTTP/1.1 request has one Host header");
-  }
-  // Beast takes no body for a coding that it does not know: what follows would be read as the next
-  // request.
-  auto const coding = request[http::field::transfer_encoding];
-  bool const chunked =
-      beast::iequals(coding, "chunked") && request.count(http::field::transfer_encoding) == 1;
-  if (!coding.empty() && !chunked) {
-    return oip_api::failure(501, "the only transfer encoding that this server knows is chunked");
-  }
-  auto const expectation = request[http::field::expect];
-  if (!expectation.empty() && !beast::iequals(expectation, "100-continue")) {
-    return oip_api::failure(417, "the only expectation that this server meets is 100-continue");
-  }
-  if (request.count("Inference-Header-Content-Length") > 1) {
-    return oip_api::failure(400,
-                            "Inference-Header-Content-Length is there several times; give it once");
-  }
-  return std::nullopt;
+std::optional<http_reply> connection::refuse_stranger() const {
+  if (!context_.options.security) return std::nullopt;
+  auto const now = context_.options.security->current();
+  if (!now->tokens) return std::nullopt;
+  return server::refuse_stranger(parser_->get(), !parser_->is_done(), *now->tokens);
 }
 
 http_request connection::view() const {
-  auto const& request = parser_->get();
-  auto const header = [&](beast::string_view name) -> std::optional<std::string_view> {
-    auto const found = request.find(name);
-    if (found == request.end()) return std::nullopt;
-    return std_view(found->value());
-  };
-  return {std_view(request.method_string()),
-          std_view(request.target()),
-          body_ ? std::string_view{*body_} : std::string_view{},
-          header("Content-Encoding"),
-          header("Inference-Header-Content-Length"),
-          body_};
+  return view_of(parser_->get(), body_);
 }
 
 std::optional<http_reply> connection::take_share(std::uint64_t body_bytes) {
@@ -478,23 +376,12 @@ void connection::respond(http_reply answer, bool keep_alive) {
   state_ = state_t::writing;
   keep_alive_ = keep_alive && !context_.registry.is_closed();
   arm(context_.options.transfer_timeout);
-  auto const status = static_cast<http::status>(answer.status);
   // An HTTP/1.0 client learns only from an answer of its own version that the connection stays
   // open.
   unsigned const version = parser_ ? parser_->get().version() : 11;
-  bool const head = parser_ && parser_->get().method() == http::verb::head;
-  auto generator = [&]() -> http::message_generator {
-    if (head) {
-      http::response<http::empty_body> response{status, version};
-      set_headers(response, answer, keep_alive_);
-      return response;
-    }
-    http::response<reply_body> response{status, version};
-    set_headers(response, answer, keep_alive_);
-    response.body() = {std::move(answer.body), std::move(answer.tensors)};
-    return response;
-  }();
-  beast::async_write(socket_, std::move(generator), on(&connection::on_written));
+  bool const is_head = parser_ && parser_->get().method() == http::verb::head;
+  auto message = message_of(std::move(answer), {version, is_head, keep_alive_});
+  beast::async_write(socket_, std::move(message), on(&connection::on_written));
 }
 
 void connection::on_written(error_code failure, std::size_t /*bytes*/) {

@@ -36,9 +36,10 @@
 
 namespace sluice::server {
 
+class endpoint_security;
+
 struct endpoint_options {
-  /// An IP address of this machine or "localhost". There is no authentication: keep it loopback, or
-  /// put a proxy in front.
+  /// An IP address of this machine or "localhost". Without `security` it is for loopback alone, or a proxy in front.
   std::string host = "127.0.0.1";
   std::uint16_t port = 8000;  ///< 0: any free one, see `endpoint::port`
   unsigned threads = 2;       ///< that read and write
@@ -56,6 +57,9 @@ struct endpoint_options {
   std::chrono::milliseconds transfer_timeout{30'000};
   /// How long a connection may stay open between two requests.
   std::chrono::milliseconds idle_timeout{60'000};
+
+  /// Who is answered; null: everybody. Its files are looked at each second.
+  std::shared_ptr<endpoint_security> security;
 
   /// Answers `GET v2/models/M/config`; throws `not_found`. Empty: that route is answered 501.
   std::function<nlohmann::json(std::string const& model, std::string const& version)> model_config;

@@ -432,8 +432,10 @@ class policy_file : public testing::Test {
 };
 
 TEST_F(policy_file, relative_repository_lies_beside_the_file) {
-  auto const file = write(std::string{valid_model} + "server: {model_repository: ../models}\n");
+  auto const file = write(std::string{valid_model} +
+                          "server: {model_repository: ../models, token_file: tokens}\n");
   EXPECT_EQ(load(file).server.model_repository, folder_.parent_path() / "models");
+  EXPECT_EQ(load(file).server.token_file, folder_ / "tokens");
 }
 
 TEST_F(policy_file, that_is_missing_is_told_as_not_found) {

@@ -12,8 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "tests/runtime/server/adding_service.hpp"
-#include "tests/runtime/server/http_client.hpp"
+#include "tests/runtime/server/endpoint_fixture.hpp"
 #include "tests/runtime/server/thrown.hpp"
 
 namespace sluice::server {
@@ -25,56 +24,11 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr std::chrono::minutes long_time{1};
-
-std::string addition(float a, float b) {
-  return json{{"id", "r"},
-              {"inputs",
-               {{{"name", "a"}, {"datatype", "FP32"}, {"shape", {1}}, {"data", {a}}},
-                {{"name", "b"}, {"datatype", "FP32"}, {"shape", {1}}, {"data", {b}}}}}}
-      .dump();
-}
-float sum_in(client_response const& response) {
-  return json::parse(response.body)["outputs"][0]["data"][0];
-}
-std::string error_in(client_response const& response) {
-  return json::parse(response.body).at("error");
-}
-
-std::string const kind_request(int kind) {
+std::string kind_request(int kind) {
   return json{
       {"inputs", {{{"name", "kind"}, {"datatype", "INT32"}, {"shape", {1}}, {"data", {kind}}}}}}
       .dump();
 }
-
-class http_endpoint : public testing::Test {
- protected:
-  http_endpoint() { options_.port = 0; }
-
-  http_client client() {
-    if (!endpoint_) endpoint_ = std::make_unique<endpoint>(options_, service_);
-    return http_client{endpoint_->port()};
-  }
-  client_response once(std::string_view method, std::string_view target, std::string_view body = {},
-                       std::string_view headers = {}) {
-    auto connection = client();
-    connection.request(method, target, body, headers);
-    return connection.read_response();
-  }
-  /// Blocks until the server holds `count` connections.
-  void await_connections(std::size_t count) const {
-    auto const end = std::chrono::steady_clock::now() + long_time;
-    while (endpoint_->connections() != count) {
-      ASSERT_LT(std::chrono::steady_clock::now(), end)
-          << endpoint_->connections() << " connections";
-      std::this_thread::yield();
-    }
-  }
-
-  endpoint_options options_;
-  adding_service service_;
-  std::unique_ptr<endpoint> endpoint_;
-};
 
 TEST_F(http_endpoint, answers_an_infer_request) {
   auto const response = once("POST", "/v2/models/add/infer", addition(1.5F, 2));

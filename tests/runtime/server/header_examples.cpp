@@ -9,8 +9,10 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/server/http/access_tokens.hpp"
 #include "runtime/server/http/api.hpp"
 #include "runtime/server/http/endpoint.hpp"
+#include "runtime/server/http/endpoint_security.hpp"
 #include "runtime/server/http/nested_list.hpp"
 #include "runtime/server/http/oip_codec.hpp"
 #include "runtime/server/http/raw_tail.hpp"
@@ -48,6 +50,19 @@ void of_endpoint(inference_service& service, oip_api::config_source const& confi
   endpoint http{options, service};
   spdlog::info("listening address={}", http.address());
   http.stop(10s);
+}
+
+void of_access_tokens() {
+  auto const tokens = access_tokens::parse("# of the dashboard\n4f6fa2b1\n");
+  tokens.allow("Bearer 4f6fa2b1");
+}
+
+void of_endpoint_security(inference_service& service) {
+  endpoint_options options;
+  options.security =
+      std::make_shared<endpoint_security>(security_files{.tokens = "/etc/sluice/tokens"});
+  endpoint http{options, service};
+  options.security->reload();
 }
 
 void of_nested_list() {
