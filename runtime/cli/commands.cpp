@@ -99,6 +99,10 @@ bool check_security(policy::policy const& wanted, launcher::install_layout const
   if (auto const& file = wanted.server.token_file; !file.empty()) {
     words.insert(words.end(), {"--check-token-file", file.string()});
   }
+  if (auto const& tls = wanted.server.tls; !tls.certificate_file.empty()) {
+    words.insert(words.end(), {"--check-certificate-file", tls.certificate_file.string(),
+                               "--check-key-file", tls.key_file.string()});
+  }
   if (words.size() == 1) {
     return true;
   }

@@ -145,7 +145,9 @@ policy parse(std::string const& text, std::filesystem::path const& file) {
     throw policy_error{error_kind::invalid_argument, std::move(problems)};
   }
   auto const folder = std::filesystem::absolute(file).parent_path();
-  for (auto* const each : {&wanted.server.model_repository, &wanted.server.token_file}) {
+  auto& server = wanted.server;
+  for (auto* const each : {&server.model_repository, &server.token_file,
+                           &server.tls.certificate_file, &server.tls.key_file}) {
     if (!each->empty()) *each = (folder / *each).lexically_normal();
   }
   return wanted;

@@ -142,7 +142,8 @@ std::size_t connections_of(policy::policy const& wanted) {
 }
 
 std::shared_ptr<endpoint_security> security_of(policy::policy const& wanted) {
-  security_files const files{wanted.server.token_file};
+  auto const& server = wanted.server;
+  security_files const files{server.token_file, server.tls.certificate_file, server.tls.key_file};
   return files.empty() ? nullptr : std::make_shared<endpoint_security>(files);
 }
 
@@ -228,7 +229,9 @@ int serve(command_line const& given) {
   service.attach(*executor, http.address());
   status_socket const status{memhandover::status_socket_of(given.runtime_dir, wanted.pool.device),
                              [&service] { return service.status(); }};
-  std::printf("listening on http://%s\n", http.address().c_str());
+  std::printf("listening on %s://%s\n",
+              wanted.server.tls.certificate_file.empty() ? "http" : "https",
+              http.address().c_str());
   std::fflush(stdout);
 
   int const why = signals.wait();
@@ -261,6 +264,12 @@ int main(int argc, char** argv) {
   auto* const policy = app.add_option("--policy", given.policy_file, "policy file");
   app.add_option("--check-token-file", given.check.tokens, "only tell what is wrong with that file")
       ->excludes(policy);
+  auto* const certificate = app.add_option("--check-certificate-file", given.check.certificate,
+                                           "the same of a certificate and its key")
+                                ->excludes(policy);
+  auto* const key = app.add_option("--check-key-file", given.check.key, "which is in that file");
+  certificate->needs(key);
+  key->needs(certificate);
   app.add_option("--host", given.host, "address to listen on, instead of the policy's");
   app.add_option("--port", given.port,
                  "port to listen on, instead of the policy's; 0: any free one");

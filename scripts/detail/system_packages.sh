@@ -82,10 +82,13 @@ for_each_package() {
   "$1" libspdlog-dev has_header spdlog/spdlog.h
   "$1" libfmt-dev has_header fmt/core.h
   "$1" prometheus-cpp-dev has_header prometheus/text_serializer.h
+  "$1" libssl-dev has_header openssl/ssl.h
   "$1" libcli11-dev has_header CLI/CLI.hpp
   "$1" libgtest-dev has_header gtest/gtest.h
   "$1" libgmock-dev has_header gmock/gmock.h
   "$1" spin has_command spin
+  "$1" openssl has_command openssl
+  "$1" curl has_command curl
   "$1" iproute2 has_ip
   "$1" libbenchmark-dev has_header benchmark/benchmark.h
   if [[ $2 == yes ]]; then

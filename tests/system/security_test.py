@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
+import ssl
+import subprocess
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -33,6 +36,15 @@ def token_file(folder: Path, text: str = f"# of tests\n{TOKEN}\n", mode: int = 0
     file.write_text(text)
     file.chmod(mode)
     return file
+
+
+def certificate(folder: Path, name: str = "own") -> tuple[Path, Path]:
+    """A certificate for this machine that vouches for itself, and its key."""
+    made = folder / f"{name}.pem", folder / f"{name}.key"
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+                    "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
+                    "-out", made[0], "-keyout", made[1]], check=True, capture_output=True)
+    return made
 
 
 def inference() -> triton.InferInput:
@@ -126,3 +138,114 @@ def test_an_address_for_other_machines_is_warned_of_unless_it_asks_for_a_token(w
         warned = [line for line in server.log().splitlines() if "from other machines" in line]
         assert ("asks nobody who they are" in "".join(warned)) == told, server.log()
         assert server.end() == 0
+
+
+TLS_KEYS = "tls: {certificate_file: own.pem, key_file: own.key}"
+
+
+@pytest.fixture
+def encrypted(world, tmp_path):
+    """A server that speaks TLS and asks for a token."""
+    certificate(tmp_path)
+    token_file(tmp_path)
+    return world.serve(secured(world, f"token_file: tokens, {TLS_KEYS}"))
+
+
+def port_of(server) -> int:
+    return int(server.url.rsplit(":", 1)[1])
+
+
+def trusting(tmp_path: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=tmp_path / "own.pem")
+
+
+def test_clients_of_tls_are_answered(encrypted, world, tmp_path):
+    assert encrypted.url.startswith("https://")
+    with triton.InferenceServerClient(f"localhost:{port_of(encrypted)}", ssl=True,
+                                      ssl_options={"ca_certs": str(tmp_path / "own.pem")}) as client:
+        assert client.is_server_live()
+        for _ in range(3):
+            assert client.infer("affine", [inference()], headers=WITH_TOKEN).as_numpy("y").shape == (1, 2)
+        with pytest.raises(InferenceServerException, match="token"):
+            client.infer("affine", [inference()])
+    with urllib.request.urlopen(urllib.request.Request(f"{encrypted.url}/metrics", headers=WITH_TOKEN), timeout=PATIENCE_SECONDS,
+                                context=trusting(tmp_path)) as answer:
+        assert answer.status == 200
+    assert world.status()["server"]["answers"]  # without either
+    done = call("curl", "-s", "--cacert", tmp_path / "own.pem", "-o", "/dev/null", "-w", "%{http_code} %{http_version}",
+                f"{encrypted.url}/v2/health/ready")
+    assert done.stdout == "200 1.1", done.stderr
+
+
+def test_curl_sends_large_bodies_over_tls_and_hears_refusals(encrypted, tmp_path):
+    body = tmp_path / "body"
+    body.write_bytes(b" " * (20 << 20))
+    for token, wanted in ((TOKEN, "400"), ("no", "401")):
+        for expect in ("Expect:", "Expect: 100-continue"):
+            done = call("curl", "-s", "--cacert", tmp_path / "own.pem", "-o", "/dev/null", "-w", "%{http_code}", "-H", expect,
+                        "-H", f"Authorization: Bearer {token}", "--data-binary", f"@{body}", f"{encrypted.url}/v2/models/affine/infer")
+            assert done.stdout == wanted, done
+
+
+@pytest.mark.parametrize("options, agreed", [
+    (["-tls1_2"], "TLSv1.2"), (["-tls1_3", "-alpn", "h2,http/1.1"], "TLSv1.3"), (["-tls1_1", "-cipher", "ALL:@SECLEVEL=0"], None),
+    (["-alpn", "h2"], None)])
+def test_openssls_own_client_agrees_or_is_refused(encrypted, tmp_path, options, agreed):
+    done = call("openssl", "s_client", "-connect", f"127.0.0.1:{port_of(encrypted)}", "-CAfile", tmp_path / "own.pem", "-verify_return_error",
+                "-quiet", "-ign_eof", *options, input="GET /v2/health/live HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+    assert ('{"live":true}' in done.stdout) == (agreed is not None), done
+    assert (done.returncode == 0) == (agreed is not None), done
+
+
+def test_who_speaks_no_tls_or_says_nothing_stops_nobody(encrypted, tmp_path):
+    silent = [socket.create_connection(("127.0.0.1", port_of(encrypted))) for _ in range(50)]
+    with socket.create_connection(("127.0.0.1", port_of(encrypted)), PATIENCE_SECONDS) as plain:
+        plain.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert plain.recv(4096).startswith(b"HTTP/1.1 400 ")
+    with urllib.request.urlopen(f"{encrypted.url}/v2/health/live", timeout=PATIENCE_SECONDS, context=trusting(tmp_path)) as answer:
+        assert answer.status == 200
+    for each in silent:
+        each.close()
+
+
+def test_a_new_certificate_is_shown_once_both_files_are_there(encrypted, tmp_path):
+    before = ssl.get_server_certificate(("127.0.0.1", port_of(encrypted)))
+    certificate(tmp_path)
+    eventually(lambda: ssl.get_server_certificate(("127.0.0.1", port_of(encrypted))) != before, "the new certificate is shown")
+
+
+def spoil_encrypted(folder: Path) -> None:
+    subprocess.run(["openssl", "pkey", "-aes256", "-passout", "pass:x", "-in", folder / "own.key", "-out", folder / "new.key"], check=True)
+    (folder / "new.key").replace(folder / "own.key")
+
+
+@pytest.mark.parametrize("spoil, told", [
+    (lambda folder: (folder / "own.pem").unlink(), "server.tls.certificate_file: {}/own.pem: there is no such file"),
+    (lambda folder: (folder / "own.pem").write_text("none"), "server.tls.certificate_file: {}/own.pem: holds no certificate"),
+    (lambda folder: (folder / "own.key").chmod(0o640), "server.tls.key_file: {}/own.key: its mode is 0640"),
+    (lambda folder: certificate(folder, "b")[1].replace(folder / "own.key"), "server.tls.key_file: {}/own.key: the key is not that of"),
+    (spoil_encrypted, "server.tls.key_file: {}/own.key: the key is encrypted")], ids=["missing", "garbage", "mode", "mismatch", "encrypted"])
+def test_what_is_wrong_with_a_certificate_is_told_by_check_and_start(world, sluice, tmp_path, spoil, told):
+    certificate(tmp_path)
+    policy = secured(world, TLS_KEYS)
+    assert call(sluice, "policy", "check", policy).returncode == 0
+    spoil(tmp_path)
+    done = call(sluice, "policy", "check", policy)
+    assert done.returncode == 1 and told.format(tmp_path) in done.stderr, done.stderr
+    code, log = world.refused(policy)
+    assert code in (2, 3) and told.format(tmp_path) in log, log
+
+
+def test_a_certificate_that_has_expired_is_warned_of(world, sluice, tmp_path):
+    own, key = certificate(tmp_path)
+    subprocess.run(["openssl", "x509", "-in", own, "-signkey", key, "-days", "-1", "-out", tmp_path / "old"], check=True, capture_output=True)
+    (tmp_path / "old").replace(own)
+    policy = secured(world, TLS_KEYS)
+    done = call(sluice, "policy", "check", policy)
+    assert done.returncode == 0 and "has expired at" in done.stderr, done
+    assert "has expired at" in world.serve(policy).log()
+
+
+def test_half_of_tls_is_no_policy(sluice, world):
+    done = call(sluice, "policy", "check", secured(world, "tls: {certificate_file: own.pem}"))
+    assert done.returncode == 1 and "server.tls.key_file: is missing" in done.stderr

@@ -61,7 +61,7 @@ def test_each_system_gets_the_boost_package_that_is_new_enough(bare, release, bo
     assert listed.returncode == 0, listed.stderr
     packages = listed.stdout.split()
     assert [p for p in packages if "boost" in p] == [boost]
-    assert {"g++", "cmake", "ninja-build", "python3-venv", "libyaml-cpp-dev", "prometheus-cpp-dev"} <= set(packages)
+    assert {"g++", "cmake", "ninja-build", "python3-venv", "libyaml-cpp-dev", "prometheus-cpp-dev", "libssl-dev"} <= set(packages)
     assert "clang-format-14" not in packages
 
 

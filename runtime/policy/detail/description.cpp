@@ -73,6 +73,22 @@ void describe_server(key_visitor& v, server_policy& into) {
        "one on each line; relative to the policy file.",
        "tokens"},
       into.token_file);
+  v.section({"tls", "With what the endpoint speaks TLS; without it connections are plain.",
+             "{certificate_file: cert.pem, key_file: key.pem}"},
+            [&into](key_visitor& tls) {
+              describe_file(tls,
+                            {"certificate_file",
+                             "PEM file with the certificate, and behind it those that vouch for "
+                             "it; relative to the policy file.",
+                             "cert.pem", true},
+                            into.tls.certificate_file);
+              describe_file(tls,
+                            {"key_file",
+                             "PEM file with the certificate's key, unencrypted; relative to the "
+                             "policy file.",
+                             "key.pem", true},
+                            into.tls.key_file);
+            });
   v.duration({"request_timeout", "Longest time for a request, loading its model included.", "30s"},
              into.request_timeout, {1ms, 1h});
   number(v, {"threads", "Threads that read requests and write answers.", "2"}, into.threads,

@@ -3,13 +3,11 @@
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
-#include <sys/socket.h>
 
 #include <atomic>
 #include <boost/asio/post.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/http/read.hpp>
-#include <cerrno>
 #include <string>
 #include <utility>
 
@@ -29,6 +27,7 @@ namespace {
 constexpr std::chrono::milliseconds linger_limit{1000};
 /// Of requests that a client sends ahead while one of its is being answered; beyond, it is not watched.
 constexpr std::size_t most_sent_ahead = std::size_t{64} << 10U;
+constexpr unsigned char tls_handshake = 22;  ///< with which a client begins TLS
 constexpr std::string_view continue_line{"HTTP/1.1 100 Continue\r\n\r\n"};
 
 }  // namespace
@@ -75,7 +74,7 @@ class pending_answer {
 // ---- connection
 
 connection::connection(net::ip::tcp::socket socket, endpoint_context& context)
-    : context_(context), socket_(std::move(socket)), timer_(socket_.get_executor()) {}
+    : context_(context), stream_(std::move(socket)), timer_(stream_.get_executor()) {}
 
 template <typename... Args>
 auto connection::on(void (connection::*step)(Args...)) {
@@ -93,7 +92,7 @@ auto connection::on(void (connection::*step)(Args...)) {
 
 template <typename Step>
 void connection::post(Step step) {
-  net::post(socket_.get_executor(), [self = shared_from_this(), step = std::move(step)]() mutable {
+  net::post(stream_.get_executor(), [self = shared_from_this(), step = std::move(step)]() mutable {
     if (self->state_ == state_t::closed) return;
     try {
       step(*self);
@@ -108,19 +107,25 @@ void connection::post(Step step) {
 void connection::start() {
   post([](connection& self) {
     error_code ignored;
-    self.socket_.set_option(net::ip::tcp::no_delay{true}, ignored);
+    self.stream_.socket().set_option(net::ip::tcp::no_delay{true}, ignored);
+    if (self.tls()) return self.await_handshake();
     self.await_request();
   });
 }
 
 void connection::start_refused() {
   post([](connection& self) {
-    self.respond(
-        oip_api::failure(503,
-                         fmt::format("all {} connections of the server are in use; try again later",
-                                     self.context_.options.max_connections)),
-        false);
+    self.is_refused_ = true;
+    if (self.tls()) return self.await_handshake();
+    self.refuse_connection();
   });
+}
+
+void connection::refuse_connection() {
+  respond(oip_api::failure(
+              503, fmt::format("all {} connections of the server are in use; try again later",
+                               context_.options.max_connections)),
+          false);
 }
 
 void connection::drain() {
@@ -137,6 +142,43 @@ void connection::abort() {
   post([](connection& self) { self.close(); });
 }
 
+// ---- TLS
+
+std::shared_ptr<tls_context> connection::tls() const {
+  return context_.options.security ? context_.options.security->current()->tls : nullptr;
+}
+
+void connection::await_handshake() {
+  if (context_.registry.is_closed()) return close();
+  state_ = state_t::idle;
+  if (!is_refused_) context_.registry.rest(shared_from_this());
+  arm(context_.options.handshake_timeout);
+  stream_.async_read_some(buffer_.prepare(4096), on(&connection::on_hello));
+}
+
+void connection::on_hello(error_code failure, std::size_t bytes) {
+  context_.registry.wake(*this);
+  if (failure) return close();
+  buffer_.commit(bytes);
+  auto const certificate = tls();
+  if (*static_cast<unsigned char const*>(buffer_.cdata().data()) != tls_handshake || !certificate) {
+    disarm();
+    return respond(oip_api::failure(400, "this port speaks TLS; ask with https"), false);
+  }
+  state_ = state_t::reading;
+  stream_.async_handshake(certificate, buffer_.cdata(), on(&connection::on_handshake));
+}
+
+void connection::on_handshake(error_code failure, std::size_t /*bytes*/) {
+  disarm();
+  buffer_.clear();  // a client that has not been answered has sent no more
+  if (failure) return timed_out_ ? close() : on_shutdown({});
+  if (is_refused_) return refuse_connection();
+  await_request();
+}
+
+// ---- requests
+
 void connection::await_request() {
   if (context_.registry.is_closed()) return close();
   ++sequence_;
@@ -147,7 +189,7 @@ void connection::await_request() {
   state_ = state_t::idle;
   context_.registry.rest(shared_from_this());
   arm(context_.options.idle_timeout);
-  socket_.async_read_some(buffer_.prepare(4096), on(&connection::on_first_bytes));
+  stream_.async_read_some(buffer_.prepare(4096), on(&connection::on_first_bytes));
 }
 
 void connection::on_first_bytes(error_code failure, std::size_t bytes) {
@@ -161,7 +203,7 @@ void connection::on_first_bytes(error_code failure, std::size_t bytes) {
 void connection::read_header() {
   state_ = state_t::reading;
   arm(context_.options.transfer_timeout);
-  http::async_read_header(socket_, buffer_, *parser_, on(&connection::on_header));
+  http::async_read_header(stream_, buffer_, *parser_, on(&connection::on_header));
 }
 
 void connection::on_header(error_code failure, std::size_t /*bytes*/) {
@@ -176,7 +218,7 @@ void connection::on_header(error_code failure, std::size_t /*bytes*/) {
   // A body that is already here needs no invitation.
   if (!expects_continue || parser_->is_done() || buffer_.size() > 0) return read_body();
   arm(context_.options.transfer_timeout);
-  net::async_write(socket_, net::buffer(continue_line.data(), continue_line.size()),
+  net::async_write(stream_, net::buffer(continue_line.data(), continue_line.size()),
                    on(&connection::on_continue_written));
 }
 
@@ -189,7 +231,7 @@ void connection::on_continue_written(error_code failure, std::size_t /*bytes*/) 
 void connection::read_body() {
   if (parser_->is_done()) return answer_request();
   arm(context_.options.transfer_timeout);
-  http::async_read(socket_, buffer_, *parser_, on(&connection::on_body));
+  http::async_read(stream_, buffer_, *parser_, on(&connection::on_body));
 }
 
 void connection::on_body(error_code failure, std::size_t /*bytes*/) {
@@ -326,7 +368,7 @@ void connection::on_answer(http_reply answer) {
   if (watched_) {
     held_ = std::move(answer);
     error_code ignored;
-    socket_.cancel(ignored);
+    stream_.socket().cancel(ignored);
     return;
   }
   respond(std::move(answer), parser_->get().keep_alive());
@@ -337,7 +379,7 @@ void connection::on_answer(http_reply answer) {
 void connection::watch() {
   if (buffer_.size() >= most_sent_ahead) return;
   watched_ = true;
-  socket_.async_read_some(buffer_.prepare(most_sent_ahead - buffer_.size()),
+  stream_.async_read_some(buffer_.prepare(most_sent_ahead - buffer_.size()),
                           on(&connection::on_watched));
 }
 
@@ -350,22 +392,17 @@ bool connection::watch_goes_on() {
 
 void connection::on_watched(error_code failure, std::size_t bytes) {
   buffer_.commit(bytes);
+  bool const has_finished = stream_.note_end(failure);
   if (!watch_goes_on()) return;
   if (!failure) return watch();
-  if (failure != net::error::eof) return close();
+  if (!has_finished) return close();
   on_finished_sending();
 }
 
 void connection::on_finished_sending() {
-  if (parser_->get().version() == 11) {
-    auto const sent = ::send(socket_.native_handle(), continue_line.data(), continue_line.size(),
-                             MSG_DONTWAIT | MSG_NOSIGNAL);
-    // A full buffer is a client that reads slowly: what is in it finds out whether somebody is there.
-    bool const is_full = sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
-    if (sent != static_cast<ssize_t>(continue_line.size()) && !is_full) return close();
-  }
+  if (parser_->get().version() == 11 && !stream_.send_now(continue_line)) return close();
   watched_ = true;
-  socket_.async_wait(net::ip::tcp::socket::wait_error, on(&connection::on_reset));
+  stream_.socket().async_wait(net::ip::tcp::socket::wait_error, on(&connection::on_reset));
 }
 
 void connection::on_reset(error_code /*failure*/) {
@@ -381,7 +418,7 @@ void connection::respond(http_reply answer, bool keep_alive) {
   unsigned const version = parser_ ? parser_->get().version() : 11;
   bool const is_head = parser_ && parser_->get().method() == http::verb::head;
   auto message = message_of(std::move(answer), {version, is_head, keep_alive_});
-  beast::async_write(socket_, std::move(message), on(&connection::on_written));
+  beast::async_write(stream_, std::move(message), on(&connection::on_written));
 }
 
 void connection::on_written(error_code failure, std::size_t /*bytes*/) {
@@ -395,17 +432,27 @@ void connection::on_written(error_code failure, std::size_t /*bytes*/) {
 // client again: say that nothing more comes, and read for a while what was on its way.
 void connection::linger() {
   state_ = state_t::lingering;
-  error_code failure;
-  socket_.shutdown(net::ip::tcp::socket::shutdown_send, failure);
-  if (failure) return close();
   arm(linger_limit);
+  if (stream_.is_encrypted()) return stream_.async_shutdown(on(&connection::on_shutdown));
+  on_shutdown({});
+}
+
+// What TLS has said of it counts no more: all that comes is passed over.
+void connection::on_shutdown(error_code /*failure*/) {
+  if (timed_out_) return close();
+  state_ = state_t::lingering;
+  arm(linger_limit);
+  error_code failure;
+  stream_.socket().shutdown(net::ip::tcp::socket::shutdown_send, failure);
+  if (failure) return close();
   on_lingered({}, 0);
 }
 
 void connection::on_lingered(error_code failure, std::size_t /*bytes*/) {
   if (failure || timed_out_) return close();
   buffer_.clear();
-  socket_.async_read_some(buffer_.prepare(std::size_t{64} << 10U), on(&connection::on_lingered));
+  stream_.socket().async_read_some(buffer_.prepare(std::size_t{64} << 10U),
+                                   on(&connection::on_lingered));
 }
 
 void connection::close() {
@@ -414,7 +461,7 @@ void connection::close() {
   disarm();
   if (auto const left = std::exchange(ticket_, 0); left != 0) context_.service.cancel(left);
   error_code ignored;
-  socket_.close(ignored);
+  stream_.socket().close(ignored);
   context_.registry.remove(shared_from_this());
 }
 
@@ -426,7 +473,7 @@ void connection::arm(std::chrono::milliseconds limit) {
     if (failure || round != self->timer_round_ || self->state_ == state_t::closed) return;
     self->timed_out_ = true;
     error_code ignored;
-    self->socket_.cancel(ignored);
+    self->stream_.socket().cancel(ignored);
   });
 }
 

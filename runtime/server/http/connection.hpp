@@ -3,7 +3,8 @@
 ///
 /// States:
 ///
-///   idle → reading → (waiting →) writing → idle …   a keep-alive connection, request after request
+///   idle → reading → (waiting →) writing → idle …   a keep-alive connection, request after request;
+///                                                   under TLS a handshake is read first
 ///   writing → lingering → closed                    after an answer that ends the connection
 ///   any → closed                                    client gone, time out, abort
 ///
@@ -29,6 +30,7 @@
 #include <optional>
 
 #include "runtime/server/http/api.hpp"
+#include "runtime/server/http/client_stream.hpp"
 #include "runtime/server/http/endpoint_context.hpp"
 
 namespace sluice::server {
@@ -60,6 +62,11 @@ class connection : public std::enable_shared_from_this<connection> {
   template <typename Step>
   void post(Step step);
 
+  [[nodiscard]] std::shared_ptr<tls_context> tls() const;
+  void await_handshake();
+  void on_hello(error_code failure, std::size_t bytes);
+  void on_handshake(error_code failure, std::size_t bytes);
+  void refuse_connection();
   void await_request();
   void on_first_bytes(error_code failure, std::size_t bytes);
   void read_header();
@@ -90,6 +97,7 @@ class connection : public std::enable_shared_from_this<connection> {
   void respond(http_reply answer, bool keep_alive);
   void on_written(error_code failure, std::size_t bytes);
   void linger();
+  void on_shutdown(error_code failure);
   void on_lingered(error_code failure, std::size_t bytes);
   void close();
 
@@ -102,7 +110,8 @@ class connection : public std::enable_shared_from_this<connection> {
   void disarm();
 
   endpoint_context& context_;
-  boost::asio::ip::tcp::socket socket_;
+  client_stream stream_;
+  bool is_refused_ = false;
   boost::asio::steady_timer timer_;
   std::uint64_t timer_round_ = 0;  ///< tells a timer that fired too late that it is not meant
   bool timed_out_ = false;

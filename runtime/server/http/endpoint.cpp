@@ -47,7 +47,8 @@ endpoint_options checked(endpoint_options options) {
   require(options.max_body_bytes >= 1, "the endpoint's largest body must be at least one byte");
   require(options.max_header_bytes >= 512,
           "the endpoint's largest header must be at least 512 bytes");
-  require(options.transfer_timeout.count() > 0 && options.idle_timeout.count() > 0,
+  require(options.transfer_timeout.count() > 0 && options.idle_timeout.count() > 0 &&
+              options.handshake_timeout.count() > 0,
           "the endpoint's timeouts must be longer than 0");
   return options;
 }
@@ -55,7 +56,12 @@ endpoint_options checked(endpoint_options options) {
 /// What an endpoint for other machines lacks; empty: nothing.
 std::string_view unprotected(endpoint_options const& options) {
   auto const state = options.security ? options.security->current() : nullptr;
-  return state && state->tokens ? "" : "asks nobody who they are (server.token_file)";
+  bool const has_tokens = state && state->tokens, has_tls = state && state->tls;
+  if (has_tokens && has_tls) return "";
+  if (has_tls) return "asks nobody who they are (server.token_file)";
+  if (has_tokens) return "what is said can be read on the way, tokens too (server.tls)";
+  return "asks nobody who they are (server.token_file), and what is said can be read on the way "
+         "(server.tls)";
 }
 
 tcp::endpoint address_of(endpoint_options const& options) {

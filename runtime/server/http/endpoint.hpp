@@ -55,6 +55,8 @@ struct endpoint_options {
   std::size_t max_connections = 16'384;
   /// For a whole header, for a whole body, and for a whole answer to be taken off our hands.
   std::chrono::milliseconds transfer_timeout{30'000};
+  /// For a handshake of TLS, from the connection on.
+  std::chrono::milliseconds handshake_timeout{10'000};
   /// How long a connection may stay open between two requests.
   std::chrono::milliseconds idle_timeout{60'000};
 

@@ -8,6 +8,7 @@
 
 #include "memhandover/base/error.hpp"
 #include "runtime/server/http/secret_file.hpp"
+#include "runtime/server/http/tls_context.hpp"
 #include "runtime/telemetry/logging.hpp"
 
 namespace sluice::server {
@@ -26,7 +27,15 @@ security_state read(security_files const& files) {
                   fmt::format("{}: {}: {}", token_key, files.tokens.string(), wrong.what())};
     }
   }
+  if (!files.certificate.empty()) result.tls = read_tls_context(files.certificate, files.key);
   return result;
+}
+
+void log_warnings(security_state const& state) {
+  if (!state.tls) return;
+  for (auto const& each : state.tls->warnings) {
+    spdlog::warn("clients will refuse the endpoint reason={}", telemetry::quoted(each));
+  }
 }
 
 }  // namespace
@@ -34,6 +43,7 @@ security_state read(security_files const& files) {
 endpoint_security::endpoint_security(security_files files)
     : files_(std::move(files)), read_(look()), seen_(read_) {
   current_ = std::make_shared<security_state const>(read(files_));
+  log_warnings(*current_);
 }
 
 std::shared_ptr<security_state const> endpoint_security::current() const {
@@ -45,17 +55,18 @@ bool endpoint_security::reload() {
   auto const now = look();
   try {
     auto fresh = std::make_shared<security_state const>(read(files_));
+    log_warnings(*fresh);
     std::lock_guard const lock{mutex_};
     current_ = std::move(fresh);
     read_ = seen_ = now;
   } catch (error const& wrong) {
-    spdlog::error("the endpoint keeps the tokens that it has reason={}",
+    spdlog::error("the endpoint keeps the tokens and the certificate that it has reason={}",
                   telemetry::quoted(wrong.what()));
     std::lock_guard const lock{mutex_};
     read_ = seen_ = now;
     return false;
   }
-  spdlog::info("the endpoint has read its tokens again");
+  spdlog::info("the endpoint has read its tokens and its certificate again");
   return true;
 }
 
@@ -72,7 +83,7 @@ void endpoint_security::reload_if_changed() {
 
 endpoint_security::stamps endpoint_security::look() const {
   stamps result;
-  for (auto const* const file : {&files_.tokens}) {
+  for (auto const* const file : {&files_.tokens, &files_.certificate, &files_.key}) {
     struct stat about {};
     if (!file->empty()) static_cast<void>(::stat(file->c_str(), &about));
     result.push_back({static_cast<std::int64_t>(about.st_dev),

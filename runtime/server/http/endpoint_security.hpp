@@ -22,16 +22,20 @@
 
 namespace sluice::server {
 
+struct tls_context;
+
 /// Paths; empty: not wanted.
 struct security_files {
   std::filesystem::path tokens{};
+  std::filesystem::path certificate{}, key{};  ///< both or none
 
-  [[nodiscard]] bool empty() const { return tokens.empty(); }
+  [[nodiscard]] bool empty() const { return tokens.empty() && certificate.empty(); }
 };
 
 /// What stands in the files at one time.
 struct security_state {
   std::optional<access_tokens> tokens;  ///< none: everybody may ask
+  std::shared_ptr<tls_context> tls;     ///< null: connections are plain
 };
 
 class endpoint_security {

@@ -56,4 +56,8 @@ std::string read_secret_file(std::filesystem::path const& file, char const* of) 
   return read_file(file, of, true);
 }
 
+std::string read_public_file(std::filesystem::path const& file, char const* of) {
+  return read_file(file, of, false);
+}
+
 }  // namespace sluice::server

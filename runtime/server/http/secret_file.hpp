@@ -10,4 +10,7 @@ namespace sluice::server {
 /// a file of this user's that its group or others can use. What is in the file stands in no message.
 [[nodiscard]] std::string read_secret_file(std::filesystem::path const& file, char const* of);
 
+/// The same of what everybody may know.
+[[nodiscard]] std::string read_public_file(std::filesystem::path const& file, char const* of);
+
 }  // namespace sluice::server

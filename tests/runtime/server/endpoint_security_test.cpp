@@ -21,9 +21,9 @@ using testing::Not;
 constexpr auto const* right_header = "Authorization: Bearer swordfish\r\n";
 constexpr auto const* wrong_header = "Authorization: Bearer swordfisch\r\n";
 
-class guarded_endpoint : public http_endpoint {
+class guarded_endpoint : public endpoint_test {
  protected:
-  guarded_endpoint() {
+  guarded_endpoint() : endpoint_test(transport::plain) {
     options_.security = std::make_shared<endpoint_security>(security_files{file_.path()});
   }
   written_file file_{"tokens", "swordfish\nanother\n"};
