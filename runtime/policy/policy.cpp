@@ -146,9 +146,11 @@ policy parse(std::string const& text, std::filesystem::path const& file) {
   }
   auto const folder = std::filesystem::absolute(file).parent_path();
   auto& server = wanted.server;
-  for (auto* const each : {&server.model_repository, &server.token_file,
-                           &server.tls.certificate_file, &server.tls.key_file}) {
-    if (!each->empty()) *each = (folder / *each).lexically_normal();
+  for (auto* const each :
+       {&server.model_repository, &server.token_file, &server.tls.certificate_file,
+        &server.tls.key_file, &server.access_log}) {
+    if (!each->empty() && !(each == &server.access_log && *each == "stderr"))
+      *each = (folder / *each).lexically_normal();
   }
   return wanted;
 }

@@ -57,6 +57,7 @@ struct server_policy {
   /// As the repository; empty: everybody may ask.
   std::filesystem::path token_file;
   tls_policy tls;
+  std::filesystem::path access_log;  ///< "stderr", or a file as the repository; empty: none
   microseconds request_timeout = std::chrono::seconds{30};
   unsigned threads = 2;
   std::uint32_t max_connections = 16'384;

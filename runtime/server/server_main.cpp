@@ -28,6 +28,7 @@
 #include "runtime/launcher/launcher.hpp"
 #include "runtime/policy/policy.hpp"
 #include "runtime/server/executor/remote_executor.hpp"
+#include "runtime/server/http/access_log.hpp"
 #include "runtime/server/http/endpoint.hpp"
 #include "runtime/server/http/endpoint_security.hpp"
 #include "runtime/server/server_setup.hpp"
@@ -157,6 +158,9 @@ endpoint_options endpoint_options_of(policy::policy const& wanted,
   options.threads = options.body_threads = wanted.server.threads;
   options.max_connections = connections_of(wanted);
   options.security = security_of(wanted);
+  if (auto const& file = wanted.server.access_log; !file.empty()) {
+    options.accesses = std::make_shared<access_log>(file.string());
+  }
   options.model_config = [&chosen](std::string const& model, std::string const& version) {
     auto const found = std::find_if(chosen.rbegin(), chosen.rend(), [&](chosen_model const& each) {
       return each.entry.metadata.name == model &&

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import ssl
 import subprocess
@@ -249,3 +250,33 @@ def test_a_certificate_that_has_expired_is_warned_of(world, sluice, tmp_path):
 def test_half_of_tls_is_no_policy(sluice, world):
     done = call(sluice, "policy", "check", secured(world, "tls: {certificate_file: own.pem}"))
     assert done.returncode == 1 and "server.tls.key_file: is missing" in done.stderr
+
+
+def test_each_request_has_a_line_and_a_file_may_be_moved(world, tmp_path):
+    token_file(tmp_path)
+    server = world.serve(secured(world, "token_file: tokens, access_log: access.log"))
+    log = tmp_path / "access.log"
+    with triton.InferenceServerClient(server.url.removeprefix("http://")) as client:
+        client.infer("affine", [inference()], headers=WITH_TOKEN, request_id="seven")
+        line = eventually(lambda: next((each for each in log.read_text().splitlines() if "/infer" in each), None), "the line is written")
+        values = dict(re.findall(r'(\w+)=("[^"]*"|\S+)', line))
+        assert values["id"] == '"seven"' and values["status"] == "200" and values["model"] == '"affine"' and "cause" not in values
+        assert 0 < float(values["compute_ms"]) <= float(values["total_ms"])
+        log.rename(tmp_path / "access.log.1")
+        with pytest.raises(InferenceServerException):
+            client.infer("affine", [inference()], headers={"Authorization": "Bearer hush"})
+        refused = eventually(lambda: log.exists() and log.read_text(), "the line is written")
+    assert "status=401" in refused and "cause=token" in refused
+    assert server.end() == 0
+    assert TOKEN not in log.read_text() + server.log() and "hush" not in log.read_text()
+
+
+def test_the_access_log_may_be_standard_error(world):
+    server = world.serve(secured(world, "access_log: stderr"))
+    server.request("/v2/health/live")
+    eventually(lambda: 'path="/v2/health/live" status=200' in server.log(), "the line is written")
+
+
+def test_an_access_log_that_cannot_be_written_is_told(world):
+    code, log = world.refused(secured(world, "access_log: nowhere/at/all.log"))
+    assert code == 2 and "server.access_log: cannot write to" in log

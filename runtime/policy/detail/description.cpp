@@ -89,6 +89,11 @@ void describe_server(key_visitor& v, server_policy& into) {
                              "key.pem", true},
                             into.tls.key_file);
             });
+  describe_file(
+      v,
+      {"access_log",
+       "Where each request gets a line: stderr, or a file; relative to the policy file.", "stderr"},
+      into.access_log);
   v.duration({"request_timeout", "Longest time for a request, loading its model included.", "30s"},
              into.request_timeout, {1ms, 1h});
   number(v, {"threads", "Threads that read requests and write answers.", "2"}, into.threads,

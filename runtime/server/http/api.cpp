@@ -120,16 +120,19 @@ infer_body split(http_request const& request) {
           std::as_writable_bytes(std::span{*owner}.subspan(json_bytes)), true, owner};
 }
 
+constexpr std::size_t longest_logged_id = 128;
+
 /// However often it comes again.
-void log_bug(std::string_view text) {
+void log_bug(std::string_view text, std::string_view id) {
   static std::mutex mutex;
   static telemetry::recurring_lines lines;
   std::unique_lock lock{mutex};
   auto const due = lines.on(text, telemetry::recurring_lines::clock::now());
   lock.unlock();
   if (due) {
-    spdlog::error("request failed by a bug in the server reason={} repeated={} others={}",
-                  telemetry::quoted(text), due->repeated, due->others);
+    spdlog::error("request failed by a bug in the server id={} reason={} repeated={} others={}",
+                  telemetry::quoted(id.substr(0, longest_logged_id)), telemetry::quoted(text),
+                  due->repeated, due->others);
   }
 }
 
@@ -145,17 +148,17 @@ http_reply readiness_reply(readiness const& now, json about) {
 
 /// Runs `work` and turns whatever it throws into a reply.
 template <typename Result, typename Work>
-Result guarded(Work work) noexcept {
+Result guarded(Work work, std::string_view id = {}) noexcept {
   try {
     return work();
   } catch (http_failure const& refusal) {
     return refusal.answer;
   } catch (error const& failure) {
-    return oip_api::from_error(failure);
+    return oip_api::from_error(failure, id);
   } catch (std::exception const& failure) {
-    return oip_api::from_error({error_kind::internal, failure.what()});
+    return oip_api::from_error({error_kind::internal, failure.what()}, id);
   } catch (...) {
-    return oip_api::from_error({error_kind::internal, "an exception of unknown type"});
+    return oip_api::from_error({error_kind::internal, "an exception of unknown type"}, id);
   }
 }
 
@@ -182,13 +185,15 @@ http_reply oip_api::failure(unsigned status, std::string_view message,
   return answer;
 }
 
-http_reply oip_api::from_error(error const& failure) {
+http_reply oip_api::from_error(error const& failure, std::string_view id) {
   auto const status = static_cast<unsigned>(telemetry::http_status(failure.kind()));
-  if (failure.kind() == error_kind::internal) {
-    log_bug(failure.what());
-    return oip_api::failure(status, "internal error; the server's log has the details");
-  }
-  return oip_api::failure(status, failure.what(), failure.retry_after());
+  bool const is_bug = failure.kind() == error_kind::internal;
+  if (is_bug) log_bug(failure.what(), id);
+  auto reply = oip_api::failure(
+      status, is_bug ? "internal error; the server's log has the details" : failure.what(),
+      failure.retry_after());
+  reply.cause = to_string(failure.kind());
+  return reply;
 }
 
 route oip_api::checked_route(http_request const& request) const {
@@ -300,14 +305,17 @@ http_reply oip_api::repository_index(std::string_view body) const {
   return ok(index);
 }
 
-http_reply oip_api::answer(infer_result const& result, output_form const& form) {
-  return guarded<http_reply>([&]() -> http_reply {
-    if (auto const* const failure = std::get_if<error>(&result)) throw *failure;
-    auto made = encode_infer_response(std::get<infer_response>(result), form);
-    http_reply reply{200, std::move(made.json), {}};
-    reply.tensors = std::move(made.tensors);
-    return reply;
-  });
+http_reply oip_api::answer(infer_result const& result, output_form const& form,
+                           std::string_view id) {
+  return guarded<http_reply>(
+      [&]() -> http_reply {
+        if (auto const* const failure = std::get_if<error>(&result)) throw *failure;
+        auto made = encode_infer_response(std::get<infer_response>(result), form);
+        http_reply reply{200, std::move(made.json), {}};
+        reply.tensors = std::move(made.tensors);
+        return reply;
+      },
+      id);
 }
 
 }  // namespace sluice::server

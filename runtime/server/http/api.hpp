@@ -43,6 +43,7 @@ struct http_reply {
   std::chrono::seconds retry_after{0};  ///< 0: not said
   std::string_view content_type = "application/json";
   std::vector<tensor_bytes> tensors{};  ///< behind the JSON
+  std::string_view cause{};             ///< the kind of the error that it tells, for logs
 };
 
 class oip_api {
@@ -62,9 +63,11 @@ class oip_api {
   [[nodiscard]] static bool is_public(http_request const& request);
   /// Whether `handle` may wait for another process: status and metrics may.
   [[nodiscard]] static bool may_wait(http_request const& request);
-  [[nodiscard]] static http_reply answer(infer_result const& result, output_form const& form = {});
+  /// `id` is what the request calls itself, for the log.
+  [[nodiscard]] static http_reply answer(infer_result const& result, output_form const& form = {},
+                                         std::string_view id = {});
 
-  [[nodiscard]] static http_reply from_error(error const& failure);
+  [[nodiscard]] static http_reply from_error(error const& failure, std::string_view id = {});
   /// For failures that have no error kind: those of HTTP itself.
   /// Of 503 and 429 with Retry-After: `retry_after`, rounded up, else a second.
   [[nodiscard]] static http_reply failure(

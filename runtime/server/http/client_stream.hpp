@@ -33,7 +33,7 @@ class client_stream {
   client_stream(client_stream&&) = delete;
   client_stream& operator=(client_stream&&) = delete;
 
-  [[nodiscard]] executor_type get_executor() { return socket_.get_executor(); }
+  [[nodiscard]] executor_type const& get_executor() noexcept { return socket_.get_executor(); }
   [[nodiscard]] socket_type& socket() noexcept { return socket_; }
   [[nodiscard]] bool is_encrypted() const noexcept { return tls_ != nullptr; }
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "runtime/server/http/connection_handlers.hpp"
 #include "runtime/server/http/endpoint_security.hpp"
 #include "runtime/server/http/reply_message.hpp"
 #include "runtime/server/http/request_head.hpp"
@@ -24,11 +25,13 @@ namespace http = boost::beast::http;
 
 namespace {
 
-constexpr std::chrono::milliseconds linger_limit{1000};
-/// Of requests that a client sends ahead while one of its is being answered; beyond, it is not watched.
-constexpr std::size_t most_sent_ahead = std::size_t{64} << 10U;
 constexpr unsigned char tls_handshake = 22;  ///< with which a client begins TLS
-constexpr std::string_view continue_line{"HTTP/1.1 100 Continue\r\n\r\n"};
+
+/// Of a request that no line is written of, only what other lines may have.
+request_label label_of(infer_request const& request, bool is_recorded) {
+  return is_recorded ? request_label{request.model, request.version, request.id}
+                     : request_label{{}, {}, request.id};
+}
 
 }  // namespace
 
@@ -74,35 +77,10 @@ class pending_answer {
 // ---- connection
 
 connection::connection(net::ip::tcp::socket socket, endpoint_context& context)
-    : context_(context), stream_(std::move(socket)), timer_(stream_.get_executor()) {}
-
-template <typename... Args>
-auto connection::on(void (connection::*step)(Args...)) {
-  return [self = shared_from_this(), step](Args... args) {
-    if (self->state_ == state_t::closed) return;
-    try {
-      ((*self).*step)(args...);
-    } catch (std::exception const& failure) {
-      spdlog::error("connection ended by an exception reason={}",
-                    telemetry::quoted(failure.what()));
-      self->close();
-    }
-  };
-}
-
-template <typename Step>
-void connection::post(Step step) {
-  net::post(stream_.get_executor(), [self = shared_from_this(), step = std::move(step)]() mutable {
-    if (self->state_ == state_t::closed) return;
-    try {
-      step(*self);
-    } catch (std::exception const& failure) {
-      spdlog::error("connection ended by an exception reason={}",
-                    telemetry::quoted(failure.what()));
-      self->close();
-    }
-  });
-}
+    : context_(context),
+      record_(context.options.accesses, socket),
+      stream_(std::move(socket)),
+      timer_(stream_.get_executor()) {}
 
 void connection::start() {
   post([](connection& self) {
@@ -122,6 +100,7 @@ void connection::start_refused() {
 }
 
 void connection::refuse_connection() {
+  record_.begin();
   respond(oip_api::failure(
               503, fmt::format("all {} connections of the server are in use; try again later",
                                context_.options.max_connections)),
@@ -163,6 +142,7 @@ void connection::on_hello(error_code failure, std::size_t bytes) {
   auto const certificate = tls();
   if (*static_cast<unsigned char const*>(buffer_.cdata().data()) != tls_handshake || !certificate) {
     disarm();
+    record_.begin();
     return respond(oip_api::failure(400, "this port speaks TLS; ask with https"), false);
   }
   state_ = state_t::reading;
@@ -202,12 +182,14 @@ void connection::on_first_bytes(error_code failure, std::size_t bytes) {
 
 void connection::read_header() {
   state_ = state_t::reading;
+  record_.begin();
   arm(context_.options.transfer_timeout);
   http::async_read_header(stream_, buffer_, *parser_, on(&connection::on_header));
 }
 
 void connection::on_header(error_code failure, std::size_t /*bytes*/) {
   disarm();
+  record_.set_head(parser_->get());
   if (failure) return read_failed(failure);
   bool const expects_continue = parser_->get().count(http::field::expect) > 0;
   auto refusal = refuse_header(parser_->get());
@@ -274,6 +256,7 @@ std::optional<http_reply> connection::take_share(std::uint64_t body_bytes) {
 void connection::answer_request() {
   body_ = std::make_shared<std::string>(std::move(parser_->get().body()));
   auto const bytes = body_->size();
+  record_.set_body(bytes);
   arrival_ = std::chrono::steady_clock::now();
   has_result_ = false;
   early_.reset();
@@ -289,24 +272,13 @@ void connection::answer_request() {
     auto const of = std::make_shared<oip_api::outcome>(self.context_.api.handle(self.view()));
     if (auto* const request = std::get_if<decoded_request>(of.get())) {
       auto form = std::move(request->form);
-      self.post([ticket = self.infer(std::move(*request)),
-                 form = std::move(form)](connection& own) { own.on_submitted(ticket, form); });
+      auto label = label_of(*request, self.context_.options.accesses != nullptr);
+      self.post(
+          [ticket = self.infer(std::move(*request)), form = std::move(form),
+           label = std::move(label)](connection& own) { own.on_submitted(ticket, form, label); });
       return;
     }
     self.post([of](connection& own) { own.on_outcome(std::move(*of)); });
-  });
-}
-
-template <typename Work>
-void connection::compute(Work work) {
-  net::post(context_.bodies, [self = shared_from_this(), work = std::move(work)] {
-    try {
-      work(*self);
-    } catch (std::exception const& failure) {
-      spdlog::error("connection ended by an exception reason={}",
-                    telemetry::quoted(failure.what()));
-      self->abort();
-    }
   });
 }
 
@@ -314,8 +286,9 @@ void connection::on_outcome(oip_api::outcome of) {
   if (auto* const request = std::get_if<decoded_request>(&of)) {
     state_ = state_t::waiting;
     auto form = std::move(request->form);
+    auto label = label_of(*request, context_.options.accesses != nullptr);
     auto const ticket = infer(std::move(*request));
-    return on_submitted(ticket, std::move(form));
+    return on_submitted(ticket, std::move(form), std::move(label));
   }
   submitting_ = false;
   share_ = {};
@@ -323,11 +296,13 @@ void connection::on_outcome(oip_api::outcome of) {
   respond(std::get<http_reply>(std::move(of)), parser_->get().keep_alive());
 }
 
-void connection::on_submitted(request_ticket ticket, output_form form) {
+void connection::on_submitted(request_ticket ticket, output_form form, request_label label) {
   submitting_ = false;
   share_ = {};
   body_.reset();  // the service has taken of it what it needs
   form_ = std::move(form);
+  id_ = label.id;
+  record_.set_label(std::move(label));
   if (state_ != state_t::waiting) return context_.service.cancel(ticket);
   ticket_ = ticket;
   watch();
@@ -356,9 +331,10 @@ void connection::on_result(std::uint64_t sequence, infer_result result) {
   }
   has_result_ = true;
   ticket_ = 0;
-  if (!is_large(result, form_)) return on_answer(oip_api::answer(result, form_));
+  record_.set_result(result);
+  if (!is_large(result, form_)) return on_answer(oip_api::answer(result, form_, id_));
   compute([result = std::move(result)](connection& self) {
-    self.post([answer = oip_api::answer(result, self.form_)](connection& own) mutable {
+    self.post([answer = oip_api::answer(result, self.form_, self.id_)](connection& own) mutable {
       own.on_answer(std::move(answer));
     });
   });
@@ -372,97 +348,6 @@ void connection::on_answer(http_reply answer) {
     return;
   }
   respond(std::move(answer), parser_->get().keep_alive());
-}
-
-// ---- whether the client is still there
-
-void connection::watch() {
-  if (buffer_.size() >= most_sent_ahead) return;
-  watched_ = true;
-  stream_.async_read_some(buffer_.prepare(most_sent_ahead - buffer_.size()),
-                          on(&connection::on_watched));
-}
-
-bool connection::watch_goes_on() {
-  watched_ = false;
-  if (!held_) return true;
-  respond(std::move(*std::exchange(held_, std::nullopt)), parser_->get().keep_alive());
-  return false;
-}
-
-void connection::on_watched(error_code failure, std::size_t bytes) {
-  buffer_.commit(bytes);
-  bool const has_finished = stream_.note_end(failure);
-  if (!watch_goes_on()) return;
-  if (!failure) return watch();
-  if (!has_finished) return close();
-  on_finished_sending();
-}
-
-void connection::on_finished_sending() {
-  if (parser_->get().version() == 11 && !stream_.send_now(continue_line)) return close();
-  watched_ = true;
-  stream_.socket().async_wait(net::ip::tcp::socket::wait_error, on(&connection::on_reset));
-}
-
-void connection::on_reset(error_code /*failure*/) {
-  if (watch_goes_on()) close();
-}
-
-void connection::respond(http_reply answer, bool keep_alive) {
-  state_ = state_t::writing;
-  keep_alive_ = keep_alive && !context_.registry.is_closed();
-  arm(context_.options.transfer_timeout);
-  // An HTTP/1.0 client learns only from an answer of its own version that the connection stays
-  // open.
-  unsigned const version = parser_ ? parser_->get().version() : 11;
-  bool const is_head = parser_ && parser_->get().method() == http::verb::head;
-  auto message = message_of(std::move(answer), {version, is_head, keep_alive_});
-  beast::async_write(stream_, std::move(message), on(&connection::on_written));
-}
-
-void connection::on_written(error_code failure, std::size_t /*bytes*/) {
-  disarm();
-  if (failure) return close();
-  if (keep_alive_) return await_request();
-  linger();
-}
-
-// Closing with unread bytes makes TCP reset the connection, which can take the answer away from the
-// client again: say that nothing more comes, and read for a while what was on its way.
-void connection::linger() {
-  state_ = state_t::lingering;
-  arm(linger_limit);
-  if (stream_.is_encrypted()) return stream_.async_shutdown(on(&connection::on_shutdown));
-  on_shutdown({});
-}
-
-// What TLS has said of it counts no more: all that comes is passed over.
-void connection::on_shutdown(error_code /*failure*/) {
-  if (timed_out_) return close();
-  state_ = state_t::lingering;
-  arm(linger_limit);
-  error_code failure;
-  stream_.socket().shutdown(net::ip::tcp::socket::shutdown_send, failure);
-  if (failure) return close();
-  on_lingered({}, 0);
-}
-
-void connection::on_lingered(error_code failure, std::size_t /*bytes*/) {
-  if (failure || timed_out_) return close();
-  buffer_.clear();
-  stream_.socket().async_read_some(buffer_.prepare(std::size_t{64} << 10U),
-                                   on(&connection::on_lingered));
-}
-
-void connection::close() {
-  state_ = state_t::closed;
-  share_ = {};
-  disarm();
-  if (auto const left = std::exchange(ticket_, 0); left != 0) context_.service.cancel(left);
-  error_code ignored;
-  stream_.socket().close(ignored);
-  context_.registry.remove(shared_from_this());
 }
 
 void connection::arm(std::chrono::milliseconds limit) {

@@ -28,12 +28,18 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
 
 #include "runtime/server/http/api.hpp"
 #include "runtime/server/http/client_stream.hpp"
 #include "runtime/server/http/endpoint_context.hpp"
+#include "runtime/server/http/request_record.hpp"
 
 namespace sluice::server {
+
+/// To a client that waits for it, and to see whether somebody is there.
+inline constexpr std::string_view continue_line{"HTTP/1.1 100 Continue\r\n\r\n"};
 
 class connection : public std::enable_shared_from_this<connection> {
  public:
@@ -83,7 +89,7 @@ class connection : public std::enable_shared_from_this<connection> {
   void on_outcome(oip_api::outcome of);
   /// On the connection's strand, or where a large body is computed.
   request_ticket infer(infer_request request);
-  void on_submitted(request_ticket ticket, output_form form);
+  void on_submitted(request_ticket ticket, output_form form, request_label label);
   void on_result(std::uint64_t sequence, infer_result result);
   void on_answer(http_reply answer);
 
@@ -110,6 +116,7 @@ class connection : public std::enable_shared_from_this<connection> {
   void disarm();
 
   endpoint_context& context_;
+  request_record record_;
   client_stream stream_;
   bool is_refused_ = false;
   boost::asio::steady_timer timer_;
@@ -123,6 +130,7 @@ class connection : public std::enable_shared_from_this<connection> {
   bool keep_alive_ = false;     ///< of the answer being written
   request_ticket ticket_ = 0;   ///< of the request that waits for the service; 0: none
   output_form form_;            ///< of its answer
+  std::string id_;              ///< what it calls itself
   bool has_result_ = false;
   bool submitting_ = false;            ///< elsewhere; what comes before that is done is kept
   std::optional<infer_result> early_;  ///< of that

@@ -36,6 +36,7 @@
 
 namespace sluice::server {
 
+class access_log;
 class endpoint_security;
 
 struct endpoint_options {
@@ -62,6 +63,9 @@ struct endpoint_options {
 
   /// Who is answered; null: everybody. Its files are looked at each second.
   std::shared_ptr<endpoint_security> security;
+
+  /// Gets a line for each request; null: there are none.
+  std::shared_ptr<access_log> accesses;
 
   /// Answers `GET v2/models/M/config`; throws `not_found`. Empty: that route is answered 501.
   std::function<nlohmann::json(std::string const& model, std::string const& version)> model_config;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "runtime/server/http/access_log.hpp"
 #include "tests/runtime/server/endpoint_fixture.hpp"
 #include "tests/runtime/server/thrown.hpp"
 
@@ -89,6 +90,18 @@ TEST_F(guarded_endpoint, a_file_that_is_read_again_counts_from_then_on) {
     EXPECT_FALSE(options_.security->reload());
     EXPECT_EQ(status_with(wrong_header), 200U) << bad;
   }
+}
+
+TEST_F(guarded_endpoint, tokens_stand_in_no_line_of_the_access_log) {
+  written_file const log{"access.log", ""};
+  options_.accesses = std::make_shared<access_log>(log.path().string());
+  EXPECT_EQ(once("GET", "/v2?Bearer+swordfish", {}, wrong_header).status, 401);
+  EXPECT_EQ(once("GET", "/v2", {}, right_header).status, 200);
+  endpoint_->stop(long_time);
+  endpoint_.reset();
+  options_.accesses.reset();
+  EXPECT_THAT(log.text(),
+              AllOf(HasSubstr("status=401"), HasSubstr("cause=token"), Not(HasSubstr("swordfis"))));
 }
 
 TEST(endpoint_security, a_changed_file_is_read_once_nobody_writes_to_it) {
