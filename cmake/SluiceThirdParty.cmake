@@ -1,7 +1,7 @@
 # The libraries of others, as the project's targets name them. With SLUICE_SELF_CONTAINED, as a wheel has it, they are part of what
 # is built: programs and libraries that do not link torch then need of the system only the C library.
 #
-#   sluice_fmt, sluice_spdlog, sluice_yaml, sluice_zlib
+#   sluice_fmt, sluice_spdlog, sluice_yaml, sluice_zlib, sluice_openssl
 #
 # protobuf (sluice_protobuf) is always linked in, and its names stay within: torch brings parts of another one.
 #
@@ -11,6 +11,13 @@
 #   sluice_self_contained(TARGET...)   takes in the C++ library as well, where it is to; not for what links torch, which has its own
 
 option(SLUICE_SELF_CONTAINED "Link in all but the C library" OFF)
+
+if(SLUICE_SELF_CONTAINED)
+  set(OPENSSL_USE_STATIC_LIBS ON)
+endif()
+find_package(OpenSSL 3.0 REQUIRED)
+add_library(sluice_openssl INTERFACE)
+target_link_libraries(sluice_openssl INTERFACE OpenSSL::SSL)
 
 add_library(sluice_fmt INTERFACE)
 add_library(sluice_yaml INTERFACE)

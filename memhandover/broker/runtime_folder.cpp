@@ -137,4 +137,8 @@ std::string unreachable_broker(std::string const& runtime_dir, pid_t broker) {
          "`: whoever uses its pools keeps what he holds and starts another";
 }
 
+std::string status_socket_of(std::string const& runtime_dir, int device) {
+  return check_runtime_dir(runtime_dir) + "/server-" + std::to_string(device) + ".sock";
+}
+
 }  // namespace sluice::memhandover

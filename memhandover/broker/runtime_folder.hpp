@@ -5,6 +5,7 @@
 ///   start.lock    locked by whoever starts one
 ///   broker.log    what it says
 ///   pool.json     who uses its pools, for its successor
+///   server-0.sock where the server of device 0 tells its status
 ///
 /// A folder that others could use, or that cannot be one, is refused with the command that mends it.
 #pragma once
@@ -26,6 +27,9 @@ namespace sluice::memhandover {
 
 /// The process that has the folder's broker.lock; nothing if none has, or none that this process can see.
 [[nodiscard]] std::optional<pid_t> holder_of_broker_lock(std::string const& runtime_dir);
+
+/// Where the server of a device's pool tells its status, in the folder that check_runtime_dir finds.
+[[nodiscard]] std::string status_socket_of(std::string const& runtime_dir, int device);
 
 /// What to say where a broker has the folder and cannot be reached there.
 [[nodiscard]] std::string unreachable_broker(std::string const& runtime_dir, pid_t broker);

@@ -236,7 +236,8 @@ int dispatch(std::vector<std::string> const& words) {
   if (clean->parsed()) {
     return clean_pools(dry_run);
   }
-  return schema->parsed() ? print_schema() : check_policy(policy_file);
+  return schema->parsed() ? print_schema()
+                          : check_policy(policy_file, launcher::this_installation());
 }
 
 }  // namespace

@@ -1,7 +1,9 @@
 #include "runtime/cli/commands.hpp"
 
 #include <fmt/format.h>
+#include <spawn.h>
 #include <spdlog/spdlog.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -89,6 +91,37 @@ std::vector<std::string> repository_faults(policy::policy const& wanted) {
     faults.emplace_back(wrong.what());
   }
   return faults;
+}
+
+/// The server's program tells what is wrong with the files that its endpoint would read, and knows what they must be.
+bool check_security(policy::policy const& wanted, launcher::install_layout const& installed) {
+  std::vector<std::string> words{installed.server.string()};
+  if (auto const& file = wanted.server.token_file; !file.empty()) {
+    words.insert(words.end(), {"--check-token-file", file.string()});
+  }
+  if (auto const& tls = wanted.server.tls; !tls.certificate_file.empty()) {
+    words.insert(words.end(), {"--check-certificate-file", tls.certificate_file.string(),
+                               "--check-key-file", tls.key_file.string()});
+  }
+  if (words.size() == 1) {
+    return true;
+  }
+  std::vector<char*> argv;
+  for (auto& word : words) {
+    argv.push_back(word.data());
+  }
+  argv.push_back(nullptr);
+  pid_t child = 0;
+  int ended = 0;
+  if (int const failed =
+          ::posix_spawn(&child, argv.front(), nullptr, nullptr, argv.data(), environ);
+      failed != 0) {
+    throw error{error_kind::unsupported,
+                fmt::format("{} cannot be started: {}", words.front(), std::strerror(failed))};
+  }
+  while (::waitpid(child, &ended, 0) < 0 && errno == EINTR) {
+  }
+  return WIFEXITED(ended) && WEXITSTATUS(ended) == 0;
 }
 
 }  // namespace
@@ -182,14 +215,15 @@ int clean_pools(bool dry_run) {
   return 0;
 }
 
-int check_policy(std::string const& file) {
+int check_policy(std::string const& file, launcher::install_layout const& installed) {
   try {
     auto const wanted = policy::load(file);
+    bool const is_secure = check_security(wanted, installed);
     auto const faults = repository_faults(wanted);
     for (auto const& each : faults) {
       std::fprintf(stderr, "%s: %s\n", wanted.file.c_str(), each.c_str());
     }
-    if (!faults.empty()) {
+    if (!faults.empty() || !is_secure) {
       return 1;
     }
     print(summary(wanted));

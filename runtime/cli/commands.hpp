@@ -46,7 +46,7 @@ int list_pools(bool as_json);
 int clean_pools(bool dry_run);
 
 /// 0 and a line that sums the policy up, or 1 and every mistake.
-int check_policy(std::string const& file);
+int check_policy(std::string const& file, launcher::install_layout const& installed);
 
 int print_schema();
 

@@ -1,11 +1,15 @@
 #include "runtime/cli/pool_and_server.hpp"
 
 #include <fmt/format.h>
+#include <sys/un.h>
 
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/local/stream_protocol.hpp>
+#include <boost/asio/read.hpp>
+#include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
@@ -15,6 +19,7 @@
 
 #include "memhandover/base/error.hpp"
 #include "memhandover/broker/broker_queries.hpp"
+#include "memhandover/broker/runtime_folder.hpp"
 
 namespace sluice::cli {
 namespace {
@@ -127,14 +132,46 @@ json merged(json pool, json server) {
 
 namespace {
 
-json with_server(json pool) {
-  constexpr std::chrono::milliseconds patience{2000};
+constexpr std::chrono::milliseconds patience{2000};
+
+asio::awaitable<std::string> read_all(std::string path) {
+  asio::local::stream_protocol::socket socket{co_await asio::this_coro::executor};
+  co_await socket.async_connect(asio::local::stream_protocol::endpoint{path}, asio::use_awaitable);
+  std::string text;
+  boost::system::error_code end;
+  co_await asio::async_read(socket, asio::dynamic_buffer(text),
+                            asio::redirect_error(asio::use_awaitable, end));
+  co_return text;
+}
+
+/// What the server at that endpoint tells its own user; nothing if it does not.
+std::optional<json> status_over_socket(std::string const& path, std::string const& endpoint) {
+  if (path.size() >= sizeof(sockaddr_un::sun_path)) {
+    return std::nullopt;
+  }
+  asio::io_context context;
+  std::string text;
+  asio::co_spawn(context, read_all(path), [&](std::exception_ptr const& why, std::string all) {
+    text = why ? "" : std::move(all);
+  });
+  context.run_for(patience);
+  auto status = json::parse(text, nullptr, false);
+  auto const own = json::json_pointer{"/server/endpoint"};
+  bool const is_it = status.is_object() && status.contains(own) && status[own] == endpoint;
+  return is_it ? std::optional{std::move(status)} : std::nullopt;
+}
+
+json with_server(json pool, std::string const& runtime_dir) {
   auto const endpoint = live_endpoint(pool);
   if (endpoint.empty()) {
     pool["server"] = nullptr;
     return pool;
   }
   pool["server"] = {{"endpoint", endpoint}, {"answers", true}};
+  auto const path = memhandover::status_socket_of(runtime_dir, pool["pool"].value("device", 0));
+  if (auto status = status_over_socket(path, endpoint)) {
+    return merged(pool, std::move(*status));
+  }
   try {
     return merged(pool, get_json(endpoint, "/v2/sluice/status", patience));
   } catch (error const& why) {
@@ -149,11 +186,11 @@ json pool_and_server(std::string const& runtime_dir, std::optional<int> device) 
   auto status = memhandover::query_status(runtime_dir, device);
   auto const several = status.find("pools");
   if (several == status.end()) {
-    return with_server(std::move(status));
+    return with_server(std::move(status), runtime_dir);
   }
   auto pools = json::array();
   for (auto& pool : *several) {
-    pools.push_back(with_server(std::move(pool)));
+    pools.push_back(with_server(std::move(pool), runtime_dir));
   }
   auto result = pools.front();
   result["pools"] = std::move(pools);

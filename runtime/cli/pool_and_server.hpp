@@ -2,7 +2,8 @@
 /// status --json` prints.
 ///
 /// The broker's part (`pool`, `clients`, `handovers`) comes over its socket, the server's
-/// (`models`, `requests`, …) from GET http://ENDPOINT/v2/sluice/status. `server` says whether there
+/// (`models`, `requests`, …) over the one that it has for that in the runtime folder, else from GET
+/// http://ENDPOINT/v2/sluice/status. `server` says whether there
 /// is one and whether it answered.
 #pragma once
 

@@ -144,10 +144,13 @@ policy parse(std::string const& text, std::filesystem::path const& file) {
   if (auto problems = found.sorted(); !problems.empty()) {
     throw policy_error{error_kind::invalid_argument, std::move(problems)};
   }
-  if (!wanted.server.model_repository.empty()) {
-    wanted.server.model_repository =
-        (std::filesystem::absolute(file).parent_path() / wanted.server.model_repository)
-            .lexically_normal();
+  auto const folder = std::filesystem::absolute(file).parent_path();
+  auto& server = wanted.server;
+  for (auto* const each :
+       {&server.model_repository, &server.token_file, &server.tls.certificate_file,
+        &server.tls.key_file, &server.access_log}) {
+    if (!each->empty() && !(each == &server.access_log && *each == "stderr"))
+      *each = (folder / *each).lexically_normal();
   }
   return wanted;
 }

@@ -42,6 +42,11 @@ enum class miss_action { queue, reject };
 [[nodiscard]] std::string_view to_string(pool_backend value) noexcept;
 [[nodiscard]] std::string_view to_string(warm_mode value) noexcept;
 
+/// As the repository; both or none.
+struct tls_policy {
+  std::filesystem::path certificate_file, key_file;
+};
+
 struct server_policy {
   std::string host = "127.0.0.1";   ///< address or name to listen on
   std::uint16_t port = 8000;        ///< 0: any free one
@@ -49,6 +54,10 @@ struct server_policy {
   std::uint64_t max_waiting_bodies = 1_GiB;
   /// Made absolute against the policy file's folder; empty: not given.
   std::filesystem::path model_repository;
+  /// As the repository; empty: everybody may ask.
+  std::filesystem::path token_file;
+  tls_policy tls;
+  std::filesystem::path access_log;  ///< "stderr", or a file as the repository; empty: none
   microseconds request_timeout = std::chrono::seconds{30};
   unsigned threads = 2;
   std::uint32_t max_connections = 16'384;

@@ -17,6 +17,8 @@ using nlohmann::json;
 /// Of what a model says, in bytes; its answers have more of it.
 constexpr std::size_t longest_logged = 1024;
 
+constexpr std::size_t longest_id = 128;
+
 std::string shortened(std::string_view text) {
   if (text.size() <= longest_logged) {
     return std::string{text};
@@ -97,7 +99,7 @@ std::uint64_t model_statistics::computed() const {
 }
 
 void model_account::on_answer(infer_result const& result, std::chrono::nanoseconds took,
-                              std::uint64_t samples) {
+                              std::uint64_t samples, std::string_view id) {
   auto const* const failure = std::get_if<error>(&result);
   {
     std::lock_guard const lock{mutex_};
@@ -119,7 +121,7 @@ void model_account::on_answer(infer_result const& result, std::chrono::nanosecon
     }
   }
   if (failure != nullptr && failure->kind() == error_kind::model_error) {
-    log(*failure);
+    log(*failure, id);
   }
 }
 
@@ -128,15 +130,15 @@ model_statistics model_account::statistics() const {
   return seen_;
 }
 
-void model_account::log(error const& failure) {
+void model_account::log(error const& failure, std::string_view id) {
   std::unique_lock lock{mutex_};
   auto const due = failures_.on(failure.what(), telemetry::recurring_lines::clock::now());
   lock.unlock();
   if (due) {
     spdlog::warn(
-        "a model has raised an exception model={} version={} reason={} repeated={} others={}",
-        seen_.model, seen_.version, telemetry::quoted(shortened(failure.what())), due->repeated,
-        due->others);
+        "a model has raised an exception model={} version={} id={} reason={} repeated={} others={}",
+        seen_.model, seen_.version, telemetry::quoted(id.substr(0, longest_id)),
+        telemetry::quoted(shortened(failure.what())), due->repeated, due->others);
   }
 }
 

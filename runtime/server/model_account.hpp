@@ -69,11 +69,13 @@ class model_account {
   }
 
   /// To a request of so many `samples`, after it `took` so long in all.
-  void on_answer(infer_result const& result, std::chrono::nanoseconds took, std::uint64_t samples);
+  /// `id` is what the request calls itself.
+  void on_answer(infer_result const& result, std::chrono::nanoseconds took, std::uint64_t samples,
+                 std::string_view id = {});
   [[nodiscard]] model_statistics statistics() const;
 
  private:
-  void log(error const& failure);
+  void log(error const& failure, std::string_view id);
 
   mutable std::mutex mutex_;  ///< guards what follows
   model_statistics seen_;

@@ -22,13 +22,17 @@
 #include "memhandover/base/error.hpp"
 #include "memhandover/base/standard_streams.hpp"
 #include "memhandover/broker/broker_queries.hpp"
+#include "memhandover/broker/runtime_folder.hpp"
 #include "runtime/launcher/environment.hpp"
 #include "runtime/launcher/install_layout.hpp"
 #include "runtime/launcher/launcher.hpp"
 #include "runtime/policy/policy.hpp"
 #include "runtime/server/executor/remote_executor.hpp"
+#include "runtime/server/http/access_log.hpp"
 #include "runtime/server/http/endpoint.hpp"
+#include "runtime/server/http/endpoint_security.hpp"
 #include "runtime/server/server_setup.hpp"
+#include "runtime/server/status_socket.hpp"
 #include "runtime/telemetry/error_table.hpp"
 #include "runtime/telemetry/logging.hpp"
 
@@ -50,6 +54,7 @@ struct command_line {
   std::string runtime_dir;
   std::filesystem::path executor;
   std::filesystem::path model_repository;
+  security_files check;  ///< and nothing else, where there is one
   int threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency() / 2));
 };
 
@@ -137,6 +142,12 @@ std::size_t connections_of(policy::policy const& wanted) {
   return std::min(room, asked);
 }
 
+std::shared_ptr<endpoint_security> security_of(policy::policy const& wanted) {
+  auto const& server = wanted.server;
+  security_files const files{server.token_file, server.tls.certificate_file, server.tls.key_file};
+  return files.empty() ? nullptr : std::make_shared<endpoint_security>(files);
+}
+
 endpoint_options endpoint_options_of(policy::policy const& wanted,
                                      std::vector<chosen_model> const& chosen,
                                      model_service const& service) {
@@ -147,6 +158,10 @@ endpoint_options endpoint_options_of(policy::policy const& wanted,
   options.max_waiting_body_bytes = wanted.server.max_waiting_bodies;
   options.threads = options.body_threads = wanted.server.threads;
   options.max_connections = connections_of(wanted);
+  options.security = security_of(wanted);
+  if (auto const& file = wanted.server.access_log; !file.empty()) {
+    options.accesses = std::make_shared<access_log>(file.string());
+  }
   options.model_config = [&chosen, &service](std::string const& model, std::string const& version) {
     (void)service.metadata(model, version);  // says which cannot be served, and why
     auto const found = std::find_if(chosen.rbegin(), chosen.rend(), [&](chosen_model const& each) {
@@ -224,7 +239,11 @@ int serve(command_line const& given) {
                http.address());
   service.attach(*pool);
   service.attach(*executor, http.address());
-  std::printf("listening on http://%s\n", http.address().c_str());
+  status_socket const status{memhandover::status_socket_of(given.runtime_dir, wanted.pool.device),
+                             [&service] { return service.status(); }};
+  std::printf("listening on %s://%s\n",
+              wanted.server.tls.certificate_file.empty() ? "http" : "https",
+              http.address().c_str());
   std::fflush(stdout);
 
   int const why = signals.wait();
@@ -254,7 +273,15 @@ int main(int argc, char** argv) {
   server::command_line given;
   CLI::App app{"Serves models out of a memory pool that training shares."};
   app.option_defaults()->take_last();
-  app.add_option("--policy", given.policy_file, "policy file")->required();
+  auto* const policy = app.add_option("--policy", given.policy_file, "policy file");
+  app.add_option("--check-token-file", given.check.tokens, "only tell what is wrong with that file")
+      ->excludes(policy);
+  auto* const certificate = app.add_option("--check-certificate-file", given.check.certificate,
+                                           "the same of a certificate and its key")
+                                ->excludes(policy);
+  auto* const key = app.add_option("--check-key-file", given.check.key, "which is in that file");
+  certificate->needs(key);
+  key->needs(certificate);
   app.add_option("--host", given.host, "address to listen on, instead of the policy's");
   app.add_option("--port", given.port,
                  "port to listen on, instead of the policy's; 0: any free one");
@@ -269,12 +296,17 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   try {
     app.parse(argc, argv);
+    if (given.policy_file.empty() && given.check.empty()) throw CLI::RequiredError{"--policy"};
   } catch (CLI::ParseError const& wrong) {
     int const code = app.exit(wrong);
     return code == 0 ? 0 : telemetry::exit_code(error_kind::invalid_argument);
   }
   try {
     telemetry::set_up_logging("sluice-server", "info");
+    if (!given.check.empty()) {
+      (void)server::endpoint_security{given.check};
+      return 0;
+    }
     if (given.executor.empty()) {
       given.executor = launcher::executor_of(launcher::this_installation());
     }

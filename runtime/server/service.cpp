@@ -165,10 +165,12 @@ request_ticket model_service::infer(infer_request request, std::function<void(in
     auto const most = offered_[index].max_batch_size;
     check_batch(request, most);
     auto const samples = samples_in(request, most > 0);
+    auto id = request.id;
     return host->submit(index, std::move(request),
-                        [&account = accounts_[index], arrival, samples, done](infer_result result) {
+                        [&account = accounts_[index], arrival, samples, done,
+                         id = std::move(id)](infer_result result) {
                           account.on_answer(result, std::chrono::steady_clock::now() - arrival,
-                                            samples);
+                                            samples, id);
                           done(std::move(result));
                         });
   } catch (error const& failure) {

@@ -85,10 +85,13 @@ for_each_package() {
   "$1" libprotobuf-dev has_header google/protobuf/text_format.h
   "$1" protobuf-compiler has_command protoc
   "$1" zlib1g-dev has_header zlib.h
+  "$1" libssl-dev has_header openssl/ssl.h
   "$1" libcli11-dev has_header CLI/CLI.hpp
   "$1" libgtest-dev has_header gtest/gtest.h
   "$1" libgmock-dev has_header gmock/gmock.h
   "$1" spin has_command spin
+  "$1" openssl has_command openssl
+  "$1" curl has_command curl
   "$1" iproute2 has_ip
   "$1" libbenchmark-dev has_header benchmark/benchmark.h
   if [[ $2 == yes ]]; then

@@ -40,7 +40,7 @@ class Server:
 
     def wait_until_listening(self) -> Server:
         line = self.process.stdout.readline().decode()
-        match = re.fullmatch(r"listening on (http://127\.0\.0\.1:\d+)\n", line)
+        match = re.fullmatch(r"listening on (https?://127\.0\.0\.1:\d+)\n", line)
         assert match, f"{line!r}; exit code {self.process.poll()}; log:\n{self.log()}"
         self.url = match[1]
         return self

@@ -23,6 +23,7 @@ constexpr text_rule name_rule{"[A-Za-z0-9_][A-Za-z0-9._-]*",
                               "\"-\" or \".\", as the model's folder is called"};
 constexpr text_rule host_rule{R"([^\s/]+)", "must be an address or a host name"};
 constexpr text_rule path_rule{".+", "must be the path of a folder"};
+constexpr text_rule file_rule{".+", "must be the path of a file"};
 
 /// Below 1% is a fraction written for a percentage: 0.99 for 99%.
 constexpr detail::limits<double> promised_share{0.01, 1.0};
@@ -43,6 +44,12 @@ void number(key_visitor& visitor, key const& what, Number& value,
   value = static_cast<Number>(wide);
 }
 
+void describe_file(key_visitor& v, key const& what, std::filesystem::path& into) {
+  std::string file;
+  v.text(what, file, file_rule);
+  into = file;
+}
+
 void describe_server(key_visitor& v, server_policy& into) {
   v.text({"host", "Address or name to listen on.", "127.0.0.1"}, into.host, host_rule);
   number(v, {"port", "TCP port to listen on; 0 takes any free one.", "8000"}, into.port,
@@ -59,6 +66,34 @@ void describe_server(key_visitor& v, server_policy& into) {
           "Folder of the models, in Triton's layout; relative to the policy file.", "models"},
          folder, path_rule);
   into.model_repository = folder;
+  describe_file(
+      v,
+      {"token_file",
+       "File with the tokens of which clients must send one as Authorization: Bearer TOKEN, "
+       "one on each line; relative to the policy file.",
+       "tokens"},
+      into.token_file);
+  v.section({"tls", "With what the endpoint speaks TLS; without it connections are plain.",
+             "{certificate_file: cert.pem, key_file: key.pem}"},
+            [&into](key_visitor& tls) {
+              describe_file(tls,
+                            {"certificate_file",
+                             "PEM file with the certificate, and behind it those that vouch for "
+                             "it; relative to the policy file.",
+                             "cert.pem", true},
+                            into.tls.certificate_file);
+              describe_file(tls,
+                            {"key_file",
+                             "PEM file with the certificate's key, unencrypted; relative to the "
+                             "policy file.",
+                             "key.pem", true},
+                            into.tls.key_file);
+            });
+  describe_file(
+      v,
+      {"access_log",
+       "Where each request gets a line: stderr, or a file; relative to the policy file.", "stderr"},
+      into.access_log);
   v.duration({"request_timeout", "Longest time for a request, loading its model included.", "30s"},
              into.request_timeout, {1ms, 1h});
   number(v, {"threads", "Threads that read requests and write answers.", "2"}, into.threads,

@@ -37,6 +37,19 @@ http_reply ok(json const& body) {
   return {200, body.dump(-1, ' ', false, json::error_handler_t::replace), {}};
 }
 
+bool reads(http_request const& request) {
+  return request.method == "GET" || request.method == "HEAD";
+}
+
+std::optional<resource> resource_of(http_request const& request) {
+  try {
+    auto const where = parse_target(request.target);
+    return where ? std::optional{where->what} : std::nullopt;
+  } catch (error const&) {  // `handle` says what is wrong with it
+    return std::nullopt;
+  }
+}
+
 void check_method(route const& where, http_request const& request) {
   if (where.what == resource::extension) {
     bool const loads = request.target.find("/repository/models/") != std::string_view::npos;
@@ -46,8 +59,7 @@ void check_method(route const& where, http_request const& request) {
                            : "'extensions' of GET /v2 lists those that it does")};
   }
   auto const allowed = allowed_methods(where.what);
-  bool const reads = request.method == "GET" || request.method == "HEAD";
-  if (reads && allowed.starts_with("GET")) return;
+  if (reads(request) && allowed.starts_with("GET")) return;
   if (request.method == "POST" && allowed.ends_with("POST")) return;
   auto answer = oip_api::failure(405, fmt::format("{} does not answer {}; it takes {}",
                                                   request.target, request.method, allowed));
@@ -134,17 +146,19 @@ json small_document(std::string_view body) {
   if (body.size() > max_small_body) return json(json::value_t::discarded);
   return json::parse(body, nullptr, false);
 }
+constexpr std::size_t longest_logged_id = 128;
 
 /// However often it comes again.
-void log_bug(std::string_view text) {
+void log_bug(std::string_view text, std::string_view id) {
   static std::mutex mutex;
   static telemetry::recurring_lines lines;
   std::unique_lock lock{mutex};
   auto const due = lines.on(text, telemetry::recurring_lines::clock::now());
   lock.unlock();
   if (due) {
-    spdlog::error("request failed by a bug in the server reason={} repeated={} others={}",
-                  telemetry::quoted(text), due->repeated, due->others);
+    spdlog::error("request failed by a bug in the server id={} reason={} repeated={} others={}",
+                  telemetry::quoted(id.substr(0, longest_logged_id)), telemetry::quoted(text),
+                  due->repeated, due->others);
   }
 }
 
@@ -160,31 +174,31 @@ http_reply readiness_reply(readiness const& now, json about) {
 
 /// Runs `work` and turns whatever it throws into a reply.
 template <typename Result, typename Work>
-Result guarded(Work work) noexcept {
+Result guarded(Work work, std::string_view id = {}) noexcept {
   try {
     return work();
   } catch (http_failure const& refusal) {
     return refusal.answer;
   } catch (error const& failure) {
-    return oip_api::from_error(failure);
+    return oip_api::from_error(failure, id);
   } catch (std::exception const& failure) {
-    return oip_api::from_error({error_kind::internal, failure.what()});
+    return oip_api::from_error({error_kind::internal, failure.what()}, id);
   } catch (...) {
-    return oip_api::from_error({error_kind::internal, "an exception of unknown type"});
+    return oip_api::from_error({error_kind::internal, "an exception of unknown type"}, id);
   }
 }
 
 }  // namespace
 
+bool oip_api::is_public(http_request const& request) {
+  auto const what = resource_of(request);
+  return (what == resource::live || what == resource::ready) && reads(request);
+}
+
 bool oip_api::may_wait(http_request const& request) {
-  try {
-    auto const where = parse_target(request.target);
-    if (!where) return false;
-    bool const is_compressed = request.content_encoding && !request.body.empty();
-    return is_compressed || where->what == resource::status || where->what == resource::metrics;
-  } catch (error const&) {  // `handle` says what is wrong with it
-    return false;
-  }
+  bool const is_compressed = request.content_encoding && !request.body.empty();
+  auto const what = resource_of(request);
+  return what && (is_compressed || what == resource::status || what == resource::metrics);
 }
 
 http_reply oip_api::failure(unsigned status, std::string_view message,
@@ -198,13 +212,15 @@ http_reply oip_api::failure(unsigned status, std::string_view message,
   return answer;
 }
 
-http_reply oip_api::from_error(error const& failure) {
+http_reply oip_api::from_error(error const& failure, std::string_view id) {
   auto const status = static_cast<unsigned>(telemetry::http_status(failure.kind()));
-  if (failure.kind() == error_kind::internal) {
-    log_bug(failure.what());
-    return oip_api::failure(status, "internal error; the server's log has the details");
-  }
-  return oip_api::failure(status, failure.what(), failure.retry_after());
+  bool const is_bug = failure.kind() == error_kind::internal;
+  if (is_bug) log_bug(failure.what(), id);
+  auto reply = oip_api::failure(
+      status, is_bug ? "internal error; the server's log has the details" : failure.what(),
+      failure.retry_after());
+  reply.cause = to_string(failure.kind());
+  return reply;
 }
 
 route oip_api::checked_route(http_request const& request) const {
@@ -334,16 +350,19 @@ http_reply oip_api::repository_index(std::string_view body) const {
   return ok(index);
 }
 
-http_reply oip_api::answer(infer_result const& result, output_form const& form) {
-  return guarded<http_reply>([&]() -> http_reply {
-    if (auto const* const failure = std::get_if<error>(&result)) throw *failure;
-    auto made = encode_infer_response(std::get<infer_response>(result), form);
-    http_reply reply{200, std::move(made.json), {}};
-    reply.tensors = std::move(made.tensors);
-    if (!reply.tensors.empty()) reply.binary_header_length = reply.body.size();
-    compress(reply, form.coding);
-    return reply;
-  });
+http_reply oip_api::answer(infer_result const& result, output_form const& form,
+                           std::string_view id) {
+  return guarded<http_reply>(
+      [&]() -> http_reply {
+        if (auto const* const failure = std::get_if<error>(&result)) throw *failure;
+        auto made = encode_infer_response(std::get<infer_response>(result), form);
+        http_reply reply{200, std::move(made.json), {}};
+        reply.tensors = std::move(made.tensors);
+        if (!reply.tensors.empty()) reply.binary_header_length = reply.body.size();
+        compress(reply, form.coding);
+        return reply;
+      },
+      id);
 }
 
 }  // namespace sluice::server

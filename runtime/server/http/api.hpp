@@ -51,6 +51,7 @@ struct http_reply {
   content_coding coding = content_coding::identity;  ///< that the body has, tensors included
   bool varies = false;         ///< the coding is what the client has asked for
   bool lists_codings = false;  ///< for 415
+  std::string_view cause{};    ///< the kind of the error that it tells, for logs
 };
 
 class oip_api {
@@ -66,12 +67,16 @@ class oip_api {
   /// keep it.
   [[nodiscard]] std::optional<http_reply> refuse(http_request const& request) const;
   [[nodiscard]] outcome handle(http_request const& request) const;
+  /// Whether anybody may ask, for health alone.
+  [[nodiscard]] static bool is_public(http_request const& request);
   /// Whether `handle` may take long: status and metrics may wait for another process, and a
   /// compressed body may become a large one.
   [[nodiscard]] static bool may_wait(http_request const& request);
-  [[nodiscard]] static http_reply answer(infer_result const& result, output_form const& form = {});
+  /// `id` is what the request calls itself, for the log.
+  [[nodiscard]] static http_reply answer(infer_result const& result, output_form const& form = {},
+                                         std::string_view id = {});
 
-  [[nodiscard]] static http_reply from_error(error const& failure);
+  [[nodiscard]] static http_reply from_error(error const& failure, std::string_view id = {});
   /// For failures that have no error kind: those of HTTP itself.
   /// Of 503 and 429 with Retry-After: `retry_after`, rounded up, else a second.
   [[nodiscard]] static http_reply failure(

@@ -1,25 +1,21 @@
 #include "runtime/server/http/connection.hpp"
-#include "runtime/server/http/reply_body.hpp"
-#include "runtime/telemetry/logging.hpp"
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
-#include <sys/socket.h>
 
-#include <array>
 #include <atomic>
 #include <boost/asio/post.hpp>
 #include <boost/asio/write.hpp>
-#include <boost/beast/core/string.hpp>
-#include <boost/beast/http/empty_body.hpp>
-#include <boost/beast/http/error.hpp>
-#include <boost/beast/http/message_generator.hpp>
 #include <boost/beast/http/read.hpp>
-#include <cerrno>
-#include <ctime>
 #include <string>
 #include <utility>
+
+#include "runtime/server/http/connection_handlers.hpp"
+#include "runtime/server/http/endpoint_security.hpp"
+#include "runtime/server/http/reply_message.hpp"
+#include "runtime/server/http/request_head.hpp"
+#include "runtime/telemetry/logging.hpp"
 
 namespace sluice::server {
 
@@ -29,72 +25,12 @@ namespace http = boost::beast::http;
 
 namespace {
 
-constexpr std::chrono::milliseconds linger_limit{1000};
-/// Up to here a body is turned into tensors, or tensors into a body, within some hundred microseconds.
-constexpr std::size_t small_body = std::size_t{64} << 10U;
-/// Of requests that a client sends ahead while one of its is being answered; beyond, it is not watched.
-constexpr std::size_t most_sent_ahead = std::size_t{64} << 10U;
-constexpr std::string_view continue_line{"HTTP/1.1 100 Continue\r\n\r\n"};
+constexpr unsigned char tls_handshake = 22;  ///< with which a client begins TLS
 
-std::string_view std_view(beast::string_view text) {
-  return {text.data(), text.size()};
-}
-
-/// RFC 9110 section 5.6.7. Written by hand, because strftime's names follow the locale.
-std::string http_date(std::time_t now) {
-  constexpr std::array<char const*, 7> days{"Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"};
-  constexpr std::array<char const*, 12> months{"Jan", "Feb", "Mar", "Apr", "May", "Jun",
-                                               "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"};
-  auto const utc = fmt::gmtime(now);
-  return fmt::format("{}, {:02} {} {} {:02}:{:02}:{:02} GMT",
-                     days.at(static_cast<std::size_t>(utc.tm_wday)), utc.tm_mday,
-                     months.at(static_cast<std::size_t>(utc.tm_mon)), utc.tm_year + 1900,
-                     utc.tm_hour, utc.tm_min, utc.tm_sec);
-}
-
-/// Whether it takes long to write it; tensors that are sent as they are do not.
-bool is_large(infer_result const& result, output_form const& form) {
-  auto const* const response = std::get_if<infer_response>(&result);
-  std::size_t bytes = 0;
-  if (response != nullptr) {
-    for (auto const& each : response->outputs) {
-      bool const is_looked_through = each.type == datatype::bytes || each.type == datatype::boolean;
-      bool const is_sent_as_it_is = form.is_binary(each.name) && !is_looked_through &&
-                                    form.coding == content_coding::identity;
-      bytes += is_sent_as_it_is ? 0 : each.data.size();
-    }
-  }
-  return bytes > small_body / 8;  // in JSON a number is several times as long
-}
-
-template <typename Body>
-void set_headers(http::response<Body>& response, http_reply const& answer, bool keep_alive) {
-  response.set(http::field::server, "sluice");
-  response.set(http::field::date, http_date(std::time(nullptr)));
-  if (!answer.binary_header_length) {
-    response.set(http::field::content_type,
-                 beast::string_view{answer.content_type.data(), answer.content_type.size()});
-  } else {
-    response.set(http::field::content_type, "application/octet-stream");
-    response.set("Inference-Header-Content-Length", std::to_string(*answer.binary_header_length));
-  }
-  if (answer.coding != content_coding::identity) {
-    response.set(http::field::content_encoding, std::string{coding_name(answer.coding)});
-  }
-  if (answer.varies) response.set(http::field::vary, "Accept-Encoding");
-  if (answer.lists_codings) {
-    response.set(http::field::accept_encoding, std::string{known_codings});
-  }
-  if (!answer.allow.empty()) {
-    response.set(http::field::allow, beast::string_view{answer.allow.data(), answer.allow.size()});
-  }
-  if (answer.retry_after.count() > 0) {
-    response.set(http::field::retry_after, std::to_string(answer.retry_after.count()));
-  }
-  auto bytes = answer.body.size();
-  for (auto const& each : answer.tensors) bytes += each.size();
-  response.content_length(bytes);
-  response.keep_alive(keep_alive);
+/// Of a request that no line is written of, only what other lines may have.
+request_label label_of(infer_request const& request, bool is_recorded) {
+  return is_recorded ? request_label{request.model, request.version, request.id}
+                     : request_label{{}, {}, request.id};
 }
 
 }  // namespace
@@ -141,52 +77,34 @@ class pending_answer {
 // ---- connection
 
 connection::connection(net::ip::tcp::socket socket, endpoint_context& context)
-    : context_(context), socket_(std::move(socket)), timer_(socket_.get_executor()) {}
-
-template <typename... Args>
-auto connection::on(void (connection::*step)(Args...)) {
-  return [self = shared_from_this(), step](Args... args) {
-    if (self->state_ == state_t::closed) return;
-    try {
-      ((*self).*step)(args...);
-    } catch (std::exception const& failure) {
-      spdlog::error("connection ended by an exception reason={}",
-                    telemetry::quoted(failure.what()));
-      self->close();
-    }
-  };
-}
-
-template <typename Step>
-void connection::post(Step step) {
-  net::post(socket_.get_executor(), [self = shared_from_this(), step = std::move(step)]() mutable {
-    if (self->state_ == state_t::closed) return;
-    try {
-      step(*self);
-    } catch (std::exception const& failure) {
-      spdlog::error("connection ended by an exception reason={}",
-                    telemetry::quoted(failure.what()));
-      self->close();
-    }
-  });
-}
+    : context_(context),
+      record_(context.options.accesses, socket),
+      stream_(std::move(socket)),
+      timer_(stream_.get_executor()) {}
 
 void connection::start() {
   post([](connection& self) {
     error_code ignored;
-    self.socket_.set_option(net::ip::tcp::no_delay{true}, ignored);
+    self.stream_.socket().set_option(net::ip::tcp::no_delay{true}, ignored);
+    if (self.tls()) return self.await_handshake();
     self.await_request();
   });
 }
 
 void connection::start_refused() {
   post([](connection& self) {
-    self.respond(
-        oip_api::failure(503,
-                         fmt::format("all {} connections of the server are in use; try again later",
-                                     self.context_.options.max_connections)),
-        false);
+    self.is_refused_ = true;
+    if (self.tls()) return self.await_handshake();
+    self.refuse_connection();
   });
+}
+
+void connection::refuse_connection() {
+  record_.begin();
+  respond(oip_api::failure(
+              503, fmt::format("all {} connections of the server are in use; try again later",
+                               context_.options.max_connections)),
+          false);
 }
 
 void connection::drain() {
@@ -203,6 +121,44 @@ void connection::abort() {
   post([](connection& self) { self.close(); });
 }
 
+// ---- TLS
+
+std::shared_ptr<tls_context> connection::tls() const {
+  return context_.options.security ? context_.options.security->current()->tls : nullptr;
+}
+
+void connection::await_handshake() {
+  if (context_.registry.is_closed()) return close();
+  state_ = state_t::idle;
+  if (!is_refused_) context_.registry.rest(shared_from_this());
+  arm(context_.options.handshake_timeout);
+  stream_.async_read_some(buffer_.prepare(4096), on(&connection::on_hello));
+}
+
+void connection::on_hello(error_code failure, std::size_t bytes) {
+  context_.registry.wake(*this);
+  if (failure) return close();
+  buffer_.commit(bytes);
+  auto const certificate = tls();
+  if (*static_cast<unsigned char const*>(buffer_.cdata().data()) != tls_handshake || !certificate) {
+    disarm();
+    record_.begin();
+    return respond(oip_api::failure(400, "this port speaks TLS; ask with https"), false);
+  }
+  state_ = state_t::reading;
+  stream_.async_handshake(certificate, buffer_.cdata(), on(&connection::on_handshake));
+}
+
+void connection::on_handshake(error_code failure, std::size_t /*bytes*/) {
+  disarm();
+  buffer_.clear();  // a client that has not been answered has sent no more
+  if (failure) return timed_out_ ? close() : on_shutdown({});
+  if (is_refused_) return refuse_connection();
+  await_request();
+}
+
+// ---- requests
+
 void connection::await_request() {
   if (context_.registry.is_closed()) return close();
   ++sequence_;
@@ -213,7 +169,7 @@ void connection::await_request() {
   state_ = state_t::idle;
   context_.registry.rest(shared_from_this());
   arm(context_.options.idle_timeout);
-  socket_.async_read_some(buffer_.prepare(4096), on(&connection::on_first_bytes));
+  stream_.async_read_some(buffer_.prepare(4096), on(&connection::on_first_bytes));
 }
 
 void connection::on_first_bytes(error_code failure, std::size_t bytes) {
@@ -226,22 +182,25 @@ void connection::on_first_bytes(error_code failure, std::size_t bytes) {
 
 void connection::read_header() {
   state_ = state_t::reading;
+  record_.begin();
   arm(context_.options.transfer_timeout);
-  http::async_read_header(socket_, buffer_, *parser_, on(&connection::on_header));
+  http::async_read_header(stream_, buffer_, *parser_, on(&connection::on_header));
 }
 
 void connection::on_header(error_code failure, std::size_t /*bytes*/) {
   disarm();
+  record_.set_head(parser_->get());
   if (failure) return read_failed(failure);
   bool const expects_continue = parser_->get().count(http::field::expect) > 0;
-  auto refusal = refuse_header();
+  auto refusal = refuse_header(parser_->get());
+  if (!refusal) refusal = refuse_stranger();
   if (!refusal && expects_continue) refusal = context_.api.refuse(view());
   if (!refusal) refusal = take_share(parser_->content_length().value_or(0));
   if (refusal) return respond(std::move(*refusal), false);
   // A body that is already here needs no invitation.
   if (!expects_continue || parser_->is_done() || buffer_.size() > 0) return read_body();
   arm(context_.options.transfer_timeout);
-  net::async_write(socket_, net::buffer(continue_line.data(), continue_line.size()),
+  net::async_write(stream_, net::buffer(continue_line.data(), continue_line.size()),
                    on(&connection::on_continue_written));
 }
 
@@ -254,7 +213,7 @@ void connection::on_continue_written(error_code failure, std::size_t /*bytes*/) 
 void connection::read_body() {
   if (parser_->is_done()) return answer_request();
   arm(context_.options.transfer_timeout);
-  http::async_read(socket_, buffer_, *parser_, on(&connection::on_body));
+  http::async_read(stream_, buffer_, *parser_, on(&connection::on_body));
 }
 
 void connection::on_body(error_code failure, std::size_t /*bytes*/) {
@@ -269,73 +228,20 @@ void connection::read_failed(error_code failure) {
                                                      context_.options.transfer_timeout)),
                    false);
   }
-  if (failure == http::error::body_limit) {
-    return respond(
-        oip_api::failure(413,
-                         fmt::format("the body is larger than the {} bytes that this server takes",
-                                     context_.options.max_body_bytes)),
-        false);
-  }
-  if (failure == http::error::header_limit) {
-    return respond(
-        oip_api::failure(
-            431, fmt::format("the header is larger than the {} bytes that this server takes",
-                             context_.options.max_header_bytes)),
-        false);
-  }
-  bool const malformed =
-      failure.category() == http::make_error_code(http::error::end_of_stream).category();
-  if (!malformed || failure == http::error::end_of_stream ||
-      failure == http::error::partial_message)
-    return close();
-  respond(oip_api::failure(400, fmt::format("the request is not HTTP/1.1: {}", failure.message())),
-          false);
+  auto refusal = refuse_unread(failure, context_.options);
+  if (!refusal) return close();
+  respond(std::move(*refusal), false);
 }
 
-std::optional<http_reply> connection::refuse_header() const {
-  auto const& request = parser_->get();
-  if (request.version() == 11 && request.count(http::field::host) != 1) {
-    return oip_api::failure(400, "an HTTP/1.1 request has one Host header");
-  }
-  // Beast takes no body for a coding that it does not know: what follows would be read as the next
-  // request.
-  auto const coding = request[http::field::transfer_encoding];
-  bool const chunked =
-      beast::iequals(coding, "chunked") && request.count(http::field::transfer_encoding) == 1;
-  if (!coding.empty() && !chunked) {
-    return oip_api::failure(501, "the only transfer encoding that this server knows is chunked");
-  }
-  auto const expectation = request[http::field::expect];
-  if (!expectation.empty() && !beast::iequals(expectation, "100-continue")) {
-    return oip_api::failure(417, "the only expectation that this server meets is 100-continue");
-  }
-  if (request.count(http::field::content_encoding) > 1) {
-    auto answer = oip_api::failure(415, "the body is compressed several times; compress it once");
-    answer.lists_codings = true;
-    return answer;
-  }
-  if (request.count("Inference-Header-Content-Length") > 1) {
-    return oip_api::failure(400,
-                            "Inference-Header-Content-Length is there several times; give it once");
-  }
-  return std::nullopt;
+std::optional<http_reply> connection::refuse_stranger() const {
+  if (!context_.options.security) return std::nullopt;
+  auto const now = context_.options.security->current();
+  if (!now->tokens) return std::nullopt;
+  return server::refuse_stranger(parser_->get(), !parser_->is_done(), *now->tokens);
 }
 
 http_request connection::view() const {
-  auto const& request = parser_->get();
-  auto const header = [&](beast::string_view name) -> std::optional<std::string_view> {
-    auto const found = request.find(name);
-    if (found == request.end()) return std::nullopt;
-    return std_view(found->value());
-  };
-  return {std_view(request.method_string()),
-          std_view(request.target()),
-          body_ ? std::string_view{*body_} : std::string_view{},
-          header("Content-Encoding"),
-          header("Inference-Header-Content-Length"),
-          body_,
-          header("Accept-Encoding"),
-          context_.options.max_body_bytes};
+  return view_of(parser_->get(), body_, context_.options.max_body_bytes);
 }
 
 std::optional<http_reply> connection::take_share(std::uint64_t body_bytes) {
@@ -350,6 +256,7 @@ std::optional<http_reply> connection::take_share(std::uint64_t body_bytes) {
 void connection::answer_request() {
   body_ = std::make_shared<std::string>(std::move(parser_->get().body()));
   auto const bytes = body_->size();
+  record_.set_body(bytes);
   arrival_ = std::chrono::steady_clock::now();
   has_result_ = false;
   early_.reset();
@@ -365,24 +272,13 @@ void connection::answer_request() {
     auto const of = std::make_shared<oip_api::outcome>(self.context_.api.handle(self.view()));
     if (auto* const request = std::get_if<decoded_request>(of.get())) {
       auto form = std::move(request->form);
-      self.post([ticket = self.infer(std::move(*request)),
-                 form = std::move(form)](connection& own) { own.on_submitted(ticket, form); });
+      auto label = label_of(*request, self.context_.options.accesses != nullptr);
+      self.post(
+          [ticket = self.infer(std::move(*request)), form = std::move(form),
+           label = std::move(label)](connection& own) { own.on_submitted(ticket, form, label); });
       return;
     }
     self.post([of](connection& own) { own.on_outcome(std::move(*of)); });
-  });
-}
-
-template <typename Work>
-void connection::compute(Work work) {
-  net::post(context_.bodies, [self = shared_from_this(), work = std::move(work)] {
-    try {
-      work(*self);
-    } catch (std::exception const& failure) {
-      spdlog::error("connection ended by an exception reason={}",
-                    telemetry::quoted(failure.what()));
-      self->abort();
-    }
   });
 }
 
@@ -390,8 +286,9 @@ void connection::on_outcome(oip_api::outcome of) {
   if (auto* const request = std::get_if<decoded_request>(&of)) {
     state_ = state_t::waiting;
     auto form = std::move(request->form);
+    auto label = label_of(*request, context_.options.accesses != nullptr);
     auto const ticket = infer(std::move(*request));
-    return on_submitted(ticket, std::move(form));
+    return on_submitted(ticket, std::move(form), std::move(label));
   }
   submitting_ = false;
   share_ = {};
@@ -399,11 +296,13 @@ void connection::on_outcome(oip_api::outcome of) {
   respond(std::get<http_reply>(std::move(of)), parser_->get().keep_alive());
 }
 
-void connection::on_submitted(request_ticket ticket, output_form form) {
+void connection::on_submitted(request_ticket ticket, output_form form, request_label label) {
   submitting_ = false;
   share_ = {};
   body_.reset();  // the service has taken of it what it needs
   form_ = std::move(form);
+  id_ = label.id;
+  record_.set_label(std::move(label));
   if (state_ != state_t::waiting) return context_.service.cancel(ticket);
   ticket_ = ticket;
   watch();
@@ -432,9 +331,10 @@ void connection::on_result(std::uint64_t sequence, infer_result result) {
   }
   has_result_ = true;
   ticket_ = 0;
-  if (!is_large(result, form_)) return on_answer(oip_api::answer(result, form_));
+  record_.set_result(result);
+  if (!is_large(result, form_)) return on_answer(oip_api::answer(result, form_, id_));
   compute([result = std::move(result)](connection& self) {
-    self.post([answer = oip_api::answer(result, self.form_)](connection& own) mutable {
+    self.post([answer = oip_api::answer(result, self.form_, self.id_)](connection& own) mutable {
       own.on_answer(std::move(answer));
     });
   });
@@ -444,107 +344,10 @@ void connection::on_answer(http_reply answer) {
   if (watched_) {
     held_ = std::move(answer);
     error_code ignored;
-    socket_.cancel(ignored);
+    stream_.socket().cancel(ignored);
     return;
   }
   respond(std::move(answer), parser_->get().keep_alive());
-}
-
-// ---- whether the client is still there
-
-void connection::watch() {
-  if (buffer_.size() >= most_sent_ahead) return;
-  watched_ = true;
-  socket_.async_read_some(buffer_.prepare(most_sent_ahead - buffer_.size()),
-                          on(&connection::on_watched));
-}
-
-bool connection::watch_goes_on() {
-  watched_ = false;
-  if (!held_) return true;
-  respond(std::move(*std::exchange(held_, std::nullopt)), parser_->get().keep_alive());
-  return false;
-}
-
-void connection::on_watched(error_code failure, std::size_t bytes) {
-  buffer_.commit(bytes);
-  if (!watch_goes_on()) return;
-  if (!failure) return watch();
-  if (failure != net::error::eof) return close();
-  on_finished_sending();
-}
-
-void connection::on_finished_sending() {
-  if (parser_->get().version() == 11) {
-    auto const sent = ::send(socket_.native_handle(), continue_line.data(), continue_line.size(),
-                             MSG_DONTWAIT | MSG_NOSIGNAL);
-    // A full buffer is a client that reads slowly: what is in it finds out whether somebody is there.
-    bool const is_full = sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
-    if (sent != static_cast<ssize_t>(continue_line.size()) && !is_full) return close();
-  }
-  watched_ = true;
-  socket_.async_wait(net::ip::tcp::socket::wait_error, on(&connection::on_reset));
-}
-
-void connection::on_reset(error_code /*failure*/) {
-  if (watch_goes_on()) close();
-}
-
-void connection::respond(http_reply answer, bool keep_alive) {
-  state_ = state_t::writing;
-  keep_alive_ = keep_alive && !context_.registry.is_closed();
-  arm(context_.options.transfer_timeout);
-  auto const status = static_cast<http::status>(answer.status);
-  // An HTTP/1.0 client learns only from an answer of its own version that the connection stays
-  // open.
-  unsigned const version = parser_ ? parser_->get().version() : 11;
-  bool const head = parser_ && parser_->get().method() == http::verb::head;
-  auto generator = [&]() -> http::message_generator {
-    if (head) {
-      http::response<http::empty_body> response{status, version};
-      set_headers(response, answer, keep_alive_);
-      return response;
-    }
-    http::response<reply_body> response{status, version};
-    set_headers(response, answer, keep_alive_);
-    response.body() = {std::move(answer.body), std::move(answer.tensors)};
-    return response;
-  }();
-  beast::async_write(socket_, std::move(generator), on(&connection::on_written));
-}
-
-void connection::on_written(error_code failure, std::size_t /*bytes*/) {
-  disarm();
-  if (failure) return close();
-  if (keep_alive_) return await_request();
-  linger();
-}
-
-// Closing with unread bytes makes TCP reset the connection, which can take the answer away from the
-// client again: say that nothing more comes, and read for a while what was on its way.
-void connection::linger() {
-  state_ = state_t::lingering;
-  error_code failure;
-  socket_.shutdown(net::ip::tcp::socket::shutdown_send, failure);
-  if (failure) return close();
-  arm(linger_limit);
-  on_lingered({}, 0);
-}
-
-void connection::on_lingered(error_code failure, std::size_t /*bytes*/) {
-  if (failure || timed_out_) return close();
-  buffer_.clear();
-  socket_.async_read_some(buffer_.prepare(std::size_t{64} << 10U), on(&connection::on_lingered));
-}
-
-void connection::close() {
-  state_ = state_t::closed;
-  share_ = {};
-  disarm();
-  if (auto const left = std::exchange(ticket_, 0); left != 0) context_.service.cancel(left);
-  error_code ignored;
-  socket_.close(ignored);
-  context_.registry.remove(shared_from_this());
 }
 
 void connection::arm(std::chrono::milliseconds limit) {
@@ -555,7 +358,7 @@ void connection::arm(std::chrono::milliseconds limit) {
     if (failure || round != self->timer_round_ || self->state_ == state_t::closed) return;
     self->timed_out_ = true;
     error_code ignored;
-    self->socket_.cancel(ignored);
+    self->stream_.socket().cancel(ignored);
   });
 }
 

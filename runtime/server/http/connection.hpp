@@ -3,7 +3,8 @@
 ///
 /// States:
 ///
-///   idle → reading → (waiting →) writing → idle …   a keep-alive connection, request after request
+///   idle → reading → (waiting →) writing → idle …   a keep-alive connection, request after request;
+///                                                   under TLS a handshake is read first
 ///   writing → lingering → closed                    after an answer that ends the connection
 ///   any → closed                                    client gone, time out, abort
 ///
@@ -18,8 +19,6 @@
 /// `done` may be called from anywhere and post to it.
 #pragma once
 
-#include <atomic>
-#include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
@@ -28,61 +27,19 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
-#include <utility>
+#include <string>
+#include <string_view>
 
 #include "runtime/server/http/api.hpp"
-#include "runtime/server/http/connection_registry.hpp"
-#include "runtime/server/http/endpoint.hpp"
+#include "runtime/server/http/client_stream.hpp"
+#include "runtime/server/http/endpoint_context.hpp"
+#include "runtime/server/http/request_record.hpp"
 
 namespace sluice::server {
 
-/// Whether the endpoint's io_context still exists: a service may finish a request after the
-/// endpoint is gone.
-struct endpoint_life {
-  std::mutex mutex;
-  bool alive = true;  // under mutex
-};
-
-/// What all connections of an endpoint share; outlives them.
-struct endpoint_context {
-  endpoint_context(endpoint_options given, inference_service& of)
-      : options(std::move(given)), service(of), api(of, options.model_config) {}
-
-  endpoint_options options;
-  inference_service& service;
-  oip_api api;
-  connection_registry registry;
-  std::atomic<std::uint64_t> waiting_body_bytes{0};  ///< of large bodies
-  boost::asio::any_io_executor bodies;               ///< where what takes long is computed
-  std::shared_ptr<endpoint_life> life = std::make_shared<endpoint_life>();
-};
-
-/// The part that a large body has of all that may wait at once, for as long as it does.
-class body_share {
- public:
-  body_share() = default;
-  body_share(endpoint_context& of, std::uint64_t bytes) : of_(&of), bytes_(bytes) {
-    of.waiting_body_bytes += bytes;
-  }
-  body_share(body_share&& other) noexcept
-      : of_(std::exchange(other.of_, nullptr)), bytes_(other.bytes_) {}
-  body_share& operator=(body_share&& other) noexcept {
-    std::swap(of_, other.of_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
-  body_share(body_share const&) = delete;
-  body_share& operator=(body_share const&) = delete;
-  ~body_share() {
-    if (of_ != nullptr) of_->waiting_body_bytes -= bytes_;
-  }
-
- private:
-  endpoint_context* of_ = nullptr;
-  std::uint64_t bytes_ = 0;
-};
+/// To a client that waits for it, and to see whether somebody is there.
+inline constexpr std::string_view continue_line{"HTTP/1.1 100 Continue\r\n\r\n"};
 
 class connection : public std::enable_shared_from_this<connection> {
  public:
@@ -111,6 +68,11 @@ class connection : public std::enable_shared_from_this<connection> {
   template <typename Step>
   void post(Step step);
 
+  [[nodiscard]] std::shared_ptr<tls_context> tls() const;
+  void await_handshake();
+  void on_hello(error_code failure, std::size_t bytes);
+  void on_handshake(error_code failure, std::size_t bytes);
+  void refuse_connection();
   void await_request();
   void on_first_bytes(error_code failure, std::size_t bytes);
   void read_header();
@@ -127,7 +89,7 @@ class connection : public std::enable_shared_from_this<connection> {
   void on_outcome(oip_api::outcome of);
   /// On the connection's strand, or where a large body is computed.
   request_ticket infer(infer_request request);
-  void on_submitted(request_ticket ticket, output_form form);
+  void on_submitted(request_ticket ticket, output_form form, request_label label);
   void on_result(std::uint64_t sequence, infer_result result);
   void on_answer(http_reply answer);
 
@@ -141,19 +103,22 @@ class connection : public std::enable_shared_from_this<connection> {
   void respond(http_reply answer, bool keep_alive);
   void on_written(error_code failure, std::size_t bytes);
   void linger();
+  void on_shutdown(error_code failure);
   void on_lingered(error_code failure, std::size_t bytes);
   void close();
 
   /// Answers a request that could not be read, or closes if the client is gone.
   void read_failed(error_code failure);
-  [[nodiscard]] std::optional<http_reply> refuse_header() const;
+  [[nodiscard]] std::optional<http_reply> refuse_stranger() const;
   [[nodiscard]] http_request view() const;
 
   void arm(std::chrono::milliseconds limit);
   void disarm();
 
   endpoint_context& context_;
-  boost::asio::ip::tcp::socket socket_;
+  request_record record_;
+  client_stream stream_;
+  bool is_refused_ = false;
   boost::asio::steady_timer timer_;
   std::uint64_t timer_round_ = 0;  ///< tells a timer that fired too late that it is not meant
   bool timed_out_ = false;
@@ -165,6 +130,7 @@ class connection : public std::enable_shared_from_this<connection> {
   bool keep_alive_ = false;     ///< of the answer being written
   request_ticket ticket_ = 0;   ///< of the request that waits for the service; 0: none
   output_form form_;            ///< of its answer
+  std::string id_;              ///< what it calls itself
   bool has_result_ = false;
   bool submitting_ = false;            ///< elsewhere; what comes before that is done is kept
   std::optional<infer_result> early_;  ///< of that

@@ -18,6 +18,7 @@
 
 #include "memhandover/base/error.hpp"
 #include "runtime/server/http/connection.hpp"
+#include "runtime/server/http/endpoint_security.hpp"
 #include "runtime/server/inference/background_thread.hpp"
 #include "runtime/telemetry/logging.hpp"
 
@@ -29,6 +30,7 @@ using net::ip::tcp;
 namespace {
 
 constexpr std::chrono::milliseconds accept_pause{50};
+constexpr std::chrono::seconds look_interval{1};
 // Keeps the deadline within the clock's range, whatever the caller means by "for ever".
 constexpr std::chrono::milliseconds longest_grace{std::chrono::hours{24}};
 // Connections for which no idle one can make room are told so, but not without a limit of their own.
@@ -45,9 +47,21 @@ endpoint_options checked(endpoint_options options) {
   require(options.max_body_bytes >= 1, "the endpoint's largest body must be at least one byte");
   require(options.max_header_bytes >= 512,
           "the endpoint's largest header must be at least 512 bytes");
-  require(options.transfer_timeout.count() > 0 && options.idle_timeout.count() > 0,
+  require(options.transfer_timeout.count() > 0 && options.idle_timeout.count() > 0 &&
+              options.handshake_timeout.count() > 0,
           "the endpoint's timeouts must be longer than 0");
   return options;
+}
+
+/// What an endpoint for other machines lacks; empty: nothing.
+std::string_view unprotected(endpoint_options const& options) {
+  auto const state = options.security ? options.security->current() : nullptr;
+  bool const has_tokens = state && state->tokens, has_tls = state && state->tls;
+  if (has_tokens && has_tls) return "";
+  if (has_tls) return "asks nobody who they are (server.token_file)";
+  if (has_tokens) return "what is said can be read on the way, tokens too (server.tls)";
+  return "asks nobody who they are (server.token_file), and what is said can be read on the way "
+         "(server.tls)";
 }
 
 tcp::endpoint address_of(endpoint_options const& options) {
@@ -113,15 +127,17 @@ class endpoint::impl {
         bodies_(static_cast<int>(context_.options.body_threads)),
         acceptor_(listen(io_, address_of(context_.options))),
         pause_(acceptor_.get_executor()),
+        files_timer_(bodies_),
         local_(acceptor_.local_endpoint()),
         work_(io_.get_executor()),
         body_work_(bodies_.get_executor()) {
     context_.bodies = bodies_.get_executor();
-    if (!local_.address().is_loopback()) {
-      spdlog::warn(
-          "the endpoint can be reached from other machines and asks nobody who they are address={}",
-          text_of(local_));
+    if (auto const missing = unprotected(context_.options);
+        !missing.empty() && !local_.address().is_loopback()) {
+      spdlog::warn("the endpoint can be reached from other machines and {} address={}", missing,
+                   text_of(local_));
     }
+    if (context_.options.security) look_at_files();
     net::post(acceptor_.get_executor(), [this] { accept(); });
     try {
       for (unsigned i = 0; i < context_.options.threads; ++i) {
@@ -195,6 +211,16 @@ class endpoint::impl {
     context_.life->alive = false;
   }
 
+  /// On a thread that may wait for a disk.
+  void look_at_files() {
+    files_timer_.expires_after(look_interval);
+    files_timer_.async_wait([this](boost::system::error_code cancelled) {
+      if (cancelled) return;
+      context_.options.security->reload_if_changed();
+      look_at_files();
+    });
+  }
+
   void accept() {
     if (!acceptor_.is_open()) return;
     acceptor_.async_accept(net::make_strand(io_),
@@ -250,6 +276,7 @@ class endpoint::impl {
   net::io_context bodies_;
   tcp::acceptor acceptor_;   // on a strand of its own
   net::steady_timer pause_;  // on the acceptor's strand
+  net::steady_timer files_timer_;
   tcp::endpoint local_;
   net::executor_work_guard<net::io_context::executor_type> work_, body_work_;
   std::vector<std::thread> threads_;  // under stopping_

@@ -36,9 +36,11 @@
 
 namespace sluice::server {
 
+class access_log;
+class endpoint_security;
+
 struct endpoint_options {
-  /// An IP address of this machine or "localhost". There is no authentication: keep it loopback, or
-  /// put a proxy in front.
+  /// An IP address of this machine or "localhost". Without `security` it is for loopback alone, or a proxy in front.
   std::string host = "127.0.0.1";
   std::uint16_t port = 8000;  ///< 0: any free one, see `endpoint::port`
   unsigned threads = 2;       ///< that read and write
@@ -54,8 +56,16 @@ struct endpoint_options {
   std::size_t max_connections = 16'384;
   /// For a whole header, for a whole body, and for a whole answer to be taken off our hands.
   std::chrono::milliseconds transfer_timeout{30'000};
+  /// For a handshake of TLS, from the connection on.
+  std::chrono::milliseconds handshake_timeout{10'000};
   /// How long a connection may stay open between two requests.
   std::chrono::milliseconds idle_timeout{60'000};
+
+  /// Who is answered; null: everybody. Its files are looked at each second.
+  std::shared_ptr<endpoint_security> security;
+
+  /// Gets a line for each request; null: there are none.
+  std::shared_ptr<access_log> accesses;
 
   /// Answers `GET v2/models/M/config`; throws `not_found`. Empty: that route is answered 501.
   std::function<nlohmann::json(std::string const& model, std::string const& version)> model_config;

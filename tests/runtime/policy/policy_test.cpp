@@ -432,8 +432,15 @@ class policy_file : public testing::Test {
 };
 
 TEST_F(policy_file, relative_repository_lies_beside_the_file) {
-  auto const file = write(std::string{valid_model} + "server: {model_repository: ../models}\n");
+  auto const file =
+      write(std::string{valid_model} +
+            "server: {model_repository: ../models, token_file: tokens, access_log: stderr}\n");
   EXPECT_EQ(load(file).server.model_repository, folder_.parent_path() / "models");
+  EXPECT_EQ(load(file).server.token_file, folder_ / "tokens");
+  EXPECT_EQ(load(file).server.access_log, "stderr");
+  EXPECT_EQ(
+      load(write(std::string{valid_model} + "server: {access_log: a.log}\n")).server.access_log,
+      folder_ / "a.log");
 }
 
 TEST_F(policy_file, that_is_missing_is_told_as_not_found) {

@@ -12,8 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "tests/runtime/server/adding_service.hpp"
-#include "tests/runtime/server/http_client.hpp"
+#include "tests/runtime/server/endpoint_fixture.hpp"
 #include "tests/runtime/server/thrown.hpp"
 
 namespace sluice::server {
@@ -25,58 +24,13 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr std::chrono::minutes long_time{1};
-
-std::string addition(float a, float b) {
-  return json{{"id", "r"},
-              {"inputs",
-               {{{"name", "a"}, {"datatype", "FP32"}, {"shape", {1}}, {"data", {a}}},
-                {{"name", "b"}, {"datatype", "FP32"}, {"shape", {1}}, {"data", {b}}}}}}
-      .dump();
-}
-float sum_in(client_response const& response) {
-  return json::parse(response.body)["outputs"][0]["data"][0];
-}
-std::string error_in(client_response const& response) {
-  return json::parse(response.body).at("error");
-}
-
-std::string const kind_request(int kind) {
+std::string kind_request(int kind) {
   return json{
       {"inputs", {{{"name", "kind"}, {"datatype", "INT32"}, {"shape", {1}}, {"data", {kind}}}}}}
       .dump();
 }
 
-class http_endpoint : public testing::Test {
- protected:
-  http_endpoint() { options_.port = 0; }
-
-  http_client client() {
-    if (!endpoint_) endpoint_ = std::make_unique<endpoint>(options_, service_);
-    return http_client{endpoint_->port()};
-  }
-  client_response once(std::string_view method, std::string_view target, std::string_view body = {},
-                       std::string_view headers = {}) {
-    auto connection = client();
-    connection.request(method, target, body, headers);
-    return connection.read_response();
-  }
-  /// Blocks until the server holds `count` connections.
-  void await_connections(std::size_t count) const {
-    auto const end = std::chrono::steady_clock::now() + long_time;
-    while (endpoint_->connections() != count) {
-      ASSERT_LT(std::chrono::steady_clock::now(), end)
-          << endpoint_->connections() << " connections";
-      std::this_thread::yield();
-    }
-  }
-
-  endpoint_options options_;
-  adding_service service_;
-  std::unique_ptr<endpoint> endpoint_;
-};
-
-TEST_F(http_endpoint, answers_an_infer_request) {
+TEST_P(http_endpoint, answers_an_infer_request) {
   auto const response = once("POST", "/v2/models/add/infer", addition(1.5F, 2));
   EXPECT_EQ(response.status, 200);
   EXPECT_EQ(response.headers.at("Content-Type"), "application/json");
@@ -86,13 +40,13 @@ TEST_F(http_endpoint, answers_an_infer_request) {
   EXPECT_EQ(json::parse(response.body)["model_name"], "add");
 }
 
-TEST_F(http_endpoint, tells_the_port_that_it_is_bound_to) {
+TEST_P(http_endpoint, tells_the_port_that_it_is_bound_to) {
   static_cast<void>(client());
   EXPECT_NE(endpoint_->port(), 0);
   EXPECT_EQ(endpoint_->address(), fmt::format("127.0.0.1:{}", endpoint_->port()));
 }
 
-TEST_F(http_endpoint, one_connection_carries_many_requests) {
+TEST_P(http_endpoint, one_connection_carries_many_requests) {
   auto connection = client();
   for (int i = 0; i < 50; ++i) {
     connection.request("POST", "/v2/models/add/infer", addition(static_cast<float>(i), 1));
@@ -102,7 +56,7 @@ TEST_F(http_endpoint, one_connection_carries_many_requests) {
   }
 }
 
-TEST_F(http_endpoint, requests_sent_ahead_are_answered_in_order) {
+TEST_P(http_endpoint, requests_sent_ahead_are_answered_in_order) {
   auto connection = client();
   std::string text;
   for (int i = 0; i < 20; ++i) {
@@ -119,7 +73,7 @@ TEST_F(http_endpoint, requests_sent_ahead_are_answered_in_order) {
   }
 }
 
-TEST_F(http_endpoint, many_clients_at_once_get_their_own_answers) {
+TEST_P(http_endpoint, many_clients_at_once_get_their_own_answers) {
   options_.threads = 4;
   auto first = client();
   std::atomic<int> right{0};
@@ -127,7 +81,7 @@ TEST_F(http_endpoint, many_clients_at_once_get_their_own_answers) {
   for (int t = 0; t < 16; ++t) {
     threads.emplace_back([&, t] {
       std::vector<http_client> connections;
-      for (int c = 0; c < 8; ++c) connections.emplace_back(endpoint_->port());
+      for (int c = 0; c < 8; ++c) connections.emplace_back(endpoint_->port(), over_);
       for (int round = 0; round < 10; ++round) {
         for (int c = 0; c < 8; ++c) {
           connections[static_cast<std::size_t>(c)].request(
@@ -147,7 +101,7 @@ TEST_F(http_endpoint, many_clients_at_once_get_their_own_answers) {
   EXPECT_EQ(right, 16 * 8 * 10);
 }
 
-TEST_F(http_endpoint, a_request_may_come_byte_by_byte) {
+TEST_P(http_endpoint, a_request_may_come_byte_by_byte) {
   auto connection = client();
   auto const body = addition(1, 2);
   auto const text =
@@ -157,7 +111,7 @@ TEST_F(http_endpoint, a_request_may_come_byte_by_byte) {
   EXPECT_EQ(sum_in(connection.read_response()), 3.0F);
 }
 
-TEST_F(http_endpoint, a_chunked_request_is_understood) {
+TEST_P(http_endpoint, a_chunked_request_is_understood) {
   auto connection = client();
   auto const body = addition(1, 2);
   connection.send(
@@ -167,7 +121,7 @@ TEST_F(http_endpoint, a_chunked_request_is_understood) {
   EXPECT_EQ(sum_in(connection.read_response()), 3.0F);
 }
 
-TEST_F(http_endpoint, head_is_get_without_the_body) {
+TEST_P(http_endpoint, head_is_get_without_the_body) {
   auto connection = client();
   connection.request("GET", "/v2/models/add");
   auto const whole = connection.read_response();
@@ -181,14 +135,14 @@ TEST_F(http_endpoint, head_is_get_without_the_body) {
   EXPECT_EQ(connection.read_response().body, R"({"live":true})");
 }
 
-TEST_F(http_endpoint, connections_end_when_the_client_wants) {
+TEST_P(http_endpoint, connections_end_when_the_client_wants) {
   auto connection = client();
   connection.request("GET", "/v2", {}, "Connection: close\r\n");
   EXPECT_EQ(connection.read_response().headers.at("Connection"), "close");
   EXPECT_TRUE(connection.ended());
 }
 
-TEST_F(http_endpoint, http_1_0_is_spoken_too) {
+TEST_P(http_endpoint, http_1_0_is_spoken_too) {
   auto connection = client();
   connection.send("GET /v2/health/live HTTP/1.0\r\nConnection: keep-alive\r\n\r\n");
   EXPECT_EQ(connection.read_response().headers.at("Connection"), "keep-alive");
@@ -197,7 +151,7 @@ TEST_F(http_endpoint, http_1_0_is_spoken_too) {
   EXPECT_TRUE(connection.ended());
 }
 
-TEST_F(http_endpoint, a_client_that_asks_first_is_invited) {
+TEST_P(http_endpoint, a_client_that_asks_first_is_invited) {
   auto connection = client();
   auto const body = addition(2, 2);
   connection.send(
@@ -211,7 +165,7 @@ TEST_F(http_endpoint, a_client_that_asks_first_is_invited) {
   EXPECT_EQ(connection.read_response().status, 200);
 }
 
-TEST_F(http_endpoint, a_client_that_asks_first_is_refused_before_it_sends) {
+TEST_P(http_endpoint, a_client_that_asks_first_is_refused_before_it_sends) {
   struct row {
     std::string target;
     std::string headers;
@@ -233,7 +187,7 @@ TEST_F(http_endpoint, a_client_that_asks_first_is_refused_before_it_sends) {
   }
 }
 
-TEST_F(http_endpoint, a_body_over_the_limit_is_413_and_at_the_limit_is_read) {
+TEST_P(http_endpoint, a_body_over_the_limit_is_413_and_at_the_limit_is_read) {
   auto body = addition(1, 1);
   options_.max_body_bytes = body.size();
   EXPECT_EQ(once("POST", "/v2/models/add/infer", body).status, 200);
@@ -251,7 +205,7 @@ TEST_F(http_endpoint, a_body_over_the_limit_is_413_and_at_the_limit_is_read) {
 
 // The answer must reach a client that is still sending: a plain close would reset the connection
 // under it.
-TEST_F(http_endpoint, the_refusal_of_a_large_body_reaches_the_client) {
+TEST_P(http_endpoint, the_refusal_of_a_large_body_reaches_the_client) {
   options_.max_body_bytes = 1000;
   auto connection = client();
   std::string const body(4'000'000, ' ');
@@ -262,7 +216,7 @@ TEST_F(http_endpoint, the_refusal_of_a_large_body_reaches_the_client) {
   EXPECT_TRUE(connection.ended());
 }
 
-TEST_F(http_endpoint, a_claimed_length_does_not_cost_memory_or_an_answer) {
+TEST_P(http_endpoint, a_claimed_length_does_not_cost_memory_or_an_answer) {
   auto connection = client();
   connection.send(
       "POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nContent-Length: "
@@ -270,14 +224,14 @@ TEST_F(http_endpoint, a_claimed_length_does_not_cost_memory_or_an_answer) {
   EXPECT_EQ(connection.read_response().status, 413);
 }
 
-TEST_F(http_endpoint, a_header_over_the_limit_is_431) {
+TEST_P(http_endpoint, a_header_over_the_limit_is_431) {
   options_.max_header_bytes = 1000;
   auto const response = once("GET", "/v2", {}, "X: " + std::string(2000, 'x') + "\r\n");
   EXPECT_EQ(response.status, 431);
   EXPECT_THAT(error_in(response), HasSubstr("1000 bytes"));
 }
 
-TEST_F(http_endpoint, what_is_not_http_is_400_in_json) {
+TEST_P(http_endpoint, what_is_not_http_is_400_in_json) {
   for (std::string const text :
        {"rubbish\r\n\r\n", "GET /v2\r\n\r\n", "GET /v2 HTTP/2.0\r\n\r\n",
         "GET /v2 HTTP/1.1\r\nno colon\r\n\r\n",
@@ -296,7 +250,7 @@ TEST_F(http_endpoint, what_is_not_http_is_400_in_json) {
   }
 }
 
-TEST_F(http_endpoint, unknown_transfer_encodings_are_501_and_end_the_connection) {
+TEST_P(http_endpoint, unknown_transfer_encodings_are_501_and_end_the_connection) {
   for (auto const* const coding : {"gzip", "gzip, chunked", "identity"}) {
     auto connection = client();
     connection.request("POST", "/v2/models/add/infer", {},
@@ -306,7 +260,7 @@ TEST_F(http_endpoint, unknown_transfer_encodings_are_501_and_end_the_connection)
   }
 }
 
-TEST_F(http_endpoint, headers_of_replies_follow_their_status) {
+TEST_P(http_endpoint, headers_of_replies_follow_their_status) {
   auto const wrong_verb = once("DELETE", "/v2/models/add/infer");
   EXPECT_EQ(wrong_verb.status, 405);
   EXPECT_EQ(wrong_verb.headers.at("Allow"), "POST");
@@ -323,7 +277,7 @@ TEST_F(http_endpoint, headers_of_replies_follow_their_status) {
   EXPECT_EQ(once("POST", "/v2/models/a%2Fb%20%C3%A9/infer", addition(1, 1)).status, 200);
 }
 
-TEST_F(http_endpoint, errors_of_the_service_become_statuses) {
+TEST_P(http_endpoint, errors_of_the_service_become_statuses) {
   auto const fails_with = [&](error_kind kind) {
     return once("POST", "/v2/models/fails/infer", kind_request(static_cast<int>(kind)));
   };
@@ -340,7 +294,7 @@ TEST_F(http_endpoint, errors_of_the_service_become_statuses) {
   EXPECT_THAT(bug.body, testing::Not(HasSubstr("secret")));
 }
 
-TEST_F(http_endpoint, a_service_that_misbehaves_leaves_no_client_waiting) {
+TEST_P(http_endpoint, a_service_that_misbehaves_leaves_no_client_waiting) {
   EXPECT_EQ(once("POST", "/v2/models/throws/infer", kind_request(0)).status, 503);
   EXPECT_EQ(once("POST", "/v2/models/drops/infer", kind_request(0)).status, 500);
   EXPECT_EQ(once("POST", "/v2/models/inline/infer", kind_request(0)).status, 200);
@@ -353,7 +307,7 @@ TEST_F(http_endpoint, a_service_that_misbehaves_leaves_no_client_waiting) {
   }
 }
 
-TEST_F(http_endpoint, health_answers_while_requests_wait) {
+TEST_P(http_endpoint, health_answers_while_requests_wait) {
   service_.hold();
   std::vector<http_client> waiting;
   for (int i = 0; i < 10; ++i) {
@@ -366,7 +320,7 @@ TEST_F(http_endpoint, health_answers_while_requests_wait) {
   for (auto& connection : waiting) EXPECT_EQ(sum_in(connection.read_response()), 2.0F);
 }
 
-TEST_F(http_endpoint, clients_that_leave_break_nothing) {
+TEST_P(http_endpoint, clients_that_leave_break_nothing) {
   service_.hold();
   for (int i = 0; i < 10; ++i) {
     auto connection = client();
@@ -391,7 +345,8 @@ TEST_F(http_endpoint, clients_that_leave_break_nothing) {
   await_connections(0);
 }
 
-TEST_F(http_endpoint, a_client_that_sends_and_half_closes_gets_its_answer) {
+TEST_P(http_endpoint, a_client_that_sends_and_half_closes_gets_its_answer) {
+  options_.idle_timeout = 10min;  // what ends it is not that nothing more comes
   auto connection = client();
   connection.request("POST", "/v2/models/add/infer", addition(1, 2));
   connection.finish_sending();
@@ -399,7 +354,7 @@ TEST_F(http_endpoint, a_client_that_sends_and_half_closes_gets_its_answer) {
   EXPECT_TRUE(connection.ended());
 }
 
-TEST_F(http_endpoint, the_request_of_a_client_that_leaves_is_cancelled) {
+TEST_P(http_endpoint, the_request_of_a_client_that_leaves_is_cancelled) {
   service_.hold();
   auto leaving = client();
   auto vanishing = client();
@@ -420,7 +375,7 @@ TEST_F(http_endpoint, the_request_of_a_client_that_leaves_is_cancelled) {
   EXPECT_THAT(service_.await_cancelled(2), ElementsAre(1U, 2U));
 }
 
-TEST_F(http_endpoint, a_client_that_half_closes_while_it_waits_is_still_there) {
+TEST_P(http_endpoint, a_client_that_half_closes_while_it_waits_is_still_there) {
   service_.hold();
   auto connection = client();
   connection.request("POST", "/v2/models/add/infer", addition(1, 2));
@@ -433,7 +388,7 @@ TEST_F(http_endpoint, a_client_that_half_closes_while_it_waits_is_still_there) {
   EXPECT_THAT(service_.await_cancelled(0), IsEmpty());
 }
 
-TEST_F(http_endpoint, a_client_of_http_1_0_that_half_closes_gets_no_interim_answer) {
+TEST_P(http_endpoint, a_client_of_http_1_0_that_half_closes_gets_no_interim_answer) {
   service_.hold();
   auto connection = client();
   auto const body = addition(1, 2);
@@ -445,7 +400,7 @@ TEST_F(http_endpoint, a_client_of_http_1_0_that_half_closes_gets_no_interim_answ
   EXPECT_EQ(sum_in(connection.read_response()), 3.0F);
 }
 
-TEST_F(http_endpoint, requests_sent_while_another_waits_are_answered_in_order) {
+TEST_P(http_endpoint, requests_sent_while_another_waits_are_answered_in_order) {
   service_.hold();
   auto connection = client();
   connection.request("POST", "/v2/models/add/infer", addition(1, 2));
@@ -463,7 +418,7 @@ TEST_F(http_endpoint, requests_sent_while_another_waits_are_answered_in_order) {
   EXPECT_EQ(connection.read_response().status, 200);
 }
 
-TEST_F(http_endpoint, a_large_body_keeps_nobody_else_waiting) {
+TEST_P(http_endpoint, a_large_body_keeps_nobody_else_waiting) {
   options_.threads = 1;
   options_.body_threads = 1;
   service_.hold_lookups_of("cold");  // what is asked while a body is read
@@ -480,7 +435,7 @@ TEST_F(http_endpoint, a_large_body_keeps_nobody_else_waiting) {
   EXPECT_EQ(sum_in(another.read_response()), 3.0F);
 }
 
-TEST_F(http_endpoint, large_bodies_that_wait_have_a_bound) {
+TEST_P(http_endpoint, large_bodies_that_wait_have_a_bound) {
   options_.body_threads = 1;
   options_.max_waiting_body_bytes = 100 << 10U;
   service_.hold_lookups_of("cold");
@@ -503,7 +458,7 @@ TEST_F(http_endpoint, large_bodies_that_wait_have_a_bound) {
   EXPECT_EQ(sum_in(once("POST", "/v2/models/add/infer", body)), 3.0F);  // there is room again
 }
 
-TEST_F(http_endpoint, large_answers_come_whole) {
+TEST_P(http_endpoint, large_answers_come_whole) {
   constexpr int values = 100'000;
   std::vector<float> numbers(values, 0.5F);
   json const request{
@@ -540,7 +495,7 @@ binary_addition binary_addition_of(std::size_t values, json const& more) {
   return made;
 }
 
-TEST_F(http_endpoint, binary_tensors_come_and_go_whole_whatever_their_size) {
+TEST_P(http_endpoint, binary_tensors_come_and_go_whole_whatever_their_size) {
   auto connection = client();
   for (std::size_t const values : {0U, 1U, 8'000U, 9'000U, 1'000'000U}) {
     auto const sent = binary_addition_of(values, {{"parameters", {{"binary_data_output", true}}}});
@@ -569,7 +524,7 @@ TEST_F(http_endpoint, binary_tensors_come_and_go_whole_whatever_their_size) {
   }
 }
 
-TEST_F(http_endpoint, a_chunked_body_may_have_binary_tensors) {
+TEST_P(http_endpoint, a_chunked_body_may_have_binary_tensors) {
   auto connection = client();
   auto const sent = binary_addition_of(2, json::object());
   std::string text =
@@ -584,7 +539,7 @@ TEST_F(http_endpoint, a_chunked_body_may_have_binary_tensors) {
   EXPECT_EQ(json::parse(response.body)["outputs"][0]["data"], (json{1.0, 3.0}));
 }
 
-TEST_F(http_endpoint, a_request_that_stalls_is_408) {
+TEST_P(http_endpoint, a_request_that_stalls_is_408) {
   options_.transfer_timeout = 50ms;
   for (auto const* const part :
        {"GET /v2 HTTP/1.1\r\n",
@@ -598,7 +553,7 @@ TEST_F(http_endpoint, a_request_that_stalls_is_408) {
   }
 }
 
-TEST_F(http_endpoint, an_idle_connection_is_closed_and_a_waiting_one_is_not) {
+TEST_P(http_endpoint, an_idle_connection_is_closed_and_a_waiting_one_is_not) {
   options_.idle_timeout = 50ms;
   options_.transfer_timeout = 50ms;
   service_.hold();
@@ -612,7 +567,7 @@ TEST_F(http_endpoint, an_idle_connection_is_closed_and_a_waiting_one_is_not) {
   EXPECT_TRUE(waiting.ended());
 }
 
-TEST_F(http_endpoint, an_answer_that_nobody_takes_is_given_up) {
+TEST_P(http_endpoint, an_answer_that_nobody_takes_is_given_up) {
   options_.transfer_timeout = 200ms;
   auto connection = client();
   // More than the socket buffers of both ends hold, asked for again and again without reading
@@ -624,7 +579,7 @@ TEST_F(http_endpoint, an_answer_that_nobody_takes_is_given_up) {
   await_connections(0);
 }
 
-TEST_F(http_endpoint, idle_connections_make_room_for_new_ones) {
+TEST_P(http_endpoint, idle_connections_make_room_for_new_ones) {
   options_.max_connections = 2;
   options_.threads = 1;  // two may note in another order that answers have been sent
   auto first = client();
@@ -640,7 +595,7 @@ TEST_F(http_endpoint, idle_connections_make_room_for_new_ones) {
   EXPECT_EQ(first.read_response().status, 200);
 }
 
-TEST_F(http_endpoint, connections_over_the_limit_are_told_so) {
+TEST_P(http_endpoint, connections_over_the_limit_are_told_so) {
   options_.max_connections = 2;
   service_.hold();
   auto first = client();
@@ -660,7 +615,7 @@ TEST_F(http_endpoint, connections_over_the_limit_are_told_so) {
   EXPECT_EQ(once("GET", "/v2/health/live").status, 200);
 }
 
-TEST_F(http_endpoint, a_taken_port_is_named) {
+TEST_P(http_endpoint, a_taken_port_is_named) {
   static_cast<void>(client());
   options_.port = endpoint_->port();
   auto const failure = thrown_by([&] { endpoint const second{options_, service_}; });
@@ -669,7 +624,7 @@ TEST_F(http_endpoint, a_taken_port_is_named) {
   EXPECT_THAT(failure->what(), HasSubstr(endpoint_->address()));
 }
 
-TEST_F(http_endpoint, options_that_make_no_sense_are_refused) {
+TEST_P(http_endpoint, options_that_make_no_sense_are_refused) {
   auto const kind_with = [&](auto change) {
     auto options = options_;
     change(options);
@@ -685,7 +640,7 @@ TEST_F(http_endpoint, options_that_make_no_sense_are_refused) {
   EXPECT_EQ(kind_with([](auto& o) { o.host = "localhost"; }), std::nullopt);
 }
 
-TEST_F(http_endpoint, the_port_is_free_again_after_stop) {
+TEST_P(http_endpoint, the_port_is_free_again_after_stop) {
   auto connection = client();
   connection.request("GET", "/v2/health/live");
   EXPECT_EQ(connection.read_response().status, 200);
@@ -696,7 +651,7 @@ TEST_F(http_endpoint, the_port_is_free_again_after_stop) {
   EXPECT_EQ(once("GET", "/v2/health/live").status, 200);
 }
 
-TEST_F(http_endpoint, stop_finishes_what_runs_and_refuses_what_comes) {
+TEST_P(http_endpoint, stop_finishes_what_runs_and_refuses_what_comes) {
   service_.hold();
   auto running = client();
   running.request("POST", "/v2/models/add/infer", addition(20, 22));
@@ -730,7 +685,7 @@ TEST_F(http_endpoint, stop_finishes_what_runs_and_refuses_what_comes) {
   endpoint_->stop(long_time);  // again: nothing
 }
 
-TEST_F(http_endpoint, stop_cuts_what_outlasts_its_grace) {
+TEST_P(http_endpoint, stop_cuts_what_outlasts_its_grace) {
   service_.hold();
   auto running = client();
   running.request("POST", "/v2/models/add/infer", addition(1, 1));
@@ -741,7 +696,7 @@ TEST_F(http_endpoint, stop_cuts_what_outlasts_its_grace) {
   service_.await_answers(1);
 }
 
-TEST_F(http_endpoint, a_service_may_answer_after_the_endpoint_is_gone) {
+TEST_P(http_endpoint, a_service_may_answer_after_the_endpoint_is_gone) {
   service_.hold();
   std::vector<http_client> connections;
   for (int i = 0; i < 8; ++i) {
@@ -754,7 +709,7 @@ TEST_F(http_endpoint, a_service_may_answer_after_the_endpoint_is_gone) {
   service_.await_answers(8);
 }
 
-TEST_F(http_endpoint, stopping_under_load_answers_or_ends_every_connection) {
+TEST_P(http_endpoint, stopping_under_load_answers_or_ends_every_connection) {
   for (int round = 0; round < 10; ++round) {
     auto first = client();
     auto const port = endpoint_->port();
@@ -764,7 +719,7 @@ TEST_F(http_endpoint, stopping_under_load_answers_or_ends_every_connection) {
       threads.emplace_back([&] {
         while (!enough) {
           try {
-            http_client connection{port};
+            http_client connection{port, over_};
             while (!enough) {
               connection.request("POST", "/v2/models/add/infer", addition(1, 1));
               EXPECT_EQ(sum_in(connection.read_response()), 2.0F);
@@ -781,6 +736,11 @@ TEST_F(http_endpoint, stopping_under_load_answers_or_ends_every_connection) {
     endpoint_.reset();
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(over, http_endpoint, testing::Values(transport::plain, transport::tls),
+                         [](auto const& of) {
+                           return of.param == transport::plain ? "plain" : "tls";
+                         });
 
 }  // namespace
 }  // namespace sluice::server

@@ -9,9 +9,11 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/server/http/access_tokens.hpp"
 #include "runtime/server/http/api.hpp"
 #include "runtime/server/http/content_coding.hpp"
 #include "runtime/server/http/endpoint.hpp"
+#include "runtime/server/http/endpoint_security.hpp"
 #include "runtime/server/http/json_list.hpp"
 #include "runtime/server/http/json_number.hpp"
 #include "runtime/server/http/list_nesting.hpp"
@@ -73,6 +75,19 @@ void of_json_number(char const* at, char const* end) {
     float_of(number);
     number.is_integer;
   }
+}
+
+void of_access_tokens() {
+  auto const tokens = access_tokens::parse("# of the dashboard\n4f6fa2b1\n");
+  tokens.allow("Bearer 4f6fa2b1");
+}
+
+void of_endpoint_security(inference_service& service) {
+  endpoint_options options;
+  options.security =
+      std::make_shared<endpoint_security>(security_files{.tokens = "/etc/sluice/tokens"});
+  endpoint http{options, service};
+  options.security->reload();
 }
 
 void of_list_nesting() {

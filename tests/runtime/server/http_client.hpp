@@ -1,16 +1,19 @@
 /// A client's end of an HTTP connection, byte by byte: it sends whatever it is told, also what no
-/// client should. Every wait ends after 60 s with an exception.
+/// client should, under TLS if it is to. Every wait ends after 60 s with an exception.
 #pragma once
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <openssl/ssl.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 
 #include <array>
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -26,9 +29,11 @@ struct client_response {
   std::string body;
 };
 
+enum class transport { plain, tls };
+
 class http_client {
  public:
-  explicit http_client(std::uint16_t port)
+  explicit http_client(std::uint16_t port, transport over = transport::plain)
       : socket_{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)} {
     timeval const limit{60, 0};
     ::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
@@ -41,12 +46,14 @@ class http_client {
         0) {
       throw std::runtime_error{std::string{"connect: "} + std::strerror(errno)};
     }
+    if (over == transport::tls) begin_tls();
   }
 
   /// False when the server does not take it any more.
   bool try_send(std::string_view bytes) {
     while (!bytes.empty()) {
-      auto const sent = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      auto const sent = tls_ ? ::SSL_write(tls_.get(), bytes.data(), static_cast<int>(bytes.size()))
+                             : ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
       if (sent <= 0) return false;
       bytes.remove_prefix(static_cast<std::size_t>(sent));
     }
@@ -105,12 +112,19 @@ class http_client {
   bool ended() {
     if (!received_.empty()) return false;
     char byte = 0;
+    errno = 0;
+    if (tls_) return ::SSL_read(tls_.get(), &byte, 1) <= 0 && errno != EAGAIN;
     auto const got = ::recv(socket_.get(), &byte, 1, 0);
     return got == 0 || (got < 0 && errno == ECONNRESET);
   }
 
   /// Says that no more comes, as `shutdown` does.
-  void finish_sending() { ::shutdown(socket_.get(), SHUT_WR); }
+  void finish_sending() {
+    if (tls_) ::SSL_shutdown(tls_.get());
+    ::shutdown(socket_.get(), SHUT_WR);
+  }
+  /// The same without a word of TLS about it.
+  void cut_sending() { ::shutdown(socket_.get(), SHUT_WR); }
 
   /// Leaves as a program does that closes its connection.
   void leave() { socket_.reset(); }
@@ -125,14 +139,26 @@ class http_client {
  private:
   void receive() {
     std::array<char, 65536> bytes{};
-    auto const got = ::recv(socket_.get(), bytes.data(), bytes.size(), 0);
+    auto const got = tls_ ? ::SSL_read(tls_.get(), bytes.data(), static_cast<int>(bytes.size()))
+                          : ::recv(socket_.get(), bytes.data(), bytes.size(), 0);
     if (got <= 0) {
       throw std::runtime_error{"the server ended the connection in the middle of an answer"};
     }
     received_.append(bytes.data(), static_cast<std::size_t>(got));
   }
 
+  /// Trusts anybody: what the server shows is for others to test.
+  void begin_tls() {
+    (void)std::signal(SIGPIPE, SIG_IGN);  // OpenSSL writes as to a file
+    static std::unique_ptr<SSL_CTX, decltype(&::SSL_CTX_free)> const context{
+        ::SSL_CTX_new(::TLS_client_method()), &::SSL_CTX_free};
+    tls_.reset(::SSL_new(context.get()));
+    ::SSL_set_fd(tls_.get(), socket_.get());
+    if (::SSL_connect(tls_.get()) != 1) throw std::runtime_error{"no handshake"};
+  }
+
   memhandover::unique_fd socket_;
+  std::unique_ptr<SSL, decltype(&::SSL_free)> tls_{nullptr, &::SSL_free};
   std::string received_;
 };
 

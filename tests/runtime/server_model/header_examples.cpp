@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "memhandover/broker/broker_queries.hpp"
+#include "memhandover/broker/runtime_folder.hpp"
 #include "memhandover/client/serving_pool.hpp"
 #include "runtime/policy/policy.hpp"
 #include "runtime/server/hosting/absent_model.hpp"
@@ -27,6 +28,7 @@
 #include "runtime/server/pool_watch.hpp"
 #include "runtime/server/server_setup.hpp"
 #include "runtime/server/service.hpp"
+#include "runtime/server/status_socket.hpp"
 
 // An example shows what an expression is by a comment behind it.
 #pragma GCC diagnostic push
@@ -81,6 +83,11 @@ void of_model_account(infer_result const& result) {
 
 void of_metrics(model_account const& account, model_executor const& executor, pool_watch& pool) {
   metrics_of({account.statistics()}, executor.status(), pool.look(1s));
+}
+
+void of_status_socket(model_service const& service) {
+  status_socket const socket{memhandover::status_socket_of("", 0),
+                             [&] { return service.status(); }};
 }
 
 void of_pool_watch() {

@@ -1,0 +1,189 @@
+#include "runtime/server/http/access_log.hpp"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/runtime/server/endpoint_fixture.hpp"
+#include "tests/runtime/server/thrown.hpp"
+
+namespace sluice::server {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::MatchesRegex;
+using testing::Not;
+using testing::SizeIs;
+using testing::UnorderedElementsAre;
+
+std::vector<std::string> lines_in(std::string const& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream{text};
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+class logged_endpoint : public http_endpoint {
+ protected:
+  logged_endpoint() { options_.accesses = std::make_shared<access_log>(file_.path().string()); }
+
+  /// All lines, once the endpoint has ended.
+  std::vector<std::string> lines() {
+    endpoint_->stop(long_time);
+    endpoint_.reset();
+    options_.accesses.reset();
+    return lines_in(file_.text());
+  }
+  written_file file_{"access.log", ""};
+};
+
+TEST_P(logged_endpoint, has_a_line_for_each_request) {
+  auto connection = client();
+  auto const body = addition(1, 2);
+  connection.request("POST", "/v2/models/add/infer?secret=1", body,
+                     "X-Request-Id: other\r\nX: secret\r\n");
+  auto const answered = connection.read_response().body.size();
+  connection.request("GET", "/v2/health/live", {}, "X-Request-Id: \"mine\r\n");
+  connection.read_response();
+  connection.request("GET", "/v2/models/none");
+  connection.read_response();
+  auto const start =
+      R"(20..-..-..T..:..:..\.......Z info .*\[[0-9]+\] request peer=127\.0\.0\.1:[0-9]+ )";
+  EXPECT_THAT(
+      lines(),
+      ElementsAre(
+          MatchesRegex(
+              start +
+              fmt::format(
+                  R"(method="POST" path="/v2/models/add/infer" model="add" version="1" id="r" status=200 )"
+                  R"(bytes_in={} bytes_out={} total_ms=[0-9]+\.[0-9][0-9][0-9])",
+                  body.size(), answered)),
+          MatchesRegex(
+              start +
+              std::string{
+                  R"re(method="GET" path="/v2/health/live" id="\\"mine" status=200 .*ms=[0-9.]+)re"}),
+          MatchesRegex(
+              start +
+              std::string{R"(method="GET" path="/v2/models/none" status=404 .*cause=not_found)"})));
+}
+
+TEST_P(logged_endpoint, says_why_a_request_failed) {
+  auto const fails = [](error_kind kind) {
+    return fmt::format(
+        R"({{"id":"i\nj","inputs":[{{"name":"kind","datatype":"INT32","shape":[1],"data":[{}]}}]}})",
+        static_cast<int>(kind));
+  };
+  once("POST", "/v2/models/fails/infer", fails(error_kind::model_error));
+  once("POST", "/v2/models/add/infer", "{");
+  once("DELETE", "/v2");
+  auto rubbish = client();
+  rubbish.send("rubbish\r\n\r\n");
+  rubbish.read_response();
+  EXPECT_THAT(lines(), UnorderedElementsAre(
+                           HasSubstr("status=500"),
+                           AllOf(HasSubstr("status=400"), HasSubstr("cause=invalid_argument")),
+                           AllOf(HasSubstr("method=\"DELETE\""), HasSubstr("status=405"),
+                                 HasSubstr("cause=refused")),
+                           AllOf(HasSubstr("status=400"), HasSubstr("cause=malformed"))));
+  EXPECT_THAT(file_.text(), AllOf(HasSubstr("id=\"i\\x0aj\""), HasSubstr("cause=model_error"),
+                                  Not(HasSubstr("secret"))));
+}
+
+TEST_P(logged_endpoint, says_that_a_client_has_left) {
+  service_.hold();
+  auto leaving = client();
+  leaving.request("POST", "/v2/models/add/infer", addition(1, 2));
+  service_.await_requests(1);
+  leaving.vanish();
+  service_.await_cancelled(1);
+  await_connections(0);
+  service_.release();
+  EXPECT_THAT(lines(), ElementsAre(AllOf(HasSubstr("model=\"add\""), HasSubstr("status=0"),
+                                         HasSubstr("cause=client_left"))));
+}
+
+TEST_P(logged_endpoint, long_texts_are_cut) {
+  once("GET", "/v2/models/" + std::string(5000, 'm'), {},
+       "X-Request-Id: " + std::string(4000, 'i') + "\r\n");
+  auto const all = lines();
+  ASSERT_THAT(all, SizeIs(1));
+  EXPECT_LT(all.front().size(), 700U);
+}
+
+INSTANTIATE_TEST_SUITE_P(over, logged_endpoint, testing::Values(transport::plain, transport::tls),
+                         [](auto const& of) {
+                           return of.param == transport::plain ? "plain" : "tls";
+                         });
+
+access_entry numbered(int i) {
+  access_entry entry;
+  entry.path = fmt::format("/{}", i);
+  return entry;
+}
+
+TEST(access_log, a_file_that_has_been_moved_is_opened_again) {
+  written_file const file{"moved.log", ""}, moved{"moved.log.1", ""};
+  auto log = std::make_unique<access_log>(file.path().string());
+  log->write(numbered(1));
+  while (file.text().empty()) std::this_thread::yield();
+  std::filesystem::rename(file.path(), moved.path());
+  log->write(numbered(2));
+  log.reset();
+  EXPECT_THAT(moved.text(), AllOf(HasSubstr("path=\"/1\""), Not(HasSubstr("path=\"/2\""))));
+  EXPECT_THAT(file.text(), AllOf(HasSubstr("path=\"/2\""), Not(HasSubstr("path=\"/1\""))));
+}
+
+TEST(access_log, goes_on_at_the_end_of_what_is_there) {
+  written_file const file{"there.log", "before\n"};
+  { access_log{file.path().string()}.write(numbered(1)); }
+  EXPECT_THAT(lines_in(file.text()), ElementsAre("before", HasSubstr("path=\"/1\"")));
+}
+
+// A pipe that nobody reads is the slowest disk.
+TEST(access_log, who_writes_waits_for_no_disk_and_hears_what_was_dropped) {
+  written_file const pipe{"pipe.log", ""};
+  std::filesystem::remove(pipe.path());
+  ASSERT_EQ(::mkfifo(pipe.path().c_str(), 0600), 0);
+  std::ifstream reader;
+  std::thread opening{[&] { reader.open(pipe.path()); }};
+  auto log = std::make_unique<access_log>(pipe.path().string());
+  opening.join();
+  constexpr int entries = 40'000;  // more than a pipe and the queue hold
+  for (int i = 0; i < entries; ++i) log->write(numbered(i));
+  std::uint64_t seen = 0, dropped = 0;
+  std::thread reading{[&] {
+    for (std::string line; std::getline(reader, line);) {
+      auto const at = line.find("dropped lines=");
+      if (at == std::string::npos) {
+        ++seen;
+      } else {
+        dropped += std::stoull(line.substr(at + 14));
+      }
+    }
+  }};
+  log.reset();
+  reading.join();
+  EXPECT_GT(dropped, 0U);
+  EXPECT_EQ(seen + dropped, static_cast<std::uint64_t>(entries));
+}
+
+TEST(access_log, a_file_that_cannot_be_written_is_refused) {
+  auto const failure = thrown_by([] { access_log const refused{"/nowhere/at/all"}; });
+  ASSERT_TRUE(failure);
+  EXPECT_EQ(failure->kind(), error_kind::invalid_argument);
+  EXPECT_THAT(failure->what(), HasSubstr("server.access_log: cannot write to /nowhere/at/all"));
+}
+
+}  // namespace
+}  // namespace sluice::server
