@@ -167,6 +167,21 @@ def test_inputs_go_by_the_index_in_their_names(world):
     assert torch.equal(answer, ten - one)
 
 
+def test_requests_have_the_dims_and_the_model_the_shape_of_its_reshape(world, affine):
+    config = world.models.root / "affine" / "config.pbtxt"
+    text = config.read_text()
+    for dims, given, shape in (("3", "3, 1", "3"), ("2", "1, 2", "2")):
+        assert text.count(f"dims: [ {dims} ]") == 1, text
+        text = text.replace(f"dims: [ {dims} ]", f"dims: [ {given} ] reshape {{ shape: [ {shape} ] }}")
+    config.write_text(text)
+    server = world.serve(world.policy("affine"))
+    answer = server.outputs("affine", [floats("x", X[:, :, None])])[0]
+    torch.testing.assert_close(answer, affine(X)[:, None])
+    assert server.request("/v2/models/affine")[1]["inputs"][0]["shape"] == [-1, 3, 1]
+    status, refused = server.infer("affine", [floats("x", X)])
+    assert status == 400, refused
+
+
 def test_an_output_that_contradicts_the_configuration_is_the_configurations_fault(world):
     world.models.add("numbers", Numbers(), {"x": ("TYPE_FP32", [3])}, {"y": ("TYPE_FP32", [3])})
     server = world.serve(world.policy("numbers"))

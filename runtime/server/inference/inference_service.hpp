@@ -52,6 +52,9 @@ struct tensor_spec {
   std::string name;
   datatype type = datatype::fp32;
   std::vector<std::int64_t> shape;
+  /// What the model has in the place of `shape`, if that is another: with as many free dimensions, and
+  /// as many elements between them.
+  std::optional<std::vector<std::int64_t>> model_shape = std::nullopt;
 };
 
 struct model_metadata {

@@ -38,7 +38,6 @@ inline constexpr auto model_fields = std::to_array<treated_field>({
 });
 inline constexpr auto input_fields = std::to_array<treated_field>({
     {"format", treatment::without_effect},
-    {"reshape", treatment::unsupported},
     {"is_shape_tensor", treatment::unsupported_if_set},
     {"allow_ragged_batch", treatment::unsupported_if_set},
     {"optional", treatment::unsupported_if_set},
@@ -46,7 +45,6 @@ inline constexpr auto input_fields = std::to_array<treated_field>({
 });
 inline constexpr auto output_fields = std::to_array<treated_field>({
     {"label_filename", treatment::without_effect},
-    {"reshape", treatment::unsupported},
     {"is_shape_tensor", treatment::unsupported_if_set},
     {"is_non_linear_format_io", treatment::unsupported_if_set},
 });

@@ -73,9 +73,6 @@ std::vector<std::int64_t> shape_of(pb::RepeatedField<std::int64_t> const& dims,
                                    bool batched) {
   std::vector<std::int64_t> shape;
   if (batched) shape.push_back(-1);
-  if (!at.mentions(field)) {
-    at.fail(fmt::format("{} needs dims: [ … ]; dims: [ ] means a scalar", named));
-  }
   for (int i = 0; i < dims.size(); ++i) {
     if (dims[i] < 1 && dims[i] != -1) {
       at.fail_at(
@@ -86,6 +83,39 @@ std::vector<std::int64_t> shape_of(pb::RepeatedField<std::int64_t> const& dims,
     shape.push_back(dims[i]);
   }
   return shape;
+}
+
+/// How many elements are between the free dimensions; nothing if they are too many for any machine.
+std::optional<std::vector<std::int64_t>> between_free(pb::RepeatedField<std::int64_t> const& dims) {
+  std::vector<std::int64_t> counts{1};
+  for (auto const extent : dims) {
+    if (extent < 0) {
+      counts.push_back(1);
+    } else if (__builtin_mul_overflow(counts.back(), extent, &counts.back())) {
+      return std::nullopt;
+    }
+  }
+  return counts;
+}
+
+template <typename Tensor>
+std::optional<std::vector<std::int64_t>> model_shape_of(Tensor const& from, field_places const& at,
+                                                        std::string const& named, bool batched) {
+  if (!from.has_reshape()) {
+    return std::nullopt;
+  }
+  constexpr int field = pbtxt::Reshape::kShapeFieldNumber;
+  auto const inside = at.within(Tensor::kReshapeFieldNumber);
+  auto const& shape = from.reshape().shape();
+  auto result = shape_of(shape, inside, field, "the reshape of " + named, batched);
+  auto const counts = between_free(from.dims());
+  if (!counts || counts != between_free(shape)) {
+    inside.fail(
+        fmt::format("the reshape of {} to [{}] does not fit its dims, [{}]; it must have as "
+                    "many dimensions of -1, and between them as many elements",
+                    named, fmt::join(shape, ", "), fmt::join(from.dims(), ", ")));
+  }
+  return result;
 }
 
 /// An input or an output; `Tensor` is its message.
@@ -102,7 +132,11 @@ tensor_spec tensor_of(Tensor const& from, field_places const& at, std::string_vi
     at.fail(Tensor::kDataTypeFieldNumber,
             fmt::format("{} needs a data_type; take one of {}", named, fmt::join(names, ", ")));
   }
-  return {from.name(), *type, shape_of(from.dims(), at, Tensor::kDimsFieldNumber, named, batched)};
+  if (!at.mentions(Tensor::kDimsFieldNumber)) {
+    at.fail(fmt::format("{} needs dims: [ … ]; dims: [ ] means a scalar", named));
+  }
+  return {from.name(), *type, shape_of(from.dims(), at, Tensor::kDimsFieldNumber, named, batched),
+          model_shape_of(from, at, named, batched)};
 }
 
 /// All inputs, or all outputs; `field` is theirs.

@@ -56,6 +56,22 @@ TEST(model_config, dims_may_be_a_scalars_or_repeated) {
   EXPECT_EQ(config.json["input"][0]["dims"], json::array());
 }
 
+TEST(model_config, a_model_may_have_other_shapes_than_requests) {
+  std::string const text = R"(backend: "pytorch"
+    input [ { name: "x" data_type: TYPE_FP32 dims: [ 2, -1, 6 ] reshape { shape: [ 1, 2, -1, 3, 2 ] } },
+            { name: "n" data_type: TYPE_FP32 dims: 1 reshape { } } ]
+    output { name: "y" data_type: TYPE_FP32 dims: 4 })";
+  auto const one = read_model_config(text, "f");
+  EXPECT_THAT(one.inputs[0].shape, ElementsAre(2, -1, 6));
+  EXPECT_THAT(one.inputs[0].model_shape.value(), ElementsAre(1, 2, -1, 3, 2));
+  EXPECT_TRUE(one.inputs[1].model_shape.value().empty());
+  EXPECT_FALSE(one.outputs[0].model_shape.has_value());
+  EXPECT_EQ(one.json["input"][0]["reshape"]["shape"], json::array({1, 2, -1, 3, 2}));
+  auto const batched = read_model_config(text + "max_batch_size: 2", "f");
+  EXPECT_THAT(batched.inputs[0].model_shape.value(), ElementsAre(-1, 1, 2, -1, 3, 2));
+  EXPECT_THAT(batched.inputs[1].model_shape.value(), ElementsAre(-1));
+}
+
 TEST(model_config, version_policies_are_read) {
   EXPECT_EQ(read_model_config(base + "version_policy { latest { num_versions: 3 } }", "f")
                 .versions.latest,
@@ -187,7 +203,16 @@ TEST(model_config, faults_name_their_place_and_what_would_be_right) {
       {input("name: 'x' data_type: TYPE_FP32 dims: [ 1, -2 ]"), {"-2"}},
       {input("name: 'x' data_type: TYPE_FP32 dims: 18446744073709551615"),
        {"f:2:46:", "out of range"}},
-      {input("name: 'x' data_type: TYPE_FP32 dims: 1 reshape { }"), {"reshape"}, unsupported},
+      {input("name: 'x' data_type: TYPE_FP32 dims: [ 2, 3 ] reshape { shape: [ 5 ] }"),
+       {"f:2:55:", "reshape of input 'x' to [5]", "[2, 3]"}},
+      {input("name: 'x' data_type: TYPE_FP32 dims: [ 2, -1, 3 ] reshape { shape: [ 3, -1, 2 ] }"),
+       {"[3, -1, 2]", "between them"}},
+      {input("name: 'x' data_type: TYPE_FP32 dims: [ -1 ] reshape { shape: [ -1, -1 ] }"), {"-1"}},
+      {input("name: 'x' data_type: TYPE_FP32 dims: 0x7fffffffffffffff dims: 2 reshape { shape: "
+             "0x7fffffffffffffff shape: 2 }"),
+       {"reshape"}},
+      {input("name: 'x' data_type: TYPE_FP32 dims: 2 reshape { }"), {"to []", "[2]"}},
+      {input("name: 'x' data_type: TYPE_FP32 dims: 1 reshape { shape: 0 }"), {"f:2:58:", "of 0"}},
       {input("name: 'x' data_type: TYPE_FP32 dims: 1 optional: true"), {"optional"}, unsupported},
       {input("name: 'x' data_type: TYPE_FP32 dims: 1 optional: maybe"),
        {"f:2:58:", "maybe", "optional"}},

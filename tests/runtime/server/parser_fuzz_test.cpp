@@ -252,7 +252,7 @@ instance_group { count: 1 kind: KIND_CPU } dynamic_batching { preferred_batch_si
 )",
                                        R"(backend: "pytorch"
 max_batch_size: 8
-input: { name: "x" data_type: TYPE_FP32 dims: -1 format: FORMAT_NCHW optional: false }
+input: { name: "x" data_type: TYPE_FP32 dims: -1 format: FORMAT_NCHW optional: false reshape { shape: [ 1, -1 ] } }
 output { name: "y" data_type: TYPE_STRING dims: [ ] }
 dynamic_batching {
 	preferred_batch_size: 2 max_queue_delay_microseconds: 100

@@ -209,6 +209,31 @@ TEST_F(a_torch_model, refuses_inputs_that_do_not_fit_and_says_what_would) {
       "model 'test': input 'x' has the shape [4611686018427387903, 3], which no tensor can have");
 }
 
+TEST_F(a_torch_model, is_given_and_gives_other_shapes_than_requests_where_it_is_configured_so) {
+  using shape = std::vector<std::int64_t>;
+  options_.inputs = {{"x", datatype::fp32, {-1, 2, -1, 3}, shape{-1, 2, 1, -1, 3}},
+                     {"n", datatype::fp32, {1}, shape{}}};
+  options_.outputs = {{"y", datatype::fp32, {-1, 6, -1}, shape{-1, 2, 3, -1}}};
+  auto const model = prepare(
+      "def forward(self, x, n):\n"
+      "  assert x.dim() == 5 and x.size(2) == 1 and n.dim() == 0\n"
+      "  return x.squeeze(2).transpose(2, 3) * n");
+  lent_memory const memory{*model};
+  model->load(memory.addresses());
+  std::vector<tensor> inputs{floats("x", {1, 2, 2, 3}, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}),
+                             floats("n", {1}, {10})};
+  auto const outputs = model->run(inputs, {});
+  EXPECT_EQ(outputs.at(0).shape, (shape{1, 6, 2}));
+  EXPECT_EQ(values_of(outputs[0]), (values{10, 40, 20, 50, 30, 60, 70, 100, 80, 110, 90, 120}));
+  inputs[0] = floats("x", {0, 2, 5, 3}, {});
+  EXPECT_EQ(model->run(inputs, {}).at(0).shape, (shape{0, 6, 5}));
+  auto const thrown = failure(*model, {floats("x", {1, 2, 1, 2, 3}, values(12)), inputs[1]});
+  ASSERT_TRUE(thrown);
+  EXPECT_STREQ(
+      thrown->what(),
+      "model 'test': input 'x' has the shape [1, 2, 1, 2, 3]; the model takes [-1, 2, -1, 3]");
+}
+
 TEST_F(a_torch_model, tells_torchs_own_reason_in_one_line) {
   parameter("w", at::ones({4, 2}));
   auto const model = prepare("def forward(self, x):\n  return x @ self.w");

@@ -38,6 +38,20 @@ bool fits(std::vector<std::int64_t> const& shape, std::vector<std::int64_t> cons
       [](std::int64_t is, std::int64_t should) { return should < 0 || is == should; });
 }
 
+/// What `to` says of a shape that fits `from`: its free dimensions are the same, in their order.
+std::vector<std::int64_t> reshaped(std::vector<std::int64_t> const& shape,
+                                   std::vector<std::int64_t> const& from,
+                                   std::vector<std::int64_t> to) {
+  std::size_t place = 0;
+  for (auto& extent : to) {
+    if (extent < 0) {
+      while (from.at(place) >= 0) ++place;
+      extent = shape.at(place++);
+    }
+  }
+  return to;
+}
+
 /// A view of the request's bytes.
 at::Tensor view_of(tensor& from, tensor_spec const& spec) {
   if (from.type != spec.type) {
@@ -60,7 +74,9 @@ at::Tensor view_of(tensor& from, tensor_spec const& spec) {
                          from.data.size(), " bytes; its shape needs ",
                          static_cast<std::uint64_t>(count) * element_size(from.type))};
   }
-  return at::from_blob(from.data.data(), from.shape, at::TensorOptions{}.dtype(type));
+  auto const shape =
+      spec.model_shape ? reshaped(from.shape, spec.shape, *spec.model_shape) : from.shape;
+  return at::from_blob(from.data.data(), shape, at::TensorOptions{}.dtype(type));
 }
 
 tensor& input_of(model_call const& call, tensor_spec const& spec) {
@@ -127,13 +143,16 @@ at::Tensor put_together(std::vector<at::Tensor> const& parts, at::Device device)
 }
 
 tensor to_protocol(at::Tensor const& from, tensor_spec const& spec) {
-  if (from.scalar_type() != torch_type(spec.type) || !fits(from.sizes().vec(), spec.shape)) {
+  auto const& wanted = spec.model_shape ? *spec.model_shape : spec.shape;
+  if (from.scalar_type() != torch_type(spec.type) || !fits(from.sizes().vec(), wanted)) {
     misfit(c10::str("output '", spec.name, "' is ", type_text(from.scalar_type()), " of shape ",
                     shape_text(from.sizes().vec()), ", but the model's configuration says ",
-                    datatype_name(spec.type), " of shape ", shape_text(spec.shape)));
+                    datatype_name(spec.type), " of shape ", shape_text(wanted)));
   }
   auto const dense = from.to(at::kCPU).contiguous().resolve_conj().resolve_neg();
-  tensor to{spec.name, spec.type, dense.sizes().vec(), tensor_bytes::unwritten(dense.nbytes())};
+  auto const sizes = dense.sizes().vec();
+  tensor to{spec.name, spec.type, spec.model_shape ? reshaped(sizes, wanted, spec.shape) : sizes,
+            tensor_bytes::unwritten(dense.nbytes())};
   if (!to.data.empty()) {
     std::memcpy(to.data.data(), dense.const_data_ptr(), to.data.size());
   }
