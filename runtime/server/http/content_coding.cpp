@@ -1,6 +1,8 @@
 #include "runtime/server/http/content_coding.hpp"
 
 #include <fmt/format.h>
+
+#define ZLIB_CONST  // its input is not written to
 #include <zlib.h>
 
 #include <algorithm>
@@ -64,10 +66,8 @@ uInt some_of(std::size_t bytes) {
   return static_cast<uInt>(std::min<std::size_t>(bytes, std::numeric_limits<uInt>::max() / 2));
 }
 
-/// zlib's type has no const, but it does not write there.
-Bytef* as_input(char const* data) {
-  return const_cast<Bytef*>(
-      reinterpret_cast<Bytef const*>(data));  // NOLINT(cppcoreguidelines-pro-type-const-cast)
+Bytef const* as_input(std::string_view bytes) {
+  return reinterpret_cast<Bytef const*>(bytes.data());
 }
 
 class inflating {
@@ -106,7 +106,7 @@ class deflating {
   void add(std::string& out, std::string_view part, int flush) {
     do {
       auto const taken = some_of(part.size());
-      stream_.next_in = as_input(part.data());
+      stream_.next_in = as_input(part);
       stream_.avail_in = taken;
       part.remove_prefix(taken);
       do {
@@ -196,7 +196,7 @@ std::optional<std::string> decompressed(std::string_view body, content_coding co
     }
     auto const given = some_of(body.size());
     auto const room = some_of(out.size() - used);
-    stream.next_in = as_input(body.data());
+    stream.next_in = as_input(body);
     stream.avail_in = given;
     stream.next_out = reinterpret_cast<Bytef*>(out.data() + used);
     stream.avail_out = room;

@@ -14,8 +14,8 @@ namespace {
 using nlohmann::json;
 using spdlog::level::level_enum;
 
-[[noreturn]] void invalid_setting(std::string message) {
-  throw error{error_kind::invalid_argument, std::move(message)};
+[[noreturn]] void invalid_setting(std::string const& message) {
+  throw error{error_kind::invalid_argument, message};
 }
 
 std::string dumped(json const& value) {
