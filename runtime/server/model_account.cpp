@@ -136,9 +136,9 @@ void model_account::log(error const& failure, std::string_view id) {
   lock.unlock();
   if (due) {
     spdlog::warn(
-        "a model has raised an exception model={} version={} id={} reason={} repeated={} others={}",
-        seen_.model, seen_.version, telemetry::quoted(id.substr(0, longest_id)),
-        telemetry::quoted(shortened(failure.what())), due->repeated, due->others);
+        "a model has raised an exception model={} version={} reason={} repeated={} others={} id={}",
+        seen_.model, seen_.version, telemetry::quoted(shortened(failure.what())), due->repeated,
+        due->others, telemetry::quoted(id.substr(0, longest_id)));
   }
 }
 

@@ -156,9 +156,9 @@ void log_bug(std::string_view text, std::string_view id) {
   auto const due = lines.on(text, telemetry::recurring_lines::clock::now());
   lock.unlock();
   if (due) {
-    spdlog::error("request failed by a bug in the server id={} reason={} repeated={} others={}",
-                  telemetry::quoted(id.substr(0, longest_logged_id)), telemetry::quoted(text),
-                  due->repeated, due->others);
+    spdlog::error("request failed by a bug in the server reason={} repeated={} others={} id={}",
+                  telemetry::quoted(text), due->repeated, due->others,
+                  telemetry::quoted(id.substr(0, longest_logged_id)));
   }
 }
 

@@ -45,6 +45,13 @@ TEST_F(an_account, logs_what_a_model_raises_once_for_each_text) {
   EXPECT_THAT(log_.str(), HasSubstr(R"(model=m version=3 reason="one\x0atext" repeated=0)"));
 }
 
+TEST_F(an_account, says_which_request_a_model_has_failed) {
+  account_.on_answer(error{error_kind::model_error, "text"}, std::chrono::nanoseconds{1}, 1,
+                     "a \"name\"" + std::string(1000, 'x'));
+  EXPECT_THAT(log_.str(), HasSubstr(R"(others=0 id="a \"name\"xxx)"));
+  EXPECT_LT(log_.str().size(), 500U);
+}
+
 TEST_F(an_account, logs_a_bounded_part_of_long_texts_however_different_they_are) {
   for (int i = 0; i < 1000; ++i) {
     answer(error{error_kind::model_error, std::to_string(i) + std::string(4000, '\x01')});
