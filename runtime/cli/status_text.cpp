@@ -106,7 +106,7 @@ std::string server_text(json const& status) {
     return "server: none\n";
   }
   if (field(server, "answers") == json(false)) {
-    return fmt::format("server: http://{} does not answer: {}\n", plain(field(server, "endpoint")),
+    return fmt::format("server: {} does not answer: {}\n", plain(field(server, "endpoint")),
                        plain(field(server, "error")));
   }
   auto const& requests = field(status, "requests");
@@ -117,8 +117,9 @@ std::string server_text(json const& status) {
     bool const measured = value.is_number() && field(times, "n") != json(0);
     return measured ? fmt::format("{:.1f} ms", value.get<double>()) : nothing;
   };
-  return fmt::format("server: http://{}, {}\n", plain(field(server, "endpoint")),
-                     plain(field(server, "state"))) +
+  auto const& scheme = field(server, "scheme");
+  return fmt::format("server: {}://{}, {}\n", scheme.is_string() ? plain(scheme) : "http",
+                     plain(field(server, "endpoint")), plain(field(server, "state"))) +
          table({{"requests", "failed", "in flight", "warm p50", "warm p99", "cold p50", "cold p99"},
                 {plain(field(requests, "total")), plain(field(requests, "failed")),
                  plain(field(requests, "in_flight")), at("warm", "p50"), at("warm", "p99"),
@@ -163,12 +164,13 @@ std::string models_text(json const& models) {
   if (!models.is_array() || models.empty()) {
     return {};
   }
-  std::vector<row> rows{{"name", "state", "bytes", "idle timeout", "required", "predicted",
-                         "observed", "requests", "cold starts", "arrivals/s"}};
+  std::vector<row> rows{{"name", "state", "bytes", "activations", "idle timeout", "required",
+                         "predicted", "observed", "requests", "cold starts", "arrivals/s"}};
   std::string warnings;
   for (auto const& model : models) {
     auto cell = [&model](char const* name) { return plain(field(model, name)); };
-    rows.push_back({cell("name"), cell("state"), bytes(field(model, "bytes")), idle_timeout(model),
+    rows.push_back({cell("name"), cell("state"), bytes(field(model, "bytes")),
+                    bytes(field(model, "activation_bytes")), idle_timeout(model),
                     percent(field(model, "required_attainment")),
                     percent(field(model, "predicted_attainment")),
                     percent(field(model, "observed_attainment")), cell("requests"),

@@ -238,12 +238,11 @@ int serve(command_line const& given) {
   pool.emplace([&] { return memhandover::query_status(given.runtime_dir, wanted.pool.device); },
                http.address());
   service.attach(*pool);
-  service.attach(*executor, http.address());
+  auto const* const scheme = wanted.server.tls.certificate_file.empty() ? "http" : "https";
+  service.attach(*executor, http.address(), scheme);
   status_socket const status{memhandover::status_socket_of(given.runtime_dir, wanted.pool.device),
                              [&service] { return service.status(); }};
-  std::printf("listening on %s://%s\n",
-              wanted.server.tls.certificate_file.empty() ? "http" : "https",
-              http.address().c_str());
+  std::printf("listening on %s://%s\n", scheme, http.address().c_str());
   std::fflush(stdout);
 
   int const why = signals.wait();

@@ -66,8 +66,9 @@ model_service::model_service(std::vector<offered_model> offered,
   }
 }
 
-void model_service::attach(model_executor& host, std::string endpoint) {
+void model_service::attach(model_executor& host, std::string endpoint, std::string scheme) {
   endpoint_ = std::move(endpoint);
+  scheme_ = std::move(scheme);
   host_ = &host;
 }
 
@@ -191,6 +192,7 @@ nlohmann::json model_service::status() const {
   nlohmann::json result{{"server",
                          {{"pid", ::getpid()},
                           {"endpoint", host == nullptr ? "" : endpoint_},
+                          {"scheme", scheme_},
                           {"models_ready", ready().ready},
                           {"uptime_s", std::chrono::duration<double>{uptime}.count()},
                           {"state", host == nullptr  ? "starting"

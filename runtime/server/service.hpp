@@ -48,7 +48,7 @@ class model_service final : public inference_service {
   /// From now on the metrics show the pool, too. `pool` must outlive the last call of the service.
   void attach(pool_watch& pool) { pool_ = &pool; }
   /// `host` must outlive the last call of the service, which must outlive the last answer of `host`.
-  void attach(model_executor& host, std::string endpoint);
+  void attach(model_executor& host, std::string endpoint, std::string scheme = "http");
   void drain() noexcept { draining_ = true; }
 
   [[nodiscard]] readiness ready() const override;
@@ -75,7 +75,7 @@ class model_service final : public inference_service {
   std::vector<unservable_model> const unservable_;
   std::deque<model_account> accounts_;  ///< of each
   std::chrono::steady_clock::time_point const started_ = std::chrono::steady_clock::now();
-  std::string endpoint_;                         ///< set before `host_`
+  std::string endpoint_, scheme_ = "http";       ///< set before `host_`
   std::atomic<model_executor*> host_ = nullptr;  ///< null while starting
   std::atomic<pool_watch*> pool_ = nullptr;      ///< null: not known
   std::atomic<bool> draining_ = false;

@@ -172,7 +172,8 @@ def test_clients_of_tls_are_answered(encrypted, world, tmp_path):
     with urllib.request.urlopen(urllib.request.Request(f"{encrypted.url}/metrics", headers=WITH_TOKEN), timeout=PATIENCE_SECONDS,
                                 context=trusting(tmp_path)) as answer:
         assert answer.status == 200
-    assert world.status()["server"]["answers"]  # without either
+    told = world.status()["server"]  # asked for without either
+    assert told["answers"] and told["scheme"] == "https"
     done = call("curl", "-s", "--cacert", tmp_path / "own.pem", "-o", "/dev/null", "-w", "%{http_code} %{http_version}",
                 f"{encrypted.url}/v2/health/ready")
     assert done.stdout == "200 1.1", done.stderr

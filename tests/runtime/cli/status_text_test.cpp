@@ -37,7 +37,7 @@ json full() {
                "withheld_s": 0.25, "cut_short_models": ["slow", "slower"]},
     "latency_ms": {"warm": {"n": 8, "p50": 4.25, "p99": 9.0}, "cold": {"n": 0, "p50": 0.0, "p99": 0.0}},
     "models": [
-      {"name": "vad", "state": "warm", "bytes": 2097152, "idle_timeout_s": 12.5,
+      {"name": "vad", "state": "warm", "bytes": 2097152, "activation_bytes": 1048576, "idle_timeout_s": 12.5,
        "required_attainment": 0.99, "predicted_attainment": 0.995, "observed_attainment": null,
        "requests": 12, "cold_starts": 2, "arrival_rate_per_s": 0.25, "infeasible": false},
       {"name": "bert", "state": "cold", "bytes": 0, "idle_timeout_s": null,
@@ -76,9 +76,9 @@ compute pauses
   12     0.81 s  3.1%                5.0%       1          0.25 s    195 us
   cut short while computing: slow, slower
 models
-  name  state  bytes  idle timeout  required  predicted  observed  requests  cold starts  arrivals/s
-  vad   warm   2 MiB  12.5 s        99.0%     99.5%      -         12        2            0.25
-  bert  cold   0 B    never         -         50.0%      -         -         -            -
+  name  state  bytes  activations  idle timeout  required  predicted  observed  requests  cold starts  arrivals/s
+  vad   warm   2 MiB  1 MiB        12.5 s        99.0%     99.5%      -         12        2            0.25
+  bert  cold   0 B    -            never         -         50.0%      -         -         -            -
   bert is predicted to miss its promise with any idle timeout: load_too_slow
 )");
 }
@@ -109,11 +109,18 @@ TEST(status_text, pools_stand_one_below_the_other) {
   EXPECT_THAT(status_text(second), HasSubstr("backend host device 1, written"));
 }
 
+TEST(status_text, an_endpoint_with_tls_is_told_as_such) {
+  auto status = full();
+  status["server"]["scheme"] = "https";
+  EXPECT_THAT(status_text(status), HasSubstr("server: https://127.0.0.1:8000, ready\n"));
+  status["server"]["scheme"] = 3;
+  EXPECT_THAT(status_text(status), HasSubstr("server: http://127.0.0.1:8000, ready\n"));
+}
+
 TEST(status_text, a_server_that_does_not_answer_is_told_with_the_reason) {
   auto status = full();
   status["server"] = {{"endpoint", "127.0.0.1:8000"}, {"answers", false}, {"error", "refused"}};
-  EXPECT_THAT(status_text(status),
-              HasSubstr("server: http://127.0.0.1:8000 does not answer: refused\n"));
+  EXPECT_THAT(status_text(status), HasSubstr("server: 127.0.0.1:8000 does not answer: refused\n"));
 }
 
 TEST(status_text, without_clients_and_server_it_says_so) {
