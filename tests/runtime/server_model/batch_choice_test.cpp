@@ -121,7 +121,9 @@ TEST(batch_choice, puts_what_is_late_behind_the_others) {
 /// Whatever waits: a batch is within its limit, of one shape, has the first of the line, and nobody waits for ever.
 TEST(batch_choice, keeps_its_promises_for_any_line) {
   std::mt19937 random{20};
-  auto const upto = [&](int most) { return static_cast<int>(random() % (most + 1)); };
+  auto const upto = [&](int most) {
+    return static_cast<int>(random() % static_cast<unsigned>(most + 1));
+  };
   for (int round = 0; round < 20'000; ++round) {
     auto how = rules(1 + upto(7), std::chrono::microseconds{upto(100)});
     how.preserve_ordering = upto(1) == 1;
