@@ -107,6 +107,7 @@ bool check_security(policy::policy const& wanted, launcher::install_layout const
     return true;
   }
   std::vector<char*> argv;
+  argv.reserve(words.size() + 1);
   for (auto& word : words) {
     argv.push_back(word.data());
   }

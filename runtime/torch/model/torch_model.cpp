@@ -54,7 +54,9 @@ detail::call_signature call_of(torch::jit::Module const& module,
   if (!method) {
     throw error{error_kind::invalid_argument, "it has no method 'forward'"};
   }
-  return detail::signature_of(method->function().getSchema(), options.inputs, options.outputs);
+  auto made = detail::signature_of(method->function().getSchema(), options.inputs, options.outputs);
+  made.takes_batches = detail::takes_batches(made, options.inputs);
+  return made;
 }
 
 void refuse_other_formats(std::shared_ptr<model_file const> const& file) {
@@ -89,7 +91,6 @@ class torch_model final : public hosted_model {
       (void)detail::torch_type(each.type);
     }
     signature_ = call_of(module_, options_);
-    can_batch_ = detail::takes_batches(signature_, options_.inputs);
     if (signature_.is_guess) {
       log_order_of_inputs(options_.name);
     }
@@ -170,7 +171,7 @@ class torch_model final : public hosted_model {
     return std::move(call.outputs);
   }
 
-  [[nodiscard]] bool can_batch() const noexcept override { return can_batch_; }
+  [[nodiscard]] bool can_batch() const noexcept override { return signature_.takes_batches; }
 
   void run_together(std::span<model_call> calls) override {
     auto const here = on_device();
@@ -290,7 +291,6 @@ class torch_model final : public hosted_model {
   std::shared_ptr<model_file const> const file_;
   torch::jit::Module module_;
   detail::call_signature signature_;
-  bool can_batch_ = false;
   std::optional<detail::torch_weights> weights_;
   bool undone_ = true;  ///< what the last computation has changed
   detail::activation_peak activation_peak_;

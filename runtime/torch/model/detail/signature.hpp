@@ -20,6 +20,7 @@ struct call_signature {
   std::vector<std::size_t> output_places;
   bool is_guess =
       false;  ///< nothing but the order of the configuration says which input is which argument
+  bool takes_batches = false;  ///< see torch_tensors.hpp
 };
 
 /// Throws `invalid_argument` where they contradict each other: the inputs' names (naming.hpp), the outputs' names, their
