@@ -28,7 +28,10 @@ constexpr std::size_t longest_error = 16U << 10U;
 /// In a file a tensor begins at a multiple of this, so that it can be computed with where it lies.
 constexpr std::size_t alignment = 64;
 /// Who has mapped a file is not to lose a page of it, nor to see it change.
-constexpr int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
+/// Of those that keep a file from being written, this one asks for no more than that nobody begins to: F_SEAL_WRITE waits, and in the
+/// end fails with EBUSY, as long as the kernel itself holds one of the file's pages, as it does when memory is scarce. Who has
+/// written the file has it mapped nowhere.
+constexpr int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
 
 error no_message(char const* what) {
   return {error_kind::invalid_argument,

@@ -121,6 +121,7 @@ TEST_F(a_parcel, in_a_file_that_may_change_is_refused) {
   infer_response const answer{"m", "1", "", {bytes_of("a", 40'000, 3)}};
   auto const good = wrap(infer_result{answer});
   EXPECT_NE(::ftruncate(good.file.get(), 10), 0);
+  EXPECT_LT(::pwrite(good.file.get(), "x", 1, 0), 0);
   std::array<int, 2> pipe{};
   ASSERT_EQ(::pipe2(pipe.data(), O_CLOEXEC), 0);
   unique_fd const written{pipe[1]};
@@ -140,7 +141,8 @@ TEST_F(a_parcel, in_a_file_that_may_change_is_refused) {
   }
   files.clear();
   unique_fd empty{::memfd_create("empty", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
-  ASSERT_EQ(::fcntl(empty.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE), 0);
+  ASSERT_EQ(::fcntl(empty.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE),
+            0);
   EXPECT_THROW((void)unwrap_result(pass({good.body, {}, std::move(empty)})), error);
 }
 
