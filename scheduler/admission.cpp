@@ -19,9 +19,9 @@ constexpr double rounding = 1e-9;
 
 }  // namespace
 
-void recent_times::add(seconds took) {
-  times_.push_back(std::max(took.count(), 0.0));
-  if (times_.size() > remembered) {
+void recent_times::add(seconds took, std::size_t times) {
+  times_.insert(times_.end(), std::min(times, remembered), std::max(took.count(), 0.0));
+  while (times_.size() > remembered) {
     times_.pop_front();
   }
   if (!known_ && times_.size() < enough) {
@@ -177,9 +177,7 @@ void admission::on_answer(std::size_t model, ticket which, instant now, std::siz
   }
   if (!line.is_unsure && !line.before && together > 0) {
     auto const took = now - std::max(found->second.since, line.free_since);
-    for (std::size_t i = 0; i < std::min(together, recent_times::remembered); ++i) {
-      times_of(model, found->second.is_cold).add(took / static_cast<double>(together));
-    }
+    times_of(model, found->second.is_cold).add(took / static_cast<double>(together), together);
   }
   line.is_unsure = false;
   line.before.reset();  // it has ended before this one was begun

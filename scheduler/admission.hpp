@@ -47,7 +47,8 @@ class recent_times {
     double least = 0.0;
   };
 
-  void add(seconds took);
+  /// As often as `times` says.
+  void add(seconds took, std::size_t times = 1);
   [[nodiscard]] std::optional<estimate> const& known() const noexcept { return known_; }
 
  private:
