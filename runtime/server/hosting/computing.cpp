@@ -238,8 +238,7 @@ bool model_host::impl::note(detail::job const& job, detail::call_outcome& is) {
     return false;
   }
   if (response == nullptr) {
-    ++model.failed;
-    ++failed_;
+    count_failure(job);
     if (detail::counts_against_promise(std::get<error>(is.result).kind())) {
       model.controller.on_failure(is.end);
     }

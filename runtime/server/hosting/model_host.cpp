@@ -362,6 +362,13 @@ void model_host::impl::publish_run_ahead() {
   }
 }
 
+void model_host::impl::count_failure(detail::job const& of) {
+  if (!of.is_warmup) {
+    ++slots_[of.model].failed;
+    ++failed_;
+  }
+}
+
 void model_host::impl::break_promise(detail::job const& to, clock::time_point now) {
   if (!to.is_warmup) {
     slots_[to.model].controller.on_failure(now);
@@ -369,18 +376,15 @@ void model_host::impl::break_promise(detail::job const& to, clock::time_point no
 }
 
 void model_host::impl::refuse(detail::job&& late, error reason) {
-  auto& model = slots_[late.model];
-  --model.queue;
-  model.failed += late.is_warmup ? 0 : 1;
-  failed_ += late.is_warmup ? 0 : 1;
+  --slots_[late.model].queue;
+  count_failure(late);
   refused_.push_back({std::move(late.done), std::move(reason)});
   timekeeper_wakes_.notify_one();
 }
 
 /// While it is being computed.
 void model_host::impl::answer_running(detail::job& job, error reason) {
-  slots_[job.model].failed += job.is_warmup ? 0 : 1;
-  failed_ += job.is_warmup ? 0 : 1;
+  count_failure(job);
   refused_.push_back({std::exchange(job.done, nullptr), std::move(reason)});
   timekeeper_wakes_.notify_one();
 }

@@ -240,6 +240,7 @@ class model_host::impl {
   void refuse_all_of(model_index number, error const& reason);
   [[nodiscard]] bool is_preparing(bool images) const;
   void expect_compute(slot const& model);
+  void count_failure(detail::job const& of);
   void break_promise(detail::job const& to, clock::time_point now);
   void compute_samples(model_index place);
   void on_sample(std::string const& model, infer_result const& result);

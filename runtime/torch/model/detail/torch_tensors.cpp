@@ -220,6 +220,11 @@ std::vector<std::size_t> wanted_places(std::vector<tensor_spec> const& specs,
   return places;
 }
 
+/// Of a call that is one of several.
+std::int64_t samples_of(model_call const& call) {
+  return call.inputs.front().shape.front();
+}
+
 /// Of an output for all `samples` together, what belongs to a call that others with so many samples come before.
 tensor part_of(tensor const& whole, std::int64_t before, model_call const& call,
                std::int64_t samples) {
@@ -228,7 +233,7 @@ tensor part_of(tensor const& whole, std::int64_t before, model_call const& call,
                     samples, " samples, which are to be its first dimension"));
   }
   auto part = whole;
-  part.shape.front() = call.inputs.front().shape.front();
+  part.shape.front() = samples_of(call);
   auto const bytes = whole.data.size() / static_cast<std::size_t>(samples);
   part.data = whole.data.part(static_cast<std::size_t>(before) * bytes,
                               static_cast<std::size_t>(part.shape.front()) * bytes);
@@ -309,9 +314,10 @@ void from_result(c10::IValue const& result, std::vector<tensor_spec> const& spec
                  std::vector<std::size_t> const& places, std::span<model_call> calls) {
   auto const values = values_of(result, specs, places);
   std::vector<std::optional<tensor>> whole(specs.size());
+  bool const is_batch = calls.size() > 1;
   std::int64_t samples = 0, before = 0;
   for (auto const& each : calls) {
-    samples += calls.size() > 1 ? each.inputs.front().shape.front() : 0;
+    samples += is_batch ? samples_of(each) : 0;
   }
   for (auto& each : calls) {
     std::vector<tensor> outputs;
@@ -320,9 +326,9 @@ void from_result(c10::IValue const& result, std::vector<tensor_spec> const& spec
       if (!is) {
         is = to_protocol(as_tensor(values[place], specs[place].name), specs[place]);
       }
-      outputs.push_back(calls.size() == 1 ? *is : part_of(*is, before, each, samples));
+      outputs.push_back(is_batch ? part_of(*is, before, each, samples) : *is);
     }
-    before += calls.size() > 1 ? each.inputs.front().shape.front() : 0;
+    before += is_batch ? samples_of(each) : 0;
     each.outputs = std::move(outputs);
   }
 }
