@@ -1,6 +1,7 @@
 #include "runtime/telemetry/logging.hpp"
 
 #include <fmt/format.h>
+#include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
@@ -32,6 +33,11 @@ std::optional<level> level_of(std::string_view name) {
 
 }  // namespace
 
+std::unique_ptr<spdlog::formatter> make_line_formatter() {
+  return std::make_unique<spdlog::pattern_formatter>("%Y-%m-%dT%H:%M:%S.%fZ %l %n[%P] %v",
+                                                     spdlog::pattern_time_type::utc);
+}
+
 void set_up_logging(std::string const& program, std::string_view default_level) {
   char const* wanted = std::getenv("SLUICE_LOG");
   bool const given = wanted != nullptr && *wanted != '\0';
@@ -39,7 +45,7 @@ void set_up_logging(std::string const& program, std::string_view default_level) 
 
   auto logger =
       std::make_shared<spdlog::logger>(program, std::make_shared<spdlog::sinks::stderr_sink_mt>());
-  logger->set_pattern("%Y-%m-%dT%H:%M:%S.%fZ %l %n[%P] %v", spdlog::pattern_time_type::utc);
+  logger->set_formatter(make_line_formatter());
   logger->set_level(chosen.value_or(level_of(default_level).value_or(level::info)));
   spdlog::set_default_logger(std::move(logger));
   if (!chosen) {

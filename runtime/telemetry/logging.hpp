@@ -9,14 +9,22 @@
 /// lines of several processes can be merged.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <string_view>
+
+namespace spdlog {
+class formatter;
+}
 
 namespace sluice::telemetry {
 
 /// Replaces spdlog's default logger. An unknown level in SLUICE_LOG is told in a warning, and
 /// `default_level` used. Call once, before other threads log.
 void set_up_logging(std::string const& program, std::string_view default_level);
+
+/// Writes lines as the program's log has them, for whoever writes some elsewhere.
+[[nodiscard]] std::unique_ptr<spdlog::formatter> make_line_formatter();
 
 /// `text` in double quotes with `"`, `\` and control characters escaped, for a value that may
 /// contain spaces.

@@ -1,8 +1,8 @@
 #include "runtime/server/http/access_log.hpp"
 
 #include <fcntl.h>
-#include <fmt/chrono.h>
 #include <fmt/format.h>
+#include <spdlog/formatter.h>
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -34,15 +34,6 @@ std::string bounded(std::string_view text, std::size_t most) {
 
 double ms(std::chrono::nanoseconds time) {
   return std::chrono::duration<double, std::milli>{time}.count();
-}
-
-/// What the program's other lines begin with.
-std::string head(std::chrono::system_clock::time_point at, std::string_view level,
-                 std::string_view program) {
-  auto const us = std::chrono::duration_cast<std::chrono::microseconds>(at.time_since_epoch());
-  return fmt::format("{:%Y-%m-%dT%H:%M:%S}.{:06}Z {} {}[{}] ",
-                     fmt::gmtime(std::chrono::system_clock::to_time_t(at)), us.count() % 1'000'000,
-                     level, program, ::getpid());
 }
 
 }  // namespace
@@ -141,7 +132,12 @@ void access_log::write(access_entry entry) {
 
 void access_log::work() {
   std::vector<timed> batch;
-  std::string lines;
+  spdlog::memory_buf_t lines;
+  auto const formatter = telemetry::make_line_formatter();
+  auto const add = [&](std::chrono::system_clock::time_point at, spdlog::level::level_enum level,
+                       std::string const& text) {
+    formatter->format({at, spdlog::source_loc{}, program_, level, text}, lines);
+  };
   bool is_written = true;
   std::unique_lock lock{mutex_};
   while (true) {
@@ -152,14 +148,14 @@ void access_log::work() {
     lock.unlock();
     lines.clear();
     for (auto const& each : batch) {
-      lines += head(each.at, "info", program_) + line_of(each.entry) + '\n';
+      add(each.at, spdlog::level::info, line_of(each.entry));
     }
     if (dropped > 0) {
-      lines += head(std::chrono::system_clock::now(), "warning", program_) +
-               fmt::format("lines of the access log were dropped lines={}\n", dropped);
+      add(std::chrono::system_clock::now(), spdlog::level::warn,
+          fmt::format("lines of the access log were dropped lines={}", dropped));
     }
     open_if_moved();
-    is_written = append(lines);
+    is_written = append({lines.data(), lines.size()});
     auto const lost = is_written ? 0 : batch.size() + dropped;
     batch.clear();
     lock.lock();
