@@ -246,10 +246,10 @@ bool execute(executor_session& session) {
     options.computing_threads = wanted.server.parallel_models;
   }
   options.give_back_activations = [activations] { activations->give_back(); };
-  options.device_failed = [&board = *orders.board](error const& why) {
+  // Who has found it need not be who did it: all that compute are suspects.
+  options.device_failed = [](error const& why) {
     spdlog::critical("the GPU can compute nothing more for this process, which ends reason={}",
                      telemetry::quoted(why.what()));
-    board.blame_this_thread();
     std::fflush(nullptr);
     ::_exit(telemetry::exit_code(error_kind::aborted));
   };

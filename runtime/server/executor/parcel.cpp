@@ -224,6 +224,9 @@ parcel wrap(infer_request const& request) {
   if (request.is_alone) {
     made.body["alone"] = true;
   }
+  if (request.is_suspect) {
+    made.body["suspect"] = true;
+  }
   if (request.timeout) {
     made.body["timeout_us"] = request.timeout->count();
   }
@@ -268,6 +271,7 @@ infer_request unwrap_request(memhandover::message const& message) {
     made.outputs = body.at("outputs");
     made.priority = body.value("priority", made.priority);
     made.is_alone = body.value("alone", made.is_alone);
+    made.is_suspect = body.value("suspect", made.is_suspect);
     if (auto const timeout = body.find("timeout_us"); timeout != body.end()) {
       made.timeout = std::chrono::microseconds{timeout->get<std::int64_t>()};
     }

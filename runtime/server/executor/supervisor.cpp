@@ -454,10 +454,14 @@ std::string remote_executor::impl::doing_text(
   return texts.empty() ? "" : fmt::format(" while it {}", fmt::join(texts, ", "));
 }
 
-/// One of several suspects may be innocent, once.
+/// One of several suspects may be innocent: the next process computes each with nothing beside it.
 bool remote_executor::impl::may_try_again(host_board::action const& suspect) {
   auto* const request = pending_.find(suspect.request);
-  return request == nullptr || !std::exchange(request->was_suspect, true);
+  if (request == nullptr) {
+    return true;
+  }
+  request->request.body["suspect"] = true;
+  return !std::exchange(request->was_suspect, true);
 }
 
 /// For a process that it has ended.

@@ -25,7 +25,7 @@ void model_host::impl::prepare_thread() {
 /// Of the first model in the queue that is free, and does not wait for others to come.
 detail::batch model_host::impl::next_computable() {
   gathering_until_ = clock::time_point::max();
-  if (company_.count() >= parallelism_.bound()) {
+  if (company_.count() >= parallelism_.bound() || suspect_is_computed_) {
     return {};
   }
   ++looks_;
@@ -34,6 +34,9 @@ detail::batch model_host::impl::next_computable() {
     bool const is_free = model.state == model_state::warm && !model.taken && !model.held;
     if (!is_free || std::exchange(model.looked_at, looks_) == looks_) {
       continue;
+    }
+    if (next->request.is_suspect) {  // no other is begun until it is done
+      return company_.count() == 0 ? detail::batch{next} : detail::batch{};
     }
     if (auto batch = makes_batches(model) ? next_of(next->model) : detail::batch{next};
         !batch.empty()) {
@@ -85,8 +88,8 @@ detail::call_outcome model_host::impl::compute_alone(slot const& model, detail::
       .result = infer_response{request.model, model.is.version, request.id, {}},
       .begin = clock::now(),
       .share = {.samples = static_cast<std::uint64_t>(job.samples)}};
+  detail::shown_action const shown{*board_, activity::computing, job.model, job.ticket};
   try {
-    detail::shown_action const shown{*board_, activity::computing, job.model, job.ticket};
     std::get<infer_response>(made.result).outputs =
         model.is.model->run(request.inputs, request.outputs);
   } catch (...) {
@@ -99,19 +102,17 @@ detail::call_outcome model_host::impl::compute_alone(slot const& model, detail::
 /// Throws if it fails.
 std::vector<detail::call_outcome> model_host::impl::compute_together(
     slot const& model, detail::batch const& batch) const {
+  auto const& first = *batch.front();
+  detail::shown_action const shown{*board_, activity::computing, first.model, first.ticket,
+                                   batch.size()};
   std::vector<model_call> calls;
   std::uint64_t samples = 0;
   for (auto const& each : batch) {
     calls.push_back({each->request.inputs, each->request.outputs});
     samples += static_cast<std::uint64_t>(each->samples);
   }
-  auto const& first = *batch.front();
   auto const begin = clock::now();
-  {
-    detail::shown_action const shown{*board_, activity::computing, first.model, first.ticket,
-                                     batch.size()};
-    model.is.model->run_together(calls);
-  }
+  model.is.model->run_together(calls);
   auto const end = clock::now();
   std::vector<detail::call_outcome> made;
   for (std::size_t i = 0; i < batch.size(); ++i) {
@@ -164,6 +165,7 @@ void model_host::impl::run(lock_type& lock, detail::batch const& batch) {
   auto const place = batch.front()->model;
   auto& model = slots_[place];
   model.taken = true;
+  suspect_is_computed_ = batch.front()->request.is_suspect;
   auto const begin = clock::now();
   company_.change(begin, 1);
   auto const company_before = company_.sum();
@@ -216,7 +218,11 @@ void model_host::impl::run(lock_type& lock, detail::batch const& batch) {
   note_batch(model, batch.size(), in_vain);
   want_image(model);
   changed_.notify_all();
-  computes_.notify_one();  // the next of this model's
+  if (std::exchange(suspect_is_computed_, false)) {
+    computes_.notify_all();  // who has found nothing to begin beside it
+  } else {
+    computes_.notify_one();  // the next of this model's
+  }
   deliver();
 }
 

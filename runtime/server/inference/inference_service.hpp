@@ -87,6 +87,8 @@ struct infer_request {
   std::uint64_t priority = 0;  ///< 1 is the most urgent; 0: the model's own default
   /// It may not be computed together with others: something of its batch has ended a process.
   bool is_alone = false;
+  /// Nothing may be computed beside it: it, or what was computed beside it, has ended a process.
+  bool is_suspect = false;
   request_ticket ticket = 0;  ///< which the caller has chosen for it; 0: the service chooses one
 };
 

@@ -65,6 +65,7 @@ TEST_F(a_parcel, brings_a_request_as_it_was_but_for_its_id) {
   sent.ticket = 99;
   sent.priority = 3;
   sent.is_alone = true;
+  sent.is_suspect = true;
   auto const seen = unwrap_request(pass(wrap(sent)));
   EXPECT_EQ(seen.model, sent.model);
   EXPECT_EQ(seen.version, sent.version);
@@ -75,6 +76,7 @@ TEST_F(a_parcel, brings_a_request_as_it_was_but_for_its_id) {
   EXPECT_EQ(seen.ticket, sent.ticket);
   EXPECT_EQ(seen.priority, sent.priority);
   EXPECT_TRUE(seen.is_alone);
+  EXPECT_TRUE(seen.is_suspect);
   expect_same(seen.inputs, sent.inputs);
 }
 
@@ -185,6 +187,7 @@ TEST_F(a_parcel, that_is_none_is_refused) {
            [](parcel& it) { it.body["ticket"] = "one"; },
            [](parcel& it) { it.body["inputs"] = 3; },
            [](parcel& it) { it.body["alone"] = 3; },
+           [](parcel& it) { it.body["suspect"] = "yes"; },
            [](parcel& it) { it.body["priority"] = "high"; },
            [](parcel& it) { it.body["inputs"][0].erase("shape"); },
            [](parcel& it) { it.body["inputs"][0]["type"] = "FP31"; },

@@ -245,11 +245,26 @@ TEST_F(a_remote_executor, whose_models_compute_beside_each_other_blames_the_one_
 TEST_F(a_remote_executor, that_cannot_say_who_ended_it_tries_each_once_more) {
   options_.settings["computing_threads"] = 3;
   start();
-  send(other, static_cast<std::int64_t>(mischief::end_without_a_word), 0);
-  send(mischief::hang, 1);
-  EXPECT_EQ(failure_of(answers_.wait_for(1).at(0).second), error_kind::aborted);
-  EXPECT_EQ(sum_of(ask(sum, 1)), 11);
-  EXPECT_GE(process()["started"].get<int>(), 2);
+  for (auto const what : {mischief::end_without_a_word, mischief::break_device}) {
+    executor_.reset();
+    start();
+    auto const before = answers_.wait_for(0).size();
+    send(other, static_cast<std::int64_t>(mischief::hang_in_the_first_process), 1);
+    send(what, 0);
+    send(sum, 2, 2);
+    auto const got = answers_.wait_for(before + 3);
+    ASSERT_EQ(got.size(), before + 3);
+    for (std::size_t i = before; i < got.size(); ++i) {
+      if (got[i].first == 0) {
+        EXPECT_EQ(failure_of(got[i].second), error_kind::aborted);
+      } else {
+        EXPECT_TRUE(std::holds_alternative<infer_response>(got[i].second));
+      }
+    }
+    EXPECT_GE(process()["started"].get<int>(), 2);
+    EXPECT_EQ(executor_->status()["models"][rogue]["ended_executors"], 1);
+    EXPECT_EQ(executor_->status()["models"][other]["ended_executors"], 0);
+  }
 }
 
 TEST_F(a_remote_executor, ends_a_computation_that_takes_too_long) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <string>
 #include <utility>
@@ -19,7 +20,9 @@ enum class mischief : std::int64_t {
   exit = 3,
   raise = 4,
   large = 5,
-  end_without_a_word = 6
+  end_without_a_word = 6,
+  hang_in_the_first_process = 101,
+  break_device = 102
 };
 
 inline constexpr std::size_t large_answer = std::size_t{1} << 20U;
@@ -27,6 +30,10 @@ inline constexpr int exit_code_of_mischief = 42;
 
 class rogue_model final : public hosted_model {
  public:
+  explicit rogue_model(bool is_in_the_first_process)
+      : is_in_the_first_process_(is_in_the_first_process) {}
+
+  [[nodiscard]] bool device_works() const noexcept override { return device_works_; }
   [[nodiscard]] std::uint64_t bytes() const noexcept override { return 0; }
   [[nodiscard]] std::span<std::uint64_t const> pieces() const noexcept override { return {}; }
   void load(std::span<std::byte* const> /*memory*/) override {}
@@ -37,6 +44,11 @@ class rogue_model final : public hosted_model {
     switch (auto const wanted = number_in(inputs.at(0)); mischief{wanted}) {
       case mischief::abort:
         std::abort();
+      case mischief::hang_in_the_first_process:
+        if (!is_in_the_first_process_) {
+          return {number("same", wanted)};
+        }
+        [[fallthrough]];
       case mischief::hang:
         for (;;) {
           ::pause();
@@ -45,6 +57,9 @@ class rogue_model final : public hosted_model {
         std::exit(exit_code_of_mischief);
       case mischief::end_without_a_word:
         std::_Exit(exit_code_of_mischief);
+      case mischief::break_device:
+        device_works_ = false;
+        throw error{error_kind::model_error, "a kernel has failed"};
       case mischief::raise:
         throw error{error_kind::invalid_argument, std::string(100'000, 'x')};
       case mischief::large:
@@ -56,6 +71,10 @@ class rogue_model final : public hosted_model {
         return {number("same", wanted)};
     }
   }
+
+ private:
+  bool is_in_the_first_process_;
+  std::atomic<bool> device_works_{true};
 };
 
 }  // namespace sluice::server::testing

@@ -50,8 +50,8 @@ int main(int argc, char** argv) {
          "1",
          std::make_unique<sum_model>(heap_pool::chunk, 5, std::make_shared<model_control>()),
          {}});
-    models.push_back({"rogue", "1", std::make_unique<rogue_model>(), {}});
-    models.push_back({"other", "1", std::make_unique<rogue_model>(), {}});
+    models.push_back({"rogue", "1", std::make_unique<rogue_model>(orders.is_first), {}});
+    models.push_back({"other", "1", std::make_unique<rogue_model>(orders.is_first), {}});
     for (auto& each : models) {
       each.scheduling.goal.latency = sluice::scheduler::seconds{0.1};
       each.scheduling.limits = {sluice::scheduler::seconds{1e6}, sluice::scheduler::seconds{1e6}};
@@ -63,6 +63,7 @@ int main(int argc, char** argv) {
     host_options options;
     options.computing_threads = orders.settings.value("computing_threads", 0U);
     options.board = orders.board;
+    options.device_failed = [](sluice::error const& /*why*/) { ::_exit(exit_code_of_mischief); };
     report_end_on(orders.board);
     model_host host{std::move(options), std::make_shared<heap_pool>(8), std::move(models)};
     if (host.warm_up([&session] { return session.end_wanted(); })) {

@@ -54,6 +54,36 @@ TEST_F(a_parallel_host, computes_one_request_of_a_model_at_a_time) {
   }
 }
 
+TEST_F(a_parallel_host, begins_nothing_beside_a_suspect) {
+  auto& first = add(5);
+  auto& second = add(7);
+  auto& third = add(9);
+  start(8);
+  for (std::size_t model = 0; model < 3; ++model) {
+    (void)ask(model, 0);
+  }
+  first.close();
+  send(0, 0, 1);
+  ASSERT_TRUE(first.wait_for_runs(2));
+  infer_request suspect;
+  suspect.model = "model1";
+  suspect.inputs.push_back(number("input", 1));
+  suspect.is_suspect = true;
+  second.close();
+  host_->submit(1, std::move(suspect), answers_.take(2));
+  send(2, 2, 3);
+  EXPECT_FALSE(second.has_begun(2)) << "the first one computes";
+  first.open();
+  ASSERT_TRUE(second.wait_for_runs(2));
+  send(0, 3, 4);
+  EXPECT_FALSE(first.has_begun(3));
+  EXPECT_FALSE(third.has_begun(2));
+  EXPECT_EQ(answers_.wait_for(4).at(3).first, 1);
+  EXPECT_EQ(answers_.wait_for(0).size(), 4U);
+  second.open();
+  EXPECT_EQ(answers_.wait_for(7).size(), 7U);
+}
+
 TEST_F(a_parallel_host, loads_a_model_while_another_computes) {
   auto& control = add(5);
   add(7);

@@ -14,8 +14,12 @@ using namespace std::chrono_literals;
 TEST_F(a_host, says_at_once_when_a_computation_has_left_the_device_useless) {
   auto& control = add(5);
   std::atomic<int> said{0};
-  options_.device_failed = [&said](error const& why) {
+  options_.board = std::make_shared<host_board>();
+  options_.device_failed = [&](error const& why) {
     EXPECT_EQ(why.kind(), error_kind::invalid_argument);
+    auto const seen = options_.board->actions();
+    EXPECT_EQ(seen.size(), 1U) << "whose computation it was can be read when the process has ended";
+    EXPECT_TRUE(!seen.empty() && seen[0].what == activity::computing && seen[0].model == 0);
     ++said;
   };
   start(8);

@@ -264,7 +264,8 @@ class model_host::impl {
   clock::time_point gathering_until_ =
       clock::time_point::max();  ///< then a batch is not waited for any more
   std::uint64_t looks_ = 0;
-  bool gathers_ = false;  ///< a model makes batches
+  bool gathers_ = false;              ///< a model makes batches
+  bool suspect_is_computed_ = false;  ///< and nothing beside it
   request_ticket last_ticket_ = 0;
   std::size_t samples_left_ = 0;         ///< of warm-ups
   std::vector<detail::answer> refused_;  ///< to be delivered by the timekeeper
