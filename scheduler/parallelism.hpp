@@ -34,6 +34,8 @@ class parallelism {
 
   /// A computation has ended. `at_once`: how many computed meanwhile, itself included, on average over its time.
   void add(std::size_t model, double at_once, seconds took);
+  /// Another model has its number from now on.
+  void forget(std::size_t model) { alone_.erase(model); }
   [[nodiscard]] std::size_t bound() const noexcept { return bound_; }
 
  private:

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/server/hosting/absent_model.hpp"
 #include "runtime/server/hosting/detail/model_host_impl.hpp"
 #include "runtime/telemetry/logging.hpp"
 
@@ -76,6 +77,10 @@ void model_host::impl::next_step(lock_type& lock) {
   auto const now = clock::now();
   for (model_index number = 0; number < slots_.size(); ++number) {
     auto& each = slots_[number];
+    if (is_to_leave(each)) {
+      see_off(lock, each);
+      return;
+    }
     if (auto const end = idle_end(each); end && *end <= now) {
       (void)release(lock, each, "idle");
       return;
@@ -317,6 +322,27 @@ bool model_host::impl::evict_for(slot const& model, clock::time_point deadline) 
         return std::pair{a->queue > 0, a->idle_since} < std::pair{b->queue > 0, b->idle_since};
       });
   return victim != candidates.end() && release(lock, **victim, "evicted");
+}
+
+bool model_host::impl::is_to_leave(slot const& model) {
+  return model.is_retired && !model.has_left && model.queue == 0 && !model.taken &&
+         !model.keeps_memory;
+}
+
+/// Of a retired model that has no requests any more.
+void model_host::impl::see_off(lock_type& lock, slot& model) {
+  if (model.state == model_state::warm && !release(lock, model, "retired")) {
+    return;
+  }
+  std::unique_ptr<hosted_model> gone =
+      std::make_unique<absent_model>(detail::not_served(model.is.name));
+  model.is.model.swap(gone);
+  model.image_wanted = false;
+  lock.unlock();
+  gone.reset();  // its image may take long to free
+  lock.lock();
+  model.has_left = true;
+  changed_.notify_all();
 }
 
 bool model_host::impl::release(lock_type& lock, slot& model, char const* why) {

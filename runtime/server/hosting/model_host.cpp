@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "runtime/server/hosting/absent_model.hpp"
 #include "runtime/server/hosting/detail/model_host_impl.hpp"
 #include "runtime/server/hosting/host_status.hpp"
 #include "runtime/server/hosting/image_file.hpp"
@@ -22,13 +23,16 @@ using std::chrono::milliseconds;
 /// How long `stop` waits for the computation that still runs when its grace is over.
 constexpr milliseconds last_computation{500};
 
+error shutting_down() {
+  return {error_kind::unavailable, "the server is shutting down"};
+}
+
 void log_sample(std::string const& model, error const& failure) {
   spdlog::warn("a sample of a warm-up cannot be computed model={} reason={}", model,
                telemetry::quoted(failure.what()));
 }
 
-scheduler::model_controller make_controller(served_model& from) {
-  from.scheduling.weight_bytes = from.model->bytes();
+scheduler::model_controller controller_of(served_model const& from) {
   try {
     return {from.scheduling, detail::clock::now()};
   } catch (std::invalid_argument const& refused) {
@@ -37,12 +41,43 @@ scheduler::model_controller make_controller(served_model& from) {
   }
 }
 
+scheduler::model_controller make_controller(served_model& from) {
+  from.scheduling.weight_bytes = from.model->bytes();
+  return controller_of(from);
+}
+
+/// What stands where nothing is served.
+served_model or_nothing(served_model from) {
+  if (from.model) {
+    return from;
+  }
+  served_model nothing{.name = std::move(from.name),
+                       .version = std::move(from.version),
+                       .model = std::make_unique<absent_model>(detail::not_served(from.name))};
+  nothing.scheduling.goal.latency = scheduler::seconds{1.0};
+  return nothing;
+}
+
 }  // namespace
 
 namespace detail {
 
-slot::slot(served_model from) : is(std::move(from)), controller(make_controller(is)) {
+error not_served(std::string const& model) {
+  return {error_kind::unavailable, fmt::format("model '{}' is not served any more", model)};
+}
+
+slot::slot(served_model from) : is(or_nothing(std::move(from))), controller(make_controller(is)) {
   report = controller.tick(clock::now());
+}
+
+void slot::revise(served_model& to) {
+  to.scheduling.weight_bytes = is.model->bytes();
+  controller = controller_of(to);
+  report = controller.tick(clock::now());
+  is.scheduling = to.scheduling;
+  is.always_warm = to.always_warm;
+  is.max_queue = to.max_queue;
+  is.queue_timeout = to.queue_timeout;
 }
 
 void answer::deliver() noexcept {
@@ -68,7 +103,9 @@ model_host::impl::impl(host_options options, std::shared_ptr<memhandover::servin
       parallelism_(std::max<std::size_t>(options_.computing_threads, 1)),
       keeper_(pool_->shape().chunk_bytes) {
   for (auto& each : models) {
+    bool const is_served = each.model != nullptr;
     slots_.emplace_back(std::move(each));
+    slots_.back().is_retired = slots_.back().has_left = !is_served;
     set_state(slots_.back(), model_state::cold);
     gathers_ = gathers_ || makes_batches(slots_.back());
   }
@@ -232,7 +269,9 @@ request_ticket model_host::impl::submit(model_index model, infer_request request
   ++wanted.queue;
   auto const admission = wanted.controller.on_arrival(now);
   if (stopping_) {
-    refuse(std::move(made), {error_kind::unavailable, "the server is shutting down"});
+    refuse(std::move(made), shutting_down());
+  } else if (wanted.is_retired) {
+    refuse(std::move(made), detail::not_served(wanted.is.name));
   } else if (!admission.admitted) {
     refuse(std::move(made),
            {error_kind::unavailable,
@@ -293,6 +332,57 @@ void model_host::impl::cancel(request_ticket which) {
 void model_host::impl::keep_warm() {
   lock_type const lock{mutex_};
   keeps_warm_ = true;
+}
+
+void model_host::impl::put(model_index place, served_model model) {
+  detail::slot made{std::move(model)};
+  lock_type lock{mutex_};
+  changed_.wait(lock, [&] {
+    return stopping_ || place >= slots_.size() || slots_[place].has_left ||
+           slots_[place].keeps_memory;
+  });
+  if (stopping_) {
+    throw shutting_down();
+  }
+  if (place < slots_.size() && !slots_[place].has_left) {
+    throw error{error_kind::unavailable,
+                fmt::format("model '{}' keeps its memory, and its place", slots_[place].is.name)};
+  }
+  if (place > slots_.size() || place >= host_board::max_models) {
+    throw error{error_kind::invalid_argument,
+                fmt::format("there is no place {} among {}", place, slots_.size())};
+  }
+  gathers_ = gathers_ || makes_batches(made);
+  if (place == slots_.size()) {
+    slots_.push_back(std::move(made));
+  } else {
+    slots_[place] = std::move(made);
+  }
+  parallelism_.forget(place);
+  auto& its = slots_[place];
+  set_state(its, model_state::cold);
+  its.load_wanted = its.is.always_warm;
+  publish_run_ahead();
+  compute_samples(place);
+  work_.notify_one();
+  changed_.wait(lock, [this] { return stopping_ || samples_left_ == 0; });
+}
+
+void model_host::impl::revise(model_index place, served_model to) {
+  lock_type const lock{mutex_};
+  auto& its = slots_.at(place);
+  its.revise(to);
+  its.load_wanted = its.is.always_warm && its.state == model_state::cold;
+  publish_run_ahead();
+  work_.notify_one();
+}
+
+void model_host::impl::retire(model_index place) {
+  lock_type const lock{mutex_};
+  auto& its = slots_.at(place);
+  its.is_retired = true;
+  its.is.always_warm = its.load_wanted = false;
+  work_.notify_one();
 }
 
 void model_host::impl::hold_compute() {
@@ -406,12 +496,15 @@ host_snapshot model_host::impl::snapshot() const {
   lock_type const lock{mutex_};
   host_snapshot result;
   for (auto const& each : slots_) {
+    result.in_flight += each.queue;
+    if (each.is_retired) {
+      continue;
+    }
     result.models.push_back(
         {each.is.name, each.is.version, each.state, each.is.model->bytes(), each.requests,
          each.failed, each.cancelled, each.cold_starts, each.queue, each.is.always_warm,
          each.published, each.is.model->image_bytes(), each.is.model->read_bytes(),
          each.is.model->activation_bytes(), each.is.scheduling.goal, each.report});
-    result.in_flight += each.queue;
   }
   result.requests = requests_;
   result.failed = failed_;
@@ -433,7 +526,7 @@ bool model_host::impl::stop(milliseconds grace) {
     return true;
   }
   for (model_index number = 0; number < slots_.size(); ++number) {
-    refuse_all_of(number, {error_kind::unavailable, "the server is shutting down"});
+    refuse_all_of(number, shutting_down());
   }
   work_.notify_one();
   computes_.notify_all();
@@ -459,6 +552,15 @@ void model_host::cancel(request_ticket which) {
 }
 void model_host::keep_warm() {
   impl_->keep_warm();
+}
+void model_host::put(model_index place, served_model model) {
+  impl_->put(place, std::move(model));
+}
+void model_host::revise(model_index place, served_model to) {
+  impl_->revise(place, std::move(to));
+}
+void model_host::retire(model_index place) {
+  impl_->retire(place);
 }
 host_snapshot model_host::snapshot() const {
   return impl_->snapshot();

@@ -46,6 +46,8 @@
 ///     // … a computation is still running, and its model keeps its memory …
 ///   }
 ///
+/// *Changes*: models come, go, and are promised other things while the others compute. One that goes answers what it has.
+///
 /// All members may be called from any thread. `done` is called exactly once for every request, on
 /// one of these threads, and never with a lock held. Nothing but `submit` wakes a model or
 /// restarts its idle timer.
@@ -108,9 +110,9 @@ struct host_options {
 struct served_model {
   std::string name;
   std::string version;
-  std::unique_ptr<hosted_model> model;
+  std::unique_ptr<hosted_model> model;  ///< null: nothing is served in its place
   /// `weight_bytes` is filled in by the host. `limits` bound the idle timeout.
-  scheduler::model_settings scheduling;
+  scheduler::model_settings scheduling{};
   /// Loaded by `warm_up`, never released and never evicted.
   bool always_warm = false;
   std::size_t max_queue = 64;
@@ -179,6 +181,15 @@ class model_host final : public model_executor {
   bool warm_up(std::function<bool()> const& given_up = [] { return false; });
 
   [[nodiscard]] model_state state(model_index model) const override;
+
+  /// Serves one more from now on: in the place behind the last one, or in that of one that has been retired, as soon as that one
+  /// has left; the samples of its warm-up are computed first. Throws `invalid_argument` for settings that the scheduler refuses, `unavailable` while shutting down.
+  void put(model_index place, served_model model);
+  /// The model stays; the scheduler knows nothing of its past. Of `to` its scheduling, `always_warm` and the bounds of its queue
+  /// count. Throws as `put`.
+  void revise(model_index place, served_model to);
+  /// Takes no more requests for it. It leaves, and gives its memory back, when those that it has are answered.
+  void retire(model_index place);
 
   /// Queues a request for the model of that index in the constructor's list. The failures that
   /// `done` may get: `unavailable` (queue full, shutting down, or the scheduler refuses),

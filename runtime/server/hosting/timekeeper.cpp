@@ -133,7 +133,8 @@ void model_host::impl::expire(clock::time_point now) {
 
 void model_host::impl::tick(lock_type& lock, clock::time_point now) {
   next_tick_ = now + options_.tick;
-  for (auto& each : slots_) {
+  for (model_index place = 0; place < slots_.size(); ++place) {  // others may come meanwhile
+    auto& each = slots_[place];
     try {
       each.report = each.controller.tick(now);
     } catch (std::exception const& failure) {
@@ -170,17 +171,22 @@ void model_host::impl::rest_activations(lock_type& lock, clock::time_point now) 
 /// The models that are expected soonest find their memory stitched, where they need that.
 void model_host::impl::prepare_memory(lock_type& lock) {
   std::vector<std::pair<double, hosted_model const*>> expected;
+  std::vector<std::vector<std::uint64_t>> pieces;  // a model may leave as soon as the lock is open
   for (auto const& each : slots_) {
     if (each.state == model_state::cold && !each.is.always_warm &&
         each.report.warm.chosen.loads_per_s > 0.0) {
       expected.emplace_back(each.report.warm.chosen.loads_per_s, each.is.model.get());
     }
   }
-  lock.unlock();
   std::sort(expected.begin(), expected.end(), std::greater{});
   expected.resize(std::min(expected.size(), prepared_models));
   for (auto const& each : expected) {
-    heap_.prepare(each.second->pieces());
+    auto const its = each.second->pieces();
+    pieces.emplace_back(its.begin(), its.end());
+  }
+  lock.unlock();
+  for (auto const& each : pieces) {
+    heap_.prepare(each);
   }
   heap_.tidy();
   lock.lock();

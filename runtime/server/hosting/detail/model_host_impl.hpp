@@ -73,10 +73,16 @@ class company {
   double sum_ = 0.0;
 };
 
+/// To whom asks for one that has been retired.
+[[nodiscard]] error not_served(std::string const& model);
+
 /// A model and what is known of it.
 struct slot {
   /// Throws `invalid_argument` for settings that the scheduler refuses.
   explicit slot(served_model from);
+
+  /// Of the scheduler, and for the bounds of its queue. Throws likewise.
+  void revise(served_model& to);
 
   served_model is;
   scheduler::model_controller controller;
@@ -91,6 +97,8 @@ struct slot {
   bool offered = false;       ///< for publication, however that came out
   bool published = false;     ///< a successor may have it
   bool keeps_memory = false;  ///< it could not be unloaded: never released again
+  bool is_retired = false;    ///< it takes no more requests, and leaves when it has none
+  bool has_left = false;      ///< nothing is served here
   bool image_wanted = true;   ///< as soon as there is nothing else to be done
   std::optional<error> image_failure;
   std::optional<error_kind> failing_with;  ///< the last cold start
@@ -158,6 +166,9 @@ class model_host::impl {
   request_ticket submit(model_index model, infer_request request, completion done);
   void cancel(request_ticket which);
   void keep_warm();
+  void put(model_index place, served_model model);
+  void revise(model_index place, served_model to);
+  void retire(model_index place);
   [[nodiscard]] host_snapshot snapshot() const;
   [[nodiscard]] bool stop(std::chrono::milliseconds grace);
 
@@ -200,6 +211,8 @@ class model_host::impl {
                                                    memhandover::handover_report& report);
   [[nodiscard]] bool evict_for(slot const& model, clock::time_point deadline);
   [[nodiscard]] bool release(lock_type& lock, slot& model, char const* why);
+  [[nodiscard]] static bool is_to_leave(slot const& model);
+  void see_off(lock_type& lock, slot& model);
   void wait_for_work(lock_type& lock);
   [[nodiscard]] std::optional<clock::time_point> idle_end(slot const& model) const;
 
