@@ -59,8 +59,7 @@ void recent_times::forget_if_changed() {
 }
 
 admission::admission(std::size_t models, lines how)
-    : queues_(how == lines::one_for_all ? std::min<std::size_t>(models, 1) : models),
-      times_(models) {}
+    : lines_(how), queues_(how == lines::one_for_all ? 1 : models), times_(models) {}
 
 admission::verdict admission::ask(std::size_t model, instant now, instant deadline,
                                   sight const& host) {
@@ -202,6 +201,20 @@ void admission::remove(std::size_t model, ticket which, instant now, sight const
     line.free_since = now;  // the next has not been begun before
   }
   line.requests.erase(found);
+}
+
+void admission::extend(std::size_t models) {
+  if (lines_ == lines::one_for_each_model) {
+    queues_.resize(std::max(models, queues_.size()));
+  }
+  times_.resize(std::max(models, times_.size()));
+}
+
+void admission::forget(std::size_t model) {
+  times_.at(model) = {};
+  if (lines_ == lines::one_for_each_model) {
+    queues_.at(model) = {};
+  }
 }
 
 void admission::restart(instant now) {

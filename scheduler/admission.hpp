@@ -97,6 +97,10 @@ class admission {
   void remove(std::size_t model, ticket which, instant now, sight const& host);
   /// All who wait are computed anew.
   void restart(instant now);
+  /// There are more models from now on.
+  void extend(std::size_t models);
+  /// Another model has its place from now on; nobody waits for the one before.
+  void forget(std::size_t model);
 
  private:
   struct waiting {
@@ -123,10 +127,10 @@ class admission {
   };
 
   [[nodiscard]] pending& pending_of(std::size_t model) {
-    return queues_.at(queues_.size() == 1 ? 0 : model);
+    return queues_.at(lines_ == lines::one_for_all ? 0 : model);
   }
   [[nodiscard]] pending const& pending_of(std::size_t model) const {
-    return queues_.at(queues_.size() == 1 ? 0 : model);
+    return queues_.at(lines_ == lines::one_for_all ? 0 : model);
   }
   /// What is to be done before a request that comes last: mean and variance. Nothing: nobody is before it.
   struct work {
@@ -139,6 +143,7 @@ class admission {
   /// Takes note of the end of what nobody waits for.
   void look(pending& line, instant now, sight const& host);
 
+  lines lines_;
   std::vector<pending> queues_;
   std::vector<times> times_;
 };

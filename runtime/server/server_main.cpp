@@ -182,24 +182,24 @@ remote_executor::options executor_options_of(policy::policy const& wanted,
                                              std::string const& address) {
   remote_executor::options options;
   options.program = given.executor;
-  options.settings = {{"policy_file", given.policy_file.string()},
-                      {"model_repository", wanted.server.model_repository.string()},
-                      {"endpoint", address},
-                      {"runtime_dir", given.runtime_dir},
-                      {"threads", given.threads},
-                      {"models", nlohmann::json::array()},
-                      {"unservable", nlohmann::json::array()}};
+  options.first.settings = {{"policy_file", given.policy_file.string()},
+                            {"model_repository", wanted.server.model_repository.string()},
+                            {"endpoint", address},
+                            {"runtime_dir", given.runtime_dir},
+                            {"threads", given.threads},
+                            {"models", nlohmann::json::array()},
+                            {"unservable", nlohmann::json::array()}};
   for (auto const& each : choice.unservable) {
     if (each.is_wanted) {
-      options.settings["unservable"].push_back(
+      options.first.settings["unservable"].push_back(
           fmt::format("model '{}': {}", each.name, each.reason.what()));
     }
   }
   for (auto const& each : choice.served) {
     auto const& name = each.entry.metadata.name;
-    options.settings["models"].push_back({name, each.entry.version});
-    options.models.push_back({name, each.entry.version, each.wanted.max_queue,
-                              ceil<milliseconds>(wanted.server.request_timeout)});
+    options.first.settings["models"].push_back({name, each.entry.version});
+    options.first.models.push_back({name, each.entry.version, each.wanted.max_queue,
+                                    ceil<milliseconds>(wanted.server.request_timeout)});
   }
   options.one_by_one = wanted.server.parallel_models == 1;
   options.compute_limit = options.answer_limit = ceil<milliseconds>(wanted.server.request_timeout);
@@ -230,7 +230,7 @@ int serve(command_line const& given) {
   std::optional<pool_watch> pool;
   endpoint http{endpoint_options_of(wanted, chosen, service), service};
   auto options = executor_options_of(wanted, choice, given, http.address());
-  options.policy = text;
+  options.first.policy = text;
   executor.emplace(std::move(options));
   if (!executor->wait_until_ready([&signals] { return signals.arrived(); })) {
     return 0;

@@ -59,7 +59,8 @@ executor_orders const& executor_session::orders() {
   return *orders_;
 }
 
-void executor_session::serve(model_executor& host, json const& spare, json const& unservable) {
+void executor_session::serve(model_executor& host, json const& spare, json const& unservable,
+                             changer const& change) {
   {
     std::lock_guard const lock{mutex_};
     host_ = &host;
@@ -67,8 +68,31 @@ void executor_session::serve(model_executor& host, json const& spare, json const
   send(wrap_text({{"type", "ready"}, {"spare", spare}},
                  unservable.dump(-1, ' ', false, json::error_handler_t::replace)));
   std::unique_lock lock{mutex_};
-  changed_.wait(lock, [this] { return end_wanted_.load(); });
+  try {
+    while (!end_wanted_) {
+      changed_.wait(lock, [this] { return end_wanted_.load() || next_orders_; });
+      if (next_orders_ && !end_wanted_) {
+        carry_out(lock, change);
+      }
+    }
+  } catch (...) {
+    if (!lock.owns_lock()) {
+      lock.lock();
+    }
+    host_ = nullptr;
+    throw;
+  }
   host_ = nullptr;
+}
+
+void executor_session::carry_out(std::unique_lock<std::mutex>& lock, changer const& change) {
+  auto const orders = *std::exchange(next_orders_, std::nullopt);
+  auto const number = next_number_;
+  lock.unlock();
+  auto const unservable = change ? change(orders) : json::array();
+  send(wrap_text({{"type", "changed"}, {"number", number}},
+                 unservable.dump(-1, ' ', false, json::error_handler_t::replace)));
+  lock.lock();
 }
 
 void executor_session::fail(error const& why) {
@@ -130,10 +154,24 @@ void executor_session::take(message received) {
   } else if (type == "start") {
     std::lock_guard const lock{mutex_};
     try {
+      error const lacks_board{error_kind::invalid_argument, "an executor starts with a board"};
+      if (received.descriptors.empty() || received.lost_descriptors) {
+        throw error{lacks_board};
+      }
+      auto board = open_shared_board(std::move(received.descriptors.front()));
+      received.descriptors.erase(received.descriptors.begin());
       orders_ = orders_in(received);
+      orders_->board = std::move(board);
     } catch (error const& wrong) {
       refused_orders_ = wrong;
     }
+    changed_.notify_all();
+  } else if (type == "change") {
+    auto orders = orders_in(received);
+    std::lock_guard const lock{mutex_};
+    orders.board = orders_ ? orders_->board : nullptr;
+    next_orders_ = std::move(orders);  // instead of those that nobody has begun with
+    next_number_ = received.body.value("number", std::uint64_t{0});
     changed_.notify_all();
   } else {
     throw error{error_kind::invalid_argument, "a message of an unknown type, " + type};
@@ -141,14 +179,11 @@ void executor_session::take(message received) {
 }
 
 executor_orders executor_session::orders_in(message& received) {
-  error const wrong{error_kind::invalid_argument,
-                    "an executor starts with a board, settings and a policy"};
-  if (received.descriptors.empty() || received.lost_descriptors) {
+  error const wrong{error_kind::invalid_argument, "orders are settings and a policy"};
+  if (received.lost_descriptors) {
     throw error{wrong};
   }
   executor_orders made;
-  made.board = open_shared_board(std::move(received.descriptors.front()));
-  received.descriptors.erase(received.descriptors.begin());
   auto const given = json::parse(unwrap_text(received), nullptr, false);
   if (!given.is_object() || !given.contains("settings") || !given.contains("policy") ||
       !given["policy"].is_string()) {
@@ -156,6 +191,7 @@ executor_orders executor_session::orders_in(message& received) {
   }
   made.settings = given["settings"];
   made.policy = given["policy"];
+  made.left_out = given.value("left_out", json::array());
   made.is_first = given.value("is_first", true);
   return made;
 }

@@ -8,14 +8,15 @@
 ///     }
 ///     auto const& orders = session.orders();        // what it is to serve
 ///     // … a host for that …
-///     session.serve(host, {{"device", 0}});         // until the server wants the end
+///     session.serve(host, {{"device", 0}}, {},      // until the server wants the end
+///                   [&](executor_orders const& now) { return change(host, now); });
 ///     (void)host.stop(0ms);
 ///   } catch (error const& failure) {
 ///     session.fail(failure);
 ///   }
 ///
-///   server → executor   prepare; start, infer, cancel, status, ping, keep, end
-///   executor → server   prepared; ready or failed; result, status, pong
+///   server → executor   prepare; start, change, infer, cancel, status, ping, keep, end
+///   executor → server   prepared; ready or failed; changed, result, status, pong
 ///
 /// A thread of its own receives from the constructor on. Where the server goes, this process ends at once,
 /// without giving memory back: what it had published waits in the pool for a successor.
@@ -23,6 +24,8 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -40,10 +43,12 @@
 
 namespace sluice::server {
 
-/// What a server tells its executor first.
+/// What a server tells its executor first, and again when it is to serve something else.
 struct executor_orders {
   nlohmann::json settings;
   std::string policy;  ///< the text of the server's policy
+  /// Models that have ended a process when it read them, as `unservable` of `serve` has them: to be left out.
+  nlohmann::json left_out = nlohmann::json::array();
   std::shared_ptr<host_board> board;
   bool is_first = true;  ///< of its server: nobody waits for it yet
 };
@@ -70,9 +75,13 @@ class executor_session {
 
   /// Gives the server's requests to `host`, and returns when the server wants the end. What `host` has been given
   /// by then it may still answer, as long as the session lives. `spare` is for who may have to take this one's place.
-  /// Models that cannot be served are `unservable`, each as {"place", "kind", "error"}.
+  /// Models that cannot be served are `unservable`, each as {"place", "kind", "error"}. New orders are carried out by `change`,
+  /// on this thread and while requests are answered; it returns the same of all models that cannot be served then. What it
+  /// throws this throws.
+  using changer = std::function<nlohmann::json(executor_orders const&)>;
   void serve(model_executor& host, nlohmann::json const& spare = nlohmann::json::object(),
-             nlohmann::json const& unservable = nlohmann::json::array());
+             nlohmann::json const& unservable = nlohmann::json::array(),
+             changer const& change = {});
   /// Tells the server why there is nothing to serve.
   void fail(error const& why);
 
@@ -80,6 +89,7 @@ class executor_session {
   void receive();
   void take(memhandover::message received);
   [[nodiscard]] static executor_orders orders_in(memhandover::message& received);
+  void carry_out(std::unique_lock<std::mutex>& lock, changer const& change);
   void infer(memhandover::message received);
   void submit(memhandover::message const& received, request_ticket ticket);
   void cancel(request_ticket which);
@@ -95,7 +105,9 @@ class executor_session {
   std::optional<nlohmann::json> preparation_;
   std::optional<executor_orders> orders_;
   std::optional<error> refused_orders_;
-  model_executor* host_ = nullptr;       ///< called with the mutex
+  std::optional<executor_orders> next_orders_;  ///< which have not been carried out
+  std::uint64_t next_number_ = 0;               ///< their name
+  model_executor* host_ = nullptr;              ///< called with the mutex
   std::set<request_ticket> being_read_;  ///< requests with large bodies, until they are the host's
 
   background_thread bodies_;  ///< reads large ones, so that small requests do not wait for them

@@ -25,6 +25,25 @@ using namespace std::chrono_literals;
 constexpr milliseconds status_patience{1000};
 constexpr milliseconds patience_for_leaving{2000};
 
+json places_of(std::vector<std::optional<error>> const& faults) {
+  auto list = json::array();
+  for (std::size_t place = 0; place < faults.size(); ++place) {
+    if (auto const& why = faults[place]) {
+      list.push_back(
+          {{"place", place}, {"kind", static_cast<int>(why->kind())}, {"error", why->what()}});
+    }
+  }
+  return list;
+}
+
+void check_number(std::size_t models) {
+  if (models > host_board::max_models) {
+    throw error{error_kind::unsupported,
+                fmt::format("the policy names {} versions of models; a server offers at most {}",
+                            models, host_board::max_models)};
+  }
+}
+
 }  // namespace
 
 char const* remote_executor::impl::to_string(phase value) {
@@ -45,24 +64,22 @@ remote_executor::impl::impl(options how)
     : how_(std::move(how)),
       wake_(memhandover::beside_standard_streams(
           unique_fd{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)})),
-      admission_(how_.models.size(), how_.one_by_one
-                                         ? scheduler::admission::lines::one_for_all
-                                         : scheduler::admission::lines::one_for_each_model),
+      orders_(how_.first),
+      left_out_(orders_.models.size()),
+      admission_(orders_.models.size(), how_.one_by_one
+                                            ? scheduler::admission::lines::one_for_all
+                                            : scheduler::admission::lines::one_for_each_model),
       host_{[this](std::size_t model) { return state_now(model) == model_state::warm; },
             [this](request_ticket which) { return computed_since(which); }},
-      pending_(how_.models.size(),
+      pending_(orders_.models.size(),
                [this](model_index model, request_ticket which) {
                  admission_.remove(model, which, clock::now(), host_);
                }),
-      health_(how_.models.size()),
-      last_offences_(how_.models.size()),
-      unservable_(how_.models.size()),
+      health_(orders_.models.size()),
+      last_offences_(orders_.models.size()),
+      unservable_(orders_.models.size()),
       spare_(how_.program, how_.spare_limit) {
-  if (how_.models.size() > host_board::max_models) {
-    throw error{error_kind::unsupported,
-                fmt::format("the policy names {} versions of models; a server offers at most {}",
-                            how_.models.size(), host_board::max_models)};
-  }
+  check_number(orders_.models.size());
   if (!wake_) {
     throw memhandover::system_error("cannot start an executor");
   }
@@ -147,16 +164,17 @@ request_ticket remote_executor::impl::submit(model_index model, infer_request re
                                              completion done) {
   auto const now = clock::now();
   auto const arrival = request.arrival.value_or(now);
-  auto const deadline = deadline_of(request, arrival, how_.models.at(model).queue_timeout);
+  auto const timeout = request.timeout;
   auto const ticket = ++last_ticket_;
   request.ticket = ticket;
   request.arrival = arrival;
   auto id = std::exchange(request.id, {});
-  detail::pending_request made{model,           wrap(request), std::move(id),
-                               std::move(done), arrival,       deadline};
+  detail::pending_request made{model, wrap(request), std::move(id), std::move(done), arrival, {}};
   made.request.body["place"] = model;
 
   std::unique_lock lock{mutex_};
+  auto const deadline = made.deadline =
+      deadline_of(timeout, arrival, orders_.models.at(model).queue_timeout);
   auto refusal = refuse(model, now);
   bool const would_be_late = !refusal && (refusal = refuse_late(model, now, deadline));
   if (refusal) {
@@ -200,6 +218,55 @@ void remote_executor::impl::keep_warm() {
   if (phase_ == phase::serving) {
     send({0, {{"type", "keep"}}});
   }
+}
+
+bool remote_executor::impl::change(orders to) {
+  check_number(to.models.size());
+  std::unique_lock lock{mutex_};
+  auto const models = std::max(to.models.size(), orders_.models.size());
+  admission_.extend(models);
+  pending_.extend(models);
+  health_.resize(models);
+  last_offences_.resize(models);
+  unservable_.resize(models);
+  left_out_.resize(models);
+  for (std::size_t place = 0; place < std::min(to.models.size(), orders_.models.size()); ++place) {
+    if (orders_.models[place].is_retired && !to.models[place].is_retired) {
+      admission_.forget(place);
+      pending_.forget(place);
+      health_[place] = {};
+      last_offences_[place].clear();
+      unservable_[place].reset();
+      left_out_[place].reset();
+    }
+  }
+  orders_ = std::move(to);
+  auto const wanted = ++orders_number_;
+  if (phase_ == phase::serving) {
+    send_change();
+  }
+  changed_.wait(lock,
+                [&] { return carried_out_ >= wanted || stopping_ || phase_ == phase::ended; });
+  return carried_out_ >= wanted;
+}
+
+bool remote_executor::impl::is_free(model_index place) const {
+  std::lock_guard const lock{mutex_};
+  return orders_.models.at(place).is_retired && pending_.counts(place).waiting == 0;
+}
+
+parcel remote_executor::impl::orders_of(char const* type) const {
+  json const made{{"settings", orders_.settings},
+                  {"policy", orders_.policy},
+                  {"is_first", started_ == 0},
+                  {"left_out", places_of(left_out_)}};
+  return wrap_text({{"type", type}, {"number", orders_number_}},
+                   made.dump(-1, ' ', false, json::error_handler_t::replace));
+}
+
+void remote_executor::impl::send_change() {
+  given_orders_ = orders_number_;
+  send({.orders = std::make_shared<parcel const>(orders_of("change"))});
 }
 
 void remote_executor::impl::refuse_cancelled(detail::refusals& into) {
@@ -254,9 +321,12 @@ bool remote_executor::impl::stop(milliseconds grace, way_to_end way) {
 }
 
 std::optional<error> remote_executor::impl::refuse(model_index model, clock::time_point now) const {
-  auto const& is = how_.models[model];
+  auto const& is = orders_.models[model];
   if (stopping_) {
     return error{error_kind::unavailable, "the server is shutting down"};
+  }
+  if (is.is_retired) {
+    return not_served(is.name);
   }
   if (auto const& why = unservable_[model]) {
     return error{error_kind::unavailable,
@@ -292,7 +362,7 @@ std::optional<error> remote_executor::impl::refuse_late(model_index model, clock
                fmt::format("model '{}' could not answer in time: its answer is predicted after "
                            "{:.3f} s, since others come before it, and the request's time is over "
                            "after {:.3f} s; try again in {:.3f} s",
-                           how_.models[model].name, verdict.predicted.count(),
+                           orders_.models[model].name, verdict.predicted.count(),
                            seconds{deadline - now}.count(), verdict.retry_after.count()),
                ceil<milliseconds>(verdict.retry_after)};
 }
@@ -331,9 +401,9 @@ void remote_executor::impl::flush() {
       if (next.request != 0 && request == nullptr) {
         continue;  // it has been answered
       }
-      bool const taken = request != nullptr
-                             ? request->request.try_send(socket_.get())
-                             : memhandover::try_send_message(socket_.get(), next.other);
+      bool const taken = request != nullptr ? request->request.try_send(socket_.get())
+                         : next.orders      ? next.orders->try_send(socket_.get())
+                                       : memhandover::try_send_message(socket_.get(), next.other);
       if (!taken) {
         return;
       }
@@ -361,13 +431,15 @@ void remote_executor::impl::describe(json& into) const {
   auto const now = clock::now();
   auto const computed = computations();
   for (auto& each : into["models"]) {
-    auto const found = std::find_if(how_.models.begin(), how_.models.end(), [&](served const& is) {
-      return each.value("name", "") == is.name && each.value("version", "") == is.version;
-    });
-    if (found == how_.models.end()) {
+    auto const found =
+        std::find_if(orders_.models.begin(), orders_.models.end(), [&](served const& is) {
+          return !is.is_retired && each.value("name", "") == is.name &&
+                 each.value("version", "") == is.version;
+        });
+    if (found == orders_.models.end()) {
       continue;
     }
-    auto const index = static_cast<std::size_t>(found - how_.models.begin());
+    auto const index = static_cast<std::size_t>(found - orders_.models.begin());
     auto const& counts = pending_.counts(index);
     auto const& health = health_[index];
     auto const rest = health.failed_for(now);
@@ -424,6 +496,12 @@ request_ticket remote_executor::submit(model_index model, infer_request request,
 }
 void remote_executor::cancel(request_ticket which) {
   impl_->cancel(which);
+}
+bool remote_executor::change(orders to) {
+  return impl_->change(std::move(to));
+}
+bool remote_executor::is_free(model_index place) const {
+  return impl_->is_free(place);
 }
 void remote_executor::keep_warm() {
   impl_->keep_warm();

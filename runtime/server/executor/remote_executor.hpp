@@ -14,6 +14,9 @@
 ///
 /// Every request has a deadline, at which it is answered whatever the process does.
 ///
+/// Models come and go while it serves (`change`), without disturbing each other: the process prepares what comes beside what it
+/// computes. One that ends it meanwhile is left out from then on, until it is changed again.
+///
 ///   remote_executor executor{options};
 ///   if (!executor.wait_until_ready(given_up)) return;   // throws why the first one has failed
 ///   executor.submit(0, std::move(request), [&](infer_result got) { reply(std::move(got)); });
@@ -46,12 +49,17 @@ class remote_executor final : public model_executor {
     std::string version;
     std::size_t max_queue = 64;
     std::chrono::milliseconds queue_timeout{30'000};
+    bool is_retired = false;  ///< it takes no more requests
   };
-  struct options {
-    std::filesystem::path program;
+  /// What is served, by place.
+  struct orders {
     nlohmann::json settings;  ///< executor_orders::settings
     std::string policy;       ///< executor_orders::policy
     std::vector<served> models;
+  };
+  struct options {
+    std::filesystem::path program;
+    orders first;
     std::chrono::milliseconds compute_limit{30'000};
     /// Whether models are computed one after the other, and not beside each other.
     bool one_by_one = false;
@@ -73,6 +81,13 @@ class remote_executor final : public model_executor {
 
   /// False if `given_up`, which is asked now and then, says so. Throws what the first process has failed with.
   [[nodiscard]] bool wait_until_ready(std::function<bool()> const& given_up = [] { return false; });
+
+  /// Serves something else from now on: models behind those that there were, others in the places of retired ones that
+  /// are free, or the same with other promises. Returns when a process has carried that out; false if it is stopped before. What
+  /// cannot be served then says `unservable`. Throws `unsupported` if there are more models than a board holds.
+  [[nodiscard]] bool change(orders to);
+  /// It is retired, and nobody waits for it.
+  [[nodiscard]] bool is_free(model_index place) const;
 
   [[nodiscard]] readiness ready() const override;
   [[nodiscard]] model_state state(model_index model) const override;

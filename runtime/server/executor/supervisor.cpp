@@ -186,8 +186,14 @@ void remote_executor::impl::take(memhandover::message received) {
       lock.unlock();
       answer(std::move(*to), std::move(received));
     }
+  } else if (type == "changed") {
+    note_unservable(received);
+    carried_out_ = std::max(carried_out_, received.body.value("number", std::uint64_t{0}));
+    changed_.notify_all();
   } else if (type == "ready") {
     phase_ = phase::serving;
+    has_served_ = true;
+    carried_out_ = std::max(carried_out_, given_orders_);
     admission_.restart(heard_);
     back_off_ = milliseconds{0};
     waited_until_ = last_ticket_;
@@ -195,6 +201,10 @@ void remote_executor::impl::take(memhandover::message received) {
     note_unservable(received);
     if (how_.spare) {
       spare_.want(received.body.value("spare", json::object()));
+    }
+    refuse_retired();
+    if (given_orders_ < orders_number_) {
+      send_change();
     }
     for (auto const each : pending_.tickets()) {
       outbox_.push_back({each, {}});
@@ -215,7 +225,7 @@ void remote_executor::impl::take(memhandover::message received) {
 void remote_executor::impl::note_unservable(memhandover::message const& ready) {
   auto const given =
       ready.lost_descriptors ? json{} : json::parse(unwrap_text(ready), nullptr, false);
-  std::vector<std::optional<error>> noted(how_.models.size());
+  std::vector<std::optional<error>> noted(orders_.models.size());
   for (auto const& each : given) {
     auto const place = each.is_object() ? each.value("place", noted.size()) : noted.size();
     if (place < noted.size()) {
@@ -226,7 +236,7 @@ void remote_executor::impl::note_unservable(memhandover::message const& ready) {
     auto const& before = unservable_[i];
     if (noted[i] && (!before || std::string_view{before->what()} != noted[i]->what())) {
       spdlog::error("a model that the policy names cannot be served model={} reason={}",
-                    how_.models[i].name, telemetry::quoted(noted[i]->what()));
+                    orders_.models[i].name, telemetry::quoted(noted[i]->what()));
     }
   }
   unservable_ = std::move(noted);
@@ -273,10 +283,8 @@ void remote_executor::impl::give_orders(int socket, parcel const& orders, int bo
 
 void remote_executor::impl::start_process() {
   auto made = make_shared_board();
-  json const orders{
-      {"settings", how_.settings}, {"policy", how_.policy}, {"is_first", started_ == 0}};
-  auto const policy =
-      wrap_text({{"type", "start"}}, orders.dump(-1, ' ', false, json::error_handler_t::replace));
+  auto const policy = orders_of("start");
+  given_orders_ = orders_number_;
   auto spare = spare_.take();
   was_spare_ = spare.has_value();
   was_ready_spare_ = was_spare_ && spare->was_ready;
@@ -326,7 +334,7 @@ std::vector<host_board::action> remote_executor::impl::computations() const {
   auto seen = board_->actions();
   auto const now = clock::now();
   std::erase_if(seen, [&](auto const& each) {  // what the process may have written into it, too
-    return each.what != activity::computing || each.model >= how_.models.size() ||
+    return each.what != activity::computing || each.model >= orders_.models.size() ||
            each.since.time_since_epoch() < 0ns || each.since > now;
   });
   return seen;
@@ -385,7 +393,9 @@ void remote_executor::impl::on_end(detail::refusals& into) {
   how_it_ended_ = reason_ ? std::string{reason_->what()}
                           : "its process " + (killed_for_.empty() ? how.text : killed_for_);
   last_end_ = how_it_ended_ + doing_text(suspects);  // where there is a reason nobody is suspect
-  if (started_ == 1 && !was_serving) {
+  bool const leaves_one_out =
+      is_preparing() && suspects.size() == 1 && suspects[0].what == activity::preparing;
+  if (!has_served_ && !leaves_one_out) {
     failure_ =
         reason_ ? *reason_ : error{error_kind::aborted, "the executor cannot start: " + last_end_};
     end(false);
@@ -419,7 +429,7 @@ std::vector<host_board::action> remote_executor::impl::suspects_of(process_end c
     return {};
   }
   auto seen = board_->actions();
-  std::erase_if(seen, [&](auto const& each) { return each.model >= how_.models.size(); });
+  std::erase_if(seen, [&](auto const& each) { return each.model >= orders_.models.size(); });
   auto const culprit = board_->culprit();
   auto const its = std::find_if(seen.begin(), seen.end(),
                                 [&](auto const& each) { return culprit && each.lane == *culprit; });
@@ -449,7 +459,8 @@ std::string remote_executor::impl::doing_text(
   std::vector<std::string> texts;
   texts.reserve(suspects.size());
   for (auto const& each : suspects) {
-    texts.push_back(fmt::format("{} model '{}'", verb_of(each.what), how_.models[each.model].name));
+    texts.push_back(
+        fmt::format("{} model '{}'", verb_of(each.what), orders_.models[each.model].name));
   }
   return texts.empty() ? "" : fmt::format(" while it {}", fmt::join(texts, ", "));
 }
@@ -469,6 +480,9 @@ void remote_executor::impl::blame(host_board::action const& doing, detail::refus
   auto const now = clock::now();
   auto& health = health_[doing.model];
   health.on_offence(now);
+  if (is_preparing() && doing.what == activity::preparing) {
+    left_out_[doing.model] = error{error_kind::aborted, last_end_};
+  }
   last_offences_[doing.model] =
       fmt::format("{} while it {} it", how_it_ended_, verb_of(doing.what));
   if (auto guilty = doing.requests == 1 ? pending_.take(doing.request) : std::nullopt) {
@@ -482,6 +496,22 @@ void remote_executor::impl::blame(host_board::action const& doing, detail::refus
   }
 }
 
+bool remote_executor::impl::is_preparing() const {
+  return phase_ == phase::starting || carried_out_ < orders_number_;
+}
+
+/// The process that answered what they had has ended, and the next one has nothing in their places.
+void remote_executor::impl::refuse_retired() {
+  for (std::size_t place = 0; place < orders_.models.size(); ++place) {
+    if (!orders_.models[place].is_retired) {
+      continue;
+    }
+    for (auto& each : pending_.take_all_of(place)) {
+      refuse(std::move(each), not_served(orders_.models[place].name), late_answers_);
+    }
+  }
+}
+
 void remote_executor::impl::expire(detail::refusals& into) {
   auto const now = clock::now();
   for (auto& [ticket, late] : pending_.take_late(now - deadline_slack)) {
@@ -489,7 +519,7 @@ void remote_executor::impl::expire(detail::refusals& into) {
       send({0, {{"type", "cancel"}, {"ticket", ticket}}});
     }
     auto const took = std::chrono::duration_cast<milliseconds>(now - late.arrival);
-    auto const& name = how_.models[late.model].name;
+    auto const& name = orders_.models[late.model].name;
     refuse(std::move(late),
            {error_kind::deadline_exceeded,
             fmt::format("the request's time is over after {} ms; the executor of model '{}' {}",

@@ -42,7 +42,7 @@ std::string not_loaded(std::string const& model, std::string_view why) {
 
 void model_host::impl::execute() {
   ::pthread_setname_np(::pthread_self(), "sluice-executor");
-  host_board::this_lane = 0;
+  host_board::this_lane = host_board::executor_lane;
   prepare_thread();
   lock_type lock{mutex_};
   take_over(lock);
@@ -334,8 +334,7 @@ void model_host::impl::see_off(lock_type& lock, slot& model) {
   if (model.state == model_state::warm && !release(lock, model, "retired")) {
     return;
   }
-  std::unique_ptr<hosted_model> gone =
-      std::make_unique<absent_model>(detail::not_served(model.is.name));
+  std::unique_ptr<hosted_model> gone = std::make_unique<absent_model>(not_served(model.is.name));
   model.is.model.swap(gone);
   model.image_wanted = false;
   lock.unlock();

@@ -53,7 +53,7 @@ served_model or_nothing(served_model from) {
   }
   served_model nothing{.name = std::move(from.name),
                        .version = std::move(from.version),
-                       .model = std::make_unique<absent_model>(detail::not_served(from.name))};
+                       .model = std::make_unique<absent_model>(not_served(from.name))};
   nothing.scheduling.goal.latency = scheduler::seconds{1.0};
   return nothing;
 }
@@ -61,10 +61,6 @@ served_model or_nothing(served_model from) {
 }  // namespace
 
 namespace detail {
-
-error not_served(std::string const& model) {
-  return {error_kind::unavailable, fmt::format("model '{}' is not served any more", model)};
-}
 
 slot::slot(served_model from) : is(or_nothing(std::move(from))), controller(make_controller(is)) {
   report = controller.tick(clock::now());
@@ -118,7 +114,7 @@ model_host::impl::impl(host_options options, std::shared_ptr<memhandover::servin
   try {
     executor_ = std::thread{[this] { execute(); }};
     for (std::size_t lane = 1;
-         lane <= std::min(options_.computing_threads, host_board::max_lanes - 1); ++lane) {
+         lane <= std::min(options_.computing_threads, host_board::max_computing_lanes); ++lane) {
       computers_.emplace_back([this, lane] {
         host_board::this_lane = lane;
         compute();
@@ -255,7 +251,7 @@ request_ticket model_host::impl::submit(model_index model, infer_request request
   auto& wanted = slots_.at(model);
   auto const ticket = request.ticket != 0 ? request.ticket : ++last_ticket_;
   auto const arrival = request.arrival.value_or(now);
-  auto const deadline = deadline_of(request, arrival, wanted.is.queue_timeout);
+  auto const deadline = deadline_of(request.timeout, arrival, wanted.is.queue_timeout);
   detail::job made{.ticket = ticket,
                    .model = model,
                    .request = std::move(request),
@@ -271,7 +267,7 @@ request_ticket model_host::impl::submit(model_index model, infer_request request
   if (stopping_) {
     refuse(std::move(made), shutting_down());
   } else if (wanted.is_retired) {
-    refuse(std::move(made), detail::not_served(wanted.is.name));
+    refuse(std::move(made), not_served(wanted.is.name));
   } else if (!admission.admitted) {
     refuse(std::move(made),
            {error_kind::unavailable,

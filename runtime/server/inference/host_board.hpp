@@ -28,7 +28,11 @@ class host_board {
  public:
   /// A server offers no more versions of models.
   static constexpr std::size_t max_models = 4096;
-  static constexpr std::size_t max_lanes = 65;
+  static constexpr std::size_t max_computing_lanes = 64;
+  static constexpr std::size_t max_lanes = max_computing_lanes + 2;
+  static constexpr std::size_t executor_lane = 0;  ///< of the thread that loads and releases
+  static constexpr std::size_t preparing_lane =
+      max_lanes - 1;  ///< of the one that reads models' files
   static constexpr std::size_t no_lane = max_lanes;
   /// That of the thread that calls; one without shows nothing.
   static inline thread_local std::size_t this_lane = no_lane;

@@ -92,11 +92,11 @@ struct infer_request {
   request_ticket ticket = 0;  ///< which the caller has chosen for it; 0: the service chooses one
 };
 
-/// When a request's time is over that came at `arrival`, and may take as long as it says, but no longer than `most`.
+/// When a request's time is over that came at `arrival`, and may take as long as its `timeout` says, but no longer than `most`.
 [[nodiscard]] inline std::chrono::steady_clock::time_point deadline_of(
-    infer_request const& request, std::chrono::steady_clock::time_point arrival,
+    std::optional<std::chrono::microseconds> timeout, std::chrono::steady_clock::time_point arrival,
     std::chrono::microseconds most) {
-  return arrival + std::min(request.timeout.value_or(most), most);
+  return arrival + std::min(timeout.value_or(most), most);
 }
 
 /// The computation that a request was part of.

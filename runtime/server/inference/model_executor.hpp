@@ -35,6 +35,11 @@ enum class model_state { cold, loading, warm, releasing };
   return state == model_state::warm ? readiness{} : readiness{false, std::string{to_string(state)}};
 }
 
+/// To whom asks for a model that is served no more.
+[[nodiscard]] inline error not_served(std::string const& model) {
+  return {error_kind::unavailable, "model '" + model + "' is not served any more"};
+}
+
 class model_executor {
  public:
   using model_index = std::size_t;

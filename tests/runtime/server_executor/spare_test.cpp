@@ -140,13 +140,14 @@ TEST_F(a_spare_process, that_is_ended_is_followed_by_none) {
 class an_executor_with_a_spare : public ::testing::Test {
  protected:
   void start(json spare = json::object()) {
-    remote_executor::options options{.program = program(),
-                                     .settings = {{"spare", std::move(spare)}},
-                                     .policy = "",
-                                     .models = {{"sum", "1"}, {"rogue", "1"}, {"other", "1"}},
-                                     .compute_limit = patience,
-                                     .answer_limit = answer_limit_,
-                                     .spare = true};
+    remote_executor::options options{
+        .program = program(),
+        .first = {.settings = {{"spare", std::move(spare)}},
+                  .policy = "",
+                  .models = {{"sum", "1"}, {"rogue", "1"}, {"other", "1"}}},
+        .compute_limit = patience,
+        .answer_limit = answer_limit_,
+        .spare = true};
     executor_.emplace(std::move(options));
     ASSERT_TRUE(executor_->wait_until_ready());
   }

@@ -2,11 +2,13 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
 #include "runtime/server/executor/end_report.hpp"
 #include "runtime/server/executor/executor_session.hpp"
+#include "runtime/server/hosting/absent_model.hpp"
 #include "tests/runtime/server_executor/rogue_models.hpp"
 
 /// A model that calls `exit` has what is static destroyed while other threads use it: ThreadSanitizer looks past that.
@@ -14,6 +16,62 @@ extern "C" [[gnu::visibility("default")]] char const* __tsan_default_suppression
 extern "C" char const* __tsan_default_suppressions() {
   return "race:spdlog";
 }
+
+namespace sluice::server::testing {
+namespace {
+
+/// Kinds of models by place; null where nothing is served.
+nlohmann::json wanted_by(executor_orders const& orders) {
+  return orders.settings.value("models", nlohmann::json{"sum", "rogue", "other"});
+}
+
+served_model prepare(nlohmann::json const& kind, std::size_t place, executor_orders const& orders) {
+  if (kind.is_null()) {
+    return {};
+  }
+  served_model made;
+  made.name = kind.get<std::string>();
+  made.version = "1";
+  bool const is_left_out =
+      std::any_of(orders.left_out.begin(), orders.left_out.end(),
+                  [place](auto const& each) { return each["place"] == place; });
+  if (is_left_out) {
+    made.model = std::make_unique<absent_model>(error{error_kind::aborted, "it ends its process"});
+  } else if (made.name == "crash") {
+    orders.board->begin({.what = activity::preparing, .model = place});
+    std::abort();
+  } else if (made.name == "sum") {
+    made.model =
+        std::make_unique<sum_model>(heap_pool::chunk, 5, std::make_shared<model_control>());
+  } else {
+    made.model = std::make_unique<rogue_model>(orders.is_first);
+  }
+  made.scheduling.goal.latency = scheduler::seconds{0.1};
+  made.scheduling.limits = {scheduler::seconds{1e6}, scheduler::seconds{1e6}};
+  return made;
+}
+
+void change(model_host& host, nlohmann::json& wanted, executor_orders const& orders) {
+  auto const next = wanted_by(orders);
+  for (std::size_t place = 0; place < next.size(); ++place) {
+    auto const before = place < wanted.size() ? wanted[place] : nlohmann::json{};
+    if (!before.is_null() && next[place].is_null()) {
+      host.retire(place);
+    } else if (before != next[place]) {
+      host.put(place, prepare(next[place], place, orders));
+    }
+  }
+  wanted = next;
+}
+
+nlohmann::json unservable_of(executor_orders const& orders) {
+  auto found = orders.settings.value("unservable", nlohmann::json::array());
+  found.insert(found.end(), orders.left_out.begin(), orders.left_out.end());
+  return found;
+}
+
+}  // namespace
+}  // namespace sluice::server::testing
 
 int main(int argc, char** argv) {
   using namespace sluice::server;
@@ -37,24 +95,17 @@ int main(int argc, char** argv) {
       throw sluice::error{sluice::error_kind::not_found, "there is nothing to serve"};
     }
     if (orders.policy == "abort") {
-      host_board::this_lane = 0;
-      orders.board->begin({.what = activity::preparing, .model = 1});
       std::abort();
     }
     while (orders.policy == "hold") {
       ::pause();
     }
+    report_end_on(orders.board);
+    host_board::this_lane = host_board::preparing_lane;
+    auto wanted = wanted_by(orders);
     std::vector<served_model> models;
-    models.push_back(
-        {"sum",
-         "1",
-         std::make_unique<sum_model>(heap_pool::chunk, 5, std::make_shared<model_control>()),
-         {}});
-    models.push_back({"rogue", "1", std::make_unique<rogue_model>(orders.is_first), {}});
-    models.push_back({"other", "1", std::make_unique<rogue_model>(orders.is_first), {}});
-    for (auto& each : models) {
-      each.scheduling.goal.latency = sluice::scheduler::seconds{0.1};
-      each.scheduling.limits = {sluice::scheduler::seconds{1e6}, sluice::scheduler::seconds{1e6}};
+    for (std::size_t place = 0; place < wanted.size(); ++place) {
+      models.push_back(prepare(wanted[place], place, orders));
     }
     if (auto const size = orders.settings.value("batch", 0); size > 0) {
       models[1].batching = {
@@ -64,11 +115,13 @@ int main(int argc, char** argv) {
     options.computing_threads = orders.settings.value("computing_threads", 0U);
     options.board = orders.board;
     options.device_failed = [](sluice::error const& /*why*/) { ::_exit(exit_code_of_mischief); };
-    report_end_on(orders.board);
     model_host host{std::move(options), std::make_shared<heap_pool>(8), std::move(models)};
     if (host.warm_up([&session] { return session.end_wanted(); })) {
       session.serve(host, orders.settings.value("spare", nlohmann::json::object()),
-                    orders.settings.value("unservable", nlohmann::json::array()));
+                    unservable_of(orders), [&](executor_orders const& now) {
+                      change(host, wanted, now);
+                      return unservable_of(now);
+                    });
     }
     return host.stop(std::chrono::milliseconds{0}) ? EXIT_SUCCESS : EXIT_FAILURE;
   } catch (sluice::error const& failure) {

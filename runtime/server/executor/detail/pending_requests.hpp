@@ -2,6 +2,7 @@
 /// thread-safe.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -60,6 +61,11 @@ class pending_requests {
   /// The oldest one.
   [[nodiscard]] std::optional<request_ticket> first() const;
   [[nodiscard]] bool empty() const noexcept { return requests_.empty(); }
+
+  /// There are more models from now on.
+  void extend(std::size_t models) { counts_.resize(std::max(models, counts_.size())); }
+  /// Another model has its place from now on.
+  void forget(std::size_t model) { counts_.at(model) = {}; }
 
   /// Counts an answer; `failure` is null for a result.
   void on_answer(std::size_t model, error const* failure);

@@ -37,7 +37,8 @@ inline constexpr std::chrono::milliseconds deadline_slack{10};
 /// A message to the process: a request, or another.
 struct outgoing {
   request_ticket request = 0;
-  nlohmann::json other;
+  nlohmann::json other{};
+  std::shared_ptr<parcel const> orders{};  ///< or these
 };
 
 /// Why a process that served, or was to, has ended, without having been asked to.
@@ -81,6 +82,8 @@ class remote_executor::impl {
   request_ticket submit(model_index model, infer_request request, completion done);
   void cancel(request_ticket which);
   void keep_warm();
+  [[nodiscard]] bool change(orders to);
+  [[nodiscard]] bool is_free(model_index place) const;
   [[nodiscard]] nlohmann::json status();
   enum class way_to_end { giving_back, leaving };
   [[nodiscard]] bool stop(std::chrono::milliseconds grace, way_to_end way);
@@ -119,6 +122,10 @@ class remote_executor::impl {
   void answer(detail::pending_request to, memhandover::message received);
   void finish(detail::pending_request to, memhandover::message const& received);
   void start_process();
+  /// Orders of that type, by the lock's holder.
+  [[nodiscard]] parcel orders_of(char const* type) const;
+  void send_change();
+  void refuse_retired();
   static void give_orders(int socket, parcel const& orders, int board);
   void start_again();
   [[nodiscard]] bool is_quiet() const;
@@ -138,6 +145,8 @@ class remote_executor::impl {
   [[nodiscard]] std::string doing_text(std::vector<host_board::action> const& suspects) const;
   [[nodiscard]] bool may_try_again(host_board::action const& suspect);
   void blame(host_board::action const& doing, detail::refusals& into);
+  /// Whether the process reads files of models, for its start or for a change.
+  [[nodiscard]] bool is_preparing() const;
   void expire(detail::refusals& into);
 
   options const how_;
@@ -146,6 +155,12 @@ class remote_executor::impl {
 
   mutable std::mutex mutex_;  ///< guards what follows
   std::condition_variable changed_;
+  orders orders_;
+  std::uint64_t orders_number_ = 1;             ///< grows when they change
+  std::uint64_t given_orders_ = 0;              ///< those of the process
+  std::uint64_t carried_out_ = 0;               ///< by a process that serves
+  bool has_served_ = false;                     ///< one of them
+  std::vector<std::optional<error>> left_out_;  ///< by model: it has ended a process that read it
   phase phase_ = phase::starting;
   scheduler::admission admission_;
   scheduler::admission::sight const host_;

@@ -73,9 +73,6 @@ class company {
   double sum_ = 0.0;
 };
 
-/// To whom asks for one that has been retired.
-[[nodiscard]] error not_served(std::string const& model);
-
 /// A model and what is known of it.
 struct slot {
   /// Throws `invalid_argument` for settings that the scheduler refuses.
