@@ -196,11 +196,17 @@ int dispatch(std::vector<std::string> const& words) {
       "clean", "End what alone keeps orphaned pools alive: strays of jobs that have died");
   bool dry_run = false;
   clean->add_flag("--dry-run", dry_run, "Only say what would be ended");
-  auto* policy_commands = app.add_subcommand("policy", "Check a policy file, or show its schema");
+  auto* policy_commands = app.add_subcommand(
+      "policy", "Check a policy file, have a server read its own again, or show the schema");
   policy_commands->require_subcommand(1);
   auto* check = policy_commands->add_subcommand("check", "Tell every mistake in a policy file");
   check->add_option("file", policy_file, "The policy file")->required();
   auto* schema = policy_commands->add_subcommand("schema", "Print the JSON Schema of policy files");
+  auto* reload = policy_commands->add_subcommand(
+      "reload", "Have the server read its policy and its model repository again");
+  reload->add_option("--device", show_what.device, "Of the pool of this device")
+      ->check(CLI::Range(0, 63));
+  reload->add_option("--runtime-dir", show_what.runtime_dir, runtime_dir_help);
 
   try {
     std::vector<std::string> reversed{options.rbegin(), options.rend()};  // as CLI11 wants them
@@ -235,6 +241,9 @@ int dispatch(std::vector<std::string> const& words) {
   }
   if (clean->parsed()) {
     return clean_pools(dry_run);
+  }
+  if (reload->parsed()) {
+    return reload_policy(show_what.runtime_dir, show_what.device);
   }
   return schema->parsed() ? print_schema()
                           : check_policy(policy_file, launcher::this_installation());

@@ -1,6 +1,7 @@
 #include "runtime/cli/commands.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <spawn.h>
 #include <spdlog/spdlog.h>
 #include <sys/wait.h>
@@ -13,6 +14,7 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -233,6 +235,25 @@ int check_policy(std::string const& file, launcher::install_layout const& instal
     std::fprintf(stderr, "%s\n", wrong.what());
     return 1;
   }
+}
+
+int reload_policy(std::string const& runtime_dir, std::optional<int> device) {
+  auto const came = ask_server(runtime_dir, device, "reload");
+  std::vector<std::string> parts;
+  for (auto const* const what : {"added", "removed", "changed"}) {
+    if (auto const names = came.value(what, std::vector<std::string>{}); !names.empty()) {
+      parts.push_back(fmt::format("{} {}", what, fmt::join(names, ", ")));
+    }
+  }
+  print(fmt::format("{}\n", parts.empty() ? "no model has come or gone"
+                                          : fmt::format("{}", fmt::join(parts, "; "))));
+  auto const faults = came.value("unservable", nlohmann::json::array());
+  for (auto const& each : faults) {
+    std::fprintf(stderr, "model '%s' cannot be served: %s\n",
+                 each["name"].get_ref<std::string const&>().c_str(),
+                 each["reason"].get_ref<std::string const&>().c_str());
+  }
+  return faults.empty() ? 0 : 1;
 }
 
 int print_schema() {

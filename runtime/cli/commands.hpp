@@ -50,4 +50,7 @@ int check_policy(std::string const& file, launcher::install_layout const& instal
 
 int print_schema();
 
+/// Has the server read its policy and its repository again; a line says what changed. 0, or 1 where a model cannot be served.
+int reload_policy(std::string const& runtime_dir, std::optional<int> device);
+
 }  // namespace sluice::cli

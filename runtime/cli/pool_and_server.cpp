@@ -11,6 +11,7 @@
 #include <boost/asio/read.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
@@ -134,9 +135,12 @@ namespace {
 
 constexpr std::chrono::milliseconds patience{2000};
 
-asio::awaitable<std::string> read_all(std::string path) {
+/// What the server says to `wanted`, to its end.
+asio::awaitable<std::string> ask(std::string path, std::string wanted) {
   asio::local::stream_protocol::socket socket{co_await asio::this_coro::executor};
   co_await socket.async_connect(asio::local::stream_protocol::endpoint{path}, asio::use_awaitable);
+  wanted += '\n';
+  co_await asio::async_write(socket, asio::buffer(wanted), asio::use_awaitable);
   std::string text;
   boost::system::error_code end;
   co_await asio::async_read(socket, asio::dynamic_buffer(text),
@@ -151,7 +155,7 @@ std::optional<json> status_over_socket(std::string const& path, std::string cons
   }
   asio::io_context context;
   std::string text;
-  asio::co_spawn(context, read_all(path), [&](std::exception_ptr const& why, std::string all) {
+  asio::co_spawn(context, ask(path, "status"), [&](std::exception_ptr const& why, std::string all) {
     text = why ? "" : std::move(all);
   });
   context.run_for(patience);
@@ -181,6 +185,34 @@ json with_server(json pool, std::string const& runtime_dir) {
 }
 
 }  // namespace
+
+json ask_server(std::string const& runtime_dir, std::optional<int> device,
+                std::string const& wanted) {
+  auto const pool = memhandover::query_status(runtime_dir, device);
+  auto const endpoint = live_endpoint(pool);
+  if (endpoint.empty()) {
+    throw error{error_kind::unavailable, "no server serves out of that pool"};
+  }
+  auto const path = memhandover::status_socket_of(runtime_dir, pool["pool"].value("device", 0));
+  asio::io_context context;
+  std::string text;
+  std::exception_ptr failure;
+  asio::co_spawn(context, ask(path, wanted), [&](std::exception_ptr const& why, std::string all) {
+    failure = why;
+    text = std::move(all);
+  });
+  context.run();  // as long as it takes
+  auto answer = failure ? json{} : json::parse(text, nullptr, false);
+  if (!answer.is_object()) {
+    throw error{error_kind::unavailable,
+                fmt::format("the server at {} did not answer over {}", endpoint, path)};
+  }
+  if (answer.contains("error")) {
+    throw error{error_kind{answer.value("kind", static_cast<int>(error_kind::internal))},
+                answer["error"].get<std::string>()};
+  }
+  return answer;
+}
 
 json pool_and_server(std::string const& runtime_dir, std::optional<int> device) {
   auto status = memhandover::query_status(runtime_dir, device);

@@ -22,6 +22,11 @@ namespace sluice::cli {
 [[nodiscard]] nlohmann::json pool_and_server(std::string const& runtime_dir,
                                              std::optional<int> device = std::nullopt);
 
+/// Has the server of that pool do something (server/status_socket.hpp), and waits until it has. Throws as `pool_and_server`, and
+/// why it could not be done.
+[[nodiscard]] nlohmann::json ask_server(std::string const& runtime_dir, std::optional<int> device,
+                                        std::string const& wanted);
+
 /// The pool's JSON with the server's added. The server's own `server` and `handovers` (one entry
 /// for each load of a model) go into `server`; of the rest, what both name stays as the pool has
 /// it.

@@ -37,6 +37,8 @@ enum class pool_backend { automatic, host, cuda };
 enum class pause_rule { on_launch, on_request, on_cold_start, never };
 enum class warm_mode { automatic, always, fixed };
 enum class miss_action { queue, reject };
+/// Whether clients may load and unload models.
+enum class control_mode { none, explicit_requests };
 
 /// As in the policy file: "auto", "on_request", ….
 [[nodiscard]] std::string_view to_string(pool_backend value) noexcept;
@@ -63,6 +65,7 @@ struct server_policy {
   std::uint32_t max_connections = 16'384;
   std::uint32_t parallel_models = 4;
   bool spare_executor = true;
+  control_mode model_control = control_mode::none;
 };
 
 /// A number of bytes, or a share of the memory that the machine or the device has free. Exactly one
@@ -94,6 +97,8 @@ struct objective_policy {
   microseconds latency{0};
   double attainment = 0.99;  ///< in (0, 1]
   microseconds window = std::chrono::minutes{5};
+
+  bool operator==(objective_policy const&) const = default;
 };
 
 /// How long an idle model keeps its memory: chosen between the limits (automatic), for ever
@@ -102,6 +107,8 @@ struct warm_policy {
   warm_mode mode = warm_mode::automatic;
   microseconds min_idle = std::chrono::seconds{1};
   microseconds max_idle = std::chrono::minutes{10};
+
+  bool operator==(warm_policy const&) const = default;
 };
 
 struct model_policy {
@@ -110,6 +117,8 @@ struct model_policy {
   warm_policy warm;
   std::uint32_t max_queue = 64;  ///< requests that may wait
   miss_action on_miss_predicted = miss_action::queue;
+
+  bool operator==(model_policy const&) const = default;
 };
 
 struct scheduler_policy {
@@ -158,6 +167,9 @@ class policy_error : public error {
 /// The same as `load` for text; `file` stands in messages, and relative paths are resolved against its
 /// folder.
 [[nodiscard]] policy parse(std::string const& text, std::filesystem::path const& file);
+
+/// Paths of the keys that two policies differ in, e.g. "server.port"; those of `models` are not compared.
+[[nodiscard]] std::vector<std::string> differing_keys(policy const& one, policy const& other);
 
 /// The JSON Schema (draft 2020-12) of a policy file. It knows keys, types and units; limits of
 /// amounts with a unit and rules between keys are beyond it.

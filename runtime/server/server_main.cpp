@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <ctime>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <thread>
@@ -31,6 +32,7 @@
 #include "runtime/server/http/access_log.hpp"
 #include "runtime/server/http/endpoint.hpp"
 #include "runtime/server/http/endpoint_security.hpp"
+#include "runtime/server/repository_control.hpp"
 #include "runtime/server/server_setup.hpp"
 #include "runtime/server/status_socket.hpp"
 #include "runtime/telemetry/error_table.hpp"
@@ -39,6 +41,7 @@
 namespace sluice::server {
 namespace {
 
+using error_handler = nlohmann::json::error_handler_t;
 using std::chrono::ceil;
 using std::chrono::milliseconds;
 
@@ -58,32 +61,43 @@ struct command_line {
   int threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency() / 2));
 };
 
-/// SIGTERM and SIGINT ask for an orderly end, SIGHUP for one that leaves the warm models to a successor. They are blocked
-/// in every thread and taken by `wait` and `arrived`.
+/// SIGTERM and SIGINT ask for an orderly end, SIGUSR2 for one that leaves the warm models to a successor, SIGHUP for the policy to be
+/// read again. They are blocked in every thread and taken by `wait` and `arrived`.
 class end_signals {
  public:
   end_signals() {
     ::sigemptyset(&set_);
     ::sigaddset(&set_, SIGTERM);
     ::sigaddset(&set_, SIGINT);
+    ::sigaddset(&set_, SIGUSR2);
     ::sigaddset(&set_, SIGHUP);
     ::pthread_sigmask(SIG_BLOCK, &set_, nullptr);
     (void)std::signal(SIGPIPE, SIG_IGN);  // a client that has gone is an error of its socket
     (void)std::signal(SIGXFSZ, SIG_IGN);  // and a limit of files' sizes one of what is written
   }
 
-  /// The one that has come.
-  [[nodiscard]] int wait() const {
-    int taken = 0;
-    while (::sigwait(&set_, &taken) != 0) {
+  /// The one that has come and asks for an end; whatever else comes by then has `reload` called.
+  [[nodiscard]] int wait(std::function<void()> const& reload) const {
+    for (;;) {
+      int taken = 0;
+      if (::sigwait(&set_, &taken) != 0) {
+        continue;
+      }
+      if (taken != SIGHUP) {
+        take_default(taken);
+        return taken;
+      }
+      reload();
     }
-    take_default(taken);
-    return taken;
   }
 
   [[nodiscard]] bool arrived() const {
     timespec const now{};
     int const taken = ::sigtimedwait(&set_, nullptr, &now);
+    if (taken == SIGHUP) {
+      spdlog::info("the policy is not read again, since the server is starting");
+      return false;
+    }
     if (taken > 0) {
       take_default(taken);
     }
@@ -148,9 +162,7 @@ std::shared_ptr<endpoint_security> security_of(policy::policy const& wanted) {
   return files.empty() ? nullptr : std::make_shared<endpoint_security>(files);
 }
 
-endpoint_options endpoint_options_of(policy::policy const& wanted,
-                                     std::vector<chosen_model> const& chosen,
-                                     model_service const& service) {
+endpoint_options endpoint_options_of(policy::policy const& wanted) {
   endpoint_options options;
   options.host = wanted.server.host;
   options.port = wanted.server.port;
@@ -162,49 +174,41 @@ endpoint_options endpoint_options_of(policy::policy const& wanted,
   if (auto const& file = wanted.server.access_log; !file.empty()) {
     options.accesses = std::make_shared<access_log>(file.string());
   }
-  options.model_config = [&chosen, &service](std::string const& model, std::string const& version) {
-    (void)service.metadata(model, version);  // says which cannot be served, and why
-    auto const found = std::find_if(chosen.rbegin(), chosen.rend(), [&](chosen_model const& each) {
-      return each.entry.metadata.name == model &&
-             (version.empty() || each.entry.version == version);
-    });
-    if (found == chosen.rend()) {
-      throw error{error_kind::not_found,
-                  fmt::format("there is no model '{}' of version '{}'", model, version)};
-    }
-    return found->entry.config;
-  };
   return options;
 }
 
+repository_control::start start_of(policy::policy const& wanted, command_line const& given,
+                                   std::string const& address) {
+  return {.policy_file = given.policy_file,
+          .parse = [given](std::string const& text) { return read_policy(text, given); },
+          .settings = {{"policy_file", given.policy_file.string()},
+                       {"model_repository", wanted.server.model_repository.string()},
+                       {"endpoint", address},
+                       {"runtime_dir", given.runtime_dir},
+                       {"threads", given.threads}}};
+}
+
 remote_executor::options executor_options_of(policy::policy const& wanted,
-                                             model_choice const& choice, command_line const& given,
-                                             std::string const& address) {
+                                             command_line const& given,
+                                             remote_executor::orders first) {
   remote_executor::options options;
   options.program = given.executor;
-  options.first.settings = {{"policy_file", given.policy_file.string()},
-                            {"model_repository", wanted.server.model_repository.string()},
-                            {"endpoint", address},
-                            {"runtime_dir", given.runtime_dir},
-                            {"threads", given.threads},
-                            {"models", nlohmann::json::array()},
-                            {"unservable", nlohmann::json::array()}};
-  for (auto const& each : choice.unservable) {
-    if (each.is_wanted) {
-      options.first.settings["unservable"].push_back(
-          fmt::format("model '{}': {}", each.name, each.reason.what()));
-    }
-  }
-  for (auto const& each : choice.served) {
-    auto const& name = each.entry.metadata.name;
-    options.first.settings["models"].push_back({name, each.entry.version});
-    options.first.models.push_back({name, each.entry.version, each.wanted.max_queue,
-                                    ceil<milliseconds>(wanted.server.request_timeout)});
-  }
+  options.first = std::move(first);
   options.one_by_one = wanted.server.parallel_models == 1;
   options.compute_limit = options.answer_limit = ceil<milliseconds>(wanted.server.request_timeout);
   options.spare = wanted.server.spare_executor;
   return options;
+}
+
+/// For a signal, whose sender hears nothing.
+void reload_and_log(repository_control& control) {
+  try {
+    spdlog::info("the policy has been read again {}",
+                 telemetry::quoted(control.reload().dump(-1, ' ', false, error_handler::replace)));
+  } catch (std::exception const& failure) {
+    spdlog::error("the policy has been read again, and nothing changed reason={}",
+                  telemetry::quoted(failure.what()));
+  }
 }
 
 /// From now on what this process starts to compute has the gate before the driver.
@@ -222,16 +226,16 @@ int serve(command_line const& given) {
   auto const wanted = read_policy(text, given);
   preload_gate(wanted, given.runtime_dir);
   auto const choice = choose_models(wanted, read_repository({wanted.server.model_repository}));
-  auto const& chosen = choice.served;
+  log_what_is_left(choice);
   end_signals const signals;
 
-  model_service service{offered(chosen), choice.unservable};
+  model_service service{offered(choice.served), choice.unservable};
   std::optional<remote_executor> executor;
+  std::optional<repository_control> control;
   std::optional<pool_watch> pool;
-  endpoint http{endpoint_options_of(wanted, chosen, service), service};
-  auto options = executor_options_of(wanted, choice, given, http.address());
-  options.first.policy = text;
-  executor.emplace(std::move(options));
+  endpoint http{endpoint_options_of(wanted), service};
+  control.emplace(start_of(wanted, given, http.address()), text, wanted, choice);
+  executor.emplace(executor_options_of(wanted, given, control->orders()));
   if (!executor->wait_until_ready([&signals] { return signals.arrived(); })) {
     return 0;
   }
@@ -240,18 +244,24 @@ int serve(command_line const& given) {
   service.attach(*pool);
   auto const* const scheme = wanted.server.tls.certificate_file.empty() ? "http" : "https";
   service.attach(*executor, http.address(), scheme);
-  status_socket const status{memhandover::status_socket_of(given.runtime_dir, wanted.pool.device),
-                             [&service] { return service.status(); }};
+  control->attach(*executor, service);
+  if (wanted.server.model_control == policy::control_mode::explicit_requests) {
+    service.attach(*control);
+  }
+  status_socket const socket{memhandover::status_socket_of(given.runtime_dir, wanted.pool.device),
+                             {{"status", [&service] { return service.status(); }},
+                              {"reload", [&control] { return control->reload(); }}}};
   std::printf("listening on %s://%s\n", scheme, http.address().c_str());
   std::fflush(stdout);
 
-  int const why = signals.wait();
-  if (why == SIGHUP) {
+  int const why = signals.wait([&control] { reload_and_log(*control); });
+  executor->end_changes();
+  if (why == SIGUSR2) {
     executor->keep_warm();
   }
   service.drain();
   http.stop(grace);
-  if (why == SIGHUP) {
+  if (why == SIGUSR2) {
     executor->leave();
     return 0;
   }

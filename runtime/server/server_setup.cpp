@@ -89,8 +89,15 @@ model_choice choose_models(policy::policy const& wanted, repository_contents the
   }
   for (auto const& name : present) {
     if (!named.contains(name)) {
-      spdlog::info("model is not served, the policy does not name it model={}", name);
+      choice.unnamed.push_back(name);
     }
+  }
+  return choice;
+}
+
+void log_what_is_left(model_choice const& choice) {
+  for (auto const& name : choice.unnamed) {
+    spdlog::info("model is not served, the policy does not name it model={}", name);
   }
   for (auto const& each : choice.unservable) {
     spdlog::log(each.is_wanted ? spdlog::level::err : spdlog::level::warn,
@@ -98,14 +105,14 @@ model_choice choose_models(policy::policy const& wanted, repository_contents the
                 each.is_wanted ? "that the policy names" : "of the repository",
                 telemetry::quoted(each.name), telemetry::quoted(each.reason.what()));
   }
-  return choice;
 }
 
 std::vector<offered_model> offered(std::vector<chosen_model> const& chosen) {
   std::vector<offered_model> result;
   result.reserve(chosen.size());
   for (auto const& each : chosen) {
-    result.push_back({each.entry.metadata, each.entry.version, each.entry.max_batch_size});
+    result.push_back(
+        {each.entry.metadata, each.entry.version, each.entry.max_batch_size, each.entry.config});
   }
   return result;
 }
@@ -146,7 +153,7 @@ served_model served(chosen_model const& chosen, std::unique_ptr<hosted_model> mo
                .attainment = slo.attainment,
                .window = slo.window},
       .limits = limits_of(chosen.wanted.warm),
-      .load = load_before_measured(model->bytes(), backend),
+      .load = load_before_measured(model ? model->bytes() : 0, backend),
       .reject_on_miss = chosen.wanted.on_miss_predicted == policy::miss_action::reject};
   result.model = std::move(model);
   result.always_warm = chosen.wanted.warm.mode == policy::warm_mode::always;

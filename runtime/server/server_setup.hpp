@@ -32,18 +32,21 @@ struct chosen_model {
 struct model_choice {
   std::vector<chosen_model> served;
   std::vector<unservable_model> unservable;  ///< all of the repository's, wanted or not
+  std::vector<std::string> unnamed;          ///< by the policy
 };
 
-/// All versions of the models in the policy. Models of the repository that no policy names are not
-/// served, and others cannot be; each has a log line. Throws `not_found` with all names that the repository lacks, and if
+/// All versions of the models in the policy. Throws `not_found` with all names that the repository lacks, and if
 /// none can be served, with all reasons, the kind of the first.
 [[nodiscard]] model_choice choose_models(policy::policy const& wanted, repository_contents there);
+
+/// A line for each model of the repository that is not served.
+void log_what_is_left(model_choice const& choice);
 
 [[nodiscard]] std::vector<offered_model> offered(std::vector<chosen_model> const& chosen);
 
 [[nodiscard]] host_options host_options_of(policy::policy const& wanted);
 
-/// `backend` tells how fast a load will be until loads have been measured.
+/// `backend` tells how fast a load will be until loads have been measured. Without a `model`: what it is promised.
 [[nodiscard]] served_model served(chosen_model const& chosen, std::unique_ptr<hosted_model> model,
                                   policy::policy const& wanted, memhandover::backend_kind backend);
 

@@ -60,10 +60,47 @@ void check_batch(infer_request const& request, std::int64_t most) {
 
 model_service::model_service(std::vector<offered_model> offered,
                              std::vector<unservable_model> unservable)
-    : offered_(std::move(offered)), unservable_(std::move(unservable)) {
-  for (auto const& each : offered_) {
-    accounts_.emplace_back(each.metadata.name, each.version);
+    : catalogue_(make_catalogue()) {
+  offer(std::move(offered), std::move(unservable));
+}
+
+void model_service::offer(std::vector<offered_model> offered,
+                          std::vector<unservable_model> unservable) {
+  auto before = seen();
+  auto made = make_catalogue();
+  made->unservable = std::move(unservable);
+  for (auto& each : offered) {
+    auto const old =
+        std::find_if(before->models.begin(), before->models.end(), [&](auto const& one) {
+          return one.is.metadata.name == each.metadata.name && one.is.version == each.version;
+        });
+    auto account = old != before->models.end()
+                       ? old->account
+                       : std::make_shared<model_account>(each.metadata.name, each.version);
+    auto const place = each.place.value_or(made->models.size());
+    made->models.push_back({std::move(each), place, std::move(account)});
   }
+  auto left = before->left->get_future();
+  before.reset();
+  std::unique_lock lock{mutex_};
+  catalogue_ = std::move(made);
+  lock.unlock();
+  left.wait();
+}
+
+std::shared_ptr<model_service::catalogue> model_service::make_catalogue() {
+  std::shared_ptr<catalogue> made{new catalogue, [](catalogue const* last) {
+                                    auto const left = last->left;
+                                    delete last;
+                                    left->set_value();
+                                  }};
+  made->left = std::make_shared<std::promise<void>>();
+  return made;
+}
+
+model_service::shared_catalogue model_service::seen() const {
+  std::lock_guard const lock{mutex_};
+  return catalogue_;
 }
 
 void model_service::attach(model_executor& host, std::string endpoint, std::string scheme) {
@@ -73,6 +110,10 @@ void model_service::attach(model_executor& host, std::string endpoint, std::stri
 }
 
 readiness model_service::ready() const {
+  return ready(*seen());
+}
+
+readiness model_service::ready(catalogue const& offered) const {
   auto const* const host = host_.load();
   if (host == nullptr) {
     return {false, starting};
@@ -84,12 +125,12 @@ readiness model_service::ready() const {
     return now;
   }
   std::vector<std::string> faults;
-  for (std::size_t i = 0; i < offered_.size(); ++i) {
-    if (auto const why = host->unservable(i)) {
-      faults.push_back(cannot_be_served(offered_[i].metadata.name, *why));
+  for (auto const& each : offered.models) {
+    if (auto const why = host->unservable(each.place)) {
+      faults.push_back(cannot_be_served(each.is.metadata.name, *why));
     }
   }
-  for (auto const& each : unservable_) {
+  for (auto const& each : offered.unservable) {
     if (each.is_wanted) {
       faults.push_back(cannot_be_served(each.name, each.reason));
     }
@@ -98,28 +139,33 @@ readiness model_service::ready() const {
                         : readiness{false, fmt::format("{}", fmt::join(faults, "; "))};
 }
 
+std::vector<unservable_model> model_service::unservable() const {
+  return seen()->unservable;
+}
+
 std::vector<std::string> model_service::models() const {
   std::vector<std::string> names;
-  for (auto const& each : offered_) {
-    if (std::find(names.begin(), names.end(), each.metadata.name) == names.end()) {
-      names.push_back(each.metadata.name);
+  for (auto const& each : seen()->models) {
+    if (std::find(names.begin(), names.end(), each.is.metadata.name) == names.end()) {
+      names.push_back(each.is.metadata.name);
     }
   }
   return names;
 }
 
-std::size_t model_service::index_of(std::string const& model, std::string const& version) const {
+model_service::entry const& model_service::catalogue::find(std::string const& model,
+                                                           std::string const& version) const {
   bool known = false;
-  for (auto index = offered_.size(); index-- > 0;) {  // the newest version stands last
-    auto const& each = offered_[index];
-    if (each.metadata.name == model) {
+  for (auto each = models.rbegin(); each != models.rend();
+       ++each) {  // the newest version stands last
+    if (each->is.metadata.name == model) {
       known = true;
-      if (version.empty() || each.version == version) {
-        return index;
+      if (version.empty() || each->is.version == version) {
+        return *each;
       }
     }
   }
-  for (auto const& each : unservable_) {
+  for (auto const& each : unservable) {
     if (each.name == model) {
       throw error{error_kind::unavailable, cannot_be_served(model, each.reason)};
     }
@@ -131,27 +177,55 @@ std::size_t model_service::index_of(std::string const& model, std::string const&
                                   model)};
 }
 
-std::size_t model_service::servable(std::string const& model, std::string const& version) const {
-  auto const index = index_of(model, version);
+void model_service::check(entry const& model) const {
   auto const* const host = host_.load();
-  if (auto const why = host == nullptr ? std::nullopt : host->unservable(index)) {
-    throw error{error_kind::unavailable, cannot_be_served(model, *why)};
+  if (auto const why = host == nullptr ? std::nullopt : host->unservable(model.place)) {
+    throw error{error_kind::unavailable, cannot_be_served(model.is.metadata.name, *why)};
   }
-  return index;
 }
 
 std::vector<std::string> model_service::versions(std::string const& model) const {
-  return offered_[index_of(model, "")].metadata.versions;
+  return seen()->find(model, "").is.metadata.versions;
 }
 
 model_metadata model_service::metadata(std::string const& model, std::string const& version) const {
-  return offered_[servable(model, version)].metadata;
+  auto const offered = seen();
+  auto const& found = offered->find(model, version);
+  check(found);
+  return found.is.metadata;
+}
+
+nlohmann::json model_service::config(std::string const& model, std::string const& version) const {
+  auto const offered = seen();
+  auto const& found = offered->find(model, version);
+  check(found);
+  return found.is.config;
 }
 
 readiness model_service::model_ready(std::string const& model, std::string const& version) const {
-  auto const index = index_of(model, version);
+  auto const offered = seen();
+  auto const& found = offered->find(model, version);
   auto const* const host = host_.load();
-  return host == nullptr ? readiness{false, starting} : host->model_ready(index);
+  return host == nullptr ? readiness{false, starting} : host->model_ready(found.place);
+}
+
+void model_service::load(std::string const& model, nlohmann::json const& parameters) {
+  auto* const loader = loader_.load();
+  if (loader == nullptr) {
+    return inference_service::load(model, parameters);
+  }
+  if (!parameters.empty()) {
+    throw error{error_kind::unsupported,
+                fmt::format("parameter '{}' of a load is not supported: a model is loaded as its "
+                            "repository has it",
+                            parameters.begin().key())};
+  }
+  loader->load(model);
+}
+
+void model_service::unload(std::string const& model) {
+  auto* const loader = loader_.load();
+  return loader == nullptr ? inference_service::unload(model) : loader->unload(model);
 }
 
 request_ticket model_service::infer(infer_request request, std::function<void(infer_result)> done) {
@@ -161,17 +235,19 @@ request_ticket model_service::infer(infer_request request, std::function<void(in
     return 0;
   }
   try {
-    auto const index = servable(request.model, request.version);
+    auto const offered = seen();
+    auto const& wanted = offered->find(request.model, request.version);
+    check(wanted);
     auto const arrival = request.arrival.value_or(std::chrono::steady_clock::now());
-    auto const most = offered_[index].max_batch_size;
+    auto const most = wanted.is.max_batch_size;
     check_batch(request, most);
     auto const samples = samples_in(request, most > 0);
     auto id = request.id;
-    return host->submit(index, std::move(request),
-                        [&account = accounts_[index], arrival, samples, done,
+    return host->submit(wanted.place, std::move(request),
+                        [account = wanted.account, arrival, samples, done,
                          id = std::move(id)](infer_result result) {
-                          account.on_answer(result, std::chrono::steady_clock::now() - arrival,
-                                            samples, id);
+                          account->on_answer(result, std::chrono::steady_clock::now() - arrival,
+                                             samples, id);
                           done(std::move(result));
                         });
   } catch (error const& failure) {
@@ -188,12 +264,13 @@ void model_service::cancel(request_ticket which) {
 
 nlohmann::json model_service::status() const {
   auto* const host = host_.load();
+  auto const offered = seen();
   auto const uptime = std::chrono::steady_clock::now() - started_;
   nlohmann::json result{{"server",
                          {{"pid", ::getpid()},
                           {"endpoint", host == nullptr ? "" : endpoint_},
                           {"scheme", scheme_},
-                          {"models_ready", ready().ready},
+                          {"models_ready", ready(*offered).ready},
                           {"uptime_s", std::chrono::duration<double>{uptime}.count()},
                           {"state", host == nullptr  ? "starting"
                                     : draining_      ? "draining"
@@ -201,7 +278,7 @@ nlohmann::json model_service::status() const {
                                                      : "ready"}}}};
   result.update(host == nullptr ? describe(host_snapshot{}) : host->status());
   auto& faults = result["unservable"] = nlohmann::json::array();
-  for (auto const& each : unservable_) {
+  for (auto const& each : offered->unservable) {
     faults.push_back({{"name", each.name}, {"reason", each.reason.what()}});
   }
   return result;
@@ -209,28 +286,27 @@ nlohmann::json model_service::status() const {
 
 nlohmann::json model_service::statistics(std::string const& model,
                                          std::string const& version) const {
+  auto const offered = seen();
   if (!model.empty()) {
-    (void)index_of(model, version);
+    (void)offered->find(model, version);
   }
   auto list = nlohmann::json::array();
-  for (std::size_t index = 0; index < offered_.size(); ++index) {
-    auto const& each = offered_[index];
-    if ((model.empty() || each.metadata.name == model) &&
-        (version.empty() || each.version == version)) {
-      list.push_back(describe(accounts_[index].statistics()));
+  for (auto const& each : offered->models) {
+    if ((model.empty() || each.is.metadata.name == model) &&
+        (version.empty() || each.is.version == version)) {
+      list.push_back(describe(each.account->statistics()));
     }
   }
   return {{"model_stats", std::move(list)}};
 }
 
 std::string model_service::metrics() const {
-  std::vector<model_statistics> seen;
-  seen.reserve(accounts_.size());
-  for (auto const& each : accounts_) {
-    seen.push_back(each.statistics());
+  std::vector<model_statistics> counted;
+  for (auto const& each : seen()->models) {
+    counted.push_back(each.account->statistics());
   }
   auto* const pool = pool_.load();
-  return metrics_of(seen, status(), pool == nullptr ? std::nullopt : pool->look(pool_patience));
+  return metrics_of(counted, status(), pool == nullptr ? std::nullopt : pool->look(pool_patience));
 }
 
 }  // namespace sluice::server

@@ -11,6 +11,8 @@
 ///   endpoint http{options, service};
 ///   service.attach(host, http.address());
 ///
+/// What is offered may be exchanged while requests come: each is checked against, and goes to, one list.
+///
 /// Thread-safe. Versions of one model are offered oldest first; a request without a version gets
 /// the last of them. As Triton with its strict readiness it is ready while all models that the policy names can be
 /// served.
@@ -19,9 +21,11 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <deque>
-#include <map>
+#include <future>
 #include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,11 +36,24 @@
 
 namespace sluice::server {
 
-/// One version of one model; the host's list is in the same order.
+/// One version of one model.
 struct offered_model {
   model_metadata metadata;
   std::string version;
   std::int64_t max_batch_size = 0;  ///< 0: its tensors have no batch dimension
+  nlohmann::json config{};          ///< as the repository has it
+  std::optional<std::size_t> place =
+      std::nullopt;  ///< of the host's; nothing: as it stands in the list
+};
+
+/// Who has models of the repository come and go.
+class model_loader {
+ public:
+  virtual ~model_loader() = default;
+
+  /// See inference_service.hpp.
+  virtual void load(std::string const& model) = 0;
+  virtual void unload(std::string const& model) = 0;
 };
 
 class model_service final : public inference_service {
@@ -51,14 +68,23 @@ class model_service final : public inference_service {
   void attach(model_executor& host, std::string endpoint, std::string scheme = "http");
   void drain() noexcept { draining_ = true; }
 
+  /// Offers these from now on, and returns when nobody looks at the others any more. What is known of a version that stays, stays.
+  void offer(std::vector<offered_model> offered, std::vector<unservable_model> unservable);
+  /// Who is asked to load and to unload; null: nobody. As `host`.
+  void attach(model_loader& loader) { loader_ = &loader; }
+
   [[nodiscard]] readiness ready() const override;
-  [[nodiscard]] std::vector<unservable_model> unservable() const override { return unservable_; }
+  [[nodiscard]] std::vector<unservable_model> unservable() const override;
   [[nodiscard]] std::vector<std::string> models() const override;
   [[nodiscard]] std::vector<std::string> versions(std::string const& model) const override;
   [[nodiscard]] model_metadata metadata(std::string const& model,
                                         std::string const& version) const override;
   [[nodiscard]] readiness model_ready(std::string const& model,
                                       std::string const& version) const override;
+  [[nodiscard]] nlohmann::json config(std::string const& model,
+                                      std::string const& version) const override;
+  void load(std::string const& model, nlohmann::json const& parameters) override;
+  void unload(std::string const& model) override;
   request_ticket infer(infer_request request, std::function<void(infer_result)> done) override;
   void cancel(request_ticket which) override;
   [[nodiscard]] nlohmann::json status() const override;
@@ -67,17 +93,33 @@ class model_service final : public inference_service {
   [[nodiscard]] std::string metrics() const override;
 
  private:
-  [[nodiscard]] std::size_t index_of(std::string const& model, std::string const& version) const;
-  /// The same, but throws `unavailable` for one that the host cannot serve.
-  [[nodiscard]] std::size_t servable(std::string const& model, std::string const& version) const;
+  struct entry {
+    offered_model is;
+    std::size_t place = 0;
+    std::shared_ptr<model_account> account;
+  };
+  struct catalogue {
+    std::vector<entry> models;
+    std::vector<unservable_model> unservable;
+    std::shared_ptr<std::promise<void>> left;  ///< when the last who looks at it has
 
-  std::vector<offered_model> const offered_;
-  std::vector<unservable_model> const unservable_;
-  std::deque<model_account> accounts_;  ///< of each
+    [[nodiscard]] entry const& find(std::string const& model, std::string const& version) const;
+  };
+  using shared_catalogue = std::shared_ptr<catalogue const>;
+
+  [[nodiscard]] static std::shared_ptr<catalogue> make_catalogue();
+  [[nodiscard]] shared_catalogue seen() const;
+  /// Throws `unavailable` if the host cannot serve it.
+  void check(entry const& model) const;
+  [[nodiscard]] readiness ready(catalogue const& offered) const;
+
+  mutable std::mutex mutex_;
+  shared_catalogue catalogue_;  ///< guarded by it
   std::chrono::steady_clock::time_point const started_ = std::chrono::steady_clock::now();
   std::string endpoint_, scheme_ = "http";       ///< set before `host_`
   std::atomic<model_executor*> host_ = nullptr;  ///< null while starting
   std::atomic<pool_watch*> pool_ = nullptr;      ///< null: not known
+  std::atomic<model_loader*> loader_ = nullptr;
   std::atomic<bool> draining_ = false;
 };
 

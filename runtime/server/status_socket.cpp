@@ -10,14 +10,17 @@
 #include <unistd.h>
 
 #include <array>
+#include <boost/asio/post.hpp>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <string_view>
 #include <utility>
 
 #include "memhandover/base/error.hpp"
 #include "memhandover/base/system_error.hpp"
+#include "runtime/server/inference/caught_error.hpp"
 #include "runtime/telemetry/logging.hpp"
 
 namespace sluice::server {
@@ -26,6 +29,7 @@ namespace {
 constexpr int look_every_ms = 1000;
 constexpr timeval patience{2, 0};
 constexpr int backlog = 8;
+constexpr std::size_t longest_line = 64;
 
 void send_all(int fd, std::string_view text) {
   while (!text.empty()) {
@@ -35,10 +39,20 @@ void send_all(int fd, std::string_view text) {
   }
 }
 
+/// Without its newline; what came, if it is too long or the client waits.
+std::string read_line(int fd) {
+  std::string text;
+  char next = 0;
+  while (text.size() < longest_line && ::recv(fd, &next, 1, 0) == 1 && next != '\n') {
+    text.push_back(next);
+  }
+  return text;
+}
+
 }  // namespace
 
-status_socket::status_socket(std::string path, source status)
-    : path_(std::move(path)), status_(std::move(status)), end_(::eventfd(0, EFD_CLOEXEC)) {
+status_socket::status_socket(std::string path, sources answers)
+    : path_(std::move(path)), answers_(std::move(answers)), end_(::eventfd(0, EFD_CLOEXEC)) {
   try {
     if (!end_) throw memhandover::system_error("cannot make an eventfd");
     listen();
@@ -54,6 +68,7 @@ status_socket::~status_socket() {
   if (!thread_.joinable()) return;
   static_cast<void>(::eventfd_write(end_.get(), 1));
   thread_.join();
+  askers_.join();
   if (inode() == own_inode_) ::unlink(path_.c_str());
 }
 
@@ -89,7 +104,7 @@ void status_socket::serve() {
     auto const ready = ::poll(events.data(), events.size(), look_every_ms);
     if (events[0].revents != 0) return;
     try {
-      if (ready > 0) answer();
+      if (ready > 0) accept();
       if (inode() == 0) listen();
     } catch (std::exception const& failure) {
       spdlog::debug("sluice status got no answer reason={}", telemetry::quoted(failure.what()));
@@ -97,11 +112,30 @@ void status_socket::serve() {
   }
 }
 
-void status_socket::answer() const {
-  memhandover::unique_fd const client{::accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC)};
+void status_socket::accept() {
+  memhandover::unique_fd client{::accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC)};
   if (!client) return;
-  ::setsockopt(client.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
-  send_all(client.get(), status_().dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  auto const shared = std::make_shared<memhandover::unique_fd>(std::move(client));
+  boost::asio::post(askers_, [this, shared] { answer(shared->get()); });
+}
+
+void status_socket::answer(int client) const {
+  ::setsockopt(client, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+  ::setsockopt(client, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+  auto const made = [&]() -> nlohmann::json {
+    try {
+      auto const wanted = read_line(client);
+      auto const found = answers_.find(wanted);
+      if (found == answers_.end()) {
+        throw error{error_kind::unsupported, "this server does not know what '" + wanted + "' is"};
+      }
+      return found->second();
+    } catch (...) {
+      auto const why = caught_error();
+      return {{"error", why.what()}, {"kind", static_cast<int>(why.kind())}};
+    }
+  }();
+  send_all(client, made.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
 }  // namespace sluice::server

@@ -137,9 +137,9 @@ def test_another_model_is_answered_though_the_executor_ends(serving, breaks):
     assert server.outputs("outside", [integer("n", 1)])[0].item() == 1
 
 
-def test_a_server_that_is_hung_up_leaves_its_models_warm_to_the_next(world, serving):
+def test_a_server_that_is_replaced_leaves_its_models_warm_to_the_next(world, serving):
     server, affine = serving
-    server.process.send_signal(signal.SIGHUP)
+    server.process.send_signal(signal.SIGUSR2)
     assert server.process.wait(60) == 0
     successor = world.serve(world.folder / "policy.yaml")
     check(successor, affine)

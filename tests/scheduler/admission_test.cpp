@@ -442,5 +442,32 @@ TEST(admission, goes_on_after_computations_have_become_slower_or_faster) {
   }
 }
 
+TEST(admission, another_model_has_a_place_where_nothing_is_known) {
+  for (auto const how : {admission::lines::one_for_each_model, admission::lines::one_for_all}) {
+    admission front{1, how};
+    front.extend(2);
+    admission::ticket ticket = 0;
+    auto const learn = [&](std::size_t model) {
+      for (std::size_t i = 0; i < recent_times::enough; ++i) {
+        auto const begin = 10.0 * static_cast<double>(++ticket);
+        front.add(model, ticket, at(begin), at(begin + 9.0), all_warm);
+        front.on_answer(model, ticket, at(begin + 1.0));
+      }
+    };
+    auto const admits =
+        [&](std::size_t model) {  // one that comes behind another, and has too little time
+          auto const now = 10.0 * static_cast<double>(++ticket);
+          front.add(model, ticket, at(now), at(now + 9.0), all_warm);
+          bool const admitted = front.ask(model, at(now), at(now + 1.5), all_warm).admitted;
+          front.on_answer(model, ticket, at(now + 1.0));
+          return admitted;
+        };
+    learn(1);
+    EXPECT_FALSE(admits(1));
+    front.forget(1);
+    EXPECT_TRUE(admits(1));
+  }
+}
+
 }  // namespace
 }  // namespace sluice::scheduler

@@ -102,7 +102,8 @@ def test_binary_and_json_mix_and_mean_the_same(world):
     status, headers, body = post_binary(server, "affine", binary, x.numpy().tobytes())
     assert (status, headers["Content-Type"]) == (200, "application/json")
     np.testing.assert_allclose(np.reshape(json.loads(body)["outputs"][0]["data"], (2, 2)), expected, rtol=1e-6)
-    assert server.request("/v2")[1]["extensions"] == ["model_configuration", "statistics", "binary_tensor_data", "logging"]
+    assert server.request("/v2")[1]["extensions"] == ["model_configuration", "statistics", "binary_tensor_data", "logging",
+                                               "model_repository"]
 
 
 def test_a_model_may_compute_in_its_input(world):

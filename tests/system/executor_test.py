@@ -213,11 +213,11 @@ def test_an_executor_ends_with_its_server(world, affine):
     assert second.model("affine")["cold_starts"] == 0
 
 
-def test_a_server_that_is_hung_up_leaves_its_warm_models_to_the_next(world, affine):
+def test_a_server_that_is_replaced_leaves_its_warm_models_to_the_next(world, affine):
     server = serve(world, "affine")
     check(server, affine)
     eventually(lambda: published(server), "it is published")
-    server.process.send_signal(signal.SIGHUP)
+    server.process.send_signal(signal.SIGUSR2)
     assert server.process.wait(60) == 0, server.log()
     eventually(lambda: not any(each["kind"] == "server" for each in world.status()["clients"]), "the broker has noticed")
     assert world.pool()["left_bytes"] > 0

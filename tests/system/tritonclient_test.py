@@ -29,7 +29,10 @@ def affine(world) -> Affine:
 
 @pytest.fixture
 def server(world, affine) -> Server:
-    return world.serve(world.policy("affine"))
+    policy = world.policy("affine")
+    text = policy.read_text(encoding="utf-8")
+    policy.write_text(text.replace("server: {", "server: {model_control: explicit, "), encoding="utf-8")
+    return world.serve(policy)
 
 
 @pytest.fixture
@@ -105,12 +108,11 @@ ANSWERED = {
     "is_server_live": (), "is_server_ready": (), "is_model_ready": ("affine",), "get_server_metadata": (),
     "get_model_metadata": ("affine",), "get_model_config": ("affine",), "get_model_repository_index": (),
     "get_inference_statistics": ("affine",), "get_trace_settings": ("affine",), "update_trace_settings": ("affine", {"trace_level": ["OFF"]}),
-    "get_log_settings": (), "update_log_settings": ({"log_verbose_level": 0},),
+    "load_model": ("affine",), "unload_model": ("affine",), "get_log_settings": (), "update_log_settings": ({"log_verbose_level": 0},),
     "infer": ("affine", [triton.InferInput("x", [1, 3], "FP32").set_data_from_numpy(X[:1])]),
     "async_infer": ("affine", [triton.InferInput("x", [1, 3], "FP32").set_data_from_numpy(X[:1])]),
 }
 REFUSED = {
-    "load_model": ("affine",), "unload_model": ("affine",),
     "get_system_shared_memory_status": (), "register_system_shared_memory": ("region", "/key", 64), "unregister_system_shared_memory": (),
     "get_cuda_shared_memory_status": (), "register_cuda_shared_memory": ("region", b"handle", 0, 64), "unregister_cuda_shared_memory": (),
 }

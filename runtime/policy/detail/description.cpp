@@ -16,6 +16,7 @@ constexpr std::array<std::string_view, 4> pause_names{"on_launch", "on_request",
                                                       "never"};
 constexpr std::array<std::string_view, 3> warm_names{"auto", "always", "fixed"};
 constexpr std::array<std::string_view, 2> miss_names{"queue", "reject"};
+constexpr std::array<std::string_view, 2> control_names{"none", "explicit"};
 
 // The name becomes a folder of the model repository and a part of URLs.
 constexpr text_rule name_rule{"[A-Za-z0-9_][A-Za-z0-9._-]*",
@@ -112,6 +113,13 @@ void describe_server(key_visitor& v, server_policy& into) {
              "computes when that ends.",
              "true"},
             into.spare_executor);
+  choose(
+      v,
+      {"model_control",
+       "Whether clients may load and unload the models that this file names: none, or by explicit "
+       "requests.",
+       "none"},
+      into.model_control, control_names);
 }
 
 void describe_pool(key_visitor& v, pool_policy& into) {

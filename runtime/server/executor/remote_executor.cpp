@@ -245,9 +245,16 @@ bool remote_executor::impl::change(orders to) {
   if (phase_ == phase::serving) {
     send_change();
   }
-  changed_.wait(lock,
-                [&] { return carried_out_ >= wanted || stopping_ || phase_ == phase::ended; });
+  changed_.wait(lock, [&] {
+    return carried_out_ >= wanted || changes_end_ || stopping_ || phase_ == phase::ended;
+  });
   return carried_out_ >= wanted;
+}
+
+void remote_executor::impl::end_changes() {
+  std::lock_guard const lock{mutex_};
+  changes_end_ = true;
+  changed_.notify_all();
 }
 
 bool remote_executor::impl::is_free(model_index place) const {
@@ -300,6 +307,7 @@ bool remote_executor::impl::stop(milliseconds grace, way_to_end way) {
   detail::refusals refusals;
   std::unique_lock lock{mutex_};
   if (!std::exchange(stopping_, true)) {
+    changed_.notify_all();
     if (way == way_to_end::leaving && socket_) {
       ::shutdown(socket_.get(), SHUT_RDWR);  // the process ends as it is
     } else if (phase_ == phase::serving || phase_ == phase::starting) {
@@ -499,6 +507,9 @@ void remote_executor::cancel(request_ticket which) {
 }
 bool remote_executor::change(orders to) {
   return impl_->change(std::move(to));
+}
+void remote_executor::end_changes() {
+  impl_->end_changes();
 }
 bool remote_executor::is_free(model_index place) const {
   return impl_->is_free(place);

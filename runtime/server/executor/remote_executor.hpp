@@ -86,6 +86,8 @@ class remote_executor final : public model_executor {
   /// are free, or the same with other promises. Returns when a process has carried that out; false if it is stopped before. What
   /// cannot be served then says `unservable`. Throws `unsupported` if there are more models than a board holds.
   [[nodiscard]] bool change(orders to);
+  /// From now on `change` waits for nothing: the server ends.
+  void end_changes();
   /// It is retired, and nobody waits for it.
   [[nodiscard]] bool is_free(model_index place) const;
 

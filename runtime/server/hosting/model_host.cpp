@@ -68,6 +68,7 @@ slot::slot(served_model from) : is(or_nothing(std::move(from))), controller(make
 
 void slot::revise(served_model& to) {
   to.scheduling.weight_bytes = is.model->bytes();
+  to.scheduling.load = is.scheduling.load;
   controller = controller_of(to);
   report = controller.tick(clock::now());
   is.scheduling = to.scheduling;

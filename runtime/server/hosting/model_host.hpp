@@ -110,7 +110,7 @@ struct host_options {
 struct served_model {
   std::string name;
   std::string version;
-  std::unique_ptr<hosted_model> model;  ///< null: nothing is served in its place
+  std::unique_ptr<hosted_model> model{};  ///< null: nothing is served in its place
   /// `weight_bytes` is filled in by the host. `limits` bound the idle timeout.
   scheduler::model_settings scheduling{};
   /// Loaded by `warm_up`, never released and never evicted.

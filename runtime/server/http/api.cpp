@@ -52,11 +52,9 @@ std::optional<resource> resource_of(http_request const& request) {
 
 void check_method(route const& where, http_request const& request) {
   if (where.what == resource::extension) {
-    bool const loads = request.target.find("/repository/models/") != std::string_view::npos;
     throw error{error_kind::unsupported,
-                std::string{"this server does not offer that extension of Triton's; "} +
-                    (loads ? "models load when they are asked and leave when they are idle"
-                           : "'extensions' of GET /v2 lists those that it does")};
+                "this server does not offer that extension of Triton's; 'extensions' of GET /v2 "
+                "lists those that it does"};
   }
   auto const allowed = allowed_methods(where.what);
   if (reads(request) && allowed.starts_with("GET")) return;
@@ -146,6 +144,21 @@ json small_document(std::string_view body) {
   if (body.size() > max_small_body) return json(json::value_t::discarded);
   return json::parse(body, nullptr, false);
 }
+
+/// Of a request to load or to unload: {"parameters": {…}}, or nothing.
+json parameters_of(std::string_view body) {
+  if (body.empty()) return json::object();
+  auto const request = json::parse(body, nullptr, false);
+  auto const takes = [&](json const& part) {
+    if (part.is_object()) return;
+    throw error{error_kind::invalid_argument, R"(the body is empty or {"parameters": an object})"};
+  };
+  takes(request);
+  auto parameters = request.value("parameters", json::object());
+  takes(parameters);
+  return parameters;
+}
+
 constexpr std::size_t longest_logged_id = 128;
 
 /// However often it comes again.
@@ -199,6 +212,11 @@ bool oip_api::may_wait(http_request const& request) {
   bool const is_compressed = request.content_encoding && !request.body.empty();
   auto const what = resource_of(request);
   return what && (is_compressed || what == resource::status || what == resource::metrics);
+}
+
+bool oip_api::may_take_long(http_request const& request) {
+  auto const what = resource_of(request);
+  return what == resource::repository_load || what == resource::repository_unload;
 }
 
 http_reply oip_api::failure(unsigned status, std::string_view message,
@@ -264,10 +282,11 @@ oip_api::outcome oip_api::checked_outcome(http_request const& request) const {
 oip_api::outcome oip_api::dispatch(route const& where, http_request const& asked) const {
   switch (where.what) {
     case resource::server_metadata:
-      return ok(json{{"name", "sluice"},
-                     {"version", SLUICE_VERSION},
-                     {"extensions", json::array({"model_configuration", "statistics",
-                                                 "binary_tensor_data", "logging"})}});
+      return ok(
+          json{{"name", "sluice"},
+               {"version", SLUICE_VERSION},
+               {"extensions", json::array({"model_configuration", "statistics",
+                                           "binary_tensor_data", "logging", "model_repository"})}});
     case resource::live:
       return ok(json{{"live", true}});
     case resource::ready:
@@ -277,10 +296,7 @@ oip_api::outcome oip_api::dispatch(route const& where, http_request const& asked
     case resource::model_ready:
       return model_ready(where);
     case resource::model_config:
-      if (!config_) {
-        throw error{error_kind::unsupported, "this server does not show model configurations"};
-      }
-      return ok(config_(where.model, where.version));
+      return ok(service_.config(where.model, where.version));
     case resource::infer: {
       auto request =
           decode_infer_request(split(asked), service_.metadata(where.model, where.version));
@@ -289,6 +305,13 @@ oip_api::outcome oip_api::dispatch(route const& where, http_request const& asked
     }
     case resource::repository_index:
       return repository_index(asked.body);
+    case resource::repository_load:
+      service_.load(where.model, parameters_of(asked.body));
+      return ok(json::object());
+    case resource::repository_unload:
+      (void)parameters_of(asked.body);
+      service_.unload(where.model);
+      return ok(json::object());
     case resource::status:
       return ok(service_.status());
     case resource::metrics: {

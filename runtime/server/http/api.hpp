@@ -57,11 +57,8 @@ struct http_reply {
 class oip_api {
  public:
   using outcome = std::variant<http_reply, decoded_request>;
-  using config_source =
-      std::function<nlohmann::json(std::string const& model, std::string const& version)>;
 
-  oip_api(inference_service& service, config_source config)
-      : service_(service), config_(std::move(config)) {}
+  explicit oip_api(inference_service& service) : service_(service) {}
 
   /// The reply that the request gets whatever its body: lets a client that waits for "100 Continue"
   /// keep it.
@@ -72,6 +69,8 @@ class oip_api {
   /// Whether `handle` may take long: status and metrics may wait for another process, and a
   /// compressed body may become a large one.
   [[nodiscard]] static bool may_wait(http_request const& request);
+  /// Whether it may wait for computations, or for files to be read.
+  [[nodiscard]] static bool may_take_long(http_request const& request);
   /// `id` is what the request calls itself, for the log.
   [[nodiscard]] static http_reply answer(infer_result const& result, output_form const& form = {},
                                          std::string_view id = {});
@@ -91,7 +90,6 @@ class oip_api {
   [[nodiscard]] http_reply repository_index(std::string_view body) const;
 
   inference_service& service_;
-  config_source config_;
 };
 
 }  // namespace sluice::server

@@ -260,7 +260,8 @@ void connection::answer_request() {
   arrival_ = std::chrono::steady_clock::now();
   has_result_ = false;
   early_.reset();
-  if (bytes <= small_body && !oip_api::may_wait(view())) {
+  bool const may_take_long = oip_api::may_take_long(view());
+  if (bytes <= small_body && !may_take_long && !oip_api::may_wait(view())) {
     return on_outcome(context_.api.handle(view()));
   }
   if (!parser_->content_length()) {  // it came in pieces
@@ -268,18 +269,21 @@ void connection::answer_request() {
   }
   state_ = state_t::waiting;
   submitting_ = true;
-  compute([](connection& self) {
-    auto const of = std::make_shared<oip_api::outcome>(self.context_.api.handle(self.view()));
-    if (auto* const request = std::get_if<decoded_request>(of.get())) {
-      auto form = std::move(request->form);
-      auto label = label_of(*request, self.context_.options.accesses != nullptr);
-      self.post(
-          [ticket = self.infer(std::move(*request)), form = std::move(form),
-           label = std::move(label)](connection& own) { own.on_submitted(ticket, form, label); });
-      return;
-    }
-    self.post([of](connection& own) { own.on_outcome(std::move(*of)); });
-  });
+  compute(
+      [](connection& self) {
+        auto const of = std::make_shared<oip_api::outcome>(self.context_.api.handle(self.view()));
+        if (auto* const request = std::get_if<decoded_request>(of.get())) {
+          auto form = std::move(request->form);
+          auto label = label_of(*request, self.context_.options.accesses != nullptr);
+          self.post([ticket = self.infer(std::move(*request)), form = std::move(form),
+                     label = std::move(label)](connection& own) {
+            own.on_submitted(ticket, form, label);
+          });
+          return;
+        }
+        self.post([of](connection& own) { own.on_outcome(std::move(*of)); });
+      },
+      may_take_long ? context_.changes : context_.bodies);
 }
 
 void connection::on_outcome(oip_api::outcome of) {
@@ -333,11 +337,12 @@ void connection::on_result(std::uint64_t sequence, infer_result result) {
   ticket_ = 0;
   record_.set_result(result);
   if (!is_large(result, form_)) return on_answer(oip_api::answer(result, form_, id_));
-  compute([result = std::move(result)](connection& self) {
-    self.post([answer = oip_api::answer(result, self.form_, self.id_)](connection& own) mutable {
-      own.on_answer(std::move(answer));
-    });
-  });
+  compute(
+      [result = std::move(result)](connection& self) {
+        self.post([answer = oip_api::answer(result, self.form_, self.id_)](
+                      connection& own) mutable { own.on_answer(std::move(answer)); });
+      },
+      context_.bodies);
 }
 
 void connection::on_answer(http_reply answer) {

@@ -85,7 +85,7 @@ class connection : public std::enable_shared_from_this<connection> {
   void answer_request();
   /// Has what takes long computed on a thread for that.
   template <typename Work>
-  void compute(Work work);
+  void compute(Work work, boost::asio::any_io_executor const& where);
   void on_outcome(oip_api::outcome of);
   /// On the connection's strand, or where a large body is computed.
   request_ticket infer(infer_request request);

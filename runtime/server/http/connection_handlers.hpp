@@ -42,8 +42,8 @@ void connection::post(Step step) {
 }
 
 template <typename Work>
-void connection::compute(Work work) {
-  boost::asio::post(context_.bodies, [self = shared_from_this(), work = std::move(work)] {
+void connection::compute(Work work, boost::asio::any_io_executor const& where) {
+  boost::asio::post(where, [self = shared_from_this(), work = std::move(work)] {
     try {
       work(*self);
     } catch (std::exception const& failure) {

@@ -125,13 +125,16 @@ class endpoint::impl {
       : context_(checked(std::move(options)), service),
         io_(static_cast<int>(context_.options.threads)),
         bodies_(static_cast<int>(context_.options.body_threads)),
+        changes_(1),
         acceptor_(listen(io_, address_of(context_.options))),
         pause_(acceptor_.get_executor()),
         files_timer_(bodies_),
         local_(acceptor_.local_endpoint()),
         work_(io_.get_executor()),
-        body_work_(bodies_.get_executor()) {
+        body_work_(bodies_.get_executor()),
+        change_work_(changes_.get_executor()) {
     context_.bodies = bodies_.get_executor();
+    context_.changes = changes_.get_executor();
     if (auto const missing = unprotected(context_.options);
         !missing.empty() && !local_.address().is_loopback()) {
       spdlog::warn("the endpoint can be reached from other machines and {} address={}", missing,
@@ -149,9 +152,11 @@ class endpoint::impl {
           run(bodies_);
         });
       }
+      threads_.emplace_back([this] { run(changes_); });
     } catch (...) {
       io_.stop();
       bodies_.stop();
+      changes_.stop();
       end_threads();
       throw;
     }
@@ -204,7 +209,9 @@ class endpoint::impl {
   void end_threads() {
     work_.reset();
     body_work_.reset();
+    change_work_.reset();
     bodies_.stop();  // nobody waits for what is left in it
+    changes_.stop();
     for (auto& thread : threads_) thread.join();
     threads_.clear();
     std::lock_guard const lock{context_.life->mutex};
@@ -274,11 +281,12 @@ class endpoint::impl {
   endpoint_context context_;
   net::io_context io_;
   net::io_context bodies_;
+  net::io_context changes_;  // of models
   tcp::acceptor acceptor_;   // on a strand of its own
   net::steady_timer pause_;  // on the acceptor's strand
   net::steady_timer files_timer_;
   tcp::endpoint local_;
-  net::executor_work_guard<net::io_context::executor_type> work_, body_work_;
+  net::executor_work_guard<net::io_context::executor_type> work_, body_work_, change_work_;
   std::vector<std::thread> threads_;  // under stopping_
   std::mutex stopping_;
 };

@@ -2,9 +2,6 @@
 /// over an inference_service.
 ///
 ///   endpoint_options options;
-///   options.model_config = [&](auto const& model, auto const& version) {
-///     return config_of(model, version);
-///   };
 ///   endpoint http{options, service};   // bound, listening and answering from here on
 ///   spdlog::info("listening address={}", http.address());
 ///   // … until it is to end …
@@ -13,7 +10,7 @@
 /// States:  listening → draining → stopped.  `stop` moves it on, and the destructor stops without
 /// waiting for requests.
 ///
-/// Threads: runs `options.threads` and `options.body_threads` of its own; they call the service, so the
+/// Threads: runs `options.threads` and `options.body_threads` of its own, and one that loads and unloads models; they call the service, so the
 /// service must be thread-safe and its `infer` must not block. A large body keeps none of those that read
 /// and write, so that other requests, health among them, are answered meanwhile. All members may be called from any thread. `service`
 /// must outlive the endpoint. A request whose client leaves is cancelled. A `done` that it calls after the endpoint is gone does nothing.
@@ -26,9 +23,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "memhandover/base/bytes.hpp"
@@ -66,9 +61,6 @@ struct endpoint_options {
 
   /// Gets a line for each request; null: there are none.
   std::shared_ptr<access_log> accesses;
-
-  /// Answers `GET v2/models/M/config`; throws `not_found`. Empty: that route is answered 501.
-  std::function<nlohmann::json(std::string const& model, std::string const& version)> model_config;
 };
 
 class endpoint {

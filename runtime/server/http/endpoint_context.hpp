@@ -24,7 +24,7 @@ struct endpoint_life {
 /// What all connections of an endpoint share; outlives them.
 struct endpoint_context {
   endpoint_context(endpoint_options given, inference_service& of)
-      : options(std::move(given)), service(of), api(of, options.model_config) {}
+      : options(std::move(given)), service(of), api(of) {}
 
   endpoint_options options;
   inference_service& service;
@@ -32,6 +32,8 @@ struct endpoint_context {
   connection_registry registry;
   std::atomic<std::uint64_t> waiting_body_bytes{0};  ///< of large bodies
   boost::asio::any_io_executor bodies;               ///< where what takes long is computed
+  boost::asio::any_io_executor
+      changes;  ///< where models are loaded and unloaded, one after the other
   std::shared_ptr<endpoint_life> life = std::make_shared<endpoint_life>();
 };
 

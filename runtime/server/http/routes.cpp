@@ -114,8 +114,11 @@ std::optional<route> parse_target(std::string_view target) {
   }
   if (area == "repository") {
     if (path.size() == 3 && path[2] == "index") return route{resource::repository_index, {}, {}};
-    if (path.size() == 5 && path[2] == "models" && (path[4] == "load" || path[4] == "unload")) {
-      return route{resource::extension, path[3], {}};
+    if (path.size() == 5 && path[2] == "models" && path[4] == "load") {
+      return route{resource::repository_load, path[3], {}};
+    }
+    if (path.size() == 5 && path[2] == "models" && path[4] == "unload") {
+      return route{resource::repository_unload, path[3], {}};
     }
   }
   if (area == "sluice" && path.size() == 3 && path[2] == "status") {
@@ -136,6 +139,8 @@ std::string_view allowed_methods(resource what) noexcept {
   switch (what) {
     case resource::infer:
     case resource::repository_index:
+    case resource::repository_load:
+    case resource::repository_unload:
       return "POST";
     case resource::trace_setting:
     case resource::logging:

@@ -28,12 +28,14 @@ enum class resource {
   model_config,
   infer,
   repository_index,
+  repository_load,
+  repository_unload,
   status,
   metrics,
   statistics,     ///< of all models where none is named
   trace_setting,  ///< of a model, or of all
   logging,
-  extension,  ///< of Triton's, known but not offered: load and unload, shared memory, generate
+  extension,  ///< of Triton's, known but not offered: shared memory, generate
 };
 
 struct route {

@@ -158,6 +158,18 @@ class inference_service {
   /// Whether the weights are on the device; else the reason begins with the model's state. Throws `not_found`.
   [[nodiscard]] virtual readiness model_ready(std::string const& model,
                                               std::string const& version) const = 0;
+  /// What its configuration says. Throws as `metadata`, `unsupported` where none is shown.
+  [[nodiscard]] virtual nlohmann::json config(std::string const& /*model*/,
+                                              std::string const& /*version*/) const {
+    throw error{error_kind::unsupported, "this server does not show model configurations"};
+  }
+  /// Serves the model as its repository has it now; or where it is served already, what has changed of it. `parameters` are the
+  /// request's. Waits until that is done. Throws `not_found`, what is wrong with the model, `unsupported` where models are not loaded on request.
+  virtual void load(std::string const& /*model*/, nlohmann::json const& /*parameters*/) {
+    throw not_on_request();
+  }
+  /// Serves it no more; what it has been asked by then is answered. Throws as `load`.
+  virtual void unload(std::string const& /*model*/) { throw not_on_request(); }
   /// Runs a request; loads the model first if it is cold. `done` is called exactly once, on a
   /// thread of the service or before this returns. Returns what `cancel` takes.
   virtual request_ticket infer(infer_request request, std::function<void(infer_result)> done) = 0;
@@ -172,6 +184,14 @@ class inference_service {
                                                   std::string const& version) const = 0;
   /// What Prometheus reads, in its text format. May take as long as `status`, and a second more.
   [[nodiscard]] virtual std::string metrics() const = 0;
+
+ private:
+  [[nodiscard]] static error not_on_request() {
+    return {
+        error_kind::unsupported,
+        "this server does not load or unload models on request; it serves those that its policy "
+        "names"};
+  }
 };
 
 }  // namespace sluice::server

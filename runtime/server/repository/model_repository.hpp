@@ -40,10 +40,10 @@ namespace sluice::server {
 
 /// One version of one model. `metadata.versions` lists all that are served, oldest first.
 struct model_entry {
-  model_metadata metadata;      ///< shapes with the batch dimension, where there is one
-  std::filesystem::path file;   ///< e.g. /models/add/3/model.pt
-  std::string version;          ///< e.g. "3"
-  std::int64_t max_batch_size;  ///< 0: no batch dimension was added to the shapes
+  model_metadata metadata;          ///< shapes with the batch dimension, where there is one
+  std::filesystem::path file;       ///< e.g. /models/add/3/model.pt
+  std::string version;              ///< e.g. "3"
+  std::int64_t max_batch_size = 0;  ///< 0: no batch dimension was added to the shapes
   batching_rules batching{};
   std::vector<warmup_sample> warmup{};  ///< files: with their folders, e.g. /models/add/warmup/x
   /// config.pbtxt with defaults filled in, as `GET v2/models/M/config` answers.

@@ -2,8 +2,11 @@
 #include <cstdint>
 #include <functional>
 #include <iostream>
+#include <map>
 #include <string>
 
+#include "runtime/policy/detail/description.hpp"
+#include "runtime/policy/detail/value_writer.hpp"
 #include "runtime/policy/policy.hpp"
 #include "runtime/policy/units.hpp"
 
@@ -20,6 +23,14 @@ void of_policy(std::function<void(std::string const&, std::uint16_t)> const& lis
   } catch (policy::policy_error const& wrong) {
     std::cerr << wrong.what() << '\n';
   }
+}
+
+void of_value_writer(policy::policy wanted) {
+  using namespace policy::detail;
+  std::map<std::string, std::string> values;
+  value_writer writer{values};
+  describe(writer, wanted);
+  values["server.port"];
 }
 
 void of_units() {

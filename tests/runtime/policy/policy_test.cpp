@@ -462,5 +462,23 @@ TEST_F(policy_file, that_never_ends_is_refused) {
       "/dev/zero:1:1: is larger than 1MiB, so it is no policy; give the path of a policy file");
 }
 
+TEST(policy, two_differ_in_the_keys_whose_values_do) {
+  auto const with = [](std::string const& more) {
+    return parse("version: 1\n" + more + "models: [{name: a, slo: {latency: 50ms}}]\n",
+                 "/x/policy.yaml");
+  };
+  auto const plain = with("");
+  EXPECT_TRUE(differing_keys(plain, with("server: {port: 8000}\n")).empty()) << "the default";
+  EXPECT_EQ(differing_keys(plain, with("server: {port: 1}\npool: {chunk: 4MiB, memory: 1GiB}\n")),
+            (std::vector<std::string>{"pool.chunk", "pool.memory", "server.port"}));
+  EXPECT_EQ(differing_keys(with("server: {tls: {certificate_file: a, key_file: b}}\n"), plain),
+            (std::vector<std::string>{"server.tls.certificate_file", "server.tls.key_file"}));
+  EXPECT_EQ(differing_keys(plain, with("training: {min_share: 20%, pause: never}\n")),
+            (std::vector<std::string>{"training.min_share", "training.pause"}));
+  auto other = plain;
+  other.models.clear();
+  EXPECT_TRUE(differing_keys(plain, other).empty()) << "models are not compared";
+}
+
 }  // namespace
 }  // namespace sluice::policy

@@ -151,6 +151,12 @@ class adding_service : public inference_service {
     }
     return cancelled_;
   }
+  void set_config(nlohmann::json config) { config_ = std::move(config); }
+  [[nodiscard]] nlohmann::json config(std::string const& model,
+                                      std::string const& version) const override {
+    auto const known = metadata(model, version);
+    return config_.is_null() ? nlohmann::json{{"name", known.name}} : config_;
+  }
   [[nodiscard]] nlohmann::json status() const override { return {{"state", "adding"}}; }
   [[nodiscard]] nlohmann::json statistics(std::string const& model,
                                           std::string const& version) const override {
@@ -204,6 +210,7 @@ class adding_service : public inference_service {
     return result;
   }
 
+  nlohmann::json config_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   // All under mutex_:

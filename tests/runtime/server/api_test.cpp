@@ -37,18 +37,14 @@ class api : public testing::Test {
   }
 
   adding_service service_;
-  oip_api api_{service_, [](std::string const& model, std::string const& /*version*/) -> json {
-                 if (model != "add") {
-                   throw error{error_kind::not_found, "there is no model '" + model + "'"};
-                 }
-                 return {{"name", model}};
-               }};
+  oip_api api_{service_};
 };
 
 TEST_F(api, describes_the_server_and_its_models) {
   EXPECT_EQ(ok("/v2")["name"], "sluice");
   EXPECT_EQ(ok("/v2")["extensions"],
-            json::array({"model_configuration", "statistics", "binary_tensor_data", "logging"}));
+            json::array({"model_configuration", "statistics", "binary_tensor_data", "logging",
+                         "model_repository"}));
   EXPECT_EQ(ok("/v2/health/live"), (json{{"live", true}}));
   EXPECT_EQ(ok("/v2/health/ready"), (json{{"ready", true}}));
   EXPECT_EQ(ok("/v2/models/add")["inputs"][0]["name"], "a");
@@ -207,7 +203,12 @@ TEST_F(api, wrong_requests_have_their_status_and_say_why) {
       {{"POST", "/v2/models/add/infer", "{}", {}, "12"}, 400, "the body has 2 bytes"},
       {{"POST", "/v2/models/add/infer", "{}", {}, "x"}, 400, "Inference-Header-Content-Length"},
       {{"POST", "/v2/models/add/infer", "{}", {}, ""}, 400, "Inference-Header-Content-Length"},
-      {{"POST", "/v2/repository/models/add/load", "{}", {}, {}}, 501, "extension"},
+      {{"POST", "/v2/repository/models/add/load", "{}", {}, {}}, 501, "its policy"},
+      {{"POST", "/v2/repository/models/add/unload", "", {}, {}}, 501, "its policy"},
+      {{"POST", "/v2/repository/models/add/load", "[]", {}, {}}, 400, "parameters"},
+      {{"POST", "/v2/repository/models/add/load", R"({"parameters": 3})", {}, {}},
+       400,
+       "parameters"},
       {{"GET", "/v2/models/none/stats", {}, {}, {}}, 404, "'none'"},
       {{"POST", "/v2/models/stats", "{}", {}, {}}, 405, "GET"},
       {{"GET", "/v2/models/none/trace/setting", {}, {}, {}}, 404, "'none'"},
@@ -246,12 +247,6 @@ TEST_F(api, wrong_verbs_are_405_with_the_right_ones) {
     EXPECT_EQ(answer.status, 405U) << method;
     EXPECT_EQ(answer.allow, "POST") << method;
   }
-}
-
-TEST_F(api, a_missing_configuration_source_is_unsupported) {
-  oip_api const without{service_, {}};
-  auto const outcome = without.handle({"GET", "/v2/models/add/config", {}, {}, {}});
-  EXPECT_EQ(std::get<http_reply>(outcome).status, 501U);
 }
 
 TEST_F(api, a_request_that_cannot_succeed_is_refused_without_its_body) {

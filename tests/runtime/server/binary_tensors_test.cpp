@@ -275,7 +275,7 @@ TEST(binary_tensors, and_json_mix_in_an_answer) {
 
 TEST(binary_tensors, begin_where_the_header_says) {
   adding_service service;
-  oip_api const api{service, {}};
+  oip_api const api{service};
   auto const text =
       json{{"inputs", {input("a", "FP32", {1}, 4), input("b", "FP32", {1}, 4)}}}.dump();
   auto const raw = bytes_of<float>({1, 2});

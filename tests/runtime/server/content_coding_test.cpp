@@ -299,9 +299,7 @@ TEST_F(coded_endpoint, a_bomb_is_413_and_a_broken_stream_400) {
 }
 
 TEST_F(coded_endpoint, every_route_may_be_answered_compressed) {
-  options_.model_config = [](std::string const& /*model*/, std::string const& /*version*/) {
-    return json{{"words", std::string(5000, 'x')}};
-  };
+  service_.set_config(json{{"words", std::string(5000, 'x')}});
   auto connection = client();
   connection.request("GET", "/v2/models/add/config", {}, "Accept-Encoding: gzip\r\n");
   auto const response = connection.read_response();

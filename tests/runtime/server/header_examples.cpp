@@ -52,11 +52,8 @@ void of_datatypes() {
   half_from_double(1.0);
 }
 
-void of_endpoint(inference_service& service, oip_api::config_source const& config_of) {
+void of_endpoint(inference_service& service) {
   endpoint_options options;
-  options.model_config = [&](auto const& model, auto const& version) {
-    return config_of(model, version);
-  };
   endpoint http{options, service};
   spdlog::info("listening address={}", http.address());
   http.stop(10s);

@@ -59,14 +59,17 @@ void of_child_process(unique_fd socket) {
 
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wunused-variable"
-void of_executor_session(int socket, model_host& host) {
+void of_executor_session(
+    int socket, model_host& host,
+    std::function<nlohmann::json(model_host&, executor_orders const&)> const& change) {
   executor_session session{unique_fd{socket}};
   try {
     if (auto const wanted = session.preparation()) {
       session.prepared();
     }
     auto const& orders = session.orders();
-    session.serve(host, {{"device", 0}});
+    session.serve(host, {{"device", 0}}, {},
+                  [&](executor_orders const& now) { return change(host, now); });
     (void)host.stop(0ms);
   } catch (error const& failure) {
     session.fail(failure);

@@ -26,6 +26,7 @@
 #include "runtime/server/metrics.hpp"
 #include "runtime/server/model_account.hpp"
 #include "runtime/server/pool_watch.hpp"
+#include "runtime/server/repository_control.hpp"
 #include "runtime/server/server_setup.hpp"
 #include "runtime/server/service.hpp"
 #include "runtime/server/status_socket.hpp"
@@ -85,9 +86,20 @@ void of_metrics(model_account const& account, model_executor const& executor, po
   metrics_of({account.statistics()}, executor.status(), pool.look(1s));
 }
 
-void of_status_socket(model_service const& service) {
-  status_socket const socket{memhandover::status_socket_of("", 0),
-                             [&] { return service.status(); }};
+void of_status_socket(model_service const& service, repository_control& control) {
+  status_socket const socket{
+      memhandover::status_socket_of("", 0),
+      {{"status", [&] { return service.status(); }}, {"reload", [&] { return control.reload(); }}}};
+}
+
+void of_repository_control(repository_control::start const& started, std::string const& text,
+                           policy::policy const& wanted, model_choice const& choice,
+                           std::filesystem::path const& program) {
+  repository_control control{started, text, wanted, choice};
+  model_service service{control.offered(), choice.unservable};
+  remote_executor executor{{.program = program, .first = control.orders()}};
+  control.attach(executor, service);
+  control.reload()["added"];
 }
 
 void of_pool_watch() {

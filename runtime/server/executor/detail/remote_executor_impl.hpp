@@ -83,6 +83,7 @@ class remote_executor::impl {
   void cancel(request_ticket which);
   void keep_warm();
   [[nodiscard]] bool change(orders to);
+  void end_changes();
   [[nodiscard]] bool is_free(model_index place) const;
   [[nodiscard]] nlohmann::json status();
   enum class way_to_end { giving_back, leaving };
@@ -160,6 +161,7 @@ class remote_executor::impl {
   std::uint64_t given_orders_ = 0;              ///< those of the process
   std::uint64_t carried_out_ = 0;               ///< by a process that serves
   bool has_served_ = false;                     ///< one of them
+  bool changes_end_ = false;                    ///< nobody waits for one any more
   std::vector<std::optional<error>> left_out_;  ///< by model: it has ended a process that read it
   phase phase_ = phase::starting;
   scheduler::admission admission_;
