@@ -89,7 +89,7 @@ bool execute(executor_session& session) {
   start_torch(device);
   auto const activations = serve_activations(pool, device);
   host_board::this_lane = host_board::preparing_lane;
-  model_list list{pool, device, orders.board};
+  model_list list{pool->shape(), device, orders.board};
   auto models = list.prepare(orders, session);
   if (models.empty()) {
     return true;

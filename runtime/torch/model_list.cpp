@@ -182,7 +182,7 @@ served_model model_list::model_for(std::size_t place, offered_entry const& of,
   if (!fault) {
     board_->begin({.what = activity::preparing, .model = place});
     try {
-      model = sluice::server::prepare(of.is.entry, pool_->shape(), device_);
+      model = sluice::server::prepare(of.is.entry, shape_, device_);
     } catch (...) {
       fault = reason_for(of.order.name, caught_error());
     }
@@ -192,7 +192,7 @@ served_model model_list::model_for(std::size_t place, offered_entry const& of,
     faults_.emplace(place, *fault);
     model = std::make_unique<absent_model>(*fault);
   }
-  auto made = served(of.is, std::move(model), wanted, pool_->shape().backend);
+  auto made = served(of.is, std::move(model), wanted, shape_.backend);
   made.always_warm = made.always_warm && !fault;
   if (fault) {
     made.warmup.clear();
@@ -202,7 +202,7 @@ served_model model_list::model_for(std::size_t place, offered_entry const& of,
 
 served_model model_list::terms_of(std::size_t place, offered_entry const& of,
                                   policy::policy const& wanted) const {
-  auto made = served(of.is, nullptr, wanted, pool_->shape().backend);
+  auto made = served(of.is, nullptr, wanted, shape_.backend);
   made.always_warm = made.always_warm && !faults_.contains(place);
   return made;
 }

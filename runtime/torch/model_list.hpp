@@ -1,12 +1,5 @@
 /// What a server wants of its executor, and the models that are made of that.
-///
-///   auto const given = settings_in(orders.settings);
-///   model_list list{pool, device, orders.board};
-///   model_host host{options, pool, list.prepare(orders, session)};
-///   session.serve(host, {}, list.unservable(), [&](executor_orders const& now) {
-///     list.change(host, now);
-///     return list.unservable();
-///   });
+/// A session has it prepare models for a host that is made, and change those of one that serves.
 ///
 /// One thread at a time.
 #pragma once
@@ -20,7 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "memhandover/client/serving_pool.hpp"
 #include "runtime/server/executor/executor_session.hpp"
 #include "runtime/server/hosting/model_host.hpp"
 #include "runtime/server/server_setup.hpp"
@@ -60,9 +52,9 @@ struct offered_entry {
 /// Makes models of what a server wants, and remembers what it has made.
 class model_list {
  public:
-  model_list(std::shared_ptr<memhandover::serving_pool const> pool, torch_device device,
+  model_list(memhandover::pool_shape const& shape, torch_device device,
              std::shared_ptr<host_board> board)
-      : pool_(std::move(pool)), device_(device), board_(std::move(board)) {}
+      : shape_(shape), device_(device), board_(std::move(board)) {}
 
   /// One that cannot be served stands in no other's way. Throws if all cannot, with these and all others' reasons. Empty if
   /// `session` says that the end is wanted.
@@ -85,7 +77,7 @@ class model_list {
 
   [[nodiscard]] error all_faults(settings const& given) const;
 
-  std::shared_ptr<memhandover::serving_pool const> pool_;
+  memhandover::pool_shape shape_;
   torch_device device_;
   std::shared_ptr<host_board> board_;
   std::vector<ordered_model> models_;

@@ -46,7 +46,7 @@ void number(key_visitor& visitor, key const& what, Number& value,
 }
 
 void describe_file(key_visitor& v, key const& what, std::filesystem::path& into) {
-  std::string file;
+  auto file = into.string();
   v.text(what, file, file_rule);
   into = file;
 }
@@ -62,7 +62,7 @@ void describe_server(key_visitor& v, server_policy& into) {
            "503.",
            "1GiB"},
           into.max_waiting_bodies, {1_KiB, 1024_GiB});
-  std::string folder;
+  auto folder = into.model_repository.string();
   v.text({"model_repository",
           "Folder of the models, in Triton's layout; relative to the policy file.", "models"},
          folder, path_rule);
