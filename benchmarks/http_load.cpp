@@ -1,5 +1,6 @@
 // Loads an HTTP server from one thread: so many connections, each of which sends the same request again as soon as it has the
-// answer to the last one. Prints how many were answered and how long each took, as JSON. With --drop it is a server itself,
+// answer to the last one; or with --rate, requests that arrive by a Poisson process, the same one each time, go to whichever connection
+// is free, and a latency counts from the arrival. Prints how many were answered and how long each took, as JSON. With --drop it is a server itself,
 // which only receives so many bytes of each request and answers with a few: what a bare loop over a socket can do.
 
 #include <fmt/format.h>
@@ -11,6 +12,7 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/read.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/parser.hpp>
@@ -18,10 +20,12 @@
 #include <boost/beast/http/vector_body.hpp>
 #include <chrono>
 #include <cstdio>
+#include <deque>
 #include <fstream>
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -41,6 +45,9 @@ struct load {
   clock::time_point first_began = clock::time_point::max(), last_answer;  ///< of those that count
   std::vector<double> took_us;
   std::string failure;
+  double rate_per_s = 0.0;                ///< 0: connections send as soon as they can
+  std::deque<clock::time_point> waiting;  ///< arrivals for which no connection was free
+  std::vector<std::shared_ptr<class connection>> free;
 };
 
 class connection : public std::enable_shared_from_this<connection> {
@@ -50,19 +57,34 @@ class connection : public std::enable_shared_from_this<connection> {
   void start(tcp::endpoint const& server) {
     socket_.connect(server);
     socket_.set_option(tcp::no_delay{true});
-    send();
+    be_free();
   }
 
- private:
-  void send() {
-    began_ = clock::now();
-    if (began_ >= all_.end || !all_.failure.empty()) {
+  /// One that has arrived then.
+  void send(clock::time_point arrival) {
+    began_ = arrival;
+    if (!all_.failure.empty()) {
       return;
     }
     net::async_write(socket_, net::buffer(all_.request),
                      [self = shared_from_this()](auto failure, std::size_t) {
                        self->failed(failure) ? void() : self->receive();
                      });
+  }
+
+ private:
+  void be_free() {
+    if (all_.rate_per_s == 0.0) {
+      if (auto const now = clock::now(); now < all_.end) {
+        send(now);
+      }
+    } else if (!all_.waiting.empty()) {
+      auto const arrival = all_.waiting.front();
+      all_.waiting.pop_front();
+      send(arrival);
+    } else {
+      all_.free.push_back(shared_from_this());
+    }
   }
 
   void receive() {
@@ -87,7 +109,7 @@ class connection : public std::enable_shared_from_this<connection> {
       all_.last_answer = now;
       all_.took_us.push_back(std::chrono::duration<double, std::micro>{now - began_}.count());
     }
-    send();
+    be_free();
   }
 
   bool failed(boost::system::error_code const& failure) {
@@ -104,15 +126,50 @@ class connection : public std::enable_shared_from_this<connection> {
   clock::time_point began_;
 };
 
+class arrivals {
+ public:
+  arrivals(net::io_context& context, load& all)
+      : timer_(context), all_(all), gap_(all.rate_per_s), next_(clock::now()) {}
+
+  void await_next() {
+    next_ +=
+        std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>{gap_(dice_)});
+    if (next_ >= all_.end || !all_.failure.empty()) {
+      all_.free.clear();
+      return;
+    }
+    timer_.expires_at(next_);
+    timer_.async_wait([this](auto) {
+      if (all_.free.empty()) {
+        all_.waiting.push_back(next_);
+      } else {
+        auto const its = std::move(all_.free.back());
+        all_.free.pop_back();
+        its->send(next_);
+      }
+      await_next();
+    });
+  }
+
+ private:
+  net::steady_timer timer_;
+  load& all_;
+  std::mt19937_64 dice_{1};
+  std::exponential_distribution<double> gap_;
+  clock::time_point next_;
+};
+
 /// Nearest rank, of values in order.
 double quantile(std::vector<double> const& sorted, double share) {
   auto const rank = static_cast<std::size_t>(share * static_cast<double>(sorted.size()));
   return sorted.at(std::min(rank, sorted.size() - 1));
 }
 
-int send_load(std::string const& file, unsigned short port, int connections, double seconds) {
+int send_load(std::string const& file, unsigned short port, int connections, double seconds,
+              double rate_per_s) {
   std::ifstream from{file, std::ios::binary};
   load all;
+  all.rate_per_s = rate_per_s;
   all.request.assign(std::istreambuf_iterator<char>{from}, {});
   auto const length =
       std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>{seconds});
@@ -121,6 +178,10 @@ int send_load(std::string const& file, unsigned short port, int connections, dou
   net::io_context context{1};
   for (int i = 0; i < connections; ++i) {
     std::make_shared<connection>(context, all)->start({net::ip::address_v4::loopback(), port});
+  }
+  arrivals coming{context, all};
+  if (rate_per_s > 0.0) {
+    coming.await_next();
   }
   context.run();
   if (!all.failure.empty() || all.took_us.empty()) {
@@ -173,6 +234,7 @@ int main(int argc, char** argv) {
   unsigned short port = 0;
   int connections = 1;
   double seconds = 1.0;
+  double rate = 0.0;
   std::size_t drop = 0;
   CLI::App app{"Loads an HTTP server, or drops what another one sends."};
   app.add_option("--request", request, "file with the bytes of one request, header and body");
@@ -180,8 +242,10 @@ int main(int argc, char** argv) {
   app.add_option("--connections", connections)->check(CLI::Range(1, 10'000));
   app.add_option("--seconds", seconds, "that count; a tenth of it more comes before")
       ->check(CLI::PositiveNumber);
+  app.add_option("--rate", rate, "requests that arrive each second, instead of as many as can be")
+      ->check(CLI::PositiveNumber);
   app.add_option("--drop", drop, "be a server: of requests with so many bytes");
   CLI11_PARSE(app, argc, argv);
   return drop > 0 ? sluice::bench::drop_requests(drop)
-                  : sluice::bench::send_load(request, port, connections, seconds);
+                  : sluice::bench::send_load(request, port, connections, seconds, rate);
 }

@@ -129,11 +129,13 @@ class Load:
         self._file = folder / "request"
         self._seconds = seconds
 
-    def __call__(self, request: bytes, port: int, connections: int) -> dict:
+    def __call__(self, request: bytes, port: int, connections: int, rate_per_s: float = 0.0) -> dict:
+        """With a rate: requests arrive by themselves."""
         seconds = self._seconds * (LONGER_IF_LARGE if len(request) > 2**20 else 1)
         self._file.write_bytes(request)
         done = subprocess.run([BIN / "sluice-bench-http-load", "--request", self._file, "--port", str(port),
-                               "--connections", str(connections), "--seconds", str(seconds)], capture_output=True, text=True)
+                               "--connections", str(connections), "--seconds", str(seconds),
+                               *(["--rate", str(rate_per_s)] if rate_per_s else [])], capture_output=True, text=True)
         if done.returncode != 0:
             raise Failed(done.stderr)
         return json.loads(done.stdout)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -145,6 +146,29 @@ def test_a_server_that_is_replaced_leaves_its_models_warm_to_the_next(world, ser
     check(successor, affine)
     assert taken_over(successor)["affine"][1] == 0
     assert successor.model("affine")["cold_starts"] == 0
+
+
+def test_models_come_and_go_while_others_compute(world, serving):
+    server, affine = serving
+    more = world.models.add("more", Affine(seed=2, padding_mib=PADDING_MIB), **AFFINE)
+    executor = server.executor()
+
+    def reload(*models: str) -> str:
+        world.policy(*models)
+        done = subprocess.run([world.program, "policy", "reload"], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    with Load(server, affine) as load:
+        for _ in range(3):
+            assert reload("affine", "idle", "outside", "slow", "more") == "added more\n"
+            torch.testing.assert_close(server.outputs("more", [floats("x", X)])[0], more(X), rtol=1e-4, atol=1e-4)
+            assert reload("affine", "idle", "outside", "slow") == "removed more\n"
+        answered = load.answers
+        eventually(lambda: load.answers > answered + 3, "answers come")
+    assert not load.wrong
+    print(json.dumps({"reloads": True, "longest_s": load.longest_s}), file=sys.stderr)
+    assert server.executor() == executor and server.model("idle")["cold_starts"] == 1
 
 
 def test_what_computations_need_comes_out_of_the_pool(world):
