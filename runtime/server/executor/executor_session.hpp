@@ -8,7 +8,7 @@
 ///     }
 ///     auto const& orders = session.orders();        // what it is to serve
 ///     // … a host for that …
-///     session.serve(host, {{"device", 0}});         // until the server wants the end
+///     (void)session.serve(host, {{"device", 0}});   // until the server wants the end
 ///     (void)host.stop(0ms);
 ///   } catch (error const& failure) {
 ///     session.fail(failure);
@@ -17,7 +17,9 @@
 ///   server → executor   prepare; start, infer, cancel, status, ping, keep, end
 ///   executor → server   prepared; ready or failed; result, status, pong
 ///
-/// A thread of its own receives from the constructor on. Where the server goes, this process ends at once,
+/// A thread of its own receives from the constructor on. While it serves there are two, of which one receives, and computes
+/// itself what takes little time; if it does so for longer the other one receives instead (detail/reader_role.hpp).
+/// Where the server goes, this process ends at once,
 /// without giving memory back: what it had published waits in the pool for a successor.
 #pragma once
 
@@ -33,6 +35,7 @@
 
 #include "memhandover/base/unique_fd.hpp"
 #include "memhandover/base/wire.hpp"
+#include "runtime/server/executor/detail/reader_role.hpp"
 #include "runtime/server/executor/parcel.hpp"
 #include "runtime/server/inference/background_thread.hpp"
 #include "runtime/server/inference/host_board.hpp"
@@ -70,14 +73,23 @@ class executor_session {
 
   /// Gives the server's requests to `host`, and returns when the server wants the end. What `host` has been given
   /// by then it may still answer, as long as the session lives. `spare` is for who may have to take this one's place.
-  /// Models that cannot be served are `unservable`, each as {"place", "kind", "error"}.
-  void serve(model_executor& host, nlohmann::json const& spare = nlohmann::json::object(),
-             nlohmann::json const& unservable = nlohmann::json::array());
+  /// Models that cannot be served are `unservable`, each as {"place", "kind", "error"}. False if a computation that a thread
+  /// of the session makes goes on: then the host must stay.
+  [[nodiscard]] bool serve(model_executor& host,
+                           nlohmann::json const& spare = nlohmann::json::object(),
+                           nlohmann::json const& unservable = nlohmann::json::array());
   /// Tells the server why there is nothing to serve.
   void fail(error const& why);
 
  private:
-  void receive();
+  void receive(detail::reader_role::member me);
+  /// False at the end of the conversation.
+  [[nodiscard]] bool receive_some();
+  void compute(detail::reader_role::member me);
+  void begin_second();
+  /// Null where there is none; else it stays until the caller leaves it.
+  [[nodiscard]] model_executor* enter_host();
+  void leave_host();
   void take(memhandover::message received);
   [[nodiscard]] static executor_orders orders_in(memhandover::message& received);
   void infer(memhandover::message received);
@@ -98,8 +110,11 @@ class executor_session {
   model_executor* host_ = nullptr;       ///< called with the mutex
   std::set<request_ticket> being_read_;  ///< requests with large bodies, until they are the host's
 
+  std::size_t in_host_ = 0;  ///< threads that receive
+
+  detail::reader_role role_;
   background_thread bodies_;  ///< reads large ones, so that small requests do not wait for them
-  std::thread receiver_;
+  std::thread receiver_, second_;
 };
 
 }  // namespace sluice::server

@@ -154,7 +154,7 @@ request_ticket remote_executor::impl::submit(model_index model, infer_request re
   auto id = std::exchange(request.id, {});
   detail::pending_request made{model,           wrap(request), std::move(id),
                                std::move(done), arrival,       deadline};
-  made.request.body["place"] = model;
+  made.request.place = model;
 
   std::unique_lock lock{mutex_};
   auto refusal = refuse(model, now);

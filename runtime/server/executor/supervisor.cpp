@@ -61,9 +61,9 @@ infer_result result_in(memhandover::message const& received, std::string id) {
 }
 
 /// How many requests the computation was for, if this one stands for it; 0: another one does.
-std::size_t computed_with(json const& answer) {
-  auto const batch = answer.find("batch");
-  return batch == answer.end() ? 1 : batch->at(2).get<bool>() ? batch->at(0).get<std::size_t>() : 0;
+std::size_t computed_with(memhandover::message const& answer) {
+  auto const share = batch_of(answer);
+  return share.is_first ? share.requests : 0;
 }
 
 }  // namespace
@@ -153,12 +153,12 @@ bool remote_executor::impl::wait_and_receive(int socket, bool is_full, int spare
     (void)!::read(wake_.get(), &count, sizeof count);
   }
   try {
-    while (socket >= 0 && memhandover::is_ready(socket, POLLIN)) {
-      auto received = memhandover::receive_what_came(socket);
-      if (!received) {
-        return false;
+    while (socket >= 0) {
+      auto came = memhandover::receive_if_there(socket);
+      if (!came.received) {
+        return !came.has_ended;
       }
-      take(std::move(*received));
+      take(std::move(*came.received));
     }
   } catch (std::exception const& failure) {
     spdlog::error("what the executor says is not understood reason={}",
@@ -172,12 +172,13 @@ void remote_executor::impl::take(memhandover::message received) {
   std::unique_lock lock{mutex_};
   heard_ = clock::now();
   asked_.reset();
-  auto const type = received.body["type"].get<std::string>();
+  bool const is_plain = received.form != 0;
+  auto const type = is_plain ? "result" : received.body["type"].get<std::string>();
   if (type == "result") {
-    auto const ticket = received.body.value("ticket", request_ticket{0});
-    if (auto const* const answered = pending_.find(ticket);
-        answered != nullptr && !received.body.contains("error")) {
-      admission_.on_answer(answered->model, ticket, heard_, computed_with(received.body));
+    auto const ticket =
+        is_plain ? facts_of(received).ticket : received.body.value("ticket", request_ticket{0});
+    if (auto const* const answered = pending_.find(ticket); answered != nullptr && is_plain) {
+      admission_.on_answer(answered->model, ticket, heard_, computed_with(received));
     }
     auto to = pending_.take(ticket);
     if (to && received.lost_descriptors) {

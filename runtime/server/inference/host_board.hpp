@@ -28,7 +28,7 @@ class host_board {
  public:
   /// A server offers no more versions of models.
   static constexpr std::size_t max_models = 4096;
-  static constexpr std::size_t max_lanes = 65;
+  static constexpr std::size_t max_lanes = 67;
   static constexpr std::size_t no_lane = max_lanes;
   /// That of the thread that calls; one without shows nothing.
   static inline thread_local std::size_t this_lane = no_lane;

@@ -66,8 +66,8 @@ int main(int argc, char** argv) {
     report_end_on(orders.board);
     model_host host{std::move(options), std::make_shared<heap_pool>(8), std::move(models)};
     if (host.warm_up([&session] { return session.end_wanted(); })) {
-      session.serve(host, orders.settings.value("spare", nlohmann::json::object()),
-                    orders.settings.value("unservable", nlohmann::json::array()));
+      (void)session.serve(host, orders.settings.value("spare", nlohmann::json::object()),
+                          orders.settings.value("unservable", nlohmann::json::array()));
     }
     return host.stop(std::chrono::milliseconds{0}) ? EXIT_SUCCESS : EXIT_FAILURE;
   } catch (sluice::error const& failure) {
