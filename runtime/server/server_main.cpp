@@ -231,6 +231,7 @@ int serve(command_line const& given) {
   endpoint http{endpoint_options_of(wanted, chosen, service), service};
   auto options = executor_options_of(wanted, choice, given, http.address());
   options.policy = text;
+  options.reader = &http;
   executor.emplace(std::move(options));
   if (!executor->wait_until_ready([&signals] { return signals.arrived(); })) {
     return 0;

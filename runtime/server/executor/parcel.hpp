@@ -6,7 +6,8 @@
 ///   if (!parcel.try_send(socket)) {
 ///     // … the socket is full: again, once it can be written …
 ///   }
-///   auto const seen = unwrap_request(*memhandover::receive_any(socket).received);   // at the other end
+///   // … at the other end …
+///   auto const seen = unwrap_request(*memhandover::receive_any(socket).received);
 ///
 /// Those that there are many of, requests and results, are plain messages: their fields stand one after the other.
 /// All else is JSON.

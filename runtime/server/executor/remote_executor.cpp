@@ -73,6 +73,7 @@ remote_executor::impl::impl(options how)
 remote_executor::impl::~impl() {
   (void)stop(0ms, way_to_end::giving_back);
   supervisor_.join();
+  end_reading_elsewhere();
   bodies_.finish();
 }
 
