@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <memory>
 #include <utility>
 
 #include "memhandover/base/error.hpp"
@@ -30,6 +31,97 @@ constexpr std::chrono::milliseconds send_patience{2000};
   return std::strerror(errno);
 }
 
+/// Of descriptors that travel with a message; not written to before they do.
+struct control_space {
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * max_descriptors)> bytes;
+  control_space() {}  // NOLINT(cppcoreguidelines-pro-type-member-init,modernize-use-equals-default)
+};
+
+/// Of this thread, kept: as much as a message may have would have to be written to each time.
+std::span<char> receiving_space() {
+  thread_local auto const space = std::make_unique_for_overwrite<char[]>(max_message_bytes);
+  return {space.get(), max_message_bytes};
+}
+
+std::vector<unique_fd> descriptors_in(msghdr& header) {
+  std::vector<unique_fd> found;
+  for (auto* part = CMSG_FIRSTHDR(&header); part != nullptr; part = CMSG_NXTHDR(&header, part)) {
+    if (part->cmsg_level == SOL_SOCKET && part->cmsg_type == SCM_RIGHTS) {
+      std::vector<int> numbers((part->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+      std::memcpy(numbers.data(), CMSG_DATA(part), numbers.size() * sizeof(int));
+      for (auto const fd : numbers) {
+        found.push_back(beside_standard_streams(unique_fd{fd}));
+      }
+    }
+  }
+  return found;
+}
+
+error no_json() {
+  return {error_kind::invalid_argument,
+          "a message over the pool's socket is not a JSON object with a type"};
+}
+
+void take_apart(std::span<char const> text, message& into) {
+  constexpr char first_of_text = ' ';
+  auto const* const beside = reinterpret_cast<std::byte const*>(text.data());
+  if (text[0] > 0 && text[0] < first_of_text) {
+    into.form = text[0];
+    into.bytes.assign(beside, beside + text.size());
+    return;
+  }
+  auto const end = std::find(text.begin(), text.end(), '\0');
+  if (end != text.end()) {
+    into.bytes.assign(beside + (end - text.begin()) + 1, beside + text.size());
+  }
+  into.body = nlohmann::json::parse(text.begin(), end, nullptr, false);
+  if (!into.body.is_object() || !into.body.contains("type") || !into.body["type"].is_string()) {
+    throw no_json();
+  }
+}
+
+arrival receive(int socket, int flags) {
+  auto const space = receiving_space();
+  iovec part{space.data(), space.size()};
+  control_space control;
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  header.msg_control = control.bytes.data();
+  header.msg_controllen = control.bytes.size();
+  ssize_t received = 0;
+  // A peer that goes without having heard all resets the connection; that is told once, before what it had said.
+  bool reset = false;
+  do {
+    received = ::recvmsg(socket, &header, MSG_CMSG_CLOEXEC | flags);
+  } while (received < 0 &&
+           (errno == EINTR || (errno == ECONNRESET && !std::exchange(reset, true))));
+  if (received < 0 && errno == EAGAIN && flags != 0) {
+    return {};
+  }
+  message result;
+  if (received >= 0) {
+    result.descriptors = descriptors_in(header);
+  }
+  if (received == 0 || (received < 0 && errno == ECONNRESET)) {
+    return {.received = std::nullopt, .has_ended = true};
+  }
+  if (received < 0) {
+    throw error{error_kind::unavailable, "the pool's socket failed: " + reason()};
+  }
+  bool const none_left = std::any_of(result.descriptors.begin(), result.descriptors.end(),
+                                     [](unique_fd const& fd) { return !fd; });
+  result.lost_descriptors = none_left || ((header.msg_flags & MSG_CTRUNC) != 0 &&
+                                          result.descriptors.size() < max_descriptors);
+  if ((header.msg_flags & MSG_TRUNC) != 0 ||
+      ((header.msg_flags & MSG_CTRUNC) != 0 && !result.lost_descriptors)) {
+    throw error{error_kind::invalid_argument,
+                "a message over the pool's socket is longer than any of ours"};
+  }
+  take_apart(space.first(static_cast<std::size_t>(received)), result);
+  return {.received = std::move(result)};
+}
+
 ucred peer_of(int socket) {
   ucred peer{};
   socklen_t size = sizeof peer;
@@ -45,8 +137,21 @@ ucred peer_of(int socket) {
 bool try_send_message(int socket, nlohmann::json const& body, std::vector<int> const& descriptors,
                       std::span<std::byte const> bytes) {
   // A name in another encoding than UTF-8 must not keep a message back.
-  auto text = body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  auto const whole = text.size() + (bytes.empty() ? 0 : 1 + bytes.size());
+  auto const text = body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  std::byte const end{};  // which the text does not hold
+  std::array const parts{std::as_bytes(std::span{text}),
+                         std::span{&end, std::size_t{bytes.empty() ? 0U : 1U}}, bytes};
+  return try_send_plain(socket, parts, descriptors);
+}
+
+bool try_send_plain(int socket, std::span<std::span<std::byte const> const> parts,
+                    std::vector<int> const& descriptors) {
+  std::array<iovec, 4> vectors{};
+  std::size_t whole = 0, used = 0;
+  for (auto const& each : parts) {
+    vectors.at(used++) = {const_cast<std::byte*>(each.data()), each.size()};
+    whole += each.size();
+  }
   if (whole > max_message_bytes || descriptors.size() > max_descriptors) {
     throw error{error_kind::internal, "a message of " + std::to_string(whole) + " bytes and " +
                                           std::to_string(descriptors.size()) +
@@ -54,18 +159,14 @@ bool try_send_message(int socket, nlohmann::json const& body, std::vector<int> c
                                           std::to_string(max_message_bytes) + " and " +
                                           std::to_string(max_descriptors) + " are its limits"};
   }
-  if (!bytes.empty()) {
-    text.push_back('\0');  // which the text does not hold
-    text.append(reinterpret_cast<char const*>(bytes.data()), bytes.size());
-  }
-  iovec part{text.data(), text.size()};
   msghdr header{};
-  header.msg_iov = &part;
-  header.msg_iovlen = 1;
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * max_descriptors)> control{};
+  header.msg_iov = vectors.data();
+  header.msg_iovlen = used;
+  control_space control;
   if (!descriptors.empty()) {
     auto const size = sizeof(int) * descriptors.size();
-    header.msg_control = control.data();
+    control.bytes.fill(0);
+    header.msg_control = control.bytes.data();
     header.msg_controllen = CMSG_SPACE(size);
     auto* rights = CMSG_FIRSTHDR(&header);
     rights->cmsg_level = SOL_SOCKET;
@@ -127,63 +228,19 @@ std::optional<message> receive_message(int socket, int timeout_ms) {
 }
 
 std::optional<message> receive_what_came(int socket) {
-  std::string text(max_message_bytes, '\0');
-  iovec part{text.data(), text.size()};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * max_descriptors)> control{};
-  msghdr header{};
-  header.msg_iov = &part;
-  header.msg_iovlen = 1;
-  header.msg_control = control.data();
-  header.msg_controllen = control.size();
-  ssize_t received = 0;
-  // A peer that goes without having heard all resets the connection; that is told once, before what it had said.
-  bool reset = false;
-  do {
-    received = ::recvmsg(socket, &header, MSG_CMSG_CLOEXEC);
-  } while (received < 0 &&
-           (errno == EINTR || (errno == ECONNRESET && !std::exchange(reset, true))));
+  auto came = receive(socket, 0).received;
+  if (came && came->form != 0) {
+    throw no_json();
+  }
+  return came;
+}
 
-  message result;
-  if (received >= 0) {
-    for (auto* part_header = CMSG_FIRSTHDR(&header); part_header != nullptr;
-         part_header = CMSG_NXTHDR(&header, part_header)) {
-      if (part_header->cmsg_level == SOL_SOCKET && part_header->cmsg_type == SCM_RIGHTS) {
-        std::vector<int> numbers((part_header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-        std::memcpy(numbers.data(), CMSG_DATA(part_header), numbers.size() * sizeof(int));
-        for (auto const fd : numbers) {
-          result.descriptors.push_back(beside_standard_streams(unique_fd{fd}));
-        }
-      }
-    }
-  }
-  if (received == 0 || (received < 0 && errno == ECONNRESET)) {
-    return std::nullopt;
-  }
-  if (received < 0) {
-    throw error{error_kind::unavailable, "the pool's socket failed: " + reason()};
-  }
-  bool const none_left = std::any_of(result.descriptors.begin(), result.descriptors.end(),
-                                     [](unique_fd const& fd) { return !fd; });
-  result.lost_descriptors = none_left || ((header.msg_flags & MSG_CTRUNC) != 0 &&
-                                          result.descriptors.size() < max_descriptors);
-  if ((header.msg_flags & MSG_TRUNC) != 0 ||
-      ((header.msg_flags & MSG_CTRUNC) != 0 && !result.lost_descriptors)) {
-    throw error{error_kind::invalid_argument,
-                "a message over the pool's socket is longer than any of ours"};
-  }
-  text.resize(static_cast<std::size_t>(received));
-  if (auto const end = text.find('\0'); end != std::string::npos) {
-    auto const* const beside = reinterpret_cast<std::byte const*>(text.data());
-    result.bytes.assign(beside + end + 1, beside + text.size());
-    text.resize(end);
-  }
-  result.body = nlohmann::json::parse(text, nullptr, false);
-  if (!result.body.is_object() || !result.body.contains("type") ||
-      !result.body["type"].is_string()) {
-    throw error{error_kind::invalid_argument,
-                "a message over the pool's socket is not a JSON object with a type"};
-  }
-  return result;
+arrival receive_any(int socket) {
+  return receive(socket, 0);
+}
+
+arrival receive_if_there(int socket) {
+  return receive(socket, MSG_DONTWAIT);
 }
 
 sockaddr_un broker_address(std::string const& runtime_dir) {

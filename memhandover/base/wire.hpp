@@ -31,6 +31,7 @@ struct message {
   std::vector<unique_fd> descriptors;
   std::vector<std::byte> bytes{};
   bool lost_descriptors = false;  ///< some that came with it could not be opened here
+  char form = 0;                  ///< of a plain one (`try_send_plain`): it has no `body`
 };
 
 /// Sends one message; bytes of a text that are not UTF-8 arrive as U+FFFD. Throws `unavailable` if
@@ -43,6 +44,11 @@ void send_message(int socket, nlohmann::json const& body, std::vector<int> const
                                     std::vector<int> const& descriptors = {},
                                     std::span<std::byte const> bytes = {});
 
+/// As above, of a message that is no JSON: these parts one after the other, of which the first begins with a byte that is its form,
+/// 1 to 31. Whoever receives it has that byte in `bytes`, too, and knows what it means.
+[[nodiscard]] bool try_send_plain(int socket, std::span<std::span<std::byte const> const> parts,
+                                  std::vector<int> const& descriptors = {});
+
 /// Sends a pool's chunk descriptors, in as many messages of type "chunks" as they need.
 void send_chunks(int socket, std::span<unique_fd const> chunks);
 
@@ -53,6 +59,15 @@ void send_chunks(int socket, std::span<unique_fd const> chunks);
 /// As above, for who can do with a message that has lost its descriptors, as this process may open no more
 /// files; `receive_message` throws `unavailable` then.
 [[nodiscard]] std::optional<message> receive_what_came(int socket);
+/// As above, plain ones too, which the others refuse.
+struct arrival {
+  std::optional<message>
+      received;  ///< nothing at the end of the conversation, or where nothing has come
+  bool has_ended = false;
+};
+[[nodiscard]] arrival receive_any(int socket);
+/// Does not wait.
+[[nodiscard]] arrival receive_if_there(int socket);
 
 /// Where the broker of that folder listens. Throws `invalid_argument` if its path is too long for a socket.
 [[nodiscard]] sockaddr_un broker_address(std::string const& runtime_dir);

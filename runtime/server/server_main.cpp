@@ -235,7 +235,9 @@ int serve(command_line const& given) {
   std::optional<pool_watch> pool;
   endpoint http{endpoint_options_of(wanted), service};
   control.emplace(start_of(wanted, given, http.address()), text, wanted, choice);
-  executor.emplace(executor_options_of(wanted, given, control->orders()));
+  auto options = executor_options_of(wanted, given, control->orders());
+  options.reader = &http;
+  executor.emplace(std::move(options));
   if (!executor->wait_until_ready([&signals] { return signals.arrived(); })) {
     return 0;
   }

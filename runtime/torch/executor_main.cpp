@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -118,22 +119,26 @@ bool execute(executor_session& session) {
     }
   }
   std::latch rehearsed{static_cast<std::ptrdiff_t>(options.computing_threads) + 1};
-  options.thread_start = [&rehearsed, threads = given.threads, device] {
+  std::atomic<std::ptrdiff_t> to_rehearse =
+      static_cast<std::ptrdiff_t>(options.computing_threads) + 1;
+  options.thread_start = [&rehearsed, &to_rehearse, threads = given.threads, device] {
     use_own_stream(device);
     rehearse_as_thread(threads, device);
-    rehearsed.count_down();
+    if (to_rehearse-- > 0) {  // one of the host's own
+      rehearsed.count_down();
+    }
   };
   model_host host{std::move(options), pool, std::move(models)};
   rehearsed.wait();  // so that the first request is none that waits for it
   if (!host.warm_up([&session] { return session.end_wanted(); })) {
     return true;
   }
-  session.serve(host, preparation_for(device, given.threads), list.unservable(),
-                [&](executor_orders const& now) {
-                  list.change(host, now);
-                  return list.unservable();
-                });
-  if (host.stop(milliseconds{0})) {
+  bool const is_free = session.serve(host, preparation_for(device, given.threads),
+                                     list.unservable(), [&](executor_orders const& now) {
+                                       list.change(host, now);
+                                       return list.unservable();
+                                     });
+  if (host.stop(milliseconds{0}) && is_free) {
     return true;
   }
   // Its memory goes back to the pool with the process; waiting for it would have no bound.

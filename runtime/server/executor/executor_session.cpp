@@ -22,6 +22,12 @@ namespace {
 using memhandover::message;
 using nlohmann::json;
 
+/// How long the end waits for a computation of a thread that receives.
+constexpr std::chrono::milliseconds last_computation{500};
+
+thread_local bool may_compute = false;  ///< this thread
+thread_local bool brings = false;       ///< what it submits it computes itself, or has others woken
+
 /// Nobody waits for what this process has, and what it has published outlives it.
 [[noreturn]] void end_with_the_server() {
   std::fflush(nullptr);
@@ -31,13 +37,17 @@ using nlohmann::json;
 }  // namespace
 
 executor_session::executor_session(memhandover::unique_fd socket) : socket_{std::move(socket)} {
-  receiver_ = std::thread{[this] { receive(); }};
+  receiver_ = std::thread{[this] { receive(detail::reader_role::member::first); }};
 }
 
 executor_session::~executor_session() {
   closing_ = true;
   ::shutdown(socket_.get(), SHUT_RDWR);
+  role_.close();
   receiver_.join();
+  if (second_.joinable()) {
+    second_.join();
+  }
 }
 
 std::optional<json> executor_session::preparation() {
@@ -59,15 +69,17 @@ executor_orders const& executor_session::orders() {
   return *orders_;
 }
 
-void executor_session::serve(model_executor& host, json const& spare, json const& unservable,
+bool executor_session::serve(model_executor& host, json const& spare, json const& unservable,
                              changer const& change) {
-  {
-    std::lock_guard const lock{mutex_};
-    host_ = &host;
+  std::unique_lock lock{mutex_};
+  host_ = &host;
+  if (!second_.joinable()) {
+    second_ = std::thread{[this] { begin_second(); }};
   }
+  lock.unlock();
   send(wrap_text({{"type", "ready"}, {"spare", spare}},
                  unservable.dump(-1, ' ', false, json::error_handler_t::replace)));
-  std::unique_lock lock{mutex_};
+  lock.lock();
   try {
     while (!end_wanted_) {
       changed_.wait(lock, [this] { return end_wanted_.load() || next_orders_; });
@@ -83,6 +95,7 @@ void executor_session::serve(model_executor& host, json const& spare, json const
     throw;
   }
   host_ = nullptr;
+  return changed_.wait_for(lock, last_computation, [this] { return in_host_ == 0; });
 }
 
 void executor_session::carry_out(std::unique_lock<std::mutex>& lock, changer const& change) {
@@ -101,22 +114,16 @@ void executor_session::fail(error const& why) {
   send(made);
 }
 
-void executor_session::receive() {
+void executor_session::receive(detail::reader_role::member me) {
   ::pthread_setname_np(::pthread_self(), "sluice-session");
-  for (;;) {
-    try {
-      auto received = memhandover::receive_what_came(socket_.get());
-      if (!received) {
-        break;
-      }
-      take(std::move(*received));
-    } catch (std::exception const& failure) {
-      if (closing_) {
-        return;
-      }
+  try {
+    while (role_.await_turn(me) && receive_some()) {
+      compute(me);
+    }
+  } catch (std::exception const& failure) {
+    if (!closing_) {
       spdlog::error("the executor cannot hear its server reason={}",
                     telemetry::quoted(failure.what()));
-      break;
     }
   }
   if (!closing_) {
@@ -124,11 +131,69 @@ void executor_session::receive() {
   }
 }
 
+/// Waits for one message, and takes what has come by then.
+bool executor_session::receive_some() {
+  constexpr int most = 16;  // so that the first is computed soon
+  brings = may_compute && role_.has_deputy();
+  auto came = memhandover::receive_any(socket_.get());
+  for (int taken = 0; came.received; came = memhandover::receive_if_there(socket_.get())) {
+    bool const is_one_of_many = came.received->form != 0;
+    take(std::move(*came.received));
+    if (!is_one_of_many || ++taken == most) {
+      return true;
+    }
+  }
+  return !came.has_ended;
+}
+
+/// What takes little time, if this thread may; if it may not yet, it becomes one that may while the other one receives.
+void executor_session::compute(detail::reader_role::member me) {
+  auto* const host = enter_host();
+  if (host == nullptr) {
+    return;
+  }
+  if (brings) {
+    role_.begin(me);
+    while (host->compute_here()) {
+    }
+    role_.end(me);
+  } else if (!may_compute && role_.has_deputy()) {
+    role_.pass(me);
+    host->prepare_to_compute();
+    may_compute = true;
+  }
+  leave_host();
+}
+
+model_executor* executor_session::enter_host() {
+  std::lock_guard const lock{mutex_};
+  in_host_ += host_ != nullptr ? 1 : 0;
+  return host_;
+}
+
+void executor_session::leave_host() {
+  std::lock_guard const lock{mutex_};
+  if (--in_host_ == 0) {
+    changed_.notify_all();
+  }
+}
+
+void executor_session::begin_second() {
+  if (auto* const host = enter_host(); host != nullptr) {
+    host->prepare_to_compute();
+    may_compute = true;
+    leave_host();
+  }
+  receive(detail::reader_role::member::second);
+}
+
 void executor_session::take(message received) {
-  auto const type = received.body["type"].get<std::string>();
-  if (type == "infer") {
+  if (received.form != 0) {
     infer(std::move(received));
-  } else if (type == "cancel") {
+    return;
+  }
+  auto const type = received.body["type"].get<std::string>();
+  if (type == "cancel") {
     cancel(received.body.value("ticket", request_ticket{0}));
   } else if (type == "ping") {
     send({{{"type", "pong"}}, {}, {}});
@@ -197,7 +262,7 @@ executor_orders executor_session::orders_in(message& received) {
 }
 
 void executor_session::infer(message received) {
-  auto const ticket = received.body.value("ticket", request_ticket{0});
+  auto const ticket = facts_of(received).ticket;
   if (received.lost_descriptors) {
     answer(ticket, lost_tensors());
     return;
@@ -217,7 +282,7 @@ void executor_session::infer(message received) {
 void executor_session::submit(message const& received, request_ticket ticket) {
   try {
     auto request = unwrap_request(received);
-    auto const model = received.body.value("place", std::size_t{0});
+    auto const model = facts_of(received).place;
     std::lock_guard const lock{mutex_};
     if (is_large(received) && being_read_.erase(ticket) == 0) {
       throw error{error_kind::cancelled, "the client has left"};
@@ -225,8 +290,12 @@ void executor_session::submit(message const& received, request_ticket ticket) {
     if (host_ == nullptr) {
       throw error{error_kind::unavailable, "the server is shutting down"};
     }
-    host_->submit(model, std::move(request),
-                  [this, ticket](infer_result result) { answer(ticket, result); });
+    auto done = [this, ticket](infer_result result) { answer(ticket, result); };
+    if (brings) {
+      host_->bring(model, std::move(request), std::move(done));
+    } else {
+      host_->submit(model, std::move(request), std::move(done));
+    }
   } catch (...) {
     answer(ticket, caught_error());
   }
@@ -247,7 +316,10 @@ void executor_session::answer(request_ticket which, infer_result const& result) 
     } catch (...) {
       made = wrap(infer_result{caught_error()});
     }
-    made.body["ticket"] = which;
+    made.ticket = which;
+    if (made.form == parcel_form::json) {
+      made.body["ticket"] = which;
+    }
     send(made);
   } catch (std::exception const& failure) {
     // The server is gone, or this process has no memory for a word: what is lost with it is computed by the next one.

@@ -8,8 +8,8 @@
 ///     }
 ///     auto const& orders = session.orders();        // what it is to serve
 ///     // … a host for that …
-///     session.serve(host, {{"device", 0}}, {},      // until the server wants the end
-///                   [&](executor_orders const& now) { return change(host, now); });
+///     (void)session.serve(host, {{"device", 0}}, {},   // until the server wants the end
+///                         [&](executor_orders const& now) { return change(host, now); });
 ///     (void)host.stop(0ms);
 ///   } catch (error const& failure) {
 ///     session.fail(failure);
@@ -18,7 +18,9 @@
 ///   server → executor   prepare; start, change, infer, cancel, status, ping, keep, end
 ///   executor → server   prepared; ready or failed; changed, result, status, pong
 ///
-/// A thread of its own receives from the constructor on. Where the server goes, this process ends at once,
+/// A thread of its own receives from the constructor on. While it serves there are two, of which one receives, and computes
+/// itself what takes little time; if it does so for longer the other one receives instead (detail/reader_role.hpp).
+/// Where the server goes, this process ends at once,
 /// without giving memory back: what it had published waits in the pool for a successor.
 #pragma once
 
@@ -36,6 +38,7 @@
 
 #include "memhandover/base/unique_fd.hpp"
 #include "memhandover/base/wire.hpp"
+#include "runtime/server/executor/detail/reader_role.hpp"
 #include "runtime/server/executor/parcel.hpp"
 #include "runtime/server/inference/background_thread.hpp"
 #include "runtime/server/inference/host_board.hpp"
@@ -77,16 +80,24 @@ class executor_session {
   /// by then it may still answer, as long as the session lives. `spare` is for who may have to take this one's place.
   /// Models that cannot be served are `unservable`, each as {"place", "kind", "error"}. New orders are carried out by `change`,
   /// on this thread and while requests are answered; it returns the same of all models that cannot be served then. What it
-  /// throws this throws.
+  /// throws this throws. False if a computation that a thread of the session makes goes on: then the host must stay.
   using changer = std::function<nlohmann::json(executor_orders const&)>;
-  void serve(model_executor& host, nlohmann::json const& spare = nlohmann::json::object(),
-             nlohmann::json const& unservable = nlohmann::json::array(),
-             changer const& change = {});
+  [[nodiscard]] bool serve(model_executor& host,
+                           nlohmann::json const& spare = nlohmann::json::object(),
+                           nlohmann::json const& unservable = nlohmann::json::array(),
+                           changer const& change = {});
   /// Tells the server why there is nothing to serve.
   void fail(error const& why);
 
  private:
-  void receive();
+  void receive(detail::reader_role::member me);
+  /// False at the end of the conversation.
+  [[nodiscard]] bool receive_some();
+  void compute(detail::reader_role::member me);
+  void begin_second();
+  /// Null where there is none; else it stays until the caller leaves it.
+  [[nodiscard]] model_executor* enter_host();
+  void leave_host();
   void take(memhandover::message received);
   [[nodiscard]] static executor_orders orders_in(memhandover::message& received);
   void carry_out(std::unique_lock<std::mutex>& lock, changer const& change);
@@ -110,8 +121,11 @@ class executor_session {
   model_executor* host_ = nullptr;              ///< called with the mutex
   std::set<request_ticket> being_read_;  ///< requests with large bodies, until they are the host's
 
+  std::size_t in_host_ = 0;  ///< threads that receive
+
+  detail::reader_role role_;
   background_thread bodies_;  ///< reads large ones, so that small requests do not wait for them
-  std::thread receiver_;
+  std::thread receiver_, second_;
 };
 
 }  // namespace sluice::server

@@ -5,8 +5,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -14,16 +17,22 @@
 
 #include "memhandover/base/standard_streams.hpp"
 #include "memhandover/base/system_error.hpp"
-#include "runtime/server/inference/datatypes.hpp"
+#include "runtime/server/executor/detail/fields.hpp"
 
 namespace sluice::server {
 namespace {
 
+using detail::field_reader;
+using detail::put_number;
+using detail::put_raw;
+using detail::put_text;
 using memhandover::unique_fd;
 using nlohmann::json;
 using std::chrono::steady_clock;
 
 constexpr std::size_t most_bytes_beside = 32U << 10U;
+/// In the place of a time that there is none of.
+constexpr std::int64_t no_time = std::numeric_limits<std::int64_t>::min();
 constexpr std::size_t longest_error = 16U << 10U;
 /// In a file a tensor begins at a multiple of this, so that it can be computed with where it lies.
 constexpr std::size_t alignment = 64;
@@ -103,14 +112,16 @@ void put_bytes(std::span<std::span<std::byte const> const> parts, parcel& into) 
   into.file = file.sealed();
 }
 
-void wrap_tensors(std::vector<tensor> const& tensors, char const* name, parcel& into) {
+void wrap_tensors(std::vector<tensor> const& tensors, parcel& into) {
   std::vector<std::span<std::byte const>> parts;
-  auto& described = into.body[name] = json::array();
+  parts.reserve(tensors.size());
+  put_number(into.fields, static_cast<std::uint32_t>(tensors.size()));
   for (auto const& each : tensors) {
-    described.push_back({{"name", each.name},
-                         {"type", datatype_name(each.type)},
-                         {"shape", each.shape},
-                         {"bytes", each.data.size()}});
+    put_text(into.fields, each.name);
+    put_number(into.fields, static_cast<std::uint8_t>(each.type));
+    put_number(into.fields, static_cast<std::uint32_t>(each.shape.size()));
+    put_raw(into.fields, each.shape.data(), each.shape.size() * sizeof(std::int64_t));
+    put_number(into.fields, std::uint64_t{each.data.size()});
     parts.push_back(each.data.span());
   }
   put_bytes(parts, into);
@@ -128,9 +139,11 @@ std::shared_ptr<std::byte> map(int file, std::size_t bytes) {
 /// Of all tensors of a message, in order. Those in a file are used where they lie.
 class message_bytes {
  public:
-  explicit message_bytes(memhandover::message const& from) : from_(from) {
+  /// Those after the first `begin`, if they are not in a file.
+  explicit message_bytes(memhandover::message const& from, std::size_t begin = 0) : from_(from) {
     if (from.descriptors.empty()) {
       size_ = from.bytes.size();
+      taken_ = begin;
       return;
     }
     auto const file = from.descriptors.front().get();
@@ -172,27 +185,53 @@ class message_bytes {
   std::size_t size_ = 0, taken_ = 0;
 };
 
-std::vector<tensor> unwrap_tensors(memhandover::message const& from, char const* name) {
-  std::vector<tensor> tensors;
-  message_bytes bytes{from};
-  for (auto const& each : from.body.at(name)) {
-    auto const type = datatype_from_name(each.at("type").get<std::string>());
-    if (!type) {
+std::vector<tensor> unwrap_tensors(field_reader& fields, message_bytes bytes) {
+  constexpr std::size_t least = 2 * sizeof(std::uint32_t) + 1 + sizeof(std::uint64_t);
+  std::vector<tensor> tensors(fields.count(least));
+  for (auto& each : tensors) {
+    each.name = fields.text();
+    auto const type = fields.number<std::uint8_t>();
+    if (type > static_cast<std::uint8_t>(datatype::bytes)) {
       throw no_message("a tensor of no type");
     }
-    tensors.push_back({each.at("name"), *type, each.at("shape"), bytes.take(each.at("bytes"))});
+    each.type = static_cast<datatype>(type);
+    each.shape.resize(fields.count(sizeof(std::int64_t)));
+    auto const shape = fields.take(each.shape.size() * sizeof(std::int64_t));
+    std::copy(shape.begin(), shape.end(), std::as_writable_bytes(std::span{each.shape}).begin());
+    each.data = bytes.take(fields.number<std::uint64_t>());
   }
   return tensors;
 }
 
-/// Of the computation that an answer came from.
-batch_share batch_share_in(json const& body) {
-  auto const& is = body.at("batch");
-  batch_share const share{is.at(0), is.at(1), is.at(2)};
-  if (share.requests == 0) {
-    throw no_message("a batch of no request");
+/// Where fields begin, and after them the tensors' bytes.
+constexpr std::size_t facts_bytes = 3 + sizeof(std::uint32_t) + 2 * sizeof(std::uint64_t);
+
+field_reader fields_of(memhandover::message const& message, plain_facts const& facts) {
+  return field_reader{std::span{message.bytes}.subspan(facts_bytes, facts.field_bytes)};
+}
+
+message_bytes bytes_of(memhandover::message const& message, plain_facts const& facts) {
+  return message_bytes{message, facts_bytes + facts.field_bytes};
+}
+
+infer_response response_in(memhandover::message const& message, plain_facts const& facts) {
+  auto fields = fields_of(message, facts);
+  infer_response made;
+  if (fields.number<std::uint8_t>() != 0) {
+    made.times.emplace();
+    made.times->queue = std::chrono::nanoseconds{fields.number<std::int64_t>()};
+    made.times->compute = std::chrono::nanoseconds{fields.number<std::int64_t>()};
+    made.times->batch = {fields.number<std::uint32_t>(), fields.number<std::uint64_t>(),
+                         fields.number<std::uint8_t>() != 0};
+    made.times->found_cold = fields.number<std::uint8_t>() != 0;
+    if (made.times->batch.requests == 0) {
+      throw no_message("a batch of no request");
+    }
   }
-  return share;
+  made.model = fields.text();
+  made.version = fields.text();
+  made.outputs = unwrap_tensors(fields, bytes_of(message, facts));
+  return made;
 }
 
 /// Runs `work`, which takes a message apart.
@@ -208,32 +247,58 @@ auto checked(Work work) {
 }  // namespace
 
 bool parcel::try_send(int socket) const {
-  return memhandover::try_send_message(socket, body, descriptors_of(*this), bytes);
+  if (form == parcel_form::json) {
+    return memhandover::try_send_message(socket, body, descriptors_of(*this), bytes);
+  }
+  std::vector<std::byte> facts;
+  facts.reserve(facts_bytes);
+  put_number(facts, form);
+  put_number(facts, is_alone);
+  put_number(facts, is_suspect);
+  put_number(facts, static_cast<std::uint32_t>(fields.size()));
+  put_number(facts, ticket);
+  put_number(facts, std::uint64_t{place});
+  std::array<std::span<std::byte const>, 3> const parts{facts, fields, bytes};
+  return memhandover::try_send_plain(socket, parts, descriptors_of(*this));
+}
+
+plain_facts facts_of(memhandover::message const& message) {
+  if (message.form == 0) {
+    throw no_message("another form");
+  }
+  field_reader from{message.bytes};
+  plain_facts made{.form = from.number<parcel_form>(),
+                   .is_alone = from.number<std::uint8_t>() != 0,
+                   .is_suspect = from.number<std::uint8_t>() != 0,
+                   .field_bytes = from.number<std::uint32_t>(),
+                   .ticket = from.number<std::uint64_t>(),
+                   .place = from.number<std::uint64_t>()};
+  if (made.field_bytes > message.bytes.size() - facts_bytes) {
+    throw no_message("fewer fields than it says");
+  }
+  return made;
 }
 
 parcel wrap(infer_request const& request) {
   parcel made;
-  made.body = {{"type", "infer"},
-               {"model", request.model},
-               {"version", request.version},
-               {"ticket", request.ticket},
-               {"outputs", request.outputs}};
-  if (request.priority != 0) {
-    made.body["priority"] = request.priority;
+  made.form = parcel_form::request;
+  made.ticket = request.ticket;
+  made.is_alone = request.is_alone;
+  made.is_suspect = request.is_suspect;
+  auto& fields = made.fields;
+  put_number(fields, request.priority);
+  put_number(fields, std::int64_t{request.timeout ? request.timeout->count() : no_time});
+  put_number(fields, std::int64_t{
+                         request.arrival
+                             ? std::chrono::nanoseconds{request.arrival->time_since_epoch()}.count()
+                             : no_time});
+  put_text(fields, request.model);
+  put_text(fields, request.version);
+  put_number(fields, static_cast<std::uint32_t>(request.outputs.size()));
+  for (auto const& each : request.outputs) {
+    put_text(fields, each);
   }
-  if (request.is_alone) {
-    made.body["alone"] = true;
-  }
-  if (request.is_suspect) {
-    made.body["suspect"] = true;
-  }
-  if (request.timeout) {
-    made.body["timeout_us"] = request.timeout->count();
-  }
-  if (request.arrival) {
-    made.body["arrival_ns"] = std::chrono::nanoseconds{request.arrival->time_since_epoch()}.count();
-  }
-  wrap_tensors(request.inputs, "inputs", made);
+  wrap_tensors(request.inputs, made);
   return made;
 }
 
@@ -249,57 +314,73 @@ parcel wrap(infer_result const& result) {
     return made;
   }
   auto const& response = std::get<infer_response>(result);
-  made.body = {{"type", "result"}, {"model", response.model}, {"version", response.version}};
+  made.form = parcel_form::result;
+  auto& fields = made.fields;
+  put_number(fields, response.times.has_value());
   if (response.times) {
-    made.body["queue_ns"] = response.times->queue.count();
-    made.body["compute_ns"] = response.times->compute.count();
-    auto const& batch = response.times->batch;
-    made.body["batch"] = {batch.requests, batch.samples, batch.is_first};
-    made.body["cold"] = response.times->found_cold;
+    put_number(fields, std::int64_t{response.times->queue.count()});
+    put_number(fields, std::int64_t{response.times->compute.count()});
+    put_number(fields, response.times->batch.requests);
+    put_number(fields, response.times->batch.samples);
+    put_number(fields, response.times->batch.is_first);
+    put_number(fields, response.times->found_cold);
   }
-  wrap_tensors(response.outputs, "outputs", made);
+  put_text(fields, response.model);
+  put_text(fields, response.version);
+  wrap_tensors(response.outputs, made);
   return made;
 }
 
 infer_request unwrap_request(memhandover::message const& message) {
-  return checked([&] {
-    auto const& body = message.body;
-    infer_request made;
-    made.model = body.at("model");
-    made.version = body.at("version");
-    made.ticket = body.at("ticket");
-    made.outputs = body.at("outputs");
-    made.priority = body.value("priority", made.priority);
-    made.is_alone = body.value("alone", made.is_alone);
-    made.is_suspect = body.value("suspect", made.is_suspect);
-    if (auto const timeout = body.find("timeout_us"); timeout != body.end()) {
-      made.timeout = std::chrono::microseconds{timeout->get<std::int64_t>()};
-    }
-    if (auto const arrival = body.find("arrival_ns"); arrival != body.end()) {
-      made.arrival =
-          steady_clock::time_point{std::chrono::nanoseconds{arrival->get<std::int64_t>()}};
-    }
-    made.inputs = unwrap_tensors(message, "inputs");
-    return made;
-  });
+  auto const facts = facts_of(message);
+  if (facts.form != parcel_form::request) {
+    throw no_message("another form");
+  }
+  auto fields = fields_of(message, facts);
+  infer_request made;
+  made.ticket = facts.ticket;
+  made.is_alone = facts.is_alone;
+  made.is_suspect = facts.is_suspect;
+  made.priority = fields.number<std::uint64_t>();
+  if (auto const timeout = fields.number<std::int64_t>(); timeout != no_time) {
+    made.timeout = std::chrono::microseconds{timeout};
+  }
+  if (auto const arrival = fields.number<std::int64_t>(); arrival != no_time) {
+    made.arrival = steady_clock::time_point{std::chrono::nanoseconds{arrival}};
+  }
+  made.model = fields.text();
+  made.version = fields.text();
+  made.outputs.resize(fields.count(sizeof(std::uint32_t)));
+  for (auto& each : made.outputs) {
+    each = fields.text();
+  }
+  made.inputs = unwrap_tensors(fields, bytes_of(message, facts));
+  return made;
 }
 
 infer_result unwrap_result(memhandover::message const& message) {
-  return checked([&]() -> infer_result {
-    auto const& body = message.body;
-    if (body.contains("error")) {
-      return failure_in(body);
-    }
-    infer_response made{
-        body.at("model"), body.at("version"), {}, unwrap_tensors(message, "outputs")};
-    if (body.contains("queue_ns")) {
-      made.times = {.queue = std::chrono::nanoseconds{body.at("queue_ns").get<std::int64_t>()},
-                    .compute = std::chrono::nanoseconds{body.at("compute_ns").get<std::int64_t>()},
-                    .batch = batch_share_in(body),
-                    .found_cold = body.at("cold")};
-    }
-    return made;
-  });
+  if (message.form == 0) {
+    return checked([&]() -> infer_result {
+      (void)message.body.at("error");
+      return failure_in(message.body);
+    });
+  }
+  auto const facts = facts_of(message);
+  if (facts.form != parcel_form::result) {
+    throw no_message("another form");
+  }
+  return response_in(message, facts);
+}
+
+batch_share batch_of(memhandover::message const& result) {
+  auto fields = fields_of(result, facts_of(result));
+  auto const has_times = fields.number<std::uint8_t>() != 0;
+  if (!has_times) {
+    return {};
+  }
+  (void)fields.take(2 * sizeof(std::int64_t));
+  return {fields.number<std::uint32_t>(), fields.number<std::uint64_t>(),
+          fields.number<std::uint8_t>() != 0};
 }
 
 parcel wrap_text(json body, std::string const& text) {

@@ -6,12 +6,16 @@
 ///   if (!parcel.try_send(socket)) {
 ///     // … the socket is full: again, once it can be written …
 ///   }
-///   auto const seen = unwrap_request(*memhandover::receive_message(socket));   // at the other end
+///   // … at the other end …
+///   auto const seen = unwrap_request(*memhandover::receive_any(socket).received);
 ///
+/// Those that there are many of, requests and results, are plain messages: their fields stand one after the other.
+/// All else is JSON.
 /// What comes from the other side is checked: `invalid_argument` says that it is no such message.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -22,10 +26,19 @@
 
 namespace sluice::server {
 
+enum class parcel_form : char { json, request, result };
+
 struct parcel {
   nlohmann::json body;           ///< its "type" and all that is not in the tensors
   std::vector<std::byte> bytes;  ///< of all tensors, one after the other
   memhandover::unique_fd file;   ///< which holds them instead, if they are too many
+
+  parcel_form form = parcel_form::json;
+  // Of a plain one, which has no body:
+  std::vector<std::byte> fields{};  ///< all that is not below
+  request_ticket ticket = 0;
+  std::size_t place = 0;  ///< of its model
+  bool is_alone = false, is_suspect = false;
 
   /// False if the socket is full. Throws `unavailable` if nobody is at its other end.
   [[nodiscard]] bool try_send(int socket) const;
@@ -38,6 +51,18 @@ struct parcel {
 
 [[nodiscard]] infer_request unwrap_request(memhandover::message const& message);
 [[nodiscard]] infer_result unwrap_result(memhandover::message const& message);
+
+/// What is known of a plain message before it is taken apart. Throws if it is none.
+struct plain_facts {
+  parcel_form form = parcel_form::json;
+  bool is_alone = false, is_suspect = false;
+  std::uint32_t field_bytes = 0;
+  request_ticket ticket = 0;
+  std::uint64_t place = 0;
+};
+[[nodiscard]] plain_facts facts_of(memhandover::message const& message);
+/// Of the computation that a plain result came from.
+[[nodiscard]] batch_share batch_of(memhandover::message const& result);
 
 /// A text of any length beside a message, in the place of tensors.
 [[nodiscard]] parcel wrap_text(nlohmann::json body, std::string const& text);

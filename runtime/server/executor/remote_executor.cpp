@@ -90,6 +90,7 @@ remote_executor::impl::impl(options how)
 remote_executor::impl::~impl() {
   (void)stop(0ms, way_to_end::giving_back);
   supervisor_.join();
+  end_reading_elsewhere();
   bodies_.finish();
 }
 
@@ -170,7 +171,7 @@ request_ticket remote_executor::impl::submit(model_index model, infer_request re
   request.arrival = arrival;
   auto id = std::exchange(request.id, {});
   detail::pending_request made{model, wrap(request), std::move(id), std::move(done), arrival, {}};
-  made.request.body["place"] = model;
+  made.request.place = model;
 
   std::unique_lock lock{mutex_};
   auto const deadline = made.deadline =

@@ -25,7 +25,8 @@
 ///   }
 ///
 /// The process is told what to serve, and says when it can (executor_session.hpp). A thread of this object, the
-/// supervisor, reads from it and calls `done`, or a second one where the answer is large.
+/// supervisor, reads from it and calls `done`, or a second one where the answer is large. While it serves, `options::reader`
+/// may read instead.
 #pragma once
 
 #include <chrono>
@@ -39,6 +40,7 @@
 #include <vector>
 
 #include "runtime/server/inference/model_executor.hpp"
+#include "runtime/server/inference/socket_watcher.hpp"
 
 namespace sluice::server {
 
@@ -69,6 +71,9 @@ class remote_executor final : public model_executor {
     bool spare = false;
     /// How long that may take to load them.
     std::chrono::milliseconds spare_limit{120'000};
+    /// Who reads results where the process serves, so that its threads go on with them at once. It outlives the executor, or has
+    /// been stopped. Null: the supervisor does.
+    socket_watcher* reader = nullptr;
   };
 
   /// Throws `unsupported` if the program cannot be started or there are more models than a board holds.

@@ -61,9 +61,9 @@ infer_result result_in(memhandover::message const& received, std::string id) {
 }
 
 /// How many requests the computation was for, if this one stands for it; 0: another one does.
-std::size_t computed_with(json const& answer) {
-  auto const batch = answer.find("batch");
-  return batch == answer.end() ? 1 : batch->at(2).get<bool>() ? batch->at(0).get<std::size_t>() : 0;
+std::size_t computed_with(memhandover::message const& answer) {
+  auto const share = batch_of(answer);
+  return share.is_first ? share.requests : 0;
 }
 
 }  // namespace
@@ -93,10 +93,12 @@ void remote_executor::impl::supervise() {
     bool const has_gone = !wait_and_receive(socket, is_full, spare, until);
 
     if (has_gone) {
+      end_reading_elsewhere();
       await_end();
     }
 
     lock.lock();
+    bool const begins_to_serve = phase_ == phase::serving && !std::exchange(is_read_, true);
     auto refusals = std::exchange(late_answers_, {});
     if (has_gone) {
       on_end(refusals);
@@ -107,6 +109,9 @@ void remote_executor::impl::supervise() {
     expire(refusals);
     lock.unlock();
     refusals.give();
+    if (begins_to_serve && !has_gone) {
+      read_elsewhere(socket);
+    }
   }
 }
 
@@ -144,44 +149,85 @@ void remote_executor::impl::look_after_spare() {
 
 bool remote_executor::impl::wait_and_receive(int socket, bool is_full, int spare,
                                              clock::time_point until) {
+  bool const is_read = elsewhere_ && elsewhere_->goes_on;
   std::array<pollfd, 3> waited{
-      pollfd{socket, static_cast<short>(POLLIN | (is_full ? POLLOUT : 0)), 0},
+      pollfd{socket, static_cast<short>((is_read ? 0 : POLLIN) | (is_full ? POLLOUT : 0)), 0},
       pollfd{wake_.get(), POLLIN, 0}, pollfd{spare, POLLIN, 0}};
   (void)::poll(waited.data(), waited.size(), memhandover::poll_timeout(until));
   if (waited[1].revents != 0) {
     std::uint64_t count = 0;
     (void)!::read(wake_.get(), &count, sizeof count);
   }
+  if (socket < 0 || (is_read && (waited[0].revents & ~POLLOUT) == 0)) {
+    return true;
+  }
+  return receive(socket);
+}
+
+bool remote_executor::impl::receive(int socket) {
+  constexpr int most = 64;  // so that whoever reads looks after others in between
   try {
-    while (socket >= 0 && memhandover::is_ready(socket, POLLIN)) {
-      auto received = memhandover::receive_what_came(socket);
-      if (!received) {
-        return false;
+    for (int i = 0; i < most; ++i) {
+      auto came = memhandover::receive_if_there(socket);
+      if (!came.received) {
+        return !came.has_ended;
       }
-      take(std::move(*received));
+      take(std::move(*came.received));
     }
+    return true;
   } catch (std::exception const& failure) {
     spdlog::error("what the executor says is not understood reason={}",
                   telemetry::quoted(failure.what()));
+    ::shutdown(socket, SHUT_RDWR);  // whoever reads next finds its end
     return false;
   }
-  return true;
+}
+
+void remote_executor::impl::read_elsewhere(int socket) {
+  auto const made = std::make_shared<detail::reading_elsewhere>();
+  auto const read = [this, made](int own) {
+    std::lock_guard const lock{made->mutex};
+    return !made->is_over && receive(own);
+  };
+  auto const end = [this, made] {
+    made->goes_on = false;
+    std::lock_guard const lock{made->mutex};
+    if (!made->is_over) {
+      wake();  // the supervisor goes on
+    }
+  };
+  if (how_.reader != nullptr && how_.reader->watch(socket, read, end)) {
+    elsewhere_ = made;
+  }
+}
+
+/// None of its messages is being taken any more, and none will be.
+void remote_executor::impl::end_reading_elsewhere() {
+  if (auto const reading = std::exchange(elsewhere_, nullptr)) {
+    std::lock_guard const lock{reading->mutex};
+    reading->is_over = true;
+  }
 }
 
 void remote_executor::impl::take(memhandover::message received) {
   std::unique_lock lock{mutex_};
   heard_ = clock::now();
   asked_.reset();
-  auto const type = received.body["type"].get<std::string>();
+  bool const is_plain = received.form != 0;
+  auto const type = is_plain ? "result" : received.body["type"].get<std::string>();
   if (type == "result") {
-    auto const ticket = received.body.value("ticket", request_ticket{0});
-    if (auto const* const answered = pending_.find(ticket);
-        answered != nullptr && !received.body.contains("error")) {
-      admission_.on_answer(answered->model, ticket, heard_, computed_with(received.body));
+    auto const ticket =
+        is_plain ? facts_of(received).ticket : received.body.value("ticket", request_ticket{0});
+    if (auto const* const answered = pending_.find(ticket); answered != nullptr && is_plain) {
+      admission_.on_answer(answered->model, ticket, heard_, computed_with(received));
     }
     auto to = pending_.take(ticket);
+    if (ticket <= waited_until_) {
+      wake();  // a spare may be due
+    }
     if (to && received.lost_descriptors) {
       refuse(std::move(*to), lost_tensors(), late_answers_);
+      wake();
     } else if (to) {
       lock.unlock();
       answer(std::move(*to), std::move(received));
@@ -295,6 +341,7 @@ void remote_executor::impl::start_process() {
   socket_ = std::move(process.socket);
   heard_ = clock::now();
   board_ = std::move(made.board);
+  is_read_ = false;
   phase_ = phase::starting;
   ++started_;
   killed_for_.clear();
@@ -471,7 +518,7 @@ bool remote_executor::impl::may_try_again(host_board::action const& suspect) {
   if (request == nullptr) {
     return true;
   }
-  request->request.body["suspect"] = true;
+  request->request.is_suspect = true;
   return !std::exchange(request->was_suspect, true);
 }
 

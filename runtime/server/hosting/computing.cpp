@@ -10,6 +10,26 @@
 #include "runtime/telemetry/logging.hpp"
 
 namespace sluice::server {
+namespace {
+
+/// Answers with no more bytes are given before a thread that waits would have been woken.
+constexpr std::size_t quick_answer = std::size_t{32} << 10U;
+/// As long as the wake-ups that it saves may take, on a machine whose processors sleep deeply.
+constexpr std::chrono::microseconds quick_computation{500};
+
+bool is_quickly_given(std::vector<detail::answer> const& answers) {
+  std::size_t bytes = 0;
+  for (auto const& each : answers) {
+    if (auto const* const response = std::get_if<infer_response>(&each.result)) {
+      for (auto const& one : response->outputs) {
+        bytes += one.data.size();
+      }
+    }
+  }
+  return bytes <= quick_answer;
+}
+
+}  // namespace
 
 void model_host::impl::prepare_thread() {
   try {
@@ -22,6 +42,16 @@ void model_host::impl::prepare_thread() {
   }
 }
 
+/// Of a thread of somebody else's, which does so in `compute_here`.
+void model_host::impl::prepare_to_compute() {
+  {
+    lock_type const lock{mutex_};
+    auto const lane = options_.computing_threads + ++more_lanes_;
+    host_board::this_lane = lane < host_board::preparing_lane ? lane : host_board::no_lane;
+  }
+  prepare_thread();
+}
+
 /// Of the first model in the queue that is free, and does not wait for others to come.
 detail::batch model_host::impl::next_computable() {
   gathering_until_ = clock::time_point::max();
@@ -31,8 +61,7 @@ detail::batch model_host::impl::next_computable() {
   ++looks_;
   for (auto next = queue_.begin(); next != queue_.end(); ++next) {
     auto& model = slots_[next->model];
-    bool const is_free = model.state == model_state::warm && !model.taken && !model.held;
-    if (!is_free || std::exchange(model.looked_at, looks_) == looks_) {
+    if (!is_free(model) || std::exchange(model.looked_at, looks_) == looks_) {
       continue;
     }
     if (next->request.is_suspect) {  // no other is begun until it is done
@@ -56,9 +85,10 @@ void model_host::impl::compute() {
       if (gathers_) {
         computes_.notify_one();  // who else waits, and until when, is somebody else's to look after
       }
+      auto const& model = slots_[batch.front()->model];
       run(lock, batch);
       release_pause_if_unwanted();
-      work_.notify_one();  // the model may be published now, read, or released
+      wake_executor_for(model);
     } else if (stopping_ && queue_.empty()) {
       return;
     } else if (gathering_until_ == clock::time_point::max()) {
@@ -66,6 +96,51 @@ void model_host::impl::compute() {
     } else {
       computes_.wait_until(lock, gathering_until_);
     }
+  }
+}
+
+/// Nothing, unless what waits for this thread takes so little time that others may wait for it, too.
+bool model_host::impl::compute_here() {
+  lock_type lock{mutex_};
+  if (queue_.empty() || computers_.empty() || host_board::this_lane == host_board::no_lane) {
+    return false;
+  }
+  auto const batch = gathers_ ? detail::batch{} : next_computable();
+  bool const is_quick = !batch.empty() && is_known_quick(slots_[batch.front()->model]);
+  if (!is_quick) {
+    computes_.notify_one();
+    return false;
+  }
+  auto const& model = slots_[batch.front()->model];
+  run(lock, batch);
+  release_pause_if_unwanted();
+  wake_executor_for(model);
+  return true;
+}
+
+bool model_host::impl::is_known_quick(slot const& model) {
+  return model.longest_computation > std::chrono::nanoseconds::zero() &&
+         model.longest_computation <= quick_computation;
+}
+
+/// Whether a thread that waits could compute now.
+bool model_host::impl::has_work_for_another() const {
+  return company_.count() < parallelism_.bound() &&
+         std::any_of(queue_.begin(), queue_.end(),
+                     [this](detail::job const& each) { return is_free(slots_[each.model]); });
+}
+
+bool model_host::impl::is_free(slot const& model) {
+  return model.state == model_state::warm && !model.taken && !model.held;
+}
+
+/// One that has just been computed may be published now, its image be made, or its idle timeout begins.
+void model_host::impl::wake_executor_for(slot const& model) {
+  bool const is_to_be_made =
+      !model.offered || model.is_retired || (model.image_wanted && model.lacks_image());
+  auto const end = idle_end(model).value_or(clock::time_point::max());
+  if (stopping_ || is_to_be_made || end < executor_sleeps_until_) {
+    work_.notify_one();
   }
 }
 
@@ -169,6 +244,9 @@ void model_host::impl::run(lock_type& lock, detail::batch const& batch) {
   auto const begin = clock::now();
   company_.change(begin, 1);
   auto const company_before = company_.sum();
+  if (!gathers_ && has_work_for_another()) {
+    computes_.notify_one();
+  }
   lock.unlock();
 
   if (model.memory) {
@@ -218,12 +296,16 @@ void model_host::impl::run(lock_type& lock, detail::batch const& batch) {
   note_batch(model, batch.size(), in_vain);
   want_image(model);
   changed_.notify_all();
-  if (std::exchange(suspect_is_computed_, false)) {
+  bool const was_suspect = std::exchange(suspect_is_computed_, false);
+  bool const is_soon_back = !was_suspect && !gathers_ && is_quickly_given(answers);
+  if (was_suspect) {
     computes_.notify_all();  // who has found nothing to begin beside it
-  } else {
+  } else if (!is_soon_back) {
     computes_.notify_one();  // the next of this model's
   }
+  soon_back_ += is_soon_back ? 1 : 0;
   deliver();
+  soon_back_ -= is_soon_back ? 1 : 0;
 }
 
 /// Whether somebody waits for it still; else it has been answered: its time was over, or its client left.

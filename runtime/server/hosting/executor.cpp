@@ -149,11 +149,13 @@ void model_host::impl::wait_for_work(lock_type& lock) {
   if (options_.computing_threads == 0) {
     until = std::min(until, gathering_until_);
   }
+  executor_sleeps_until_ = until;
   if (until == clock::time_point::max()) {
     work_.wait(lock);
   } else {
     work_.wait_until(lock, until);
   }
+  executor_sleeps_until_ = clock::time_point::min();
 }
 
 std::optional<detail::clock::time_point> model_host::impl::idle_end(slot const& model) const {

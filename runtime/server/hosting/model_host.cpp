@@ -246,7 +246,8 @@ model_state model_host::impl::state(model_index model) const {
   return slots_.at(model).state;
 }
 
-request_ticket model_host::impl::submit(model_index model, infer_request request, completion done) {
+request_ticket model_host::impl::submit(model_index model, infer_request request, completion done,
+                                        bool computes_here) {
   auto const now = clock::now();
   lock_type const lock{mutex_};
   auto& wanted = slots_.at(model);
@@ -296,7 +297,8 @@ request_ticket model_host::impl::submit(model_index model, infer_request request
     lease_->set_more_waits(true);
     if (is_for_executor(queue_.back())) {
       work_.notify_one();
-    } else {
+    } else if (gathers_ || ((!computes_here || host_board::this_lane == host_board::no_lane) &&
+                            soon_back_ == 0 && is_free(wanted))) {
       computes_.notify_one();
     }
     if (is_next_event) {
@@ -542,7 +544,16 @@ model_state model_host::state(model_index model) const {
   return impl_->state(model);
 }
 request_ticket model_host::submit(model_index model, infer_request request, completion done) {
-  return impl_->submit(model, std::move(request), std::move(done));
+  return impl_->submit(model, std::move(request), std::move(done), false);
+}
+request_ticket model_host::bring(model_index model, infer_request request, completion done) {
+  return impl_->submit(model, std::move(request), std::move(done), true);
+}
+void model_host::prepare_to_compute() {
+  impl_->prepare_to_compute();
+}
+bool model_host::compute_here() {
+  return impl_->compute_here();
 }
 void model_host::cancel(request_ticket which) {
   impl_->cancel(which);

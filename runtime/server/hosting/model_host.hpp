@@ -197,6 +197,9 @@ class model_host final : public model_executor {
   /// takes.
   request_ticket submit(model_index model, infer_request request, completion done) override;
   void cancel(request_ticket which) override;
+  void prepare_to_compute() override;
+  request_ticket bring(model_index model, infer_request request, completion done) override;
+  bool compute_here() override;
   void keep_warm() override;
 
   [[nodiscard]] host_snapshot snapshot() const;

@@ -1,6 +1,6 @@
 /// The bytes that come from a client and go to it, under TLS or as they are: a stream as Asio and Beast have it.
 ///
-/// Begins as plain; `async_handshake` makes it one under TLS. To be used on the socket's executor alone, a strand.
+/// Begins as plain; `async_handshake` makes it one under TLS. To be used on the one thread of the socket's executor.
 #pragma once
 
 #include <boost/asio/buffer.hpp>

@@ -37,12 +37,12 @@ request_label label_of(infer_request const& request, bool is_recorded) {
 
 // ---- the service's way back
 
-/// Carries a result to the connection's strand, if both still exist. A service that drops it
+/// Carries a result to the connection's thread, if both still exist. A service that drops it
 /// without a result has the client told so, instead of leaving it waiting.
 class pending_answer {
  public:
   pending_answer(std::shared_ptr<connection> const& client, std::uint64_t sequence)
-      : life_(client->context_.life), client_(client), sequence_(sequence) {}
+      : life_(client->context_.life), io_(client->io_), client_(client), sequence_(sequence) {}
   pending_answer(pending_answer const&) = delete;
   pending_answer& operator=(pending_answer const&) = delete;
   pending_answer(pending_answer&&) = delete;
@@ -57,6 +57,10 @@ class pending_answer {
 
   void deliver(infer_result result) {
     if (used_.exchange(true)) return;
+    if (connection::io_of_this_thread == io_) {  // which lives, then
+      if (auto const client = client_.lock()) client->on_result_here(sequence_, std::move(result));
+      return;
+    }
     std::lock_guard const lock{life_->mutex};
     if (!life_->alive) return;
     auto client = client_.lock();
@@ -69,6 +73,7 @@ class pending_answer {
 
  private:
   std::shared_ptr<endpoint_life> life_;
+  boost::asio::io_context* io_;
   std::weak_ptr<connection> client_;
   std::uint64_t sequence_;
   std::atomic<bool> used_{false};
@@ -76,10 +81,14 @@ class pending_answer {
 
 // ---- connection
 
-connection::connection(net::ip::tcp::socket socket, endpoint_context& context)
+connection::connection(net::ip::tcp::socket socket, endpoint_context& context,
+                       std::shared_ptr<void const> held)
     : context_(context),
       record_(context.options.accesses, socket),
       stream_(std::move(socket)),
+      io_(&static_cast<net::io_context&>(
+          net::query(stream_.get_executor(), net::execution::context))),
+      held_with_it_(std::move(held)),
       timer_(stream_.get_executor()) {}
 
 void connection::start() {
@@ -169,6 +178,7 @@ void connection::await_request() {
   state_ = state_t::idle;
   context_.registry.rest(shared_from_this());
   arm(context_.options.idle_timeout);
+  if (watched_) return;  // it reads already
   stream_.async_read_some(buffer_.prepare(4096), on(&connection::on_first_bytes));
 }
 
@@ -291,6 +301,7 @@ void connection::on_outcome(oip_api::outcome of) {
     state_ = state_t::waiting;
     auto form = std::move(request->form);
     auto label = label_of(*request, context_.options.accesses != nullptr);
+    submitting_ = true;
     auto const ticket = infer(std::move(*request));
     return on_submitted(ticket, std::move(form), std::move(label));
   }
@@ -327,6 +338,17 @@ request_ticket connection::infer(infer_request request) {
   return 0;
 }
 
+/// From within a call of the service; as a handler otherwise.
+void connection::on_result_here(std::uint64_t sequence, infer_result result) {
+  if (state_ == state_t::closed) return;
+  try {
+    on_result(sequence, std::move(result));
+  } catch (std::exception const& failure) {
+    spdlog::error("connection ended by an exception reason={}", telemetry::quoted(failure.what()));
+    close();
+  }
+}
+
 void connection::on_result(std::uint64_t sequence, infer_result result) {
   if (state_ != state_t::waiting || sequence != sequence_ || has_result_) return;
   if (submitting_) {
@@ -346,30 +368,39 @@ void connection::on_result(std::uint64_t sequence, infer_result result) {
 }
 
 void connection::on_answer(http_reply answer) {
-  if (watched_) {
+  bool const keep_alive = parser_->get().keep_alive() && !context_.registry.is_closed();
+  if (watched_ && !(reads_ahead_ && keep_alive && buffer_.size() == 0)) {
     held_ = std::move(answer);
     error_code ignored;
     stream_.socket().cancel(ignored);
     return;
   }
-  respond(std::move(answer), parser_->get().keep_alive());
+  respond(std::move(answer), keep_alive);
 }
 
 void connection::arm(std::chrono::milliseconds limit) {
   timed_out_ = false;
-  auto const round = ++timer_round_;
-  timer_.expires_after(limit);
-  timer_.async_wait([self = shared_from_this(), round](error_code failure) {
-    if (failure || round != self->timer_round_ || self->state_ == state_t::closed) return;
-    self->timed_out_ = true;
-    error_code ignored;
-    self->stream_.socket().cancel(ignored);
+  limit_ = std::chrono::steady_clock::now() + limit;
+  if (!timer_set_ || timer_.expiry() > limit_) set_timer();
+}
+
+void connection::set_timer() {
+  timer_set_ = true;
+  timer_.expires_at(limit_);
+  timer_.async_wait([self = shared_from_this(), round = ++timer_round_](error_code failure) {
+    if (!failure && round == self->timer_round_ && self->state_ != state_t::closed) {
+      self->on_timer();
+    }
   });
 }
 
-void connection::disarm() {
-  ++timer_round_;
-  timer_.cancel();
+void connection::on_timer() {
+  timer_set_ = false;
+  if (limit_ == std::chrono::steady_clock::time_point::max()) return;
+  if (limit_ > std::chrono::steady_clock::now()) return set_timer();
+  timed_out_ = true;
+  error_code ignored;
+  stream_.socket().cancel(ignored);
 }
 
 }  // namespace sluice::server

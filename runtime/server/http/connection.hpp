@@ -15,10 +15,11 @@
 ///
 /// Large bodies are read, and large answers written, by threads of their own; what is small is done at once.
 ///
-/// Threads: everything runs on the socket's strand; `start`, `drain`, `abort` and the service's
-/// `done` may be called from anywhere and post to it.
+/// Threads: everything runs on the one thread of the socket's io_context; `start`, `drain`, `abort` and the service's
+/// `done` may be called from anywhere and post to it, but for a `done` on that thread, which goes on at once.
 #pragma once
 
+#include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
@@ -43,8 +44,12 @@ inline constexpr std::string_view continue_line{"HTTP/1.1 100 Continue\r\n\r\n"}
 
 class connection : public std::enable_shared_from_this<connection> {
  public:
-  /// The socket's executor must be a strand.
-  connection(boost::asio::ip::tcp::socket socket, endpoint_context& context);
+  /// Set by threads that run one.
+  static inline thread_local boost::asio::io_context* io_of_this_thread = nullptr;
+
+  /// The socket's executor must be an io_context that one thread runs. `held` lives as long as the connection.
+  connection(boost::asio::ip::tcp::socket socket, endpoint_context& context,
+             std::shared_ptr<void const> held);
 
   void start();
   /// Answers 503 whatever comes: there are too many connections.
@@ -87,9 +92,10 @@ class connection : public std::enable_shared_from_this<connection> {
   template <typename Work>
   void compute(Work work, boost::asio::any_io_executor const& where);
   void on_outcome(oip_api::outcome of);
-  /// On the connection's strand, or where a large body is computed.
+  /// On the connection's thread, or where a large body is computed.
   request_ticket infer(infer_request request);
   void on_submitted(request_ticket ticket, output_form form, request_label label);
+  void on_result_here(std::uint64_t sequence, infer_result result);
   void on_result(std::uint64_t sequence, infer_result result);
   void on_answer(http_reply answer);
 
@@ -113,13 +119,20 @@ class connection : public std::enable_shared_from_this<connection> {
   [[nodiscard]] http_request view() const;
 
   void arm(std::chrono::milliseconds limit);
-  void disarm();
+  void disarm() { limit_ = std::chrono::steady_clock::time_point::max(); }
+  void set_timer();
+  void on_timer();
 
   endpoint_context& context_;
   request_record record_;
   client_stream stream_;
   bool is_refused_ = false;
+  boost::asio::io_context* const io_;
+  std::shared_ptr<void const> const held_with_it_;
+  /// Looks at `limit_`, which changes with each step. It is due no later, and mostly sooner.
   boost::asio::steady_timer timer_;
+  std::chrono::steady_clock::time_point limit_ = std::chrono::steady_clock::time_point::max();
+  bool timer_set_ = false;
   std::uint64_t timer_round_ = 0;  ///< tells a timer that fired too late that it is not meant
   bool timed_out_ = false;
   boost::beast::flat_buffer buffer_;
@@ -137,6 +150,7 @@ class connection : public std::enable_shared_from_this<connection> {
   body_share share_;
   std::chrono::steady_clock::time_point arrival_;
   bool watched_ = false;
+  bool reads_ahead_ = false;  ///< of that, it is a read that goes on while the answer is written
   std::optional<http_reply> held_;  ///< an answer that waits for the end of the watch
 };
 

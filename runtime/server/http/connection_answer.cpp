@@ -29,6 +29,7 @@ constexpr std::size_t most_sent_ahead = std::size_t{64} << 10U;
 void connection::watch() {
   if (buffer_.size() >= most_sent_ahead) return;
   watched_ = true;
+  reads_ahead_ = !stream_.is_encrypted();
   stream_.async_read_some(buffer_.prepare(most_sent_ahead - buffer_.size()),
                           on(&connection::on_watched));
 }
@@ -41,6 +42,20 @@ bool connection::watch_goes_on() {
 }
 
 void connection::on_watched(error_code failure, std::size_t bytes) {
+  if (state_ == state_t::idle) {
+    watched_ = false;
+    return on_first_bytes(failure, bytes);
+  }
+  if (state_ == state_t::lingering) {
+    watched_ = false;
+    return;
+  }
+  if (state_ == state_t::writing) {  // the answer has begun, and what comes now is for later
+    watched_ = false;
+    buffer_.commit(bytes);
+    (void)stream_.note_end(failure);
+    return;
+  }
   buffer_.commit(bytes);
   bool const has_finished = stream_.note_end(failure);
   if (!watch_goes_on()) return;
@@ -52,6 +67,7 @@ void connection::on_watched(error_code failure, std::size_t bytes) {
 void connection::on_finished_sending() {
   if (parser_->get().version() == 11 && !stream_.send_now(continue_line)) return close();
   watched_ = true;
+  reads_ahead_ = false;
   stream_.socket().async_wait(net::ip::tcp::socket::wait_error, on(&connection::on_reset));
 }
 
@@ -83,6 +99,10 @@ void connection::on_written(error_code failure, std::size_t /*bytes*/) {
 // Closing with unread bytes makes TCP reset the connection, which can take the answer away from the
 // client again: say that nothing more comes, and read for a while what was on its way.
 void connection::linger() {
+  if (watched_) {  // it stays open no longer, after all
+    error_code ignored;
+    stream_.socket().cancel(ignored);
+  }
   state_ = state_t::lingering;
   arm(linger_limit);
   if (stream_.is_encrypted()) return stream_.async_shutdown(on(&connection::on_shutdown));
@@ -112,6 +132,8 @@ void connection::close() {
   record_.end(context_.registry.is_closed() ? "stopping" : timed_out_ ? "stalled" : "client_left");
   share_ = {};
   disarm();
+  ++timer_round_;
+  timer_.cancel();
   if (auto const left = std::exchange(ticket_, 0); left != 0) context_.service.cancel(left);
   error_code ignored;
   stream_.socket().close(ignored);

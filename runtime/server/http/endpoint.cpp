@@ -8,15 +8,19 @@
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
-#include <boost/asio/strand.hpp>
+#include <deque>
+#include <iterator>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "memhandover/base/error.hpp"
+#include "memhandover/base/unique_fd.hpp"
 #include "runtime/server/http/connection.hpp"
 #include "runtime/server/http/endpoint_security.hpp"
 #include "runtime/server/inference/background_thread.hpp"
@@ -104,7 +108,7 @@ std::string text_of(tcp::endpoint const& address) {
 
 tcp::acceptor listen(net::io_context& io, tcp::endpoint const& address) {
   boost::system::error_code failure;
-  tcp::acceptor acceptor{net::make_strand(io)};
+  tcp::acceptor acceptor{io};
   acceptor.open(address.protocol(), failure);
   if (failure) listen_failed(address, failure);
   // A server that was just restarted must not wait for its predecessor's connections to be
@@ -119,18 +123,55 @@ tcp::acceptor listen(net::io_context& io, tcp::endpoint const& address) {
 
 }  // namespace
 
+/// What one thread does alone: it serves the connections that were given to it.
+struct io_thread {
+  net::io_context io{1};
+  net::executor_work_guard<net::io_context::executor_type> work{io.get_executor()};
+  std::shared_ptr<void const> connections = std::make_shared<int>();  ///< held by each
+};
+
+/// A socket of somebody else's, on the first of these threads.
+class watched_socket : public std::enable_shared_from_this<watched_socket> {
+ public:
+  watched_socket(net::io_context& io, int own_descriptor, socket_watcher::reader on_readable,
+                 std::function<void()> on_end)
+      : descriptor_(io, own_descriptor),
+        on_readable_(std::move(on_readable)),
+        on_end_(std::move(on_end)) {}
+
+  void wait() {
+    descriptor_.async_wait(
+        net::posix::stream_descriptor::wait_read,
+        [self = shared_from_this()](boost::system::error_code failure) {
+          if (!failure && self->on_readable_(self->descriptor_.native_handle())) {
+            return self->wait();
+          }
+          self->end();
+        });
+  }
+  void end() {
+    boost::system::error_code ignored;
+    descriptor_.close(ignored);
+    if (auto const on_end = std::exchange(on_end_, nullptr)) on_end();
+  }
+
+ private:
+  net::posix::stream_descriptor descriptor_;
+  socket_watcher::reader on_readable_;
+  std::function<void()> on_end_;
+};
+
 class endpoint::impl {
  public:
   impl(endpoint_options options, inference_service& service)
       : context_(checked(std::move(options)), service),
-        io_(static_cast<int>(context_.options.threads)),
+        ios_(context_.options.threads),
         bodies_(static_cast<int>(context_.options.body_threads)),
         changes_(1),
-        acceptor_(listen(io_, address_of(context_.options))),
+        acceptor_(listen(first(), address_of(context_.options))),
         pause_(acceptor_.get_executor()),
         files_timer_(bodies_),
         local_(acceptor_.local_endpoint()),
-        work_(io_.get_executor()),
         body_work_(bodies_.get_executor()),
         change_work_(changes_.get_executor()) {
     context_.bodies = bodies_.get_executor();
@@ -143,8 +184,11 @@ class endpoint::impl {
     if (context_.options.security) look_at_files();
     net::post(acceptor_.get_executor(), [this] { accept(); });
     try {
-      for (unsigned i = 0; i < context_.options.threads; ++i) {
-        threads_.emplace_back([this] { run(io_); });
+      for (auto& each : ios_) {
+        threads_.emplace_back([&io = each.io] {
+          connection::io_of_this_thread = &io;
+          run(io);
+        });
       }
       for (unsigned i = 0; i < context_.options.body_threads; ++i) {
         threads_.emplace_back([this] {
@@ -154,7 +198,7 @@ class endpoint::impl {
       }
       threads_.emplace_back([this] { run(changes_); });
     } catch (...) {
-      io_.stop();
+      for (auto& each : ios_) each.io.stop();
       bodies_.stop();
       changes_.stop();
       end_threads();
@@ -170,6 +214,21 @@ class endpoint::impl {
 
   [[nodiscard]] tcp::endpoint const& local() const noexcept { return local_; }
   [[nodiscard]] std::size_t connections() const { return context_.registry.size(); }
+
+  bool watch(int socket, socket_watcher::reader on_readable, std::function<void()> on_end) {
+    std::lock_guard const lock{stopping_};
+    auto own = memhandover::duplicate(socket);
+    if (threads_.empty() || !own) return false;
+    net::post(first(), [this, own = std::make_shared<memhandover::unique_fd>(std::move(own)),
+                        on_readable = std::move(on_readable), on_end = std::move(on_end)] {
+      auto const made =
+          std::make_shared<watched_socket>(first(), own->release(), on_readable, on_end);
+      std::erase_if(watched_, [](auto const& each) { return each.expired(); });
+      watched_.push_back(made);
+      made->wait();
+    });
+    return true;
+  }
 
   void stop(std::chrono::milliseconds grace) {
     std::lock_guard const lock{stopping_};
@@ -207,7 +266,12 @@ class endpoint::impl {
 
   /// With the acceptor and all connections closed the threads run out of work by themselves.
   void end_threads() {
-    work_.reset();
+    net::post(first(), [this] {
+      for (auto const& each : watched_) {
+        if (auto const watched = each.lock()) watched->end();
+      }
+    });
+    for (auto& each : ios_) each.work.reset();
     body_work_.reset();
     change_work_.reset();
     bodies_.stop();  // nobody waits for what is left in it
@@ -230,10 +294,9 @@ class endpoint::impl {
 
   void accept() {
     if (!acceptor_.is_open()) return;
-    acceptor_.async_accept(net::make_strand(io_),
-                           [this](boost::system::error_code failure, tcp::socket socket) {
-                             on_accepted(failure, std::move(socket));
-                           });
+    acceptor_.async_accept([this](boost::system::error_code failure, tcp::socket socket) {
+      on_accepted(failure, std::move(socket));
+    });
   }
 
   void on_accepted(boost::system::error_code failure, tcp::socket socket) {
@@ -265,7 +328,14 @@ class endpoint::impl {
   void take_in(tcp::socket socket) {
     auto const open = context_.registry.size();
     if (open >= context_.options.max_connections + most_refusals) return;
-    auto const client = std::make_shared<connection>(std::move(socket), context_);
+    auto const least = std::min_element(ios_.begin(), ios_.end(), [](auto const& a, auto const& b) {
+      return a.connections.use_count() < b.connections.use_count();
+    });
+    if (least != ios_.begin()) {
+      socket = tcp::socket{least->io, local_.protocol(), socket.release()};
+    }
+    auto const client =
+        std::make_shared<connection>(std::move(socket), context_, least->connections);
     if (!context_.registry.add(client)) return;
     auto const gives_way = open < context_.options.max_connections
                                ? nullptr
@@ -278,15 +348,18 @@ class endpoint::impl {
     }
   }
 
+  [[nodiscard]] net::io_context& first() { return ios_.front().io; }
+
   endpoint_context context_;
-  net::io_context io_;
+  std::deque<io_thread> ios_;
   net::io_context bodies_;
-  net::io_context changes_;  // of models
-  tcp::acceptor acceptor_;   // on a strand of its own
-  net::steady_timer pause_;  // on the acceptor's strand
+  net::io_context changes_;                             // of models
+  tcp::acceptor acceptor_;                              // on the first of these threads
+  net::steady_timer pause_;                             // on the same
+  std::vector<std::weak_ptr<watched_socket>> watched_;  // on the same
   net::steady_timer files_timer_;
   tcp::endpoint local_;
-  net::executor_work_guard<net::io_context::executor_type> work_, body_work_, change_work_;
+  net::executor_work_guard<net::io_context::executor_type> body_work_, change_work_;
   std::vector<std::thread> threads_;  // under stopping_
   std::mutex stopping_;
 };
@@ -300,6 +373,9 @@ std::uint16_t endpoint::port() const noexcept {
 }
 std::string endpoint::address() const {
   return text_of(impl_->local());
+}
+bool endpoint::watch(int socket, reader on_readable, std::function<void()> on_end) {
+  return impl_->watch(socket, std::move(on_readable), std::move(on_end));
 }
 std::size_t endpoint::connections() const {
   return impl_->connections();

@@ -28,6 +28,7 @@
 
 #include "memhandover/base/bytes.hpp"
 #include "runtime/server/inference/inference_service.hpp"
+#include "runtime/server/inference/socket_watcher.hpp"
 
 namespace sluice::server {
 
@@ -63,12 +64,12 @@ struct endpoint_options {
   std::shared_ptr<access_log> accesses;
 };
 
-class endpoint {
+class endpoint final : public socket_watcher {
  public:
   /// Throws `already_exists` when the port is taken, `invalid_argument` when host or an option
   /// makes no sense.
   endpoint(endpoint_options options, inference_service& service);
-  ~endpoint();
+  ~endpoint() override;
   endpoint(endpoint const&) = delete;
   endpoint& operator=(endpoint const&) = delete;
   endpoint(endpoint&&) = delete;
@@ -78,6 +79,7 @@ class endpoint {
   [[nodiscard]] std::uint16_t port() const noexcept;
   /// "127.0.0.1:8000", "[::1]:8000".
   [[nodiscard]] std::string address() const;
+  [[nodiscard]] bool watch(int socket, reader on_readable, std::function<void()> on_end) override;
   /// Connections open now, idle ones included.
   [[nodiscard]] std::size_t connections() const;
 

@@ -1,6 +1,6 @@
 /// What the access log gets to know of a connection's present request, step by step. Without a log nothing is kept.
 ///
-/// To be used on the connection's strand alone.
+/// To be used on the connection's thread alone.
 #pragma once
 
 #include <boost/asio/ip/tcp.hpp>

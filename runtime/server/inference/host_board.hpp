@@ -29,7 +29,7 @@ class host_board {
   /// A server offers no more versions of models.
   static constexpr std::size_t max_models = 4096;
   static constexpr std::size_t max_computing_lanes = 64;
-  static constexpr std::size_t max_lanes = max_computing_lanes + 2;
+  static constexpr std::size_t max_lanes = max_computing_lanes + 4;
   static constexpr std::size_t executor_lane = 0;  ///< of the thread that loads and releases
   static constexpr std::size_t preparing_lane =
       max_lanes - 1;  ///< of the one that reads models' files

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "runtime/server/inference/inference_service.hpp"
 
@@ -61,6 +62,14 @@ class model_executor {
   /// Runs a request; `done` is called exactly once, before this returns or on a thread of its own. Returns what
   /// `cancel` takes.
   virtual request_ticket submit(model_index model, infer_request request, completion done) = 0;
+  /// The same, by a thread that asks for `compute_here` next: nobody is woken who would compute it instead.
+  virtual request_ticket bring(model_index model, infer_request request, completion done) {
+    return submit(model, std::move(request), std::move(done));
+  }
+  /// Computes one of those who wait on the calling thread, if that is known to take little time. False if there is none;
+  /// what waits is somebody else's to compute. After `prepare_to_compute` of that thread.
+  virtual bool compute_here() { return false; }
+  virtual void prepare_to_compute() {}
   /// See inference_service.hpp.
   virtual void cancel(request_ticket which) = 0;
   /// From now on no model is released for being idle: its server ends, and leaves them.

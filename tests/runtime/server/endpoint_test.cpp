@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <future>
@@ -741,6 +744,47 @@ INSTANTIATE_TEST_SUITE_P(over, http_endpoint, testing::Values(transport::plain, 
                          [](auto const& of) {
                            return of.param == transport::plain ? "plain" : "tls";
                          });
+
+TEST_P(http_endpoint, watches_a_socket_until_nothing_more_will_come) {
+  static_cast<void>(client());
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()), 0);
+  std::promise<std::string> end;
+  std::string heard;
+  ASSERT_TRUE(endpoint_->watch(
+      ends[0],
+      [&heard](int socket) {
+        for (std::array<char, 8> some{};;) {
+          auto const got = ::recv(socket, some.data(), some.size(), MSG_DONTWAIT);
+          if (got <= 0) return got < 0;
+          heard.append(some.data(), static_cast<std::size_t>(got));
+        }
+      },
+      [&] { end.set_value(heard); }));
+  ::close(ends[0]);  // it has its own
+  for (char const* const text : {"a", "b", "c"}) {
+    ASSERT_EQ(::send(ends[1], text, 1, 0), 1);
+  }
+  ::close(ends[1]);
+  EXPECT_EQ(end.get_future().get(), "abc");
+}
+
+TEST_P(http_endpoint, says_that_it_watches_no_more_when_it_is_stopped) {
+  static_cast<void>(client());
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()), 0);
+  std::atomic<int> ended = 0;
+  auto const watch = [&] {
+    return endpoint_->watch(
+        ends[0], [](int /*socket*/) { return true; }, [&] { ++ended; });
+  };
+  ASSERT_TRUE(watch());
+  endpoint_->stop(0ms);
+  EXPECT_EQ(ended, 1);
+  EXPECT_FALSE(watch());
+  EXPECT_EQ(ended, 1);
+  for (auto const each : ends) ::close(each);
+}
 
 }  // namespace
 }  // namespace sluice::server

@@ -5,6 +5,8 @@
 
 #include "memhandover/base/wire.hpp"
 #include "runtime/server/executor/child_process.hpp"
+#include "runtime/server/executor/detail/fields.hpp"
+#include "runtime/server/executor/detail/reader_role.hpp"
 #include "runtime/server/executor/detail/spare_process.hpp"
 #include "runtime/server/executor/end_report.hpp"
 #include "runtime/server/executor/executor_session.hpp"
@@ -44,11 +46,43 @@ void of_background_thread() {
   bodies.post([] { read_a_large_body(); });
 }
 
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-variable"
+void of_fields() {
+  using detail::field_reader;
+  using detail::put_number;
+  using detail::put_text;
+  std::vector<std::byte> bytes;
+  put_number<std::int64_t>(bytes, 7);
+  put_text(bytes, "sum");
+  field_reader from{bytes};
+  auto const seven = from.number<std::int64_t>();
+  auto const sum = from.text();
+}
+#pragma GCC diagnostic pop
+
+struct of_reader_role {
+  using reader_role = detail::reader_role;
+
+  reader_role role;
+
+  void close() { role.close(); }
+
+  void run(reader_role::member me) {
+    while (role.await_turn(me)) {
+      if (role.has_deputy()) {
+        role.begin(me);
+        role.end(me);
+      }
+    }
+  }
+};
+
 void of_parcel(int socket, infer_request const& request) {
   auto const parcel = wrap(request);
   if (!parcel.try_send(socket)) {
   }
-  auto const seen = unwrap_request(*memhandover::receive_message(socket));
+  auto const seen = unwrap_request(*memhandover::receive_any(socket).received);
 }
 
 void of_child_process(unique_fd socket) {
@@ -68,8 +102,8 @@ void of_executor_session(
       session.prepared();
     }
     auto const& orders = session.orders();
-    session.serve(host, {{"device", 0}}, {},
-                  [&](executor_orders const& now) { return change(host, now); });
+    (void)session.serve(host, {{"device", 0}}, {},
+                        [&](executor_orders const& now) { return change(host, now); });
     (void)host.stop(0ms);
   } catch (error const& failure) {
     session.fail(failure);

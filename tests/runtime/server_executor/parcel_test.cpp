@@ -30,11 +30,17 @@ class a_parcel : public ::testing::Test {
 
   memhandover::message pass(parcel const& sent) {
     EXPECT_TRUE(sent.try_send(here_.get()));
-    return std::move(memhandover::receive_message(there_.get()).value());
+    return std::move(memhandover::receive_any(there_.get()).received.value());
   }
 
   unique_fd here_, there_;
 };
+
+parcel without_file(parcel const& from) {
+  parcel made{from.body, from.bytes, {}, from.form, from.fields};
+  made.ticket = from.ticket;
+  return made;
+}
 
 tensor bytes_of(std::string name, std::size_t count, unsigned char value) {
   return {std::move(name),
@@ -133,7 +139,9 @@ TEST_F(a_parcel, in_a_file_that_may_change_is_refused) {
   files.emplace_back(::memfd_create("never sealed", MFD_CLOEXEC));
   for (auto& file : files) {
     (void)::ftruncate(file.get(), 40'000);
-    auto const received = pass({good.body, {}, std::move(file)});
+    auto bad = without_file(good);
+    bad.file = std::move(file);
+    auto const received = pass(bad);
     try {
       (void)unwrap_result(received);
       ADD_FAILURE();
@@ -145,7 +153,9 @@ TEST_F(a_parcel, in_a_file_that_may_change_is_refused) {
   unique_fd empty{::memfd_create("empty", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
   ASSERT_EQ(::fcntl(empty.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE),
             0);
-  EXPECT_THROW((void)unwrap_result(pass({good.body, {}, std::move(empty)})), error);
+  auto bad = without_file(good);
+  bad.file = std::move(empty);
+  EXPECT_THROW((void)unwrap_result(pass(bad)), error);
 }
 
 TEST_F(a_parcel, brings_every_kind_of_failure) {
@@ -181,32 +191,57 @@ TEST_F(a_parcel, that_is_none_is_refused) {
     request.inputs = {number("a", 7)};
     return request;
   }());
+  std::vector<parcel> spoilt;
+  for (std::size_t left = 0; left < good.fields.size(); ++left) {  // whatever is missing
+    spoilt.push_back(without_file(good));
+    spoilt.back().fields.resize(left);
+    spoilt.back().bytes.clear();
+  }
+  auto const shape_of_a = sizeof(std::int64_t), count_of_a = sizeof(std::uint64_t);
+  auto const type_of_a =
+      good.fields.size() - count_of_a - shape_of_a - sizeof(std::uint32_t) - sizeof(std::uint8_t);
   using change = std::function<void(parcel&)>;
   for (change const& spoil : std::vector<change>{
-           [](parcel& it) { it.body.erase("model"); },
-           [](parcel& it) { it.body["ticket"] = "one"; },
-           [](parcel& it) { it.body["inputs"] = 3; },
-           [](parcel& it) { it.body["alone"] = 3; },
-           [](parcel& it) { it.body["suspect"] = "yes"; },
-           [](parcel& it) { it.body["priority"] = "high"; },
-           [](parcel& it) { it.body["inputs"][0].erase("shape"); },
-           [](parcel& it) { it.body["inputs"][0]["type"] = "FP31"; },
-           [](parcel& it) { it.body["inputs"][0]["bytes"] = 9; },
-           [](parcel& it) { it.body["inputs"][0]["bytes"] = 1ULL << 60U; },
-           [](parcel& it) { it.body["inputs"][0]["bytes"] = -1; },
+           [](parcel& it) { it.form = parcel_form::result; },
+           [](parcel& it) { it.form = static_cast<parcel_form>(9); },
+           [=](parcel& it) { it.fields[type_of_a] = std::byte{14}; },        // of no type
+           [=](parcel& it) { it.fields[type_of_a + 4] = std::byte{0xFF}; },  // of many dimensions
+           [](parcel& it) { it.fields[it.fields.size() - 8] = std::byte{9}; },  // of more bytes
+           [](parcel& it) { it.fields.back() = std::byte{0x10}; },
+           [](parcel& it) { it.fields.back() = std::byte{0xFF}; },
            [](parcel& it) { it.bytes.pop_back(); },
            [](parcel& it) { it.bytes.clear(); },
        }) {
-    parcel bad{good.body, good.bytes, {}};
-    spoil(bad);
-    auto const received = pass(bad);
+    spoilt.push_back(without_file(good));
+    spoil(spoilt.back());
+  }
+  for (std::size_t i = 0; i < spoilt.size(); ++i) {
+    auto const received = pass(spoilt[i]);
     try {
       (void)unwrap_request(received);
-      ADD_FAILURE() << received.body;
+      ADD_FAILURE() << i;
     } catch (error const& refused) {
-      EXPECT_EQ(refused.kind(), error_kind::invalid_argument) << received.body;
+      EXPECT_EQ(refused.kind(), error_kind::invalid_argument) << i;
     }
   }
+  EXPECT_THROW((void)unwrap_request(pass(wrap_text({{"type", "infer"}}, ""))), error);
+}
+
+TEST_F(a_parcel, that_is_plain_is_refused_where_json_is_expected) {
+  infer_request request;
+  request.model = "sum";
+  ASSERT_TRUE(wrap(request).try_send(here_.get()));
+  EXPECT_THROW((void)memhandover::receive_message(there_.get()), error);
+}
+
+TEST_F(a_parcel, is_waited_for_by_nobody_who_does_not_want_to) {
+  auto const none = memhandover::receive_if_there(there_.get());
+  EXPECT_FALSE(none.received);
+  EXPECT_FALSE(none.has_ended);
+  ASSERT_TRUE(wrap_text({{"type", "text"}}, "t").try_send(here_.get()));
+  EXPECT_TRUE(memhandover::receive_if_there(there_.get()).received);
+  here_.reset();
+  EXPECT_TRUE(memhandover::receive_if_there(there_.get()).has_ended);
 }
 
 TEST_F(a_parcel, that_a_full_socket_does_not_take_is_kept) {

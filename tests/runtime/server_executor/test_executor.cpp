@@ -117,11 +117,11 @@ int main(int argc, char** argv) {
     options.device_failed = [](sluice::error const& /*why*/) { ::_exit(exit_code_of_mischief); };
     model_host host{std::move(options), std::make_shared<heap_pool>(8), std::move(models)};
     if (host.warm_up([&session] { return session.end_wanted(); })) {
-      session.serve(host, orders.settings.value("spare", nlohmann::json::object()),
-                    unservable_of(orders), [&](executor_orders const& now) {
-                      change(host, wanted, now);
-                      return unservable_of(now);
-                    });
+      (void)session.serve(host, orders.settings.value("spare", nlohmann::json::object()),
+                          unservable_of(orders), [&](executor_orders const& now) {
+                            change(host, wanted, now);
+                            return unservable_of(now);
+                          });
     }
     return host.stop(std::chrono::milliseconds{0}) ? EXIT_SUCCESS : EXIT_FAILURE;
   } catch (sluice::error const& failure) {

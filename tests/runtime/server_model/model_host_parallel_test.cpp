@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <random>
 #include <thread>
@@ -82,6 +83,72 @@ TEST_F(a_parallel_host, begins_nothing_beside_a_suspect) {
   EXPECT_EQ(answers_.wait_for(0).size(), 4U);
   second.open();
   EXPECT_EQ(answers_.wait_for(7).size(), 7U);
+}
+
+class a_caller_of_a_parallel_host : public a_parallel_host {
+ protected:
+  void bring(std::size_t model, std::int64_t value, std::atomic<std::thread::id>& by) {
+    infer_request request;
+    request.inputs.push_back(number("input", value));
+    host_->bring(model, std::move(request), [&by, done = answers_.take(0)](infer_result result) {
+      by = std::this_thread::get_id();
+      done(std::move(result));
+    });
+  }
+};
+
+TEST_F(a_caller_of_a_parallel_host, computes_what_is_known_to_take_little_time) {
+  add(5);
+  start(8);
+  EXPECT_EQ(sum_of(ask(0, 1)), 11);
+  std::atomic<std::thread::id> by;
+  // A thread that has not been prepared wakes somebody who computes.
+  bring(0, 2, by);
+  EXPECT_FALSE(host_->compute_here());
+  EXPECT_EQ(sum_of(answers_.wait_for(2).at(1).second), 12);
+  EXPECT_NE(by.load(), std::this_thread::get_id());
+  host_->prepare_to_compute();
+  bring(0, 3, by);
+  bring(0, 4, by);
+  int computed = 0;
+  while (host_->compute_here()) {
+    ++computed;
+  }
+  auto const got = answers_.wait_for(4);
+  ASSERT_EQ(got.size(), 4U);
+  EXPECT_EQ(sum_of(got[2].second), 13);
+  EXPECT_EQ(sum_of(got[3].second), 14);
+  if (computed == 2) {  // no computation has taken long, by accident
+    EXPECT_EQ(by.load(), std::this_thread::get_id());
+  }
+  EXPECT_FALSE(host_->compute_here());
+  host_board::this_lane = host_board::no_lane;
+}
+
+TEST_F(a_caller_of_a_parallel_host, leaves_to_others_what_is_not_known_to) {
+  add(5);
+  auto& second = add(7);
+  start(8);
+  host_->prepare_to_compute();
+  std::atomic<std::thread::id> by;
+  bring(0, 1, by);  // it is cold
+  while (host_->compute_here()) {
+  }
+  EXPECT_EQ(sum_of(answers_.wait_for(1).at(0).second), 11);
+  EXPECT_NE(by.load(), std::this_thread::get_id());
+  second.close();
+  bring(1, 1, by);  // and so is this one; it takes long
+  EXPECT_FALSE(host_->compute_here());
+  ASSERT_TRUE(second.wait_for_runs(1));
+  bring(1, 2, by);  // it is being computed
+  EXPECT_FALSE(host_->compute_here());
+  bring(0, 3, by);
+  while (host_->compute_here()) {
+  }
+  EXPECT_EQ(sum_of(answers_.wait_for(2).at(1).second), 13);
+  second.open();
+  EXPECT_EQ(answers_.wait_for(4).size(), 4U);
+  host_board::this_lane = host_board::no_lane;
 }
 
 TEST_F(a_parallel_host, loads_a_model_while_another_computes) {

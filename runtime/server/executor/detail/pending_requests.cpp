@@ -57,7 +57,7 @@ std::vector<pending_request> pending_requests::take_all_of(std::size_t model) {
 void pending_requests::separate(std::size_t model) {
   for (auto& each : requests_) {
     if (each.second.model == model) {
-      each.second.request.body["alone"] = true;
+      each.second.request.is_alone = true;
     }
   }
 }

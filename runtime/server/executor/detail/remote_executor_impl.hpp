@@ -62,6 +62,13 @@ class refusals {
   std::vector<std::pair<model_executor::completion, error>> given_;
 };
 
+/// As long as somebody else's thread reads from the process: what that may reach.
+struct reading_elsewhere {
+  std::mutex mutex;      ///< held while it reads
+  bool is_over = false;  ///< under it
+  std::atomic<bool> goes_on = true;
+};
+
 }  // namespace detail
 
 class remote_executor::impl {
@@ -118,6 +125,10 @@ class remote_executor::impl {
 
   /// Whether the process is still there.
   bool wait_and_receive(int socket, bool is_full, int spare, clock::time_point until);
+  /// What has come, a bounded number of messages; false if nothing more will.
+  bool receive(int socket);
+  void read_elsewhere(int socket);
+  void end_reading_elsewhere();
   void take(memhandover::message received);
   void note_unservable(memhandover::message const& ready);
   void answer(detail::pending_request to, memhandover::message received);
@@ -192,8 +203,10 @@ class remote_executor::impl {
   std::optional<clock::time_point> asked_;
   std::chrono::milliseconds back_off_{0};
   bool stopping_ = false, ended_well_ = false;
+  bool is_read_ = false;  ///< it has been tried that somebody else does
 
-  background_thread bodies_;  ///< for large answers
+  std::shared_ptr<detail::reading_elsewhere> elsewhere_;  ///< the supervisor's
+  background_thread bodies_;                              ///< for large answers
   std::thread supervisor_;
 };
 

@@ -160,7 +160,11 @@ class model_host::impl {
 
   bool warm_up(std::function<bool()> const& given_up);
   [[nodiscard]] model_state state(model_index model) const;
-  request_ticket submit(model_index model, infer_request request, completion done);
+  /// The caller may compute it here afterwards.
+  request_ticket submit(model_index model, infer_request request, completion done,
+                        bool computes_here);
+  void prepare_to_compute();
+  bool compute_here();
   void cancel(request_ticket which);
   void keep_warm();
   void put(model_index place, served_model model);
@@ -177,6 +181,10 @@ class model_host::impl {
   void compute();
   [[nodiscard]] detail::batch next_computable();
   [[nodiscard]] detail::batch next_of(model_index place);
+  [[nodiscard]] static bool is_free(slot const& model);
+  [[nodiscard]] static bool is_known_quick(slot const& model);
+  [[nodiscard]] bool has_work_for_another() const;
+  void wake_executor_for(slot const& model);
   void run(lock_type& lock, detail::batch const& batch);
   [[nodiscard]] bool note(detail::job const& job, detail::call_outcome& is);
   void note_batch(slot& model, std::size_t requests, bool in_vain) const;
@@ -289,7 +297,10 @@ class model_host::impl {
   std::vector<std::string> cut_short_models_;
   clock::time_point pause_end_;  ///< of a pause that nothing wants any more
   clock::time_point next_tick_, timekeeper_sleeps_until_;
-  scheduler::reserve keeper_;  ///< the timekeeper's
+  clock::time_point executor_sleeps_until_ = clock::time_point::min();  ///< the past: it is awake
+  std::size_t soon_back_ = 0;   ///< of those who compute: they give answers, and look at the queue
+  std::size_t more_lanes_ = 0;  ///< of callers that compute
+  scheduler::reserve keeper_;   ///< the timekeeper's
   std::uint64_t kept_bytes_ = 0;
   std::chrono::microseconds run_ahead_{0};  ///< as published; 0: not yet
   bool busy_ = false;                       ///< the executor loads or computes for a request
