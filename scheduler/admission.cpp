@@ -1,8 +1,10 @@
 #include "scheduler/admission.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <set>
+#include <span>
 
 namespace sluice::scheduler {
 namespace {
@@ -28,17 +30,20 @@ void recent_times::add(seconds took, std::size_t times) {
     return;
   }
   forget_if_changed();
-  std::vector<double> sorted{times_.begin(), times_.end()};
-  std::sort(sorted.begin(), sorted.end());
-  auto const count = static_cast<double>(sorted.size());
-  auto const highest =
-      stands_out * sorted[static_cast<std::size_t>(std::ceil(nine_in_ten * count)) - 1];
-  estimate now{.least = sorted.front()};
-  for (auto& each : sorted) {
+  std::array<double, remembered> space{};
+  auto const end = std::copy(times_.begin(), times_.end(), space.begin());
+  std::span const values{space.begin(), end};
+  auto const count = static_cast<double>(values.size());
+  auto const place =
+      values.begin() + static_cast<std::ptrdiff_t>(std::ceil(nine_in_ten * count)) - 1;
+  std::nth_element(values.begin(), place, values.end());
+  auto const highest = stands_out * *place;
+  estimate now{.least = *std::min_element(values.begin(), place + 1)};
+  for (auto& each : values) {
     each = std::min(each, highest);
     now.mean += each / count;
   }
-  for (auto const each : sorted) {
+  for (auto const each : values) {
     now.variance += (each - now.mean) * (each - now.mean) / count;
   }
   now.doubt = std::sqrt(now.variance / count);

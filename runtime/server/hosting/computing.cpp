@@ -273,7 +273,8 @@ void model_host::impl::run(lock_type& lock, detail::batch const& batch) {
     computing_.erase(batch[i]);
     --model.queue;
     if (note(job, outcomes[i])) {
-      if (auto* const one = std::get_if<infer_response>(&outcomes[i].result)) {
+      if (auto* const one = std::get_if<infer_response>(&outcomes[i].result);
+          one != nullptr && one->times) {  // not of a warm-up
         one->times->batch.is_first |= !std::exchange(has_first, true);
       }
       answers.push_back({std::move(job.done), std::move(outcomes[i].result)});

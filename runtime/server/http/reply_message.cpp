@@ -20,7 +20,7 @@ namespace http = boost::beast::http;
 namespace {
 
 /// RFC 9110 section 5.6.7. Written by hand, because strftime's names follow the locale.
-std::string http_date(std::time_t now) {
+std::string date_text(std::time_t now) {
   constexpr std::array<char const*, 7> days{"Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"};
   constexpr std::array<char const*, 12> months{"Jan", "Feb", "Mar", "Apr", "May", "Jun",
                                                "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"};
@@ -31,10 +31,21 @@ std::string http_date(std::time_t now) {
                      utc.tm_hour, utc.tm_min, utc.tm_sec);
 }
 
+/// Of this second, in which there may be many.
+std::string const& http_date() {
+  thread_local std::time_t of = -1;
+  thread_local std::string text;
+  if (auto const now = std::time(nullptr); now != of) {
+    text = date_text(now);
+    of = now;
+  }
+  return text;
+}
+
 template <typename Body>
 void set_headers(http::response<Body>& response, http_reply const& answer, bool keep_alive) {
   response.set(http::field::server, "sluice");
-  response.set(http::field::date, http_date(std::time(nullptr)));
+  response.set(http::field::date, http_date());
   if (!answer.binary_header_length) {
     response.set(http::field::content_type,
                  beast::string_view{answer.content_type.data(), answer.content_type.size()});
