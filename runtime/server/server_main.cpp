@@ -12,8 +12,10 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <ctime>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -28,6 +30,7 @@
 #include "runtime/launcher/launcher.hpp"
 #include "runtime/policy/policy.hpp"
 #include "runtime/server/executor/remote_executor.hpp"
+#include "runtime/server/grpc/grpc_endpoint.hpp"
 #include "runtime/server/http/access_log.hpp"
 #include "runtime/server/http/endpoint.hpp"
 #include "runtime/server/http/endpoint_security.hpp"
@@ -51,6 +54,7 @@ struct command_line {
   std::filesystem::path policy_file;
   std::string host;
   std::optional<std::uint16_t> port;
+  std::optional<std::uint16_t> grpc_port;
   std::string runtime_dir;
   std::filesystem::path executor;
   std::filesystem::path model_repository;
@@ -106,6 +110,12 @@ policy::policy read_policy(std::string const& text, command_line const& given) {
     wanted.server.host = given.host;
   }
   wanted.server.port = given.port.value_or(wanted.server.port);
+  if (given.grpc_port) {
+    wanted.server.grpc_port = given.grpc_port;
+  }
+  if (wanted.server.grpc_port) {
+    grpc_endpoint::require();
+  }
   if (!given.model_repository.empty()) {
     wanted.server.model_repository = given.model_repository;
   }
@@ -177,6 +187,30 @@ endpoint_options endpoint_options_of(policy::policy const& wanted,
   return options;
 }
 
+/// Nothing: the policy wants none.
+std::unique_ptr<grpc_endpoint> open_grpc(policy::policy const& wanted, endpoint_options const& http,
+                                         model_service& service) {
+  auto const& server = wanted.server;
+  if (!server.grpc_port) {
+    return nullptr;
+  }
+  grpc_options options;
+  options.host = http.host;
+  options.port = *server.grpc_port;
+  options.threads = http.threads;
+  options.max_message_bytes = http.max_body_bytes;
+  options.max_waiting_bytes = http.max_waiting_body_bytes;
+  options.max_calls = http.max_connections;
+  options.security = http.security;
+  options.certificate_file = server.tls.certificate_file;
+  options.key_file = server.tls.key_file;
+  options.accesses = http.accesses;
+  options.model_config = http.model_config;
+  auto result = std::make_unique<grpc_endpoint>(std::move(options), service);
+  service.set_grpc_endpoint(result->address());
+  return result;
+}
+
 remote_executor::options executor_options_of(policy::policy const& wanted,
                                              model_choice const& choice, command_line const& given,
                                              std::string const& address) {
@@ -228,7 +262,9 @@ int serve(command_line const& given) {
   model_service service{offered(chosen), choice.unservable};
   std::optional<remote_executor> executor;
   std::optional<pool_watch> pool;
-  endpoint http{endpoint_options_of(wanted, chosen, service), service};
+  auto const http_options = endpoint_options_of(wanted, chosen, service);
+  endpoint http{http_options, service};
+  auto const rpc = open_grpc(wanted, http_options, service);
   auto options = executor_options_of(wanted, choice, given, http.address());
   options.policy = text;
   executor.emplace(std::move(options));
@@ -243,6 +279,10 @@ int serve(command_line const& given) {
   status_socket const status{memhandover::status_socket_of(given.runtime_dir, wanted.pool.device),
                              [&service] { return service.status(); }};
   std::printf("listening on %s://%s\n", scheme, http.address().c_str());
+  if (rpc) {
+    std::printf("listening on grpc%s://%s\n", std::strcmp(scheme, "https") == 0 ? "s" : "",
+                rpc->address().c_str());
+  }
   std::fflush(stdout);
 
   int const why = signals.wait();
@@ -250,7 +290,12 @@ int serve(command_line const& given) {
     executor->keep_warm();
   }
   service.drain();
-  http.stop(grace);
+  {
+    std::jthread const beside{[&rpc] {
+      if (rpc) rpc->stop(grace);
+    }};
+    http.stop(grace);
+  }
   if (why == SIGHUP) {
     executor->leave();
     return 0;
@@ -284,6 +329,8 @@ int main(int argc, char** argv) {
   app.add_option("--host", given.host, "address to listen on, instead of the policy's");
   app.add_option("--port", given.port,
                  "port to listen on, instead of the policy's; 0: any free one");
+  app.add_option("--grpc-port", given.grpc_port,
+                 "port to listen on for gRPC, instead of the policy's; 0: any free one");
   app.add_option("--runtime-dir", given.runtime_dir,
                  "folder of the broker's socket (default: $SLUICE_RUNTIME_DIR)");
   app.add_option("--model-repository", given.model_repository,

@@ -23,6 +23,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/server/inference/inference_service.hpp"
@@ -49,6 +50,8 @@ class model_service final : public inference_service {
   void attach(pool_watch& pool) { pool_ = &pool; }
   /// `host` must outlive the last call of the service, which must outlive the last answer of `host`.
   void attach(model_executor& host, std::string endpoint, std::string scheme = "http");
+  /// For the status; to be called before a host is attached.
+  void set_grpc_endpoint(std::string address) { grpc_endpoint_ = std::move(address); }
   void drain() noexcept { draining_ = true; }
 
   [[nodiscard]] readiness ready() const override;
@@ -76,6 +79,7 @@ class model_service final : public inference_service {
   std::deque<model_account> accounts_;  ///< of each
   std::chrono::steady_clock::time_point const started_ = std::chrono::steady_clock::now();
   std::string endpoint_, scheme_ = "http";       ///< set before `host_`
+  std::string grpc_endpoint_;                    ///< the same; empty: there is none
   std::atomic<model_executor*> host_ = nullptr;  ///< null while starting
   std::atomic<pool_watch*> pool_ = nullptr;      ///< null: not known
   std::atomic<bool> draining_ = false;
