@@ -59,12 +59,9 @@ http_reply post(oip_api const& api, std::string const& target, json const& body)
 
 std::string encoded_segment(std::string_view text) {
   std::string result;
-  for (unsigned char const each : text) {
-    if (std::isalnum(each) != 0) {
-      result += static_cast<char>(each);
-    } else {
-      result += fmt::format("%{:02X}", each);
-    }
+  for (char const each : text) {
+    auto const byte = static_cast<unsigned char>(each);
+    result += std::isalnum(byte) != 0 ? std::string(1, each) : fmt::format("%{:02X}", byte);
   }
   return result;
 }

@@ -195,6 +195,7 @@ infer_message read_infer_request(std::vector<std::string_view> const& parts) {
   auto const read = [&](auto const& with) {
     std::deque<pb_io::ArrayInputStream> arrays;
     std::vector<pb_io::ZeroCopyInputStream*> all;
+    all.reserve(parts.size());
     for (auto const& each : parts) {
       all.push_back(&arrays.emplace_back(each.data(), static_cast<int>(each.size())));
     }

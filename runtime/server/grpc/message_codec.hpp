@@ -22,7 +22,7 @@
 #include "runtime/server/inference/inference_service.hpp"
 
 namespace inference {
-class ModelInferRequest;
+class ModelInferRequest;  // NOLINT(readability-identifier-naming): protoc's
 }
 
 namespace sluice::server {

@@ -53,8 +53,8 @@ std::string_view metadata_of(grpc::GenericCallbackServerContext const& asked, ch
 std::string cut(std::string const& reason) {
   constexpr std::size_t most = 6000;
   std::size_t cost = 0, end = 0;
-  for (unsigned char const each : reason) {
-    cost += each < 0x20 || each > 0x7E || each == '%' ? 3 : 1;
+  for (char const each : reason) {
+    cost += each < ' ' || each > '~' || each == '%' ? 3 : 1;
     if (cost > most) break;
     ++end;
   }
@@ -155,14 +155,14 @@ void rpc_call::OnReadDone(bool ok) {
     message.Swap(&incoming_);
   }
   auto const bytes = message.Length();
-  if (bytes <= small_body) return handle(one, std::move(message));
+  if (bytes <= small_body) return handle(one, message);
   if (context_.waiting_bytes > context_.options.max_waiting_bytes) {
     answer(one, refusal(503, "too many large bodies are being read; try again later"));
     return handled(one);
   }
   one->share = body_share{context_.waiting_bytes, bytes};
   net::post(context_.bodies,
-            [self = shared_from_this(), one, message] { self->handle(one, message); });
+            [self = shared_from_this(), one, message]() mutable { self->handle(one, message); });
 }
 
 void rpc_call::OnWriteDone(bool ok) {
@@ -267,7 +267,7 @@ void rpc_call::log(access_entry& entry, std::string_view cause) const {
   context_.options.accesses->write(std::move(entry));
 }
 
-void rpc_call::handle(exchange_ptr const& one, grpc::ByteBuffer message) {
+void rpc_call::handle(exchange_ptr const& one, grpc::ByteBuffer& message) {
   try {
     if (is_stream_ || name_ == infer_call) {
       infer(one, message);

@@ -68,7 +68,7 @@ class rpc_call final : public grpc::ServerGenericBidiReactor,
   [[nodiscard]] std::optional<call_reply> refuse();
   [[nodiscard]] exchange_ptr new_exchange() const;
   /// Reads a message, and hands its request to the service; reads on afterwards.
-  void handle(exchange_ptr const& one, grpc::ByteBuffer message);
+  void handle(exchange_ptr const& one, grpc::ByteBuffer& message);
   void handled(exchange_ptr const& one);
   void infer(exchange_ptr const& one, grpc::ByteBuffer& message);
   [[nodiscard]] call_reply too_large() const;

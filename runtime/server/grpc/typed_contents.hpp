@@ -6,7 +6,7 @@
 #include "runtime/server/inference/inference_service.hpp"
 
 namespace inference {
-class InferTensorContents;
+class InferTensorContents;  // NOLINT(readability-identifier-naming): protoc's
 }
 
 namespace sluice::server {
