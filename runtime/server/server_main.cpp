@@ -58,7 +58,8 @@ struct command_line {
   std::string runtime_dir;
   std::filesystem::path executor;
   std::filesystem::path model_repository;
-  security_files check;  ///< and nothing else, where there is one
+  security_files check;      ///< and nothing else, where there is one
+  bool checks_grpc = false;  ///< the same
   int threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency() / 2));
 };
 
@@ -200,7 +201,7 @@ std::unique_ptr<grpc_endpoint> open_grpc(policy::policy const& wanted, endpoint_
   options.threads = http.threads;
   options.max_message_bytes = http.max_body_bytes;
   options.max_waiting_bytes = http.max_waiting_body_bytes;
-  options.max_calls = http.max_connections;
+  options.max_connections = options.max_calls = http.max_connections;
   options.security = http.security;
   options.certificate_file = server.tls.certificate_file;
   options.key_file = server.tls.key_file;
@@ -324,6 +325,8 @@ int main(int argc, char** argv) {
                                            "the same of a certificate and its key")
                                 ->excludes(policy);
   auto* const key = app.add_option("--check-key-file", given.check.key, "which is in that file");
+  app.add_flag("--check-grpc", given.checks_grpc, "only tell whether there can be gRPC")
+      ->excludes(policy);
   certificate->needs(key);
   key->needs(certificate);
   app.add_option("--host", given.host, "address to listen on, instead of the policy's");
@@ -342,17 +345,17 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   try {
     app.parse(argc, argv);
-    if (given.policy_file.empty() && given.check.empty()) throw CLI::RequiredError{"--policy"};
+    if (given.policy_file.empty() && given.check.empty() && !given.checks_grpc)
+      throw CLI::RequiredError{"--policy"};
   } catch (CLI::ParseError const& wrong) {
     int const code = app.exit(wrong);
     return code == 0 ? 0 : telemetry::exit_code(error_kind::invalid_argument);
   }
   try {
     telemetry::set_up_logging("sluice-server", "info");
-    if (!given.check.empty()) {
-      (void)server::endpoint_security{given.check};
-      return 0;
-    }
+    if (given.checks_grpc) server::grpc_endpoint::require();
+    if (!given.check.empty()) (void)server::endpoint_security{given.check};
+    if (given.checks_grpc || !given.check.empty()) return 0;
     if (given.executor.empty()) {
       given.executor = launcher::executor_of(launcher::this_installation());
     }

@@ -437,7 +437,14 @@ def test_a_port_that_is_taken_ends_the_start(world, server):
     policy = world.policy("affine")
     port = address_of(server).rsplit(":", 1)[1]
     code, log = world.refused(policy, "--grpc-port", port)
-    assert code == 4 and f"cannot listen on 127.0.0.1:{port} for gRPC" in log
+    assert code == 4 and f"cannot listen on 127.0.0.1:{port}: the port is taken" in log
+
+
+def test_the_check_of_a_policy_passes_where_there_is_grpc(world, affine, sluice):
+    policy = world.policy("affine")
+    policy.write_text(policy.read_text().replace("server: {", "server: {grpc_port: 0, "))
+    done = subprocess.run([sluice, "policy", "check", policy], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and not done.stderr, done.stderr
 
 
 def test_without_the_key_there_is_none(world, affine):

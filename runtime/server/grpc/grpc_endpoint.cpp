@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <boost/asio/executor_work_guard.hpp>
-#include <boost/asio/ip/address.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <limits>
 #include <mutex>
@@ -21,7 +20,9 @@
 
 #include "memhandover/base/error.hpp"
 #include "runtime/server/grpc/grpc_context.hpp"
+#include "runtime/server/grpc/grpc_listener.hpp"
 #include "runtime/server/grpc/rpc_call.hpp"
+#include "runtime/server/http/listening.hpp"
 #include "runtime/server/inference/background_thread.hpp"
 #include "runtime/telemetry/logging.hpp"
 
@@ -40,20 +41,6 @@ constexpr int most_streams_of_a_connection = 1024;
 /// For what surrounds messages.
 constexpr std::uint64_t quota_beside_messages = std::uint64_t{64} << 20U;
 constexpr std::chrono::milliseconds longest_grace{std::chrono::hours{24}};
-
-std::string address_text(std::string const& host, int port) {
-  boost::system::error_code failure;
-  auto const address = net::ip::make_address(host == "localhost" ? "127.0.0.1" : host, failure);
-  if (failure) {
-    throw error{
-        error_kind::invalid_argument,
-        fmt::format("'{}' is no address to listen on; give an IP address, such as 127.0.0.1, or "
-                    "localhost",
-                    host)};
-  }
-  auto const text = address.to_string();
-  return address.is_v6() ? fmt::format("[{}]:{}", text, port) : fmt::format("{}:{}", text, port);
-}
 
 /// What gRPC says of itself; what matters of it becomes an error here anyway.
 void log_of_grpc(gpr_log_func_args* line) {
@@ -89,8 +76,10 @@ class grpc_endpoint::impl {
         calls_(context_),
         answer_work_(context_.answers.get_executor()),
         body_work_(context_.bodies.get_executor()),
-        timer_(context_.answers) {
-    listen();
+        timer_(context_.answers),
+        listener_(context_.answers, context_.options.host, context_.options.port,
+                  context_.options.max_connections) {
+    start();
     look();
     try {
       for (unsigned i = 0; i < context_.options.threads; ++i) {
@@ -101,9 +90,17 @@ class grpc_endpoint::impl {
         });
       }
     } catch (...) {
-      stop(std::chrono::milliseconds{0});
+      context_.answers.stop();
+      context_.bodies.stop();
+      server_->Shutdown(std::chrono::system_clock::now());
+      join();
       throw;
     }
+    listener_.start([this](int connection) {
+      grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters it;
+      it.fd = connection;
+      connections_->HandleNewConnection(&it);
+    });
   }
   ~impl() { stop(std::chrono::milliseconds{0}); }
   impl(impl const&) = delete;
@@ -111,21 +108,21 @@ class grpc_endpoint::impl {
   impl(impl&&) = delete;
   impl& operator=(impl&&) = delete;
 
-  [[nodiscard]] int port() const noexcept { return port_; }
-  [[nodiscard]] std::string address() const { return address_text(context_.options.host, port_); }
+  [[nodiscard]] std::uint16_t port() const noexcept { return listener_.local().port(); }
+  [[nodiscard]] std::string address() const { return text_of(listener_.local()); }
   [[nodiscard]] std::size_t calls() const { return context_.registry.size(); }
 
   void stop(std::chrono::milliseconds grace) {
     std::lock_guard const lock{stopping_};
     if (!server_) return;
     context_.registry.close();
+    listener_.stop();
     for (auto const& each : context_.registry.members()) each->drain();
     server_->Shutdown(std::chrono::system_clock::now() + std::min(grace, longest_grace));
     server_.reset();
     context_.answers.stop();
     context_.bodies.stop();
-    for (auto& each : threads_) each.join();
-    threads_.clear();
+    join();
     std::lock_guard const end{context_.life->mutex};
     context_.life->alive = false;
   }
@@ -146,7 +143,12 @@ class grpc_endpoint::impl {
     grpc_context& context_;
   };
 
-  void listen() {
+  void join() {
+    for (auto& each : threads_) each.join();
+    threads_.clear();
+  }
+
+  void start() {
     auto const& options = context_.options;
     keep_grpc();
     auto const most = std::min(options.max_message_bytes, largest_message);
@@ -156,7 +158,6 @@ class grpc_endpoint::impl {
     builder.SetResourceQuota(quota);
     builder.SetMaxReceiveMessageSize(static_cast<int>(most));
     builder.SetMaxSendMessageSize(-1);
-    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
     builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, most_streams_of_a_connection);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS,
@@ -164,17 +165,12 @@ class grpc_endpoint::impl {
     builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, handshake_timeout_ms);
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, keepalive_ms);
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, keepalive_timeout_ms);
-    auto const where = address_text(options.host, options.port);
-    builder.AddListeningPort(where, credentials_of(options), &port_);
+    connections_ = builder.experimental().AddExternalConnectionAcceptor(
+        grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+        credentials_of(options));
     builder.RegisterCallbackGenericService(&calls_);
     server_ = builder.BuildAndStart();
-    if (server_ == nullptr || port_ == 0) {
-      server_.reset();
-      throw error{error_kind::already_exists,
-                  fmt::format("cannot listen on {} for gRPC: the port is taken, or this user may "
-                              "not; end what listens there or choose another port",
-                              where)};
-    }
+    if (server_ == nullptr) throw error{error_kind::internal, "gRPC's server does not start"};
   }
 
   void look() {
@@ -192,7 +188,8 @@ class grpc_endpoint::impl {
   net::executor_work_guard<net::io_context::executor_type> answer_work_;
   net::executor_work_guard<net::io_context::executor_type> body_work_;
   net::steady_timer timer_;  // of the threads for answers
-  int port_ = 0;
+  grpc_listener listener_;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> connections_;
   std::mutex stopping_;
   std::unique_ptr<grpc::Server> server_;  // under stopping_, once threads run
   std::vector<std::thread> threads_;
@@ -205,7 +202,7 @@ grpc_endpoint::grpc_endpoint(grpc_options options, inference_service& service)
 grpc_endpoint::~grpc_endpoint() = default;
 
 std::uint16_t grpc_endpoint::port() const noexcept {
-  return static_cast<std::uint16_t>(impl_->port());
+  return impl_->port();
 }
 std::string grpc_endpoint::address() const {
   return impl_->address();

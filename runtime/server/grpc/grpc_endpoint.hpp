@@ -44,6 +44,7 @@ struct grpc_options {
   std::uint64_t max_message_bytes = 64 * (std::uint64_t{1} << 20U);
   /// Of all messages that are read, or wait until they are turned into tensors, beside one.
   std::uint64_t max_waiting_bytes = std::uint64_t{1} << 30U;
+  std::size_t max_connections = 16'384;  ///< one more is closed
   /// Calls at once, a stream being one; one more is refused.
   std::size_t max_calls = 16'384;
   /// For the message of a call that is no stream.
@@ -65,7 +66,7 @@ struct grpc_options {
 
 class grpc_endpoint {
  public:
-  /// Throws `already_exists` when the port is taken, `unsupported` where there is no gRPC in this program.
+  /// Throws as `endpoint` does, and `unsupported` where there is no gRPC in this program.
   grpc_endpoint(grpc_options options, inference_service& service);
   ~grpc_endpoint();
   grpc_endpoint(grpc_endpoint const&) = delete;

@@ -4,6 +4,9 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <gtest/gtest.h>
 
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -17,6 +20,7 @@
 namespace sluice::server {
 namespace {
 
+using boost::asio::ip::tcp;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -284,6 +288,33 @@ TEST_F(a_grpc_endpoint, refuses_more_calls_than_it_may_have) {
   EXPECT_THAT(second.error_message(), HasSubstr("all 1 calls"));
   service_.release();
   EXPECT_TRUE(first->finished().ok());
+}
+
+TEST_F(a_grpc_endpoint, closes_connections_beyond_its_limit) {
+  options_.max_connections = 1;
+  boost::asio::io_context io;
+  tcp::endpoint const where{boost::asio::ip::address_v4::loopback(), open().port()};
+  auto const connected = [&] {
+    tcp::socket made{io};
+    made.connect(where);
+    return made;
+  };
+  // gRPC says at once what it can do.
+  auto const is_taken_in = [](tcp::socket& client) {
+    char first = 0;
+    boost::system::error_code failure;
+    return client.read_some(boost::asio::buffer(&first, 1), failure) == 1;
+  };
+  auto first = connected();
+  EXPECT_TRUE(is_taken_in(first));
+  auto second = connected();
+  EXPECT_FALSE(is_taken_in(second));
+  first.close();
+  for (auto const end = std::chrono::steady_clock::now() + long_time;;) {
+    auto third = connected();
+    if (is_taken_in(third)) break;
+    ASSERT_LT(std::chrono::steady_clock::now(), end) << "there is no room again";
+  }
 }
 
 TEST_F(a_grpc_endpoint, refuses_large_messages_where_too_many_wait) {
