@@ -56,6 +56,29 @@ target_link_libraries(sluice_protobuf INTERFACE protobuf::libprotobuf)
 # With what our own files instantiate of its templates.
 target_link_options(sluice_protobuf INTERFACE "-Wl,--exclude-libs,libprotobuf.a:libsluice_model_config_proto.a:libsluice_repository.a")
 
+# sluice_grpc, where there is gRPC: its archives, with what they need of the above.
+find_package(GrpcServer)
+if(TARGET GrpcServer::grpc)
+  add_library(sluice_grpc INTERFACE)
+  target_link_libraries(sluice_grpc INTERFACE GrpcServer::grpc sluice_protobuf sluice_openssl sluice_zlib Threads::Threads)
+endif()
+
+# protoc's code of `schema`.proto, a path from the root. It is not ours to warn of, and nothing of it nor of the library leaves the
+# program: torch has a protobuf of its own.
+function(sluice_proto_library name schema)
+  set(generated "${CMAKE_CURRENT_BINARY_DIR}/generated")
+  add_custom_command(
+    OUTPUT "${generated}/${schema}.pb.cc" "${generated}/${schema}.pb.h"
+    COMMAND "${CMAKE_COMMAND}" -E make_directory "${generated}"
+    COMMAND protobuf::protoc "--proto_path=${CMAKE_SOURCE_DIR}" "--cpp_out=${generated}" "${CMAKE_SOURCE_DIR}/${schema}.proto"
+    DEPENDS "${CMAKE_SOURCE_DIR}/${schema}.proto" protobuf::protoc
+    VERBATIM)
+  add_library(${name} STATIC "${generated}/${schema}.pb.cc")
+  set_target_properties(${name} PROPERTIES UNITY_BUILD OFF)
+  target_include_directories(${name} SYSTEM PUBLIC "${generated}")
+  target_link_libraries(${name} PUBLIC sluice_protobuf ${ARGN})
+endfunction()
+
 function(sluice_self_contained)
   if(SLUICE_SELF_CONTAINED AND NOT SLUICE_SANITIZE)
     foreach(target IN LISTS ARGV)

@@ -68,6 +68,7 @@ struct server_overrides {
   std::string runtime_dir;
   std::optional<std::string> host;
   std::optional<int> port;
+  std::optional<int> grpc_port;
   std::optional<std::string> model_repository;
   std::optional<int> threads;
 
@@ -82,6 +83,9 @@ struct server_overrides {
     }
     if (port) {
       add("--port", std::to_string(*port));
+    }
+    if (grpc_port) {
+      add("--grpc-port", std::to_string(*grpc_port));
     }
     if (model_repository) {
       add("--model-repository", *model_repository);
@@ -101,6 +105,8 @@ void describe_serve(CLI::App& app, server_overrides& into) {
   app.add_option("--policy", into.policy, "Policy file, see docs/policy.md")->required();
   app.add_option("--host", into.host, "Overrides server.host");
   app.add_option("--port", into.port, "Overrides server.port; 0 takes any free one")
+      ->check(CLI::Range(0, 65535));
+  app.add_option("--grpc-port", into.grpc_port, "Overrides server.grpc_port; 0 takes any free one")
       ->check(CLI::Range(0, 65535));
   app.add_option("--model-repository", into.model_repository, "Overrides server.model_repository");
   app.add_option("--threads", into.threads, "Threads that one operator may use")

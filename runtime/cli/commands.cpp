@@ -105,6 +105,9 @@ bool check_security(policy::policy const& wanted, launcher::install_layout const
     words.insert(words.end(), {"--check-certificate-file", tls.certificate_file.string(),
                                "--check-key-file", tls.key_file.string()});
   }
+  if (wanted.server.grpc_port) {
+    words.emplace_back("--check-grpc");
+  }
   if (words.size() == 1) {
     return true;
   }

@@ -118,8 +118,12 @@ std::string server_text(json const& status) {
     return measured ? fmt::format("{:.1f} ms", value.get<double>()) : nothing;
   };
   auto const& scheme = field(server, "scheme");
-  return fmt::format("server: {}://{}, {}\n", scheme.is_string() ? plain(scheme) : "http",
-                     plain(field(server, "endpoint")), plain(field(server, "state"))) +
+  auto const& grpc = field(server, "grpc_endpoint");
+  bool const has_grpc = grpc.is_string() && grpc != json("");
+  return fmt::format("server: {}://{}{}, {}\n", scheme.is_string() ? plain(scheme) : "http",
+                     plain(field(server, "endpoint")),
+                     has_grpc ? fmt::format(", gRPC on {}", plain(grpc)) : "",
+                     plain(field(server, "state"))) +
          table({{"requests", "failed", "in flight", "warm p50", "warm p99", "cold p50", "cold p99"},
                 {plain(field(requests, "total")), plain(field(requests, "failed")),
                  plain(field(requests, "in_flight")), at("warm", "p50"), at("warm", "p99"),

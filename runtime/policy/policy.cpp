@@ -82,6 +82,11 @@ void check_together(policy const& wanted, detail::findings& found) {
                                write_bytes(*reserve), write_bytes(bytes)));
     }
   }
+  auto const& server = wanted.server;
+  if (server.grpc_port && *server.grpc_port == server.port && server.port != 0) {
+    found.add_at("server.grpc_port",
+                 fmt::format("is {}, as server.port; gRPC and HTTP take a port each", server.port));
+  }
   std::map<std::string, std::string> first_of;
   for (std::size_t i = 0; i < wanted.models.size(); ++i) {
     auto const& model = wanted.models[i];

@@ -50,9 +50,10 @@ struct tls_policy {
 };
 
 struct server_policy {
-  std::string host = "127.0.0.1";   ///< address or name to listen on
-  std::uint16_t port = 8000;        ///< 0: any free one
-  std::uint64_t max_body = 64_MiB;  ///< a larger request is refused
+  std::string host = "127.0.0.1";          ///< address or name to listen on
+  std::uint16_t port = 8000;               ///< 0: any free one
+  std::optional<std::uint16_t> grpc_port;  ///< the same for gRPC; nothing: there is none
+  std::uint64_t max_body = 64_MiB;         ///< a larger request is refused
   std::uint64_t max_waiting_bodies = 1_GiB;
   /// Made absolute against the policy file's folder; empty: not given.
   std::filesystem::path model_repository;

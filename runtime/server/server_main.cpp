@@ -12,9 +12,11 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -29,6 +31,7 @@
 #include "runtime/launcher/launcher.hpp"
 #include "runtime/policy/policy.hpp"
 #include "runtime/server/executor/remote_executor.hpp"
+#include "runtime/server/grpc/grpc_endpoint.hpp"
 #include "runtime/server/http/access_log.hpp"
 #include "runtime/server/http/endpoint.hpp"
 #include "runtime/server/http/endpoint_security.hpp"
@@ -54,10 +57,12 @@ struct command_line {
   std::filesystem::path policy_file;
   std::string host;
   std::optional<std::uint16_t> port;
+  std::optional<std::uint16_t> grpc_port;
   std::string runtime_dir;
   std::filesystem::path executor;
   std::filesystem::path model_repository;
-  security_files check;  ///< and nothing else, where there is one
+  security_files check;      ///< and nothing else, where there is one
+  bool checks_grpc = false;  ///< the same
   int threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency() / 2));
 };
 
@@ -120,6 +125,12 @@ policy::policy read_policy(std::string const& text, command_line const& given) {
     wanted.server.host = given.host;
   }
   wanted.server.port = given.port.value_or(wanted.server.port);
+  if (given.grpc_port) {
+    wanted.server.grpc_port = given.grpc_port;
+  }
+  if (wanted.server.grpc_port) {
+    grpc_endpoint::require();
+  }
   if (!given.model_repository.empty()) {
     wanted.server.model_repository = given.model_repository;
   }
@@ -175,6 +186,29 @@ endpoint_options endpoint_options_of(policy::policy const& wanted) {
     options.accesses = std::make_shared<access_log>(file.string());
   }
   return options;
+}
+
+/// Nothing: the policy wants none.
+std::unique_ptr<grpc_endpoint> open_grpc(policy::policy const& wanted, endpoint_options const& http,
+                                         model_service& service) {
+  auto const& server = wanted.server;
+  if (!server.grpc_port) {
+    return nullptr;
+  }
+  grpc_options options;
+  options.host = http.host;
+  options.port = *server.grpc_port;
+  options.threads = http.threads;
+  options.max_message_bytes = http.max_body_bytes;
+  options.max_waiting_bytes = http.max_waiting_body_bytes;
+  options.max_connections = options.max_calls = http.max_connections;
+  options.security = http.security;
+  options.certificate_file = server.tls.certificate_file;
+  options.key_file = server.tls.key_file;
+  options.accesses = http.accesses;
+  auto result = std::make_unique<grpc_endpoint>(std::move(options), service);
+  service.set_grpc_endpoint(result->address());
+  return result;
 }
 
 repository_control::start start_of(policy::policy const& wanted, command_line const& given,
@@ -233,7 +267,9 @@ int serve(command_line const& given) {
   std::optional<remote_executor> executor;
   std::optional<repository_control> control;
   std::optional<pool_watch> pool;
-  endpoint http{endpoint_options_of(wanted), service};
+  auto const http_options = endpoint_options_of(wanted);
+  endpoint http{http_options, service};
+  auto const rpc = open_grpc(wanted, http_options, service);
   control.emplace(start_of(wanted, given, http.address()), text, wanted, choice);
   auto options = executor_options_of(wanted, given, control->orders());
   options.reader = &http;
@@ -254,6 +290,10 @@ int serve(command_line const& given) {
                              {{"status", [&service] { return service.status(); }},
                               {"reload", [&control] { return control->reload(); }}}};
   std::printf("listening on %s://%s\n", scheme, http.address().c_str());
+  if (rpc) {
+    std::printf("listening on grpc%s://%s\n", std::strcmp(scheme, "https") == 0 ? "s" : "",
+                rpc->address().c_str());
+  }
   std::fflush(stdout);
 
   int const why = signals.wait([&control] { reload_and_log(*control); });
@@ -262,7 +302,12 @@ int serve(command_line const& given) {
     executor->keep_warm();
   }
   service.drain();
-  http.stop(grace);
+  {
+    std::jthread const beside{[&rpc] {
+      if (rpc) rpc->stop(grace);
+    }};
+    http.stop(grace);
+  }
   if (why == SIGUSR2) {
     executor->leave();
     return 0;
@@ -291,11 +336,15 @@ int main(int argc, char** argv) {
                                            "the same of a certificate and its key")
                                 ->excludes(policy);
   auto* const key = app.add_option("--check-key-file", given.check.key, "which is in that file");
+  app.add_flag("--check-grpc", given.checks_grpc, "only tell whether there can be gRPC")
+      ->excludes(policy);
   certificate->needs(key);
   key->needs(certificate);
   app.add_option("--host", given.host, "address to listen on, instead of the policy's");
   app.add_option("--port", given.port,
                  "port to listen on, instead of the policy's; 0: any free one");
+  app.add_option("--grpc-port", given.grpc_port,
+                 "port to listen on for gRPC, instead of the policy's; 0: any free one");
   app.add_option("--runtime-dir", given.runtime_dir,
                  "folder of the broker's socket (default: $SLUICE_RUNTIME_DIR)");
   app.add_option("--model-repository", given.model_repository,
@@ -307,17 +356,17 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   try {
     app.parse(argc, argv);
-    if (given.policy_file.empty() && given.check.empty()) throw CLI::RequiredError{"--policy"};
+    if (given.policy_file.empty() && given.check.empty() && !given.checks_grpc)
+      throw CLI::RequiredError{"--policy"};
   } catch (CLI::ParseError const& wrong) {
     int const code = app.exit(wrong);
     return code == 0 ? 0 : telemetry::exit_code(error_kind::invalid_argument);
   }
   try {
     telemetry::set_up_logging("sluice-server", "info");
-    if (!given.check.empty()) {
-      (void)server::endpoint_security{given.check};
-      return 0;
-    }
+    if (given.checks_grpc) server::grpc_endpoint::require();
+    if (!given.check.empty()) (void)server::endpoint_security{given.check};
+    if (given.checks_grpc || !given.check.empty()) return 0;
     if (given.executor.empty()) {
       given.executor = launcher::executor_of(launcher::this_installation());
     }

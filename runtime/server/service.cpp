@@ -270,6 +270,7 @@ nlohmann::json model_service::status() const {
                          {{"pid", ::getpid()},
                           {"endpoint", host == nullptr ? "" : endpoint_},
                           {"scheme", scheme_},
+                          {"grpc_endpoint", host == nullptr ? "" : grpc_endpoint_},
                           {"models_ready", ready(*offered).ready},
                           {"uptime_s", std::chrono::duration<double>{uptime}.count()},
                           {"state", host == nullptr  ? "starting"

@@ -27,6 +27,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/server/inference/inference_service.hpp"
@@ -66,6 +67,8 @@ class model_service final : public inference_service {
   void attach(pool_watch& pool) { pool_ = &pool; }
   /// `host` must outlive the last call of the service, which must outlive the last answer of `host`.
   void attach(model_executor& host, std::string endpoint, std::string scheme = "http");
+  /// For the status; to be called before a host is attached.
+  void set_grpc_endpoint(std::string address) { grpc_endpoint_ = std::move(address); }
   void drain() noexcept { draining_ = true; }
 
   /// Offers these from now on, and returns when nobody looks at the others any more. What is known of a version that stays, stays.
@@ -117,6 +120,7 @@ class model_service final : public inference_service {
   shared_catalogue catalogue_;  ///< guarded by it
   std::chrono::steady_clock::time_point const started_ = std::chrono::steady_clock::now();
   std::string endpoint_, scheme_ = "http";       ///< set before `host_`
+  std::string grpc_endpoint_;                    ///< the same; empty: there is none
   std::atomic<model_executor*> host_ = nullptr;  ///< null while starting
   std::atomic<pool_watch*> pool_ = nullptr;      ///< null: not known
   std::atomic<model_loader*> loader_ = nullptr;

@@ -38,6 +38,7 @@ UNCALLED = {
     "null": "the same",
     "number_*": "the same",
     "parse_error": "the same",
+    "On[A-Z]*": "gRPC calls it, of whatever answers a call",
     "init": "Boost.Beast calls it, of whatever writes a message's body",
     "get_scale": "programs in C++ ask their gradient scaler for it",
     "get_growth_tracker": "the same",

@@ -84,6 +84,7 @@ for_each_package() {
   "$1" prometheus-cpp-dev has_header prometheus/text_serializer.h
   "$1" libprotobuf-dev has_header google/protobuf/text_format.h
   "$1" protobuf-compiler has_command protoc
+  "$1" libgrpc++-dev has_header grpcpp/grpcpp.h
   "$1" zlib1g-dev has_header zlib.h
   "$1" libssl-dev has_header openssl/ssl.h
   "$1" libcli11-dev has_header CLI/CLI.hpp

@@ -62,7 +62,7 @@ def test_each_system_gets_the_boost_package_that_is_new_enough(bare, release, bo
     packages = listed.stdout.split()
     assert [p for p in packages if "boost" in p] == [boost]
     assert {"g++", "cmake", "ninja-build", "python3-venv", "libyaml-cpp-dev", "prometheus-cpp-dev", "libprotobuf-dev",
-            "protobuf-compiler", "zlib1g-dev", "libssl-dev"} <= set(packages)
+            "protobuf-compiler", "libgrpc++-dev", "zlib1g-dev", "libssl-dev"} <= set(packages)
     assert "clang-format-14" not in packages
 
 

@@ -55,6 +55,14 @@ void describe_server(key_visitor& v, server_policy& into) {
   v.text({"host", "Address or name to listen on.", "127.0.0.1"}, into.host, host_rule);
   number(v, {"port", "TCP port to listen on; 0 takes any free one.", "8000"}, into.port,
          {0, 65535});
+  constexpr std::int64_t none = -1;
+  std::int64_t grpc_port = none;
+  v.whole_number({"grpc_port",
+                  "TCP port to listen on for gRPC; 0 takes any free one. Without it there is no "
+                  "gRPC.",
+                  "8001"},
+                 grpc_port, {0, 65535});
+  if (grpc_port != none) into.grpc_port = static_cast<std::uint16_t>(grpc_port);
   v.bytes({"max_body", "Largest request body; a larger one is answered with 413.", "64MiB"},
           into.max_body, {1_KiB, 64_GiB});
   v.bytes({"max_waiting_bodies",

@@ -41,10 +41,10 @@ void schema_writer::whole_number(key const& what, std::int64_t& value,
     put(what, {{"const", allowed.least}});
     return;
   }
-  put(what, {{"type", "integer"},
-             {"minimum", allowed.least},
-             {"maximum", allowed.most},
-             {"default", value}});
+  nlohmann::ordered_json entry{
+      {"type", "integer"}, {"minimum", allowed.least}, {"maximum", allowed.most}};
+  if (value >= allowed.least) entry["default"] = value;  // else there is none
+  put(what, entry);
 }
 
 void schema_writer::text(key const& what, std::string& value, text_rule const& rule) {

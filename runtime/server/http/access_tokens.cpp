@@ -89,4 +89,10 @@ bool access_tokens::allow(std::string_view authorization) const noexcept {
   return found != 0 && is_token(token) && token.size() <= longest;
 }
 
+std::string_view refusal_without_token(bool has_shown_one) noexcept {
+  return has_shown_one ? "this server does not know that token; send one of those in its "
+                         "server.token_file as Authorization: Bearer TOKEN"
+                       : "this server asks for a token; send it as Authorization: Bearer TOKEN";
+}
+
 }  // namespace sluice::server

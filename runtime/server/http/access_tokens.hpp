@@ -33,4 +33,7 @@ class access_tokens {
   std::vector<padded> tokens_;
 };
 
+/// For whom is not allowed to ask.
+[[nodiscard]] std::string_view refusal_without_token(bool has_shown_one) noexcept;
+
 }  // namespace sluice::server

@@ -267,6 +267,10 @@ oip_api::outcome oip_api::handle(http_request const& request) const {
   return guarded<outcome>([&] { return checked_outcome(request); });
 }
 
+http_reply oip_api::ask(route const& where, http_request const& request) const {
+  return guarded<http_reply>([&] { return std::get<http_reply>(dispatch(where, request)); });
+}
+
 oip_api::outcome oip_api::checked_outcome(http_request const& request) const {
   auto const where = checked_route(request);
   auto result = dispatch(where, plain(request));

@@ -64,6 +64,8 @@ class oip_api {
   /// keep it.
   [[nodiscard]] std::optional<http_reply> refuse(http_request const& request) const;
   [[nodiscard]] outcome handle(http_request const& request) const;
+  /// The same of a resource that is known, but for `infer`; of `request` its method and body count.
+  [[nodiscard]] http_reply ask(route const& where, http_request const& request) const;
   /// Whether anybody may ask, for health alone.
   [[nodiscard]] static bool is_public(http_request const& request);
   /// Whether `handle` may take long: status and metrics may wait for another process, and a

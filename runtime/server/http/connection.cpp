@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
-#include <atomic>
 #include <boost/asio/post.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/http/read.hpp>
@@ -15,6 +14,7 @@
 #include "runtime/server/http/endpoint_security.hpp"
 #include "runtime/server/http/reply_message.hpp"
 #include "runtime/server/http/request_head.hpp"
+#include "runtime/server/http/submission.hpp"
 #include "runtime/telemetry/logging.hpp"
 
 namespace sluice::server {
@@ -34,50 +34,6 @@ request_label label_of(infer_request const& request, bool is_recorded) {
 }
 
 }  // namespace
-
-// ---- the service's way back
-
-/// Carries a result to the connection's thread, if both still exist. A service that drops it
-/// without a result has the client told so, instead of leaving it waiting.
-class pending_answer {
- public:
-  pending_answer(std::shared_ptr<connection> const& client, std::uint64_t sequence)
-      : life_(client->context_.life), io_(client->io_), client_(client), sequence_(sequence) {}
-  pending_answer(pending_answer const&) = delete;
-  pending_answer& operator=(pending_answer const&) = delete;
-  pending_answer(pending_answer&&) = delete;
-  pending_answer& operator=(pending_answer&&) = delete;
-  ~pending_answer() {
-    try {
-      deliver(error{error_kind::internal, "the service dropped a request without an answer"});
-    } catch (std::exception const& failure) {
-      spdlog::error("an answer was lost reason={}", telemetry::quoted(failure.what()));
-    }
-  }
-
-  void deliver(infer_result result) {
-    if (used_.exchange(true)) return;
-    if (connection::io_of_this_thread == io_) {  // which lives, then
-      if (auto const client = client_.lock()) client->on_result_here(sequence_, std::move(result));
-      return;
-    }
-    std::lock_guard const lock{life_->mutex};
-    if (!life_->alive) return;
-    auto client = client_.lock();
-    if (!client) return;
-    auto& target = *client;
-    target.post([sequence = sequence_, result = std::move(result)](connection& self) mutable {
-      self.on_result(sequence, std::move(result));
-    });
-  }
-
- private:
-  std::shared_ptr<endpoint_life> life_;
-  boost::asio::io_context* io_;
-  std::weak_ptr<connection> client_;
-  std::uint64_t sequence_;
-  std::atomic<bool> used_{false};
-};
 
 // ---- connection
 
@@ -259,7 +215,7 @@ std::optional<http_reply> connection::take_share(std::uint64_t body_bytes) {
   if (context_.waiting_body_bytes > context_.options.max_waiting_body_bytes) {
     return oip_api::failure(503, "too many large bodies are being read; try again later");
   }
-  share_ = body_share{context_, body_bytes};
+  share_ = body_share{context_.waiting_body_bytes, body_bytes};
   return std::nullopt;
 }
 
@@ -326,16 +282,22 @@ void connection::on_submitted(request_ticket ticket, output_form form, request_l
 
 request_ticket connection::infer(infer_request request) {
   request.arrival = arrival_;
-  auto const answer = std::make_shared<pending_answer>(shared_from_this(), sequence_);
-  try {
-    return context_.service.infer(
-        std::move(request), [answer](infer_result result) { answer->deliver(std::move(result)); });
-  } catch (error const& failure) {
-    answer->deliver(failure);
-  } catch (std::exception const& failure) {
-    answer->deliver(error{error_kind::internal, failure.what()});
-  }
-  return 0;
+  return submit(context_.service, std::move(request),
+                [life = context_.life, io = io_, client = weak_from_this(),
+                 sequence = sequence_](infer_result result) {
+                  if (io_of_this_thread == io) {  // which lives, then
+                    if (auto const here = client.lock())
+                      here->on_result_here(sequence, std::move(result));
+                    return;
+                  }
+                  // To the connection's thread, if both still exist.
+                  std::lock_guard const lock{life->mutex};
+                  auto const target = life->alive ? client.lock() : nullptr;
+                  if (!target) return;
+                  target->post([sequence, result = std::move(result)](connection& self) mutable {
+                    self.on_result(sequence, std::move(result));
+                  });
+                });
 }
 
 /// From within a call of the service; as a handler otherwise.

@@ -61,7 +61,6 @@ class connection : public std::enable_shared_from_this<connection> {
   void abort();
 
  private:
-  friend class pending_answer;
   enum class state_t { idle, reading, waiting, writing, lingering, closed };
   using error_code = boost::system::error_code;
   using parser_type = boost::beast::http::request_parser<boost::beast::http::string_body>;

@@ -210,4 +210,34 @@ std::optional<std::string> binary_fault(std::span<std::byte const> bytes, dataty
                      static_cast<unsigned>(*wrong));
 }
 
+std::optional<std::uint64_t> element_count(std::vector<std::int64_t> const& shape) {
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
+  std::uint64_t count = 1;
+  for (auto const extent : shape) {
+    if (__builtin_mul_overflow(count, static_cast<std::uint64_t>(extent), &count)) {
+      return std::nullopt;
+    }
+  }
+  return count;
+}
+
+std::uint64_t count_of_output(tensor const& output) {
+  bool const sane = std::all_of(output.shape.begin(), output.shape.end(),
+                                [](auto extent) { return extent >= 0; });
+  auto const count = sane ? element_count(output.shape) : std::nullopt;
+  if (!count) {
+    throw error{error_kind::internal, fmt::format("output '{}' has shape [{}]", output.name,
+                                                  fmt::join(output.shape, ","))};
+  }
+  return *count;
+}
+
+void check_binary_output(tensor const& output, std::uint64_t count) {
+  if (auto const fault = binary_fault(output.data.span(), output.type, count)) {
+    throw error{error_kind::internal,
+                fmt::format("output '{}' of shape [{}] has {} bytes: {}", output.name,
+                            fmt::join(output.shape, ","), output.data.size(), *fault)};
+  }
+}
+
 }  // namespace sluice::server

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "runtime/server/inference/inference_service.hpp"
 
@@ -21,5 +22,13 @@ void append_elements(std::string& out, tensor const& source, std::uint64_t count
 /// nothing if they are.
 [[nodiscard]] std::optional<std::string> binary_fault(std::span<std::byte const> bytes,
                                                       datatype type, std::uint64_t count);
+
+/// The number of elements of a shape without negative extents; none if 64 bits cannot count them.
+[[nodiscard]] std::optional<std::uint64_t> element_count(std::vector<std::int64_t> const& shape);
+
+/// Of a model's output. Throws `internal` for a shape that is none.
+[[nodiscard]] std::uint64_t count_of_output(tensor const& output);
+/// Throws `internal` if its bytes are not `count` elements.
+void check_binary_output(tensor const& output, std::uint64_t count);
 
 }  // namespace sluice::server

@@ -23,6 +23,7 @@
 #include "memhandover/base/unique_fd.hpp"
 #include "runtime/server/http/connection.hpp"
 #include "runtime/server/http/endpoint_security.hpp"
+#include "runtime/server/http/listening.hpp"
 #include "runtime/server/inference/background_thread.hpp"
 #include "runtime/telemetry/logging.hpp"
 
@@ -66,59 +67,6 @@ std::string_view unprotected(endpoint_options const& options) {
   if (has_tokens) return "what is said can be read on the way, tokens too (server.tls)";
   return "asks nobody who they are (server.token_file), and what is said can be read on the way "
          "(server.tls)";
-}
-
-tcp::endpoint address_of(endpoint_options const& options) {
-  boost::system::error_code failure;
-  auto const address =
-      net::ip::make_address(options.host == "localhost" ? "127.0.0.1" : options.host, failure);
-  if (failure) {
-    throw error{
-        error_kind::invalid_argument,
-        fmt::format(
-            "'{}' is no address to listen on; give an IP address, such as 127.0.0.1, or localhost",
-            options.host)};
-  }
-  return {address, options.port};
-}
-
-std::string text_of(tcp::endpoint const& address) {
-  auto const host = address.address().to_string();
-  return address.address().is_v6() ? fmt::format("[{}]:{}", host, address.port())
-                                   : fmt::format("{}:{}", host, address.port());
-}
-
-[[noreturn]] void listen_failed(tcp::endpoint const& address, boost::system::error_code failure) {
-  auto const where = text_of(address);
-  if (failure == net::error::address_in_use) {
-    throw error{
-        error_kind::already_exists,
-        fmt::format(
-            "cannot listen on {}: the port is taken; end what listens there or choose another port",
-            where)};
-  }
-  if (failure == net::error::access_denied) {
-    throw error{error_kind::invalid_argument,
-                fmt::format("cannot listen on {}: this user may not; choose a port of 1024 or more",
-                            where)};
-  }
-  throw error{error_kind::invalid_argument,
-              fmt::format("cannot listen on {}: {}", where, failure.message())};
-}
-
-tcp::acceptor listen(net::io_context& io, tcp::endpoint const& address) {
-  boost::system::error_code failure;
-  tcp::acceptor acceptor{io};
-  acceptor.open(address.protocol(), failure);
-  if (failure) listen_failed(address, failure);
-  // A server that was just restarted must not wait for its predecessor's connections to be
-  // forgotten.
-  acceptor.set_option(tcp::acceptor::reuse_address{true}, failure);
-  acceptor.bind(address, failure);
-  if (failure) listen_failed(address, failure);
-  acceptor.listen(net::socket_base::max_listen_connections, failure);
-  if (failure) listen_failed(address, failure);
-  return acceptor;
 }
 
 }  // namespace
@@ -168,7 +116,7 @@ class endpoint::impl {
         ios_(context_.options.threads),
         bodies_(static_cast<int>(context_.options.body_threads)),
         changes_(1),
-        acceptor_(listen(first(), address_of(context_.options))),
+        acceptor_(listen(first(), address_of(context_.options.host, context_.options.port))),
         pause_(acceptor_.get_executor()),
         files_timer_(bodies_),
         local_(acceptor_.local_endpoint()),

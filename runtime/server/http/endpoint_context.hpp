@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "runtime/server/http/api.hpp"
+#include "runtime/server/http/body_share.hpp"
 #include "runtime/server/http/connection_registry.hpp"
 #include "runtime/server/http/endpoint.hpp"
 
@@ -35,31 +36,6 @@ struct endpoint_context {
   boost::asio::any_io_executor
       changes;  ///< where models are loaded and unloaded, one after the other
   std::shared_ptr<endpoint_life> life = std::make_shared<endpoint_life>();
-};
-
-/// The part that a large body has of all that may wait at once, for as long as it does.
-class body_share {
- public:
-  body_share() = default;
-  body_share(endpoint_context& of, std::uint64_t bytes) : of_(&of), bytes_(bytes) {
-    of.waiting_body_bytes += bytes;
-  }
-  body_share(body_share&& other) noexcept
-      : of_(std::exchange(other.of_, nullptr)), bytes_(other.bytes_) {}
-  body_share& operator=(body_share&& other) noexcept {
-    std::swap(of_, other.of_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
-  body_share(body_share const&) = delete;
-  body_share& operator=(body_share const&) = delete;
-  ~body_share() {
-    if (of_ != nullptr) of_->waiting_body_bytes -= bytes_;
-  }
-
- private:
-  endpoint_context* of_ = nullptr;
-  std::uint64_t bytes_ = 0;
 };
 
 }  // namespace sluice::server

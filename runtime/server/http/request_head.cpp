@@ -69,10 +69,7 @@ std::optional<http_reply> refuse_stranger(request_head const& head, bool has_bod
   auto const given = head.count(http::field::authorization);
   if (given == 1 && tokens.allow(std_view(head[http::field::authorization]))) return std::nullopt;
   if (!has_body && oip_api::is_public(view_of(head, nullptr))) return std::nullopt;
-  return oip_api::failure(
-      401, given == 0 ? "this server asks for a token; send it as Authorization: Bearer TOKEN"
-                      : "this server does not know that token; send one of those in its "
-                        "server.token_file as Authorization: Bearer TOKEN");
+  return oip_api::failure(401, refusal_without_token(given != 0));
 }
 
 std::optional<http_reply> refuse_unread(boost::system::error_code failure,

@@ -117,6 +117,17 @@ TEST(status_text, an_endpoint_with_tls_is_told_as_such) {
   EXPECT_THAT(status_text(status), HasSubstr("server: http://127.0.0.1:8000, ready\n"));
 }
 
+TEST(status_text, an_endpoint_of_grpc_stands_beside_the_other) {
+  auto status = full();
+  status["server"]["grpc_endpoint"] = "127.0.0.1:8001";
+  EXPECT_THAT(status_text(status),
+              HasSubstr("server: http://127.0.0.1:8000, gRPC on 127.0.0.1:8001, ready\n"));
+  for (json const& none : {json(""), json(3), json(nullptr)}) {
+    status["server"]["grpc_endpoint"] = none;
+    EXPECT_THAT(status_text(status), HasSubstr("server: http://127.0.0.1:8000, ready\n"));
+  }
+}
+
 TEST(status_text, a_server_that_does_not_answer_is_told_with_the_reason) {
   auto status = full();
   status["server"] = {{"endpoint", "127.0.0.1:8000"}, {"answers", false}, {"error", "refused"}};

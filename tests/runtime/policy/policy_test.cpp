@@ -38,7 +38,7 @@ TEST(policy, every_key_is_read) {
   auto const read = parse(R"(
 version: 1
 server: {host: 0.0.0.0, port: 9000, max_body: 1MiB, model_repository: models, request_timeout: 5s,
-         spare_executor: false,
+         spare_executor: false, grpc_port: 0,
          max_waiting_bodies: 3MiB, threads: 7, max_connections: 11, parallel_models: 13}
 pool: {backend: host, device: 3, memory: 40GiB, chunk: 4MiB}
 training: {pause: on_cold_start, pause_hysteresis: 500us, min_share: 20%, run_ahead: 150us,
@@ -58,6 +58,7 @@ scheduler: {tick: 100ms, reserve: 512MiB}
   EXPECT_EQ(read.file, "/etc/sluice/p.yaml");
   EXPECT_EQ(read.server.host, "0.0.0.0");
   EXPECT_EQ(read.server.port, 9000);
+  EXPECT_EQ(read.server.grpc_port, 0);
   EXPECT_EQ(read.server.max_body, 1_MiB);
   EXPECT_EQ(read.server.model_repository, "/etc/sluice/models");
   EXPECT_EQ(read.server.request_timeout, 5s);
@@ -98,6 +99,7 @@ TEST(policy, what_is_left_out_takes_its_default) {
   auto const read = parse(valid_model, "p.yaml");
   EXPECT_EQ(read.server.host, "127.0.0.1");
   EXPECT_EQ(read.server.port, 8000);
+  EXPECT_FALSE(read.server.grpc_port);
   EXPECT_EQ(read.server.max_body, 64_MiB);
   EXPECT_TRUE(read.server.model_repository.empty());
   EXPECT_EQ(read.server.request_timeout, 30s);
@@ -317,6 +319,11 @@ INSTANTIATE_TEST_SUITE_P(
         mistake{
             "port_with_a_fraction", with("server: {port: 80.5}"),
             R"(p.yaml:3:16: server.port: is "80.5", must be a whole number, without quotes; for example 8000)"},
+        mistake{"port_of_both_kinds", with("server: {grpc_port: 8000}"),
+                "p.yaml:3:21: server.grpc_port: is 8000, as server.port; gRPC and HTTP take a port "
+                "each"},
+        mistake{"port_for_grpc_below_zero", with("server: {grpc_port: -1}"),
+                "p.yaml:3:21: server.grpc_port: is -1, must be at least 0; for example 8001"},
         mistake{"port_below_zero", with("server: {port: -1}"),
                 "p.yaml:3:16: server.port: is -1, must be at least 0; for example 8000"},
         mistake{

@@ -73,6 +73,13 @@ class adding_service : public inference_service {
     slow_to_find_ = std::move(model);
     changed_.notify_all();
   }
+  /// Blocks until somebody waits there.
+  void await_held_lookup() {
+    std::unique_lock lock{mutex_};
+    if (!changed_.wait_for(lock, std::chrono::seconds{60}, [&] { return held_lookups_ > 0; })) {
+      throw std::runtime_error{"nobody asks for the model"};
+    }
+  }
   void set_ready(readiness ready) {
     std::lock_guard const lock{mutex_};
     ready_ = std::move(ready);
@@ -95,6 +102,8 @@ class adding_service : public inference_service {
                                         std::string const& version) const override {
     {
       std::unique_lock lock{mutex_};
+      if (model == slow_to_find_) ++held_lookups_;
+      changed_.notify_all();
       changed_.wait(lock, [&] { return model != slow_to_find_; });
     }
     if (!version.empty() && version != "1") {
@@ -219,6 +228,7 @@ class adding_service : public inference_service {
   std::size_t received_ = 0;
   std::size_t answered_ = 0;
   std::string slow_to_find_;
+  mutable std::size_t held_lookups_ = 0;
   bool held_ = false;
   std::vector<unservable_model> unservable_;
   readiness ready_;

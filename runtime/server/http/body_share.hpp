@@ -1,0 +1,35 @@
+/// Of large bodies that wait until they are turned into tensors: how much there may be at once.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <utility>
+
+namespace sluice::server {
+
+/// The part that a large body has of all that may wait at once, for as long as it does.
+class body_share {
+ public:
+  body_share() = default;
+  body_share(std::atomic<std::uint64_t>& of, std::uint64_t bytes) : of_(&of), bytes_(bytes) {
+    of += bytes;
+  }
+  body_share(body_share&& other) noexcept
+      : of_(std::exchange(other.of_, nullptr)), bytes_(other.bytes_) {}
+  body_share& operator=(body_share&& other) noexcept {
+    std::swap(of_, other.of_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  body_share(body_share const&) = delete;
+  body_share& operator=(body_share const&) = delete;
+  ~body_share() {
+    if (of_ != nullptr) *of_ -= bytes_;
+  }
+
+ private:
+  std::atomic<std::uint64_t>* of_ = nullptr;
+  std::uint64_t bytes_ = 0;
+};
+
+}  // namespace sluice::server
