@@ -39,9 +39,6 @@ struct endpoint_context {
 class body_share {
  public:
   body_share() = default;
-  body_share(endpoint_context& of, std::uint64_t bytes) : of_(&of), bytes_(bytes) {
-    of.waiting_body_bytes += bytes;
-  }
   body_share(body_share&& other) noexcept
       : of_(std::exchange(other.of_, nullptr)), bytes_(other.bytes_) {}
   body_share& operator=(body_share&& other) noexcept {
@@ -53,6 +50,15 @@ class body_share {
   body_share& operator=(body_share const&) = delete;
   ~body_share() {
     if (of_ != nullptr) of_->waiting_body_bytes -= bytes_;
+  }
+
+  /// From now on so large; false where others than it, and the `own` bytes beside it, are more than may wait already.
+  [[nodiscard]] bool grow(endpoint_context& of, std::uint64_t bytes, std::uint64_t own = 0) {
+    if (of.waiting_body_bytes > of.options.max_waiting_body_bytes + bytes_ + own) return false;
+    of.waiting_body_bytes += bytes - bytes_;
+    of_ = &of;
+    bytes_ = bytes;
+    return true;
   }
 
  private:
