@@ -96,7 +96,7 @@ std::vector<std::string> repository_faults(policy::policy const& wanted) {
 }
 
 /// The server's program tells what is wrong with the files that its endpoint would read, and knows what they must be.
-bool check_security(policy::policy const& wanted, launcher::install_layout const& installed) {
+bool check_files(policy::policy const& wanted, launcher::install_layout const& installed) {
   std::vector<std::string> words{installed.server.string()};
   if (auto const& file = wanted.server.token_file; !file.empty()) {
     words.insert(words.end(), {"--check-token-file", file.string()});
@@ -107,6 +107,9 @@ bool check_security(policy::policy const& wanted, launcher::install_layout const
   }
   if (wanted.server.grpc_port) {
     words.emplace_back("--check-grpc");
+  }
+  if (auto const& file = wanted.server.access_log; !file.empty()) {
+    words.insert(words.end(), {"--check-access-log", file.string()});
   }
   if (words.size() == 1) {
     return true;
@@ -224,12 +227,12 @@ int clean_pools(bool dry_run) {
 int check_policy(std::string const& file, launcher::install_layout const& installed) {
   try {
     auto const wanted = policy::load(file);
-    bool const is_secure = check_security(wanted, installed);
+    bool const are_usable = check_files(wanted, installed);
     auto const faults = repository_faults(wanted);
     for (auto const& each : faults) {
       std::fprintf(stderr, "%s: %s\n", wanted.file.c_str(), each.c_str());
     }
-    if (!faults.empty() || !is_secure) {
+    if (!faults.empty() || !are_usable) {
       return 1;
     }
     print(summary(wanted));

@@ -133,7 +133,10 @@ json merged(json pool, json server) {
 
 namespace {
 
+using nlohmann::literals::operator""_json_pointer;
+
 constexpr std::chrono::milliseconds patience{2000};
+auto const own_endpoint = "/server/endpoint"_json_pointer;
 
 /// What the server says to `wanted`, to its end.
 asio::awaitable<std::string> ask(std::string path, std::string wanted) {
@@ -148,8 +151,8 @@ asio::awaitable<std::string> ask(std::string path, std::string wanted) {
   co_return text;
 }
 
-/// What the server at that endpoint tells its own user; nothing if it does not.
-std::optional<json> status_over_socket(std::string const& path, std::string const& endpoint) {
+/// What the server of that socket tells its own user; nothing if there is none.
+std::optional<json> status_over_socket(std::string const& path) {
   if (path.size() >= sizeof(sockaddr_un::sun_path)) {
     return std::nullopt;
   }
@@ -160,22 +163,31 @@ std::optional<json> status_over_socket(std::string const& path, std::string cons
   });
   context.run_for(patience);
   auto status = json::parse(text, nullptr, false);
-  auto const own = json::json_pointer{"/server/endpoint"};
-  bool const is_it = status.is_object() && status.contains(own) && status[own] == endpoint;
-  return is_it ? std::optional{std::move(status)} : std::nullopt;
+  bool const is_one = status.is_object() && status.contains(own_endpoint);
+  return is_one ? std::optional{std::move(status)} : std::nullopt;
+}
+
+/// Whether it has no place in the pool at present, since its executor is replaced.
+bool is_between_executors(json const& status) {
+  auto const state = status.value("/executor/state"_json_pointer, "");
+  return state == "restarting" || state == "starting";
 }
 
 json with_server(json pool, std::string const& runtime_dir) {
   auto const endpoint = live_endpoint(pool);
+  auto const path = memhandover::status_socket_of(runtime_dir, pool["pool"].value("device", 0));
+  auto status = status_over_socket(path);
+  bool const is_its = status && (endpoint.empty() ? is_between_executors(*status)
+                                                  : status->at(own_endpoint) == endpoint);
+  if (is_its) {
+    pool["server"] = {{"endpoint", status->at(own_endpoint)}, {"answers", true}};
+    return merged(pool, std::move(*status));
+  }
   if (endpoint.empty()) {
     pool["server"] = nullptr;
     return pool;
   }
   pool["server"] = {{"endpoint", endpoint}, {"answers", true}};
-  auto const path = memhandover::status_socket_of(runtime_dir, pool["pool"].value("device", 0));
-  if (auto status = status_over_socket(path, endpoint)) {
-    return merged(pool, std::move(*status));
-  }
   try {
     return merged(pool, get_json(endpoint, "/v2/sluice/status", patience));
   } catch (error const& why) {

@@ -61,8 +61,13 @@ struct command_line {
   std::string runtime_dir;
   std::filesystem::path executor;
   std::filesystem::path model_repository;
-  security_files check;      ///< and nothing else, where there is one
-  bool checks_grpc = false;  ///< the same
+  security_files check;  ///< and nothing else, where there is one
+  std::string check_access_log;
+  bool check_grpc = false;
+
+  [[nodiscard]] bool only_checks() const {
+    return check_grpc || !check.empty() || !check_access_log.empty();
+  }
   int threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency() / 2));
 };
 
@@ -336,7 +341,9 @@ int main(int argc, char** argv) {
                                            "the same of a certificate and its key")
                                 ->excludes(policy);
   auto* const key = app.add_option("--check-key-file", given.check.key, "which is in that file");
-  app.add_flag("--check-grpc", given.checks_grpc, "only tell whether there can be gRPC")
+  app.add_flag("--check-grpc", given.check_grpc, "only tell whether there can be gRPC")
+      ->excludes(policy);
+  app.add_option("--check-access-log", given.check_access_log, "the same of the access log")
       ->excludes(policy);
   certificate->needs(key);
   key->needs(certificate);
@@ -356,17 +363,19 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   try {
     app.parse(argc, argv);
-    if (given.policy_file.empty() && given.check.empty() && !given.checks_grpc)
-      throw CLI::RequiredError{"--policy"};
+    if (given.policy_file.empty() && !given.only_checks()) throw CLI::RequiredError{"--policy"};
   } catch (CLI::ParseError const& wrong) {
     int const code = app.exit(wrong);
     return code == 0 ? 0 : telemetry::exit_code(error_kind::invalid_argument);
   }
   try {
     telemetry::set_up_logging("sluice-server", "info");
-    if (given.checks_grpc) server::grpc_endpoint::require();
-    if (!given.check.empty()) (void)server::endpoint_security{given.check};
-    if (given.checks_grpc || !given.check.empty()) return 0;
+    if (given.only_checks()) {
+      if (given.check_grpc) server::grpc_endpoint::require();
+      if (!given.check_access_log.empty()) server::check_access_log(given.check_access_log);
+      if (!given.check.empty()) (void)server::endpoint_security{given.check};
+      return 0;
+    }
     if (given.executor.empty()) {
       given.executor = launcher::executor_of(launcher::this_installation());
     }

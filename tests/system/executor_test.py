@@ -249,6 +249,10 @@ def test_a_server_whose_executor_cannot_come_back_says_why_and_ends_in_order(wor
     file.write_bytes(b"this is no model")
     os.kill(server.executor(), signal.SIGKILL)
     eventually(lambda: str(file) in server.status()["executor"]["last_end"], "the status says why")
+    eventually(lambda: server.executor() is None, "there is no process")
+    eventually(lambda: not world.status()["clients"], "the pool has no server")
+    shown = world.status()
+    assert shown["server"]["answers"] and shown["server"]["pid"] == server.process.pid, shown
     status, answer = server.request("/v2/health/ready")
     assert status == 503 and answer["ready"] is False and str(file) in answer["error"], answer
     assert server.request("/v2/health/live")[0] == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import ssl
@@ -123,6 +124,22 @@ def test_a_wrong_token_file_is_told_by_check_and_start(world, sluice, tmp_path, 
     assert f"server.token_file: {tmp_path / 'tokens'}: {told}" in done.stderr and TOKEN not in done.stderr
     code, log = world.refused(policy)
     assert code == (3 if text is None else 2) and told in log
+
+
+@pytest.mark.parametrize("target, told", [("nowhere/access.log", "No such file or directory"), (".", "directory"), ("pipe", "nobody reads that pipe")])
+def test_an_access_log_that_cannot_be_written_is_told_by_check_and_start(world, sluice, tmp_path, target, told):
+    os.mkfifo(tmp_path / "pipe")
+    policy = secured(world, f"access_log: {target}")
+    done = call(sluice, "policy", "check", policy)
+    assert done.returncode == 1 and "server.access_log: cannot write to" in done.stderr and told in done.stderr
+    code, log = world.refused(policy)
+    assert code == 2 and told in log
+
+
+def test_the_check_of_an_access_log_makes_no_file(world, sluice, tmp_path):
+    done = call(sluice, "policy", "check", secured(world, "access_log: access.log"))
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "access.log").exists()
 
 
 def test_a_right_token_file_passes_the_check(world, sluice, tmp_path):

@@ -8,6 +8,7 @@
 
 #include "memhandover/base/error.hpp"
 #include "memhandover/base/processes.hpp"
+#include "memhandover/base/shared_text.hpp"
 #include "memhandover/broker/conversation.hpp"
 #include "memhandover/device/host_room.hpp"
 #include "memhandover/ledger/client_entries.hpp"
@@ -167,11 +168,13 @@ void kept_pool::end_grace() {
 
 void kept_pool::refuse_second_server() const {
   if (auto const other = succession_.server_slot()) {
-    throw error{error_kind::already_exists, "the pool of " + name_of(view_.shape()) +
-                                                " already has an inference server (pid " +
-                                                std::to_string(clients_.at(*other).who.pid) +
-                                                "); stop it first, or give this one another "
-                                                "--runtime-dir"};
+    // The client's pid is of a process that a server starts, and replaces, to compute for it.
+    auto const endpoint = readable_text(text_of(view_.clients()[*other].endpoint));
+    throw error{error_kind::already_exists,
+                "the pool of " + name_of(view_.shape()) + " already has an inference server" +
+                    (endpoint.empty() ? "" : ", which listens at " + endpoint) +
+                    "; stop it first (`sluice status --json` has its pid), or give this one "
+                    "another --runtime-dir"};
   }
 }
 

@@ -475,11 +475,13 @@ void remote_executor::impl::describe(json& into) const {
   for (std::size_t cause = 0; cause < ends_.size(); ++cause) {
     ended[std::string{detail::end_cause_names.at(cause)}] = ends_.at(cause);
   }
-  into["executor"] = {
-      {"pid", child_.pid()},     {"state", to_string(phase_)},
-      {"started", started_},     {"ended", std::move(ended)},
-      {"spare", spare_.state()}, {"spare_pid", spare_.pid() == 0 ? json{} : json(spare_.pid())},
-      {"last_end", last_end_}};
+  into["executor"] = {{"pid", child_.pid() == 0 ? json{} : json(child_.pid())},
+                      {"state", to_string(phase_)},
+                      {"started", started_},
+                      {"ended", std::move(ended)},
+                      {"spare", spare_.state()},
+                      {"spare_pid", spare_.pid() == 0 ? json{} : json(spare_.pid())},
+                      {"last_end", last_end_}};
 }
 
 remote_executor::remote_executor(options how) : impl_(std::make_unique<impl>(std::move(how))) {}

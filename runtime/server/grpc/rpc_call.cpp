@@ -160,11 +160,10 @@ void rpc_call::OnReadDone(bool ok) {
         [self = shared_from_this(), one, message]() mutable { self->handle(one, message); });
   }
   if (bytes <= small_body) return handle(one, message);
-  if (context_.waiting_bytes > context_.options.max_waiting_bytes) {
+  if (!one->share.grow(context_.waiting_bytes, context_.options.max_waiting_bytes, bytes)) {
     answer(one, refusal(503, "too many large bodies are being read; try again later"));
     return handled(one);
   }
-  one->share = body_share{context_.waiting_bytes, bytes};
   net::post(context_.bodies,
             [self = shared_from_this(), one, message]() mutable { self->handle(one, message); });
 }

@@ -36,7 +36,32 @@ double ms(std::chrono::nanoseconds time) {
   return std::chrono::duration<double, std::milli>{time}.count();
 }
 
+[[noreturn]] void refuse(std::string const& target, int error_number) {
+  auto const doing = fmt::format("server.access_log: cannot write to {}", target);
+  if (error_number == ENXIO) {
+    throw error{error_kind::invalid_argument,
+                doing + ": nobody reads that pipe; start its reader first"};
+  }
+  throw memhandover::system_error(doing, error_kind::invalid_argument, error_number);
+}
+
+/// Null if it cannot, with errno. Of a pipe that nobody reads the opening would wait.
+memhandover::unique_fd opened(std::string const& target, int more) {
+  constexpr int for_lines = O_WRONLY | O_APPEND | O_CLOEXEC | O_NONBLOCK;
+  memhandover::unique_fd file{::open(target.c_str(), for_lines | more, mode_of_file)};
+  if (file) (void)::fcntl(file.get(), F_SETFL, O_APPEND);  // its writes may wait
+  return file;
+}
+
 }  // namespace
+
+void check_access_log(std::string const& target) {
+  if (target == "stderr" || opened(target, 0)) return;
+  if (errno != ENOENT) refuse(target, errno);
+  auto const slash = target.rfind('/');
+  auto const folder = slash == std::string::npos ? std::string{"."} : target.substr(0, slash + 1);
+  if (::access(folder.c_str(), W_OK | X_OK) != 0) refuse(target, errno);
+}
 
 std::string line_of(access_entry const& entry) {
   auto line = fmt::format("request peer={} method={} path={}", entry.peer,
@@ -73,14 +98,9 @@ access_log::~access_log() {
 }
 
 void access_log::open() {
-  file_ = target_ == "stderr"
-              ? memhandover::duplicate(STDERR_FILENO)
-              : memhandover::unique_fd{::open(
-                    target_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, mode_of_file)};
-  if (!file_) {
-    throw memhandover::system_error(fmt::format("server.access_log: cannot write to {}", target_),
-                                    error_kind::invalid_argument);
-  }
+  file_ = target_ == "stderr" ? memhandover::duplicate(STDERR_FILENO) : opened(target_, O_CREAT);
+  if (!file_) refuse(target_, errno);
+  was_cut_ = false;
 }
 
 void access_log::open_if_moved() {
@@ -99,21 +119,42 @@ void access_log::open_if_moved() {
   }
 }
 
-bool access_log::append(std::string_view lines) {
-  while (file_ && !lines.empty()) {
-    auto const written = ::write(file_.get(), lines.data(), lines.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) break;
-    lines.remove_prefix(static_cast<std::size_t>(written));
+/// Unless somebody has emptied the file since.
+bool access_log::ends_in_a_cut_line() const {
+  struct stat about {};
+  return was_cut_ && file_ && ::fstat(file_.get(), &about) == 0 &&
+         (!S_ISREG(about.st_mode) || about.st_size > 0);
+}
+
+std::uint64_t access_log::append(std::string_view lines) {
+  auto const write_all = [this](std::string_view& left) {
+    while (file_ && !left.empty()) {
+      auto const written = ::write(file_.get(), left.data(), left.size());
+      if (written < 0 && errno == EINTR) continue;
+      if (written <= 0) break;
+      left.remove_prefix(static_cast<std::size_t>(written));
+    }
+  };
+  std::string_view line_end = ends_in_a_cut_line() ? "\n" : "";
+  write_all(line_end);
+  auto left = lines;
+  if (line_end.empty()) write_all(left);
+  if (file_ && left.empty()) {
+    was_cut_ = false;
+    return 0;
   }
-  if (file_ && lines.empty()) return true;
   auto const reason = file_ ? memhandover::reason_of(errno) : "it cannot be opened";
+  if (auto const written = lines.size() - left.size(); written > 0) {
+    was_cut_ = lines[written - 1] != '\n';
+  } else if (line_end.empty()) {
+    was_cut_ = false;
+  }
   if (auto const now = std::chrono::steady_clock::now(); now - complained_ > between_complaints) {
     complained_ = now;
     spdlog::error("the access log cannot be written file={} reason={}", telemetry::quoted(target_),
                   telemetry::quoted(reason));
   }
-  return false;
+  return static_cast<std::uint64_t>(std::count(left.begin(), left.end(), '\n'));
 }
 
 void access_log::write(access_entry entry) {
@@ -150,13 +191,14 @@ void access_log::work() {
     for (auto const& each : batch) {
       add(each.at, spdlog::level::info, line_of(each.entry));
     }
-    if (dropped > 0) {
+    if (dropped > 0) {  // the last line
       add(std::chrono::system_clock::now(), spdlog::level::warn,
           fmt::format("lines of the access log were dropped lines={}", dropped));
     }
     open_if_moved();
-    is_written = append({lines.data(), lines.size()});
-    auto const lost = is_written ? 0 : batch.size() + dropped;
+    auto const missing = append({lines.data(), lines.size()});
+    is_written = missing == 0;
+    auto const lost = is_written || dropped == 0 ? missing : missing - 1 + dropped;
     batch.clear();
     lock.lock();
     dropped_ += lost;

@@ -35,6 +35,9 @@ struct access_entry {
   std::optional<request_times> times = std::nullopt;
 };
 
+/// Throws what an `access_log` of that target would, and makes no file.
+void check_access_log(std::string const& target);
+
 /// Without a line's end. Texts of clients are quoted and cut.
 [[nodiscard]] std::string line_of(access_entry const& entry);
 
@@ -42,7 +45,8 @@ class access_log {
  public:
   static constexpr std::size_t most_waiting = 8192;
 
-  /// "stderr", or the path of a file, which is made if it is not there. Throws `invalid_argument` if it cannot be written.
+  /// "stderr", or the path of a file, which is made if it is not there, or of a pipe that somebody reads. Throws
+  /// `invalid_argument` if it cannot be written.
   explicit access_log(std::string target);
   /// Writes what is left.
   ~access_log();
@@ -61,13 +65,15 @@ class access_log {
   void work();
   void open();
   void open_if_moved();
-  /// False if it could not, which is logged.
-  [[nodiscard]] bool append(std::string_view lines);
+  /// How many of the lines it could not write, which is logged.
+  [[nodiscard]] std::uint64_t append(std::string_view lines);
+  [[nodiscard]] bool ends_in_a_cut_line() const;
 
   std::string const target_;
   std::string const program_;
   memhandover::unique_fd file_;                         // of the thread
   std::chrono::steady_clock::time_point complained_{};  // of the thread
+  bool was_cut_ = false;  // of the thread: of the last line a part was written
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -80,7 +80,7 @@ content_coding coding_of_body(http_request const& request) {
 http_request plain(http_request request) {
   auto const coding = coding_of_body(request);
   if (coding == content_coding::identity || request.body.empty()) return request;
-  auto body = decompressed(request.body, coding, request.max_body_bytes);
+  auto body = decompressed(request.body, coding, request.max_body_bytes, request.on_growth);
   if (!body) {
     throw http_failure{oip_api::failure(
         413, fmt::format("decompressed the body is larger than the {} bytes that this server takes",

@@ -37,6 +37,7 @@ struct http_request {
       owner{};  ///< of the body, where tensors may keep it; else they are copies
   std::optional<std::string_view> accept_encoding{};
   std::uint64_t max_body_bytes = std::uint64_t{64} << 20U;  ///< that a compressed one may become
+  growth_check on_growth{};                                 ///< of a compressed body
 };
 
 struct http_reply {

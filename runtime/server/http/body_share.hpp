@@ -11,9 +11,6 @@ namespace sluice::server {
 class body_share {
  public:
   body_share() = default;
-  body_share(std::atomic<std::uint64_t>& of, std::uint64_t bytes) : of_(&of), bytes_(bytes) {
-    of += bytes;
-  }
   body_share(body_share&& other) noexcept
       : of_(std::exchange(other.of_, nullptr)), bytes_(other.bytes_) {}
   body_share& operator=(body_share&& other) noexcept {
@@ -25,6 +22,16 @@ class body_share {
   body_share& operator=(body_share const&) = delete;
   ~body_share() {
     if (of_ != nullptr) *of_ -= bytes_;
+  }
+
+  /// From now on so large; false where others than it, and the `own` bytes beside it, are more than `most` already.
+  [[nodiscard]] bool grow(std::atomic<std::uint64_t>& of, std::uint64_t most, std::uint64_t bytes,
+                          std::uint64_t own = 0) {
+    if (of > most + bytes_ + own) return false;
+    of += bytes - bytes_;
+    of_ = &of;
+    bytes_ = bytes;
+    return true;
   }
 
  private:

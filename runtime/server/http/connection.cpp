@@ -26,6 +26,8 @@ namespace http = boost::beast::http;
 namespace {
 
 constexpr unsigned char tls_handshake = 22;  ///< with which a client begins TLS
+constexpr auto const* too_many_large_bodies =
+    "too many large bodies are being read; try again later";
 
 /// Of a request that no line is written of, only what other lines may have.
 request_label label_of(infer_request const& request, bool is_recorded) {
@@ -179,7 +181,22 @@ void connection::on_continue_written(error_code failure, std::size_t /*bytes*/) 
 void connection::read_body() {
   if (parser_->is_done()) return answer_request();
   arm(context_.options.transfer_timeout);
+  if (!parser_->content_length()) return read_part();
   http::async_read(stream_, buffer_, *parser_, on(&connection::on_body));
+}
+
+void connection::read_part() {
+  http::async_read_some(stream_, buffer_, *parser_, on(&connection::on_part));
+}
+
+/// Of a body that comes in chunks, so that nobody has said how large it is.
+void connection::on_part(error_code failure, std::size_t bytes) {
+  if (failure || parser_->is_done()) return on_body(failure, bytes);
+  if (auto refusal = take_share(parser_->get().body().size())) {
+    disarm();
+    return respond(std::move(*refusal), false);
+  }
+  read_part();
 }
 
 void connection::on_body(error_code failure, std::size_t /*bytes*/) {
@@ -212,11 +229,11 @@ http_request connection::view() const {
 
 std::optional<http_reply> connection::take_share(std::uint64_t body_bytes) {
   if (body_bytes <= small_body || body_bytes > context_.options.max_body_bytes) return std::nullopt;
-  if (context_.waiting_body_bytes > context_.options.max_waiting_body_bytes) {
-    return oip_api::failure(503, "too many large bodies are being read; try again later");
+  if (share_.grow(context_.waiting_body_bytes, context_.options.max_waiting_body_bytes,
+                  body_bytes)) {
+    return std::nullopt;
   }
-  share_ = body_share{context_.waiting_body_bytes, body_bytes};
-  return std::nullopt;
+  return oip_api::failure(503, too_many_large_bodies);
 }
 
 void connection::answer_request() {
@@ -230,23 +247,35 @@ void connection::answer_request() {
   if (bytes <= small_body && !may_take_long && !oip_api::may_wait(view())) {
     return on_outcome(context_.api.handle(view()));
   }
-  if (!parser_->content_length()) {  // it came in pieces
+  if (!parser_->content_length()) {  // the last part, too
     if (auto refusal = take_share(bytes)) return respond(std::move(*refusal), false);
   }
   state_ = state_t::waiting;
   submitting_ = true;
   compute(
-      [](connection& self) {
-        auto const of = std::make_shared<oip_api::outcome>(self.context_.api.handle(self.view()));
+      [as_it_came = bytes > small_body ? bytes : 0](connection& self) {
+        body_share decompressed;  // this thread's, while `share_` is the connection's
+        auto asked = self.view();
+        asked.on_growth = [&](std::uint64_t becomes) {
+          if (becomes > small_body &&
+              !decompressed.grow(self.context_.waiting_body_bytes,
+                                 self.context_.options.max_waiting_body_bytes, becomes,
+                                 as_it_came)) {
+            throw error{error_kind::unavailable, too_many_large_bodies};
+          }
+        };
+        auto const of = std::make_shared<oip_api::outcome>(self.context_.api.handle(asked));
         if (auto* const request = std::get_if<decoded_request>(of.get())) {
           auto form = std::move(request->form);
           auto label = label_of(*request, self.context_.options.accesses != nullptr);
-          self.post([ticket = self.infer(std::move(*request)), form = std::move(form),
-                     label = std::move(label)](connection& own) {
+          auto const ticket = self.infer(std::move(*request));
+          decompressed = {};  // the service has taken of it what it needs
+          self.post([ticket, form = std::move(form), label = std::move(label)](connection& own) {
             own.on_submitted(ticket, form, label);
           });
           return;
         }
+        decompressed = {};
         self.post([of](connection& own) { own.on_outcome(std::move(*of)); });
       },
       may_take_long ? context_.changes : context_.bodies);

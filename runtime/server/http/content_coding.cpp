@@ -179,7 +179,7 @@ content_coding accepted_coding(std::string_view header) {
 }
 
 std::optional<std::string> decompressed(std::string_view body, content_coding coding,
-                                        std::uint64_t most) {
+                                        std::uint64_t most, growth_check const& on_growth) {
   if (coding == content_coding::identity) return std::string{body};
   constexpr std::size_t least_room = 4096;
   inflating state{coding};
@@ -191,8 +191,10 @@ std::optional<std::string> decompressed(std::string_view body, content_coding co
     if (used == out.size()) {
       if (used > most) return std::nullopt;
       // one more than it may be, which shows that it is more
-      out.resize(std::min<std::uint64_t>(std::max(2 * used, std::max(least_room, 2 * body.size())),
-                                         most + 1));
+      auto const room = std::min<std::uint64_t>(
+          std::max(2 * used, std::max(least_room, 2 * body.size())), most + 1);
+      if (on_growth) on_growth(room);
+      out.resize(room);
     }
     auto const given = some_of(body.size());
     auto const room = some_of(out.size() - used);

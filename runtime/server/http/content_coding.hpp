@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -33,10 +34,14 @@ inline constexpr std::size_t least_compressed = 512;
 /// understood.
 [[nodiscard]] content_coding accepted_coding(std::string_view header);
 
+/// Is asked before so many bytes of memory are taken, and may throw.
+using growth_check = std::function<void(std::uint64_t bytes)>;
+
 /// Nothing if there are more than `most` bytes, of which no more are made then. Throws
 /// `invalid_argument` for a stream that is corrupt, does not end, or has something behind its end.
 [[nodiscard]] std::optional<std::string> decompressed(std::string_view body, content_coding coding,
-                                                      std::uint64_t most);
+                                                      std::uint64_t most,
+                                                      growth_check const& on_growth = {});
 /// `text` and `tensors` behind it, as one stream.
 [[nodiscard]] std::string compressed(std::string_view text, std::span<tensor_bytes const> tensors,
                                      content_coding coding);

@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
 
+#include <string_view>
 #include <utility>
 
 #include "memhandover/base/error.hpp"
@@ -16,25 +17,36 @@ namespace {
 
 constexpr auto const* token_key = "server.token_file";
 
-security_state read(security_files const& files) {
-  security_state result;
-  if (!files.tokens.empty()) {
-    auto const text = read_secret_file(files.tokens, token_key);
-    try {
-      result.tokens = access_tokens::parse(text);
-    } catch (error const& wrong) {
-      throw error{wrong.kind(),
-                  fmt::format("{}: {}: {}", token_key, files.tokens.string(), wrong.what())};
-    }
+std::optional<access_tokens> read_tokens(security_files const& files) {
+  if (files.tokens.empty()) return std::nullopt;
+  auto const text = read_secret_file(files.tokens, token_key);
+  try {
+    return access_tokens::parse(text);
+  } catch (error const& wrong) {
+    throw error{wrong.kind(),
+                fmt::format("{}: {}: {}", token_key, files.tokens.string(), wrong.what())};
   }
-  if (!files.certificate.empty()) result.tls = read_tls_context(files.certificate, files.key);
+}
+
+std::shared_ptr<tls_context> read_tls(security_files const& files) {
+  if (files.certificate.empty()) return nullptr;
+  auto result = read_tls_context(files.certificate, files.key);
+  for (auto const& each : result->warnings) {
+    spdlog::warn("clients will refuse the endpoint reason={}", telemetry::quoted(each));
+  }
   return result;
 }
 
-void log_warnings(security_state const& state) {
-  if (!state.tls) return;
-  for (auto const& each : state.tls->warnings) {
-    spdlog::warn("clients will refuse the endpoint reason={}", telemetry::quoted(each));
+/// False if what is read cannot be used: then `into` stays as it is.
+template <typename Value, typename Read>
+bool replace(Value& into, Read const& read, std::string_view what) {
+  try {
+    into = read();
+    return true;
+  } catch (error const& wrong) {
+    spdlog::error("the endpoint keeps the {} that it has reason={}", what,
+                  telemetry::quoted(wrong.what()));
+    return false;
   }
 }
 
@@ -42,8 +54,8 @@ void log_warnings(security_state const& state) {
 
 endpoint_security::endpoint_security(security_files files)
     : files_(std::move(files)), read_(look()), seen_(read_) {
-  current_ = std::make_shared<security_state const>(read(files_));
-  log_warnings(*current_);
+  current_ = std::make_shared<security_state const>(
+      security_state{.tokens = read_tokens(files_), .tls = read_tls(files_)});
 }
 
 std::shared_ptr<security_state const> endpoint_security::current() const {
@@ -53,21 +65,20 @@ std::shared_ptr<security_state const> endpoint_security::current() const {
 
 bool endpoint_security::reload() {
   auto const now = look();
-  try {
-    auto fresh = std::make_shared<security_state const>(read(files_));
-    log_warnings(*fresh);
+  auto fresh = std::make_shared<security_state>(*current());
+  bool const has_tokens = replace(
+      fresh->tokens, [&] { return read_tokens(files_); }, "tokens");
+  bool const has_tls = replace(
+      fresh->tls, [&] { return read_tls(files_); }, "certificate");
+  {
     std::lock_guard const lock{mutex_};
     current_ = std::move(fresh);
     read_ = seen_ = now;
-  } catch (error const& wrong) {
-    spdlog::error("the endpoint keeps the tokens and the certificate that it has reason={}",
-                  telemetry::quoted(wrong.what()));
-    std::lock_guard const lock{mutex_};
-    read_ = seen_ = now;
-    return false;
   }
-  spdlog::info("the endpoint has read its tokens and its certificate again");
-  return true;
+  if (has_tokens && has_tls) {
+    spdlog::info("the endpoint has read its tokens and its certificate again");
+  }
+  return has_tokens && has_tls;
 }
 
 void endpoint_security::reload_if_changed() {

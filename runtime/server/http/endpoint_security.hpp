@@ -44,7 +44,8 @@ class endpoint_security {
   explicit endpoint_security(security_files files);
 
   [[nodiscard]] std::shared_ptr<security_state const> current() const;
-  /// Reads the files again. False if one cannot be used, which is logged: then all stays as it was.
+  /// Reads the files again. False if one cannot be used, which is logged: then tokens, or the certificate with its key, stay as they
+  /// were, whatever becomes of the others.
   bool reload();
   /// The same if they have changed, and no more since the last call: whoever writes several files has finished.
   void reload_if_changed();

@@ -1,18 +1,26 @@
 #include "runtime/server/http/access_log.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <spdlog/sinks/base_sink.h>
+#include <spdlog/spdlog.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <memory>
+#include <mutex>
 #include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "memhandover/base/unique_fd.hpp"
 #include "tests/runtime/server/endpoint_fixture.hpp"
 #include "tests/runtime/server/thrown.hpp"
 
@@ -155,10 +163,9 @@ TEST(access_log, who_writes_waits_for_no_disk_and_hears_what_was_dropped) {
   written_file const pipe{"pipe.log", ""};
   std::filesystem::remove(pipe.path());
   ASSERT_EQ(::mkfifo(pipe.path().c_str(), 0600), 0);
-  std::ifstream reader;
-  std::thread opening{[&] { reader.open(pipe.path()); }};
+  memhandover::unique_fd const kept{::open(pipe.path().c_str(), O_RDONLY | O_NONBLOCK)};
   auto log = std::make_unique<access_log>(pipe.path().string());
-  opening.join();
+  std::ifstream reader{pipe.path()};
   constexpr int entries = 40'000;  // more than a pipe and the queue hold
   for (int i = 0; i < entries; ++i) log->write(numbered(i));
   std::uint64_t seen = 0, dropped = 0;
@@ -176,6 +183,87 @@ TEST(access_log, who_writes_waits_for_no_disk_and_hears_what_was_dropped) {
   reading.join();
   EXPECT_GT(dropped, 0U);
   EXPECT_EQ(seen + dropped, static_cast<std::uint64_t>(entries));
+}
+
+/// A limit on the size of files stands for a disk without room.
+class small_disk : public testing::Test {
+ protected:
+  small_disk() {
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    (void)std::signal(SIGXFSZ, SIG_IGN);
+  }
+  small_disk(small_disk const&) = delete;
+  small_disk& operator=(small_disk const&) = delete;
+  small_disk(small_disk&&) = delete;
+  small_disk& operator=(small_disk&&) = delete;
+  ~small_disk() override { hold(before_.rlim_cur); }
+  void hold(rlim_t bytes) const {
+    rlimit const limit{bytes, before_.rlim_max};
+    EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+  }
+  /// Until the program's log has something to say.
+  class complaint : public spdlog::sinks::base_sink<std::mutex> {
+   public:
+    complaint() : before_(spdlog::default_logger()) {
+      spdlog::set_default_logger(std::make_shared<spdlog::logger>(
+          "test", spdlog::sink_ptr{this, [](spdlog::sinks::sink*) {}}));
+    }
+    ~complaint() override { spdlog::set_default_logger(before_); }
+    void await() { made_.get_future().wait(); }
+
+   private:
+    void sink_it_(spdlog::details::log_msg const& /*line*/) override { made_.set_value(); }
+    void flush_() override {}
+    std::shared_ptr<spdlog::logger> before_;
+    std::promise<void> made_;
+  };
+  written_file file_{"full.log", ""};
+
+ private:
+  rlimit before_{};
+};
+
+TEST_F(small_disk,
+       a_line_that_was_cut_ends_before_the_next_and_only_what_is_missing_counts_as_dropped) {
+  auto log = std::make_unique<access_log>(file_.path().string());
+  complaint made;
+  log->write(numbered(1));
+  while (file_.text().empty()) std::this_thread::yield();
+  auto const line = std::filesystem::file_size(file_.path());
+  hold(line + line / 2);
+  log->write(numbered(2));
+  made.await();
+  hold(RLIM_INFINITY);
+  log->write(numbered(3));
+  log.reset();
+  EXPECT_THAT(lines_in(file_.text()),
+              ElementsAre(HasSubstr("path=\"/1\""), Not(HasSubstr("bytes_in")),
+                          HasSubstr("path=\"/3\""), HasSubstr("dropped lines=1")));
+}
+
+TEST(access_log, a_pipe_that_nobody_reads_is_refused_and_not_waited_for) {
+  written_file const pipe{"pipe.log", ""};
+  std::filesystem::remove(pipe.path());
+  ASSERT_EQ(::mkfifo(pipe.path().c_str(), 0600), 0);
+  auto const failure = thrown_by([&] { access_log const refused{pipe.path().string()}; });
+  ASSERT_TRUE(failure);
+  EXPECT_THAT(failure->what(), HasSubstr("nobody reads that pipe"));
+}
+
+TEST(access_log, a_check_makes_no_file_and_says_what_opening_it_would) {
+  auto const said = [](std::filesystem::path const& file) {
+    auto const failure = thrown_by([&] { check_access_log(file.string()); });
+    return failure ? std::string{failure->what()} : "";
+  };
+  written_file const file{"checked.log", ""};
+  EXPECT_EQ(said(file.path()), "");
+  EXPECT_EQ(said("stderr"), "");
+  std::filesystem::remove(file.path());
+  EXPECT_EQ(said(file.path()), "");
+  EXPECT_FALSE(std::filesystem::exists(file.path()));
+  EXPECT_THAT(said("/nowhere/at/all"),
+              HasSubstr("server.access_log: cannot write to /nowhere/at/all"));
+  EXPECT_THAT(said(testing::TempDir()), HasSubstr("directory"));
 }
 
 TEST(access_log, a_file_that_cannot_be_written_is_refused) {

@@ -461,6 +461,55 @@ TEST_P(http_endpoint, large_bodies_that_wait_have_a_bound) {
   EXPECT_EQ(sum_in(once("POST", "/v2/models/add/infer", body)), 3.0F);  // there is room again
 }
 
+TEST_P(http_endpoint, a_large_body_in_chunks_counts_while_it_comes) {
+  options_.max_waiting_body_bytes = 100 << 10U;
+  auto body = addition(1, 2);
+  body.resize(256 << 10U, ' ');
+  auto const chunk = fmt::format("{:x}\r\n{}\r\n", body.size(), body);
+  auto const* const head =
+      "POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n";
+  open();
+  std::unique_ptr<http_client> slow;
+  for (int i = 0;; ++i) {  // until its body has come before the other, which else has it refused
+    ASSERT_LT(i, 1000);
+    slow = std::make_unique<http_client>(endpoint_->port(), over_);
+    slow->send(head + chunk);
+    if (once("POST", "/v2/models/add/infer", body).status == 503) break;
+    slow.reset();
+    await_connections(0);
+  }
+  auto other = client();
+  other.send(head + chunk);
+  EXPECT_EQ(other.read_response().status, 503);  // before its end
+  EXPECT_TRUE(other.ended());
+  slow->send("0\r\n\r\n");
+  EXPECT_EQ(sum_in(slow->read_response()), 3.0F);
+  EXPECT_EQ(sum_in(once("POST", "/v2/models/add/infer", body)), 3.0F);  // there is room again
+}
+
+TEST_P(http_endpoint, a_compressed_body_counts_as_what_it_becomes) {
+  options_.body_threads = 2;
+  options_.max_waiting_body_bytes = 100 << 10U;
+  auto body = addition(1, 2);
+  body.resize(256 << 10U, ' ');
+  auto const packed = compressed(body, {}, content_coding::gzip);
+  ASSERT_LT(packed.size(), 2000U);
+  constexpr auto const* gzip = "Content-Encoding: gzip\r\n";
+  auto first = client();
+  for (int i = 0;; ++i) {  // until it has become large before the other
+    ASSERT_LT(i, 1000);
+    service_.hold_lookups_of("cold");
+    first.request("POST", "/v2/models/cold/infer", packed, gzip);
+    if (once("POST", "/v2/models/add/infer", body).status == 503) break;
+    service_.hold_lookups_of("");
+    first.read_response();
+  }
+  EXPECT_EQ(once("POST", "/v2/models/add/infer", packed, gzip).status, 503);
+  service_.hold_lookups_of("");
+  EXPECT_EQ(sum_in(first.read_response()), 3.0F);
+  EXPECT_EQ(sum_in(once("POST", "/v2/models/add/infer", packed, gzip)), 3.0F);
+}
+
 TEST_P(http_endpoint, large_answers_come_whole) {
   constexpr int values = 100'000;
   std::vector<float> numbers(values, 0.5F);

@@ -176,6 +176,28 @@ TEST_F(tls_endpoint, a_new_certificate_is_shown_to_new_connections) {
   EXPECT_EQ(connection.read_response().status, 200);
 }
 
+TEST_F(tls_endpoint, a_file_that_cannot_be_used_keeps_no_other_from_being_read_again) {
+  own_certificate const first, second;
+  written_file const tokens{"tokens", "old\n"};
+  auto files = first.files();
+  files.tokens = tokens.path();
+  endpoint_security security{files};
+  auto const allows = [&](char const* token) { return security.current()->tokens->allow(token); };
+  auto const certificate = security.current()->tls;
+
+  first.certificate.write(second.certificate.text());  // its key is another's
+  tokens.write("new\n");
+  EXPECT_FALSE(security.reload());
+  EXPECT_TRUE(allows("Bearer new") && !allows("Bearer old"));
+  EXPECT_EQ(security.current()->tls, certificate);
+
+  first.key.write(second.key.text());
+  tokens.write("no token\n");
+  EXPECT_FALSE(security.reload());
+  EXPECT_TRUE(allows("Bearer new"));
+  EXPECT_NE(security.current()->tls, certificate);
+}
+
 std::string encrypted(own_certificate const& of) {
   written_file const made{"encrypted.pem", ""};
   auto const words = fmt::format("openssl pkey -aes256 -passout pass:x -in {} -out {}",
