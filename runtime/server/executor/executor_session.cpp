@@ -117,7 +117,7 @@ void executor_session::fail(error const& why) {
 void executor_session::receive(detail::reader_role::member me) {
   ::pthread_setname_np(::pthread_self(), "sluice-session");
   try {
-    while (role_.await_turn(me) && receive_some()) {
+    while (role_.await_turn(me) && receive_some(me)) {
       compute(me);
     }
   } catch (std::exception const& failure) {
@@ -132,9 +132,9 @@ void executor_session::receive(detail::reader_role::member me) {
 }
 
 /// Waits for one message, and takes what has come by then.
-bool executor_session::receive_some() {
+bool executor_session::receive_some(detail::reader_role::member me) {
   constexpr int most = 16;  // so that the first is computed soon
-  brings = may_compute && role_.has_deputy();
+  brings = may_compute && role_.has_deputy(me);
   auto came = memhandover::receive_any(socket_.get());
   for (int taken = 0; came.received; came = memhandover::receive_if_there(socket_.get())) {
     bool const is_one_of_many = came.received->form != 0;
@@ -157,7 +157,7 @@ void executor_session::compute(detail::reader_role::member me) {
     while (host->compute_here()) {
     }
     role_.end(me);
-  } else if (!may_compute && role_.has_deputy()) {
+  } else if (!may_compute && role_.has_deputy(me)) {
     role_.pass(me);
     host->prepare_to_compute();
     may_compute = true;
@@ -173,7 +173,7 @@ model_executor* executor_session::enter_host() {
 
 void executor_session::leave_host() {
   std::lock_guard const lock{mutex_};
-  if (--in_host_ == 0) {
+  if (--in_host_ == 0 && end_wanted_) {
     changed_.notify_all();
   }
 }

@@ -92,7 +92,7 @@ class executor_session {
  private:
   void receive(detail::reader_role::member me);
   /// False at the end of the conversation.
-  [[nodiscard]] bool receive_some();
+  [[nodiscard]] bool receive_some(detail::reader_role::member me);
   void compute(detail::reader_role::member me);
   void begin_second();
   /// Null where there is none; else it stays until the caller leaves it.

@@ -70,7 +70,7 @@ struct of_reader_role {
 
   void run(reader_role::member me) {
     while (role.await_turn(me)) {
-      if (role.has_deputy()) {
+      if (role.has_deputy(me)) {
         role.begin(me);
         role.end(me);
       }

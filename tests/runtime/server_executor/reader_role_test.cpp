@@ -33,7 +33,7 @@ class a_reader_role : public ::testing::Test {
         has_second_.notify_all();
       }
     }};
-    while (!role_.has_deputy()) {
+    while (!role_.has_deputy(member::first)) {
       std::this_thread::yield();
     }
   }
@@ -45,7 +45,7 @@ class a_reader_role : public ::testing::Test {
 
 TEST_F(a_reader_role, is_the_first_ones) {
   EXPECT_TRUE(role_.await_turn(member::first));
-  EXPECT_FALSE(role_.has_deputy());
+  EXPECT_FALSE(role_.has_deputy(member::first));
 }
 
 TEST_F(a_reader_role, stays_with_who_comes_back_soon_or_goes_to_the_other_one) {
@@ -61,7 +61,7 @@ TEST_F(a_reader_role, stays_with_who_comes_back_soon_or_goes_to_the_other_one) {
   }
   wait_for(has_second_);
   EXPECT_FALSE(role_.end(member::first));
-  EXPECT_FALSE(role_.has_deputy()) << "it reads";
+  EXPECT_FALSE(role_.has_deputy(member::first)) << "it reads";
   // Who comes back waits for its turn, which it has when the other one stays away.
   std::atomic<bool> is_back = false;
   std::thread first{[&] {
@@ -70,7 +70,7 @@ TEST_F(a_reader_role, stays_with_who_comes_back_soon_or_goes_to_the_other_one) {
       is_back.notify_all();
     }
   }};
-  while (!role_.has_deputy()) {
+  while (!role_.has_deputy(member::second)) {
     std::this_thread::yield();
   }
   EXPECT_FALSE(is_back);
@@ -83,6 +83,28 @@ TEST_F(a_reader_role, can_be_given_away) {
   start_second();
   role_.pass(member::first);
   wait_for(has_second_);
+}
+
+/// Whoever gets the role does not say of the other one that it waits no more.
+TEST_F(a_reader_role, that_changes_hands_leaves_a_deputy) {
+  constexpr int times = 200;
+  std::atomic<int> given = 0;
+  auto const run = [&](member me) {
+    while (role_.await_turn(me)) {
+      while (!role_.has_deputy(me)) {
+        std::this_thread::yield();
+      }
+      if (++given == times) {
+        role_.close();
+      } else {
+        role_.pass(me);
+      }
+    }
+  };
+  std::thread second{[&] { run(member::second); }};
+  run(member::first);
+  second.join();
+  EXPECT_EQ(given, times);
 }
 
 TEST_F(a_reader_role, that_is_closed_is_waited_for_by_nobody) {

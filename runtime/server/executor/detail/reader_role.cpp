@@ -28,13 +28,13 @@ reader_role::seat::seat()
 
 bool reader_role::await_turn(member me) {
   while (!closed_ && reader_in(state_) != me) {
-    waits_ = true;
+    seat_of(me).is_taken = true;
     std::uint64_t fired = 0;
     (void)!::read(seat_of(me).timer.get(), &fired, sizeof fired);
     if (!closed_) {
       look(me);
     }
-    waits_ = false;
+    seat_of(me).is_taken = false;
   }
   return !closed_;
 }

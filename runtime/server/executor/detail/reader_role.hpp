@@ -5,7 +5,7 @@
 ///   void run(reader_role::member me) {
 ///     while (role.await_turn(me)) {
 ///       // … reads …
-///       if (role.has_deputy()) {
+///       if (role.has_deputy(me)) {
 ///         role.begin(me);
 ///         // … something else …
 ///         role.end(me);
@@ -39,7 +39,7 @@ class reader_role {
   /// False: it is closed.
   [[nodiscard]] bool await_turn(member me);
   /// To be asked by who reads: whether the other one waits for its turn.
-  [[nodiscard]] bool has_deputy() const noexcept { return waits_; }
+  [[nodiscard]] bool has_deputy(member me) const { return seat_of(other_than(me)).is_taken; }
   void begin(member me);
   /// Whether it still reads.
   bool end(member me);
@@ -66,7 +66,7 @@ class reader_role {
     seat();
 
     memhandover::unique_fd const timer;
-    std::atomic<bool> is_set = false;
+    std::atomic<bool> is_set = false, is_taken = false;
   };
   [[nodiscard]] seat& seat_of(member whose) { return seats_.at(static_cast<std::size_t>(whose)); }
   [[nodiscard]] seat const& seat_of(member whose) const {
@@ -75,7 +75,7 @@ class reader_role {
 
   std::array<seat, 2> seats_;
   std::atomic<std::uint64_t> state_{0};
-  std::atomic<bool> waits_ = false, closed_ = false;
+  std::atomic<bool> closed_ = false;
 };
 
 }  // namespace sluice::server::detail
