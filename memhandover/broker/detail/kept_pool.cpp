@@ -168,13 +168,16 @@ void kept_pool::end_grace() {
 
 void kept_pool::refuse_second_server() const {
   if (auto const other = succession_.server_slot()) {
-    // The client's pid is of a process that a server starts, and replaces, to compute for it.
+    // Of a server with an endpoint the client is a process that it starts, and replaces, to compute for it.
     auto const endpoint = readable_text(text_of(view_.clients()[*other].endpoint));
-    throw error{error_kind::already_exists,
-                "the pool of " + name_of(view_.shape()) + " already has an inference server" +
-                    (endpoint.empty() ? "" : ", which listens at " + endpoint) +
-                    "; stop it first (`sluice status --json` has its pid), or give this one "
-                    "another --runtime-dir"};
+    auto const which =
+        endpoint.empty()
+            ? " (pid " + std::to_string(clients_.at(*other).who.pid) + "); stop it first"
+            : ", which listens at " + endpoint +
+                  "; stop it first (`sluice status --json` has its pid)";
+    throw error{error_kind::already_exists, "the pool of " + name_of(view_.shape()) +
+                                                " already has an inference server" + which +
+                                                ", or give this one another --runtime-dir"};
   }
 }
 
