@@ -184,6 +184,7 @@ int send_load(std::string const& file, unsigned short port, int connections, dou
     coming.await_next();
   }
   context.run();
+  all.free.clear();  // before what their sockets belong to goes
   if (!all.failure.empty() || all.took_us.empty()) {
     std::fprintf(stderr, "%s\n",
                  all.failure.empty() ? "nothing was answered in time" : all.failure.c_str());

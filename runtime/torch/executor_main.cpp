@@ -109,6 +109,7 @@ bool execute(executor_session& session) {
     std::fflush(nullptr);
     ::_exit(telemetry::exit_code(error_kind::aborted));
   };
+  options.callers_compute = on_host;
   report_end_on(orders.board);
   std::optional<launch_listener> listener;
   if (!on_host && options.pause == pause_mode::on_launch) {

@@ -44,6 +44,9 @@ void model_host::impl::prepare_thread() {
 
 /// Of a thread of somebody else's, which does so in `compute_here`.
 void model_host::impl::prepare_to_compute() {
+  if (!options_.callers_compute) {
+    return;
+  }
   {
     lock_type const lock{mutex_};
     auto const lane = options_.computing_threads + ++more_lanes_;

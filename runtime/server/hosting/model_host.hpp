@@ -94,6 +94,9 @@ struct host_options {
   std::optional<std::uint64_t> reserve_bytes;
   /// So many models at most compute at once, each one request at a time; 0: one thread loads and computes for all.
   std::size_t computing_threads = 0;
+  /// Whether threads that bring requests may compute them (`compute_here`). On a GPU each thread that computes has a stream of its
+  /// own, with memory that its libraries keep.
+  bool callers_compute = true;
   /// Called first on each thread that loads or computes.
   std::function<void()> thread_start;
   /// Called by a thread whose computation has left the device unable to compute any more (`hosted_model::device_works`).

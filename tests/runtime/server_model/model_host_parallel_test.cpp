@@ -125,6 +125,20 @@ TEST_F(a_caller_of_a_parallel_host, computes_what_is_known_to_take_little_time) 
   host_board::this_lane = host_board::no_lane;
 }
 
+TEST_F(a_caller_of_a_parallel_host, leaves_all_to_others_if_it_may_not_compute) {
+  options_.callers_compute = false;
+  add(5);
+  start(8);
+  EXPECT_EQ(sum_of(ask(0, 1)), 11);
+  host_->prepare_to_compute();
+  EXPECT_EQ(host_board::this_lane, host_board::no_lane);
+  std::atomic<std::thread::id> by;
+  bring(0, 2, by);
+  EXPECT_FALSE(host_->compute_here());
+  EXPECT_EQ(sum_of(answers_.wait_for(2).at(1).second), 12);
+  EXPECT_NE(by.load(), std::this_thread::get_id());
+}
+
 TEST_F(a_caller_of_a_parallel_host, leaves_to_others_what_is_not_known_to) {
   add(5);
   auto& second = add(7);
