@@ -16,6 +16,9 @@ namespace {
 constexpr std::size_t quick_answer = std::size_t{32} << 10U;
 /// As long as the wake-ups that it saves may take, on a machine whose processors sleep deeply.
 constexpr std::chrono::microseconds quick_computation{500};
+/// A computation is not waited for any more when it takes so many times as long as its model's longest, and no less than this.
+constexpr int long_for_its_model = 4;
+constexpr std::chrono::milliseconds long_for_any{100};
 
 bool is_quickly_given(std::vector<detail::answer> const& answers) {
   std::size_t bytes = 0;
@@ -55,10 +58,38 @@ void model_host::impl::prepare_to_compute() {
   prepare_thread();
 }
 
+/// As many compute as may: until when that stays so if none of them ends. One that takes far longer than its model is known to, and
+/// may never end, is not waited for.
+std::optional<detail::clock::time_point> model_host::impl::hindered_until() const {
+  auto const bound = parallelism_.bound();
+  if (company_.count() < bound) {
+    return std::nullopt;
+  }
+  auto const now = clock::now();
+  std::size_t count = 0;
+  auto until = clock::time_point::max();
+  for (auto const& each : slots_) {
+    if (!each.computes_since) {
+      continue;
+    }
+    auto const patience =
+        std::max<clock::duration>(long_for_its_model * each.longest_computation, long_for_any);
+    if (auto const end = *each.computes_since + patience; end > now) {
+      ++count;
+      until = std::min(until, end);
+    }
+  }
+  return count >= bound ? std::optional{until} : std::nullopt;
+}
+
 /// Of the first model in the queue that is free, and does not wait for others to come.
 detail::batch model_host::impl::next_computable() {
   gathering_until_ = clock::time_point::max();
-  if (company_.count() >= parallelism_.bound() || suspect_is_computed_) {
+  if (suspect_is_computed_) {
+    return {};
+  }
+  if (auto const until = hindered_until()) {
+    gathering_until_ = *until;
     return {};
   }
   ++looks_;
@@ -128,7 +159,7 @@ bool model_host::impl::is_known_quick(slot const& model) {
 
 /// Whether a thread that waits could compute now.
 bool model_host::impl::has_work_for_another() const {
-  return company_.count() < parallelism_.bound() &&
+  return !hindered_until() &&
          std::any_of(queue_.begin(), queue_.end(),
                      [this](detail::job const& each) { return is_free(slots_[each.model]); });
 }
@@ -245,6 +276,7 @@ void model_host::impl::run(lock_type& lock, detail::batch const& batch) {
   model.taken = true;
   suspect_is_computed_ = batch.front()->request.is_suspect;
   auto const begin = clock::now();
+  model.computes_since = begin;
   company_.change(begin, 1);
   auto const company_before = company_.sum();
   if (!gathers_ && has_work_for_another()) {
@@ -263,6 +295,7 @@ void model_host::impl::run(lock_type& lock, detail::batch const& batch) {
 
   lock.lock();
   auto const end = clock::now();
+  model.computes_since.reset();
   company_.change(end, -1);
   std::chrono::duration<double> const took = end - begin;
   parallelism_.add(place, (company_.sum() - company_before) / took.count(), took);

@@ -55,6 +55,36 @@ TEST_F(a_parallel_host, computes_one_request_of_a_model_at_a_time) {
   }
 }
 
+TEST_F(a_parallel_host, does_not_wait_for_a_computation_that_may_never_end) {
+  auto& control = add(5);
+  auto& hung = add(7);
+  start(8);
+  std::size_t asked = 0;
+  auto const compute = [&](std::chrono::microseconds takes) {
+    control.close();
+    send(0, 1);
+    ASSERT_TRUE(control.wait_for_runs(static_cast<int>(++asked)));
+    for (auto const end = std::chrono::steady_clock::now() + takes;
+         std::chrono::steady_clock::now() < end;) {
+    }
+    control.open();
+    ASSERT_EQ(answers_.wait_for(asked).size(), asked);
+  };
+  constexpr int enough = 20;
+  for (int i = 0; i < enough; ++i) {
+    compute(0us);
+  }
+  hung.close();
+  send(1, 0, 1);
+  ASSERT_TRUE(hung.wait_for_runs(1));
+  for (int i = 0; i < enough; ++i) {  // as if the other one took all that there is
+    compute(5ms);
+  }
+  EXPECT_EQ(answers_.wait_for(asked).size(), asked);
+  hung.open();
+  EXPECT_EQ(answers_.wait_for(asked + 1).size(), asked + 1);
+}
+
 TEST_F(a_parallel_host, begins_nothing_beside_a_suspect) {
   auto& first = add(5);
   auto& second = add(7);

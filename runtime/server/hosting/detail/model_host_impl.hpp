@@ -102,6 +102,7 @@ struct slot {
   std::size_t vain_batches = 0;  ///< in turn that failed, although no request by itself did
   std::uint64_t looked_at = 0;   ///< the choice that has last asked about it
   std::chrono::nanoseconds longest_computation{};  ///< of the last ones
+  std::optional<clock::time_point> computes_since{};
   std::size_t queue = 0;                           ///< waiting and running
   std::uint64_t requests = 0, failed = 0, cancelled = 0, cold_starts = 0;
 
@@ -180,6 +181,7 @@ class model_host::impl {
   // Of the threads that compute. As below.
   void compute();
   [[nodiscard]] detail::batch next_computable();
+  [[nodiscard]] std::optional<clock::time_point> hindered_until() const;
   [[nodiscard]] detail::batch next_of(model_index place);
   [[nodiscard]] static bool is_free(slot const& model);
   [[nodiscard]] static bool is_known_quick(slot const& model);
