@@ -50,7 +50,7 @@ struct tls_policy {
 };
 
 struct server_policy {
-  std::string host = "127.0.0.1";          ///< address or name to listen on
+  std::string host = "127.0.0.1";          ///< IP address, or localhost, to listen on
   std::uint16_t port = 8000;               ///< 0: any free one
   std::optional<std::uint16_t> grpc_port;  ///< the same for gRPC; nothing: there is none
   std::uint64_t max_body = 64_MiB;         ///< a larger request is refused

@@ -22,7 +22,8 @@ constexpr std::array<std::string_view, 2> control_names{"none", "explicit"};
 constexpr text_rule name_rule{"[A-Za-z0-9_][A-Za-z0-9._-]*",
                               "must be letters, digits, \"_\", \"-\" and \".\", not beginning with "
                               "\"-\" or \".\", as the model's folder is called"};
-constexpr text_rule host_rule{R"([^\s/]+)", "must be an address or a host name"};
+constexpr text_rule host_rule{R"(localhost|[0-9.]+|[0-9A-Fa-f:.]+:[0-9A-Fa-f:.]*(%[^\s/]+)?)",
+                              "must be an IP address, or localhost"};
 constexpr text_rule path_rule{".+", "must be the path of a folder"};
 constexpr text_rule file_rule{".+", "must be the path of a file"};
 
@@ -52,11 +53,11 @@ void describe_file(key_visitor& v, key const& what, std::filesystem::path& into)
 }
 
 void describe_server(key_visitor& v, server_policy& into) {
-  v.text({"host", "Address or name to listen on.", "127.0.0.1"}, into.host, host_rule);
+  v.text({"host", "IP address, or localhost, to listen on.", "127.0.0.1"}, into.host, host_rule);
   number(v, {"port", "TCP port to listen on; 0 takes any free one.", "8000"}, into.port,
          {0, 65535});
   constexpr std::int64_t none = -1;
-  std::int64_t grpc_port = none;
+  std::int64_t grpc_port = into.grpc_port ? *into.grpc_port : none;
   v.whole_number({"grpc_port",
                   "TCP port to listen on for gRPC; 0 takes any free one. Without it there is no "
                   "gRPC.",

@@ -338,7 +338,10 @@ INSTANTIATE_TEST_SUITE_P(
             R"(p.yaml:3:9: server: is "8000", must be a section of keys; for example {port: 8000})"},
         mistake{
             "host_with_a_path", with("server: {host: http://x}"),
-            R"(p.yaml:3:16: server.host: is "http://x", must be an address or a host name; for example 127.0.0.1)"},
+            R"(p.yaml:3:16: server.host: is "http://x", must be an IP address, or localhost; for example 127.0.0.1)"},
+        mistake{
+            "host_by_name", with("server: {host: example.com}"),
+            R"(p.yaml:3:16: server.host: is "example.com", must be an IP address, or localhost; for example 127.0.0.1)"},
         mistake{
             "other_case", with("training: {pause: Never}"),
             R"(p.yaml:3:19: training.pause: is "Never", must be one of on_launch, on_request, on_cold_start, never; did you mean "never"?)"},
@@ -482,6 +485,8 @@ TEST(policy, two_differ_in_the_keys_whose_values_do) {
             (std::vector<std::string>{"server.tls.certificate_file", "server.tls.key_file"}));
   EXPECT_EQ(differing_keys(plain, with("training: {min_share: 20%, pause: never}\n")),
             (std::vector<std::string>{"training.min_share", "training.pause"}));
+  EXPECT_EQ(differing_keys(plain, with("server: {grpc_port: 0}\n")),
+            (std::vector<std::string>{"server.grpc_port"}));
   auto other = plain;
   other.models.clear();
   EXPECT_TRUE(differing_keys(plain, other).empty()) << "models are not compared";
