@@ -231,6 +231,7 @@ void repository_control::unload(std::string const& model) {
 
 /// What comes is served before it is offered, and what goes is offered no more before it goes.
 void repository_control::go_over_to(state next) {
+  spdlog::info("what is served changes versions={}", next.order.size());
   auto between = next;
   bool goes = false;
   for (std::size_t at = 0; at < now_.places.size(); ++at) {

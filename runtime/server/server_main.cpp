@@ -35,6 +35,7 @@
 #include "runtime/server/http/access_log.hpp"
 #include "runtime/server/http/endpoint.hpp"
 #include "runtime/server/http/endpoint_security.hpp"
+#include "runtime/server/inference/background_thread.hpp"
 #include "runtime/server/repository_control.hpp"
 #include "runtime/server/server_setup.hpp"
 #include "runtime/server/status_socket.hpp"
@@ -301,7 +302,8 @@ int serve(command_line const& given) {
   }
   std::fflush(stdout);
 
-  int const why = signals.wait([&control] { reload_and_log(*control); });
+  background_thread reloads;  // a signal that asks for the end is heard meanwhile
+  int const why = signals.wait([&] { reloads.post([&control] { reload_and_log(*control); }); });
   executor->end_changes();
   if (why == SIGUSR2) {
     executor->keep_warm();

@@ -285,3 +285,30 @@ def test_who_changes_models_while_the_server_ends_hears_so(world):
     assert server.end() == 0
     done = reload(world)
     assert done.returncode != 0 and "no server" in done.stderr, done
+
+
+@pytest.mark.parametrize("by", ["signal", "command", "client"])
+def test_a_change_that_waits_keeps_no_server_from_its_end(world, by):
+    add(world, "first")
+    add(world, "second", 1)
+    policy = explicit(world.policy("first"))
+    policy.write_text(policy.read_text(encoding="utf-8").replace("server: {", "server: {request_timeout: 10m, "), encoding="utf-8")
+    server = world.serve(policy)
+    policy.write_text(policy.read_text(encoding="utf-8").replace("name: first", "name: second"), encoding="utf-8")
+    os.kill(server.executor(), signal.SIGSTOP)
+    waiting = None
+    if by == "signal":
+        server.process.send_signal(signal.SIGHUP)
+    elif by == "command":
+        waiting = subprocess.Popen([world.program, "policy", "reload"], stderr=subprocess.PIPE, text=True)
+    else:
+        (world.models.root / "first" / "config.pbtxt").touch()
+        (world.models.root / "first" / "1" / "model.pt").touch()
+        waiting = subprocess.Popen(["curl", "-s", "-d", "{}", f"{server.url}/v2/repository/models/first/load"],
+                                   stdout=subprocess.PIPE, text=True)
+    eventually(lambda: "what is served changes" in server.log(), "the change waits")
+    server.process.send_signal(signal.SIGTERM)
+    server.process.wait(60)
+    if waiting is not None:
+        said = "".join(waiting.communicate(timeout=60)[0 if by == "client" else 1])
+        assert "shutting down" in said or "did not answer" in said, said
