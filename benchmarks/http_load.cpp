@@ -19,6 +19,7 @@
 #include <boost/beast/http/read.hpp>
 #include <boost/beast/http/vector_body.hpp>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <deque>
 #include <fstream>
@@ -45,6 +46,7 @@ struct load {
   clock::time_point first_began = clock::time_point::max(), last_answer;  ///< of those that count
   std::vector<double> took_us;
   std::string failure;
+  std::uint64_t seed = 1;                 ///< of arrivals
   double rate_per_s = 0.0;                ///< 0: connections send as soon as they can
   std::deque<clock::time_point> waiting;  ///< arrivals for which no connection was free
   std::vector<std::shared_ptr<class connection>> free;
@@ -129,7 +131,7 @@ class connection : public std::enable_shared_from_this<connection> {
 class arrivals {
  public:
   arrivals(net::io_context& context, load& all)
-      : timer_(context), all_(all), gap_(all.rate_per_s), next_(clock::now()) {}
+      : timer_(context), all_(all), dice_(all.seed), gap_(all.rate_per_s), next_(clock::now()) {}
 
   void await_next() {
     next_ +=
@@ -154,7 +156,7 @@ class arrivals {
  private:
   net::steady_timer timer_;
   load& all_;
-  std::mt19937_64 dice_{1};
+  std::mt19937_64 dice_;
   std::exponential_distribution<double> gap_;
   clock::time_point next_;
 };

@@ -282,6 +282,7 @@ remote_executor::orders repository_control::orders_of(state const& of) const {
 
 std::vector<offered_model> repository_control::offered_of(state const& of) {
   std::vector<chosen_model> chosen;
+  chosen.reserve(of.order.size());
   for (auto const at : of.order) {
     chosen.push_back(of.places[at].is);
   }

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <ranges>
 #include <utility>
 
 #include "memhandover/base/error.hpp"
@@ -156,12 +157,11 @@ std::vector<std::string> model_service::models() const {
 model_service::entry const& model_service::catalogue::find(std::string const& model,
                                                            std::string const& version) const {
   bool known = false;
-  for (auto each = models.rbegin(); each != models.rend();
-       ++each) {  // the newest version stands last
-    if (each->is.metadata.name == model) {
+  for (auto const& each : std::views::reverse(models)) {  // the newest version stands last
+    if (each.is.metadata.name == model) {
       known = true;
-      if (version.empty() || each->is.version == version) {
-        return *each;
+      if (version.empty() || each.is.version == version) {
+        return each;
       }
     }
   }

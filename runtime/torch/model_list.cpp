@@ -209,6 +209,7 @@ served_model model_list::terms_of(std::size_t place, offered_entry const& of,
 
 error model_list::all_faults(settings const& given) const {
   std::vector<std::string> texts;
+  texts.reserve(faults_.size());
   for (auto const& [place, why] : faults_) {
     texts.push_back(fmt::format("model '{}': {}", models_[place].name, why.what()));
   }
