@@ -83,7 +83,7 @@ class endpoint::impl {
     if (auto const missing = unprotected(context_.options);
         !missing.empty() && !local_.address().is_loopback()) {
       spdlog::warn("the endpoint can be reached from other machines and {} address={}", missing,
-                   text_of(local_));
+                   address_text(local_));
     }
     if (context_.options.security) look_at_files();
     net::post(acceptor_.get_executor(), [this] { accept(); });
@@ -239,7 +239,7 @@ std::uint16_t endpoint::port() const noexcept {
   return impl_->local().port();
 }
 std::string endpoint::address() const {
-  return text_of(impl_->local());
+  return address_text(impl_->local());
 }
 std::size_t endpoint::connections() const {
   return impl_->connections();
