@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <ranges>
 #include <utility>
 
 #include "memhandover/base/error.hpp"
@@ -156,14 +155,13 @@ std::vector<std::string> model_service::models() const {
 
 model_service::entry const& model_service::catalogue::find(std::string const& model,
                                                            std::string const& version) const {
-  bool known = false;
-  for (auto const& each : std::views::reverse(models)) {  // the newest version stands last
-    if (each.is.metadata.name == model) {
-      known = true;
-      if (version.empty() || each.is.version == version) {
-        return each;
-      }
-    }
+  auto const is_of_it = [&](entry const& each) { return each.is.metadata.name == model; };
+  auto const found =  // the newest version stands last
+      std::find_if(models.rbegin(), models.rend(), [&](entry const& each) {
+        return is_of_it(each) && (version.empty() || each.is.version == version);
+      });
+  if (found != models.rend()) {
+    return *found;
   }
   for (auto const& each : unservable) {
     if (each.name == model) {
@@ -171,10 +169,11 @@ model_service::entry const& model_service::catalogue::find(std::string const& mo
     }
   }
   throw error{error_kind::not_found,
-              known ? fmt::format("model '{}' has no version '{}'", model, version)
-                    : fmt::format("there is no model '{}'; GET /v2/sluice/status names those "
-                                  "that are served",
-                                  model)};
+              std::any_of(models.begin(), models.end(), is_of_it)
+                  ? fmt::format("model '{}' has no version '{}'", model, version)
+                  : fmt::format("there is no model '{}'; GET /v2/sluice/status names those "
+                                "that are served",
+                                model)};
 }
 
 void model_service::check(entry const& model) const {

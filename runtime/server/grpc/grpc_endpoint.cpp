@@ -109,7 +109,7 @@ class grpc_endpoint::impl {
   impl& operator=(impl&&) = delete;
 
   [[nodiscard]] std::uint16_t port() const noexcept { return listener_.local().port(); }
-  [[nodiscard]] std::string address() const { return text_of(listener_.local()); }
+  [[nodiscard]] std::string address() const { return address_text(listener_.local()); }
   [[nodiscard]] std::size_t calls() const { return context_.registry.size(); }
 
   void stop(std::chrono::milliseconds grace) {

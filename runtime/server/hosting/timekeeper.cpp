@@ -133,7 +133,8 @@ void model_host::impl::expire(clock::time_point now) {
 
 void model_host::impl::tick(lock_type& lock, clock::time_point now) {
   next_tick_ = now + options_.tick;
-  for (model_index place = 0; place < slots_.size(); ++place) {  // others may come meanwhile
+  // Others may come meanwhile. NOLINTNEXTLINE(modernize-loop-convert)
+  for (model_index place = 0; place < slots_.size(); ++place) {
     auto& each = slots_[place];
     try {
       each.report = each.controller.tick(now);

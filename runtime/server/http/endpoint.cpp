@@ -71,45 +71,45 @@ std::string_view unprotected(endpoint_options const& options) {
 
 }  // namespace
 
-/// What one thread does alone: it serves the connections that were given to it.
-struct io_thread {
-  net::io_context io{1};
-  net::executor_work_guard<net::io_context::executor_type> work{io.get_executor()};
-  std::shared_ptr<void const> connections = std::make_shared<int>();  ///< held by each
-};
-
-/// A socket of somebody else's, on the first of these threads.
-class watched_socket : public std::enable_shared_from_this<watched_socket> {
- public:
-  watched_socket(net::io_context& io, int own_descriptor, socket_watcher::reader on_readable,
-                 std::function<void()> on_end)
-      : descriptor_(io, own_descriptor),
-        on_readable_(std::move(on_readable)),
-        on_end_(std::move(on_end)) {}
-
-  void wait() {
-    descriptor_.async_wait(
-        net::posix::stream_descriptor::wait_read,
-        [self = shared_from_this()](boost::system::error_code failure) {
-          if (!failure && self->on_readable_(self->descriptor_.native_handle())) {
-            return self->wait();
-          }
-          self->end();
-        });
-  }
-  void end() {
-    boost::system::error_code ignored;
-    descriptor_.close(ignored);
-    if (auto const on_end = std::exchange(on_end_, nullptr)) on_end();
-  }
-
- private:
-  net::posix::stream_descriptor descriptor_;
-  socket_watcher::reader on_readable_;
-  std::function<void()> on_end_;
-};
-
 class endpoint::impl {
+  /// What one thread does alone: it serves the connections that were given to it.
+  struct io_thread {
+    net::io_context io{1};
+    net::executor_work_guard<net::io_context::executor_type> work{io.get_executor()};
+    std::shared_ptr<void const> connections = std::make_shared<int>();  ///< held by each
+  };
+
+  /// A socket of somebody else's, on the first of these threads.
+  class watched_socket : public std::enable_shared_from_this<watched_socket> {
+   public:
+    watched_socket(net::io_context& io, int own_descriptor, socket_watcher::reader on_readable,
+                   std::function<void()> on_end)
+        : descriptor_(io, own_descriptor),
+          on_readable_(std::move(on_readable)),
+          on_end_(std::move(on_end)) {}
+
+    void wait() {
+      descriptor_.async_wait(
+          net::posix::stream_descriptor::wait_read,
+          [self = shared_from_this()](boost::system::error_code failure) {
+            if (!failure && self->on_readable_(self->descriptor_.native_handle())) {
+              return self->wait();
+            }
+            self->end();
+          });
+    }
+    void end() {
+      boost::system::error_code ignored;
+      descriptor_.close(ignored);
+      if (auto const on_end = std::exchange(on_end_, nullptr)) on_end();
+    }
+
+   private:
+    net::posix::stream_descriptor descriptor_;
+    socket_watcher::reader on_readable_;
+    std::function<void()> on_end_;
+  };
+
  public:
   impl(endpoint_options options, inference_service& service)
       : context_(checked(std::move(options)), service),
@@ -127,7 +127,7 @@ class endpoint::impl {
     if (auto const missing = unprotected(context_.options);
         !missing.empty() && !local_.address().is_loopback()) {
       spdlog::warn("the endpoint can be reached from other machines and {} address={}", missing,
-                   text_of(local_));
+                   address_text(local_));
     }
     if (context_.options.security) look_at_files();
     net::post(acceptor_.get_executor(), [this] { accept(); });
@@ -320,7 +320,7 @@ std::uint16_t endpoint::port() const noexcept {
   return impl_->local().port();
 }
 std::string endpoint::address() const {
-  return text_of(impl_->local());
+  return address_text(impl_->local());
 }
 bool endpoint::watch(int socket, reader on_readable, std::function<void()> on_end) {
   return impl_->watch(socket, std::move(on_readable), std::move(on_end));

@@ -15,7 +15,7 @@ using net::ip::tcp;
 namespace {
 
 [[noreturn]] void listen_failed(tcp::endpoint const& address, boost::system::error_code failure) {
-  auto const where = text_of(address);
+  auto const where = address_text(address);
   if (failure == net::error::address_in_use) {
     throw error{
         error_kind::already_exists,
@@ -47,7 +47,7 @@ tcp::endpoint address_of(std::string const& host, std::uint16_t port) {
   return {address, port};
 }
 
-std::string text_of(tcp::endpoint const& address) {
+std::string address_text(tcp::endpoint const& address) {
   auto const host = address.address().to_string();
   return address.address().is_v6() ? fmt::format("[{}]:{}", host, address.port())
                                    : fmt::format("{}:{}", host, address.port());

@@ -12,7 +12,7 @@ namespace sluice::server {
 [[nodiscard]] boost::asio::ip::tcp::endpoint address_of(std::string const& host,
                                                         std::uint16_t port);
 /// "127.0.0.1:8000", "[::1]:8000".
-[[nodiscard]] std::string text_of(boost::asio::ip::tcp::endpoint const& address);
+[[nodiscard]] std::string address_text(boost::asio::ip::tcp::endpoint const& address);
 
 /// On a strand of `io`. Throws `already_exists` when the port is taken, `invalid_argument` for what cannot be listened on.
 [[nodiscard]] boost::asio::ip::tcp::acceptor listen(boost::asio::io_context& io,
