@@ -103,7 +103,7 @@ struct slot {
   std::uint64_t looked_at = 0;   ///< the choice that has last asked about it
   std::chrono::nanoseconds longest_computation{};  ///< of the last ones
   std::optional<clock::time_point> computes_since{};
-  std::size_t queue = 0;                           ///< waiting and running
+  std::size_t queue = 0;  ///< waiting and running
   std::uint64_t requests = 0, failed = 0, cancelled = 0, cold_starts = 0;
 
   [[nodiscard]] bool lacks_image() const noexcept;
