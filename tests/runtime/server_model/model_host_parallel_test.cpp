@@ -70,7 +70,7 @@ TEST_F(a_parallel_host, does_not_wait_for_a_computation_that_may_never_end) {
     control.open();
     ASSERT_EQ(answers_.wait_for(asked).size(), asked);
   };
-  constexpr int enough = 20;
+  constexpr int enough = 40;
   for (int i = 0; i < enough; ++i) {
     compute(0us);
   }
