@@ -56,10 +56,7 @@ def affine(world) -> Affine:
 
 @pytest.fixture
 def server(world, affine) -> Server:
-    policy = world.policy("affine")
-    text = policy.read_text(encoding="utf-8")
-    policy.write_text(text.replace("server: {", "server: {model_control: explicit, "), encoding="utf-8")
-    return world.serve(policy, "--grpc-port", "0")
+    return world.serve(world.policy("affine", server="model_control: explicit"), "--grpc-port", "0")
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from server_models import AFFINE, Affine
 from serving import Server, World, eventually, floats
 
 X = torch.tensor([[0.5, -1.0, 2.0]])
+EXPLICIT = "model_control: explicit"
 
 
 @pytest.fixture
@@ -33,12 +34,6 @@ def check(server: Server, name: str, model: Affine) -> None:
 
 def reload(world: World) -> subprocess.CompletedProcess:
     return subprocess.run([world.program, "policy", "reload"], capture_output=True, text=True, check=False)
-
-
-def explicit(policy):
-    text = policy.read_text(encoding="utf-8")
-    policy.write_text(text.replace("server: {", "server: {model_control: explicit, "), encoding="utf-8")
-    return policy
 
 
 def post(server: Server, what: str, body: bytes = b"{}") -> tuple[int, dict]:
@@ -203,7 +198,7 @@ def test_a_model_that_ends_its_process_when_it_is_read_disturbs_nobody(world):
 
 def test_clients_load_and_unload(world):
     first, second = add(world, "first"), add(world, "second", 1)
-    server = world.serve(explicit(world.policy("first", "second")))
+    server = world.serve(world.policy("first", "second", server=EXPLICIT))
     check(server, "second", second)
     with Load(server, "first", first) as load:
         assert post(server, "second/unload") == (200, {})
@@ -222,7 +217,7 @@ def test_clients_load_and_unload(world):
 
 def test_a_new_version_is_loaded(world):
     add(world, "first")
-    server = world.serve(explicit(world.policy("first")))
+    server = world.serve(world.policy("first", server=EXPLICIT))
     folder = world.models.root / "first"
     newer = Affine(seed=5)
     (folder / "2").mkdir()
@@ -243,7 +238,7 @@ def test_a_new_version_is_loaded(world):
 def test_what_cannot_be_loaded_says_why(world, what, body, status, says):
     first = add(world, "first")
     add(world, "gone", 1)
-    server = world.serve(explicit(world.policy("first", "gone")))
+    server = world.serve(world.policy("first", "gone", server=EXPLICIT))
     shutil.rmtree(world.models.root / "gone")
     got, answer = post(server, what, body)
     assert got == status and says in answer["error"], answer
@@ -260,7 +255,7 @@ def test_models_are_loaded_on_request_only_where_the_policy_says_so(world):
 
 def test_a_server_that_is_changed_a_hundred_times_has_as_much_as_before(world):
     first, second = add(world, "first"), add(world, "second", 1)
-    server = world.serve(explicit(world.policy("first", "second")))
+    server = world.serve(world.policy("first", "second", server=EXPLICIT))
     pids = (server.process.pid, server.executor())
 
     def files() -> int:
@@ -281,7 +276,7 @@ def test_a_server_that_is_changed_a_hundred_times_has_as_much_as_before(world):
 
 def test_who_changes_models_while_the_server_ends_hears_so(world):
     add(world, "first")
-    server = world.serve(explicit(world.policy("first")))
+    server = world.serve(world.policy("first", server=EXPLICIT))
     assert server.end() == 0
     done = reload(world)
     assert done.returncode != 0 and "no server" in done.stderr, done
@@ -291,8 +286,7 @@ def test_who_changes_models_while_the_server_ends_hears_so(world):
 def test_a_change_that_waits_keeps_no_server_from_its_end(world, by):
     add(world, "first")
     add(world, "second", 1)
-    policy = explicit(world.policy("first"))
-    policy.write_text(policy.read_text(encoding="utf-8").replace("server: {", "server: {request_timeout: 10m, "), encoding="utf-8")
+    policy = world.policy("first", server=EXPLICIT + ", request_timeout: 10m")
     server = world.serve(policy)
     policy.write_text(policy.read_text(encoding="utf-8").replace("name: first", "name: second"), encoding="utf-8")
     os.kill(server.executor(), signal.SIGSTOP)

@@ -104,9 +104,9 @@ class World:
         self.servers: list[Server] = []
 
     def policy(self, *models: str, memory: str = "64MiB", idle: str = "10m", more: str = "",
-               training: str = "") -> Path:
-        """A policy that serves `models`, each released after `idle` without a request."""
-        lines = ["version: 1", f"server: {{model_repository: {self.models.root}}}",
+               training: str = "", server: str = "") -> Path:
+        """A policy that serves `models`, each released after `idle` without a request; `server` has keys of that section."""
+        lines = ["version: 1", f"server: {{{server + ', ' if server else ''}model_repository: {self.models.root}}}",
                  f"pool: {{backend: host, memory: {memory}}}", f"training: {{{training}}}",
                  "scheduler: {tick: 20ms}", "models:"]
         lines += [f"  - {{name: {name}, slo: {{latency: 500ms}}, warm: {{mode: fixed, max_idle: {idle}}}{more}}}"

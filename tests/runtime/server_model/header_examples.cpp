@@ -96,7 +96,7 @@ void of_repository_control(repository_control::start const& started, std::string
                            policy::policy const& wanted, model_choice const& choice,
                            std::filesystem::path const& program) {
   repository_control control{started, text, wanted, choice};
-  model_service service{control.offered(), choice.unservable};
+  model_service service{offered(choice.served), choice.unservable};
   remote_executor executor{{.program = program, .first = control.orders()}};
   control.attach(executor, service);
   control.reload()["added"];
