@@ -151,18 +151,27 @@ asio::awaitable<std::string> ask(std::string path, std::string wanted) {
   co_return text;
 }
 
-/// What the server of that socket tells its own user; nothing if there is none.
-std::optional<json> status_over_socket(std::string const& path) {
+/// What the server of that socket tells its own user within `limit`, or however long it takes; discarded if there is none.
+json over_socket(std::string const& path, std::string const& wanted,
+                 std::optional<std::chrono::milliseconds> limit = std::nullopt) {
   if (path.size() >= sizeof(sockaddr_un::sun_path)) {
-    return std::nullopt;
+    return json(json::value_t::discarded);
   }
   asio::io_context context;
   std::string text;
-  asio::co_spawn(context, ask(path, "status"), [&](std::exception_ptr const& why, std::string all) {
+  asio::co_spawn(context, ask(path, wanted), [&](std::exception_ptr const& why, std::string all) {
     text = why ? "" : std::move(all);
   });
-  context.run_for(patience);
-  auto status = json::parse(text, nullptr, false);
+  if (limit) {
+    context.run_for(*limit);
+  } else {
+    context.run();
+  }
+  return json::parse(text, nullptr, false);
+}
+
+std::optional<json> status_over_socket(std::string const& path) {
+  auto status = over_socket(path, "status", patience);
   bool const is_one = status.is_object() && status.contains(own_endpoint);
   return is_one ? std::optional{std::move(status)} : std::nullopt;
 }
@@ -206,15 +215,7 @@ json ask_server(std::string const& runtime_dir, std::optional<int> device,
     throw error{error_kind::unavailable, "no server serves out of that pool"};
   }
   auto const path = memhandover::status_socket_of(runtime_dir, pool["pool"].value("device", 0));
-  asio::io_context context;
-  std::string text;
-  std::exception_ptr failure;
-  asio::co_spawn(context, ask(path, wanted), [&](std::exception_ptr const& why, std::string all) {
-    failure = why;
-    text = std::move(all);
-  });
-  context.run();  // as long as it takes
-  auto answer = failure ? json{} : json::parse(text, nullptr, false);
+  auto answer = over_socket(path, wanted);
   if (!answer.is_object()) {
     throw error{error_kind::unavailable,
                 fmt::format("the server at {} did not answer over {}", endpoint, path)};

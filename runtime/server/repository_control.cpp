@@ -71,11 +71,6 @@ remote_executor::orders repository_control::orders() const {
   return orders_of(now_);
 }
 
-std::vector<offered_model> repository_control::offered() const {
-  std::lock_guard const lock{mutex_};
-  return offered_of(now_);
-}
-
 /// Whether that place has the same already, and has it in order.
 bool repository_control::stands(std::size_t at, chosen_model const& version,
                                 std::string const& stamp) const {
@@ -118,6 +113,21 @@ bool repository_control::keep(state& next, policy::model_policy const& model) co
     }
   }
   return has_any;
+}
+
+/// As things are, but for that model, which is retired.
+repository_control::state repository_control::now_without(std::string const& model) const {
+  auto next = now_;
+  next.order.clear();
+  for (auto& each : next.places) {
+    each.is_retired = each.is_retired || each.is.entry.metadata.name == model;
+  }
+  for (auto const& each : now_.wanted.models) {
+    if (each.name != model) {
+      (void)keep(next, each);
+    }
+  }
+  return next;
 }
 
 json repository_control::reload() {
@@ -186,18 +196,9 @@ void repository_control::load(std::string const& model) {
                             model, how_.policy_file.string())};
   }
   auto const versions = read_model(wanted.server.model_repository, model);
-  state next = now_;
-  next.order.clear();
+  auto next = now_without(model);
   next.unloaded.erase(model);
   std::erase_if(next.unservable, [&](auto const& each) { return each.name == model; });
-  for (auto& each : next.places) {
-    each.is_retired = each.is_retired || each.is.entry.metadata.name == model;
-  }
-  for (auto const& each : wanted.models) {
-    if (each.name != model) {
-      (void)keep(next, each);
-    }
-  }
   for (auto const& each : versions) {
     put(next, {each, *its});
   }
@@ -214,17 +215,8 @@ void repository_control::unload(std::string const& model) {
   if (!names(now_.wanted.models, model)) {
     throw error{error_kind::not_found, fmt::format("there is no model '{}'", model)};
   }
-  state next = now_;
-  next.order.clear();
+  auto next = now_without(model);
   next.unloaded.insert(model);
-  for (auto& each : next.places) {
-    each.is_retired = each.is_retired || each.is.entry.metadata.name == model;
-  }
-  for (auto const& each : now_.wanted.models) {
-    if (each.name != model) {
-      (void)keep(next, each);
-    }
-  }
   go_over_to(std::move(next));
   spdlog::info("model unloaded on request model={}", model);
 }

@@ -2,7 +2,7 @@
 /// one (`load`, `unload`). What stays is not disturbed, and nobody's request is refused because of a change.
 ///
 ///   repository_control control{started, text, wanted, choice};
-///   model_service service{control.offered(), choice.unservable};
+///   model_service service{offered(choice.served), choice.unservable};
 ///   remote_executor executor{{.program = program, .first = control.orders()}};
 ///   control.attach(executor, service);
 ///   control.reload()["added"];   // ["encoder"]
@@ -43,7 +43,6 @@ class repository_control final : public model_loader {
 
   /// As things are now.
   [[nodiscard]] remote_executor::orders orders() const;
-  [[nodiscard]] std::vector<offered_model> offered() const;
 
   /// Both must outlive the last change.
   void attach(remote_executor& executor, model_service& service);
@@ -75,6 +74,7 @@ class repository_control final : public model_loader {
     std::set<std::string> unloaded{};
   };
 
+  [[nodiscard]] state now_without(std::string const& model) const;
   void put(state& next, chosen_model const& version) const;
   bool keep(state& next, policy::model_policy const& model) const;
   [[nodiscard]] bool stands(std::size_t at, chosen_model const& version,

@@ -166,8 +166,7 @@ void model_list::change(model_host& host, executor_orders const& orders) {
 nlohmann::json model_list::unservable() const {
   auto list = nlohmann::json::array();
   for (auto const& [place, why] : faults_) {
-    list.push_back(
-        {{"place", place}, {"kind", static_cast<int>(why.kind())}, {"error", why.what()}});
+    list.push_back(failure_at(place, why));
   }
   return list;
 }

@@ -404,6 +404,10 @@ error lost_tensors() {
           "lower server.max_connections"};
 }
 
+nlohmann::json failure_at(std::size_t place, error const& why) {
+  return {{"place", place}, {"kind", static_cast<int>(why.kind())}, {"error", why.what()}};
+}
+
 error failure_in(json const& body) {
   auto const known = body.find("retry_after_ms");
   return {static_cast<error_kind>(body.value("kind", static_cast<int>(error_kind::internal))),

@@ -78,5 +78,7 @@ struct plain_facts {
 
 /// The failure that a message has as `kind` and `error`.
 [[nodiscard]] error failure_in(nlohmann::json const& body);
+/// The same of the model in a place, as a list of those that cannot be served has it.
+[[nodiscard]] nlohmann::json failure_at(std::size_t place, error const& why);
 
 }  // namespace sluice::server

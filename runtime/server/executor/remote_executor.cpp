@@ -29,8 +29,7 @@ json places_of(std::vector<std::optional<error>> const& faults) {
   auto list = json::array();
   for (std::size_t place = 0; place < faults.size(); ++place) {
     if (auto const& why = faults[place]) {
-      list.push_back(
-          {{"place", place}, {"kind", static_cast<int>(why->kind())}, {"error", why->what()}});
+      list.push_back(failure_at(place, *why));
     }
   }
   return list;

@@ -515,11 +515,7 @@ std::string remote_executor::impl::doing_text(
 /// One of several suspects may be innocent: the next process computes each with nothing beside it.
 bool remote_executor::impl::may_try_again(host_board::action const& suspect) {
   auto* const request = pending_.find(suspect.request);
-  if (request == nullptr) {
-    return true;
-  }
-  request->request.is_suspect = true;
-  return !std::exchange(request->was_suspect, true);
+  return request == nullptr || !std::exchange(request->request.is_suspect, true);
 }
 
 /// For a process that it has ended.

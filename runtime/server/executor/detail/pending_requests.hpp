@@ -26,7 +26,6 @@ struct pending_request {
   model_executor::completion done;
   std::chrono::steady_clock::time_point arrival, deadline;
   bool is_cancelled = false;  ///< its client has left; the process has been told
-  bool was_suspect = false;   ///< it was being computed, among others, when a process ended
 };
 
 /// Of one model.
