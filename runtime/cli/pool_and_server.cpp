@@ -136,7 +136,10 @@ namespace {
 using nlohmann::literals::operator""_json_pointer;
 
 constexpr std::chrono::milliseconds patience{2000};
-auto const own_endpoint = "/server/endpoint"_json_pointer;
+
+json::json_pointer own_endpoint() {
+  return "/server/endpoint"_json_pointer;
+}
 
 /// What the server says to `wanted`, to its end.
 asio::awaitable<std::string> ask(std::string path, std::string wanted) {
@@ -172,7 +175,7 @@ json over_socket(std::string const& path, std::string const& wanted,
 
 std::optional<json> status_over_socket(std::string const& path) {
   auto status = over_socket(path, "status", patience);
-  bool const is_one = status.is_object() && status.contains(own_endpoint);
+  bool const is_one = status.is_object() && status.contains(own_endpoint());
   return is_one ? std::optional{std::move(status)} : std::nullopt;
 }
 
@@ -187,9 +190,9 @@ json with_server(json pool, std::string const& runtime_dir) {
   auto const path = memhandover::status_socket_of(runtime_dir, pool["pool"].value("device", 0));
   auto status = status_over_socket(path);
   bool const is_its = status && (endpoint.empty() ? is_between_executors(*status)
-                                                  : status->at(own_endpoint) == endpoint);
+                                                  : status->at(own_endpoint()) == endpoint);
   if (is_its) {
-    pool["server"] = {{"endpoint", status->at(own_endpoint)}, {"answers", true}};
+    pool["server"] = {{"endpoint", status->at(own_endpoint())}, {"answers", true}};
     return merged(pool, std::move(*status));
   }
   if (endpoint.empty()) {
