@@ -149,6 +149,7 @@ bool try_send_plain(int socket, std::span<std::span<std::byte const> const> part
   std::array<iovec, 4> vectors{};
   std::size_t whole = 0, used = 0;
   for (auto const& each : parts) {
+    // An iovec is of what is written to, too. NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
     vectors.at(used++) = {const_cast<std::byte*>(each.data()), each.size()};
     whole += each.size();
   }
