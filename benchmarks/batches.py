@@ -39,6 +39,13 @@ LIGHT_LOAD = 0.3
 #: How long a batch may wait for more.
 DELAY_US = 500
 WARM_UP = 20
+#: What the names of models with other launches end with.
+LAUNCHES = {"one by one": "", "recorded": "_recorded"}
+#: How they are configured. Recorded: two computations at once, whose launches are CUDA graphs.
+BATCHES = f"dynamic_batching {{ max_queue_delay_microseconds: {DELAY_US} }}\n"
+RECORDED = "optimization { cuda { graphs: true } }\n"
+MODELS = {"single": "", "batched": BATCHES, "single_recorded": RECORDED,
+          "batched_recorded": BATCHES + RECORDED + "instance_group { count: 2 }\n"}
 
 
 def make_model(backend: str):
@@ -69,7 +76,7 @@ def make_model(backend: str):
 
 def add_models(repository: Path, backend: str) -> None:
     model = make_model(backend)
-    for name, more in (("single", ""), ("batched", f"dynamic_batching {{ max_queue_delay_microseconds: {DELAY_US} }}\n")):
+    for name, more in MODELS.items():
         add_model(repository, name, model, {"x": ("TYPE_UINT8", SHAPE[backend])}, {"y": ("TYPE_FP32", [1000])}, max_batch=BATCH[backend])
         with (repository / name / "config.pbtxt").open("a", encoding="utf-8") as config:
             config.write(more)
@@ -80,7 +87,7 @@ def serving(folder: Path, backend: str) -> Iterator[int]:
     policy = folder / "policy.yaml"
     policy.write_text(f"version: 1\nserver: {{model_repository: {folder / 'models'}, threads: 4}}\n"
                       f"pool: {{backend: {backend}, memory: {POOL[backend]}}}\nmodels:\n"
-                      + "".join(f"  - {{name: {name}, slo: {{latency: 5s}}, max_queue: 1024}}\n" for name in ("single", "batched")),
+                      + "".join(f"  - {{name: {name}, slo: {{latency: 5s}}, max_queue: 1024}}\n" for name in MODELS),
                       encoding="utf-8")
     server = Server(BIN / "sluice", policy, environment_of(folder / "run", SLUICE_LOG="warn"))
     try:
@@ -147,38 +154,46 @@ def by_hand(folder: Path, backend: str, seconds: float) -> dict[str, float]:
 
 def measure(folder: Path, port: int, backend: str, seconds: float, rounds: int) -> list[Cell]:
     load = Load(folder, seconds)
-    single_request, batched = (request_of(name, backend) for name in ("single", "batched"))
-    seen: dict[str, list[float]] = {}
+    requests = {name: request_of(name, backend) for name in MODELS}
+    connections = CONNECTIONS[backend]
+    seen: dict[tuple[str, str], list[float]] = {}
 
-    def note(name: str, value: float) -> float:
-        seen.setdefault(name, []).append(value)
+    def note(launches: str, name: str, value: float) -> float:
+        seen.setdefault((launches, name), []).append(value)
         return value
 
+    for each in requests.values():  # what is recorded is, afterwards
+        for count in (1, connections):
+            load(each, port, count)
     for _ in range(rounds):
         hand = by_hand(folder, backend, seconds / 2)
-        alone = load(single_request, port, 1)["latency_us"]["p50"]
-        note("added", alone - note("direct", hand["direct_us"]))
-        full = load(batched, port, CONNECTIONS[backend])
-        note("saturation", note("rate", full["rate_per_s"]) / note("by_hand", hand["images_per_s"]))
-        unbatched = load(single_request, port, CONNECTIONS[backend])["rate_per_s"]
-        rate = LIGHT_LOAD * note("unbatched", unbatched)
-        light = [load(each, port, CONNECTIONS[backend], rate)["latency_us"] for each in (batched, single_request)]
-        note("light", light[0]["p50"] / light[1]["p50"])
-        note("light_us", light[0]["p50"])
+        for launches, suffix in LAUNCHES.items():
+            single_request, batched = (requests[f"{kind}{suffix}"] for kind in ("single", "batched"))
+            alone = load(single_request, port, 1)["latency_us"]["p50"]
+            note(launches, "added", alone - note(launches, "direct", hand["direct_us"]))
+            full = load(batched, port, connections)
+            note(launches, "saturation", note(launches, "rate", full["rate_per_s"]) / note(launches, "by_hand", hand["images_per_s"]))
+            unbatched = load(single_request, port, connections)["rate_per_s"]
+            rate = LIGHT_LOAD * note(launches, "unbatched", unbatched)
+            light = [load(each, port, connections, rate)["latency_us"] for each in (batched, single_request)]
+            note(launches, "light", light[0]["p50"] / light[1]["p50"])
+            note(launches, "light_us", light[0]["p50"])
+    model = "resnet50" if backend == "cuda" else "small convolution"
+    return [cell for launches in LAUNCHES for cell in cells_of(
+        {"model": model, "format": "binary", "launches": launches, "system": "sluice"}, backend,
+        {name: statistics.median(values) for (whose, name), values in seen.items() if whose == launches})]
 
-    def median(name: str) -> float:
-        return statistics.median(seen[name])
 
-    params = {"model": "resnet50" if backend == "cuda" else "small convolution", "format": "binary", "system": "sluice"}
+def cells_of(params: dict[str, object], backend: str, median: dict[str, float]) -> list[Cell]:
     return [
-        Cell({**params, "connections": 1}, {"served_added_us": single(median("added"), "direct calls, same run"),
-                                            "direct_us": single(median("direct"))}, {"served_added_us.value": "<= 300"}),
+        Cell({**params, "connections": 1}, {"served_added_us": single(median["added"], "direct calls, same run"),
+                                            "direct_us": single(median["direct"])}, {"served_added_us.value": "<= 300"}),
         Cell({**params, "connections": CONNECTIONS[backend], "batch": BATCH[backend]},
-             {"saturation_ratio": single(median("saturation"), "a loop by hand over batches, same run"),
-              "rate_per_s": single(median("rate")), "by_hand_per_s": single(median("by_hand")),
-              "unbatched_per_s": single(median("unbatched"))}, {"saturation_ratio.value": ">= 0.95"}),
+             {"saturation_ratio": single(median["saturation"], "a loop by hand over batches, same run"),
+              "rate_per_s": single(median["rate"]), "by_hand_per_s": single(median["by_hand"]),
+              "unbatched_per_s": single(median["unbatched"])}, {"saturation_ratio.value": ">= 0.95"}),
         Cell({**params, "load_percent": round(100 * LIGHT_LOAD), "batch": BATCH[backend]},
-             {"light_load_ratio": single(median("light"), "without batches, same run"), "p50_us": single(median("light_us"))},
+             {"light_load_ratio": single(median["light"], "without batches, same run"), "p50_us": single(median["light_us"])},
              {"light_load_ratio.value": "<= 1.1"})]
 
 

@@ -67,8 +67,8 @@ std::vector<offered_entry> models_of(settings const& given, policy::policy const
 std::unique_ptr<hosted_model> prepare(model_entry const& entry,
                                       memhandover::pool_shape const& shape, torch_device device) {
   auto const& metadata = entry.metadata;
-  auto model =
-      prepare_torch_model({metadata.name, entry.file, metadata.inputs, metadata.outputs, device});
+  auto model = prepare_torch_model(
+      {metadata.name, entry.file, metadata.inputs, metadata.outputs, device, entry.computing});
   if (model->bytes() > shape.bytes()) {
     throw error{
         error_kind::out_of_memory,

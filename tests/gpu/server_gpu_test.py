@@ -37,8 +37,8 @@ class Outside(torch.nn.Module):
 
 
 class GpuWorld(World):
-    def policy(self, *models: str, more_training: str = "") -> Path:
-        path = super().policy(*models, training=more_training, server="request_timeout: 5s")
+    def policy(self, *models: str, more_training: str = "", idle: str = "10m") -> Path:
+        path = super().policy(*models, training=more_training, server="request_timeout: 5s", idle=idle)
         text = path.read_text(encoding="utf-8").replace("backend: host, memory: 64MiB", "backend: cuda, memory: 4GiB")
         path.write_text(text, encoding="utf-8")
         return path

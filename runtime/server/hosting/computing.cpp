@@ -69,14 +69,13 @@ std::optional<detail::clock::time_point> model_host::impl::hindered_until() cons
   std::size_t count = 0;
   auto until = clock::time_point::max();
   for (auto const& each : slots_) {
-    if (!each.computes_since) {
-      continue;
-    }
     auto const patience =
         std::max<clock::duration>(long_for_its_model * each.longest_computation, long_for_any);
-    if (auto const end = *each.computes_since + patience; end > now) {
-      ++count;
-      until = std::min(until, end);
+    for (auto const& begun : each.computations) {
+      if (auto const end = begun + patience; end > now) {
+        ++count;
+        until = std::min(until, end);
+      }
     }
   }
   return count >= bound ? std::optional{until} : std::nullopt;
@@ -165,7 +164,7 @@ bool model_host::impl::has_work_for_another() const {
 }
 
 bool model_host::impl::is_free(slot const& model) {
-  return model.state == model_state::warm && !model.taken && !model.held;
+  return model.state == model_state::warm && !model.held && model.can_compute();
 }
 
 /// One that has just been computed may be published now, its image be made, or its idle timeout begins.
@@ -273,32 +272,36 @@ void model_host::impl::run(lock_type& lock, detail::batch const& batch) {
   lease_->set_more_waits(!queue_.empty());
   auto const place = batch.front()->model;
   auto& model = slots_[place];
-  model.taken = true;
+  model.rest_wanted = false;
   suspect_is_computed_ = batch.front()->request.is_suspect;
   auto const begin = clock::now();
-  model.computes_since = begin;
+  auto const begun = model.computations.insert(model.computations.end(), begin);
   company_.change(begin, 1);
+  model.own_company.change(begin, 1);
   auto const company_before = company_.sum();
+  auto const own_before = model.own_company.sum();
   if (!gathers_ && has_work_for_another()) {
     computes_.notify_one();
   }
   lock.unlock();
 
-  if (model.memory) {
-    heap_.set_in_use(model.memory, true);  // weights may change, until that is undone
+  bool const may_change = model.memory && model.is.model->most_at_once() == 1;
+  if (may_change) {
+    heap_.set_in_use(model.memory, true);  // its weights, until that is undone
   }
   bool in_vain = false;
   auto outcomes = outcomes_of(model, batch, in_vain);
-  if (model.memory) {
+  if (may_change) {
     heap_.set_in_use(model.memory, !model.is.model->is_intact());
   }
 
   lock.lock();
   auto const end = clock::now();
-  model.computes_since.reset();
   company_.change(end, -1);
+  model.own_company.change(end, -1);
   std::chrono::duration<double> const took = end - begin;
   parallelism_.add(place, (company_.sum() - company_before) / took.count(), took);
+  auto const own_at_once = std::max(1.0, (model.own_company.sum() - own_before) / took.count());
   if (wants_compute()) {
     pause_end_ = end + options_.pause_hysteresis;
   }
@@ -308,7 +311,7 @@ void model_host::impl::run(lock_type& lock, detail::batch const& batch) {
     auto job = std::move(*batch[i]);
     computing_.erase(batch[i]);
     --model.queue;
-    if (note(job, outcomes[i])) {
+    if (note(job, outcomes[i], own_at_once)) {
       if (auto* const one = std::get_if<infer_response>(&outcomes[i].result);
           one != nullptr && one->times) {  // not of a warm-up
         one->times->batch.is_first |= !std::exchange(has_first, true);
@@ -327,7 +330,7 @@ void model_host::impl::run(lock_type& lock, detail::batch const& batch) {
     deliver();  // before another thread has anything to answer
     answers.clear();
   }
-  model.taken = false;
+  model.computations.erase(begun);
   model.idle_since = end;
   model.computed = end;
   note_batch(model, batch.size(), in_vain);
@@ -345,14 +348,16 @@ void model_host::impl::run(lock_type& lock, detail::batch const& batch) {
   soon_back_ -= is_soon_back ? 1 : 0;
 }
 
-/// Whether somebody waits for it still; else it has been answered: its time was over, or its client left.
-bool model_host::impl::note(detail::job const& job, detail::call_outcome& is) {
+/// Whether somebody waits for it still; else it has been answered: its time was over, or its client left. `at_once`: of so
+/// many computations of its model, each of which has taken its part of the time.
+bool model_host::impl::note(detail::job const& job, detail::call_outcome& is, double at_once) {
   auto& model = slots_[job.model];
   auto const took = is.end - is.begin;
   if (job.is_warmup) {
     return true;
   }
-  auto const its_part = took / is.share.requests;
+  auto const its_part =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(took / (is.share.requests * at_once));
   model.longest_computation =
       std::max<std::chrono::nanoseconds>(took, model.longest_computation * 7 / 8);
   auto* const response = std::get_if<infer_response>(&is.result);

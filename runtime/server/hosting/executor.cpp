@@ -85,6 +85,10 @@ void model_host::impl::next_step(lock_type& lock) {
       (void)release(lock, each, "idle");
       return;
     }
+    if (each.rest_wanted && !each.is_in_use()) {
+      have_rest(lock, each);
+      return;
+    }
     if (each.load_wanted && each.state == model_state::cold && !stopping_) {
       if (each.waits_for_image()) {
         extend_image(lock, each);
@@ -106,7 +110,7 @@ void model_host::impl::next_step(lock_type& lock) {
     }
   }
   auto const unpublished = std::find_if(slots_.begin(), slots_.end(), [](slot const& each) {
-    return each.state == model_state::warm && !each.offered && !each.taken;
+    return each.state == model_state::warm && !each.offered && !each.is_in_use();
   });
   if (unpublished != slots_.end()) {
     publish(lock, *unpublished);
@@ -310,7 +314,7 @@ bool model_host::impl::evict_for(slot const& model, clock::time_point deadline) 
       each.held = true;  // computes nothing more meanwhile
     }
   }
-  auto const is_free = [](slot const* each) { return !each->taken; };
+  auto const is_free = [](slot const* each) { return !each->is_in_use(); };
   (void)changed_.wait_until(lock, deadline, [&] {
     return candidates.empty() || std::any_of(candidates.begin(), candidates.end(), is_free);
   });
@@ -326,8 +330,24 @@ bool model_host::impl::evict_for(slot const& model, clock::time_point deadline) 
   return victim != candidates.end() && release(lock, **victim, "evicted");
 }
 
+/// Of what it keeps for computations beside the weights.
+void model_host::impl::have_rest(lock_type& lock, slot& model) {
+  model.rest_wanted = false;
+  if (model.state != model_state::warm) {
+    return;
+  }
+  model.taken = true;
+  lock.unlock();
+  if (model.is.model->rest()) {
+    give_back_activations();
+  }
+  lock.lock();
+  model.taken = false;
+  computes_.notify_one();
+}
+
 bool model_host::impl::is_to_leave(slot const& model) {
-  return model.is_retired && !model.has_left && model.queue == 0 && !model.taken &&
+  return model.is_retired && !model.has_left && model.queue == 0 && !model.is_in_use() &&
          !model.keeps_memory;
 }
 

@@ -17,6 +17,11 @@ bool detail::slot::waits_for_image() const noexcept {
   return state == model_state::cold && lacks_image() && !image_failure;
 }
 
+bool detail::slot::can_compute() const noexcept {
+  auto const most = is.batching.preserve_ordering ? std::size_t{1} : is.model->most_at_once();
+  return !taken && computations.size() < most;
+}
+
 /// Once it has failed, only a cold start tries again: its request hears why.
 void model_host::impl::want_image(slot& model) {
   model.image_wanted = !model.image_failure;
@@ -24,7 +29,7 @@ void model_host::impl::want_image(slot& model) {
 
 detail::slot* model_host::impl::next_image() {
   auto const found = std::find_if(slots_.begin(), slots_.end(), [](slot const& each) {
-    return each.image_wanted && each.lacks_image() && !each.taken;
+    return each.image_wanted && each.lacks_image() && !each.is_in_use();
   });
   return found == slots_.end() ? nullptr : &*found;
 }

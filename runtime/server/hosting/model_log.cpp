@@ -29,6 +29,22 @@ void log_order_of_inputs(std::string const& model) {
       model);
 }
 
+void log_computed_alone(std::string const& model, std::string const& why) {
+  spdlog::warn(
+      "a model is computed for one request or batch at a time, and its launches are not recorded "
+      "model={} reason={}",
+      model, telemetry::quoted(why));
+}
+
+void log_recorded(std::string const& model) {
+  spdlog::info("launches of a model are recorded as CUDA graphs model={}", model);
+}
+
+void log_not_recorded(std::string const& model, std::string const& why) {
+  spdlog::warn("launches of a model are not recorded as CUDA graphs model={} reason={}", model,
+               telemetry::quoted(why));
+}
+
 void log_misconfigured(std::string const& model, std::string const& how) {
   spdlog::error("a model contradicts its configuration model={} reason={}", model,
                 telemetry::quoted(how));

@@ -156,14 +156,15 @@ void model_host::impl::tick(lock_type& lock, clock::time_point now) {
 void model_host::impl::rest_activations(lock_type& lock, clock::time_point now) {
   bool due = false;
   for (auto& each : slots_) {
-    if (each.computed && !each.taken && now >= *each.computed + options_.activations_kept) {
+    if (each.computed && !each.is_in_use() && now >= *each.computed + options_.activations_kept) {
       each.computed.reset();
-      due = true;
+      each.rest_wanted = due = true;
     }
   }
   if (!due) {
     return;
   }
+  work_.notify_one();
   lock.unlock();
   give_back_activations();
   lock.lock();

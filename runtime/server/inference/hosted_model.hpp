@@ -5,8 +5,8 @@
 /// Its *image* is what `load` copies from: the weights on this host, out of the model's file. It need not be there
 /// before.
 ///
-/// The host calls `load`, `attach`, `extend_image`, `run`, `run_together` and `unload` one at a time, from several threads; the others
-/// may be called from anywhere.
+/// The host calls `load`, `attach`, `extend_image`, `run`, `run_together`, `rest` and `unload` one at a time, from several threads, but
+/// for `run` and `run_together`, `most_at_once` of which may run beside each other; the others may be called from anywhere.
 #pragma once
 
 #include <cstddef>
@@ -75,6 +75,9 @@ class hosted_model {
   [[nodiscard]] virtual std::vector<tensor> run(std::vector<tensor>& inputs,
                                                 std::vector<std::string> const& wanted) = 0;
 
+  /// Computations that may run beside each other: more than one only if none ever changes the memory.
+  [[nodiscard]] virtual std::size_t most_at_once() const noexcept { return 1; }
+
   /// Whether several requests can be computed together.
   [[nodiscard]] virtual bool can_batch() const noexcept { return false; }
   /// As `run` for each of them, but computed once, of inputs that are put together along their first dimension, which
@@ -85,6 +88,9 @@ class hosted_model {
       each.outputs = run(each.inputs, each.wanted);
     }
   }
+
+  /// Lets go of what it keeps for its next computations besides the weights. Whether there was anything.
+  virtual bool rest() noexcept { return false; }
 
   /// What a computation has needed of memory besides the weights, at most, as far as that was measured.
   [[nodiscard]] virtual std::uint64_t activation_bytes() const noexcept { return 0; }

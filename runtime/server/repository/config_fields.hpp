@@ -21,8 +21,6 @@ struct treated_field {
 
 inline constexpr auto model_fields = std::to_array<treated_field>({
     {"runtime", treatment::without_effect},
-    {"optimization", treatment::without_effect},
-    {"instance_group", treatment::without_effect},
     {"metric_tags", treatment::without_effect},
     {"parameters", treatment::without_effect},
     {"model_metrics", treatment::without_effect},

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/server/inference/batching.hpp"
+#include "runtime/server/inference/computing_rules.hpp"
 #include "runtime/server/inference/warmup.hpp"
 #include "runtime/server/repository/config_text.hpp"
 
@@ -27,6 +28,10 @@ using passed_over = std::vector<std::pair<text_position, std::string>>;
 /// Of `max_batch_size` and `dynamic_batching`.
 [[nodiscard]] batching_rules read_batching(pbtxt::Model const& model, field_places const& at,
                                            passed_over& without_effect);
+
+/// Of `instance_group` and `optimization`.
+[[nodiscard]] computing_rules read_computing(pbtxt::Model const& model, field_places const& at,
+                                             passed_over& without_effect);
 
 /// Of `model_warmup`, held against the model's inputs as a configuration describes them. The files
 /// are named as the configuration names them.

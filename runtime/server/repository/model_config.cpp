@@ -302,6 +302,7 @@ model_config read_model_config(std::string_view text, std::string const& file) {
                               output_fields, without_effect);
   config.versions = versions_of(model, at);
   config.batching = read_batching(model, at, without_effect);
+  config.computing = read_computing(model, at, without_effect);
   config.warmup = read_warmup(model, at, config.inputs, without_effect);
   if (!model.default_model_filename().empty()) {
     config.model_filename = model.default_model_filename();

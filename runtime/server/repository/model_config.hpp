@@ -4,7 +4,7 @@
 ///   config.inputs[0].shape;   // {-1, 4} for max_batch_size: 8 and dims: [ 4 ]
 ///
 /// Taken: name, platform/backend, max_batch_size, input, output, default_model_filename,
-/// version_policy, dynamic_batching, model_warmup. Fields of Triton's that only tune its own
+/// version_policy, dynamic_batching, model_warmup, the counts of instance_group, optimization's cuda graphs. Fields of Triton's that only tune its own
 /// scheduling are passed over and listed in `without_effect`; those that would change what a request
 /// means throw `unsupported`; names that Triton does not know throw `invalid_argument`, as in
 /// Triton. Beyond Triton, `dims: [ ]` describes a scalar. Pure.
@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "runtime/server/inference/batching.hpp"
+#include "runtime/server/inference/computing_rules.hpp"
 #include "runtime/server/inference/inference_service.hpp"
 #include "runtime/server/inference/warmup.hpp"
 
@@ -40,9 +41,10 @@ struct model_config {
   std::vector<tensor_spec> outputs;
   std::string model_filename = "model.pt";
   version_policy versions;
+  computing_rules computing;
   std::vector<warmup_sample> warmup;        ///< files: as named in the model's folder `warmup`
   nlohmann::json json;                      ///< the file, with defaults filled in
-  std::vector<std::string> without_effect;  ///< "line 12: instance_group"
+  std::vector<std::string> without_effect;  ///< "line 12: metric_tags"
 };
 
 /// `file` is only a name for messages. Throws `error`, with file:line:column where the fault has a

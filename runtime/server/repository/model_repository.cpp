@@ -251,6 +251,7 @@ std::vector<model_entry> read_model(fs::path const& root, std::string const& nam
                        .version = std::move(version),
                        .max_batch_size = config.max_batch_size,
                        .batching = config.batching,
+                       .computing = config.computing,
                        .warmup = config.warmup,
                        .config = config.json});
   }

@@ -33,6 +33,7 @@
 #include <vector>
 
 #include "runtime/server/inference/batching.hpp"
+#include "runtime/server/inference/computing_rules.hpp"
 #include "runtime/server/inference/inference_service.hpp"
 #include "runtime/server/inference/warmup.hpp"
 
@@ -45,6 +46,7 @@ struct model_entry {
   std::string version;              ///< e.g. "3"
   std::int64_t max_batch_size = 0;  ///< 0: no batch dimension was added to the shapes
   batching_rules batching{};
+  computing_rules computing{};
   std::vector<warmup_sample> warmup{};  ///< files: with their folders, e.g. /models/add/warmup/x
   /// config.pbtxt with defaults filled in, as `GET v2/models/M/config` answers.
   nlohmann::json config;

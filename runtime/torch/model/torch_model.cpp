@@ -13,8 +13,12 @@
 #include <torch/csrc/jit/runtime/jit_exception.h>
 
 #include <algorithm>
+#include <atomic>
+#include <map>
+#include <mutex>
 #include <optional>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #include "memhandover/base/bytes.hpp"
@@ -22,7 +26,9 @@
 #include "runtime/server/hosting/model_file.hpp"
 #include "runtime/server/hosting/model_log.hpp"
 #include "runtime/server/hosting/torch_errors.hpp"
+#include "runtime/torch/model/detail/code_effects.hpp"
 #include "runtime/torch/model/detail/computation.hpp"
+#include "runtime/torch/model/detail/recordings.hpp"
 #include "runtime/torch/model/detail/signature.hpp"
 #include "runtime/torch/model/detail/torch_tensors.hpp"
 #include "runtime/torch/model/detail/torch_weights.hpp"
@@ -94,6 +100,7 @@ class torch_model final : public hosted_model {
     if (signature_.is_guess) {
       log_order_of_inputs(options_.name);
     }
+    find_out_effects();
     auto const constants = detail::place_constants(module_, device_);
     ::malloc_trim(0);  // what was read may have left its size behind in the heap
     log_prepared(options_.name, weights_->bytes(), constants + weights_->outside_bytes());
@@ -141,9 +148,21 @@ class torch_model final : public hosted_model {
     return activation_peak_.bytes;
   }
 
+  [[nodiscard]] std::size_t most_at_once() const noexcept override {
+    return is_constant_ ? options_.computing.instances : 1;
+  }
+
+  bool rest() noexcept override {
+    std::lock_guard const lock{recordings_mutex_};
+    bool const had_any = !recordings_.empty();
+    recordings_.clear();
+    return had_any;
+  }
+
   void unload() override {
     try {
       auto const here = on_device();
+      (void)rest();
       weights_->unbind();
     } catch (...) {
       rethrow_as_error(c10::str("unloading model '", options_.name, "'"), error_kind::internal);
@@ -184,7 +203,9 @@ class torch_model final : public hosted_model {
       detail::computation const measured{device_, activation_peak_};
       auto arguments = detail::to_arguments(calls, options_.inputs, signature_, device_);
       whose = error_kind::model_error;
-      undone_ = false;
+      if (!is_constant_) {
+        undone_ = false;
+      }
       compute(std::move(arguments), calls);
     } catch (...) {
       failure = std::current_exception();
@@ -231,6 +252,45 @@ class torch_model final : public hosted_model {
     }
   }
 
+  /// Whether computations may run beside each other, and be repeated by launches alone, if either is wanted.
+  void find_out_effects() {
+    bool const wants_records = options_.computing.records_launches && device_.is_cuda();
+    if (options_.computing.instances == 1 && !wants_records) {
+      return;
+    }
+    auto const effect = detail::lasting_effect_of(module_);
+    is_constant_ = !effect;
+    if (effect) {
+      log_computed_alone(options_.name, *effect);
+    }
+    records_ = wants_records && is_constant_ && !detail::takes_numbers(signature_);
+  }
+
+  /// The calling thread's; null where nothing is recorded.
+  detail::recordings* recordings_here() {
+    if (!records_) {
+      return nullptr;
+    }
+    std::lock_guard const lock{recordings_mutex_};
+    auto const found = recordings_.find(std::this_thread::get_id());
+    if (found != recordings_.end()) {
+      return &found->second;
+    }
+    try {
+      return &recordings_.try_emplace(std::this_thread::get_id(), detail::recorder_of_this_thread())
+                  .first->second;
+    } catch (std::exception const& failure) {
+      refuse_recordings(failure.what());
+      return nullptr;
+    }
+  }
+
+  void refuse_recordings(std::string const& why) {
+    if (records_.exchange(false)) {
+      log_not_recorded(options_.name, why);
+    }
+  }
+
   /// Once, when it is complete.
   void note_image() {
     if (image_noted_ || image_bytes() < bytes()) {
@@ -273,13 +333,26 @@ class torch_model final : public hosted_model {
   }
 
   void compute(std::vector<c10::IValue> arguments, std::span<model_call> calls) {
-    torch::jit::GraphOptimizerEnabledGuard const unoptimised{false};
-    auto const result = module_.forward(std::move(arguments));
+    auto const forward = [this](std::vector<c10::IValue> given) {
+      torch::jit::GraphOptimizerEnabledGuard const unoptimised{false};
+      return module_.forward(std::move(given));
+    };
+    c10::IValue result;
+    if (auto* const recorded = recordings_here()) {
+      result = recorded->run(std::move(arguments), forward);
+      if (recorded->refusal()) {
+        refuse_recordings(*recorded->refusal());
+      } else if (recorded->count() > 0 && !recording_noted_.exchange(true)) {
+        log_recorded(options_.name);
+      }
+    } else {
+      result = forward(std::move(arguments));
+    }
     try {
       detail::from_result(result, options_.outputs, signature_.output_places, calls);
     } catch (error const& failure) {
       bool const is_misfit = failure.kind() == error_kind::misconfigured && calls.size() == 1;
-      if (is_misfit && !std::exchange(misfit_logged_, true)) {
+      if (is_misfit && !misfit_logged_.exchange(true)) {
         log_misconfigured(options_.name, failure.what());
       }
       throw;
@@ -295,7 +368,11 @@ class torch_model final : public hosted_model {
   bool undone_ = true;  ///< what the last computation has changed
   detail::activation_peak activation_peak_;
   bool image_noted_ = false;
-  bool misfit_logged_ = false;
+  std::atomic<bool> misfit_logged_ = false;
+  bool is_constant_ = false;  ///< no computation changes what another one sees
+  std::atomic<bool> records_ = false, recording_noted_ = false;
+  std::mutex recordings_mutex_;
+  std::map<std::thread::id, detail::recordings> recordings_;  ///< used by that thread alone
 };
 
 }  // namespace

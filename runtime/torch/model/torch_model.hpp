@@ -38,6 +38,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/server/inference/computing_rules.hpp"
 #include "runtime/server/inference/hosted_model.hpp"
 #include "runtime/server/inference/inference_service.hpp"
 
@@ -67,6 +68,7 @@ struct torch_model_options {
   std::vector<tensor_spec> inputs;
   std::vector<tensor_spec> outputs;
   torch_device device{};
+  computing_rules computing{};
 };
 
 /// Reads a model. Throws `not_found` (file), `invalid_argument` (no TorchScript, or `forward` does

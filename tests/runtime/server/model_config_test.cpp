@@ -89,8 +89,12 @@ TEST(model_config, tuning_for_tritons_scheduler_is_passed_over_and_listed) {
     parameters { key: "INFERENCE_MODE" value: { string_value: "true" } }
     parameters { key: "k" value: { string_value: "v" } })",
                                         "f");
-  EXPECT_THAT(config.without_effect, ElementsAre("line 5: response_cache", "line 6: instance_group",
-                                                 "line 7: parameters", "line 8: parameters"));
+  EXPECT_THAT(
+      config.without_effect,
+      ElementsAre("line 5: response_cache", "line 6: instance_group.kind",
+                  "line 6: instance_group.gpus", "line 7: parameters", "line 8: parameters"));
+  EXPECT_EQ(config.computing.instances, 2U);
+  EXPECT_FALSE(config.computing.records_launches);
   EXPECT_EQ(config.json["response_cache"]["enable"], true);
   EXPECT_EQ(config.json["instance_group"][0]["count"], 2);
   EXPECT_EQ(config.json["instance_group"][0]["kind"], "KIND_GPU");
@@ -137,9 +141,28 @@ TEST(model_config, a_file_with_every_field_that_has_no_effect_is_taken) {
     metric_tags { key: "k" value: "v" }
     model_transaction_policy { decoupled: false })",
                                         "f");
-  EXPECT_THAT(config.without_effect,
-              ElementsAre("line 5: runtime", "line 6: optimization", "line 12: instance_group",
-                          "line 15: metric_tags"));
+  EXPECT_THAT(
+      config.without_effect,
+      ElementsAre("line 5: runtime", "line 7: optimization.graph", "line 7: optimization.priority",
+                  "line 7: optimization.eager_batching",
+                  "line 7: optimization.gather_kernel_buffer_threshold",
+                  "line 8: optimization.cuda.graph_spec",
+                  "line 10: optimization.execution_accelerators",
+                  "line 11: optimization.input_pinned_memory",
+                  "line 11: optimization.output_pinned_memory", "line 12: instance_group.kind",
+                  "line 12: instance_group.host_policy", "line 12: instance_group.passive",
+                  "line 12: instance_group.profile", "line 13: instance_group.rate_limiter",
+                  "line 14: instance_group.secondary_devices", "line 15: metric_tags"));
+  EXPECT_EQ(config.computing, (computing_rules{.instances = 1, .records_launches = true}));
+}
+
+TEST(model_config, the_counts_of_all_instance_groups_are_one_number) {
+  auto const instances = [](std::string const& groups) {
+    return read_model_config(base + groups, "f").computing.instances;
+  };
+  EXPECT_EQ(instances(""), 1U);
+  EXPECT_EQ(instances("instance_group { }"), 1U);
+  EXPECT_EQ(instances("instance_group [ { count: 2 }, { count: 3 kind: KIND_CPU } ]"), 5U);
 }
 
 TEST(model_config, texts_may_be_in_any_form_of_the_format) {
@@ -173,6 +196,8 @@ TEST(model_config, faults_name_their_place_and_what_would_be_right) {
       {base + "max_batchsize: 4",
        {"f:5:1:", "'max_batchsize'", "did you mean \"max_batch_size\"?"}},
       {base + "max_batch_size: -1", {"f:5:1:", "max_batch_size"}},
+      {base + "instance_group { count: -1 }", {"f:5:18:", "'count' is -1", "at least 1"}},
+      {base + "instance_group [ { count: 60 }, { count: 5 } ]", {"f:5:", "65 instances", "64"}},
       {base + "max_batch_size: 2147483648", {"f:5:17:", "out of range"}},
       {base + "max_batch_size: '4'", {"integer"}},
       {base + "max_batch_size: 4 max_batch_size: 4", {"f:5:19:", "second time"}},

@@ -55,6 +55,51 @@ TEST_F(a_parallel_host, computes_one_request_of_a_model_at_a_time) {
   }
 }
 
+TEST_F(a_parallel_host, computes_as_many_requests_of_a_model_at_once_as_it_allows) {
+  auto& control = add(5);
+  control.allow_at_once(2);
+  start(8);
+  control.close();
+  for (int i = 0; i < 5; ++i) {
+    send(0, i, i);
+  }
+  ASSERT_TRUE(control.wait_for_runs(2));
+  EXPECT_FALSE(control.has_begun(3));
+  control.open();
+  auto const got = answers_.wait_for(5);
+  ASSERT_EQ(got.size(), 5U);
+  for (auto const& [which, result] : got) {
+    EXPECT_EQ(sum_of(result), 10 + which);
+  }
+}
+
+TEST_F(a_parallel_host, computes_one_at_a_time_where_answers_keep_their_order) {
+  auto& control = add(5);
+  control.allow_at_once(2);
+  models_.back().batching.preserve_ordering = true;
+  add(7);
+  start(8);
+  control.close();
+  send(0, 0, 0);
+  send(0, 1, 1);
+  ASSERT_TRUE(control.wait_for_runs(1));
+  send(1, 2, 2);  // a thread is free
+  EXPECT_EQ(sum_of(answers_.wait_for(1).at(0).second), 16);
+  EXPECT_FALSE(control.has_begun(2));
+  control.open();
+  EXPECT_EQ(answers_.wait_for(3).size(), 3U);
+}
+
+TEST_F(a_parallel_host, lets_a_model_that_has_not_computed_for_a_while_rest) {
+  options_.activations_kept = 0ms;
+  options_.tick = 1ms;
+  auto& control = add(5);
+  start(8);
+  EXPECT_EQ(sum_of(ask(0, 1)), 11);
+  EXPECT_TRUE(control.wait_for_rests(1));
+  EXPECT_EQ(sum_of(ask(0, 2)), 12);
+}
+
 TEST_F(a_parallel_host, does_not_wait_for_a_computation_that_may_never_end) {
   auto& control = add(5);
   auto& hung = add(7);

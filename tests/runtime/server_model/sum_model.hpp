@@ -75,6 +75,11 @@ class model_control {
     std::lock_guard const lock{mutex_};
     can_batch_ = true;
   }
+  /// So many of its computations may run beside each other.
+  void allow_at_once(std::size_t most) {
+    std::lock_guard const lock{mutex_};
+    most_at_once_ = most;
+  }
   /// Of more than one request.
   void fail_batches() {
     std::lock_guard const lock{mutex_};
@@ -97,6 +102,10 @@ class model_control {
     std::lock_guard const lock{mutex_};
     return runs_ >= runs;
   }
+  [[nodiscard]] bool wait_for_rests(int rests) {
+    std::unique_lock lock{mutex_};
+    return changed_.wait_for(lock, patience, [&] { return rests_ >= rests; });
+  }
   [[nodiscard]] bool wait_for_unloads(int unloads) {
     std::unique_lock lock{mutex_};
     return changed_.wait_for(lock, patience, [&] { return unloads_ >= unloads; });
@@ -110,10 +119,12 @@ class model_control {
   bool keeps_ = false;
   bool device_works_ = true;
   bool can_batch_ = false, fails_batches_ = false;
+  std::size_t most_at_once_ = 1;
   std::vector<std::size_t> batches_;
   int loads_ = 0;
   int unloads_ = 0;
   int runs_ = 0;  // begun
+  int rests_ = 0;
   int image_steps_ = 0;
   int image_steps_made_ = 0;
   std::optional<error_kind> load_failure_, image_failure_;
@@ -164,6 +175,18 @@ class sum_model final : public hosted_model {
   [[nodiscard]] bool device_works() const noexcept override {
     std::lock_guard const lock{control_->mutex_};
     return control_->device_works_;
+  }
+
+  [[nodiscard]] std::size_t most_at_once() const noexcept override {
+    std::lock_guard const lock{control_->mutex_};
+    return control_->most_at_once_;
+  }
+
+  bool rest() noexcept override {
+    std::lock_guard const lock{control_->mutex_};
+    ++control_->rests_;
+    control_->changed_.notify_all();
+    return false;
   }
 
   [[nodiscard]] bool can_batch() const noexcept override {

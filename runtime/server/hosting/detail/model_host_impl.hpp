@@ -89,8 +89,9 @@ struct slot {
   clock::time_point idle_since;
   std::optional<clock::time_point> computed;  ///< last, as long as something may be kept of that
   bool load_wanted = false;
-  bool taken = false;         ///< a thread computes, or does something else with what is warm
-  bool held = false;          ///< it is to be released as soon as it is not taken
+  bool rest_wanted = false;   ///< it has not computed for a while
+  bool taken = false;         ///< a thread does something with it beside which nothing is computed
+  bool held = false;          ///< it is to be released as soon as it is not in use
   bool offered = false;       ///< for publication, however that came out
   bool published = false;     ///< a successor may have it
   bool keeps_memory = false;  ///< it could not be unloaded: never released again
@@ -102,13 +103,17 @@ struct slot {
   std::size_t vain_batches = 0;  ///< in turn that failed, although no request by itself did
   std::uint64_t looked_at = 0;   ///< the choice that has last asked about it
   std::chrono::nanoseconds longest_computation{};  ///< of the last ones
-  std::optional<clock::time_point> computes_since{};
-  std::size_t queue = 0;  ///< waiting and running
+  std::list<clock::time_point> computations;       ///< that are under way: when each began
+  company own_company;                             ///< of its computations alone
+  std::size_t queue = 0;                           ///< waiting and running
   std::uint64_t requests = 0, failed = 0, cancelled = 0, cold_starts = 0;
 
   [[nodiscard]] bool lacks_image() const noexcept;
   /// A cold start has to, unless it is one to try again.
   [[nodiscard]] bool waits_for_image() const noexcept;
+  [[nodiscard]] bool is_in_use() const noexcept { return taken || !computations.empty(); }
+  /// One that is not held may be computed once more at the same time.
+  [[nodiscard]] bool can_compute() const noexcept;
 };
 
 [[nodiscard]] inline memhandover::residence residence_of(slot const& model) {
@@ -188,7 +193,7 @@ class model_host::impl {
   [[nodiscard]] bool has_work_for_another() const;
   void wake_executor_for(slot const& model);
   void run(lock_type& lock, detail::batch const& batch);
-  [[nodiscard]] bool note(detail::job const& job, detail::call_outcome& is);
+  [[nodiscard]] bool note(detail::job const& job, detail::call_outcome& is, double at_once);
   void note_batch(slot& model, std::size_t requests, bool in_vain) const;
   [[nodiscard]] std::vector<detail::call_outcome> outcomes_of(slot const& model,
                                                               detail::batch const& batch,
@@ -218,6 +223,7 @@ class model_host::impl {
                                                    memhandover::handover_report& report);
   [[nodiscard]] bool evict_for(slot const& model, clock::time_point deadline);
   [[nodiscard]] bool release(lock_type& lock, slot& model, char const* why);
+  void have_rest(lock_type& lock, slot& model);
   [[nodiscard]] static bool is_to_leave(slot const& model);
   void see_off(lock_type& lock, slot& model);
   void wait_for_work(lock_type& lock);

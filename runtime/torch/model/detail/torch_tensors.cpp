@@ -52,6 +52,9 @@ std::vector<std::int64_t> reshaped(std::vector<std::int64_t> const& shape,
   return to;
 }
 
+/// Copies of fewer bytes go with their launch; for more the memory that is kept pinned would be too much.
+constexpr std::size_t least_staged = std::size_t{64} << 10U, most_staged = std::size_t{64} << 20U;
+
 /// A view of the request's bytes.
 at::Tensor view_of(tensor& from, tensor_spec const& spec) {
   if (from.type != spec.type) {
@@ -116,24 +119,37 @@ c10::IValue to_number(at::Tensor const& value, std::string const& name,
   return value.item().toDouble();
 }
 
-/// One behind the other, in new memory of the device unless it is one that lies there. What they refer to is needed until
-/// the device has done what comes next.
-at::Tensor put_together(std::vector<at::Tensor> const& parts, at::Device device) {
-  if (parts.size() == 1) {
-    return parts.front().to(at::TensorOptions{device}, /*non_blocking=*/true);
-  }
+/// One behind the other.
+at::Tensor joined(std::vector<at::Tensor> const& parts, at::TensorOptions options) {
   auto shape = parts.front().sizes().vec();
   shape.front() = 0;
   for (auto const& each : parts) {
     shape.front() += each.size(0);
   }
-  auto all = at::empty(shape, parts.front().options().device(device));
+  auto all = at::empty(shape, options);
   std::int64_t begin = 0;
   for (auto const& each : parts) {
     all.narrow(0, begin, each.size(0)).copy_(each, /*non_blocking=*/true);
     begin += each.size(0);
   }
   return all;
+}
+
+/// One behind the other, in new memory of the device unless it is one that lies there. What they refer to is needed until
+/// the device has done what comes next. A GPU fetches what is not small out of pinned memory, while this thread goes on.
+at::Tensor put_together(std::vector<at::Tensor> const& parts, at::Device device) {
+  std::size_t bytes = 0;
+  for (auto const& each : parts) {
+    bytes += each.nbytes();
+  }
+  auto const options = parts.front().options();
+  if (device.is_cuda() && bytes > least_staged && bytes <= most_staged) {
+    auto const staged =
+        parts.size() == 1 ? parts.front().pin_memory() : joined(parts, options.pinned_memory(true));
+    return staged.to(at::TensorOptions{device}, /*non_blocking=*/true);
+  }
+  return parts.size() == 1 ? parts.front().to(at::TensorOptions{device}, /*non_blocking=*/true)
+                           : joined(parts, options.device(device));
 }
 
 /// A result that contradicts the configuration.
@@ -262,14 +278,17 @@ std::string shape_text(std::vector<std::int64_t> const& shape) {
   return c10::str("[", c10::Join(", ", shape), "]");
 }
 
+bool takes_numbers(call_signature const& signature) {
+  return !signature.takes_dictionary &&
+         std::any_of(signature.input_places.begin(), signature.input_places.end(),
+                     [&](std::size_t place) { return is_number(signature.arguments[place]); });
+}
+
 bool takes_batches(call_signature const& signature, std::vector<tensor_spec> const& inputs) {
   bool const has_dimension = std::all_of(inputs.begin(), inputs.end(), [](tensor_spec const& each) {
     return !each.shape.empty() && each.shape.front() < 0;
   });
-  return has_dimension && !inputs.empty() &&
-         (signature.takes_dictionary ||
-          std::none_of(signature.input_places.begin(), signature.input_places.end(),
-                       [&](std::size_t place) { return is_number(signature.arguments[place]); }));
+  return has_dimension && !inputs.empty() && !takes_numbers(signature);
 }
 
 std::vector<c10::IValue> to_arguments(std::span<model_call> calls,

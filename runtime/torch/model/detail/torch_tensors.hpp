@@ -25,6 +25,9 @@ namespace sluice::server::detail {
 /// "[2, -1]".
 [[nodiscard]] std::string shape_text(std::vector<std::int64_t> const& shape);
 
+/// Whether an input fills an argument that is a number.
+[[nodiscard]] bool takes_numbers(call_signature const& signature);
+
 /// Whether requests can be put together: all inputs have a dimension for that, and none fills an argument that is a number.
 [[nodiscard]] bool takes_batches(call_signature const& signature,
                                  std::vector<tensor_spec> const& inputs);
