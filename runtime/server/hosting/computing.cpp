@@ -306,10 +306,11 @@ void model_host::impl::run(lock_type& lock, detail::batch const& batch) {
     pause_end_ = end + options_.pause_hysteresis;
   }
   std::vector<detail::answer> answers;
-  bool has_first = false;  // among those that are answered
+  bool has_first = false;          // among those that are answered
+  std::list<detail::job> is_done;  // whose tensors are given back without the lock
   for (std::size_t i = 0; i < batch.size(); ++i) {
-    auto job = std::move(*batch[i]);
-    computing_.erase(batch[i]);
+    is_done.splice(is_done.end(), computing_, batch[i]);
+    auto& job = is_done.back();
     --model.queue;
     if (note(job, outcomes[i], own_at_once)) {
       if (auto* const one = std::get_if<infer_response>(&outcomes[i].result);
@@ -324,6 +325,7 @@ void model_host::impl::run(lock_type& lock, detail::batch const& batch) {
     for (auto& each : answers) {
       each.deliver();
     }
+    is_done.clear();
     lock.lock();
   };
   if (model.is.batching.preserve_ordering) {

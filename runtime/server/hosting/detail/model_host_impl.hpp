@@ -13,6 +13,7 @@
 #include "memhandover/allocation/tensor_heap.hpp"
 #include "memhandover/base/error.hpp"
 #include "runtime/server/hosting/compute_lease.hpp"
+#include "runtime/server/hosting/detail/waiting_threads.hpp"
 #include "runtime/server/hosting/model_host.hpp"
 #include "runtime/server/inference/caught_error.hpp"
 #include "scheduler/parallelism.hpp"
@@ -280,7 +281,7 @@ class model_host::impl {
   /// else the executor's, and `keeper_`, which one thread uses.
   mutable std::mutex mutex_;
   std::condition_variable work_;      ///< wakes the executor
-  std::condition_variable computes_;  ///< wakes those who compute
+  detail::waiting_threads computes_;  ///< wakes those who compute
   std::condition_variable timekeeper_wakes_;
   /// Wakes callers, and who waits for a model: a wanted load is done, a computation, the executor has ended.
   std::condition_variable changed_;
