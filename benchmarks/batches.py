@@ -37,15 +37,15 @@ CONNECTIONS = {"cuda": 128, "host": 16}
 POOL = {"cuda": "8GiB", "host": "256MiB"}
 LIGHT_LOAD = 0.3
 #: How long a batch may wait for more.
-DELAY_US = 500
+DELAY_US = 100
 WARM_UP = 20
 #: What the names of models with other launches end with.
 LAUNCHES = {"one by one": "", "recorded": "_recorded"}
-#: How they are configured. Recorded: two computations at once, whose launches are CUDA graphs.
+#: How they are configured. Recorded: launches are CUDA graphs, and three computations at once keep the device at work.
 BATCHES = f"dynamic_batching {{ max_queue_delay_microseconds: {DELAY_US} }}\n"
 RECORDED = "optimization { cuda { graphs: true } }\n"
 MODELS = {"single": "", "batched": BATCHES, "single_recorded": RECORDED,
-          "batched_recorded": BATCHES + RECORDED + "instance_group { count: 2 }\n"}
+          "batched_recorded": BATCHES + RECORDED + "instance_group { count: 3 }\n"}
 
 
 def make_model(backend: str):
@@ -180,7 +180,7 @@ def measure(folder: Path, port: int, backend: str, seconds: float, rounds: int) 
             note(launches, "light_us", light[0]["p50"])
     model = "resnet50" if backend == "cuda" else "small convolution"
     return [cell for launches in LAUNCHES for cell in cells_of(
-        {"model": model, "format": "binary", "launches": launches, "system": "sluice"}, backend,
+        {"model": model, "format": "binary", "launches": launches, "delay_us": DELAY_US, "system": "sluice"}, backend,
         {name: statistics.median(values) for (whose, name), values in seen.items() if whose == launches})]
 
 

@@ -342,7 +342,7 @@ void model_host::impl::run(lock_type& lock, detail::batch const& batch) {
   bool const is_soon_back = !was_suspect && !gathers_ && is_quickly_given(answers);
   if (was_suspect) {
     computes_.notify_all();  // who has found nothing to begin beside it
-  } else if (!is_soon_back) {
+  } else if (!is_soon_back && !queue_.empty()) {
     computes_.notify_one();  // the next of this model's
   }
   soon_back_ += is_soon_back ? 1 : 0;

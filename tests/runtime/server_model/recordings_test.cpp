@@ -1,6 +1,7 @@
 #include "runtime/torch/model/detail/recordings.hpp"
 
 #include <ATen/ATen.h>
+#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -19,10 +20,12 @@ class host_recorder final : public detail::launch_recorder {
   [[nodiscard]] std::unique_ptr<detail::recording> record(
       std::function<void()> const& compute) override {
     ++recorded_;
+    TORCH_CHECK_WITH(OutOfMemoryError, !is_out_of_memory_, "out of memory");
     compute();
     return std::make_unique<again>(compute_);
   }
   std::function<void()> compute_ = [] {};
+  bool is_out_of_memory_ = false;
 
  private:
   class again final : public detail::recording {
@@ -92,6 +95,20 @@ TEST_F(recorded_forward, is_computed_as_ever_if_a_recording_computes_something_e
   EXPECT_EQ(all_->refusal(), "what was recorded computes something else");
   EXPECT_EQ(all_->count(), 0U);
   EXPECT_EQ(recorded_, 1);
+}
+
+TEST_F(recorded_forward, is_tried_again_where_memory_was_short) {
+  recorder_->is_out_of_memory_ = true;
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(at::equal(twice(filled({3}, i)), filled({3}, 2 * i))) << i;
+  }
+  EXPECT_FALSE(all_->refusal());
+  EXPECT_EQ(all_->count(), 0U);
+  recorder_->is_out_of_memory_ = false;
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_TRUE(at::equal(twice(filled({3}, i)), filled({3}, 2 * i))) << i;
+  }
+  EXPECT_EQ(all_->count(), 1U);
 }
 
 TEST_F(recorded_forward, of_random_numbers_is_not_recorded) {

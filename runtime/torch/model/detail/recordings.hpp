@@ -7,7 +7,7 @@
 ///
 /// A shape that has come `often` is recorded after it has been computed once more; the recording is launched, too, and what comes
 /// of it compared byte by byte. Where that differs, or what was done cannot be recorded, the model is computed as ever from
-/// then on, and `refusal` says why. The `most` shapes that were used last are kept.
+/// then on, and `refusal` says why; where memory is short it is tried again. The `most` shapes that were used last are kept.
 ///
 /// Only for models whose computations change nothing, and whose arguments are tensors of the device.
 #pragma once
