@@ -7,10 +7,12 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <utility>
@@ -127,14 +129,70 @@ void wrap_tensors(std::vector<tensor> const& tensors, parcel& into) {
   put_bytes(parts, into);
 }
 
-/// The whole of it, for this process alone: what it writes there nobody else sees.
-std::shared_ptr<std::byte> map(int file, std::size_t bytes) {
-  auto* const begin = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
-  if (begin == MAP_FAILED) {
-    throw memhandover::system_error("cannot map the tensors of a message");
+/// A sealed file. It is mapped when somebody looks, since pages that are mapped and unmapped cost several times as much as they
+/// do to read; but at once where many of its kind have descriptors.
+class received_file final : public distant_bytes {
+ public:
+  received_file(int file, std::size_t bytes) : bytes_{bytes} {
+    unique_fd mine{::fcntl(file, F_DUPFD_CLOEXEC, 0)};
+    if (!mine || mine.get() >= most_descriptors) {
+      mapped_ = map(file, bytes_);
+    } else {
+      file_ = std::move(mine);
+    }
   }
-  return {static_cast<std::byte*>(begin), [bytes](std::byte* first) { ::munmap(first, bytes); }};
-}
+  received_file(received_file const&) = delete;
+  received_file& operator=(received_file const&) = delete;
+  ~received_file() override {
+    if (auto* const mapped = mapped_.load()) {
+      ::munmap(mapped, bytes_);
+    }
+  }
+
+  [[nodiscard]] std::byte* bring() override {
+    if (auto* const mapped = mapped_.load(std::memory_order_acquire)) {
+      return mapped;
+    }
+    std::lock_guard const lock{mapping_};
+    if (mapped_.load(std::memory_order_relaxed) == nullptr) {
+      mapped_.store(map(file_.get(), bytes_), std::memory_order_release);
+    }
+    return mapped_.load(std::memory_order_relaxed);
+  }
+
+  void read(std::size_t begin, std::span<std::byte> to) override {
+    if (auto const* const mapped = mapped_.load(std::memory_order_acquire)) {
+      std::copy_n(mapped + begin, to.size(), to.data());
+      return;
+    }
+    while (!to.empty()) {
+      auto const got = ::pread(file_.get(), to.data(), to.size(), static_cast<off_t>(begin));
+      if (got <= 0 && !(got < 0 && errno == EINTR)) {
+        throw memhandover::system_error("cannot read the tensors of a message");
+      }
+      auto const done = static_cast<std::size_t>(std::max<ssize_t>(got, 0));
+      to = to.subspan(done);
+      begin += done;
+    }
+  }
+
+ private:
+  static constexpr int most_descriptors = 1024;
+
+  /// For this process alone: what it writes there nobody else sees.
+  static std::byte* map(int file, std::size_t bytes) {
+    auto* const begin = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+    if (begin == MAP_FAILED) {
+      throw memhandover::system_error("cannot map the tensors of a message");
+    }
+    return static_cast<std::byte*>(begin);
+  }
+
+  unique_fd file_;
+  std::size_t const bytes_;
+  std::mutex mapping_;
+  std::atomic<std::byte*> mapped_{nullptr};
+};
 
 /// Of all tensors of a message, in order. Those in a file are used where they lie.
 class message_bytes {
@@ -157,7 +215,7 @@ class message_bytes {
     }
     size_ = static_cast<std::size_t>(facts.st_size);
     if (size_ > 0) {
-      mapped_ = map(file, size_);
+      file_ = std::make_shared<received_file>(file, size_);
     }
   }
 
@@ -167,13 +225,13 @@ class message_bytes {
     if (bytes == 0) {
       return {};
     }
-    auto const begin = mapped_ ? aligned(taken_) : taken_;
+    auto const begin = file_ ? aligned(taken_) : taken_;
     if (begin > size_ || bytes > size_ - begin) {
       throw no_message("fewer bytes than its tensors");
     }
     taken_ = begin + bytes;
-    if (mapped_) {
-      return {mapped_, {mapped_.get() + begin, bytes}};
+    if (file_) {
+      return {file_, begin, bytes};
     }
     auto const* const first = from_.bytes.data() + begin;
     return std::vector<std::byte>{first, first + bytes};
@@ -181,7 +239,7 @@ class message_bytes {
 
  private:
   memhandover::message const& from_;
-  std::shared_ptr<std::byte> mapped_;
+  std::shared_ptr<received_file> file_;
   std::size_t size_ = 0, taken_ = 0;
 };
 
@@ -231,6 +289,9 @@ infer_response response_in(memhandover::message const& message, plain_facts cons
   made.model = fields.text();
   made.version = fields.text();
   made.outputs = unwrap_tensors(fields, bytes_of(message, facts));
+  for (auto& each : made.outputs) {
+    (void)each.data.data();  // who writes them to a client could not say that there is no room
+  }
   return made;
 }
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 
+#include "memhandover/base/descriptor_limit.hpp"
 #include "tests/runtime/server_model/sum_model.hpp"
 
 namespace sluice::server::testing {
@@ -123,6 +124,49 @@ TEST_F(a_parcel, has_large_tensors_where_they_can_be_computed_with) {
   // A model may compute in place: another process that gets the same request later sees nothing of it.
   seen.inputs[0].data.data()[0] = std::byte{9};
   expect_same(unwrap_request(pass(made)).inputs, sent.inputs);
+}
+
+/// Two tensors of different bytes, which come in one file.
+infer_request large_request() {
+  infer_request made;
+  made.model = "sum";
+  made.inputs = {bytes_of("a", 100'001, 1), bytes_of("b", 70'000, 2)};
+  made.inputs[1].data.data()[69'999] = std::byte{3};
+  return made;
+}
+
+std::vector<std::byte> copied(tensor const& from) {
+  std::vector<std::byte> to(from.data.size());
+  from.data.copy_to(to.data());
+  return to;
+}
+
+TEST_F(a_parcel, has_large_tensors_that_can_be_read_before_and_after_they_are_mapped) {
+  auto const sent = large_request();
+  auto seen = unwrap_request(pass(wrap(sent)));
+  auto const part = seen.inputs[1].data.part(69'998, 2);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(copied(seen.inputs[0]), copied(sent.inputs[0]));
+    EXPECT_EQ(copied(seen.inputs[1]), copied(sent.inputs[1]));
+    EXPECT_EQ(part.span()[1], std::byte{3});
+    seen.inputs[1].data.data()[69'998] = std::byte{3};  // its own copy
+    EXPECT_EQ(part.span()[0], std::byte{3});
+    seen.inputs[1].data.data()[69'998] = std::byte{2};
+  }
+}
+
+TEST_F(a_parcel, has_its_large_tensors_though_many_descriptors_are_open) {
+  memhandover::raise_descriptor_limit();
+  std::vector<unique_fd> open;
+  constexpr std::size_t many = 1100;
+  for (std::size_t i = 0; i < many; ++i) {
+    open.emplace_back(::dup(here_.get()));
+  }
+  ASSERT_TRUE(open.back()) << "the limit of descriptors is too low";
+  auto const sent = large_request();
+  auto const seen = unwrap_request(pass(wrap(sent)));
+  EXPECT_EQ(copied(seen.inputs[1]), copied(sent.inputs[1]));
+  EXPECT_EQ(seen.inputs[0].data, sent.inputs[0].data);
 }
 
 TEST_F(a_parcel, in_a_file_that_may_change_is_refused) {

@@ -55,14 +55,13 @@ std::vector<std::int64_t> reshaped(std::vector<std::int64_t> const& shape,
 /// Copies of fewer bytes go with their launch; for more the memory that is kept pinned would be too much.
 constexpr std::size_t least_staged = std::size_t{64} << 10U, most_staged = std::size_t{64} << 20U;
 
-/// A view of the request's bytes.
-at::Tensor view_of(tensor& from, tensor_spec const& spec) {
+/// That the model sees. Throws unless the request's bytes fit it and the specification.
+std::vector<std::int64_t> checked_shape(tensor const& from, tensor_spec const& spec) {
   if (from.type != spec.type) {
     throw error{error_kind::invalid_argument,
                 c10::str("input '", from.name, "' is ", datatype_name(from.type),
                          "; the model takes ", datatype_name(spec.type))};
   }
-  auto const type = torch_type(from.type);
   std::int64_t count = 1;
   for (auto const dimension : from.shape) {
     if (dimension < 0 || __builtin_mul_overflow(count, dimension, &count)) {
@@ -77,9 +76,7 @@ at::Tensor view_of(tensor& from, tensor_spec const& spec) {
                          from.data.size(), " bytes; its shape needs ",
                          static_cast<std::uint64_t>(count) * element_size(from.type))};
   }
-  auto const shape =
-      spec.model_shape ? reshaped(from.shape, spec.shape, *spec.model_shape) : from.shape;
-  return at::from_blob(from.data.data(), shape, at::TensorOptions{}.dtype(type));
+  return spec.model_shape ? reshaped(from.shape, spec.shape, *spec.model_shape) : from.shape;
 }
 
 tensor& input_of(model_call const& call, tensor_spec const& spec) {
@@ -119,48 +116,69 @@ c10::IValue to_number(at::Tensor const& value, std::string const& name,
   return value.item().toDouble();
 }
 
-/// Of several one behind the other.
-std::vector<std::int64_t> joined_shape(std::vector<at::Tensor> const& parts) {
-  auto shape = parts.front().sizes().vec();
-  for (std::size_t i = 1; i < parts.size(); ++i) {
-    shape.front() += parts[i].size(0);
+/// One input of all requests.
+struct input_parts {
+  std::vector<tensor*> from;
+  std::vector<std::vector<std::int64_t>> shapes;  ///< that the model sees
+  at::ScalarType type;
+
+  [[nodiscard]] std::size_t bytes() const {
+    return std::accumulate(
+        from.begin(), from.end(), std::size_t{0},
+        [](std::size_t sum, auto const* each) { return sum + each->data.size(); });
   }
-  return shape;
+  /// Of several one behind the other.
+  [[nodiscard]] std::vector<std::int64_t> shape() const {
+    auto all = shapes.front();
+    for (std::size_t i = 1; i < shapes.size(); ++i) {
+      all.front() += shapes[i].front();
+    }
+    return all;
+  }
+  /// Of a request's bytes.
+  [[nodiscard]] at::Tensor view(std::size_t which) const {
+    return at::from_blob(from[which]->data.data(), shapes[which], at::TensorOptions{}.dtype(type));
+  }
+};
+
+input_parts parts_of(std::span<model_call> calls, tensor_spec const& spec) {
+  input_parts parts{{}, {}, torch_type(spec.type)};
+  for (auto const& each : calls) {
+    parts.from.push_back(&input_of(each, spec));
+    parts.shapes.push_back(checked_shape(*parts.from.back(), spec));
+  }
+  return parts;
 }
 
-at::Tensor joined(std::vector<at::Tensor> const& parts, at::TensorOptions options) {
-  auto all = at::empty(joined_shape(parts), options);
-  std::int64_t begin = 0;
-  for (auto const& each : parts) {
-    all.narrow(0, begin, each.size(0)).copy_(each, /*non_blocking=*/true);
-    begin += each.size(0);
-  }
-  return all;
-}
-
-/// The same, without what torch does about a copy besides: threads of its own, above all.
-at::Tensor joined_in_pinned_memory(std::vector<at::Tensor> const& parts) {
-  auto all = at::empty(joined_shape(parts), parts.front().options().pinned_memory(true));
+/// As they came, without gaps.
+at::Tensor in_pinned_memory(input_parts const& parts) {
+  auto all = at::empty(parts.shape(), at::TensorOptions{}.dtype(parts.type).pinned_memory(true));
   auto* to = static_cast<std::byte*>(all.data_ptr());
-  for (auto const& each : parts) {  // as they came, so without gaps
-    to = std::copy_n(static_cast<std::byte const*>(each.const_data_ptr()), each.nbytes(), to);
+  for (auto const* const each : parts.from) {
+    each->data.copy_to(to);
+    to += each->data.size();
   }
   return all;
 }
 
 /// One behind the other, in new memory of the device unless it is one that lies there. What they refer to is needed until
 /// the device has done what comes next. A GPU fetches what is not small out of pinned memory, while this thread goes on.
-at::Tensor put_together(std::vector<at::Tensor> const& parts, at::Device device) {
-  std::size_t bytes = 0;
-  for (auto const& each : parts) {
-    bytes += each.nbytes();
-  }
+at::Tensor put_together(input_parts const& parts, at::Device device) {
   at::TensorOptions const there{device};
-  if (device.is_cuda() && bytes > least_staged && bytes <= most_staged) {
-    return joined_in_pinned_memory(parts).to(there, /*non_blocking=*/true);
+  if (device.is_cuda() && parts.bytes() > least_staged && parts.bytes() <= most_staged) {
+    return in_pinned_memory(parts).to(there, /*non_blocking=*/true);
   }
-  return parts.size() == 1 ? parts.front().to(there, /*non_blocking=*/true)
-                           : joined(parts, parts.front().options().device(device));
+  if (parts.from.size() == 1) {
+    return parts.view(0).to(there, /*non_blocking=*/true);
+  }
+  auto all = at::empty(parts.shape(), there.dtype(parts.type));
+  std::int64_t begin = 0;
+  for (std::size_t i = 0; i < parts.from.size(); ++i) {
+    auto const samples = parts.shapes[i].front();
+    all.narrow(0, begin, samples).copy_(parts.view(i), /*non_blocking=*/true);
+    begin += samples;
+  }
+  return all;
 }
 
 /// A result that contradicts the configuration.
@@ -314,16 +332,13 @@ std::vector<c10::IValue> to_arguments(std::span<model_call> calls,
   c10::Dict<std::string, at::Tensor> dictionary;
   for (std::size_t i = 0; i < specs.size(); ++i) {
     auto const& spec = specs[i];
-    std::vector<at::Tensor> parts;
-    for (auto const& each : calls) {
-      parts.push_back(view_of(input_of(each, spec), spec));
-    }
+    auto const parts = parts_of(calls, spec);
     if (signature.takes_dictionary) {
       dictionary.insert(spec.name, put_together(parts, device));
     } else {
       auto const place = signature.input_places.at(i);
       values[place] = is_number(arguments[place])
-                          ? to_number(parts.front(), spec.name, arguments[place])
+                          ? to_number(parts.view(0), spec.name, arguments[place])
                           : c10::IValue{put_together(parts, device)};
     }
   }
