@@ -157,7 +157,7 @@ def drop_bodies(port, begun) -> None:
         def handle_error(self, *_: object) -> None:
             """A client that is killed."""
 
-    os.nice(5)  # as the server's threads for bodies
+    os.nice(10)  # as the server's threads for bodies
     server = Server(("127.0.0.1", 0), Dropping)
     port.value = server.server_address[1]
     begun.release()

@@ -26,6 +26,22 @@ bool has_room(int fd, std::size_t bytes) {
 
 }  // namespace
 
+std::size_t client_stream::read_now(boost::asio::mutable_buffer into, error_code& failure) {
+  socket_.non_blocking(true, failure);
+  if (failure) return 0;
+  return tls_ ? tls_->next_layer().read_some(into, failure) : socket_.read_some(into, failure);
+}
+
+void client_stream::wake_for(std::size_t bytes) noexcept {
+  // Under TLS the rest of a record may be less than what has been sent in it.
+  if (tls_ || wakes_for_ == bytes) return;
+  auto const wanted = static_cast<int>(bytes);
+  if (::setsockopt(socket_.native_handle(), SOL_SOCKET, SO_RCVLOWAT, &wanted, sizeof(wanted)) ==
+      0) {
+    wakes_for_ = bytes;
+  }
+}
+
 bool client_stream::send_now(std::string_view text) {
   if (!tls_) {
     auto const sent =

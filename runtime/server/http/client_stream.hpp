@@ -68,6 +68,11 @@ class client_stream {
     }
   }
 
+  /// What is there, without waiting: `would_block` where nothing is. Any thread may read so while nobody uses the stream otherwise.
+  [[nodiscard]] std::size_t read_now(boost::asio::mutable_buffer into, error_code& failure);
+  /// How much is to be there before who waits for more is woken, or fewer bytes at the end of all.
+  void wake_for(std::size_t bytes) noexcept;
+
   /// Tells the client that no more comes, and under TLS waits until it says so as well.
   template <typename Handler>
   void async_shutdown(Handler&& handler) {
@@ -97,6 +102,7 @@ class client_stream {
   std::shared_ptr<tls_context> context_;
   std::unique_ptr<tls_stream> tls_;
   bool has_ended_ = false;
+  std::size_t wakes_for_ = 1;
 };
 
 }  // namespace sluice::server

@@ -26,8 +26,6 @@ namespace http = boost::beast::http;
 namespace {
 
 constexpr unsigned char tls_handshake = 22;  ///< with which a client begins TLS
-constexpr auto const* too_many_large_bodies =
-    "too many large bodies are being read; try again later";
 
 /// Of a request that no line is written of, only what other lines may have.
 request_label label_of(infer_request const& request, bool is_recorded) {
@@ -178,44 +176,6 @@ void connection::on_continue_written(error_code failure, std::size_t /*bytes*/) 
   read_body();
 }
 
-void connection::read_body() {
-  if (parser_->is_done()) return answer_request();
-  arm(context_.options.transfer_timeout);
-  if (!parser_->content_length()) return read_part();
-  http::async_read(stream_, buffer_, *parser_, on(&connection::on_body));
-}
-
-void connection::read_part() {
-  http::async_read_some(stream_, buffer_, *parser_, on(&connection::on_part));
-}
-
-/// Of a body that comes in chunks, so that nobody has said how large it is.
-void connection::on_part(error_code failure, std::size_t bytes) {
-  if (failure || parser_->is_done()) return on_body(failure, bytes);
-  if (auto refusal = take_share(parser_->get().body().size())) {
-    disarm();
-    return respond(std::move(*refusal), false);
-  }
-  read_part();
-}
-
-void connection::on_body(error_code failure, std::size_t /*bytes*/) {
-  disarm();
-  if (failure) return read_failed(failure);
-  answer_request();
-}
-
-void connection::read_failed(error_code failure) {
-  if (timed_out_) {
-    return respond(oip_api::failure(408, fmt::format("the request did not arrive within {}",
-                                                     context_.options.transfer_timeout)),
-                   false);
-  }
-  auto refusal = refuse_unread(failure, context_.options);
-  if (!refusal) return close();
-  respond(std::move(*refusal), false);
-}
-
 std::optional<http_reply> connection::refuse_stranger() const {
   if (!context_.options.security) return std::nullopt;
   auto const now = context_.options.security->current();
@@ -225,15 +185,6 @@ std::optional<http_reply> connection::refuse_stranger() const {
 
 http_request connection::view() const {
   return view_of(parser_->get(), body_, context_.options.max_body_bytes);
-}
-
-std::optional<http_reply> connection::take_share(std::uint64_t body_bytes) {
-  if (body_bytes <= small_body || body_bytes > context_.options.max_body_bytes) return std::nullopt;
-  if (share_.grow(context_.waiting_body_bytes, context_.options.max_waiting_body_bytes,
-                  body_bytes)) {
-    return std::nullopt;
-  }
-  return oip_api::failure(503, too_many_large_bodies);
 }
 
 void connection::answer_request() {

@@ -13,9 +13,10 @@
 /// finished sending is told apart from one that has gone by an interim answer, which HTTP/1.1 lets a server send
 /// at any time, and to which the machine of one that has gone answers with a reset.
 ///
-/// Large bodies are read, and large answers written, by threads of their own; what is small is done at once.
+/// Large bodies are read, and large answers made, by threads of their own, and in pieces, so that they take turns; what is small is
+/// done at once.
 ///
-/// Threads: everything runs on the one thread of the socket's io_context; `start`, `drain`, `abort` and the service's
+/// Threads: but for that everything runs on the one thread of the socket's io_context; `start`, `drain`, `abort` and the service's
 /// `done` may be called from anywhere and post to it, but for a `done` on that thread, which goes on at once.
 #pragma once
 
@@ -86,6 +87,12 @@ class connection : public std::enable_shared_from_this<connection> {
   void on_body(error_code failure, std::size_t bytes);
   void read_part();
   void on_part(error_code failure, std::size_t bytes);
+  void read_large_body();
+  /// What has come, where large bodies are read.
+  [[nodiscard]] error_code take_what_is_there();
+  void on_taken(error_code failure);
+  void wake_for_rest();
+  void on_more(error_code failure);
   /// A large body takes its share of what may wait; the refusal if there is none left.
   [[nodiscard]] std::optional<http_reply> take_share(std::uint64_t body_bytes);
   void answer_request();
@@ -136,6 +143,8 @@ class connection : public std::enable_shared_from_this<connection> {
   bool timer_set_ = false;
   std::uint64_t timer_round_ = 0;  ///< tells a timer that fired too late that it is not meant
   bool timed_out_ = false;
+  /// Another thread reads: then `stream_`, `buffer_` and `parser_` are its own, and the socket stays open until it has done.
+  bool is_read_elsewhere_ = false;
   boost::beast::flat_buffer buffer_;
   std::optional<parser_type> parser_;
   std::shared_ptr<std::string> body_;  ///< which tensors of the request may keep as well

@@ -136,7 +136,11 @@ void connection::close() {
   timer_.cancel();
   if (auto const left = std::exchange(ticket_, 0); left != 0) context_.service.cancel(left);
   error_code ignored;
-  stream_.socket().close(ignored);
+  if (is_read_elsewhere_) {
+    stream_.socket().shutdown(net::ip::tcp::socket::shutdown_both, ignored);
+  } else {
+    stream_.socket().close(ignored);
+  }
   context_.registry.remove(shared_from_this());
 }
 

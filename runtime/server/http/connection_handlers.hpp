@@ -1,4 +1,4 @@
-/// What the parts of connection.cpp and connection_answer.cpp are joined by: steps of a connection as handlers.
+/// What the parts of connection.cpp, connection_body.cpp and connection_answer.cpp are joined by: steps of a connection as handlers.
 #pragma once
 
 #include <spdlog/spdlog.h>
@@ -11,6 +11,9 @@
 #include "runtime/telemetry/logging.hpp"
 
 namespace sluice::server {
+
+inline constexpr auto const* too_many_large_bodies =
+    "too many large bodies are being read; try again later";
 
 template <typename... Args>
 auto connection::on(void (connection::*step)(Args...)) {

@@ -15,9 +15,10 @@
 
 namespace sluice::server {
 
-/// Waits are short where threads that compute for long give way to all others.
+/// Waits are short where threads that compute for long give way to all others. The kernel owes each its share, which it takes in turns
+/// of some milliseconds however little it is: so it is a small one, a tenth of a core that others would use all of.
 inline void give_way() noexcept {
-  constexpr int nicer = 5;
+  constexpr int nicer = 10;
   auto const self = static_cast<id_t>(::gettid());
   (void)::setpriority(PRIO_PROCESS, self, ::getpriority(PRIO_PROCESS, self) + nicer);
 }

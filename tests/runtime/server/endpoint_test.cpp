@@ -438,6 +438,108 @@ TEST_P(http_endpoint, a_large_body_keeps_nobody_else_waiting) {
   EXPECT_EQ(sum_in(another.read_response()), 3.0F);
 }
 
+TEST_P(http_endpoint, a_large_body_may_come_in_pieces_of_any_size) {
+  auto body = addition(1, 2);
+  body.resize(3 << 20U, ' ');
+  auto const small = addition(2, 2);
+  auto connection = client();
+  for (int round = 0; round < 2; ++round) {
+    connection.send(
+        fmt::format("POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n",
+                    body.size()));
+    std::size_t sent = 0;
+    for (std::size_t const each : {1U, 100U << 10U, 1U << 20U, 5U, 300U << 10U}) {
+      connection.send(std::string_view{body}.substr(sent, each));
+      sent += each;
+      EXPECT_EQ(once("GET", "/v2/health/live").status, 200);  // and it has time to be read
+    }
+    connection.send(std::string_view{body}.substr(sent, body.size() - sent - 1));
+    connection.send(" POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\n"  // sent ahead
+                    + fmt::format("Content-Length: {}\r\n\r\n", small.size()) + small);
+    EXPECT_EQ(sum_in(connection.read_response()), 3.0F);
+    EXPECT_EQ(sum_in(connection.read_response()), 4.0F);
+  }
+}
+
+TEST_P(http_endpoint, a_large_body_in_many_chunks_is_understood) {
+  auto body = addition(1, 2);
+  body.resize(1 << 20U, ' ');
+  std::string text =
+      "POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n";
+  for (std::size_t sent = 0, each = 1; sent < body.size(); sent += each, each = 3 * each + 1) {
+    auto const chunk = std::string_view{body}.substr(sent, each);
+    text += fmt::format("{:x}\r\n{}\r\n", chunk.size(), chunk);
+  }
+  auto connection = client();
+  for (int round = 0; round < 2; ++round) {
+    connection.send(text);
+    connection.send("0\r\n\r\n");
+    EXPECT_EQ(sum_in(connection.read_response()), 3.0F);
+  }
+}
+
+TEST_P(http_endpoint, a_large_body_that_stalls_is_408) {
+  options_.transfer_timeout = 200ms;
+  for (auto const* const head :
+       {"Content-Length: 3000000\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n30d40\r\n"}) {
+    auto connection = client();
+    connection.send(fmt::format("POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\n{}{}", head,
+                                std::string(150'000, ' ')));
+    EXPECT_EQ(connection.read_response().status, 408) << head;
+    EXPECT_TRUE(connection.ended());
+  }
+}
+
+TEST_P(http_endpoint, a_large_body_that_nobody_has_time_for_is_408_and_breaks_nothing) {
+  options_.transfer_timeout = 500ms;
+  options_.body_threads = 1;
+  service_.hold_lookups_of("cold");
+  auto body = addition(1, 2);
+  body.resize(256 << 10U, ' ');
+  auto first = client();
+  first.request("POST", "/v2/models/cold/infer", body);
+  service_.await_held_lookup();
+  auto second = client(), leaves = client();
+  (void)second.try_send(
+      fmt::format("POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n{}",
+                  body.size(), body.substr(0, 100'000)));
+  (void)leaves.try_send(
+      fmt::format("POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n{}",
+                  body.size(), body.substr(0, 100'000)));
+  leaves.leave();
+  service_.hold_lookups_of("");
+  EXPECT_EQ(second.read_response().status, 408);
+  EXPECT_EQ(sum_in(first.read_response()), 3.0F);
+  await_connections(1);
+}
+
+TEST_P(http_endpoint, a_client_that_leaves_within_a_large_body_is_missed) {
+  for (bool const finishes_sending : {false, true}) {
+    auto leaves = client();
+    leaves.send("POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 3000000\r\n\r\n");
+    leaves.send(std::string(1'500'000, ' '));
+    if (finishes_sending) leaves.finish_sending();
+    leaves.leave();
+    await_connections(0);
+  }
+}
+
+TEST_P(http_endpoint, stop_cuts_a_large_body_that_waits_to_be_read) {
+  options_.body_threads = 1;
+  service_.hold_lookups_of("cold");
+  auto body = addition(1, 2);
+  body.resize(256 << 10U, ' ');
+  auto first = client();
+  first.request("POST", "/v2/models/cold/infer", body);
+  service_.await_held_lookup();
+  auto second = client();
+  second.request("POST", "/v2/models/add/infer", body);
+  auto stopping = std::async(std::launch::async, [&] { endpoint_->stop(0ms); });
+  EXPECT_TRUE(second.ended());
+  service_.hold_lookups_of("");
+  stopping.get();
+}
+
 TEST_P(http_endpoint, large_bodies_that_wait_have_a_bound) {
   options_.body_threads = 1;
   options_.max_waiting_body_bytes = 100 << 10U;
@@ -446,15 +548,11 @@ TEST_P(http_endpoint, large_bodies_that_wait_have_a_bound) {
   body.resize(256 << 10U, ' ');
   auto large = client();
   large.request("POST", "/v2/models/cold/infer", body);
-  for (;;) {  // until the first one has been received
-    auto const response = once("POST", "/v2/models/add/infer", body);
-    if (response.status == 503) {
-      EXPECT_EQ(response.headers.count("Retry-After"), 1U);
-      EXPECT_THAT(error_in(response), HasSubstr("large bodies"));
-      break;
-    }
-    EXPECT_EQ(response.status, 200);
-  }
+  service_.await_held_lookup();
+  auto const response = once("POST", "/v2/models/add/infer", body);
+  EXPECT_EQ(response.status, 503);
+  EXPECT_EQ(response.headers.count("Retry-After"), 1U);
+  EXPECT_THAT(error_in(response), HasSubstr("large bodies"));
   EXPECT_EQ(sum_in(once("POST", "/v2/models/add/infer", addition(1, 1))), 2.0F);
   service_.hold_lookups_of("");
   EXPECT_EQ(sum_in(large.read_response()), 3.0F);
