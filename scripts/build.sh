@@ -14,7 +14,7 @@ targets=("${@:2}")
 python=python3 # does for what is built without torch
 if [[ -e .cache/python ]]; then
   python=$(<.cache/python)
-elif [[ $preset != asan && $preset != tsan ]]; then
+elif [[ $preset != asan && $preset != fuzz && $preset != tsan ]]; then
   echo 'build: this checkout is not set up; run ./scripts/setup.sh first' >&2
   exit 2
 fi

@@ -2,12 +2,15 @@
 
 #include <fmt/format.h>
 #include <yaml-cpp/depthguard.h>
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/parser.h>
 
 #include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <sstream>
 
 #include "runtime/policy/detail/description.hpp"
 #include "runtime/policy/detail/reader.hpp"
@@ -110,6 +113,37 @@ void check_together(policy const& wanted, detail::findings& found) {
   }
 }
 
+/// Where the documents of a file begin.
+class document_starts final : public YAML::EventHandler {
+ public:
+  /// Of no more than three. yaml-cpp's own loop over documents has no end where one takes nothing of the file: a comma
+  /// outside of a list begins another, and another.
+  static std::vector<YAML::Mark> of(std::string const& text) {
+    std::istringstream stream{text};
+    YAML::Parser parser{stream};
+    document_starts found;
+    while (found.starts_.size() < 3 && parser.HandleNextDocument(found)) {
+    }
+    return std::move(found.starts_);
+  }
+
+  void OnDocumentStart(YAML::Mark const& mark) override { starts_.push_back(mark); }
+  void OnDocumentEnd() override {}
+  void OnNull(YAML::Mark const& /*mark*/, YAML::anchor_t /*anchor*/) override {}
+  void OnAlias(YAML::Mark const& /*mark*/, YAML::anchor_t /*anchor*/) override {}
+  void OnScalar(YAML::Mark const& /*mark*/, std::string const& /*tag*/, YAML::anchor_t /*anchor*/,
+                std::string const& /*value*/) override {}
+  void OnSequenceStart(YAML::Mark const& /*mark*/, std::string const& /*tag*/,
+                       YAML::anchor_t /*anchor*/, YAML::EmitterStyle::value /*style*/) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(YAML::Mark const& /*mark*/, std::string const& /*tag*/, YAML::anchor_t /*anchor*/,
+                  YAML::EmitterStyle::value /*style*/) override {}
+  void OnMapEnd() override {}
+
+ private:
+  std::vector<YAML::Mark> starts_;
+};
+
 }  // namespace
 
 std::string problem::text() const {
@@ -125,11 +159,14 @@ policy parse(std::string const& text, std::filesystem::path const& file) {
   policy wanted;
   wanted.file = file;
   try {
-    auto const documents = YAML::LoadAll(text);
-    if (documents.size() > 1) {
-      found.add(documents[1].Mark(), "", "a second document begins here; a policy is one document");
+    auto const documents = document_starts::of(text);
+    if (documents.size() > 2 && documents[1].pos == documents[2].pos) {
+      throw YAML::ParserException{documents[1], "this belongs to no key and no value"};
     }
-    auto const root = documents.empty() ? YAML::Node{} : documents.front();
+    if (documents.size() > 1) {
+      found.add(documents[1], "", "a second document begins here; a policy is one document");
+    }
+    auto const root = documents.empty() ? YAML::Node{} : YAML::Load(text);
     if (root.IsMap()) {
       detail::reader reader{root, "", found};
       detail::describe(reader, wanted);

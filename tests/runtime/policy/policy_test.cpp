@@ -387,12 +387,18 @@ INSTANTIATE_TEST_SUITE_P(
             "a_list", "- version: 1\n",
             "p.yaml:1:1: this is not a policy; it must consist of keys, the first `version: 1`"},
         mistake{"two_documents", with("---\nversion: 1"),
-                "p.yaml:4:1: a second document begins here; a policy is one document"},
+                "p.yaml:3:1: a second document begins here; a policy is one document"},
         mistake{"unclosed_bracket", "version: 1\nmodels: [a\n",
                 "p.yaml:3:1: this is not valid YAML: end of sequence flow not found"},
         mistake{"tab_as_indentation", "version: 1\n\tmodels: []\n",
                 "p.yaml:2:1: this is not valid YAML: illegal tab when looking for indentation"}),
     about);
+
+TEST(policy, a_comma_outside_of_a_list_is_a_mistake_and_not_read_for_ever) {
+  for (auto const* const text : {",", "1, models: []\n", "version: 1\n---\n,\n"}) {
+    EXPECT_THAT(complaints(text), testing::Not(testing::IsEmpty())) << text;
+  }
+}
 
 TEST(policy, a_reference_to_nothing_is_told_with_its_place) {
   // Newer releases of yaml-cpp name it, too.

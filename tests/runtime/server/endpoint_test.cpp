@@ -124,6 +124,17 @@ TEST_P(http_endpoint, a_chunked_request_is_understood) {
   EXPECT_EQ(sum_in(connection.read_response()), 3.0F);
 }
 
+TEST_P(http_endpoint, a_chunked_request_may_come_byte_by_byte) {
+  auto connection = client();
+  auto const body = addition(1, 2);
+  auto const text = fmt::format(
+      "POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+      "{:x}\r\n{}\r\n0\r\n\r\n",
+      body.size(), body);
+  for (char const c : text) connection.send({&c, 1});
+  EXPECT_EQ(sum_in(connection.read_response()), 3.0F);
+}
+
 TEST_P(http_endpoint, head_is_get_without_the_body) {
   auto connection = client();
   connection.request("GET", "/v2/models/add");
