@@ -21,6 +21,7 @@ namespace {
 
 constinit std::mutex attaching;
 constinit std::atomic<sluice_runtime_api const*> runtime{nullptr};
+constinit std::atomic<bool> is_offered{false};  ///< the table, by who computes for a server
 thread_local constinit bool attaching_here [[gnu::tls_model("initial-exec")]] = false;
 
 using attach_function = decltype(&sluice_runtime_attach);
@@ -106,9 +107,13 @@ bool attach_if_due() {
 bool offer_memory(sluice_runtime_api const* of) {
   std::lock_guard const guard{attaching};
   the_gate().prepare();
-  sluice_runtime_api const* none = nullptr;
-  return std::getenv("SLUICE_RUN") == nullptr && of->size >= sizeof(sluice_runtime_api) &&
-         runtime.compare_exchange_strong(none, of, std::memory_order_release);
+  if (std::getenv("SLUICE_RUN") != nullptr || of->size < sizeof(sluice_runtime_api) ||
+      runtime.load(std::memory_order_relaxed) != nullptr) {
+    return false;
+  }
+  is_offered.store(true, std::memory_order_relaxed);
+  runtime.store(of, std::memory_order_release);
+  return true;
 }
 
 sluice_runtime_api const* sharing_runtime() {
@@ -117,6 +122,15 @@ sluice_runtime_api const* sharing_runtime() {
     attach_if_due();
   }
   return at.inert() || attaching_here ? nullptr : runtime.load(std::memory_order_acquire);
+}
+
+bool is_pool_memory(std::uint64_t address) {
+  sluice_runtime_api const* const found = the_gate().unattached() ? nullptr : sharing_runtime();
+  return found != nullptr && found->holds(address) != 0;
+}
+
+bool is_mapped_by_runtime(std::uint64_t address) {
+  return !is_offered.load(std::memory_order_relaxed) && is_pool_memory(address);
 }
 
 int sharing_device() {

@@ -10,6 +10,8 @@
 /// forked child never attaches.
 #pragma once
 
+#include <cstdint>
+
 #include "abi/gate_api.h"
 
 namespace sluice::gate {
@@ -24,6 +26,12 @@ bool attach_if_due();
 /// The runtime's table for a call that concerns memory, after attaching if that is due; nullptr:
 /// the driver answers.
 [[nodiscard]] sluice_runtime_api const* sharing_runtime();
+
+/// Whether that address lies in the pool's memory. Never attaches: before that there is none.
+[[nodiscard]] bool is_pool_memory(std::uint64_t address);
+/// Whether it lies in memory that the runtime of a process under `sluice run` maps, which calls the driver past the gate. A
+/// server's own code maps its pool through the gate.
+[[nodiscard]] bool is_mapped_by_runtime(std::uint64_t address);
 
 /// The device of the current context, as the runtime knows it.
 [[nodiscard]] int sharing_device();

@@ -50,9 +50,9 @@ PASSED = re.compile(
     r"|cuCtx(Create|Attach|PushCurrent|PopCurrent|SetCurrent|FromGreenCtx|EnablePeerAccess)|cuThreadExchangeStreamCaptureMode"
     r"|cu(Stream|Event)Create(WithPriority)?|cuStreamIsCapturing|cuFunc(IsLoaded|Load)|cuModule(Load\w*|EnumerateFunctions)"
     r"|cuLibrary(Load\w+|EnumerateKernels)|cuLink\w+|cuOccupancy\w+|cuTensorMap\w+|cuLogs\w+|cuProfilerInitialize"
-    r"|cuMem(AddressReserve|AllocHost|AllocManaged|HostAlloc|HostRegister|Create|Map|SetAccess)"
+    r"|cuMem(AddressReserve|AllocHost|AllocManaged|HostAlloc|HostRegister|Create)"
     r"|cu(Func|Kernel|Ctx)Set(CacheConfig|SharedMemConfig)"  # preferences
-    r"|cuMem(ExportToShareableHandle|ImportFromShareableHandle|RetainAllocationHandle|PoolCreate)"
+    r"|cuMem(ExportToShareableHandle|ImportFromShareableHandle|PoolCreate)"
     r"|cuGraph(Create|Clone|DebugDotPrint|Add\w+|NodeFindInClone)|cuMulticast(Create|AddDevice)"
 )
 # What a discarded micro-batch may leave undone: nobody on the host sees the result before the discard.
@@ -76,7 +76,8 @@ SPECIAL = frozenset({
     "cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemFree_v2", "cuMemGetInfo_v2", "cuMemGetAddressRange_v2",
     "cuDeviceTotalMem_v2",
     "cuMemAllocAsync", "cuMemAllocAsync_ptsz", "cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz",
-    "cuIpcGetMemHandle", "cuModuleUnload", "cuLibraryUnload", "cuFuncSetAttribute", "cuKernelSetAttribute",
+    "cuIpcGetMemHandle", "cuMemRetainAllocationHandle", "cuMemGetHandleForAddressRange", "cuMulticastBindAddr",
+    "cuMemMap", "cuMemUnmap", "cuMemSetAccess", "cuMemAddressFree", "cuModuleUnload", "cuLibraryUnload", "cuFuncSetAttribute", "cuKernelSetAttribute",
     "cuStreamEndCapture", "cuStreamEndCapture_ptsz", "cuStreamDestroy", "cuStreamDestroy_v2", "cuCtxDestroy", "cuCtxDestroy_v2",
     "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxReset",
     "cuDevicePrimaryCtxReset_v2",

@@ -18,6 +18,7 @@ void say_once(std::atomic_flag& said, char const* text) {
 }
 
 constinit std::atomic_flag warned_of_handles;
+constinit std::atomic_flag warned_of_ranges;
 constinit std::atomic_flag warned_of_async_memory;
 
 CUresult warn_of_async_memory(CUresult result) {
@@ -47,8 +48,7 @@ CUresult allocate_from_pool_async(symbol which, CUdeviceptr* address, std::size_
 }  // namespace
 
 SLUICE_DRIVER_CALL CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
-  sluice_runtime_api const* runtime = sharing_runtime();
-  if (runtime != nullptr && runtime->holds(address) != 0) {
+  if (is_pool_memory(address)) {
     say_once(warned_of_handles,
              "this process has asked for an IPC handle of pool memory (cuIpcGetMemHandle), as "
              "torch.multiprocessing does to send a CUDA tensor to another process. Pool memory can "
@@ -58,6 +58,90 @@ SLUICE_DRIVER_CALL CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdevicept
   }
   return real<CUresult (*)(CUipcMemHandle*, CUdeviceptr)>(symbol::of_cuIpcGetMemHandle)(handle,
                                                                                         address);
+}
+
+// By a handle, or a binding, memory is reached when it has changed its owner, and nobody here would
+// know. Libraries ask for one to see whether they can share a buffer, and go another way if they get
+// the driver's answer for memory of cuMemAlloc: that it has none.
+
+SLUICE_DRIVER_CALL CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle,
+                                                        void* address) {
+  if (is_pool_memory(reinterpret_cast<CUdeviceptr>(address))) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  using driver_function = CUresult (*)(CUmemGenericAllocationHandle*, void*);
+  return real<driver_function>(symbol::of_cuMemRetainAllocationHandle)(handle, address);
+}
+
+SLUICE_DRIVER_CALL CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle to, std::size_t offset,
+                                                CUdeviceptr address, std::size_t bytes,
+                                                unsigned long long flags) {
+  flush_if_deferring(symbol::of_cuMulticastBindAddr);
+  if (is_pool_memory(address)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  using driver_function = CUresult (*)(CUmemGenericAllocationHandle, std::size_t, CUdeviceptr,
+                                       std::size_t, unsigned long long);
+  return real<driver_function>(symbol::of_cuMulticastBindAddr)(to, offset, address, bytes, flags);
+}
+
+/// The driver would have one for memory of cuMemAlloc, too.
+SLUICE_DRIVER_CALL CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr address,
+                                                          std::size_t bytes,
+                                                          CUmemRangeHandleType type,
+                                                          unsigned long long flags) {
+  if (is_pool_memory(address)) {
+    say_once(warned_of_ranges,
+             "this process has asked for a handle of pool memory (cuMemGetHandleForAddressRange), "
+             "as libraries do to let a network card or another device reach it. Pool memory can "
+             "change its owner, so that there is no such handle: have the library send through the "
+             "host's memory, or through a buffer that it makes itself (cuMemCreate).");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  using driver_function =
+      CUresult (*)(void*, CUdeviceptr, std::size_t, CUmemRangeHandleType, unsigned long long);
+  return real<driver_function>(symbol::of_cuMemGetHandleForAddressRange)(handle, address, bytes,
+                                                                         type, flags);
+}
+
+// How pool memory is mapped, and who has access, is the runtime's business: for a program it is memory
+// of cuMemAlloc, of which the driver says the same.
+
+SLUICE_DRIVER_CALL CUresult cuMemMap(CUdeviceptr address, std::size_t bytes, std::size_t offset,
+                                     CUmemGenericAllocationHandle handle,
+                                     unsigned long long flags) {
+  if (is_mapped_by_runtime(address)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  using driver_function = CUresult (*)(CUdeviceptr, std::size_t, std::size_t,
+                                       CUmemGenericAllocationHandle, unsigned long long);
+  return real<driver_function>(symbol::of_cuMemMap)(address, bytes, offset, handle, flags);
+}
+
+SLUICE_DRIVER_CALL CUresult cuMemUnmap(CUdeviceptr address, std::size_t bytes) {
+  flush_if_deferring(symbol::of_cuMemUnmap);
+  if (is_mapped_by_runtime(address)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  return real<CUresult (*)(CUdeviceptr, std::size_t)>(symbol::of_cuMemUnmap)(address, bytes);
+}
+
+SLUICE_DRIVER_CALL CUresult cuMemSetAccess(CUdeviceptr address, std::size_t bytes,
+                                           CUmemAccessDesc const* wanted, std::size_t count) {
+  if (is_mapped_by_runtime(address)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  using driver_function =
+      CUresult (*)(CUdeviceptr, std::size_t, CUmemAccessDesc const*, std::size_t);
+  return real<driver_function>(symbol::of_cuMemSetAccess)(address, bytes, wanted, count);
+}
+
+SLUICE_DRIVER_CALL CUresult cuMemAddressFree(CUdeviceptr address, std::size_t bytes) {
+  flush_if_deferring(symbol::of_cuMemAddressFree);
+  if (is_mapped_by_runtime(address)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  return real<CUresult (*)(CUdeviceptr, std::size_t)>(symbol::of_cuMemAddressFree)(address, bytes);
 }
 
 SLUICE_DRIVER_CALL CUresult cuMemAllocAsync(CUdeviceptr* address, std::size_t bytes,

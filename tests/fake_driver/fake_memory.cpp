@@ -373,6 +373,37 @@ SLUICE_FAKE_CALL CUresult cuMemExportToShareableHandle(void* out,
   return CUDA_SUCCESS;
 }
 
+SLUICE_FAKE_CALL CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* out,
+                                                      void* where) {
+  SLUICE_FAKE_ENTER
+  memory& in = the_memory();
+  std::lock_guard const guard{in.lock};
+  auto const found =
+      containing(in.mappings, address_of(where), [](mapping const& one) { return one.bytes; });
+  if (out == nullptr || found == in.mappings.end()) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  ++found->second.of->handles;
+  *out = handle_of(found->second.of);
+  return CUDA_SUCCESS;
+}
+
+SLUICE_FAKE_CALL CUresult cuMemGetHandleForAddressRange(void* out, CUdeviceptr address,
+                                                        std::size_t /*bytes*/,
+                                                        CUmemRangeHandleType type,
+                                                        unsigned long long /*flags*/) {
+  SLUICE_FAKE_ENTER
+  memory& in = the_memory();
+  std::lock_guard const guard{in.lock};
+  auto const found = containing(in.mappings, address, [](mapping const& one) { return one.bytes; });
+  if (type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || found == in.mappings.end()) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  int const fd = ::fcntl(found->second.of->fd, F_DUPFD_CLOEXEC, 0);
+  *static_cast<int*>(out) = fd;
+  return fd < 0 ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
+}
+
 SLUICE_FAKE_CALL CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* out,
                                                          void* descriptor,
                                                          CUmemAllocationHandleType type) {

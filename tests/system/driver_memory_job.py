@@ -50,6 +50,28 @@ def handle_of(address: int) -> int:
     return cuda.cuIpcGetMemHandle(handle, ctypes.c_uint64(address))
 
 
+def ways_to(address: int) -> list[int]:
+    """The driver's answers to who wants a handle of that memory or to change its mapping."""
+    handle, descriptor, at, size = ctypes.c_uint64(), ctypes.c_int(-1), ctypes.c_uint64(address), ctypes.c_size_t(64 * MIB)
+    access = (ctypes.c_int * 3)(1, 1, 3)  # another device reads and writes
+    return [cuda.cuMemRetainAllocationHandle(ctypes.byref(handle), at),
+            cuda.cuMulticastBindAddr(handle, ctypes.c_size_t(0), at, size, ctypes.c_uint64(0)),
+            cuda.cuMemMap(at, size, ctypes.c_size_t(0), handle, ctypes.c_uint64(0)),
+            cuda.cuMemSetAccess(at, size, access, ctypes.c_size_t(1)),
+            cuda.cuMemUnmap(at, size),
+            cuda.cuMemGetHandleForAddressRange(ctypes.byref(descriptor), at, size, 1, ctypes.c_uint64(0))]
+
+
+def own_memory() -> int:
+    """The address of what is made and mapped as a program does it that shares memory itself."""
+    size, handle, address = ctypes.c_size_t(64 * MIB), ctypes.c_uint64(), ctypes.c_uint64()
+    properties = (ctypes.c_int * 16)(1, 1, 1)  # pinned, exportable as a descriptor, on a device
+    check(cuda.cuMemCreate(ctypes.byref(handle), size, properties, ctypes.c_uint64(0)))
+    check(cuda.cuMemAddressReserve(ctypes.byref(address), size, ctypes.c_size_t(0), ctypes.c_uint64(0), ctypes.c_uint64(0)))
+    check(cuda.cuMemMap(address, size, ctypes.c_size_t(0), handle, ctypes.c_uint64(0)))
+    return address.value
+
+
 said = {}
 check(cuda.cuInit(0))
 said["totals"] = [total()]
@@ -64,6 +86,8 @@ said["with 10 MiB"] = memory()
 segment = runtime.sluice_arena_alloc(100 * MIB, 0, None)  # two chunks of 64 MiB
 said["with an arena"] = memory()
 said["handles"] = [handle_of(mine), handle_of(segment), handle_of(mine)]
+said["ways"] = [ways_to(mine), ways_to(segment), ways_to(segment)]
+said["own"] = ways_to(own_memory())
 runtime.sluice_arena_free(segment, 100 * MIB, 0, None)
 said["with an idle arena"] = memory()
 free(mine)

@@ -10,7 +10,7 @@ import pytest
 from launching import call
 
 JOB = Path(__file__).with_name("driver_memory_job.py")
-OUT_OF_MEMORY, NOT_SUPPORTED = 2, 801  # CUresult
+INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED = 1, 2, 801  # CUresult
 CHUNK = 64  # MiB
 POOL = 8 * CHUNK  # MiB
 
@@ -77,6 +77,18 @@ def test_pool_memory_has_no_ipc_handle_and_that_is_said_once(job):
     assert said["handles"] == [NOT_SUPPORTED] * 3
     assert complaints.count("cuIpcGetMemHandle") == 1
     assert "send tensor.cpu()" in complaints
+
+
+def test_pool_memory_is_reached_by_no_handle_and_by_no_other_device(job):
+    said, complaints = job
+    assert said["ways"] == [[INVALID_VALUE] * 5 + [NOT_SUPPORTED]] * 3
+    assert complaints.count("cuMemGetHandleForAddressRange") == 1
+
+
+def test_memory_that_a_program_makes_itself_has_its_handles(job):
+    said, _ = job
+    retained, _, mapped_twice, access, unmapped, range_of_unmapped = said["own"]
+    assert (retained, mapped_twice, access, unmapped, range_of_unmapped) == (0, INVALID_VALUE, 0, 0, INVALID_VALUE)
 
 
 @pytest.mark.parametrize("setting", ["expandable_segments:True", "backend:cudaMallocAsync"])

@@ -194,6 +194,63 @@ TEST_F(attach, pool_memory_has_no_ipc_handle) {
   EXPECT_EQ(cuda.free_memory(pooled), CUDA_SUCCESS);
 }
 
+TEST_F(attach, pool_memory_has_no_handle_by_which_it_could_be_reached_later) {
+  make_sure_of_runtime();
+  serve(1000, 1000);
+  CUdeviceptr pooled = 0;
+  ASSERT_EQ(cuda.allocate(&pooled, 1000), CUDA_SUCCESS);
+  auto const asked = [&] {
+    return driver.calls("cuMemRetainAllocationHandle") + driver.calls("cuMulticastBindAddr") +
+           driver.calls("cuMemGetHandleForAddressRange");
+  };
+  auto const before = asked();
+  CUmemGenericAllocationHandle handle = 0;
+  auto* const inside = reinterpret_cast<void*>(pooled + 10);
+  // As the driver says of memory that is not made by cuMemCreate: libraries know that answer.
+  EXPECT_EQ(cuda.retain_handle(&handle, inside), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuda.bind_to_multicast(handle, 0, pooled, 1000, 0), CUDA_ERROR_INVALID_VALUE);
+  int descriptor = -1;
+  EXPECT_EQ(cuda.range_handle(&descriptor, pooled, 1000, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0),
+            CUDA_ERROR_NOT_SUPPORTED);
+  EXPECT_EQ(asked(), before);
+
+  CUdeviceptr drivers = 0;
+  ASSERT_EQ(cuda.allocate(&drivers, 5000), CUDA_SUCCESS);
+  (void)cuda.retain_handle(&handle, reinterpret_cast<void*>(drivers));
+  (void)cuda.bind_to_multicast(handle, 0, drivers, 5000, 0);
+  (void)cuda.range_handle(&descriptor, drivers, 5000, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
+  EXPECT_EQ(asked(), before + 3);
+  EXPECT_EQ(cuda.free_memory(drivers), CUDA_SUCCESS);
+  EXPECT_EQ(cuda.free_memory(pooled), CUDA_SUCCESS);
+}
+
+TEST_F(attach, mappings_of_pool_memory_are_not_the_programs_to_change) {
+  make_sure_of_runtime();
+  serve(1000, 1000);
+  CUdeviceptr pooled = 0;
+  ASSERT_EQ(cuda.allocate(&pooled, 1000), CUDA_SUCCESS);
+  auto const asked = [&] {
+    return driver.calls("cuMemMap") + driver.calls("cuMemUnmap") + driver.calls("cuMemSetAccess") +
+           driver.calls("cuMemAddressFree");
+  };
+  auto const before = asked();
+  CUmemAccessDesc const for_all{{CU_MEM_LOCATION_TYPE_DEVICE, 1},
+                                CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  EXPECT_EQ(cuda.map(pooled, 1000, 0, 0, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuda.unmap(pooled, 1000), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuda.set_access(pooled, 1000, &for_all, 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuda.free_addresses(pooled, 1000), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(asked(), before);
+
+  CUdeviceptr const foreign = 0x1000;
+  (void)cuda.map(foreign, 1000, 0, 0, 0);
+  (void)cuda.unmap(foreign, 1000);
+  (void)cuda.set_access(foreign, 1000, &for_all, 1);
+  (void)cuda.free_addresses(foreign, 1000);
+  EXPECT_EQ(asked(), before + 4);
+  EXPECT_EQ(cuda.free_memory(pooled), CUDA_SUCCESS);
+}
+
 TEST_F(attach, a_forked_child_is_held_by_nothing_and_takes_no_pool_memory) {
   make_sure_of_runtime();
   serve(1000, 1000);

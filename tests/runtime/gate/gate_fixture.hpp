@@ -133,6 +133,18 @@ struct driver_calls {
       gate_library().get<decltype(&cuMemGetAddressRange)>("cuMemGetAddressRange_v2");
   decltype(&cuIpcGetMemHandle) ipc_handle =
       gate_library().get<decltype(&cuIpcGetMemHandle)>("cuIpcGetMemHandle");
+  decltype(&cuMemRetainAllocationHandle) retain_handle =
+      gate_library().get<decltype(&cuMemRetainAllocationHandle)>("cuMemRetainAllocationHandle");
+  decltype(&cuMemGetHandleForAddressRange) range_handle =
+      gate_library().get<decltype(&cuMemGetHandleForAddressRange)>("cuMemGetHandleForAddressRange");
+  decltype(&cuMulticastBindAddr) bind_to_multicast =
+      gate_library().get<decltype(&cuMulticastBindAddr)>("cuMulticastBindAddr");
+  decltype(&cuMemMap) map = gate_library().get<decltype(&cuMemMap)>("cuMemMap");
+  decltype(&cuMemUnmap) unmap = gate_library().get<decltype(&cuMemUnmap)>("cuMemUnmap");
+  decltype(&cuMemSetAccess) set_access =
+      gate_library().get<decltype(&cuMemSetAccess)>("cuMemSetAccess");
+  decltype(&cuMemAddressFree) free_addresses =
+      gate_library().get<decltype(&cuMemAddressFree)>("cuMemAddressFree");
   decltype(&cuMemcpyHtoD) copy_in = gate_library().get<decltype(&cuMemcpyHtoD)>("cuMemcpyHtoD_v2");
   decltype(&cuMemcpyHtoDAsync) copy_in_later =
       gate_library().get<decltype(&cuMemcpyHtoDAsync)>("cuMemcpyHtoDAsync_v2");

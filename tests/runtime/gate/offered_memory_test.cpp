@@ -99,6 +99,17 @@ TEST_F(offered_memory, says_what_there_is) {
   EXPECT_EQ(bytes, size);
 }
 
+TEST_F(offered_memory, has_no_handle_and_is_mapped_by_who_offers_it) {
+  auto const retained = driver.calls("cuMemRetainAllocationHandle");
+  auto const unmapped = driver.calls("cuMemUnmap");
+  CUmemGenericAllocationHandle handle = 0;
+  auto* const inside = reinterpret_cast<void*>(first_address + 1);
+  EXPECT_EQ(cuda.retain_handle(&handle, inside), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(driver.calls("cuMemRetainAllocationHandle"), retained);
+  (void)cuda.unmap(first_address, size);
+  EXPECT_EQ(driver.calls("cuMemUnmap"), unmapped + 1);
+}
+
 TEST_F(offered_memory, is_offered_once) {
   EXPECT_EQ(gate.offer_memory(&memory()), -1);
 }
