@@ -162,8 +162,8 @@ def measure(folder: Path, port: int, backend: str, seconds: float, rounds: int) 
         seen.setdefault((launches, name), []).append(value)
         return value
 
-    for each in requests.values():  # what is recorded is, afterwards
-        for count in (1, connections):
+    for each in requests.values():  # what is recorded is, afterwards, by each thread and for most sizes of batches
+        for count in (1, connections, connections):
             load(each, port, count)
     for _ in range(rounds):
         hand = by_hand(folder, backend, seconds / 2)
