@@ -312,3 +312,31 @@ def test_each_demand_is_answered_and_each_micro_batch_committed_in_the_end_besid
 ])
 def test_each_part_of_not_waiting_beside_a_pause_is_needed(tmp_path, switches, violated):
     assert_wrong(violated, tmp_path, "pause", *PAUSE, *switches)
+
+
+@pytest.mark.parametrize("switches", [(), ("NEEDS=1",), ("SUCCESSION",), ("DEATH",), at_length(("SERVES=2",)),
+                                      at_length(("SUCCESSION", "KILLS=2")), at_length(("NEEDS=1", "DEATH"))], ids=named)
+def test_what_is_parked_comes_back_as_it_was_and_nobody_launches_before(tmp_path, switches):
+    assert_sound(search(tmp_path, "parking", *switches), at_least=100_000)
+
+
+@pytest.mark.parametrize("claim, switches", [("served", ()), ("runs0", ()), ("runs1", ()), at_length("runs0", ("SUCCESSION",)),
+                                             at_length("runs1", ("SUCCESSION",))], ids=named)
+def test_of_two_that_have_no_room_beside_each_other_each_runs_again_and_again(tmp_path, claim, switches):
+    assert_sound(search(tmp_path, "parking", "PATIENT", *switches, claim=claim, fairly=True), at_least=10_000)
+
+
+@pytest.mark.parametrize("switches, violated", [
+    (("NO_DONE",), "holds["),
+    (("NO_SLOT", "NEEDS=1"), "slot_owner[to]"),
+    (("NO_SWEEP", "DEATH"), "slot_owner[0]"),
+    (("NO_ALL",), "holds["),
+])
+def test_each_part_of_parking_is_needed(tmp_path, switches, violated):
+    assert_wrong(violated, tmp_path, "parking", *switches)
+
+
+@pytest.mark.parametrize("claim, switch", [("runs1", "NO_WHOLE"), ("runs1", "NO_YIELD"), ("runs0", "NO_LOOK"), ("runs0", "NO_STAY")])
+def test_each_part_of_taking_turns_is_needed(tmp_path, claim, switch):
+    visited = search(tmp_path, "parking", "PATIENT", switch, claim=claim, fairly=True)
+    assert visited.errors == 1 and "acceptance cycle" in visited.output, visited.output
