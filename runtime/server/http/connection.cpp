@@ -163,7 +163,7 @@ void connection::on_header(error_code failure, std::size_t /*bytes*/) {
   auto refusal = refuse_header(parser_->get());
   if (!refusal) refusal = refuse_stranger();
   if (!refusal && expects_continue) refusal = context_.api.refuse(view());
-  if (!refusal) refusal = take_share(parser_->content_length().value_or(0));
+  if (!refusal && announces_large_body()) refusal = take_share(0);
   if (refusal) return respond(std::move(*refusal), false);
   // A body that is already here needs no invitation.
   if (!expects_continue || parser_->is_done() || buffer_.size() > 0) return read_body();
@@ -181,7 +181,7 @@ void connection::on_continue_written(error_code failure, std::size_t /*bytes*/) 
 void connection::read_body() {
   if (parser_->is_done()) return answer_request();
   arm(context_.options.transfer_timeout);
-  if (!parser_->content_length()) return read_part();
+  if (!parser_->content_length() || announces_large_body()) return read_part();
   http::async_read(stream_, buffer_, *parser_, on(&connection::on_body));
 }
 
@@ -189,10 +189,11 @@ void connection::read_part() {
   http::async_read_some(stream_, buffer_, *parser_, on(&connection::on_part));
 }
 
-/// Of a body that comes in chunks, so that nobody has said how large it is.
+/// Of a body that is large, or comes in chunks: it counts as what has come, so that who announces one and sends nothing takes no room.
 void connection::on_part(error_code failure, std::size_t bytes) {
   if (failure || parser_->is_done()) return on_body(failure, bytes);
-  if (auto refusal = take_share(parser_->get().body().size())) {
+  auto const arrived = parser_->get().body().size();
+  if (auto refusal = arrived > small_body ? take_share(arrived) : std::nullopt) {
     disarm();
     return respond(std::move(*refusal), false);
   }
@@ -227,8 +228,11 @@ http_request connection::view() const {
   return view_of(parser_->get(), body_, context_.options.max_body_bytes);
 }
 
+bool connection::announces_large_body() const {
+  return parser_->content_length().value_or(0) > small_body;
+}
+
 std::optional<http_reply> connection::take_share(std::uint64_t body_bytes) {
-  if (body_bytes <= small_body || body_bytes > context_.options.max_body_bytes) return std::nullopt;
   if (share_.grow(context_.waiting_body_bytes, context_.options.max_waiting_body_bytes,
                   body_bytes)) {
     return std::nullopt;
@@ -247,7 +251,7 @@ void connection::answer_request() {
   if (bytes <= small_body && !may_take_long && !oip_api::may_wait(view())) {
     return on_outcome(context_.api.handle(view()));
   }
-  if (!parser_->content_length()) {  // the last part, too
+  if (bytes > small_body) {  // the last part, too
     if (auto refusal = take_share(bytes)) return respond(std::move(*refusal), false);
   }
   state_ = state_t::waiting;

@@ -86,7 +86,8 @@ class connection : public std::enable_shared_from_this<connection> {
   void on_body(error_code failure, std::size_t bytes);
   void read_part();
   void on_part(error_code failure, std::size_t bytes);
-  /// A large body takes its share of what may wait; the refusal if there is none left.
+  [[nodiscard]] bool announces_large_body() const;
+  /// A large body takes its share of what may wait, of what has come; the refusal if there is none left.
   [[nodiscard]] std::optional<http_reply> take_share(std::uint64_t body_bytes);
   void answer_request();
   /// Has what takes long computed on a thread for that.
