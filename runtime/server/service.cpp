@@ -265,18 +265,20 @@ nlohmann::json model_service::status() const {
   auto* const host = host_.load();
   auto const offered = seen();
   auto const uptime = std::chrono::steady_clock::now() - started_;
-  nlohmann::json result{{"server",
-                         {{"pid", ::getpid()},
-                          {"endpoint", host == nullptr ? "" : endpoint_},
-                          {"scheme", scheme_},
-                          {"grpc_endpoint", host == nullptr ? "" : grpc_endpoint_},
-                          {"models_ready", ready(*offered).ready},
-                          {"uptime_s", std::chrono::duration<double>{uptime}.count()},
-                          {"state", host == nullptr  ? "starting"
-                                    : draining_      ? "draining"
-                                    : !host->ready() ? "restarting"
-                                                     : "ready"}}}};
-  result.update(host == nullptr ? describe(host_snapshot{}) : host->status());
+  auto result = host == nullptr ? describe(host_snapshot{}) : host->status();
+  // As that look has it: another one might contradict it.
+  auto const executor = result.find("executor");
+  bool const computes = executor == result.end() || (*executor)["state"] == "ready";
+  result["server"] = {{"pid", ::getpid()},
+                      {"endpoint", host == nullptr ? "" : endpoint_},
+                      {"scheme", scheme_},
+                      {"grpc_endpoint", host == nullptr ? "" : grpc_endpoint_},
+                      {"models_ready", ready(*offered).ready},
+                      {"uptime_s", std::chrono::duration<double>{uptime}.count()},
+                      {"state", host == nullptr ? "starting"
+                                : draining_     ? "draining"
+                                : !computes     ? "restarting"
+                                                : "ready"}};
   auto& faults = result["unservable"] = nlohmann::json::array();
   for (auto const& each : offered->unservable) {
     faults.push_back({{"name", each.name}, {"reason", each.reason.what()}});

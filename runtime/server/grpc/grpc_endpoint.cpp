@@ -21,6 +21,7 @@
 #include "memhandover/base/error.hpp"
 #include "runtime/server/grpc/grpc_context.hpp"
 #include "runtime/server/grpc/grpc_listener.hpp"
+#include "runtime/server/grpc/message_codec.hpp"
 #include "runtime/server/grpc/rpc_call.hpp"
 #include "runtime/server/http/listening.hpp"
 #include "runtime/server/inference/background_thread.hpp"
@@ -51,6 +52,7 @@ void log_of_grpc(gpr_log_func_args* line) {
 void keep_grpc() {
   static bool const is_kept = [] {
     ::gpr_set_log_function(log_of_grpc);
+    silence_protobuf();
     ::grpc_init();
     return true;
   }();

@@ -4,6 +4,10 @@
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/io/zero_copy_stream_impl.h>
 #include <google/protobuf/wire_format_lite.h>
+#if __has_include( \
+    <google/protobuf/stubs/logging.h>)  // later releases write with Abseil, and not of this
+#include <google/protobuf/stubs/logging.h>
+#endif
 
 #include <array>
 #include <cstring>
@@ -190,6 +194,12 @@ message_pieces encoded(infer_response const& response, bool is_of_stream) {
 }
 
 }  // namespace
+
+void silence_protobuf() {
+#if __has_include(<google/protobuf/stubs/logging.h>)
+  static google::protobuf::LogSilencer const for_good;
+#endif
+}
 
 infer_message read_infer_request(std::vector<std::string_view> const& parts) {
   auto const read = [&](auto const& with) {

@@ -39,6 +39,9 @@ using infer_message = std::shared_ptr<inference::ModelInferRequest>;
 [[nodiscard]] decoded_request decode_infer_request(infer_message const& asked,
                                                    model_metadata const& metadata);
 
+/// From now on protobuf writes no lines to standard error: what is wrong with a message is its sender's to hear, and nobody else's.
+void silence_protobuf();
+
 /// Bytes of a message: texts of its own, and tensors.
 using message_pieces = std::vector<tensor_bytes>;
 

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <spdlog/formatter.h>
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
@@ -9,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstring>
 #include <iterator>
 #include <utility>
@@ -24,6 +26,9 @@ using namespace std::chrono_literals;
 
 constexpr std::size_t longest_path = 256, longest_name = 128;
 constexpr auto between_complaints = 1min;
+/// At the end nobody waits any longer for who reads a pipe and takes nothing of it.
+constexpr auto longest_stall = 3s;
+constexpr auto stall_look = 100ms;
 constexpr mode_t mode_of_file = 0640;
 
 /// Of a client's text as much as may stand in a line.
@@ -126,10 +131,29 @@ bool access_log::ends_in_a_cut_line() const {
          (!S_ISREG(about.st_mode) || about.st_size > 0);
 }
 
+/// Until a pipe takes as much as is written at once; false: it does not, and the log is to end.
+bool access_log::await_room() {
+  pollfd awaited{file_.get(), POLLOUT, 0};
+  for (auto begin = std::chrono::steady_clock::now();;) {
+    auto const came = ::poll(&awaited, 1, static_cast<int>(stall_look / 1ms));
+    if (came > 0 || (came < 0 && errno != EINTR)) return true;  // a write says what is wrong
+    std::lock_guard const lock{mutex_};
+    auto const now = std::chrono::steady_clock::now();
+    if (!is_ending_) begin = now;
+    if (now - begin > longest_stall) return false;
+  }
+}
+
 std::uint64_t access_log::append(std::string_view lines) {
   auto const write_all = [this](std::string_view& left) {
     while (file_ && !left.empty()) {
-      auto const written = ::write(file_.get(), left.data(), left.size());
+      if (!await_room()) {
+        errno = ETIMEDOUT;
+        break;
+      }
+      // No more than a pipe with room takes at once.
+      auto const written =
+          ::write(file_.get(), left.data(), std::min<std::size_t>(left.size(), PIPE_BUF));
       if (written < 0 && errno == EINTR) continue;
       if (written <= 0) break;
       left.remove_prefix(static_cast<std::size_t>(written));

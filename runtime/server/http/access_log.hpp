@@ -48,7 +48,7 @@ class access_log {
   /// "stderr", or the path of a file, which is made if it is not there, or of a pipe that somebody reads. Throws
   /// `invalid_argument` if it cannot be written.
   explicit access_log(std::string target);
-  /// Writes what is left.
+  /// Writes what is left, unless it is a pipe's and who reads that takes nothing for 3 s.
   ~access_log();
   access_log(access_log const&) = delete;
   access_log& operator=(access_log const&) = delete;
@@ -68,6 +68,7 @@ class access_log {
   /// How many of the lines it could not write, which is logged.
   [[nodiscard]] std::uint64_t append(std::string_view lines);
   [[nodiscard]] bool ends_in_a_cut_line() const;
+  [[nodiscard]] bool await_room();
 
   std::string const target_;
   std::string const program_;

@@ -27,8 +27,12 @@ class body_share {
   /// From now on so large; false where others than it, and the `own` bytes beside it, are more than `most` already.
   [[nodiscard]] bool grow(std::atomic<std::uint64_t>& of, std::uint64_t most, std::uint64_t bytes,
                           std::uint64_t own = 0) {
-    if (of > most + bytes_ + own) return false;
-    of += bytes - bytes_;
+    // In one step, or two that grow at once would refuse each other.
+    auto const others = of.fetch_add(bytes - bytes_) - bytes_;
+    if (others > most + own) {
+      of -= bytes - bytes_;
+      return false;
+    }
     of_ = &of;
     bytes_ = bytes;
     return true;

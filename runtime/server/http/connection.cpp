@@ -161,7 +161,7 @@ void connection::on_header(error_code failure, std::size_t /*bytes*/) {
   auto refusal = refuse_header(parser_->get());
   if (!refusal) refusal = refuse_stranger();
   if (!refusal && expects_continue) refusal = context_.api.refuse(view());
-  if (!refusal) refusal = take_share(parser_->content_length().value_or(0));
+  if (!refusal && announces_large_body()) refusal = take_share(0);
   if (refusal) return respond(std::move(*refusal), false);
   // A body that is already here needs no invitation.
   if (!expects_continue || parser_->is_done() || buffer_.size() > 0) return read_body();
@@ -198,7 +198,7 @@ void connection::answer_request() {
   if (bytes <= small_body && !may_take_long && !oip_api::may_wait(view())) {
     return on_outcome(context_.api.handle(view()));
   }
-  if (!parser_->content_length()) {  // the last part, too
+  if (bytes > small_body) {  // the last part, too
     if (auto refusal = take_share(bytes)) return respond(std::move(*refusal), false);
   }
   state_ = state_t::waiting;

@@ -93,7 +93,10 @@ class connection : public std::enable_shared_from_this<connection> {
   void on_taken(error_code failure);
   void wake_for_rest();
   void on_more(error_code failure);
-  /// A large body takes its share of what may wait; the refusal if there is none left.
+  [[nodiscard]] bool announces_large_body() const;
+  /// Whether what has come of a large body finds no room, which is answered then.
+  [[nodiscard]] bool refuse_share();
+  /// A large body takes its share of what may wait, of what has come; the refusal if there is none left.
   [[nodiscard]] std::optional<http_reply> take_share(std::uint64_t body_bytes);
   void answer_request();
   /// Has what takes long computed on a thread for that.

@@ -26,8 +26,8 @@ constexpr std::size_t piece = std::size_t{256} << 10U, most_at_a_turn = std::siz
 void connection::read_body() {
   if (parser_->is_done()) return answer_request();
   arm(context_.options.transfer_timeout);
+  if (announces_large_body()) return read_large_body();
   if (!parser_->content_length()) return read_part();
-  if (*parser_->content_length() > small_body) return read_large_body();
   http::async_read(stream_, buffer_, *parser_, on(&connection::on_body));
 }
 
@@ -38,13 +38,8 @@ void connection::read_part() {
 /// Of a body that comes in chunks, so that nobody has said how large it is.
 void connection::on_part(error_code failure, std::size_t bytes) {
   if (failure || parser_->is_done()) return on_body(failure, bytes);
-  auto const so_far = parser_->get().body().size();
-  if (auto refusal = take_share(so_far)) {
-    disarm();
-    return respond(std::move(*refusal), false);
-  }
-  if (so_far > small_body) return read_large_body();
-  read_part();
+  if (parser_->get().body().size() <= small_body) return read_part();
+  if (!refuse_share()) read_large_body();
 }
 
 /// What has come of it, and then what comes. So long as its length is known nobody is woken for a few bytes of it.
@@ -88,12 +83,7 @@ void connection::on_taken(error_code failure) {
     if (buffer_.size() == 0) buffer_.shrink_to_fit();
     return on_body(failure, 0);
   }
-  if (!parser_->content_length()) {
-    if (auto refusal = take_share(parser_->get().body().size())) {
-      disarm();
-      return respond(std::move(*refusal), false);
-    }
-  }
+  if (refuse_share()) return;
   if (!waits) return read_large_body();
   wake_for_rest();
   stream_.socket().async_wait(net::ip::tcp::socket::wait_read, on(&connection::on_more));
@@ -128,8 +118,21 @@ void connection::read_failed(error_code failure) {
   respond(std::move(*refusal), false);
 }
 
+bool connection::announces_large_body() const {
+  return parser_->content_length().value_or(0) > small_body;
+}
+
+/// It counts as what has come, so that who announces one and sends nothing takes no room.
+bool connection::refuse_share() {
+  auto refusal = take_share(parser_->get().body().size());
+  if (!refusal) return false;
+  disarm();
+  stream_.wake_for(1);
+  respond(std::move(*refusal), false);
+  return true;
+}
+
 std::optional<http_reply> connection::take_share(std::uint64_t body_bytes) {
-  if (body_bytes <= small_body || body_bytes > context_.options.max_body_bytes) return std::nullopt;
   if (share_.grow(context_.waiting_body_bytes, context_.options.max_waiting_body_bytes,
                   body_bytes)) {
     return std::nullopt;

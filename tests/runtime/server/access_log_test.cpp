@@ -9,6 +9,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <array>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -248,6 +249,18 @@ TEST(access_log, a_pipe_that_nobody_reads_is_refused_and_not_waited_for) {
   auto const failure = thrown_by([&] { access_log const refused{pipe.path().string()}; });
   ASSERT_TRUE(failure);
   EXPECT_THAT(failure->what(), HasSubstr("nobody reads that pipe"));
+}
+
+TEST(access_log, its_end_does_not_wait_for_who_reads_a_pipe_and_takes_nothing) {
+  written_file const pipe{"pipe.log", ""};
+  std::filesystem::remove(pipe.path());
+  ASSERT_EQ(::mkfifo(pipe.path().c_str(), 0600), 0);
+  memhandover::unique_fd const reader{::open(pipe.path().c_str(), O_RDONLY | O_NONBLOCK)};
+  auto log = std::make_unique<access_log>(pipe.path().string());
+  for (int i = 0; i < 8000; ++i) log->write(numbered(i));  // more than a pipe holds
+  log.reset();
+  std::array<char, 4096> bytes{};
+  EXPECT_GT(::read(reader.get(), bytes.data(), bytes.size()), 0);
 }
 
 TEST(access_log, a_check_makes_no_file_and_says_what_opening_it_would) {

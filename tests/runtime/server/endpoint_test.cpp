@@ -9,6 +9,7 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <deque>
 #include <future>
 #include <memory>
 #include <string>
@@ -594,6 +595,25 @@ TEST_P(http_endpoint, a_large_body_in_chunks_counts_while_it_comes) {
   slow->send("0\r\n\r\n");
   EXPECT_EQ(sum_in(slow->read_response()), 3.0F);
   EXPECT_EQ(sum_in(once("POST", "/v2/models/add/infer", body)), 3.0F);  // there is room again
+}
+
+TEST_P(http_endpoint, a_large_body_counts_as_it_comes_and_not_as_it_is_announced) {
+  options_.max_waiting_body_bytes = 100 << 10U;
+  auto body = addition(1, 2);
+  body.resize(256 << 10U, ' ');
+  auto const head = fmt::format(
+      "POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: "
+      "{}\r\n\r\n",
+      body.size());
+  std::deque<http_client> silent;
+  for (int i = 0; i < 5; ++i) {
+    silent.push_back(client());
+    silent.back().send(head);
+    EXPECT_EQ(silent.back().read_response().status, 100);
+  }
+  EXPECT_EQ(sum_in(once("POST", "/v2/models/add/infer", body)), 3.0F);
+  silent.back().send(body);
+  EXPECT_EQ(sum_in(silent.back().read_response()), 3.0F);
 }
 
 TEST_P(http_endpoint, a_compressed_body_counts_as_what_it_becomes) {

@@ -87,6 +87,13 @@ TEST(grpc_messages, a_raw_tensor_is_a_part_of_the_message_and_keeps_it) {
   EXPECT_THAT(request.outputs, ElementsAre("y"));
 }
 
+TEST(grpc_messages, bytes_that_are_no_text_are_refused_without_a_line_of_protobufs) {
+  silence_protobuf();
+  testing::internal::CaptureStderr();
+  EXPECT_THROW(static_cast<void>(read_infer_request({"\x0A\x02\xFF\xFE"})), error);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+}
+
 TEST(grpc_messages, typed_contents_have_the_bytes_of_their_type) {
   struct row {
     datatype type;

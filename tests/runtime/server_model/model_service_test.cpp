@@ -95,6 +95,29 @@ TEST_F(a_service, is_not_ready_once_it_drains) {
   EXPECT_EQ(service_.status()["server"]["state"], "draining");
 }
 
+/// Its process has ended since it was asked whether it is ready.
+class ending_executor : public model_executor {
+ public:
+  [[nodiscard]] model_state state(model_index /*model*/) const override {
+    return model_state::cold;
+  }
+  request_ticket submit(model_index /*model*/, infer_request /*request*/,
+                        completion /*done*/) override {
+    return 1;
+  }
+  void cancel(request_ticket /*which*/) override {}
+  [[nodiscard]] nlohmann::json status() const override {
+    return {{"executor", {{"state", "starting"}}}};
+  }
+};
+
+TEST_F(a_service, has_the_state_that_its_executor_has_in_the_same_status) {
+  ending_executor executor;
+  service_.attach(executor, "127.0.0.1:1");
+  EXPECT_TRUE(service_.ready());
+  EXPECT_EQ(service_.status()["server"]["state"], "restarting");
+}
+
 TEST_F(a_service, tells_states_bytes_and_latencies_without_waking_anybody) {
   attach();
   EXPECT_EQ(sum_of(ask("other", "")), 18);
