@@ -113,6 +113,7 @@ std::vector<std::string> seeds() {
 
 void run_one(std::string_view input) {
   if (input.size() < 2) return;
+  silence_protobuf();
   auto const which = static_cast<unsigned char>(input[0]);
   auto const message = input.substr(2);
   auto const cut = message.size() * static_cast<unsigned char>(input[1]) / 256;
