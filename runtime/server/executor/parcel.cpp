@@ -7,12 +7,10 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <utility>
@@ -20,6 +18,7 @@
 #include "memhandover/base/standard_streams.hpp"
 #include "memhandover/base/system_error.hpp"
 #include "runtime/server/executor/detail/fields.hpp"
+#include "runtime/server/executor/detail/received_file.hpp"
 
 namespace sluice::server {
 namespace {
@@ -28,6 +27,7 @@ using detail::field_reader;
 using detail::put_number;
 using detail::put_raw;
 using detail::put_text;
+using detail::received_file;
 using memhandover::unique_fd;
 using nlohmann::json;
 using std::chrono::steady_clock;
@@ -128,71 +128,6 @@ void wrap_tensors(std::vector<tensor> const& tensors, parcel& into) {
   }
   put_bytes(parts, into);
 }
-
-/// A sealed file. It is mapped when somebody looks, since pages that are mapped and unmapped cost several times as much as they
-/// do to read; but at once where many of its kind have descriptors.
-class received_file final : public distant_bytes {
- public:
-  received_file(int file, std::size_t bytes) : bytes_{bytes} {
-    unique_fd mine{::fcntl(file, F_DUPFD_CLOEXEC, 0)};
-    if (!mine || mine.get() >= most_descriptors) {
-      mapped_ = map(file, bytes_);
-    } else {
-      file_ = std::move(mine);
-    }
-  }
-  received_file(received_file const&) = delete;
-  received_file& operator=(received_file const&) = delete;
-  ~received_file() override {
-    if (auto* const mapped = mapped_.load()) {
-      ::munmap(mapped, bytes_);
-    }
-  }
-
-  [[nodiscard]] std::byte* bring() override {
-    if (auto* const mapped = mapped_.load(std::memory_order_acquire)) {
-      return mapped;
-    }
-    std::lock_guard const lock{mapping_};
-    if (mapped_.load(std::memory_order_relaxed) == nullptr) {
-      mapped_.store(map(file_.get(), bytes_), std::memory_order_release);
-    }
-    return mapped_.load(std::memory_order_relaxed);
-  }
-
-  void read(std::size_t begin, std::span<std::byte> to) override {
-    if (auto const* const mapped = mapped_.load(std::memory_order_acquire)) {
-      std::copy_n(mapped + begin, to.size(), to.data());
-      return;
-    }
-    while (!to.empty()) {
-      auto const got = ::pread(file_.get(), to.data(), to.size(), static_cast<off_t>(begin));
-      if (got <= 0 && !(got < 0 && errno == EINTR)) {
-        throw memhandover::system_error("cannot read the tensors of a message");
-      }
-      auto const done = static_cast<std::size_t>(std::max<ssize_t>(got, 0));
-      to = to.subspan(done);
-      begin += done;
-    }
-  }
-
- private:
-  static constexpr int most_descriptors = 1024;
-
-  /// For this process alone: what it writes there nobody else sees.
-  static std::byte* map(int file, std::size_t bytes) {
-    auto* const begin = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
-    if (begin == MAP_FAILED) {
-      throw memhandover::system_error("cannot map the tensors of a message");
-    }
-    return static_cast<std::byte*>(begin);
-  }
-
-  unique_fd file_;
-  std::size_t const bytes_;
-  std::mutex mapping_;
-  std::atomic<std::byte*> mapped_{nullptr};
-};
 
 /// Of all tensors of a message, in order. Those in a file are used where they lie.
 class message_bytes {

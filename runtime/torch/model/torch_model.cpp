@@ -14,11 +14,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <map>
-#include <mutex>
 #include <optional>
 #include <string_view>
-#include <thread>
 #include <utility>
 
 #include "memhandover/base/bytes.hpp"
@@ -28,7 +25,7 @@
 #include "runtime/server/hosting/torch_errors.hpp"
 #include "runtime/torch/model/detail/code_effects.hpp"
 #include "runtime/torch/model/detail/computation.hpp"
-#include "runtime/torch/model/detail/recordings.hpp"
+#include "runtime/torch/model/detail/model_recordings.hpp"
 #include "runtime/torch/model/detail/signature.hpp"
 #include "runtime/torch/model/detail/torch_tensors.hpp"
 #include "runtime/torch/model/detail/torch_weights.hpp"
@@ -152,12 +149,7 @@ class torch_model final : public hosted_model {
     return is_constant_ ? options_.computing.instances : 1;
   }
 
-  bool rest() noexcept override {
-    std::lock_guard const lock{recordings_mutex_};
-    bool const had_any = !recordings_.empty();
-    recordings_.clear();
-    return had_any;
-  }
+  bool rest() noexcept override { return recordings_.clear(); }
 
   void unload() override {
     try {
@@ -263,31 +255,8 @@ class torch_model final : public hosted_model {
     if (effect) {
       log_computed_alone(options_.name, *effect);
     }
-    records_ = wants_records && is_constant_ && !detail::takes_numbers(signature_);
-  }
-
-  /// The calling thread's; null where nothing is recorded.
-  detail::recordings* recordings_here() {
-    if (!records_) {
-      return nullptr;
-    }
-    std::lock_guard const lock{recordings_mutex_};
-    auto const found = recordings_.find(std::this_thread::get_id());
-    if (found != recordings_.end()) {
-      return &found->second;
-    }
-    try {
-      return &recordings_.try_emplace(std::this_thread::get_id(), detail::recorder_of_this_thread())
-                  .first->second;
-    } catch (std::exception const& failure) {
-      refuse_recordings(failure.what());
-      return nullptr;
-    }
-  }
-
-  void refuse_recordings(std::string const& why) {
-    if (records_.exchange(false)) {
-      log_not_recorded(options_.name, why);
+    if (wants_records && is_constant_ && !detail::takes_numbers(signature_)) {
+      recordings_.begin();
     }
   }
 
@@ -337,17 +306,7 @@ class torch_model final : public hosted_model {
       torch::jit::GraphOptimizerEnabledGuard const unoptimised{false};
       return module_.forward(std::move(given));
     };
-    c10::IValue result;
-    if (auto* const recorded = recordings_here()) {
-      result = recorded->run(std::move(arguments), forward);
-      if (recorded->refusal()) {
-        refuse_recordings(*recorded->refusal());
-      } else if (recorded->count() > 0 && !recording_noted_.exchange(true)) {
-        log_recorded(options_.name);
-      }
-    } else {
-      result = forward(std::move(arguments));
-    }
+    auto const result = recordings_.run(std::move(arguments), forward);
     try {
       detail::from_result(result, options_.outputs, signature_.output_places, calls);
     } catch (error const& failure) {
@@ -370,9 +329,7 @@ class torch_model final : public hosted_model {
   bool image_noted_ = false;
   std::atomic<bool> misfit_logged_ = false;
   bool is_constant_ = false;  ///< no computation changes what another one sees
-  std::atomic<bool> records_ = false, recording_noted_ = false;
-  std::mutex recordings_mutex_;
-  std::map<std::thread::id, detail::recordings> recordings_;  ///< used by that thread alone
+  detail::model_recordings recordings_{options_.name};
 };
 
 }  // namespace

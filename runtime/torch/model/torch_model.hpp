@@ -30,7 +30,7 @@
 /// stays.
 ///
 /// A model whose code changes nothing of its own may compute several requests at once, and have its launches on a GPU
-/// recorded by each thread that computes (`computing`, detail/code_effects.hpp, detail/recordings.hpp).
+/// recorded by each thread that computes (`computing`, detail/code_effects.hpp, detail/model_recordings.hpp).
 ///
 /// Code runs unoptimised by TorchScript's profiling executor, which would compile in the middle of
 /// the second request of every shape.
