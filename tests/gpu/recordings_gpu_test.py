@@ -12,7 +12,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "system"))
 
 from server_gpu_test import GpuWorld  # noqa: E402
-from server_models import TinyNet  # noqa: E402
+from server_models import Counting, TinyNet  # noqa: E402
 from serving import Server, eventually, floats  # noqa: E402
 
 RECORDED = "optimization { cuda { graphs: true } }"
@@ -27,18 +27,6 @@ class Choosing(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2.0 if bool(x.sum() > 0) else x * 3.0
-
-
-class Counting(torch.nn.Module):
-    """Changes itself, so that each request has to find it as it was."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("count", torch.zeros(1))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.count.add_(1.0)
-        return x + self.count
 
 
 class Random(torch.nn.Module):

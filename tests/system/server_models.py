@@ -65,6 +65,18 @@ class RaisingLines(torch.nn.Module):
         return x
 
 
+class Counting(torch.nn.Module):
+    """Changes itself, so that each request has to find it as it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.add_(1.0)
+        return x + self.count
+
+
 class Slow(torch.nn.Module):
     """Multiplies matrices `n` times, to be busy for a while; answers the number of rounds."""
 

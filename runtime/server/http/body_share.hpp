@@ -24,6 +24,8 @@ class body_share {
     if (of_ != nullptr) *of_ -= bytes_;
   }
 
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+
   /// From now on so large; false where others than it, and the `own` bytes beside it, are more than `most` already.
   [[nodiscard]] bool grow(std::atomic<std::uint64_t>& of, std::uint64_t most, std::uint64_t bytes,
                           std::uint64_t own = 0) {

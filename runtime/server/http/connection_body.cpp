@@ -122,9 +122,11 @@ bool connection::announces_large_body() const {
   return parser_->content_length().value_or(0) > small_body;
 }
 
-/// It counts as what has come, so that who announces one and sends nothing takes no room.
+/// It counts as what has come, so that who announces one and sends nothing takes no room, and is not refused for what others take.
 bool connection::refuse_share() {
-  auto refusal = take_share(parser_->get().body().size());
+  auto const bytes = parser_->get().body().size();
+  if (bytes <= small_body || bytes == share_.bytes()) return false;
+  auto refusal = take_share(bytes);
   if (!refusal) return false;
   disarm();
   stream_.wake_for(1);

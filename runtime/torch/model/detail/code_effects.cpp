@@ -8,10 +8,13 @@
 #include <torch/csrc/jit/passes/inliner.h>
 #include <torch/csrc/jit/passes/peephole.h>
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <unordered_map>
 #include <vector>
+
+#include "runtime/server/hosting/torch_errors.hpp"
 
 namespace sluice::server::detail {
 namespace {
@@ -77,7 +80,7 @@ void settle_attributes(torch::jit::Graph& graph, torch::jit::Module const& modul
 
 }  // namespace
 
-std::optional<std::string> lasting_effect_of(torch::jit::Module const& module) {
+std::optional<std::string> lasting_effect_of(torch::jit::Module const& module) try {
   auto graph = module.get_method("forward").graph()->copy();
   torch::jit::Inline(*graph);
   std::optional<std::string> effect;
@@ -105,6 +108,8 @@ std::optional<std::string> lasting_effect_of(torch::jit::Module const& module) {
     }
   });
   return effect;
+} catch (std::exception const& failure) {
+  return c10::str("its code cannot be looked through: ", first_line(failure.what()));
 }
 
 }  // namespace sluice::server::detail
