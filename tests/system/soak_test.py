@@ -28,6 +28,8 @@ CLIENTS = 4
 LARGE_ROWS = 87_382  # of three numbers: 1 MiB
 #: What may come on top between the first round and the last: of resident memory, what malloc keeps by chance.
 SLACK_MIB = {"server": 16, "executor": 48}
+#: gRPC adds some of its own when many calls come at once.
+LAZY_THREADS = 4
 INFER = "/v2/models/affine/infer"
 
 
@@ -272,7 +274,7 @@ def test_requests_of_all_kinds_are_answered_rightly_and_leave_nothing_behind(wor
         first = first or now
         print(round_number, now)
     for name, at_first in first.items():
-        assert now[name].threads <= at_first.threads and now[name].descriptors <= at_first.descriptors, (name, at_first, now)
+        assert now[name].threads <= at_first.threads + LAZY_THREADS and now[name].descriptors <= at_first.descriptors, (name, at_first, now)
         assert now[name].resident_mib <= at_first.resident_mib + SLACK_MIB[name], (name, at_first, now)
     assert server.status()["executor"]["started"] == rounds + 1
     assert threading.active_count() < 20

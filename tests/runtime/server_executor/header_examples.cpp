@@ -1,5 +1,6 @@
 /// The examples in the headers of runtime/server/executor/ and of what it shares with hosts, word for word: compiled, never
 /// run.
+#include <memory>
 #include <new>
 #include <utility>
 
@@ -7,6 +8,7 @@
 #include "runtime/server/executor/child_process.hpp"
 #include "runtime/server/executor/detail/fields.hpp"
 #include "runtime/server/executor/detail/reader_role.hpp"
+#include "runtime/server/executor/detail/received_file.hpp"
 #include "runtime/server/executor/detail/spare_process.hpp"
 #include "runtime/server/executor/end_report.hpp"
 #include "runtime/server/executor/executor_session.hpp"
@@ -110,6 +112,12 @@ void of_executor_session(
   }
 }
 #pragma GCC diagnostic pop
+
+void of_received_file(int descriptor, std::size_t size) {
+  using detail::received_file;
+  auto const file = std::make_shared<received_file>(descriptor, size);
+  tensor_bytes second{file, 64, 8};
+}
 
 void of_spare_process(detail::spare_process& spare, detail::spare_process::clock::time_point now) {
   spare.want({{"device", 0}});

@@ -10,7 +10,9 @@
 #include "runtime/server/inference/inference_service.hpp"
 #include "runtime/torch/model/activations.hpp"
 #include "runtime/torch/model/detail/computation.hpp"
+#include "runtime/torch/model/detail/model_recordings.hpp"
 #include "runtime/torch/model/detail/naming.hpp"
+#include "runtime/torch/model/detail/recordings.hpp"
 #include "runtime/torch/model/detail/torch_weights.hpp"
 #include "runtime/torch/model/rehearsal.hpp"
 #include "runtime/torch/model/torch_file.hpp"
@@ -76,6 +78,18 @@ void of_weights_image(std::vector<weights_image::part> const& parts,
     image.extend();
   }
   image.copy(offset, bytes, destination);
+}
+
+void of_recordings(std::unique_ptr<launch_recorder> recorder, std::vector<c10::IValue> arguments,
+                   recordings::forward const& compute) {
+  recordings mine{std::move(recorder)};
+  auto result = mine.run(arguments, compute);
+}
+
+void of_model_recordings(std::vector<c10::IValue> arguments, recordings::forward const& compute) {
+  model_recordings all{"resnet"};
+  all.begin();
+  auto result = all.run(arguments, compute);
 }
 
 void of_torch_weights(torch_structure const& structure,

@@ -48,15 +48,15 @@ bool is_opaque(Node const* node) {
   }
 }
 
-bool is_settled(c10::IValue const& value) {
+bool is_plain(c10::IValue const& value) {
   return value.isInt() || value.isDouble() || value.isBool() || value.isString() || value.isNone();
 }
 
 /// Puts attributes that never change into the code as constants, so that what they decide is decided.
-void settle_attributes(torch::jit::Graph& graph, torch::jit::Module const& module) {
+void insert_attributes(torch::jit::Graph& graph, torch::jit::Module const& module) {
   std::unordered_map<Value const*, c10::intrusive_ptr<c10::ivalue::Object>> objects;
   objects.emplace(graph.inputs().at(0), module._ivalue());
-  std::vector<Node*> settled;
+  std::vector<Node*> replaced;
   for_each_node(graph.block(), [&](Node* node) {
     auto const of = node->kind() == prim::GetAttr ? objects.find(node->input()) : objects.end();
     if (of == objects.end()) {
@@ -65,15 +65,15 @@ void settle_attributes(torch::jit::Graph& graph, torch::jit::Module const& modul
     auto const value = of->second->getAttr(node->s(torch::jit::attr::name));
     if (value.isObject()) {
       objects.emplace(node->output(), value.toObject());
-    } else if (is_settled(value)) {
+    } else if (is_plain(value)) {
       torch::jit::WithInsertPoint const here{node};
       if (auto const constant = torch::jit::tryInsertConstant(graph, value)) {
         node->output()->replaceAllUsesWith(*constant);
-        settled.push_back(node);
+        replaced.push_back(node);
       }
     }
   });
-  for (auto* const node : settled) {
+  for (auto* const node : replaced) {
     node->destroy();
   }
 }
@@ -92,7 +92,7 @@ std::optional<std::string> lasting_effect_of(torch::jit::Module const& module) t
   if (effect) {
     return effect;
   }
-  settle_attributes(*graph, module);
+  insert_attributes(*graph, module);
   constexpr int rounds = 2;  // what is decided may decide more
   for (int i = 0; i < rounds; ++i) {
     torch::jit::ConstantPropagation(graph);

@@ -1,9 +1,9 @@
 /// What a model launches for arguments of one shape, recorded once that shape has come several times, and launched at once from
 /// then on. Of one thread. Includes torch; only for the files that torch_model.hpp hides.
 ///
-///   recordings mine{recorder};
+///   recordings mine{std::move(recorder)};
 ///   auto result = mine.run(arguments, compute);   // as compute(arguments)
-///   // … what it holds is copied …               // before the next run
+///   // … what it holds is copied before the next run …
 ///
 /// A shape that has come `often` is recorded after it has been computed once more; the recording is launched, too, and what comes
 /// of it compared byte by byte. Where that differs, or what was done cannot be recorded, the model is computed as ever from
