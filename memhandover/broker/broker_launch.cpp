@@ -120,8 +120,9 @@ unique_fd ensure_broker(broker_options const& options) {
 }
 
 pool_presence open_pool(broker_options const& options) {
-  pool_presence presence{ensure_broker(options), backend_kind::host, 0};
-  auto const opened = ask(presence.connection.get(), wish_message("open", options), "open").body;
+  auto begun = ask_broker(options, wish_message("open", options), "open");
+  auto const& opened = begun.answer.body;
+  pool_presence presence{std::move(begun.connection), backend_kind::host, 0};
   presence.backend = field(opened, "backend", std::string{}) == to_string(backend_kind::cuda)
                          ? backend_kind::cuda
                          : backend_kind::host;

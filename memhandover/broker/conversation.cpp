@@ -36,7 +36,7 @@ namespace {
 /// The answer if it is of that type; throws what a refusal tells.
 message checked(std::optional<message> answer, std::string const& type) {
   if (!answer) {
-    throw error{error_kind::unavailable, "the other side of the pool's socket ended unexpectedly"};
+    throw unanswered{"the other side of the pool's socket ended unexpectedly"};
   }
   if (answer->body["type"] == "error") {
     auto const kind = field(answer->body, "kind", static_cast<int>(error_kind::internal));
@@ -62,12 +62,31 @@ message ask(int socket, nlohmann::json const& question, std::string const& type,
   try {
     send_message(socket, question, descriptors);
   } catch (error const& unheard) {
-    if (unheard.kind() == error_kind::unavailable && is_ready(socket, POLLIN)) {
+    if (unheard.kind() != error_kind::unavailable) {
+      throw;
+    }
+    if (is_ready(socket, POLLIN)) {
       (void)checked(receive_message(socket, 0), type);  // throws the reason if one was given
     }
-    throw;
+    throw unanswered{unheard.what()};
   }
   return expect(socket, type);
+}
+
+begun_conversation ask_broker(broker_options const& options, nlohmann::json const& question,
+                              std::string const& type, std::vector<int> const& descriptors) {
+  constexpr int most_ending = 10;
+  for (int ending = 1;; ++ending) {
+    auto connection = ensure_broker(options);
+    try {
+      auto answer = ask(connection.get(), question, type, descriptors);
+      return {std::move(connection), std::move(answer)};
+    } catch (unanswered const&) {
+      if (ending == most_ending) {
+        throw;
+      }
+    }
+  }
 }
 
 }  // namespace sluice::memhandover

@@ -7,6 +7,7 @@
 
 #include "memhandover/base/error.hpp"
 #include "memhandover/base/processes.hpp"
+#include "memhandover/base/unique_fd.hpp"
 #include "memhandover/base/wire.hpp"
 #include "memhandover/broker/broker_launch.hpp"
 
@@ -42,13 +43,31 @@ void add_identity(nlohmann::json& body, process_identity const& who);
 /// The answer that tells an error.
 [[nodiscard]] nlohmann::json refusal(error const& why);
 
-/// The next message, which is of that type. Throws what a refusal tells, `unavailable` if the other
-/// side has gone or is silent.
+/// The other side has gone before it answered, `unavailable`.
+class unanswered : public error {
+ public:
+  explicit unanswered(std::string const& message) : error{error_kind::unavailable, message} {}
+};
+
+/// The next message, which is of that type. Throws what a refusal tells, `unanswered` if the other
+/// side has gone, `unavailable` if it is silent.
 [[nodiscard]] message expect(int socket, std::string const& type);
 
 /// Sends a question, and waits for its answer, which is of that type. Throws as `expect`, also what the other
 /// side has said before it would not hear the question.
 [[nodiscard]] message ask(int socket, nlohmann::json const& question, std::string const& type,
                           std::vector<int> const& descriptors = {});
+
+/// A conversation with the broker of a runtime folder that has begun.
+struct begun_conversation {
+  unique_fd connection;
+  message answer;
+};
+
+/// The same over a new connection. A broker that was about to end when it was reached has not heard the question: then
+/// the next one is asked. Throws as `ensure_broker` and `ask`.
+[[nodiscard]] begun_conversation ask_broker(broker_options const& options,
+                                            nlohmann::json const& question, std::string const& type,
+                                            std::vector<int> const& descriptors = {});
 
 }  // namespace sluice::memhandover

@@ -32,7 +32,6 @@ membership::membership(broker_options broker, client_kind kind, std::string cons
                        std::string const& endpoint)
     : broker_(std::move(broker)) {
   std::tie(life_read_, life_write_) = make_pipe("the broker to see when this process ends");
-  socket_ = ensure_broker(broker_);
   auto join = wish_message("join", broker_);
   join["kind"] = traits_of(kind).name;
   join["name"] = name;
@@ -43,7 +42,9 @@ membership::membership(broker_options broker, client_kind kind, std::string cons
   if (itself) {
     brought.push_back(itself.get());
   }
-  auto joined = ask(socket_.get(), join, "joined", brought);
+  auto begun = ask_broker(broker_, join, "joined", brought);
+  socket_ = std::move(begun.connection);
+  auto joined = std::move(begun.answer);
   constexpr std::size_t joined_descriptors = 5;
   if (joined.descriptors.size() != joined_descriptors) {
     throw error{error_kind::internal, "the broker's answer came without its five descriptors"};

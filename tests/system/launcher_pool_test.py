@@ -2,6 +2,8 @@
 And `sluice status`, and the command line as a whole."""
 
 import json
+import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,24 @@ def test_a_pool_is_there_before_the_command_starts(sluice):
     pool = json.loads(done.stdout)["pool"]
     assert pool["backend"] == "host"
     assert pool["bytes"] == 16 << 20
+
+
+def test_a_command_that_reached_a_broker_about_to_end_has_the_next_one(sluice, runtime_folder):
+    """It had been connected to, but ends before it hears anything."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as ending:
+        ending.bind(str(runtime_folder / "broker.sock"))
+        ending.listen()
+
+        def end() -> None:
+            came, _ = ending.accept()
+            (runtime_folder / "broker.sock").unlink()
+            came.close()
+
+        last = threading.Thread(target=end)
+        last.start()
+        done = run(sluice, ["true"], ["--require-pool"])
+        last.join()
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_broker_outlives_the_command_and_serves_the_next(sluice, monkeypatch):
