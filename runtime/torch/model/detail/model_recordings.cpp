@@ -15,7 +15,7 @@ c10::IValue model_recordings::run(std::vector<c10::IValue> arguments,
   auto result = mine->run(std::move(arguments), compute);
   if (auto const& why = mine->refusal()) {
     refuse(*why);
-  } else if (mine->count() > 0 && !is_noted_.exchange(true)) {
+  } else if (!is_noted_ && mine->count() > 0 && !is_noted_.exchange(true)) {
     log_recorded(model_);
   }
   return result;
