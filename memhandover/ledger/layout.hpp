@@ -48,7 +48,7 @@
 namespace sluice::memhandover {
 
 inline constexpr std::uint64_t ledger_magic = 0x31474c4543494c53;  // "SLICELG1"
-inline constexpr std::uint32_t layout_version = 11;
+inline constexpr std::uint32_t layout_version = 12;
 inline constexpr std::uint32_t max_clients = 32;
 inline constexpr std::uint32_t broker_slot = 0xffff;
 inline constexpr std::uint16_t left_slot = 0xfffe;  ///< serving, but its server is dead
