@@ -159,6 +159,7 @@ int broker_main(broker_options const& options, int ready_fd) {
     how.server_grace = milliseconds_in("SLUICE_SERVER_GRACE_MS", how.server_grace);
     how.pools = {options.backend, options.device.value_or(0), options.pool_bytes,
                  options.chunk_bytes};
+    how.host_copy_bytes = options.host_copy_bytes;
     broker serving{how};
     say(ready_fd, "ok\n");
     serving.run(stop.get());

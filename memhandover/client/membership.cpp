@@ -45,9 +45,11 @@ membership::membership(broker_options broker, client_kind kind, std::string cons
   auto begun = ask_broker(broker_, join, "joined", brought);
   socket_ = std::move(begun.connection);
   auto joined = std::move(begun.answer);
-  constexpr std::size_t joined_descriptors = 5;
-  if (joined.descriptors.size() != joined_descriptors) {
-    throw error{error_kind::internal, "the broker's answer came without its five descriptors"};
+  constexpr std::size_t of_the_pool = 5;
+  bool const has_copies = joined.body.contains("host_copies");
+  if (joined.descriptors.size() != of_the_pool + (has_copies ? 2 : 0)) {
+    throw error{error_kind::internal,
+                "the broker's answer came without its five descriptors, or two of host copies"};
   }
   slot_ = joined.body.at("slot").get<std::uint32_t>();
   if (slot_ >= max_clients) {
@@ -59,6 +61,11 @@ membership::membership(broker_options broker, client_kind kind, std::string cons
   files_.manifest = std::move(joined.descriptors[2]);
   files_.doorbell = std::move(joined.descriptors[3]);
   bell_ = std::move(joined.descriptors[4]);
+  if (has_copies) {
+    copies_ = std::make_unique<host_copy_share>(
+        host_copy_files{std::move(joined.descriptors[5]), std::move(joined.descriptors[6])},
+        joined.body.at("host_copies"));
+  }
   lock_place();
   auto const expected = joined.body.at("chunk_descriptors").get<std::size_t>();
   make_room_for_descriptors(expected);
@@ -188,6 +195,10 @@ unique_fd membership::find_broker(bool ready) const {
     add_identity(rejoin, this_process());
     std::vector<int> brought{files_.ledger.get(),   files_.mailroom.get(), files_.manifest.get(),
                              files_.doorbell.get(), bell_.get(),           life_read_.get()};
+    if (copies_) {
+      rejoin["host_copies"] = true;
+      brought.insert(brought.end(), {copies_->files().bytes.get(), copies_->files().table.get()});
+    }
     auto const itself = own_pidfd();
     if (itself) {
       brought.push_back(itself.get());

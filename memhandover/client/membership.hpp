@@ -19,6 +19,7 @@
 
 #include "memhandover/base/wire.hpp"
 #include "memhandover/broker/broker_launch.hpp"
+#include "memhandover/client/host_copy_share.hpp"
 #include "memhandover/ledger/ledger.hpp"
 
 namespace sluice::memhandover {
@@ -36,6 +37,8 @@ class membership {
 
   [[nodiscard]] ledger_view const& view() const noexcept { return *view_; }
   [[nodiscard]] pool_files const& files() const noexcept { return files_; }
+  /// Null where the pool has no host copies.
+  [[nodiscard]] host_copy_share* copies() const noexcept { return copies_.get(); }
   [[nodiscard]] std::uint32_t slot() const noexcept { return slot_; }
   [[nodiscard]] int bell() const noexcept { return bell_.get(); }
   [[nodiscard]] bool has_broker() const noexcept { return static_cast<bool>(socket_); }
@@ -88,6 +91,7 @@ class membership {
   unique_fd life_write_;  ///< held until the process and its forked descendants have ended
   unique_fd life_lock_;   ///< the same; a description of the mailroom of its own
   pool_files files_;
+  std::unique_ptr<host_copy_share> copies_;
   std::optional<ledger_view> view_;
   std::uint32_t slot_ = 0;
   bool ready_ = false;

@@ -17,11 +17,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "memhandover/broker/broker_launch.hpp"
+#include "memhandover/client/host_copy_share.hpp"
 #include "memhandover/ledger/client_mailbox.hpp"
 #include "memhandover/ledger/ledger.hpp"
 
@@ -65,6 +67,8 @@ class tenant_client {
 
   [[nodiscard]] virtual ledger_view const& view() const noexcept = 0;
   [[nodiscard]] virtual pool_files const& files() const noexcept = 0;
+  /// Null where the pool has no host copies.
+  [[nodiscard]] virtual host_copy_share* copies() const noexcept = 0;
   [[nodiscard]] virtual std::uint32_t slot() const noexcept = 0;
   [[nodiscard]] virtual mailbox_header& mailbox() const noexcept = 0;
 
@@ -89,6 +93,11 @@ class tenant_client {
   /// From now on has the control thread call `look` every so often, so that what the ledger's header
   /// says is noticed although nobody rings. To be called once.
   virtual void watch(std::function<void()> look, std::chrono::milliseconds every) = 0;
+
+  /// From now on has the control thread call `work` whenever it has nothing else to do, first at once, then after
+  /// what it returns, until that is nothing. It is destroyed with this object, before the mappings of host
+  /// copies. To be called once.
+  virtual void meanwhile(std::function<std::optional<std::chrono::milliseconds>()> work) = 0;
 
   /// From now on the control thread does not sleep while a server is attached: it takes a processor, and
   /// sees a demand without being woken.

@@ -40,6 +40,8 @@ namespace sluice::memhandover {
   X(cuMemMap) \
   X(cuMemUnmap) \
   X(cuMemSetAccess) \
+  X(cuMemHostRegister) \
+  X(cuMemHostUnregister) \
   X(cuMemsetD8Async) \
   X(cuStreamCreateWithPriority) \
   X(cuStreamSynchronize) \

@@ -61,7 +61,8 @@ std::atomic<std::uint64_t>& host_copies::word(std::uint32_t slot) const {
 copy_word host_copies::at(std::uint32_t slot) const {
   auto const found = copy_word::unpack(word(slot).load(std::memory_order_acquire));
   if (!found) {
-    damaged("the word of slot " + std::to_string(slot) + " says neither who has it nor that it is free");
+    damaged("the word of slot " + std::to_string(slot) +
+            " says neither who has it nor that it is free");
   }
   return *found;
 }
@@ -70,22 +71,13 @@ copy_counts host_copies::count() const noexcept {
   copy_counts counted;
   for (auto const& each : words_) {
     auto const found = copy_word::unpack(each.load(std::memory_order_acquire));
-    auto& of_its_kind = !found                              ? counted.damaged
+    auto& of_its_kind = !found                             ? counted.damaged
                         : found->state == copy_state::free ? counted.free
                         : found->state == copy_state::held ? counted.held
-                                                            : counted.kept;
+                                                           : counted.kept;
     ++of_its_kind;
   }
   return counted;
-}
-
-std::uint32_t host_copies::count_of(std::uint16_t holder) const noexcept {
-  std::uint32_t count = 0;
-  for (auto const& each : words_) {
-    auto const found = copy_word::unpack(each.load(std::memory_order_acquire));
-    count += found && found->state != copy_state::free && found->holder == holder ? 1 : 0;
-  }
-  return count;
 }
 
 std::vector<held_copy> host_copies::hold(std::uint32_t count, std::uint16_t holder) {
@@ -103,15 +95,14 @@ std::vector<held_copy> host_copies::hold(std::uint32_t count, std::uint16_t hold
       continue;
     }
     auto const generation = next(found->generation);
-    if (each.compare_exchange_strong(seen,
-                                     copy_word{copy_state::held, holder, generation}.pack(),
+    if (each.compare_exchange_strong(seen, copy_word{copy_state::held, holder, generation}.pack(),
                                      std::memory_order_acq_rel)) {
       taken.push_back({slot, holder, generation});
     }
   }
   if (taken.size() < count) {
     for (auto const& each : taken) {
-      let_go(each);
+      give_back(each);
     }
     taken.clear();
   }
@@ -121,9 +112,8 @@ std::vector<held_copy> host_copies::hold(std::uint32_t count, std::uint16_t hold
 bool host_copies::change(held_copy const& mine, copy_state from, copy_state to) {
   auto seen = copy_word{from, mine.holder, mine.generation}.pack();
   auto const holder = to == copy_state::free ? std::uint16_t{0} : mine.holder;
-  return word(mine.slot)
-      .compare_exchange_strong(seen, copy_word{to, holder, mine.generation}.pack(),
-                               std::memory_order_acq_rel);
+  return word(mine.slot).compare_exchange_strong(
+      seen, copy_word{to, holder, mine.generation}.pack(), std::memory_order_acq_rel);
 }
 
 bool host_copies::keep(held_copy const& mine) {
@@ -134,7 +124,7 @@ bool host_copies::hold_again(held_copy const& mine) {
   return change(mine, copy_state::kept, copy_state::held);
 }
 
-bool host_copies::let_go(held_copy const& mine) {
+bool host_copies::give_back(held_copy const& mine) {
   return change(mine, copy_state::held, copy_state::free) ||
          change(mine, copy_state::kept, copy_state::free);
 }
@@ -179,9 +169,9 @@ std::size_t host_copies_table_bytes(std::uint32_t slots) noexcept {
 
 std::uint32_t host_copy_slots(std::uint64_t budget, std::uint64_t slot_bytes) {
   if (slot_bytes == 0 || budget < slot_bytes) {
-    throw error{error_kind::invalid_argument,
-                "host copies are to have " + format_bytes(budget) + ", but one takes " +
-                    format_bytes(slot_bytes) + ", a chunk of the pool; give them more, or none"};
+    throw error{error_kind::invalid_argument, "host copies are to have " + format_bytes(budget) +
+                                                  ", but one takes " + format_bytes(slot_bytes) +
+                                                  ", a chunk of the pool; give them more, or none"};
   }
   if (budget / slot_bytes > max_host_copy_slots) {
     throw error{error_kind::invalid_argument,

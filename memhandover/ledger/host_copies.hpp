@@ -5,7 +5,7 @@
 /// leaves slots of a dead holder, which the broker sweeps.
 ///
 ///   free ──hold──► held ──keep──► kept ──hold_again──► held       by its holder
-///   held or kept ──let_go──► free                                 by its holder
+///   held or kept ──give_back──► free                                 by its holder
 ///   kept ──steal──► held by another                               by anybody; the holder's next
 ///                                                                 `hold_again` fails
 ///   held or kept of a dead holder ──sweep──► free                 by the broker
@@ -16,7 +16,7 @@
 ///   host_copies copies{words};
 ///   auto mine = copies.hold(3, holder);      // three slots, or none
 ///   // … the contents are copied there, and back …
-///   copies.let_go(mine.front());
+///   copies.give_back(mine.front());
 ///
 /// Thread-safety: all functions from any thread of any process.
 #pragma once
@@ -45,7 +45,7 @@ struct alignas(64) host_copies_header {
   std::uint32_t slots;
   std::uint64_t slot_bytes;
   std::uint64_t budget;  ///< bytes; what a last part of a slot would take is not used
-  std::atomic<std::uint64_t> populated;                         ///< bytes whose pages are there
+  std::atomic<std::uint64_t> populated;               ///< bytes whose pages are there
   std::atomic<std::uint64_t> pools[host_copy_pools];  ///< their ids, 0: nobody's place
 };
 
@@ -95,17 +95,16 @@ class host_copies {
   [[nodiscard]] copy_word at(std::uint32_t slot) const;
   /// Each word is read once; those of several slots change meanwhile. Damaged ones are nobody's.
   [[nodiscard]] copy_counts count() const noexcept;
-  [[nodiscard]] std::uint32_t count_of(std::uint16_t holder) const noexcept;
 
   /// `count` free slots for `holder`, or none if there are too few. Throws `invalid_argument` for a
   /// holder that there is not. What is free but damaged is not used.
-  [[nodiscard]] std::vector<held_copy> hold(std::uint32_t count, std::uint16_t holder);
+  std::vector<held_copy> hold(std::uint32_t count, std::uint16_t holder);
   /// held → kept: the contents stay, and who needs the slot may take it. False: it is not held so.
   bool keep(held_copy const& mine);
   /// kept → held. False: it has been stolen meanwhile.
   [[nodiscard]] bool hold_again(held_copy const& mine);
   /// Gives a slot back, held or kept. False: it is not this holder's any more.
-  bool let_go(held_copy const& mine);
+  bool give_back(held_copy const& mine);
   /// Takes up to `count` kept slots of others. Throws as `hold`.
   [[nodiscard]] std::vector<held_copy> steal(std::uint32_t count, std::uint16_t thief);
   /// Frees all that a dead holder had; returns how many. No process may act for it any more.

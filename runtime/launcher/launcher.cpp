@@ -57,6 +57,7 @@ presence join(run_options const& options, install_layout const& installed) {
   broker.backend = options.backend;
   broker.device = options.device;
   broker.pool_bytes = options.pool_bytes.value_or(0);
+  broker.host_copy_bytes = options.host_copy_bytes;
   broker.sluice_binary = installed.program.string();
   auto pool = memhandover::open_pool(broker);
   presence result{

@@ -83,6 +83,11 @@ struct pool_policy {
   std::optional<std::uint64_t> chunk;   ///< nothing: by backend
 };
 
+/// Host memory for what training on a GPU parks.
+struct host_copies_policy {
+  std::uint64_t memory = 0;  ///< bytes; 0: none
+};
+
 struct training_policy {
   pause_rule pause = pause_rule::on_launch;
   microseconds pause_hysteresis = std::chrono::milliseconds{2};
@@ -131,6 +136,7 @@ struct policy {
   std::filesystem::path file;  ///< where it was read from
   server_policy server;
   pool_policy pool;
+  host_copies_policy host_copies;
   training_policy training;
   std::vector<model_policy> models;  ///< at least one; names differ
   scheduler_policy scheduler;

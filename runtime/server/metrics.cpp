@@ -186,6 +186,13 @@ void add_pool(metrics_text& to, json const& status) {
   for (std::string const owner : {"free", "dirty", "training", "serving", "engine"}) {
     sample(to, {{"owner", owner}}, at(pool, (owner + "_bytes").c_str()));
   }
+  if (auto const& copies = at(pool, "host_copies"); copies.is_object()) {
+    to.family("sluice_host_copy_bytes", kind::gauge,
+              "Host memory for what jobs on a GPU park, and what of it is free or present.");
+    sample(to, {{"state", "all"}}, at(copies, "bytes"));
+    sample(to, {{"state", "free"}}, at(copies, "free_bytes"));
+    sample(to, {{"state", "present"}}, at(copies, "populated_bytes"));
+  }
   auto const& handovers = at(status, "handovers");
   to.family("sluice_pool_handovers_total", kind::counter,
             "Handovers of memory to serving, since the pool was made.");

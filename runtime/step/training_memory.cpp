@@ -5,6 +5,8 @@
 #include <exception>
 #include <utility>
 
+#include "memhandover/client/pinned_copies.hpp"
+
 namespace sluice::step {
 
 training_memory::training_memory(options how)
@@ -25,6 +27,12 @@ training_memory::training_memory(options how)
                                              .persistent = options_.persistent,
                                              .on_gpu = on_gpu()});
     answers_.serve_from(*spaces_, *memory_, *history_);
+    if (auto* const copies = client_->copies(); copies != nullptr && options_.driver != nullptr) {
+      client_->meanwhile([pinned = std::make_shared<memhandover::pinned_copies>(
+                              *copies, options_.driver, client_->view().shape().device)] {
+        return pinned->advance();
+      });
+    }
   } catch (...) {
     client_.reset();  // its thread uses what is destroyed with this object
     throw;

@@ -19,6 +19,8 @@
 #include "memhandover/broker/broker_launch.hpp"
 #include "memhandover/broker/pool_creation.hpp"
 #include "memhandover/client/detail/pause_lease.hpp"
+#include "memhandover/client/host_copy_share.hpp"
+#include "memhandover/client/pinned_copies.hpp"
 #include "memhandover/client/serving_pool.hpp"
 #include "memhandover/client/tenant_client.hpp"
 #include "memhandover/ledger/chunk_counts.hpp"
@@ -147,6 +149,30 @@ void of_tenant_client(broker_options const& broker, tenant_client::handler const
   pool->ask(16, lifetime::revocable, deadline);
   auto chunks = pool->collect();
   pool->release(chunks);
+}
+
+void of_host_copies(std::span<std::atomic<std::uint64_t>> words, std::uint16_t holder) {
+  host_copies copies{words};
+  auto mine = copies.hold(3, holder);
+  copies.give_back(mine.front());
+}
+
+void of_host_copy_table(std::uint16_t holder) {
+  auto const files = create_host_copies(64_GiB, 64_MiB);
+  host_copy_table table{files.table.get()};
+  table.copies().hold(3, holder);
+}
+
+void of_host_copy_share(host_copy_share& share) {
+  auto const taken = share.copies().hold(1, share.holder());
+  auto const where = share.at(taken.front().slot);
+}
+
+void of_pinned_copies(host_copy_share* share, std::shared_ptr<cuda_driver const> const& driver,
+                      int device) {
+  pinned_copies pinned{*share, driver, device};
+  while (auto const next = pinned.advance()) {
+  }
 }
 
 }  // namespace sluice::memhandover::header_examples

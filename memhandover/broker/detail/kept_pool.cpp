@@ -23,12 +23,13 @@ constexpr std::chrono::seconds until_locked{2};
 
 }  // namespace
 
-kept_pool::kept_pool(pool_files files, std::chrono::milliseconds server_grace,
+kept_pool::kept_pool(pool_files files, copy_keeper& copies, std::chrono::milliseconds server_grace,
                      std::function<void()> users_changed)
     : files_(std::move(files)),
       view_(files_.ledger.get(), files_.mailroom.get(), shared_segment::access::read_write),
       manifest_(files_.manifest.get(), view_.header().chunk_count,
                 shared_segment::access::read_write),
+      copies_(copies),
       server_grace_(server_grace),
       users_changed_(std::move(users_changed)),
       succession_(view_, clients_) {
@@ -203,7 +204,7 @@ void kept_pool::join(unique_fd& socket, message request) {
       serves ? reopen_read_write(files_.manifest.get()) : reopen_read_only(files_.manifest.get());
   seat(slot, socket, std::move(record), kind, request);
   try {
-    welcome(clients_.at(slot), slot, files_, ledger, published);
+    welcome(clients_.at(slot), slot, files_, ledger, published, copies_.share_of(id(), slot));
   } catch (error const& gone) {
     spdlog::info("a client could not be told of its place pid={} reason=\"{}\"",
                  clients_.at(slot).who.pid, gone.what());
@@ -244,7 +245,7 @@ void kept_pool::become_writer() {
 
 void kept_pool::rejoin(unique_fd& socket, message request) {
   auto const slot = field(request.body, "slot", max_clients);
-  constexpr std::size_t pidfd_at = 6;
+  std::size_t const pidfd_at = field(request.body, "host_copies", false) ? 8 : 6;
   auto pidfd = request.descriptors.size() > pidfd_at ? std::move(request.descriptors[pidfd_at])
                                                      : unique_fd{};
   auto from = peer_at(socket, request.body, std::move(pidfd));
@@ -308,6 +309,9 @@ void kept_pool::finish(std::uint32_t slot) {
     return;
   }
   record.life.reset();
+  if (auto const freed = copies_.sweep(id(), slot); freed > 0) {
+    spdlog::info("freed the host copies of a client slot={} copies={}", slot, freed);
+  }
   if (auto* const writer = succession_.writer()) {
     take_back(slot);
     clear_slot(slot);

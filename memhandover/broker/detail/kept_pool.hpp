@@ -22,6 +22,7 @@
 
 #include "memhandover/base/poll_list.hpp"
 #include "memhandover/base/wire.hpp"
+#include "memhandover/broker/detail/copy_keeper.hpp"
 #include "memhandover/broker/detail/succession.hpp"
 #include "memhandover/ledger/client_kinds.hpp"
 #include "memhandover/ledger/ledger.hpp"
@@ -35,7 +36,8 @@ class kept_pool {
   /// adopted one. `users_changed` is called when `users` says something else than before. Throws
   /// `internal` if the ledger cannot be read.
   /// `server_grace`: how long what a dead server has published stays for its successor.
-  kept_pool(pool_files files, std::chrono::milliseconds server_grace,
+  /// `copies` outlives the pool, and has given it its place.
+  kept_pool(pool_files files, copy_keeper& copies, std::chrono::milliseconds server_grace,
             std::function<void()> users_changed);
 
   [[nodiscard]] ledger_view const& view() const noexcept { return view_; }
@@ -80,6 +82,7 @@ class kept_pool {
   pool_files files_;
   ledger_view view_;
   manifest manifest_;
+  copy_keeper& copies_;
   std::chrono::milliseconds server_grace_;
   std::function<void()> users_changed_;
   kept_clients clients_;

@@ -30,7 +30,8 @@ pool_set::pool_set(options how)
     : options_(std::move(how)),
       order_(pools_in_use(options_.runtime_dir)),
       awaited_(order_),
-      adopt_until_(clock::now() + options_.adoption_grace) {
+      adopt_until_(clock::now() + options_.adoption_grace),
+      copies_(options_.host_copy_bytes) {
   if (awaited_.empty()) {
     pool_creation first{options_.wish};
     while (!first.done()) {
@@ -41,13 +42,18 @@ pool_set::pool_set(options how)
 }
 
 void pool_set::adopt(pool_files files) {
-  auto pool = std::make_unique<kept_pool>(std::move(files), options_.server_grace,
+  auto pool = std::make_unique<kept_pool>(std::move(files), copies_, options_.server_grace,
                                           [this] { write_roster(); });
   auto const shape = pool->view().shape();
   if (find(to_string(shape.backend), shape.device) != nullptr) {
     throw error{error_kind::not_found, "the broker keeps another pool of " + name_of(shape) +
                                            " than the one that this client belongs to"};
   }
+  bool const is_new = std::find(order_.begin(), order_.end(), pool->id()) == order_.end();
+  if (is_new) {
+    copies_.make_for(shape, untouched_host_bytes());
+  }
+  copies_.pool_came(pool->id(), shape);
   std::erase(awaited_, pool->id());
   pools_.push_back({std::move(pool), clock::now()});
   // Pools of an earlier broker come in any order; new ones stand behind them.
@@ -57,6 +63,12 @@ void pool_set::adopt(pool_files files) {
   std::stable_sort(pools_.begin(), pools_.end(),
                    [&](member const& a, member const& b) { return place(a) < place(b); });
   write_roster();
+  // Whose users live may still come, however late.
+  auto known = order_;
+  for (auto const& each : pools_) {
+    known.push_back(each.pool->id());
+  }
+  copies_.forget_others(known);
 }
 
 void pool_set::write_roster() const {
@@ -75,7 +87,7 @@ bool pool_set::idle() const {
 }
 
 std::uint64_t pool_set::untouched_host_bytes() const {
-  std::uint64_t bytes = 0;
+  auto bytes = copies_.untouched_bytes();
   for (auto const& each : pools_) {
     bytes += each.pool->untouched_host_bytes();
   }
@@ -220,6 +232,7 @@ void pool_set::give_idle_back(std::function<bool(kept_pool const&)> const& kept)
     } else if (now - each->needed_at >= options_.idle) {
       spdlog::info("nobody needs the pool of {} any more; it is given back",
                    name_of(each->pool->view().shape()));
+      copies_.pool_went(each->pool->id());
       each = pools_.erase(each);
       continue;
     }

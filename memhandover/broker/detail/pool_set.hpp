@@ -29,6 +29,7 @@ class pool_set {
     std::chrono::milliseconds idle;            ///< for how long a pool is kept that nobody needs
     std::chrono::milliseconds adoption_grace;  ///< how long users of earlier pools are waited for
     std::chrono::milliseconds server_grace;    ///< see kept_pool
+    std::uint64_t host_copy_bytes = 0;         ///< see copy_keeper
   };
 
   /// Makes the first pool and waits for it, unless there are pools of an earlier broker to adopt.
@@ -45,7 +46,8 @@ class pool_set {
   /// `pool_id`, `backend` and `device` of each, the first one first.
   [[nodiscard]] nlohmann::json list() const;
 
-  /// Bytes of the host's memory that pools may still come to use.
+  [[nodiscard]] copy_keeper& copies() noexcept { return copies_; }
+  /// Bytes of the host's memory that pools and host copies may still come to use.
   [[nodiscard]] std::uint64_t untouched_host_bytes() const;
 
   [[nodiscard]] kept_pool* find(std::uint64_t pool_id) const;
@@ -91,6 +93,7 @@ class pool_set {
   std::vector<std::uint64_t> order_;    ///< pools of an earlier broker, its first one first
   std::vector<std::uint64_t> awaited_;  ///< those of them whose users are still to come
   clock::time_point adopt_until_{};
+  copy_keeper copies_;
   std::vector<member> pools_;  ///< the first one is meant where nothing is named
   std::vector<std::unique_ptr<attempt>> attempts_;
 };

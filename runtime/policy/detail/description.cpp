@@ -146,6 +146,13 @@ void describe_pool(key_visitor& v, pool_policy& into) {
       into.chunk, {4_KiB, 16_GiB});
 }
 
+void describe_host_copies(key_visitor& v, host_copies_policy& into) {
+  v.bytes({"memory",
+           "Host memory for what jobs on a GPU park, taken when the pool is created; 0 for none.",
+           "64GiB"},
+          into.memory, {0, 1024 * 1024_GiB});
+}
+
 void describe_training(key_visitor& v, training_policy& into) {
   choose(v, {"pause", "When training's launches are held.", "on_launch"}, into.pause, pause_names);
   v.duration({"pause_hysteresis",
@@ -228,6 +235,9 @@ void detail::describe(key_visitor& visitor, policy& into) {
                   [&into](key_visitor& v) { describe_server(v, into.server); });
   visitor.section({"pool", "The memory that training and serving share.", "{memory: 40GiB}"},
                   [&into](key_visitor& v) { describe_pool(v, into.pool); });
+  visitor.section(
+      {"host_copies", "Copies in the host's memory of what is parked.", "{memory: 64GiB}"},
+      [&into](key_visitor& v) { describe_host_copies(v, into.host_copies); });
   visitor.section({"training", "What serving may ask of training.", "{pause: on_launch}"},
                   [&into](key_visitor& v) { describe_training(v, into.training); });
   visitor.list({"models", "The models to serve, each with its promise.",

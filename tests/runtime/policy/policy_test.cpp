@@ -142,6 +142,30 @@ TEST(policy, auto_is_the_same_as_leaving_out) {
   EXPECT_FALSE(read.training.run_ahead);
 }
 
+TEST(policy, host_copies_have_an_amount_or_none) {
+  EXPECT_EQ(parse(valid_model, "p.yaml").host_copies.memory, 0U);
+  auto const read = parse(std::string{valid_model} + "host_copies: {memory: 3GiB}\n", "p.yaml");
+  EXPECT_EQ(read.host_copies.memory, 3_GiB);
+}
+
+TEST(policy, host_copies_that_mean_nothing_are_refused_with_what_would) {
+  auto const refusal = [](std::string const& text) -> std::string {
+    try {
+      (void)parse(std::string{valid_model} + text, "p.yaml");
+    } catch (policy_error const& why) {
+      return why.what();
+    }
+    return "";
+  };
+  EXPECT_NE(refusal("pool: {backend: cuda, chunk: 4MiB}\nhost_copies: {memory: 3MiB}\n")
+                .find("less than one chunk of 4MiB"),
+            std::string::npos);
+  EXPECT_NE(
+      refusal("pool: {backend: host}\nhost_copies: {memory: 3MiB}\n").find("pool.backend host"),
+      std::string::npos);
+  EXPECT_EQ(refusal("pool: {backend: host}\nhost_copies: {memory: 0B}\n"), "");
+}
+
 TEST(policy, training_may_be_given_no_share_or_all_of_it) {
   auto const share = [](std::string const& text) {
     return parse(std::string{valid_model} + "training: {min_share: " + text + "}\n", "p.yaml")
