@@ -9,14 +9,14 @@ from launching import call
 JOB = """
 import ctypes, json, subprocess, sys, time
 cuda = ctypes.CDLL("libcuda.so.1")
-calls = cuda.fake_calls
-calls.restype, calls.argtypes = ctypes.c_uint64, [ctypes.c_char_p]
 cuda.cuInit(0)
 context = ctypes.c_void_p()
 assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
 assert cuda.cuCtxSetCurrent(context) == 0
 address = ctypes.c_uint64()
 assert cuda.cuMemAlloc_v2(ctypes.byref(address), 1 << 20) == 0
+calls = ctypes.CDLL(sys.argv[3]).fake_calls
+calls.restype, calls.argtypes = ctypes.c_uint64, [ctypes.c_char_p]
 deadline = time.monotonic() + 20
 while calls(b"cuMemHostRegister_v2") < int(sys.argv[2]) and time.monotonic() < deadline:
     time.sleep(0.01)
@@ -25,14 +25,17 @@ print(json.dumps([calls(b"cuMemHostRegister_v2"), status["pool"]["host_copies"]]
 """
 
 
-def start(sluice, build, words, pieces):
+def start(sluice, build, tmp_path, words, pieces):
     fake = build / "lib" / "fake_driver"
+    same = tmp_path / "fake.so"  # the driver's own name is answered by the gate
+    same.symlink_to(fake / "libcuda.so.1")
     return call(sluice, "run", "--backend", "cuda", "--memory", "256MiB", "--require-pool", *words, "--", sys.executable, "-S", "-c",
-                JOB, str(sluice), str(pieces), env={**os.environ, "LD_LIBRARY_PATH": str(fake)})
+                JOB, str(sluice), str(pieces), same,
+                env={**os.environ, "LD_LIBRARY_PATH": str(fake)})
 
 
-def test_a_job_pins_the_host_copies_that_its_run_has_asked_for(sluice, build):
-    done = start(sluice, build, ["--host-memory", "130MiB"], 2)
+def test_a_job_pins_the_host_copies_that_its_run_has_asked_for(sluice, build, tmp_path):
+    done = start(sluice, build, tmp_path, ["--host-memory", "130MiB"], 2)
     assert done.returncode == 0, done.stderr
     pinned, copies = json.loads(done.stdout)
     assert pinned == 2
@@ -40,13 +43,13 @@ def test_a_job_pins_the_host_copies_that_its_run_has_asked_for(sluice, build):
     assert copies == {"bytes": slots, "free_bytes": slots, "populated_bytes": slots, "warning": None}
 
 
-def test_a_job_that_asked_for_none_has_none(sluice, build):
-    done = start(sluice, build, [], 0)
+def test_a_job_that_asked_for_none_has_none(sluice, build, tmp_path):
+    done = start(sluice, build, tmp_path, [], 0)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [0, None]
 
 
-def test_less_than_a_chunk_is_refused_with_the_numbers(sluice, build):
-    done = start(sluice, build, ["--host-memory", "1MiB"], 0)
+def test_less_than_a_chunk_is_refused_with_the_numbers(sluice, build, tmp_path):
+    done = start(sluice, build, tmp_path, ["--host-memory", "1MiB"], 0)
     assert done.returncode != 0
     assert "1 MiB, but one takes 64 MiB" in done.stderr
