@@ -45,7 +45,20 @@ namespace sluice::memhandover {
   X(cuMemsetD8Async) \
   X(cuStreamCreateWithPriority) \
   X(cuStreamSynchronize) \
-  X(cuStreamDestroy)
+  X(cuStreamDestroy) \
+  X(cuMemAlloc) \
+  X(cuMemFree) \
+  X(cuMemHostAlloc) \
+  X(cuMemcpyDtoHAsync) \
+  X(cuMemcpyHtoDAsync) \
+  X(cuEventCreate) \
+  X(cuEventDestroy) \
+  X(cuEventQuery) \
+  X(cuEventRecord) \
+  X(cuModuleLoadData) \
+  X(cuModuleUnload) \
+  X(cuModuleGetFunction) \
+  X(cuLaunchKernel)
 // clang-format on
 
 struct cuda_driver {

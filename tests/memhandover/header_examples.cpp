@@ -23,6 +23,8 @@
 #include "memhandover/client/pinned_copies.hpp"
 #include "memhandover/client/serving_pool.hpp"
 #include "memhandover/client/tenant_client.hpp"
+#include "memhandover/device/chunk_transfer.hpp"
+#include "memhandover/device/content_hash.hpp"
 #include "memhandover/ledger/chunk_counts.hpp"
 #include "memhandover/ledger/client_kinds.hpp"
 #include "memhandover/ledger/client_mailbox.hpp"
@@ -52,6 +54,24 @@ void of_chunk_counts(ledger_view const& view, std::uint32_t slot) {
   auto const counted = count_chunks(view);
   counted.serving - counted.left;
   counted.by_client.at(slot);
+}
+
+void of_chunk_transfer(std::unique_ptr<chunk_transfer> const& copies,
+                       std::vector<std::byte*> const& slots, std::vector<std::byte*> const& chunks,
+                       std::size_t chunk_bytes, std::size_t next, std::size_t done,
+                       void (*give)(std::byte*)) {
+  while (next < chunks.size() || copies->in_flight() > 0) {
+    while (next < chunks.size() && copies->room()) {
+      copies->out(slots[next], chunks[next], chunk_bytes);
+      ++next;
+    }
+    for (auto ended = copies->poll(); ended > 0; --ended) { give(chunks[done++]); }
+  }
+}
+
+void of_content_hash(std::span<std::byte const> chunk) {
+  content_hash const before = hash_contents(chunk);
+  before.zero();
 }
 
 void of_client_mailbox(client_mailbox& mailbox) {
