@@ -52,6 +52,7 @@ std::optional<milliseconds> pinned_copies::advance() {
     return until_pages_come;
   }
   try {
+    driver_->expect(driver_part::pinning, "host copies cannot be pinned");
     use_context();
     driver_->check(driver_->cuMemHostRegister(share_.at(first).data(), count * header.slot_bytes,
                                               CU_MEMHOSTREGISTER_PORTABLE),

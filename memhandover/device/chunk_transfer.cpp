@@ -2,19 +2,13 @@
 
 #include <array>
 #include <cstring>
+#include <deque>
 #include <utility>
 
-#include "memhandover/base/error.hpp"
 #include "memhandover/device/cuda_driver.hpp"
 
 namespace sluice::memhandover {
 namespace {
-
-void expect_room(chunk_transfer const& ring) {
-  if (!ring.room()) {
-    throw error{error_kind::invalid_argument, "all places of the ring of copies are in use"};
-  }
-}
 
 class host_transfer final : public chunk_transfer {
  public:
@@ -25,12 +19,13 @@ class host_transfer final : public chunk_transfer {
     copy(to, from, bytes);
   }
   std::size_t poll() override { return std::exchange(uncounted_, 0); }
+  std::size_t drop() noexcept override { return 0; }
   void wait() override {}
   [[nodiscard]] std::size_t in_flight() const noexcept override { return uncounted_; }
+  [[nodiscard]] std::size_t waiting() const noexcept override { return 0; }
 
  private:
   void copy(std::byte* to, std::byte const* from, std::size_t bytes) {
-    expect_room(*this);
     std::memcpy(to, from, bytes);
     ++uncounted_;
   }
@@ -41,6 +36,8 @@ class host_transfer final : public chunk_transfer {
 class cuda_transfer final : public chunk_transfer {
  public:
   explicit cuda_transfer(std::shared_ptr<cuda_driver const> driver) : driver_(std::move(driver)) {
+    driver_->expect(driver_part::copying, "nothing can be parked");
+    relaxed_capture const relaxed{*driver_};
     try {
       driver_->check(driver_->cuStreamCreateWithPriority(&stream_, CU_STREAM_NON_BLOCKING, 0),
                      "cannot create a stream");
@@ -55,54 +52,102 @@ class cuda_transfer final : public chunk_transfer {
   }
   cuda_transfer(cuda_transfer const&) = delete;
   cuda_transfer& operator=(cuda_transfer const&) = delete;
-  ~cuda_transfer() override { release(); }
+  ~cuda_transfer() override {
+    relaxed_capture const relaxed{*driver_};
+    release();
+  }
 
   void out(std::byte* to, std::byte const* from, std::size_t bytes) override {
-    expect_room(*this);
-    begun(driver_->cuMemcpyDtoHAsync(to, reinterpret_cast<CUdeviceptr>(from), bytes, stream_));
+    take({to, from, bytes, true});
   }
   void in(std::byte* to, std::byte const* from, std::size_t bytes) override {
-    expect_room(*this);
-    begun(driver_->cuMemcpyHtoDAsync(reinterpret_cast<CUdeviceptr>(to), from, bytes, stream_));
+    take({to, from, bytes, false});
   }
 
   std::size_t poll() override {
-    std::size_t ended = 0;
+    relaxed_capture const relaxed{*driver_};
     while (in_flight_ > 0) {
       auto const result = driver_->cuEventQuery(events_[oldest_]);
       if (result == CUDA_ERROR_NOT_READY) {
         break;
       }
-      if (result != CUDA_SUCCESS && ended > 0) {
-        break;  // the next call says so; what has ended is counted first
+      if (result != CUDA_SUCCESS) {
+        give_up(result, 0);
       }
-      driver_->check(result, "cannot copy a chunk");
       oldest_ = (oldest_ + 1) % window;
       --in_flight_;
-      ++ended;
+      ++uncounted_;
     }
-    return ended;
+    begin_what_has_room();
+    return std::exchange(uncounted_, 0);
+  }
+
+  std::size_t drop() noexcept override {
+    auto const dropped = waiting_.size();
+    waiting_.clear();
+    return dropped;
   }
 
   void wait() override {
-    driver_->check(driver_->cuStreamSynchronize(stream_), "cannot copy chunks");
+    relaxed_capture const relaxed{*driver_};
+    if (auto const result = driver_->finish(stream_); result != CUDA_SUCCESS) {
+      give_up(result, 0);
+    }
   }
+
   [[nodiscard]] std::size_t in_flight() const noexcept override { return in_flight_; }
+  [[nodiscard]] std::size_t waiting() const noexcept override { return waiting_.size(); }
 
  private:
-  void begun(CUresult copy) {
-    driver_->check(copy, "cannot copy a chunk");
-    auto const recorded = driver_->cuEventRecord(events_[(oldest_ + in_flight_) % window], stream_);
-    if (recorded != CUDA_SUCCESS) {
-      driver_->cuStreamSynchronize(stream_);  // nobody would know when this copy ends
+  struct copy {
+    std::byte* to;
+    std::byte const* from;
+    std::size_t bytes;
+    bool out;
+  };
+
+  void take(copy const& one) {
+    waiting_.push_back(one);
+    relaxed_capture const relaxed{*driver_};
+    begin_what_has_room();
+  }
+
+  void begin_what_has_room() {
+    while (!waiting_.empty() && in_flight_ < window) {
+      auto result = begin(waiting_.front());
+      if (result == CUDA_SUCCESS) {
+        result = driver_->cuEventRecord(events_[(oldest_ + in_flight_) % window], stream_);
+      }
+      if (result != CUDA_SUCCESS) {
+        give_up(result, in_flight_);  // those before it are as they were
+      }
+      waiting_.pop_front();
+      ++in_flight_;
     }
-    driver_->check(recorded, "cannot follow the copy of a chunk");
-    ++in_flight_;
+  }
+
+  [[nodiscard]] CUresult begin(copy const& one) const {
+    return one.out ? driver_->cuMemcpyDtoHAsync(one.to, reinterpret_cast<CUdeviceptr>(one.from),
+                                                one.bytes, stream_)
+                   : driver_->cuMemcpyHtoDAsync(reinterpret_cast<CUdeviceptr>(one.to), one.from,
+                                                one.bytes, stream_);
+  }
+
+  /// Throws `why`. The oldest `sound` copies in flight count if they end well.
+  void give_up(CUresult why, std::size_t sound) {
+    if (driver_->finish(stream_) == CUDA_SUCCESS) {
+      uncounted_ += sound;
+    }
+    in_flight_ = 0;
+    waiting_.clear();
+    driver_->check(why, "cannot copy a chunk");
   }
 
   void release() noexcept {
+    if (in_flight_ > 0) {
+      (void)driver_->finish(stream_);  // the ends of a copy are the caller's memory
+    }
     if (stream_ != nullptr) {
-      driver_->cuStreamSynchronize(stream_);  // the ends of a copy are the caller's memory
       driver_->cuStreamDestroy(stream_);
     }
     for (auto* const event : events_) {
@@ -115,8 +160,10 @@ class cuda_transfer final : public chunk_transfer {
   std::shared_ptr<cuda_driver const> driver_;
   CUstream stream_ = nullptr;
   std::array<CUevent, window> events_{};  ///< one for each place
+  std::deque<copy> waiting_;
   std::size_t oldest_ = 0;
   std::size_t in_flight_ = 0;
+  std::size_t uncounted_ = 0;  ///< ended, which `poll` has not said yet
 };
 
 }  // namespace

@@ -1,18 +1,23 @@
-/// A ring of copies between chunks and host memory, which ends them in the order they were begun.
+/// A ring of copies between chunks and host memory, which ends them in the order they were given.
 ///
-///   free place ──out, in──► in flight ──its event──► done (counted by `poll`) ──► free place
+///   waiting ──a place is free──► in flight ──its event──► ended (counted by `poll`)
+///      └──drop──► forgotten
 ///
-///   while (next < chunks.size() || copies->in_flight() > 0) {
-///     while (next < chunks.size() && copies->room()) {
-///       copies->out(slots[next], chunks[next], chunk_bytes);
-///       ++next;
-///     }
+///   for (std::size_t i = 0; i < chunks.size(); ++i) {
+///     copies->out(slots[i], chunks[i], chunk_bytes);
+///   }
+///   while (copies->in_flight() > 0) {
 ///     for (auto ended = copies->poll(); ended > 0; --ended) { give(chunks[done++]); }
+///     if (late()) { copies->drop(); }
 ///   }
 ///
-/// Both ends of a copy stay as they are until `poll` has counted it. On CUDA host memory should be
-/// pinned, else a copy waits. One thread, in which the device's context is current. Errors: what the
-/// driver says; then nothing new is in flight, and `wait` proves that of what was.
+/// Both ends of a copy stay as they are until `poll` has counted it, `drop` has forgotten it or a
+/// call has thrown. On CUDA host memory should be pinned, else a copy waits. It has a stream of its
+/// own, and disturbs no capture of another thread.
+/// One thread, in which the device's context is current.
+///
+/// Errors: what the driver says, from any call. By then none of the copies is at work any more, and
+/// those that had not ended are forgotten; `poll` counts those that had. The ring can be used on.
 #pragma once
 
 #include <cstddef>
@@ -24,24 +29,29 @@ struct cuda_driver;
 
 class chunk_transfer {
  public:
-  /// Copies that may be in flight at once: enough to keep the link busy while one is given away.
+  /// Copies that are in flight at once: enough to keep the link busy while one is given away.
   static constexpr std::size_t window = 8;
 
   virtual ~chunk_transfer() = default;
 
-  /// Begins a copy of a chunk's contents. Throws `invalid_argument` if there is no room.
+  /// Copies a chunk's contents: now, or once those before leave room in the window.
   virtual void out(std::byte* to_host, std::byte const* from_device, std::size_t bytes) = 0;
   virtual void in(std::byte* to_device, std::byte const* from_host, std::size_t bytes) = 0;
-  /// How many more copies, the oldest first, have ended since the last call. Never waits.
+  /// How many more copies, the oldest first, have ended since the last call; begins what has waited
+  /// for their places. Never waits.
   [[nodiscard]] virtual std::size_t poll() = 0;
+  /// Forgets those that have not begun, the last that were given; how many that were.
+  virtual std::size_t drop() noexcept = 0;
   /// Waits for all that are in flight; `poll` still counts them.
   virtual void wait() = 0;
 
+  /// Begun and not counted.
   [[nodiscard]] virtual std::size_t in_flight() const noexcept = 0;
-  [[nodiscard]] bool room() const noexcept { return in_flight() < window; }
+  [[nodiscard]] virtual std::size_t waiting() const noexcept = 0;
 };
 
-/// `driver`: null for the host backend, where each copy ends at once.
+/// `driver`: null for the host backend, where each copy ends at once. Throws `unsupported` where the
+/// driver cannot copy.
 [[nodiscard]] std::unique_ptr<chunk_transfer> open_chunk_transfer(
     std::shared_ptr<cuda_driver const> driver);
 

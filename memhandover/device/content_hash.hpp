@@ -4,19 +4,24 @@
 /// be taken in any order, and a change of a single word always changes it. It says whether contents
 /// are those of before; it is no defence against somebody who chooses contents that collide.
 ///
-///   content_hash const before = hash_contents(chunk);
-///   before.zero();
+///   for (; next < chunks.size() && hashes->room(); ++next) {
+///     hashes->begin(chunks[next], chunk_bytes);
+///   }
+///   while (auto const hash = hashes->poll()) {
+///     if (hash->zero() || *hash == kept[done]) { give(chunks[done]); }
+///     ++done;
+///   }
 ///
-/// Thread-safety: pure functions; `content_hasher` belongs to one thread.
+/// Thread-safety: functions are pure; a `content_hasher` belongs to one thread.
 #pragma once
-
-#include <cuda.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
 
 namespace sluice::memhandover {
 
@@ -58,30 +63,44 @@ constexpr void add_word(content_hash& to, std::uint64_t place, std::uint64_t low
   return result;
 }
 
-/// The kernel `content_hash(base, words, result)`: adds to the three words at `result`, which the
-/// caller has zeroed. Any grid of one dimension, blocks of a multiple of 32 threads.
+/// The kernel `content_hash(base, words, result)`: writes the three words at `result`, memory that the
+/// device can write. `base` is aligned to 16. Any grid of one dimension, blocks of a multiple of 32
+/// threads. One launch of a module at a time: its sums are the module's, and zero in between.
 extern char const* const content_hash_ptx;
 
-/// Hashes memory of a GPU, whose context is current in the calling thread. Throws what the driver
-/// says; where the kernel cannot be loaded, construction does.
+/// Hashes chunks one after the other on a stream of its own, up to a window of them at once, and
+/// disturbs no capture of another thread. The device's context is current in the calling thread.
+///
+/// Chunks stay as they are until `poll` has said their hash or a call has thrown: what the driver
+/// says. By then no chunk is read any more, and hashes that were not said are lost.
 class content_hasher {
  public:
-  explicit content_hasher(std::shared_ptr<cuda_driver const> driver);
-  content_hasher(content_hasher const&) = delete;
-  content_hasher& operator=(content_hasher const&) = delete;
-  ~content_hasher();
+  static constexpr std::size_t window = 16;
 
-  /// Waits for the kernel. `bytes` is a multiple of 16.
-  [[nodiscard]] content_hash hash(std::byte const* where, std::size_t bytes);
+  virtual ~content_hasher() = default;
 
- private:
-  void release() noexcept;
+  /// Whether there are hashes at all. Where there are not, all contents count as changed.
+  [[nodiscard]] bool available() const noexcept { return refusal().empty(); }
+  /// Why there are not; logged once, when the hasher is opened.
+  [[nodiscard]] virtual std::string const& refusal() const noexcept = 0;
 
-  std::shared_ptr<cuda_driver const> driver_;
-  CUmodule module_ = nullptr;
-  CUfunction kernel_ = nullptr;
-  CUstream stream_ = nullptr;
-  CUdeviceptr result_ = 0;
+  /// `bytes` and the address are multiples of 16. Throws `invalid_argument` if they are not or there
+  /// is no room, `unsupported` if there are no hashes.
+  virtual void begin(std::byte const* chunk, std::size_t bytes) = 0;
+  /// The hash of the chunk that was begun first and not said yet; nothing while the device is at it,
+  /// and when there is none. Never waits.
+  [[nodiscard]] virtual std::optional<content_hash> poll() = 0;
+  /// Waits for all that are in flight; `poll` still says them.
+  virtual void wait() = 0;
+
+  /// Begun and not said.
+  [[nodiscard]] virtual std::size_t in_flight() const noexcept = 0;
+  [[nodiscard]] bool room() const noexcept { return in_flight() < window; }
 };
+
+/// `driver`: null for the host backend, where `begin` hashes at once. A driver that lacks a function
+/// or cannot load the kernel is no error: then the hasher is not available.
+[[nodiscard]] std::unique_ptr<content_hasher> open_content_hasher(
+    std::shared_ptr<cuda_driver const> driver);
 
 }  // namespace sluice::memhandover

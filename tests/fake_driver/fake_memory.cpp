@@ -168,6 +168,9 @@ CUresult check_properties(std::size_t bytes, CUmemAllocationProp const* wanted) 
 }  // namespace
 
 bool is_pageable(void const* address) {
+  if (is_registered(address)) {
+    return false;
+  }
   memory& in = the_memory();
   std::lock_guard const guard{in.lock};
   auto const at = reinterpret_cast<CUdeviceptr>(address);

@@ -3,7 +3,7 @@
 #include <map>
 #include <mutex>
 
-#include "tests/fake_driver/fake_core.hpp"
+#include "tests/fake_driver/fake_memory.hpp"
 
 namespace {
 
@@ -11,6 +11,13 @@ std::mutex registering;
 std::map<char const*, std::size_t> registered;  // guarded by it: bytes by address
 
 }  // namespace
+
+bool sluice::fake::is_registered(void const* address) {
+  auto const* const at = static_cast<char const*>(address);
+  std::lock_guard const lock{registering};
+  auto const next = registered.upper_bound(at);
+  return next != registered.begin() && at < std::prev(next)->first + std::prev(next)->second;
+}
 
 /// Of two that overlap the second is refused.
 SLUICE_FAKE_CALL CUresult cuMemHostRegister_v2(void* where, std::size_t bytes, unsigned /*flags*/) {

@@ -3,12 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <cstring>
+#include <future>
 #include <memory>
 #include <random>
 #include <span>
 #include <thread>
 #include <vector>
 
+#include "benchmarks/driver_function.hpp"
+#include "benchmarks/parking_memory.hpp"
 #include "memhandover/device/chunk_transfer.hpp"
 #include "memhandover/device/content_hash.hpp"
 #include "memhandover/device/cuda_driver.hpp"
@@ -16,7 +20,8 @@
 namespace sluice::memhandover {
 namespace {
 
-constexpr std::size_t chunk_bytes = 1U << 20U;
+constexpr std::size_t chunk_bytes = 8U << 20U;  // more words than the kernel has threads
+constexpr std::size_t chunks = content_hasher::window + 1;
 
 class chunk_parts_test : public testing::Test {
  protected:
@@ -25,82 +30,159 @@ class chunk_parts_test : public testing::Test {
       GTEST_SKIP() << "needs a CUDA driver";
     }
     driver_ = cuda_driver::open();
-    CUdevice device = 0;
-    CUcontext context = nullptr;
-    driver_->check(driver_->cuDeviceGet(&device, 0), "device");
-    driver_->check(driver_->cuDevicePrimaryCtxRetain(&context, device), "context");
-    driver_->check(driver_->cuCtxSetCurrent(context), "context");
-    driver_->check(driver_->cuMemAlloc(&memory_, chunks * chunk_bytes), "memory");
-    std::mt19937 random{11};
-    for (auto& byte : contents_) {
-      byte = static_cast<std::byte>(random());
-    }
-  }
-  void TearDown() override {
-    if (memory_ != 0) {
-      driver_->cuMemFree(memory_);
+    memory_ = std::make_unique<bench::device_chunks>(driver_, chunks, chunk_bytes);
+    slots_ = std::make_unique<bench::pinned_pages>(driver_, chunks * chunk_bytes);
+    std::mt19937_64 random{11};
+    for (std::size_t i = 0; i < contents_.size(); i += sizeof(std::uint64_t)) {
+      auto const word = random();
+      std::memcpy(contents_.data() + i, &word, sizeof word);
     }
   }
 
-  std::byte* chunk(std::size_t number) const {
-    return reinterpret_cast<std::byte*>(memory_) + number * chunk_bytes;
+  std::span<std::byte> contents_of(std::size_t chunk, std::size_t bytes = chunk_bytes) {
+    return std::span{contents_}.subspan(chunk * chunk_bytes, bytes);
   }
+  std::byte* slot(std::size_t chunk) const { return slots_->data() + chunk * chunk_bytes; }
 
-  /// Copies all of `contents_` in, chunk by chunk.
-  void put() {
-    move([this](chunk_transfer& ring, std::size_t i) {
-      ring.in(chunk(i), contents_.data() + i * chunk_bytes, chunk_bytes);
-    });
-  }
-
-  template <typename Begin>
-  void move(Begin&& begin) {
+  /// Copies a chunk's contents in.
+  void put(std::size_t chunk) {
+    std::memcpy(slot(chunk), contents_of(chunk).data(), chunk_bytes);
     auto const ring = open_chunk_transfer(driver_);
-    std::size_t ended = 0;
-    for (std::size_t begun = 0; ended < chunks;) {
-      while (begun < chunks && ring->room()) {
-        begin(*ring, begun++);
-      }
-      ended += ring->poll();
+    ring->in(memory_->at(chunk), slot(chunk), chunk_bytes);
+    finish(*ring, 1);
+  }
+  void put_all() {
+    std::memcpy(slot(0), contents_.data(), contents_.size());
+    auto const ring = open_chunk_transfer(driver_);
+    for (std::size_t i = 0; i < chunks; ++i) {
+      ring->in(memory_->at(i), slot(i), chunk_bytes);
+    }
+    finish(*ring, chunks);
+  }
+
+  static void finish(chunk_transfer& ring, std::size_t copies) {
+    for (std::size_t ended = 0; ended < copies; ended += ring.poll()) {
       std::this_thread::yield();
     }
-    EXPECT_EQ(ring->in_flight(), 0U);
+    EXPECT_EQ(ring.in_flight() + ring.waiting(), 0U);
   }
 
-  static constexpr std::size_t chunks = 3 * chunk_transfer::window;
+  content_hash hash(content_hasher& hasher, std::size_t chunk, std::size_t bytes) const {
+    hasher.begin(memory_->at(chunk), bytes);
+    hasher.wait();
+    return hasher.poll().value();
+  }
+
   std::shared_ptr<cuda_driver const> driver_;
-  CUdeviceptr memory_ = 0;
+  std::unique_ptr<bench::device_chunks> memory_;
+  std::unique_ptr<bench::pinned_pages> slots_;
   std::vector<std::byte> contents_ = std::vector<std::byte>(chunks * chunk_bytes);
 };
 
 TEST_F(chunk_parts_test, what_goes_in_comes_out) {
-  put();
-  std::vector<std::byte> back(contents_.size());
-  move([&](chunk_transfer& ring, std::size_t i) {
-    ring.out(back.data() + i * chunk_bytes, chunk(i), chunk_bytes);
-  });
-  EXPECT_TRUE(back == contents_);
+  put_all();
+  std::memset(slot(0), 0, contents_.size());
+  auto const ring = open_chunk_transfer(driver_);
+  for (std::size_t i = 0; i < chunks; ++i) {
+    ring->out(slot(i), memory_->at(i), chunk_bytes);
+  }
+  finish(*ring, chunks);
+  EXPECT_EQ(std::memcmp(slot(0), contents_.data(), contents_.size()), 0);
 }
 
 TEST_F(chunk_parts_test, the_kernel_says_what_its_twin_says) {
-  content_hasher hasher{driver_};
-  for (std::size_t const bit : {0U, 63U, 64U, 8'388'607U}) {
+  auto const hasher = open_content_hasher(driver_);
+  ASSERT_TRUE(hasher->available()) << hasher->refusal();
+  for (std::size_t const bit : {0U, 63U, 64U, 127U, 8'388'607U, 67'108'863U}) {
     contents_[bit / 8] ^= static_cast<std::byte>(1U << (bit % 8));
-    put();
-    for (std::size_t const bytes : {std::size_t{16}, std::size_t{4080}, chunk_bytes}) {
-      EXPECT_EQ(hasher.hash(chunk(0), bytes), hash_contents(std::span{contents_}.first(bytes)))
+    put(0);
+    for (std::size_t const bytes : {16U, 4080U, 4096U, 1'000'000U, 1U << 20U, 8U << 20U}) {
+      EXPECT_EQ(hash(*hasher, 0, bytes), hash_contents(contents_of(0, bytes)))
           << bit << " " << bytes;
     }
   }
 }
 
+TEST_F(chunk_parts_test, one_bit_changes_both_halves_of_the_hash) {
+  auto const hasher = open_content_hasher(driver_);
+  put(0);
+  auto const before = hash(*hasher, 0, chunk_bytes);
+  EXPECT_EQ(hash(*hasher, 0, chunk_bytes), before);
+  contents_[chunk_bytes - 1] ^= std::byte{1};
+  put(0);
+  auto const after = hash(*hasher, 0, chunk_bytes);
+  EXPECT_NE(after.first, before.first);
+  EXPECT_NE(after.second, before.second);
+}
+
+TEST_F(chunk_parts_test, hashes_in_flight_at_once_do_not_mix) {
+  auto const hasher = open_content_hasher(driver_);
+  put_all();
+  std::size_t begun = 0;
+  for (std::size_t said = 0; said < chunks;) {
+    for (; begun < chunks && hasher->room(); ++begun) {
+      hasher->begin(memory_->at(begun), chunk_bytes);
+    }
+    if (auto const hash = hasher->poll()) {
+      EXPECT_EQ(*hash, hash_contents(contents_of(said))) << said;
+      ++said;
+    }
+    std::this_thread::yield();
+  }
+}
+
 TEST_F(chunk_parts_test, the_kernel_finds_zero_chunks) {
-  content_hasher hasher{driver_};
-  contents_.assign(contents_.size(), std::byte{0});
-  contents_[2 * chunk_bytes - 1] = std::byte{1};
-  put();
-  EXPECT_TRUE(hasher.hash(chunk(0), chunk_bytes).zero());
-  EXPECT_FALSE(hasher.hash(chunk(1), chunk_bytes).zero());
+  auto const hasher = open_content_hasher(driver_);
+  std::ranges::fill(contents_of(0), std::byte{0});
+  put(0);
+  EXPECT_TRUE(hash(*hasher, 0, chunk_bytes).zero());
+  EXPECT_EQ(hash(*hasher, 0, chunk_bytes), hash_contents(contents_of(0)));
+  contents_[chunk_bytes - 1] = std::byte{1};
+  put(0);
+  EXPECT_FALSE(hash(*hasher, 0, chunk_bytes).zero());
+}
+
+/// A thread that captures in the mode that forbids most to the others, until it is to end.
+class capturing_thread {
+ public:
+  explicit capturing_thread(cuda_driver const& driver) {
+    driver.check(driver.cuCtxGetCurrent(&context_), "context");
+    thread_ = std::thread{[this, &driver] {
+      CUstream stream = nullptr;
+      driver.cuCtxSetCurrent(context_);
+      driver.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0);
+      begun_.set_value(bench::driver_function<decltype(&::cuStreamBeginCapture)>(
+          "cuStreamBeginCapture_v2")(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+      ends_.get_future().wait();
+      CUgraph graph = nullptr;
+      ended_ = bench::driver_function<decltype(&::cuStreamEndCapture)>("cuStreamEndCapture")(
+          stream, &graph);
+      driver.cuStreamDestroy(stream);
+    }};
+    EXPECT_EQ(begun_.get_future().get(), CUDA_SUCCESS);
+  }
+
+  CUresult end() {
+    ends_.set_value();
+    thread_.join();
+    return ended_;
+  }
+
+ private:
+  CUcontext context_ = nullptr;
+  std::promise<CUresult> begun_;
+  std::promise<void> ends_;
+  CUresult ended_ = CUDA_ERROR_UNKNOWN;
+  std::thread thread_;
+};
+
+TEST_F(chunk_parts_test, nothing_breaks_a_capture_of_another_thread) {
+  capturing_thread other{*driver_};
+  put_all();
+  auto const hasher = open_content_hasher(driver_);
+  EXPECT_TRUE(hasher->available()) << hasher->refusal();
+  EXPECT_EQ(hash(*hasher, 1, chunk_bytes), hash_contents(contents_of(1)));
+  EXPECT_EQ(other.end(), CUDA_SUCCESS);
 }
 
 }  // namespace

@@ -2,174 +2,176 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdint>
-#include <cstring>
+#include <csignal>
 #include <memory>
 #include <vector>
 
 #include "memhandover/base/error.hpp"
-#include "memhandover/device/cuda_driver.hpp"
+#include "tests/memhandover/slow_driver.hpp"
 
 namespace sluice::memhandover {
 namespace {
 
-/// A driver whose copies end when the test says, and one of whose calls may fail.
-struct slow_driver {
-  std::size_t calls = 0;
-  std::size_t fails_at = ~std::size_t{0};
-  std::uint64_t recorded = 0;
-  std::uint64_t ended = 0;
-  int streams = 0;
-  int events = 0;
-  int synchronised = 0;
-};
-
-slow_driver state;
-
-CUresult counted() {
-  return state.calls++ == state.fails_at ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
-}
-
-/// What an event says: the number of the record that it follows.
-std::uint64_t* as_number(CUevent event) {
-  return reinterpret_cast<std::uint64_t*>(event);
-}
-
-std::shared_ptr<cuda_driver const> make_driver() {
-  auto driver = std::make_shared<cuda_driver>();
-  driver->cuGetErrorString = [](CUresult, char const** text) {
-    *text = "failed";
-    return CUDA_SUCCESS;
-  };
-  driver->cuStreamCreateWithPriority = [](CUstream* out, unsigned, int) {
-    auto const result = counted();
-    if (result == CUDA_SUCCESS) {
-      *out = reinterpret_cast<CUstream>(&state);
-      ++state.streams;
-    }
-    return result;
-  };
-  driver->cuStreamDestroy = [](CUstream) {
-    --state.streams;
-    return CUDA_SUCCESS;
-  };
-  driver->cuStreamSynchronize = [](CUstream) {
-    ++state.synchronised;
-    state.ended = state.recorded;
-    return CUDA_SUCCESS;
-  };
-  driver->cuEventCreate = [](CUevent* out, unsigned) {
-    auto const result = counted();
-    if (result == CUDA_SUCCESS) {
-      *out = reinterpret_cast<CUevent>(std::make_unique<std::uint64_t>(0).release());
-      ++state.events;
-    }
-    return result;
-  };
-  driver->cuEventDestroy = [](CUevent event) {
-    std::unique_ptr<std::uint64_t> const gone{as_number(event)};
-    --state.events;
-    return CUDA_SUCCESS;
-  };
-  driver->cuEventRecord = [](CUevent event, CUstream) {
-    auto const result = counted();
-    if (result == CUDA_SUCCESS) {
-      *as_number(event) = ++state.recorded;
-    }
-    return result;
-  };
-  driver->cuEventQuery = [](CUevent event) {
-    return *as_number(event) <= state.ended ? counted() : CUDA_ERROR_NOT_READY;
-  };
-  driver->cuMemcpyDtoHAsync = [](void* to, CUdeviceptr from, std::size_t bytes, CUstream) {
-    auto const result = counted();
-    if (result == CUDA_SUCCESS) {
-      std::memcpy(to, reinterpret_cast<void const*>(from), bytes);
-    }
-    return result;
-  };
-  driver->cuMemcpyHtoDAsync = [](CUdeviceptr to, void const* from, std::size_t bytes, CUstream) {
-    auto const result = counted();
-    if (result == CUDA_SUCCESS) {
-      std::memcpy(reinterpret_cast<void*>(to), from, bytes);
-    }
-    return result;
-  };
-  return driver;
-}
-
 class chunk_transfer_test : public testing::Test {
  protected:
-  chunk_transfer_test() { state = {}; }
+  static constexpr std::size_t window = chunk_transfer::window;
 
+  void give(chunk_transfer& ring, std::size_t copies) {
+    for (std::size_t i = 0; i < copies; ++i) {
+      ring.out(here_.data(), there_.data(), here_.size());
+    }
+  }
+
+  std::shared_ptr<cuda_driver> driver_ = make_slow_driver();
   std::vector<std::byte> there_ = std::vector<std::byte>(64, std::byte{5});
   std::vector<std::byte> here_ = std::vector<std::byte>(64);
 };
 
 TEST_F(chunk_transfer_test, copies_of_the_host_end_at_once) {
   auto const ring = open_chunk_transfer(nullptr);
-  ring->out(here_.data(), there_.data(), here_.size());
+  give(*ring, 1);
   EXPECT_EQ(ring->in_flight(), 1U);
   EXPECT_EQ(here_, there_);
   EXPECT_EQ(ring->poll(), 1U);
   EXPECT_EQ(ring->poll(), 0U);
 }
 
-TEST_F(chunk_transfer_test, no_more_than_the_window_is_in_flight) {
-  for (auto const& driver : {std::shared_ptr<cuda_driver const>{}, make_driver()}) {
-    auto const ring = open_chunk_transfer(driver);
-    for (std::size_t i = 0; i < chunk_transfer::window; ++i) {
-      EXPECT_TRUE(ring->room());
-      ring->out(here_.data(), there_.data(), here_.size());
-    }
-    EXPECT_FALSE(ring->room());
-    EXPECT_THROW(ring->out(here_.data(), there_.data(), here_.size()), error);
-    EXPECT_EQ(ring->in_flight(), chunk_transfer::window);
-  }
+TEST_F(chunk_transfer_test, no_more_than_the_window_is_in_flight_and_the_others_wait) {
+  auto const ring = open_chunk_transfer(driver_);
+  give(*ring, window + 3);
+  EXPECT_EQ(ring->in_flight(), window);
+  EXPECT_EQ(ring->waiting(), 3U);
+  EXPECT_EQ(slow.work.size(), window);
+  slow.run(2);
+  EXPECT_EQ(ring->poll(), 2U);
+  EXPECT_EQ(ring->in_flight(), window);
+  EXPECT_EQ(ring->waiting(), 1U);
 }
 
-TEST_F(chunk_transfer_test, copies_are_counted_in_the_order_they_were_begun) {
-  auto const ring = open_chunk_transfer(make_driver());
-  for (std::uint64_t begun = 0; begun < 50; ++begun) {
+TEST_F(chunk_transfer_test, what_has_not_begun_can_be_dropped) {
+  auto const ring = open_chunk_transfer(driver_);
+  give(*ring, window + 3);
+  EXPECT_EQ(ring->drop(), 3U);
+  EXPECT_EQ(ring->drop(), 0U);
+  slow.run(window + 3);
+  EXPECT_EQ(ring->poll(), window);
+  EXPECT_EQ(ring->in_flight(), 0U);
+  EXPECT_EQ(slow.done, window);
+}
+
+TEST_F(chunk_transfer_test, copies_are_counted_in_the_order_they_were_given) {
+  auto const ring = open_chunk_transfer(driver_);
+  for (int begun = 0; begun < 50; ++begun) {
     ring->in(there_.data(), here_.data(), here_.size());
     if (begun < 2) {
       EXPECT_EQ(ring->poll(), 0U);
       continue;
     }
-    ++state.ended;
+    slow.run(1);
     EXPECT_EQ(ring->poll(), 1U);
     EXPECT_EQ(ring->in_flight(), 2U);
   }
-  EXPECT_EQ(here_, there_);
   ring->wait();
   EXPECT_EQ(ring->poll(), 2U);
+  EXPECT_EQ(here_, there_);
 }
 
-TEST_F(chunk_transfer_test, a_failure_at_any_call_leaves_nothing_behind) {
+TEST_F(chunk_transfer_test, no_call_breaks_a_capture) {
+  auto ring = open_chunk_transfer(driver_);
+  give(*ring, window + 1);
+  ring->wait();
+  EXPECT_EQ(ring->poll(), window);
+  ring = nullptr;
+  EXPECT_GT(slow.calls, 2 * window);
+  EXPECT_EQ(slow.unrelaxed, 0);
+}
+
+TEST_F(chunk_transfer_test, a_failure_at_any_call_leaves_no_copy_at_work) {
+  auto const expect_end = [](std::uint64_t at) {
+    EXPECT_EQ(slow.work.size(), 0U) << at;
+    EXPECT_EQ(slow.streams, 0) << at;
+    EXPECT_EQ(slow.events, 0) << at;
+  };
   auto const round = [this] {
-    auto const ring = open_chunk_transfer(make_driver());
-    ring->out(here_.data(), there_.data(), here_.size());
-    state.ended = state.recorded;
-    EXPECT_EQ(ring->poll(), 1U);
+    auto const ring = open_chunk_transfer(driver_);
+    std::size_t counted = 0;
+    try {
+      give(*ring, 2 * window);
+      slow.run(3);
+      counted += ring->poll();
+      ring->wait();
+      counted += ring->poll();
+      ring->wait();
+      counted += ring->poll();
+    } catch (error const&) {
+      EXPECT_EQ(slow.work.size(), 0U);
+      EXPECT_EQ(ring->in_flight() + ring->waiting(), 0U);
+      counted += ring->poll();
+      EXPECT_LE(counted, slow.done);
+      throw;
+    }
+    EXPECT_EQ(counted, 2 * window);
   };
   round();
-  auto const calls = state.calls;
-  ASSERT_GE(calls, chunk_transfer::window + 4);
-  for (std::size_t at = 0; at < calls; ++at) {
-    state = {};
-    state.fails_at = at;
-    EXPECT_THROW(round(), error) << at;
-    EXPECT_EQ(state.streams, 0) << at;
-    EXPECT_EQ(state.events, 0) << at;
+  auto const calls = slow.calls;
+  expect_end(calls);
+  ASSERT_GE(calls, 4 * window);
+  for (std::uint64_t at = 0; at < calls; ++at) {
+    for (std::uint64_t const failures : {1U, 2U}) {
+      driver_ = make_slow_driver();
+      slow.fails_at = at;
+      slow.failures = failures;
+      try {
+        round();
+      } catch (error const&) {
+        expect_end(at);
+        continue;
+      }
+      expect_end(at);  // it failed where the driver is asked again
+    }
   }
 }
 
-TEST_F(chunk_transfer_test, a_copy_that_nobody_follows_is_waited_for) {
-  auto const ring = open_chunk_transfer(make_driver());
-  state.fails_at = state.calls + 1;
-  EXPECT_THROW(ring->out(here_.data(), there_.data(), here_.size()), error);
-  EXPECT_EQ(state.synchronised, 1);
-  EXPECT_EQ(ring->in_flight(), 0U);
+TEST_F(chunk_transfer_test, copies_before_a_failure_count_and_the_ring_goes_on) {
+  auto const ring = open_chunk_transfer(driver_);
+  give(*ring, 2);
+  slow.fails_at = slow.calls + 1;  // its event: nobody would know when the copy ends
+  EXPECT_THROW(give(*ring, 1), error);
+  EXPECT_EQ(slow.done, 3U);
+  EXPECT_EQ(ring->poll(), 2U);
+  give(*ring, 1);
+  slow.run(1);
+  EXPECT_EQ(ring->poll(), 1U);
+}
+
+TEST_F(chunk_transfer_test, nothing_is_waited_for_once_the_context_has_failed) {
+  auto const ring = open_chunk_transfer(driver_);
+  give(*ring, 2);
+  slow.failure = CUDA_ERROR_ILLEGAL_ADDRESS;
+  slow.failures = 1000;
+  slow.fails_at = slow.calls;
+  EXPECT_THROW((void)ring->poll(), error);
+  EXPECT_EQ(ring->poll(), 0U);
+}
+
+TEST_F(chunk_transfer_test, a_process_that_cannot_know_when_a_copy_ends_is_ended) {
+  auto ring = open_chunk_transfer(driver_);
+  give(*ring, 1);
+  slow.failures = 1000;
+  slow.fails_at = slow.calls;
+  EXPECT_EXIT(ring = nullptr, testing::KilledBySignal(SIGABRT), "");
+  slow.failures = 0;
+}
+
+TEST_F(chunk_transfer_test, a_driver_without_copies_is_refused_by_name) {
+  driver_->cuEventQuery = nullptr;
+  try {
+    (void)open_chunk_transfer(driver_);
+    FAIL();
+  } catch (error const& why) {
+    EXPECT_EQ(why.kind(), error_kind::unsupported);
+    EXPECT_STREQ(why.what(), "nothing can be parked: the driver lacks cuEventQuery");
+  }
 }
 
 }  // namespace

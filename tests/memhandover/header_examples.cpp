@@ -58,20 +58,34 @@ void of_chunk_counts(ledger_view const& view, std::uint32_t slot) {
 
 void of_chunk_transfer(std::unique_ptr<chunk_transfer> const& copies,
                        std::vector<std::byte*> const& slots, std::vector<std::byte*> const& chunks,
-                       std::size_t chunk_bytes, std::size_t next, std::size_t done,
-                       void (*give)(std::byte*)) {
-  while (next < chunks.size() || copies->in_flight() > 0) {
-    while (next < chunks.size() && copies->room()) {
-      copies->out(slots[next], chunks[next], chunk_bytes);
-      ++next;
+                       std::size_t chunk_bytes, std::size_t done, void (*give)(std::byte*),
+                       bool (*late)()) {
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    copies->out(slots[i], chunks[i], chunk_bytes);
+  }
+  while (copies->in_flight() > 0) {
+    for (auto ended = copies->poll(); ended > 0; --ended) {
+      give(chunks[done++]);
     }
-    for (auto ended = copies->poll(); ended > 0; --ended) { give(chunks[done++]); }
+    if (late()) {
+      copies->drop();
+    }
   }
 }
 
-void of_content_hash(std::span<std::byte const> chunk) {
-  content_hash const before = hash_contents(chunk);
-  before.zero();
+void of_content_hash(std::unique_ptr<content_hasher> const& hashes,
+                     std::vector<std::byte*> const& chunks, std::size_t chunk_bytes,
+                     std::vector<content_hash> const& kept, std::size_t next, std::size_t done,
+                     void (*give)(std::byte*)) {
+  for (; next < chunks.size() && hashes->room(); ++next) {
+    hashes->begin(chunks[next], chunk_bytes);
+  }
+  while (auto const hash = hashes->poll()) {
+    if (hash->zero() || *hash == kept[done]) {
+      give(chunks[done]);
+    }
+    ++done;
+  }
 }
 
 void of_client_mailbox(client_mailbox& mailbox) {

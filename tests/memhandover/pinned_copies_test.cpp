@@ -91,6 +91,16 @@ TEST_F(pinned_copies_test, that_the_driver_refuses_are_asked_for_once) {
   EXPECT_EQ(pinned.slots(), 2U);
 }
 
+TEST_F(pinned_copies_test, a_driver_that_cannot_pin_is_not_asked) {
+  make_present(slots * slot);
+  auto const lacking = std::make_shared<cuda_driver>(*driver_);
+  lacking->cuMemHostUnregister = nullptr;
+  pinned_copies pinned{share_, lacking, 0};
+  EXPECT_EQ(pinned.advance(), std::nullopt);
+  EXPECT_EQ(pinned.slots(), 0U);
+  EXPECT_TRUE(registered.empty());
+}
+
 TEST_F(pinned_copies_test, of_a_share_that_is_not_what_was_said_there_are_none) {
   EXPECT_ANY_THROW(
       (host_copy_share{{duplicate(files_.bytes.get()), duplicate(files_.table.get())},
