@@ -20,7 +20,8 @@ device_chunks::device_chunks(std::shared_ptr<memhandover::cuda_driver const> dri
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device}};
+  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  properties.location.id = device;
   driver_->check(driver_->cuMemAddressReserve(&where_, count * chunk_bytes, chunk_bytes, 0, 0),
                  "cannot reserve device addresses");
   for (std::size_t i = 0; i < count; ++i) {

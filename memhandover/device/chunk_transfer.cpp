@@ -20,7 +20,7 @@ class host_transfer final : public chunk_transfer {
   }
   std::size_t poll() override { return std::exchange(uncounted_, 0); }
   std::size_t drop() noexcept override { return 0; }
-  void wait() override {}
+  void abandon() noexcept override { uncounted_ = 0; }
   [[nodiscard]] std::size_t in_flight() const noexcept override { return uncounted_; }
   [[nodiscard]] std::size_t waiting() const noexcept override { return 0; }
 
@@ -53,6 +53,7 @@ class cuda_transfer final : public chunk_transfer {
   cuda_transfer(cuda_transfer const&) = delete;
   cuda_transfer& operator=(cuda_transfer const&) = delete;
   ~cuda_transfer() override {
+    abandon();  // the ends of a copy are the caller's memory
     relaxed_capture const relaxed{*driver_};
     release();
   }
@@ -66,20 +67,19 @@ class cuda_transfer final : public chunk_transfer {
 
   std::size_t poll() override {
     relaxed_capture const relaxed{*driver_};
+    std::size_t ended = 0;
     while (in_flight_ > 0) {
       auto const result = driver_->cuEventQuery(events_[oldest_]);
-      if (result == CUDA_ERROR_NOT_READY) {
-        break;
+      if (result == CUDA_ERROR_NOT_READY || (result != CUDA_SUCCESS && ended > 0)) {
+        break;  // the next call says what is wrong
       }
-      if (result != CUDA_SUCCESS) {
-        give_up(result, 0);
-      }
+      give_up_unless(result);
       oldest_ = (oldest_ + 1) % window;
       --in_flight_;
-      ++uncounted_;
+      ++ended;
     }
     begin_what_has_room();
-    return std::exchange(uncounted_, 0);
+    return ended;
   }
 
   std::size_t drop() noexcept override {
@@ -88,10 +88,12 @@ class cuda_transfer final : public chunk_transfer {
     return dropped;
   }
 
-  void wait() override {
-    relaxed_capture const relaxed{*driver_};
-    if (auto const result = driver_->finish(stream_); result != CUDA_SUCCESS) {
-      give_up(result, 0);
+  void abandon() noexcept override {
+    waiting_.clear();
+    if (in_flight_ > 0) {
+      relaxed_capture const relaxed{*driver_};
+      (void)driver_->finish(stream_);
+      in_flight_ = 0;
     }
   }
 
@@ -118,9 +120,7 @@ class cuda_transfer final : public chunk_transfer {
       if (result == CUDA_SUCCESS) {
         result = driver_->cuEventRecord(events_[(oldest_ + in_flight_) % window], stream_);
       }
-      if (result != CUDA_SUCCESS) {
-        give_up(result, in_flight_);  // those before it are as they were
-      }
+      give_up_unless(result);
       waiting_.pop_front();
       ++in_flight_;
     }
@@ -133,20 +133,16 @@ class cuda_transfer final : public chunk_transfer {
                                                 one.bytes, stream_);
   }
 
-  /// Throws `why`. The oldest `sound` copies in flight count if they end well.
-  void give_up(CUresult why, std::size_t sound) {
-    if (driver_->finish(stream_) == CUDA_SUCCESS) {
-      uncounted_ += sound;
+  void give_up_unless(CUresult result) {
+    if (result != CUDA_SUCCESS) {
+      (void)driver_->finish(stream_);  // also a copy that no event follows
+      in_flight_ = 0;
+      waiting_.clear();
+      driver_->check(result, "cannot copy a chunk");
     }
-    in_flight_ = 0;
-    waiting_.clear();
-    driver_->check(why, "cannot copy a chunk");
   }
 
   void release() noexcept {
-    if (in_flight_ > 0) {
-      (void)driver_->finish(stream_);  // the ends of a copy are the caller's memory
-    }
     if (stream_ != nullptr) {
       driver_->cuStreamDestroy(stream_);
     }
@@ -163,7 +159,6 @@ class cuda_transfer final : public chunk_transfer {
   std::deque<copy> waiting_;
   std::size_t oldest_ = 0;
   std::size_t in_flight_ = 0;
-  std::size_t uncounted_ = 0;  ///< ended, which `poll` has not said yet
 };
 
 }  // namespace

@@ -1,7 +1,7 @@
 /// A ring of copies between chunks and host memory, which ends them in the order they were given.
 ///
 ///   waiting ──a place is free──► in flight ──its event──► ended (counted by `poll`)
-///      └──drop──► forgotten
+///      └──drop──► forgotten ◄──abandon──┘
 ///
 ///   for (std::size_t i = 0; i < chunks.size(); ++i) {
 ///     copies->out(slots[i], chunks[i], chunk_bytes);
@@ -11,13 +11,13 @@
 ///     if (late()) { copies->drop(); }
 ///   }
 ///
-/// Both ends of a copy stay as they are until `poll` has counted it, `drop` has forgotten it or a
-/// call has thrown. On CUDA host memory should be pinned, else a copy waits. It has a stream of its
-/// own, and disturbs no capture of another thread.
+/// Both ends of a copy stay as they are until `poll` has counted it, `drop` or `abandon` has forgotten
+/// it, or a call has thrown. On CUDA host memory should be pinned, else a copy waits. It has a stream
+/// of its own, and disturbs no capture of another thread.
 /// One thread, in which the device's context is current.
 ///
 /// Errors: what the driver says, from any call. By then none of the copies is at work any more, and
-/// those that had not ended are forgotten; `poll` counts those that had. The ring can be used on.
+/// all that were not counted are forgotten. The ring can be used on.
 #pragma once
 
 #include <cstddef>
@@ -42,12 +42,14 @@ class chunk_transfer {
   [[nodiscard]] virtual std::size_t poll() = 0;
   /// Forgets those that have not begun, the last that were given; how many that were.
   virtual std::size_t drop() noexcept = 0;
-  /// Waits for all that are in flight; `poll` still counts them.
-  virtual void wait() = 0;
+  /// Waits for those in flight, and forgets all that were not counted.
+  virtual void abandon() noexcept = 0;
 
   /// Begun and not counted.
   [[nodiscard]] virtual std::size_t in_flight() const noexcept = 0;
   [[nodiscard]] virtual std::size_t waiting() const noexcept = 0;
+  /// Whether a copy would begin at once.
+  [[nodiscard]] bool room() const noexcept { return in_flight() + waiting() < window; }
 };
 
 /// `driver`: null for the host backend, where each copy ends at once. Throws `unsupported` where the

@@ -178,7 +178,7 @@ class host_hasher final : public content_hasher {
     hashes_.pop_front();
     return hash;
   }
-  void wait() override {}
+  void abandon() noexcept override { hashes_.clear(); }
   [[nodiscard]] std::size_t in_flight() const noexcept override { return hashes_.size(); }
 
  private:
@@ -202,6 +202,7 @@ class cuda_hasher final : public content_hasher {
   cuda_hasher(cuda_hasher const&) = delete;
   cuda_hasher& operator=(cuda_hasher const&) = delete;
   ~cuda_hasher() override {
+    abandon();
     relaxed_capture const relaxed{*driver_};
     release();
   }
@@ -236,10 +237,11 @@ class cuda_hasher final : public content_hasher {
     return hash;
   }
 
-  void wait() override {
+  void abandon() noexcept override {
     if (in_flight_ > 0) {
       relaxed_capture const relaxed{*driver_};
-      give_up_unless(driver_->finish(stream_));
+      (void)driver_->finish(stream_);
+      in_flight_ = 0;
     }
   }
 
@@ -284,9 +286,6 @@ class cuda_hasher final : public content_hasher {
   }
 
   void release() noexcept {
-    if (in_flight_ > 0) {
-      (void)driver_->finish(stream_);
-    }
     if (results_ != nullptr) {
       driver_->cuMemFreeHost(std::exchange(results_, nullptr));
     }

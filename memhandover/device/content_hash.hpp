@@ -71,8 +71,9 @@ extern char const* const content_hash_ptx;
 /// Hashes chunks one after the other on a stream of its own, up to a window of them at once, and
 /// disturbs no capture of another thread. The device's context is current in the calling thread.
 ///
-/// Chunks stay as they are until `poll` has said their hash or a call has thrown: what the driver
-/// says. By then no chunk is read any more, and hashes that were not said are lost.
+/// Chunks stay as they are until `poll` has said their hash, `abandon` has forgotten it, or a call
+/// has thrown: what the driver says. By then no chunk is read any more, and hashes that were not said
+/// are forgotten. The hasher can be used on.
 class content_hasher {
  public:
   static constexpr std::size_t window = 16;
@@ -90,8 +91,8 @@ class content_hasher {
   /// The hash of the chunk that was begun first and not said yet; nothing while the device is at it,
   /// and when there is none. Never waits.
   [[nodiscard]] virtual std::optional<content_hash> poll() = 0;
-  /// Waits for all that are in flight; `poll` still says them.
-  virtual void wait() = 0;
+  /// Waits for those in flight, and forgets all that were not said.
+  virtual void abandon() noexcept = 0;
 
   /// Begun and not said.
   [[nodiscard]] virtual std::size_t in_flight() const noexcept = 0;

@@ -1,6 +1,7 @@
 #include "tests/memhandover/slow_driver.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -127,14 +128,13 @@ void add_kernel(cuda_driver& driver) {
   };
   driver.cuLaunchKernel = [](CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                              unsigned, CUstream, void** parameters, void**) {
-    std::uint64_t values[3] = {};
-    for (std::size_t i = 0; i < 3; ++i) {
+    std::array<std::uint64_t, 3> values{};  // base, words, result
+    for (std::size_t i = 0; i < values.size(); ++i) {
       std::memcpy(&values[i], parameters[i], sizeof values[i]);
     }
-    auto const [base, words, result] = values;
-    return submitted([base, words, result] {
-      *reinterpret_cast<content_hash*>(result) =
-          hash_contents({reinterpret_cast<std::byte const*>(base), words * 16});
+    return submitted([values] {
+      *reinterpret_cast<content_hash*>(values[2]) =
+          hash_contents({reinterpret_cast<std::byte const*>(values[0]), values[1] * 16});
     });
   };
 }
