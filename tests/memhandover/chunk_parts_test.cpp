@@ -20,7 +20,8 @@
 namespace sluice::memhandover {
 namespace {
 
-constexpr std::size_t chunk_bytes = 8U << 20U;  // more words than the kernel has threads
+constexpr std::size_t chunk_bytes = 2U << 20U;
+constexpr std::size_t many_bytes = 4 * chunk_bytes;  // more words than the kernel has threads
 constexpr std::size_t chunks = content_hasher::window + 1;
 
 class chunk_parts_test : public testing::Test {
@@ -44,20 +45,14 @@ class chunk_parts_test : public testing::Test {
   }
   std::byte* slot(std::size_t chunk) const { return slots_->data() + chunk * chunk_bytes; }
 
-  /// Copies a chunk's contents in.
-  void put(std::size_t chunk) {
-    std::memcpy(slot(chunk), contents_of(chunk).data(), chunk_bytes);
+  /// Copies contents of the first chunks in.
+  void put(std::size_t bytes) {
+    std::memcpy(slot(0), contents_.data(), bytes);
     auto const ring = open_chunk_transfer(driver_);
-    ring->in(memory_->at(chunk), slot(chunk), chunk_bytes);
-    finish(*ring, 1);
-  }
-  void put_all() {
-    std::memcpy(slot(0), contents_.data(), contents_.size());
-    auto const ring = open_chunk_transfer(driver_);
-    for (std::size_t i = 0; i < chunks; ++i) {
+    for (std::size_t i = 0; i < bytes / chunk_bytes; ++i) {
       ring->in(memory_->at(i), slot(i), chunk_bytes);
     }
-    finish(*ring, chunks);
+    finish(*ring, bytes / chunk_bytes);
   }
 
   static void finish(chunk_transfer& ring, std::size_t copies) {
@@ -84,7 +79,7 @@ class chunk_parts_test : public testing::Test {
 };
 
 TEST_F(chunk_parts_test, what_goes_in_comes_out) {
-  put_all();
+  put(contents_.size());
   std::memset(slot(0), 0, contents_.size());
   auto const ring = open_chunk_transfer(driver_);
   for (std::size_t i = 0; i < chunks; ++i) {
@@ -97,10 +92,11 @@ TEST_F(chunk_parts_test, what_goes_in_comes_out) {
 TEST_F(chunk_parts_test, the_kernel_says_what_its_twin_says) {
   auto const hasher = open_content_hasher(driver_);
   ASSERT_TRUE(hasher->available()) << hasher->refusal();
-  for (std::size_t const bit : {0U, 63U, 64U, 127U, 8'388'607U, 67'108'863U}) {
+  for (auto const bit : {std::size_t{0}, std::size_t{63}, std::size_t{64}, 8 * many_bytes - 1}) {
     contents_[bit / 8] ^= static_cast<std::byte>(1U << (bit % 8));
-    put(0);
-    for (std::size_t const bytes : {16U, 4080U, 4096U, 1'000'000U, 1U << 20U, 8U << 20U}) {
+    put(many_bytes);
+    for (auto const bytes : {std::size_t{16}, std::size_t{4080}, std::size_t{4096},
+                             std::size_t{1'000'000}, chunk_bytes, many_bytes}) {
       EXPECT_EQ(hash(*hasher, 0, bytes), hash_contents(contents_of(0, bytes)))
           << bit << " " << bytes;
     }
@@ -109,19 +105,19 @@ TEST_F(chunk_parts_test, the_kernel_says_what_its_twin_says) {
 
 TEST_F(chunk_parts_test, one_bit_changes_both_halves_of_the_hash) {
   auto const hasher = open_content_hasher(driver_);
-  put(0);
-  auto const before = hash(*hasher, 0, chunk_bytes);
-  EXPECT_EQ(hash(*hasher, 0, chunk_bytes), before);
-  contents_[chunk_bytes - 1] ^= std::byte{1};
-  put(0);
-  auto const after = hash(*hasher, 0, chunk_bytes);
+  put(many_bytes);
+  auto const before = hash(*hasher, 0, many_bytes);
+  EXPECT_EQ(hash(*hasher, 0, many_bytes), before);
+  contents_[many_bytes - 1] ^= std::byte{1};
+  put(many_bytes);
+  auto const after = hash(*hasher, 0, many_bytes);
   EXPECT_NE(after.first, before.first);
   EXPECT_NE(after.second, before.second);
 }
 
 TEST_F(chunk_parts_test, hashes_in_flight_at_once_do_not_mix) {
   auto const hasher = open_content_hasher(driver_);
-  put_all();
+  put(contents_.size());
   std::size_t begun = 0;
   for (std::size_t said = 0; said < chunks;) {
     for (; begun < chunks && hasher->room(); ++begun) {
@@ -138,11 +134,11 @@ TEST_F(chunk_parts_test, hashes_in_flight_at_once_do_not_mix) {
 TEST_F(chunk_parts_test, the_kernel_finds_zero_chunks) {
   auto const hasher = open_content_hasher(driver_);
   std::ranges::fill(contents_of(0), std::byte{0});
-  put(0);
+  put(chunk_bytes);
   EXPECT_TRUE(hash(*hasher, 0, chunk_bytes).zero());
   EXPECT_EQ(hash(*hasher, 0, chunk_bytes), hash_contents(contents_of(0)));
   contents_[chunk_bytes - 1] = std::byte{1};
-  put(0);
+  put(chunk_bytes);
   EXPECT_FALSE(hash(*hasher, 0, chunk_bytes).zero());
 }
 
@@ -161,6 +157,9 @@ class capturing_thread {
       CUgraph graph = nullptr;
       ended_ = bench::driver_function<decltype(&::cuStreamEndCapture)>("cuStreamEndCapture")(
           stream, &graph);
+      if (graph != nullptr) {
+        bench::driver_function<decltype(&::cuGraphDestroy)>("cuGraphDestroy")(graph);
+      }
       driver.cuStreamDestroy(stream);
     }};
     EXPECT_EQ(begun_.get_future().get(), CUDA_SUCCESS);
@@ -182,7 +181,7 @@ class capturing_thread {
 
 TEST_F(chunk_parts_test, nothing_breaks_a_capture_of_another_thread) {
   capturing_thread other{*driver_};
-  put_all();
+  put(contents_.size());
   auto const hasher = open_content_hasher(driver_);
   EXPECT_TRUE(hasher->available()) << hasher->refusal();
   EXPECT_EQ(hash(*hasher, 1, chunk_bytes), hash_contents(contents_of(1)));

@@ -61,8 +61,8 @@ void add_streams(cuda_driver& driver) {
     }
     return result;
   };
-  driver.cuThreadExchangeStreamCaptureMode = [](CUstreamCaptureMode* other) {
-    std::swap(*other, mode);
+  driver.cuThreadExchangeStreamCaptureMode = [](CUstreamCaptureMode* wanted) {
+    std::swap(*wanted, mode);
     return CUDA_SUCCESS;
   };
 }
