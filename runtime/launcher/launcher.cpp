@@ -90,6 +90,9 @@ environment sharing_environment(environment inherited, install_layout const& ins
   if (options.pool_bytes) {
     env.set("SLUICE_POOL_BYTES", std::to_string(*options.pool_bytes));
   }
+  if (options.host_copy_bytes > 0) {
+    env.set("SLUICE_HOST_COPY_BYTES", std::to_string(options.host_copy_bytes));
+  }
   if (!options.backend.empty()) {
     env.set("SLUICE_BACKEND", options.backend);
   }
