@@ -179,7 +179,7 @@ void of_host_copies(std::span<std::atomic<std::uint64_t>> words, std::uint16_t h
 
 void of_host_copy_table(std::uint16_t holder) {
   auto const files = create_host_copies(64_GiB, 64_MiB);
-  host_copy_table table{files.table.get()};
+  host_copy_table table{files};
   table.copies().hold(3, holder);
 }
 
