@@ -256,7 +256,7 @@ bool broker::answer(visitor& who, message& request) {
 bool broker::rejoin(visitor& who, message request) {
   // ledger, mailroom, manifest, doorbell, bell, life pipe, the host copies and their table if it has
   // them, and a pidfd where the client may have one
-  std::size_t const rejoin_descriptors = field(request.body, "host_copies", false) ? 8 : 6;
+  std::size_t const rejoin_descriptors = request.body.contains("copy_holder") ? 8 : 6;
   if (field(request.body, "version", 0) != protocol_version ||
       request.descriptors.size() < rejoin_descriptors ||
       request.descriptors.size() > rejoin_descriptors + 1) {
@@ -271,22 +271,8 @@ bool broker::rejoin(visitor& who, message request) {
     who.adopting = std::move(request);
     return true;
   }
-  adopt_copies(request);
   pool->rejoin(who.socket, std::move(request));
   return false;
-}
-
-/// Damaged ones are nobody's; their client goes on, and parks nothing that this broker knows of.
-void broker::adopt_copies(message const& request) {
-  if (!field(request.body, "host_copies", false)) {
-    return;
-  }
-  try {
-    pools_->copies().adopt({reopen_read_write(request.descriptors.at(6).get()),
-                            reopen_read_write(request.descriptors.at(7).get())});
-  } catch (error const& why) {
-    spdlog::warn("host copies of an earlier broker are not adopted reason=\"{}\"", why.what());
-  }
 }
 
 /// Takes chunks of a pool that is being offered; with the last of them the pool is this broker's.
@@ -308,7 +294,6 @@ bool broker::adopt(visitor& who, message request) {
     files.manifest = reopen_read_write(first.descriptors.at(2).get());
     files.doorbell = duplicate(first.descriptors.at(3).get());
     files.chunks = std::move(who.chunks);
-    adopt_copies(first);
     pools_->adopt(std::move(files));
     spdlog::info("adopted a pool of an earlier broker");
   }

@@ -69,7 +69,6 @@ class broker {
   bool answer(visitor& who, message& request);
   bool rejoin(visitor& who, message request);
   bool adopt(visitor& who, message request);
-  void adopt_copies(message const& request);
   [[nodiscard]] bool kept_by_visitor(detail::kept_pool const& pool) const;
   [[nodiscard]] bool idle() const;
 

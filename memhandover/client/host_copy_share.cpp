@@ -6,6 +6,7 @@
 
 #include "memhandover/base/error.hpp"
 #include "memhandover/base/system_error.hpp"
+#include "memhandover/broker/conversation.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -20,11 +21,12 @@ void keep_from_children(shared_segment const& segment) {
 
 host_copy_share::host_copy_share(host_copy_files files, nlohmann::json const& said)
     : files_(std::move(files)),
-      table_(files_.table.get()),
+      table_(files_),
       bytes_(files_.bytes.get(), shared_segment::access::read_write),
-      holder_(said.at("holder").get<std::uint16_t>()) {
-  if (holder_ >= copy_holders || bytes_.bytes() < table_.bytes() ||
-      said.at("bytes") != table_.bytes() || said.at("slot_bytes") != table_.header().slot_bytes) {
+      holder_(static_cast<std::uint16_t>(field(said, "holder", copy_holders))) {
+  if (field(said, "holder", copy_holders) >= copy_holders ||
+      field(said, "bytes", std::uint64_t{0}) != shape().bytes() ||
+      field(said, "slot_bytes", std::uint64_t{0}) != shape().slot_bytes) {
     throw error{error_kind::internal, "the host copies are not what the broker's answer says"};
   }
   keep_from_children(table_.segment());
@@ -32,13 +34,12 @@ host_copy_share::host_copy_share(host_copy_files files, nlohmann::json const& sa
 }
 
 std::span<std::byte> host_copy_share::at(std::uint32_t slot) const {
-  auto const& header = table_.header();
-  if (slot >= header.slots) {
+  if (slot >= shape().slots) {
     throw error{error_kind::invalid_argument, "there is no slot " + std::to_string(slot) +
                                                   " of host copies, of which there are " +
-                                                  std::to_string(header.slots)};
+                                                  std::to_string(shape().slots)};
   }
-  return {bytes_.data() + slot * header.slot_bytes, header.slot_bytes};
+  return {bytes_.data() + slot * shape().slot_bytes, shape().slot_bytes};
 }
 
 }  // namespace sluice::memhandover

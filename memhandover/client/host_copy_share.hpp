@@ -20,12 +20,17 @@ namespace sluice::memhandover {
 class host_copy_share {
  public:
   /// Maps both; `said` is what the broker's `joined` says of them. Throws `internal` if that is not what
-  /// has come, or if they cannot be mapped.
+  /// has come, as `host_copy_table`, or why they cannot be mapped.
   host_copy_share(host_copy_files files, nlohmann::json const& said);
 
   [[nodiscard]] host_copy_files const& files() const noexcept { return files_; }
   [[nodiscard]] host_copies& copies() noexcept { return table_.copies(); }
-  [[nodiscard]] host_copies_header const& header() const noexcept { return table_.header(); }
+  [[nodiscard]] host_copies const& copies() const noexcept { return table_.copies(); }
+  [[nodiscard]] host_copies_shape const& shape() const noexcept { return table_.shape(); }
+  /// Bytes, from the first slot on, whose pages are there, if the table is to be believed.
+  [[nodiscard]] std::uint64_t populated() const noexcept {
+    return table_.header().populated.load();
+  }
   [[nodiscard]] std::uint16_t holder() const noexcept { return holder_; }
   /// Where a slot's bytes are. Throws `invalid_argument` for one that there is not.
   [[nodiscard]] std::span<std::byte> at(std::uint32_t slot) const;

@@ -11,6 +11,8 @@
 /// Source: cuMemHostRegister in the CUDA driver API. Thread-safety: `advance` belongs to one thread, `slots` to any.
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -18,19 +20,21 @@
 #include <optional>
 
 #include "memhandover/client/host_copy_share.hpp"
-#include "memhandover/device/cuda_driver.hpp"
+
+struct CUctx_st;
 
 namespace sluice::memhandover {
+
+struct cuda_driver;
 
 class pinned_copies {
  public:
   /// `share` outlives this object.
   pinned_copies(host_copy_share& share, std::shared_ptr<cuda_driver const> driver,
-                int device) noexcept
-      : share_(share), driver_(std::move(driver)), device_(device) {}
+                int device) noexcept;
   pinned_copies(pinned_copies const&) = delete;
   pinned_copies& operator=(pinned_copies const&) = delete;
-  /// What the driver has is taken from it; one that has ended keeps nothing.
+  /// What the driver has is taken from it; one that has ended keeps nothing. Does nothing in a forked child.
   ~pinned_copies();
 
   /// Registers the next piece, if its pages are present. When to come again; nothing when there is no more to do: all
@@ -47,6 +51,9 @@ class pinned_copies {
   host_copy_share& share_;
   std::shared_ptr<cuda_driver const> driver_;
   int device_;
+  pid_t owner_;
+  CUctx_st* context_ = nullptr;  ///< in which the driver pins
+  bool refused_ = false;
   std::atomic<std::uint32_t> slots_{0};
 };
 

@@ -313,6 +313,7 @@ void pool_server::handle(message received) {
   if (type == "appointed" && !writer_) {
     writer_.emplace(member_.view());
     writer_->set_reserve(reserve_);
+    member_.view().header().park_stay.store(options_.park_stay);
     mail_.notify_all();
   } else if (type == "client_joined" && slot < max_clients && received.descriptors.size() == 1 &&
              writer_) {

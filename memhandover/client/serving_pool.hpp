@@ -120,6 +120,9 @@ class serving_pool : public chunk_pool {
     std::chrono::milliseconds pause_lease{100};
     /// How long `join`, once ready, waits for what an earlier server held.
     std::chrono::milliseconds patience{60'000};
+    /// Tenants may be parked for this server, and stay then for so many times as long as going and coming takes; 0:
+    /// they may not.
+    std::uint32_t park_stay = 0;
     /// Whether an acquisition for which training has too little demands from engines as well.
     bool demands_from_engines = false;
   };

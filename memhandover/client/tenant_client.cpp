@@ -87,6 +87,8 @@ class tenant_member final : public tenant_client {
   void watch(std::function<void()> look, milliseconds every) override;
   void stay_awake() override;
   void meanwhile(std::function<std::optional<milliseconds>()> work) override;
+  void show_waiting(bool waits) override;
+  void nudge() const noexcept override { (void)::eventfd_write(member_.bell(), 1); }
 
   void abandon_in_child() noexcept override {
     member_.abandon_in_child();
@@ -104,6 +106,7 @@ class tenant_member final : public tenant_client {
              Condition const& holds);
   [[nodiscard]] milliseconds patience();
   void look();
+  void make_work_due();
   void go_on_with_work();
 
   membership member_;
@@ -114,7 +117,7 @@ class tenant_member final : public tenant_client {
   std::condition_variable bell_rang_;
   client_mailbox box_;
   std::uint32_t uncollected_ = 0;  ///< chunks that may have been granted since the last `collect`
-  std::uint32_t waiting_ = 0;      ///< threads in `wait_grantable`
+  std::uint32_t waiting_ = 0;      ///< threads in `wait_grantable`, and who shows that it waits
   std::function<void()> look_;
   milliseconds look_every_{};
   std::function<std::optional<milliseconds>()> work_;
@@ -144,13 +147,12 @@ void tenant_member::run() {
         }
       }
       bell_rang_.notify_all();
+      make_work_due();
     }
     unless_it_fails("the conversation with the broker",
                     [&] { (void)member_.attend(polled[2].revents != 0); });
     unless_it_fails("a look at the pool", [this] { look(); });
-    if (std::none_of(polled.begin(), polled.end(), [](auto const& p) { return p.revents != 0; })) {
-      go_on_with_work();
-    }
+    go_on_with_work();
   }
 }
 
@@ -190,6 +192,13 @@ void tenant_member::meanwhile(std::function<std::optional<milliseconds>()> work)
     work_at_ = steady_clock::now();
   }
   (void)::eventfd_write(member_.bell(), 1);
+}
+
+void tenant_member::make_work_due() {
+  std::lock_guard const lock{mutex_};
+  if (work_ != nullptr) {
+    work_at_ = steady_clock::now();
+  }
 }
 
 /// `work_` changes no more once it is set.
@@ -240,9 +249,12 @@ void tenant_member::answer_demand() {
   answer.noticed_ns = answer.closed_ns = answer.idle_ns = awake;
   if (asked.chunks > 0) {
     unless_it_fails("answering a demand", [&] {
-      answer = on_demand_({asked.seq, asked.chunks, awake, [&] {
-                             return numbered::unpack(control().demand.load()).seq == asked.seq;
-                           }});
+      answer =
+          on_demand_({asked.seq, asked.chunks, awake,
+                      [&] { return numbered::unpack(control().demand.load()).seq == asked.seq; },
+                      [this](std::uint32_t chunk) {
+                        release({&chunk, 1});
+                      }});
     });
     std::lock_guard const lock{mutex_};
     box_.release(answer.chunks);
@@ -280,7 +292,12 @@ bool tenant_member::await(std::unique_lock<std::mutex>& lock, steady_clock::time
 
 void tenant_member::ask(std::uint32_t count, lifetime kind, steady_clock::time_point deadline,
                         precedence turn) {
-  std::lock_guard const alone{asking_};
+  std::unique_lock alone{asking_, std::defer_lock};
+  if (turn != precedence::coming_back) {
+    alone.lock();
+  } else if (!alone.try_lock()) {
+    return;
+  }
   std::unique_lock lock{mutex_};
   box_.ask(count, kind, turn);
   uncollected_ += count;
@@ -317,6 +334,13 @@ void tenant_member::release(std::span<std::uint32_t const> chunks) {
   std::lock_guard const lock{mutex_};
   box_.release(chunks);
   ring_writer();
+}
+
+void tenant_member::show_waiting(bool waits) {
+  std::lock_guard const lock{mutex_};
+  waiting_ = waits ? waiting_ + 1 : waiting_ - 1;
+  box_.set_waiting(waiting_ > 0);
+  ring_writer();  // as below
 }
 
 bool tenant_member::wait_grantable(std::uint32_t count, steady_clock::time_point deadline) {

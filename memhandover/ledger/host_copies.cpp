@@ -149,12 +149,12 @@ std::vector<held_copy> host_copies::steal(std::uint32_t count, std::uint16_t thi
 }
 
 /// A thief may take a kept one meanwhile: then it is not the dead one's any more.
-std::uint32_t host_copies::sweep(std::uint16_t holder) noexcept {
+std::uint32_t host_copies::sweep(std::function<bool(std::uint16_t holder)> const& is_dead) {
   std::uint32_t freed = 0;
   for (auto& each : words_) {
     auto seen = each.load(std::memory_order_acquire);
     auto const found = copy_word::unpack(seen);
-    if (found && found->state != copy_state::free && found->holder == holder &&
+    if (found && found->state != copy_state::free && is_dead(found->holder) &&
         each.compare_exchange_strong(seen, copy_word{copy_state::free, 0, found->generation}.pack(),
                                      std::memory_order_acq_rel)) {
       ++freed;
@@ -183,61 +183,49 @@ std::uint32_t host_copy_slots(std::uint64_t budget, std::uint64_t slot_bytes) {
 
 void make_host_copies(std::span<std::byte> memory, std::uint64_t budget, std::uint64_t slot_bytes) {
   auto const slots = host_copy_slots(budget, slot_bytes);
-  if (memory.size() < host_copies_table_bytes(slots)) {
-    damaged("it is shorter than its slots");
+  if (memory.size() != host_copies_table_bytes(slots)) {
+    damaged("it is not as long as its slots need");
   }
   auto* header = new (memory.data()) host_copies_header{};
-  header->magic = host_copies_magic;
-  header->version = host_copies_version;
-  header->slots = slots;
-  header->slot_bytes = slot_bytes;
-  header->budget = budget;
+  header->magic.store(host_copies_magic);
+  header->version.store(host_copies_version);
+  header->slots.store(slots);
+  header->slot_bytes.store(slot_bytes);
+  header->budget.store(budget);
 }
 
 host_copies_header& host_copies_header_in(std::span<std::byte> memory) {
   if (memory.size() < sizeof(host_copies_header)) {
     damaged("it is shorter than its header");
   }
-  auto& header = *reinterpret_cast<host_copies_header*>(memory.data());
-  if (header.magic != host_copies_magic) {
+  return *std::launder(reinterpret_cast<host_copies_header*>(memory.data()));
+}
+
+host_copies_shape host_copies_shape_in(std::span<std::byte> memory) {
+  auto const& header = host_copies_header_in(memory);
+  if (header.magic.load() != host_copies_magic) {
     damaged("it does not begin as one");
   }
-  if (header.version != host_copies_version) {
-    damaged("it has version " + std::to_string(header.version) + ", this program knows version " +
+  if (auto const version = header.version.load(); version != host_copies_version) {
+    damaged("it has version " + std::to_string(version) + ", this program knows version " +
             std::to_string(host_copies_version));
   }
-  if (header.slots == 0 || header.slot_bytes == 0 || header.slots > max_host_copy_slots ||
-      header.budget / header.slot_bytes != header.slots) {
+  host_copies_shape const shape{header.slots.load(), header.slot_bytes.load()};
+  if (shape.slots == 0 || shape.slot_bytes == 0 || shape.slots > max_host_copy_slots ||
+      header.budget.load() / shape.slot_bytes != shape.slots) {
     damaged("its slots are not what its budget makes");
   }
-  if (memory.size() < host_copies_table_bytes(header.slots)) {
-    damaged("it is shorter than its slots");
+  if (memory.size() != host_copies_table_bytes(shape.slots)) {
+    damaged("it is not as long as its slots need");
   }
-  return header;
+  return shape;
 }
 
-std::span<std::atomic<std::uint64_t>> host_copies_words(std::span<std::byte> memory) {
-  auto const& header = host_copies_header_in(memory);
-  return {reinterpret_cast<std::atomic<std::uint64_t>*>(memory.data() + sizeof header),
-          header.slots};
-}
-
-std::optional<std::uint32_t> place_of_pool(host_copies_header& header,
-                                           std::uint64_t pool_id) noexcept {
-  std::optional<std::uint32_t> empty;
-  for (std::uint32_t place = 0; place < host_copy_pools; ++place) {
-    auto const id = header.pools[place].load(std::memory_order_acquire);
-    if (id == pool_id) {
-      return place;
-    }
-    if (id == 0 && !empty) {
-      empty = place;
-    }
-  }
-  if (empty) {
-    header.pools[*empty].store(pool_id, std::memory_order_release);
-  }
-  return empty;
+std::span<std::atomic<std::uint64_t>> host_copies_words(std::span<std::byte> memory,
+                                                        host_copies_shape const& shape) noexcept {
+  return {std::launder(reinterpret_cast<std::atomic<std::uint64_t>*>(memory.data() +
+                                                                     sizeof(host_copies_header))),
+          shape.slots};
 }
 
 }  // namespace sluice::memhandover

@@ -24,6 +24,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -38,15 +39,26 @@ inline constexpr std::uint32_t host_copies_version = 1;
 inline constexpr std::uint32_t host_copy_pools = 64;
 inline constexpr std::uint64_t max_host_copy_slots = 1ULL << 24U;
 
-/// Before the words; constant once the table has been made, but for the atomics.
+/// Before the words. All but `populated` and `pools` is constant once the table has been made; who opens a table reads
+/// it once, since every client can write here.
 struct alignas(64) host_copies_header {
-  std::uint64_t magic;
-  std::uint32_t version;
-  std::uint32_t slots;
-  std::uint64_t slot_bytes;
-  std::uint64_t budget;  ///< bytes; what a last part of a slot would take is not used
+  std::atomic<std::uint64_t> magic;
+  std::atomic<std::uint32_t> version;
+  std::atomic<std::uint32_t> slots;
+  std::atomic<std::uint64_t> slot_bytes;
+  std::atomic<std::uint64_t> budget;  ///< bytes; what a last part of a slot would take is not used
   std::atomic<std::uint64_t> populated;               ///< bytes whose pages are there
   std::atomic<std::uint64_t> pools[host_copy_pools];  ///< their ids, 0: nobody's place
+};
+
+/// What a table is for as long as somebody uses it, whatever is written to its header later.
+struct host_copies_shape {
+  std::uint32_t slots = 0;
+  std::uint64_t slot_bytes = 0;
+
+  /// Of all slots.
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return slots * slot_bytes; }
+  bool operator==(host_copies_shape const&) const = default;
 };
 
 enum class copy_state : std::uint8_t { free = 0, held = 1, kept = 2 };
@@ -56,6 +68,14 @@ enum class copy_state : std::uint8_t { free = 0, held = 1, kept = 2 };
   return static_cast<std::uint16_t>(pool_place * max_clients + slot);
 }
 inline constexpr std::uint32_t copy_holders = host_copy_pools * max_clients;
+/// Its place of a pool.
+[[nodiscard]] constexpr std::uint32_t pool_place_of(std::uint16_t holder) {
+  return holder / max_clients;
+}
+/// Its client's slot there.
+[[nodiscard]] constexpr std::uint32_t client_slot_of(std::uint16_t holder) {
+  return holder % max_clients;
+}
 
 /// A slot's word.
 struct copy_word {
@@ -107,8 +127,8 @@ class host_copies {
   bool give_back(held_copy const& mine);
   /// Takes up to `count` kept slots of others. Throws as `hold`.
   [[nodiscard]] std::vector<held_copy> steal(std::uint32_t count, std::uint16_t thief);
-  /// Frees all that a dead holder had; returns how many. No process may act for it any more.
-  std::uint32_t sweep(std::uint16_t holder) noexcept;
+  /// Frees all that dead holders had; returns how many. No process may act for them any more.
+  std::uint32_t sweep(std::function<bool(std::uint16_t holder)> const& is_dead);
 
  private:
   [[nodiscard]] std::atomic<std::uint64_t>& word(std::uint32_t slot) const;
@@ -127,13 +147,12 @@ class host_copies {
 /// Writes the header of a new table; `memory` is zero, which is a free slot's word.
 void make_host_copies(std::span<std::byte> memory, std::uint64_t budget, std::uint64_t slot_bytes);
 
-/// The table in `memory`. Throws `internal` that names what is wrong with it.
+/// The header at the beginning of `memory`. Throws `internal` if that is shorter.
 [[nodiscard]] host_copies_header& host_copies_header_in(std::span<std::byte> memory);
-/// Its words; the same.
-[[nodiscard]] std::span<std::atomic<std::uint64_t>> host_copies_words(std::span<std::byte> memory);
-
-/// The place of a pool in the table, taken if it has none yet; nothing if there is none left. The broker's alone.
-[[nodiscard]] std::optional<std::uint32_t> place_of_pool(host_copies_header& header,
-                                                         std::uint64_t pool_id) noexcept;
+/// What the table in `memory` is, all of which belongs to it. Throws `internal` that names what is wrong with it.
+[[nodiscard]] host_copies_shape host_copies_shape_in(std::span<std::byte> memory);
+/// The words of a table of that shape, which `memory` is long enough for.
+[[nodiscard]] std::span<std::atomic<std::uint64_t>> host_copies_words(
+    std::span<std::byte> memory, host_copies_shape const& shape) noexcept;
 
 }  // namespace sluice::memhandover

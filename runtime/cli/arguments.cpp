@@ -56,6 +56,10 @@ void describe_run(CLI::App& app, run_arguments& into) {
   app.add_option("--host-memory", into.host_memory,
                  "Host memory for what jobs on a GPU park, if this starts the broker")
       ->check(check_amount);
+  app.add_option(
+         "--park", into.options.park,
+         "Whether what this job keeps may go to the host for a server that needs the memory")
+      ->check(CLI::IsMember({"if_needed", "never"}));
   app.add_option("--backend", into.options.backend, "Where the pool's memory is")
       ->check(CLI::IsMember({"auto", "host", "cuda"}));
   app.add_option("--device", into.options.device,

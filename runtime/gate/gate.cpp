@@ -134,6 +134,9 @@ CUresult gate::enter_slowly(thread_slot& self, planned_work const& work) {
       }
       ::sched_yield();
     } else if (what != verdict::wait_for_pause || !sees_pause_end(now, asleep_from)) {
+      if (what == verdict::wait_for_change && (now & mode::parked) != 0) {
+        want_launch();
+      }
       await_change(now, spun, what == verdict::wait_for_pause ? nap : nap_until_woken);
     }
   }
@@ -327,6 +330,10 @@ void gate::open() {
   }
   std::lock_guard const guard{control_};
   change(0, mode::closed);
+}
+
+void gate::set_parked(bool on) {
+  on ? change(mode::parked, 0) : change(0, mode::parked);
 }
 
 void gate::set_pause_word(std::uint64_t const volatile* until_ns) {

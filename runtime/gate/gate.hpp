@@ -56,6 +56,8 @@ inline constexpr std::uint32_t deferring = 1U << 10;
 inline constexpr std::uint32_t agreeing = 1U << 11;  ///< also without a bound
 /// Launches are watched, and the device has done all that it was given (launch_watch.hpp).
 inline constexpr std::uint32_t resting = 1U << 12;
+/// Closed, and memory is not there: who is held wants it back.
+inline constexpr std::uint32_t parked = 1U << 13;
 }  // namespace mode
 
 extern "C" {
@@ -111,6 +113,7 @@ class gate {
   /// As in `sluice_gate_api`; deadlines are CLOCK_MONOTONIC nanoseconds, results 0 or ETIMEDOUT.
   [[nodiscard]] int close(std::int64_t deadline_ns);
   void open();
+  void set_parked(bool on);
   void set_aborting(bool on);
   void set_urgent(bool on) { on ? change(mode::urgent, 0) : change(0, mode::urgent); }
   /// The word must stay mapped for the life of the process: a thread may be about to read it.

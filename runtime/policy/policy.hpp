@@ -35,6 +35,8 @@ using std::chrono::microseconds;
 
 enum class pool_backend { automatic, host, cuda };
 enum class pause_rule { on_launch, on_request, on_cold_start, never };
+/// Whether what training keeps may go to the host.
+enum class park_rule { never, if_needed };
 enum class warm_mode { automatic, always, fixed };
 enum class miss_action { queue, reject };
 /// Whether clients may load and unload models.
@@ -94,6 +96,8 @@ struct training_policy {
   double min_share = 0.05;                ///< in [0, 1]: of every second, without compute pauses
   std::optional<microseconds> run_ahead;  ///< nothing: follows the tightest promise
   bool allow_mps = false;
+  park_rule park = park_rule::if_needed;
+  std::uint32_t stay = 10;  ///< times what going and coming takes
 };
 
 /// In every `window`, at least `percentile` of the requests are answered within `latency`; and at

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -29,6 +30,7 @@
 #include "memhandover/ledger/client_kinds.hpp"
 #include "memhandover/ledger/client_mailbox.hpp"
 #include "memhandover/ledger/pool_account.hpp"
+#include "memhandover/parking/tenant_parking.hpp"
 
 // An example shows what an expression is by a comment behind it.
 #pragma GCC diagnostic push
@@ -194,7 +196,7 @@ void of_host_copies(std::span<std::atomic<std::uint64_t>> words, std::uint16_t h
 
 void of_host_copy_table(std::uint16_t holder) {
   auto const files = create_host_copies(64_GiB, 64_MiB);
-  host_copy_table table{files.table.get()};
+  host_copy_table table{files};
   table.copies().hold(3, holder);
 }
 
@@ -208,6 +210,20 @@ void of_pinned_copies(host_copy_share* share, std::shared_ptr<cuda_driver const>
   pinned_copies pinned{*share, driver, device};
   while (auto const next = pinned.advance()) {
   }
+}
+
+struct stock_of_chunks {
+  std::vector<std::uint32_t> (*take)(std::uint32_t);
+};
+
+void of_tenant_parking(std::mutex& mutex, device_memory& memory, host_copy_share& copies,
+                       std::shared_ptr<cuda_driver const> const& driver,
+                       std::span<chunk_space* const> spaces, demand const& wanted,
+                       stock_of_chunks const& stock) {
+  tenant_parking parking{mutex, memory, copies, driver};
+  // nothing runs on the device, and until `parked().all()` is 0 again nothing may
+  parking.take(spaces, 12, wanted.give, wanted.stands);
+  parking.bring_back(stock.take(parking.parked().all()));
 }
 
 }  // namespace sluice::memhandover::header_examples

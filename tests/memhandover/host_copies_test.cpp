@@ -1,32 +1,38 @@
 #include "memhandover/ledger/host_copies.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <array>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "memhandover/base/bytes.hpp"
 #include "memhandover/base/error.hpp"
+#include "memhandover/base/standard_streams.hpp"
+#include "memhandover/ledger/host_copy_table.hpp"
+#include "tests/from_environment.hpp"
 
 namespace sluice::memhandover {
 namespace {
 
 using namespace sluice::literals;
 
-constexpr std::uint32_t slots = 4;
+constexpr std::uint32_t slots_of_table = 4;
 constexpr std::uint16_t job = copy_holder(0, 3);
-constexpr std::uint16_t other = copy_holder(1, 3);
+constexpr std::uint16_t another = copy_holder(1, 3);
 
 class host_copies_test : public testing::Test {
  protected:
-  std::array<std::atomic<std::uint64_t>, slots> words_{};
+  std::array<std::atomic<std::uint64_t>, slots_of_table> words_{};
   host_copies copies_{words_};
 
   [[nodiscard]] std::uint32_t count_of(std::uint16_t holder) const {
     std::uint32_t count = 0;
-    for (std::uint32_t slot = 0; slot < slots; ++slot) {
+    for (std::uint32_t slot = 0; slot < slots_of_table; ++slot) {
       auto const word = copies_.at(slot);
       count += word.state != copy_state::free && word.holder == holder ? 1 : 0;
     }
@@ -73,16 +79,16 @@ TEST_F(host_copies_test, slots_are_held_kept_held_again_and_give_back) {
   EXPECT_TRUE(copies_.give_back(mine[0]));
   EXPECT_TRUE(copies_.give_back(mine[1]));
   EXPECT_FALSE(copies_.give_back(mine[1])) << "it is free";
-  expect_counts(slots, 0, 0);
+  expect_counts(slots_of_table, 0, 0);
 }
 
 TEST_F(host_copies_test, too_few_free_slots_are_given_back) {
   ASSERT_EQ(copies_.hold(3, job).size(), 3U);
-  EXPECT_TRUE(copies_.hold(2, other).empty());
+  EXPECT_TRUE(copies_.hold(2, another).empty());
   expect_counts(1, 3, 0);
-  EXPECT_TRUE(copies_.hold(slots + 1, other).empty());
-  EXPECT_EQ(copies_.hold(1, other).size(), 1U);
-  EXPECT_TRUE(copies_.hold(0, other).empty());
+  EXPECT_TRUE(copies_.hold(slots_of_table + 1, another).empty());
+  EXPECT_EQ(copies_.hold(1, another).size(), 1U);
+  EXPECT_TRUE(copies_.hold(0, another).empty());
   expect_counts(0, 4, 0);
 }
 
@@ -91,18 +97,18 @@ TEST_F(host_copies_test, what_is_kept_may_be_stolen_and_its_holder_sees_it) {
   ASSERT_EQ(mine.size(), 2U);
   ASSERT_TRUE(copies_.keep(mine[1]));
   EXPECT_TRUE(copies_.steal(2, job).empty()) << "its own";
-  auto const stolen = copies_.steal(2, other);
+  auto const stolen = copies_.steal(2, another);
   ASSERT_EQ(stolen.size(), 1U) << "what is held is not to be had";
   EXPECT_EQ(stolen[0].slot, mine[1].slot);
   EXPECT_FALSE(copies_.hold_again(mine[1]));
   EXPECT_FALSE(copies_.give_back(mine[1]));
-  EXPECT_EQ(copies_.at(mine[1].slot).holder, other);
+  EXPECT_EQ(copies_.at(mine[1].slot).holder, another);
 }
 
 TEST_F(host_copies_test, a_slot_that_came_back_to_its_holder_is_another_copy) {
-  auto const first = copies_.hold(slots, job);
+  auto const first = copies_.hold(slots_of_table, job);
   ASSERT_TRUE(copies_.keep(first[0]));
-  auto const stolen = copies_.steal(1, other);
+  auto const stolen = copies_.steal(1, another);
   ASSERT_EQ(stolen.size(), 1U);
   ASSERT_TRUE(copies_.give_back(stolen[0]));
   auto const again = copies_.hold(1, job);
@@ -117,15 +123,16 @@ TEST_F(host_copies_test, a_sweep_frees_a_dead_holders_slots_alone) {
   auto const dead = copies_.hold(2, job);
   ASSERT_EQ(dead.size(), 2U);
   ASSERT_TRUE(copies_.keep(dead[0]));
-  ASSERT_EQ(copies_.hold(1, other).size(), 1U);
-  EXPECT_EQ(copies_.sweep(job), 2U);
-  EXPECT_EQ(copies_.sweep(job), 0U);
+  ASSERT_EQ(copies_.hold(1, another).size(), 1U);
+  auto const is_dead = [](std::uint16_t holder) { return holder == job; };
+  EXPECT_EQ(copies_.sweep(is_dead), 2U);
+  EXPECT_EQ(copies_.sweep(is_dead), 0U);
   expect_counts(3, 1, 0);
-  EXPECT_EQ(count_of(other), 1U);
+  EXPECT_EQ(count_of(another), 1U);
 }
 
 TEST_F(host_copies_test, damaged_words_are_refused_by_name_and_never_used) {
-  std::array<std::uint64_t, slots> const bad{
+  std::array<std::uint64_t, slots_of_table> const bad{
       0xffULL << 56U,                                    // no such state
       3ULL << 56U,                                       // likewise
       1ULL << 56U | std::uint64_t{copy_holders} << 40U,  // no such holder
@@ -137,12 +144,13 @@ TEST_F(host_copies_test, damaged_words_are_refused_by_name_and_never_used) {
               }).find("slot " + std::to_string(i)),
               std::string::npos);
   }
-  EXPECT_EQ(copies_.count().damaged, slots);
+  EXPECT_EQ(copies_.count().damaged, slots_of_table);
   EXPECT_TRUE(copies_.hold(1, job).empty());
   EXPECT_TRUE(copies_.steal(1, job).empty());
-  EXPECT_EQ(copies_.sweep(job), 0U);
-  EXPECT_EQ(copies_.count().damaged, slots);
-  EXPECT_NE(message_of([&] { (void)copies_.at(slots); }).find("no slot 4"), std::string::npos);
+  EXPECT_EQ(copies_.sweep([](std::uint16_t /*any*/) { return true; }), 0U);
+  EXPECT_EQ(copies_.count().damaged, slots_of_table);
+  EXPECT_NE(message_of([&] { (void)copies_.at(slots_of_table); }).find("no slot 4"),
+            std::string::npos);
   EXPECT_THROW((void)copies_.hold(1, copy_holders), error);
   EXPECT_THROW((void)copies_.steal(1, copy_holders), error);
 }
@@ -164,7 +172,7 @@ TEST(host_copies_race_test, one_slot_has_one_holder_at_a_time) {
       ASSERT_TRUE(copies.give_back(mine[0]));
     }
   };
-  std::thread beside{take_turns, other};
+  std::thread beside{take_turns, another};
   take_turns(job);
   beside.join();
   EXPECT_EQ(guarded, 2 * rounds);
@@ -182,7 +190,7 @@ TEST(host_copies_race_test, of_a_thief_and_its_holder_one_has_the_copy) {
       while (round.load() < next) {
         std::this_thread::yield();
       }
-      for (auto const& each : copies.steal(1, other)) {
+      for (auto const& each : copies.steal(1, another)) {
         ++stolen;
         ASSERT_TRUE(copies.give_back(each));
       }
@@ -211,16 +219,20 @@ TEST(host_copies_race_test, of_a_thief_and_its_holder_one_has_the_copy) {
 
 class host_copies_table_test : public testing::Test {
  protected:
-  alignas(64) std::array<std::byte, 4096> memory_{};
+  static constexpr std::size_t bytes = sizeof(host_copies_header) + 4 * sizeof(std::uint64_t);
+  alignas(64) std::array<std::byte, bytes> memory_{};
+
+  [[nodiscard]] std::string refusal(std::size_t first_bytes = bytes) {
+    return message_of([&] { (void)host_copies_shape_in(std::span{memory_}.first(first_bytes)); });
+  }
 };
 
 TEST_F(host_copies_table_test, is_found_as_it_was_made) {
   make_host_copies(memory_, 9_MiB, 2_MiB);
-  auto const& header = host_copies_header_in(memory_);
-  EXPECT_EQ(header.slots, 4U);
-  EXPECT_EQ(header.slot_bytes, 2_MiB);
-  EXPECT_EQ(header.budget, 9_MiB);
-  EXPECT_EQ(host_copies{host_copies_words(memory_)}.count().free, 4U);
+  auto const shape = host_copies_shape_in(memory_);
+  EXPECT_EQ(shape, (host_copies_shape{4, 2_MiB}));
+  EXPECT_EQ(shape.bytes(), 8_MiB);
+  EXPECT_EQ(host_copies{host_copies_words(memory_, shape)}.count().free, 4U);
 }
 
 TEST_F(host_copies_table_test, a_budget_smaller_than_a_slot_is_refused_with_the_numbers) {
@@ -233,37 +245,104 @@ TEST_F(host_copies_table_test, a_budget_smaller_than_a_slot_is_refused_with_the_
 }
 
 TEST_F(host_copies_table_test, that_is_damaged_is_refused_with_what_is_wrong) {
-  EXPECT_NE(message_of([&] { (void)host_copies_header_in(memory_); }).find("does not begin"),
-            std::string::npos);
-  EXPECT_NE(message_of([&] {
-              (void)host_copies_header_in(std::span{memory_}.first(8));
-            }).find("its header"),
-            std::string::npos);
+  EXPECT_NE(refusal().find("does not begin"), std::string::npos);
+  EXPECT_NE(refusal(8).find("its header"), std::string::npos);
   make_host_copies(memory_, 8_MiB, 2_MiB);
-  EXPECT_NE(message_of([&] {
-              (void)host_copies_header_in(std::span{memory_}.first(sizeof(host_copies_header)));
-            }).find("its slots"),
-            std::string::npos);
+  EXPECT_EQ(refusal(), "");
+  EXPECT_NE(refusal(sizeof(host_copies_header)).find("its slots"), std::string::npos);
+  EXPECT_THROW(make_host_copies(memory_, 10_MiB, 2_MiB), error) << "of five slots";
   auto& header = host_copies_header_in(memory_);
-  header.slots = 5;
-  EXPECT_NE(message_of([&] { (void)host_copies_header_in(memory_); }).find("its budget"),
+  header.slots.store(5);
+  EXPECT_NE(refusal().find("its budget"), std::string::npos);
+  header.slots.store(4);
+  header.version.store(99);
+  EXPECT_NE(refusal().find("version 99"), std::string::npos);
+}
+
+TEST_F(host_copies_table_test, whatever_its_header_says_it_is_refused_or_as_long_as_it_says) {
+  constexpr std::array<std::uint64_t, 9> nasty{
+      0, 1, 3, 5, 1ULL << 24U, (1ULL << 24U) + 1, 1ULL << 32U, 1ULL << 63U, ~0ULL};
+  auto const seed = from_environment("SLUICE_TEST_SEED", std::random_device{}());
+  SCOPED_TRACE("SLUICE_TEST_SEED=" + std::to_string(seed));
+  std::mt19937_64 random{seed};
+  std::uint32_t opened = 0;
+  for (int turn = 0; turn < 100'000; ++turn) {
+    make_host_copies(memory_, 8_MiB, 2_MiB);
+    auto& header = host_copies_header_in(memory_);
+    auto const any = [&] {
+      return random() % 4 == 0 ? random() : nasty.at(random() % nasty.size());
+    };
+    for (auto places = random() % 3; places > 0; --places) {
+      switch (random() % 5) {
+        case 0:
+          header.magic.store(any());
+          break;
+        case 1:
+          header.version.store(static_cast<std::uint32_t>(any()));
+          break;
+        case 2:
+          header.slots.store(static_cast<std::uint32_t>(any()));
+          break;
+        case 3:
+          header.slot_bytes.store(any());
+          break;
+        default:
+          header.budget.store(any());
+      }
+    }
+    try {
+      auto const shape = host_copies_shape_in(memory_);
+      ASSERT_EQ(shape.slots, 4U);
+      ASSERT_EQ(host_copies_words(memory_, shape).size(), 4U);
+      ASSERT_EQ(shape.bytes() / shape.slots, shape.slot_bytes) << "more bytes than can be counted";
+      ++opened;
+    } catch (error const& why) {
+      ASSERT_NE(std::string{why.what()}.find("damaged"), std::string::npos);
+    }
+  }
+  EXPECT_GT(opened, 0U);
+  EXPECT_LT(opened, 100'000U);
+}
+
+TEST(host_copy_table_test, of_a_shape_that_the_bytes_do_not_have_is_refused) {
+  auto const files = create_host_copies(8_MiB, 2_MiB);
+  auto const others = create_host_copies(8_MiB, 1_MiB);
+  EXPECT_TRUE(same_memory(files, {duplicate(files.bytes.get()), duplicate(files.table.get())}));
+  EXPECT_FALSE(same_memory(files, others));
+  host_copy_files const more{duplicate(create_host_copies(10_MiB, 2_MiB).bytes.get()),
+                             duplicate(files.table.get())};
+  EXPECT_NE(message_of([&] {
+              host_copy_table{more};
+            }).find("it tells of 8388608 bytes, but there are 10485760"),
             std::string::npos);
-  header.slots = 4;
-  header.version = 99;
-  EXPECT_NE(message_of([&] { (void)host_copies_header_in(memory_); }).find("version 99"),
+  host_copy_files const exchanged{duplicate(files.table.get()), duplicate(files.bytes.get())};
+  EXPECT_NE(message_of([&] { host_copy_table{exchanged}; }).find("does not begin"),
             std::string::npos);
 }
 
-TEST_F(host_copies_table_test, every_pool_has_one_place_until_there_is_none) {
-  make_host_copies(memory_, 8_MiB, 2_MiB);
-  auto& header = host_copies_header_in(memory_);
-  EXPECT_EQ(place_of_pool(header, 7), 0U);
-  EXPECT_EQ(place_of_pool(header, 8), 1U);
-  EXPECT_EQ(place_of_pool(header, 7), 0U);
-  for (std::uint64_t id = 100; id < 100 + host_copy_pools - 2; ++id) {
-    EXPECT_TRUE(place_of_pool(header, id));
+TEST(host_copy_table_test, that_can_become_shorter_is_refused) {
+  auto const files = create_host_copies(8_MiB, 2_MiB);
+  for (bool const table : {false, true}) {
+    unique_fd loose{::memfd_create("loose", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
+    ASSERT_EQ(::ftruncate(loose.get(), 8_MiB), 0);
+    host_copy_files const brought{table ? duplicate(files.bytes.get()) : std::move(loose),
+                                  table ? std::move(loose) : duplicate(files.table.get())};
+    EXPECT_NE(message_of([&] { host_copy_table{brought}; }).find("not sealed"), std::string::npos);
   }
-  EXPECT_FALSE(place_of_pool(header, 9));
+  auto [read, write] = make_pipe("a test");
+  host_copy_files const no_memory{duplicate(files.bytes.get()), std::move(read)};
+  EXPECT_THROW(host_copy_table{no_memory}, error);
+}
+
+TEST(host_copy_table_test, keeps_to_its_shape_whatever_is_written_later) {
+  auto const files = create_host_copies(8_MiB, 2_MiB);
+  host_copy_table table{files};
+  auto& header = table.header();
+  header.slots.store(1U << 24U);
+  header.slot_bytes.store(0);
+  EXPECT_EQ(table.shape(), (host_copies_shape{4, 2_MiB}));
+  EXPECT_EQ(table.copies().count().free, 4U);
+  EXPECT_THROW((void)table.copies().at(4), error);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 
 from launching import call
@@ -40,13 +41,23 @@ def test_a_job_pins_the_host_copies_that_its_run_has_asked_for(sluice, build, tm
     pinned, copies = json.loads(done.stdout)
     assert pinned == 2
     slots = 2 * (64 << 20)
-    assert copies == {"bytes": slots, "free_bytes": slots, "populated_bytes": slots, "warning": None}
+    assert copies == {"bytes": slots, "free_bytes": slots, "held_bytes": 0, "kept_bytes": 0, "damaged_bytes": 0,
+                      "populated_bytes": slots, "warning": None}
 
 
 def test_a_job_that_asked_for_none_has_none(sluice, build, tmp_path):
     done = start(sluice, build, tmp_path, [], 0)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [0, None]
+
+
+def test_more_than_the_machine_has_is_refused_with_what_can_be_had(sluice, build, tmp_path):
+    done = start(sluice, build, tmp_path, ["--host-memory", "100TiB"], 0)
+    assert done.returncode != 0
+    assert "host copies are to have 100 TiB, but of the" in done.stderr
+    instead = int(re.search(r"ask for (\d+)MiB at most", done.stderr).group(1)) << 20
+    total = next(int(line.split()[1]) << 10 for line in open("/proc/meminfo") if line.startswith("MemTotal"))
+    assert 0 < instead < total
 
 
 def test_less_than_a_chunk_is_refused_with_the_numbers(sluice, build, tmp_path):

@@ -3,20 +3,26 @@
 ///
 /// Made with the first CUDA pool, whose chunks' size a slot has; pools with chunks of another size get no
 /// share. The pages are made present in a thread of its own, in steps, each only where the host has the
-/// room for it.
+/// room for it. Where there can be none, the pools are kept all the same, and what is said of them tells why.
+///
+/// Every client can write to the table. So its shape is read once, and which pool has which place of it is kept here
+/// too; what stands there is for the next broker.
 ///
 /// Thread-safety: none; it belongs to the broker's one thread.
 #pragma once
 
+#include <array>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <span>
 #include <string>
 #include <thread>
+#include <vector>
 
+#include "memhandover/device/host_room.hpp"
 #include "memhandover/ledger/host_copy_table.hpp"
 
 namespace sluice::memhandover::detail {
@@ -30,45 +36,77 @@ struct copy_share {
   std::uint16_t holder;
 };
 
+/// Ids of pools by their place in a table; 0: nobody's.
+using places_of_pools = std::array<std::uint64_t, host_copy_pools>;
+
 class copy_keeper {
  public:
-  /// `budget` bytes; 0: there are none, but those of an earlier broker.
-  explicit copy_keeper(std::uint64_t budget) noexcept : budget_(budget) {}
+  struct options {
+    std::uint64_t budget = 0;  ///< bytes; 0: there are none, but those of an earlier broker
+    /// Whether a process may still act for the client in that slot of a pool, be it one of an earlier broker.
+    std::function<bool(std::uint64_t pool_id, std::uint32_t slot)> lives;
+    std::function<host_room()> room = [] { return read_host_room(); };  ///< from any thread
+  };
+
+  explicit copy_keeper(options how) : options_(std::move(how)) {}
   copy_keeper(copy_keeper const&) = delete;
   copy_keeper& operator=(copy_keeper const&) = delete;
   ~copy_keeper();
 
-  /// Takes over those of an earlier broker, unless there are some already. Throws what is wrong with them.
-  void adopt(host_copy_files files);
   /// Makes the copies for a new pool, if it is one of CUDA and there are none. Throws `out_of_memory` for a
-  /// budget that the host can never have beside `promised_bytes` of pools, else as `create_host_copies`.
-  void make_for(pool_shape const& shape, std::uint64_t promised_bytes);
+  /// budget that the host can never have beside `pool_bytes` of it for pools, `invalid_argument` for one of less than a
+  /// chunk. What fails otherwise is logged and told by `describe`.
+  void make_for(pool_shape const& shape, std::uint64_t pool_bytes);
+  /// Takes over those that a client of a pool that is here brings from an earlier broker, and that it has as `holder`.
+  /// Throws what is wrong with them, or that they are not those which are kept.
+  void adopt(host_copy_files files, std::uint64_t pool_id, std::uint32_t slot,
+             std::uint32_t holder);
   /// Gives a pool its place, if it can have one.
   void pool_came(std::uint64_t pool_id, pool_shape const& shape);
   /// Frees all that clients of the pool had, and its place.
   void pool_went(std::uint64_t pool_id);
-  /// The same for all pools but these; nobody of the others lives.
-  void forget_others(std::span<std::uint64_t const> pool_ids);
+  /// There are places of pools that are not here: their users may still come.
+  [[nodiscard]] bool awaits_pools() const noexcept;
+  /// Frees what no process acts for any more, and places of pools that nobody can come back to.
+  void tidy();
 
   /// Nothing for a pool without a place.
   [[nodiscard]] std::optional<copy_share> share_of(std::uint64_t pool_id, std::uint32_t slot) const;
   /// Frees what a client had that no process acts for any more; returns how many slots.
   std::uint32_t sweep(std::uint64_t pool_id, std::uint32_t slot);
 
-  /// Bytes whose pages are still to be made present.
+  /// Bytes whose pages are not present yet.
   [[nodiscard]] std::uint64_t untouched_bytes() const noexcept;
-  /// `bytes`, `free_bytes`, `populated_bytes`, and `warning` if the host lacks the room; null for a pool without a place.
-  [[nodiscard]] nlohmann::json describe(std::uint64_t pool_id) const;
+  /// `bytes`, how many of them are free, held, kept or damaged, `populated_bytes`, and `warning` if less can be had
+  /// than was asked for; null where nobody has asked for any.
+  [[nodiscard]] nlohmann::json describe(std::uint64_t pool_id);
 
  private:
+  struct known_pool {
+    std::uint64_t id;
+    std::string name;
+    std::uint64_t chunk_bytes;
+    std::string without;  ///< why it has none; empty if it has
+  };
+
   [[nodiscard]] std::optional<std::uint32_t> place_of(std::uint64_t pool_id) const noexcept;
-  void clear_place(std::uint32_t place);
+  [[nodiscard]] bool is_here(std::uint64_t pool_id) const noexcept;
+  [[nodiscard]] bool any_lives(std::uint64_t pool_id) const;
+  void use(host_copy_files files, host_copy_table table);
+  void give_place(known_pool& pool);
+  void set_place(std::uint32_t place, std::uint64_t pool_id);
+  void note_damage(copy_counts const& counted);
   void begin_populating();
   void populate();
+  [[nodiscard]] std::string shortage() const;
 
-  std::uint64_t budget_;
+  options options_;
   host_copy_files files_;
   std::optional<host_copy_table> table_;
+  places_of_pools places_{};
+  std::vector<known_pool> pools_;  ///< those of CUDA that are here
+  std::string failure_;            ///< why there is no table
+  bool damage_noted_ = false;
   mutable std::mutex mutex_;  ///< guards what follows
   std::condition_variable stopping_;
   bool stop_ = false;

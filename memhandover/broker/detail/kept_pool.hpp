@@ -46,6 +46,10 @@ class kept_pool {
   [[nodiscard]] std::uint64_t untouched_host_bytes() const noexcept;
   /// There is a client, or what a dead one held has not been taken back, or waits for its successor.
   [[nodiscard]] bool in_use() const noexcept;
+  /// A client has that place, though its process may have ended; what it held has not been taken back.
+  [[nodiscard]] bool has_client(std::uint32_t slot) const noexcept {
+    return clients_[slot].present;
+  }
   /// When to `serve` even if nothing has become ready.
   [[nodiscard]] std::optional<std::chrono::steady_clock::time_point> wake_at() const;
   /// The processes that use the pool: `pid` and `start`, their start time in clock ticks.
@@ -75,7 +79,9 @@ class kept_pool {
   void client_exited(std::uint32_t slot);
   void look_for(std::uint32_t slot);
   void finish(std::uint32_t slot);
+  [[nodiscard]] std::optional<std::string> refusal_of_copies(message& request, std::uint32_t slot);
   void take_back(std::uint32_t slot);
+  void free_copies(std::uint32_t slot);
   void end_grace();
   void clear_slot(std::uint32_t slot);
 

@@ -15,6 +15,7 @@
 
 #include "memhandover/base/error.hpp"
 #include "memhandover/broker/detail/kept_pool.hpp"
+#include "memhandover/broker/detail/roster.hpp"
 #include "memhandover/broker/pool_creation.hpp"
 
 namespace sluice::memhandover::detail {
@@ -85,15 +86,20 @@ class pool_set {
   };
 
   [[nodiscard]] kept_pool* find(std::string const& backend, std::optional<int> device) const;
+  [[nodiscard]] bool may_live(std::uint64_t pool_id, std::uint32_t slot) const;
+  [[nodiscard]] std::uint64_t host_pool_bytes() const;
   [[nodiscard]] pool_wish wish_of(nlohmann::json const& body) const;
   [[nodiscard]] attempt& begin(pool_wish const& wish);
   void advance(attempt& each);
 
   options options_;
-  std::vector<std::uint64_t> order_;    ///< pools of an earlier broker, its first one first
+  std::vector<roster_entry> earlier_;   ///< pools of an earlier broker, its first one first
+  std::vector<std::uint64_t> order_;    ///< their ids
   std::vector<std::uint64_t> awaited_;  ///< those of them whose users are still to come
   clock::time_point adopt_until_{};
   copy_keeper copies_;
+  clock::time_point
+      tidy_at_{};  ///< when to look again for users of pools that hold copies and did not come
   std::vector<member> pools_;  ///< the first one is meant where nothing is named
   std::vector<std::unique_ptr<attempt>> attempts_;
 };

@@ -87,10 +87,14 @@ std::string host_copies_line(json const& pool) {
     return "";
   }
   auto const& warning = field(copies, "warning");
-  return fmt::format("host copies: {}, {} free, {} of it present{}\n",
-                     bytes(field(copies, "bytes")), bytes(field(copies, "free_bytes")),
-                     bytes(field(copies, "populated_bytes")),
-                     warning.is_string() ? "; " + plain(warning) : "");
+  bool const has_none = field(copies, "bytes") == 0;
+  return fmt::format(
+      "host copies: {}{}\n",
+      has_none ? "none"
+               : fmt::format("{}, {} free, {} of it present", bytes(field(copies, "bytes")),
+                             bytes(field(copies, "free_bytes")),
+                             bytes(field(copies, "populated_bytes"))),
+      warning.is_string() ? "; " + plain(warning) : "");
 }
 
 json several(json const& pools) {

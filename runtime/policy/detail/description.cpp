@@ -14,6 +14,7 @@ using detail::text_rule;
 constexpr std::array<std::string_view, 3> backend_names{"auto", "host", "cuda"};
 constexpr std::array<std::string_view, 4> pause_names{"on_launch", "on_request", "on_cold_start",
                                                       "never"};
+constexpr std::array<std::string_view, 2> park_names{"never", "if_needed"};
 constexpr std::array<std::string_view, 3> warm_names{"auto", "always", "fixed"};
 constexpr std::array<std::string_view, 2> miss_names{"queue", "reject"};
 constexpr std::array<std::string_view, 2> control_names{"none", "explicit"};
@@ -148,7 +149,7 @@ void describe_pool(key_visitor& v, pool_policy& into) {
 
 void describe_host_copies(key_visitor& v, host_copies_policy& into) {
   v.bytes({"memory",
-           "Host memory for what jobs on a GPU park, taken when the pool is created; 0 for none.",
+           "Host memory for what jobs on a GPU park, taken when the broker starts; 0 for none.",
            "64GiB"},
           into.memory, {0, 1024 * 1024_GiB});
 }
@@ -170,6 +171,16 @@ void describe_training(key_visitor& v, training_policy& into) {
       {"allow_mps",
        "Whether to share a GPU under MPS, where a fault in one process ends all of them.", "false"},
       into.allow_mps);
+  choose(v,
+         {"park", "Whether memory that a job keeps goes to host copies when a cold model needs it.",
+          "if_needed"},
+         into.park, park_names);
+  number(v,
+         {"stay",
+          "How long a job that has come back is not parked again, in times of what going and "
+          "coming took.",
+          "10"},
+         into.stay, {1, 1000});
 }
 
 void describe_model(key_visitor& v, model_policy& into) {

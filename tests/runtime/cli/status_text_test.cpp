@@ -108,6 +108,8 @@ TEST(status_text, host_copies_are_told_where_there_are_some) {
               HasSubstr("\nhost copies: 64 MiB, 32 MiB free, 64 MiB of it present\n"));
   status["pool"]["host_copies"]["warning"] = "the host is full";
   EXPECT_THAT(status_text(status), HasSubstr("of it present; the host is full\n"));
+  status["pool"]["host_copies"]["bytes"] = 0;
+  EXPECT_THAT(status_text(status), HasSubstr("\nhost copies: none; the host is full\n"));
 }
 
 TEST(status_text, pools_stand_one_below_the_other) {

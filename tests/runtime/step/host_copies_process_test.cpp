@@ -1,9 +1,13 @@
 /// Host copies with real processes that are killed: whose they are, and that the next broker has them.
 
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 
+#include <array>
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -45,22 +49,54 @@ class host_copies_process_test : public pool_process_test {
   void start_broker(std::uint64_t host_copy_bytes = budget) {
     broker_ = memhandover::ensure_broker(wish(host_copy_bytes));
   }
-  child parker(int slots) {
-    child started{"parker", {folder_, std::to_string(slots)}};
-    EXPECT_EQ(started.line(), "joined");
+  child parker(int slots, std::string const& mischief = "", int device = first_device) {
+    child started{"parker", {folder_, std::to_string(slots), mischief, std::to_string(device)}};
+    EXPECT_EQ(said_by(started), "joined");
     return started;
   }
-  static void expect_intact(child& holder) {
-    ASSERT_EQ(::kill(holder.pid(), SIGUSR1), 0);
-    auto said = holder.line();
-    while (!said.empty() && said.front() == '[') {
-      said = holder.line();  // a log line
+  /// Its next line that is none of its log, which is left in `log_`.
+  std::string said_by(child& role) {
+    for (;;) {
+      auto said = role.line();
+      if (said.empty() || said.front() != '[') {
+        return said;
+      }
+      log_ += said + '\n';
     }
-    EXPECT_EQ(said, "intact");
+  }
+  std::string answer_of(child& role) {
+    EXPECT_EQ(::kill(role.pid(), SIGUSR1), 0);
+    return said_by(role);
+  }
+  void expect_intact(child& holder) { EXPECT_EQ(answer_of(holder), "intact"); }
+  /// Slots that a taker has now; it goes on when it is asked again.
+  std::uint64_t taken_by(child& taker) {
+    auto const said = answer_of(taker);
+    EXPECT_EQ(said.rfind("has ", 0), 0U) << said;
+    return said.rfind("has ", 0) == 0 ? std::stoull(said.substr(4)) : 0;
+  }
+  void await_clients(std::size_t count) {
+    await([&] { return status()["clients"].size() == count; }, "the dead client to be taken back");
+  }
+  /// Its answer once it is back with a broker, of which its log tells.
+  std::string answer_when_back(child& role) {
+    auto const before = log_.size();
+    await(
+        [&] {
+          (void)answer_of(role);
+          return log_.find("back with a broker", before) != std::string::npos;
+        },
+        "a client to come back");
+    return answer_of(role);
+  }
+  void lose_broker() {
+    ASSERT_GT(kill_broker(), 0);
+    broker_.reset();
   }
   [[nodiscard]] nlohmann::json copies() const { return status()["pool"]["host_copies"]; }
   [[nodiscard]] std::uint64_t free_bytes() const { return copies()["free_bytes"]; }
 
+  std::string log_;
   memhandover::unique_fd broker_;  ///< keeps it
 };
 
@@ -127,6 +163,175 @@ TEST_F(host_copies_process_test, the_next_broker_adopts_table_and_bytes) {
   expect_intact(newcomer);
   EXPECT_EQ(newcomer.stop(), 0);
   EXPECT_EQ(survivor.stop(), 0);
+}
+
+TEST_F(host_copies_process_test, who_reached_a_broker_about_to_end_has_the_next_ones) {
+  memhandover::unique_fd const ending{::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  auto const path = folder_ + "/broker.sock";
+  path.copy(static_cast<char*>(name.sun_path), sizeof name.sun_path - 1);
+  ASSERT_EQ(::bind(ending.get(), reinterpret_cast<sockaddr*>(&name), sizeof name), 0);
+  ASSERT_EQ(::listen(ending.get(), 1), 0);
+  (void)::setenv("SLUICE_HOST_COPY_BYTES", std::to_string(budget).c_str(), 1);
+  child holder{"parker", {folder_, "3"}};
+  (void)::unsetenv("SLUICE_HOST_COPY_BYTES");
+  {
+    memhandover::unique_fd const came{::accept4(ending.get(), nullptr, nullptr, SOCK_CLOEXEC)};
+    ASSERT_TRUE(came);
+    std::filesystem::remove(path);
+  }
+  EXPECT_EQ(said_by(holder), "joined");
+  EXPECT_EQ(copies()["bytes"], all) << "the next broker knows of them by the environment";
+  EXPECT_EQ(
+      copies()["held_bytes"].get<std::uint64_t>() + copies()["kept_bytes"].get<std::uint64_t>(),
+      6_MiB);
+  expect_intact(holder);
+  EXPECT_EQ(holder.stop(), 0);
+}
+
+TEST_F(host_copies_process_test, pools_that_come_later_share_them_if_their_chunks_fit) {
+  (void)::setenv("FAKE_CUDA_DEVICES", "3", 1);
+  auto host = wish(budget);
+  host.backend = "host";
+  host.chunk_bytes = 0;
+  broker_ = memhandover::ensure_broker(host);
+  auto larger = wish(0);
+  larger.device = 2;
+  larger.chunk_bytes = 4_MiB;
+  auto first = parker(2, "", 0);
+  auto second = parker(3, "", 1);
+  auto const kept = memhandover::open_pool(larger);
+  (void)::unsetenv("FAKE_CUDA_DEVICES");
+  auto const pools = status()["pools"];
+  ASSERT_EQ(pools.size(), 4U);
+  auto const of = [&](std::size_t at) { return pools[at]["pool"]["host_copies"]; };
+  EXPECT_TRUE(of(0).is_null()) << "of the host's own memory";
+  EXPECT_EQ(of(1)["free_bytes"], all - 10_MiB);
+  EXPECT_EQ(of(2)["free_bytes"], all - 10_MiB);
+  EXPECT_EQ(of(3)["bytes"], 0U);
+  EXPECT_NE(of(3)["warning"].get<std::string>().find("chunks of 4 MiB"), std::string::npos);
+  child without{"parker", {folder_, "1", "", "2"}};
+  EXPECT_EQ(without.line(), "none");
+  second.kill();
+  await([&] { return status()["pools"][1]["pool"]["host_copies"]["free_bytes"] == all - 4_MiB; },
+        "the dead client's copies to be free");
+  expect_intact(first);
+  EXPECT_EQ(first.stop(), 0);
+}
+
+TEST_F(host_copies_process_test, clients_of_a_pool_that_never_came_back_leave_nothing_behind) {
+  (void)::setenv("FAKE_CUDA_DEVICES", "2", 1);
+  start_broker();
+  auto survivor = parker(2, "", 0);
+  auto late = parker(3, "", 1);
+  (void)::unsetenv("FAKE_CUDA_DEVICES");
+  late.hold();
+  lose_broker();
+  EXPECT_EQ(answer_when_back(survivor), "intact");
+  EXPECT_EQ(free_bytes(), all - 10_MiB) << "it may still come";
+  late.kill();
+  await([&] { return free_bytes() == all - 4_MiB; }, "the dead client's copies to be free");
+  expect_intact(survivor);
+  EXPECT_EQ(survivor.stop(), 0);
+}
+
+TEST_F(host_copies_process_test, a_client_that_damages_the_table_harms_nobody) {
+  start_broker();
+  auto survivor = parker(3);
+  auto vandal = parker(2, "damage");
+  EXPECT_EQ(copies()["damaged_bytes"], all - 10_MiB);
+  EXPECT_NE(copies()["warning"].get<std::string>().find("3 of their slots are damaged"),
+            std::string::npos);
+  child newcomer{"parker", {folder_, "1"}};
+  EXPECT_EQ(said_by(newcomer), "none");
+  EXPECT_NE(log_.find("goes on without host copies"), std::string::npos) << log_;
+  expect_intact(survivor);
+  vandal.kill();
+  await([&] { return free_bytes() == 4_MiB; }, "the dead client's copies to be free");
+  expect_intact(survivor);
+  EXPECT_EQ(survivor.stop(), 0);
+}
+
+TEST_F(host_copies_process_test, the_next_broker_refuses_a_damaged_table_and_keeps_the_clients) {
+  start_broker();
+  auto survivor = parker(3);
+  auto vandal = parker(2, "damage");
+  lose_broker();
+  EXPECT_EQ(answer_when_back(survivor), "intact, refused");
+  EXPECT_EQ(answer_when_back(vandal), "intact, refused");
+  EXPECT_NE(log_.find("does not begin as one"), std::string::npos) << log_;
+  EXPECT_EQ(status()["clients"].size(), 2U);
+  EXPECT_TRUE(copies().is_null());
+  EXPECT_EQ(vandal.stop(), 0);
+  EXPECT_EQ(survivor.stop(), 0);
+}
+
+TEST_F(host_copies_process_test, the_next_broker_refuses_a_table_without_its_pools) {
+  start_broker();
+  auto survivor = parker(3, "places");
+  lose_broker();
+  EXPECT_EQ(answer_when_back(survivor), "intact, refused");
+  EXPECT_NE(log_.find("no place of its pool"), std::string::npos) << log_;
+  EXPECT_EQ(survivor.stop(), 0);
+}
+
+TEST_F(host_copies_process_test, of_two_tables_the_next_broker_keeps_the_first) {
+  start_broker();
+  auto survivor = parker(3);
+  auto other = parker(2, "exchange");
+  other.hold();
+  lose_broker();
+  EXPECT_EQ(answer_when_back(survivor), "intact");
+  ASSERT_EQ(::kill(other.pid(), SIGCONT), 0);
+  EXPECT_EQ(answer_when_back(other), "intact, refused");
+  EXPECT_NE(log_.find("not those that this broker keeps"), std::string::npos) << log_;
+  expect_intact(survivor);
+  EXPECT_EQ(copies()["bytes"], all);
+  EXPECT_EQ(other.stop(), 0);
+  expect_intact(survivor);
+  EXPECT_EQ(survivor.stop(), 0);
+}
+
+TEST_F(host_copies_process_test, a_client_killed_while_it_takes_and_frees_leaves_nothing_behind) {
+  start_broker();
+  std::array<child, 2> survivors;
+  for (auto& each : survivors) {
+    each = child{"taker", {folder_}};
+    ASSERT_EQ(said_by(each), "joined");
+  }
+  for (int i = 0; i < kills_ / 2 && !HasFailure(); ++i) {
+    child victim{"taker", {folder_}};
+    ASSERT_EQ(said_by(victim), "joined");
+    some_time(std::chrono::milliseconds{5});
+    if (i % 10 == 9) {
+      auto const broker = kill_broker();
+      ASSERT_GT(broker, 0);
+      broker_.reset();
+      victim.kill();
+      await_another_broker(broker);
+    } else {
+      victim.kill();
+    }
+    await_clients(survivors.size());
+    // Both stand still while they are counted.
+    std::uint64_t slots = 0;
+    for (auto& each : survivors) {
+      slots += taken_by(each);
+    }
+    auto const now = copies();
+    EXPECT_EQ(now["held_bytes"].get<std::uint64_t>() + now["kept_bytes"].get<std::uint64_t>(),
+              slots * 2_MiB);
+    EXPECT_EQ(now["free_bytes"], all - slots * 2_MiB);
+    for (auto const& each : survivors) {
+      ASSERT_EQ(::kill(each.pid(), SIGUSR1), 0);
+    }
+  }
+  for (auto& each : survivors) {
+    EXPECT_EQ(each.stop(), 0);
+  }
+  await([&] { return status()["clients"].empty(); }, "the takers to be gone");
+  EXPECT_EQ(free_bytes(), all);
 }
 
 }  // namespace

@@ -225,6 +225,7 @@ int run_role(int argc, char** argv) {
          : role == "warm"      ? warm_role(arguments)
          : role == "bounded"   ? bounded_role(arguments)
          : role == "parker"    ? parker_role(arguments, stopping, asked_for_commits)
+         : role == "taker"     ? taker_role(arguments, stopping, asked_for_commits)
          : role == "publisher" ? publisher_role(arguments)
                                : 2;
 }
