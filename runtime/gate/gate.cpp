@@ -333,7 +333,20 @@ void gate::open() {
 }
 
 void gate::set_parked(bool on) {
+  departures_.fetch_add(on ? 1 : 0, std::memory_order_acq_rel);  // before anything goes
   on ? change(mode::parked, 0) : change(0, mode::parked);
+}
+
+void gate::await_return() {
+  bool spun = false;
+  for (;;) {
+    std::uint32_t const now = mode_.load(std::memory_order_acquire);
+    if ((now & mode::parked) == 0 || (now & mode::inert) != 0) {
+      return;
+    }
+    want_launch();
+    await_change(now, spun, nap_until_woken);
+  }
 }
 
 void gate::set_pause_word(std::uint64_t const volatile* until_ns) {

@@ -114,6 +114,14 @@ class gate {
   [[nodiscard]] int close(std::int64_t deadline_ns);
   void open();
   void set_parked(bool on);
+  /// Memory is not there; how often it has gone; and waits until it is there, which it wants.
+  [[nodiscard]] bool is_parked() const noexcept {
+    return (mode_.load(std::memory_order_acquire) & mode::parked) != 0;
+  }
+  [[nodiscard]] std::uint32_t departures() const noexcept {
+    return departures_.load(std::memory_order_acquire);
+  }
+  void await_return();
   void set_aborting(bool on);
   void set_urgent(bool on) { on ? change(mode::urgent, 0) : change(0, mode::urgent); }
   /// The word must stay mapped for the life of the process: a thread may be about to read it.
@@ -235,6 +243,7 @@ class gate {
   std::atomic<std::int64_t> run_ahead_ns_{0};
   std::atomic<std::uint64_t> aborts_{0};
   std::atomic<bool> defers_{false};
+  std::atomic<std::uint32_t> departures_{0};
   std::mutex bounding_;  // one who sets or lifts the bound at a time
   std::mutex control_;   // one close() or open() at a time
   std::mutex preparing_;

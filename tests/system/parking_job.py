@@ -15,6 +15,7 @@ cuda = ctypes.CDLL("libcuda.so.1")  # the gate, which is preloaded
 MIB = 1 << 20
 PIECE = 4 * MIB  # of one allocation, so that chunks hold several
 PAGE = 4096
+MEMORY_TYPE = 2  # CU_POINTER_ATTRIBUTE_MEMORY_TYPE
 ends = threading.Event()
 
 
@@ -49,6 +50,12 @@ class Piece:
         content, page = found.raw, self.pattern()
         return sum(content[at:at + PAGE] != page for at in range(0, PIECE, PAGE))
 
+    def is_on_the_device(self) -> bool:
+        """As libraries ask before they launch a kernel."""
+        kind = ctypes.c_uint()
+        check(cuda.cuPointerGetAttribute(ctypes.byref(kind), MEMORY_TYPE, ctypes.c_uint64(self.address + PIECE // 2)))
+        return kind.value == 2  # CU_MEMORYTYPE_DEVICE
+
     def free(self) -> None:
         check(cuda.cuMemFree_v2(ctypes.c_uint64(self.address)))
 
@@ -58,6 +65,7 @@ def work(pieces: list[Piece], seed: int, result: dict) -> None:
     check(cuda.cuCtxSetCurrent(context))
     while not ends.is_set():
         at = chance.randrange(len(pieces))
+        assert pieces[at].is_on_the_device()
         result["wrong pages"] += pieces[at].wrong_pages()
         what = chance.random()
         if what < 0.5:
@@ -66,6 +74,7 @@ def work(pieces: list[Piece], seed: int, result: dict) -> None:
             pieces[at].free()
             pieces[at] = Piece(pieces[at].number)
         result["rounds"] += 1
+    result["ended"] = True
 
 
 if __name__ == "__main__":
@@ -87,5 +96,6 @@ if __name__ == "__main__":
     for thread in threads:
         thread.join()
     left = sum(piece.wrong_pages() for part in parts for piece in part)
+    assert all("ended" in one for one in results), "a thread has failed"
     print(json.dumps({"rounds": sum(one["rounds"] for one in results),
                       "wrong pages": left + sum(one["wrong pages"] for one in results)}), flush=True)
