@@ -242,6 +242,9 @@ struct sluice_gate_api {
    * that shares its memory; `micro_batch_dropped` is not called. Once; not in a process that shares its memory. 0, or -1
    * if memory is offered already. */
   int (*offer_memory)(struct sluice_runtime_api const* of);
+  /* While the gate is closed: memory of the process is not there (1), so that a thread which is held wants it back; or it
+   * is there again (0). */
+  void (*set_parked)(int parked);
 };
 
 enum sluice_alloc_status {
@@ -268,6 +271,9 @@ struct sluice_runtime_api {
   /* Other processes have dropped the micro-batch that is running here, as long as `is_running(which)` is 1:
    * to be asked where no abort can end meanwhile. It may have been discarded since, and the next one runs. */
   void (*micro_batch_dropped)(int (*is_running)(void const* which), void const* which);
+  /* A thread is held while memory is not there (`set_parked`). From inside calls of the driver, with any locks of the
+   * program held; it only leaves word. */
+  void (*launch_wanted)(void);
 };
 
 /* Exported by the runtime library. Returns its table, or NULL if this process does not share (the

@@ -32,7 +32,8 @@ PYTEST = {
     "memory": ["tests/system/memory_test.py", "tests/system/exactness_test.py", "tests/system/step_test.py"],
     "processes": ["tests/system/data_parallel_test.py", "tests/system/shards_on_host_test.py"],
     "server": ["tests/system/server_test.py", "tests/system/cpp_step_test.py"],
-    "launcher": ["tests/system/launcher_test.py", "tests/system/launcher_pool_test.py", "tests/system/recipes_test.py"],
+    "launcher": ["tests/system/launcher_test.py", "tests/system/launcher_pool_test.py", "tests/system/unmodified_test.py",
+                 "tests/system/recipes_test.py"],
 }
 FEATURES = """
 import sys

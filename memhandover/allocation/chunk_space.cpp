@@ -15,7 +15,7 @@ chunk_space::chunk_space(device_memory& memory, std::uint32_t capacity, std::siz
       ranges_(alignment) {}
 
 chunk_space::~chunk_space() {
-  if (closed_) {
+  if (closed_ || parked_ > 0) {
     for_each_run(which::all, [this](std::size_t first, std::uint32_t count) {
       memory_.unmap(base_ + first * memory_.shape().chunk_bytes, count);
     });
@@ -94,6 +94,9 @@ void chunk_space::grow(std::span<std::uint32_t const> chunks) {
 }
 
 std::uint32_t chunk_space::idle_chunks() const {
+  if (parked_ > 0) {
+    return 0;
+  }
   auto const free = static_cast<std::uint32_t>(ranges_.free_at_end() / memory_.shape().chunk_bytes);
   return std::max(free, beyond_) - beyond_;
 }
@@ -127,7 +130,7 @@ bool chunk_space::is_unused(std::size_t position) const {
 template <typename Each>
 void chunk_space::for_each_run(which wanted, Each const& each) const {
   auto const is_wanted = [&](std::size_t at) {
-    return at < chunks_.size() && chunks_[at] != no_chunk &&
+    return at < chunks_.size() && chunks_[at] < parked_chunk &&
            (wanted == which::all || is_unused(at));
   };
   for (std::size_t at = 0; at < chunks_.size(); ++at) {
@@ -164,6 +167,31 @@ std::vector<std::uint32_t> chunk_space::close() {
     gaps_ += count;
   });
   return released;
+}
+
+std::vector<std::uint32_t> chunk_space::positions(bool in_use) const {
+  std::vector<std::uint32_t> found;
+  for (std::uint32_t position = 0; position < chunks_.size(); ++position) {
+    if (chunks_[position] < parked_chunk && is_in_use(position) == in_use) {
+      found.push_back(position);
+    }
+  }
+  return found;
+}
+
+std::uint32_t chunk_space::park(std::uint32_t position) noexcept {
+  auto const chunk = std::exchange(chunks_[position], parked_chunk);
+  ++parked_;
+  memory_.unmap(at(position), 1);
+  record_event(chunk_event::unmapped, {&chunk, 1}, at(position));
+  return chunk;
+}
+
+void chunk_space::unpark(std::uint32_t first, std::span<std::uint32_t const> chunks) {
+  memory_.map(at(first), chunks);
+  std::copy(chunks.begin(), chunks.end(), chunks_.begin() + first);
+  parked_ -= static_cast<std::uint32_t>(chunks.size());
+  record_event(chunk_event::mapped, chunks, at(first));
 }
 
 void chunk_space::revoke(bool unmap_now) {

@@ -8,6 +8,10 @@
 /// Work that will be thrown away may go on allocating: `allocate_unbacked` hands out addresses that
 /// nothing was ever mapped at.
 ///
+/// A position whose contents are kept elsewhere can be *parked*: its chunk is gone, its addresses and what is
+/// allocated there stay. Until another chunk comes there an access faults. A space with parked positions
+/// neither grows nor shrinks.
+///
 /// Thread-safety: none; the owner locks.
 #pragma once
 
@@ -56,11 +60,13 @@ class chunk_space {
   /// How many more chunks would make `bytes` fit.
   [[nodiscard]] std::uint32_t chunks_needed(std::size_t bytes) const;
   [[nodiscard]] std::uint32_t room() const noexcept {
-    return unbacked() || closed_ ? 0 : capacity_ - static_cast<std::uint32_t>(chunks_.size());
+    return unbacked() || closed_ || parked_ > 0
+               ? 0
+               : capacity_ - static_cast<std::uint32_t>(chunks_.size());
   }
   /// Maps chunks behind the ones there are. If it throws, nothing has changed.
   void grow(std::span<std::uint32_t const> chunks);
-  /// Chunks at the end in which nothing lives.
+  /// Chunks at the end in which nothing lives; none while positions are parked.
   [[nodiscard]] std::uint32_t idle_chunks() const;
   enum class unmapping { whole, soon };
   /// Unmaps up to `count` of them and returns them; `soon` leaves work to `device_memory::sweep`. If it throws, here or
@@ -84,12 +90,25 @@ class chunk_space {
   void revoke(bool unmap_now);
   void finish_revoke() noexcept;
 
+  // --- parking; not of a space that is revoked
+  /// Positions that have a chunk, ascending: those in which something lives, or those in which nothing does.
+  [[nodiscard]] std::vector<std::uint32_t> positions(bool in_use) const;
+  [[nodiscard]] bool is_in_use(std::uint32_t position) const { return !is_unused(position); }
+  [[nodiscard]] std::byte* at(std::uint32_t position) const noexcept {
+    return base_ + position * memory_.shape().chunk_bytes;
+  }
+  /// Unmaps the chunk there, which has one, and returns it. No event is recorded if there is no memory for it.
+  [[nodiscard]] std::uint32_t park(std::uint32_t position) noexcept;
+  /// Maps chunks at parked positions that follow each other, from `first` on. If it throws, nothing has changed.
+  void unpark(std::uint32_t first, std::span<std::uint32_t const> chunks);
+  [[nodiscard]] std::uint32_t parked() const noexcept { return parked_; }
+
   [[nodiscard]] range_allocator const& ranges() const noexcept { return ranges_; }
   [[nodiscard]] std::byte* base() const noexcept { return base_; }
-  /// By position; not of a closed space.
+  /// By position; not of a closed space, nor of one with parked positions.
   [[nodiscard]] std::span<std::uint32_t const> chunks() const noexcept { return chunks_; }
   [[nodiscard]] std::uint32_t mapped_chunks() const noexcept {
-    return static_cast<std::uint32_t>(chunks_.size()) - gaps_;
+    return static_cast<std::uint32_t>(chunks_.size()) - gaps_ - parked_;
   }
   /// From the first address to the end of the last chunk that was mapped.
   [[nodiscard]] std::size_t bytes() const noexcept {
@@ -104,6 +123,8 @@ class chunk_space {
  private:
   /// In the place of a chunk that `close` has unmapped.
   static constexpr std::uint32_t no_chunk = ~std::uint32_t{0};
+  /// In the place of one that is parked.
+  static constexpr std::uint32_t parked_chunk = no_chunk - 1;
 
   enum class which { all, unused };
   [[nodiscard]] bool is_unused(std::size_t position) const;
@@ -123,6 +144,7 @@ class chunk_space {
   std::uint32_t private_pages_ = 0;  ///< chunks' worth of private pages that a revoke has put there
   std::uint32_t beyond_ = 0;         ///< chunks' worth of addresses that may be allocated unbacked
   std::uint32_t gaps_ = 0;           ///< positions that hold `no_chunk`
+  std::uint32_t parked_ = 0;         ///< positions that hold `parked_chunk`
   bool revoked_ = false;
   bool closed_ = false;
   chunk_history* history_ = nullptr;

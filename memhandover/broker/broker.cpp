@@ -43,7 +43,8 @@ void refuse(unique_fd const& socket, error const& why) {
 broker::broker(options how)
     : options_(std::move(how)), place_(options_.runtime_dir), spare_(duplicate(place_.listener())) {
   pools_.emplace(detail::pool_set::options{options_.runtime_dir, options_.pools, options_.idle_exit,
-                                           options_.adoption_grace, options_.server_grace});
+                                           options_.adoption_grace, options_.server_grace,
+                                           options_.host_copy_bytes});
   idle_since_ = clock::now();
 }
 
@@ -217,6 +218,7 @@ bool broker::answer(visitor& who, message& request) {
                          ? shortage(pools_->untouched_host_bytes(), read_host_room())
                          : std::nullopt;
     body["pool"]["warning"] = why ? json(*why) : json{};
+    body["pool"]["host_copies"] = pools_->copies().describe(pool.id());
   } else if (type == "show") {
     constexpr std::size_t runs_of_a_message = 500;
     body.update(describe_chunks(pools_->asked_about(request.body).view(),
@@ -252,14 +254,16 @@ bool broker::answer(visitor& who, message& request) {
 }
 
 bool broker::rejoin(visitor& who, message request) {
-  // ledger, mailroom, manifest, doorbell, bell, life pipe, and a pidfd where the client may have one
-  constexpr std::size_t rejoin_descriptors = 6;
+  // ledger, mailroom, manifest, doorbell, bell, life pipe, the host copies and their table if it has
+  // them, and a pidfd where the client may have one
+  std::size_t const rejoin_descriptors = request.body.contains("copy_holder") ? 8 : 6;
   if (field(request.body, "version", 0) != protocol_version ||
       request.descriptors.size() < rejoin_descriptors ||
       request.descriptors.size() > rejoin_descriptors + 1) {
     throw error{
         error_kind::invalid_argument,
-        "a rejoin must name this protocol's version and bring six descriptors, and a pidfd"};
+        "a rejoin must name this protocol's version and bring six descriptors, two more of host "
+        "copies, and a pidfd"};
   }
   auto* const pool = pools_->find(field(request.body, "pool_id", std::uint64_t{0}));
   if (pool == nullptr) {

@@ -32,6 +32,7 @@ class broker {
     std::chrono::milliseconds adoption_grace{2'000};
     /// How long what a dead server has published stays for its successor; 0: not.
     std::chrono::milliseconds server_grace{10'000};
+    std::uint64_t host_copy_bytes = 0;  ///< for what tenants of CUDA pools park; 0: none
     pool_wish pools;  ///< the first pool, and what later ones are where a join says nothing else
   };
 

@@ -33,21 +33,34 @@ using clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds ending_patience{10};
 constexpr std::chrono::milliseconds between_looks{5};
 
-/// A time that a variable sets. Throws `invalid_argument` if it is set to none.
-std::chrono::milliseconds milliseconds_in(char const* name, std::chrono::milliseconds otherwise) {
+/// A number of `unit` that a variable sets. Throws `invalid_argument` if it is set to none.
+std::int64_t number_in(char const* name, std::int64_t otherwise, char const* unit,
+                       std::int64_t most) {
   auto const text = environment(name);
   if (text.empty()) {
     return otherwise;
   }
   std::int64_t count = -1;
   auto const [end, failed] = std::from_chars(text.data(), text.data() + text.size(), count);
-  constexpr std::int64_t a_week = 7LL * 24 * 3600 * 1000;
-  if (failed != std::errc{} || end != text.data() + text.size() || count < 0 || count > a_week) {
+  if (failed != std::errc{} || end != text.data() + text.size() || count < 0 || count > most) {
     throw error{error_kind::invalid_argument, std::string{name} + " is " + text +
-                                                  ", must be a number of milliseconds, at most " +
-                                                  std::to_string(a_week)};
+                                                  ", must be a number of " + unit + ", at most " +
+                                                  std::to_string(most)};
   }
-  return std::chrono::milliseconds{count};
+  return count;
+}
+
+std::chrono::milliseconds milliseconds_in(char const* name, std::chrono::milliseconds otherwise) {
+  constexpr std::int64_t a_week = 7LL * 24 * 3600 * 1000;
+  return std::chrono::milliseconds{number_in(name, otherwise.count(), "milliseconds", a_week)};
+}
+
+/// Who starts a broker in place of one that has ended may know of it by the environment alone.
+std::uint64_t host_copy_bytes_of(broker_options const& options) {
+  constexpr std::int64_t a_pebibyte = 1LL << 50U;
+  return options.host_copy_bytes != 0 ? options.host_copy_bytes
+                                      : static_cast<std::uint64_t>(number_in(
+                                            "SLUICE_HOST_COPY_BYTES", 0, "bytes", a_pebibyte));
 }
 
 /// The lock of whoever starts a broker, for as long as it is open. Waits for one who does, who is done in a
@@ -159,6 +172,7 @@ int broker_main(broker_options const& options, int ready_fd) {
     how.server_grace = milliseconds_in("SLUICE_SERVER_GRACE_MS", how.server_grace);
     how.pools = {options.backend, options.device.value_or(0), options.pool_bytes,
                  options.chunk_bytes};
+    how.host_copy_bytes = host_copy_bytes_of(options);
     broker serving{how};
     say(ready_fd, "ok\n");
     serving.run(stop.get());

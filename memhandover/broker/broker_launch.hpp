@@ -24,6 +24,8 @@ struct broker_options {
   std::uint64_t chunk_bytes = 0;  ///< 0: 2 MiB on the host, 64 MiB on CUDA
   std::string sluice_binary{};  ///< program to start as `PROGRAM broker …`; empty: $SLUICE_BROKER,
                                 ///< else `sluice` on PATH
+  /// Host memory for what tenants park, if this starts the broker; 0: $SLUICE_HOST_COPY_BYTES, else none.
+  std::uint64_t host_copy_bytes = 0;
 };
 
 /// Returns a connection to the broker, starting it first if none listens. While the connection is open, the

@@ -45,9 +45,11 @@ membership::membership(broker_options broker, client_kind kind, std::string cons
   auto begun = ask_broker(broker_, join, "joined", brought);
   socket_ = std::move(begun.connection);
   auto joined = std::move(begun.answer);
-  constexpr std::size_t joined_descriptors = 5;
-  if (joined.descriptors.size() != joined_descriptors) {
-    throw error{error_kind::internal, "the broker's answer came without its five descriptors"};
+  constexpr std::size_t of_the_pool = 5;
+  bool const has_copies = joined.body.contains("host_copies");
+  if (joined.descriptors.size() != of_the_pool + (has_copies ? 2 : 0)) {
+    throw error{error_kind::internal,
+                "the broker's answer came without its five descriptors, or two of host copies"};
   }
   slot_ = joined.body.at("slot").get<std::uint32_t>();
   if (slot_ >= max_clients) {
@@ -59,6 +61,10 @@ membership::membership(broker_options broker, client_kind kind, std::string cons
   files_.manifest = std::move(joined.descriptors[2]);
   files_.doorbell = std::move(joined.descriptors[3]);
   bell_ = std::move(joined.descriptors[4]);
+  if (has_copies) {
+    map_copies({std::move(joined.descriptors[5]), std::move(joined.descriptors[6])},
+               joined.body["host_copies"]);
+  }
   lock_place();
   auto const expected = joined.body.at("chunk_descriptors").get<std::size_t>();
   make_room_for_descriptors(expected);
@@ -70,6 +76,16 @@ membership::membership(broker_options broker, client_kind kind, std::string cons
   auto const access = kind == client_kind::server ? shared_segment::access::read_write
                                                   : shared_segment::access::read_only;
   view_.emplace(files_.ledger.get(), files_.mailroom.get(), access);
+}
+
+/// Damaged ones, or such as there is no room for in the address space, are no reason not to join.
+void membership::map_copies(host_copy_files files, nlohmann::json const& said) {
+  try {
+    copies_ = std::make_unique<host_copy_share>(std::move(files), said);
+    copies_known_.store(true);
+  } catch (error const& why) {
+    spdlog::warn("this process goes on without host copies reason=\"{}\"", why.what());
+  }
 }
 
 /// By this a broker in another namespace of pids sees that somebody is here. What is left of the slot's last owner may
@@ -132,7 +148,7 @@ bool membership::reconnect() {
     try {
       attempt_ = std::make_unique<attempt>(ready_);
       attempt_->thread = std::thread{[this, &under_way = *attempt_] {
-        under_way.socket = find_broker(under_way.ready);
+        find_broker(under_way);
         (void)::eventfd_write(under_way.done.get(), 1);
       }};
     } catch (std::exception const&) {
@@ -147,6 +163,9 @@ bool membership::reconnect() {
   attempt_->thread.join();
   socket_ = std::move(attempt_->socket);
   bool const announced = attempt_->ready;
+  if (socket_) {
+    hear_of_copies(attempt_->copies_refused);
+  }
   attempt_.reset();
   if (!socket_) {
     next_attempt_ = steady_clock::now() + attempts_apart;
@@ -155,6 +174,17 @@ bool membership::reconnect() {
     say_ready();
   }
   return static_cast<bool>(socket_);
+}
+
+/// What lies in those that were refused stays there.
+void membership::hear_of_copies(std::string const& refused) {
+  copies_known_.store(copies_ != nullptr && refused.empty());
+  if (!refused.empty()) {
+    spdlog::warn(
+        "the broker does not count with the host copies of this process, which takes no more of "
+        "them reason=\"{}\"",
+        refused);
+  }
 }
 
 std::optional<message> membership::attend(bool has_news) {
@@ -174,20 +204,24 @@ std::optional<message> membership::attend(bool has_news) {
   return received;
 }
 
-/// A connection in which this process has its place again; empty if there is none. Uses only what
+/// Leaves in it a connection in which this process has its place again, or none. Uses only what
 /// is constant after the join.
-unique_fd membership::find_broker(bool ready) const {
+void membership::find_broker(attempt& under_way) const {
   try {
     auto socket = ensure_broker(broker_);
     nlohmann::json rejoin{{"type", "rejoin"},
                           {"version", protocol_version},
                           {"pool_id", view_->header().pool_id},
                           {"slot", slot_},
-                          {"ready", ready},
+                          {"ready", under_way.ready},
                           {"chunk_descriptors", files_.chunks.size()}};
     add_identity(rejoin, this_process());
     std::vector<int> brought{files_.ledger.get(),   files_.mailroom.get(), files_.manifest.get(),
                              files_.doorbell.get(), bell_.get(),           life_read_.get()};
+    if (copies_) {
+      rejoin["copy_holder"] = copies_->holder();
+      brought.insert(brought.end(), {copies_->files().bytes.get(), copies_->files().table.get()});
+    }
     auto const itself = own_pidfd();
     if (itself) {
       brought.push_back(itself.get());
@@ -199,12 +233,12 @@ unique_fd membership::find_broker(bool ready) const {
       answer = receive_message(socket.get(), answer_timeout_ms);
     }
     if (answer && answer->body["type"] == "rejoined") {
-      return socket;
+      under_way.copies_refused = field(answer->body, "copies_refused", std::string{});
+      under_way.socket = std::move(socket);
     }
   } catch (std::exception const&) {
     // Another attempt follows.
   }
-  return {};
 }
 
 }  // namespace sluice::memhandover

@@ -7,10 +7,11 @@
 /// Whoever owns the conversation waits for `news()`, for no longer than `patience()`, and then calls
 /// `attend`.
 ///
-/// Thread-safety: `view`, `slot` and `files` are constant after `join`; all else belongs to the one
-/// thread that has the conversation.
+/// Thread-safety: `view`, `slot` and `files` are constant after `join`, `copies` is for any thread; all else belongs to
+/// the one thread that has the conversation.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -19,6 +20,7 @@
 
 #include "memhandover/base/wire.hpp"
 #include "memhandover/broker/broker_launch.hpp"
+#include "memhandover/client/host_copy_share.hpp"
 #include "memhandover/ledger/ledger.hpp"
 
 namespace sluice::memhandover {
@@ -36,6 +38,11 @@ class membership {
 
   [[nodiscard]] ledger_view const& view() const noexcept { return *view_; }
   [[nodiscard]] pool_files const& files() const noexcept { return files_; }
+  /// Null where the pool has no host copies that this process could map, and where the present broker has refused those
+  /// that it has: what they hold is still there. From any thread.
+  [[nodiscard]] host_copy_share* copies() const noexcept {
+    return copies_known_.load() ? copies_.get() : nullptr;
+  }
   [[nodiscard]] std::uint32_t slot() const noexcept { return slot_; }
   [[nodiscard]] int bell() const noexcept { return bell_.get(); }
   [[nodiscard]] bool has_broker() const noexcept { return static_cast<bool>(socket_); }
@@ -67,6 +74,8 @@ class membership {
   void abandon_in_child() noexcept {
     socket_.reset();
     (void)attempt_.release();  // its thread does not exist here
+    (void)copies_.release();   // its mappings neither: others may be there
+    copies_known_.store(false);
   }
 
  private:
@@ -74,12 +83,15 @@ class membership {
     explicit attempt(bool is_ready) : ready(is_ready) {}
     bool const ready;  ///< what the broker is told
     unique_fd done = make_event();
-    unique_fd socket;  ///< of the broker that was found; valid when `done` is readable
+    unique_fd socket;            ///< of the broker that was found; valid when `done` is readable
+    std::string copies_refused;  ///< likewise: why; empty if they were not
     std::thread thread;
   };
 
   void lock_place();
-  [[nodiscard]] unique_fd find_broker(bool ready) const;
+  void map_copies(host_copy_files files, nlohmann::json const& said);
+  void hear_of_copies(std::string const& refused);
+  void find_broker(attempt& under_way) const;
 
   broker_options broker_;
   unique_fd socket_;
@@ -88,6 +100,8 @@ class membership {
   unique_fd life_write_;  ///< held until the process and its forked descendants have ended
   unique_fd life_lock_;   ///< the same; a description of the mailroom of its own
   pool_files files_;
+  std::unique_ptr<host_copy_share> copies_;
+  std::atomic<bool> copies_known_{false};
   std::optional<ledger_view> view_;
   std::uint32_t slot_ = 0;
   bool ready_ = false;

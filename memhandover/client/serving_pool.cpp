@@ -45,7 +45,7 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
   explicit pool_server(options const& how)
       : options_(how),
         member_({how.runtime_dir, how.backend, how.device, how.pool_bytes, how.chunk_bytes,
-                 how.sluice_binary},
+                 how.sluice_binary, how.host_copy_bytes},
                 client_kind::server, how.name, how.endpoint),
         memory_(open_device_memory(member_.view().shape(), member_.files().chunks)),
         whole_(*memory_),
@@ -313,6 +313,7 @@ void pool_server::handle(message received) {
   if (type == "appointed" && !writer_) {
     writer_.emplace(member_.view());
     writer_->set_reserve(reserve_);
+    member_.view().header().park_stay.store(options_.park_stay);
     mail_.notify_all();
   } else if (type == "client_joined" && slot < max_clients && received.descriptors.size() == 1 &&
              writer_) {

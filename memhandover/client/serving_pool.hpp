@@ -114,10 +114,15 @@ class serving_pool : public chunk_pool {
                                     ///< one the broker's first pool
     std::string sluice_binary{};    ///< program that is the broker; empty: $SLUICE_BROKER, else
                                     ///< `sluice` on PATH
+    std::uint64_t host_copy_bytes =
+        0;  ///< host memory for what tenants park, if this starts the broker
     /// How long a compute pause outlives a dead server.
     std::chrono::milliseconds pause_lease{100};
     /// How long `join`, once ready, waits for what an earlier server held.
     std::chrono::milliseconds patience{60'000};
+    /// Tenants may be parked for this server, and stay then for so many times as long as going and coming takes; 0:
+    /// they may not.
+    std::uint32_t park_stay = 0;
     /// Whether an acquisition for which training has too little demands from engines as well.
     bool demands_from_engines = false;
   };

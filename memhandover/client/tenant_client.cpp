@@ -74,6 +74,7 @@ class tenant_member final : public tenant_client {
 
   [[nodiscard]] ledger_view const& view() const noexcept override { return member_.view(); }
   [[nodiscard]] pool_files const& files() const noexcept override { return member_.files(); }
+  [[nodiscard]] host_copy_share* copies() const noexcept override { return member_.copies(); }
   [[nodiscard]] std::uint32_t slot() const noexcept override { return member_.slot(); }
   [[nodiscard]] mailbox_header& mailbox() const noexcept override { return view().mailbox(slot()); }
 
@@ -85,6 +86,9 @@ class tenant_member final : public tenant_client {
   bool wait_grantable(std::uint32_t count, steady_clock::time_point deadline) override;
   void watch(std::function<void()> look, milliseconds every) override;
   void stay_awake() override;
+  void meanwhile(std::function<std::optional<milliseconds>()> work) override;
+  void show_waiting(bool waits) override;
+  void nudge() const noexcept override { (void)::eventfd_write(member_.bell(), 1); }
 
   void abandon_in_child() noexcept override {
     member_.abandon_in_child();
@@ -102,6 +106,8 @@ class tenant_member final : public tenant_client {
              Condition const& holds);
   [[nodiscard]] milliseconds patience();
   void look();
+  void make_work_due();
+  void go_on_with_work();
 
   membership member_;
   handler on_demand_;
@@ -111,9 +117,11 @@ class tenant_member final : public tenant_client {
   std::condition_variable bell_rang_;
   client_mailbox box_;
   std::uint32_t uncollected_ = 0;  ///< chunks that may have been granted since the last `collect`
-  std::uint32_t waiting_ = 0;      ///< threads in `wait_grantable`
+  std::uint32_t waiting_ = 0;      ///< threads in `wait_grantable`, and who shows that it waits
   std::function<void()> look_;
   milliseconds look_every_{};
+  std::function<std::optional<milliseconds>()> work_;
+  std::optional<steady_clock::time_point> work_at_;  ///< when the next piece of it is due
   std::atomic<bool> awake_{false};
   std::uint32_t answered_ = 0;  ///< control thread only
   std::thread thread_;
@@ -139,10 +147,12 @@ void tenant_member::run() {
         }
       }
       bell_rang_.notify_all();
+      make_work_due();
     }
     unless_it_fails("the conversation with the broker",
                     [&] { (void)member_.attend(polled[2].revents != 0); });
     unless_it_fails("a look at the pool", [this] { look(); });
+    go_on_with_work();
   }
 }
 
@@ -163,10 +173,46 @@ void tenant_member::await_events(std::span<pollfd> events) {
 milliseconds tenant_member::patience() {
   auto const until_search = member_.patience();
   std::lock_guard const lock{mutex_};
-  if (look_ == nullptr) {
-    return until_search.value_or(milliseconds{-1});
+  auto until = until_search;
+  auto at_most = [&until](milliseconds limit) { until = std::min(until.value_or(limit), limit); };
+  if (look_ != nullptr) {
+    at_most(look_every_);
   }
-  return std::min(until_search.value_or(look_every_), look_every_);
+  if (work_at_) {
+    at_most(std::max(milliseconds{0},
+                     std::chrono::ceil<milliseconds>(*work_at_ - steady_clock::now())));
+  }
+  return until.value_or(milliseconds{-1});
+}
+
+void tenant_member::meanwhile(std::function<std::optional<milliseconds>()> work) {
+  {
+    std::lock_guard const lock{mutex_};
+    work_ = std::move(work);
+    work_at_ = steady_clock::now();
+  }
+  (void)::eventfd_write(member_.bell(), 1);
+}
+
+void tenant_member::make_work_due() {
+  std::lock_guard const lock{mutex_};
+  if (work_ != nullptr) {
+    work_at_ = steady_clock::now();
+  }
+}
+
+/// `work_` changes no more once it is set.
+void tenant_member::go_on_with_work() {
+  {
+    std::lock_guard const lock{mutex_};
+    if (!work_at_ || steady_clock::now() < *work_at_) {
+      return;
+    }
+  }
+  std::optional<milliseconds> next;
+  unless_it_fails("work beside demands", [&] { next = work_(); });
+  std::lock_guard const lock{mutex_};
+  work_at_ = next ? std::optional{steady_clock::now() + *next} : std::nullopt;
 }
 
 void tenant_member::look() {
@@ -203,9 +249,12 @@ void tenant_member::answer_demand() {
   answer.noticed_ns = answer.closed_ns = answer.idle_ns = awake;
   if (asked.chunks > 0) {
     unless_it_fails("answering a demand", [&] {
-      answer = on_demand_({asked.seq, asked.chunks, awake, [&] {
-                             return numbered::unpack(control().demand.load()).seq == asked.seq;
-                           }});
+      answer =
+          on_demand_({asked.seq, asked.chunks, awake,
+                      [&] { return numbered::unpack(control().demand.load()).seq == asked.seq; },
+                      [this](std::uint32_t chunk) {
+                        release({&chunk, 1});
+                      }});
     });
     std::lock_guard const lock{mutex_};
     box_.release(answer.chunks);
@@ -243,7 +292,12 @@ bool tenant_member::await(std::unique_lock<std::mutex>& lock, steady_clock::time
 
 void tenant_member::ask(std::uint32_t count, lifetime kind, steady_clock::time_point deadline,
                         precedence turn) {
-  std::lock_guard const alone{asking_};
+  std::unique_lock alone{asking_, std::defer_lock};
+  if (turn != precedence::coming_back) {
+    alone.lock();
+  } else if (!alone.try_lock()) {
+    return;
+  }
   std::unique_lock lock{mutex_};
   box_.ask(count, kind, turn);
   uncollected_ += count;
@@ -280,6 +334,13 @@ void tenant_member::release(std::span<std::uint32_t const> chunks) {
   std::lock_guard const lock{mutex_};
   box_.release(chunks);
   ring_writer();
+}
+
+void tenant_member::show_waiting(bool waits) {
+  std::lock_guard const lock{mutex_};
+  waiting_ = waits ? waiting_ + 1 : waiting_ - 1;
+  box_.set_waiting(waiting_ > 0);
+  ring_writer();  // as below
 }
 
 bool tenant_member::wait_grantable(std::uint32_t count, steady_clock::time_point deadline) {

@@ -17,11 +17,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "memhandover/broker/broker_launch.hpp"
+#include "memhandover/client/host_copy_share.hpp"
 #include "memhandover/ledger/client_mailbox.hpp"
 #include "memhandover/ledger/ledger.hpp"
 
@@ -34,6 +36,8 @@ struct demand {
   std::int64_t awake_ns = 0;  ///< when the control thread saw it
   /// Whether the server still waits for the answer. From any thread, as long as the handler runs.
   std::function<bool()> stands;
+  /// Gives up a chunk before the rest of the answer. By the handler's thread, as long as it runs.
+  std::function<void(std::uint32_t chunk)> give{};
 };
 
 /// What was given up, and when the steps to it were done (CLOCK_MONOTONIC nanoseconds).
@@ -65,11 +69,14 @@ class tenant_client {
 
   [[nodiscard]] virtual ledger_view const& view() const noexcept = 0;
   [[nodiscard]] virtual pool_files const& files() const noexcept = 0;
+  /// Null where the pool has no host copies.
+  [[nodiscard]] virtual host_copy_share* copies() const noexcept = 0;
   [[nodiscard]] virtual std::uint32_t slot() const noexcept = 0;
   [[nodiscard]] virtual mailbox_header& mailbox() const noexcept = 0;
 
   /// Asks for `count` chunks and waits until the writer has granted what it can at once; `collect`
-  /// has them then. Nothing is granted if no writer has answered by the deadline.
+  /// has them then. Nothing is granted if no writer has answered by the deadline. `coming_back` is for the control
+  /// thread; it asks nothing while another thread asks.
   virtual void ask(std::uint32_t count, lifetime kind,
                    std::chrono::steady_clock::time_point deadline,
                    precedence turn = precedence::after_demands) = 0;
@@ -86,9 +93,21 @@ class tenant_client {
   virtual bool wait_grantable(std::uint32_t count,
                               std::chrono::steady_clock::time_point deadline) = 0;
 
+  /// The same without waiting: from now on (true) the control thread is woken when the pool would grant more, also to
+  /// those who are parked.
+  virtual void show_waiting(bool waits) = 0;
+
   /// From now on has the control thread call `look` every so often, so that what the ledger's header
   /// says is noticed although nobody rings. To be called once.
   virtual void watch(std::function<void()> look, std::chrono::milliseconds every) = 0;
+
+  /// From now on has the control thread call `work` beside demands: at once, whenever it is rung or `nudge`d, and after what
+  /// it returns, until that is nothing. It is destroyed with this object, before the mappings of host
+  /// copies. To be called once.
+  virtual void meanwhile(std::function<std::optional<std::chrono::milliseconds>()> work) = 0;
+
+  /// Has it called soon. Calls nothing but the kernel.
+  virtual void nudge() const noexcept = 0;
 
   /// From now on the control thread does not sleep while a server is attached: it takes a processor, and
   /// sees a demand without being woken.

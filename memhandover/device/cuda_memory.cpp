@@ -57,29 +57,6 @@ CUdeviceptr address(std::byte* where) {
   return reinterpret_cast<CUdeviceptr>(where);
 }
 
-/// Whether a process that gets this result submits no work to the device any more: the driver is
-/// shutting down, or the context has failed for good.
-bool nothing_runs_after(CUresult result) {
-  switch (result) {
-    case CUDA_ERROR_DEINITIALIZED:
-    case CUDA_ERROR_NOT_INITIALIZED:
-    case CUDA_ERROR_CONTEXT_IS_DESTROYED:
-    case CUDA_ERROR_ECC_UNCORRECTABLE:
-    case CUDA_ERROR_ILLEGAL_ADDRESS:
-    case CUDA_ERROR_LAUNCH_TIMEOUT:
-    case CUDA_ERROR_ASSERT:
-    case CUDA_ERROR_HARDWARE_STACK_ERROR:
-    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
-    case CUDA_ERROR_MISALIGNED_ADDRESS:
-    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
-    case CUDA_ERROR_INVALID_PC:
-    case CUDA_ERROR_LAUNCH_FAILED:
-      return true;
-    default:
-      return false;
-  }
-}
-
 }  // namespace
 
 cuda_memory::cuda_memory(pool_shape const& shape, pool_descriptors const& descriptors, int device,

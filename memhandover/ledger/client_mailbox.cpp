@@ -15,7 +15,8 @@ void client_mailbox::ask(std::uint32_t count, lifetime kind, precedence turn) {
   auto const number = numbered::unpack(word.load(std::memory_order_relaxed)).seq + 1;
   auto const wish = std::min(count, view_.header().chunk_count) |
                     (kind == lifetime::lasting ? request_lasting : 0) |
-                    (turn == precedence::before_demands ? request_before_demands : 0);
+                    (turn == precedence::before_demands ? request_before_demands : 0) |
+                    (turn == precedence::coming_back ? request_whole : 0);
   word.store(numbered{number, wish}.pack(), std::memory_order_release);
   withdrawn_ = false;
 }

@@ -24,8 +24,8 @@ namespace sluice::memhandover {
 enum class lifetime { revocable, lasting };
 
 /// Whether what the server is waiting for is kept from a request. A commit goes before: the server may be
-/// waiting for its end.
-enum class precedence { after_demands, before_demands };
+/// waiting for its end. `coming_back`: who is parked, for all that it needs to come back; it is granted that or nothing.
+enum class precedence { after_demands, before_demands, coming_back };
 
 class client_mailbox {
  public:

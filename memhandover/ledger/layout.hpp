@@ -48,7 +48,7 @@
 namespace sluice::memhandover {
 
 inline constexpr std::uint64_t ledger_magic = 0x31474c4543494c53;  // "SLICELG1"
-inline constexpr std::uint32_t layout_version = 11;
+inline constexpr std::uint32_t layout_version = 12;
 inline constexpr std::uint32_t max_clients = 32;
 inline constexpr std::uint32_t broker_slot = 0xffff;
 inline constexpr std::uint16_t left_slot = 0xfffe;  ///< serving, but its server is dead
@@ -111,6 +111,9 @@ inline constexpr std::uint32_t request_lasting = 1U << 31U;
 /// A request of a commit, for whose end a demand may be waiting: it is granted what the server has reserved
 /// or is waiting for, too. Of a client whose kind has no commits it says nothing.
 inline constexpr std::uint32_t request_before_demands = 1U << 30U;
+/// A request that is granted whole, or not at all; beyond what others need to come back, but not what this
+/// client does (`client_report::parked_chunks`).
+inline constexpr std::uint32_t request_whole = 1U << 29U;
 
 /// One finished handover, as `sluice status` shows it. Times in nanoseconds from the demand.
 struct handover_entry {
@@ -142,7 +145,11 @@ struct ledger_header {
   std::atomic<std::uint64_t>
       announced_until_ns;  ///< CLOCK_MONOTONIC; until then a launch of the server's is
                            ///< expected; 0: none
-  std::atomic<std::uint32_t> grantable;      ///< chunks that tenants may ask for at present
+  std::atomic<std::uint32_t> grantable;            ///< chunks that tenants may ask for at present
+  std::atomic<std::uint32_t> grantable_to_parked;  ///< the same, of who is parked, for coming back
+  std::atomic<std::uint32_t>
+      park_stay;  ///< tenants may be parked, and stay then at least so many times as long as
+                  ///< going and coming takes; 0: they may not
   std::atomic<std::uint32_t> serving_now;    ///< 1 while a server is attached
   std::atomic<std::uint64_t> left_until_ns;  ///< CLOCK_MONOTONIC; until then what a dead server has
                                              ///< left waits for the next one
@@ -203,6 +210,16 @@ struct alignas(64) client_report {
   std::atomic<std::uint32_t> spare_chunks, persistent_chunks;
   std::atomic<std::uint32_t> waiting;      ///< 1 while it waits for memory
   std::atomic<std::uint32_t> kept_chunks;  ///< that no demand gets
+  /// That it needs to come back. The writer grants them to no other tenant.
+  std::atomic<std::uint32_t> parked_chunks;
+  std::atomic<std::uint32_t> parked_dirty,
+      parked_clean;  ///< of those: copied; as a copy that was there already
+  std::atomic<std::uint32_t>
+      parkable_chunks;                       ///< of what is in use, host copies could take so many
+  std::atomic<std::int64_t> stays_until_ns;  ///< CLOCK_MONOTONIC; until then none of them go
+  std::atomic<std::uint64_t> parks;          ///< times that it has been
+  std::atomic<std::uint64_t> park_ns, unpark_ns,
+      parked_ns;  ///< in all: going, coming, and being away
   /// Of those: nothing lives in them, but beyond them something does. Looked for every 100 ms.
   std::atomic<std::uint32_t> stranded_chunks;
   long_unit_entry long_units[max_long_units];  ///< the last

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "memhandover/ledger/chunk_choice.hpp"
+#include "memhandover/ledger/client_entries.hpp"
 #include "memhandover/ledger/client_kinds.hpp"
 
 namespace sluice::memhandover {
@@ -47,9 +48,7 @@ std::uint32_t ledger_writer::pump() {
       freed += take_mail(slot);
     }
   }
-  if (freed > 0) {
-    publish_grantable();
-  }
+  publish_grantable();  // tenants say what they need to come back, too
   if (left_ > 0 && tenant_waits()) {
     freed += release_left(left_);
   }
@@ -108,12 +107,15 @@ std::uint32_t ledger_writer::grant(std::uint32_t slot, std::uint32_t request) {
   }
   bool const lasting = (request & request_lasting) != 0;
   bool const goes_first = kind->commits && (request & request_before_demands) != 0;
-  auto const wish = request & ~(request_lasting | request_before_demands);
-  auto const to_be_had = [&] { return goes_first ? free_ : grantable(); };
+  bool const whole = (request & request_whole) != 0;
+  auto const wish = request & ~(request_lasting | request_before_demands | request_whole);
+  auto const to_be_had = [&] {
+    return goes_first ? free_ : whole ? grantable() : beside_parked(grantable());
+  };
   if (left_ > 0 && wish > to_be_had()) {
     release_left(wish - to_be_had());
   }
-  auto const count = std::min(wish, to_be_had());
+  auto const count = whole && to_be_had() < wish ? 0 : std::min(wish, to_be_had());
   auto const total = view_.header().chunk_count;
   std::uint32_t given = 0;
   for (std::uint32_t tried = 0; tried < total && given < count; ++tried) {
@@ -285,11 +287,24 @@ std::uint32_t ledger_writer::grantable() const noexcept {
   return unreserved - std::min(unreserved, wanted_);
 }
 
+/// What of so many is not owed to tenants that are parked.
+std::uint32_t ledger_writer::beside_parked(std::uint32_t chunks) const {
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    if (has_status(view_.clients()[slot], client_status::live)) {
+      chunks -= std::min(chunks, view_.mailbox(slot).parked_chunks.load(std::memory_order_relaxed));
+    }
+  }
+  return chunks;
+}
+
 void ledger_writer::publish_grantable() {
-  auto const now = grantable();
+  auto const to_parked = grantable();
+  auto const now = beside_parked(to_parked);
+  auto const before_to_parked =
+      view_.header().grantable_to_parked.exchange(to_parked, std::memory_order_seq_cst);
   // Who waits is read after this is written, in the order that client_mailbox.cpp needs.
   auto const before = view_.header().grantable.exchange(now, std::memory_order_seq_cst);
-  if (now > before) {
+  if (now > before || to_parked > before_to_parked) {
     for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
       if (bells_.at(slot) && view_.mailbox(slot).waiting.load(std::memory_order_seq_cst) != 0) {
         ring(slot);

@@ -85,6 +85,7 @@ class ledger_writer {
   void answer_request(std::uint32_t slot);
   [[nodiscard]] std::uint32_t grant(std::uint32_t slot, std::uint32_t request);
   [[nodiscard]] std::uint32_t grantable() const noexcept;
+  [[nodiscard]] std::uint32_t beside_parked(std::uint32_t chunks) const;
   void publish_grantable();
   void ring(std::uint32_t slot);
 

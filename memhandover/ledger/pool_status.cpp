@@ -120,6 +120,23 @@ holder holder_of(ledger_view const& view, std::uint32_t chunk) {
   return {state.who, state.client, readable_text(chunk_note(view, state.client, chunk))};
 }
 
+/// What a client says of its memory that is, or could be, in host copies.
+json describe_parking(mailbox_header const& mailbox, std::uint64_t chunk_bytes) {
+  auto const us = [](std::uint64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e3; };
+  auto const parked = mailbox.parked_chunks.load();
+  auto const dirty = std::min(parked, mailbox.parked_dirty.load());
+  auto const clean = std::min(parked - dirty, mailbox.parked_clean.load());
+  return {{"parked_bytes", parked * chunk_bytes},
+          {"dirty_bytes", dirty * chunk_bytes},
+          {"clean_bytes", clean * chunk_bytes},
+          {"zero_bytes", (parked - dirty - clean) * chunk_bytes},
+          {"parkable_bytes", mailbox.parkable_chunks.load() * chunk_bytes},
+          {"parks", mailbox.parks.load()},
+          {"out_us", us(mailbox.park_ns.load())},
+          {"in_us", us(mailbox.unpark_ns.load())},
+          {"away_us", us(mailbox.parked_ns.load())}};
+}
+
 /// What a training job says of itself.
 json describe_training(mailbox_header const& mailbox, std::uint64_t chunk_bytes) {
   return {{"arena_bytes", mailbox.arena_chunks.load() * chunk_bytes},
@@ -127,6 +144,7 @@ json describe_training(mailbox_header const& mailbox, std::uint64_t chunk_bytes)
           {"persistent_bytes", mailbox.persistent_chunks.load() * chunk_bytes},
           {"kept_bytes", mailbox.kept_chunks.load() * chunk_bytes},
           {"stranded_bytes", mailbox.stranded_chunks.load() * chunk_bytes},
+          {"parking", describe_parking(mailbox, chunk_bytes)},
           {"micro_batch", mailbox.micro_batch.load()},
           {"global_batch", mailbox.global_batch.load()},
           {"run_ahead_us", microseconds_or_null(run_ahead_of(mailbox))},

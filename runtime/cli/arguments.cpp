@@ -46,12 +46,20 @@ class run_formatter : public CLI::Formatter {
 struct run_arguments {
   launcher::run_options options;
   std::string memory;
+  std::string host_memory;
 };
 
 void describe_run(CLI::App& app, run_arguments& into) {
   app.formatter(std::make_shared<run_formatter>());
   app.add_option("--memory", into.memory, "Size of the pool if this makes it, for example 4GiB")
       ->check(check_amount);
+  app.add_option("--host-memory", into.host_memory,
+                 "Host memory for what jobs on a GPU park, if this starts the broker")
+      ->check(check_amount);
+  app.add_option(
+         "--park", into.options.park,
+         "Whether what this job keeps may go to the host for a server that needs the memory")
+      ->check(CLI::IsMember({"if_needed", "never"}));
   app.add_option("--backend", into.options.backend, "Where the pool's memory is")
       ->check(CLI::IsMember({"auto", "host", "cuda"}));
   app.add_option("--device", into.options.device,
@@ -127,6 +135,7 @@ void describe_broker(CLI::App& app, broker_arguments& into) {
                  "CUDA ordinal, or number of the first pool on the host");
   app.add_option("--memory", into.options.pool_bytes, "Size of a pool in bytes");
   app.add_option("--chunk", into.options.chunk_bytes, "Size of a chunk in bytes");
+  app.add_option("--host-memory", into.options.host_copy_bytes, "Bytes of host copies");
   app.add_option("--ready-fd", into.ready_fd, "Descriptor that is told when the broker listens");
 }
 
@@ -162,6 +171,9 @@ int run(run_arguments& arguments, std::optional<std::vector<std::string>> const&
   }
   if (!arguments.memory.empty()) {
     arguments.options.pool_bytes = policy::parse_bytes(arguments.memory);
+  }
+  if (!arguments.host_memory.empty()) {
+    arguments.options.host_copy_bytes = policy::parse_bytes(arguments.host_memory);
   }
   telemetry::set_up_logging("sluice-run", "warn");
   return launcher::run(arguments.options, *command, launcher::this_installation());

@@ -109,8 +109,8 @@ std::string chunks_text(json const& pool) {
   auto const& shape = field(pool, "pool");
   auto const listed = runs.is_array() ? runs : json::array();
   auto const free = free_summary(listed);
-  return detail::pool_line(shape) + map_text(listed, number(field(shape, "chunks"))) +
-         holders_text(pool, listed) +
+  return detail::pool_line(shape) + detail::host_copies_line(shape) +
+         map_text(listed, number(field(shape, "chunks"))) + holders_text(pool, listed) +
          fmt::format("free: {} chunks, the longest run of neighbours {}, fragmentation {:.1f}%\n",
                      plain(free["chunks"]), plain(free["longest_run"]),
                      100.0 * free["fragmentation"].get<double>()) +

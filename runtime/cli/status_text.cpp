@@ -51,7 +51,8 @@ std::string owners_text(json const& pool) {
   }
   auto const& warning = field(pool, "warning");
   return detail::pool_line(pool) + table(rows) +
-         (warning.is_string() ? "  warning: " + plain(warning) + '\n' : std::string{});
+         (warning.is_string() ? "  warning: " + plain(warning) + '\n' : std::string{}) +
+         detail::host_copies_line(pool);
 }
 
 std::string clients_text(json const& clients) {

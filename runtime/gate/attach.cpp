@@ -133,6 +133,13 @@ bool is_mapped_by_runtime(std::uint64_t address) {
   return !is_offered.load(std::memory_order_relaxed) && is_pool_memory(address);
 }
 
+void want_launch() {
+  sluice_runtime_api const* const found = runtime.load(std::memory_order_acquire);
+  if (found != nullptr && found->launch_wanted != nullptr) {
+    found->launch_wanted();
+  }
+}
+
 int sharing_device() {
   return driver::current_device();
 }

@@ -33,6 +33,9 @@ bool attach_if_due();
 /// server's own code maps its pool through the gate.
 [[nodiscard]] bool is_mapped_by_runtime(std::uint64_t address);
 
+/// Somebody is held while memory is not there: leaves word with the runtime.
+void want_launch();
+
 /// The device of the current context, as the runtime knows it.
 [[nodiscard]] int sharing_device();
 

@@ -134,6 +134,9 @@ CUresult gate::enter_slowly(thread_slot& self, planned_work const& work) {
       }
       ::sched_yield();
     } else if (what != verdict::wait_for_pause || !sees_pause_end(now, asleep_from)) {
+      if (what == verdict::wait_for_change && (now & mode::parked) != 0) {
+        want_launch();
+      }
       await_change(now, spun, what == verdict::wait_for_pause ? nap : nap_until_woken);
     }
   }
@@ -327,6 +330,23 @@ void gate::open() {
   }
   std::lock_guard const guard{control_};
   change(0, mode::closed);
+}
+
+void gate::set_parked(bool on) {
+  departures_.fetch_add(on ? 1 : 0, std::memory_order_acq_rel);  // before anything goes
+  on ? change(mode::parked, 0) : change(0, mode::parked);
+}
+
+void gate::await_return() {
+  bool spun = false;
+  for (;;) {
+    std::uint32_t const now = mode_.load(std::memory_order_acquire);
+    if ((now & mode::parked) == 0 || (now & mode::inert) != 0) {
+      return;
+    }
+    want_launch();
+    await_change(now, spun, nap_until_woken);
+  }
 }
 
 void gate::set_pause_word(std::uint64_t const volatile* until_ns) {

@@ -56,6 +56,8 @@ inline constexpr std::uint32_t deferring = 1U << 10;
 inline constexpr std::uint32_t agreeing = 1U << 11;  ///< also without a bound
 /// Launches are watched, and the device has done all that it was given (launch_watch.hpp).
 inline constexpr std::uint32_t resting = 1U << 12;
+/// Closed, and memory is not there: who is held wants it back.
+inline constexpr std::uint32_t parked = 1U << 13;
 }  // namespace mode
 
 extern "C" {
@@ -111,6 +113,15 @@ class gate {
   /// As in `sluice_gate_api`; deadlines are CLOCK_MONOTONIC nanoseconds, results 0 or ETIMEDOUT.
   [[nodiscard]] int close(std::int64_t deadline_ns);
   void open();
+  void set_parked(bool on);
+  /// Memory is not there; how often it has gone; and waits until it is there, which it wants.
+  [[nodiscard]] bool is_parked() const noexcept {
+    return (mode_.load(std::memory_order_acquire) & mode::parked) != 0;
+  }
+  [[nodiscard]] std::uint32_t departures() const noexcept {
+    return departures_.load(std::memory_order_acquire);
+  }
+  void await_return();
   void set_aborting(bool on);
   void set_urgent(bool on) { on ? change(mode::urgent, 0) : change(0, mode::urgent); }
   /// The word must stay mapped for the life of the process: a thread may be about to read it.
@@ -232,6 +243,7 @@ class gate {
   std::atomic<std::int64_t> run_ahead_ns_{0};
   std::atomic<std::uint64_t> aborts_{0};
   std::atomic<bool> defers_{false};
+  std::atomic<std::uint32_t> departures_{0};
   std::mutex bounding_;  // one who sets or lifts the bound at a time
   std::mutex control_;   // one close() or open() at a time
   std::mutex preparing_;

@@ -74,7 +74,7 @@ REFUSED = frozenset({"cuLaunchCooperativeKernelMultiDevice"})
 SPECIAL = frozenset({
     "cuInit", "cuGetErrorName", "cuGetErrorString", "cuGetProcAddress", "cuGetProcAddress_v2",
     "cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemFree_v2", "cuMemGetInfo_v2", "cuMemGetAddressRange_v2",
-    "cuDeviceTotalMem_v2",
+    "cuDeviceTotalMem_v2", "cuPointerGetAttribute", "cuPointerGetAttributes", "cuPointerSetAttribute",
     "cuMemAllocAsync", "cuMemAllocAsync_ptsz", "cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz",
     "cuIpcGetMemHandle", "cuMemRetainAllocationHandle", "cuMemGetHandleForAddressRange", "cuMulticastBindAddr",
     "cuMemMap", "cuMemUnmap", "cuMemSetAccess", "cuMemAddressFree", "cuModuleUnload", "cuLibraryUnload", "cuFuncSetAttribute", "cuKernelSetAttribute",

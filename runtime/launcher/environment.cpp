@@ -68,6 +68,24 @@ void environment::append(std::string_view name, std::string_view element) {
   }
 }
 
+void environment::remove(std::string_view name, std::string_view element) {
+  auto const before = get(name);
+  if (!before) {
+    return;
+  }
+  std::string kept;
+  for (std::string_view list = *before; !list.empty();) {
+    auto const end = std::min(list.find(':'), list.size());
+    if (list.substr(0, end) != element) {
+      kept += (kept.empty() ? "" : ":") + std::string{list.substr(0, end)};
+    }
+    list.remove_prefix(std::min(end + 1, list.size()));
+  }
+  if (kept != *before) {
+    kept.empty() ? unset(name) : set(name, kept);
+  }
+}
+
 std::vector<char*> environment::pointers() {
   std::vector<char*> result;
   result.reserve(entries_.size() + 1);

@@ -28,6 +28,8 @@ class environment {
   /// Puts `element` in front of a list separated by colons, or behind it; not a second time.
   void prepend(std::string_view name, std::string_view element);
   void append(std::string_view name, std::string_view element);
+  /// Takes `element` out of a list separated by colons.
+  void remove(std::string_view name, std::string_view element);
 
   [[nodiscard]] std::vector<std::string> const& entries() const noexcept { return entries_; }
   /// For `exec`: ends with a null pointer; valid until this object changes.

@@ -15,12 +15,17 @@
 namespace sluice::launcher {
 namespace {
 
+bool is_package(std::filesystem::path const& folder) {
+  std::error_code ignored;
+  return std::filesystem::exists(folder / "__init__.py", ignored);
+}
+
 std::filesystem::path find_python_folder(std::filesystem::path const& prefix) {
   auto holds_package = [](std::filesystem::path const& folder) {
     std::error_code ignored;
     return std::filesystem::is_directory(folder / "sluice", ignored);
   };
-  if (std::error_code ignored; std::filesystem::exists(prefix / "__init__.py", ignored)) {
+  if (is_package(prefix)) {
     return {};  // this is the package, in a folder where its interpreter finds it
   }
   if (auto installed = prefix / "lib" / "python"; holds_package(installed)) {
@@ -32,6 +37,12 @@ std::filesystem::path find_python_folder(std::filesystem::path const& prefix) {
     }
   }
   return {};
+}
+
+std::filesystem::path find_startup_folder(std::filesystem::path const& prefix,
+                                          std::filesystem::path const& python_folder) {
+  auto const package = is_package(prefix) ? prefix : python_folder / "sluice";
+  return package.is_absolute() ? package / "startup" : std::filesystem::path{};
 }
 
 /// 2.9 comes before 2.11.
@@ -70,6 +81,7 @@ install_layout layout_around(std::filesystem::path const& program, std::string c
   auto const prefix = program.parent_path().parent_path();
   auto const lib = prefix / "lib";
   auto const torches = versions_in(lib / "_torch");
+  auto const python_folder = find_python_folder(prefix);
   auto const chosen = torch.empty() && torches.size() == 1 ? torches.front() : torch;
   bool const is_there = std::ranges::find(torches, chosen) != torches.end();
   return {program,
@@ -79,7 +91,8 @@ install_layout layout_around(std::filesystem::path const& program, std::string c
           lib / "libsluice_runtime.so",
           lib / "libsluice_gate.so",
           lib / "libsluice_nccl.so",
-          find_python_folder(prefix)};
+          python_folder,
+          find_startup_folder(prefix, python_folder)};
 }
 
 install_layout preloadable(install_layout installed, std::filesystem::path const& runtime_dir) {

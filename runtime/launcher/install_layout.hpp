@@ -25,6 +25,9 @@ struct install_layout {
   std::filesystem::path nccl_library;  ///< calls NCCL as the ranks of a job agree
   /// Goes on PYTHONPATH; empty if the package was not found, or is where its interpreter finds it.
   std::filesystem::path python_folder;
+  /// Has the sitecustomize.py with which programs that know nothing of Sluice share the host's memory; empty without the
+  /// package.
+  std::filesystem::path startup_folder;
 };
 
 /// The layout around `program`, an absolute path. The executor is that for `torch`, a minor version, or

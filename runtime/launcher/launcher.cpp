@@ -57,6 +57,7 @@ presence join(run_options const& options, install_layout const& installed) {
   broker.backend = options.backend;
   broker.device = options.device;
   broker.pool_bytes = options.pool_bytes.value_or(0);
+  broker.host_copy_bytes = options.host_copy_bytes;
   broker.sluice_binary = installed.program.string();
   auto pool = memhandover::open_pool(broker);
   presence result{
@@ -77,6 +78,15 @@ void add_python_package(environment& env, install_layout const& installed) {
   }
 }
 
+/// What Python runs first, and what it is not to run where an outer `sluice run` has named it.
+void add_startup(environment& env, install_layout const& installed, bool shares_on_host) {
+  auto const folder = installed.startup_folder.string();
+  env.remove("PYTHONPATH", folder);
+  if (shares_on_host && !folder.empty() && folder.find(':') == std::string::npos) {
+    env.prepend("PYTHONPATH", folder);
+  }
+}
+
 }  // namespace
 
 environment sharing_environment(environment inherited, install_layout const& installed,
@@ -89,6 +99,9 @@ environment sharing_environment(environment inherited, install_layout const& ins
   if (options.pool_bytes) {
     env.set("SLUICE_POOL_BYTES", std::to_string(*options.pool_bytes));
   }
+  if (options.host_copy_bytes > 0) {
+    env.set("SLUICE_HOST_COPY_BYTES", std::to_string(options.host_copy_bytes));
+  }
   if (!options.backend.empty()) {
     env.set("SLUICE_BACKEND", options.backend);
   }
@@ -98,12 +111,16 @@ environment sharing_environment(environment inherited, install_layout const& ins
   if (!options.name.empty()) {
     env.set("SLUICE_NAME", options.name);
   }
+  if (!options.park.empty()) {
+    env.set("SLUICE_PARK", options.park);
+  }
   if (options.require_pool) {
     env.set("SLUICE_REQUIRE_POOL", "1");
   } else {
     env.unset("SLUICE_REQUIRE_POOL");
   }
   add_python_package(env, installed);
+  add_startup(env, installed, pool.backend == "host");
   if (pool.backend != "host") {
     env.append("LD_PRELOAD", installed.gate_library.string());
     if (options.agree) {
@@ -119,6 +136,7 @@ environment plain_environment(environment inherited, install_layout const& insta
   env.unset("SLUICE_RUNTIME_LIBRARY");
   env.unset("SLUICE_REQUIRE_POOL");
   add_python_package(env, installed);
+  add_startup(env, installed, false);
   return env;
 }
 

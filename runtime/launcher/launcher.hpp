@@ -25,9 +25,11 @@ struct run_options {
   std::string runtime_dir{};
   std::string backend{};  ///< "host", "cuda" or "auto"
   std::optional<int> device{};
+  std::uint64_t host_copy_bytes = 0;  ///< if this starts the broker
   std::optional<std::uint64_t> pool_bytes{};
   std::string name{};         ///< shown in status; empty: the runtime library chooses
   bool agree = true;          ///< whether ranks agree on their collectives: SLUICE_COLLECTIVES
+  std::string park{};         ///< "if_needed", "never" or empty: SLUICE_PARK
   bool require_pool = false;  ///< also for the processes of the command: SLUICE_REQUIRE_POOL
 };
 

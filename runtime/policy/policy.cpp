@@ -52,6 +52,19 @@ void check_chunk(pool_policy const& pool, detail::findings& found) {
   }
 }
 
+void check_host_copies(policy const& wanted, detail::findings& found) {
+  auto const bytes = wanted.host_copies.memory;
+  if (bytes != 0 && wanted.pool.backend == pool_backend::host) {
+    found.add_at("host_copies.memory",
+                 "has no meaning with pool.backend host, whose memory is the host's; remove it");
+  } else if (bytes != 0 && wanted.pool.chunk && bytes < *wanted.pool.chunk) {
+    found.add_at(
+        "host_copies.memory",
+        fmt::format("is {}, less than one chunk of {}; give at least {}, or 0", write_bytes(bytes),
+                    write_bytes(*wanted.pool.chunk), write_bytes(*wanted.pool.chunk)));
+  }
+}
+
 void check_warm(warm_policy const& warm, std::string const& path, detail::findings& found) {
   if (warm.mode == warm_mode::automatic && warm.min_idle > warm.max_idle) {
     auto const blamed = found.given(path + ".min_idle") ? ".min_idle" : ".max_idle";
@@ -78,6 +91,7 @@ void check_warm(warm_policy const& warm, std::string const& path, detail::findin
 /// here.
 void check_together(policy const& wanted, detail::findings& found) {
   check_chunk(wanted.pool, found);
+  check_host_copies(wanted, found);
   if (auto const& reserve = wanted.scheduler.reserve; reserve && wanted.pool.memory) {
     if (auto const bytes = wanted.pool.memory->bytes; bytes != 0 && *reserve >= bytes) {
       found.add_at("scheduler.reserve",

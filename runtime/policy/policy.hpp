@@ -35,6 +35,8 @@ using std::chrono::microseconds;
 
 enum class pool_backend { automatic, host, cuda };
 enum class pause_rule { on_launch, on_request, on_cold_start, never };
+/// Whether what training keeps may go to the host.
+enum class park_rule { never, if_needed };
 enum class warm_mode { automatic, always, fixed };
 enum class miss_action { queue, reject };
 /// Whether clients may load and unload models.
@@ -83,12 +85,19 @@ struct pool_policy {
   std::optional<std::uint64_t> chunk;   ///< nothing: by backend
 };
 
+/// Host memory for what training on a GPU parks.
+struct host_copies_policy {
+  std::uint64_t memory = 0;  ///< bytes; 0: none
+};
+
 struct training_policy {
   pause_rule pause = pause_rule::on_launch;
   microseconds pause_hysteresis = std::chrono::milliseconds{2};
   double min_share = 0.05;                ///< in [0, 1]: of every second, without compute pauses
   std::optional<microseconds> run_ahead;  ///< nothing: follows the tightest promise
   bool allow_mps = false;
+  park_rule park = park_rule::if_needed;
+  std::uint32_t stay = 10;  ///< times what going and coming takes
 };
 
 /// In every `window`, at least `percentile` of the requests are answered within `latency`; and at
@@ -131,6 +140,7 @@ struct policy {
   std::filesystem::path file;  ///< where it was read from
   server_policy server;
   pool_policy pool;
+  host_copies_policy host_copies;
   training_policy training;
   std::vector<model_policy> models;  ///< at least one; names differ
   scheduler_policy scheduler;

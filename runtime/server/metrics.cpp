@@ -179,6 +179,23 @@ void add_server(metrics_text& to, json const& status) {
       "Time in which the device worked for inference, since the executor started.", "busy_s");
 }
 
+/// What is free counts as absent as far as pages are missing: they are those of free slots, if any.
+void add_host_copies(metrics_text& to, json const& copies) {
+  if (!copies.is_object()) {
+    return;
+  }
+  to.family("sluice_host_copy_bytes", kind::gauge,
+            "Host memory for what jobs on a GPU park, by its state; together they are all of it.");
+  auto const free = copies.value("free_bytes", 0.0);
+  auto const absent =
+      std::clamp(copies.value("bytes", 0.0) - copies.value("populated_bytes", 0.0), 0.0, free);
+  sample(to, {{"state", "free"}}, free - absent);
+  sample(to, {{"state", "absent"}}, absent);
+  for (std::string const state : {"held", "kept", "damaged"}) {
+    sample(to, {{"state", state}}, at(copies, (state + "_bytes").c_str()));
+  }
+}
+
 void add_pool(metrics_text& to, json const& status) {
   auto const& pool = at(status, "pool");
   to.family("sluice_pool_bytes", kind::gauge,
@@ -186,6 +203,7 @@ void add_pool(metrics_text& to, json const& status) {
   for (std::string const owner : {"free", "dirty", "training", "serving", "engine"}) {
     sample(to, {{"owner", owner}}, at(pool, (owner + "_bytes").c_str()));
   }
+  add_host_copies(to, at(pool, "host_copies"));
   auto const& handovers = at(status, "handovers");
   to.family("sluice_pool_handovers_total", kind::counter,
             "Handovers of memory to serving, since the pool was made.");

@@ -175,6 +175,8 @@ memhandover::serving_pool::options pool_options_of(policy::policy const& wanted)
   options.backend = backend_of(wanted);
   options.device = wanted.pool.device;
   options.chunk_bytes = wanted.pool.chunk.value_or(0);
+  options.host_copy_bytes = wanted.host_copies.memory;
+  options.park_stay = wanted.training.park == policy::park_rule::never ? 0 : wanted.training.stay;
   if (wanted.pool.memory && wanted.pool.memory->share > 0.0) {
     throw error{
         error_kind::unsupported,

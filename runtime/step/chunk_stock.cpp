@@ -56,6 +56,14 @@ void chunk_stock::remove(std::span<std::uint32_t const> chunks) noexcept {
   });
 }
 
+std::vector<std::uint32_t> chunk_stock::take(std::uint32_t count) {
+  std::sort(chunks_.begin(), chunks_.end());
+  std::vector<std::uint32_t> taken(chunks_.end() - static_cast<std::ptrdiff_t>(count),
+                                   chunks_.end());
+  chunks_.resize(chunks_.size() - count);
+  return taken;
+}
+
 void chunk_stock::map_into(chunk_space& where, std::uint32_t count, lifetime kind) {
   // Neighbours together, so that one mapping covers a run of them.
   std::sort(chunks_.begin(), chunks_.end());

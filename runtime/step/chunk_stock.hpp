@@ -48,6 +48,8 @@ class chunk_stock {
   void collect();
   /// Takes these out, ascending, which are here.
   void remove(std::span<std::uint32_t const> chunks) noexcept;
+  /// Takes `count` of them out, no more than there are, for lasting memory. Their contents may be another's.
+  [[nodiscard]] std::vector<std::uint32_t> take(std::uint32_t count);
   void clear() noexcept { chunks_.clear(); }
 
   /// Maps `count` of them, no more than there are, behind what `where` has, zeroed where they hold

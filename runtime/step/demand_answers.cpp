@@ -152,6 +152,24 @@ void demand_answers::take_for(memhandover::demand const& wanted, lock_type& lock
     answer.chunks.reserve(answer.chunks.size() + missing);
     auto const rest = spaces_->persistent().shrink(missing);
     answer.chunks.insert(answer.chunks.end(), rest.begin(), rest.end());
+    park_rest(wanted, lock, answer);
+  }
+}
+
+void demand_answers::park_rest(memhandover::demand const& wanted, lock_type& lock,
+                               memhandover::demand_answer const& answer) {
+  auto const missing = still_missing(wanted.chunks, answer.chunks);
+  if (parking_ == nullptr || missing == 0) {
+    return;
+  }
+  unlocked const meanwhile{lock};
+  parking_->take(wanted, missing);
+}
+
+/// Unless it is closed for what is parked.
+void demand_answers::open(launch_gate& gate) const {
+  if (parking_ == nullptr || parking_->is_resident()) {
+    gate.open();
   }
 }
 
@@ -180,7 +198,7 @@ void demand_answers::finish_revocation() noexcept {
       cycle_
           .abort();  // if the micro-batch has been discarded already there is nothing left to abort
     }
-    gate_->open();
+    open(*gate_);
     if (unmaps_used_) {
       cycle_.note_reopened();
     }
@@ -274,13 +292,13 @@ void demand_answers::revoke_behind_gate(memhandover::demand const& wanted, lock_
   auto const deadline =
       monotonic_ns() + (gate_ != nullptr ? kernel_patience_ns : operator_patience_ns);
   bool closed = false;
-  auto const open = [&closed](launch_gate* of) {
+  auto const open_it = [this, &closed](launch_gate* of) {
     if (std::exchange(closed, false)) {
-      of->open();
+      open(*of);
     }
   };
   // Whatever fails, nobody stays held.
-  std::unique_ptr<launch_gate, decltype(open)> const at_end{gate, open};
+  std::unique_ptr<launch_gate, decltype(open_it)> const at_end{gate, open_it};
   division parts;
   for (;;) {
     bool idle = false;
@@ -302,7 +320,7 @@ void demand_answers::revoke_behind_gate(memhandover::demand const& wanted, lock_
     if (!cycle_.is_committing()) {
       break;
     }
-    open(gate);
+    open_it(gate);
     if (!await_commit_end(lock, wanted) || spaces_ == nullptr) {  // it began in between
       return;
     }
@@ -319,7 +337,7 @@ void demand_answers::revoke_behind_gate(memhandover::demand const& wanted, lock_
                          parts.generation == spaces_->generation();
   bool const opens = revoke(as_it_was ? std::move(parts) : divide(count, answer.chunks), answer);
   if (opens) {
-    open(gate);
+    open_it(gate);
     if (spaces_->arena().revoked() && cycle_.is_running()) {
       cycle_.note_reopened();
     }

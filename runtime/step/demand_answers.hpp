@@ -9,7 +9,8 @@
 ///   with the server ──► swept on the host; on CUDA unmapped, gate open
 ///
 /// Victims, in this order: chunks without a mapping, idle chunks at the end of arena and of persistent memory, then the
-/// arena as a whole; on CUDA nothing with a mapping goes but behind the closed gate. What fails on the way is logged, what has
+/// arena as a whole, and in the end what lasts, which is parked (job_parking.hpp); on CUDA nothing with a mapping goes but behind
+/// the closed gate. What fails on the way is logged, what has
 /// been taken until then is the server's, and nobody stays held.
 ///
 ///   demand_answers answers{mutex, cycle, nullptr, operators};
@@ -34,6 +35,7 @@
 #include "memhandover/client/tenant_client.hpp"
 #include "memhandover/device/device_memory.hpp"
 #include "memhandover/ledger/chunk_history.hpp"
+#include "runtime/step/job_parking.hpp"
 #include "runtime/step/launch_gate.hpp"
 #include "runtime/step/micro_batch_cycle.hpp"
 #include "runtime/step/training_spaces.hpp"
@@ -56,6 +58,8 @@ class demand_answers {
   /// `spaces` must live until `stop`, the others as long as the control thread.
   void serve_from(training_spaces& spaces, memhandover::device_memory& memory,
                   memhandover::chunk_history& history) noexcept;
+  /// Where all that is too little, this parks the rest. It must live as long as the control thread.
+  void park_with(job_parking& parking) noexcept { parking_ = &parking; }
   /// Waits until what has been revoked is unmapped.
   void stop(lock_type& lock);
   /// How many demands took what they found.
@@ -90,6 +94,9 @@ class demand_answers {
   [[nodiscard]] bool revoke(division parts, memhandover::demand_answer& answer);
   void finish_answer(std::span<std::uint32_t const> given) noexcept;
   void finish_revocation() noexcept;
+  void park_rest(memhandover::demand const& wanted, lock_type& lock,
+                 memhandover::demand_answer const& answer);
+  void open(launch_gate& gate) const;
 
   std::mutex& mutex_;
   micro_batch_cycle& cycle_;
@@ -102,6 +109,7 @@ class demand_answers {
   training_spaces* spaces_ = nullptr;
   memhandover::device_memory* memory_ = nullptr;
   memhandover::chunk_history* history_ = nullptr;
+  job_parking* parking_ = nullptr;
   std::uint64_t count_ = 0;
   bool unmaps_used_ = false;  ///< a micro-batch was running in what is still to be unmapped
   std::condition_variable unmapped_;

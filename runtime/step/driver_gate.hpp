@@ -16,6 +16,7 @@ class driver_gate final : public launch_gate {
   bool close(std::int64_t deadline_ns) override { return table_.close(deadline_ns) == 0; }
   bool wait_idle(std::int64_t deadline_ns) override { return table_.wait_idle(deadline_ns) == 0; }
   void open() override { table_.open(); }
+  void set_parked(bool parked) override { table_.set_parked(parked ? 1 : 0); }
   void abort_begin() override { table_.abort_begin(); }
   void abort_end() override { table_.abort_end(); }
   void set_urgent(bool urgent) override { table_.set_urgent(urgent ? 1 : 0); }

@@ -1,5 +1,8 @@
 /// The C boundary, host: memory of torch's CPU allocator, and the operators that use it.
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <ctime>
 #include <memory>
@@ -17,10 +20,11 @@ using memhandover::monotonic_ns;
 
 thread_local bool thread_in_arena = false;
 
-/// Operators that a thread is in, one within the other, and whether the outermost holds the arena.
+/// Operators that a thread is in, one within the other; whether the gate counts the outermost, and as what.
 struct nesting {
   int operators = 0;
-  bool holds_arena = false;
+  bool counted = false;
+  operator_memory uses = operator_memory::lasting;
 };
 thread_local nesting here;
 /// Of those who have called, from within an operator or not, what now runs: autograd, which runs a backward of its
@@ -28,6 +32,29 @@ thread_local nesting here;
 thread_local std::vector<nesting> callers;
 /// It counts as one operator, whatever it consists of.
 thread_local bool makes_granted = false;
+
+/// The process that joins at present, 0 if none does; in a child that was forked meanwhile, its parent.
+std::atomic<pid_t> joins{0};
+
+/// While it lives no other thread joins.
+class turn_to_join {
+ public:
+  turn_to_join() {
+    auto const self = ::getpid();
+    for (auto other = joins.load(); other == self || !joins.compare_exchange_weak(other, self);) {
+      if (other == self) {
+        joins.wait(self);
+        other = joins.load();
+      }
+    }
+  }
+  turn_to_join(turn_to_join const&) = delete;
+  turn_to_join& operator=(turn_to_join const&) = delete;
+  ~turn_to_join() {
+    joins.store(0);
+    joins.notify_all();
+  }
+};
 
 /// A compute pause holds the thread here.
 void await_pause_end(process_state const& state) {
@@ -47,14 +74,14 @@ bool is_held(process_state const& state) {
 }
 
 void leave_operator(process_state& state) {
-  if (here.holds_arena && !makes_granted) {
-    state.memory->operators().operator_end();
+  if (here.counted && !makes_granted) {
+    state.memory->operators().operator_end(here.uses);
   }
 }
 
 void come_back_to_operator(process_state& state) {
-  if (here.holds_arena && !makes_granted) {
-    state.memory->operators().operator_begin();
+  if (here.counted && !makes_granted) {
+    state.memory->operators().operator_begin(here.uses);
   }
 }
 
@@ -70,6 +97,7 @@ using namespace sluice::step;
 extern "C" {
 
 int sluice_join_host(void) {
+  turn_to_join const turn;  // a thread may allocate first while another makes a step
   auto* const already = sharing();
   if (already != nullptr && already->backend == sluice::memhandover::backend_kind::host) {
     return SLUICE_OK;
@@ -105,10 +133,19 @@ int sluice_host_alloc(void** address, size_t bytes) {
   if (state == nullptr || bytes < (thread_in_arena ? smallest_in_arena : smallest_persistent)) {
     return SLUICE_FAILED;
   }
-  return guarded([&] {
-    *address = thread_in_arena ? state->memory->allocate_arena(bytes)
-                               : state->memory->allocate_persistent(bytes);
-  });
+  if (thread_in_arena) {
+    return guarded([&] { *address = state->memory->allocate_arena(bytes); });
+  }
+  // Who waits for the pool computes nothing: what the pool is to get from this job must not wait for it.
+  bool const leaves = here.uses == operator_memory::lasting;
+  if (leaves) {
+    leave_operator(*state);
+  }
+  int const status = guarded([&] { *address = state->memory->allocate_persistent(bytes); });
+  if (leaves) {
+    come_back_to_operator(*state);
+  }
+  return status;
 }
 
 int sluice_host_free(void* address) {
@@ -136,18 +173,17 @@ void sluice_host_operator_begin(void) {
     return;
   }
   await_pause_end(*state);
-  if (thread_in_arena) {
-    state->memory->operators().operator_begin();
-    here.holds_arena = true;
-  }
+  here.uses = thread_in_arena ? operator_memory::arena : operator_memory::lasting;
+  state->memory->operators().operator_begin(here.uses);
+  here.counted = true;
 }
 
 void sluice_host_operator_end(void) {
   here.operators = std::max(here.operators, 1) - 1;  // one may have begun before anybody looked
-  if (here.operators == 0 && here.holds_arena) {
-    here.holds_arena = false;
+  if (here.operators == 0 && here.counted) {
+    here.counted = false;
     if (auto* const state = sharing()) {
-      state->memory->operators().operator_end();
+      state->memory->operators().operator_end(here.uses);
     }
   }
 }

@@ -15,8 +15,12 @@ class launch_gate {
   /// No launch begins after it returns true; false if a thread stayed inside one until the
   /// deadline.
   virtual bool close(std::int64_t deadline_ns) = 0;
+  /// The same for what uses any of the job's memory, not the arena alone; on a device that is no difference.
+  virtual bool close_all(std::int64_t deadline_ns) { return close(deadline_ns); }
   virtual bool wait_idle(std::int64_t deadline_ns) = 0;
   virtual void open() = 0;
+  /// Memory is not there (true), or is again: as `set_parked` of sluice_gate_api.
+  virtual void set_parked(bool /*parked*/) {}
   virtual void abort_begin() = 0;
   virtual void abort_end() = 0;
   virtual void set_urgent(bool urgent) = 0;

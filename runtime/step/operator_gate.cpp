@@ -7,31 +7,35 @@
 
 namespace sluice::step {
 
-void operator_gate::operator_begin() {
+void operator_gate::operator_begin(operator_memory uses) {
   for (;;) {
-    running_.fetch_add(1);
-    if (!closed_.load()) {
+    running(uses).fetch_add(1);
+    if (!holds(uses)) {
       return;
     }
-    leave();
+    leave(uses);
     std::unique_lock lock{mutex_};
-    opened_.wait(lock, [this] { return !closed_.load(); });
+    opened_.wait(lock, [this, uses] { return !holds(uses); });
   }
 }
 
 void operator_gate::operator_pass() noexcept {
-  running_.fetch_add(1);
+  in_arena_.fetch_add(1);
 }
 
-void operator_gate::operator_end() noexcept {
-  if (closed_.load()) {
+void operator_gate::operator_end(operator_memory uses) noexcept {
+  if (holds(uses)) {
     ended_ns_.store(memhandover::monotonic_ns());
   }
-  leave();
+  leave(uses);
 }
 
-void operator_gate::leave() noexcept {
-  if (running_.fetch_sub(1) == 1 && closed_.load()) {
+bool operator_gate::holds(operator_memory uses) const noexcept {
+  return closed_.load() >= (uses == operator_memory::arena ? closed_to::arena : closed_to::all);
+}
+
+void operator_gate::leave(operator_memory uses) noexcept {
+  if (running(uses).fetch_sub(1) == 1 && holds(uses)) {
     // Whoever waits has looked before it sleeps, or looks again.
     std::lock_guard const lock{mutex_};
     none_runs_.notify_one();
@@ -39,13 +43,26 @@ void operator_gate::leave() noexcept {
 }
 
 bool operator_gate::close(std::int64_t /*deadline_ns*/) {
+  shut(closed_to::arena);
+  return true;
+}
+
+bool operator_gate::close_all(std::int64_t /*deadline_ns*/) {
+  shut(closed_to::all);
+  return true;
+}
+
+void operator_gate::shut(closed_to whom) noexcept {
   ended_ns_.store(0);
-  closed_.store(true);
+  closed_.store(whom);
   paused_ = ranks_.load();
   if (paused_ != nullptr) {
     paused_->pause();
   }
-  return true;
+}
+
+bool operator_gate::is_idle() const noexcept {
+  return in_arena_.load() == 0 && (closed_.load() != closed_to::all || elsewhere_.load() == 0);
 }
 
 bool operator_gate::wait_idle(std::int64_t deadline_ns) {
@@ -54,13 +71,13 @@ bool operator_gate::wait_idle(std::int64_t deadline_ns) {
   }
   auto const patience = std::chrono::nanoseconds{deadline_ns - memhandover::monotonic_ns()};
   std::unique_lock lock{mutex_};
-  return none_runs_.wait_for(lock, patience, [this] { return running_.load() == 0; });
+  return none_runs_.wait_for(lock, patience, [this] { return is_idle(); });
 }
 
 void operator_gate::open() {
   {
     std::lock_guard const lock{mutex_};
-    closed_.store(false);
+    closed_.store(closed_to::nobody);
   }
   opened_.notify_all();
   if (auto* const ranks = std::exchange(paused_, nullptr)) {

@@ -5,6 +5,12 @@
 /// finds zeroes there never ends, or reads where nothing is. So an operator is to the host what a
 /// kernel is to the device: once it has begun, it is waited for.
 ///
+/// The arena is taken between operators that use it. All other memory is given up between operators of any kind:
+///
+///   open ──close──► closed to those in the arena ──wait_idle──► none of them runs ──┐
+///    │ └─close_all──► closed to all ──wait_idle──► none runs at all ────────────────┤
+///    └──────────────────────────────────open◄───────────────────────────────────────┘
+///
 /// A collective that other ranks have agreed to passes a closed gate, since they make it as well and would wait: whoever
 /// closes the gate ends such grants first.
 ///
@@ -23,20 +29,25 @@ namespace sluice::step {
 
 class rank_agreement;
 
+/// Of an operator: whether it uses the arena, or what lasts alone.
+enum class operator_memory : std::uint8_t { lasting, arena };
+
 class operator_gate final : public launch_gate {
  public:
   /// The calling thread is about to run an operator, and returns when it may.
-  void operator_begin();
-  /// The same for a collective that has been granted: it may at once.
+  void operator_begin(operator_memory uses = operator_memory::arena);
+  /// The same for a collective that has been granted: it may at once. It counts as one in the arena.
   void operator_pass() noexcept;
-  void operator_end() noexcept;
+  void operator_end(operator_memory uses = operator_memory::arena) noexcept;
 
   /// From now on collectives are agreed on with those ranks. They stay.
   void agree_with(rank_agreement& ranks) noexcept { ranks_.store(&ranks); }
 
-  /// From now on no operator begins.
+  /// From now on no operator in the arena begins.
   bool close(std::int64_t deadline_ns) override;
-  /// Waits until none is running.
+  /// From now on no operator begins.
+  bool close_all(std::int64_t deadline_ns) override;
+  /// Waits until none is running of those that may not begin.
   bool wait_idle(std::int64_t deadline_ns) override;
   void open() override;
   [[nodiscard]] std::int64_t unit_ended_ns() const override { return ended_ns_.load(); }
@@ -48,15 +59,24 @@ class operator_gate final : public launch_gate {
   void run_again() override;
 
  private:
-  void leave() noexcept;
+  enum class closed_to : std::uint8_t { nobody, arena, all };
 
-  /// Each side writes its own word before it reads the other's, and all in one order.
-  std::atomic<std::uint32_t> running_{0};
-  std::atomic<bool> closed_{false};
+  [[nodiscard]] std::atomic<std::uint32_t>& running(operator_memory uses) noexcept {
+    return uses == operator_memory::arena ? in_arena_ : elsewhere_;
+  }
+  [[nodiscard]] bool holds(operator_memory uses) const noexcept;
+  [[nodiscard]] bool is_idle() const noexcept;
+  void shut(closed_to whom) noexcept;
+  void leave(operator_memory uses) noexcept;
+
+  /// Each side writes its own word before it reads the other's, and all in one order. Operators that are running:
+  std::atomic<std::uint32_t> in_arena_{0};
+  std::atomic<std::uint32_t> elsewhere_{0};
+  std::atomic<closed_to> closed_{closed_to::nobody};
   std::mutex mutex_;  ///< guards the waiting
   std::condition_variable opened_;
   std::condition_variable none_runs_;
-  /// When one ended since the gate was closed; 0: none did.
+  /// When one that it waits for ended since the gate was closed; 0: none did.
   std::atomic<std::int64_t> ended_ns_{0};
   std::atomic<rank_agreement*> ranks_{nullptr};
   rank_agreement* paused_ = nullptr;  ///< of whoever closes the gate

@@ -146,6 +146,10 @@ bool training_memory::is_on_its_way(std::uint32_t wanted) const {
 /// Maps chunks into `where`, so that `bytes` fit sooner or later; false if there are too few. The lock
 /// is let go while the pool is asked.
 bool training_memory::fill(space& where, std::size_t bytes, std::unique_lock<std::mutex>& lock) {
+  if (parking_ != nullptr && !parking_->is_resident()) {
+    parking_->await_resident(lock);
+    return true;  // where it has been, there may be something else now
+  }
   auto& stock = spaces_->stock();
   bool const lasting = &where == &spaces_->persistent();
   // Meanwhile another thread may have begun the first micro-batch.
@@ -181,7 +185,7 @@ bool training_memory::fill(space& where, std::size_t bytes, std::unique_lock<std
     if (was_left() || answers_.count() != answered) {
       return true;  // the demand may have had what was granted here: look again
     }
-    if (!lasting && on_gpu()) {
+    if (!lasting && on_gpu() && (parking_ == nullptr || parking_->is_resident())) {
       stock.add(spaces_->persistent().shrink(spaces_->short_for_good(needed)));
     }
     if (stock.missing(needed) > 0) {

@@ -25,6 +25,10 @@ training_memory::training_memory(options how)
                                              .persistent = options_.persistent,
                                              .on_gpu = on_gpu()});
     answers_.serve_from(*spaces_, *memory_, *history_);
+    if (auto* const copies = client_->copies();
+        options_.may_be_parked && on_gpu() && copies != nullptr) {
+      make_parkable(*copies);
+    }
   } catch (...) {
     client_.reset();  // its thread uses what is destroyed with this object
     throw;
@@ -35,11 +39,23 @@ training_memory::~training_memory() {
   {
     std::unique_lock lock{mutex_};
     answers_.stop(lock);
+    if (parking_ != nullptr) {
+      parking_->stop(lock);
+    }
     cycle_.end();
   }
   cycle_.notify();
   spaces_.reset();
   client_.reset();  // ends the thread that uses what is destroyed next
+}
+
+/// The client keeps it, and ends it before the host copies.
+void training_memory::make_parkable(memhandover::host_copy_share& copies) {
+  auto const parking = std::make_shared<job_parking>(job_parking::parts{
+      mutex_, *options_.gate, *client_, copies, *memory_, *spaces_, options_.driver});
+  parking_ = parking.get();
+  answers_.park_with(*parking_);
+  client_->meanwhile([parking] { return parking->advance(); });
 }
 
 launch_gate& training_memory::computing() noexcept {

@@ -24,6 +24,7 @@
 #include "memhandover/ledger/chunk_history.hpp"
 #include "runtime/step/demand_answers.hpp"
 #include "runtime/step/fork_copies.hpp"
+#include "runtime/step/job_parking.hpp"
 #include "runtime/step/launch_gate.hpp"
 #include "runtime/step/micro_batch_cycle.hpp"
 #include "runtime/step/operator_gate.hpp"
@@ -41,6 +42,7 @@ class training_memory {
     memhandover::chunk_space::backing persistent = memhandover::chunk_space::backing::pool;
     std::shared_ptr<memhandover::cuda_driver const> driver{};  ///< null on the host
     launch_gate* gate = nullptr;                               ///< of the device; null on the host
+    bool may_be_parked = true;
   };
 
   /// Joins the pool. Throws as `tenant_client::join` does.
@@ -120,6 +122,12 @@ class training_memory {
   [[nodiscard]] std::pair<std::byte*, std::size_t> persistent_range(std::byte* address) const;
   /// What `allocate_persistent` would find without waiting for the server.
   [[nodiscard]] std::uint64_t persistent_free_bytes() const;
+  /// A launch is held while memory is parked. Takes no lock.
+  void want_parked() noexcept {
+    if (parking_ != nullptr) {
+      parking_->want();
+    }
+  }
   /// Shows in the mailbox how much persistent memory nothing uses that is kept all the same.
   void publish_stranded() const;
   /// Who holds the pool's memory and what would leave this job more of it, in two sentences.
@@ -145,6 +153,7 @@ class training_memory {
 
   /// Who can be stopped from computing with the arena.
   [[nodiscard]] launch_gate& computing() noexcept;
+  void make_parkable(memhandover::host_copy_share& copies);
   [[nodiscard]] bool on_gpu() const noexcept { return options_.gate != nullptr; }
 
   options options_;
@@ -157,6 +166,7 @@ class training_memory {
   std::optional<memhandover::chunk_history> history_;  ///< spaces record in it what becomes of them
   // Guarded by mutex_.
   std::optional<training_spaces> spaces_;
+  job_parking* parking_ = nullptr;  ///< of the client, which has host copies; constant
   fork_copies fork_copies_;
   std::uint32_t waits_to_stand_back_ = 0;  ///< after way has been given
   std::size_t peak_ = 0;

@@ -98,8 +98,10 @@ bool training_spaces::free(std::byte* address) {
     for (auto& candidate : *list) {
       if (candidate->contains(address)) {
         bool const freed = candidate->free(address) > 0;
-        give_back_unused(*candidate, *list);
-        drop_empty(*list);
+        if (!frozen_ || list == &retired_) {
+          give_back_unused(*candidate, *list);
+          drop_empty(*list);
+        }
         publish();
         return freed;
       }
@@ -155,7 +157,26 @@ void training_spaces::publish() {
 
 /// The server demands nothing that cannot be had for it.
 void training_spaces::publish_kept() {
-  client_.mailbox().kept_chunks.store(needed_for_good(), std::memory_order_relaxed);
+  auto const needed = needed_for_good();
+  auto const parkable = std::min(needed, parkable_);
+  client_.mailbox().parkable_chunks.store(parkable, std::memory_order_relaxed);
+  client_.mailbox().kept_chunks.store(needed - (stays_ ? 0 : parkable), std::memory_order_relaxed);
+}
+
+void training_spaces::set_parkable(std::uint32_t chunks, bool stays) {
+  parkable_ = chunks;
+  stays_ = stays;
+  publish_kept();
+}
+
+std::vector<chunk_space*> training_spaces::lasting() const {
+  std::vector<space*> found{persistent_.get()};
+  for (auto const* list : {&sparse_, &promoted_}) {
+    for (auto const& each : *list) {
+      found.push_back(each.get());
+    }
+  }
+  return found;
 }
 
 void training_spaces::publish_stranded() const {
@@ -185,6 +206,9 @@ void training_spaces::replace_arena(space_list& old) {
 }
 
 void training_spaces::drop_empty(space_list& spaces) noexcept {
+  if (frozen_ && &spaces != &retired_) {
+    return;
+  }
   std::erase_if(spaces, [this](std::unique_ptr<space> const& candidate) {
     if (candidate->ranges().live() > 0 || candidate->awaits_unmapping()) {
       return false;
@@ -203,6 +227,9 @@ void training_spaces::drop_empty(space_list& spaces) noexcept {
 }
 
 void training_spaces::tidy() {
+  if (frozen_) {
+    return;  // before the next one
+  }
   drop_empty(promoted_);
   drop_empty(sparse_);
   release_idle();
@@ -251,6 +278,9 @@ void training_spaces::release_lasting(std::vector<std::uint32_t> const& chunks) 
 }
 
 void training_spaces::release_idle() {
+  if (frozen_) {
+    return;
+  }
   auto const idle = persistent_->idle_chunks();
   bool const first = idle_go_at_ == 0;
   bool const all = !how_.on_gpu || first;

@@ -7,8 +7,12 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <string_view>
 
 #include "abi/step_api.h"
 
@@ -16,6 +20,29 @@ namespace {
 
 c10::Allocator* torch_allocator = nullptr;
 c10::DeleterFnPtr torch_raw_deleter = nullptr;
+/// Whether this process joins the pool as soon as it needs to.
+std::atomic<bool> joins_later{false};
+
+/// Smaller blocks are no reason to join: a launcher of ranks has such as well.
+constexpr std::size_t worth_joining_for = 65536;
+constexpr int exit_without_pool = 125;  // as `sluice run` where there can be none
+
+/// By the first thread that comes; others do without the pool meanwhile.
+void join_if_wanted() {
+  if (!joins_later.load(std::memory_order_relaxed) || !joins_later.exchange(false) ||
+      sluice_join_host() == SLUICE_OK) {
+    return;
+  }
+  char const* const required = std::getenv("SLUICE_REQUIRE_POOL");
+  bool const is_required = required != nullptr && std::string_view{required} == "1";
+  std::fprintf(stderr, "sluice: this process %s: %s\n",
+               is_required ? "cannot train without sharing, since --require-pool forbids it"
+                           : "trains without sharing",
+               sluice_last_error());
+  if (is_required) {
+    std::_Exit(exit_without_pool);
+  }
+}
 
 void free_ours(void* address) {
   (void)sluice_host_free(address);
@@ -31,6 +58,9 @@ void free_any(void* address) {
 class pool_allocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
+    if (bytes >= worth_joining_for) {
+      join_if_wanted();
+    }
     void* address = nullptr;
     switch (sluice_host_alloc(&address, bytes)) {
       case SLUICE_OK:
@@ -50,6 +80,7 @@ class pool_allocator final : public c10::Allocator {
 };
 
 std::unique_ptr<at::ObserverContext> at_backward_node(at::RecordFunction const& /*function*/) {
+  join_if_wanted();  // it trains
   sluice_host_boundary();
   return nullptr;
 }
@@ -95,4 +126,10 @@ extern "C" SLUICE_EXPORT int sluice_torch_host_install(void) {
   at::addGlobalCallback(at::RecordFunctionCallback(before_function, after_function)
                             .scopes({at::RecordScope::FUNCTION}));
   return 0;
+}
+
+/// Whether this process joins the pool with its first allocation that is worth it, or when it trains first, whichever comes
+/// first. Says on standard error if it cannot.
+extern "C" SLUICE_EXPORT void sluice_torch_host_join_later(int wanted) {
+  joins_later.store(wanted != 0);
 }

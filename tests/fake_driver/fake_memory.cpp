@@ -168,6 +168,9 @@ CUresult check_properties(std::size_t bytes, CUmemAllocationProp const* wanted) 
 }  // namespace
 
 bool is_pageable(void const* address) {
+  if (is_registered(address)) {
+    return false;
+  }
   memory& in = the_memory();
   std::lock_guard const guard{in.lock};
   auto const at = reinterpret_cast<CUdeviceptr>(address);
@@ -297,10 +300,12 @@ SLUICE_FAKE_CALL CUresult cuPointerGetAttribute(void* out, CUpointer_attribute w
   memory& in = the_memory();
   std::lock_guard const guard{in.lock};
   auto const found = area_containing(in, address);
-  if (which != CU_POINTER_ATTRIBUTE_MEMORY_TYPE || found == in.areas.end()) {
+  bool const mapped = containing(in.mappings, address,
+                                 [](mapping const& one) { return one.bytes; }) != in.mappings.end();
+  if (which != CU_POINTER_ATTRIBUTE_MEMORY_TYPE || (found == in.areas.end() && !mapped)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  bool const is_pinned = found->second.kind == area_kind::pinned;
+  bool const is_pinned = !mapped && found->second.kind == area_kind::pinned;
   *static_cast<unsigned*>(out) = is_pinned ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
   return CUDA_SUCCESS;
 }

@@ -1,6 +1,7 @@
 /// Modules of the fake driver: whatever the image, it has the same few kernels.
 #include <cstring>
 
+#include "memhandover/device/content_hash.hpp"
 #include "tests/fake_driver/fake_driver.h"
 #include "tests/fake_driver/fake_memory.hpp"
 
@@ -37,14 +38,35 @@ void touch(void** parameters) {
   }
 }
 
+/// The twin of the kernel that hashes chunks: writes the three words at the third parameter.
+void hash(void** parameters) {
+  CUdeviceptr values[3] = {};
+  for (std::size_t i = 0; i < 3; ++i) {
+    std::memcpy(&values[i], parameters[i], sizeof values[i]);
+  }
+  auto const [base, words, result] = values;
+  auto* const contents = reinterpret_cast<std::byte*>(base);
+  auto* const sums = reinterpret_cast<std::uint64_t*>(result);
+  if (is_unmapped(contents, words * 16) || is_unmapped(sums, 3 * sizeof *sums)) {
+    lose_context(CUDA_ERROR_ILLEGAL_ADDRESS);
+    return;
+  }
+  auto const hashed = sluice::memhandover::hash_contents({contents, words * 16});
+  sums[0] = hashed.first;
+  sums[1] = hashed.second;
+  sums[2] = hashed.bits;
+}
+
 void* kernel_named(char const* name) {
   static std::size_t const words[3] = {sizeof(CUdeviceptr), sizeof(CUdeviceptr),
                                        sizeof(CUdeviceptr)};
   static void* const one = fake_register_kernel(add_one, words, 1, 0);
   static void* const range = fake_register_kernel(touch, words, 3, 0);
-  return std::strcmp(name, "add_one") == 0 ? one
-         : std::strcmp(name, "touch") == 0 ? range
-                                           : nullptr;
+  static void* const hashing = fake_register_kernel(hash, words, 3, 0);
+  return std::strcmp(name, "add_one") == 0        ? one
+         : std::strcmp(name, "touch") == 0        ? range
+         : std::strcmp(name, "content_hash") == 0 ? hashing
+                                                  : nullptr;
 }
 
 }  // namespace

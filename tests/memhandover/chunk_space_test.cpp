@@ -184,6 +184,56 @@ TEST_F(chunk_space_test, a_closed_one_has_only_the_chunks_in_which_something_liv
   EXPECT_EQ(space.mapped_chunks(), 0U);
 }
 
+TEST_F(chunk_space_test, what_is_parked_keeps_its_addresses_and_comes_back_in_other_chunks) {
+  chunk_space space{*memory_, 16, 64, chunk_space::backing::pool};
+  space.grow(numbers(2, 4));
+  auto* const low = space.allocate(96_KiB);
+  auto* const high = space.allocate(64_KiB);
+  ASSERT_NE(high, nullptr);
+  high[40_KiB] = std::byte{7};
+  EXPECT_EQ(space.positions(true), numbers(0, 3));
+  EXPECT_EQ(space.positions(false), numbers(3, 1));
+
+  EXPECT_EQ(space.park(1), 3U);
+  EXPECT_EQ(space.park(2), 4U);
+  EXPECT_FALSE(readable(low + 64_KiB) || readable(high + 40_KiB));
+  EXPECT_TRUE(readable(low));
+  EXPECT_EQ(space.parked(), 2U);
+  EXPECT_EQ(space.mapped_chunks(), 2U);
+  EXPECT_EQ(space.positions(true), numbers(0, 1));
+  EXPECT_EQ(space.room(), 0U) << "it would grow beyond a gap";
+  EXPECT_EQ(space.idle_chunks(), 0U);
+  EXPECT_EQ(space.shrink(4), numbers(0, 0));
+  EXPECT_EQ(space.ranges().live(), 2U);
+  auto* const more = space.allocate(32_KiB);
+  ASSERT_NE(more, nullptr) << "addresses are given out all the same";
+
+  space.unpark(1, numbers(8, 2));
+  EXPECT_EQ(space.parked(), 0U);
+  EXPECT_EQ(static_cast<int>(high[40_KiB]), 0) << "another chunk";
+  high[40_KiB] = std::byte{9};
+  EXPECT_EQ(space.park(2), 9U);
+  EXPECT_EQ(space.free(high), 64_KiB);
+  EXPECT_TRUE(space.is_in_use(2));
+  EXPECT_EQ(space.free(more), 32_KiB);
+  EXPECT_FALSE(space.is_in_use(2));
+  space.unpark(2, numbers(9, 1));
+  EXPECT_EQ(static_cast<int>(high[40_KiB]), 9);
+  EXPECT_EQ(space.shrink(2), (std::vector<std::uint32_t>{9, 5}));
+}
+
+TEST_F(chunk_space_test, one_that_ends_parked_unmaps_what_is_there) {
+  {
+    chunk_space space{*memory_, 4, 64, chunk_space::backing::pool};
+    space.grow(numbers(0, 3));
+    ASSERT_NE(space.allocate(3 * 64_KiB), nullptr);
+    EXPECT_EQ(space.park(1), 1U);
+  }
+  chunk_space next{*memory_, 16, 64, chunk_space::backing::pool};
+  next.grow(numbers(0, 3));
+  EXPECT_NE(next.allocate(3 * 64_KiB), nullptr);
+}
+
 TEST_F(chunk_space_test, private_backing_leaves_the_pools_chunk_untouched) {
   chunk_space space{*memory_, 16, 64, chunk_space::backing::process};
   space.grow(numbers(3, 1));

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,17 +20,23 @@
 #include "memhandover/broker/broker_launch.hpp"
 #include "memhandover/broker/pool_creation.hpp"
 #include "memhandover/client/detail/pause_lease.hpp"
+#include "memhandover/client/host_copy_share.hpp"
+#include "memhandover/client/pinned_copies.hpp"
 #include "memhandover/client/serving_pool.hpp"
 #include "memhandover/client/tenant_client.hpp"
+#include "memhandover/device/chunk_transfer.hpp"
+#include "memhandover/device/content_hash.hpp"
 #include "memhandover/ledger/chunk_counts.hpp"
 #include "memhandover/ledger/client_kinds.hpp"
 #include "memhandover/ledger/client_mailbox.hpp"
 #include "memhandover/ledger/pool_account.hpp"
+#include "memhandover/parking/tenant_parking.hpp"
 
 // An example shows what an expression is by a comment behind it.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wunused-result"
 #pragma GCC diagnostic ignored "-Wunused-value"
+#pragma GCC diagnostic ignored "-Wunused-variable"
 
 namespace sluice::memhandover::header_examples {
 
@@ -50,6 +57,38 @@ void of_chunk_counts(ledger_view const& view, std::uint32_t slot) {
   auto const counted = count_chunks(view);
   counted.serving - counted.left;
   counted.by_client.at(slot);
+}
+
+void of_chunk_transfer(std::unique_ptr<chunk_transfer> const& copies,
+                       std::vector<std::byte*> const& slots, std::vector<std::byte*> const& chunks,
+                       std::size_t chunk_bytes, std::size_t done, void (*give)(std::byte*),
+                       bool (*late)()) {
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    copies->out(slots[i], chunks[i], chunk_bytes);
+  }
+  while (copies->in_flight() > 0) {
+    for (auto ended = copies->poll(); ended > 0; --ended) {
+      give(chunks[done++]);
+    }
+    if (late()) {
+      copies->drop();
+    }
+  }
+}
+
+void of_content_hash(std::unique_ptr<content_hasher> const& hashes,
+                     std::vector<std::byte*> const& chunks, std::size_t chunk_bytes,
+                     std::vector<content_hash> const& kept, std::size_t next, std::size_t done,
+                     void (*give)(std::byte*)) {
+  for (; next < chunks.size() && hashes->room(); ++next) {
+    hashes->begin(chunks[next], chunk_bytes);
+  }
+  while (auto const hash = hashes->poll()) {
+    if (hash->zero() || *hash == kept[done]) {
+      give(chunks[done]);
+    }
+    ++done;
+  }
 }
 
 void of_client_mailbox(client_mailbox& mailbox) {
@@ -147,6 +186,44 @@ void of_tenant_client(broker_options const& broker, tenant_client::handler const
   pool->ask(16, lifetime::revocable, deadline);
   auto chunks = pool->collect();
   pool->release(chunks);
+}
+
+void of_host_copies(std::span<std::atomic<std::uint64_t>> words, std::uint16_t holder) {
+  host_copies copies{words};
+  auto mine = copies.hold(3, holder);
+  copies.give_back(mine.front());
+}
+
+void of_host_copy_table(std::uint16_t holder) {
+  auto const files = create_host_copies(64_GiB, 64_MiB);
+  host_copy_table table{files};
+  table.copies().hold(3, holder);
+}
+
+void of_host_copy_share(host_copy_share& share) {
+  auto const taken = share.copies().hold(1, share.holder());
+  auto const where = share.at(taken.front().slot);
+}
+
+void of_pinned_copies(host_copy_share* share, std::shared_ptr<cuda_driver const> const& driver,
+                      int device) {
+  pinned_copies pinned{*share, driver, device};
+  while (auto const next = pinned.advance()) {
+  }
+}
+
+struct stock_of_chunks {
+  std::vector<std::uint32_t> (*take)(std::uint32_t);
+};
+
+void of_tenant_parking(std::mutex& mutex, device_memory& memory, host_copy_share& copies,
+                       std::shared_ptr<cuda_driver const> const& driver,
+                       std::span<chunk_space* const> spaces, demand const& wanted,
+                       stock_of_chunks const& stock) {
+  tenant_parking parking{mutex, memory, copies, driver};
+  // nothing runs on the device, and until `parked().all()` is 0 again nothing may
+  parking.take(spaces, 12, wanted.give, wanted.stands);
+  parking.bring_back(stock.take(parking.parked().all()));
 }
 
 }  // namespace sluice::memhandover::header_examples

@@ -326,6 +326,60 @@ TEST_F(ledger_writer_test, keeps_everything_for_a_reserve_larger_than_any_pool) 
   EXPECT_EQ(view_.header().grantable.load(), 0U);
 }
 
+TEST_F(ledger_writer_test, what_a_parked_tenant_needs_to_come_back_goes_to_no_other_tenant) {
+  ledger_writer writer{view_};
+  view_.mailbox(0).parked_chunks.store(25);
+  request(1, chunks);
+  writer.pump();
+  EXPECT_EQ(granted(1).chunks, chunks - 25);
+  EXPECT_EQ(view_.header().grantable.load(), 0U);
+  EXPECT_EQ(view_.header().grantable_to_parked.load(), 25U);
+  request(3, 1);
+  writer.pump();
+  EXPECT_EQ(granted(3).chunks, 0U);
+  request(0, 25 | request_whole | request_lasting);
+  writer.pump();
+  EXPECT_EQ(granted(0).chunks, 25U);
+}
+
+TEST_F(ledger_writer_test, a_server_takes_what_parked_tenants_need) {
+  ledger_writer writer{view_};
+  view_.mailbox(0).parked_chunks.store(25);
+  EXPECT_EQ(writer.take(chunks, 2).size(), chunks);
+}
+
+TEST_F(ledger_writer_test, what_is_asked_for_whole_is_granted_whole_or_not_at_all) {
+  ledger_writer writer{view_};
+  view_.mailbox(0).parked_chunks.store(30);
+  auto const serving = writer.take(15, 2);
+  request(0, 30 | request_whole);
+  writer.pump();
+  EXPECT_EQ(granted(0).chunks, 0U);
+  EXPECT_EQ(granted(0).seq, 1U) << "it has been answered";
+  EXPECT_TRUE(held(0).empty());
+  writer.give_back(serving);
+  writer.set_wanted(11);  // a demand of the server's goes before
+  request(0, 30 | request_whole);
+  writer.pump();
+  EXPECT_EQ(granted(0).chunks, 0U);
+  writer.set_wanted(0);
+  request(0, 30 | request_whole);
+  writer.pump();
+  EXPECT_EQ(granted(0).chunks, 30U);
+}
+
+TEST_F(ledger_writer_test, what_the_dead_or_the_damaged_say_they_need_keeps_nobody_out) {
+  ledger_writer writer{view_};
+  view_.mailbox(0).parked_chunks.store(0xffffffffU);
+  view_.clients()[0].status.store(static_cast<std::uint32_t>(client_status::gone));
+  request(1, 4);
+  writer.pump();
+  EXPECT_EQ(granted(1).chunks, 4U);
+  view_.clients()[0].status.store(static_cast<std::uint32_t>(client_status::live));
+  writer.pump();
+  EXPECT_EQ(view_.header().grantable.load(), 0U);
+}
+
 TEST_F(ledger_writer_test, takes_all_there_is_when_more_is_wanted_than_any_pool_has) {
   ledger_writer writer{view_};
   EXPECT_EQ(writer.take(0xffffffffU, 2).size(), chunks);

@@ -151,7 +151,9 @@ def test_the_command_is_told_where_the_pool_and_the_libraries_are(
     assert seen["SLUICE_BACKEND"] == "host"
     assert seen["SLUICE_DEVICE"] == "0"
     assert seen["SLUICE_NAME"] == "digits"
-    assert (Path(seen["PYTHONPATH"].split(":")[0]) / "sluice").is_dir()
+    startup, package = seen["PYTHONPATH"].split(":")[:2]
+    assert (Path(startup) / "sitecustomize.py").is_file()
+    assert (Path(package) / "sluice").is_dir()
 
 
 def test_python_path_grows_in_front_and_the_rest_stays(sluice, monkeypatch):

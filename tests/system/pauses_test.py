@@ -7,13 +7,12 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 import torch
 from server_models import Affine, Slow
-from serving import PATIENCE_SECONDS, Server, World, eventually, floats, integer
+from serving import PATIENCE_SECONDS, World, eventually, floats, load_without_end
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
@@ -44,31 +43,6 @@ def training(world: World, name: str, command: tuple = (JOB,), **more: str):
         until.touch()
         job.kill()
         job.wait()
-
-
-@contextlib.contextmanager
-def load_without_end(server: Server):
-    """Several clients, each with a request in flight, so that the server is never idle."""
-    stop = threading.Event()
-    failures: list[BaseException] = []
-
-    def ask() -> None:
-        try:
-            while not stop.is_set():
-                assert int(server.outputs("slow", [integer("n", 200)])[0]) == 200
-        except BaseException as failure:  # noqa: BLE001  told by the test's own thread
-            failures.append(failure)
-
-    clients = [threading.Thread(target=ask) for _ in range(3)]
-    for client in clients:
-        client.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for client in clients:
-            client.join()
-    assert not failures
 
 
 def test_a_job_goes_on_under_load_without_end(world, slow):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -92,6 +94,31 @@ def floats(name: str, value: torch.Tensor) -> dict:
 
 def integer(name: str, value: int) -> dict:
     return {"name": name, "datatype": "INT64", "shape": [1], "data": [value]}
+
+
+@contextlib.contextmanager
+def load_without_end(server: Server):
+    """Several clients, each with a request in flight, so that the server is never idle."""
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            while not stop.is_set():
+                assert int(server.outputs("slow", [integer("n", 200)])[0]) == 200
+        except BaseException as failure:  # noqa: BLE001  told by the test's own thread
+            failures.append(failure)
+
+    clients = [threading.Thread(target=ask) for _ in range(3)]
+    for client in clients:
+        client.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for client in clients:
+            client.join()
+    assert not failures
 
 
 class World:

@@ -58,6 +58,9 @@ std::vector<std::string> command_line(std::string const& program, broker_options
   if (options.chunk_bytes > 0) {
     add("--chunk", std::to_string(options.chunk_bytes));
   }
+  if (options.host_copy_bytes > 0) {
+    add("--host-memory", std::to_string(options.host_copy_bytes));
+  }
   return words;
 }
 

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "memhandover/base/error.hpp"
 #include "memhandover/base/processes.hpp"
@@ -90,11 +91,18 @@ unique_fd bell_for_writer(unique_fd const& bell) {
 }
 
 void welcome(kept_client const& who, std::uint32_t slot, pool_files const& files,
-             unique_fd const& ledger, unique_fd const& published) {
-  send_message(
-      who.socket.get(),
-      {{"type", "joined"}, {"slot", slot}, {"chunk_descriptors", files.chunks.size()}},
-      {ledger.get(), files.mailroom.get(), published.get(), files.doorbell.get(), who.bell.get()});
+             unique_fd const& ledger, unique_fd const& published,
+             std::optional<copy_share> const& copies) {
+  nlohmann::json joined{
+      {"type", "joined"}, {"slot", slot}, {"chunk_descriptors", files.chunks.size()}};
+  std::vector<int> descriptors{ledger.get(), files.mailroom.get(), published.get(),
+                               files.doorbell.get(), who.bell.get()};
+  if (copies) {
+    joined["host_copies"] = {
+        {"bytes", copies->bytes}, {"slot_bytes", copies->slot_bytes}, {"holder", copies->holder}};
+    descriptors.insert(descriptors.end(), {copies->bytes_fd, copies->table_fd});
+  }
+  send_message(who.socket.get(), joined, descriptors);
   send_chunks(who.socket.get(), files.chunks);
 }
 

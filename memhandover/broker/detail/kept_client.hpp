@@ -5,9 +5,11 @@
 #include <chrono>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "memhandover/base/processes.hpp"
 #include "memhandover/base/unique_fd.hpp"
+#include "memhandover/broker/detail/copy_keeper.hpp"
 #include "memhandover/ledger/ledger.hpp"
 
 namespace sluice::memhandover::detail {
@@ -63,9 +65,10 @@ struct peer {
 /// The same bell for the ledger's writer. Throws `unavailable`.
 [[nodiscard]] unique_fd bell_for_writer(unique_fd const& bell);
 
-/// Sends a new client everything by which it reaches the pool; `ledger` and `published` are its own
-/// descriptors of ledger and manifest. Throws `unavailable` if it has gone.
+/// Sends a new client everything by which it reaches the pool, and the host copies if there are; `ledger`
+/// and `published` are its own descriptors of ledger and manifest. Throws `unavailable` if it has gone.
 void welcome(kept_client const& who, std::uint32_t slot, pool_files const& files,
-             unique_fd const& ledger, unique_fd const& published);
+             unique_fd const& ledger, unique_fd const& published,
+             std::optional<copy_share> const& copies);
 
 }  // namespace sluice::memhandover::detail

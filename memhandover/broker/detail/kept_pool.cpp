@@ -23,12 +23,13 @@ constexpr std::chrono::seconds until_locked{2};
 
 }  // namespace
 
-kept_pool::kept_pool(pool_files files, std::chrono::milliseconds server_grace,
+kept_pool::kept_pool(pool_files files, copy_keeper& copies, std::chrono::milliseconds server_grace,
                      std::function<void()> users_changed)
     : files_(std::move(files)),
       view_(files_.ledger.get(), files_.mailroom.get(), shared_segment::access::read_write),
       manifest_(files_.manifest.get(), view_.header().chunk_count,
                 shared_segment::access::read_write),
+      copies_(copies),
       server_grace_(server_grace),
       users_changed_(std::move(users_changed)),
       succession_(view_, clients_) {
@@ -203,7 +204,7 @@ void kept_pool::join(unique_fd& socket, message request) {
       serves ? reopen_read_write(files_.manifest.get()) : reopen_read_only(files_.manifest.get());
   seat(slot, socket, std::move(record), kind, request);
   try {
-    welcome(clients_.at(slot), slot, files_, ledger, published);
+    welcome(clients_.at(slot), slot, files_, ledger, published, copies_.share_of(id(), slot));
   } catch (error const& gone) {
     spdlog::info("a client could not be told of its place pid={} reason=\"{}\"",
                  clients_.at(slot).who.pid, gone.what());
@@ -244,7 +245,7 @@ void kept_pool::become_writer() {
 
 void kept_pool::rejoin(unique_fd& socket, message request) {
   auto const slot = field(request.body, "slot", max_clients);
-  constexpr std::size_t pidfd_at = 6;
+  std::size_t const pidfd_at = request.body.contains("copy_holder") ? 8 : 6;
   auto pidfd = request.descriptors.size() > pidfd_at ? std::move(request.descriptors[pidfd_at])
                                                      : unique_fd{};
   auto from = peer_at(socket, request.body, std::move(pidfd));
@@ -259,9 +260,29 @@ void kept_pool::rejoin(unique_fd& socket, message request) {
   record.process = std::move(from.process);
   record.unseen = false;
   record.socket = std::move(socket);
-  send_message(record.socket.get(), {{"type", "rejoined"}});
+  nlohmann::json rejoined{{"type", "rejoined"}};
+  if (auto const why = refusal_of_copies(request, slot)) {
+    rejoined["copies_refused"] = *why;
+    spdlog::warn("the host copies that a client brings are refused pid={} slot={} reason=\"{}\"",
+                 record.who.pid, slot, *why);
+  }
+  send_message(record.socket.get(), rejoined);
   spdlog::info("a client came back pid={} slot={}", record.who.pid, slot);
   succession_.client_came_back(slot, std::move(writers_bell), ready);
+}
+
+/// Their client goes on without them.
+std::optional<std::string> kept_pool::refusal_of_copies(message& request, std::uint32_t slot) {
+  if (!request.body.contains("copy_holder")) {
+    return std::nullopt;
+  }
+  try {
+    copies_.adopt({std::move(request.descriptors.at(6)), std::move(request.descriptors.at(7))},
+                  id(), slot, field(request.body, "copy_holder", copy_holders));
+  } catch (error const& why) {
+    return why.what();
+  }
+  return std::nullopt;
 }
 
 void kept_pool::read_client(std::uint32_t slot) {
@@ -308,6 +329,7 @@ void kept_pool::finish(std::uint32_t slot) {
     return;
   }
   record.life.reset();
+  free_copies(slot);
   if (auto* const writer = succession_.writer()) {
     take_back(slot);
     clear_slot(slot);
@@ -330,7 +352,14 @@ void kept_pool::take_back(std::uint32_t slot) {
                left, name_of(view_.shape()));
 }
 
+void kept_pool::free_copies(std::uint32_t slot) {
+  if (auto const freed = copies_.sweep(id(), slot); freed > 0) {
+    spdlog::info("freed the host copies of a client slot={} copies={}", slot, freed);
+  }
+}
+
 void kept_pool::clear_slot(std::uint32_t slot) {
+  free_copies(slot);  // another client may have brought the table since it ended
   view_.clients()[slot].status.store(static_cast<std::uint32_t>(client_status::empty),
                                      std::memory_order_release);
   clients_.at(slot) = kept_client{};

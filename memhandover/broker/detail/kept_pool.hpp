@@ -22,6 +22,7 @@
 
 #include "memhandover/base/poll_list.hpp"
 #include "memhandover/base/wire.hpp"
+#include "memhandover/broker/detail/copy_keeper.hpp"
 #include "memhandover/broker/detail/succession.hpp"
 #include "memhandover/ledger/client_kinds.hpp"
 #include "memhandover/ledger/ledger.hpp"
@@ -35,7 +36,8 @@ class kept_pool {
   /// adopted one. `users_changed` is called when `users` says something else than before. Throws
   /// `internal` if the ledger cannot be read.
   /// `server_grace`: how long what a dead server has published stays for its successor.
-  kept_pool(pool_files files, std::chrono::milliseconds server_grace,
+  /// `copies` outlives the pool, and has given it its place.
+  kept_pool(pool_files files, copy_keeper& copies, std::chrono::milliseconds server_grace,
             std::function<void()> users_changed);
 
   [[nodiscard]] ledger_view const& view() const noexcept { return view_; }
@@ -44,6 +46,10 @@ class kept_pool {
   [[nodiscard]] std::uint64_t untouched_host_bytes() const noexcept;
   /// There is a client, or what a dead one held has not been taken back, or waits for its successor.
   [[nodiscard]] bool in_use() const noexcept;
+  /// A client has that place, though its process may have ended; what it held has not been taken back.
+  [[nodiscard]] bool has_client(std::uint32_t slot) const noexcept {
+    return clients_[slot].present;
+  }
   /// When to `serve` even if nothing has become ready.
   [[nodiscard]] std::optional<std::chrono::steady_clock::time_point> wake_at() const;
   /// The processes that use the pool: `pid` and `start`, their start time in clock ticks.
@@ -73,13 +79,16 @@ class kept_pool {
   void client_exited(std::uint32_t slot);
   void look_for(std::uint32_t slot);
   void finish(std::uint32_t slot);
+  [[nodiscard]] std::optional<std::string> refusal_of_copies(message& request, std::uint32_t slot);
   void take_back(std::uint32_t slot);
+  void free_copies(std::uint32_t slot);
   void end_grace();
   void clear_slot(std::uint32_t slot);
 
   pool_files files_;
   ledger_view view_;
   manifest manifest_;
+  copy_keeper& copies_;
   std::chrono::milliseconds server_grace_;
   std::function<void()> users_changed_;
   kept_clients clients_;

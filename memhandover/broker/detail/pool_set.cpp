@@ -20,6 +20,18 @@ bool same_pool(pool_wish const& one, pool_wish const& other) {
          (any_backend(one.backend) || any_backend(other.backend) || one.backend == other.backend);
 }
 
+std::vector<std::uint64_t> ids_of(std::vector<roster_entry> const& pools) {
+  std::vector<std::uint64_t> ids;
+  ids.reserve(pools.size());
+  for (auto const& pool : pools) {
+    ids.push_back(pool.pool_id);
+  }
+  return ids;
+}
+
+/// Nobody says that such users have ended.
+constexpr std::chrono::milliseconds until_next_look{500};
+
 std::optional<int> device_of(nlohmann::json const& body) {
   return body.contains("device") ? std::optional{field(body, "device", 0)} : std::nullopt;
 }
@@ -28,9 +40,12 @@ std::optional<int> device_of(nlohmann::json const& body) {
 
 pool_set::pool_set(options how)
     : options_(std::move(how)),
-      order_(pools_in_use(options_.runtime_dir)),
+      earlier_(pools_in_use(options_.runtime_dir)),
+      order_(ids_of(earlier_)),
       awaited_(order_),
-      adopt_until_(clock::now() + options_.adoption_grace) {
+      adopt_until_(clock::now() + options_.adoption_grace),
+      copies_({.budget = options_.host_copy_bytes,
+               .lives = [this](auto pool_id, auto slot) { return may_live(pool_id, slot); }}) {
   if (awaited_.empty()) {
     pool_creation first{options_.wish};
     while (!first.done()) {
@@ -41,13 +56,18 @@ pool_set::pool_set(options how)
 }
 
 void pool_set::adopt(pool_files files) {
-  auto pool = std::make_unique<kept_pool>(std::move(files), options_.server_grace,
+  auto pool = std::make_unique<kept_pool>(std::move(files), copies_, options_.server_grace,
                                           [this] { write_roster(); });
   auto const shape = pool->view().shape();
   if (find(to_string(shape.backend), shape.device) != nullptr) {
     throw error{error_kind::not_found, "the broker keeps another pool of " + name_of(shape) +
                                            " than the one that this client belongs to"};
   }
+  bool const is_new = std::find(order_.begin(), order_.end(), pool->id()) == order_.end();
+  if (is_new) {
+    copies_.make_for(shape, host_pool_bytes());
+  }
+  copies_.pool_came(pool->id(), shape);
   std::erase(awaited_, pool->id());
   pools_.push_back({std::move(pool), clock::now()});
   // Pools of an earlier broker come in any order; new ones stand behind them.
@@ -57,6 +77,17 @@ void pool_set::adopt(pool_files files) {
   std::stable_sort(pools_.begin(), pools_.end(),
                    [&](member const& a, member const& b) { return place(a) < place(b); });
   write_roster();
+  copies_.tidy();
+}
+
+/// Users of an earlier broker's pools may still come, however late.
+bool pool_set::may_live(std::uint64_t pool_id, std::uint32_t slot) const {
+  if (auto const* const pool = find(pool_id)) {
+    return pool->has_client(slot);
+  }
+  return std::any_of(earlier_.begin(), earlier_.end(), [pool_id](auto const& pool) {
+    return pool.pool_id == pool_id && is_in_use(pool);
+  });
 }
 
 void pool_set::write_roster() const {
@@ -75,9 +106,18 @@ bool pool_set::idle() const {
 }
 
 std::uint64_t pool_set::untouched_host_bytes() const {
-  std::uint64_t bytes = 0;
+  auto bytes = copies_.untouched_bytes();
   for (auto const& each : pools_) {
     bytes += each.pool->untouched_host_bytes();
+  }
+  return bytes;
+}
+
+std::uint64_t pool_set::host_pool_bytes() const {
+  std::uint64_t bytes = 0;
+  for (auto const& each : pools_) {
+    auto const shape = each.pool->view().shape();
+    bytes += shape.backend == backend_kind::host ? shape.bytes() : 0;
   }
   return bytes;
 }
@@ -202,6 +242,10 @@ void pool_set::serve(poll_list const& polled) {
       advance(*each);
     }
   }
+  if (copies_.awaits_pools() && clock::now() >= tidy_at_) {
+    copies_.tidy();
+    tidy_at_ = clock::now() + until_next_look;
+  }
   if (!awaited_.empty() && clock::now() >= adopt_until_) {
     spdlog::warn("nobody came back to pools of an earlier broker pools={}", awaited_.size());
     awaited_.clear();
@@ -220,6 +264,7 @@ void pool_set::give_idle_back(std::function<bool(kept_pool const&)> const& kept)
     } else if (now - each->needed_at >= options_.idle) {
       spdlog::info("nobody needs the pool of {} any more; it is given back",
                    name_of(each->pool->view().shape()));
+      copies_.pool_went(each->pool->id());
       each = pools_.erase(each);
       continue;
     }
@@ -232,6 +277,9 @@ std::optional<pool_set::clock::time_point> pool_set::wake_at() const {
   auto at = [&wake](clock::time_point when) { wake = wake ? std::min(*wake, when) : when; };
   if (!resolved()) {
     at(adopt_until_);
+  }
+  if (copies_.awaits_pools()) {
+    at(tidy_at_);
   }
   for (auto const& each : pools_) {
     if (auto const when = each.pool->wake_at()) {

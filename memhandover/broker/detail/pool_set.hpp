@@ -15,6 +15,7 @@
 
 #include "memhandover/base/error.hpp"
 #include "memhandover/broker/detail/kept_pool.hpp"
+#include "memhandover/broker/detail/roster.hpp"
 #include "memhandover/broker/pool_creation.hpp"
 
 namespace sluice::memhandover::detail {
@@ -29,6 +30,7 @@ class pool_set {
     std::chrono::milliseconds idle;            ///< for how long a pool is kept that nobody needs
     std::chrono::milliseconds adoption_grace;  ///< how long users of earlier pools are waited for
     std::chrono::milliseconds server_grace;    ///< see kept_pool
+    std::uint64_t host_copy_bytes = 0;         ///< see copy_keeper
   };
 
   /// Makes the first pool and waits for it, unless there are pools of an earlier broker to adopt.
@@ -45,7 +47,8 @@ class pool_set {
   /// `pool_id`, `backend` and `device` of each, the first one first.
   [[nodiscard]] nlohmann::json list() const;
 
-  /// Bytes of the host's memory that pools may still come to use.
+  [[nodiscard]] copy_keeper& copies() noexcept { return copies_; }
+  /// Bytes of the host's memory that pools and host copies may still come to use.
   [[nodiscard]] std::uint64_t untouched_host_bytes() const;
 
   [[nodiscard]] kept_pool* find(std::uint64_t pool_id) const;
@@ -83,14 +86,20 @@ class pool_set {
   };
 
   [[nodiscard]] kept_pool* find(std::string const& backend, std::optional<int> device) const;
+  [[nodiscard]] bool may_live(std::uint64_t pool_id, std::uint32_t slot) const;
+  [[nodiscard]] std::uint64_t host_pool_bytes() const;
   [[nodiscard]] pool_wish wish_of(nlohmann::json const& body) const;
   [[nodiscard]] attempt& begin(pool_wish const& wish);
   void advance(attempt& each);
 
   options options_;
-  std::vector<std::uint64_t> order_;    ///< pools of an earlier broker, its first one first
+  std::vector<roster_entry> earlier_;   ///< pools of an earlier broker, its first one first
+  std::vector<std::uint64_t> order_;    ///< their ids
   std::vector<std::uint64_t> awaited_;  ///< those of them whose users are still to come
   clock::time_point adopt_until_{};
+  copy_keeper copies_;
+  clock::time_point
+      tidy_at_{};  ///< when to look again for users of pools that hold copies and did not come
   std::vector<member> pools_;  ///< the first one is meant where nothing is named
   std::vector<std::unique_ptr<attempt>> attempts_;
 };

@@ -45,21 +45,27 @@ void write_roster(std::string const& runtime_dir, std::vector<roster_entry> cons
   }
 }
 
-std::vector<std::uint64_t> pools_in_use(std::string const& runtime_dir) {
+bool is_in_use(roster_entry const& pool) {
+  return std::any_of(pool.users.begin(), pool.users.end(), lives);
+}
+
+std::vector<roster_entry> pools_in_use(std::string const& runtime_dir) {
   std::ifstream file{roster_path(runtime_dir)};
   auto const roster = nlohmann::json::parse(file, nullptr, false);
-  std::vector<std::uint64_t> ids;
+  std::vector<roster_entry> in_use;
   if (!roster.is_object() || !roster.contains("pools") || !roster["pools"].is_array()) {
-    return ids;
+    return in_use;
   }
   for (auto const& pool : roster["pools"]) {
     if (pool.is_object() && pool.contains("id") && pool["id"].is_number_unsigned() &&
-        pool.contains("clients") && pool["clients"].is_array() &&
-        std::any_of(pool["clients"].begin(), pool["clients"].end(), lives)) {
-      ids.push_back(pool["id"].get<std::uint64_t>());
+        pool.contains("clients") && pool["clients"].is_array()) {
+      roster_entry const found{pool["id"].get<std::uint64_t>(), pool["clients"]};
+      if (is_in_use(found)) {
+        in_use.push_back(found);
+      }
     }
   }
-  return ids;
+  return in_use;
 }
 
 }  // namespace sluice::memhandover::detail

@@ -19,7 +19,10 @@ struct roster_entry {
 /// Replaces the roster of a runtime folder; a failure is logged.
 void write_roster(std::string const& runtime_dir, std::vector<roster_entry> const& pools);
 
-/// The pools of the last roster that have a user who still lives, in its order.
-[[nodiscard]] std::vector<std::uint64_t> pools_in_use(std::string const& runtime_dir);
+/// Whether one of its users lives, or cannot be seen.
+[[nodiscard]] bool is_in_use(roster_entry const& pool);
+
+/// The pools of the last roster that are in use, in its order.
+[[nodiscard]] std::vector<roster_entry> pools_in_use(std::string const& runtime_dir);
 
 }  // namespace sluice::memhandover::detail

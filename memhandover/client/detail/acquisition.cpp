@@ -19,6 +19,9 @@ namespace {
 using std::chrono::nanoseconds;
 using std::chrono::steady_clock;
 
+/// What a damaged mailbox may say of it at most.
+constexpr std::chrono::milliseconds longest_stay{3'600'000};
+
 /// Waits a moment for `word` to become `value` without going to sleep: waking up would cost more than
 /// the answer usually takes.
 void await_awake(std::atomic<std::uint32_t> const& word, std::uint32_t value,
@@ -120,6 +123,7 @@ void acquisition::refuse_hopeless(std::uint32_t count) {
   if (reachable >= count || kept_for_good() == 0) {
     return;
   }
+  refuse_until_parkable(count, reachable);
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
     if (kept_by(slot) > 0) {
       writer.report_refused(slot, count);
@@ -134,6 +138,32 @@ void acquisition::refuse_hopeless(std::uint32_t count) {
           "keep: " +
           who("keeps", [this](std::uint32_t slot) { return kept_by(slot); }) +
           "; nothing was taken from training for it. A larger pool (pool.memory) would help"};
+}
+
+/// Tenants that have just come back stay for a while; what they could be parked for then is a matter of time.
+void acquisition::refuse_until_parkable(std::uint32_t count, std::uint32_t reachable) const {
+  auto const now_ns = monotonic_ns();
+  std::int64_t until_ns = now_ns;
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    auto const& mailbox = of_.view.mailbox(slot);
+    auto const stays_until_ns = mailbox.stays_until_ns.load();
+    if (kept_by(slot) > 0 && stays_until_ns > now_ns) {
+      reachable += std::min(kept_by(slot), mailbox.parkable_chunks.load());
+      until_ns = std::max(until_ns, stays_until_ns);
+    }
+  }
+  if (until_ns == now_ns || reachable < count) {
+    return;
+  }
+  auto const left = std::min(
+      std::chrono::ceil<std::chrono::milliseconds>(nanoseconds{until_ns - now_ns}), longest_stay);
+  throw error{
+      error_kind::out_of_memory,
+      format_bytes(count * of_.view.shape().chunk_bytes) +
+          " are wanted, for which jobs would have to be parked that have come back a moment ago; "
+          "they stay for another " +
+          std::to_string(left.count()) + " ms",
+      left};
 }
 
 void acquisition::refuse_again(std::uint32_t count) const {

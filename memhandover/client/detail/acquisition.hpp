@@ -62,6 +62,7 @@ class acquisition {
   };
 
   void refuse_hopeless(std::uint32_t count);
+  void refuse_until_parkable(std::uint32_t count, std::uint32_t reachable) const;
   void refuse_again(std::uint32_t count) const;
   void note_futile(std::uint32_t count, handover_report const& report);
   void demand_from(std::uint32_t slot, wish const& wanted, std::unique_lock<std::mutex>& lock,

@@ -81,6 +81,22 @@ std::string pool_line(json const& pool) {
                      plain(field(pool, "writer")));
 }
 
+std::string host_copies_line(json const& pool) {
+  auto const& copies = field(pool, "host_copies");
+  if (!copies.is_object()) {
+    return "";
+  }
+  auto const& warning = field(copies, "warning");
+  bool const has_none = field(copies, "bytes") == 0;
+  return fmt::format(
+      "host copies: {}{}\n",
+      has_none ? "none"
+               : fmt::format("{}, {} free, {} of it present", bytes(field(copies, "bytes")),
+                             bytes(field(copies, "free_bytes")),
+                             bytes(field(copies, "populated_bytes"))),
+      warning.is_string() ? "; " + plain(warning) : "");
+}
+
 json several(json const& pools) {
   auto const& list = field(pools, "pools");
   return list.is_array() && !list.empty() ? list : json::array({pools});

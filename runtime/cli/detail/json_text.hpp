@@ -29,6 +29,9 @@ using row = std::vector<std::string>;
 /// What a pool is, in one line.
 [[nodiscard]] std::string pool_line(nlohmann::json const& pool);
 
+/// The host copies of a pool, in one line; empty if it has none.
+[[nodiscard]] std::string host_copies_line(nlohmann::json const& pool);
+
 /// What stands in `pools`, or all of it as the only one.
 [[nodiscard]] nlohmann::json several(nlohmann::json const& pools);
 

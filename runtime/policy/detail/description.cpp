@@ -14,6 +14,7 @@ using detail::text_rule;
 constexpr std::array<std::string_view, 3> backend_names{"auto", "host", "cuda"};
 constexpr std::array<std::string_view, 4> pause_names{"on_launch", "on_request", "on_cold_start",
                                                       "never"};
+constexpr std::array<std::string_view, 2> park_names{"never", "if_needed"};
 constexpr std::array<std::string_view, 3> warm_names{"auto", "always", "fixed"};
 constexpr std::array<std::string_view, 2> miss_names{"queue", "reject"};
 constexpr std::array<std::string_view, 2> control_names{"none", "explicit"};
@@ -146,6 +147,13 @@ void describe_pool(key_visitor& v, pool_policy& into) {
       into.chunk, {4_KiB, 16_GiB});
 }
 
+void describe_host_copies(key_visitor& v, host_copies_policy& into) {
+  v.bytes({"memory",
+           "Host memory for what jobs on a GPU park, taken when the broker starts; 0 for none.",
+           "64GiB"},
+          into.memory, {0, 1024 * 1024_GiB});
+}
+
 void describe_training(key_visitor& v, training_policy& into) {
   choose(v, {"pause", "When training's launches are held.", "on_launch"}, into.pause, pause_names);
   v.duration({"pause_hysteresis",
@@ -163,6 +171,16 @@ void describe_training(key_visitor& v, training_policy& into) {
       {"allow_mps",
        "Whether to share a GPU under MPS, where a fault in one process ends all of them.", "false"},
       into.allow_mps);
+  choose(v,
+         {"park", "Whether memory that a job keeps goes to host copies when a cold model needs it.",
+          "if_needed"},
+         into.park, park_names);
+  number(v,
+         {"stay",
+          "How long a job that has come back is not parked again, in times of what going and "
+          "coming took.",
+          "10"},
+         into.stay, {1, 1000});
 }
 
 void describe_model(key_visitor& v, model_policy& into) {
@@ -228,6 +246,9 @@ void detail::describe(key_visitor& visitor, policy& into) {
                   [&into](key_visitor& v) { describe_server(v, into.server); });
   visitor.section({"pool", "The memory that training and serving share.", "{memory: 40GiB}"},
                   [&into](key_visitor& v) { describe_pool(v, into.pool); });
+  visitor.section(
+      {"host_copies", "Copies in the host's memory of what is parked.", "{memory: 64GiB}"},
+      [&into](key_visitor& v) { describe_host_copies(v, into.host_copies); });
   visitor.section({"training", "What serving may ask of training.", "{pause: on_launch}"},
                   [&into](key_visitor& v) { describe_training(v, into.training); });
   visitor.list({"models", "The models to serve, each with its promise.",

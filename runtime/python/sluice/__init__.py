@@ -9,11 +9,11 @@ Under ``sluice run`` this package puts the training process into the shared pool
         loss = step(lambda x, y: F.cross_entropy(model(x), y), x, y)
 """
 
-from sluice import _runtime
+from sluice import _sharing
 from sluice._version import __version__
 from sluice.errors import OutOfMemory, SluiceError, Survivors
 from sluice.step import MicroBatch, Step
 
 __all__ = ["MicroBatch", "OutOfMemory", "SluiceError", "Step", "Survivors", "__version__"]
 
-_runtime.check_torch()  # in one line, and now: not in the middle of what a job does first
+_sharing.check_torch()  # in one line, and now: not in the middle of what a job does first

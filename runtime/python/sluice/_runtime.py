@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import functools
-import multiprocessing
 import os
-import sys
-import threading
-from pathlib import Path
+
+from sluice import _sharing
+from sluice._sharing import warn
 
 SOUND, REVOKED, STARVED = 0, 1, 2
 NONE, HOST, CUDA = 0, 1, 2  # backend
@@ -72,7 +70,6 @@ _SIGNATURES = {
 }
 
 MOST_RANKS = 64  # that agree
-EXIT_WITHOUT_POOL = 125  # as `sluice run` where there can be none
 
 
 class Runtime:
@@ -133,58 +130,13 @@ def _memory_outside_pool() -> str | None:
     return None
 
 
-def _warn(reason: str, who: str = "this process") -> None:
-    """Says why memory is not shared. A job that is never to train so (`--require-pool`) ends with it."""
-    if os.environ.get("SLUICE_REQUIRE_POOL") != "1":
-        print(f"sluice: {who} trains without sharing: {reason}", file=sys.stderr)
-        return
-    print(f"sluice: {who} cannot train without sharing, since --require-pool forbids it: {reason}", file=sys.stderr)
-    if threading.current_thread() is not threading.main_thread():
-        os._exit(EXIT_WITHOUT_POOL)  # else the thread alone would end
-    raise SystemExit(EXIT_WITHOUT_POOL)
-
-
 def _of_backend(runtime: Runtime, uses_cuda: bool) -> Runtime | None:
     """The runtime if it shares the memory that a model lies in."""
     if runtime.backend() == (CUDA if uses_cuda else HOST):
         return runtime
     mine, its = ("the GPU", "the processor's") if uses_cuda else ("the processor", "the GPU's")
-    _warn(f"it is {its} memory that this process shares", f"a model on {mine}")
+    warn(f"it is {its} memory that this process shares", f"a model on {mine}")
     return None
-
-
-def _is_data_worker() -> bool:
-    """Whether this is a data loader's worker, which has no model to train."""
-    import torch.utils.data
-
-    return torch.utils.data.get_worker_info() is not None or (
-        multiprocessing.parent_process() is not None and multiprocessing.current_process().daemon
-    )
-
-
-def _part_for_torch(runtime_library: Path) -> Path:
-    """Where what is built against this torch lies, beside the libraries that know of none; may not exist."""
-    import torch
-
-    return runtime_library.parent / "_torch" / ".".join(torch.__version__.split(".")[:2])
-
-
-@functools.cache
-def check_torch() -> bool:
-    """Whether Sluice was built for this torch, which matters under `sluice run` alone: says there what would mend it. Ends the
-    process if that forbids to train without sharing."""
-    path = os.environ.get("SLUICE_RUNTIME_LIBRARY")
-    if os.environ.get("SLUICE_RUN") != "1" or not path or _is_data_worker():
-        return True
-    part = _part_for_torch(Path(path))
-    if part.is_dir() or not Path(path).exists():  # without the runtime itself `attach` says so
-        return True
-    import torch
-
-    built_for = sorted((each.name for each in part.parent.glob("*")), key=lambda name: (len(name), name))
-    _warn(f"its torch is {torch.__version__}, and Sluice was built for {', '.join(built_for) or 'none'}; build it for that, in its "
-          f"sources: {sys.executable} -m pip install --no-build-isolation --force-reinstall --no-deps .")
-    return False
 
 
 def ranks_agree() -> bool:
@@ -198,46 +150,36 @@ def attach(uses_cuda: bool) -> Runtime | None:
     wanted but is not possible."""
     global _attached
     if _attached is not None and _attached.backend() == NONE:
-        _warn("a forked child of a training process cannot train in the pool; have it started anew, by multiprocessing's start "
+        warn("a forked child of a training process cannot train in the pool; have it started anew, by multiprocessing's start "
               "method spawn, and it is a job of its own")
         return None
     if _attached is not None:
         return _of_backend(_attached, uses_cuda)
-    path = os.environ.get("SLUICE_RUNTIME_LIBRARY")
-    if os.environ.get("SLUICE_RUN") != "1" or not path or _is_data_worker():
+    path = _sharing.library_path()
+    if path is None or not _sharing.check_torch() or _sharing.open_library(path) is None:
         return None
 
     import torch
 
-    if not check_torch():
-        return None
-    part = _part_for_torch(Path(path))
-    try:
-        runtime = Runtime(path)
-    except OSError as why:
-        _warn(f"cannot open {path}: {why}")
-        return None
+    runtime = Runtime(path)
     if uses_cuda:
         if outside := _memory_outside_pool():
-            _warn(f"{outside}; its memory lies outside the pool. Remove the setting, or do without `sluice run`")
+            warn(f"{outside}; its memory lies outside the pool. Remove the setting, or do without `sluice run`")
             return None
         torch.cuda.init()
         torch.empty(1, device="cuda")  # the gate joins at the first allocation
         if runtime.backend() != CUDA:
             if not hasattr(ctypes.CDLL(None), "sluice_gate_table"):
-                _warn("the gate is not in this process: something between `sluice run` and it has cleared LD_PRELOAD")
+                warn("the gate is not in this process: something between `sluice run` and it has cleared LD_PRELOAD")
             return None  # else the gate has said why
     else:
-        try:
-            glue = ctypes.CDLL(str(part / "libsluice_torch_host.so"))
-        except OSError as why:
-            _warn(f"cannot open the library for torch on the host: {why}")
+        part = _sharing.open_host_part(path)
+        if part is None:
             return None
         if runtime.join_host() != 0:
-            _warn(runtime.error())
+            warn(runtime.error())
             return None
-        if glue.sluice_torch_host_install() != 0:
-            _warn("another CPU allocator is already in place")
+        if not _sharing.install_on_host(part):
             return None
     _attached = runtime
     return runtime

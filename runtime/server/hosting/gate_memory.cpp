@@ -84,7 +84,8 @@ bool answer_from_pool(std::shared_ptr<activation_memory> memory) {
                                         .mem_info = &info,
                                         .address_range = &address_range,
                                         .holds = &holds,
-                                        .micro_batch_dropped = nullptr};
+                                        .micro_batch_dropped = nullptr,
+                                        .launch_wanted = nullptr};
   the_memory() = std::move(memory);
   return gate->offer_memory(&table) == 0;
 }

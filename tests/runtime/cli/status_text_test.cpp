@@ -99,6 +99,19 @@ TEST(status_text, what_a_dead_server_has_left_and_a_shortage_are_told) {
   EXPECT_THAT(status_text(status), HasSubstr("\n  warning: 1 GiB is promised\n"));
 }
 
+TEST(status_text, host_copies_are_told_where_there_are_some) {
+  auto status = full();
+  EXPECT_THAT(status_text(status), testing::Not(HasSubstr("host copies")));
+  status["pool"]["host_copies"] = {
+      {"bytes", 67108864}, {"free_bytes", 33554432}, {"populated_bytes", 67108864}};
+  EXPECT_THAT(status_text(status),
+              HasSubstr("\nhost copies: 64 MiB, 32 MiB free, 64 MiB of it present\n"));
+  status["pool"]["host_copies"]["warning"] = "the host is full";
+  EXPECT_THAT(status_text(status), HasSubstr("of it present; the host is full\n"));
+  status["pool"]["host_copies"]["bytes"] = 0;
+  EXPECT_THAT(status_text(status), HasSubstr("\nhost copies: none; the host is full\n"));
+}
+
 TEST(status_text, pools_stand_one_below_the_other) {
   auto first = full();
   auto second = full();

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::uint64_t first_address = 0x7000'0000'0000, size = 1000;
 
-std::atomic<int> made{0}, freed{0};
+std::atomic<int> made{0}, freed{0}, wanted{0};
 
 sluice_runtime_api const& memory() {
   static sluice_runtime_api const table{
@@ -42,7 +42,8 @@ sluice_runtime_api const& memory() {
       .holds = [](std::uint64_t address) -> int {
         return address >= first_address && address < first_address + size ? 1 : 0;
       },
-      .micro_batch_dropped = nullptr};
+      .micro_batch_dropped = nullptr,
+      .launch_wanted = [] { ++wanted; }};
   return table;
 }
 
@@ -108,6 +109,27 @@ TEST_F(offered_memory, has_no_handle_and_is_mapped_by_who_offers_it) {
   EXPECT_EQ(driver.calls("cuMemRetainAllocationHandle"), retained);
   (void)cuda.unmap(first_address, size);
   EXPECT_EQ(driver.calls("cuMemUnmap"), unmapped + 1);
+}
+
+TEST_F(offered_memory, who_is_held_while_it_is_not_there_wants_it_back) {
+  wanted = 0;
+  ASSERT_EQ(gate.close(in(std::chrono::seconds{1})), 0);
+  std::atomic<bool> done{false};
+  auto const other = thread([&] {
+    EXPECT_EQ(launch(kernel(std::chrono::microseconds{10}, {})), CUDA_SUCCESS);
+    done = true;
+  });
+  let_others_run();
+  EXPECT_EQ(wanted, 0) << "it is all there: the gate is closed for a moment";
+  gate.set_parked(1);
+  EXPECT_TRUE(eventually([] { return wanted.load() > 0; })) << "who was held before, too";
+  EXPECT_FALSE(done);
+  gate.set_parked(0);
+  gate.open();
+  EXPECT_TRUE(eventually([&] { return done.load(); }));
+  auto const before = wanted.load();
+  EXPECT_EQ(launch(kernel(std::chrono::microseconds{10}, {})), CUDA_SUCCESS);
+  EXPECT_EQ(wanted, before);
 }
 
 TEST_F(offered_memory, is_offered_once) {

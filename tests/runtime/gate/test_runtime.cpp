@@ -16,6 +16,7 @@ constexpr std::size_t pool_total = std::size_t{1} << 40U;
 
 std::atomic<int> attached{0};
 std::atomic<int> attached_device{-1};
+std::atomic<int> wanted{0};
 std::atomic<sluice_gate_api const*> gate{nullptr};
 std::atomic<std::size_t> largest_served{0};
 std::atomic<void*> dropped_of{nullptr};
@@ -83,8 +84,13 @@ void drop_micro_batch(int (*is_running)(void const* which), void const* which) {
   }
 }
 
+void want_launch() {
+  ++wanted;
+}
+
 constexpr sluice_runtime_api table{
-    sizeof(sluice_runtime_api), allocate, release, info, range, holds, drop_micro_batch};
+    sizeof(sluice_runtime_api), allocate,   release, info, range, holds,
+    drop_micro_batch,           want_launch};
 
 }  // namespace
 
@@ -124,6 +130,9 @@ EXPORTED void test_runtime_on_drop(void (*called)(void* of, int (*is_running)(vo
                                    void* of) {
   dropped_of = of;
   dropped = called;
+}
+EXPORTED int test_runtime_wanted() {
+  return wanted;
 }
 EXPORTED int test_runtime_live() {
   std::lock_guard const guard{lock};

@@ -44,6 +44,19 @@ TEST(environment, a_list_names_nothing_twice) {
   EXPECT_EQ(env.get("LD_PRELOAD"), "/a.so /gate.so:/c.so:/gate");
 }
 
+TEST(environment, an_element_leaves_its_list_and_the_last_one_takes_the_list_along) {
+  environment env{{"PYTHONPATH=/a:/b:/a/c:/b"}};
+  env.remove("PYTHONPATH", "/b");
+  EXPECT_EQ(env.get("PYTHONPATH"), "/a:/a/c");
+  env.remove("PYTHONPATH", "/c");
+  env.remove("PYTHONPATH", "/a");
+  EXPECT_EQ(env.get("PYTHONPATH"), "/a/c");
+  env.remove("PYTHONPATH", "/a/c");
+  EXPECT_EQ(env.get("PYTHONPATH"), std::nullopt);
+  env.remove("PYTHONPATH", "/a");
+  EXPECT_EQ(env.get("PYTHONPATH"), std::nullopt);
+}
+
 TEST(environment, pointers_end_with_null) {
   environment env{{"A=1", "B=2"}};
   auto const pointers = env.pointers();

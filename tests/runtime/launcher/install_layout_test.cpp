@@ -31,6 +31,7 @@ TEST_F(install_layout_in, an_installation_has_the_python_package_beside_its_libr
   EXPECT_EQ(found.gate_library, root_ / "lib/libsluice_gate.so");
   EXPECT_EQ(found.nccl_library, root_ / "lib/libsluice_nccl.so");
   EXPECT_EQ(found.python_folder, root_ / "lib/python");
+  EXPECT_EQ(found.startup_folder, root_ / "lib/python/sluice/startup");
 }
 
 TEST_F(install_layout_in, the_executor_is_the_only_one_or_that_for_the_torch_that_is_named) {
@@ -76,11 +77,13 @@ TEST_F(install_layout_in, a_package_that_has_the_programs_in_it_is_found_by_its_
   auto const found = layout_around(root_ / "runtime/python/sluice/bin/sluice");
   EXPECT_EQ(found.gate_library, root_ / "runtime/python/sluice/lib/libsluice_gate.so");
   EXPECT_TRUE(found.python_folder.empty());
+  EXPECT_EQ(found.startup_folder, root_ / "runtime/python/sluice/startup");
 }
 
 TEST_F(install_layout_in, without_a_package_nothing_is_named) {
   std::filesystem::create_directories(root_ / "bin");
   EXPECT_TRUE(layout_around(root_ / "bin/sluice").python_folder.empty());
+  EXPECT_TRUE(layout_around(root_ / "bin/sluice").startup_folder.empty());
 }
 
 TEST_F(install_layout_in, what_ld_preload_cannot_name_is_reached_through_the_runtime_folder) {

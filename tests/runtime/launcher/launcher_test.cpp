@@ -21,7 +21,8 @@ install_layout const installed{"/opt/bin/sluice",
                                "/opt/lib/libsluice_runtime.so",
                                "/opt/lib/libsluice_gate.so",
                                "/opt/lib/libsluice_nccl.so",
-                               "/opt/lib/python"};
+                               "/opt/lib/python",
+                               "/opt/lib/python/sluice/startup"};
 
 TEST(sharing_environment, says_where_everything_is) {
   auto const env = sharing_environment(environment{{"HOME=/h", "PYTHONPATH=/mine"}}, installed, {},
@@ -31,22 +32,41 @@ TEST(sharing_environment, says_where_everything_is) {
   EXPECT_EQ(env.get("SLUICE_RUNTIME_DIR"), "/run/sluice");
   EXPECT_EQ(env.get("SLUICE_RUNTIME_LIBRARY"), "/opt/lib/libsluice_runtime.so");
   EXPECT_EQ(env.get("SLUICE_BROKER"), "/opt/bin/sluice");
-  EXPECT_EQ(env.get("PYTHONPATH"), "/opt/lib/python:/mine");
+  EXPECT_EQ(env.get("PYTHONPATH"), "/opt/lib/python/sluice/startup:/opt/lib/python:/mine");
+}
+
+TEST(sharing_environment, has_python_start_with_sluice_where_the_pool_is_on_the_host_alone) {
+  auto const outer = sharing_environment({}, installed, {}, {"/r", "host"});
+  EXPECT_EQ(sharing_environment(outer, installed, {}, {"/r", "host"}).get("PYTHONPATH"),
+            "/opt/lib/python/sluice/startup:/opt/lib/python");
+  EXPECT_EQ(sharing_environment(outer, installed, {}, {"/r", "cuda"}).get("PYTHONPATH"),
+            "/opt/lib/python");
+  EXPECT_EQ(plain_environment(outer, installed).get("PYTHONPATH"), "/opt/lib/python");
+}
+
+TEST(sharing_environment, leaves_out_a_folder_that_python_path_cannot_name) {
+  auto elsewhere = installed;
+  elsewhere.startup_folder = "/o:pt/sluice/startup";
+  EXPECT_EQ(sharing_environment({}, elsewhere, {}, {"/r", "host"}).get("PYTHONPATH"),
+            "/opt/lib/python");
 }
 
 TEST(sharing_environment, passes_on_what_was_asked_for_and_nothing_else) {
   run_options asked;
   asked.pool_bytes = 4_GiB;
+  asked.host_copy_bytes = 1_GiB;
   asked.backend = "cuda";
   asked.device = 2;
   asked.name = "digits";
   auto const env = sharing_environment({}, installed, asked, {"/run/sluice", "cuda"});
   EXPECT_EQ(env.get("SLUICE_POOL_BYTES"), "4294967296");
+  EXPECT_EQ(env.get("SLUICE_HOST_COPY_BYTES"), "1073741824");
   EXPECT_EQ(env.get("SLUICE_BACKEND"), "cuda");
   EXPECT_EQ(env.get("SLUICE_DEVICE"), "2");
   EXPECT_EQ(env.get("SLUICE_NAME"), "digits");
   auto const silent = sharing_environment({}, installed, {}, {"/run/sluice", "cuda"});
-  for (auto const* name : {"SLUICE_POOL_BYTES", "SLUICE_BACKEND", "SLUICE_DEVICE", "SLUICE_NAME"}) {
+  for (auto const* name : {"SLUICE_POOL_BYTES", "SLUICE_HOST_COPY_BYTES", "SLUICE_BACKEND",
+                           "SLUICE_DEVICE", "SLUICE_NAME"}) {
     EXPECT_EQ(silent.get(name), std::nullopt) << name;
   }
 }

@@ -42,7 +42,7 @@ server: {host: 0.0.0.0, port: 9000, max_body: 1MiB, model_repository: models, re
          max_waiting_bodies: 3MiB, threads: 7, max_connections: 11, parallel_models: 13}
 pool: {backend: host, device: 3, memory: 40GiB, chunk: 4MiB}
 training: {pause: on_cold_start, pause_hysteresis: 500us, min_share: 20%, run_ahead: 150us,
-           allow_mps: true}
+           allow_mps: true, park: never, stay: 3}
 models:
   - name: resnet
     slo: {percentile: 95, latency: 150ms, attainment: 99.9%, window: 1m}
@@ -77,6 +77,8 @@ scheduler: {tick: 100ms, reserve: 512MiB}
   EXPECT_EQ(read.training.pause_hysteresis, 500us);
   EXPECT_DOUBLE_EQ(read.training.min_share, 0.2);
   EXPECT_EQ(read.training.run_ahead, 150us);
+  EXPECT_EQ(read.training.park, park_rule::never);
+  EXPECT_EQ(read.training.stay, 3U);
   EXPECT_TRUE(read.training.allow_mps);
   ASSERT_EQ(read.models.size(), 2U);
   EXPECT_EQ(read.models[0].name, "resnet");
@@ -116,6 +118,8 @@ TEST(policy, what_is_left_out_takes_its_default) {
   EXPECT_EQ(read.training.pause_hysteresis, 2ms);
   EXPECT_DOUBLE_EQ(read.training.min_share, 0.05);
   EXPECT_FALSE(read.training.run_ahead);
+  EXPECT_EQ(read.training.park, park_rule::if_needed);
+  EXPECT_EQ(read.training.stay, 10U);
   EXPECT_FALSE(read.training.allow_mps);
   EXPECT_DOUBLE_EQ(read.models.at(0).slo.percentile, 0.99);
   EXPECT_DOUBLE_EQ(read.models.at(0).slo.attainment, 0.99);
@@ -140,6 +144,30 @@ TEST(policy, auto_is_the_same_as_leaving_out) {
   EXPECT_FALSE(read.pool.chunk);
   EXPECT_FALSE(read.scheduler.reserve);
   EXPECT_FALSE(read.training.run_ahead);
+}
+
+TEST(policy, host_copies_have_an_amount_or_none) {
+  EXPECT_EQ(parse(valid_model, "p.yaml").host_copies.memory, 0U);
+  auto const read = parse(std::string{valid_model} + "host_copies: {memory: 3GiB}\n", "p.yaml");
+  EXPECT_EQ(read.host_copies.memory, 3_GiB);
+}
+
+TEST(policy, host_copies_that_mean_nothing_are_refused_with_what_would) {
+  auto const refusal = [](std::string const& text) -> std::string {
+    try {
+      (void)parse(std::string{valid_model} + text, "p.yaml");
+    } catch (policy_error const& why) {
+      return why.what();
+    }
+    return "";
+  };
+  EXPECT_NE(refusal("pool: {backend: cuda, chunk: 4MiB}\nhost_copies: {memory: 3MiB}\n")
+                .find("less than one chunk of 4MiB"),
+            std::string::npos);
+  EXPECT_NE(
+      refusal("pool: {backend: host}\nhost_copies: {memory: 3MiB}\n").find("pool.backend host"),
+      std::string::npos);
+  EXPECT_EQ(refusal("pool: {backend: host}\nhost_copies: {memory: 0B}\n"), "");
 }
 
 TEST(policy, training_may_be_given_no_share_or_all_of_it) {
@@ -352,6 +380,10 @@ INSTANTIATE_TEST_SUITE_P(
                 "p.yaml:3:23: training.min_share: is 101%, must be at most 100%; for example 5%"},
         mistake{"min_share_as_a_fraction", with("training: {min_share: 0.2}"),
                 R"(p.yaml:3:23: training.min_share: "0.2" has no unit; add %, for example 99%)"},
+        mistake{"park_that_is_none", with("training: {park: always}"),
+                R"(p.yaml:3:18: training.park: is "always", must be one of never, if_needed)"},
+        mistake{"no_stay", with("training: {stay: 0}"),
+                "p.yaml:3:18: training.stay: is 0, must be at least 1; for example 10"},
         mistake{"no_run_ahead", with("training: {run_ahead: 0us}"),
                 "p.yaml:3:23: training.run_ahead: is 0s, must be at least 1us; for example 200us"},
         mistake{"run_ahead_too_long", with("training: {run_ahead: 2s}"),

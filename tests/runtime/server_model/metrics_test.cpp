@@ -100,6 +100,34 @@ TEST(metrics_of_a_server, tell_states_ends_and_refusals_apart) {
   EXPECT_EQ(seen.at(R"(sluice_executor_ends_total{cause="hang"})"), 1);
 }
 
+TEST(metrics_of_a_server, tell_all_of_the_host_copies_by_their_state) {
+  auto const of = [](json const& copies) {
+    auto seen =
+        samples_in(metrics_of({}, json::object(), json{{"pool", {{"host_copies", copies}}}}));
+    std::map<std::string, double> states;
+    for (std::string const state : {"free", "absent", "held", "kept", "damaged"}) {
+      auto const name = R"(sluice_host_copy_bytes{state=")" + state + R"("})";
+      if (seen.contains(name)) {
+        states[state] = seen.at(name);
+      }
+    }
+    return states;
+  };
+  json copies{{"bytes", 100},      {"free_bytes", 60},   {"held_bytes", 24},
+              {"kept_bytes", 10},  {"damaged_bytes", 6}, {"populated_bytes", 80},
+              {"warning", nullptr}};
+  using states = std::map<std::string, double>;
+  EXPECT_EQ(of(copies),
+            (states{{"free", 40}, {"absent", 20}, {"held", 24}, {"kept", 10}, {"damaged", 6}}));
+  copies["populated_bytes"] = 0;
+  EXPECT_EQ(of(copies),
+            (states{{"free", 0}, {"absent", 60}, {"held", 24}, {"kept", 10}, {"damaged", 6}}));
+  copies["populated_bytes"] = 100;
+  EXPECT_EQ(of(copies),
+            (states{{"free", 60}, {"absent", 0}, {"held", 24}, {"kept", 10}, {"damaged", 6}}));
+  EXPECT_EQ(of(nullptr), states{});
+}
+
 json pool_of(std::string const& id, std::string const& endpoint) {
   return {{"pool", {{"id", id}}}, {"clients", {{{"kind", "server"}, {"endpoint", endpoint}}}}};
 }

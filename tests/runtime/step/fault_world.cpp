@@ -66,6 +66,10 @@ void fail_driver_call(std::string const& symbol, int code, unsigned skip) {
   SLUICE_FAKE(fake_fail_once)(symbol.c_str(), code, skip);
 }
 
+std::uint64_t driver_calls(std::string const& symbol) {
+  return SLUICE_FAKE(fake_calls)(symbol.c_str());
+}
+
 std::uint64_t driver_failures(std::string const& symbol) {
   return SLUICE_FAKE(fake_failures)(symbol.c_str());
 }

@@ -81,6 +81,7 @@ class fault_world {
 /// Makes the fake driver this process's libcuda.so.1.
 void load_fake_driver();
 void fail_driver_call(std::string const& symbol, int code, unsigned skip);
+[[nodiscard]] std::uint64_t driver_calls(std::string const& symbol);
 /// Calls of `symbol` that failed because it was wanted.
 [[nodiscard]] std::uint64_t driver_failures(std::string const& symbol);
 

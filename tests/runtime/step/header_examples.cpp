@@ -3,6 +3,7 @@
 
 #include <cerrno>
 #include <cstddef>
+#include <memory>
 #include <mutex>
 
 #include "abi/gate_api.h"
@@ -16,6 +17,7 @@
 #include "runtime/step/chunk_stock.hpp"
 #include "runtime/step/demand_answers.hpp"
 #include "runtime/step/fork_copies.hpp"
+#include "runtime/step/job_parking.hpp"
 #include "runtime/step/micro_batch_cycle.hpp"
 #include "runtime/step/operator_gate.hpp"
 #include "runtime/step/run_ahead_choice.hpp"
@@ -54,6 +56,13 @@ void of_fork_copies(fork_copies& copies, training_spaces const& spaces) {
   copies.make(spaces);
   copies.drop();
   copies.put_in_place();
+}
+
+void of_job_parking(job_parking::parts const& parts, tenant_client& client, demand const& wanted) {
+  auto const parking = std::make_shared<job_parking>(parts);
+  client.meanwhile([parking] { return parking->advance(); });
+  parking->take(wanted, 12);  // what nothing else has given to a demand
+  parking->want();            // a launch is held
 }
 
 void of_micro_batch_cycle(std::mutex& mutex, micro_batch_cycle& cycle) {

@@ -123,26 +123,31 @@ TEST_F(taken_memory_test, what_a_micro_batch_has_run_for_in_vain_is_counted) {
   EXPECT_LE(memory->reopened_ns(), memhandover::monotonic_ns());
 }
 
-TEST(operator_gate_test, no_operator_runs_between_close_and_open) {
+using step::operator_memory;
+
+/// Threads run operators, each of the memory that it is given, while the gate is shut again and again: how often one ran
+/// beside a shut gate.
+std::uint64_t slips_of(std::vector<operator_memory> const& threads,
+                       bool (step::operator_gate::*shut)(std::int64_t)) {
   step::operator_gate gate;
   std::atomic<bool> closed{false};
   std::atomic<bool> done{false};
   std::atomic<std::uint64_t> slips{0};
   std::vector<std::thread> computing;
-  for (int i = 0; i < 3; ++i) {
-    computing.emplace_back([&] {
+  for (auto const uses : threads) {
+    computing.emplace_back([&, uses] {
       while (!done) {
-        gate.operator_begin();
+        gate.operator_begin(uses);
         slips += closed ? 1 : 0;
         std::this_thread::yield();
         slips += closed ? 1 : 0;
-        gate.operator_end();
+        gate.operator_end(uses);
       }
     });
   }
   for (int i = 0; i < 20'000; ++i) {
-    ASSERT_TRUE(gate.close(ever));
-    ASSERT_TRUE(gate.wait_idle(memhandover::monotonic_ns() + 60'000'000'000));
+    EXPECT_TRUE((gate.*shut)(ever));
+    EXPECT_TRUE(gate.wait_idle(memhandover::monotonic_ns() + 60'000'000'000));
     closed = true;
     closed = false;
     gate.open();
@@ -151,7 +156,52 @@ TEST(operator_gate_test, no_operator_runs_between_close_and_open) {
   for (auto& thread : computing) {
     thread.join();
   }
-  EXPECT_EQ(slips, 0U);
+  return slips;
+}
+
+TEST(operator_gate_test, no_operator_in_the_arena_runs_between_close_and_open) {
+  EXPECT_EQ(slips_of(std::vector(3, operator_memory::arena), &step::operator_gate::close), 0U);
+}
+
+TEST(operator_gate_test, no_operator_at_all_runs_between_close_all_and_open) {
+  EXPECT_EQ(slips_of({operator_memory::arena, operator_memory::lasting, operator_memory::lasting},
+                     &step::operator_gate::close_all),
+            0U);
+}
+
+TEST(operator_gate_test, what_does_not_use_the_arena_runs_while_that_is_taken) {
+  step::operator_gate gate;
+  gate.operator_begin(operator_memory::lasting);
+  ASSERT_TRUE(gate.close(ever));
+  EXPECT_TRUE(gate.wait_idle(memhandover::monotonic_ns() + 60'000'000'000));
+  gate.operator_end(operator_memory::lasting);
+  EXPECT_EQ(gate.unit_ended_ns(), 0) << "nobody has waited for it";
+  gate.operator_begin(operator_memory::lasting);  // and is not held
+  gate.operator_end(operator_memory::lasting);
+  gate.open();
+}
+
+TEST(operator_gate_test, whoever_is_held_outside_of_the_arena_goes_on_when_the_gate_opens) {
+  step::operator_gate gate;
+  gate.operator_begin(operator_memory::lasting);
+  ASSERT_TRUE(gate.close_all(ever));
+  EXPECT_FALSE(gate.wait_idle(memhandover::monotonic_ns() + 1'000'000)) << "one still runs";
+  gate.operator_end(operator_memory::lasting);
+  EXPECT_TRUE(gate.wait_idle(memhandover::monotonic_ns() + 60'000'000'000));
+  EXPECT_GT(gate.unit_ended_ns(), 0);
+
+  std::atomic<bool> begun{false};
+  std::jthread held{[&] {
+    gate.operator_begin(operator_memory::lasting);
+    begun = true;
+    gate.operator_end(operator_memory::lasting);
+  }};
+  for (auto const until = steady_clock::now() + 50ms; steady_clock::now() < until;) {
+    EXPECT_FALSE(begun);
+  }
+  gate.open();
+  held.join();
+  EXPECT_TRUE(begun);
 }
 
 TEST(operator_gate_test, an_operator_that_does_not_end_is_given_up_at_the_deadline) {

@@ -24,6 +24,7 @@
 #include "memhandover/client/serving_pool.hpp"
 #include "runtime/step/training_memory.hpp"
 #include "tests/runtime/step/engine_role.hpp"
+#include "tests/runtime/step/parker_role.hpp"
 #include "tests/runtime/step/run_ahead_role.hpp"
 #include "tests/runtime/step/warm_role.hpp"
 
@@ -56,6 +57,9 @@ int broker_role(std::vector<std::string> const& arguments) {
   }
   options.pool_bytes = std::stoull(named.contains("--memory") ? named["--memory"] : "67108864");
   options.chunk_bytes = std::stoull(named.contains("--chunk") ? named["--chunk"] : "65536");
+  if (named.contains("--host-memory")) {
+    options.host_copy_bytes = std::stoull(named["--host-memory"]);
+  }
   if (named.contains("--ready-fd")) {
     ready_fd = std::stoi(named["--ready-fd"]);
   }
@@ -220,6 +224,8 @@ int run_role(int argc, char** argv) {
          : role == "engine"    ? engine_role(arguments, stopping)
          : role == "warm"      ? warm_role(arguments)
          : role == "bounded"   ? bounded_role(arguments)
+         : role == "parker"    ? parker_role(arguments, stopping, asked_for_commits)
+         : role == "taker"     ? taker_role(arguments, stopping, asked_for_commits)
          : role == "publisher" ? publisher_role(arguments)
                                : 2;
 }

@@ -70,6 +70,7 @@ constexpr sluice_gate_api open_gate{
     .watch_launches = [](sluice_launch_watcher const*) { return -1; },
     .set_announcement_word = [](std::uint64_t const volatile*) {},
     .offer_memory = [](sluice_runtime_api const*) { return -1; },
+    .set_parked = [](int) {},
 };
 
 template <typename Function>

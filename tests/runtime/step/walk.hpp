@@ -27,6 +27,8 @@ class walk {
   [[nodiscard]] unsigned place() const { return place_; }
   [[nodiscard]] bool goes_on() const { return place_ < too_many && !testing::Test::HasFailure(); }
   [[nodiscard]] unsigned steps() const { return steps_; }
+  /// None was left out.
+  [[nodiscard]] bool is_whole() const { return steps_ == place_; }
   void step() {
     place_ += stride_ > 1 ? 1 + static_cast<unsigned>(random_() % (2 * stride_ - 1)) : 1;
     ++steps_;

@@ -1,0 +1,157 @@
+/// A server that takes memory from jobs which are parked for it, again and again at random instants, writes all over it,
+/// and gives it back.
+///
+/// One JSON object an acquisition on standard output: {"bytes", "reclaimed", "latency_ms", "refused"}; `refused` is null or
+/// why nothing was had.
+
+#include <poll.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <random>
+#include <string>
+
+#include "memhandover/base/error.hpp"
+#include "memhandover/client/serving_pool.hpp"
+#include "memhandover/device/cuda_driver.hpp"
+
+namespace {
+
+using namespace sluice;
+using std::chrono::duration;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr int overwritten = 0xA5;
+
+/// Memory that has been taken and not been zeroed by anybody shows in whoever maps it next.
+class overwriter {
+ public:
+  explicit overwriter(int device) {
+    CUcontext context = nullptr;
+    CUdevice handle = 0;
+    driver_->check(driver_->cuDeviceGet(&handle, device), "no GPU");
+    driver_->check(driver_->cuDevicePrimaryCtxRetain(&context, handle), "no context");
+    driver_->check(driver_->cuCtxSetCurrent(context), "no context");
+    driver_->check(driver_->cuStreamCreateWithPriority(&stream_, CU_STREAM_NON_BLOCKING, 0),
+                   "no stream");
+  }
+  void run(memhandover::placement const& range) {
+    driver_->check(driver_->cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(range.data()),
+                                            overwritten, range.bytes(), stream_),
+                   "cannot write");
+    driver_->check(driver_->cuStreamSynchronize(stream_), "cannot write");
+  }
+
+ private:
+  std::shared_ptr<memhandover::cuda_driver const> driver_ = memhandover::cuda_driver::open();
+  CUstream stream_ = nullptr;
+};
+
+/// An acquisition as a line of output, and what it brought.
+class taker {
+ public:
+  explicit taker(memhandover::serving_pool::options const& how)
+      : pool_(memhandover::serving_pool::join(how)), over_(pool_->shape().device) {}
+
+  /// Nothing if it is refused.
+  [[nodiscard]] std::optional<memhandover::placement> take(std::uint64_t bytes) {
+    nlohmann::json line{{"bytes", bytes}, {"refused", nullptr}};
+    std::optional<memhandover::placement> range;
+    try {
+      memhandover::handover_report report;
+      auto const began = steady_clock::now();
+      range = pool_->acquire(bytes, began + std::chrono::seconds{60}, &report);
+      auto const ended = steady_clock::now();
+      line["latency_ms"] = duration<double, std::milli>{ended - began}.count();
+      line["reclaimed"] = report.bytes_reclaimed;
+      over_.run(*range);
+    } catch (error const& why) {
+      if (why.kind() != error_kind::out_of_memory) {
+        throw;
+      }
+      line["refused"] = why.what();
+    }
+    std::printf("%s\n", line.dump().c_str());
+    std::fflush(stdout);
+    return range;
+  }
+  [[nodiscard]] std::uint64_t free_bytes() const { return pool_->usage().free_bytes; }
+
+ private:
+  std::shared_ptr<memhandover::serving_pool> pool_;
+  overwriter over_;
+};
+
+/// Each line of standard input asks for so many bytes more than are free, and gives back what the one before brought.
+void take_as_asked(taker& from) {
+  std::optional<memhandover::placement> range;
+  for (std::string line; std::getline(std::cin, line);) {
+    range.reset();
+    if (auto const bytes = std::stoull(line); bytes > 0) {
+      range = from.take(bytes + from.free_bytes());
+    } else {
+      std::printf("{}\n");
+      std::fflush(stdout);
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{"Takes memory from jobs that are parked for it"};
+  memhandover::serving_pool::options how;
+  how.name = "parker";
+  how.park_stay = 1;
+  std::uint64_t least = 0;
+  std::uint64_t most = 0;
+  int count = 0;
+  int hold_ms = 0;
+  int apart_ms = 0;
+  bool asked = false;
+  unsigned seed = 1;
+  app.add_option("--runtime-dir", how.runtime_dir);
+  app.add_option("--least", least, "bytes of an acquisition");
+  app.add_option("--most", most, "default: the same");
+  app.add_option("--count", count, "of acquisitions");
+  app.add_option("--hold-ms", hold_ms, "random, at most");
+  app.add_option("--apart-ms", apart_ms, "random, at most, between two");
+  app.add_option("--stay", how.park_stay, "times that going and coming takes");
+  app.add_flag("--asked", asked,
+               "as standard input says, a line for each: bytes from others, or 0");
+  app.add_option("--seed", seed);
+  CLI11_PARSE(app, argc, argv);
+  spdlog::set_default_logger(std::make_shared<spdlog::logger>(
+      "parker", std::make_shared<spdlog::sinks::stderr_sink_mt>()));
+  spdlog::set_level(spdlog::level::warn);
+  try {
+    taker from{how};
+    if (asked) {
+      take_as_asked(from);
+      return 0;
+    }
+    std::mt19937_64 random{seed};
+    auto const up_to = [&random](int limit) {
+      return static_cast<int>(random() % static_cast<std::uint64_t>(limit + 1));
+    };
+    for (int taken = 0; taken < count;) {
+      ::poll(nullptr, 0, up_to(apart_ms));
+      auto const range = from.take(least + (most > least ? random() % (most - least + 1) : 0));
+      ::poll(nullptr, 0, range ? up_to(hold_ms) : 1);
+      taken += range ? 1 : 0;
+    }
+    return 0;
+  } catch (std::exception const& why) {
+    std::fprintf(stderr, "sluice-bench-parker: %s\n", why.what());
+    return 1;
+  }
+}

@@ -1,0 +1,347 @@
+#include "memhandover/parking/tenant_parking.hpp"
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <functional>
+#include <iterator>
+#include <new>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "memhandover/base/error.hpp"
+
+namespace sluice::memhandover {
+
+tenant_parking::tenant_parking(std::mutex& mutex, device_memory& memory, host_copy_share& copies,
+                               std::shared_ptr<cuda_driver const> driver)
+    : mutex_(mutex),
+      memory_(memory),
+      share_(copies),
+      transfer_(open_chunk_transfer(driver)),
+      hasher_(open_content_hasher(driver)) {
+  parked_.reserve(memory.shape().chunk_count);
+}
+
+tenant_parking::~tenant_parking() {
+  for (auto const& each : parked_) {
+    if (each.copy) {
+      share_.copies().give_back(*each.copy);
+    }
+  }
+  for (auto const& [address, each] : kept_) {
+    share_.copies().give_back(each.slot);
+  }
+}
+
+tenant_parking::counts tenant_parking::parked() const noexcept {
+  counts result;
+  for (auto const& at : parked_) {
+    ++(!at.copy ? result.zero : at.is_clean ? result.clean : result.dirty);
+  }
+  return result;
+}
+
+/// Takes chunks away one by one: what the device hashes, what is being copied, and what has been decided.
+class tenant_parking::departure {
+ public:
+  departure(tenant_parking& of, std::vector<place> going, taker const& give)
+      : of_(of), going_(std::move(going)), give_(give) {}
+  departure(departure const&) = delete;
+  departure& operator=(departure const&) = delete;
+  /// Slots of what has not gone are free again.
+  ~departure() {
+    for (auto const& at : copying_) {
+      of_.share_.copies().give_back(*at.copy);
+    }
+  }
+
+  void run(std::function<bool()> const& goes_on) {
+    try {
+      while (begin_some(goes_on) || decided_ < begun_ || !copying_.empty()) {
+        if (!decide_some() && !finish_some()) {
+          std::this_thread::yield();
+        }
+      }
+    } catch (...) {
+      of_.transfer_->abandon();
+      of_.hasher_->abandon();
+      throw;
+    }
+  }
+
+ private:
+  /// True: there are more to begin, though maybe not now.
+  bool begin_some(std::function<bool()> const& goes_on) {
+    auto const& hasher = *of_.hasher_;
+    for (;; ++begun_) {
+      if (begun_ == going_.size() || !goes_on()) {
+        return false;
+      }
+      // What has begun ends, also where nobody waits for it any more.
+      if (copying_.size() + (begun_ - decided_) >= 2 * chunk_transfer::window ||
+          (hasher.available() && !hasher.room())) {
+        return true;
+      }
+      if (hasher.available()) {
+        auto const& at = going_[begun_];
+        of_.hasher_->begin(at.of->at(at.position), of_.memory_.shape().chunk_bytes);
+      }
+    }
+  }
+
+  bool decide_some() {
+    auto const before = decided_;
+    while (decided_ < begun_) {
+      auto& at = going_[decided_];
+      if (of_.hasher_->available() && !(at.hash = of_.hasher_->poll())) {
+        break;
+      }
+      ++decided_;
+      decide(at);
+    }
+    return decided_ > before;
+  }
+
+  void decide(place& at) {
+    if (at.hash && at.hash->zero()) {
+      of_.forget_kept(at);
+      of_.unmap(at, give_);
+      return;
+    }
+    if (!of_.find_slot(at)) {
+      return;  // it stays
+    }
+    if (at.is_clean) {
+      of_.unmap(at, give_);
+      return;
+    }
+    copying_.push_back(at);
+    of_.transfer_->out(of_.share_.at(at.copy->slot).data(), at.of->at(at.position),
+                       of_.memory_.shape().chunk_bytes);
+  }
+
+  bool finish_some() {
+    auto const ended = of_.transfer_->poll();
+    for (std::size_t i = 0; i < ended; ++i) {
+      of_.unmap(copying_.front(), give_);
+      copying_.pop_front();
+    }
+    return ended > 0;
+  }
+
+  tenant_parking& of_;
+  std::vector<place> going_;
+  taker const& give_;
+  std::size_t begun_ = 0;  ///< their hash, where there are any
+  std::size_t decided_ = 0;
+  std::deque<place> copying_;
+};
+
+void tenant_parking::take(std::span<chunk_space* const> spaces, std::uint32_t count,
+                          std::function<void(std::uint32_t chunk)> const& give,
+                          std::function<bool()> const& goes_on) {
+  auto const before = parked_.size();
+  take_unused(spaces, count, give);
+  auto const missing = count - static_cast<std::uint32_t>(parked_.size() - before);
+  departure{*this, choose(spaces, missing), give}.run(goes_on);
+}
+
+/// No room is needed for what nobody wrote.
+void tenant_parking::take_unused(std::span<chunk_space* const> spaces, std::uint32_t count,
+                                 taker const& give) {
+  std::vector<std::uint32_t> given;
+  {
+    std::lock_guard const lock{mutex_};
+    for (auto* const of : spaces) {
+      auto const found = of->positions(false);
+      given.reserve(given.size() + found.size());
+      for (auto const position : found) {
+        if (given.size() == count) {
+          break;
+        }
+        given.push_back(of->park(position));
+        parked_.push_back({of, position});
+      }
+    }
+  }
+  for (auto const chunk : given) {
+    give(chunk);
+  }
+}
+
+/// Positions that are in use.
+std::vector<tenant_parking::place> tenant_parking::choose(std::span<chunk_space* const> spaces,
+                                                          std::uint32_t count) {
+  std::vector<place> chosen;
+  std::lock_guard const lock{mutex_};
+  for (auto* const of : spaces) {
+    for (auto const position : of->positions(true)) {
+      if (chosen.size() < count) {
+        chosen.push_back({of, position});
+      }
+    }
+  }
+  return chosen;
+}
+
+/// The contents are where they are to be.
+void tenant_parking::unmap(place const& at, taker const& give) {
+  parked_.push_back(at);  // there is room for all that there are
+  std::uint32_t chunk = 0;
+  {
+    std::lock_guard const lock{mutex_};
+    chunk = at.of->park(at.position);
+  }
+  give(chunk);
+}
+
+/// A slot for the contents: the one that has them already, the one that had what was there before, or another. False: there
+/// is none.
+bool tenant_parking::find_slot(place& at) {
+  if (auto const found = kept_.find(at.of->at(at.position)); found != kept_.end()) {
+    auto const [slot, hash] = found->second;
+    kept_.erase(found);
+    if (share_.copies().hold_again(slot)) {
+      at.copy = slot;
+      at.is_clean = at.hash == hash;
+      return true;
+    }
+  }
+  at.copy = any_slot();
+  return at.copy.has_value();
+}
+
+void tenant_parking::forget_kept(place const& at) {
+  if (auto const found = kept_.find(at.of->at(at.position)); found != kept_.end()) {
+    share_.copies().give_back(found->second.slot);
+    kept_.erase(found);
+  }
+}
+
+std::optional<held_copy> tenant_parking::any_slot() {
+  auto& copies = share_.copies();
+  if (auto const free = copies.hold(1, share_.holder()); !free.empty()) {
+    return free.front();
+  }
+  if (auto const stolen = copies.steal(1, share_.holder()); !stolen.empty()) {
+    return stolen.front();
+  }
+  while (!kept_.empty()) {  // of what comes last, and so may be needed last
+    auto const own = std::prev(kept_.end())->second.slot;
+    kept_.erase(std::prev(kept_.end()));
+    if (copies.hold_again(own)) {
+      return own;
+    }
+  }
+  return std::nullopt;
+}
+
+/// When the contents are on the device again.
+void tenant_parking::keep_or_drop(place const& at) noexcept {
+  if (!at.copy) {
+    return;
+  }
+  auto& copies = share_.copies();
+  try {
+    if (at.hash && at.of->is_in_use(at.position)) {
+      kept_.insert_or_assign(at.of->at(at.position), kept_copy{*at.copy, *at.hash});
+      if (copies.keep(*at.copy)) {
+        return;
+      }
+      kept_.erase(at.of->at(at.position));
+    }
+  } catch (std::bad_alloc const&) {  // then it is copied once more
+  }
+  copies.give_back(*at.copy);
+}
+
+std::optional<std::uint32_t> tenant_parking::lost() const {
+  for (auto const& at : parked_) {
+    if (!at.copy) {
+      continue;
+    }
+    auto const word = share_.copies().at(at.copy->slot);
+    if (word.state != copy_state::held || word.holder != at.copy->holder ||
+        word.generation != at.copy->generation) {
+      return at.copy->slot;
+    }
+  }
+  return std::nullopt;
+}
+
+/// The end of the places from `first` on that follow each other, as many as can be copied at once.
+std::size_t tenant_parking::run_from(std::size_t first) const noexcept {
+  auto end = first + 1;
+  while (end < parked_.size() && end - first < chunk_transfer::window &&
+         parked_[end].of == parked_[first].of &&
+         parked_[end].position == parked_[end - 1].position + 1) {
+    ++end;
+  }
+  return end;
+}
+
+void tenant_parking::bring_back(std::span<std::uint32_t const> chunks) {
+  if (chunks.size() != parked_.size()) {
+    throw error{error_kind::invalid_argument,
+                std::to_string(parked_.size()) + " chunks are parked, and " +
+                    std::to_string(chunks.size()) + " have come for them"};
+  }
+  std::sort(parked_.begin(), parked_.end(), [](place const& one, place const& other) {
+    return one.of != other.of ? std::less<>{}(one.of, other.of) : one.position < other.position;
+  });
+  auto const bytes = memory_.shape().chunk_bytes;
+  std::size_t mapped = 0;
+  try {
+    while (mapped < parked_.size()) {
+      auto const first = mapped;
+      auto const end = run_from(first);
+      auto const run = chunks.subspan(first, end - first);
+      std::array<bool, chunk_transfer::window> in_use{};
+      {
+        std::lock_guard const lock{mutex_};
+        parked_[first].of->unpark(parked_[first].position, run);
+        mapped = end;
+        for (auto i = first; i < end; ++i) {
+          in_use[i - first] = parked_[i].copy && parked_[i].of->is_in_use(parked_[i].position);
+        }
+      }
+      for (auto i = first; i < end; ++i) {
+        auto const& at = parked_[i];
+        auto* const where = at.of->at(at.position);
+        if (!in_use[i - first]) {
+          memory_.scrub(where, run.subspan(i - first, 1));
+          continue;
+        }
+        while (!transfer_->room()) {
+          if (transfer_->poll() == 0) {
+            std::this_thread::yield();
+          }
+        }
+        transfer_->in(where, share_.at(at.copy->slot).data(), bytes);
+      }
+    }
+    while (transfer_->in_flight() > 0) {
+      if (transfer_->poll() == 0) {
+        std::this_thread::yield();
+      }
+    }
+  } catch (...) {
+    transfer_->abandon();
+    std::lock_guard const lock{mutex_};
+    for (std::size_t i = 0; i < mapped; ++i) {
+      (void)parked_[i].of->park(parked_[i].position);
+    }
+    throw;
+  }
+  {
+    std::lock_guard const lock{mutex_};
+    for (auto const& each : parked_) {
+      keep_or_drop(each);
+    }
+  }
+  parked_.clear();
+}
+
+}  // namespace sluice::memhandover

@@ -1,0 +1,109 @@
+/// Contents of a tenant's chunks in host memory: out, so that the chunks can be another's, and back under the same
+/// addresses.
+///
+///   resident ──hashed──┬─ zero ──────────────────────────┐
+///                      ├─ as the copy that was kept ─────┤
+///                      └─ else copied to a slot ─────────┴─► parked ──chunk, copied or zeroed──► resident, copy kept
+///
+/// At each instant one place has the contents: the device until a position has been unmapped, from then on the slot, and
+/// the device again once the copy back has ended. A chunk is given away after it has been unmapped, never before, and a
+/// slot after that last copy. Positions in which nothing lives go first, without a look, and come back zeroed.
+///
+/// A copy that was brought back is kept as long as nobody needs its slot: contents with the same hash (content_hash.hpp) need
+/// not be copied again. Where the device cannot hash, all are copied.
+///
+///   tenant_parking parking{mutex, memory, copies, driver};
+///   // nothing runs on the device, and until `parked().all()` is 0 again nothing may
+///   parking.take(spaces, 12, wanted.give, wanted.stands);
+///   parking.bring_back(stock.take(parking.parked().all()));
+///
+/// Thread-safety: one thread, in which the device's context is current. The mutex is locked for moments, as often as a
+/// space changes; spaces from which something is parked must not lose chunks otherwise, nor end.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "memhandover/allocation/chunk_space.hpp"
+#include "memhandover/client/host_copy_share.hpp"
+#include "memhandover/device/chunk_transfer.hpp"
+#include "memhandover/device/content_hash.hpp"
+#include "memhandover/device/device_memory.hpp"
+
+namespace sluice::memhandover {
+
+class tenant_parking {
+ public:
+  /// What has been parked, in chunks.
+  struct counts {
+    std::uint32_t dirty = 0;  ///< copied to a slot
+    std::uint32_t clean = 0;  ///< as the copy that a slot had
+    std::uint32_t zero = 0;   ///< without a copy: all of it was, or nothing lived there
+    [[nodiscard]] std::uint32_t all() const noexcept { return dirty + clean + zero; }
+  };
+
+  /// `mutex` guards the spaces. All must outlive this object. Throws what the driver says.
+  tenant_parking(std::mutex& mutex, device_memory& memory, host_copy_share& copies,
+                 std::shared_ptr<cuda_driver const> driver);
+  tenant_parking(tenant_parking const&) = delete;
+  tenant_parking& operator=(tenant_parking const&) = delete;
+  /// Gives the slots back, kept ones as well: what is still parked is lost.
+  ~tenant_parking();
+
+  /// Parks up to `count` chunks of `spaces`, in their order, and calls `give` with each as soon as nothing maps it here.
+  /// Fewer if there are too few, or too few free slots, or once `goes_on` says false: then what is being
+  /// copied still ends. If it throws, which `give` may not, what has been given away is parked, and the rest is as it was.
+  void take(std::span<chunk_space* const> spaces, std::uint32_t count,
+            std::function<void(std::uint32_t chunk)> const& give,
+            std::function<bool()> const& goes_on);
+
+  /// Maps `chunks`, one for each that is parked, and brings the contents back. If it throws, everything is parked as it
+  /// was and the chunks are mapped nowhere.
+  void bring_back(std::span<std::uint32_t const> chunks);
+
+  [[nodiscard]] counts parked() const noexcept;
+  /// A slot that was held for contents and is not any more: they are gone for good. Throws as `host_copies::at`.
+  [[nodiscard]] std::optional<std::uint32_t> lost() const;
+
+ private:
+  struct place {
+    chunk_space* of = nullptr;
+    std::uint32_t position = 0;
+    std::optional<held_copy> copy{};     ///< none: zero
+    std::optional<content_hash> hash{};  ///< of the contents, where it is known
+    bool is_clean = false;
+  };
+  struct kept_copy {
+    held_copy slot;
+    content_hash hash;
+  };
+  using taker = std::function<void(std::uint32_t chunk)>;
+  class departure;
+
+  void take_unused(std::span<chunk_space* const> spaces, std::uint32_t count, taker const& give);
+  [[nodiscard]] std::vector<place> choose(std::span<chunk_space* const> spaces,
+                                          std::uint32_t count);
+  void unmap(place const& at, taker const& give);
+  [[nodiscard]] bool find_slot(place& at);
+  [[nodiscard]] std::optional<held_copy> any_slot();
+  void forget_kept(place const& at);
+  void keep_or_drop(place const& at) noexcept;
+  [[nodiscard]] std::size_t run_from(std::size_t first) const noexcept;
+
+  std::mutex& mutex_;
+  device_memory& memory_;
+  host_copy_share& share_;
+  std::unique_ptr<chunk_transfer> transfer_;
+  std::unique_ptr<content_hasher> hasher_;
+  std::vector<place> parked_;
+  /// By the address that they were brought back to. Others may have taken their slots.
+  std::map<std::byte const*, kept_copy> kept_;
+};
+
+}  // namespace sluice::memhandover

@@ -1,0 +1,272 @@
+#include "runtime/step/job_parking.hpp"
+
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+#include <vector>
+
+namespace sluice::step {
+namespace {
+
+using memhandover::monotonic_ns;
+using std::chrono::milliseconds;
+
+/// As for what is revoked: longer than any unit of the device.
+constexpr std::int64_t idle_patience_ns = 2'000'000'000;
+/// How often the table of host copies, which others use, too, and the header are looked at.
+constexpr milliseconds look_at_copies{100};
+/// The same while chunks are waited for; the bell comes before that.
+constexpr milliseconds look_for_chunks{5};
+/// How long the writer may take to answer. Demands are not heard meanwhile.
+constexpr milliseconds answer_patience{20};
+
+std::uint64_t nanoseconds_of(std::chrono::steady_clock::duration span) {
+  return static_cast<std::uint64_t>(std::chrono::nanoseconds{span}.count());
+}
+
+[[noreturn]] void end_without_contents(std::string const& why) {
+  spdlog::critical("contents of this job's memory are lost, so it ends reason=\"{}\"", why);
+  spdlog::shutdown();
+  ::_exit(EXIT_FAILURE);
+}
+
+}  // namespace
+
+job_parking::job_parking(parts const& of)
+    : of_(of), pinned_(of.copies, of.driver, of.client.view().shape().device) {}
+
+std::uint32_t job_parking::stay() const noexcept {
+  return of_.client.view().header().park_stay.load(std::memory_order_relaxed);
+}
+
+void job_parking::want() noexcept {
+  if (!wanted_.exchange(true)) {
+    of_.client.nudge();
+  }
+}
+
+void job_parking::await_resident(lock_type& lock) {
+  if (is_resident()) {
+    return;
+  }
+  want();
+  changed_.wait(lock, [this] { return is_resident() || stopped_; });
+}
+
+void job_parking::stop(lock_type& lock) {
+  stopped_ = true;
+  changed_.notify_all();
+  changed_.wait(lock, [this] { return !busy_; });
+}
+
+/// While it lives the spaces do, too, unless all has been stopped.
+class job_parking::piece_of_work {
+ public:
+  explicit piece_of_work(job_parking& of) : of_(of) {
+    lock_type const lock{of_.of_.mutex};
+    of_.busy_ = may_go_on_ = !of_.stopped_;
+  }
+  piece_of_work(piece_of_work const&) = delete;
+  piece_of_work& operator=(piece_of_work const&) = delete;
+  ~piece_of_work() {
+    {
+      lock_type const lock{of_.of_.mutex};
+      of_.busy_ = false;
+    }
+    of_.changed_.notify_all();
+  }
+  [[nodiscard]] bool may_go_on() const noexcept { return may_go_on_; }
+
+ private:
+  job_parking& of_;
+  bool may_go_on_ = false;
+};
+
+std::optional<milliseconds> job_parking::advance() {
+  piece_of_work const piece{*this};
+  if (!piece.may_go_on()) {
+    return std::nullopt;
+  }
+  if (pins_) {
+    if (auto const next = pinned_.advance()) {
+      return next;
+    }
+    pins_ = false;
+    make_ready();
+  }
+  bool const waits = !is_resident() && wanted_.load();
+  bool const is_back = waits && come_back();
+  show_parkable();
+  if (is_back) {
+    become_resident();
+  }
+  return waits && !is_resident() ? look_for_chunks : look_at_copies;
+}
+
+/// What is not pinned is copied at a fifth of the rate, by a call that waits.
+void job_parking::make_ready() {
+  auto* const copies = of_.client.copies();
+  if (copies == nullptr || pinned_.slots() < copies->shape().slots) {
+    return;  // it has been said why
+  }
+  try {
+    parking_ =
+        std::make_unique<memhandover::tenant_parking>(of_.mutex, of_.memory, *copies, of_.driver);
+  } catch (std::exception const& why) {
+    spdlog::warn("this job cannot be parked reason=\"{}\"", why.what());
+  }
+}
+
+/// What a demand could have beyond what nothing needs.
+void job_parking::show_parkable() {
+  auto const* const copies = of_.client.copies();  // none where the broker has refused them
+  auto const counted = parking_ != nullptr && copies != nullptr ? copies->copies().count()
+                                                                : memhandover::copy_counts{};
+  auto const slots = counted.free + counted.kept;  // what is kept gives way
+  lock_type const lock{of_.mutex};
+  of_.spaces.set_parkable(slots, stay() == 0 || monotonic_ns() < stays_until_ns_);
+}
+
+void job_parking::take(memhandover::demand const& wanted, std::uint32_t count) {
+  piece_of_work const piece{*this};
+  if (!piece.may_go_on() || parking_ == nullptr || stay() == 0 ||
+      monotonic_ns() < stays_until_ns_) {
+    return;
+  }
+  auto const deadline = monotonic_ns() + idle_patience_ns;
+  auto const began = clock::now();
+  if (!of_.gate.close(deadline)) {
+    return;
+  }
+  bool const was_resident = is_resident();
+  if (was_resident) {
+    wanted_.store(false);  // before anybody can find it away
+  }
+  resident_.store(false);
+  auto& mailbox = of_.client.mailbox();
+  auto const before = parking_->parked();
+  auto const note = [&] {
+    auto const parked = parking_->parked();
+    bool const any = parked.all() > 0;
+    mailbox.parked_dirty.store(parked.dirty, std::memory_order_relaxed);
+    mailbox.parked_clean.store(parked.clean, std::memory_order_relaxed);
+    mailbox.parked_chunks.store(parked.all(), std::memory_order_relaxed);
+    if (parked.all() > before.all()) {
+      going_ = (was_resident ? clock::duration{} : going_) + (clock::now() - began);
+      mailbox.park_ns.fetch_add(nanoseconds_of(clock::now() - began));
+      if (was_resident) {
+        left_at_ = began;
+        mailbox.parks.fetch_add(1);
+      }
+    }
+    if (!any) {
+      become_resident();
+    }
+  };
+  std::vector<memhandover::chunk_space*> spaces;
+  {
+    lock_type const lock{of_.mutex};
+    of_.gate.set_parked(true);
+    of_.spaces.set_frozen(true);
+    spaces = of_.spaces.lasting();
+  }
+  try {
+    if (of_.gate.wait_idle(deadline)) {
+      parking_->take(
+          spaces, count,
+          [&](std::uint32_t chunk) {
+            mailbox.parked_chunks.fetch_add(1);  // before the writer can grant it to another tenant
+            wanted.give(chunk);
+          },
+          wanted.stands);
+    }
+  } catch (...) {
+    note();
+    throw;
+  }
+  note();
+  show_parkable();
+}
+
+/// True: everything is where it was.
+bool job_parking::come_back() {
+  auto const needed = parking_->parked().all();
+  if (!get_chunks(needed)) {
+    return false;
+  }
+  if (auto const slot = parking_->lost()) {
+    end_without_contents("slot " + std::to_string(*slot) + " of the host copies is another's");
+  }
+  auto const began = clock::now();
+  std::vector<std::uint32_t> chunks;
+  {
+    lock_type const lock{of_.mutex};
+    chunks = of_.spaces.stock().take(needed);
+  }
+  try {
+    parking_->bring_back(chunks);
+  } catch (std::exception const& why) {
+    spdlog::error("this job could not come back, and tries again reason=\"{}\"", why.what());
+    lock_type const lock{of_.mutex};
+    of_.spaces.stock().add(chunks);
+    return false;
+  }
+  auto const coming = clock::now() - began;
+  of_.client.mailbox().unpark_ns.fetch_add(nanoseconds_of(coming));
+  of_.client.mailbox().parked_ns.fetch_add(nanoseconds_of(clock::now() - left_at_));
+  stays_until_ns_ = monotonic_ns() + stay() * std::chrono::nanoseconds{going_ + coming}.count();
+  of_.client.mailbox().stays_until_ns.store(stays_until_ns_);
+  return true;
+}
+
+/// All that are needed, or none: two that each had a half would wait for each other for ever.
+bool job_parking::get_chunks(std::uint32_t needed) {
+  auto const lacking = [&] {
+    lock_type const lock{of_.mutex};
+    of_.spaces.stock().collect();
+    return of_.spaces.stock().missing(needed);
+  };
+  auto const asked = lacking();
+  if (asked == 0) {
+    return true;
+  }
+  set_waiting(true);
+  if (of_.client.view().header().grantable_to_parked.load() < asked) {
+    return false;
+  }
+  of_.client.ask(asked, memhandover::lifetime::lasting, clock::now() + answer_patience,
+                 memhandover::precedence::coming_back);
+  return lacking() == 0;
+}
+
+void job_parking::set_waiting(bool waits) {
+  if (shows_waiting_ != waits) {
+    shows_waiting_ = waits;
+    of_.client.show_waiting(waits);
+  }
+}
+
+void job_parking::become_resident() {
+  auto& mailbox = of_.client.mailbox();
+  mailbox.parked_chunks.store(0);
+  mailbox.parked_dirty.store(0);
+  mailbox.parked_clean.store(0);
+  set_waiting(false);
+  {
+    lock_type const lock{of_.mutex};
+    of_.spaces.set_frozen(false);
+    resident_.store(true);
+    of_.gate.set_parked(false);
+    if (!of_.spaces.awaits_unmapping()) {
+      of_.gate.open();
+    }
+  }
+  changed_.notify_all();
+}
+
+}  // namespace sluice::step

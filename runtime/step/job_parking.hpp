@@ -1,0 +1,103 @@
+/// Memory of a job that lasts, given to the server all the same: its contents wait in host memory, and the job is held
+/// until they are back.
+///
+///   resident ──take──► parked ──wanted, chunks granted──► coming back ──► resident, the gate opens
+///
+/// From the first chunk on that has gone the gate is closed, and it opens when the last has come back. Who is held wants that,
+/// as does an allocation that needs more memory; nothing else of the job is relied on, neither its locks nor Python. After
+/// that the job stays for a while, in proportion to what going and coming has taken (`ledger_header::park_stay`).
+///
+///   auto const parking = std::make_shared<job_parking>(parts);
+///   client.meanwhile([parking] { return parking->advance(); });
+///   parking->take(wanted, 12);   // what nothing else has given to a demand
+///   parking->want();             // a launch is held
+///
+/// Thread-safety: `take` and `advance` from the control thread, `want` and `is_resident` from any; the rest with the lock.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "memhandover/client/pinned_copies.hpp"
+#include "memhandover/client/tenant_client.hpp"
+#include "memhandover/device/device_memory.hpp"
+#include "memhandover/parking/tenant_parking.hpp"
+#include "runtime/step/launch_gate.hpp"
+#include "runtime/step/training_spaces.hpp"
+
+namespace sluice::step {
+
+class job_parking {
+ public:
+  using lock_type = std::unique_lock<std::mutex>;
+
+  /// All must outlive this object, or `stop`.
+  struct parts {
+    std::mutex& mutex;  ///< "the lock", which guards the spaces
+    launch_gate& gate;
+    memhandover::tenant_client& client;
+    memhandover::host_copy_share& copies;  ///< the client's
+    memhandover::device_memory& memory;
+    training_spaces& spaces;
+    std::shared_ptr<memhandover::cuda_driver const> driver;
+  };
+
+  explicit job_parking(parts const& of);
+  job_parking(job_parking const&) = delete;
+  job_parking& operator=(job_parking const&) = delete;
+  ~job_parking() = default;
+
+  /// Nothing of the job's memory is missing, and the gate is not closed for this.
+  [[nodiscard]] bool is_resident() const noexcept { return resident_.load(); }
+  /// Somebody waits for the memory. Takes no lock, and waits for nothing.
+  void want() noexcept;
+
+  /// Closes the gate and gives up to `count` chunks, each when its contents are in host memory. Fewer where the device does
+  /// not come to rest, where there are too few slots, and as soon as the demand does not stand any more. Without
+  /// the lock. Throws as `tenant_parking::take`.
+  void take(memhandover::demand const& wanted, std::uint32_t count);
+  /// A piece of what is to be done beside demands: pins host memory, and brings the job back if somebody waits for it. When
+  /// to come again. Without the lock.
+  [[nodiscard]] std::optional<std::chrono::milliseconds> advance();
+
+  // --- with the lock
+  /// Returns when all is there; the calling thread waits for it.
+  void await_resident(lock_type& lock);
+  /// From now on nothing is taken and nothing comes back.
+  void stop(lock_type& lock);
+
+ private:
+  using clock = std::chrono::steady_clock;
+  class piece_of_work;
+
+  void make_ready();
+  void show_parkable();
+  [[nodiscard]] bool get_chunks(std::uint32_t needed);
+  [[nodiscard]] bool come_back();
+  void set_waiting(bool waits);
+  void become_resident();
+  [[nodiscard]] std::uint32_t stay() const noexcept;
+
+  parts of_;
+  memhandover::pinned_copies pinned_;
+  std::unique_ptr<memhandover::tenant_parking> parking_;  ///< once all host memory is pinned
+  std::atomic<bool> resident_{true};
+  std::atomic<bool> wanted_{false};
+  // Of the control thread.
+  bool pins_ = true;
+  bool shows_waiting_ = false;
+  clock::time_point left_at_{};
+  clock::duration going_{};  ///< how long what is away has taken
+  std::int64_t stays_until_ns_ = 0;
+  // Guarded by the lock.
+  bool busy_ = false;  ///< the control thread uses the spaces
+  bool stopped_ = false;
+  std::condition_variable changed_;
+};
+
+}  // namespace sluice::step

@@ -1,0 +1,160 @@
+"""Training as people write it, which knows nothing of Sluice; writes its losses and how long it took as JSON.
+
+    python parked_training.py MODE STEPS FILE [--fill GIB]
+
+Modes: `gpt` (nanoGPT-like), `gpt-compiled`, `gpt-graph` (the whole step in a CUDA graph), `resnet` (half precision with a
+gradient scaler), `trainer` (Hugging Face's), `cupy`. `--fill` keeps so much memory besides, as a large model does.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import numpy
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def gpt(torch, mode: str, steps: int) -> list[float]:
+    from torch import nn
+
+    width, heads, layers, words, length, batch = 256, 4, 4, 512, 128, 16
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+        def forward(self, x):
+            q, k, v = (each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in self.qkv(self.first(x)).chunk(3, -1))
+            attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.out(attended.transpose(1, 2).flatten(2))
+            return x + self.mlp(self.second(x))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
+            self.blocks = nn.Sequential(*(Block() for _ in range(layers)))
+            self.head = nn.Linear(width, words)
+
+        def forward(self, x, y):
+            x = self.tokens(x) + self.places(torch.arange(length, device=x.device))
+            return nn.functional.cross_entropy(self.head(self.blocks(x)).flatten(0, 1), y.flatten())
+
+    model = Model().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, capturable=mode == "gpt-graph")
+    forward = torch.compile(model) if mode == "gpt-compiled" else model
+    data = torch.randint(words, (64, batch, length + 1), generator=torch.Generator().manual_seed(1))
+
+    def step(x, y):
+        loss = forward(x, y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=mode != "gpt-graph")
+        return loss
+
+    losses = []
+    if mode != "gpt-graph":
+        for number in range(steps):
+            one = data[number % 64].cuda()
+            losses.append(step(one[:, :-1], one[:, 1:]).item())
+        return losses
+    x, y = (torch.zeros(batch, length, dtype=torch.long, device="cuda") for _ in range(2))
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            step(x, y)
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step(x, y)
+    for number in range(steps):
+        x.copy_(data[number % 64][:, :-1])
+        y.copy_(data[number % 64][:, 1:])
+        graph.replay()
+        losses.append(loss.item())
+    return losses
+
+
+def resnet(torch, steps: int) -> list[float]:
+    import torchvision
+
+    model = torchvision.models.resnet18(num_classes=10).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    scaler = torch.amp.GradScaler("cuda")
+    chance = torch.Generator().manual_seed(2)
+    images = torch.rand(16, 32, 3, 64, 64, generator=chance)
+    labels = torch.randint(10, (16, 32), generator=chance)
+    losses = []
+    for number in range(steps):
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.float16):
+            loss = torch.nn.functional.cross_entropy(model(images[number % 16].cuda()), labels[number % 16].cuda())
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    return losses
+
+
+def trainer(torch, steps: int) -> list[float]:
+    import transformers
+
+    config = transformers.GPT2Config(vocab_size=256, n_positions=64, n_embd=128, n_layer=2, n_head=4)
+    model = transformers.GPT2LMHeadModel(config)
+    chance = numpy.random.default_rng(3)
+    rows = [{"input_ids": (row := chance.integers(256, size=64).tolist()), "labels": row} for _ in range(512)]
+    with tempfile.TemporaryDirectory() as folder:
+        wanted = transformers.TrainingArguments(folder, max_steps=steps, per_device_train_batch_size=8, logging_steps=1, report_to=[],
+                                                save_strategy="no", seed=4, disable_tqdm=True)
+        job = transformers.Trainer(model, wanted, train_dataset=rows)
+        job.train()
+        return [entry["loss"] for entry in job.state.log_history if "loss" in entry]
+
+
+def cupy(steps: int) -> list[float]:
+    import cupy as cp
+
+    chance = cp.random.RandomState(5)
+    weights, inputs = chance.standard_normal((512, 512)), chance.standard_normal((4096, 512))
+    losses = []
+    for _ in range(steps):
+        outputs = inputs @ weights
+        losses.append(float(cp.square(outputs).mean()))
+        weights = weights - 1e-4 * (inputs.T @ outputs)
+    return losses
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("mode", choices=("gpt", "gpt-compiled", "gpt-graph", "resnet", "trainer", "cupy"))
+    parser.add_argument("steps", type=int)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--fill", type=float, default=0.0)
+    chosen = parser.parse_args()
+    began = time.monotonic()
+    if chosen.mode == "cupy":
+        found = cupy(chosen.steps)
+    else:
+        import torch
+
+        torch.manual_seed(0)
+        torch.backends.cudnn.benchmark = False
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        filled = torch.arange(int(chosen.fill * (1 << 30)) // 8, device="cuda")
+        before = filled.sum().item()
+        if chosen.mode == "resnet":
+            found = resnet(torch, chosen.steps)
+        elif chosen.mode == "trainer":
+            found = trainer(torch, chosen.steps)
+        else:
+            found = gpt(torch, chosen.mode, chosen.steps)
+        assert filled.sum().item() == before, "what was kept besides has changed"
+    chosen.file.write_text(json.dumps({"losses": found, "seconds": time.monotonic() - began}), encoding="utf-8")

@@ -1,0 +1,300 @@
+#include "memhandover/parking/tenant_parking.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <numeric>
+
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/device/host_memory.hpp"
+
+namespace sluice::memhandover {
+namespace {
+
+using namespace sluice::literals;
+using indices = std::vector<std::uint32_t>;
+
+/// Memory of the host, some of whose calls fail.
+class failing_memory final : public device_memory {
+ public:
+  explicit failing_memory(std::unique_ptr<device_memory> under) : under_(std::move(under)) {}
+  [[nodiscard]] pool_shape const& shape() const noexcept override { return under_->shape(); }
+  std::byte* reserve(std::uint32_t chunks) override { return under_->reserve(chunks); }
+  void release(std::byte* where, std::uint32_t chunks) noexcept override {
+    under_->release(where, chunks);
+  }
+  void map(std::byte* where, std::span<std::uint32_t const> chunks) override {
+    count();
+    under_->map(where, chunks);
+  }
+  void unmap(std::byte* where, std::uint32_t count) noexcept override {
+    under_->unmap(where, count);
+  }
+  void revoke(std::byte* where, std::span<std::uint32_t const> chunks) override {
+    under_->revoke(where, chunks);
+  }
+  void map_private(std::byte* where, std::uint32_t count) override {
+    under_->map_private(where, count);
+  }
+  void scrub(std::byte* where, std::span<std::uint32_t const> chunks) override {
+    count();
+    under_->scrub(where, chunks);
+  }
+
+  int fails_after = 1'000'000;  ///< calls that succeed before
+
+ private:
+  void count() {
+    if (fails_after-- == 0) {
+      throw error{error_kind::internal, "no mapping"};
+    }
+  }
+
+  std::unique_ptr<device_memory> under_;
+};
+
+class tenant_parking_test : public testing::Test {
+ protected:
+  static constexpr std::uint64_t chunk = 64_KiB;
+  static constexpr std::uint32_t slots = 12;
+
+  pool_shape shape_{backend_kind::host, -1, chunk, 32};
+  pool_descriptors chunks_ = create_host_chunks(shape_);
+  failing_memory memory_{open_device_memory(shape_, chunks_)};
+  host_copy_files files_ = create_host_copies(slots * chunk, chunk);
+  host_copy_share share_{{duplicate(files_.bytes.get()), duplicate(files_.table.get())},
+                         {{"bytes", slots* chunk}, {"slot_bytes", chunk}, {"holder", 3}}};
+  std::mutex mutex_;
+  chunk_space space_{memory_, 32, 64, chunk_space::backing::pool};
+  chunk_space other_{memory_, 32, 64, chunk_space::backing::pool};
+  indices given_;
+
+  static indices numbers(std::uint32_t from, std::uint32_t count) {
+    indices result(count);
+    std::iota(result.begin(), result.end(), from);
+    return result;
+  }
+  void fill(chunk_space& of, std::uint32_t first, std::uint32_t count) {
+    of.grow(numbers(first, count));
+    for (std::uint32_t i = 0; i < count; ++i) {
+      std::memset(of.allocate(chunk), static_cast<int>(first + i + 1), chunk);
+    }
+  }
+  /// Whether what was filled is there.
+  static bool is_intact(chunk_space const& of, std::uint32_t first, std::uint32_t count) {
+    for (std::uint32_t i = 0; i < count; ++i) {
+      auto const* const at = of.at(i);
+      if (std::any_of(at, at + chunk, [&](std::byte byte) {
+            return byte != static_cast<std::byte>(first + i + 1);
+          })) {
+        return false;
+      }
+    }
+    return true;
+  }
+  void take(
+      tenant_parking& parking, std::uint32_t count,
+      std::function<bool()> const& goes_on = [] { return true; }) {
+    std::array<chunk_space*, 2> const spaces{&space_, &other_};
+    parking.take(
+        spaces, count, [this](std::uint32_t given) { given_.push_back(given); }, goes_on);
+  }
+  /// As if others had had the chunks that were given.
+  void overwrite_given() {
+    for (auto const given : given_) {
+      auto* const at = memory_.map_anew({&given, 1});
+      std::memset(at, 0xA5, chunk);
+      memory_.unmap_and_release(at, 1);
+    }
+  }
+};
+
+TEST_F(tenant_parking_test, contents_go_and_come_back_under_the_same_addresses_in_other_chunks) {
+  fill(space_, 0, 6);
+  fill(other_, 10, 3);
+  tenant_parking parking{mutex_, memory_, share_, nullptr};
+  take(parking, 8);
+  EXPECT_EQ(given_, (indices{0, 1, 2, 3, 4, 5, 10, 11}));
+  EXPECT_EQ(parking.parked().dirty, 8U);
+  EXPECT_EQ(share_.copies().count().free, slots - 8);
+  EXPECT_EQ(parking.lost(), std::nullopt);
+  overwrite_given();
+  parking.bring_back(numbers(20, 8));
+  EXPECT_EQ(parking.parked().all(), 0U);
+  EXPECT_TRUE(is_intact(space_, 0, 6) && is_intact(other_, 10, 3));
+  EXPECT_EQ(share_.copies().count().free, slots - 8);
+  EXPECT_EQ(share_.copies().count().kept, 8U);
+}
+
+TEST_F(tenant_parking_test, what_nothing_lives_in_goes_first_without_a_copy_and_comes_back_zeroed) {
+  fill(space_, 0, 4);
+  EXPECT_GT(space_.free(space_.at(1)), 0U);
+  EXPECT_GT(space_.free(space_.at(3)), 0U);
+  tenant_parking parking{mutex_, memory_, share_, nullptr};
+  take(parking, 3);
+  EXPECT_EQ(given_, (indices{1, 3, 0}));
+  EXPECT_EQ(parking.parked().zero, 2U);
+  overwrite_given();
+  parking.bring_back(given_);
+  EXPECT_EQ(static_cast<int>(space_.at(1)[5]), 0) << "another's contents";
+  EXPECT_EQ(static_cast<int>(space_.at(0)[5]), 1);
+  EXPECT_EQ(static_cast<int>(space_.at(2)[5]), 3);
+}
+
+TEST_F(tenant_parking_test, what_is_freed_meanwhile_comes_back_empty) {
+  fill(space_, 0, 2);
+  tenant_parking parking{mutex_, memory_, share_, nullptr};
+  take(parking, 2);
+  EXPECT_GT(space_.free(space_.at(0)), 0U);
+  overwrite_given();
+  parking.bring_back(given_);
+  EXPECT_EQ(static_cast<int>(space_.at(0)[5]), 0);
+  EXPECT_EQ(static_cast<int>(space_.at(1)[5]), 2);
+}
+
+TEST_F(tenant_parking_test, no_more_goes_than_there_are_slots_for) {
+  fill(space_, 0, slots + 4);
+  auto const others = share_.copies().hold(2, 7);
+  tenant_parking parking{mutex_, memory_, share_, nullptr};
+  take(parking, slots + 4);
+  EXPECT_EQ(given_, numbers(0, slots - 2));
+  EXPECT_EQ(share_.copies().count().free, 0U);
+  take(parking, 1);
+  EXPECT_EQ(given_.size(), slots - 2);
+  overwrite_given();
+  parking.bring_back(given_);
+  EXPECT_TRUE(is_intact(space_, 0, slots + 4));
+  EXPECT_EQ(share_.copies().count().held, 2U);
+}
+
+TEST_F(tenant_parking_test, what_has_not_changed_since_it_came_back_is_not_copied_again) {
+  fill(space_, 0, 4);
+  tenant_parking parking{mutex_, memory_, share_, nullptr};
+  take(parking, 4);
+  overwrite_given();
+  parking.bring_back(given_);
+  given_.clear();
+  space_.at(2)[chunk - 1] = std::byte{99};
+  std::memset(space_.at(3), 0, chunk);
+  take(parking, 4);
+  EXPECT_EQ(given_.size(), 4U);
+  EXPECT_EQ(parking.parked().clean, 2U);
+  EXPECT_EQ(parking.parked().dirty, 1U);
+  EXPECT_EQ(parking.parked().zero, 1U);
+  EXPECT_EQ(share_.copies().count().held, 3U) << "a slot whose contents are old is used again";
+  overwrite_given();
+  parking.bring_back(numbers(20, 4));
+  EXPECT_TRUE(is_intact(space_, 0, 2));
+  EXPECT_EQ(static_cast<int>(space_.at(2)[chunk - 1]), 99);
+  EXPECT_EQ(static_cast<int>(space_.at(2)[0]), 3);
+  EXPECT_EQ(static_cast<int>(space_.at(3)[7]), 0);
+}
+
+TEST_F(tenant_parking_test, what_is_zero_needs_no_slot) {
+  fill(space_, 0, slots + 4);
+  for (std::uint32_t position = 0; position < 4; ++position) {
+    std::memset(space_.at(position), 0, chunk);
+  }
+  tenant_parking parking{mutex_, memory_, share_, nullptr};
+  take(parking, slots + 4);
+  EXPECT_EQ(given_.size(), slots + 4);
+  EXPECT_EQ(parking.parked().zero, 4U);
+  overwrite_given();
+  parking.bring_back(given_);
+  EXPECT_EQ(static_cast<int>(space_.at(3)[chunk / 2]), 0);
+  EXPECT_EQ(static_cast<int>(space_.at(4)[chunk / 2]), 5);
+}
+
+TEST_F(tenant_parking_test, kept_copies_give_way_to_who_needs_the_slot) {
+  fill(space_, 0, 6);
+  tenant_parking parking{mutex_, memory_, share_, nullptr};
+  take(parking, 6);
+  overwrite_given();
+  parking.bring_back(given_);
+  given_.clear();
+  auto const others = share_.copies().hold(slots - 6, 9);  // all that were free
+  auto const stolen = share_.copies().steal(4, 9);
+  ASSERT_EQ(stolen.size(), 4U);
+  fill(other_, 10, 1);
+  std::array<chunk_space*, 2> const spaces{&other_, &space_};
+  parking.take(
+      spaces, 7, [this](std::uint32_t given) { given_.push_back(given); }, [] { return true; });
+  EXPECT_EQ(parking.parked().all(), 2U) << "as many as it has slots";
+  EXPECT_EQ(parking.lost(), std::nullopt);
+  overwrite_given();
+  parking.bring_back(given_);
+  EXPECT_TRUE(is_intact(space_, 0, 6) && is_intact(other_, 10, 1));
+}
+
+TEST_F(tenant_parking_test, it_stops_when_nobody_wants_it_any_more_and_may_go_on_later) {
+  fill(space_, 0, 10);
+  tenant_parking parking{mutex_, memory_, share_, nullptr};
+  int left = 3;
+  take(parking, 10, [&left] { return left-- > 0; });
+  EXPECT_EQ(given_, numbers(0, 3));
+  EXPECT_EQ(share_.copies().count().held, 3U);
+  take(parking, 4);
+  EXPECT_EQ(given_, numbers(0, 7));
+  overwrite_given();
+  parking.bring_back(given_);
+  EXPECT_TRUE(is_intact(space_, 0, 10));
+}
+
+TEST_F(tenant_parking_test, other_than_as_many_chunks_as_are_parked_are_refused) {
+  fill(space_, 0, 3);
+  tenant_parking parking{mutex_, memory_, share_, nullptr};
+  take(parking, 3);
+  EXPECT_THROW(parking.bring_back(numbers(0, 2)), error);
+  EXPECT_EQ(parking.parked().all(), 3U);
+  parking.bring_back(given_);
+  EXPECT_TRUE(is_intact(space_, 0, 3));
+}
+
+TEST_F(tenant_parking_test, whatever_fails_on_the_way_back_everything_is_parked_as_it_was) {
+  fill(space_, 0, 4);
+  fill(other_, 4, 6);
+  EXPECT_GT(other_.free(other_.at(1)), 0U);
+  tenant_parking parking{mutex_, memory_, share_, nullptr};
+  take(parking, 10);
+  overwrite_given();
+  int failed = 0;
+  for (;; ++failed) {
+    memory_.fails_after = failed;
+    try {
+      parking.bring_back(numbers(16, 10));
+      break;
+    } catch (error const&) {
+      EXPECT_EQ(parking.parked().all(), 10U);
+      EXPECT_EQ(parking.lost(), std::nullopt);
+      EXPECT_EQ(space_.parked() + other_.parked(), 10U);
+    }
+  }
+  EXPECT_EQ(failed, 3) << "two spaces, and one position that is empty";
+  EXPECT_TRUE(is_intact(space_, 0, 4));
+  EXPECT_EQ(static_cast<int>(other_.at(1)[0]), 0);
+  EXPECT_EQ(static_cast<int>(other_.at(5)[0]), 10);
+}
+
+TEST_F(tenant_parking_test, a_slot_that_has_changed_hands_is_a_loss) {
+  fill(space_, 0, 2);
+  tenant_parking parking{mutex_, memory_, share_, nullptr};
+  take(parking, 2);
+  EXPECT_EQ(parking.lost(), std::nullopt);
+  share_.copies().sweep([](auto /*holder*/) { return true; });
+  EXPECT_NE(parking.lost(), std::nullopt);
+}
+
+TEST_F(tenant_parking_test, what_is_still_parked_in_the_end_leaves_no_slot_behind) {
+  fill(space_, 0, 2);
+  {
+    tenant_parking parking{mutex_, memory_, share_, nullptr};
+    take(parking, 2);
+  }
+  EXPECT_EQ(share_.copies().count().free, slots);
+}
+
+}  // namespace
+}  // namespace sluice::memhandover
