@@ -22,26 +22,26 @@ class failing_memory final : public device_memory {
  public:
   explicit failing_memory(std::unique_ptr<device_memory> under) : under_(std::move(under)) {}
   [[nodiscard]] pool_shape const& shape() const noexcept override { return under_->shape(); }
-  std::byte* reserve(std::uint32_t chunks) override { return under_->reserve(chunks); }
-  void release(std::byte* where, std::uint32_t chunks) noexcept override {
-    under_->release(where, chunks);
+  std::byte* reserve(std::uint32_t these) override { return under_->reserve(these); }
+  void release(std::byte* where, std::uint32_t these) noexcept override {
+    under_->release(where, these);
   }
-  void map(std::byte* where, std::span<std::uint32_t const> chunks) override {
+  void map(std::byte* where, std::span<std::uint32_t const> these) override {
     count();
-    under_->map(where, chunks);
+    under_->map(where, these);
   }
   void unmap(std::byte* where, std::uint32_t count) noexcept override {
     under_->unmap(where, count);
   }
-  void revoke(std::byte* where, std::span<std::uint32_t const> chunks) override {
-    under_->revoke(where, chunks);
+  void revoke(std::byte* where, std::span<std::uint32_t const> these) override {
+    under_->revoke(where, these);
   }
   void map_private(std::byte* where, std::uint32_t count) override {
     under_->map_private(where, count);
   }
-  void scrub(std::byte* where, std::span<std::uint32_t const> chunks) override {
+  void scrub(std::byte* where, std::span<std::uint32_t const> these) override {
     count();
-    under_->scrub(where, chunks);
+    under_->scrub(where, these);
   }
 
   int fails_after = 1'000'000;  ///< calls that succeed before
