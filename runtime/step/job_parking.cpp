@@ -140,7 +140,7 @@ void job_parking::take(memhandover::demand const& wanted, std::uint32_t count) {
   }
   auto const deadline = monotonic_ns() + idle_patience_ns;
   auto const began = clock::now();
-  if (!of_.gate.close(deadline)) {
+  if (!of_.gate.close_all(deadline)) {
     return;
   }
   bool const was_resident = is_resident();
