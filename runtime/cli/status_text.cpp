@@ -86,6 +86,22 @@ std::string holdings_text(json const& clients) {
   return rows.size() > 1 ? "engines\n" + table(rows) : std::string{};
 }
 
+/// Jobs whose memory is in host copies, or has been.
+std::string parking_text(json const& clients) {
+  std::vector<row> rows{{"slot", "parked", "dirty", "clean", "zero", "times", "away"}};
+  for (auto const& client : clients.is_array() ? clients : json::array()) {
+    auto const& parking = field(client, "parking");
+    auto const& times = field(parking, "parks");
+    if (times.is_number() && times != json(0)) {
+      rows.push_back({plain(field(client, "slot")), bytes(field(parking, "parked_bytes")),
+                      bytes(field(parking, "dirty_bytes")), bytes(field(parking, "clean_bytes")),
+                      bytes(field(parking, "zero_bytes")), plain(times),
+                      milliseconds_of_us(field(parking, "away_us"))});
+    }
+  }
+  return rows.size() > 1 ? "parked\n" + table(rows) : std::string{};
+}
+
 /// What a pause may have to wait for.
 std::string long_units_text(json const& clients) {
   std::vector<row> rows{{"slot", "takes", "launched", "unit"}};
@@ -214,9 +230,10 @@ std::string handovers_text(json const& handovers) {
 
 std::string one_pool_text(json const& status) {
   return owners_text(field(status, "pool")) + clients_text(field(status, "clients")) +
-         holdings_text(field(status, "clients")) + long_units_text(field(status, "clients")) +
-         handovers_text(field(status, "handovers")) + server_text(status) + pauses_text(status) +
-         models_text(field(status, "models")) + unservable_text(field(status, "unservable"));
+         holdings_text(field(status, "clients")) + parking_text(field(status, "clients")) +
+         long_units_text(field(status, "clients")) + handovers_text(field(status, "handovers")) +
+         server_text(status) + pauses_text(status) + models_text(field(status, "models")) +
+         unservable_text(field(status, "unservable"));
 }
 
 }  // namespace

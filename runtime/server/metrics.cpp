@@ -196,6 +196,33 @@ void add_host_copies(metrics_text& to, json const& copies) {
   }
 }
 
+void add_parking(metrics_text& to, json const& clients) {
+  auto const of_jobs = [&](auto const& add) {
+    for (auto const& client : clients) {
+      if (auto const& parking = at(client, "parking"); parking.is_object()) {
+        add(labels{{"job", text_of(client, "name")}, {"slot", at(client, "slot").dump()}}, parking);
+      }
+    }
+  };
+  to.family("sluice_parked_bytes", kind::gauge,
+            "Memory of a job that is parked: copied, as a copy that there was, or zero.");
+  of_jobs([&](labels const& of, json const& parking) {
+    for (std::string const state : {"dirty", "clean", "zero"}) {
+      auto with_state = of;
+      with_state.emplace_back("state", state);
+      sample(to, with_state, at(parking, (state + "_bytes").c_str()));
+    }
+  });
+  to.family("sluice_parks_total", kind::counter,
+            "How often a job has been parked since it joined the pool.");
+  of_jobs([&](labels const& of, json const& parking) { sample(to, of, at(parking, "parks")); });
+  to.family("sluice_parked_seconds_total", kind::counter,
+            "How long it has been away in all, going and coming included.");
+  of_jobs([&](labels const& of, json const& parking) {
+    sample(to, of, at(parking, "away_us"), us_to_s);
+  });
+}
+
 void add_pool(metrics_text& to, json const& status) {
   auto const& pool = at(status, "pool");
   to.family("sluice_pool_bytes", kind::gauge,
@@ -235,6 +262,7 @@ void add_pool(metrics_text& to, json const& status) {
           "discards", 1.0);
   of_jobs("sluice_training_discarded_seconds_total", "How long these had run by then.",
           "discarded_us", us_to_s);
+  add_parking(to, at(status, "clients"));
 }
 
 }  // namespace

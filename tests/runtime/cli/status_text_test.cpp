@@ -44,6 +44,23 @@ json full() {
        "predicted_attainment": 0.5, "infeasible": true, "reason": "load_too_slow"}]})");
 }
 
+TEST(status_text, a_job_that_has_been_parked_has_a_line_of_its_own) {
+  auto status = full();
+  EXPECT_THAT(status_text(status), testing::Not(HasSubstr("parked")));
+  status["clients"][0]["parking"] = {{"parked_bytes", 4194304},
+                                     {"dirty_bytes", 2097152},
+                                     {"clean_bytes", 2097152},
+                                     {"zero_bytes", 0},
+                                     {"parks", 7},
+                                     {"away_us", 1500.0}};
+  EXPECT_THAT(status_text(status), HasSubstr(R"(parked
+  slot  parked  dirty  clean  zero  times  away
+  0     4 MiB   2 MiB  2 MiB  0 B   7      1.500 ms
+)"));
+  status["clients"][0]["parking"]["parks"] = 0;
+  EXPECT_THAT(status_text(status), testing::Not(HasSubstr("parked")));
+}
+
 TEST(status_text, everything_stands_in_aligned_tables) {
   EXPECT_EQ(status_text(full()),
             R"(pool 00ff: 512 MiB in 256 chunks of 2 MiB, backend host, written by the server

@@ -100,6 +100,22 @@ TEST(metrics_of_a_server, tell_states_ends_and_refusals_apart) {
   EXPECT_EQ(seen.at(R"(sluice_executor_ends_total{cause="hang"})"), 1);
 }
 
+TEST(metrics_of_a_server, tell_what_is_parked_of_each_job) {
+  json const parking{{"parked_bytes", 60}, {"dirty_bytes", 30}, {"clean_bytes", 20},
+                     {"zero_bytes", 10},   {"parks", 3},        {"away_us", 2.5e6}};
+  auto const seen = samples_in(metrics_of(
+      {}, json::object(),
+      json{{"clients",
+            {{{"kind", "training"}, {"name", "a job"}, {"slot", 4}, {"parking", parking}},
+             {{"kind", "server"}, {"name", ""}, {"slot", 5}}}}}));
+  EXPECT_EQ(seen.at(R"(sluice_parked_bytes{job="a job",slot="4",state="dirty"})"), 30);
+  EXPECT_EQ(seen.at(R"(sluice_parked_bytes{job="a job",slot="4",state="clean"})"), 20);
+  EXPECT_EQ(seen.at(R"(sluice_parked_bytes{job="a job",slot="4",state="zero"})"), 10);
+  EXPECT_EQ(seen.at(R"(sluice_parks_total{job="a job",slot="4"})"), 3);
+  EXPECT_EQ(seen.at(R"(sluice_parked_seconds_total{job="a job",slot="4"})"), 2.5);
+  EXPECT_FALSE(seen.contains(R"(sluice_parks_total{job="",slot="5"})"));
+}
+
 TEST(metrics_of_a_server, tell_all_of_the_host_copies_by_their_state) {
   auto const of = [](json const& copies) {
     auto seen =
