@@ -16,7 +16,7 @@ TRAINING = Path(__file__).with_name("parked_training.py")
 GIB = 1 << 30
 #: Parks that each job sees, at least; the long form has more.
 PARKS = int(os.environ.get("SLUICE_TEST_PARKS", "25"))
-STEPS = {"gpt": 8, "gpt-compiled": 8, "gpt-graph": 20, "resnet": 6, "trainer": 6}  # for each park
+STEPS = {"gpt": 8, "gpt-compiled": 12, "gpt-graph": 40, "resnet": 6, "trainer": 6}  # for each park
 
 
 def ended(job: subprocess.Popen, file: Path) -> dict:
