@@ -43,7 +43,7 @@ void chunk_space::record_event(chunk_event kind, std::span<std::uint32_t const> 
 }
 
 std::byte* chunk_space::allocate(std::size_t bytes) {
-  if (closed_) {
+  if (closed_ || bytes > reserved_ * memory_.shape().chunk_bytes) {
     return nullptr;
   }
   auto const offset = ranges_.allocate(bytes);
@@ -71,6 +71,9 @@ bool chunk_space::contains(void const* address) const noexcept {
 
 std::uint32_t chunk_space::chunks_needed(std::size_t bytes) const {
   auto const chunk = memory_.shape().chunk_bytes;
+  if (bytes > capacity_ * chunk) {
+    return capacity_ + 1;
+  }
   return static_cast<std::uint32_t>((ranges_.shortage(bytes) + chunk - 1) / chunk);
 }
 

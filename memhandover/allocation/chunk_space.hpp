@@ -57,7 +57,7 @@ class chunk_space {
   std::size_t free(std::byte* address) noexcept;
   [[nodiscard]] bool contains(void const* address) const noexcept;
 
-  /// How many more chunks would make `bytes` fit.
+  /// How many more chunks would make `bytes` fit; more than the capacity if it never could.
   [[nodiscard]] std::uint32_t chunks_needed(std::size_t bytes) const;
   [[nodiscard]] std::uint32_t room() const noexcept {
     return unbacked() || closed_ || parked_ > 0

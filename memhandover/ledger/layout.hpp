@@ -209,7 +209,7 @@ struct alignas(64) client_report {
   std::atomic<std::uint32_t> arena_chunks;  ///< revocable; `spare_chunks` of them are not in use
   std::atomic<std::uint32_t> spare_chunks, persistent_chunks;
   std::atomic<std::uint32_t> waiting;      ///< 1 while it waits for memory
-  std::atomic<std::uint32_t> kept_chunks;  ///< that no demand gets
+  std::atomic<std::uint32_t> kept_chunks;  ///< that no demand gets, but by parking
   /// That it needs to come back. The writer grants them to no other tenant.
   std::atomic<std::uint32_t> parked_chunks;
   std::atomic<std::uint32_t> parked_dirty,

@@ -129,7 +129,7 @@ void job_parking::show_parkable() {
                                                                 : memhandover::copy_counts{};
   auto const slots = counted.free + counted.kept;  // what is kept gives way
   lock_type const lock{of_.mutex};
-  of_.spaces.set_parkable(slots, stay() == 0 || monotonic_ns() < stays_until_ns_);
+  of_.spaces.set_parkable(slots);
 }
 
 void job_parking::take(memhandover::demand const& wanted, std::uint32_t count) {
@@ -260,6 +260,7 @@ void job_parking::become_resident() {
   {
     lock_type const lock{of_.mutex};
     of_.spaces.set_frozen(false);
+    of_.spaces.publish();
     resident_.store(true);
     of_.gate.set_parked(false);
     if (!of_.spaces.awaits_unmapping()) {

@@ -158,14 +158,12 @@ void training_spaces::publish() {
 /// The server demands nothing that cannot be had for it.
 void training_spaces::publish_kept() {
   auto const needed = needed_for_good();
-  auto const parkable = std::min(needed, parkable_);
-  client_.mailbox().parkable_chunks.store(parkable, std::memory_order_relaxed);
-  client_.mailbox().kept_chunks.store(needed - (stays_ ? 0 : parkable), std::memory_order_relaxed);
+  client_.mailbox().parkable_chunks.store(std::min(needed, parkable_), std::memory_order_relaxed);
+  client_.mailbox().kept_chunks.store(needed, std::memory_order_relaxed);
 }
 
-void training_spaces::set_parkable(std::uint32_t chunks, bool stays) {
+void training_spaces::set_parkable(std::uint32_t chunks) {
   parkable_ = chunks;
-  stays_ = stays;
   publish_kept();
 }
 

@@ -125,8 +125,8 @@ class training_spaces {
   [[nodiscard]] std::vector<space*> lasting() const;
   /// While it is true no chunk of what lasts is unmapped but by whoever parks it.
   void set_frozen(bool frozen) noexcept { frozen_ = frozen; }
-  /// Host copies could take so many chunks of what lasts; a demand gets them, unless the job `stays` as it is.
-  void set_parkable(std::uint32_t chunks, bool stays);
+  /// Host copies could take so many chunks of what lasts.
+  void set_parkable(std::uint32_t chunks);
 
   // --- for demands
   /// `count` chunks of `from`, or all. It may be more, where only that makes the server find neighbours, among these,
@@ -179,7 +179,6 @@ class training_spaces {
   std::uint64_t idle_go_at_ = 0;
   bool frozen_ = false;
   std::uint32_t parkable_ = 0;
-  bool stays_ = false;
   std::uint32_t least_idle_ = 0;  ///< persistent chunks, since that was last done
 };
 

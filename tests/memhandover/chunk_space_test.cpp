@@ -46,6 +46,16 @@ TEST_F(chunk_space_test, gives_addresses_in_the_chunks_that_were_mapped) {
   memory_->release(other, 1);
 }
 
+TEST_F(chunk_space_test, no_size_is_so_large_that_it_seems_to_fit) {
+  chunk_space space{*memory_, 16, 64, chunk_space::backing::pool};
+  space.grow(numbers(0, 2));
+  for (std::size_t const bytes : {std::size_t{1} << 48U, std::size_t{1} << 62U,
+                                  (std::size_t{1} << 63U) + 5, ~std::size_t{0}, 16 * 64_KiB + 1}) {
+    EXPECT_EQ(space.allocate(bytes), nullptr) << bytes;
+    EXPECT_GT(space.chunks_needed(bytes), space.room()) << bytes;
+  }
+}
+
 TEST_F(chunk_space_test, gives_back_only_chunks_in_which_nothing_lives) {
   chunk_space space{*memory_, 16, 64, chunk_space::backing::pool};
   space.grow(numbers(0, 4));

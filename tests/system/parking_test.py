@@ -166,6 +166,7 @@ def test_status_shows_what_is_parked_and_that_it_waits(pool):
     back = eventually(lambda: next((one for one in pool.clients() if one["bytes"] == 8 * CHUNK and one["state"] == "running"), None))
     assert back["parking"]["parked_bytes"] == 0
     assert back["parking"]["parks"] == 1
+    assert back["persistent_bytes"] == 8 * CHUNK
     assert pool.status()["pool"]["host_copies"]["free_bytes"] == 640 * MIB - 7 * CHUNK, "copies are kept until others need them"
 
 

@@ -137,7 +137,10 @@ void acquisition::refuse_hopeless(std::uint32_t count) {
           " can be had beside what training keeps outside of its micro-batches, and what engines "
           "keep: " +
           who("keeps", [this](std::uint32_t slot) { return kept_by(slot); }) +
-          "; nothing was taken from training for it. A larger pool (pool.memory) would help"};
+          "; nothing was taken from training for it. A larger pool (pool.memory) would help" +
+          (of_.view.header().park_stay.load() > 0
+               ? ", or host copies (host_copies.memory) for more of what is kept"
+               : "")};
 }
 
 /// Tenants that have just come back stay for a while; what they could be parked for then is a matter of time.
@@ -305,7 +308,14 @@ std::uint32_t acquisition::kept_by(std::uint32_t slot) const {
     return 0;
   }
   auto const held = of_.writer->held_by(slot);
-  return turn_of(slot) ? std::min(of_.view.mailbox(slot).kept_chunks.load(), held) : held;
+  if (!turn_of(slot)) {
+    return held;
+  }
+  auto const& mailbox = of_.view.mailbox(slot);
+  auto const kept = std::min(mailbox.kept_chunks.load(), held);
+  bool const may_be_parked =
+      of_.view.header().park_stay.load() > 0 && monotonic_ns() >= mailbox.stays_until_ns.load();
+  return kept - (may_be_parked ? std::min(kept, mailbox.parkable_chunks.load()) : 0);
 }
 
 std::uint32_t acquisition::kept_for_good() const {
