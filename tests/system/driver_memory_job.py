@@ -96,7 +96,7 @@ everything, address = allocate(memory()[0] * MIB)
 said["all that is free"] = everything
 said["nothing left"] = memory()
 free(address)
-said["too much"] = [allocate(1 << 40)[0], allocate(1 << 40)[0]]
+said["too much"] = [allocate(1 << 40)[0], allocate(1 << 62)[0]]
 
 # What outlives its commit keeps its arena.
 runtime.sluice_begin(4, 4)
