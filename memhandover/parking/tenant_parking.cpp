@@ -106,7 +106,9 @@ class tenant_parking::departure {
 
   void decide(place& at) {
     if (at.hash && at.hash->zero()) {
-      of_.forget_kept(at);
+      if (auto const kept = of_.take_kept(at)) {
+        of_.share_.copies().give_back(kept->slot);
+      }
       of_.unmap(at, give_);
       return;
     }
@@ -200,24 +202,19 @@ void tenant_parking::unmap(place const& at, taker const& give) {
 /// A slot for the contents: the one that has them already, the one that had what was there before, or another. False: there
 /// is none.
 bool tenant_parking::find_slot(place& at) {
-  if (auto const found = kept_.find(at.of->at(at.position)); found != kept_.end()) {
-    auto const [slot, hash] = found->second;
-    kept_.erase(found);
-    if (share_.copies().hold_again(slot)) {
-      at.copy = slot;
-      at.is_clean = at.hash == hash;
-      return true;
-    }
+  if (auto const kept = take_kept(at); kept && share_.copies().hold_again(kept->slot)) {
+    at.copy = kept->slot;
+    at.is_clean = at.hash == kept->hash;
+    return true;
   }
   at.copy = any_slot();
   return at.copy.has_value();
 }
 
-void tenant_parking::forget_kept(place const& at) {
-  if (auto const found = kept_.find(at.of->at(at.position)); found != kept_.end()) {
-    share_.copies().give_back(found->second.slot);
-    kept_.erase(found);
-  }
+/// The copy that was kept for that position, which is then known no more; others may have taken its slot.
+std::optional<tenant_parking::kept_copy> tenant_parking::take_kept(place const& at) {
+  auto const found = kept_.extract(at.of->at(at.position));
+  return found ? std::optional{found.mapped()} : std::nullopt;
 }
 
 std::optional<held_copy> tenant_parking::any_slot() {

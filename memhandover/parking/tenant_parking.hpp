@@ -92,7 +92,7 @@ class tenant_parking {
   void unmap(place const& at, taker const& give);
   [[nodiscard]] bool find_slot(place& at);
   [[nodiscard]] std::optional<held_copy> any_slot();
-  void forget_kept(place const& at);
+  [[nodiscard]] std::optional<kept_copy> take_kept(place const& at);
   void keep_or_drop(place const& at) noexcept;
   [[nodiscard]] std::size_t run_from(std::size_t first) const noexcept;
 
