@@ -12,6 +12,7 @@ namespace sluice::server::testing {
 namespace {
 
 using namespace std::chrono_literals;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
 
@@ -301,8 +302,15 @@ TEST_F(a_remote_executor, does_not_compute_what_nobody_waits_for) {
   executor_->cancel(0);
 }
 
-/// Less than any message takes, so that no answer is in time.
+/// Less than computing took before, so that no answer is predicted in time; one may be, where nobody is before it.
 constexpr std::chrono::microseconds too_short{5};
+
+/// 1 where a request was late, 0 where it was answered, and a failure otherwise.
+int late(infer_result const& of) {
+  auto const failure = failure_of(of);
+  EXPECT_THAT(failure, AnyOf(std::nullopt, error_kind::deadline_exceeded));
+  return failure ? 1 : 0;
+}
 
 TEST_F(a_remote_executor, refuses_at_once_what_could_not_be_answered_in_time) {
   options_.first.settings["computing_threads"] = 2;
@@ -312,9 +320,7 @@ TEST_F(a_remote_executor, refuses_at_once_what_could_not_be_answered_in_time) {
   }
   auto const answered = answers_.wait_for(0).size();
   send(other, 0, 7, too_short);
-  EXPECT_EQ(failure_of(answers_.wait_for(answered + 1).back().second),
-            error_kind::deadline_exceeded)
-      << "nobody was before it";
+  auto const failed = late(answers_.wait_for(answered + 1).back().second);  // nobody was before it
   ASSERT_FALSE(failure_of(ask(other, 0)));
   send(other, static_cast<std::int64_t>(mischief::hang), 8);
   auto const before = answers_.wait_for(0).size();
@@ -325,8 +331,9 @@ TEST_F(a_remote_executor, refuses_at_once_what_could_not_be_answered_in_time) {
   EXPECT_THAT(std::get<error>(refused.second).what(), HasSubstr("others come before it"));
   EXPECT_TRUE(std::get<error>(refused.second).retry_after());
   send(sum, 0, 10, too_short);
-  EXPECT_EQ(failure_of(answers_.wait_for(before + 2).back().second), error_kind::deadline_exceeded)
-      << "of another model, and nothing is known of it";
+  auto const of_another = answers_.wait_for(before + 2).back();  // nothing is known of it
+  EXPECT_EQ(of_another.first, 10);
+  late(of_another.second);
   auto const seen = executor_->status()["models"];
   EXPECT_EQ(seen[other]["refused"], 1);
   EXPECT_EQ(seen[other]["refused_for_time"], 1);
@@ -339,7 +346,7 @@ TEST_F(a_remote_executor, refuses_at_once_what_could_not_be_answered_in_time) {
     std::this_thread::yield();
   }
   EXPECT_EQ(computing(), 1);
-  EXPECT_EQ(seen[other]["failed"], 2);
+  EXPECT_EQ(seen[other]["failed"], 1 + failed) << "one was refused";
   EXPECT_EQ(seen[sum]["refused"], 0);
 }
 
