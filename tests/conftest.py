@@ -7,6 +7,7 @@ Fixtures
     runtime_folder  where this test's broker lives, new for each test (SLUICE_RUNTIME_DIR)
 
 Every test runs under a deadline of two minutes; `@pytest.mark.deadline(seconds)` sets another.
+An exception that nobody catches in a thread of a test fails the test.
 Every process that a test leaves behind, also one that detached itself, is killed when it ends.
 """
 
@@ -28,6 +29,8 @@ PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 def pytest_configure(config):
     config.addinivalue_line("markers", "deadline(seconds): fail the test when it takes longer")
     config.addinivalue_line("markers", "long: of the long form, tests/run.sh --long; runs only with SLUICE_TEST_LONG=1")
+    # A test whose threads failed has failed.
+    config.addinivalue_line("filterwarnings", "error::pytest.PytestUnhandledThreadExceptionWarning")
     # gloo would look for this host's name, and at times waits for ever in connecting to what that leads to.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # A shell starts background jobs with SIGINT ignored, and what is ignored here is ignored in what the tests start.

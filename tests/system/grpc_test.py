@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -514,25 +514,22 @@ def test_a_client_killed_amid_its_stream_leaves_nothing_behind(slow):
         assert client.infer("slow", [given(SHORT)]).as_numpy("y").shape == (1,)
 
 
-def test_many_streams_are_answered_beside_each_other(server, affine):
+def test_many_streams_are_answered_beside_each_other(world, affine):
     count, requests = 40, 25
-    with grpc.insecure_channel(address_of(server)) as channel:
+    server = world.serve(world.policy("affine", more=f", max_queue: {count * requests}"), "--grpc-port", "0")
+    with grpc.insecure_channel(address_of(server)) as channel, ThreadPoolExecutor(count) as streams:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
-        def run(number: int, seen: list) -> None:
+        def run(number: int) -> list:
             sent = (asked(X * number, id=str(each)) for each in range(requests))
-            seen.extend((each.infer_response.id, raw_y(each.infer_response)) for each in stub.ModelStreamInfer(sent, timeout=PATIENCE_SECONDS))
+            answers = list(stub.ModelStreamInfer(sent, timeout=PATIENCE_SECONDS))
+            assert [each.error_message for each in answers] == [""] * requests
+            return [(each.infer_response.id, raw_y(each.infer_response)) for each in answers]
 
-        answers: list[list] = [[] for _ in range(count)]
-        threads = [threading.Thread(target=run, args=(number, answers[number])) for number in range(count)]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
-    for number, seen in enumerate(answers):
-        assert [each for each, _ in seen] == [str(each) for each in range(requests)]
-        for _, y in seen:
-            np.testing.assert_allclose(y, computed(affine, X * number), rtol=1e-5)
+        for number, seen in enumerate(streams.map(run, range(count))):
+            assert [each for each, _ in seen] == [str(each) for each in range(requests)]
+            for _, y in seen:
+                np.testing.assert_allclose(y, computed(affine, X * number), rtol=1e-5)
 
 
 def test_sigterm_answers_what_is_due_and_ends_streams(slow):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -22,20 +22,14 @@ def world(sluice, tmp_path):
 
 def wrong_answers(server: Server, model: str, reference) -> list[object]:
     """Of several clients that ask at once."""
-    wrong: list[object] = []
 
-    def ask(client: int) -> None:
-        for i in range(REQUESTS):
-            x = torch.tensor([[float(client), float(i), -1.0]])
-            if not torch.allclose(server.outputs(model, [floats("x", x)])[0], reference(x), rtol=1e-5, atol=1e-5):
-                wrong.append((client, i))
+    def ask(client: int) -> list[object]:
+        inputs = [torch.tensor([[float(client), float(i), -1.0]]) for i in range(REQUESTS)]
+        return [(client, x) for x in inputs
+                if not torch.allclose(server.outputs(model, [floats("x", x)])[0], reference(x), rtol=1e-5, atol=1e-5)]
 
-    clients = [threading.Thread(target=ask, args=[client]) for client in range(CLIENTS)]
-    for each in clients:
-        each.start()
-    for each in clients:
-        each.join()
-    return wrong
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        return sum(clients.map(ask, range(CLIENTS)), [])
 
 
 def test_instances_share_the_weights_and_answer_right(world):
