@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -35,16 +36,24 @@ constexpr int overwritten = 0xA5;
 /// Memory that has been taken and not been zeroed by anybody shows in whoever maps it next.
 class overwriter {
  public:
-  explicit overwriter(int device) {
+  explicit overwriter(memhandover::pool_shape const& shape) {
+    if (shape.backend == memhandover::backend_kind::host) {
+      return;
+    }
+    driver_ = memhandover::cuda_driver::open();
     CUcontext context = nullptr;
     CUdevice handle = 0;
-    driver_->check(driver_->cuDeviceGet(&handle, device), "no GPU");
+    driver_->check(driver_->cuDeviceGet(&handle, shape.device), "no GPU");
     driver_->check(driver_->cuDevicePrimaryCtxRetain(&context, handle), "no context");
     driver_->check(driver_->cuCtxSetCurrent(context), "no context");
     driver_->check(driver_->cuStreamCreateWithPriority(&stream_, CU_STREAM_NON_BLOCKING, 0),
                    "no stream");
   }
   void run(memhandover::placement const& range) {
+    if (driver_ == nullptr) {
+      std::memset(range.data(), overwritten, range.bytes());
+      return;
+    }
     driver_->check(driver_->cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(range.data()),
                                             overwritten, range.bytes(), stream_),
                    "cannot write");
@@ -52,7 +61,7 @@ class overwriter {
   }
 
  private:
-  std::shared_ptr<memhandover::cuda_driver const> driver_ = memhandover::cuda_driver::open();
+  std::shared_ptr<memhandover::cuda_driver const> driver_;  ///< null on the host
   CUstream stream_ = nullptr;
 };
 
@@ -60,7 +69,7 @@ class overwriter {
 class taker {
  public:
   explicit taker(memhandover::serving_pool::options const& how)
-      : pool_(memhandover::serving_pool::join(how)), over_(pool_->shape().device) {}
+      : pool_(memhandover::serving_pool::join(how)), over_(pool_->shape()) {}
 
   /// Nothing if it is refused.
   [[nodiscard]] std::optional<memhandover::placement> take(std::uint64_t bytes) {

@@ -185,13 +185,17 @@ std::vector<std::uint32_t> chunk_space::positions(bool in_use) const {
 std::uint32_t chunk_space::park(std::uint32_t position) noexcept {
   auto const chunk = std::exchange(chunks_[position], parked_chunk);
   ++parked_;
-  memory_.unmap(at(position), 1);
+  if (!holds_private_pages()) {
+    memory_.unmap(at(position), 1);
+  }
   record_event(chunk_event::unmapped, {&chunk, 1}, at(position));
   return chunk;
 }
 
 void chunk_space::unpark(std::uint32_t first, std::span<std::uint32_t const> chunks) {
-  memory_.map(at(first), chunks);
+  if (!holds_private_pages()) {
+    memory_.map(at(first), chunks);
+  }
   std::copy(chunks.begin(), chunks.end(), chunks_.begin() + first);
   parked_ -= static_cast<std::uint32_t>(chunks.size());
   record_event(chunk_event::mapped, chunks, at(first));

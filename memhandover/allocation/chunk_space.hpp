@@ -12,6 +12,8 @@
 /// allocated there stay. Until another chunk comes there an access faults. A space with parked positions
 /// neither grows nor shrinks.
 ///
+/// Of private pages the owner sees to that: they are neither unmapped nor mapped.
+///
 /// Thread-safety: none; the owner locks.
 #pragma once
 
@@ -97,9 +99,9 @@ class chunk_space {
   [[nodiscard]] std::byte* at(std::uint32_t position) const noexcept {
     return base_ + position * memory_.shape().chunk_bytes;
   }
-  /// Unmaps the chunk there, which has one, and returns it. No event is recorded if there is no memory for it.
+  /// Unmaps the chunk there, which has one, and returns it; private pages stay mapped. No event is recorded if there is no memory for it.
   [[nodiscard]] std::uint32_t park(std::uint32_t position) noexcept;
-  /// Maps chunks at parked positions that follow each other, from `first` on. If it throws, nothing has changed.
+  /// Maps chunks at parked positions that follow each other, from `first` on, unless private pages are there. If it throws, nothing has changed.
   void unpark(std::uint32_t first, std::span<std::uint32_t const> chunks);
   [[nodiscard]] std::uint32_t parked() const noexcept { return parked_; }
 

@@ -15,12 +15,14 @@
 namespace sluice::memhandover {
 
 tenant_parking::tenant_parking(std::mutex& mutex, device_memory& memory, host_copy_share& copies,
-                               std::shared_ptr<cuda_driver const> driver)
+                               std::shared_ptr<cuda_driver const> driver,
+                               std::unique_ptr<held_pages> own_pages)
     : mutex_(mutex),
       memory_(memory),
       share_(copies),
       transfer_(open_chunk_transfer(driver)),
-      hasher_(open_content_hasher(driver)) {
+      hasher_(open_content_hasher(driver)),
+      own_pages_(std::move(own_pages)) {
   parked_.reserve(memory.shape().chunk_count);
 }
 
@@ -28,6 +30,9 @@ tenant_parking::~tenant_parking() {
   for (auto const& each : parked_) {
     if (each.copy) {
       share_.copies().give_back(*each.copy);
+    }
+    if (each.is_held) {
+      own_pages_->release(each.of->at(each.position), memory_.shape().chunk_bytes);
     }
   }
   for (auto const& [address, each] : kept_) {
@@ -50,10 +55,13 @@ class tenant_parking::departure {
       : of_(of), going_(std::move(going)), give_(give) {}
   departure(departure const&) = delete;
   departure& operator=(departure const&) = delete;
-  /// Slots of what has not gone are free again.
+  /// What has not gone is as it was.
   ~departure() {
-    for (auto const& at : copying_) {
-      of_.share_.copies().give_back(*at.copy);
+    for (auto& at : going_) {
+      if (at.copy) {
+        of_.share_.copies().give_back(*at.copy);
+      }
+      of_.restore(at);
     }
   }
 
@@ -84,9 +92,9 @@ class tenant_parking::departure {
           (hasher.available() && !hasher.room())) {
         return true;
       }
+      auto const* const contents = of_.take_aside(going_[begun_]);
       if (hasher.available()) {
-        auto const& at = going_[begun_];
-        of_.hasher_->begin(at.of->at(at.position), of_.memory_.shape().chunk_bytes);
+        of_.hasher_->begin(contents, of_.memory_.shape().chunk_bytes);
       }
     }
   }
@@ -98,13 +106,13 @@ class tenant_parking::departure {
       if (of_.hasher_->available() && !(at.hash = of_.hasher_->poll())) {
         break;
       }
-      ++decided_;
-      decide(at);
+      decide(decided_++);
     }
     return decided_ > before;
   }
 
-  void decide(place& at) {
+  void decide(std::size_t number) {
+    auto& at = going_[number];
     if (at.hash && at.hash->zero()) {
       if (auto const kept = of_.take_kept(at)) {
         of_.share_.copies().give_back(kept->slot);
@@ -113,32 +121,34 @@ class tenant_parking::departure {
       return;
     }
     if (!of_.find_slot(at)) {
+      of_.restore(at);
       return;  // it stays
     }
     if (at.is_clean) {
       of_.unmap(at, give_);
       return;
     }
-    copying_.push_back(at);
-    of_.transfer_->out(of_.share_.at(at.copy->slot).data(), at.of->at(at.position),
+    copying_.push_back(number);
+    of_.transfer_->out(of_.share_.at(at.copy->slot).data(),
+                       at.aside != nullptr ? at.aside : at.of->at(at.position),
                        of_.memory_.shape().chunk_bytes);
   }
 
   bool finish_some() {
     auto const ended = of_.transfer_->poll();
     for (std::size_t i = 0; i < ended; ++i) {
-      of_.unmap(copying_.front(), give_);
+      of_.unmap(going_[copying_.front()], give_);
       copying_.pop_front();
     }
     return ended > 0;
   }
 
   tenant_parking& of_;
-  std::vector<place> going_;
+  std::vector<place> going_;  ///< those that have gone hold nothing any more
   taker const& give_;
   std::size_t begun_ = 0;  ///< their hash, where there are any
   std::size_t decided_ = 0;
-  std::deque<place> copying_;
+  std::deque<std::size_t> copying_;
 };
 
 void tenant_parking::take(std::span<chunk_space* const> spaces, std::uint32_t count,
@@ -165,6 +175,9 @@ void tenant_parking::take_unused(std::span<chunk_space* const> spaces, std::uint
         }
         given.push_back(of->park(position));
         parked_.push_back({of, position});
+        if (own_pages_ != nullptr) {
+          held_pages::vacate(of->at(position), memory_.shape().chunk_bytes);
+        }
       }
     }
   }
@@ -188,9 +201,35 @@ std::vector<tenant_parking::place> tenant_parking::choose(std::span<chunk_space*
   return chosen;
 }
 
+/// Where the contents are while they are looked at and copied.
+std::byte* tenant_parking::take_aside(place& at) {
+  auto* const where = at.of->at(at.position);
+  if (own_pages_ == nullptr) {
+    return where;
+  }
+  at.aside = own_pages_->take(where, memory_.shape().chunk_bytes);
+  at.is_held = true;
+  return at.aside;
+}
+
+/// What was taken aside is where it was.
+void tenant_parking::restore(place& at) noexcept {
+  if (at.aside == nullptr) {
+    return;
+  }
+  auto const bytes = memory_.shape().chunk_bytes;
+  own_pages_->put(at.of->at(at.position), at.aside, bytes);
+  own_pages_->release(at.of->at(at.position), bytes);
+  own_pages_->drop(std::exchange(at.aside, nullptr), bytes);
+}
+
 /// The contents are where they are to be.
-void tenant_parking::unmap(place const& at, taker const& give) {
+void tenant_parking::unmap(place& at, taker const& give) {
+  if (auto* const aside = std::exchange(at.aside, nullptr)) {
+    own_pages_->drop(aside, memory_.shape().chunk_bytes);
+  }
   parked_.push_back(at);  // there is room for all that there are
+  at.copy.reset();
   std::uint32_t chunk = 0;
   {
     std::lock_guard const lock{mutex_};
@@ -279,6 +318,28 @@ std::size_t tenant_parking::run_from(std::size_t first) const noexcept {
   return end;
 }
 
+/// Begins to bring back what lived in a chunk that is mapped there.
+void tenant_parking::refill(place const& at, std::uint32_t chunk, bool in_use) {
+  auto const bytes = memory_.shape().chunk_bytes;
+  auto* const where = at.of->at(at.position);
+  if (own_pages_ != nullptr) {
+    if (in_use) {  // else it is zero as soon as nobody is held
+      own_pages_->put(where, share_.at(at.copy->slot).data(), bytes);
+    }
+    return;
+  }
+  if (!in_use) {
+    memory_.scrub(where, {&chunk, 1});
+    return;
+  }
+  while (!transfer_->room()) {
+    if (transfer_->poll() == 0) {
+      std::this_thread::yield();
+    }
+  }
+  transfer_->in(where, share_.at(at.copy->slot).data(), bytes);
+}
+
 void tenant_parking::bring_back(std::span<std::uint32_t const> chunks) {
   if (chunks.size() != parked_.size()) {
     throw error{error_kind::invalid_argument,
@@ -305,18 +366,7 @@ void tenant_parking::bring_back(std::span<std::uint32_t const> chunks) {
         }
       }
       for (auto i = first; i < end; ++i) {
-        auto const& at = parked_[i];
-        auto* const where = at.of->at(at.position);
-        if (!in_use[i - first]) {
-          memory_.scrub(where, run.subspan(i - first, 1));
-          continue;
-        }
-        while (!transfer_->room()) {
-          if (transfer_->poll() == 0) {
-            std::this_thread::yield();
-          }
-        }
-        transfer_->in(where, share_.at(at.copy->slot).data(), bytes);
+        refill(parked_[i], run[i - first], in_use[i - first]);
       }
     }
     while (transfer_->in_flight() > 0) {
@@ -331,6 +381,11 @@ void tenant_parking::bring_back(std::span<std::uint32_t const> chunks) {
       (void)parked_[i].of->park(parked_[i].position);
     }
     throw;
+  }
+  for (auto const& each : parked_) {
+    if (each.is_held) {
+      own_pages_->release(each.of->at(each.position), bytes);
+    }
   }
   {
     std::lock_guard const lock{mutex_};

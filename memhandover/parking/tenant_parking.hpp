@@ -17,6 +17,9 @@
 ///   parking.take(spaces, 12, wanted.give, wanted.stands);
 ///   parking.bring_back(stock.take(parking.parked().all()));
 ///
+/// On the host what lasts lies in private pages of the process, which its threads use whenever they like. They are taken away
+/// (held_pages.hpp) before anybody looks at them: whoever touches one waits until it is back.
+///
 /// Thread-safety: one thread, in which the device's context is current. The mutex is locked for moments, as often as a
 /// space changes; spaces from which something is parked must not lose chunks otherwise, nor end.
 #pragma once
@@ -35,6 +38,7 @@
 #include "memhandover/device/chunk_transfer.hpp"
 #include "memhandover/device/content_hash.hpp"
 #include "memhandover/device/device_memory.hpp"
+#include "memhandover/device/held_pages.hpp"
 
 namespace sluice::memhandover {
 
@@ -48,12 +52,14 @@ class tenant_parking {
     [[nodiscard]] std::uint32_t all() const noexcept { return dirty + clean + zero; }
   };
 
-  /// `mutex` guards the spaces. All must outlive this object. Throws what the driver says.
+  /// `mutex` guards the spaces. All must outlive this object. `own_pages`: the spaces hold private pages, all of them.
+  /// Throws what the driver says.
   tenant_parking(std::mutex& mutex, device_memory& memory, host_copy_share& copies,
-                 std::shared_ptr<cuda_driver const> driver);
+                 std::shared_ptr<cuda_driver const> driver,
+                 std::unique_ptr<held_pages> own_pages = nullptr);
   tenant_parking(tenant_parking const&) = delete;
   tenant_parking& operator=(tenant_parking const&) = delete;
-  /// Gives the slots back, kept ones as well: what is still parked is lost.
+  /// Gives the slots back, kept ones as well: what is still parked is lost, and private pages of it are zero.
   ~tenant_parking();
 
   /// Parks up to `count` chunks of `spaces`, in their order, and calls `give` with each as soon as nothing maps it here.
@@ -68,6 +74,8 @@ class tenant_parking {
   void bring_back(std::span<std::uint32_t const> chunks);
 
   [[nodiscard]] counts parked() const noexcept;
+  /// Whether a thread has begun to wait for a private page since this was asked last.
+  [[nodiscard]] bool touched() noexcept { return own_pages_ != nullptr && own_pages_->touched(); }
   /// A slot that was held for contents and is not any more: they are gone for good. Throws as `host_copies::at`.
   [[nodiscard]] std::optional<std::uint32_t> lost() const;
 
@@ -78,6 +86,8 @@ class tenant_parking {
     std::optional<held_copy> copy{};     ///< none: zero
     std::optional<content_hash> hash{};  ///< of the contents, where it is known
     bool is_clean = false;
+    bool is_held = false;        ///< who touches it waits
+    std::byte* aside = nullptr;  ///< where its private pages lie, until there is a copy
   };
   struct kept_copy {
     held_copy slot;
@@ -89,10 +99,13 @@ class tenant_parking {
   void take_unused(std::span<chunk_space* const> spaces, std::uint32_t count, taker const& give);
   [[nodiscard]] std::vector<place> choose(std::span<chunk_space* const> spaces,
                                           std::uint32_t count);
-  void unmap(place const& at, taker const& give);
+  [[nodiscard]] std::byte* take_aside(place& at);
+  void restore(place& at) noexcept;
+  void unmap(place& at, taker const& give);
   [[nodiscard]] bool find_slot(place& at);
   [[nodiscard]] std::optional<held_copy> any_slot();
   [[nodiscard]] std::optional<kept_copy> take_kept(place const& at);
+  void refill(place const& at, std::uint32_t chunk, bool in_use);
   void keep_or_drop(place const& at) noexcept;
   [[nodiscard]] std::size_t run_from(std::size_t first) const noexcept;
 
@@ -101,6 +114,7 @@ class tenant_parking {
   host_copy_share& share_;
   std::unique_ptr<chunk_transfer> transfer_;
   std::unique_ptr<content_hasher> hasher_;
+  std::unique_ptr<held_pages> own_pages_;  ///< none: the spaces hold chunks of the pool
   std::vector<place> parked_;
   /// By the address that they were brought back to. Others may have taken their slots.
   std::map<std::byte const*, kept_copy> kept_;

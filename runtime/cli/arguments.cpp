@@ -54,7 +54,7 @@ void describe_run(CLI::App& app, run_arguments& into) {
   app.add_option("--memory", into.memory, "Size of the pool if this makes it, for example 4GiB")
       ->check(check_amount);
   app.add_option("--host-memory", into.host_memory,
-                 "Host memory for what jobs on a GPU park, if this starts the broker")
+                 "Host memory for what jobs park, if this starts the broker")
       ->check(check_amount);
   app.add_option(
          "--park", into.options.park,

@@ -54,10 +54,7 @@ void check_chunk(pool_policy const& pool, detail::findings& found) {
 
 void check_host_copies(policy const& wanted, detail::findings& found) {
   auto const bytes = wanted.host_copies.memory;
-  if (bytes != 0 && wanted.pool.backend == pool_backend::host) {
-    found.add_at("host_copies.memory",
-                 "has no meaning with pool.backend host, whose memory is the host's; remove it");
-  } else if (bytes != 0 && wanted.pool.chunk && bytes < *wanted.pool.chunk) {
+  if (bytes != 0 && wanted.pool.chunk && bytes < *wanted.pool.chunk) {
     found.add_at(
         "host_copies.memory",
         fmt::format("is {}, less than one chunk of {}; give at least {}, or 0", write_bytes(bytes),

@@ -185,7 +185,7 @@ void add_host_copies(metrics_text& to, json const& copies) {
     return;
   }
   to.family("sluice_host_copy_bytes", kind::gauge,
-            "Host memory for what jobs on a GPU park, by its state; together they are all of it.");
+            "Host memory for what jobs park, by its state; together they are all of it.");
   auto const free = copies.value("free_bytes", 0.0);
   auto const absent =
       std::clamp(copies.value("bytes", 0.0) - copies.value("populated_bytes", 0.0), 0.0, free);

@@ -17,10 +17,6 @@ namespace {
 
 using memhandover::monotonic_ns;
 
-/// How long the control thread waits for launches to end before it gives nothing: longer than any
-/// unit it may meet. An operator on few processors may take many seconds.
-constexpr std::int64_t kernel_patience_ns = 2'000'000'000;
-constexpr std::int64_t operator_patience_ns = 60'000'000'000;
 /// How often the control thread asks, while it waits for a commit, whether the server still waits for it.
 constexpr std::chrono::milliseconds look_every{20};
 /// How long an allocation lets a demand go first.
@@ -146,14 +142,17 @@ void demand_answers::take_for(memhandover::demand const& wanted, lock_type& lock
   if (answer.chunks.empty()) {
     spaces_->give_stock(wanted.chunks, answer.chunks);  // less than was asked for, but all there is
   }
-  if (may_revoke && gate_ != nullptr) {
+  if (!may_revoke) {
+    return;
+  }
+  if (gate_ != nullptr) {
     // What the optimizer gives back and asks for again goes only where all the rest is too little.
     auto const missing = still_missing(wanted.chunks, answer.chunks);
     answer.chunks.reserve(answer.chunks.size() + missing);
     auto const rest = spaces_->persistent().shrink(missing);
     answer.chunks.insert(answer.chunks.end(), rest.begin(), rest.end());
-    park_rest(wanted, lock, answer);
   }
+  park_rest(wanted, lock, answer);
 }
 
 void demand_answers::park_rest(memhandover::demand const& wanted, lock_type& lock,

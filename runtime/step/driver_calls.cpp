@@ -2,7 +2,6 @@
 /// pool.
 #include <atomic>
 #include <cstddef>
-#include <cstdlib>
 #include <string>
 
 #include "runtime/step/process_state.hpp"
@@ -81,13 +80,6 @@ void driver_micro_batch_dropped(int (*is_running)(void const* which), void const
   }
 }
 
-/// One of several ranks is not: the others would wait for it in a collective, until their watchdog ends them.
-bool may_be_parked() {
-  char const* const ranks = std::getenv("WORLD_SIZE");
-  return !environment_says("SLUICE_PARK", "never", "if_needed") &&
-         (ranks == nullptr || std::strtoul(ranks, nullptr, 10) <= 1);
-}
-
 void driver_launch_wanted() {
   if (auto* const state = sharing(); state != nullptr) {
     state->memory->want_parked();
@@ -136,7 +128,6 @@ SLUICE_EXPORT sluice_runtime_api const* sluice_runtime_attach(sluice_gate_api co
     options.alignment = 512;
     options.driver = state->driver;
     options.gate = state->gate.get();
-    options.may_be_parked = may_be_parked();
     state->memory = std::make_unique<training_memory>(std::move(options));
     gate->set_deferred(environment_says("SLUICE_SUBMISSION", "direct", "deferred") ? 0 : 1);
     auto const& client = state->memory->client();

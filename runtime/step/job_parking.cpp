@@ -14,11 +14,10 @@ namespace {
 using memhandover::monotonic_ns;
 using std::chrono::milliseconds;
 
-/// As for what is revoked: longer than any unit of the device.
-constexpr std::int64_t idle_patience_ns = 2'000'000'000;
 /// How often the table of host copies, which others use, too, and the header are looked at.
 constexpr milliseconds look_at_copies{100};
-/// The same while chunks are waited for; the bell comes before that.
+/// The same while chunks are waited for, the bell coming before that, and on the host while somebody may come to touch what is
+/// away.
 constexpr milliseconds look_for_chunks{5};
 /// How long the writer may take to answer. Demands are not heard meanwhile.
 constexpr milliseconds answer_patience{20};
@@ -90,12 +89,15 @@ std::optional<milliseconds> job_parking::advance() {
   if (!piece.may_go_on()) {
     return std::nullopt;
   }
-  if (pins_) {
-    if (auto const next = pinned_.advance()) {
+  if (!is_ready_) {
+    if (auto const next = on_gpu() ? pinned_.advance() : std::nullopt) {
       return next;
     }
-    pins_ = false;
+    is_ready_ = true;
     make_ready();
+  }
+  if (!is_resident() && parking_->touched()) {
+    wanted_.store(true);
   }
   bool const waits = !is_resident() && wanted_.load();
   bool const is_back = waits && come_back();
@@ -103,18 +105,19 @@ std::optional<milliseconds> job_parking::advance() {
   if (is_back) {
     become_resident();
   }
-  return waits && !is_resident() ? look_for_chunks : look_at_copies;
+  return !is_resident() && (waits || !on_gpu()) ? look_for_chunks : look_at_copies;
 }
 
-/// What is not pinned is copied at a fifth of the rate, by a call that waits.
+/// What a GPU has not pinned is copied at a fifth of the rate, by a call that waits.
 void job_parking::make_ready() {
   auto* const copies = of_.client.copies();
-  if (copies == nullptr || pinned_.slots() < copies->shape().slots) {
+  if (copies == nullptr || (on_gpu() && pinned_.slots() < copies->shape().slots)) {
     return;  // it has been said why
   }
   try {
-    parking_ =
-        std::make_unique<memhandover::tenant_parking>(of_.mutex, of_.memory, *copies, of_.driver);
+    parking_ = std::make_unique<memhandover::tenant_parking>(
+        of_.mutex, of_.memory, *copies, of_.driver,
+        on_gpu() ? nullptr : std::make_unique<memhandover::held_pages>());
   } catch (std::exception const& why) {
     spdlog::warn("this job cannot be parked reason=\"{}\"", why.what());
   }
@@ -136,12 +139,19 @@ void job_parking::take(memhandover::demand const& wanted, std::uint32_t count) {
       monotonic_ns() < stays_until_ns_) {
     return;
   }
-  auto const deadline = monotonic_ns() + idle_patience_ns;
+  auto const deadline = monotonic_ns() + (on_gpu() ? kernel_patience_ns : operator_patience_ns);
   auto const began = clock::now();
   if (!of_.gate.close_all(deadline)) {
     return;
   }
   bool const was_resident = is_resident();
+  // Until then an allocation is answered: whoever is waited for may need it.
+  if (!of_.gate.wait_idle(deadline)) {
+    if (was_resident) {
+      open();
+    }
+    return;
+  }
   if (was_resident) {
     wanted_.store(false);  // before anybody can find it away
   }
@@ -174,15 +184,13 @@ void job_parking::take(memhandover::demand const& wanted, std::uint32_t count) {
     spaces = of_.spaces.lasting();
   }
   try {
-    if (of_.gate.wait_idle(deadline)) {
-      parking_->take(
-          spaces, count,
-          [&](std::uint32_t chunk) {
-            mailbox.parked_chunks.fetch_add(1);  // before the writer can grant it to another tenant
-            wanted.give(chunk);
-          },
-          wanted.stands);
-    }
+    parking_->take(
+        spaces, count,
+        [&](std::uint32_t chunk) {
+          mailbox.parked_chunks.fetch_add(1);  // before the writer can grant it to another tenant
+          wanted.give(chunk);
+        },
+        wanted.stands);
   } catch (...) {
     note();
     throw;
@@ -261,11 +269,17 @@ void job_parking::become_resident() {
     of_.spaces.publish();
     resident_.store(true);
     of_.gate.set_parked(false);
-    if (!of_.spaces.awaits_unmapping()) {
-      of_.gate.open();
-    }
   }
+  open();
   changed_.notify_all();
+}
+
+/// Unless it is closed for what has been revoked.
+void job_parking::open() {
+  lock_type const lock{of_.mutex};
+  if (!of_.spaces.awaits_unmapping()) {
+    of_.gate.open();
+  }
 }
 
 }  // namespace sluice::step

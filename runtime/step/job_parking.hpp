@@ -4,7 +4,8 @@
 ///   resident ──take──► parked ──wanted, chunks granted──► coming back ──► resident, the gate opens
 ///
 /// From the first chunk on that has gone the gate is closed, and it opens when the last has come back. Who is held wants that,
-/// as does an allocation that needs more memory; nothing else of the job is relied on, neither its locks nor Python. After
+/// as does an allocation that needs more memory, and on the host who touches it; nothing else of the job is relied on,
+/// neither its locks nor Python. After
 /// that the job stays for a while, in proportion to what going and coming has taken (`ledger_header::park_stay`).
 ///
 ///   auto const parking = std::make_shared<job_parking>(parts);
@@ -39,12 +40,12 @@ class job_parking {
   /// All must outlive this object, or `stop`.
   struct parts {
     std::mutex& mutex;  ///< "the lock", which guards the spaces
-    launch_gate& gate;
+    launch_gate& gate;  ///< of the device, or of the host's operators
     memhandover::tenant_client& client;
     memhandover::host_copy_share& copies;  ///< the client's
     memhandover::device_memory& memory;
     training_spaces& spaces;
-    std::shared_ptr<memhandover::cuda_driver const> driver;
+    std::shared_ptr<memhandover::cuda_driver const> driver;  ///< null on the host
   };
 
   explicit job_parking(parts const& of);
@@ -66,7 +67,7 @@ class job_parking {
   [[nodiscard]] std::optional<std::chrono::milliseconds> advance();
 
   // --- with the lock
-  /// Returns when all is there; the calling thread waits for it.
+  /// Returns when all is there, with the lock; the calling thread waits for it. A fork as well: a child would find nothing.
   void await_resident(lock_type& lock);
   /// From now on nothing is taken and nothing comes back.
   void stop(lock_type& lock);
@@ -75,12 +76,14 @@ class job_parking {
   using clock = std::chrono::steady_clock;
   class piece_of_work;
 
+  [[nodiscard]] bool on_gpu() const noexcept { return of_.driver != nullptr; }
   void make_ready();
   void show_parkable();
   [[nodiscard]] bool get_chunks(std::uint32_t needed);
   [[nodiscard]] bool come_back();
   void set_waiting(bool waits);
   void become_resident();
+  void open();
   [[nodiscard]] std::uint32_t stay() const noexcept;
 
   parts of_;
@@ -89,7 +92,7 @@ class job_parking {
   std::atomic<bool> resident_{true};
   std::atomic<bool> wanted_{false};
   // Of the control thread.
-  bool pins_ = true;
+  bool is_ready_ = false;  ///< or never will be
   bool shows_waiting_ = false;
   clock::time_point left_at_{};
   clock::duration going_{};  ///< how long what is away has taken

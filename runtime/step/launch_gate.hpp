@@ -8,6 +8,11 @@
 
 namespace sluice::step {
 
+/// How long is waited for what runs on a device to end before nothing is given: longer than any unit that it may meet. An operator
+/// of the host may take many seconds on few processors.
+inline constexpr std::int64_t kernel_patience_ns = 2'000'000'000;
+inline constexpr std::int64_t operator_patience_ns = 60'000'000'000;
+
 /// How launches are stopped and taken back: of kernels on the device, of operators on the host.
 class launch_gate {
  public:

@@ -1,5 +1,6 @@
 #include "runtime/step/operator_gate.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "memhandover/ledger/ledger.hpp"
@@ -14,9 +15,30 @@ void operator_gate::operator_begin(operator_memory uses) {
       return;
     }
     leave(uses);
-    std::unique_lock lock{mutex_};
-    opened_.wait(lock, [this, uses] { return !holds(uses); });
+    await_opening(uses);
   }
+}
+
+/// Asks once for each time that memory is parked meanwhile.
+void operator_gate::await_opening(operator_memory uses) {
+  std::uint64_t asked_in = 0;
+  std::unique_lock lock{mutex_};
+  opened_.wait(lock, [&] {
+    bool const is_parked = parkings_ % 2 == 1;
+    if (holds(uses) && is_parked && asked_in != parkings_) {
+      asked_in = parkings_;
+      on_held_parked_();
+    }
+    return !holds(uses);
+  });
+}
+
+void operator_gate::set_parked(bool parked) {
+  {
+    std::lock_guard const lock{mutex_};
+    parkings_ += (parkings_ % 2 == 1) == parked ? 0 : 1;
+  }
+  opened_.notify_all();
 }
 
 void operator_gate::operator_pass() noexcept {
@@ -54,7 +76,7 @@ bool operator_gate::close_all(std::int64_t /*deadline_ns*/) {
 
 void operator_gate::shut(closed_to whom) noexcept {
   ended_ns_.store(0);
-  closed_.store(whom);
+  closed_.store(std::max(whom, closed_.load()));  // only this thread writes
   paused_ = ranks_.load();
   if (paused_ != nullptr) {
     paused_->pause();

@@ -11,17 +11,22 @@
 ///    │ └─close_all──► closed to all ──wait_idle──► none runs at all ────────────────┤
 ///    └──────────────────────────────────open◄───────────────────────────────────────┘
 ///
+/// Once closed to all, it stays so until it is opened. While memory is parked behind it, who is held asks for that.
+///
 /// A collective that other ranks have agreed to passes a closed gate, since they make it as well and would wait: whoever
 /// closes the gate ends such grants first.
 ///
-/// Thread-safety: begin, pass, end and `agree_with` from the threads that compute; the rest from one other thread.
+/// Thread-safety: begin, pass, end and `agree_with` from the threads that compute; the rest from one other thread,
+/// `on_held_parked` before anybody computes.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <mutex>
+#include <utility>
 
 #include "runtime/step/launch_gate.hpp"
 
@@ -42,6 +47,8 @@ class operator_gate final : public launch_gate {
 
   /// From now on collectives are agreed on with those ranks. They stay.
   void agree_with(rank_agreement& ranks) noexcept { ranks_.store(&ranks); }
+  /// To be called whenever an operator is held while memory is parked; it may not wait.
+  void on_held_parked(std::function<void()> wanted) { on_held_parked_ = std::move(wanted); }
 
   /// From now on no operator in the arena begins.
   bool close(std::int64_t deadline_ns) override;
@@ -50,6 +57,7 @@ class operator_gate final : public launch_gate {
   /// Waits until none is running of those that may not begin.
   bool wait_idle(std::int64_t deadline_ns) override;
   void open() override;
+  void set_parked(bool parked) override;
   [[nodiscard]] std::int64_t unit_ended_ns() const override { return ended_ns_.load(); }
 
   // What Python does between two operators is not stopped, and there is nothing to be dropped.
@@ -67,6 +75,7 @@ class operator_gate final : public launch_gate {
   [[nodiscard]] bool holds(operator_memory uses) const noexcept;
   [[nodiscard]] bool is_idle() const noexcept;
   void shut(closed_to whom) noexcept;
+  void await_opening(operator_memory uses);
   void leave(operator_memory uses) noexcept;
 
   /// Each side writes its own word before it reads the other's, and all in one order. Operators that are running:
@@ -76,6 +85,8 @@ class operator_gate final : public launch_gate {
   std::mutex mutex_;  ///< guards the waiting
   std::condition_variable opened_;
   std::condition_variable none_runs_;
+  std::uint64_t parkings_ = 0;  ///< odd: memory is parked; guarded by the mutex
+  std::function<void()> on_held_parked_;
   /// When one that it waits for ended since the gate was closed; 0: none did.
   std::atomic<std::int64_t> ended_ns_{0};
   std::atomic<rank_agreement*> ranks_{nullptr};

@@ -83,6 +83,12 @@ void publish_long_units(process_state& state) {
   }
 }
 
+/// One of several ranks is not: the others would wait for it in a collective, until their watchdog ends them.
+bool may_be_parked() {
+  return !environment_says("SLUICE_PARK", "never", "if_needed") &&
+         std::strtoul(environment("WORLD_SIZE").c_str(), nullptr, 10) <= 1;
+}
+
 /// Says once that requests are refused because of what this job keeps.
 void log_refusal(process_state& state) {
   auto const& client = state.memory->client();
@@ -173,6 +179,7 @@ training_memory::options options_of_job(char const* backend) {
   options.broker.pool_bytes = std::strtoull(environment("SLUICE_POOL_BYTES").c_str(), nullptr, 10);
   auto const name = environment("SLUICE_NAME");
   options.name = name.empty() ? "training" : name;
+  options.may_be_parked = may_be_parked();
   return options;
 }
 

@@ -25,8 +25,7 @@ training_memory::training_memory(options how)
                                              .persistent = options_.persistent,
                                              .on_gpu = on_gpu()});
     answers_.serve_from(*spaces_, *memory_, *history_);
-    if (auto* const copies = client_->copies();
-        options_.may_be_parked && on_gpu() && copies != nullptr) {
+    if (auto* const copies = client_->copies(); options_.may_be_parked && copies != nullptr) {
       make_parkable(*copies);
     }
   } catch (...) {
@@ -52,8 +51,9 @@ training_memory::~training_memory() {
 /// The client keeps it, and ends it before the host copies.
 void training_memory::make_parkable(memhandover::host_copy_share& copies) {
   auto const parking = std::make_shared<job_parking>(job_parking::parts{
-      mutex_, *options_.gate, *client_, copies, *memory_, *spaces_, options_.driver});
+      mutex_, computing(), *client_, copies, *memory_, *spaces_, options_.driver});
   parking_ = parking.get();
+  operators_.on_held_parked([this] { want_parked(); });
   answers_.park_with(*parking_);
   client_->meanwhile([parking] { return parking->advance(); });
 }
@@ -180,7 +180,11 @@ void training_memory::publish_stranded() const {
 }
 
 void training_memory::before_fork() {
-  mutex_.lock();
+  std::unique_lock lock{mutex_};
+  if (parking_ != nullptr) {
+    parking_->await_resident(lock);
+  }
+  lock.release();  // until after the fork
   fork_copies_.make(*spaces_);
 }
 

@@ -158,7 +158,12 @@ void training_spaces::publish() {
 /// The server demands nothing that cannot be had for it.
 void training_spaces::publish_kept() {
   auto const needed = needed_for_good();
-  client_.mailbox().parkable_chunks.store(std::min(needed, parkable_), std::memory_order_relaxed);
+  std::uint32_t stays = 0;
+  for (auto const& one : promoted_) {
+    stays += may_be_parked(*one) ? 0 : one->mapped_chunks();
+  }
+  client_.mailbox().parkable_chunks.store(std::min(needed - stays, parkable_),
+                                          std::memory_order_relaxed);
   client_.mailbox().kept_chunks.store(needed, std::memory_order_relaxed);
 }
 
@@ -171,7 +176,9 @@ std::vector<chunk_space*> training_spaces::lasting() const {
   std::vector<space*> found{persistent_.get()};
   for (auto const* list : {&sparse_, &promoted_}) {
     for (auto const& each : *list) {
-      found.push_back(each.get());
+      if (may_be_parked(*each)) {
+        found.push_back(each.get());
+      }
     }
   }
   return found;

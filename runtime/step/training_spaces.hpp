@@ -121,11 +121,12 @@ class training_spaces {
   [[nodiscard]] bool release_unused();
 
   // --- for parking
-  /// Spaces of what lasts; none ends while they are frozen.
+  /// Spaces of what lasts and may be parked; none ends while they are frozen. On the host what has outlived a micro-batch
+  /// stays: it lies in the pool's own pages.
   [[nodiscard]] std::vector<space*> lasting() const;
   /// While it is true no chunk of what lasts is unmapped but by whoever parks it.
   void set_frozen(bool frozen) noexcept { frozen_ = frozen; }
-  /// Host copies could take so many chunks of what lasts.
+  /// Host copies could take so many chunks of that.
   void set_parkable(std::uint32_t chunks);
 
   // --- for demands
@@ -160,6 +161,9 @@ class training_spaces {
   void leave_sparse();
   void exchange_idle();
   void give_back_unused(space& of, space_list const& list) noexcept;
+  [[nodiscard]] bool may_be_parked(space const& one) const noexcept {
+    return how_.on_gpu || one.holds_private_pages();
+  }
   void release_lasting(std::vector<std::uint32_t> const& chunks);
 
   memhandover::tenant_client& client_;

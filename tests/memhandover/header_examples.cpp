@@ -26,6 +26,7 @@
 #include "memhandover/client/tenant_client.hpp"
 #include "memhandover/device/chunk_transfer.hpp"
 #include "memhandover/device/content_hash.hpp"
+#include "memhandover/device/held_pages.hpp"
 #include "memhandover/ledger/chunk_counts.hpp"
 #include "memhandover/ledger/client_kinds.hpp"
 #include "memhandover/ledger/client_mailbox.hpp"
@@ -73,6 +74,17 @@ void of_chunk_transfer(std::unique_ptr<chunk_transfer> const& copies,
     if (late()) {
       copies->drop();
     }
+  }
+}
+
+void of_held_pages(std::byte* where, std::byte* copy, std::size_t bytes) {
+  held_pages pages;
+  auto* const aside = pages.take(where, bytes);   // from now on who touches them waits
+  std::memcpy(copy, aside, bytes);
+  pages.drop(aside, bytes);
+  if (pages.touched()) {
+    pages.put(where, copy, bytes);
+    pages.release(where, bytes);                  // they are pages as any others
   }
 }
 

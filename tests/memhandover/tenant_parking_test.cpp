@@ -6,9 +6,12 @@
 #include <array>
 #include <cstring>
 #include <numeric>
+#include <optional>
+#include <thread>
 
 #include "memhandover/base/bytes.hpp"
 #include "memhandover/base/error.hpp"
+#include "memhandover/device/held_pages.hpp"
 #include "memhandover/device/host_memory.hpp"
 
 namespace sluice::memhandover {
@@ -293,6 +296,90 @@ TEST_F(tenant_parking_test, what_is_still_parked_in_the_end_leaves_no_slot_behin
     tenant_parking parking{mutex_, memory_, share_, nullptr};
     take(parking, 2);
   }
+  EXPECT_EQ(share_.copies().count().free, slots);
+}
+
+/// Contents of a process's own pages, which threads use whenever they like.
+class parking_own_pages_test : public tenant_parking_test {
+ protected:
+  void SetUp() override {
+    try {
+      parking_.emplace(mutex_, memory_, share_, nullptr, std::make_unique<held_pages>());
+    } catch (error const& why) {
+      GTEST_SKIP() << why.what();
+    }
+  }
+  void take_own(
+      std::uint32_t count, std::function<bool()> const& goes_on = [] { return true; }) {
+    std::array<chunk_space*, 1> const spaces{&own_};
+    parking_->take(
+        spaces, count, [this](std::uint32_t given) { given_.push_back(given); }, goes_on);
+  }
+
+  chunk_space own_{memory_, 32, 64, chunk_space::backing::process};
+  std::optional<tenant_parking> parking_;
+};
+
+TEST_F(parking_own_pages_test, contents_go_and_come_back) {
+  fill(own_, 0, 5);
+  std::memset(own_.at(1), 0, chunk);
+  EXPECT_GT(own_.free(own_.at(3)), 0U);
+  take_own(5);
+  EXPECT_EQ(given_, (indices{3, 1, 0, 2, 4}));
+  EXPECT_EQ(parking_->parked().zero, 2U);
+  EXPECT_EQ(parking_->parked().dirty, 3U);
+  EXPECT_FALSE(parking_->touched());
+  parking_->bring_back(numbers(20, 5));
+  EXPECT_TRUE(is_intact(own_, 0, 1));
+  EXPECT_EQ(own_.at(1)[7], std::byte{0});
+  EXPECT_EQ(own_.at(3)[7], std::byte{0});
+  EXPECT_EQ(own_.at(4)[7], std::byte{5});
+  given_.clear();
+  take_own(5);
+  EXPECT_EQ(parking_->parked().clean, 3U) << "what has not changed is copied once";
+  parking_->bring_back(numbers(9, 5));
+  EXPECT_TRUE(is_intact(own_, 0, 1));
+}
+
+TEST_F(parking_own_pages_test, who_writes_meanwhile_waits_and_has_written_afterwards) {
+  fill(own_, 0, 4);
+  take_own(4);
+  std::thread writer{[this] { own_.at(2)[5] = std::byte{99}; }};
+  while (!parking_->touched()) {
+    std::this_thread::yield();
+  }
+  parking_->bring_back(numbers(10, 4));
+  writer.join();
+  EXPECT_EQ(own_.at(2)[5], std::byte{99});
+  own_.at(2)[5] = std::byte{3};
+  EXPECT_TRUE(is_intact(own_, 0, 4));
+}
+
+TEST_F(parking_own_pages_test, what_has_no_slot_stays_and_nobody_waits_for_it) {
+  fill(own_, 0, 20);
+  take_own(20);
+  EXPECT_EQ(parking_->parked().dirty, slots);
+  for (auto i = slots; i < 20; ++i) {
+    EXPECT_EQ(own_.at(i)[0], static_cast<std::byte>(i + 1));
+  }
+  parking_->bring_back(numbers(0, slots));
+  EXPECT_TRUE(is_intact(own_, 0, 20));
+}
+
+TEST_F(parking_own_pages_test, what_nobody_waits_for_any_more_stays) {
+  fill(own_, 0, 12);
+  int asked = 0;
+  take_own(12, [&asked] { return ++asked <= 3; });
+  EXPECT_LT(given_.size(), 12U);
+  parking_->bring_back(numbers(15, static_cast<std::uint32_t>(given_.size())));
+  EXPECT_TRUE(is_intact(own_, 0, 12));
+}
+
+TEST_F(parking_own_pages_test, its_end_holds_nobody) {
+  fill(own_, 0, 3);
+  take_own(3);
+  parking_.reset();
+  EXPECT_EQ(own_.at(1)[0], std::byte{0});
   EXPECT_EQ(share_.copies().count().free, slots);
 }
 

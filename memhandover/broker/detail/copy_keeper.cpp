@@ -97,7 +97,7 @@ copy_keeper::~copy_keeper() {
 
 void copy_keeper::make_for(pool_shape const& shape, std::uint64_t pool_bytes) {
   auto const budget = options_.budget;
-  if (shape.backend != backend_kind::cuda || table_ || budget == 0) {
+  if (table_ || budget == 0) {
     return;
   }
   (void)host_copy_slots(budget, shape.chunk_bytes);  // throws for a budget that makes none
@@ -148,9 +148,6 @@ void copy_keeper::adopt(host_copy_files files, std::uint64_t pool_id, std::uint3
 }
 
 void copy_keeper::pool_came(std::uint64_t pool_id, pool_shape const& shape) {
-  if (shape.backend != backend_kind::cuda) {
-    return;
-  }
   pools_.push_back({pool_id, name_of(shape), shape.chunk_bytes, {}});
   if (table_) {
     give_place(pools_.back());

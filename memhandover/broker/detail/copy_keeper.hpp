@@ -1,7 +1,7 @@
-/// The host copies of one broker: memory of the host for what tenants of its CUDA pools park, one table for
+/// The host copies of one broker: memory of the host for what tenants of its pools park, one table for
 /// all of them. The broker never touches the contents.
 ///
-/// Made with the first CUDA pool, whose chunks' size a slot has; pools with chunks of another size get no
+/// Made with the first pool, whose chunks' size a slot has; pools with chunks of another size get no
 /// share. The pages are made present in a thread of its own, in steps, each only where the host has the
 /// room for it. Where there can be none, the pools are kept all the same, and what is said of them tells why.
 ///
@@ -53,7 +53,7 @@ class copy_keeper {
   copy_keeper& operator=(copy_keeper const&) = delete;
   ~copy_keeper();
 
-  /// Makes the copies for a new pool, if it is one of CUDA and there are none. Throws `out_of_memory` for a
+  /// Makes the copies for a new pool, if there are none. Throws `out_of_memory` for a
   /// budget that the host can never have beside `pool_bytes` of it for pools, `invalid_argument` for one of less than a
   /// chunk. What fails otherwise is logged and told by `describe`.
   void make_for(pool_shape const& shape, std::uint64_t pool_bytes);
@@ -104,7 +104,7 @@ class copy_keeper {
   host_copy_files files_;
   std::optional<host_copy_table> table_;
   places_of_pools places_{};
-  std::vector<known_pool> pools_;  ///< those of CUDA that are here
+  std::vector<known_pool> pools_;  ///< those that are here
   std::string failure_;            ///< why there is no table
   bool damage_noted_ = false;
   mutable std::mutex mutex_;  ///< guards what follows

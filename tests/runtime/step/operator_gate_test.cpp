@@ -204,6 +204,48 @@ TEST(operator_gate_test, whoever_is_held_outside_of_the_arena_goes_on_when_the_g
   EXPECT_TRUE(begun);
 }
 
+TEST(operator_gate_test, what_is_closed_to_all_stays_so_until_it_is_opened) {
+  step::operator_gate gate;
+  ASSERT_TRUE(gate.close_all(ever));
+  ASSERT_TRUE(gate.close(ever));
+  std::atomic<bool> begun{false};
+  std::jthread held{[&] {
+    gate.operator_begin(operator_memory::lasting);
+    begun = true;
+    gate.operator_end(operator_memory::lasting);
+  }};
+  for (auto const until = steady_clock::now() + 50ms; steady_clock::now() < until;) {
+    EXPECT_FALSE(begun);
+  }
+  gate.open();
+  held.join();
+}
+
+TEST(operator_gate_test, whoever_is_held_asks_each_time_that_memory_is_parked) {
+  step::operator_gate gate;
+  std::atomic<int> asked{0};
+  gate.on_held_parked([&asked] { ++asked; });
+  std::atomic<bool> ends{false};
+  std::jthread computes{[&] {
+    while (!ends) {
+      gate.operator_begin(operator_memory::lasting);
+      gate.operator_end(operator_memory::lasting);
+    }
+  }};
+  for (int parking = 1; parking <= 200; ++parking) {
+    ASSERT_TRUE(gate.close_all(ever));
+    ASSERT_TRUE(gate.wait_idle(memhandover::monotonic_ns() + 60'000'000'000));
+    EXPECT_LT(asked, parking) << "before anything is parked nobody asks";
+    gate.set_parked(true);
+    while (asked < parking) {
+      std::this_thread::yield();
+    }
+    gate.set_parked(false);
+    gate.open();
+  }
+  ends = true;
+}
+
 TEST(operator_gate_test, an_operator_that_does_not_end_is_given_up_at_the_deadline) {
   step::operator_gate gate;
   gate.operator_begin();

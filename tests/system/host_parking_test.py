@@ -1,0 +1,200 @@
+"""Scripts that know nothing of Sluice are parked on the host backend, under their threads, workers and checkpoints: what they learn is
+what they would have learned alone."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from parking_test import Parker, Process, eventually
+from server_models import AFFINE, Affine
+from serving import World, floats
+
+JOB = Path(__file__).with_name("host_parking_job.py")
+MIB = 1 << 20
+CAP_SYS_PTRACE = 19  # linux/capability.h
+POOL = 640  # MiB
+KEEPS = 192  # MiB, beside parameters and their like
+LEAST, MOST = 480 * MIB, 560 * MIB
+PARKS = int(os.environ.get("SLUICE_TEST_PARKS", "8"))
+KILLS = int(os.environ.get("SLUICE_TEST_KILLS", "9"))
+
+
+def may_hold_pages() -> bool:
+    """As userfaultfd(2) has it."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    capabilities = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff"))
+    return (bool(capabilities >> CAP_SYS_PTRACE & 1) or os.access("/dev/userfaultfd", os.W_OK)
+            or Path("/proc/sys/vm/unprivileged_userfaultfd").read_text(encoding="ascii").strip() == "1")
+
+
+pytestmark = pytest.mark.skipif(not may_hold_pages(), reason="this user may not hold who touches pages (userfaultfd)")
+
+
+class Pool:
+    def __init__(self, sluice, build, folder):
+        self.sluice, self.build = sluice, build
+        folder.mkdir(mode=0o700)
+        self.environment = {**os.environ, "SLUICE_RUNTIME_DIR": str(folder), "SLUICE_BROKER": str(sluice), "OMP_NUM_THREADS": "1"}
+        self.processes: list[Process] = []
+
+    def job(self, steps: int, *options: str, keeps: int = KEEPS, **environment: str) -> Process:
+        made = Process([self.sluice, "run", "--backend", "host", "--memory", f"{POOL}MiB", "--host-memory", f"{POOL}MiB", "--require-pool",
+                        *options, "--", sys.executable, JOB, steps, keeps], {**self.environment, **environment})
+        self.processes.append(made)
+        eventually(lambda: "ready\n" in made.lines.found or made.process.poll() is not None, 90.0)
+        assert made.process.poll() is None, made.complaints
+        return made
+
+    def parker(self, least: int = LEAST, most: int = MOST, *, hold_ms: int = 20, apart_ms: int = 200, seed: int = 1, count: int = 1_000_000) -> Parker:
+        made = Parker([self.build / "bin" / "sluice-bench-parker", "--least", least, "--most", most, "--count", count, "--hold-ms", hold_ms,
+                       "--apart-ms", apart_ms, "--seed", seed], self.environment)
+        self.processes.append(made)
+        return made
+
+    def status(self) -> dict:
+        done = subprocess.run([self.sluice, "status", "--json"], env=self.environment, capture_output=True, text=True, check=False)
+        return json.loads(done.stdout) if done.returncode == 0 else {}
+
+    def jobs(self) -> list[dict]:
+        return [one for one in self.status().get("clients", []) if one["kind"] == "training"]
+
+    def await_parkable(self) -> None:
+        eventually(lambda: any(one["parking"]["parkable_bytes"] >= KEEPS * MIB for one in self.jobs()))
+
+    def end(self) -> None:
+        for each in self.processes:
+            each.end()
+
+
+@pytest.fixture
+def pool(sluice, build, tmp_path):
+    made = Pool(sluice, build, tmp_path / "runtime")
+    yield made
+    made.end()
+
+
+def steps_of(job: Process) -> int:
+    return sum(line.startswith("step ") for line in list(job.lines.found))
+
+
+def outcome(job: Process, steps: int = 0) -> tuple:
+    """What it has learned, when it has made so many steps."""
+    eventually(lambda: steps_of(job) >= steps or job.process.poll() is not None, 150.0)
+    found = job.result()
+    assert found["wrong counts"] == 0
+    assert found["kept"]
+    return found["losses"], found["parameters"]
+
+
+@pytest.mark.deadline(600)
+def test_losses_are_those_of_an_undisturbed_job(pool):
+    alone = outcome(pool.job(48), 48)
+    job = pool.job(48)
+    pool.await_parkable()
+    parker = pool.parker()
+    eventually(lambda: parker.taken() >= PARKS or job.process.poll() is not None, 120.0 + PARKS)
+    parker.end()
+    assert pool.jobs()[0]["parking"]["parks"] >= PARKS
+    assert outcome(job, 48) == alone
+
+
+@pytest.mark.deadline(300)
+def test_who_only_touches_its_memory_has_it_back(pool):
+    """Its steps are over: a thread that adds to an array is all that is left of it, and knows no operators."""
+    job = pool.job(1)
+    eventually(lambda: steps_of(job) == 1, 60.0)
+    pool.await_parkable()
+    parker = pool.parker(count=1, hold_ms=0)
+    eventually(lambda: parker.taken() == 1)
+    eventually(lambda: pool.jobs()[0]["parking"]["parked_bytes"] == 0)
+    assert pool.jobs()[0]["parking"]["parks"] == 1
+    outcome(job)
+
+
+@pytest.mark.parametrize("way", ["--park", "SLUICE_PARK"])
+def test_who_is_not_to_be_parked_keeps_what_it_has(pool, way):
+    job = pool.job(1, *(["--park", "never"] if way == "--park" else []), **({way: "never"} if way == "SLUICE_PARK" else {}))
+    eventually(lambda: steps_of(job) == 1, 60.0)
+    parker = pool.parker()
+    eventually(lambda: len(parker.acquisitions()) > 3)
+    assert all("keeps" in one["refused"] for one in parker.acquisitions())
+    assert pool.jobs()[0]["parking"]["parks"] == 0
+    outcome(job)
+
+
+@pytest.mark.deadline(600)
+def test_whoever_is_killed_at_whatever_instant_the_job_goes_on_and_nothing_is_lost(pool):
+    chance = random.Random(5)
+    job = pool.job(10_000)
+    parker = pool.parker(apart_ms=20)
+    for number in range(KILLS):
+        before, steps = parker.taken(), steps_of(job)
+        eventually(lambda: parker.taken() > before or parker.process.poll() is not None, 90.0)  # noqa: B023  called at once
+        time.sleep(chance.uniform(0, 0.2))  # the instant
+        if chance.random() < 0.6:
+            parker.end()
+            parker = pool.parker(apart_ms=20, seed=50 + number)
+        else:
+            broker = pool.status().get("pool", {}).get("broker_pid")
+            if broker:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(broker, signal.SIGKILL)
+        eventually(lambda: steps_of(job) > steps, 90.0)  # noqa: B023
+    parker.end()
+    eventually(lambda: len(jobs := pool.jobs()) == 1 and jobs[0]["parking"]["parked_bytes"] == 0)
+    pool_now = pool.status()
+    assert pool_now["clients"][0]["bytes"] + pool_now["pool"]["free_bytes"] + pool_now["pool"]["dirty_bytes"] == POOL * MIB
+    outcome(job)
+
+
+@pytest.mark.deadline(300)
+def test_a_job_that_is_killed_while_it_is_parked_leaves_nothing_behind(pool):
+    job = pool.job(10_000)
+    pool.await_parkable()
+    parker = pool.parker(count=1, hold_ms=3_600_000)
+    eventually(lambda: pool.jobs()[0]["parking"]["parked_bytes"] > 0, 60.0)
+    os.kill(pool.jobs()[0]["pid"], signal.SIGKILL)
+    job.end()
+    eventually(lambda: pool.status()["pool"]["host_copies"]["free_bytes"] == POOL * MIB)
+    parker.end()
+    eventually(lambda: pool.status()["pool"]["free_bytes"] + pool.status()["pool"]["dirty_bytes"] == POOL * MIB)
+
+
+@pytest.mark.deadline(300)
+def test_a_cold_model_is_served_beside_a_job_that_keeps_nearly_all(sluice, build, tmp_path, monkeypatch):
+    """Its weights need three quarters of a pool of which a job keeps half."""
+    pool = Pool(sluice, build, tmp_path / "runtime")
+    monkeypatch.setenv("SLUICE_RUNTIME_DIR", pool.environment["SLUICE_RUNTIME_DIR"])
+    world = World(sluice, tmp_path)
+    try:
+        affine = world.models.add("affine", Affine(padding_mib=480), **AFFINE)
+        alone = outcome(pool.job(24), 24)
+        job = pool.job(24)
+        pool.await_parkable()
+        policy = world.policy("affine", memory=f"{POOL}MiB", idle="100ms", training="stay: 1")
+        policy.write_text(policy.read_text(encoding="utf-8") + f"host_copies: {{memory: {POOL}MiB}}\n", encoding="utf-8")
+        server = world.serve(policy)
+        x = torch.randn(2, 3, generator=torch.Generator().manual_seed(1))
+
+        def answer() -> list | None:
+            status, found = server.infer("affine", [floats("x", x)])
+            assert status == 200 or (status == 503 and "have come back a moment ago" in found["error"]), found
+            return found["outputs"][0]["data"] if status == 200 else None
+
+        while steps_of(job) < 24:
+            torch.testing.assert_close(torch.tensor(eventually(answer)).view(2, 2), affine(x).detach())
+            before = steps_of(job)
+            eventually(lambda: steps_of(job) > before or steps_of(job) == 24, 60.0)  # noqa: B023  called at once
+        assert pool.jobs()[0]["parking"]["parks"] > 0
+        assert outcome(job, 24) == alone
+    finally:
+        pool.end()
+        world.end()
