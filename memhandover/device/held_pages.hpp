@@ -5,12 +5,12 @@
 ///                        └──────────release──────────► zero
 ///
 ///   held_pages pages;
-///   auto* const aside = pages.take(where, bytes);   // from now on who touches them waits
+///   auto* const aside = pages.take(where, bytes);  // from now on who touches them waits
 ///   std::memcpy(copy, aside, bytes);
 ///   pages.drop(aside, bytes);
 ///   if (pages.touched()) {
 ///     pages.put(where, copy, bytes);
-///     pages.release(where, bytes);                  // they are pages as any others
+///     pages.release(where, bytes);  // they are pages as any others
 ///   }
 ///
 /// Source: userfaultfd(2) and ioctl_userfaultfd(2), mremap(2) with MREMAP_DONTUNMAP, which moves pages in one step: no

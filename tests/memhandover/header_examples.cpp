@@ -79,12 +79,12 @@ void of_chunk_transfer(std::unique_ptr<chunk_transfer> const& copies,
 
 void of_held_pages(std::byte* where, std::byte* copy, std::size_t bytes) {
   held_pages pages;
-  auto* const aside = pages.take(where, bytes);   // from now on who touches them waits
+  auto* const aside = pages.take(where, bytes);  // from now on who touches them waits
   std::memcpy(copy, aside, bytes);
   pages.drop(aside, bytes);
   if (pages.touched()) {
     pages.put(where, copy, bytes);
-    pages.release(where, bytes);                  // they are pages as any others
+    pages.release(where, bytes);  // they are pages as any others
   }
 }
 

@@ -148,8 +148,7 @@ void describe_pool(key_visitor& v, pool_policy& into) {
 }
 
 void describe_host_copies(key_visitor& v, host_copies_policy& into) {
-  v.bytes({"memory",
-           "Host memory for what jobs park, taken when the broker starts; 0 for none.",
+  v.bytes({"memory", "Host memory for what jobs park, taken when the broker starts; 0 for none.",
            "64GiB"},
           into.memory, {0, 1024 * 1024_GiB});
 }
