@@ -27,7 +27,8 @@
 
 #include <chrono>
 #include <cstddef>
-#include <deque>
+
+#include "scheduler/detail/interval_window.hpp"
 
 namespace sluice::scheduler {
 
@@ -56,22 +57,14 @@ class pause_budget {
   [[nodiscard]] bool held() const noexcept { return held_; }
   /// How long launches have been held in the window before `now`.
   [[nodiscard]] nanoseconds held_in_window(time_point now) const;
-  [[nodiscard]] nanoseconds window() const noexcept { return window_; }
+  [[nodiscard]] nanoseconds window() const noexcept { return past_.length(); }
 
  private:
-  struct interval {
-    time_point from, to;
-  };
-  [[nodiscard]] bool unlimited() const noexcept { return allowed_ == window_; }
-  [[nodiscard]] nanoseconds longest_from(time_point begin) const;
-  [[nodiscard]] time_point first_with(nanoseconds length) const;
-  void forget_before(time_point start);
-  void remember(interval pause);
+  [[nodiscard]] bool unlimited() const noexcept { return allowed_ == past_.length(); }
 
-  nanoseconds window_;
-  nanoseconds allowed_;        ///< of every window
-  nanoseconds worthwhile_;     ///< what must be had before a used-up budget is ready again
-  std::deque<interval> past_;  ///< pauses that have ended, by time, without overlap
+  detail::interval_window past_;  ///< pauses that have ended
+  nanoseconds allowed_;           ///< of every window
+  nanoseconds worthwhile_;        ///< what must be had before a used-up budget is ready again
   bool held_ = false;
   bool used_up_ = false;
   time_point begun_, limit_;  ///< of the pause that is held

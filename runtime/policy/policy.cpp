@@ -20,6 +20,8 @@ namespace sluice::policy {
 namespace {
 
 constexpr std::uint64_t largest_file = 1_MiB;
+/// Of a window, for what is parked. Less than that few jobs are parked and back in.
+constexpr microseconds least_absence = std::chrono::milliseconds{100};
 
 std::string join(std::vector<problem> const& problems) {
   std::string all;
@@ -62,6 +64,23 @@ void check_host_copies(policy const& wanted, detail::findings& found) {
   }
 }
 
+/// What a job may be away for has to be longer than any swap, and it is not if there is nothing of a window left for it.
+void check_turns(training_policy const& training, detail::findings& found) {
+  auto const away = std::chrono::duration_cast<microseconds>(training.resident_window *
+                                                             (1.0 - training.resident_share));
+  if (training.park == park_rule::never || away >= least_absence) {
+    return;
+  }
+  bool const by_share = found.given("training.resident_share");
+  found.add_at(
+      by_share ? "training.resident_share" : "training.resident_window",
+      fmt::format(
+          "resident_share is {} and resident_window is {}, so that a job may be away for {} "
+          "of a window; to park it takes longer. Give at least {}, or training.park never",
+          write_percentage(training.resident_share), write_duration(training.resident_window),
+          write_duration(away), write_duration(least_absence)));
+}
+
 void check_warm(warm_policy const& warm, std::string const& path, detail::findings& found) {
   if (warm.mode == warm_mode::automatic && warm.min_idle > warm.max_idle) {
     auto const blamed = found.given(path + ".min_idle") ? ".min_idle" : ".max_idle";
@@ -89,6 +108,7 @@ void check_warm(warm_policy const& warm, std::string const& path, detail::findin
 void check_together(policy const& wanted, detail::findings& found) {
   check_chunk(wanted.pool, found);
   check_host_copies(wanted, found);
+  check_turns(wanted.training, found);
   if (auto const& reserve = wanted.scheduler.reserve; reserve && wanted.pool.memory) {
     if (auto const bytes = wanted.pool.memory->bytes; bytes != 0 && *reserve >= bytes) {
       found.add_at("scheduler.reserve",

@@ -98,6 +98,9 @@ struct training_policy {
   bool allow_mps = false;
   park_rule park = park_rule::if_needed;
   std::uint32_t stay = 10;  ///< times what going and coming takes
+  double resident_share =
+      0.5;  ///< in [0, 1]: of every window, for a job that is parked again and again
+  microseconds resident_window = std::chrono::minutes{1};
 };
 
 /// In every `window`, at least `percentile` of the requests are answered within `latency`; and at

@@ -9,11 +9,13 @@
 #include "scheduler/admission.hpp"
 #include "scheduler/attainment.hpp"
 #include "scheduler/batch_planner.hpp"
+#include "scheduler/detail/interval_window.hpp"
 #include "scheduler/distribution.hpp"
 #include "scheduler/estimators.hpp"
 #include "scheduler/hold_choice.hpp"
 #include "scheduler/model_controller.hpp"
 #include "scheduler/parallelism.hpp"
+#include "scheduler/parking_turns.hpp"
 #include "scheduler/pause_budget.hpp"
 #include "scheduler/queueing.hpp"
 #include "scheduler/reserve.hpp"
@@ -83,6 +85,23 @@ void of_model_controller(objective const& slo, instant now,
   model.on_load(now, load_time, handover_time);
   model.on_service(now, service_time, response_time);
   idle_timer = model.tick(now).warm.chosen.idle_timeout;
+}
+
+void of_interval_window(detail::interval_window::time_point now) {
+  using detail::interval_window;
+  interval_window held{1s, 512};
+  auto const longest = held.longest_from(now, 800ms);
+  held.add({now, now + longest});
+  held.first_with(100ms, 800ms);
+}
+
+void of_parking_turns(parking_turns::time_point now, std::chrono::nanoseconds coming,
+                      std::chrono::nanoseconds swap) {
+  parking_turns turns{{.share = 0.5, .window = 1min, .stay = 10}};
+  turns.left(now);
+  turns.owed_at(coming);
+  turns.came_back(now, swap);
+  turns.stays_until();
 }
 
 void of_pause_budget(pause_budget::time_point now, pause_budget::time_point ended) {

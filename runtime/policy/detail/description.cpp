@@ -180,6 +180,13 @@ void describe_training(key_visitor& v, training_policy& into) {
           "coming took.",
           "10"},
          into.stay, {1, 1000});
+  v.percentage({"resident_share",
+                "Share of every resident_window in which a job that is parked again and again has "
+                "its memory.",
+                "50%"},
+               into.resident_share, {0.0, 1.0}, percent_sign::required);
+  v.duration({"resident_window", "Length of the windows of resident_share.", "1m"},
+             into.resident_window, {1s, 1h});
 }
 
 void describe_model(key_visitor& v, model_policy& into) {

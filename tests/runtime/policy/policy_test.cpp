@@ -42,7 +42,7 @@ server: {host: 0.0.0.0, port: 9000, max_body: 1MiB, model_repository: models, re
          max_waiting_bodies: 3MiB, threads: 7, max_connections: 11, parallel_models: 13}
 pool: {backend: host, device: 3, memory: 40GiB, chunk: 4MiB}
 training: {pause: on_cold_start, pause_hysteresis: 500us, min_share: 20%, run_ahead: 150us,
-           allow_mps: true, park: never, stay: 3}
+           allow_mps: true, park: never, stay: 3, resident_share: 75%, resident_window: 20s}
 models:
   - name: resnet
     slo: {percentile: 95, latency: 150ms, attainment: 99.9%, window: 1m}
@@ -79,6 +79,8 @@ scheduler: {tick: 100ms, reserve: 512MiB}
   EXPECT_EQ(read.training.run_ahead, 150us);
   EXPECT_EQ(read.training.park, park_rule::never);
   EXPECT_EQ(read.training.stay, 3U);
+  EXPECT_DOUBLE_EQ(read.training.resident_share, 0.75);
+  EXPECT_EQ(read.training.resident_window, 20s);
   EXPECT_TRUE(read.training.allow_mps);
   ASSERT_EQ(read.models.size(), 2U);
   EXPECT_EQ(read.models[0].name, "resnet");
@@ -120,6 +122,8 @@ TEST(policy, what_is_left_out_takes_its_default) {
   EXPECT_FALSE(read.training.run_ahead);
   EXPECT_EQ(read.training.park, park_rule::if_needed);
   EXPECT_EQ(read.training.stay, 10U);
+  EXPECT_DOUBLE_EQ(read.training.resident_share, 0.5);
+  EXPECT_EQ(read.training.resident_window, 1min);
   EXPECT_FALSE(read.training.allow_mps);
   EXPECT_DOUBLE_EQ(read.models.at(0).slo.percentile, 0.99);
   EXPECT_DOUBLE_EQ(read.models.at(0).slo.attainment, 0.99);
@@ -152,15 +156,29 @@ TEST(policy, host_copies_have_an_amount_or_none) {
   EXPECT_EQ(read.host_copies.memory, 3_GiB);
 }
 
+/// What is said of a policy with `text` behind its model; nothing if it is right.
+std::string refusal(std::string const& text) {
+  try {
+    (void)parse(std::string{valid_model} + text, "p.yaml");
+  } catch (policy_error const& why) {
+    return why.what();
+  }
+  return "";
+}
+
+TEST(policy, a_share_that_leaves_no_time_to_be_parked_is_refused_with_the_numbers) {
+  auto const said = refusal("training: {resident_share: 95%, resident_window: 1s}\n");
+  for (auto const* const part : {"p.yaml:3:28: training.resident_share: ", "95%", "is 1s",
+                                 "away for 50ms", "at least 100ms"}) {
+    EXPECT_NE(said.find(part), std::string::npos) << said;
+  }
+  EXPECT_NE(refusal("training: {resident_share: 100%}\n").find("away for 0s"), std::string::npos);
+  EXPECT_EQ(refusal("training: {resident_share: 100%, park: never}\n"), "");
+  EXPECT_EQ(refusal("training: {resident_share: 90%, resident_window: 1s}\n"), "");
+  EXPECT_EQ(refusal("training: {resident_share: 0%}\n"), "");
+}
+
 TEST(policy, host_copies_that_mean_nothing_are_refused_with_what_would) {
-  auto const refusal = [](std::string const& text) -> std::string {
-    try {
-      (void)parse(std::string{valid_model} + text, "p.yaml");
-    } catch (policy_error const& why) {
-      return why.what();
-    }
-    return "";
-  };
   EXPECT_NE(refusal("pool: {backend: cuda, chunk: 4MiB}\nhost_copies: {memory: 3MiB}\n")
                 .find("less than one chunk of 4MiB"),
             std::string::npos);
@@ -382,6 +400,12 @@ INSTANTIATE_TEST_SUITE_P(
                 R"(p.yaml:3:18: training.park: is "always", must be one of never, if_needed)"},
         mistake{"no_stay", with("training: {stay: 0}"),
                 "p.yaml:3:18: training.stay: is 0, must be at least 1; for example 10"},
+        mistake{
+            "resident_share_above_all", with("training: {resident_share: 101%}"),
+            "p.yaml:3:28: training.resident_share: is 101%, must be at most 100%; for example 50%"},
+        mistake{
+            "resident_window_too_short", with("training: {resident_window: 10ms}"),
+            "p.yaml:3:29: training.resident_window: is 10ms, must be at least 1s; for example 1m"},
         mistake{"no_run_ahead", with("training: {run_ahead: 0us}"),
                 "p.yaml:3:23: training.run_ahead: is 0s, must be at least 1us; for example 200us"},
         mistake{"run_ahead_too_long", with("training: {run_ahead: 2s}"),
