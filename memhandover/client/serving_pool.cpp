@@ -6,6 +6,7 @@
 #include <sys/eventfd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <condition_variable>
 #include <mutex>
 #include <optional>
@@ -99,7 +100,7 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
     std::lock_guard const lock{mutex_};
     auto const& of = shape();
     // What a dead server has left is had for the asking.
-    auto const free = writer_->free_chunks() + writer_->left_chunks();
+    auto const free = writer_->available_chunks() + writer_->left_chunks();
     auto const serving = writer_->owned_by(owner::serving) - writer_->left_chunks();
     return {.total_bytes = of.bytes(),
             .free_bytes = free * of.chunk_bytes,
@@ -111,6 +112,16 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
 
   [[nodiscard]] placement acquire(std::uint64_t bytes, steady_clock::time_point deadline,
                                   handover_report* report, std::string_view what) override;
+
+  [[nodiscard]] std::optional<owed_memory> owed() const override {
+    std::lock_guard const lock{mutex_};
+    auto const next = writer_->next_owed();
+    if (!next) {
+      return std::nullopt;
+    }
+    return owed_memory{steady_clock::time_point{nanoseconds{next->at_ns}},
+                       next->missing * shape().chunk_bytes, acquisition_.stay_of(next->slot)};
+  }
 
   void set_reserve(std::uint64_t bytes) override {
     std::lock_guard const lock{mutex_};
@@ -160,11 +171,14 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
         result.push_back(i);
       }
     }
+    std::lock_guard const lock{mutex_};
+    result.resize(std::min<std::size_t>(result.size(), writer_->available_chunks()));
     return result;
   }
   [[nodiscard]] bool take_chunks(std::span<std::uint32_t const> chunks) override {
     std::lock_guard const lock{mutex_};
-    return writer_->take_these(chunks, static_cast<std::uint16_t>(member_.slot()));
+    return chunks.size() <= writer_->available_chunks() &&
+           writer_->take_these(chunks, static_cast<std::uint16_t>(member_.slot()));
   }
   [[nodiscard]] std::vector<std::uint32_t> acquire_chunks(std::uint32_t count,
                                                           steady_clock::time_point deadline,
@@ -231,6 +245,7 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
     record_use(chunks, data, what);
   }
 
+  void publish_turns(ledger_header& to) const;
   void run();
   void handle(message received);
   void finish(handover_report const& result, handover_report* report);
@@ -306,6 +321,15 @@ void pool_server::run() {
   }
 }
 
+/// What holds for who is parked.
+void pool_server::publish_turns(ledger_header& to) const {
+  auto const share = std::clamp(options_.resident_share, 0.0, 1.0);
+  auto const window = std::max(options_.resident_window, nanoseconds{1});
+  to.resident_window_ns.store(static_cast<std::uint64_t>(window.count()));
+  to.resident_ppm.store(static_cast<std::uint32_t>(std::lround(share * whole_in_ppm)));
+  to.park_stay.store(options_.park_stay);
+}
+
 void pool_server::handle(message received) {
   std::lock_guard const lock{mutex_};
   auto const& type = received.body["type"];
@@ -313,7 +337,7 @@ void pool_server::handle(message received) {
   if (type == "appointed" && !writer_) {
     writer_.emplace(member_.view());
     writer_->set_reserve(reserve_);
-    member_.view().header().park_stay.store(options_.park_stay);
+    publish_turns(member_.view().header());
     mail_.notify_all();
   } else if (type == "client_joined" && slot < max_clients && received.descriptors.size() == 1 &&
              writer_) {

@@ -51,7 +51,8 @@ struct handover_report {
 
 struct pool_usage {
   std::uint64_t total_bytes = 0;
-  std::uint64_t free_bytes = 0;  ///< free, dirty, or left by a dead server
+  /// Free, dirty, or left by a dead server, and not owed to a job that is parked.
+  std::uint64_t free_bytes = 0;
   std::uint64_t training_bytes = 0;
   std::uint64_t serving_bytes = 0;
   std::uint64_t engine_bytes = 0;
@@ -61,6 +62,14 @@ struct pool_usage {
   [[nodiscard]] std::uint64_t tenant_bytes() const noexcept {
     return training_bytes + engine_bytes;
   }
+};
+
+/// Memory that a job which is parked has to have back, so that it has its share of time.
+struct owed_memory {
+  std::chrono::steady_clock::time_point at;  ///< from then on; may be past
+  std::uint64_t missing_bytes = 0;           ///< that are not free for it now
+  /// For so long the job keeps it at least, by what it took to be parked so far.
+  std::chrono::milliseconds stay{};
 };
 
 class serving_pool;
@@ -123,6 +132,9 @@ class serving_pool : public chunk_pool {
     /// Tenants may be parked for this server, and stay then for so many times as long as going and coming takes; 0:
     /// they may not.
     std::uint32_t park_stay = 0;
+    /// Who is parked is to be resident for that share of every window of that length; 0: there is no such share.
+    double resident_share = 0.0;
+    std::chrono::nanoseconds resident_window{std::chrono::minutes{1}};
     /// Whether an acquisition for which training has too little demands from engines as well.
     bool demands_from_engines = false;
   };
@@ -139,13 +151,18 @@ class serving_pool : public chunk_pool {
 
   /// Memory of at least `bytes`: free chunks first, then training's, then engines' if the options say so.
   /// Throws `out_of_memory` if even all that these can give is too little (whoever holds the
-  /// rest is named), `deadline_exceeded` if who was asked did not answer by `deadline`. After a failure
+  /// rest is named), or is a matter of time, which `retry_after` then says: jobs stay that have been parked, or what is free is
+  /// owed to one; `deadline_exceeded` if who was asked did not answer by `deadline`. After a failure
   /// the claim has been given back.
   /// `what` it will hold, such as a model's name, is shown by `sluice pool show`.
   [[nodiscard]] virtual placement acquire(std::uint64_t bytes,
                                           std::chrono::steady_clock::time_point deadline,
                                           handover_report* report = nullptr,
                                           std::string_view what = {}) = 0;
+
+  /// What jobs that are parked are owed next and is not free: whoever has pool memory that nobody needs now is to give it back
+  /// by then. What is free and owed is kept: `acquire` does not get it.
+  [[nodiscard]] virtual std::optional<owed_memory> owed() const = 0;
 
   /// Free bytes that are kept from tenants, so that cold starts find memory at once (the reserve
   /// W).

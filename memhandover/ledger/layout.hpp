@@ -48,7 +48,7 @@
 namespace sluice::memhandover {
 
 inline constexpr std::uint64_t ledger_magic = 0x31474c4543494c53;  // "SLICELG1"
-inline constexpr std::uint32_t layout_version = 12;
+inline constexpr std::uint32_t layout_version = 13;
 inline constexpr std::uint32_t max_clients = 32;
 inline constexpr std::uint32_t broker_slot = 0xffff;
 inline constexpr std::uint16_t left_slot = 0xfffe;  ///< serving, but its server is dead
@@ -56,6 +56,7 @@ inline constexpr std::uint32_t recent_handovers = 256;
 inline constexpr std::uint32_t max_note_texts = 255;
 inline constexpr std::uint32_t history_entries = 2048;
 inline constexpr std::uint32_t no_chunk = 0xffffffff;
+inline constexpr std::uint32_t whole_in_ppm = 1'000'000;
 
 enum class owner : std::uint8_t { free = 0, dirty = 1, training = 2, serving = 3, engine = 4 };
 inline constexpr std::size_t owner_count = 5;
@@ -150,6 +151,9 @@ struct ledger_header {
   std::atomic<std::uint32_t>
       park_stay;  ///< tenants may be parked, and stay then at least so many times as long as
                   ///< going and coming takes; 0: they may not
+  std::atomic<std::uint32_t> resident_ppm;  ///< of every window of `resident_window_ns`, who is
+                                            ///< parked is to be resident; 0: there is no such share
+  std::atomic<std::uint64_t> resident_window_ns;
   std::atomic<std::uint32_t> serving_now;    ///< 1 while a server is attached
   std::atomic<std::uint64_t> left_until_ns;  ///< CLOCK_MONOTONIC; until then what a dead server has
                                              ///< left waits for the next one
@@ -220,6 +224,14 @@ struct alignas(64) client_report {
   std::atomic<std::uint64_t> parks;          ///< times that it has been
   std::atomic<std::uint64_t> park_ns, unpark_ns,
       parked_ns;  ///< in all: going, coming, and being away
+  /// CLOCK_MONOTONIC; from then on what it needs to come back is kept for it, and the server gives back what it has of it;
+  /// another value each time that it has had it in between. 0: nobody waits for it, or there is no share.
+  std::atomic<std::int64_t> owed_ns;
+  std::atomic<std::int64_t> waits_since_ns;  ///< somebody waits for what is parked; 0: nobody
+  std::atomic<std::int64_t> looked_ns;       ///< when it has looked for that last
+  std::atomic<std::uint64_t> window_ns,
+      window_away_ns;                    ///< of the last such window, in which it was parked
+  std::atomic<std::uint64_t> missed_ns;  ///< in all: back later than its share says
   /// Of those: nothing lives in them, but beyond them something does. Looked for every 100 ms.
   std::atomic<std::uint32_t> stranded_chunks;
   long_unit_entry long_units[max_long_units];  ///< the last

@@ -11,6 +11,9 @@
 namespace sluice::memhandover {
 namespace {
 
+/// A tenant that waits for what is parked looks for it every few milliseconds.
+constexpr std::int64_t longest_unlooked_ns = 1'000'000'000;
+
 bool is_left(chunk_state const& state) {
   return state.who == owner::serving && state.client == left_slot;
 }
@@ -108,9 +111,12 @@ std::uint32_t ledger_writer::grant(std::uint32_t slot, std::uint32_t request) {
   bool const lasting = (request & request_lasting) != 0;
   bool const goes_first = kind->commits && (request & request_before_demands) != 0;
   bool const whole = (request & request_whole) != 0;
+  auto const now_ns = monotonic_ns();
   auto const wish = request & ~(request_lasting | request_before_demands | request_whole);
+  auto const owed_ns = whole ? owed_at(slot, now_ns) : std::nullopt;
+  bool const is_owed = owed_ns && *owed_ns <= now_ns;
   auto const to_be_had = [&] {
-    return goes_first ? free_ : whole ? grantable() : beside_parked(grantable());
+    return goes_first || is_owed ? free_ : whole ? beside_owed(now_ns) : beside_parked(grantable());
   };
   if (left_ > 0 && wish > to_be_had()) {
     release_left(wish - to_be_had());
@@ -125,6 +131,9 @@ std::uint32_t ledger_writer::grant(std::uint32_t slot, std::uint32_t request) {
       set(i, kind->owns, static_cast<std::uint16_t>(slot), state.who == owner::dirty);
       ++given;
     }
+  }
+  if (is_owed && given > 0) {
+    met_.at(slot) = *owed_ns;
   }
   if (given > 0) {
     (view_.header().*kind->granted_bytes)
@@ -239,6 +248,7 @@ std::uint32_t ledger_writer::reclaim(std::uint32_t slot) {
                           std::memory_order_release);
   control.grant.store(numbered{numbered::unpack(mailbox.request.load()).seq, 0}.pack());
   control.refused.store(0, std::memory_order_relaxed);
+  met_.at(slot) = 0;
   bells_.at(slot).reset();
   demand(slot, 0);  // else the slot's next owner would answer it
   publish_grantable();
@@ -280,6 +290,66 @@ void ledger_writer::change_hands(std::uint32_t chunk, std::uint16_t client) {
 
 void ledger_writer::make_dirty(std::uint32_t chunk) {
   set(chunk, owner::dirty, 0, false);
+}
+
+/// When what the tenant in `slot` has parked is owed to it, if it is. One that does not look for it, since it is stopped, say,
+/// keeps nobody waiting.
+std::optional<std::int64_t> ledger_writer::owed_at(std::uint32_t slot, std::int64_t now_ns) const {
+  auto const& mailbox = view_.mailbox(slot);
+  auto const at_ns = mailbox.owed_ns.load(std::memory_order_acquire);
+  if (at_ns == 0 || at_ns == met_.at(slot) || mailbox.parked_chunks.load() == 0 ||
+      now_ns - mailbox.looked_ns.load() > longest_unlooked_ns ||
+      !has_status(view_.clients()[slot], client_status::live)) {
+    return std::nullopt;
+  }
+  return at_ns;
+}
+
+std::uint32_t ledger_writer::owed_to(std::uint32_t slot) const {
+  auto const now_ns = monotonic_ns();
+  auto const at_ns = owed_at(slot, now_ns);
+  return at_ns && *at_ns <= now_ns
+             ? std::min(view_.header().chunk_count, view_.mailbox(slot).parked_chunks.load())
+             : 0;
+}
+
+/// Chunks that tenants are owed by then.
+std::uint32_t ledger_writer::owed_by(std::int64_t at_ns, std::int64_t now_ns) const {
+  auto const most = view_.header().chunk_count;
+  std::uint32_t chunks = 0;
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    if (auto const owed_ns = owed_at(slot, now_ns); owed_ns && *owed_ns <= at_ns) {
+      chunks += std::min(most - chunks, view_.mailbox(slot).parked_chunks.load());
+    }
+  }
+  return chunks;
+}
+
+std::uint32_t ledger_writer::available_chunks() const {
+  auto const now_ns = monotonic_ns();
+  return free_ - std::min(free_, owed_by(now_ns, now_ns));
+}
+
+std::optional<ledger_writer::owed> ledger_writer::next_owed() const {
+  auto const now_ns = monotonic_ns();
+  std::optional<owed> first;
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    auto const at_ns = owed_at(slot, now_ns);
+    if (!at_ns || (first && first->at_ns <= *at_ns)) {
+      continue;
+    }
+    auto const chunks = owed_by(std::max(*at_ns, now_ns), now_ns);
+    if (chunks > free_) {
+      first = owed{slot, *at_ns, chunks - free_};
+    }
+  }
+  return first;
+}
+
+/// What a tenant may have to come back before it is owed that.
+std::uint32_t ledger_writer::beside_owed(std::int64_t now_ns) const {
+  auto const chunks = grantable();
+  return chunks - std::min(chunks, owed_by(now_ns, now_ns));
 }
 
 std::uint32_t ledger_writer::grantable() const noexcept {

@@ -10,6 +10,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -69,6 +70,20 @@ class ledger_writer {
 
   /// Free or dirty.
   [[nodiscard]] std::uint32_t free_chunks() const noexcept { return free_; }
+  /// Of those, what is not owed to tenants that are parked.
+  [[nodiscard]] std::uint32_t available_chunks() const;
+
+  /// Of what is owed now, what the tenant in `slot` is.
+  [[nodiscard]] std::uint32_t owed_to(std::uint32_t slot) const;
+
+  /// What a tenant that is parked is owed next (`client_report::owed_ns`).
+  struct owed {
+    std::uint32_t slot = 0;
+    std::int64_t at_ns = 0;     ///< CLOCK_MONOTONIC; may be past
+    std::uint32_t missing = 0;  ///< chunks that are owed by then, to all, and not free now
+  };
+  /// Of those for which something is missing the first; nothing if there are none.
+  [[nodiscard]] std::optional<owed> next_owed() const;
   [[nodiscard]] std::uint32_t owned_by(owner who) const {
     return by_owner_.at(static_cast<std::size_t>(who));
   }
@@ -85,7 +100,10 @@ class ledger_writer {
   void answer_request(std::uint32_t slot);
   [[nodiscard]] std::uint32_t grant(std::uint32_t slot, std::uint32_t request);
   [[nodiscard]] std::uint32_t grantable() const noexcept;
+  [[nodiscard]] std::optional<std::int64_t> owed_at(std::uint32_t slot, std::int64_t now_ns) const;
+  [[nodiscard]] std::uint32_t owed_by(std::int64_t at_ns, std::int64_t now_ns) const;
   [[nodiscard]] std::uint32_t beside_parked(std::uint32_t chunks) const;
+  [[nodiscard]] std::uint32_t beside_owed(std::int64_t now_ns) const;
   void publish_grantable();
   void ring(std::uint32_t slot);
 
@@ -98,6 +116,8 @@ class ledger_writer {
   std::array<std::uint32_t, max_clients> held_{};  ///< by slot
   std::uint32_t reserve_ = 0;
   std::uint32_t wanted_ = 0;
+  /// Its `owed_ns` when it was granted what it was owed, which it may not have noticed yet.
+  std::array<std::int64_t, max_clients> met_{};
 };
 
 }  // namespace sluice::memhandover

@@ -120,8 +120,21 @@ holder holder_of(ledger_view const& view, std::uint32_t chunk) {
   return {state.who, state.client, readable_text(chunk_note(view, state.client, chunk))};
 }
 
+std::uint64_t since(std::int64_t begin_ns, std::int64_t now_ns) {
+  return static_cast<std::uint64_t>(std::max<std::int64_t>(0, now_ns - begin_ns));
+}
+
 /// What a client says of its memory that is, or could be, in host copies.
 json describe_parking(mailbox_header const& mailbox, std::uint64_t chunk_bytes) {
+  auto const now_ns = monotonic_ns();
+  auto const ms_until = [now_ns](std::int64_t at_ns) {
+    return static_cast<double>(std::max<std::int64_t>(0, at_ns - now_ns)) / 1e6;
+  };
+  auto const ms = [](std::uint64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e6; };
+  auto const owed_ns = mailbox.owed_ns.load();
+  auto const waits_ns = mailbox.waits_since_ns.load();
+  auto const window_ns = mailbox.window_ns.load();
+  auto const window_away_ns = std::min(window_ns, mailbox.window_away_ns.load());
   auto const us = [](std::uint64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e3; };
   auto const parked = mailbox.parked_chunks.load();
   auto const dirty = std::min(parked, mailbox.parked_dirty.load());
@@ -134,7 +147,14 @@ json describe_parking(mailbox_header const& mailbox, std::uint64_t chunk_bytes) 
           {"parks", mailbox.parks.load()},
           {"out_us", us(mailbox.park_ns.load())},
           {"in_us", us(mailbox.unpark_ns.load())},
-          {"away_us", us(mailbox.parked_ns.load())}};
+          {"away_us", us(mailbox.parked_ns.load())},
+          {"window_ms", ms(window_ns)},
+          {"away_ms", ms(window_away_ns)},
+          {"resident_ms", ms(window_ns - window_away_ns)},
+          {"stays_ms", ms_until(mailbox.stays_until_ns.load())},
+          {"waits_ms", waits_ns == 0 ? json{} : json(ms(since(waits_ns, now_ns)))},
+          {"owed_in_ms", owed_ns == 0 ? json{} : json(ms_until(owed_ns))},
+          {"missed_us", us(mailbox.missed_ns.load())}};
 }
 
 /// What a training job says of itself.

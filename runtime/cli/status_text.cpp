@@ -12,6 +12,7 @@ namespace {
 
 using detail::bytes;
 using detail::field;
+using detail::milliseconds;
 using detail::milliseconds_of_us;
 using detail::nothing;
 using detail::plain;
@@ -86,9 +87,19 @@ std::string holdings_text(json const& clients) {
   return rows.size() > 1 ? "engines\n" + table(rows) : std::string{};
 }
 
+/// Of the window that has just ended.
+std::string resident_share(json const& parking) {
+  auto const& window = field(parking, "window_ms");
+  auto const& resident = field(parking, "resident_ms");
+  return window.is_number() && resident.is_number() && window.get<double>() > 0
+             ? percent(resident.get<double>() / window.get<double>())
+             : nothing;
+}
+
 /// Jobs whose memory is in host copies, or has been.
 std::string parking_text(json const& clients) {
-  std::vector<row> rows{{"slot", "parked", "dirty", "clean", "zero", "times", "away"}};
+  std::vector<row> rows{{"slot", "parked", "dirty", "clean", "zero", "times", "away", "resident",
+                         "waits", "owed in", "missed"}};
   for (auto const& client : clients.is_array() ? clients : json::array()) {
     auto const& parking = field(client, "parking");
     auto const& times = field(parking, "parks");
@@ -96,7 +107,10 @@ std::string parking_text(json const& clients) {
       rows.push_back({plain(field(client, "slot")), bytes(field(parking, "parked_bytes")),
                       bytes(field(parking, "dirty_bytes")), bytes(field(parking, "clean_bytes")),
                       bytes(field(parking, "zero_bytes")), plain(times),
-                      milliseconds_of_us(field(parking, "away_us"))});
+                      milliseconds_of_us(field(parking, "away_us")), resident_share(parking),
+                      milliseconds(field(parking, "waits_ms")),
+                      milliseconds(field(parking, "owed_in_ms")),
+                      milliseconds_of_us(field(parking, "missed_us"))});
     }
   }
   return rows.size() > 1 ? "parked\n" + table(rows) : std::string{};

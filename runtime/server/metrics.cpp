@@ -17,6 +17,7 @@ using labels = metrics_text::label_list;
 using kind = metrics_text::kind;
 
 constexpr double us_to_s = 1e-6;
+constexpr double ms_to_s = 1e-3;
 
 json const& at(json const& from, char const* name) {
   static json const none;
@@ -216,11 +217,25 @@ void add_parking(metrics_text& to, json const& clients) {
   to.family("sluice_parks_total", kind::counter,
             "How often a job has been parked since it joined the pool.");
   of_jobs([&](labels const& of, json const& parking) { sample(to, of, at(parking, "parks")); });
-  to.family("sluice_parked_seconds_total", kind::counter,
-            "How long it has been away in all, going and coming included.");
-  of_jobs([&](labels const& of, json const& parking) {
-    sample(to, of, at(parking, "away_us"), us_to_s);
-  });
+  auto const times = [&](char const* name, metrics_text::kind of_what, char const* help,
+                         char const* field, double unit) {
+    to.family(name, of_what, help);
+    of_jobs(
+        [&](labels const& of, json const& parking) { sample(to, of, at(parking, field), unit); });
+  };
+  times("sluice_parked_seconds_total", kind::counter,
+        "How long it has been away in all, going and coming included.", "away_us", us_to_s);
+  times("sluice_parking_missed_seconds_total", kind::counter,
+        "By how much in all it was back later than its share of a window says.", "missed_us",
+        us_to_s);
+  times("sluice_parking_window_away_seconds", kind::gauge,
+        "Of the last window of its share, how long it was away.", "away_ms", ms_to_s);
+  times("sluice_parking_window_resident_seconds", kind::gauge,
+        "Of the same window, how long it had its memory.", "resident_ms", ms_to_s);
+  times("sluice_parking_waits_seconds", kind::gauge,
+        "How long a parked job has waited for its memory.", "waits_ms", ms_to_s);
+  times("sluice_parking_owed_in_seconds", kind::gauge,
+        "In how long that memory is owed to it; 0: it is.", "owed_in_ms", ms_to_s);
 }
 
 void add_pool(metrics_text& to, json const& status) {

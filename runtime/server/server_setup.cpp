@@ -177,6 +177,8 @@ memhandover::serving_pool::options pool_options_of(policy::policy const& wanted)
   options.chunk_bytes = wanted.pool.chunk.value_or(0);
   options.host_copy_bytes = wanted.host_copies.memory;
   options.park_stay = wanted.training.park == policy::park_rule::never ? 0 : wanted.training.stay;
+  options.resident_share = wanted.training.resident_share;
+  options.resident_window = wanted.training.resident_window;
   if (wanted.pool.memory && wanted.pool.memory->share > 0.0) {
     throw error{
         error_kind::unsupported,

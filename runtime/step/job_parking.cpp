@@ -22,6 +22,14 @@ constexpr milliseconds look_for_chunks{5};
 /// How long the writer may take to answer. Demands are not heard meanwhile.
 constexpr milliseconds answer_patience{20};
 
+/// What a damaged header may say at most.
+constexpr std::chrono::hours longest_window{24};
+constexpr std::uint32_t longest_stay = 1000;
+
+std::int64_t ns_of(std::chrono::steady_clock::time_point at) {
+  return std::chrono::nanoseconds{at.time_since_epoch()}.count();
+}
+
 std::uint64_t nanoseconds_of(std::chrono::steady_clock::duration span) {
   return static_cast<std::uint64_t>(std::chrono::nanoseconds{span}.count());
 }
@@ -37,8 +45,70 @@ std::uint64_t nanoseconds_of(std::chrono::steady_clock::duration span) {
 job_parking::job_parking(parts const& of)
     : of_(of), pinned_(of.copies, of.driver, of.client.view().shape().device) {}
 
-std::uint32_t job_parking::stay() const noexcept {
-  return of_.client.view().header().park_stay.load(std::memory_order_relaxed);
+/// As the server says that is there, or was last.
+void job_parking::follow_rules() {
+  auto const& header = of_.client.view().header();
+  auto const window_ns = std::min(header.resident_window_ns.load(std::memory_order_relaxed),
+                                  nanoseconds_of(longest_window));
+  auto const ppm =
+      std::min(header.resident_ppm.load(std::memory_order_relaxed), memhandover::whole_in_ppm);
+  scheduler::turn_rules const said{
+      .share = window_ns == 0 ? 0.0 : static_cast<double>(ppm) / memhandover::whole_in_ppm,
+      .window = std::chrono::nanoseconds{std::max<std::uint64_t>(1, window_ns)},
+      .stay = std::min(header.park_stay.load(std::memory_order_relaxed), longest_stay)};
+  if (!(said == rules_)) {
+    turns_.revise(said);
+    rules_ = said;
+  }
+  // The first instant of the clock stands for all that are past.
+  of_.client.mailbox().stays_until_ns.store(std::max<std::int64_t>(0, ns_of(turns_.stays_until())));
+}
+
+bool job_parking::may_be_parked(std::optional<clock::time_point> return_by) const {
+  auto const now = clock::now();
+  if (rules_.stay == 0 || (return_by && *return_by <= now + 2 * swap_)) {
+    return false;
+  }
+  return turns_.is_away() ? now < turns_.owed_at(expected_coming()) : now >= turns_.stays_until();
+}
+
+/// A chunk takes as long to come as the last time, and before that as it took to go.
+job_parking::clock::duration job_parking::expected_coming() const {
+  auto const chunks = parking_->parked().all();
+  return coming_a_chunk_ > clock::duration::zero() ? chunks * coming_a_chunk_ : going_;
+}
+
+/// What the server and whoever asks for the status are to know.
+void job_parking::show_turns(bool waits) {
+  auto const now = clock::now();
+  auto& mailbox = of_.client.mailbox();
+  if (waits && mailbox.waits_since_ns.load() == 0) {
+    mailbox.waits_since_ns.store(ns_of(now));
+  }
+  if (waits && !has_all_) {
+    turns_.wanted(now);
+    auto const at = turns_.owed_at(expected_coming());
+    mailbox.looked_ns.store(ns_of(now));
+    mailbox.owed_ns.store(at == clock::time_point::max() ? 0 : ns_of(at) + returns_);
+  } else {
+    mailbox.owed_ns.store(0);
+  }
+  if (!waits) {
+    mailbox.waits_since_ns.store(0);
+  }
+  mailbox.window_away_ns.store(nanoseconds_of(turns_.away_in_window(now)));
+  mailbox.window_ns.store(nanoseconds_of(turns_.window()));
+}
+
+void job_parking::note_back(clock::duration coming) {
+  auto const now = clock::now();
+  swap_ = going_ + coming;
+  turns_.came_back(now, swap_);
+  auto& mailbox = of_.client.mailbox();
+  mailbox.unpark_ns.fetch_add(nanoseconds_of(coming));
+  mailbox.parked_ns.fetch_add(nanoseconds_of(now - left_at_));
+  mailbox.missed_ns.store(nanoseconds_of(turns_.missed()));
+  follow_rules();
 }
 
 void job_parking::want() noexcept {
@@ -100,6 +170,8 @@ std::optional<milliseconds> job_parking::advance() {
     wanted_.store(true);
   }
   bool const waits = !is_resident() && wanted_.load();
+  follow_rules();
+  show_turns(waits);
   bool const is_back = waits && come_back();
   show_parkable();
   if (is_back) {
@@ -135,8 +207,9 @@ void job_parking::show_parkable() {
 
 void job_parking::take(memhandover::demand const& wanted, std::uint32_t count) {
   piece_of_work const piece{*this};
-  if (!piece.may_go_on() || parking_ == nullptr || stay() == 0 ||
-      monotonic_ns() < stays_until_ns_) {
+  auto const return_by = of_.return_by ? of_.return_by() : std::nullopt;
+  follow_rules();
+  if (!piece.may_go_on() || parking_ == nullptr || !may_be_parked(return_by)) {
     return;
   }
   auto const deadline = monotonic_ns() + (on_gpu() ? kernel_patience_ns : operator_patience_ns);
@@ -169,6 +242,8 @@ void job_parking::take(memhandover::demand const& wanted, std::uint32_t count) {
       mailbox.park_ns.fetch_add(nanoseconds_of(clock::now() - began));
       if (was_resident) {
         left_at_ = began;
+        has_all_ = false;
+        turns_.left(began, return_by);
         mailbox.parks.fetch_add(1);
       }
     }
@@ -223,10 +298,8 @@ bool job_parking::come_back() {
     return false;
   }
   auto const coming = clock::now() - began;
-  of_.client.mailbox().unpark_ns.fetch_add(nanoseconds_of(coming));
-  of_.client.mailbox().parked_ns.fetch_add(nanoseconds_of(clock::now() - left_at_));
-  stays_until_ns_ = monotonic_ns() + stay() * std::chrono::nanoseconds{going_ + coming}.count();
-  of_.client.mailbox().stays_until_ns.store(stays_until_ns_);
+  coming_a_chunk_ = coming / needed;
+  note_back(coming);
   return true;
 }
 
@@ -238,16 +311,24 @@ bool job_parking::get_chunks(std::uint32_t needed) {
     return of_.spaces.stock().missing(needed);
   };
   auto const asked = lacking();
-  if (asked == 0) {
+  has_all_ = asked == 0;
+  if (has_all_) {
     return true;
   }
   set_waiting(true);
-  if (of_.client.view().header().grantable_to_parked.load() < asked) {
+  // What is owed it is granted beyond what all may have.
+  bool const is_owed = clock::now() >= turns_.owed_at(expected_coming());
+  if (!is_owed && of_.client.view().header().grantable_to_parked.load() < asked) {
     return false;
   }
   of_.client.ask(asked, memhandover::lifetime::lasting, clock::now() + answer_patience,
                  memhandover::precedence::coming_back);
-  return lacking() == 0;
+  has_all_ = lacking() == 0;
+  if (has_all_) {
+    ++returns_;
+    of_.client.mailbox().owed_ns.store(0);
+  }
+  return has_all_;
 }
 
 void job_parking::set_waiting(bool waits) {

@@ -6,7 +6,8 @@
 /// From the first chunk on that has gone the gate is closed, and it opens when the last has come back. Who is held wants that,
 /// as does an allocation that needs more memory, and on the host who touches it; nothing else of the job is relied on,
 /// neither its locks nor Python. After
-/// that the job stays for a while, in proportion to what going and coming has taken (`ledger_header::park_stay`).
+/// that the job stays for a while, and while it is away its memory is owed to it in time, as the server's rules for turns
+/// have it (scheduler/parking_turns.hpp): the ledger's header has them, the job's mailbox what comes of them.
 ///
 ///   auto const parking = std::make_shared<job_parking>(parts);
 ///   client.meanwhile([parking] { return parking->advance(); });
@@ -20,6 +21,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -30,6 +32,7 @@
 #include "memhandover/parking/tenant_parking.hpp"
 #include "runtime/step/launch_gate.hpp"
 #include "runtime/step/training_spaces.hpp"
+#include "scheduler/parking_turns.hpp"
 
 namespace sluice::step {
 
@@ -46,6 +49,9 @@ class job_parking {
     memhandover::device_memory& memory;
     training_spaces& spaces;
     std::shared_ptr<memhandover::cuda_driver const> driver;  ///< null on the host
+    /// Asked before the job is parked: by when it has to be back, whatever its share is, since others wait for it. None: there
+    /// is no such bound. From the control thread.
+    std::function<std::optional<std::chrono::steady_clock::time_point>()> return_by{};
   };
 
   explicit job_parking(parts const& of);
@@ -84,7 +90,11 @@ class job_parking {
   void set_waiting(bool waits);
   void become_resident();
   void open();
-  [[nodiscard]] std::uint32_t stay() const noexcept;
+  void follow_rules();
+  [[nodiscard]] bool may_be_parked(std::optional<clock::time_point> return_by) const;
+  [[nodiscard]] clock::duration expected_coming() const;
+  void show_turns(bool waits);
+  void note_back(clock::duration coming);
 
   parts of_;
   memhandover::pinned_copies pinned_;
@@ -96,7 +106,12 @@ class job_parking {
   bool shows_waiting_ = false;
   clock::time_point left_at_{};
   clock::duration going_{};  ///< how long what is away has taken
-  std::int64_t stays_until_ns_ = 0;
+  scheduler::parking_turns turns_{{}};
+  scheduler::turn_rules rules_{};
+  clock::duration swap_{};            ///< what going and coming took, the last time
+  clock::duration coming_a_chunk_{};  ///< the last time; 0: never yet
+  bool has_all_ = false;      ///< chunks for what is parked; they need only be mapped and filled
+  std::int64_t returns_ = 0;  ///< times that it has had them
   // Guarded by the lock.
   bool busy_ = false;  ///< the control thread uses the spaces
   bool stopped_ = false;

@@ -50,8 +50,9 @@ training_memory::~training_memory() {
 
 /// The client keeps it, and ends it before the host copies.
 void training_memory::make_parkable(memhandover::host_copy_share& copies) {
-  auto const parking = std::make_shared<job_parking>(job_parking::parts{
-      mutex_, computing(), *client_, copies, *memory_, *spaces_, options_.driver});
+  auto const parking = std::make_shared<job_parking>(
+      job_parking::parts{mutex_, computing(), *client_, copies, *memory_, *spaces_, options_.driver,
+                         options_.return_by});
   parking_ = parking.get();
   operators_.on_held_parked([this] { want_parked(); });
   answers_.park_with(*parking_);

@@ -43,6 +43,8 @@ class training_memory {
     std::shared_ptr<memhandover::cuda_driver const> driver{};  ///< null on the host
     launch_gate* gate = nullptr;                               ///< of the device; null on the host
     bool may_be_parked = true;
+    /// See `job_parking::parts`.
+    std::function<std::optional<std::chrono::steady_clock::time_point>()> return_by{};
   };
 
   /// Joins the pool. Throws as `tenant_client::join` does.

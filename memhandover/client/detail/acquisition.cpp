@@ -21,6 +21,8 @@ using std::chrono::steady_clock;
 
 /// What a damaged mailbox may say of it at most.
 constexpr std::chrono::milliseconds longest_stay{3'600'000};
+/// Of what is refused while a job comes back.
+constexpr std::chrono::milliseconds shortest_stay{1};
 
 /// Waits a moment for `word` to become `value` without going to sleep: waking up would cost more than
 /// the answer usually takes.
@@ -38,6 +40,13 @@ void await_awake(std::atomic<std::uint32_t> const& word, std::uint32_t value,
 bool may_stay_awake(backend_kind backend) {
   constexpr unsigned enough_processors = 4;
   return backend == backend_kind::cuda && std::thread::hardware_concurrency() >= enough_processors;
+}
+
+/// Until then, at most `longest_stay`.
+std::chrono::milliseconds time_left(std::int64_t until_ns, std::int64_t now_ns) {
+  auto const most = nanoseconds{longest_stay}.count();
+  auto const left = until_ns > now_ns + most ? most : until_ns - now_ns;
+  return std::chrono::ceil<std::chrono::milliseconds>(nanoseconds{left});
 }
 
 nanoseconds time_between(std::int64_t begin_ns, std::int64_t end_ns) {
@@ -72,27 +81,30 @@ std::vector<std::uint32_t> acquisition::obtain(std::uint64_t bytes,
   writer.set_wanted(count);
   auto const unset = [](ledger_writer* of) { of->set_wanted(0); };
   std::unique_ptr<ledger_writer, decltype(unset)> const at_end{&writer, unset};
-  if (writer.free_chunks() < count) {
-    writer.release_left(count - writer.free_chunks());
+  if (writer.available_chunks() < count) {
+    writer.release_left(count - writer.available_chunks());
   }
-  if (writer.free_chunks() < count) {
+  if (writer.available_chunks() < count) {
     refuse_hopeless(count);
     refuse_again(count);
   }
   std::vector<std::uint32_t> asked;  // who have given all that they can
-  while (writer.free_chunks() < count) {
+  while (writer.available_chunks() < count) {
+    refuse_while_owed(count);
     auto const slot = next_to_ask(asked);
     if (!slot && dying_hold()) {
       // Their memory comes free when the last of their processes has ended.
       (void)of_.mail.wait_until(lock, deadline, [&] {
-        return writer.free_chunks() >= count || !dying_hold() || next_to_ask(asked).has_value();
+        return writer.available_chunks() >= count || !dying_hold() ||
+               next_to_ask(asked).has_value();
       });
-      if (writer.free_chunks() >= count || steady_clock::now() < deadline) {
+      if (writer.available_chunks() >= count || steady_clock::now() < deadline) {
         continue;
       }
     }
     if (!slot) {
       note_futile(count, report);
+      refuse_until_parkable(count);  // one may have come back meanwhile
       throw error{error_kind::out_of_memory,
                   format_bytes(bytes) + " are wanted but only " +
                       format_bytes(writer.free_chunks() * shape.chunk_bytes) + " can be had; " +
@@ -112,18 +124,25 @@ std::vector<std::uint32_t> acquisition::obtain(std::uint64_t bytes,
   return writer.take(count, slot);
 }
 
+/// Chunks that are free, or that clients do not keep.
+std::uint32_t acquisition::reachable() const {
+  auto const& writer = *of_.writer;
+  auto chunks = writer.free_chunks();
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    chunks += slot == of_.slot ? 0 : writer.held_by(slot) - kept_by(slot);
+  }
+  return chunks;
+}
+
 /// Nothing is taken from anybody for what can never be had while clients keep what they keep. They are told.
 void acquisition::refuse_hopeless(std::uint32_t count) {
   auto const shape = of_.view.shape();
   auto& writer = *of_.writer;
-  auto reachable = writer.free_chunks();
-  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
-    reachable += slot == of_.slot ? 0 : writer.held_by(slot) - kept_by(slot);
-  }
-  if (reachable >= count || kept_for_good() == 0) {
+  auto const most = reachable();
+  if (most >= count || kept_for_good() == 0) {
     return;
   }
-  refuse_until_parkable(count, reachable);
+  refuse_until_parkable(count);
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
     if (kept_by(slot) > 0) {
       writer.report_refused(slot, count);
@@ -132,8 +151,7 @@ void acquisition::refuse_hopeless(std::uint32_t count) {
   throw error{
       error_kind::out_of_memory,
       format_bytes(count * shape.chunk_bytes) + " are wanted, and at most " +
-          format_bytes(reachable * shape.chunk_bytes) + " of the pool's " +
-          format_bytes(shape.bytes()) +
+          format_bytes(most * shape.chunk_bytes) + " of the pool's " + format_bytes(shape.bytes()) +
           " can be had beside what training keeps outside of its micro-batches, and what engines "
           "keep: " +
           who("keeps", [this](std::uint32_t slot) { return kept_by(slot); }) +
@@ -144,29 +162,74 @@ void acquisition::refuse_hopeless(std::uint32_t count) {
 }
 
 /// Tenants that have just come back stay for a while; what they could be parked for then is a matter of time.
-void acquisition::refuse_until_parkable(std::uint32_t count, std::uint32_t reachable) const {
+void acquisition::refuse_until_parkable(std::uint32_t count) const {
   auto const now_ns = monotonic_ns();
+  auto const bytes = [this](std::uint32_t chunks) {
+    return format_bytes(chunks * of_.view.shape().chunk_bytes);
+  };
+  auto to_be_had = reachable();
+  auto const missing = count - std::min(count, to_be_had);
+  std::string jobs;
   std::int64_t until_ns = now_ns;
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
     auto const& mailbox = of_.view.mailbox(slot);
     auto const stays_until_ns = mailbox.stays_until_ns.load();
     if (kept_by(slot) > 0 && stays_until_ns > now_ns) {
-      reachable += std::min(kept_by(slot), mailbox.parkable_chunks.load());
+      auto const parkable = std::min(kept_by(slot), mailbox.parkable_chunks.load());
+      to_be_had += parkable;
       until_ns = std::max(until_ns, stays_until_ns);
+      jobs += (jobs.empty() ? "" : ", ") + name_of_client(slot) + " could give " + bytes(parkable) +
+              ", and stays for another " +
+              std::to_string(time_left(stays_until_ns, now_ns).count()) + " ms";
     }
   }
-  if (until_ns == now_ns || reachable < count) {
+  if (until_ns == now_ns || to_be_had < count) {
     return;
   }
-  auto const left = std::min(
-      std::chrono::ceil<std::chrono::milliseconds>(nanoseconds{until_ns - now_ns}), longest_stay);
-  throw error{
-      error_kind::out_of_memory,
-      format_bytes(count * of_.view.shape().chunk_bytes) +
-          " are wanted, for which jobs would have to be parked that have come back a moment ago; "
-          "they stay for another " +
-          std::to_string(left.count()) + " ms",
-      left};
+  throw error{error_kind::out_of_memory,
+              bytes(count) + " are wanted, of which " + bytes(missing) +
+                  " are missing, for which jobs would have to be parked that have come back a "
+                  "moment ago: " +
+                  jobs,
+              time_left(until_ns, now_ns)};
+}
+
+/// What is free is a job's that comes back now, and what it has then it keeps for its stay. While one waits nobody else is asked
+/// to give anything.
+void acquisition::refuse_while_owed(std::uint32_t count) const {
+  auto const& writer = *of_.writer;
+  auto const available = writer.available_chunks();
+  std::string jobs;
+  std::chrono::milliseconds stay{0};
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    if (auto const chunks = writer.owed_to(slot); chunks > 0) {
+      jobs += (jobs.empty() ? "" : ", ") + name_of_client(slot) + " is to have " +
+              format_bytes(chunks * of_.view.shape().chunk_bytes) + " back";
+      stay = std::max(stay, stay_of(slot));
+    }
+  }
+  if (jobs.empty() || available >= count) {
+    return;
+  }
+  auto const missing = count - available;
+  throw error{error_kind::out_of_memory,
+              format_bytes(count * of_.view.shape().chunk_bytes) + " are wanted, of which " +
+                  format_bytes(missing * of_.view.shape().chunk_bytes) +
+                  " are missing; what is free beyond that is owed to jobs that are parked: " +
+                  jobs + ", and stays then for about " + std::to_string(stay.count()) + " ms",
+              std::max(stay, shortest_stay)};
+}
+
+std::chrono::milliseconds acquisition::stay_of(std::uint32_t slot) const {
+  auto const& mailbox = of_.view.mailbox(slot);
+  auto const parks = std::max<std::uint64_t>(1, mailbox.parks.load());
+  auto const swap = (mailbox.park_ns.load() + mailbox.unpark_ns.load()) / parks;
+  auto const longest_swap = static_cast<std::uint64_t>(nanoseconds{longest_stay}.count());
+  auto const ns = std::min(swap, longest_swap) *
+                  std::uint64_t{of_.view.header().park_stay.load(std::memory_order_relaxed)};
+  return std::min(std::chrono::ceil<std::chrono::milliseconds>(
+                      nanoseconds{static_cast<std::int64_t>(std::min(ns, longest_swap))}),
+                  longest_stay);
 }
 
 void acquisition::refuse_again(std::uint32_t count) const {
@@ -199,7 +262,7 @@ void acquisition::demand_from(std::uint32_t slot, wish const& wanted,
                               std::unique_lock<std::mutex>& lock, handover_report& report) {
   auto const shape = of_.view.shape();
   auto& writer = *of_.writer;
-  auto const missing = wanted.chunks - writer.free_chunks();
+  auto const missing = wanted.chunks - writer.available_chunks();
   auto const held = writer.held_by(slot);
   auto const refill = turn_of(slot) == turn_in_handovers::first
                           ? std::min(of_.reserve, shape.chunk_count - wanted.chunks)
@@ -208,7 +271,7 @@ void acquisition::demand_from(std::uint32_t slot, wish const& wanted,
   auto const number = writer.demand(slot, missing + refill);
   auto const& mailbox = of_.view.mailbox(slot);
   auto const& entry = of_.view.clients()[slot];
-  auto enough = [&] { return writer.free_chunks() >= wanted.chunks; };
+  auto enough = [&] { return writer.available_chunks() >= wanted.chunks; };
   lock.unlock();
   if (wanted.meanwhile) {
     wanted.foreseen = foresee(slot, missing + refill, wanted.chunks);
@@ -369,13 +432,17 @@ std::string acquisition::who(char const* does, Chunks const& chunks_of) const {
   std::string text;
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
     if (std::uint32_t const chunks = chunks_of(slot); chunks > 0) {
-      auto const& entry = of_.view.clients()[slot];
-      text += (text.empty() ? "" : ", ") + std::string{"pid "} + std::to_string(entry.pid.load()) +
-              " (" + (slot == of_.slot ? "this server" : readable_text(text_of(entry.name))) +
-              ") " + does + " " + format_bytes(chunks * of_.view.shape().chunk_bytes);
+      text += (text.empty() ? "" : ", ") + name_of_client(slot) + " " + does + " " +
+              format_bytes(chunks * of_.view.shape().chunk_bytes);
     }
   }
   return text;
+}
+
+std::string acquisition::name_of_client(std::uint32_t slot) const {
+  auto const& entry = of_.view.clients()[slot];
+  return "pid " + std::to_string(entry.pid.load()) + " (" +
+         (slot == of_.slot ? "this server" : readable_text(text_of(entry.name))) + ")";
 }
 
 void record_handover(ledger_header& header, handover_report const& report) {

@@ -38,6 +38,9 @@ class acquisition {
   /// Chunks of other live clients that no acquisition gets; with the mutex.
   [[nodiscard]] std::uint32_t kept_for_good() const;
 
+  /// For how long the tenant in `slot` stays when it has come back, by what it has taken so far to be parked.
+  [[nodiscard]] std::chrono::milliseconds stay_of(std::uint32_t slot) const;
+
   /// Chunks for `bytes`, the server's from then on, neighbours if possible; adds what it took to `report`.
   /// One call at a time, without the mutex. `meanwhile` as in `chunk_pool::acquire_chunks`. Throws as
   /// `serving_pool::acquire`.
@@ -61,8 +64,10 @@ class acquisition {
     std::chrono::milliseconds pause{};
   };
 
+  [[nodiscard]] std::uint32_t reachable() const;
   void refuse_hopeless(std::uint32_t count);
-  void refuse_until_parkable(std::uint32_t count, std::uint32_t reachable) const;
+  void refuse_until_parkable(std::uint32_t count) const;
+  void refuse_while_owed(std::uint32_t count) const;
   void refuse_again(std::uint32_t count) const;
   void note_futile(std::uint32_t count, handover_report const& report);
   void demand_from(std::uint32_t slot, wish const& wanted, std::unique_lock<std::mutex>& lock,
@@ -76,6 +81,7 @@ class acquisition {
       std::vector<std::uint32_t> const& asked) const;
   [[nodiscard]] bool dying_hold() const;
   [[nodiscard]] std::string holders() const;
+  [[nodiscard]] std::string name_of_client(std::uint32_t slot) const;
   template <typename Chunks>
   [[nodiscard]] std::string who(char const* does, Chunks const& chunks_of) const;
 

@@ -46,6 +46,10 @@ std::string milliseconds_of_us(json const& value) {
   return value.is_number() ? fmt::format("{:.3f} ms", value.get<double>() / 1000.0) : plain(value);
 }
 
+std::string milliseconds(json const& value) {
+  return value.is_number() ? fmt::format("{:.3f} ms", value.get<double>()) : plain(value);
+}
+
 std::string table(std::vector<row> const& rows) {
   std::vector<std::size_t> widths;
   for (auto const& cells : rows) {

@@ -17,6 +17,7 @@ inline constexpr auto nothing = "-";
 /// With a binary unit.
 [[nodiscard]] std::string bytes(nlohmann::json const& value);
 [[nodiscard]] std::string milliseconds_of_us(nlohmann::json const& value);
+[[nodiscard]] std::string milliseconds(nlohmann::json const& value);
 
 using row = std::vector<std::string>;
 

@@ -75,6 +75,7 @@ void model_host::impl::work_off(lock_type& lock) {
 
 void model_host::impl::next_step(lock_type& lock) {
   auto const now = clock::now();
+  give_way(now);
   for (model_index number = 0; number < slots_.size(); ++number) {
     auto& each = slots_[number];
     if (is_to_leave(each)) {
@@ -82,7 +83,7 @@ void model_host::impl::next_step(lock_type& lock) {
       return;
     }
     if (auto const end = idle_end(each); end && *end <= now) {
-      (void)release(lock, each, "idle");
+      (void)release(lock, each, each.gives_way ? "owed to a job" : "idle");
       return;
     }
     if (each.rest_wanted && !each.is_in_use()) {
@@ -150,6 +151,9 @@ void model_host::impl::wait_for_work(lock_type& lock) {
   for (auto const& each : slots_) {
     until = std::min(until, idle_end(each).value_or(until));
   }
+  if (owed_ && owed_->at > clock::now()) {
+    until = std::min(until, owed_->at);
+  }
   if (options_.computing_threads == 0) {
     until = std::min(until, gathering_until_);
   }
@@ -163,12 +167,43 @@ void model_host::impl::wait_for_work(lock_type& lock) {
 }
 
 std::optional<detail::clock::time_point> model_host::impl::idle_end(slot const& model) const {
-  auto const timeout = model.controller.idle_timeout();
+  auto const timeout = model.gives_way ? scheduler::seconds{0.0} : model.controller.idle_timeout();
   if (model.state != model_state::warm || model.queue > 0 || model.is.always_warm ||
       model.keeps_memory || keeps_warm_ || timeout > longest_timeout) {
     return std::nullopt;
   }
   return model.idle_since + std::chrono::duration_cast<clock::duration>(timeout);
+}
+
+/// When memory is owed to a job, models that it takes for that are released, each as soon as it has no requests.
+void model_host::impl::give_way(clock::time_point now) {
+  if (!owed_) {
+    return;
+  }
+  owed_ = pool_->owed();
+  choose_who_gives_way(owed_ && owed_->at <= now ? owed_->missing_bytes : 0);
+}
+
+/// Idle ones before those with requests, the longest idle first.
+void model_host::impl::choose_who_gives_way(std::uint64_t missing_bytes) {
+  std::vector<slot*> candidates;
+  for (auto& each : slots_) {
+    each.gives_way = false;
+    if (each.state == model_state::warm && !each.is.always_warm && !each.keeps_memory &&
+        !keeps_warm_ && each.is.model->bytes() > 0) {
+      candidates.push_back(&each);
+    }
+  }
+  std::sort(candidates.begin(), candidates.end(), [](slot const* a, slot const* b) {
+    return std::pair{a->queue > 0, a->idle_since} < std::pair{b->queue > 0, b->idle_since};
+  });
+  for (auto* const each : candidates) {
+    if (missing_bytes == 0) {
+      break;
+    }
+    each->gives_way = true;
+    missing_bytes -= std::min(missing_bytes, each->is.model->bytes());
+  }
 }
 
 /// One step for the oldest request: it is run, or if its model is cold the model is loaded. Those whose models have
@@ -268,6 +303,7 @@ memhandover::loaded_tensors model_host::impl::obtain(slot const& model, clock::t
                                                      memhandover::handover_report& report) {
   auto const bytes = model.is.model->bytes();
   bool gave_back = false;
+  bool can_evict = true;
   for (;;) {
     // Asking training first, in vain, would cost it a micro-batch; and releasing models in vain, their next
     // requests a cold start.
@@ -280,7 +316,10 @@ memhandover::loaded_tensors model_host::impl::obtain(slot const& model, clock::t
         give_back_activations();
         continue;
       }
-      if (evict_for(model, deadline)) {
+      // What models give now is a job's. The pool says whose, and for how long.
+      if (auto const owed = pool_->owed(); owed && owed->at <= clock::now()) {
+        can_evict = false;
+      } else if (evict_for(model, deadline)) {
         continue;
       }
     }
@@ -288,7 +327,8 @@ memhandover::loaded_tensors model_host::impl::obtain(slot const& model, clock::t
       return heap_.load({model.is.model->pieces(), model.is.name, detail::residence_of(model)},
                         deadline, &report);
     } catch (error const& failure) {
-      if (failure.kind() != error_kind::out_of_memory || !can_fit || !evict_for(model, deadline)) {
+      if (failure.kind() != error_kind::out_of_memory || !can_fit || !can_evict ||
+          !evict_for(model, deadline)) {
         throw;
       }
     }
@@ -387,7 +427,7 @@ bool model_host::impl::release(lock_type& lock, slot& model, char const* why) {
     return false;
   }
   set_state(model, model_state::cold);
-  model.offered = model.published = false;
+  model.offered = model.published = model.gives_way = false;
   want_image(model);
   spdlog::info("model released model={} bytes={} why={}", model.is.name, model.is.model->bytes(),
                why);

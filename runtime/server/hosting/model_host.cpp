@@ -282,6 +282,9 @@ request_ticket model_host::impl::submit(model_index model, infer_request request
     refuse(std::move(made),
            {error_kind::deadline_exceeded,
             fmt::format("the request's time was over when it came to model '{}'", wanted.is.name)});
+  } else if (auto for_a_job = refuse_for_a_job(wanted)) {
+    wanted.controller.on_failure(now);
+    refuse(std::move(made), std::move(*for_a_job));
   } else if (wanted.queue > wanted.is.max_queue) {
     wanted.controller.on_failure(now);
     refuse(std::move(made), {error_kind::unavailable,
@@ -306,6 +309,18 @@ request_ticket model_host::impl::submit(model_index model, infer_request request
     }
   }
   return ticket;
+}
+
+/// What has been accepted before is answered, so that the model comes to have no requests.
+std::optional<error> model_host::impl::refuse_for_a_job(slot const& model) const {
+  if (!model.gives_way || !owed_) {
+    return std::nullopt;
+  }
+  return error{error_kind::unavailable,
+               fmt::format("model '{}' gives its memory back to a job that has been parked for as "
+                           "long as it may be; try again in {} ms",
+                           model.is.name, owed_->stay.count()),
+               owed_->stay};
 }
 
 void model_host::impl::cancel(request_ticket which) {

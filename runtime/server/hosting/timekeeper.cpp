@@ -146,7 +146,8 @@ void model_host::impl::tick(lock_type& lock, clock::time_point now) {
     lock.lock();
   }
   publish_run_ahead();
-  work_.notify_one();  // idle timeouts may have changed
+  owed_ = pool_->owed();
+  work_.notify_one();  // idle timeouts may have changed, and memory may be owed
   rest_activations(lock, now);
   keep_reserve(lock);
   prepare_memory(lock);

@@ -52,10 +52,16 @@ TEST(status_text, a_job_that_has_been_parked_has_a_line_of_its_own) {
                                      {"clean_bytes", 2097152},
                                      {"zero_bytes", 0},
                                      {"parks", 7},
-                                     {"away_us", 1500.0}};
+                                     {"away_us", 1500.0},
+                                     {"window_ms", 60000.0},
+                                     {"away_ms", 15000.0},
+                                     {"resident_ms", 45000.0},
+                                     {"waits_ms", 2500.0},
+                                     {"owed_in_ms", nullptr},
+                                     {"missed_us", 7500.0}};
   EXPECT_THAT(status_text(status), HasSubstr(R"(parked
-  slot  parked  dirty  clean  zero  times  away
-  0     4 MiB   2 MiB  2 MiB  0 B   7      1.500 ms
+  slot  parked  dirty  clean  zero  times  away      resident  waits        owed in  missed
+  0     4 MiB   2 MiB  2 MiB  0 B   7      1.500 ms  75.0%     2500.000 ms  -        7.500 ms
 )"));
   status["clients"][0]["parking"]["parks"] = 0;
   EXPECT_THAT(status_text(status), testing::Not(HasSubstr("parked")));

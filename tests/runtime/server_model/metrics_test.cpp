@@ -101,8 +101,10 @@ TEST(metrics_of_a_server, tell_states_ends_and_refusals_apart) {
 }
 
 TEST(metrics_of_a_server, tell_what_is_parked_of_each_job) {
-  json const parking{{"parked_bytes", 60}, {"dirty_bytes", 30}, {"clean_bytes", 20},
-                     {"zero_bytes", 10},   {"parks", 3},        {"away_us", 2.5e6}};
+  json const parking{{"parked_bytes", 60},  {"dirty_bytes", 30},   {"clean_bytes", 20},
+                     {"zero_bytes", 10},    {"parks", 3},          {"away_us", 2.5e6},
+                     {"missed_us", 4e6},    {"away_ms", 15e3},     {"resident_ms", 45e3},
+                     {"waits_ms", nullptr}, {"owed_in_ms", 1500.0}};
   auto const seen = samples_in(metrics_of(
       {}, json::object(),
       json{{"clients",
@@ -113,6 +115,12 @@ TEST(metrics_of_a_server, tell_what_is_parked_of_each_job) {
   EXPECT_EQ(seen.at(R"(sluice_parked_bytes{job="a job",slot="4",state="zero"})"), 10);
   EXPECT_EQ(seen.at(R"(sluice_parks_total{job="a job",slot="4"})"), 3);
   EXPECT_EQ(seen.at(R"(sluice_parked_seconds_total{job="a job",slot="4"})"), 2.5);
+  EXPECT_EQ(seen.at(R"(sluice_parking_missed_seconds_total{job="a job",slot="4"})"), 4.0);
+  EXPECT_EQ(seen.at(R"(sluice_parking_window_away_seconds{job="a job",slot="4"})"), 15.0);
+  EXPECT_EQ(seen.at(R"(sluice_parking_window_resident_seconds{job="a job",slot="4"})"), 45.0);
+  EXPECT_EQ(seen.at(R"(sluice_parking_owed_in_seconds{job="a job",slot="4"})"), 1.5);
+  EXPECT_EQ(seen.count(R"(sluice_parking_waits_seconds{job="a job",slot="4"})"), 0U)
+      << "it does not";
   EXPECT_FALSE(seen.contains(R"(sluice_parks_total{job="",slot="5"})"));
 }
 

@@ -96,9 +96,11 @@ struct slot {
   bool offered = false;       ///< for publication, however that came out
   bool published = false;     ///< a successor may have it
   bool keeps_memory = false;  ///< it could not be unloaded: never released again
-  bool is_retired = false;    ///< it takes no more requests, and leaves when it has none
-  bool has_left = false;      ///< nothing is served here
-  bool image_wanted = true;   ///< as soon as there is nothing else to be done
+  bool gives_way =
+      false;  ///< it takes no requests, and is released when it has none: its memory is a job's
+  bool is_retired = false;   ///< it takes no more requests, and leaves when it has none
+  bool has_left = false;     ///< nothing is served here
+  bool image_wanted = true;  ///< as soon as there is nothing else to be done
   std::optional<error> image_failure;
   std::optional<error_kind> failing_with;  ///< the last cold start
   std::size_t vain_batches = 0;  ///< in turn that failed, although no request by itself did
@@ -229,6 +231,8 @@ class model_host::impl {
   void see_off(lock_type& lock, slot& model);
   void wait_for_work(lock_type& lock);
   [[nodiscard]] std::optional<clock::time_point> idle_end(slot const& model) const;
+  void give_way(clock::time_point now);
+  void choose_who_gives_way(std::uint64_t missing_bytes);
 
   // The timekeeper's.
   void keep_time();
@@ -249,6 +253,7 @@ class model_host::impl {
   [[nodiscard]] static bool makes_batches(slot const& model);
   static void classify(detail::job& job, slot const& model);
   [[nodiscard]] clock::time_point ends_waiting(detail::job const& job) const;
+  [[nodiscard]] std::optional<error> refuse_for_a_job(slot const& model) const;
   [[nodiscard]] std::optional<error> refuse_of_its_priority(detail::job const& job,
                                                             slot const& model) const;
   void set_state(slot& model, model_state state);
@@ -311,10 +316,11 @@ class model_host::impl {
   std::size_t more_lanes_ = 0;  ///< of callers that compute
   scheduler::reserve keeper_;   ///< the timekeeper's
   std::uint64_t kept_bytes_ = 0;
-  std::chrono::microseconds run_ahead_{0};  ///< as published; 0: not yet
-  bool busy_ = false;                       ///< the executor loads or computes for a request
-  bool loading_ = false;                    ///< of these, it loads
-  bool keeps_warm_ = false;                 ///< whatever is idle
+  std::optional<memhandover::owed_memory> owed_;  ///< to jobs, as of the last look
+  std::chrono::microseconds run_ahead_{0};        ///< as published; 0: not yet
+  bool busy_ = false;                             ///< the executor loads or computes for a request
+  bool loading_ = false;                          ///< of these, it loads
+  bool keeps_warm_ = false;                       ///< whatever is idle
   bool stopping_ = false;    ///< no more requests; the executor ends when the queue is empty
   bool taken_over_ = false;  ///< what a dead server has left has been looked at
   bool executed_ = false;    ///< the executor has ended and all memory is given back
