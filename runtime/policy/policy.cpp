@@ -66,8 +66,8 @@ void check_host_copies(policy const& wanted, detail::findings& found) {
 
 /// What a job may be away for has to be longer than any swap, and it is not if there is nothing of a window left for it.
 void check_turns(training_policy const& training, detail::findings& found) {
-  auto const away = std::chrono::duration_cast<microseconds>(training.resident_window *
-                                                             (1.0 - training.resident_share));
+  auto const away =
+      std::chrono::round<microseconds>(training.resident_window * (1.0 - training.resident_share));
   if (training.park == park_rule::never || away >= least_absence) {
     return;
   }

@@ -368,6 +368,101 @@ TEST_F(ledger_writer_test, what_is_asked_for_whole_is_granted_whole_or_not_at_al
   EXPECT_EQ(granted(0).chunks, 30U);
 }
 
+/// Of a tenant that is parked and waits.
+class owed_memory_test : public ledger_writer_test {
+ protected:
+  void park(std::uint32_t slot, std::uint32_t count, std::int64_t owed_ns) {
+    view_.mailbox(slot).parked_chunks.store(count);
+    view_.mailbox(slot).looked_ns.store(monotonic_ns());
+    view_.mailbox(slot).owed_ns.store(owed_ns);
+  }
+  [[nodiscard]] static std::int64_t later() { return monotonic_ns() + 3'600'000'000'000; }
+};
+
+TEST_F(owed_memory_test, is_kept_from_the_server_from_then_on_and_not_before) {
+  ledger_writer writer{view_};
+  park(0, 25, later());
+  EXPECT_EQ(writer.available_chunks(), chunks);
+  EXPECT_EQ(writer.owed_to(0), 0U);
+  park(0, 25, monotonic_ns());
+  EXPECT_EQ(writer.available_chunks(), chunks - 25);
+  EXPECT_EQ(writer.owed_to(0), 25U);
+  EXPECT_EQ(writer.owed_to(1), 0U);
+}
+
+TEST_F(owed_memory_test, is_granted_beyond_what_is_reserved_or_wanted) {
+  ledger_writer writer{view_};
+  writer.set_reserve(20);
+  writer.set_wanted(10);
+  park(0, 25, later());
+  request(0, 25 | request_whole);
+  writer.pump();
+  EXPECT_EQ(granted(0).chunks, 0U);
+  park(0, 25, monotonic_ns());
+  request(0, 25 | request_whole);
+  writer.pump();
+  EXPECT_EQ(granted(0).chunks, 25U);
+}
+
+TEST_F(owed_memory_test, is_kept_from_others_that_are_parked_and_not_owed_yet) {
+  ledger_writer writer{view_};
+  park(0, 25, monotonic_ns());
+  park(1, 20, later());
+  request(1, 20 | request_whole);
+  writer.pump();
+  EXPECT_EQ(granted(1).chunks, 0U) << "15 are not owed";
+  request(0, 25 | request_whole);
+  writer.pump();
+  EXPECT_EQ(granted(0).chunks, 25U);
+}
+
+TEST_F(owed_memory_test, is_missing_as_far_as_it_is_not_free) {
+  ledger_writer writer{view_};
+  EXPECT_FALSE(writer.next_owed());
+  auto const serving = writer.take(30, 2);
+  auto const at = later();
+  park(0, 25, at);
+  park(1, 5, at + 7);
+  auto const next = writer.next_owed();
+  ASSERT_TRUE(next);
+  EXPECT_EQ(next->slot, 0U);
+  EXPECT_EQ(next->at_ns, at);
+  EXPECT_EQ(next->missing, 15U);
+  park(1, 5, monotonic_ns());
+  EXPECT_EQ(writer.next_owed()->slot, 0U) << "what the other is owed is free";
+  EXPECT_EQ(writer.next_owed()->missing, 20U) << "and is not there for the first";
+  writer.give_back(serving);
+  EXPECT_FALSE(writer.next_owed());
+}
+
+TEST_F(owed_memory_test, that_has_been_granted_is_owed_no_more) {
+  ledger_writer writer{view_};
+  auto const owed_ns = monotonic_ns();
+  park(0, 25, owed_ns);
+  request(0, 25 | request_whole);
+  writer.pump();
+  ASSERT_EQ(granted(0).chunks, 25U);
+  EXPECT_EQ(writer.available_chunks(), chunks - 25) << "of what is left nothing is";
+  EXPECT_FALSE(writer.next_owed());
+  park(0, 25, owed_ns + 1);  // it has been away once more
+  EXPECT_TRUE(writer.next_owed());
+}
+
+TEST_F(owed_memory_test,
+       of_the_stopped_or_the_dead_keeps_nobody_waiting_nor_more_than_there_is_of_the_damaged) {
+  ledger_writer writer{view_};
+  park(0, 25, monotonic_ns());
+  view_.mailbox(0).looked_ns.store(monotonic_ns() - 60'000'000'000);
+  EXPECT_EQ(writer.available_chunks(), chunks);
+  park(0, 0xffffffffU, monotonic_ns());
+  park(1, 0xffffffffU, monotonic_ns());
+  EXPECT_EQ(writer.available_chunks(), 0U);
+  EXPECT_EQ(writer.owed_to(0), chunks);
+  view_.clients()[0].status.store(static_cast<std::uint32_t>(client_status::gone));
+  view_.clients()[1].status.store(static_cast<std::uint32_t>(client_status::gone));
+  EXPECT_EQ(writer.available_chunks(), chunks);
+}
+
 TEST_F(ledger_writer_test, what_the_dead_or_the_damaged_say_they_need_keeps_nobody_out) {
   ledger_writer writer{view_};
   view_.mailbox(0).parked_chunks.store(0xffffffffU);

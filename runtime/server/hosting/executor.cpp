@@ -177,11 +177,13 @@ std::optional<detail::clock::time_point> model_host::impl::idle_end(slot const& 
 
 /// When memory is owed to a job, models that it takes for that are released, each as soon as it has no requests.
 void model_host::impl::give_way(clock::time_point now) {
-  if (!owed_) {
-    return;
+  if (owed_) {
+    owed_ = pool_->owed();
   }
-  owed_ = pool_->owed();
-  choose_who_gives_way(owed_ && owed_->at <= now ? owed_->missing_bytes : 0);
+  bool const is_due = owed_ && owed_->at <= now;
+  if (std::exchange(some_give_way_, is_due) || is_due) {
+    choose_who_gives_way(is_due ? owed_->missing_bytes : 0);
+  }
 }
 
 /// Idle ones before those with requests, the longest idle first.
@@ -303,7 +305,6 @@ memhandover::loaded_tensors model_host::impl::obtain(slot const& model, clock::t
                                                      memhandover::handover_report& report) {
   auto const bytes = model.is.model->bytes();
   bool gave_back = false;
-  bool can_evict = true;
   for (;;) {
     // Asking training first, in vain, would cost it a micro-batch; and releasing models in vain, their next
     // requests a cold start.
@@ -316,10 +317,8 @@ memhandover::loaded_tensors model_host::impl::obtain(slot const& model, clock::t
         give_back_activations();
         continue;
       }
-      // What models give now is a job's. The pool says whose, and for how long.
-      if (auto const owed = pool_->owed(); owed && owed->at <= clock::now()) {
-        can_evict = false;
-      } else if (evict_for(model, deadline)) {
+      refuse_while_owed(model);
+      if (evict_for(model, deadline)) {
         continue;
       }
     }
@@ -327,11 +326,22 @@ memhandover::loaded_tensors model_host::impl::obtain(slot const& model, clock::t
       return heap_.load({model.is.model->pieces(), model.is.name, detail::residence_of(model)},
                         deadline, &report);
     } catch (error const& failure) {
-      if (failure.kind() != error_kind::out_of_memory || !can_fit || !can_evict ||
-          !evict_for(model, deadline)) {
+      if (failure.kind() != error_kind::out_of_memory || !can_fit || !evict_for(model, deadline)) {
         throw;
       }
     }
+  }
+}
+
+/// What models give now is a job's: none goes for another's sake.
+void model_host::impl::refuse_while_owed(slot const& model) const {
+  if (auto const owed = pool_->owed(); owed && owed->at <= clock::now()) {
+    throw error{
+        error_kind::out_of_memory,
+        fmt::format("{} bytes are wanted; {} more are owed to a job that has been parked for "
+                    "as long as it may be, and keeps them then for about {} ms",
+                    model.is.model->bytes(), owed->missing_bytes, owed->stay.count()),
+        owed->stay};
   }
 }
 

@@ -58,7 +58,7 @@ class heap_pool final : public memhandover::serving_pool,
   [[nodiscard]] memhandover::pool_usage usage() const override {
     std::lock_guard const lock{mutex_};
     return {.total_bytes = shape_.bytes(),
-            .free_bytes = chunk * count(owner::nobody),
+            .free_bytes = chunk * available(),
             .training_bytes = chunk * count(owner::training),
             .serving_bytes = chunk * count(owner::serving),
             .kept_bytes = chunk * kept_};
@@ -83,7 +83,7 @@ class heap_pool final : public memhandover::serving_pool,
     std::lock_guard const lock{mutex_};
     std::vector<std::uint32_t> result;
     for (std::uint32_t i = 0; i < owners_.size() && !failure_ && !short_; ++i) {
-      if (owners_[i] == owner::nobody) {
+      if (owners_[i] == owner::nobody && result.size() < available()) {
         result.push_back(i);
       }
     }
@@ -118,6 +118,9 @@ class heap_pool final : public memhandover::serving_pool,
     short_ = failure_ == error_kind::out_of_memory;
     if (failure_) {
       throw error{*std::exchange(failure_, std::nullopt), "training keeps it"};
+    }
+    if (is_due() && available() < wanted) {
+      throw error{error_kind::out_of_memory, "what is free is owed to a job", owed_->stay};
     }
     auto const taken = choose(wanted);
     if (taken.size() < wanted) {
@@ -177,6 +180,15 @@ class heap_pool final : public memhandover::serving_pool,
     uses_.push_back({{chunks.begin(), chunks.end()}, where, std::string{what}});
   }
 
+  [[nodiscard]] std::optional<memhandover::owed_memory> owed() const override {
+    std::lock_guard const lock{mutex_};
+    auto made = owed_;
+    if (made) {
+      made->missing_bytes -= std::min(made->missing_bytes, chunk * count(owner::nobody));
+    }
+    return made && made->missing_bytes > 0 ? made : std::nullopt;
+  }
+
   void set_reserve(std::uint64_t bytes) override {
     std::lock_guard const lock{mutex_};
     reserve_ = bytes;
@@ -217,6 +229,29 @@ class heap_pool final : public memhandover::serving_pool,
                               }}};
   }
 
+  /// A job is parked that needs so many chunks, from `at` on.
+  void set_owed(std::uint32_t chunks, std::chrono::steady_clock::time_point at,
+                std::chrono::milliseconds stay) {
+    std::lock_guard const lock{mutex_};
+    owed_ = memhandover::owed_memory{at, chunks * chunk, stay};
+  }
+  /// It gets what it is owed, when that is free.
+  [[nodiscard]] bool wait_until_met() {
+    std::unique_lock lock{mutex_};
+    auto const met = [&] { return chunk * count(owner::nobody) >= owed_->missing_bytes; };
+    if (!changed_.wait_for(lock, patience, met)) {
+      return false;
+    }
+    auto left = owed_->missing_bytes / chunk;
+    for (auto& each : owners_) {
+      if (each == owner::nobody && left > 0) {
+        each = owner::training;
+        --left;
+      }
+    }
+    owed_.reset();
+    return true;
+  }
   /// So many chunks of training's are kept from whoever demands them.
   void keep(std::uint32_t chunks) {
     std::lock_guard const lock{mutex_};
@@ -323,6 +358,14 @@ class heap_pool final : public memhandover::serving_pool,
  private:
   enum class owner : unsigned char { nobody, training, serving };
 
+  [[nodiscard]] bool is_due() const {
+    return owed_ && owed_->at <= std::chrono::steady_clock::now();
+  }
+  /// Free, and nobody's due.
+  [[nodiscard]] std::uint64_t available() const {
+    auto const free = count(owner::nobody);
+    return is_due() ? free - std::min(free, owed_->missing_bytes / chunk) : free;
+  }
   void fail_if_due() {
     if (calls_left_ > 0 && --calls_left_ == 0) {
       throw std::bad_alloc{};
@@ -383,6 +426,7 @@ class heap_pool final : public memhandover::serving_pool,
   int wrongly_given_back_ = 0;
   bool foresees_wrongly_ = false;
   std::uint32_t kept_ = 0;
+  std::optional<memhandover::owed_memory> owed_;  // `missing_bytes`: all that it needs
   std::optional<error_kind> failure_;
   bool short_ = false;  // the last acquisition failed for want of memory: nothing is free
 };

@@ -106,6 +106,10 @@ class model_control {
     std::unique_lock lock{mutex_};
     return changed_.wait_for(lock, patience, [&] { return rests_ >= rests; });
   }
+  [[nodiscard]] int unloads() const {
+    std::lock_guard const lock{mutex_};
+    return unloads_;
+  }
   [[nodiscard]] bool wait_for_unloads(int unloads) {
     std::unique_lock lock{mutex_};
     return changed_.wait_for(lock, patience, [&] { return unloads_ >= unloads; });

@@ -233,6 +233,7 @@ class model_host::impl {
   [[nodiscard]] std::optional<clock::time_point> idle_end(slot const& model) const;
   void give_way(clock::time_point now);
   void choose_who_gives_way(std::uint64_t missing_bytes);
+  void refuse_while_owed(slot const& model) const;
 
   // The timekeeper's.
   void keep_time();
@@ -317,6 +318,7 @@ class model_host::impl {
   scheduler::reserve keeper_;   ///< the timekeeper's
   std::uint64_t kept_bytes_ = 0;
   std::optional<memhandover::owed_memory> owed_;  ///< to jobs, as of the last look
+  bool some_give_way_ = false;                    ///< models, for that
   std::chrono::microseconds run_ahead_{0};        ///< as published; 0: not yet
   bool busy_ = false;                             ///< the executor loads or computes for a request
   bool loading_ = false;                          ///< of these, it loads

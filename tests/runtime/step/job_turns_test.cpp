@@ -1,0 +1,231 @@
+/// A job that is parked and comes back by the rules for turns: over the fake driver, in one process with its server.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "memhandover/base/error.hpp"
+#include "memhandover/ledger/ledger.hpp"
+#include "tests/runtime/step/fault_world.hpp"
+
+namespace sluice::test {
+namespace {
+
+using namespace std::chrono_literals;
+using memhandover::monotonic_ns;
+using std::chrono::steady_clock;
+using testing::HasSubstr;
+
+constexpr std::uint32_t pool_of_turns = 24;
+constexpr std::uint32_t chunks_of_job = 16;
+constexpr std::uint32_t wanted_of_it = 20;  ///< of which the job has to give 12
+constexpr std::uint32_t parked_by_that = wanted_of_it - (pool_of_turns - chunks_of_job);
+
+/// The job has memory that lasts, and the server takes some of it.
+class job_in_turns : public testing::Test {
+ protected:
+  using bound = std::optional<steady_clock::time_point>;
+
+  void start(memhandover::serving_pool::options how, std::function<bound()> return_by = {}) {
+    auto wanted = world_.broker();
+    chunk_ = wanted.chunk_bytes;
+    wanted.host_copy_bytes = pool_of_turns * chunk_;
+    presence_ = memhandover::ensure_broker(wanted);
+    auto options = world_.job();
+    options.gate = &gate_;
+    options.return_by = std::move(return_by);
+    job_.emplace(options);
+    how.runtime_dir = wanted.runtime_dir;
+    how.backend = wanted.backend;
+    server_ = memhandover::serving_pool::join(how);
+    (void)job_->allocate_persistent(chunks_of_job * chunk_);
+    ASSERT_TRUE(eventually([&] { return box().parkable_chunks.load() == chunks_of_job; }));
+  }
+
+  [[nodiscard]] memhandover::mailbox_header const& box() { return job_->client().mailbox(); }
+
+  std::optional<memhandover::placement> acquire(std::uint32_t chunks) {
+    try {
+      return server_->acquire(chunks * chunk_, steady_clock::now() + 20s);
+    } catch (error const& why) {
+      EXPECT_EQ(why.kind(), error_kind::out_of_memory) << why.what();
+      said_ = why.what();
+      retry_after_ = why.retry_after();
+      return std::nullopt;
+    }
+  }
+
+  template <typename Holds>
+  [[nodiscard]] static bool eventually(Holds const& holds) {
+    for (auto const until = steady_clock::now() + 20s; !holds(); ::poll(nullptr, 0, 1)) {
+      if (steady_clock::now() > until) {
+        return false;
+      }
+    }
+    return true;
+  }
+  [[nodiscard]] bool comes_back() {
+    return eventually([this] { return box().parked_chunks.load() == 0; });
+  }
+
+  fault_world world_{"cuda", pool_of_turns};
+  memhandover::unique_fd presence_;
+  idle_gate gate_;
+  std::uint64_t chunk_ = 0;
+  std::optional<step::training_memory> job_;
+  std::shared_ptr<memhandover::serving_pool> server_;
+  std::string said_;
+  std::optional<std::chrono::milliseconds> retry_after_;
+};
+
+TEST_F(job_in_turns, is_owed_its_memory_when_it_waits_and_so_early_that_it_keeps_its_share) {
+  start({.park_stay = 1, .resident_share = 0.5, .resident_window = 60s});
+  auto const before = monotonic_ns();
+  auto const taken = acquire(wanted_of_it);
+  ASSERT_TRUE(taken) << said_;
+  auto const after = monotonic_ns();
+  EXPECT_EQ(box().parked_chunks.load(), parked_by_that);
+  EXPECT_EQ(box().owed_ns.load(), 0) << "nobody waits for it";
+  EXPECT_FALSE(server_->owed());
+  job_->want_parked();
+  ASSERT_TRUE(eventually([&] { return box().owed_ns.load() != 0; }));
+  EXPECT_NE(box().waits_since_ns.load(), 0);
+  auto const owed_ns = box().owed_ns.load();
+  auto const half = std::chrono::nanoseconds{30s}.count();
+  EXPECT_LE(owed_ns, after + half);
+  EXPECT_GE(owed_ns, before + half - 2 * static_cast<std::int64_t>(box().park_ns.load()));
+  auto const owed = server_->owed();
+  ASSERT_TRUE(owed);
+  EXPECT_EQ(owed->missing_bytes, (parked_by_that - (pool_of_turns - wanted_of_it)) * chunk_);
+  EXPECT_GT(owed->at, steady_clock::now());
+}
+
+TEST_F(job_in_turns, comes_back_beyond_the_reserve_when_it_is_owed_and_not_before) {
+  start({.park_stay = 1, .resident_share = 0.5, .resident_window = 1s});
+  auto taken = acquire(wanted_of_it);
+  ASSERT_TRUE(taken) << said_;
+  server_->set_reserve(pool_of_turns * chunk_);
+  taken.reset();
+  job_->want_parked();
+  ASSERT_TRUE(eventually([&] { return box().owed_ns.load() != 0; }));
+  auto const owed_ns = box().owed_ns.load();
+  EXPECT_EQ(box().parked_chunks.load(), parked_by_that) << "the rest is the reserve's";
+  ASSERT_TRUE(comes_back());
+  EXPECT_GE(monotonic_ns(), owed_ns);
+  EXPECT_EQ(box().owed_ns.load(), 0);
+  ASSERT_TRUE(eventually([&] { return box().waits_since_ns.load() == 0; }));
+  EXPECT_GT(box().window_away_ns.load(), 0U);
+  EXPECT_EQ(box().window_ns.load(), 1'000'000'000U);
+}
+
+TEST_F(job_in_turns, that_has_come_back_stays_and_a_demand_is_refused_with_the_numbers) {
+  start({.park_stay = 1000, .resident_share = 0.5, .resident_window = 60s});
+  auto taken = acquire(wanted_of_it);
+  ASSERT_TRUE(taken) << said_;
+  taken.reset();
+  job_->want_parked();
+  ASSERT_TRUE(comes_back());
+  ASSERT_FALSE(acquire(wanted_of_it));
+  EXPECT_THAT(said_, HasSubstr("40 MiB are wanted, of which 24 MiB are missing"));
+  EXPECT_THAT(said_, HasSubstr("pid " + std::to_string(::getpid()) + " (job) could give 32 MiB"));
+  EXPECT_THAT(said_,
+              HasSubstr("stays for another " + std::to_string(retry_after_->count()) + " ms"));
+  EXPECT_GT(retry_after_->count(), 0);
+  EXPECT_EQ(box().parks.load(), 1U) << "nothing was touched";
+  EXPECT_TRUE(acquire(pool_of_turns - chunks_of_job)) << "what is free is had all the same";
+}
+
+TEST_F(job_in_turns, is_parked_again_when_its_stay_is_over) {
+  start({.park_stay = 1, .resident_share = 0.5, .resident_window = 60s});
+  for (unsigned round = 1; round <= 5; ++round) {
+    std::optional<memhandover::placement> taken;
+    ASSERT_TRUE(eventually([&] { return (taken = acquire(wanted_of_it)).has_value(); })) << said_;
+    EXPECT_GE(monotonic_ns(), box().stays_until_ns.load());
+    EXPECT_EQ(box().parks.load(), round);
+    taken.reset();
+    job_->want_parked();
+    ASSERT_TRUE(comes_back());
+  }
+  EXPECT_EQ(box().missed_ns.load(), 0U);
+}
+
+TEST_F(job_in_turns, that_is_owed_is_not_kept_waiting_by_who_comes_after) {
+  start({.park_stay = 1, .resident_share = 0.9, .resident_window = 1s});
+  auto taken = acquire(wanted_of_it);
+  ASSERT_TRUE(taken) << said_;
+  job_->want_parked();
+  ASSERT_TRUE(eventually([&] {
+    auto const owed = server_->owed();
+    return owed && owed->at <= steady_clock::now();
+  }));
+  EXPECT_EQ(server_->usage().free_bytes, 0U) << "it is the job's";
+  EXPECT_TRUE(server_->free_chunks().empty());
+  ASSERT_FALSE(acquire(2));
+  EXPECT_THAT(said_, HasSubstr("4 MiB are wanted, of which 4 MiB are missing"));
+  EXPECT_THAT(said_, HasSubstr("(job) is to have 24 MiB back"));
+  EXPECT_GT(retry_after_->count(), 0);
+  taken.reset();
+  ASSERT_TRUE(comes_back());
+  EXPECT_GT(box().missed_ns.load(), 0U) << "the server held on to it for longer than it should";
+}
+
+TEST_F(job_in_turns, whose_demand_could_never_be_met_is_refused_at_once_and_nothing_is_touched) {
+  start({.park_stay = 1, .resident_share = 0.5, .resident_window = 60s});
+  auto const others = memhandover::tenant_client::join(
+      world_.broker(), memhandover::client_kind::engine, "engine",
+      [](memhandover::demand const& /*what*/) { return memhandover::demand_answer{}; });
+  others->ask(4, memhandover::lifetime::revocable, steady_clock::now() + 20s);
+  ASSERT_EQ(others->collect().size(), 4U);
+  ASSERT_FALSE(acquire(pool_of_turns - 3));
+  EXPECT_THAT(said_, HasSubstr("42 MiB are wanted, and at most 40 MiB"));
+  EXPECT_THAT(said_, HasSubstr("(engine) keeps 8 MiB"));
+  EXPECT_FALSE(retry_after_) << "time does not help";
+  EXPECT_EQ(box().parks.load(), 0U);
+}
+
+TEST_F(job_in_turns, without_a_share_is_owed_nothing) {
+  start({.park_stay = 1});
+  auto taken = acquire(wanted_of_it);
+  ASSERT_TRUE(taken) << said_;
+  job_->want_parked();
+  ASSERT_TRUE(eventually([&] { return box().waits_since_ns.load() != 0; }));
+  EXPECT_EQ(box().owed_ns.load(), 0);
+  taken.reset();
+  ASSERT_TRUE(comes_back());
+}
+
+TEST_F(job_in_turns, with_the_whole_share_is_never_parked) {
+  start({.park_stay = 1, .resident_share = 1.0, .resident_window = 60s});
+  ASSERT_TRUE(eventually([&] { return box().stays_until_ns.load() > 0; }));
+  EXPECT_FALSE(acquire(wanted_of_it));
+  EXPECT_EQ(box().parks.load(), 0U);
+}
+
+TEST_F(job_in_turns, that_has_to_be_back_by_an_instant_is_owed_its_memory_before_that) {
+  auto const by = steady_clock::now() + 60s;
+  start({.park_stay = 1, .resident_share = 0.0}, [by] { return by; });
+  auto taken = acquire(wanted_of_it);
+  ASSERT_TRUE(taken) << said_;
+  job_->want_parked();
+  ASSERT_TRUE(eventually([&] { return box().owed_ns.load() != 0; }));
+  EXPECT_LT(box().owed_ns.load(), std::chrono::nanoseconds{by.time_since_epoch()}.count());
+}
+
+TEST_F(job_in_turns, that_would_have_to_be_back_at_once_is_not_parked) {
+  start({.park_stay = 1, .resident_share = 0.5, .resident_window = 60s},
+        [] { return steady_clock::now(); });
+  EXPECT_FALSE(acquire(wanted_of_it));
+  EXPECT_EQ(box().parks.load(), 0U);
+}
+
+}  // namespace
+}  // namespace sluice::test
