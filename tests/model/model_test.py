@@ -326,6 +326,18 @@ def test_of_two_that_have_no_room_beside_each_other_each_runs_again_and_again(tm
     assert_sound(search(tmp_path, "parking", "PATIENT", *switches, claim=claim, fairly=True), at_least=10_000)
 
 
+@pytest.mark.parametrize("claim, switches", [("runs0", ()), ("runs1", ()), at_length("runs0", ("NEEDS=1",)),
+                                             at_length("runs1", ("NEEDS=1",))], ids=named)
+def test_beside_a_server_that_never_has_enough_each_runs_again_and_again(tmp_path, claim, switches):
+    assert_sound(search(tmp_path, "parking", "PATIENT", "BUSY", *switches, claim=claim, fairly=True), at_least=10_000)
+
+
+@pytest.mark.parametrize("switches", [("NO_TURN",), ("NO_KEEP", "NEEDS=1")], ids=named)
+def test_each_part_of_giving_back_what_is_owed_is_needed(tmp_path, switches):
+    visited = search(tmp_path, "parking", "PATIENT", "BUSY", *switches, claim="runs0", fairly=True)
+    assert visited.errors == 1 and "acceptance cycle" in visited.output, visited.output
+
+
 @pytest.mark.parametrize("switches, violated", [
     (("NO_DONE",), "holds["),
     (("NO_SLOT", "NEEDS=1"), "slot_owner[to]"),

@@ -15,6 +15,8 @@
  *   -DDEATH        the first tenant may be killed at any instant
  *   -DSUCCESSION   the writer may be killed at any instant, and another takes its place; KILLS times
  *   -DPATIENT      a demand stands until it is answered; needed for `served`, `runs0` and `runs1`
+ *   -DBUSY         the server needs a chunk without end, and keeps it until one of the tenants that wait is owed its memory, which
+ *                  each of them is in the end
  *   Each of these takes something away, and something must then be found wrong:
  *   -DNO_DONE      a chunk is released before what lies in it has been copied
  *   -DNO_SLOT      a slot is taken some time after it was seen free (with NEEDS=1)
@@ -24,6 +26,8 @@
  *   -DNO_YIELD     whoever waits for the rest keeps what it still has
  *   -DNO_LOOK      a held thread asks to be woken only if something was missing as it came
  *   -DNO_STAY      a tenant may be parked again before it has launched
+ *   -DNO_TURN      a busy server gives nothing back (with BUSY)
+ *   -DNO_KEEP      what is free is the busy server's although it is owed (with BUSY and NEEDS=1)
  */
 #define TENANTS 2
 #define CHUNKS 2       /* of the pool */
@@ -258,6 +262,19 @@ inline grant(t) {
 #endif
 #define can_be_asked(t) (demand[t] == 0 && !answering[t] && !gone[t] && (may_lose(t) || may_yield(t)))
 
+/* What the writer keeps for who is owed it, and the server gives back for that. */
+#define is_serving (owner[0] == SERVING || owner[1] == SERVING)
+#ifdef BUSY
+#define is_owed (asks[0] || asks[1])
+#else
+#define is_owed 0
+#endif
+#ifdef NO_KEEP
+#define may_serve 1
+#else
+#define may_serve (!(is_owed))
+#endif
+
 #define demand_from(t, n) done[t] = 0; demand[t] = n
 
 #define all_read (empty(mail[0]) && empty(mail[1]))
@@ -281,11 +298,20 @@ end:
     :: atomic { all_read && !wanted && comes_before(1) && can_have(1) -> left = more_for(1) }; grant(1)
     :: atomic { all_read && !wanted && lacks(0, 1) -> demand_from(1, NEEDS - held_by(0) - free_chunks) }
     :: atomic { all_read && !wanted && lacks(1, 0) -> demand_from(0, NEEDS - held_by(1) - free_chunks) }
+    :: atomic { wanted && may_serve && all_read && free_chunks == 0 && can_be_asked(0) -> demand_from(0, 1) }
+    :: atomic { wanted && may_serve && all_read && free_chunks == 0 && can_be_asked(1) -> demand_from(1, 1) }
+#ifdef BUSY
+    :: atomic { !wanted && !is_serving && may_serve -> wanted = 1 }
+    :: atomic { wanted && !may_serve -> wanted = 0 }
+    :: atomic { wanted && may_serve && free_chunks > 0 -> c = (owner[0] == FREE -> 0 : 1); owner[c] = SERVING; holds[c] = 0; c = 0; wanted = 0 }
+#ifndef NO_TURN
+    :: atomic { is_owed && is_serving -> c = (owner[0] == SERVING -> 0 : 1); owner[c] = FREE; c = 0 }
+#endif
+#else
     :: atomic { serves > 0 && !wanted -> wanted = 1; serves-- }
-    :: atomic { wanted && all_read && free_chunks == 0 && can_be_asked(0) -> demand_from(0, 1) }
-    :: atomic { wanted && all_read && free_chunks == 0 && can_be_asked(1) -> demand_from(1, 1) }
     :: atomic { wanted && free_chunks > 0 -> c = (owner[0] == FREE -> 0 : 1); owner[c] = SERVING; holds[c] = 0 };
        atomic { owner[c] = FREE; c = 0; wanted = 0 }
+#endif
     :: atomic { demand[0] > 0 && done[0] -> demand[0] = 0 }
     :: atomic { demand[1] > 0 && done[1] -> demand[1] = 0 }
 #ifndef PATIENT

@@ -105,7 +105,7 @@ TEST_F(job_in_turns, is_owed_its_memory_when_it_waits_and_so_early_that_it_keeps
   EXPECT_GE(owed_ns, before + half - 2 * static_cast<std::int64_t>(box().park_ns.load()));
   auto const owed = server_->owed();
   ASSERT_TRUE(owed);
-  EXPECT_EQ(owed->missing_bytes, (parked_by_that - (pool_of_turns - wanted_of_it)) * chunk_);
+  EXPECT_EQ(owed->missing_bytes, parked_by_that * chunk_);
   EXPECT_GT(owed->at, steady_clock::now());
 }
 
@@ -150,7 +150,7 @@ TEST_F(job_in_turns, is_parked_again_when_its_stay_is_over) {
     std::optional<memhandover::placement> taken;
     ASSERT_TRUE(eventually([&] { return (taken = acquire(wanted_of_it)).has_value(); })) << said_;
     EXPECT_GE(monotonic_ns(), box().stays_until_ns.load());
-    EXPECT_EQ(box().parks.load(), round);
+    EXPECT_TRUE(eventually([&] { return box().parks.load() == round; }));
     taken.reset();
     job_->want_parked();
     ASSERT_TRUE(comes_back());
@@ -160,20 +160,26 @@ TEST_F(job_in_turns, is_parked_again_when_its_stay_is_over) {
 
 TEST_F(job_in_turns, that_is_owed_is_not_kept_waiting_by_who_comes_after) {
   start({.park_stay = 1, .resident_share = 0.9, .resident_window = 1s});
-  auto taken = acquire(wanted_of_it);
-  ASSERT_TRUE(taken) << said_;
+  auto of_what_was_free = acquire(pool_of_turns - chunks_of_job);
+  auto of_the_job = acquire(parked_by_that);
+  ASSERT_TRUE(of_what_was_free && of_the_job) << said_;
   job_->want_parked();
-  ASSERT_TRUE(eventually([&] {
-    auto const owed = server_->owed();
-    return owed && owed->at <= steady_clock::now();
-  }));
+  ASSERT_TRUE(eventually([&] { return box().owed_ns.load() != 0; }));
+  auto const owed_ns = box().owed_ns.load();
+  ASSERT_TRUE(eventually([&] { return monotonic_ns() > owed_ns; }));
+  of_what_was_free.reset();
   EXPECT_EQ(server_->usage().free_bytes, 0U) << "it is the job's";
   EXPECT_TRUE(server_->free_chunks().empty());
+  EXPECT_EQ(server_->owed()->missing_bytes, 4 * chunk_);
   ASSERT_FALSE(acquire(2));
   EXPECT_THAT(said_, HasSubstr("4 MiB are wanted, of which 4 MiB are missing"));
   EXPECT_THAT(said_, HasSubstr("(job) is to have 24 MiB back"));
   EXPECT_GT(retry_after_->count(), 0);
-  taken.reset();
+  EXPECT_EQ(box().parked_chunks.load(), parked_by_that);
+  // As long as going and coming takes it could not have been back.
+  auto const swap_ns = 4 * static_cast<std::int64_t>(box().park_ns.load());
+  ASSERT_TRUE(eventually([&] { return monotonic_ns() > owed_ns + swap_ns; }));
+  of_the_job.reset();
   ASSERT_TRUE(comes_back());
   EXPECT_GT(box().missed_ns.load(), 0U) << "the server held on to it for longer than it should";
 }

@@ -231,8 +231,6 @@ class model_host::impl {
   void see_off(lock_type& lock, slot& model);
   void wait_for_work(lock_type& lock);
   [[nodiscard]] std::optional<clock::time_point> idle_end(slot const& model) const;
-  void give_way(clock::time_point now);
-  void choose_who_gives_way(std::uint64_t missing_bytes);
   void refuse_while_owed(slot const& model) const;
 
   // The timekeeper's.
@@ -254,6 +252,8 @@ class model_host::impl {
   [[nodiscard]] static bool makes_batches(slot const& model);
   static void classify(detail::job& job, slot const& model);
   [[nodiscard]] clock::time_point ends_waiting(detail::job const& job) const;
+  void give_way(clock::time_point now);
+  void choose_who_gives_way(std::uint64_t missing_bytes);
   [[nodiscard]] std::optional<error> refuse_for_a_job(slot const& model) const;
   [[nodiscard]] std::optional<error> refuse_of_its_priority(detail::job const& job,
                                                             slot const& model) const;
