@@ -1,8 +1,8 @@
 /// A server that takes memory from jobs which are parked for it, again and again at random instants, writes all over it,
 /// and gives it back.
 ///
-/// One JSON object an acquisition on standard output: {"bytes", "reclaimed", "latency_ms", "refused"}; `refused` is null or
-/// why nothing was had.
+/// One JSON object an acquisition on standard output: {"bytes", "reclaimed", "latency_ms", "refused", "retry_after_ms"}; `refused`
+/// is null or why nothing was had. With --gives-back it does what a server does: what is owed to a job it gives back.
 
 #include <poll.h>
 #include <spdlog/sinks/stdout_sinks.h>
@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <iostream>
 #include <memory>
@@ -19,6 +20,9 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "memhandover/base/error.hpp"
 #include "memhandover/client/serving_pool.hpp"
@@ -68,8 +72,8 @@ class overwriter {
 /// An acquisition as a line of output, and what it brought.
 class taker {
  public:
-  explicit taker(memhandover::serving_pool::options const& how)
-      : pool_(memhandover::serving_pool::join(how)), over_(pool_->shape()) {}
+  explicit taker(std::shared_ptr<memhandover::serving_pool> pool)
+      : pool_(std::move(pool)), over_(pool_->shape()) {}
 
   /// Nothing if it is refused.
   [[nodiscard]] std::optional<memhandover::placement> take(std::uint64_t bytes) {
@@ -88,12 +92,20 @@ class taker {
         throw;
       }
       line["refused"] = why.what();
+      if (auto const after = why.retry_after()) {
+        line["retry_after_ms"] = after->count();
+      }
     }
     std::printf("%s\n", line.dump().c_str());
     std::fflush(stdout);
     return range;
   }
   [[nodiscard]] std::uint64_t free_bytes() const { return pool_->usage().free_bytes; }
+  /// A job waits for what others have of its memory.
+  [[nodiscard]] bool owed_now() const {
+    auto const owed = pool_->owed();
+    return owed && owed->at <= steady_clock::now();
+  }
 
  private:
   std::shared_ptr<memhandover::serving_pool> pool_;
@@ -114,6 +126,41 @@ void take_as_asked(taker& from) {
   }
 }
 
+/// How one of those who ask does it.
+struct demander {
+  std::uint64_t least = 0;
+  std::uint64_t most = 0;
+  int count = 0;
+  int hold_ms = 0;
+  int apart_ms = 0;
+  bool gives_back = false;
+  unsigned seed = 1;
+};
+
+void take_again_and_again(taker& from, demander const& how) {
+  std::mt19937_64 random{how.seed};
+  auto const up_to = [&random](int limit) {
+    return static_cast<int>(random() % static_cast<std::uint64_t>(limit + 1));
+  };
+  auto const hold = [&](int ms) {
+    if (!how.gives_back) {
+      ::poll(nullptr, 0, ms);
+      return;
+    }
+    auto const until = steady_clock::now() + milliseconds{ms};
+    while (steady_clock::now() < until && !from.owed_now()) {
+      ::poll(nullptr, 0, 1);
+    }
+  };
+  for (int taken = 0; taken < how.count;) {
+    ::poll(nullptr, 0, up_to(how.apart_ms));
+    auto const range =
+        from.take(how.least + (how.most > how.least ? random() % (how.most - how.least + 1) : 0));
+    hold(range ? up_to(how.hold_ms) : 1);
+    taken += range ? 1 : 0;
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -121,43 +168,50 @@ int main(int argc, char** argv) {
   memhandover::serving_pool::options how;
   how.name = "parker";
   how.park_stay = 1;
-  std::uint64_t least = 0;
-  std::uint64_t most = 0;
-  int count = 0;
-  int hold_ms = 0;
-  int apart_ms = 0;
+  demander one;
+  unsigned demanders = 1;
+  double window_s = 60.0;
   bool asked = false;
-  unsigned seed = 1;
   app.add_option("--runtime-dir", how.runtime_dir);
-  app.add_option("--least", least, "bytes of an acquisition");
-  app.add_option("--most", most, "default: the same");
-  app.add_option("--count", count, "of acquisitions");
-  app.add_option("--hold-ms", hold_ms, "random, at most");
-  app.add_option("--apart-ms", apart_ms, "random, at most, between two");
+  app.add_option("--least", one.least, "bytes of an acquisition");
+  app.add_option("--most", one.most, "default: the same");
+  app.add_option("--count", one.count, "of acquisitions");
+  app.add_option("--hold-ms", one.hold_ms, "random, at most");
+  app.add_option("--apart-ms", one.apart_ms, "random, at most, between two");
   app.add_option("--stay", how.park_stay, "times that going and coming takes");
+  app.add_option("--share", how.resident_share, "of every window, of a job that is parked");
+  app.add_option("--window-s", window_s, "length of these windows");
+  app.add_option("--demanders", demanders, "that ask beside each other");
+  app.add_flag("--gives-back", one.gives_back, "what is owed to a job");
   app.add_flag("--asked", asked,
                "as standard input says, a line for each: bytes from others, or 0");
-  app.add_option("--seed", seed);
+  app.add_option("--seed", one.seed);
   CLI11_PARSE(app, argc, argv);
   spdlog::set_default_logger(std::make_shared<spdlog::logger>(
       "parker", std::make_shared<spdlog::sinks::stderr_sink_mt>()));
   spdlog::set_level(spdlog::level::warn);
   try {
-    taker from{how};
+    how.resident_window = std::chrono::round<std::chrono::nanoseconds>(duration<double>{window_s});
+    auto const pool = memhandover::serving_pool::join(how);
     if (asked) {
+      taker from{pool};
       take_as_asked(from);
       return 0;
     }
-    std::mt19937_64 random{seed};
-    auto const up_to = [&random](int limit) {
-      return static_cast<int>(random() % static_cast<std::uint64_t>(limit + 1));
-    };
-    for (int taken = 0; taken < count;) {
-      ::poll(nullptr, 0, up_to(apart_ms));
-      auto const range = from.take(least + (most > least ? random() % (most - least + 1) : 0));
-      ::poll(nullptr, 0, range ? up_to(hold_ms) : 1);
-      taken += range ? 1 : 0;
+    std::vector<std::jthread> threads;
+    for (unsigned number = 0; number < demanders; ++number) {
+      threads.emplace_back([&pool, how_it = one, number]() mutable {
+        how_it.seed += number;
+        try {
+          taker from{pool};
+          take_again_and_again(from, how_it);
+        } catch (std::exception const& why) {
+          std::fprintf(stderr, "sluice-bench-parker: %s\n", why.what());
+          std::_Exit(EXIT_FAILURE);
+        }
+      });
     }
+    threads.clear();
     return 0;
   } catch (std::exception const& why) {
     std::fprintf(stderr, "sluice-bench-parker: %s\n", why.what());

@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <exception>
 #include <string>
@@ -298,7 +299,7 @@ bool job_parking::come_back() {
     return false;
   }
   auto const coming = clock::now() - began;
-  coming_a_chunk_ = coming / needed;
+  coming_a_chunk_ = coming / std::max(1U, needed);
   note_back(coming);
   return true;
 }

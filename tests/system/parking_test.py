@@ -98,9 +98,10 @@ class Pool:
         assert made.process.poll() is None, made.complaints
         return made
 
-    def parker(self, least: int, most: int = 0, count: int = 1_000_000, hold_ms: int = 10, apart_ms: int = 20, seed: int = 1) -> Parker:
+    def parker(self, least: int, most: int = 0, count: int = 1_000_000, hold_ms: int = 10, apart_ms: int = 20, seed: int = 1,
+               options: tuple = ()) -> Parker:
         made = Parker([self.build / "bin" / "sluice-bench-parker", "--least", least, "--most", most or least, "--count", count,
-                       "--hold-ms", hold_ms, "--apart-ms", apart_ms, "--seed", seed], self.environment)
+                       "--hold-ms", hold_ms, "--apart-ms", apart_ms, "--seed", seed, *options], self.environment)
         self.processes.append(made)
         return made
 
@@ -168,6 +169,44 @@ def test_status_shows_what_is_parked_and_that_it_waits(pool):
     assert back["parking"]["parks"] == 1
     assert back["persistent_bytes"] == 8 * CHUNK
     assert pool.status()["pool"]["host_copies"]["free_bytes"] == 640 * MIB - 7 * CHUNK, "copies are kept until others need them"
+
+
+def test_two_that_ask_without_end_leave_a_job_its_share(pool):
+    """They hold what they have for an hour, unless it is owed to the job."""
+    window_s, share = 2.0, 0.5
+    job = pool.job(512)
+    pool.await_parkable()
+    parker = pool.parker(4 * CHUNK, hold_ms=3_600_000, apart_ms=0,
+                         options=("--demanders", 2, "--gives-back", "--share", share, "--window-s", window_s, "--stay", 2))
+    seen = []
+
+    def parked_often_enough() -> bool:
+        seen.extend(one["parking"] for one in pool.clients() if one["parking"]["window_ms"] == window_s * 1000)
+        return bool(seen) and seen[-1]["parks"] >= PARKS and seen[-1]["parked_bytes"] == 0
+    eventually(parked_often_enough, 60.0 + 10 * PARKS)
+    parker.end()
+    result = job.result()
+    assert result["wrong pages"] == 0
+    assert result["rounds"] > PARKS
+    assert any(one["away_ms"] > 0 for one in seen)
+    for one in seen:
+        swap_ms = (one["out_us"] + one["in_us"]) / 1000 / max(1, one["parks"])
+        # What it was late by, which the last that is away may be without its being known yet.
+        late_ms = one["missed_us"] / 1000 + max(0.0, (one["waits_ms"] or 0.0) - (1 - share) * window_s * 1000)
+        assert one["resident_ms"] >= share * window_s * 1000 - late_ms - 2 * swap_ms, one
+
+
+def test_a_demand_that_meets_a_job_that_stays_is_refused_with_the_numbers(pool):
+    job = pool.job(512)
+    pool.await_parkable()
+    parker = pool.parker(9 * CHUNK, hold_ms=0, apart_ms=0, options=("--stay", 1000))
+    refused = eventually(lambda: next((one for one in parker.acquisitions() if "stays for another" in (one["refused"] or "")), None))
+    pid = pool.clients()[0]["pid"]
+    assert "576 MiB are wanted, of which 448 MiB are missing" in refused["refused"]
+    assert f"pid {pid} (" in refused["refused"] and "could give 512 MiB, and stays for another" in refused["refused"]
+    assert refused["retry_after_ms"] > 0
+    assert pool.clients()[0]["parking"]["stays_ms"] > 0
+    assert job.result()["wrong pages"] == 0
 
 
 def test_no_other_job_gets_what_one_that_is_parked_needs(pool):
