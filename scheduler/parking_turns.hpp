@@ -63,10 +63,8 @@ class parking_turns {
   void wanted(time_point now);
   /// It has all back. `swap`: what going and coming took, together.
   void came_back(time_point now, nanoseconds swap);
-  /// By when it has to be back; `time_point::max()`: there is no bound.
-  [[nodiscard]] time_point due() const noexcept { return due_; }
-  /// When its memory is owed to it, if coming takes `coming`: so long before it is due, and as long again, in which others
-  /// give up what they have of it. Not before it left.
+  /// When its memory is owed to it, if coming takes `coming`: so long before it has to be back, and as long again, in which
+  /// others give up what they have of it. Not before it left; `time_point::max()`: there is no bound.
   [[nodiscard]] time_point owed_at(nanoseconds coming) const;
 
   [[nodiscard]] bool is_away() const noexcept { return away_; }
@@ -84,7 +82,7 @@ class parking_turns {
   detail::interval_window past_;  ///< absences that have ended
   bool away_ = false;
   time_point left_at_{};
-  time_point due_ = time_point::max();
+  time_point due_ = time_point::max();  ///< by then it has to be back
   std::optional<time_point> wanted_at_;
   std::optional<time_point> back_at_;  ///< the last time
   nanoseconds swap_{};                 ///< what that took

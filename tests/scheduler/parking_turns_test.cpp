@@ -40,7 +40,7 @@ TEST(parking_turns, a_job_that_has_come_back_stays_in_proportion_to_its_swap) {
 TEST(parking_turns, memory_is_owed_so_early_that_it_is_back_in_time) {
   parking_turns turns{half_of_a_minute};
   turns.left(at(0s));
-  EXPECT_EQ(turns.due(), at(30s));
+  EXPECT_EQ(turns.owed_at(0ns), at(30s));
   EXPECT_EQ(turns.owed_at(400ms), at(30s - 800ms));
   EXPECT_EQ(turns.owed_at(40s), at(0s)) << "not before it left";
 }
@@ -50,7 +50,7 @@ TEST(parking_turns, absences_of_a_window_count_together) {
   turns.left(at(0s));
   turns.came_back(at(10s), 100ms);
   turns.left(at(20s));
-  EXPECT_EQ(turns.due(), at(40s)) << "ten of the thirty seconds are used up";
+  EXPECT_EQ(turns.owed_at(0ns), at(40s)) << "ten of the thirty seconds are used up";
   EXPECT_EQ(turns.away_in_window(at(25s)), 15s);
 }
 
@@ -59,7 +59,7 @@ TEST(parking_turns, what_has_left_the_window_counts_no_more) {
   turns.left(at(0s));
   turns.came_back(at(30s), 100ms);
   turns.left(at(90s));
-  EXPECT_EQ(turns.due(), at(120s));
+  EXPECT_EQ(turns.owed_at(0ns), at(120s));
   EXPECT_EQ(turns.away_in_window(at(95s)), 5s);
 }
 
@@ -106,18 +106,18 @@ TEST(parking_turns, nobody_misses_what_nobody_wants) {
 TEST(parking_turns, an_absolute_bound_counts_where_it_comes_first) {
   parking_turns turns{half_of_a_minute};
   turns.left(at(0s), at(5s));
-  EXPECT_EQ(turns.due(), at(5s));
+  EXPECT_EQ(turns.owed_at(0ns), at(5s));
   EXPECT_EQ(turns.owed_at(1s), at(3s));
   turns.came_back(at(4s), 1s);
   turns.left(at(70s), at(700s));
-  EXPECT_EQ(turns.due(), at(100s));
+  EXPECT_EQ(turns.owed_at(0ns), at(100s));
 }
 
 TEST(parking_turns, without_a_share_nothing_is_owed) {
   parking_turns turns{{.share = 0.0, .window = 1s, .stay = 3}};
   turns.left(at(0s));
   turns.wanted(at(0s));
-  EXPECT_EQ(turns.due(), time_point::max());
+  EXPECT_EQ(turns.owed_at(0ns), time_point::max());
   EXPECT_EQ(turns.owed_at(1s), time_point::max());
   turns.came_back(at(100s), 2s);
   EXPECT_EQ(turns.stays_until(), at(106s));
@@ -133,7 +133,7 @@ TEST(parking_turns, rules_may_change_and_what_has_begun_ends_by_the_old_ones) {
   parking_turns turns{half_of_a_minute};
   turns.left(at(0s));
   turns.revise({.share = 0.75, .window = 20s, .stay = 2});
-  EXPECT_EQ(turns.due(), at(30s));
+  EXPECT_EQ(turns.owed_at(0ns), at(30s));
   turns.came_back(at(6s), 1s);
   EXPECT_EQ(turns.window(), 20s);
   EXPECT_EQ(turns.stays_until(), at(21s))
@@ -160,9 +160,9 @@ TEST(parking_turns, instants_out_of_order_count_as_simultaneous) {
   turns.came_back(at(5s), 1s);
   EXPECT_EQ(turns.away_in_window(at(20s)), 0s);
   turns.left(at(1s));
-  EXPECT_EQ(turns.due(), at(40s));
+  EXPECT_EQ(turns.owed_at(0ns), at(40s));
   turns.left(at(30s));
-  EXPECT_EQ(turns.due(), at(40s)) << "it is away already";
+  EXPECT_EQ(turns.owed_at(0ns), at(40s)) << "it is away already";
 }
 
 struct absence {
@@ -216,7 +216,7 @@ history played(turn_rules rules, std::uint64_t seed, nanoseconds longest_swap, n
     auto const late = up_to(lateness);
     auto const back = std::max(now + going, turns.owed_at(coming)) + coming + late;
     auto const before = turns.missed();
-    auto const due = turns.due();
+    auto const due = turns.owed_at(0ns);
     auto const early = random() % 4 == 0 ? now + going + coming : back;
     turns.came_back(early, going + coming);
     EXPECT_EQ(turns.missed() - before,
@@ -275,14 +275,14 @@ TEST(parking_turns, an_absence_that_may_begin_is_worth_its_swap) {
       auto const swap = nanoseconds{static_cast<nanoseconds::rep>(random() % 300'000'000 + 1)};
       now = std::max(now, turns.stays_until());
       turns.left(now);
-      auto const due = turns.due();
+      auto const due = turns.owed_at(0ns);
       EXPECT_GT(due, now);
       now = due;
       turns.came_back(now, swap);
       auto const next = turns.stays_until();
       parking_turns probe{turns};
       probe.left(next);
-      EXPECT_GE(probe.due() - next,
+      EXPECT_GE(probe.owed_at(0ns) - next,
                 std::min<nanoseconds>(parking_turns::absence_in_swaps * swap, 3s));
     }
   }

@@ -148,7 +148,7 @@ void model_host::impl::tick(lock_type& lock, clock::time_point now) {
   publish_run_ahead();
   owed_ = pool_->owed();
   give_way(clock::now());  // an executor that loads, or computes, has none of its steps meanwhile
-  work_.notify_one();  // idle timeouts may have changed, and memory may be owed
+  work_.notify_one();      // idle timeouts may have changed, and memory may be owed
   rest_activations(lock, now);
   keep_reserve(lock);
   prepare_memory(lock);
