@@ -10,9 +10,9 @@
 ///
 ///   parking_turns turns{{.share = 0.5, .window = 1min, .stay = 10}};
 ///   turns.left(now);
-///   turns.owed_at(coming);        // from then on its memory is kept for it, and models give it back
-///   turns.came_back(now, swap);   // going and coming, together
-///   turns.stays_until();          // before that it is not parked
+///   turns.owed_at(coming);         // from then on its memory is kept for it
+///   turns.came_back(now, swap);    // going and coming, together
+///   turns.stays_until();           // before that it is not parked
 ///
 /// Whoever takes longer than that misses the promise (`missed`), and what the job was away for counts all the same: it stays
 /// until the share is right again. Going and coming count as away.

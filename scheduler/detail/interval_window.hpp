@@ -2,9 +2,9 @@
 /// window, wherever it begins, they take more than is allowed.
 ///
 ///   interval_window held{1s, 512};
-///   auto const longest = held.longest_from(now, 800ms);   // from now on, in every window at most 800 ms
+///   auto const longest = held.longest_from(now, 800ms);   // in every window at most 800 ms
 ///   held.add({now, now + longest});
-///   held.first_with(100ms, 800ms);                        // when there is room for 100 ms again
+///   held.first_with(100ms, 800ms);   // when there is room for 100 ms again
 ///
 /// Whole nanoseconds, so that sums are exact. Bounded memory: of more than `most` intervals two neighbours become one, with
 /// the time between them, which counts too much and never too little.
