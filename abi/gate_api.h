@@ -245,6 +245,9 @@ struct sluice_gate_api {
   /* While the gate is closed: memory of the process is not there (1), so that a thread which is held wants it back; or it
    * is there again (0). */
   void (*set_parked)(int parked);
+  /* As close(); also no thread is inside a call that names memory and puts nothing on the device, as the making of a graph
+   * does. A closed gate holds such calls, but close() does not wait for them. */
+  int (*close_all)(int64_t deadline_ns);
 };
 
 enum sluice_alloc_status {

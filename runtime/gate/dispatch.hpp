@@ -83,6 +83,28 @@ inline void wait_for_launches() noexcept {
   }
 }
 
+/// While it lives memory of the pool stays where it is: for a call that names it and puts nothing on the device. The driver
+/// looks up addresses of its parameters, or of a graph's, and knows none without memory behind them.
+class memory_stays {
+ public:
+  memory_stays() noexcept : enters_(takes_part(self_)) {
+    if (enters_) {
+      the_gate().enter_to_ask(self_);
+    }
+  }
+  memory_stays(memory_stays const&) = delete;
+  memory_stays& operator=(memory_stays const&) = delete;
+  ~memory_stays() {
+    if (enters_) {
+      the_gate().leave(self_);
+    }
+  }
+
+ private:
+  thread_slot& self_ = this_thread();
+  bool enters_;
+};
+
 /// Makes a gated call as the gate allows it, after all that lies in queues. `submit` calls the
 /// driver.
 template <typename Submit>

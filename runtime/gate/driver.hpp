@@ -41,6 +41,7 @@ enum class symbol_class : std::uint8_t {
   ordered,
   refused,
   carries,
+  asks,
   passed,
   drains
 };

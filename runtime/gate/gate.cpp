@@ -160,15 +160,30 @@ bool gate::sees_pause_end(std::uint32_t seen, std::int64_t& asleep_from) const {
 }
 
 /// Makes the thread seen inside, then looks at the mode.
-std::uint32_t gate::step_in(thread_slot& self) const {
-  self.inside.store(1, std::memory_order_relaxed);
+std::uint32_t gate::step_in(thread_slot& self, std::uint32_t to) const {
+  self.inside.store(to, std::memory_order_relaxed);
   std::atomic_signal_fence(std::memory_order_seq_cst);
   std::uint32_t const now = mode_.load(std::memory_order_acquire);
   if ((now & mode::fenced) == 0) {
     return now;
   }
-  self.inside.exchange(1, std::memory_order_seq_cst);
+  self.inside.exchange(to, std::memory_order_seq_cst);
   return mode_.load(std::memory_order_seq_cst);
+}
+
+void gate::enter_to_ask(thread_slot& self) {
+  bool spun = false;
+  for (;;) {
+    std::uint32_t const now = step_in(self, stay::asking);
+    if ((now & mode::closed) == 0 || (now & mode::inert) != 0) {
+      return;
+    }
+    leave(self);
+    if ((now & mode::parked) != 0) {
+      want_launch();
+    }
+    await_change(now, spun, nap_until_woken);
+  }
 }
 
 bool gate::try_enter(thread_slot& self, planned_work const& work) {
@@ -286,30 +301,42 @@ void gate::wake_all() {
 }
 
 int gate::close(std::int64_t deadline_ns) {
-  prepare();
-  if (inert()) {
-    return 0;
-  }
-  std::lock_guard const guard{control_};
-  if ((mode_.load(std::memory_order_relaxed) & mode::closed) != 0) {
-    return 0;
-  }
-  change(mode::closed, 0);
-  membarrier(
-      MEMBARRIER_CMD_PRIVATE_EXPEDITED);  // where there is none, entering threads are `fenced`
-  streams().watch_unit();
-  if (everybody_outside(deadline_ns)) {
-    return 0;
-  }
-  change(0, mode::closed);
-  return ETIMEDOUT;
+  return close_but_for(true, deadline_ns) ? 0 : ETIMEDOUT;
 }
 
-bool gate::everybody_outside(std::int64_t deadline_ns) const {
+int gate::close_all(std::int64_t deadline_ns) {
+  return close_but_for(false, deadline_ns) ? 0 : ETIMEDOUT;
+}
+
+/// False: the deadline has passed, and it is as it was.
+bool gate::close_but_for(bool asking, std::int64_t deadline_ns) {
+  prepare();
+  if (inert()) {
+    return true;
+  }
+  std::lock_guard const guard{control_};
+  bool const was_closed = (mode_.load(std::memory_order_relaxed) & mode::closed) != 0;
+  if (!was_closed) {
+    change(mode::closed, 0);
+    membarrier(
+        MEMBARRIER_CMD_PRIVATE_EXPEDITED);  // where there is none, entering threads are `fenced`
+    streams().watch_unit();
+  }
+  if ((was_closed || await_end_of(stay::launching, deadline_ns)) &&
+      (asking || await_end_of(stay::asking, deadline_ns))) {
+    return true;
+  }
+  if (!was_closed) {
+    change(0, mode::closed);
+  }
+  return false;
+}
+
+bool gate::await_end_of(std::uint32_t what, std::int64_t deadline_ns) const {
   int tries = 0;
   for (thread_slot* slot = first_slot(); slot != nullptr; slot = slot->next) {
     // Once seen outside is enough: it cannot come in again before open().
-    while (slot != current_slot && slot->inside.load(std::memory_order_seq_cst) != 0) {
+    while (slot != current_slot && slot->inside.load(std::memory_order_seq_cst) == what) {
       if (monotonic_ns() >= deadline_ns) {
         return false;
       }

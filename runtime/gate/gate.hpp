@@ -85,11 +85,13 @@ class gate {
     }
     return enter_slowly(self, work);
   }
-  void leave(thread_slot& self) noexcept { self.inside.store(0, std::memory_order_release); }
+  void leave(thread_slot& self) noexcept {
+    self.inside.store(stay::outside, std::memory_order_release);
+  }
   /// Lets the calling thread inside if there is no reason to hold anybody, nor to leave a call to a submitter.
   /// Else it is outside.
   [[nodiscard]] bool enter_if_it_holds_nobody(thread_slot& self) {
-    self.inside.store(1, std::memory_order_relaxed);
+    self.inside.store(stay::launching, std::memory_order_relaxed);
     // The other half is the membarrier in close().
     std::atomic_signal_fence(std::memory_order_seq_cst);
     bool const inside = holds_nobody();
@@ -98,6 +100,9 @@ class gate {
     }
     return inside;
   }
+  /// The same for a call that puts nothing on the device and names memory: only a closed gate holds it. `close` does
+  /// not wait for it, `close_all` does.
+  void enter_to_ask(thread_slot& self);
   /// Lets the calling thread inside if it may enter at once. Else it is outside.
   [[nodiscard]] bool try_enter(thread_slot& self, planned_work const& work);
   /// Whether the calling thread, which is inside, would be held if it came now: then whoever closes
@@ -112,6 +117,7 @@ class gate {
 
   /// As in `sluice_gate_api`; deadlines are CLOCK_MONOTONIC nanoseconds, results 0 or ETIMEDOUT.
   [[nodiscard]] int close(std::int64_t deadline_ns);
+  [[nodiscard]] int close_all(std::int64_t deadline_ns);
   void open();
   void set_parked(bool on);
   /// Memory is not there; how often it has gone; and waits until it is there, which it wants.
@@ -216,12 +222,13 @@ class gate {
   }
 
   [[nodiscard]] CUresult enter_slowly(thread_slot& self, planned_work const& work);
-  [[nodiscard]] std::uint32_t step_in(thread_slot& self) const;
+  [[nodiscard]] std::uint32_t step_in(thread_slot& self, std::uint32_t to = stay::launching) const;
   [[nodiscard]] verdict judge(std::uint32_t now, thread_slot const& self, bool attach_failed);
   [[nodiscard]] bool pause_holds() const;
   [[nodiscard]] bool has_room(thread_slot& self, planned_work const& work) const;
   [[nodiscard]] bool demand_holds();
-  [[nodiscard]] bool everybody_outside(std::int64_t deadline_ns) const;
+  [[nodiscard]] bool close_but_for(bool asking, std::int64_t deadline_ns);
+  [[nodiscard]] bool await_end_of(std::uint32_t what, std::int64_t deadline_ns) const;
   void wake_all();
   /// Sets and clears bits and wakes whoever is held.
   void change(std::uint32_t set, std::uint32_t clear);

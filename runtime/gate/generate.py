@@ -1,6 +1,6 @@
 """Generates the part of the gate that follows from cuda.h: jump stubs, typed wrappers, table of symbols.
 
-Every entry point gets one of eight classes, by rule from its name, so that a newer header needs no list to be kept:
+Every entry point gets one of nine classes, by rule from its name, so that a newer header needs no list to be kept:
 
     deferred  puts work on the device and may be left to the submitter: passes through the gate, now or later
     gated     puts work on the device: waits for what was left to the submitter, then passes through the gate
@@ -9,6 +9,8 @@ Every entry point gets one of eight classes, by rule from its name, so that a ne
               submitter, and takes its turn there; else one jump to the driver
     refused   answers CUDA_ERROR_NOT_SUPPORTED: the gate could not hold it
     carries   makes, changes or ends a graph: what the graph holds that needs agreement goes with it
+    asks      names memory of the device, which the driver looks up, or takes it for what is launched later: waits until it
+              is there, and while it is about to go
     passed    neither sees nor changes what was left to the submitter: one jump to the driver
     drains    everything else: waits for what was left to the submitter, then jumps to the driver
 
@@ -71,6 +73,13 @@ CARRIES_AFTER = {
     "cuGraphExecUpdate": "executable_is_of({0}, {1})",
 }
 REFUSED = frozenset({"cuLaunchCooperativeKernelMultiDevice"})
+# The driver looks up the addresses that these are given or that lie in a graph, and refuses what has no memory behind it.
+# Those that carry are among them. What lies outside of the pool never goes, so that modules, arrays and pools of the
+# driver's are not meant.
+ASKS = re.compile(
+    r"cuGraph(Add\w*Node|Instantiate\w*|(Exec)?\w*NodeSetParams|ExecUpdate|KernelNodeSetAttribute)"
+    r"|cuStreamSetAttribute|cuTexObjectCreate|cuTexRefSetAddress(2D)?|cuTensorMap\w+|cuMemGetAccess|cuMemRangeGetAttributes?"
+)
 SPECIAL = frozenset({
     "cuInit", "cuGetErrorName", "cuGetErrorString", "cuGetProcAddress", "cuGetProcAddress_v2",
     "cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemFree_v2", "cuMemGetInfo_v2", "cuMemGetAddressRange_v2",
@@ -115,6 +124,8 @@ def classify(entry: EntryPoint) -> str:
         return "refused"
     if entry.base in CARRIES_BEFORE or entry.base in CARRIES_AFTER:
         return "carries"
+    if ASKS.fullmatch(entry.base):
+        return "asks"
     if any(pattern.fullmatch(entry.base) for pattern in GATED):
         if entry.returns != "CUresult":
             raise HeaderError(f"{entry.name} returns '{entry.returns}': the gate can only hold calls returning CUresult")
@@ -198,20 +209,21 @@ def wrapper(entry: EntryPoint) -> str:
 
 
 def carrier(entry: EntryPoint) -> str:
-    """The C++ definition that answers for one entry point that makes, changes or ends a graph."""
+    """The C++ definition that answers for one entry point that makes, changes or ends a graph, or names memory."""
     parameters = entry.parameters()
     declared = ", ".join(f"{p.type} {p.name}" for p in parameters)
     types = ", ".join(p.type for p in parameters)
     names = [p.name for p in parameters]
 
     def noted(rules: dict[str, str]) -> str:
-        return rules[entry.base].format(*names, last=names[-1])
+        return f"  {rules[entry.base].format(*names, last=names[-1])};\n"
 
     flush = "" if PASSED.fullmatch(entry.base) else f"  flush_if_deferring(symbol::of_{entry.name});\n"
-    before = f"  {noted(CARRIES_BEFORE)};\n" if entry.base in CARRIES_BEFORE else ""
-    after = f"  if (result == CUDA_SUCCESS) {{\n    {noted(CARRIES_AFTER)};\n  }}\n" if entry.base in CARRIES_AFTER else ""
+    before = noted(CARRIES_BEFORE) if entry.base in CARRIES_BEFORE else ""
+    after = f"  if (result == CUDA_SUCCESS) {{\n  {noted(CARRIES_AFTER)}  }}\n" if entry.base in CARRIES_AFTER else ""
+    asks = f"  memory_stays const there;\n" if ASKS.fullmatch(entry.base) else ""
     return f"""SLUICE_DRIVER_CALL CUresult {entry.name}({declared}) {{
-{flush}{before}  CUresult const result = real<CUresult (*)({types})>(symbol::of_{entry.name})({", ".join(names)});
+{flush}{asks}{before}  CUresult const result = real<CUresult (*)({types})>(symbol::of_{entry.name})({", ".join(names)});
 {after}  return result;
 }}
 """
@@ -281,14 +293,14 @@ def symbols(classes: dict[str, str]) -> str:
 
 
 def wrappers(entries: list[EntryPoint]) -> str:
-    """The C++ file with all gated calls and those that carry.
+    """The C++ file with all gated calls, those that carry and those that ask.
 
     driver.hpp includes cuda.h with every variant declared, so the compiler compares each signature with the header's.
     """
     return ("#include \"runtime/gate/agreed_graphs.hpp\"\n#include \"runtime/gate/dispatch.hpp\"\n"
             "#include \"runtime/gate/driver_calls.hpp\"\n\n"
             "#pragma GCC diagnostic ignored \"-Wdeprecated-declarations\"\n\n"
-            "using namespace sluice::gate;  // NOLINT\n\n" + "\n".join(carrier(entry) if classify(entry) == "carries" else wrapper(entry) for entry in entries))  # fmt: skip
+            "using namespace sluice::gate;  // NOLINT\n\n" + "\n".join(carrier(entry) if classify(entry) in ("carries", "asks") else wrapper(entry) for entry in entries))  # fmt: skip
 
 
 def read_driver(headers: pathlib.Path) -> dict[str, EntryPoint]:
@@ -315,7 +327,7 @@ def generate(headers: pathlib.Path, output: pathlib.Path) -> None:
     classes = dict(sorted(classes.items()))
     output.mkdir(parents=True, exist_ok=True)
     by_hand = [name for name in classes if name in entries and WRITTEN_BY_HAND.fullmatch(entries[name].base)]
-    gated = [entries[name] for name, kind in classes.items() if kind in ("gated", "deferred", "carries") and name not in by_hand]
+    gated = [entries[name] for name, kind in classes.items() if kind in ("gated", "deferred", "carries", "asks") and name not in by_hand]
     (output / "driver_stubs.S").write_text(stubs(classes))
     (output / "driver_symbols.inc").write_text(symbols(classes))
     (output / "gated_calls.cpp").write_text(wrappers(gated))

@@ -118,6 +118,7 @@ constexpr sluice_gate_api table = {
         [](uint64_t const volatile* until_ns) { the_gate().set_announcement_word(until_ns); },
     .offer_memory = [](sluice_runtime_api const* of) -> int { return offer_memory(of) ? 0 : -1; },
     .set_parked = [](int parked) { the_gate().set_parked(parked != 0); },
+    .close_all = [](int64_t deadline_ns) { return the_gate().close_all(deadline_ns); },
 };
 
 }  // namespace

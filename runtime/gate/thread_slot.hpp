@@ -29,10 +29,17 @@ struct remembered_stream {
   std::uint64_t epoch = 0;
 };
 
+/// What a thread does between the gate and the end of the driver's call.
+namespace stay {
+inline constexpr std::uint32_t outside = 0;
+inline constexpr std::uint32_t launching = 1;
+/// Names memory, which must not go meanwhile; what is on the device has nothing to do with it.
+inline constexpr std::uint32_t asking = 2;
+}  // namespace stay
+
 struct alignas(64) thread_slot {
-  /// 1 while the thread is between the gate and the end of the driver's call. Written by the owner;
-  /// `gate::close` reads it from outside.
-  std::atomic<std::uint32_t> inside{0};
+  /// One of `stay`. Written by the owner; `gate::close` reads it from outside.
+  std::atomic<std::uint32_t> inside{stay::outside};
   std::atomic<std::uint32_t> taken{1};     ///< 0 once the owner has ended
   std::atomic<std::uint64_t> launches{0};  ///< written by the owner, read by anyone
 

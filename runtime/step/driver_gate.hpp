@@ -14,6 +14,7 @@ class driver_gate final : public launch_gate {
  public:
   explicit driver_gate(sluice_gate_api const& table) : table_(table) {}
   bool close(std::int64_t deadline_ns) override { return table_.close(deadline_ns) == 0; }
+  bool close_all(std::int64_t deadline_ns) override { return table_.close_all(deadline_ns) == 0; }
   bool wait_idle(std::int64_t deadline_ns) override { return table_.wait_idle(deadline_ns) == 0; }
   void open() override { table_.open(); }
   void set_parked(bool parked) override { table_.set_parked(parked ? 1 : 0); }

@@ -20,7 +20,7 @@ class launch_gate {
   /// No launch begins after it returns true; false if a thread stayed inside one until the
   /// deadline.
   virtual bool close(std::int64_t deadline_ns) = 0;
-  /// The same for what uses any of the job's memory, not the arena alone; on a device that is no difference.
+  /// The same for what uses any of the job's memory, not the arena alone; on a device also for what only names it.
   virtual bool close_all(std::int64_t deadline_ns) { return close(deadline_ns); }
   virtual bool wait_idle(std::int64_t deadline_ns) = 0;
   virtual void open() = 0;

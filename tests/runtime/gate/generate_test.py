@@ -135,7 +135,23 @@ class Generator(unittest.TestCase):
 
     def test_describing_a_launch_in_a_graph_is_not_one(self):
         symbols = self.generate(HEADER + "CUresult CUDAAPI cuGraphAddMemsetNode(int a);\n")["driver_symbols.inc"]
-        self.assertIn("SLUICE_DRIVER_SYMBOL(cuGraphAddMemsetNode, passed)", symbols)
+        self.assertIn("SLUICE_DRIVER_SYMBOL(cuGraphAddMemsetNode, asks)", symbols)
+
+    def test_what_names_memory_keeps_it_there_until_it_has_been_called(self):
+        more = ("CUresult CUDAAPI cuTensorMapEncodeTiled(void *out, void *address);\n"
+                "CUresult CUDAAPI cuGraphExecMemcpyNodeSetParams(CUgraphExec e, CUgraphNode n);\n"
+                "CUresult CUDAAPI cuGraphInstantiate_v3(CUgraphExec *out, CUgraph of);\n"
+                "CUresult CUDAAPI cuGraphDestroy(CUgraph gone);\n")  # fmt: skip
+        files = self.generate(HEADER + more)
+        for name, flushes in (("cuTensorMapEncodeTiled", False), ("cuGraphExecMemcpyNodeSetParams", True),
+                              ("cuGraphInstantiate_v3", True)):
+            body = files["gated_calls.cpp"].split(f"CUresult {name}(")[1].split("\n}\n")[0]
+            self.assertLess(body.index("memory_stays const there;"), body.index("real<"))
+            self.assertEqual("flush_if_deferring" in body, flushes, name)
+            if flushes:  # who is inside waits for nobody
+                self.assertLess(body.index("flush_if_deferring"), body.index("memory_stays"))
+        self.assertIn("SLUICE_DRIVER_SYMBOL(cuTensorMapEncodeTiled, asks)", files["driver_symbols.inc"])
+        self.assertNotIn("memory_stays", files["gated_calls.cpp"].split("cuGraphDestroy(")[1].split("\n}\n")[0])
 
     def test_a_gated_call_must_return_a_result(self):
         with self.assertRaisesRegex(cuda_header.HeaderError, "cuMemcpyQuietly returns 'void'"):

@@ -1,6 +1,9 @@
 /// Memory that a process which computes for a server has the gate answer with. It is offered once, for as long as the process
 /// lives.
 #include <atomic>
+#include <cerrno>
+#include <string_view>
+#include <vector>
 
 #include "tests/runtime/gate/gate_fixture.hpp"
 
@@ -130,6 +133,79 @@ TEST_F(offered_memory, who_is_held_while_it_is_not_there_wants_it_back) {
   auto const before = wanted.load();
   EXPECT_EQ(launch(kernel(std::chrono::microseconds{10}, {})), CUDA_SUCCESS);
   EXPECT_EQ(wanted, before);
+}
+
+/// All that name memory of the device, those that make and change graphs among them.
+std::vector<char const*> names_of_what_asks() {
+  struct listed {
+    char const* name;
+    std::string_view kind;
+  };
+  constexpr listed all[] = {
+#define SLUICE_DRIVER_SYMBOL(name, of) {#name, #of},
+#include "driver_symbols.inc"
+  };
+  std::vector<char const*> found;
+  for (auto const& [name, kind] : all) {
+    std::string_view const of{name};
+    bool const makes_graph = of.starts_with("cuGraphInstantiate") ||
+                             of.starts_with("cuGraphExecUpdate") || of == "cuGraphAddNode_v2";
+    if (kind == "asks" || (kind == "carries" && makes_graph)) {
+      found.push_back(name);
+    }
+  }
+  return found;
+}
+
+TEST_F(offered_memory, what_names_memory_is_held_while_it_is_not_there_and_wants_it_back) {
+  using any_function =
+      CUresult (*)(std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t,
+                   std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t,
+                   std::uint64_t, std::uint64_t, std::uint64_t);
+  auto const names = names_of_what_asks();
+  EXPECT_GT(names.size(), 50U);
+  for (char const* const name : names) {
+    driver.fail(name, CUDA_ERROR_LAUNCH_FAILED, 0);  // the zeros of the parameters go no further
+    auto const before = driver.calls(name);
+    wanted = 0;
+    ASSERT_EQ(gate.close(in(std::chrono::seconds{1})), 0);
+    gate.set_parked(1);
+    auto const other = thread([&] {
+      auto const call = reinterpret_cast<any_function>(gate_library().find(name));
+      EXPECT_EQ(call(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), CUDA_ERROR_LAUNCH_FAILED) << name;
+    });
+    EXPECT_TRUE(eventually([] { return wanted.load() > 0; })) << name;
+    EXPECT_EQ(driver.calls(name), before) << name;
+    gate.set_parked(0);
+    gate.open();
+    EXPECT_TRUE(eventually([&] { return driver.calls(name) == before + 1; })) << name;
+    driver.fail(name, 0, 0);
+  }
+}
+
+TEST_F(offered_memory, does_not_go_before_what_names_it_has_ended) {
+  driver.delay("cuGraphInstantiateWithFlags",
+               std::chrono::nanoseconds{std::chrono::milliseconds{300}}.count());
+  auto const inside = [this] { return driver.inside("cuGraphInstantiateWithFlags"); };
+  auto const other = thread([this] {
+    CUgraphExec graph = nullptr;
+    EXPECT_EQ(cuda.instantiate(&graph, nullptr, 0), CUDA_ERROR_INVALID_VALUE);
+  });
+  ASSERT_TRUE(eventually([&] { return inside() == 1; }));
+  ASSERT_EQ(gate.close(in(std::chrono::seconds{10})), 0);
+  EXPECT_EQ(inside(), 1U) << "it puts nothing on the device, so that nothing else waits for it";
+  EXPECT_EQ(gate.close_all(in(std::chrono::milliseconds{1})), ETIMEDOUT);
+  std::atomic<bool> launched{false};
+  auto const launcher = thread([&] {
+    EXPECT_EQ(launch(kernel(std::chrono::microseconds{10}, {})), CUDA_SUCCESS);
+    launched = true;
+  });
+  let_others_run();
+  EXPECT_FALSE(launched) << "it is closed, as it was before";
+  EXPECT_EQ(gate.close_all(in(std::chrono::seconds{10})), 0);
+  EXPECT_EQ(inside(), 0U);
+  gate.open();
+  driver.delay("cuGraphInstantiateWithFlags", 0);
 }
 
 TEST_F(offered_memory, is_offered_once) {

@@ -12,7 +12,7 @@
 namespace sluice::gate {
 namespace {
 
-enum class kind { deferred, gated, special, ordered, refused, carries, passed, drains };
+enum class kind { deferred, gated, special, ordered, refused, carries, asks, passed, drains };
 
 struct listed_symbol {
   char const* name;
@@ -177,9 +177,19 @@ TEST_F(symbols, work_producing_names_are_gated) {
     EXPECT_TRUE(of == kind::gated || of == kind::deferred) << name;
   }
   for (char const* name :
-       {"cuMemAddressReserve", "cuMemCreate", "cuModuleLoadData", "cuGraphAddMemcpyNode",
+       {"cuMemAddressReserve", "cuMemCreate", "cuModuleLoadData", "cuGraphAddDependencies",
         "cuMemAllocManaged", "cuMemAllocHost_v2", "cuCtxGetCurrent"}) {
     EXPECT_EQ(all_symbols().at(name), kind::passed) << name;
+  }
+}
+
+TEST_F(symbols, what_names_memory_asks) {
+  for (char const* name :
+       {"cuGraphAddMemcpyNode", "cuGraphAddKernelNode_v2", "cuGraphExecMemsetNodeSetParams",
+        "cuGraphExecKernelNodeSetParams_v2", "cuGraphMemcpyNodeSetParams", "cuGraphNodeSetParams",
+        "cuTexObjectCreate", "cuTensorMapEncodeTiled", "cuMemGetAccess"}) {
+    ASSERT_TRUE(all_symbols().contains(name)) << name;
+    EXPECT_EQ(all_symbols().at(name), kind::asks) << name;
   }
 }
 
