@@ -277,6 +277,9 @@ struct sluice_runtime_api {
   /* A thread is held while memory is not there (`set_parked`). From inside calls of the driver, with any locks of the
    * program held; it only leaves word. */
   void (*launch_wanted)(void);
+  /* The same thread waits in a call of that name since then (CLOCK_MONOTONIC nanoseconds). The name stays valid. Like
+   * launch_wanted it is called again and again, and only leaves word. */
+  void (*launch_held)(char const* call, int64_t since_ns);
 };
 
 /* Exported by the runtime library. Returns its table, or NULL if this process does not share (the

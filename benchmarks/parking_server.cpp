@@ -72,8 +72,8 @@ class overwriter {
 /// An acquisition as a line of output, and what it brought.
 class taker {
  public:
-  explicit taker(std::shared_ptr<memhandover::serving_pool> pool)
-      : pool_(std::move(pool)), over_(pool_->shape()) {}
+  taker(std::shared_ptr<memhandover::serving_pool> pool, std::chrono::seconds patience)
+      : pool_(std::move(pool)), over_(pool_->shape()), patience_(patience) {}
 
   /// Nothing if it is refused.
   [[nodiscard]] std::optional<memhandover::placement> take(std::uint64_t bytes) {
@@ -82,7 +82,7 @@ class taker {
     try {
       memhandover::handover_report report;
       auto const began = steady_clock::now();
-      range = pool_->acquire(bytes, began + std::chrono::seconds{60}, &report);
+      range = pool_->acquire(bytes, began + patience_, &report);
       auto const ended = steady_clock::now();
       line["latency_ms"] = duration<double, std::milli>{ended - began}.count();
       line["reclaimed"] = report.bytes_reclaimed;
@@ -110,6 +110,7 @@ class taker {
  private:
   std::shared_ptr<memhandover::serving_pool> pool_;
   overwriter over_;
+  std::chrono::seconds patience_;
 };
 
 /// Each line of standard input asks for so many bytes more than are free, and gives back what the one before brought.
@@ -133,6 +134,7 @@ struct demander {
   int count = 0;
   int hold_ms = 0;
   int apart_ms = 0;
+  int patience_s = 60;
   bool gives_back = false;
   unsigned seed = 1;
 };
@@ -185,6 +187,7 @@ int main(int argc, char** argv) {
   app.add_flag("--gives-back", one.gives_back, "what is owed to a job");
   app.add_flag("--asked", asked,
                "as standard input says, a line for each: bytes from others, or 0");
+  app.add_option("--patience-s", one.patience_s, "of an acquisition");
   app.add_option("--seed", one.seed);
   CLI11_PARSE(app, argc, argv);
   spdlog::set_default_logger(std::make_shared<spdlog::logger>(
@@ -194,7 +197,7 @@ int main(int argc, char** argv) {
     how.resident_window = std::chrono::round<std::chrono::nanoseconds>(duration<double>{window_s});
     auto const pool = memhandover::serving_pool::join(how);
     if (asked) {
-      taker from{pool};
+      taker from{pool, std::chrono::seconds{one.patience_s}};
       take_as_asked(from);
       return 0;
     }
@@ -203,7 +206,7 @@ int main(int argc, char** argv) {
       threads.emplace_back([&pool, how_it = one, number]() mutable {
         how_it.seed += number;
         try {
-          taker from{pool};
+          taker from{pool, std::chrono::seconds{how_it.patience_s}};
           take_again_and_again(from, how_it);
         } catch (std::exception const& why) {
           std::fprintf(stderr, "sluice-bench-parker: %s\n", why.what());

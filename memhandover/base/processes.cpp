@@ -83,6 +83,11 @@ process_identity identity_of(int pid) {
   return found;
 }
 
+bool is_stopped(process_identity const& who) {
+  return !is_foreign(who) && process_start_ticks(who.pid) == who.start_ticks &&
+         posix::is_stopped(std::to_string(who.pid));
+}
+
 bool is_foreign(process_identity const& who) {
   static auto const own = posix::pid_namespace_of("self");
   return who.pid_namespace != 0 && own != 0 && who.pid_namespace != own;

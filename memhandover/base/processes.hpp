@@ -40,6 +40,9 @@ struct process_identity {
 /// Whether a descriptor is a pidfd.
 [[nodiscard]] bool is_pidfd(int fd);
 
+/// Whether a signal or a debugger has stopped it, as far as that can be seen.
+[[nodiscard]] bool is_stopped(process_identity const& who);
+
 /// Inode of an open descriptor, 0 if it has none.
 [[nodiscard]] std::uint64_t inode_of(int fd);
 

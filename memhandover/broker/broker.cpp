@@ -231,6 +231,10 @@ bool broker::answer(visitor& who, message& request) {
     body["pool"] = {{"id", hexadecimal(pool.id())},
                     {"backend", to_string(shape.backend)},
                     {"device", shape.device}};
+  } else if (type == "park") {
+    pools_->asked_about(request.body).park(request.body);
+  } else if (type == "wake") {
+    pools_->asked_about(request.body).wake(request.body);
   } else if (type == "open" || type == "join") {
     check_version(request.body);
     auto* const pool = pools_->find_or_begin(request.body);

@@ -40,7 +40,8 @@ class questions {
     if (answer && answer->body["type"] == "error") {
       auto const text = answer->body.value("message", std::string{});
       auto const kind = static_cast<error_kind>(answer->body.value("kind", 0));
-      if (kind == error_kind::not_found || kind == error_kind::unavailable) {
+      // Of what it does not know at all it says that the message is wrong.
+      if (kind != error_kind::invalid_argument && kind != error_kind::internal) {
         throw error{kind, text};
       }
       throw error{error_kind::unsupported,
@@ -118,6 +119,10 @@ nlohmann::json query_chunks(std::string const& runtime_dir, std::optional<int> d
     pool["runs"] = std::move(runs);
     return pool;
   });
+}
+
+void give_order(std::string const& runtime_dir, nlohmann::json const& order) {
+  (void)questions{runtime_dir}.ask(order);
 }
 
 nlohmann::json query_address(std::string const& runtime_dir, std::uint64_t address,

@@ -1,4 +1,4 @@
-/// What one can ask a running broker; nothing here starts one or changes anything.
+/// What one can ask a running broker, and order it; nothing here starts one.
 #pragma once
 
 #include <cstdint>
@@ -28,5 +28,9 @@ namespace sluice::memhandover {
 [[nodiscard]] nlohmann::json query_address(std::string const& runtime_dir, std::uint64_t address,
                                            std::optional<int> device = std::nullopt,
                                            std::uint32_t pid = 0);
+
+/// Has the broker do what `order` says, a message that docs/protocol.md names. Throws as `query_status` does, and what
+/// the broker throws.
+void give_order(std::string const& runtime_dir, nlohmann::json const& order);
 
 }  // namespace sluice::memhandover

@@ -25,8 +25,6 @@ namespace {
 
 using namespace sluice::literals;
 
-constexpr std::uint64_t host_chunk_bytes = 2_MiB;
-constexpr std::uint64_t cuda_chunk_bytes = 64_MiB;
 constexpr int max_device = 63;
 
 pool_files make_host_pool(pool_wish const& wish, std::uint64_t promised_bytes) {
@@ -42,7 +40,7 @@ pool_files make_host_pool(pool_wish const& wish, std::uint64_t promised_bytes) {
     spdlog::warn("the pool is larger than what can be had now: {}", *why);
   }
   pool_shape shape{backend_kind::host, wish.device,
-                   wish.chunk_bytes == 0 ? host_chunk_bytes : wish.chunk_bytes, 0};
+                   wish.chunk_bytes == 0 ? default_host_chunk_bytes : wish.chunk_bytes, 0};
   if (shape.chunk_bytes % 4096 != 0) {
     throw error{error_kind::invalid_argument, "the chunk size must be a multiple of 4 KiB"};
   }
@@ -64,7 +62,7 @@ void send_cuda_pool(int socket, pool_wish const& wish) {
     if (wish.backend != "cuda" && !cuda_available()) {
       send_message(socket, {{"type", "no_gpu"}});
     } else {
-      auto const chunk_bytes = wish.chunk_bytes == 0 ? cuda_chunk_bytes : wish.chunk_bytes;
+      auto const chunk_bytes = wish.chunk_bytes == 0 ? default_cuda_chunk_bytes : wish.chunk_bytes;
       auto const created = create_cuda_chunks(wish.device, wish.pool_bytes, chunk_bytes);
       send_message(socket, {{"type", "shape"},
                             {"chunk_bytes", created.shape.chunk_bytes},

@@ -11,6 +11,10 @@
 
 namespace sluice::memhandover {
 
+/// Of a pool for which nobody says another size.
+inline constexpr std::uint64_t default_host_chunk_bytes = 2ULL << 20U;
+inline constexpr std::uint64_t default_cuda_chunk_bytes = 64ULL << 20U;
+
 /// What a pool is to be; see broker_options for what empty fields mean.
 struct pool_wish {
   std::string backend{};

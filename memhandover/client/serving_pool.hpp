@@ -43,6 +43,10 @@ struct handover_report {
   std::chrono::nanoseconds revoke{};  ///< → chunks no longer training's, released posted
   std::chrono::nanoseconds ledger{};  ///< → owners flipped
   std::chrono::nanoseconds map{};     ///< → mapped contiguously for the server
+  /// Of `bytes_reclaimed`: parked; and until the gate was closed to all, the device was proven idle, enough chunks had
+  /// gone. With an answer these are parts of `revoke`, and without one, since enough had come before it, of the others.
+  std::uint64_t bytes_parked = 0;
+  std::chrono::nanoseconds park_closing{}, park_idle{}, park_out{};
   /// Demand → what the device was executing as the gate closed had ended, as far as that is known:
   /// the part of `total` that no software can shorten.
   std::chrono::nanoseconds unit{};

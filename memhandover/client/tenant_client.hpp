@@ -29,7 +29,7 @@
 
 namespace sluice::memhandover {
 
-/// The server wants so many chunks.
+/// The server wants so many chunks, or an operator all that there are.
 struct demand {
   std::uint32_t number = 0;
   std::uint32_t chunks = 0;
@@ -38,6 +38,7 @@ struct demand {
   std::function<bool()> stands;
   /// Gives up a chunk before the rest of the answer. By the handler's thread, as long as it runs.
   std::function<void(std::uint32_t chunk)> give{};
+  bool from_operator = false;  ///< who has just come back goes again, too
 };
 
 /// What was given up, and when the steps to it were done (CLOCK_MONOTONIC nanoseconds).

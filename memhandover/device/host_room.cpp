@@ -13,6 +13,7 @@ namespace sluice::memhandover {
 namespace {
 
 namespace fs = std::filesystem;
+using namespace sluice::literals;
 
 constexpr auto unlimited = std::numeric_limits<std::uint64_t>::max();
 
@@ -95,6 +96,15 @@ bool lists(std::string const& controllers, std::string const& wanted) {
   return false;
 }
 
+/// What a budget can be to fit, in words: whole MiB, so that it can be given as it stands there.
+std::string instead_of(std::uint64_t most, std::uint64_t slot_bytes) {
+  auto const whole = most / 1_MiB * 1_MiB;
+  return whole >= slot_bytes ? "ask for " + std::to_string(whole / 1_MiB) +
+                                   "MiB at most (--host-memory of `sluice run`, host_copies.memory "
+                                   "of the policy)"
+                             : "ask for none";
+}
+
 }  // namespace
 
 host_room read_host_room(fs::path const& root) {
@@ -139,6 +149,28 @@ std::optional<std::string> shortage(std::uint64_t untouched, host_room const& ro
   return format_bytes(untouched) + " of pools on the host have not been used yet, but " +
          format_bytes(room.available) + " of memory are available (" + room.available_set_by +
          "); as more is used, the system may end processes";
+}
+
+std::optional<std::string> refusal_of_host_copies(std::uint64_t budget, std::uint64_t slot_bytes,
+                                                  std::uint64_t pool_bytes, host_room const& room) {
+  auto const most = room.most - std::min(room.most, pool_bytes + host_copies_headroom);
+  if (budget <= most) {
+    return std::nullopt;
+  }
+  return "host copies are to have " + format_bytes(budget) + ", but of the " +
+         format_bytes(room.most) + " that there are (" + room.most_set_by + "), " +
+         format_bytes(pool_bytes) + " are for pools on the host and " +
+         format_bytes(host_copies_headroom) + " stay free; " + instead_of(most, slot_bytes);
+}
+
+std::optional<std::string> shortage_of_host_copies(std::uint64_t budget, host_room const& room) {
+  if (budget + host_copies_headroom <= room.available) {
+    return std::nullopt;
+  }
+  return "host copies are to have " + format_bytes(budget) + ", but only " +
+         format_bytes(room.available) + " of memory are available now (" + room.available_set_by +
+         "), of which " + format_bytes(host_copies_headroom) +
+         " stay free; what is missing is made present when there is room for it";
 }
 
 }  // namespace sluice::memhandover

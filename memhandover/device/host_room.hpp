@@ -29,4 +29,17 @@ struct host_room {
 /// is now.
 [[nodiscard]] std::optional<std::string> shortage(std::uint64_t untouched, host_room const& room);
 
+/// What is left to others where host copies are made present.
+inline constexpr std::uint64_t host_copies_headroom = 256ULL << 20U;
+
+/// Why the host can never have `budget` bytes of host copies, in slots of `slot_bytes`, beside `pool_bytes` of it for pools:
+/// with these numbers, and what could be had. Nothing if it can.
+[[nodiscard]] std::optional<std::string> refusal_of_host_copies(std::uint64_t budget,
+                                                                std::uint64_t slot_bytes,
+                                                                std::uint64_t pool_bytes,
+                                                                host_room const& room);
+/// What to say if it can, but there is less at present: then some of them wait until others give memory back.
+[[nodiscard]] std::optional<std::string> shortage_of_host_copies(std::uint64_t budget,
+                                                                 host_room const& room);
+
 }  // namespace sluice::memhandover

@@ -28,6 +28,11 @@ bool is_server(client_entry const& entry) noexcept {
   return entry.kind.load() == static_cast<std::uint32_t>(client_kind::server);
 }
 
+bool is_held(client_entry const& entry) noexcept {
+  auto const until = entry.held_until_ns.load(std::memory_order_relaxed);
+  return until == until_woken || until > static_cast<std::uint64_t>(monotonic_ns());
+}
+
 client_traits const* traits_of_live(client_entry const& entry) noexcept {
   return has_status(entry, client_status::live) ? traits_of(entry) : nullptr;
 }
@@ -49,6 +54,7 @@ void write_client(ledger_view const& view, std::uint32_t slot, new_client const&
   entry.start_ticks.store(who.process.start_ticks);
   entry.pid_namespace.store(who.process.pid_namespace);
   entry.life_inode.store(who.life_inode);
+  entry.held_until_ns.store(0);
   set_text(entry.name, sizeof entry.name, who.name);
   set_text(entry.endpoint, sizeof entry.endpoint, who.endpoint);
   // A mailbox may have had an earlier owner; what it counted and said must not be shown as this one's.

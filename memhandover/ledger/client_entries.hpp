@@ -23,6 +23,8 @@ struct new_client {
 
 [[nodiscard]] bool has_status(client_entry const& entry, client_status status) noexcept;
 [[nodiscard]] bool is_server(client_entry const& entry) noexcept;
+/// An operator wants it parked at present.
+[[nodiscard]] bool is_held(client_entry const& entry) noexcept;
 /// What may be done by the live client that has the place; null if none has, or its kind is damaged. Whoever asks for
 /// the kind first may read that of a former owner.
 [[nodiscard]] client_traits const* traits_of_live(client_entry const& entry) noexcept;

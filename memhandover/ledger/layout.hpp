@@ -121,6 +121,8 @@ struct handover_entry {
   std::atomic<std::uint64_t> seq;  ///< 1 for the first; 0: the place is unused
   std::atomic<std::uint64_t> bytes;
   std::atomic<std::uint64_t> notify_ns, gate_ns, drain_ns, revoke_ns, ledger_ns, map_ns, total_ns;
+  /// Of these, where jobs were parked for it: until the gates were closed to all, the devices idle, enough chunks gone.
+  std::atomic<std::uint64_t> parked_bytes, park_closing_ns, park_idle_ns, park_out_ns;
 };
 
 struct ledger_header {
@@ -169,6 +171,27 @@ struct ledger_header {
 enum class client_kind : std::uint32_t { training = 1, server = 2, engine = 3 };
 enum class client_status : std::uint32_t { empty = 0, live = 1, gone = 2 };
 
+inline constexpr std::uint64_t until_woken = ~std::uint64_t{0};
+
+/// Why nothing that a client keeps is parked, whatever there is in host copies.
+enum class unparkable : std::uint32_t {
+  none = 0,
+  never = 1,           ///< it has been started so
+  ranks = 2,           ///< others would wait for it in a collective
+  no_host_copies = 3,  ///< the broker keeps none for it
+  pinning = 4,         ///< not yet: it makes them pinned memory
+  refused = 5  ///< the driver has refused that, or the system what parking on the host needs
+};
+
+/// Where the memory of a client that lasts is.
+enum class park_state : std::uint32_t {
+  resident = 0,
+  closing = 1,  ///< its gate, and until the device is proven idle
+  going = 2,
+  parked = 3,
+  coming_back = 4
+};
+
 /// Who a client is. Written by the broker; the texts are set before `status` becomes `live`.
 struct alignas(64) client_entry {
   std::atomic<std::uint32_t> status;
@@ -178,6 +201,8 @@ struct alignas(64) client_entry {
   /// Inode of the namespace that the pid is of; 0: not known.
   std::atomic<std::uint64_t> pid_namespace;
   std::atomic<std::uint64_t> life_inode;  ///< inode of the pipe that its descendants hold
+  /// CLOCK_MONOTONIC; until then an operator wants it parked (`sluice park`); 0: not, `until_woken`: until it is woken.
+  std::atomic<std::uint64_t> held_until_ns;
   char name[48];
   char endpoint[64];
 };
@@ -219,11 +244,15 @@ struct alignas(64) client_report {
   std::atomic<std::uint32_t> parked_dirty,
       parked_clean;  ///< of those: copied; as a copy that was there already
   std::atomic<std::uint32_t>
-      parkable_chunks;                       ///< of what is in use, host copies could take so many
-  std::atomic<std::int64_t> stays_until_ns;  ///< CLOCK_MONOTONIC; until then none of them go
-  std::atomic<std::uint64_t> parks;          ///< times that it has been
+      parkable_chunks;                        ///< of what is in use, host copies could take so many
+  std::atomic<std::uint32_t> why_unparkable;  ///< `unparkable`
+  std::atomic<std::uint32_t> where_parked;    ///< `park_state`
+  std::atomic<std::uint32_t> obeys;           ///< 1: all has gone that can, as an operator wants it
+  std::atomic<std::int64_t> away_since_ns;    ///< CLOCK_MONOTONIC; 0: it is resident
+  std::atomic<std::int64_t> stays_until_ns;   ///< CLOCK_MONOTONIC; until then none of them go
+  std::atomic<std::uint64_t> parks;           ///< times that it has been
   std::atomic<std::uint64_t> park_ns, unpark_ns,
-      parked_ns;  ///< in all: going, coming, and being away
+      parked_ns;  ///< in all: going, coming, and being away, without the present time
   /// CLOCK_MONOTONIC; from then on what it needs to come back is kept for it, and the server gives back what it has of it;
   /// another value each time that it has had it in between. 0: nobody waits for it, or there is no share.
   std::atomic<std::int64_t> owed_ns;
@@ -232,6 +261,9 @@ struct alignas(64) client_report {
   std::atomic<std::uint64_t> window_ns,
       window_away_ns;                    ///< of the last such window, in which it was parked
   std::atomic<std::uint64_t> missed_ns;  ///< in all: back later than its share says
+  // Of the last time that something of it went, CLOCK_MONOTONIC; written before the first chunk goes, `park_idle_ns` last.
+  std::atomic<std::int64_t> park_began_ns, park_closed_ns, park_idle_ns;
+  std::atomic<std::uint32_t> park_chunks;  ///< that have gone since then, and one that is about to
   /// Of those: nothing lives in them, but beyond them something does. Looked for every 100 ms.
   std::atomic<std::uint32_t> stranded_chunks;
   long_unit_entry long_units[max_long_units];  ///< the last

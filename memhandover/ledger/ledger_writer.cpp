@@ -357,10 +357,11 @@ std::uint32_t ledger_writer::grantable() const noexcept {
   return unreserved - std::min(unreserved, wanted_);
 }
 
-/// What of so many is not owed to tenants that are parked.
+/// What of so many is not owed to tenants that are parked. Who is held by an operator comes back to what there is then.
 std::uint32_t ledger_writer::beside_parked(std::uint32_t chunks) const {
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
-    if (has_status(view_.clients()[slot], client_status::live)) {
+    auto const& entry = view_.clients()[slot];
+    if (has_status(entry, client_status::live) && !is_held(entry)) {
       chunks -= std::min(chunks, view_.mailbox(slot).parked_chunks.load(std::memory_order_relaxed));
     }
   }

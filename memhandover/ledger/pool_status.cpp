@@ -59,7 +59,11 @@ json describe_handovers(ledger_header const& header) {
                                    {"revoke_us", us(entry.revoke_ns)},
                                    {"ledger_us", us(entry.ledger_ns)},
                                    {"map_us", us(entry.map_ns)},
-                                   {"total_us", us(entry.total_ns)}});
+                                   {"total_us", us(entry.total_ns)},
+                                   {"parked_bytes", entry.parked_bytes.load()},
+                                   {"park_closing_us", us(entry.park_closing_ns)},
+                                   {"park_idle_us", us(entry.park_idle_ns)},
+                                   {"park_out_us", us(entry.park_out_ns)}});
     totals.push_back(us(entry.total_ns));
   }
   std::sort(entries.begin(), entries.end(),
@@ -124,8 +128,63 @@ std::uint64_t since(std::int64_t begin_ns, std::int64_t now_ns) {
   return static_cast<std::uint64_t>(std::max<std::int64_t>(0, now_ns - begin_ns));
 }
 
+char const* name_of(unparkable why) noexcept {
+  switch (why) {
+    case unparkable::never:
+      return "never";
+    case unparkable::ranks:
+      return "one of several ranks";
+    case unparkable::no_host_copies:
+      return "no host copies";
+    case unparkable::pinning:
+      return "host copies are being pinned";
+    case unparkable::refused:
+      return "refused by driver or system";
+    case unparkable::none:
+      break;
+  }
+  return "unknown";
+}
+
+/// Of what a client keeps, what no demand has parked, by reason; each chunk counts once.
+json describe_unparkable(ledger_header const& header, mailbox_header const& mailbox) {
+  json list = json::array();
+  auto const kept = mailbox.kept_chunks.load();
+  auto const parkable = std::min(kept, mailbox.parkable_chunks.load());
+  auto const add = [&](char const* why, std::uint32_t chunks) {
+    if (chunks > 0) {
+      list.push_back({{"reason", why}, {"bytes", chunks * header.chunk_bytes}});
+    }
+  };
+  if (auto const why = unparkable{mailbox.why_unparkable.load()}; why != unparkable::none) {
+    add(name_of(why), kept);
+    return list;
+  }
+  add("host copies are full", kept - parkable);
+  if (header.serving_now.load() != 0 && header.park_stay.load() == 0) {
+    add("training.park of the server", parkable);
+  } else if (mailbox.stays_until_ns.load() > monotonic_ns()) {
+    add("came back a moment ago", parkable);
+  }
+  return list;
+}
+
+/// For how long it is parked because an operator wants it; null if none does.
+json describe_hold(client_entry const& entry, mailbox_header const& mailbox) {
+  auto const until = entry.held_until_ns.load();
+  if (!is_held(entry)) {
+    return nullptr;
+  }
+  auto const left_ns = until - static_cast<std::uint64_t>(monotonic_ns());
+  return {{"done", mailbox.obeys.load() != 0},
+          {"left_s", until == until_woken ? json{} : json(static_cast<double>(left_ns) / 1e9)}};
+}
+
 /// What a client says of its memory that is, or could be, in host copies.
-json describe_parking(mailbox_header const& mailbox, std::uint64_t chunk_bytes) {
+json describe_parking(ledger_header const& header, client_entry const& entry,
+                      mailbox_header const& mailbox) {
+  auto const chunk_bytes = header.chunk_bytes;
+  auto const away_since = mailbox.away_since_ns.load();
   auto const now_ns = monotonic_ns();
   auto const ms_until = [now_ns](std::int64_t at_ns) {
     return static_cast<double>(std::max<std::int64_t>(0, at_ns - now_ns)) / 1e6;
@@ -135,6 +194,7 @@ json describe_parking(mailbox_header const& mailbox, std::uint64_t chunk_bytes) 
   auto const waits_ns = mailbox.waits_since_ns.load();
   auto const window_ns = mailbox.window_ns.load();
   auto const window_away_ns = std::min(window_ns, mailbox.window_away_ns.load());
+  auto const away_now = away_since == 0 ? 0 : since(away_since, now_ns);
   auto const us = [](std::uint64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e3; };
   auto const parked = mailbox.parked_chunks.load();
   auto const dirty = std::min(parked, mailbox.parked_dirty.load());
@@ -144,10 +204,13 @@ json describe_parking(mailbox_header const& mailbox, std::uint64_t chunk_bytes) 
           {"clean_bytes", clean * chunk_bytes},
           {"zero_bytes", (parked - dirty - clean) * chunk_bytes},
           {"parkable_bytes", mailbox.parkable_chunks.load() * chunk_bytes},
+          {"unparkable", describe_unparkable(header, mailbox)},
+          {"wanted", away_since != 0 && mailbox.waiting.load() != 0},
+          {"operator", describe_hold(entry, mailbox)},
           {"parks", mailbox.parks.load()},
           {"out_us", us(mailbox.park_ns.load())},
           {"in_us", us(mailbox.unpark_ns.load())},
-          {"away_us", us(mailbox.parked_ns.load())},
+          {"away_us", us(mailbox.parked_ns.load() + away_now)},
           {"window_ms", ms(window_ns)},
           {"away_ms", ms(window_away_ns)},
           {"resident_ms", ms(window_ns - window_away_ns)},
@@ -158,13 +221,15 @@ json describe_parking(mailbox_header const& mailbox, std::uint64_t chunk_bytes) 
 }
 
 /// What a training job says of itself.
-json describe_training(mailbox_header const& mailbox, std::uint64_t chunk_bytes) {
+json describe_training(ledger_header const& header, client_entry const& entry,
+                       mailbox_header const& mailbox) {
+  auto const chunk_bytes = header.chunk_bytes;
   return {{"arena_bytes", mailbox.arena_chunks.load() * chunk_bytes},
           {"spare_bytes", mailbox.spare_chunks.load() * chunk_bytes},
           {"persistent_bytes", mailbox.persistent_chunks.load() * chunk_bytes},
           {"kept_bytes", mailbox.kept_chunks.load() * chunk_bytes},
           {"stranded_bytes", mailbox.stranded_chunks.load() * chunk_bytes},
-          {"parking", describe_parking(mailbox, chunk_bytes)},
+          {"parking", describe_parking(header, entry, mailbox)},
           {"micro_batch", mailbox.micro_batch.load()},
           {"global_batch", mailbox.global_batch.load()},
           {"run_ahead_us", microseconds_or_null(run_ahead_of(mailbox))},
@@ -200,6 +265,25 @@ json describe_holdings(holdings const& of, std::uint64_t chunk_bytes) {
   return list;
 }
 
+char const* state_of(client_entry const& entry, mailbox_header const& mailbox) {
+  if (has_status(entry, client_status::gone)) {
+    return "gone";
+  }
+  switch (park_state{mailbox.where_parked.load()}) {
+    case park_state::closing:
+      return "closing";
+    case park_state::going:
+      return "going";
+    case park_state::parked:
+      return "parked";
+    case park_state::coming_back:
+      return "coming back";
+    case park_state::resident:
+      break;
+  }
+  return mailbox.waiting.load() != 0 ? "waiting" : "running";
+}
+
 /// The client in `slot`, which has so many `chunks`; `held` is what it says of an engine's.
 json describe_client(ledger_view const& view, std::uint32_t slot, std::uint32_t chunks,
                      holdings const& held) {
@@ -213,13 +297,12 @@ json describe_client(ledger_view const& view, std::uint32_t slot, std::uint32_t 
       {"pid", entry.pid.load()},
       {"pid_namespace", is_foreign(process_of(entry)) ? json(entry.pid_namespace.load()) : json{}},
       {"name", readable_text(text_of(entry.name))},
-      {"state", has_status(entry, client_status::gone) ? "gone"
-                : mailbox.waiting.load() != 0          ? "waiting"
-                                                       : "running"},
+      {"state", state_of(entry, mailbox)},
+      {"stopped", is_stopped(process_of(entry))},
       {"bytes", chunks * chunk_bytes}};
   switch (static_cast<client_kind>(kind)) {
     case client_kind::training:
-      client.update(describe_training(mailbox, chunk_bytes));
+      client.update(describe_training(view.header(), entry, mailbox));
       break;
     case client_kind::server:
       client["endpoint"] = readable_text(text_of(entry.endpoint));

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
@@ -12,6 +13,7 @@
 #include "memhandover/base/error.hpp"
 #include "memhandover/broker/broker_launch.hpp"
 #include "runtime/cli/commands.hpp"
+#include "runtime/cli/park_commands.hpp"
 #include "runtime/launcher/launcher.hpp"
 #include "runtime/policy/units.hpp"
 #include "runtime/telemetry/error_table.hpp"
@@ -30,6 +32,16 @@ std::string check_amount(std::string const& text) {
   try {
     (void)policy::parse_bytes(text);
     return {};
+  } catch (error const& wrong) {
+    return wrong.what();
+  }
+}
+
+/// The same of a length of time, of at least a millisecond.
+std::string check_length(std::string const& text) {
+  try {
+    auto const length = policy::parse_duration(text);
+    return length < std::chrono::milliseconds{1} ? "must be 1ms or more" : std::string{};
   } catch (error const& wrong) {
     return wrong.what();
   }
@@ -145,6 +157,14 @@ void describe_show(CLI::App& app, show_arguments& into) {
   app.add_option("--runtime-dir", into.runtime_dir, runtime_dir_help);
 }
 
+void describe_park(CLI::App& app, park_arguments& into) {
+  app.add_option("job", into.job, "Pid or name of a training job, as `sluice status` shows it")
+      ->required();
+  app.add_option("--device", into.device, "Only in the pool of this device")
+      ->check(CLI::Range(0, 63));
+  app.add_option("--runtime-dir", into.runtime_dir, runtime_dir_help);
+}
+
 /// `words` up to a first `--`, and what follows it. CLI11 would treat a later `--` of the command
 /// as its own.
 struct split_words {
@@ -199,6 +219,15 @@ int dispatch(std::vector<std::string> const& words) {
   auto* status =
       app.add_subcommand("status", "Show who holds how much, and what has been handed over");
   describe_show(*status, show_what);
+  park_arguments park_what;
+  std::string park_length;
+  auto* parks = app.add_subcommand(
+      "park", "Have a job's memory go to host copies, and stay there until the job is woken");
+  describe_park(*parks, park_what);
+  parks->add_option("--for", park_length, "For so long at most, for example 10m")
+      ->check(check_length);
+  auto* wakes = app.add_subcommand("wake", "Let a job come back that `sluice park` has parked");
+  describe_park(*wakes, park_what);
   auto* pool_commands = app.add_subcommand("pool", "Look into pools, and clean up after dead ones");
   pool_commands->require_subcommand(1);
   auto* show = pool_commands->add_subcommand("show", "Show who holds which chunk, and what for");
@@ -250,6 +279,16 @@ int dispatch(std::vector<std::string> const& words) {
   }
   if (app.got_subcommand("status")) {
     return show_status(show_what);
+  }
+  if (parks->parsed()) {
+    if (!park_length.empty()) {
+      park_what.length = std::chrono::duration_cast<std::chrono::milliseconds>(
+          policy::parse_duration(park_length));
+    }
+    return park(park_what);
+  }
+  if (wakes->parsed()) {
+    return wake(park_what);
   }
   if (show->parsed()) {
     return address.empty() ? show_pool(show_what) : show_address(show_what, address, pid);

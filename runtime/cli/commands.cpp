@@ -22,8 +22,11 @@
 #include "memhandover/base/environment.hpp"
 #include "memhandover/base/error.hpp"
 #include "memhandover/broker/broker_queries.hpp"
+#include "memhandover/broker/pool_creation.hpp"
 #include "memhandover/broker/pool_search.hpp"
+#include "memhandover/device/host_room.hpp"
 #include "runtime/cli/address_text.hpp"
+#include "runtime/cli/detail/print.hpp"
 #include "runtime/cli/pool_and_server.hpp"
 #include "runtime/cli/pool_text.hpp"
 #include "runtime/cli/status_text.hpp"
@@ -35,13 +38,7 @@
 namespace sluice::cli {
 namespace {
 
-/// Output that cannot be written (a full disk) is a failure of the command.
-void print(std::string const& text) {
-  if (std::fputs(text.c_str(), stdout) == EOF || std::fflush(stdout) != 0) {
-    throw error{error_kind::unavailable,
-                fmt::format("standard output cannot be written: {}", std::strerror(errno))};
-  }
-}
+using detail::print;
 
 /// Names come from other processes, so that their bytes need not be UTF-8.
 std::string json_text(nlohmann::json const& value) {
@@ -93,6 +90,32 @@ std::vector<std::string> repository_faults(policy::policy const& wanted) {
     faults.emplace_back(wrong.what());
   }
   return faults;
+}
+
+/// Why the broker on this machine would not make the policy's host copies. What is too little at present is a warning.
+std::vector<std::string> host_copies_faults(policy::policy const& wanted) {
+  auto const budget = wanted.host_copies.memory;
+  if (budget == 0) {
+    return {};
+  }
+  auto const room = memhandover::read_host_room();
+  bool const on_host = wanted.pool.backend == policy::pool_backend::host;
+  auto const slot = wanted.pool.chunk.value_or(wanted.pool.backend == policy::pool_backend::cuda
+                                                   ? memhandover::default_cuda_chunk_bytes
+                                                   : memhandover::default_host_chunk_bytes);
+  auto const of_pool = on_host && wanted.pool.memory ? wanted.pool.memory->bytes : 0;
+  if (budget < slot) {
+    return {fmt::format("host_copies.memory is {}, less than one chunk of {}",
+                        policy::write_bytes(budget), policy::write_bytes(slot))};
+  }
+  if (auto const why = memhandover::refusal_of_host_copies(budget, slot, of_pool, room)) {
+    return {"host_copies.memory: " + *why};
+  }
+  if (auto const why = memhandover::shortage_of_host_copies(budget, room)) {
+    std::fprintf(stderr, "%s: warning: host_copies.memory: %s\n", wanted.file.c_str(),
+                 why->c_str());
+  }
+  return {};
 }
 
 /// The server's program tells what is wrong with the files that its endpoint would read, and knows what they must be.
@@ -228,7 +251,9 @@ int check_policy(std::string const& file, launcher::install_layout const& instal
   try {
     auto const wanted = policy::load(file);
     bool const are_usable = check_files(wanted, installed);
-    auto const faults = repository_faults(wanted);
+    auto faults = repository_faults(wanted);
+    auto const of_copies = host_copies_faults(wanted);
+    faults.insert(faults.end(), of_copies.begin(), of_copies.end());
     for (auto const& each : faults) {
       std::fprintf(stderr, "%s: %s\n", wanted.file.c_str(), each.c_str());
     }

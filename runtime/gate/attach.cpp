@@ -133,10 +133,13 @@ bool is_mapped_by_runtime(std::uint64_t address) {
   return !is_offered.load(std::memory_order_relaxed) && is_pool_memory(address);
 }
 
-void want_launch() {
+void want_launch(symbol held_in, std::int64_t since_ns) {
   sluice_runtime_api const* const found = runtime.load(std::memory_order_acquire);
   if (found != nullptr && found->launch_wanted != nullptr) {
     found->launch_wanted();
+  }
+  if (found != nullptr && found->launch_held != nullptr) {
+    found->launch_held(symbols[static_cast<std::size_t>(held_in)].name, since_ns);
   }
 }
 

@@ -33,8 +33,8 @@ bool attach_if_due();
 /// server's own code maps its pool through the gate.
 [[nodiscard]] bool is_mapped_by_runtime(std::uint64_t address);
 
-/// Somebody is held while memory is not there: leaves word with the runtime.
-void want_launch();
+/// Somebody is held in that call since then (CLOCK_MONOTONIC) while memory is not there: leaves word with the runtime.
+void want_launch(symbol held_in, std::int64_t since_ns);
 
 /// The device of the current context, as the runtime knows it.
 [[nodiscard]] int sharing_device();

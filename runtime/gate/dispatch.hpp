@@ -87,9 +87,9 @@ inline void wait_for_launches() noexcept {
 /// looks up addresses of its parameters, or of a graph's, and knows none without memory behind them.
 class memory_stays {
  public:
-  memory_stays() noexcept : enters_(takes_part(self_)) {
+  explicit memory_stays(symbol which) noexcept : enters_(takes_part(self_)) {
     if (enters_) {
-      the_gate().enter_to_ask(self_);
+      the_gate().enter_to_ask(self_, which);
     }
   }
   memory_stays(memory_stays const&) = delete;

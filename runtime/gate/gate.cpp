@@ -104,6 +104,7 @@ CUresult gate::enter_slowly(thread_slot& self, planned_work const& work) {
   bool attach_failed = false;
   bool spun = false;
   std::int64_t waiting_since = 0;
+  std::int64_t held_since = 0;
   std::int64_t asleep_from = 0;
   for (;;) {
     std::uint32_t const now = step_in(self);
@@ -134,8 +135,8 @@ CUresult gate::enter_slowly(thread_slot& self, planned_work const& work) {
       }
       ::sched_yield();
     } else if (what != verdict::wait_for_pause || !sees_pause_end(now, asleep_from)) {
-      if (what == verdict::wait_for_change && (now & mode::parked) != 0) {
-        want_launch();
+      if (what == verdict::wait_for_change) {
+        want_if_parked(now, work.name.call, held_since);
       }
       await_change(now, spun, what == verdict::wait_for_pause ? nap : nap_until_woken);
     }
@@ -171,17 +172,24 @@ std::uint32_t gate::step_in(thread_slot& self, std::uint32_t to) const {
   return mode_.load(std::memory_order_seq_cst);
 }
 
-void gate::enter_to_ask(thread_slot& self) {
+/// `since_ns`: when the calling thread began to wait for what is parked; 0 at first.
+void gate::want_if_parked(std::uint32_t now, symbol held_in, std::int64_t& since_ns) {
+  if ((now & mode::parked) != 0) {
+    since_ns = since_ns == 0 ? monotonic_ns() : since_ns;
+    want_launch(held_in, since_ns);
+  }
+}
+
+void gate::enter_to_ask(thread_slot& self, symbol which) {
   bool spun = false;
+  std::int64_t held_since = 0;
   for (;;) {
     std::uint32_t const now = step_in(self, stay::asking);
     if ((now & mode::closed) == 0 || (now & mode::inert) != 0) {
       return;
     }
     leave(self);
-    if ((now & mode::parked) != 0) {
-      want_launch();
-    }
+    want_if_parked(now, which, held_since);
     await_change(now, spun, nap_until_woken);
   }
 }
@@ -364,14 +372,15 @@ void gate::set_parked(bool on) {
   on ? change(mode::parked, 0) : change(0, mode::parked);
 }
 
-void gate::await_return() {
+void gate::await_return(symbol which) {
   bool spun = false;
+  std::int64_t held_since = 0;
   for (;;) {
     std::uint32_t const now = mode_.load(std::memory_order_acquire);
     if ((now & mode::parked) == 0 || (now & mode::inert) != 0) {
       return;
     }
-    want_launch();
+    want_if_parked(now, which, held_since);
     await_change(now, spun, nap_until_woken);
   }
 }

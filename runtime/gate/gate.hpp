@@ -102,7 +102,7 @@ class gate {
   }
   /// The same for a call that puts nothing on the device and names memory: only a closed gate holds it. `close` does
   /// not wait for it, `close_all` does.
-  void enter_to_ask(thread_slot& self);
+  void enter_to_ask(thread_slot& self, symbol which);
   /// Lets the calling thread inside if it may enter at once. Else it is outside.
   [[nodiscard]] bool try_enter(thread_slot& self, planned_work const& work);
   /// Whether the calling thread, which is inside, would be held if it came now: then whoever closes
@@ -127,7 +127,7 @@ class gate {
   [[nodiscard]] std::uint32_t departures() const noexcept {
     return departures_.load(std::memory_order_acquire);
   }
-  void await_return();
+  void await_return(symbol which);
   void set_aborting(bool on);
   void set_urgent(bool on) { on ? change(mode::urgent, 0) : change(0, mode::urgent); }
   /// The word must stay mapped for the life of the process: a thread may be about to read it.
@@ -229,6 +229,7 @@ class gate {
   [[nodiscard]] bool demand_holds();
   [[nodiscard]] bool close_but_for(bool asking, std::int64_t deadline_ns);
   [[nodiscard]] bool await_end_of(std::uint32_t what, std::int64_t deadline_ns) const;
+  static void want_if_parked(std::uint32_t now, symbol held_in, std::int64_t& since_ns);
   void wake_all();
   /// Sets and clears bits and wakes whoever is held.
   void change(std::uint32_t set, std::uint32_t clear);

@@ -221,7 +221,7 @@ def carrier(entry: EntryPoint) -> str:
     flush = "" if PASSED.fullmatch(entry.base) else f"  flush_if_deferring(symbol::of_{entry.name});\n"
     before = noted(CARRIES_BEFORE) if entry.base in CARRIES_BEFORE else ""
     after = f"  if (result == CUDA_SUCCESS) {{\n  {noted(CARRIES_AFTER)}  }}\n" if entry.base in CARRIES_AFTER else ""
-    asks = f"  memory_stays const there;\n" if ASKS.fullmatch(entry.base) else ""
+    asks = f"  memory_stays const there{{symbol::of_{entry.name}}};\n" if ASKS.fullmatch(entry.base) else ""
     return f"""SLUICE_DRIVER_CALL CUresult {entry.name}({declared}) {{
 {flush}{asks}{before}  CUresult const result = real<CUresult (*)({types})>(symbol::of_{entry.name})({", ".join(names)});
 {after}  return result;

@@ -11,7 +11,7 @@ namespace {
 
 /// Calls `ask`, again if memory at `address` may have gone meanwhile.
 template <typename Ask>
-CUresult ask_while_there(CUdeviceptr address, Ask const& ask) {
+CUresult ask_while_there(symbol which, CUdeviceptr address, Ask const& ask) {
   gate& at = the_gate();
   for (;;) {
     auto const seen = at.departures();
@@ -20,7 +20,7 @@ CUresult ask_while_there(CUdeviceptr address, Ask const& ask) {
         !is_pool_memory(address)) {
       return answer;
     }
-    at.await_return();
+    at.await_return(which);
   }
 }
 
@@ -29,7 +29,7 @@ CUresult ask_while_there(CUdeviceptr address, Ask const& ask) {
 SLUICE_DRIVER_CALL CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute,
                                                   CUdeviceptr address) {
   using driver_function = CUresult (*)(void*, CUpointer_attribute, CUdeviceptr);
-  return ask_while_there(address, [&] {
+  return ask_while_there(symbol::of_cuPointerGetAttribute, address, [&] {
     return real<driver_function>(symbol::of_cuPointerGetAttribute)(data, attribute, address);
   });
 }
@@ -38,7 +38,7 @@ SLUICE_DRIVER_CALL CUresult cuPointerGetAttributes(unsigned int count,
                                                    CUpointer_attribute* attributes, void** data,
                                                    CUdeviceptr address) {
   using driver_function = CUresult (*)(unsigned int, CUpointer_attribute*, void**, CUdeviceptr);
-  return ask_while_there(address, [&] {
+  return ask_while_there(symbol::of_cuPointerGetAttributes, address, [&] {
     return real<driver_function>(symbol::of_cuPointerGetAttributes)(count, attributes, data,
                                                                     address);
   });
@@ -48,7 +48,7 @@ SLUICE_DRIVER_CALL CUresult cuPointerSetAttribute(void const* value, CUpointer_a
                                                   CUdeviceptr address) {
   flush_if_deferring(symbol::of_cuPointerSetAttribute);
   using driver_function = CUresult (*)(void const*, CUpointer_attribute, CUdeviceptr);
-  return ask_while_there(address, [&] {
+  return ask_while_there(symbol::of_cuPointerSetAttribute, address, [&] {
     return real<driver_function>(symbol::of_cuPointerSetAttribute)(value, attribute, address);
   });
 }

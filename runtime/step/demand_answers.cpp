@@ -10,6 +10,7 @@
 #include <numeric>
 #include <utility>
 
+#include "memhandover/ledger/chunk_counts.hpp"
 #include "memhandover/ledger/ledger.hpp"
 
 namespace sluice::step {
@@ -88,6 +89,25 @@ memhandover::demand_answer demand_answers::answer(memhandover::demand const& wan
   return given;
 }
 
+void demand_answers::obey_operator(memhandover::tenant_client& client) {
+  auto const& demanded = client.view().controls()[client.slot()].demand;
+  memhandover::demand const wanted{
+      .chunks = memhandover::count_chunks(client.view()).by_client.at(client.slot()),
+      .awake_ns = monotonic_ns(),
+      .stands =
+          [this, &demanded, before = demanded.load()] {
+            return parking_->has_order() && demanded.load() == before;
+          },
+      .give =
+          [&client](std::uint32_t chunk) {
+            client.release({&chunk, 1});
+          },
+      .from_operator = true};
+  auto const given = give_up(wanted);
+  client.release(given.chunks);
+  given.afterwards(given.chunks);
+}
+
 /// Whatever fails on the way, what has been taken until then is the server's.
 memhandover::demand_answer demand_answers::give_up(memhandover::demand const& wanted) {
   memhandover::demand_answer answer;
@@ -158,7 +178,7 @@ void demand_answers::take_for(memhandover::demand const& wanted, lock_type& lock
 void demand_answers::park_rest(memhandover::demand const& wanted, lock_type& lock,
                                memhandover::demand_answer const& answer) {
   auto const missing = still_missing(wanted.chunks, answer.chunks);
-  if (parking_ == nullptr || missing == 0) {
+  if (parking_ == nullptr || (missing == 0 && !wanted.from_operator)) {
     return;
   }
   unlocked const meanwhile{lock};

@@ -54,6 +54,10 @@ class demand_answers {
   /// The handler of `tenant_client`. Until `serve_from` and after `stop` demands are given nothing.
   [[nodiscard]] memhandover::demand_answer answer(memhandover::demand const& wanted);
 
+  /// Gives all that can be given, since an operator wants the job to be parked; less where a demand comes in between, which
+  /// goes first: then it is to be called again. On the control thread.
+  void obey_operator(memhandover::tenant_client& client);
+
   // --- with the lock
   /// `spaces` must live until `stop`, the others as long as the control thread.
   void serve_from(training_spaces& spaces, memhandover::device_memory& memory,

@@ -86,6 +86,12 @@ void driver_launch_wanted() {
   }
 }
 
+void driver_launch_held(char const* call, std::int64_t since_ns) {
+  if (auto* const state = sharing(); state != nullptr) {
+    state->memory->note_held(call, since_ns);
+  }
+}
+
 constexpr sluice_runtime_api driver_table{sizeof(sluice_runtime_api),
                                           driver_mem_alloc,
                                           driver_mem_free,
@@ -93,7 +99,8 @@ constexpr sluice_runtime_api driver_table{sizeof(sluice_runtime_api),
                                           driver_address_range,
                                           driver_holds,
                                           driver_micro_batch_dropped,
-                                          driver_launch_wanted};
+                                          driver_launch_wanted,
+                                          driver_launch_held};
 
 }  // namespace
 }  // namespace sluice::step

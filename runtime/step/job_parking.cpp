@@ -7,7 +7,12 @@
 #include <cstdlib>
 #include <exception>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/ledger/client_entries.hpp"
+#include "memhandover/ledger/pool_account.hpp"
 
 namespace sluice::step {
 namespace {
@@ -22,6 +27,10 @@ constexpr milliseconds look_at_copies{100};
 constexpr milliseconds look_for_chunks{5};
 /// How long the writer may take to answer. Demands are not heard meanwhile.
 constexpr milliseconds answer_patience{20};
+/// An operator's order waits so long where the device did not come to rest, so that the job can go on to where it does.
+constexpr std::int64_t obey_again_after_ns = 1'000'000'000;
+/// A thread that is held so long is told of.
+constexpr std::chrono::nanoseconds silence = std::chrono::seconds{5};
 
 /// What a damaged header may say at most.
 constexpr std::chrono::hours longest_window{24};
@@ -107,6 +116,7 @@ void job_parking::note_back(clock::duration coming) {
   turns_.came_back(now, swap_);
   auto& mailbox = of_.client.mailbox();
   mailbox.unpark_ns.fetch_add(nanoseconds_of(coming));
+  mailbox.away_since_ns.store(0);
   mailbox.parked_ns.fetch_add(nanoseconds_of(now - left_at_));
   mailbox.missed_ns.store(nanoseconds_of(turns_.missed()));
   follow_rules();
@@ -118,11 +128,67 @@ void job_parking::want() noexcept {
   }
 }
 
+void job_parking::note_held(char const* call, std::int64_t since_ns) noexcept {
+  std::int64_t nobody = 0;
+  if (held_since_ns_.load(std::memory_order_relaxed) == nobody && !is_resident()) {
+    held_in_.store(call);
+    held_since_ns_.compare_exchange_strong(nobody, since_ns);
+  }
+}
+
+/// Once in an absence, so that a program that stands still is not a riddle.
+void job_parking::report_held() {
+  auto const since = held_since_ns_.load();
+  if (reported_held_ || since == 0 || is_resident() || monotonic_ns() - since < silence.count()) {
+    return;
+  }
+  reported_held_ = true;
+  auto const waited =
+      std::chrono::duration<double>{std::chrono::nanoseconds{monotonic_ns() - since}};
+  auto const& view = of_.client.view();
+  auto const chunk_bytes = view.shape().chunk_bytes;
+  if (is_held()) {
+    spdlog::warn(
+        "a thread of this job has been held for {:.1f} s in {}: an operator has parked the job, "
+        "and "
+        "`sluice wake {}` lets it come back",
+        waited.count(), held_in_.load(), view.clients()[of_.client.slot()].pid.load());
+    return;
+  }
+  spdlog::warn(
+      "a thread of this job has been held for {:.1f} s in {}: the job is parked, and comes back "
+      "when "
+      "the pool has {} for it; {}. `sluice status` shows when it goes on",
+      waited.count(), held_in_.load(), format_bytes(parking_->parked().all() * chunk_bytes),
+      memhandover::account_of(view, of_.client.slot()));
+}
+
+bool job_parking::is_held() const noexcept {
+  return memhandover::is_held(of_.client.view().clients()[of_.client.slot()]);
+}
+
+bool job_parking::has_order() const {
+  return parking_ != nullptr && !obeyed_ && is_held() && monotonic_ns() >= obey_again_at_ns_;
+}
+
+/// What was held because of the order wants to come back, as ever.
+void job_parking::end_order() {
+  if (std::exchange(obeyed_, false)) {
+    of_.client.mailbox().obeys.store(0);
+    want();
+  }
+}
+
+void job_parking::show(memhandover::park_state where) noexcept {
+  of_.client.mailbox().where_parked.store(static_cast<std::uint32_t>(where));
+}
+
 void job_parking::await_resident(lock_type& lock) {
   if (is_resident()) {
     return;
   }
   want();
+  note_held("an allocation", monotonic_ns());
   changed_.wait(lock, [this] { return is_resident() || stopped_; });
 }
 
@@ -170,7 +236,12 @@ std::optional<milliseconds> job_parking::advance() {
   if (!is_resident() && parking_->touched()) {
     wanted_.store(true);
   }
-  bool const waits = !is_resident() && wanted_.load();
+  bool const is_held_back = is_held();
+  if (!is_held_back) {
+    end_order();
+  }
+  report_held();
+  bool const waits = !is_resident() && wanted_.load() && !is_held_back;
   follow_rules();
   show_turns(waits);
   bool const is_back = waits && come_back();
@@ -184,6 +255,8 @@ std::optional<milliseconds> job_parking::advance() {
 /// What a GPU has not pinned is copied at a fifth of the rate, by a call that waits.
 void job_parking::make_ready() {
   auto* const copies = of_.client.copies();
+  auto& why_not = of_.client.mailbox().why_unparkable;
+  why_not.store(static_cast<std::uint32_t>(memhandover::unparkable::refused));
   if (copies == nullptr || (on_gpu() && pinned_.slots() < copies->shape().slots)) {
     return;  // it has been said why
   }
@@ -191,6 +264,7 @@ void job_parking::make_ready() {
     parking_ = std::make_unique<memhandover::tenant_parking>(
         of_.mutex, of_.memory, *copies, of_.driver,
         on_gpu() ? nullptr : std::make_unique<memhandover::held_pages>());
+    why_not.store(static_cast<std::uint32_t>(memhandover::unparkable::none));
   } catch (std::exception const& why) {
     spdlog::warn("this job cannot be parked reason=\"{}\"", why.what());
   }
@@ -210,22 +284,31 @@ void job_parking::take(memhandover::demand const& wanted, std::uint32_t count) {
   piece_of_work const piece{*this};
   auto const return_by = of_.return_by ? of_.return_by() : std::nullopt;
   follow_rules();
-  if (!piece.may_go_on() || parking_ == nullptr || !may_be_parked(return_by)) {
+  // An operator is obeyed whatever else is agreed on.
+  if (!piece.may_go_on() || parking_ == nullptr ||
+      !(wanted.from_operator || may_be_parked(return_by))) {
     return;
   }
   auto const deadline = monotonic_ns() + (on_gpu() ? kernel_patience_ns : operator_patience_ns);
   auto const began = clock::now();
+  bool const was_resident = is_resident();
+  show(memhandover::park_state::closing);
   if (!of_.gate.close_all(deadline)) {
+    show(was_resident ? memhandover::park_state::resident : memhandover::park_state::parked);
+    obey_again_at_ns_ = monotonic_ns() + obey_again_after_ns;
     return;
   }
-  bool const was_resident = is_resident();
+  auto const closed_ns = monotonic_ns();
   // Until then an allocation is answered: whoever is waited for may need it.
   if (!of_.gate.wait_idle(deadline)) {
+    show(was_resident ? memhandover::park_state::resident : memhandover::park_state::parked);
+    obey_again_at_ns_ = monotonic_ns() + obey_again_after_ns;
     if (was_resident) {
       open();
     }
     return;
   }
+  auto const idle_ns = monotonic_ns();
   if (was_resident) {
     wanted_.store(false);  // before anybody can find it away
   }
@@ -234,7 +317,7 @@ void job_parking::take(memhandover::demand const& wanted, std::uint32_t count) {
   auto const before = parking_->parked();
   auto const note = [&] {
     auto const parked = parking_->parked();
-    bool const any = parked.all() > 0;
+    bool const any = parked.all() > 0 || obeyed_;
     mailbox.parked_dirty.store(parked.dirty, std::memory_order_relaxed);
     mailbox.parked_clean.store(parked.clean, std::memory_order_relaxed);
     mailbox.parked_chunks.store(parked.all(), std::memory_order_relaxed);
@@ -242,14 +325,21 @@ void job_parking::take(memhandover::demand const& wanted, std::uint32_t count) {
       going_ = (was_resident ? clock::duration{} : going_) + (clock::now() - began);
       mailbox.park_ns.fetch_add(nanoseconds_of(clock::now() - began));
       if (was_resident) {
-        left_at_ = began;
-        has_all_ = false;
-        turns_.left(began, return_by);
+        if (!wanted.from_operator) {
+          turns_.left(began, return_by);
+        }
         mailbox.parks.fetch_add(1);
       }
     }
     if (!any) {
       become_resident();
+      return;
+    }
+    show(memhandover::park_state::parked);
+    if (was_resident) {
+      left_at_ = began;
+      has_all_ = false;
+      mailbox.away_since_ns.store(left_at_.time_since_epoch().count());
     }
   };
   std::vector<memhandover::chunk_space*> spaces;
@@ -260,19 +350,27 @@ void job_parking::take(memhandover::demand const& wanted, std::uint32_t count) {
     spaces = of_.spaces.lasting();
   }
   try {
+    show(memhandover::park_state::going);
+    mailbox.park_began_ns.store(began.time_since_epoch().count());
+    mailbox.park_closed_ns.store(closed_ns);
+    mailbox.park_chunks.store(0);
+    mailbox.park_idle_ns.store(idle_ns, std::memory_order_release);
     parking_->take(
         spaces, count,
         [&](std::uint32_t chunk) {
+          mailbox.park_chunks.fetch_add(1);
           mailbox.parked_chunks.fetch_add(1);  // before the writer can grant it to another tenant
           wanted.give(chunk);
         },
         wanted.stands);
+    obeyed_ = obeyed_ || (wanted.from_operator && wanted.stands());
   } catch (...) {
     note();
     throw;
   }
   note();
   show_parkable();
+  mailbox.obeys.store(obeyed_ ? 1 : 0);
 }
 
 /// True: everything is where it was.
@@ -285,6 +383,7 @@ bool job_parking::come_back() {
     end_without_contents("slot " + std::to_string(*slot) + " of the host copies is another's");
   }
   auto const began = clock::now();
+  show(memhandover::park_state::coming_back);
   std::vector<std::uint32_t> chunks;
   {
     lock_type const lock{of_.mutex};
@@ -294,6 +393,7 @@ bool job_parking::come_back() {
     parking_->bring_back(chunks);
   } catch (std::exception const& why) {
     spdlog::error("this job could not come back, and tries again reason=\"{}\"", why.what());
+    show(memhandover::park_state::parked);
     lock_type const lock{of_.mutex};
     of_.spaces.stock().add(chunks);
     return false;
@@ -344,6 +444,9 @@ void job_parking::become_resident() {
   mailbox.parked_chunks.store(0);
   mailbox.parked_dirty.store(0);
   mailbox.parked_clean.store(0);
+  show(memhandover::park_state::resident);
+  held_since_ns_.store(0);
+  reported_held_ = false;
   set_waiting(false);
   {
     lock_type const lock{of_.mutex};

@@ -9,12 +9,16 @@
 /// that the job stays for a while, and while it is away its memory is owed to it in time, as the server's rules for turns
 /// have it (scheduler/parking_turns.hpp): the ledger's header has them, the job's mailbox what comes of them.
 ///
+/// An operator can order it to go (`client_entry::held_until_ns`): then it goes without a demand, and whatever is wanted, it
+/// does not come back before the order ends.
+///
 ///   auto const parking = std::make_shared<job_parking>(parts);
 ///   client.meanwhile([parking] { return parking->advance(); });
 ///   parking->take(wanted, 12);   // what nothing else has given to a demand
 ///   parking->want();             // a launch is held
 ///
-/// Thread-safety: `take` and `advance` from the control thread, `want` and `is_resident` from any; the rest with the lock.
+/// Thread-safety: `take`, `has_order` and `advance` from the control thread, `want`, `note_held` and `is_resident` from any;
+/// the rest with the lock.
 #pragma once
 
 #include <atomic>
@@ -63,10 +67,15 @@ class job_parking {
   [[nodiscard]] bool is_resident() const noexcept { return resident_.load(); }
   /// Somebody waits for the memory. Takes no lock, and waits for nothing.
   void want() noexcept;
+  /// Who does is held in that call since then (CLOCK_MONOTONIC). Likewise. The name stays valid.
+  void note_held(char const* call, std::int64_t since_ns) noexcept;
+  /// An operator wants all to go, and it has not gone yet.
+  [[nodiscard]] bool has_order() const;
 
   /// Closes the gate and gives up to `count` chunks, each when its contents are in host memory. Fewer where the device does
   /// not come to rest, where there are too few slots, and as soon as the demand does not stand any more. Without
-  /// the lock. Throws as `tenant_parking::take`.
+  /// the lock. For an operator the job is away from then on, whether anything had to be parked or not. Throws as
+  /// `tenant_parking::take`.
   void take(memhandover::demand const& wanted, std::uint32_t count);
   /// A piece of what is to be done beside demands: pins host memory, and brings the job back if somebody waits for it. When
   /// to come again. Without the lock.
@@ -95,12 +104,19 @@ class job_parking {
   [[nodiscard]] clock::duration expected_coming() const;
   void show_turns(bool waits);
   void note_back(clock::duration coming);
+  [[nodiscard]] bool is_held() const noexcept;
+  void show(memhandover::park_state where) noexcept;
+  void end_order();
+  void report_held();
 
   parts of_;
   memhandover::pinned_copies pinned_;
   std::unique_ptr<memhandover::tenant_parking> parking_;  ///< once all host memory is pinned
   std::atomic<bool> resident_{true};
   std::atomic<bool> wanted_{false};
+  /// When who is held longest began to wait, and in what; 0: nobody is.
+  std::atomic<std::int64_t> held_since_ns_{0};
+  std::atomic<char const*> held_in_{nullptr};
   // Of the control thread.
   bool is_ready_ = false;  ///< or never will be
   bool shows_waiting_ = false;
@@ -112,6 +128,9 @@ class job_parking {
   clock::duration coming_a_chunk_{};  ///< the last time; 0: never yet
   bool has_all_ = false;      ///< chunks for what is parked; they need only be mapped and filled
   std::int64_t returns_ = 0;  ///< times that it has had them
+  bool obeyed_ = false;       ///< the operator's order that stands
+  std::int64_t obey_again_at_ns_ = 0;  ///< after the device did not come to rest
+  bool reported_held_ = false;         ///< in this absence
   // Guarded by the lock.
   bool busy_ = false;  ///< the control thread uses the spaces
   bool stopped_ = false;

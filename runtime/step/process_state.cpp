@@ -84,9 +84,13 @@ void publish_long_units(process_state& state) {
 }
 
 /// One of several ranks is not: the others would wait for it in a collective, until their watchdog ends them.
-bool may_be_parked() {
-  return !environment_says("SLUICE_PARK", "never", "if_needed") &&
-         std::strtoul(environment("WORLD_SIZE").c_str(), nullptr, 10) <= 1;
+memhandover::unparkable why_unparkable() {
+  using memhandover::unparkable;
+  if (environment_says("SLUICE_PARK", "never", "if_needed")) {
+    return unparkable::never;
+  }
+  return std::strtoul(environment("WORLD_SIZE").c_str(), nullptr, 10) > 1 ? unparkable::ranks
+                                                                          : unparkable::none;
 }
 
 /// Says once that requests are refused because of what this job keeps.
@@ -179,7 +183,7 @@ training_memory::options options_of_job(char const* backend) {
   options.broker.pool_bytes = std::strtoull(environment("SLUICE_POOL_BYTES").c_str(), nullptr, 10);
   auto const name = environment("SLUICE_NAME");
   options.name = name.empty() ? "training" : name;
-  options.may_be_parked = may_be_parked();
+  options.why_unparkable = why_unparkable();
   return options;
 }
 

@@ -7,6 +7,8 @@
 
 namespace sluice::step {
 
+using memhandover::unparkable;
+
 training_memory::training_memory(options how)
     : options_(std::move(how)),
       cycle_(mutex_, options_.gate, computing(),
@@ -25,7 +27,12 @@ training_memory::training_memory(options how)
                                              .persistent = options_.persistent,
                                              .on_gpu = on_gpu()});
     answers_.serve_from(*spaces_, *memory_, *history_);
-    if (auto* const copies = client_->copies(); options_.may_be_parked && copies != nullptr) {
+    auto* const copies = client_->copies();
+    auto const why = options_.why_unparkable != unparkable::none ? options_.why_unparkable
+                     : copies == nullptr                         ? unparkable::no_host_copies
+                                                                 : unparkable::pinning;
+    client_->mailbox().why_unparkable.store(static_cast<std::uint32_t>(why));
+    if (why == unparkable::pinning) {
       make_parkable(*copies);
     }
   } catch (...) {
@@ -54,9 +61,17 @@ void training_memory::make_parkable(memhandover::host_copy_share& copies) {
       job_parking::parts{mutex_, computing(), *client_, copies, *memory_, *spaces_, options_.driver,
                          options_.return_by});
   parking_ = parking.get();
-  operators_.on_held_parked([this] { want_parked(); });
+  operators_.on_held_parked([this] {
+    want_parked();
+    note_held("an operator", memhandover::monotonic_ns());
+  });
   answers_.park_with(*parking_);
-  client_->meanwhile([parking] { return parking->advance(); });
+  client_->meanwhile([this, parking] {
+    if (parking->has_order()) {
+      answers_.obey_operator(*client_);
+    }
+    return parking->advance();
+  });
 }
 
 launch_gate& training_memory::computing() noexcept {

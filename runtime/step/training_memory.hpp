@@ -42,7 +42,7 @@ class training_memory {
     memhandover::chunk_space::backing persistent = memhandover::chunk_space::backing::pool;
     std::shared_ptr<memhandover::cuda_driver const> driver{};  ///< null on the host
     launch_gate* gate = nullptr;                               ///< of the device; null on the host
-    bool may_be_parked = true;
+    memhandover::unparkable why_unparkable = memhandover::unparkable::none;  ///< as it was started
     /// See `job_parking::parts`.
     std::function<std::optional<std::chrono::steady_clock::time_point>()> return_by{};
   };
@@ -128,6 +128,12 @@ class training_memory {
   void want_parked() noexcept {
     if (parking_ != nullptr) {
       parking_->want();
+    }
+  }
+  /// The same thread is held in that call since then (CLOCK_MONOTONIC), which is said once if it lasts.
+  void note_held(char const* call, std::int64_t since_ns) noexcept {
+    if (parking_ != nullptr) {
+      parking_->note_held(call, since_ns);
     }
   }
   /// Shows in the mailbox how much persistent memory nothing uses that is kept all the same.

@@ -46,6 +46,51 @@ TEST(client_entries, a_slots_next_owner_has_counted_nothing) {
   EXPECT_EQ(mailbox.demand_done, 9);
 }
 
+TEST(client_entries, who_is_held_by_an_operator_is_so_until_the_time_or_until_it_is_woken) {
+  auto const files = create_ledger({backend_kind::host, -1, 2_MiB, 8});
+  ledger_view const view{files.ledger.get(), files.mailroom.get(),
+                         shared_segment::access::read_write};
+  write_client(view, 0, {client_kind::training, this_process(), 0, "job", ""});
+  auto& entry = view.clients()[0];
+  EXPECT_FALSE(is_held(entry));
+  EXPECT_TRUE(describe_pool(view)["clients"][0]["parking"]["operator"].is_null());
+  entry.held_until_ns.store(static_cast<std::uint64_t>(monotonic_ns() + 60'000'000'000));
+  EXPECT_TRUE(is_held(entry));
+  auto const left =
+      describe_pool(view)["clients"][0]["parking"]["operator"]["left_s"].get<double>();
+  EXPECT_GT(left, 0);
+  EXPECT_LE(left, 60);
+  entry.held_until_ns.store(static_cast<std::uint64_t>(monotonic_ns()));
+  EXPECT_FALSE(is_held(entry));
+  entry.held_until_ns.store(until_woken);
+  EXPECT_TRUE(is_held(entry));
+  write_client(view, 0, {client_kind::training, this_process(), 0, "next", ""});
+  EXPECT_FALSE(is_held(entry)) << "an order is not the next owner's";
+}
+
+TEST(client_entries, what_stays_is_told_with_one_reason_for_each_chunk) {
+  auto const files = create_ledger({backend_kind::host, -1, 2_MiB, 8});
+  ledger_view const view{files.ledger.get(), files.mailroom.get(),
+                         shared_segment::access::read_write};
+  write_client(view, 0, {client_kind::training, this_process(), 0, "job", ""});
+  auto& mailbox = view.mailbox(0);
+  auto const told = [&] {
+    return describe_pool(view)["clients"][0]["parking"]["unparkable"].dump();
+  };
+  mailbox.kept_chunks.store(5);
+  mailbox.parkable_chunks.store(3);
+  EXPECT_EQ(told(), R"([{"bytes":4194304,"reason":"host copies are full"}])");
+  view.header().serving_now.store(1);
+  EXPECT_EQ(told(), R"([{"bytes":4194304,"reason":"host copies are full"},)"
+                    R"({"bytes":6291456,"reason":"training.park of the server"}])");
+  view.header().park_stay.store(10);
+  mailbox.stays_until_ns.store(monotonic_ns() + 60'000'000'000);
+  EXPECT_EQ(told(), R"([{"bytes":4194304,"reason":"host copies are full"},)"
+                    R"({"bytes":6291456,"reason":"came back a moment ago"}])");
+  mailbox.why_unparkable.store(static_cast<std::uint32_t>(unparkable::ranks));
+  EXPECT_EQ(told(), R"([{"bytes":10485760,"reason":"one of several ranks"}])");
+}
+
 TEST(client_entries, a_place_that_no_live_client_has_is_of_no_kind) {
   auto const files = create_ledger({backend_kind::host, -1, 2_MiB, 8});
   ledger_view const view{files.ledger.get(), files.mailroom.get(),

@@ -121,6 +121,25 @@ TEST_F(host_room_test, a_shortage_is_told_with_its_cause) {
               HasSubstr("1 GiB of memory are available (the limit of the memory cgroup /a)"));
 }
 
+TEST(host_copies, that_the_host_can_never_have_are_refused_with_all_numbers) {
+  host_room const room{8_GiB, "the machine", 3_GiB, "the machine"};
+  EXPECT_FALSE(refusal_of_host_copies(7_GiB, 64_MiB, 512_MiB, room));
+  auto const why = refusal_of_host_copies(8_GiB, 64_MiB, 1_GiB, room);
+  ASSERT_TRUE(why);
+  EXPECT_THAT(*why, testing::HasSubstr("host copies are to have 8 GiB, but of the 8 GiB that there "
+                                       "are (the machine), 1 GiB are for pools on the host and 256 "
+                                       "MiB stay free; ask for 6912MiB at most"));
+  EXPECT_THAT(refusal_of_host_copies(8_GiB, 64_MiB, 8_GiB, room).value_or(""),
+              testing::HasSubstr("ask for none"));
+}
+
+TEST(host_copies, that_there_is_too_little_for_now_are_a_warning_with_both_numbers) {
+  host_room const room{8_GiB, "the machine", 3_GiB, "the machine"};
+  EXPECT_FALSE(shortage_of_host_copies(2_GiB, room));
+  EXPECT_THAT(shortage_of_host_copies(4_GiB, room).value_or(""),
+              testing::HasSubstr("are to have 4 GiB, but only 3 GiB of memory are available now"));
+}
+
 TEST(read_host_room, of_this_machine_is_more_than_nothing) {
   EXPECT_GT(read_host_room().most, 0U);
   EXPECT_LT(read_host_room().most, 1ULL << 50U);

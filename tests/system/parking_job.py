@@ -66,7 +66,9 @@ def work(pieces: list[Piece], seed: int, result: dict) -> None:
     while not ends.is_set():
         at = chance.randrange(len(pieces))
         assert pieces[at].is_on_the_device()
-        result["wrong pages"] += pieces[at].wrong_pages()
+        if wrong := pieces[at].wrong_pages():
+            print(f"{wrong} wrong pages in piece {pieces[at].number}", file=sys.stderr, flush=True)  # it may not come to its end
+            result["wrong pages"] += wrong
         what = chance.random()
         if what < 0.5:
             pieces[at].write()

@@ -1,10 +1,9 @@
 """A program that knows nothing of Sluice is parked under `sluice run`, over the fake driver: whatever others do meanwhile, and
 whoever is killed, what its memory holds is right."""
 
-import contextlib
 import json
 import os
-import random
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +17,6 @@ JOB = Path(__file__).with_name("parking_job.py")
 MIB = 1 << 20
 CHUNK = 64 * MIB
 PARKS = int(os.environ.get("SLUICE_TEST_PARKS", "8"))
-KILLS = int(os.environ.get("SLUICE_TEST_KILLS", "12"))
 
 
 def eventually(holds, patience: float = 30.0):
@@ -53,7 +51,8 @@ class Process:
         self.listener.start()
 
     def _listen(self) -> None:
-        self.complaints = self.process.stderr.read()
+        for line in self.process.stderr:
+            self.complaints += line
 
     def end(self, how: int = signal.SIGKILL) -> None:
         self.process.stdin.close()
@@ -94,19 +93,23 @@ class Pool:
         made = Process([self.sluice, "run", "--backend", "cuda", "--memory", "640MiB", "--host-memory", host_memory, "--require-pool",
                         *options, "--", sys.executable, "-S", JOB, mib, seed], {**self.environment, **environment})
         self.processes.append(made)
-        eventually(lambda: "ready\n" in made.lines.found or made.process.poll() is not None)
+        eventually(lambda: "ready\n" in made.lines.found or made.process.poll() is not None, 90.0)
         assert made.process.poll() is None, made.complaints
         return made
 
     def parker(self, least: int, most: int = 0, count: int = 1_000_000, hold_ms: int = 10, apart_ms: int = 20, seed: int = 1,
-               options: tuple = ()) -> Parker:
+               patience_s: int = 60, options: tuple = ()) -> Parker:
         made = Parker([self.build / "bin" / "sluice-bench-parker", "--least", least, "--most", most or least, "--count", count,
-                       "--hold-ms", hold_ms, "--apart-ms", apart_ms, "--seed", seed, *options], self.environment)
+                       "--hold-ms", hold_ms, "--apart-ms", apart_ms, "--seed", seed, "--patience-s", patience_s, *options],
+                      self.environment)
         self.processes.append(made)
         return made
 
+    def call(self, *words) -> subprocess.CompletedProcess:
+        return subprocess.run([self.sluice, *map(str, words)], env=self.environment, capture_output=True, text=True, check=False)
+
     def status(self) -> dict:
-        done = subprocess.run([self.sluice, "status", "--json"], env=self.environment, capture_output=True, text=True, check=False)
+        done = self.call("status", "--json")
         return json.loads(done.stdout) if done.returncode == 0 else {}
 
     def clients(self, kind: str = "training") -> list[dict]:
@@ -120,7 +123,7 @@ class Pool:
         return (self.status().get("pool", {}).get("host_copies") or {}).get("free_bytes", -1)
 
     def end(self) -> None:
-        for each in self.processes:
+        for each in reversed(self.processes):  # servers before the jobs that are parked for them
             each.end()
 
 
@@ -159,7 +162,8 @@ def test_status_shows_what_is_parked_and_that_it_waits(pool):
     assert before["parking"]["parkable_bytes"] == 8 * CHUNK
     parker = pool.parker(9 * CHUNK, hold_ms=3_600_000, count=1)
     parked = eventually(lambda: next((one for one in pool.clients() if one["parking"]["dirty_bytes"] == 7 * CHUNK), None))
-    assert eventually(lambda: pool.clients()[0]["state"] == "waiting")
+    assert parked["state"] == "parked"
+    assert eventually(lambda: pool.clients()[0]["parking"]["wanted"])
     assert parked["bytes"] == CHUNK
     assert parked["parking"]["dirty_bytes"] == 7 * CHUNK
     assert pool.free_copies() == 640 * MIB - 7 * CHUNK
@@ -167,6 +171,11 @@ def test_status_shows_what_is_parked_and_that_it_waits(pool):
     back = eventually(lambda: next((one for one in pool.clients() if one["bytes"] == 8 * CHUNK and one["state"] == "running"), None))
     assert back["parking"]["parked_bytes"] == 0
     assert back["parking"]["parks"] == 1
+    recent = pool.status()["handovers"]["recent"][-1]
+    assert recent["parked_bytes"] == 7 * CHUNK
+    parts = [recent[f"park_{name}_us"] for name in ("closing", "idle", "out")]
+    assert min(parts) > 0
+    assert sum(parts) <= recent["total_us"]
     assert back["persistent_bytes"] == 8 * CHUNK
     assert pool.status()["pool"]["host_copies"]["free_bytes"] == 640 * MIB - 7 * CHUNK, "copies are kept until others need them"
 
@@ -209,6 +218,168 @@ def test_a_demand_that_meets_a_job_that_stays_is_refused_with_the_numbers(pool):
     assert job.result()["wrong pages"] == 0
 
 
+def test_the_time_away_goes_on_while_a_job_is_away(pool):
+    pool.job(512)
+    pool.await_parkable()
+    assert pool.clients()[0]["parking"]["away_us"] == 0
+    pool.parker(9 * CHUNK, hold_ms=3_600_000, count=1)
+    first = eventually(lambda: next((one for one in pool.clients() if one["state"] == "parked"), None))["parking"]["away_us"]
+    assert eventually(lambda: pool.clients()[0]["parking"]["away_us"] > first)
+
+
+def test_a_thread_that_is_held_for_long_says_so_once(pool):
+    job = pool.job(512)
+    pool.await_parkable()
+    parker = pool.parker(9 * CHUNK, hold_ms=3_600_000, count=1)
+    said = eventually(lambda: re.findall(r"a thread of this job has been held for [\d.]+ s in (\w+): the job is parked, and comes back"
+                                         r" when the pool has 448 MiB for it; .* models hold 576 MiB", job.complaints))
+    assert said[0] in ("cuMemcpyDtoH_v2", "cuMemcpyHtoD_v2", "cuPointerGetAttribute", "cuMemFree_v2", "an")
+    parker.end()
+    assert job.result()["wrong pages"] == 0
+    assert job.complaints.count("has been held for") == 1
+
+
+def test_a_job_that_is_stopped_gives_nothing_and_is_named(pool):
+    job = pool.job(512)
+    pool.await_parkable()
+    pid = pool.clients()[0]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    assert eventually(lambda: pool.clients()[0]["stopped"])
+    parker = pool.parker(9 * CHUNK, count=1, patience_s=2)
+    eventually(lambda: parker.process.poll() is not None)
+    parker.end()
+    assert f"training (pid {pid}) is stopped" in parker.complaints
+    assert f"`kill -CONT {pid}` lets it go on" in parker.complaints
+    assert pool.clients()[0]["bytes"] == 8 * CHUNK, "what it has not given is its own"
+    os.kill(pid, signal.SIGCONT)
+    again = pool.parker(9 * CHUNK, count=1)
+    eventually(lambda: again.taken() == 1)
+    assert job.result()["wrong pages"] == 0
+
+
+def test_a_job_that_is_stopped_while_it_is_parked_comes_back_when_it_goes_on(pool):
+    job = pool.job(512)
+    pool.await_parkable()
+    parker = pool.parker(9 * CHUNK, hold_ms=3_600_000, count=1)
+    pid = eventually(lambda: next((one for one in pool.clients() if one["state"] == "parked"), None))["pid"]
+    eventually(lambda: parker.taken() == 1)
+    os.kill(pid, signal.SIGSTOP)
+    parker.end()
+    eventually(lambda: pool.status()["pool"]["serving_bytes"] == 0)
+    stopped = pool.clients()[0]
+    assert stopped["stopped"]
+    assert stopped["state"] == "parked"
+    other = pool.parker(9 * CHUNK, count=1)  # nothing of it is needed
+    eventually(lambda: len(other.acquisitions()) == 1)
+    assert other.acquisitions()[0]["reclaimed"] == 0
+    other.end()
+    os.kill(pid, signal.SIGCONT)
+    assert job.result()["wrong pages"] == 0
+
+
+@pytest.mark.parametrize(("options", "environment", "reason"), [
+    (["--park", "never"], {}, "never"),
+    ([], {"WORLD_SIZE": "2"}, "one of several ranks"),
+])
+def test_status_says_why_a_job_is_not_parked(pool, options, environment, reason):
+    pool.job(512, *options, **environment)
+    assert pool.clients()[0]["parking"]["unparkable"] == [{"reason": reason, "bytes": 8 * CHUNK}]
+    text = pool.call("status").stdout
+    assert re.search(rf"cannot be parked\n.*\n  \d+ +512 MiB +{reason}\n", text), text
+
+
+def test_status_says_what_the_host_copies_cannot_take(pool):
+    pool.job(512, host_memory="128MiB")
+    pool.await_parkable()
+    assert pool.clients()[0]["parking"]["unparkable"] == [{"reason": "host copies are full", "bytes": 6 * CHUNK}]
+
+
+def test_an_operator_parks_a_job_until_it_is_woken(pool):
+    job = pool.job(512)
+    pool.await_parkable()
+    pid = pool.clients()[0]["pid"]
+    done = pool.call("park", "training")
+    assert done.returncode == 0, done.stderr
+    assert f"training (pid {pid}) is parked until `sluice wake`: 512 MiB are in host copies" in done.stdout
+    parked = pool.clients()[0]
+    assert parked["state"] == "parked"
+    assert parked["bytes"] == 0
+    assert parked["parking"]["operator"] == {"done": True, "left_s": None}
+    assert "until it is woken" in pool.call("status").stdout
+    assert pool.status()["pool"]["free_bytes"] + pool.status()["pool"]["dirty_bytes"] == 640 * MIB
+    again = pool.call("park", pid)
+    assert again.returncode != 0
+    assert f"is parked already, until it is woken; `sluice wake {pid}` lets it come back" in again.stderr
+    # Its threads are held and want it back, and there is room; but the operator comes first.
+    assert eventually(lambda: f"an operator has parked the job, and `sluice wake {pid}` lets it come back" in job.complaints)
+    assert pool.clients()[0]["bytes"] == 0
+    # The others have what it leaves, jobs as well.
+    other = pool.job(576, seed=5)
+    assert other.result()["wrong pages"] == 0
+    woken = pool.call("wake", pid)
+    assert woken.returncode == 0, woken.stderr
+    assert "comes back when the pool has 512 MiB for it" in woken.stdout
+    eventually(lambda: pool.clients()[0]["state"] == "running" and pool.clients()[0]["bytes"] == 8 * CHUNK)
+    assert pool.clients()[0]["parking"]["operator"] is None
+    assert pool.call("wake", pid).returncode != 0
+    assert job.result()["wrong pages"] == 0
+
+
+def test_an_operators_order_ends_by_itself_and_outlives_the_broker(pool):
+    job = pool.job(512)
+    pool.await_parkable()
+    assert pool.call("park", "training", "--for", "8s").returncode == 0
+    left = pool.clients()[0]["parking"]["operator"]["left_s"]
+    assert 0 < left <= 8
+    os.kill(pool.status()["pool"]["broker_pid"], signal.SIGKILL)
+    assert eventually(lambda: (found := pool.clients()) and found[0]["parking"]["operator"])["done"]
+    eventually(lambda: (found := pool.clients()) and found[0]["state"] == "running")
+    assert job.result()["wrong pages"] == 0
+
+
+def test_a_job_that_an_operator_has_parked_leaves_nothing_behind_when_it_is_killed(pool):
+    job = pool.job(512)
+    keeper = pool.job(64, seed=9)
+    pool.await_parkable(2)
+    pid = next(one["pid"] for one in pool.clients() if one["bytes"] == 8 * CHUNK)
+    assert pool.call("park", pid).returncode == 0
+    assert pool.free_copies() == 640 * MIB - 8 * CHUNK
+    os.kill(pid, signal.SIGKILL)
+    job.end()
+    eventually(lambda: pool.free_copies() == 640 * MIB and len(pool.clients()) == 1)
+    assert keeper.result()["wrong pages"] == 0
+
+
+def test_what_an_operator_cannot_have_is_refused_with_the_reason(pool):
+    never = pool.job(128, "--park", "never", "--name", "never", host_memory="128MiB")
+    done = pool.call("park", "never")
+    assert done.returncode != 0
+    assert "never (pid " in done.stderr
+    assert "cannot be parked: it was started so (`sluice run --park never`, SLUICE_PARK)" in done.stderr
+    done = pool.call("park", "somebody")
+    assert done.returncode != 0
+    assert re.search(r"no training job has the pid or the name somebody; there are never \(pid \d+\)", done.stderr)
+    parker = pool.parker(CHUNK, hold_ms=3_600_000, count=1)
+    eventually(lambda: parker.acquisitions())
+    done = pool.call("park", pool.clients("server")[0]["pid"])
+    assert "is of the kind server; only training jobs are parked" in done.stderr
+    parker.end()
+    # Two jobs with room for one in the host copies.
+    first, second = pool.job(128, "--name", "first"), pool.job(128, "--name", "second")
+    for name in ("first", "second"):
+        eventually(lambda name=name: next(one for one in pool.clients() if one["name"] == name)["parking"]["parkable_bytes"] > 0)
+    assert pool.call("park", "first").returncode == 0
+    eventually(lambda: next(one for one in pool.clients() if one["name"] == "second")["parking"]["parkable_bytes"] == 0)
+    done = pool.call("park", "second")
+    assert done.returncode != 0
+    assert "keeps 128 MiB, and of the 128 MiB of host copies 0 B are free; nothing was taken" in done.stderr
+    assert pool.call("park", "first", "--for", "10").returncode != 0
+    for job in (never, first, second):
+        if job is first:
+            assert pool.call("wake", "first").returncode == 0
+        assert job.result()["wrong pages"] == 0
+
+
 def test_no_other_job_gets_what_one_that_is_parked_needs(pool):
     first = pool.job(512)
     pool.await_parkable()
@@ -247,47 +418,3 @@ def test_where_the_host_has_too_little_nothing_is_touched(pool):
     assert "keeps 384 MiB" in parker.acquisitions()[-1]["refused"]
     assert pool.clients()[0]["parking"]["parks"] == 0
     assert job.result()["wrong pages"] == 0
-
-
-def test_whoever_is_killed_at_whatever_instant_the_others_go_on_and_nothing_is_lost(pool):
-    """A job stays all along; another one, servers and brokers are killed at random instants."""
-    chance = random.Random(7)
-    survivor = pool.job(192, seed=3)
-    parker = pool.parker(6 * CHUNK, 10 * CHUNK, seed=100)
-    for number in range(KILLS):
-        victim = chance.choice(["job", "server", "broker"])
-        if victim == "job":
-            other = pool.job(192, seed=10 + number)
-            time.sleep(chance.uniform(0, 0.7))  # the instant
-            pid = next(one["pid"] for one in pool.clients() if one["pid"] != survivor_pid(pool, survivor))
-            os.kill(pid, signal.SIGKILL)
-            other.end()
-        elif victim == "server":
-            before = parker.taken()
-            eventually(lambda: parker.taken() > before or parker.process.poll() is not None or survivor.process.poll() is not None)
-            time.sleep(chance.uniform(0, 0.1))
-            parker.end()
-            parker = pool.parker(6 * CHUNK, 10 * CHUNK, seed=101 + number)
-        else:
-            time.sleep(chance.uniform(0, 0.2))
-            broker = pool.status().get("pool", {}).get("broker_pid")
-            if broker:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(broker, signal.SIGKILL)
-    parker.end()
-    eventually(lambda: all(one["parking"]["parked_bytes"] == 0 for one in pool.clients()) and len(pool.clients()) == 1)
-    eventually(lambda: pool.free_copies() >= 640 * MIB - 3 * CHUNK)  # what it keeps itself
-    status = pool.status()
-    assert status["clients"][0]["bytes"] + status["pool"]["free_bytes"] + status["pool"]["dirty_bytes"] == 640 * MIB
-    result = survivor.result()
-    assert result["wrong pages"] == 0
-    assert result["rounds"] > 0
-
-
-def survivor_pid(pool: Pool, survivor: Process) -> int:
-    """Of the job itself, which the launcher has become or started."""
-    pids = {one["pid"] for one in pool.clients()}
-    if survivor.process.pid in pids:
-        return survivor.process.pid
-    children = Path(f"/proc/{survivor.process.pid}/task/{survivor.process.pid}/children").read_text(encoding="ascii").split()
-    return next(int(pid) for pid in children if int(pid) in pids)

@@ -153,3 +153,19 @@ def test_an_independent_validator_agrees_about_the_schema(sluice, checkout):
     for text in valid:
         validator.validate(yaml.safe_load(text))
     assert not validator.is_valid(yaml.safe_load(WRONG))
+
+
+def test_host_copies_that_this_machine_cannot_have_are_a_mistake(sluice, tmp_path):
+    file = written(tmp_path, VALID + "host_copies: {memory: 100TiB}\n")
+    done = call(sluice, "policy", "check", file)
+    assert done.returncode == 1
+    assert re.search(r"host_copies\.memory: host copies are to have 100 TiB, but of the [\d.]+ [GT]iB that there are", done.stderr)
+    assert re.search(r"ask for \d+MiB at most", done.stderr)
+    assert call(sluice, "policy", "check", written(tmp_path, VALID + "host_copies: {memory: 64MiB}\n")).returncode == 0
+
+
+def test_host_copies_of_less_than_a_chunk_are_a_mistake_whoever_says_its_size(sluice, tmp_path):
+    file = written(tmp_path, VALID + "pool: {backend: cuda}\nhost_copies: {memory: 32MiB}\n")
+    done = call(sluice, "policy", "check", file)
+    assert done.returncode == 1
+    assert "host_copies.memory is 32MiB, less than one chunk of 64MiB" in done.stderr

@@ -49,7 +49,7 @@ MAY_INCLUDE = {
     "runtime/torch/step": {"abi", "runtime/torch"},
     "runtime/torch": {"abi", BASE, "memhandover/device", "runtime/policy", "runtime/server", "runtime/server/executor", "runtime/server/hosting",
                       "runtime/server/inference", "runtime/telemetry", "runtime/torch/model"},
-    "runtime/cli": {BASE, "memhandover/broker", "runtime/launcher", "runtime/policy", "runtime/server/repository", "runtime/telemetry"},
+    "runtime/cli": {BASE, "memhandover/broker", "memhandover/device", "runtime/launcher", "runtime/policy", "runtime/server/repository", "runtime/telemetry"},
 }
 EVERYTHING = set(MAY_INCLUDE)
 MAY_INCLUDE["benchmarks"] = {part for part in EVERYTHING if not part.startswith("nccl_shim/")}

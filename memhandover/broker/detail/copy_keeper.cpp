@@ -27,18 +27,7 @@ using namespace sluice::literals;
 
 /// Some milliseconds of zeroing.
 constexpr std::uint64_t step_bytes = 64_MiB;
-/// What is left to others where copies are made present.
-constexpr std::uint64_t headroom = 256_MiB;
 constexpr std::chrono::seconds between_looks{1};
-
-/// What a budget can be to fit, in words: whole MiB, so that it can be given as it stands there.
-std::string instead_of(std::uint64_t most, std::uint64_t slot_bytes) {
-  auto const whole = most / 1_MiB * 1_MiB;
-  return whole >= slot_bytes ? "ask for " + std::to_string(whole / 1_MiB) +
-                                   "MiB at most (--host-memory of `sluice run`, host_copies.memory "
-                                   "of the policy)"
-                             : "ask for none";
-}
 
 places_of_pools places_in(host_copies_header const& header) {
   places_of_pools places{};
@@ -102,13 +91,11 @@ void copy_keeper::make_for(pool_shape const& shape, std::uint64_t pool_bytes) {
   }
   (void)host_copy_slots(budget, shape.chunk_bytes);  // throws for a budget that makes none
   auto const room = options_.room();
-  auto const most = room.most - std::min(room.most, pool_bytes + headroom);
-  if (budget > most) {
-    throw error{error_kind::out_of_memory,
-                "host copies are to have " + format_bytes(budget) + ", but of the " +
-                    format_bytes(room.most) + " that there are (" + room.most_set_by + "), " +
-                    format_bytes(pool_bytes) + " are for pools on the host and " +
-                    format_bytes(headroom) + " stay free; " + instead_of(most, shape.chunk_bytes)};
+  if (auto const why = refusal_of_host_copies(budget, shape.chunk_bytes, pool_bytes, room)) {
+    throw error{error_kind::out_of_memory, *why};
+  }
+  if (auto const why = shortage_of_host_copies(budget, room)) {
+    spdlog::warn("{}", *why);
   }
   try {
     auto files = create_host_copies(budget, shape.chunk_bytes);
@@ -318,7 +305,7 @@ void copy_keeper::populate() {
     auto const step = missing == 0 ? all - from : std::min(step_bytes, all - from);
     auto const room = options_.room();
     std::optional<std::string> why;
-    if (missing > 0 && room.available < std::min(step, missing) + headroom) {
+    if (missing > 0 && room.available < std::min(step, missing) + host_copies_headroom) {
       why = "the host has " + format_bytes(room.available) + " available (" +
             room.available_set_by + ")";
     } else if (missing > 0) {

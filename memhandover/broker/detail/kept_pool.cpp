@@ -10,6 +10,7 @@
 #include "memhandover/base/processes.hpp"
 #include "memhandover/base/shared_text.hpp"
 #include "memhandover/broker/conversation.hpp"
+#include "memhandover/broker/detail/park_order.hpp"
 #include "memhandover/device/host_room.hpp"
 #include "memhandover/ledger/client_entries.hpp"
 #include "memhandover/ledger/published_chunks.hpp"
@@ -283,6 +284,27 @@ std::optional<std::string> kept_pool::refusal_of_copies(message& request, std::u
     return why.what();
   }
   return std::nullopt;
+}
+
+void kept_pool::park(nlohmann::json const& question) {
+  auto const slot = order_park(view_, question, copies_.describe(id()));
+  spdlog::info("an operator has a job parked pid={} slot={} pool=\"{}\"", clients_.at(slot).who.pid,
+               slot, name_of(view_.shape()));
+  ring(slot);
+}
+
+void kept_pool::wake(nlohmann::json const& question) {
+  auto const slot = order_wake(view_, question);
+  spdlog::info("an operator has a job woken pid={} slot={} pool=\"{}\"", clients_.at(slot).who.pid,
+               slot, name_of(view_.shape()));
+  ring(slot);
+}
+
+/// One that has not come back to this broker yet looks by itself.
+void kept_pool::ring(std::uint32_t slot) const noexcept {
+  if (auto const& bell = clients_.at(slot).bell) {
+    (void)::eventfd_write(bell.get(), 1);
+  }
 }
 
 void kept_pool::read_client(std::uint32_t slot) {

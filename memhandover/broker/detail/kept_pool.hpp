@@ -61,6 +61,10 @@ class kept_pool {
   /// none here.
   void rejoin(unique_fd& socket, message request);
 
+  /// As `order_park` and `order_wake`; the job is told.
+  void park(nlohmann::json const& question);
+  void wake(nlohmann::json const& question);
+
   /// Adds what this pool waits for; `serve` then handles what became ready.
   void watch(poll_list& polled);
   void serve(poll_list const& polled);
@@ -74,6 +78,7 @@ class kept_pool {
   void refuse_second_server() const;
   void seat(std::uint32_t slot, unique_fd& socket, kept_client record, client_traits const& kind,
             message const& request);
+  void ring(std::uint32_t slot) const noexcept;
   void become_writer();
   void read_client(std::uint32_t slot);
   void client_exited(std::uint32_t slot);

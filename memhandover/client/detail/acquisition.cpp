@@ -9,6 +9,7 @@
 
 #include "memhandover/base/bytes.hpp"
 #include "memhandover/base/error.hpp"
+#include "memhandover/base/processes.hpp"
 #include "memhandover/base/shared_text.hpp"
 #include "memhandover/ledger/chunk_choice.hpp"
 #include "memhandover/ledger/client_entries.hpp"
@@ -289,11 +290,16 @@ void acquisition::demand_from(std::uint32_t slot, wish const& wanted,
   });
   if (!in_time) {
     writer.demand(slot, 0);
-    throw error{error_kind::deadline_exceeded, std::string{name_of_kind(entry.kind.load())} +
-                                                   " (pid " + std::to_string(entry.pid.load()) +
-                                                   ") did not give " +
-                                                   format_bytes(missing * shape.chunk_bytes) +
-                                                   " back in time; the demand has been withdrawn"};
+    bool const stopped = is_stopped(process_of(entry));
+    throw error{error_kind::deadline_exceeded,
+                std::string{name_of_kind(entry.kind.load())} + " (pid " +
+                    std::to_string(entry.pid.load()) + ")" +
+                    (stopped ? " is stopped (SIGSTOP, or a debugger) and" : "") + " did not give " +
+                    format_bytes(missing * shape.chunk_bytes) +
+                    " back in time; the demand has been withdrawn" +
+                    (stopped ? ", and what it has not given stays its own; `kill -CONT " +
+                                   std::to_string(entry.pid.load()) + "` lets it go on"
+                             : "")};
   }
   bool const answered = mailbox.demand_done.load() == number;
   if (answered) {
@@ -303,6 +309,7 @@ void acquisition::demand_from(std::uint32_t slot, wish const& wanted,
     of_.mail.wait_until(lock, wanted.deadline,
                         [&] { return writer.held_by(slot) == 0 || enough(); });
   }
+  add_parking(slot, since_ns, answered, report);
   // What it gave beyond that is the reserve's.
   auto const given = std::min(missing, held - std::min(held, writer.held_by(slot)));
   report.bytes_reclaimed += given * shape.chunk_bytes;
@@ -345,6 +352,31 @@ void acquisition::add_phases(std::uint32_t slot, std::int64_t start_ns,
   report.drain += time_between(closed, idle);
   report.revoke += time_between(idle, released);
   report.ledger += time_between(released, monotonic_ns());
+}
+
+/// What has been parked of the client since then. Chunks come one by one, often enough of them before the answer.
+void acquisition::add_parking(std::uint32_t slot, std::int64_t start_ns, bool answered,
+                              handover_report& report) const {
+  auto const& mailbox = of_.view.mailbox(slot);
+  auto const idle_ns = mailbox.park_idle_ns.load(std::memory_order_acquire);
+  if (idle_ns < start_ns) {
+    return;
+  }
+  auto const began_ns = mailbox.park_began_ns.load();
+  auto const closed_ns = mailbox.park_closed_ns.load();
+  auto const closing = time_between(began_ns, closed_ns);
+  auto const idle = time_between(closed_ns, idle_ns);
+  auto const out = time_between(idle_ns, answered ? mailbox.released_ns.load() : monotonic_ns());
+  report.bytes_parked += mailbox.park_chunks.load() * of_.view.shape().chunk_bytes;
+  report.park_closing += closing;
+  report.park_idle += idle;
+  report.park_out += out;
+  if (!answered) {
+    report.notify += time_between(start_ns, began_ns);
+    report.gate += closing;
+    report.drain += idle;
+    report.revoke += out;
+  }
 }
 
 /// When the client in `slot` is asked, if it is.
@@ -458,6 +490,10 @@ void record_handover(ledger_header& header, handover_report const& report) {
   entry.ledger_ns.store(ns(report.ledger));
   entry.map_ns.store(ns(report.map));
   entry.total_ns.store(ns(report.total));
+  entry.parked_bytes.store(report.bytes_parked);
+  entry.park_closing_ns.store(ns(report.park_closing));
+  entry.park_idle_ns.store(ns(report.park_idle));
+  entry.park_out_ns.store(ns(report.park_out));
   entry.seq.store(seq, std::memory_order_release);
   header.handovers.store(seq);
   header.bytes_to_serving.fetch_add(report.bytes_reclaimed);

@@ -75,6 +75,8 @@ class acquisition {
   [[nodiscard]] std::vector<std::uint32_t> foresee(std::uint32_t slot, std::uint32_t demanded,
                                                    std::uint32_t wanted) const;
   void add_phases(std::uint32_t slot, std::int64_t start_ns, handover_report& report) const;
+  void add_parking(std::uint32_t slot, std::int64_t start_ns, bool answered,
+                   handover_report& report) const;
   [[nodiscard]] std::optional<turn_in_handovers> turn_of(std::uint32_t slot) const;
   [[nodiscard]] std::uint32_t kept_by(std::uint32_t slot) const;
   [[nodiscard]] std::optional<std::uint32_t> next_to_ask(

@@ -85,7 +85,8 @@ bool answer_from_pool(std::shared_ptr<activation_memory> memory) {
                                         .address_range = &address_range,
                                         .holds = &holds,
                                         .micro_batch_dropped = nullptr,
-                                        .launch_wanted = nullptr};
+                                        .launch_wanted = nullptr,
+                                        .launch_held = nullptr};
   the_memory() = std::move(memory);
   return gate->offer_memory(&table) == 0;
 }

@@ -60,11 +60,28 @@ TEST(status_text, a_job_that_has_been_parked_has_a_line_of_its_own) {
                                      {"owed_in_ms", nullptr},
                                      {"missed_us", 7500.0}};
   EXPECT_THAT(status_text(status), HasSubstr(R"(parked
-  slot  parked  dirty  clean  zero  times  away      resident  waits        owed in  missed
-  0     4 MiB   2 MiB  2 MiB  0 B   7      1.500 ms  75.0%     2500.000 ms  -        7.500 ms
+  slot  parked  dirty  clean  zero  times  away      resident  waits        owed in  missed    by an operator
+  0     4 MiB   2 MiB  2 MiB  0 B   7      1.500 ms  75.0%     2500.000 ms  -        7.500 ms  -
 )"));
   status["clients"][0]["parking"]["parks"] = 0;
   EXPECT_THAT(status_text(status), testing::Not(HasSubstr("parked")));
+  auto& by_operator = status["clients"][0]["parking"]["operator"];
+  by_operator = {{"done", true}, {"left_s", 59.7}};
+  EXPECT_THAT(status_text(status), HasSubstr("7.500 ms  for another 60 s\n"));
+  by_operator = {{"done", false}, {"left_s", nullptr}};
+  EXPECT_THAT(status_text(status), HasSubstr("7.500 ms  until it is woken, is going\n"));
+}
+
+TEST(status_text, what_cannot_be_parked_is_told_with_its_reason_where_there_is_host_memory) {
+  auto status = full();
+  status["clients"][0]["parking"]["unparkable"] = {
+      {{"reason", "one of several ranks"}, {"bytes", 4194304}}};
+  EXPECT_THAT(status_text(status), testing::Not(HasSubstr("cannot be parked")));
+  status["pool"]["host_copies"] = {{"bytes", 8388608}};
+  EXPECT_THAT(status_text(status), HasSubstr(R"(cannot be parked
+  slot  bytes  reason
+  0     4 MiB  one of several ranks
+)"));
 }
 
 TEST(status_text, everything_stands_in_aligned_tables) {

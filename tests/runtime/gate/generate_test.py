@@ -146,7 +146,7 @@ class Generator(unittest.TestCase):
         for name, flushes in (("cuTensorMapEncodeTiled", False), ("cuGraphExecMemcpyNodeSetParams", True),
                               ("cuGraphInstantiate_v3", True)):
             body = files["gated_calls.cpp"].split(f"CUresult {name}(")[1].split("\n}\n")[0]
-            self.assertLess(body.index("memory_stays const there;"), body.index("real<"))
+            self.assertLess(body.index(f"memory_stays const there{{symbol::of_{name}}};"), body.index("real<"))
             self.assertEqual("flush_if_deferring" in body, flushes, name)
             if flushes:  # who is inside waits for nobody
                 self.assertLess(body.index("flush_if_deferring"), body.index("memory_stays"))

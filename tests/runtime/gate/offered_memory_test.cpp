@@ -13,6 +13,8 @@ namespace {
 constexpr std::uint64_t first_address = 0x7000'0000'0000, size = 1000;
 
 std::atomic<int> made{0}, freed{0}, wanted{0};
+std::atomic<char const*> held_in{""};
+std::atomic<std::int64_t> held_since_ns{0};
 
 sluice_runtime_api const& memory() {
   static sluice_runtime_api const table{
@@ -46,7 +48,12 @@ sluice_runtime_api const& memory() {
         return address >= first_address && address < first_address + size ? 1 : 0;
       },
       .micro_batch_dropped = nullptr,
-      .launch_wanted = [] { ++wanted; }};
+      .launch_wanted = [] { ++wanted; },
+      .launch_held =
+          [](char const* call, std::int64_t since_ns) {
+            held_in = call;
+            held_since_ns = since_ns;
+          }};
   return table;
 }
 
@@ -116,6 +123,8 @@ TEST_F(offered_memory, has_no_handle_and_is_mapped_by_who_offers_it) {
 
 TEST_F(offered_memory, who_is_held_while_it_is_not_there_wants_it_back) {
   wanted = 0;
+  held_since_ns = 0;
+  auto const before_ns = in(std::chrono::seconds{0});
   ASSERT_EQ(gate.close(in(std::chrono::seconds{1})), 0);
   std::atomic<bool> done{false};
   auto const other = thread([&] {
@@ -125,7 +134,11 @@ TEST_F(offered_memory, who_is_held_while_it_is_not_there_wants_it_back) {
   let_others_run();
   EXPECT_EQ(wanted, 0) << "it is all there: the gate is closed for a moment";
   gate.set_parked(1);
-  EXPECT_TRUE(eventually([] { return wanted.load() > 0; })) << "who was held before, too";
+  EXPECT_TRUE(eventually([] { return held_since_ns.load() > 0; })) << "who was held before, too";
+  EXPECT_GT(wanted, 0);
+  EXPECT_STREQ(held_in, "cuLaunchKernel");
+  EXPECT_LE(held_since_ns, in(std::chrono::seconds{0}));
+  EXPECT_GE(held_since_ns, before_ns);
   EXPECT_FALSE(done);
   gate.set_parked(0);
   gate.open();
@@ -174,7 +187,8 @@ TEST_F(offered_memory, what_names_memory_is_held_while_it_is_not_there_and_wants
       auto const call = reinterpret_cast<any_function>(gate_library().find(name));
       EXPECT_EQ(call(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), CUDA_ERROR_LAUNCH_FAILED) << name;
     });
-    EXPECT_TRUE(eventually([] { return wanted.load() > 0; })) << name;
+    EXPECT_TRUE(eventually([&] { return std::string_view{held_in} == name; })) << name;
+    EXPECT_GT(wanted, 0);
     EXPECT_EQ(driver.calls(name), before) << name;
     gate.set_parked(0);
     gate.open();

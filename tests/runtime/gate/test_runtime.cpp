@@ -89,8 +89,8 @@ void want_launch() {
 }
 
 constexpr sluice_runtime_api table{
-    sizeof(sluice_runtime_api), allocate,   release, info, range, holds,
-    drop_micro_batch,           want_launch};
+    sizeof(sluice_runtime_api), allocate,    release, info, range, holds,
+    drop_micro_batch,           want_launch, nullptr};
 
 }  // namespace
 

@@ -71,6 +71,7 @@ constexpr sluice_gate_api open_gate{
     .set_announcement_word = [](std::uint64_t const volatile*) {},
     .offer_memory = [](sluice_runtime_api const*) { return -1; },
     .set_parked = [](int) {},
+    .close_all = [](std::int64_t) { return 0; },
 };
 
 template <typename Function>

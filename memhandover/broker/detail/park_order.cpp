@@ -1,0 +1,123 @@
+#include "memhandover/broker/detail/park_order.hpp"
+
+#include <chrono>
+#include <string>
+
+#include "memhandover/base/bytes.hpp"
+#include "memhandover/base/error.hpp"
+#include "memhandover/base/shared_text.hpp"
+#include "memhandover/broker/conversation.hpp"
+#include "memhandover/ledger/client_entries.hpp"
+
+namespace sluice::memhandover::detail {
+namespace {
+
+constexpr std::int64_t ns_of_ms = 1'000'000;
+
+/// As an operator knows it.
+std::string name_of(client_entry const& entry) {
+  return readable_text(text_of(entry.name)) + " (pid " + std::to_string(entry.pid.load()) + ")";
+}
+
+std::uint32_t slot_of_job(ledger_view const& view, nlohmann::json const& question) {
+  auto const slot = field(question, "slot", max_clients);
+  auto const pid = field(question, "pid", std::uint32_t{0});
+  auto const* const kind = slot < max_clients ? traits_of_live(view.clients()[slot]) : nullptr;
+  if (kind == nullptr || view.clients()[slot].pid.load() != pid) {
+    throw error{error_kind::not_found, "the pool of " + memhandover::name_of(view.shape()) +
+                                           " has no live job with the pid " + std::to_string(pid) +
+                                           " any more"};
+  }
+  if (kind->kind != client_kind::training) {
+    throw error{error_kind::unsupported, name_of(view.clients()[slot]) + " is " + kind->name +
+                                             "; only training jobs are parked"};
+  }
+  return slot;
+}
+
+/// Nothing where it may be.
+std::string why_not(unparkable why) {
+  switch (why) {
+    case unparkable::none:
+      return {};
+    case unparkable::never:
+      return "it was started so (`sluice run --park never`, SLUICE_PARK)";
+    case unparkable::ranks:
+      return "it is one of several ranks (WORLD_SIZE), and the others would wait for it until "
+             "their "
+             "watchdog ends them";
+    case unparkable::no_host_copies:
+      return "the broker keeps no host copies for it; whoever starts the broker says how much "
+             "(`sluice run --host-memory`, host_copies.memory of the policy)";
+    case unparkable::pinning:
+      return "it is still pinning the host copies; try again in a moment";
+    case unparkable::refused:
+      return "its driver has refused to pin the host copies, or the system what parking on the "
+             "host "
+             "needs; the job's log says why";
+  }
+  return "it says so, without a reason that is known";
+}
+
+void refuse_what_cannot_go(ledger_view const& view, std::uint32_t slot,
+                           nlohmann::json const& copies) {
+  auto const& entry = view.clients()[slot];
+  auto const& mailbox = view.mailbox(slot);
+  auto const why = unparkable{mailbox.why_unparkable.load()};
+  if (auto const text = why_not(why); !text.empty()) {
+    throw error{why == unparkable::pinning ? error_kind::unavailable : error_kind::unsupported,
+                name_of(entry) + " cannot be parked: " + text};
+  }
+  auto const kept = mailbox.kept_chunks.load();
+  if (kept > 0 && mailbox.parkable_chunks.load() == 0) {
+    auto const of = [&copies](char const* name) {
+      return copies.is_object() ? copies.value(name, std::uint64_t{0}) : 0;
+    };
+    throw error{error_kind::out_of_memory,
+                name_of(entry) + " keeps " + format_bytes(kept * view.shape().chunk_bytes) +
+                    ", and of the " + format_bytes(of("bytes")) + " of host copies " +
+                    format_bytes(of("free_bytes") + of("kept_bytes")) +
+                    " are free; nothing was taken. More of them would help (`sluice run "
+                    "--host-memory`, host_copies.memory of the policy)"};
+  }
+}
+
+/// For how much longer an order stands, in words.
+std::string rest_of(std::uint64_t until_ns) {
+  if (until_ns == until_woken) {
+    return "until it is woken";
+  }
+  auto const left = std::chrono::nanoseconds{static_cast<std::int64_t>(until_ns) - monotonic_ns()};
+  return "for another " + std::to_string(std::chrono::ceil<std::chrono::seconds>(left).count()) +
+         " s";
+}
+
+}  // namespace
+
+std::uint32_t order_park(ledger_view const& view, nlohmann::json const& question,
+                         nlohmann::json const& copies) {
+  auto const slot = slot_of_job(view, question);
+  auto& entry = view.clients()[slot];
+  if (is_held(entry)) {
+    throw error{error_kind::already_exists,
+                name_of(entry) + " is parked already, " + rest_of(entry.held_until_ns.load()) +
+                    "; `sluice wake " + std::to_string(entry.pid.load()) + "` lets it come back"};
+  }
+  refuse_what_cannot_go(view, slot, copies);
+  auto const for_ms = field(question, "for_ms", std::int64_t{0});
+  entry.held_until_ns.store(
+      for_ms <= 0 ? until_woken : static_cast<std::uint64_t>(monotonic_ns() + for_ms * ns_of_ms));
+  return slot;
+}
+
+std::uint32_t order_wake(ledger_view const& view, nlohmann::json const& question) {
+  auto const slot = slot_of_job(view, question);
+  auto& entry = view.clients()[slot];
+  if (!is_held(entry)) {
+    throw error{error_kind::not_found, name_of(entry) + " is not parked by an operator"};
+  }
+  entry.held_until_ns.store(0);
+  return slot;
+}
+
+}  // namespace sluice::memhandover::detail
