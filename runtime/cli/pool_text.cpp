@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/cli/detail/json_text.hpp"
+#include "runtime/cli/detail/parking_text.hpp"
 
 namespace sluice::cli {
 namespace {
@@ -114,7 +115,7 @@ std::string chunks_text(json const& pool) {
          fmt::format("free: {} chunks, the longest run of neighbours {}, fragmentation {:.1f}%\n",
                      plain(free["chunks"]), plain(free["longest_run"]),
                      100.0 * free["fragmentation"].get<double>()) +
-         latest_handovers(field(pool, "handovers"));
+         detail::parking_text(field(pool, "clients")) + latest_handovers(field(pool, "handovers"));
 }
 
 }  // namespace

@@ -6,13 +6,13 @@
 #include <vector>
 
 #include "runtime/cli/detail/json_text.hpp"
+#include "runtime/cli/detail/parking_text.hpp"
 
 namespace sluice::cli {
 namespace {
 
 using detail::bytes;
 using detail::field;
-using detail::milliseconds;
 using detail::milliseconds_of_us;
 using detail::nothing;
 using detail::plain;
@@ -85,47 +85,6 @@ std::string holdings_text(json const& clients) {
     }
   }
   return rows.size() > 1 ? "engines\n" + table(rows) : std::string{};
-}
-
-/// Of the window that has just ended.
-std::string resident_share(json const& parking) {
-  auto const& window = field(parking, "window_ms");
-  auto const& resident = field(parking, "resident_ms");
-  return window.is_number() && resident.is_number() && window.get<double>() > 0
-             ? percent(resident.get<double>() / window.get<double>())
-             : nothing;
-}
-
-/// For how much longer an operator has a job parked.
-std::string hold_text(json const& by_operator) {
-  if (!by_operator.is_object()) {
-    return nothing;
-  }
-  auto const& left = field(by_operator, "left_s");
-  auto const until = left.is_number() ? fmt::format("for another {:.0f} s", left.get<double>())
-                                      : std::string{"until it is woken"};
-  return field(by_operator, "done") == json(true) ? until : until + ", is going";
-}
-
-/// Jobs whose memory is in host copies, or has been.
-std::string parking_text(json const& clients) {
-  std::vector<row> rows{{"slot", "parked", "dirty", "clean", "zero", "times", "away", "resident",
-                         "waits", "owed in", "missed", "by an operator"}};
-  for (auto const& client : clients.is_array() ? clients : json::array()) {
-    auto const& parking = field(client, "parking");
-    auto const& times = field(parking, "parks");
-    auto const& by_operator = field(parking, "operator");
-    if ((times.is_number() && times != json(0)) || by_operator.is_object()) {
-      rows.push_back({plain(field(client, "slot")), bytes(field(parking, "parked_bytes")),
-                      bytes(field(parking, "dirty_bytes")), bytes(field(parking, "clean_bytes")),
-                      bytes(field(parking, "zero_bytes")), plain(times),
-                      milliseconds_of_us(field(parking, "away_us")), resident_share(parking),
-                      milliseconds(field(parking, "waits_ms")),
-                      milliseconds(field(parking, "owed_in_ms")),
-                      milliseconds_of_us(field(parking, "missed_us")), hold_text(by_operator)});
-    }
-  }
-  return rows.size() > 1 ? "parked\n" + table(rows) : std::string{};
 }
 
 /// What jobs keep that cannot be parked, and why; unless nobody could want it, since there is no host memory for it.
@@ -273,10 +232,17 @@ std::string handovers_text(json const& handovers) {
 
 std::string one_pool_text(json const& status) {
   return owners_text(field(status, "pool")) + clients_text(field(status, "clients")) +
+<<<<<<< HEAD
          holdings_text(field(status, "clients")) + parking_text(field(status, "clients")) +
          unparkable_text(status) + long_units_text(field(status, "clients")) +
          handovers_text(field(status, "handovers")) + server_text(status) + pauses_text(status) +
          models_text(field(status, "models")) + unservable_text(field(status, "unservable"));
+=======
+         holdings_text(field(status, "clients")) + detail::parking_text(field(status, "clients")) +
+         long_units_text(field(status, "clients")) + handovers_text(field(status, "handovers")) +
+         server_text(status) + pauses_text(status) + models_text(field(status, "models")) +
+         unservable_text(field(status, "unservable"));
+>>>>>>> 13be3be (What is parked stands in the pool's map, too)
 }
 
 }  // namespace

@@ -47,6 +47,18 @@ latest handovers
 )");
 }
 
+TEST(pool_text, jobs_that_have_been_parked_stand_before_handovers) {
+  auto pool = whole_pool();
+  EXPECT_THAT(pool_text(pool), testing::Not(HasSubstr("parked")));
+  pool["clients"][0]["parking"] = {{"parks", 2},          {"parked_bytes", 2097152},
+                                   {"window_ms", 1000.0}, {"resident_ms", 600.0},
+                                   {"owed_in_ms", 20.0},  {"missed_us", 0.0}};
+  auto const text = pool_text(pool);
+  EXPECT_THAT(text, HasSubstr("60.0%"));
+  EXPECT_THAT(text, HasSubstr("20.000 ms"));
+  EXPECT_LT(text.find("\nparked\n"), text.find("\nlatest handovers\n"));
+}
+
 TEST(pool_text, pools_stand_one_below_the_other) {
   auto const one = whole_pool();
   auto several = one;
