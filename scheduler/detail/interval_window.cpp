@@ -53,9 +53,6 @@ interval_window::nanoseconds interval_window::longest_from(time_point begin,
   for (auto const& each : past_) {
     still_in += std::max(nanoseconds::zero(), each.to - std::max(each.from, start));
   }
-  if (still_in > allowed) {
-    return nanoseconds::zero();  // whatever leaves makes room for nothing
-  }
   auto longest = nanoseconds::zero();
   for (auto const& each : past_) {
     if (each.to <= start) {
