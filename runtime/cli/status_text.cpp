@@ -232,17 +232,10 @@ std::string handovers_text(json const& handovers) {
 
 std::string one_pool_text(json const& status) {
   return owners_text(field(status, "pool")) + clients_text(field(status, "clients")) +
-<<<<<<< HEAD
-         holdings_text(field(status, "clients")) + parking_text(field(status, "clients")) +
+         holdings_text(field(status, "clients")) + detail::parking_text(field(status, "clients")) +
          unparkable_text(status) + long_units_text(field(status, "clients")) +
          handovers_text(field(status, "handovers")) + server_text(status) + pauses_text(status) +
          models_text(field(status, "models")) + unservable_text(field(status, "unservable"));
-=======
-         holdings_text(field(status, "clients")) + detail::parking_text(field(status, "clients")) +
-         long_units_text(field(status, "clients")) + handovers_text(field(status, "handovers")) +
-         server_text(status) + pauses_text(status) + models_text(field(status, "models")) +
-         unservable_text(field(status, "unservable"));
->>>>>>> 13be3be (What is parked stands in the pool's map, too)
 }
 
 }  // namespace
