@@ -247,10 +247,11 @@ struct alignas(64) client_report {
       parkable_chunks;                        ///< of what is in use, host copies could take so many
   std::atomic<std::uint32_t> why_unparkable;  ///< `unparkable`
   std::atomic<std::uint32_t> where_parked;    ///< `park_state`
-  std::atomic<std::uint32_t> obeys;           ///< 1: all has gone that can, as an operator wants it
-  std::atomic<std::int64_t> away_since_ns;    ///< CLOCK_MONOTONIC; 0: it is resident
-  std::atomic<std::int64_t> stays_until_ns;   ///< CLOCK_MONOTONIC; until then none of them go
-  std::atomic<std::uint64_t> parks;           ///< times that it has been
+  std::atomic<std::int64_t> longest_absence_ns;  ///< others wait for it; 0: there is no such bound
+  std::atomic<std::uint32_t> obeys;          ///< 1: all has gone that can, as an operator wants it
+  std::atomic<std::int64_t> away_since_ns;   ///< CLOCK_MONOTONIC; 0: it is resident
+  std::atomic<std::int64_t> stays_until_ns;  ///< CLOCK_MONOTONIC; until then none of them go
+  std::atomic<std::uint64_t> parks;          ///< times that it has been
   std::atomic<std::uint64_t> park_ns, unpark_ns,
       parked_ns;  ///< in all: going, coming, and being away, without the present time
   /// CLOCK_MONOTONIC; from then on what it needs to come back is kept for it, and the server gives back what it has of it;

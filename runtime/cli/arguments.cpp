@@ -47,6 +47,18 @@ std::string check_length(std::string const& text) {
   }
 }
 
+/// The same for the timeout of collectives; what is less than a second would be none.
+std::string check_timeout(std::string const& text) {
+  try {
+    auto const found = policy::parse_duration(text);
+    return found >= std::chrono::seconds{1} && found <= std::chrono::hours{24}
+               ? ""
+               : "is " + text + ", must be from 1s to 24h";
+  } catch (error const& wrong) {
+    return wrong.what();
+  }
+}
+
 /// CLI11 does not know that a command follows the options.
 class run_formatter : public CLI::Formatter {
  public:
@@ -59,6 +71,7 @@ struct run_arguments {
   launcher::run_options options;
   std::string memory;
   std::string host_memory;
+  std::string collective_timeout;
 };
 
 void describe_run(CLI::App& app, run_arguments& into) {
@@ -72,6 +85,9 @@ void describe_run(CLI::App& app, run_arguments& into) {
          "--park", into.options.park,
          "Whether what this job keeps may go to the host for a server that needs the memory")
       ->check(CLI::IsMember({"if_needed", "never"}));
+  app.add_option("--collective-timeout", into.collective_timeout,
+                 "What the command's ranks give each other in collectives, if not 10m")
+      ->check(check_timeout);
   app.add_option("--backend", into.options.backend, "Where the pool's memory is")
       ->check(CLI::IsMember({"auto", "host", "cuda"}));
   app.add_option("--device", into.options.device,
@@ -194,6 +210,10 @@ int run(run_arguments& arguments, std::optional<std::vector<std::string>> const&
   }
   if (!arguments.host_memory.empty()) {
     arguments.options.host_copy_bytes = policy::parse_bytes(arguments.host_memory);
+  }
+  if (!arguments.collective_timeout.empty()) {
+    arguments.options.collective_timeout = std::chrono::duration_cast<std::chrono::seconds>(
+        policy::parse_duration(arguments.collective_timeout));
   }
   telemetry::set_up_logging("sluice-run", "warn");
   return launcher::run(arguments.options, *command, launcher::this_installation());

@@ -114,6 +114,9 @@ environment sharing_environment(environment inherited, install_layout const& ins
   if (!options.park.empty()) {
     env.set("SLUICE_PARK", options.park);
   }
+  if (options.collective_timeout.count() > 0) {
+    env.set("SLUICE_COLLECTIVE_TIMEOUT_S", std::to_string(options.collective_timeout.count()));
+  }
   if (options.require_pool) {
     env.set("SLUICE_REQUIRE_POOL", "1");
   } else {

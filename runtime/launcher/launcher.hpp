@@ -9,6 +9,7 @@
 ///                        launcher::this_installation());
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -27,9 +28,11 @@ struct run_options {
   std::optional<int> device{};
   std::uint64_t host_copy_bytes = 0;  ///< if this starts the broker
   std::optional<std::uint64_t> pool_bytes{};
-  std::string name{};         ///< shown in status; empty: the runtime library chooses
-  bool agree = true;          ///< whether ranks agree on their collectives: SLUICE_COLLECTIVES
-  std::string park{};         ///< "if_needed", "never" or empty: SLUICE_PARK
+  std::string name{};  ///< shown in status; empty: the runtime library chooses
+  bool agree = true;   ///< whether ranks agree on their collectives: SLUICE_COLLECTIVES
+  std::string park{};  ///< "if_needed", "never" or empty: SLUICE_PARK
+  std::chrono::seconds
+      collective_timeout{};   ///< 0: as the environment says: SLUICE_COLLECTIVE_TIMEOUT_S
   bool require_pool = false;  ///< also for the processes of the command: SLUICE_REQUIRE_POOL
 };
 

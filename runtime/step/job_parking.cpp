@@ -282,7 +282,8 @@ void job_parking::show_parkable() {
 
 void job_parking::take(memhandover::demand const& wanted, std::uint32_t count) {
   piece_of_work const piece{*this};
-  auto const return_by = of_.return_by ? of_.return_by() : std::nullopt;
+  auto const return_by =
+      of_.longest_absence ? std::optional{clock::now() + *of_.longest_absence} : std::nullopt;
   follow_rules();
   // An operator is obeyed whatever else is agreed on.
   if (!piece.may_go_on() || parking_ == nullptr ||

@@ -25,7 +25,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -53,9 +52,8 @@ class job_parking {
     memhandover::device_memory& memory;
     training_spaces& spaces;
     std::shared_ptr<memhandover::cuda_driver const> driver;  ///< null on the host
-    /// Asked before the job is parked: by when it has to be back, whatever its share is, since others wait for it. None: there
-    /// is no such bound. From the control thread.
-    std::function<std::optional<std::chrono::steady_clock::time_point>()> return_by{};
+    /// It has to be back after so long, whatever its share is, since others wait for it. None: there is no such bound.
+    std::optional<std::chrono::nanoseconds> longest_absence{};
   };
 
   explicit job_parking(parts const& of);

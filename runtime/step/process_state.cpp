@@ -12,6 +12,7 @@
 #include "memhandover/base/bytes.hpp"
 #include "memhandover/base/environment.hpp"
 #include "memhandover/base/shared_text.hpp"
+#include "runtime/step/rank_absence.hpp"
 #include "runtime/step/run_ahead_choice.hpp"
 #include "runtime/telemetry/logging.hpp"
 
@@ -83,14 +84,16 @@ void publish_long_units(process_state& state) {
   }
 }
 
-/// One of several ranks is not: the others would wait for it in a collective, until their watchdog ends them.
-memhandover::unparkable why_unparkable() {
+/// Ranks on GPUs stay: whether NCCL's state there bears it has not been tried.
+void set_parking(training_memory::options& into) {
   using memhandover::unparkable;
-  if (environment_says("SLUICE_PARK", "never", "if_needed")) {
-    return unparkable::never;
-  }
-  return std::strtoul(environment("WORLD_SIZE").c_str(), nullptr, 10) > 1 ? unparkable::ranks
-                                                                          : unparkable::none;
+  auto const longest =
+      longest_absence(environment("WORLD_SIZE"), environment("SLUICE_COLLECTIVE_TIMEOUT_S"));
+  bool const may_be = !longest || into.broker.backend == "host";
+  into.why_unparkable = environment_says("SLUICE_PARK", "never", "if_needed") ? unparkable::never
+                        : may_be                                              ? unparkable::none
+                                                                              : unparkable::ranks;
+  into.longest_absence = longest;
 }
 
 /// Says once that requests are refused because of what this job keeps.
@@ -183,7 +186,7 @@ training_memory::options options_of_job(char const* backend) {
   options.broker.pool_bytes = std::strtoull(environment("SLUICE_POOL_BYTES").c_str(), nullptr, 10);
   auto const name = environment("SLUICE_NAME");
   options.name = name.empty() ? "training" : name;
-  options.why_unparkable = why_unparkable();
+  set_parking(options);
   return options;
 }
 

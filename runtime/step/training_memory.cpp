@@ -32,6 +32,8 @@ training_memory::training_memory(options how)
                      : copies == nullptr                         ? unparkable::no_host_copies
                                                                  : unparkable::pinning;
     client_->mailbox().why_unparkable.store(static_cast<std::uint32_t>(why));
+    client_->mailbox().longest_absence_ns.store(
+        options_.longest_absence.value_or(std::chrono::nanoseconds::zero()).count());
     if (why == unparkable::pinning) {
       make_parkable(*copies);
     }
@@ -59,7 +61,7 @@ training_memory::~training_memory() {
 void training_memory::make_parkable(memhandover::host_copy_share& copies) {
   auto const parking = std::make_shared<job_parking>(
       job_parking::parts{mutex_, computing(), *client_, copies, *memory_, *spaces_, options_.driver,
-                         options_.return_by});
+                         options_.longest_absence});
   parking_ = parking.get();
   operators_.on_held_parked([this] {
     want_parked();

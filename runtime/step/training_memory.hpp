@@ -44,7 +44,7 @@ class training_memory {
     launch_gate* gate = nullptr;                               ///< of the device; null on the host
     memhandover::unparkable why_unparkable = memhandover::unparkable::none;  ///< as it was started
     /// See `job_parking::parts`.
-    std::function<std::optional<std::chrono::steady_clock::time_point>()> return_by{};
+    std::optional<std::chrono::nanoseconds> longest_absence{};
   };
 
   /// Joins the pool. Throws as `tenant_client::join` does.

@@ -18,6 +18,7 @@ from server_models import AFFINE, Affine
 from serving import World, floats
 
 JOB = Path(__file__).with_name("host_parking_job.py")
+RANKS = Path(__file__).with_name("host_parking_ranks.py")
 MIB = 1 << 20
 CAP_SYS_PTRACE = 19  # linux/capability.h
 POOL = 640  # MiB
@@ -53,9 +54,19 @@ class Pool:
         assert made.process.poll() is None, made.complaints
         return made
 
-    def parker(self, least: int = LEAST, most: int = MOST, *, hold_ms: int = 20, apart_ms: int = 200, seed: int = 1, count: int = 1_000_000) -> Parker:
+    def ranks(self, kind: str, steps: int, folder: Path, *options: str, timeout_s: int = 600) -> Process:
+        """Two ranks in one pool, which together keep most of it."""
+        folder.mkdir()
+        made = Process([self.sluice, "run", "--backend", "host", "--memory", f"{POOL}MiB", "--host-memory", f"{POOL}MiB", "--require-pool",
+                        *options, "--", sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", RANKS, kind,
+                        steps, 160, folder, timeout_s], self.environment)
+        self.processes.append(made)
+        return made
+
+    def parker(self, least: int = LEAST, most: int = MOST, *, hold_ms: int = 20, apart_ms: int = 200, seed: int = 1, count: int = 1_000_000,
+               options: tuple = ()) -> Parker:
         made = Parker([self.build / "bin" / "sluice-bench-parker", "--least", least, "--most", most, "--count", count, "--hold-ms", hold_ms,
-                       "--apart-ms", apart_ms, "--seed", seed], self.environment)
+                       "--apart-ms", apart_ms, "--seed", seed, *options], self.environment)
         self.processes.append(made)
         return made
 
@@ -104,6 +115,47 @@ def test_losses_are_those_of_an_undisturbed_job(pool):
     parker.end()
     assert pool.jobs()[0]["parking"]["parks"] >= PARKS
     assert outcome(job, 48) == alone
+
+
+def outcome_of_ranks(ranks: Process, folder: Path) -> list[dict]:
+    ranks.process.wait(150)
+    ranks.end()
+    assert ranks.process.returncode == 0, ranks.complaints
+    found = [json.loads((folder / f"rank-{number}.json").read_text(encoding="utf-8")) for number in range(2)]
+    assert all(one.pop("kept") for one in found)
+    return found
+
+
+@pytest.mark.deadline(600)
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_ranks_learn_what_they_would_have_learned_undisturbed(pool, tmp_path, kind):
+    alone = outcome_of_ranks(pool.ranks(kind, 24, tmp_path / "alone"), tmp_path / "alone")
+    ranks = pool.ranks(kind, 24, tmp_path / "parked")
+    eventually(lambda: sum(one["parking"]["parkable_bytes"] >= 160 * MIB for one in pool.jobs()) == 2, 90.0)
+    parker = pool.parker(hold_ms=5, apart_ms=5, count=PARKS)
+    parks = 0
+
+    def have_ended() -> bool:
+        nonlocal parks
+        parks = max(parks, sum(one["parking"]["parks"] for one in pool.jobs()))
+        return ranks.process.poll() is not None
+
+    eventually(have_ended, 200.0)
+    parker.end()
+    assert outcome_of_ranks(ranks, tmp_path / "parked") == alone
+    assert parks >= 2
+
+
+@pytest.mark.deadline(300)
+def test_a_rank_is_back_before_the_others_have_waited_for_too_long(pool, tmp_path):
+    """The server would keep what it has for an hour, unless it is owed to the job, and its policy promises no share."""
+    ranks = pool.ranks("ddp", 40, tmp_path / "ranks", "--collective-timeout", "24s", timeout_s=24)
+    eventually(lambda: sum(one["parking"]["parkable_bytes"] >= 160 * MIB for one in pool.jobs()) == 2, 90.0)
+    parker = pool.parker(least=MOST, hold_ms=3_600_000, count=1, options=("--gives-back", "--share", "0"))
+    eventually(lambda: parker.taken() == 1 or ranks.process.poll() is not None, 60.0)
+    away = [one["parking"] for one in pool.jobs() if one["parking"]["parked_bytes"] > 0]
+    assert away
+    outcome_of_ranks(ranks, tmp_path / "ranks")
 
 
 @pytest.mark.deadline(300)

@@ -82,6 +82,19 @@ void refuse_what_cannot_go(ledger_view const& view, std::uint32_t slot,
   }
 }
 
+/// Of several ranks: the others would give it up.
+void refuse_for_too_long(ledger_view const& view, std::uint32_t slot, std::int64_t for_ms) {
+  auto const longest_ms = view.mailbox(slot).longest_absence_ns.load() / ns_of_ms;
+  if (longest_ms > 0 && (for_ms <= 0 || for_ms > longest_ms)) {
+    auto const seconds = std::to_string(std::max<std::int64_t>(1, longest_ms / 1000));
+    throw error{error_kind::invalid_argument,
+                name_of(view.clients()[slot]) +
+                    " is one of several ranks, which wait for it in collectives; it can be parked "
+                    "for " +
+                    seconds + " s at most: add `--for " + seconds + "s`"};
+  }
+}
+
 /// For how much longer an order stands, in words.
 std::string rest_of(std::uint64_t until_ns) {
   if (until_ns == until_woken) {
@@ -105,6 +118,7 @@ std::uint32_t order_park(ledger_view const& view, nlohmann::json const& question
   }
   refuse_what_cannot_go(view, slot, copies);
   auto const for_ms = field(question, "for_ms", std::int64_t{0});
+  refuse_for_too_long(view, slot, for_ms);
   entry.held_until_ns.store(
       for_ms <= 0 ? until_woken : static_cast<std::uint64_t>(monotonic_ns() + for_ms * ns_of_ms));
   return slot;

@@ -20,6 +20,7 @@
 #include "runtime/step/job_parking.hpp"
 #include "runtime/step/micro_batch_cycle.hpp"
 #include "runtime/step/operator_gate.hpp"
+#include "runtime/step/rank_absence.hpp"
 #include "runtime/step/run_ahead_choice.hpp"
 #include "runtime/step/training_spaces.hpp"
 #include "tests/memhandover/failing_allocations.hpp"
@@ -87,6 +88,12 @@ void of_training_spaces(training_spaces& spaces, std::size_t bytes) {
 void of_run_ahead_choice(sluice_gate_api const& gate, memhandover::ledger_view const& view) {
   auto const own = run_ahead_of_job(environment("SLUICE_RUN_AHEAD_US"));
   gate.set_run_ahead(choose_run_ahead(view.header(), own).count());
+}
+
+void of_rank_absence() {
+  auto const longest =
+      longest_absence(environment("WORLD_SIZE"), environment("SLUICE_COLLECTIVE_TIMEOUT_S"));
+  // five minutes; nothing for a job of one process, which nobody waits for
 }
 
 }  // namespace sluice::step::header_examples

@@ -33,16 +33,15 @@ constexpr std::uint32_t parked_by_that = wanted_of_it - (pool_of_turns - chunks_
 /// The job has memory that lasts, and the server takes some of it.
 class job_in_turns : public testing::Test {
  protected:
-  using bound = std::optional<steady_clock::time_point>;
-
-  void start(memhandover::serving_pool::options how, std::function<bound()> return_by = {}) {
+  void start(memhandover::serving_pool::options how,
+             std::optional<std::chrono::nanoseconds> longest_absence = std::nullopt) {
     auto wanted = world_.broker();
     chunk_ = wanted.chunk_bytes;
     wanted.host_copy_bytes = pool_of_turns * chunk_;
     presence_ = memhandover::ensure_broker(wanted);
     auto options = world_.job();
     options.gate = &gate_;
-    options.return_by = std::move(return_by);
+    options.longest_absence = longest_absence;
     job_.emplace(options);
     how.runtime_dir = wanted.runtime_dir;
     how.backend = wanted.backend;
@@ -216,9 +215,9 @@ TEST_F(job_in_turns, with_the_whole_share_is_never_parked) {
   EXPECT_EQ(box().parks.load(), 0U);
 }
 
-TEST_F(job_in_turns, that_has_to_be_back_by_an_instant_is_owed_its_memory_before_that) {
-  auto const by = steady_clock::now() + 60s;
-  start({.park_stay = 1, .resident_share = 0.0}, [by] { return by; });
+TEST_F(job_in_turns, that_others_wait_for_is_owed_its_memory_before_they_give_it_up) {
+  start({.park_stay = 1, .resident_share = 0.0}, 60s);
+  auto const by = steady_clock::now() + 70s;
   auto taken = acquire(wanted_of_it);
   ASSERT_TRUE(taken) << said_;
   job_->want_parked();
@@ -226,9 +225,8 @@ TEST_F(job_in_turns, that_has_to_be_back_by_an_instant_is_owed_its_memory_before
   EXPECT_LT(box().owed_ns.load(), std::chrono::nanoseconds{by.time_since_epoch()}.count());
 }
 
-TEST_F(job_in_turns, that_would_have_to_be_back_at_once_is_not_parked) {
-  start({.park_stay = 1, .resident_share = 0.5, .resident_window = 60s},
-        [] { return steady_clock::now(); });
+TEST_F(job_in_turns, that_nobody_would_wait_for_is_not_parked) {
+  start({.park_stay = 1, .resident_share = 0.5, .resident_window = 60s}, 0s);
   EXPECT_FALSE(acquire(wanted_of_it));
   EXPECT_EQ(box().parks.load(), 0U);
 }

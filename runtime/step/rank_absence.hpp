@@ -1,0 +1,25 @@
+/// How long one of several ranks may be away, parked: others wait for it in a collective, until their watchdog ends them all.
+///
+/// Half of what they wait for it is the rank's own, computing and what it says to them; PyTorch's watchdog waits for ten minutes
+/// unless the program says otherwise.
+///
+///   auto const longest = longest_absence(environment("WORLD_SIZE"), environment("SLUICE_COLLECTIVE_TIMEOUT_S"));
+///   // five minutes; nothing for a job of one process, which nobody waits for
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+
+namespace sluice::step {
+
+/// As torch.distributed has it for NCCL.
+inline constexpr std::chrono::minutes usual_collective_timeout{10};
+inline constexpr std::chrono::hours longest_collective_timeout{24};
+
+/// `ranks`: how many there are, as torchrun says it; a text that is no number above 1 means one. `timeout`: a number of seconds, empty for
+/// the usual one; another text is logged, and counts as the usual one.
+[[nodiscard]] std::optional<std::chrono::nanoseconds> longest_absence(std::string const& ranks,
+                                                                      std::string const& timeout);
+
+}  // namespace sluice::step

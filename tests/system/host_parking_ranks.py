@@ -1,0 +1,51 @@
+"""A training script of several ranks, as torchrun starts it, over gloo; knows nothing of Sluice.
+
+    torchrun … host_parking_ranks.py ddp|fsdp STEPS KEEP_MIB FOLDER TIMEOUT_S
+
+Each rank writes FOLDER/rank-N.json: its losses, bit by bit, and a digest of what it has of the parameters. Rank 0 prints "step N".
+"""
+
+import hashlib
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+kind, steps, keep_mib, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+torch.set_num_threads(1)
+dist.init_process_group("gloo", timeout=timedelta(seconds=int(sys.argv[5])))
+rank = dist.get_rank()
+torch.manual_seed(1)
+kept = torch.randint(0, 256, (keep_mib << 20,), dtype=torch.uint8)
+digest = hashlib.sha256(kept.numpy()).hexdigest()
+model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 16))
+if kind == "ddp":
+    model = DistributedDataParallel(model)
+else:
+    for layer in (model[0], model[2], model[4]):
+        fully_shard(layer)
+    fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+generator = torch.Generator().manual_seed(100 + rank)
+losses = []
+for step in range(steps):
+    inputs, targets = torch.randn(64, 256, generator=generator), torch.randn(64, 16, generator=generator)
+    loss = nn.functional.mse_loss(model(inputs), targets)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item().hex())
+    if rank == 0:
+        print(f"step {step}", flush=True)
+own = [each.to_local() if isinstance(each, DTensor) else each for each in model.parameters()]
+parameters = hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in own)).hexdigest()
+(folder / f"rank-{rank}.json").write_text(json.dumps({"losses": losses, "parameters": parameters,
+                                                     "kept": hashlib.sha256(kept.numpy()).hexdigest() == digest}), encoding="utf-8")
+dist.destroy_process_group()
