@@ -16,7 +16,8 @@ void client_mailbox::ask(std::uint32_t count, lifetime kind, precedence turn) {
   auto const wish = std::min(count, view_.header().chunk_count) |
                     (kind == lifetime::lasting ? request_lasting : 0) |
                     (turn == precedence::before_demands ? request_before_demands : 0) |
-                    (turn == precedence::coming_back ? request_whole : 0);
+                    (turn == precedence::coming_back ? request_whole : 0) |
+                    (turn == precedence::beyond_reserve ? request_beyond_reserve : 0);
   word.store(numbered{number, wish}.pack(), std::memory_order_release);
   withdrawn_ = false;
 }

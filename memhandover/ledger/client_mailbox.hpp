@@ -25,7 +25,8 @@ enum class lifetime { revocable, lasting };
 
 /// Whether what the server is waiting for is kept from a request. A commit goes before: the server may be
 /// waiting for its end. `coming_back`: who is parked, for all that it needs to come back; it is granted that or nothing.
-enum class precedence { after_demands, before_demands, coming_back };
+/// `beyond_reserve`: who has waited for long.
+enum class precedence { after_demands, before_demands, coming_back, beyond_reserve };
 
 class client_mailbox {
  public:

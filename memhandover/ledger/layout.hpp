@@ -115,6 +115,9 @@ inline constexpr std::uint32_t request_before_demands = 1U << 30U;
 /// A request that is granted whole, or not at all; beyond what others need to come back, but not what this
 /// client does (`client_report::parked_chunks`).
 inline constexpr std::uint32_t request_whole = 1U << 29U;
+/// A request of who would otherwise go without for good: it is granted what is kept for cold starts, too, but not what the server is
+/// waiting for.
+inline constexpr std::uint32_t request_beyond_reserve = 1U << 28U;
 
 /// One finished handover, as `sluice status` shows it. Times in nanoseconds from the demand.
 struct handover_entry {

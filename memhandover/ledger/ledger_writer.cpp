@@ -112,11 +112,16 @@ std::uint32_t ledger_writer::grant(std::uint32_t slot, std::uint32_t request) {
   bool const goes_first = kind->commits && (request & request_before_demands) != 0;
   bool const whole = (request & request_whole) != 0;
   auto const now_ns = monotonic_ns();
-  auto const wish = request & ~(request_lasting | request_before_demands | request_whole);
+  bool const beyond_reserve = (request & request_beyond_reserve) != 0;
+  auto const wish = request & ~(request_lasting | request_before_demands | request_whole |
+                                request_beyond_reserve);
   auto const owed_ns = whole ? owed_at(slot, now_ns) : std::nullopt;
   bool const is_owed = owed_ns && *owed_ns <= now_ns;
   auto const to_be_had = [&] {
-    return goes_first || is_owed ? free_ : whole ? beside_owed(now_ns) : beside_parked(grantable());
+    return goes_first || is_owed ? free_
+           : whole               ? beside_owed(now_ns)
+           : beyond_reserve      ? beside_parked(free_ - std::min(free_, wanted_))
+                                 : beside_parked(grantable());
   };
   if (left_ > 0 && wish > to_be_had()) {
     release_left(wish - to_be_had());
@@ -133,7 +138,7 @@ std::uint32_t ledger_writer::grant(std::uint32_t slot, std::uint32_t request) {
     }
   }
   if (is_owed && given > 0) {
-    met_.at(slot) = *owed_ns;
+    met_.at(slot) = owed_ns.value_or(now_ns);
   }
   if (given > 0) {
     (view_.header().*kind->granted_bytes)

@@ -3,8 +3,7 @@
 /// Half of what they wait for it is the rank's own, computing and what it says to them; PyTorch's watchdog waits for ten minutes
 /// unless the program says otherwise.
 ///
-///   auto const longest = longest_absence(environment("WORLD_SIZE"), environment("SLUICE_COLLECTIVE_TIMEOUT_S"));
-///   // five minutes; nothing for a job of one process, which nobody waits for
+///   options.longest_absence = longest_absence(environment("WORLD_SIZE"), timeout);
 #pragma once
 
 #include <chrono>

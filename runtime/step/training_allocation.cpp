@@ -24,10 +24,16 @@ constexpr milliseconds grant_patience{2000};
 /// How long persistent memory that the server holds is waited for: the server's idle timeouts are
 /// seconds. Afterwards the job hears that it is out of memory.
 constexpr std::chrono::seconds persistent_patience{60};
+/// How long it waits before it is granted what is kept for cold starts, too: these can have it back.
+constexpr milliseconds reserve_patience{2000};
 /// How long who waits for the pool does not look at what the job itself has, or may have before others.
 constexpr milliseconds look_again{50};
 /// Chunks that are mapped and zeroed while the lock is held: on a GPU 8 take some 0.3 ms.
 constexpr std::uint32_t most_at_once = 8;
+
+precedence turn_of_commit() {
+  return training_memory::committing() ? precedence::before_demands : precedence::after_demands;
+}
 
 }  // namespace
 
@@ -49,7 +55,8 @@ std::byte* training_memory::allocate_arena(std::size_t bytes) {
       peak_ = std::max(peak_, arena.ranges().used());
       return address;
     }
-    if (fill(arena, bytes, lock) || &spaces_->arena() != &arena || arena.revoked()) {
+    if (fill(arena, bytes, turn_of_commit(), lock) || &spaces_->arena() != &arena ||
+        arena.revoked()) {
       continue;
     }
     starved_bytes_ = starved_in(bytes);
@@ -78,13 +85,17 @@ std::uint64_t training_memory::starved_in(std::size_t bytes) const {
 
 std::byte* training_memory::allocate_persistent(std::size_t bytes) {
   std::unique_lock lock{mutex_};
-  auto const deadline = steady_clock::now() + persistent_patience;
+  auto const began = steady_clock::now();
+  auto const deadline = began + persistent_patience;
   bool waits = false;
   for (;;) {
     if (auto* const address = spaces_->allocate_persistent(bytes)) {
       return address;
     }
-    if (!fill(spaces_->persistent(), bytes, lock) &&
+    auto const turn = !committing() && steady_clock::now() - began > reserve_patience
+                          ? precedence::beyond_reserve
+                          : turn_of_commit();
+    if (!fill(spaces_->persistent(), bytes, turn, lock) &&
         !await_persistent(bytes, deadline, waits, lock)) {
       throw error{error_kind::out_of_memory,
                   "cannot get " + format_bytes(bytes) + " of persistent memory: " + shortage()};
@@ -145,7 +156,8 @@ bool training_memory::is_on_its_way(std::uint32_t wanted) const {
 
 /// Maps chunks into `where`, so that `bytes` fit sooner or later; false if there are too few. The lock
 /// is let go while the pool is asked.
-bool training_memory::fill(space& where, std::size_t bytes, std::unique_lock<std::mutex>& lock) {
+bool training_memory::fill(space& where, std::size_t bytes, precedence turn,
+                           std::unique_lock<std::mutex>& lock) {
   if (parking_ != nullptr && !parking_->is_resident()) {
     parking_->await_resident(lock);
     return true;  // where it has been, there may be something else now
@@ -179,7 +191,7 @@ bool training_memory::fill(space& where, std::size_t bytes, std::unique_lock<std
     auto const answered = answers_.count();
     lock.unlock();
     client_->ask(std::max(asked, options_.grow_by), kind, steady_clock::now() + grant_patience,
-                 committing() ? precedence::before_demands : precedence::after_demands);
+                 turn);
     lock.lock();
     stock.collect();
     if (was_left() || answers_.count() != answered) {

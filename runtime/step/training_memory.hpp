@@ -151,7 +151,8 @@ class training_memory {
   using space = training_spaces::space;
 
   void keep_what_outlived(bool outlived) noexcept;
-  [[nodiscard]] bool fill(space& where, std::size_t bytes, std::unique_lock<std::mutex>& lock);
+  [[nodiscard]] bool fill(space& where, std::size_t bytes, memhandover::precedence turn,
+                          std::unique_lock<std::mutex>& lock);
   [[nodiscard]] bool await_persistent(std::size_t bytes,
                                       std::chrono::steady_clock::time_point deadline, bool& waits,
                                       std::unique_lock<std::mutex>& lock);

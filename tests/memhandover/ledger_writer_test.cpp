@@ -249,6 +249,20 @@ TEST_F(ledger_writer_test, only_a_kind_with_commits_goes_before_what_an_acquisit
   EXPECT_EQ(granted(3).chunks, 0U);
 }
 
+TEST_F(ledger_writer_test, who_has_waited_has_the_reserve_but_not_what_an_acquisition_waits_for) {
+  ledger_writer writer{view_};
+  writer.set_reserve(chunks);
+  request(0, 1);
+  request(3, 1 | request_beyond_reserve);
+  writer.pump();
+  EXPECT_EQ(granted(0).chunks, 0U);
+  EXPECT_EQ(granted(3).chunks, 1U);
+  writer.set_wanted(chunks - 3);
+  request(0, 5 | request_beyond_reserve | request_lasting);
+  writer.pump();
+  EXPECT_EQ(granted(0).chunks, 2U);
+}
+
 TEST_F(ledger_writer_test, grants_nothing_to_a_server_or_to_a_kind_that_there_is_not) {
   view_.clients()[1].kind.store(77);
   ledger_writer writer{view_};

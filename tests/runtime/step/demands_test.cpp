@@ -186,6 +186,13 @@ TEST_P(demands_test, a_commit_that_waits_has_what_the_server_reserves) {
   ASSERT_TRUE(memory_->free(kept));
 }
 
+TEST_P(demands_test, what_lasts_is_had_of_what_the_server_reserves_by_who_has_waited_for_it) {
+  server_->set_reserve(chunks_ * chunk_);
+  auto* const kept = memory_->allocate_persistent(2 * chunk_);
+  EXPECT_NE(kept, nullptr);
+  ASSERT_TRUE(memory_->free(kept));
+}
+
 /// The ledger's header, to be written as its writer does; clients cannot.
 class written_header {
  public:

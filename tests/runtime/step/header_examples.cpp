@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <string>
 
 #include "abi/gate_api.h"
 #include "memhandover/allocation/chunk_space.hpp"
@@ -22,6 +23,7 @@
 #include "runtime/step/operator_gate.hpp"
 #include "runtime/step/rank_absence.hpp"
 #include "runtime/step/run_ahead_choice.hpp"
+#include "runtime/step/training_memory.hpp"
 #include "runtime/step/training_spaces.hpp"
 #include "tests/memhandover/failing_allocations.hpp"
 #include "tests/runtime/step/injected_calls.hpp"
@@ -90,10 +92,8 @@ void of_run_ahead_choice(sluice_gate_api const& gate, memhandover::ledger_view c
   gate.set_run_ahead(choose_run_ahead(view.header(), own).count());
 }
 
-void of_rank_absence() {
-  auto const longest =
-      longest_absence(environment("WORLD_SIZE"), environment("SLUICE_COLLECTIVE_TIMEOUT_S"));
-  // five minutes; nothing for a job of one process, which nobody waits for
+void of_rank_absence(training_memory::options& options, std::string const& timeout) {
+  options.longest_absence = longest_absence(environment("WORLD_SIZE"), timeout);
 }
 
 }  // namespace sluice::step::header_examples
