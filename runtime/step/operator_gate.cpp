@@ -77,9 +77,11 @@ bool operator_gate::close_all(std::int64_t /*deadline_ns*/) {
 void operator_gate::shut(closed_to whom) noexcept {
   ended_ns_.store(0);
   closed_.store(std::max(whom, closed_.load()));  // only this thread writes
-  paused_ = ranks_.load();
-  if (paused_ != nullptr) {
-    paused_->pause();
+  if (paused_ == nullptr) {                       // until it is opened, once
+    paused_ = ranks_.load();
+    if (paused_ != nullptr) {
+      paused_->pause();
+    }
   }
 }
 

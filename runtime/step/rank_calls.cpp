@@ -120,6 +120,7 @@ int sluice_agree(unsigned group, struct sluice_collective const* what, int insid
     ranks->ask(numbered(*what), group);
   }
   for (;;) {
+    state->memory->want_parked();  // while this rank is away none is granted anything
     // What has lost its memory is dropped, paused or not.
     ranks->hold(is_held(*state) && (inside == 0 || is_sound(*state)));
     switch (ranks->await(std::min(deadline, monotonic_ns() + between_looks.count()))) {

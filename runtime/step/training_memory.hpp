@@ -124,9 +124,9 @@ class training_memory {
   [[nodiscard]] std::pair<std::byte*, std::size_t> persistent_range(std::byte* address) const;
   /// What `allocate_persistent` would find without waiting for the server.
   [[nodiscard]] std::uint64_t persistent_free_bytes() const;
-  /// A launch is held while memory is parked. Takes no lock.
+  /// A thread waits that would not if no memory were parked. Takes no lock.
   void want_parked() noexcept {
-    if (parking_ != nullptr) {
+    if (parking_ != nullptr && !parking_->is_resident()) {
       parking_->want();
     }
   }

@@ -1,6 +1,6 @@
-"""A training script of several ranks, as torchrun starts it, over gloo; knows nothing of Sluice.
+"""A training script of several ranks, as torchrun starts it, over gloo; knows nothing of Sluice unless it is to use its step.
 
-    torchrun … host_parking_ranks.py ddp|fsdp STEPS KEEP_MIB FOLDER TIMEOUT_S
+    torchrun … host_parking_ranks.py ddp|fsdp|step-ddp|step-fsdp STEPS KEEP_MIB FOLDER TIMEOUT_S
 
 Each rank writes FOLDER/rank-N.json: its losses, bit by bit, and a digest of what it has of the parameters. Rank 0 prints "step N".
 """
@@ -18,6 +18,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+if sys.argv[1].startswith("step"):
+    import sluice
+
 kind, steps, keep_mib, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
 torch.set_num_threads(1)
 dist.init_process_group("gloo", timeout=timedelta(seconds=int(sys.argv[5])))
@@ -26,7 +29,7 @@ torch.manual_seed(1)
 kept = torch.randint(0, 256, (keep_mib << 20,), dtype=torch.uint8)
 digest = hashlib.sha256(kept.numpy()).hexdigest()
 model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 16))
-if kind == "ddp":
+if kind.endswith("ddp"):
     model = DistributedDataParallel(model)
 else:
     for layer in (model[0], model[2], model[4]):
@@ -34,13 +37,23 @@ else:
     fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 generator = torch.Generator().manual_seed(100 + rank)
-losses = []
-for step in range(steps):
-    inputs, targets = torch.randn(64, 256, generator=generator), torch.randn(64, 16, generator=generator)
+if kind.startswith("step"):
+    sluice_step = sluice.Step(model, optimizer, micro_batch=16, adapt=False)
+
+
+def train(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    if kind.startswith("step"):
+        return sluice_step(lambda x, y: nn.functional.mse_loss(model(x), y), inputs, targets)
     loss = nn.functional.mse_loss(model(inputs), targets)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
+    return loss
+
+
+losses = []
+for step in range(steps):
+    loss = train(torch.randn(64, 256, generator=generator), torch.randn(64, 16, generator=generator))
     losses.append(loss.item().hex())
     if rank == 0:
         print(f"step {step}", flush=True)

@@ -214,6 +214,18 @@ TEST_F(rank_agreement_test, a_closed_gate_lets_pass_what_was_granted) {
   gate.open();
 }
 
+TEST_F(rank_agreement_test, a_gate_that_is_closed_twice_pauses_once) {
+  auto const ranks = joined(2);
+  operator_gate gate;
+  gate.agree_with(*ranks[0]);
+  ASSERT_TRUE(gate.close_all(never));
+  ASSERT_TRUE(gate.close(never));
+  gate.open();
+  ask(*ranks[0], 1, gather);
+  ask(*ranks[1], 1, gather);
+  EXPECT_EQ(ranks[0]->await(0), outcome::granted);
+}
+
 TEST_F(rank_agreement_test, a_group_agrees_without_the_others) {
   auto const ranks = joined(3, {{0, 1}, {1, 2}});
   ask(*ranks[0], 1, gather, 1);
