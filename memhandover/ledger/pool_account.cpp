@@ -67,6 +67,22 @@ std::string models_text(shares const& of, std::uint64_t chunk_bytes) {
          (names.empty() ? "" : " (" + names + ")");
 }
 
+/// Which of so many free chunks a job that asks does not get.
+std::string kept_text(std::uint64_t free, ledger_header const& header) {
+  auto const to_parked = std::min<std::uint64_t>(free, header.grantable_to_parked.load());
+  auto const to_all = std::min<std::uint64_t>(to_parked, header.grantable.load());
+  std::string text;
+  auto const add = [&](std::uint64_t chunks, char const* what) {
+    if (chunks > 0) {
+      text += (text.empty() ? ", of which " : " and ") + format_bytes(chunks * header.chunk_bytes) +
+              (text.empty() ? " are kept for " : " for ") + what;
+    }
+  };
+  add(free - to_parked, "cold starts");
+  add(to_parked - to_all, "jobs that are parked");
+  return text;
+}
+
 }  // namespace
 
 std::string account_of(ledger_view const& view, std::uint32_t slot) {
@@ -92,11 +108,7 @@ std::string account_of(ledger_view const& view, std::uint32_t slot) {
     text += "engines hold " + bytes(counted.engines) + ", ";
   }
   text += "and " + bytes(counted.free) + " are free";
-  auto const grantable = std::min<std::uint64_t>(counted.free, header.grantable.load());
-  if (grantable < counted.free) {
-    text += ", of which " + bytes(counted.free - grantable) + " are kept for cold starts";
-  }
-  return text;
+  return text + kept_text(counted.free, header);
 }
 
 std::string remedies(ledger_view const& view, std::uint32_t slot) {

@@ -19,8 +19,10 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 /// How long an allocation waits for the pool's writer. It answers within microseconds unless it has
-/// just died; what is on its way then, too.
-constexpr milliseconds grant_patience{2000};
+/// just died; on a busy machine it takes seconds until there is another.
+constexpr std::chrono::seconds writer_patience{10};
+/// How long persistent memory is waited for that is on its way without a server.
+constexpr std::chrono::seconds arrival_patience{2};
 /// How long persistent memory that the server holds is waited for: the server's idle timeouts are
 /// seconds. Afterwards the job hears that it is out of memory.
 constexpr std::chrono::seconds persistent_patience{60};
@@ -85,18 +87,26 @@ std::uint64_t training_memory::starved_in(std::size_t bytes) const {
 
 std::byte* training_memory::allocate_persistent(std::size_t bytes) {
   std::unique_lock lock{mutex_};
-  auto const began = steady_clock::now();
-  auto const deadline = began + persistent_patience;
-  bool waits = false;
+  std::optional<shortage_wait> wait;
   for (;;) {
     if (auto* const address = spaces_->allocate_persistent(bytes)) {
       return address;
     }
-    auto const turn = !committing() && steady_clock::now() - began > reserve_patience
+    auto const now = steady_clock::now();
+    bool const was_away = is_away();
+    auto const turn = !committing() && wait && now - wait->began > reserve_patience
                           ? precedence::beyond_reserve
                           : turn_of_commit();
-    if (!fill(spaces_->persistent(), bytes, turn, lock) &&
-        !await_persistent(bytes, deadline, waits, lock)) {
+    if (fill(spaces_->persistent(), bytes, turn, lock)) {
+      if (wait && was_away) {
+        wait->began += steady_clock::now() - now;  // it could have had nothing meanwhile
+      }
+      continue;
+    }
+    if (!wait) {
+      wait = shortage_wait{steady_clock::now()};
+    }
+    if (!await_persistent(bytes, *wait, lock)) {
       throw error{error_kind::out_of_memory,
                   "cannot get " + format_bytes(bytes) + " of persistent memory: " + shortage()};
     }
@@ -104,11 +114,10 @@ std::byte* training_memory::allocate_persistent(std::size_t bytes) {
 }
 
 /// Gets hold of chunks for `bytes` of persistent memory where the pool has none to grant: what the
-/// arena does not use itself, else what the server gives back before the deadline, or what is on its way
-/// without a server. True: it may be there. False: there will be none. `waits`, false at first: there
-/// was a server to wait for.
-bool training_memory::await_persistent(std::size_t bytes, steady_clock::time_point deadline,
-                                       bool& waits, std::unique_lock<std::mutex>& lock) {
+/// arena does not use itself, else what the server gives back in time, or what is on its way without a
+/// server. True: it may be there. False: there will be none.
+bool training_memory::await_persistent(std::size_t bytes, shortage_wait& wait,
+                                       std::unique_lock<std::mutex>& lock) {
   auto& stock = spaces_->stock();
   auto& arena = spaces_->arena();
   auto const needed = spaces_->persistent().chunks_needed(bytes);
@@ -123,9 +132,9 @@ bool training_memory::await_persistent(std::size_t bytes, steady_clock::time_poi
   if (wanted == 0) {
     return true;
   }
-  waits = waits || client_->view().header().serving_now.load() != 0;
-  auto const until = waits ? deadline : deadline - persistent_patience + grant_patience;
-  bool const may_come = waits || is_on_its_way(wanted);
+  wait.for_server = wait.for_server || client_->view().header().serving_now.load() != 0;
+  auto const until = wait.began + (wait.for_server ? persistent_patience : arrival_patience);
+  bool const may_come = wait.for_server || is_on_its_way(wanted);
   // On a GPU torch's allocator has a lock, so that a commit waits for any thread that waits in it.
   bool const holds_up_commits = committing() || on_gpu();
   if (holds_up_commits) {
@@ -158,14 +167,15 @@ bool training_memory::is_on_its_way(std::uint32_t wanted) const {
 /// is let go while the pool is asked.
 bool training_memory::fill(space& where, std::size_t bytes, precedence turn,
                            std::unique_lock<std::mutex>& lock) {
-  if (parking_ != nullptr && !parking_->is_resident()) {
+  if (is_away()) {
     parking_->await_resident(lock);
     return true;  // where it has been, there may be something else now
   }
   auto& stock = spaces_->stock();
   bool const lasting = &where == &spaces_->persistent();
-  // Meanwhile another thread may have begun the first micro-batch.
-  auto const was_left = [&] { return lasting && &spaces_->persistent() != &where; };
+  // Meanwhile another thread may have begun the first micro-batch, or a demand may have parked the
+  // job: then there is no room until it is back.
+  auto const was_left = [&] { return is_away() || (lasting && &spaces_->persistent() != &where); };
   answers_.let_pass(lock);
   if (was_left() || where.is_lost()) {
     return true;  // the latter is what the demand took
@@ -190,14 +200,14 @@ bool training_memory::fill(space& where, std::size_t bytes, precedence turn,
     }
     auto const answered = answers_.count();
     lock.unlock();
-    client_->ask(std::max(asked, options_.grow_by), kind, steady_clock::now() + grant_patience,
+    client_->ask(std::max(asked, options_.grow_by), kind, steady_clock::now() + writer_patience,
                  turn);
     lock.lock();
     stock.collect();
     if (was_left() || answers_.count() != answered) {
       return true;  // the demand may have had what was granted here: look again
     }
-    if (!lasting && on_gpu() && (parking_ == nullptr || parking_->is_resident())) {
+    if (!lasting && on_gpu()) {
       stock.add(spaces_->persistent().shrink(spaces_->short_for_good(needed)));
     }
     if (stock.missing(needed) > 0) {
@@ -211,6 +221,10 @@ bool training_memory::fill(space& where, std::size_t bytes, precedence turn,
   stock.map_into(where, std::min(needed, most_at_once), kind);
   spaces_->publish();
   return true;
+}
+
+bool training_memory::is_away() const noexcept {
+  return parking_ != nullptr && !parking_->is_resident();
 }
 
 bool training_memory::free(std::byte* address) {

@@ -149,13 +149,19 @@ class training_memory {
 
  private:
   using space = training_spaces::space;
+  /// Of an allocation that the pool has refused.
+  struct shortage_wait {
+    std::chrono::steady_clock::time_point began;
+    bool for_server = false;  ///< there was one that may give something back
+  };
 
   void keep_what_outlived(bool outlived) noexcept;
   [[nodiscard]] bool fill(space& where, std::size_t bytes, memhandover::precedence turn,
                           std::unique_lock<std::mutex>& lock);
-  [[nodiscard]] bool await_persistent(std::size_t bytes,
-                                      std::chrono::steady_clock::time_point deadline, bool& waits,
+  [[nodiscard]] bool await_persistent(std::size_t bytes, shortage_wait& wait,
                                       std::unique_lock<std::mutex>& lock);
+  /// A demand has parked some of it. While `mutex_` is held and it is not, no more is parked.
+  [[nodiscard]] bool is_away() const noexcept;
   [[nodiscard]] bool is_on_its_way(std::uint32_t wanted) const;
   [[nodiscard]] std::uint64_t starved_in(std::size_t bytes) const;
   [[nodiscard]] bool an_earlier_job_waits() const;

@@ -21,7 +21,12 @@ class pool_account_test : public testing::Test {
   static constexpr std::uint16_t other_job = 4;
   static constexpr std::uint16_t server = 5;
 
-  pool_account_test() { view_.header().grantable.store(100); }
+  pool_account_test() { grant(100, 100); }
+
+  void grant(std::uint32_t to_all, std::uint32_t to_parked) {
+    view_.header().grantable.store(to_all);
+    view_.header().grantable_to_parked.store(to_parked);
+  }
 
   void give(std::uint32_t first, std::uint32_t count, owner who, std::uint16_t client) {
     for (auto chunk = first; chunk < first + count; ++chunk) {
@@ -54,7 +59,7 @@ TEST_F(pool_account_test, names_the_models_that_hold_memory_and_the_reserve) {
   for (std::uint32_t chunk = 15; chunk < 35; ++chunk) {
     notes.say(std::array{chunk}, "resnet");
   }
-  view_.header().grantable.store(50);
+  grant(50, 50);
   view_.mailbox(job).micro_batch.store(64);
   EXPECT_EQ(account_of(view_, job),
             "of the pool's 200 MiB this job holds 0 B for good and 20 MiB in its step arena, "
@@ -64,6 +69,19 @@ TEST_F(pool_account_test, names_the_models_that_hold_memory_and_the_reserve) {
             "a smaller micro_batch (now 64 samples); a larger pool (--memory of `sluice run`, "
             "pool.memory of the policy); a shorter idle timeout of resnet, bert; fewer training "
             "jobs in this pool");
+}
+
+TEST_F(pool_account_test,
+       tells_what_is_kept_for_jobs_that_are_parked_from_what_is_for_cold_starts) {
+  give(0, 40, owner::training, other_job);
+  grant(20, 60);
+  EXPECT_THAT(account_of(view_, job),
+              HasSubstr("and 120 MiB are free, of which 80 MiB are kept for jobs that are parked"));
+  EXPECT_THAT(account_of(view_, job), Not(HasSubstr("cold starts")));
+  grant(20, 30);
+  EXPECT_THAT(account_of(view_, job),
+              HasSubstr("and 120 MiB are free, of which 60 MiB are kept for cold starts and "
+                        "20 MiB for jobs that are parked"));
 }
 
 TEST_F(pool_account_test, names_what_engines_hold_beside_other_jobs) {

@@ -5,9 +5,12 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <fstream>
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -29,6 +32,31 @@ constexpr std::uint32_t pool_of_turns = 24;
 constexpr std::uint32_t chunks_of_job = 16;
 constexpr std::uint32_t wanted_of_it = 20;  ///< of which the job has to give 12
 constexpr std::uint32_t parked_by_that = wanted_of_it - (pool_of_turns - chunks_of_job);
+
+/// A gate of a device that is at rest once `rest` has returned.
+class resting_gate final : public step::launch_gate {
+ public:
+  bool close(std::int64_t /*deadline_ns*/) override { return true; }
+  bool wait_idle(std::int64_t /*deadline_ns*/) override {
+    rest();
+    return true;
+  }
+  void open() override {}
+  void abort_begin() override {}
+  void abort_end() override {}
+  void set_urgent(bool /*urgent*/) override {}
+
+  std::function<void()> rest = [] {};
+};
+
+/// The thread of this process waits in the kernel.
+bool sleeps(pid_t thread) {
+  std::ifstream stat{"/proc/self/task/" + std::to_string(thread) + "/stat"};
+  std::string text;
+  std::getline(stat, text);
+  auto const name_ends = text.rfind(") ");
+  return name_ends != std::string::npos && text.compare(name_ends + 2, 1, "S") == 0;
+}
 
 /// The job has memory that lasts, and the server takes some of it.
 class job_in_turns : public testing::Test {
@@ -78,7 +106,7 @@ class job_in_turns : public testing::Test {
 
   fault_world world_{"cuda", pool_of_turns};
   memhandover::unique_fd presence_;
-  idle_gate gate_;
+  resting_gate gate_;
   std::uint64_t chunk_ = 0;
   std::optional<step::training_memory> job_;
   std::shared_ptr<memhandover::serving_pool> server_;
@@ -181,6 +209,37 @@ TEST_F(job_in_turns, that_is_owed_is_not_kept_waiting_by_who_comes_after) {
   of_the_job.reset();
   ASSERT_TRUE(comes_back());
   EXPECT_GT(box().missed_ns.load(), 0U) << "the server held on to it for longer than it should";
+}
+
+TEST_F(job_in_turns, that_is_parked_while_it_allocates_waits_until_it_is_back) {
+  start({.park_stay = 1});
+  std::promise<void> closed;
+  std::atomic<pid_t> allocates{0};
+  gate_.rest = [&, once = false]() mutable {
+    if (std::exchange(once, true)) {
+      return;
+    }
+    closed.set_value();
+    // The other thread lets this demand go first then.
+    EXPECT_TRUE(eventually([&] { return allocates != 0 && sleeps(allocates); }));
+  };
+  auto parking = std::async(std::launch::async, [this] { return acquire(wanted_of_it); });
+  auto allocating = std::async(std::launch::async, [&] {
+    closed.get_future().wait();
+    allocates = ::gettid();
+    return job_->allocate_persistent(chunk_);
+  });
+  auto taken = parking.get();
+  ASSERT_TRUE(taken) << said_;
+  EXPECT_EQ(box().parked_chunks.load(), parked_by_that);
+  EXPECT_TRUE(eventually([&] {
+    return box().waits_since_ns.load() != 0 || allocating.wait_for(0s) == std::future_status::ready;
+  }));
+  taken.reset();
+  std::byte* more = nullptr;
+  EXPECT_NO_THROW(more = allocating.get());
+  EXPECT_TRUE(more != nullptr && job_->free(more));
+  EXPECT_EQ(box().parked_chunks.load(), 0U);
 }
 
 TEST_F(job_in_turns, whose_demand_could_never_be_met_is_refused_at_once_and_nothing_is_touched) {

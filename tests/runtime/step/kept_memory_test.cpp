@@ -6,10 +6,13 @@
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstring>
+#include <future>
 #include <optional>
 #include <thread>
 
+#include "memhandover/broker/broker_queries.hpp"
 #include "memhandover/client/tenant_client.hpp"
 #include "memhandover/ledger/client_entries.hpp"
 #include "tests/from_environment.hpp"
@@ -223,6 +226,28 @@ TEST_F(one_job_test, another_thread_allocates_while_it_begins_its_first_micro_ba
     EXPECT_TRUE(memory.free(other));
     EXPECT_TRUE(lasts == nullptr || memory.free(lasts));
   }
+}
+
+TEST_F(one_job_test, that_nobody_answers_for_a_while_is_not_told_that_there_is_no_memory) {
+  auto& memory = *memory_;
+  auto const chunk = world_.broker().chunk_bytes;
+  auto const broker = memhandover::broker_pid(world_.folder());
+  ASSERT_GT(broker, 0);
+  auto const other = tenant_client::join(world_.broker(), client_kind::training, "other",
+                                         [](demand const& /*what*/) { return demand_answer{}; });
+  other->ask(pool_chunks, memhandover::lifetime::lasting, steady_clock::now() + 20s);
+  auto const all = other->collect();
+  ASSERT_EQ(all.size(), pool_chunks);
+  ASSERT_EQ(::kill(broker, SIGSTOP), 0);  // as one that is being started on a busy machine
+  other->release(all);
+  auto allocating =
+      std::async(std::launch::async, [&] { return memory.allocate_persistent(chunk); });
+  // Longer than what may be on its way is waited for where there is no server.
+  EXPECT_EQ(allocating.wait_for(2500ms), std::future_status::timeout);
+  ASSERT_EQ(::kill(broker, SIGCONT), 0);
+  std::byte* found = nullptr;
+  EXPECT_NO_THROW(found = allocating.get());
+  EXPECT_TRUE(found != nullptr && memory.free(found));
 }
 
 TEST_F(one_job_test, setting_it_up_leaves_its_memory_where_little_has_gone) {
