@@ -7,6 +7,7 @@
 #include "memhandover/base/bytes.hpp"
 #include "memhandover/base/error.hpp"
 #include "memhandover/ledger/chunk_counts.hpp"
+#include "memhandover/ledger/client_entries.hpp"
 #include "memhandover/ledger/pool_account.hpp"
 #include "runtime/step/training_memory.hpp"
 
@@ -153,11 +154,17 @@ bool training_memory::await_persistent(std::size_t bytes, shortage_wait& wait,
   return granted;
 }
 
-/// Whether there is memory that comes free by itself: what a server held that has gone, which the broker takes back as soon
-/// as its process has ended, or what this job has given back and nobody has taken in yet.
+/// Whether there is memory that comes free by itself: what a server or another job held that has gone, which is taken back as
+/// soon as the last of its processes has ended, or what this job has given back and nobody has taken in yet.
 bool training_memory::is_on_its_way(std::uint32_t wanted) const {
   auto const& view = client_->view();
   auto const counted = memhandover::count_chunks(view);
+  for (std::uint32_t slot = 0; slot < memhandover::max_clients; ++slot) {
+    if (counted.by_client.at(slot) > 0 &&
+        memhandover::has_status(view.clients()[slot], memhandover::client_status::gone)) {
+      return true;
+    }
+  }
   return counted.serving > 0 || view.header().grantable.load() >= wanted ||
          counted.by_client.at(client_->slot()) >
              spaces_->arena().chunks().size() + spaces_->unused() + spaces_->kept();

@@ -9,8 +9,10 @@
 #include <csignal>
 #include <cstring>
 #include <future>
+#include <memory>
 #include <optional>
 #include <thread>
+#include <vector>
 
 #include "memhandover/broker/broker_queries.hpp"
 #include "memhandover/client/tenant_client.hpp"
@@ -228,26 +230,60 @@ TEST_F(one_job_test, another_thread_allocates_while_it_begins_its_first_micro_ba
   }
 }
 
-TEST_F(one_job_test, that_nobody_answers_for_a_while_is_not_told_that_there_is_no_memory) {
-  auto& memory = *memory_;
-  auto const chunk = world_.broker().chunk_bytes;
+/// A job beside another that has all of the pool.
+class job_beside_another : public one_job_test {
+ protected:
+  void SetUp() override {
+    other_->ask(pool_chunks, memhandover::lifetime::lasting, steady_clock::now() + 20s);
+    all_ = other_->collect();
+    ASSERT_EQ(all_.size(), pool_chunks);
+  }
+
+  void expect_found(std::future<std::byte*>& allocating) {
+    std::byte* found = nullptr;
+    EXPECT_NO_THROW(found = allocating.get());
+    EXPECT_TRUE(found != nullptr && memory_->free(found));
+  }
+
+  std::future<std::byte*> allocate() {
+    return std::async(std::launch::async,
+                      [this] { return memory_->allocate_persistent(world_.broker().chunk_bytes); });
+  }
+
+  std::unique_ptr<tenant_client> other_ =
+      tenant_client::join(world_.broker(), client_kind::training, "other",
+                          [](demand const& /*what*/) { return demand_answer{}; });
+  std::vector<std::uint32_t> all_;
+};
+
+TEST_F(job_beside_another, is_not_told_that_there_is_no_memory_while_nobody_answers) {
   auto const broker = memhandover::broker_pid(world_.folder());
   ASSERT_GT(broker, 0);
-  auto const other = tenant_client::join(world_.broker(), client_kind::training, "other",
-                                         [](demand const& /*what*/) { return demand_answer{}; });
-  other->ask(pool_chunks, memhandover::lifetime::lasting, steady_clock::now() + 20s);
-  auto const all = other->collect();
-  ASSERT_EQ(all.size(), pool_chunks);
   ASSERT_EQ(::kill(broker, SIGSTOP), 0);  // as one that is being started on a busy machine
-  other->release(all);
-  auto allocating =
-      std::async(std::launch::async, [&] { return memory.allocate_persistent(chunk); });
+  other_->release(all_);
+  auto allocating = allocate();
   // Longer than what may be on its way is waited for where there is no server.
   EXPECT_EQ(allocating.wait_for(2500ms), std::future_status::timeout);
   ASSERT_EQ(::kill(broker, SIGCONT), 0);
-  std::byte* found = nullptr;
-  EXPECT_NO_THROW(found = allocating.get());
-  EXPECT_TRUE(found != nullptr && memory.free(found));
+  expect_found(allocating);
+}
+
+TEST_F(job_beside_another, waits_for_what_that_held_when_it_has_gone) {
+  auto const& files = other_->files();
+  auto const ledger = memhandover::reopen_read_write(files.ledger.get());
+  memhandover::ledger_view const view{ledger.get(), files.mailroom.get(),
+                                      memhandover::shared_segment::access::read_write};
+  auto& status = view.clients()[other_->slot()].status;
+  // What the broker says first, before it takes back what that job has held.
+  status.store(static_cast<std::uint32_t>(memhandover::client_status::gone));
+  auto allocating = allocate();
+  while (memory_->client().mailbox().waiting.load() == 0 &&
+         allocating.wait_for(0s) != std::future_status::ready) {
+    std::this_thread::yield();
+  }
+  status.store(static_cast<std::uint32_t>(memhandover::client_status::live));
+  other_->release(all_);
+  expect_found(allocating);
 }
 
 TEST_F(one_job_test, setting_it_up_leaves_its_memory_where_little_has_gone) {
