@@ -47,7 +47,7 @@ TEST(find_job, finds_a_job_by_pid_or_name_in_whichever_pool) {
   EXPECT_EQ(find_job(two_pools(), "44").client["pid"], 44);
   EXPECT_EQ(find_job(two_pools(), "44").pool_id, 0x100U);
   EXPECT_EQ(find_job(two_pools(), "41").client["name"], "digits") << "the pid comes first";
-  EXPECT_EQ(find_job(pool_of("1", {client(7, "x")}), "7").pool_id, 1U);
+  EXPECT_EQ(find_job(pool_of("1", json::array({client(7, "x")})), "7").pool_id, 1U);
 }
 
 TEST(find_job, names_those_that_there_are) {

@@ -137,7 +137,7 @@ TEST_F(job_in_turns, is_owed_its_memory_when_it_waits_and_so_early_that_it_keeps
 }
 
 TEST_F(job_in_turns, comes_back_beyond_the_reserve_when_it_is_owed_and_not_before) {
-  start({.park_stay = 1, .resident_share = 0.5, .resident_window = 1s});
+  start({.park_stay = 1, .resident_share = 0.5, .resident_window = 8s});  // owed after nearly four
   auto taken = acquire(wanted_of_it);
   ASSERT_TRUE(taken) << said_;
   server_->set_reserve(pool_of_turns * chunk_);
