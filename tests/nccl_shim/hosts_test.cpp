@@ -241,7 +241,7 @@ TEST_P(job_on_two_hosts, a_rank_that_is_stopped_for_too_long_is_named) {
 }
 
 TEST_P(job_on_two_hosts, a_store_that_dies_ends_all_waits) {
-  start("deaths", {{"SLUICE_LOST_AFTER", "4"}});
+  start("deaths", {{"SLUICE_LOST_AFTER", "8"}});
   ASSERT_TRUE(has_begun(50, 3));
   store->kill(SIGKILL);
   EXPECT_THAT(all.wait_for_all(),
@@ -250,7 +250,7 @@ TEST_P(job_on_two_hosts, a_store_that_dies_ends_all_waits) {
 }
 
 TEST_P(job_on_two_hosts, a_store_that_only_does_not_answer_ends_all_waits) {
-  start("deaths", {{"SLUICE_LOST_AFTER", "4"}});
+  start("deaths", {{"SLUICE_LOST_AFTER", "8"}});
   ASSERT_TRUE(has_begun(50, 3));
   store->kill(SIGSTOP);
   EXPECT_THAT(all.wait_for_all(),
@@ -258,7 +258,7 @@ TEST_P(job_on_two_hosts, a_store_that_only_does_not_answer_ends_all_waits) {
 }
 
 TEST_P(job_on_two_hosts, where_the_cable_is_pulled_both_sides_leave_their_waits) {
-  start("deaths", {{"SLUICE_LOST_AFTER", "4"}});
+  start("deaths", {{"SLUICE_LOST_AFTER", "8"}});
   ASSERT_TRUE(has_begun(50, 3));
   hosts->pull_cable();
   auto const became = all.wait_for_all();

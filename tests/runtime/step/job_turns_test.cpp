@@ -151,7 +151,7 @@ TEST_F(job_in_turns, comes_back_beyond_the_reserve_when_it_is_owed_and_not_befor
   EXPECT_EQ(box().owed_ns.load(), 0);
   ASSERT_TRUE(eventually([&] { return box().waits_since_ns.load() == 0; }));
   EXPECT_GT(box().window_away_ns.load(), 0U);
-  EXPECT_EQ(box().window_ns.load(), 1'000'000'000U);
+  EXPECT_EQ(box().window_ns.load(), 8'000'000'000U);
 }
 
 TEST_F(job_in_turns, that_has_come_back_stays_and_a_demand_is_refused_with_the_numbers) {
