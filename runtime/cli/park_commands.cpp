@@ -96,6 +96,7 @@ found_job find_job(json const& status, std::string const& job) {
   }
   if (jobs.size() > 1) {
     std::vector<int> pids;
+    pids.reserve(jobs.size());
     for (auto const& each : jobs) {
       pids.push_back(each.client.value("pid", 0));
     }

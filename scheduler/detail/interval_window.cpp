@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <numeric>
+#include <ranges>
 
 namespace sluice::scheduler::detail {
 
@@ -75,10 +76,10 @@ interval_window::nanoseconds interval_window::longest_from(time_point begin,
 interval_window::time_point interval_window::first_with(nanoseconds length,
                                                         nanoseconds allowed) const {
   auto room = allowed - length;
-  for (auto each = past_.rbegin(); each != past_.rend(); ++each) {
-    auto const took = each->to - each->from;
+  for (auto const& each : std::views::reverse(past_)) {
+    auto const took = each.to - each.from;
     if (took > room) {
-      return each->to - room + length_ - length;
+      return each.to - room + length_ - length;
     }
     room -= took;
   }

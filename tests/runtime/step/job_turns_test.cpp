@@ -38,7 +38,9 @@ class resting_gate final : public step::launch_gate {
  public:
   bool close(std::int64_t /*deadline_ns*/) override { return true; }
   bool wait_idle(std::int64_t /*deadline_ns*/) override {
-    rest();
+    if (auto const* const wait = rest.load()) {
+      (*wait)();
+    }
     return true;
   }
   void open() override {}
@@ -46,7 +48,7 @@ class resting_gate final : public step::launch_gate {
   void abort_end() override {}
   void set_urgent(bool /*urgent*/) override {}
 
-  std::function<void()> rest = [] {};
+  std::atomic<std::function<void()> const*> rest{nullptr};
 };
 
 /// The thread of this process waits in the kernel.
@@ -215,14 +217,16 @@ TEST_F(job_in_turns, that_is_parked_while_it_allocates_waits_until_it_is_back) {
   start({.park_stay = 1});
   std::promise<void> closed;
   std::atomic<pid_t> allocates{0};
-  gate_.rest = [&, once = false]() mutable {
-    if (std::exchange(once, true)) {
+  std::atomic<bool> once{false};
+  std::function<void()> const let_it_go_first = [&] {
+    if (once.exchange(true)) {
       return;
     }
     closed.set_value();
     // The other thread lets this demand go first then.
     EXPECT_TRUE(eventually([&] { return allocates != 0 && sleeps(allocates); }));
   };
+  gate_.rest.store(&let_it_go_first);
   auto parking = std::async(std::launch::async, [this] { return acquire(wanted_of_it); });
   auto allocating = std::async(std::launch::async, [&] {
     closed.get_future().wait();
@@ -238,6 +242,7 @@ TEST_F(job_in_turns, that_is_parked_while_it_allocates_waits_until_it_is_back) {
   taken.reset();
   std::byte* more = nullptr;
   EXPECT_NO_THROW(more = allocating.get());
+  gate_.rest.store(nullptr);
   EXPECT_TRUE(more != nullptr && job_->free(more));
   EXPECT_EQ(box().parked_chunks.load(), 0U);
 }
