@@ -202,6 +202,7 @@ int main(int argc, char** argv) {
       return 0;
     }
     std::vector<std::jthread> threads;
+    threads.reserve(demanders);
     for (unsigned number = 0; number < demanders; ++number) {
       threads.emplace_back([&pool, how_it = one, number]() mutable {
         how_it.seed += number;
