@@ -150,15 +150,13 @@ void job_parking::report_held() {
   if (is_held()) {
     spdlog::warn(
         "a thread of this job has been held for {:.1f} s in {}: an operator has parked the job, "
-        "and "
-        "`sluice wake {}` lets it come back",
+        "and `sluice wake {}` lets it come back",
         waited.count(), held_in_.load(), view.clients()[of_.client.slot()].pid.load());
     return;
   }
   spdlog::warn(
       "a thread of this job has been held for {:.1f} s in {}: the job is parked, and comes back "
-      "when "
-      "the pool has {} for it; {}. `sluice status` shows when it goes on",
+      "when the pool has {} for it; {}. `sluice status` shows when it goes on",
       waited.count(), held_in_.load(), format_bytes(parking_->parked().all() * chunk_bytes),
       memhandover::account_of(view, of_.client.slot()));
 }
@@ -295,15 +293,13 @@ void job_parking::take(memhandover::demand const& wanted, std::uint32_t count) {
   bool const was_resident = is_resident();
   show(memhandover::park_state::closing);
   if (!of_.gate.close_all(deadline)) {
-    show(was_resident ? memhandover::park_state::resident : memhandover::park_state::parked);
-    obey_again_at_ns_ = monotonic_ns() + obey_again_after_ns;
+    note_not_at_rest(was_resident);
     return;
   }
   auto const closed_ns = monotonic_ns();
   // Until then an allocation is answered: whoever is waited for may need it.
   if (!of_.gate.wait_idle(deadline)) {
-    show(was_resident ? memhandover::park_state::resident : memhandover::park_state::parked);
-    obey_again_at_ns_ = monotonic_ns() + obey_again_after_ns;
+    note_not_at_rest(was_resident);
     if (was_resident) {
       open();
     }
@@ -340,7 +336,7 @@ void job_parking::take(memhandover::demand const& wanted, std::uint32_t count) {
     if (was_resident) {
       left_at_ = began;
       has_all_ = false;
-      mailbox.away_since_ns.store(left_at_.time_since_epoch().count());
+      mailbox.away_since_ns.store(ns_of(left_at_));
     }
   };
   std::vector<memhandover::chunk_space*> spaces;
@@ -352,7 +348,7 @@ void job_parking::take(memhandover::demand const& wanted, std::uint32_t count) {
   }
   try {
     show(memhandover::park_state::going);
-    mailbox.park_began_ns.store(began.time_since_epoch().count());
+    mailbox.park_began_ns.store(ns_of(began));
     mailbox.park_closed_ns.store(closed_ns);
     mailbox.park_chunks.store(0);
     mailbox.park_idle_ns.store(idle_ns, std::memory_order_release);
@@ -372,6 +368,12 @@ void job_parking::take(memhandover::demand const& wanted, std::uint32_t count) {
   note();
   show_parkable();
   mailbox.obeys.store(obeyed_ ? 1 : 0);
+}
+
+/// Nothing has been taken; an order is tried again later.
+void job_parking::note_not_at_rest(bool is_resident) {
+  show(is_resident ? memhandover::park_state::resident : memhandover::park_state::parked);
+  obey_again_at_ns_ = monotonic_ns() + obey_again_after_ns;
 }
 
 /// True: everything is where it was.

@@ -5,9 +5,9 @@
 ///
 /// From the first chunk on that has gone the gate is closed, and it opens when the last has come back. Who is held wants that,
 /// as does an allocation that needs more memory, and on the host who touches it; nothing else of the job is relied on,
-/// neither its locks nor Python. After
-/// that the job stays for a while, and while it is away its memory is owed to it in time, as the server's rules for turns
-/// have it (scheduler/parking_turns.hpp): the ledger's header has them, the job's mailbox what comes of them.
+/// neither its locks nor Python. After that the job stays for a while, and while it is away its memory is owed to it in time, as
+/// the server's rules for turns have it (scheduler/parking_turns.hpp): the ledger's header has them, the job's mailbox what
+/// comes of them.
 ///
 /// An operator can order it to go (`client_entry::held_until_ns`): then it goes without a demand, and whatever is wanted, it
 /// does not come back before the order ends.
@@ -93,6 +93,7 @@ class job_parking {
   void make_ready();
   void show_parkable();
   [[nodiscard]] bool get_chunks(std::uint32_t needed);
+  void note_not_at_rest(bool is_resident);
   [[nodiscard]] bool come_back();
   void set_waiting(bool waits);
   void become_resident();

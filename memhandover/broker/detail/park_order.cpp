@@ -44,8 +44,7 @@ std::string why_not(unparkable why) {
       return "it was started so (`sluice run --park never`, SLUICE_PARK)";
     case unparkable::ranks:
       return "it is one of several ranks (WORLD_SIZE), and the others would wait for it until "
-             "their "
-             "watchdog ends them";
+             "their watchdog ends them";
     case unparkable::no_host_copies:
       return "the broker keeps no host copies for it; whoever starts the broker says how much "
              "(`sluice run --host-memory`, host_copies.memory of the policy)";
@@ -53,8 +52,7 @@ std::string why_not(unparkable why) {
       return "it is still pinning the host copies; try again in a moment";
     case unparkable::refused:
       return "its driver has refused to pin the host copies, or the system what parking on the "
-             "host "
-             "needs; the job's log says why";
+             "host needs; the job's log says why";
   }
   return "it says so, without a reason that is known";
 }
