@@ -6,11 +6,11 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+import parking_test
 import pytest
 import torch
 from parking_test import Parker, Process, eventually
@@ -39,12 +39,11 @@ def may_hold_pages() -> bool:
 pytestmark = pytest.mark.skipif(not may_hold_pages(), reason="this user may not hold who touches pages (userfaultfd)")
 
 
-class Pool:
+class Pool(parking_test.Pool):
+    """On the host, with as much of host copies."""
+
     def __init__(self, sluice, build, folder):
-        self.sluice, self.build = sluice, build
-        folder.mkdir(mode=0o700)
-        self.environment = {**os.environ, "SLUICE_RUNTIME_DIR": str(folder), "SLUICE_BROKER": str(sluice), "OMP_NUM_THREADS": "1"}
-        self.processes: list[Process] = []
+        super().__init__(sluice, build, folder, OMP_NUM_THREADS="1")
 
     def job(self, steps: int, *options: str, keeps: int = KEEPS, **environment: str) -> Process:
         made = Process([self.sluice, "run", "--backend", "host", "--memory", f"{POOL}MiB", "--host-memory", f"{POOL}MiB", "--require-pool",
@@ -70,19 +69,8 @@ class Pool:
         self.processes.append(made)
         return made
 
-    def status(self) -> dict:
-        done = subprocess.run([self.sluice, "status", "--json"], env=self.environment, capture_output=True, text=True, check=False)
-        return json.loads(done.stdout) if done.returncode == 0 else {}
-
-    def jobs(self) -> list[dict]:
-        return [one for one in self.status().get("clients", []) if one["kind"] == "training"]
-
     def await_parkable(self) -> None:
-        eventually(lambda: any(one["parking"]["parkable_bytes"] >= KEEPS * MIB for one in self.jobs()))
-
-    def end(self) -> None:
-        for each in self.processes:
-            each.end()
+        eventually(lambda: any(one["parking"]["parkable_bytes"] >= KEEPS * MIB for one in self.clients()))
 
 
 @pytest.fixture
@@ -113,7 +101,7 @@ def test_losses_are_those_of_an_undisturbed_job(pool):
     parker = pool.parker()
     eventually(lambda: parker.taken() >= PARKS or job.process.poll() is not None, 120.0 + PARKS)
     parker.end()
-    assert pool.jobs()[0]["parking"]["parks"] >= PARKS
+    assert pool.clients()[0]["parking"]["parks"] >= PARKS
     assert outcome(job, 48) == alone
 
 
@@ -131,13 +119,13 @@ def outcome_of_ranks(ranks: Process, folder: Path) -> list[dict]:
 def test_ranks_learn_what_they_would_have_learned_undisturbed(pool, tmp_path, kind):
     alone = outcome_of_ranks(pool.ranks(kind, 24, tmp_path / "alone"), tmp_path / "alone")
     ranks = pool.ranks(kind, 24, tmp_path / "parked")
-    eventually(lambda: sum(one["parking"]["parkable_bytes"] >= 160 * MIB for one in pool.jobs()) == 2, 90.0)
+    eventually(lambda: sum(one["parking"]["parkable_bytes"] >= 160 * MIB for one in pool.clients()) == 2, 90.0)
     parker = pool.parker(hold_ms=5, apart_ms=5, count=max(4, PARKS // 2))
     parks = 0
 
     def have_ended() -> bool:
         nonlocal parks
-        parks = max(parks, sum(one["parking"]["parks"] for one in pool.jobs()))
+        parks = max(parks, sum(one["parking"]["parks"] for one in pool.clients()))
         return ranks.process.poll() is not None
 
     eventually(have_ended, 200.0)
@@ -150,10 +138,10 @@ def test_ranks_learn_what_they_would_have_learned_undisturbed(pool, tmp_path, ki
 def test_a_rank_is_back_before_the_others_have_waited_for_too_long(pool, tmp_path):
     """The server would keep what it has for an hour, unless it is owed to the job, and its policy promises no share."""
     ranks = pool.ranks("ddp", 40, tmp_path / "ranks", "--collective-timeout", "24s", timeout_s=24)
-    eventually(lambda: sum(one["parking"]["parkable_bytes"] >= 160 * MIB for one in pool.jobs()) == 2, 90.0)
+    eventually(lambda: sum(one["parking"]["parkable_bytes"] >= 160 * MIB for one in pool.clients()) == 2, 90.0)
     parker = pool.parker(least=MOST, hold_ms=3_600_000, count=1, options=("--gives-back", "--share", "0"))
     eventually(lambda: parker.taken() == 1 or ranks.process.poll() is not None, 60.0)
-    away = [one["parking"] for one in pool.jobs() if one["parking"]["parked_bytes"] > 0]
+    away = [one["parking"] for one in pool.clients() if one["parking"]["parked_bytes"] > 0]
     assert away
     outcome_of_ranks(ranks, tmp_path / "ranks")
 
@@ -166,8 +154,8 @@ def test_who_only_touches_its_memory_has_it_back(pool):
     pool.await_parkable()
     parker = pool.parker(count=1, hold_ms=0)
     eventually(lambda: parker.taken() == 1)
-    eventually(lambda: pool.jobs()[0]["parking"]["parked_bytes"] == 0)
-    assert pool.jobs()[0]["parking"]["parks"] == 1
+    eventually(lambda: pool.clients()[0]["parking"]["parked_bytes"] == 0)
+    assert pool.clients()[0]["parking"]["parks"] == 1
     outcome(job)
 
 
@@ -178,7 +166,7 @@ def test_who_is_not_to_be_parked_keeps_what_it_has(pool, way):
     parker = pool.parker()
     eventually(lambda: len(parker.acquisitions()) > 3)
     assert all("keeps" in one["refused"] for one in parker.acquisitions())
-    assert pool.jobs()[0]["parking"]["parks"] == 0
+    assert pool.clients()[0]["parking"]["parks"] == 0
     outcome(job)
 
 
@@ -201,7 +189,7 @@ def test_whoever_is_killed_at_whatever_instant_the_job_goes_on_and_nothing_is_lo
                     os.kill(broker, signal.SIGKILL)
         eventually(lambda: steps_of(job) > steps, 90.0)  # noqa: B023
     parker.end()
-    eventually(lambda: len(jobs := pool.jobs()) == 1 and jobs[0]["parking"]["parked_bytes"] == 0)
+    eventually(lambda: len(jobs := pool.clients()) == 1 and jobs[0]["parking"]["parked_bytes"] == 0)
     pool_now = pool.status()
     assert pool_now["clients"][0]["bytes"] + pool_now["pool"]["free_bytes"] + pool_now["pool"]["dirty_bytes"] == POOL * MIB
     outcome(job)
@@ -212,8 +200,8 @@ def test_a_job_that_is_killed_while_it_is_parked_leaves_nothing_behind(pool):
     job = pool.job(10_000)
     pool.await_parkable()
     parker = pool.parker(count=1, hold_ms=3_600_000)
-    eventually(lambda: pool.jobs()[0]["parking"]["parked_bytes"] > 0, 60.0)
-    os.kill(pool.jobs()[0]["pid"], signal.SIGKILL)
+    eventually(lambda: pool.clients()[0]["parking"]["parked_bytes"] > 0, 60.0)
+    os.kill(pool.clients()[0]["pid"], signal.SIGKILL)
     job.end()
     eventually(lambda: pool.status()["pool"]["host_copies"]["free_bytes"] == POOL * MIB)
     parker.end()
@@ -245,7 +233,7 @@ def test_a_cold_model_is_served_beside_a_job_that_keeps_nearly_all(sluice, build
             torch.testing.assert_close(torch.tensor(eventually(answer)).view(2, 2), affine(x).detach())
             before = steps_of(job)
             eventually(lambda: steps_of(job) > before or steps_of(job) == 24, 60.0)  # noqa: B023  called at once
-        assert pool.jobs()[0]["parking"]["parks"] > 0
+        assert pool.clients()[0]["parking"]["parks"] > 0
         assert outcome(job, 24) == alone
     finally:
         pool.end()

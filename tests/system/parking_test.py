@@ -80,13 +80,12 @@ class Parker(Process):
 
 
 class Pool:
-    """Ten chunks and as many host copies."""
+    """Ten chunks and as many host copies; processes have what is in `more` of their environment."""
 
-    def __init__(self, sluice, build, folder):
+    def __init__(self, sluice, build, folder, **more: str):
         self.sluice, self.build = sluice, build
         folder.mkdir(mode=0o700)
-        self.environment = {**os.environ, "SLUICE_RUNTIME_DIR": str(folder), "LD_LIBRARY_PATH": str(build / "lib" / "fake_driver"),
-                            "SLUICE_BROKER": str(sluice)}
+        self.environment = {**os.environ, "SLUICE_RUNTIME_DIR": str(folder), "SLUICE_BROKER": str(sluice), **more}
         self.processes: list[Process] = []
 
     def job(self, mib: int, *options: str, host_memory: str = "640MiB", seed: int = 0, **environment: str) -> Process:
@@ -129,7 +128,7 @@ class Pool:
 
 @pytest.fixture
 def pool(sluice, build, tmp_path):
-    made = Pool(sluice, build, tmp_path / "runtime")
+    made = Pool(sluice, build, tmp_path / "runtime", LD_LIBRARY_PATH=str(build / "lib" / "fake_driver"))
     yield made
     made.end()
 

@@ -181,15 +181,8 @@ TEST(operator_gate_test, what_does_not_use_the_arena_runs_while_that_is_taken) {
   gate.open();
 }
 
-TEST(operator_gate_test, whoever_is_held_outside_of_the_arena_goes_on_when_the_gate_opens) {
-  step::operator_gate gate;
-  gate.operator_begin(operator_memory::lasting);
-  ASSERT_TRUE(gate.close_all(ever));
-  EXPECT_FALSE(gate.wait_idle(memhandover::monotonic_ns() + 1'000'000)) << "one still runs";
-  gate.operator_end(operator_memory::lasting);
-  EXPECT_TRUE(gate.wait_idle(memhandover::monotonic_ns() + 60'000'000'000));
-  EXPECT_GT(gate.unit_ended_ns(), 0);
-
+/// Of an operator outside of the arena.
+void expect_held_until_it_opens(step::operator_gate& gate) {
   std::atomic<bool> begun{false};
   std::jthread held{[&] {
     gate.operator_begin(operator_memory::lasting);
@@ -204,21 +197,23 @@ TEST(operator_gate_test, whoever_is_held_outside_of_the_arena_goes_on_when_the_g
   EXPECT_TRUE(begun);
 }
 
+TEST(operator_gate_test, whoever_is_held_outside_of_the_arena_goes_on_when_the_gate_opens) {
+  step::operator_gate gate;
+  gate.operator_begin(operator_memory::lasting);
+  ASSERT_TRUE(gate.close_all(ever));
+  EXPECT_FALSE(gate.wait_idle(memhandover::monotonic_ns() + 1'000'000)) << "one still runs";
+  gate.operator_end(operator_memory::lasting);
+  EXPECT_TRUE(gate.wait_idle(memhandover::monotonic_ns() + 60'000'000'000));
+  EXPECT_GT(gate.unit_ended_ns(), 0);
+
+  expect_held_until_it_opens(gate);
+}
+
 TEST(operator_gate_test, what_is_closed_to_all_stays_so_until_it_is_opened) {
   step::operator_gate gate;
   ASSERT_TRUE(gate.close_all(ever));
   ASSERT_TRUE(gate.close(ever));
-  std::atomic<bool> begun{false};
-  std::jthread held{[&] {
-    gate.operator_begin(operator_memory::lasting);
-    begun = true;
-    gate.operator_end(operator_memory::lasting);
-  }};
-  for (auto const until = steady_clock::now() + 50ms; steady_clock::now() < until;) {
-    EXPECT_FALSE(begun);
-  }
-  gate.open();
-  held.join();
+  expect_held_until_it_opens(gate);
 }
 
 TEST(operator_gate_test, whoever_is_held_asks_each_time_that_memory_is_parked) {
