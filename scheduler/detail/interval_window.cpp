@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <iterator>
 #include <numeric>
-#include <ranges>
 
 namespace sluice::scheduler::detail {
 
@@ -76,12 +75,16 @@ interval_window::nanoseconds interval_window::longest_from(time_point begin,
 interval_window::time_point interval_window::first_with(nanoseconds length,
                                                         nanoseconds allowed) const {
   auto room = allowed - length;
-  for (auto const& each : std::views::reverse(past_)) {
+  auto const fills_it = std::find_if(past_.rbegin(), past_.rend(), [&](interval const& each) {
     auto const took = each.to - each.from;
     if (took > room) {
-      return each.to - room + length_ - length;
+      return true;
     }
     room -= took;
+    return false;
+  });
+  if (fills_it != past_.rend()) {
+    return fills_it->to - room + length_ - length;
   }
   return time_point::min();
 }

@@ -146,6 +146,11 @@ def test_no_retired_word_is_left_in_a_name():
     assert not named | files
 
 
+def test_no_file_takes_views_which_clang_cannot_compile_with_this_standard_library():
+    """GCC takes them, so that the other builds say nothing; AddressSanitizer's build is clang 14's (CONTRIBUTING.md)."""
+    assert CXX_FILES and not [relative(file) for file in CXX_FILES if re.search(r"^#include <ranges>|std::(ranges::)?views::", text_of(file), re.MULTILINE)]
+
+
 def test_no_two_modules_of_python_tests_share_a_name():
     """A run that takes both cannot import the second."""
     modules = [file for file in FILES if relative(file).startswith("tests/") and file.suffix == ".py" and file.name != "conftest.py"]
