@@ -107,6 +107,8 @@ struct sluice_agreement {
    * ends it, or ends it alone. Else whoever asks ends it. */
   enum sluice_graph_result (*agree_on_launch)(void* held, struct sluice_graph_launch const* launch,
                                               struct sluice_agreed_call* call);
+  /* Whether this process has a communicator of NCCL (1), by which devices wait for each other. */
+  int (*has_communicators)(void);
 };
 
 /* Is told when a process that computes for others, not one that trains, begins to use the device, and when it no longer

@@ -3,7 +3,7 @@
     ./benchmarks/run.sh parking [--gib 16] [--large-gib 40] [--rounds 5] [--parts]
 
 A torch process that knows nothing of Sluice keeps `--gib` GiB; a server takes all of it, first after its contents have changed
-(`dirty`), then after they have not (`clean`), and gives it back, whereupon the next kernel waits until all is there. `park_ratio`
+(`dirty`), then after they have not (`clean`), and gives it back, whereupon the next kernel waits until all is there. `first_chunk_ms` is a demand of one chunk, while nothing is free. `park_ratio`
 and `unpark_ratio` are against one plain copy of as many bytes in the same run. `part of a large job`: 1 GiB, changed, out of a job
 of `--large-gib`. `checkpoint`: the same process outside of the pool under the driver's own cuCheckpointProcess*, of which
 `checkpoint_ratio` and `restore_ratio` say how many times as long it takes. `resident`: steps of GPT-2-like training under `sluice
@@ -174,6 +174,8 @@ def measure_process(build: Path, gib: float, rounds: int, plain: float) -> tuple
             if of.parking()["clean_bytes"] < size:
                 raise SystemExit(f"parking: not all of it was clean: {of.parking()}")
             of.give_back()
+        of.server.ask("rest")
+        for _ in range(rounds):
             of.fill()
             found["first"].append(of.take(CHUNK)["latency_ms"])
             of.give_back()

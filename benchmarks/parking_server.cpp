@@ -113,10 +113,16 @@ class taker {
   std::chrono::seconds patience_;
 };
 
-/// Each line of standard input asks for so many bytes more than are free, and gives back what the one before brought.
+/// Each line of standard input asks for so many bytes more than are free, and gives back what the one before brought. "rest" takes
+/// what is free, and keeps it until the end.
 void take_as_asked(taker& from) {
   std::optional<memhandover::placement> range;
+  std::optional<memhandover::placement> rest;
   for (std::string line; std::getline(std::cin, line);) {
+    if (line == "rest") {
+      rest = from.take(from.free_bytes());
+      continue;
+    }
     range.reset();
     if (auto const bytes = std::stoull(line); bytes > 0) {
       range = from.take(bytes + from.free_bytes());

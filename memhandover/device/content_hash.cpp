@@ -13,7 +13,8 @@
 
 namespace sluice::memhandover {
 
-// A warp's threads meet in `reduce`: the shuffles name all of them, so blocks have whole warps. The
+// A warp's threads meet in `reduce`: the shuffles name all of them, so blocks have whole warps. Then
+// the first warp adds up what the block's warps have, since what all blocks add to is one place. The
 // last block to arrive takes the sums, which leaves zero for the next launch.
 char const* const content_hash_ptx = R"ptx(
 .version 6.0
@@ -26,12 +27,15 @@ char const* const content_hash_ptx = R"ptx(
   .param .u64 base,
   .param .u64 words,
   .param .u64 result)
+.maxntid 1024, 1, 1
 {
   .reg .pred %more, %lane, %early;
   .reg .b32 %lo, %hi, %t, %n;
   .reg .b64 %p, %end, %out, %i, %step, %x, %y, %k, %s, %m, %f;
   .reg .b64 %k1, %k2, %s1, %s2;
   .reg .b64 %a, %b, %o, %v;
+  .reg .pred %first, %within;
+  .shared .align 8 .u64 parts[96];  // three of each warp
 
   ld.param.u64 %p, [base];
   ld.param.u64 %end, [words];
@@ -93,6 +97,9 @@ next_word:
   bra next_word;
 
 reduce:
+  // of each warp, then of the warps' sums
+  setp.eq.u32 %first, 0, 0;
+next_sum:
   mov.u32 %n, 16;
 next_half:
   mov.b64 {%lo, %hi}, %a;
@@ -113,20 +120,41 @@ next_half:
   shr.u32 %n, %n, 1;
   setp.ne.u32 %more, %n, 0;
   @%more bra next_half;
+  @!%first bra all;
 
-  mov.u64 %p, sums;
+  mov.u32 %lo, parts;
+  shr.u32 %n, %t, 5;
+  mad.lo.u32 %hi, %n, 24, %lo;
   and.b32 %n, %t, 31;
   setp.ne.u32 %lane, %n, 0;
-  @%lane bra arrive;
+  @%lane bra stored;
+  st.shared.u64 [%hi], %a;
+  st.shared.u64 [%hi + 8], %b;
+  st.shared.u64 [%hi + 16], %o;
+stored:
+  bar.sync 0;
+  setp.ge.u32 %lane, %t, 32;
+  @%lane bra done;
+  mov.u64 %a, 0;
+  mov.u64 %b, 0;
+  mov.u64 %o, 0;
+  mov.u32 %n, %ntid.x;
+  shr.u32 %n, %n, 5;
+  mad.lo.u32 %hi, %t, 24, %lo;
+  setp.lt.u32 %within, %t, %n;
+  @%within ld.shared.u64 %a, [%hi];
+  @%within ld.shared.u64 %b, [%hi + 8];
+  @%within ld.shared.u64 %o, [%hi + 16];
+  setp.ne.u32 %first, 0, 0;
+  bra next_sum;
+
+all:
+  setp.ne.u32 %lane, %t, 0;
+  @%lane bra done;
+  mov.u64 %p, sums;
   red.global.add.u64 [%p], %a;
   red.global.add.u64 [%p + 8], %b;
   red.global.or.b64 [%p + 16], %o;
-  membar.gl;
-
-arrive:
-  bar.sync 0;
-  setp.ne.u32 %lane, %t, 0;
-  @%lane bra done;
   membar.gl;
   atom.global.add.u64 %v, [%p + 24], 1;
   mov.u32 %n, %nctaid.x;
@@ -268,8 +296,8 @@ class cuda_hasher final : public content_hasher {
 
   /// The address of pinned memory is the same on the device.
   [[nodiscard]] CUresult launch(CUdeviceptr base, std::uint64_t words, content_hash* to) const {
-    constexpr std::uint64_t most_blocks = 1024;
-    constexpr unsigned threads = 256;
+    constexpr std::uint64_t most_blocks = 264;
+    constexpr unsigned threads = 1024;
     auto result = reinterpret_cast<CUdeviceptr>(to);
     void* parameters[] = {&base, &words, &result};
     auto const blocks = std::clamp<std::uint64_t>(words / threads, 1, most_blocks);

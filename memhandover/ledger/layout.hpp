@@ -180,7 +180,7 @@ inline constexpr std::uint64_t until_woken = ~std::uint64_t{0};
 enum class unparkable : std::uint32_t {
   none = 0,
   never = 1,           ///< it has been started so
-  ranks = 2,           ///< others would wait for it in a collective
+  communicators = 2,   ///< of NCCL: devices wait for each other
   no_host_copies = 3,  ///< the broker keeps none for it
   pinning = 4,         ///< not yet: it makes them pinned memory
   refused = 5  ///< the driver has refused that, or the system what parking on the host needs

@@ -132,8 +132,8 @@ char const* name_of(unparkable why) noexcept {
   switch (why) {
     case unparkable::never:
       return "never";
-    case unparkable::ranks:
-      return "one of several ranks";
+    case unparkable::communicators:
+      return "communicators of NCCL";
     case unparkable::no_host_copies:
       return "no host copies";
     case unparkable::pinning:

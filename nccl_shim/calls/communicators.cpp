@@ -139,6 +139,12 @@ std::vector<std::shared_ptr<known_communicator>> agreeing() {
   return all;
 }
 
+bool any() {
+  registry& in = the_registry();
+  std::shared_lock const guard{in.lock};
+  return !in.all.empty();
+}
+
 bool lags_behind_others() {
   auto const all = agreeing();
   return std::any_of(all.begin(), all.end(),

@@ -62,7 +62,8 @@ constexpr sluice_agreement offered{.size = sizeof(sluice_agreement),
                                    .run_again = run_micro_batch_again,
                                    .join = join_graphs,
                                    .release = release_graph,
-                                   .agree_on_launch = agree_on_launch};
+                                   .agree_on_launch = agree_on_launch,
+                                   .has_communicators = [] { return any() ? 1 : 0; }};
 
 /// As the library is loaded.
 [[gnu::constructor]] void offer_agreement() {

@@ -271,8 +271,15 @@ void job_parking::make_ready() {
 /// What a demand could have beyond what nothing needs.
 void job_parking::show_parkable() {
   auto const* const copies = of_.client.copies();  // none where the broker has refused them
-  auto const counted = parking_ != nullptr && copies != nullptr ? copies->copies().count()
-                                                                : memhandover::copy_counts{};
+  bool const others_wait = of_.gate.has_communicators();
+  auto const counted = parking_ != nullptr && copies != nullptr && !others_wait
+                           ? copies->copies().count()
+                           : memhandover::copy_counts{};
+  if (parking_ != nullptr) {
+    using memhandover::unparkable;
+    of_.client.mailbox().why_unparkable.store(
+        static_cast<std::uint32_t>(others_wait ? unparkable::communicators : unparkable::none));
+  }
   auto const slots = counted.free + counted.kept;  // what is kept gives way
   lock_type const lock{of_.mutex};
   of_.spaces.set_parkable(slots);
@@ -284,7 +291,7 @@ void job_parking::take(memhandover::demand const& wanted, std::uint32_t count) {
       of_.longest_absence ? std::optional{clock::now() + *of_.longest_absence} : std::nullopt;
   follow_rules();
   // An operator is obeyed whatever else is agreed on.
-  if (!piece.may_go_on() || parking_ == nullptr ||
+  if (!piece.may_go_on() || parking_ == nullptr || of_.gate.has_communicators() ||
       !(wanted.from_operator || may_be_parked(return_by))) {
     return;
   }

@@ -87,13 +87,10 @@ void publish_long_units(process_state& state) {
 /// Ranks on GPUs stay: whether NCCL's state there bears it has not been tried.
 void set_parking(training_memory::options& into) {
   using memhandover::unparkable;
-  auto const longest =
+  into.why_unparkable =
+      environment_says("SLUICE_PARK", "never", "if_needed") ? unparkable::never : unparkable::none;
+  into.longest_absence =
       longest_absence(environment("WORLD_SIZE"), environment("SLUICE_COLLECTIVE_TIMEOUT_S"));
-  bool const may_be = !longest || into.broker.backend == "host";
-  into.why_unparkable = environment_says("SLUICE_PARK", "never", "if_needed") ? unparkable::never
-                        : may_be                                              ? unparkable::none
-                                                                              : unparkable::ranks;
-  into.longest_absence = longest;
 }
 
 /// Says once that requests are refused because of what this job keeps.

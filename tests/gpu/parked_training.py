@@ -3,7 +3,7 @@
     python parked_training.py MODE STEPS FILE [--fill GIB]
 
 Modes: `gpt` (nanoGPT-like), `gpt-compiled`, `gpt-graph` (the whole step in a CUDA graph), `resnet` (half precision with a
-gradient scaler), `trainer` (Hugging Face's), `cupy`. `--fill` keeps so much memory besides, as a large model does.
+gradient scaler), `trainer` (Hugging Face's), `cupy`, `jax`. `--fill` keeps so much memory besides, as a large model does.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+WRONG = "what was kept besides has changed"
 
 
 def gpt(torch, mode: str, steps: int) -> list[float]:
@@ -119,42 +120,77 @@ def trainer(torch, steps: int) -> list[float]:
         return [entry["loss"] for entry in job.state.log_history if "loss" in entry]
 
 
-def cupy(steps: int) -> list[float]:
+def with_torch(mode: str, steps: int, fill: int) -> list[float]:
+    import torch
+
+    torch.manual_seed(0)
+    torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    filled = torch.arange(fill // 8, device="cuda")
+    before = filled.sum().item()
+    found = resnet(torch, steps) if mode == "resnet" else trainer(torch, steps) if mode == "trainer" else gpt(torch, mode, steps)
+    assert filled.sum().item() == before, WRONG
+    return found
+
+
+def numbers() -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Weights and inputs."""
+    chance = numpy.random.default_rng(5)
+    return chance.standard_normal((512, 512), numpy.float32), chance.standard_normal((4096, 512), numpy.float32)
+
+
+def cupy(steps: int, fill: int) -> list[float]:
     import cupy as cp
 
-    chance = cp.random.RandomState(5)
-    weights, inputs = chance.standard_normal((512, 512)), chance.standard_normal((4096, 512))
+    filled = cp.arange(fill // 8, dtype=cp.int64)
+    before = int(filled.sum())
+    weights, inputs = map(cp.asarray, numbers())
     losses = []
     for _ in range(steps):
         outputs = inputs @ weights
         losses.append(float(cp.square(outputs).mean()))
-        weights = weights - 1e-4 * (inputs.T @ outputs)
+        weights = weights - 1e-5 * (inputs.T @ outputs)
+    assert int(filled.sum()) == before, WRONG
+    return losses
+
+
+def jax(steps: int, fill: int) -> list[float]:
+    os.environ.setdefault("XLA_FLAGS", "--xla_gpu_deterministic_ops=true")
+    import jax
+    from jax import numpy as jnp
+
+    def loss(weights, inputs):
+        return jnp.square(jnp.tanh(inputs @ weights)).mean()
+
+    @jax.jit
+    def step(weights, inputs):
+        value, slope = jax.value_and_grad(loss)(weights, inputs)
+        return weights - 0.1 * slope, value
+
+    def checksum(of) -> int:
+        return int(jax.lax.reduce(of, numpy.int32(0), jax.lax.bitwise_xor, (0,)))
+
+    assert jax.devices()[0].platform == "gpu", jax.devices()
+    filled = jnp.arange(fill // 4, dtype=jnp.int32)
+    before = checksum(filled)
+    weights, inputs = map(jnp.asarray, numbers())
+    losses = []
+    for _ in range(steps):
+        weights, value = step(weights, inputs)
+        losses.append(float(value))
+    assert checksum(filled) == before, WRONG
     return losses
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("mode", choices=("gpt", "gpt-compiled", "gpt-graph", "resnet", "trainer", "cupy"))
+    parser.add_argument("mode", choices=("gpt", "gpt-compiled", "gpt-graph", "resnet", "trainer", "cupy", "jax"))
     parser.add_argument("steps", type=int)
     parser.add_argument("file", type=Path)
     parser.add_argument("--fill", type=float, default=0.0)
     chosen = parser.parse_args()
+    fill = int(chosen.fill * (1 << 30))
     began = time.monotonic()
-    if chosen.mode == "cupy":
-        found = cupy(chosen.steps)
-    else:
-        import torch
-
-        torch.manual_seed(0)
-        torch.backends.cudnn.benchmark = False
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        filled = torch.arange(int(chosen.fill * (1 << 30)) // 8, device="cuda")
-        before = filled.sum().item()
-        if chosen.mode == "resnet":
-            found = resnet(torch, chosen.steps)
-        elif chosen.mode == "trainer":
-            found = trainer(torch, chosen.steps)
-        else:
-            found = gpt(torch, chosen.mode, chosen.steps)
-        assert filled.sum().item() == before, "what was kept besides has changed"
+    others = {"cupy": cupy, "jax": jax}
+    found = others[chosen.mode](chosen.steps, fill) if chosen.mode in others else with_torch(chosen.mode, chosen.steps, fill)
     chosen.file.write_text(json.dumps({"losses": found, "seconds": time.monotonic() - began}), encoding="utf-8")

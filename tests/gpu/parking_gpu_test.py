@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -13,10 +14,12 @@ from pathlib import Path
 import pytest
 
 TRAINING = Path(__file__).with_name("parked_training.py")
+RANKS = Path(__file__).parents[1] / "system" / "parking_ranks.py"
 GIB = 1 << 30
 #: Parks that each job sees, at least; the long form has more.
 PARKS = int(os.environ.get("SLUICE_TEST_PARKS", "25"))
-STEPS = {"gpt": 8, "gpt-compiled": 12, "gpt-graph": 40, "resnet": 6, "trainer": 6}  # for each park
+STEPS = {"gpt": 8, "gpt-compiled": 12, "gpt-graph": 40, "resnet": 6, "trainer": 6, "cupy": 40, "jax": 60}  # for each park
+STEPS_OF_RANKS = 30
 
 
 def ended(job: subprocess.Popen, file: Path) -> dict:
@@ -29,11 +32,11 @@ def start(command: list, environment: dict) -> subprocess.Popen:
     return subprocess.Popen([*map(str, command)], text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
 
 
-def await_bytes(sluice: Path, environment: dict, job: subprocess.Popen, least: int) -> None:
-    """Until the job has so much of the pool."""
+def await_parkable(sluice: Path, environment: dict, job: subprocess.Popen, least: int, jobs: int = 1) -> None:
+    """Until so much of each job can be parked."""
     while job.poll() is None:
         done = subprocess.run([sluice, "status", "--json"], text=True, capture_output=True, check=False, env=environment)
-        if done.returncode == 0 and any(one["bytes"] >= least for one in json.loads(done.stdout)["clients"]):
+        if done.returncode == 0 and sum(one["parking"]["parkable_bytes"] >= least for one in json.loads(done.stdout)["clients"]) == jobs:
             return
         time.sleep(0.1)
 
@@ -62,16 +65,23 @@ class Parker:
         self.reader.join()
 
 
-@pytest.mark.parametrize("mode", STEPS)
-def test_losses_are_those_of_an_undisturbed_job(mode, sluice, build, tmp_path):
+@pytest.fixture
+def environment(tmp_path):
     (tmp_path / "runtime").mkdir(mode=0o700)
-    environment = {**os.environ, "SLUICE_RUNTIME_DIR": str(tmp_path / "runtime")}
+    return {**os.environ, "SLUICE_RUNTIME_DIR": str(tmp_path / "runtime")}
+
+
+@pytest.mark.deadline(560)
+@pytest.mark.parametrize("mode", STEPS)
+def test_losses_are_those_of_an_undisturbed_job(mode, sluice, build, tmp_path, environment):
+    if mode in ("cupy", "jax") and importlib.util.find_spec(mode) is None:
+        pytest.skip(f"{mode} is not installed")
     steps = STEPS[mode] * PARKS
     command = [sys.executable, TRAINING, mode, steps]
     alone = ended(start([*command, tmp_path / "alone.json"], environment), tmp_path / "alone.json")
     job = start([sluice, "run", "--backend", "cuda", "--memory", "6GiB", "--host-memory", "6GiB", "--require-pool", "--", *command,
                  tmp_path / "shared.json", "--fill", "1"], environment)
-    await_bytes(sluice, environment, job, GIB)
+    await_parkable(sluice, environment, job, GIB)
     parker = Parker(build, environment, 5 * GIB + GIB // 2, 6 * GIB)
     try:
         shared = ended(job, tmp_path / "shared.json")
@@ -80,4 +90,37 @@ def test_losses_are_those_of_an_undisturbed_job(mode, sluice, build, tmp_path):
         job.kill()
     print(f"{mode}: {parker.parks()} parks, {shared['seconds']:.1f} s beside {alone['seconds']:.1f} s")
     assert shared["losses"] == alone["losses"]
+    assert parker.parks() >= PARKS, [one for one in parker.taken if one["refused"]][:3]
+
+
+@pytest.mark.deadline(560)
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_ranks_over_gloo_learn_what_they_would_have_learned_undisturbed(kind, sluice, build, tmp_path, environment):
+    """Both on one GPU, which NCCL does not take."""
+    environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    steps = STEPS_OF_RANKS * PARKS
+
+    def command(folder: Path) -> list:
+        folder.mkdir()
+        return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", RANKS, kind, steps, 1536, folder, 600, "cuda"]
+
+    def outcome(job: subprocess.Popen, folder: Path) -> list[dict]:
+        complaints = job.communicate(timeout=400)[1]
+        assert job.returncode == 0, complaints[-4000:]
+        found = [json.loads((folder / f"rank-{number}.json").read_text(encoding="utf-8")) for number in range(2)]
+        assert all(one.pop("kept") for one in found)
+        return found
+
+    alone = outcome(start(command(tmp_path / "alone"), environment), tmp_path / "alone")
+    job = start([sluice, "run", "--backend", "cuda", "--memory", "6GiB", "--host-memory", "6GiB", "--require-pool", "--",
+                 *command(tmp_path / "parked")], environment)
+    await_parkable(sluice, environment, job, 3 * GIB // 2, jobs=2)
+    parker = Parker(build, environment, 5 * GIB + GIB // 2, 6 * GIB)
+    try:
+        shared = outcome(job, tmp_path / "parked")
+    finally:
+        parker.end()
+        job.kill()
+    print(f"{kind}: {parker.parks()} parks of two ranks")
+    assert shared == alone
     assert parker.parks() >= PARKS, [one for one in parker.taken if one["refused"]][:3]

@@ -87,8 +87,8 @@ TEST(client_entries, what_stays_is_told_with_one_reason_for_each_chunk) {
   mailbox.stays_until_ns.store(monotonic_ns() + 60'000'000'000);
   EXPECT_EQ(told(), R"([{"bytes":4194304,"reason":"host copies are full"},)"
                     R"({"bytes":6291456,"reason":"came back a moment ago"}])");
-  mailbox.why_unparkable.store(static_cast<std::uint32_t>(unparkable::ranks));
-  EXPECT_EQ(told(), R"([{"bytes":10485760,"reason":"one of several ranks"}])");
+  mailbox.why_unparkable.store(static_cast<std::uint32_t>(unparkable::communicators));
+  EXPECT_EQ(told(), R"([{"bytes":10485760,"reason":"communicators of NCCL"}])");
 }
 
 TEST(client_entries, a_place_that_no_live_client_has_is_of_no_kind) {

@@ -59,6 +59,9 @@ void rank_of_job::split() const {
   report("parent", reduce(from, to[1]));
   synchronise();
   report("destroy", ncclCommDestroy(child));
+  report("others may wait", gate->agreement()->has_communicators() == 1 ? 0 : 1);
+  report("destroy the last", ncclCommDestroy(all));
+  report("nobody waits", gate->agreement()->has_communicators() == 0 ? 0 : 1);
   std::printf("%d %d\n", to[0], to[1]);
 }
 

@@ -18,7 +18,7 @@ from server_models import AFFINE, Affine
 from serving import World, floats
 
 JOB = Path(__file__).with_name("host_parking_job.py")
-RANKS = Path(__file__).with_name("host_parking_ranks.py")
+RANKS = Path(__file__).with_name("parking_ranks.py")
 MIB = 1 << 20
 CAP_SYS_PTRACE = 19  # linux/capability.h
 POOL = 640  # MiB
@@ -58,7 +58,7 @@ class Pool(parking_test.Pool):
         folder.mkdir()
         made = Process([self.sluice, "run", "--backend", "host", "--memory", f"{POOL}MiB", "--host-memory", f"{POOL}MiB", "--require-pool",
                         *options, "--", sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", RANKS, kind,
-                        steps, 160, folder, timeout_s], self.environment)
+                        steps, 160, folder, timeout_s, "cpu"], self.environment)
         self.processes.append(made)
         return made
 

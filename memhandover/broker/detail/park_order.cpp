@@ -42,9 +42,8 @@ std::string why_not(unparkable why) {
       return {};
     case unparkable::never:
       return "it was started so (`sluice run --park never`, SLUICE_PARK)";
-    case unparkable::ranks:
-      return "it is one of several ranks (WORLD_SIZE), and the others would wait for it until "
-             "their watchdog ends them";
+    case unparkable::communicators:
+      return "it has a communicator of NCCL, by which devices wait for each other";
     case unparkable::no_host_copies:
       return "the broker keeps no host copies for it; whoever starts the broker says how much "
              "(`sluice run --host-memory`, host_copies.memory of the policy)";

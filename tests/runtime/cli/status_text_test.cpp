@@ -75,12 +75,12 @@ TEST(status_text, a_job_that_has_been_parked_has_a_line_of_its_own) {
 TEST(status_text, what_cannot_be_parked_is_told_with_its_reason_where_there_is_host_memory) {
   auto status = full();
   status["clients"][0]["parking"]["unparkable"] = {
-      {{"reason", "one of several ranks"}, {"bytes", 4194304}}};
+      {{"reason", "communicators of NCCL"}, {"bytes", 4194304}}};
   EXPECT_THAT(status_text(status), testing::Not(HasSubstr("cannot be parked")));
   status["pool"]["host_copies"] = {{"bytes", 8388608}};
   EXPECT_THAT(status_text(status), HasSubstr(R"(cannot be parked
   slot  bytes  reason
-  0     4 MiB  one of several ranks
+  0     4 MiB  communicators of NCCL
 )"));
 }
 

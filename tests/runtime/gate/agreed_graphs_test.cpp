@@ -101,7 +101,8 @@ constexpr sluice_agreement agreement{
             *call = asked_launch::as_call(*launch);
           }
           return answer;
-        }};
+        },
+    .has_communicators = nullptr};
 
 /// Handles that the test's calls make; they end with it.
 class agreed_graph : public submission {

@@ -48,7 +48,10 @@ class resting_gate final : public step::launch_gate {
   void abort_end() override {}
   void set_urgent(bool /*urgent*/) override {}
 
+  [[nodiscard]] bool has_communicators() const override { return others_wait.load(); }
+
   std::atomic<std::function<void()> const*> rest{nullptr};
+  std::atomic<bool> others_wait{false};
 };
 
 /// The thread of this process waits in the kernel.
@@ -115,6 +118,21 @@ class job_in_turns : public testing::Test {
   std::string said_;
   std::optional<std::chrono::milliseconds> retry_after_;
 };
+
+TEST_F(job_in_turns, keeps_what_it_has_while_devices_of_others_may_wait_for_it) {
+  start({.park_stay = 1});
+  gate_.others_wait = true;
+  ASSERT_TRUE(eventually([this] { return box().parkable_chunks.load() == 0; }));
+  EXPECT_EQ(box().why_unparkable.load(),
+            static_cast<std::uint32_t>(memhandover::unparkable::communicators));
+  EXPECT_EQ(acquire(wanted_of_it), std::nullopt);
+  EXPECT_EQ(box().parked_chunks.load(), 0U);
+
+  gate_.others_wait = false;
+  ASSERT_TRUE(eventually([this] { return box().parkable_chunks.load() == chunks_of_job; }));
+  EXPECT_EQ(box().why_unparkable.load(), static_cast<std::uint32_t>(memhandover::unparkable::none));
+  EXPECT_NE(acquire(wanted_of_it), std::nullopt);
+}
 
 TEST_F(job_in_turns, is_owed_its_memory_when_it_waits_and_so_early_that_it_keeps_its_share) {
   start({.park_stay = 1, .resident_share = 0.5, .resident_window = 60s});

@@ -1,6 +1,8 @@
 """A training script of several ranks, as torchrun starts it, over gloo; knows nothing of Sluice unless it is to use its step.
 
-    torchrun … host_parking_ranks.py ddp|fsdp|step-ddp|step-fsdp STEPS KEEP_MIB FOLDER TIMEOUT_S
+    torchrun … parking_ranks.py ddp|fsdp|step-ddp|step-fsdp STEPS KEEP_MIB FOLDER TIMEOUT_S cpu|cuda
+
+On a GPU all ranks use the same one.
 
 Each rank writes FOLDER/rank-N.json: its losses, bit by bit, and a digest of what it has of the parameters. Rank 0 prints "step N".
 """
@@ -21,13 +23,16 @@ from torch.nn.parallel import DistributedDataParallel
 if sys.argv[1].startswith("step"):
     import sluice
 
-kind, steps, keep_mib, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+kind, steps, keep_mib, folder, device = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[6]
 torch.set_num_threads(1)
+torch.use_deterministic_algorithms(True)
+if device != "cpu":
+    torch.set_default_device(device)
 dist.init_process_group("gloo", timeout=timedelta(seconds=int(sys.argv[5])))
 rank = dist.get_rank()
 torch.manual_seed(1)
 kept = torch.randint(0, 256, (keep_mib << 20,), dtype=torch.uint8)
-digest = hashlib.sha256(kept.numpy()).hexdigest()
+digest = hashlib.sha256(kept.cpu().numpy()).hexdigest()
 model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 16))
 if kind.endswith("ddp"):
     model = DistributedDataParallel(model)
@@ -36,7 +41,7 @@ else:
         fully_shard(layer)
     fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-generator = torch.Generator().manual_seed(100 + rank)
+generator = torch.Generator(device).manual_seed(100 + rank)
 if kind.startswith("step"):
     sluice_step = sluice.Step(model, optimizer, micro_batch=16, adapt=False)
 
@@ -58,7 +63,7 @@ for step in range(steps):
     if rank == 0:
         print(f"step {step}", flush=True)
 own = [each.to_local() if isinstance(each, DTensor) else each for each in model.parameters()]
-parameters = hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in own)).hexdigest()
+parameters = hashlib.sha256(b"".join(each.detach().cpu().numpy().tobytes() for each in own)).hexdigest()
 (folder / f"rank-{rank}.json").write_text(json.dumps({"losses": losses, "parameters": parameters,
-                                                     "kept": hashlib.sha256(kept.numpy()).hexdigest() == digest}), encoding="utf-8")
+                                                     "kept": hashlib.sha256(kept.cpu().numpy()).hexdigest() == digest}), encoding="utf-8")
 dist.destroy_process_group()
