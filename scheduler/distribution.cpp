@@ -66,6 +66,22 @@ distribution distribution::mixture(std::vector<part> const& parts) {
   return result;
 }
 
+distribution distribution::mixture_of(std::vector<weighted> const& those) {
+  std::vector<part> parts;
+  for (auto const& each : those) {
+    for (auto const& a : each.of->atoms_) {
+      parts.push_back({each.weight * a.weight, seconds{a.value}, 0.0});
+    }
+    for (auto const& g : each.of->gammas_) {
+      parts.push_back({each.weight * g.weight, seconds{g.mean}, 1.0 / g.shape});
+    }
+    if (each.of->atoms_.empty() && each.of->gammas_.empty()) {
+      parts.push_back({each.weight, seconds{0.0}, 0.0});  // the constant zero has no parts
+    }
+  }
+  return mixture(parts);
+}
+
 distribution distribution::of_samples(std::span<double const> samples) {
   std::vector<part> parts;
   parts.reserve(samples.size());

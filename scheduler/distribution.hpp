@@ -36,6 +36,12 @@ class distribution {
   /// One gamma distribution. An scv below 1e-4 counts as a constant.
   [[nodiscard]] static distribution gamma(seconds mean, double scv);
   [[nodiscard]] static distribution mixture(std::vector<part> const& parts);
+  struct weighted {
+    double weight = 1.0;  ///< any positive number; weights are normalised
+    distribution const* of = nullptr;
+  };
+  /// One of `those`, each with the probability of its weight.
+  [[nodiscard]] static distribution mixture_of(std::vector<weighted> const& those);
   /// The empirical distribution of `samples` (seconds), each with the same weight.
   [[nodiscard]] static distribution of_samples(std::span<double const> samples);
 

@@ -25,6 +25,14 @@ void check(queue_load const& demand, double exceed) {
   }
 }
 
+void check_time(char const* what, seconds value) {
+  if (!(value.count() >= 0.0) || !std::isfinite(value.count())) {
+    throw std::invalid_argument(std::string(what) +
+                                " must be a finite number of seconds >= 0; got " +
+                                std::to_string(value.count()));
+  }
+}
+
 }  // namespace
 
 double poisson_exceed(double arrivals_per_s, seconds idle_timeout) noexcept {
@@ -68,6 +76,71 @@ cycle cycle_of(queue_load const& demand, double exceed) {
           .released_fraction = released,
           .loads_per_s = rate * released,
           .cold_or_loading = released * (1.0 + rate * s1)};
+}
+
+teardown_effect with_teardown(queue_load const& demand, double exceed, seconds teardown) {
+  check(demand, exceed);
+  check_time("the teardown", teardown);
+  double const rate = demand.arrivals_per_s;
+  double const rho = demand.utilisation();
+  if (rho >= 1.0) {
+    return {.mean_wait = forever};
+  }
+  double const u = teardown.count();
+  double const s1 = demand.load.mean().count();
+  double const s2 = demand.load.second_moment_s2();
+  if (rate == 0.0) {
+    return {.mean_wait = demand.load.mean() * exceed, .held_fraction = 1.0 - exceed};
+  }
+  double const nobody_came = std::exp(-rate * u);
+  double const length =
+      1.0 / rate + exceed * (u + nobody_came / rate - 1.0 / rate + s1);  // without service
+  double const present = exceed * (0.5 * rate * u * u + nobody_came * s1 + rate * u * s1 +
+                                   0.5 * rate * s2);  // their number, integrated over it
+  return {.mean_wait = mean_warm_wait(demand) + seconds{present / (rate * length)},
+          .held_fraction = 1.0 - exceed * nobody_came * (1.0 - rho) / (rate * length)};
+}
+
+seconds mean_wait_of_gathering(queue_load const& demand, unsigned requests) {
+  check(demand);
+  if (requests == 0) {
+    throw std::invalid_argument("at least one request must wait before a load begins; got 0");
+  }
+  seconds const warm = mean_warm_wait(demand);
+  double const rate = demand.arrivals_per_s;
+  if (warm == forever || (rate == 0.0 && requests > 1)) {
+    return forever;
+  }
+  double const n = requests;
+  double const s1 = demand.load.mean().count();
+  double const gathering = requests > 1 ? 0.5 * n * (n - 1.0) / rate : 0.0;
+  return warm + seconds{(gathering + n * s1 + 0.5 * rate * demand.load.second_moment_s2()) /
+                        (n + rate * s1)};
+}
+
+seconds mean_wait_behind(queue_load const& demand, distribution const& elsewhere) {
+  seconds const warm = mean_warm_wait(demand);
+  double const mean = elsewhere.mean().count();
+  return mean > 0.0 ? warm + seconds{0.5 * elsewhere.second_moment_s2() / mean} : warm;
+}
+
+double exceed_for_extra_wait(queue_load const& demand, seconds extra) {
+  check(demand);
+  check_time("the extra wait", extra);
+  double const rate = demand.arrivals_per_s;
+  double const s1 = demand.load.mean().count();
+  double const s2 = demand.load.second_moment_s2();
+  double const x = extra.count();
+  double const per_exceed = 2.0 * s1 + rate * s2 - 2.0 * x * rate * s1;
+  return per_exceed > 2.0 * x ? 2.0 * x / per_exceed : 1.0;
+}
+
+seconds poisson_timeout(double arrivals_per_s, double exceed) noexcept {
+  if (exceed >= 1.0) {
+    return seconds{0.0};
+  }
+  return exceed > 0.0 && arrivals_per_s > 0.0 ? seconds{-std::log(exceed) / arrivals_per_s}
+                                              : forever;
 }
 
 double wait_tail::probability_above(seconds t) const noexcept {

@@ -18,8 +18,10 @@
 ///
 /// Sources. Pollaczek–Khinchine: Kleinrock, Queueing Systems I, 5.6. Exceptional first service:
 /// Welch, Operations Research 12 (1964). Idle timeout: by decomposition (Fuhrmann and Cooper,
-/// Operations Research 33 (1985)); derivation in docs/scheduler.md. Exponential tail: Lundberg's
-/// exponent, Asmussen, Applied Probability and Queues, XIII.5.
+/// Operations Research 33 (1985)); derivation in docs/scheduler.md. Teardown, gathering and
+/// vacations: the same decomposition, by which the extra wait is the integral of those present over a
+/// period without service, over λ times its length. Exponential tail: Lundberg's exponent, Asmussen,
+/// Applied Probability and Queues, XIII.5.
 #pragma once
 
 #include "scheduler/distribution.hpp"
@@ -55,6 +57,28 @@ struct cycle {
   double cold_or_loading = 0.0;  ///< share of requests that arrive to a released or loading model
 };
 [[nodiscard]] cycle cycle_of(queue_load const& demand, double exceed);
+
+/// With a release that takes `teardown` and cannot be taken back: who comes meanwhile waits for the rest of it, and for the
+/// load. Arrivals must be Poisson during the teardown.
+struct teardown_effect {
+  seconds mean_wait{0.0};
+  double held_fraction = 1.0;  ///< share of time in which the memory is not training's
+};
+[[nodiscard]] teardown_effect with_teardown(queue_load const& demand, double exceed,
+                                            seconds teardown);
+
+/// Released whenever idle, and loaded again only once `requests` (at least one) wait (N-policy).
+[[nodiscard]] seconds mean_wait_of_gathering(queue_load const& demand, unsigned requests);
+
+/// Always warm, on a device that does something else whenever the queue is empty, again and again, and does not interrupt it: a
+/// step of training (multiple vacations).
+[[nodiscard]] seconds mean_wait_behind(queue_load const& demand, distribution const& elsewhere);
+
+/// The largest p = P(idle gap > timeout) that makes the mean wait at most `extra` longer than always warm; 1 if every does.
+[[nodiscard]] double exceed_for_extra_wait(queue_load const& demand, seconds extra);
+
+/// The timeout with that p for Poisson arrivals; `forever` for 0.
+[[nodiscard]] seconds poisson_timeout(double arrivals_per_s, double exceed) noexcept;
 
 /// P(wait > t) ≈ min(utilisation, prefactor · e^{−decay t}), of a model that is always warm: who
 /// finds it idle does not wait at all, which a prefactor that fits the far tail does not know.

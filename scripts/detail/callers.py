@@ -48,6 +48,15 @@ UNCALLED = {
     "*_per_micro_batch": "what tests see of a plan's inside",
     "poisson_exceed": "a closed form that tests hold estimates and simulations against",
     "probability_above": "the same",
+    "mean_wait_*": "the same",
+    "mean_waits_by_rank": "the same",
+    "with_teardown": "the same",
+    "exceed_for_extra_wait": "the same",
+    "poisson_timeout": "the same",
+    "cheapest_timeout": "the same",
+    "competitive_timeout": "the same",
+    "solve": "the same",
+    "waits_of": "the same",
 }
 
 TOKEN = re.compile(

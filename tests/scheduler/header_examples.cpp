@@ -9,17 +9,21 @@
 #include "scheduler/admission.hpp"
 #include "scheduler/attainment.hpp"
 #include "scheduler/batch_planner.hpp"
+#include "scheduler/bursts.hpp"
 #include "scheduler/detail/interval_window.hpp"
 #include "scheduler/distribution.hpp"
 #include "scheduler/estimators.hpp"
 #include "scheduler/hold_choice.hpp"
+#include "scheduler/keep_warm.hpp"
 #include "scheduler/model_controller.hpp"
 #include "scheduler/parallelism.hpp"
 #include "scheduler/parking_turns.hpp"
+#include "scheduler/partial_warmth.hpp"
 #include "scheduler/pause_budget.hpp"
 #include "scheduler/queueing.hpp"
 #include "scheduler/reserve.hpp"
 #include "scheduler/run_ahead.hpp"
+#include "scheduler/shared_server.hpp"
 #include "scheduler/warm_policy.hpp"
 
 // An example shows what an expression is by a comment behind it.
@@ -61,6 +65,12 @@ void of_batch_planner(std::uint64_t remaining, std::uint64_t free_to_us, std::ui
   }
 }
 
+void of_bursts(distribution const& b) {
+  switching_poisson stream{.rates_per_s = {18.0, 2.0}, .switches_per_s = {0.1, 0.1}};
+  mean_wait(stream, 50ms);
+  mean_wait_by_spread({.arrivals_per_s = 8.0, .service = b}, 4.0);
+}
+
 void of_estimators(instant start, instant now) {
   arrival_rates rates{start};
   rates.count(now);
@@ -72,6 +82,12 @@ void of_distribution(std::vector<double> const& window) {
   auto measured = distribution::of_samples(window);
   auto two_kinds =
       distribution::mixture({{.weight = 0.9, .mean = 20ms}, {.weight = 0.1, .mean = 200ms}});
+}
+
+void of_keep_warm(distribution const& gaps) {
+  keep_warm_costs const costs{.per_held_s = 1.0, .per_load = 2.0};
+  auto const best = cheapest_timeout(gaps, costs);
+  best.idle_timeout;
 }
 
 void of_model_controller(objective const& slo, instant now,
@@ -102,6 +118,15 @@ void of_parking_turns(parking_turns::time_point now, std::chrono::nanoseconds co
   turns.owed_at(coming);
   turns.came_back(now, swap);
   turns.stays_until();
+}
+
+void of_partial_warmth() {
+  partial_warmth chain{.arrivals_per_s = 1.75,
+                       .service = 7.3ms,
+                       .load = 14.3ms,
+                       .idle_timeout = 5s,
+                       .cold_share = 0.906};
+  solve(chain, 29.2ms).share_within;
 }
 
 void of_pause_budget(pause_budget::time_point now, pause_budget::time_point ended) {
@@ -142,6 +167,15 @@ void of_hold_choice() {
 void of_run_ahead() {
   std::vector<run_ahead_promise> const promises{{.share = 0.99, .latency = 20ms, .service = 2ms}};
   run_ahead_bound(promises);
+}
+
+void of_shared_server(distribution const& small, distribution const& large) {
+  std::vector<request_class> const kinds{{.arrivals_per_s = 20.0, .service = small},
+                                         {.arrivals_per_s = 1.0, .service = large}};
+  mean_wait_in_turn(kinds);
+  mean_waits_by_rank(kinds);
+  concurrent_server device{.arrivals_per_s = 30.0, .service = 50ms, .slowdown = {1.0, 1.2}};
+  waits_of(device).mean_response;
 }
 
 void of_warm_policy(objective const& slo) {
