@@ -125,7 +125,7 @@ class Scene:
             answer = json.loads(self.server.ask(str(size)))
             if answer["refused"] is None:
                 return answer
-            if "stay for another" not in answer["refused"] and "can be had" not in answer["refused"]:
+            if answer.get("retry_after_ms") is None:
                 break
             time.sleep(0.001)
         raise SystemExit(f"parking: {answer['refused']}")
