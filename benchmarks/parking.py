@@ -1,6 +1,6 @@
 """What it costs to take a live process's memory and to give it back, on a GPU.
 
-    ./benchmarks/run.sh parking [--gib 16] [--large-gib 40] [--rounds 5] [--parts]
+    ./benchmarks/run.sh parking [--gib 16] [--large-gib 40] [--rounds 5] [--parts | --process]
 
 A torch process that knows nothing of Sluice keeps `--gib` GiB; a server takes all of it, first after its contents have changed
 (`dirty`), then after they have not (`clean`), and gives it back, whereupon the next kernel waits until all is there. `first_chunk_ms` is a demand of one chunk, while nothing is free. `park_ratio`
@@ -174,9 +174,8 @@ def measure_process(build: Path, gib: float, rounds: int, plain: float) -> tuple
             if of.parking()["clean_bytes"] < size:
                 raise SystemExit(f"parking: not all of it was clean: {of.parking()}")
             of.give_back()
-        of.server.ask("rest")
-        for _ in range(rounds):
             of.fill()
+            of.server.ask("rest")
             found["first"].append(of.take(CHUNK)["latency_ms"])
             of.give_back()
     middle = {name: statistics.median(of) for name, of in found.items()}
@@ -268,6 +267,7 @@ def measure_steps(build: Path, turns: int, steps: int) -> list[Cell]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", action="store_true", help="only what it is made of")
+    parser.add_argument("--process", action="store_true", help="only that, and a live process")
     parser.add_argument("--gib", type=float, default=16)
     parser.add_argument("--large-gib", type=float, default=40)
     parser.add_argument("--rounds", type=int, default=5)
@@ -288,6 +288,8 @@ def main() -> None:
         return
     of_process, ours = measure_process(build, chosen.gib, chosen.rounds, statistics.median(one["plain"] for one in parts))
     record(of_process)
+    if chosen.process:
+        return
     record(measure_checkpoint(chosen.gib, 2, ours))
     record(measure_small(build, chosen.large_gib, chosen.rounds))
     record(measure_steps(build, chosen.turns, 150))

@@ -114,7 +114,7 @@ class taker {
 };
 
 /// Each line of standard input asks for so many bytes more than are free, and gives back what the one before brought. "rest" takes
-/// what is free, and keeps it until the end.
+/// what is free, and keeps it until 0 bytes are asked for.
 void take_as_asked(taker& from) {
   std::optional<memhandover::placement> range;
   std::optional<memhandover::placement> rest;
@@ -127,6 +127,7 @@ void take_as_asked(taker& from) {
     if (auto const bytes = std::stoull(line); bytes > 0) {
       range = from.take(bytes + from.free_bytes());
     } else {
+      rest.reset();
       std::printf("{}\n");
       std::fflush(stdout);
     }

@@ -56,6 +56,11 @@ def world(sluice, tmp_path, monkeypatch):
     made.end()
 
 
+def parking(world: World) -> dict:
+    """What the status says of the job's; empty before it has joined."""
+    return next((one["parking"] for one in world.status()["clients"] if one["kind"] == "training"), {})
+
+
 def train(command: list, file: Path) -> subprocess.Popen:
     return subprocess.Popen([*map(str, command), sys.executable, str(TRAINING), "gpt", str(STEPS), str(file), "--fill", str(KEEPS - 0.25)],
                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -77,17 +82,16 @@ def test_a_cold_model_is_served_beside_a_job_that_keeps_most_of_the_pool(world, 
     assert losses(alone, tmp_path / "alone.json")
     job = train([world.program, "run", "--require-pool", "--"], tmp_path / "shared.json")
     try:
-        eventually(lambda: any(one["parking"]["parkable_bytes"] >= (KEEPS - 1) * GIB for one in world.status()["clients"]), "it can be parked")
+        eventually(lambda: (found := parking(world)) and found["parkable_bytes"] >= (KEEPS - 1) * GIB, "it can be parked")
         for _ in range(2):
             began = time.monotonic()
             assert server.outputs("large", [integer("n", 7)])[0].item() == wanted
-            parking = next(one["parking"] for one in world.status()["clients"] if one["kind"] == "training")
-            print(f"answered after {time.monotonic() - began:.1f} s, of the job {parking['parked_bytes'] / GIB:.1f} GiB are away")
-            eventually(lambda: not any(one["parking"]["parked_bytes"] for one in world.status()["clients"] if one["kind"] == "training"),
-                       "it is back")
+            of_job = parking(world)
+            print(f"answered after {time.monotonic() - began:.1f} s, of the job {of_job['parked_bytes'] / GIB:.1f} GiB are away")
+            eventually(lambda: parking(world)["parked_bytes"] == 0, "it is back")
         shared = losses(job, tmp_path / "shared.json")
     finally:
         job.kill()
         job.wait()
-    assert parking["parks"] >= 1
+    assert of_job["parks"] >= 1
     assert shared == json.loads((tmp_path / "alone.json").read_text(encoding="utf-8"))["losses"]
