@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -22,10 +23,15 @@ STEPS = {"gpt": 8, "gpt-compiled": 12, "gpt-graph": 40, "resnet": 6, "trainer": 
 STEPS_OF_RANKS = {"ddp": 10, "fsdp": 3}
 
 
-def ended(job: subprocess.Popen, file: Path) -> dict:
-    _, complaints = job.communicate(timeout=400)
+def complete(job: subprocess.Popen, sluice: Path, environment: dict) -> None:
+    """Until it has ended; one that does not end says where it is."""
+    try:
+        complaints = job.communicate(timeout=300)[1]
+    except subprocess.TimeoutExpired:
+        status = subprocess.run([sluice, "status"], text=True, capture_output=True, check=False, env=environment).stdout
+        job.send_signal(signal.SIGABRT)
+        pytest.fail(f"it does not end\n{status}\n{job.communicate(timeout=30)[1][-4000:]}")
     assert job.returncode == 0, complaints[-4000:]
-    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def start(command: list, environment: dict) -> subprocess.Popen:
@@ -68,7 +74,7 @@ class Parker:
 @pytest.fixture
 def environment(tmp_path):
     (tmp_path / "runtime").mkdir(mode=0o700)
-    return {**os.environ, "SLUICE_RUNTIME_DIR": str(tmp_path / "runtime")}
+    return {**os.environ, "SLUICE_RUNTIME_DIR": str(tmp_path / "runtime"), "PYTHONFAULTHANDLER": "1"}
 
 
 @pytest.mark.deadline(560)
@@ -78,13 +84,18 @@ def test_losses_are_those_of_an_undisturbed_job(mode, sluice, build, tmp_path, e
         pytest.skip(f"{mode} is not installed")
     steps = STEPS[mode] * PARKS
     command = [sys.executable, TRAINING, mode, steps]
-    alone = ended(start([*command, tmp_path / "alone.json"], environment), tmp_path / "alone.json")
+
+    def outcome(job: subprocess.Popen, name: str) -> dict:
+        complete(job, sluice, environment)
+        return json.loads((tmp_path / name).read_text(encoding="utf-8"))
+
+    alone = outcome(start([*command, tmp_path / "alone.json"], environment), "alone.json")
     job = start([sluice, "run", "--backend", "cuda", "--memory", "6GiB", "--host-memory", "6GiB", "--require-pool", "--", *command,
                  tmp_path / "shared.json", "--fill", "1"], environment)
     await_parkable(sluice, environment, job, GIB)
     parker = Parker(build, environment, 5 * GIB + GIB // 2, 6 * GIB)
     try:
-        shared = ended(job, tmp_path / "shared.json")
+        shared = outcome(job, "shared.json")
     finally:
         parker.end()
         job.kill()
@@ -105,8 +116,7 @@ def test_ranks_over_gloo_learn_what_they_would_have_learned_undisturbed(kind, sl
         return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", RANKS, kind, steps, 1536, folder, 600, "cuda"]
 
     def outcome(job: subprocess.Popen, folder: Path) -> list[dict]:
-        complaints = job.communicate(timeout=400)[1]
-        assert job.returncode == 0, complaints[-4000:]
+        complete(job, sluice, environment)
         found = [json.loads((folder / f"rank-{number}.json").read_text(encoding="utf-8")) for number in range(2)]
         assert all(one.pop("kept") for one in found)
         return found
