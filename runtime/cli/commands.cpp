@@ -73,6 +73,9 @@ std::vector<std::string> repository_faults(policy::policy const& wanted) {
   try {
     auto const there = server::read_repository({root});
     for (auto const& model : wanted.models) {
+      if (model.engine) {
+        continue;
+      }
       auto const fault = std::find_if(there.unservable.begin(), there.unservable.end(),
                                       [&](auto const& each) { return each.name == model.name; });
       auto const is_there =

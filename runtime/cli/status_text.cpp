@@ -209,6 +209,27 @@ std::string models_text(json const& models) {
   return "models\n" + table(rows) + warnings;
 }
 
+/// Inference servers that requests are relayed to.
+std::string relays_text(json const& engines) {
+  if (!engines.is_array() || engines.empty()) {
+    return {};
+  }
+  std::vector<row> rows{{"name", "state", "pid", "address", "in flight", "waiting", "answered",
+                         "refused", "failed", "client left", "starts", "observed"}};
+  std::string reasons;
+  for (auto const& engine : engines) {
+    auto cell = [&engine](char const* name) { return plain(field(engine, name)); };
+    rows.push_back({cell("name"), cell("state"), cell("pid"), cell("address"), cell("in_flight"),
+                    cell("waiting"), cell("answered"), cell("refused"), cell("failed"),
+                    cell("client_left"), cell("starts"),
+                    percent(field(engine, "observed_attainment"))});
+    if (auto const& reason = field(engine, "reason"); reason.is_string() && reason != json("")) {
+      reasons += fmt::format("  {}: {}\n", cell("name"), plain(reason));
+    }
+  }
+  return "relayed to\n" + table(rows) + reasons;
+}
+
 std::string unservable_text(json const& list) {
   std::string text;
   if (list.is_array()) {
@@ -235,7 +256,8 @@ std::string one_pool_text(json const& status) {
          holdings_text(field(status, "clients")) + detail::parking_text(field(status, "clients")) +
          unparkable_text(status) + long_units_text(field(status, "clients")) +
          handovers_text(field(status, "handovers")) + server_text(status) + pauses_text(status) +
-         models_text(field(status, "models")) + unservable_text(field(status, "unservable"));
+         models_text(field(status, "models")) + relays_text(field(status, "engines")) +
+         unservable_text(field(status, "unservable"));
 }
 
 }  // namespace

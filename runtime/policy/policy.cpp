@@ -5,6 +5,7 @@
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/parser.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -103,6 +104,63 @@ void check_warm(warm_policy const& warm, std::string const& path, detail::findin
   }
 }
 
+/// What has no meaning for an engine.
+void check_keys_beside_engine(std::string const& path, detail::findings& found) {
+  for (auto const& [key, why] :
+       {std::pair{".warm", "its process keeps its memory as long as it lives"},
+        std::pair{".on_miss_predicted", "how long it takes is not predicted"}}) {
+    if (found.given(path + key)) {
+      found.add_at(path + key, fmt::format("has no meaning beside engine: {}; remove it", why));
+    }
+  }
+}
+
+bool has_dot_segment(std::string const& route) {
+  auto const path = route + "/";
+  return path.find("/./") != std::string::npos || path.find("/../") != std::string::npos;
+}
+
+/// Whether the server answers there itself.
+bool is_own_path(std::string const& route) {
+  auto const path = route + "/";
+  return path.starts_with("/v2/") || path.starts_with("/metrics/");
+}
+
+void check_engine(engine_policy const& engine, std::string const& path,
+                  std::map<std::string, std::string>& first_of, detail::findings& found) {
+  if (engine.names(port_placeholder) && engine.names(socket_placeholder)) {
+    found.add_at(path + ".command",
+                 fmt::format("{} and {} are both named; an engine listens in one place",
+                             port_placeholder, socket_placeholder));
+  }
+  if (engine.env.contains("PORT")) {
+    found.add_at(path + ".env.PORT",
+                 fmt::format("is the server's to choose; remove it, and take {} where the engine "
+                             "does not read PORT",
+                             port_placeholder));
+  }
+  for (std::size_t i = 0; i < engine.routes.size(); ++i) {
+    auto const& route = engine.routes[i];
+    auto const place = fmt::format("{}.routes[{}]", path, i);
+    if (route.empty()) {
+      continue;  // refused already
+    }
+    if (has_dot_segment(route)) {
+      found.add_at(place,
+                   fmt::format("is \"{}\", must not have \".\" or \"..\" between slashes", route));
+    } else if (is_own_path(route)) {
+      found.add_at(place, fmt::format("is \"{}\", where the server answers itself; give a path "
+                                      "that is not /metrics and not below /v2",
+                                      route));
+    }
+    if (auto const [first, fresh] = first_of.emplace(route, place); !fresh) {
+      found.add_at(place, fmt::format("is \"{}\", which line {} has already; each route leads to "
+                                      "one engine",
+                                      route, found.line_of(first->second)));
+    }
+  }
+}
+
 /// Rules between keys, which no single key can check. Values that were refused keep their defaults
 /// here.
 void check_together(policy const& wanted, detail::findings& found) {
@@ -121,11 +179,16 @@ void check_together(policy const& wanted, detail::findings& found) {
     found.add_at("server.grpc_port",
                  fmt::format("is {}, as server.port; gRPC and HTTP take a port each", server.port));
   }
-  std::map<std::string, std::string> first_of;
+  std::map<std::string, std::string> first_of, first_of_route;
   for (std::size_t i = 0; i < wanted.models.size(); ++i) {
     auto const& model = wanted.models[i];
     auto const path = fmt::format("models[{}]", i);
-    check_warm(model.warm, path + ".warm", found);
+    if (model.engine) {
+      check_keys_beside_engine(path, found);
+      check_engine(*model.engine, path + ".engine", first_of_route, found);
+    } else {
+      check_warm(model.warm, path + ".warm", found);
+    }
     if (model.slo.latency > wanted.server.request_timeout) {
       found.add_at(
           path + ".slo.latency",
@@ -176,6 +239,14 @@ class document_starts final : public YAML::EventHandler {
 };
 
 }  // namespace
+
+bool engine_policy::names(std::string_view placeholder) const {
+  auto const has = [&](std::string const& text) {
+    return text.find(placeholder) != std::string::npos;
+  };
+  return std::any_of(command.begin(), command.end(), has) ||
+         std::any_of(env.begin(), env.end(), [&](auto const& each) { return has(each.second); });
+}
 
 std::string problem::text() const {
   auto const place = fmt::format("{}:{}:{}: ", file, line, column);

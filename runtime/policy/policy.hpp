@@ -19,6 +19,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -124,12 +125,37 @@ struct warm_policy {
   bool operator==(warm_policy const&) const = default;
 };
 
+/// What is said to an engine: HTTP as it comes.
+enum class engine_api { http };
+enum class engine_start { at_boot, on_demand };
+
+/// An inference server of its own, which the server starts and relays requests to.
+struct engine_policy {
+  std::vector<std::string> command;  ///< at least its program
+  std::string ready;                 ///< path that is answered 2xx when it is; empty: it listens
+  std::vector<std::string> routes;   ///< paths; with "/*" at the end all below
+  engine_api api = engine_api::http;
+  engine_start start = engine_start::on_demand;
+  std::map<std::string, std::string> env;  ///< beside the server's own
+  microseconds start_timeout = std::chrono::minutes{10};
+  microseconds max_silence = std::chrono::minutes{5};
+  std::uint32_t max_requests = 1024;  ///< that it has at once
+
+  bool operator==(engine_policy const&) const = default;
+  /// Whether its command or environment names `placeholder`, such as "{socket}".
+  [[nodiscard]] bool names(std::string_view placeholder) const;
+};
+
+/// In an engine's command and environment: where it is to listen, of which it names one or none.
+inline constexpr std::string_view port_placeholder{"{port}"}, socket_placeholder{"{socket}"};
+
 struct model_policy {
   std::string name;
   objective_policy slo;
   warm_policy warm;
   std::uint32_t max_queue = 64;  ///< requests that may wait
   miss_action on_miss_predicted = miss_action::queue;
+  std::optional<engine_policy> engine;  ///< nothing: a model of the repository
 
   bool operator==(model_policy const&) const = default;
 };

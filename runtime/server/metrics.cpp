@@ -151,6 +151,48 @@ void add_models(metrics_text& to, json const& models) {
   }
 }
 
+void add_engines(metrics_text& to, json const& engines) {
+  if (!engines.is_array()) {
+    return;
+  }
+  static constexpr std::array<char const*, 5> states{"cold", "queued", "starting", "ready",
+                                                     "failed"};
+  auto const of = [](json const& engine) { return labels{{"engine", text_of(engine, "name")}}; };
+  to.family("sluice_engine_state", kind::gauge, "1 for the state that the engine is in.");
+  for (auto const& engine : engines) {
+    for (auto const* const state : states) {
+      to.sample(with(of(engine), "state", state), text_of(engine, "state") == state ? 1 : 0);
+    }
+  }
+  to.family("sluice_engine_requests_total", kind::counter,
+            "Requests of the engine that have ended, by how.");
+  for (auto const& engine : engines) {
+    for (std::string const outcome : {"answered", "refused", "failed", "client_left"}) {
+      sample(to, with(of(engine), "outcome", outcome), at(engine, outcome.c_str()));
+    }
+  }
+  auto const each = [&](char const* name, kind what, char const* help, char const* field,
+                        double unit) {
+    to.family(name, what, help);
+    for (auto const& engine : engines) {
+      sample(to, of(engine), at(engine, field), unit);
+    }
+  };
+  each("sluice_engine_in_flight_requests", kind::gauge, "Requests that the engine has now.",
+       "in_flight", 1.0);
+  each("sluice_engine_waiting_requests", kind::gauge, "Requests that wait for a place at it.",
+       "waiting", 1.0);
+  each("sluice_engine_starts_total", kind::counter, "How often its process has been started.",
+       "starts", 1.0);
+  each("sluice_engine_ends_total", kind::counter,
+       "How often its process has ended, or could not be started.", "ends", 1.0);
+  each("sluice_engine_last_start_seconds", kind::gauge,
+       "What its last start took until it was ready.", "last_start_ms", ms_to_s);
+  each("sluice_engine_attainment_observed_ratio", kind::gauge,
+       "Share of requests whose answer began in time, within the promise's window.",
+       "observed_attainment", 1.0);
+}
+
 void add_server(metrics_text& to, json const& status) {
   to.family("sluice_server_ready", kind::gauge, "1 if all models can be asked.");
   to.sample({}, at(at(status, "server"), "models_ready") == true ? 1 : 0);
@@ -288,6 +330,7 @@ std::string metrics_of(std::vector<model_statistics> const& models, json const& 
   add_tritons(made, models);
   add_durations(made, models);
   add_models(made, at(status, "models"));
+  add_engines(made, at(status, "engines"));
   add_server(made, status);
   if (pool) {
     add_pool(made, *pool);

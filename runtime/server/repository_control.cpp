@@ -141,7 +141,13 @@ json repository_control::reload() {
                             how_.policy_file.string(), fmt::join(keys, ", "),
                             keys.size() == 1 ? "value" : "values")};
   }
-  auto const choice = choose_models(wanted, read_repository({wanted.server.model_repository}));
+  if (engines_of(now_.wanted) != engines_of(wanted)) {
+    throw error{error_kind::unsupported,
+                fmt::format("{}: engines cannot come, go or change while the server runs; restart "
+                            "it, or put the old ones back",
+                            how_.policy_file.string())};
+  }
+  auto const choice = choose_models(wanted, contents_of(wanted));
   state next{.text = std::move(text), .wanted = wanted, .places = now_.places};
   for (auto& each : next.places) {
     each.is_retired = true;

@@ -19,6 +19,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "memhandover/base/descriptor_limit.hpp"
@@ -30,6 +31,9 @@
 #include "runtime/launcher/install_layout.hpp"
 #include "runtime/launcher/launcher.hpp"
 #include "runtime/policy/policy.hpp"
+#include "runtime/server/engines/engine_host.hpp"
+#include "runtime/server/engines/engine_keeper.hpp"
+#include "runtime/server/executor/child_process.hpp"
 #include "runtime/server/executor/remote_executor.hpp"
 #include "runtime/server/grpc/grpc_endpoint.hpp"
 #include "runtime/server/http/access_log.hpp"
@@ -140,7 +144,8 @@ policy::policy read_policy(std::string const& text, command_line const& given) {
   if (!given.model_repository.empty()) {
     wanted.server.model_repository = given.model_repository;
   }
-  if (wanted.server.model_repository.empty()) {
+  bool const has_models = engines_of(wanted).size() < wanted.models.size();
+  if (has_models && wanted.server.model_repository.empty()) {
     throw error{error_kind::invalid_argument,
                 fmt::format("{} has no server.model_repository; add it, or give --model-repository",
                             given.policy_file.string())};
@@ -164,7 +169,9 @@ std::size_t connections_of(policy::policy const& wanted) {
                     "(ulimit -n) to {} or more",
                     limit.rlim_cur, 2 * of_its_own)};
   }
-  auto const room = static_cast<std::size_t>(limit.rlim_cur - kept);
+  // A request of an engine takes a file of its own for the connection there.
+  rlim_t const files_of_each = engines_of(wanted).empty() ? 1 : 2;
+  auto const room = static_cast<std::size_t>((limit.rlim_cur - kept) / files_of_each);
   if (room < asked) {
     spdlog::warn(
         "fewer connections than the policy says connections={} max_connections={} open_files={}",
@@ -192,6 +199,22 @@ endpoint_options endpoint_options_of(policy::policy const& wanted) {
     options.accesses = std::make_shared<access_log>(file.string());
   }
   return options;
+}
+
+/// Nothing: the policy has none. `inherited` is what they get of this process's environment.
+std::unique_ptr<engine_host> open_engines(policy::policy const& wanted, command_line const& given,
+                                          launcher::environment const& inherited) {
+  engine_host::options options;
+  options.engines = engines_of(wanted);
+  if (options.engines.empty()) {
+    return nullptr;
+  }
+  options.request_timeout = wanted.server.request_timeout;
+  options.keeper = launcher::this_installation().server;
+  options.folder = std::filesystem::absolute(given.policy_file).parent_path();
+  options.runtime_folder = memhandover::prepare_runtime_dir(given.runtime_dir);
+  options.environment = inherited.entries();
+  return std::make_unique<engine_host>(std::move(options));
 }
 
 /// Nothing: the policy wants none.
@@ -264,8 +287,9 @@ void preload_gate(policy::policy const& wanted, std::string const& runtime_dir) 
 int serve(command_line const& given) {
   auto const text = policy::read_text(given.policy_file);
   auto const wanted = read_policy(text, given);
+  auto const inherited = launcher::environment::of_this_process();
   preload_gate(wanted, given.runtime_dir);
-  auto const choice = choose_models(wanted, read_repository({wanted.server.model_repository}));
+  auto const choice = choose_models(wanted, contents_of(wanted));
   log_what_is_left(choice);
   end_signals const signals;
 
@@ -273,7 +297,12 @@ int serve(command_line const& given) {
   std::optional<remote_executor> executor;
   std::optional<repository_control> control;
   std::optional<pool_watch> pool;
-  auto const http_options = endpoint_options_of(wanted);
+  auto const engines = open_engines(wanted, given, inherited);
+  if (engines) {
+    service.set_engines(*engines);
+  }
+  auto http_options = endpoint_options_of(wanted);
+  http_options.engines = engines.get();
   endpoint http{http_options, service};
   auto const rpc = open_grpc(wanted, http_options, service);
   control.emplace(start_of(wanted, given, http.address()), text, wanted, choice);
@@ -288,6 +317,9 @@ int serve(command_line const& given) {
   service.attach(*pool);
   auto const* const scheme = wanted.server.tls.certificate_file.empty() ? "http" : "https";
   service.attach(*executor, http.address(), scheme);
+  if (engines) {
+    engines->start();
+  }
   control->attach(*executor, service);
   if (wanted.server.model_control == policy::control_mode::explicit_requests) {
     service.attach(*control);
@@ -309,11 +341,17 @@ int serve(command_line const& given) {
     executor->keep_warm();
   }
   service.drain();
+  if (engines) {
+    engines->drain();
+  }
   {
     std::jthread const beside{[&rpc] {
       if (rpc) rpc->stop(grace);
     }};
     http.stop(grace);
+  }
+  if (engines) {
+    engines->stop(last_grace);
   }
   if (why == SIGUSR2) {
     executor->leave();
@@ -332,6 +370,9 @@ int serve(command_line const& given) {
 int main(int argc, char** argv) {
   using namespace sluice;
   memhandover::occupy_standard_streams();
+  if (argc == 3 && std::string_view{argv[1]} == "--keep-engine") {
+    return server::keep_engine(memhandover::unique_fd{server::child_process::passed_descriptor});
+  }
   memhandover::raise_descriptor_limit();  // a connection needs one
   server::command_line given;
   CLI::App app{"Serves models out of a memory pool that training shares."};

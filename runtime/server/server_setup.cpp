@@ -5,6 +5,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <set>
 #include <utility>
@@ -47,6 +48,19 @@ scheduler::idle_limits limits_of(policy::warm_policy const& warm) {
 
 }  // namespace
 
+std::vector<policy::model_policy> engines_of(policy::policy const& wanted) {
+  std::vector<policy::model_policy> engines;
+  std::copy_if(wanted.models.begin(), wanted.models.end(), std::back_inserter(engines),
+               [](auto const& each) { return each.engine.has_value(); });
+  return engines;
+}
+
+repository_contents contents_of(policy::policy const& wanted) {
+  return engines_of(wanted).size() == wanted.models.size()
+             ? repository_contents{}
+             : read_repository({wanted.server.model_repository});
+}
+
 model_choice choose_models(policy::policy const& wanted, repository_contents there) {
   model_choice choice;
   choice.unservable = std::move(there.unservable);
@@ -57,6 +71,9 @@ model_choice choose_models(policy::policy const& wanted, repository_contents the
     present.insert(entry.metadata.name);
   }
   for (auto const& model : wanted.models) {
+    if (model.engine) {
+      continue;
+    }
     named.insert(model.name);
     auto const fault =
         std::find_if(choice.unservable.begin(), choice.unservable.end(),

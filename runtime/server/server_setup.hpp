@@ -35,6 +35,9 @@ struct model_choice {
   std::vector<std::string> unnamed;          ///< by the policy
 };
 
+/// What the policy's repository has; nothing where all that it serves are engines.
+[[nodiscard]] repository_contents contents_of(policy::policy const& wanted);
+
 /// All versions of the models in the policy. Throws `not_found` with all names that the repository lacks, and if
 /// none can be served, with all reasons, the kind of the first.
 [[nodiscard]] model_choice choose_models(policy::policy const& wanted, repository_contents there);
@@ -43,6 +46,9 @@ struct model_choice {
 void log_what_is_left(model_choice const& choice);
 
 [[nodiscard]] std::vector<offered_model> offered(std::vector<chosen_model> const& chosen);
+
+/// Those models of the policy that are engines.
+[[nodiscard]] std::vector<policy::model_policy> engines_of(policy::policy const& wanted);
 
 [[nodiscard]] host_options host_options_of(policy::policy const& wanted);
 

@@ -124,7 +124,7 @@ readiness model_service::ready(catalogue const& offered) const {
   if (auto now = host->ready(); !now) {
     return now;
   }
-  std::vector<std::string> faults;
+  auto faults = engines_ == nullptr ? std::vector<std::string>{} : engines_->faults();
   for (auto const& each : offered.models) {
     if (auto const why = host->unservable(each.place)) {
       faults.push_back(cannot_be_served(each.is.metadata.name, *why));
@@ -144,13 +144,24 @@ std::vector<unservable_model> model_service::unservable() const {
 }
 
 std::vector<std::string> model_service::models() const {
-  std::vector<std::string> names;
+  auto names = engines_ == nullptr ? std::vector<std::string>{} : engines_->names();
   for (auto const& each : seen()->models) {
     if (std::find(names.begin(), names.end(), each.is.metadata.name) == names.end()) {
       names.push_back(each.is.metadata.name);
     }
   }
   return names;
+}
+
+std::optional<std::size_t> model_service::engine(std::string const& name) const {
+  return engines_ == nullptr ? std::nullopt : engines_->place_of(name);
+}
+
+void model_service::refuse_engine(std::string const& model, error_kind kind,
+                                  char const* what) const {
+  if (engine(model)) {
+    throw error{kind, fmt::format("'{}' is an engine, {}", model, what)};
+  }
 }
 
 model_service::entry const& model_service::catalogue::find(std::string const& model,
@@ -184,10 +195,16 @@ void model_service::check(entry const& model) const {
 }
 
 std::vector<std::string> model_service::versions(std::string const& model) const {
+  if (engine(model)) {
+    return {"1"};
+  }
   return seen()->find(model, "").is.metadata.versions;
 }
 
 model_metadata model_service::metadata(std::string const& model, std::string const& version) const {
+  if (engine(model)) {
+    return {.name = model, .versions = {"1"}, .platform = "engine", .inputs = {}, .outputs = {}};
+  }
   auto const offered = seen();
   auto const& found = offered->find(model, version);
   check(found);
@@ -195,6 +212,7 @@ model_metadata model_service::metadata(std::string const& model, std::string con
 }
 
 nlohmann::json model_service::config(std::string const& model, std::string const& version) const {
+  refuse_engine(model, error_kind::unsupported, "which has no configuration in a repository");
   auto const offered = seen();
   auto const& found = offered->find(model, version);
   check(found);
@@ -202,6 +220,9 @@ nlohmann::json model_service::config(std::string const& model, std::string const
 }
 
 readiness model_service::model_ready(std::string const& model, std::string const& version) const {
+  if (auto const which = engine(model)) {
+    return engines_->ready(*which);
+  }
   auto const offered = seen();
   auto const& found = offered->find(model, version);
   auto const* const host = host_.load();
@@ -209,6 +230,7 @@ readiness model_service::model_ready(std::string const& model, std::string const
 }
 
 void model_service::load(std::string const& model, nlohmann::json const& parameters) {
+  refuse_engine(model, error_kind::unsupported, "which is started by its requests");
   auto* const loader = loader_.load();
   if (loader == nullptr) {
     return inference_service::load(model, parameters);
@@ -223,6 +245,7 @@ void model_service::load(std::string const& model, nlohmann::json const& paramet
 }
 
 void model_service::unload(std::string const& model) {
+  refuse_engine(model, error_kind::unsupported, "which is started by its requests");
   auto* const loader = loader_.load();
   return loader == nullptr ? inference_service::unload(model) : loader->unload(model);
 }
@@ -234,6 +257,8 @@ request_ticket model_service::infer(infer_request request, std::function<void(in
     return 0;
   }
   try {
+    refuse_engine(request.model, error_kind::invalid_argument,
+                  "which answers at its own routes (engine.routes in the policy)");
     auto const offered = seen();
     auto const& wanted = offered->find(request.model, request.version);
     check(wanted);
@@ -279,6 +304,9 @@ nlohmann::json model_service::status() const {
                                 : draining_     ? "draining"
                                 : !computes     ? "restarting"
                                                 : "ready"}};
+  if (engines_ != nullptr) {
+    result["engines"] = engines_->status();
+  }
   auto& faults = result["unservable"] = nlohmann::json::array();
   for (auto const& each : offered->unservable) {
     faults.push_back({{"name", each.name}, {"reason", each.reason.what()}});

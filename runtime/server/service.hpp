@@ -30,6 +30,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/server/engines/engine_host.hpp"
 #include "runtime/server/inference/inference_service.hpp"
 #include "runtime/server/inference/model_executor.hpp"
 #include "runtime/server/model_account.hpp"
@@ -70,6 +71,8 @@ class model_service final : public inference_service {
   /// For the status; to be called before a host is attached.
   void set_grpc_endpoint(std::string address) { grpc_endpoint_ = std::move(address); }
   void drain() noexcept { draining_ = true; }
+  /// What is listed beside models; to be called before anybody asks. It must outlive the last question.
+  void set_engines(engine_host& engines) { engines_ = &engines; }
 
   /// Offers these from now on, and returns when nobody looks at the others any more. What is known of a version that stays, stays.
   void offer(std::vector<offered_model> offered, std::vector<unservable_model> unservable);
@@ -110,6 +113,11 @@ class model_service final : public inference_service {
   };
   using shared_catalogue = std::shared_ptr<catalogue const>;
 
+  /// Nothing: no engine is called so.
+  [[nodiscard]] std::optional<std::size_t> engine(std::string const& name) const;
+  /// Throws for an engine: `what` cannot be done with it.
+  void refuse_engine(std::string const& model, error_kind kind, char const* what) const;
+
   [[nodiscard]] static std::shared_ptr<catalogue> make_catalogue();
   [[nodiscard]] shared_catalogue seen() const;
   /// Throws `unavailable` if the host cannot serve it.
@@ -121,6 +129,7 @@ class model_service final : public inference_service {
   std::chrono::steady_clock::time_point const started_ = std::chrono::steady_clock::now();
   std::string endpoint_, scheme_ = "http";       ///< set before `host_`
   std::string grpc_endpoint_;                    ///< the same; empty: there is none
+  engine_host* engines_ = nullptr;               ///< set before anybody asks
   std::atomic<model_executor*> host_ = nullptr;  ///< null while starting
   std::atomic<pool_watch*> pool_ = nullptr;      ///< null: not known
   std::atomic<model_loader*> loader_ = nullptr;

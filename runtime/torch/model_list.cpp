@@ -19,7 +19,8 @@ namespace {
 /// What a server wants, by place.
 std::vector<offered_entry> models_of(settings const& given, policy::policy const& wanted,
                                      nlohmann::json const& left_out) {
-  auto const there = read_repository({given.model_repository});
+  auto const there =
+      given.models.empty() ? repository_contents{} : read_repository({given.model_repository});
   std::vector<offered_entry> found;
   for (auto const& order : given.models) {
     auto const& [name, version, stamp, is_retired] = order;

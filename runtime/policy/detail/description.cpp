@@ -17,6 +17,8 @@ constexpr std::array<std::string_view, 4> pause_names{"on_launch", "on_request",
 constexpr std::array<std::string_view, 2> park_names{"never", "if_needed"};
 constexpr std::array<std::string_view, 3> warm_names{"auto", "always", "fixed"};
 constexpr std::array<std::string_view, 2> miss_names{"queue", "reject"};
+constexpr std::array<std::string_view, 1> api_names{"http"};
+constexpr std::array<std::string_view, 2> start_names{"at_boot", "on_demand"};
 constexpr std::array<std::string_view, 2> control_names{"none", "explicit"};
 
 // The name becomes a folder of the model repository and a part of URLs.
@@ -27,6 +29,15 @@ constexpr text_rule host_rule{R"(localhost|[0-9.]+|[0-9A-Fa-f:.]+:[0-9A-Fa-f:.]*
                               "must be an IP address, or localhost"};
 constexpr text_rule path_rule{".+", "must be the path of a folder"};
 constexpr text_rule file_rule{".+", "must be the path of a file"};
+
+constexpr text_rule word_rule{R"([\s\S]+)", "must be a text that is not empty"};
+constexpr text_rule ready_rule{"/[!-~]*", "must be a path that begins with \"/\", without blanks"};
+constexpr text_rule route_rule{
+    R"(/|/\*|(/[A-Za-z0-9._~!$&'()+,;=:@-]+)+(/\*)?)",
+    "must be a path that begins with \"/\", with \"/*\" at its end for all that lies below"};
+constexpr text_rule variable_rule{"[A-Za-z_][A-Za-z0-9_]*",
+                                  "must be the name of a variable: letters, digits and \"_\", not "
+                                  "beginning with a digit"};
 
 /// Below 1% is a fraction written for a percentage: 0.99 for 99%.
 constexpr detail::limits<double> promised_share{0.01, 1.0};
@@ -189,6 +200,41 @@ void describe_training(key_visitor& v, training_policy& into) {
              into.resident_window, {1s, 1h});
 }
 
+void describe_engine(key_visitor& v, engine_policy& into) {
+  v.texts({"command",
+           "The program and its arguments, run in the policy file's folder; {port} stands for the "
+           "TCP port on 127.0.0.1 where it is to listen, {socket} for the path of a Unix socket.",
+           "[python3, server.py, --port, \"{port}\"]", true},
+          into.command, word_rule);
+  v.text({"ready",
+          "Path that the engine answers with 2xx when it can be asked; without it, it can as soon "
+          "as it listens.",
+          "/health"},
+         into.ready, ready_rule);
+  v.texts({"routes",
+           "Paths whose requests it gets; with /* at the end all that lies below. Of several that "
+           "fit the longest counts.",
+           "[/v1/completions, /chat/*]", true},
+          into.routes, route_rule);
+  choose(v, {"api", "What is said to it; http: requests and answers pass as they are.", "http"},
+         into.api, api_names);
+  choose(v, {"start", "When it is started: with the server, or by its first request.", "on_demand"},
+         into.start, start_names);
+  v.named_texts(
+      {"env", "Variables of its environment, beside the server's own.", "{HF_HOME: /srv/models}"},
+      into.env, variable_rule);
+  v.duration({"start_timeout", "How long a start may take until the engine is ready.", "10m"},
+             into.start_timeout, {100ms, 24h});
+  v.duration({"max_silence",
+              "How long nothing may come from either side within an answer or a connection that "
+              "has become a websocket.",
+              "5m"},
+             into.max_silence, {100ms, 24h});
+  number(v,
+         {"max_requests", "Requests that the engine has at once; others wait (max_queue).", "1024"},
+         into.max_requests, {1, 1'000'000});
+}
+
 void describe_model(key_visitor& v, model_policy& into) {
   v.text({"name", "The model's folder in the model repository.", "resnet50", true}, into.name,
          name_rule);
@@ -225,6 +271,14 @@ void describe_model(key_visitor& v, model_policy& into) {
   choose(v,
          {"on_miss_predicted", "What happens to a request that is predicted to be late.", "queue"},
          into.on_miss_predicted, miss_names);
+  v.section({"engine",
+             "An inference server of its own, in the place of a model of the repository: how it is "
+             "started, and which requests it gets.",
+             "{command: [python3, server.py], routes: [/v1/*]}"},
+            [&into](key_visitor& engine) {
+              if (!into.engine) into.engine.emplace();
+              describe_engine(engine, *into.engine);
+            });
 }
 
 void describe_scheduler(key_visitor& v, scheduler_policy& into) {

@@ -5,10 +5,12 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "runtime/policy/policy.hpp"
 
@@ -51,6 +53,11 @@ class key_visitor {
   virtual void boolean(key const& what, bool& value) = 0;
   virtual void whole_number(key const& what, std::int64_t& value, limits<std::int64_t> allowed) = 0;
   virtual void text(key const& what, std::string& value, text_rule const& rule) = 0;
+  /// A list of at least one text.
+  virtual void texts(key const& what, std::vector<std::string>& value, text_rule const& rule) = 0;
+  /// Texts by names, of which `names` says what they look like.
+  virtual void named_texts(key const& what, std::map<std::string, std::string>& value,
+                           text_rule const& names) = 0;
   virtual void bytes(key const& what, std::uint64_t& value, limits<std::uint64_t> allowed) = 0;
   virtual void bytes_or_auto(key const& what, std::optional<std::uint64_t>& value,
                              limits<std::uint64_t> allowed) = 0;

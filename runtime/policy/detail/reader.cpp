@@ -61,6 +61,31 @@ void check_limits(T value, limits<T> allowed, key const& what, Write const& writ
   }
 }
 
+/// Longer ones are nobody's, and what matches patterns takes the stack for each character.
+constexpr std::size_t longest_text = 4096;
+
+/// A text that YAML takes for one, which the system can have as a word.
+std::string const& text_of(YAML::Node const& node, key const& what) {
+  auto const& scalar = scalar_of(node, what);
+  if (!quoted(node) && reads_as_number_or_word(scalar)) {
+    refuse(fmt::format("is {0}, which YAML does not take for text; put it in quotes: \"{0}\"",
+                       scalar));
+  }
+  if (scalar.size() > longest_text) {
+    refuse(fmt::format("has {} bytes, must have at most {}", scalar.size(), longest_text));
+  }
+  if (scalar.find('\0') != std::string::npos) {
+    refuse("has a character NUL, which no text of the system may have");
+  }
+  return scalar;
+}
+
+void check_text(std::string const& text, key const& what, text_rule const& rule) {
+  if (!std::regex_match(text, std::regex{std::string{rule.pattern}})) {
+    refuse(fmt::format("is \"{}\", {}; for example {}", text, rule.words, what.example));
+  }
+}
+
 /// Below is a fraction written for a percentage: 0.99 for 99%.
 constexpr double least_memory_share = 0.01;
 
@@ -168,15 +193,58 @@ void reader::whole_number(key const& what, std::int64_t& value, limits<std::int6
 
 void reader::text(key const& what, std::string& value, text_rule const& rule) {
   read(what, [&](YAML::Node const& node) {
-    auto const& scalar = scalar_of(node, what);
-    if (!quoted(node) && reads_as_number_or_word(scalar)) {
-      refuse(fmt::format("is {0}, which YAML does not take for text; put it in quotes: \"{0}\"",
-                         scalar));
-    }
-    if (!std::regex_match(scalar, std::regex{std::string{rule.pattern}})) {
-      refuse(fmt::format("is \"{}\", {}; for example {}", scalar, rule.words, what.example));
-    }
+    auto const& scalar = text_of(node, what);
+    check_text(scalar, what, rule);
     value = scalar;
+  });
+}
+
+void reader::take_part(YAML::Node const& node, std::string const& path,
+                       std::function<void()> const& take) {
+  found_.remember(path, node.Mark());
+  try {
+    take();
+  } catch (error const& wrong) {
+    found_.add(node.Mark(), path, wrong.what());
+  }
+}
+
+void reader::texts(key const& what, std::vector<std::string>& value, text_rule const& rule) {
+  read(what, [&](YAML::Node const& node) {
+    if (!node.IsSequence() || node.size() == 0) {
+      refuse(fmt::format("{}, must be a list of at least one text; for example {}",
+                         node.IsSequence() ? "is an empty list" : describe_node(node),
+                         what.example));
+    }
+    value.assign(node.size(), {});  // each keeps its place, so that paths stay right
+    for (std::size_t i = 0; i < node.size(); ++i) {
+      take_part(node[i], fmt::format("{}[{}]", path_of(what.name), i), [&] {
+        auto const& scalar = text_of(node[i], what);
+        check_text(scalar, what, rule);
+        value[i] = scalar;
+      });
+    }
+  });
+}
+
+void reader::named_texts(key const& what, std::map<std::string, std::string>& value,
+                         text_rule const& names) {
+  read(what, [&](YAML::Node const& node) {
+    if (!node.IsMap()) {
+      refuse(fmt::format("{}, must be a section of names with a text each; for example {}",
+                         describe_node(node), what.example));
+    }
+    for (auto const& pair : node) {
+      auto const name = pair.first.IsScalar() ? pair.first.Scalar() : std::string{};
+      auto const path = fmt::format("{}.{}", path_of(what.name), name);
+      take_part(pair.first, path, [&] {
+        check_text(name, what, names);
+        auto const& scalar = text_of(pair.second, what);
+        if (!value.emplace(name, scalar).second) {
+          refuse("is given a second time; keep one of them");
+        }
+      });
+    }
   });
 }
 

@@ -41,6 +41,9 @@ class reader : public key_visitor {
   void boolean(key const& what, bool& value) override;
   void whole_number(key const& what, std::int64_t& value, limits<std::int64_t> allowed) override;
   void text(key const& what, std::string& value, text_rule const& rule) override;
+  void texts(key const& what, std::vector<std::string>& value, text_rule const& rule) override;
+  void named_texts(key const& what, std::map<std::string, std::string>& value,
+                   text_rule const& names) override;
   void bytes(key const& what, std::uint64_t& value, limits<std::uint64_t> allowed) override;
   void bytes_or_auto(key const& what, std::optional<std::uint64_t>& value,
                      limits<std::uint64_t> allowed) override;
@@ -68,6 +71,9 @@ class reader : public key_visitor {
   /// Calls `take` with the value of that key if the file gives it; what it throws becomes a
   /// finding.
   void read(key const& what, std::function<void(YAML::Node const&)> const& take);
+  /// The same of a part of a key's value.
+  void take_part(YAML::Node const& node, std::string const& path,
+                 std::function<void()> const& take);
   [[nodiscard]] std::string path_of(std::string_view name) const;
 
   std::string path_;

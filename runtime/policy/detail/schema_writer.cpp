@@ -55,6 +55,18 @@ void schema_writer::text(key const& what, std::string& value, text_rule const& r
   put(what, entry);
 }
 
+void schema_writer::texts(key const& what, std::vector<std::string>& /*value*/,
+                          text_rule const& rule) {
+  put(what, {{"type", "array"}, {"minItems", 1}, {"items", matching(rule.pattern)}});
+}
+
+void schema_writer::named_texts(key const& what, std::map<std::string, std::string>& /*value*/,
+                                text_rule const& names) {
+  put(what, {{"type", "object"},
+             {"propertyNames", {{"pattern", whole(names.pattern)}}},
+             {"additionalProperties", {{"type", "string"}}}});
+}
+
 void schema_writer::bytes(key const& what, std::uint64_t& value,
                           limits<std::uint64_t> /*allowed*/) {
   auto entry = matching(bytes_pattern);

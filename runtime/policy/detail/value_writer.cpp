@@ -1,6 +1,7 @@
 #include "runtime/policy/detail/value_writer.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <utility>
 
@@ -24,6 +25,20 @@ void value_writer::whole_number(key const& what, std::int64_t& value,
 
 void value_writer::text(key const& what, std::string& value, text_rule const& /*rule*/) {
   put(what, value);
+}
+
+void value_writer::texts(key const& what, std::vector<std::string>& value,
+                         text_rule const& /*rule*/) {
+  put(what, fmt::format("{}", fmt::join(value, " ")));
+}
+
+void value_writer::named_texts(key const& what, std::map<std::string, std::string>& value,
+                               text_rule const& /*names*/) {
+  std::string all;
+  for (auto const& [name, text] : value) {
+    all += fmt::format("{}={} ", name, text);
+  }
+  put(what, all);
 }
 
 void value_writer::bytes(key const& what, std::uint64_t& value, limits<std::uint64_t> /*allowed*/) {

@@ -23,6 +23,9 @@ class value_writer final : public key_visitor {
   void boolean(key const& what, bool& value) override;
   void whole_number(key const& what, std::int64_t& value, limits<std::int64_t> allowed) override;
   void text(key const& what, std::string& value, text_rule const& rule) override;
+  void texts(key const& what, std::vector<std::string>& value, text_rule const& rule) override;
+  void named_texts(key const& what, std::map<std::string, std::string>& value,
+                   text_rule const& names) override;
   void bytes(key const& what, std::uint64_t& value, limits<std::uint64_t> allowed) override;
   void bytes_or_auto(key const& what, std::optional<std::uint64_t>& value,
                      limits<std::uint64_t> allowed) override;

@@ -5,6 +5,7 @@
 ///
 ///   idle → reading → (waiting →) writing → idle …   a keep-alive connection, request after request;
 ///                                                   under TLS a handshake is read first
+///          reading → relaying → idle …              a request that an engine answers (relay.hpp)
 ///   writing → lingering → closed                    after an answer that ends the connection
 ///   any → closed                                    client gone, time out, abort
 ///
@@ -36,12 +37,10 @@
 #include "runtime/server/http/api.hpp"
 #include "runtime/server/http/client_stream.hpp"
 #include "runtime/server/http/endpoint_context.hpp"
+#include "runtime/server/http/relay.hpp"
 #include "runtime/server/http/request_record.hpp"
 
 namespace sluice::server {
-
-/// To a client that waits for it, and to see whether somebody is there.
-inline constexpr std::string_view continue_line{"HTTP/1.1 100 Continue\r\n\r\n"};
 
 class connection : public std::enable_shared_from_this<connection> {
  public:
@@ -62,7 +61,7 @@ class connection : public std::enable_shared_from_this<connection> {
   void abort();
 
  private:
-  enum class state_t { idle, reading, waiting, writing, lingering, closed };
+  enum class state_t { idle, reading, waiting, relaying, writing, lingering, closed };
   using error_code = boost::system::error_code;
   using parser_type = boost::beast::http::request_parser<boost::beast::http::string_body>;
 
@@ -98,6 +97,10 @@ class connection : public std::enable_shared_from_this<connection> {
   [[nodiscard]] bool refuse_share();
   /// A large body takes its share of what may wait, of what has come; the refusal if there is none left.
   [[nodiscard]] std::optional<http_reply> take_share(std::uint64_t body_bytes);
+  /// The engine that answers the request whose head has come; nothing: this server does, or there is a refusal.
+  [[nodiscard]] std::optional<std::size_t> find_engine(std::optional<http_reply>& refusal) const;
+  void relay_request(std::size_t engine);
+  void on_relayed(relay_end end);
   void answer_request();
   /// Has what takes long computed on a thread for that.
   template <typename Work>
@@ -164,6 +167,7 @@ class connection : public std::enable_shared_from_this<connection> {
   std::chrono::steady_clock::time_point arrival_;
   bool watched_ = false;
   bool reads_ahead_ = false;  ///< of that, it is a read that goes on while the answer is written
+  std::shared_ptr<relay> relay_;
   std::optional<http_reply> held_;  ///< an answer that waits for the end of the watch
 };
 

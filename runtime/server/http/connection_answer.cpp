@@ -135,6 +135,7 @@ void connection::close() {
   ++timer_round_;
   timer_.cancel();
   if (auto const left = std::exchange(ticket_, 0); left != 0) context_.service.cancel(left);
+  if (auto const relayed = std::exchange(relay_, nullptr)) relayed->cancel();
   error_code ignored;
   if (is_read_elsewhere_) {
     stream_.socket().shutdown(net::ip::tcp::socket::shutdown_both, ignored);

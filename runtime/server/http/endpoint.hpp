@@ -34,6 +34,7 @@ namespace sluice::server {
 
 class access_log;
 class endpoint_security;
+class engine_gateway;
 
 struct endpoint_options {
   /// An IP address of this machine or "localhost". Without `security` it is for loopback alone, or a proxy in front.
@@ -62,6 +63,9 @@ struct endpoint_options {
 
   /// Gets a line for each request; null: there are none.
   std::shared_ptr<access_log> accesses;
+
+  /// Whose requests are relayed to engines, and which; null: nobody's. It outlives the endpoint.
+  engine_gateway* engines = nullptr;
 };
 
 class endpoint final : public socket_watcher {

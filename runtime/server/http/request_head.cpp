@@ -11,14 +11,6 @@ namespace sluice::server {
 namespace beast = boost::beast;
 namespace http = boost::beast::http;
 
-namespace {
-
-std::string_view std_view(beast::string_view text) {
-  return {text.data(), text.size()};
-}
-
-}  // namespace
-
 http_request view_of(request_head const& head, std::shared_ptr<std::string> const& body,
                      std::size_t max_body_bytes) {
   auto const header = [&](beast::string_view name) -> std::optional<std::string_view> {

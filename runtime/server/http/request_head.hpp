@@ -1,11 +1,13 @@
 /// What is known of a request before its body: whether it is refused for that, and what of it the API needs.
 #pragma once
 
+#include <boost/beast/core/string_type.hpp>
 #include <boost/beast/http/message.hpp>
 #include <boost/system/error_code.hpp>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "runtime/server/http/access_tokens.hpp"
 #include "runtime/server/http/api.hpp"
@@ -14,6 +16,13 @@
 namespace sluice::server {
 
 using request_head = boost::beast::http::request_header<>;
+
+/// To a client that waits for it, and to see whether somebody is there.
+inline constexpr std::string_view continue_line{"HTTP/1.1 100 Continue\r\n\r\n"};
+
+[[nodiscard]] inline std::string_view std_view(boost::beast::string_view text) noexcept {
+  return {text.data(), text.size()};
+}
 
 /// As the API takes it; it refers to `head`. A body may become so long if it is decompressed.
 [[nodiscard]] http_request view_of(request_head const& head,

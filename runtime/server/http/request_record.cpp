@@ -85,6 +85,14 @@ void request_record::set_reply(http_reply const& reply) {
   if (entry_->cause.empty()) entry_->cause = cause_of(reply.status);
 }
 
+void request_record::set_relayed(relay_end const& end) {
+  if (!entry_) return;
+  entry_->status = end.status;
+  entry_->cause = end.cause;
+  entry_->bytes_in = end.bytes_in;
+  entry_->bytes_out = end.bytes_out;
+}
+
 void request_record::end(std::string_view cause) {
   if (!entry_) return;
   if (entry_->cause.empty()) entry_->cause = cause;

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "runtime/server/http/access_log.hpp"
+#include "runtime/server/http/relay.hpp"
 #include "runtime/server/http/request_head.hpp"
 
 namespace sluice::server {
@@ -30,6 +31,7 @@ class request_record {
   void set_label(request_label label);
   void set_result(infer_result const& result);
   void set_reply(http_reply const& reply);
+  void set_relayed(relay_end const& end);
   /// Once for each `begin`; without one it does nothing. `cause` is why it ends, where nothing else has failed.
   void end(std::string_view cause = {});
 

@@ -45,24 +45,6 @@ std::string decode_segment(std::string_view segment) {
   return text;
 }
 
-std::vector<std::string> segments_of(std::string_view target) {
-  if (auto const scheme = target.find("://");
-      scheme != std::string_view::npos && !target.starts_with('/')) {
-    target.remove_prefix(scheme + 3);
-    target.remove_prefix(std::min(target.find('/'), target.size()));
-  }
-  target = target.substr(0, target.find_first_of("?#"));
-  if (target.starts_with('/')) target.remove_prefix(1);
-  if (target.ends_with('/')) target.remove_suffix(1);
-  std::vector<std::string> segments;
-  while (true) {
-    auto const slash = target.find('/');
-    segments.push_back(decode_segment(target.substr(0, slash)));
-    if (slash == std::string_view::npos) return segments;
-    target.remove_prefix(slash + 1);
-  }
-}
-
 /// What may follow v2/models/M or v2/models/M/versions/V.
 std::optional<resource> model_resource(std::string_view verb) {
   if (verb == "infer") return resource::infer;
@@ -101,8 +83,26 @@ std::optional<route> model_route(std::vector<std::string> const& path) {
 
 }  // namespace
 
+std::vector<std::string> path_segments(std::string_view target) {
+  if (auto const scheme = target.find("://");
+      scheme != std::string_view::npos && !target.starts_with('/')) {
+    target.remove_prefix(scheme + 3);
+    target.remove_prefix(std::min(target.find('/'), target.size()));
+  }
+  target = target.substr(0, target.find_first_of("?#"));
+  if (target.starts_with('/')) target.remove_prefix(1);
+  if (target.ends_with('/')) target.remove_suffix(1);
+  std::vector<std::string> segments;
+  while (true) {
+    auto const slash = target.find('/');
+    segments.push_back(decode_segment(target.substr(0, slash)));
+    if (slash == std::string_view::npos) return segments;
+    target.remove_prefix(slash + 1);
+  }
+}
+
 std::optional<route> parse_target(std::string_view target) {
-  auto const path = segments_of(target);
+  auto const path = path_segments(target);
   if (path[0] == "metrics" && path.size() == 1) return route{resource::metrics, {}, {}};
   if (path[0] != "v2") return std::nullopt;
   if (path.size() == 1) return route{};

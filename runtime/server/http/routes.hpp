@@ -16,6 +16,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace sluice::server {
 
@@ -47,6 +48,9 @@ struct route {
 /// None for a path that does not exist. Throws `invalid_argument` for a malformed target:
 /// percent-encoding, or a name that decodes to something other than UTF-8 text.
 [[nodiscard]] std::optional<route> parse_target(std::string_view target);
+
+/// The segments of a target's path, decoded. Throws as `parse_target`.
+[[nodiscard]] std::vector<std::string> path_segments(std::string_view target);
 
 /// The verbs that a resource answers, as the Allow header lists them: "GET, HEAD", "POST" or "GET,
 /// HEAD, POST"; empty for `extension`.

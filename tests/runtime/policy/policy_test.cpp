@@ -156,6 +156,96 @@ TEST(policy, host_copies_have_an_amount_or_none) {
   EXPECT_EQ(read.host_copies.memory, 3_GiB);
 }
 
+TEST(policy, an_engine_stands_in_the_place_of_a_model) {
+  auto const read = parse(R"(
+version: 1
+models:
+  - name: chat
+    slo: {latency: 2s}
+    max_queue: 5
+    engine: {command: [python3, server.py, "--port={port}"], ready: /health,
+             routes: [/v1/chat/completions, /files/*], api: http, start: at_boot,
+             env: {HF_HOME: /srv, EMPTY: ""}, start_timeout: 3m, max_silence: 20s, max_requests: 7}
+  - name: other
+    slo: {latency: 2s}
+    engine: {command: [serve, "{socket}"], routes: [/]}
+)",
+                          "p.yaml");
+  ASSERT_EQ(read.models.size(), 2U);
+  ASSERT_TRUE(read.models[0].engine && read.models[1].engine);
+  auto const& chat = *read.models[0].engine;
+  EXPECT_THAT(chat.command, ElementsAre("python3", "server.py", "--port={port}"));
+  EXPECT_EQ(chat.ready, "/health");
+  EXPECT_THAT(chat.routes, ElementsAre("/v1/chat/completions", "/files/*"));
+  EXPECT_EQ(chat.start, engine_start::at_boot);
+  EXPECT_EQ(chat.env.at("HF_HOME"), "/srv");
+  EXPECT_EQ(chat.env.at("EMPTY"), "");
+  EXPECT_EQ(chat.start_timeout, 3min);
+  EXPECT_EQ(chat.max_silence, 20s);
+  EXPECT_EQ(chat.max_requests, 7U);
+  EXPECT_TRUE(chat.names(port_placeholder));
+  EXPECT_FALSE(chat.names(socket_placeholder));
+  auto const& other = *read.models[1].engine;
+  EXPECT_TRUE(other.ready.empty());
+  EXPECT_EQ(other.start, engine_start::on_demand);
+  EXPECT_EQ(other.start_timeout, 10min);
+  EXPECT_EQ(other.max_silence, 5min);
+  EXPECT_EQ(other.max_requests, 1024U);
+}
+
+/// The complaints of a policy with that engine, its keys on line 3.
+std::vector<std::string> of_engine(std::string const& keys, std::string const& beside = {}) {
+  return complaints("version: 1\nmodels: [{name: m, slo: {latency: 1s}" + beside + ", engine:\n{" +
+                    keys + "}}]\n");
+}
+
+TEST(policy, every_mistake_of_an_engine_has_its_place) {
+  struct wrong_engine {
+    char const* keys;
+    char const* said;
+  };
+  for (auto const& [keys, said] : {
+           wrong_engine{"routes: [/a]", "p.yaml:3:1: models[0].engine.command: is missing"},
+           wrong_engine{"command: [x]", "p.yaml:3:1: models[0].engine.routes: is missing"},
+           wrong_engine{"command: x, routes: [/a]",
+                        "p.yaml:3:11: models[0].engine.command: is \"x\", must be a list of at "
+                        "least one text"},
+           wrong_engine{"command: [], routes: [/a]", "is an empty list, must be a list"},
+           wrong_engine{"command: [x, 8000], routes: [/a]",
+                        "p.yaml:3:15: models[0].engine.command[1]: is 8000, which YAML does not "
+                        "take for text; put it in quotes"},
+           wrong_engine{"command: [x, [y]], routes: [/a]", "must be a single value"},
+           wrong_engine{"command: [x], routes: [a]",
+                        "p.yaml:3:25: models[0].engine.routes[0]: is \"a\", must be a path"},
+           wrong_engine{"command: [x], routes: [/a/../b]", "must not have \".\" or \"..\""},
+           wrong_engine{"command: [x], routes: [/a*]", "must be a path"},
+           wrong_engine{"command: [x], routes: [/v2/models]", "where the server answers itself"},
+           wrong_engine{"command: [x], routes: [/metrics]", "where the server answers itself"},
+           wrong_engine{"command: [x], routes: [/a, /a]", "which line 3 has already"},
+           wrong_engine{"command: [x], routes: [/a], api: openai",
+                        "models[0].engine.api: is \"openai\", must be one of http"},
+           wrong_engine{"command: [x], routes: [/a], start: boot", "at_boot, on_demand"},
+           wrong_engine{"command: [x], routes: [/a], ready: health", "must be a path"},
+           wrong_engine{"command: [x], routes: [/a], env: {1A: x}",
+                        "models[0].engine.env.1A: is \"1A\", must be the name of a variable"},
+           wrong_engine{"command: [x], routes: [/a], env: {A: 1}", "put it in quotes"},
+           wrong_engine{"command: [x], routes: [/a], env: {A: a, A: b}", "a second time"},
+           wrong_engine{"command: [x], routes: [/a], env: {PORT: \"1\"}",
+                        "p.yaml:3:36: models[0].engine.env.PORT: is the server's to choose"},
+           wrong_engine{"command: [\"{port}\", \"{socket}\"], routes: [/a]",
+                        "an engine listens in one place"},
+           wrong_engine{"command: [x], routes: [/a], max_requests: 0", "must be at least 1"},
+           wrong_engine{"command: [x], routes: [/a], start_timeout: 1ms", "must be at least 100ms"},
+           wrong_engine{"command: [x], routes: [/a], port: 1", "is no known key"},
+       }) {
+    EXPECT_THAT(of_engine(keys), ElementsAre(HasSubstr(said))) << keys;
+  }
+  EXPECT_THAT(of_engine("command: [x], routes: [/a]", ", warm: {mode: always}"),
+              ElementsAre(HasSubstr("models[0].warm: has no meaning beside engine")));
+  EXPECT_THAT(of_engine("command: [x], routes: [/a]", ", on_miss_predicted: reject"),
+              ElementsAre(HasSubstr("on_miss_predicted: has no meaning beside engine")));
+}
+
 /// What is said of a policy with `text` behind its model; nothing if it is right.
 std::string refusal(std::string const& text) {
   try {

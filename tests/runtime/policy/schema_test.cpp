@@ -26,7 +26,7 @@ void each_value(json const& object, std::string const& path,
     auto const inner = path.empty() ? name : path + "." + name;
     if (entry.contains("properties")) {
       each_value(entry, inner, visit);
-    } else if (entry.contains("items")) {
+    } else if (entry.contains("items") && entry.at("items").contains("properties")) {
       each_value(entry.at("items"), inner + "[0]", visit);
     } else {
       visit(inner, entry);
@@ -40,6 +40,16 @@ std::string policy_with(std::function<void(json&)> const& change) {
                 {"models", json::array({{{"name", "resnet"}, {"slo", {{"latency", "150ms"}}}}})}};
   change(document);
   return document.dump();
+}
+
+/// The same with an engine, for a key of one.
+std::string policy_for(std::string const& path, std::function<void(json&)> const& change) {
+  return policy_with([&](json& document) {
+    if (path.find(".engine.") != std::string::npos) {
+      document["models"][0]["engine"] = {{"command", {"server"}}, {"routes", {"/v1/*"}}};
+    }
+    change(document);
+  });
 }
 
 /// The place of a path such as "models[0].slo.latency" in a document.
@@ -62,16 +72,16 @@ TEST(schema, every_default_is_a_value_that_the_parser_takes) {
     }
     ++seen;
     auto const text =
-        policy_with([&](json& document) { at_path(document, path) = entry["default"]; });
+        policy_for(path, [&](json& document) { at_path(document, path) = entry["default"]; });
     EXPECT_NO_THROW((void)parse(text, "p.yaml")) << text;
   });
   EXPECT_GT(seen, 15);
 }
 
 TEST(schema, every_key_is_known_to_the_parser_and_no_other) {
-  each_value(schema(), "", [](std::string const& path, json const& /*entry*/) {
-    // A list is a value of no key, so the parser must complain of the key's value, not of the key.
-    auto const text = policy_with([&](json& document) {
+  each_value(schema(), "", [](std::string const& path, json const& entry) {
+    // An empty list is a value of no key, so the parser must complain of the key's value, not of the key.
+    auto const text = policy_for(path, [&](json& document) {
       document["server"]["tls"] = {{"certificate_file", "cert.pem"}, {"key_file", "key.pem"}};
       at_path(document, path) = json::array();
     });
@@ -81,9 +91,11 @@ TEST(schema, every_key_is_known_to_the_parser_and_no_other) {
     } catch (policy_error const& wrong) {
       ASSERT_EQ(wrong.problems().size(), 1U) << wrong.what();
       EXPECT_EQ(wrong.problems().front().path, path);
-      EXPECT_NE(wrong.problems().front().message.find("is a list, must be a single value"),
-                std::string::npos)
-          << wrong.what();
+      auto const* const what = entry.contains("items") ? "is an empty list"
+                               : entry.contains("propertyNames")
+                                   ? "is a list, must be a section"
+                                   : "is a list, must be a single value";
+      EXPECT_NE(wrong.problems().front().message.find(what), std::string::npos) << wrong.what();
     }
   });
 }
