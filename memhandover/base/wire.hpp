@@ -24,7 +24,7 @@ namespace sluice::memhandover {
 inline constexpr std::size_t max_descriptors = 200;  // the kernel takes 253 a message
 /// The bytes beside a short text; more travel in a file of their own, whose descriptor is sent.
 inline constexpr std::size_t max_bytes_beside = 64U << 10U;
-inline constexpr int protocol_version = 7;
+inline constexpr int protocol_version = 8;
 
 struct message {
   nlohmann::json body;

@@ -44,7 +44,7 @@ broker::broker(options how)
     : options_(std::move(how)), place_(options_.runtime_dir), spare_(duplicate(place_.listener())) {
   pools_.emplace(detail::pool_set::options{options_.runtime_dir, options_.pools, options_.idle_exit,
                                            options_.adoption_grace, options_.server_grace,
-                                           options_.host_copy_bytes});
+                                           options_.host_copy_bytes, options_.host_copy_disk});
   idle_since_ = clock::now();
 }
 
@@ -258,16 +258,13 @@ bool broker::answer(visitor& who, message& request) {
 }
 
 bool broker::rejoin(visitor& who, message request) {
-  // ledger, mailroom, manifest, doorbell, bell, life pipe, the host copies and their table if it has
-  // them, and a pidfd where the client may have one
-  std::size_t const rejoin_descriptors = request.body.contains("copy_holder") ? 8 : 6;
+  auto const expected = rejoin_descriptors(request.body);
   if (field(request.body, "version", 0) != protocol_version ||
-      request.descriptors.size() < rejoin_descriptors ||
-      request.descriptors.size() > rejoin_descriptors + 1) {
+      request.descriptors.size() < expected || request.descriptors.size() > expected + 1) {
     throw error{
         error_kind::invalid_argument,
-        "a rejoin must name this protocol's version and bring six descriptors, two more of host "
-        "copies, and a pidfd"};
+        "a rejoin must name this protocol's version and bring six descriptors, two or three more "
+        "of host copies, and a pidfd"};
   }
   auto* const pool = pools_->find(field(request.body, "pool_id", std::uint64_t{0}));
   if (pool == nullptr) {

@@ -19,6 +19,7 @@
 #include "memhandover/broker/detail/broker_place.hpp"
 #include "memhandover/broker/detail/pool_set.hpp"
 #include "memhandover/broker/pool_creation.hpp"
+#include "memhandover/device/disk_room.hpp"
 
 namespace sluice::memhandover {
 
@@ -32,7 +33,8 @@ class broker {
     std::chrono::milliseconds adoption_grace{2'000};
     /// How long what a dead server has published stays for its successor; 0: not.
     std::chrono::milliseconds server_grace{10'000};
-    std::uint64_t host_copy_bytes = 0;  ///< for what tenants of CUDA pools park; 0: none
+    std::uint64_t host_copy_bytes = 0;  ///< for what tenants park; 0: none
+    disk_wish host_copy_disk{};         ///< beyond that
     pool_wish pools;  ///< the first pool, and what later ones are where a join says nothing else
   };
 

@@ -12,6 +12,7 @@
 #include <csignal>
 #include <thread>
 
+#include "memhandover/base/bytes.hpp"
 #include "memhandover/base/descriptor_limit.hpp"
 #include "memhandover/base/environment.hpp"
 #include "memhandover/base/error.hpp"
@@ -55,12 +56,37 @@ std::chrono::milliseconds milliseconds_in(char const* name, std::chrono::millise
   return std::chrono::milliseconds{number_in(name, otherwise.count(), "milliseconds", a_week)};
 }
 
+constexpr std::int64_t a_pebibyte = 1LL << 50U;
+
 /// Who starts a broker in place of one that has ended may know of it by the environment alone.
 std::uint64_t host_copy_bytes_of(broker_options const& options) {
-  constexpr std::int64_t a_pebibyte = 1LL << 50U;
   return options.host_copy_bytes != 0 ? options.host_copy_bytes
                                       : static_cast<std::uint64_t>(number_in(
                                             "SLUICE_HOST_COPY_BYTES", 0, "bytes", a_pebibyte));
+}
+
+disk_wish host_copy_disk_of(broker_options const& options) {
+  auto wanted = options.host_copy_disk;
+  if (wanted.bytes == 0) {
+    wanted = {environment("SLUICE_HOST_COPY_DISK_PATH"),
+              static_cast<std::uint64_t>(
+                  number_in("SLUICE_HOST_COPY_DISK_BYTES", 0, "bytes", a_pebibyte))};
+  }
+  if (wanted.bytes > 0 && wanted.folder.empty()) {
+    throw error{error_kind::invalid_argument,
+                "host copies are to have " + format_bytes(wanted.bytes) +
+                    " on disk, but no folder is named; name one on a disk (--host-disk-path of "
+                    "`sluice run`, host_copies.disk_path of the policy, "
+                    "SLUICE_HOST_COPY_DISK_PATH)"};
+  }
+  if (wanted.bytes > 0 && host_copy_bytes_of(options) == 0) {
+    throw error{error_kind::invalid_argument,
+                "host copies are to have " + format_bytes(wanted.bytes) +
+                    " on disk, but none in memory, which are used first; give them memory as well "
+                    "(--host-memory of `sluice run`, host_copies.memory of the policy, "
+                    "SLUICE_HOST_COPY_BYTES)"};
+  }
+  return wanted;
 }
 
 /// The lock of whoever starts a broker, for as long as it is open. Waits for one who does, who is done in a
@@ -173,6 +199,7 @@ int broker_main(broker_options const& options, int ready_fd) {
     how.pools = {options.backend, options.device.value_or(0), options.pool_bytes,
                  options.chunk_bytes};
     how.host_copy_bytes = host_copy_bytes_of(options);
+    how.host_copy_disk = host_copy_disk_of(options);
     broker serving{how};
     say(ready_fd, "ok\n");
     serving.run(stop.get());

@@ -10,6 +10,7 @@
 
 #include "memhandover/base/unique_fd.hpp"
 #include "memhandover/device/device_memory.hpp"
+#include "memhandover/device/disk_room.hpp"
 
 namespace sluice::memhandover {
 
@@ -26,6 +27,9 @@ struct broker_options {
                                 ///< else `sluice` on PATH
   /// Host memory for what tenants park, if this starts the broker; 0: $SLUICE_HOST_COPY_BYTES, else none.
   std::uint64_t host_copy_bytes = 0;
+  /// What of it lies on a disk beyond that, likewise; no bytes: $SLUICE_HOST_COPY_DISK_BYTES in the folder
+  /// $SLUICE_HOST_COPY_DISK_PATH, else none.
+  disk_wish host_copy_disk{};
 };
 
 /// Returns a connection to the broker, starting it first if none listens. While the connection is open, the

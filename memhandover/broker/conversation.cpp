@@ -89,4 +89,17 @@ begun_conversation ask_broker(broker_options const& options, nlohmann::json cons
   }
 }
 
+std::size_t rejoin_descriptors(nlohmann::json const& rejoin) {
+  // ledger, mailroom, manifest, doorbell, bell, life pipe
+  constexpr std::size_t of_the_pool = 6;
+  return of_the_pool + (rejoin.contains("copy_holder") ? 2 : 0) +
+         (rejoin.contains("copy_holder") && rejoin.contains("copy_disk") ? 1 : 0);
+}
+
+host_copy_files copy_files_in(std::vector<unique_fd>& descriptors, std::size_t first,
+                              bool with_disk) {
+  return {std::move(descriptors.at(first)), std::move(descriptors.at(first + 1)),
+          with_disk ? std::move(descriptors.at(first + 2)) : unique_fd{}};
+}
+
 }  // namespace sluice::memhandover

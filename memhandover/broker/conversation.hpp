@@ -10,6 +10,7 @@
 #include "memhandover/base/unique_fd.hpp"
 #include "memhandover/base/wire.hpp"
 #include "memhandover/broker/broker_launch.hpp"
+#include "memhandover/ledger/host_copy_table.hpp"
 
 namespace sluice::memhandover {
 
@@ -69,5 +70,12 @@ struct begun_conversation {
 [[nodiscard]] begun_conversation ask_broker(broker_options const& options,
                                             nlohmann::json const& question, std::string const& type,
                                             std::vector<int> const& descriptors = {});
+
+/// Descriptors that a `rejoin` brings, but for a pidfd: of the pool and its client, and of host copies if it has some.
+[[nodiscard]] std::size_t rejoin_descriptors(nlohmann::json const& rejoin);
+
+/// Those of host copies in a message, from `first` on.
+[[nodiscard]] host_copy_files copy_files_in(std::vector<unique_fd>& descriptors, std::size_t first,
+                                            bool with_disk);
 
 }  // namespace sluice::memhandover

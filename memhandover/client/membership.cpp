@@ -47,9 +47,11 @@ membership::membership(broker_options broker, client_kind kind, std::string cons
   auto joined = std::move(begun.answer);
   constexpr std::size_t of_the_pool = 5;
   bool const has_copies = joined.body.contains("host_copies");
-  if (joined.descriptors.size() != of_the_pool + (has_copies ? 2 : 0)) {
+  auto const of_copies = std::size_t{has_copies ? 2U : 0U} +
+                         (has_copies && joined.body["host_copies"].contains("disk_bytes") ? 1 : 0);
+  if (joined.descriptors.size() != of_the_pool + of_copies) {
     throw error{error_kind::internal,
-                "the broker's answer came without its five descriptors, or two of host copies"};
+                "the broker's answer came without its five descriptors, or those of host copies"};
   }
   slot_ = joined.body.at("slot").get<std::uint32_t>();
   if (slot_ >= max_clients) {
@@ -62,7 +64,7 @@ membership::membership(broker_options broker, client_kind kind, std::string cons
   files_.doorbell = std::move(joined.descriptors[3]);
   bell_ = std::move(joined.descriptors[4]);
   if (has_copies) {
-    map_copies({std::move(joined.descriptors[5]), std::move(joined.descriptors[6])},
+    map_copies(copy_files_in(joined.descriptors, of_the_pool, of_copies > 2),
                joined.body["host_copies"]);
   }
   lock_place();
@@ -220,7 +222,12 @@ void membership::find_broker(attempt& under_way) const {
                              files_.doorbell.get(), bell_.get(),           life_read_.get()};
     if (copies_) {
       rejoin["copy_holder"] = copies_->holder();
-      brought.insert(brought.end(), {copies_->files().bytes.get(), copies_->files().table.get()});
+      auto const& files = copies_->files();
+      brought.insert(brought.end(), {files.bytes.get(), files.table.get()});
+      if (files.disk) {
+        rejoin["copy_disk"] = true;
+        brought.push_back(files.disk.get());
+      }
     }
     auto const itself = own_pidfd();
     if (itself) {

@@ -38,6 +38,9 @@ pinned_copies::~pinned_copies() {
   for (std::uint32_t first = 0; first < slots_.load(); first += piece) {
     (void)driver_->cuMemHostUnregister(share_.at(first).data());
   }
+  if (staging_.load()) {
+    (void)driver_->cuMemHostUnregister(share_.staging().data());
+  }
   if (has_none) {
     (void)driver_->cuCtxSetCurrent(nullptr);
   }
@@ -59,11 +62,21 @@ void pinned_copies::use_context() {
   driver_->check(driver_->cuCtxSetCurrent(context_), "cannot use GPU ", device_);
 }
 
+bool pinned_copies::has_all() const noexcept {
+  return slots_.load() == share_.shape().memory_slots() &&
+         (staging_.load() || share_.staging().empty());
+}
+
+void pinned_copies::pin(std::byte* where, std::size_t bytes) const {
+  driver_->check(driver_->cuMemHostRegister(where, bytes, CU_MEMHOSTREGISTER_PORTABLE),
+                 "cannot pin ", bytes, " bytes of the host copies");
+}
+
 std::optional<milliseconds> pinned_copies::advance() {
   auto const shape = share_.shape();
   auto const first = slots_.load();
-  auto const count = std::min(slots_of_a_piece(), shape.slots - first);
-  if (count == 0 || refused_) {
+  auto const count = std::min(slots_of_a_piece(), shape.memory_slots() - first);
+  if (has_all() || refused_) {
     return std::nullopt;
   }
   if (share_.populated() < (std::uint64_t{first} + count) * shape.slot_bytes) {
@@ -72,9 +85,12 @@ std::optional<milliseconds> pinned_copies::advance() {
   try {
     driver_->expect(driver_part::pinning, "host copies cannot be pinned");
     use_context();
-    driver_->check(driver_->cuMemHostRegister(share_.at(first).data(), count * shape.slot_bytes,
-                                              CU_MEMHOSTREGISTER_PORTABLE),
-                   "cannot pin ", count, " slots of the host copies");
+    if (count > 0) {
+      pin(share_.at(first).data(), count * shape.slot_bytes);
+    } else {
+      pin(share_.staging().data(), share_.staging().size());
+      staging_.store(true);
+    }
   } catch (error const& why) {
     refused_ = true;
     spdlog::warn(
@@ -83,7 +99,7 @@ std::optional<milliseconds> pinned_copies::advance() {
     return std::nullopt;
   }
   slots_.store(first + count);
-  return first + count < shape.slots ? std::optional{milliseconds{0}} : std::nullopt;
+  return has_all() ? std::nullopt : std::optional{milliseconds{0}};
 }
 
 }  // namespace sluice::memhandover

@@ -1,5 +1,5 @@
 /// Makes a client's mapping of the host copies pinned memory of the CUDA driver, piece by piece, as their pages
-/// come to be present: a copy out of pageable memory takes five times as long.
+/// come to be present: a copy out of pageable memory takes five times as long. Last comes what is staged on the way to a disk.
 ///
 /// A piece is whole slots, and takes the driver about 2 ms; so who waits for the thread meanwhile waits no longer.
 ///
@@ -43,9 +43,12 @@ class pinned_copies {
 
   /// This many slots, from the first one on, are pinned.
   [[nodiscard]] std::uint32_t slots() const noexcept { return slots_.load(); }
+  /// All are that there are in memory, and what is staged.
+  [[nodiscard]] bool has_all() const noexcept;
 
  private:
   void use_context();
+  void pin(std::byte* where, std::size_t bytes) const;
   [[nodiscard]] std::uint32_t slots_of_a_piece() const noexcept;
 
   host_copy_share& share_;
@@ -54,6 +57,7 @@ class pinned_copies {
   pid_t owner_;
   CUctx_st* context_ = nullptr;  ///< in which the driver pins
   bool refused_ = false;
+  std::atomic<bool> staging_{false};  ///< it is pinned
   std::atomic<std::uint32_t> slots_{0};
 };
 

@@ -46,7 +46,7 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
   explicit pool_server(options const& how)
       : options_(how),
         member_({how.runtime_dir, how.backend, how.device, how.pool_bytes, how.chunk_bytes,
-                 how.sluice_binary, how.host_copy_bytes},
+                 how.sluice_binary, how.host_copy_bytes, how.host_copy_disk},
                 client_kind::server, how.name, how.endpoint),
         memory_(open_device_memory(member_.view().shape(), member_.files().chunks)),
         whole_(*memory_),
@@ -54,7 +54,7 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
         history_(member_.view(), member_.slot()),
         stop_(make_event()),
         acquisition_({member_.view(), member_.slot(), mutex_, mail_, writer_, reserve_,
-                      how.demands_from_engines}),
+                      how.demands_from_engines, member_.copies()}),
         pause_(member_.view().header().pause_until_ns, options_.pause_lease) {
     manifest_.emplace(member_.files().manifest.get(),
                       detail::server_manifest::parts{

@@ -26,6 +26,7 @@
 #include "memhandover/client/chunk_pool.hpp"
 #include "memhandover/client/warm_memory.hpp"
 #include "memhandover/device/device_memory.hpp"
+#include "memhandover/device/disk_room.hpp"
 
 namespace sluice::memhandover {
 
@@ -128,7 +129,8 @@ class serving_pool : public chunk_pool {
     std::string sluice_binary{};    ///< program that is the broker; empty: $SLUICE_BROKER, else
                                     ///< `sluice` on PATH
     std::uint64_t host_copy_bytes =
-        0;  ///< host memory for what tenants park, if this starts the broker
+        0;                       ///< host memory for what tenants park, if this starts the broker
+    disk_wish host_copy_disk{};  ///< beyond that, likewise
     /// How long a compute pause outlives a dead server.
     std::chrono::milliseconds pause_lease{100};
     /// How long `join`, once ready, waits for what an earlier server held.

@@ -31,6 +31,21 @@ void check_holder(std::uint16_t holder) {
   throw error{error_kind::internal, "the table of host copies is damaged: " + what};
 }
 
+std::uint32_t slots_of(std::uint64_t budget, std::uint64_t slot_bytes, std::string const& where) {
+  auto const wanted = "host copies are to have " + format_bytes(budget) + where;
+  if (slot_bytes == 0 || budget < slot_bytes) {
+    throw error{error_kind::invalid_argument, wanted + ", but one takes " +
+                                                  format_bytes(slot_bytes) +
+                                                  ", a chunk of the pool; give them more, or none"};
+  }
+  if (budget / slot_bytes > max_host_copy_slots) {
+    throw error{
+        error_kind::invalid_argument,
+        wanted + ", but can have " + format_bytes(max_host_copy_slots * slot_bytes) + " at most"};
+  }
+  return static_cast<std::uint32_t>(budget / slot_bytes);
+}
+
 }  // namespace
 
 std::uint64_t copy_word::pack() const noexcept {
@@ -67,9 +82,16 @@ copy_word host_copies::at(std::uint32_t slot) const {
   return *found;
 }
 
-copy_counts host_copies::count() const noexcept {
+host_copies::range host_copies::range_of(std::optional<copy_place> only) const noexcept {
+  auto const on_disk_from = slots() - disk_slots_;
+  return {only == copy_place::disk ? on_disk_from : 0,
+          only == copy_place::memory ? on_disk_from : slots()};
+}
+
+copy_counts host_copies::count(std::optional<copy_place> only) const noexcept {
   copy_counts counted;
-  for (auto const& each : words_) {
+  auto const [first, end] = range_of(only);
+  for (auto const& each : words_.subspan(first, end - first)) {
     auto const found = copy_word::unpack(each.load(std::memory_order_acquire));
     auto& of_its_kind = !found                             ? counted.damaged
                         : found->state == copy_state::free ? counted.free
@@ -80,14 +102,16 @@ copy_counts host_copies::count() const noexcept {
   return counted;
 }
 
-std::vector<held_copy> host_copies::hold(std::uint32_t count, std::uint16_t holder) {
+std::vector<held_copy> host_copies::hold(std::uint32_t count, std::uint16_t holder,
+                                         std::optional<copy_place> only) {
   check_holder(holder);
   std::vector<held_copy> taken;
-  if (count > slots()) {
+  auto const [first, end] = range_of(only);
+  if (count > end - first) {
     return taken;
   }
   taken.reserve(count);
-  for (std::uint32_t slot = 0; slot < slots() && taken.size() < count; ++slot) {
+  for (auto slot = first; slot < end && taken.size() < count; ++slot) {
     auto& each = words_[slot];
     auto seen = each.load(std::memory_order_acquire);
     auto const found = copy_word::unpack(seen);
@@ -129,10 +153,12 @@ bool host_copies::give_back(held_copy const& mine) {
          change(mine, copy_state::kept, copy_state::free);
 }
 
-std::vector<held_copy> host_copies::steal(std::uint32_t count, std::uint16_t thief) {
+std::vector<held_copy> host_copies::steal(std::uint32_t count, std::uint16_t thief,
+                                          std::optional<copy_place> only) {
   check_holder(thief);
   std::vector<held_copy> taken;
-  for (std::uint32_t slot = 0; slot < slots() && taken.size() < count; ++slot) {
+  auto const [first, end] = range_of(only);
+  for (auto slot = first; slot < end && taken.size() < count; ++slot) {
     auto& each = words_[slot];
     auto seen = each.load(std::memory_order_acquire);
     auto const found = copy_word::unpack(seen);
@@ -168,21 +194,17 @@ std::size_t host_copies_table_bytes(std::uint32_t slots) noexcept {
 }
 
 std::uint32_t host_copy_slots(std::uint64_t budget, std::uint64_t slot_bytes) {
-  if (slot_bytes == 0 || budget < slot_bytes) {
-    throw error{error_kind::invalid_argument, "host copies are to have " + format_bytes(budget) +
-                                                  ", but one takes " + format_bytes(slot_bytes) +
-                                                  ", a chunk of the pool; give them more, or none"};
-  }
-  if (budget / slot_bytes > max_host_copy_slots) {
-    throw error{error_kind::invalid_argument,
-                "host copies are to have " + format_bytes(budget) + ", but can have " +
-                    format_bytes(max_host_copy_slots * slot_bytes) + " at most"};
-  }
-  return static_cast<std::uint32_t>(budget / slot_bytes);
+  return slots_of(budget, slot_bytes, "");
 }
 
-void make_host_copies(std::span<std::byte> memory, std::uint64_t budget, std::uint64_t slot_bytes) {
-  auto const slots = host_copy_slots(budget, slot_bytes);
+std::uint32_t disk_copy_slots(std::uint64_t disk_budget, std::uint64_t slot_bytes) {
+  return disk_budget == 0 ? 0 : slots_of(disk_budget, slot_bytes, " on disk");
+}
+
+void make_host_copies(std::span<std::byte> memory, std::uint64_t budget, std::uint64_t slot_bytes,
+                      std::uint64_t disk_budget) {
+  auto const disk_slots = disk_copy_slots(disk_budget, slot_bytes);
+  auto const slots = host_copy_slots(budget, slot_bytes) + disk_slots;
   if (memory.size() != host_copies_table_bytes(slots)) {
     damaged("it is not as long as its slots need");
   }
@@ -192,6 +214,8 @@ void make_host_copies(std::span<std::byte> memory, std::uint64_t budget, std::ui
   header->slots.store(slots);
   header->slot_bytes.store(slot_bytes);
   header->budget.store(budget);
+  header->disk_slots.store(disk_slots);
+  header->disk_budget.store(disk_budget);
 }
 
 host_copies_header& host_copies_header_in(std::span<std::byte> memory) {
@@ -210,9 +234,12 @@ host_copies_shape host_copies_shape_in(std::span<std::byte> memory) {
     damaged("it has version " + std::to_string(version) + ", this program knows version " +
             std::to_string(host_copies_version));
   }
-  host_copies_shape const shape{header.slots.load(), header.slot_bytes.load()};
-  if (shape.slots == 0 || shape.slot_bytes == 0 || shape.slots > max_host_copy_slots ||
-      header.budget.load() / shape.slot_bytes != shape.slots) {
+  host_copies_shape const shape{header.slots.load(), header.slot_bytes.load(),
+                                header.disk_slots.load()};
+  if (shape.slot_bytes == 0 || shape.slots <= shape.disk_slots ||
+      shape.memory_slots() > max_host_copy_slots || shape.disk_slots > max_host_copy_slots ||
+      header.budget.load() / shape.slot_bytes != shape.memory_slots() ||
+      header.disk_budget.load() / shape.slot_bytes != shape.disk_slots) {
     damaged("its slots are not what its budget makes");
   }
   if (memory.size() != host_copies_table_bytes(shape.slots)) {

@@ -10,6 +10,8 @@
 ///                                                                 `hold_again` fails
 ///   held or kept of a dead holder ──sweep──► free                 by the broker
 ///
+/// The first slots are in memory, those behind them on a disk, if there is one; who needs one finds those in memory first.
+///
 /// Every change of hands counts the word's generation up, so that a holder whose copy was stolen and
 /// came free again does not take it for its own.
 ///
@@ -34,7 +36,7 @@
 namespace sluice::memhandover {
 
 inline constexpr std::uint64_t host_copies_magic = 0x3143504f43494c53;  // "SLICOPC1"
-inline constexpr std::uint32_t host_copies_version = 1;
+inline constexpr std::uint32_t host_copies_version = 2;
 /// Pools whose tenants may have slots at the same time.
 inline constexpr std::uint32_t host_copy_pools = 64;
 inline constexpr std::uint64_t max_host_copy_slots = 1ULL << 24U;
@@ -44,9 +46,12 @@ inline constexpr std::uint64_t max_host_copy_slots = 1ULL << 24U;
 struct alignas(64) host_copies_header {
   std::atomic<std::uint64_t> magic;
   std::atomic<std::uint32_t> version;
-  std::atomic<std::uint32_t> slots;
+  std::atomic<std::uint32_t> slots;       ///< all
+  std::atomic<std::uint32_t> disk_slots;  ///< of these, the last
   std::atomic<std::uint64_t> slot_bytes;
-  std::atomic<std::uint64_t> budget;  ///< bytes; what a last part of a slot would take is not used
+  /// Bytes, in memory and on disk; what a last part of a slot would take is not used.
+  std::atomic<std::uint64_t> budget;
+  std::atomic<std::uint64_t> disk_budget;
   std::atomic<std::uint64_t> populated;               ///< bytes whose pages are there
   std::atomic<std::uint64_t> pools[host_copy_pools];  ///< their ids, 0: nobody's place
 };
@@ -55,9 +60,15 @@ struct alignas(64) host_copies_header {
 struct host_copies_shape {
   std::uint32_t slots = 0;
   std::uint64_t slot_bytes = 0;
+  std::uint32_t disk_slots = 0;  ///< the last of them
 
-  /// Of all slots.
-  [[nodiscard]] std::uint64_t bytes() const noexcept { return slots * slot_bytes; }
+  [[nodiscard]] std::uint32_t memory_slots() const noexcept { return slots - disk_slots; }
+  /// Of all slots in memory.
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return memory_slots() * slot_bytes; }
+  [[nodiscard]] std::uint64_t disk_bytes() const noexcept { return disk_slots * slot_bytes; }
+  [[nodiscard]] bool is_on_disk(std::uint32_t slot) const noexcept {
+    return slot >= memory_slots();
+  }
   bool operator==(host_copies_shape const&) const = default;
 };
 
@@ -96,6 +107,9 @@ struct held_copy {
   std::uint64_t generation = 0;
 };
 
+/// Where a slot is.
+enum class copy_place : std::uint8_t { memory, disk };
+
 struct copy_counts {
   std::uint32_t free = 0;
   std::uint32_t held = 0;
@@ -105,8 +119,10 @@ struct copy_counts {
 
 class host_copies {
  public:
-  /// `words` must outlive this object.
-  explicit host_copies(std::span<std::atomic<std::uint64_t>> words) noexcept : words_(words) {}
+  /// `words` must outlive this object; the last `disk_slots` are of a disk.
+  explicit host_copies(std::span<std::atomic<std::uint64_t>> words,
+                       std::uint32_t disk_slots = 0) noexcept
+      : words_(words), disk_slots_(disk_slots) {}
 
   [[nodiscard]] std::uint32_t slots() const noexcept {
     return static_cast<std::uint32_t>(words_.size());
@@ -114,11 +130,12 @@ class host_copies {
   /// Throws `internal` that names the slot if its word is damaged, `invalid_argument` for one that there is not.
   [[nodiscard]] copy_word at(std::uint32_t slot) const;
   /// Each word is read once; those of several slots change meanwhile. Damaged ones are nobody's.
-  [[nodiscard]] copy_counts count() const noexcept;
+  [[nodiscard]] copy_counts count(std::optional<copy_place> only = {}) const noexcept;
 
   /// `count` free slots for `holder`, or none if there are too few. Throws `invalid_argument` for a
   /// holder that there is not. What is free but damaged is not used.
-  std::vector<held_copy> hold(std::uint32_t count, std::uint16_t holder);
+  std::vector<held_copy> hold(std::uint32_t count, std::uint16_t holder,
+                              std::optional<copy_place> only = {});
   /// held → kept: the contents stay, and who needs the slot may take it. False: it is not held so.
   bool keep(held_copy const& mine);
   /// kept → held. False: it has been stolen meanwhile.
@@ -126,15 +143,23 @@ class host_copies {
   /// Gives a slot back, held or kept. False: it is not this holder's any more.
   bool give_back(held_copy const& mine);
   /// Takes up to `count` kept slots of others. Throws as `hold`.
-  [[nodiscard]] std::vector<held_copy> steal(std::uint32_t count, std::uint16_t thief);
+  [[nodiscard]] std::vector<held_copy> steal(std::uint32_t count, std::uint16_t thief,
+                                             std::optional<copy_place> only = {});
   /// Frees all that dead holders had; returns how many. No process may act for them any more.
   std::uint32_t sweep(std::function<bool(std::uint16_t holder)> const& is_dead);
 
  private:
+  /// First slot, and the one behind the last.
+  struct range {
+    std::uint32_t first;
+    std::uint32_t end;
+  };
+  [[nodiscard]] range range_of(std::optional<copy_place> only) const noexcept;
   [[nodiscard]] std::atomic<std::uint64_t>& word(std::uint32_t slot) const;
   bool change(held_copy const& mine, copy_state from, copy_state to);
 
   std::span<std::atomic<std::uint64_t>> words_;
+  std::uint32_t disk_slots_;
 };
 
 /// Bytes of a table of so many slots.
@@ -144,8 +169,12 @@ class host_copies {
 /// more than a table can.
 [[nodiscard]] std::uint32_t host_copy_slots(std::uint64_t budget, std::uint64_t slot_bytes);
 
+/// The same of a budget on disk, where 0 is none.
+[[nodiscard]] std::uint32_t disk_copy_slots(std::uint64_t disk_budget, std::uint64_t slot_bytes);
+
 /// Writes the header of a new table; `memory` is zero, which is a free slot's word.
-void make_host_copies(std::span<std::byte> memory, std::uint64_t budget, std::uint64_t slot_bytes);
+void make_host_copies(std::span<std::byte> memory, std::uint64_t budget, std::uint64_t slot_bytes,
+                      std::uint64_t disk_budget = 0);
 
 /// The header at the beginning of `memory`. Throws `internal` if that is shorter.
 [[nodiscard]] host_copies_header& host_copies_header_in(std::span<std::byte> memory);

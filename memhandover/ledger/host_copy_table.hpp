@@ -1,6 +1,7 @@
-/// The host copies' shared memory: the bytes, and the table that says who has which slot of them.
+/// The host copies' shared memory: the bytes, a file for those that lie on a disk, and the table that says who has which slot.
 ///
-///   auto const files = create_host_copies(64_GiB, 64_MiB);   // the broker
+///   auto disk = create_disk_file({"/var/lib/sluice", 256_GiB});
+///   auto const files = create_host_copies(64_GiB, 64_MiB, std::move(disk));  // the broker
 ///   host_copy_table table{files};                            // the broker, and each client
 ///   table.copies().hold(3, holder);
 ///
@@ -15,14 +16,20 @@
 
 namespace sluice::memhandover {
 
-/// Whoever holds both can bring the host copies back to life.
+/// Whoever holds them can bring the host copies back to life.
 struct host_copy_files {
-  unique_fd bytes;
-  unique_fd table;
+  unique_fd bytes{};
+  unique_fd table{};
+  unique_fd disk{};  ///< none where all are in memory
 };
 
-/// Slots of one size, all free, no page present yet. Throws as `host_copy_slots`, or why there can be none.
-[[nodiscard]] host_copy_files create_host_copies(std::uint64_t budget, std::uint64_t slot_bytes);
+/// Slots of one size, all free, no page present yet; those on `disk` are as many as that file, if there is one, has whole. Throws
+/// as `host_copy_slots`, or why there can be none.
+[[nodiscard]] host_copy_files create_host_copies(std::uint64_t budget, std::uint64_t slot_bytes,
+                                                 unique_fd disk = {});
+
+/// Descriptors of the same files.
+[[nodiscard]] host_copy_files duplicate(host_copy_files const& files);
 
 /// Whether both are the same memory. Throws `internal` if that cannot be told.
 [[nodiscard]] bool same_memory(host_copy_files const& one, host_copy_files const& other);

@@ -48,7 +48,7 @@
 namespace sluice::memhandover {
 
 inline constexpr std::uint64_t ledger_magic = 0x31474c4543494c53;  // "SLICELG1"
-inline constexpr std::uint32_t layout_version = 13;
+inline constexpr std::uint32_t layout_version = 14;
 inline constexpr std::uint32_t max_clients = 32;
 inline constexpr std::uint32_t broker_slot = 0xffff;
 inline constexpr std::uint16_t left_slot = 0xfffe;  ///< serving, but its server is dead
@@ -245,7 +245,10 @@ struct alignas(64) client_report {
   /// That it needs to come back. The writer grants them to no other tenant.
   std::atomic<std::uint32_t> parked_chunks;
   std::atomic<std::uint32_t> parked_dirty,
-      parked_clean;  ///< of those: copied; as a copy that was there already
+      parked_clean;                        ///< of those: copied; as a copy that was there already
+  std::atomic<std::uint32_t> parked_disk;  ///< of both: on the disk
+  std::atomic<std::int32_t>
+      disk_fault;  ///< errno of the write by which it came to use that no more; 0: it does
   std::atomic<std::uint32_t>
       parkable_chunks;                        ///< of what is in use, host copies could take so many
   std::atomic<std::uint32_t> why_unparkable;  ///< `unparkable`

@@ -160,7 +160,8 @@ json describe_unparkable(ledger_header const& header, mailbox_header const& mail
     add(name_of(why), kept);
     return list;
   }
-  add("host copies are full", kept - parkable);
+  add(mailbox.disk_fault.load() == 0 ? "host copies are full" : "the disk of host copies failed",
+      kept - parkable);
   if (header.serving_now.load() != 0 && header.park_stay.load() == 0) {
     add("training.park of the server", parkable);
   } else if (mailbox.stays_until_ns.load() > monotonic_ns()) {
@@ -203,6 +204,7 @@ json describe_parking(ledger_header const& header, client_entry const& entry,
           {"dirty_bytes", dirty * chunk_bytes},
           {"clean_bytes", clean * chunk_bytes},
           {"zero_bytes", (parked - dirty - clean) * chunk_bytes},
+          {"disk_bytes", std::min(dirty + clean, mailbox.parked_disk.load()) * chunk_bytes},
           {"parkable_bytes", mailbox.parkable_chunks.load() * chunk_bytes},
           {"unparkable", describe_unparkable(header, mailbox)},
           {"wanted", away_since != 0 && mailbox.waiting.load() != 0},

@@ -1,8 +1,10 @@
 #include "memhandover/parking/tenant_parking.hpp"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <array>
-#include <deque>
+#include <chrono>
 #include <functional>
 #include <iterator>
 #include <new>
@@ -13,6 +15,11 @@
 #include "memhandover/base/error.hpp"
 
 namespace sluice::memhandover {
+namespace {
+
+using clock = std::chrono::steady_clock;
+
+}  // namespace
 
 tenant_parking::tenant_parking(std::mutex& mutex, device_memory& memory, host_copy_share& copies,
                                std::shared_ptr<cuda_driver const> driver,
@@ -24,6 +31,10 @@ tenant_parking::tenant_parking(std::mutex& mutex, device_memory& memory, host_co
       hasher_(open_content_hasher(driver)),
       own_pages_(std::move(own_pages)) {
   parked_.reserve(memory.shape().chunk_count);
+  auto const bytes = memory.shape().chunk_bytes;
+  for (auto left = share_.staging(); left.size() >= bytes; left = left.subspan(bytes)) {
+    stages_.push_back(left.data());
+  }
 }
 
 tenant_parking::~tenant_parking() {
@@ -44,6 +55,7 @@ tenant_parking::counts tenant_parking::parked() const noexcept {
   counts result;
   for (auto const& at : parked_) {
     ++(!at.copy ? result.zero : at.is_clean ? result.clean : result.dirty);
+    result.disk += at.copy && is_on_disk(*at.copy) ? 1 : 0;
   }
   return result;
 }
@@ -61,6 +73,9 @@ class tenant_parking::departure {
       if (at.copy) {
         of_.share_.copies().give_back(*at.copy);
       }
+      if (at.stage != nullptr) {
+        of_.stages_.push_back(at.stage);
+      }
       of_.restore(at);
     }
   }
@@ -68,7 +83,7 @@ class tenant_parking::departure {
   void run(std::function<bool()> const& goes_on) {
     try {
       while (begin_some(goes_on) || decided_ < begun_ || !copying_.empty()) {
-        if (!decide_some() && !finish_some()) {
+        if (!decide_some(goes_on) && !finish_some()) {
           std::this_thread::yield();
         }
       }
@@ -99,19 +114,19 @@ class tenant_parking::departure {
     }
   }
 
-  bool decide_some() {
+  bool decide_some(std::function<bool()> const& goes_on) {
     auto const before = decided_;
-    while (decided_ < begun_) {
+    while (decided_ < begun_ && !(of_.disk_is_usable() && of_.stages_.empty())) {
       auto& at = going_[decided_];
       if (of_.hasher_->available() && !(at.hash = of_.hasher_->poll())) {
         break;
       }
-      decide(decided_++);
+      decide(decided_++, goes_on);
     }
     return decided_ > before;
   }
 
-  void decide(std::size_t number) {
+  void decide(std::size_t number, std::function<bool()> const& goes_on) {
     auto& at = going_[number];
     if (at.hash && at.hash->zero()) {
       if (auto const kept = of_.take_kept(at)) {
@@ -128,8 +143,15 @@ class tenant_parking::departure {
       of_.unmap(at, give_);
       return;
     }
+    bool const to_disk = of_.is_on_disk(*at.copy);
+    if (to_disk && !goes_on()) {
+      of_.share_.copies().give_back(*std::exchange(at.copy, std::nullopt));
+      of_.restore(at);
+      return;
+    }
+    at.stage = to_disk ? of_.take_stage() : nullptr;
     copying_.push_back(number);
-    of_.transfer_->out(of_.share_.at(at.copy->slot).data(),
+    of_.transfer_->out(to_disk ? at.stage : of_.share_.at(at.copy->slot).data(),
                        at.aside != nullptr ? at.aside : at.of->at(at.position),
                        of_.memory_.shape().chunk_bytes);
   }
@@ -137,8 +159,11 @@ class tenant_parking::departure {
   bool finish_some() {
     auto const ended = of_.transfer_->poll();
     for (std::size_t i = 0; i < ended; ++i) {
-      of_.unmap(going_[copying_.front()], give_);
+      auto& at = going_[copying_.front()];
       copying_.pop_front();
+      if (at.stage == nullptr || of_.save(at)) {
+        of_.unmap(at, give_);
+      }
     }
     return ended > 0;
   }
@@ -241,12 +266,21 @@ void tenant_parking::unmap(place& at, taker const& give) {
 /// A slot for the contents: the one that has them already, the one that had what was there before, or another. False: there
 /// is none.
 bool tenant_parking::find_slot(place& at) {
-  if (auto const kept = take_kept(at); kept && share_.copies().hold_again(kept->slot)) {
-    at.copy = kept->slot;
-    at.is_clean = at.hash == kept->hash;
-    return true;
+  auto& copies = share_.copies();
+  if (auto const kept = take_kept(at); kept && copies.hold_again(kept->slot)) {
+    bool const on_disk = is_on_disk(kept->slot);
+    at.is_clean = at.hash == kept->hash && (!on_disk || disk_is_usable());
+    auto const better = on_disk && !at.is_clean ? slot_in(copy_place::memory) : std::nullopt;
+    if (better || (on_disk && !disk_is_usable())) {
+      copies.give_back(kept->slot);
+      at.copy = better;
+    } else {
+      at.copy = kept->slot;
+    }
   }
-  at.copy = any_slot();
+  if (!at.copy) {
+    at.copy = any_slot();
+  }
   return at.copy.has_value();
 }
 
@@ -256,22 +290,88 @@ std::optional<tenant_parking::kept_copy> tenant_parking::take_kept(place const& 
   return found ? std::optional{found.mapped()} : std::nullopt;
 }
 
+/// What others have kept in memory costs them a copy; the disk would cost this tenant more, twice.
 std::optional<held_copy> tenant_parking::any_slot() {
   auto& copies = share_.copies();
-  if (auto const free = copies.hold(1, share_.holder()); !free.empty()) {
-    return free.front();
+  if (auto const in_memory = slot_in(copy_place::memory)) {
+    return in_memory;
   }
-  if (auto const stolen = copies.steal(1, share_.holder()); !stolen.empty()) {
-    return stolen.front();
+  if (auto const on_disk = disk_is_usable() ? slot_in(copy_place::disk) : std::nullopt) {
+    return on_disk;
   }
   while (!kept_.empty()) {  // of what comes last, and so may be needed last
     auto const own = std::prev(kept_.end())->second.slot;
     kept_.erase(std::prev(kept_.end()));
-    if (copies.hold_again(own)) {
+    if (is_on_disk(own) && !disk_is_usable()) {
+      copies.give_back(own);
+    } else if (copies.hold_again(own)) {
       return own;
     }
   }
   return std::nullopt;
+}
+
+/// One that is free, or that others have kept.
+std::optional<held_copy> tenant_parking::slot_in(copy_place where) {
+  auto& copies = share_.copies();
+  if (auto const free = copies.hold(1, share_.holder(), where); !free.empty()) {
+    return free.front();
+  }
+  auto const stolen = copies.steal(1, share_.holder(), where);
+  return stolen.empty() ? std::nullopt : std::optional{stolen.front()};
+}
+
+bool tenant_parking::is_on_disk(held_copy const& slot) const noexcept {
+  return share_.shape().is_on_disk(slot.slot);
+}
+
+bool tenant_parking::disk_is_usable() const noexcept {
+  return share_.disk() != nullptr && disk_fault_ == 0;
+}
+
+/// There is one.
+std::byte* tenant_parking::take_stage() noexcept {
+  auto* const stage = stages_.back();
+  stages_.pop_back();
+  return stage;
+}
+
+/// What is staged goes to its slot on the disk. False: it could not, and has stayed where it was.
+bool tenant_parking::save(place& at) {
+  auto* const stage = std::exchange(at.stage, nullptr);
+  auto const began = clock::now();
+  try {
+    if (disk_is_usable()) {
+      share_.disk()->write(share_.disk_offset(at.copy->slot), {stage, memory_.shape().chunk_bytes});
+    }
+  } catch (disk_error const& why) {
+    disk_fault_ = why.number();
+    spdlog::error("this job uses the disk of host copies no more, and loses nothing reason=\"{}\"",
+                  why.what());
+  }
+  stages_.push_back(stage);  // there is room for all that there are
+  if (disk_fault_ != 0) {
+    share_.copies().give_back(*std::exchange(at.copy, std::nullopt));
+    restore(at);
+    return false;
+  }
+  written_.time += clock::now() - began;
+  ++written_.chunks;
+  return true;
+}
+
+/// Where contents lie that have been read from the disk. A stage is free.
+std::byte* tenant_parking::load(place const& at) {
+  auto const bytes = memory_.shape().chunk_bytes;
+  auto const began = clock::now();
+  try {
+    share_.disk()->read(share_.disk_offset(at.copy->slot), {stages_.back(), bytes});
+  } catch (disk_error const& why) {
+    throw contents_lost{why.what()};
+  }
+  read_.time += clock::now() - began;
+  ++read_.chunks;
+  return take_stage();
 }
 
 /// When the contents are on the device again.
@@ -318,13 +418,37 @@ std::size_t tenant_parking::run_from(std::size_t first) const noexcept {
   return end;
 }
 
+void tenant_parking::note_ended(std::size_t copies) {
+  for (; copies > 0; --copies) {
+    if (auto* const stage = coming_.front()) {
+      stages_.push_back(stage);
+    }
+    coming_.pop_front();
+  }
+}
+
+/// Until fewer copies back are on their way.
+void tenant_parking::await_copies_below(std::size_t count) {
+  while (coming_.size() >= count) {
+    auto const ended = transfer_->poll();
+    note_ended(ended);
+    if (ended == 0) {
+      std::this_thread::yield();
+    }
+  }
+}
+
 /// Begins to bring back what lived in a chunk that is mapped there.
 void tenant_parking::refill(place const& at, std::uint32_t chunk, bool in_use) {
   auto const bytes = memory_.shape().chunk_bytes;
   auto* const where = at.of->at(at.position);
   if (own_pages_ != nullptr) {
     if (in_use) {  // else it is zero as soon as nobody is held
-      own_pages_->put(where, share_.at(at.copy->slot).data(), bytes);
+      auto* const stage = is_on_disk(*at.copy) ? load(at) : nullptr;
+      own_pages_->put(where, stage != nullptr ? stage : share_.at(at.copy->slot).data(), bytes);
+      if (stage != nullptr) {
+        stages_.push_back(stage);
+      }
     }
     return;
   }
@@ -332,12 +456,14 @@ void tenant_parking::refill(place const& at, std::uint32_t chunk, bool in_use) {
     memory_.scrub(where, {&chunk, 1});
     return;
   }
-  while (!transfer_->room()) {
-    if (transfer_->poll() == 0) {
-      std::this_thread::yield();
-    }
+  bool const on_disk = is_on_disk(*at.copy);
+  await_copies_below(chunk_transfer::window);
+  while (on_disk && stages_.empty()) {
+    await_copies_below(coming_.size());
   }
-  transfer_->in(where, share_.at(at.copy->slot).data(), bytes);
+  auto* const stage = on_disk ? load(at) : nullptr;
+  coming_.push_back(stage);
+  transfer_->in(where, stage != nullptr ? stage : share_.at(at.copy->slot).data(), bytes);
 }
 
 void tenant_parking::bring_back(std::span<std::uint32_t const> chunks) {
@@ -350,6 +476,7 @@ void tenant_parking::bring_back(std::span<std::uint32_t const> chunks) {
     return one.of != other.of ? std::less<>{}(one.of, other.of) : one.position < other.position;
   });
   auto const bytes = memory_.shape().chunk_bytes;
+  read_ = {};
   std::size_t mapped = 0;
   try {
     while (mapped < parked_.size()) {
@@ -369,13 +496,10 @@ void tenant_parking::bring_back(std::span<std::uint32_t const> chunks) {
         refill(parked_[i], run[i - first], in_use[i - first]);
       }
     }
-    while (transfer_->in_flight() > 0) {
-      if (transfer_->poll() == 0) {
-        std::this_thread::yield();
-      }
-    }
+    await_copies_below(1);
   } catch (...) {
     transfer_->abandon();
+    note_ended(coming_.size());
     std::lock_guard const lock{mutex_};
     for (std::size_t i = 0; i < mapped; ++i) {
       (void)parked_[i].of->park(parked_[i].position);
@@ -394,6 +518,7 @@ void tenant_parking::bring_back(std::span<std::uint32_t const> chunks) {
     }
   }
   parked_.clear();
+  written_ = {};
 }
 
 }  // namespace sluice::memhandover

@@ -12,6 +12,9 @@
 /// A copy that was brought back is kept as long as nobody needs its slot: contents with the same hash (content_hash.hpp) need
 /// not be copied again. Where the device cannot hash, all are copied.
 ///
+/// Slots in memory are used first. What gets one on the disk is copied to memory that is staged for it, written from there, and given
+/// away when it is on the disk. If that fails it stays, and this tenant uses the disk no more; if it cannot be read, it is lost.
+///
 ///   tenant_parking parking{mutex, memory, copies, driver};
 ///   // nothing runs on the device, and until `parked().all()` is 0 again nothing may
 ///   parking.take(spaces, 12, wanted.give, wanted.stands);
@@ -25,12 +28,14 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "memhandover/allocation/chunk_space.hpp"
@@ -39,8 +44,15 @@
 #include "memhandover/device/content_hash.hpp"
 #include "memhandover/device/device_memory.hpp"
 #include "memhandover/device/held_pages.hpp"
+#include "memhandover/parking/return_estimate.hpp"
 
 namespace sluice::memhandover {
+
+/// What was parked cannot be had any more.
+class contents_lost : public error {
+ public:
+  explicit contents_lost(std::string const& why) : error(error_kind::unavailable, why) {}
+};
 
 class tenant_parking {
  public:
@@ -49,6 +61,7 @@ class tenant_parking {
     std::uint32_t dirty = 0;  ///< copied to a slot
     std::uint32_t clean = 0;  ///< as the copy that a slot had
     std::uint32_t zero = 0;   ///< without a copy: all of it was, or nothing lived there
+    std::uint32_t disk = 0;   ///< of the dirty and clean ones, those whose slot is on the disk
     [[nodiscard]] std::uint32_t all() const noexcept { return dirty + clean + zero; }
   };
 
@@ -64,13 +77,13 @@ class tenant_parking {
 
   /// Parks up to `count` chunks of `spaces`, in their order, and calls `give` with each as soon as nothing maps it here.
   /// Fewer if there are too few, or too few free slots, or once `goes_on` says false: then what is being
-  /// copied still ends. If it throws, which `give` may not, what has been given away is parked, and the rest is as it was.
+  /// copied still ends, and nothing is begun that would go to the disk. If it throws, which `give` may not, what has been given away is parked, and the rest is as it was.
   void take(std::span<chunk_space* const> spaces, std::uint32_t count,
             std::function<void(std::uint32_t chunk)> const& give,
             std::function<bool()> const& goes_on);
 
   /// Maps `chunks`, one for each that is parked, and brings the contents back. If it throws, everything is parked as it
-  /// was and the chunks are mapped nowhere.
+  /// was and the chunks are mapped nowhere. Throws `contents_lost` for what the disk does not give back.
   void bring_back(std::span<std::uint32_t const> chunks);
 
   [[nodiscard]] counts parked() const noexcept;
@@ -78,6 +91,11 @@ class tenant_parking {
   [[nodiscard]] bool touched() noexcept { return own_pages_ != nullptr && own_pages_->touched(); }
   /// A slot that was held for contents and is not any more: they are gone for good. Throws as `host_copies::at`.
   [[nodiscard]] std::optional<std::uint32_t> lost() const;
+  /// The errno of the write to the disk that has failed; 0: none has.
+  [[nodiscard]] int disk_fault() const noexcept { return disk_fault_; }
+  /// What the disk took for all that has been parked since the last return, and for that return.
+  [[nodiscard]] disk_time written() const noexcept { return written_; }
+  [[nodiscard]] disk_time read() const noexcept { return read_; }
 
  private:
   struct place {
@@ -88,6 +106,7 @@ class tenant_parking {
     bool is_clean = false;
     bool is_held = false;        ///< who touches it waits
     std::byte* aside = nullptr;  ///< where its private pages lie, until there is a copy
+    std::byte* stage = nullptr;  ///< on its way to the disk
   };
   struct kept_copy {
     held_copy slot;
@@ -104,6 +123,14 @@ class tenant_parking {
   void unmap(place& at, taker const& give);
   [[nodiscard]] bool find_slot(place& at);
   [[nodiscard]] std::optional<held_copy> any_slot();
+  [[nodiscard]] std::optional<held_copy> slot_in(copy_place where);
+  [[nodiscard]] bool is_on_disk(held_copy const& slot) const noexcept;
+  [[nodiscard]] bool disk_is_usable() const noexcept;
+  [[nodiscard]] std::byte* take_stage() noexcept;
+  [[nodiscard]] bool save(place& at);
+  [[nodiscard]] std::byte* load(place const& at);
+  void note_ended(std::size_t copies);
+  void await_copies_below(std::size_t count);
   [[nodiscard]] std::optional<kept_copy> take_kept(place const& at);
   void refill(place const& at, std::uint32_t chunk, bool in_use);
   void keep_or_drop(place const& at) noexcept;
@@ -118,6 +145,12 @@ class tenant_parking {
   std::vector<place> parked_;
   /// By the address that they were brought back to. Others may have taken their slots.
   std::map<std::byte const*, kept_copy> kept_;
+  std::vector<std::byte*> stages_;  ///< that nothing is in
+  std::deque<std::byte*>
+      coming_;  ///< of each copy back that is on its way, the stage that it is from, or null
+  int disk_fault_ = 0;
+  disk_time written_;
+  disk_time read_;
 };
 
 }  // namespace sluice::memhandover

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <optional>
 
@@ -71,6 +72,7 @@ struct run_arguments {
   launcher::run_options options;
   std::string memory;
   std::string host_memory;
+  std::string host_disk;
   std::string collective_timeout;
 };
 
@@ -81,6 +83,13 @@ void describe_run(CLI::App& app, run_arguments& into) {
   app.add_option("--host-memory", into.host_memory,
                  "Host memory for what jobs park, if this starts the broker")
       ->check(check_amount);
+  auto* const disk =
+      app.add_option("--host-disk", into.host_disk, "Disk for what that has no room for, likewise")
+          ->check(check_amount);
+  auto* const folder = app.add_option("--host-disk-path", into.options.host_copy_disk.folder,
+                                      "Folder on that disk, in which the room is kept");
+  disk->needs(folder);
+  folder->needs(disk);
   app.add_option(
          "--park", into.options.park,
          "Whether what this job keeps may go to the host for a server that needs the memory")
@@ -164,6 +173,8 @@ void describe_broker(CLI::App& app, broker_arguments& into) {
   app.add_option("--memory", into.options.pool_bytes, "Size of a pool in bytes");
   app.add_option("--chunk", into.options.chunk_bytes, "Size of a chunk in bytes");
   app.add_option("--host-memory", into.options.host_copy_bytes, "Bytes of host copies");
+  app.add_option("--host-disk", into.options.host_copy_disk.bytes, "Bytes of them on disk besides");
+  app.add_option("--host-disk-path", into.options.host_copy_disk.folder, "Folder on that disk");
   app.add_option("--ready-fd", into.ready_fd, "Descriptor that is told when the broker listens");
 }
 
@@ -210,6 +221,11 @@ int run(run_arguments& arguments, std::optional<std::vector<std::string>> const&
   }
   if (!arguments.host_memory.empty()) {
     arguments.options.host_copy_bytes = policy::parse_bytes(arguments.host_memory);
+  }
+  if (!arguments.host_disk.empty()) {
+    auto& disk = arguments.options.host_copy_disk;
+    disk.bytes = policy::parse_bytes(arguments.host_disk);
+    disk.folder = std::filesystem::absolute(disk.folder).lexically_normal().string();
   }
   if (!arguments.collective_timeout.empty()) {
     arguments.options.collective_timeout = std::chrono::duration_cast<std::chrono::seconds>(

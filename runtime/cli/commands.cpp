@@ -24,6 +24,7 @@
 #include "memhandover/broker/broker_queries.hpp"
 #include "memhandover/broker/pool_creation.hpp"
 #include "memhandover/broker/pool_search.hpp"
+#include "memhandover/device/disk_room.hpp"
 #include "memhandover/device/host_room.hpp"
 #include "runtime/cli/address_text.hpp"
 #include "runtime/cli/detail/print.hpp"
@@ -95,6 +96,23 @@ std::vector<std::string> repository_faults(policy::policy const& wanted) {
   return faults;
 }
 
+/// The same of those on disk, of which a broker that is there may have its part already.
+std::vector<std::string> disk_faults(policy::policy const& wanted, std::uint64_t slot) {
+  auto const& copies = wanted.host_copies;
+  if (copies.disk == 0) {
+    return {};
+  }
+  if (copies.disk < slot) {
+    return {fmt::format("host_copies.disk is {}, less than one chunk of {}",
+                        policy::write_bytes(copies.disk), policy::write_bytes(slot))};
+  }
+  if (auto const why = memhandover::shortage_of_disk(
+          {copies.disk_path, copies.disk}, memhandover::read_disk_room(copies.disk_path))) {
+    std::fprintf(stderr, "%s: warning: host_copies.disk: %s\n", wanted.file.c_str(), why->c_str());
+  }
+  return {};
+}
+
 /// Why the broker on this machine would not make the policy's host copies. What is too little at present is a warning.
 std::vector<std::string> host_copies_faults(policy::policy const& wanted) {
   auto const budget = wanted.host_copies.memory;
@@ -118,7 +136,7 @@ std::vector<std::string> host_copies_faults(policy::policy const& wanted) {
     std::fprintf(stderr, "%s: warning: host_copies.memory: %s\n", wanted.file.c_str(),
                  why->c_str());
   }
-  return {};
+  return disk_faults(wanted, slot);
 }
 
 /// The server's program tells what is wrong with the files that its endpoint would read, and knows what they must be.

@@ -54,12 +54,15 @@ std::string what_stays(json const& parking) {
 std::string parked_text(json const& client, std::chrono::milliseconds length) {
   auto const parking = client.value("parking", json::object());
   auto const dirty = bytes_in(parking, "dirty_bytes") + bytes_in(parking, "clean_bytes");
+  auto const on_disk = bytes_in(parking, "disk_bytes");
   return fmt::format(
-      "{} is parked {}: {} are in host copies, {} held nothing{}\n", name_of(client),
+      "{} is parked {}: {} are in host copies{}, {} held nothing{}\n", name_of(client),
       length.count() == 0
           ? "until `sluice wake`"
           : fmt::format("for {:.3g} s", std::chrono::duration<double>(length).count()),
-      format_bytes(dirty), format_bytes(bytes_in(parking, "zero_bytes")), what_stays(parking));
+      format_bytes(dirty),
+      on_disk == 0 ? "" : fmt::format(" ({} of it on disk)", format_bytes(on_disk)),
+      format_bytes(bytes_in(parking, "zero_bytes")), what_stays(parking));
 }
 
 }  // namespace

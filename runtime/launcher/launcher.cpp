@@ -58,6 +58,7 @@ presence join(run_options const& options, install_layout const& installed) {
   broker.device = options.device;
   broker.pool_bytes = options.pool_bytes.value_or(0);
   broker.host_copy_bytes = options.host_copy_bytes;
+  broker.host_copy_disk = options.host_copy_disk;
   broker.sluice_binary = installed.program.string();
   auto pool = memhandover::open_pool(broker);
   presence result{
@@ -101,6 +102,10 @@ environment sharing_environment(environment inherited, install_layout const& ins
   }
   if (options.host_copy_bytes > 0) {
     env.set("SLUICE_HOST_COPY_BYTES", std::to_string(options.host_copy_bytes));
+  }
+  if (options.host_copy_disk.bytes > 0) {
+    env.set("SLUICE_HOST_COPY_DISK_BYTES", std::to_string(options.host_copy_disk.bytes));
+    env.set("SLUICE_HOST_COPY_DISK_PATH", options.host_copy_disk.folder);
   }
   if (!options.backend.empty()) {
     env.set("SLUICE_BACKEND", options.backend);

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "memhandover/device/disk_room.hpp"
 #include "runtime/launcher/environment.hpp"
 #include "runtime/launcher/install_layout.hpp"
 
@@ -26,7 +27,8 @@ struct run_options {
   std::string runtime_dir{};
   std::string backend{};  ///< "host", "cuda" or "auto"
   std::optional<int> device{};
-  std::uint64_t host_copy_bytes = 0;  ///< if this starts the broker
+  std::uint64_t host_copy_bytes = 0;        ///< if this starts the broker
+  memhandover::disk_wish host_copy_disk{};  ///< beyond that; the folder is absolute
   std::optional<std::uint64_t> pool_bytes{};
   std::string name{};  ///< shown in status; empty: the runtime library chooses
   bool agree = true;   ///< whether ranks agree on their collectives: SLUICE_COLLECTIVES

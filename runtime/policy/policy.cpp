@@ -8,11 +8,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
 #include <sstream>
 
+#include "memhandover/device/disk_room.hpp"
 #include "runtime/policy/detail/description.hpp"
 #include "runtime/policy/detail/reader.hpp"
 #include "runtime/policy/units.hpp"
@@ -55,14 +57,48 @@ void check_chunk(pool_policy const& pool, detail::findings& found) {
   }
 }
 
-void check_host_copies(policy const& wanted, detail::findings& found) {
-  auto const bytes = wanted.host_copies.memory;
+void check_against_chunk(std::uint64_t bytes, char const* path, policy const& wanted,
+                         detail::findings& found) {
   if (bytes != 0 && wanted.pool.chunk && bytes < *wanted.pool.chunk) {
-    found.add_at(
-        "host_copies.memory",
-        fmt::format("is {}, less than one chunk of {}; give at least {}, or 0", write_bytes(bytes),
-                    write_bytes(*wanted.pool.chunk), write_bytes(*wanted.pool.chunk)));
+    found.add_at(path, fmt::format("is {}, less than one chunk of {}; give at least {}, or 0",
+                                   write_bytes(bytes), write_bytes(*wanted.pool.chunk),
+                                   write_bytes(*wanted.pool.chunk)));
   }
+}
+
+/// What the disk has at present is for the broker to see, which may have its part of it already.
+void check_disk(host_copies_policy const& copies, detail::findings& found) {
+  if (copies.disk == 0) {
+    if (found.given("host_copies.disk_path")) {
+      found.add_at("host_copies.disk_path",
+                   "has no meaning without host_copies.disk; say there how much, or remove it");
+    }
+    return;
+  }
+  if (copies.memory == 0) {
+    found.add_at("host_copies.disk",
+                 "needs host_copies.memory, which is used first; give at least one chunk");
+  }
+  if (copies.disk_path.empty()) {
+    found.add_at("host_copies.disk",
+                 "needs host_copies.disk_path; name a folder on a disk, for example "
+                 "/var/lib/sluice");
+    return;
+  }
+  memhandover::disk_wish const wish{copies.disk_path, copies.disk};
+  if (auto const why = memhandover::refusal_of_folder(wish.folder)) {
+    found.add_at("host_copies.disk_path", *why);
+  } else if (auto const too_much =
+                 memhandover::refusal_of_disk(wish, memhandover::read_disk_room(wish.folder))) {
+    found.add_at("host_copies.disk", *too_much);
+  }
+}
+
+void check_host_copies(policy const& wanted, detail::findings& found) {
+  auto const& copies = wanted.host_copies;
+  check_against_chunk(copies.memory, "host_copies.memory", wanted, found);
+  check_against_chunk(copies.disk, "host_copies.disk", wanted, found);
+  check_disk(copies, found);
 }
 
 /// What a job may be away for has to be longer than any swap, and it is not if there is nothing of a window left for it.
@@ -260,6 +296,7 @@ policy parse(std::string const& text, std::filesystem::path const& file) {
   detail::findings found{file.string()};
   policy wanted;
   wanted.file = file;
+  auto const folder = std::filesystem::absolute(file).parent_path();
   try {
     auto const documents = document_starts::of(text);
     if (documents.size() > 2 && documents[1].pos == documents[2].pos) {
@@ -273,6 +310,9 @@ policy parse(std::string const& text, std::filesystem::path const& file) {
       detail::reader reader{root, "", found};
       detail::describe(reader, wanted);
       reader.finish();
+      if (auto& path = wanted.host_copies.disk_path; !path.empty()) {
+        path = (folder / path).lexically_normal().string();
+      }
       check_together(wanted, found);
     } else {
       found.add(root.Mark(), "",
@@ -288,7 +328,6 @@ policy parse(std::string const& text, std::filesystem::path const& file) {
   if (auto problems = found.sorted(); !problems.empty()) {
     throw policy_error{error_kind::invalid_argument, std::move(problems)};
   }
-  auto const folder = std::filesystem::absolute(file).parent_path();
   auto& server = wanted.server;
   for (auto* const each :
        {&server.model_repository, &server.token_file, &server.tls.certificate_file,

@@ -86,9 +86,11 @@ struct pool_policy {
   std::optional<std::uint64_t> chunk;   ///< nothing: by backend
 };
 
-/// Host memory for what training on a GPU parks.
+/// Host memory for what training parks, and a disk beyond that.
 struct host_copies_policy {
   std::uint64_t memory = 0;  ///< bytes; 0: none
+  std::uint64_t disk = 0;    ///< likewise
+  std::string disk_path{};   ///< an existing folder, if there is a disk
 };
 
 struct training_policy {

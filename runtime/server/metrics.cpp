@@ -237,6 +237,13 @@ void add_host_copies(metrics_text& to, json const& copies) {
   for (std::string const state : {"held", "kept", "damaged"}) {
     sample(to, {{"state", state}}, at(copies, (state + "_bytes").c_str()));
   }
+  if (auto const& disk = at(copies, "disk"); disk.is_object()) {
+    to.family("sluice_host_copy_disk_bytes", kind::gauge,
+              "Disk for what that memory has no room for, by its state; together they are all.");
+    for (std::string const state : {"free", "held", "kept", "damaged"}) {
+      sample(to, {{"state", state}}, at(disk, (state + "_bytes").c_str()));
+    }
+  }
 }
 
 void add_parking(metrics_text& to, json const& clients) {
@@ -256,6 +263,9 @@ void add_parking(metrics_text& to, json const& clients) {
       sample(to, with_state, at(parking, (state + "_bytes").c_str()));
     }
   });
+  to.family("sluice_parked_disk_bytes", kind::gauge, "Of the copies, those that lie on a disk.");
+  of_jobs(
+      [&](labels const& of, json const& parking) { sample(to, of, at(parking, "disk_bytes")); });
   to.family("sluice_parks_total", kind::counter,
             "How often a job has been parked since it joined the pool.");
   of_jobs([&](labels const& of, json const& parking) { sample(to, of, at(parking, "parks")); });

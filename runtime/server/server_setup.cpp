@@ -193,6 +193,7 @@ memhandover::serving_pool::options pool_options_of(policy::policy const& wanted)
   options.device = wanted.pool.device;
   options.chunk_bytes = wanted.pool.chunk.value_or(0);
   options.host_copy_bytes = wanted.host_copies.memory;
+  options.host_copy_disk = {wanted.host_copies.disk_path, wanted.host_copies.disk};
   options.park_stay = wanted.training.park == policy::park_rule::never ? 0 : wanted.training.stay;
   options.resident_share = wanted.training.resident_share;
   options.resident_window = wanted.training.resident_window;

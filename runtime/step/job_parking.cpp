@@ -82,10 +82,9 @@ bool job_parking::may_be_parked(std::optional<clock::time_point> return_by) cons
   return turns_.is_away() ? now < turns_.owed_at(expected_coming()) : now >= turns_.stays_until();
 }
 
-/// A chunk takes as long to come as the last time, and before that as it took to go.
 job_parking::clock::duration job_parking::expected_coming() const {
-  auto const chunks = parking_->parked().all();
-  return coming_a_chunk_ > clock::duration::zero() ? chunks * coming_a_chunk_ : going_;
+  auto const parked = parking_->parked();
+  return coming_.expected(parked.all(), parked.disk);
 }
 
 /// What the server and whoever asks for the status are to know.
@@ -255,7 +254,7 @@ void job_parking::make_ready() {
   auto* const copies = of_.client.copies();
   auto& why_not = of_.client.mailbox().why_unparkable;
   why_not.store(static_cast<std::uint32_t>(memhandover::unparkable::refused));
-  if (copies == nullptr || (on_gpu() && pinned_.slots() < copies->shape().slots)) {
+  if (copies == nullptr || (on_gpu() && !pinned_.has_all())) {
     return;  // it has been said why
   }
   try {
@@ -272,9 +271,12 @@ void job_parking::make_ready() {
 void job_parking::show_parkable() {
   auto const* const copies = of_.client.copies();  // none where the broker has refused them
   bool const others_wait = of_.gate.has_communicators();
-  auto const counted = parking_ != nullptr && copies != nullptr && !others_wait
-                           ? copies->copies().count()
-                           : memhandover::copy_counts{};
+  bool const has_failed = parking_ != nullptr && parking_->disk_fault() != 0;
+  auto const counted =
+      parking_ != nullptr && copies != nullptr && !others_wait
+          ? copies->copies().count(has_failed ? std::optional{memhandover::copy_place::memory}
+                                              : std::nullopt)
+          : memhandover::copy_counts{};
   if (parking_ != nullptr) {
     using memhandover::unparkable;
     of_.client.mailbox().why_unparkable.store(
@@ -322,11 +324,10 @@ void job_parking::take(memhandover::demand const& wanted, std::uint32_t count) {
   auto const note = [&] {
     auto const parked = parking_->parked();
     bool const any = parked.all() > 0 || obeyed_;
-    mailbox.parked_dirty.store(parked.dirty, std::memory_order_relaxed);
-    mailbox.parked_clean.store(parked.clean, std::memory_order_relaxed);
-    mailbox.parked_chunks.store(parked.all(), std::memory_order_relaxed);
+    show_parked();
     if (parked.all() > before.all()) {
       going_ = (was_resident ? clock::duration{} : going_) + (clock::now() - began);
+      coming_.went(going_, parking_->written());
       mailbox.park_ns.fetch_add(nanoseconds_of(clock::now() - began));
       if (was_resident) {
         if (!wanted.from_operator) {
@@ -377,6 +378,16 @@ void job_parking::take(memhandover::demand const& wanted, std::uint32_t count) {
   mailbox.obeys.store(obeyed_ ? 1 : 0);
 }
 
+void job_parking::show_parked() {
+  auto const parked = parking_->parked();
+  auto& mailbox = of_.client.mailbox();
+  mailbox.parked_dirty.store(parked.dirty, std::memory_order_relaxed);
+  mailbox.parked_clean.store(parked.clean, std::memory_order_relaxed);
+  mailbox.parked_disk.store(parked.disk, std::memory_order_relaxed);
+  mailbox.parked_chunks.store(parked.all(), std::memory_order_relaxed);
+  mailbox.disk_fault.store(parking_->disk_fault(), std::memory_order_relaxed);
+}
+
 /// Nothing has been taken; an order is tried again later.
 void job_parking::note_not_at_rest(bool is_resident) {
   show(is_resident ? memhandover::park_state::resident : memhandover::park_state::parked);
@@ -401,6 +412,8 @@ bool job_parking::come_back() {
   }
   try {
     parking_->bring_back(chunks);
+  } catch (memhandover::contents_lost const& why) {
+    end_without_contents(why.what());
   } catch (std::exception const& why) {
     spdlog::error("this job could not come back, and tries again reason=\"{}\"", why.what());
     show(memhandover::park_state::parked);
@@ -409,7 +422,7 @@ bool job_parking::come_back() {
     return false;
   }
   auto const coming = clock::now() - began;
-  coming_a_chunk_ = coming / std::max(1U, needed);
+  coming_.came(coming, needed, parking_->read());
   note_back(coming);
   return true;
 }
@@ -454,6 +467,7 @@ void job_parking::become_resident() {
   mailbox.parked_chunks.store(0);
   mailbox.parked_dirty.store(0);
   mailbox.parked_clean.store(0);
+  mailbox.parked_disk.store(0);
   show(memhandover::park_state::resident);
   held_since_ns_.store(0);
   reported_held_ = false;

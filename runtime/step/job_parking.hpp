@@ -32,6 +32,7 @@
 #include "memhandover/client/pinned_copies.hpp"
 #include "memhandover/client/tenant_client.hpp"
 #include "memhandover/device/device_memory.hpp"
+#include "memhandover/parking/return_estimate.hpp"
 #include "memhandover/parking/tenant_parking.hpp"
 #include "runtime/step/launch_gate.hpp"
 #include "runtime/step/training_spaces.hpp"
@@ -103,6 +104,7 @@ class job_parking {
   [[nodiscard]] clock::duration expected_coming() const;
   void show_turns(bool waits);
   void note_back(clock::duration coming);
+  void show_parked();
   [[nodiscard]] bool is_held() const noexcept;
   void show(memhandover::park_state where) noexcept;
   void end_order();
@@ -123,8 +125,8 @@ class job_parking {
   clock::duration going_{};  ///< how long what is away has taken
   scheduler::parking_turns turns_{{}};
   scheduler::turn_rules rules_{};
-  clock::duration swap_{};            ///< what going and coming took, the last time
-  clock::duration coming_a_chunk_{};  ///< the last time; 0: never yet
+  clock::duration swap_{};  ///< what going and coming took, the last time
+  memhandover::return_estimate coming_;
   bool has_all_ = false;      ///< chunks for what is parked; they need only be mapped and filled
   std::int64_t returns_ = 0;  ///< times that it has had them
   bool obeyed_ = false;       ///< the operator's order that stands

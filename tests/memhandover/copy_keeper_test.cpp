@@ -12,6 +12,7 @@
 
 #include "memhandover/base/bytes.hpp"
 #include "memhandover/base/error.hpp"
+#include "tests/memhandover/disk_folder.hpp"
 
 namespace sluice::memhandover::detail {
 namespace {
@@ -53,7 +54,8 @@ class copy_keeper_test : public testing::Test {
   }
   static host_copy_files files_of(copy_keeper const& keeper) {
     auto const share = keeper.share_of(pool, client);
-    return {duplicate(share.value().bytes_fd), duplicate(share.value().table_fd)};
+    return {duplicate(share.value().bytes_fd), duplicate(share.value().table_fd),
+            share->disk_fd < 0 ? unique_fd{} : duplicate(share->disk_fd)};
   }
   static std::uint16_t holder_of(copy_keeper const& keeper, std::uint64_t id = pool) {
     return keeper.share_of(id, client).value().holder;
@@ -241,6 +243,64 @@ TEST_F(copy_keeper_test, adopts_those_of_an_earlier_broker_and_frees_what_the_de
   living_.clear();
   next.tidy();
   EXPECT_EQ(next.describe(pool)["free_bytes"], budget);
+}
+
+TEST_F(copy_keeper_test, has_a_disk_beyond_the_memory_which_the_next_adopts) {
+  test::disk_folder const folder;
+  if (folder.path().empty()) {
+    GTEST_SKIP() << "there is no folder on a disk";
+  }
+  auto wanted = how();
+  wanted.disk = {folder.path(), 3 * chunk + 1};
+  copy_keeper first{wanted};
+  begin(first);
+  EXPECT_TRUE(folder.is_empty());
+  auto const said = first.describe(pool);
+  EXPECT_EQ(said["bytes"], budget);
+  EXPECT_EQ(said["disk"]["bytes"], 3 * chunk);
+  EXPECT_EQ(said["disk"]["free_bytes"], 3 * chunk);
+  EXPECT_EQ(first.share_of(pool, client)->disk_bytes, 3 * chunk);
+
+  auto const holder = holder_of(first);
+  host_copy_table table{files_of(first)};
+  ASSERT_EQ(table.copies().hold(10, holder).size(), 10U);
+  EXPECT_EQ(first.describe(pool)["held_bytes"], budget);
+  EXPECT_EQ(first.describe(pool)["disk"]["held_bytes"], 2 * chunk);
+
+  living_ = {{pool, client}};
+  copy_keeper next{how(0)};
+  next.pool_came(pool, copies_shape(chunk));
+  auto without = files_of(first);
+  without.disk = {};
+  EXPECT_THAT(message_of([&] { next.adopt(std::move(without), pool, client, holder); }),
+              HasSubstr("bytes on disk, but there are 0"));
+  next.adopt(files_of(first), pool, client, holder);
+  EXPECT_EQ(next.describe(pool)["disk"]["held_bytes"], 2 * chunk);
+  auto memory_alone = files_of(first);
+  memory_alone.disk = {};
+  EXPECT_THAT(message_of([&] { next.adopt(std::move(memory_alone), pool, client, holder); }),
+              HasSubstr("not those"));
+  EXPECT_EQ(next.sweep(pool, client), 10U);
+  EXPECT_EQ(next.describe(pool)["disk"]["free_bytes"], 3 * chunk);
+}
+
+TEST_F(copy_keeper_test, refuses_a_disk_that_will_not_do) {
+  test::disk_folder const folder;
+  if (folder.path().empty()) {
+    GTEST_SKIP() << "there is no folder on a disk";
+  }
+  auto const refusal = [&](disk_wish const& disk) {
+    auto wanted = how();
+    wanted.disk = disk;
+    copy_keeper keeper{wanted};
+    return message_of([&] { keeper.make_for(copies_shape(chunk), 0); });
+  };
+  EXPECT_THAT(refusal({folder.path() + "/none", chunk}), HasSubstr("there is no folder"));
+  EXPECT_THAT(refusal({folder.path(), chunk - 1}), HasSubstr("on disk, but one takes 1 MiB"));
+  EXPECT_THAT(refusal({folder.path(), read_disk_room(folder.path()).most}),
+              HasSubstr("are available"));
+  EXPECT_EQ(refusal({folder.path(), chunk}), "");
+  EXPECT_TRUE(folder.is_empty());
 }
 
 TEST_F(copy_keeper_test, adopts_none_that_are_damaged_or_others) {

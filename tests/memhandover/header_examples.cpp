@@ -7,6 +7,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "memhandover/allocation/detail/kept_layout.hpp"
@@ -26,11 +27,13 @@
 #include "memhandover/client/tenant_client.hpp"
 #include "memhandover/device/chunk_transfer.hpp"
 #include "memhandover/device/content_hash.hpp"
+#include "memhandover/device/disk_file.hpp"
 #include "memhandover/device/held_pages.hpp"
 #include "memhandover/ledger/chunk_counts.hpp"
 #include "memhandover/ledger/client_kinds.hpp"
 #include "memhandover/ledger/client_mailbox.hpp"
 #include "memhandover/ledger/pool_account.hpp"
+#include "memhandover/parking/return_estimate.hpp"
 #include "memhandover/parking/tenant_parking.hpp"
 
 // An example shows what an expression is by a comment behind it.
@@ -207,9 +210,25 @@ void of_host_copies(std::span<std::atomic<std::uint64_t>> words, std::uint16_t h
 }
 
 void of_host_copy_table(std::uint16_t holder) {
-  auto const files = create_host_copies(64_GiB, 64_MiB);
+  auto disk = create_disk_file({"/var/lib/sluice", 256_GiB});
+  auto const files = create_host_copies(64_GiB, 64_MiB, std::move(disk));
   host_copy_table table{files};
   table.copies().hold(3, holder);
+}
+
+void of_disk_file(std::span<std::byte> contents) {
+  auto const made = create_disk_file({"/var/lib/sluice", 64_GiB});
+  disk_file file{made.get()};
+  file.write(0, contents);
+  file.read(0, contents);
+}
+
+void of_return_estimate() {
+  return_estimate coming;
+  coming.went(3s, {1500ms, 2});
+  coming.expected(8, 2);
+  coming.came(2s, 8, {1200ms, 2});
+  coming.expected(4, 0);
 }
 
 void of_host_copy_share(host_copy_share& share) {

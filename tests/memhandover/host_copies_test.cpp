@@ -235,6 +235,42 @@ TEST_F(host_copies_table_test, is_found_as_it_was_made) {
   EXPECT_EQ(host_copies{host_copies_words(memory_, shape)}.count().free, 4U);
 }
 
+TEST_F(host_copies_table_test, has_slots_on_a_disk_behind_those_in_memory) {
+  make_host_copies(memory_, 3_MiB, 2_MiB, 7_MiB);
+  auto const shape = host_copies_shape_in(memory_);
+  EXPECT_EQ(shape, (host_copies_shape{4, 2_MiB, 3}));
+  EXPECT_EQ(shape.bytes(), 2_MiB);
+  EXPECT_EQ(shape.disk_bytes(), 6_MiB);
+  EXPECT_FALSE(shape.is_on_disk(0));
+  EXPECT_TRUE(shape.is_on_disk(1));
+  EXPECT_NE(message_of([&] {
+              make_host_copies(memory_, 6_MiB, 2_MiB, 1_MiB);
+            }).find("1 MiB on disk, but one takes 2 MiB"),
+            std::string::npos);
+  host_copies_header_in(memory_).disk_slots.store(4);
+  EXPECT_NE(refusal().find("its budget"), std::string::npos);
+  host_copies_header_in(memory_).disk_slots.store(2);
+  EXPECT_NE(refusal().find("its budget"), std::string::npos);
+}
+
+TEST(host_copies_on_disk, are_taken_when_memory_has_none_or_when_they_alone_are_asked_for) {
+  std::array<std::atomic<std::uint64_t>, 5> words{};
+  host_copies copies{words, 2};
+  EXPECT_EQ(copies.count(copy_place::memory).free, 3U);
+  EXPECT_EQ(copies.count(copy_place::disk).free, 2U);
+  EXPECT_TRUE(copies.hold(4, job, copy_place::memory).empty());
+  EXPECT_EQ(copies.hold(3, job).back().slot, 2U);
+  EXPECT_TRUE(copies.hold(1, job, copy_place::memory).empty());
+  auto const on_disk = copies.hold(2, job, copy_place::disk);
+  ASSERT_EQ(on_disk.size(), 2U);
+  EXPECT_EQ(on_disk.front().slot, 3U);
+  EXPECT_TRUE(copies.keep(on_disk.front()));
+  EXPECT_TRUE(copies.steal(1, another, copy_place::memory).empty());
+  EXPECT_EQ(copies.steal(1, another, copy_place::disk).size(), 1U);
+  EXPECT_EQ(copies.count(copy_place::disk).held, 2U);
+  EXPECT_EQ(copies.count().held, 5U);
+}
+
 TEST_F(host_copies_table_test, a_budget_smaller_than_a_slot_is_refused_with_the_numbers) {
   for (auto const budget : {std::uint64_t{0}, 2_MiB - 1}) {
     EXPECT_NE(message_of([&] { (void)host_copy_slots(budget, 2_MiB); }).find("2 MiB"),
@@ -273,7 +309,7 @@ TEST_F(host_copies_table_test, whatever_its_header_says_it_is_refused_or_as_long
       return random() % 4 == 0 ? random() : nasty.at(random() % nasty.size());
     };
     for (auto places = random() % 3; places > 0; --places) {
-      switch (random() % 5) {
+      switch (random() % 7) {
         case 0:
           header.magic.store(any());
           break;
@@ -286,6 +322,12 @@ TEST_F(host_copies_table_test, whatever_its_header_says_it_is_refused_or_as_long
         case 3:
           header.slot_bytes.store(any());
           break;
+        case 4:
+          header.disk_slots.store(static_cast<std::uint32_t>(any()));
+          break;
+        case 5:
+          header.disk_budget.store(any());
+          break;
         default:
           header.budget.store(any());
       }
@@ -294,7 +336,9 @@ TEST_F(host_copies_table_test, whatever_its_header_says_it_is_refused_or_as_long
       auto const shape = host_copies_shape_in(memory_);
       ASSERT_EQ(shape.slots, 4U);
       ASSERT_EQ(host_copies_words(memory_, shape).size(), 4U);
-      ASSERT_EQ(shape.bytes() / shape.slots, shape.slot_bytes) << "more bytes than can be counted";
+      ASSERT_EQ(shape.bytes() / shape.memory_slots(), shape.slot_bytes)
+          << "more bytes than can be counted";
+      ASSERT_EQ(shape.disk_bytes() / shape.slot_bytes, shape.disk_slots);
       ++opened;
     } catch (error const& why) {
       ASSERT_NE(std::string{why.what()}.find("damaged"), std::string::npos);
@@ -315,6 +359,23 @@ TEST(host_copy_table_test, of_a_shape_that_the_bytes_do_not_have_is_refused) {
               host_copy_table{more};
             }).find("it tells of 8388608 bytes, but there are 10485760"),
             std::string::npos);
+  auto const disk = [](std::uint64_t bytes) {
+    unique_fd made{::memfd_create("disk", MFD_CLOEXEC)};
+    EXPECT_EQ(::ftruncate(made.get(), static_cast<off_t>(bytes)), 0);
+    return made;
+  };
+  auto with_disk = create_host_copies(8_MiB, 2_MiB, disk(6_MiB));
+  EXPECT_EQ(host_copy_table{with_disk}.shape(), (host_copies_shape{7, 2_MiB, 3}));
+  EXPECT_TRUE(same_memory(with_disk, duplicate(with_disk)));
+  for (auto const bytes : {std::uint64_t{0}, 4_MiB}) {
+    auto other = duplicate(with_disk);
+    other.disk = bytes == 0 ? unique_fd{} : disk(bytes);
+    EXPECT_FALSE(same_memory(with_disk, other));
+    EXPECT_NE(message_of([&] {
+                host_copy_table{other};
+              }).find("it tells of 6291456 bytes on disk, but there are " + std::to_string(bytes)),
+              std::string::npos);
+  }
   host_copy_files const exchanged{duplicate(files.table.get()), duplicate(files.bytes.get())};
   EXPECT_NE(message_of([&] { host_copy_table{exchanged}; }).find("does not begin"),
             std::string::npos);

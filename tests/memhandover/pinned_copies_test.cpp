@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <spdlog/sinks/ostream_sink.h>
 #include <spdlog/spdlog.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -109,6 +110,36 @@ TEST_F(pinned_copies_test, come_in_pieces_of_whole_slots_as_their_pages_are_ther
     EXPECT_EQ(pinned.advance(), std::nullopt);
   }
   EXPECT_TRUE(registered.empty()) << "the driver keeps what is unmapped";
+}
+
+TEST_F(pinned_copies_test, end_with_what_is_staged_for_a_disk) {
+  constexpr std::uint64_t small = 2_MiB;
+  unique_fd disk{::memfd_create("disk", MFD_CLOEXEC)};
+  ASSERT_EQ(::ftruncate(disk.get(), 3 * small), 0);
+  auto const files = create_host_copies(2 * small, small, std::move(disk));
+  host_copy_table{files}.header().populated.store(2 * small);
+  auto const said = nlohmann::json{
+      {"bytes", 2 * small}, {"slot_bytes", small}, {"disk_bytes", 3 * small}, {"holder", 0}};
+  host_copy_share share{duplicate(files), said};
+  EXPECT_EQ(share.staging().size(), host_copy_share::staged * small);
+  EXPECT_EQ(share.disk_offset(2), 0U);
+  EXPECT_EQ(share.disk_offset(4), 2 * small);
+  EXPECT_ANY_THROW((void)share.disk_offset(1));
+  EXPECT_ANY_THROW((void)share.disk_offset(5));
+  EXPECT_ANY_THROW((void)share.at(2));
+  {
+    pinned_copies pinned{share, driver_, 0};
+    EXPECT_EQ(pinned.advance(), milliseconds{0});
+    EXPECT_FALSE(pinned.has_all());
+    EXPECT_EQ(pinned.slots(), 2U);
+    EXPECT_EQ(pinned.advance(), std::nullopt);
+    EXPECT_TRUE(pinned.has_all());
+    EXPECT_EQ(registered.at(share.staging().data()), share.staging().size());
+  }
+  EXPECT_TRUE(registered.empty());
+  auto without = said;
+  without["disk_bytes"] = small;
+  EXPECT_ANY_THROW((host_copy_share{duplicate(files), without}));
 }
 
 TEST_F(pinned_copies_test, that_the_driver_refuses_are_asked_for_once_and_what_is_left_is_said) {

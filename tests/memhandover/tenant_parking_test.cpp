@@ -1,9 +1,11 @@
 #include "memhandover/parking/tenant_parking.hpp"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstring>
 #include <numeric>
 #include <optional>
@@ -11,8 +13,11 @@
 
 #include "memhandover/base/bytes.hpp"
 #include "memhandover/base/error.hpp"
+#include "memhandover/device/disk_file.hpp"
 #include "memhandover/device/held_pages.hpp"
 #include "memhandover/device/host_memory.hpp"
+#include "tests/memhandover/disk_folder.hpp"
+#include "tests/memhandover/smaller_files.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -299,6 +304,138 @@ TEST_F(tenant_parking_test, what_is_still_parked_in_the_end_leaves_no_slot_behin
   EXPECT_EQ(share_.copies().count().free, slots);
 }
 
+/// Four slots in memory and eight on a disk.
+class parking_on_disk_test : public tenant_parking_test {
+ protected:
+  static constexpr std::uint32_t in_memory = 4;
+
+  void SetUp() override {
+    if (folder_.path().empty()) {
+      GTEST_SKIP() << "there is no folder on a disk";
+    }
+    files_ = create_host_copies(in_memory * chunk, chunk,
+                                create_disk_file({folder_.path(), (slots - in_memory) * chunk}));
+    disk_share_.emplace(duplicate(files_),
+                        nlohmann::json{{"bytes", in_memory * chunk},
+                                       {"slot_bytes", chunk},
+                                       {"disk_bytes", (slots - in_memory) * chunk},
+                                       {"holder", 3}});
+    parking_.emplace(mutex_, memory_, *disk_share_, nullptr);
+  }
+  [[nodiscard]] copy_counts on_disk() const {
+    return disk_share_->copies().count(copy_place::disk);
+  }
+  /// Back in other chunks, after others have had those.
+  void bring_back(std::uint32_t first) {
+    overwrite_given();
+    parking_->bring_back(numbers(first, static_cast<std::uint32_t>(given_.size())));
+    given_.clear();
+  }
+
+  test::disk_folder folder_;
+  std::optional<host_copy_share> disk_share_;
+  std::optional<tenant_parking> parking_;
+};
+
+TEST_F(parking_on_disk_test, what_memory_has_no_room_for_goes_to_the_disk_and_comes_back) {
+  fill(space_, 0, 9);
+  take(*parking_, 9);
+  EXPECT_EQ(given_, numbers(0, 9));
+  EXPECT_EQ(parking_->parked().dirty, 9U);
+  EXPECT_EQ(parking_->parked().disk, 5U);
+  EXPECT_EQ(on_disk().held, 5U);
+  EXPECT_EQ(parking_->written().chunks, 5U);
+  bring_back(20);
+  EXPECT_TRUE(is_intact(space_, 0, 9));
+  EXPECT_EQ(parking_->read().chunks, 5U);
+  EXPECT_GT(parking_->read().time.count(), 0);
+  EXPECT_EQ(on_disk().kept, 5U);
+  EXPECT_EQ(parking_->written().chunks, 0U) << "it is of one absence";
+}
+
+TEST_F(parking_on_disk_test, what_has_not_changed_is_not_written_again) {
+  fill(space_, 0, 9);
+  take(*parking_, 9);
+  bring_back(20);
+  space_.at(7)[3] = std::byte{99};
+  take(*parking_, 9);
+  EXPECT_EQ(parking_->parked().clean, 8U);
+  EXPECT_EQ(parking_->parked().disk, 5U);
+  EXPECT_EQ(parking_->written().chunks, 1U);
+  bring_back(0);
+  EXPECT_EQ(space_.at(7)[3], std::byte{99});
+  space_.at(7)[3] = std::byte{8};
+  EXPECT_TRUE(is_intact(space_, 0, 9));
+}
+
+TEST_F(parking_on_disk_test, what_has_changed_moves_to_memory_where_that_has_room_now) {
+  fill(space_, 0, 6);
+  auto const others = disk_share_->copies().hold(in_memory, 7);
+  take(*parking_, 6);
+  EXPECT_EQ(parking_->parked().disk, 6U);
+  bring_back(20);
+  for (auto const& each : others) {
+    EXPECT_TRUE(disk_share_->copies().give_back(each));
+  }
+  space_.at(0)[0] = std::byte{55};
+  take(*parking_, 6);
+  EXPECT_EQ(parking_->parked().disk, 5U) << "what is clean lies where it was";
+  EXPECT_EQ(disk_share_->copies().count(copy_place::memory).held, 1U);
+  EXPECT_EQ(on_disk().free, 3U);
+  bring_back(0);
+  EXPECT_EQ(space_.at(0)[0], std::byte{55});
+  EXPECT_EQ(space_.at(5)[0], std::byte{6});
+}
+
+TEST_F(parking_on_disk_test, no_more_goes_than_memory_and_disk_have_slots_for) {
+  fill(space_, 0, slots + 3);
+  take(*parking_, slots + 3);
+  EXPECT_EQ(given_, numbers(0, slots));
+  bring_back(16);
+  EXPECT_TRUE(is_intact(space_, 0, slots + 3));
+}
+
+TEST_F(parking_on_disk_test, nothing_more_goes_to_it_when_nobody_wants_it_any_more) {
+  fill(space_, 0, 9);
+  take(*parking_, 9, [this] { return given_.size() < in_memory + 1; });
+  EXPECT_GE(given_.size(), in_memory + 1U);
+  EXPECT_LE(given_.size(), in_memory + 1U + host_copy_share::staged);
+  EXPECT_EQ(on_disk().held, given_.size() - in_memory) << "no slot is left behind";
+  bring_back(20);
+  EXPECT_TRUE(is_intact(space_, 0, 9));
+}
+
+TEST_F(parking_on_disk_test, what_cannot_be_written_stays_and_the_disk_is_used_no_more) {
+  fill(space_, 0, 9);
+  {
+    test::smaller_files const limit{2 * chunk};
+    take(*parking_, 9);
+  }
+  EXPECT_EQ(given_.size(), in_memory + 2U) << "two slots are below the limit";
+  EXPECT_EQ(parking_->disk_fault(), EFBIG);
+  EXPECT_EQ(on_disk().held, 2U);
+  EXPECT_EQ(on_disk().free, slots - in_memory - 2);
+  for (std::uint32_t i = in_memory + 2; i < 9; ++i) {
+    EXPECT_EQ(space_.at(i)[0], static_cast<std::byte>(i + 1));
+  }
+  bring_back(20);
+  EXPECT_TRUE(is_intact(space_, 0, 9)) << "what had been written is read";
+  take(*parking_, 9);
+  EXPECT_EQ(parking_->parked().disk, 0U);
+  EXPECT_EQ(given_.size(), in_memory);
+  bring_back(0);
+  EXPECT_TRUE(is_intact(space_, 0, 9));
+}
+
+TEST_F(parking_on_disk_test, what_cannot_be_read_is_lost_and_said_to_be) {
+  fill(space_, 0, 9);
+  take(*parking_, 9);
+  ASSERT_EQ(::ftruncate(files_.disk.get(), chunk), 0);
+  EXPECT_THROW(parking_->bring_back(numbers(16, 9)), contents_lost);
+  EXPECT_EQ(parking_->parked().all(), 9U);
+  EXPECT_EQ(space_.parked(), 9U);
+}
+
 /// Contents of a process's own pages, which threads use whenever they like.
 class parking_own_pages_test : public tenant_parking_test {
  protected:
@@ -339,6 +476,40 @@ TEST_F(parking_own_pages_test, contents_go_and_come_back) {
   EXPECT_EQ(parking_->parked().clean, 3U) << "what has not changed is copied once";
   parking_->bring_back(numbers(9, 5));
   EXPECT_TRUE(is_intact(own_, 0, 1));
+}
+
+TEST_F(parking_on_disk_test, a_processs_own_pages_go_there_and_come_back) {
+  std::unique_ptr<held_pages> pages;
+  try {
+    pages = std::make_unique<held_pages>();
+  } catch (error const& why) {
+    GTEST_SKIP() << why.what();
+  }
+  chunk_space own{memory_, 32, 64, chunk_space::backing::process};
+  fill(own, 0, 10);
+  tenant_parking parking{mutex_, memory_, *disk_share_, nullptr, std::move(pages)};
+  std::array<chunk_space*, 1> const spaces{&own};
+  auto const take_own = [&](std::uint32_t count) {
+    parking.take(
+        spaces, count, [this](std::uint32_t given) { given_.push_back(given); },
+        [] { return true; });
+  };
+  take_own(8);
+  EXPECT_EQ(parking.parked().disk, 4U);
+  parking.bring_back(numbers(12, 8));
+  EXPECT_TRUE(is_intact(own, 0, 10));
+  given_.clear();
+  own.at(9)[0] = std::byte{77};
+  {
+    test::smaller_files const limit{0};
+    take_own(10);
+  }
+  EXPECT_EQ(parking.parked().clean, 8U);
+  EXPECT_EQ(parking.disk_fault(), EFBIG);
+  EXPECT_EQ(own.at(9)[0], std::byte{77}) << "nobody waits for what has stayed";
+  own.at(9)[0] = std::byte{10};
+  parking.bring_back(numbers(0, 8));
+  EXPECT_TRUE(is_intact(own, 0, 10));
 }
 
 TEST_F(parking_own_pages_test, who_writes_meanwhile_waits_and_has_written_afterwards) {

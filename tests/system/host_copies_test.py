@@ -42,7 +42,7 @@ def test_a_job_pins_the_host_copies_that_its_run_has_asked_for(sluice, build, tm
     assert pinned == 2
     slots = 2 * (64 << 20)
     assert copies == {"bytes": slots, "free_bytes": slots, "held_bytes": 0, "kept_bytes": 0, "damaged_bytes": 0,
-                      "populated_bytes": slots, "warning": None}
+                      "populated_bytes": slots, "disk": None, "warning": None}
 
 
 def test_a_job_that_asked_for_none_has_none(sluice, build, tmp_path):

@@ -42,12 +42,14 @@ pytestmark = pytest.mark.skipif(not may_hold_pages(), reason="this user may not 
 class Pool(parking_test.Pool):
     """On the host, with as much of host copies."""
 
+    host_memory = f"{POOL}MiB"
+
     def __init__(self, sluice, build, folder):
         super().__init__(sluice, build, folder, OMP_NUM_THREADS="1")
 
     def job(self, steps: int, *options: str, keeps: int = KEEPS, **environment: str) -> Process:
-        made = Process([self.sluice, "run", "--backend", "host", "--memory", f"{POOL}MiB", "--host-memory", f"{POOL}MiB", "--require-pool",
-                        *options, "--", sys.executable, JOB, steps, keeps], {**self.environment, **environment})
+        made = Process([self.sluice, "run", "--backend", "host", "--memory", f"{POOL}MiB", "--host-memory", self.host_memory,
+                        *self.disk, "--require-pool", *options, "--", sys.executable, JOB, steps, keeps], {**self.environment, **environment})
         self.processes.append(made)
         eventually(lambda: "ready\n" in made.lines.found or made.process.poll() is not None, 90.0)
         assert made.process.poll() is None, made.complaints
@@ -103,6 +105,26 @@ def test_losses_are_those_of_an_undisturbed_job(pool):
     parker.end()
     assert pool.clients()[0]["parking"]["parks"] >= PARKS
     assert outcome(job, 48) == alone
+
+
+@pytest.mark.deadline(600)
+def test_losses_are_those_of_an_undisturbed_job_whose_memory_lies_on_a_disk(pool, disk_folder):
+    pool.host_memory, pool.disk = "16MiB", ("--host-disk", f"{POOL}MiB", "--host-disk-path", str(disk_folder))
+    alone = outcome(pool.job(48), 48)
+    job = pool.job(48)
+    pool.await_parkable()
+    parker = pool.parker()
+    on_disk = []
+
+    def often_enough() -> bool:
+        on_disk.extend(one["parking"]["disk_bytes"] for one in pool.clients())
+        return parker.taken() >= PARKS or job.process.poll() is not None
+    eventually(often_enough, 120.0 + PARKS)
+    parker.end()
+    assert max(on_disk) > 0
+    assert pool.clients()[0]["parking"]["parks"] >= PARKS
+    assert outcome(job, 48) == alone
+    assert not list(disk_folder.iterdir())
 
 
 def outcome_of_ranks(ranks: Process, folder: Path) -> list[dict]:

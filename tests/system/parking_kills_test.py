@@ -109,6 +109,11 @@ class Killer:
                 os.kill(broker, signal.SIGKILL)
             eventually(lambda: self.pool.status().get("pool", {}).get("broker_pid", broker) != broker)
 
+    def places(self) -> list[dict]:
+        """Where host copies are: memory, and a disk if there is one."""
+        copies = self.pool.status()["pool"]["host_copies"]
+        return [one for one in (copies, copies["disk"]) if one]
+
     def all_is_accounted_for(self) -> None:
         """With nobody who demands."""
         self.parker.end()
@@ -119,16 +124,21 @@ class Killer:
         status = self.pool.status()
         assert sum(one["bytes"] for one in status["clients"]) + status["pool"]["free_bytes"] + status["pool"]["dirty_bytes"] == 640 * MIB
         assert all(one["kept_bytes"] <= one["bytes"] for one in status["clients"])
-        copies = eventually(lambda: (found := self.pool.status()["pool"]["host_copies"]) and found["held_bytes"] == 0 and found)
-        assert copies["damaged_bytes"] == 0
-        assert copies["free_bytes"] >= 640 * MIB - chunks * CHUNK, "what those that live keep themselves"
+        places = eventually(lambda: (found := self.places()) and sum(one["held_bytes"] for one in found) == 0 and found)
+        assert sum(one["damaged_bytes"] for one in places) == 0
+        assert sum(one["free_bytes"] for one in places) >= 640 * MIB - chunks * CHUNK, "what those that live keep themselves"
         for job in [*self.survivors, *self.jobs.values()]:
             assert job.process.poll() is None, job.complaints
             assert "wrong" not in job.complaints, job.complaints
 
 
 @pytest.mark.parametrize("kills", KILLS)
-def test_whoever_is_killed_the_others_go_on_and_nothing_is_lost(pool, kills):  # noqa: F811
+@pytest.mark.parametrize("host_memory", [640, 128])
+def test_whoever_is_killed_the_others_go_on_and_nothing_is_lost(pool, disk_folder, kills, host_memory):  # noqa: F811
+    """With all host copies in memory, and with most of them on a disk."""
+    pool.host_memory = f"{host_memory}MiB"
+    if host_memory < 640:
+        pool.disk = ("--host-disk", f"{640 - host_memory}MiB", "--host-disk-path", str(disk_folder))
     killer = Killer(pool, SEED)
     try:
         while (done := sum(killer.struck.values())) < kills:

@@ -82,15 +82,18 @@ class Parker(Process):
 class Pool:
     """Ten chunks and as many host copies; processes have what is in `more` of their environment."""
 
+    host_memory = "640MiB"
+    disk: tuple = ()  # options of `sluice run`, for host copies beyond that
+
     def __init__(self, sluice, build, folder, **more: str):
         self.sluice, self.build = sluice, build
         folder.mkdir(mode=0o700)
         self.environment = {**os.environ, "SLUICE_RUNTIME_DIR": str(folder), "SLUICE_BROKER": str(sluice), **more}
         self.processes: list[Process] = []
 
-    def job(self, mib: int, *options: str, host_memory: str = "640MiB", seed: int = 0, **environment: str) -> Process:
-        made = Process([self.sluice, "run", "--backend", "cuda", "--memory", "640MiB", "--host-memory", host_memory, "--require-pool",
-                        *options, "--", sys.executable, "-S", JOB, mib, seed], {**self.environment, **environment})
+    def job(self, mib: int, *options: str, host_memory: str = "", seed: int = 0, **environment: str) -> Process:
+        made = Process([self.sluice, "run", "--backend", "cuda", "--memory", "640MiB", "--host-memory", host_memory or self.host_memory,
+                        *self.disk, "--require-pool", *options, "--", sys.executable, "-S", JOB, mib, seed], {**self.environment, **environment})
         self.processes.append(made)
         eventually(lambda: "ready\n" in made.lines.found or made.process.poll() is not None, 90.0)
         assert made.process.poll() is None, made.complaints

@@ -164,6 +164,28 @@ def test_host_copies_that_this_machine_cannot_have_are_a_mistake(sluice, tmp_pat
     assert call(sluice, "policy", "check", written(tmp_path, VALID + "host_copies: {memory: 64MiB}\n")).returncode == 0
 
 
+def test_a_disk_for_host_copies_that_will_not_do_is_a_mistake_with_its_place(sluice, tmp_path, disk_folder):
+    (tmp_path / "file").touch()
+    for disk, place, complaint in [
+        ("1GiB, disk_path: none", "disk_path", "there is no folder "),
+        ("1GiB, disk_path: file", "disk_path", "is not a folder"),
+        ("1GiB", "disk", "needs host_copies.disk_path"),
+        (f"1000TiB, disk_path: {disk_folder}", "disk", "of which 256 MiB stay free"),
+        (f"0, disk_path: {disk_folder}", "disk_path", "has no meaning without host_copies.disk"),
+    ]:
+        file = written(tmp_path, VALID + f"host_copies: {{memory: 64MiB, disk: {disk}}}\n")
+        done = call(sluice, "policy", "check", file)
+        assert done.returncode == 1
+        line = VALID.count("\n") + 1
+        assert re.search(rf":{line}:\d+: host_copies\.{place}: .*{complaint}", done.stderr), done.stderr
+    file = written(tmp_path, VALID + f"host_copies: {{memory: 64MiB, disk: 64MiB, disk_path: {disk_folder}}}\n")
+    assert call(sluice, "policy", "check", file).returncode == 0
+    file = written(tmp_path, VALID + f"host_copies: {{disk: 64MiB, disk_path: {disk_folder}}}\n")
+    assert "needs host_copies.memory, which is used first" in call(sluice, "policy", "check", file).stderr
+    file = written(tmp_path, VALID + f"host_copies: {{memory: 64MiB, disk: 1MiB, disk_path: {disk_folder}}}\n")
+    assert "host_copies.disk is 1MiB, less than one chunk of 2MiB" in call(sluice, "policy", "check", file).stderr
+
+
 def test_host_copies_of_less_than_a_chunk_are_a_mistake_whoever_says_its_size(sluice, tmp_path):
     file = written(tmp_path, VALID + "pool: {backend: cuda}\nhost_copies: {memory: 32MiB}\n")
     done = call(sluice, "policy", "check", file)

@@ -61,6 +61,10 @@ std::vector<std::string> command_line(std::string const& program, broker_options
   if (options.host_copy_bytes > 0) {
     add("--host-memory", std::to_string(options.host_copy_bytes));
   }
+  if (options.host_copy_disk.bytes > 0) {
+    add("--host-disk", std::to_string(options.host_copy_disk.bytes));
+    add("--host-disk-path", options.host_copy_disk.folder);
+  }
   return words;
 }
 

@@ -15,6 +15,7 @@
 #include "memhandover/base/bytes.hpp"
 #include "memhandover/base/error.hpp"
 #include "memhandover/base/system_error.hpp"
+#include "memhandover/device/disk_file.hpp"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -56,6 +57,15 @@ void check_holder(places_of_pools const& places, std::uint64_t pool_id, std::uin
   }
 }
 
+nlohmann::json describe_slots(copy_counts const& counted, std::uint64_t bytes,
+                              std::uint64_t slot_bytes) {
+  return {{"bytes", bytes},
+          {"free_bytes", counted.free * slot_bytes},
+          {"held_bytes", counted.held * slot_bytes},
+          {"kept_bytes", counted.kept * slot_bytes},
+          {"damaged_bytes", counted.damaged * slot_bytes}};
+}
+
 /// Makes pages present without changing what is in them; the reason why not, if so.
 std::optional<std::string> make_present(int fd, std::uint64_t from, std::uint64_t bytes) {
   auto* const at =
@@ -90,6 +100,7 @@ void copy_keeper::make_for(pool_shape const& shape, std::uint64_t pool_bytes) {
     return;
   }
   (void)host_copy_slots(budget, shape.chunk_bytes);  // throws for a budget that makes none
+  auto const disk_slots = disk_copy_slots(options_.disk.bytes, shape.chunk_bytes);
   auto const room = options_.room();
   if (auto const why = refusal_of_host_copies(budget, shape.chunk_bytes, pool_bytes, room)) {
     throw error{error_kind::out_of_memory, *why};
@@ -97,8 +108,11 @@ void copy_keeper::make_for(pool_shape const& shape, std::uint64_t pool_bytes) {
   if (auto const why = shortage_of_host_copies(budget, room)) {
     spdlog::warn("{}", *why);
   }
+  auto disk = disk_slots == 0
+                  ? unique_fd{}
+                  : create_disk_file({options_.disk.folder, disk_slots * shape.chunk_bytes});
   try {
-    auto files = create_host_copies(budget, shape.chunk_bytes);
+    auto files = create_host_copies(budget, shape.chunk_bytes, std::move(disk));
     host_copy_table table{files};
     use(std::move(files), std::move(table));
   } catch (error const& why) {
@@ -129,7 +143,8 @@ void copy_keeper::adopt(host_copy_files files, std::uint64_t pool_id, std::uint3
     places_ = places;
     use(std::move(files), std::move(table));
     tidy();
-    spdlog::info("adopted host copies of an earlier broker bytes={}", table_->shape().bytes());
+    spdlog::info("adopted host copies of an earlier broker bytes={} disk_bytes={}",
+                 table_->shape().bytes(), table_->shape().disk_bytes());
   }
   check_holder(places_, pool_id, slot, holder);
 }
@@ -223,8 +238,8 @@ std::optional<copy_share> copy_keeper::share_of(std::uint64_t pool_id, std::uint
     return std::nullopt;
   }
   auto const& shape = table_->shape();
-  return copy_share{files_.bytes.get(), files_.table.get(), shape.bytes(), shape.slot_bytes,
-                    copy_holder(*place, slot)};
+  return copy_share{files_.bytes.get(), files_.table.get(), files_.disk.get(),        shape.bytes(),
+                    shape.disk_bytes(), shape.slot_bytes,   copy_holder(*place, slot)};
 }
 
 std::uint32_t copy_keeper::sweep(std::uint64_t pool_id, std::uint32_t slot) {
@@ -258,26 +273,28 @@ nlohmann::json copy_keeper::describe(std::uint64_t pool_id) {
     return nullptr;
   }
   host_copies_shape shape;
-  copy_counts counted;
+  copy_counts in_memory;
+  copy_counts on_disk;
   auto warning = table_ ? pool->without : failure_;
   if (place_of(pool_id)) {
     shape = table_->shape();
-    counted = table_->copies().count();
-    note_damage(counted);
+    in_memory = table_->copies().count(copy_place::memory);
+    on_disk = table_->copies().count(copy_place::disk);
+    note_damage(in_memory);
+    note_damage(on_disk);
     warning = shortage();
-    if (counted.damaged > 0) {
-      warning += (warning.empty() ? "" : "; ") + std::to_string(counted.damaged) +
+    if (auto const damaged = in_memory.damaged + on_disk.damaged; damaged > 0) {
+      warning += (warning.empty() ? "" : "; ") + std::to_string(damaged) +
                  " of their slots are damaged and not used";
     }
   }
-  auto const bytes_of = [&shape](std::uint32_t slots) { return slots * shape.slot_bytes; };
-  return {{"bytes", shape.bytes()},
-          {"free_bytes", bytes_of(counted.free)},
-          {"held_bytes", bytes_of(counted.held)},
-          {"kept_bytes", bytes_of(counted.kept)},
-          {"damaged_bytes", bytes_of(counted.damaged)},
-          {"populated_bytes", shape.bytes() - std::min(shape.bytes(), untouched_bytes())},
-          {"warning", warning.empty() ? nlohmann::json{} : nlohmann::json(warning)}};
+  auto described = describe_slots(in_memory, shape.bytes(), shape.slot_bytes);
+  described["populated_bytes"] = shape.bytes() - std::min(shape.bytes(), untouched_bytes());
+  described["disk"] = shape.disk_slots == 0
+                          ? nlohmann::json{}
+                          : describe_slots(on_disk, shape.disk_bytes(), shape.slot_bytes);
+  described["warning"] = warning.empty() ? nlohmann::json{} : nlohmann::json(warning);
+  return described;
 }
 
 std::string copy_keeper::shortage() const {

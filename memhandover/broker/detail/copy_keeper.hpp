@@ -1,5 +1,5 @@
-/// The host copies of one broker: memory of the host for what tenants of its pools park, one table for
-/// all of them. The broker never touches the contents.
+/// The host copies of one broker: memory of the host, and a file on a disk beyond that, for what tenants of its pools park, one
+/// table for all of them. The broker never touches the contents.
 ///
 /// Made with the first pool, whose chunks' size a slot has; pools with chunks of another size get no
 /// share. The pages are made present in a thread of its own, in steps, each only where the host has the
@@ -22,6 +22,7 @@
 #include <thread>
 #include <vector>
 
+#include "memhandover/device/disk_room.hpp"
 #include "memhandover/device/host_room.hpp"
 #include "memhandover/ledger/host_copy_table.hpp"
 
@@ -31,7 +32,9 @@ namespace sluice::memhandover::detail {
 struct copy_share {
   int bytes_fd;
   int table_fd;
+  int disk_fd;  ///< -1 where all are in memory
   std::uint64_t bytes;
+  std::uint64_t disk_bytes;
   std::uint64_t slot_bytes;
   std::uint16_t holder;
 };
@@ -43,6 +46,7 @@ class copy_keeper {
  public:
   struct options {
     std::uint64_t budget = 0;  ///< bytes; 0: there are none, but those of an earlier broker
+    disk_wish disk{};          ///< beside those
     /// Whether a process may still act for the client in that slot of a pool, be it one of an earlier broker.
     std::function<bool(std::uint64_t pool_id, std::uint32_t slot)> lives;
     std::function<host_room()> room = [] { return read_host_room(); };  ///< from any thread
@@ -55,7 +59,7 @@ class copy_keeper {
 
   /// Makes the copies for a new pool, if there are none. Throws `out_of_memory` for a
   /// budget that the host can never have beside `pool_bytes` of it for pools, `invalid_argument` for one of less than a
-  /// chunk. What fails otherwise is logged and told by `describe`.
+  /// chunk; and of a disk why it cannot be had. What fails otherwise is logged and told by `describe`.
   void make_for(pool_shape const& shape, std::uint64_t pool_bytes);
   /// Takes over those that a client of a pool that is here brings from an earlier broker, and that it has as `holder`.
   /// Throws what is wrong with them, or that they are not those which are kept.
@@ -77,8 +81,8 @@ class copy_keeper {
 
   /// Bytes whose pages are not present yet.
   [[nodiscard]] std::uint64_t untouched_bytes() const noexcept;
-  /// `bytes`, how many of them are free, held, kept or damaged, `populated_bytes`, and `warning` if less can be had
-  /// than was asked for; null where nobody has asked for any.
+  /// `bytes`, how many of them are free, held, kept or damaged, `populated_bytes`, `disk`, null or the same of that, and
+  /// `warning` if less can be had than was asked for; null where nobody has asked for any.
   [[nodiscard]] nlohmann::json describe(std::uint64_t pool_id);
 
  private:

@@ -101,6 +101,10 @@ void welcome(kept_client const& who, std::uint32_t slot, pool_files const& files
     joined["host_copies"] = {
         {"bytes", copies->bytes}, {"slot_bytes", copies->slot_bytes}, {"holder", copies->holder}};
     descriptors.insert(descriptors.end(), {copies->bytes_fd, copies->table_fd});
+    if (copies->disk_bytes > 0) {
+      joined["host_copies"]["disk_bytes"] = copies->disk_bytes;
+      descriptors.push_back(copies->disk_fd);
+    }
   }
   send_message(who.socket.get(), joined, descriptors);
   send_chunks(who.socket.get(), files.chunks);

@@ -246,7 +246,7 @@ void kept_pool::become_writer() {
 
 void kept_pool::rejoin(unique_fd& socket, message request) {
   auto const slot = field(request.body, "slot", max_clients);
-  std::size_t const pidfd_at = request.body.contains("copy_holder") ? 8 : 6;
+  auto const pidfd_at = rejoin_descriptors(request.body);
   auto pidfd = request.descriptors.size() > pidfd_at ? std::move(request.descriptors[pidfd_at])
                                                      : unique_fd{};
   auto from = peer_at(socket, request.body, std::move(pidfd));
@@ -278,7 +278,8 @@ std::optional<std::string> kept_pool::refusal_of_copies(message& request, std::u
     return std::nullopt;
   }
   try {
-    copies_.adopt({std::move(request.descriptors.at(6)), std::move(request.descriptors.at(7))},
+    constexpr std::size_t of_copies = 6;
+    copies_.adopt(copy_files_in(request.descriptors, of_copies, request.body.contains("copy_disk")),
                   id(), slot, field(request.body, "copy_holder", copy_holders));
   } catch (error const& why) {
     return why.what();

@@ -6,6 +6,7 @@
 #include "memhandover/base/bytes.hpp"
 #include "memhandover/base/error.hpp"
 #include "memhandover/base/shared_text.hpp"
+#include "memhandover/base/system_error.hpp"
 #include "memhandover/broker/conversation.hpp"
 #include "memhandover/ledger/client_entries.hpp"
 
@@ -56,6 +57,22 @@ std::string why_not(unparkable why) {
   return "it says so, without a reason that is known";
 }
 
+/// What host copies, or those on disk, have free.
+std::string room_in(nlohmann::json const& copies, std::string const& what) {
+  auto const of = [&copies](char const* name) {
+    return copies.is_object() ? copies.value(name, std::uint64_t{0}) : 0;
+  };
+  return format_bytes(of("bytes")) + " of " + what + ' ' +
+         format_bytes(of("free_bytes") + of("kept_bytes")) + " are free";
+}
+
+std::string remedy_for(int disk_fault) {
+  return disk_fault == 0
+             ? "More of them would help (`sluice run --host-memory`, host_copies.memory of the "
+               "policy; `--host-disk`, host_copies.disk)"
+             : "It could not write to that disk, and uses it no more: " + reason_of(disk_fault);
+}
+
 void refuse_what_cannot_go(ledger_view const& view, std::uint32_t slot,
                            nlohmann::json const& copies) {
   auto const& entry = view.clients()[slot];
@@ -67,15 +84,12 @@ void refuse_what_cannot_go(ledger_view const& view, std::uint32_t slot,
   }
   auto const kept = mailbox.kept_chunks.load();
   if (kept > 0 && mailbox.parkable_chunks.load() == 0) {
-    auto const of = [&copies](char const* name) {
-      return copies.is_object() ? copies.value(name, std::uint64_t{0}) : 0;
-    };
+    auto const disk = copies.is_object() ? copies.value("disk", nlohmann::json{}) : copies;
     throw error{error_kind::out_of_memory,
                 name_of(entry) + " keeps " + format_bytes(kept * view.shape().chunk_bytes) +
-                    ", and of the " + format_bytes(of("bytes")) + " of host copies " +
-                    format_bytes(of("free_bytes") + of("kept_bytes")) +
-                    " are free; nothing was taken. More of them would help (`sluice run "
-                    "--host-memory`, host_copies.memory of the policy)"};
+                    ", and of the " + room_in(copies, "host copies") +
+                    (disk.is_object() ? ", of the " + room_in(disk, "them on disk") : "") +
+                    "; nothing was taken. " + remedy_for(mailbox.disk_fault.load())};
   }
 }
 

@@ -45,6 +45,7 @@ pool_set::pool_set(options how)
       awaited_(order_),
       adopt_until_(clock::now() + options_.adoption_grace),
       copies_({.budget = options_.host_copy_bytes,
+               .disk = options_.host_copy_disk,
                .lives = [this](auto pool_id, auto slot) { return may_live(pool_id, slot); }}) {
   if (awaited_.empty()) {
     pool_creation first{options_.wish};

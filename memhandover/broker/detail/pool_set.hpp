@@ -17,6 +17,7 @@
 #include "memhandover/broker/detail/kept_pool.hpp"
 #include "memhandover/broker/detail/roster.hpp"
 #include "memhandover/broker/pool_creation.hpp"
+#include "memhandover/device/disk_room.hpp"
 
 namespace sluice::memhandover::detail {
 
@@ -31,6 +32,7 @@ class pool_set {
     std::chrono::milliseconds adoption_grace;  ///< how long users of earlier pools are waited for
     std::chrono::milliseconds server_grace;    ///< see kept_pool
     std::uint64_t host_copy_bytes = 0;         ///< see copy_keeper
+    disk_wish host_copy_disk{};                ///< likewise
   };
 
   /// Makes the first pool and waits for it, unless there are pools of an earlier broker to adopt.

@@ -11,6 +11,7 @@
 #include "memhandover/base/error.hpp"
 #include "memhandover/base/processes.hpp"
 #include "memhandover/base/shared_text.hpp"
+#include "memhandover/base/system_error.hpp"
 #include "memhandover/ledger/chunk_choice.hpp"
 #include "memhandover/ledger/client_entries.hpp"
 
@@ -109,7 +110,7 @@ std::vector<std::uint32_t> acquisition::obtain(std::uint64_t bytes,
       throw error{error_kind::out_of_memory,
                   format_bytes(bytes) + " are wanted but only " +
                       format_bytes(writer.free_chunks() * shape.chunk_bytes) + " can be had; " +
-                      holders()};
+                      holders() + disks_that_failed()};
     }
     auto const before = writer.free_chunks();
     demand_from(*slot, wanted, lock, report);
@@ -158,8 +159,38 @@ void acquisition::refuse_hopeless(std::uint32_t count) {
           who("keeps", [this](std::uint32_t slot) { return kept_by(slot); }) +
           "; nothing was taken from training for it. A larger pool (pool.memory) would help" +
           (of_.view.header().park_stay.load() > 0
-               ? ", or host copies (host_copies.memory) for more of what is kept"
+               ? ", or host copies (host_copies.memory, host_copies.disk) for more of what is "
+                 "kept: " +
+                     room_for_copies() + disks_that_failed()
                : "")};
+}
+
+/// In host copies, in memory and on disk.
+std::string acquisition::room_for_copies() const {
+  if (of_.copies == nullptr) {
+    return "there are none";
+  }
+  auto const shape = of_.copies->shape();
+  auto const text = [&](copy_place where, std::uint64_t all) {
+    auto const counted = of_.copies->copies().count(where);
+    return format_bytes((counted.free + counted.kept) * shape.slot_bytes) + " of " +
+           format_bytes(all);
+  };
+  return "of those, " + text(copy_place::memory, shape.bytes()) + " in memory and " +
+         text(copy_place::disk, shape.disk_bytes()) + " on disk are free";
+}
+
+/// Of jobs that have stopped to use it.
+std::string acquisition::disks_that_failed() const {
+  std::string text;
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    auto const fault = of_.view.mailbox(slot).disk_fault.load();
+    if (fault != 0 && has_status(of_.view.clients()[slot], client_status::live)) {
+      text += "; " + name_of_client(slot) +
+              " could not write to that disk, and uses it no more: " + reason_of(fault);
+    }
+  }
+  return text;
 }
 
 /// Tenants that have just come back stay for a while; what they could be parked for then is a matter of time.

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "memhandover/client/host_copy_share.hpp"
 #include "memhandover/client/serving_pool.hpp"
 #include "memhandover/ledger/client_kinds.hpp"
 #include "memhandover/ledger/ledger.hpp"
@@ -31,6 +32,7 @@ class acquisition {
     std::optional<ledger_writer>& writer;  ///< has a value
     std::uint32_t const& reserve;          ///< chunks that are to be free besides
     bool demands_from_engines;             ///< when training has given all that it can
+    host_copy_share* copies = nullptr;     ///< where the pool has some
   };
 
   explicit acquisition(parts const& of);
@@ -82,6 +84,8 @@ class acquisition {
   [[nodiscard]] std::optional<std::uint32_t> next_to_ask(
       std::vector<std::uint32_t> const& asked) const;
   [[nodiscard]] bool dying_hold() const;
+  [[nodiscard]] std::string room_for_copies() const;
+  [[nodiscard]] std::string disks_that_failed() const;
   [[nodiscard]] std::string holders() const;
   [[nodiscard]] std::string name_of_client(std::uint32_t slot) const;
   template <typename Chunks>

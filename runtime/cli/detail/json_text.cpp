@@ -92,12 +92,16 @@ std::string host_copies_line(json const& pool) {
   }
   auto const& warning = field(copies, "warning");
   bool const has_none = field(copies, "bytes") == 0;
+  auto const& disk = field(copies, "disk");
   return fmt::format(
-      "host copies: {}{}\n",
+      "host copies: {}{}{}\n",
       has_none ? "none"
                : fmt::format("{}, {} free, {} of it present", bytes(field(copies, "bytes")),
                              bytes(field(copies, "free_bytes")),
                              bytes(field(copies, "populated_bytes"))),
+      disk.is_object() ? fmt::format("; on disk {}, {} free", bytes(field(disk, "bytes")),
+                                     bytes(field(disk, "free_bytes")))
+                       : "",
       warning.is_string() ? "; " + plain(warning) : "");
 }
 

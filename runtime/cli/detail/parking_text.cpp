@@ -34,8 +34,8 @@ std::string hold_text(json const& by_operator) {
 }  // namespace
 
 std::string parking_text(json const& clients) {
-  std::vector<row> rows{{"slot", "parked", "dirty", "clean", "zero", "times", "away", "resident",
-                         "waits", "owed in", "missed", "by an operator"}};
+  std::vector<row> rows{{"slot", "parked", "dirty", "clean", "zero", "on disk", "times", "away",
+                         "resident", "waits", "owed in", "missed", "by an operator"}};
   for (auto const& client : clients.is_array() ? clients : json::array()) {
     auto const& parking = field(client, "parking");
     auto const& times = field(parking, "parks");
@@ -43,9 +43,9 @@ std::string parking_text(json const& clients) {
     if ((times.is_number() && times != json(0)) || by_operator.is_object()) {
       rows.push_back({plain(field(client, "slot")), bytes(field(parking, "parked_bytes")),
                       bytes(field(parking, "dirty_bytes")), bytes(field(parking, "clean_bytes")),
-                      bytes(field(parking, "zero_bytes")), plain(times),
-                      milliseconds_of_us(field(parking, "away_us")), resident_share(parking),
-                      milliseconds(field(parking, "waits_ms")),
+                      bytes(field(parking, "zero_bytes")), bytes(field(parking, "disk_bytes")),
+                      plain(times), milliseconds_of_us(field(parking, "away_us")),
+                      resident_share(parking), milliseconds(field(parking, "waits_ms")),
                       milliseconds(field(parking, "owed_in_ms")),
                       milliseconds_of_us(field(parking, "missed_us")), hold_text(by_operator)});
     }

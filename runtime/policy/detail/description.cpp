@@ -162,6 +162,14 @@ void describe_host_copies(key_visitor& v, host_copies_policy& into) {
   v.bytes({"memory", "Host memory for what jobs park, taken when the broker starts; 0 for none.",
            "64GiB"},
           into.memory, {0, 1024 * 1024_GiB});
+  v.bytes(
+      {"disk", "Disk for what the memory has no room for, kept when the broker starts; 0 for none.",
+       "256GiB"},
+      into.disk, {0, 1024 * 1024_GiB});
+  v.text(
+      {"disk_path", "Folder on that disk, in which the room is kept; relative to the policy file.",
+       "/var/lib/sluice"},
+      into.disk_path, path_rule);
 }
 
 void describe_training(key_visitor& v, training_policy& into) {

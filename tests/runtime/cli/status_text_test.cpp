@@ -47,21 +47,15 @@ json full() {
 TEST(status_text, a_job_that_has_been_parked_has_a_line_of_its_own) {
   auto status = full();
   EXPECT_THAT(status_text(status), testing::Not(HasSubstr("parked")));
-  status["clients"][0]["parking"] = {{"parked_bytes", 4194304},
-                                     {"dirty_bytes", 2097152},
-                                     {"clean_bytes", 2097152},
-                                     {"zero_bytes", 0},
-                                     {"parks", 7},
-                                     {"away_us", 1500.0},
-                                     {"window_ms", 60000.0},
-                                     {"away_ms", 15000.0},
-                                     {"resident_ms", 45000.0},
-                                     {"waits_ms", 2500.0},
-                                     {"owed_in_ms", nullptr},
-                                     {"missed_us", 7500.0}};
+  status["clients"][0]["parking"] = {
+      {"parked_bytes", 4194304}, {"dirty_bytes", 2097152}, {"clean_bytes", 2097152},
+      {"zero_bytes", 0},         {"disk_bytes", 1048576},  {"parks", 7},
+      {"away_us", 1500.0},       {"window_ms", 60000.0},   {"away_ms", 15000.0},
+      {"resident_ms", 45000.0},  {"waits_ms", 2500.0},     {"owed_in_ms", nullptr},
+      {"missed_us", 7500.0}};
   EXPECT_THAT(status_text(status), HasSubstr(R"(parked
-  slot  parked  dirty  clean  zero  times  away      resident  waits        owed in  missed    by an operator
-  0     4 MiB   2 MiB  2 MiB  0 B   7      1.500 ms  75.0%     2500.000 ms  -        7.500 ms  -
+  slot  parked  dirty  clean  zero  on disk  times  away      resident  waits        owed in  missed    by an operator
+  0     4 MiB   2 MiB  2 MiB  0 B   1 MiB    7      1.500 ms  75.0%     2500.000 ms  -        7.500 ms  -
 )"));
   status["clients"][0]["parking"]["parks"] = 0;
   EXPECT_THAT(status_text(status), testing::Not(HasSubstr("parked")));
@@ -146,6 +140,9 @@ TEST(status_text, host_copies_are_told_where_there_are_some) {
       {"bytes", 67108864}, {"free_bytes", 33554432}, {"populated_bytes", 67108864}};
   EXPECT_THAT(status_text(status),
               HasSubstr("\nhost copies: 64 MiB, 32 MiB free, 64 MiB of it present\n"));
+  status["pool"]["host_copies"]["disk"] = {{"bytes", 134217728}, {"free_bytes", 67108864}};
+  EXPECT_THAT(status_text(status), HasSubstr("of it present; on disk 128 MiB, 64 MiB free\n"));
+  status["pool"]["host_copies"]["disk"] = nullptr;
   status["pool"]["host_copies"]["warning"] = "the host is full";
   EXPECT_THAT(status_text(status), HasSubstr("of it present; the host is full\n"));
   status["pool"]["host_copies"]["bytes"] = 0;

@@ -55,18 +55,22 @@ TEST(sharing_environment, passes_on_what_was_asked_for_and_nothing_else) {
   run_options asked;
   asked.pool_bytes = 4_GiB;
   asked.host_copy_bytes = 1_GiB;
+  asked.host_copy_disk = {"/disk", 2_GiB};
   asked.backend = "cuda";
   asked.device = 2;
   asked.name = "digits";
   auto const env = sharing_environment({}, installed, asked, {"/run/sluice", "cuda"});
   EXPECT_EQ(env.get("SLUICE_POOL_BYTES"), "4294967296");
   EXPECT_EQ(env.get("SLUICE_HOST_COPY_BYTES"), "1073741824");
+  EXPECT_EQ(env.get("SLUICE_HOST_COPY_DISK_BYTES"), "2147483648");
+  EXPECT_EQ(env.get("SLUICE_HOST_COPY_DISK_PATH"), "/disk");
   EXPECT_EQ(env.get("SLUICE_BACKEND"), "cuda");
   EXPECT_EQ(env.get("SLUICE_DEVICE"), "2");
   EXPECT_EQ(env.get("SLUICE_NAME"), "digits");
   auto const silent = sharing_environment({}, installed, {}, {"/run/sluice", "cuda"});
-  for (auto const* name : {"SLUICE_POOL_BYTES", "SLUICE_HOST_COPY_BYTES", "SLUICE_BACKEND",
-                           "SLUICE_DEVICE", "SLUICE_NAME"}) {
+  for (auto const* name :
+       {"SLUICE_POOL_BYTES", "SLUICE_HOST_COPY_BYTES", "SLUICE_HOST_COPY_DISK_BYTES",
+        "SLUICE_HOST_COPY_DISK_PATH", "SLUICE_BACKEND", "SLUICE_DEVICE", "SLUICE_NAME"}) {
     EXPECT_EQ(silent.get(name), std::nullopt) << name;
   }
 }

@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -274,6 +275,16 @@ TEST(policy, host_copies_that_mean_nothing_are_refused_with_what_would) {
             std::string::npos);
   EXPECT_EQ(refusal("pool: {backend: host}\nhost_copies: {memory: 3MiB}\n"), "");
   EXPECT_EQ(refusal("pool: {backend: host, chunk: 4MiB}\nhost_copies: {memory: 0B}\n"), "");
+  for (auto const& [text, said] : std::map<std::string, std::string>{
+           {"disk: 1GiB, disk_path: /none/of/it",
+            "p.yaml:3:52: host_copies.disk_path: there is no folder /none/of/it"},
+           {"disk: 1GiB", "p.yaml:3:35: host_copies.disk: needs host_copies.disk_path"},
+           {"disk_path: /", "host_copies.disk_path: has no meaning without host_copies.disk"}}) {
+    EXPECT_NE(refusal("host_copies: {memory: 1GiB, " + text + "}\n").find(said), std::string::npos)
+        << refusal("host_copies: {memory: 1GiB, " + text + "}\n");
+  }
+  EXPECT_NE(refusal("host_copies: {disk: 1GiB, disk_path: /}\n").find("needs host_copies.memory"),
+            std::string::npos);
 }
 
 TEST(policy, training_may_be_given_no_share_or_all_of_it) {

@@ -137,9 +137,15 @@ TEST(metrics_of_a_server, tell_all_of_the_host_copies_by_their_state) {
     }
     return states;
   };
-  json copies{{"bytes", 100},      {"free_bytes", 60},   {"held_bytes", 24},
-              {"kept_bytes", 10},  {"damaged_bytes", 6}, {"populated_bytes", 80},
-              {"warning", nullptr}};
+  json copies{
+      {"bytes", 100},       {"free_bytes", 60},
+      {"held_bytes", 24},   {"kept_bytes", 10},
+      {"damaged_bytes", 6}, {"populated_bytes", 80},
+      {"warning", nullptr}, {"disk", {{"bytes", 50}, {"free_bytes", 20}, {"held_bytes", 30}}}};
+  auto const all =
+      samples_in(metrics_of({}, json::object(), json{{"pool", {{"host_copies", copies}}}}));
+  EXPECT_EQ(all.at(R"(sluice_host_copy_disk_bytes{state="free"})"), 20);
+  EXPECT_EQ(all.at(R"(sluice_host_copy_disk_bytes{state="held"})"), 30);
   using states = std::map<std::string, double>;
   EXPECT_EQ(of(copies),
             (states{{"free", 40}, {"absent", 20}, {"held", 24}, {"kept", 10}, {"damaged", 6}}));

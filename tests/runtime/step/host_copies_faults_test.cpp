@@ -9,11 +9,13 @@
 #include <cstdlib>
 #include <filesystem>
 #include <string>
+#include <utility>
 
 #include "memhandover/base/bytes.hpp"
 #include "memhandover/base/error.hpp"
 #include "memhandover/broker/broker_queries.hpp"
 #include "memhandover/client/tenant_client.hpp"
+#include "tests/memhandover/disk_folder.hpp"
 #include "tests/runtime/step/fault_world.hpp"
 #include "tests/runtime/step/injected_calls.hpp"
 #include "tests/runtime/step/walk.hpp"
@@ -86,6 +88,38 @@ INSTANTIATE_TEST_SUITE_P(broker, calls_for_host_copies,
                                          injected_call{"ftruncate", EFBIG},
                                          injected_call{"mmap", ENOMEM}),
                          [](auto const& of) { return std::string{of.param.name}; });
+
+TEST(a_broker_with_host_copies_on_disk, says_why_there_can_be_none_and_leaves_nothing_there) {
+  disk_folder const disk;
+  if (disk.path().empty()) {
+    GTEST_SKIP() << "there is no folder on a disk";
+  }
+  for (auto const& [error_number, said] :
+       {std::pair{ENOSPC, "make room on that file system"},
+        std::pair{EOPNOTSUPP, "cannot keep blocks for a file"}, std::pair{EINTR, ""}}) {
+    fault_world world{"cuda"};
+    auto wanted = with_copies(world);
+    wanted.host_copy_disk = {disk.path(), copies_bytes};
+    auto const sign = world.folder() + "/failed";
+    ::setenv("SLUICE_TEST_FAIL_CALL",
+             ("fallocate:1:" + std::to_string(error_number) + ":" + sign).c_str(), 1);
+    std::string refused;
+    memhandover::unique_fd kept;
+    try {
+      kept = memhandover::ensure_broker(wanted);
+    } catch (error const& why) {
+      refused = why.what();
+    }
+    ::unsetenv("SLUICE_TEST_FAIL_CALL");
+    EXPECT_TRUE(std::filesystem::exists(sign)) << "its blocks are asked for first";
+    EXPECT_EQ(refused.empty(), *said == '\0') << refused;
+    EXPECT_NE(refused.find(said), std::string::npos) << refused;
+    EXPECT_TRUE(disk.is_empty());
+    if (kept) {
+      EXPECT_NE(join(world)->copies()->disk(), nullptr);
+    }
+  }
+}
 
 TEST(a_client_with_host_copies, joins_without_them_where_they_cannot_be_mapped) {
   fault_world world{"cuda"};

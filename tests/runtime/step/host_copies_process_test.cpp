@@ -15,6 +15,7 @@
 #include "memhandover/base/error.hpp"
 #include "memhandover/base/unique_fd.hpp"
 #include "memhandover/broker/broker_launch.hpp"
+#include "tests/memhandover/disk_folder.hpp"
 #include "tests/runtime/step/pool_fixture.hpp"
 
 namespace sluice::test {
@@ -160,6 +161,38 @@ TEST_F(host_copies_process_test, the_next_broker_adopts_table_and_bytes) {
   }
   auto newcomer = parker(5);
   EXPECT_EQ(free_bytes(), 0U);
+  expect_intact(newcomer);
+  EXPECT_EQ(newcomer.stop(), 0);
+  EXPECT_EQ(survivor.stop(), 0);
+}
+
+TEST_F(host_copies_process_test, the_next_broker_adopts_those_on_a_disk_as_well) {
+  disk_folder const disk;
+  if (disk.path().empty()) {
+    GTEST_SKIP() << "there is no folder on a disk";
+  }
+  auto wanted = wish(4_MiB);
+  wanted.host_copy_disk = {disk.path(), 12_MiB};
+  broker_ = memhandover::ensure_broker(wanted);
+  auto survivor = parker(4);
+  expect_intact(survivor);
+  for (int i = 0; i < std::max(3, kills_ / 10); ++i) {
+    auto victim = parker(3);
+    expect_intact(victim);
+    auto const broker = kill_broker();
+    ASSERT_GT(broker, 0);
+    broker_.reset();
+    victim.kill();
+    await_another_broker(broker);
+    await_clients(1);
+    EXPECT_EQ(copies()["disk"]["bytes"], 12_MiB);
+    EXPECT_EQ(copies()["disk"]["free_bytes"], 8_MiB);
+    EXPECT_EQ(free_bytes(), 0U);
+    expect_intact(survivor);
+    EXPECT_TRUE(disk.is_empty());
+  }
+  auto newcomer = parker(4);
+  EXPECT_EQ(copies()["disk"]["free_bytes"], 0U);
   expect_intact(newcomer);
   EXPECT_EQ(newcomer.stop(), 0);
   EXPECT_EQ(survivor.stop(), 0);

@@ -31,9 +31,31 @@ int pattern_of(memhandover::held_copy const& copy) {
       (static_cast<std::uint64_t>(::getpid()) + copy.slot + copy.generation) % 255 + 1);
 }
 
-bool holds_pattern(memhandover::host_copy_share const& share, memhandover::held_copy const& copy) {
+bool is_on_disk(memhandover::host_copy_share const& share, memhandover::held_copy const& copy) {
+  return share.shape().is_on_disk(copy.slot);
+}
+
+/// Its bytes, or where those go that lie on the disk.
+std::span<std::byte> room_for(memhandover::host_copy_share& share,
+                              memhandover::held_copy const& copy) {
+  return is_on_disk(share, copy) ? share.staging().first(share.shape().slot_bytes)
+                                 : share.at(copy.slot);
+}
+
+void write_pattern(memhandover::host_copy_share& share, memhandover::held_copy const& copy) {
+  auto const where = room_for(share, copy);
+  std::memset(where.data(), pattern_of(copy), where.size());
+  if (is_on_disk(share, copy)) {
+    share.disk()->write(share.disk_offset(copy.slot), where);
+  }
+}
+
+bool holds_pattern(memhandover::host_copy_share& share, memhandover::held_copy const& copy) {
   constexpr std::size_t apart = 997;
-  auto const bytes = share.at(copy.slot);
+  auto const bytes = room_for(share, copy);
+  if (is_on_disk(share, copy)) {
+    share.disk()->read(share.disk_offset(copy.slot), bytes);
+  }
   for (std::size_t i = 0; i < bytes.size(); i += apart) {
     if (bytes[i] != static_cast<std::byte>(pattern_of(copy))) {
       return false;
@@ -136,14 +158,13 @@ int parker_role(std::vector<std::string> const& arguments, std::atomic<bool> con
     return 3;
   }
   for (auto const& each : held) {
-    auto const where = share->at(each.slot);
-    std::memset(where.data(), pattern_of(each), where.size());
+    write_pattern(*share, each);
     if (each.slot % 2 == 1 && !share->copies().keep(each)) {
       report("a slot was not its own");
       return 4;
     }
   }
-  if (!held.empty() && !child_faults_at(share->at(held.front().slot).data())) {
+  if (!held.empty() && !child_faults_at(room_for(*share, held.front()).data())) {
     report("a forked child reaches the copies");
     return 5;
   }

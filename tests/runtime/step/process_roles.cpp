@@ -60,6 +60,9 @@ int broker_role(std::vector<std::string> const& arguments) {
   if (named.contains("--host-memory")) {
     options.host_copy_bytes = std::stoull(named["--host-memory"]);
   }
+  if (named.contains("--host-disk")) {
+    options.host_copy_disk = {named["--host-disk-path"], std::stoull(named["--host-disk"])};
+  }
   if (named.contains("--ready-fd")) {
     ready_fd = std::stoi(named["--ready-fd"]);
   }
