@@ -69,7 +69,7 @@ void check_against_chunk(std::uint64_t bytes, char const* path, policy const& wa
 /// What the disk has at present is for the broker to see, which may have its part of it already.
 void check_disk(host_copies_policy const& copies, detail::findings& found) {
   if (copies.disk == 0) {
-    if (found.given("host_copies.disk_path")) {
+    if (!copies.disk_path.empty()) {  // of a value that was refused all has been said
       found.add_at("host_copies.disk_path",
                    "has no meaning without host_copies.disk; say there how much, or remove it");
     }
