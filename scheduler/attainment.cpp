@@ -72,8 +72,8 @@ double attainment_at_rate::share_within(double exceed) const noexcept {
 }
 
 attainment_model::attainment_model(distribution const& service, distribution const& load,
-                                   seconds latency)
-    : service_mean_s_(service.mean().count()), load_mean_s_(load.mean().count()) {
+                                   seconds latency, distribution const& in_line)
+    : in_line_mean_s_(in_line.mean().count()), load_mean_s_(load.mean().count()) {
   double const limit = latency.count();
   if (!(limit > 0.0) || !std::isfinite(limit)) {
     throw std::invalid_argument("the latency must be a finite number of seconds > 0; got " +
@@ -83,8 +83,8 @@ attainment_model::attainment_model(distribution const& service, distribution con
   auto const mean_excess = [](distribution const& l) {
     return [&l](double x) { return l.mean_excess(seconds{x}).count(); };
   };
-  service_residual_ = residual_on_grid(service, h);
-  behind_load_ = sum_of(residual_on_grid(load, h), on_grid(h, mean_excess(service)));
+  service_residual_ = residual_on_grid(in_line, h);
+  behind_load_ = sum_of(residual_on_grid(load, h), on_grid(h, mean_excess(in_line)));
   within_.resize(steps + 1);
   for (std::size_t j = 0; j <= steps; ++j) {
     within_[j] = service.cdf(seconds{static_cast<double>(steps - j) * h});
@@ -115,7 +115,7 @@ attainment_at_rate attainment_model::at(double arrivals_per_s) const {
   }
   attainment_at_rate result;
   result.arrivals_per_s = arrivals_per_s;
-  result.utilisation = arrivals_per_s * service_mean_s_;
+  result.utilisation = arrivals_per_s * in_line_mean_s_;
   result.load_mean_s = load_mean_s_;
   result.idle = within_[0];
   result.cold = cold_;
@@ -129,7 +129,7 @@ attainment_at_rate attainment_model::at(double arrivals_per_s) const {
 
 double attainment_model::largest_warm_rate(double share, double limit_per_s) const {
   auto const meets = [&](double rate) {
-    double const rho = rate * service_mean_s_;
+    double const rho = rate * in_line_mean_s_;
     return rho < 1.0 && dot(waits(rho), within_) >= share;
   };
   if (!meets(0.0)) {

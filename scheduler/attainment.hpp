@@ -42,7 +42,13 @@ struct attainment_at_rate {
 class attainment_model {
  public:
   /// Throws `std::invalid_argument` unless latency is positive and finite.
-  attainment_model(distribution const& service, distribution const& load, seconds latency);
+  attainment_model(distribution const& service, distribution const& load, seconds latency)
+      : attainment_model(service, load, latency, service) {}
+
+  /// Of one class of several that one server takes in turn: `in_line` is the service of whoever comes, `at` is asked for the rate of
+  /// all together. Exact for models that are always warm; with a load it is the class's own that everybody waits for.
+  attainment_model(distribution const& service, distribution const& load, seconds latency,
+                   distribution const& in_line);
 
   [[nodiscard]] attainment_at_rate at(double arrivals_per_s) const;
 
@@ -54,7 +60,7 @@ class attainment_model {
   using masses = std::vector<double>;
   [[nodiscard]] masses waits(double utilisation) const;
 
-  double service_mean_s_;
+  double in_line_mean_s_;
   double load_mean_s_;
   masses service_residual_;  // of the service in progress, at a random instant of it
   // Rest of a load in progress, plus the service of the request that caused it.

@@ -15,6 +15,7 @@
 #include "memhandover/broker/broker_launch.hpp"
 #include "runtime/cli/commands.hpp"
 #include "runtime/cli/park_commands.hpp"
+#include "runtime/cli/simulate_command.hpp"
 #include "runtime/launcher/launcher.hpp"
 #include "runtime/policy/units.hpp"
 #include "runtime/telemetry/error_table.hpp"
@@ -192,6 +193,83 @@ void describe_park(CLI::App& app, park_arguments& into) {
   app.add_option("--runtime-dir", into.runtime_dir, runtime_dir_help);
 }
 
+/// A share, for CLI11.
+std::string check_percentage(std::string const& text) {
+  try {
+    (void)policy::parse_percentage(text);
+    return {};
+  } catch (error const& wrong) {
+    return wrong.what();
+  }
+}
+
+/// A length of time that may be 0.
+std::string check_time(std::string const& text) {
+  try {
+    (void)policy::parse_duration(text);
+    return {};
+  } catch (error const& wrong) {
+    return wrong.what();
+  }
+}
+
+void describe_simulate(CLI::App& app, simulate_arguments& into) {
+  app.add_option("--trace", into.trace,
+                 "A file (Azure LLM or Functions, Mooncake, CSV), or a process such as "
+                 "poisson:rate=2, see docs/simulator.md")
+      ->required();
+  app.add_option("--policy", into.policies,
+                 "ours, always, cold, fixed:60s, sirius, wild, clairvoyant; may be given again")
+      ->default_val(std::vector<std::string>{"ours", "always", "cold", "fixed:1s", "fixed:10s",
+                                             "fixed:1m", "fixed:10m", "sirius", "wild",
+                                             "clairvoyant"});
+  app.add_option("--gpus", into.gpus, "How many devices")->check(CLI::Range(1, 4096));
+  app.add_option("--models", into.models, "How many models, where the trace names none")
+      ->check(CLI::Range(1, 1000000));
+  app.add_option("--zipf", into.zipf, "Exponent by which a file's requests go to them")
+      ->check(CLI::Range(0.0, 100.0));
+  app.add_option("--parallel", into.parallel, "How many requests a device computes at once")
+      ->check(CLI::Range(1, 1024));
+  app.add_option("--instances", into.instances, "How many of them of one model")
+      ->check(CLI::Range(1, 1024));
+  app.add_option("--slowdown", into.slowdown,
+                 "How many times as long each takes of 1, 2, … at once, for example 1,1.3")
+      ->delimiter(',');
+  app.add_option("--latency", into.latency, "In which a request is to be answered")
+      ->check(check_time);
+  app.add_option("--percentile", into.percentile, "Of requests, as in a policy's slo")
+      ->check(check_percentage);
+  app.add_option("--attainment", into.attainment, "Of windows, as in a policy's slo")
+      ->check(check_percentage);
+  app.add_option("--window", into.window, "As in a policy's slo")->check(check_time);
+  app.add_option("--size", into.size, "Of a model's weights, for example 2GiB")
+      ->check(check_amount);
+  app.add_option("--memory", into.memory, "Of a device's pool, a quarter of which may be reserve")
+      ->check(check_amount);
+  app.add_option("--service", into.service, "Mean time of a request, where the trace has none")
+      ->check(check_time);
+  app.add_option("--service-scv", into.service_scv,
+                 "Squared coefficient of variation of that; 1 is exponential, 0 a constant")
+      ->check(CLI::Range(0.0, 1e4));
+  app.add_option("--per-context-token", into.per_context_token, "Time of a token of a prompt")
+      ->check(check_time);
+  app.add_option("--per-generated-token", into.per_generated_token, "Time of a token of an answer")
+      ->check(check_time);
+  app.add_option("--length", into.length, "Of a trace that a process makes")->check(check_time);
+  app.add_option("--skip", into.skip, "What of the beginning does not count")->check(check_time);
+  app.add_option("--speed", into.speed, "Plays a file so many times as fast")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--records", into.records, "Folder of benchmark records")
+      ->default_val("benchmarks/results");
+  app.add_option("--machine", into.machine, "Whose records tell what loads take, such as h200");
+  app.add_option("--handover", into.handover, "What memory takes to change hands, instead")
+      ->check(check_time);
+  app.add_option("--load", into.load, "What the rest of a load takes, instead")->check(check_time);
+  app.add_option("--csv", into.csv, "File for the figures of each policy and model");
+  app.add_option("--seed", into.seed, "Of all that is random");
+  app.add_flag("--reject", into.refuse, "As a policy's on_miss_predicted: reject");
+}
+
 /// `words` up to a first `--`, and what follows it. CLI11 would treat a later `--` of the command
 /// as its own.
 struct split_words {
@@ -245,12 +323,16 @@ int dispatch(std::vector<std::string> const& words) {
 
   run_arguments run_with;
   server_overrides serve_with;
+  simulate_arguments simulate_what;
   broker_arguments broker_with;
   show_arguments show_what;
   bool as_json = false;
   std::string policy_file;
   describe_run(*app.add_subcommand("run", "Run a training command in the shared pool"), run_with);
   describe_serve(*app.add_subcommand("serve", "Serve models out of the shared pool"), serve_with);
+  auto* simulates = app.add_subcommand(
+      "simulate", "Show what policies of keeping models would do with a trace of requests");
+  describe_simulate(*simulates, simulate_what);
   describe_broker(*app.add_subcommand("broker", "Keep a pool"), broker_with);
   auto* status =
       app.add_subcommand("status", "Show who holds how much, and what has been handed over");
@@ -315,6 +397,9 @@ int dispatch(std::vector<std::string> const& words) {
   }
   if (app.got_subcommand("status")) {
     return show_status(show_what);
+  }
+  if (simulates->parsed()) {
+    return run_simulations(simulate_what);
   }
   if (parks->parsed()) {
     if (!park_length.empty()) {

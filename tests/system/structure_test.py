@@ -33,6 +33,7 @@ MAY_INCLUDE = {
     "runtime/text": set(),
     "runtime/telemetry": {BASE},
     "runtime/policy": {BASE, "memhandover/device", "runtime/text"},
+    "runtime/simulator": {BASE, "scheduler", "runtime/policy"},
     "runtime/launcher": {BASE, "memhandover/broker", "memhandover/device", "runtime/telemetry"},
     "runtime/step": {"abi", "scheduler", *MEMHANDOVER, "nccl_shim/agreement", "runtime/telemetry"},
     "runtime/server/inference": {BASE},
@@ -51,7 +52,8 @@ MAY_INCLUDE = {
     "runtime/torch/step": {"abi", "runtime/torch"},
     "runtime/torch": {"abi", BASE, "memhandover/device", "runtime/policy", "runtime/server", "runtime/server/executor", "runtime/server/hosting",
                       "runtime/server/inference", "runtime/telemetry", "runtime/torch/model"},
-    "runtime/cli": {BASE, "memhandover/broker", "memhandover/device", "runtime/launcher", "runtime/policy", "runtime/server/repository", "runtime/telemetry"},
+    "runtime/cli": {BASE, "memhandover/broker", "memhandover/device", "runtime/launcher", "runtime/policy", "runtime/server/repository", "runtime/simulator",
+                    "runtime/telemetry"},
 }
 EVERYTHING = set(MAY_INCLUDE)
 MAY_INCLUDE["benchmarks"] = {part for part in EVERYTHING if not part.startswith("nccl_shim/")}

@@ -1,0 +1,393 @@
+#include "runtime/simulator/keeping.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <string_view>
+
+#include "memhandover/base/error.hpp"
+#include "runtime/policy/units.hpp"
+#include "scheduler/model_controller.hpp"
+#include "scheduler/reserve.hpp"
+
+namespace sluice::simulator {
+namespace {
+
+scheduler::instant at(double now_s) {
+  return scheduler::instant{scheduler::seconds{now_s}};
+}
+
+class scheduled_keeping final : public keeping {
+ public:
+  scheduled_keeping(keeping_kind const& kind, keeping_inputs const& of)
+      : models_(*of.models), reserve_bytes_(kind.reserve_bytes), memory_bytes_(of.memory_bytes) {
+    for (auto const& model : models_) {
+      // Told beforehand as little as the server is: what weights of that size take.
+      controllers_.emplace_back(
+          scheduler::model_settings{
+              .goal = model.goal,
+              .weight_bytes = model.bytes,
+              .limits = model.limits,
+              .load = {.mean = scheduler::seconds{of.costs.mean_s(model.bytes)}, .scv = 0.25},
+              .reject_on_miss = of.refuse},
+          at(0.0));
+      predicted_.push_back(controllers_.back().tick(at(0.0)).warm.chosen);
+    }
+    for (unsigned i = 0; i < of.devices; ++i) {
+      devices_.push_back({.keeper = scheduler::reserve{chunk_bytes}});
+    }
+  }
+
+  bool on_arrival(model_number model, double now_s) override {
+    return controllers_[model].on_arrival(at(now_s)).admitted;
+  }
+  void on_load(model_number model, double now_s, double load_s, double handover_s) override {
+    controllers_[model].on_load(at(now_s), scheduler::seconds{load_s},
+                                scheduler::seconds{handover_s});
+    is_cold_[model] = false;
+  }
+  void on_answer(model_number model, double now_s, double service_s, double response_s) override {
+    controllers_[model].on_service(at(now_s), scheduler::seconds{service_s},
+                                   scheduler::seconds{response_s});
+  }
+  double tick_s() const override { return 1.0; }
+  void tick(double now_s) override {
+    for (std::size_t i = 0; i < controllers_.size(); ++i) {
+      predicted_[i] = controllers_[i].tick(at(now_s)).warm.chosen;
+    }
+    keep_reserves();
+  }
+  double idle_timeout(model_number model, double /*now_s*/) override {
+    return controllers_[model].idle_timeout().count();
+  }
+  void on_idle_end(model_number model, std::vector<model_number>& go) override {
+    is_cold_[model] = true;
+    go.push_back(model);
+  }
+  std::uint64_t kept_free(unsigned device) const override { return devices_[device].free_bytes; }
+  std::uint64_t take_free(unsigned device, std::uint64_t bytes) override {
+    auto const taken = std::min(bytes, devices_[device].free_bytes);
+    devices_[device].free_bytes -= taken;
+    return taken;
+  }
+  void give_free(unsigned device, std::uint64_t bytes) override {
+    devices_[device].free_bytes += bytes;
+    devices_[device].keep();  // training takes at once what is free beyond the reserve
+  }
+  std::optional<double> predicted(model_number model) const override {
+    return predicted_[model].attainment;
+  }
+
+ private:
+  struct device_reserve {
+    scheduler::reserve keeper;
+    std::uint64_t free_bytes = 0;
+    std::uint64_t size_bytes = 0;
+
+    void keep() {
+      free_bytes = keeper.update({.free_bytes = free_bytes, .size_bytes = size_bytes}).keep_bytes;
+    }
+  };
+  // As the server has them.
+  static constexpr std::uint64_t chunk_bytes = 2U << 20U;
+  static constexpr std::uint64_t largest_reserve_divisor = 4;
+
+  void keep_reserves() {
+    std::vector<std::vector<scheduler::cold_model>> cold(devices_.size());
+    for (std::size_t i = 0; i < models_.size(); ++i) {
+      if (is_cold_[i]) {
+        cold[models_[i].device].push_back({models_[i].bytes, predicted_[i].loads_per_s});
+      }
+    }
+    for (std::size_t d = 0; d < devices_.size(); ++d) {
+      devices_[d].size_bytes = reserve_bytes_.value_or(
+          scheduler::reserve_size(cold[d], memory_bytes_ / largest_reserve_divisor));
+      devices_[d].keep();
+    }
+  }
+
+  std::vector<simulated_model> const& models_;
+  std::optional<std::uint64_t> reserve_bytes_;
+  std::uint64_t memory_bytes_;
+  std::vector<scheduler::model_controller> controllers_;
+  std::vector<scheduler::prediction> predicted_;
+  std::vector<bool> is_cold_ = std::vector<bool>(models_.size(), true);
+  std::vector<device_reserve> devices_;
+};
+
+class fixed_keeping final : public keeping {
+ public:
+  explicit fixed_keeping(double timeout_s) : timeout_s_(timeout_s) {}
+  bool begins_warm() const override { return timeout_s_ == never; }
+  double idle_timeout(model_number /*model*/, double /*now_s*/) override { return timeout_s_; }
+
+ private:
+  double timeout_s_;
+};
+
+// Shi and others, Sirius, USENIX ATC 2025, algorithm 1. A model's rank is the number of requests it ever had, as in its program.
+class sirius_keeping final : public keeping {
+ public:
+  sirius_keeping(keeping_kind const& kind, keeping_inputs const& of)
+      : timeout_s_(kind.timeout_s),
+        reserve_bytes_(kind.reserve_bytes.value_or(0)),
+        models_(*of.models),
+        asked_(models_.size()),
+        kept_(of.devices) {}
+
+  bool on_arrival(model_number model, double /*now_s*/) override {
+    ++asked_[model];
+    std::erase(kept_[models_[model].device], model);
+    return true;
+  }
+  double idle_timeout(model_number /*model*/, double /*now_s*/) override { return timeout_s_; }
+  void on_idle_end(model_number model, std::vector<model_number>& go) override {
+    auto& kept = kept_[models_[model].device];
+    kept.push_back(model);
+    std::uint64_t bytes = 0;
+    for (auto const each : kept) {
+      bytes += models_[each].bytes;
+    }
+    if (bytes <= 2 * reserve_bytes_) {
+      return;
+    }
+    std::stable_sort(kept.begin(), kept.end(),
+                     [this](auto a, auto b) { return asked_[a] > asked_[b]; });
+    while (bytes > reserve_bytes_ && !kept.empty()) {
+      bytes -= models_[kept.back()].bytes;
+      go.push_back(kept.back());
+      kept.pop_back();
+    }
+  }
+
+ private:
+  double timeout_s_;
+  std::uint64_t reserve_bytes_;
+  std::vector<simulated_model> const& models_;
+  std::vector<std::uint64_t> asked_;
+  std::vector<std::vector<model_number>> kept_;  ///< by device: idle for long, and still there
+};
+
+// Shahrad and others, Serverless in the Wild, USENIX ATC 2020: a histogram of idle times in minutes up to four hours; from its 5th to
+// its 99th percentile, with a tenth of margin, a model is there. Where it says little (the counts of its bins vary too
+// little, or most times lie beyond) a model is kept for the histogram's whole range.
+class wild_keeping final : public keeping {
+ public:
+  explicit wild_keeping(keeping_inputs const& of) : models_(of.models->size()) {}
+
+  bool on_arrival(model_number model, double now_s) override {
+    auto& its = models_[model];
+    if (its.idle_since) {
+      double const minutes = (now_s - *its.idle_since) / minute_s;
+      if (minutes < bins) {
+        ++its.counts[static_cast<std::size_t>(minutes)];
+        ++its.inside;
+      } else {
+        ++its.beyond;
+      }
+      its.idle_since.reset();
+    }
+    return true;
+  }
+  void on_answer(model_number model, double now_s, double /*service_s*/,
+                 double /*response_s*/) override {
+    models_[model].idle_since = now_s;
+    models_[model].window = window_of(models_[model]);
+    models_[model].is_unasked = false;
+  }
+  double idle_timeout(model_number model, double /*now_s*/) override {
+    auto const& its = models_[model];
+    if (its.is_unasked) {
+      return its.window.keep_s;
+    }
+    return its.window.load_after_s > 0.0 ? 0.0 : its.window.keep_s;
+  }
+  std::optional<double> load_at(model_number model, double /*now_s*/) override {
+    auto& its = models_[model];
+    if (its.is_unasked || its.window.load_after_s <= 0.0 || !its.idle_since) {
+      return std::nullopt;
+    }
+    its.is_unasked = true;
+    return *its.idle_since + its.window.load_after_s;
+  }
+
+ private:
+  static constexpr std::size_t bins = 240;
+  static constexpr double minute_s = 60.0;
+  static constexpr double least_cv = 2.0;
+  static constexpr double margin = 0.1;
+  struct keeping_window {
+    double load_after_s = 0.0;
+    double keep_s = bins * minute_s;
+  };
+  struct gaps {
+    std::array<std::uint32_t, bins> counts{};
+    std::uint64_t inside = 0, beyond = 0;
+    std::optional<double> idle_since;
+    keeping_window window{};
+    bool is_unasked = false;  ///< loaded, or to be, before anybody asked
+  };
+
+  static keeping_window window_of(gaps const& its) {
+    double const mean = static_cast<double>(its.inside) / bins;
+    double square = 0.0;
+    for (auto const each : its.counts) {
+      square += (each - mean) * (each - mean);
+    }
+    bool const says_much =
+        its.inside > 0 && its.inside > its.beyond && std::sqrt(square / bins) > least_cv * mean;
+    if (!says_much) {
+      return {};
+    }
+    double const first = percentile(its, 0.05, false), last = percentile(its, 0.99, true);
+    double const load_after = first * minute_s * (1.0 - margin);
+    return {load_after, std::max(0.0, last * minute_s * (1.0 + margin) - load_after)};
+  }
+  /// The bin's lower or upper end, in minutes.
+  static double percentile(gaps const& its, double share, bool upper) {
+    double const wanted = share * static_cast<double>(its.inside);
+    double sum = 0.0;
+    for (std::size_t i = 0; i < bins; ++i) {
+      sum += its.counts[i];
+      if (sum >= wanted) {
+        return static_cast<double>(upper ? i + 1 : i);
+      }
+    }
+    return bins;
+  }
+
+  std::vector<gaps> models_;
+};
+
+class clairvoyant_keeping final : public keeping {
+ public:
+  explicit clairvoyant_keeping(keeping_inputs const& of)
+      : models_(*of.models), costs_(of.costs), times_(models_.size()), next_(models_.size()) {
+    for (auto const& each : of.requests->requests) {
+      times_[each.model].push_back(each.at_s);
+    }
+  }
+
+  bool on_arrival(model_number model, double /*now_s*/) override {
+    ++next_[model];
+    return true;
+  }
+
+  double idle_timeout(model_number model, double now_s) override {
+    return next_of(model) - now_s > load_s(model) ? 0.0 : never;
+  }
+  std::optional<double> load_at(model_number model, double now_s) override {
+    double const next = next_of(model);
+    return next == never ? std::nullopt : std::optional{std::max(now_s, next - load_s(model))};
+  }
+
+ private:
+  [[nodiscard]] double load_s(model_number model) const {
+    return costs_.mean_s(models_[model].bytes);
+  }
+  [[nodiscard]] double next_of(model_number model) const {
+    auto const& times = times_[model];
+    return next_[model] < times.size() ? times[next_[model]] : never;
+  }
+
+  std::vector<simulated_model> const& models_;
+  load_costs costs_;
+  std::vector<std::vector<double>> times_;
+  std::vector<std::size_t> next_;
+};
+
+double seconds_of(std::string const& text, std::string const& description) {
+  if (text == "forever" || text == "inf") {
+    return never;
+  }
+  try {
+    return std::chrono::duration<double>{policy::parse_duration(text)}.count();
+  } catch (error const& wrong) {
+    throw error{
+        error_kind::invalid_argument,
+        fmt::format("policy '{}': {}; `forever` is allowed too", description, wrong.what())};
+  }
+}
+
+std::uint64_t bytes_of(std::string const& text, std::string const& description) {
+  try {
+    return policy::parse_bytes(text);
+  } catch (error const& wrong) {
+    throw error{error_kind::invalid_argument,
+                fmt::format("policy '{}': {}", description, wrong.what())};
+  }
+}
+
+}  // namespace
+
+keeping_kind parse_keeping(std::string const& description) {
+  using what = keeping_kind::what;
+  auto const colon = description.find(':');
+  auto const name = description.substr(0, colon);
+  auto const rest = colon == std::string::npos ? std::string{} : description.substr(colon + 1);
+  keeping_kind const plain{};
+  if (name == "fixed" && !rest.empty()) {
+    return {what::fixed, seconds_of(rest, description)};
+  }
+  if (name == "sirius" && !rest.empty()) {
+    auto const slash = rest.find('/');
+    if (slash == std::string::npos) {
+      throw error{error_kind::invalid_argument,
+                  fmt::format("policy '{}' must be a time and a size, such as sirius:5s/1GiB",
+                              description)};
+    }
+    return {what::sirius, seconds_of(rest.substr(0, slash), description),
+            bytes_of(rest.substr(slash + 1), description)};
+  }
+  if (name == "ours" && !rest.empty()) {
+    return {what::ours, 0.0, bytes_of(rest, description)};
+  }
+  if (colon == std::string::npos) {
+    if (name == "ours") {
+      return plain;
+    }
+    if (name == "always") {
+      return {what::fixed, never};
+    }
+    if (name == "cold") {
+      return {what::fixed, 0.0};
+    }
+    if (name == "sirius") {
+      return {what::sirius, 5.0, 1'000'000'000};
+    }
+    if (name == "wild") {
+      return {what::wild};
+    }
+    if (name == "clairvoyant") {
+      return {what::clairvoyant};
+    }
+  }
+  throw error{
+      error_kind::invalid_argument,
+      fmt::format(
+          "there is no policy '{}'; there are ours, ours:1GiB, always, cold, fixed:60s, sirius, "
+          "sirius:5s/1GiB, wild and clairvoyant",
+          description)};
+}
+
+std::unique_ptr<keeping> make_keeping(std::string const& description, keeping_inputs const& of) {
+  auto const kind = parse_keeping(description);
+  switch (kind.is) {
+    case keeping_kind::what::ours:
+      return std::make_unique<scheduled_keeping>(kind, of);
+    case keeping_kind::what::fixed:
+      return std::make_unique<fixed_keeping>(kind.timeout_s);
+    case keeping_kind::what::sirius:
+      return std::make_unique<sirius_keeping>(kind, of);
+    case keeping_kind::what::wild:
+      return std::make_unique<wild_keeping>(of);
+    case keeping_kind::what::clairvoyant:
+      break;
+  }
+  return std::make_unique<clairvoyant_keeping>(of);
+}
+
+}  // namespace sluice::simulator
