@@ -9,7 +9,7 @@
 /// | description | policy |
 /// |---|---|
 /// | `ours` | one `scheduler::model_controller` per model, and `scheduler::reserve` per device, as the server has them |
-/// | `ours:W` | the same with a reserve of that size, as `memory_reserve` in a policy file |
+/// | `ours:W` | the same with a reserve of that size, as `scheduler.reserve` in a policy file |
 /// | `fixed:T` | released after T without a request |
 /// | `always`, `cold` | never released; released at once |
 /// | `sirius`, `sirius:T/W` | idle for T (5 s): kept as reserve while that has at most 2W (1 GB); then the least asked for go until it has W |

@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "scheduler/attainment.hpp"
+#include "scheduler/bursts.hpp"
 #include "scheduler/queueing.hpp"
+#include "scheduler/shared_server.hpp"
 
 namespace sluice::scheduler {
 namespace {
@@ -159,6 +161,156 @@ INSTANTIATE_TEST_SUITE_P(
                 1.0,
                 4.0}),
     [](auto const& of) { return of.param.name; });
+
+/// Twenty parts of one run, each a mean: whether a formula's value lies where their mean does in 999 of 1000 cases (Student's t).
+class parts_of_a_run {
+ public:
+  void add(double wait) {
+    sum_ += wait;
+    if (++count_ == length) {
+      means_.push_back(sum_ / length);
+      sum_ = 0.0;
+      count_ = 0;
+    }
+  }
+  [[nodiscard]] bool is_complete() const { return means_.size() == parts; }
+  void expect(double formula) const {
+    double mean = 0.0;
+    double square = 0.0;
+    for (double const each : means_) {
+      mean += each / parts;
+    }
+    for (double const each : means_) {
+      square += (each - mean) * (each - mean) / (parts - 1);
+    }
+    double const interval = 3.883 * std::sqrt(square / parts);
+    EXPECT_NEAR(mean, formula, interval);
+    EXPECT_LT(interval, 0.1 * formula);
+  }
+
+ private:
+  static constexpr std::size_t parts = 20;
+  static constexpr int length = 50'000;
+  double sum_ = 0.0;
+  int count_ = 0;
+  std::vector<double> means_;
+};
+
+TEST(simulated_waits, of_loads_that_begin_when_several_wait_agree_with_the_formula) {
+  for (double const load : {0.0, 2.0}) {
+    constexpr unsigned gathered = 4;
+    draws random;
+    parts_of_a_run seen;
+    double now = 0.0;
+    double free_at = 0.0;
+    std::vector<double> waiting;
+    while (!seen.is_complete()) {
+      now += random.exponential(2.0);
+      if (waiting.empty() && now <= free_at) {
+        seen.add(free_at - now);
+        free_at += random.exponential(0.1);
+        continue;
+      }
+      waiting.push_back(now);
+      if (waiting.size() == gathered) {
+        free_at = now + load;
+        for (double const since : waiting) {
+          seen.add(free_at - since);
+          free_at += random.exponential(0.1);
+        }
+        waiting.clear();
+      }
+    }
+    queue_load const demand{.arrivals_per_s = 0.5,
+                            .service = distribution::gamma(seconds{0.1}, 1.0),
+                            .load = distribution::gamma(seconds{load}, 0.0)};
+    seen.expect(mean_wait_of_gathering(demand, gathered).count());
+  }
+}
+
+TEST(simulated_waits, behind_steps_that_are_not_interrupted_agree_with_the_formula) {
+  for (int const stages : {0, 1}) {
+    draws random;
+    parts_of_a_run seen;
+    double now = 0.0;
+    double free_at = 0.0;
+    while (!seen.is_complete()) {
+      now += random.exponential(0.2);
+      while (free_at < now) {
+        free_at +=
+            random.erlang(0.3, stages);  // one step after the other, as long as nobody is there
+      }
+      seen.add(free_at - now);
+      free_at += random.exponential(0.1);
+    }
+    queue_load const demand{.arrivals_per_s = 5.0,
+                            .service = distribution::gamma(seconds{0.1}, 1.0)};
+    distribution const step = distribution::gamma(seconds{0.3}, static_cast<double>(stages));
+    seen.expect(mean_wait_behind(demand, step).count());
+  }
+}
+
+TEST(simulated_waits, of_two_ranks_agree_with_the_formula) {
+  draws random;
+  parts_of_a_run first, second;
+  // Both kinds are there once a second on average; the first takes 0.2 s, the second 0.4 s.
+  double next[2] = {random.exponential(1.0), random.exponential(1.0)};
+  std::vector<double> queues[2];
+  std::size_t begun[2] = {0, 0};
+  double free_at = 0.0;
+  auto const waits = [&](std::size_t kind) { return begun[kind] < queues[kind].size(); };
+  auto const come_until = [&](double end) {
+    for (std::size_t kind = 0; kind < 2; ++kind) {
+      while (next[kind] <= end) {
+        queues[kind].push_back(next[kind]);
+        next[kind] += random.exponential(1.0);
+      }
+    }
+  };
+  while (!first.is_complete() || !second.is_complete()) {
+    if (!waits(0) && !waits(1)) {
+      free_at = std::max(free_at, std::min(next[0], next[1]));
+    }
+    come_until(free_at);
+    std::size_t const kind = waits(0) ? 0 : 1;
+    double const wait = free_at - queues[kind][begun[kind]++];
+    auto& seen = kind == 0 ? first : second;
+    if (!seen.is_complete()) {
+      seen.add(wait);
+    }
+    free_at += random.exponential(kind == 0 ? 0.2 : 0.4);
+  }
+  auto const formula = mean_waits_by_rank(std::vector<request_class>{
+      {.arrivals_per_s = 1.0, .service = distribution::gamma(seconds{0.2}, 1.0)},
+      {.arrivals_per_s = 1.0, .service = distribution::gamma(seconds{0.4}, 1.0)}});
+  first.expect(formula[0].count());
+  second.expect(formula[1].count());
+}
+
+// Lindley's recursion. Constant gaps: the approximation is known to be two in a thousand off; hyperexponential ones of an scv of 4 and a
+// utilisation of 0.8: 1.0 s against 0.981 s.
+TEST(simulated_waits, of_gaps_of_other_spreads_are_near_the_formula) {
+  draws random;
+  auto const mean_of = [&random](auto const& gap) {
+    double wait = 0.0;
+    double sum = 0.0;
+    constexpr int requests = 2'000'000;
+    for (int i = 0; i < requests; ++i) {
+      wait = std::max(0.0, wait + random.exponential(0.1) - gap());
+      sum += wait / requests;
+    }
+    return sum;
+  };
+  queue_load const demand{.arrivals_per_s = 8.0, .service = distribution::gamma(seconds{0.1}, 1.0)};
+  EXPECT_NEAR(mean_of([]() { return 0.125; }), mean_wait_by_spread(demand, 0.0).count(), 0.004);
+  double const often =
+      0.5 * (1.0 + std::sqrt(0.6));  // balanced means: half of the time in either kind
+  auto const hyperexponential = [&]() {
+    double const share = random.uniform() < often ? often : 1.0 - often;
+    return random.exponential(0.125 / (2.0 * share));
+  };
+  EXPECT_NEAR(mean_of(hyperexponential), mean_wait_by_spread(demand, 4.0).count(), 0.05);
+}
 
 }  // namespace
 }  // namespace sluice::scheduler
