@@ -148,10 +148,10 @@ def test_a_command_that_there_is_not_is_named(serve):
 def test_an_engine_that_is_not_ready_in_its_time_is_ended(serve, tmp_path):
     unready, mark = tmp_path / "unready", tmp_path / "mark"
     unready.touch()
-    server = serve(engine(arguments=f"--port, '{{port}}', --unready, {unready}, --mark, {mark}", more=", start_timeout: 1s"))
+    server = serve(engine(arguments=f"--port, '{{port}}', --unready, {unready}, --mark, {mark}", more=", start_timeout: 6s"))
     status, _, body = ask(server, "/v1/echo")
     assert status == 503
-    assert "was not ready within 1s (start_timeout)" in json.loads(body)["error"]
+    assert "was not ready within 6s (start_timeout)" in json.loads(body)["error"]
     for pid in mark.read_text().split():
         assert not Path(f"/proc/{pid}").exists()
 
