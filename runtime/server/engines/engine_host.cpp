@@ -343,7 +343,9 @@ class engine_host::impl {
       refused = std::exchange(engines_[which].waiting, {});
       engines_[which].counts.refused += refused.size();
     }
-    for (auto const& [ticket, admitted] : refused) admitted(why);
+    for (auto const& [ticket, admitted] : refused) {
+      admitted(error{why.kind(), why.what(), why.retry_after()});  // no text that threads share
+    }
   }
 
   // ---- their life; on the thread alone
