@@ -29,36 +29,40 @@ constexpr auto runtime_dir_help =
     "/tmp/sluice-UID]";
 int const usage_exit_code = telemetry::exit_code(error_kind::invalid_argument);
 
-/// An amount with its unit, for CLI11: empty if it is right, else what is wrong.
-std::string check_amount(std::string const& text) {
+/// For CLI11: what `check` says of a text that it can read, else why it cannot; empty if it is right.
+template <typename Check>
+std::string complaint_of(Check const& check) {
   try {
-    (void)policy::parse_bytes(text);
-    return {};
+    return check();
   } catch (error const& wrong) {
     return wrong.what();
   }
+}
+
+/// An amount with its unit.
+std::string check_amount(std::string const& text) {
+  return complaint_of([&text] {
+    (void)policy::parse_bytes(text);
+    return std::string{};
+  });
 }
 
 /// The same of a length of time, of at least a millisecond.
 std::string check_length(std::string const& text) {
-  try {
+  return complaint_of([&text] {
     auto const length = policy::parse_duration(text);
     return length < std::chrono::milliseconds{1} ? "must be 1ms or more" : std::string{};
-  } catch (error const& wrong) {
-    return wrong.what();
-  }
+  });
 }
 
 /// The same for the timeout of collectives; what is less than a second would be none.
 std::string check_timeout(std::string const& text) {
-  try {
+  return complaint_of([&text] {
     auto const found = policy::parse_duration(text);
     return found >= std::chrono::seconds{1} && found <= std::chrono::hours{24}
-               ? ""
+               ? std::string{}
                : "is " + text + ", must be from 1s to 24h";
-  } catch (error const& wrong) {
-    return wrong.what();
-  }
+  });
 }
 
 /// CLI11 does not know that a command follows the options.
@@ -193,24 +197,20 @@ void describe_park(CLI::App& app, park_arguments& into) {
   app.add_option("--runtime-dir", into.runtime_dir, runtime_dir_help);
 }
 
-/// A share, for CLI11.
+/// A share.
 std::string check_percentage(std::string const& text) {
-  try {
+  return complaint_of([&text] {
     (void)policy::parse_percentage(text);
-    return {};
-  } catch (error const& wrong) {
-    return wrong.what();
-  }
+    return std::string{};
+  });
 }
 
 /// A length of time that may be 0.
 std::string check_time(std::string const& text) {
-  try {
+  return complaint_of([&text] {
     (void)policy::parse_duration(text);
-    return {};
-  } catch (error const& wrong) {
-    return wrong.what();
-  }
+    return std::string{};
+  });
 }
 
 void describe_simulate(CLI::App& app, simulate_arguments& into) {
