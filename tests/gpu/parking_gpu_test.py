@@ -19,7 +19,7 @@ RANKS = Path(__file__).parents[1] / "system" / "parking_ranks.py"
 GIB = 1 << 30
 #: Parks that each job sees, at least; the long form has more.
 PARKS = int(os.environ.get("SLUICE_TEST_PARKS", "25"))
-STEPS = {"gpt": 8, "gpt-compiled": 12, "gpt-graph": 40, "resnet": 6, "trainer": 6, "cupy": 40, "jax": 60}  # for each park
+STEPS = {"gpt": 8, "gpt-compiled": 12, "gpt-graph": 40, "resnet": 6, "trainer": 6, "cupy": 400, "jax": 400}  # for each park
 STEPS_OF_RANKS = {"ddp": 10, "fsdp": 3}
 
 

@@ -218,8 +218,9 @@ void reader::texts(key const& what, std::vector<std::string>& value, text_rule c
     }
     value.assign(node.size(), {});  // each keeps its place, so that paths stay right
     for (std::size_t i = 0; i < node.size(); ++i) {
-      take_part(node[i], fmt::format("{}[{}]", path_of(what.name), i), [&] {
-        auto const& scalar = text_of(node[i], what);
+      auto const part = node[i];
+      take_part(part, fmt::format("{}[{}]", path_of(what.name), i), [&] {
+        auto const& scalar = text_of(part, what);
         check_text(scalar, what, rule);
         value[i] = scalar;
       });
