@@ -270,12 +270,24 @@ TEST_P(relayed, an_engine_that_says_more_than_its_answer_is_not_read_further) {
 }
 
 TEST_P(relayed, a_server_that_stops_finishes_what_passes) {
+  auto const idle = [this] {
+    auto made = client();
+    made.request("GET", "/v2/health/live");
+    EXPECT_EQ(made.read_response().status, 200);
+    return made;
+  };
+  auto before = idle();
   auto connection = client();
   connection.send(get);
   auto side = engine_.accept();
   (void)side.read_head();
   EXPECT_TRUE(side.say("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n"));
+  auto after = idle();
   auto stopped = std::async(std::launch::async, [&] { endpoint_->stop(long_time); });
+  // Connections without a request are closed by a stop: it has begun, and is not over.
+  EXPECT_TRUE(before.ended());
+  EXPECT_TRUE(after.ended());
+  EXPECT_NE(stopped.wait_for(0s), std::future_status::ready);
   EXPECT_TRUE(side.say("0\r\n\r\n"));
   EXPECT_EQ(connection.read_response().status, 200);
   EXPECT_EQ(connection.read_until("\r\n0\r\n\r\n"), "2\r\nhi\r\n0\r\n\r\n");
