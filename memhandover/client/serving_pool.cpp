@@ -123,6 +123,12 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
                        next->missing * shape().chunk_bytes, acquisition_.stay_of(next->slot)};
   }
 
+  void gather_owed(steady_clock::time_point deadline) override {
+    std::lock_guard const alone{acquiring_};
+    handover_report unused;  // it is no handover to this server
+    acquisition_.gather_owed(deadline, unused);
+  }
+
   void set_reserve(std::uint64_t bytes) override {
     std::lock_guard const lock{mutex_};
     reserve_ = static_cast<std::uint32_t>((bytes + shape().chunk_bytes - 1) / shape().chunk_bytes);

@@ -170,6 +170,10 @@ class serving_pool : public chunk_pool {
   /// by then. What is free and owed is kept: `acquire` does not get it.
   [[nodiscard]] virtual std::optional<owed_memory> owed() const = 0;
 
+  /// Demands what is owed now from tenants, by `deadline`: for an engine from jobs, and from other engines where the options say
+  /// so; for a job from engines. What comes free is kept for them. Too little is no error.
+  virtual void gather_owed(std::chrono::steady_clock::time_point deadline) = 0;
+
   /// Free bytes that are kept from tenants, so that cold starts find memory at once (the reserve
   /// W).
   virtual void set_reserve(std::uint64_t bytes) = 0;

@@ -47,6 +47,10 @@ class tenant_member final : public tenant_client {
     // The slot may have had an earlier owner; its old demands and requests are not ours.
     answered_ = numbered::unpack(control().demand.load(std::memory_order_acquire)).seq;
     mailbox().demand_done.store(answered_, std::memory_order_release);
+    if (kind == client_kind::engine) {
+      // Until it says otherwise: one that speaks for itself has no way to be.
+      mailbox().why_unparkable.store(static_cast<std::uint32_t>(unparkable::never));
+    }
     // Signals are for the program's own threads.
     sigset_t all;
     sigset_t before;

@@ -48,7 +48,7 @@
 namespace sluice::memhandover {
 
 inline constexpr std::uint64_t ledger_magic = 0x31474c4543494c53;  // "SLICELG1"
-inline constexpr std::uint32_t layout_version = 14;
+inline constexpr std::uint32_t layout_version = 15;
 inline constexpr std::uint32_t max_clients = 32;
 inline constexpr std::uint32_t broker_slot = 0xffff;
 inline constexpr std::uint16_t left_slot = 0xfffe;  ///< serving, but its server is dead
@@ -205,6 +205,7 @@ struct alignas(64) client_entry {
   std::atomic<std::uint64_t> pid_namespace;
   std::atomic<std::uint64_t> life_inode;  ///< inode of the pipe that its descendants hold
   /// CLOCK_MONOTONIC; until then an operator wants it parked (`sluice park`); 0: not, `until_woken`: until it is woken.
+  /// Past, and another value than before: it has been woken then.
   std::atomic<std::uint64_t> held_until_ns;
   char name[48];
   char endpoint[64];
@@ -263,6 +264,8 @@ struct alignas(64) client_report {
   /// CLOCK_MONOTONIC; from then on what it needs to come back is kept for it, and the server gives back what it has of it;
   /// another value each time that it has had it in between. 0: nobody waits for it, or there is no share.
   std::atomic<std::int64_t> owed_ns;
+  /// Of an engine that is resident: an allocation waits for so many more, which are owed to it likewise.
+  std::atomic<std::uint32_t> short_chunks;
   std::atomic<std::int64_t> waits_since_ns;  ///< somebody waits for what is parked; 0: nobody
   std::atomic<std::int64_t> looked_ns;       ///< when it has looked for that last
   std::atomic<std::uint64_t> window_ns,

@@ -14,6 +14,12 @@ namespace {
 /// A tenant that waits for what is parked looks for it every few milliseconds.
 constexpr std::int64_t longest_unlooked_ns = 1'000'000'000;
 
+/// What a tenant lacks to go on: all that is parked, or what an allocation of an engine's waits for.
+std::uint32_t lacking(mailbox_header const& mailbox) {
+  auto const parked = mailbox.parked_chunks.load(std::memory_order_relaxed);
+  return parked > 0 ? parked : mailbox.short_chunks.load(std::memory_order_relaxed);
+}
+
 bool is_left(chunk_state const& state) {
   return state.who == owner::serving && state.client == left_slot;
 }
@@ -115,7 +121,8 @@ std::uint32_t ledger_writer::grant(std::uint32_t slot, std::uint32_t request) {
   bool const beyond_reserve = (request & request_beyond_reserve) != 0;
   auto const wish = request & ~(request_lasting | request_before_demands | request_whole |
                                 request_beyond_reserve);
-  auto const owed_ns = whole ? owed_at(slot, now_ns) : std::nullopt;
+  bool const grows = !kind->commits && view_.mailbox(slot).short_chunks.load() > 0;
+  auto const owed_ns = whole || grows ? owed_at(slot, now_ns) : std::nullopt;
   bool const is_owed = owed_ns && *owed_ns <= now_ns;
   auto const to_be_had = [&] {
     return goes_first || is_owed ? free_
@@ -302,7 +309,7 @@ void ledger_writer::make_dirty(std::uint32_t chunk) {
 std::optional<std::int64_t> ledger_writer::owed_at(std::uint32_t slot, std::int64_t now_ns) const {
   auto const& mailbox = view_.mailbox(slot);
   auto const at_ns = mailbox.owed_ns.load(std::memory_order_acquire);
-  if (at_ns == 0 || at_ns == met_.at(slot) || mailbox.parked_chunks.load() == 0 ||
+  if (at_ns == 0 || at_ns == met_.at(slot) || lacking(mailbox) == 0 ||
       now_ns - mailbox.looked_ns.load() > longest_unlooked_ns ||
       !has_status(view_.clients()[slot], client_status::live)) {
     return std::nullopt;
@@ -314,7 +321,7 @@ std::uint32_t ledger_writer::owed_to(std::uint32_t slot) const {
   auto const now_ns = monotonic_ns();
   auto const at_ns = owed_at(slot, now_ns);
   return at_ns && *at_ns <= now_ns
-             ? std::min(view_.header().chunk_count, view_.mailbox(slot).parked_chunks.load())
+             ? std::min(view_.header().chunk_count, lacking(view_.mailbox(slot)))
              : 0;
 }
 
@@ -324,7 +331,7 @@ std::uint32_t ledger_writer::owed_by(std::int64_t at_ns, std::int64_t now_ns) co
   std::uint32_t chunks = 0;
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
     if (auto const owed_ns = owed_at(slot, now_ns); owed_ns && *owed_ns <= at_ns) {
-      chunks += std::min(most - chunks, view_.mailbox(slot).parked_chunks.load());
+      chunks += std::min(most - chunks, lacking(view_.mailbox(slot)));
     }
   }
   return chunks;
@@ -367,7 +374,7 @@ std::uint32_t ledger_writer::beside_parked(std::uint32_t chunks) const {
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
     auto const& entry = view_.clients()[slot];
     if (has_status(entry, client_status::live) && !is_held(entry)) {
-      chunks -= std::min(chunks, view_.mailbox(slot).parked_chunks.load(std::memory_order_relaxed));
+      chunks -= std::min(chunks, lacking(view_.mailbox(slot)));
     }
   }
   return chunks;

@@ -310,7 +310,10 @@ json describe_client(ledger_view const& view, std::uint32_t slot, std::uint32_t 
       client["endpoint"] = readable_text(text_of(entry.endpoint));
       break;
     case client_kind::engine:
+      client["arena_bytes"] = mailbox.arena_chunks.load() * chunk_bytes;
+      client["persistent_bytes"] = mailbox.persistent_chunks.load() * chunk_bytes;
       client["kept_bytes"] = mailbox.kept_chunks.load() * chunk_bytes;
+      client["parking"] = describe_parking(view.header(), entry, mailbox);
       client["holdings"] = describe_holdings(held, chunk_bytes);
       break;
   }

@@ -23,6 +23,11 @@ using std::chrono::steady_clock;
 constexpr std::chrono::seconds until_gone{30};
 constexpr int between_looks_ms = 20;
 
+bool is_tenant(json const& client) {
+  auto const kind = client.value("kind", "");
+  return kind == "training" || kind == "engine";
+}
+
 std::string name_of(json const& client) {
   return fmt::format("{} (pid {})", client.value("name", ""), client.value("pid", 0));
 }
@@ -74,12 +79,12 @@ found_job find_job(json const& status, std::string const& job) {
     auto const id = std::stoull(each.at("pool").value("id", "0"), nullptr, 16);
     for (auto const& client : each.value("clients", json::array())) {
       bool const is_it = std::to_string(client.value("pid", 0)) == job;
-      if (is_it && client.value("kind", "") != "training") {
+      if (is_it && !is_tenant(client)) {
         throw error{error_kind::unsupported,
-                    fmt::format("{} is of the kind {}; only training jobs are parked",
+                    fmt::format("{} is of the kind {}; only training jobs and engines are parked",
                                 name_of(client), client.value("kind", ""))};
       }
-      if (client.value("kind", "") != "training" || client.value("state", "") == "gone") {
+      if (!is_tenant(client) || client.value("state", "") == "gone") {
         continue;
       }
       if (is_it) {
@@ -93,7 +98,7 @@ found_job find_job(json const& status, std::string const& job) {
   }
   if (jobs.empty()) {
     throw error{error_kind::not_found,
-                fmt::format("no training job has the pid or the name {}; {}", job,
+                fmt::format("no job or engine has the pid or the name {}; {}", job,
                             names.empty() ? "there is none"
                                           : fmt::format("there are {}", fmt::join(names, ", ")))};
   }

@@ -57,6 +57,13 @@ std::vector<pid_t> children_of_this_process() {
   return result;
 }
 
+bool is_of_tree(pid_t pid, pid_t ancestor) {
+  while (pid > 1 && pid != ancestor) {
+    pid = parent_of(pid);
+  }
+  return pid == ancestor && ancestor > 0;
+}
+
 bool is_broker(pid_t pid) {
   std::ifstream file{"/proc/" + std::to_string(pid) + "/cmdline"};
   std::string program;

@@ -51,7 +51,7 @@ struct presence {
 
 /// Throws why the command cannot share.
 presence join(run_options const& options, install_layout const& installed) {
-  check_file(installed.runtime_library, "the runtime library");
+  check_file(installed.runtime_library, "the runtime library");  // before a broker is started
   memhandover::broker_options broker;
   broker.runtime_dir = memhandover::prepare_runtime_dir(options.runtime_dir);
   broker.backend = options.backend;
@@ -61,15 +61,8 @@ presence join(run_options const& options, install_layout const& installed) {
   broker.host_copy_disk = options.host_copy_disk;
   broker.sluice_binary = installed.program.string();
   auto pool = memhandover::open_pool(broker);
-  presence result{
-      {broker.runtime_dir, to_string(pool.backend)}, std::move(pool.connection), installed};
-  if (result.pool.backend != "host") {
-    check_file(installed.gate_library, "the gate library");
-    if (options.agree) {
-      check_file(installed.nccl_library, "the library of collectives");
-    }
-    result.installed = preloadable(installed, result.pool.runtime_dir);
-  }
+  presence result{{broker.runtime_dir, to_string(pool.backend)}, std::move(pool.connection), {}};
+  result.installed = parts_for_sharing(installed, options, result.pool);
   return result;
 }
 
@@ -89,6 +82,25 @@ void add_startup(environment& env, install_layout const& installed, bool shares_
 }
 
 }  // namespace
+
+install_layout parts_for_sharing(install_layout const& installed, run_options const& options,
+                                 job_pool const& pool) {
+  check_file(installed.runtime_library, "the runtime library");
+  if (pool.backend == "host") {
+    return installed;
+  }
+  check_file(installed.gate_library, "the gate library");
+  if (options.agree) {
+    check_file(installed.nccl_library, "the library of collectives");
+  }
+  return preloadable(installed, pool.runtime_dir);
+}
+
+void refuse_memory_outside(environment const& env, job_pool const& pool) {
+  if (auto const outside = memory_outside_pool(env); outside && pool.backend == "cuda") {
+    throw error{error_kind::invalid_argument, *outside};
+  }
+}
 
 environment sharing_environment(environment inherited, install_layout const& installed,
                                 run_options const& options, job_pool const& pool) {
@@ -115,6 +127,11 @@ environment sharing_environment(environment inherited, install_layout const& ins
   }
   if (!options.name.empty()) {
     env.set("SLUICE_NAME", options.name);
+  }
+  if (options.role.empty()) {
+    env.unset("SLUICE_ROLE");
+  } else {
+    env.set("SLUICE_ROLE", options.role);
   }
   if (!options.park.empty()) {
     env.set("SLUICE_PARK", options.park);
@@ -207,10 +224,7 @@ int run(run_options const& options, std::vector<std::string> const& command,
           "the command runs without Sluice, as plain PyTorch, because there is no pool reason={}",
           telemetry::quoted(why.what()));
     }
-    if (auto const outside = memory_outside_pool(inherited);
-        outside && shared.pool.backend == "cuda") {
-      throw error{error_kind::invalid_argument, *outside};
-    }
+    refuse_memory_outside(inherited, shared.pool);
     return supervise(command, std::move(env));
   } catch (std::exception const& why) {
     spdlog::error("the command is not started reason={}", telemetry::quoted(why.what()));

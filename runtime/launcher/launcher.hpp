@@ -31,6 +31,7 @@ struct run_options {
   memhandover::disk_wish host_copy_disk{};  ///< beyond that; the folder is absolute
   std::optional<std::uint64_t> pool_bytes{};
   std::string name{};  ///< shown in status; empty: the runtime library chooses
+  std::string role{};  ///< what it is in the ledger: "engine", or empty for training; SLUICE_ROLE
   bool agree = true;   ///< whether ranks agree on their collectives: SLUICE_COLLECTIVES
   std::string park{};  ///< "if_needed", "never" or empty: SLUICE_PARK
   std::chrono::seconds
@@ -43,6 +44,14 @@ struct job_pool {
   std::string runtime_dir;
   std::string backend;  ///< "host" or "cuda"
 };
+
+/// `installed` as the environment of a command that shares that pool is to name it. Throws `unsupported` where a part that
+/// it takes is missing.
+[[nodiscard]] install_layout parts_for_sharing(install_layout const& installed,
+                                               run_options const& options, job_pool const& pool);
+
+/// Throws `invalid_argument` where torch's settings make a command take a GPU's memory past the pool.
+void refuse_memory_outside(environment const& env, job_pool const& pool);
 
 /// `inherited` with the variables of docs/operations.md for a command that shares.
 [[nodiscard]] environment sharing_environment(environment inherited,

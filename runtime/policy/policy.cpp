@@ -141,13 +141,16 @@ void check_warm(warm_policy const& warm, std::string const& path, detail::findin
 }
 
 /// What has no meaning for an engine.
-void check_keys_beside_engine(std::string const& path, detail::findings& found) {
-  for (auto const& [key, why] :
-       {std::pair{".warm", "its process keeps its memory as long as it lives"},
-        std::pair{".on_miss_predicted", "how long it takes is not predicted"}}) {
-    if (found.given(path + key)) {
-      found.add_at(path + key, fmt::format("has no meaning beside engine: {}; remove it", why));
-    }
+void check_keys_beside_engine(engine_memory memory, std::string const& path,
+                              detail::findings& found) {
+  if (found.given(path + ".on_miss_predicted")) {
+    found.add_at(path + ".on_miss_predicted",
+                 "has no meaning beside engine: how long it takes is not predicted; remove it");
+  }
+  if (memory == engine_memory::own && found.given(path + ".warm")) {
+    found.add_at(path + ".warm",
+                 "has no meaning beside engine.memory own: such an engine is never parked; remove "
+                 "one of the two");
   }
 }
 
@@ -220,11 +223,10 @@ void check_together(policy const& wanted, detail::findings& found) {
     auto const& model = wanted.models[i];
     auto const path = fmt::format("models[{}]", i);
     if (model.engine) {
-      check_keys_beside_engine(path, found);
+      check_keys_beside_engine(model.engine->memory, path, found);
       check_engine(*model.engine, path + ".engine", first_of_route, found);
-    } else {
-      check_warm(model.warm, path + ".warm", found);
     }
+    check_warm(model.warm, path + ".warm", found);
     if (model.slo.latency > wanted.server.request_timeout) {
       found.add_at(
           path + ".slo.latency",

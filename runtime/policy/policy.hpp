@@ -130,6 +130,8 @@ struct warm_policy {
 /// What is said to an engine: HTTP as it comes.
 enum class engine_api { http };
 enum class engine_start { at_boot, on_demand };
+/// Whose the memory is that it allocates with torch or CUDA: the pool's, or its own beside it.
+enum class engine_memory { pool, own };
 
 /// An inference server of its own, which the server starts and relays requests to.
 struct engine_policy {
@@ -138,6 +140,7 @@ struct engine_policy {
   std::vector<std::string> routes;   ///< paths; with "/*" at the end all below
   engine_api api = engine_api::http;
   engine_start start = engine_start::on_demand;
+  engine_memory memory = engine_memory::pool;
   std::map<std::string, std::string> env;  ///< beside the server's own
   microseconds start_timeout = std::chrono::minutes{10};
   microseconds max_silence = std::chrono::minutes{5};

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <utility>
 
+#include "runtime/server/engines/engine_state.hpp"
 #include "runtime/telemetry/metrics_text.hpp"
 
 namespace sluice::server {
@@ -155,13 +156,12 @@ void add_engines(metrics_text& to, json const& engines) {
   if (!engines.is_array()) {
     return;
   }
-  static constexpr std::array<char const*, 5> states{"cold", "queued", "starting", "ready",
-                                                     "failed"};
   auto const of = [](json const& engine) { return labels{{"engine", text_of(engine, "name")}}; };
   to.family("sluice_engine_state", kind::gauge, "1 for the state that the engine is in.");
   for (auto const& engine : engines) {
-    for (auto const* const state : states) {
-      to.sample(with(of(engine), "state", state), text_of(engine, "state") == state ? 1 : 0);
+    for (auto const state : engine_state_names) {
+      to.sample(with(of(engine), "state", std::string{state}),
+                text_of(engine, "state") == state ? 1 : 0);
     }
   }
   to.family("sluice_engine_requests_total", kind::counter,
@@ -188,6 +188,15 @@ void add_engines(metrics_text& to, json const& engines) {
        "How often its process has ended, or could not be started.", "ends", 1.0);
   each("sluice_engine_last_start_seconds", kind::gauge,
        "What its last start took until it was ready.", "last_start_ms", ms_to_s);
+  each("sluice_engine_resident_bytes", kind::gauge, "Memory of the pool that it holds.",
+       "resident_bytes", 1.0);
+  each("sluice_engine_parked_bytes", kind::gauge,
+       "Memory that it needs to come back, whose contents are in host copies.", "parked_bytes",
+       1.0);
+  each("sluice_engine_parks_total", kind::counter, "How often it has been parked.", "parks", 1.0);
+  each("sluice_engine_last_wake_seconds", kind::gauge,
+       "What its last return took, from the request for it until it could be asked.",
+       "last_wake_ms", ms_to_s);
   each("sluice_engine_attainment_observed_ratio", kind::gauge,
        "Share of requests whose answer began in time, within the promise's window.",
        "observed_attainment", 1.0);

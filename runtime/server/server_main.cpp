@@ -53,6 +53,8 @@ using error_handler = nlohmann::json::error_handler_t;
 using std::chrono::ceil;
 using std::chrono::milliseconds;
 
+/// How long the broker may take to say what there is.
+constexpr milliseconds pool_patience{5'000};
 /// How long requests in flight may take after the first signal to end.
 constexpr milliseconds grace{10'000};
 /// And the executor afterwards, which has nothing left to do but to give its memory back.
@@ -217,6 +219,23 @@ std::unique_ptr<engine_host> open_engines(policy::policy const& wanted, command_
   return std::make_unique<engine_host>(std::move(options));
 }
 
+/// The way of engines to the pool that the executor has opened, as the broker describes it.
+engine_tenancy::access tenancy_of(policy::policy const& wanted, command_line const& given,
+                                  nlohmann::json const& pool) {
+  engine_tenancy::access access;
+  access.look = [folder = given.runtime_dir, device = wanted.pool.device] {
+    return memhandover::query_status(folder, device);
+  };
+  access.order = [folder = given.runtime_dir](nlohmann::json const& order) {
+    memhandover::give_order(folder, order);
+  };
+  access.installed = launcher::this_installation();
+  auto const& facts = pool.at("pool");
+  access.pool = {memhandover::prepare_runtime_dir(given.runtime_dir), facts.value("backend", "")};
+  access.device = facts.value("device", 0);
+  return access;
+}
+
 /// Nothing: the policy wants none.
 std::unique_ptr<grpc_endpoint> open_grpc(policy::policy const& wanted, endpoint_options const& http,
                                          model_service& service) {
@@ -318,6 +337,11 @@ int serve(command_line const& given) {
   auto const* const scheme = wanted.server.tls.certificate_file.empty() ? "http" : "https";
   service.attach(*executor, http.address(), scheme);
   if (engines) {
+    if (auto const seen = pool->look(pool_patience)) {
+      engines->attach(tenancy_of(wanted, given, *seen));
+    } else {
+      spdlog::warn("engines have memory of their own, since the broker does not answer");
+    }
     engines->start();
   }
   control->attach(*executor, service);

@@ -13,6 +13,7 @@
 #include "memhandover/base/bytes.hpp"
 #include "memhandover/base/environment.hpp"
 #include "memhandover/base/error.hpp"
+#include "runtime/server/engines/scheduling_settings.hpp"
 #include "runtime/telemetry/logging.hpp"
 
 namespace sluice::server {
@@ -31,19 +32,6 @@ scheduler::duration_prior load_before_measured(std::uint64_t bytes,
   auto const bytes_per_s = static_cast<double>(gpu ? 20_GiB : 2_GiB);
   return {.mean = handover + scheduler::seconds{static_cast<double>(bytes) / bytes_per_s},
           .scv = 0.25};
-}
-
-scheduler::idle_limits limits_of(policy::warm_policy const& warm) {
-  switch (warm.mode) {
-    case policy::warm_mode::automatic:
-      return {warm.min_idle, warm.max_idle};
-    case policy::warm_mode::fixed:
-      return {warm.max_idle, warm.max_idle};
-    case policy::warm_mode::always:
-      break;
-  }
-  // Predicted as what it is; the host leaves such a model alone.
-  return {std::chrono::hours{24 * 365}, scheduler::forever};
 }
 
 }  // namespace
@@ -160,18 +148,12 @@ host_options host_options_of(policy::policy const& wanted) {
 
 served_model served(chosen_model const& chosen, std::unique_ptr<hosted_model> model,
                     policy::policy const& wanted, memhandover::backend_kind backend) {
-  auto const& slo = chosen.wanted.slo;
   served_model result;
   result.name = chosen.entry.metadata.name;
   result.version = chosen.entry.version;
-  result.scheduling = {
-      .goal = {.percentile = slo.percentile,
-               .latency = slo.latency,
-               .attainment = slo.attainment,
-               .window = slo.window},
-      .limits = limits_of(chosen.wanted.warm),
-      .load = load_before_measured(model ? model->bytes() : 0, backend),
-      .reject_on_miss = chosen.wanted.on_miss_predicted == policy::miss_action::reject};
+  result.scheduling = scheduling_of(chosen.wanted);
+  result.scheduling.load = load_before_measured(model ? model->bytes() : 0, backend);
+  result.scheduling.reject_on_miss = chosen.wanted.on_miss_predicted == policy::miss_action::reject;
   result.model = std::move(model);
   result.always_warm = chosen.wanted.warm.mode == policy::warm_mode::always;
   result.max_queue = chosen.wanted.max_queue;
@@ -197,6 +179,10 @@ memhandover::serving_pool::options pool_options_of(policy::policy const& wanted)
   options.park_stay = wanted.training.park == policy::park_rule::never ? 0 : wanted.training.stay;
   options.resident_share = wanted.training.resident_share;
   options.resident_window = wanted.training.resident_window;
+  auto const engines = engines_of(wanted);
+  options.demands_from_engines = std::any_of(engines.begin(), engines.end(), [](auto const& each) {
+    return each.engine->memory == policy::engine_memory::pool;
+  });
   if (wanted.pool.memory && wanted.pool.memory->share > 0.0) {
     throw error{
         error_kind::unsupported,

@@ -63,7 +63,9 @@ void job_parking::follow_rules() {
   auto const ppm =
       std::min(header.resident_ppm.load(std::memory_order_relaxed), memhandover::whole_in_ppm);
   scheduler::turn_rules const said{
-      .share = window_ns == 0 ? 0.0 : static_cast<double>(ppm) / memhandover::whole_in_ppm,
+      .share = window_ns == 0 || of_.is_engine
+                   ? 0.0
+                   : static_cast<double>(ppm) / memhandover::whole_in_ppm,
       .window = std::chrono::nanoseconds{std::max<std::uint64_t>(1, window_ns)},
       .stay = std::min(header.park_stay.load(std::memory_order_relaxed), longest_stay)};
   if (!(said == rules_)) {
@@ -87,6 +89,13 @@ job_parking::clock::duration job_parking::expected_coming() const {
   return coming_.expected(parked.all(), parked.disk);
 }
 
+/// Of who waits for it.
+job_parking::clock::time_point job_parking::owed_at() const {
+  return of_.is_engine ? clock::time_point{std::chrono::nanoseconds{
+                             std::max<std::int64_t>(1, of_.client.mailbox().waits_since_ns.load())}}
+                       : turns_.owed_at(expected_coming());
+}
+
 /// What the server and whoever asks for the status are to know.
 void job_parking::show_turns(bool waits) {
   auto const now = clock::now();
@@ -96,10 +105,10 @@ void job_parking::show_turns(bool waits) {
   }
   if (waits && !has_all_) {
     turns_.wanted(now);
-    auto const at = turns_.owed_at(expected_coming());
+    auto const at = owed_at();
     mailbox.looked_ns.store(ns_of(now));
     mailbox.owed_ns.store(at == clock::time_point::max() ? 0 : ns_of(at) + returns_);
-  } else {
+  } else if (mailbox.short_chunks.load() == 0) {
     mailbox.owed_ns.store(0);
   }
   if (!waits) {
@@ -176,6 +185,15 @@ void job_parking::end_order() {
   }
 }
 
+/// Who is woken comes back though nobody is held: the order may have ended before it was obeyed, or what is away may have gone for a
+/// demand.
+void job_parking::hear_of_waking() {
+  auto const order = of_.client.view().clients()[of_.client.slot()].held_until_ns.load();
+  if (std::exchange(order_seen_, order) != order && !is_held() && !is_resident()) {
+    want();
+  }
+}
+
 void job_parking::show(memhandover::park_state where) noexcept {
   of_.client.mailbox().where_parked.store(static_cast<std::uint32_t>(where));
 }
@@ -233,6 +251,7 @@ std::optional<milliseconds> job_parking::advance() {
   if (!is_resident() && parking_->touched()) {
     wanted_.store(true);
   }
+  hear_of_waking();
   bool const is_held_back = is_held();
   if (!is_held_back) {
     end_order();
@@ -441,7 +460,7 @@ bool job_parking::get_chunks(std::uint32_t needed) {
   }
   set_waiting(true);
   // What is owed it is granted beyond what all may have.
-  bool const is_owed = clock::now() >= turns_.owed_at(expected_coming());
+  bool const is_owed = clock::now() >= owed_at();
   if (!is_owed && of_.client.view().header().grantable_to_parked.load() < asked) {
     return false;
   }

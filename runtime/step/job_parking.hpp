@@ -55,6 +55,8 @@ class job_parking {
     std::shared_ptr<memhandover::cuda_driver const> driver;  ///< null on the host
     /// It has to be back after so long, whatever its share is, since others wait for it. None: there is no such bound.
     std::optional<std::chrono::nanoseconds> longest_absence{};
+    /// It is owed its memory as soon as somebody waits for it, and has no share of time: an engine, which others wait for.
+    bool is_engine = false;
   };
 
   explicit job_parking(parts const& of);
@@ -102,12 +104,14 @@ class job_parking {
   void follow_rules();
   [[nodiscard]] bool may_be_parked(std::optional<clock::time_point> return_by) const;
   [[nodiscard]] clock::duration expected_coming() const;
+  [[nodiscard]] clock::time_point owed_at() const;
   void show_turns(bool waits);
   void note_back(clock::duration coming);
   void show_parked();
   [[nodiscard]] bool is_held() const noexcept;
   void show(memhandover::park_state where) noexcept;
   void end_order();
+  void hear_of_waking();
   void report_held();
 
   parts of_;
@@ -130,6 +134,7 @@ class job_parking {
   bool has_all_ = false;      ///< chunks for what is parked; they need only be mapped and filled
   std::int64_t returns_ = 0;  ///< times that it has had them
   bool obeyed_ = false;       ///< the operator's order that stands
+  std::uint64_t order_seen_ = 0;       ///< `client_entry::held_until_ns` when it was looked at last
   std::int64_t obey_again_at_ns_ = 0;  ///< after the device did not come to rest
   bool reported_held_ = false;         ///< in this absence
   // Guarded by the lock.

@@ -12,6 +12,7 @@
 #include "memhandover/base/bytes.hpp"
 #include "memhandover/base/environment.hpp"
 #include "memhandover/base/shared_text.hpp"
+#include "memhandover/ledger/client_kinds.hpp"
 #include "runtime/step/rank_absence.hpp"
 #include "runtime/step/run_ahead_choice.hpp"
 #include "runtime/telemetry/logging.hpp"
@@ -182,7 +183,10 @@ training_memory::options options_of_job(char const* backend) {
   }
   options.broker.pool_bytes = std::strtoull(environment("SLUICE_POOL_BYTES").c_str(), nullptr, 10);
   auto const name = environment("SLUICE_NAME");
-  options.name = name.empty() ? "training" : name;
+  options.kind = environment_says("SLUICE_ROLE", "engine", "training")
+                     ? memhandover::client_kind::engine
+                     : memhandover::client_kind::training;
+  options.name = name.empty() ? memhandover::traits_of(options.kind).name : name;
   set_parking(options);
   return options;
 }

@@ -91,6 +91,9 @@ std::byte* training_memory::allocate_persistent(std::size_t bytes) {
   std::optional<shortage_wait> wait;
   for (;;) {
     if (auto* const address = spaces_->allocate_persistent(bytes)) {
+      if (wait) {
+        show_shortage(0);
+      }
       return address;
     }
     auto const now = steady_clock::now();
@@ -108,6 +111,7 @@ std::byte* training_memory::allocate_persistent(std::size_t bytes) {
       wait = shortage_wait{steady_clock::now()};
     }
     if (!await_persistent(bytes, *wait, lock)) {
+      show_shortage(0);
       throw error{error_kind::out_of_memory,
                   "cannot get " + format_bytes(bytes) + " of persistent memory: " + shortage()};
     }
@@ -133,6 +137,7 @@ bool training_memory::await_persistent(std::size_t bytes, shortage_wait& wait,
   if (wanted == 0) {
     return true;
   }
+  show_shortage(wanted);
   wait.for_server = wait.for_server || client_->view().header().serving_now.load() != 0;
   auto const until = wait.began + (wait.for_server ? persistent_patience : arrival_patience);
   bool const may_come = wait.for_server || is_on_its_way(wanted);
@@ -152,6 +157,18 @@ bool training_memory::await_persistent(std::size_t bytes, shortage_wait& wait,
     cycle_.end_hold_up();
   }
   return granted;
+}
+
+/// Of an engine, which others wait for: the server makes room for it, as for one that comes back.
+void training_memory::show_shortage(std::uint32_t chunks) noexcept {
+  if (options_.kind != memhandover::client_kind::engine) {
+    return;
+  }
+  auto& mailbox = client_->mailbox();
+  auto const now_ns = memhandover::monotonic_ns();
+  mailbox.short_chunks.store(chunks);
+  mailbox.looked_ns.store(now_ns);
+  mailbox.owed_ns.store(chunks == 0 ? 0 : now_ns);
 }
 
 /// Whether there is memory that comes free by itself: what a server or another job held that has gone, which is taken back as

@@ -15,7 +15,7 @@ training_memory::training_memory(options how)
              [this](bool outlived) { keep_what_outlived(outlived); }),
       answers_(mutex_, cycle_, options_.gate, computing()) {
   client_ = memhandover::tenant_client::join(
-      options_.broker, memhandover::client_kind::training, options_.name,
+      options_.broker, options_.kind, options_.name,
       [this](memhandover::demand const& wanted) { return answers_.answer(wanted); });
   try {
     std::lock_guard const lock{mutex_};
@@ -59,9 +59,9 @@ training_memory::~training_memory() {
 
 /// The client keeps it, and ends it before the host copies.
 void training_memory::make_parkable(memhandover::host_copy_share& copies) {
-  auto const parking = std::make_shared<job_parking>(
-      job_parking::parts{mutex_, computing(), *client_, copies, *memory_, *spaces_, options_.driver,
-                         options_.longest_absence});
+  auto const parking = std::make_shared<job_parking>(job_parking::parts{
+      mutex_, computing(), *client_, copies, *memory_, *spaces_, options_.driver,
+      options_.longest_absence, options_.kind == memhandover::client_kind::engine});
   parking_ = parking.get();
   operators_.on_held_parked([this] {
     want_parked();

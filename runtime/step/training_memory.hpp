@@ -37,8 +37,9 @@ class training_memory {
   struct options {
     memhandover::broker_options broker;
     std::string name;
-    std::size_t alignment = 64;  ///< of every allocation
-    std::uint32_t grow_by = 1;   ///< chunks asked for at least, so that asking is rare
+    memhandover::client_kind kind = memhandover::client_kind::training;  ///< or an engine
+    std::size_t alignment = 64;                                          ///< of every allocation
+    std::uint32_t grow_by = 1;  ///< chunks asked for at least, so that asking is rare
     memhandover::chunk_space::backing persistent = memhandover::chunk_space::backing::pool;
     std::shared_ptr<memhandover::cuda_driver const> driver{};  ///< null on the host
     launch_gate* gate = nullptr;                               ///< of the device; null on the host
@@ -169,6 +170,7 @@ class training_memory {
   /// Who can be stopped from computing with the arena.
   [[nodiscard]] launch_gate& computing() noexcept;
   void make_parkable(memhandover::host_copy_share& copies);
+  void show_shortage(std::uint32_t chunks) noexcept;
   [[nodiscard]] bool on_gpu() const noexcept { return options_.gate != nullptr; }
 
   options options_;

@@ -356,11 +356,11 @@ def test_what_an_operator_cannot_have_is_refused_with_the_reason(pool):
     assert "cannot be parked: it was started so (`sluice run --park never`, SLUICE_PARK)" in done.stderr
     done = pool.call("park", "somebody")
     assert done.returncode != 0
-    assert re.search(r"no training job has the pid or the name somebody; there are never \(pid \d+\)", done.stderr)
+    assert re.search(r"no job or engine has the pid or the name somebody; there are never \(pid \d+\)", done.stderr)
     parker = pool.parker(CHUNK, hold_ms=3_600_000, count=1)
     eventually(lambda: parker.acquisitions())
     done = pool.call("park", pool.clients("server")[0]["pid"])
-    assert "is of the kind server; only training jobs are parked" in done.stderr
+    assert "is of the kind server; only training jobs and engines are parked" in done.stderr
     parker.end()
     # Two jobs with room for one in the host copies.
     first, second = pool.job(128, "--name", "first"), pool.job(128, "--name", "second")

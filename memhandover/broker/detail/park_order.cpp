@@ -29,9 +29,9 @@ std::uint32_t slot_of_job(ledger_view const& view, nlohmann::json const& questio
                                            " has no live job with the pid " + std::to_string(pid) +
                                            " any more"};
   }
-  if (kind->kind != client_kind::training) {
+  if (!kind->is_tenant) {
     throw error{error_kind::unsupported, name_of(view.clients()[slot]) + " is " + kind->name +
-                                             "; only training jobs are parked"};
+                                             "; only training jobs and engines are parked"};
   }
   return slot;
 }
@@ -138,10 +138,10 @@ std::uint32_t order_park(ledger_view const& view, nlohmann::json const& question
 std::uint32_t order_wake(ledger_view const& view, nlohmann::json const& question) {
   auto const slot = slot_of_job(view, question);
   auto& entry = view.clients()[slot];
-  if (!is_held(entry)) {
-    throw error{error_kind::not_found, name_of(entry) + " is not parked by an operator"};
+  if (!is_held(entry) && view.mailbox(slot).parked_chunks.load() == 0) {
+    throw error{error_kind::not_found, name_of(entry) + " is not parked"};
   }
-  entry.held_until_ns.store(0);
+  entry.held_until_ns.store(static_cast<std::uint64_t>(monotonic_ns()));
   return slot;
 }
 

@@ -21,7 +21,8 @@ namespace sluice::memhandover::detail {
 std::uint32_t order_park(ledger_view const& view, nlohmann::json const& question,
                          nlohmann::json const& copies);
 
-/// Ends the order. Returns the job's slot. Throws `not_found` where there is no such job, or no order.
+/// Ends the order, and has the job come back if it is away for whatever reason. Returns the job's slot. Throws `not_found` where
+/// there is no such job, or one that is neither ordered to be away nor is.
 std::uint32_t order_wake(ledger_view const& view, nlohmann::json const& question);
 
 }  // namespace sluice::memhandover::detail

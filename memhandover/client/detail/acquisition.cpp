@@ -73,7 +73,10 @@ std::vector<std::uint32_t> acquisition::obtain(std::uint64_t bytes,
                     format_bytes(shape.bytes()) + "; make pool.memory larger"};
   }
   std::vector<std::uint32_t> foreseen;
-  wish const wanted{count, deadline, meanwhile, foreseen};
+  auto const missing = [this, count] {
+    return count - std::min(count, of_.writer->available_chunks());
+  };
+  wish const wanted{count, deadline, meanwhile, foreseen, missing};
   report.bytes = count * shape.chunk_bytes;
 
   std::unique_lock lock{of_.mutex};
@@ -124,6 +127,56 @@ std::vector<std::uint32_t> acquisition::obtain(std::uint64_t bytes,
     return foreseen;
   }
   return writer.take(count, slot);
+}
+
+void acquisition::gather_owed(steady_clock::time_point deadline, handover_report& report) {
+  std::vector<std::uint32_t> foreseen;
+  foresight const none;
+  auto const missing = [this] {
+    auto const next = of_.writer->next_owed();
+    return next && next->at_ns <= monotonic_ns() ? next->missing : 0;
+  };
+  wish const wanted{0, deadline, none, foreseen, missing, false};
+  std::unique_lock lock{of_.mutex};
+  auto& writer = *of_.writer;
+  writer.pump();
+  // With what the server has itself, which it may release.
+  if (reachable() + writer.held_by(of_.slot) < writer.free_chunks() + missing()) {
+    return;  // nothing is taken from anybody for what cannot be had
+  }
+  std::vector<std::uint32_t> asked;
+  while (missing() > 0 && steady_clock::now() < deadline) {
+    auto skipped = not_to_ask_for_owed();
+    skipped.insert(skipped.end(), asked.begin(), asked.end());
+    auto const slot = next_to_ask(skipped);
+    if (!slot) {
+      return;
+    }
+    auto const before = missing();
+    demand_from(*slot, wanted, lock, report);
+    if (missing() >= before) {
+      asked.push_back(*slot);
+    }
+  }
+}
+
+/// Who is owed something itself, and jobs while a job is.
+std::vector<std::uint32_t> acquisition::not_to_ask_for_owed() const {
+  std::vector<std::uint32_t> slots;
+  bool job_is_owed = false;
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    if (of_.writer->owed_to(slot) > 0) {
+      slots.push_back(slot);
+      auto const* const kind = traits_of_live(of_.view.clients()[slot]);
+      job_is_owed = job_is_owed || (kind != nullptr && kind->turn == turn_in_handovers::first);
+    }
+  }
+  for (std::uint32_t slot = 0; job_is_owed && slot < max_clients; ++slot) {
+    if (turn_of(slot) == turn_in_handovers::first) {
+      slots.push_back(slot);
+    }
+  }
+  return slots;
 }
 
 /// Chunks that are free, or that clients do not keep.
@@ -294,16 +347,16 @@ void acquisition::demand_from(std::uint32_t slot, wish const& wanted,
                               std::unique_lock<std::mutex>& lock, handover_report& report) {
   auto const shape = of_.view.shape();
   auto& writer = *of_.writer;
-  auto const missing = wanted.chunks - writer.available_chunks();
+  auto const missing = wanted.missing();
   auto const held = writer.held_by(slot);
-  auto const refill = turn_of(slot) == turn_in_handovers::first
+  auto const refill = wanted.refills && turn_of(slot) == turn_in_handovers::first
                           ? std::min(of_.reserve, shape.chunk_count - wanted.chunks)
                           : 0;
   auto const since_ns = monotonic_ns();
   auto const number = writer.demand(slot, missing + refill);
   auto const& mailbox = of_.view.mailbox(slot);
   auto const& entry = of_.view.clients()[slot];
-  auto enough = [&] { return writer.available_chunks() >= wanted.chunks; };
+  auto enough = [&] { return wanted.missing() == 0; };
   lock.unlock();
   if (wanted.meanwhile) {
     wanted.foreseen = foresee(slot, missing + refill, wanted.chunks);

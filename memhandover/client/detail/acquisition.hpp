@@ -51,12 +51,19 @@ class acquisition {
                                                   handover_report& report,
                                                   foresight const& meanwhile);
 
+  /// Demands what is owed now and not free: what an engine is owed from jobs, and then from other engines; what a job is owed
+  /// from engines alone. Otherwise as `obtain`, but that what comes free is kept for who is owed it, and that too little is no
+  /// error.
+  void gather_owed(std::chrono::steady_clock::time_point deadline, handover_report& report);
+
  private:
   struct wish {
     std::uint32_t chunks = 0;
     std::chrono::steady_clock::time_point deadline;
     foresight const& meanwhile;
-    std::vector<std::uint32_t>& foreseen;  ///< what `meanwhile` was called with last
+    std::vector<std::uint32_t>& foreseen;    ///< what `meanwhile` was called with last
+    std::function<std::uint32_t()> missing;  ///< chunks, with the mutex
+    bool refills = true;                     ///< the reserve, too
   };
 
   /// A demand that took what micro-batches were using, and was not met all the same.
@@ -83,6 +90,7 @@ class acquisition {
   [[nodiscard]] std::uint32_t kept_by(std::uint32_t slot) const;
   [[nodiscard]] std::optional<std::uint32_t> next_to_ask(
       std::vector<std::uint32_t> const& asked) const;
+  [[nodiscard]] std::vector<std::uint32_t> not_to_ask_for_owed() const;
   [[nodiscard]] bool dying_hold() const;
   [[nodiscard]] std::string room_for_copies() const;
   [[nodiscard]] std::string disks_that_failed() const;

@@ -19,6 +19,7 @@ constexpr std::array<std::string_view, 3> warm_names{"auto", "always", "fixed"};
 constexpr std::array<std::string_view, 2> miss_names{"queue", "reject"};
 constexpr std::array<std::string_view, 1> api_names{"http"};
 constexpr std::array<std::string_view, 2> start_names{"at_boot", "on_demand"};
+constexpr std::array<std::string_view, 2> engine_memory_names{"pool", "own"};
 constexpr std::array<std::string_view, 2> control_names{"none", "explicit"};
 
 // The name becomes a folder of the model repository and a part of URLs.
@@ -228,6 +229,12 @@ void describe_engine(key_visitor& v, engine_policy& into) {
          into.api, api_names);
   choose(v, {"start", "When it is started: with the server, or by its first request.", "on_demand"},
          into.start, start_names);
+  choose(v,
+         {"memory",
+          "Whether its memory is the pool's, so that it is counted, and parked when the engine is "
+          "idle, or its own beside the pool.",
+          "pool"},
+         into.memory, engine_memory_names);
   v.named_texts(
       {"env", "Variables of its environment, beside the server's own.", "{HF_HOME: /srv/models}"},
       into.env, variable_rule);

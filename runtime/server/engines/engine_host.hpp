@@ -12,6 +12,10 @@
 ///            │         ▼         ▼
 ///            └────── failed / cold        after a pause that doubles with each failure in a row (`restart_delay`)
 ///
+///   ready ──idle──► parking ──► parked ──request──► waking ──► ready      its memory in the pool goes to host copies, and back
+///     ▲               │  └──────request──────────────┘  │
+///     └──cannot be────┘          parking ◄──no memory───┘
+///
 /// Of at_boot, and where requests wait, it goes on by itself; of on_demand the next request has it started. While a start has
 /// failed and its pause has not passed, requests are refused with the reason.
 ///
@@ -32,6 +36,7 @@
 #include <vector>
 
 #include "runtime/policy/policy.hpp"
+#include "runtime/server/engines/engine_tenancy.hpp"
 #include "runtime/server/inference/engine_gateway.hpp"
 #include "runtime/server/inference/inference_service.hpp"
 
@@ -58,6 +63,8 @@ class engine_host final : public engine_gateway {
   engine_host(engine_host&&) = delete;
   engine_host& operator=(engine_host&&) = delete;
 
+  /// From now on engines start as tenants of that pool, unless their policy says otherwise. Once, before `start`.
+  void attach(engine_tenancy::access pool);
   void start();
   /// Refuses requests from now on.
   void drain();

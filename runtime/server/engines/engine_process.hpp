@@ -45,6 +45,8 @@ class engine_process {
 
   /// Readable when there is something to hear.
   [[nodiscard]] int socket() const noexcept { return server_end_.get(); }
+  /// Of its keeper, from which all that it starts descends.
+  [[nodiscard]] pid_t keeper_pid() const noexcept { return keeper_.pid(); }
   /// What the keeper says next (engine_keeper.hpp), or that it has ended, too; nothing: not yet.
   [[nodiscard]] std::optional<nlohmann::json> hear();
   /// Asks the engine to end.

@@ -1,6 +1,7 @@
 /// Where an engine is in its life (engine_host.hpp), and what has become of its requests.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string_view>
 
@@ -8,23 +9,20 @@
 
 namespace sluice::server {
 
-enum class engine_state { cold, queued, starting, ready, failed };
+enum class engine_state { cold, queued, starting, ready, parking, parked, waking, failed };
 
-/// As status and metrics have it.
+/// As status and metrics have them, in that order.
+inline constexpr std::array<std::string_view, 8> engine_state_names{
+    "cold", "queued", "starting", "ready", "parking", "parked", "waking", "failed"};
+
 [[nodiscard]] inline std::string_view to_string(engine_state state) noexcept {
-  switch (state) {
-    case engine_state::cold:
-      return "cold";
-    case engine_state::queued:
-      return "queued";
-    case engine_state::starting:
-      return "starting";
-    case engine_state::ready:
-      return "ready";
-    case engine_state::failed:
-      break;
-  }
-  return "failed";
+  return engine_state_names[static_cast<std::size_t>(state)];
+}
+
+/// Whether it has started, wherever its memory is.
+[[nodiscard]] inline bool is_up(engine_state state) noexcept {
+  return state == engine_state::ready || state == engine_state::parking ||
+         state == engine_state::parked || state == engine_state::waking;
 }
 
 /// How many requests have ended in which way.

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "memhandover/base/error.hpp"
 #include "runtime/server/hosting/absent_model.hpp"
 #include "runtime/server/hosting/detail/model_host_impl.hpp"
 #include "runtime/telemetry/logging.hpp"
@@ -16,6 +17,8 @@
 namespace sluice::server {
 namespace {
 
+/// How long tenants may take to give what is owed to others; whoever waits to be loaded waits, too.
+constexpr std::chrono::seconds longest_gathering{5};
 /// Beyond this an idle timeout does not fit a clock; nobody waits for it either.
 constexpr scheduler::seconds longest_timeout{1e8};
 
@@ -75,6 +78,7 @@ void model_host::impl::work_off(lock_type& lock) {
 
 void model_host::impl::next_step(lock_type& lock) {
   auto const now = clock::now();
+  gather_owed(lock, now);
   give_way(now);
   for (model_index number = 0; number < slots_.size(); ++number) {
     auto& each = slots_[number];
@@ -173,6 +177,23 @@ std::optional<detail::clock::time_point> model_host::impl::idle_end(slot const& 
     return std::nullopt;
   }
   return model.idle_since + std::chrono::duration_cast<clock::duration>(timeout);
+}
+
+/// What is owed is demanded from tenants, once a tick at most, before models give way for it. An executor alone asks, since it waits
+/// for the answers.
+void model_host::impl::gather_owed(lock_type& lock, clock::time_point now) {
+  if (!owed_ || owed_->at > now || owed_->missing_bytes == 0 || next_gathering_ > now) {
+    return;
+  }
+  next_gathering_ = now + options_.tick;
+  lock.unlock();
+  try {
+    pool_->gather_owed(now + longest_gathering);
+  } catch (error const& failure) {
+    spdlog::warn("what is owed is not given in time reason={}", telemetry::quoted(failure.what()));
+    next_gathering_ = clock::now() + longest_gathering;  // others are to be loaded meanwhile
+  }
+  lock.lock();
 }
 
 /// When memory is owed to a job, models that it takes for that are released, each as soon as it has no requests.

@@ -67,6 +67,13 @@ TEST(sharing_environment, passes_on_what_was_asked_for_and_nothing_else) {
   EXPECT_EQ(env.get("SLUICE_BACKEND"), "cuda");
   EXPECT_EQ(env.get("SLUICE_DEVICE"), "2");
   EXPECT_EQ(env.get("SLUICE_NAME"), "digits");
+  EXPECT_EQ(env.get("SLUICE_ROLE"), std::nullopt);
+  asked.role = "engine";
+  auto const engine = sharing_environment({}, installed, asked, {"/run/sluice", "cuda"});
+  EXPECT_EQ(engine.get("SLUICE_ROLE"), "engine");
+  // What an engine starts by itself with `sluice run` is a job.
+  EXPECT_EQ(sharing_environment(engine, installed, {}, {"/run/sluice", "cuda"}).get("SLUICE_ROLE"),
+            std::nullopt);
   auto const silent = sharing_environment({}, installed, {}, {"/run/sluice", "cuda"});
   for (auto const* name :
        {"SLUICE_POOL_BYTES", "SLUICE_HOST_COPY_BYTES", "SLUICE_HOST_COPY_DISK_BYTES",

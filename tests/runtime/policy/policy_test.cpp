@@ -226,6 +226,7 @@ TEST(policy, every_mistake_of_an_engine_has_its_place) {
            wrong_engine{"command: [x], routes: [/a], api: openai",
                         "models[0].engine.api: is \"openai\", must be one of http"},
            wrong_engine{"command: [x], routes: [/a], start: boot", "at_boot, on_demand"},
+           wrong_engine{"command: [x], routes: [/a], memory: shared", "pool, own"},
            wrong_engine{"command: [x], routes: [/a], ready: health", "must be a path"},
            wrong_engine{"command: [x], routes: [/a], env: {1A: x}",
                         "models[0].engine.env.1A: is \"1A\", must be the name of a variable"},
@@ -241,8 +242,10 @@ TEST(policy, every_mistake_of_an_engine_has_its_place) {
        }) {
     EXPECT_THAT(of_engine(keys), ElementsAre(HasSubstr(said))) << keys;
   }
-  EXPECT_THAT(of_engine("command: [x], routes: [/a]", ", warm: {mode: always}"),
-              ElementsAre(HasSubstr("models[0].warm: has no meaning beside engine")));
+  EXPECT_THAT(of_engine("command: [x], routes: [/a], memory: own", ", warm: {mode: always}"),
+              ElementsAre(HasSubstr("models[0].warm: has no meaning beside engine.memory own")));
+  EXPECT_THAT(of_engine("command: [x], routes: [/a]", ", warm: {mode: fixed, min_idle: 1s}"),
+              ElementsAre(HasSubstr("models[0].warm.min_idle: has no meaning with mode fixed")));
   EXPECT_THAT(of_engine("command: [x], routes: [/a]", ", on_miss_predicted: reject"),
               ElementsAre(HasSubstr("on_miss_predicted: has no meaning beside engine")));
 }

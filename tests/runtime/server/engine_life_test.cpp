@@ -61,6 +61,7 @@ TEST(engine_life, without_engines_nothing_is_found_and_all_is_ready) {
 TEST(engine_life, an_engine_whose_keeper_there_is_not_refuses_with_the_reason) {
   policy::model_policy chat;
   chat.name = "chat";
+  chat.slo.latency = 1s;
   chat.engine.emplace();
   chat.engine->command = {"true"};
   chat.engine->routes = {"/v1/*"};

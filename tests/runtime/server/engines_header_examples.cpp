@@ -5,6 +5,7 @@
 #include "runtime/server/engines/engine_host.hpp"
 #include "runtime/server/engines/engine_process.hpp"
 #include "runtime/server/engines/engine_routes.hpp"
+#include "runtime/server/engines/engine_tenancy.hpp"
 #include "runtime/server/engines/readiness_probe.hpp"
 
 // An example shows what an expression is by a comment behind it.
@@ -39,6 +40,14 @@ void of_engine_routes() {
   routes.find("/v1/embeddings?x=1");
   routes.find("/v1/chat");
   routes.find("/v2");
+}
+
+void of_engine_tenancy(engine_tenancy::access const& access, pid_t keeper_pid) {
+  engine_tenancy const pool{access};
+  auto const share = pool.look(keeper_pid);
+  pool.park(share);
+  pool.look(keeper_pid).is_away();
+  pool.wake(share);
 }
 
 void of_readiness_probe(boost::asio::any_io_executor const& io, engine_address const& address) {

@@ -189,6 +189,7 @@ class heap_pool final : public memhandover::serving_pool,
     return made && made->missing_bytes > 0 ? made : std::nullopt;
   }
 
+  void gather_owed(std::chrono::steady_clock::time_point /*deadline*/) override {}
   void set_reserve(std::uint64_t bytes) override {
     std::lock_guard const lock{mutex_};
     reserve_ = bytes;

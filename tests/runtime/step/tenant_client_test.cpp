@@ -123,6 +123,7 @@ class giving_tenant {
     std::lock_guard const lock{mutex_};
     return std::exchange(demanded_, {});
   }
+  [[nodiscard]] tenant_client& client() { return *client_; }
 
  private:
   demand_answer give(std::uint32_t wanted) {
@@ -239,6 +240,54 @@ TEST(tenant_client_test, engines_give_nothing_for_the_reserve) {
   EXPECT_EQ(engine.demanded(), demands{4});
   EXPECT_EQ(server->usage().engine_bytes, 6 * chunk);
   EXPECT_EQ(server->usage().free_bytes, 0U);
+}
+
+/// As if it waited for so many, which are owed to it from now on.
+void lack(giving_tenant& who, std::atomic<std::uint32_t> memhandover::client_report::*what,
+          std::uint32_t chunks) {
+  auto& mailbox = who.client().mailbox();
+  (mailbox.*what).store(chunks);
+  mailbox.looked_ns.store(monotonic_ns());
+  mailbox.owed_ns.store(monotonic_ns());
+}
+
+TEST(tenant_client_test,
+     what_an_engine_is_short_of_is_demanded_from_jobs_then_engines_and_kept_for_it) {
+  fault_world world{"host"};
+  world.start_broker();
+  giving_tenant job{world, client_kind::training, 8};
+  giving_tenant other{world, client_kind::engine, 10};
+  giving_tenant engine{world, client_kind::engine, 6};
+  auto const server = memhandover::serving_pool::join(
+      {.runtime_dir = world.folder(), .demands_from_engines = true});
+  server->gather_owed(steady_clock::now() + 20s);
+  EXPECT_EQ(job.demanded(), demands{}) << "nothing is owed";
+  lack(engine, &memhandover::client_report::short_chunks, 9);
+  server->gather_owed(steady_clock::now() + 20s);
+  EXPECT_EQ(job.demanded(), demands{9});
+  EXPECT_EQ(other.demanded(), demands{1});
+  EXPECT_EQ(engine.demanded(), demands{});
+  lack(engine, &memhandover::client_report::short_chunks, 9);  // it looks again and again
+  EXPECT_EQ(server->usage().free_bytes, 0U) << "what is free is owed";
+  job.client().ask(9, lifetime::lasting, steady_clock::now() + 20s);
+  EXPECT_EQ(job.client().collect().size(), 0U);
+  engine.client().ask(9, lifetime::lasting, steady_clock::now() + 20s);
+  EXPECT_EQ(engine.client().collect().size(), 9U);
+}
+
+TEST(tenant_client_test, what_a_job_is_owed_is_demanded_from_engines_alone) {
+  fault_world world{"host"};
+  world.start_broker();
+  giving_tenant job{world, client_kind::training, 8};
+  giving_tenant neighbour{world, client_kind::training, 6};
+  giving_tenant engine{world, client_kind::engine, 10};
+  auto const server = memhandover::serving_pool::join(
+      {.runtime_dir = world.folder(), .demands_from_engines = true});
+  lack(job, &memhandover::client_report::parked_chunks, 12);
+  server->gather_owed(steady_clock::now() + 20s);
+  EXPECT_EQ(engine.demanded(), demands{12});
+  EXPECT_EQ(neighbour.demanded(), demands{});
+  EXPECT_EQ(job.demanded(), demands{});
 }
 
 /// Nanoseconds that this process's control thread has computed for.

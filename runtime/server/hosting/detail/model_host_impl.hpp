@@ -253,6 +253,7 @@ class model_host::impl {
   static void classify(detail::job& job, slot const& model);
   [[nodiscard]] clock::time_point ends_waiting(detail::job const& job) const;
   void give_way(clock::time_point now);
+  void gather_owed(lock_type& lock, clock::time_point now);
   void choose_who_gives_way(std::uint64_t missing_bytes);
   [[nodiscard]] std::optional<error> refuse_for_a_job(slot const& model) const;
   [[nodiscard]] std::optional<error> refuse_of_its_priority(detail::job const& job,
@@ -319,6 +320,7 @@ class model_host::impl {
   std::uint64_t kept_bytes_ = 0;
   std::optional<memhandover::owed_memory> owed_;  ///< to jobs, as of the last look
   bool some_give_way_ = false;                    ///< models, for that
+  clock::time_point next_gathering_{};            ///< of what is owed, from tenants
   std::chrono::microseconds run_ahead_{0};        ///< as published; 0: not yet
   bool busy_ = false;                             ///< the executor loads or computes for a request
   bool loading_ = false;                          ///< of these, it loads

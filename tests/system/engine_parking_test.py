@@ -1,0 +1,246 @@
+"""The example's engine, FastAPI and transformers as they are, as a tenant of the pool: parked when it is idle, woken by a request."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from engine_example_test import alone
+from host_parking_test import may_hold_pages
+from serving import Server, eventually
+
+ENGINE = Path(__file__).resolve().parents[2] / "examples" / "engine" / "server.py"
+MOUNTED = Path(__file__).with_name("mounted_engine.py")
+HOLDER = Path(__file__).with_name("holding_job.py")
+SECONDS = 280.0  # torch and transformers are read first
+PARKS = int(os.environ.get("SLUICE_TEST_PARKS", "6"))
+MIB = 1 << 20
+POOL = 192  # MiB: one engine fits, two do not
+pytestmark = [pytest.mark.deadline(560),
+              pytest.mark.skipif(not may_hold_pages(), reason="this user may not hold who touches pages (userfaultfd)")]
+
+
+def path_of(name: str) -> str:
+    return "" if name == "llama" else f"/{name}"
+
+
+def engine(name: str = "llama", *, idle: str = "mode: fixed, max_idle: 200ms", more: str = "") -> str:
+    """A line of `models`."""
+    program = f"{sys.executable}, {MOUNTED}, --path, /{name}" if name != "llama" else f"{sys.executable}, {ENGINE}"
+    return (f"  - {{name: {name}, slo: {{latency: 5s}}{', warm: {' + idle + '}' if idle else ''}, engine: {{command: [{program}, --port, "
+            f"'{{port}}'], ready: {path_of(name)}/health, routes: [{path_of(name)}/v1/*]{more}}}}}")
+
+
+@pytest.fixture
+def serve(world, monkeypatch):
+    """Starts a server with these engines and no models of a repository."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def start(*engines: str, timeout: str = "280s", memory: int = POOL, copies: int = 400, training: str = "") -> Server:
+        path = world.folder / "policy.yaml"
+        path.write_text("\n".join(["version: 1", f"server: {{request_timeout: {timeout}}}", f"pool: {{backend: host, memory: {memory}MiB}}",
+                                   f"host_copies: {{memory: {copies}MiB}}", f"training: {{{training}}}", "scheduler: {tick: 20ms}", "models:",
+                                   *engines]) + "\n", encoding="utf-8")
+        return world.serve(path)
+    return start
+
+
+def ask(server: Server, prompt: str = "Once upon a time", name: str = "llama") -> tuple[int, dict, http.client.HTTPMessage]:
+    client = http.client.HTTPConnection("127.0.0.1", int(server.url.rpartition(":")[2]), timeout=SECONDS)
+    with contextlib.closing(client):
+        client.request("POST", f"{path_of(name)}/v1/completions", json.dumps({"prompt": prompt, "max_tokens": 8}), {"Content-Type": "application/json"})
+        answer = client.getresponse()
+        return answer.status, json.loads(answer.read()), answer.headers
+
+
+def tokens(server: Server, prompt: str = "Once upon a time", name: str = "llama") -> list[int]:
+    status, answer, _ = ask(server, prompt, name)
+    assert status == 200, (answer, state(server, name))
+    return answer["choices"][0]["tokens"]
+
+
+def state(server: Server, name: str = "llama") -> dict:
+    return next(each for each in server.status()["engines"] if each["name"] == name)
+
+
+def await_state(server: Server, *wanted: str, name: str = "llama") -> dict:
+    """As long as a start may take."""
+    until = time.monotonic() + SECONDS
+    while (seen := state(server, name))["state"] not in wanted:
+        assert time.monotonic() < until, seen
+        time.sleep(0.01)
+    return seen
+
+
+def metrics(server: Server) -> str:
+    with urllib.request.urlopen(server.url + "/metrics", timeout=SECONDS) as answer:
+        return answer.read().decode()
+
+
+def assert_ledger_is_exact(world) -> dict:
+    """Who holds what is what each is said to hold."""
+    seen = world.status()
+    pool = seen["pool"]
+    assert sum(pool[f"{owner}_bytes"] for owner in ("free", "dirty", "training", "serving", "engine", "left")) == pool["bytes"]
+    for kind in ("engine", "training"):
+        assert sum(each["bytes"] for each in seen["clients"] if each["kind"] == kind) == pool[f"{kind}_bytes"]
+    return pool
+
+
+def test_an_idle_engine_is_parked_and_a_request_wakes_it(serve, world):
+    server = serve(engine())
+    first = tokens(server)
+    assert first == alone("Once upon a time")
+    parked = await_state(server, "parked")
+    assert parked["parked_bytes"] > 64 * MIB
+    assert parked["resident_bytes"] <= (parked["parked_bytes"] + parked["resident_bytes"]) // 10
+    assert world.pool()["engine_bytes"] == parked["resident_bytes"]
+    client = next(each for each in world.status()["clients"] if each["name"] == "llama")
+    assert (client["kind"], client["parking"]["parked_bytes"]) == ("engine", parked["parked_bytes"])
+    assert (parked["parks"], parked["why_not_parked"]) == (1, "")
+    # Who looks does not wake it.
+    assert server.request("/v2/models/llama/ready")[0] == 200
+    assert server.request("/v2/health/ready")[0] == 200
+    assert f'sluice_engine_parked_bytes{{engine="llama"}} {parked["parked_bytes"]}' in metrics(server)
+    assert state(server)["state"] == "parked"
+    assert tokens(server) == first
+    back = state(server)
+    assert (back["starts"], back["pid"]) == (1, parked["pid"])
+    assert back["last_wake_ms"] > 0
+    assert_ledger_is_exact(world)
+
+
+def test_answers_are_the_same_before_and_after_many_parks(serve, world):
+    server = serve(engine(idle="mode: fixed, max_idle: 0s"))
+    first = tokens(server)
+    for park in range(1, PARKS + 1):
+        eventually(lambda: state(server)["state"] == "parked" and state(server)["parks"] >= park, "it is parked again")
+        assert tokens(server) == first
+    assert state(server)["starts"] == 1
+    assert_ledger_is_exact(world)
+
+
+def test_a_request_that_meets_an_engine_on_its_way_out_is_served(serve, world):
+    server = serve(engine(idle="mode: fixed, max_idle: 0s"))
+    first = tokens(server)
+    for _ in range(PARKS):
+        await_state(server, "parking", "parked")
+        assert tokens(server) == first
+    assert state(server)["failed"] == state(server)["refused"] == 0
+    assert_ledger_is_exact(world)
+
+
+def test_one_that_is_always_warm_is_not_parked_and_one_with_memory_of_its_own_is_not_counted(serve, world):
+    server = serve(engine("warm", idle="mode: always"), engine("apart", idle="", more=", memory: own"))
+    tokens(server, name="warm")
+    tokens(server, name="apart")
+    eventually(lambda: (state(server, "warm")["resident_bytes"] or 0) > 64 * MIB, "the one is counted")
+    assert {each["name"] for each in world.status()["clients"] if each["kind"] == "engine"} == {"warm"}
+    assert state(server, "apart")["resident_bytes"] is None
+    assert state(server, "warm")["idle_timeout_s"] is None
+    assert (state(server, "warm")["state"], state(server, "warm")["parks"]) == ("ready", 0)
+
+
+def test_an_engine_killed_while_it_is_parked_is_started_again_by_the_next_request(serve, world):
+    server = serve(engine())
+    first = tokens(server)
+    parked = await_state(server, "parked")
+    os.kill(parked["pid"], signal.SIGKILL)
+    eventually(lambda: state(server)["ends"] == 1, "its end is seen")
+    eventually(lambda: world.pool()["engine_bytes"] == 0, "what it held is free")
+    assert tokens(server) == first
+    assert state(server)["starts"] == 2
+    assert_ledger_is_exact(world)
+
+
+def test_one_parked_by_hand_is_not_woken_by_requests(serve, world):
+    server = serve(engine(idle="mode: fixed, max_idle: 1h"))
+    first = tokens(server)
+    subprocess.run([world.program, "park", "llama"], check=True, capture_output=True)
+    await_state(server, "parked")
+    status, answer, _ = ask(server)
+    assert (status, "parked by an operator" in answer["error"]) == (503, True)
+    subprocess.run([world.program, "wake", "llama"], check=True, capture_output=True)
+    await_state(server, "ready")
+    assert tokens(server) == first
+
+
+@contextlib.contextmanager
+def holding(world, megabytes: int, *options: str):
+    """A job that keeps so much of the pool."""
+    job = subprocess.Popen([world.program, "run", "--require-pool", *options, "--", sys.executable, HOLDER, str(megabytes)],
+                           stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert job.stdout.readline() == b"holds\n"
+        yield job
+    finally:
+        job.stdin.close()
+        job.stdout.close()
+        job.wait(60)
+
+
+def test_a_request_for_which_there_is_no_memory_hears_why_and_the_next_is_served(serve, world):
+    server = serve(engine(more=", start: at_boot"), timeout="20s")
+    await_state(server, "parked")
+    with holding(world, POOL - 32, "--park", "never"):
+        status, answer, headers = ask(server)
+        assert status == 503, answer
+        assert "has had no" in answer["error"] and f"of the pool's {POOL} MiB training holds" in answer["error"]
+        assert int(headers["Retry-After"]) >= 1
+        await_state(server, "parked")
+    assert len(tokens(server)) == 8
+    assert state(server)["starts"] == 1
+    assert_ledger_is_exact(world)
+
+
+def test_one_killed_while_it_waits_for_memory_is_started_again_when_there_is_some(serve, world):
+    server = serve(engine())
+    first = tokens(server)
+    await_state(server, "parked")
+    with ThreadPoolExecutor(1) as client, holding(world, POOL - 32, "--park", "never"):
+        waits = client.submit(ask, server)
+        os.kill(await_state(server, "waking")["pid"], signal.SIGKILL)
+        eventually(lambda: state(server)["ends"] == 1, "its end is seen")
+    status, answer, _ = waits.result(SECONDS)
+    assert status == 503 and "cannot be started" in answer["error"] or answer["choices"][0]["tokens"] == first
+    assert tokens(server) == first
+    assert_ledger_is_exact(world)
+
+
+def test_a_job_is_parked_for_an_engine_that_is_woken_and_comes_back(serve, world):
+    server = serve(engine(idle="mode: fixed, max_idle: 1s"), training="stay: 1")
+    first = tokens(server)
+    await_state(server, "parked")
+    with holding(world, POOL - 32) as job:
+        eventually(lambda: world.job("training")["parking"]["parkable_bytes"] > 64 * MIB, "the job can be parked")
+        assert tokens(server) == first
+        assert world.job("training")["parking"]["parks"] == 1
+        await_state(server, "parked")
+        job.stdin.write(b"look\n")
+        job.stdin.flush()
+        assert job.stdout.readline() == b"as it was\n"
+    assert_ledger_is_exact(world)
+
+
+def test_two_engines_that_do_not_fit_together_take_turns(serve, world):
+    server = serve(engine("one", idle="mode: fixed, max_idle: 10m"), engine("two", idle="mode: fixed, max_idle: 10m"))
+    first = tokens(server, name="one")
+    for _ in range(3):
+        assert tokens(server, name="two") == first
+        assert_ledger_is_exact(world)
+        assert tokens(server, name="one") == first
+    for name in ("one", "two"):
+        seen = state(server, name)
+        assert (seen["failed"], seen["refused"], seen["ends"], seen["starts"]) == (0, 0, 0, 1), seen
+        eventually(lambda name=name: state(server, name)["parks"] >= 2, "it has given way twice")
+    assert_ledger_is_exact(world)
